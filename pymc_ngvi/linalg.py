@@ -1,0 +1,61 @@
+"""Dense linear algebra with guards: no explicit inverse anywhere."""
+
+import numpy as np
+
+from numpy.typing import NDArray
+from scipy import linalg as sla
+
+Array = NDArray[np.float64]
+
+
+def symmetrise(matrix: Array) -> Array:
+    """Return the symmetric part of a square matrix."""
+    symmetric: Array = 0.5 * (matrix + matrix.T)
+    return symmetric
+
+
+def cholesky(matrix: Array) -> Array | None:
+    """Return the lower Cholesky factor, or None where the matrix is not (numerically) positive definite.
+
+    Parameters
+    ----------
+    matrix : ndarray, shape (n, n)
+        Symmetric.
+
+    Returns
+    -------
+    ndarray, shape (n, n), or None
+    """
+    if not np.isfinite(matrix).all():
+        return None
+    try:
+        factor: Array = np.linalg.cholesky(matrix)
+    except np.linalg.LinAlgError:
+        return None
+    # LAPACK accepts pivots of rounding size: the solves that follow would be noise.
+    pivots = np.diag(factor)
+    if pivots.size and pivots.min() <= 1e-8 * pivots.max():
+        return None
+    return factor
+
+
+def reverse_cholesky(matrix: Array) -> Array | None:
+    """Return the upper U with ``matrix = U U^T``, or None where the matrix is not positive definite."""
+    factor = cholesky(matrix[::-1, ::-1])
+    return None if factor is None else np.ascontiguousarray(factor[::-1, ::-1])
+
+
+def solve_lower(factor: Array, rhs: Array, *, transpose: bool = False) -> Array:
+    """Solve ``factor x = rhs``, or ``factor^T x = rhs``, for a lower-triangular factor."""
+    result: Array = sla.solve_triangular(
+        factor, rhs, lower=True, trans="T" if transpose else "N", check_finite=False
+    )
+    return result
+
+
+def solve_upper(factor: Array, rhs: Array, *, transpose: bool = False) -> Array:
+    """Solve ``factor x = rhs``, or ``factor^T x = rhs``, for an upper-triangular factor."""
+    result: Array = sla.solve_triangular(
+        factor, rhs, lower=False, trans="T" if transpose else "N", check_finite=False
+    )
+    return result

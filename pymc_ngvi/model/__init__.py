@@ -1,0 +1,7 @@
+"""The only part that evaluates a PyMC model: log density, derivatives, constrained values."""
+
+from pymc_ngvi.model.graph import MissingDerivativeError
+from pymc_ngvi.model.layout import Layout, Variable
+from pymc_ngvi.model.logdensity import LogDensity
+
+__all__ = ["Layout", "LogDensity", "MissingDerivativeError", "Variable"]

@@ -1,0 +1,135 @@
+"""The graphs of a model on one flat float64 vector: log density, gradient, Hessian-vector products, outputs."""
+
+from typing import Any
+
+import pymc as pm
+import pytensor.tensor as pt
+
+from pytensor.gradient import DisconnectedType
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.replace import graph_replace, vectorize_graph
+from pytensor.graph.rewriting.utils import rewrite_graph
+from pytensor.graph.traversal import toposort
+from pytensor.scalar import Cast
+from pytensor.tensor.elemwise import Elemwise
+
+from pymc_ngvi.model.layout import Layout
+
+
+class MissingDerivativeError(ValueError):
+    """The log density of the model has no first, or no second, derivative."""
+
+
+def flat_input(layout: Layout) -> Any:
+    """Return the symbolic flat vector."""
+    return pt.vector("theta", dtype="float64", shape=(layout.n_dim,))
+
+
+def on_flat_vector(model: pm.Model, layout: Layout, outputs: list[Any], theta: Any) -> list[Any]:
+    """Return ``outputs``, functions of the value variables, as functions of the flat vector, in float64."""
+    values = {value.name: value for value in model.value_vars}
+    replacements = {values[v.value_name]: theta[v.where].reshape(v.shape) for v in layout.variables}
+    if _is_float64(outputs):
+        # The static shape of a value variable may be unknown; ours is known, and any such type fits.
+        return list(graph_replace(outputs, replacements, strict=False))
+    return _in_float64(outputs, replacements)
+
+
+def _is_float64(outputs: list[Any]) -> bool:
+    return not any(
+        getattr(var.type, "dtype", "") in ("float32", "float16")
+        for node in toposort(outputs)
+        for var in (*node.inputs, *node.outputs)
+    )
+
+
+def _in_float64(outputs: list[Any], replacements: dict[Variable, Variable]) -> list[Any]:
+    """Rebuild a graph that computes in lower precision so that it computes in float64 throughout."""
+    done: dict[Variable, Variable] = dict(replacements)
+
+    def widen(var: Variable) -> Variable:
+        if var in done:
+            return done[var]
+        if getattr(var.type, "dtype", "") not in ("float32", "float16"):
+            return var
+        if isinstance(var, Constant):
+            return pt.constant(var.data.astype("float64"))
+        return pt.cast(var, "float64")
+
+    for node in toposort(outputs):
+        if all(out in done for out in node.outputs):
+            continue
+        inputs = [widen(i) for i in node.inputs]
+        is_cast = isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Cast)
+        if is_cast and node.outputs[0].type.dtype in ("float32", "float16"):
+            done[node.outputs[0]] = pt.cast(inputs[0], "float64")
+            continue
+        new = node.clone_with_new_inputs(inputs, strict=False)
+        done.update(zip(node.outputs, new.outputs, strict=True))
+    return [done.get(out, out) for out in outputs]
+
+
+def simplify(outputs: list[Any], *, check_bounds: bool = True) -> list[Any]:
+    """Canonicalise and stabilise a graph.
+
+    Differentiating and vectorising the simplified graph rather than the raw one makes the next graphs several times
+    smaller, and so the whole compilation (epilepsy GLMM: 8.5 s to 1.1 s).
+    """
+    parameter_checks = (
+        "local_check_parameter_to_ninf_switch" if check_bounds else "local_remove_check_parameter"
+    )
+    return list(
+        rewrite_graph(
+            outputs, clone=False, include=("canonicalize", "stabilize", parameter_checks), exclude=("inplace",)
+        )
+    )
+
+
+def gradient(logp: Any, theta: Any) -> Any:
+    """Return the gradient of ``logp``; raise MissingDerivativeError naming the Op that has none."""
+    return _differentiate(logp, theta, [], "gradient", "first")
+
+
+def hessian_product(grad: Any, theta: Any, direction: Any) -> Any:
+    """Return the Hessian of log p times ``direction``, from the graph of its gradient."""
+    return _differentiate(
+        (grad * direction).sum(), theta, [direction], "Hessian-vector product", "second"
+    )
+
+
+def _differentiate(cost: Any, theta: Any, constants: list[Any], what: str, order: str) -> Any:
+    try:
+        result = pt.grad(cost, theta, consider_constant=constants, disconnected_inputs="ignore")
+    except (NotImplementedError, TypeError, AttributeError) as error:
+        raise MissingDerivativeError(
+            f"The {what} of this model's log density can't be formed: {error}. An operation in the model has no "
+            f"{order} derivative in PyTensor; rewrite that term with differentiable functions, or use pm.sample."
+        ) from error
+    if isinstance(result.type, DisconnectedType):  # a log density that does not depend on theta
+        return pt.zeros_like(theta)
+    return result
+
+
+def over_draws(outputs: list[Any], theta: Any) -> tuple[Any, list[Any]]:
+    """Vectorise functions of one flat vector over draws.
+
+    Returns
+    -------
+    matrix, outputs : the symbolic draws, (n_draws, n_dim), and the outputs with a leading axis of draws
+    """
+    matrix = pt.matrix("draws", dtype="float64", shape=(None, theta.type.shape[0]))
+    batched = vectorize_graph(outputs, {theta: matrix})
+    # What does not depend on theta comes back without the axis.
+    return matrix, [
+        b if b.type.ndim == o.type.ndim + 1 else pt.broadcast_to(b, (matrix.shape[0], *b.shape))
+        for b, o in zip(batched, outputs, strict=True)
+    ]
+
+
+def over_directions(product: Any, direction: Any) -> tuple[Any, Any]:
+    """Vectorise a Hessian-vector product at one point over directions, (n_directions, n_dim)."""
+    matrix = pt.matrix("directions", dtype="float64", shape=(None, direction.type.shape[0]))
+    batched = vectorize_graph(product, {direction: matrix})
+    if batched.type.ndim == 1:  # does not depend on the direction: a Hessian of zeros
+        batched = pt.broadcast_to(batched, (matrix.shape[0], batched.shape[0]))
+    return matrix, batched

@@ -1,0 +1,117 @@
+"""Where each variable lives in the flat unconstrained vector: names, order, shapes, dims, frozen once."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import xarray as xr
+
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One free variable.
+
+    Parameters
+    ----------
+    name : str
+        Of the random variable.
+    value_name : str
+        Of its unconstrained value variable (``sd_log__`` for ``sd``).
+    shape : tuple of int
+        Unconstrained.
+    where : slice
+        Its entries in the flat vector, in C order.
+    dims : tuple of str, or None
+        Named dimensions, where the unconstrained shape is the constrained one.
+    """
+
+    name: str
+    value_name: str
+    shape: tuple[int, ...]
+    where: slice
+    dims: tuple[str, ...] | None
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return self.where.stop - self.where.start
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The free variables of a model, in the order of ``model.value_vars``.
+
+    Parameters
+    ----------
+    variables : tuple of Variable
+    coords : dict
+        Coordinate values of every named dimension of the model.
+    """
+
+    variables: tuple[Variable, ...]
+    coords: dict[str, NDArray[Any]]
+
+    @classmethod
+    def from_model(cls, model: pm.Model, point: dict[str, NDArray[Any]]) -> "Layout":
+        """Freeze the layout of ``model``; ``point`` is an initial point, of which only the shapes count."""
+        variables, start = [], 0
+        for value in model.value_vars:
+            rv = model.values_to_rvs[value]
+            shape = tuple(np.shape(point[value.name]))
+            size = int(np.prod(shape, dtype=int))
+            dims = model.named_vars_to_dims.get(rv.name)
+            lengths = [None if d is None else len(_coord(model, d)) for d in dims or ()]
+            named = dims is not None and None not in dims and tuple(lengths) == shape
+            variables.append(
+                Variable(
+                    rv.name, value.name, shape, slice(start, start + size), tuple(dims) if named else None
+                )
+            )
+            start += size
+        coords = {d: _coord(model, d) for d in model.coords}
+        return cls(tuple(variables), coords)
+
+    @property
+    def n_dim(self) -> int:
+        """Length of the flat vector."""
+        return self.variables[-1].where.stop if self.variables else 0
+
+    def flatten(self, point: dict[str, Any]) -> NDArray[np.float64]:
+        """Join unconstrained values, by value name, to the flat vector."""
+        parts = [np.ravel(np.asarray(point[v.value_name], dtype=np.float64)) for v in self.variables]
+        return np.concatenate(parts) if parts else np.empty(0)
+
+    def unflatten(self, theta: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+        """Split vectors, (..., n_dim), to unconstrained values by value name, (..., *shape)."""
+        lead = theta.shape[:-1]
+        return {v.value_name: theta[..., v.where].reshape(lead + v.shape) for v in self.variables}
+
+    def label(self, index: int) -> str:
+        """Return the name of one flat coordinate: ``beta[3]``, ``sd_log__[0]``."""
+        for v in self.variables:
+            if v.where.start <= index < v.where.stop:
+                if not v.shape:
+                    return v.value_name
+                position = np.unravel_index(index - v.where.start, v.shape)
+                return f"{v.value_name}[{', '.join(str(int(i)) for i in position)}]"
+        raise IndexError(f"coordinate {index} is outside 0..{self.n_dim - 1}")
+
+    def to_dataset(self, vector: NDArray[np.float64]) -> xr.Dataset:
+        """Return a flat vector as an xarray Dataset by value name, with dims and coords where they are named."""
+        data = {}
+        for v in self.variables:
+            coords = {d: self.coords[d] for d in v.dims} if v.dims else None
+            data[v.value_name] = xr.DataArray(
+                vector[v.where].reshape(v.shape), dims=v.dims, coords=coords, name=v.value_name
+            )
+        return xr.Dataset(data)
+
+
+def _coord(model: pm.Model, dim: str) -> NDArray[Any]:
+    values = model.coords.get(dim)
+    if values is None:
+        return np.arange(int(model.dim_lengths[dim].eval()))
+    return np.asarray(values)

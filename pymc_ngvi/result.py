@@ -1,0 +1,76 @@
+"""What a fit reports of itself."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pymc_ngvi.status import Status
+
+
+class Elbo(NamedTuple):
+    """Evidence lower bound, estimated on draws that had no part in the fit.
+
+    Parameters
+    ----------
+    value : float
+        In nats.
+    se : float
+        Monte Carlo standard error.
+    """
+
+    value: float
+    se: float
+
+    def __str__(self) -> str:
+        """Return ``-625.61 +- 0.01``."""
+        return f"{self.value:,.2f} +- {self.se:.2f}"
+
+
+@dataclass(frozen=True)
+class FitRecord:
+    """Outcome of a fit.
+
+    Parameters
+    ----------
+    status : Status
+    elbo : Elbo
+    gap : float
+        Nats of ELBO that the estimate on fresh draws says are still to be gained in this family, at least 0.
+    n_iterations : int
+    n_gradients, n_hessians : int
+        Draws at which the gradient, and the Hessian, of log p were evaluated.
+    n_dropped : int
+        Draws left out because log p or its gradient was not finite there.
+    compile_seconds, run_seconds : float
+        Wall-clock time for building and compiling graphs, and for the rest of the fit.
+    family, update, estimator, step, backend : str
+        What was used.
+    """
+
+    status: Status
+    elbo: Elbo
+    gap: float
+    n_iterations: int
+    n_gradients: int
+    n_hessians: int
+    n_dropped: int
+    compile_seconds: float
+    run_seconds: float
+    family: str
+    update: str
+    estimator: str
+    step: str
+    backend: str
+
+    @property
+    def converged(self) -> bool:
+        """Whether the fit stopped because it had converged."""
+        return self.status is Status.CONVERGED
+
+    def closing_line(self) -> str:
+        """Return the outcome in one line."""
+        return (
+            f"{self.status.label[0].upper()}{self.status.label[1:]}: ELBO {self.elbo}, "
+            f"gap {self.gap:.3f} nats, {self.n_iterations:,} iterations, {self.n_gradients:,} gradients, "
+            f"{self.n_hessians:,} Hessians, {self.compile_seconds:.1f} s compiling + {self.run_seconds:.1f} s "
+            f"running ({self.family} family, {self.backend} backend)."
+        )
