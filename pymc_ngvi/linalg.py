@@ -1,5 +1,7 @@
 """Dense linear algebra with guards: no explicit inverse anywhere."""
 
+import os
+
 import numpy as np
 
 from numpy.typing import NDArray
@@ -47,15 +49,36 @@ def reverse_cholesky(matrix: Array) -> Array | None:
 
 def solve_lower(factor: Array, rhs: Array, *, transpose: bool = False) -> Array:
     """Solve ``factor x = rhs``, or ``factor^T x = rhs``, for a lower-triangular factor."""
-    result: Array = sla.solve_triangular(
-        factor, rhs, lower=True, trans="T" if transpose else "N", check_finite=False
-    )
+    result: Array = sla.solve_triangular(factor, rhs, lower=True, trans="T" if transpose else "N", check_finite=False)
     return result
 
 
 def solve_upper(factor: Array, rhs: Array, *, transpose: bool = False) -> Array:
     """Solve ``factor x = rhs``, or ``factor^T x = rhs``, for an upper-triangular factor."""
-    result: Array = sla.solve_triangular(
-        factor, rhs, lower=False, trans="T" if transpose else "N", check_finite=False
-    )
+    result: Array = sla.solve_triangular(factor, rhs, lower=False, trans="T" if transpose else "N", check_finite=False)
     return result
+
+
+def check_memory(needed: int, family: str, n_dim: int, families: list[str]) -> None:
+    """Raise MemoryError before allocating what does not fit in this machine's memory.
+
+    Parameters
+    ----------
+    needed : int
+        Bytes.
+    family, n_dim
+        Of the approximation, for the message.
+    families : list of str
+        All there are.
+    """
+    try:
+        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not a POSIX system: let the allocation itself decide
+        return
+    if needed > 0.8 * available:
+        others = ", ".join(repr(name) for name in families if name != family)
+        raise MemoryError(
+            f"A {family!r} approximation in {n_dim:,} dimensions needs about {needed / 2**30:,.1f} GiB, and this "
+            f"machine has {available / 2**30:,.1f} GiB. Use another family ({others}): family='diagonal' needs a few "
+            "vectors only, and ignores correlations."
+        )

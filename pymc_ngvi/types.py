@@ -79,6 +79,11 @@ class VariationalState(Protocol):
 class GaussianState(VariationalState, Protocol):
     """A Gaussian q that can whiten: what estimators and updates work with."""
 
+    @property
+    def exact_metric(self) -> bool:
+        """Whether the Fisher information is the curvature of the ELBO at the optimum for every Gaussian target."""
+        ...
+
     def entropy(self) -> float:
         """Return -E_q[log q]."""
         ...
@@ -125,6 +130,12 @@ class BaseDraws:
         size = self.n_draws // self.n_replicates
         return [slice(r * size, (r + 1) * size) for r in range(self.n_replicates)]
 
+    def pairs(self) -> NDArray[np.intp]:
+        """Return the rows of each pair z, -z: (n_draws / 2, 2)."""
+        half = self.n_draws // self.n_replicates // 2
+        first = np.concatenate([np.arange(rows.start, rows.start + half) for rows in self.replicates()])
+        return np.stack([first, first + half], axis=1)
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -166,6 +177,8 @@ class Moments:
         What ``gap`` would be on average, by Monte Carlo noise alone, at the optimum.
     floor_sd : float
         Standard deviation of ``gap - floor`` there.
+    replicates : ndarray, shape (n_replicates, n_params), or None
+        Natural gradient of each replicate, kept by families for which it is a few vectors.
     """
 
     grad: Array
@@ -175,14 +188,13 @@ class Moments:
     gap: float
     floor: float
     floor_sd: float
+    replicates: Array | None = None
 
 
 class Estimator(Protocol):
     """Estimates the moments of a state from an evaluation at its draws."""
 
-    def __call__(
-        self, target: TargetDensity, state: Any, base: BaseDraws, evaluation: Evaluation
-    ) -> Moments:
+    def __call__(self, target: TargetDensity, state: Any, base: BaseDraws, evaluation: Evaluation) -> Moments:
         """Return the whitened moments."""
         ...
 

@@ -15,9 +15,7 @@ import numpy as np
 from pymc_ngvi.types import Array, BaseDraws, Evaluation, GaussianState, Moments, TargetDensity
 
 
-def price(
-    target: TargetDensity, state: GaussianState, base: BaseDraws, evaluation: Evaluation
-) -> Moments:
+def price(target: TargetDensity, state: GaussianState, base: BaseDraws, evaluation: Evaluation) -> Moments:
     """Estimate whitened gradient and curvature with Hessian-vector products at every draw.
 
     Parameters
@@ -85,6 +83,7 @@ def summarise(state: GaussianState, grads: Array, curvatures: Array) -> Moments:
         gap=0.5 * float(mean_u @ mean_u),
         floor=floor,
         floor_sd=floor_sd,
+        replicates=None if state.exact_metric else u,
     )
 
 

@@ -26,6 +26,7 @@ class DiagonalState:
     scale: Array
 
     n_uniform = 0
+    exact_metric = False
 
     @classmethod
     def from_scale(cls, location: Array, scale: Array) -> Self:
@@ -59,9 +60,7 @@ class DiagonalState:
     def log_density(self, theta: Array) -> Array:
         """Return log q at the rows of ``theta``."""
         z = (theta - self.location) / self.scale
-        result: Array = (
-            -0.5 * np.sum(z * z, axis=-1) - np.sum(np.log(self.scale)) - 0.5 * self.n_dim * LOG_2PI
-        )
+        result: Array = -0.5 * np.sum(z * z, axis=-1) - np.sum(np.log(self.scale)) - 0.5 * self.n_dim * LOG_2PI
         return result
 
     def mean(self) -> Array:

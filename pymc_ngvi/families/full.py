@@ -27,6 +27,7 @@ class FullState:
     factor: Array
 
     n_uniform = 0
+    exact_metric = True
 
     @classmethod
     def from_scale(cls, location: Array, scale: Array) -> Self:

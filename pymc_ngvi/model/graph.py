@@ -75,9 +75,7 @@ def simplify(outputs: list[Any], *, check_bounds: bool = True) -> list[Any]:
     Differentiating and vectorising the simplified graph rather than the raw one makes the next graphs several times
     smaller, and so the whole compilation (epilepsy GLMM: 8.5 s to 1.1 s).
     """
-    parameter_checks = (
-        "local_check_parameter_to_ninf_switch" if check_bounds else "local_remove_check_parameter"
-    )
+    parameter_checks = "local_check_parameter_to_ninf_switch" if check_bounds else "local_remove_check_parameter"
     return list(
         rewrite_graph(
             outputs, clone=False, include=("canonicalize", "stabilize", parameter_checks), exclude=("inplace",)
@@ -92,9 +90,7 @@ def gradient(logp: Any, theta: Any) -> Any:
 
 def hessian_product(grad: Any, theta: Any, direction: Any) -> Any:
     """Return the Hessian of log p times ``direction``, from the graph of its gradient."""
-    return _differentiate(
-        (grad * direction).sum(), theta, [direction], "Hessian-vector product", "second"
-    )
+    return _differentiate((grad * direction).sum(), theta, [direction], "Hessian-vector product", "second")
 
 
 def _differentiate(cost: Any, theta: Any, constants: list[Any], what: str, order: str) -> Any:

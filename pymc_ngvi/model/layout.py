@@ -66,9 +66,7 @@ class Layout:
             lengths = [None if d is None else len(_coord(model, d)) for d in dims or ()]
             named = dims is not None and None not in dims and tuple(lengths) == shape
             variables.append(
-                Variable(
-                    rv.name, value.name, shape, slice(start, start + size), tuple(dims) if named else None
-                )
+                Variable(rv.name, value.name, shape, slice(start, start + size), tuple(dims) if named else None)
             )
             start += size
         coords = {d: _coord(model, d) for d in model.coords}

@@ -21,6 +21,8 @@ from pymc_ngvi.types import Array
 _EXPECTED_GRADIENTS, _EXPECTED_HESSIANS = 1_600, 1_200
 #: Elements of a temporary in one batch: past this, temporaries leave the cache and NumPy slows down.
 _BATCH_ELEMENTS = 2**16
+#: Elements of the largest intermediate times the dimension, below which one thread does best.
+_SMALL = 1_000_000
 
 
 class LogDensity:
@@ -70,9 +72,7 @@ class LogDensity:
     (1, 3)
     """
 
-    def __init__(
-        self, model: pm.Model, backend: str = "auto", compile_kwargs: dict[str, Any] | None = None
-    ) -> None:
+    def __init__(self, model: pm.Model, backend: str = "auto", compile_kwargs: dict[str, Any] | None = None) -> None:
         _check_backend(backend, compile_kwargs)
         check_model(model)
         start = time.perf_counter()
@@ -108,6 +108,11 @@ class LogDensity:
     def batch_size(self) -> int:
         """Draws evaluated in one call."""
         return int(np.clip(_BATCH_ELEMENTS // max(self._cost.widest, 1), 1, 64))
+
+    @property
+    def is_small(self) -> bool:
+        """Whether a batch is too little work to share among threads."""
+        return self._cost.widest * self.n_dim < _SMALL
 
     def initial_point(self) -> Array:
         """Return the model's initial point, flat and unconstrained, (n_dim,)."""

@@ -1,9 +1,13 @@
-r"""The default step rule: full natural steps with back-tracking, on draws that are fixed, then multiplied.
+r"""The default step rule: no learning rate, few draws, a stop rule in nats.
 
-On a set of base draws the problem is deterministic: steps of size 1 are taken while the ELBO on those draws does not
-fall, smaller ones where it would. When what is left to gain on these draws is below their sampling error, the set is
-replaced by a fresh one four times as large. Fresh draws had no part in reaching the state: the gap measured on them,
-less its noise floor, is an honest estimate of what is still to be gained, and decides when to stop.
+Far from the optimum, the problem is solved on one small set of base draws, where it is deterministic: natural steps of
+size 1 are taken while the ELBO on these draws does not fall, smaller ones where it would, until what is left to gain is
+below the sampling error of the set.
+
+Near it, each set of draws is fresh and serves for one step of size S / (N + S), where N counts the draws behind the
+current state: the result is as accurate as if all draws so far had been used together. Since fresh draws had no part in
+reaching the state, the gap measured on them, less its noise floor, is an honest estimate of what is still to be gained.
+It decides when to stop.
 """
 
 from dataclasses import dataclass, replace
@@ -11,20 +15,41 @@ from typing import Any
 
 import numpy as np
 
+from numpy.typing import NDArray
+
 from pymc_ngvi.draws import antithetic_draws
 from pymc_ngvi.status import Status
+from pymc_ngvi.steps.secant import (
+    Pair,
+    correct,
+    moments_of,
+    natural_gradient,
+    rescaled_gap,
+    trusted,
+)
 from pymc_ngvi.types import Array, BaseDraws, Estimator, Evaluation, Moments, TargetDensity, Update
 
-#: Whitened mean (sds) and diagonal curvature that a converged coordinate may be off by.
+#: Whitened error of mean and of diagonal curvature that a converged coordinate may have.
 _MAX_MEAN_ERROR, _MAX_CURVATURE_ERROR = 0.1, 0.2
-#: Nats per dimension that a converged fit may lack: a root-mean-square error of .03 sd in the mean.
-_TOL_PER_DIM, _TOL_LEAST = 5e-4, 2e-3
-#: Draws are multiplied by this when a level is solved.
+#: At the default tolerance: nats per dimension that a converged fit may lack (a root-mean-square error of .03 sd in
+#: the mean), and the nats below which nothing is asked.
+_TOL_PER_DIM, _TOL_LEAST = 1e-2, 4e-2
+#: Whitened errors, and nats, below which the fit counts as near the optimum.
+_NEAR_ERROR, _NEAR_NATS, _NEAR_NATS_PER_DIM = 0.6, 0.5, 0.01
+#: Draws below which a solved set is followed by one four times as large.
+_FEW_DRAWS = 32
 _GROWTH = 4
-#: Step sizes tried before a level counts as solved as far as it can be.
-_MAX_HALVINGS = 12
-#: Rounds of fresh draws at `max_draws` before the fit gives up on certifying its result.
-_MAX_ROUNDS = 3
+_MAX_HALVINGS = 10
+#: Sets of `max_draws` fresh draws after which the fit gives up on certifying its result.
+_MAX_ROUNDS = 4
+#: Ratio of successive gaps above which averaging counts as creeping: where the metric is exact, and where it is not.
+_CREEPING, _CREEPING_INEXACT = 1.0, 0.6
+#: Steps kept for the secant correction: where it serves only the last stretch, and where it is always needed.
+_N_PAIRS, _N_PAIRS_INEXACT = 3, 12
+#: Random streams from here on serve only to assess states, never to move them.
+_ASSESSMENT_LEVEL = 1_000_000
+#: Accepted steps in a row that gain nothing, after which the set counts as solved.
+_MAX_IDLE = 3
 
 
 @dataclass(frozen=True)
@@ -33,7 +58,7 @@ class AdaptiveState:
 
     Parameters
     ----------
-    q : VariationalState
+    q : GaussianState
     level : int
         Sets of draws used so far; names the random stream of the current one.
     base : BaseDraws
@@ -41,12 +66,22 @@ class AdaptiveState:
         At the draws of ``q``.
     moments : Moments
         There.
-    step_size : float
-        To be tried next.
     fresh : bool
         ``base`` had no part in reaching ``q``.
+    step_size : float
+        The last one accepted.
+    next_step_size : float
+        To be tried next on a fixed set.
+    n_pooled : int
+        Draws behind ``q``, while steps are averaged; 0 while a fixed set is being solved.
+    pairs : tuple of Pair
+        Recent steps, for the secant correction.
+    learned : bool
+        A step on a fixed set near the optimum was looked at for it.
     rounds : int
         Sets of fresh draws tried at the largest size.
+    idle : int
+        Accepted steps in a row that gained nothing.
     stalled : bool
         The last line search found no acceptable step.
     n_dropped : int
@@ -58,9 +93,14 @@ class AdaptiveState:
     base: BaseDraws
     evaluation: Evaluation
     moments: Moments
-    step_size: float
-    fresh: bool
+    fresh: bool = True
+    step_size: float = 1.0
+    next_step_size: float = 1.0
+    n_pooled: int = 0
+    pairs: tuple[Pair, ...] = ()
+    learned: bool = False
     rounds: int = 0
+    idle: int = 0
     stalled: bool = False
     n_dropped: int = 0
 
@@ -71,8 +111,13 @@ class AdaptiveState:
 
     @property
     def gap(self) -> float:
-        """Estimated nats of ELBO still to be gained, corrected for noise, at least 0."""
+        """Estimated nats of ELBO still to be gained, at least 0; corrected for noise on fresh draws."""
         return max(self.moments.gap - self.moments.floor, 0.0) if self.fresh else self.moments.gap
+
+    @property
+    def n_draws(self) -> int:
+        """Draws in use."""
+        return self.base.n_draws
 
 
 class Adaptive:
@@ -81,13 +126,13 @@ class Adaptive:
     Parameters
     ----------
     target : TargetDensity
-    update : callable
-    estimator : callable
+    update, estimator : callable
+        Rows of the registries.
     seed : int
         Of the base draws.
     tol : float, default 0.05
-        Stop when the nats still to be gained, with two standard deviations of their estimate, are below this (and
-        below .0005 per dimension, but never less than .002 is asked).
+        Stop when the nats still to be gained, with two standard deviations of their estimate, are below this (for
+        d < 100 dimensions: below ``tol * max(d, 4) / 100``), and no coordinate is off by much.
     n_draws, max_draws : int
         Sizes of the first and of the largest set of draws, powers of 2.
     """
@@ -101,15 +146,15 @@ class Adaptive:
         seed: int,
         tol: float = 0.05,
         n_draws: int = 8,
-        max_draws: int = 2048,
+        max_draws: int = 1024,
     ) -> None:
         self._target = target
         self._update = update
         self._estimator = estimator
         self._seed = seed
-        self._tol = min(tol, max(_TOL_PER_DIM * target.n_dim * tol / 0.05, _TOL_LEAST * tol / 0.05))
+        self._tol = tol * min(1.0, max(_TOL_PER_DIM * target.n_dim, _TOL_LEAST))
         self._n_draws = n_draws
-        self._max_draws = max_draws
+        self._max_draws = max(max_draws, n_draws)
 
     def evaluate(self, q: Any, base: BaseDraws) -> Evaluation:
         """Evaluate log p and its gradient at the draws of ``q``."""
@@ -124,79 +169,193 @@ class Adaptive:
         rng = np.random.default_rng([self._seed, level])
         return antithetic_draws(n_draws, self._target.n_dim, rng)
 
+    def first_evaluation(self, q: Any) -> Evaluation:
+        """Evaluate a starting state on the first base draws."""
+        return self.evaluate(q, self.base_draws(0, self._n_draws))
+
     def init(self, q: Any) -> AdaptiveState:
         """Return the state before the first iteration."""
         base = self.base_draws(0, self._n_draws)
         evaluation = self.evaluate(q, base)
+        n_dropped = int((~evaluation.finite).sum())
         moments = self._estimator(self._target, q, base, evaluation)
-        return AdaptiveState(
-            q, 0, base, evaluation, moments, 1.0, fresh=True, n_dropped=int((~evaluation.finite).sum())
-        )
+        return AdaptiveState(q, 0, base, evaluation, moments, n_dropped=n_dropped)
 
     def step(self, state: AdaptiveState) -> AdaptiveState:
-        """Take one step, and go to fresh draws if that solves the problem on the current ones."""
-        q, evaluation, step_size = self._line_search(state)
-        if q is None:
-            return self._redraw(replace(state, stalled=True, step_size=1.0))
-        moved = replace(
-            state, q=q, evaluation=evaluation, stalled=False, fresh=False, step_size=min(1.0, 4 * step_size)
-        )
-        # After a full step from within the sampling error, what is left on these draws is far below it.
-        if step_size == 1.0 and state.moments.gap <= 2.0 * max(state.moments.floor, 0.1 * self._tol):
-            return self._redraw(moved)
-        moments = self._estimator(self._target, q, state.base, evaluation)
-        return replace(moved, moments=moments)
+        """Take one step."""
+        if state.fresh and state.n_pooled and state.learned and self._is_near(state.moments, state.gap):
+            averaged = self._average(state)
+            if averaged is not None:
+                return averaged
+        return self._solve(replace(state, n_pooled=0))
 
     def terminate(self, state: AdaptiveState) -> Status | None:
         """Return why to stop, or None to go on."""
         if not state.fresh:
             return None
         m = state.moments
-        gap_met = m.gap - m.floor + 2.0 * m.floor_sd < self._tol
-        mean_met = np.max(np.abs(m.grad) - 2.0 * m.grad_se, initial=0.0) <= _MAX_MEAN_ERROR
-        error = np.abs(_diagonal(m.curvature) - 1.0) - 2.0 * m.curvature_se
-        curvature_met = np.max(error, initial=0.0) <= _MAX_CURVATURE_ERROR
-        if gap_met and mean_met and curvature_met:
-            return Status.CONVERGED
-        if state.rounds > _MAX_ROUNDS:
+        # A set that is its own first use certifies nothing unless its size lets the noise be judged.
+        if state.n_draws >= _FEW_DRAWS or m.floor_sd == 0.0:
+            gap_met = m.gap - m.floor + 2.0 * m.floor_sd < self._tol
+            mean_met = np.max(np.abs(m.grad) - 2.0 * m.grad_se, initial=0.0) <= _MAX_MEAN_ERROR
+            curvature_error = np.abs(_diagonal(m.curvature) - 1.0) - 2.0 * m.curvature_se
+            if gap_met and mean_met and np.max(curvature_error, initial=0.0) <= _MAX_CURVATURE_ERROR:
+                return Status.CONVERGED
+        if state.rounds >= _MAX_ROUNDS:
             return Status.STALLED if state.stalled else Status.NOISE_LIMITED
         return None
 
-    def _redraw(self, state: AdaptiveState) -> AdaptiveState:
-        n_draws = min(state.base.n_draws * _GROWTH, self._max_draws)
-        at_limit = state.base.n_draws >= self._max_draws
-        base = self.base_draws(state.level + 1, n_draws)
-        evaluation = self.evaluate(state.q, base)
-        return replace(
-            state,
-            level=state.level + 1,
-            base=base,
-            evaluation=evaluation,
-            moments=self._estimator(self._target, state.q, base, evaluation),
-            fresh=True,
-            rounds=state.rounds + at_limit,
-            n_dropped=state.n_dropped + int((~evaluation.finite).sum()),
-        )
+    def assess(self, state: AdaptiveState) -> tuple[Array, Array, NDArray[np.intp], float]:
+        """Evaluate a state on draws that had no part in reaching it.
 
-    def _line_search(self, state: AdaptiveState) -> tuple[Any, Evaluation, float]:
+        Returns
+        -------
+        theta : ndarray, shape (n_draws, n_dim)
+        logp : ndarray, shape (n_draws,)
+        pairs : ndarray of int, shape (n_draws / 2, 2)
+            Rows of each antithetic pair.
+        gap : float
+        """
+        if not state.fresh:
+            state = self._redraw(replace(state, level=_ASSESSMENT_LEVEL + state.level), max(state.n_draws, _FEW_DRAWS))
+        return state.evaluation.theta, state.evaluation.logp, state.base.pairs(), state.gap
+
+    def reopen(self, state: AdaptiveState) -> AdaptiveState:
+        """Return a state in which a fit that gave up may try again."""
+        return replace(state, rounds=0)
+
+    # --- near the optimum: one step from each fresh set -----------------------------------------------------------
+
+    def _average(self, state: AdaptiveState) -> AdaptiveState | None:
+        """Take the step that pools this set with all before it; None where it is not valid."""
+        n_pooled = state.n_pooled + state.n_draws
+        rho = state.n_draws / n_pooled
+        _, moments = self._corrected(state)
+        q = self._update(state.q, moments, rho, False)
+        if q is None:
+            return None
+        # Draws that the certificate needs: two standard deviations of the gap's estimate within 40 % of the tolerance.
+        needed = state.n_draws * 5.0 * state.moments.floor_sd / self._tol
+        n_draws = min(n_pooled, max(needed, _FEW_DRAWS), self._max_draws)
+        moved = replace(state, q=q, n_pooled=n_pooled, step_size=rho, stalled=False)
+        new = self._redraw(moved, int(2 ** np.floor(np.log2(n_draws))))
+        # Shrinking steps can't finish what a full step leaves over: then the set is worth solving, and learning from.
+        ratio = _CREEPING if state.q.exact_metric else _CREEPING_INEXACT
+        creeps = new.gap > ratio * state.gap + 2.0 * new.moments.floor_sd
+        return replace(new, n_pooled=0) if creeps else new
+
+    # --- far from it: many steps on one set -----------------------------------------------------------------------
+
+    def _solve(self, state: AdaptiveState) -> AdaptiveState:
+        """Take one back-tracked step on the current set; go to a fresh one if that solves it."""
+        direction, moments = self._corrected(state)
+        corrected = moments is not state.moments
+        first = 1.0 if corrected else state.next_step_size
+        q, evaluation, rho = self._line_search(state, moments, first)
+        if q is None and corrected:
+            direction = natural_gradient(state.q, state.moments)
+            state = replace(state, pairs=())
+            q, evaluation, rho = self._line_search(state, state.moments, 1.0)
+        if q is None:
+            return self._next_set(replace(state, stalled=True, next_step_size=1.0))
+        gained = evaluation.elbo - state.elbo > 0.02 * self._tol
+        moved = replace(
+            state,
+            q=q,
+            evaluation=evaluation,
+            fresh=False,
+            stalled=False,
+            step_size=rho,
+            next_step_size=min(1.0, 4.0 * rho),
+            idle=0 if gained else state.idle + 1,
+        )
+        # After a full step from within the sampling error, what is left on this set is far below it.
+        if (rho == 1.0 and state.learned and self._is_solved(state.moments)) or moved.idle >= _MAX_IDLE:
+            return self._next_set(moved)
+        moved = self._learn(state, replace(moved, moments=self._moments(moved)), rho * direction)
+        return self._next_set(moved) if self._is_solved(moved.moments) else moved
+
+    def _line_search(self, state: AdaptiveState, moments: Moments, first: float) -> tuple[Any, Evaluation, float]:
         """Halve the step until the ELBO on the current draws does not fall and no more draws are lost."""
-        rho = state.step_size
+        rho = first
         for _ in range(_MAX_HALVINGS):
-            q = self._update(state.q, state.moments, rho, True)
+            q = self._update(state.q, moments, rho, True)
             if q is not None:
                 evaluation = self.evaluate(q, state.base)
-                if self._accept(state, evaluation):
+                if self._accepts(state, evaluation):
                     return q, evaluation, rho
             rho /= 2
         return None, state.evaluation, rho
 
-    def _accept(self, state: AdaptiveState, new: Evaluation) -> bool:
+    def _accepts(self, state: AdaptiveState, new: Evaluation) -> bool:
         old = state.evaluation
         if not np.isfinite(new.elbo) or (~new.finite).sum() > (~old.finite).sum():
             return False
         # Within the sampling error the fixed point of the update and the maximum on these draws need not agree.
-        slack = 1e-9 * abs(old.elbo) + min(0.5 * state.moments.floor, 0.5 * self._tol)
+        slack = 1e-9 * abs(old.elbo) + 0.5 * min(state.moments.floor, self._tol)
         return new.elbo >= old.elbo - slack
+
+    def _next_set(self, state: AdaptiveState) -> AdaptiveState:
+        """Go to fresh draws after a set is solved, or as far solved as it can be."""
+        n_draws = state.n_draws
+        near = self._is_near(state.moments, state.moments.gap) and not state.stalled
+        grows = n_draws < _FEW_DRAWS or not near
+        larger = min(n_draws * _GROWTH, self._max_draws) if grows else n_draws
+        return self._redraw(replace(state, n_pooled=n_draws, idle=0), larger)
+
+    def _redraw(self, state: AdaptiveState, n_draws: int) -> AdaptiveState:
+        level = state.level + 1
+        base = self.base_draws(level, n_draws)
+        evaluation = self.evaluate(state.q, base)
+        drawn = replace(
+            state,
+            level=level,
+            base=base,
+            evaluation=evaluation,
+            fresh=True,
+            rounds=state.rounds + (n_draws >= self._max_draws),
+            n_dropped=state.n_dropped + int((~evaluation.finite).sum()),
+        )
+        return replace(drawn, moments=self._moments(drawn))
+
+    def _moments(self, state: AdaptiveState) -> Moments:
+        moments = self._estimator(self._target, state.q, state.base, state.evaluation)
+        return rescaled_gap(moments, state.pairs)
+
+    # --- the secant correction ------------------------------------------------------------------------------------
+
+    def _corrected(self, state: AdaptiveState) -> tuple[Array, Moments]:
+        """Return the natural gradient and the moments that give it, corrected by recent steps where that serves."""
+        gradient = natural_gradient(state.q, state.moments)
+        if state.pairs and (not state.q.exact_metric or self._is_near(state.moments, state.gap)):
+            direction = correct(state.pairs, gradient)
+            if direction @ gradient > 0.0:
+                return direction, moments_of(state.q, state.moments, direction)
+        return gradient, state.moments
+
+    def _learn(self, old: AdaptiveState, new: AdaptiveState, step: Array) -> AdaptiveState:
+        """Remember a step on a fixed set; far from the optimum only where the metric is not exact."""
+        exact = old.q.exact_metric
+        if exact and not self._is_near(old.moments, old.moments.gap):
+            return new
+        new = replace(new, learned=True)
+        if exact and new.moments.gap > 2.0 * old.moments.gap:
+            return replace(new, pairs=())
+        change = natural_gradient(old.q, old.moments) - natural_gradient(new.q, new.moments)
+        pair = Pair(step, change)
+        if not trusted(pair, exact_metric=exact):
+            return new
+        return replace(new, pairs=(*new.pairs, pair)[-(_N_PAIRS if exact else _N_PAIRS_INEXACT) :])
+
+    def _is_near(self, moments: Moments, gap: float) -> bool:
+        return (
+            gap < max(_NEAR_NATS, _NEAR_NATS_PER_DIM * self._target.n_dim)
+            and np.max(np.abs(moments.grad), initial=0.0) < _NEAR_ERROR
+            and np.max(np.abs(_diagonal(moments.curvature) - 1.0), initial=0.0) < _NEAR_ERROR
+        )
+
+    def _is_solved(self, moments: Moments) -> bool:
+        return moments.gap <= max(moments.floor, 0.1 * self._tol)
 
 
 def _diagonal(curvature: Array) -> Array:

@@ -128,11 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def missing_seeds(records: Records, model: str, options: argparse.Namespace) -> list[int]:
     """Return the seeds of a data set that are not in the results yet."""
-    done = {
-        int(row["seed"])
-        for row in records.read()
-        if (row["run_id"], row["model"]) == (options.run_id, model)
-    }
+    done = {int(row["seed"]) for row in records.read() if (row["run_id"], row["model"]) == (options.run_id, model)}
     return [seed for seed in range(1, options.seeds + 1) if seed not in done]
 
 
@@ -167,9 +163,7 @@ def fit(model: pm.Model, **kwargs: object) -> tuple[Approximation, float]:
     return approx, time.perf_counter() - start
 
 
-def assess(
-    approx: Approximation, seed: int, model: pm.Model, reference: measure.Reference
-) -> dict[str, object]:
+def assess(approx: Approximation, seed: int, model: pm.Model, reference: measure.Reference) -> dict[str, object]:
     """Return ELBO, errors of the moments and the run's own statements, as columns."""
     theta = approx.draw_flat(ELBO_DRAWS, random_seed=FRESH_SEED + seed)
     estimate = Estimate.of(approx.log_p(theta) - approx.log_q(theta))
@@ -283,9 +277,7 @@ def _elbo_line(values: Array, asked: float | None) -> str:
         return _table_line("ELBO", "-", values, ".3f", "-", None)
     enough = values >= asked - ELBO_SLACK
     met = bool(values.mean() >= asked and enough.all())
-    return _table_line(
-        "ELBO", f">= {asked:.2f}, each - {ELBO_SLACK:g}", values, ".3f", _count(enough), met
-    )
+    return _table_line("ELBO", f">= {asked:.2f}, each - {ELBO_SLACK:g}", values, ".3f", _count(enough), met)
 
 
 def _line_at_most(name: str, values: Array, asked: float | None, form: str) -> str:
@@ -302,9 +294,7 @@ def _share_line(name: str, fulfilled: Sequence[bool], share: float) -> str:
     return f"| {name} | {asked} | | | | {_count(fulfilled)} | {met} |"
 
 
-def _table_line(
-    name: str, asked: str, values: Array, form: str, seeds: str, met: bool | None
-) -> str:
+def _table_line(name: str, asked: str, values: Array, form: str, seeds: str, met: bool | None) -> str:
     numbers = [format(float(x), form) for x in (values.mean(), values.min(), values.max())]
     verdict = {None: "-", True: "yes", False: "**no**"}[met]
     return "| " + " | ".join([name, asked, *numbers, seeds, verdict]) + " |"
@@ -323,9 +313,7 @@ def _worker_command(model: str, options: argparse.Namespace) -> list[str]:
 
 
 def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder of the data sets")
     parser.add_argument("--references", type=Path, help="folder of models.py and NUTS moments")
     parser.add_argument("--models", nargs="+", default=MODELS)

@@ -104,9 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.rerun:  # nothing is dropped that could not be run again
         measure.check_inputs(options.data, options.references, options.models)
         check_installed(options.rerun)
-        count = records.drop(
-            lambda row: row["run_id"] == options.run_id and row["method"] in options.rerun
-        )
+        count = records.drop(lambda row: row["run_id"] == options.run_id and row["method"] in options.rerun)
         print(f"dropped {count} rows of {', '.join(options.rerun)}")
     if not options.table_only:
         run_missing(records, options)
@@ -138,9 +136,7 @@ def run_missing(records: Records, options: argparse.Namespace) -> None:
                 print(f"{model} {method} {cache}: {row['status']} {row.get('seconds', '')}")
 
 
-def run_cell(
-    model: str, method: str, cache: str, folder: Path, options: argparse.Namespace
-) -> dict[str, object]:
+def run_cell(model: str, method: str, cache: str, folder: Path, options: argparse.Namespace) -> dict[str, object]:
     """Run one cell in a new process and return its row.
 
     Parameters
@@ -300,9 +296,7 @@ def _read_report(report: Path) -> dict[str, object]:
     return json.loads(report.read_text()) if report.exists() else {}
 
 
-def _note_unfinished(
-    row: dict[str, object], stage: str, overrun: bool, code: int, last_output: str
-) -> None:
+def _note_unfinished(row: dict[str, object], stage: str, overrun: bool, code: int, last_output: str) -> None:
     """Say in the row of a killed or crashed process how it ended."""
     end = "timeout" if overrun else f"error: exit code {code}, {last_output}"
     if stage == "measuring":
@@ -319,9 +313,7 @@ def _end_group(process: subprocess.Popen) -> None:
 
 
 def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder of the data sets")
     parser.add_argument("--references", type=Path, help="folder of models.py and NUTS moments")
     parser.add_argument("--models", nargs="+", default=MODELS)

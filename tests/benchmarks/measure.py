@@ -185,10 +185,7 @@ def log_density_of(model: pm.Model) -> Callable[[Array], Array]:
 
     def as_point(theta: Array) -> dict[str, Array]:
         parts = np.split(theta, ends[:-1])
-        return {
-            name: part.reshape(shape)
-            for (name, shape), part in zip(shapes.items(), parts, strict=True)
-        }
+        return {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
 
     return lambda draws: np.array([float(log_p(as_point(theta))) for theta in draws])
 

@@ -30,9 +30,7 @@ class Records:
             with path.open(newline="") as file:
                 header = next(csv.reader(file), [])
             if header != self.fields:
-                raise SystemExit(
-                    f"{path} has other columns than this script writes: name another file."
-                )
+                raise SystemExit(f"{path} has other columns than this script writes: name another file.")
 
     def read(self) -> list[Row]:
         """Return all rows, every value as text."""

@@ -86,9 +86,7 @@ def run_ngvi(model: pm.Model, seed: int) -> Outcome:
 
     def describe() -> Description:
         names = coordinate_names(model)
-        return Description(
-            names, approx.mean_flat, approx.sd_flat, "exact moments", _FlatDensity(approx)
-        )
+        return Description(names, approx.mean_flat, approx.sd_flat, "exact moments", _FlatDensity(approx))
 
     return Outcome(idata["posterior"], describe, facts)
 
@@ -165,9 +163,7 @@ def run_nutpie(model: pm.Model, seed: int) -> Outcome:
     import nutpie
 
     compiled = nutpie.compile_pymc_model(model)
-    idata = nutpie.sample(
-        compiled, chains=4, tune=1_000, draws=1_000, seed=seed, progress_bar=False
-    )
+    idata = nutpie.sample(compiled, chains=4, tune=1_000, draws=1_000, seed=seed, progress_bar=False)
     steps = [idata[group]["n_steps"].sum() for group in ("warmup_sample_stats", "sample_stats")]
     facts = {"n_gradients": int(sum(steps))}
     return Outcome(idata["posterior"], partial(_describe_draws, model, idata["posterior"]), facts)

@@ -1,0 +1,106 @@
+"""Seizure counts of 59 epileptic patients: a Poisson GLMM, fitted in seconds.
+
+Each patient has a random intercept and a random slope over visits. Run it with ``make example``, or with
+``python examples/epilepsy.py --output FOLDER``; it prints a summary and writes a figure and the posterior draws.
+"""
+
+import argparse
+
+from pathlib import Path
+
+import arviz as az
+import matplotlib
+import numpy as np
+import pandas as pd
+import pymc as pm
+
+import pymc_ngvi  # noqa: F401  (makes pm.fit know the method "ngvi")
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+HERE = Path(__file__).parent
+#: Columns of the design matrix.
+EFFECTS = ["intercept", "log baseline", "treatment", "baseline x treatment", "log age", "visit"]
+
+
+def build_model(table):
+    """Return the model: log mean = X beta + patient's intercept + patient's slope * visit."""
+    log_age = np.log(table["age"].to_numpy(dtype=float))
+    log_base, treated, visit = (table[c].to_numpy(dtype=float) for c in ("log_base4", "trt", "visit_code"))
+    design = np.column_stack(
+        [np.ones(len(table)), log_base, treated, log_base * treated, log_age - log_age.mean(), visit]
+    )
+    patient, patients = pd.factorize(table["subject"], sort=True)
+    coords = {"effect": EFFECTS, "term": ["intercept", "visit"], "patient": patients}
+    with pm.Model(coords=coords) as model:
+        beta = pm.Normal("beta", 0, 10, dims="effect")
+        sd = pm.HalfNormal("sd", 1, dims="term")
+        z = pm.Normal("z", 0, 1, dims=("patient", "term"))
+        b = pm.Deterministic("b", z * sd, dims=("patient", "term"))
+        log_rate = design @ beta + b[patient, 0] + b[patient, 1] * visit
+        pm.Poisson("seizures", pm.math.exp(log_rate), observed=table["seizures"].to_numpy())
+    return model
+
+
+def plot(approx, posterior):
+    """Return a figure: how the fit went, and what it found."""
+    fig, axes = plt.subplot_mosaic(
+        [["elbo", "gap"], ["beta", "sd"]], figsize=(10, 7), layout="constrained", width_ratios=[1.4, 1]
+    )
+    iteration = np.arange(1, len(approx.hist) + 1)
+    axes["elbo"].plot(iteration, -approx.hist, marker="o", markersize=3)
+    # The first iterations are far away: show where the fit settles.
+    axes["elbo"].set_ylim(np.quantile(-approx.hist, 0.3), (-approx.hist).max() + 5)
+    axes["elbo"].set(xlabel="Iteration", ylabel="ELBO (nats)", title="Evidence lower bound")
+    axes["gap"].semilogy(iteration, np.maximum(approx.gap_hist, 1e-3), marker="o", markersize=3)
+    axes["gap"].set(xlabel="Iteration", ylabel="Estimated gap (nats)", title="ELBO still to be gained")
+    labels = [str(e) for e in posterior["effect"].values]
+    draws = posterior["beta"].stack(sample=("chain", "draw")).transpose("sample", "effect").to_numpy()
+    forest(axes["beta"], draws, labels)
+    axes["beta"].axvline(0, color="0.7", linewidth=1, zorder=0)
+    axes["beta"].set(xlabel="Effect on the log seizure rate", title="Fixed effects: median, 50 % and 90 % intervals")
+    for term in posterior["term"].values:
+        values = posterior["sd"].sel(term=term).to_numpy().ravel()
+        axes["sd"].hist(values, bins=60, density=True, histtype="step", linewidth=1.5, label=str(term))
+    axes["sd"].set(xlabel="Standard deviation among patients (log rate)", ylabel="Density", title="Random effects")
+    axes["sd"].legend(frameon=False)
+    for axis in axes.values():
+        axis.spines[["top", "right"]].set_visible(False)
+    fig.suptitle("Seizures of 59 patients in four periods: Poisson GLMM")
+    return fig
+
+
+def forest(axis, draws, labels):
+    """Draw medians with 50 % and 90 % intervals, first label on top."""
+    low, quarter, median, three_quarters, high = np.quantile(draws, [0.05, 0.25, 0.5, 0.75, 0.95], axis=0)
+    place = np.arange(len(labels))[::-1]
+    axis.hlines(place, low, high, linewidth=1.2)
+    axis.hlines(place, quarter, three_quarters, linewidth=4)
+    axis.plot(median, place, "o", color="white", markeredgecolor="C0", markersize=5)
+    axis.set_yticks(place, labels)
+
+
+def main():
+    """Fit, print, and write the figure and the draws."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, default=HERE / "output", help="folder for the figure and the draws")
+    folder = parser.parse_args().output
+    folder.mkdir(parents=True, exist_ok=True)
+
+    with build_model(pd.read_csv(HERE / "data" / "epilepsy.csv")):
+        approx = pm.fit(method="ngvi", random_seed=1)
+    posterior = approx.sample(2_000, random_seed=2)
+
+    print(az.summary(posterior, var_names=["beta", "sd"], kind="stats"))
+    print()
+    print(approx.record.closing_line())
+    print(f"Pareto k-hat of the Gaussian approximation: {approx.khat(random_seed=3):.2f}")
+
+    plot(approx, posterior["posterior"]).savefig(folder / "epilepsy.png", dpi=150)
+    posterior.to_netcdf(folder / "epilepsy.nc", engine="h5netcdf")
+    print(f"Wrote {folder / 'epilepsy.png'} and {folder / 'epilepsy.nc'}.")
+
+
+if __name__ == "__main__":
+    main()

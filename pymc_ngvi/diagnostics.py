@@ -1,0 +1,309 @@
+"""How good an approximation is: Pareto k-hat, the record of the fit, a printed summary."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.result import Elbo, FitRecord
+from pymc_ngvi.status import Status
+from pymc_ngvi.types import Array
+
+#: Fewer draws leave too short a tail to fit a Pareto distribution to.
+MIN_KHAT_DRAWS = 100
+#: Rows of the table that a summary prints; ``table`` has them all.
+_MAX_ROWS = 40
+
+
+def pareto_khat(log_p: Array, log_q: Array) -> float:
+    """Estimate the Pareto shape k of the importance weights p/q from draws of q.
+
+    Parameters
+    ----------
+    log_p, log_q : ndarray, shape (n_draws,)
+        Log densities at the same draws, on the unconstrained scale; constants do not matter. Draws whose ``log_p``
+        is -inf or NaN count as draws of weight zero.
+
+    Returns
+    -------
+    float
+        -inf where all weights are equal (q is the posterior), inf where no draw, or one of infinite density, has
+        all the weight.
+
+    Raises
+    ------
+    ValueError
+        For fewer than 100 draws.
+
+    References
+    ----------
+    .. [1] Vehtari, Simpson, Gelman, Yao, Gabry (2024). Pareto smoothed importance sampling. JMLR 25(72).
+    .. [2] Yao, Vehtari, Simpson, Gelman (2018). Yes, but did it work? Evaluating variational inference. ICML.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.random.default_rng(1).normal(size=10_000)
+    >>> narrow = pareto_khat(log_p=-0.5 * (x / 2) ** 2, log_q=-0.5 * x**2)  # p is twice as wide as q
+    >>> wide = pareto_khat(log_p=-0.5 * (2 * x) ** 2, log_q=-0.5 * x**2)  # p is half as wide as q
+    >>> narrow > 0.5 > 0 > wide
+    True
+    """
+    if len(log_p) < MIN_KHAT_DRAWS:
+        raise ValueError(f"k-hat needs at least {MIN_KHAT_DRAWS} draws; got {len(log_p)}. Take 10,000.")
+    log_ratio = np.asarray(log_p, dtype=np.float64) - np.asarray(log_q, dtype=np.float64)
+    if np.any(log_ratio == np.inf):
+        return float("inf")
+    finite = np.isfinite(log_ratio)
+    if not finite.any():
+        return float("inf")
+    log_ratio = np.where(finite, log_ratio, log_ratio[finite].min() - 700.0)  # weight below the smallest double
+    if np.ptp(log_ratio) < 1e-8:
+        return float("-inf")
+    from arviz_stats.base import array_stats  # .7 s to import
+
+    try:
+        _, khat = array_stats.psislw(-log_ratio)  # expects the negated log ratio
+    except ValueError:  # all weights of the tail are equal: as light as a tail can be
+        return float("-inf")
+    return float("inf") if np.isnan(khat) else float(khat)
+
+
+def khat_limit(n_draws: int) -> float:
+    """Return the k-hat above which estimates weighted by ``n_draws`` draws can't be trusted."""
+    return min(1.0 - 1.0 / np.log10(n_draws), 0.7)
+
+
+def khat_meaning(khat: float, n_draws: int = 10_000) -> str:
+    """Say what a k-hat means, in one sentence, and what to do where it is large."""
+    if khat <= 0.5:
+        return "q is close to the posterior; importance weights correct what is left."
+    if khat <= khat_limit(n_draws):
+        return "q is usable, and importance weights improve it."
+    if khat <= 1.0:
+        return (
+            "q misses part of the posterior (tails, skewness or correlations), or the dimension is high: check "
+            "standard deviations against another family, or reparametrise."
+        )
+    return (
+        "q is far from the posterior somewhere: trust neither its tails nor its standard deviations; try a richer "
+        "family, reparametrise, or use pm.sample."
+    )
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What `NGVIApproximation.summary` returns: prints as text, and as HTML in notebooks.
+
+    Parameters
+    ----------
+    lines : tuple of str
+        Outcome of the fit, cure where it did not converge, k-hat and what it means.
+    table : pandas.DataFrame
+        Mean, standard deviation and interval of each constrained variable.
+    khat : float or None
+        None where it was not computed.
+    """
+
+    lines: tuple[str, ...]
+    table: Any
+    khat: float | None
+
+    def __str__(self) -> str:
+        """Return the text."""
+        return "\n".join([*self.lines, "", self.table.to_string(max_rows=_MAX_ROWS)])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        paragraphs = "".join(f"<p>{escape(line)}</p>" for line in self.lines)
+        return paragraphs + str(self.table.to_html(max_rows=_MAX_ROWS))
+
+
+def summary_lines(record: FitRecord | None, khat: float | None, n_draws: int) -> tuple[str, ...]:
+    """Return the lines above the table of a summary."""
+    lines = []
+    if record is None:
+        lines.append("This approximation was not made by a fit.")
+    else:
+        lines.append(record.closing_line())
+        if not record.converged:
+            lines.append(f"{record.status.sentence} {record.status.cure}")
+    if khat is not None:
+        lines.append(f"Pareto k-hat {khat:.2f} ({n_draws:,} draws): {khat_meaning(khat, n_draws)}")
+    return tuple(lines)
+
+
+class DataSnapshot:
+    """Remembers the data that a model had, to tell later whether it was changed.
+
+    Parameters
+    ----------
+    model : pymc.Model
+        Its ``pm.Data`` are remembered by reference: ``pm.set_data`` puts new arrays in their place.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._arrays: dict[str, NDArray[Any]] = {
+            var.name: var.get_value(borrow=True) for var in model.data_vars if hasattr(var, "get_value")
+        }
+
+    def changed(self) -> list[str]:
+        """Return the names of the data that differ from what they were."""
+        return [
+            name
+            for name, then in self._arrays.items()
+            if (now := self._model[name].get_value(borrow=True)) is not then and not np.array_equal(now, then)
+        ]
+
+
+class FitReport:
+    """The part of an approximation that reports on its fit, from ``record``."""
+
+    record: FitRecord | None
+    _data: DataSnapshot
+    _inference: Any
+
+    def _fitted(self, what: str) -> FitRecord:
+        if self.record is None:
+            raise RuntimeError(
+                f"{what} is known after a fit only, and this approximation was not made by one. "
+                "Use pm.fit(method='ngvi')."
+            )
+        return self.record
+
+    @property
+    def elbo(self) -> Elbo:
+        """Evidence lower bound in nats, on draws that had no part in the fit: ``value`` and ``se``."""
+        return self._fitted("elbo").elbo
+
+    @property
+    def gap(self) -> float:
+        """Nats of ELBO still to be gained within the family, estimated on fresh draws."""
+        return self._fitted("gap").gap
+
+    @property
+    def status(self) -> Status:
+        """How the fit ended; ``status.sentence`` and ``status.cure`` say more."""
+        return self._fitted("status").status
+
+    @property
+    def converged(self) -> bool:
+        """Whether the fit stopped because it had converged."""
+        return self._fitted("converged").converged
+
+    @property
+    def n_iterations(self) -> int:
+        """Iterations of the fit."""
+        return self._fitted("n_iterations").n_iterations
+
+    @property
+    def n_gradients(self) -> int:
+        """Draws at which the gradient of log p was evaluated."""
+        return self._fitted("n_gradients").n_gradients
+
+    @property
+    def n_hessians(self) -> int:
+        """Draws at which the Hessian of log p was evaluated."""
+        return self._fitted("n_hessians").n_hessians
+
+    @property
+    def compile_seconds(self) -> float:
+        """Wall-clock time that building and compiling graphs took."""
+        return self._fitted("compile_seconds").compile_seconds
+
+    @property
+    def run_seconds(self) -> float:
+        """Wall-clock time of the rest of the fit."""
+        return self._fitted("run_seconds").run_seconds
+
+    @property
+    def backend(self) -> str:
+        """What evaluated the log density: "quick", "numba", "c" or "jax"."""
+        return self._fitted("backend").backend
+
+    def khat(self, draws: int = 10_000, random_seed: Any = None) -> float:
+        """Return the Pareto k-hat of the importance weights: how far q is from the posterior.
+
+        Parameters
+        ----------
+        draws : int, default 10_000
+            Below that, k-hat scatters: by .15 at 2,000.
+        random_seed : int, Generator or None
+
+        Returns
+        -------
+        float
+            Below .5: close. Up to .7: usable. Above: see `khat_meaning`.
+
+        Raises
+        ------
+        ValueError
+            For fewer than 100 draws; where ``pm.set_data`` changed the data after the fit.
+        """
+        changed = self._data.changed()
+        if changed:
+            raise ValueError(
+                f"The data {', '.join(map(repr, changed))} were changed after the fit, so that the model's posterior "
+                "is another one than q approximates. Set the data back with pm.set_data, or fit again."
+            )
+        log_p, log_q = [], []
+        for theta in self._draw_chunks(draws, random_seed):
+            log_p.append(self.log_p(theta))
+            log_q.append(self.log_q(theta))
+        return pareto_khat(np.concatenate(log_p), np.concatenate(log_q))
+
+    def summary(
+        self,
+        draws: int = 2_000,
+        *,
+        khat_draws: int | None = 10_000,
+        random_seed: Any = None,
+        **kwargs: Any,
+    ) -> Summary:
+        """Return the outcome of the fit, k-hat and a table of the constrained variables, ready to print.
+
+        Parameters
+        ----------
+        draws : int, default 2_000
+            Behind the table.
+        khat_draws : int or None, default 10_000
+            None leaves k-hat out.
+        random_seed : int, Generator or None
+        **kwargs
+            Passed to ``arviz_stats.summary``. ``kind`` is "stats" by default: effective sample sizes and R-hat say
+            nothing about independent draws.
+
+        Returns
+        -------
+        Summary
+        """
+        from arviz_stats import summary as table_of  # .7 s to import
+
+        rng = self.generator(random_seed)
+        tree = self.sample(draws, random_seed=rng, log_p=False)
+        table = table_of(tree, **{"kind": "stats", **kwargs})
+        khat = None
+        if khat_draws is not None and not self._data.changed():
+            khat = self.khat(khat_draws, rng)
+        return Summary(summary_lines(self.record, khat, khat_draws or 0), table, khat)
+
+    def refine(self, n: int, progressbar: bool = True, **kwargs: Any) -> Any:
+        """Go on with the fit for at most ``n`` iterations, in place.
+
+        Raises
+        ------
+        RuntimeError
+            If the approximation does not come from a fit in this process.
+        """
+        if self._inference is None:
+            raise RuntimeError(
+                "There is no fit to go on with: this approximation was made without one, or was unpickled. "
+                "Use pm.fit(method='ngvi', start=...)."
+            )
+        return self._inference.refine(n, progressbar=progressbar, **kwargs)

@@ -1,0 +1,369 @@
+"""Draws and moments as what PyMC users expect: MultiTrace, DataTree, xarray Datasets."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import xarray as xr
+
+from numpy.typing import NDArray
+from pymc.backends.base import MultiTrace
+from pymc.backends.ndarray import NDArray as NDArrayTrace
+from pymc.variational.opvi import VIState
+
+import pymc_ngvi
+
+from pymc_ngvi.diagnostics import DataSnapshot
+from pymc_ngvi.model import Layout, LogDensity
+from pymc_ngvi.model.constrain import Constrainer
+from pymc_ngvi.types import Array, VariationalState
+
+#: Largest dimension for which a dense covariance is made.
+MAX_COV_DIM = 5_000
+#: Draws behind ``state.std``, and their seed: fixed, so that the property does not change by itself.
+_STATE_DRAWS, _STATE_SEED = 4_000, 20_240_607
+#: Draws held in memory at once, times dimension.
+_CHUNK_ELEMENTS = 2**20
+
+
+def to_multitrace(model: pm.Model, values: dict[str, NDArray[Any]], stats: dict[str, Array]) -> MultiTrace:
+    """Return draws as a PyMC trace of one chain.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    values : dict
+        Name to draws, (n_draws, ...), in the order in which they are stored.
+    stats : dict
+        Name to one number a draw, (n_draws,).
+
+    Returns
+    -------
+    pymc.backends.base.MultiTrace
+    """
+    n_draws = len(next(iter(values.values())))
+    variables = [_Named(name) for name in values]
+    trace = NDArrayTrace(
+        model=model,
+        vars=variables,
+        fn=_no_function,
+        var_shapes={name: value.shape[1:] for name, value in values.items()},
+        var_dtypes={name: value.dtype for name, value in values.items()},
+    )
+    trace.setup(draws=n_draws, chain=0, sampler_vars=[{name: s.dtype for name, s in stats.items()}])
+    trace.samples = dict(values)
+    trace._stats = [dict(stats)]
+    trace.draw_idx = n_draws
+    trace.close()
+    return MultiTrace([trace])
+
+
+class _Named:
+    """Stands for a variable in a trace, which asks for its name only."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def _no_function(*_: Any) -> Any:
+    raise RuntimeError("This trace holds draws of a fitted approximation: no draw can be recorded.")
+
+
+def to_datatree(trace: MultiTrace, model: pm.Model, **options: Any) -> xr.DataTree:
+    """Convert a trace of approximate draws as PyMC does, and sign it.
+
+    Parameters
+    ----------
+    trace : MultiTrace
+    model : pymc.Model
+    **options
+        Of ``pymc.to_inference_data``.
+
+    Returns
+    -------
+    xarray.DataTree
+    """
+    tree = pm.to_inference_data(trace, model=model, **options)
+    for group in ("posterior", "sample_stats"):
+        if group in tree.children:
+            attrs = tree[group].attrs
+            attrs["inference_library"] = pymc_ngvi.__name__
+            attrs.pop("inference_library_version", None)
+            version = getattr(pymc_ngvi, "__version__", None)
+            if version is not None:
+                attrs["inference_library_version"] = version
+    return tree
+
+
+def flat_dataset(layout: Layout, vector: Array) -> xr.Dataset:
+    """Return an unconstrained vector, (n_dim,), as a Dataset by value name, dims and coords where they are named."""
+    data = {}
+    for v in layout.variables:
+        dims = v.dims or _plain_dims(v.value_name, v.shape)
+        coords = {d: layout.coords[d] for d in v.dims or ()}
+        data[v.value_name] = xr.DataArray(vector[v.where].reshape(v.shape), dims=dims, coords=coords)
+    return xr.Dataset(data)
+
+
+def constrained_dataset(model: pm.Model, values: dict[str, NDArray[Any]]) -> xr.Dataset:
+    """Return one value of each variable, (...), as a Dataset with the dims and coords of the model."""
+    data = {}
+    for name, value in values.items():
+        dims = model.named_vars_to_dims.get(name)
+        if dims is None or None in dims or len(dims) != np.ndim(value):
+            dims = _plain_dims(name, np.shape(value))
+        coords = {}
+        for dim, length in zip(dims, np.shape(value), strict=True):
+            labels = model.coords.get(dim)
+            if labels is not None and len(labels) == length:
+                coords[dim] = np.asarray(labels)
+        data[name] = xr.DataArray(value, dims=dims, coords=coords)
+    return xr.Dataset(data)
+
+
+def _plain_dims(name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(f"{name}_dim_{i}" for i in range(len(shape)))
+
+
+def indices_of(layout: Layout, names: Any) -> NDArray[np.intp]:
+    """Return the flat coordinates of the named variables, in the order of the names.
+
+    Parameters
+    ----------
+    layout : Layout
+    names : str or sequence of str
+        Of random variables (``sd``) or of their value variables (``sd_log__``).
+
+    Raises
+    ------
+    ValueError
+        For an unknown name, listing the known ones.
+    """
+    wanted = [names] if isinstance(names, str) else list(names)
+    where = {v.name: v.where for v in layout.variables} | {v.value_name: v.where for v in layout.variables}
+    unknown = [name for name in wanted if name not in where]
+    if unknown:
+        known = ", ".join(repr(v.name) for v in layout.variables)
+        raise ValueError(f"No free variable is called {', '.join(map(repr, unknown))}; there are {known}.")
+    ranges = [np.arange(where[name].start, where[name].stop) for name in wanted]
+    return np.concatenate(ranges) if ranges else np.empty(0, dtype=np.intp)
+
+
+def covariance_array(layout: Layout, index: NDArray[np.intp], matrix: Array) -> xr.DataArray:
+    """Return the covariance of some flat coordinates, labelled: ``beta[3]``, ``sd_log__``."""
+    labels = [layout.label(int(i)) for i in index]
+    dims = ("unconstrained", "unconstrained_2")
+    return xr.DataArray(matrix, dims=dims, coords=dict.fromkeys(dims, labels), name="covariance")
+
+
+def check_cov_size(n_dim: int) -> None:
+    """Raise ValueError if a dense covariance of ``n_dim`` coordinates is too large to make."""
+    if n_dim > MAX_COV_DIM:
+        raise ValueError(
+            f"The covariance of {n_dim:,} coordinates would take {8 * n_dim**2 / 2**30:.1f} GiB of "
+            "memory. Use std or sd_flat for the standard deviations, and cov_of(names) for the "
+            "covariance of some variables."
+        )
+
+
+class Exports:
+    """The part of an approximation that draws, and that shows q by variable, without PyTensor nodes."""
+
+    density: LogDensity
+    include_transformed: bool
+    model: Any
+    groups: list[Any]
+    _rng: np.random.Generator
+    _data: DataSnapshot
+    _constrainer: Constrainer
+
+    @property
+    def q(self) -> VariationalState:
+        """The current state of the approximation."""
+        q: VariationalState = self.groups[0].current_state()
+        return q
+
+    @property
+    def layout(self) -> Layout:
+        """Where each variable is in the flat vector."""
+        return self.density.layout
+
+    def generator(self, random_seed: Any) -> np.random.Generator:
+        """Return the random generator for a seed; the approximation's own, which goes on, for None."""
+        return self._rng if random_seed is None else np.random.default_rng(random_seed)
+
+    def draw_flat(self, n: int, random_seed: Any = None) -> Array:
+        """Draw from q.
+
+        Parameters
+        ----------
+        n : int
+            At least 1.
+        random_seed : int, Generator or None
+            Equal seeds give common random numbers across approximations of one family.
+
+        Returns
+        -------
+        ndarray, shape (n, n_dim)
+            Unconstrained.
+        """
+        if n != int(n) or n < 1:
+            raise ValueError(f"The number of draws should be a whole number of at least 1; got {n!r}.")
+        rng = self.generator(random_seed)
+        base = rng.standard_normal((int(n), self.layout.n_dim))
+        if self.q.n_uniform:
+            base = np.concatenate([base, rng.random((int(n), self.q.n_uniform))], axis=1)
+        return self.q.draws(base)
+
+    def sample(
+        self,
+        draws: int = 500,
+        *,
+        random_seed: Any = None,
+        return_inferencedata: bool = True,
+        include_transformed: bool | None = None,
+        log_p: bool = True,
+        **kwargs: Any,
+    ) -> xr.DataTree | MultiTrace:
+        """Draw from the approximate posterior.
+
+        Parameters
+        ----------
+        draws : int, default 500
+        random_seed : int, Generator, RandomState or None
+        return_inferencedata : bool, default True
+            Return a DataTree; a PyMC MultiTrace where False.
+        include_transformed : bool, optional
+            Keep the unconstrained variables too. Default: the attribute of that name.
+        log_p : bool, default True
+            Evaluate the log density of the model at each draw, for ``sample_stats``.
+        **kwargs
+            Passed to ``pymc.to_inference_data``, for instance ``coords``, ``dims``, ``log_likelihood=True``.
+
+        Returns
+        -------
+        xarray.DataTree or MultiTrace
+            Group ``posterior`` holds free variables on their constrained scale and Deterministics. ``sample_stats``
+            holds ``log_p`` (unnormalised, Jacobian included) and ``log_q``, both on the unconstrained scale;
+            ``log_p`` is left out where ``pm.set_data`` changed the data after the fit, since the draws are not from
+            the posterior given the new data.
+        """
+        rng = self.generator(random_seed)
+        theta = self.draw_flat(draws, rng)
+        values = self._constrainer(theta, random_seed=int(rng.integers(2**31)))
+        stats = {"log_p": self.log_p(theta)} if log_p and not self._data.changed() else {}
+        stats["log_q"] = self.log_q(theta)
+        trace = to_multitrace(self.model, values, stats)
+        if not return_inferencedata:
+            return trace
+        if include_transformed is None:
+            include_transformed = self.include_transformed
+        return to_datatree(trace, self.model, include_transformed=include_transformed, **kwargs)
+
+    def _draw_chunks(self, n_draws: int, random_seed: Any) -> Iterator[Array]:
+        """Yield ``n_draws`` unconstrained draws in chunks that fit in memory."""
+        rng = self.generator(random_seed)
+        size = max(1, _CHUNK_ELEMENTS // max(self.layout.n_dim, 1))
+        for start in range(0, n_draws, size):
+            yield self.draw_flat(min(size, n_draws - start), rng)
+
+    def log_q(self, theta: Array) -> Array:
+        """Return log q, (n_draws,), at unconstrained points, (n_draws, n_dim)."""
+        return self.q.log_density(np.asarray(theta, dtype=np.float64))
+
+    def log_p(self, theta: Array) -> Array:
+        """Return the unnormalised log density of the model, Jacobian included, given its current data.
+
+        Parameters
+        ----------
+        theta : ndarray, shape (n_draws, n_dim)
+            Unconstrained.
+
+        Returns
+        -------
+        ndarray, shape (n_draws,)
+        """
+        return self.density.logp(np.asarray(theta, dtype=np.float64))
+
+    @property
+    def mean_flat(self) -> Array:
+        """Mean, (n_dim,), unconstrained."""
+        return self.q.mean()
+
+    @property
+    def sd_flat(self) -> Array:
+        """Standard deviations, (n_dim,), unconstrained."""
+        return self.q.sd()
+
+    @property
+    def mean_data(self) -> xr.Dataset:
+        """Unconstrained mean by name of the value variable, with dims and coords."""
+        return flat_dataset(self.layout, self.q.mean())
+
+    @property
+    def std_data(self) -> xr.Dataset:
+        """Unconstrained standard deviations by name of the value variable, with dims and coords."""
+        return flat_dataset(self.layout, self.q.sd())
+
+    def cov_of(self, names: str | Sequence[str]) -> xr.DataArray:
+        """Return the covariance of some variables.
+
+        Parameters
+        ----------
+        names : str or sequence of str
+            Random variables (``sd``) or their unconstrained values (``sd_log__``).
+
+        Returns
+        -------
+        xarray.DataArray
+            Square; of the unconstrained coordinates, which label both axes.
+
+        Raises
+        ------
+        ValueError
+            For unknown names; above 5,000 dimensions of q where its family can't give a part of the covariance.
+        """
+        index = indices_of(self.layout, names)
+        block = getattr(self.q, "cov_block", None)  # families that need not form the whole
+        if block is None:
+            check_cov_size(self.layout.n_dim)
+            return covariance_array(self.layout, index, self.q.cov()[np.ix_(index, index)])
+        return covariance_array(self.layout, index, block(index))
+
+    @property
+    def state(self) -> VIState:
+        """Mean and standard deviation of the free variables on their constrained scale, as Datasets.
+
+        ``mean`` is the constrained value of the unconstrained mean, as in PyMC. ``std`` is the standard deviation of
+        the constrained variables, from 4,000 draws with a fixed seed. (PyMC's own ``std`` is the constrained value
+        of the unconstrained standard deviation, which is not the spread of anything.)
+        """
+        constrainer = Constrainer(self.density, deterministics=False)
+        values = constrainer(self.q.mean()[None])
+        names = [rv.name for rv in self.model.free_RVs]
+        unconstrained_sd = self.layout.unflatten(self.q.sd())
+        sd = {
+            **self._constrained_sd(constrainer),
+            **{n: unconstrained_sd[n] for n in names if n in unconstrained_sd},
+        }
+        mean_set = constrained_dataset(self.model, {n: values[n][0] for n in names})
+        sd_set = constrained_dataset(self.model, {n: sd[n] for n in names})
+        if self.include_transformed:
+            mean_set = mean_set.merge(self.mean_data, compat="override")
+            sd_set = sd_set.merge(self.std_data, compat="override")
+        return VIState(mean=mean_set, std=sd_set)
+
+    def _constrained_sd(self, constrainer: Constrainer) -> dict[str, Array]:
+        """Return the standard deviations over draws, accumulated chunk by chunk."""
+        n_seen, mean, square = 0, {}, {}
+        for theta in self._draw_chunks(_STATE_DRAWS, _STATE_SEED):
+            for name, value in constrainer(theta).items():
+                centre = value.mean(axis=0)
+                shift = centre - mean.get(name, 0.0)
+                weight = len(theta) / (n_seen + len(theta))
+                mean[name] = mean.get(name, 0.0) + weight * shift
+                spread = ((value - centre) ** 2).sum(axis=0) + n_seen * weight * shift**2
+                square[name] = square.get(name, 0.0) + spread
+            n_seen += len(theta)
+        return {name: np.sqrt(total / (n_seen - 1)) for name, total in square.items()}

@@ -1,0 +1,199 @@
+"""From flat unconstrained draws to the variables that users know: constrained values and Deterministics."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytensor
+
+from numpy.typing import NDArray
+from pymc.pytensorf import compile as pymc_compile
+from pymc.pytensorf import find_rng_nodes, reseed_rngs
+from pytensor.graph.rewriting.utils import rewrite_graph
+from pytensor.graph.traversal import toposort
+from pytensor.tensor.random.op import RNGConsumerOp
+from pytensor.xtensor.type import XTensorVariable
+
+from pymc_ngvi.model import cost, graph
+from pymc_ngvi.model.backends import quick_mode
+from pymc_ngvi.model.logdensity import LogDensity
+from pymc_ngvi.types import Array
+
+#: Elements of a temporary in one call: past this, temporaries leave the cache and NumPy slows down.
+_BATCH_ELEMENTS = 2**17
+_MAX_BATCH = 512
+
+Values = dict[str, NDArray[Any]]
+
+
+class Constrainer:
+    """Evaluates free variables on their constrained scale, and Deterministics, at unconstrained draws.
+
+    One graph for all of them, over a batch of draws, run by NumPy calls: nothing is compiled to machine code. It is
+    made at the first call and reads the model's shared data when it is called, so that it follows ``pm.set_data``.
+
+    Parameters
+    ----------
+    density : LogDensity
+        Whose model and layout are used.
+    deterministics : bool, default True
+        Whether to evaluate the model's Deterministics too.
+
+    Notes
+    -----
+    Where PyTensor can't vectorise the graph, or a Deterministic draws random numbers, draws are evaluated one by one.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import pymc as pm
+    >>> from pymc_ngvi.model import LogDensity
+    >>> from pymc_ngvi.model.constrain import Constrainer
+    >>> with pm.Model() as model:
+    ...     scale = pm.HalfNormal("scale")
+    ...     twice = pm.Deterministic("twice", 2 * scale)
+    >>> values = Constrainer(LogDensity(model))(np.array([[0.0], [np.log(3.0)]]))
+    >>> {name: value.round(3).tolist() for name, value in values.items()}
+    {'scale_log__': [0.0, 1.099], 'scale': [1.0, 3.0], 'twice': [2.0, 6.0]}
+    """
+
+    def __init__(self, density: LogDensity, *, deterministics: bool = True) -> None:
+        self.model = density.model
+        self.layout = density.layout
+        self._deterministics = deterministics
+        self._forget()
+
+    def _forget(self) -> None:
+        self._function: Callable[..., Any] | None = None
+        self._one_by_one = False
+        self._rngs: list[Any] = []
+        self._widest = 1
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what to pickle: the compiled function is made again when it is needed."""
+        return {
+            "model": self.model,
+            "layout": self.layout,
+            "_deterministics": self._deterministics,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore from a pickle."""
+        self.__dict__.update(state)
+        self._forget()
+
+    def __call__(self, theta: Array, *, random_seed: int | None = None) -> Values:
+        """Evaluate all variables at draws.
+
+        Parameters
+        ----------
+        theta : ndarray, shape (n_draws, n_dim)
+            Unconstrained; at least one row.
+        random_seed : int, optional
+            Seeds Deterministics that draw random numbers; without effect on others.
+
+        Returns
+        -------
+        dict
+            Name to array, (n_draws, *shape): the value variables (``sd_log__``), then transformed variables on
+            their constrained scale (``sd``), then Deterministics; the names and the order of a PyMC trace.
+        """
+        flat = self.layout.unflatten(np.ascontiguousarray(theta, dtype=np.float64))
+        value_vars = [self.model.rvs_to_values[rv] for rv in self.model.free_RVs]
+        values: Values = {v.name: flat[v.name].astype(v.type.dtype) for v in value_vars}
+        computed = self._computed_names()
+        if computed:
+            if self._function is None:
+                self._compile()
+            if random_seed is not None:
+                reseed_rngs(self._rngs, random_seed)
+            for name, value in zip(computed, self._evaluate(theta), strict=True):
+                # A float32 model gives float32 draws, like PyMC.
+                values[name] = value.astype(self.model[name].type.dtype, copy=False)
+        return values
+
+    def _computed_names(self) -> list[str]:
+        model = self.model
+        transformed = [rv.name for rv in model.free_RVs if model.rvs_to_transforms[rv] is not None]
+        return transformed + [d.name for d in model.deterministics if self._deterministics]
+
+    def _compile(self) -> None:
+        theta = graph.flat_input(self.layout)
+        outputs = self._outputs(theta)
+        self._widest = cost.estimate(outputs).widest
+        self._rngs = find_rng_nodes(outputs)
+        draws_random_numbers = any(isinstance(node.op, RNGConsumerOp) for node in toposort(outputs))
+        if draws_random_numbers:
+            # Vectorised, a random number that does not depend on theta would be the same in every draw.
+            self._compile_one_by_one(theta, outputs)
+            return
+        try:
+            draws, batched = graph.over_draws(outputs, theta)
+            self._function = self._compile_function(draws, batched)
+        except Exception:  # whatever PyTensor raises for an Op that it can't vectorise: draw by draw always works
+            self._compile_one_by_one(theta, outputs)
+
+    def _outputs(self, theta: Any) -> list[Any]:
+        names = self._computed_names()
+        model = self.model
+        outputs = model.replace_rvs_by_values([model[name] for name in names])
+        if any(isinstance(out, XTensorVariable) for out in outputs):
+            outputs = [out.values if isinstance(out, XTensorVariable) else out for out in outputs]
+        outputs = graph.on_flat_vector(model, self.layout, outputs, theta)
+        outputs = rewrite_graph(outputs, clone=False, include=("lower_xtensor",))
+        return graph.simplify(outputs, check_bounds=model.check_bounds)
+
+    def _compile_one_by_one(self, theta: Any, outputs: list[Any]) -> None:
+        self._function = self._compile_function(theta, outputs)
+        self._one_by_one = True
+
+    def _compile_function(self, argument: Any, outputs: list[Any]) -> Callable[..., Any]:
+        with self.model, pytensor.config.change_flags(floatX="float64"):
+            function: Callable[..., Any] = pymc_compile(
+                [argument], outputs, on_unused_input="ignore", trust_input=True, mode=quick_mode()
+            )
+        return function
+
+    def _evaluate(self, theta: Array) -> list[NDArray[Any]]:
+        if self._one_by_one:
+            return _stack(self._function, theta)
+        try:
+            return self._evaluate_batches(theta)
+        except Exception:
+            # Some vectorised graphs compile and then fail. If the plain graph fails too, its message is the clearer.
+            vectorised = self._function
+            flat = graph.flat_input(self.layout)
+            self._compile_one_by_one(flat, self._outputs(flat))
+            try:
+                return _stack(self._function, theta)
+            except Exception:
+                self._function, self._one_by_one = (
+                    vectorised,
+                    False,
+                )  # the data may be put right again
+                raise
+
+    def _evaluate_batches(self, theta: Array) -> list[NDArray[Any]]:
+        assert self._function is not None
+        size = int(np.clip(_BATCH_ELEMENTS // max(self._widest, 1), 1, _MAX_BATCH))
+        results: list[NDArray[Any]] = []
+        start = 0
+        while start < len(theta):
+            rows = np.ascontiguousarray(theta[start : start + size], dtype=np.float64)
+            parts = [np.asarray(part) for part in self._function(rows)]
+            if not results:
+                results = [np.empty((len(theta), *part.shape[1:]), part.dtype) for part in parts]
+                # The data may have grown since the graph was made: go by the sizes seen.
+                widest = max([self._widest, *(part[0].size for part in parts)])
+                size = int(np.clip(_BATCH_ELEMENTS // widest, 1, size))
+            for result, part in zip(results, parts, strict=True):
+                result[start : start + len(rows)] = part
+            start += len(rows)
+        return results
+
+
+def _stack(function: Callable[..., Any] | None, theta: Array) -> list[NDArray[Any]]:
+    """Evaluate draw by draw and stack the results."""
+    assert function is not None
+    draws = [[np.asarray(out) for out in function(np.ascontiguousarray(row))] for row in theta]
+    return [np.stack(column) for column in zip(*draws, strict=True)]

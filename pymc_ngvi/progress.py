@@ -1,0 +1,85 @@
+"""The progress bar: PyMC's look, a few columns of numbers, at most 20 updates a second."""
+
+import time
+
+from types import TracebackType
+from typing import Any, Self
+
+from pymc.progress_bar import CustomProgress, default_progress_theme
+from rich.console import Console
+from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column
+from rich.theme import Theme
+
+from pymc_ngvi.loop import LoopState
+
+_SECONDS_BETWEEN_UPDATES = 0.05
+
+
+class FitProgress:
+    """A line that shows where a fit is; the number of iterations is not known in advance, so it has no bar.
+
+    Parameters
+    ----------
+    enabled : bool
+    theme : rich.theme.Theme, optional
+        PyMC's by default.
+    """
+
+    def __init__(self, enabled: bool = True, theme: Theme | None = None) -> None:
+        number = Column(justify="right", no_wrap=True)
+        columns = [
+            SpinnerColumn(),
+            TextColumn("{task.completed:,}", table_column=Column("Iteration", justify="right", no_wrap=True)),
+        ]
+        for header, key in (
+            ("ELBO (nats)", "elbo"),
+            ("To gain (nats)", "gap"),
+            ("Draws", "draws"),
+            ("Step size", "step"),
+        ):
+            column = number.copy()
+            column.header = header
+            columns.append(TextColumn(f"{{task.fields[{key}]}}", table_column=column))
+        columns.append(TimeElapsedColumn(table_column=Column("Elapsed", no_wrap=True)))
+        self._progress = CustomProgress(
+            *columns,
+            console=Console(theme=theme or default_progress_theme),
+            disable=not enabled,
+            include_headers=True,
+        )
+        self._task: Any = None
+        self._updated = 0.0
+
+    def __enter__(self) -> Self:
+        """Show the line."""
+        self._progress.start()
+        self._task = self._progress.add_task("ngvi", total=None, elbo="", gap="", draws="", step="compiling")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the line as it is."""
+        self._progress.stop()
+
+    def update(self, state: LoopState, *, last: bool = False) -> None:
+        """Show the state of the fit, unless it was shown a moment ago."""
+        now = time.monotonic()
+        if not last and now - self._updated < _SECONDS_BETWEEN_UPDATES:
+            return
+        self._updated = now
+        rule = state.rule
+        self._progress.update(
+            self._task,
+            completed=state.n_iterations,
+            total=state.n_iterations if last else None,
+            elbo=f"{rule.elbo:,.2f}",
+            gap=_gap(rule.gap),
+            draws=f"{rule.n_draws:,}",
+            step=f"{rule.step_size:.2g}",
+        )
+
+
+def _gap(nats: float) -> str:
+    return f"{nats:.3f}" if nats < 100 else f"{nats:.1e}"

@@ -1,0 +1,104 @@
+"""Teach ``pm.fit`` the name "ngvi". The only file that touches PyMC's own functions.
+
+PyMC's table of methods is local to ``pm.fit``, so the function itself is wrapped, in the three places where it is
+bound. Whatever is not ours passes through untouched. ``from pymc import fit`` *before* importing this package keeps
+the old function: import this package first, or call `pymc_ngvi.fit_ngvi`.
+"""
+
+import functools
+import inspect
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pymc
+import pymc.variational
+import pymc.variational.inference
+
+from pymc_ngvi.fit import NGVI, fit_ngvi
+from pymc_ngvi.options import refuse_unknown
+
+METHOD = "ngvi"
+_PLACES = (pymc, pymc.variational, pymc.variational.inference)
+#: Marks our wrapper and keeps what it wraps.
+_WRAPPED = "__pymc_ngvi_wrapped__"
+
+
+def register() -> None:
+    """Make ``pm.fit(method="ngvi")`` work; does nothing if it does already."""
+    if not registered():
+        wrapper = _wrap(pymc.variational.inference.fit)
+        for place in _PLACES:
+            place.fit = wrapper  # type: ignore[attr-defined]
+
+
+def unregister() -> None:
+    """Put PyMC's own ``fit`` back; does nothing if it is there already."""
+    for place in _PLACES:
+        original = getattr(place.fit, _WRAPPED, None)  # type: ignore[attr-defined]
+        if original is not None:
+            place.fit = original  # type: ignore[attr-defined]
+
+
+def registered() -> bool:
+    """Tell whether ``pm.fit`` knows the method."""
+    return all(hasattr(place.fit, _WRAPPED) for place in _PLACES)  # type: ignore[attr-defined]
+
+
+def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def fit(*args: Any, **kwargs: Any) -> Any:
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError:
+            return original(*args, **kwargs)
+        method = given.get("method")
+        if isinstance(method, str) and method.lower() == METHOD:
+            return _fit_by_name(given)
+        if isinstance(method, NGVI):
+            return _fit_instance(method, given)
+        return original(*args, **kwargs)
+
+    setattr(fit, _WRAPPED, original)
+    return fit
+
+
+def _merged(given: dict[str, Any]) -> dict[str, Any]:
+    """Return all options of one call, from the arguments and from ``inf_kwargs``; both may not disagree."""
+    options = {k: v for k, v in given.items() if k not in ("method", "inf_kwargs", "kwargs")}
+    options |= given.get("kwargs", {})
+    for name, value in (given.get("inf_kwargs") or {}).items():
+        if name in options and not _same(options[name], value):
+            raise ValueError(
+                f"{name} is given twice and differs: {options[name]!r} directly, {value!r} in inf_kwargs. Give it once."
+            )
+        options[name] = value
+    return options
+
+
+def _same(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    try:
+        return bool(np.all(np.asarray(a) == np.asarray(b)))
+    except (TypeError, ValueError):
+        return False
+
+
+def _fit_by_name(given: dict[str, Any]) -> Any:
+    options = _merged(given)
+    return fit_ngvi(options.pop("n", 10_000), model=options.pop("model", None), **options)
+
+
+def _fit_instance(inference: NGVI, given: dict[str, Any]) -> Any:
+    """Fit with an instance; PyMC would drop the seed and the start that are given beside it, we use them."""
+    options = _merged(given)
+    model = options.pop("model", None)
+    n = options.pop("n", 10_000)
+    refuse_unknown(options, NGVI.__init__, NGVI.fit)
+    of_fit = set(NGVI.fit.__annotations__)
+    inference.configure(model=model, **{k: options.pop(k) for k in set(options) - of_fit})
+    return inference.fit(n, **options)

@@ -1,0 +1,138 @@
+"""Where a fit starts: the mean from the model's initial point or the user's, the scale from a first look."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pymc as pm
+
+from pymc.initial_point import make_initial_point_fn
+
+from pymc_ngvi.model import LogDensity
+from pymc_ngvi.registry import suggestion
+from pymc_ngvi.status import StartError
+from pymc_ngvi.types import Array
+
+#: Standard deviations tried at the start, in every unconstrained coordinate.
+START_SCALES = (1.0, 0.3, 0.1, 0.03, 0.01)
+
+
+def start_point(density: LogDensity, start: Mapping[str, Any] | None) -> Array:
+    """Return the flat unconstrained starting mean, (n_dim,).
+
+    Parameters
+    ----------
+    density : LogDensity
+    start : mapping or None
+        Values by variable name (constrained) or by value-variable name, like ``sd_log__`` (unconstrained, which wins
+        where both are given). Names of Deterministics and data are allowed and have no effect, so that the result of
+        ``pm.find_MAP`` can be passed. Variables left out start at the model's initial point.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name or a wrong shape.
+    """
+    if start is None:
+        return density.initial_point()
+    model, layout = density.model, density.layout
+    by_value = {v.value_name: v for v in layout.variables}
+    by_name = {v.name: v for v in layout.variables}
+    unknown = [k for k in start if k not in by_value and k not in by_name and k not in model.named_vars]
+    if unknown:
+        raise ValueError(
+            f"start has {unknown[0]!r}, which is not a variable of the model: "
+            f"{suggestion(unknown[0], list(dict.fromkeys([*by_name, *by_value])))}"
+        )
+    constrained = {
+        model[name]: np.asarray(start[name])
+        for name, v in by_name.items()
+        if name in start and v.value_name not in start
+    }
+    point = make_initial_point_fn(model=model, overrides=constrained, jitter_rvs=set(), return_transformed=True)(0)
+    for name, v in by_value.items():
+        if name in start:
+            point[name] = np.asarray(start[name], dtype=np.float64)
+        if np.shape(point[name]) != v.shape:
+            given = v.name if v.name in start else name
+            raise ValueError(
+                f"start[{given!r}] leads to shape {np.shape(point[name])} for {name!r}, which has shape {v.shape}. "
+                "Give a value of the variable's own shape."
+            )
+    return layout.flatten(point)
+
+
+def start_scales(density: LogDensity, start_sigma: Mapping[str, Any] | float | None) -> list[Array]:
+    """Return the starting standard deviations to choose among, (n_dim,) each.
+
+    Parameters
+    ----------
+    density : LogDensity
+    start_sigma : mapping, float or None
+        Standard deviations on the unconstrained scale, by variable or value-variable name, for all variables (a
+        number), or to be chosen (None). Variables left out of a mapping take part in the choice.
+    """
+    scales = [np.full(density.n_dim, s) for s in START_SCALES]
+    if start_sigma is None:
+        return scales
+    if not isinstance(start_sigma, Mapping):
+        start_sigma = {v.name: start_sigma for v in density.layout.variables}
+    names = {n: v for v in density.layout.variables for n in (v.name, v.value_name)}
+    for name, sigma in start_sigma.items():
+        if name not in names:
+            raise ValueError(f"start_sigma has {name!r}, which is not a free variable: {suggestion(name, names)}")
+        v = names[name]
+        values = np.asarray(sigma, dtype=np.float64)
+        if values.shape not in ((), v.shape):
+            raise ValueError(
+                f"start_sigma[{name!r}] has shape {values.shape}; give a number or an array of shape {v.shape}, the "
+                "shape of the variable on the unconstrained scale."
+            )
+        if not (np.isfinite(values).all() and (values > 0).all()):
+            raise ValueError(f"start_sigma[{name!r}] should be positive and finite; got {sigma!r}.")
+        for scale in scales:
+            scale[v.where] = np.broadcast_to(values, v.shape).ravel()
+    named = {names[name].name for name in start_sigma}
+    return scales[:1] if len(named) == len(density.layout.variables) else scales
+
+
+def choose_start(rule: Any, family: Any, point: Array, scales: Sequence[Array], density: LogDensity) -> Any:
+    """Return the starting state with the best ELBO on the first draws.
+
+    Raises
+    ------
+    StartError
+        If log p is not finite at any draw of any of them, naming the terms of the model that are not.
+    """
+    best, best_elbo, states = None, -np.inf, []
+    for scale in scales:
+        state = family.from_scale(point, scale)
+        states.append(state)
+        evaluation = rule.first_evaluation(state)
+        # A few draws outside the support are no worse than a low density: what counts is the ELBO where it is finite.
+        elbo = evaluation.elbo if evaluation.finite.all() else -np.inf
+        if elbo > best_elbo:
+            best, best_elbo = state, elbo
+    if best is not None:
+        return best
+    if rule.first_evaluation(states[-1]).finite.any():
+        return states[-1]
+    raise StartError(_start_message(density.model, density.layout.unflatten(point)))
+
+
+def _start_message(model: pm.Model, point: Mapping[str, Any]) -> str:
+    terms = model.point_logps(dict(point), round_vals=4)
+    bad = {name: value for name, value in terms.items() if not np.isfinite(value)}
+    listed = ", ".join(f"{name} ({value})" for name, value in bad.items())
+    where = (
+        f"Terms that are not finite there: {listed}."
+        if listed
+        else (
+            "Every term is finite at the starting point itself, but not around it, even with a standard deviation of "
+            f"{START_SCALES[-1]}; or its gradient is not."
+        )
+    )
+    return (
+        f"The log density or its gradient is not finite at the start. {where} Check the data and the supports of those "
+        "variables, or give a `start` inside the support, and a smaller `start_sigma`."
+    )
