@@ -4,6 +4,7 @@ import contextlib
 import functools
 import warnings
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,27 +18,29 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from pytensor.xtensor.type import XTensorType, as_xtensor
 
-from pymc_ngvi.diagnostics import DataSnapshot, FitReport
-from pymc_ngvi.export import Exports, check_cov_size
+from pymc_ngvi.diagnostics import FitReport
+from pymc_ngvi.export import DataSnapshot, check_cov_size
 from pymc_ngvi.model import Layout, LogDensity
 from pymc_ngvi.model.constrain import Constrainer
 from pymc_ngvi.result import FitRecord
 from pymc_ngvi.types import Array, VariationalState
+
+_node_property: Callable[[Callable[[Any], Any]], Any] = node_property
 
 
 @functools.cache
 def _support_numba() -> None:
     """Make Numba run our Ops by calling back to Python, without the warning that PyTensor gives for unknown Ops."""
     with contextlib.suppress(ImportError):
-        from pytensor.link.numba.dispatch import (
-            basic,
-        )  # .6 s to import: only once a graph is asked for
+        # .6 s to import: only once a graph is asked for.
+        from pytensor.link.numba.dispatch import basic
 
-        @basic.numba_funcify.register(_StateOp)
-        def _funcify(op: Any, node: Any, **kwargs: Any) -> Any:
+        def funcify(op: Any, node: Any, **kwargs: Any) -> Any:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Numba will use object mode", UserWarning)
                 return basic.generate_fallback_impl(op, node, **kwargs)
+
+        basic.numba_funcify.register(_StateOp, funcify)
 
 
 class _StateOp(Op):
@@ -73,9 +76,6 @@ class _Draws(_StateOp):
     def _output_type(self) -> Any:
         return pt.TensorType("float64", shape=(None, self.n_dim))
 
-    def infer_shape(self, fgraph: Any, node: Any, input_shapes: Any) -> list[Any]:
-        return [(input_shapes[0][0], pt.constant(self.n_dim, dtype="int64"))]
-
     def _compute(self, state: VariationalState, *points: Array) -> Array:
         (base,) = points
         at_mean = np.isnan(base).any(axis=1)
@@ -92,9 +92,6 @@ class _LogDensityOfQ(_StateOp):
 
     def _output_type(self) -> Any:
         return pt.TensorType("float64", shape=(None,))
-
-    def infer_shape(self, fgraph: Any, node: Any, input_shapes: Any) -> list[Any]:
-        return [(input_shapes[0][0],)]
 
     def _compute(self, state: VariationalState, *points: Array) -> Array:
         return state.log_density(points[0])
@@ -225,27 +222,27 @@ class NGVIGroup(Group):
         op = op_class(self.state_class, tuple(self.shared_params), self.ddim, **props)
         return op(*points, *self.shared_params.values())
 
-    @node_property
+    @_node_property
     def symbolic_random(self) -> Any:
         """Symbolic draws of q, (n_draws, n_dim), as a function of ``symbolic_initial``."""
         return self._apply(_Draws, self.symbolic_initial).astype(self.symbolic_initial.dtype)
 
-    @node_property
+    @_node_property
     def symbolic_logq_not_scaled(self) -> Any:
         """Symbolic log q at ``symbolic_random``, (n_draws,)."""
         return self._apply(_LogDensityOfQ, self.symbolic_random)
 
-    @node_property
+    @_node_property
     def mean(self) -> Any:
         """Mean, (n_dim,), unconstrained."""
         return self._apply(_Moment, moment="mean")
 
-    @node_property
+    @_node_property
     def std(self) -> Any:
         """Marginal standard deviations, (n_dim,), unconstrained."""
         return self._apply(_Moment, moment="sd")
 
-    @node_property
+    @_node_property
     def cov(self) -> Any:
         """Covariance, (n_dim, n_dim), unconstrained.
 
@@ -263,7 +260,7 @@ def _arrays_of(q: VariationalState) -> dict[str, NDArray[Any]]:
     return {name: np.require(a, requirements=["C", "W"]) for name, a in q.params().items()}
 
 
-class NGVIApproximation(FitReport, Exports, Approximation):
+class NGVIApproximation(FitReport, Approximation):
     """Approximate posterior of a PyMC model; everything that works with the result of ``pm.fit`` works with it.
 
     Parameters

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from numpy.typing import NDArray
-
+from pymc_ngvi.export import Exports
 from pymc_ngvi.result import Elbo, FitRecord
 from pymc_ngvi.status import Status
 from pymc_ngvi.types import Array
@@ -73,7 +72,7 @@ def pareto_khat(log_p: Array, log_q: Array) -> float:
 
 def khat_limit(n_draws: int) -> float:
     """Return the k-hat above which estimates weighted by ``n_draws`` draws can't be trusted."""
-    return min(1.0 - 1.0 / np.log10(n_draws), 0.7)
+    return min(1.0 - 1.0 / float(np.log10(n_draws)), 0.7)
 
 
 def khat_meaning(khat: float, n_draws: int = 10_000) -> str:
@@ -138,35 +137,10 @@ def summary_lines(record: FitRecord | None, khat: float | None, n_draws: int) ->
     return tuple(lines)
 
 
-class DataSnapshot:
-    """Remembers the data that a model had, to tell later whether it was changed.
-
-    Parameters
-    ----------
-    model : pymc.Model
-        Its ``pm.Data`` are remembered by reference: ``pm.set_data`` puts new arrays in their place.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self._arrays: dict[str, NDArray[Any]] = {
-            var.name: var.get_value(borrow=True) for var in model.data_vars if hasattr(var, "get_value")
-        }
-
-    def changed(self) -> list[str]:
-        """Return the names of the data that differ from what they were."""
-        return [
-            name
-            for name, then in self._arrays.items()
-            if (now := self._model[name].get_value(borrow=True)) is not then and not np.array_equal(now, then)
-        ]
-
-
-class FitReport:
+class FitReport(Exports):
     """The part of an approximation that reports on its fit, from ``record``."""
 
     record: FitRecord | None
-    _data: DataSnapshot
     _inference: Any
 
     def _fitted(self, what: str) -> FitRecord:

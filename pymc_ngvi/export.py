@@ -14,7 +14,6 @@ from pymc.variational.opvi import VIState
 
 import pymc_ngvi
 
-from pymc_ngvi.diagnostics import DataSnapshot
 from pymc_ngvi.model import Layout, LogDensity
 from pymc_ngvi.model.constrain import Constrainer
 from pymc_ngvi.types import Array, VariationalState
@@ -84,7 +83,7 @@ def to_datatree(trace: MultiTrace, model: pm.Model, **options: Any) -> xr.DataTr
     -------
     xarray.DataTree
     """
-    tree = pm.to_inference_data(trace, model=model, **options)
+    tree: xr.DataTree = pm.to_inference_data(trace, model=model, **options)
     for group in ("posterior", "sample_stats"):
         if group in tree.children:
             attrs = tree[group].attrs
@@ -93,6 +92,9 @@ def to_datatree(trace: MultiTrace, model: pm.Model, **options: Any) -> xr.DataTr
             version = getattr(pymc_ngvi, "__version__", None)
             if version is not None:
                 attrs["inference_library_version"] = version
+    if "sample_stats" in tree.children:
+        stats = tree["sample_stats"].to_dataset()
+        tree["sample_stats"] = xr.DataTree(stats[sorted(stats.data_vars, key=str)])  # PyMC keeps their names in a set
     return tree
 
 
@@ -165,6 +167,30 @@ def check_cov_size(n_dim: int) -> None:
             "memory. Use std or sd_flat for the standard deviations, and cov_of(names) for the "
             "covariance of some variables."
         )
+
+
+class DataSnapshot:
+    """Remembers the data that a model had, to tell later whether it was changed.
+
+    Parameters
+    ----------
+    model : pymc.Model
+        Its ``pm.Data`` are remembered by reference: ``pm.set_data`` puts new arrays in their place.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._arrays: dict[str, NDArray[Any]] = {
+            var.name: var.get_value(borrow=True) for var in model.data_vars if hasattr(var, "get_value")
+        }
+
+    def changed(self) -> list[str]:
+        """Return the names of the data that differ from what they were."""
+        return [
+            name
+            for name, then in self._arrays.items()
+            if (now := self._model[name].get_value(borrow=True)) is not then and not np.array_equal(now, then)
+        ]
 
 
 class Exports:
@@ -356,7 +382,9 @@ class Exports:
 
     def _constrained_sd(self, constrainer: Constrainer) -> dict[str, Array]:
         """Return the standard deviations over draws, accumulated chunk by chunk."""
-        n_seen, mean, square = 0, {}, {}
+        n_seen = 0
+        mean: dict[str, Array] = {}
+        square: dict[str, Array] = {}
         for theta in self._draw_chunks(_STATE_DRAWS, _STATE_SEED):
             for name, value in constrainer(theta).items():
                 centre = value.mean(axis=0)

@@ -8,7 +8,7 @@ import pymc as pm
 
 from pymc.initial_point import make_initial_point_fn
 
-from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model import LogDensity, without_c
 from pymc_ngvi.registry import suggestion
 from pymc_ngvi.status import StartError
 from pymc_ngvi.types import Array
@@ -49,7 +49,8 @@ def start_point(density: LogDensity, start: Mapping[str, Any] | None) -> Array:
         for name, v in by_name.items()
         if name in start and v.value_name not in start
     }
-    point = make_initial_point_fn(model=model, overrides=constrained, jitter_rvs=set(), return_transformed=True)(0)
+    with without_c():
+        point = make_initial_point_fn(model=model, overrides=constrained, jitter_rvs=set(), return_transformed=True)(0)
     for name, v in by_value.items():
         if name in start:
             point[name] = np.asarray(start[name], dtype=np.float64)
@@ -121,7 +122,8 @@ def choose_start(rule: Any, family: Any, point: Array, scales: Sequence[Array], 
 
 
 def _start_message(model: pm.Model, point: Mapping[str, Any]) -> str:
-    terms = model.point_logps(dict(point), round_vals=4)
+    with without_c():
+        terms = model.point_logps(dict(point), round_vals=4, mode="FAST_COMPILE")
     bad = {name: value for name, value in terms.items() if not np.isfinite(value)}
     listed = ", ".join(f"{name} ({value})" for name, value in bad.items())
     where = (

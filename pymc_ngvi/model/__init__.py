@@ -1,7 +1,8 @@
 """The only part that evaluates a PyMC model: log density, derivatives, constrained values."""
 
+from pymc_ngvi.model.backends import without_c
 from pymc_ngvi.model.graph import MissingDerivativeError
 from pymc_ngvi.model.layout import Layout, Variable
 from pymc_ngvi.model.logdensity import LogDensity
 
-__all__ = ["Layout", "LogDensity", "MissingDerivativeError", "Variable"]
+__all__ = ["Layout", "LogDensity", "MissingDerivativeError", "Variable", "without_c"]

@@ -6,7 +6,10 @@ second. It keeps every stabilising rewrite of the default mode and leaves out wh
 """
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any, Literal, get_args
+
+import pytensor
 
 from pymc.pytensorf import resolve_backend_compile_kwargs
 from pytensor import scalar as ps
@@ -85,6 +88,24 @@ def compile_options(backend: str, compile_kwargs: dict[str, Any] | None) -> dict
         return {**(compile_kwargs or {}), "mode": quick_mode()}
     options: dict[str, Any] = resolve_backend_compile_kwargs(backend, compile_kwargs)
     return options
+
+
+def compile_flags(backend: str) -> AbstractContextManager[None]:
+    """Return the context in which functions are compiled for a backend."""
+    if backend == "quick":
+        return without_c()
+    context: AbstractContextManager[None] = pytensor.config.change_flags(floatX="float64")
+    return context
+
+
+def without_c() -> AbstractContextManager[None]:
+    """Return a context in which PyTensor compiles no C code.
+
+    It would for inner graphs (Scan, log-sum-exp) even where the outer graph runs on Python thunks, and PyMC does so for
+    initial points: 30 seconds for a mixture model.
+    """
+    context: AbstractContextManager[None] = pytensor.config.change_flags(cxx="", floatX="float64")
+    return context
 
 
 def python_loops(nodes: Iterable[Apply]) -> list[Apply]:

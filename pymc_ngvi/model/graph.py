@@ -5,9 +5,13 @@ from typing import Any
 import pymc as pm
 import pytensor.tensor as pt
 
+from pytensor.compile.builders import OpFromGraph
+from pytensor.compile.rewriting import inline_ofg_node
 from pytensor.gradient import DisconnectedType
 from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import graph_replace, vectorize_graph
+from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import toposort
 from pytensor.scalar import Cast
@@ -69,18 +73,33 @@ def _in_float64(outputs: list[Any], replacements: dict[Variable, Variable]) -> l
     return [done.get(out, out) for out in outputs]
 
 
+@node_rewriter([OpFromGraph])
+def _inline(fgraph: Any, node: Any) -> list[Any]:
+    return list(inline_ofg_node(node))
+
+
+def inline_inner_graphs(outputs: list[Any]) -> list[Any]:
+    """Replace every node that wraps a graph of its own (log-sum-exp, softmax, ...) by that graph.
+
+    Last thing before vectorising, after all derivatives, which those nodes define in a stable way: a wrapped graph would
+    be run draw by draw, and compiled by itself.
+    """
+    fgraph = FunctionGraph(outputs=outputs, clone=False, copy_inputs=False)
+    while any(isinstance(node.op, OpFromGraph) for node in fgraph.apply_nodes):
+        dfs_rewriter(_inline).rewrite(fgraph)
+    return list(fgraph.outputs)
+
+
 def simplify(outputs: list[Any], *, check_bounds: bool = True) -> list[Any]:
     """Canonicalise and stabilise a graph.
 
     Differentiating and vectorising the simplified graph rather than the raw one makes the next graphs several times
-    smaller, and so the whole compilation (epilepsy GLMM: 8.5 s to 1.1 s).
+    smaller, and so the whole compilation (epilepsy GLMM: 8.5 s to 1.1 s). Shapes become constants, which vectorising
+    relies on.
     """
     parameter_checks = "local_check_parameter_to_ninf_switch" if check_bounds else "local_remove_check_parameter"
-    return list(
-        rewrite_graph(
-            outputs, clone=False, include=("canonicalize", "stabilize", parameter_checks), exclude=("inplace",)
-        )
-    )
+    include = ("canonicalize", "stabilize", "ShapeOpt", parameter_checks)
+    return list(rewrite_graph(outputs, clone=False, include=include, exclude=("inplace",)))
 
 
 def gradient(logp: Any, theta: Any) -> Any:
@@ -114,7 +133,7 @@ def over_draws(outputs: list[Any], theta: Any) -> tuple[Any, list[Any]]:
     matrix, outputs : the symbolic draws, (n_draws, n_dim), and the outputs with a leading axis of draws
     """
     matrix = pt.matrix("draws", dtype="float64", shape=(None, theta.type.shape[0]))
-    batched = vectorize_graph(outputs, {theta: matrix})
+    batched = vectorize_graph(inline_inner_graphs(outputs), {theta: matrix})
     # What does not depend on theta comes back without the axis.
     return matrix, [
         b if b.type.ndim == o.type.ndim + 1 else pt.broadcast_to(b, (matrix.shape[0], *b.shape))
@@ -125,7 +144,7 @@ def over_draws(outputs: list[Any], theta: Any) -> tuple[Any, list[Any]]:
 def over_directions(product: Any, direction: Any) -> tuple[Any, Any]:
     """Vectorise a Hessian-vector product at one point over directions, (n_directions, n_dim)."""
     matrix = pt.matrix("directions", dtype="float64", shape=(None, direction.type.shape[0]))
-    batched = vectorize_graph(product, {direction: matrix})
+    batched = vectorize_graph(inline_inner_graphs([product])[0], {direction: matrix})
     if batched.type.ndim == 1:  # does not depend on the direction: a Hessian of zeros
         batched = pt.broadcast_to(batched, (matrix.shape[0], batched.shape[0]))
     return matrix, batched

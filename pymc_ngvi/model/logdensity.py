@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
-import pytensor
 
 from pymc.pytensorf import compile as pymc_compile
 
 from pymc_ngvi.model import cost, graph
-from pymc_ngvi.model.backends import BACKENDS, compile_options
+from pymc_ngvi.model.backends import BACKENDS, compile_flags, compile_options, without_c
 from pymc_ngvi.model.checks import check_model
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.types import Array
@@ -77,7 +76,8 @@ class LogDensity:
         check_model(model)
         start = time.perf_counter()
         self.model = model
-        point = model.initial_point(0)
+        with without_c():
+            point = model.initial_point(0)
         self.layout = Layout.from_model(model, point)
         self.n_dim = self.layout.n_dim
         self._initial_point = self.layout.flatten(point)
@@ -95,7 +95,8 @@ class LogDensity:
         self.compile_seconds = time.perf_counter() - start
 
     def _simplify(self, outputs: list[Any]) -> list[Any]:
-        return graph.simplify(outputs, check_bounds=self.model.check_bounds)
+        with without_c():  # constants are folded by running their graphs
+            return graph.simplify(outputs, check_bounds=self.model.check_bounds)
 
     def _choose(self, backend: str) -> str:
         if backend != "auto":
@@ -218,7 +219,7 @@ class LogDensity:
 
     def _compile(self, inputs: list[Any], outputs: Any) -> Callable[..., Any]:
         # PyMC's own compile advances random generators in the graph; the model's context carries `check_bounds`.
-        with self.model, pytensor.config.change_flags(floatX="float64"):
+        with self.model, compile_flags(self.backend):
             function: Callable[..., Any] = pymc_compile(
                 inputs, outputs, on_unused_input="ignore", trust_input=True, **self._compile_options
             )

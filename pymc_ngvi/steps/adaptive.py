@@ -33,7 +33,9 @@ from pymc_ngvi.types import Array, BaseDraws, Estimator, Evaluation, Moments, Ta
 _MAX_MEAN_ERROR, _MAX_CURVATURE_ERROR = 0.1, 0.2
 #: At the default tolerance: nats per dimension that a converged fit may lack (a root-mean-square error of .03 sd in
 #: the mean), and the nats below which nothing is asked.
-_TOL_PER_DIM, _TOL_LEAST = 1e-2, 4e-2
+_TOL_PER_DIM, _TOL_LEAST = 1e-2, 1e-1
+#: Part of the nats that no q of the family can gain, which a converged fit may lack.
+_TOL_UNREACHABLE = 0.05
 #: Whitened errors, and nats, below which the fit counts as near the optimum.
 _NEAR_ERROR, _NEAR_NATS, _NEAR_NATS_PER_DIM = 0.6, 0.5, 0.01
 #: Draws below which a solved set is followed by one four times as large.
@@ -46,10 +48,39 @@ _MAX_ROUNDS = 4
 _CREEPING, _CREEPING_INEXACT = 1.0, 0.6
 #: Steps kept for the secant correction: where it serves only the last stretch, and where it is always needed.
 _N_PAIRS, _N_PAIRS_INEXACT = 3, 12
+#: Accepted steps on one set of draws, at most: a target that takes more is better served by more draws.
+_MAX_STEPS = 60
 #: Random streams from here on serve only to assess states, never to move them.
 _ASSESSMENT_LEVEL = 1_000_000
 #: Accepted steps in a row that gain nothing, after which the set counts as solved.
 _MAX_IDLE = 3
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Corrected gaps of successive states, each on its own fresh draws, pooled with weights S.
+
+    Averaging only improves the state, so that the pooled gap is an upper bound of the last state's, on average.
+    """
+
+    draws: float = 0.0
+    weighted_gap: float = 0.0
+    weighted_variance: float = 0.0
+
+    def add(self, n_draws: int, moments: Moments) -> "Evidence":
+        """Return the evidence with one more set."""
+        return Evidence(
+            self.draws + n_draws,
+            self.weighted_gap + n_draws * (moments.gap - moments.floor),
+            self.weighted_variance + (n_draws * moments.floor_sd) ** 2,
+        )
+
+    @property
+    def bound(self) -> float:
+        """Gap with two standard deviations of its estimate; inf without any set."""
+        if not self.draws:
+            return np.inf
+        return (self.weighted_gap + 2.0 * float(np.sqrt(self.weighted_variance))) / self.draws
 
 
 @dataclass(frozen=True)
@@ -78,8 +109,12 @@ class AdaptiveState:
         Recent steps, for the secant correction.
     learned : bool
         A step on a fixed set near the optimum was looked at for it.
+    evidence : Evidence
+        Of the fresh sets since averaging began.
     rounds : int
         Sets of fresh draws tried at the largest size.
+    n_steps : int
+        Accepted steps on the current set.
     idle : int
         Accepted steps in a row that gained nothing.
     stalled : bool
@@ -99,7 +134,9 @@ class AdaptiveState:
     n_pooled: int = 0
     pairs: tuple[Pair, ...] = ()
     learned: bool = False
+    evidence: Evidence = Evidence()
     rounds: int = 0
+    n_steps: int = 0
     idle: int = 0
     stalled: bool = False
     n_dropped: int = 0
@@ -131,8 +168,9 @@ class Adaptive:
     seed : int
         Of the base draws.
     tol : float, default 0.05
-        Stop when the nats still to be gained, with two standard deviations of their estimate, are below this (for
-        d < 100 dimensions: below ``tol * max(d, 4) / 100``), and no coordinate is off by much.
+        Stop when the nats still to be gained, with two standard deviations of their estimate, are below this (in
+        d < 100 dimensions: below ``tol * max(d, 10) / 100`` where the posterior is near-Gaussian), and no coordinate is
+        off by much.
     n_draws, max_draws : int
         Sizes of the first and of the largest set of draws, powers of 2.
     """
@@ -152,6 +190,7 @@ class Adaptive:
         self._update = update
         self._estimator = estimator
         self._seed = seed
+        self._most_tol = tol
         self._tol = tol * min(1.0, max(_TOL_PER_DIM * target.n_dim, _TOL_LEAST))
         self._n_draws = n_draws
         self._max_draws = max(max_draws, n_draws)
@@ -187,7 +226,7 @@ class Adaptive:
             averaged = self._average(state)
             if averaged is not None:
                 return averaged
-        return self._solve(replace(state, n_pooled=0))
+        return self._solve(replace(state, n_pooled=0, evidence=Evidence()))
 
     def terminate(self, state: AdaptiveState) -> Status | None:
         """Return why to stop, or None to go on."""
@@ -196,7 +235,7 @@ class Adaptive:
         m = state.moments
         # A set that is its own first use certifies nothing unless its size lets the noise be judged.
         if state.n_draws >= _FEW_DRAWS or m.floor_sd == 0.0:
-            gap_met = m.gap - m.floor + 2.0 * m.floor_sd < self._tol
+            gap_met = min(m.gap - m.floor + 2.0 * m.floor_sd, state.evidence.bound) < self._tolerance(state)
             mean_met = np.max(np.abs(m.grad) - 2.0 * m.grad_se, initial=0.0) <= _MAX_MEAN_ERROR
             curvature_error = np.abs(_diagonal(m.curvature) - 1.0) - 2.0 * m.curvature_se
             if gap_met and mean_met and np.max(curvature_error, initial=0.0) <= _MAX_CURVATURE_ERROR:
@@ -235,7 +274,7 @@ class Adaptive:
         if q is None:
             return None
         # Draws that the certificate needs: two standard deviations of the gap's estimate within 40 % of the tolerance.
-        needed = state.n_draws * 5.0 * state.moments.floor_sd / self._tol
+        needed = state.n_draws * 5.0 * state.moments.floor_sd / self._tolerance(state)
         n_draws = min(n_pooled, max(needed, _FEW_DRAWS), self._max_draws)
         moved = replace(state, q=q, n_pooled=n_pooled, step_size=rho, stalled=False)
         new = self._redraw(moved, int(2 ** np.floor(np.log2(n_draws))))
@@ -267,10 +306,11 @@ class Adaptive:
             stalled=False,
             step_size=rho,
             next_step_size=min(1.0, 4.0 * rho),
+            n_steps=state.n_steps + 1,
             idle=0 if gained else state.idle + 1,
         )
         # After a full step from within the sampling error, what is left on this set is far below it.
-        if (rho == 1.0 and state.learned and self._is_solved(state.moments)) or moved.idle >= _MAX_IDLE:
+        if (rho == 1.0 and state.learned and self._is_solved(state.moments)) or self._is_spent(moved):
             return self._next_set(moved)
         moved = self._learn(state, replace(moved, moments=self._moments(moved)), rho * direction)
         return self._next_set(moved) if self._is_solved(moved.moments) else moved
@@ -301,7 +341,7 @@ class Adaptive:
         near = self._is_near(state.moments, state.moments.gap) and not state.stalled
         grows = n_draws < _FEW_DRAWS or not near
         larger = min(n_draws * _GROWTH, self._max_draws) if grows else n_draws
-        return self._redraw(replace(state, n_pooled=n_draws, idle=0), larger)
+        return self._redraw(replace(state, n_pooled=n_draws, evidence=Evidence(), idle=0), larger)
 
     def _redraw(self, state: AdaptiveState, n_draws: int) -> AdaptiveState:
         level = state.level + 1
@@ -313,10 +353,12 @@ class Adaptive:
             base=base,
             evaluation=evaluation,
             fresh=True,
+            n_steps=0,
             rounds=state.rounds + (n_draws >= self._max_draws),
             n_dropped=state.n_dropped + int((~evaluation.finite).sum()),
         )
-        return replace(drawn, moments=self._moments(drawn))
+        moments = self._moments(drawn)
+        return replace(drawn, moments=moments, evidence=state.evidence.add(n_draws, moments))
 
     def _moments(self, state: AdaptiveState) -> Moments:
         moments = self._estimator(self._target, state.q, state.base, state.evaluation)
@@ -347,12 +389,27 @@ class Adaptive:
             return new
         return replace(new, pairs=(*new.pairs, pair)[-(_N_PAIRS if exact else _N_PAIRS_INEXACT) :])
 
+    def _tolerance(self, state: AdaptiveState) -> float:
+        """Return the nats that may be left to gain.
+
+        Where the posterior is far from Gaussian, half the variance of log p - log q under q tells how many nats the
+        best q of the family lacks; to find that q to within a small part of them is enough.
+        """
+        base, keep = state.base, state.evaluation.finite
+        # log q up to a constant: the draws are whitened normals.
+        h = state.evaluation.logp[keep] + 0.5 * np.sum(base.z[keep] ** 2, axis=1)
+        unreachable = 0.5 * float(np.var(h)) if len(h) else 0.0
+        return float(np.clip(_TOL_UNREACHABLE * unreachable, self._tol, self._most_tol))
+
     def _is_near(self, moments: Moments, gap: float) -> bool:
         return (
             gap < max(_NEAR_NATS, _NEAR_NATS_PER_DIM * self._target.n_dim)
             and np.max(np.abs(moments.grad), initial=0.0) < _NEAR_ERROR
             and np.max(np.abs(_diagonal(moments.curvature) - 1.0), initial=0.0) < _NEAR_ERROR
         )
+
+    def _is_spent(self, state: AdaptiveState) -> bool:
+        return state.idle >= _MAX_IDLE or state.n_steps >= _MAX_STEPS
 
     def _is_solved(self, moments: Moments) -> bool:
         return moments.gap <= max(moments.floor, 0.1 * self._tol)

@@ -1,0 +1,59 @@
+"""Options and fixtures that the whole suite shares."""
+
+import os
+import zlib
+
+from pathlib import Path
+
+import hypothesis
+import numpy as np
+import pytensor
+import pytest
+
+# No window may open; set before anything imports matplotlib.
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+# The same examples in every run, and no deadline: a busy machine is no failure.
+hypothesis.settings.register_profile("suite", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("suite")
+
+
+def pytest_addoption(parser):
+    """Add the folders that hold what the repository does not."""
+    group = parser.getgroup("pymc_ngvi")
+    group.addoption("--data", type=Path, default=None, help="folder of the larger data sets (csv)")
+    group.addoption("--references", type=Path, default=None, help="folder of the NUTS reference moments (npz)")
+
+
+def _folder(request, option):
+    path = request.config.getoption(option)
+    if path is None:
+        pytest.skip(f"needs {option}=FOLDER")
+    if not path.is_dir():
+        raise pytest.UsageError(f"{option}={path} is not a folder")
+    return path
+
+
+@pytest.fixture
+def data_dir(request):
+    """Folder of the larger data sets; skips without ``--data``."""
+    return _folder(request, "--data")
+
+
+@pytest.fixture
+def references_dir(request):
+    """Folder of the NUTS reference moments; skips without ``--references``."""
+    return _folder(request, "--references")
+
+
+@pytest.fixture
+def rng(request):
+    """Generator seeded by the name of the test with its parameters: the same in every run and in any order."""
+    return np.random.default_rng(zlib.crc32(request.node.name.encode()))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _rewrite_errors_raise():
+    """Make a failing PyTensor rewrite an error instead of a line in the log."""
+    with pytensor.config.change_flags(on_opt_error="raise"):
+        yield

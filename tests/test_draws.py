@@ -1,0 +1,90 @@
+"""Base draws: antithetic, in replicates, standard normal in every coordinate."""
+
+import numpy as np
+import pytest
+
+from matrix import two_seeds
+from pymc_ngvi.draws import MAX_SOBOL_DIM, N_REPLICATES, antithetic_draws, sobol_normals
+from pymc_ngvi.types import BaseDraws
+
+sizes = pytest.mark.parametrize("n_draws", [2, 4, 8, 32, 256])
+
+
+@sizes
+@two_seeds
+def test_every_replicate_is_closed_under_reflection(n_draws, seed):
+    base = antithetic_draws(n_draws, 3, np.random.default_rng(seed))
+    assert base.z.shape == (n_draws, 3)
+    assert base.n_draws == n_draws
+    for rows in base.replicates():
+        block = base.z[rows]
+        np.testing.assert_allclose(np.sort(block, axis=0), np.sort(-block, axis=0), rtol=0)
+        np.testing.assert_allclose(block.sum(axis=0), 0.0, atol=1e-12)
+
+
+@sizes
+def test_pairs_are_reflections_and_cover_every_row_once(n_draws, rng):
+    base = antithetic_draws(n_draws, 3, rng)
+    pairs = base.pairs()
+    np.testing.assert_array_equal(np.sort(pairs.ravel()), np.arange(n_draws))
+    np.testing.assert_array_equal(base.z[pairs[:, 0]], -base.z[pairs[:, 1]])
+
+
+@sizes
+def test_replicates_partition_the_rows(n_draws, rng):
+    base = antithetic_draws(n_draws, 2, rng)
+    assert base.n_replicates == len(base.replicates()) == min(N_REPLICATES, n_draws // 2)
+    rows = np.concatenate([np.arange(n_draws)[part] for part in base.replicates()])
+    np.testing.assert_array_equal(rows, np.arange(n_draws))
+    assert {part.stop - part.start for part in base.replicates()} == {n_draws // base.n_replicates}
+
+
+def test_pairs_do_not_cross_replicates():
+    base = BaseDraws(np.zeros((16, 1)), 4)
+    assert (base.pairs() // 4).tolist() == [[r, r] for r in range(4) for _ in range(2)]
+    assert (np.diff(base.pairs(), axis=1) == 2).all()
+
+
+@two_seeds
+def test_moments_are_those_of_standard_normals(seed):
+    """64 independent sets of 32: each mean of squares and of products within 5 standard errors, 10 comparisons."""
+    rng = np.random.default_rng(seed)
+    sets = np.array([antithetic_draws(32, 4, rng).z for _ in range(64)])
+    products = np.einsum("rni,rnj->rij", sets, sets) / 32
+    error = products.mean(axis=0) - np.eye(4)
+    se = products.std(axis=0, ddof=1) / np.sqrt(len(sets))
+    assert (np.abs(error) < 5.0 * se).all()
+    fourth = np.mean(sets**4, axis=1)
+    assert (np.abs(fourth.mean(axis=0) - 3.0) < 5.0 * fourth.std(axis=0, ddof=1) / np.sqrt(len(sets))).all()
+
+
+def test_coordinates_and_replicates_are_not_copies_of_each_other(rng):
+    base = antithetic_draws(256, 3, rng)
+    correlation = np.corrcoef(base.z.T)
+    assert np.abs(correlation - np.eye(3)).max() < 0.2
+    blocks = [base.z[rows] for rows in base.replicates()]
+    assert not any(np.array_equal(blocks[0], other) for other in blocks[1:])
+
+
+def test_quasi_random_normals_are_more_even_than_plain_ones(rng):
+    """The error of E|z| over 64 points: plain normals have a root mean square of .6 / 8 = .075."""
+    errors = [np.abs(sobol_normals(64, 2, rng)).mean(axis=0) - np.sqrt(2 / np.pi) for _ in range(30)]
+    assert np.sqrt(np.mean(np.square(errors))) < 0.025
+
+
+@pytest.mark.parametrize("n_dim", [0, MAX_SOBOL_DIM, MAX_SOBOL_DIM + 3, 25_000])
+def test_any_number_of_dimensions(n_dim, rng):
+    base = antithetic_draws(4, n_dim, rng)
+    assert base.z.shape == (4, n_dim)
+    assert np.isfinite(base.z).all()
+    beyond = base.z[:, MAX_SOBOL_DIM:]
+    assert len(np.unique(beyond)) == beyond.size  # filled, and each draw with numbers of its own
+    np.testing.assert_array_equal(base.z[base.pairs()[:, 0]], -base.z[base.pairs()[:, 1]])
+
+
+@two_seeds
+def test_the_generator_alone_decides(seed):
+    first, again = (antithetic_draws(16, 3, np.random.default_rng(seed)).z for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    rng = np.random.default_rng(seed)
+    assert not np.array_equal(antithetic_draws(16, 3, rng).z, antithetic_draws(16, 3, rng).z)

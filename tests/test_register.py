@@ -1,0 +1,326 @@
+"""`pm.fit` with the method "ngvi": what it takes over, and what it leaves alone."""
+
+import functools
+import inspect
+import subprocess
+import sys
+
+import numpy as np
+import pymc as pm
+import pymc.variational
+import pymc.variational.inference
+import pytest
+
+import pymc_ngvi
+
+from pymc_ngvi import NGVI, NGVIApproximation, Status, fit_ngvi, register, unregister
+from pymc_ngvi.register import registered
+
+PLACES = (pymc, pymc.variational, pymc.variational.inference)
+QUIET = {"progressbar": False, "backend": "quick"}
+
+
+def normal_model():
+    with pm.Model() as model:
+        pm.Normal("x", 1.0, 2.0, shape=2)
+    return model
+
+
+def skewed_model():
+    """Not Gaussian: the result depends on the draws, hence on the seed."""
+    with pm.Model() as model:
+        pm.Gamma("rate", 2.0, 3.0)
+    return model
+
+
+@pytest.fixture(autouse=True)
+def _registered():
+    """Leave PyMC as the import of the package left it, whatever the test does."""
+    original = pm.fit.__wrapped__
+    yield
+    for place in PLACES:
+        place.fit = original
+    register()
+
+
+@pytest.fixture
+def spy():
+    """Put a function that only reports its arguments in the place of PyMC's own fit, and register around it."""
+    original = pm.fit.__wrapped__
+    calls = []
+
+    @functools.wraps(original)
+    def fake(*args, **kwargs):
+        calls.append((args, kwargs))
+        return calls
+
+    for place in PLACES:
+        place.fit = fake
+    register()
+    return calls
+
+
+# --- being there, and going away again --------------------------------------------------------------------------------
+
+
+def test_one_wrapper_in_all_places():
+    assert pm.fit is pymc.variational.fit
+    assert pm.fit is pymc.variational.inference.fit
+    assert registered()
+
+
+def test_registering_again_changes_nothing():
+    before = pm.fit
+    register()
+    register()
+    assert pm.fit is before
+    assert not hasattr(pm.fit.__wrapped__, "__wrapped__"), "PyMC's own function is wrapped once"
+
+
+def test_unregister_puts_the_original_back():
+    original = pm.fit.__wrapped__
+    unregister()
+    assert all(place.fit is original for place in PLACES)
+    assert not registered()
+    with pytest.raises(KeyError, match="method should be one of"):
+        pm.fit(1, "ngvi", normal_model())
+    unregister()
+    assert pm.fit is original
+    register()
+    assert pm.fit.__wrapped__ is original
+    assert pm.fit(0, "ngvi", normal_model(), **QUIET).status is Status.NOT_STARTED
+
+
+def test_registers_again_where_one_place_was_overwritten():
+    original = pm.fit.__wrapped__
+    pymc.variational.fit = original
+    assert not registered()
+    register()
+    assert pm.fit is pymc.variational.fit is pymc.variational.inference.fit
+    assert pm.fit.__wrapped__ is original, "wrapped once, not twice"
+
+
+def test_signature_and_docstring_are_kept():
+    original = pm.fit.__wrapped__
+    assert inspect.signature(pm.fit) == inspect.signature(original)
+    for attribute in ("__doc__", "__name__", "__module__", "__qualname__"):
+        assert getattr(pm.fit, attribute) == getattr(original, attribute)
+
+
+def test_import_order():
+    """A name taken from PyMC before the import keeps PyMC's own function, one taken after it does not."""
+    script = """
+from pymc import fit as early
+import pymc as pm
+import pymc_ngvi
+from pymc import fit as late
+assert late is pm.fit is not early
+assert early is pm.fit.__wrapped__
+with pm.Model():
+    pm.Normal("x")
+    try:
+        early(1, method="ngvi")
+    except KeyError as error:
+        assert "method should be one of" in str(error)
+    else:
+        raise AssertionError("PyMC's own function took the method")
+    print(pymc_ngvi.fit_ngvi(0, progressbar=False).status)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "not started"
+
+
+# --- what passes through ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        pytest.param((), {}, id="nothing"),
+        pytest.param((7, "advi"), {}, id="positional"),
+        pytest.param((), {"method": "ADVI", "n": 3, "obj_n_mc": 5}, id="capitals"),
+        pytest.param((9,), {"method": "fullrank_advi", "inf_kwargs": {"random_seed": 1}, "start": {}}, id="inf_kwargs"),
+        pytest.param((), {"method": "svgd", "random_seed": None, "score": False}, id="given-none"),
+        pytest.param((), {"method": 3}, id="no-method-at-all"),
+        pytest.param((1, "ngvi", None, 2, None, None, None, "too many"), {}, id="too-many-arguments"),
+    ],
+)
+def test_other_calls_arrive_untouched(spy, args, kwargs):
+    assert pm.fit(*args, **kwargs) is spy
+    [(got_args, got_kwargs)] = spy
+    assert got_args == args
+    assert got_kwargs == kwargs
+    assert all(got_kwargs[name] is value for name, value in kwargs.items())
+
+
+@pytest.mark.parametrize("call", [{"method": "ngvi"}, {"method": NGVI}], ids=["name", "instance"])
+def test_our_calls_do_not_arrive(spy, call):
+    model = normal_model()
+    method = call["method"]
+    approx = pm.fit(0, method if isinstance(method, str) else method(model), model, **QUIET)
+    assert isinstance(approx, NGVIApproximation)
+    assert not spy
+
+
+def test_advi_still_gives_a_mean_field():
+    with skewed_model():
+        approx = pm.fit(5, "advi", random_seed=1, progressbar=False, compile_kwargs={"mode": "FAST_COMPILE"})
+    assert type(approx) is pymc.variational.approximations.MeanField
+    assert len(approx.hist) == 5
+
+
+def test_unknown_method_gives_the_same_error():
+    messages = []
+    for fit in (pm.fit, pm.fit.__wrapped__):
+        with pytest.raises(KeyError, match="method should be one of") as error:
+            fit(3, method="ngvi2", model=normal_model())
+        messages.append(sorted(str(error.value)))  # PyMC prints a set: its order varies
+    assert messages[0] == messages[1]
+
+
+def test_bad_arguments_give_the_same_error():
+    """Two values for one argument: PyMC's own TypeError, not one of the wrapper's."""
+    messages = []
+    for fit in (pm.fit, pm.fit.__wrapped__):
+        with pytest.raises(TypeError) as error:
+            fit(3, "ngvi", n=4)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+
+
+# --- what is ours -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ngvi", "NGVI", "NgVi"])
+def test_name_in_any_case(name):
+    with normal_model():
+        approx = pm.fit(method=name, random_seed=1, **QUIET)
+    assert type(approx) is NGVIApproximation
+    # The posterior is N(1, 4): exact for a Gaussian q.
+    np.testing.assert_allclose(approx.mean_flat, 1.0, rtol=1e-10)
+    np.testing.assert_allclose(approx.sd_flat, 2.0, rtol=1e-10)
+
+
+def test_model_of_the_context_or_given():
+    other = normal_model()
+    with skewed_model() as model:
+        assert pm.fit(0, method="ngvi", **QUIET).model is model
+        assert pm.fit(0, method="ngvi", model=other, **QUIET).model is other
+        assert pm.fit(0, "ngvi", other, **QUIET).model is other
+    with pytest.raises(TypeError, match="No model on context stack"):
+        pm.fit(0, method="ngvi", **QUIET)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_instance_honours_seed_and_start(seed):
+    """PyMC drops both where an instance is given; here they count as if given to the constructor."""
+    options = {"start": {"rate": 3.0}, "start_sigma": 0.5, "callbacks": [stop_at(2)], **QUIET}
+    inference = NGVI(skewed_model(), random_seed=99, start={"rate": 0.1})
+    approx = pm.fit(method=inference, random_seed=seed, **options)
+    expected = fit_ngvi(model=skewed_model(), random_seed=seed, **options)
+    other = fit_ngvi(model=skewed_model(), random_seed=99, **options)
+    np.testing.assert_array_equal(approx.mean_flat, expected.mean_flat)
+    np.testing.assert_array_equal(approx.sd_flat, expected.sd_flat)
+    assert other.mean_flat != expected.mean_flat
+    at_start = pm.fit(0, method=NGVI(skewed_model()), start={"rate": 3.0}, **QUIET)
+    np.testing.assert_allclose(at_start.mean_flat, np.log(3.0), rtol=1e-12)
+
+
+def test_instance_keeps_what_is_not_given():
+    inference = NGVI(skewed_model(), start={"rate": 3.0}, start_sigma=0.25)
+    approx = pm.fit(0, method=inference, random_seed=None, start=None, start_sigma=None, **QUIET)
+    np.testing.assert_allclose(approx.mean_flat, np.log(3.0), rtol=1e-12)
+    np.testing.assert_allclose(approx.sd_flat, 0.25, rtol=1e-12)
+
+
+def test_instance_takes_another_model():
+    other = normal_model()
+    assert pm.fit(0, method=NGVI(skewed_model()), model=other, **QUIET).model is other
+
+
+def test_instance_takes_options_of_the_constructor():
+    approx = pm.fit(0, NGVI(normal_model()), None, 1, inf_kwargs={"family": "diagonal"}, n_draws=2, **QUIET)
+    assert approx.record.family == "diagonal"
+    assert approx.record.n_gradients % 2 == 0
+
+
+@pytest.mark.parametrize("method", ["name", "instance"])
+def test_unknown_option_is_refused(method):
+    model = normal_model()
+    chosen = "ngvi" if method == "name" else NGVI(model)
+    with pytest.raises(TypeError, match="does not know the option 'famly': did you mean 'family'"):
+        pm.fit(0, chosen, model, famly="full")
+
+
+# --- options given twice ----------------------------------------------------------------------------------------------
+
+START = {"x": np.array([3.0, 4.0])}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"start": START}, id="direct"),
+        pytest.param({"inf_kwargs": {"start": START}}, id="inf_kwargs"),
+        pytest.param({"start": START, "inf_kwargs": {"start": START}}, id="both-same-object"),
+        pytest.param({"start": START, "inf_kwargs": {"start": {"x": START["x"].copy()}}}, id="both-equal"),
+        pytest.param({"start": None, "inf_kwargs": {"start": START}}, id="none-beside"),
+        pytest.param({"start": START, "inf_kwargs": None}, id="no-inf_kwargs"),
+    ],
+)
+def test_start_arrives(options):
+    approx = pm.fit(0, "ngvi", normal_model(), **options, **QUIET)
+    np.testing.assert_array_equal(approx.mean_flat, [3.0, 4.0])
+
+
+def test_none_beside_a_seed_in_inf_kwargs():
+    """Front ends pass ``random_seed=None`` on where the user gave none: it disagrees with nothing."""
+    seeded = pm.fit(2, "ngvi", skewed_model(), random_seed=5, start_sigma=1.0, callbacks=[stop_at(2)], **QUIET)
+    options = {"random_seed": None, "inf_kwargs": {"random_seed": 5}}
+    approx = pm.fit(2, "ngvi", skewed_model(), **options, start_sigma=1.0, callbacks=[stop_at(2)], **QUIET)
+    np.testing.assert_array_equal(approx.mean_flat, seeded.mean_flat)
+
+
+def stop_at(iteration):
+    def stop(approx, losses, i):
+        if i == iteration:
+            raise StopIteration
+
+    return stop
+
+
+@pytest.mark.parametrize(
+    ("name", "direct", "other"),
+    [
+        ("random_seed", 1, 2),
+        ("start", START, {"x": np.array([3.0, 5.0])}),
+        ("start", START, {"x": START["x"], "y": 1.0}),
+        ("start_sigma", 0.1, 0.2),
+        ("family", "full", "diagonal"),
+        ("n_draws", 8, 16),
+    ],
+    ids=["seed", "start-value", "start-names", "start_sigma", "family", "n_draws"],
+)
+@pytest.mark.parametrize("method", ["name", "instance"])
+def test_disagreement_is_an_error(method, name, direct, other):
+    model = normal_model()
+    chosen = "ngvi" if method == "name" else NGVI(model)
+    with pytest.raises(ValueError, match=f"^{name} is given twice and differs"):
+        pm.fit(0, chosen, model, inf_kwargs={name: other}, **{name: direct}, **QUIET)
+
+
+def test_inf_kwargs_are_not_modified():
+    options = {"family": "diagonal", "random_seed": 1}
+    approx = pm.fit(0, "ngvi", normal_model(), inf_kwargs=options, **QUIET)
+    assert approx.record.family == "diagonal"
+    assert options == {"family": "diagonal", "random_seed": 1}
+
+
+def test_nothing_is_computed_before_options_are_checked(monkeypatch):
+    """A misspelt option must not cost the time that compiling takes."""
+    monkeypatch.setattr(pymc_ngvi.fit, "LogDensity", lambda *_: pytest.fail("the model was compiled first"))
+    with pytest.raises(ValueError, match="Unknown family 'ful'"):
+        pm.fit(method="ngvi", model=normal_model(), family="ful")
+    with pytest.raises(ValueError, match="n is the most iterations"):
+        pm.fit(-1, method="ngvi", model=normal_model())
