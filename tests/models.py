@@ -4,9 +4,15 @@ Constants are not representable in float32: PyTensor holds those that are (2.0) 
 log densities then lose half of the digits that the tests compare.
 """
 
+import warnings
+
 import numpy as np
 import pymc as pm
+import pytensor
 import pytensor.tensor as pt
+
+from pytensor.compile.inner_function import HasInnerFunction
+from pytensor.graph.op import HasInnerGraph
 
 N_OBS = 7
 
@@ -109,3 +115,133 @@ STABILITY = {
     "ordered": ordered_logistic,
     "categorical": categorical_softmax,
 }
+
+
+def imputed():
+    y = np.ma.masked_invalid([1.1, np.nan, 2.3, np.nan, 0.3])
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0.1, 2.3)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Data in y contains missing values")
+            pm.Normal("y", mu, 1.3, observed=y)
+    return model
+
+
+def zero_sum_normal():
+    with pm.Model() as model:
+        z = pm.ZeroSumNormal("z", 1.3, shape=4)
+        pm.Normal("y", z, 1.1, observed=[0.1, 0.2, 0.4, -1.3])
+    return model
+
+
+def gaussian_random_walk():
+    with pm.Model() as model:
+        sigma = pm.HalfNormal("sigma", 1.1)
+        z = pm.GaussianRandomWalk("z", 0.1, sigma, init_dist=pm.Normal.dist(0.1, 2.2), shape=5)
+        pm.Normal("y", z, 1.1, observed=[0.1, 0.2, 0.3, 0.4, 0.9])
+    return model
+
+
+def scan_ar1(n_steps=6):
+    """Latent AR(1) process by a scan over its innovations."""
+    with pm.Model() as model:
+        rho = pm.Uniform("rho", -1.1, 1.1)
+        sigma = pm.HalfNormal("sigma", 1.3)
+        noise = pm.Normal("noise", 0.1, 1.2, shape=n_steps)
+        z = pytensor.scan(
+            lambda e, before, rho, sigma: rho * before + sigma * e,
+            sequences=[noise],
+            outputs_info=[pt.as_tensor(0.1)],
+            non_sequences=[rho, sigma],
+            return_updates=False,
+        )
+        pm.Normal("y", z, 1.1, observed=np.sin(np.arange(n_steps)))
+    return model
+
+
+def lkj_cholesky():
+    with pm.Model() as model:
+        chol, _, _ = pm.LKJCholeskyCov("chol", n=3, eta=2.1, sd_dist=pm.Exponential.dist(1.1))
+        pm.MvNormal("y", np.zeros(3), chol=chol, observed=np.random.default_rng(21).normal(size=(4, 3)))
+    return model
+
+
+def mixture():
+    ordered = pm.distributions.transforms.ordered
+    with pm.Model() as model:
+        weights = pm.Dirichlet("weights", np.array([1.1, 1.2]))
+        mu = pm.Normal("mu", 0.1, 2.1, shape=2, transform=ordered, initval=[-1.1, 1.2])
+        pm.NormalMixture("y", weights, mu, sigma=np.array([1.1, 0.7]), observed=[0.1, 0.4, -0.2, 2.6])
+    return model
+
+
+def potential():
+    with pm.Model() as model:
+        x = pm.Flat("x", shape=2)
+        pm.Potential("p", -pt.sum((x - np.array([1.6, 0.2])) ** 4) + x[0] * x[1])
+    return model
+
+
+def gaussian_process():
+    x = np.linspace(0.0, 1.0, 5)[:, None]
+    with pm.Model() as model:
+        scale = pm.HalfNormal("scale", 1.1)
+        process = pm.gp.Marginal(cov_func=pm.gp.cov.ExpQuad(1, scale))
+        process.marginal_likelihood("y", x, np.array([0.1, 0.3, 0.2, 0.7, 0.1]), sigma=0.3)
+    return model
+
+
+def zero_inflated():
+    with pm.Model() as model:
+        mu = pm.HalfNormal("mu", 1.1)
+        psi = pm.Beta("psi", 1.1, 1.2)
+        pm.ZeroInflatedPoisson("y", psi, mu, observed=[0, 0, 3, 1])
+    return model
+
+
+def zero_size():
+    """Variables with no entries before, between and after others."""
+    with pm.Model() as model:
+        pm.Normal("none", 0.1, 1.1, shape=0)
+        a = pm.Normal("a", 0.1, 1.1)
+        pm.Normal("no_rows", 0.1, 1.1, shape=(2, 0))
+        b = pm.HalfNormal("b", 1.3, shape=(2, 1))
+        pm.HalfNormal("nil", 1.3, shape=(0, 3))
+        pm.Normal("y", a * b[:, 0], 1.2, observed=[0.3, -0.4])
+    return model
+
+
+#: One model for each feature of PyMC that changes how the log density is put together.
+FEATURES = {
+    "imputed": imputed,
+    "zero_sum": zero_sum_normal,
+    "random_walk": gaussian_random_walk,
+    "scan": scan_ar1,
+    "lkj": lkj_cholesky,
+    "mixture": mixture,
+    "potential": potential,
+    "gp": gaussian_process,
+    "zero_inflated": zero_inflated,
+    "zero_size": zero_size,
+}
+
+
+def random_points(density, n_points, seed, scale=0.3):
+    """Draw points near the initial point."""
+    return density.initial_point() + scale * np.random.default_rng(seed).normal(size=(n_points, density.n_dim))
+
+
+def compiled(density, *names):
+    """Return the compiled PyTensor functions behind ``logp``, ``logp_grad`` or ``products``."""
+    return [density._function(name) for name in names or ("logp_grad", "products")]
+
+
+def all_nodes(nodes):
+    """Yield the nodes of a compiled graph and of the graphs inside it: Scan, Blockwise, log-sum-exp, Composite."""
+    for node in nodes:
+        yield node
+        op = getattr(node.op, "core_op", node.op)
+        if isinstance(op, HasInnerFunction):  # what runs, not what was to be compiled
+            yield from all_nodes(op.fn.maker.fgraph.apply_nodes)
+        elif isinstance(op, HasInnerGraph):
+            yield from all_nodes(op.fgraph.apply_nodes)

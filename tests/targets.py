@@ -514,9 +514,9 @@ class RawRegression:
 def random_intercepts():
     """Return a logistic GLMM with 20 groups on made-up data: hierarchical, moderately far from Gaussian."""
     rng = np.random.default_rng(7)
-    group = np.repeat(np.arange(20), 8)
-    x = rng.standard_normal(160)
-    y = rng.random(160) < expit(-0.5 + 0.8 * x + 1.2 * rng.standard_normal(20)[group])
+    group = np.repeat(np.arange(20), 6)
+    x = rng.standard_normal(120)
+    y = rng.random(120) < expit(-0.5 + 0.8 * x + 1.2 * rng.standard_normal(20)[group])
     with pm.Model() as model:
         beta = pm.Normal("beta", 0, 10, shape=2)
         sd = pm.HalfNormal("sd", 2)

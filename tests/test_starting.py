@@ -264,7 +264,6 @@ def test_scale_with_draws_that_are_not_finite_is_no_candidate():
         pytest.param({"beta": [0.0, np.nan, 0.0]}, ["beta", "y"], id="nan"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 def test_start_outside_the_support_is_named(start, named_terms):
     with pytest.raises(StartError, match="not finite at the start") as error:
         fit_ngvi(model=bounded_model(), start=start, **QUIET)

@@ -14,6 +14,9 @@ import numpy as np
 
 from pymc_ngvi.types import Array, BaseDraws, Evaluation, GaussianState, Moments, TargetDensity
 
+#: Numbers in the replicates of the natural gradient, beyond which only their summaries are kept.
+_MAX_KEPT = 16_000_000
+
 
 def price(target: TargetDensity, state: GaussianState, base: BaseDraws, evaluation: Evaluation) -> Moments:
     """Estimate whitened gradient and curvature with Hessian-vector products at every draw.
@@ -83,7 +86,7 @@ def summarise(state: GaussianState, grads: Array, curvatures: Array) -> Moments:
         gap=0.5 * float(mean_u @ mean_u),
         floor=floor,
         floor_sd=floor_sd,
-        replicates=None if state.exact_metric else u,
+        replicates=u if u.size <= _MAX_KEPT else None,
     )
 
 

@@ -47,7 +47,10 @@ _MAX_ROUNDS = 4
 #: Ratio of successive gaps above which averaging counts as creeping: where the metric is exact, and where it is not.
 _CREEPING, _CREEPING_INEXACT = 1.0, 0.6
 #: Steps kept for the secant correction: where it serves only the last stretch, and where it is always needed.
-_N_PAIRS, _N_PAIRS_INEXACT = 3, 12
+_N_PAIRS, _N_PAIRS_INEXACT = 6, 12
+#: A step near the optimum that leaves less than this part of the gap tells that there is nothing to correct; otherwise
+#: so many of them are looked at on a fixed set before averaging begins.
+_FAST_RATE, _N_LEARNED = 0.15, 4
 #: Accepted steps on one set of draws, at most: a target that takes more is better served by more draws.
 _MAX_STEPS = 60
 #: Random streams from here on serve only to assess states, never to move them.
@@ -107,8 +110,8 @@ class AdaptiveState:
         Draws behind ``q``, while steps are averaged; 0 while a fixed set is being solved.
     pairs : tuple of Pair
         Recent steps, for the secant correction.
-    learned : bool
-        A step on a fixed set near the optimum was looked at for it.
+    n_learned : int
+        Steps on fixed sets near the optimum that were looked at for it; `_N_LEARNED` if one showed there is no need.
     evidence : Evidence
         Of the fresh sets since averaging began.
     rounds : int
@@ -133,8 +136,9 @@ class AdaptiveState:
     next_step_size: float = 1.0
     n_pooled: int = 0
     pairs: tuple[Pair, ...] = ()
-    learned: bool = False
+    n_learned: int = 0
     evidence: Evidence = Evidence()
+    predicted_gap: float = np.inf
     rounds: int = 0
     n_steps: int = 0
     idle: int = 0
@@ -222,7 +226,7 @@ class Adaptive:
 
     def step(self, state: AdaptiveState) -> AdaptiveState:
         """Take one step."""
-        if state.fresh and state.n_pooled and state.learned and self._is_near(state.moments, state.gap):
+        if state.fresh and state.n_pooled and self._has_learned(state) and self._is_near(state.moments, state.gap):
             averaged = self._average(state)
             if averaged is not None:
                 return averaged
@@ -267,8 +271,12 @@ class Adaptive:
 
     def _average(self, state: AdaptiveState) -> AdaptiveState | None:
         """Take the step that pools this set with all before it; None where it is not valid."""
-        n_pooled = state.n_pooled + state.n_draws
-        rho = state.n_draws / n_pooled
+        # The gain of a Kalman filter: error of the state, G, against error of what this set says, R. Where G is nothing
+        # but the error of the draws so far, it is S / (N + S).
+        error, noise = state.gap, state.moments.floor
+        pooling = state.n_draws / (state.n_pooled + state.n_draws)
+        rho = max(pooling, error / (error + noise) if error > 0.0 else 0.0)
+        n_pooled = round(state.n_draws / rho)
         _, moments = self._corrected(state)
         q = self._update(state.q, moments, rho, False)
         if q is None:
@@ -276,7 +284,8 @@ class Adaptive:
         # Draws that the certificate needs: two standard deviations of the gap's estimate within 40 % of the tolerance.
         needed = state.n_draws * 5.0 * state.moments.floor_sd / self._tolerance(state)
         n_draws = min(n_pooled, max(needed, _FEW_DRAWS), self._max_draws)
-        moved = replace(state, q=q, n_pooled=n_pooled, step_size=rho, stalled=False)
+        predicted = (1.0 - rho) ** 2 * error + rho**2 * noise
+        moved = replace(state, q=q, n_pooled=n_pooled, step_size=rho, stalled=False, predicted_gap=predicted)
         new = self._redraw(moved, int(2 ** np.floor(np.log2(n_draws))))
         # Shrinking steps can't finish what a full step leaves over: then the set is worth solving, and learning from.
         ratio = _CREEPING if state.q.exact_metric else _CREEPING_INEXACT
@@ -310,10 +319,11 @@ class Adaptive:
             idle=0 if gained else state.idle + 1,
         )
         # After a full step from within the sampling error, what is left on this set is far below it.
-        if (rho == 1.0 and state.learned and self._is_solved(state.moments)) or self._is_spent(moved):
+        if (rho == 1.0 and self._has_learned(state) and self._is_solved(state.moments)) or self._is_spent(moved):
             return self._next_set(moved)
         moved = self._learn(state, replace(moved, moments=self._moments(moved)), rho * direction)
-        return self._next_set(moved) if self._is_solved(moved.moments) else moved
+        learning = moved.n_draws >= _FEW_DRAWS and moved.n_learned and not self._has_learned(moved)
+        return self._next_set(moved) if self._is_solved(moved.moments) and not learning else moved
 
     def _line_search(self, state: AdaptiveState, moments: Moments, first: float) -> tuple[Any, Evaluation, float]:
         """Halve the step until the ELBO on the current draws does not fall and no more draws are lost."""
@@ -380,7 +390,8 @@ class Adaptive:
         exact = old.q.exact_metric
         if exact and not self._is_near(old.moments, old.moments.gap):
             return new
-        new = replace(new, learned=True)
+        fast = exact and not old.pairs and new.moments.gap < _FAST_RATE * old.moments.gap
+        new = replace(new, n_learned=_N_LEARNED if fast else new.n_learned + 1)
         if exact and new.moments.gap > 2.0 * old.moments.gap:
             return replace(new, pairs=())
         change = natural_gradient(old.q, old.moments) - natural_gradient(new.q, new.moments)
@@ -407,6 +418,9 @@ class Adaptive:
             and np.max(np.abs(moments.grad), initial=0.0) < _NEAR_ERROR
             and np.max(np.abs(_diagonal(moments.curvature) - 1.0), initial=0.0) < _NEAR_ERROR
         )
+
+    def _has_learned(self, state: AdaptiveState) -> bool:
+        return state.n_learned >= (_N_LEARNED if state.q.exact_metric else 1)
 
     def _is_spent(self, state: AdaptiveState) -> bool:
         return state.idle >= _MAX_IDLE or state.n_steps >= _MAX_STEPS

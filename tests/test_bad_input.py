@@ -1,0 +1,459 @@
+"""Models and data that give trouble: a clear error before anything is lost, or a result with a status that says so.
+
+Wrong options are in test_options.py, wrong starts in test_starting.py.
+"""
+
+import os
+import signal
+import tracemalloc
+import warnings
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+from pytensor.gradient import grad_undefined
+from pytensor.graph.basic import Apply
+from pytensor.graph.op import Op
+from scipy import integrate
+
+from pymc_ngvi import ConvergenceWarning, MissingDerivativeError, StartError, Status, fit_ngvi
+from pymc_ngvi.steps import Adaptive
+
+QUIET = {"progressbar": False, "backend": "quick"}
+
+
+def build(*variables):
+    """Return a model of variables, each made by a function that is called in its context."""
+    with pm.Model() as model:
+        for make in variables:
+            make()
+    return model
+
+
+def fit(model, **options):
+    """Fit; a fit that does not converge is no failure here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return fit_ngvi(model=model, **{**QUIET, "random_seed": 1, **options})
+
+
+def same_bits(a, b):
+    return all(np.array_equal(a.q.params()[name], b.q.params()[name]) for name in a.q.params())
+
+
+# --- models that can't be fitted --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("through", ["pm.fit", "fit_ngvi"])
+def test_discrete_free_variables_are_named(through):
+    model = build(
+        lambda: pm.Poisson("count", 3.0),
+        lambda: pm.Normal("x"),
+        lambda: pm.Bernoulli("flag", 0.5, shape=2),
+        lambda: pm.Categorical("kind", p=[0.5, 0.5]),
+    )
+    with pytest.raises(ValueError, match=r"'count', 'flag', 'kind' are discrete.*marginalize.*pm\.sample") as error:
+        pm.fit(method="ngvi", model=model, **QUIET) if through == "pm.fit" else fit_ngvi(model=model, **QUIET)
+    assert "'x'" not in str(error.value)
+
+
+def test_discrete_data_are_fine():
+    model = build(lambda: pm.Poisson("y", pm.Gamma("rate", 2.0, 1.0), observed=[3, 1, 4]))
+    approx = fit(model)
+    assert approx.converged
+    # Gamma(2 + 8, 1 + 3): the mean of log rate is digamma(10) - log 4, of which a Gaussian q on the log scale is within
+    # .05 sd (sd = 10^-.5 = .32).
+    np.testing.assert_allclose(approx.mean_flat, 2.2517525890667 - np.log(4.0), atol=0.05 * 0.32 + 0.02)
+
+
+@pytest.mark.parametrize(
+    ("model", "variables"),
+    [
+        pytest.param(lambda: build(), "none", id="empty"),
+        pytest.param(lambda: build(lambda: pm.Normal("y", observed=[1.0])), "'y'", id="observed-only"),
+        pytest.param(lambda: build(lambda: pm.Data("d", [1.0])), "none", id="data-only"),
+    ],
+)
+def test_nothing_to_fit(model, variables):
+    with pytest.raises(ValueError, match=rf"no free variables \(variables: {variables}\): there is nothing to fit"):
+        fit_ngvi(model=model(), **QUIET)
+
+
+def test_nothing_but_empty_variables():
+    with pytest.raises(ValueError, match="'z'"):
+        fit_ngvi(model=build(lambda: pm.Normal("z", shape=0)), **QUIET)
+
+
+# PyMC's Simulator itself calls PyTensor in a way that is to go.
+@pytest.mark.filterwarnings("ignore:RandomVariable Ops will stop hiding:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Calling a RandomVariable without an explicit rng:DeprecationWarning")
+def test_simulator_is_refused():
+    def simulator():
+        a = pm.Normal("a")
+        pm.Simulator("sim", lambda rng, a, size=None: rng.normal(a, size=size), a, observed=[1.0, 2.0])
+
+    with pytest.raises(ValueError, match=r"pm\.Simulator variables \('sim'\).*pm\.sample_smc"):
+        fit_ngvi(model=build(simulator), **QUIET)
+
+
+@pytest.mark.parametrize("part", ["data", "predictor", "both"])
+def test_minibatch_is_refused(part):
+    def minibatch():
+        x, y = pm.Minibatch(np.arange(100.0), np.arange(100.0), batch_size=10)
+        b = pm.Normal("b")
+        mu, observed = {"data": (b, y), "predictor": (b * x, np.arange(10.0)), "both": (b * x, y)}[part]
+        pm.Normal("y", mu, 1.0, observed=observed, total_size=100)
+
+    with pytest.raises(ValueError, match=r"reads pm\.Minibatch data.*[Uu]se the full data"):
+        fit_ngvi(model=build(minibatch), **QUIET)
+
+
+def test_total_size_without_a_minibatch_scales_the_likelihood():
+    """Two observations that stand for ten: precision 1 + 5 * 2, mean 5 * sum / that."""
+    model = build(lambda: pm.Normal("y", pm.Normal("mu"), 1.0, observed=[1.0, 3.0], total_size=10))
+    approx = fit(model)
+    np.testing.assert_allclose(approx.mean_flat, 5 * 4.0 / 11.0, rtol=1e-8)
+    np.testing.assert_allclose(approx.sd_flat, 11.0**-0.5, rtol=1e-8)
+
+
+class _Op(Op):
+    itypes = (pt.dscalar,)
+    otypes = (pt.dscalar,)
+
+    def make_node(self, x):
+        return Apply(self, [pt.as_tensor(x)], [pt.dscalar()])
+
+
+class PlainSquare(_Op):
+    """x^2, without a gradient."""
+
+    def perform(self, node, inputs, output_storage):
+        output_storage[0][0] = np.asarray(inputs[0] ** 2)
+
+
+class PlainIdentity(_Op):
+    """x, without a gradient."""
+
+    def perform(self, node, inputs, output_storage):
+        output_storage[0][0] = np.asarray(inputs[0])
+
+
+class OnceDifferentiableSquare(PlainSquare):
+    """x^2, whose gradient has none."""
+
+    def pullback(self, inputs, outputs, cotangents):
+        return [2.0 * cotangents[0] * PlainIdentity()(inputs[0])]
+
+
+class UndefinedGradient(PlainSquare):
+    """x^2, with a gradient that says it is undefined."""
+
+    def pullback(self, inputs, outputs, cotangents):
+        return [grad_undefined(self, 0, inputs[0])]
+
+
+@pytest.mark.parametrize(
+    ("op", "message"),
+    [
+        pytest.param(PlainSquare, "gradient of .*PlainSquare.* has no first derivative", id="no-gradient"),
+        pytest.param(UndefinedGradient, "gradient of .*UndefinedGradient.* has no first derivative", id="undefined"),
+        pytest.param(
+            OnceDifferentiableSquare,
+            "Hessian-vector product of .*PlainIdentity.* no second derivative",
+            id="no-hessian",
+        ),
+    ],
+)
+def test_missing_derivative_names_the_operation(op, message):
+    model = build(lambda: pm.Potential("term", -op()(pm.Normal("x"))))
+    with pytest.raises(MissingDerivativeError, match=message) as error:
+        fit_ngvi(model=model, **QUIET)
+    assert "pm.sample" in str(error.value)
+    assert isinstance(error.value, ValueError)
+
+
+# --- too large --------------------------------------------------------------------------------------------------------
+
+
+def _memory(monkeypatch, n_bytes):
+    values = {"SC_PAGE_SIZE": 1024, "SC_PHYS_PAGES": n_bytes // 1024}
+    monkeypatch.setattr(os, "sysconf", values.__getitem__)
+
+
+def test_dense_covariance_too_large_says_what_it_takes(monkeypatch):
+    model = build(lambda: pm.Normal("x", shape=1000))
+    _memory(monkeypatch, 2**25)  # 32 MiB: eight 1000 x 1000 matrices take 61 MiB
+    with pytest.raises(MemoryError, match=r"'full' approximation in 1,000 dimensions .*0\.1 GiB") as error:
+        fit_ngvi(model=model, **QUIET)
+    assert "family='diagonal'" in str(error.value)
+    approx = fit(model, n=0, family="diagonal")
+    assert approx.record.family == "diagonal"
+
+
+def test_memory_is_checked_before_it_is_taken(monkeypatch):
+    model = build(lambda: pm.Normal("x", shape=50_000))
+    _memory(monkeypatch, 2**34)
+    tracemalloc.start()
+    try:
+        with pytest.raises(MemoryError, match=r"149\.0 GiB, and this machine has 16\.0 GiB"):
+            fit_ngvi(model=model, **QUIET)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**27, "one dense matrix would be 19 GiB"
+
+
+def test_unknown_memory_is_no_error(monkeypatch):
+    def unknown(name):
+        raise ValueError(f"unrecognized configuration name {name}")
+
+    monkeypatch.setattr(os, "sysconf", unknown)
+    assert fit(build(lambda: pm.Normal("x")), n=0).status is Status.NOT_STARTED
+
+
+# --- log densities that are not finite --------------------------------------------------------------------------------
+
+
+def _constant_data(values):
+    """Data that PyMC does not look into, so that it does not impute what is missing."""
+    return pt.as_tensor(np.array(values))
+
+
+@pytest.mark.parametrize(
+    ("term", "listed"),
+    [
+        pytest.param(
+            lambda b: pm.Normal("y", b, 1.0, observed=_constant_data([1.0, np.nan])), "y (nan)", id="nan-data"
+        ),
+        pytest.param(lambda b: pm.Normal("y", b * np.array([1, np.nan]), observed=[1.0, 2.0]), "y (nan)", id="nan-x"),
+        pytest.param(lambda b: pm.Normal("y", b * np.inf, observed=1.0), "y (", id="inf-x"),
+        pytest.param(lambda b: pm.HalfNormal("y", pt.exp(b), observed=[1.0, -1.0]), "y (-inf)", id="outside-support"),
+        pytest.param(lambda b: pm.Poisson("y", pt.exp(b), observed=[1, -2]), "y (-inf)", id="negative-count"),
+        pytest.param(lambda b: pm.Uniform("y", b, b + 1.0, observed=[0.0, 9.0]), "y (-inf)", id="empty-support"),
+        pytest.param(lambda b: pm.Potential("pot", pt.log(b - 9.0)), "pot (nan)", id="potential"),
+    ],
+)
+def test_terms_that_are_not_finite_at_the_start_are_named(term, listed):
+    model = build(lambda: term(pm.Normal("b")), lambda: pm.HalfNormal("innocent"))
+    with pytest.raises(StartError, match="not finite at the start") as error:
+        fit_ngvi(model=model, **QUIET)
+    assert listed in str(error.value)
+    assert "innocent" not in str(error.value)
+    assert "b (" not in str(error.value)
+
+
+def _moments(log_density, low, high):
+    """Mean and standard deviation of an unnormalised density on an interval."""
+
+    def moment(k):
+        return integrate.quad(lambda x: x**k * np.exp(log_density(x)), low, high)[0]
+
+    mean = moment(1) / moment(0)
+    return mean, np.sqrt(moment(2) / moment(0) - mean**2)
+
+
+@pytest.mark.parametrize(
+    ("seed", "start_sigma"),
+    [(1, None), (2, None), (2, 2.0), (3, 2.0), (4, 2.0)],
+    ids=["chosen-1", "chosen-2", "wide-2", "wide-3", "wide-4"],
+)
+def test_some_draws_outside_the_support_are_left_out_and_counted(seed, start_sigma, caplog):
+    """log(x + 2) has no value below x = -2: a wide start has draws there, and the optimum hardly any."""
+    model = build(lambda: pm.Potential("edge", pt.log(pm.Normal("x") + 2.0)))
+    approx = fit(model, random_seed=seed, start_sigma=start_sigma)
+    assert np.isfinite(approx.hist).all()
+    n_dropped = approx.record.n_dropped
+    assert ("draws were left out" in caplog.text) is (n_dropped > 0)
+    if start_sigma is None:
+        assert approx.converged
+    else:
+        assert n_dropped > 0
+        assert f"{n_dropped} draws were left out" in caplog.text
+    # A fit may get stuck on the edge, but then it does not say that it has converged.
+    if approx.converged:
+        mean, sd = _moments(lambda x: -0.5 * x * x + np.log(x + 2.0), -2.0, 10.0)
+        # The posterior is skew: a Gaussian is off by about .05 sd, and the tolerance allows another .06.
+        np.testing.assert_allclose(approx.mean_flat, mean, atol=0.15 * sd)
+        np.testing.assert_allclose(approx.sd_flat, sd, rtol=0.15)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("family", ["full", "diagonal"])
+def test_bounded_likelihood_ends_with_a_status(seed, family, caplog):
+    """y ~ Uniform(0, t) leaves no density below max y, where the Gaussian has some: no ELBO is finite."""
+    model = build(lambda: pm.Uniform("y", 0.0, pm.HalfNormal("t", 10.0), observed=[0.5, 1.0, 2.0]))
+    approx = fit(model, random_seed=seed, family=family)
+    assert approx.status in Status
+    assert not approx.converged, "some draws always fall outside"
+    assert approx.record.n_dropped > 0
+    assert f"{approx.record.n_dropped} draws were left out" in caplog.text
+    assert np.isfinite(approx.mean_flat).all()
+    assert (approx.sd_flat > 0).all()
+    # Most of q stays inside.
+    assert np.isfinite(approx.log_p(approx.draw_flat(1000, 1))).mean() > 0.5
+
+
+@pytest.mark.parametrize("edge", [-np.inf, np.inf, np.nan], ids=["minus-inf", "inf", "nan"])
+def test_half_of_the_line_without_a_density(edge):
+    model = build(lambda: pm.Potential("edge", pt.switch(pm.Normal("x") < -0.5, edge, 0.0)))
+    approx = fit(model)
+    assert not approx.converged
+    assert approx.record.n_dropped > 0
+    assert np.isfinite(approx.hist).all()
+    assert np.isfinite([approx.mean_flat[0], approx.sd_flat[0], approx.elbo.value]).all()
+    assert approx.mean_flat[0] > -0.5
+
+
+@pytest.mark.parametrize("make", [pm.Flat, pm.HalfFlat], ids=["Flat", "HalfFlat"])
+def test_improper_posterior_does_not_converge(make):
+    """There is no posterior: the ELBO grows without bound, and the fit says that it did not get anywhere."""
+    with pytest.warns(ConvergenceWarning):
+        approx = fit_ngvi(50, model=build(lambda: make("x")), random_seed=1, **QUIET)
+    assert not approx.converged
+
+
+# --- models that are unusual and fine ---------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:Data in y contains missing values:pymc.exceptions.ImputationWarning")
+def test_missing_data_are_imputed():
+    """mu ~ N(0, 1), two of three y ~ N(mu, 1) seen: mu and the third have means 4/3, variances 1/3 and 4/3."""
+    observed = np.ma.masked_invalid([1.0, np.nan, 3.0])
+    approx = fit(build(lambda: pm.Normal("y", pm.Normal("mu"), 1.0, observed=observed)))
+    np.testing.assert_allclose(approx.mean_flat, 4 / 3, rtol=1e-8)
+    np.testing.assert_allclose(approx.cov_of(["mu", "y_unobserved"]), [[1 / 3, 1 / 3], [1 / 3, 4 / 3]], rtol=1e-8)
+    draws = approx.sample(3, random_seed=1).posterior
+    np.testing.assert_array_equal(draws["y"].isel(y_dim_0=1), draws["y_unobserved"].squeeze("y_unobserved_dim_0"))
+    np.testing.assert_array_equal(draws["y"].isel(y_dim_0=[0, 2]), np.broadcast_to([1.0, 3.0], (1, 3, 2)))
+
+
+@pytest.mark.parametrize("family", ["full", "diagonal"])
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0)], ids=str)
+def test_empty_variables_beside_others(shape, family):
+    model = build(
+        lambda: pm.Normal("a", 3.0, 0.5),
+        lambda: pm.HalfNormal("z", shape=shape),
+        lambda: pm.Normal("b", [1.0, 2.0], [0.1, 0.2]),
+    )
+    approx = fit(model, family=family)
+    assert approx.converged
+    np.testing.assert_allclose(approx.mean_flat, [3.0, 1.0, 2.0], rtol=1e-8)
+    np.testing.assert_allclose(approx.sd_flat, [0.5, 0.1, 0.2], rtol=1e-8)
+    posterior = approx.sample(4).posterior
+    assert posterior["z"].shape == (1, 4, *shape)
+    assert posterior["b"].shape == (1, 4, 2)
+    assert approx.khat(200) < 0.5
+
+
+@pytest.mark.parametrize("family", ["full", "diagonal"])
+def test_scalars_and_arrays_of_three_axes(family):
+    """All posteriors are known and all differ: nothing may be transposed or out of order."""
+    loc, scale = np.arange(24.0).reshape(2, 3, 4), 0.1 + np.arange(24.0)[::-1].reshape(2, 3, 4)
+    model = build(
+        lambda: pm.Normal("cube", loc, scale),
+        lambda: pm.Normal("point", -7.0, 0.5),
+        lambda: pm.Normal("row", [[5.0, 6.0]], [[0.2, 0.3]]),
+    )
+    approx = fit(model, family=family)
+    assert approx.converged
+    np.testing.assert_allclose(approx.mean_data["cube"], loc, atol=1e-6)
+    np.testing.assert_allclose(approx.std_data["cube"], scale, rtol=1e-8)
+    np.testing.assert_allclose(approx.mean_data["point"], -7.0, rtol=1e-8)
+    np.testing.assert_allclose(approx.std_data["row"], [[0.2, 0.3]], rtol=1e-8)
+    draws = approx.sample(4000, random_seed=1, log_p=False).posterior
+    # Means of 4,000 draws: five standard errors.
+    np.testing.assert_array_less(np.abs(draws["cube"].mean(("chain", "draw")) - loc), 5 * scale / 4000**0.5)
+    assert draws["point"].shape == (1, 4000)
+    assert abs(float(draws["point"].mean()) + 7.0) < 5 * 0.5 / 4000**0.5
+
+
+def test_flat_priors_with_enough_data():
+    """mu has a flat prior: its posterior is the likelihood, N(mean y, 1 / n)."""
+    y = np.array([1.0, 2.0, 4.0, 5.5])
+    approx = fit(build(lambda: pm.Normal("y", pm.Flat("mu"), 1.0, observed=y)))
+    assert approx.converged
+    np.testing.assert_allclose(approx.mean_flat, y.mean(), rtol=1e-8)
+    np.testing.assert_allclose(approx.sd_flat, 0.5, rtol=1e-8)
+
+
+def test_half_flat_prior_keeps_its_jacobian():
+    """s^2 known up to a scale: on the log scale p(u) ~ exp(-(n - 1) u - S exp(-2 u) / 2); the 1 is the Jacobian."""
+    y = np.array([1.0, -2.0, 4.0, -3.5, 0.7, 2.0])
+    approx = fit(build(lambda: pm.Normal("y", 0.0, pm.HalfFlat("s"), observed=y)))
+    assert approx.converged
+    mean, sd = _moments(lambda u: -(len(y) - 1) * u - 0.5 * (y @ y) * np.exp(-2 * u), -3.0, 8.0)
+    # Without the Jacobian the mean would be .3 sd lower; the posterior's skewness costs about .05 sd.
+    np.testing.assert_allclose(approx.mean_flat, mean, atol=0.12 * sd)
+    np.testing.assert_allclose(approx.sd_flat, sd, rtol=0.12)
+
+
+def test_float32_model():
+    """All arithmetic is in float64; draws come in the model's own precision."""
+
+    def make(dtype):
+        with pytensor.config.change_flags(floatX=dtype):
+            model = build(
+                lambda: pm.Normal(
+                    "y", pm.Normal("mu", 0.0, 2.0), pm.HalfNormal("sd"), observed=np.array([1, 2, 4], dtype)
+                )
+            )
+            return fit(model), fit(model).sample(5).posterior
+
+    (single, draws), (double, _) = make("float32"), make("float64")
+    assert single.converged
+    assert draws["mu"].dtype == draws["sd"].dtype == np.float32
+    # Only the constants of the model are rounded to float32.
+    np.testing.assert_allclose(single.mean_flat, double.mean_flat, rtol=1e-5)
+    np.testing.assert_allclose(single.sd_flat, double.sd_flat, rtol=1e-5)
+
+
+# --- Ctrl-C -----------------------------------------------------------------------------------------------------------
+
+
+def skewed_model():
+    return build(lambda: pm.Normal("loc", pm.Gamma("rate", 2.0, 3.0), shape=2))
+
+
+@pytest.mark.parametrize("iteration", [1, 3])
+def test_interrupt_keeps_the_last_iteration(iteration, caplog):
+    """A real SIGINT, as Ctrl-C sends it."""
+
+    def interrupt(approx, losses, i):
+        if i == iteration:
+            signal.raise_signal(signal.SIGINT)
+
+    approx = fit_ngvi(model=skewed_model(), random_seed=1, callbacks=[interrupt], **QUIET)
+    assert approx.status is Status.INTERRUPTED
+    assert approx.n_iterations == len(approx.hist) == iteration
+    assert "refine(n)" in caplog.text
+    assert same_bits(approx, fit(skewed_model(), n=iteration))
+    assert approx.sample(5).posterior["loc"].shape == (1, 5, 2)
+    assert np.isfinite(approx.elbo.value)
+    approx.refine(1000, progressbar=False)
+    assert approx.converged
+    assert same_bits(approx, fit(skewed_model()))
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_interrupt_during_a_step_keeps_the_one_before(step, monkeypatch):
+    calls = []
+    plain_step = Adaptive.step
+
+    def interrupted(self, state):
+        new = plain_step(self, state)
+        calls.append(new)
+        if len(calls) == step:
+            raise KeyboardInterrupt
+        return new
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Adaptive, "step", interrupted)
+        approx = fit(skewed_model())
+    assert approx.status is Status.INTERRUPTED
+    assert approx.n_iterations == step - 1
+    assert same_bits(approx, fit(skewed_model(), n=step - 1))
+    approx.refine(1000, progressbar=False)
+    assert same_bits(approx, fit(skewed_model()))

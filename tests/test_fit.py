@@ -1,0 +1,504 @@
+"""The fit as users meet it: iterations, callbacks, seeds, refining, what it logs and warns of."""
+
+import inspect
+import logging
+import time
+import warnings
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from pymc.variational import callbacks as pymc_callbacks
+from scipy import stats
+
+from pymc_ngvi import NGVI, ConvergenceWarning, NGVIApproximation, Status, fit_ngvi
+
+QUIET = {"progressbar": False, "backend": "quick"}
+Y = np.array([0.3, 1.8, -0.4, 2.1])
+
+
+def conjugate_model():
+    """Posterior N(4 mean(y) / 4.25, 1 / 4.25): a Gaussian q is exact, and the ELBO is the log evidence."""
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0.0, 2.0)
+        pm.Normal("y", mu, 1.0, observed=Y)
+    return model
+
+
+LOG_EVIDENCE = stats.multivariate_normal(cov=np.eye(4) + 4.0).logpdf(Y)
+
+
+def skewed_model():
+    """Not Gaussian: takes a handful of iterations, and the result depends on the draws."""
+    with pm.Model() as model:
+        rate = pm.Gamma("rate", 2.0, 3.0)
+        pm.Normal("loc", rate, 1.0, shape=2)
+    return model
+
+
+def stop_at(iteration):
+    """Return a callback that ends the fit after the given iteration."""
+
+    def stop(approx, losses, i):
+        if i == iteration:
+            raise StopIteration
+
+    return stop
+
+
+def same_bits(a, b):
+    return all(np.array_equal(a.q.params()[name], b.q.params()[name]) for name in a.q.params())
+
+
+def fit(n=10_000, model=None, **options):
+    """Fit without a warning where it ends at the limit of iterations."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return fit_ngvi(n, model=model or skewed_model(), **{**QUIET, "random_seed": 1, **options})
+
+
+# --- n ----------------------------------------------------------------------------------------------------------------
+
+
+def test_default_n_converges():
+    assert inspect.signature(NGVI.fit).parameters["n"].default == 10_000
+    assert inspect.signature(fit_ngvi).parameters["n"].default == 10_000
+    with conjugate_model():
+        approx = pm.fit(method="ngvi", random_seed=1, **QUIET)
+    assert approx.converged
+    assert approx.n_iterations == len(approx.hist) < 10
+    np.testing.assert_allclose(approx.mean_flat, Y.sum() / 4.25, rtol=1e-10)
+    np.testing.assert_allclose(approx.sd_flat, 4.25**-0.5, rtol=1e-10)
+    np.testing.assert_allclose(approx.elbo.value, LOG_EVIDENCE, rtol=1e-10)
+    # The loss is -ELBO on the draws of that iteration: its error is that of the mean of half a chi-square.
+    n_draws = 32
+    np.testing.assert_allclose(approx.hist[-1], -LOG_EVIDENCE, atol=5 * (0.5 / n_draws) ** 0.5)
+
+
+def test_no_iterations_give_the_start(recwarn):
+    start = {"rate": 2.0, "loc": [3.0, 4.0]}
+    approx = fit_ngvi(0, model=skewed_model(), start=start, start_sigma=0.25, **QUIET)
+    np.testing.assert_allclose(approx.mean_flat, [np.log(2.0), 3.0, 4.0], rtol=1e-12)
+    np.testing.assert_array_equal(approx.sd_flat, 0.25)
+    assert approx.status is Status.NOT_STARTED
+    assert not approx.converged
+    assert (approx.n_iterations, len(approx.hist), len(approx.gap_hist)) == (0, 0, 0)
+    assert np.isfinite(approx.elbo.value)
+    assert approx.sample(10).posterior["loc"].shape == (1, 10, 2)
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_n_is_the_most_iterations(n):
+    with pytest.warns(ConvergenceWarning, match="iteration limit"):
+        approx = fit_ngvi(n, model=skewed_model(), random_seed=1, **QUIET)
+    assert approx.status is Status.MAX_ITERATIONS
+    assert approx.n_iterations == len(approx.hist) == len(approx.gap_hist) == n
+
+
+@pytest.mark.parametrize("n", [-1, 1.5, True, None, "10"])
+@pytest.mark.parametrize("method", ["pm.fit", "fit_ngvi", "NGVI.fit"])
+def test_broken_n_is_refused(n, method):
+    model = conjugate_model()
+    calls = {
+        "pm.fit": lambda: pm.fit(n, "ngvi", model, **QUIET),
+        "fit_ngvi": lambda: fit_ngvi(n, model=model, **QUIET),
+        "NGVI.fit": lambda: NGVI(model).fit(n, **QUIET),
+    }
+    with pytest.raises(ValueError, match="n is the most iterations, a whole number of at least 0; got"):
+        calls[method]()
+
+
+# --- callbacks --------------------------------------------------------------------------------------------------------
+
+
+def test_callbacks_see_each_iteration():
+    seen = []
+
+    def watch(approx, losses, i):
+        assert isinstance(approx, NGVIApproximation)
+        seen.append((i, losses.copy(), approx.mean_flat.copy(), approx.cov_of("loc").values, approx.mean.eval()))
+
+    approx = fit(callbacks=[watch])
+    assert approx.n_iterations > 2, "too short a fit to tell anything"
+    assert [i for i, *_ in seen] == list(range(1, approx.n_iterations + 1))
+    for i, losses, mean, _, compiled_mean in seen:
+        np.testing.assert_array_equal(losses, approx.hist[:i])
+        np.testing.assert_array_equal(compiled_mean, mean)
+    np.testing.assert_array_equal(seen[-1][2], approx.mean_flat)
+    assert not np.array_equal(seen[0][2], seen[1][2]), "q moves while the fit is under way"
+    # What a callback sees at iteration 2 is what a fit that ends there returns.
+    short = fit(callbacks=[stop_at(2)])
+    np.testing.assert_array_equal(seen[1][2], short.mean_flat)
+    np.testing.assert_array_equal(seen[1][3], short.cov_of("loc"))
+    np.testing.assert_array_equal(short.hist, approx.hist[:2])
+
+
+def test_losses_are_minus_the_elbo():
+    """q is far too wide at first, so that the ELBO rises: the losses fall, to -log evidence and not below."""
+    losses = fit(model=conjugate_model(), start_sigma=30.0, start={"mu": 20.0}).hist
+    assert losses[0] > -LOG_EVIDENCE - 1.0
+    assert abs(losses[-1] + LOG_EVIDENCE) < 5 * (0.5 / 32) ** 0.5
+
+
+@pytest.mark.parametrize("iteration", [1, 2])
+def test_stop_iteration_stops_and_keeps(iteration, caplog, recwarn):
+    later = []
+    approx = fit_ngvi(
+        model=skewed_model(), random_seed=1, callbacks=[stop_at(iteration), lambda *a: later.append(a)], **QUIET
+    )
+    assert approx.status is Status.STOPPED
+    assert approx.n_iterations == iteration
+    assert len(later) == iteration - 1, "callbacks run in order, none after the one that stops"
+    assert same_bits(approx, fit(iteration))
+    assert "refine(n)" in caplog.text
+    assert not recwarn.list, "the user asked for it: no warning"
+
+
+def test_stopping_a_fit_that_has_converged_leaves_it_converged():
+    n = fit(model=conjugate_model()).n_iterations
+    approx = fit(model=conjugate_model(), callbacks=[stop_at(n)])
+    assert approx.status is Status.CONVERGED
+
+
+def test_other_errors_of_a_callback_are_the_users():
+    def broken(approx, losses, i):
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        fit(callbacks=[broken])
+
+
+def test_tracker_with_the_arguments_of_a_callback():
+    tracker = pymc_callbacks.Tracker(mean=lambda approx, losses, i: approx.mean.eval(), i=lambda approx, losses, i: i)
+    approx = fit(callbacks=[tracker])
+    assert tracker["i"] == list(range(1, approx.n_iterations + 1))
+    np.testing.assert_array_equal(tracker["mean"][-1], approx.mean_flat)
+    assert not np.array_equal(tracker["mean"][0], tracker["mean"][1])
+
+
+def test_tracker_as_the_documentation_of_pymc_has_it():
+    """Nodes of the approximation are taken before the fit, as from any other inference object of PyMC."""
+    inference = NGVI(skewed_model(), random_seed=1)
+    tracker = pymc_callbacks.Tracker(mean=inference.approx.mean.eval, std=inference.approx.std.eval)
+    approx = inference.fit(callbacks=[tracker], **QUIET)
+    np.testing.assert_array_equal(tracker["mean"][-1], approx.mean_flat)
+    np.testing.assert_allclose(tracker["std"][-1], approx.sd_flat)
+    assert len(tracker["mean"]) == approx.n_iterations
+
+
+def test_parameters_convergence():
+    """PyMC's check compares the shared parameters between iterations: all of them, by value."""
+    check = pymc_callbacks.CheckParametersConvergence(every=1, tolerance=1e9, diff="absolute")
+    assert fit(callbacks=[check]).n_iterations == 2, "any change is small enough: the first comparison stops"
+    check = pymc_callbacks.CheckParametersConvergence(every=1, tolerance=1e-12, diff="absolute")
+    approx = fit(callbacks=[check])
+    assert approx.converged, "no change is small enough: the fit goes on to its own end"
+    assert len(check.prev) == approx.density.n_dim * (approx.density.n_dim + 1), "mean and factor"
+
+
+def test_no_score():
+    seen = []
+    approx = fit(score=False, callbacks=[lambda approx, losses, i: seen.append(losses)])
+    assert set(map(type, seen)) == {type(None)}
+    assert len(seen) == approx.n_iterations
+    assert len(approx.hist) == 0
+    assert same_bits(approx, fit())
+
+
+@pytest.mark.parametrize("score", [None, True])
+def test_score(score):
+    approx = fit(score=score)
+    assert len(approx.hist) == approx.n_iterations
+    assert len(approx.hist) == len(approx.gap_hist)
+    assert np.isfinite(approx.hist).all()
+
+
+# --- seeds ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: 7, lambda: np.random.default_rng(7), lambda: np.int64(7)], ids=["int", "Generator", "numpy int"]
+)
+def test_same_seed_same_bits(make):
+    a, b = fit(random_seed=make()), fit(random_seed=make())
+    assert same_bits(a, b)
+    np.testing.assert_array_equal(a.hist, b.hist)
+    assert a.elbo == b.elbo
+    np.testing.assert_array_equal(a.sample(5).posterior["rate"], b.sample(5).posterior["rate"])
+
+
+def test_other_seed_other_bits():
+    assert not same_bits(fit(random_seed=7), fit(random_seed=8))
+    assert not same_bits(fit(random_seed=None), fit(random_seed=None))
+
+
+def test_generator_goes_on():
+    rng = np.random.default_rng(7)
+    assert not same_bits(fit(random_seed=rng), fit(random_seed=rng))
+
+
+def test_global_generator_is_left_alone():
+    np.random.seed(3)  # noqa: NPY002  (the global state is what is tested)
+    before = np.random.get_state()[1].copy()  # noqa: NPY002
+    fit(random_seed=1).sample(5)
+    np.testing.assert_array_equal(np.random.get_state()[1], before)  # noqa: NPY002
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_seeds_agree_within_the_tolerance(seed):
+    """A gap of .05 * 4 / 100 nats is a whitened error of (2 * .002)^.5 = .063; allowed is three times that, twice."""
+    a, b = fit(random_seed=seed), fit(random_seed=seed + 10)
+    assert a.converged
+    assert b.converged
+    assert np.max(np.abs(a.mean_flat - b.mean_flat) / a.sd_flat) < 3 * 0.063 * 2**0.5
+
+
+# --- going on ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("first", "then"), [(1, 1), (1, 3), (2, 10_000), (0, 3)])
+def test_refining_is_one_long_fit(first, then, seed):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        approx = fit(first, random_seed=seed)
+        assert approx.refine(then, progressbar=False) is approx
+    whole = fit(first + then, random_seed=seed)
+    assert same_bits(approx, whole)
+    for name in ("hist", "gap_hist"):
+        np.testing.assert_array_equal(getattr(approx, name), getattr(whole, name))
+    assert (approx.status, approx.elbo, approx.gap) == (whole.status, whole.elbo, whole.gap)
+    assert approx.n_iterations == whole.n_iterations
+
+
+def test_refining_after_convergence_needs_a_smaller_tolerance():
+    approx = fit()
+    assert approx.converged
+    before, n = approx.mean_flat.copy(), approx.n_iterations
+    approx.refine(100, progressbar=False)
+    assert approx.n_iterations == n
+    np.testing.assert_array_equal(approx.mean_flat, before)
+    first_hist, first_draws = approx.hist.copy(), approx.n_gradients
+    approx.refine(100, progressbar=False, tol=0.01)
+    assert approx.converged
+    assert approx.n_iterations > n
+    assert approx.n_gradients > first_draws
+    np.testing.assert_array_equal(approx.hist[:n], first_hist)
+    assert not np.array_equal(approx.mean_flat, before)
+
+
+def test_refining_after_a_stop_goes_on():
+    approx = fit(callbacks=[stop_at(2)])
+    assert approx.status is Status.STOPPED
+    approx.refine(10_000, progressbar=False)
+    assert approx.converged
+    assert same_bits(approx, fit())
+
+
+def test_refining_with_more_draws_cures_noise():
+    with pytest.warns(ConvergenceWarning, match=r"noise-limited.*Raise max_draws"):
+        approx = fit_ngvi(model=skewed_model(), random_seed=1, max_draws=8, **QUIET)
+    assert approx.status is Status.NOISE_LIMITED
+    approx.refine(10_000, progressbar=False, max_draws=1024)
+    assert approx.converged
+    reference = fit(random_seed=3, tol=0.01)
+    # Whitened errors of .063 and .028: see above.
+    assert np.max(np.abs(approx.mean_flat - reference.mean_flat) / reference.sd_flat) < 3 * 0.07
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tol": -1.0}, "tol is in nats"),
+        ({"max_draws": 7}, "max_draws should be a power of 2"),
+        ({"n": -1}, "n is the"),
+    ],
+    ids=["tol", "max_draws", "n"],
+)
+def test_refining_with_broken_options_changes_nothing(options, message):
+    approx = fit(2)
+    before, record = approx.mean_flat.copy(), approx.record
+    with pytest.raises(ValueError, match=message):
+        approx.refine(**{"n": 5, "progressbar": False, **options})
+    np.testing.assert_array_equal(approx.mean_flat, before)
+    assert approx.record is record
+
+
+# --- the inference object ---------------------------------------------------------------------------------------------
+
+
+def test_before_the_first_fit():
+    inference = NGVI(conjugate_model())
+    with pytest.raises(TypeError, match="nothing to refine: call fit first"):
+        inference.refine(3)
+    assert len(inference.hist) == 0
+
+
+def test_inference_holds_its_approximation():
+    inference = NGVI(conjugate_model(), random_seed=1)
+    approx = inference.fit(**QUIET)
+    assert inference.approx is approx
+    np.testing.assert_array_equal(inference.hist, approx.hist)
+
+
+def test_fitting_again_starts_anew():
+    inference = NGVI(skewed_model(), random_seed=1)
+    a = inference.fit(callbacks=[stop_at(3)], **QUIET)
+    b = inference.fit(callbacks=[stop_at(3)], **QUIET)
+    assert same_bits(a, b)
+    assert a is not b
+    assert b.n_iterations == 3
+
+
+def test_a_broken_option_is_refused_by_the_constructor():
+    with pytest.raises(ValueError, match="Unknown family 'ful': did you mean 'full'"):
+        NGVI(conjugate_model(), family="ful")
+
+
+def test_configuring_with_a_broken_option_changes_nothing():
+    inference = NGVI(skewed_model(), random_seed=1, family="diagonal")
+    with pytest.raises(ValueError, match="tol is in nats"):
+        inference.configure(family="full", tol=-1.0)
+    assert inference.fit(0, **QUIET).record.family == "diagonal"
+
+
+def test_no_model_anywhere():
+    with pytest.raises(TypeError, match="No model on context stack"):
+        NGVI()
+    with pytest.raises(TypeError, match="No model on context stack"):
+        fit_ngvi()
+
+
+def test_profiling_is_refused_with_a_way_out():
+    with pytest.raises(NotImplementedError, match="run_seconds"):
+        NGVI(conjugate_model()).run_profiling()
+
+
+@pytest.mark.parametrize("include", [True, False])
+def test_include_transformed(include):
+    approx = fit(0, include_transformed=include)
+    assert ("rate_log__" in approx.sample(3).posterior) is include
+    assert ("rate_log__" in approx.state.mean) is include
+
+
+# --- how the model is evaluated ---------------------------------------------------------------------------------------
+
+
+def test_backend_is_recorded():
+    assert fit(0).backend == "quick"
+    assert fit(0, backend="auto").backend == "quick", "a tiny model is not worth compiling"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"backend": "fortran"}, "backend should be one of 'auto', 'quick', 'numba', 'c', 'jax'; got 'fortran'"),
+        ({"backend": "numba", "compile_kwargs": {"mode": "JAX"}}, "give one of them"),
+    ],
+    ids=["unknown", "twice"],
+)
+def test_wrong_backend(options, message):
+    with pytest.raises(ValueError, match=message):
+        fit(**options)
+
+
+def test_compile_kwargs_arrive():
+    with pytest.raises(TypeError, match="no_such_option"):
+        fit(compile_kwargs={"no_such_option": 1})
+    plain = fit(3)
+    other_mode = fit(3, backend=None, compile_kwargs={"mode": "FAST_COMPILE"})
+    np.testing.assert_allclose(other_mode.mean_flat, plain.mean_flat, rtol=1e-8)
+    np.testing.assert_allclose(other_mode.sd_flat, plain.sd_flat, rtol=1e-8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["numba", "c", "jax"])
+def test_backends_agree(backend):
+    """The same draws, so the same result but for rounding."""
+    if backend == "jax":
+        pytest.importorskip("jax", reason="jax is in the dependency group bench")
+    plain = fit(3)
+    compiled = fit(3, backend=backend)
+    assert compiled.backend == backend
+    np.testing.assert_allclose(compiled.mean_flat, plain.mean_flat, rtol=1e-6)
+    np.testing.assert_allclose(compiled.q.cov(), plain.q.cov(), rtol=1e-6)
+
+
+# --- what it says -----------------------------------------------------------------------------------------------------
+
+
+def test_record_and_closing_line(caplog):
+    clock = time.perf_counter()
+    with caplog.at_level(logging.INFO, logger="pymc.ngvi"):
+        approx = fit()
+    wall = time.perf_counter() - clock
+    record = approx.record
+    [line] = [r for r in caplog.records if r.name == "pymc.ngvi"]
+    assert line.levelno == logging.INFO
+    assert line.message == record.closing_line()
+    assert line.message.startswith(f"Converged: ELBO {approx.elbo.value:,.2f} +- {approx.elbo.se:.2f}, gap ")
+    assert f"{approx.n_iterations} iterations" in line.message
+    assert (record.family, record.update, record.estimator, record.step) == ("full", "natural", "price", "adaptive")
+    assert record.n_gradients >= approx.n_iterations * 8
+    assert record.n_gradients > record.n_hessians > 0
+    assert record.n_dropped == 0
+    assert 0 < record.compile_seconds < record.compile_seconds + record.run_seconds < wall
+
+
+def test_each_end_is_logged_once(caplog):
+    with caplog.at_level(logging.INFO, logger="pymc.ngvi"):
+        approx = fit(2)
+        approx_line = approx.record.closing_line()
+        with pytest.warns(ConvergenceWarning):
+            approx.refine(1, progressbar=False)
+    lines = [r.message for r in caplog.records if r.name == "pymc.ngvi"]
+    assert lines == [approx_line, approx.record.closing_line()]
+    assert "3 iterations" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [({"n": 1}, Status.MAX_ITERATIONS), ({"n": 10_000, "max_draws": 8}, Status.NOISE_LIMITED)],
+    ids=["limit", "noise"],
+)
+def test_warning_says_what_happened_and_what_to_do(options, status):
+    with pytest.warns(ConvergenceWarning) as caught:
+        approx = fit_ngvi(model=skewed_model(), random_seed=1, **options, **QUIET)
+    [message] = [str(w.message) for w in caught]
+    assert approx.status is status
+    assert all(part in message for part in (status.label, status.sentence, status.cure))
+    assert issubclass(ConvergenceWarning, UserWarning)
+
+
+def _line():
+    return inspect.currentframe().f_back.f_lineno
+
+
+@pytest.mark.parametrize("how", ["pm.fit", "instance", "fit_ngvi", "NGVI.fit", "refine", "inference.refine"])
+def test_warning_points_at_the_caller(how):
+    model, inference = skewed_model(), NGVI(skewed_model(), random_seed=1)
+    if "refine" in how:
+        inference.fit(0, **QUIET)
+    calls = {
+        "pm.fit": lambda: (_line(), pm.fit(1, "ngvi", model, **QUIET)),
+        "instance": lambda: (_line(), pm.fit(1, method=inference, **QUIET)),
+        "fit_ngvi": lambda: (_line(), fit_ngvi(1, model=model, **QUIET)),
+        "NGVI.fit": lambda: (_line(), inference.fit(1, **QUIET)),
+        "refine": lambda: (_line(), inference.approx.refine(1, progressbar=False)),
+        "inference.refine": lambda: (_line(), inference.refine(1, progressbar=False)),
+    }
+    with pytest.warns(ConvergenceWarning) as caught:
+        line, _ = calls[how]()
+    [warning] = caught
+    assert (warning.filename, warning.lineno) == (__file__, line)
+
+
+def test_warning_points_at_a_caller_whose_name_begins_like_ours():
+    code = compile("def study(fit, model):\n    fit(1, model=model, progressbar=False)\n", "study.py", "exec")
+    namespace = {"__name__": "pymc_ngvi_study"}
+    exec(code, namespace)
+    with pytest.warns(ConvergenceWarning) as caught:
+        namespace["study"](fit_ngvi, skewed_model())
+    assert [(w.filename, w.lineno) for w in caught] == [("study.py", 2)]

@@ -1,0 +1,131 @@
+"""Every allowed combination on every PyMC model whose best Gaussian is known, through the front door."""
+
+import numpy as np
+import pytest
+
+from matrix import COMBINATIONS, each_combination, ignore, make_rule, two_seeds
+from targets import POSTERIORS, RawRegression, random_intercepts
+
+from pymc_ngvi import LogDensity, fit_ngvi, loop, starting
+from pymc_ngvi.registry import AXES
+from pymc_ngvi.status import Status
+
+GAUSSIAN = [posterior for posterior in POSTERIORS if posterior.gaussian]
+OTHERS = [posterior for posterior in POSTERIORS if not posterior.gaussian]
+TOL = 0.05  # the default, nats
+#: Relative to standard deviations: what one exact step leaves is rounding, times the condition of the target.
+RTOL = {"50 dimensions, condition 1e4": 1e-8, "normal mean": 1e-8, "linear regression": 1e-7}
+
+
+def fit_model(model, choice, seed=1, **options):
+    """Fit a model with nothing but a combination and a seed chosen."""
+    options = {"backend": "quick", "progressbar": False, **options}
+    return fit_ngvi(model=model, random_seed=seed, **vars(choice), **options)
+
+
+def moments(approx, value_names):
+    """Return mean and covariance with the coordinates in the order of ``value_names``, by name."""
+    data = approx.mean_data
+    mean = np.concatenate([np.ravel(data[name]) for name in value_names])
+    labels = [approx.layout.label(i) for i in range(approx.layout.n_dim)]
+    order = [i for name in value_names for i, label in enumerate(labels) if label.split("[")[0] == name]
+    return mean, approx.q.cov()[np.ix_(order, order)]
+
+
+def assert_elbo_is(approx, expected):
+    """Compare within 5 standard errors: quasi-random draws, and 45 comparisons in this file."""
+    assert abs(approx.elbo.value - expected) <= 5 * approx.elbo.se + 1e-7 * max(1.0, abs(expected))
+
+
+def true_gap(posterior, family, mean, cov):
+    """Return the ELBO that the best approximation has more."""
+    return posterior.exact.elbo(*map(np.asarray, posterior.exact.optimum(family))) - posterior.exact.elbo(mean, cov)
+
+
+@each_combination
+@pytest.mark.parametrize("posterior", GAUSSIAN, ids=lambda p: p.name)
+def test_gaussian_posterior(choice, posterior):
+    """Exact where the family holds the posterior; elsewhere the best there is, and the log evidence less its KL."""
+    approx = fit_model(posterior.build(), choice)
+    mean, cov = moments(approx, posterior.value_names)
+    best_mean, best_cov = posterior.exact.optimum(choice.family)
+    assert approx.converged
+    assert -1e-8 < true_gap(posterior, choice.family, mean, cov) < TOL
+    assert_elbo_is(approx, posterior.exact.elbo(mean, cov))
+    posterior_cov = np.linalg.inv(posterior.exact.precision)
+    if np.allclose(posterior_cov, best_cov, rtol=1e-9, atol=0):
+        sd, rtol = np.sqrt(np.diag(best_cov)), RTOL.get(posterior.name, 1e-8)
+        np.testing.assert_allclose((mean - best_mean) / sd, 0.0, atol=rtol)
+        np.testing.assert_allclose(cov / np.outer(sd, sd), best_cov / np.outer(sd, sd), atol=rtol)
+        np.testing.assert_allclose(approx.elbo.value, posterior.exact.log_evidence, rtol=1e-8, atol=1e-7)
+        assert approx.n_iterations <= 3
+    else:
+        np.testing.assert_allclose(np.diag(cov), np.diag(best_cov), rtol=0.05)  # steps are corrected by secants
+
+
+@each_combination
+@two_seeds
+@pytest.mark.parametrize("posterior", OTHERS, ids=lambda p: p.name)
+def test_transformed_variables(choice, seed, posterior):
+    """The best Gaussian on the unconstrained scale, by quadrature: without the Jacobian it is another one."""
+    approx = fit_model(posterior.build(), choice, seed)
+    mean, cov = moments(approx, posterior.value_names)
+    gap = true_gap(posterior, choice.family, mean, cov)
+    assert approx.converged
+    assert -1e-7 < gap < TOL
+    assert max(gap, approx.gap) < 0.02 or 1 / 3 < approx.gap / gap < 3
+    assert_elbo_is(approx, posterior.exact.elbo(mean, cov))
+    best_mean, best_cov = posterior.exact.optimum(choice.family)
+    # A gap of .01 nats in one coordinate is an error of .14 standard deviations.
+    np.testing.assert_allclose((mean - best_mean) / np.sqrt(np.diag(best_cov)), 0.0, atol=0.15)
+    np.testing.assert_allclose(np.sqrt(np.diag(cov) / np.diag(best_cov)), 1.0, atol=0.1)
+
+
+@pytest.mark.parametrize("choice", [c for c in COMBINATIONS if c.family == "full"], ids=str)
+@two_seeds
+@pytest.mark.parametrize("start", [None, 50.0], ids=["initial point", "far"])
+def test_raw_predictors_on_scales_four_orders_of_magnitude_apart(choice, seed, start):
+    """Root-mean-square errors against the closed form: means in standard deviations, standard deviations relative."""
+    regression = RawRegression()
+    mean, sd = regression.moments()
+    assert sd.max() / sd.min() > 1e4
+    given = None if start is None else {"slopes": np.full(3, start), "intercept": start}
+    approx = fit_model(regression.build(), choice, seed, start=given)
+    assert approx.converged
+    assert np.sqrt(np.mean(((approx.mean_flat - mean) / sd) ** 2)) <= 0.1
+    assert np.sqrt(np.mean((approx.sd_flat / sd - 1) ** 2)) <= 0.1
+
+
+@each_combination
+def test_twenty_seeds_agree_on_random_intercepts(choice):
+    """A hierarchical logistic regression: all converge, and all reach the same ELBO on common draws.
+
+    One compiled density serves all: the parts are put together as a fit does.
+    """
+    density = LogDensity(random_intercepts(), "quick")
+    z = np.random.default_rng(1).standard_normal((1000, density.n_dim))
+    z = np.concatenate([z, -z])
+    elbos = []
+    for seed in range(20):
+        rule = make_rule(density, choice, seed=seed)
+        scales = starting.start_scales(density, None)
+        family = AXES["family"][choice.family]
+        q = starting.choose_start(rule, family, density.initial_point(), scales, density)
+        state = loop.run(rule, loop.start(rule, q), 500, ignore)
+        assert state.status is Status.CONVERGED
+        elbos.append(density.logp(state.rule.q.draws(z)).mean() + state.rule.q.entropy())
+    # Each lacks at most the tolerance; on common draws, little of the difference is noise.
+    assert np.ptp(elbos) < TOL
+
+
+@pytest.mark.parametrize("backend", ["quick", "numba"])
+def test_both_linkers(backend):
+    """One target with three shapes and a transform: exact on either."""
+    posterior = next(p for p in POSTERIORS if p.name == "several variables")
+    approx = fit_model(posterior.build(), COMBINATIONS[0], backend=backend)
+    mean, cov = moments(approx, posterior.value_names)
+    best_mean, best_cov = posterior.exact.optimum("full")
+    sd = np.sqrt(np.diag(best_cov))
+    assert approx.backend == backend
+    np.testing.assert_allclose((mean - best_mean) / sd, 0.0, atol=1e-8)
+    np.testing.assert_allclose(cov / np.outer(sd, sd), np.eye(len(sd)), atol=1e-8)

@@ -1,0 +1,148 @@
+"""The progress line: what it shows, and that it can be switched off."""
+
+import re
+
+import pymc as pm
+import pytest
+
+from pymc.progress_bar import default_progress_theme
+from rich.theme import Theme
+
+from pymc_ngvi import NGVI, ConvergenceWarning, fit_ngvi, progress
+from pymc_ngvi.progress import FitProgress
+
+HEADERS = ("Iteration", "ELBO (nats)", "To gain (nats)", "Draws", "Step size", "Elapsed")
+
+
+def skewed_model():
+    with pm.Model() as model:
+        pm.Gamma("rate", 2.0, 3.0)
+        pm.Normal("loc", shape=2)
+    return model
+
+
+@pytest.fixture(autouse=True)
+def _wide_terminal(monkeypatch):
+    """Rich reads the width when a console is made; too narrow a one would cut the columns."""
+    monkeypatch.setenv("COLUMNS", "160")
+
+
+@pytest.fixture
+def fields(monkeypatch):
+    """Record what the line was told, in order."""
+    told = []
+    update = FitProgress.update
+
+    def recorded(self, state, *, last=False):
+        update(self, state, last=last)
+        told.append(dict(self._progress.tasks[0].fields) | {"completed": self._progress.tasks[0].completed})
+
+    monkeypatch.setattr(FitProgress, "update", recorded)
+    return told
+
+
+def test_off_prints_nothing(capfd):
+    fit_ngvi(model=skewed_model(), random_seed=1, backend="quick", progressbar=False)
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "")
+
+
+@pytest.mark.parametrize("through", ["pm.fit", "fit_ngvi"])
+def test_on_shows_where_the_fit_ended(capsys, through):
+    model, options = skewed_model(), {"random_seed": 1, "backend": "quick"}
+    approx = pm.fit(method="ngvi", model=model, **options) if through == "pm.fit" else fit_ngvi(model=model, **options)
+    out = capsys.readouterr().out
+    assert all(header in out for header in HEADERS), out
+    last = [line for line in out.splitlines() if line.strip()][-1]
+    assert re.search(r"\b\d:\d\d:\d\d\b", last), "elapsed time"
+    shown = re.sub(r"\d:\d\d:\d\d", "", last).split()
+    assert f"{approx.n_iterations}" in shown
+    # ELBO on the last draws, with its sign: the history holds the loss.
+    assert f"{-approx.hist[-1]:,.2f}" in shown
+    assert f"{approx.gap_hist[-1]:.3f}" in shown
+
+
+def test_numbers_are_those_of_the_fit(fields):
+    approx = fit_ngvi(model=skewed_model(), random_seed=1, backend="quick")
+    last = fields[-1]
+    assert last["completed"] == approx.n_iterations
+    assert last["elbo"] == f"{-approx.hist[-1]:,.2f}"
+    assert last["gap"] == f"{approx.gap_hist[-1]:.3f}"
+    assert int(last["draws"].replace(",", "")) >= 32, "converged on at least that many"
+    assert 0 < float(last["step"]) <= 1
+
+
+@pytest.mark.parametrize(
+    ("gap", "shown"),
+    [(0.0, "0.000"), (1.23456, "1.235"), (99.9, "99.900"), (123456.0, "1.2e+05"), (float("inf"), "inf")],
+)
+def test_large_gaps_are_short(gap, shown):
+    assert progress._gap(gap) == shown
+
+
+def test_many_iterations_are_few_updates(monkeypatch):
+    """At most 20 updates a second: a clock that moves .01 s per iteration lets every fifth or so through."""
+    clock = iter(0.01 * i for i in range(1, 10_000))
+    monkeypatch.setattr("pymc_ngvi.progress.time.monotonic", lambda: next(clock))
+    updates = []
+
+    class State:
+        n_iterations = 0
+        rule = type("Rule", (), {"elbo": -1.0, "gap": 0.1, "n_draws": 8, "step_size": 1.0})
+
+    line = FitProgress(enabled=False)
+    with line:
+        monkeypatch.setattr(line._progress, "update", lambda *a, **k: updates.append(k["completed"]))
+        for i in range(1000):
+            State.n_iterations = i
+            line.update(State)
+        line.update(State, last=True)
+    expected = 1000 * 0.01 / progress._SECONDS_BETWEEN_UPDATES
+    assert 0.8 * expected <= len(updates) <= expected + 2
+    assert updates[-1] == 999, "the last one is always shown"
+
+
+def test_theme_of_the_user(monkeypatch):
+    """The styles of the theme reach the console that the line is drawn on."""
+    themes = []
+    console = progress.Console
+
+    def recorded(*args, theme, **kwargs):
+        themes.append(theme)
+        return console(*args, theme=theme, **kwargs)
+
+    monkeypatch.setattr(progress, "Console", recorded)
+    mine = Theme({"bar.complete": "green"})
+    pm.fit(0, "ngvi", skewed_model(), backend="quick", progressbar_theme=mine)
+    fit_ngvi(0, model=skewed_model(), backend="quick")
+    assert themes == [mine, default_progress_theme]
+
+
+@pytest.mark.parametrize("end", ["error", "interrupt"])
+def test_line_is_closed_when_the_fit_ends_early(end):
+    """A line left running would keep its thread and swallow the terminal's cursor."""
+    closed = []
+
+    def callback(approx, losses, i):
+        raise ZeroDivisionError if end == "error" else KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        leave = FitProgress.__exit__
+        patch.setattr(FitProgress, "__exit__", lambda self, *a: (leave(self, *a), closed.append(self))[0])
+        inference = NGVI(skewed_model(), random_seed=1)
+        if end == "error":
+            with pytest.raises(ZeroDivisionError):
+                inference.fit(callbacks=[callback], backend="quick")
+        else:
+            assert inference.fit(callbacks=[callback], backend="quick").status.label == "interrupted"
+    [line] = closed
+    assert not line._progress.live.is_started
+
+
+def test_refining_shows_a_line_of_its_own(capsys):
+    with pytest.warns(ConvergenceWarning):
+        approx = fit_ngvi(1, model=skewed_model(), random_seed=1, backend="quick", progressbar=False)
+    approx.refine(1000, progressbar=True)
+    out = capsys.readouterr().out
+    assert all(header in out for header in HEADERS)
+    assert f" {approx.n_iterations} " in out
