@@ -280,6 +280,8 @@ class NGVIApproximation(FitReport, Approximation):
         Outcome of the fit; None where there was none.
     hist : ndarray
         Loss, -ELBO, of each iteration.
+    gap_hist : ndarray
+        Estimated nats still to be gained after each iteration.
 
     Examples
     --------
@@ -308,18 +310,38 @@ class NGVIApproximation(FitReport, Approximation):
     ) -> None:
         group = NGVIGroup(density.layout, q, model=density.model)
         super().__init__([group], model=density.model)
-        self.density = density
-        self.include_transformed = include_transformed
         self.record: FitRecord | None = None
         self.hist: Array = np.empty(0)
-        self._inference: Any = None
+        self.gap_hist: Array = np.empty(0)
+        self._session: Any = None
+        self.restart(density, q, random_seed=random_seed, include_transformed=include_transformed)
+
+    def restart(
+        self, density: LogDensity, q: VariationalState, *, random_seed: Any = None, include_transformed: bool = False
+    ) -> None:
+        """Begin anew from ``q``, with arguments as those of the class; nodes made before follow.
+
+        Raises
+        ------
+        ValueError
+            If the free variables of the model are not those that this approximation was made for.
+        """
+        made_for = self.groups[0].layout.variables
+        if density.layout.variables != made_for:
+            raise ValueError(
+                "The free variables of the model, or their shapes, changed after the approximation was made: "
+                f"{[v.name for v in made_for]} then, {[v.name for v in density.layout.variables]} now. Make a new one."
+            )
+        self.set_state(q)
+        self.density = density
+        self.include_transformed = include_transformed
         self._rng = np.random.default_rng(random_seed)
         self._data = DataSnapshot(density.model)
         self._constrainer = Constrainer(density)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what to pickle; the fit that made the approximation stays behind."""
-        return {**super().__getstate__(), "_inference": None}
+        return {**super().__getstate__(), "_session": None}
 
     def __repr__(self) -> str:
         """Return the family, the dimension and how the fit ended."""

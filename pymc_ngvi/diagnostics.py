@@ -141,7 +141,7 @@ class FitReport(Exports):
     """The part of an approximation that reports on its fit, from ``record``."""
 
     record: FitRecord | None
-    _inference: Any
+    _session: Any
 
     def _fitted(self, what: str) -> FitRecord:
         if self.record is None:
@@ -150,6 +150,15 @@ class FitReport(Exports):
                 "Use pm.fit(method='ngvi')."
             )
         return self.record
+
+    def refuse_changed_data(self, why: str) -> None:
+        """Raise ValueError if ``pm.set_data`` changed the data since the fit."""
+        changed = self._data.changed()
+        if changed:
+            raise ValueError(
+                f"The data {', '.join(map(repr, changed))} were changed after the fit. {why}: set the data back with "
+                "pm.set_data, or fit again."
+            )
 
     @property
     def elbo(self) -> Elbo:
@@ -220,12 +229,7 @@ class FitReport(Exports):
         ValueError
             For fewer than 100 draws; where ``pm.set_data`` changed the data after the fit.
         """
-        changed = self._data.changed()
-        if changed:
-            raise ValueError(
-                f"The data {', '.join(map(repr, changed))} were changed after the fit, so that the model's posterior "
-                "is another one than q approximates. Set the data back with pm.set_data, or fit again."
-            )
+        self.refuse_changed_data("The model's posterior is another one now than q approximates")
         log_p, log_q = [], []
         for theta in self._draw_chunks(draws, random_seed):
             log_p.append(self.log_p(theta))
@@ -275,9 +279,9 @@ class FitReport(Exports):
         RuntimeError
             If the approximation does not come from a fit in this process.
         """
-        if self._inference is None:
+        if self._session is None:
             raise RuntimeError(
                 "There is no fit to go on with: this approximation was made without one, or was unpickled. "
                 "Use pm.fit(method='ngvi', start=...)."
             )
-        return self._inference.refine(n, progressbar=progressbar, **kwargs)
+        return self._session.refine(n, progressbar=progressbar, **kwargs)

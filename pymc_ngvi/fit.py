@@ -1,12 +1,8 @@
 """`NGVI`, the inference object, and `fit_ngvi`: options in, approximation out."""
 
-import logging
-import sys
 import time
-import warnings
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,21 +12,16 @@ from pymc.model import modelcontext
 from pymc.util import _get_seeds_per_chain
 from pymc.variational.inference import Inference
 from rich.theme import Theme
-from threadpoolctl import threadpool_limits
 
-from pymc_ngvi import loop, starting
+from pymc_ngvi import starting
 from pymc_ngvi.approximation import NGVIApproximation
 from pymc_ngvi.linalg import check_memory
 from pymc_ngvi.model import LogDensity
-from pymc_ngvi.options import FitOptions, check_n, refuse_unknown
+from pymc_ngvi.options import FitOptions, check_callbacks, check_n, refuse_unknown, split_options
 from pymc_ngvi.progress import FitProgress
 from pymc_ngvi.registry import AXES
-from pymc_ngvi.result import Elbo, FitRecord
-from pymc_ngvi.status import ConvergenceWarning, Status
-from pymc_ngvi.types import Array
-
-# A child of PyMC's logger, which has the handler.
-logger = logging.getLogger("pymc.ngvi")
+from pymc_ngvi.session import FitSession, few_threads, make_rule
+from pymc_ngvi.session import _assess as _assess
 
 #: Options of the constructor that `FitOptions` checks.
 _VALIDATED = ("family", "update", "estimator", "step", "tol", "n_draws", "max_draws")
@@ -116,31 +107,44 @@ class NGVI(Inference):
             "max_draws": max_draws,
         }
         self._options = FitOptions.validated(**{k: self._given[k] for k in _VALIDATED})
-        self._approx: NGVIApproximation | None = None
-        self._loop_state: loop.LoopState | None = None
-        self._callbacks: list[Callable[..., Any]] = []
-        self._score = True
-        self.hist = np.empty(0)
-        self.state = None
+        #: The last fit, and what was made for the next one before it began.
+        self._session: FitSession | None = None
+        self._prepared: tuple[NGVIApproximation, int] | None = None
 
     def configure(self, **options: Any) -> None:
         """Change options of the constructor before the next fit; None leaves an option as it is.
 
         Raises
         ------
-        ValueError
+        ValueError, TypeError
             As the constructor; nothing is changed then.
         """
-        given = self._given | {k: v for k, v in options.items() if v is not None}
+        refuse_unknown(options, NGVI.__init__)
+        options = {name: value for name, value in options.items() if value is not None}
+        given = self._given | options
         self._options = FitOptions.validated(**{k: given[k] for k in _VALIDATED})
         self._given = given
+        if options:
+            self._prepared = None
 
     @property
     def approx(self) -> NGVIApproximation:
-        """The approximation; AttributeError before the first fit."""
-        if self._approx is None:
-            raise AttributeError("There is no approximation yet: call fit first.")
-        return self._approx
+        """The approximation. Before the first fit: where that will start, and the object that it will return."""
+        if self._session is not None:
+            return self._session.approx
+        if self._prepared is None:
+            density = self._density(None, None)
+            point = starting.start_point(density, self._given["start"])
+            scale = starting.start_scales(density, self._given["start_sigma"])[0]
+            seed = self._draw_seed()
+            q = AXES["family"][self._options.choice.family].from_scale(point, scale)
+            self._prepared = NGVIApproximation(density, q, random_seed=seed), seed
+        return self._prepared[0]
+
+    @property
+    def hist(self) -> Any:
+        """Loss, -ELBO, of each iteration of the last fit."""
+        return np.empty(0) if self._session is None else self._session.approx.hist
 
     def fit(
         self,
@@ -188,31 +192,18 @@ class NGVI(Inference):
         TypeError
             For an option that does not exist or belongs to another method, saying what to use instead.
         """
-        refuse_unknown(kwargs, NGVI.__init__, NGVI.fit)
-        n = check_n(n)
-        self._callbacks = list(callbacks or [])
-        self._score = score is None or bool(score)
+        _refuse(kwargs)
+        n, callbacks = check_n(n), check_callbacks(callbacks)
         clock = time.perf_counter()
-        choice = self._options.choice
-        family = AXES["family"][choice.family]
         with FitProgress(progressbar, progressbar_theme) as progress:
-            density = LogDensity(self._given["model"], backend or "auto", compile_kwargs)
-            check_memory(family.memory_bytes(density.n_dim), choice.family, density.n_dim, list(AXES["family"]))
-            (seed,) = _get_seeds_per_chain(self._given["random_seed"], 1)
-            self._density, self._seed = density, int(seed)
-            with _blas_threads(density):
-                rule = self._rule()
-                point = starting.start_point(density, self._given["start"])
-                scales = starting.start_scales(density, self._given["start_sigma"])
-                q = starting.choose_start(rule, family, point, scales, density)
-                self._loop_state = loop.start(rule, q)
-                self._approx = NGVIApproximation(
-                    density, q, random_seed=self._seed, include_transformed=include_transformed
-                )
-                self._approx._inference = self
-                self._seconds = time.perf_counter() - clock
-                self._run(rule, n, progress)
-        return self._finish()
+            density = self._density(backend, compile_kwargs)
+            with few_threads(density):
+                approx, seed = self._start(density, include_transformed)
+                self._session = FitSession(approx, self._options, seed, callbacks, score in (None, True), clock)
+                self._prepared = None
+                approx._session = self._session
+                self._session.run(n, progress)
+        return self._session.finish()
 
     def refine(
         self,
@@ -238,22 +229,9 @@ class NGVI(Inference):
         NGVIApproximation
             The same object as before, changed in place.
         """
-        if self._loop_state is None:
+        if self._session is None:
             raise TypeError("There is nothing to refine: call fit first.")
-        n = check_n(n)
-        if tol is not None or max_draws is not None:
-            o = self._options
-            self._options = FitOptions.validated(
-                **vars(o.choice),
-                tol=o.tol if tol is None else tol,
-                n_draws=o.n_draws,
-                max_draws=o.max_draws if max_draws is None else max_draws,
-            )
-        rule = self._rule()
-        self._loop_state = loop.reopen(rule, self._loop_state)
-        with FitProgress(progressbar, progressbar_theme) as progress, _blas_threads(self._density):
-            self._run(rule, n, progress)
-        return self._finish()
+        return self._session.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws)
 
     def run_profiling(self, *args: Any, **kwargs: Any) -> Any:
         """Not available: there is no compiled step function to profile."""
@@ -262,70 +240,30 @@ class NGVI(Inference):
             "approx.compile_seconds and approx.run_seconds say where the time went."
         )
 
-    def _rule(self) -> Any:
-        o = self._options
-        return AXES["step"][o.choice.step](
-            self._density,
-            AXES["update"][o.choice.update],
-            AXES["estimator"][o.choice.estimator],
-            seed=self._seed,
-            tol=o.tol,
-            n_draws=o.n_draws,
-            max_draws=o.max_draws,
-        )
+    def _density(self, backend: str | None, compile_kwargs: dict[str, Any] | None) -> LogDensity:
+        """Return the model's log density, if an approximation in its dimension fits into memory."""
+        density = LogDensity(self._given["model"], backend or "auto", compile_kwargs)
+        if not density.n_dim:
+            names = ", ".join(repr(v.name) for v in density.layout.variables)
+            raise ValueError(f"The free variables of the model ({names}) have no elements: there is nothing to fit.")
+        family = self._options.choice.family
+        check_memory(AXES["family"][family].memory_bytes(density.n_dim), family, density.n_dim, list(AXES["family"]))
+        return density
 
-    def _run(self, rule: Any, n: int, progress: FitProgress) -> None:
-        clock = time.perf_counter()
+    def _draw_seed(self) -> int:
+        (seed,) = _get_seeds_per_chain(self._given["random_seed"], 1)
+        return int(seed)
 
-        def observe(state: loop.LoopState) -> None:
-            self._loop_state = state
-            progress.update(state)
-            if self._callbacks:
-                self._approx.set_state(state.rule.q)  # type: ignore[union-attr]
-                losses = state.losses if self._score else None
-                for callback in self._callbacks:
-                    callback(self._approx, losses, state.n_iterations)
-
-        assert self._loop_state is not None
-        self._loop_state = loop.run(rule, self._loop_state, n, observe)
-        self._elbo, self._gap = _assess(rule, self._loop_state)
-        progress.update(self._loop_state, last=True)
-        self._seconds += time.perf_counter() - clock
-
-    def _finish(self) -> NGVIApproximation:
-        """Bring the approximation up to date, say how it went, and return it."""
-        state, approx, density, choice = self._loop_state, self.approx, self._density, self._options.choice
-        assert state is not None
-        approx.set_state(state.rule.q)
-        approx.record = FitRecord(
-            status=state.status,
-            elbo=self._elbo,
-            gap=self._gap,
-            n_iterations=state.n_iterations,
-            n_gradients=density.n_gradients,
-            n_hessians=density.n_hessians,
-            n_dropped=state.rule.n_dropped,
-            compile_seconds=density.compile_seconds,
-            run_seconds=max(self._seconds - density.compile_seconds, 0.0),
-            backend=density.backend,
-            **vars(choice),
-        )
-        self.hist = approx.hist = state.losses.copy() if self._score else np.empty(0)
-        approx.gap_hist = state.gaps.copy()
-        logger.info(approx.record.closing_line())
-        if state.rule.n_dropped:
-            logger.info(
-                f"{state.rule.n_dropped} draws were left out because log p or its gradient was not finite there."
-            )
-        if state.status in (Status.NOISE_LIMITED, Status.STALLED, Status.MAX_ITERATIONS):
-            warnings.warn(
-                f"The fit did not converge ({state.status}). {state.status.sentence} {state.status.cure}",
-                ConvergenceWarning,
-                stacklevel=_stack_level(),
-            )
-        elif state.status is not Status.CONVERGED:
-            logger.info(f"{state.status.sentence} {state.status.cure}")
-        return approx
+    def _start(self, density: LogDensity, include_transformed: bool) -> tuple[NGVIApproximation, int]:
+        """Return the approximation at the start of a fit, and the seed of the fit."""
+        prepared, seed = self._prepared or (None, self._draw_seed())
+        point = starting.start_point(density, self._given["start"])
+        scales = starting.start_scales(density, self._given["start_sigma"])
+        family = AXES["family"][self._options.choice.family]
+        q = starting.choose_start(make_rule(density, self._options, seed), family, point, scales, density)
+        approx = prepared or NGVIApproximation(density, q)
+        approx.restart(density, q, random_seed=seed, include_transformed=include_transformed)
+        return approx, seed
 
 
 def fit_ngvi(n: int = 10_000, *, model: pm.Model | None = None, **options: Any) -> NGVIApproximation:
@@ -358,34 +296,12 @@ def fit_ngvi(n: int = 10_000, *, model: pm.Model | None = None, **options: Any) 
     >>> approx.converged
     True
     """
+    of_constructor, of_fit = split_options(options, NGVI.__init__, NGVI.fit)
+    return NGVI(model, **of_constructor).fit(n, **of_fit)
+
+
+def _refuse(options: Mapping[str, Any]) -> None:
+    """Raise TypeError for an option that `NGVI.fit` does not take, saying where it belongs."""
     refuse_unknown(options, NGVI.__init__, NGVI.fit)
-    of_fit = set(NGVI.fit.__annotations__) & set(options)
-    inference = NGVI(model, **{k: v for k, v in options.items() if k not in of_fit})
-    return inference.fit(n, **{k: options[k] for k in of_fit})
-
-
-def _assess(rule: Any, state: loop.LoopState) -> tuple[Elbo, float]:
-    """Return the ELBO and the gap on draws that had no part in reaching the state."""
-    theta, logp, pairs, gap = rule.assess(state.rule)
-    h: Array = logp - state.rule.q.log_density(theta)
-    keep = np.isfinite(h)
-    if not keep.any():
-        return Elbo(-np.inf, np.inf), gap
-    # The two draws of an antithetic pair are dependent: the error is that of the mean over pairs.
-    both = keep[pairs[:, 0]] & keep[pairs[:, 1]]
-    means = h[pairs[both]].mean(axis=1)
-    se = float(means.std(ddof=1) / np.sqrt(len(means))) if len(means) > 1 else np.inf
-    return Elbo(float(h[keep].mean()), se), gap
-
-
-def _blas_threads(density: LogDensity) -> AbstractContextManager[Any]:
-    """Keep BLAS to one thread for small models: waking others takes longer than the work, above all on a busy machine."""
-    return threadpool_limits(1, user_api="blas") if density.is_small else nullcontext()
-
-
-def _stack_level() -> int:
-    """Return the stack level of the first caller outside this package and PyMC's variational module."""
-    frame, level = sys._getframe(1), 1
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(("pymc_ngvi", "pymc.variational")):
-        frame, level = frame.f_back, level + 1  # type: ignore[assignment]
-    return level
+    for name in options:
+        raise TypeError(f"{name} is an option of NGVI(...), not of its fit: give it there, or to pm.fit.")

@@ -65,7 +65,7 @@ class FitOptions:
     ) -> "FitOptions":
         """Check each option; raise ValueError that says what was given and what is valid."""
         choice = choose(family=family, update=update, estimator=estimator, step=step)
-        if not (np.isscalar(tol) and np.isfinite(tol) and tol > 0):
+        if not _is_positive(tol):
             raise ValueError(f"tol is in nats of ELBO and should be a positive number; got {tol!r}.")
         for name, value, least in (("n_draws", n_draws, 2), ("max_draws", max_draws, 2)):
             whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
@@ -78,6 +78,15 @@ class FitOptions:
             raise ValueError(f"max_draws={max_draws} is below n_draws={n_draws}; raise it or lower n_draws.")
         return cls(choice, float(tol), int(n_draws), int(max_draws))
 
+    def changed(self, **options: Any) -> "FitOptions":
+        """Return these options with some replaced, checked anew; None leaves an option as it is."""
+        given = {**vars(self.choice), "tol": self.tol, "n_draws": self.n_draws, "max_draws": self.max_draws}
+        return FitOptions.validated(**given | {k: v for k, v in options.items() if v is not None})
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and bool(0 < value < np.inf)
+
 
 def check_n(n: Any) -> int:
     """Return the number of iterations as an int; raise ValueError for a negative or broken number."""
@@ -85,6 +94,33 @@ def check_n(n: Any) -> int:
     if not whole or n < 0:
         raise ValueError(f"n is the most iterations, a whole number of at least 0; got {n!r}.")
     return int(n)
+
+
+def check_callbacks(callbacks: Any) -> list[Callable[..., Any]]:
+    """Return the callbacks as a list; raise TypeError for anything that can't be called."""
+    if callable(callbacks):
+        raise TypeError(f"callbacks should be a list of functions; got one function: write [{_name(callbacks)}].")
+    listed = list(callbacks or [])
+    for callback in listed:
+        if not callable(callback):
+            raise TypeError(f"callbacks should be functions of (approx, losses, i); got {callback!r}.")
+    return listed
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def split_options(
+    options: Mapping[str, Any], constructor: Callable[..., Any], method: Callable[..., Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options that a constructor takes, and those of a method; raise TypeError for any other."""
+    refuse_unknown(options, constructor, method)
+    of_method = inspect.signature(method).parameters
+    return (
+        {name: value for name, value in options.items() if name not in of_method},
+        {name: value for name, value in options.items() if name in of_method},
+    )
 
 
 def refuse_unknown(given: Mapping[str, Any], *accepted_by: Callable[..., Any]) -> None:

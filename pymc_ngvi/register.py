@@ -8,7 +8,7 @@ the old function: import this package first, or call `pymc_ngvi.fit_ngvi`.
 import functools
 import inspect
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import pymc.variational
 import pymc.variational.inference
 
 from pymc_ngvi.fit import NGVI, fit_ngvi
-from pymc_ngvi.options import refuse_unknown
+from pymc_ngvi.options import split_options
 
 METHOD = "ngvi"
 _PLACES = (pymc, pymc.variational, pymc.variational.inference)
@@ -28,22 +28,23 @@ _WRAPPED = "__pymc_ngvi_wrapped__"
 def register() -> None:
     """Make ``pm.fit(method="ngvi")`` work; does nothing if it does already."""
     if not registered():
-        wrapper = _wrap(pymc.variational.inference.fit)
+        current = pymc.variational.inference.fit
+        wrapper = _wrap(getattr(current, _WRAPPED, current))
         for place in _PLACES:
-            place.fit = wrapper  # type: ignore[attr-defined]
+            place.fit = wrapper
 
 
 def unregister() -> None:
     """Put PyMC's own ``fit`` back; does nothing if it is there already."""
     for place in _PLACES:
-        original = getattr(place.fit, _WRAPPED, None)  # type: ignore[attr-defined]
+        original = getattr(place.fit, _WRAPPED, None)
         if original is not None:
-            place.fit = original  # type: ignore[attr-defined]
+            place.fit = original
 
 
 def registered() -> bool:
     """Tell whether ``pm.fit`` knows the method."""
-    return all(hasattr(place.fit, _WRAPPED) for place in _PLACES)  # type: ignore[attr-defined]
+    return all(hasattr(place.fit, _WRAPPED) for place in _PLACES)
 
 
 def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,23 +68,30 @@ def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _merged(given: dict[str, Any]) -> dict[str, Any]:
-    """Return all options of one call, from the arguments and from ``inf_kwargs``; both may not disagree."""
+    """Return all options of one call, from the arguments and from ``inf_kwargs``.
+
+    None is as good as not given: front ends pass it on. Two values that differ are an error.
+    """
     options = {k: v for k, v in given.items() if k not in ("method", "inf_kwargs", "kwargs")}
     options |= given.get("kwargs", {})
     for name, value in (given.get("inf_kwargs") or {}).items():
-        if name in options and not _same(options[name], value):
+        direct = options.get(name)
+        if direct is None:
+            options[name] = value
+        elif value is not None and not _same(direct, value):
             raise ValueError(
-                f"{name} is given twice and differs: {options[name]!r} directly, {value!r} in inf_kwargs. Give it once."
+                f"{name} is given twice and differs: {direct!r} directly, {value!r} in inf_kwargs. Give it once."
             )
-        options[name] = value
     return options
 
 
 def _same(a: Any, b: Any) -> bool:
     if a is b:
         return True
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
     try:
-        return bool(np.all(np.asarray(a) == np.asarray(b)))
+        return bool(np.array_equal(a, b))
     except (TypeError, ValueError):
         return False
 
@@ -95,10 +103,6 @@ def _fit_by_name(given: dict[str, Any]) -> Any:
 
 def _fit_instance(inference: NGVI, given: dict[str, Any]) -> Any:
     """Fit with an instance; PyMC would drop the seed and the start that are given beside it, we use them."""
-    options = _merged(given)
-    model = options.pop("model", None)
-    n = options.pop("n", 10_000)
-    refuse_unknown(options, NGVI.__init__, NGVI.fit)
-    of_fit = set(NGVI.fit.__annotations__)
-    inference.configure(model=model, **{k: options.pop(k) for k in set(options) - of_fit})
-    return inference.fit(n, **options)
+    of_constructor, of_fit = split_options(_merged(given), NGVI.__init__, NGVI.fit)
+    inference.configure(**of_constructor)
+    return inference.fit(**of_fit)

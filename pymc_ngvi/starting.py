@@ -9,6 +9,7 @@ import pymc as pm
 from pymc.initial_point import make_initial_point_fn
 
 from pymc_ngvi.model import LogDensity, without_c
+from pymc_ngvi.model.layout import Variable
 from pymc_ngvi.registry import suggestion
 from pymc_ngvi.status import StartError
 from pymc_ngvi.types import Array
@@ -49,18 +50,29 @@ def start_point(density: LogDensity, start: Mapping[str, Any] | None) -> Array:
         for name, v in by_name.items()
         if name in start and v.value_name not in start
     }
+    for rv, value in constrained.items():
+        if value.ndim != rv.type.ndim:  # PyMC would not get as far as a shape
+            raise ValueError(_shape_message(rv.name, value.shape, by_name[rv.name], rv))
     with without_c():
         point = make_initial_point_fn(model=model, overrides=constrained, jitter_rvs=set(), return_transformed=True)(0)
     for name, v in by_value.items():
         if name in start:
             point[name] = np.asarray(start[name], dtype=np.float64)
         if np.shape(point[name]) != v.shape:
-            given = v.name if v.name in start else name
-            raise ValueError(
-                f"start[{given!r}] leads to shape {np.shape(point[name])} for {name!r}, which has shape {v.shape}. "
-                "Give a value of the variable's own shape."
-            )
+            given = name if name in start else v.name
+            raise ValueError(_shape_message(given, np.shape(point[name]), v, model[v.name]))
     return layout.flatten(point)
+
+
+def _shape_message(given: str, shape: tuple[int, ...], variable: Variable, rv: Any) -> str:
+    own = rv.type.shape
+    hint = "Give a value of the variable's own shape"
+    if given == variable.name and None not in own:
+        hint += f", {own}"
+    return (
+        f"start[{given!r}] leads to shape {shape} for {variable.value_name!r}, which has shape {variable.shape}. "
+        f"{hint}."
+    )
 
 
 def start_scales(density: LogDensity, start_sigma: Mapping[str, Any] | float | None) -> list[Array]:

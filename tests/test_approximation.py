@@ -527,7 +527,7 @@ def test_refine_goes_to_the_fit(approx):
         def refine(self, n, **kwargs):
             return n, kwargs
 
-    approx._inference = Fit()
+    approx._session = Fit()
     assert approx.refine(10, progressbar=False) == (10, {"progressbar": False})
 
 

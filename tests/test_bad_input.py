@@ -457,3 +457,18 @@ def test_interrupt_during_a_step_keeps_the_one_before(step, monkeypatch):
     assert same_bits(approx, fit(skewed_model(), n=step - 1))
     approx.refine(1000, progressbar=False)
     assert same_bits(approx, fit(skewed_model()))
+
+
+def test_interrupt_while_the_result_is_assessed(monkeypatch):
+    """The fit is at its end: it is kept, with the figures of its own draws."""
+
+    def interrupted(self, state):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Adaptive, "assess", interrupted)
+        approx = fit(skewed_model())
+    assert approx.converged
+    assert same_bits(approx, fit(skewed_model()))
+    assert (approx.elbo.value, approx.elbo.se) == (-approx.hist[-1], np.inf)
+    assert approx.gap == approx.gap_hist[-1]

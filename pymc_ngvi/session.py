@@ -1,0 +1,181 @@
+"""One fit, under way or at its end: runs the loop, keeps the approximation up to date, says how it went."""
+
+import logging
+import os
+import time
+import warnings
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import pymc.variational
+
+from rich.theme import Theme
+from threadpoolctl import threadpool_limits
+
+from pymc_ngvi import loop
+from pymc_ngvi.approximation import NGVIApproximation
+from pymc_ngvi.model import LogDensity
+from pymc_ngvi.options import FitOptions, check_n
+from pymc_ngvi.progress import FitProgress
+from pymc_ngvi.registry import AXES
+from pymc_ngvi.result import Elbo, FitRecord
+from pymc_ngvi.status import ConvergenceWarning, Status
+from pymc_ngvi.types import Array
+
+# A child of PyMC's logger, which has the handler.
+logger = logging.getLogger("pymc.ngvi")
+
+#: Warnings point at the first caller outside these folders.
+_OURS = tuple(os.path.join(os.path.dirname(file), "") for file in (__file__, pymc.variational.__file__))
+
+
+class FitSession:
+    """A fit that can be gone on with from where it ended.
+
+    Parameters
+    ----------
+    approx : NGVIApproximation
+        Follows the fit. Its ``density`` is fitted; its ``q`` is the start.
+    options : FitOptions
+    seed : int
+        Of the base draws.
+    callbacks : sequence of callable
+    score : bool
+        Whether to keep the history of the loss.
+    clock : float
+        ``time.perf_counter()`` when the fit began.
+    """
+
+    def __init__(
+        self,
+        approx: NGVIApproximation,
+        options: FitOptions,
+        seed: int,
+        callbacks: Sequence[Callable[..., Any]],
+        score: bool,
+        clock: float,
+    ) -> None:
+        self.approx = approx
+        self._options = options
+        self._seed = seed
+        self._callbacks = callbacks
+        self._score = score
+        self._rule = make_rule(approx.density, options, seed)
+        self._state = loop.start(self._rule, approx.q)
+        self._seconds = time.perf_counter() - clock
+
+    def refine(
+        self,
+        n: int,
+        progressbar: bool = True,
+        progressbar_theme: Theme | None = None,
+        *,
+        tol: float | None = None,
+        max_draws: int | None = None,
+    ) -> NGVIApproximation:
+        """Go on for up to ``n`` more iterations; see `NGVI.refine`."""
+        n = check_n(n)
+        self.approx.refuse_changed_data("The fit can't go on with other data")
+        options = self._options.changed(tol=tol, max_draws=max_draws)
+        if options != self._options:
+            self._rule = make_rule(self.approx.density, options, self._seed)
+            self._options = options
+        self._state = loop.reopen(self._rule, self._state)
+        if self._state.status is Status.CONVERGED:
+            logger.info(f"The fit has converged already: pass a smaller tol than {self._options.tol} to refine it.")
+        with FitProgress(progressbar, progressbar_theme) as progress, few_threads(self.approx.density):
+            self.run(n, progress)
+        return self.finish()
+
+    def run(self, n: int, progress: FitProgress) -> None:
+        """Run up to ``n`` more iterations and assess where they led."""
+        clock = time.perf_counter()
+
+        def observe(state: loop.LoopState) -> None:
+            self._state = state
+            progress.update(state)
+            if self._callbacks:
+                self.approx.set_state(state.rule.q)
+                losses = state.losses if self._score else None
+                for callback in self._callbacks:
+                    callback(self.approx, losses, state.n_iterations)
+
+        self._state = loop.run(self._rule, self._state, n, observe)
+        try:
+            self._elbo, self._gap = _assess(self._rule, self._state)
+        except KeyboardInterrupt:  # nothing is lost but the fresh draws: the loop has figures of its own
+            self._elbo, self._gap = Elbo(self._state.rule.elbo, np.inf), self._state.rule.gap
+        progress.update(self._state, last=True)
+        self._seconds += time.perf_counter() - clock
+
+    def finish(self) -> NGVIApproximation:
+        """Bring the approximation up to date, say how the fit went, and return the approximation."""
+        state, approx = self._state, self.approx
+        approx.set_state(state.rule.q)
+        approx.record = record = self._record()
+        approx.hist = state.losses.copy() if self._score else np.empty(0)
+        approx.gap_hist = state.gaps.copy()
+        logger.info(record.closing_line())
+        if record.n_dropped:
+            logger.info(f"{record.n_dropped} draws were left out because log p or its gradient was not finite there.")
+        if state.status in (Status.NOISE_LIMITED, Status.STALLED, Status.MAX_ITERATIONS):
+            warnings.warn(
+                f"The fit did not converge ({state.status}). {state.status.sentence} {state.status.cure}",
+                ConvergenceWarning,
+                skip_file_prefixes=_OURS,
+            )
+        elif state.status is not Status.CONVERGED:
+            logger.info(f"{state.status.sentence} {state.status.cure}")
+        return approx
+
+    def _record(self) -> FitRecord:
+        density = self.approx.density
+        return FitRecord(
+            status=self._state.status,
+            elbo=self._elbo,
+            gap=self._gap,
+            n_iterations=self._state.n_iterations,
+            n_gradients=density.n_gradients,
+            n_hessians=density.n_hessians,
+            n_dropped=self._state.rule.n_dropped,
+            compile_seconds=density.compile_seconds,
+            run_seconds=max(self._seconds - density.compile_seconds, 0.0),
+            backend=density.backend,
+            **vars(self._options.choice),
+        )
+
+
+def make_rule(density: LogDensity, options: FitOptions, seed: int) -> Any:
+    """Return the step rule that the options name."""
+    choice = options.choice
+    return AXES["step"][choice.step](
+        density,
+        AXES["update"][choice.update],
+        AXES["estimator"][choice.estimator],
+        seed=seed,
+        tol=options.tol,
+        n_draws=options.n_draws,
+        max_draws=options.max_draws,
+    )
+
+
+def few_threads(density: LogDensity) -> AbstractContextManager[Any]:
+    """Keep BLAS to one thread for small models: waking others takes longer than the work."""
+    return threadpool_limits(1, user_api="blas") if density.is_small else nullcontext()
+
+
+def _assess(rule: Any, state: loop.LoopState) -> tuple[Elbo, float]:
+    """Return the ELBO and the gap on draws that had no part in reaching the state."""
+    theta, logp, pairs, gap = rule.assess(state.rule)
+    h: Array = logp - state.rule.q.log_density(theta)
+    keep = np.isfinite(h)
+    if not keep.any():
+        return Elbo(-np.inf, np.inf), gap
+    # The two draws of an antithetic pair are dependent: the error is that of the mean over pairs.
+    both = keep[pairs[:, 0]] & keep[pairs[:, 1]]
+    means = h[pairs[both]].mean(axis=1)
+    se = float(means.std(ddof=1) / np.sqrt(len(means))) if len(means) > 1 else np.inf
+    return Elbo(float(h[keep].mean()), se), gap
