@@ -1,5 +1,8 @@
 """How good an approximation is: Pareto k-hat, the record of the fit, a printed summary."""
 
+import shutil
+import textwrap
+
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +16,9 @@ from pymc_ngvi.types import Array
 #: Fewer draws leave too short a tail to fit a Pareto distribution to.
 MIN_KHAT_DRAWS = 100
 #: Rows of the table that a summary prints; ``table`` has them all.
-_MAX_ROWS = 40
+_MAX_ROWS = 60
+#: Characters in a line of a printed summary, at most; fewer on a narrow terminal.
+_MAX_WIDTH = 100
 
 
 def pareto_khat(log_p: Array, log_q: Array) -> float:
@@ -111,8 +116,10 @@ class Summary:
     khat: float | None
 
     def __str__(self) -> str:
-        """Return the text."""
-        return "\n".join([*self.lines, "", self.table.to_string(max_rows=_MAX_ROWS)])
+        """Return the text, its sentences wrapped to the width of the terminal."""
+        width = min(shutil.get_terminal_size().columns, _MAX_WIDTH)
+        wrapped = [textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in self.lines]
+        return "\n".join([*wrapped, "", self.table.to_string(max_rows=_MAX_ROWS), *self._cut()])
 
     __repr__ = __str__
 
@@ -120,7 +127,12 @@ class Summary:
         from html import escape
 
         paragraphs = "".join(f"<p>{escape(line)}</p>" for line in self.lines)
-        return paragraphs + str(self.table.to_html(max_rows=_MAX_ROWS))
+        below = "".join(f"<p>{line}</p>" for line in self._cut())
+        return paragraphs + str(self.table.to_html(max_rows=_MAX_ROWS)) + below
+
+    def _cut(self) -> list[str]:
+        """Return the line that says that the table is longer than what is shown, where it is."""
+        return [f"({len(self.table):,} rows; all of them are in .table)"] if len(self.table) > _MAX_ROWS else []
 
 
 def summary_lines(record: FitRecord | None, khat: float | None, n_draws: int) -> tuple[str, ...]:

@@ -7,13 +7,21 @@ from typing import Any, Self
 
 from pymc.progress_bar import CustomProgress, default_progress_theme
 from rich.console import Console
-from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column
 from rich.theme import Theme
 
 from pymc_ngvi.loop import LoopState
 
 _SECONDS_BETWEEN_UPDATES = 0.05
+#: Headers, and the field that each shows.
+_COLUMNS = {
+    "Iteration": "iteration",
+    "ELBO (nats)": "elbo",
+    "Nats to gain": "gap",
+    "Draws": "draws",
+    "Step size": "step",
+}
 
 
 class FitProgress:
@@ -27,20 +35,10 @@ class FitProgress:
     """
 
     def __init__(self, enabled: bool = True, theme: Theme | None = None) -> None:
-        number = Column(justify="right", no_wrap=True)
-        columns = [
-            SpinnerColumn(),
-            TextColumn("{task.completed:,}", table_column=Column("Iteration", justify="right", no_wrap=True)),
-        ]
-        for header, key in (
-            ("ELBO (nats)", "elbo"),
-            ("To gain (nats)", "gap"),
-            ("Draws", "draws"),
-            ("Step size", "step"),
-        ):
-            column = number.copy()
-            column.header = header
-            columns.append(TextColumn(f"{{task.fields[{key}]}}", table_column=column))
+        columns: list[ProgressColumn] = [SpinnerColumn()]
+        for header, key in _COLUMNS.items():
+            column = Column(header, justify="right", no_wrap=True)
+            columns.append(TextColumn(f"{{task.fields[{key}]}}", justify="right", table_column=column))
         columns.append(TimeElapsedColumn(table_column=Column("Elapsed", no_wrap=True)))
         self._progress = CustomProgress(
             *columns,
@@ -54,7 +52,8 @@ class FitProgress:
     def __enter__(self) -> Self:
         """Show the line."""
         self._progress.start()
-        self._task = self._progress.add_task("ngvi", total=None, elbo="", gap="", draws="", step="compiling")
+        fields = dict.fromkeys(_COLUMNS.values(), "") | {"iteration": "compiling"}
+        self._task = self._progress.add_task("ngvi", total=None, **fields)
         return self
 
     def __exit__(
@@ -74,6 +73,7 @@ class FitProgress:
             self._task,
             completed=state.n_iterations,
             total=state.n_iterations if last else None,
+            iteration=f"{state.n_iterations:,}",
             elbo=f"{rule.elbo:,.2f}",
             gap=_gap(rule.gap),
             draws=f"{rule.n_draws:,}",

@@ -499,7 +499,7 @@ def test_without_a_fit_there_is_no_record(approx):
 def test_summary(approx):
     approx.record = record(Status.MAX_ITERATIONS)
     summary = approx.summary(2_000, khat_draws=500, random_seed=1)
-    text = str(summary)
+    text = " ".join(str(summary).split("\n\n")[0].split())  # sentences are wrapped
     assert approx.record.closing_line() in text
     assert Status.MAX_ITERATIONS.sentence in text
     assert Status.MAX_ITERATIONS.cure in text
@@ -517,6 +517,18 @@ def test_summary(approx):
     assert few.khat is None
     assert Status.CONVERGED.cure not in str(few)
     assert len(few.table) == 3
+
+
+@pytest.mark.parametrize("columns", [80, 100, 300])
+def test_summary_fits_the_terminal(approx, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    approx.record = record(Status.NOISE_LIMITED)
+    summary = approx.summary(100, khat_draws=100, random_seed=1)
+    assert max(map(len, str(summary).splitlines())) <= min(columns, 100)
+    assert "rows; all" not in str(summary)
+    monkeypatch.setattr("pymc_ngvi.diagnostics._MAX_ROWS", 5)
+    assert f"({len(summary.table)} rows; all of them are in .table)" in str(summary)
+    assert f"({len(summary.table)} rows; all of them are in .table)" in summary._repr_html_()
 
 
 def test_refine_goes_to_the_fit(approx):

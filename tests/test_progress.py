@@ -11,7 +11,7 @@ from rich.theme import Theme
 from pymc_ngvi import NGVI, ConvergenceWarning, fit_ngvi, progress
 from pymc_ngvi.progress import FitProgress
 
-HEADERS = ("Iteration", "ELBO (nats)", "To gain (nats)", "Draws", "Step size", "Elapsed")
+HEADERS = ("Iteration", "ELBO (nats)", "Nats to gain", "Draws", "Step size", "Elapsed")
 
 
 def skewed_model():
@@ -80,23 +80,39 @@ def test_large_gaps_are_short(gap, shown):
     assert progress._gap(gap) == shown
 
 
+def _state(n_iterations, **shown):
+    rule = type("Rule", (), {"elbo": -1.0, "gap": 0.1, "n_draws": 8, "step_size": 1.0, **shown})
+    return type("State", (), {"n_iterations": n_iterations, "rule": rule})
+
+
+@pytest.mark.parametrize("columns", ["80", "100"])
+def test_nothing_is_cut(capsys, monkeypatch, columns):
+    """Large numbers and all headers fit the usual terminals, and numbers stand below the end of their headers."""
+    monkeypatch.setenv("COLUMNS", columns)
+    with FitProgress() as line:
+        large = {"elbo": -12_345_678.9, "gap": 123456.0, "n_draws": 16_384, "step_size": 0.00012345}
+        line.update(_state(10_000, **large), last=True)
+    headers, rule, numbers = [row for row in capsys.readouterr().out.splitlines() if row.strip()][-3:]
+    assert all(header in headers for header in HEADERS)
+    assert numbers.split()[:5] == ["10,000", "-12,345,678.90", "1.2e+05", "16,384", "0.00012"]
+    assert set(rule.strip()) == {"─"}
+    for header, number in zip(HEADERS, numbers.split(), strict=True):
+        end = headers.index(header) + len(header)
+        assert numbers[:end].rstrip().endswith(number), header
+
+
 def test_many_iterations_are_few_updates(monkeypatch):
     """At most 20 updates a second: a clock that moves .01 s per iteration lets every fifth or so through."""
     clock = iter(0.01 * i for i in range(1, 10_000))
     monkeypatch.setattr("pymc_ngvi.progress.time.monotonic", lambda: next(clock))
     updates = []
 
-    class State:
-        n_iterations = 0
-        rule = type("Rule", (), {"elbo": -1.0, "gap": 0.1, "n_draws": 8, "step_size": 1.0})
-
     line = FitProgress(enabled=False)
     with line:
         monkeypatch.setattr(line._progress, "update", lambda *a, **k: updates.append(k["completed"]))
         for i in range(1000):
-            State.n_iterations = i
-            line.update(State)
-        line.update(State, last=True)
+            line.update(_state(i))
+        line.update(_state(999), last=True)
     expected = 1000 * 0.01 / progress._SECONDS_BETWEEN_UPDATES
     assert 0.8 * expected <= len(updates) <= expected + 2
     assert updates[-1] == 999, "the last one is always shown"

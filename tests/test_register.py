@@ -163,6 +163,13 @@ def test_our_calls_do_not_arrive(spy, call):
     assert not spy
 
 
+def test_instances_of_other_methods_arrive_untouched(spy):
+    with skewed_model():
+        advi = pm.ADVI(random_seed=1)
+    assert pm.fit(3, advi, random_seed=5, start={"rate": 1.0}, obj_n_mc=2) is spy
+    assert spy == [((3, advi), {"random_seed": 5, "start": {"rate": 1.0}, "obj_n_mc": 2})]
+
+
 def test_advi_still_gives_a_mean_field():
     with skewed_model():
         approx = pm.fit(5, "advi", random_seed=1, progressbar=False, compile_kwargs={"mode": "FAST_COMPILE"})

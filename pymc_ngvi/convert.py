@@ -1,0 +1,133 @@
+"""From arrays to what PyMC users expect: MultiTrace, DataTree, xarray Datasets."""
+
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import xarray as xr
+
+from numpy.typing import NDArray
+from pymc.backends.base import MultiTrace
+from pymc.backends.ndarray import NDArray as NDArrayTrace
+
+import pymc_ngvi
+
+from pymc_ngvi.model import Layout
+from pymc_ngvi.types import Array
+
+
+def to_multitrace(model: pm.Model, values: dict[str, NDArray[Any]], stats: dict[str, Array]) -> MultiTrace:
+    """Return draws as a PyMC trace of one chain.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    values : dict
+        Name to draws, (n_draws, ...), in the order in which they are stored.
+    stats : dict
+        Name to one number a draw, (n_draws,).
+
+    Returns
+    -------
+    pymc.backends.base.MultiTrace
+    """
+    n_draws = len(next(iter(values.values())))
+    variables = [_Named(name) for name in values]
+    trace = NDArrayTrace(
+        model=model,
+        vars=variables,
+        fn=_no_function,
+        var_shapes={name: value.shape[1:] for name, value in values.items()},
+        var_dtypes={name: value.dtype for name, value in values.items()},
+    )
+    trace.setup(draws=n_draws, chain=0, sampler_vars=[{name: s.dtype for name, s in stats.items()}])
+    trace.samples = dict(values)
+    trace._stats = [dict(stats)]
+    trace.draw_idx = n_draws
+    trace.close()
+    return MultiTrace([trace])
+
+
+class _Named:
+    """Stands for a variable in a trace, which asks for its name only."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def _no_function(*_: Any) -> Any:
+    raise RuntimeError("This trace holds draws of a fitted approximation: no draw can be recorded.")
+
+
+def to_datatree(trace: MultiTrace, model: pm.Model, **options: Any) -> xr.DataTree:
+    """Convert a trace of approximate draws as PyMC does, and sign it.
+
+    Parameters
+    ----------
+    trace : MultiTrace
+    model : pymc.Model
+    **options
+        Of ``pymc.to_inference_data``.
+
+    Returns
+    -------
+    xarray.DataTree
+    """
+    dims = _dims_that_do_not_fit(trace, model) | dict(options.pop("dims", None) or {})
+    tree: xr.DataTree = pm.to_inference_data(trace, model=model, dims=dims, **options)
+    for group in ("posterior", "sample_stats"):
+        if group in tree.children:
+            attrs = tree[group].attrs
+            attrs["inference_library"] = pymc_ngvi.__name__
+            attrs.pop("inference_library_version", None)
+            version = getattr(pymc_ngvi, "__version__", None)
+            if version is not None:
+                attrs["inference_library_version"] = version
+    if "sample_stats" in tree.children:
+        stats = tree["sample_stats"].to_dataset()
+        tree["sample_stats"] = xr.DataTree(stats[sorted(stats.data_vars, key=str)])  # PyMC keeps their names in a set
+    return tree
+
+
+def flat_dataset(layout: Layout, vector: Array) -> xr.Dataset:
+    """Return an unconstrained vector, (n_dim,), as a Dataset by value name, dims and coords where they are named."""
+    data = {}
+    for v in layout.variables:
+        dims = v.dims or _plain_dims(v.value_name, v.shape)
+        coords = {d: layout.coords[d] for d in v.dims or ()}
+        data[v.value_name] = xr.DataArray(vector[v.where].reshape(v.shape), dims=dims, coords=coords)
+    return xr.Dataset(data)
+
+
+def constrained_dataset(model: pm.Model, values: dict[str, NDArray[Any]]) -> xr.Dataset:
+    """Return one value of each variable, (...), as a Dataset with the dims and coords of the model."""
+    data = {}
+    for name, value in values.items():
+        dims = model.named_vars_to_dims.get(name)
+        if dims is None or None in dims or len(dims) != np.ndim(value):
+            dims = _plain_dims(name, np.shape(value))
+        coords = {}
+        for dim, length in zip(dims, np.shape(value), strict=True):
+            labels = model.coords.get(dim)
+            if labels is not None and len(labels) == length:
+                coords[dim] = np.asarray(labels)
+        data[name] = xr.DataArray(value, dims=dims, coords=coords)
+    return xr.Dataset(data)
+
+
+def _dims_that_do_not_fit(trace: MultiTrace, model: pm.Model) -> dict[str, list[str]]:
+    """Return plain dims for the variables that are not of the length of their coords.
+
+    Bambi's models of an intercept alone have a Deterministic of length 1 along all observations.
+    """
+    plain = {}
+    for name in trace.varnames:
+        labels = [model.coords.get(dim) for dim in model.named_vars_to_dims.get(name) or ()]
+        lengths = trace.get_values(name).shape[1:]
+        if any(ls is not None and len(ls) != length for ls, length in zip(labels, lengths, strict=False)):
+            plain[name] = list(_plain_dims(name, lengths))
+    return plain
+
+
+def _plain_dims(name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(f"{name}_dim_{i}" for i in range(len(shape)))

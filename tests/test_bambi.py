@@ -1,0 +1,176 @@
+"""Bambi models: the method by name, and the intercept of the draws where Bambi's own functions look for it."""
+
+import numpy as np
+import pandas as pd
+import pymc as pm
+import pytest
+import xarray as xr
+
+from pymc_ngvi import NGVIApproximation, Status
+from pymc_ngvi.bambi import MARK, uncentre_bambi_intercept
+
+bambi = pytest.importorskip("bambi", reason="bambi is in the dependency group bench")
+
+# Bambi 0.21 asks pandas for columns of objects in a way that is to change.
+pytestmark = pytest.mark.filterwarnings("ignore:For backward compatibility, 'str' dtypes are included")
+
+QUIET = {"progressbar": False, "backend": "quick"}
+
+
+@pytest.fixture(scope="module")
+def data():
+    """Predictors far from zero, so that a centred intercept is far from the one at zero."""
+    rng = np.random.default_rng(20)
+    n = 48
+    frame = pd.DataFrame(
+        {
+            "x": rng.normal(30.0, 2.0, n),
+            "z": rng.normal(-5.0, 0.5, n),
+            "kind": rng.choice(list("abc"), n),
+            "group": np.repeat(list("pqrstu"), n // 6),
+        }
+    )
+    effect = frame["kind"].map({"a": 0.0, "b": 1.0, "c": -1.0})
+    frame["y"] = 1.0 + 0.5 * frame["x"] - 0.8 * frame["z"] + effect + rng.normal(0.0, 0.5, n)
+    frame["hit"] = (frame["y"] > frame["y"].median()).astype(int)
+    return frame
+
+
+def fitted(formula, data, n=0, **options):
+    """Return a model and its fit; n = 0 is the start, which does for algebra."""
+    model = bambi.Model(formula, data, **options)
+    approx = model.fit(inference_method="vi", method="ngvi", n=n, random_seed=1, **QUIET)
+    return model, approx
+
+
+FORMULAS = {
+    "numbers": ("y ~ x + z", {}),
+    "categories": ("y ~ kind", {}),
+    "interaction": ("y ~ x * kind", {}),
+    "groups": ("y ~ x + kind + (x | group)", {}),
+    "no-intercept": ("y ~ 0 + x + z", {}),
+    "intercept-only": ("y ~ 1", {}),
+    "not-centred": ("y ~ x", {"center_predictors": False}),
+    "logistic": ("hit ~ x + kind", {"family": "bernoulli"}),
+}
+
+
+@pytest.mark.parametrize(("formula", "options"), FORMULAS.values(), ids=FORMULAS)
+def test_predictions_are_those_of_the_pymc_model(data, formula, options):
+    """The PyMC model itself gives the mean of each draw as a Deterministic: with its own, centred, intercept."""
+    model, approx = fitted(formula, data, **options)
+    draws = approx.sample(20, random_seed=2)
+    parent = "p" if "family" in options else "mu"
+    expected = draws["posterior"][parent]
+    predicted = model.predict(uncentre_bambi_intercept(model, draws), inplace=False)["posterior"][parent]
+    # Bambi's model of an intercept alone has one mean for all rows, without their dimension.
+    expected = expected.values if expected.dims == predicted.dims else np.broadcast_to(expected, predicted.shape)
+    np.testing.assert_allclose(predicted, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_every_component_is_moved(data):
+    formula = bambi.Formula("y ~ x + kind", "sigma ~ z")
+    model, approx = fitted(formula, data)
+    draws = approx.sample(20, random_seed=2)
+    moved = uncentre_bambi_intercept(model, draws)["posterior"]
+    before = draws["posterior"]
+    np.testing.assert_allclose(
+        moved["sigma_Intercept"], before["sigma_Intercept"] - before["sigma_z"] * data["z"].mean()
+    )
+    kinds = [float((data["kind"] == kind).mean()) for kind in before["kind_dim"].values]
+    expected = before["Intercept"] - before["x"] * data["x"].mean() - (before["kind"] * kinds).sum("kind_dim")
+    np.testing.assert_allclose(moved["Intercept"], expected)
+    for name in ("x", "kind", "sigma_z"):
+        xr.testing.assert_equal(moved[name], before[name])
+
+
+def test_without_the_correction_predictions_are_off(data):
+    """Why it is needed; should this fail, Bambi moves the intercept itself, and the correction has to go."""
+    model, approx = fitted("y ~ x", data)
+    draws = approx.sample(20, random_seed=2)
+    expected = draws["posterior"]["mu"]
+    predicted = model.predict(draws.copy(), inplace=False)["posterior"]["mu"]
+    shift = (predicted.transpose(*expected.dims) - expected) / draws["posterior"]["x"]
+    np.testing.assert_allclose(shift, data["x"].mean(), rtol=1e-6)
+
+
+def test_draws_are_moved_once_and_not_in_place(data, tmp_path):
+    model, approx = fitted("y ~ x", data)
+    draws = approx.sample(5, random_seed=2)
+    before = draws["posterior"]["Intercept"].copy()
+    once = uncentre_bambi_intercept(model, draws)
+    xr.testing.assert_equal(draws["posterior"]["Intercept"], before)
+    xr.testing.assert_equal(
+        uncentre_bambi_intercept(model, once)["posterior"].to_dataset(), once["posterior"].to_dataset()
+    )
+    once.to_netcdf(tmp_path / "draws.nc", engine="h5netcdf")
+    with xr.open_datatree(tmp_path / "draws.nc", engine="h5netcdf") as read:
+        assert MARK in read["posterior"].attrs
+
+
+def test_what_is_not_of_the_model_is_refused(data):
+    model, approx = fitted("y ~ x", data)
+    draws = approx.sample(5)
+    with pytest.raises(TypeError, match=r"should be a bambi\.Model; got Model"):
+        uncentre_bambi_intercept(approx.model, draws)
+    with pytest.raises(ValueError, match=r"not built: call model\.build\(\)"):
+        uncentre_bambi_intercept(bambi.Model("y ~ x", data), draws)
+    with pytest.raises(TypeError, match=r"as approx\.sample\(2_000\) returns it; got Dataset"):
+        uncentre_bambi_intercept(model, draws["posterior"].to_dataset())
+    with pytest.raises(ValueError, match="no group 'posterior'"):
+        uncentre_bambi_intercept(model, xr.DataTree())
+    other, _ = fitted("y ~ x + z", data)
+    with pytest.raises(ValueError, match=r"The posterior has no 'z': these are not draws from the model 'y ~ x \+ z'"):
+        uncentre_bambi_intercept(other, draws)
+
+
+def test_options_arrive_through_bambi(data):
+    model = bambi.Model("y ~ x", data)
+    with pytest.raises(TypeError, match=r"method 'ngvi' does not take obj_n_mc=5: .*`n_draws`"):
+        model.fit(inference_method="vi", method="ngvi", obj_n_mc=5, **QUIET)
+    approx = model.fit(inference_method="vi", method="ngvi", n=0, start={"x": 3.0}, family="diagonal", **QUIET)
+    assert type(approx) is NGVIApproximation
+    assert (approx.status, approx.record.family) == (Status.NOT_STARTED, "diagonal")
+    assert float(approx.mean_data["x"]) == 3.0
+
+
+def test_fit_of_a_model_with_a_known_posterior(data):
+    """Flat in everything but the line, sd known: the posterior of the line is that of least squares."""
+    model = bambi.Model("y ~ x + z", data, auto_scale=False)
+    flat = bambi.Prior("Normal", mu=0.0, sigma=1e4)
+    model.set_priors({"Intercept": flat, "x": flat, "z": flat, "sigma": bambi.Prior("Normal", mu=0.8, sigma=1e-4)})
+    approx = model.fit(inference_method="vi", method="ngvi", random_seed=1, **QUIET)
+    assert approx.converged
+    posterior = uncentre_bambi_intercept(model, approx.sample(4_000, random_seed=1))["posterior"]
+    design = np.column_stack([np.ones(len(data)), data["x"], data["z"]])
+    least_squares, *_ = np.linalg.lstsq(design, data["y"], rcond=None)
+    sd = 0.8 * np.sqrt(np.diag(np.linalg.inv(design.T @ design)))
+    for name, mean, error in zip(("Intercept", "x", "z"), least_squares, sd, strict=True):
+        # Four Monte Carlo errors, and the whitened error of .1 that a converged fit may have in d = 4.
+        assert abs(float(posterior[name].mean()) - mean) < (4 / 4_000**0.5 + 0.1) * error, name
+
+
+@pytest.mark.slow
+# Compiled by C where Bambi builds predictions: PyTensor looks for a BLAS, and warns where there is none.
+@pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS:UserWarning")
+def test_mean_agrees_with_nuts(data):
+    """Bambi's predictions from NUTS are the reference: the linear predictor is near-Gaussian."""
+    pytest.importorskip("nutpie", reason="nutpie is in the dependency group bench")
+    n_draws = 1_000
+    model, approx = fitted("y ~ x + z + kind", data, n=10_000)
+    draws = uncentre_bambi_intercept(model, approx.sample(n_draws, random_seed=1))
+    ours = model.predict(draws, inplace=False)["posterior"]["mu"].stack(sample=("chain", "draw"))
+    options = {"draws": n_draws // 2, "tune": 500, "chains": 2, "random_seed": 1, "progressbar": False}
+    nuts = model.fit(inference_method="nutpie", **options)
+    theirs = model.predict(nuts, inplace=False)["posterior"]["mu"].stack(sample=("chain", "draw"))
+    sd = theirs.std("sample")
+    # Two means of 1,000 draws (NUTS: hardly correlated), each to 4 errors, and .1 sd for the fit's own tolerance.
+    assert float((abs(ours.mean("sample") - theirs.mean("sample")) / sd).max()) < 4 * (2 / n_draws) ** 0.5 + 0.1
+    np.testing.assert_allclose(ours.std("sample") / sd, 1.0, atol=4 / n_draws**0.5 + 0.1)
+
+
+def test_pymc_model_of_bambi_is_untouched(data):
+    """The correction is for draws: the approximation itself stays that of the PyMC model."""
+    model, approx = fitted("y ~ x", data)
+    assert approx.model is model.backend.model
+    assert isinstance(approx.model, pm.Model)

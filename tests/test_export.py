@@ -1,0 +1,148 @@
+"""What a user does with the result of ``pm.fit``, from end to end, and that looking at it compiles nothing."""
+
+import arviz as az
+import numpy as np
+import pymc as pm
+import pytensor
+import pytest
+import xarray as xr
+
+from scipy import stats
+
+from pymc_ngvi import NGVIApproximation
+
+QUIET = {"progressbar": False, "backend": "quick"}
+N = 40
+X = np.linspace(-1.0, 1.0, N)
+Y = 0.5 + 2.0 * X + np.random.default_rng(3).normal(0.0, 0.3, N)
+
+
+@pytest.fixture(scope="module")
+def model():
+    with pm.Model(coords={"obs": np.arange(N), "term": ["level", "slope"]}) as model:
+        x = pm.Data("x", X, dims="obs")
+        beta = pm.Normal("beta", 0.0, 3.0, dims="term")
+        sd = pm.HalfNormal("sd", 1.0)
+        mu = pm.Deterministic("mu", beta[0] + beta[1] * x, dims="obs")
+        pm.Normal("y", mu, sd, observed=Y, shape=x.shape, dims="obs")
+    return model
+
+
+@pytest.fixture(scope="module")
+def approx(model):
+    with model:
+        return pm.fit(method="ngvi", random_seed=1, **QUIET)
+
+
+@pytest.fixture
+def python_mode():
+    """PyMC's own functions without compilation: they are not what is tested."""
+    with pytensor.config.change_flags(mode="FAST_COMPILE", cxx=""):
+        yield
+
+
+@pytest.fixture
+def no_compilation(monkeypatch):
+    """Make every call of PyTensor's compiler an error."""
+
+    def refused(*args, **kwargs):
+        raise AssertionError("a graph was compiled")
+
+    monkeypatch.setattr("pytensor.compile.maker.function", refused)
+    monkeypatch.setattr("pytensor.function", refused)
+    monkeypatch.setattr("pymc.pytensorf.compile", refused)
+    monkeypatch.setattr("pymc_ngvi.model.constrain.pymc_compile", refused)
+
+
+@pytest.fixture
+def no_machine_code(monkeypatch):
+    """Make generating C or Numba code an error; Python thunks are fine."""
+
+    def refused(*args, **kwargs):
+        raise AssertionError("machine code was generated")
+
+    monkeypatch.setattr("pytensor.link.numba.linker.NumbaLinker.jit_compile", refused)
+    monkeypatch.setattr("pytensor.link.c.basic.CLinker.compile_cmodule", refused)
+    monkeypatch.setattr("pytensor.link.c.cmodule.GCC_compiler.compile_str", refused)
+
+
+def test_posterior_predictive_loo_and_new_data(model, approx, python_mode):
+    """The usual course: draws, log likelihood, loo, predictions, new data, predictions for them."""
+    tree = approx.sample(500, random_seed=1)
+    posterior = tree["posterior"]
+    assert dict(posterior.sizes) == {"chain": 1, "draw": 500, "term": 2, "obs": N}
+    assert list(posterior["term"].values) == ["level", "slope"]
+    with model:
+        pm.compute_log_likelihood(tree, progressbar=False)
+    expected = stats.norm(posterior["mu"], posterior["sd"].values[..., None]).logpdf(Y)
+    np.testing.assert_allclose(tree["log_likelihood"]["y"], expected, rtol=1e-9)
+    elpd = az.loo(tree).elpd
+    # Below the log pointwise predictive density, by about the number of parameters.
+    lppd = float(np.log(np.exp(expected).mean((0, 1))).sum())
+    assert lppd - 6.0 < elpd < lppd
+    with model:
+        seen = pm.sample_posterior_predictive(tree, progressbar=False, random_seed=1)["posterior_predictive"]["y"]
+        try:
+            pm.set_data({"x": [5.0, 6.0, 7.0]}, coords={"obs": [20, 21, 22]})
+            new = pm.sample_posterior_predictive(
+                tree, var_names=["mu", "y"], predictions=True, progressbar=False, random_seed=1
+            )["predictions"]
+            mu_of_new_draws = approx.sample(500, random_seed=1)["posterior"]["mu"]
+        finally:
+            pm.set_data({"x": X}, coords={"obs": np.arange(N)})
+    assert seen.dims == ("chain", "draw", "obs")
+    line = posterior["beta"].values[..., :1] + posterior["beta"].values[..., 1:] * [5.0, 6.0, 7.0]
+    np.testing.assert_allclose(new["mu"], line, rtol=1e-12)
+    np.testing.assert_allclose(mu_of_new_draws, line, rtol=1e-12)
+    assert list(new["obs"].values) == [20, 21, 22]
+    z = (new["y"] - new["mu"]).values / posterior["sd"].values[..., None]
+    assert abs(z.mean()) < 4 / z.size**0.5
+    assert abs(z.std() - 1.0) < 4 / (2 * z.size) ** 0.5
+
+
+def test_moments_by_name_compile_nothing(approx, no_compilation):
+    assert isinstance(approx, NGVIApproximation)
+    assert approx.mean_data["beta"].dims == ("term",)
+    assert set(approx.mean_data.data_vars) == set(approx.std_data.data_vars) == {"beta", "sd_log__"}
+    np.testing.assert_array_equal(approx.std_data["beta"], approx.sd_flat[approx.layout.variables[0].where])
+    with pytest.raises(AssertionError, match="a graph was compiled"):
+        approx.mean.eval()
+
+
+def test_state_and_draws_generate_no_code(approx, no_machine_code):
+    state = approx.state
+    assert set(state.mean.data_vars) == set(state.std.data_vars) == {"beta", "sd"}
+    assert approx.sample(20, random_seed=1)["posterior"]["mu"].shape == (1, 20, N)
+    with pytest.raises(AssertionError, match="machine code was generated"):
+        pytensor.function([], pytensor.shared(np.ones(3)).sum(), mode="NUMBA")()
+
+
+def test_state_is_that_of_many_draws(approx):
+    """The standard deviation of sd itself, not the exponential of that of its logarithm."""
+    draws = approx.sample(20_000, random_seed=3, log_p=False)["posterior"]
+    for name in ("beta", "sd"):
+        spread = draws[name].std(("chain", "draw"))
+        # 4,000 draws behind the state: five times the error of a standard deviation, 1 / (2 * 4,000)^.5, and the
+        # tails of sd are heavier than a normal's.
+        np.testing.assert_allclose(approx.state.std[name], spread, rtol=0.08)
+    np.testing.assert_allclose(approx.state.mean["sd"], np.exp(approx.mean_data["sd_log__"]))
+
+
+def test_draws_of_wrong_length_along_a_dimension_keep_their_values():
+    """A Deterministic that does not have the length of its coords, as in Bambi's models of an intercept alone."""
+    with pm.Model(coords={"obs": range(5)}):
+        pm.Deterministic("mu", pm.Normal("level")[None], dims="obs")
+        approx = pm.fit(0, method="ngvi", **QUIET)
+    posterior = approx.sample(3)["posterior"]
+    assert posterior["mu"].dims == ("chain", "draw", "mu_dim_0")
+    np.testing.assert_array_equal(posterior["mu"][..., 0], posterior["level"])
+    chosen = approx.sample(3, dims={"mu": ["one"]})["posterior"]
+    assert chosen["mu"].dims == ("chain", "draw", "one")
+
+
+def test_draws_go_to_disk_and_back(approx, tmp_path):
+    tree = approx.sample(10, random_seed=1)
+    tree.to_netcdf(tmp_path / "draws.nc", engine="h5netcdf")
+    with xr.open_datatree(tmp_path / "draws.nc", engine="h5netcdf") as read:
+        for group in ("posterior", "sample_stats", "observed_data", "constant_data"):
+            xr.testing.assert_equal(read[group].to_dataset().load(), tree[group].to_dataset())
