@@ -7,6 +7,7 @@ import pymc as pm
 import xarray as xr
 
 from numpy.typing import NDArray
+from pymc.backends.arviz import find_observations
 from pymc.backends.base import MultiTrace
 from pymc.backends.ndarray import NDArray as NDArrayTrace
 
@@ -118,12 +119,14 @@ def constrained_dataset(model: pm.Model, values: dict[str, NDArray[Any]]) -> xr.
 def _dims_that_do_not_fit(trace: MultiTrace, model: pm.Model) -> dict[str, list[str]]:
     """Return plain dims for the variables that are not of the length of their coords.
 
-    Bambi's models of an intercept alone have a Deterministic of length 1 along all observations.
+    Observations keep their length when ``pm.set_data`` brings predictors, and coords, of another. Bambi's models of an
+    intercept alone have a Deterministic of length 1 along all observations.
     """
+    shapes = {name: np.shape(values) for name, values in find_observations(model).items()}
+    shapes |= {name: trace.get_values(name).shape[1:] for name in trace.varnames}
     plain = {}
-    for name in trace.varnames:
+    for name, lengths in shapes.items():
         labels = [model.coords.get(dim) for dim in model.named_vars_to_dims.get(name) or ()]
-        lengths = trace.get_values(name).shape[1:]
         if any(ls is not None and len(ls) != length for ls, length in zip(labels, lengths, strict=False)):
             plain[name] = list(_plain_dims(name, lengths))
     return plain

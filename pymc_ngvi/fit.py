@@ -107,9 +107,10 @@ class NGVI(Inference):
             "max_draws": max_draws,
         }
         self._options = FitOptions.validated(**{k: self._given[k] for k in _VALIDATED})
-        #: The last fit, and what was made for the next one before it began.
         self._session: FitSession | None = None
-        self._prepared: tuple[NGVIApproximation, int] | None = None
+        # What was made for the first fit before it began: users take nodes of `approx` for their callbacks.
+        self._prepared: NGVIApproximation | None = None
+        self._next_seed: int | None = None
 
     def configure(self, **options: Any) -> None:
         """Change options of the constructor before the next fit; None leaves an option as it is.
@@ -122,24 +123,30 @@ class NGVI(Inference):
         refuse_unknown(options, NGVI.__init__)
         options = {name: value for name, value in options.items() if value is not None}
         given = self._given | options
-        self._options = FitOptions.validated(**{k: given[k] for k in _VALIDATED})
-        self._given = given
-        if options:
+        validated = FitOptions.validated(**{k: given[k] for k in _VALIDATED})
+        if given["model"] is not self._given["model"] or validated.choice.family != self._options.choice.family:
             self._prepared = None
+        if "random_seed" in options:
+            self._next_seed = None
+        self._options, self._given = validated, given
 
     @property
     def approx(self) -> NGVIApproximation:
-        """The approximation. Before the first fit: where that will start, and the object that it will return."""
+        """The approximation of the last fit.
+
+        Before the first fit: where that will start, and the object that it will return, so that callbacks can use its
+        nodes. Only another model or family takes another object.
+        """
         if self._session is not None:
             return self._session.approx
         if self._prepared is None:
             density = self._density(None, None)
             point = starting.start_point(density, self._given["start"])
             scale = starting.start_scales(density, self._given["start_sigma"])[0]
-            seed = self._draw_seed()
+            self._next_seed = self._seed()
             q = AXES["family"][self._options.choice.family].from_scale(point, scale)
-            self._prepared = NGVIApproximation(density, q, random_seed=seed), seed
-        return self._prepared[0]
+            self._prepared = NGVIApproximation(density, q, random_seed=self._next_seed)
+        return self._prepared
 
     @property
     def hist(self) -> Any:
@@ -200,7 +207,7 @@ class NGVI(Inference):
             with few_threads(density):
                 approx, seed = self._start(density, include_transformed)
                 self._session = FitSession(approx, self._options, seed, callbacks, score in (None, True), clock)
-                self._prepared = None
+                self._prepared = self._next_seed = None
                 approx._session = self._session
                 self._session.run(n, progress)
         return self._session.finish()
@@ -250,18 +257,21 @@ class NGVI(Inference):
         check_memory(AXES["family"][family].memory_bytes(density.n_dim), family, density.n_dim, list(AXES["family"]))
         return density
 
-    def _draw_seed(self) -> int:
+    def _seed(self) -> int:
+        """Return the seed of the next fit: that of the approximation made for it, or a new one."""
+        if self._next_seed is not None:
+            return self._next_seed
         (seed,) = _get_seeds_per_chain(self._given["random_seed"], 1)
         return int(seed)
 
     def _start(self, density: LogDensity, include_transformed: bool) -> tuple[NGVIApproximation, int]:
         """Return the approximation at the start of a fit, and the seed of the fit."""
-        prepared, seed = self._prepared or (None, self._draw_seed())
+        seed = self._seed()
         point = starting.start_point(density, self._given["start"])
         scales = starting.start_scales(density, self._given["start_sigma"])
         family = AXES["family"][self._options.choice.family]
         q = starting.choose_start(make_rule(density, self._options, seed), family, point, scales, density)
-        approx = prepared or NGVIApproximation(density, q)
+        approx = self._prepared or NGVIApproximation(density, q)
         approx.restart(density, q, random_seed=seed, include_transformed=include_transformed)
         return approx, seed
 

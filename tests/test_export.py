@@ -87,13 +87,15 @@ def test_posterior_predictive_loo_and_new_data(model, approx, python_mode):
             new = pm.sample_posterior_predictive(
                 tree, var_names=["mu", "y"], predictions=True, progressbar=False, random_seed=1
             )["predictions"]
-            mu_of_new_draws = approx.sample(2_000, random_seed=1)["posterior"]["mu"]
+            of_new_draws = approx.sample(2_000, random_seed=1)
         finally:
             pm.set_data({"x": X}, coords={"obs": np.arange(N)})
     assert seen.dims == ("chain", "draw", "obs")
     line = posterior["beta"].values[..., :1] + posterior["beta"].values[..., 1:] * [5.0, 6.0, 7.0]
     np.testing.assert_allclose(new["mu"], line, rtol=1e-12)
-    np.testing.assert_allclose(mu_of_new_draws, line, rtol=1e-12)
+    np.testing.assert_allclose(of_new_draws["posterior"]["mu"], line, rtol=1e-12)
+    assert list(of_new_draws["posterior"]["obs"].values) == [20, 21, 22]
+    np.testing.assert_array_equal(of_new_draws["observed_data"]["y"], Y)
     assert list(new["obs"].values) == [20, 21, 22]
     z = (new["y"] - new["mu"]).values / posterior["sd"].values[..., None]
     assert abs(z.mean()) < 4 / z.size**0.5

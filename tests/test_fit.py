@@ -395,6 +395,16 @@ def test_approximation_before_the_first_fit():
     assert inference.fit(**QUIET) is not prepared, "a second fit leaves the first result alone"
 
 
+def test_approximation_is_kept_when_the_seed_and_the_start_come_later():
+    """The tracker of PyMC's documentation, beside ``pm.fit(method=inference, random_seed=...)``."""
+    inference = NGVI(skewed_model())
+    tracker = pymc_callbacks.Tracker(mean=inference.approx.mean.eval)
+    options = {"random_seed": 1, "start": {"rate": 2.0}, "start_sigma": 0.5}
+    approx = pm.fit(method=inference, callbacks=[tracker], model=inference.approx.model, **options, **QUIET)
+    np.testing.assert_array_equal(tracker["mean"][-1], approx.mean_flat)
+    assert same_bits(approx, fit(**options))
+
+
 @pytest.mark.parametrize("change", [{"family": "diagonal"}, {"model": conjugate_model()}], ids=["family", "model"])
 def test_approximation_of_other_options_is_not_kept(change):
     inference = NGVI(skewed_model(), random_seed=1)
