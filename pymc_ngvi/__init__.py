@@ -1,6 +1,7 @@
 """Natural-gradient variational inference for PyMC: ``pm.fit(method="ngvi")``."""
 
 from pymc_ngvi.approximation import NGVIApproximation
+from pymc_ngvi.bambi import uncentre_bambi_intercept
 from pymc_ngvi.fit import NGVI, fit_ngvi
 from pymc_ngvi.model import LogDensity, MissingDerivativeError
 from pymc_ngvi.register import register, unregister
@@ -21,6 +22,7 @@ __all__ = [
     "Status",
     "fit_ngvi",
     "register",
+    "uncentre_bambi_intercept",
     "unregister",
 ]
 

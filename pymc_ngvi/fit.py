@@ -313,5 +313,5 @@ def fit_ngvi(n: int = 10_000, *, model: pm.Model | None = None, **options: Any) 
 def _refuse(options: Mapping[str, Any]) -> None:
     """Raise TypeError for an option that `NGVI.fit` does not take, saying where it belongs."""
     refuse_unknown(options, NGVI.__init__, NGVI.fit)
-    for name in options:
-        raise TypeError(f"{name} is an option of NGVI(...), not of its fit: give it there, or to pm.fit.")
+    if options:
+        raise TypeError(f"{next(iter(options))} is an option of NGVI(...), not of its fit: give it there.")

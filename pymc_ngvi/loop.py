@@ -101,15 +101,12 @@ def run(rule: StepRule, state: LoopState, n: int, observe: Observer) -> LoopStat
     if state.status is Status.CONVERGED or n == 0:
         return state
     status = rule.terminate(state.rule) if state.n_iterations == 0 else None
-    losses, gaps = list(state.losses), list(state.gaps)
-    done = 0
+    last = state.n_iterations + n
     try:
-        while status is None and done < n:
+        while status is None and state.n_iterations < last:
             new = rule.step(state.rule)
-            done += 1
-            losses.append(-new.elbo)
-            gaps.append(new.gap)
-            state = LoopState(new, Status.RUNNING, state.n_iterations + 1, np.array(losses), np.array(gaps))
+            losses, gaps = np.append(state.losses, -new.elbo), np.append(state.gaps, new.gap)
+            state = LoopState(new, Status.RUNNING, state.n_iterations + 1, losses, gaps)
             status = rule.terminate(new)
             observe(state)
     except KeyboardInterrupt:

@@ -83,8 +83,9 @@ class FitSession:
         if options != self._options:
             self._rule = make_rule(self.approx.density, options, self._seed)
             self._options = options
-        self._state = loop.reopen(self._rule, self._state)
-        if self._state.status is Status.CONVERGED:
+        if n:
+            self._state = loop.reopen(self._rule, self._state)
+        if n and self._state.status is Status.CONVERGED:
             logger.info(f"The fit has converged already: pass a smaller tol than {self._options.tol} to refine it.")
         with FitProgress(progressbar, progressbar_theme) as progress, few_threads(self.approx.density):
             self.run(n, progress)

@@ -31,11 +31,13 @@ def start_point(density: LogDensity, start: Mapping[str, Any] | None) -> Array:
 
     Raises
     ------
-    ValueError
-        For an unknown name or a wrong shape.
+    ValueError, TypeError
+        For an unknown name or a wrong shape; for anything that has no names.
     """
     if start is None:
         return density.initial_point()
+    if not isinstance(start, Mapping):
+        raise TypeError(f"start should map names of variables to values; got {start!r}.")
     model, layout = density.model, density.layout
     by_value = {v.value_name: v for v in layout.variables}
     by_name = {v.name: v for v in layout.variables}

@@ -346,6 +346,17 @@ def test_refining_after_a_stop_goes_on():
     assert same_bits(approx, fit())
 
 
+@pytest.mark.parametrize("options", [{"n": 2}, {"n": 10_000, "max_draws": 8}, {}], ids=["limit", "noise", "converged"])
+def test_refining_by_nothing_changes_nothing(options):
+    approx = fit(**options)
+    status, mean = approx.status, approx.mean_flat.copy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        approx.refine(0, progressbar=False)
+    assert approx.status is status
+    np.testing.assert_array_equal(approx.mean_flat, mean)
+
+
 def test_refining_with_more_draws_cures_noise():
     with pytest.warns(ConvergenceWarning, match=r"noise-limited.*Raise max_draws"):
         approx = fit_ngvi(model=skewed_model(), random_seed=1, max_draws=8, **QUIET)

@@ -142,6 +142,19 @@ def test_unknown_name_lists_the_valid_ones(density, name, hint):
     assert all(repr(valid) in str(error.value) for valid in ("weights", "beta", "sd", "share", *DEFAULT))
 
 
+@pytest.mark.parametrize("start", [[1.0, 2.0], "MAP", 3.0], ids=["list", "text", "number"])
+def test_start_without_names(density, start):
+    with pytest.raises(TypeError, match=r"^start should map names of variables to values; got "):
+        start_point(density, start)
+
+
+def test_start_from_another_approximation(density):
+    """Datasets by name, as ``mean_data`` gives them, are mappings."""
+    approx = fit_ngvi(0, model=density.model, start={"sd": 0.25, "beta": [3.0, 4.0, 5.0]}, **QUIET)
+    np.testing.assert_array_equal(start_point(density, approx.mean_data), approx.mean_flat)
+    np.testing.assert_allclose(start_point(density, approx.state.mean), approx.mean_flat, rtol=1e-8, atol=1e-12)
+
+
 @pytest.mark.filterwarnings("ignore:`find_MAP` will:FutureWarning")
 def test_result_of_find_map():
     """It holds constrained and unconstrained values and Deterministics: all are taken, and the mode is the start."""
