@@ -400,7 +400,8 @@ def test_float32_model():
                     "y", pm.Normal("mu", 0.0, 2.0), pm.HalfNormal("sd"), observed=np.array([1, 2, 4], dtype)
                 )
             )
-            return fit(model), fit(model).sample(5).posterior
+            approx = fit(model)
+            return approx, approx.sample(5).posterior
 
     (single, draws), (double, _) = make("float32"), make("float64")
     assert single.converged
