@@ -117,6 +117,57 @@ STABILITY = {
 }
 
 
+def beta_precision_stable():
+    """`beta_precision` with 1 - sigmoid(x) as sigmoid(-x)."""
+    x, y = _design(), np.array([0.02, 0.3, 0.51, 0.6, 0.9, 0.99, 0.4])
+    with pm.Model() as model:
+        slope = pm.Normal("slope", 0.1, 2.1, shape=2)
+        precision = pm.HalfNormal("precision", 5.1)
+        a, b = precision * pm.math.sigmoid(x @ slope), precision * pm.math.sigmoid(-(x @ slope))
+        pm.Beta("y", alpha=a, beta=b, observed=y)
+    return model
+
+
+def gamma_log_link_stable():
+    """`gamma_log_link` in terms of logarithms."""
+    x, y = _design(), np.array([0.01, 0.7, 1.3, 2.2, 9.1, 0.4, 5.6])
+    with pm.Model() as model:
+        slope = pm.Normal("slope", 0.1, 2.1, shape=2)
+        shape = pm.Gamma("shape", 2.1, 1.1)
+        log_rate = pt.log(shape) - x @ slope
+        terms = shape * log_rate - pt.exp(log_rate + np.log(y)) - pt.gammaln(shape) + (shape - 1.0) * np.log(y)
+        pm.Potential("y", terms)
+    return model
+
+
+def ordered_logistic_stable():
+    """`ordered_logistic` without differences of cumulative probabilities."""
+    x, y = _design(1)[:, 0], np.array([0, 3, 1, 2, 2, 1, 0])
+    with pm.Model() as model:
+        slope = pm.Normal("slope", 0.1, 2.1)
+        cut = pm.Normal(
+            "cut", 0.1, 3.1, shape=3, transform=pm.distributions.transforms.ordered, initval=np.array([-1.1, 0.1, 1.2])
+        )
+        distance = pt.exp(model.rvs_to_values[cut])  # of a cut from the one before
+        terms = []
+        for x_i, k in zip(x, y, strict=True):
+            # sigmoid(high) - sigmoid(low) = sigmoid(high) sigmoid(-low) (1 - exp(low - high))
+            above = -pt.softplus(x_i * slope - cut[k]) if k < 3 else 0.0
+            below = -pt.softplus(cut[k - 1] - x_i * slope) if k > 0 else 0.0
+            between = pt.log(-pt.expm1(-distance[k])) if 0 < k < 3 else 0.0
+            terms.append(above + below + between)
+        pm.Potential("y", sum(terms))
+    return model
+
+
+#: Likelihoods of STABILITY that lose digits as PyMC writes them, written so that they don't; same value variables.
+STABLE_FORMS = {
+    "beta": beta_precision_stable,
+    "gamma": gamma_log_link_stable,
+    "ordered": ordered_logistic_stable,
+}
+
+
 def imputed():
     y = np.ma.masked_invalid([1.1, np.nan, 2.3, np.nan, 0.3])
     with pm.Model() as model:
@@ -211,6 +262,18 @@ def zero_size():
     return model
 
 
+def transformed():
+    """One variable of each common transform, named against the alphabet, with shapes that transforms change."""
+    with pm.Model(coords={"row": ["a", "b"], "column": [10, 20, 30]}) as model:
+        pm.Normal("z", 0.3, 1.1, dims=("row", "column"))
+        pm.HalfNormal("scale", 1.3, dims="row")
+        pm.Dirichlet("part", np.array([1.1, 2.2, 3.3]), dims="column")
+        pm.Uniform("edge", -1.1, 2.3)
+        pm.Beta("beta", 1.6, 2.4, shape=(1, 2))
+        pm.Normal("any", model["edge"], model["scale"], observed=[0.3, -0.6])
+    return model
+
+
 #: One model for each feature of PyMC that changes how the log density is put together.
 FEATURES = {
     "imputed": imputed,
@@ -223,6 +286,7 @@ FEATURES = {
     "gp": gaussian_process,
     "zero_inflated": zero_inflated,
     "zero_size": zero_size,
+    "transformed": transformed,
 }
 
 

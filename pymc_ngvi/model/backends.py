@@ -12,45 +12,21 @@ from typing import Any, Literal, get_args
 import pytensor
 
 from pymc.pytensorf import resolve_backend_compile_kwargs
-from pytensor import scalar as ps
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Apply
 from pytensor.graph.op import HasInnerGraph
-from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
+from pytensor.graph.rewriting.basic import dfs_rewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.link.vm import VMLinker
-from pytensor.scalar.math import Log1mexp, Softplus, TriGamma
 from pytensor.tensor.elemwise import Elemwise
+
+from pymc_ngvi.model import rewrites
 
 Backend = Literal["auto", "quick", "numba", "c", "jax"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
 
-#: Scalar Ops that PyTensor runs element by element in Python, and the NumPy function that does the same.
-_UFUNCS: dict[type, tuple[str, int]] = {
-    Softplus: ("scipy.special.softplus", 1),
-    Log1mexp: ("pymc_ngvi.model.ufuncs.log1mexp", 1),
-    TriGamma: ("pymc_ngvi.model.ufuncs.trigamma", 1),
-    ps.Clip: ("pymc_ngvi.model.ufuncs.clip", 3),
-    ps.Second: ("pymc_ngvi.model.ufuncs.second", 2),
-    ps.RoundHalfAwayFromZero: ("pymc_ngvi.model.ufuncs.round_half_away_from_zero", 1),
-    ps.Identity: ("numpy.positive", 1),
-}
-
-
-@node_rewriter([Elemwise])
-def _vectorise_elemwise(fgraph: Any, node: Apply) -> list[Any] | None:
-    """Give an Elemwise that has no NumPy function one, so that it does not run element by element."""
-    op = node.op
-    spec = _UFUNCS.get(type(op.scalar_op))
-    if op.nfunc_spec is not None or spec is None:
-        return None
-    name, n_inputs = spec
-    # Elemwise copies `nfunc_spec` when it is made: a new one is needed. The scalar Op stays the same.
-    return list(Elemwise(op.scalar_op, nfunc_spec=(name, n_inputs, 1))(*node.inputs, return_list=True))
-
-
 #: Rewrites that only serve generated code, or that write into their inputs.
-_EXCLUDED = ("fusion", "inplace", "cxx_only", "BlasOpt", "scan_make_inplace")
+_EXCLUDED = ("fusion", "inplace", "cxx_only", "BlasOpt", "scan_make_inplace", *rewrites.EXCLUDED)
 
 
 def quick_mode() -> Mode:
@@ -61,9 +37,12 @@ def quick_mode() -> Mode:
     pytensor.compile.mode.Mode
         Stabilised like the default mode; compiles nothing, inner graphs (Scan, OpFromGraph) included.
     """
-    query = RewriteDatabaseQuery(include=["fast_run", "py_only"], exclude=list(_EXCLUDED))
-    # 60: after specialisation (2) and the Python-only rewrites (49.1), when no rewrite makes new Elemwise.
-    query = query.register((dfs_rewriter(_vectorise_elemwise), 60.0))
+    query = RewriteDatabaseQuery(include=["fast_run", "py_only", *rewrites.INCLUDED], exclude=list(_EXCLUDED))
+    # After specialisation (2) and the Python-only rewrites (49.1), when no other rewrite makes new Elemwise.
+    query = query.register(
+        (dfs_rewriter(rewrites.expand_composite), 59.0),
+        (dfs_rewriter(rewrites.split_many_operands, rewrites.vectorise_elemwise), 60.0),
+    )
     return Mode(VMLinker(use_cloop=False, c_thunks=False), query)
 
 
@@ -123,17 +102,8 @@ def python_loops(nodes: Iterable[Apply]) -> list[Apply]:
     found = []
     for node in nodes:
         if isinstance(node.op, Elemwise):
-            if not (_has_ufunc(node) or type(node.op.scalar_op) in _UFUNCS):
+            if not rewrites.runs_on_numpy(node.op.scalar_op, len(node.inputs)):
                 found.append(node)
         elif isinstance(node.op, HasInnerGraph):
             found.extend(python_loops(node.op.fgraph.apply_nodes))
     return found
-
-
-def _has_ufunc(node: Apply) -> bool:
-    op = node.op
-    if isinstance(op.scalar_op, ps.Cast):  # PyTensor uses `astype`
-        return True
-    if isinstance(op.scalar_op, ps.Add | ps.Mul):  # PyTensor folds the binary ufunc
-        return True
-    return op.nfunc_spec is not None and op.nfunc_spec[1] == len(node.inputs)

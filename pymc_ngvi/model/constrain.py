@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytensor
 
 from numpy.typing import NDArray
 from pymc.pytensorf import compile as pymc_compile
@@ -15,7 +14,7 @@ from pytensor.tensor.random.op import RNGConsumerOp
 from pytensor.xtensor.type import XTensorVariable
 
 from pymc_ngvi.model import cost, graph
-from pymc_ngvi.model.backends import quick_mode
+from pymc_ngvi.model.backends import quick_mode, without_c
 from pymc_ngvi.model.logdensity import LogDensity
 from pymc_ngvi.types import Array
 
@@ -104,10 +103,13 @@ class Constrainer:
         computed = self._computed_names()
         if computed:
             if self._function is None:
-                self._compile()
+                with without_c():
+                    self._compile()
             if random_seed is not None:
                 reseed_rngs(self._rngs, random_seed)
-            for name, value in zip(computed, self._evaluate(theta), strict=True):
+            with np.errstate(all="ignore"):  # draws may overflow on the constrained scale
+                results = self._evaluate(theta)
+            for name, value in zip(computed, results, strict=True):
                 # A float32 model gives float32 draws, like PyMC.
                 values[name] = value.astype(self.model[name].type.dtype, copy=False)
         return values
@@ -148,7 +150,7 @@ class Constrainer:
         self._one_by_one = True
 
     def _compile_function(self, argument: Any, outputs: list[Any]) -> Callable[..., Any]:
-        with self.model, pytensor.config.change_flags(floatX="float64"):
+        with self.model:
             function: Callable[..., Any] = pymc_compile(
                 [argument], outputs, on_unused_input="ignore", trust_input=True, mode=quick_mode()
             )
@@ -163,14 +165,12 @@ class Constrainer:
             # Some vectorised graphs compile and then fail. If the plain graph fails too, its message is the clearer.
             vectorised = self._function
             flat = graph.flat_input(self.layout)
-            self._compile_one_by_one(flat, self._outputs(flat))
+            with without_c():
+                self._compile_one_by_one(flat, self._outputs(flat))
             try:
                 return _stack(self._function, theta)
             except Exception:
-                self._function, self._one_by_one = (
-                    vectorised,
-                    False,
-                )  # the data may be put right again
+                self._function, self._one_by_one = vectorised, False  # the data may be put right again
                 raise
 
     def _evaluate_batches(self, theta: Array) -> list[NDArray[Any]]:

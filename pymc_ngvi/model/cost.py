@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.traversal import toposort
 from pytensor.scan.op import Scan
@@ -72,8 +74,8 @@ def data_sizes(nodes: list[Any]) -> list[int]:
     """Return the numbers of elements of the constants and shared variables that a graph reads."""
     sizes = []
     for leaf in {i for node in nodes for i in node.inputs if i.owner is None}:
-        data = leaf.get_value(borrow=True) if isinstance(leaf, SharedVariable) else getattr(leaf, "data", None)
-        if hasattr(data, "size"):
+        data: Any = leaf.get_value(borrow=True) if isinstance(leaf, SharedVariable) else getattr(leaf, "data", None)
+        if isinstance(data, np.ndarray | np.generic):
             sizes.append(int(data.size))
     return sizes
 

@@ -1,5 +1,6 @@
 """The graphs of a model on one flat float64 vector: log density, gradient, Hessian-vector products, outputs."""
 
+from copy import copy
 from typing import Any
 
 import pymc as pm
@@ -15,8 +16,10 @@ from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import toposort
 from pytensor.scalar import Cast
-from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.basic import MakeVector
+from pytensor.tensor.elemwise import CAReduce, Elemwise
 
+from pymc_ngvi.model import rewrites
 from pymc_ngvi.model.layout import Layout
 
 
@@ -60,6 +63,7 @@ def _in_float64(outputs: list[Any], replacements: dict[Variable, Variable]) -> l
             return pt.constant(var.data.astype("float64"))
         return pt.cast(var, "float64")
 
+    outputs = inline_inner_graphs(outputs)  # which take inputs of one type only
     for node in toposort(outputs):
         if all(out in done for out in node.outputs):
             continue
@@ -68,12 +72,27 @@ def _in_float64(outputs: list[Any], replacements: dict[Variable, Variable]) -> l
         if is_cast and node.outputs[0].type.dtype in ("float32", "float16"):
             done[node.outputs[0]] = pt.cast(inputs[0], "float64")
             continue
-        new = node.clone_with_new_inputs(inputs, strict=False)
+        new = _widened_op(node.op).make_node(*inputs) if _names_dtype(node.op) else None
+        new = new or node.clone_with_new_inputs(inputs, strict=False)
         done.update(zip(node.outputs, new.outputs, strict=True))
     return [done.get(out, out) for out in outputs]
 
 
-@node_rewriter([OpFromGraph])
+def _names_dtype(op: Any) -> bool:
+    names = [getattr(op, name, None) for name in ("dtype", "acc_dtype")]
+    return isinstance(op, CAReduce | MakeVector) and not {"float32", "float16"}.isdisjoint(names)
+
+
+def _widened_op(op: Any) -> Any:
+    """Return a sum or a vector-making Op that names float64 where it named a lower precision."""
+    wide = copy(op)
+    for name in ("dtype", "acc_dtype"):
+        if getattr(op, name, None) in ("float32", "float16"):
+            setattr(wide, name, "float64")
+    return wide
+
+
+@node_rewriter([OpFromGraph])  # type: ignore[untyped-decorator]
 def _inline(fgraph: Any, node: Any) -> list[Any]:
     return list(inline_ofg_node(node))
 
@@ -81,8 +100,8 @@ def _inline(fgraph: Any, node: Any) -> list[Any]:
 def inline_inner_graphs(outputs: list[Any]) -> list[Any]:
     """Replace every node that wraps a graph of its own (log-sum-exp, softmax, ...) by that graph.
 
-    Last thing before vectorising, after all derivatives, which those nodes define in a stable way: a wrapped graph would
-    be run draw by draw, and compiled by itself.
+    Last thing before vectorising, after all derivatives, which those nodes define in a stable way: a wrapped graph
+    would be run draw by draw, and compiled by itself.
     """
     fgraph = FunctionGraph(outputs=outputs, clone=False, copy_inputs=False)
     while any(isinstance(node.op, OpFromGraph) for node in fgraph.apply_nodes):
@@ -98,8 +117,12 @@ def simplify(outputs: list[Any], *, check_bounds: bool = True) -> list[Any]:
     relies on.
     """
     parameter_checks = "local_check_parameter_to_ninf_switch" if check_bounds else "local_remove_check_parameter"
-    include = ("canonicalize", "stabilize", "ShapeOpt", parameter_checks)
-    return list(rewrite_graph(outputs, clone=False, include=include, exclude=("inplace",)))
+    include = ("canonicalize", "stabilize", "ShapeOpt", parameter_checks, *rewrites.INCLUDED)
+    fgraph = FunctionGraph(outputs=outputs, clone=False, copy_inputs=False)
+    rewrites.stable_sigmoid.rewrite(fgraph)
+    exclude = ("inplace", *rewrites.EXCLUDED)
+    rewrite_graph(fgraph, custom_rewrite=rewrites.stable_sigmoid, include=include, exclude=exclude)
+    return list(fgraph.outputs)
 
 
 def gradient(logp: Any, theta: Any) -> Any:

@@ -37,7 +37,7 @@ class Variable:
     @property
     def size(self) -> int:
         """Number of entries."""
-        return self.where.stop - self.where.start
+        return int(self.where.stop - self.where.start)
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,9 @@ class Layout:
         data = {}
         for v in self.variables:
             coords = {d: self.coords[d] for d in v.dims} if v.dims else None
-            data[v.value_name] = xr.DataArray(
-                vector[v.where].reshape(v.shape), dims=v.dims, coords=coords, name=v.value_name
-            )
+            # Left to xarray, unnamed dims of different lengths would have the same name.
+            dims = v.dims or tuple(f"{v.value_name}_dim_{i}" for i in range(len(v.shape)))
+            data[v.value_name] = xr.DataArray(vector[v.where].reshape(v.shape), dims=dims, coords=coords)
         return xr.Dataset(data)
 
 

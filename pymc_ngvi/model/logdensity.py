@@ -76,17 +76,17 @@ class LogDensity:
         check_model(model)
         start = time.perf_counter()
         self.model = model
-        with without_c():
-            point = model.initial_point(0)
-        self.layout = Layout.from_model(model, point)
-        self.n_dim = self.layout.n_dim
-        self._initial_point = self.layout.flatten(point)
         self.n_gradients = self.n_hessians = 0
-        self._theta = graph.flat_input(self.layout)
-        [logp] = graph.on_flat_vector(model, self.layout, [model.logp()], self._theta)
-        [logp] = self._simplify([logp])
-        grad = graph.gradient(logp, self._theta)
-        self._logp, self._grad = self._simplify([logp, grad])
+        with without_c():  # initial points and constants are computed by running their graphs
+            point = model.initial_point(0)
+            self.layout = Layout.from_model(model, point)
+            self.n_dim = self.layout.n_dim
+            self._initial_point = self.layout.flatten(point)
+            self._theta = graph.flat_input(self.layout)
+            [logp] = graph.on_flat_vector(model, self.layout, [model.logp()], self._theta)
+            [logp] = self._simplify([logp])
+            grad = graph.gradient(logp, self._theta)
+            self._logp, self._grad = self._simplify([logp, grad])
         self._cost = cost.estimate([self._logp, self._grad])
         self.backend = self._choose(backend)
         self._compile_options = compile_options(self.backend, compile_kwargs)
@@ -95,8 +95,7 @@ class LogDensity:
         self.compile_seconds = time.perf_counter() - start
 
     def _simplify(self, outputs: list[Any]) -> list[Any]:
-        with without_c():  # constants are folded by running their graphs
-            return graph.simplify(outputs, check_bounds=self.model.check_bounds)
+        return graph.simplify(outputs, check_bounds=self.model.check_bounds)
 
     def _choose(self, backend: str) -> str:
         if backend != "auto":
@@ -134,12 +133,12 @@ class LogDensity:
         grad : ndarray, shape (n_draws, n_dim)
         """
         self.n_gradients += len(theta)
-        results = [self._batched("logp_grad", theta[rows]) for rows in self._batches(len(theta))]
+        results = [self._batched("logp_grad", theta[rows]) for rows in _slices(len(theta), self.batch_size)]
         return np.concatenate([r[0] for r in results]), np.concatenate([r[1] for r in results])
 
     def logp(self, theta: Array) -> Array:
         """Evaluate the log density alone, (n_draws,), at points (n_draws, n_dim)."""
-        parts = [self._batched("logp", theta[rows])[0] for rows in self._batches(len(theta))]
+        parts = [self._batched("logp", theta[rows])[0] for rows in _slices(len(theta), self.batch_size)]
         return np.concatenate(parts)
 
     def grad(self, theta: Array) -> Array:
@@ -158,7 +157,10 @@ class LogDensity:
         -------
         ndarray, shape (n_draws, n_directions, n_dim)
         """
-        return np.stack([self._products(point, directions) for point in theta])
+        products = np.empty((len(theta), len(directions), self.n_dim))
+        for out, point in zip(products, theta, strict=True):
+            out[:] = self._products(point, directions)
+        return products
 
     def mean_hessian_products(self, theta: Array, directions: Array) -> Array:
         """Return the mean of `hessian_products` over draws, (n_directions, n_dim), without keeping each."""
@@ -179,21 +181,20 @@ class LogDensity:
         self.n_hessians += 1
         function = self._function("products")
         size = int(np.clip(2 * _BATCH_ELEMENTS // max(self._cost.widest, 1), 16, 4096))
-        parts = [
-            function(np.ascontiguousarray(point), np.ascontiguousarray(directions[i : i + size]))
-            for i in range(0, len(directions), size)
-        ]
+        with np.errstate(all="ignore"):  # far from the mode, densities overflow: the caller sees what is not finite
+            parts = [
+                function(np.ascontiguousarray(point), np.ascontiguousarray(directions[rows]))
+                for rows in _slices(len(directions), size)
+            ]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    def _batches(self, n_draws: int) -> list[slice]:
-        size = self.batch_size
-        return [slice(i, min(i + size, n_draws)) for i in range(0, n_draws, size)] or [slice(0, 0)]
 
     def _batched(self, name: str, theta: Array) -> tuple[Array, ...]:
         n_draws = len(theta)
         if self._pad and n_draws < self.batch_size:
             theta = np.concatenate([theta, np.repeat(theta[-1:], self.batch_size - n_draws, axis=0)])
-        outputs = self._function(name)(np.ascontiguousarray(theta, dtype=np.float64))
+        function = self._function(name)
+        with np.errstate(all="ignore"):
+            outputs = function(np.ascontiguousarray(theta, dtype=np.float64))
         return tuple(np.asarray(out)[:n_draws] for out in outputs)
 
     def _function(self, name: str) -> Callable[..., Any]:
@@ -213,8 +214,9 @@ class LogDensity:
 
     def _compile_products(self) -> Callable[..., Any]:
         direction = self._theta.type("direction")
-        [product] = self._simplify([graph.hessian_product(self._grad, self._theta, direction)])
-        directions, batched = graph.over_directions(product, direction)
+        with without_c():
+            [product] = self._simplify([graph.hessian_product(self._grad, self._theta, direction)])
+            directions, batched = graph.over_directions(product, direction)
         return self._compile([self._theta, directions], batched)
 
     def _compile(self, inputs: list[Any], outputs: Any) -> Callable[..., Any]:
@@ -224,6 +226,11 @@ class LogDensity:
                 inputs, outputs, on_unused_input="ignore", trust_input=True, **self._compile_options
             )
         return function
+
+
+def _slices(n: int, size: int) -> list[slice]:
+    """Cut range(n) into slices of at most ``size``; at least one, so that no rows give an empty result."""
+    return [slice(i, min(i + size, n)) for i in range(0, n, size)] or [slice(0, 0)]
 
 
 def _check_backend(backend: str, compile_kwargs: dict[str, Any] | None) -> None:

@@ -35,4 +35,4 @@ def second(shape_of: ArrayLike, value: ArrayLike) -> NDArray[np.float64]:
 def round_half_away_from_zero(x: ArrayLike) -> NDArray[np.float64]:
     """Round to the nearest integer, halves away from zero."""
     x = np.asarray(x)
-    return np.trunc(x + np.copysign(0.5, x))
+    return np.asarray(np.trunc(x + np.copysign(0.5, x)))

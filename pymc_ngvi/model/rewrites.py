@@ -1,0 +1,131 @@
+"""Rewrites of PyTensor graphs: those that let Elemwise run on NumPy, and stable forms that PyTensor misses."""
+
+from typing import Any
+
+import pytensor.tensor as pt
+
+from pytensor import scalar as ps
+from pytensor.compile.mode import optdb
+from pytensor.graph.basic import Apply, Constant
+from pytensor.graph.rewriting.basic import PatternNodeRewriter, dfs_rewriter, node_rewriter
+from pytensor.scalar.math import Log1mexp, Softplus, TriGamma
+from pytensor.tensor.basic import get_underlying_scalar_constant_value
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.exceptions import NotScalarConstantError
+from pytensor.tensor.rewriting.basic import local_useless_switch
+
+#: Arguments, inputs and outputs together, that PyTensor gives to a NumPy function.
+_MAX_OPERANDS = 32
+_MAX_TRACES = 8
+
+#: Scalar Ops that PyTensor runs element by element in Python, and the NumPy function that does the same.
+_UFUNCS: dict[type, tuple[str, int]] = {
+    Softplus: ("scipy.special.softplus", 1),
+    Log1mexp: ("pymc_ngvi.model.ufuncs.log1mexp", 1),
+    TriGamma: ("pymc_ngvi.model.ufuncs.trigamma", 1),
+    ps.Clip: ("pymc_ngvi.model.ufuncs.clip", 3),
+    ps.Second: ("pymc_ngvi.model.ufuncs.second", 2),
+    ps.RoundHalfAwayFromZero: ("pymc_ngvi.model.ufuncs.round_half_away_from_zero", 1),
+    ps.Identity: ("numpy.positive", 1),
+}
+
+
+@node_rewriter([Elemwise])  # type: ignore[untyped-decorator]
+def vectorise_elemwise(fgraph: Any, node: Apply) -> list[Any] | None:
+    """Give an Elemwise that has no NumPy function one, so that it does not run element by element."""
+    op = node.op
+    spec = _UFUNCS.get(type(op.scalar_op))
+    if op.nfunc_spec is not None or spec is None:
+        return None
+    name, n_inputs = spec
+    # Elemwise copies `nfunc_spec` when it is made: a new one is needed. The scalar Op stays the same.
+    return list(Elemwise(op.scalar_op, nfunc_spec=(name, n_inputs, 1))(*node.inputs, return_list=True))
+
+
+@node_rewriter([Elemwise])  # type: ignore[untyped-decorator]
+def expand_composite(fgraph: Any, node: Apply) -> list[Any] | None:
+    """Replace an Elemwise over several scalar Ops (PyTensor makes them of integer powers) by one Elemwise for each."""
+    scalar_op = node.op.scalar_op
+    if not isinstance(scalar_op, ps.Composite):
+        return None
+    inner = scalar_op.fgraph
+    values = dict(zip(inner.inputs, node.inputs, strict=True))
+    for scalar_node in inner.toposort():
+        inputs = [pt.as_tensor(i.data) if isinstance(i, Constant) else values[i] for i in scalar_node.inputs]
+        outputs = Elemwise(scalar_node.op)(*inputs, return_list=True)
+        values.update(zip(scalar_node.outputs, outputs, strict=True))
+    return [values[out] for out in inner.outputs]
+
+
+@node_rewriter([Elemwise])  # type: ignore[untyped-decorator]
+def split_many_operands(fgraph: Any, node: Apply) -> list[Any] | None:
+    """Add or multiply at most 31 arguments at a time, from left to right as before."""
+    inputs = list(node.inputs)
+    if not isinstance(node.op.scalar_op, ps.Add | ps.Mul) or len(inputs) < _MAX_OPERANDS:
+        return None
+    result, rest = inputs[0], inputs[1:]
+    while rest:
+        now, rest = rest[: _MAX_OPERANDS - 2], rest[_MAX_OPERANDS - 2 :]
+        result = node.op(result, *now)
+    return [result]
+
+
+def runs_on_numpy(scalar_op: Any, n_inputs: int) -> bool:
+    """Tell whether an Elemwise over a scalar Op is run by NumPy functions once these rewrites are applied."""
+    if isinstance(scalar_op, ps.Composite):
+        return all(runs_on_numpy(node.op, len(node.inputs)) for node in scalar_op.fgraph.apply_nodes)
+    # PyTensor casts by `astype`, and folds the binary functions that add and multiply.
+    if isinstance(scalar_op, ps.Cast | ps.Add | ps.Mul) or type(scalar_op) in _UFUNCS:
+        return True
+    spec = scalar_op.nfunc_spec
+    return spec is not None and spec[1] == n_inputs
+
+
+def _constant(value: float) -> dict[str, Any]:
+    """Return a pattern that matches a constant."""
+
+    def matches(variable: Any) -> bool:
+        try:
+            return bool(get_underlying_scalar_constant_value(variable) == value)
+        except NotScalarConstantError:
+            return False
+
+    return {"pattern": f"constant {value}", "constraint": matches}
+
+
+#: PyTensor has both, but the first only before canonicalisation, which turns neg into a product, and the second only
+#: for a sigmoid that is used once. Left alone, the derivatives are 0 / 0 and 0 for x > 37.
+stable_sigmoid = dfs_rewriter(
+    PatternNodeRewriter(
+        (pt.log1p, (pt.mul, _constant(-1), (pt.sigmoid, "x"))),
+        (pt.neg, (pt.softplus, "x")),
+        allow_multiple_clients=True,
+        name="log1p_minus_sigmoid",
+    ),
+    PatternNodeRewriter(
+        (pt.sub, _constant(1), (pt.sigmoid, "x")),
+        (pt.sigmoid, (pt.neg, "x")),
+        allow_multiple_clients=True,
+        name="one_minus_sigmoid",
+    ),
+)
+
+
+@node_rewriter([pt.switch])  # type: ignore[untyped-decorator]
+def useless_switch(fgraph: Any, node: Apply) -> Any:
+    """Do what PyTensor's ``local_useless_switch`` does, without its leak.
+
+    For each ``switch(condition, 0, 0)``, that rewrite makes the list of places where the constant 0 was created three
+    times as long, and the constant is shared by all graphs of the process: after a few models, they fill the memory.
+    """
+    result = local_useless_switch.transform(fgraph, node)
+    for variable in result or ():
+        if len(getattr(variable.tag, "trace", None) or ()) > _MAX_TRACES:
+            variable.tag.trace = variable.tag.trace[:_MAX_TRACES]
+    return result
+
+
+#: Tags to include and names to exclude, of a query, for `useless_switch`; without the tag it is not used.
+INCLUDED, EXCLUDED = ("pymc_ngvi_useless_switch",), ("local_useless_switch",)
+if INCLUDED[0] not in optdb["canonicalize"]._names:
+    optdb["canonicalize"].register(INCLUDED[0], useless_switch, use_db_name_as_tag=False)
