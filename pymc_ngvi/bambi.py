@@ -35,7 +35,7 @@ def uncentre_bambi_intercept(model: Any, idata: xr.DataTree) -> xr.DataTree:
     xarray.DataTree
         A copy in which every component with both an intercept and common terms has
         ``intercept - sum_j mean(x_j) coefficient_j`` as its intercept, all else equal, and with the dimensions of
-        group-specific effects in the order that Bambi expects. An attribute of the posterior group records it; draws
+        group-specific effects in the order of Bambi's own results. An attribute of the posterior group records it; draws
         that are marked so, and draws that Bambi has moved itself, come back as they are.
 
     Raises
@@ -77,7 +77,7 @@ def uncentre_bambi_intercept(model: Any, idata: xr.DataTree) -> xr.DataTree:
             )
         shift = _shift(posterior[name], [posterior[term] for term in terms], means)
         posterior[name] = (posterior[name] - shift).assign_attrs(posterior[name].attrs)
-    # Bambi reads group-specific effects by position: the groups come last.
+    # As Bambi orders the draws of a chain: the groups of group-specific effects come last.
     factors = [dim for dim in posterior.dims if str(dim).endswith("__factor_dim")]
     # The mark is a string: netCDF has no booleans.
     result["posterior"].dataset = posterior.transpose(..., *factors).assign_attrs({MARK: "true"})

@@ -12,6 +12,7 @@ from rich.table import Column
 from rich.theme import Theme
 
 from pymc_ngvi.loop import LoopState
+from pymc_ngvi.result import format_gap
 
 _SECONDS_BETWEEN_UPDATES = 0.05
 #: Headers, and the field that each shows.
@@ -75,11 +76,7 @@ class FitProgress:
             total=state.n_iterations if last else None,
             iteration=f"{state.n_iterations:,}",
             elbo=f"{rule.elbo:,.2f}",
-            gap=_gap(rule.gap),
+            gap=format_gap(rule.gap),
             draws=f"{rule.n_draws:,}",
             step=f"{rule.step_size:.2g}",
         )
-
-
-def _gap(nats: float) -> str:
-    return f"{nats:.3f}" if nats < 100 else f"{nats:.1e}"

@@ -70,7 +70,13 @@ class FitRecord:
         """Return the outcome in one line."""
         return (
             f"{self.status.label[0].upper()}{self.status.label[1:]}: ELBO {self.elbo}, "
-            f"gap {self.gap:.3f} nats, {self.n_iterations:,} iterations, {self.n_gradients:,} gradients, "
-            f"{self.n_hessians:,} Hessians, {self.compile_seconds:.1f} s compiling + {self.run_seconds:.1f} s "
-            f"running ({self.family} family, {self.backend} backend)."
+            f"gap {format_gap(self.gap)} nats, {self.n_iterations:,} iteration{'s'[: self.n_iterations != 1]}, "
+            f"{self.n_gradients:,} gradients, {self.n_hessians:,} Hessians, "
+            f"{self.compile_seconds:.1f} s compiling + {self.run_seconds:.1f} s running "
+            f"({self.family} family, {self.backend} backend)."
         )
+
+
+def format_gap(nats: float) -> str:
+    """Return a gap in nats as text: to a thousandth, or, where it is large, to its order of magnitude."""
+    return f"{nats:.3f}" if nats < 100 else f"{nats:.1e}"

@@ -47,11 +47,7 @@ def start_point(density: LogDensity, start: Mapping[str, Any] | None) -> Array:
             f"start has {unknown[0]!r}, which is not a variable of the model: "
             f"{suggestion(unknown[0], list(dict.fromkeys([*by_name, *by_value])))}"
         )
-    constrained = {
-        model[name]: np.asarray(start[name])
-        for name, v in by_name.items()
-        if name in start and v.value_name not in start
-    }
+    constrained = {model[name]: np.asarray(start[name]) for name in by_name if name in start}
     for rv, value in constrained.items():
         if value.ndim != rv.type.ndim:  # PyMC would not get as far as a shape
             raise ValueError(_shape_message(rv.name, value.shape, by_name[rv.name], rv))

@@ -48,6 +48,7 @@ FORMULAS = {
     "categories": ("y ~ kind", {}),
     "interaction": ("y ~ x * kind", {}),
     "groups": ("y ~ x + kind + (x | group)", {}),
+    "group-kinds": ("y ~ x + (0 + kind | group)", {}),
     "no-intercept": ("y ~ 0 + x + z", {}),
     "intercept-only": ("y ~ 1", {}),
     "not-centred": ("y ~ x", {"center_predictors": False}),
@@ -82,6 +83,12 @@ def test_every_component_is_moved(data):
     np.testing.assert_allclose(moved["Intercept"], expected)
     for name in ("x", "kind", "sigma_z"):
         xr.testing.assert_equal(moved[name], before[name])
+
+
+def test_dims_are_in_the_order_of_bambi(data):
+    model, approx = fitted("y ~ x + (0 + kind | group)", data)
+    moved = uncentre_bambi_intercept(model, approx.sample(5, random_seed=2))["posterior"]
+    assert moved["kind|group"].dims == ("chain", "draw", "kind__expr_dim", "group__factor_dim")
 
 
 def test_without_the_correction_predictions_are_off(data):

@@ -1,5 +1,6 @@
 """The fit as users meet it: iterations, callbacks, seeds, refining, what it logs and warns of."""
 
+import dataclasses
 import inspect
 import logging
 import time
@@ -12,7 +13,7 @@ import pytest
 from pymc.variational import callbacks as pymc_callbacks
 from scipy import stats
 
-from pymc_ngvi import NGVI, ConvergenceWarning, NGVIApproximation, Status, fit_ngvi
+from pymc_ngvi import NGVI, ConvergenceWarning, Elbo, NGVIApproximation, Status, fit_ngvi
 
 QUIET = {"progressbar": False, "backend": "quick"}
 Y = np.array([0.3, 1.8, -0.4, 2.1])
@@ -572,6 +573,20 @@ def test_record_and_closing_line(caplog):
     assert record.n_gradients > record.n_hessians > 0
     assert record.n_dropped == 0
     assert 0 < record.compile_seconds < record.compile_seconds + record.run_seconds < wall
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"n_iterations": 1}, " 1 iteration, "),
+        ({"n_iterations": 12_345}, " 12,345 iterations, "),
+        ({"gap": 123456.0}, " gap 1.2e+05 nats, "),
+        ({"elbo": Elbo(-12_345.678, 0.123)}, " ELBO -12,345.68 +- 0.12, "),
+        ({"compile_seconds": 0.26, "run_seconds": 61.04}, " 0.3 s compiling + 61.0 s running "),
+    ],
+)
+def test_closing_line(changes, text):
+    assert text in dataclasses.replace(fit(0).record, **changes).closing_line()
 
 
 def test_each_end_is_logged_once(caplog):

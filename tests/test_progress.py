@@ -10,6 +10,7 @@ from rich.theme import Theme
 
 from pymc_ngvi import NGVI, ConvergenceWarning, fit_ngvi, progress
 from pymc_ngvi.progress import FitProgress
+from pymc_ngvi.result import format_gap
 
 HEADERS = ("Iteration", "ELBO (nats)", "Nats to gain", "Draws", "Step size", "Elapsed")
 
@@ -77,7 +78,7 @@ def test_numbers_are_those_of_the_fit(fields):
     [(0.0, "0.000"), (1.23456, "1.235"), (99.9, "99.900"), (123456.0, "1.2e+05"), (float("inf"), "inf")],
 )
 def test_large_gaps_are_short(gap, shown):
-    assert progress._gap(gap) == shown
+    assert format_gap(gap) == shown
 
 
 def _state(n_iterations, **shown):
