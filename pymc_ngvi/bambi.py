@@ -35,8 +35,8 @@ def uncentre_bambi_intercept(model: Any, idata: xr.DataTree) -> xr.DataTree:
     xarray.DataTree
         A copy in which every component with both an intercept and common terms has
         ``intercept - sum_j mean(x_j) coefficient_j`` as its intercept, all else equal, and with the dimensions of
-        group-specific effects in the order of Bambi's own results. An attribute of the posterior group records it; draws
-        that are marked so, and draws that Bambi has moved itself, come back as they are.
+        group-specific effects in the order of Bambi's own results. An attribute of the posterior group records it;
+        draws that are marked so, and draws that Bambi has moved itself, come back as they are.
 
     Raises
     ------
