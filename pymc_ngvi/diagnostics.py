@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from rich.theme import Theme
+
 from pymc_ngvi.export import Exports
 from pymc_ngvi.result import Elbo, FitRecord
 from pymc_ngvi.status import Status
@@ -283,17 +285,40 @@ class FitReport(Exports):
             khat = self.khat(khat_draws, rng)
         return Summary(summary_lines(self.record, khat, khat_draws or 0), table, khat)
 
-    def refine(self, n: int, progressbar: bool = True, **kwargs: Any) -> Any:
-        """Go on with the fit for at most ``n`` iterations, in place.
+    def refine(
+        self,
+        n: int,
+        progressbar: bool = True,
+        progressbar_theme: Theme | None = None,
+        *,
+        tol: float | None = None,
+        max_draws: int | None = None,
+    ) -> Any:
+        """Go on with the fit for at most ``n`` iterations, in place, as if it had not stopped.
+
+        Parameters
+        ----------
+        n : int
+        progressbar : bool, default True
+        progressbar_theme : rich.theme.Theme, optional
+        tol, max_draws : optional
+            New values of these options; a fit that has converged goes on only with a smaller ``tol``.
+
+        Returns
+        -------
+        NGVIApproximation
+            This object.
 
         Raises
         ------
         RuntimeError
             If the approximation does not come from a fit in this process.
+        ValueError
+            For an option that makes no sense; where ``pm.set_data`` changed the data after the fit.
         """
         if self._session is None:
             raise RuntimeError(
                 "There is no fit to go on with: this approximation was made without one, or was unpickled. "
                 "Use pm.fit(method='ngvi', start=...)."
             )
-        return self._session.refine(n, progressbar=progressbar, **kwargs)
+        return self._session.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws)

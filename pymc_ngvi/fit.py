@@ -221,20 +221,12 @@ class NGVI(Inference):
         tol: float | None = None,
         max_draws: int | None = None,
     ) -> NGVIApproximation:
-        """Go on for up to ``n`` more iterations, from where the fit ended.
+        """Go on with the last fit, in place; see `NGVIApproximation.refine`.
 
-        Parameters
-        ----------
-        n : int
-        progressbar : bool, default True
-        progressbar_theme : rich.theme.Theme, optional
-        tol, max_draws : optional
-            New values of these options; a fit that has converged goes on only with a smaller ``tol``.
-
-        Returns
-        -------
-        NGVIApproximation
-            The same object as before, changed in place.
+        Raises
+        ------
+        TypeError
+            Before the first fit.
         """
         if self._session is None:
             raise TypeError("There is nothing to refine: call fit first.")

@@ -76,7 +76,7 @@ class FitSession:
         tol: float | None = None,
         max_draws: int | None = None,
     ) -> NGVIApproximation:
-        """Go on for up to ``n`` more iterations; see `NGVI.refine`."""
+        """Go on for up to ``n`` more iterations; see `NGVIApproximation.refine`."""
         n = check_n(n)
         self.approx.refuse_changed_data("The fit can't go on with other data")
         options = self._options.changed(tol=tol, max_draws=max_draws)

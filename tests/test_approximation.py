@@ -536,11 +536,11 @@ def test_refine_goes_to_the_fit(approx):
         approx.refine(10)
 
     class Fit:
-        def refine(self, n, **kwargs):
-            return n, kwargs
+        def refine(self, *args, **kwargs):
+            return args, kwargs
 
     approx._session = Fit()
-    assert approx.refine(10, progressbar=False) == (10, {"progressbar": False})
+    assert approx.refine(10, progressbar=False, tol=0.01) == ((10, False, None), {"tol": 0.01, "max_draws": None})
 
 
 def test_pickle(python_mode, approx):
