@@ -5,6 +5,7 @@ import sys
 import textwrap
 import warnings
 
+import models
 import numpy as np
 import pymc as pm
 import pytensor
@@ -21,8 +22,6 @@ from pytensor.link.c.basic import CLinker
 from pytensor.link.numba.linker import NumbaLinker
 from pytensor.scalar.math import log1mexp, tri_gamma
 from pytensor.tensor.elemwise import CAReduce, Elemwise
-
-import models
 
 from pymc_ngvi.model import LogDensity, ufuncs
 from pymc_ngvi.model.backends import python_loops, quick_mode
@@ -295,10 +294,12 @@ def test_scalar_functions_run_on_numpy_and_agree(name):
 
 # --- the NumPy versions of scalar functions ---------------------------------------------------------------------------
 
-GRID = np.array(
-    [-np.inf, -1e300, -1e10, -1000, -746, -745, -300, -37, -36.7, -30, -4, -3.5, -2.5, -1, -0.6932, -np.log(2)]
-    + [-0.6931, -0.5, -0.1, -1e-9, -1e-20, -1e-300, -1e-320, 0, 1e-320, 1e-300, 1e-9, 0.3, 0.5, 1, 1.5, 2, 2.5]
-    + [5, 30, 300, 1e10, 2**52 + 1, 1e300, np.inf, np.nan]
+GRID = np.concatenate(
+    [
+        [-np.inf, -1e300, -1e10, -1000, -746, -745, -300, -37, -36.7, -30, -4, -3.5, -2.5, -1, -0.6932, -np.log(2)],
+        [-0.6931, -0.5, -0.1, -1e-9, -1e-20, -1e-300, -1e-320, 0, 1e-320, 1e-300, 1e-9, 0.3, 0.5, 1, 1.5, 2, 2.5],
+        [5, 30, 300, 1e10, 2**52 + 1, 1e300, np.inf, np.nan],
+    ]
 )
 
 
