@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from matrix import COMBINATIONS
+
 from pymc_ngvi.registry import ALLOWED, AXES, Choice, choose, suggestion
 
 
