@@ -9,6 +9,11 @@ from scipy import linalg as sla
 
 Array = NDArray[np.float64]
 
+#: Part of its terms that a difference must exceed to be more than what rounding leaves.
+ROUNDING = 1e-13
+#: Reciprocal condition of a Cholesky factor, below which its matrix counts as singular.
+_LEAST_RCOND = 1e-7
+
 
 def symmetrise(matrix: Array) -> Array:
     """Return the symmetric part of a square matrix."""
@@ -34,17 +39,22 @@ def cholesky(matrix: Array) -> Array | None:
         factor: Array = np.linalg.cholesky(matrix)
     except np.linalg.LinAlgError:
         return None
-    # LAPACK accepts pivots of rounding size: the solves that follow would be noise.
-    pivots = np.diag(factor)
-    if pivots.size and pivots.min() <= 1e-8 * pivots.max():
-        return None
-    return factor
+    # LAPACK accepts pivots of rounding size: the solves that follow would be noise. Coordinates on scales far apart do no
+    # harm: the condition is that of the matrix scaled to a unit diagonal.
+    scaled = factor / np.sqrt(np.diag(matrix))[:, None]
+    return factor if not len(factor) or sla.lapack.dtrcon(scaled, uplo="L")[0] > _LEAST_RCOND else None
 
 
 def reverse_cholesky(matrix: Array) -> Array | None:
     """Return the upper U with ``matrix = U U^T``, or None where the matrix is not positive definite."""
     factor = cholesky(matrix[::-1, ::-1])
     return None if factor is None else np.ascontiguousarray(factor[::-1, ::-1])
+
+
+def reverse_cholesky_of_product(root: Array) -> Array:
+    """Return the upper U with ``root root^T = U U^T``, for any square root of full rank, without forming the product."""
+    upper: Array = sla.rq(root, mode="r", check_finite=False)
+    return upper * np.where(np.diag(upper) < 0.0, -1.0, 1.0)
 
 
 def solve_lower(factor: Array, rhs: Array, *, transpose: bool = False) -> Array:

@@ -46,7 +46,8 @@ class NumpyTarget:
 
     def logp_grad(self, theta):
         self.n_gradients += len(theta)
-        return self._logp(theta), self._grad(theta)
+        with np.errstate(all="ignore"):  # as a LogDensity: far out, a density may overflow
+            return self._logp(theta), self._grad(theta)
 
     def mean_hessian_products(self, theta, directions):
         self.n_hessians += len(theta)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from matrix import two_seeds
+
 from pymc_ngvi.draws import MAX_SOBOL_DIM, N_REPLICATES, antithetic_draws, sobol_normals
 from pymc_ngvi.types import BaseDraws
 

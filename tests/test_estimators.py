@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from matrix import COMBINATIONS, random_state, state_of, two_seeds, whitener
+from targets import Quadratic, logistic, poisson, random_covariance, restrict
+
 from pymc_ngvi.draws import antithetic_draws
 from pymc_ngvi.registry import AXES
 from pymc_ngvi.types import Evaluation
-from targets import Quadratic, logistic, poisson, random_covariance, restrict
 
 #: Family and estimator of every allowed combination, each once.
 PAIRS = tuple(dict.fromkeys((choice.family, choice.estimator) for choice in COMBINATIONS))

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from matrix import each_family, random_state, state_of, two_seeds, whitener
-from pymc_ngvi.families import FAMILIES
 from scipy import stats
 from targets import random_covariance, restrict
+
+from pymc_ngvi.families import FAMILIES
 
 pytestmark = [each_family, two_seeds]
 N_DIM = 5

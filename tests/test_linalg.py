@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from matrix import two_seeds
-from pymc_ngvi.linalg import check_memory, cholesky, reverse_cholesky, solve_lower, solve_upper, symmetrise
 from targets import random_covariance
+
+from pymc_ngvi.linalg import check_memory, cholesky, reverse_cholesky, solve_lower, solve_upper, symmetrise
 
 
 @pytest.fixture

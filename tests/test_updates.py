@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.extra.numpy import arrays
 from matrix import each_family, random_state, state_of, two_seeds, whitener
+from targets import logistic, random_covariance, restrict
+
 from pymc_ngvi.types import Moments
 from pymc_ngvi.updates import natural
-from targets import logistic, random_covariance, restrict
 
 step_sizes = pytest.mark.parametrize("rho", [1.0, 0.5, 0.01])
 

@@ -45,7 +45,7 @@ class LogDensity:
     layout : Layout
     n_dim : int
     backend : str
-        The one in use.
+        The one in use; "given mode" where ``compile_kwargs`` has a ``mode``.
     compile_seconds : float
         Spent so far on building and compiling graphs.
     n_gradients, n_hessians : int
@@ -88,8 +88,8 @@ class LogDensity:
             grad = graph.gradient(logp, self._theta)
             self._logp, self._grad = self._simplify([logp, grad])
         self._cost = cost.estimate([self._logp, self._grad])
+        self._compile_kwargs = compile_kwargs
         self.backend = self._choose(backend)
-        self._compile_options = compile_options(self.backend, compile_kwargs)
         self._pad = self.backend == "jax"  # a new shape would be compiled anew
         self._functions: dict[str, Callable[..., Any]] = {}
         self.compile_seconds = time.perf_counter() - start
@@ -98,11 +98,17 @@ class LogDensity:
         return graph.simplify(outputs, check_bounds=self.model.check_bounds)
 
     def _choose(self, backend: str) -> str:
+        if self._compile_kwargs and "mode" in self._compile_kwargs:
+            return "given mode"
         if backend != "auto":
             return backend
         # A product along one of many directions costs about .4 of a gradient: the rest is shared among them.
         work = _EXPECTED_GRADIENTS + int(0.4 * self.n_dim * _EXPECTED_HESSIANS)
         return "numba" if self._cost.prefers_numba(work) else "quick"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what to pickle: compiled functions are made again when they are needed."""
+        return {**self.__dict__, "_functions": {}}
 
     @property
     def batch_size(self) -> int:
@@ -223,7 +229,11 @@ class LogDensity:
         # PyMC's own compile advances random generators in the graph; the model's context carries `check_bounds`.
         with self.model, compile_flags(self.backend):
             function: Callable[..., Any] = pymc_compile(
-                inputs, outputs, on_unused_input="ignore", trust_input=True, **self._compile_options
+                inputs,
+                outputs,
+                on_unused_input="ignore",
+                trust_input=True,
+                **compile_options(self.backend, self._compile_kwargs),
             )
         return function
 

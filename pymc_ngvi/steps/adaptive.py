@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.draws import antithetic_draws
 from pymc_ngvi.status import Status
+from pymc_ngvi.steps.belief import Belief
 from pymc_ngvi.steps.secant import (
     Pair,
     correct,
@@ -35,13 +36,23 @@ _MAX_MEAN_ERROR, _MAX_CURVATURE_ERROR = 0.1, 0.2
 #: the mean), and the nats below which nothing is asked.
 _TOL_PER_DIM, _TOL_LEAST = 1e-2, 1e-1
 #: Part of the nats that no q of the family can gain, which a converged fit may lack.
-_TOL_UNREACHABLE = 0.05
+_TOL_UNREACHABLE = 0.03
+#: Part of the tolerance that counts where the metric is not exact: gaps are underestimated there.
+_TOL_INEXACT = 0.3
+#: Noise of a gap, in parts of the tolerance, that is none: Gaussian targets.
+_NO_NOISE = 1e-3
+#: Part of the draws at which log p may be not finite in a converged fit: what q has there costs nothing in the means.
+_MAX_LOST = 0.02
 #: Whitened errors, and nats, below which the fit counts as near the optimum.
 _NEAR_ERROR, _NEAR_NATS, _NEAR_NATS_PER_DIM = 0.6, 0.5, 0.01
+#: Nats, beyond one for each dimension, below which secants serve where the metric is not exact.
+_TAME_NATS = 10.0
 #: Draws below which a solved set is followed by one four times as large.
 _FEW_DRAWS = 32
-_GROWTH = 4
-_MAX_HALVINGS = 10
+#: Growth of a set that is too small: where the metric is not exact, a small set misleads for longer.
+_GROWTH, _GROWTH_INEXACT = 2, 4
+#: Steps tried along one direction, each at least this part of the one before.
+_MAX_TRIALS, _LEAST_PART = 8, 0.25
 #: Sets of `max_draws` fresh draws after which the fit gives up on certifying its result.
 _MAX_ROUNDS = 4
 #: Ratio of successive gaps above which averaging counts as creeping: where the metric is exact, and where it is not.
@@ -50,40 +61,13 @@ _CREEPING, _CREEPING_INEXACT = 1.0, 0.6
 _N_PAIRS, _N_PAIRS_INEXACT = 6, 12
 #: A step near the optimum that leaves less than this part of the gap tells that there is nothing to correct; otherwise
 #: so many of them are looked at on a fixed set before averaging begins.
-_FAST_RATE, _N_LEARNED = 0.15, 4
+_FAST_RATE, _N_LEARNED = 0.15, 6
 #: Accepted steps on one set of draws, at most: a target that takes more is better served by more draws.
 _MAX_STEPS = 60
 #: Random streams from here on serve only to assess states, never to move them.
 _ASSESSMENT_LEVEL = 1_000_000
 #: Accepted steps in a row that gain nothing, after which the set counts as solved.
 _MAX_IDLE = 3
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """Corrected gaps of successive states, each on its own fresh draws, pooled with weights S.
-
-    Averaging only improves the state, so that the pooled gap is an upper bound of the last state's, on average.
-    """
-
-    draws: float = 0.0
-    weighted_gap: float = 0.0
-    weighted_variance: float = 0.0
-
-    def add(self, n_draws: int, moments: Moments) -> "Evidence":
-        """Return the evidence with one more set."""
-        return Evidence(
-            self.draws + n_draws,
-            self.weighted_gap + n_draws * (moments.gap - moments.floor),
-            self.weighted_variance + (n_draws * moments.floor_sd) ** 2,
-        )
-
-    @property
-    def bound(self) -> float:
-        """Gap with two standard deviations of its estimate; inf without any set."""
-        if not self.draws:
-            return np.inf
-        return (self.weighted_gap + 2.0 * float(np.sqrt(self.weighted_variance))) / self.draws
 
 
 @dataclass(frozen=True)
@@ -112,8 +96,8 @@ class AdaptiveState:
         Recent steps, for the secant correction.
     n_learned : int
         Steps on fixed sets near the optimum that were looked at for it; `_N_LEARNED` if one showed there is no need.
-    evidence : Evidence
-        Of the fresh sets since averaging began.
+    belief : Belief
+        Of the gap of ``q``; measured on fresh draws only.
     rounds : int
         Sets of fresh draws tried at the largest size.
     n_steps : int
@@ -137,8 +121,7 @@ class AdaptiveState:
     n_pooled: int = 0
     pairs: tuple[Pair, ...] = ()
     n_learned: int = 0
-    evidence: Evidence = Evidence()
-    predicted_gap: float = np.inf
+    belief: Belief = Belief()
     rounds: int = 0
     n_steps: int = 0
     idle: int = 0
@@ -152,8 +135,14 @@ class AdaptiveState:
 
     @property
     def gap(self) -> float:
-        """Estimated nats of ELBO still to be gained, at least 0; corrected for noise on fresh draws."""
-        return max(self.moments.gap - self.moments.floor, 0.0) if self.fresh else self.moments.gap
+        """Estimated nats of ELBO still to be gained; on fresh draws, corrected for their noise.
+
+        At least the sampling error of the draws behind the state: a fit stops where a measurement is low.
+        """
+        if not self.fresh:
+            return self.moments.gap
+        sampling_error = self.moments.floor * self.n_draws / self.n_pooled if self.n_pooled else 0.0
+        return max(self.belief.mean, sampling_error)
 
     @property
     def n_draws(self) -> int:
@@ -222,7 +211,7 @@ class Adaptive:
         evaluation = self.evaluate(q, base)
         n_dropped = int((~evaluation.finite).sum())
         moments = self._estimator(self._target, q, base, evaluation)
-        return AdaptiveState(q, 0, base, evaluation, moments, n_dropped=n_dropped)
+        return AdaptiveState(q, 0, base, evaluation, moments, belief=Belief.of(moments), n_dropped=n_dropped)
 
     def step(self, state: AdaptiveState) -> AdaptiveState:
         """Take one step."""
@@ -230,16 +219,18 @@ class Adaptive:
             averaged = self._average(state)
             if averaged is not None:
                 return averaged
-        return self._solve(replace(state, n_pooled=0, evidence=Evidence()))
+        return self._solve(replace(state, n_pooled=0))
 
     def terminate(self, state: AdaptiveState) -> Status | None:
         """Return why to stop, or None to go on."""
         if not state.fresh:
             return None
         m = state.moments
+        lost = np.mean(~state.evaluation.finite) > _MAX_LOST
         # A set that is its own first use certifies nothing unless its size lets the noise be judged.
-        if state.n_draws >= _FEW_DRAWS or m.floor_sd == 0.0:
-            gap_met = min(m.gap - m.floor + 2.0 * m.floor_sd, state.evidence.bound) < self._tolerance(state)
+        if not lost and (state.n_draws >= _FEW_DRAWS or m.floor_sd <= _NO_NOISE * self._tol):
+            # The last measurement alone must not speak against it, either.
+            gap_met = max(state.belief.bound, m.gap - m.floor + m.floor_sd) < self._tolerance(state)
             mean_met = np.max(np.abs(m.grad) - 2.0 * m.grad_se, initial=0.0) <= _MAX_MEAN_ERROR
             curvature_error = np.abs(_diagonal(m.curvature) - 1.0) - 2.0 * m.curvature_se
             if gap_met and mean_met and np.max(curvature_error, initial=0.0) <= _MAX_CURVATURE_ERROR:
@@ -260,7 +251,8 @@ class Adaptive:
         gap : float
         """
         if not state.fresh:
-            state = self._redraw(replace(state, level=_ASSESSMENT_LEVEL + state.level), max(state.n_draws, _FEW_DRAWS))
+            aside = replace(state, level=_ASSESSMENT_LEVEL + state.level, belief=Belief())
+            state = self._redraw(aside, max(state.n_draws, _FEW_DRAWS))
         return state.evaluation.theta, state.evaluation.logp, state.base.pairs(), state.gap
 
     def reopen(self, state: AdaptiveState) -> AdaptiveState:
@@ -281,16 +273,19 @@ class Adaptive:
         q = self._update(state.q, moments, rho, False)
         if q is None:
             return None
-        # Draws that the certificate needs: two standard deviations of the gap's estimate within 40 % of the tolerance.
-        needed = state.n_draws * 5.0 * state.moments.floor_sd / self._tolerance(state)
+        # Draws that the certificate needs: the noise of a measured gap within 40 % of the tolerance.
+        n_sds = 1.0 if state.q.exact_metric else 2.0
+        needed = state.n_draws * 2.5 * n_sds * state.moments.floor_sd / self._tolerance(state)
         n_draws = min(n_pooled, max(needed, _FEW_DRAWS), self._max_draws)
-        predicted = (1.0 - rho) ** 2 * error + rho**2 * noise
-        moved = replace(state, q=q, n_pooled=n_pooled, step_size=rho, stalled=False, predicted_gap=predicted)
+        # Where the metric is not exact, a step may do less than it promises, but no harm.
+        predicted = state.belief.after_step(rho, noise) if state.q.exact_metric else state.belief
+        moved = replace(state, q=q, n_pooled=n_pooled, step_size=rho, stalled=False, belief=predicted)
         new = self._redraw(moved, int(2 ** np.floor(np.log2(n_draws))))
         # Shrinking steps can't finish what a full step leaves over: then the set is worth solving, and learning from.
         ratio = _CREEPING if state.q.exact_metric else _CREEPING_INEXACT
-        creeps = new.gap > ratio * state.gap + 2.0 * new.moments.floor_sd
-        return replace(new, n_pooled=0) if creeps else new
+        measured = Belief.of(new.moments)
+        creeps = measured.mean > ratio * Belief.of(state.moments).bound + 2.0 * new.moments.floor_sd
+        return replace(new, n_pooled=0, belief=measured) if creeps else new
 
     # --- far from it: many steps on one set -----------------------------------------------------------------------
 
@@ -322,19 +317,29 @@ class Adaptive:
         if (rho == 1.0 and self._has_learned(state) and self._is_solved(state.moments)) or self._is_spent(moved):
             return self._next_set(moved)
         moved = self._learn(state, replace(moved, moments=self._moments(moved)), rho * direction)
+        overshoots = rho < 1.0 and state.q.exact_metric and self._has_learned(moved)
+        if overshoots and self._is_near(moved.moments, moved.moments.gap):
+            return self._next_set(moved)
+        if not self._is_solved(moved.moments):
+            return moved
         learning = moved.n_draws >= _FEW_DRAWS and moved.n_learned and not self._has_learned(moved)
-        return self._next_set(moved) if self._is_solved(moved.moments) and not learning else moved
+        if learning and rho == 1.0:
+            return moved
+        # Within the sampling error, where full steps overshoot, there is nothing more to learn.
+        return self._next_set(replace(moved, n_learned=_N_LEARNED) if learning else moved)
 
     def _line_search(self, state: AdaptiveState, moments: Moments, first: float) -> tuple[Any, Evaluation, float]:
-        """Halve the step until the ELBO on the current draws does not fall and no more draws are lost."""
+        """Shorten the step until the ELBO on the current draws does not fall and no more draws are lost."""
         rho = first
-        for _ in range(_MAX_HALVINGS):
+        for _ in range(_MAX_TRIALS):
+            elbo = -np.inf
             q = self._update(state.q, moments, rho, True)
             if q is not None:
                 evaluation = self.evaluate(q, state.base)
                 if self._accepts(state, evaluation):
                     return q, evaluation, rho
-            rho /= 2
+                elbo = evaluation.elbo
+            rho *= _shorter(rho * 2.0 * state.moments.gap, elbo - state.elbo)
         return None, state.evaluation, rho
 
     def _accepts(self, state: AdaptiveState, new: Evaluation) -> bool:
@@ -350,8 +355,9 @@ class Adaptive:
         n_draws = state.n_draws
         near = self._is_near(state.moments, state.moments.gap) and not state.stalled
         grows = n_draws < _FEW_DRAWS or not near
-        larger = min(n_draws * _GROWTH, self._max_draws) if grows else n_draws
-        return self._redraw(replace(state, n_pooled=n_draws, evidence=Evidence(), idle=0), larger)
+        growth = _GROWTH if state.q.exact_metric else _GROWTH_INEXACT
+        larger = min(n_draws * growth, self._max_draws) if grows else n_draws
+        return self._redraw(replace(state, n_pooled=n_draws, belief=Belief(), idle=0), larger)
 
     def _redraw(self, state: AdaptiveState, n_draws: int) -> AdaptiveState:
         level = state.level + 1
@@ -368,28 +374,30 @@ class Adaptive:
             n_dropped=state.n_dropped + int((~evaluation.finite).sum()),
         )
         moments = self._moments(drawn)
-        return replace(drawn, moments=moments, evidence=state.evidence.add(n_draws, moments))
+        return replace(drawn, moments=moments, belief=state.belief.measured(moments))
 
     def _moments(self, state: AdaptiveState) -> Moments:
         moments = self._estimator(self._target, state.q, state.base, state.evaluation)
-        return rescaled_gap(moments, state.pairs)
+        rescaled = rescaled_gap(moments, state.pairs)
+        # Where the metric is exact, secants may raise an estimate, but not talk it down.
+        return moments if state.q.exact_metric and rescaled.floor < moments.floor else rescaled
 
     # --- the secant correction ------------------------------------------------------------------------------------
 
     def _corrected(self, state: AdaptiveState) -> tuple[Array, Moments]:
         """Return the natural gradient and the moments that give it, corrected by recent steps where that serves."""
         gradient = natural_gradient(state.q, state.moments)
-        if state.pairs and (not state.q.exact_metric or self._is_near(state.moments, state.gap)):
+        if state.pairs and self._serves(state, state.gap):
             direction = correct(state.pairs, gradient)
             if direction @ gradient > 0.0:
                 return direction, moments_of(state.q, state.moments, direction)
         return gradient, state.moments
 
     def _learn(self, old: AdaptiveState, new: AdaptiveState, step: Array) -> AdaptiveState:
-        """Remember a step on a fixed set; far from the optimum only where the metric is not exact."""
-        exact = old.q.exact_metric
-        if exact and not self._is_near(old.moments, old.moments.gap):
+        """Remember a step on a fixed set."""
+        if not self._serves(old, old.moments.gap):
             return new
+        exact = old.q.exact_metric
         fast = exact and not old.pairs and new.moments.gap < _FAST_RATE * old.moments.gap
         new = replace(new, n_learned=_N_LEARNED if fast else new.n_learned + 1)
         if exact and new.moments.gap > 2.0 * old.moments.gap:
@@ -410,7 +418,8 @@ class Adaptive:
         # log q up to a constant: the draws are whitened normals.
         h = state.evaluation.logp[keep] + 0.5 * np.sum(base.z[keep] ** 2, axis=1)
         unreachable = 0.5 * float(np.var(h)) if len(h) else 0.0
-        return float(np.clip(_TOL_UNREACHABLE * unreachable, self._tol, self._most_tol))
+        nats = float(np.clip(_TOL_UNREACHABLE * unreachable, self._tol, self._most_tol))
+        return nats if state.q.exact_metric else _TOL_INEXACT * nats
 
     def _is_near(self, moments: Moments, gap: float) -> bool:
         return (
@@ -418,6 +427,12 @@ class Adaptive:
             and np.max(np.abs(moments.grad), initial=0.0) < _NEAR_ERROR
             and np.max(np.abs(_diagonal(moments.curvature) - 1.0), initial=0.0) < _NEAR_ERROR
         )
+
+    def _serves(self, state: AdaptiveState, gap: float) -> bool:
+        """Tell whether a state is near enough to the optimum for secants: nearer where the metric is exact."""
+        if state.q.exact_metric:
+            return self._is_near(state.moments, gap)
+        return gap < _TAME_NATS + self._target.n_dim
 
     def _has_learned(self, state: AdaptiveState) -> bool:
         return state.n_learned >= (_N_LEARNED if state.q.exact_metric else 1)
@@ -427,6 +442,12 @@ class Adaptive:
 
     def _is_solved(self, moments: Moments) -> bool:
         return moments.gap <= max(moments.floor, 0.1 * self._tol)
+
+
+def _shorter(slope: float, gained: float) -> float:
+    """Return the part of a step to try next: the top of the parabola of slope ``slope`` through ``gained``, or near."""
+    top = 0.5 * slope / (slope - gained) if np.isfinite(gained) and slope > gained else 0.5
+    return float(np.clip(top, _LEAST_PART, 0.5))
 
 
 def _diagonal(curvature: Array) -> Array:

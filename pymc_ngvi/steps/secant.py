@@ -24,8 +24,10 @@ _MAX_STRETCH = 10.0
 #: Where the Fisher information is the curvature of a Gaussian target: change of gradient over step, at most. Beyond it,
 #: the pair tells of curvature far from here.
 _MAX_STIFFNESS = 3.0
-#: Where it is not (a diagonal q ignores correlations): cosine between step and change, at least.
-_MIN_COSINE = 1e-3
+#: Where it is not (a diagonal q ignores correlations): cosine between step and change, at least; stretch, at most.
+_MIN_COSINE, _MAX_STRETCH_INEXACT = 1e-3, 1e4
+#: Whitened length of a step, at least: the change over a shorter one may be rounding.
+_LEAST_STEP = 1e-6
 
 
 class Pair(NamedTuple):
@@ -60,8 +62,11 @@ def trusted(pair: Pair, *, exact_metric: bool) -> bool:
     """
     product = float(pair.step @ pair.change)
     step_square, change_square = float(pair.step @ pair.step), float(pair.change @ pair.change)
+    if step_square < _LEAST_STEP**2:
+        return False
     if not exact_metric:
-        return product > _MIN_COSINE * np.sqrt(step_square * change_square)
+        cosine = product / float(np.sqrt(step_square * change_square)) if change_square > 0.0 else 0.0
+        return cosine > _MIN_COSINE and product * _MAX_STRETCH_INEXACT > step_square
     return product * _MAX_STRETCH > step_square and change_square <= _MAX_STIFFNESS * product
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from pymc_ngvi.families.diagonal import DiagonalState
 from pymc_ngvi.families.full import FullState
-from pymc_ngvi.linalg import reverse_cholesky, solve_upper
+from pymc_ngvi.linalg import ROUNDING, reverse_cholesky, reverse_cholesky_of_product, solve_upper
 from pymc_ngvi.types import Array, Moments
 
 #: Relative precision below which a direction counts as lost, and the correction of [3]_ takes over there.
@@ -46,10 +46,7 @@ def _full_step(state: FullState, moments: Moments, rho: float, correct: bool) ->
         if not correct or not np.isfinite(moments.curvature).all():
             return None
         eigenvalues, vectors = np.linalg.eigh(moments.curvature)
-        matrix = (vectors * _corrected_eigenvalues(eigenvalues, rho)) @ vectors.T
-        upper = reverse_cholesky(matrix)
-        if upper is None:
-            return None
+        upper = reverse_cholesky_of_product(vectors * np.sqrt(_corrected_eigenvalues(eigenvalues, rho)))
     # C' = C U^-T stays lower triangular; C' C'^T = C M^-1 C^T.
     factor = np.tril(solve_upper(upper, state.factor.T).T)
     shift = solve_upper(upper, moments.grad)
@@ -57,9 +54,12 @@ def _full_step(state: FullState, moments: Moments, rho: float, correct: bool) ->
 
 
 def _diagonal_step(state: DiagonalState, moments: Moments, rho: float, correct: bool) -> DiagonalState | None:
-    relative = 1.0 + rho * (moments.curvature - 1.0)
-    if not relative.min(initial=1.0) > 0.0:
-        if not correct or not np.isfinite(relative).all():
+    excess = rho * (moments.curvature - 1.0)
+    relative = 1.0 + excess
+    if not np.isfinite(relative).all():
+        return None
+    if np.any(relative <= ROUNDING * np.maximum(1.0, np.abs(excess))):
+        if not correct:
             return None
         relative = _corrected_eigenvalues(moments.curvature, rho)
     scale = state.scale / np.sqrt(relative)

@@ -17,6 +17,7 @@ import datetime
 import subprocess
 import sys
 import time
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from pathlib import Path
 import measure
 import numpy as np
 import pymc as pm
+
 from environment import describe_environment
 from measure import Array, Estimate
 from pymc.variational import Approximation

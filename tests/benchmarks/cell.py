@@ -7,6 +7,7 @@ long it may take.
 import argparse
 import json
 import time
+
 from pathlib import Path
 
 START = time.perf_counter()

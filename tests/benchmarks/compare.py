@@ -24,10 +24,12 @@ import subprocess
 import sys
 import tempfile
 import time
+
 from collections.abc import Sequence
 from pathlib import Path
 
 import measure
+
 from environment import describe_environment
 from records import Records, Row
 from rivals import OURS, RUNNERS, check_installed

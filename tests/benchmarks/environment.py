@@ -2,6 +2,7 @@
 
 import os
 import platform
+
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 

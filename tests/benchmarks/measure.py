@@ -5,6 +5,7 @@ value variables of the model in the order of ``model.value_vars``.
 """
 
 import importlib.util
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import NamedTuple, Protocol, Self
 import numpy as np
 import pymc as pm
 import pytensor
+
 from numpy.typing import NDArray
 from pytensor.graph.replace import vectorize_graph
 from xarray import DataTree

@@ -1,6 +1,7 @@
 """Result rows in a CSV file that grows by one row per finished measurement."""
 
 import csv
+
 from collections.abc import Callable, Iterable
 from pathlib import Path
 

@@ -7,12 +7,14 @@ runs with its own default settings, apart from the number of posterior draws.
 
 import importlib
 import importlib.util
+
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 import pymc as pm
+
 from measure import Array, Density, Gaussian, coordinate_names, unconstrain
 from pymc.variational import Approximation
 from pymc.variational.approximations import FullRank
