@@ -39,8 +39,8 @@ def cholesky(matrix: Array) -> Array | None:
         factor: Array = np.linalg.cholesky(matrix)
     except np.linalg.LinAlgError:
         return None
-    # LAPACK accepts pivots of rounding size: the solves that follow would be noise. Coordinates on scales far apart do no
-    # harm: the condition is that of the matrix scaled to a unit diagonal.
+    # LAPACK accepts pivots of rounding size: the solves that follow would be noise. Coordinates on scales far apart do
+    # no harm: the condition is that of the matrix scaled to a unit diagonal.
     scaled = factor / np.sqrt(np.diag(matrix))[:, None]
     return factor if not len(factor) or sla.lapack.dtrcon(scaled, uplo="L")[0] > _LEAST_RCOND else None
 
@@ -52,7 +52,7 @@ def reverse_cholesky(matrix: Array) -> Array | None:
 
 
 def reverse_cholesky_of_product(root: Array) -> Array:
-    """Return the upper U with ``root root^T = U U^T``, for any square root of full rank, without forming the product."""
+    """Return the upper U with ``root root^T = U U^T`` for a square ``root`` of full rank, without the product."""
     upper: Array = sla.rq(root, mode="r", check_finite=False)
     return upper * np.where(np.diag(upper) < 0.0, -1.0, 1.0)
 

@@ -1,6 +1,7 @@
 """The adaptive rule on targets whose best Gaussian is known: it gets there, and what it reports is true."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ def assert_same_state(a, b):
         np.testing.assert_array_equal(value, b.rule.q.params()[name])
 
 
-# --- it gets there ------------------------------------------------------------------------------------------------------
+# --- it gets there ----------------------------------------------------------------------------------------------------
 
 
 @each_combination
@@ -155,7 +156,7 @@ def test_reported_elbo_is_right_within_its_standard_error(choice, make):
     assert 0.1 < np.sqrt(np.mean(np.square(scores))) < 1.6
 
 
-# --- what it does on the way ----------------------------------------------------------------------------------------------
+# --- what it does on the way ------------------------------------------------------------------------------------------
 
 
 @each_combination
@@ -164,7 +165,7 @@ def test_the_elbo_does_not_fall_on_a_fixed_set(choice, seed):
     """But for the slack that the sampling error of the set allows; the first steps gain many nats."""
     target, states = logistic().fresh(), []
     fit(target, choice, seed=seed, observe=states.append, location=np.full(target.n_dim, 3.0))
-    same_set = [(a.rule, b.rule) for a, b in zip(states, states[1:], strict=False) if a.rule.level == b.rule.level]
+    same_set = [(a.rule, b.rule) for a, b in pairwise(states) if a.rule.level == b.rule.level]
     assert same_set
     for old, new in same_set:
         assert new.elbo >= old.elbo - 0.5 * TOL
@@ -255,7 +256,7 @@ def test_assessment_uses_other_draws_than_the_fit(choice):
     np.testing.assert_array_equal(rule.assess(last.rule)[0], last.rule.evaluation.theta)
 
 
-# --- reproducible, resumable ----------------------------------------------------------------------------------------------
+# --- reproducible, resumable ------------------------------------------------------------------------------------------
 
 
 @each_combination
@@ -308,7 +309,7 @@ def test_an_interrupt_in_the_middle_of_an_evaluation_loses_nothing(choice, call)
     assert_same_state(loop.run(rule, part, 200, ignore), whole)
 
 
-# --- trouble --------------------------------------------------------------------------------------------------------------
+# --- trouble ----------------------------------------------------------------------------------------------------------
 
 TROUBLE = {
     "heavy tails": cauchy,
@@ -370,7 +371,7 @@ def test_draws_that_are_not_finite_are_dropped_and_counted(choice, seed):
 @each_combination
 def test_too_few_draws_are_said_to_be_too_few_and_more_help(choice):
     target = logistic().fresh()
-    rule, state = fit(target, choice, seed=1, max_draws=16)
+    _, state = fit(target, choice, seed=1, max_draws=16)
     assert state.status is Status.NOISE_LIMITED
     assert state.n_iterations < 200
     more = make_rule(target, choice, seed=1, max_draws=1024)

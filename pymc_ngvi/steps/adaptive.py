@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.draws import antithetic_draws
 from pymc_ngvi.status import Status
-from pymc_ngvi.steps.belief import Belief
+from pymc_ngvi.steps.belief import UNKNOWN, Belief
 from pymc_ngvi.steps.secant import (
     Pair,
     correct,
@@ -121,7 +121,7 @@ class AdaptiveState:
     n_pooled: int = 0
     pairs: tuple[Pair, ...] = ()
     n_learned: int = 0
-    belief: Belief = Belief()
+    belief: Belief = UNKNOWN
     rounds: int = 0
     n_steps: int = 0
     idle: int = 0
@@ -215,7 +215,8 @@ class Adaptive:
 
     def step(self, state: AdaptiveState) -> AdaptiveState:
         """Take one step."""
-        if state.fresh and state.n_pooled and self._has_learned(state) and self._is_near(state.moments, state.gap):
+        ready = state.fresh and state.n_pooled and self._has_learned(state) and not _loses_draws(state)
+        if ready and self._is_near(state.moments, state.gap):
             averaged = self._average(state)
             if averaged is not None:
                 return averaged
@@ -226,9 +227,8 @@ class Adaptive:
         if not state.fresh:
             return None
         m = state.moments
-        lost = np.mean(~state.evaluation.finite) > _MAX_LOST
         # A set that is its own first use certifies nothing unless its size lets the noise be judged.
-        if not lost and (state.n_draws >= _FEW_DRAWS or m.floor_sd <= _NO_NOISE * self._tol):
+        if not _loses_draws(state) and (state.n_draws >= _FEW_DRAWS or m.floor_sd <= _NO_NOISE * self._tol):
             # The last measurement alone must not speak against it, either.
             gap_met = max(state.belief.bound, m.gap - m.floor + m.floor_sd) < self._tolerance(state)
             mean_met = np.max(np.abs(m.grad) - 2.0 * m.grad_se, initial=0.0) <= _MAX_MEAN_ERROR
@@ -251,7 +251,7 @@ class Adaptive:
         gap : float
         """
         if not state.fresh:
-            aside = replace(state, level=_ASSESSMENT_LEVEL + state.level, belief=Belief())
+            aside = replace(state, level=_ASSESSMENT_LEVEL + state.level, belief=UNKNOWN)
             state = self._redraw(aside, max(state.n_draws, _FEW_DRAWS))
         return state.evaluation.theta, state.evaluation.logp, state.base.pairs(), state.gap
 
@@ -357,7 +357,7 @@ class Adaptive:
         grows = n_draws < _FEW_DRAWS or not near
         growth = _GROWTH if state.q.exact_metric else _GROWTH_INEXACT
         larger = min(n_draws * growth, self._max_draws) if grows else n_draws
-        return self._redraw(replace(state, n_pooled=n_draws, belief=Belief(), idle=0), larger)
+        return self._redraw(replace(state, n_pooled=n_draws, belief=UNKNOWN, idle=0), larger)
 
     def _redraw(self, state: AdaptiveState, n_draws: int) -> AdaptiveState:
         level = state.level + 1
@@ -442,6 +442,10 @@ class Adaptive:
 
     def _is_solved(self, moments: Moments) -> bool:
         return moments.gap <= max(moments.floor, 0.1 * self._tol)
+
+
+def _loses_draws(state: AdaptiveState) -> bool:
+    return bool(np.mean(~state.evaluation.finite) > _MAX_LOST)
 
 
 def _shorter(slope: float, gained: float) -> float:

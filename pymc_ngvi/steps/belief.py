@@ -1,8 +1,8 @@
 """What is known of the gap of a state: a scalar Kalman filter over measurements on fresh draws.
 
-One set of draws measures the gap with an error that is as large as the gap itself near the optimum, and a fit that stops
-at a low measurement would report a gap that is too low. But most of what is left is the sampling error of the draws
-behind the state, and that is known: a step of size rho from a gap G, on draws with noise floor R, leaves
+Near the optimum, one set of draws measures the gap with an error that is as large as the gap itself, and a fit that
+stops at a low measurement would report a gap that is too low. But most of what is left is the sampling error of the
+draws behind the state, and that is known: a step of size rho from a gap G, on draws with noise floor R, leaves
 (1 - rho)^2 G + rho^2 R.
 """
 
@@ -61,11 +61,15 @@ class Belief:
         return self.mean + 2.0 * self.sd
 
 
+#: Before any measurement.
+UNKNOWN = Belief()
+
+
 def _measurement_sd(moments: Moments, gap: float) -> float:
     """Return the standard deviation of a corrected gap where the true one is ``gap``.
 
-    Its variance is tr(Cov^2) / (2 S^2) + g^T Cov g / S, of which ``floor_sd`` is the root of the first term; the second is
-    taken for a g that lies as the noise does.
+    Its variance is tr(Cov^2) / (2 S^2) + g^T Cov g / S. ``floor_sd`` is the root of the first term; the second is taken
+    for a g that lies as the noise does.
     """
     if moments.floor <= 0.0:
         return moments.floor_sd

@@ -86,8 +86,8 @@ def correct(pairs: Sequence[Pair], gradient: Array) -> Array:
 def rescaled_gap(moments: Moments, pairs: Sequence[Pair]) -> Moments:
     """Return moments whose gap, floor and floor_sd are measured with the curvature that the pairs tell of.
 
-    For a family whose Fisher information is not the curvature of the ELBO, 1/2 |natural gradient|^2 is not the gap; with
-    the inverse curvature B of the pairs, 1/2 u^T B u is, and its noise follows from the replicates in the same way.
+    Where the Fisher information is not the curvature of the ELBO, 1/2 |natural gradient|^2 is not the gap; with the
+    inverse curvature B of the pairs, 1/2 u^T B u is, and its noise follows from the replicates in the same way.
     """
     u = moments.replicates
     if u is None or not pairs:
