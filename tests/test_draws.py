@@ -5,7 +5,7 @@ import pytest
 
 from matrix import two_seeds
 
-from pymc_ngvi.draws import MAX_SOBOL_DIM, N_REPLICATES, antithetic_draws, sobol_normals
+from pymc_ngvi.draws import MAX_SOBOL_DIM, N_REPLICATES, antithetic_draws
 from pymc_ngvi.types import BaseDraws
 
 sizes = pytest.mark.parametrize("n_draws", [2, 4, 8, 32, 256])
@@ -62,15 +62,27 @@ def test_moments_are_those_of_standard_normals(seed):
 def test_coordinates_and_replicates_are_not_copies_of_each_other(rng):
     base = antithetic_draws(256, 3, rng)
     correlation = np.corrcoef(base.z.T)
-    assert np.abs(correlation - np.eye(3)).max() < 0.2
+    assert np.abs(correlation - np.eye(3)).max() < 5 / np.sqrt(128)
     blocks = [base.z[rows] for rows in base.replicates()]
     assert not any(np.array_equal(blocks[0], other) for other in blocks[1:])
 
 
 def test_quasi_random_normals_are_more_even_than_plain_ones(rng):
-    """The error of E|z| over 64 points: plain normals have a root mean square of .6 / 8 = .075."""
-    errors = [np.abs(sobol_normals(64, 2, rng)).mean(axis=0) - np.sqrt(2 / np.pi) for _ in range(30)]
+    """The error of E|z| over the 64 pairs of a replicate: plain normals have a root mean square of .6 / 8 = .075."""
+    base = antithetic_draws(1024, 2, rng)
+    errors = [np.abs(base.z[rows]).mean(axis=0) - np.sqrt(2 / np.pi) for rows in base.replicates()]
     assert np.sqrt(np.mean(np.square(errors))) < 0.025
+
+
+@two_seeds
+def test_replicates_are_independent(seed):
+    """Means of z_1 z_2 in two replicates: uncorrelated over 400 sets, within 5 standard errors."""
+    rng = np.random.default_rng(seed)
+    means = []
+    for _ in range(400):
+        base = antithetic_draws(64, 2, rng)
+        means.append([base.z[rows].prod(axis=1).mean() for rows in base.replicates()[:2]])
+    assert abs(np.corrcoef(np.transpose(means))[0, 1]) < 5.0 / np.sqrt(400)
 
 
 @pytest.mark.parametrize("n_dim", [0, MAX_SOBOL_DIM, MAX_SOBOL_DIM + 3, 25_000])

@@ -210,8 +210,11 @@ def check_installed(methods: Iterable[str]) -> None:
 
 
 def import_method(method: str) -> None:
-    """Import what a user of the method imports, so that it is not part of the timed call."""
-    for module in IMPORTS.get(method, ()):
+    """Import what a user of the method imports, so that it is not part of the timed call.
+
+    For all methods that is `arviz_base` too, which PyMC imports when it first makes a DataTree.
+    """
+    for module in ("arviz_base", *IMPORTS.get(method, ())):
         importlib.import_module(module)
 
 
