@@ -21,6 +21,7 @@ from pytensor.link.vm import VMLinker
 from pytensor.tensor.elemwise import Elemwise
 
 from pymc_ngvi.model import rewrites
+from pymc_ngvi.model.scatter import add_by_group
 
 Backend = Literal["auto", "quick", "numba", "c", "jax"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
@@ -40,7 +41,7 @@ def quick_mode() -> Mode:
     query = RewriteDatabaseQuery(include=["fast_run", "py_only", *rewrites.INCLUDED], exclude=list(_EXCLUDED))
     # After specialisation (2) and the Python-only rewrites (49.1), when no other rewrite makes new Elemwise.
     query = query.register(
-        (dfs_rewriter(rewrites.expand_composite), 59.0),
+        (dfs_rewriter(rewrites.expand_composite, add_by_group), 59.0),
         (dfs_rewriter(rewrites.split_many_operands, rewrites.vectorise_elemwise), 60.0),
     )
     return Mode(VMLinker(use_cloop=False, c_thunks=False), query)

@@ -20,6 +20,8 @@ from pymc_ngvi.types import Array
 _EXPECTED_GRADIENTS, _EXPECTED_HESSIANS = 1_600, 1_200
 #: Elements of a temporary in one batch: past this, temporaries leave the cache and NumPy slows down.
 _BATCH_ELEMENTS = 2**16
+#: Estimated seconds of evaluating gradients, beyond which a function for log p alone is compiled.
+_LOGP_SECONDS = 0.5
 #: Elements of the largest intermediate times the dimension, below which one thread does best.
 _SMALL = 1_000_000
 
