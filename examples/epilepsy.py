@@ -52,7 +52,7 @@ def plot(approx, posterior):
     axes["elbo"].plot(iteration, -approx.hist, marker="o", markersize=3)
     # The first iterations are far away: show where the fit settles.
     axes["elbo"].set_ylim(np.quantile(-approx.hist, 0.3), (-approx.hist).max() + 5)
-    axes["elbo"].set(xlabel="Iteration", ylabel="ELBO (nats)", title="Evidence lower bound")
+    axes["elbo"].set(xlabel="Iteration", ylabel="ELBO (nats)", title="Evidence lower bound, on the draws in use")
     axes["gap"].semilogy(iteration, np.maximum(approx.gap_hist, 1e-3), marker="o", markersize=3)
     axes["gap"].set(xlabel="Iteration", ylabel="Estimated gap (nats)", title="ELBO still to be gained")
     labels = [str(e) for e in posterior["effect"].values]
@@ -62,7 +62,7 @@ def plot(approx, posterior):
     axes["beta"].set(xlabel="Effect on the log seizure rate", title="Fixed effects: median, 50 % and 90 % intervals")
     for term in posterior["term"].values:
         values = posterior["sd"].sel(term=term).to_numpy().ravel()
-        axes["sd"].hist(values, bins=60, density=True, histtype="step", linewidth=1.5, label=str(term))
+        axes["sd"].hist(values, bins=40, density=True, histtype="step", linewidth=1.5, label=str(term))
     axes["sd"].set(xlabel="Standard deviation among patients (log rate)", ylabel="Density", title="Random effects")
     axes["sd"].legend(frameon=False)
     for axis in axes.values():

@@ -21,8 +21,7 @@ from pymc_ngvi.status import Status
 
 PRIOR_SD = 10.0
 EXAMPLE_DATA = Path(__file__).parents[1] / "examples" / "data"
-#: Design with the response in column ``y``; reference moments; the ELBO that Tan (2025) prints, and ours may not be below
-#: by more than rounding there.
+#: Design with the response in column ``y``; reference moments; ELBO of the best Gaussian as Tan (2025) prints it.
 REAL = {
     "german": ("german_credit_design.csv", "german.npz", -625.6),
     "heart": ("heart_statlog_design.csv", "heart.npz", -144.0),
