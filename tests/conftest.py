@@ -10,6 +10,8 @@ import numpy as np
 import pytensor
 import pytest
 
+from threadpoolctl import threadpool_limits
+
 # No window may open; set before anything imports matplotlib.
 os.environ.setdefault("MPLBACKEND", "Agg")
 
@@ -50,6 +52,13 @@ def references_dir(request):
 def rng(request):
     """Generator seeded by the name of the test with its parameters: the same in every run and in any order."""
     return np.random.default_rng(zlib.crc32(request.node.name.encode()))
+
+
+@pytest.fixture
+def _one_blas_thread():
+    """Keep BLAS to one thread, as a fit of a small model does; tests that run the loop themselves need it."""
+    with threadpool_limits(1, user_api="blas"):
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

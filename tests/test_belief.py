@@ -35,21 +35,33 @@ def noisy_moments(error, noise, rng):
     return moments.grad, moments
 
 
-@two_seeds
-@pytest.mark.parametrize("rho", [1.0, 0.5, 0.1])
-def test_prediction_is_what_a_step_leaves(seed, rho):
-    """(1 - rho)^2 G + rho^2 R: the mean over 2,000 simulated steps, within 5 standard errors."""
-    rng = np.random.default_rng(seed)
-    error = rng.standard_normal(N_DIM) * 0.1
-    gap = 0.5 * error @ error
-    left, predicted = [], []
+def simulate_steps(error, rho, rng):
+    """Return the gaps that 2,000 steps from one state leave, less what was predicted."""
+    gap, difference = 0.5 * error @ error, []
     for _ in range(2_000):
         observed, moments = noisy_moments(error, 0.4, rng)
         after = error + rho * observed
-        left.append(0.5 * after @ after)
-        predicted.append(Belief(gap, 0.0).after_step(rho, moments.floor).mean)
-    difference = np.array(left) - np.array(predicted)
-    assert abs(difference.mean()) < 5 * difference.std() / np.sqrt(len(difference))
+        difference.append(0.5 * after @ after - Belief(gap, 0.0).after_step(rho, moments.floor).mean)
+    return np.mean(difference), np.std(difference) / np.sqrt(len(difference))
+
+
+@two_seeds
+@pytest.mark.parametrize(("rho", "size"), [(1.0, 0.0), (0.5, 0.0), (0.1, 0.0), (1.0, 0.1)])
+def test_prediction_is_what_a_step_leaves(seed, rho, size):
+    """At the optimum a step of any size leaves rho^2 times its noise, and so does a full step from anywhere."""
+    rng = np.random.default_rng(seed)
+    mean, se = simulate_steps(size * rng.standard_normal(N_DIM), rho, rng)
+    assert abs(mean) < 5 * se
+
+
+@two_seeds
+@pytest.mark.parametrize("rho", [0.5, 0.1])
+def test_prediction_from_a_gap_is_cautious(seed, rho):
+    """It leaves (1 - rho)^2 of the gap where the metric is exact; (1 - rho) is predicted."""
+    rng = np.random.default_rng(seed)
+    error = 0.2 * rng.standard_normal(N_DIM)
+    mean, se = simulate_steps(error, rho, rng)
+    assert abs(mean + rho * (1 - rho) * 0.5 * error @ error) < 5 * se
 
 
 @two_seeds

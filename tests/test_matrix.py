@@ -96,6 +96,7 @@ def test_raw_predictors_on_scales_four_orders_of_magnitude_apart(choice, seed, s
     assert np.sqrt(np.mean((approx.sd_flat / sd - 1) ** 2)) <= 0.1
 
 
+@pytest.mark.usefixtures("_one_blas_thread")
 @each_combination
 def test_twenty_seeds_agree_on_random_intercepts(choice):
     """A hierarchical logistic regression: all converge, and all reach the same ELBO on common draws.

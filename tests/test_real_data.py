@@ -106,6 +106,7 @@ def epilepsy():
     return model
 
 
+@pytest.mark.usefixtures("_one_blas_thread")
 def test_twenty_seeds_on_epilepsy():
     """All converge, within the evaluations promised, to ELBOs on common draws that lack little.
 

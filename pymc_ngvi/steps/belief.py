@@ -3,7 +3,8 @@
 Near the optimum, one set of draws measures the gap with an error that is as large as the gap itself, and a fit that
 stops at a low measurement would report a gap that is too low. But most of what is left is the sampling error of the
 draws behind the state, and that is known: a step of size rho from a gap G, on draws with noise floor R, leaves
-(1 - rho)^2 G + rho^2 R.
+rho^2 R of noise, and (1 - rho)^2 G of the gap where the Fisher information is the curvature. Along a flatter direction
+it leaves more; (1 - rho) G is taken, so that a gap along one direction is not believed away.
 """
 
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ class Belief:
 
     def after_step(self, step_size: float, floor: float) -> Self:
         """Predict the gap after a step on draws with noise floor ``floor``, nats."""
-        left = (1.0 - step_size) ** 2
+        left = 1.0 - step_size
         mean = left * max(self.mean, 0.0) + step_size**2 * floor
         return type(self)(mean, float(np.hypot(left * self.sd, _MODEL_ERROR * mean)))
 
