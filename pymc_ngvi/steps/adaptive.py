@@ -10,7 +10,7 @@ reaching the state, the gap measured on them, less its noise floor, is an honest
 It decides when to stop.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.draws import antithetic_draws
 from pymc_ngvi.status import Status
+from pymc_ngvi.steps.adaptive_state import AdaptiveState
 from pymc_ngvi.steps.belief import UNKNOWN, Belief
+from pymc_ngvi.steps.linesearch import search
 from pymc_ngvi.steps.secant import (
     Pair,
     correct,
@@ -51,8 +53,6 @@ _TAME_NATS = 10.0
 _FEW_DRAWS = 32
 #: Growth of a set that is too small: where the metric is not exact, a small set misleads for longer.
 _GROWTH, _GROWTH_INEXACT = 2, 4
-#: Steps tried along one direction, each at least this part of the one before.
-_MAX_TRIALS, _LEAST_PART = 8, 0.25
 #: Sets of `max_draws` fresh draws after which the fit gives up on certifying its result.
 _MAX_ROUNDS = 4
 #: Ratio of successive gaps above which averaging counts as creeping: where the metric is exact, and where it is not.
@@ -68,86 +68,6 @@ _MAX_STEPS = 60
 _ASSESSMENT_LEVEL = 1_000_000
 #: Accepted steps in a row that gain nothing, after which the set counts as solved.
 _MAX_IDLE = 3
-
-
-@dataclass(frozen=True)
-class AdaptiveState:
-    """What one iteration hands to the next.
-
-    Parameters
-    ----------
-    q : GaussianState
-    level : int
-        Sets of draws used so far; names the random stream of the current one.
-    base : BaseDraws
-    evaluation : Evaluation
-        At the draws of ``q``.
-    moments : Moments
-        There.
-    fresh : bool
-        ``base`` had no part in reaching ``q``.
-    step_size : float
-        The last one accepted.
-    next_step_size : float
-        To be tried next on a fixed set.
-    n_pooled : int
-        Draws behind ``q``, while steps are averaged; 0 while a fixed set is being solved.
-    pairs : tuple of Pair
-        Recent steps, for the secant correction.
-    n_learned : int
-        Steps on fixed sets near the optimum that were looked at for it; `_N_LEARNED` if one showed there is no need.
-    belief : Belief
-        Of the gap of ``q``; measured on fresh draws only.
-    rounds : int
-        Sets of fresh draws tried at the largest size.
-    n_steps : int
-        Accepted steps on the current set.
-    idle : int
-        Accepted steps in a row that gained nothing.
-    stalled : bool
-        The last line search found no acceptable step.
-    n_dropped : int
-        Draws left out so far because log p or its gradient was not finite.
-    """
-
-    q: Any
-    level: int
-    base: BaseDraws
-    evaluation: Evaluation
-    moments: Moments
-    fresh: bool = True
-    step_size: float = 1.0
-    next_step_size: float = 1.0
-    n_pooled: int = 0
-    pairs: tuple[Pair, ...] = ()
-    n_learned: int = 0
-    belief: Belief = UNKNOWN
-    rounds: int = 0
-    n_steps: int = 0
-    idle: int = 0
-    stalled: bool = False
-    n_dropped: int = 0
-
-    @property
-    def elbo(self) -> float:
-        """ELBO on the current draws."""
-        return self.evaluation.elbo
-
-    @property
-    def gap(self) -> float:
-        """Estimated nats of ELBO still to be gained; on fresh draws, corrected for their noise.
-
-        At least the sampling error of the draws behind the state: a fit stops where a measurement is low.
-        """
-        if not self.fresh:
-            return self.moments.gap
-        sampling_error = self.moments.floor * self.n_draws / self.n_pooled if self.n_pooled else 0.0
-        return max(self.belief.mean, sampling_error)
-
-    @property
-    def n_draws(self) -> int:
-        """Draws in use."""
-        return self.base.n_draws
 
 
 class Adaptive:
@@ -294,13 +214,14 @@ class Adaptive:
         direction, moments = self._corrected(state)
         corrected = moments is not state.moments
         first = 1.0 if corrected else state.next_step_size
-        q, evaluation, rho = self._line_search(state, moments, first)
-        if q is None and corrected:
+        found = self._line_search(state, moments, first)
+        if found is None and corrected:
             direction = natural_gradient(state.q, state.moments)
             state = replace(state, pairs=())
-            q, evaluation, rho = self._line_search(state, state.moments, 1.0)
-        if q is None:
+            found = self._line_search(state, state.moments, 1.0)
+        if found is None:
             return self._next_set(replace(state, stalled=True, next_step_size=1.0))
+        q, evaluation, rho = found
         gained = evaluation.elbo - state.elbo > 0.02 * self._tol
         moved = replace(
             state,
@@ -313,34 +234,36 @@ class Adaptive:
             n_steps=state.n_steps + 1,
             idle=0 if gained else state.idle + 1,
         )
+        return self._conclude(state, moved, rho * direction)
+
+    def _conclude(self, state: AdaptiveState, moved: AdaptiveState, step: Array) -> AdaptiveState:
+        """Learn from a step on a fixed set, and decide whether the set has more to give."""
+        full = moved.step_size == 1.0
         # After a full step from within the sampling error, what is left on this set is far below it.
-        if (rho == 1.0 and self._has_learned(state) and self._is_solved(state.moments)) or self._is_spent(moved):
+        if (full and self._has_learned(state) and self._is_solved(state.moments)) or self._is_spent(moved):
             return self._next_set(moved)
-        moved = self._learn(state, replace(moved, moments=self._moments(moved)), rho * direction)
-        overshoots = rho < 1.0 and state.q.exact_metric and self._has_learned(moved)
+        moved = self._learn(state, replace(moved, moments=self._moments(moved)), step)
+        overshoots = not full and state.q.exact_metric and self._has_learned(moved)
         if overshoots and self._is_near(moved.moments, moved.moments.gap):
             return self._next_set(moved)
         if not self._is_solved(moved.moments):
             return moved
         learning = moved.n_draws >= _FEW_DRAWS and moved.n_learned and not self._has_learned(moved)
-        if learning and rho == 1.0:
+        if learning and full:
             return moved
         # Within the sampling error, where full steps overshoot, there is nothing more to learn.
         return self._next_set(replace(moved, n_learned=_N_LEARNED) if learning else moved)
 
-    def _line_search(self, state: AdaptiveState, moments: Moments, first: float) -> tuple[Any, Evaluation, float]:
+    def _line_search(self, state: AdaptiveState, moments: Moments, first: float) -> Any:
         """Shorten the step until the ELBO on the current draws does not fall and no more draws are lost."""
-        rho = first
-        for _ in range(_MAX_TRIALS):
-            elbo = -np.inf
-            q = self._update(state.q, moments, rho, True)
-            if q is not None:
-                evaluation = self.evaluate(q, state.base)
-                if self._accepts(state, evaluation):
-                    return q, evaluation, rho
-                elbo = evaluation.elbo
-            rho *= _shorter(rho * 2.0 * state.moments.gap, elbo - state.elbo)
-        return None, state.evaluation, rho
+        return search(
+            lambda rho: self._update(state.q, moments, rho, True),
+            lambda q: self.evaluate(q, state.base),
+            lambda evaluation: self._accepts(state, evaluation),
+            elbo=state.elbo,
+            slope=2.0 * state.moments.gap,
+            first=first,
+        )
 
     def _accepts(self, state: AdaptiveState, new: Evaluation) -> bool:
         old = state.evaluation
@@ -446,12 +369,6 @@ class Adaptive:
 
 def _loses_draws(state: AdaptiveState) -> bool:
     return bool(np.mean(~state.evaluation.finite) > _MAX_LOST)
-
-
-def _shorter(slope: float, gained: float) -> float:
-    """Return the part of a step to try next: the top of the parabola of slope ``slope`` through ``gained``, or near."""
-    top = 0.5 * slope / (slope - gained) if np.isfinite(gained) and slope > gained else 0.5
-    return float(np.clip(top, _LEAST_PART, 0.5))
 
 
 def _diagonal(curvature: Array) -> Array:

@@ -1,0 +1,57 @@
+"""Back-tracking: shorten a step until it is good enough."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pymc_ngvi.types import Evaluation
+
+#: Steps tried along one direction; each at least this part of the one before, and at most half of it.
+_MAX_TRIALS, _LEAST_PART = 8, 0.25
+
+
+def search(
+    propose: Callable[[float], Any],
+    evaluate: Callable[[Any], Evaluation],
+    accepts: Callable[[Evaluation], bool],
+    *,
+    elbo: float,
+    slope: float,
+    first: float,
+) -> tuple[Any, Evaluation, float] | None:
+    """Find a step that is accepted.
+
+    Parameters
+    ----------
+    propose : callable
+        Step size to state, or to None where there is none.
+    evaluate, accepts : callable
+    elbo : float
+        Where the search starts, nats.
+    slope : float
+        Rise of the ELBO with the step size there, nats.
+    first : float
+        Step size to try first.
+
+    Returns
+    -------
+    state, evaluation, step size; or None where no step was accepted.
+    """
+    rho = first
+    for _ in range(_MAX_TRIALS):
+        gained = -np.inf
+        q = propose(rho)
+        if q is not None:
+            evaluation = evaluate(q)
+            if accepts(evaluation):
+                return q, evaluation, rho
+            gained = evaluation.elbo - elbo
+        rho *= _shorter(rho * slope, gained)
+    return None
+
+
+def _shorter(slope: float, gained: float) -> float:
+    """Return the part of a step to try next: the top of the parabola of slope ``slope`` through ``gained``, or near."""
+    top = 0.5 * slope / (slope - gained) if np.isfinite(gained) and slope > gained else 0.5
+    return float(np.clip(top, _LEAST_PART, 0.5))

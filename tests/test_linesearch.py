@@ -1,0 +1,50 @@
+"""Back-tracking on functions of the step size alone."""
+
+import numpy as np
+import pytest
+
+from pymc_ngvi.steps.linesearch import search
+from pymc_ngvi.types import Evaluation
+
+
+def run(elbo_at, *, slope=1.0, first=1.0, propose=lambda rho: rho):
+    """Search along a function of the step size; return the result and the step sizes that were evaluated."""
+    tried = []
+
+    def evaluate(rho):
+        tried.append(rho)
+        return Evaluation(None, None, None, None, elbo_at(rho))
+
+    found = search(propose, evaluate, lambda e: e.elbo >= 0.0, elbo=0.0, slope=slope, first=first)
+    return found, tried
+
+
+def test_an_acceptable_first_step_is_taken():
+    (q, evaluation, rho), tried = run(lambda rho: rho)
+    assert (q, evaluation.elbo, rho, tried) == (1.0, 1.0, 1.0, [1.0])
+
+
+def test_it_starts_where_it_is_told():
+    assert run(lambda rho: rho, first=0.25)[1] == [0.25]
+
+
+@pytest.mark.parametrize("top", [0.3, 0.45])
+def test_the_top_of_a_parabola_is_found_at_once(top):
+    """rho - rho^2 / (2 top) has slope 1 at 0 and falls below 0 at 1."""
+    (_, _, rho), tried = run(lambda rho: rho - rho**2 / (2 * top))
+    np.testing.assert_allclose(rho, top)
+    assert len(tried) == 2
+
+
+@pytest.mark.parametrize("elbo", [-1e9, -np.inf, np.nan], ids=str)
+def test_each_step_is_between_a_quarter_and_half_of_the_one_before(elbo):
+    found, tried = run(lambda rho: elbo)
+    assert found is None
+    parts = np.divide(tried[1:], tried[:-1])
+    assert ((parts >= 0.25) & (parts <= 0.5)).all()
+    assert len(tried) == 8
+
+
+def test_steps_without_a_state_are_not_evaluated():
+    (_, _, rho), tried = run(lambda rho: rho, propose=lambda rho: rho if rho < 0.3 else None)
+    assert (rho, tried) == (0.25, [0.25])
