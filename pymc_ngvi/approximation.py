@@ -25,6 +25,9 @@ from pymc_ngvi.model.constrain import Constrainer
 from pymc_ngvi.result import FitRecord
 from pymc_ngvi.types import Array, VariationalState
 
+#: Number of the random stream behind draws that are given no seed.
+_DRAWS_STREAM = 2_000_000
+
 _node_property: Callable[[Callable[[Any], Any]], Any] = node_property
 
 
@@ -61,7 +64,8 @@ class _StateOp(Op):
         n_points = len(inputs) - len(self.names)
         state = self.state_class.from_params(dict(zip(self.names, inputs[n_points:], strict=True)))
         result = self._compute(state, *(np.asarray(i, dtype=np.float64) for i in inputs[:n_points]))
-        output_storage[0][0] = np.ascontiguousarray(result, dtype=np.float64)
+        # A copy: moments may be the state's own arrays, and PyTensor may work in place on what it is given.
+        output_storage[0][0] = np.array(result, dtype=np.float64, order="C")
 
     def _output_type(self) -> Any:
         raise NotImplementedError
@@ -255,6 +259,12 @@ class NGVIGroup(Group):
         return self._apply(_Moment, moment="cov")
 
 
+def _generator(random_seed: Any) -> np.random.Generator:
+    """Return a generator apart from the streams that a fit with the same seed draws from."""
+    whole = isinstance(random_seed, int | np.integer)
+    return np.random.default_rng([int(random_seed), _DRAWS_STREAM] if whole else random_seed)
+
+
 def _arrays_of(q: VariationalState) -> dict[str, NDArray[Any]]:
     """Return the parameters contiguous and writeable, as compiled functions are specialised to them."""
     return {name: np.require(a, requirements=["C", "W"]) for name, a in q.params().items()}
@@ -335,7 +345,7 @@ class NGVIApproximation(FitReport, Approximation):
         self.set_state(q)
         self.density = density
         self.include_transformed = include_transformed
-        self._rng = np.random.default_rng(random_seed)
+        self._rng = _generator(random_seed)
         self._data = DataSnapshot(density.model)
         self._constrainer = Constrainer(density)
 

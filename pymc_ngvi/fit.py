@@ -134,8 +134,8 @@ class NGVI(Inference):
     def approx(self) -> NGVIApproximation:
         """The approximation of the last fit.
 
-        Before the first fit: where that will start, and the object that it will return, so that callbacks can use its
-        nodes. Only another model or family takes another object.
+        Before the first fit: the mean at which that will start (its scale is chosen then), and the object that it will
+        return, so that callbacks can use its nodes. Only another model or family takes another object.
         """
         if self._session is not None:
             return self._session.approx

@@ -121,6 +121,6 @@ def reopen(rule: Any, state: LoopState) -> LoopState:
     """Return a state from which a fit that stopped by itself may go on, if the rule's options allow."""
     if state.status is Status.CONVERGED and rule.terminate(state.rule) is Status.CONVERGED:
         return state
-    if state.status in (Status.CONVERGED, Status.NOISE_LIMITED, Status.STALLED):
+    if state.status.ended_by_itself:
         return replace(state, rule=rule.reopen(state.rule), status=Status.RUNNING)
     return state

@@ -31,6 +31,9 @@ logger = logging.getLogger("pymc.ngvi")
 #: Warnings point at the first caller outside these folders.
 _OURS = tuple(os.path.join(os.path.dirname(file), "") for file in (__file__, pymc.variational.__file__))
 
+#: Ends of a fit that the user should know of.
+_WARNED = (Status.NOISE_LIMITED, Status.STALLED, Status.OUTSIDE_SUPPORT, Status.NOT_SMOOTH, Status.MAX_ITERATIONS)
+
 
 class FitSession:
     """A fit that can be gone on with from where it ended.
@@ -66,6 +69,7 @@ class FitSession:
         self._rule = make_rule(approx.density, options, seed)
         self._state = loop.start(self._rule, approx.q)
         self._seconds = time.perf_counter() - clock
+        self._compile_seconds = approx.density.compile_seconds
 
     def refine(
         self,
@@ -93,7 +97,7 @@ class FitSession:
 
     def run(self, n: int, progress: FitProgress) -> None:
         """Run up to ``n`` more iterations and assess where they led."""
-        clock = time.perf_counter()
+        clock, compiled = time.perf_counter(), self.approx.density.compile_seconds
 
         def observe(state: loop.LoopState) -> None:
             self._state = state
@@ -111,6 +115,8 @@ class FitSession:
             self._elbo, self._gap = Elbo(self._state.rule.elbo, np.inf), self._state.rule.gap
         progress.update(self._state, last=True)
         self._seconds += time.perf_counter() - clock
+        # Not what sampling in between compiled.
+        self._compile_seconds += self.approx.density.compile_seconds - compiled
 
     def finish(self) -> NGVIApproximation:
         """Bring the approximation up to date, say how the fit went, and return the approximation."""
@@ -122,7 +128,7 @@ class FitSession:
         logger.info(record.closing_line())
         if record.n_dropped:
             logger.info(f"{record.n_dropped} draws were left out because log p or its gradient was not finite there.")
-        if state.status in (Status.NOISE_LIMITED, Status.STALLED, Status.MAX_ITERATIONS):
+        if state.status in _WARNED:
             warnings.warn(
                 f"The fit did not converge ({state.status}). {state.status.sentence} {state.status.cure}",
                 ConvergenceWarning,
@@ -142,8 +148,8 @@ class FitSession:
             n_gradients=density.n_gradients,
             n_hessians=density.n_hessians,
             n_dropped=self._state.rule.n_dropped,
-            compile_seconds=density.compile_seconds,
-            run_seconds=max(self._seconds - density.compile_seconds, 0.0),
+            compile_seconds=self._compile_seconds,
+            run_seconds=max(self._seconds - self._compile_seconds, 0.0),
             backend=density.backend,
             **vars(self._options.choice),
         )

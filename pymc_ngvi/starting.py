@@ -120,7 +120,7 @@ def choose_start(rule: Any, family: Any, point: Array, scales: Sequence[Array], 
         state = family.from_scale(point, scale)
         states.append(state)
         evaluation = rule.first_evaluation(state)
-        # A few draws outside the support are no worse than a low density: what counts is the ELBO where it is finite.
+        # All draws inside the support, or the ELBO of a wide start would be a mean over those that are.
         elbo = evaluation.elbo if evaluation.finite.all() else -np.inf
         if elbo > best_elbo:
             best, best_elbo = state, elbo
@@ -128,10 +128,10 @@ def choose_start(rule: Any, family: Any, point: Array, scales: Sequence[Array], 
         return best
     if rule.first_evaluation(states[-1]).finite.any():
         return states[-1]
-    raise StartError(_start_message(density.model, density.layout.unflatten(point)))
+    raise StartError(_start_message(density.model, density.layout.unflatten(point), float(scales[-1].max(initial=0.0))))
 
 
-def _start_message(model: pm.Model, point: Mapping[str, Any]) -> str:
+def _start_message(model: pm.Model, point: Mapping[str, Any], scale: float) -> str:
     with without_c():
         terms = model.point_logps(dict(point), round_vals=4, mode="FAST_COMPILE")
     bad = {name: value for name, value in terms.items() if not np.isfinite(value)}
@@ -141,7 +141,7 @@ def _start_message(model: pm.Model, point: Mapping[str, Any]) -> str:
         if listed
         else (
             "Every term is finite at the starting point itself, but not around it, even with a standard deviation of "
-            f"{START_SCALES[-1]}; or its gradient is not."
+            f"{scale:g}; or its gradient is not."
         )
     )
     return (

@@ -33,6 +33,19 @@ class Status(Enum):
         "Give another start or start_sigma, standardise the predictors, or reparametrise the model; "
         "the result is kept but may be far from the optimum.",
     )
+    OUTSIDE_SUPPORT = (
+        "outside the support",
+        "More than 2 % of the draws lie where log p is not finite: nothing can be certified, and the ELBO is a mean "
+        "over the others only.",
+        "Give the variables their support by a prior or a transform rather than by a Potential or by the data; or use "
+        "pm.sample.",
+    )
+    NOT_SMOOTH = (
+        "not smooth",
+        "The slopes of log p imply another curvature than its Hessian shows: log p has kinks (a Laplace prior or "
+        "likelihood, abs, switch), which exact Hessians do not see; standard deviations are too wide.",
+        "Replace the kinked term by a smooth one (StudentT in place of Laplace), or use pm.sample.",
+    )
     MAX_ITERATIONS = (
         "iteration limit",
         "The limit of n iterations was reached before convergence.",
@@ -57,6 +70,17 @@ class Status(Enum):
     def __str__(self) -> str:
         """Return the short name."""
         return self.label
+
+    @property
+    def ended_by_itself(self) -> bool:
+        """Whether the step rule ended the fit, for better or worse."""
+        return self in (
+            Status.CONVERGED,
+            Status.NOISE_LIMITED,
+            Status.STALLED,
+            Status.OUTSIDE_SUPPORT,
+            Status.NOT_SMOOTH,
+        )
 
     @property
     def resumable(self) -> bool:

@@ -32,6 +32,10 @@ class TargetDensity(Protocol):
         """Return the mean over draws of hess log p times each direction, (n_directions, n_dim)."""
         ...
 
+    def mean_hessian_diagonal(self, theta: Array) -> Array:
+        """Return the mean over draws of the diagonal of hess log p, (n_dim,)."""
+        ...
+
 
 class VariationalState(Protocol):
     """An approximation q: immutable, knows nothing of PyMC or of how it was fitted."""
@@ -92,12 +96,8 @@ class GaussianState(VariationalState, Protocol):
         """Return C^T times each gradient, (..., n_dim)."""
         ...
 
-    def directions(self) -> Array:
-        """Return the directions along which Hessian products are needed, (n_directions, n_dim)."""
-        ...
-
-    def whiten_products(self, products: Array) -> Array:
-        """Return the whitened curvature A of mean Hessian products along ``directions``."""
+    def curvature(self, target: TargetDensity, theta: Array) -> Array:
+        """Return the whitened curvature A of the mean Hessian of ``target`` at the rows of ``theta``."""
         ...
 
     def curvature_error(self, curvature: Array) -> Array:

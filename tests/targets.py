@@ -53,6 +53,10 @@ class NumpyTarget:
         self.n_hessians += len(theta)
         return directions @ self._hessians(theta).mean(axis=0)
 
+    def mean_hessian_diagonal(self, theta):
+        self.n_hessians += len(theta)
+        return np.diagonal(self._hessians(theta).mean(axis=0))
+
     def fresh(self):
         """Return the same density with its counters at 0."""
         new = object.__new__(type(self))

@@ -295,6 +295,9 @@ class Interrupted(Quadratic):
     def mean_hessian_products(self, theta, directions):
         return self.inside.mean_hessian_products(theta, directions)
 
+    def mean_hessian_diagonal(self, theta):
+        return self.inside.mean_hessian_diagonal(theta)
+
 
 @each_combination
 @pytest.mark.parametrize("call", [9, 12], ids="evaluation{}".format)
@@ -326,7 +329,7 @@ TROUBLE = {
 def test_a_nasty_target_ends_with_a_status_and_a_finite_state(choice, seed, make):
     """No error, no warning (they are errors here), nothing that is not finite."""
     rule, state = fit(make(), choice, seed=seed)
-    assert state.status in (Status.CONVERGED, Status.NOISE_LIMITED, Status.STALLED, Status.MAX_ITERATIONS)
+    assert state.status.ended_by_itself or state.status is Status.MAX_ITERATIONS
     assert np.isfinite(state.rule.q.mean()).all()
     assert np.isfinite(state.rule.q.sd()).all()
     assert (state.rule.q.sd() > 0).all()
@@ -382,9 +385,9 @@ def test_too_few_draws_are_said_to_be_too_few_and_more_help(choice):
 
 
 @each_combination
-def test_a_kink_at_the_mode_is_said_to_stall(choice):
+def test_a_kink_at_the_mode_is_named(choice):
     """The curvature is 0 at every draw: no estimate of it can lead to the right width."""
     rule, state = fit(kinked(), choice, seed=1)
-    assert state.status is Status.STALLED
+    assert state.status is Status.NOT_SMOOTH
     # 1/2 |g|^2 + d/4 with d = 3: the gap is there and is reported.
     np.testing.assert_allclose(rule.assess(state.rule)[3], 0.75, atol=0.05)

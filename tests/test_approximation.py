@@ -755,3 +755,25 @@ def test_constrainer_pickles_without_its_function(model):
     copy = cloudpickle.loads(cloudpickle.dumps(constrainer))
     assert copy._function is None
     assert_array_equal(copy(theta)["mu"], expected["mu"])
+
+
+@pytest.mark.parametrize("moment", ["mean", "std"])
+def test_expressions_of_moments_leave_q_alone(approx, moment):
+    """PyTensor works in place on what an Op returns: it must be a copy."""
+    before = {name: value.copy() for name, value in approx.q.params().items()}
+    twice = getattr(approx, moment) * 2
+    first, second = twice.eval(), twice.eval()
+    assert_array_equal(first, second)
+    for name, value in approx.q.params().items():
+        assert_array_equal(value, before[name])
+
+
+def test_what_is_shown_of_q_is_a_copy(approx):
+    before = {name: value.copy() for name, value in approx.q.params().items()}
+    approx.mean_flat[:] = 99.0
+    approx.sd_flat[:] = 99.0
+    for data in (approx.mean_data, approx.std_data):
+        for value in data.values():
+            value.to_numpy()[...] = 99.0
+    for name, value in approx.q.params().items():
+        assert_array_equal(value, before[name])

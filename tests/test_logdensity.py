@@ -283,3 +283,17 @@ def test_check_bounds_of_the_model_is_kept(check_bounds, outside):
     with pm.Model(check_bounds=check_bounds) as model:
         pm.Normal("y", 0.1, pm.Flat("x"), observed=0.3)
     np.testing.assert_array_equal(LogDensity(model, "quick").logp(np.array([[-1.0]])), [outside])
+
+
+def test_diagonal_of_the_hessian_in_blocks(monkeypatch):
+    """More coordinates than directions in a call, and not a multiple of them."""
+    with pm.Model() as model:
+        x = pm.Normal("x", 0.1, 1.3, shape=37)
+        pm.Potential("p", -(x[1:] ** 2 * x[:-1] ** 2).sum() - (x**4).sum())
+    density = LogDensity(model, "quick")
+    theta = models.random_points(density, 3, 5)
+    monkeypatch.setattr(LogDensity, "_n_directions", 16)
+    before = density.n_hessians
+    diagonal = density.mean_hessian_diagonal(theta)
+    assert density.n_hessians == before + 3
+    np.testing.assert_allclose(diagonal, np.diagonal(density.hessian(theta).mean(axis=0)), rtol=1e-12)

@@ -193,5 +193,6 @@ def test_every_status_says_what_happened_and_what_to_do(status):
     assert status.sentence.endswith(".")
     assert status.cure.endswith(".")
     assert len({s.sentence for s in Status}) == len({s.label for s in Status}) == len(Status)
-    gave_up = (Status.CONVERGED, Status.NOISE_LIMITED, Status.STALLED, Status.RUNNING)
-    assert status.resumable == (status not in gave_up)
+    goes_on = (Status.NOT_STARTED, Status.MAX_ITERATIONS, Status.INTERRUPTED, Status.STOPPED)
+    assert status.resumable == (status in goes_on)
+    assert status.ended_by_itself == (status not in (*goes_on, Status.RUNNING))

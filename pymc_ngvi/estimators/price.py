@@ -35,7 +35,6 @@ def price(target: TargetDensity, state: GaussianState, base: BaseDraws, evaluati
     Moments
         Of the path-derivative form: at q = p the gradient has no noise.
     """
-    directions = state.directions()
     grads, curvatures = [], []
     for rows in base.replicates():
         keep = evaluation.finite[rows]
@@ -45,8 +44,7 @@ def price(target: TargetDensity, state: GaussianState, base: BaseDraws, evaluati
         # in the mean, but not where a draw was left out.
         whitened = state.whiten(evaluation.grad[rows][keep]) + base.z[rows][keep]
         grads.append(whitened.mean(axis=0))
-        products = target.mean_hessian_products(evaluation.theta[rows][keep], directions)
-        curvatures.append(state.whiten_products(products))
+        curvatures.append(state.curvature(target, evaluation.theta[rows][keep]))
     return summarise(state, np.array(grads), np.array(curvatures))
 
 

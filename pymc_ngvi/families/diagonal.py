@@ -5,7 +5,7 @@ from typing import Self
 
 import numpy as np
 
-from pymc_ngvi.types import Array
+from pymc_ngvi.types import Array, TargetDensity
 
 LOG_2PI = float(np.log(2 * np.pi))
 
@@ -64,12 +64,12 @@ class DiagonalState:
         return result
 
     def mean(self) -> Array:
-        """Return the mean."""
-        return self.location
+        """Return a copy of the mean."""
+        return self.location.copy()
 
     def sd(self) -> Array:
-        """Return the standard deviations."""
-        return self.scale
+        """Return a copy of the standard deviations."""
+        return self.scale.copy()
 
     def cov(self) -> Array:
         """Return the covariance."""
@@ -84,13 +84,9 @@ class DiagonalState:
         result: Array = grad * self.scale
         return result
 
-    def directions(self) -> Array:
-        """Return the scaled coordinate axes, one a row."""
-        return np.diag(self.scale)
-
-    def whiten_products(self, products: Array) -> Array:
-        """Return the diagonal of A, (n_dim,)."""
-        result: Array = -np.diag(products) * self.scale
+    def curvature(self, target: TargetDensity, theta: Array) -> Array:
+        """Return the diagonal of A, (n_dim,), with H the mean Hessian at ``theta``."""
+        result: Array = -target.mean_hessian_diagonal(theta) * self.scale**2
         return result
 
     def curvature_error(self, curvature: Array) -> Array:

@@ -6,7 +6,7 @@ from typing import Self
 import numpy as np
 
 from pymc_ngvi.linalg import solve_lower, symmetrise
-from pymc_ngvi.types import Array
+from pymc_ngvi.types import Array, TargetDensity
 
 LOG_2PI = float(np.log(2 * np.pi))
 
@@ -36,8 +36,11 @@ class FullState:
 
     @staticmethod
     def memory_bytes(n_dim: int) -> int:
-        """Return the memory that a fit takes beyond the model's own: about eight dense matrices."""
-        return 8 * 8 * n_dim * n_dim
+        """Return the memory that a fit takes beyond the model's own, at its peak: about 56 dense matrices.
+
+        The curvature of each of eight replicates, the noise of each, and up to twelve vectors of secant pairs.
+        """
+        return 56 * 8 * n_dim * n_dim
 
     @property
     def n_dim(self) -> int:
@@ -65,8 +68,8 @@ class FullState:
         return result
 
     def mean(self) -> Array:
-        """Return the mean."""
-        return self.location
+        """Return a copy of the mean."""
+        return self.location.copy()
 
     def sd(self) -> Array:
         """Return the standard deviations."""
@@ -87,12 +90,9 @@ class FullState:
         result: Array = grad @ self.factor
         return result
 
-    def directions(self) -> Array:
-        """Return the columns of C, one a row: products along them need only one more multiplication."""
-        return np.ascontiguousarray(self.factor.T)
-
-    def whiten_products(self, products: Array) -> Array:
-        """Return A = -C^T H C of the products H C, one column of C a row; symmetric."""
+    def curvature(self, target: TargetDensity, theta: Array) -> Array:
+        """Return A = -C^T H C, symmetric, with H the mean Hessian at ``theta``."""
+        products = target.mean_hessian_products(theta, np.ascontiguousarray(self.factor.T))
         return symmetrise(-(products @ self.factor))
 
     def curvature_error(self, curvature: Array) -> Array:

@@ -118,6 +118,11 @@ class LogDensity:
         return int(np.clip(_BATCH_ELEMENTS // max(self._cost.widest, 1), 1, 64))
 
     @property
+    def _n_directions(self) -> int:
+        """Directions in one call."""
+        return int(np.clip(2 * _BATCH_ELEMENTS // max(self._cost.widest, 1), 16, 4096))
+
+    @property
     def is_small(self) -> bool:
         """Whether a batch is too little work to share among threads."""
         return self._cost.widest * self.n_dim < _SMALL
@@ -146,7 +151,9 @@ class LogDensity:
 
     def logp(self, theta: Array) -> Array:
         """Evaluate the log density alone, (n_draws,), at points (n_draws, n_dim)."""
-        parts = [self._batched("logp", theta[rows])[0] for rows in _slices(len(theta), self.batch_size)]
+        # Gradients that nobody asked for cost less than compiling another function, but for much data.
+        name = "logp" if len(theta) * self._cost.quick_seconds > _LOGP_SECONDS else "logp_grad"
+        parts = [self._batched(name, theta[rows])[0] for rows in _slices(len(theta), self.batch_size)]
         return np.concatenate(parts)
 
     def grad(self, theta: Array) -> Array:
@@ -177,6 +184,23 @@ class LogDensity:
             total += self._products(point, directions)
         return total / len(theta)
 
+    def mean_hessian_diagonal(self, theta: Array) -> Array:
+        """Return the mean over draws of the diagonal of the Hessian, (n_dim,).
+
+        It takes a product for each coordinate, but never holds a matrix of all of them.
+        """
+        total = np.zeros(self.n_dim)
+        function, size = self._function("products"), self._n_directions
+        for point in theta:
+            self.n_hessians += 1
+            for rows in _slices(self.n_dim, size):
+                at = np.arange(rows.start, rows.stop)
+                axes = np.zeros((len(at), self.n_dim))
+                axes[at - rows.start, at] = 1.0
+                with np.errstate(all="ignore"):
+                    total[rows] += np.asarray(function(np.ascontiguousarray(point), axes))[at - rows.start, at]
+        return total / len(theta)
+
     def hessian(self, theta: Array) -> Array:
         """Return the dense symmetric Hessian at each draw, (n_draws, n_dim, n_dim)."""
         products = self.hessian_products(theta, np.eye(self.n_dim))
@@ -188,11 +212,10 @@ class LogDensity:
         # directions of one draw fill the cache already, and the part that does not depend on them is done once.
         self.n_hessians += 1
         function = self._function("products")
-        size = int(np.clip(2 * _BATCH_ELEMENTS // max(self._cost.widest, 1), 16, 4096))
         with np.errstate(all="ignore"):  # far from the mode, densities overflow: the caller sees what is not finite
             parts = [
                 function(np.ascontiguousarray(point), np.ascontiguousarray(directions[rows]))
-                for rows in _slices(len(directions), size)
+                for rows in _slices(len(directions), self._n_directions)
             ]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 

@@ -43,6 +43,9 @@ _TOL_UNREACHABLE = 0.03
 _TOL_INEXACT = 0.3
 #: Noise of a gap, in parts of the tolerance, that is none: Gaussian targets.
 _NO_NOISE = 1e-3
+#: Standard errors by which the curvature that gradients show must differ from the Hessians' to be no noise, in one
+#: dimension; in more, what the largest of so many normals adds.
+_N_SE_KINK = 2.5
 #: Part of the draws at which log p may be not finite in a converged fit: what q has there costs nothing in the means.
 _MAX_LOST = 0.02
 #: Whitened errors, and nats, below which the fit counts as near the optimum.
@@ -154,10 +157,8 @@ class Adaptive:
             mean_met = np.max(np.abs(m.grad) - 2.0 * m.grad_se, initial=0.0) <= _MAX_MEAN_ERROR
             curvature_error = np.abs(_diagonal(m.curvature) - 1.0) - 2.0 * m.curvature_se
             if gap_met and mean_met and np.max(curvature_error, initial=0.0) <= _MAX_CURVATURE_ERROR:
-                return Status.CONVERGED
-        if state.rounds >= _MAX_ROUNDS:
-            return Status.STALLED if state.stalled else Status.NOISE_LIMITED
-        return None
+                return Status.NOT_SMOOTH if _is_kinked(state) else Status.CONVERGED
+        return _why_given_up(state) if state.rounds >= _MAX_ROUNDS else None
 
     def assess(self, state: AdaptiveState) -> tuple[Array, Array, NDArray[np.intp], float]:
         """Evaluate a state on draws that had no part in reaching it.
@@ -286,6 +287,8 @@ class Adaptive:
         level = state.level + 1
         base = self.base_draws(level, n_draws)
         evaluation = self.evaluate(state.q, base)
+        if not evaluation.finite.any():  # nothing can be said of it: the fit ends here
+            return replace(state, fresh=True, stalled=True, rounds=_MAX_ROUNDS)
         drawn = replace(
             state,
             level=level,
@@ -369,6 +372,31 @@ class Adaptive:
 
 def _loses_draws(state: AdaptiveState) -> bool:
     return bool(np.mean(~state.evaluation.finite) > _MAX_LOST)
+
+
+def _why_given_up(state: AdaptiveState) -> Status:
+    if _loses_draws(state):
+        return Status.OUTSIDE_SUPPORT
+    if _is_kinked(state):
+        return Status.NOT_SMOOTH
+    return Status.STALLED if state.stalled else Status.NOISE_LIMITED
+
+
+def _is_kinked(state: AdaptiveState) -> bool:
+    """Tell whether gradients show a curvature that Hessians miss: that of kinks, where log p has no Hessian.
+
+    By Stein's identity the diagonal of A is 1 - E[w z] with w = C^T grad log p + z, kinks included.
+    """
+    pairs = state.base.pairs()
+    pairs = pairs[state.evaluation.finite[pairs].all(axis=1)]
+    if len(pairs) < _FEW_DRAWS // 2:
+        return False
+    z = state.base.z
+    products = ((state.q.whiten(state.evaluation.grad) + z) * z)[pairs].mean(axis=1)
+    missed = np.abs(_diagonal(state.moments.curvature) - 1.0 + products.mean(axis=0))
+    se = products.std(axis=0, ddof=1) / np.sqrt(len(pairs))
+    n_se = _N_SE_KINK + np.sqrt(2.0 * np.log(max(len(se), 1)))
+    return bool(np.any(missed > _MAX_CURVATURE_ERROR + n_se * se))
 
 
 def _diagonal(curvature: Array) -> Array:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from pymc_ngvi.steps.belief import UNKNOWN, Belief
 from pymc_ngvi.steps.secant import Pair
 from pymc_ngvi.types import BaseDraws, Evaluation, Moments
@@ -77,6 +79,8 @@ class AdaptiveState:
 
         At least the sampling error of the draws behind the state: a fit stops where a measurement is low.
         """
+        if not np.isfinite(self.moments.floor):  # a single replicate tells nothing of its noise
+            return float("inf")
         if not self.fresh:
             return self.moments.gap
         sampling_error = self.moments.floor * self.n_draws / self.n_pooled if self.n_pooled else 0.0
