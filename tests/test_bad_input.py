@@ -418,6 +418,15 @@ def skewed_model():
     return build(lambda: pm.Normal("loc", pm.Gamma("rate", 2.0, 3.0), shape=2))
 
 
+@pytest.fixture
+def _sigint():
+    """Let SIGINT raise KeyboardInterrupt: a shell that runs the suite in the background has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_sigint")
 @pytest.mark.parametrize("iteration", [1, 3])
 def test_interrupt_keeps_the_last_iteration(iteration, caplog):
     """A real SIGINT, as Ctrl-C sends it."""
