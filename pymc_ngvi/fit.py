@@ -48,7 +48,7 @@ class NGVI(Inference):
         Entries of the four axes (see `pymc_ngvi.registry.ALLOWED`); each left out gets the default that goes with the
         others.
     tol : float, default 0.05
-        Nats of ELBO that may be left to gain (in fewer than 100 dimensions: in proportion to the dimension).
+        Nats of ELBO that may be left to gain (in 10 to 100 dimensions: in proportion to the dimension; below: a tenth).
     n_draws, max_draws : int
         First and largest number of draws in one set; powers of 2.
 

@@ -391,3 +391,22 @@ def test_a_kink_at_the_mode_is_named(choice):
     assert state.status is Status.NOT_SMOOTH
     # 1/2 |g|^2 + d/4 with d = 3: the gap is there and is reported.
     np.testing.assert_allclose(rule.assess(state.rule)[3], 0.75, atol=0.05)
+
+
+class Vanishing(Interrupted):
+    """Not finite anywhere from one evaluation on."""
+
+    def logp_grad(self, theta):
+        self.calls += 1
+        logp, grad = self.inside.logp_grad(theta)
+        return (logp, grad) if self.calls < self.at else (np.full_like(logp, np.nan), grad)
+
+
+@each_combination
+@pytest.mark.parametrize("call", range(8, 22, 2), ids="evaluation{}".format)
+def test_a_density_that_vanishes_ends_the_fit_and_keeps_the_state_with_its_draws(choice, call):
+    """Whichever step it happens in: what is assessed are draws of the state that is kept."""
+    rule, state = fit(Vanishing(logistic().fresh(), call), choice, seed=1)
+    assert state.status.ended_by_itself
+    theta = rule.assess(state.rule)[0]
+    np.testing.assert_allclose(theta, state.rule.q.draws(state.rule.base.z), rtol=1e-12)

@@ -202,6 +202,8 @@ class Adaptive:
         predicted = state.belief.after_step(rho, noise) if state.q.exact_metric else state.belief
         moved = replace(state, q=q, n_pooled=n_pooled, step_size=rho, stalled=False, belief=predicted)
         new = self._redraw(moved, int(2 ** np.floor(np.log2(n_draws))))
+        if new.level == state.level:  # no draw of the new set is finite: stay, and go on with this set
+            return None
         # Shrinking steps can't finish what a full step leaves over: then the set is worth solving, and learning from.
         ratio = _CREEPING if state.q.exact_metric else _CREEPING_INEXACT
         measured = Belief.of(new.moments)
