@@ -1,9 +1,17 @@
 """What kinds of model can be fitted, and the error for each that can't."""
 
+import warnings
+
+from collections.abc import Iterable
+from typing import Any
+
 import pymc as pm
 
+from pymc.data import MinibatchIndexRV, MinibatchOp
 from pymc.distributions.simulator import SimulatorRV
-from pytensor.graph.traversal import ancestors
+from pymc.variational.minibatch_rv import MinibatchRandomVariable
+from pytensor.graph.traversal import walk
+from pytensor.tensor.shape import Shape, Shape_i
 
 
 def check_model(model: pm.Model) -> None:
@@ -16,42 +24,78 @@ def check_model(model: pm.Model) -> None:
     Raises
     ------
     ValueError
-        No free variable; discrete free variables; a Simulator; a Minibatch.
+        No free variable; discrete free variables; a Simulator; an observed variable that reads a Minibatch without
+        ``total_size``; a free variable that depends on a Minibatch.
+
+    Warns
+    -----
+    UserWarning
+        For Potentials that depend on a Minibatch.
     """
     simulators = [rv.name for rv in model.basic_RVs if isinstance(getattr(rv.owner, "op", None), SimulatorRV)]
     if simulators:
         raise ValueError(
-            f"The model has pm.Simulator variables ({_names(simulators)}), which have no log density with a gradient. "
+            f"The model has pm.Simulator variables ({quoted(simulators)}), which have no log density with a gradient. "
             "Fit it with pm.sample_smc."
         )
     if not model.free_RVs:
         raise ValueError(
-            f"The model has no free variables (variables: {_names(v.name for v in model.basic_RVs) or 'none'}): "
+            f"The model has no free variables (variables: {quoted(v.name for v in model.basic_RVs) or 'none'}): "
             "there is nothing to fit. Add at least one unobserved continuous variable."
         )
     discrete = [rv.name for rv in model.free_RVs if rv.dtype.startswith(("int", "uint", "bool"))]
     if discrete:
         raise ValueError(
-            f"Free variables {_names(discrete)} are discrete; method 'ngvi' fits continuous variables only. Sum them "
+            f"Free variables {quoted(discrete)} are discrete; method 'ngvi' fits continuous variables only. Sum them "
             "out of the model (pymc_extras.marginalize, or a pm.Mixture in place of a category), or use pm.sample."
         )
-    minibatches = _minibatches(model)
-    if minibatches:
+    _check_minibatches(model)
+
+
+def _check_minibatches(model: pm.Model) -> None:
+    """Refuse variables that read a minibatch and are not scaled to the whole data; warn of those that can't be."""
+    variables = set(model.basic_RVs)
+    unscaled = [
+        rv.name
+        for rv in model.observed_RVs
+        if not isinstance(rv.owner.op, MinibatchRandomVariable)
+        and _reads_minibatch([*rv.owner.inputs, model.rvs_to_values[rv]], variables)
+    ]
+    if unscaled:
         raise ValueError(
-            "The model reads pm.Minibatch data, for which the step rule 'adaptive' can't work: it compares ELBOs on "
-            "the same data. Use the full data, which is usually fast enough, or pm.fit(method='advi')."
+            f"Observed variables {quoted(unscaled)} read pm.Minibatch data without a total_size: the batch would count "
+            "as all of the data. Give each total_size=, the number of rows of the whole data."
+        )
+    free = [rv.name for rv in model.free_RVs if _reads_minibatch(rv.owner.inputs, variables)]
+    if free:
+        raise ValueError(
+            f"Free variables {quoted(free)} depend on pm.Minibatch data, so that each batch has another prior; PyMC "
+            "scales observed variables only. Let them depend on the full data."
+        )
+    potentials = [p.name for p in model.potentials if _reads_minibatch([p], variables)]
+    if potentials:
+        warnings.warn(
+            f"Potentials {quoted(potentials)} depend on pm.Minibatch data, and PyMC can't scale them: multiply each by "
+            "the number of rows of the whole data over the batch size, unless that is done already.",
+            UserWarning,
+            stacklevel=4,
         )
 
 
-def _minibatches(model: pm.Model) -> list[str]:
-    """Return the names of the random variables of the graph that are not the model's own: Minibatch indices."""
-    inputs = [model.rvs_to_values[rv] for rv in model.observed_RVs] + list(model.basic_RVs)
-    return [
-        str(node.op)
-        for node in {var.owner for var in ancestors(inputs) if var.owner is not None}
-        if type(node.op).__name__ in ("MinibatchOp", "MinibatchIndexRV")
-    ]
+def _reads_minibatch(inputs: list[Any], variables: set[Any]) -> bool:
+    """Tell whether values of Minibatch data enter, other than through the model's ``variables`` or through shapes."""
+
+    def expand(var: Any) -> list[Any] | None:
+        if var.owner is None or var in variables or isinstance(var.owner.op, Shape | Shape_i):
+            return None
+        return list(var.owner.inputs)
+
+    return any(
+        var.owner is not None and isinstance(var.owner.op, MinibatchOp | MinibatchIndexRV)
+        for var in walk(inputs, expand)
+    )
 
 
-def _names(names: object) -> str:
-    return ", ".join(repr(name) for name in names)  # type: ignore[attr-defined]
+def quoted(names: Iterable[str]) -> str:
+    """List names for a message."""
+    return ", ".join(repr(name) for name in names)

@@ -40,6 +40,8 @@ class Constrainer:
 
     Notes
     -----
+    Deterministics that read ``pm.Minibatch`` data have, in all draws, the rows of the batch that ``density`` has then.
+
     Where PyTensor can't vectorise the graph, or a Deterministic draws random numbers, draws are evaluated one by one.
 
     Examples
@@ -59,6 +61,7 @@ class Constrainer:
     def __init__(self, density: LogDensity, *, deterministics: bool = True) -> None:
         self.model = density.model
         self.layout = density.layout
+        self._minibatches = density.minibatches
         self._deterministics = deterministics
         self._forget()
 
@@ -73,6 +76,7 @@ class Constrainer:
         return {
             "model": self.model,
             "layout": self.layout,
+            "_minibatches": self._minibatches,
             "_deterministics": self._deterministics,
         }
 
@@ -141,6 +145,7 @@ class Constrainer:
         outputs = model.replace_rvs_by_values([model[name] for name in names])
         if any(isinstance(out, XTensorVariable) for out in outputs):
             outputs = [out.values if isinstance(out, XTensorVariable) else out for out in outputs]
+        outputs = self._minibatches.hold(outputs)
         outputs = graph.on_flat_vector(model, self.layout, outputs, theta)
         outputs = rewrite_graph(outputs, clone=False, include=("lower_xtensor",))
         return graph.simplify(outputs, check_bounds=model.check_bounds)

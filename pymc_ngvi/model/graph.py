@@ -135,6 +135,39 @@ def hessian_product(grad: Any, theta: Any, direction: Any) -> Any:
     return _differentiate((grad * direction).sum(), theta, [direction], "Hessian-vector product", "second")
 
 
+def row_derivatives(rows: list[Any], theta: Any, direction: Any) -> list[Any]:
+    """Return the derivatives of vectors or arrays, ``rows``, along ``direction``: J u by two reverse passes.
+
+    J^T w is linear in w, and the gradient of (J^T w) . u with respect to w is J u, whatever w. Ops need no forward
+    derivative for it, and it vectorises over directions like a Hessian-vector product.
+    """
+    weights = [row.type() for row in rows]
+    total = pt.add(pt.constant(0.0), *[(w * row).sum() for w, row in zip(weights, rows, strict=True)])
+    [backward] = simplify([gradient(total, theta)])
+    along = (backward * direction).sum()
+    results = [_differentiate(along, w, [direction], "derivative by rows", "second") for w in weights]
+    # Nothing of them is left, but for shapes.
+    return list(graph_replace(results, {w: pt.ones_like(r) for w, r in zip(weights, rows, strict=True)}, strict=False))
+
+
+def gauss_newton(rows: list[Any], scales: list[Any], rest: Any, theta: Any, direction: Any) -> Any:
+    """Return u^T (sum_i s_i g_i g_i^T - hess rest) u along ``direction`` u.
+
+    Parameters
+    ----------
+    rows : list of pytensor variables
+        Log densities; g_i is the gradient of an element without its scale.
+    scales : list of pytensor scalars
+        s, of each of ``rows``, contained in them.
+    rest : pytensor scalar
+        The rest of the log density.
+    """
+    derivatives = row_derivatives(rows, theta, direction)
+    squares = [(d**2).sum() / s for d, s in zip(derivatives, scales, strict=True)]
+    [grad] = simplify([gradient(rest, theta)])
+    return pt.add(*squares, -(direction * hessian_product(grad, theta, direction)).sum())
+
+
 def _differentiate(cost: Any, theta: Any, constants: list[Any], what: str, order: str) -> Any:
     try:
         result = pt.grad(cost, theta, consider_constant=constants, disconnected_inputs="ignore")
@@ -165,9 +198,9 @@ def over_draws(outputs: list[Any], theta: Any) -> tuple[Any, list[Any]]:
 
 
 def over_directions(product: Any, direction: Any) -> tuple[Any, Any]:
-    """Vectorise a Hessian-vector product at one point over directions, (n_directions, n_dim)."""
+    """Vectorise a function of a direction, as a Hessian-vector product is, over directions, (n_directions, n_dim)."""
     matrix = pt.matrix("directions", dtype="float64", shape=(None, direction.type.shape[0]))
     batched = vectorize_graph(inline_inner_graphs([product])[0], {direction: matrix})
-    if batched.type.ndim == 1:  # does not depend on the direction: a Hessian of zeros
-        batched = pt.broadcast_to(batched, (matrix.shape[0], batched.shape[0]))
+    if batched.type.ndim == product.type.ndim:  # does not depend on the direction: a Hessian of zeros
+        batched = pt.broadcast_to(batched, (matrix.shape[0], *batched.shape))
     return matrix, batched

@@ -2,7 +2,7 @@
 
 import time
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ from pymc_ngvi.model import cost, graph
 from pymc_ngvi.model.backends import BACKENDS, compile_flags, compile_options, without_c
 from pymc_ngvi.model.checks import check_model
 from pymc_ngvi.model.layout import Layout
+from pymc_ngvi.model.minibatch import Minibatches
+from pymc_ngvi.model.rows import Rows
 from pymc_ngvi.types import Array
 
 #: Evaluations that `backend="auto"` expects of a fit: gradients, and draws at which a dense Hessian is needed.
@@ -32,6 +34,9 @@ class LogDensity:
     Names, order, shapes and coords are frozen when the object is made. The space is unconstrained: every transformed
     variable counts with its Jacobian. All arithmetic is in float64, whatever ``pytensor.config.floatX``.
 
+    Where the model reads ``pm.Minibatch`` data, everything is evaluated on the same batch until `next_batch`; the
+    first one is made with a fixed seed. Likelihoods are scaled by their ``total_size``.
+
     Parameters
     ----------
     model : pymc.Model
@@ -46,6 +51,10 @@ class LogDensity:
     ----------
     layout : Layout
     n_dim : int
+    has_minibatch : bool
+        Whether the log density depends on ``pm.Minibatch`` data.
+    minibatches : Minibatches
+        The rows in use.
     backend : str
         The one in use; "given mode" where ``compile_kwargs`` has a ``mode``.
     compile_seconds : float
@@ -78,6 +87,7 @@ class LogDensity:
         check_model(model)
         start = time.perf_counter()
         self.model = model
+        self._rows = Rows.of(model)
         self.n_gradients = self.n_hessians = 0
         with without_c():  # initial points and constants are computed by running their graphs
             point = model.initial_point(0)
@@ -85,8 +95,10 @@ class LogDensity:
             self.n_dim = self.layout.n_dim
             self._initial_point = self.layout.flatten(point)
             self._theta = graph.flat_input(self.layout)
-            [logp] = graph.on_flat_vector(model, self.layout, [model.logp()], self._theta)
-            [logp] = self._simplify([logp])
+            logp = model.logp()
+            self.minibatches = Minibatches([logp])
+            self.has_minibatch = bool(self.minibatches)
+            [logp] = self._on_flat_vector([logp])
             grad = graph.gradient(logp, self._theta)
             self._logp, self._grad = self._simplify([logp, grad])
         self._cost = cost.estimate([self._logp, self._grad])
@@ -95,6 +107,10 @@ class LogDensity:
         self._pad = self.backend == "jax"  # a new shape would be compiled anew
         self._functions: dict[str, Callable[..., Any]] = {}
         self.compile_seconds = time.perf_counter() - start
+
+    def _on_flat_vector(self, outputs: list[Any]) -> list[Any]:
+        outputs = self.minibatches.hold(outputs)
+        return self._simplify(graph.on_flat_vector(self.model, self.layout, outputs, self._theta))
 
     def _simplify(self, outputs: list[Any]) -> list[Any]:
         return graph.simplify(outputs, check_bounds=self.model.check_bounds)
@@ -130,6 +146,16 @@ class LogDensity:
     def initial_point(self) -> Array:
         """Return the model's initial point, flat and unconstrained, (n_dim,)."""
         return self._initial_point.copy()
+
+    def next_batch(self, rng: np.random.Generator) -> None:
+        """Draw the rows of the next minibatch, as ``pm.Minibatch`` does: uniformly, with replacement.
+
+        Parameters
+        ----------
+        rng : numpy.random.Generator
+            The only source of randomness; untouched where the model reads no minibatch.
+        """
+        self.minibatches.next_batch(rng)
 
     def logp_grad(self, theta: Array) -> tuple[Array, Array]:
         """Evaluate the log density and its gradient.
@@ -190,16 +216,49 @@ class LogDensity:
         It takes a product for each coordinate, but never holds a matrix of all of them.
         """
         total = np.zeros(self.n_dim)
-        function, size = self._function("products"), self._n_directions
         for point in theta:
-            self.n_hessians += 1
-            for rows in _slices(self.n_dim, size):
-                at = np.arange(rows.start, rows.stop)
-                axes = np.zeros((len(at), self.n_dim))
-                axes[at - rows.start, at] = 1.0
-                with np.errstate(all="ignore"):
-                    total[rows] += np.asarray(function(np.ascontiguousarray(point), axes))[at - rows.start, at]
+            for at, axes, products in self._along_axes("products", point):
+                total[at] += products[axes, at]
         return total / len(theta)
+
+    def mean_gauss_newton_diagonal(self, theta: Array) -> Array:
+        """Return the mean over draws of the Gauss-Newton diagonal, (n_dim,).
+
+        At each draw it is the sum over observations i of s_i g_i^2, minus the diagonal of the Hessian of the rest of
+        log p: priors with their Jacobians, and variables imputed for missing data. g_i is the gradient of the log
+        density of one element of an observed variable, and s_i its factor ``total_size`` / batch size (1 without). It
+        estimates -E[diag hess log p]: the expectations agree where the data come from the model.
+
+        Parameters
+        ----------
+        theta : ndarray, shape (n_draws, n_dim)
+
+        Returns
+        -------
+        ndarray, shape (n_dim,)
+
+        Raises
+        ------
+        ValueError
+            For models with Potentials, without observed variables, or with multivariate ones.
+        """
+        total = np.zeros(self.n_dim)
+        for point in theta:
+            for at, _, values in self._along_axes("gauss_newton", point):
+                total[at] += values
+        return total / len(theta)
+
+    def _along_axes(self, name: str, point: Array) -> Iterator[tuple[Any, Any, Array]]:
+        """Evaluate a function along each coordinate axis, a block of axes at a time."""
+        function = self._function(name)
+        self.n_hessians += 1
+        for rows in _slices(self.n_dim, self._n_directions):
+            at = np.arange(rows.start, rows.stop)
+            axes = np.zeros((len(at), self.n_dim))
+            axes[at - rows.start, at] = 1.0
+            with np.errstate(all="ignore"):
+                values = np.asarray(function(np.ascontiguousarray(point), axes))
+            yield at, at - rows.start, values
 
     def hessian(self, theta: Array) -> Array:
         """Return the dense symmetric Hessian at each draw, (n_draws, n_dim, n_dim)."""
@@ -235,6 +294,7 @@ class LogDensity:
                 "logp_grad": lambda: self._compile_over_draws([self._logp, self._grad]),
                 "logp": lambda: self._compile_over_draws([self._logp]),
                 "products": self._compile_products,
+                "gauss_newton": self._compile_gauss_newton,
             }[name]()
             self.compile_seconds += time.perf_counter() - start
         return self._functions[name]
@@ -248,6 +308,16 @@ class LogDensity:
         with without_c():
             [product] = self._simplify([graph.hessian_product(self._grad, self._theta, direction)])
             directions, batched = graph.over_directions(product, direction)
+        return self._compile([self._theta, directions], batched)
+
+    def _compile_gauss_newton(self) -> Callable[..., Any]:
+        direction = self._theta.type("direction")
+        with without_c():
+            rows, scales, rest = self._rows.graphs()
+            *rows, rest = self._on_flat_vector([*rows, *scales, rest])
+            rows, scales = rows[: len(scales)], rows[len(scales) :]
+            [along] = self._simplify([graph.gauss_newton(rows, scales, rest, self._theta, direction)])
+            directions, batched = graph.over_directions(along, direction)
         return self._compile([self._theta, directions], batched)
 
     def _compile(self, inputs: list[Any], outputs: Any) -> Callable[..., Any]:

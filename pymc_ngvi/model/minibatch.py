@@ -1,0 +1,117 @@
+"""Minibatches: the random row indices of ``pm.Minibatch``, held fixed until the next batch is asked for.
+
+PyMC draws new indices at every call of a compiled function, so that log p, its gradient and its Hessian, compiled
+apart, would each see other rows. Here they read the same shared vectors of indices.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytensor
+
+from pymc.data import MinibatchIndexRV, MinibatchOp
+from pytensor.compile.rewriting import inline_ofg_node
+from pytensor.graph.replace import graph_replace
+from pytensor.graph.traversal import toposort
+
+from pymc_ngvi.model.backends import quick_mode, without_c
+
+
+@dataclass(frozen=True)
+class _Index:
+    """The rows that one call of ``pm.Minibatch`` selects: uniform in low, ..., high - 1, with replacement."""
+
+    rows: Any  # shared vector
+    low: Any
+    high: Any  # of a graph, for data may be shared variables
+
+
+class Minibatches:
+    """The row indices of all ``pm.Minibatch`` calls that some graphs depend on.
+
+    Arrays of one call share their rows; separate calls have their own. The first batch is made with a fixed seed.
+
+    Parameters
+    ----------
+    outputs : list of pytensor variables
+
+    Raises
+    ------
+    ValueError
+        If the arrays of one call have no rows, or different numbers of them.
+    """
+
+    def __init__(self, outputs: list[Any]) -> None:
+        # PyMC clones graphs, but not the shared generator, which each call has for itself.
+        self._indices: dict[Any, _Index] = {}
+        self._function: Callable[..., Any] | None = None
+        for node in _index_nodes(_inline(outputs)):
+            if node.inputs[0] not in self._indices:
+                self._indices[node.inputs[0]] = self._make(node)
+        self.next_batch(np.random.default_rng(0))
+
+    def __bool__(self) -> bool:
+        return bool(self._indices)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what to pickle: the compiled function is made again when it is needed."""
+        return {**self.__dict__, "_function": None}
+
+    def hold(self, outputs: list[Any]) -> list[Any]:
+        """Return ``outputs`` with the rows of the current batch in place of those that PyMC draws at random."""
+        if not self._indices:
+            return outputs
+        outputs = _inline(outputs)
+        rows = {
+            node.outputs[1]: self._indices[node.inputs[0]].rows
+            for node in _index_nodes(outputs)
+            if node.inputs[0] in self._indices
+        }
+        return list(graph_replace(outputs, rows, strict=False)) if rows else outputs
+
+    def next_batch(self, rng: np.random.Generator) -> None:
+        """Draw new rows from ``rng``, for every graph that `hold` returned."""
+        for index, low, high in zip(self._indices.values(), *self._bounds(), strict=True):
+            n_rows = index.rows.type.shape[0]
+            if not low < high:
+                raise ValueError("pm.Minibatch needs at least one row of data to choose from; there are none.")
+            index.rows.set_value(rng.integers(low, high, size=n_rows))
+
+    def _make(self, node: Any) -> _Index:
+        [batch_size] = node.op.size_param(node).data
+        rows = pytensor.shared(np.zeros(batch_size, dtype="int64"), name="minibatch_rows", shape=(int(batch_size),))
+        low, high = node.op.dist_params(node)
+        # The bounds of a Minibatch of a Minibatch depend on indices, already made, of the one inside.
+        return _Index(rows, *self.hold([low, high]))
+
+    def _bounds(self) -> tuple[list[int], list[int]]:
+        """Return the first row and the number of rows of each call, from the data as they are now."""
+        if not self._indices:
+            return [], []
+        bounds = [bound for index in self._indices.values() for bound in (index.low, index.high)]
+        try:
+            with without_c():
+                self._function = self._function or pytensor.function([], bounds, mode=quick_mode())
+                values = [int(value.item()) for value in self._function()]  # of one element, but not of no axes
+        except AssertionError as error:
+            raise ValueError(
+                "The arrays of one pm.Minibatch call have different numbers of rows. Give arrays that go together "
+                "row by row."
+            ) from error
+        return values[::2], values[1::2]
+
+
+def _inline(outputs: list[Any]) -> list[Any]:
+    """Put the graph that each ``pm.Minibatch`` wraps in its place, in a copy: the model's own graph stays as it is."""
+    while True:
+        node = next((node for node in toposort(outputs) if isinstance(node.op, MinibatchOp)), None)
+        if node is None:
+            return outputs
+        inner = dict(zip(node.outputs, inline_ofg_node(node), strict=True))
+        outputs = list(graph_replace(outputs, inner, strict=False))
+
+
+def _index_nodes(outputs: list[Any]) -> list[Any]:
+    return [node for node in toposort(outputs) if isinstance(node.op, MinibatchIndexRV)]
