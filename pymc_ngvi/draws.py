@@ -1,4 +1,6 @@
-"""Base draws: standard normals, antithetic, quasi-random where the dimension allows."""
+"""Base draws: standard normals; antithetic and quasi-random where the dimension allows, antithetic alone, or plain."""
+
+from collections.abc import Callable
 
 import numpy as np
 
@@ -13,8 +15,8 @@ MAX_SOBOL_DIM = 5_000
 N_REPLICATES = 8
 
 
-def antithetic_draws(n_draws: int, n_dim: int, rng: np.random.Generator) -> BaseDraws:
-    """Return base draws in independently randomised replicates, each made of pairs z, -z.
+def sobol_draws(n_draws: int, n_dim: int, rng: np.random.Generator) -> BaseDraws:
+    """Return quasi-random base draws in independently randomised replicates, each made of pairs z, -z.
 
     One scrambled Sobol set serves all replicates, each shifted by a vector of its own: scrambling anew took a tenth of
     a whole fit.
@@ -42,6 +44,57 @@ def antithetic_draws(n_draws: int, n_dim: int, rng: np.random.Generator) -> Base
         z[:, n_quasi:] = rng.standard_normal((half, n_dim - n_quasi))
         blocks += [z, -z]
     return BaseDraws(np.concatenate(blocks), n_replicates)
+
+
+def antithetic_draws(n_draws: int, n_dim: int, rng: np.random.Generator) -> BaseDraws:
+    """Return plain standard normals and their negatives: pairs z, -z in up to eight replicates.
+
+    Parameters
+    ----------
+    n_draws : int
+        Even.
+    n_dim : int
+    rng : numpy.random.Generator
+        Advanced.
+
+    Returns
+    -------
+    BaseDraws
+    """
+    n_replicates = _n_replicates(n_draws // 2)
+    z = rng.standard_normal((n_replicates, n_draws // n_replicates // 2, n_dim))
+    return BaseDraws(np.concatenate([z, -z], axis=1).reshape(n_draws, n_dim), n_replicates)
+
+
+def plain_draws(n_draws: int, n_dim: int, rng: np.random.Generator) -> BaseDraws:
+    """Return independent standard normals in up to eight replicates.
+
+    Parameters
+    ----------
+    n_draws : int
+        At least 1.
+    n_dim : int
+    rng : numpy.random.Generator
+        Advanced.
+
+    Returns
+    -------
+    BaseDraws
+    """
+    return BaseDraws(rng.standard_normal((n_draws, n_dim)), _n_replicates(n_draws), antithetic=False)
+
+
+#: Kinds of base draws by name.
+BASE_DRAWS: dict[str, Callable[[int, int, np.random.Generator], BaseDraws]] = {
+    "sobol": sobol_draws,
+    "antithetic": antithetic_draws,
+    "plain": plain_draws,
+}
+
+
+def _n_replicates(n_units: int) -> int:
+    """Return how many replicates of equal size units make: the most that divides them, up to eight."""
+    return max(r for r in range(1, N_REPLICATES + 1) if n_units % r == 0)
 
 
 def _sobol(n_points: int, n_dim: int, rng: np.random.Generator) -> Array:

@@ -1,5 +1,6 @@
 """`NGVI`, the inference object, and `fit_ngvi`: options in, approximation out."""
 
+import inspect
 import time
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,14 +18,16 @@ from pymc_ngvi import starting
 from pymc_ngvi.approximation import NGVIApproximation
 from pymc_ngvi.linalg import check_memory
 from pymc_ngvi.model import LogDensity
-from pymc_ngvi.options import FitOptions, check_callbacks, check_n, refuse_unknown, split_options
+from pymc_ngvi.options import OF_RULE, FitOptions, check_callbacks, check_n, refuse_unknown, split_options
 from pymc_ngvi.progress import FitProgress
-from pymc_ngvi.registry import AXES
-from pymc_ngvi.session import FitSession, few_threads, make_rule
-from pymc_ngvi.session import _assess as _assess
+from pymc_ngvi.registry import AXES, stochastic_step
+from pymc_ngvi.session import FitSession, few_threads, make_family, make_rule
 
 #: Options of the constructor that `FitOptions` checks.
-_VALIDATED = ("family", "update", "estimator", "step", "tol", "n_draws", "max_draws")
+_VALIDATED = (
+    tuple(name for name, p in inspect.signature(FitOptions.validated).parameters.items() if p.kind is p.KEYWORD_ONLY)
+    + OF_RULE
+)
 
 
 class NGVI(Inference):
@@ -48,9 +51,27 @@ class NGVI(Inference):
         Entries of the four axes (see `pymc_ngvi.registry.ALLOWED`); each left out gets the default that goes with the
         others.
     tol : float, default 0.05
-        Nats of ELBO that may be left to gain (in 10 to 100 dimensions: in proportion to the dimension; below: a tenth).
-    n_draws, max_draws : int
-        First and largest number of draws in one set; powers of 2.
+        Nats of ELBO that may be left to gain (with the default step rule, in 10 to 100 dimensions: in proportion to the
+        dimension; below: a tenth).
+    n_draws : int, optional
+        Draws in the first set (step="adaptive": 8, a power of 2), or in each iteration (other step rules).
+    max_draws : int, optional
+        Draws in the largest set of step="adaptive": 1,024.
+    base_draws : {"sobol", "antithetic", "plain"}, optional
+        Standard normals behind the draws: quasi-random pairs z and -z, random pairs, or independent ones.
+    stl : bool, default True
+        Sticking the landing: gradients are those of log p - log q, which have no noise where q is the posterior.
+    step_size, step_decay : float, optional
+        Of the step rules that take them; step k, from 0, has size ``step_size / (1 + k)**step_decay``.
+    window : int, optional
+        Iterations over which stochastic step rules average the ELBO; they stop where it rises by less than .01 nats
+        from one window to the next, over three windows. Default: 1,000 ("snngm", "adam", "sgd"), or as many as make
+        1,000 draws.
+    factor : {"covariance", "precision"}, optional
+        What update="euclidean" has the Cholesky factor of.
+    blocks : sequence of sequences of str, optional
+        With family="block": names of variables, or labels of single coordinates such as ``"z[0,1]"``, that share a
+        block. Variables that are not named have a block each.
 
     Raises
     ------
@@ -89,8 +110,15 @@ class NGVI(Inference):
         estimator: str | None = None,
         step: str | None = None,
         tol: float = 0.05,
-        n_draws: int = 8,
-        max_draws: int = 1024,
+        n_draws: int | None = None,
+        max_draws: int | None = None,
+        base_draws: str | None = None,
+        stl: bool = True,
+        step_size: float | None = None,
+        step_decay: float | None = None,
+        window: int | None = None,
+        factor: str | None = None,
+        blocks: Sequence[Sequence[str]] | None = None,
     ) -> None:
         # Not `super().__init__`: PyMC's builds a symbolic objective, which we have no use for.
         self._given = {
@@ -105,8 +133,15 @@ class NGVI(Inference):
             "tol": tol,
             "n_draws": n_draws,
             "max_draws": max_draws,
+            "base_draws": base_draws,
+            "stl": stl,
+            "step_size": step_size,
+            "step_decay": step_decay,
+            "window": window,
+            "factor": factor,
+            "blocks": blocks,
         }
-        self._options = FitOptions.validated(**{k: self._given[k] for k in _VALIDATED})
+        self._options = self._given_options()
         self._session: FitSession | None = None
         # What was made for the first fit before it began: users take nodes of `approx` for their callbacks.
         self._prepared: NGVIApproximation | None = None
@@ -124,7 +159,7 @@ class NGVI(Inference):
         options = {name: value for name, value in options.items() if value is not None}
         given = self._given | options
         validated = FitOptions.validated(**{k: given[k] for k in _VALIDATED})
-        if given["model"] is not self._given["model"] or validated.choice.family != self._options.choice.family:
+        if given["model"] is not self._given["model"] or _makes_another_state(validated, self._options):
             self._prepared = None
         if "random_seed" in options:
             self._next_seed = None
@@ -144,7 +179,7 @@ class NGVI(Inference):
             point = starting.start_point(density, self._given["start"])
             scale = starting.start_scales(density, self._given["start_sigma"])[0]
             self._next_seed = self._seed()
-            q = AXES["family"][self._options.choice.family].from_scale(point, scale)
+            q = make_family(self._options, density.layout).from_scale(point, scale)
             self._prepared = NGVIApproximation(density, q, random_seed=self._next_seed)
         return self._prepared
 
@@ -245,9 +280,24 @@ class NGVI(Inference):
         if not density.n_dim:
             names = ", ".join(repr(v.name) for v in density.layout.variables)
             raise ValueError(f"The free variables of the model ({names}) have no elements: there is nothing to fit.")
-        family = self._options.choice.family
-        check_memory(AXES["family"][family].memory_bytes(density.n_dim), family, density.n_dim, list(AXES["family"]))
+        self._options = self._given_options(density.has_minibatch)
+        family = make_family(self._options, density.layout)
+        name = self._options.choice.family
+        check_memory(family.memory_bytes(density.n_dim), name, density.n_dim, list(AXES["family"]))
         return density
+
+    def _given_options(self, has_minibatch: bool = False) -> FitOptions:
+        """Check the options; on minibatches, let a stochastic step rule be the default."""
+        given = {k: self._given[k] for k in _VALIDATED}
+        if has_minibatch and given["step"] is None:
+            given["step"] = stochastic_step(**{axis: given[axis] for axis in AXES})
+        options = FitOptions.validated(**given)
+        if has_minibatch and options.choice.step == "adaptive":
+            raise ValueError(
+                "step='adaptive' compares ELBOs on the same data, and the model reads pm.Minibatch data, which differ "
+                "from one evaluation to the next: take step='decay' (the default on minibatches), or the full data."
+            )
+        return options
 
     def _seed(self) -> int:
         """Return the seed of the next fit: that of the approximation made for it, or a new one."""
@@ -261,11 +311,17 @@ class NGVI(Inference):
         seed = self._seed()
         point = starting.start_point(density, self._given["start"])
         scales = starting.start_scales(density, self._given["start_sigma"])
-        family = AXES["family"][self._options.choice.family]
+        family = make_family(self._options, density.layout)
         q = starting.choose_start(make_rule(density, self._options, seed), family, point, scales, density)
         approx = self._prepared or NGVIApproximation(density, q)
         approx.restart(density, q, random_seed=seed, include_transformed=include_transformed)
         return approx, seed
+
+
+def _makes_another_state(new: FitOptions, old: FitOptions) -> bool:
+    return any(getattr(new, name) != getattr(old, name) for name in ("factor", "blocks")) or (
+        new.choice.family != old.choice.family
+    )
 
 
 def fit_ngvi(n: int = 10_000, *, model: pm.Model | None = None, **options: Any) -> NGVIApproximation:

@@ -21,6 +21,13 @@ def symmetrise(matrix: Array) -> Array:
     return symmetric
 
 
+def half_triangle(matrix: Array) -> Array:
+    """Return the lower triangle of a square matrix with its diagonal halved."""
+    lower: Array = np.tril(matrix)
+    lower[np.diag_indices_from(lower)] *= 0.5
+    return lower
+
+
 def cholesky(matrix: Array) -> Array | None:
     """Return the lower Cholesky factor, or None where the matrix is not (numerically) positive definite.
 

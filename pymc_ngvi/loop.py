@@ -4,8 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-import numpy as np
-
+from pymc_ngvi.history import History
 from pymc_ngvi.status import Status
 from pymc_ngvi.types import Array
 
@@ -60,16 +59,28 @@ class LoopState:
     ----------
     rule : RuleState
     status : Status
-    n_iterations : int
-    losses, gaps : ndarray, shape (n_iterations,)
+    history : History
         -ELBO and estimated gap after each iteration, on the draws then in use.
     """
 
     rule: Any
     status: Status
-    n_iterations: int
-    losses: Array
-    gaps: Array
+    history: History
+
+    @property
+    def n_iterations(self) -> int:
+        """Iterations done."""
+        return self.history.n
+
+    @property
+    def losses(self) -> Array:
+        """-ELBO after each iteration, (n_iterations,)."""
+        return self.history.column(0)
+
+    @property
+    def gaps(self) -> Array:
+        """Estimated gap after each iteration, (n_iterations,)."""
+        return self.history.column(1)
 
 
 #: Called after each iteration with the state; may raise StopIteration.
@@ -78,7 +89,7 @@ Observer = Callable[[LoopState], None]
 
 def start(rule: StepRule, q: Any) -> LoopState:
     """Return the state before the first iteration."""
-    return LoopState(rule.init(q), Status.NOT_STARTED, 0, np.empty(0), np.empty(0))
+    return LoopState(rule.init(q), Status.NOT_STARTED, History())
 
 
 def run(rule: StepRule, state: LoopState, n: int, observe: Observer) -> LoopState:
@@ -105,8 +116,7 @@ def run(rule: StepRule, state: LoopState, n: int, observe: Observer) -> LoopStat
     try:
         while status is None and state.n_iterations < last:
             new = rule.step(state.rule)
-            losses, gaps = np.append(state.losses, -new.elbo), np.append(state.gaps, new.gap)
-            state = LoopState(new, Status.RUNNING, state.n_iterations + 1, losses, gaps)
+            state = LoopState(new, Status.RUNNING, state.history.appended(-new.elbo, new.gap))
             status = rule.terminate(new)
             observe(state)
     except KeyboardInterrupt:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pymc_ngvi.registry import Choice, choose, suggestion
+from pymc_ngvi.draws import BASE_DRAWS
+from pymc_ngvi.registry import AXES, Choice, choose, suggestion
 
 #: Options of stochastic-gradient variational inference, and what takes their place.
 _REFUSED = {
@@ -25,9 +26,9 @@ _REFUSED = {
     "seed": "use `random_seed`",
     "random_state": "use `random_seed`",
     "draws": "pass it to `approx.sample(draws)`; `n` is the most iterations",
-    "learning_rate": "natural-gradient steps need none",
+    "learning_rate": "the default needs none; rules with a constant step take `step_size`",
     "cost_part_grad_scale": "the ELBO is not split",
-    "scale_cost_to_minibatch": "the full data are used",
+    "scale_cost_to_minibatch": "minibatches are always scaled to their `total_size`",
     "local_rv": "all free variables share one approximation",
 }
 
@@ -42,50 +43,164 @@ class FitOptions:
         Family, update, estimator, step rule.
     tol : float
         Nats of ELBO that may be left to gain.
-    n_draws, max_draws : int
-        Sizes of the first and of the largest set of draws; powers of 2.
+    stl : bool
+        Sticking the landing: gradients of log p - log q.
+    factor : {"covariance", "precision"}
+        What the Cholesky factor of a full q is of.
+    blocks : sequence of sequences of str, or None
+        Variables that share a block, for the family "block".
+    n_draws, max_draws, base_draws, step_size, step_decay, window : optional
+        Of the step rule; None: its own default.
     """
 
     choice: Choice
     tol: float
-    n_draws: int
-    max_draws: int
+    stl: bool
+    factor: str
+    blocks: Any
+    n_draws: int | None
+    max_draws: int | None
+    base_draws: str | None
+    step_size: float | None
+    step_decay: float | None
+    window: int | None
 
     @classmethod
     def validated(
         cls,
         *,
-        family: str | None,
-        update: str | None,
-        estimator: str | None,
-        step: str | None,
-        tol: float,
-        n_draws: int,
-        max_draws: int,
+        family: str | None = None,
+        update: str | None = None,
+        estimator: str | None = None,
+        step: str | None = None,
+        tol: float = 0.05,
+        stl: bool = True,
+        factor: str | None = None,
+        blocks: Any = None,
+        **of_rule: Any,
     ) -> "FitOptions":
         """Check each option; raise ValueError that says what was given and what is valid."""
         choice = choose(family=family, update=update, estimator=estimator, step=step)
         if not _is_positive(tol):
             raise ValueError(f"tol is in nats of ELBO and should be a positive number; got {tol!r}.")
-        for name, value, least in (("n_draws", n_draws, 2), ("max_draws", max_draws, 2)):
-            whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-            if not whole or value < least or value & (value - 1):
-                raise ValueError(
-                    f"{name} should be a power of 2, at least {least} (draws are quasi-random, in pairs); "
-                    f"got {value!r}."
-                )
-        if max_draws < n_draws:
-            raise ValueError(f"max_draws={max_draws} is below n_draws={n_draws}; raise it or lower n_draws.")
-        return cls(choice, float(tol), int(n_draws), int(max_draws))
+        if not isinstance(stl, bool | np.bool_):
+            raise ValueError(f"stl should be True or False; got {stl!r}.")
+        if blocks is not None and choice.family != "block":
+            raise ValueError(f"blocks are those of family='block'; the family is {choice.family!r}.")
+        checked = {name: _CHECKS[name](name, of_rule.get(name)) for name in _CHECKS}
+        _check_rule_takes(choice, checked)
+        _check_draws(choice, checked)
+        return cls(choice, float(tol), bool(stl), _checked_factor(choice, factor), blocks, **checked)
+
+    def of_rule(self) -> dict[str, Any]:
+        """Return the options of the step rule that were given."""
+        given = {name: getattr(self, name) for name in _CHECKS}
+        return {name: value for name, value in given.items() if value is not None}
 
     def changed(self, **options: Any) -> "FitOptions":
         """Return these options with some replaced, checked anew; None leaves an option as it is."""
-        given = {**vars(self.choice), "tol": self.tol, "n_draws": self.n_draws, "max_draws": self.max_draws}
+        given = {**vars(self), **vars(self.choice)}
+        del given["choice"]
         return FitOptions.validated(**given | {k: v for k, v in options.items() if v is not None})
 
 
+def _checked_factor(choice: Choice, factor: str | None) -> str:
+    """Return what the Cholesky factor is of."""
+    # Euclidean gradients do far better in a factor of the precision; for independent blocks it is no other family.
+    either = choice.update == "euclidean" and choice.family == "full"
+    own = "precision" if choice.update == "cholesky_precision" or either else "covariance"
+    if factor not in (None, "covariance", "precision"):
+        raise ValueError(f"factor should be 'covariance' or 'precision'; got {factor!r}.")
+    if factor in (None, own) or either:
+        return factor or own
+    if choice.update != "euclidean":
+        raise ValueError(
+            f"update={choice.update!r} works on a factor of the {own}; factor={factor!r} goes with "
+            "update='euclidean'" + (" and update='cholesky_precision'." if factor == "precision" else ".")
+        )
+    raise ValueError(
+        f"factor='precision' is for family='full': for {choice.family!r} it would be the same family again."
+    )
+
+
+def _check_rule_takes(choice: Choice, of_rule: Mapping[str, Any]) -> None:
+    """Raise ValueError for an option that the step rule has no use for."""
+    takes = AXES["step"][choice.step].takes
+    for name, value in of_rule.items():
+        if value is not None and name not in takes:
+            rules = [rule for rule, kind in AXES["step"].items() if name in kind.takes]
+            raise ValueError(
+                f"step={choice.step!r} has no use for {name}={value!r}; it takes {', '.join(sorted(takes))}. "
+                f"{name} goes with step={' or '.join(map(repr, rules))}."
+            )
+
+
+def _check_draws(choice: Choice, of_rule: Mapping[str, Any]) -> None:
+    """Raise ValueError for numbers of draws that the kind of base draws can't have."""
+    kind = of_rule["base_draws"] or ("sobol" if choice.step == "adaptive" else None)
+    for name in ("n_draws", "max_draws"):
+        value = of_rule[name]
+        if value is None:
+            continue
+        if kind == "sobol" and (value < 2 or value & (value - 1)):
+            raise ValueError(
+                f"{name} should be a power of 2, at least 2 (draws are quasi-random, in pairs); got {value!r}."
+            )
+        if kind == "antithetic" and value % 2:
+            raise ValueError(f"{name} should be even (antithetic draws come in pairs); got {value!r}.")
+    n_draws, max_draws = of_rule["n_draws"], of_rule["max_draws"]
+    if max_draws is not None and max_draws < (n_draws or 1):
+        raise ValueError(f"max_draws={max_draws} is below n_draws={n_draws}; raise it or lower n_draws.")
+
+
+def _checked_number(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    if not _is_positive(value):
+        raise ValueError(f"{name} should be a positive number; got {value!r}.")
+    return float(value)
+
+
+def _checked_exponent(name: str, value: Any) -> float | None:
+    if value is None or (_is_positive(value) and value <= 1.0) or (_is_number(value) and value == 0):
+        return None if value is None else float(value)
+    raise ValueError(f"{name} is an exponent from 0 (no decay) to 1; got {value!r}.")
+
+
+def _checked_count(name: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} should be a whole number of at least 1; got {value!r}.")
+    return int(value)
+
+
+def _checked_kind(name: str, value: Any) -> str | None:
+    if value is None or value in BASE_DRAWS:
+        return None if value is None else str(value)
+    raise ValueError(f"Unknown {name} {value!r}: {suggestion(value, BASE_DRAWS)}")
+
+
+#: Options of the step rules, and how each is checked.
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "n_draws": _checked_count,
+    "max_draws": _checked_count,
+    "base_draws": _checked_kind,
+    "step_size": _checked_number,
+    "step_decay": _checked_exponent,
+    "window": _checked_count,
+}
+
+
+OF_RULE = tuple(_CHECKS)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+
+
 def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and bool(0 < value < np.inf)
+    return _is_number(value) and bool(0 < value < np.inf)
 
 
 def check_n(n: Any) -> int:

@@ -21,10 +21,93 @@ AXES: dict[str, Mapping[str, Any]] = {
     "step": STEPS,
 }
 
-#: Combinations that are allowed. The first row that agrees with what the user chose fills in the rest.
-ALLOWED: tuple[tuple[str, str, str, str], ...] = (
-    ("full", "natural", "price", "adaptive"),
-    ("diagonal", "natural", "price", "adaptive"),
+_GAUSSIAN = ("full", "diagonal", "block")
+_PATH = ("reparam", "stein")
+
+#: Families, updates, estimators, step rules whose combinations are allowed. In this order: the first that agrees with
+#: what the user chose fills in the rest.
+_PRODUCTS: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...] = (
+    (_GAUSSIAN, ("natural",), ("price",), ("adaptive", "decay", "proximal", "constant")),
+    (_GAUSSIAN, ("natural_pd",), ("price",), ("adaptive", "constant")),
+    (_GAUSSIAN, ("cholesky",), ("price",), ("adaptive",)),
+    (("full",), ("cholesky_precision",), ("price",), ("adaptive",)),
+    (_GAUSSIAN, ("sqrt",), ("price",), ("adaptive", "constant")),
+    (_GAUSSIAN, ("cholesky",), (*_PATH, "price"), ("snngm",)),
+    (("full",), ("cholesky_precision",), (*_PATH, "price"), ("snngm",)),
+    (_GAUSSIAN, ("euclidean",), (*_PATH, "price"), ("adam", "sgd")),
+    (_GAUSSIAN, ("cholesky",), (*_PATH, "price"), ("adam", "constant")),
+    (("full",), ("cholesky_precision",), (*_PATH, "price"), ("adam", "constant")),
+    (("diagonal",), ("natural",), ("gauss_newton",), ("constant", "decay", "proximal")),
+    (_GAUSSIAN, ("natural",), _PATH, ("decay", "proximal", "constant")),
+    (_GAUSSIAN, ("natural_pd", "sqrt"), _PATH, ("constant",)),
+)
+
+
+def _rows() -> tuple[tuple[str, str, str, str], ...]:
+    rows = [
+        (family, update, estimator, step)
+        for families, updates, estimators, steps in _PRODUCTS
+        for family in families
+        for update in updates
+        for estimator in estimators
+        for step in steps
+    ]
+    return tuple(dict.fromkeys(rows))
+
+
+#: Combinations that are allowed: family, update, estimator, step rule.
+ALLOWED: tuple[tuple[str, str, str, str], ...] = _rows()
+
+#: Why others are not: the first whose entries are all in a combination.
+_REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
+    (
+        {"update": ("cholesky_precision",), "family": ("diagonal", "block")},
+        "a factor of the precision of independent blocks is no other family: take update='cholesky'",
+    ),
+    (
+        {"estimator": ("gauss_newton",), "family": ("full", "block")},
+        "gauss_newton keeps the squares of gradients only, which is a diagonal: take family='diagonal'",
+    ),
+    (
+        {
+            "estimator": ("gauss_newton",),
+            "update": ("natural_pd", "cholesky", "cholesky_precision", "sqrt", "euclidean"),
+        },
+        "gauss_newton replaces the curvature in the natural-parameter update: take update='natural'",
+    ),
+    (
+        {"step": ("adaptive",), "estimator": ("stein", "reparam", "gauss_newton")},
+        "adaptive maximises the ELBO on fixed draws, for which curvatures must be those of log p; gradients alone "
+        "overfit draws that are fewer than the dimensions: take estimator='price', or another step rule",
+    ),
+    (
+        {"step": ("adaptive",), "update": ("euclidean",)},
+        "adaptive starts from steps of size 1, which are right for natural gradients only: take step='adam'",
+    ),
+    (
+        {
+            "step": ("decay", "proximal"),
+            "update": ("natural_pd", "cholesky", "cholesky_precision", "sqrt", "euclidean"),
+        },
+        "decay and proximal are rules for natural parameters: take update='natural', or step='constant'",
+    ),
+    (
+        {"step": ("snngm", "adam", "sgd"), "update": ("natural", "natural_pd", "sqrt")},
+        "snngm, adam and sgd add to the coordinates of a Cholesky factor, where precisions would not stay positive "
+        "definite: take update='cholesky', 'cholesky_precision' or 'euclidean'",
+    ),
+    (
+        {"step": ("sgd",), "update": ("cholesky", "cholesky_precision")},
+        "sgd is plain Euclidean ascent; the same along natural gradients is step='constant'",
+    ),
+    (
+        {"step": ("constant",), "update": ("euclidean",)},
+        "a constant step along the Euclidean gradient is step='sgd'",
+    ),
+    (
+        {"step": ("snngm",), "update": ("euclidean",)},
+        "snngm normalises natural gradients: take update='cholesky' or 'cholesky_precision'",
+    ),
 )
 
 
@@ -69,8 +152,25 @@ def choose(**chosen: str | None) -> Choice:
         if all(name is None or getattr(choice, axis) == name for axis, name in chosen.items()):
             return choice
     given = ", ".join(f"{axis}={name!r}" for axis, name in chosen.items() if name is not None)
-    rows = "; ".join(", ".join(row) for row in ALLOWED)
-    raise ValueError(f"{given} don't go together. Allowed (family, update, estimator, step): {rows}.")
+    raise ValueError(f"{given} don't go together: {_reason(chosen)}.")
+
+
+def stochastic_step(**chosen: str | None) -> str | None:
+    """Return the step rule that suits what was chosen and evaluates each step on data of its own."""
+    for row in ALLOWED:
+        choice = Choice(*row)
+        agrees = all(name is None or getattr(choice, axis) == name for axis, name in chosen.items())
+        if agrees and choice.step != "adaptive":
+            return choice.step
+    return None
+
+
+def _reason(chosen: Mapping[str, str | None]) -> str:
+    """Return why a combination is not allowed."""
+    for entries, sentence in _REASONS:
+        if all(chosen.get(axis) in names for axis, names in entries.items()):
+            return sentence
+    return "no row of pymc_ngvi.registry.ALLOWED has them all"
 
 
 def suggestion(name: str, valid: Any) -> str:

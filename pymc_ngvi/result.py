@@ -1,5 +1,7 @@
 """What a fit reports of itself."""
 
+import math
+
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,7 +36,8 @@ class FitRecord:
     status : Status
     elbo : Elbo
     gap : float
-        Nats of ELBO that the estimate on fresh draws says are still to be gained in this family, at least 0.
+        Nats of ELBO that the estimate on fresh draws says are still to be gained in this family, at least 0; NaN where
+        nothing tells (minibatches).
     n_iterations : int
     n_gradients, n_hessians : int
         Draws at which the gradient, and the Hessian, of log p were evaluated.
@@ -70,7 +73,7 @@ class FitRecord:
         """Return the outcome in one line."""
         return (
             f"{self.status.label[0].upper()}{self.status.label[1:]}: ELBO {self.elbo}, "
-            f"gap {format_gap(self.gap)} nats, {self.n_iterations:,} iteration{'s'[: self.n_iterations != 1]}, "
+            f"gap {format_gap(self.gap)}{' nats' * (not math.isnan(self.gap))}, {self.n_iterations:,} iteration{'s'[: self.n_iterations != 1]}, "
             f"{self.n_gradients:,} gradients, {self.n_hessians:,} Hessians, "
             f"{self.compile_seconds:.1f} s compiling + {self.run_seconds:.1f} s running "
             f"({self.family} family, {self.backend} backend)."
@@ -79,4 +82,6 @@ class FitRecord:
 
 def format_gap(nats: float) -> str:
     """Return a gap in nats as text: to a thousandth, or, where it is large, to its order of magnitude."""
+    if math.isnan(nats):
+        return "unknown"
     return f"{nats:.3f}" if nats < 100 else f"{nats:.1e}"

@@ -1,5 +1,6 @@
 """One fit, under way or at its end: runs the loop, keeps the approximation up to date, says how it went."""
 
+import dataclasses
 import logging
 import os
 import time
@@ -17,13 +18,16 @@ from threadpoolctl import threadpool_limits
 
 from pymc_ngvi import loop
 from pymc_ngvi.approximation import NGVIApproximation
-from pymc_ngvi.model import LogDensity
+from pymc_ngvi.blocks import block_labels
+from pymc_ngvi.families import BlockFamily, BlockStructure, FullPrecisionState
+from pymc_ngvi.model import Layout, LogDensity
 from pymc_ngvi.options import FitOptions, check_n
 from pymc_ngvi.progress import FitProgress
 from pymc_ngvi.registry import AXES
 from pymc_ngvi.result import Elbo, FitRecord
 from pymc_ngvi.status import ConvergenceWarning, Status
-from pymc_ngvi.types import Array
+from pymc_ngvi.types import Array, Assessment, TargetDensity, VariationalState
+from pymc_ngvi.updates import DIRECTIONS
 
 # A child of PyMC's logger, which has the handler.
 logger = logging.getLogger("pymc.ngvi")
@@ -32,7 +36,14 @@ logger = logging.getLogger("pymc.ngvi")
 _OURS = tuple(os.path.join(os.path.dirname(file), "") for file in (__file__, pymc.variational.__file__))
 
 #: Ends of a fit that the user should know of.
-_WARNED = (Status.NOISE_LIMITED, Status.STALLED, Status.OUTSIDE_SUPPORT, Status.NOT_SMOOTH, Status.MAX_ITERATIONS)
+_WARNED = (
+    Status.LEVELLED,
+    Status.NOISE_LIMITED,
+    Status.STALLED,
+    Status.OUTSIDE_SUPPORT,
+    Status.NOT_SMOOTH,
+    Status.MAX_ITERATIONS,
+)
 
 
 class FitSession:
@@ -110,7 +121,10 @@ class FitSession:
 
         self._state = loop.run(self._rule, self._state, n, observe)
         try:
-            self._elbo, self._gap = _assess(self._rule, self._state)
+            assessment = self._rule.assess(self._state.rule)
+            self._elbo, self._gap = _elbo(self._state.rule.q, assessment), assessment.gap
+            status = self._rule.conclude(self._state.status, assessment)
+            self._state = dataclasses.replace(self._state, status=status)
         except KeyboardInterrupt:  # nothing is lost but the fresh draws: the loop has figures of its own
             self._elbo, self._gap = Elbo(self._state.rule.elbo, np.inf), self._state.rule.gap
         progress.update(self._state, last=True)
@@ -155,18 +169,26 @@ class FitSession:
         )
 
 
-def make_rule(density: LogDensity, options: FitOptions, seed: int) -> Any:
+def make_rule(target: TargetDensity, options: FitOptions, seed: int) -> Any:
     """Return the step rule that the options name."""
     choice = options.choice
     return AXES["step"][choice.step](
-        density,
+        target,
         AXES["update"][choice.update],
         AXES["estimator"][choice.estimator],
+        direction=DIRECTIONS.get(choice.update),
         seed=seed,
         tol=options.tol,
-        n_draws=options.n_draws,
-        max_draws=options.max_draws,
+        stl=options.stl,
+        **options.of_rule(),
     )
+
+
+def make_family(options: FitOptions, layout: Layout) -> Any:
+    """Return what makes a state of location and scale: the class of q, or the family of one partition into blocks."""
+    if options.choice.family == "block":
+        return BlockFamily(BlockStructure(block_labels(layout, options.blocks)))
+    return FullPrecisionState if options.factor == "precision" else AXES["family"][options.choice.family]
 
 
 def few_threads(density: LogDensity) -> AbstractContextManager[Any]:
@@ -174,15 +196,13 @@ def few_threads(density: LogDensity) -> AbstractContextManager[Any]:
     return threadpool_limits(1, user_api="blas") if density.is_small else nullcontext()
 
 
-def _assess(rule: Any, state: loop.LoopState) -> tuple[Elbo, float]:
-    """Return the ELBO and the gap on draws that had no part in reaching the state."""
-    theta, logp, pairs, gap = rule.assess(state.rule)
-    h: Array = logp - state.rule.q.log_density(theta)
-    keep = np.isfinite(h)
+def _elbo(q: VariationalState, assessment: Assessment) -> Elbo:
+    """Return the ELBO on draws that had no part in reaching the state."""
+    h: Array = assessment.logp - q.log_density(assessment.theta)
+    keep, units = np.isfinite(h), assessment.units
     if not keep.any():
-        return Elbo(-np.inf, np.inf), gap
-    # The two draws of an antithetic pair are dependent: the error is that of the mean over pairs.
-    both = keep[pairs[:, 0]] & keep[pairs[:, 1]]
-    means = h[pairs[both]].mean(axis=1)
+        return Elbo(-np.inf, np.inf)
+    # Draws of an antithetic pair, or on one minibatch, are dependent: the error is that of the mean over such units.
+    means = h[units[keep[units].all(axis=1)]].mean(axis=1)
     se = float(means.std(ddof=1) / np.sqrt(len(means))) if len(means) > 1 else np.inf
-    return Elbo(float(h[keep].mean()), se), gap
+    return Elbo(float(h[keep].mean()), se)

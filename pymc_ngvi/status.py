@@ -21,6 +21,13 @@ class Status(Enum):
         "The ELBO still to be gained within this family is below the tolerance, as measured on fresh draws.",
         "Nothing to do; khat() says how near the family comes to the posterior.",
     )
+    LEVELLED = (
+        "levelled off",
+        "The ELBO has stopped rising at this step size, but more than the tolerance is still to be gained, or nothing "
+        "tells how much.",
+        "approx.gap says how many nats are left. Use a smaller step_size or more n_draws, or the default step rule, "
+        "step='adaptive'.",
+    )
     NOISE_LIMITED = (
         "noise-limited",
         "The Monte Carlo noise at the largest number of draws hides whether the tolerance is met.",
@@ -76,6 +83,7 @@ class Status(Enum):
         """Whether the step rule ended the fit, for better or worse."""
         return self in (
             Status.CONVERGED,
+            Status.LEVELLED,
             Status.NOISE_LIMITED,
             Status.STALLED,
             Status.OUTSIDE_SUPPORT,

@@ -6,24 +6,50 @@ A new row in the registry takes part in every test that is parametrised here.
 import numpy as np
 import pytest
 
-from pymc_ngvi import loop, starting
+from targets import Quadratic, block_labels, restrict
+
+from pymc_ngvi import loop, session, starting
+from pymc_ngvi.families import BlockFamily, BlockStructure, FullPrecisionState
+from pymc_ngvi.options import FitOptions
 from pymc_ngvi.registry import ALLOWED, AXES, Choice
 
 COMBINATIONS = tuple(Choice(*row) for row in ALLOWED)
-GAUSSIAN_FAMILIES = tuple(dict.fromkeys(choice.family for choice in COMBINATIONS))
+#: Those that are solved to the tolerance on any target: the default step rule.
+ADAPTIVE = tuple(choice for choice in COMBINATIONS if choice.step == "adaptive")
+STOCHASTIC = tuple(choice for choice in COMBINATIONS if choice.step != "adaptive")
+#: Structures of q, with the second factorisation of a dense one.
+GAUSSIAN_FAMILIES = ("full", "diagonal", "block", "full precision")
 
-each_combination = pytest.mark.parametrize("choice", COMBINATIONS, ids=["-".join(row) for row in ALLOWED])
+
+def _id(choice):
+    return "-".join(vars(choice).values())
+
+
+each_combination = pytest.mark.parametrize("choice", COMBINATIONS, ids=_id)
+each_adaptive = pytest.mark.parametrize("choice", ADAPTIVE, ids=_id)
+each_stochastic = pytest.mark.parametrize("choice", STOCHASTIC, ids=_id)
 each_family = pytest.mark.parametrize("family", GAUSSIAN_FAMILIES)
 two_seeds = pytest.mark.parametrize("seed", [1, 2], ids=["seed1", "seed2"])
 
 
+def family_object(family, n_dim):
+    """Return what makes a state of location and scale."""
+    if family == "block":
+        return BlockFamily(BlockStructure(block_labels(n_dim)))
+    return FullPrecisionState if family == "full precision" else AXES["family"][family]
+
+
 def state_of(family, mean, cov):
     """Return the state of a family with a given mean and covariance; what it can't represent is left out."""
-    params = {
-        "full": lambda: {"mean": mean, "cholesky_factor": np.linalg.cholesky(cov)},
-        "diagonal": lambda: {"mean": mean, "sd": np.sqrt(np.diag(cov))},
-    }[family]()
-    return AXES["family"][family].from_params(params)
+    if family == "diagonal":
+        return AXES["family"][family].from_params({"mean": mean, "sd": np.sqrt(np.diag(cov))})
+    if family == "full precision":
+        return FullPrecisionState(mean, np.linalg.cholesky(np.linalg.inv(cov)))
+    if family == "full":
+        return AXES["family"][family](mean, np.linalg.cholesky(cov))
+    start = family_object(family, len(mean)).from_scale(mean, np.ones(len(mean)))
+    target = Quadratic(mean, np.linalg.inv(restrict(family, cov)))
+    return start.divided(start.curvature(target, mean[None]), np.zeros(len(mean)))[0]
 
 
 def random_state(family, n_dim, rng):
@@ -38,24 +64,18 @@ def whitener(state):
     return (state.draws(np.eye(state.n_dim)) - state.draws(np.zeros((state.n_dim, state.n_dim)))).T
 
 
-def make_rule(target, choice, *, seed, tol=0.05, n_draws=8, max_draws=1024):
+def make_rule(target, choice, *, seed, **options):
     """Return the step rule of a combination on a target."""
-    return AXES["step"][choice.step](
-        target,
-        AXES["update"][choice.update],
-        AXES["estimator"][choice.estimator],
-        seed=seed,
-        tol=tol,
-        n_draws=n_draws,
-        max_draws=max_draws,
-    )
+    return session.make_rule(target, FitOptions.validated(**vars(choice), **options), seed)
 
 
 def first_state(rule, target, choice, location=None):
     """Return the loop's state before the first iteration, with the scale chosen as a fit does."""
     location = np.zeros(target.n_dim) if location is None else location
     scales = [np.full(target.n_dim, scale) for scale in starting.START_SCALES]
-    return loop.start(rule, starting.choose_start(rule, AXES["family"][choice.family], location, scales, target))
+    of_precision = FitOptions.validated(**vars(choice)).factor == "precision"
+    name = "full precision" if of_precision else choice.family
+    return loop.start(rule, starting.choose_start(rule, family_object(name, target.n_dim), location, scales, target))
 
 
 def ignore(state):

@@ -29,9 +29,18 @@ def random_covariance(rng, n_dim, condition=30.0):
     return (vectors * np.geomspace(1.0 / condition, 1.0, n_dim)) @ vectors.T
 
 
+def block_labels(n_dim):
+    """Return the block of each coordinate, as everywhere in the tests: pairs that interleave, and single ones."""
+    order = np.arange(n_dim)
+    return np.where(order % 3 == 2, n_dim + order, 2 * (order // 6) + order % 3 % 2)
+
+
 def restrict(family, matrix):
     """Return the entries of a matrix that a family of Gaussians stores, the others 0."""
-    return {"full": matrix, "diagonal": np.diag(np.diag(matrix))}[family]
+    if family == "diagonal":
+        return np.diag(np.diag(matrix))
+    labels = block_labels(len(matrix))
+    return np.where(labels[:, None] == labels, matrix, 0.0) if family == "block" else matrix
 
 
 # --- log densities in NumPy -------------------------------------------------------------------------------------------
@@ -39,6 +48,8 @@ def restrict(family, matrix):
 
 class NumpyTarget:
     """A `TargetDensity`; the subclass gives ``_logp``, ``_grad``, ``_hessians``, all over rows of ``theta``."""
+
+    has_hessian, has_minibatch = True, False
 
     def __init__(self, n_dim):
         self.n_dim = n_dim
@@ -56,6 +67,9 @@ class NumpyTarget:
     def mean_hessian_diagonal(self, theta):
         self.n_hessians += len(theta)
         return np.diagonal(self._hessians(theta).mean(axis=0))
+
+    def next_batch(self, rng):
+        """Do nothing: the data are always all there."""
 
     def fresh(self):
         """Return the same density with its counters at 0."""
@@ -110,6 +124,11 @@ class Glm(NumpyTarget):
     def _hessians(self, theta):
         weights = self._curvature(theta @ self.design.T)
         return -np.einsum("ki,nk,kj->nij", self.design, weights, self.design) - np.eye(self.n_dim) / self.prior_sd**2
+
+    def mean_gauss_newton_diagonal(self, theta):
+        self.n_hessians += len(theta)
+        residuals = self.y - self._slope(theta @ self.design.T)
+        return np.mean(residuals**2 @ self.design**2, axis=0) + 1.0 / self.prior_sd**2
 
     @property
     def _prior_constant(self):

@@ -6,11 +6,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from matrix import COMBINATIONS, each_combination, first_state, fit, ignore, make_rule, state_of, two_seeds
+from matrix import COMBINATIONS, each_adaptive, first_state, fit, ignore, make_rule, state_of, two_seeds
 from targets import Quadratic, Walled, cauchy, flat, kinked, logistic, poisson, random_covariance, restrict
 
 from pymc_ngvi import loop
-from pymc_ngvi.fit import _assess
 from pymc_ngvi.status import Status
 
 TOL = 0.05  # the default, nats
@@ -44,7 +43,7 @@ def assert_same_state(a, b):
 # --- it gets there ----------------------------------------------------------------------------------------------------
 
 
-@each_combination
+@each_adaptive
 @two_seeds
 @pytest.mark.parametrize("distance", [0.0, 1e4], ids=["near", "far"])
 def test_gaussian_target_is_exact_and_quick(choice, seed, distance):
@@ -58,12 +57,12 @@ def test_gaussian_target_is_exact_and_quick(choice, seed, distance):
     assert state.n_iterations <= 4
     np.testing.assert_allclose((q.mean() - target.mean) / sd, 0.0, atol=1e-6)
     np.testing.assert_allclose(q.cov() / np.outer(sd, sd), cov / np.outer(sd, sd), atol=1e-8)
-    elbo, gap = _assess(rule, state)
+    elbo, gap = assessed(rule, state)
     np.testing.assert_allclose(elbo.value, -7.0, atol=1e-6)
     assert gap < 1e-8
 
 
-@each_combination
+@each_adaptive
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 @pytest.mark.parametrize("make", [logistic, poisson, correlated])
 def test_converges_to_within_the_tolerance_and_says_so_truly(choice, seed, make):
@@ -71,7 +70,7 @@ def test_converges_to_within_the_tolerance_and_says_so_truly(choice, seed, make)
     target = make().fresh()
     rule, state = fit(target, choice, seed=seed)
     assert state.status is Status.CONVERGED
-    reported, gap = rule.assess(state.rule)[3], true_gap(target, state.rule.q, choice.family)
+    reported, gap = rule.assess(state.rule).gap, true_gap(target, state.rule.q, choice.family)
     assert -1e-9 < gap < TOL
     assert reported < TOL
     factor = GAP_FACTOR if state.rule.q.exact_metric else GAP_FACTOR_INEXACT
@@ -92,7 +91,7 @@ def test_near_gaussian_targets_in_few_dimensions_are_found_more_closely(choice, 
     assert true_gap(target, state.rule.q, "full") < 0.015
 
 
-@each_combination
+@each_adaptive
 @glms
 def test_far_start(choice, make):
     """Ten prior standard deviations away, where the likelihood has saturated or overflows to 1e40."""
@@ -119,7 +118,7 @@ def test_gap_of_a_state_that_has_not_converged(choice, seed, make, shift):
     assert max(gap, reported) < SMALL_GAP or 1 / GAP_FACTOR < reported / gap < GAP_FACTOR
 
 
-@each_combination
+@each_adaptive
 @glms
 def test_a_smaller_tolerance_is_honoured(choice, make):
     """A tenth of the default, which the default number of draws could not tell from noise."""
@@ -129,7 +128,7 @@ def test_a_smaller_tolerance_is_honoured(choice, make):
     assert true_gap(target, state.rule.q, choice.family) < 0.005
 
 
-@each_combination
+@each_adaptive
 def test_a_large_tolerance_needs_less_work(choice):
     loose, tight = logistic().fresh(), logistic().fresh()
     fit(loose, choice, seed=1, tol=1.0)
@@ -138,7 +137,7 @@ def test_a_large_tolerance_needs_less_work(choice):
     assert loose.n_hessians < tight.n_hessians
 
 
-@each_combination
+@each_adaptive
 @glms
 def test_reported_elbo_is_right_within_its_standard_error(choice, make):
     """Over 40 seeds, the standardised errors are about 1 in size, with a mean near 0.
@@ -150,7 +149,7 @@ def test_reported_elbo_is_right_within_its_standard_error(choice, make):
         target = make().fresh()
         rule, state = fit(target, choice, seed=seed)
         q = state.rule.q
-        elbo, _ = _assess(rule, state)
+        elbo, _ = assessed(rule, state)
         scores.append((elbo.value - target.elbo(q.mean(), q.cov())) / elbo.se)
     assert abs(np.mean(scores)) < 1.0
     assert 0.1 < np.sqrt(np.mean(np.square(scores))) < 1.6
@@ -159,7 +158,7 @@ def test_reported_elbo_is_right_within_its_standard_error(choice, make):
 # --- what it does on the way ------------------------------------------------------------------------------------------
 
 
-@each_combination
+@each_adaptive
 @two_seeds
 def test_the_elbo_does_not_fall_on_a_fixed_set(choice, seed):
     """But for the slack that the sampling error of the set allows; the first steps gain many nats."""
@@ -172,7 +171,7 @@ def test_the_elbo_does_not_fall_on_a_fixed_set(choice, seed):
     assert -states[-1].losses[-1] > -states[0].losses[0] + 1.0
 
 
-@each_combination
+@each_adaptive
 @pytest.mark.parametrize("max_draws", [8, 64, 1024])
 def test_sizes_of_the_sets(choice, max_draws):
     target, states = logistic().fresh(), []
@@ -184,7 +183,7 @@ def test_sizes_of_the_sets(choice, max_draws):
     assert levels == sorted(levels)
 
 
-@each_combination
+@each_adaptive
 def test_draws_are_a_function_of_seed_and_level_alone(choice):
     target = logistic()
     rules = [make_rule(target, choice, seed=seed) for seed in (1, 1, 2)]
@@ -194,7 +193,7 @@ def test_draws_are_a_function_of_seed_and_level_alone(choice):
     assert not np.array_equal(z[0][0], z[2][0])
 
 
-@each_combination
+@each_adaptive
 def test_evaluations_are_counted_by_the_target_and_nothing_is_evaluated_twice(choice):
     """The loop of a fit takes no more than some hundreds to 1,600 gradients for an easy target."""
     target, n = logistic().fresh(), []
@@ -203,7 +202,7 @@ def test_evaluations_are_counted_by_the_target_and_nothing_is_evaluated_twice(ch
     assert n == sorted(n)
 
 
-@each_combination
+@each_adaptive
 def test_nothing_is_certified_on_draws_that_led_to_the_state(choice):
     """A state of which everything says that it is perfect, but on used draws, is not converged."""
     rng = np.random.default_rng(1)
@@ -215,7 +214,7 @@ def test_nothing_is_certified_on_draws_that_led_to_the_state(choice):
     assert rule.terminate(replace(state, fresh=False)) is None
 
 
-@each_combination
+@each_adaptive
 def test_a_small_first_set_certifies_nothing_of_a_noisy_target(choice):
     """At the optimum itself: 8 draws can't show it, 1,024 can."""
     target = logistic()
@@ -225,7 +224,7 @@ def test_a_small_first_set_certifies_nothing_of_a_noisy_target(choice):
     assert many.terminate(many.init(q)) is Status.CONVERGED
 
 
-@each_combination
+@each_adaptive
 @pytest.mark.parametrize("error", ["mean", "sd"])
 def test_one_coordinate_far_off_is_not_hidden_by_a_large_tolerance(choice, error):
     """Whitened errors of .3 in the mean, and of -.37 in the curvature, of one of 40 coordinates: .05 nats."""
@@ -240,7 +239,7 @@ def test_one_coordinate_far_off_is_not_hidden_by_a_large_tolerance(choice, error
     assert rule.terminate(rule.init(state_of(choice.family, mean, cov))) is None
 
 
-@each_combination
+@each_adaptive
 def test_assessment_uses_other_draws_than_the_fit(choice):
     target = logistic().fresh()
     states = []
@@ -259,7 +258,7 @@ def test_assessment_uses_other_draws_than_the_fit(choice):
 # --- reproducible, resumable ------------------------------------------------------------------------------------------
 
 
-@each_combination
+@each_adaptive
 @two_seeds
 def test_the_same_seed_gives_the_same_bits_another_seed_does_not(choice, seed):
     (_, first), (_, again), (_, other) = (fit(logistic().fresh(), choice, seed=s) for s in (seed, seed, seed + 10))
@@ -267,7 +266,7 @@ def test_the_same_seed_gives_the_same_bits_another_seed_does_not(choice, seed):
     assert not np.array_equal(first.rule.q.mean(), other.rule.q.mean())
 
 
-@each_combination
+@each_adaptive
 @pytest.mark.parametrize("n", [0, 1, 2, 5])
 def test_resuming_equals_never_having_stopped(choice, n):
     target = logistic().fresh()
@@ -299,7 +298,7 @@ class Interrupted(Quadratic):
         return self.inside.mean_hessian_diagonal(theta)
 
 
-@each_combination
+@each_adaptive
 @pytest.mark.parametrize("call", [9, 12], ids="evaluation{}".format)
 def test_an_interrupt_in_the_middle_of_an_evaluation_loses_nothing(choice, call):
     """The first seven evaluations choose the start; the fit goes on from the last completed iteration."""
@@ -323,7 +322,7 @@ TROUBLE = {
 }
 
 
-@each_combination
+@each_adaptive
 @two_seeds
 @pytest.mark.parametrize("make", TROUBLE.values(), ids=TROUBLE)
 def test_a_nasty_target_ends_with_a_status_and_a_finite_state(choice, seed, make):
@@ -335,28 +334,28 @@ def test_a_nasty_target_ends_with_a_status_and_a_finite_state(choice, seed, make
     assert (state.rule.q.sd() > 0).all()
     assert np.isfinite(state.losses).all()
     assert (state.gaps >= 0).all()
-    elbo, gap = _assess(rule, state)
+    elbo, gap = assessed(rule, state)
     assert np.isfinite(elbo.value)
     assert gap >= 0
 
 
-@each_combination
+@each_adaptive
 def test_a_density_without_curvature_never_counts_as_converged(choice):
     for make in (kinked, flat):
         _, state = fit(make(), choice, seed=1)
         assert state.status is not Status.CONVERGED
 
 
-@each_combination
+@each_adaptive
 @pytest.mark.parametrize("seed", range(5))
 def test_the_reported_gap_stays_believable_with_heavy_tails(choice, seed):
     """A standard Cauchy in three dimensions: no Gaussian of about the right size lacks more than a few nats."""
     rule, state = fit(cauchy(), choice, seed=seed)
     assert (np.abs(state.rule.q.mean()) < 2).all()
-    assert rule.assess(state.rule)[3] < 5.0
+    assert rule.assess(state.rule).gap < 5.0
 
 
-@each_combination
+@each_adaptive
 @two_seeds
 def test_draws_that_are_not_finite_are_dropped_and_counted(choice, seed):
     """A wall two standard deviations off: the fit stays within it, mostly."""
@@ -371,7 +370,7 @@ def test_draws_that_are_not_finite_are_dropped_and_counted(choice, seed):
     assert 0.6 < state.rule.q.sd()[0] / np.sqrt(cov[0, 0]) < 1.1
 
 
-@each_combination
+@each_adaptive
 def test_too_few_draws_are_said_to_be_too_few_and_more_help(choice):
     target = logistic().fresh()
     _, state = fit(target, choice, seed=1, max_draws=16)
@@ -384,13 +383,13 @@ def test_too_few_draws_are_said_to_be_too_few_and_more_help(choice):
     assert true_gap(target, again.rule.q, choice.family) < TOL
 
 
-@each_combination
+@each_adaptive
 def test_a_kink_at_the_mode_is_named(choice):
     """The curvature is 0 at every draw: no estimate of it can lead to the right width."""
     rule, state = fit(kinked(), choice, seed=1)
     assert state.status is Status.NOT_SMOOTH
     # 1/2 |g|^2 + d/4 with d = 3: the gap is there and is reported.
-    np.testing.assert_allclose(rule.assess(state.rule)[3], 0.75, atol=0.05)
+    np.testing.assert_allclose(rule.assess(state.rule).gap, 0.75, atol=0.05)
 
 
 class Vanishing(Interrupted):
@@ -402,7 +401,7 @@ class Vanishing(Interrupted):
         return (logp, grad) if self.calls < self.at else (np.full_like(logp, np.nan), grad)
 
 
-@each_combination
+@each_adaptive
 @pytest.mark.parametrize("call", range(8, 22, 2), ids="evaluation{}".format)
 def test_a_density_that_vanishes_ends_the_fit_and_keeps_the_state_with_its_draws(choice, call):
     """Whichever step it happens in: what is assessed are draws of the state that is kept."""

@@ -5,7 +5,7 @@ import pytest
 
 from matrix import two_seeds
 
-from pymc_ngvi.draws import MAX_SOBOL_DIM, N_REPLICATES, antithetic_draws
+from pymc_ngvi.draws import MAX_SOBOL_DIM, N_REPLICATES, sobol_draws
 from pymc_ngvi.types import BaseDraws
 
 sizes = pytest.mark.parametrize("n_draws", [2, 4, 8, 32, 256])
@@ -14,7 +14,7 @@ sizes = pytest.mark.parametrize("n_draws", [2, 4, 8, 32, 256])
 @sizes
 @two_seeds
 def test_every_replicate_is_closed_under_reflection(n_draws, seed):
-    base = antithetic_draws(n_draws, 3, np.random.default_rng(seed))
+    base = sobol_draws(n_draws, 3, np.random.default_rng(seed))
     assert base.z.shape == (n_draws, 3)
     assert base.n_draws == n_draws
     for rows in base.replicates():
@@ -25,7 +25,7 @@ def test_every_replicate_is_closed_under_reflection(n_draws, seed):
 
 @sizes
 def test_pairs_are_reflections_and_cover_every_row_once(n_draws, rng):
-    base = antithetic_draws(n_draws, 3, rng)
+    base = sobol_draws(n_draws, 3, rng)
     pairs = base.pairs()
     np.testing.assert_array_equal(np.sort(pairs.ravel()), np.arange(n_draws))
     np.testing.assert_array_equal(base.z[pairs[:, 0]], -base.z[pairs[:, 1]])
@@ -33,7 +33,7 @@ def test_pairs_are_reflections_and_cover_every_row_once(n_draws, rng):
 
 @sizes
 def test_replicates_partition_the_rows(n_draws, rng):
-    base = antithetic_draws(n_draws, 2, rng)
+    base = sobol_draws(n_draws, 2, rng)
     assert base.n_replicates == len(base.replicates()) == min(N_REPLICATES, n_draws // 2)
     rows = np.concatenate([np.arange(n_draws)[part] for part in base.replicates()])
     np.testing.assert_array_equal(rows, np.arange(n_draws))
@@ -50,7 +50,7 @@ def test_pairs_do_not_cross_replicates():
 def test_moments_are_those_of_standard_normals(seed):
     """64 independent sets of 32: each mean of squares and of products within 5 standard errors, 10 comparisons."""
     rng = np.random.default_rng(seed)
-    sets = np.array([antithetic_draws(32, 4, rng).z for _ in range(64)])
+    sets = np.array([sobol_draws(32, 4, rng).z for _ in range(64)])
     products = np.einsum("rni,rnj->rij", sets, sets) / 32
     error = products.mean(axis=0) - np.eye(4)
     se = products.std(axis=0, ddof=1) / np.sqrt(len(sets))
@@ -60,7 +60,7 @@ def test_moments_are_those_of_standard_normals(seed):
 
 
 def test_coordinates_and_replicates_are_not_copies_of_each_other(rng):
-    base = antithetic_draws(256, 3, rng)
+    base = sobol_draws(256, 3, rng)
     correlation = np.corrcoef(base.z.T)
     assert np.abs(correlation - np.eye(3)).max() < 5 / np.sqrt(128)
     blocks = [base.z[rows] for rows in base.replicates()]
@@ -69,7 +69,7 @@ def test_coordinates_and_replicates_are_not_copies_of_each_other(rng):
 
 def test_quasi_random_normals_are_more_even_than_plain_ones(rng):
     """The error of E|z| over the 64 pairs of a replicate: plain normals have a root mean square of .6 / 8 = .075."""
-    base = antithetic_draws(1024, 2, rng)
+    base = sobol_draws(1024, 2, rng)
     errors = [np.abs(base.z[rows]).mean(axis=0) - np.sqrt(2 / np.pi) for rows in base.replicates()]
     assert np.sqrt(np.mean(np.square(errors))) < 0.025
 
@@ -80,14 +80,14 @@ def test_replicates_are_independent(seed):
     rng = np.random.default_rng(seed)
     means = []
     for _ in range(400):
-        base = antithetic_draws(64, 2, rng)
+        base = sobol_draws(64, 2, rng)
         means.append([base.z[rows].prod(axis=1).mean() for rows in base.replicates()[:2]])
     assert abs(np.corrcoef(np.transpose(means))[0, 1]) < 5.0 / np.sqrt(400)
 
 
 @pytest.mark.parametrize("n_dim", [0, MAX_SOBOL_DIM, MAX_SOBOL_DIM + 3, 25_000])
 def test_any_number_of_dimensions(n_dim, rng):
-    base = antithetic_draws(4, n_dim, rng)
+    base = sobol_draws(4, n_dim, rng)
     assert base.z.shape == (4, n_dim)
     assert np.isfinite(base.z).all()
     beyond = base.z[:, MAX_SOBOL_DIM:]
@@ -97,7 +97,7 @@ def test_any_number_of_dimensions(n_dim, rng):
 
 @two_seeds
 def test_the_generator_alone_decides(seed):
-    first, again = (antithetic_draws(16, 3, np.random.default_rng(seed)).z for _ in range(2))
+    first, again = (sobol_draws(16, 3, np.random.default_rng(seed)).z for _ in range(2))
     np.testing.assert_array_equal(first, again)
     rng = np.random.default_rng(seed)
-    assert not np.array_equal(antithetic_draws(16, 3, rng).z, antithetic_draws(16, 3, rng).z)
+    assert not np.array_equal(sobol_draws(16, 3, rng).z, sobol_draws(16, 3, rng).z)

@@ -10,7 +10,7 @@ import pytest
 from matrix import COMBINATIONS, random_state, state_of, two_seeds, whitener
 from targets import Quadratic, logistic, poisson, random_covariance, restrict
 
-from pymc_ngvi.draws import antithetic_draws
+from pymc_ngvi.draws import sobol_draws
 from pymc_ngvi.registry import AXES
 from pymc_ngvi.types import Evaluation
 
@@ -55,7 +55,7 @@ def exact_gap(target, state, family):
 def base_sets(n_dim, seed):
     """Return 300 independent sets of 32 base draws."""
     rng = np.random.default_rng(seed)
-    return [antithetic_draws(32, n_dim, rng) for _ in range(300)]
+    return [sobol_draws(32, n_dim, rng) for _ in range(300)]
 
 
 @functools.cache
@@ -90,7 +90,7 @@ def test_one_antithetic_pair_is_exact_on_a_quadratic(family, estimator, seed):
     state = random_state(family, 4, rng)
     precision = np.linalg.inv(random_covariance(rng, 4))
     target = Quadratic(rng.standard_normal(4), precision)
-    moments = estimate(estimator, target, state, antithetic_draws(2, 4, rng))
+    moments = estimate(estimator, target, state, sobol_draws(2, 4, rng))
     c = whitener(state)
     np.testing.assert_allclose(moments.grad, c.T @ precision @ (target.mean - state.mean()), rtol=1e-10)
     np.testing.assert_allclose(dense(moments.curvature), restrict(family, c.T @ precision @ c), rtol=1e-9, atol=1e-10)
@@ -151,7 +151,7 @@ def test_gap_formula_and_floor_in_explicit_sums(family, estimator, seed):
     """floor = sum_r |u_r - mean u|^2 / (2 R (R-1)) over the replicates, u = (g, (A - I) / sqrt 2)."""
     target = logistic()
     state = off_optimum(target, family, seed)
-    base = antithetic_draws(64, target.n_dim, np.random.default_rng(seed))
+    base = sobol_draws(64, target.n_dim, np.random.default_rng(seed))
     c, n = whitener(state), base.n_replicates
     rows = []
     for part in base.replicates():
@@ -177,7 +177,7 @@ def test_no_noise_at_all_where_q_is_the_posterior(family, estimator, rng):
     state = state_of(family, target.mean, cov)
     keep = np.ones(32, dtype=bool)
     keep[[0, 5, 6, 17]] = False
-    moments = estimate(estimator, target, state, antithetic_draws(32, 4, rng), keep)
+    moments = estimate(estimator, target, state, sobol_draws(32, 4, rng), keep)
     np.testing.assert_allclose(moments.grad, 0.0, atol=1e-10)
     np.testing.assert_allclose(moments.grad_se, 0.0, atol=1e-10)
     np.testing.assert_allclose(state.curvature_error(moments.curvature), 0.0, atol=1e-10)
@@ -190,7 +190,7 @@ def test_draws_that_are_not_finite_take_no_part(family, estimator, seed):
     """Mean of the means over replicates of the draws that are left; a replicate without any is left out."""
     target = logistic()
     state = off_optimum(target, family, seed)
-    base = antithetic_draws(32, target.n_dim, np.random.default_rng(seed))
+    base = sobol_draws(32, target.n_dim, np.random.default_rng(seed))
     keep = np.ones(32, dtype=bool)
     keep[[1, 9, 10]] = False
     keep[base.replicates()[5]] = False
@@ -211,7 +211,7 @@ def test_draws_that_are_not_finite_take_no_part(family, estimator, seed):
 @pytest.mark.parametrize("n_draws", [2, 32], ids=["one pair", "one replicate left"])
 def test_one_replicate_tells_nothing_of_its_own_noise(family, estimator, n_draws, rng):
     target = logistic()
-    base = antithetic_draws(n_draws, target.n_dim, rng)
+    base = sobol_draws(n_draws, target.n_dim, rng)
     keep = np.zeros(n_draws, dtype=bool)
     keep[base.replicates()[-1]] = True
     moments = estimate(estimator, target, off_optimum(target, family, 1), base, keep)
@@ -227,7 +227,7 @@ def test_hessians_are_taken_at_the_finite_draws_only(family, estimator, rng):
     target = logistic().fresh()
     keep = np.ones(32, dtype=bool)
     keep[:3] = False
-    estimate(estimator, target, off_optimum(target, family, 1), antithetic_draws(32, target.n_dim, rng), keep)
+    estimate(estimator, target, off_optimum(target, family, 1), sobol_draws(32, target.n_dim, rng), keep)
     assert target.n_gradients == 32
     assert target.n_hessians == 29
 
@@ -237,7 +237,7 @@ def test_replicates_are_those_that_the_means_are_made_of(family, estimator, rng)
     """They serve the secant correction of the gap."""
     target = logistic()
     state = off_optimum(target, family, 1)
-    moments = estimate(estimator, target, state, antithetic_draws(32, target.n_dim, rng))
+    moments = estimate(estimator, target, state, sobol_draws(32, target.n_dim, rng))
     if moments.replicates is None:
         assert state.exact_metric  # elsewhere the gap needs them
         return
@@ -252,7 +252,7 @@ def test_replicates_are_those_that_the_means_are_made_of(family, estimator, rng)
 def test_shifted_base_draws_give_another_answer(family, estimator, rng):
     """The draws of the evaluation, not others, are what is averaged."""
     target = logistic()
-    state, base = off_optimum(target, family, 1), antithetic_draws(8, target.n_dim, rng)
+    state, base = off_optimum(target, family, 1), sobol_draws(8, target.n_dim, rng)
     first = estimate(estimator, target, state, base)
     second = estimate(estimator, target, state, replace(base, z=0.5 * base.z))
     assert np.abs(first.grad - second.grad).max() > 1e-3

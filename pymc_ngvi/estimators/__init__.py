@@ -1,8 +1,16 @@
 """Estimators of the whitened gradient and curvature. One file and one row each."""
 
+from pymc_ngvi.estimators.gauss_newton import gauss_newton
 from pymc_ngvi.estimators.price import price
+from pymc_ngvi.estimators.reparam import reparam
+from pymc_ngvi.estimators.stein import stein
 from pymc_ngvi.types import Estimator
 
-ESTIMATORS: dict[str, Estimator] = {"price": price}
+ESTIMATORS: dict[str, Estimator] = {
+    "price": price,
+    "stein": stein,
+    "reparam": reparam,
+    "gauss_newton": gauss_newton,
+}
 
-__all__ = ["ESTIMATORS", "price"]
+__all__ = ["ESTIMATORS", "gauss_newton", "price", "reparam", "stein"]

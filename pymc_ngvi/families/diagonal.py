@@ -1,18 +1,20 @@
 """Gaussian with independent coordinates."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
-from pymc_ngvi.types import Array, TargetDensity
+from pymc_ngvi.linalg import ROUNDING
+from pymc_ngvi.types import Array, Outer, TargetDensity
 
 LOG_2PI = float(np.log(2 * np.pi))
 
 
 @dataclass(frozen=True)
 class DiagonalState:
-    """N(mean, diag(scale^2)).
+    """N(mean, diag(scale^2)); a curvature is the diagonal of A, (n_dim,), a factor the scales.
 
     Parameters
     ----------
@@ -27,6 +29,7 @@ class DiagonalState:
 
     n_uniform = 0
     exact_metric = False
+    factor_sign = 1
 
     @classmethod
     def from_scale(cls, location: Array, scale: Array) -> Self:
@@ -42,6 +45,16 @@ class DiagonalState:
     def n_dim(self) -> int:
         """Number of unconstrained coordinates."""
         return len(self.location)
+
+    @property
+    def n_params(self) -> int:
+        """Numbers in mean and scales."""
+        return 2 * self.n_dim
+
+    @property
+    def factor_values(self) -> Array:
+        """The scales, (n_dim,)."""
+        return self.scale
 
     def params(self) -> dict[str, Array]:
         """Return the arrays that define the state."""
@@ -84,6 +97,16 @@ class DiagonalState:
         result: Array = grad * self.scale
         return result
 
+    def unwhiten(self, step: Array) -> Array:
+        """Return a whitened step times the standard deviations."""
+        result: Array = step * self.scale
+        return result
+
+    def dewhiten(self, grad: Array) -> Array:
+        """Return a whitened gradient divided by the standard deviations."""
+        result: Array = grad / self.scale
+        return result
+
     def curvature(self, target: TargetDensity, theta: Array) -> Array:
         """Return the diagonal of A, (n_dim,), with H the mean Hessian at ``theta``."""
         result: Array = -target.mean_hessian_diagonal(theta) * self.scale**2
@@ -91,5 +114,70 @@ class DiagonalState:
 
     def curvature_error(self, curvature: Array) -> Array:
         """Return the diagonal of A - I."""
-        result: Array = curvature - 1.0
+        return self.add_to_diagonal(curvature, -1.0)
+
+    def curvature_diagonal(self, curvature: Array) -> Array:
+        """Return the diagonal of A."""
+        return curvature
+
+    def add_to_diagonal(self, curvature: Array, value: float) -> Array:
+        """Return the diagonal of A + value * I."""
+        result: Array = curvature + value
         return result
+
+    def squared(self, curvature: Array) -> Array:
+        """Return the diagonal squared."""
+        result: Array = curvature * curvature
+        return result
+
+    def outer(self, whitened: Array, z: Array) -> Outer:
+        """Pair whitened gradients with base draws."""
+        return Outer(whitened, z, 0.0)
+
+    def outer_mean(self, outer: Outer) -> Array:
+        """Return the diagonal of the mean of outer products."""
+        result: Array = np.mean(outer.left * outer.right, axis=0) + outer.diagonal
+        return result
+
+    def divided(self, matrix: Array, grad: Array) -> tuple[Self, Array] | None:
+        """Return the state of variances scale^2 / matrix, and scale grad / matrix; None where not positive."""
+        # What rounding leaves of a difference is no precision.
+        if not np.isfinite(matrix).all() or np.any(matrix <= ROUNDING * np.maximum(1.0, np.abs(matrix - 1.0))):
+            return None
+        return type(self)(self.location, self.scale / np.sqrt(matrix)), self.scale * grad / matrix
+
+    def divided_by_function(
+        self, curvature: Array, function: Callable[[Array], Array], grad: Array
+    ) -> tuple[Self, Array] | None:
+        """As `divided`, by a positive function of the curvature."""
+        return self.divided(function(curvature), grad)
+
+    def half_product(self, error: Array | Outer) -> Array:
+        """Return the scales times half of I - A."""
+        diagonal = self.outer_mean(error) if isinstance(error, Outer) else error
+        result: Array = 0.5 * self.scale * diagonal
+        return result
+
+    def inverse_product(self, error: Array | Outer) -> Array:
+        """Return I - A divided by the scales."""
+        diagonal = self.outer_mean(error) if isinstance(error, Outer) else error
+        result: Array = diagonal / self.scale
+        return result
+
+    def scaled_columns(self, scale: Array) -> Array:
+        """Return the scales multiplied."""
+        result: Array = self.scale * scale
+        return result
+
+    def plus(self, location_step: Array, factor_step: Array) -> Self | None:
+        """Add to mean and scales; None where a scale would not stay positive and finite."""
+        location, scale = self.location + location_step, self.scale + factor_step
+        if not (scale > 0.0).all() or not np.isfinite(scale.sum() + location.sum()):
+            return None
+        return type(self)(location, scale)
+
+    def merged(self, other: Self, weight: float) -> Self:
+        """Return the Gaussian with the first two moments, coordinate by coordinate, of a mixture with another."""
+        apart = other.location - self.location
+        variance = (1.0 - weight) * self.scale**2 + weight * other.scale**2 + weight * (1.0 - weight) * apart**2
+        return type(self)(self.location + weight * apart, np.sqrt(variance))

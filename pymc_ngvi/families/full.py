@@ -1,18 +1,25 @@
-"""Gaussian with a dense covariance."""
+"""Gaussian with a dense covariance, held by the Cholesky factor of the covariance."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
-from pymc_ngvi.linalg import solve_lower, symmetrise
-from pymc_ngvi.types import Array, TargetDensity
-
-LOG_2PI = float(np.log(2 * np.pi))
+from pymc_ngvi.families.lower import LOG_2PI, LowerState
+from pymc_ngvi.linalg import (
+    cholesky,
+    reverse_cholesky,
+    reverse_cholesky_of_product,
+    solve_lower,
+    solve_upper,
+    symmetrise,
+)
+from pymc_ngvi.types import Array, Outer, TargetDensity
 
 
 @dataclass(frozen=True)
-class FullState:
+class FullState(LowerState):
     """N(mean, C C^T) with a lower-triangular C.
 
     Parameters
@@ -23,29 +30,12 @@ class FullState:
         C, lower triangular, positive diagonal. The precision is C^-T C^-1; it is never formed.
     """
 
-    location: Array
-    factor: Array
-
-    n_uniform = 0
-    exact_metric = True
+    factor_sign = 1
 
     @classmethod
     def from_scale(cls, location: Array, scale: Array) -> Self:
         """Return the state with uncorrelated coordinates of standard deviations ``scale``, (n_dim,)."""
         return cls(np.array(location, dtype=np.float64), np.diag(np.asarray(scale, dtype=np.float64)))
-
-    @staticmethod
-    def memory_bytes(n_dim: int) -> int:
-        """Return the memory that a fit takes beyond the model's own, at its peak: about 56 dense matrices.
-
-        The curvature of each of eight replicates, the noise of each, and up to twelve vectors of secant pairs.
-        """
-        return 56 * 8 * n_dim * n_dim
-
-    @property
-    def n_dim(self) -> int:
-        """Number of unconstrained coordinates."""
-        return len(self.location)
 
     def params(self) -> dict[str, Array]:
         """Return the arrays that define the state."""
@@ -67,10 +57,6 @@ class FullState:
         result: Array = -0.5 * np.sum(z * z, axis=0) - self._log_det() - 0.5 * self.n_dim * LOG_2PI
         return result
 
-    def mean(self) -> Array:
-        """Return a copy of the mean."""
-        return self.location.copy()
-
     def sd(self) -> Array:
         """Return the standard deviations."""
         result: Array = np.sqrt(np.einsum("ij,ij->i", self.factor, self.factor))
@@ -90,15 +76,52 @@ class FullState:
         result: Array = grad @ self.factor
         return result
 
+    def unwhiten(self, step: Array) -> Array:
+        """Return C times a whitened step."""
+        result: Array = self.factor @ step
+        return result
+
+    def dewhiten(self, grad: Array) -> Array:
+        """Return C^-T times a whitened gradient."""
+        return solve_lower(self.factor, grad, transpose=True)
+
     def curvature(self, target: TargetDensity, theta: Array) -> Array:
         """Return A = -C^T H C, symmetric, with H the mean Hessian at ``theta``."""
         products = target.mean_hessian_products(theta, np.ascontiguousarray(self.factor.T))
         return symmetrise(-(products @ self.factor))
 
-    def curvature_error(self, curvature: Array) -> Array:
-        """Return A - I."""
-        result: Array = curvature - np.eye(self.n_dim)
-        return result
+    def outer(self, whitened: Array, z: Array) -> Outer:
+        """Order whitened gradients and base draws: the lower triangle is that of E[w z^T]."""
+        return Outer(whitened, z, 0.0)
 
-    def _log_det(self) -> float:
-        return float(np.sum(np.log(np.diag(self.factor))))
+    def divided(self, matrix: Array, grad: Array) -> tuple[Self, Array] | None:
+        """Return the state of covariance C M^-1 C^T, and C M^-1 grad; None where M is not positive definite."""
+        upper = reverse_cholesky(matrix)
+        return None if upper is None else self._divided(upper, grad)
+
+    def divided_by_function(
+        self, curvature: Array, function: Callable[[Array], Array], grad: Array
+    ) -> tuple[Self, Array] | None:
+        """As `divided`, by a positive function of the eigenvalues of ``curvature``; None where not finite."""
+        if not np.isfinite(curvature).all():
+            return None
+        eigenvalues, vectors = np.linalg.eigh(curvature)
+        upper = reverse_cholesky_of_product(vectors * np.sqrt(function(eigenvalues)))
+        return self._divided(upper, grad)
+
+    def merged(self, other: Self, weight: float) -> Self:
+        """Return the Gaussian with the first two moments of a mixture of this one and another."""
+        apart = other.location - self.location
+        roots = [np.sqrt(1.0 - weight) * self.factor, np.sqrt(weight) * other.factor]
+        cov = roots[0] @ roots[0].T + roots[1] @ roots[1].T + weight * (1.0 - weight) * np.outer(apart, apart)
+        factor = cholesky(cov)
+        if factor is None:  # all but singular: triangularise the roots themselves
+            stacked = np.column_stack([*roots, np.sqrt(weight * (1.0 - weight)) * apart])
+            factor = np.linalg.qr(stacked.T, mode="r").T
+            factor = factor * np.where(np.diag(factor) < 0.0, -1.0, 1.0)
+        return type(self)(self.location + weight * apart, factor)
+
+    def _divided(self, upper: Array, grad: Array) -> tuple[Self, Array]:
+        # C' = C U^-T stays lower triangular; C' C'^T = C M^-1 C^T, for M = U U^T.
+        factor = np.tril(solve_upper(upper, self.factor.T).T)
+        return type(self)(self.location, factor), factor @ solve_upper(upper, grad)

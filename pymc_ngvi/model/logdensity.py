@@ -143,6 +143,15 @@ class LogDensity:
         """Whether a batch is too little work to share among threads."""
         return self._cost.widest * self.n_dim < _SMALL
 
+    @property
+    def has_hessian(self) -> bool:
+        """Whether every operation of the model has a second derivative."""
+        try:
+            self._function("products")
+        except graph.MissingDerivativeError:
+            return False
+        return True
+
     def initial_point(self) -> Array:
         """Return the model's initial point, flat and unconstrained, (n_dim,)."""
         return self._initial_point.copy()

@@ -1,7 +1,21 @@
 """Step rules: how far to go, and when to stop. One file and one row each."""
 
+from pymc_ngvi.steps.adam import Adam
 from pymc_ngvi.steps.adaptive import Adaptive
+from pymc_ngvi.steps.constant import Constant
+from pymc_ngvi.steps.decay import Decay
+from pymc_ngvi.steps.proximal import Proximal
+from pymc_ngvi.steps.sgd import SGD
+from pymc_ngvi.steps.snngm import SNNGM
 
-STEPS: dict[str, type] = {"adaptive": Adaptive}
+STEPS: dict[str, type] = {
+    "adaptive": Adaptive,
+    "constant": Constant,
+    "decay": Decay,
+    "proximal": Proximal,
+    "snngm": SNNGM,
+    "adam": Adam,
+    "sgd": SGD,
+}
 
-__all__ = ["STEPS", "Adaptive"]
+__all__ = ["SGD", "SNNGM", "STEPS", "Adam", "Adaptive", "Constant", "Decay", "Proximal"]

@@ -11,16 +11,15 @@ It decides when to stop.
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from numpy.typing import NDArray
-
-from pymc_ngvi.draws import antithetic_draws
+from pymc_ngvi.draws import BASE_DRAWS
 from pymc_ngvi.status import Status
 from pymc_ngvi.steps.adaptive_state import AdaptiveState
 from pymc_ngvi.steps.belief import UNKNOWN, Belief
+from pymc_ngvi.steps.certificate import FEW_DRAWS, MAX_CURVATURE_ERROR, is_kinked, loses_draws, why_given_up
 from pymc_ngvi.steps.linesearch import search
 from pymc_ngvi.steps.secant import (
     Pair,
@@ -30,10 +29,20 @@ from pymc_ngvi.steps.secant import (
     rescaled_gap,
     trusted,
 )
-from pymc_ngvi.types import Array, BaseDraws, Estimator, Evaluation, Moments, TargetDensity, Update
+from pymc_ngvi.types import (
+    Array,
+    Assessment,
+    BaseDraws,
+    Direction,
+    Estimator,
+    Evaluation,
+    Moments,
+    TargetDensity,
+    Update,
+)
 
-#: Whitened error of mean and of diagonal curvature that a converged coordinate may have.
-_MAX_MEAN_ERROR, _MAX_CURVATURE_ERROR = 0.1, 0.2
+#: Whitened error of the mean that a converged coordinate may have.
+_MAX_MEAN_ERROR = 0.1
 #: At the default tolerance: nats per dimension that a converged fit may lack (a root-mean-square error of .03 sd in
 #: the mean), and the nats below which nothing is asked.
 _TOL_PER_DIM, _TOL_LEAST = 1e-2, 1e-1
@@ -43,17 +52,10 @@ _TOL_UNREACHABLE = 0.03
 _TOL_INEXACT = 0.3
 #: Noise of a gap, in parts of the tolerance, that is none: Gaussian targets.
 _NO_NOISE = 1e-3
-#: Standard errors by which the curvature that gradients show must differ from the Hessians' to be no noise, in one
-#: dimension; in more, what the largest of so many normals adds.
-_N_SE_KINK = 2.5
-#: Part of the draws at which log p may be not finite in a converged fit: what q has there costs nothing in the means.
-_MAX_LOST = 0.02
 #: Whitened errors, and nats, below which the fit counts as near the optimum.
 _NEAR_ERROR, _NEAR_NATS, _NEAR_NATS_PER_DIM = 0.6, 0.5, 0.01
 #: Nats, beyond one for each dimension, below which secants serve where the metric is not exact.
 _TAME_NATS = 10.0
-#: Draws below which a solved set is followed by one four times as large.
-_FEW_DRAWS = 32
 #: Growth of a set that is too small: where the metric is not exact, a small set misleads for longer.
 _GROWTH, _GROWTH_INEXACT = 2, 4
 #: Sets of `max_draws` fresh draws after which the fit gives up on certifying its result.
@@ -88,8 +90,16 @@ class Adaptive:
         d < 100 dimensions: below ``tol * max(d, 10) / 100`` where the posterior is near-Gaussian), and no coordinate is
         off by much.
     n_draws, max_draws : int
-        Sizes of the first and of the largest set of draws, powers of 2.
+        Sizes of the first and of the largest set of draws, powers of 2 where quasi-random.
+    base_draws : {"sobol", "antithetic", "plain"}
+    stl : bool
+        Sticking the landing.
+    direction : callable, optional
+        Not used.
     """
+
+    #: Options that the rule takes, for the messages that refuse others.
+    takes: ClassVar[frozenset[str]] = frozenset({"n_draws", "max_draws", "base_draws"})
 
     def __init__(
         self,
@@ -101,10 +111,15 @@ class Adaptive:
         tol: float = 0.05,
         n_draws: int = 8,
         max_draws: int = 1024,
+        base_draws: str = "sobol",
+        stl: bool = True,
+        direction: Direction | None = None,
     ) -> None:
         self._target = target
         self._update = update
         self._estimator = estimator
+        self._stl = stl
+        self._draw = BASE_DRAWS[base_draws]
         self._seed = seed
         self._most_tol = tol
         self._tol = tol * min(1.0, max(_TOL_PER_DIM * target.n_dim, _TOL_LEAST))
@@ -122,7 +137,7 @@ class Adaptive:
     def base_draws(self, level: int, n_draws: int) -> BaseDraws:
         """Return the base draws of one level: a function of the seed and the level alone."""
         rng = np.random.default_rng([self._seed, level])
-        return antithetic_draws(n_draws, self._target.n_dim, rng)
+        return self._draw(n_draws, self._target.n_dim, rng)
 
     def first_evaluation(self, q: Any) -> Evaluation:
         """Evaluate a starting state on the first base draws."""
@@ -133,13 +148,13 @@ class Adaptive:
         base = self.base_draws(0, self._n_draws)
         evaluation = self.evaluate(q, base)
         n_dropped = int((~evaluation.finite).sum())
-        moments = self._estimator(self._target, q, base, evaluation)
+        moments = self._estimator(self._target, q, base, evaluation, stl=self._stl)
         return AdaptiveState(q, 0, base, evaluation, moments, belief=Belief.of(moments), n_dropped=n_dropped)
 
     def step(self, state: AdaptiveState) -> AdaptiveState:
         """Take one step."""
-        ready = state.fresh and state.n_pooled and self._has_learned(state) and not _loses_draws(state)
-        if ready and self._is_near(state.moments, state.gap):
+        ready = state.fresh and state.n_pooled and self._has_learned(state) and not loses_draws(state)
+        if ready and self._is_near(state.q, state.moments, state.gap):
             averaged = self._average(state)
             if averaged is not None:
                 return averaged
@@ -151,30 +166,25 @@ class Adaptive:
             return None
         m = state.moments
         # A set that is its own first use certifies nothing unless its size lets the noise be judged.
-        if not _loses_draws(state) and (state.n_draws >= _FEW_DRAWS or m.floor_sd <= _NO_NOISE * self._tol):
+        if not loses_draws(state) and (state.n_draws >= FEW_DRAWS or m.floor_sd <= _NO_NOISE * self._tol):
             # The last measurement alone must not speak against it, either.
             gap_met = max(state.belief.bound, m.gap - m.floor + m.floor_sd) < self._tolerance(state)
             mean_met = np.max(np.abs(m.grad) - 2.0 * m.grad_se, initial=0.0) <= _MAX_MEAN_ERROR
-            curvature_error = np.abs(_diagonal(m.curvature) - 1.0) - 2.0 * m.curvature_se
-            if gap_met and mean_met and np.max(curvature_error, initial=0.0) <= _MAX_CURVATURE_ERROR:
-                return Status.NOT_SMOOTH if _is_kinked(state) else Status.CONVERGED
-        return _why_given_up(state) if state.rounds >= _MAX_ROUNDS else None
+            curvature_error = np.abs(state.q.curvature_diagonal(m.curvature) - 1.0) - 2.0 * m.curvature_se
+            if gap_met and mean_met and np.max(curvature_error, initial=0.0) <= MAX_CURVATURE_ERROR:
+                return Status.NOT_SMOOTH if is_kinked(state) else Status.CONVERGED
+        return why_given_up(state) if state.rounds >= _MAX_ROUNDS else None
 
-    def assess(self, state: AdaptiveState) -> tuple[Array, Array, NDArray[np.intp], float]:
-        """Evaluate a state on draws that had no part in reaching it.
-
-        Returns
-        -------
-        theta : ndarray, shape (n_draws, n_dim)
-        logp : ndarray, shape (n_draws,)
-        pairs : ndarray of int, shape (n_draws / 2, 2)
-            Rows of each antithetic pair.
-        gap : float
-        """
+    def assess(self, state: AdaptiveState) -> Assessment:
+        """Evaluate a state on draws that had no part in reaching it."""
         if not state.fresh:
             aside = replace(state, level=_ASSESSMENT_LEVEL + state.level, belief=UNKNOWN)
-            state = self._redraw(aside, max(state.n_draws, _FEW_DRAWS))
-        return state.evaluation.theta, state.evaluation.logp, state.base.pairs(), state.gap
+            state = self._redraw(aside, max(state.n_draws, FEW_DRAWS))
+        return Assessment(state.evaluation.theta, state.evaluation.logp, state.base.pairs(), state.gap, state.belief.sd)
+
+    def conclude(self, status: Status, assessment: Assessment) -> Status:
+        """Return the status: this rule has measured the gap itself."""
+        return status
 
     def reopen(self, state: AdaptiveState) -> AdaptiveState:
         """Return a state in which a fit that gave up may try again."""
@@ -197,7 +207,7 @@ class Adaptive:
         # Draws that the certificate needs: the noise of a measured gap within 40 % of the tolerance.
         n_sds = 1.0 if state.q.exact_metric else 2.0
         needed = state.n_draws * 2.5 * n_sds * state.moments.floor_sd / self._tolerance(state)
-        n_draws = min(n_pooled, max(needed, _FEW_DRAWS), self._max_draws)
+        n_draws = min(n_pooled, max(needed, FEW_DRAWS), self._max_draws)
         # Where the metric is not exact, a step may do less than it promises, but no harm.
         predicted = state.belief.after_step(rho, noise) if state.q.exact_metric else state.belief
         moved = replace(state, q=q, n_pooled=n_pooled, step_size=rho, stalled=False, belief=predicted)
@@ -247,11 +257,11 @@ class Adaptive:
             return self._next_set(moved)
         moved = self._learn(state, replace(moved, moments=self._moments(moved)), step)
         overshoots = not full and state.q.exact_metric and self._has_learned(moved)
-        if overshoots and self._is_near(moved.moments, moved.moments.gap):
+        if overshoots and self._is_near(moved.q, moved.moments, moved.moments.gap):
             return self._next_set(moved)
         if not self._is_solved(moved.moments):
             return moved
-        learning = moved.n_draws >= _FEW_DRAWS and moved.n_learned and not self._has_learned(moved)
+        learning = moved.n_draws >= FEW_DRAWS and moved.n_learned and not self._has_learned(moved)
         if learning and full:
             return moved
         # Within the sampling error, where full steps overshoot, there is nothing more to learn.
@@ -279,8 +289,8 @@ class Adaptive:
     def _next_set(self, state: AdaptiveState) -> AdaptiveState:
         """Go to fresh draws after a set is solved, or as far solved as it can be."""
         n_draws = state.n_draws
-        near = self._is_near(state.moments, state.moments.gap) and not state.stalled
-        grows = n_draws < _FEW_DRAWS or not near
+        near = self._is_near(state.q, state.moments, state.moments.gap) and not state.stalled
+        grows = n_draws < FEW_DRAWS or not near
         growth = _GROWTH if state.q.exact_metric else _GROWTH_INEXACT
         larger = min(n_draws * growth, self._max_draws) if grows else n_draws
         return self._redraw(replace(state, n_pooled=n_draws, belief=UNKNOWN, idle=0), larger)
@@ -305,7 +315,7 @@ class Adaptive:
         return replace(drawn, moments=moments, belief=state.belief.measured(moments))
 
     def _moments(self, state: AdaptiveState) -> Moments:
-        moments = self._estimator(self._target, state.q, state.base, state.evaluation)
+        moments = self._estimator(self._target, state.q, state.base, state.evaluation, stl=self._stl)
         rescaled = rescaled_gap(moments, state.pairs)
         # Where the metric is exact, secants may raise an estimate, but not talk it down.
         return moments if state.q.exact_metric and rescaled.floor < moments.floor else rescaled
@@ -349,17 +359,17 @@ class Adaptive:
         nats = float(np.clip(_TOL_UNREACHABLE * unreachable, self._tol, self._most_tol))
         return nats if state.q.exact_metric else _TOL_INEXACT * nats
 
-    def _is_near(self, moments: Moments, gap: float) -> bool:
+    def _is_near(self, q: Any, moments: Moments, gap: float) -> bool:
         return (
             gap < max(_NEAR_NATS, _NEAR_NATS_PER_DIM * self._target.n_dim)
             and np.max(np.abs(moments.grad), initial=0.0) < _NEAR_ERROR
-            and np.max(np.abs(_diagonal(moments.curvature) - 1.0), initial=0.0) < _NEAR_ERROR
+            and np.max(np.abs(q.curvature_diagonal(moments.curvature) - 1.0), initial=0.0) < _NEAR_ERROR
         )
 
     def _serves(self, state: AdaptiveState, gap: float) -> bool:
         """Tell whether a state is near enough to the optimum for secants: nearer where the metric is exact."""
         if state.q.exact_metric:
-            return self._is_near(state.moments, gap)
+            return self._is_near(state.q, state.moments, gap)
         return gap < _TAME_NATS + self._target.n_dim
 
     def _has_learned(self, state: AdaptiveState) -> bool:
@@ -370,36 +380,3 @@ class Adaptive:
 
     def _is_solved(self, moments: Moments) -> bool:
         return moments.gap <= max(moments.floor, 0.1 * self._tol)
-
-
-def _loses_draws(state: AdaptiveState) -> bool:
-    return bool(np.mean(~state.evaluation.finite) > _MAX_LOST)
-
-
-def _why_given_up(state: AdaptiveState) -> Status:
-    if _loses_draws(state):
-        return Status.OUTSIDE_SUPPORT
-    if _is_kinked(state):
-        return Status.NOT_SMOOTH
-    return Status.STALLED if state.stalled else Status.NOISE_LIMITED
-
-
-def _is_kinked(state: AdaptiveState) -> bool:
-    """Tell whether gradients show a curvature that Hessians miss: that of kinks, where log p has no Hessian.
-
-    By Stein's identity the diagonal of A is 1 - E[w z] with w = C^T grad log p + z, kinks included.
-    """
-    pairs = state.base.pairs()
-    pairs = pairs[state.evaluation.finite[pairs].all(axis=1)]
-    if len(pairs) < _FEW_DRAWS // 2:
-        return False
-    z = state.base.z
-    products = ((state.q.whiten(state.evaluation.grad) + z) * z)[pairs].mean(axis=1)
-    missed = np.abs(_diagonal(state.moments.curvature) - 1.0 + products.mean(axis=0))
-    se = products.std(axis=0, ddof=1) / np.sqrt(len(pairs))
-    n_se = _N_SE_KINK + np.sqrt(2.0 * np.log(max(len(se), 1)))
-    return bool(np.any(missed > _MAX_CURVATURE_ERROR + n_se * se))
-
-
-def _diagonal(curvature: Array) -> Array:
-    return np.diagonal(curvature) if curvature.ndim == 2 else curvature

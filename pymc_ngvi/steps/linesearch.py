@@ -7,8 +7,10 @@ import numpy as np
 
 from pymc_ngvi.types import Evaluation
 
-#: Steps tried along one direction; each at least this part of the one before, and at most half of it.
+#: Steps evaluated along one direction; each at least this part of the one before, and at most half of it.
 _MAX_TRIALS, _LEAST_PART = 8, 0.25
+#: Halvings of a step that leads to no state at all: they cost no evaluation.
+_MAX_HALVINGS = 30
 
 
 def search(
@@ -38,16 +40,19 @@ def search(
     -------
     state, evaluation, step size; or None where no step was accepted.
     """
-    rho = first
-    for _ in range(_MAX_TRIALS):
-        gained = -np.inf
+    rho, trials = first, 0
+    for _ in range(_MAX_HALVINGS):
         q = propose(rho)
-        if q is not None:
-            evaluation = evaluate(q)
-            if accepts(evaluation):
-                return q, evaluation, rho
-            gained = evaluation.elbo - elbo
-        rho *= _shorter(rho * slope, gained)
+        if q is None:
+            rho *= 0.5
+            continue
+        evaluation = evaluate(q)
+        if accepts(evaluation):
+            return q, evaluation, rho
+        trials += 1
+        if trials == _MAX_TRIALS:
+            break
+        rho *= _shorter(rho * slope, evaluation.elbo - elbo)
     return None
 
 

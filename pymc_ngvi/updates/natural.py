@@ -14,12 +14,11 @@ References
    rule. ICML. https://doi.org/10.48550/arXiv.2002.10060
 """
 
+from dataclasses import replace
+
 import numpy as np
 
-from pymc_ngvi.families.diagonal import DiagonalState
-from pymc_ngvi.families.full import FullState
-from pymc_ngvi.linalg import ROUNDING, reverse_cholesky, reverse_cholesky_of_product, solve_upper
-from pymc_ngvi.types import Array, Moments
+from pymc_ngvi.types import Array, GaussianState, Moments
 
 #: Relative precision below which a direction counts as lost, and the correction of [3]_ takes over there.
 _LOST = 0.1
@@ -38,43 +37,13 @@ def _corrected_eigenvalues(eigenvalues: Array, rho: float) -> Array:
     return np.where(plain < _LOST, corrected, plain)
 
 
-def _full_step(state: FullState, moments: Moments, rho: float, correct: bool) -> FullState | None:
-    matrix = rho * moments.curvature
-    matrix[np.diag_indices_from(matrix)] += 1.0 - rho
-    upper = reverse_cholesky(matrix)
-    if upper is None:
-        if not correct or not np.isfinite(moments.curvature).all():
-            return None
-        eigenvalues, vectors = np.linalg.eigh(moments.curvature)
-        upper = reverse_cholesky_of_product(vectors * np.sqrt(_corrected_eigenvalues(eigenvalues, rho)))
-    # C' = C U^-T stays lower triangular; C' C'^T = C M^-1 C^T.
-    factor = np.tril(solve_upper(upper, state.factor.T).T)
-    shift = solve_upper(upper, moments.grad)
-    return FullState(state.location + rho * (factor @ shift), factor)
-
-
-def _diagonal_step(state: DiagonalState, moments: Moments, rho: float, correct: bool) -> DiagonalState | None:
-    excess = rho * (moments.curvature - 1.0)
-    relative = 1.0 + excess
-    if not np.isfinite(relative).all():
-        return None
-    if np.any(relative <= ROUNDING * np.maximum(1.0, np.abs(excess))):
-        if not correct:
-            return None
-        relative = _corrected_eigenvalues(moments.curvature, rho)
-    scale = state.scale / np.sqrt(relative)
-    return DiagonalState(state.location + rho * state.scale * moments.grad / relative, scale)
-
-
-def natural(
-    state: FullState | DiagonalState, moments: Moments, step_size: float, correct: bool
-) -> FullState | DiagonalState | None:
+def natural[S: GaussianState](state: S, moments: Moments, step_size: float, correct: bool) -> S | None:
     """Take one natural-gradient step in the precision parametrisation.
 
     Parameters
     ----------
-    state : FullState or DiagonalState
-        Not modified.
+    state : GaussianState
+        With a factor of the covariance. Not modified.
     moments : Moments
         Whitened by ``state``.
     step_size : float
@@ -85,9 +54,14 @@ def natural(
 
     Returns
     -------
-    FullState or DiagonalState or None
+    GaussianState or None
         None where no valid precision results.
     """
-    if isinstance(state, FullState):
-        return _full_step(state, moments, step_size, correct)
-    return _diagonal_step(state, moments, step_size, correct)
+    rho, curvature = step_size, moments.curvature
+    divided = state.divided(state.add_to_diagonal(rho * curvature, 1.0 - rho), moments.grad)
+    if divided is None and correct:
+        divided = state.divided_by_function(curvature, lambda a: _corrected_eigenvalues(a, rho), moments.grad)
+    if divided is None:
+        return None
+    new, displacement = divided
+    return replace(new, location=state.location + rho * displacement)  # type: ignore[type-var]

@@ -1,0 +1,43 @@
+r"""Gauss-Newton estimator: squares of per-observation gradients in place of the likelihood's Hessian [1]_.
+
+With the diagonal family and the natural-parameter update this is variational online Gauss-Newton (VOGN):
+:math:`-E_q[\mathrm{diag} \nabla^2 \log p]` is replaced by :math:`E_q[\sum_i (\nabla \log p(y_i | \theta))^2]` (the
+sum of squares, not the square of the sum) plus the exact curvature of the prior. Never negative for the likelihood;
+biased where the model is misspecified: the fixed point is not the best q, but near it for many observations.
+
+References
+----------
+.. [1] M. E. Khan and D. Nielsen (2018). Fast yet simple natural-gradient descent for variational inference in
+   complex models. ISITA. https://doi.org/10.23919/ISITA.2018.8664326
+"""
+
+from pymc_ngvi.estimators.summary import by_replicate
+from pymc_ngvi.types import Array, BaseDraws, Evaluation, GaussianState, Moments, TargetDensity
+
+
+def gauss_newton(
+    target: TargetDensity, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+) -> Moments:
+    """Estimate the whitened gradient by its mean, the diagonal curvature by squares of per-observation gradients.
+
+    Parameters
+    ----------
+    target : TargetDensity
+    state : DiagonalState
+    base : BaseDraws
+        The draws of ``evaluation``.
+    evaluation : Evaluation
+        At the draws of ``state``; draws that are not finite are left out.
+    stl : bool, default True
+        Sticking the landing: gradients are those of log p - log q.
+
+    Returns
+    -------
+    Moments
+    """
+
+    def curvature(theta: Array) -> Array:
+        # The diagonal of C^T G C for a diagonal C.
+        return state.whiten(state.whiten(target.mean_gauss_newton_diagonal(theta)))
+
+    return by_replicate(curvature, state, base, evaluation, stl=stl)

@@ -1,0 +1,69 @@
+"""What the estimators from gradients alone share: whitened path gradients times base draws."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from pymc_ngvi.estimators.summary import summarise
+from pymc_ngvi.types import Array, BaseDraws, Evaluation, GaussianState, Moments, Outer
+
+
+def from_gradients(
+    order: Callable[[Array, Array], Outer],
+    state: GaussianState,
+    base: BaseDraws,
+    evaluation: Evaluation,
+    *,
+    stl: bool,
+) -> Moments:
+    """Estimate the curvature from products of whitened gradients and base draws.
+
+    Without sticking the landing, the gradient is that of log p alone and the expectation of I - A - I is taken.
+
+    Parameters
+    ----------
+    order : callable
+        Whitened gradients and base draws, (n_draws, n_dim) each, to the outer products whose mean is I - A.
+    state : GaussianState
+    base : BaseDraws
+        The draws of ``evaluation``.
+    evaluation : Evaluation
+        At the draws of ``state``; draws that are not finite are left out.
+    stl : bool
+        Whether gradients are those of log p - log q.
+
+    Returns
+    -------
+    Moments
+        Without Monte Carlo errors where there is one replicate only: nothing is spent on them.
+    """
+    keep = evaluation.finite
+    grad, z = (evaluation.grad, base.z) if keep.all() else (evaluation.grad[keep], base.z[keep])
+    whitened = state.whiten(grad)
+    if stl:
+        whitened = whitened + z
+    outer = order(whitened, z)._replace(diagonal=0.0 if stl else 1.0)
+    if base.n_replicates == 1:
+        unknown = np.full(state.n_dim, np.inf)
+        return Moments(
+            grad=whitened.mean(axis=0),
+            curvature=_curvature(state, outer),
+            grad_se=unknown,
+            curvature_se=unknown,
+            gap=np.nan,
+            floor=np.inf,
+            floor_sd=np.inf,
+            outer=outer,
+        )
+    label = np.repeat(np.arange(base.n_replicates), base.n_draws // base.n_replicates)[keep]
+    parts = [label == r for r in range(base.n_replicates) if np.any(label == r)]
+    grads = np.array([whitened[part].mean(axis=0) for part in parts])
+    outers = [order(whitened[part], z[part])._replace(diagonal=outer.diagonal) for part in parts]
+    moments = summarise(state, grads, np.array([_curvature(state, o) for o in outers]))
+    return replace(moments, outer=outer if len(set(map(np.sum, parts))) == 1 else None)
+
+
+def _curvature(state: GaussianState, outer: Outer) -> Array:
+    """Return A from the outer products whose mean is I - A."""
+    return state.add_to_diagonal(-state.outer_mean(outer), 1.0)

@@ -1,0 +1,102 @@
+"""Moments from independent replicates, with the Monte Carlo error that their scatter shows."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from pymc_ngvi.types import Array, BaseDraws, Evaluation, GaussianState, Moments
+
+#: Numbers in the replicates of the natural gradient, beyond which only their summaries are kept.
+_MAX_KEPT = 16_000_000
+
+
+def by_replicate(
+    curvature: Callable[[Array], Array],
+    state: GaussianState,
+    base: BaseDraws,
+    evaluation: Evaluation,
+    *,
+    stl: bool,
+) -> Moments:
+    """Estimate the gradient by its mean over draws, the curvature by a function of the draws of a replicate.
+
+    Parameters
+    ----------
+    curvature : callable
+        Draws of q, (n_draws, n_dim), to their whitened curvature, in the form of the family.
+    state : GaussianState
+    base : BaseDraws
+        The draws of ``evaluation``.
+    evaluation : Evaluation
+        At the draws of ``state``; draws that are not finite are left out.
+    stl : bool
+        Whether gradients are those of log p - log q.
+
+    Returns
+    -------
+    Moments
+    """
+    grads, curvatures = [], []
+    for rows in base.replicates():
+        keep = evaluation.finite[rows]
+        if not keep.any():
+            continue
+        whitened = state.whiten(evaluation.grad[rows][keep])
+        if stl:
+            whitened = whitened + base.z[rows][keep]
+        grads.append(whitened.mean(axis=0))
+        curvatures.append(curvature(evaluation.theta[rows][keep]))
+    return summarise(state, np.array(grads), np.array(curvatures))
+
+
+def summarise(state: GaussianState, grads: Array, curvatures: Array) -> Moments:
+    """Combine independent replicates of whitened gradient and curvature.
+
+    Parameters
+    ----------
+    state : GaussianState
+    grads : ndarray, shape (n_replicates, n_dim)
+    curvatures : ndarray, shape (n_replicates, ...)
+        In the form of the family.
+
+    Returns
+    -------
+    Moments
+        With the noise floor 1/(2 R (R-1)) sum_r |u_r - mean u|^2, u = (grad, (A - I)/sqrt 2), and the standard
+        deviation sqrt(tr(Cov(u)^2)/2) / R of the corrected gap at the optimum.
+    """
+    n_replicates = len(grads)
+    grad, curvature = grads.mean(axis=0), curvatures.mean(axis=0)
+    errors = np.array([state.curvature_error(c) for c in curvatures]).reshape(n_replicates, -1)
+    u = np.concatenate([grads, errors / np.sqrt(2.0)], axis=1)
+    mean_u = u.mean(axis=0)
+    grad_se, curvature_se, floor, floor_sd = (np.full(len(grad), np.inf),) * 2 + (np.inf,) * 2
+    if n_replicates > 1:
+        diagonals = np.array([state.curvature_diagonal(c) for c in curvatures])
+        grad_se = grads.std(axis=0, ddof=1) / np.sqrt(n_replicates)
+        curvature_se = diagonals.std(axis=0, ddof=1) / np.sqrt(n_replicates)
+        floor = 0.5 * float(np.sum((u - mean_u) ** 2)) / (n_replicates * (n_replicates - 1))
+        floor_sd = _corrected_gap_sd(u)
+    return Moments(
+        grad=grad,
+        curvature=curvature,
+        grad_se=grad_se,
+        curvature_se=curvature_se,
+        gap=0.5 * float(mean_u @ mean_u),
+        floor=floor,
+        floor_sd=floor_sd,
+        replicates=u if u.size <= _MAX_KEPT else None,
+    )
+
+
+def _corrected_gap_sd(u: Array) -> float:
+    """Return the standard deviation of the corrected gap at the optimum, where the mean of u is 0.
+
+    The corrected gap is sum_{r != s} u_r.u_s / (2 R (R-1)), with variance tr(Cov(u)^2) / (2 R (R-1)), and
+    (u_r.u_s)^2 has mean tr(Cov(u)^2). Not centred: centring would add (tr Cov(u) / R)^2.
+    """
+    n = len(u)
+    products = u @ u.T
+    np.fill_diagonal(products, 0.0)
+    trace_square = float(np.sum(products * products)) / (n * (n - 1))
+    return float(np.sqrt(trace_square / (2.0 * n * (n - 1))))

@@ -1,0 +1,67 @@
+r"""Step rule `adam`: Adam [1]_ in the coordinates of mean and Cholesky factor.
+
+References
+----------
+.. [1] D. P. Kingma and J. Ba (2015). Adam: a method for stochastic optimization. ICLR.
+   https://doi.org/10.48550/arXiv.1412.6980
+"""
+
+from dataclasses import replace
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from pymc_ngvi.steps.stochastic import Stochastic, StochasticState
+from pymc_ngvi.types import Array, Moments, Parameters
+
+_RATE, _RATE_PRECISION = 0.001, 0.01
+_BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
+
+
+class _Memory(NamedTuple):
+    """Exponential averages of the direction and of its square, for the mean and for the factor."""
+
+    first: Parameters
+    second: Parameters
+
+
+class Adam(Stochastic):
+    """Adam along the direction of the update; options as for `Stochastic`.
+
+    ``step_size`` is .001 by default, but .01 for a factor of the precision: its entries are inverse standard deviations.
+    """
+
+    takes: ClassVar[frozenset[str]] = Stochastic.takes | {"step_decay"}
+    default_window: ClassVar[int | None] = 1_000
+    default_path_draws: ClassVar[int | None] = 8
+
+    def _remember(self, q: Any) -> _Memory:
+        zeros = Parameters(np.zeros_like(q.location), np.zeros_like(q.factor_values))
+        return _Memory(zeros, zeros)
+
+    def _advance(self, state: StochasticState, moments: Moments) -> StochasticState | None:
+        assert self._direction is not None
+        direction = self._direction(state.iterate, moments)
+        if not all(np.isfinite(part.sum()) for part in direction):
+            return None
+        memory = _Memory(
+            Parameters(*map(_averaged(_BETA_1), state.memory.first, direction)),
+            Parameters(*map(_averaged(_BETA_2), state.memory.second, (part * part for part in direction))),
+        )
+        first_rate = self._step_size or (_RATE if state.iterate.factor_sign > 0 else _RATE_PRECISION)
+        rate = first_rate / state.t**self._step_decay
+        root = np.sqrt(1.0 - _BETA_2**state.t)
+        scale = rate * root / (1.0 - _BETA_1**state.t)
+        steps = (
+            scale * first / (np.sqrt(second) + root * _EPSILON)
+            for first, second in zip(memory.first, memory.second, strict=True)
+        )
+        q = self._moved(state.iterate, *steps)
+        return None if q is None else replace(state, q=q, iterate=q, step_size=rate, memory=memory)
+
+
+def _averaged(beta: float) -> Any:
+    def average(old: Array, new: Array) -> Array:
+        return beta * old + (1.0 - beta) * new
+
+    return average

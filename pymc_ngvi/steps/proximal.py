@@ -1,0 +1,31 @@
+r"""Step rule `proximal`: proximal-gradient steps with the Kullback-Leibler divergence as the proximity term [1]_.
+
+Each step maximises the linearised ELBO less :math:`\mathrm{KL}(q\,\|\,q_k)/\beta_k`, where the prior's share is kept
+exact; in natural parameters that is the natural-gradient step of size :math:`\rho_k = \beta_k / (1 + \beta_k)`.
+
+References
+----------
+.. [1] M. E. Khan, R. Babanezhad, W. Lin, M. Schmidt and M. Sugiyama (2016). Faster stochastic variational inference
+   using proximal-gradient methods with general divergence functions. UAI. https://doi.org/10.48550/arXiv.1511.00146
+"""
+
+from dataclasses import replace
+from typing import ClassVar
+
+from pymc_ngvi.steps.stochastic import Stochastic, StochasticState
+from pymc_ngvi.types import Moments
+
+
+class Proximal(Stochastic):
+    """Proximal steps; options as for `Stochastic`.
+
+    ``step_size`` is beta, .25 by default; with ``step_decay`` kappa, beta_k = beta / (1 + k)^kappa.
+    """
+
+    takes: ClassVar[frozenset[str]] = Stochastic.takes | {"step_decay"}
+    default_step_size: ClassVar[float] = 0.25
+
+    def _advance(self, state: StochasticState, moments: Moments) -> StochasticState | None:
+        beta = self._rate(state.t - 1)
+        found = self._updated(state.iterate, moments, beta / (1.0 + beta))
+        return None if found is None else replace(state, q=found[0], iterate=found[0], step_size=found[1])

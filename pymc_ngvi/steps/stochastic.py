@@ -1,0 +1,321 @@
+"""What the stochastic step rules share: fresh draws in every iteration, and when to stop.
+
+A rule is a subclass that says where one set of moments leads. Each iteration takes new base draws and, where the model
+reads minibatches, one new batch for all that it evaluates. The ELBO is averaged over windows of iterations; the fit
+ends when its slope over the last three is below .01 nats per window, which is noisy: whether it has converged is then
+measured on draws of its own. Where Hessians are used, an average of measured gaps below the tolerance ends it sooner.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from pymc_ngvi.draws import BASE_DRAWS, sobol_draws
+from pymc_ngvi.estimators import price, reparam, stein
+from pymc_ngvi.status import Status
+from pymc_ngvi.steps.levelling import Windows
+from pymc_ngvi.types import (
+    Array,
+    Assessment,
+    BaseDraws,
+    Direction,
+    Estimator,
+    Evaluation,
+    Moments,
+    TargetDensity,
+    Update,
+)
+
+#: Draws in one window of the stop rule, and iterations at least.
+_WINDOW_DRAWS, _WINDOW_LEAST = 1_000, 50
+#: Iterations over which measured gaps are averaged for a certificate.
+_GAP_WINDOW = 10
+#: Draws at which starting scales are compared, and the result is assessed: in all, and with Hessians.
+_N_FIRST, _N_ASSESSED, _N_HESSIANS = 8, 256, 64
+#: Draws of an assessment from gradients alone.
+_N_GRADIENTS = 2_048
+#: Iterations in a row without a finite draw or a valid step, after which there is no hope.
+_MAX_FAILED = 50
+#: Times that a step is halved to keep the factor's diagonal positive.
+_MAX_HALVINGS = 40
+#: Random streams from here on serve only to assess states, never to move them.
+_ASSESSMENT = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class StochasticState:
+    """What one iteration hands to the next.
+
+    Parameters
+    ----------
+    q : GaussianState
+        The result if the fit ended here.
+    iterate : GaussianState
+        What moves: q itself, unless the rule averages.
+    t : int
+        Iterations done.
+    elbo : float
+        log p - log q averaged over the draws of the last iteration, before its step.
+    gap : float
+        Nats still to be gained then, less the noise floor; NaN where the estimator does not tell.
+    n_draws : int
+    step_size : float
+        The last one.
+    levels, gaps : Windows
+        Of the ELBO, and of the gap.
+    memory : object
+        What the rule remembers, like momentum.
+    n_dropped : int
+        Draws left out so far because log p or its gradient was not finite.
+    n_failed : int
+        Iterations in a row without a step.
+    """
+
+    q: Any
+    iterate: Any
+    t: int
+    elbo: float
+    gap: float
+    n_draws: int
+    step_size: float
+    levels: Windows
+    gaps: Windows
+    memory: Any = None
+    n_dropped: int = 0
+    n_failed: int = 0
+
+
+class Stochastic:
+    """Steps on fresh draws; the subclass says how far and along what.
+
+    Parameters
+    ----------
+    target : TargetDensity
+    update, estimator : callable
+        Rows of the registries.
+    direction : callable, optional
+        Of the update, for rules that move the coordinates of mean and factor.
+    seed : int
+        Of the base draws and the minibatches.
+    tol : float, default 0.05
+        Nats of ELBO that a converged fit may lack.
+    n_draws : int, optional
+        In each iteration.
+    base_draws : {"sobol", "antithetic", "plain"}, optional
+    stl : bool, default True
+        Sticking the landing.
+    step_size : float, optional
+    step_decay : float, optional
+        Exponent kappa: the step size is divided by (1 + t)^kappa.
+    window : int, optional
+        Iterations in one window of the stop rule; default: 1,000 for rules of small steps, as many as make 1,000 draws
+        for those of large ones.
+    """
+
+    #: Options that the rule takes, for the messages that refuse others.
+    takes: ClassVar[frozenset[str]] = frozenset({"n_draws", "base_draws", "step_size", "window"})
+    #: Step size if none is given.
+    default_step_size: ClassVar[float] = 0.1
+    #: Iterations in a window if none are given; None: as many as make 1,000 draws.
+    default_window: ClassVar[int | None] = None
+    #: Draws if none are given, with gradients alone; None: as many as the dimension, within limits.
+    default_path_draws: ClassVar[int | None] = None
+
+    def __init__(
+        self,
+        target: TargetDensity,
+        update: Update,
+        estimator: Estimator,
+        *,
+        seed: int,
+        direction: Direction | None = None,
+        tol: float = 0.05,
+        n_draws: int | None = None,
+        base_draws: str | None = None,
+        stl: bool = True,
+        step_size: float | None = None,
+        step_decay: float | None = None,
+        window: int | None = None,
+    ) -> None:
+        self._target = target
+        self._update = update
+        self._direction = direction
+        self._estimator = estimator
+        self._seed = seed
+        self._tol = tol
+        self._stl = stl
+        # Of the estimators, only exact Hessians say in each iteration how much is left to gain; on minibatches, the
+        # noise of the batch would count as a gap.
+        self._measures_gap = estimator is price and not target.has_minibatch
+        self._second_order = estimator not in (stein, reparam)
+        self._n_draws = n_draws or self._default_draws(target.n_dim)
+        self._draw = BASE_DRAWS[base_draws or ("plain" if self._n_draws == 1 else "antithetic")]
+        self._step_size = step_size
+        self._step_decay = step_decay or 0.0
+        self._window = window or self.default_window or max(-(-_WINDOW_DRAWS // self._n_draws), _WINDOW_LEAST)
+
+    # --- what a subclass says -------------------------------------------------------------------------------------
+
+    def _remember(self, q: Any) -> Any:
+        """Return what the rule remembers before the first iteration."""
+        return None
+
+    def _advance(self, state: StochasticState, moments: Moments) -> StochasticState | None:
+        """Return the state with iterate, q, step size and memory after one step; None where no step is valid."""
+        raise NotImplementedError
+
+    # --- verbs of the loop ----------------------------------------------------------------------------------------
+
+    def init(self, q: Any) -> StochasticState:
+        """Return the state before the first iteration."""
+        return StochasticState(
+            q=q,
+            iterate=q,
+            t=0,
+            elbo=self.first_evaluation(q).elbo,
+            gap=np.nan,
+            n_draws=self._n_draws,
+            step_size=self._rate(0),
+            levels=Windows(self._window),
+            gaps=Windows(_GAP_WINDOW),
+            memory=self._remember(q),
+        )
+
+    def step(self, state: StochasticState) -> StochasticState:
+        """Take one step."""
+        rng = np.random.default_rng([self._seed, state.t])
+        self._target.next_batch(rng)
+        base = self._draw(self._n_draws, self._target.n_dim, rng)
+        if not self._measures_gap:  # nothing is to be spent on errors that serve no purpose
+            base = replace(base, n_replicates=1)
+        evaluation = self._evaluate(state.iterate, base)
+        finite = evaluation.finite
+        state = replace(state, t=state.t + 1, n_dropped=state.n_dropped + int((~finite).sum()))
+        if not finite.any():
+            return replace(state, n_failed=state.n_failed + 1)
+        moments = self._estimator(self._target, state.iterate, base, evaluation, stl=self._stl)
+        elbo = float(_log_ratios(state.iterate, base, evaluation)[finite].mean())
+        gap = moments.gap - moments.floor if np.isfinite(moments.floor) else np.nan
+        state = replace(
+            state, elbo=elbo, gap=gap, levels=state.levels.with_value(elbo), gaps=state.gaps.with_value(gap)
+        )
+        advanced = self._advance(state, moments)
+        return replace(state, n_failed=state.n_failed + 1) if advanced is None else replace(advanced, n_failed=0)
+
+    def terminate(self, state: StochasticState) -> Status | None:
+        """Return why to stop, or None to go on."""
+        if state.n_failed >= _MAX_FAILED:
+            return Status.STALLED
+        return Status.LEVELLED if state.levels.has_levelled or self._is_certified(state) else None
+
+    def _is_certified(self, state: StochasticState) -> bool:
+        """Tell whether the gaps measured over the last window, each on draws of its own, are below the tolerance."""
+        return state.gaps.just_completed and state.gaps.means[-1] + 2.0 * state.gaps.se < self._tol
+
+    def conclude(self, status: Status, assessment: Assessment) -> Status:
+        """Return the status in the light of the gap that was measured at the end."""
+        below = assessment.gap + assessment.gap_sd <= self._tol
+        return Status.CONVERGED if status is Status.LEVELLED and below else status
+
+    def reopen(self, state: StochasticState) -> StochasticState:
+        """Return a state in which a fit that ended may go on for three windows at least."""
+        return replace(state, n_failed=0, levels=Windows(self._window), gaps=Windows(_GAP_WINDOW))
+
+    # --- evaluations ----------------------------------------------------------------------------------------------
+
+    def first_evaluation(self, q: Any) -> Evaluation:
+        """Evaluate a starting state on the draws that serve to compare such states."""
+        rng = np.random.default_rng([self._seed, _ASSESSMENT - 1])
+        return self._evaluate(q, sobol_draws(_N_FIRST, self._target.n_dim, rng))
+
+    def assess(self, state: StochasticState) -> Assessment:
+        """Evaluate a state on draws, and minibatches, that had no part in reaching it."""
+        rng = np.random.default_rng([self._seed, _ASSESSMENT + state.t])
+        gap, gap_sd = self._measured_gap(state.q, rng)
+        base = sobol_draws(_N_ASSESSED, self._target.n_dim, rng)
+        if self._target.has_minibatch:
+            units = np.array([np.arange(rows.start, rows.stop) for rows in base.replicates()])
+            evaluation = self._evaluate_on_batches(state.q, base, rng)
+        else:
+            units, evaluation = base.pairs(), self._evaluate(state.q, base)
+        return Assessment(evaluation.theta, evaluation.logp, units, gap, gap_sd)
+
+    def _measured_gap(self, q: Any, rng: np.random.Generator) -> tuple[float, float]:
+        """Measure the gap on fresh draws, with its standard deviation; NaN where nothing tells.
+
+        With Hessians where they add little to what the fit has cost. On minibatches nothing tells: the noise of a batch
+        would count as a gap.
+        """
+        target = self._target
+        if target.has_minibatch:
+            return np.nan, np.inf
+        cheap = 2 * _N_HESSIANS * target.n_dim <= target.n_gradients
+        exact = (self._second_order or cheap) and target.has_hessian
+        n_draws, estimator = (_N_HESSIANS, price) if exact else (_N_GRADIENTS, stein)
+        base = sobol_draws(n_draws, target.n_dim, rng)
+        evaluation = self._evaluate(q, base)
+        if not evaluation.finite.any():
+            return np.nan, np.inf
+        moments = estimator(target, q, base, evaluation)
+        return max(moments.gap - moments.floor, 0.0), moments.floor_sd
+
+    def _evaluate_on_batches(self, q: Any, base: BaseDraws, rng: np.random.Generator) -> Evaluation:
+        """Evaluate each replicate of the draws on a minibatch of its own."""
+        parts = []
+        for rows in base.replicates():
+            self._target.next_batch(rng)
+            parts.append(self._evaluate(q, BaseDraws(base.z[rows], 1)))
+        return Evaluation(
+            theta=np.concatenate([p.theta for p in parts]),
+            logp=np.concatenate([p.logp for p in parts]),
+            grad=np.concatenate([p.grad for p in parts]),
+            finite=np.concatenate([p.finite for p in parts]),
+            elbo=float(np.mean([p.elbo for p in parts])),
+        )
+
+    def _evaluate(self, q: Any, base: BaseDraws) -> Evaluation:
+        theta = q.draws(base.z)
+        logp, grad = self._target.logp_grad(theta)
+        finite = np.isfinite(logp) & np.isfinite(grad).all(axis=1)
+        elbo = float(logp[finite].mean()) + q.entropy() if finite.any() else -np.inf
+        return Evaluation(theta, logp, grad, finite, elbo)
+
+    # --- for subclasses -------------------------------------------------------------------------------------------
+
+    def _rate(self, t: int) -> float:
+        """Return the step size of iteration ``t``, counted from 0."""
+        return float((self._step_size or self.default_step_size) / (1.0 + t) ** self._step_decay)
+
+    def _updated(self, iterate: Any, moments: Moments, step_size: float) -> tuple[Any, float] | None:
+        """Apply the update, with a halved step where it is not valid."""
+        for _ in range(_MAX_HALVINGS):
+            q = self._update(iterate, moments, step_size, True)
+            if q is not None:
+                return q, step_size
+            step_size *= 0.5
+        return None
+
+    def _moved(self, iterate: Any, location_step: Array, factor_step: Array) -> Any:
+        """Move mean and factor, less far where the factor's diagonal would not stay positive."""
+        for _ in range(_MAX_HALVINGS):
+            q = iterate.plus(location_step, factor_step)
+            if q is not None:
+                return q
+            location_step, factor_step = 0.5 * location_step, 0.5 * factor_step
+        return None
+
+    def _default_draws(self, n_dim: int) -> int:
+        if self._second_order:
+            return 8
+        if self.default_path_draws is not None:
+            return self.default_path_draws
+        # With fewer draws than dimensions, a curvature from gradients alone is mostly noise.
+        return int(np.clip(2 ** np.ceil(np.log2(max(n_dim, 1))), 16, 256))
+
+
+def _log_ratios(q: Any, base: BaseDraws, evaluation: Evaluation) -> Array:
+    """Return log p - log q at draws of q, whose log q follows from the base draws."""
+    squares = np.einsum("ni,ni->n", base.z, base.z)
+    result: Array = evaluation.logp + 0.5 * squares + (q.entropy() - 0.5 * q.n_dim)
+    return result

@@ -1,0 +1,46 @@
+r"""Square-root update: the factor of the covariance, with a diagonal that stays positive [1]_.
+
+As the update in the Cholesky factor, :math:`C' = C (I + \rho\, \mathrm{tril}_{1/2}(I - A))`, but each diagonal entry
+:math:`1 + \rho (1 - A_{jj})/2` of the second factor is retracted to its exponential counterpart
+:math:`\exp(\rho (1 - A_{jj})/2)`: equal to first order in the step size, and positive for any curvature.
+
+References
+----------
+.. [1] N. Kumar, T. Moellenhoff, M. E. Khan and A. Lucchi (2025). Optimization guarantees for square-root natural-gradient
+   variational inference. Transactions on Machine Learning Research. https://doi.org/10.48550/arXiv.2507.07853
+"""
+
+import numpy as np
+
+from pymc_ngvi.types import GaussianState, Moments
+from pymc_ngvi.updates.cholesky import natural_direction
+
+#: The logarithm of a diagonal entry changes by no more than this in one step: exp(4) is a factor of 55.
+_MOST_CHANGE = 4.0
+
+
+def sqrt[S: GaussianState](state: S, moments: Moments, step_size: float, correct: bool) -> S | None:
+    """Take one natural-gradient step in the factor of the covariance, retracted to a positive diagonal.
+
+    Parameters
+    ----------
+    state : GaussianState
+        With a factor of the covariance. Not modified.
+    moments : Moments
+        Whitened by ``state``.
+    step_size : float
+    correct : bool
+        Nothing: the diagonal needs no correction.
+
+    Returns
+    -------
+    GaussianState or None
+        None where a moment is not finite.
+    """
+    direction = natural_direction(state, moments)
+    change = 0.5 * step_size * (1.0 - state.curvature_diagonal(moments.curvature))
+    if not np.isfinite(change).all():
+        return None
+    retraction = np.exp(np.clip(change, -_MOST_CHANGE, _MOST_CHANGE)) - 1.0 - change
+    factor_step = step_size * direction.factor + state.scaled_columns(retraction)
+    return state.plus(step_size * direction.location, factor_step)
