@@ -73,15 +73,16 @@ class FitRecord:
         """Return the outcome in one line."""
         return (
             f"{self.status.label[0].upper()}{self.status.label[1:]}: ELBO {self.elbo}, "
-            f"gap {format_gap(self.gap)}{' nats' * (not math.isnan(self.gap))}, {self.n_iterations:,} iteration{'s'[: self.n_iterations != 1]}, "
+            f"gap {format_gap(self.gap, ' nats')}, "
+            f"{self.n_iterations:,} iteration{'s'[: self.n_iterations != 1]}, "
             f"{self.n_gradients:,} gradients, {self.n_hessians:,} Hessians, "
             f"{self.compile_seconds:.1f} s compiling + {self.run_seconds:.1f} s running "
             f"({self.family} family, {self.backend} backend)."
         )
 
 
-def format_gap(nats: float) -> str:
+def format_gap(nats: float, unit: str = "") -> str:
     """Return a gap in nats as text: to a thousandth, or, where it is large, to its order of magnitude."""
     if math.isnan(nats):
         return "unknown"
-    return f"{nats:.3f}" if nats < 100 else f"{nats:.1e}"
+    return (f"{nats:.3f}" if nats < 100 else f"{nats:.1e}") + unit

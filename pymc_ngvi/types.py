@@ -320,6 +320,10 @@ class Moments:
     replicates: Array | None = None
     outer: Outer | None = None
 
+    def is_finite(self) -> bool:
+        """Tell whether gradient and curvature are."""
+        return bool(np.isfinite(self.grad).all() and np.isfinite(self.curvature).all())
+
     def error(self, state: "GaussianState") -> "Array | Outer":
         """Return I - A, as outer products where it is a mean of few."""
         return -state.curvature_error(self.curvature) if self.outer is None else self.outer

@@ -7,7 +7,7 @@ import pytest
 
 from matrix import two_seeds
 
-from pymc_ngvi.estimators.price import summarise
+from pymc_ngvi.estimators.summary import summarise
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.steps.belief import UNKNOWN, Belief
 

@@ -5,7 +5,7 @@ import pytest
 
 from matrix import each_family, random_state, two_seeds
 
-from pymc_ngvi.estimators.price import summarise
+from pymc_ngvi.estimators.summary import summarise
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.steps.secant import Pair, correct, moments_of, natural_gradient, rescaled_gap, trusted
 

@@ -150,7 +150,8 @@ class DiagonalState:
         self, curvature: Array, function: Callable[[Array], Array], grad: Array
     ) -> tuple[Self, Array] | None:
         """As `divided`, by a positive function of the curvature."""
-        return self.divided(function(curvature), grad)
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self.divided(function(curvature), grad)
 
     def half_product(self, error: Array | Outer) -> Array:
         """Return the scales times half of I - A."""
@@ -172,7 +173,7 @@ class DiagonalState:
     def plus(self, location_step: Array, factor_step: Array) -> Self | None:
         """Add to mean and scales; None where a scale would not stay positive and finite."""
         location, scale = self.location + location_step, self.scale + factor_step
-        if not (scale > 0.0).all() or not np.isfinite(scale.sum() + location.sum()):
+        if not (scale > 0.0).all() or not np.isfinite(scale).all() or not np.isfinite(location).all():
             return None
         return type(self)(location, scale)
 

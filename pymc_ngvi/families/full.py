@@ -88,7 +88,8 @@ class FullState(LowerState):
     def curvature(self, target: TargetDensity, theta: Array) -> Array:
         """Return A = -C^T H C, symmetric, with H the mean Hessian at ``theta``."""
         products = target.mean_hessian_products(theta, np.ascontiguousarray(self.factor.T))
-        return symmetrise(-(products @ self.factor))
+        with np.errstate(invalid="ignore", over="ignore"):  # a Hessian that is not finite: the update will see
+            return symmetrise(-(products @ self.factor))
 
     def outer(self, whitened: Array, z: Array) -> Outer:
         """Order whitened gradients and base draws: the lower triangle is that of E[w z^T]."""
@@ -106,8 +107,11 @@ class FullState(LowerState):
         if not np.isfinite(curvature).all():
             return None
         eigenvalues, vectors = np.linalg.eigh(curvature)
-        upper = reverse_cholesky_of_product(vectors * np.sqrt(function(eigenvalues)))
-        return self._divided(upper, grad)
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = function(eigenvalues)
+        if not (np.isfinite(values) & (values > 0.0)).all():
+            return None
+        return self._divided(reverse_cholesky_of_product(vectors * np.sqrt(values)), grad)
 
     def merged(self, other: Self, weight: float) -> Self:
         """Return the Gaussian with the first two moments of a mixture of this one and another."""

@@ -122,8 +122,7 @@ class LowerState:
         """Add to mean and factor; None where the diagonal of the factor would not stay positive and finite."""
         factor = self.factor + factor_step
         location = self.location + location_step
-        # A sum is finite only where each term is.
-        if not (np.diagonal(factor) > 0.0).all() or not np.isfinite(factor.sum() + location.sum()):
+        if not (np.diagonal(factor) > 0.0).all() or not np.isfinite(factor).all() or not np.isfinite(location).all():
             return None
         return replace(self, location=location, factor=factor)
 

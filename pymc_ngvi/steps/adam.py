@@ -28,7 +28,7 @@ class _Memory(NamedTuple):
 class Adam(Stochastic):
     """Adam along the direction of the update; options as for `Stochastic`.
 
-    ``step_size`` is .001 by default, but .01 for a factor of the precision: its entries are inverse standard deviations.
+    ``step_size`` is .001 by default, but .01 for a factor of the precision, with entries like 1 / standard deviation.
     """
 
     takes: ClassVar[frozenset[str]] = Stochastic.takes | {"step_decay"}
@@ -42,8 +42,6 @@ class Adam(Stochastic):
     def _advance(self, state: StochasticState, moments: Moments) -> StochasticState | None:
         assert self._direction is not None
         direction = self._direction(state.iterate, moments)
-        if not all(np.isfinite(part.sum()) for part in direction):
-            return None
         memory = _Memory(
             Parameters(*map(_averaged(_BETA_1), state.memory.first, direction)),
             Parameters(*map(_averaged(_BETA_2), state.memory.second, (part * part for part in direction))),

@@ -200,7 +200,7 @@ class Stochastic:
         state = replace(
             state, elbo=elbo, gap=gap, levels=state.levels.with_value(elbo), gaps=state.gaps.with_value(gap)
         )
-        advanced = self._advance(state, moments)
+        advanced = self._advance(state, moments) if moments.is_finite() else None
         return replace(state, n_failed=state.n_failed + 1) if advanced is None else replace(advanced, n_failed=0)
 
     def terminate(self, state: StochasticState) -> Status | None:

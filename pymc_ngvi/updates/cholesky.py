@@ -27,9 +27,7 @@ def natural_direction(state: GaussianState, moments: Moments) -> Parameters:
 
     Returns
     -------
-
-    Parameters
-    ----------
+    location, factor : the direction in the coordinates of each
     """
     # A precision factor shrinks where the covariance grows.
     return Parameters(state.unwhiten(moments.grad), state.factor_sign * state.half_product(moments.error(state)))
@@ -53,5 +51,7 @@ def cholesky[S: GaussianState](state: S, moments: Moments, step_size: float, cor
     GaussianState or None
         None where the diagonal of the factor would not stay positive: there a shorter step is needed.
     """
+    if not moments.is_finite():
+        return None
     direction = natural_direction(state, moments)
     return state.plus(step_size * direction.location, step_size * direction.factor)

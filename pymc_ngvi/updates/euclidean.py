@@ -28,9 +28,7 @@ def euclidean_direction(state: GaussianState, moments: Moments) -> Parameters:
 
     Returns
     -------
-
-    Parameters
-    ----------
+    location, factor : the direction in the coordinates of each
     """
     return Parameters(state.dewhiten(moments.grad), state.factor_sign * state.inverse_product(moments.error(state)))
 
@@ -54,5 +52,7 @@ def euclidean[S: GaussianState](state: S, moments: Moments, step_size: float, co
     GaussianState or None
         None where the diagonal of the factor would not stay positive.
     """
+    if not moments.is_finite():
+        return None
     direction = euclidean_direction(state, moments)
     return state.plus(step_size * direction.location, step_size * direction.factor)

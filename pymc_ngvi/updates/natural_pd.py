@@ -14,6 +14,8 @@ References
 
 from dataclasses import replace
 
+import numpy as np
+
 from pymc_ngvi.types import GaussianState, Moments
 
 
@@ -36,9 +38,13 @@ def natural_pd[S: GaussianState](state: S, moments: Moments, step_size: float, c
     GaussianState or None
         None where a moment is not finite.
     """
+    if not moments.is_finite():
+        return None
     rho, identity_part = step_size, 1.0 - step_size
     relative = state.add_to_diagonal(rho * moments.curvature, identity_part)
-    divided = state.divided(state.add_to_diagonal(0.5 * state.squared(relative), 0.5), moments.grad)
+    with np.errstate(over="ignore", invalid="ignore"):  # squares may overflow: no precision then
+        matrix = state.add_to_diagonal(0.5 * state.squared(relative), 0.5)
+    divided = state.divided(matrix, moments.grad)
     if divided is None:  # so far from the identity that its square is singular to rounding
         divided = state.divided_by_function(
             moments.curvature, lambda a: 0.5 + 0.5 * (identity_part + rho * a) ** 2, moments.grad

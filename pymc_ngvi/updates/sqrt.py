@@ -6,8 +6,8 @@ As the update in the Cholesky factor, :math:`C' = C (I + \rho\, \mathrm{tril}_{1
 
 References
 ----------
-.. [1] N. Kumar, T. Moellenhoff, M. E. Khan and A. Lucchi (2025). Optimization guarantees for square-root natural-gradient
-   variational inference. Transactions on Machine Learning Research. https://doi.org/10.48550/arXiv.2507.07853
+.. [1] N. Kumar, T. Moellenhoff, M. E. Khan and A. Lucchi (2025). Optimization guarantees for square-root
+   natural-gradient variational inference. Transactions on Machine Learning Research. https://doi.org/10.48550/arXiv.2507.07853
 """
 
 import numpy as np
@@ -17,6 +17,8 @@ from pymc_ngvi.updates.cholesky import natural_direction
 
 #: The logarithm of a diagonal entry changes by no more than this in one step: exp(4) is a factor of 55.
 _MOST_CHANGE = 4.0
+#: A larger change, before it is clipped, loses the retracted diagonal to rounding.
+_MOST_RESOLVED = 1e8
 
 
 def sqrt[S: GaussianState](state: S, moments: Moments, step_size: float, correct: bool) -> S | None:
@@ -35,12 +37,12 @@ def sqrt[S: GaussianState](state: S, moments: Moments, step_size: float, correct
     Returns
     -------
     GaussianState or None
-        None where a moment is not finite.
+        None where a moment is not finite, or so large that rounding would hide the retraction.
     """
-    direction = natural_direction(state, moments)
     change = 0.5 * step_size * (1.0 - state.curvature_diagonal(moments.curvature))
-    if not np.isfinite(change).all():
+    if not moments.is_finite() or np.max(np.abs(change), initial=0.0) > _MOST_RESOLVED:
         return None
+    direction = natural_direction(state, moments)
     retraction = np.exp(np.clip(change, -_MOST_CHANGE, _MOST_CHANGE)) - 1.0 - change
     factor_step = step_size * direction.factor + state.scaled_columns(retraction)
     return state.plus(step_size * direction.location, factor_step)
