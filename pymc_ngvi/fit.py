@@ -1,6 +1,5 @@
 """`NGVI`, the inference object, and `fit_ngvi`: options in, approximation out."""
 
-import inspect
 import time
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,18 +15,13 @@ from rich.theme import Theme
 
 from pymc_ngvi import starting
 from pymc_ngvi.approximation import NGVIApproximation
+from pymc_ngvi.defaults import options_for
 from pymc_ngvi.linalg import check_memory
 from pymc_ngvi.model import LogDensity
-from pymc_ngvi.options import OF_RULE, FitOptions, check_callbacks, check_n, refuse_unknown, split_options
+from pymc_ngvi.options import FitOptions, check_callbacks, check_n, refuse_unknown, split_options
 from pymc_ngvi.progress import FitProgress
-from pymc_ngvi.registry import AXES, stochastic_step
+from pymc_ngvi.registry import AXES
 from pymc_ngvi.session import FitSession, few_threads, make_family, make_rule
-
-#: Options of the constructor that `FitOptions` checks.
-_VALIDATED = (
-    tuple(name for name, p in inspect.signature(FitOptions.validated).parameters.items() if p.kind is p.KEYWORD_ONLY)
-    + OF_RULE
-)
 
 
 class NGVI(Inference):
@@ -141,7 +135,7 @@ class NGVI(Inference):
             "factor": factor,
             "blocks": blocks,
         }
-        self._options = self._given_options()
+        self._options = options_for(self._given)
         self._session: FitSession | None = None
         # What was made for the first fit before it began: users take nodes of `approx` for their callbacks.
         self._prepared: NGVIApproximation | None = None
@@ -158,7 +152,7 @@ class NGVI(Inference):
         refuse_unknown(options, NGVI.__init__)
         options = {name: value for name, value in options.items() if value is not None}
         given = self._given | options
-        validated = FitOptions.validated(**{k: given[k] for k in _VALIDATED})
+        validated = options_for(given)
         if given["model"] is not self._given["model"] or _makes_another_state(validated, self._options):
             self._prepared = None
         if "random_seed" in options:
@@ -280,24 +274,11 @@ class NGVI(Inference):
         if not density.n_dim:
             names = ", ".join(repr(v.name) for v in density.layout.variables)
             raise ValueError(f"The free variables of the model ({names}) have no elements: there is nothing to fit.")
-        self._options = self._given_options(density.has_minibatch)
         family = make_family(self._options, density.layout)
         name = self._options.choice.family
         check_memory(family.memory_bytes(density.n_dim), name, density.n_dim, list(AXES["family"]))
+        self._options = options_for(self._given, density)
         return density
-
-    def _given_options(self, has_minibatch: bool = False) -> FitOptions:
-        """Check the options; on minibatches, let a stochastic step rule be the default."""
-        given = {k: self._given[k] for k in _VALIDATED}
-        if has_minibatch and given["step"] is None:
-            given["step"] = stochastic_step(**{axis: given[axis] for axis in AXES})
-        options = FitOptions.validated(**given)
-        if has_minibatch and options.choice.step == "adaptive":
-            raise ValueError(
-                "step='adaptive' compares ELBOs on the same data, and the model reads pm.Minibatch data, which differ "
-                "from one evaluation to the next: take step='decay' (the default on minibatches), or the full data."
-            )
-        return options
 
     def _seed(self) -> int:
         """Return the seed of the next fit: that of the approximation made for it, or a new one."""

@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import os
 import time
 import warnings
 
@@ -11,7 +10,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
-import pymc.variational
 
 from rich.theme import Theme
 from threadpoolctl import threadpool_limits
@@ -19,6 +17,7 @@ from threadpoolctl import threadpool_limits
 from pymc_ngvi import loop
 from pymc_ngvi.approximation import NGVIApproximation
 from pymc_ngvi.blocks import block_labels
+from pymc_ngvi.defaults import OURS
 from pymc_ngvi.families import BlockFamily, BlockStructure, FullPrecisionState
 from pymc_ngvi.model import Layout, LogDensity
 from pymc_ngvi.options import FitOptions, check_n
@@ -31,9 +30,6 @@ from pymc_ngvi.updates import DIRECTIONS
 
 # A child of PyMC's logger, which has the handler.
 logger = logging.getLogger("pymc.ngvi")
-
-#: Warnings point at the first caller outside these folders.
-_OURS = tuple(os.path.join(os.path.dirname(file), "") for file in (__file__, pymc.variational.__file__))
 
 #: Ends of a fit that the user should know of.
 _WARNED = (
@@ -146,7 +142,7 @@ class FitSession:
             warnings.warn(
                 f"The fit did not converge ({state.status}). {state.status.sentence} {state.status.cure}",
                 ConvergenceWarning,
-                skip_file_prefixes=_OURS,
+                skip_file_prefixes=OURS,
             )
         elif state.status is not Status.CONVERGED:
             logger.info(f"{state.status.sentence} {state.status.cure}")

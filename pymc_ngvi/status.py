@@ -25,8 +25,8 @@ class Status(Enum):
         "levelled off",
         "The ELBO has stopped rising at this step size, but more than the tolerance is still to be gained, or nothing "
         "tells how much.",
-        "approx.gap says how many nats are left. Use a smaller step_size or more n_draws, or the default step rule, "
-        "step='adaptive'.",
+        "approx.gap says how many nats are left, if that is known. Use a smaller step_size or more n_draws, or "
+        "step='adaptive' (on the full data).",
     )
     NOISE_LIMITED = (
         "noise-limited",

@@ -218,8 +218,16 @@ class GaussianState(VariationalState, Protocol):
         """Return the factor with each column multiplied, (n_dim,)."""
         ...
 
-    def plus(self, location_step: Array, factor_step: Array) -> Self | None:
-        """Add to mean and factor; None where the diagonal of the factor would not stay positive and finite."""
+    def plus(self, location_step: Array, factor_step: Array, *, signed: bool = False) -> Self | None:
+        """Add to mean and factor.
+
+        None where a diagonal entry of the factor would not stay positive, or, if ``signed``, would be 0: a factor with
+        negative entries is one of the same Gaussian.
+        """
+        ...
+
+    def unsigned(self) -> Self:
+        """Return the same Gaussian with a factor of positive diagonal."""
         ...
 
     def merged(self, other: Self, weight: float) -> Self:

@@ -235,14 +235,20 @@ class BlockState:
         result: Array = self.factor * scale[self.structure.columns]
         return result
 
-    def plus(self, location_step: Array, factor_step: Array) -> Self | None:
-        """Add to mean and factor; None where the diagonal of the factor would not stay positive and finite."""
+    def plus(self, location_step: Array, factor_step: Array, *, signed: bool = False) -> Self | None:
+        """Add to mean and factor; None where a diagonal entry of it would not stay positive (if signed: not 0)."""
         location, factor = self.location + location_step, self.factor + factor_step
-        if not (factor[self.structure.diagonal] > 0.0).all():
+        diagonal = factor[self.structure.diagonal]
+        if not (np.abs(diagonal) if signed else diagonal > 0.0).all():
             return None
         if not (np.isfinite(factor).all() and np.isfinite(location).all()):
             return None
         return replace(self, location=location, factor=factor)
+
+    def unsigned(self) -> Self:
+        """Return the same Gaussian with a factor of positive diagonal."""
+        diagonal = self.factor[self.structure.diagonal]
+        return self if (diagonal > 0.0).all() else replace(self, factor=self.scaled_columns(np.sign(diagonal)))
 
     def merged(self, other: Self, weight: float) -> Self:
         """Return the Gaussian with the first two moments, block by block, of a mixture with another."""
@@ -276,7 +282,7 @@ class BlockState:
         return self.structure.join([operation(c, v) for c, v in parts], vectors.shape[:-1])
 
     def _log_det(self) -> float:
-        return float(np.sum(np.log(self.factor[self.structure.diagonal])))
+        return float(np.sum(np.log(np.abs(self.factor[self.structure.diagonal]))))
 
     def _divided(self, uppers: list[Array], grad: Array) -> tuple[Self, Array]:
         # C' = C U^-T stays lower triangular; C' C'^T = C M^-1 C^T, for M = U U^T.

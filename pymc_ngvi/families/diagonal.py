@@ -73,7 +73,7 @@ class DiagonalState:
     def log_density(self, theta: Array) -> Array:
         """Return log q at the rows of ``theta``."""
         z = (theta - self.location) / self.scale
-        result: Array = -0.5 * np.sum(z * z, axis=-1) - np.sum(np.log(self.scale)) - 0.5 * self.n_dim * LOG_2PI
+        result: Array = -0.5 * np.sum(z * z, axis=-1) - np.sum(np.log(np.abs(self.scale))) - 0.5 * self.n_dim * LOG_2PI
         return result
 
     def mean(self) -> Array:
@@ -90,7 +90,7 @@ class DiagonalState:
 
     def entropy(self) -> float:
         """Return -E_q[log q]."""
-        return float(np.sum(np.log(self.scale))) + 0.5 * self.n_dim * (LOG_2PI + 1.0)
+        return float(np.sum(np.log(np.abs(self.scale)))) + 0.5 * self.n_dim * (LOG_2PI + 1.0)
 
     def whiten(self, grad: Array) -> Array:
         """Return each gradient times the standard deviations."""
@@ -170,12 +170,18 @@ class DiagonalState:
         result: Array = self.scale * scale
         return result
 
-    def plus(self, location_step: Array, factor_step: Array) -> Self | None:
-        """Add to mean and scales; None where a scale would not stay positive and finite."""
+    def plus(self, location_step: Array, factor_step: Array, *, signed: bool = False) -> Self | None:
+        """Add to mean and scales; None where a scale would not stay positive (if signed: not 0)."""
         location, scale = self.location + location_step, self.scale + factor_step
-        if not (scale > 0.0).all() or not np.isfinite(scale).all() or not np.isfinite(location).all():
+        if not (np.abs(scale) if signed else scale > 0.0).all():
+            return None
+        if not (np.isfinite(scale).all() and np.isfinite(location).all()):
             return None
         return type(self)(location, scale)
+
+    def unsigned(self) -> Self:
+        """Return the same Gaussian with positive scales."""
+        return self if (self.scale > 0.0).all() else type(self)(self.location, np.abs(self.scale))
 
     def merged(self, other: Self, weight: float) -> Self:
         """Return the Gaussian with the first two moments, coordinate by coordinate, of a mixture with another."""

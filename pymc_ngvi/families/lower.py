@@ -118,14 +118,21 @@ class LowerState:
         result: Array = self.factor * scale
         return result
 
-    def plus(self, location_step: Array, factor_step: Array) -> Self | None:
-        """Add to mean and factor; None where the diagonal of the factor would not stay positive and finite."""
-        factor = self.factor + factor_step
-        location = self.location + location_step
-        if not (np.diagonal(factor) > 0.0).all() or not np.isfinite(factor).all() or not np.isfinite(location).all():
+    def plus(self, location_step: Array, factor_step: Array, *, signed: bool = False) -> Self | None:
+        """Add to mean and factor; None where a diagonal entry of it would not stay positive (if signed: not 0)."""
+        location, factor = self.location + location_step, self.factor + factor_step
+        diagonal = np.diagonal(factor)
+        if not (np.abs(diagonal) if signed else diagonal > 0.0).all():
+            return None
+        if not (np.isfinite(factor).all() and np.isfinite(location).all()):
             return None
         return replace(self, location=location, factor=factor)
 
+    def unsigned(self) -> Self:
+        """Return the same Gaussian with a factor of positive diagonal."""
+        diagonal = np.diagonal(self.factor)
+        return self if (diagonal > 0.0).all() else replace(self, factor=self.factor * np.sign(diagonal))
+
     def _log_det(self) -> float:
         """Return the log determinant of the factor."""
-        return float(np.sum(np.log(np.diagonal(self.factor))))
+        return float(np.sum(np.log(np.abs(np.diagonal(self.factor)))))

@@ -146,11 +146,15 @@ class LogDensity:
     @property
     def has_hessian(self) -> bool:
         """Whether every operation of the model has a second derivative."""
+        return self.hessian_error() is None
+
+    def hessian_error(self) -> graph.MissingDerivativeError | None:
+        """Return the error that names the operation without a second derivative, if there is one."""
         try:
             self._function("products")
-        except graph.MissingDerivativeError:
-            return False
-        return True
+        except graph.MissingDerivativeError as error:
+            return error
+        return None
 
     def initial_point(self) -> Array:
         """Return the model's initial point, flat and unconstrained, (n_dim,)."""

@@ -55,7 +55,7 @@ class Adam(Stochastic):
             for first, second in zip(memory.first, memory.second, strict=True)
         )
         q = self._moved(state.iterate, *steps)
-        return None if q is None else replace(state, q=q, iterate=q, step_size=rate, memory=memory)
+        return None if q is None else replace(state, q=q.unsigned(), iterate=q, step_size=rate, memory=memory)
 
 
 def _averaged(beta: float) -> Any:

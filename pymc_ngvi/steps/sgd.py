@@ -30,7 +30,7 @@ class SGD(Stochastic):
         first = state.memory or self._step_size or self._first_rate(iterate, direction)
         rate = first / state.t**self._step_decay
         q = self._moved(iterate, rate * direction.location, rate * direction.factor)
-        return None if q is None else replace(state, q=q, iterate=q, step_size=rate, memory=first)
+        return None if q is None else replace(state, q=q.unsigned(), iterate=q, step_size=rate, memory=first)
 
     def _first_rate(self, iterate: Any, direction: Parameters) -> float:
         longest = max(float(np.sqrt(np.vdot(part, part))) for part in direction)

@@ -48,7 +48,7 @@ class SNNGM(Stochastic):
         length = self._step_size or _LENGTH * np.sqrt(iterate.n_params)
         scale = length / (1.0 - _MOMENTUM**state.t)
         q = self._moved(iterate, scale * momentum.location, scale * momentum.factor)
-        return None if q is None else replace(state, q=q, iterate=q, step_size=length, memory=momentum)
+        return None if q is None else replace(state, q=q.unsigned(), iterate=q, step_size=length, memory=momentum)
 
 
 def _euclidean_norm(direction: Parameters) -> float:

@@ -297,9 +297,9 @@ class Stochastic:
         return None
 
     def _moved(self, iterate: Any, location_step: Array, factor_step: Array) -> Any:
-        """Move mean and factor, less far where the factor's diagonal would not stay positive."""
+        """Move mean and factor; a diagonal entry of the factor may change its sign, but not be 0."""
         for _ in range(_MAX_HALVINGS):
-            q = iterate.plus(location_step, factor_step)
+            q = iterate.plus(location_step, factor_step, signed=True)
             if q is not None:
                 return q
             location_step, factor_step = 0.5 * location_step, 0.5 * factor_step

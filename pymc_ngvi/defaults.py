@@ -1,0 +1,74 @@
+"""Choices that the user left open and that depend on the model: minibatches, and missing second derivatives."""
+
+import inspect
+import os
+import warnings
+
+from collections.abc import Mapping
+from typing import Any
+
+import pymc.variational
+
+from pymc_ngvi.model import LogDensity, MissingDerivativeError
+from pymc_ngvi.options import OF_RULE, FitOptions
+from pymc_ngvi.registry import AXES, stochastic_step
+
+_OF_FIT = tuple(
+    name for name, p in inspect.signature(FitOptions.validated).parameters.items() if p.kind is p.KEYWORD_ONLY
+)
+#: Options that `FitOptions` checks.
+VALIDATED = _OF_FIT + OF_RULE
+#: Warnings point at the first caller outside these folders.
+OURS = tuple(os.path.join(os.path.dirname(file), "") for file in (__file__, pymc.variational.__file__))
+
+
+def options_for(given: Mapping[str, Any], density: LogDensity | None = None) -> FitOptions:
+    """Check what was given, and fill in what was not.
+
+    Parameters
+    ----------
+    given : mapping
+        Options of `NGVI`; others than those of `FitOptions` are left alone.
+    density : LogDensity, optional
+        Of the model; without it, nothing is adapted to a model.
+
+    Raises
+    ------
+    ValueError
+        For options that make no sense, or not for this model; MissingDerivativeError where an operation of the model
+        has no second derivative and the options ask for one.
+    """
+    given = {name: given[name] for name in VALIDATED}
+    if density is None:
+        return FitOptions.validated(**given)
+    if density.has_minibatch:
+        return _for_minibatches(given)
+    options = FitOptions.validated(**given)
+    error = density.hessian_error() if options.choice.estimator == "price" else None
+    return options if error is None else _without_hessians(given, error)
+
+
+def _for_minibatches(given: dict[str, Any]) -> FitOptions:
+    if given["step"] is None:
+        given["step"] = stochastic_step(**{axis: given[axis] for axis in AXES})
+    options = FitOptions.validated(**given)
+    if options.choice.step == "adaptive":
+        raise ValueError(
+            "step='adaptive' compares ELBOs on the same data, and the model reads pm.Minibatch data, which differ from "
+            "one evaluation to the next: take step='decay' (the default on minibatches), or the full data."
+        )
+    return options
+
+
+def _without_hessians(given: dict[str, Any], error: MissingDerivativeError) -> FitOptions:
+    """Take an estimator from gradients alone, if that was left open."""
+    if given["estimator"] is not None or given["step"] == "adaptive":
+        raise error
+    options = FitOptions.validated(**given | {"estimator": "stein"})
+    warnings.warn(
+        f"{error} The fit goes on with gradients alone (estimator='stein', update={options.choice.update!r}, "
+        f"step={options.choice.step!r}), which takes many more iterations.",
+        UserWarning,
+        skip_file_prefixes=OURS,
+    )
+    return options
