@@ -1,5 +1,6 @@
 """Dense linear algebra with guards: no explicit inverse anywhere."""
 
+import functools
 import os
 
 import numpy as np
@@ -21,11 +22,37 @@ def symmetrise(matrix: Array) -> Array:
     return symmetric
 
 
+def diagonal(matrix: Array) -> Array:
+    """Return the diagonal of a square matrix as a view to write into."""
+    view: Array = np.einsum("ii->i", matrix)
+    return view
+
+
+@functools.lru_cache(maxsize=4)
+def _lower_weights(n: int, on_diagonal: float) -> Array:
+    """Return 1 below the diagonal, a number on it, 0 above: making it anew takes longer than using it."""
+    weights = np.tril(np.ones((n, n)), -1)
+    np.fill_diagonal(weights, on_diagonal)
+    weights.flags.writeable = False
+    return weights
+
+
 def half_triangle(matrix: Array) -> Array:
-    """Return the lower triangle of a square matrix with its diagonal halved."""
-    lower: Array = np.tril(matrix)
-    lower[np.diag_indices_from(lower)] *= 0.5
+    """Return the lower triangle of a square matrix with its diagonal halved; all entries should be finite."""
+    lower: Array = matrix * _lower_weights(len(matrix), 0.5)
     return lower
+
+
+def strict_triangle(matrix: Array) -> Array:
+    """Return what is below the diagonal of a square matrix; all entries should be finite."""
+    lower: Array = matrix * _lower_weights(len(matrix), 0.0)
+    return lower
+
+
+def all_finite(*arrays: Array) -> bool:
+    """Tell whether all entries are finite: a sum of squares is, but where it overflows."""
+    with np.errstate(all="ignore"):
+        return all(np.isfinite(np.vdot(a, a)) or bool(np.isfinite(a).all()) for a in arrays)
 
 
 def cholesky(matrix: Array) -> Array | None:

@@ -6,6 +6,8 @@ A state is *whitened* by a matrix C with covariance C C^T: the whitened gradient
 curvature A = -C^T E_q[hess log p] C. At the optimum they are 0 and the identity.
 """
 
+import functools
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self
@@ -13,6 +15,8 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 
 from numpy.typing import NDArray
+
+from pymc_ngvi.linalg import all_finite
 
 Array = NDArray[np.float64]
 
@@ -188,6 +192,10 @@ class GaussianState(VariationalState, Protocol):
         """Return the symmetric matrix with the lower triangle of ``outer``, in the form of a curvature."""
         ...
 
+    def outer_diagonal(self, outer: Outer) -> Array:
+        """Return the diagonal of that matrix, (n_dim,)."""
+        ...
+
     # --- steps ---
 
     def divided(self, matrix: Array, grad: Array) -> tuple[Self, Array] | None:
@@ -314,8 +322,6 @@ class Moments:
         Standard deviation of ``gap - floor`` there.
     replicates : ndarray, shape (n_replicates, n_params), or None
         Natural gradient of each replicate, kept by families for which it is a few vectors.
-    outer : Outer or None
-        Where the curvature is a mean of a few outer products: these.
     """
 
     grad: Array
@@ -326,15 +332,55 @@ class Moments:
     floor: float
     floor_sd: float
     replicates: Array | None = None
-    outer: Outer | None = None
 
     def is_finite(self) -> bool:
         """Tell whether gradient and curvature are."""
-        return bool(np.isfinite(self.grad).all() and np.isfinite(self.curvature).all())
+        return all_finite(self.grad, self.curvature)
 
-    def error(self, state: "GaussianState") -> "Array | Outer":
+    def error(self, state: GaussianState) -> Array | Outer:
         """Return I - A, as outer products where it is a mean of few."""
-        return -state.curvature_error(self.curvature) if self.outer is None else self.outer
+        return -state.curvature_error(self.curvature)
+
+    def error_diagonal(self, state: GaussianState) -> Array:
+        """Return the diagonal of I - A, (n_dim,)."""
+        return 1.0 - state.curvature_diagonal(self.curvature)
+
+
+class PathMoments(Moments):
+    """Whitened expectations from gradients alone, without errors: the curvature is formed only where it is asked for.
+
+    Parameters
+    ----------
+    state : GaussianState
+    grad : ndarray, shape (n_dim,)
+    outer : Outer
+        I - A.
+    """
+
+    def __init__(self, state: GaussianState, grad: Array, outer: Outer) -> None:
+        unknown = np.full(len(grad), np.inf)
+        values = {"grad": grad, "grad_se": unknown, "curvature_se": unknown, "replicates": None}
+        self.__dict__.update(values, gap=np.nan, floor=np.inf, floor_sd=np.inf, outer=outer, _state=state)
+
+    outer: Outer
+    _state: GaussianState
+
+    @functools.cached_property
+    def curvature(self) -> Array:
+        """A, in the form of the family."""
+        return self._state.add_to_diagonal(-self._state.outer_mean(self.outer), 1.0)
+
+    def is_finite(self) -> bool:
+        """Tell whether gradient and outer products are."""
+        return all_finite(self.grad, self.outer.left, self.outer.right)
+
+    def error(self, state: GaussianState) -> Array | Outer:
+        """Return I - A as outer products."""
+        return self.outer
+
+    def error_diagonal(self, state: GaussianState) -> Array:
+        """Return the diagonal of I - A, (n_dim,)."""
+        return state.outer_diagonal(self.outer)
 
 
 class Assessment(NamedTuple):

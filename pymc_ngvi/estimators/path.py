@@ -1,12 +1,11 @@
 """What the estimators from gradients alone share: whitened path gradients times base draws."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
 from pymc_ngvi.estimators.summary import summarise
-from pymc_ngvi.types import Array, BaseDraws, Evaluation, GaussianState, Moments, Outer
+from pymc_ngvi.types import Array, BaseDraws, Evaluation, GaussianState, Moments, Outer, PathMoments
 
 
 def from_gradients(
@@ -36,7 +35,7 @@ def from_gradients(
     Returns
     -------
     Moments
-        Without Monte Carlo errors where there is one replicate only: nothing is spent on them.
+        `PathMoments`, without Monte Carlo errors, where there is one replicate only.
     """
     keep = evaluation.finite
     grad, z = (evaluation.grad, base.z) if keep.all() else (evaluation.grad[keep], base.z[keep])
@@ -45,25 +44,10 @@ def from_gradients(
         whitened = whitened + z
     outer = order(whitened, z)._replace(diagonal=0.0 if stl else 1.0)
     if base.n_replicates == 1:
-        unknown = np.full(state.n_dim, np.inf)
-        return Moments(
-            grad=whitened.mean(axis=0),
-            curvature=_curvature(state, outer),
-            grad_se=unknown,
-            curvature_se=unknown,
-            gap=np.nan,
-            floor=np.inf,
-            floor_sd=np.inf,
-            outer=outer,
-        )
+        return PathMoments(state, whitened.mean(axis=0), outer)
     label = np.repeat(np.arange(base.n_replicates), base.n_draws // base.n_replicates)[keep]
     parts = [label == r for r in range(base.n_replicates) if np.any(label == r)]
     grads = np.array([whitened[part].mean(axis=0) for part in parts])
     outers = [order(whitened[part], z[part])._replace(diagonal=outer.diagonal) for part in parts]
-    moments = summarise(state, grads, np.array([_curvature(state, o) for o in outers]))
-    return replace(moments, outer=outer if len(set(map(np.sum, parts))) == 1 else None)
-
-
-def _curvature(state: GaussianState, outer: Outer) -> Array:
-    """Return A from the outer products whose mean is I - A."""
-    return state.add_to_diagonal(-state.outer_mean(outer), 1.0)
+    curvatures = np.array([state.add_to_diagonal(-state.outer_mean(o), 1.0) for o in outers])
+    return summarise(state, grads, curvatures)

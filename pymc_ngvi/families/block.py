@@ -207,6 +207,11 @@ class BlockState:
             uppers.append(stacks.reverse_cholesky_of_product(vectors * np.sqrt(values)[:, None, :]))
         return self._divided(uppers, grad)
 
+    def outer_diagonal(self, outer: Outer) -> Array:
+        """Return the diagonal of `outer_mean`."""
+        result: Array = np.einsum("bi,bi->i", outer.left, outer.right) / len(outer.left) + outer.diagonal
+        return result
+
     def half_product(self, error: Array | Outer) -> Array:
         """Return the factor times the lower triangle of I - A with a halved diagonal."""
         if not isinstance(error, Outer):

@@ -136,8 +136,12 @@ class DiagonalState:
 
     def outer_mean(self, outer: Outer) -> Array:
         """Return the diagonal of the mean of outer products."""
-        result: Array = np.mean(outer.left * outer.right, axis=0) + outer.diagonal
+        result: Array = np.einsum("bi,bi->i", outer.left, outer.right) / len(outer.left) + outer.diagonal
         return result
+
+    def outer_diagonal(self, outer: Outer) -> Array:
+        """Return the diagonal of `outer_mean`, which is all of it."""
+        return self.outer_mean(outer)
 
     def divided(self, matrix: Array, grad: Array) -> tuple[Self, Array] | None:
         """Return the state of variances scale^2 / matrix, and scale grad / matrix; None where not positive."""

@@ -1,11 +1,11 @@
 """What Gaussians with a dense lower-triangular factor share, whether of the covariance or of the precision."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
-from pymc_ngvi.linalg import half_triangle, solve_lower
+from pymc_ngvi.linalg import all_finite, diagonal, half_triangle, solve_lower, strict_triangle
 from pymc_ngvi.types import Array, Outer
 
 LOG_2PI = float(np.log(2 * np.pi))
@@ -69,7 +69,7 @@ class LowerState:
     def add_to_diagonal(self, curvature: Array, value: float) -> Array:
         """Return A + value * I."""
         result = curvature.copy()
-        result[np.diag_indices_from(result)] += value
+        diagonal(result)[:] += value
         return result
 
     def squared(self, curvature: Array) -> Array:
@@ -79,10 +79,15 @@ class LowerState:
 
     def outer_mean(self, outer: Outer) -> Array:
         """Return the symmetric matrix whose lower triangle is that of ``outer``."""
-        product = outer.left.T @ outer.right / len(outer.left)
-        lower = np.tril(product, -1)
+        product = outer.left.T @ (outer.right / len(outer.left))
+        lower = strict_triangle(product)
         result: Array = lower + lower.T
-        result[np.diag_indices_from(result)] = np.diagonal(product) + outer.diagonal
+        diagonal(result)[:] = np.diagonal(product) + outer.diagonal
+        return result
+
+    def outer_diagonal(self, outer: Outer) -> Array:
+        """Return the diagonal of `outer_mean`."""
+        result: Array = np.einsum("bi,bi->i", outer.left, outer.right) / len(outer.left) + outer.diagonal
         return result
 
     def half_product(self, error: Array | Outer) -> Array:
@@ -93,24 +98,36 @@ class LowerState:
         if not isinstance(error, Outer):
             return np.asarray(self.factor @ half_triangle(error))
         n_outer = len(error.left)
+        right = error.right / n_outer
         if self.n_dim <= _SUFFIX_SUMS * n_outer:
-            product: Array = self.factor @ half_triangle(error.left.T @ error.right)
-            return product / n_outer + 0.5 * error.diagonal * self.factor
-        total = 0.5 * error.diagonal * self.factor
-        for left, right in zip(error.left, error.right, strict=True):
-            terms = self.factor * left
-            sums = np.cumsum(terms[:, ::-1], axis=1)[:, ::-1] - 0.5 * terms
-            total += sums * (right / n_outer)
-        # Above the diagonal there is nothing but what rounding leaves of sums of zeros: nothing.
-        return total
+            product = self.factor @ half_triangle(error.left.T @ right)
+        else:
+            product = self._suffix_products(error.left[0], right[0])
+            for left, r in zip(error.left[1:], right[1:], strict=True):
+                product += self._suffix_products(left, r)
+        return product + 0.5 * error.diagonal * self.factor if error.diagonal else product
+
+    def _suffix_products(self, left: Array, right: Array) -> Array:
+        """Return the factor times the lower triangle of left right^T with a halved diagonal.
+
+        Sums of zeros leave zeros above the diagonal.
+        """
+        terms = self.factor * left
+        sums = np.empty_like(terms)
+        np.cumsum(terms[:, ::-1], axis=1, out=sums[:, ::-1])
+        terms *= 0.5
+        sums -= terms
+        sums *= right
+        return sums
 
     def inverse_product(self, error: Array | Outer) -> Array:
         """Return the lower triangle of the factor's inverse transpose times I - A."""
         if not isinstance(error, Outer):
             return np.tril(solve_lower(self.factor, error, transpose=True))
         left = solve_lower(self.factor, error.left.T, transpose=True)
-        result = np.tril(left @ error.right) / len(error.left)
-        result[np.diag_indices_from(result)] += error.diagonal / np.diag(self.factor)
+        result = strict_triangle(left @ (error.right / len(error.left)))
+        within = np.einsum("ib,bi->i", left, error.right) / len(error.left)
+        diagonal(result)[:] = within + error.diagonal / np.diagonal(self.factor)
         return result
 
     def scaled_columns(self, scale: Array) -> Array:
@@ -121,17 +138,14 @@ class LowerState:
     def plus(self, location_step: Array, factor_step: Array, *, signed: bool = False) -> Self | None:
         """Add to mean and factor; None where a diagonal entry of it would not stay positive (if signed: not 0)."""
         location, factor = self.location + location_step, self.factor + factor_step
-        diagonal = np.diagonal(factor)
-        if not (np.abs(diagonal) if signed else diagonal > 0.0).all():
-            return None
-        if not (np.isfinite(factor).all() and np.isfinite(location).all()):
-            return None
-        return replace(self, location=location, factor=factor)
+        entries = np.diagonal(factor)
+        valid = (np.abs(entries) if signed else entries > 0.0).all() and all_finite(location, factor)
+        return type(self)(location, factor) if valid else None
 
     def unsigned(self) -> Self:
         """Return the same Gaussian with a factor of positive diagonal."""
-        diagonal = np.diagonal(self.factor)
-        return self if (diagonal > 0.0).all() else replace(self, factor=self.factor * np.sign(diagonal))
+        entries = np.diagonal(self.factor)
+        return self if (entries > 0.0).all() else type(self)(self.location, self.factor * np.sign(entries))
 
     def _log_det(self) -> float:
         """Return the log determinant of the factor."""

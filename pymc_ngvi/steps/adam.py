@@ -6,12 +6,11 @@ References
    https://doi.org/10.48550/arXiv.1412.6980
 """
 
-from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from pymc_ngvi.steps.stochastic import Stochastic, StochasticState
+from pymc_ngvi.steps.stochastic import Advance, Stochastic, StochasticState
 from pymc_ngvi.types import Array, Moments, Parameters
 
 _RATE, _RATE_PRECISION = 0.001, 0.01
@@ -39,27 +38,34 @@ class Adam(Stochastic):
         zeros = Parameters(np.zeros_like(q.location), np.zeros_like(q.factor_values))
         return _Memory(zeros, zeros)
 
-    def _advance(self, state: StochasticState, moments: Moments) -> StochasticState | None:
+    def _advance(self, state: StochasticState, moments: Moments) -> Advance | None:
         assert self._direction is not None
         direction = self._direction(state.iterate, moments)
         memory = _Memory(
-            Parameters(*map(_averaged(_BETA_1), state.memory.first, direction)),
-            Parameters(*map(_averaged(_BETA_2), state.memory.second, (part * part for part in direction))),
+            Parameters(*(_averaged(*pair, _BETA_1) for pair in zip(state.memory.first, direction, strict=True))),
+            Parameters(*(_averaged(m, d * d, _BETA_2) for m, d in zip(state.memory.second, direction, strict=True))),
         )
         first_rate = self._step_size or (_RATE if state.iterate.factor_sign > 0 else _RATE_PRECISION)
         rate = first_rate / state.t**self._step_decay
         root = np.sqrt(1.0 - _BETA_2**state.t)
         scale = rate * root / (1.0 - _BETA_1**state.t)
-        steps = (
-            scale * first / (np.sqrt(second) + root * _EPSILON)
-            for first, second in zip(memory.first, memory.second, strict=True)
-        )
+        steps = [_ratio(*pair, root * _EPSILON, scale) for pair in zip(*memory, strict=True)]
         q = self._moved(state.iterate, *steps)
-        return None if q is None else replace(state, q=q.unsigned(), iterate=q, step_size=rate, memory=memory)
+        return None if q is None else Advance(q.unsigned(), q, rate, memory)
 
 
-def _averaged(beta: float) -> Any:
-    def average(old: Array, new: Array) -> Array:
-        return beta * old + (1.0 - beta) * new
+def _averaged(old: Array, new: Array, beta: float) -> Array:
+    """Return beta old + (1 - beta) new, with one array made."""
+    result: Array = old - new
+    result *= beta
+    result += new
+    return result
 
-    return average
+
+def _ratio(first: Array, second: Array, epsilon: float, scale: float) -> Array:
+    """Return scale first / (sqrt(second) + epsilon), with one array made."""
+    result: Array = np.sqrt(second)
+    result += epsilon
+    np.divide(first, result, out=result)
+    result *= scale
+    return result

@@ -4,15 +4,13 @@ With the natural-parameter update, exact Hessians and one antithetic pair, a ste
 for a Gaussian posterior.
 """
 
-from dataclasses import replace
-
-from pymc_ngvi.steps.stochastic import Stochastic, StochasticState
+from pymc_ngvi.steps.stochastic import Advance, Stochastic, StochasticState
 from pymc_ngvi.types import Moments
 
 
 class Constant(Stochastic):
     """Apply the update with a constant step size, .1 by default; options as for `Stochastic`."""
 
-    def _advance(self, state: StochasticState, moments: Moments) -> StochasticState | None:
+    def _advance(self, state: StochasticState, moments: Moments) -> Advance | None:
         found = self._updated(state.iterate, moments, self._rate(state.t - 1))
-        return None if found is None else replace(state, q=found[0], iterate=found[0], step_size=found[1])
+        return None if found is None else Advance(found[0], *found)

@@ -12,12 +12,11 @@ References
    https://doi.org/10.48550/arXiv.2406.01870
 """
 
-from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
 
-from pymc_ngvi.steps.stochastic import Stochastic, StochasticState
+from pymc_ngvi.steps.stochastic import Advance, Stochastic, StochasticState
 from pymc_ngvi.types import Moments
 
 
@@ -29,14 +28,14 @@ class Decay(Stochastic):
     def _rate(self, t: int) -> float:
         return 2.0 / (2.0 + t)
 
-    def _advance(self, state: StochasticState, moments: Moments) -> StochasticState | None:
+    def _advance(self, state: StochasticState, moments: Moments) -> Advance | None:
         weight = self._rate(state.t - 1)
         found = self._updated(state.iterate, moments, weight)
         if found is None:
             return None
         iterate, step_size = found
         average = iterate if weight == 1.0 else state.q.merged(iterate, weight)
-        return replace(state, q=average, iterate=iterate, step_size=step_size)
+        return Advance(average, iterate, step_size)
 
     def _is_certified(self, state: StochasticState) -> bool:
         # What was measured are the gaps of the iterates; the average lags behind them at first.

@@ -9,10 +9,9 @@ References
    using proximal-gradient methods with general divergence functions. UAI. https://doi.org/10.48550/arXiv.1511.00146
 """
 
-from dataclasses import replace
 from typing import ClassVar
 
-from pymc_ngvi.steps.stochastic import Stochastic, StochasticState
+from pymc_ngvi.steps.stochastic import Advance, Stochastic, StochasticState
 from pymc_ngvi.types import Moments
 
 
@@ -25,7 +24,7 @@ class Proximal(Stochastic):
     takes: ClassVar[frozenset[str]] = Stochastic.takes | {"step_decay"}
     default_step_size: ClassVar[float] = 0.25
 
-    def _advance(self, state: StochasticState, moments: Moments) -> StochasticState | None:
+    def _advance(self, state: StochasticState, moments: Moments) -> Advance | None:
         beta = self._rate(state.t - 1)
         found = self._updated(state.iterate, moments, beta / (1.0 + beta))
-        return None if found is None else replace(state, q=found[0], iterate=found[0], step_size=found[1])
+        return None if found is None else Advance(found[0], *found)

@@ -1,11 +1,10 @@
 """Step rule `sgd`: stochastic gradient ascent in the coordinates of mean and Cholesky factor, for comparison."""
 
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 
-from pymc_ngvi.steps.stochastic import Stochastic, StochasticState
+from pymc_ngvi.steps.stochastic import Advance, Stochastic, StochasticState
 from pymc_ngvi.types import Moments, Parameters
 
 #: Length of the first step, in the smallest standard deviation, where no step size is given.
@@ -23,14 +22,14 @@ class SGD(Stochastic):
     takes: ClassVar[frozenset[str]] = Stochastic.takes | {"step_decay"}
     default_window: ClassVar[int | None] = 1_000
 
-    def _advance(self, state: StochasticState, moments: Moments) -> StochasticState | None:
+    def _advance(self, state: StochasticState, moments: Moments) -> Advance | None:
         assert self._direction is not None
         iterate = state.iterate
         direction = self._direction(iterate, moments)
         first = state.memory or self._step_size or self._first_rate(iterate, direction)
         rate = first / state.t**self._step_decay
         q = self._moved(iterate, rate * direction.location, rate * direction.factor)
-        return None if q is None else replace(state, q=q.unsigned(), iterate=q, step_size=rate, memory=first)
+        return None if q is None else Advance(q.unsigned(), q, rate, first)
 
     def _first_rate(self, iterate: Any, direction: Parameters) -> float:
         longest = max(float(np.sqrt(np.vdot(part, part))) for part in direction)

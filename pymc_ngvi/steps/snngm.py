@@ -11,13 +11,12 @@ References
    https://doi.org/10.48550/arXiv.2109.00375
 """
 
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 
-from pymc_ngvi.steps.stochastic import Stochastic, StochasticState
-from pymc_ngvi.types import Moments, Parameters
+from pymc_ngvi.steps.stochastic import Advance, Stochastic, StochasticState
+from pymc_ngvi.types import Array, Moments, Outer, Parameters
 
 _MOMENTUM = 0.9
 #: Step length for each square root of a parameter.
@@ -36,7 +35,7 @@ class SNNGM(Stochastic):
     def _remember(self, q: Any) -> Parameters:
         return Parameters(np.zeros_like(q.location), np.zeros_like(q.factor_values))
 
-    def _advance(self, state: StochasticState, moments: Moments) -> StochasticState | None:
+    def _advance(self, state: StochasticState, moments: Moments) -> Advance | None:
         iterate = state.iterate
         assert self._direction is not None
         direction = self._direction(iterate, moments)
@@ -44,11 +43,17 @@ class SNNGM(Stochastic):
         if not 0.0 < norm < np.inf:
             return None
         part = (1.0 - _MOMENTUM) / norm
-        momentum = Parameters(*(_MOMENTUM * m + part * d for m, d in zip(state.memory, direction, strict=True)))
+        momentum = Parameters(*(_averaged(m, d, part) for m, d in zip(state.memory, direction, strict=True)))
         length = self._step_size or _LENGTH * np.sqrt(iterate.n_params)
         scale = length / (1.0 - _MOMENTUM**state.t)
         q = self._moved(iterate, scale * momentum.location, scale * momentum.factor)
-        return None if q is None else replace(state, q=q.unsigned(), iterate=q, step_size=length, memory=momentum)
+        return None if q is None else Advance(q.unsigned(), q, length, momentum)
+
+
+def _averaged(momentum: Array, direction: Array, part: float) -> Array:
+    result: Array = direction * part
+    result += _MOMENTUM * momentum
+    return result
 
 
 def _euclidean_norm(direction: Parameters) -> float:
@@ -57,5 +62,16 @@ def _euclidean_norm(direction: Parameters) -> float:
 
 def _riemannian_norm(state: Any, moments: Moments) -> float:
     """Return the length of the natural gradient in the Fisher metric: its square is twice the gap it predicts."""
-    error = state.curvature_error(moments.curvature)
-    return float(np.sqrt(np.vdot(moments.grad, moments.grad) + 0.5 * np.vdot(error, error)))
+    error = moments.error(state)
+    if isinstance(error, Outer) and len(error.left) == 1 and not error.diagonal:
+        squares = _sum_of_lower_squares(error.left[0] ** 2, error.right[0] ** 2)
+    else:
+        dense = state.curvature_error(moments.curvature)
+        squares = 0.5 * np.vdot(dense, dense)
+    return float(np.sqrt(np.vdot(moments.grad, moments.grad) + squares))
+
+
+def _sum_of_lower_squares(left: Array, right: Array) -> float:
+    """Return the sum of left_i right_j over i > j, and half of it where i = j: O(n_dim) instead of a matrix."""
+    before = np.cumsum(right) - 0.5 * right
+    return float(left @ before)

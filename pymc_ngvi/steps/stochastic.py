@@ -7,7 +7,7 @@ measured on draws of its own. Where Hessians are used, an average of measured ga
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -86,6 +86,15 @@ class StochasticState:
     n_failed: int = 0
 
 
+class Advance(NamedTuple):
+    """Where one step leads; parts of `StochasticState`."""
+
+    q: Any
+    iterate: Any
+    step_size: float
+    memory: Any = None
+
+
 class Stochastic:
     """Steps on fresh draws; the subclass says how far and along what.
 
@@ -161,8 +170,8 @@ class Stochastic:
         """Return what the rule remembers before the first iteration."""
         return None
 
-    def _advance(self, state: StochasticState, moments: Moments) -> StochasticState | None:
-        """Return the state with iterate, q, step size and memory after one step; None where no step is valid."""
+    def _advance(self, state: StochasticState, moments: Moments) -> Advance | None:
+        """Return where one step leads; None where no step is valid. ``state.t`` counts the iteration, from 1."""
         raise NotImplementedError
 
     # --- verbs of the loop ----------------------------------------------------------------------------------------
@@ -190,18 +199,25 @@ class Stochastic:
         if not self._measures_gap:  # nothing is to be spent on errors that serve no purpose
             base = replace(base, n_replicates=1)
         evaluation = self._evaluate(state.iterate, base)
-        finite = evaluation.finite
-        state = replace(state, t=state.t + 1, n_dropped=state.n_dropped + int((~finite).sum()))
-        if not finite.any():
-            return replace(state, n_failed=state.n_failed + 1)
+        n_dropped = state.n_dropped + int((~evaluation.finite).sum())
+        state = replace(state, t=state.t + 1, n_dropped=n_dropped, n_failed=state.n_failed + 1)
+        if not evaluation.finite.any():
+            return state
         moments = self._estimator(self._target, state.iterate, base, evaluation, stl=self._stl)
-        elbo = float(_log_ratios(state.iterate, base, evaluation)[finite].mean())
+        advance = self._advance(state, moments) if moments.is_finite() else None
+        if advance is None:
+            return state
+        elbo = _noisy_elbo(evaluation, base)
         gap = moments.gap - moments.floor if np.isfinite(moments.floor) else np.nan
-        state = replace(
-            state, elbo=elbo, gap=gap, levels=state.levels.with_value(elbo), gaps=state.gaps.with_value(gap)
+        return replace(
+            state,
+            **advance._asdict(),
+            elbo=elbo,
+            gap=gap,
+            levels=state.levels.with_value(elbo),
+            gaps=state.gaps.with_value(gap),
+            n_failed=0,
         )
-        advanced = self._advance(state, moments) if moments.is_finite() else None
-        return replace(state, n_failed=state.n_failed + 1) if advanced is None else replace(advanced, n_failed=0)
 
     def terminate(self, state: StochasticState) -> Status | None:
         """Return why to stop, or None to go on."""
@@ -314,8 +330,7 @@ class Stochastic:
         return int(np.clip(2 ** np.ceil(np.log2(max(n_dim, 1))), 16, 256))
 
 
-def _log_ratios(q: Any, base: BaseDraws, evaluation: Evaluation) -> Array:
-    """Return log p - log q at draws of q, whose log q follows from the base draws."""
-    squares = np.einsum("ni,ni->n", base.z, base.z)
-    result: Array = evaluation.logp + 0.5 * squares + (q.entropy() - 0.5 * q.n_dim)
-    return result
+def _noisy_elbo(evaluation: Evaluation, base: BaseDraws) -> float:
+    """Return the mean of log p - log q over the draws, whose log q follows from the base draws."""
+    z = base.z if evaluation.finite.all() else base.z[evaluation.finite]
+    return float(evaluation.elbo + 0.5 * (np.vdot(z, z) / len(z) - z.shape[1]))

@@ -39,7 +39,7 @@ def sqrt[S: GaussianState](state: S, moments: Moments, step_size: float, correct
     GaussianState or None
         None where a moment is not finite, or so large that rounding would hide the retraction.
     """
-    change = 0.5 * step_size * (1.0 - state.curvature_diagonal(moments.curvature))
+    change = 0.5 * step_size * moments.error_diagonal(state)
     if not moments.is_finite() or np.max(np.abs(change), initial=0.0) > _MOST_RESOLVED:
         return None
     direction = natural_direction(state, moments)
