@@ -16,6 +16,8 @@ from pymc_ngvi.registry import ALLOWED, AXES, Choice
 COMBINATIONS = tuple(Choice(*row) for row in ALLOWED)
 #: Those that are solved to the tolerance on any target: the default step rule.
 ADAPTIVE = tuple(choice for choice in COMBINATIONS if choice.step == "adaptive")
+#: Of these, the ones whose steps of size 1 are exact for Gaussian targets: the default of each family.
+NATURAL = tuple(choice for choice in ADAPTIVE if choice.update == "natural")
 STOCHASTIC = tuple(choice for choice in COMBINATIONS if choice.step != "adaptive")
 #: Structures of q, with the second factorisation of a dense one.
 GAUSSIAN_FAMILIES = ("full", "diagonal", "block", "full precision")
@@ -26,7 +28,9 @@ def _id(choice):
 
 
 each_combination = pytest.mark.parametrize("choice", COMBINATIONS, ids=_id)
+each_natural = pytest.mark.parametrize("choice", NATURAL, ids=_id)
 each_adaptive = pytest.mark.parametrize("choice", ADAPTIVE, ids=_id)
+each_full_adaptive = pytest.mark.parametrize("choice", [c for c in ADAPTIVE if c.family == "full"], ids=_id)
 each_stochastic = pytest.mark.parametrize("choice", STOCHASTIC, ids=_id)
 each_family = pytest.mark.parametrize("family", GAUSSIAN_FAMILIES)
 two_seeds = pytest.mark.parametrize("seed", [1, 2], ids=["seed1", "seed2"])

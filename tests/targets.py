@@ -36,11 +36,16 @@ def block_labels(n_dim):
 
 
 def restrict(family, matrix):
-    """Return the entries of a matrix that a family of Gaussians stores, the others 0."""
+    """Return the entries of a matrix that a family of Gaussians stores, the others 0.
+
+    ``family`` is a name, or a tuple with the block of each coordinate.
+    """
+    if family in ("full", "full precision"):
+        return matrix
     if family == "diagonal":
         return np.diag(np.diag(matrix))
-    labels = block_labels(len(matrix))
-    return np.where(labels[:, None] == labels, matrix, 0.0) if family == "block" else matrix
+    labels = block_labels(len(matrix)) if family == "block" else np.asarray(family)
+    return np.where(labels[:, None] == labels, matrix, 0.0)
 
 
 # --- log densities in NumPy -------------------------------------------------------------------------------------------
@@ -277,15 +282,14 @@ class Quadrature:
     @functools.cache  # noqa: B019 (targets live as long as the tests)
     def optimum(self, family):
         """Return mean and covariance of the best approximation, by numerical maximisation of the ELBO."""
-        lower = np.tril_indices(self.n_dim, -1)
+        below = np.nonzero(np.tril(restrict(family, np.ones((self.n_dim,) * 2)), -1))
 
         def unpack(x):
             factor = np.diag(np.exp(x[self.n_dim : 2 * self.n_dim]))
-            if family == "full":
-                factor[lower] = x[2 * self.n_dim :]
+            factor[below] = x[2 * self.n_dim :]
             return x[: self.n_dim], factor @ factor.T
 
-        n_parameters = 2 * self.n_dim + len(restrict(family, np.ones((self.n_dim,) * 2))[lower])
+        n_parameters = 2 * self.n_dim + len(below[0])
         # Bounds keep the line search where exp does not overflow.
         bounds = [(-5, 5)] * self.n_dim + [(-4, 1)] * self.n_dim + [(-5, 5)] * (n_parameters - 2 * self.n_dim)
         start = np.repeat([0.5, -1.0, 0.0], [self.n_dim, self.n_dim, n_parameters - 2 * self.n_dim])

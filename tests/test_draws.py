@@ -1,20 +1,24 @@
-"""Base draws: antithetic, in replicates, standard normal in every coordinate."""
+"""Base draws: in replicates, standard normal in every coordinate; quasi-random pairs, pairs, or plain."""
 
 import numpy as np
 import pytest
 
 from matrix import two_seeds
 
-from pymc_ngvi.draws import MAX_SOBOL_DIM, N_REPLICATES, sobol_draws
+from pymc_ngvi.draws import BASE_DRAWS, MAX_SOBOL_DIM, N_REPLICATES, antithetic_draws, plain_draws, sobol_draws
 from pymc_ngvi.types import BaseDraws
 
 sizes = pytest.mark.parametrize("n_draws", [2, 4, 8, 32, 256])
+in_pairs = pytest.mark.parametrize("draw", [sobol_draws, antithetic_draws])
+each_kind = pytest.mark.parametrize("draw", BASE_DRAWS.values(), ids=BASE_DRAWS)
 
 
 @sizes
 @two_seeds
-def test_every_replicate_is_closed_under_reflection(n_draws, seed):
-    base = sobol_draws(n_draws, 3, np.random.default_rng(seed))
+@in_pairs
+def test_every_replicate_is_closed_under_reflection(n_draws, seed, draw):
+    base = draw(n_draws, 3, np.random.default_rng(seed))
+    assert base.antithetic
     assert base.z.shape == (n_draws, 3)
     assert base.n_draws == n_draws
     for rows in base.replicates():
@@ -24,20 +28,57 @@ def test_every_replicate_is_closed_under_reflection(n_draws, seed):
 
 
 @sizes
-def test_pairs_are_reflections_and_cover_every_row_once(n_draws, rng):
-    base = sobol_draws(n_draws, 3, rng)
+@in_pairs
+def test_pairs_are_reflections_and_cover_every_row_once(n_draws, draw, rng):
+    base = draw(n_draws, 3, rng)
     pairs = base.pairs()
     np.testing.assert_array_equal(np.sort(pairs.ravel()), np.arange(n_draws))
     np.testing.assert_array_equal(base.z[pairs[:, 0]], -base.z[pairs[:, 1]])
 
 
 @sizes
-def test_replicates_partition_the_rows(n_draws, rng):
-    base = sobol_draws(n_draws, 2, rng)
+@in_pairs
+def test_replicates_partition_the_rows(n_draws, draw, rng):
+    base = draw(n_draws, 2, rng)
     assert base.n_replicates == len(base.replicates()) == min(N_REPLICATES, n_draws // 2)
     rows = np.concatenate([np.arange(n_draws)[part] for part in base.replicates()])
     np.testing.assert_array_equal(rows, np.arange(n_draws))
     assert {part.stop - part.start for part in base.replicates()} == {n_draws // base.n_replicates}
+
+
+@pytest.mark.parametrize(
+    ("draw", "n_draws", "n_replicates"),
+    [
+        (antithetic_draws, 6, 3),
+        (antithetic_draws, 10, 5),
+        (antithetic_draws, 22, 1),
+        (antithetic_draws, 100, 5),
+        (plain_draws, 1, 1),
+        (plain_draws, 7, 7),
+        (plain_draws, 8, 8),
+        (plain_draws, 11, 1),
+        (plain_draws, 100, 5),
+    ],
+)
+def test_replicates_of_numbers_that_are_no_powers_of_2(draw, n_draws, n_replicates, rng):
+    """As many of equal size as there can be, up to eight, and no pair across two of them."""
+    base = draw(n_draws, 3, rng)
+    assert base.z.shape == (n_draws, 3)
+    assert base.n_replicates == len(base.replicates()) == n_replicates
+    rows = np.concatenate([np.arange(n_draws)[part] for part in base.replicates()])
+    np.testing.assert_array_equal(rows, np.arange(n_draws))
+    size = n_draws // n_replicates
+    assert (base.pairs() // size == (base.pairs() // size)[:, :1]).all()
+    if base.antithetic:
+        np.testing.assert_array_equal(base.z[base.pairs()[:, 0]], -base.z[base.pairs()[:, 1]])
+
+
+@pytest.mark.parametrize("n_draws", [1, 2, 7, 32])
+def test_plain_draws_are_units_by_themselves(n_draws, rng):
+    base = plain_draws(n_draws, 3, rng)
+    assert not base.antithetic
+    np.testing.assert_array_equal(base.pairs(), np.arange(n_draws)[:, None])
+    assert len(np.unique(np.abs(base.z))) == base.z.size, "no draw is another one's reflection"
 
 
 def test_pairs_do_not_cross_replicates():
@@ -47,10 +88,13 @@ def test_pairs_do_not_cross_replicates():
 
 
 @two_seeds
-def test_moments_are_those_of_standard_normals(seed):
-    """64 independent sets of 32: each mean of squares and of products within 5 standard errors, 10 comparisons."""
+@each_kind
+def test_moments_are_those_of_standard_normals(seed, draw):
+    """64 independent sets of 32: each mean of squares and of products within 5 standard errors, 14 comparisons."""
     rng = np.random.default_rng(seed)
-    sets = np.array([sobol_draws(32, 4, rng).z for _ in range(64)])
+    sets = np.array([draw(32, 4, rng).z for _ in range(64)])
+    means = sets.mean(axis=1)
+    assert (np.abs(means.mean(axis=0)) <= 5.0 * means.std(axis=0, ddof=1) / np.sqrt(len(sets)) + 1e-12).all()
     products = np.einsum("rni,rnj->rij", sets, sets) / 32
     error = products.mean(axis=0) - np.eye(4)
     se = products.std(axis=0, ddof=1) / np.sqrt(len(sets))
@@ -59,8 +103,9 @@ def test_moments_are_those_of_standard_normals(seed):
     assert (np.abs(fourth.mean(axis=0) - 3.0) < 5.0 * fourth.std(axis=0, ddof=1) / np.sqrt(len(sets))).all()
 
 
-def test_coordinates_and_replicates_are_not_copies_of_each_other(rng):
-    base = sobol_draws(256, 3, rng)
+@each_kind
+def test_coordinates_and_replicates_are_not_copies_of_each_other(draw, rng):
+    base = draw(256, 3, rng)
     correlation = np.corrcoef(base.z.T)
     assert np.abs(correlation - np.eye(3)).max() < 5 / np.sqrt(128)
     blocks = [base.z[rows] for rows in base.replicates()]
@@ -75,12 +120,13 @@ def test_quasi_random_normals_are_more_even_than_plain_ones(rng):
 
 
 @two_seeds
-def test_replicates_are_independent(seed):
+@each_kind
+def test_replicates_are_independent(seed, draw):
     """Means of z_1 z_2 in two replicates: uncorrelated over 400 sets, within 5 standard errors."""
     rng = np.random.default_rng(seed)
     means = []
     for _ in range(400):
-        base = sobol_draws(64, 2, rng)
+        base = draw(64, 2, rng)
         means.append([base.z[rows].prod(axis=1).mean() for rows in base.replicates()[:2]])
     assert abs(np.corrcoef(np.transpose(means))[0, 1]) < 5.0 / np.sqrt(400)
 
@@ -96,8 +142,13 @@ def test_any_number_of_dimensions(n_dim, rng):
 
 
 @two_seeds
-def test_the_generator_alone_decides(seed):
-    first, again = (sobol_draws(16, 3, np.random.default_rng(seed)).z for _ in range(2))
+@each_kind
+def test_the_generator_alone_decides(seed, draw):
+    first, again = (draw(16, 3, np.random.default_rng(seed)).z for _ in range(2))
     np.testing.assert_array_equal(first, again)
     rng = np.random.default_rng(seed)
-    assert not np.array_equal(sobol_draws(16, 3, rng).z, sobol_draws(16, 3, rng).z)
+    assert not np.array_equal(draw(16, 3, rng).z, draw(16, 3, rng).z)
+
+
+def test_there_are_three_kinds():
+    assert {"sobol": sobol_draws, "antithetic": antithetic_draws, "plain": plain_draws} == BASE_DRAWS

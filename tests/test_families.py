@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from matrix import each_family, random_state, state_of, two_seeds, whitener
+from matrix import each_family, family_object, random_state, state_of, two_seeds, whitener
 from scipy import stats
 from targets import Quadratic, random_covariance, restrict
 
-from pymc_ngvi.families import FAMILIES
+from pymc_ngvi.types import Outer
 
 pytestmark = [each_family, two_seeds]
 N_DIM = 5
@@ -16,6 +16,28 @@ N_DIM = 5
 @pytest.fixture
 def state(family, seed):
     return random_state(family, N_DIM, np.random.default_rng(seed))
+
+
+def dense(state, values):
+    """Return a curvature, or a factor, as a matrix."""
+    if state.factor_values.ndim == 2:
+        return values
+    return state.structure.dense(values) if hasattr(state, "structure") else np.diag(values)
+
+
+def packed(state, matrix):
+    """Return a symmetric matrix as a curvature in the form of the family, which leaves out what it does not store."""
+    c_inv = np.linalg.inv(whitener(state))
+    return state.curvature(Quadratic(np.zeros(N_DIM), c_inv.T @ matrix @ c_inv), np.zeros((1, N_DIM)))
+
+
+def half(lower):
+    """Return the lower triangle with a halved diagonal."""
+    return np.tril(lower) - 0.5 * np.diag(np.diag(lower))
+
+
+def random_outer(rng, n_outer):
+    return Outer(rng.standard_normal((n_outer, N_DIM)), rng.standard_normal((n_outer, N_DIM)), rng.standard_normal())
 
 
 @pytest.fixture
@@ -57,8 +79,8 @@ def test_whitened_curvature_is_minus_ctrans_h_c(state, family, rng):
     c = whitener(state)
     expected = restrict(family, -c.T @ hessian @ c)
     curvature = state.curvature(Quadratic(np.zeros(N_DIM), -hessian), np.zeros((1, N_DIM)))
-    dense = curvature if curvature.ndim == 2 else np.diag(curvature)
-    np.testing.assert_allclose(dense, expected, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(dense(state, curvature), expected, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(state.curvature_diagonal(curvature), np.diag(expected), rtol=1e-10, atol=1e-12)
 
 
 def test_whitened_curvature_of_log_q_is_the_identity(state):
@@ -78,7 +100,7 @@ def test_params_round_trip(state, rng):
 
 def test_from_scale_gives_uncorrelated_coordinates_and_keeps_no_reference(state, family, rng):
     location, scale = rng.standard_normal(N_DIM), np.exp(rng.standard_normal(N_DIM))
-    start = FAMILIES[family].from_scale(location, scale)
+    start = family_object(family, N_DIM).from_scale(location, scale)
     expected_mean, expected_cov = location.copy(), np.diag(scale**2)
     location += 1.0
     scale *= 2.0
@@ -96,8 +118,170 @@ def test_sample_moments(state, family, seed, rng):
 
 
 def test_memory_estimate_covers_what_a_state_holds(family, seed):
-    """A dense family must not claim to need vectors only, nor a diagonal one a matrix."""
+    """A dense family must not claim to need vectors only, nor one of small blocks a matrix."""
     n_dim = 400 * seed
     state = state_of(family, np.zeros(n_dim), random_covariance(np.random.default_rng(seed), n_dim))
     held = sum(value.nbytes for value in state.params().values())
-    assert held < FAMILIES[family].memory_bytes(n_dim) < 128 * held
+    assert held < family_object(family, n_dim).memory_bytes(n_dim) < 128 * held
+
+
+# --- what estimators, updates and step rules need ---------------------------------------------------------------------
+
+
+def test_factor_is_of_the_covariance_or_of_the_precision(state, family):
+    factor = dense(state, state.factor_values)
+    root = state.cov() if family != "full precision" else np.linalg.inv(state.cov())
+    assert state.factor_sign == (1 if family != "full precision" else -1)
+    np.testing.assert_allclose(factor @ factor.T, root, rtol=1e-8, atol=1e-12)
+    np.testing.assert_array_equal(factor, np.tril(factor))
+    assert state.n_params == N_DIM + np.count_nonzero(restrict(family, np.tril(np.ones((N_DIM, N_DIM)))))
+
+
+def test_maps_between_the_spaces_are_the_whitener_and_its_inverse(state, rng):
+    c, v = whitener(state), rng.standard_normal(N_DIM)
+    np.testing.assert_allclose(state.unwhiten(v), c @ v, rtol=1e-8, atol=1e-12)
+    np.testing.assert_allclose(state.dewhiten(v), np.linalg.solve(c.T, v), rtol=1e-7, atol=1e-10)
+    np.testing.assert_allclose(state.dewhiten(state.whiten(v)), v, rtol=1e-8, atol=1e-10)
+
+
+def test_operations_on_curvatures(state, family, rng):
+    matrix = rng.standard_normal((N_DIM, N_DIM))
+    matrix = restrict(family, matrix + matrix.T)
+    curvature = packed(state, matrix)
+    before = curvature.copy()
+    np.testing.assert_allclose(dense(state, state.squared(curvature)), matrix @ matrix, rtol=1e-7, atol=1e-7)
+    moved = dense(state, state.add_to_diagonal(curvature, -2.5))
+    np.testing.assert_allclose(moved, matrix - 2.5 * np.eye(N_DIM), rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(dense(state, state.curvature_error(curvature)), matrix - np.eye(N_DIM), atol=1e-8)
+    np.testing.assert_array_equal(curvature, before)
+
+
+def test_order_of_outer_products_makes_the_factor_s_triangle_the_lower_one(state, family, rng):
+    """The gradient of log p along a factor T of the precision is that of E[z w^T], of C that of E[w z^T]."""
+    whitened, z = rng.standard_normal((2, 3, N_DIM))
+    left, right = (z, whitened) if family == "full precision" else (whitened, z)
+    outer = state.outer(whitened, z)
+    lower = restrict(family, np.tril(left.T @ right / 3))
+    expected = lower + np.tril(lower, -1).T
+    np.testing.assert_allclose(dense(state, state.outer_mean(outer)), expected, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(state.outer_diagonal(outer), np.diag(expected), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("n_outer", [1, 4])
+def test_products_with_a_factor_of_a_few_outer_products(state, family, rng, n_outer):
+    """The same as with the matrix, whose upper triangle is never looked at, and the lower triangle of explicit sums."""
+    outer, factor = random_outer(rng, n_outer), dense(state, state.factor_values)
+    lower = np.tril(outer.left.T @ outer.right) / n_outer + outer.diagonal * np.eye(N_DIM)
+    lower = restrict(family, lower)
+    np.testing.assert_allclose(dense(state, state.half_product(outer)), factor @ half(lower), rtol=1e-8, atol=1e-10)
+    # Of the product with the inverse transpose, what the family does not store is left out at the end.
+    whole = restrict(family, outer.left.T @ outer.right / n_outer + outer.diagonal * np.eye(N_DIM))
+    expected = np.tril(np.linalg.solve(factor.T, whole))
+    np.testing.assert_allclose(dense(state, state.inverse_product(outer)), expected, rtol=1e-7, atol=1e-8)
+
+
+def test_products_with_a_factor_of_a_matrix(state, family, rng):
+    matrix = rng.standard_normal((N_DIM, N_DIM))
+    matrix = restrict(family, matrix + matrix.T)
+    error, factor = packed(state, matrix), dense(state, state.factor_values)
+    np.testing.assert_allclose(dense(state, state.half_product(error)), factor @ half(matrix), rtol=1e-7, atol=1e-7)
+    expected = np.tril(np.linalg.solve(factor.T, matrix))
+    np.testing.assert_allclose(dense(state, state.inverse_product(error)), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_products_are_gradients_of_the_elbo(state, family, rng):
+    """Finite differences along random directions in the factor, of E_q[log p] + entropy for a quadratic log p."""
+    target = Quadratic(rng.standard_normal(N_DIM), np.linalg.inv(random_covariance(rng, N_DIM)))
+    base = np.zeros((1, N_DIM))
+    error = -state.curvature_error(state.curvature(target, base))
+    gradient = state.factor_sign * state.inverse_product(error)
+    direction = restrict(family, np.tril(rng.standard_normal((N_DIM, N_DIM))))
+    # In the form of a factor: the difference of two states.
+    entries = state.factor_values
+    steps = [pack_lower(state, 1e-6 * sign * direction) for sign in (1.0, -1.0)]
+    up, down = (state.plus(np.zeros(N_DIM), step) for step in steps)
+    slope = (target.elbo(up.mean(), up.cov()) - target.elbo(down.mean(), down.cov())) / 2e-6
+    np.testing.assert_allclose(np.vdot(gradient, steps[0]) / 1e-6, slope, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(entries, state.factor_values)
+
+
+def pack_lower(state, matrix):
+    """Return a lower-triangular matrix in the form of a factor."""
+    if state.factor_values.ndim == 2:
+        return matrix
+    if not hasattr(state, "structure"):
+        return np.diag(matrix).copy()
+    order = state.structure.dense(np.arange(1, state.structure.n_entries + 1))
+    values = np.zeros(state.structure.n_entries)
+    values[order[order > 0].astype(int) - 1] = matrix[order > 0]
+    return values
+
+
+def test_scaled_columns(state, rng):
+    scale = rng.standard_normal(N_DIM)
+    expected = dense(state, state.factor_values) * scale
+    np.testing.assert_allclose(dense(state, state.scaled_columns(scale)), expected, rtol=1e-14)
+
+
+def test_plus_adds_to_mean_and_factor_and_keeps_the_diagonal_positive(state, rng):
+    step, columns = rng.standard_normal(N_DIM), np.ones(N_DIM)
+    columns[2] = 0.5
+    new = state.plus(step, state.scaled_columns(columns - 1.0))
+    np.testing.assert_array_equal(new.location, state.location + step)
+    np.testing.assert_allclose(new.factor_values, state.scaled_columns(columns), rtol=1e-12)
+    for bad in (0.0, -0.5, np.nan, np.inf):
+        columns[2] = bad
+        with np.errstate(invalid="ignore"):
+            scaled = state.scaled_columns(columns) - state.factor_values
+        assert state.plus(step, scaled) is None, bad
+    assert state.plus(np.full(N_DIM, np.inf), np.zeros_like(state.factor_values)) is None
+
+
+def test_a_factor_with_negative_entries_is_of_the_same_gaussian(state, rng):
+    """Signed steps may take a column of the factor through 0, but not to it."""
+    columns = np.array([1.0, -1.0, 1.0, -1.0, 1.0])
+    still = np.zeros(N_DIM)
+    negative = state.plus(still, state.scaled_columns(columns - 1.0), signed=True)
+    theta = state.mean() + rng.standard_normal((4, N_DIM))
+    positive = negative.unsigned()
+    for same in (negative, positive):
+        np.testing.assert_allclose(same.log_density(theta), state.log_density(theta), rtol=1e-9)
+        np.testing.assert_allclose(same.cov(), state.cov(), rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(same.entropy(), state.entropy(), rtol=1e-12)
+    assert (np.diag(dense(negative, negative.factor_values)) * columns > 0).all()
+    np.testing.assert_allclose(positive.factor_values, state.factor_values, rtol=1e-12)
+    assert state.unsigned() is state
+    assert state.plus(still, state.scaled_columns(np.where(columns < 0, -1.0, 0.0)), signed=True) is None
+
+
+def test_division_by_a_precision(state, family, rng):
+    if family == "full precision":
+        assert not hasattr(state, "divided"), "natural updates work on factors of the covariance"
+        return
+    root = rng.standard_normal((N_DIM, 2 * N_DIM))
+    matrix, grad, c = restrict(family, root @ root.T), rng.standard_normal(N_DIM), whitener(state)
+    new, displacement = state.divided(packed(state, matrix), grad)
+    np.testing.assert_allclose(new.cov(), c @ np.linalg.solve(matrix, c.T), rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(displacement, c @ np.linalg.solve(matrix, grad), rtol=1e-6, atol=1e-8)
+    np.testing.assert_array_equal(new.location, state.location)
+    by_function, moved = state.divided_by_function(packed(state, matrix), lambda a: np.sqrt(a) + 1.0, grad)
+    eigenvalues, vectors = np.linalg.eigh(matrix)
+    inverse = (vectors / (np.sqrt(eigenvalues) + 1.0)) @ vectors.T
+    np.testing.assert_allclose(by_function.cov(), c @ inverse @ c.T, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(moved, c @ inverse @ grad, rtol=1e-6, atol=1e-8)
+    assert state.divided(packed(state, -matrix), grad) is None
+    assert state.divided_by_function(packed(state, matrix), lambda a: -a, grad) is None
+
+
+@pytest.mark.parametrize("weight", [0.3, 1.0])
+def test_merging_averages_the_expectation_parameters(state, family, seed, weight):
+    if family == "full precision":
+        assert not hasattr(state, "merged"), "averages are taken of factors of the covariance"
+        return
+    other = random_state(family, N_DIM, np.random.default_rng(seed + 100))
+    merged = state.merged(other, weight)
+    mean = (1 - weight) * state.mean() + weight * other.mean()
+    second = sum(w * (q.cov() + np.outer(q.mean(), q.mean())) for w, q in ((1 - weight, state), (weight, other)))
+    np.testing.assert_allclose(merged.mean(), mean, rtol=1e-12)
+    expected = restrict(family, second - np.outer(mean, mean))
+    np.testing.assert_allclose(merged.cov(), expected, rtol=1e-7, atol=1e-9)

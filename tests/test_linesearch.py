@@ -48,3 +48,25 @@ def test_each_step_is_between_a_quarter_and_half_of_the_one_before(elbo):
 def test_steps_without_a_state_are_not_evaluated():
     (_, _, rho), tried = run(lambda rho: rho, propose=lambda rho: rho if rho < 0.3 else None)
     assert (rho, tried) == (0.25, [0.25])
+
+
+def test_halving_to_where_there_is_a_state_costs_no_trial():
+    """Nine steps without a state, then as many evaluations as ever, from the first that has one."""
+    found, tried = run(lambda rho: -np.inf, propose=lambda rho: rho if rho < 0.003 else None)
+    assert found is None
+    assert tried == [0.5 ** (9 + i) for i in range(8)]
+
+
+def test_steps_without_a_state_between_others_do_not_count_either():
+    """Bad luck of every kind in turn: eight evaluations at most, and the search goes on where it was."""
+    calls = iter([None, 1.0] * 8 + [2.0])
+    _, tried = run(lambda rho: -np.inf, propose=lambda rho: None if next(calls) is None else rho)
+    assert tried == [0.25 ** (1 + i) * 2.0 for i in range(8)]
+
+
+def test_a_direction_without_any_state_ends():
+    proposed = []
+    found, tried = run(lambda rho: rho, propose=proposed.append)
+    assert found is None
+    assert not tried
+    assert proposed == [0.5**i for i in range(30)]

@@ -7,7 +7,8 @@ import pytest
 
 from matrix import ignore
 
-from pymc_ngvi import loop
+from pymc_ngvi import history, loop
+from pymc_ngvi.history import History
 from pymc_ngvi.status import Status
 
 
@@ -185,6 +186,72 @@ def test_a_fit_that_gave_up_may_try_again(status):
     again = loop.run(rule, reopened, 10, ignore)
     assert again.n_iterations == 6
     assert again.status is status
+
+
+# --- histories --------------------------------------------------------------------------------------------------------
+
+
+def grown(n, start=None):
+    """Return a history with rows (0, 0), (1, -1), ... appended to another."""
+    result = History() if start is None else start
+    for i in range(n):
+        result = result.appended(float(i), -float(i))
+    return result
+
+
+@pytest.mark.parametrize("n", [0, 1, 63, 64, 65, 128, 129, 1000])
+def test_history_holds_what_was_appended(n):
+    rows = grown(n)
+    assert rows.n == n
+    np.testing.assert_array_equal(rows.column(0), np.arange(n))
+    np.testing.assert_array_equal(rows.column(1), -np.arange(n))
+
+
+def test_older_histories_stay_as_they_were():
+    """Through every size at which the memory is full, and for columns that were taken before."""
+    histories = [History()]
+    for i in range(300):
+        histories.append(histories[-1].appended(float(i), 0.5))
+    columns = [h.column(0) for h in histories]
+    grown(500, histories[-1])
+    for n, (h, column) in enumerate(zip(histories, columns, strict=True)):
+        assert h.n == n
+        np.testing.assert_array_equal(column, np.arange(n))
+        np.testing.assert_array_equal(h.column(0), np.arange(n))
+
+
+@pytest.mark.parametrize("n", [0, 5, 64, 70])
+def test_branches_of_one_history_do_not_disturb_each_other(n):
+    trunk = grown(n)
+    first = trunk.appended(1.5, 2.5)
+    second = trunk.appended(3.5, 4.5)
+    third, first = second.appended(7.0, 8.0), first.appended(5.0, 6.0)
+    np.testing.assert_array_equal(trunk.column(0), np.arange(n))
+    np.testing.assert_array_equal(first.column(0), [*range(n), 1.5, 5.0])
+    np.testing.assert_array_equal(first.column(1)[n:], [2.5, 6.0])
+    np.testing.assert_array_equal(third.column(0), [*range(n), 3.5, 7.0])
+    np.testing.assert_array_equal(second.column(0), [*range(n), 3.5])
+
+
+def test_new_histories_share_nothing():
+    first, second = History().appended(1.0, 2.0), History().appended(3.0, 4.0)
+    assert first.column(0).tolist() == [1.0]
+    assert second.column(0).tolist() == [3.0]
+
+
+def test_columns_are_read_only():
+    column = grown(3).column(0)
+    with pytest.raises(ValueError, match="read-only"):
+        column[0] = 9.0
+
+
+def test_appending_copies_rarely(monkeypatch):
+    """10,000 rows: memory is taken anew when it is full, which doubles it, not for each row."""
+    taken = []
+    room = history._Room
+    monkeypatch.setattr(history, "_Room", lambda rows, n: (taken.append(len(rows)), room(rows, n))[1])
+    grown(10_000, History(0, room(np.empty((64, 2)), 0)))
+    assert taken == [128, 256, 512, 1024, 2048, 4096, 8192, 16384]
 
 
 @pytest.mark.parametrize("status", list(Status), ids=str)

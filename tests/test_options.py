@@ -2,17 +2,21 @@
 
 import dataclasses
 import inspect
+import re
+import warnings
 
 import numpy as np
 import pymc as pm
 import pytest
 
+from matrix import family_object, fit, make_rule
 from pymc.variational.inference import Inference
 from pymc.variational.opvi import ObjectiveFunction
+from targets import logistic
 
 import pymc_ngvi.options
 
-from pymc_ngvi import NGVI, fit_ngvi, registry
+from pymc_ngvi import NGVI, ConvergenceWarning, fit_ngvi, registry
 from pymc_ngvi.options import FitOptions, check_n, refuse_unknown
 
 #: Every option that is refused by name, and what its error has to mention.
@@ -30,16 +34,23 @@ REFUSED = {
     "seed": "`random_seed`",
     "random_state": "`random_seed`",
     "draws": "approx.sample",
-    "learning_rate": "need none",
+    "learning_rate": "rules with a constant step take `step_size`",
     "cost_part_grad_scale": "not split",
-    "scale_cost_to_minibatch": "full data",
+    "scale_cost_to_minibatch": "always scaled to their `total_size`",
     "local_rv": "share one approximation",
 }
 
 
-def options(**changed):
-    defaults = {"family": None, "update": None, "estimator": None, "step": None, "tol": 0.05}
-    return FitOptions.validated(**{**defaults, "n_draws": 8, "max_draws": 1024, **changed})
+#: A value of each option of a step rule that is valid wherever the rule takes it.
+OF_RULES = {
+    "n_draws": 16,
+    "max_draws": 64,
+    "base_draws": "antithetic",
+    "step_size": 0.5,
+    "step_decay": 0.25,
+    "window": 20,
+}
+options = FitOptions.validated
 
 
 def normal_model():
@@ -61,15 +72,207 @@ def test_tol_should_be_positive(tol):
         options(tol=tol)
 
 
-@pytest.mark.parametrize("name", ["n_draws", "max_draws"])
+@pytest.mark.parametrize("name", ["n_draws", "max_draws", "window"])
 @pytest.mark.parametrize(
-    "value",
-    [0, 1, -8, 3, 12, 8.0, True, "8", None, [8]],
-    ids=["zero", "one", "negative", "odd", "even", "float", "bool", "text", "none", "list"],
+    "value", [0, -8, 8.0, True, "8", [8]], ids=["zero", "negative", "float", "bool", "text", "list"]
 )
-def test_draws_should_be_powers_of_two(name, value):
-    with pytest.raises(ValueError, match=rf"^{name} should be a power of 2, at least 2 .* got "):
+def test_counts_should_be_whole_and_positive(name, value):
+    with pytest.raises(ValueError, match=rf"^{name} should be a whole number of at least 1; got "):
         options(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["n_draws", "max_draws"])
+@pytest.mark.parametrize("base_draws", [None, "sobol"])
+@pytest.mark.parametrize("value", [1, 3, 12, 1000])
+def test_quasi_random_draws_should_be_powers_of_two(name, base_draws, value):
+    with pytest.raises(ValueError, match=rf"^{name} should be a power of 2, at least 2 .* got {value}\.$"):
+        options(**{name: value, "base_draws": base_draws})
+
+
+@pytest.mark.parametrize("step", ["adaptive", "decay", "snngm"])
+def test_antithetic_draws_should_be_even(step):
+    with pytest.raises(ValueError, match=r"^n_draws should be even \(antithetic draws come in pairs\); got 7\.$"):
+        options(step=step, base_draws="antithetic", n_draws=7)
+    assert options(step=step, base_draws="antithetic", n_draws=6).n_draws == 6
+
+
+@pytest.mark.parametrize("step", ["adaptive", "decay", "snngm"])
+@pytest.mark.parametrize("n_draws", [1, 2, 7])
+def test_plain_draws_may_be_any(step, n_draws):
+    assert options(step=step, base_draws="plain", n_draws=n_draws).n_draws == n_draws
+
+
+@pytest.mark.parametrize("step", registry.AXES["step"])
+@pytest.mark.parametrize("n_draws", [1, 2, 3, 5, 8])
+def test_every_number_of_draws_is_refused_or_can_be_drawn(step, n_draws):
+    """Without a kind of draws: what passes here must not fail later."""
+    if step == "adaptive" and n_draws & (n_draws - 1 or 1):
+        with pytest.raises(ValueError, match="n_draws should be"):
+            options(step=step, n_draws=n_draws)
+        return
+    target, validated = logistic(), options(step=step, n_draws=n_draws)
+    rule = make_rule(target, validated.choice, seed=1, n_draws=n_draws)
+    state = rule.step(rule.init(family_object(validated.choice.family, 5).from_scale(np.zeros(5), np.ones(5))))
+    assert state.n_draws >= n_draws
+
+
+def test_unknown_kind_of_draws_lists_the_valid_ones():
+    with pytest.raises(ValueError, match=r"Unknown base_draws 'soboll': did you mean 'sobol'\?.*'antithetic', 'plain'"):
+        options(base_draws="soboll")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (value, rf"step_size should be a positive number; got {value!r}")
+        for value in (0, -1.0, np.inf, np.nan, True, "1")
+    ],
+)
+def test_step_size_should_be_positive(value, message):
+    with pytest.raises(ValueError, match=message):
+        options(step="adam", step_size=value)
+    assert options(step="adam", step_size=np.float32(0.5)).step_size == 0.5
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.5, np.nan, True, False, "0.5"], ids=str)
+def test_step_decay_is_an_exponent(value):
+    with pytest.raises(ValueError, match=r"^step_decay is an exponent from 0 \(no decay\) to 1; got "):
+        options(step="adam", step_decay=value)
+
+
+@pytest.mark.parametrize("value", [0, 0.0, 0.5, 1, np.float64(1.0)], ids=str)
+def test_no_decay_and_full_decay_are_exponents(value):
+    assert options(step="adam", step_decay=value).step_decay == value
+
+
+@pytest.mark.parametrize("stl", [0, 1, None, "yes"], ids=repr)
+def test_stl_is_yes_or_no(stl):
+    with pytest.raises(ValueError, match=r"^stl should be True or False; got "):
+        options(stl=stl)
+    assert options().stl is True
+    assert options(stl=np.False_).stl is False
+
+
+# --- options of the step rules ----------------------------------------------------------------------------------------
+
+
+def test_the_values_above_are_complete():
+    assert set(OF_RULES) == set(pymc_ngvi.options.OF_RULE)
+
+
+@pytest.mark.parametrize("step", registry.AXES["step"])
+@pytest.mark.parametrize("name", OF_RULES)
+def test_an_option_goes_with_some_rules_and_others_say_which(step, name):
+    """Those that are taken arrive at the rule; no rule takes a name that it does not have."""
+    rules = registry.AXES["step"]
+    given = {name: OF_RULES[name]}
+    if name in rules[step].takes:
+        assert getattr(options(step=step, **given), name) == OF_RULES[name]
+        assert options(step=step, **given).of_rule() == given
+        assert name in inspect.signature(rules[step].__init__).parameters
+        return
+    with pytest.raises(
+        ValueError, match=rf"^step='{step}' has no use for {name}={OF_RULES[name]!r}; it takes "
+    ) as error:
+        options(step=step, **given)
+    own, others = str(error.value).split(f" {name} goes with step=")
+    assert all(taken in own for taken in rules[step].takes)
+    assert re.findall(r"'(\w+)'", others) == [rule for rule, kind in rules.items() if name in kind.takes]
+
+
+@pytest.mark.parametrize("step", registry.AXES["step"])
+def test_what_is_not_given_is_left_to_the_rule(step):
+    validated = options(step=step)
+    assert validated.of_rule() == {}
+    assert all(getattr(validated, name) is None for name in OF_RULES)
+
+
+@pytest.mark.parametrize("max_draws", [2, 4])
+def test_fewer_draws_than_the_default_first_set_are_honoured(max_draws):
+    """`max_draws` alone, below the size that the first set has by default."""
+    target, sizes = logistic().fresh(), []
+    fit(target, registry.choose(), seed=1, n=5, max_draws=max_draws, observe=lambda s: sizes.append(s.rule.n_draws))
+    assert max(sizes) <= max_draws
+
+
+# --- which factor, which blocks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("chosen", "factor"),
+    [
+        ({}, "covariance"),
+        ({"update": "cholesky"}, "covariance"),
+        ({"update": "cholesky_precision"}, "precision"),
+        ({"update": "euclidean"}, "precision"),
+        ({"update": "euclidean", "factor": "covariance"}, "covariance"),
+        ({"update": "euclidean", "factor": "precision"}, "precision"),
+        ({"update": "euclidean", "family": "diagonal"}, "covariance"),
+        ({"update": "euclidean", "family": "block", "factor": "covariance"}, "covariance"),
+        ({"update": "natural", "factor": "covariance"}, "covariance"),
+        ({"update": "cholesky_precision", "factor": "precision"}, "precision"),
+    ],
+    ids=str,
+)
+def test_factor(chosen, factor):
+    assert options(**chosen).factor == factor
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"factor": "cov"}, r"^factor should be 'covariance' or 'precision'; got 'cov'"),
+        (
+            {"update": "natural", "factor": "precision"},
+            r"^update='natural' works on a factor of the covariance; factor='precision' goes with update='euclidean' "
+            r"and update='cholesky_precision'\.$",
+        ),
+        (
+            {"update": "cholesky_precision", "factor": "covariance"},
+            r"^update='cholesky_precision' works on a factor of the precision; factor='covariance' goes with "
+            r"update='euclidean'\.$",
+        ),
+        (
+            {"update": "euclidean", "family": "diagonal", "factor": "precision"},
+            r"^factor='precision' is for family='full': for 'diagonal' it would be the same family again\.$",
+        ),
+    ],
+    ids=["unknown", "natural", "cholesky_precision", "diagonal"],
+)
+def test_factor_that_does_not_go_with_the_update(chosen, message):
+    with pytest.raises(ValueError, match=message):
+        options(**chosen)
+
+
+@pytest.mark.parametrize("family", [None, "full", "diagonal"])
+def test_blocks_are_those_of_the_block_family(family):
+    with pytest.raises(
+        ValueError, match=rf"^blocks are those of family='block'; the family is '{family or 'full'}'\.$"
+    ):
+        options(family=family, blocks=[["x"]])
+    assert options(family="block", blocks=[["x"]]).blocks == [["x"]]
+
+
+# --- changing them ----------------------------------------------------------------------------------------------------
+
+
+def test_changed_options_keep_the_others():
+    given = {"family": "diagonal", "update": "euclidean", "step": "adam", "tol": 0.2, "stl": False}
+    of_rule = {"n_draws": 6, "step_size": 0.1, "step_decay": 0.5, "window": 30, "base_draws": "antithetic"}
+    before = options(**given, **of_rule)
+    after = before.changed(tol=0.3, step_size=0.2, window=None)
+    assert after == dataclasses.replace(before, tol=0.3, step_size=0.2)
+    assert before.changed() == before
+    assert before.tol == 0.2, "the given ones are not modified"
+
+
+def test_changed_options_are_checked_anew():
+    before = options(family="block", blocks=[["x"]], n_draws=64)
+    with pytest.raises(ValueError, match="max_draws=32 is below n_draws=64"):
+        before.changed(max_draws=32)
+    with pytest.raises(ValueError, match="has no use for window=5"):
+        before.changed(window=5)
+    assert before.changed(max_draws=128).blocks == [["x"]]
 
 
 def test_first_set_is_no_larger_than_the_largest():
@@ -132,10 +335,80 @@ def test_default_is_the_dense_gaussian():
     assert options().choice == registry.Choice("full", "natural", "price", "adaptive")
 
 
-def test_combination_that_is_not_allowed_lists_those_that_are(monkeypatch):
-    monkeypatch.setattr(registry, "ALLOWED", (("full", "natural", "price", "adaptive"),))
-    with pytest.raises(ValueError, match=r"family='diagonal', step='adaptive' don't go together\. Allowed .*: full, "):
-        options(family="diagonal", step="adaptive")
+def test_combination_that_is_not_allowed_says_why():
+    with pytest.raises(ValueError, match=r"^update='natural', step='adam' don't go together: .*take update='cholesky'"):
+        options(update="natural", step="adam")
+
+
+# --- through every door -----------------------------------------------------------------------------------------------
+
+#: Options as a user gives them, and what has to have come of each.
+GIVEN = [
+    {"family": "block", "blocks": [["x", "y"]]},
+    {"family": "block", "blocks": [["x[0]", "y"], ["x[1]"]]},
+    {"update": "euclidean", "factor": "covariance", "step": "sgd", "step_size": 1e-4, "step_decay": 0.5, "window": 5},
+    {"update": "cholesky_precision", "factor": "precision", "base_draws": "plain", "n_draws": 7, "max_draws": 9},
+    {"step": "snngm", "n_draws": 3, "base_draws": "plain", "stl": False, "estimator": "stein"},
+    {"step": "proximal", "step_size": 0.5, "step_decay": 0.1, "base_draws": "sobol", "n_draws": 4},
+]
+
+
+WAYS = ("pm.fit", "fit_ngvi", "NGVI", "configure", "pm.fit of NGVI")
+#: Each set of options in two ways, each way with two sets or more.
+GIVEN_THROUGH = [(given, WAYS[j % 5]) for i, given in enumerate(GIVEN) for j in (i, i + 2)]
+
+
+@pytest.mark.parametrize(("given", "through"), GIVEN_THROUGH, ids=str)
+def test_every_option_arrives_whichever_way_it_is_given(given, through):
+    """The same bits by every way, and a fit that has these options."""
+    rest = {"progressbar": False, "backend": "quick"}
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("x", [1.0, 2.0], shape=2).sum(), 0.5)
+
+    def configured():
+        inference = NGVI(model, random_seed=1)
+        inference.configure(**given)
+        return inference.fit(3, **rest)
+
+    ways = {
+        "pm.fit": lambda: pm.fit(3, "ngvi", model, random_seed=1, **given, **rest),
+        "fit_ngvi": lambda: fit_ngvi(3, model=model, random_seed=1, **given, **rest),
+        "NGVI": lambda: NGVI(model, random_seed=1, **given).fit(3, **rest),
+        "configure": configured,
+        "pm.fit of NGVI": lambda: pm.fit(3, NGVI(model), model, random_seed=1, **given, **rest),
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        approx = ways[through]()
+    expected = options(**given)
+    assert approx._session._options == expected
+    assert {name: getattr(approx.record, name) for name in registry.AXES} == vars(expected.choice)
+    state = {"precision": "FullPrecisionState", "covariance": "FullState"}[expected.factor]
+    assert type(approx.q).__name__ == ("BlockState" if "blocks" in given else state)
+    if "blocks" in given:
+        apart = {"x", "y"} if len(given["blocks"]) == 1 else {"x[0]", "y"}
+        labels = [approx.layout.label(i) for i in range(3)]
+        block = approx.q.structure.labels
+        together = {label for label, b in zip(labels, block, strict=True) if b == block[labels.index("y")]}
+        assert together == ({"x[0]", "x[1]", "y"} if apart == {"x", "y"} else {"x[0]", "y"})
+
+
+def test_configuring_checks_options_together():
+    inference = NGVI(normal_model(), step="adam", step_size=0.1)
+    with pytest.raises(ValueError, match=r"step='adaptive' has no use for step_size=0\.1"):
+        inference.configure(step="adaptive")
+    inference.configure(step="sgd", n_draws=2)
+    assert (inference._options.choice.step, inference._options.step_size, inference._options.n_draws) == ("sgd", 0.1, 2)
+
+
+@pytest.mark.parametrize("change", [{"factor": "covariance"}, {"family": "block"}], ids=str)
+def test_configuring_another_kind_of_state_makes_another_approximation(change):
+    inference = NGVI(normal_model(), update="euclidean", random_seed=1)
+    before = inference.approx
+    assert type(before.q).__name__ == "FullPrecisionState"
+    inference.configure(**change)
+    assert inference.approx is not before
+    assert type(inference.approx.q).__name__ == ("FullState" if "factor" in change else "BlockState")
 
 
 # --- names ------------------------------------------------------------------------------------------------------------

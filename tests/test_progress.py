@@ -79,6 +79,12 @@ def test_numbers_are_those_of_the_fit(fields):
 )
 def test_large_gaps_are_short(gap, shown):
     assert format_gap(gap) == shown
+    assert format_gap(gap, " nats") == f"{shown} nats"
+
+
+@pytest.mark.parametrize("unit", ["", " nats"])
+def test_a_gap_that_nothing_tells_of_is_unknown_and_has_no_unit(unit):
+    assert format_gap(float("nan"), unit) == "unknown"
 
 
 def _state(n_iterations, **shown):

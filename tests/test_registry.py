@@ -1,12 +1,32 @@
 """The registry: defaults, refusals, and no row that leads nowhere."""
 
 import itertools
+import re
 
 import pytest
 
 from matrix import COMBINATIONS
 
-from pymc_ngvi.registry import ALLOWED, AXES, Choice, choose, suggestion
+from pymc_ngvi.registry import ALLOWED, AXES, Choice, choose, stochastic_step, suggestion
+
+#: Every choice of a name, or of none, on each axis.
+PARTIAL = [
+    dict(zip(AXES, names, strict=True)) for names in itertools.product(*([None, *axis] for axis in AXES.values()))
+]
+
+
+def agreeing(chosen):
+    """Return the rows that have all that was chosen, in their order."""
+    return [
+        choice for choice in COMBINATIONS if all(name in (None, getattr(choice, axis)) for axis, name in chosen.items())
+    ]
+
+
+def refusal(chosen):
+    """Return what is said of names that don't go together."""
+    with pytest.raises(ValueError, match="don't go together") as caught:
+        choose(**chosen)
+    return str(caught.value)
 
 
 def test_the_default_is_the_first_row():
@@ -27,18 +47,102 @@ def test_every_entry_can_be_chosen_alone(axis, name):
     assert choose(**{axis: name}) == expected
 
 
-def test_combinations_outside_the_table_are_refused():
-    # Rows disagree with each other in some axis: mixing them without leave must not be possible.
+@pytest.mark.parametrize("name", AXES["family"])
+def test_second_order_natural_gradients_are_the_default_of_every_family(name):
+    assert choose(family=name) == Choice(name, "natural", "price", "adaptive")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "row"),
+    [
+        ({"update": "natural_pd"}, ("full", "natural_pd", "price", "adaptive")),
+        ({"update": "cholesky"}, ("full", "cholesky", "price", "adaptive")),
+        ({"update": "cholesky_precision"}, ("full", "cholesky_precision", "price", "adaptive")),
+        ({"update": "sqrt"}, ("full", "sqrt", "price", "adaptive")),
+        ({"update": "euclidean"}, ("full", "euclidean", "reparam", "adam")),
+        ({"estimator": "reparam", "step": "snngm"}, ("full", "cholesky", "reparam", "snngm")),
+        ({"estimator": "reparam"}, ("full", "cholesky", "reparam", "snngm")),
+        ({"estimator": "gauss_newton"}, ("diagonal", "natural", "gauss_newton", "constant")),
+        ({"step": "adam"}, ("full", "euclidean", "reparam", "adam")),
+        ({"step": "sgd"}, ("full", "euclidean", "reparam", "sgd")),
+        ({"step": "decay"}, ("full", "natural", "price", "decay")),
+        ({"step": "proximal"}, ("full", "natural", "price", "proximal")),
+        ({"step": "constant"}, ("full", "natural", "price", "constant")),
+        ({"step": "snngm", "family": "block"}, ("block", "cholesky", "reparam", "snngm")),
+    ],
+    ids=str,
+)
+def test_what_is_left_open_is_what_the_papers_have(chosen, row):
+    assert choose(**chosen) == Choice(*row)
+
+
+def test_every_choice_is_filled_in_by_the_first_row_that_agrees_or_refused_with_a_reason():
+    """However many axes are named; the sentence for those that nothing is known of is never needed."""
+    for chosen in PARTIAL:
+        rows = agreeing(chosen)
+        if rows:
+            assert choose(**chosen) == rows[0]
+            continue
+        message = refusal(chosen)
+        assert "no row of" not in message, chosen
+        assert all(f"{axis}={name!r}" in message for axis, name in chosen.items() if name is not None)
+        assert message.endswith(".")
+
+
+def test_what_a_refusal_advises_exists():
+    """Names in the reasons are valid, and each reason tells of something else to take."""
+    for chosen in PARTIAL:
+        if agreeing(chosen):
+            continue
+        reason = refusal(chosen).split("don't go together: ")[1]
+        for axis, name in re.findall(r"(\w+)='(\w+)'", reason):
+            assert name in AXES[axis], reason
+            assert name != chosen[axis], reason
+
+
+def test_what_a_refusal_advises_leads_somewhere():
+    """Taking the first advice of each refusal, and so on, ends at a row."""
     for names in itertools.product(*AXES.values()):
-        if names not in ALLOWED:
-            with pytest.raises(ValueError, match="don't go together"):
-                choose(**dict(zip(AXES, names, strict=True)))
+        chosen = dict(zip(AXES, names, strict=True))
+        for _ in range(4):
+            if agreeing(chosen):
+                break
+            axis, name = re.search(r"(\w+)='(\w+)'", refusal(chosen).split("go together: ")[1]).groups()
+            chosen = {**chosen, axis: name}
+        assert agreeing(chosen), names
 
 
-def test_a_combination_that_is_not_allowed_names_the_ones_that_are(monkeypatch):
+def test_combinations_outside_the_table_are_refused():
+    refused = [names for names in itertools.product(*AXES.values()) if names not in ALLOWED]
+    assert refused
+    for names in refused:
+        refusal(dict(zip(AXES, names, strict=True)))
+
+
+def test_a_refusal_without_a_reason_names_the_table(monkeypatch):
     monkeypatch.setattr("pymc_ngvi.registry.ALLOWED", (("full", "natural", "price", "adaptive"),))
-    with pytest.raises(ValueError, match=r"family='diagonal', step='adaptive' don't go together.*full, natural, price"):
+    with pytest.raises(ValueError, match=r"family='diagonal', step='adaptive' don't go together: no row of .*ALLOWED"):
         choose(family="diagonal", step="adaptive")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "step"),
+    [
+        ({}, "decay"),
+        ({"family": "block"}, "decay"),
+        ({"update": "natural_pd"}, "constant"),
+        ({"update": "cholesky"}, "snngm"),
+        ({"update": "sqrt"}, "constant"),
+        ({"update": "euclidean"}, "adam"),
+        ({"estimator": "gauss_newton"}, "constant"),
+        ({"step": "sgd"}, "sgd"),
+        ({"step": "adaptive"}, None),
+        ({"family": "diagonal", "update": "cholesky_precision"}, None),
+    ],
+    ids=str,
+)
+def test_step_rule_for_data_that_change(chosen, step):
+    assert stochastic_step(**chosen) == step
 
 
 @pytest.mark.parametrize("axis", AXES)
