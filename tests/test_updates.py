@@ -1,32 +1,89 @@
 """Updates against explicit matrices, finite differences and the exact answer of a Gaussian target."""
 
+import itertools
+
+from dataclasses import replace
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 
 from hypothesis import given, settings
 from hypothesis.extra.numpy import arrays
-from matrix import each_family, random_state, state_of, two_seeds, whitener
-from targets import logistic, random_covariance, restrict
+from matrix import COMBINATIONS, make_rule, random_state, state_of, two_seeds, whitener
+from targets import Quadratic, logistic, random_covariance, restrict
 
-from pymc_ngvi.types import Moments
+from pymc_ngvi.draws import plain_draws
+from pymc_ngvi.families import lower
+from pymc_ngvi.options import FitOptions
+from pymc_ngvi.registry import AXES, Choice
+from pymc_ngvi.types import Evaluation, Moments, Outer
 from pymc_ngvi.updates import natural
 
 step_sizes = pytest.mark.parametrize("rho", [1.0, 0.5, 0.01])
 
 
+def state_kind(choice):
+    """Return the family of a combination, as the tests name it: a dense q has two factorisations."""
+    return "full precision" if FitOptions.validated(**vars(choice)).factor == "precision" else choice.family
+
+
+#: Family and update of every allowed combination, each once; Euclidean gradients go with either factor.
+PAIRS = tuple(dict.fromkeys([(state_kind(choice), choice.update) for choice in COMBINATIONS] + [("full", "euclidean")]))
+#: Families of the updates that work on precisions.
+NATURAL_FAMILIES = tuple(family for family, update in PAIRS if update == "natural")
+each_pair = pytest.mark.parametrize(("family", "update"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
+each_family = pytest.mark.parametrize("family", NATURAL_FAMILIES)
+#: Of the updates that move the coordinates of mean and factor.
+factor_pairs = pytest.mark.parametrize(
+    ("family", "update"), [pair for pair in PAIRS if pair[1] in ("cholesky", "cholesky_precision", "euclidean")]
+)
+
+
+def stored(family, matrix):
+    """Return the entries of a matrix that a family stores, the others 0."""
+    return restrict("full" if family == "full precision" else family, matrix)
+
+
+def as_curvature(state, matrix):
+    """Return a symmetric matrix in the form of the family."""
+    if "sd" in state.params():
+        return np.diag(matrix).copy()
+    if "cholesky_blocks" in state.params():
+        return matrix[state.structure.order[state.structure.lines], state.structure.columns]
+    return 0.5 * (matrix + matrix.T)
+
+
+def as_matrix(state, values):
+    """Return a curvature, or a factor, as a matrix."""
+    if "cholesky_blocks" in state.params():
+        return state.structure.dense(values)
+    return np.diag(values) if values.ndim == 1 else values
+
+
 def moments_of(state, grad, curvature):
     """Return whitened moments of E[grad log p] and -E[hess log p], both given in the coordinates of theta."""
     c = whitener(state)
-    dense = c.T @ curvature @ c
-    diagonal = state.curvature_error(np.zeros(state.n_dim)).ndim == 1 and "sd" in state.params()
-    return whitened_moments(c.T @ grad, np.diag(dense).copy() if diagonal else 0.5 * (dense + dense.T))
+    return whitened_moments(c.T @ grad, as_curvature(state, c.T @ curvature @ c))
 
 
 def whitened_moments(grad, curvature):
     """Return moments as an estimator without noise would."""
     zero = np.zeros(len(grad))
     return Moments(grad, curvature, grad_se=zero, curvature_se=zero, gap=0.0, floor=0.0, floor_sd=0.0)
+
+
+def moments_from_draws(target, state, base, estimator, *, stl=True):
+    """Return the moments that base draws give."""
+    theta = state.draws(base.z)
+    logp, grad = target.logp_grad(theta)
+    evaluation = Evaluation(theta, logp, grad, np.ones(len(theta), dtype=bool), 0.0)
+    return AXES["estimator"][estimator](target, state, base, evaluation, stl=stl)
+
+
+def half_triangle(matrix):
+    """Return the lower triangle with its diagonal halved."""
+    return np.tril(matrix) - 0.5 * np.diag(np.diag(matrix))
 
 
 def random_moments(state, rng, *, definite=True):
@@ -43,79 +100,68 @@ def assert_same_gaussian(state, mean, cov, rtol):
     np.testing.assert_allclose(state.cov() / np.outer(sd, sd), cov / np.outer(sd, sd), rtol=rtol, atol=rtol)
 
 
-@each_family
+def step_in_matrices(family, update, state, grad, curvature, rho):
+    """Return mean and covariance after a step from E[grad log p] and -E[hess log p], in the coordinates of theta.
+
+    The gradients in the factors C and T are tril((S + H) C) and tril(-Sigma (S + H) T^-T), with a precision S and a
+    mean Hessian H; the Fisher information divides them as C thalf(C^T .) and T thalf(T^T .).
+    """
+    mean, cov = state.mean(), state.cov()
+    precision, excess = np.linalg.inv(cov), stored(family, curvature) - np.linalg.inv(cov)
+    if update == "natural":
+        new = np.linalg.inv(precision + rho * excess)
+        return mean + rho * new @ grad, new
+    if update == "natural_pd":
+        return mean + rho * cov @ grad, np.linalg.inv(precision + rho * excess + 0.5 * rho**2 * excess @ cov @ excess)
+    of_precision = family == "full precision"
+    factor = np.linalg.cholesky(precision if of_precision else cov)
+    gradient = np.tril(cov @ excess @ np.linalg.inv(factor).T if of_precision else -excess @ factor)
+    if update == "euclidean":
+        new, location = factor + rho * gradient, mean + rho * grad
+    else:
+        change = rho * half_triangle(factor.T @ gradient)
+        if update == "sqrt":
+            np.fill_diagonal(change, np.expm1(np.diag(change)))
+        new, location = factor + factor @ change, mean + rho * cov @ grad
+    return location, np.linalg.inv(new @ new.T) if of_precision else new @ new.T
+
+
+@each_pair
 @two_seeds
 @step_sizes
-def test_natural_step_in_explicit_matrices(family, seed, rho):
-    """S' = (1-rho) S + rho E[-H], mu' = mu + rho S'^-1 g: with the new precision, not the old one."""
+def test_step_in_explicit_matrices(family, update, seed, rho):
+    """Every formula in the coordinates of theta; the natural mean moves with the new precision, not the old one."""
+    rng = np.random.default_rng(seed)
+    state = random_state(family, 4, rng)
+    rho = 1e-3 * rho if update == "euclidean" else rho
+    root = np.linalg.inv(whitener(state))
+    # Whitened eigenvalues below 3, so that no factor's diagonal changes its sign.
+    grad, curvature = rng.standard_normal(4), root.T @ (3.0 * random_covariance(rng, 4)) @ root
+    new = AXES["update"][update](state, moments_of(state, grad, curvature), rho, False)
+    assert_same_gaussian(new, *step_in_matrices(family, update, state, grad, curvature, rho), rtol=1e-8)
+
+
+@each_family
+@two_seeds
+def test_the_old_covariance_would_make_another_mean(family, seed):
+    """The mean of the natural-parameter step is not that of the updates that move factors: read one after the other."""
     rng = np.random.default_rng(seed)
     state = random_state(family, 4, rng)
     grad, curvature = random_moments(state, rng)
-    precision = (1 - rho) * np.linalg.inv(state.cov()) + rho * restrict(family, curvature)
-    new = natural(state, moments_of(state, grad, curvature), rho, False)
-    cov = np.linalg.inv(precision)
-    assert_same_gaussian(new, state.mean() + rho * cov @ grad, cov, rtol=1e-8)
-
-
-def _natural_parameters(family, mean, cov):
-    """Return minimal natural parameters: S mu, and the stored entries of -S/2 (off-diagonals counted twice)."""
-    precision = np.linalg.inv(cov)
-    linear = precision @ mean
-    rows, columns = (np.diag_indices(2) if family == "diagonal" else np.tril_indices(2)) if len(mean) == 2 else ()
-    twice = np.where(rows == columns, 1.0, 2.0)
-    return np.concatenate([linear, -0.5 * twice * precision[rows, columns]])
-
-
-def _from_natural(family, natural_parameters):
-    rows, columns = np.diag_indices(2) if family == "diagonal" else np.tril_indices(2)
-    twice = np.where(rows == columns, 1.0, 2.0)
-    precision = np.zeros((2, 2))
-    precision[rows, columns] = precision[columns, rows] = -2.0 * natural_parameters[2:] / twice
-    cov = np.linalg.inv(precision)
-    return cov @ natural_parameters[:2], cov
-
-
-def _log_partition(family, natural_parameters):
-    mean, cov = _from_natural(family, natural_parameters)
-    return 0.5 * mean @ np.linalg.solve(cov, mean) + 0.5 * np.linalg.slogdet(cov)[1]
-
-
-def _derivatives(function, x, h=1e-4):
-    """Return gradient and Hessian by central differences, relative errors about 1e-6."""
-    steps = h * np.diag(np.maximum(np.abs(x), 0.1))
-    sizes = np.diag(steps)
-    grad = np.array([(function(x + s) - function(x - s)) for s in steps]) / (2 * sizes)
-    signs = [(1, 1), (1, -1), (-1, 1), (-1, -1)]
-    hessian = np.array([[sum(i * j * function(x + i * a + j * b) for i, j in signs) for b in steps] for a in steps])
-    return grad, hessian / (4 * np.outer(sizes, sizes))
-
-
-@each_family
-@two_seeds
-def test_natural_step_is_the_inverse_fisher_information_times_the_gradient_of_the_elbo(family, seed):
-    """Fisher information and gradient by finite differences in the natural parameters of q."""
-    target = logistic(n=20, n_dim=2, seed=seed)
-    rng = np.random.default_rng(seed)
-    state = state_of(family, 0.3 * rng.standard_normal(2), 0.3 * random_covariance(rng, 2, 3.0))
-    x = _natural_parameters(family, state.mean(), state.cov())
-    _, fisher = _derivatives(lambda x: _log_partition(family, x), x)
-    grad, _ = _derivatives(lambda x: target.elbo(*_from_natural(family, x)), x)
-    direction = np.linalg.solve(fisher, grad)
-    rho = 0.1
-    new = natural(state, moments_of(state, *target.moments(state.mean(), state.cov())), rho, False)
-    taken = (_natural_parameters(family, new.mean(), new.cov()) - x) / rho
-    np.testing.assert_allclose(taken, direction, rtol=1e-4, atol=1e-4 * np.abs(direction).max())
+    new = natural(state, moments_of(state, grad, curvature), 0.5, False)
+    old_covariance = state.mean() + 0.5 * state.cov() @ grad
+    assert np.abs((new.mean() - old_covariance) / new.sd()).max() > 0.1
 
 
 @each_family
 @settings(max_examples=50)
 @given(seed=st.integers(0, 2**32 - 1), condition=st.floats(1.0, 1e3), scale=st.floats(0.05, 1e3))
 def test_one_step_of_size_1_is_exact_for_a_gaussian_target(family, seed, condition, scale):
-    """From any state; in a diagonal family on a diagonal target (for others the mean takes several steps)."""
+    """From any state; on a target of the same structure (for others the mean takes several steps)."""
     rng = np.random.default_rng(seed)
-    state = random_state(family, 3, rng)
-    cov = scale**2 * restrict(family, random_covariance(rng, 3, condition))
-    mean = scale * 10.0 * rng.standard_normal(3)
+    state = random_state(family, 4, rng)
+    cov = scale**2 * restrict(family, random_covariance(rng, 4, condition))
+    mean = scale * 10.0 * rng.standard_normal(4)
     precision = np.linalg.inv(cov)
     new = natural(state, moments_of(state, precision @ (mean - state.mean()), precision), 1.0, False)
     assert_same_gaussian(new, mean, cov, rtol=1e-8)
@@ -131,15 +177,206 @@ def test_diagonal_part_of_a_correlated_gaussian_is_exact_in_one_step(family, see
     np.testing.assert_allclose(np.linalg.inv(new.cov()), restrict(family, precision), rtol=1e-8, atol=1e-8)
 
 
-@each_family
-def test_the_given_values_are_not_modified(family, rng):
+@each_pair
+def test_the_given_values_are_not_modified(family, update, rng):
     state = random_state(family, 4, rng)
     for definite in (True, False):
         moments = moments_of(state, *random_moments(state, rng, definite=definite))
         before = [state.mean().copy(), state.cov().copy(), moments.grad.copy(), moments.curvature.copy()]
-        natural(state, moments, 0.7, True)
+        AXES["update"][update](state, moments, 0.01, True)
         for kept, now in zip(before, [state.mean(), state.cov(), moments.grad, moments.curvature], strict=True):
             np.testing.assert_array_equal(kept, now)
+
+
+# --- what the other updates do on a Gaussian target -------------------------------------------------------------------
+
+
+def gaussian_target(family, rng, n_dim=4):
+    """Return a Gaussian target with the structure of a family."""
+    return Quadratic(rng.standard_normal(n_dim), np.linalg.inv(stored(family, random_covariance(rng, n_dim))))
+
+
+def exact_step(update, state, target, rho):
+    """Return the state after a step with exact moments."""
+    grad = target.precision @ (target.mean - state.mean())
+    return AXES["update"][update](state, moments_of(state, grad, target.precision), rho, False)
+
+
+@each_family
+@two_seeds
+def test_natural_pd_leaves_half_the_square_of_the_error_in_the_precision(family, seed):
+    """S' - P = (P - S) S^-1 (P - S) / 2 for a step of size 1."""
+    rng = np.random.default_rng(seed)
+    state, target = random_state(family, 4, rng), gaussian_target(family, rng)
+    error = target.precision - np.linalg.inv(state.cov())
+    new = exact_step("natural_pd", state, target, 1.0)
+    # The answer is much larger than P: compared in units of the new precision.
+    cov = np.linalg.inv(target.precision + 0.5 * error @ state.cov() @ error)
+    assert_same_gaussian(new, state.mean() + state.cov() @ target.precision @ (target.mean - state.mean()), cov, 1e-8)
+
+
+@pytest.mark.parametrize(("family", "update"), [pair for pair in PAIRS if pair[1] not in ("natural", "euclidean")])
+@two_seeds
+def test_steps_of_size_1_converge_quadratically_on_a_gaussian_target(family, update, seed):
+    """|A - I| is about squared in every step, and the mean follows; nothing is exact after the first."""
+    rng = np.random.default_rng(seed)
+    target, cov = gaussian_target(family, rng), None
+    root = np.linalg.cholesky(np.linalg.inv(target.precision))
+    cov = root @ (np.eye(4) + stored(family, 0.3 * random_covariance(rng, 4, 3.0))) @ root.T
+    state = state_of(family, target.mean + root @ rng.standard_normal(4), cov)
+    errors = []
+    for _ in range(6):
+        c = whitener(state)
+        errors.append(np.linalg.norm(c.T @ target.precision @ c - np.eye(4)))
+        state = exact_step(update, state, target, 1.0)
+    assert errors[0] > 0.2
+    assert errors[1] > 1e-4
+    assert errors[-1] < 1e-12
+    for before, after in itertools.pairwise(errors):
+        assert after < 1.5 * before**2 + 1e-12
+    assert_same_gaussian(state, target.mean, np.linalg.inv(target.precision), rtol=1e-10)
+
+
+@pytest.mark.parametrize("family", NATURAL_FAMILIES)
+@two_seeds
+def test_one_antithetic_pair_with_hessians_is_exact_on_a_gaussian_target(family, seed):
+    """The step rule itself, with a constant step of size 1: two gradients and two Hessians."""
+    rng = np.random.default_rng(seed)
+    state, target = random_state(family, 4, rng), gaussian_target(family, rng)
+    choice = Choice(family, "natural", "price", "constant")
+    rule = make_rule(target, choice, seed=seed, step_size=1.0, n_draws=2, base_draws="antithetic")
+    start = rule.init(state)
+    target.n_gradients = target.n_hessians = 0
+    assert_same_gaussian(rule.step(start).q, target.mean, np.linalg.inv(target.precision), rtol=1e-8)
+    assert (target.n_gradients, target.n_hessians) == (2, 2)
+
+
+# --- steps from the gradient at one draw, in loops --------------------------------------------------------------------
+
+
+def loops_in_the_factor_of_the_covariance(factor, grad_h, z, rho, update):
+    """Return what algorithm 1b, or 1a, adds to mean and C: w = C^T grad h, C thalf(w z^T), or tril(grad h z^T)."""
+    w, step = factor.T @ grad_h, np.zeros_like(factor)
+    for i in range(len(z)):
+        for j in range(i + 1):
+            if update == "euclidean":
+                step[i, j] = rho * grad_h[i] * z[j]
+            else:
+                after = sum(factor[i, k] * w[k] for k in range(j, len(z)))
+                step[i, j] = rho * z[j] * (after - 0.5 * factor[i, j] * w[j])
+    return rho * (grad_h if update == "euclidean" else factor @ w), step
+
+
+def loops_in_the_factor_of_the_precision(factor, grad_h, z, rho, update):
+    """Return what 2b, or 2a, adds to mean and T: v = T^-1 grad h, -T thalf(z v^T), or -tril(T^-T z v^T)."""
+    v, step = np.linalg.solve(factor, grad_h), np.zeros_like(factor)
+    for i in range(len(z)):
+        for j in range(i + 1):
+            if update == "euclidean":
+                step[i, j] = -rho * np.linalg.solve(factor.T, z)[i] * v[j]
+            else:
+                after = sum(factor[i, k] * z[k] for k in range(j, len(z)))
+                step[i, j] = -rho * v[j] * (after - 0.5 * factor[i, j] * z[j])
+    return rho * (grad_h if update == "euclidean" else np.linalg.solve(factor.T, v)), step
+
+
+@factor_pairs
+@two_seeds
+@pytest.mark.parametrize("stl", [True, False])
+def test_one_draw_in_explicit_loops(family, update, seed, stl):
+    """Algorithms 1a, 1b, 1c, 2a, 2b: grad h = grad log p + C^-T z; without it, the entropy's gradient is exact."""
+    target, rng = logistic(), np.random.default_rng(seed)
+    mean, cov = target.optimum("full")
+    state = state_of(family, mean + 0.3 * rng.standard_normal(5), 0.5 * cov)
+    base, rho = plain_draws(1, 5, rng), 0.003
+    z, c = base.z[0], whitener(state)
+    _, grad = target.logp_grad(state.draws(base.z))
+    of_precision = family == "full precision"
+    loops = loops_in_the_factor_of_the_precision if of_precision else loops_in_the_factor_of_the_covariance
+    factor = as_matrix(state, state.factor_values)
+    grad_h = grad[0] + np.linalg.solve(c.T, z) if stl else grad[0]
+    location_step, factor_step = loops(factor, grad_h, z, rho, update)
+    if not stl:  # the gradient of the entropy in C is C^-T, in T -T^-T; natural: C / 2, and -T / 2
+        sign = -1.0 if of_precision else 1.0
+        entropy = 0.5 * factor if update != "euclidean" else np.diag(1.0 / np.diag(factor))
+        factor_step = factor_step + sign * rho * entropy
+    new = AXES["update"][update](state, moments_from_draws(target, state, base, "reparam", stl=stl), rho, False)
+    np.testing.assert_allclose(new.mean(), state.mean() + location_step, rtol=1e-10)
+    expected = stored(family, factor + factor_step)
+    np.testing.assert_allclose(as_matrix(new, new.factor_values), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("family", "update"), [pair for pair in PAIRS if not pair[1].startswith("natural")])
+@pytest.mark.parametrize(("estimator", "stl"), [("reparam", False), ("stein", True)])
+@pytest.mark.parametrize(
+    ("n_dim", "n_draws"),
+    [(5, 8), (5, 1), (lower._SUFFIX_SUMS + 1, 1), (2 * lower._SUFFIX_SUMS + 1, 1), (2 * lower._SUFFIX_SUMS + 1, 2)],
+)
+def test_outer_products_and_matrices_give_the_same_step(family, update, estimator, stl, n_dim, n_draws, rng):
+    """Few outer products in many dimensions are added one by one, others go through a matrix."""
+    state = state_of(family, rng.standard_normal(n_dim), random_covariance(rng, n_dim, 5.0))
+    target = Quadratic(rng.standard_normal(n_dim), np.eye(n_dim))
+    base = replace(plain_draws(n_draws, n_dim, rng), n_replicates=1)
+    moments = moments_from_draws(target, state, base, estimator, stl=stl)
+    assert isinstance(moments.error(state), Outer)
+    dense = whitened_moments(moments.grad, moments.curvature)
+    rho = 1e-4
+    new, expected = (AXES["update"][update](state, m, rho, False) for m in (moments, dense))
+    scale = rho * np.abs(moments.curvature).max()
+    assert np.abs(new.factor_values - state.factor_values).max() > 0.01 * scale
+    np.testing.assert_allclose(new.factor_values, expected.factor_values, rtol=1e-12, atol=1e-12 * scale)
+    np.testing.assert_array_equal(new.mean(), expected.mean())
+
+
+@pytest.mark.parametrize("of_precision", [False, True])
+@two_seeds
+@pytest.mark.parametrize(("n_outer", "above"), [(1, 0), (1, 1), (2, 0), (2, 1)])
+def test_suffix_sums_and_matrix_products_agree_at_the_threshold(seed, of_precision, n_outer, above):
+    rng = np.random.default_rng(seed)
+    n_dim = lower._SUFFIX_SUMS * n_outer + above
+    state = state_of("full precision" if of_precision else "full", np.zeros(n_dim), random_covariance(rng, n_dim))
+    outer = Outer(rng.standard_normal((n_outer, n_dim)), rng.standard_normal((n_outer, n_dim)), 0.7)
+    error = outer.left.T @ outer.right / n_outer + 0.7 * np.eye(n_dim)
+    expected = state.factor_values @ half_triangle(error)
+    result = state.half_product(outer)
+    np.testing.assert_allclose(result, expected, rtol=1e-10, atol=1e-11)
+    np.testing.assert_array_equal(result, np.tril(result))
+
+
+# --- variational online Gauss-Newton ----------------------------------------------------------------------------------
+
+
+@two_seeds
+@pytest.mark.parametrize("b", [0.1, 1.0])
+def test_vogn_is_the_diagonal_natural_step_with_squares(seed, b):
+    """s' = (1-b) s + b mean_i g_i^2, mu' = mu - b (mean_i g_i + tau/N mu) / (s' + tau/N), precision N s + tau.
+
+    g_i is the gradient of the negative log likelihood of one observation: the mean of squares, not the square of the
+    mean.
+    """
+    target, rng = logistic(prior_sd=1.5), np.random.default_rng(seed)
+    n, tau = len(target.y), 1.5**-2
+    s = np.exp(rng.standard_normal(5)) / n
+    state = state_of("diagonal", 0.5 * rng.standard_normal(5), np.diag(1.0 / (n * s + tau)))
+    base = plain_draws(6, 5, rng)
+    per_datum = np.zeros((6, n, 5))
+    for b_draw, theta in enumerate(state.mean() + base.z * state.sd()):
+        for i, (x, y) in enumerate(zip(target.design, target.y, strict=True)):
+            per_datum[b_draw, i] = (1.0 / (1.0 + np.exp(-x @ theta)) - y) * x
+
+    def steps(squares):
+        new_s = (1 - b) * s + b * squares
+        return n * new_s + tau, state.mean() - b * (per_datum.mean((0, 1)) + tau / n * state.mean()) / (new_s + tau / n)
+
+    moments = moments_from_draws(target, state, base, "gauss_newton", stl=False)
+    # The mean of the prior's gradient over draws is not that at the mean: plain draws are not centred.
+    moments = replace(moments, grad=moments.grad + tau * state.sd() ** 2 * base.z.mean(axis=0))
+    new = natural(state, moments, b, False)
+    precision, mean = steps(np.mean(per_datum**2, axis=(0, 1)))
+    np.testing.assert_allclose(1.0 / new.sd() ** 2, precision, rtol=1e-10)
+    np.testing.assert_allclose(new.mean(), mean, rtol=1e-9)
+    for wrong in (np.mean(per_datum, axis=1) ** 2, np.mean(per_datum, axis=0) ** 2):
+        assert (np.abs(1.0 / new.sd() ** 2 / steps(wrong.mean(axis=0))[0] - 1.0) > 1e-3).all()
 
 
 # --- where the new precision would not be positive definite -----------------------------------------------------------
@@ -232,8 +469,7 @@ def test_corrected_step_is_always_finite_and_positive_definite(family, eigenvalu
     state = random_state(family, 4, rng)
     vectors = np.linalg.qr(rng.standard_normal((4, 4)))[0]
     curvature = (vectors * eigenvalues) @ vectors.T
-    if family == "diagonal":
-        curvature = np.diag(curvature).copy()
+    curvature = as_curvature(state, (vectors * eigenvalues) @ vectors.T)
     new = natural(state, whitened_moments(rng.standard_normal(4), curvature), rho, True)
     assert new is not None
     assert np.isfinite(new.mean()).all()
@@ -244,16 +480,23 @@ def test_corrected_step_is_always_finite_and_positive_definite(family, eigenvalu
 
 @each_family
 @pytest.mark.parametrize("rho", [0.5, 0.75, 0.1])
-def test_a_precision_that_cancels_to_rounding_counts_as_lost(family, rho):
-    """(1-rho) + rho a = 0 along one direction: what rounding leaves must not become a standard deviation of 1e8."""
+@pytest.mark.parametrize("aligned", [True, False])
+def test_a_precision_that_cancels_to_rounding_counts_as_lost(family, rho, aligned):
+    """(1-rho) + rho a = 0 along one direction: what rounding leaves must not become a standard deviation of 1e8.
+
+    Be it a coordinate or any other; coordinates 0 and 3 share a block.
+    """
     lost = 1.0 - 1.0 / rho
+    state = state_of(family, np.zeros(4), np.eye(4))
     for seed in range(20):
-        vectors = np.linalg.qr(np.random.default_rng(seed).standard_normal((4, 4)))[0]
-        curvature = (vectors * np.array([lost, 1.0, 2.0, 0.5])) @ vectors.T
-        if family == "diagonal":
-            curvature = np.array([lost * (1 - 1e-16 * seed), 1.0, 2.0, 0.5])
-        state = state_of(family, np.zeros(4), np.eye(4))
-        new = natural(state, whitened_moments(np.zeros(4), curvature), rho, True)
+        rotation = np.linalg.qr(np.random.default_rng(seed).standard_normal((2, 2)))[0]
+        curvature = np.diag([1.0, 2.0, 0.5, lost * (1 - 1e-16 * seed)])
+        if family == "full" and not aligned:
+            rotation = np.linalg.qr(np.random.default_rng(seed).standard_normal((4, 4)))[0]
+            curvature = rotation @ curvature @ rotation.T
+        elif family == "block" and not aligned:
+            curvature[np.ix_([0, 3], [0, 3])] = rotation @ curvature[np.ix_([0, 3], [0, 3])] @ rotation.T
+        new = natural(state, whitened_moments(np.zeros(4), as_curvature(state, curvature)), rho, True)
         assert new.sd().max() < 1e4
 
 
