@@ -1,0 +1,209 @@
+"""The documentation says what is there: pages, tables, options and links; and its examples run."""
+
+import contextlib
+import inspect
+import io
+import itertools
+import re
+
+from pathlib import Path
+
+import pytest
+
+from pymc_ngvi import NGVI
+from pymc_ngvi.registry import ALLOWED, AXES, choose
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+CHOOSING = DOCS / "choosing.md"
+FOLDERS = {"family": "families", "update": "updates", "estimator": "estimators", "step": "steps"}
+ENTRIES = [(axis, name) for axis in AXES for name in AXES[axis]]
+PAGES = {(axis, name): DOCS / FOLDERS[axis] / f"{name}.md" for axis, name in ENTRIES}
+README_SECTION = "Every update of the papers"
+OPTIONS = set(inspect.signature(NGVI.__init__).parameters) | set(inspect.signature(NGVI.fit).parameters) - {"kwargs"}
+
+each_page = pytest.mark.parametrize(("axis", "name"), ENTRIES, ids=lambda value: value)
+
+
+def section(path, heading):
+    """Return what stands under a heading of the second level."""
+    parts = re.split(r"^## (.+)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))[heading]
+
+
+def rows(text):
+    """Return the cells of the rows of the tables in a text, without the heads."""
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    rules = [i for i, row in enumerate(cells) if all(re.fullmatch(r":?-+:?", cell) for cell in row)]
+    return [row for i, row in enumerate(cells) if i not in rules and i + 1 not in rules]
+
+
+def words(text):
+    """Return what is set in a fixed width."""
+    return re.findall(r"`([^`]+)`", text)
+
+
+def blocks(text):
+    """Return the Python blocks of a text."""
+    return re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def run(text):
+    """Run the blocks of a text one after the other; what each prints is what the comments beside ``print`` say."""
+    code = blocks(text)
+    assert code
+    scope = {"__name__": "__main__"}
+    for block in code:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(block, "example", "exec"), scope)
+        expected = re.findall(r"^print\(.*\)  # (.+)$", block, flags=re.MULTILINE)
+        assert expected or "print" not in block
+        assert printed.getvalue().splitlines() == expected
+
+
+# --- pages ------------------------------------------------------------------------------------------------------------
+
+
+def test_there_is_one_page_for_each_entry_and_no_other():
+    found = {path for folder in FOLDERS.values() for path in (DOCS / folder).glob("*")}
+    assert found == set(PAGES.values())
+
+
+@each_page
+def test_a_page_has_the_parts_that_all_have(axis, name):
+    text = PAGES[axis, name].read_text(encoding="utf-8")
+    assert text.startswith(f"# {axis}: `{name}`\n")
+    headings = re.findall(r"^## (.+)$", text, flags=re.MULTILINE)
+    parts = ["Formula", "When to use it, and when not", "Options", "Goes with", "Cost", "Example", "References"]
+    assert headings == parts
+
+
+@each_page
+def test_a_page_says_what_goes_with_it(axis, name):
+    listed = dict(re.findall(r"^- (\w+): (.+?)(?=^- |\n\n)", section(PAGES[axis, name], "Goes with"), re.M | re.S))
+    at = list(AXES).index(axis)
+    for i, other in enumerate(AXES):
+        if other != axis:
+            expected = {row[i] for row in ALLOWED if row[at] == name}
+            assert set(words(listed.pop(other))) == expected, other
+    assert not listed
+
+
+@pytest.mark.parametrize("name", AXES["step"])
+def test_a_step_rule_s_page_lists_the_options_that_it_takes(name):
+    listed = [words(row[0])[0] for row in rows(section(PAGES["step", name], "Options"))]
+    assert sorted(listed) == sorted(AXES["step"][name].takes)
+
+
+@each_page
+def test_the_example_of_a_page_is_of_its_entry_and_runs(axis, name):
+    example = section(PAGES[axis, name], "Example")
+    assert f'{axis}="{name}"' in example
+    run(example)
+
+
+# --- choosing ---------------------------------------------------------------------------------------------------------
+
+
+def test_choosing_links_to_every_page():
+    links = re.findall(r"\]\(([^)#]+)\)", CHOOSING.read_text(encoding="utf-8"))
+    linked = {(DOCS / link).resolve() for link in links}
+    assert set(PAGES.values()) <= linked
+
+
+def test_the_table_of_what_goes_with_what_is_the_registry():
+    listed = []
+    for update, estimators, families, steps in rows(section(CHOOSING, "What goes with what")):
+        listed += itertools.product(words(families), words(update), words(estimators), words(steps))
+    assert len(listed) == len(set(listed))
+    assert set(listed) == set(ALLOWED)
+
+
+def test_what_is_chosen_for_one_word():
+    listed = {}
+    for given, *chosen in rows(section(CHOOSING, "What is chosen")):
+        axis, name = re.fullmatch(r'`(\w+)="(\w+)"`', given).groups()
+        listed[axis, name] = tuple(words(cell)[0] for cell in chosen)
+    assert listed == {(axis, name): tuple(vars(choose(**{axis: name})).values()) for axis, name in ENTRIES}
+
+
+def test_the_options_in_choosing_go_with_what_it_says():
+    listed = {words(row[0])[0]: row[1] for row in rows(section(CHOOSING, "Options"))}
+    assert set(listed) <= OPTIONS
+    for name, rule_names in listed.items():
+        takes = {rule for rule, kind in AXES["step"].items() if name in kind.takes}
+        if takes:
+            named = set(words(rule_names))
+            but = rule_names.startswith("all")
+            assert takes == (set(AXES["step"]) - named if but else named), name
+    of_rules = set().union(*(kind.takes for kind in AXES["step"].values()))
+    assert of_rules | {"tol", "stl", "factor", "blocks"} == set(listed)
+
+
+def test_the_examples_of_choosing_run():
+    run(CHOOSING.read_text(encoding="utf-8"))
+
+
+# --- readme -----------------------------------------------------------------------------------------------------------
+
+
+def test_readme_names_every_entry_but_no_other():
+    listed = [
+        (axis, name) for axis, name in re.findall(r'`(\w+)="(\w+)"`', section(ROOT / "README.md", README_SECTION))
+    ]
+    assert set(ENTRIES) <= set(listed)
+    assert all(name in AXES.get(axis, [name]) for axis, name in listed)
+
+
+def test_readme_lists_every_option():
+    listed = [name for row in rows(section(ROOT / "README.md", "Options")) for name in words(row[0])]
+    assert set(listed) == OPTIONS - {"self", "model", "progressbar_theme"}
+
+
+def test_the_examples_of_readme_s_section_run():
+    run(section(ROOT / "README.md", README_SECTION))
+
+
+# --- all --------------------------------------------------------------------------------------------------------------
+
+TEXTS = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+each_text = pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+
+
+def anchor(heading):
+    """Return the anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@each_text
+def test_links_point_to_files_and_headings_that_exist(path):
+    text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        file, _, heading = link.partition("#")
+        where = (path.parent / file).resolve() if file else path
+        if not where.exists():
+            broken.append(link)
+        elif heading:
+            headings = re.findall(r"^#+ (.+)$", where.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            if heading not in map(anchor, headings):
+                broken.append(link)
+    assert not broken
+
+
+@each_text
+def test_options_in_a_text_exist(path):
+    """Every ``name=value`` set in a fixed width, and every keyword of a call of ``pm.fit``."""
+    text = path.read_text(encoding="utf-8")
+    inline = [
+        name for word in words(re.sub(r"```.*?```", "", text, flags=re.S)) for name in re.findall(r"^(\w+)=", word)
+    ]
+    calls = [call for block in blocks(text) for call in re.findall(r"pm\.fit\((.*?)\)\n", block, flags=re.S)]
+    in_calls = [name for call in calls for name in re.findall(r"(\w+)=", call)]
+    elsewhere = {"method", "total_size", "inference_method", "centered"}
+    assert set(inline + in_calls) <= OPTIONS | elsewhere
+    for axis, value in re.findall(r'\b(family|update|estimator|step)="(\w+)"', text):
+        assert value in AXES[axis], f"{axis}={value}"
