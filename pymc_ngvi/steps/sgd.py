@@ -21,6 +21,7 @@ class SGD(Stochastic):
 
     takes: ClassVar[frozenset[str]] = Stochastic.takes | {"step_decay"}
     default_window: ClassVar[int | None] = 1_000
+    default_path_draws: ClassVar[int | None] = 8
 
     def _advance(self, state: StochasticState, moments: Moments) -> Advance | None:
         assert self._direction is not None
