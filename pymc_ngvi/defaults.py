@@ -39,25 +39,19 @@ def options_for(given: Mapping[str, Any], density: LogDensity | None = None) -> 
         has no second derivative and the options ask for one.
     """
     given = {name: given[name] for name in VALIDATED}
+    filled = dict(given)
+    if density is not None and density.has_minibatch and given["step"] is None:
+        filled["step"] = stochastic_step(**{axis: given[axis] for axis in AXES})
+    options = FitOptions.validated(**filled)
     if density is None:
-        return FitOptions.validated(**given)
-    if density.has_minibatch:
-        return _for_minibatches(given)
-    options = FitOptions.validated(**given)
-    error = density.hessian_error() if options.choice.estimator == "price" else None
-    return options if error is None else _without_hessians(given, error)
-
-
-def _for_minibatches(given: dict[str, Any]) -> FitOptions:
-    if given["step"] is None:
-        given["step"] = stochastic_step(**{axis: given[axis] for axis in AXES})
-    options = FitOptions.validated(**given)
-    if options.choice.step == "adaptive":
+        return options
+    if density.has_minibatch and options.choice.step == "adaptive":
         raise ValueError(
             "step='adaptive' compares ELBOs on the same data, and the model reads pm.Minibatch data, which differ from "
-            "one evaluation to the next: take step='decay' (the default on minibatches), or the full data."
+            "one evaluation to the next: leave it out, or take step='decay' or 'constant', or the full data."
         )
-    return options
+    error = density.hessian_error() if options.choice.estimator == "price" else None
+    return options if error is None else _without_hessians(given, error)
 
 
 def _without_hessians(given: dict[str, Any], error: MissingDerivativeError) -> FitOptions:

@@ -27,8 +27,9 @@ from pymc_ngvi.session import FitSession, few_threads, make_family, make_rule
 class NGVI(Inference):
     """Natural-gradient variational inference.
 
-    Fits a Gaussian on the unconstrained scale with second-order natural-gradient steps. There is no learning rate; the
-    number of Monte Carlo draws grows by itself; the fit stops by itself.
+    Fits a Gaussian on the unconstrained scale, by default with second-order natural-gradient steps: there is no
+    learning rate, the number of Monte Carlo draws grows by itself, the fit stops by itself. Other updates, estimators
+    and step rules are a word each.
 
     Parameters
     ----------
@@ -52,17 +53,19 @@ class NGVI(Inference):
     max_draws : int, optional
         Draws in the largest set of step="adaptive": 1,024.
     base_draws : {"sobol", "antithetic", "plain"}, optional
-        Standard normals behind the draws: quasi-random pairs z and -z, random pairs, or independent ones.
+        Standard normals behind the draws: quasi-random pairs z and -z (step="adaptive"), random pairs (other rules with
+        an even number of draws), or independent ones.
     stl : bool, default True
         Sticking the landing: gradients are those of log p - log q, which have no noise where q is the posterior.
     step_size, step_decay : float, optional
-        Of the step rules that take them; step k, from 0, has size ``step_size / (1 + k)**step_decay``.
+        Of the step rules that take them, which have defaults of their own; step k, from 0, has size
+        ``step_size / (1 + k)**step_decay``.
     window : int, optional
         Iterations over which stochastic step rules average the ELBO; they stop where it rises by less than .01 nats
         from one window to the next, over three windows. Default: 1,000 ("snngm", "adam", "sgd"), or as many as make
-        1,000 draws.
+        1,000 draws, at least 50.
     factor : {"covariance", "precision"}, optional
-        What update="euclidean" has the Cholesky factor of.
+        What update="euclidean" has the Cholesky factor of: with family="full" the precision.
     blocks : sequence of sequences of str, optional
         With family="block": names of variables, or labels of single coordinates such as ``"z[0,1]"``, that share a
         block. Variables that are not named have a block each.

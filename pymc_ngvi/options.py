@@ -88,7 +88,7 @@ class FitOptions:
         if blocks is not None and choice.family != "block":
             raise ValueError(f"blocks are those of family='block'; the family is {choice.family!r}.")
         checked = {name: _CHECKS[name](name, of_rule.get(name)) for name in _CHECKS}
-        _check_rule_takes(choice, checked)
+        _check_rule_takes(choice, checked, step_is_default=step is None)
         _check_draws(choice, checked)
         return cls(choice, float(tol), bool(stl), _checked_factor(choice, factor), blocks, **checked)
 
@@ -123,15 +123,16 @@ def _checked_factor(choice: Choice, factor: str | None) -> str:
     )
 
 
-def _check_rule_takes(choice: Choice, of_rule: Mapping[str, Any]) -> None:
+def _check_rule_takes(choice: Choice, of_rule: Mapping[str, Any], *, step_is_default: bool) -> None:
     """Raise ValueError for an option that the step rule has no use for."""
     takes = AXES["step"][choice.step].takes
     for name, value in of_rule.items():
         if value is not None and name not in takes:
             rules = [rule for rule, kind in AXES["step"].items() if name in kind.takes]
+            default = ", the default here," if step_is_default else ""
             raise ValueError(
-                f"step={choice.step!r} has no use for {name}={value!r}; it takes {', '.join(sorted(takes))}. "
-                f"{name} goes with step={' or '.join(map(repr, rules))}."
+                f"step={choice.step!r}{default} has no use for {name}={value!r}; it takes {', '.join(sorted(takes))}. "
+                f"{name} goes with step={' or '.join(map(repr, rules))}{': name one' * step_is_default}."
             )
 
 

@@ -13,4 +13,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "gauss_newton": gauss_newton,
 }
 
-__all__ = ["ESTIMATORS", "gauss_newton", "price", "reparam", "stein"]
+#: Those that need no second derivatives.
+FROM_GRADIENTS: frozenset[Estimator] = frozenset({stein, reparam})
+
+__all__ = ["ESTIMATORS", "FROM_GRADIENTS", "gauss_newton", "price", "reparam", "stein"]

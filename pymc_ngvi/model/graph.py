@@ -23,6 +23,10 @@ from pymc_ngvi.model import rewrites
 from pymc_ngvi.model.layout import Layout
 
 
+#: What needs first derivatives only.
+_INSTEAD_OF_HESSIANS = "estimator='stein' or pm.sample"
+
+
 class MissingDerivativeError(ValueError):
     """The log density of the model has no first, or no second, derivative."""
 
@@ -174,7 +178,8 @@ def _differentiate(cost: Any, theta: Any, constants: list[Any], what: str, order
     except (NotImplementedError, TypeError, AttributeError) as error:
         raise MissingDerivativeError(
             f"The {what} of this model's log density can't be formed: {error}. An operation in the model has no "
-            f"{order} derivative in PyTensor; rewrite that term with differentiable functions, or use pm.sample."
+            f"{order} derivative in PyTensor; rewrite that term with differentiable functions, or use "
+            f"{'pm.sample' if order == 'first' else _INSTEAD_OF_HESSIANS}."
         ) from error
     if isinstance(result.type, DisconnectedType):  # a log density that does not depend on theta
         return pt.zeros_like(theta)

@@ -14,8 +14,6 @@ References
 
 from typing import ClassVar
 
-import numpy as np
-
 from pymc_ngvi.steps.stochastic import Advance, Stochastic, StochasticState
 from pymc_ngvi.types import Moments
 
@@ -36,10 +34,3 @@ class Decay(Stochastic):
         iterate, step_size = found
         average = iterate if weight == 1.0 else state.q.merged(iterate, weight)
         return Advance(average, iterate, step_size)
-
-    def _is_certified(self, state: StochasticState) -> bool:
-        # What was measured are the gaps of the iterates; the average lags behind them at first.
-        if not super()._is_certified(state):
-            return False
-        gap, sd = self._measured_gap(state.q, np.random.default_rng([self._seed, state.t, 1]))
-        return gap + 2.0 * sd < self._tol

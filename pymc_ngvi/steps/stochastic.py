@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from pymc_ngvi.draws import BASE_DRAWS, sobol_draws
-from pymc_ngvi.estimators import price, reparam, stein
+from pymc_ngvi.estimators import FROM_GRADIENTS, price, stein
 from pymc_ngvi.status import Status
 from pymc_ngvi.steps.levelling import Windows
 from pymc_ngvi.types import (
@@ -157,9 +157,10 @@ class Stochastic:
         # Of the estimators, only exact Hessians say in each iteration how much is left to gain; on minibatches, the
         # noise of the batch would count as a gap.
         self._measures_gap = estimator is price and not target.has_minibatch
-        self._second_order = estimator not in (stein, reparam)
-        self._n_draws = n_draws or self._default_draws(target.n_dim)
-        self._draw = BASE_DRAWS[base_draws or ("plain" if self._n_draws == 1 else "antithetic")]
+        self._second_order = estimator not in FROM_GRADIENTS
+        pairs = base_draws in ("sobol", "antithetic")
+        self._n_draws = n_draws or max(self._default_draws(target.n_dim), 2 if pairs else 1)
+        self._draw = BASE_DRAWS[base_draws or ("plain" if self._n_draws % 2 else "antithetic")]
         self._step_size = step_size
         self._step_decay = step_decay or 0.0
         self._window = window or self.default_window or max(-(-_WINDOW_DRAWS // self._n_draws), _WINDOW_LEAST)
@@ -223,11 +224,20 @@ class Stochastic:
         """Return why to stop, or None to go on."""
         if state.n_failed >= _MAX_FAILED:
             return Status.STALLED
-        return Status.LEVELLED if state.levels.has_levelled or self._is_certified(state) else None
+        if self._seems_converged(state) and self._is_certified(state):
+            return Status.CONVERGED
+        return Status.LEVELLED if state.levels.has_levelled else None
+
+    def _seems_converged(self, state: StochasticState) -> bool:
+        """Tell whether the gaps measured on the way, each on draws of its own, are below the tolerance."""
+        if np.isnan(state.gap):  # one pair of draws knows nothing of its noise: look now and then, at powers of 2
+            return self._measures_gap and state.t > 0 and state.t & (state.t - 1) == 0
+        return state.gaps.just_completed and state.gaps.means[-1] + 2.0 * state.gaps.se < self._tol
 
     def _is_certified(self, state: StochasticState) -> bool:
-        """Tell whether the gaps measured over the last window, each on draws of its own, are below the tolerance."""
-        return state.gaps.just_completed and state.gaps.means[-1] + 2.0 * state.gaps.se < self._tol
+        """Measure the gap of the result, which may be an average that lags behind, on draws of their own."""
+        gap, sd = self._measured_gap(state.q, np.random.default_rng([self._seed, state.t, 1]))
+        return gap + 2.0 * sd < self._tol
 
     def conclude(self, status: Status, assessment: Assessment) -> Status:
         """Return the status in the light of the gap that was measured at the end."""
