@@ -22,7 +22,6 @@ from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pymc_ngvi.model import rewrites
 from pymc_ngvi.model.layout import Layout
 
-
 #: What needs first derivatives only.
 _INSTEAD_OF_HESSIANS = "estimator='stein' or pm.sample"
 
