@@ -12,6 +12,7 @@ import pytest
 import xarray as xr
 
 from doubles import GaussianMixtureState
+from matrix import random_state
 from numpy.testing import assert_allclose, assert_array_equal
 from pymc.variational.callbacks import Tracker
 from pymc.variational.opvi import Approximation
@@ -61,9 +62,22 @@ def model() -> pm.Model:
 
 
 @pytest.fixture
-def approx(model) -> NGVIApproximation:
+def kind() -> str:
+    """Structure of q and what its factor is of; tests marked `each_kind` go through all."""
+    return "full"
+
+
+each_kind = pytest.mark.parametrize("kind", ["full", "full precision", "block"])
+
+
+def state_of_kind(kind: str, n_dim: int, seed: int = 3):
+    return full_state(n_dim, seed) if kind == "full" else random_state(kind, n_dim, np.random.default_rng(seed))
+
+
+@pytest.fixture
+def approx(model, kind) -> NGVIApproximation:
     density = LogDensity(model)
-    return NGVIApproximation(density, full_state(density.n_dim), random_seed=1)
+    return NGVIApproximation(density, state_of_kind(kind, density.n_dim), random_seed=1)
 
 
 def mixture() -> GaussianMixtureState:
@@ -112,6 +126,7 @@ def test_sample_has_the_form_of_pymc(python_mode, model, approx):
     assert ours["posterior"].attrs["inference_library_version"] == "0.1.0"
 
 
+@each_kind
 def test_sample_holds_draws_of_q_on_the_constrained_scale(approx):
     posterior = approx.sample(4_000, random_seed=5, include_transformed=True)["posterior"].to_dataset().isel(chain=0)
     names = [v.value_name for v in approx.layout.variables]
@@ -122,6 +137,7 @@ def test_sample_holds_draws_of_q_on_the_constrained_scale(approx):
     assert_allclose(posterior["mu"], level.sum(1)[:, None] + slope[:, :1] * np.linspace(-1, 1, 12), rtol=1e-12)
 
 
+@each_kind
 def test_sample_stats_are_the_log_densities_on_the_unconstrained_scale(python_mode, model, approx):
     tree = approx.sample(5, random_seed=2, include_transformed=True)
     posterior = tree["posterior"].to_dataset().isel(chain=0)
@@ -173,10 +189,11 @@ def test_seeds(approx):
     assert_array_equal(approx.draw_flat(3, np.random.RandomState(1)), approx.draw_flat(3, np.random.RandomState(1)))
 
 
-def test_equal_seeds_are_common_random_numbers(approx):
+@each_kind
+def test_equal_seeds_are_common_random_numbers(approx, kind):
     n_dim = approx.layout.n_dim
     z = np.random.default_rng(9).standard_normal((4, n_dim))
-    for q in (full_state(n_dim, 1), full_state(n_dim, 2)):
+    for q in (state_of_kind(kind, n_dim, 1), state_of_kind(kind, n_dim, 2)):
         approx.set_state(q)
         assert_array_equal(approx.draw_flat(4, 9), q.draws(z))
 
@@ -241,6 +258,7 @@ def test_posterior_predictive_and_loo(python_mode, model, approx):
 # -------------------------------------------------------------------- views of q
 
 
+@each_kind
 def test_views_by_name(model, approx):
     q = approx.q
     assert_array_equal(approx.mean_flat, q.mean())
@@ -253,6 +271,7 @@ def test_views_by_name(model, approx):
         assert_array_equal(sd[v.value_name], q.sd()[v.where].reshape(v.shape))
 
 
+@each_kind
 def test_cov_of(approx):
     where = {v.name: v.where for v in approx.layout.variables}
     index = np.r_[where["level"], where["scale"]]
@@ -297,19 +316,23 @@ def test_state_has_the_spread_of_the_constrained_variables(python_mode, model, a
 # -------------------------------------------------------------------- PyTensor nodes
 
 
-@pytest.mark.parametrize("mode", [None, "FAST_COMPILE"])  # None: PyTensor's default, Numba
-def test_moments_are_nodes_that_follow_the_state(approx, mode):
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [(None, "full"), *(("FAST_COMPILE", kind) for kind in ("full", "full precision", "block"))],  # None: Numba
+)
+def test_moments_are_nodes_that_follow_the_state(approx, mode, kind):
     functions = {name: pytensor.function([], getattr(approx, name), mode=mode) for name in ("mean", "std", "cov")}
-    for q in (approx.q, full_state(6, 11)):
+    for q in (approx.q, state_of_kind(kind, 6, 11)):
         approx.set_state(q)
         assert_allclose(functions["mean"](), q.mean())
         assert_allclose(functions["std"](), q.sd())
         assert_allclose(functions["cov"](), q.cov())
 
 
-def test_tracker(python_mode, approx):
+@each_kind
+def test_tracker(python_mode, approx, kind):
     tracker = Tracker(mean=approx.mean.eval, std=approx.std.eval)
-    states = [full_state(6, seed) for seed in (1, 2)]
+    states = [state_of_kind(kind, 6, seed) for seed in (1, 2)]
     for i, q in enumerate(states):
         approx.set_state(q)
         tracker(approx, None, i)
@@ -317,9 +340,10 @@ def test_tracker(python_mode, approx):
     assert_allclose(tracker["std"], [q.sd() for q in states])
 
 
-def test_params_are_shared_values(approx):
+@each_kind
+def test_params_are_shared_values(approx, kind):
     assert {p.name for p in approx.params} == set(approx.q.params())
-    new = full_state(6, 12)
+    new = state_of_kind(kind, 6, 12)
     for param in approx.params:
         param.set_value(new.params()[param.name])
     assert_array_equal(approx.mean_flat, new.mean())  # what the user sets counts everywhere
@@ -361,6 +385,7 @@ def test_sample_node_in_the_default_mode_warns_of_nothing(approx, model):
     assert_allclose(function(), first + 100.0)
 
 
+@each_kind
 def test_pymcs_own_sampling_of_a_group_works(python_mode, approx):
     tree = Approximation.sample(approx, 2_000, random_seed=1)
     where = {v.name: v.where for v in approx.layout.variables}["slope"]
@@ -543,7 +568,8 @@ def test_refine_goes_to_the_fit(approx):
     assert approx.refine(10, progressbar=False, tol=0.01) == ((10, False, None), {"tol": 0.01, "max_draws": None})
 
 
-def test_pickle(python_mode, approx):
+@each_kind
+def test_pickle(python_mode, approx, kind):
     approx.record = record(Status.CONVERGED)
     approx.mean.eval()
     expected = approx.sample(20, random_seed=1)
@@ -552,10 +578,10 @@ def test_pickle(python_mode, approx):
     for group in ("posterior", "sample_stats"):
         xr.testing.assert_allclose(expected[group].to_dataset(), again[group].to_dataset(), rtol=1e-12)
     assert copy.converged
-    q = full_state(6, 21)
+    q = state_of_kind(kind, 6, 21)
     copy.set_state(q)
     assert_allclose(copy.mean.eval(), q.mean())
-    assert_array_equal(approx.mean_flat, full_state(6).mean())  # the original is another object
+    assert_array_equal(approx.mean_flat, state_of_kind(kind, 6).mean())  # the original is another object
     with copy.model:
         pm.set_data({"x": np.zeros(12)})
     assert "log_p" not in copy.sample(2)["sample_stats"].data_vars
@@ -768,6 +794,7 @@ def test_expressions_of_moments_leave_q_alone(approx, moment):
         assert_array_equal(value, before[name])
 
 
+@each_kind
 def test_what_is_shown_of_q_is_a_copy(approx):
     before = {name: value.copy() for name, value in approx.q.params().items()}
     approx.mean_flat[:] = 99.0

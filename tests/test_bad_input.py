@@ -3,6 +3,7 @@
 Wrong options are in test_options.py, wrong starts in test_starting.py.
 """
 
+import functools
 import os
 import signal
 import tracemalloc
@@ -110,6 +111,31 @@ def test_minibatches_without_a_total_size_are_refused():
         fit_ngvi(model=build(minibatch), **QUIET)
 
 
+def minibatch_model():
+    x, y = pm.Minibatch(np.linspace(-1.0, 1.0, 200), np.linspace(-0.5, 1.5, 200), batch_size=20)
+    return build(lambda: pm.Normal("y", pm.Normal("b") * x, 1.0, observed=y, total_size=200))
+
+
+@pytest.mark.parametrize("options", [{"step": "adaptive"}, {"step": "adaptive", "update": "cholesky"}], ids=str)
+@pytest.mark.parametrize("through", ["pm.fit", "fit_ngvi"])
+def test_fixed_draws_on_changing_data_are_refused_with_what_to_take(options, through):
+    model = minibatch_model()
+    call = functools.partial(pm.fit, method="ngvi") if through == "pm.fit" else fit_ngvi
+    with pytest.raises(ValueError, match=r"step='adaptive' compares .*pm\.Minibatch.*take step='decay'"):
+        call(model=model, **options, **QUIET)
+
+
+@pytest.mark.parametrize("options", [{}, {"family": "diagonal"}], ids=str)
+def test_minibatches_without_a_step_rule_get_one_that_suits(options):
+    """b | y ~ N(sum x y / (1 + sum x^2), 1 / (1 + sum x^2)), of which a batch alone would be nowhere near."""
+    x, y = np.linspace(-1.0, 1.0, 200), np.linspace(-0.5, 1.5, 200)
+    approx = fit(minibatch_model(), **options)
+    assert approx.record.step == "decay"
+    precision = 1.0 + x @ x
+    assert abs(approx.mean_flat[0] - x @ y / precision) < 0.5 * precision**-0.5
+    np.testing.assert_allclose(approx.sd_flat, precision**-0.5, rtol=0.2)
+
+
 def test_total_size_without_a_minibatch_scales_the_likelihood():
     """Two observations that stand for ten: precision 1 + 5 * 2, mean 5 * sum / that."""
     model = build(lambda: pm.Normal("y", pm.Normal("mu"), 1.0, observed=[1.0, 3.0], total_size=10))
@@ -159,19 +185,50 @@ class UndefinedGradient(PlainSquare):
     [
         pytest.param(PlainSquare, "gradient of .*PlainSquare.* has no first derivative", id="no-gradient"),
         pytest.param(UndefinedGradient, "gradient of .*UndefinedGradient.* has no first derivative", id="undefined"),
-        pytest.param(
-            OnceDifferentiableSquare,
-            "Hessian-vector product of .*PlainIdentity.* no second derivative",
-            id="no-hessian",
-        ),
     ],
 )
-def test_missing_derivative_names_the_operation(op, message):
+@pytest.mark.parametrize("options", [{}, {"estimator": "reparam"}], ids=["default", "gradients"])
+def test_missing_derivative_names_the_operation(op, message, options):
     model = build(lambda: pm.Potential("term", -op()(pm.Normal("x"))))
     with pytest.raises(MissingDerivativeError, match=message) as error:
-        fit_ngvi(model=model, **QUIET)
+        fit_ngvi(model=model, **options, **QUIET)
     assert "pm.sample" in str(error.value)
     assert isinstance(error.value, ValueError)
+
+
+def once_differentiable_model():
+    """log p = -x^2/2 - x^2: the posterior is N(0, 1/3)."""
+    return build(lambda: pm.Potential("term", -OnceDifferentiableSquare()(pm.Normal("x"))))
+
+
+@pytest.mark.parametrize("options", [{"estimator": "price"}, {"step": "adaptive"}], ids=["estimator", "step"])
+def test_missing_second_derivative_where_one_is_asked_for(options):
+    message = "Hessian-vector product of .*PlainIdentity.* no second derivative"
+    with pytest.raises(MissingDerivativeError, match=message):
+        fit_ngvi(model=once_differentiable_model(), **options, **QUIET)
+
+
+@pytest.mark.parametrize("options", [{}, {"family": "diagonal"}, {"update": "natural_pd"}], ids=str)
+def test_models_without_second_derivatives_are_fitted_from_gradients_and_say_so(options):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        approx = fit_ngvi(model=once_differentiable_model(), random_seed=1, **options, **QUIET)
+    [first, *_] = [w for w in caught if "second derivative" in str(w.message)]
+    assert "PlainIdentity" in str(first.message)
+    assert first.filename == __file__
+    record = approx.record
+    assert (record.estimator, record.n_hessians) == ("stein", 0)
+    assert all(f"{axis}={getattr(record, axis)!r}" in str(first.message) for axis in ("estimator", "update", "step"))
+    assert record.family == options.get("family", "full")
+    # Rules of constant steps end within their noise: a few hundredths of a nat.
+    np.testing.assert_allclose(approx.mean_flat, 0.0, atol=0.3 * 3**-0.5)
+    np.testing.assert_allclose(approx.sd_flat, 3**-0.5, rtol=0.3)
+
+
+def test_gradients_asked_for_need_no_warning(recwarn):
+    approx = fit(once_differentiable_model(), estimator="stein")
+    assert approx.record.n_hessians == 0
+    assert not [w for w in recwarn if "second derivative" in str(w.message)]
 
 
 # --- too large --------------------------------------------------------------------------------------------------------
@@ -329,7 +386,7 @@ def test_missing_data_are_imputed():
     np.testing.assert_array_equal(draws["y"].isel(y_dim_0=[0, 2]), np.broadcast_to([1.0, 3.0], (1, 3, 2)))
 
 
-@pytest.mark.parametrize("family", ["full", "diagonal"])
+@pytest.mark.parametrize("family", ["full", "diagonal", "block"])
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0)], ids=str)
 def test_empty_variables_beside_others(shape, family):
     model = build(
@@ -347,7 +404,7 @@ def test_empty_variables_beside_others(shape, family):
     assert approx.khat(200) < 0.5
 
 
-@pytest.mark.parametrize("family", ["full", "diagonal"])
+@pytest.mark.parametrize("family", ["full", "diagonal", "block"])
 def test_scalars_and_arrays_of_three_axes(family):
     """All posteriors are known and all differ: nothing may be transposed or out of order."""
     loc, scale = np.arange(24.0).reshape(2, 3, 4), 0.1 + np.arange(24.0)[::-1].reshape(2, 3, 4)

@@ -1,6 +1,9 @@
 """What a user does with the result of ``pm.fit``, from end to end, and that looking at it compiles nothing."""
 
+import warnings
+
 import arviz as az
+import cloudpickle
 import numpy as np
 import pymc as pm
 import pytensor
@@ -9,7 +12,7 @@ import xarray as xr
 
 from scipy import stats
 
-from pymc_ngvi import NGVIApproximation
+from pymc_ngvi import ConvergenceWarning, NGVIApproximation
 
 QUIET = {"progressbar": False, "backend": "quick"}
 N = 40
@@ -148,3 +151,39 @@ def test_draws_go_to_disk_and_back(approx, tmp_path):
     with xr.open_datatree(tmp_path / "draws.nc", engine="h5netcdf") as read:
         for group in ("posterior", "sample_stats", "observed_data", "constant_data"):
             xr.testing.assert_equal(read[group].to_dataset().load(), tree[group].to_dataset())
+
+
+KINDS = {
+    "FullPrecisionState": {"update": "cholesky_precision"},
+    "BlockState": {"family": "block", "blocks": [["beta[1]", "sd"]]},
+    "DiagonalState": {"family": "diagonal", "step": "decay"},
+}
+
+
+@pytest.mark.parametrize("state", KINDS)
+def test_every_kind_of_state_that_a_fit_ends_in_gives_all_of_it(state, model, approx, python_mode):
+    """Draws, moments, nodes, copies, going on: with the figures of the state, near those of the default fit."""
+    with model, warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        other = pm.fit(method="ngvi", random_seed=1, **KINDS[state], **QUIET)
+    q = other.q
+    assert type(q).__name__ == state
+    # Means agree, whatever correlations are left out.
+    np.testing.assert_array_less(np.abs(other.mean_flat - approx.mean_flat), 0.25 * approx.sd_flat)
+    tree = other.sample(2_000, random_seed=1, include_transformed=True)["posterior"].isel(chain=0)
+    flat = np.column_stack([tree["beta"], tree["sd_log__"]])
+    apart = np.linalg.solve(np.linalg.cholesky(q.cov()), (flat - q.mean()).T)
+    np.testing.assert_allclose(apart.mean(axis=1), 0.0, atol=4.5 / 2_000**0.5)
+    np.testing.assert_allclose(np.cov(apart), np.eye(3), atol=4.5 * (2 / 2_000) ** 0.5)
+    np.testing.assert_allclose(tree["mu"], flat[:, :1] + flat[:, 1:2] * X, rtol=1e-12)
+    for node, expected in ((other.mean, q.mean()), (other.std, q.sd()), (other.cov, q.cov())):
+        np.testing.assert_allclose(node.eval(), expected, rtol=1e-12)
+    np.testing.assert_allclose(other.cov_of(["beta", "sd"]), q.cov(), rtol=1e-12)
+    np.testing.assert_array_equal(other.std_data["beta"], q.sd()[:2])
+    nodes = other.sample_node(model["beta"], size=2_000).eval()
+    np.testing.assert_array_less(np.abs(nodes.mean(axis=0) - q.mean()[:2]), 4.5 * q.sd()[:2] / 2_000**0.5)
+    assert other.khat(500, random_seed=1) < 0.7
+    assert other.record.closing_line() in " ".join(str(other.summary(200, khat_draws=None)).split())
+    copy = cloudpickle.loads(cloudpickle.dumps(other))
+    np.testing.assert_array_equal(copy.draw_flat(3, 1), other.draw_flat(3, 1))
+    assert type(copy.q).__name__ == state
