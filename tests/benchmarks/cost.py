@@ -42,7 +42,7 @@ STEP_SIZE = 0.1
 #: arithmetic.
 MOST_RATIO, LEAST_DIM = 3.0, 100
 #: CPU seconds for which each function is timed, and those of one timing at least.
-BUDGET, LEAST = 0.5, 0.002
+BUDGET, LEAST = 0.25, 0.002
 
 FIELDS = (
     "case",
@@ -57,6 +57,7 @@ FIELDS = (
     "product",
     "cholesky",
     "pass",
+    "running_sum",
     "repeats",
     "load",
     "date",
@@ -66,24 +67,33 @@ FIELDS = (
 
 @dataclass(frozen=True)
 class Needs:
-    """What an iteration can't do without: numbers of matrix products, Cholesky factorisations, and passes.
+    """What an iteration can't do without: numbers of matrix products, Cholesky factorisations, and so on.
 
     A triangular solve with as many right-hand sides as dimensions counts as a matrix product. A pass reads two matrices
-    and writes a third.
+    and writes a third. A running sum goes along every row of a matrix: each sum waits for the one before.
     """
 
     products: float = 0.0
     choleskys: float = 0.0
+    running_sums: float = 0.0
     passes: float = 0.0
 
     def microseconds(self, units: dict[str, float]) -> float:
         """Return what these take."""
-        return self.products * units["product"] + self.choleskys * units["cholesky"] + self.passes * units["pass"]
+        counts = {
+            "product": self.products,
+            "cholesky": self.choleskys,
+            "running_sum": self.running_sums,
+            "pass": self.passes,
+        }
+        return sum(count * units[name] for name, count in counts.items())
 
     def __str__(self) -> str:
-        counts = {"products": self.products, "Cholesky": self.choleskys, "passes": self.passes}
-        text = " + ".join(f"{count:.2g} {name}" for name, count in counts.items() if count)
-        return text.replace("1 products", "1 product")
+        counts = (self.products, self.choleskys, self.running_sums, self.passes)
+        names = ("product", "Cholesky", "running sum", "pass")
+        several = ("products", "Cholesky", "running sums", "passes")
+        parts = zip(counts, names, several, strict=True)
+        return " + ".join(f"{count:.2g} {one if count == 1 else more}" for count, one, more in parts if count)
 
 
 #: With moments given. natural: Cholesky of M, triangular solve with the factor; natural_pd squares a matrix before.
@@ -96,20 +106,30 @@ WITH_MOMENTS = {
     "euclidean": Needs(products=1),
 }
 #: With gradients of one draw: matrices that must be read or written, in thirds of a pass. All read the factor for the
-#: draw and for whitening (2), read it and write the direction (2), read factor and direction and write the factor (3).
-#: snngm reads the direction for its norm (1), and reads it and the momentum and writes the momentum (3). adam has two
-#: such averages (6), and reads both and writes the step (3).
-ALWAYS, NORM, AVERAGE, SCALED = 7 / 3, 1 / 3, 1.0, 1.0
+#: draw and for whitening (2), and read factor and direction and write the factor (3). The direction takes one running
+#: sum through the factor, or is an outer product (reads the factor and writes, 2). snngm reads the direction for its
+#: norm (1), and reads it and the momentum and writes the momentum (3). adam has two such averages (6), and reads both
+#: and writes the step (3).
+ALWAYS, OUTER, NORM, AVERAGE, SCALED = 5 / 3, 2 / 3, 1 / 3, 1.0, 1.0
+_NATURAL = {
+    "snngm": Needs(running_sums=1, passes=ALWAYS + NORM + AVERAGE),
+    "adam": Needs(running_sums=1, passes=ALWAYS + 2 * AVERAGE + SCALED),
+    "constant": Needs(running_sums=1, passes=ALWAYS),
+}
+_EUCLIDEAN = {
+    "adam": Needs(passes=ALWAYS + OUTER + 2 * AVERAGE + SCALED),
+    "sgd": Needs(passes=ALWAYS + OUTER),
+}
 GRADIENTS_ONLY: tuple[tuple[str, str, str, Needs], ...] = (
-    ("full", "cholesky", "snngm", Needs(passes=ALWAYS + NORM + AVERAGE)),
-    ("full", "cholesky", "adam", Needs(passes=ALWAYS + 2 * AVERAGE + SCALED)),
-    ("full", "cholesky", "constant", Needs(passes=ALWAYS)),
-    ("full precision", "cholesky_precision", "snngm", Needs(passes=ALWAYS + NORM + AVERAGE)),
-    ("full precision", "cholesky_precision", "adam", Needs(passes=ALWAYS + 2 * AVERAGE + SCALED)),
-    ("full", "sqrt", "constant", Needs(passes=ALWAYS)),
-    ("full", "euclidean", "adam", Needs(passes=ALWAYS + 2 * AVERAGE + SCALED)),
-    ("full precision", "euclidean", "adam", Needs(passes=ALWAYS + 2 * AVERAGE + SCALED)),
-    ("full", "euclidean", "sgd", Needs(passes=ALWAYS)),
+    ("full", "cholesky", "snngm", _NATURAL["snngm"]),
+    ("full", "cholesky", "adam", _NATURAL["adam"]),
+    ("full", "cholesky", "constant", _NATURAL["constant"]),
+    ("full precision", "cholesky_precision", "snngm", _NATURAL["snngm"]),
+    ("full precision", "cholesky_precision", "adam", _NATURAL["adam"]),
+    ("full", "sqrt", "constant", _NATURAL["constant"]),
+    ("full", "euclidean", "adam", _EUCLIDEAN["adam"]),
+    ("full precision", "euclidean", "adam", _EUCLIDEAN["adam"]),
+    ("full", "euclidean", "sgd", _EUCLIDEAN["sgd"]),
 )
 FAMILIES_OF = {
     "natural": ("full", "block", "diagonal"),
@@ -176,10 +196,11 @@ def make_units(family: str, n_dim: int, rng: np.random.Generator) -> dict[str, C
         family, (n_dim, n_dim)
     )
     a, b = rng.standard_normal(shape), rng.standard_normal(shape)
+    passes = {"pass": lambda: a + b, "running_sum": lambda: np.cumsum(a, axis=-1)}
     if family == "diagonal":
-        return {"product": lambda: a * b, "cholesky": lambda: np.sqrt(np.abs(a)), "pass": lambda: a + b}
+        return {"product": lambda: a * b, "cholesky": lambda: np.sqrt(np.abs(a)), **passes}
     spd = a @ a.swapaxes(-1, -2) + 0.1 * shape[-1] * np.eye(shape[-1])
-    return {"product": lambda: a @ b, "cholesky": lambda: np.linalg.cholesky(spd), "pass": lambda: a + b}
+    return {"product": lambda: a @ b, "cholesky": lambda: np.linalg.cholesky(spd), **passes}
 
 
 def measured(functions: dict[str, Callable[[], Any]]) -> tuple[dict[str, float], int]:
