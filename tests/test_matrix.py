@@ -141,7 +141,7 @@ def test_raw_predictors_on_scales_four_orders_of_magnitude_apart(choice, seed, s
 
 @pytest.mark.usefixtures("_one_blas_thread")
 @each_natural
-def test_twenty_seeds_agree_on_random_intercepts(choice):
+def test_many_seeds_agree_on_random_intercepts(choice):
     """A hierarchical logistic regression: all converge, and all reach the same ELBO on common draws.
 
     One compiled density serves all: the parts are put together as a fit does.
@@ -150,7 +150,7 @@ def test_twenty_seeds_agree_on_random_intercepts(choice):
     z = np.random.default_rng(1).standard_normal((1000, density.n_dim))
     z = np.concatenate([z, -z])
     elbos = []
-    for seed in range(20):
+    for seed in range(8 if choice.family == "block" else 20):
         rule = make_rule(density, choice, seed=seed)
         scales = starting.start_scales(density, None)
         family = session.make_family(FitOptions.validated(**vars(choice)), density.layout)
