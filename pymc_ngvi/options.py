@@ -87,6 +87,8 @@ class FitOptions:
             raise ValueError(f"stl should be True or False; got {stl!r}.")
         if blocks is not None and choice.family != "block":
             raise ValueError(f"blocks are those of family='block'; the family is {choice.family!r}.")
+        if unknown := set(of_rule) - set(_CHECKS):
+            raise TypeError(f"Unknown options of a step rule: {', '.join(sorted(unknown))}.")
         checked = {name: _CHECKS[name](name, of_rule.get(name)) for name in _CHECKS}
         _check_rule_takes(choice, checked, step_is_default=step is None)
         _check_draws(choice, checked)
@@ -109,7 +111,7 @@ def _checked_factor(choice: Choice, factor: str | None) -> str:
     # Euclidean gradients do far better in a factor of the precision; for independent blocks it is no other family.
     either = choice.update == "euclidean" and choice.family == "full"
     own = "precision" if choice.update == "cholesky_precision" or either else "covariance"
-    if factor not in (None, "covariance", "precision"):
+    if not (factor is None or (isinstance(factor, str) and factor in ("covariance", "precision"))):
         raise ValueError(f"factor should be 'covariance' or 'precision'; got {factor!r}.")
     if factor in (None, own) or either:
         return factor or own
@@ -177,8 +179,8 @@ def _checked_count(name: str, value: Any) -> int | None:
 
 
 def _checked_kind(name: str, value: Any) -> str | None:
-    if value is None or value in BASE_DRAWS:
-        return None if value is None else str(value)
+    if value is None or (isinstance(value, str) and value in BASE_DRAWS):
+        return value
     raise ValueError(f"Unknown {name} {value!r}: {suggestion(value, BASE_DRAWS)}")
 
 

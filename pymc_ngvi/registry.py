@@ -76,7 +76,11 @@ _REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
         "gauss_newton replaces the curvature in the natural-parameter update: take update='natural'",
     ),
     (
-        {"step": ("adaptive",), "estimator": ("stein", "reparam", "gauss_newton")},
+        {"estimator": ("gauss_newton",), "step": ("adaptive", "snngm", "adam", "sgd")},
+        "gauss_newton goes with rules for natural parameters: take step='constant', 'decay' or 'proximal'",
+    ),
+    (
+        {"step": ("adaptive",), "estimator": ("stein", "reparam")},
         "adaptive maximises the ELBO on fixed draws, for which curvatures must be those of log p; gradients alone "
         "overfit draws that are fewer than the dimensions: take estimator='price', or another step rule",
     ),
@@ -145,7 +149,7 @@ def choose(**chosen: str | None) -> Choice:
     'natural'
     """
     for axis, name in chosen.items():
-        if name is not None and name not in AXES[axis]:
+        if name is not None and (not isinstance(name, str) or name not in AXES[axis]):
             raise ValueError(f"Unknown {axis} {name!r}: {suggestion(name, AXES[axis])}")
     for row in ALLOWED:
         choice = Choice(*row)

@@ -41,6 +41,8 @@ from pymc_ngvi.types import (
     Update,
 )
 
+#: Draws in the first and in the largest set.
+_N_DRAWS, _MAX_DRAWS = 8, 1_024
 #: Whitened error of the mean that a converged coordinate may have.
 _MAX_MEAN_ERROR = 0.1
 #: At the default tolerance: nats per dimension that a converged fit may lack (a root-mean-square error of .03 sd in
@@ -89,8 +91,8 @@ class Adaptive:
         Stop when the nats still to be gained, with two standard deviations of their estimate, are below this (in
         d < 100 dimensions: below ``tol * max(d, 10) / 100`` where the posterior is near-Gaussian), and no coordinate is
         off by much.
-    n_draws, max_draws : int
-        Sizes of the first and of the largest set of draws, powers of 2 where quasi-random.
+    n_draws, max_draws : int, optional
+        Sizes of the first and of the largest set of draws, powers of 2 where quasi-random: 8 and 1,024.
     base_draws : {"sobol", "antithetic", "plain"}
     stl : bool
         Sticking the landing.
@@ -109,8 +111,8 @@ class Adaptive:
         *,
         seed: int,
         tol: float = 0.05,
-        n_draws: int = 8,
-        max_draws: int = 1024,
+        n_draws: int | None = None,
+        max_draws: int | None = None,
         base_draws: str = "sobol",
         stl: bool = True,
         direction: Direction | None = None,
@@ -123,8 +125,8 @@ class Adaptive:
         self._seed = seed
         self._most_tol = tol
         self._tol = tol * min(1.0, max(_TOL_PER_DIM * target.n_dim, _TOL_LEAST))
-        self._n_draws = n_draws
-        self._max_draws = max(max_draws, n_draws)
+        self._n_draws = n_draws or min(_N_DRAWS, max_draws or _N_DRAWS)
+        self._max_draws = max(max_draws or _MAX_DRAWS, self._n_draws)
 
     def evaluate(self, q: Any, base: BaseDraws) -> Evaluation:
         """Evaluate log p and its gradient at the draws of ``q``."""

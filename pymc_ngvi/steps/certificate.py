@@ -39,8 +39,10 @@ def is_kinked(state: AdaptiveState) -> bool:
     pairs = pairs[state.evaluation.finite[pairs].all(axis=1)]
     if len(pairs) < FEW_DRAWS // 2:
         return False
-    z = state.base.z
-    products = ((state.q.whiten(state.evaluation.grad) + z) * z)[pairs].mean(axis=1)
+    rows = pairs.ravel()  # gradients of the others may be infinite
+    z = state.base.z[rows]
+    products = (state.q.whiten(state.evaluation.grad[rows]) + z) * z
+    products = products.reshape(*pairs.shape, -1).mean(axis=1)
     missed = np.abs(state.q.curvature_diagonal(state.moments.curvature) - 1.0 + products.mean(axis=0))
     se = products.std(axis=0, ddof=1) / np.sqrt(len(pairs))
     n_se = _N_SE_KINK + np.sqrt(2.0 * np.log(max(len(se), 1)))
