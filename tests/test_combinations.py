@@ -121,7 +121,7 @@ def assert_valid(result, choice):
         np.linalg.cholesky(q.cov())  # LinAlgError unless positive definite
     assert result.state.rule.n_failed == result.state.rule.n_dropped == 0
     assert np.isfinite(result.state.losses).all()
-    if result.state.status is Status.LEVELLED:
+    if result.state.status is Status.CONVERGED:
         # Before its time: certified by gaps measured with exact Hessians, below a tolerance of .05.
         assert choice.estimator == "price"
         assert result.best - result.last < 3 * 0.05

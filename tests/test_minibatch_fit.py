@@ -204,10 +204,10 @@ def test_the_default_on_minibatches():
     np.testing.assert_allclose(draws.mean(axis=0), approx.q.mean(), atol=5 * approx.q.sd().max() / np.sqrt(500))
 
 
-def test_options_of_the_default_rule_need_not_name_it():
-    """The rule is chosen when the model is seen: until then, none has been that could have no use for an option."""
-    approx = quietly(n=4, window=30)
-    assert approx.record.step == "decay"
+def test_options_of_a_rule_that_is_not_named_ask_for_its_name():
+    """Before the model is seen, the default rule is another."""
+    with pytest.raises(ValueError, match=r"the default here, has no use for window=30.*'decay'.*name one"):
+        quietly(n=4, window=30)
 
 
 @pytest.mark.parametrize("update", ["sqrt", "cholesky", "cholesky_precision", "euclidean", "natural_pd"])

@@ -561,11 +561,11 @@ def test_an_update_without_a_valid_state_is_tried_with_half_the_step(name):
     if name == "full precision":  # the factor shrinks where the state is too narrow, by no more than a half
         q = wide(name, scale=1.0)
         target = Quadratic(np.zeros(3), 0.01 * np.eye(3))
-        rule = exact_rule(update, family, name, target, "constant", step_size=8.0)
+        rule = exact_rule(update, family, name, target, "constant", step_size=4.0)
         change = 0.5 * (0.01 - 1.0)
-        rate = 2.0  # 1 - 8 .495 < 0, 1 - 4 .495 < 0, 1 - 2 .495 > 0
+        rate = 2.0  # 1 - 4 .495 < 0 < 1 - 2 .495
     else:
-        rule = exact_rule(update, family, name, target, "constant", step_size=1.0)
+        rule = exact_rule(update, family, name, target, "constant", step_size=0.5)
         change, rate = 0.5 * (1.0 - 100.0), 1.0 / 64.0  # 1 - 49.5/32 < 0 < 1 - 49.5/64
     state = path(rule, q, 1)[-1]
     assert state.step_size == rate
