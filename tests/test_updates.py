@@ -420,6 +420,16 @@ def test_corrected_precision_in_one_dimension(family, curvature, rho):
 
 
 @each_family
+@pytest.mark.parametrize(("curvature", "rho"), [(-2.0, 1.0), (-9.0, 1.0), (-1e6, 0.5)])
+def test_correction_of_a_direction_far_out_leaves_its_precision(family, curvature, rho):
+    """The quadratic term is not let grow beyond excesses of -2, where it cancels the linear one."""
+    state = state_of(family, np.array([1.0]), np.array([[4.0]]))
+    new = natural(state, moments_of(state, np.array([0.3]), np.array([[0.25 * curvature]])), rho, True)
+    np.testing.assert_allclose(new.cov()[0, 0], 4.0, rtol=1e-12)
+    np.testing.assert_allclose(new.mean()[0], 1.0 + rho * 0.3 * 4.0, rtol=1e-12)
+
+
+@each_family
 def test_correction_leaves_the_directions_that_are_not_lost(family, rng):
     """Whitened curvatures 5, 1 and -0.4: with rho = 1 only the last needs the correction, 1 - 1.4 + .98."""
     state = random_state("diagonal", 3, rng)
