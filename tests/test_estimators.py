@@ -183,6 +183,16 @@ def test_gradient_and_curvature_are_unbiased(family, estimator, seed, stl, kind)
 
 
 @each_pair
+@two_seeds
+def test_gradient_and_curvature_are_unbiased_for_counts(family, estimator, seed):
+    """Over 300 sets of 32 draws; the gradients of a Poisson likelihood have heavier tails."""
+    target, state, sets = repeated(family, estimator, poisson, "off it", seed)
+    grad, curvature = exact_moments(target, state, family, estimator)
+    assert_mean_is([m.grad for m in sets], grad, 4.0)
+    assert_mean_is([as_matrix(state, m.curvature) for m in sets], curvature, 4.0)
+
+
+@each_pair
 @stl_or_not
 @pytest.mark.parametrize(
     ("kind", "n_draws"), [("sobol", 64), ("antithetic", 2), ("antithetic", 6), ("plain", 1), ("plain", 7)]
