@@ -131,7 +131,7 @@ def run(
     family = FullPrecisionState if method.precision else FAMILIES["full"]
     start = family.from_scale(np.zeros(data.n_dim), np.ones(data.n_dim))
     in_pass = len(data.y) / (method.batch or len(data.y))
-    left, end = list(DISTANCES), "too slow"
+    left, end = list(DISTANCES), "not arrived"
     with np.errstate(over="ignore", invalid="ignore"):  # a run that diverges
         for t, state in iterates(rule, start, int(method.most_passes * in_pass)):
             # The loss of a run on small batches changes little in one iteration: a tenth of a pass will do.
@@ -192,10 +192,10 @@ def draw(table: pd.DataFrame, out: Path) -> None:
             never = np.full((~arrived).sum(), above * 1.25**i)
             axis.plot(passes.index[~arrived], never, linestyle="", fillstyle="none", **style)
         axis.axhline(0.8 * above, color="k", linewidth=0.6)
-        axis.set(xscale="log", yscale="log", xlabel="step size of GD, beta of PG", title=f"within {distance:g} nats")
+        axis.set(xscale="log", yscale="log", xlabel="step size of GD, beta of PG", title=f"within {distance:g} nat")
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("passes through the data\n(above the line: did not arrive)")
-    axes[0].legend(fontsize=8, loc="lower left")
+    axes[1].legend(fontsize=8, loc="lower left")
     figure.tight_layout()
     figure.savefig(out, dpi=130)
     plt.close(figure)
@@ -204,7 +204,8 @@ def draw(table: pd.DataFrame, out: Path) -> None:
 def write_table(table: pd.DataFrame) -> str:
     """Return, for each method, the least passes and the range of step sizes within a factor of them."""
     lines = [
-        "| method | within, nats | fewest passes | at step size | step sizes that arrive | step sizes within 3 times the fewest |",
+        "| method | within, nat | fewest passes | at step size | step sizes that arrive "
+        "| step sizes within 3 times the fewest |",
         "|---|---|---|---|---|---|",
     ]
     for name, method in METHODS.items():
