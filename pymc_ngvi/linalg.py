@@ -79,6 +79,17 @@ def cholesky(matrix: Array) -> Array | None:
     return factor if not len(factor) or sla.lapack.dtrcon(scaled, uplo="L")[0] > _LEAST_RCOND else None
 
 
+def has_lost_pivots(pivots: Array, entries: Array) -> bool:
+    """Tell whether a pivot is no more than what rounding leaves of a sum with 1, as relative precisions are.
+
+    Parameters
+    ----------
+    pivots, entries : ndarray
+        Squares of the diagonal of a factor, and the diagonal of its matrix.
+    """
+    return bool(np.any(pivots <= ROUNDING * np.maximum(1.0, np.abs(entries - 1.0))))
+
+
 def reverse_cholesky(matrix: Array) -> Array | None:
     """Return the upper U with ``matrix = U U^T``, or None where the matrix is not positive definite."""
     factor = cholesky(matrix[::-1, ::-1])

@@ -17,7 +17,7 @@ import numpy as np
 from pymc_ngvi.families import stacks
 from pymc_ngvi.families.block_structure import BlockStructure
 from pymc_ngvi.families.lower import LOG_2PI
-from pymc_ngvi.linalg import ROUNDING
+from pymc_ngvi.linalg import has_lost_pivots
 from pymc_ngvi.types import Array, Outer, TargetDensity
 
 __all__ = ["BlockFamily", "BlockState", "BlockStructure"]
@@ -185,8 +185,7 @@ class BlockState:
         uppers = []
         for m in self.structure.unpack(matrix):
             upper = stacks.reverse_cholesky(m)
-            # A block of one coordinate has no condition: what rounding leaves of a difference is no precision.
-            if upper is None or (m.shape[1] == 1 and np.any(m <= ROUNDING * np.maximum(1.0, np.abs(m - 1.0)))):
+            if upper is None or has_lost_pivots(stacks.diagonal(upper) ** 2, stacks.diagonal(m)):
                 return None
             uppers.append(upper)
         return self._divided(uppers, grad)

@@ -6,7 +6,7 @@ from typing import Self
 
 import numpy as np
 
-from pymc_ngvi.linalg import ROUNDING
+from pymc_ngvi.linalg import has_lost_pivots
 from pymc_ngvi.types import Array, Outer, TargetDensity
 
 LOG_2PI = float(np.log(2 * np.pi))
@@ -145,15 +145,16 @@ class DiagonalState:
 
     def divided(self, matrix: Array, grad: Array) -> tuple[Self, Array] | None:
         """Return the state of variances scale^2 / matrix, and scale grad / matrix; None where not positive."""
-        # What rounding leaves of a difference is no precision.
-        if not np.isfinite(matrix).all() or np.any(matrix <= ROUNDING * np.maximum(1.0, np.abs(matrix - 1.0))):
+        if not np.isfinite(matrix).all() or has_lost_pivots(matrix, matrix):
             return None
         return type(self)(self.location, self.scale / np.sqrt(matrix)), self.scale * grad / matrix
 
     def divided_by_function(
         self, curvature: Array, function: Callable[[Array], Array], grad: Array
     ) -> tuple[Self, Array] | None:
-        """As `divided`, by a positive function of the curvature."""
+        """As `divided`, by a positive function of the curvature; None where not finite."""
+        if not np.isfinite(curvature).all():
+            return None
         with np.errstate(over="ignore", invalid="ignore"):
             return self.divided(function(curvature), grad)
 

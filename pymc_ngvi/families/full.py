@@ -9,6 +9,7 @@ import numpy as np
 from pymc_ngvi.families.lower import LOG_2PI, LowerState
 from pymc_ngvi.linalg import (
     cholesky,
+    has_lost_pivots,
     reverse_cholesky,
     reverse_cholesky_of_product,
     solve_lower,
@@ -98,7 +99,9 @@ class FullState(LowerState):
     def divided(self, matrix: Array, grad: Array) -> tuple[Self, Array] | None:
         """Return the state of covariance C M^-1 C^T, and C M^-1 grad; None where M is not positive definite."""
         upper = reverse_cholesky(matrix)
-        return None if upper is None else self._divided(upper, grad)
+        if upper is None or has_lost_pivots(np.diagonal(upper) ** 2, np.diagonal(matrix)):
+            return None
+        return self._divided(upper, grad)
 
     def divided_by_function(
         self, curvature: Array, function: Callable[[Array], Array], grad: Array

@@ -57,6 +57,8 @@ def natural[S: GaussianState](state: S, moments: Moments, step_size: float, corr
     GaussianState or None
         None where no valid precision results.
     """
+    if not moments.is_finite():
+        return None
     rho, curvature = step_size, moments.curvature
     divided = state.divided(state.add_to_diagonal(rho * curvature, 1.0 - rho), moments.grad)
     if divided is None and correct:
