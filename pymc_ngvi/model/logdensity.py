@@ -1,5 +1,6 @@
 """The log density of a PyMC model on one flat unconstrained vector."""
 
+import functools
 import time
 
 from collections.abc import Callable, Iterator
@@ -128,12 +129,12 @@ class LogDensity:
         """Return what to pickle: compiled functions are made again when they are needed."""
         return {**self.__dict__, "_functions": {}}
 
-    @property
+    @functools.cached_property
     def batch_size(self) -> int:
         """Draws evaluated in one call."""
         return int(np.clip(_BATCH_ELEMENTS // max(self._cost.widest, 1), 1, 64))
 
-    @property
+    @functools.cached_property
     def _n_directions(self) -> int:
         """Directions in one call."""
         return int(np.clip(2 * _BATCH_ELEMENTS // max(self._cost.widest, 1), 16, 4096))
