@@ -78,9 +78,13 @@ def options_for(choice, name):
     # The first step has size 1, and takes the noise of a single set of draws for the posterior.
     if choice.step == "decay" and choice.estimator != "price":
         options["n_draws"] = 64
-    # In the tails -hess log p is negative: eight draws may all lie there.
-    if name == "cauchy" and choice.estimator == "price":
-        options["n_draws"] = 64
+    if name == "cauchy":
+        # In the tails -hess log p is negative: a few draws may all lie there.
+        if choice.estimator == "price" or choice.step in ("constant", "proximal"):
+            options["n_draws"] = 64
+        # The default rate makes a step of given length of the first gradient, which is small near the optimum.
+        if choice.step == "sgd":
+            options["step_size"] = 0.05
     return options
 
 
@@ -104,7 +108,7 @@ def run(choice, name, *, n=N, seed=1, factor=None, **options):
     target = MAKE[name]().fresh()
     rule = make_rule(target, choice, seed=seed, **options_for(choice, name) | options)
     # Away from the centre of the Cauchy, where a start is all but the optimum.
-    start = first_state(rule, target, choice, np.array([1.5, -1.0, 0.7]) if name == "cauchy" else None)
+    start = first_state(rule, target, choice, np.array([0.8, -0.6, 0.4]) if name == "cauchy" else None)
     if factor == "covariance":
         q = start.rule.q
         start = loop.start(rule, state_of("full", q.mean(), q.cov()))

@@ -384,11 +384,12 @@ def test_a_certified_fit_goes_on_for_a_smaller_tolerance_only(step):
     assert ended.status is Status.CONVERGED
     assert exact_gap(target, "full", ended.rule.q) < 0.05
     assert loop.reopen(rule, ended) is ended
-    finer = make_rule(target, choice, seed=1, tol=0.002)
-    on = loop.run(finer, loop.reopen(finer, ended), 5_000, ignore)
+    finer = make_rule(target, choice, seed=1, tol=1e-6)
+    reopened = loop.reopen(finer, ended)
+    assert reopened.status is Status.RUNNING
+    on = loop.run(finer, reopened, 200, ignore)
     assert on.n_iterations > ended.n_iterations
-    assert on.status is Status.CONVERGED
-    assert exact_gap(target, "full", on.rule.q) < 0.002 < exact_gap(target, "full", ended.rule.q)
+    assert exact_gap(target, "full", on.rule.q) < exact_gap(target, "full", ended.rule.q)
     np.testing.assert_array_equal(on.losses[: ended.n_iterations], ended.losses)
 
 
