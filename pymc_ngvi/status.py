@@ -23,10 +23,11 @@ class Status(Enum):
     )
     LEVELLED = (
         "levelled off",
-        "The ELBO has stopped rising at this step size, but more than the tolerance is still to be gained, or nothing "
+        "The ELBO has stopped rising at the steps taken, but more than the tolerance is still to be gained, or nothing "
         "tells how much.",
-        "approx.gap says how many nats are left, if that is known. Use a smaller step_size or more n_draws, or "
-        "step='adaptive' (on the full data).",
+        "approx.gap says how many nats are left, if that is known. With stochastic step rules: a smaller step_size, "
+        "more n_draws, or step='adaptive' on the full data. With a diagonal or block family: a smaller tol, more "
+        "n_draws, or family='full'.",
     )
     NOISE_LIMITED = (
         "noise-limited",

@@ -69,24 +69,31 @@ def summarise(state: GaussianState, grads: Array, curvatures: Array) -> Moments:
     grad, curvature = grads.mean(axis=0), curvatures.mean(axis=0)
     errors = np.array([state.curvature_error(c) for c in curvatures]).reshape(n_replicates, -1)
     u = np.concatenate([grads, errors / np.sqrt(2.0)], axis=1)
-    mean_u = u.mean(axis=0)
-    grad_se, curvature_se, floor, floor_sd = (np.full(len(grad), np.inf),) * 2 + (np.inf,) * 2
+    gap, floor, floor_sd = gap_of(u)
+    grad_se = curvature_se = np.full(len(grad), np.inf)
     if n_replicates > 1:
         diagonals = np.array([state.curvature_diagonal(c) for c in curvatures])
         grad_se = grads.std(axis=0, ddof=1) / np.sqrt(n_replicates)
         curvature_se = diagonals.std(axis=0, ddof=1) / np.sqrt(n_replicates)
-        floor = 0.5 * float(np.sum((u - mean_u) ** 2)) / (n_replicates * (n_replicates - 1))
-        floor_sd = _corrected_gap_sd(u)
     return Moments(
         grad=grad,
         curvature=curvature,
         grad_se=grad_se,
         curvature_se=curvature_se,
-        gap=0.5 * float(mean_u @ mean_u),
+        gap=gap,
         floor=floor,
         floor_sd=floor_sd,
         replicates=u if u.size <= _MAX_KEPT else None,
     )
+
+
+def gap_of(u: Array) -> tuple[float, float, float]:
+    """Return gap, floor and the standard deviation of their difference from replicates of the natural gradient."""
+    n_replicates, mean_u = len(u), u.mean(axis=0)
+    gap = 0.5 * float(mean_u @ mean_u)
+    if n_replicates == 1:
+        return gap, np.inf, np.inf
+    return gap, 0.5 * float(np.sum((u - mean_u) ** 2)) / (n_replicates * (n_replicates - 1)), _corrected_gap_sd(u)
 
 
 def _corrected_gap_sd(u: Array) -> float:

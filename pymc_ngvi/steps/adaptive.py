@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pymc_ngvi.draws import BASE_DRAWS
+from pymc_ngvi.estimators.metric import in_full_metric
 from pymc_ngvi.status import Status
 from pymc_ngvi.steps.adaptive_state import AdaptiveState
 from pymc_ngvi.steps.belief import UNKNOWN, Belief
@@ -182,11 +183,20 @@ class Adaptive:
         if not state.fresh:
             aside = replace(state, level=_ASSESSMENT_LEVEL + state.level, belief=UNKNOWN)
             state = self._redraw(aside, max(state.n_draws, FEW_DRAWS))
-        return Assessment(state.evaluation.theta, state.evaluation.logp, state.base.pairs(), state.gap, state.belief.sd)
+        evaluation, gap, gap_sd = state.evaluation, state.gap, state.belief.sd
+        if not state.q.exact_metric and evaluation.finite.any():
+            full = in_full_metric(self._target, state.q, evaluation.theta[evaluation.finite], state.moments)
+            if full is not None:
+                gap, gap_sd = max(full.gap - full.floor, 0.0), full.floor_sd
+        return Assessment(evaluation.theta, evaluation.logp, state.base.pairs(), gap, gap_sd)
 
     def conclude(self, status: Status, assessment: Assessment) -> Status:
-        """Return the status: this rule has measured the gap itself."""
-        return status
+        """Return the status in the light of the gap that was measured at the end.
+
+        This rule has measured the gap itself, but for correlations that a family leaves out.
+        """
+        hidden = assessment.gap - 2.0 * assessment.gap_sd > self._most_tol
+        return Status.LEVELLED if status is Status.CONVERGED and hidden else status
 
     def reopen(self, state: AdaptiveState) -> AdaptiveState:
         """Return a state in which a fit that gave up may try again."""

@@ -21,6 +21,7 @@ from pymc_ngvi.types import Moments
 class Decay(Stochastic):
     """Steps 2/(2 + t) with averaging; options as for `Stochastic`, without step sizes."""
 
+    path_draws_within: ClassVar[tuple[int, int]] = (128, 1_024)  # a first step of size 1 takes their noise as it is
     takes: ClassVar[frozenset[str]] = Stochastic.takes - {"step_size"}
 
     def _rate(self, t: int) -> float:

@@ -69,4 +69,4 @@ class Windows:
     @property
     def has_levelled(self) -> bool:
         """Whether the figure has stopped rising, as the last complete windows tell."""
-        return self.just_completed and self.slope < _LEAST_SLOPE
+        return self.just_completed and bool(self.slope < _LEAST_SLOPE)

@@ -15,7 +15,7 @@ class SGD(Stochastic):
     """Plain gradient steps; options as for `Stochastic`.
 
     ``step_size`` is in the units of the coordinates; by default the first step is as long as a tenth of the
-    smallest standard deviation.
+    smallest standard deviation, or less where the gradient is small.
     With ``step_decay`` kappa it is divided by (1 + t)^kappa.
     """
 
@@ -33,5 +33,9 @@ class SGD(Stochastic):
         return None if q is None else Advance(q.unsigned(), q, rate, first)
 
     def _first_rate(self, iterate: Any, direction: Parameters) -> float:
+        sd = iterate.sd()
+        # Near an optimum with these standard deviations, the ELBO bends by 1/sd^2 along the mean and a factor of the
+        # covariance, by sd^2 along a factor of the precision: a longer step would overshoot.
+        stable = sd.min() ** 2 if iterate.factor_sign > 0 else min(sd.min() ** 2, 1.0 / sd.max() ** 2)
         longest = max(float(np.sqrt(np.vdot(part, part))) for part in direction)
-        return _FIRST_LENGTH * float(iterate.sd().min()) / max(longest, np.finfo(float).tiny)
+        return float(min(0.5 * stable, _FIRST_LENGTH * sd.min() / max(longest, np.finfo(float).tiny)))

@@ -40,9 +40,9 @@ class SNNGM(Stochastic):
         assert self._direction is not None
         direction = self._direction(iterate, moments)
         norm = _riemannian_norm(iterate, moments) if iterate.factor_sign < 0 else _euclidean_norm(direction)
-        if not 0.0 < norm < np.inf:
+        if not np.isfinite(norm):
             return None
-        part = (1.0 - _MOMENTUM) / norm
+        part = (1.0 - _MOMENTUM) / norm if norm > 0.0 else 0.0  # at the very optimum, path gradients are 0
         momentum = Parameters(*(_averaged(m, d, part) for m, d in zip(state.memory, direction, strict=True)))
         length = self._step_size or _LENGTH * np.sqrt(iterate.n_params)
         scale = length / (1.0 - _MOMENTUM**state.t)

@@ -13,6 +13,7 @@ import numpy as np
 
 from pymc_ngvi.draws import BASE_DRAWS, sobol_draws
 from pymc_ngvi.estimators import FROM_GRADIENTS, price, stein
+from pymc_ngvi.estimators.metric import SEEN, in_full_metric
 from pymc_ngvi.status import Status
 from pymc_ngvi.steps.levelling import Windows
 from pymc_ngvi.types import (
@@ -130,6 +131,8 @@ class Stochastic:
     default_window: ClassVar[int | None] = None
     #: Draws if none are given, with gradients alone; None: as many as the dimension, within limits.
     default_path_draws: ClassVar[int | None] = None
+    #: The limits; a rule whose first step is large needs more.
+    path_draws_within: ClassVar[tuple[int, int]] = (16, 256)
 
     def __init__(
         self,
@@ -284,7 +287,10 @@ class Stochastic:
         if not evaluation.finite.any():
             return np.nan, np.inf
         moments = estimator(target, q, base, evaluation)
-        return max(moments.gap - moments.floor, 0.0), moments.floor_sd
+        full = None if q.exact_metric else in_full_metric(target, q, evaluation.theta[evaluation.finite], moments)
+        hidden = 1.0 if q.exact_metric or full is not None else SEEN
+        moments = full or moments
+        return max(moments.gap - moments.floor, 0.0) / hidden, moments.floor_sd / hidden
 
     def _evaluate_on_batches(self, q: Any, base: BaseDraws, rng: np.random.Generator) -> Evaluation:
         """Evaluate each replicate of the draws on a minibatch of its own."""
@@ -337,7 +343,8 @@ class Stochastic:
         if self.default_path_draws is not None:
             return self.default_path_draws
         # With fewer draws than dimensions, a curvature from gradients alone is mostly noise.
-        return int(np.clip(2 ** np.ceil(np.log2(max(n_dim, 1))), 16, 256))
+        least, most = self.path_draws_within
+        return int(np.clip(least / 16 * 2 ** np.ceil(np.log2(max(n_dim, 1))), least, most))
 
 
 def _noisy_elbo(evaluation: Evaluation, base: BaseDraws) -> float:
