@@ -12,6 +12,7 @@ from targets import Quadratic, logistic, poisson, random_covariance
 from test_updates import as_curvature, as_matrix, half_triangle, state_kind, stored
 
 from pymc_ngvi.draws import BASE_DRAWS, plain_draws, sobol_draws
+from pymc_ngvi.estimators.metric import in_full_metric
 from pymc_ngvi.registry import AXES
 from pymc_ngvi.types import BaseDraws, Evaluation, Outer
 
@@ -442,3 +443,24 @@ def test_shifted_base_draws_give_another_answer(family, estimator, rng):
     first = estimate(estimator, target, state, base)
     second = estimate(estimator, target, state, replace(base, z=0.5 * base.z))
     assert np.abs(first.grad - second.grad).max() > 1e-3
+
+
+# --- families without correlations ------------------------------------------------------------------------------------
+
+
+@two_seeds
+@pytest.mark.parametrize("family", ["diagonal", "block"])
+def test_an_error_of_the_mean_along_a_correlation_counts_in_full(family, seed):
+    """On a Gaussian target the gap of a shifted best q is 1/2 shift^T P shift; in q's own metric it is a fraction."""
+    rng = np.random.default_rng(seed)
+    precision = np.linalg.inv(random_covariance(rng, 6, 1e3))
+    target = Quadratic(rng.standard_normal(6), precision)
+    mean, cov = target.optimum(family)
+    weakest = np.linalg.eigh(precision)[1][:, 0]  # where the posterior is widest, and q far too narrow
+    state = state_of(family, mean + 0.5 * weakest, cov)
+    moments = estimate("price", target, state, sobol_draws(64, 6, rng))
+    full = in_full_metric(target, state, state.draws(rng.standard_normal((16, 6))), moments)
+    expected = 0.5 * 0.25 * weakest @ precision @ weakest
+    assert moments.gap < 0.3 * expected
+    np.testing.assert_allclose(full.gap - full.floor, expected, rtol=1e-6)
+    assert in_full_metric(target, state, state.draws(np.zeros((1, 6))), replace(moments, replicates=None)) is None
