@@ -241,8 +241,14 @@ class FitReport(Exports):
         Raises
         ------
         ValueError
-            For fewer than 100 draws; where ``pm.set_data`` changed the data after the fit.
+            For fewer than 100 draws; where ``pm.set_data`` changed the data after the fit; for a model that reads
+            minibatches.
         """
+        if self.density.has_minibatch:
+            raise ValueError(
+                "The model reads pm.Minibatch data: importance weights would compare q with the posterior given one "
+                "batch only. Build the model on all of the data to compare them there."
+            )
         self.refuse_changed_data("The model's posterior is another one now than q approximates")
         log_p, log_q = [], []
         for theta in self._draw_chunks(draws, random_seed):
@@ -281,7 +287,7 @@ class FitReport(Exports):
         tree = self.sample(draws, random_seed=rng, log_p=False)
         table = table_of(tree, **{"kind": "stats", **kwargs})
         khat = None
-        if khat_draws is not None and not self._data.changed():
+        if khat_draws is not None and not self._data.changed() and not self.density.has_minibatch:
             khat = self.khat(khat_draws, rng)
         return Summary(summary_lines(self.record, khat, khat_draws or 0), table, khat)
 

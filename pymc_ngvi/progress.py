@@ -12,7 +12,7 @@ from rich.table import Column
 from rich.theme import Theme
 
 from pymc_ngvi.loop import LoopState
-from pymc_ngvi.result import format_gap
+from pymc_ngvi.result import format_elbo, format_gap
 
 _SECONDS_BETWEEN_UPDATES = 0.05
 #: Headers, and the field that each shows.
@@ -75,7 +75,7 @@ class FitProgress:
             completed=state.n_iterations,
             total=state.n_iterations if last else None,
             iteration=f"{state.n_iterations:,}",
-            elbo=f"{rule.elbo:,.2f}",
+            elbo=format_elbo(rule.elbo),
             gap=format_gap(rule.gap),
             draws=f"{rule.n_draws:,}",
             step=f"{rule.step_size:.2g}",

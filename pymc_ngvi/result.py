@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from pymc_ngvi.status import Status
 
+#: Numbers from here on are shown by their order of magnitude.
+_HUGE = 1e9
+
 
 class Elbo(NamedTuple):
     """Evidence lower bound, estimated on draws that had no part in the fit.
@@ -24,7 +27,7 @@ class Elbo(NamedTuple):
 
     def __str__(self) -> str:
         """Return ``-625.61 +- 0.01``."""
-        return f"{self.value:,.2f} +- {self.se:.2f}"
+        return f"{format_elbo(self.value)} +- {self.se:{'.2f' if self.se < _HUGE else '.1g'}}"
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,11 @@ class FitRecord:
             f"{self.compile_seconds:.1f} s compiling + {self.run_seconds:.1f} s running "
             f"({self.family} family, {self.backend} backend)."
         )
+
+
+def format_elbo(nats: float) -> str:
+    """Return an ELBO as text: to a hundredth, or, where it is huge, to its order of magnitude."""
+    return f"{nats:,.2f}" if abs(nats) < _HUGE else f"{nats:.3g}"
 
 
 def format_gap(nats: float, unit: str = "") -> str:

@@ -139,8 +139,10 @@ class FitSession:
         if record.n_dropped:
             logger.info(f"{record.n_dropped} draws were left out because log p or its gradient was not finite there.")
         if state.status in _WARNED:
+            unknown = state.status is Status.LEVELLED and np.isnan(record.gap)
+            verdict = "Whether the fit has converged is not known" if unknown else "The fit did not converge"
             warnings.warn(
-                f"The fit did not converge ({state.status}). {state.status.sentence} {state.status.cure}",
+                f"{verdict} ({state.status}). {state.status.sentence} {state.status.cure}",
                 ConvergenceWarning,
                 skip_file_prefixes=OURS,
             )

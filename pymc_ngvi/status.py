@@ -25,9 +25,9 @@ class Status(Enum):
         "levelled off",
         "The ELBO has stopped rising at the steps taken, but more than the tolerance is still to be gained, or nothing "
         "tells how much.",
-        "approx.gap says how many nats are left, if that is known. With stochastic step rules: a smaller step_size, "
-        "more n_draws, or step='adaptive' on the full data. With a diagonal or block family: a smaller tol, more "
-        "n_draws, or family='full'.",
+        "approx.gap says how many nats are left, if that is known. With stochastic step rules: more n_draws, a longer "
+        "window, a smaller step_size (if the rule takes one), or step='adaptive' on the full data. With a diagonal or "
+        "block family: a smaller tol, more n_draws, or family='full'.",
     )
     NOISE_LIMITED = (
         "noise-limited",
@@ -37,9 +37,10 @@ class Status(Enum):
     )
     STALLED = (
         "stalled",
-        "No step raises the ELBO any more although the estimated gap is above the tolerance.",
-        "Give another start or start_sigma, standardise the predictors, or reparametrise the model; "
-        "the result is kept but may be far from the optimum.",
+        "No step raises the ELBO any more, or none leads to a valid approximation, although the estimated gap is above "
+        "the tolerance.",
+        "Give another start or start_sigma, standardise the predictors, or reparametrise the model; with stochastic "
+        "step rules take a smaller step_size or more n_draws. The result is kept but may be far from the optimum.",
     )
     OUTSIDE_SUPPORT = (
         "outside the support",

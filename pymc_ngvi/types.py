@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.linalg import all_finite
+from pymc_ngvi.status import Status
 
 Array = NDArray[np.float64]
 
@@ -396,6 +397,8 @@ class Assessment(NamedTuple):
         Nats of ELBO still to be gained, at least 0; NaN where nothing tells.
     gap_sd : float
         Standard deviation of its error.
+    against : Status or None
+        What a fit that seems to have converged is in truth.
     """
 
     theta: Array
@@ -403,6 +406,7 @@ class Assessment(NamedTuple):
     units: NDArray[np.intp]
     gap: float
     gap_sd: float
+    against: Status | None = None
 
 
 class Estimator(Protocol):

@@ -10,7 +10,7 @@ import pytest
 
 from matrix import each_stochastic, first_state, fit, ignore, make_rule, state_of, two_seeds
 from scipy.special import expit
-from targets import NumpyTarget, Quadratic, Walled, logistic, poisson
+from targets import NumpyTarget, Quadratic, Walled, kinked, logistic, poisson
 
 import pymc_ngvi
 
@@ -81,14 +81,18 @@ def test_levelled_off_within_the_tolerance_is_converged_and_above_it_a_warning(o
     [(0.03, 0.01, Status.CONVERGED), (0.03, 0.03, Status.LEVELLED), (np.nan, np.inf, Status.LEVELLED)],
 )
 def test_the_measured_gap_with_its_error_decides(gap, gap_sd, status):
-    """Unknown is not small. And only a fit that has levelled off can have converged."""
+    """Unknown is not small. And only a fit that has come to its end can have converged."""
     target = logistic(n_dim=3)
     choice = choose(update="natural", estimator="stein", step="constant")
     rule, state = fit(target.fresh(), choice, n=3, seed=1)
     assessment = rule.assess(state.rule)._replace(gap=gap, gap_sd=gap_sd)
     assert rule.conclude(Status.LEVELLED, assessment) is status
-    for other in (Status.MAX_ITERATIONS, Status.STALLED, Status.STOPPED):
+    assert (rule.conclude(Status.MAX_ITERATIONS, assessment) is Status.CONVERGED) == (status is Status.CONVERGED)
+    for other in (Status.STALLED, Status.STOPPED, Status.INTERRUPTED):
         assert rule.conclude(other, assessment) is other
+    for against in (Status.NOT_SMOOTH, Status.OUTSIDE_SUPPORT):
+        assert rule.conclude(Status.LEVELLED, assessment._replace(against=against)) is against
+        assert rule.conclude(Status.CONVERGED, assessment._replace(against=against)) is against
 
 
 @pytest.mark.parametrize("make", [logistic, poisson])
@@ -421,3 +425,45 @@ def test_refining_a_fit_that_has_levelled_off_goes_on():
         approx.refine(300, progressbar=False)
     assert n + 60 <= approx.record.n_iterations <= n + 300
     assert len(approx.hist) == approx.record.n_iterations
+
+
+# --- what speaks against a certificate --------------------------------------------------------------------------------
+
+
+@two_seeds
+@pytest.mark.parametrize("step", ["constant", "decay", "proximal"])
+def test_kinks_that_hessians_miss_are_seen(step, seed):
+    """Laplace variables: by Hessians the standard deviations run away; by gradients they come out right."""
+    target = WithPrior(kinked())
+    rule, state = fit(target, choose(update="natural", estimator="price", step=step), n=100, seed=seed)
+    assert rule.conclude(Status.LEVELLED, rule.assess(state.rule)) is Status.NOT_SMOOTH
+    rule, state = fit(target, choose(update="natural", estimator="stein", step=step), n=400, seed=seed)
+    assert rule.conclude(Status.LEVELLED, rule.assess(state.rule)) is Status.CONVERGED
+    # With E|x| = sqrt(2/pi) s, the ELBO -sqrt(2/pi) s - s^2/2 + log s of each coordinate is largest at
+    best = 0.5 * (np.sqrt(2 / np.pi + 4) - np.sqrt(2 / np.pi))
+    np.testing.assert_allclose(state.rule.q.sd(), best, rtol=0.05)
+
+
+class WithPrior(NumpyTarget):
+    """Another target with independent standard normal priors."""
+
+    def __init__(self, inside):
+        super().__init__(inside.n_dim)
+        self.inside = inside
+
+    def _logp(self, theta):
+        return self.inside._logp(theta) - 0.5 * np.sum(theta**2, axis=-1)
+
+    def _grad(self, theta):
+        return self.inside._grad(theta) - theta
+
+    def _hessians(self, theta):
+        return self.inside._hessians(theta) - np.eye(self.n_dim)
+
+
+@two_seeds
+@pytest.mark.parametrize("options", [{"step": "constant"}, {"step": "constant", "estimator": "stein"}])
+def test_a_fit_that_loses_its_draws_has_not_converged(options, seed):
+    target = Walled(Quadratic(np.zeros(3), np.eye(3)), 1.0)
+    rule, state = fit(target, choose(update="natural", **options), n=50, seed=seed)
+    assert rule.conclude(Status.LEVELLED, rule.assess(state.rule)) is Status.OUTSIDE_SUPPORT

@@ -18,7 +18,7 @@ def from_gradients(
 ) -> Moments:
     """Estimate the curvature from products of whitened gradients and base draws.
 
-    Without sticking the landing, the gradient is that of log p alone and the expectation of I - A - I is taken.
+    Without sticking the landing, the gradient is that of log p alone, and the identity is added exactly.
 
     Parameters
     ----------

@@ -288,14 +288,18 @@ class BlockState:
     def _log_det(self) -> float:
         return float(np.sum(np.log(np.abs(self.factor[self.structure.diagonal]))))
 
-    def _divided(self, uppers: list[Array], grad: Array) -> tuple[Self, Array]:
+    def _divided(self, uppers: list[Array], grad: Array) -> tuple[Self, Array] | None:
         # C' = C U^-T stays lower triangular; C' C'^T = C M^-1 C^T, for M = U U^T.
         factors, displacements = [], []
         for upper, c, g in zip(uppers, self._blocks(), self.structure.split(grad), strict=True):
             factor = np.tril(stacks.transposed(stacks.solve_upper(upper, stacks.transposed(c))))
             factors.append(factor)
             displacements.append(factor @ stacks.solve_upper(upper, g))
-        return replace(self, factor=self.structure.pack(factors)), self.structure.join(displacements)
+        packed = self.structure.pack(factors)
+        entries = packed[self.structure.diagonal]
+        if not ((entries > 0.0) & np.isfinite(entries)).all():  # beyond what numbers can hold
+            return None
+        return replace(self, factor=packed), self.structure.join(displacements)
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,10 @@ class DiagonalState:
         """Return the state of variances scale^2 / matrix, and scale grad / matrix; None where not positive."""
         if not np.isfinite(matrix).all() or has_lost_pivots(matrix, matrix):
             return None
-        return type(self)(self.location, self.scale / np.sqrt(matrix)), self.scale * grad / matrix
+        scale = self.scale / np.sqrt(matrix)
+        if not ((scale > 0.0) & np.isfinite(scale)).all():  # beyond what numbers can hold
+            return None
+        return type(self)(self.location, scale), self.scale * grad / matrix
 
     def divided_by_function(
         self, curvature: Array, function: Callable[[Array], Array], grad: Array

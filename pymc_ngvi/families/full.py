@@ -128,7 +128,10 @@ class FullState(LowerState):
             factor = factor * np.where(np.diag(factor) < 0.0, -1.0, 1.0)
         return type(self)(self.location + weight * apart, factor)
 
-    def _divided(self, upper: Array, grad: Array) -> tuple[Self, Array]:
+    def _divided(self, upper: Array, grad: Array) -> tuple[Self, Array] | None:
         # C' = C U^-T stays lower triangular; C' C'^T = C M^-1 C^T, for M = U U^T.
         factor = np.tril(solve_upper(upper, self.factor.T).T)
+        entries = np.diagonal(factor)
+        if not ((entries > 0.0) & np.isfinite(entries)).all():  # beyond what numbers can hold
+            return None
         return type(self)(self.location, factor), factor @ solve_upper(upper, grad)

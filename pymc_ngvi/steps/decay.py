@@ -28,10 +28,11 @@ class Decay(Stochastic):
         return 2.0 / (2.0 + t)
 
     def _advance(self, state: StochasticState, moments: Moments) -> Advance | None:
-        weight = self._rate(state.t - 1)
+        n_steps = state.memory or 0  # valid ones: the first of them forgets the start
+        weight = self._rate(n_steps)
         found = self._updated(state.iterate, moments, weight)
         if found is None:
             return None
         iterate, step_size = found
         average = iterate if weight == 1.0 else state.q.merged(iterate, weight)
-        return Advance(average, iterate, step_size)
+        return Advance(average, iterate, step_size, n_steps + 1)

@@ -12,10 +12,11 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from pymc_ngvi.draws import BASE_DRAWS, sobol_draws
-from pymc_ngvi.estimators import FROM_GRADIENTS, price, stein
-from pymc_ngvi.estimators.metric import SEEN, in_full_metric
+from pymc_ngvi.estimators import FROM_GRADIENTS, price
 from pymc_ngvi.status import Status
+from pymc_ngvi.steps.certificate import loses_draws
 from pymc_ngvi.steps.levelling import Windows
+from pymc_ngvi.steps.measure import UNKNOWN, Measured, evaluate, measured_gap
 from pymc_ngvi.types import (
     Array,
     Assessment,
@@ -32,10 +33,8 @@ from pymc_ngvi.types import (
 _WINDOW_DRAWS, _WINDOW_LEAST = 1_000, 50
 #: Iterations over which measured gaps are averaged for a certificate.
 _GAP_WINDOW = 10
-#: Draws at which starting scales are compared, and the result is assessed: in all, and with Hessians.
-_N_FIRST, _N_ASSESSED, _N_HESSIANS = 8, 256, 64
-#: Draws of an assessment from gradients alone.
-_N_GRADIENTS = 2_048
+#: Draws at which starting scales are compared, and the ELBO of the result is estimated.
+_N_FIRST, _N_ASSESSED = 8, 256
 #: Iterations in a row without a finite draw or a valid step, after which there is no hope.
 _MAX_FAILED = 50
 #: Times that a step is halved to keep the factor's diagonal positive.
@@ -132,7 +131,7 @@ class Stochastic:
     #: Draws if none are given, with gradients alone; None: as many as the dimension, within limits.
     default_path_draws: ClassVar[int | None] = None
     #: The limits; a rule whose first step is large needs more.
-    path_draws_within: ClassVar[tuple[int, int]] = (16, 256)
+    path_draws_within: ClassVar[tuple[int, int]] = (64, 512)
 
     def __init__(
         self,
@@ -197,12 +196,16 @@ class Stochastic:
 
     def step(self, state: StochasticState) -> StochasticState:
         """Take one step."""
+        with np.errstate(all="ignore"):  # what overflows is seen in what comes out, and not stepped to
+            return self._step(state)
+
+    def _step(self, state: StochasticState) -> StochasticState:
         rng = np.random.default_rng([self._seed, state.t])
         self._target.next_batch(rng)
         base = self._draw(self._n_draws, self._target.n_dim, rng)
         if not self._measures_gap:  # nothing is to be spent on errors that serve no purpose
             base = replace(base, n_replicates=1)
-        evaluation = self._evaluate(state.iterate, base)
+        evaluation = evaluate(self._target, state.iterate, base)
         n_dropped = state.n_dropped + int((~evaluation.finite).sum())
         state = replace(state, t=state.t + 1, n_dropped=n_dropped, n_failed=state.n_failed + 1)
         if not evaluation.finite.any():
@@ -217,7 +220,7 @@ class Stochastic:
             state,
             **advance._asdict(),
             elbo=elbo,
-            gap=gap,
+            gap=max(gap, 0.0) if np.isfinite(gap) else gap,
             levels=state.levels.with_value(elbo),
             gaps=state.gaps.with_value(gap),
             n_failed=0,
@@ -239,13 +242,16 @@ class Stochastic:
 
     def _is_certified(self, state: StochasticState) -> bool:
         """Measure the gap of the result, which may be an average that lags behind, on draws of their own."""
-        gap, sd = self._measured_gap(state.q, np.random.default_rng([self._seed, state.t, 1]))
-        return gap + 2.0 * sd < self._tol
+        measured = self._measure(state.q, np.random.default_rng([self._seed, state.t, 1]))
+        return measured.against is None and measured.gap + 2.0 * measured.sd < self._tol
 
     def conclude(self, status: Status, assessment: Assessment) -> Status:
-        """Return the status in the light of the gap that was measured at the end."""
-        below = assessment.gap + assessment.gap_sd <= self._tol
-        return Status.CONVERGED if status is Status.LEVELLED and below else status
+        """Return the status in the light of what was measured at the end."""
+        if status not in (Status.CONVERGED, Status.LEVELLED, Status.MAX_ITERATIONS):
+            return status
+        if assessment.against is not None:
+            return assessment.against
+        return Status.CONVERGED if assessment.gap + 2.0 * assessment.gap_sd <= self._tol else status
 
     def reopen(self, state: StochasticState) -> StochasticState:
         """Return a state in which a fit that ended may go on for three windows at least."""
@@ -256,48 +262,37 @@ class Stochastic:
     def first_evaluation(self, q: Any) -> Evaluation:
         """Evaluate a starting state on the draws that serve to compare such states."""
         rng = np.random.default_rng([self._seed, _ASSESSMENT - 1])
-        return self._evaluate(q, sobol_draws(_N_FIRST, self._target.n_dim, rng))
+        return evaluate(self._target, q, sobol_draws(_N_FIRST, self._target.n_dim, rng))
 
     def assess(self, state: StochasticState) -> Assessment:
         """Evaluate a state on draws, and minibatches, that had no part in reaching it."""
+        with np.errstate(all="ignore"):
+            return self._assess(state)
+
+    def _assess(self, state: StochasticState) -> Assessment:
         rng = np.random.default_rng([self._seed, _ASSESSMENT + state.t])
-        gap, gap_sd = self._measured_gap(state.q, rng)
+        gap, gap_sd, against = self._measure(state.q, rng)
         base = sobol_draws(_N_ASSESSED, self._target.n_dim, rng)
         if self._target.has_minibatch:
             units = np.array([np.arange(rows.start, rows.stop) for rows in base.replicates()])
             evaluation = self._evaluate_on_batches(state.q, base, rng)
         else:
-            units, evaluation = base.pairs(), self._evaluate(state.q, base)
-        return Assessment(evaluation.theta, evaluation.logp, units, gap, gap_sd)
+            units, evaluation = base.pairs(), evaluate(self._target, state.q, base)
+        if loses_draws(evaluation):
+            against = Status.OUTSIDE_SUPPORT
+        return Assessment(evaluation.theta, evaluation.logp, units, gap, gap_sd, against)
 
-    def _measured_gap(self, q: Any, rng: np.random.Generator) -> tuple[float, float]:
-        """Measure the gap on fresh draws, with its standard deviation; NaN where nothing tells.
-
-        With Hessians where they add little to what the fit has cost. On minibatches nothing tells: the noise of a batch
-        would count as a gap.
-        """
-        target = self._target
-        if target.has_minibatch:
-            return np.nan, np.inf
-        cheap = 2 * _N_HESSIANS * target.n_dim <= target.n_gradients
-        exact = (self._second_order or cheap) and target.has_hessian
-        n_draws, estimator = (_N_HESSIANS, price) if exact else (_N_GRADIENTS, stein)
-        base = sobol_draws(n_draws, target.n_dim, rng)
-        evaluation = self._evaluate(q, base)
-        if not evaluation.finite.any():
-            return np.nan, np.inf
-        moments = estimator(target, q, base, evaluation)
-        full = None if q.exact_metric else in_full_metric(target, q, evaluation.theta[evaluation.finite], moments)
-        hidden = 1.0 if q.exact_metric or full is not None else SEEN
-        moments = full or moments
-        return max(moments.gap - moments.floor, 0.0) / hidden, moments.floor_sd / hidden
+    def _measure(self, q: Any, rng: np.random.Generator) -> Measured:
+        if self._target.has_minibatch:
+            return UNKNOWN
+        return measured_gap(self._target, q, rng, second_order=self._second_order)
 
     def _evaluate_on_batches(self, q: Any, base: BaseDraws, rng: np.random.Generator) -> Evaluation:
         """Evaluate each replicate of the draws on a minibatch of its own."""
         parts = []
         for rows in base.replicates():
             self._target.next_batch(rng)
-            parts.append(self._evaluate(q, BaseDraws(base.z[rows], 1)))
+            parts.append(evaluate(self._target, q, BaseDraws(base.z[rows], 1)))
         return Evaluation(
             theta=np.concatenate([p.theta for p in parts]),
             logp=np.concatenate([p.logp for p in parts]),
@@ -305,13 +300,6 @@ class Stochastic:
             finite=np.concatenate([p.finite for p in parts]),
             elbo=float(np.mean([p.elbo for p in parts])),
         )
-
-    def _evaluate(self, q: Any, base: BaseDraws) -> Evaluation:
-        theta = q.draws(base.z)
-        logp, grad = self._target.logp_grad(theta)
-        finite = np.isfinite(logp) & np.isfinite(grad).all(axis=1)
-        elbo = float(logp[finite].mean()) + q.entropy() if finite.any() else -np.inf
-        return Evaluation(theta, logp, grad, finite, elbo)
 
     # --- for subclasses -------------------------------------------------------------------------------------------
 
