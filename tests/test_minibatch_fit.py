@@ -343,3 +343,16 @@ def test_a_constant_step_does_not_converge_on_minibatches():
     mean = divergences("constant", 3, step_size=0.1).mean(axis=0)
     assert abs(slope(mean[:, 0])) < 0.3
     assert mean[-1, 0] > 5 * divergences("decay", 8).mean(axis=0)[-1, 0]
+
+
+def test_k_hat_is_not_taken_from_one_batch(rng):
+    """It would compare q with the posterior given the last batch."""
+    y = rng.standard_normal(200)
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 10)
+        pm.Normal("y", mu, 1, observed=pm.Minibatch(y, batch_size=20), total_size=200)
+    with pytest.warns(ConvergenceWarning, match="Whether the fit has converged is not known"):
+        approx = pymc_ngvi.fit_ngvi(30, model=model, random_seed=1, window=5, step="decay", progressbar=False)
+    with pytest.raises(ValueError, match=r"pm\.Minibatch data.*all of the data"):
+        approx.khat()
+    assert approx.summary(draws=100).khat is None

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hypothesis import given, settings
-from matrix import random_state, state_of, whitener
+from matrix import each_family, family_object, random_state, state_of, whitener
 from targets import logistic
 from test_updates import PAIRS, as_curvature, as_matrix, moments_from_draws, whitened_moments
 
@@ -186,3 +186,17 @@ def test_retracted_diagonals_stay_positive_for_curvatures_of_any_moderate_size(f
     c = np.diag(whitener(state))
     change = np.clip(0.5 * rho * (1.0 - state.curvature_diagonal(curvature)), -4.0, 4.0)
     np.testing.assert_allclose(np.diag(whitener(new)) / c, np.exp(change), rtol=1e-8)
+
+
+@each_family
+def test_a_factor_that_numbers_can_not_hold_is_no_state(family):
+    """Halving a step needs to be told; a standard deviation of 0 would end the fit with an error."""
+    if family == "full precision":
+        state = state_of(family, np.zeros(4), np.eye(4))
+        assert state.plus(np.zeros(4), -state.factor) is None
+        return
+    state = family_object(family, 4).from_scale(np.zeros(4), np.full(4, 1e-300))
+    huge = state.add_to_diagonal(np.zeros_like(state.factor_values), 1e60)
+    assert state.divided(huge, np.ones(4)) is None
+    tiny = family_object(family, 4).from_scale(np.zeros(4), np.full(4, 1.0))
+    assert tiny.divided(huge, np.ones(4)) is not None
