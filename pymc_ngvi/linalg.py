@@ -13,7 +13,7 @@ Array = NDArray[np.float64]
 #: Part of its terms that a difference must exceed to be more than what rounding leaves.
 ROUNDING = 1e-13
 #: Reciprocal condition of a Cholesky factor, below which its matrix counts as singular.
-_LEAST_RCOND = 1e-7
+LEAST_RCOND = 1e-7
 
 
 def symmetrise(matrix: Array) -> Array:
@@ -76,7 +76,7 @@ def cholesky(matrix: Array) -> Array | None:
     # LAPACK accepts pivots of rounding size: the solves that follow would be noise. Coordinates on scales far apart do
     # no harm: the condition is that of the matrix scaled to a unit diagonal.
     scaled = factor / np.sqrt(np.diag(matrix))[:, None]
-    return factor if not len(factor) or sla.lapack.dtrcon(scaled, uplo="L")[0] > _LEAST_RCOND else None
+    return factor if not len(factor) or sla.lapack.dtrcon(scaled, uplo="L")[0] > LEAST_RCOND else None
 
 
 def has_lost_pivots(pivots: Array, entries: Array) -> bool:

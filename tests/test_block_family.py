@@ -323,7 +323,7 @@ def test_operations_on_curvatures(states, rng, pack, dense):
 @pytest.mark.parametrize("suffix_sums", [0, 1, 40])
 @pytest.mark.parametrize("n_outer", [1, 2, 5])
 def test_outer_products_are_those_of_a_dense_state_in_the_blocks(states, rng, dense, n_outer, suffix_sums, monkeypatch):
-    monkeypatch.setattr(block, "_SUFFIX_SUMS", suffix_sums)
+    monkeypatch.setattr(block, "SUFFIX_SUMS", suffix_sums)
     state, full = states
     outer = random_outer(rng, n_outer)
     np.testing.assert_allclose(dense(state.outer_mean(outer)), full.outer_mean(outer) * MASK, rtol=1e-12, atol=1e-14)

@@ -16,7 +16,7 @@ import numpy as np
 
 from pymc_ngvi.families import stacks
 from pymc_ngvi.families.block_structure import BlockStructure
-from pymc_ngvi.families.lower import LOG_2PI
+from pymc_ngvi.families.lower import LOG_2PI, SUFFIX_SUMS
 from pymc_ngvi.linalg import has_lost_pivots
 from pymc_ngvi.types import Array, Outer, TargetDensity
 
@@ -24,8 +24,6 @@ __all__ = ["BlockFamily", "BlockState", "BlockStructure"]
 
 #: Numbers in the directions that one call of the target gets, about.
 _DIRECTIONS = 4_000_000
-#: Size of a block for each outer product, beyond which adding them one by one is quicker than a matrix product.
-_SUFFIX_SUMS = 40
 
 
 @dataclass(frozen=True)
@@ -330,7 +328,7 @@ def _half_product_of_outer(factors: Array, left: Array, right: Array) -> Array:
     One outer product takes no more than O(k^2) for a block of size k: sums over columns from j on are suffix sums.
     """
     size, n_outer = left.shape[1:]
-    if size <= _SUFFIX_SUMS * n_outer:
+    if size <= SUFFIX_SUMS * n_outer:
         product: Array = factors @ stacks.half_triangle(left @ stacks.transposed(right)) / n_outer
         return product
     total: Array = np.zeros_like(factors)

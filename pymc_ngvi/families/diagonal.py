@@ -6,10 +6,9 @@ from typing import Self
 
 import numpy as np
 
+from pymc_ngvi.families.lower import LOG_2PI
 from pymc_ngvi.linalg import has_lost_pivots
 from pymc_ngvi.types import Array, Outer, TargetDensity
-
-LOG_2PI = float(np.log(2 * np.pi))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pymc_ngvi.types import Array, Outer
 
 LOG_2PI = float(np.log(2 * np.pi))
 #: Dimensions for each outer product, beyond which adding them one by one is quicker than a matrix product.
-_SUFFIX_SUMS = 40
+SUFFIX_SUMS = 40
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class LowerState:
             return np.asarray(self.factor @ half_triangle(error))
         n_outer = len(error.left)
         right = error.right / n_outer
-        if self.n_dim <= _SUFFIX_SUMS * n_outer:
+        if self.n_dim <= SUFFIX_SUMS * n_outer:
             product = self.factor @ half_triangle(error.left.T @ right)
         else:
             product = self._suffix_products(error.left[0], right[0])

@@ -9,9 +9,6 @@ import numpy as np
 from pymc_ngvi import linalg
 from pymc_ngvi.types import Array
 
-#: Reciprocal condition of a Cholesky factor, below which its matrix counts as singular: that of `linalg.cholesky`.
-_LEAST_RCOND = 1e-7
-
 
 def transposed(stack: Array) -> Array:
     """Return the transpose of each matrix, as a view."""
@@ -117,4 +114,4 @@ def _well_conditioned(factors: Array) -> bool:
     with np.errstate(all="ignore"):
         inverse = solve_lower(factors, identity)
         condition = np.abs(factors).sum(axis=1).max(axis=1) * np.abs(inverse).sum(axis=1).max(axis=1)
-    return bool((condition < 1.0 / _LEAST_RCOND).all())
+    return bool((condition < 1.0 / linalg.LEAST_RCOND).all())

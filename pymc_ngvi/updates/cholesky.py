@@ -13,6 +13,7 @@ References
 """
 
 from pymc_ngvi.types import GaussianState, Moments, Parameters
+from pymc_ngvi.updates.line import step_along
 
 
 def natural_direction(state: GaussianState, moments: Moments) -> Parameters:
@@ -51,7 +52,4 @@ def cholesky[S: GaussianState](state: S, moments: Moments, step_size: float, cor
     GaussianState or None
         None where the diagonal of the factor would not stay positive: there a shorter step is needed.
     """
-    if not moments.is_finite():
-        return None
-    direction = natural_direction(state, moments)
-    return state.plus(step_size * direction.location, step_size * direction.factor)
+    return step_along(natural_direction, state, moments, step_size)

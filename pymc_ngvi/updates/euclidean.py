@@ -14,6 +14,7 @@ References
 """
 
 from pymc_ngvi.types import GaussianState, Moments, Parameters
+from pymc_ngvi.updates.line import step_along
 
 
 def euclidean_direction(state: GaussianState, moments: Moments) -> Parameters:
@@ -52,7 +53,4 @@ def euclidean[S: GaussianState](state: S, moments: Moments, step_size: float, co
     GaussianState or None
         None where the diagonal of the factor would not stay positive.
     """
-    if not moments.is_finite():
-        return None
-    direction = euclidean_direction(state, moments)
-    return state.plus(step_size * direction.location, step_size * direction.factor)
+    return step_along(euclidean_direction, state, moments, step_size)
