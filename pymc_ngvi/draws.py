@@ -33,7 +33,7 @@ def sobol_draws(n_draws: int, n_dim: int, rng: np.random.Generator) -> BaseDraws
     -------
     BaseDraws
     """
-    n_replicates = min(N_REPLICATES, n_draws // 2)
+    n_replicates = _n_replicates(n_draws // 2)
     half = n_draws // n_replicates // 2
     n_quasi = min(n_dim, MAX_SOBOL_DIM)
     points = _sobol(half, n_quasi, rng)

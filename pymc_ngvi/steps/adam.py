@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from pymc_ngvi.steps.coordinates import Coordinates, zeros_like
 from pymc_ngvi.steps.stochastic import Advance, Stochastic, StochasticState
 from pymc_ngvi.types import Array, Moments, Parameters
 
@@ -24,34 +25,28 @@ class _Memory(NamedTuple):
     second: Parameters
 
 
-class Adam(Stochastic):
+class Adam(Coordinates):
     """Adam along the direction of the update; options as for `Stochastic`.
 
     ``step_size`` is .001 by default, but .01 for a factor of the precision, with entries like 1 / standard deviation.
     """
 
     takes: ClassVar[frozenset[str]] = Stochastic.takes | {"step_decay"}
-    default_window: ClassVar[int | None] = 1_000
-    default_path_draws: ClassVar[int | None] = 8
 
     def _remember(self, q: Any) -> _Memory:
-        zeros = Parameters(np.zeros_like(q.location), np.zeros_like(q.factor_values))
-        return _Memory(zeros, zeros)
+        return _Memory(zeros_like(q), zeros_like(q))
 
-    def _advance(self, state: StochasticState, moments: Moments) -> Advance | None:
-        assert self._direction is not None
-        direction = self._direction(state.iterate, moments)
+    def _follow(self, state: StochasticState, direction: Parameters, moments: Moments) -> Advance | None:
         memory = _Memory(
             Parameters(*(_averaged(*pair, _BETA_1) for pair in zip(state.memory.first, direction, strict=True))),
             Parameters(*(_averaged(m, d * d, _BETA_2) for m, d in zip(state.memory.second, direction, strict=True))),
         )
-        first_rate = self._step_size or (_RATE if state.iterate.factor_sign > 0 else _RATE_PRECISION)
-        rate = first_rate / state.t**self._step_decay
+        first = self._step_size or (_RATE if state.iterate.factor_sign > 0 else _RATE_PRECISION)
+        rate = self._decayed(first, state.t - 1)
         root = np.sqrt(1.0 - _BETA_2**state.t)
         scale = rate * root / (1.0 - _BETA_1**state.t)
         steps = [_ratio(*pair, root * _EPSILON, scale) for pair in zip(*memory, strict=True)]
-        q = self._moved(state.iterate, *steps)
-        return None if q is None else Advance(q.unsigned(), q, rate, memory)
+        return self._moved(state.iterate, *steps, step_size=rate, memory=memory)
 
 
 def _averaged(old: Array, new: Array, beta: float) -> Array:

@@ -12,7 +12,7 @@ from pymc_ngvi.steps.certificate import is_kinked, loses_draws
 from pymc_ngvi.types import BaseDraws, Estimator, Evaluation, TargetDensity
 
 #: Draws of a measurement with Hessians, and from gradients alone.
-N_HESSIANS, _N_GRADIENTS = 64, 2_048
+_N_HESSIANS, _N_GRADIENTS = 64, 2_048
 
 
 class Measured(NamedTuple):
@@ -55,9 +55,9 @@ def measured_gap(target: TargetDensity, q: Any, rng: np.random.Generator, *, sec
     -------
     Measured
     """
-    cheap = 2 * N_HESSIANS * target.n_dim <= target.n_gradients
+    cheap = 2 * _N_HESSIANS * target.n_dim <= target.n_gradients
     if target.has_hessian and (second_order or cheap):
-        measured = _measured(target, q, rng, price, N_HESSIANS)
+        measured = _measured(target, q, rng, price, _N_HESSIANS)
         if second_order or measured.against is not Status.NOT_SMOOTH:
             return measured
     return _measured(target, q, rng, stein, _N_GRADIENTS)

@@ -4,6 +4,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from pymc_ngvi.steps.coordinates import Coordinates
 from pymc_ngvi.steps.stochastic import Advance, Stochastic, StochasticState
 from pymc_ngvi.types import Moments, Parameters
 
@@ -11,7 +12,7 @@ from pymc_ngvi.types import Moments, Parameters
 _FIRST_LENGTH = 0.1
 
 
-class SGD(Stochastic):
+class SGD(Coordinates):
     """Plain gradient steps; options as for `Stochastic`.
 
     ``step_size`` is in the units of the coordinates; by default the first step is as long as a tenth of the
@@ -20,17 +21,12 @@ class SGD(Stochastic):
     """
 
     takes: ClassVar[frozenset[str]] = Stochastic.takes | {"step_decay"}
-    default_window: ClassVar[int | None] = 1_000
-    default_path_draws: ClassVar[int | None] = 8
 
-    def _advance(self, state: StochasticState, moments: Moments) -> Advance | None:
-        assert self._direction is not None
+    def _follow(self, state: StochasticState, direction: Parameters, moments: Moments) -> Advance | None:
         iterate = state.iterate
-        direction = self._direction(iterate, moments)
         first = state.memory or self._step_size or self._first_rate(iterate, direction)
-        rate = first / state.t**self._step_decay
-        q = self._moved(iterate, rate * direction.location, rate * direction.factor)
-        return None if q is None else Advance(q.unsigned(), q, rate, first)
+        rate = self._decayed(first, state.t - 1)
+        return self._moved(iterate, rate * direction.location, rate * direction.factor, step_size=rate, memory=first)
 
     def _first_rate(self, iterate: Any, direction: Parameters) -> float:
         sd = iterate.sd()

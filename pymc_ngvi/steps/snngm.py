@@ -3,7 +3,8 @@ r"""Step rule `snngm`: stochastic normalised natural gradient ascent with moment
 The natural gradient in the coordinates of mean and Cholesky factor, divided by its norm, enters an exponential average
 (:math:`\beta = .9`, corrected for its start at 0), and the step has the fixed length :math:`\alpha = .001 \sqrt{p}` for
 p parameters. The norm is Euclidean for factors of the covariance, and that of the Fisher metric for factors of the
-precision. The paper's theorem 3 on convergence needs noise that never turns the direction by more than a right angle.
+precision. The paper's theorem 3 does not hold for stochastic gradients: its proof needs that no noisy direction goes
+against the gradient.
 
 References
 ----------
@@ -15,7 +16,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pymc_ngvi.steps.stochastic import Advance, Stochastic, StochasticState
+from pymc_ngvi.steps.coordinates import Coordinates, zeros_like
+from pymc_ngvi.steps.stochastic import Advance, StochasticState
 from pymc_ngvi.types import Array, Moments, Outer, Parameters
 
 _MOMENTUM = 0.9
@@ -23,22 +25,19 @@ _MOMENTUM = 0.9
 _LENGTH = 0.001
 
 
-class SNNGM(Stochastic):
+class SNNGM(Coordinates):
     """Normalised natural gradients with momentum; options as for `Stochastic`.
 
     ``step_size`` is the length alpha of a step, by default .001 times the square root of the number of parameters.
     """
 
-    default_window: ClassVar[int | None] = 1_000
     default_path_draws: ClassVar[int | None] = 1
 
     def _remember(self, q: Any) -> Parameters:
-        return Parameters(np.zeros_like(q.location), np.zeros_like(q.factor_values))
+        return zeros_like(q)
 
-    def _advance(self, state: StochasticState, moments: Moments) -> Advance | None:
+    def _follow(self, state: StochasticState, direction: Parameters, moments: Moments) -> Advance | None:
         iterate = state.iterate
-        assert self._direction is not None
-        direction = self._direction(iterate, moments)
         norm = _riemannian_norm(iterate, moments) if iterate.factor_sign < 0 else _euclidean_norm(direction)
         if not np.isfinite(norm):
             return None
@@ -46,8 +45,9 @@ class SNNGM(Stochastic):
         momentum = Parameters(*(_averaged(m, d, part) for m, d in zip(state.memory, direction, strict=True)))
         length = self._step_size or _LENGTH * np.sqrt(iterate.n_params)
         scale = length / (1.0 - _MOMENTUM**state.t)
-        q = self._moved(iterate, scale * momentum.location, scale * momentum.factor)
-        return None if q is None else Advance(q.unsigned(), q, length, momentum)
+        return self._moved(
+            iterate, scale * momentum.location, scale * momentum.factor, step_size=length, memory=momentum
+        )
 
 
 def _averaged(momentum: Array, direction: Array, part: float) -> Array:

@@ -18,7 +18,6 @@ from pymc_ngvi.steps.certificate import loses_draws
 from pymc_ngvi.steps.levelling import Windows
 from pymc_ngvi.steps.measure import UNKNOWN, Measured, evaluate, measured_gap
 from pymc_ngvi.types import (
-    Array,
     Assessment,
     BaseDraws,
     Direction,
@@ -38,7 +37,7 @@ _N_FIRST, _N_ASSESSED = 8, 256
 #: Iterations in a row without a finite draw or a valid step, after which there is no hope.
 _MAX_FAILED = 50
 #: Times that a step is halved to keep the factor's diagonal positive.
-_MAX_HALVINGS = 40
+MAX_HALVINGS = 40
 #: Random streams from here on serve only to assess states, never to move them.
 _ASSESSMENT = 1_000_000_000
 
@@ -211,7 +210,7 @@ class Stochastic:
         if not evaluation.finite.any():
             return state
         moments = self._estimator(self._target, state.iterate, base, evaluation, stl=self._stl)
-        advance = self._advance(state, moments) if moments.is_finite() else None
+        advance = self._advance(state, moments)
         if advance is None:
             return state
         elbo = _noisy_elbo(evaluation, base)
@@ -305,24 +304,18 @@ class Stochastic:
 
     def _rate(self, t: int) -> float:
         """Return the step size of iteration ``t``, counted from 0."""
-        return float((self._step_size or self.default_step_size) / (1.0 + t) ** self._step_decay)
+        return self._decayed(self._step_size or self.default_step_size, t)
+
+    def _decayed(self, first: float, t: int) -> float:
+        return float(first / (1.0 + t) ** self._step_decay)
 
     def _updated(self, iterate: Any, moments: Moments, step_size: float) -> tuple[Any, float] | None:
         """Apply the update, with a halved step where it is not valid."""
-        for _ in range(_MAX_HALVINGS):
+        for _ in range(MAX_HALVINGS):
             q = self._update(iterate, moments, step_size, True)
             if q is not None:
                 return q, step_size
             step_size *= 0.5
-        return None
-
-    def _moved(self, iterate: Any, location_step: Array, factor_step: Array) -> Any:
-        """Move mean and factor; a diagonal entry of the factor may change its sign, but not be 0."""
-        for _ in range(_MAX_HALVINGS):
-            q = iterate.plus(location_step, factor_step, signed=True)
-            if q is not None:
-                return q
-            location_step, factor_step = 0.5 * location_step, 0.5 * factor_step
         return None
 
     def _default_draws(self, n_dim: int) -> int:
