@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from pymc_ngvi.pattern import Pattern
 from pymc_ngvi.values import Array, Assessment, BaseDraws, Evaluation, Moments, Outer, Parameters, PathMoments
 
 __all__ = [
@@ -58,6 +59,15 @@ class TargetDensity(Protocol):
 
     def mean_hessian_diagonal(self, theta: Array) -> Array:
         """Return the mean over draws of the diagonal of hess log p, (n_dim,)."""
+        ...
+
+    @property
+    def pattern(self) -> Pattern | None:
+        """Entries of the Hessian that can differ from 0; None where it counts as dense."""
+        ...
+
+    def mean_hessian_values(self, theta: Array) -> Array:
+        """Return the mean over draws of hess log p in the entries of ``pattern``, (n_entries,)."""
         ...
 
     def mean_gauss_newton_diagonal(self, theta: Array) -> Array:
@@ -172,6 +182,14 @@ class GaussianState(VariationalState, Protocol):
 
     def add_to_diagonal(self, curvature: Array, value: float) -> Array:
         """Return A + value * identity."""
+        ...
+
+    def flat(self, curvature: Array) -> Array:
+        """Return a vector whose inner products are those of the matrices."""
+        ...
+
+    def unflat(self, vector: Array) -> Array:
+        """Return the curvature of a vector: the inverse of `flat`."""
         ...
 
     def squared(self, curvature: Array) -> Array:

@@ -67,7 +67,7 @@ def summarise(state: GaussianState, grads: Array, curvatures: Array) -> Moments:
     """
     n_replicates = len(grads)
     grad, curvature = grads.mean(axis=0), curvatures.mean(axis=0)
-    errors = np.array([state.curvature_error(c) for c in curvatures]).reshape(n_replicates, -1)
+    errors = np.array([state.flat(state.curvature_error(c)) for c in curvatures])
     u = np.concatenate([grads, errors / np.sqrt(2.0)], axis=1)
     gap, floor, floor_sd = gap_of(u)
     grad_se = curvature_se = np.full(len(grad), np.inf)

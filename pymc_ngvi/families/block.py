@@ -162,6 +162,14 @@ class BlockState:
         result[self.structure.diagonal] += value
         return result
 
+    def flat(self, curvature: Array) -> Array:
+        """Return a vector whose inner products are those of the matrices."""
+        return curvature
+
+    def unflat(self, vector: Array) -> Array:
+        """Return the curvature of a vector: the inverse of `flat`."""
+        return vector
+
     def squared(self, curvature: Array) -> Array:
         """Return A A."""
         return self._on_blocks(lambda a: a @ a, curvature)

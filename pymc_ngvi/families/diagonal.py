@@ -124,6 +124,14 @@ class DiagonalState:
         result: Array = curvature + value
         return result
 
+    def flat(self, curvature: Array) -> Array:
+        """Return a vector whose inner products are those of the matrices."""
+        return curvature
+
+    def unflat(self, vector: Array) -> Array:
+        """Return the curvature of a vector: the inverse of `flat`."""
+        return vector
+
     def squared(self, curvature: Array) -> Array:
         """Return the diagonal squared."""
         result: Array = curvature * curvature

@@ -1,12 +1,13 @@
 """Gaussian with a dense covariance, held by the Cholesky factor of the precision."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
 from pymc_ngvi.families.lower import LOG_2PI, LowerState
-from pymc_ngvi.linalg import solve_lower, symmetrise
+from pymc_ngvi.linalg import cholesky, has_lost_pivots, solve_lower, symmetrise
 from pymc_ngvi.types import Array, Outer, TargetDensity
 
 
@@ -83,6 +84,24 @@ class FullPrecisionState(LowerState):
         hessian = target.mean_hessian_products(theta, np.eye(self.n_dim))
         half = solve_lower(self.factor, hessian.T)
         return symmetrise(-solve_lower(self.factor, half.T))
+
+    def divided(self, matrix: Array, grad: Array) -> tuple[Self, Array] | None:
+        """Return the state of precision T M T^T, and T^-T M^-1 grad; None where M is not positive definite."""
+        lower = cholesky(matrix)
+        if lower is None or has_lost_pivots(np.diagonal(lower) ** 2, np.diagonal(matrix)):
+            return None
+        factor = np.tril(self.factor @ lower)
+        entries = np.diagonal(factor)
+        if not ((entries > 0.0) & np.isfinite(entries)).all():  # beyond what numbers can hold
+            return None
+        new = type(self)(self.location, factor)
+        return new, new.unwhiten(solve_lower(lower, grad))
+
+    def divided_by_function(
+        self, curvature: Array, function: Callable[[Array], Array], grad: Array
+    ) -> tuple[Self, Array] | None:
+        """Return None: the steps that need it are those of a factor of the covariance."""
+        return None
 
     def outer(self, whitened: Array, z: Array) -> Outer:
         """Order whitened gradients and base draws: the lower triangle is that of E[z w^T]."""

@@ -72,6 +72,14 @@ class LowerState:
         diagonal(result)[:] += value
         return result
 
+    def flat(self, curvature: Array) -> Array:
+        """Return a vector whose inner products are those of the matrices."""
+        return curvature.ravel()
+
+    def unflat(self, vector: Array) -> Array:
+        """Return the curvature of a vector: the inverse of `flat`."""
+        return vector.reshape(self.n_dim, self.n_dim)
+
     def squared(self, curvature: Array) -> Array:
         """Return A A."""
         result: Array = curvature @ curvature

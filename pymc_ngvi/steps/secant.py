@@ -39,14 +39,14 @@ class Pair(NamedTuple):
 
 def natural_gradient(state: Any, moments: Moments) -> Array:
     """Return the natural gradient in coordinates in which its squared length is twice the gap, (n_params,)."""
-    error = state.curvature_error(moments.curvature)
-    return np.concatenate([moments.grad, error.ravel() / np.sqrt(2.0)])
+    error = state.flat(state.curvature_error(moments.curvature))
+    return np.concatenate([moments.grad, error / np.sqrt(2.0)])
 
 
 def moments_of(state: Any, moments: Moments, direction: Array) -> Moments:
     """Return moments whose natural gradient is ``direction``: the inverse of `natural_gradient`."""
     n_dim = len(moments.grad)
-    error = np.sqrt(2.0) * direction[n_dim:].reshape(moments.curvature.shape)
+    error = state.unflat(np.sqrt(2.0) * direction[n_dim:])
     identity = moments.curvature - state.curvature_error(moments.curvature)
     return replace(moments, grad=direction[:n_dim], curvature=identity + error)
 

@@ -1,0 +1,65 @@
+"""Which entries of a symmetric matrix can differ from 0."""
+
+import functools
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from numpy.typing import NDArray
+from scipy import sparse
+
+
+@dataclass(frozen=True, eq=False)
+class Pattern:
+    """The lower triangle of a sparse symmetric matrix, the whole diagonal included.
+
+    Parameters
+    ----------
+    rows, cols : ndarray of int, shape (n_entries,)
+        ``rows >= cols``, sorted by row, then by column, without repetition.
+    n_dim : int
+
+    Notes
+    -----
+    *Values* of a matrix with this pattern are an array, (n_entries,), in the same order.
+    """
+
+    rows: NDArray[np.intp]
+    cols: NDArray[np.intp]
+    n_dim: int
+
+    @classmethod
+    def of(cls, matrix: Any) -> "Pattern":
+        """Return the pattern of a matrix, dense or sparse: an entry counts where either triangle has it."""
+        full = sparse.coo_array(matrix)
+        n_dim = full.shape[0]
+        keep = full.data != 0
+        i, j, diagonal = full.row[keep].astype(np.int64), full.col[keep].astype(np.int64), np.arange(n_dim)
+        # One sort of whole numbers: faster than a sort by two keys, and repetitions fall together.
+        codes = np.unique(np.concatenate([np.maximum(i, j) * n_dim + np.minimum(i, j), diagonal * (n_dim + 1)]))
+        return cls(codes // n_dim, codes % n_dim, n_dim)
+
+    @property
+    def n_entries(self) -> int:
+        """Entries in the lower triangle, the diagonal included."""
+        return len(self.rows)
+
+    @functools.cached_property
+    def off_diagonal(self) -> NDArray[np.bool_]:
+        """Which entries are below the diagonal."""
+        return self.rows != self.cols
+
+    @functools.cached_property
+    def matrix(self) -> sparse.csr_array:
+        """Both triangles, as a sparse matrix of True."""
+        return self.symmetric(np.ones(self.n_entries, dtype=bool))
+
+    def symmetric(self, values: NDArray[Any]) -> sparse.csr_array:
+        """Return the symmetric matrix with these values in its lower triangle."""
+        below = self.off_diagonal
+        rows = np.concatenate([self.rows, self.cols[below]])
+        cols = np.concatenate([self.cols, self.rows[below]])
+        data = np.concatenate([values, values[below]])
+        return sparse.coo_array((data, (rows, cols)), shape=(self.n_dim, self.n_dim)).tocsr()
