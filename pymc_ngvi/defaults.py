@@ -9,12 +9,15 @@ from typing import Any
 
 import pymc.variational
 
+from pymc_ngvi.auto import FamilyChoice, choose_family
 from pymc_ngvi.model import LogDensity, MissingDerivativeError
-from pymc_ngvi.options import OF_RULE, FitOptions
+from pymc_ngvi.options import AUTO, OF_RULE, FitOptions
 from pymc_ngvi.registry import AXES, stochastic_step
 
 _OF_FIT = tuple(
-    name for name, p in inspect.signature(FitOptions.validated).parameters.items() if p.kind is p.KEYWORD_ONLY
+    name
+    for name, p in inspect.signature(FitOptions.validated).parameters.items()
+    if p.kind is p.KEYWORD_ONLY and name != "family_reason"
 )
 #: Options that `FitOptions` checks.
 VALIDATED = _OF_FIT + OF_RULE
@@ -40,8 +43,10 @@ def options_for(given: Mapping[str, Any], density: LogDensity | None = None) -> 
     """
     given = {name: given[name] for name in VALIDATED}
     filled = dict(given)
+    if density is not None and given["family"] in (None, AUTO):
+        filled |= _family_for(given, density)
     if density is not None and density.has_minibatch and given["step"] is None:
-        filled["step"] = stochastic_step(**{axis: given[axis] for axis in AXES})
+        filled["step"] = stochastic_step(**{axis: filled[axis] for axis in AXES})
     options = FitOptions.validated(**filled)
     if density is None:
         return options
@@ -52,6 +57,24 @@ def options_for(given: Mapping[str, Any], density: LogDensity | None = None) -> 
         )
     error = density.hessian_error() if options.choice.estimator == "price" else None
     return options if error is None else _without_hessians(given, error)
+
+
+def _family_for(given: Mapping[str, Any], density: LogDensity) -> dict[str, Any]:
+    """Return the family that suits the model, and why, where it goes with what was given."""
+    # Where group effects are told from global parameters, a sparse precision is there for the asking.
+    chosen = FamilyChoice("sparse") if given["reparam"] else choose_family(density)
+    filled = {"family": chosen.name, "family_reason": chosen.reason}
+    try:
+        FitOptions.validated(**{**given, **filled})
+    except ValueError:  # let the other choices decide
+        return {"family": None}
+    if chosen.is_makeshift:
+        warnings.warn(
+            f"q gets a diagonal covariance, which ignores correlations: {chosen.reason}. Name a family to take another.",
+            UserWarning,
+            skip_file_prefixes=OURS,
+        )
+    return filled
 
 
 def _without_hessians(given: dict[str, Any], error: MissingDerivativeError) -> FitOptions:

@@ -11,8 +11,11 @@ from pymc.backends.base import MultiTrace
 from pymc.variational.opvi import VIState
 
 from pymc_ngvi.convert import constrained_dataset, flat_dataset, to_datatree, to_multitrace
+from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.model import Layout, LogDensity
 from pymc_ngvi.model.constrain import Constrainer
+from pymc_ngvi.plots import plot_structure
+from pymc_ngvi.structure import ModelStructure
 from pymc_ngvi.types import Array, VariationalState
 
 #: Largest dimension for which a dense covariance is made.
@@ -109,6 +112,26 @@ class Exports:
     def layout(self) -> Layout:
         """Where each variable is in the flat vector."""
         return self.density.layout
+
+    @property
+    def structure(self) -> ModelStructure:
+        """Which coordinates are independent of each other given which others; ``print`` says it in words."""
+        gaussian = getattr(self.q, "gaussian", self.q)  # of a reparametrised model
+        arrow = getattr(gaussian, "structure", None)
+        return ModelStructure(self.layout, self.density.pattern, arrow if isinstance(arrow, ArrowStructure) else None)
+
+    def plot_structure(self, ax: Any = None) -> Any:
+        """Draw which entries the posterior precision can have; see `pymc_ngvi.plots.plot_structure`.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, optional
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+        """
+        return plot_structure(self.structure, ax)
 
     def generator(self, random_seed: Any) -> np.random.Generator:
         """Return the random generator for a seed; the approximation's own, which goes on, for None."""

@@ -16,12 +16,11 @@ from rich.theme import Theme
 from pymc_ngvi import starting
 from pymc_ngvi.approximation import NGVIApproximation
 from pymc_ngvi.defaults import options_for
-from pymc_ngvi.linalg import check_memory
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.options import FitOptions, check_callbacks, check_n, refuse_unknown, split_options
+from pymc_ngvi.problem import Problem, problem_of
 from pymc_ngvi.progress import FitProgress
-from pymc_ngvi.registry import AXES
-from pymc_ngvi.session import FitSession, few_threads, make_family, make_rule
+from pymc_ngvi.session import FitSession, few_threads, make_rule
 
 
 class NGVI(Inference):
@@ -44,7 +43,8 @@ class NGVI(Inference):
         Starting standard deviations on the unconstrained scale. Default: the best of 1, .3, .1, .03 and .01.
     family, update, estimator, step : str, optional
         Entries of the four axes (see `pymc_ngvi.registry.ALLOWED`); each left out gets the default that goes with the
-        others.
+        others, and the family (or "auto") the one that suits the model: "sparse" where its Hessian has the structure
+        of a hierarchical model, "full" otherwise.
     tol : float, default 0.05
         Nats of ELBO that may be left to gain (with the default step rule, in 10 to 100 dimensions: in proportion to the
         dimension; below: a tenth).
@@ -70,6 +70,12 @@ class NGVI(Inference):
         With family="block": names of variables, or labels of single coordinates such as ``"z[0,1]"``, that share a
         block. Variables that are not named have a block each.
 
+    reparam : {"rvb1", "rvb2"}, optional
+        For hierarchical models: fit group effects relative to their conditional modes and scales given the global
+        parameters [2]_. "rvb2": those of the model. "rvb1": those of a quadratic expansion about the data, for Poisson,
+        Bernoulli and Normal likelihoods with canonical links. q is then no Gaussian on the unconstrained scale, but
+        its density is exact.
+
     Raises
     ------
     ValueError
@@ -83,6 +89,8 @@ class NGVI(Inference):
     ----------
     .. [1] K. Wu and J. R. Gardner (2024). Understanding stochastic natural gradient variational inference. ICML.
        https://doi.org/10.48550/arXiv.2406.01870
+    .. [2] L. S. L. Tan (2021). Use of model reparametrization to improve variational Bayes. Journal of the Royal
+       Statistical Society: Series B 83(1). https://doi.org/10.1111/rssb.12399
 
     Examples
     --------
@@ -116,6 +124,7 @@ class NGVI(Inference):
         window: int | None = None,
         factor: str | None = None,
         blocks: Sequence[Sequence[str]] | None = None,
+        reparam: str | None = None,
     ) -> None:
         # Not `super().__init__`: PyMC's builds a symbolic objective, which we have no use for.
         self._given = {
@@ -137,6 +146,7 @@ class NGVI(Inference):
             "window": window,
             "factor": factor,
             "blocks": blocks,
+            "reparam": reparam,
         }
         self._options = options_for(self._given)
         self._session: FitSession | None = None
@@ -172,12 +182,11 @@ class NGVI(Inference):
         if self._session is not None:
             return self._session.approx
         if self._prepared is None:
-            density = self._density(None, None)
-            point = starting.start_point(density, self._given["start"])
-            scale = starting.start_scales(density, self._given["start_sigma"])[0]
+            problem = self._problem(None, None)
+            point, scales = problem.start(self._given["start"], self._given["start_sigma"])
             self._next_seed = self._seed()
-            q = make_family(self._options, density.layout).from_scale(point, scale)
-            self._prepared = NGVIApproximation(density, q, random_seed=self._next_seed)
+            q = problem.on_model_scale(problem.family.from_scale(point, scales[0]))
+            self._prepared = NGVIApproximation(problem.density, q, random_seed=self._next_seed)
         return self._prepared
 
     @property
@@ -235,10 +244,11 @@ class NGVI(Inference):
         n, callbacks = check_n(n), check_callbacks(callbacks)
         clock = time.perf_counter()
         with FitProgress(progressbar, progressbar_theme) as progress:
-            density = self._density(backend, compile_kwargs)
-            with few_threads(density):
-                approx, seed = self._start(density, include_transformed)
-                self._session = FitSession(approx, self._options, seed, callbacks, score in (None, True), clock)
+            problem = self._problem(backend, compile_kwargs)
+            with few_threads(problem.density):
+                approx, q, seed = self._start(problem, include_transformed)
+                scored = score in (None, True)
+                self._session = FitSession(approx, problem, q, self._options, seed, callbacks, scored, clock)
                 self._prepared = self._next_seed = None
                 approx._session = self._session
                 self._session.run(n, progress)
@@ -271,17 +281,14 @@ class NGVI(Inference):
             "approx.compile_seconds and approx.run_seconds say where the time went."
         )
 
-    def _density(self, backend: str | None, compile_kwargs: dict[str, Any] | None) -> LogDensity:
-        """Return the model's log density, if an approximation in its dimension fits into memory."""
+    def _problem(self, backend: str | None, compile_kwargs: dict[str, Any] | None) -> Problem:
+        """Return what is to be fitted, if an approximation in its dimension fits into memory."""
         density = LogDensity(self._given["model"], backend or "auto", compile_kwargs)
         if not density.n_dim:
             names = ", ".join(repr(v.name) for v in density.layout.variables)
             raise ValueError(f"The free variables of the model ({names}) have no elements: there is nothing to fit.")
-        family = make_family(self._options, density.layout)
-        name = self._options.choice.family
-        check_memory(family.memory_bytes(density.n_dim), name, density.n_dim, list(AXES["family"]))
         self._options = options_for(self._given, density)
-        return density
+        return problem_of(density, self._options)
 
     def _seed(self) -> int:
         """Return the seed of the next fit: that of the approximation made for it, or a new one."""
@@ -290,20 +297,22 @@ class NGVI(Inference):
         (seed,) = _get_seeds_per_chain(self._given["random_seed"], 1)
         return int(seed)
 
-    def _start(self, density: LogDensity, include_transformed: bool) -> tuple[NGVIApproximation, int]:
-        """Return the approximation at the start of a fit, and the seed of the fit."""
-        seed = self._seed()
-        point = starting.start_point(density, self._given["start"])
-        scales = starting.start_scales(density, self._given["start_sigma"])
-        family = make_family(self._options, density.layout)
-        q = starting.choose_start(make_rule(density, self._options, seed), family, point, scales, density)
+    def _start(self, problem: Problem, include_transformed: bool) -> tuple[NGVIApproximation, Any, int]:
+        """Return the approximation at the start of a fit, the state behind it, and the seed of the fit."""
+        seed, density = self._seed(), problem.density
+        point, scales = problem.start(self._given["start"], self._given["start_sigma"])
+        rule = make_rule(problem.target, self._options, seed)
+        state = starting.choose_start(rule, problem.family, point, scales, density)
+        q = problem.on_model_scale(state)
+        if self._prepared is not None and type(self._prepared.q) is not type(q):
+            self._prepared = None
         approx = self._prepared or NGVIApproximation(density, q)
         approx.restart(density, q, random_seed=seed, include_transformed=include_transformed)
-        return approx, seed
+        return approx, state, seed
 
 
 def _makes_another_state(new: FitOptions, old: FitOptions) -> bool:
-    return any(getattr(new, name) != getattr(old, name) for name in ("factor", "blocks")) or (
+    return any(getattr(new, name) != getattr(old, name) for name in ("factor", "blocks", "reparam")) or (
         new.choice.family != old.choice.family
     )
 

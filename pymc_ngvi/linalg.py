@@ -130,6 +130,18 @@ def _solve_triangular(factor: Array, rhs: Array, *, lower: bool, transpose: bool
     return result
 
 
+def _machine_memory() -> float:
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, ValueError, OSError):  # not a POSIX system: let the allocation itself decide
+        return float("inf")
+
+
+def fits_in_memory(needed: int) -> bool:
+    """Tell whether so many bytes leave this machine a fifth of its memory."""
+    return needed <= 0.8 * _machine_memory()
+
+
 def check_memory(needed: int, family: str, n_dim: int, families: list[str]) -> None:
     """Raise MemoryError before allocating what does not fit in this machine's memory.
 
@@ -142,11 +154,8 @@ def check_memory(needed: int, family: str, n_dim: int, families: list[str]) -> N
     families : list of str
         All there are.
     """
-    try:
-        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not a POSIX system: let the allocation itself decide
-        return
-    if needed > 0.8 * available:
+    if not fits_in_memory(needed):
+        available = _machine_memory()
         others = ", ".join(repr(name) for name in families if name != family)
         raise MemoryError(
             f"A {family!r} approximation in {n_dim:,} dimensions needs about {needed / 2**30:,.1f} GiB, and this "

@@ -11,6 +11,12 @@ import numpy as np
 from pymc_ngvi.draws import BASE_DRAWS
 from pymc_ngvi.registry import AXES, Choice, choose, suggestion
 
+#: Coordinates of group effects relative to what the global parameters tell of them.
+REPARAMETRISATIONS = ("rvb1", "rvb2")
+
+#: Stands for a family that is chosen for the model.
+AUTO = "auto"
+
 #: Options of stochastic-gradient variational inference, and what takes their place.
 _REFUSED = {
     "obj_n_mc": "the number of draws grows by itself; set `n_draws` (the first set) or `max_draws`",
@@ -49,6 +55,10 @@ class FitOptions:
         What the Cholesky factor of a full q is of.
     blocks : sequence of sequences of str, or None
         Variables that share a block, for the family "block".
+    family_reason : str
+        Why the family was chosen, where the user named none.
+    reparam : str or None
+        Reparametrisation of a hierarchical model.
     n_draws, max_draws, base_draws, step_size, step_decay, window : optional
         Of the step rule; None: its own default.
     """
@@ -58,6 +68,8 @@ class FitOptions:
     stl: bool
     factor: str
     blocks: Any
+    family_reason: str
+    reparam: str | None
     n_draws: int | None
     max_draws: int | None
     base_draws: str | None
@@ -77,9 +89,12 @@ class FitOptions:
         stl: bool = True,
         factor: str | None = None,
         blocks: Any = None,
+        family_reason: str = "",
+        reparam: str | None = None,
         **of_rule: Any,
     ) -> "FitOptions":
         """Check each option; raise ValueError that says what was given and what is valid."""
+        family = None if family == AUTO else family
         choice = choose(family=family, update=update, estimator=estimator, step=step)
         if not _is_positive(tol):
             raise ValueError(f"tol is in nats of ELBO and should be a positive number; got {tol!r}.")
@@ -87,12 +102,15 @@ class FitOptions:
             raise ValueError(f"stl should be True or False; got {stl!r}.")
         if blocks is not None and choice.family != "block":
             raise ValueError(f"blocks are those of family='block'; the family is {choice.family!r}.")
+        _check_reparam(reparam, choice)
         if unknown := set(of_rule) - set(_CHECKS):
             raise TypeError(f"Unknown options of a step rule: {', '.join(sorted(unknown))}.")
         checked = {name: _CHECKS[name](name, of_rule.get(name)) for name in _CHECKS}
         _check_rule_takes(choice, checked, step_is_default=step is None)
         _check_draws(choice, checked)
-        return cls(choice, float(tol), bool(stl), _checked_factor(choice, factor), blocks, **checked)
+        return cls(
+            choice, float(tol), bool(stl), _checked_factor(choice, factor), blocks, family_reason, reparam, **checked
+        )
 
     def of_rule(self) -> dict[str, Any]:
         """Return the options of the step rule that were given."""
@@ -106,15 +124,28 @@ class FitOptions:
         return FitOptions.validated(**given | {k: v for k, v in options.items() if v is not None})
 
 
+def _check_reparam(reparam: Any, choice: Choice) -> None:
+    """Raise ValueError for an unknown reparametrisation, or one that the estimator can't see."""
+    if reparam is None:
+        return
+    if not isinstance(reparam, str) or reparam not in REPARAMETRISATIONS:
+        raise ValueError(f"Unknown reparam {reparam!r}: {suggestion(reparam, REPARAMETRISATIONS)}")
+    if choice.estimator == "gauss_newton":
+        raise ValueError("gauss_newton works on the model's own coordinates: leave reparam out.")
+
+
 def _checked_factor(choice: Choice, factor: str | None) -> str:
     """Return what the Cholesky factor is of."""
     # Euclidean gradients do far better in a factor of the precision; for independent blocks it is no other family.
     either = choice.update == "euclidean" and choice.family == "full"
-    own = "precision" if choice.update == "cholesky_precision" or either else "covariance"
+    of_precision = choice.update == "cholesky_precision" or choice.family == "sparse"
+    own = "precision" if of_precision or either else "covariance"
     if not (factor is None or (isinstance(factor, str) and factor in ("covariance", "precision"))):
         raise ValueError(f"factor should be 'covariance' or 'precision'; got {factor!r}.")
     if factor in (None, own) or either:
         return factor or own
+    if choice.family == "sparse":
+        raise ValueError(f"family='sparse' has a factor of the precision; got factor={factor!r}.")
     if choice.update != "euclidean":
         raise ValueError(
             f"update={choice.update!r} works on a factor of the {own}; factor={factor!r} goes with "

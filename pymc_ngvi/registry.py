@@ -40,6 +40,11 @@ _PRODUCTS: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[
     (("diagonal",), ("natural",), ("gauss_newton",), ("constant", "decay", "proximal")),
     (_GAUSSIAN, ("natural",), _PATH, ("decay", "proximal", "constant")),
     (_GAUSSIAN, ("natural_pd", "sqrt"), _PATH, ("constant",)),
+    (("sparse",), ("natural",), ("price",), ("adaptive", "proximal", "constant")),
+    (("sparse",), ("cholesky_precision",), ("price",), ("adaptive",)),
+    (("sparse",), ("cholesky_precision",), (*_PATH, "price"), ("snngm", "adam", "constant")),
+    (("sparse",), ("euclidean",), (*_PATH, "price"), ("adam", "sgd")),
+    (("sparse",), ("natural",), _PATH, ("proximal", "constant")),
 )
 
 
@@ -65,7 +70,19 @@ _REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
         "a factor of the precision of independent blocks is no other family: take update='cholesky'",
     ),
     (
-        {"estimator": ("gauss_newton",), "family": ("full", "block")},
+        {"update": ("cholesky", "sqrt"), "family": ("sparse",)},
+        "the covariance of a sparse precision is dense, and so is its factor: take update='cholesky_precision'",
+    ),
+    (
+        {"update": ("natural_pd",), "family": ("sparse",)},
+        "its correction squares a matrix, which fills it in: take update='natural', whose steps are shortened instead",
+    ),
+    (
+        {"step": ("decay",), "family": ("sparse",)},
+        "decay averages moments, and a mean of two covariances has no sparse inverse: take step='constant' or 'proximal'",
+    ),
+    (
+        {"estimator": ("gauss_newton",), "family": ("full", "block", "sparse")},
         "gauss_newton keeps the squares of gradients only, which is a diagonal: take family='diagonal'",
     ),
     (

@@ -50,6 +50,8 @@ class FitRecord:
         Wall-clock time for building and compiling graphs, and for the rest of the fit.
     family, update, estimator, step, backend : str
         What was used.
+    family_reason : str
+        Why this family, where the user named none.
     """
 
     status: Status
@@ -66,6 +68,7 @@ class FitRecord:
     estimator: str
     step: str
     backend: str
+    family_reason: str = ""
 
     @property
     def converged(self) -> bool:
@@ -80,7 +83,7 @@ class FitRecord:
             f"{self.n_iterations:,} iteration{'s'[: self.n_iterations != 1]}, "
             f"{self.n_gradients:,} gradients, {self.n_hessians:,} Hessians, "
             f"{self.compile_seconds:.1f} s compiling + {self.run_seconds:.1f} s running "
-            f"({self.family} family, {self.backend} backend)."
+            f"({self.family} family{': ' * bool(self.family_reason)}{self.family_reason}; {self.backend} backend)."
         )
 
 

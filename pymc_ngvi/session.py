@@ -16,16 +16,15 @@ from threadpoolctl import threadpool_limits
 
 from pymc_ngvi import loop
 from pymc_ngvi.approximation import NGVIApproximation
-from pymc_ngvi.blocks import block_labels
 from pymc_ngvi.defaults import OURS
-from pymc_ngvi.families import BlockFamily, BlockStructure, FullPrecisionState
-from pymc_ngvi.model import Layout, LogDensity
+from pymc_ngvi.model import LogDensity
 from pymc_ngvi.options import FitOptions, check_n
+from pymc_ngvi.problem import Problem
 from pymc_ngvi.progress import FitProgress
 from pymc_ngvi.registry import AXES
 from pymc_ngvi.result import Elbo, FitRecord
 from pymc_ngvi.status import ConvergenceWarning, Status
-from pymc_ngvi.types import Array, Assessment, TargetDensity, VariationalState
+from pymc_ngvi.types import Array, Assessment, GaussianState, TargetDensity, VariationalState
 from pymc_ngvi.updates import DIRECTIONS
 
 # A child of PyMC's logger, which has the handler.
@@ -48,7 +47,11 @@ class FitSession:
     Parameters
     ----------
     approx : NGVIApproximation
-        Follows the fit. Its ``density`` is fitted; its ``q`` is the start.
+        Follows the fit.
+    problem : Problem
+        What is fitted.
+    q : GaussianState
+        The start, in the coordinates of the problem.
     options : FitOptions
     seed : int
         Of the base draws.
@@ -62,6 +65,8 @@ class FitSession:
     def __init__(
         self,
         approx: NGVIApproximation,
+        problem: Problem,
+        q: GaussianState,
         options: FitOptions,
         seed: int,
         callbacks: Sequence[Callable[..., Any]],
@@ -69,12 +74,13 @@ class FitSession:
         clock: float,
     ) -> None:
         self.approx = approx
+        self._problem = problem
         self._options = options
         self._seed = seed
         self._callbacks = callbacks
         self._score = score
-        self._rule = make_rule(approx.density, options, seed)
-        self._state = loop.start(self._rule, approx.q)
+        self._rule = make_rule(problem.target, options, seed)
+        self._state = loop.start(self._rule, q)
         self._seconds = time.perf_counter() - clock
         self._compile_seconds = approx.density.compile_seconds
 
@@ -92,7 +98,7 @@ class FitSession:
         self.approx.refuse_changed_data("The fit can't go on with other data")
         options = self._options.changed(tol=tol, max_draws=max_draws)
         if options != self._options:
-            self._rule = make_rule(self.approx.density, options, self._seed)
+            self._rule = make_rule(self._problem.target, options, self._seed)
             self._options = options
         if n:
             self._state = loop.reopen(self._rule, self._state)
@@ -110,7 +116,7 @@ class FitSession:
             self._state = state
             progress.update(state)
             if self._callbacks:
-                self.approx.set_state(state.rule.q)
+                self.approx.set_state(self._problem.on_model_scale(state.rule.q))
                 losses = state.losses if self._score else None
                 for callback in self._callbacks:
                     callback(self.approx, losses, state.n_iterations)
@@ -131,7 +137,7 @@ class FitSession:
     def finish(self) -> NGVIApproximation:
         """Bring the approximation up to date, say how the fit went, and return the approximation."""
         state, approx = self._state, self.approx
-        approx.set_state(state.rule.q)
+        approx.set_state(self._problem.on_model_scale(state.rule.q))
         approx.record = record = self._record()
         approx.hist = state.losses.copy() if self._score else np.empty(0)
         approx.gap_hist = state.gaps.copy()
@@ -151,18 +157,19 @@ class FitSession:
         return approx
 
     def _record(self) -> FitRecord:
-        density = self.approx.density
+        density, target = self.approx.density, self._problem.target
         return FitRecord(
             status=self._state.status,
             elbo=self._elbo,
             gap=self._gap,
             n_iterations=self._state.n_iterations,
-            n_gradients=density.n_gradients,
-            n_hessians=density.n_hessians,
+            n_gradients=target.n_gradients,
+            n_hessians=target.n_hessians,
             n_dropped=self._state.rule.n_dropped,
             compile_seconds=self._compile_seconds,
             run_seconds=max(self._seconds - self._compile_seconds, 0.0),
             backend=density.backend,
+            family_reason=self._options.family_reason,
             **vars(self._options.choice),
         )
 
@@ -180,13 +187,6 @@ def make_rule(target: TargetDensity, options: FitOptions, seed: int) -> Any:
         stl=options.stl,
         **options.of_rule(),
     )
-
-
-def make_family(options: FitOptions, layout: Layout) -> Any:
-    """Return what makes a state of location and scale: the class of q, or the family of one partition into blocks."""
-    if options.choice.family == "block":
-        return BlockFamily(BlockStructure(block_labels(layout, options.blocks)))
-    return FullPrecisionState if options.factor == "precision" else AXES["family"][options.choice.family]
 
 
 def few_threads(density: LogDensity) -> AbstractContextManager[Any]:

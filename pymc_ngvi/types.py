@@ -11,6 +11,8 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from numpy.typing import NDArray
+
 from pymc_ngvi.pattern import Pattern
 from pymc_ngvi.values import Array, Assessment, BaseDraws, Evaluation, Moments, Outer, Parameters, PathMoments
 
@@ -136,6 +138,11 @@ class GaussianState(VariationalState, Protocol):
     @property
     def exact_metric(self) -> bool:
         """Whether the Fisher information is the curvature of the ELBO at the optimum for every Gaussian target."""
+        ...
+
+    @property
+    def globals_(self) -> NDArray[np.intp] | None:
+        """Coordinates that are global parameters, judged apart from group effects; None where nothing tells."""
         ...
 
     @property

@@ -9,8 +9,10 @@ import pytest
 from targets import Quadratic, block_labels, restrict
 
 from pymc_ngvi import loop, session, starting
-from pymc_ngvi.families import BlockFamily, BlockStructure, FullPrecisionState
+from pymc_ngvi.families import BlockFamily, BlockStructure, FullPrecisionState, SparseFamily
+from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.options import FitOptions
+from pymc_ngvi.pattern import Pattern
 from pymc_ngvi.registry import ALLOWED, AXES, Choice
 
 COMBINATIONS = tuple(Choice(*row) for row in ALLOWED)
@@ -20,7 +22,11 @@ ADAPTIVE = tuple(choice for choice in COMBINATIONS if choice.step == "adaptive")
 NATURAL = tuple(choice for choice in ADAPTIVE if choice.update == "natural")
 STOCHASTIC = tuple(choice for choice in COMBINATIONS if choice.step != "adaptive")
 #: Structures of q, with the second factorisation of a dense one.
-GAUSSIAN_FAMILIES = ("full", "diagonal", "block", "full precision")
+GAUSSIAN_FAMILIES = ("full", "diagonal", "block", "full precision", "sparse")
+#: Those that hold a factor of the precision. What is not closed under inverses is not theirs: a function of the
+#: eigenvalues of a curvature, and averages of covariances.
+OF_PRECISION = ("full precision", "sparse")
+OF_COVARIANCE = tuple(family for family in GAUSSIAN_FAMILIES if family not in OF_PRECISION)
 
 
 def _id(choice):
@@ -30,7 +36,8 @@ def _id(choice):
 each_combination = pytest.mark.parametrize("choice", COMBINATIONS, ids=_id)
 each_natural = pytest.mark.parametrize("choice", NATURAL, ids=_id)
 each_adaptive = pytest.mark.parametrize("choice", ADAPTIVE, ids=_id)
-each_full_adaptive = pytest.mark.parametrize("choice", [c for c in ADAPTIVE if c.family == "full"], ids=_id)
+#: Families that hold every Gaussian: here, the structure of the sparse one leaves nothing out.
+each_full_adaptive = pytest.mark.parametrize("choice", [c for c in ADAPTIVE if c.family in ("full", "sparse")], ids=_id)
 each_stochastic = pytest.mark.parametrize("choice", STOCHASTIC, ids=_id)
 each_family = pytest.mark.parametrize("family", GAUSSIAN_FAMILIES)
 two_seeds = pytest.mark.parametrize("seed", [1, 2], ids=["seed1", "seed2"])
@@ -40,6 +47,8 @@ def family_object(family, n_dim):
     """Return what makes a state of location and scale."""
     if family == "block":
         return BlockFamily(BlockStructure(block_labels(n_dim)))
+    if family == "sparse":  # one block and a border, which leave nothing out: any target will do
+        return SparseFamily(ArrowStructure.of(np.where(np.arange(n_dim) < (n_dim + 1) // 2, 0, -1)))
     return FullPrecisionState if family == "full precision" else AXES["family"][family]
 
 
@@ -63,6 +72,34 @@ def random_state(family, n_dim, rng):
     return state_of(family, 2.0 * rng.standard_normal(n_dim), factor @ factor.T)
 
 
+def as_curvature(state, matrix):
+    """Return a symmetric matrix in the form of the family, which leaves out what it does not store."""
+    params = state.params()
+    if "sd" in params:
+        return np.diag(matrix).copy()
+    if "cholesky_blocks" in params:
+        return matrix[state.structure.order[state.structure.lines], state.structure.columns]
+    if "precision_cholesky_blocks" in params:
+        pattern = Pattern.of(np.ones_like(matrix))
+        return state.structure.from_values(pattern, matrix[pattern.rows, pattern.cols])
+    return 0.5 * (matrix + matrix.T)
+
+
+def as_matrix(state, curvature):
+    """Return a curvature as a matrix."""
+    if hasattr(state, "structure"):
+        return state.structure.dense(curvature)
+    return np.diag(curvature) if curvature.ndim == 1 else curvature
+
+
+def factor_matrix(state, factor=None):
+    """Return what has the form of a factor, by default the factor itself, as a matrix."""
+    factor = state.factor_values if factor is None else factor
+    if "precision_cholesky_blocks" in state.params():  # of which one packed border stands for a triangle, or for both
+        return state.structure.dense(factor, triangular=True)
+    return as_matrix(state, factor)
+
+
 def whitener(state):
     """Return C, covariance C C^T, as the family's own draws show it."""
     return (state.draws(np.eye(state.n_dim)) - state.draws(np.zeros((state.n_dim, state.n_dim)))).T
@@ -78,7 +115,7 @@ def first_state(rule, target, choice, location=None):
     location = np.zeros(target.n_dim) if location is None else location
     scales = [np.full(target.n_dim, scale) for scale in starting.START_SCALES]
     of_precision = FitOptions.validated(**vars(choice)).factor == "precision"
-    name = "full precision" if of_precision else choice.family
+    name = "full precision" if of_precision and choice.family == "full" else choice.family
     return loop.start(rule, starting.choose_start(rule, family_object(name, target.n_dim), location, scales, target))
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from matrix import each_family, state_of, two_seeds
+from matrix import OF_PRECISION, each_family, factor_matrix, state_of, two_seeds
 from targets import logistic, poisson, random_covariance
-from test_updates import NATURAL_FAMILIES, PAIRS, as_matrix, half_triangle, moments_of, stored
+from test_updates import NATURAL_FAMILIES, PAIRS, half_triangle, moments_of, stored
 
 from pymc_ngvi.registry import AXES
 from pymc_ngvi.updates import DIRECTIONS, natural
@@ -65,7 +65,7 @@ class Coordinates:
             return np.concatenate([precision @ mean, -0.5 * self.twice * precision[self.entries]])
         if self.kind == "expectation":
             return np.concatenate([mean, (cov + np.outer(mean, mean))[self.entries]])
-        root = np.linalg.cholesky(np.linalg.inv(cov) if self.family == "full precision" else cov)
+        root = np.linalg.cholesky(np.linalg.inv(cov) if self.family in OF_PRECISION else cov)
         return np.concatenate([mean, root[self.entries]])
 
     def gaussian(self, x):
@@ -74,7 +74,7 @@ class Coordinates:
         if self.kind == "factor":
             matrix[self.entries] = x[self.n_dim :]
             product = matrix @ matrix.T
-            return first, np.linalg.inv(product) if self.family == "full precision" else product
+            return first, np.linalg.inv(product) if self.family in OF_PRECISION else product
         if self.kind == "natural":
             matrix[self.entries] = -2.0 * x[self.n_dim :] / self.twice
             cov = np.linalg.inv(matrix + np.tril(matrix, -1).T)
@@ -148,7 +148,7 @@ def test_directions_are_those_that_the_updates_take(family, update, seed):
     moments = exact_moments(target, state)
     location, factor = DIRECTIONS[update](state, moments)
     coordinates = Coordinates("factor", family, target.n_dim)
-    expected = np.append(location, as_matrix(state, factor)[coordinates.entries])
+    expected = np.append(location, factor_matrix(state, factor)[coordinates.entries])
     np.testing.assert_allclose(taken(update, state, moments, coordinates, 0.003), expected, rtol=1e-9, atol=1e-10)
 
 

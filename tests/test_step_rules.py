@@ -9,7 +9,7 @@ import itertools
 import numpy as np
 import pytest
 
-from matrix import family_object, first_state, ignore, make_rule, random_state, state_of, whitener
+from matrix import OF_PRECISION, family_object, first_state, ignore, make_rule, random_state, state_of, whitener
 from targets import (
     NumpyTarget,
     Quadratic,
@@ -29,8 +29,10 @@ from pymc_ngvi.steps.levelling import Windows
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 
-FAMILIES = ("full", "diagonal", "block")
+FAMILIES = ("full", "diagonal", "block", "sparse")
 each_family = pytest.mark.parametrize("family", FAMILIES)
+#: A mean of two covariances has no sparse inverse.
+each_averaged = pytest.mark.parametrize("family", [family for family in FAMILIES if family != "sparse"])
 two_seeds = pytest.mark.parametrize("seed", [1, 2], ids=["seed1", "seed2"])
 
 
@@ -135,7 +137,7 @@ def test_decay_weights_what_it_saw_by_its_place(seed):
         assert state.step_size == 2.0 / (2.0 + t)
 
 
-@each_family
+@each_averaged
 @two_seeds
 @pytest.mark.parametrize("estimator", ["price", "stein"])
 def test_decay_averages_expectation_parameters(family, seed, estimator):
@@ -176,7 +178,9 @@ COORDINATES = [
     ("cholesky", "diagonal", "diagonal"),
     ("cholesky", "block", "block"),
     ("cholesky_precision", "full", "full precision"),
+    ("cholesky_precision", "sparse", "sparse"),
     ("euclidean", "full", "full precision"),
+    ("euclidean", "sparse", "sparse"),
     ("euclidean", "full", "full"),
     ("euclidean", "diagonal", "diagonal"),
     ("euclidean", "block", "block"),
@@ -184,24 +188,20 @@ COORDINATES = [
 each_coordinates = pytest.mark.parametrize(
     ("update", "family", "name"), COORDINATES, ids=[f"{update}-{name}" for update, _, name in COORDINATES]
 )
+NATURAL = [row for row in COORDINATES if row[0] != "euclidean"]
+EUCLIDEAN = [row[1:] for row in COORDINATES if row not in NATURAL]
 each_natural = pytest.mark.parametrize(
-    ("update", "family", "name"), COORDINATES[:4], ids=[f"{update}-{name}" for update, _, name in COORDINATES[:4]]
+    ("update", "family", "name"), NATURAL, ids=[f"{update}-{name}" for update, _, name in NATURAL]
 )
-each_euclidean = pytest.mark.parametrize(
-    ("family", "name"), [row[1:] for row in COORDINATES[4:]], ids=[row[2] for row in COORDINATES[4:]]
-)
+each_euclidean = pytest.mark.parametrize(("family", "name"), EUCLIDEAN, ids=[name for _, name in EUCLIDEAN])
 
 
 class Coordinates:
     """Mean and dense factor of a Gaussian, with the gradients of the ELBO on a quadratic written out in matrices."""
 
     def __init__(self, update, family, name, target, q):
-        self.natural, self.family, self.of_precision, self.target = (
-            update != "euclidean",
-            family,
-            "prec" in name,
-            target,
-        )
+        self.natural, self.family, self.target = update != "euclidean", family, target
+        self.of_precision = name in OF_PRECISION
         self.mean = q.mean()
         self.factor = np.linalg.inv(whitener(q)).T if self.of_precision else whitener(q)
 
@@ -229,7 +229,7 @@ class Coordinates:
 
 
 def exact_rule(update, family, name, target, step, **options):
-    factor = ("precision" if "prec" in name else "covariance") if update == "euclidean" else None
+    factor = ("precision" if name in OF_PRECISION else "covariance") if update == "euclidean" else None
     choice = choose(family=family, update=update, estimator="price", step=step)
     return make_rule(target, choice, seed=3, n_draws=2, factor=factor, **options)
 
@@ -262,7 +262,7 @@ def test_snngm(update, family, name, seed, given):
     targets, q = in_turn(seed, 12), some_start(name, seed)
     rule = exact_rule(update, family, name, InTurn(targets), "snngm", step_size=given)
     here = Coordinates(update, family, name, targets[0], q)
-    n_params = 5 + {"full": 15, "diagonal": 5, "block": 7}[family]
+    n_params = 5 + {"full": 15, "sparse": 15, "diagonal": 5, "block": 7}[family]
     alpha = given or 0.001 * np.sqrt(n_params)
     momentum = [np.zeros(5), np.zeros((5, 5))]
 
@@ -458,7 +458,7 @@ def test_sgd(family, name, seed, given, kappa):
 
 def wide(name, n_dim=3, scale=10.0):
     """Return a state that is far too wide for N(0, I), or far too narrow where the factor is of the precision."""
-    return state_of(name, np.zeros(n_dim), (scale if name != "full precision" else 1.0 / scale) ** 2 * np.eye(n_dim))
+    return state_of(name, np.zeros(n_dim), (1.0 / scale if name in OF_PRECISION else scale) ** 2 * np.eye(n_dim))
 
 
 #: Rules that go straight ahead, and where.
@@ -553,12 +553,13 @@ def test_where_no_step_is_valid_the_state_stays_and_the_failure_is_counted(step,
     assert states[-1].levels.n == 0
 
 
-@pytest.mark.parametrize("name", ["full", "diagonal", "block", "full precision"])
+@pytest.mark.parametrize("name", ["full", "diagonal", "block", "full precision", "sparse"])
 def test_an_update_without_a_valid_state_is_tried_with_half_the_step(name):
     """The diagonal is multiplied by 1 + rho (1 - A_ii)/2, A_ii = 100 where the state is ten times too wide."""
-    update, family = ("cholesky_precision", "full") if name == "full precision" else ("cholesky", name)
+    update = "cholesky_precision" if name in OF_PRECISION else "cholesky"
+    family = "full" if name == "full precision" else name
     target, q = Quadratic(np.zeros(3), np.eye(3)), wide(name)
-    if name == "full precision":  # the factor shrinks where the state is too narrow, by no more than a half
+    if name in OF_PRECISION:  # the factor shrinks where the state is too narrow, by no more than a half
         q = wide(name, scale=1.0)
         target = Quadratic(np.zeros(3), 0.01 * np.eye(3))
         rule = exact_rule(update, family, name, target, "constant", step_size=4.0)
@@ -570,7 +571,7 @@ def test_an_update_without_a_valid_state_is_tried_with_half_the_step(name):
     state = path(rule, q, 1)[-1]
     assert state.step_size == rate
     factor = 1.0 + rate * change
-    expected = q.sd() / factor if name == "full precision" else q.sd() * factor
+    expected = q.sd() / factor if name in OF_PRECISION else q.sd() * factor
     np.testing.assert_allclose(state.q.sd(), expected, rtol=1e-10)
 
 

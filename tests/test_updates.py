@@ -10,7 +10,19 @@ import pytest
 
 from hypothesis import given, settings
 from hypothesis.extra.numpy import arrays
-from matrix import COMBINATIONS, make_rule, random_state, state_of, two_seeds, whitener
+from matrix import (
+    COMBINATIONS,
+    OF_COVARIANCE,
+    OF_PRECISION,
+    as_curvature,
+    as_matrix,
+    factor_matrix,
+    make_rule,
+    random_state,
+    state_of,
+    two_seeds,
+    whitener,
+)
 from targets import Quadratic, logistic, random_covariance, restrict
 
 from pymc_ngvi.draws import plain_draws
@@ -25,15 +37,23 @@ step_sizes = pytest.mark.parametrize("rho", [1.0, 0.5, 0.01])
 
 def state_kind(choice):
     """Return the family of a combination, as the tests name it: a dense q has two factorisations."""
-    return "full precision" if FitOptions.validated(**vars(choice)).factor == "precision" else choice.family
+    of_precision = FitOptions.validated(**vars(choice)).factor == "precision"
+    return "full precision" if of_precision and choice.family == "full" else choice.family
 
 
-#: Family and update of every allowed combination, each once; Euclidean gradients go with either factor.
-PAIRS = tuple(dict.fromkeys([(state_kind(choice), choice.update) for choice in COMBINATIONS] + [("full", "euclidean")]))
+#: Family and update of every allowed combination, each once; with either factor of a dense q, where the update does.
+PAIRS = tuple(
+    dict.fromkeys(
+        [(state_kind(choice), choice.update) for choice in COMBINATIONS]
+        + [("full", "euclidean"), ("full precision", "natural")]
+    )
+)
 #: Families of the updates that work on precisions.
 NATURAL_FAMILIES = tuple(family for family, update in PAIRS if update == "natural")
 each_pair = pytest.mark.parametrize(("family", "update"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
 each_family = pytest.mark.parametrize("family", NATURAL_FAMILIES)
+#: With a correction of natural steps that would be lost: it needs functions of the eigenvalues of a curvature.
+each_corrected = pytest.mark.parametrize("family", OF_COVARIANCE)
 #: Of the updates that move the coordinates of mean and factor.
 factor_pairs = pytest.mark.parametrize(
     ("family", "update"), [pair for pair in PAIRS if pair[1] in ("cholesky", "cholesky_precision", "euclidean")]
@@ -43,22 +63,6 @@ factor_pairs = pytest.mark.parametrize(
 def stored(family, matrix):
     """Return the entries of a matrix that a family stores, the others 0."""
     return restrict("full" if family == "full precision" else family, matrix)
-
-
-def as_curvature(state, matrix):
-    """Return a symmetric matrix in the form of the family."""
-    if "sd" in state.params():
-        return np.diag(matrix).copy()
-    if "cholesky_blocks" in state.params():
-        return matrix[state.structure.order[state.structure.lines], state.structure.columns]
-    return 0.5 * (matrix + matrix.T)
-
-
-def as_matrix(state, values):
-    """Return a curvature, or a factor, as a matrix."""
-    if "cholesky_blocks" in state.params():
-        return state.structure.dense(values)
-    return np.diag(values) if values.ndim == 1 else values
 
 
 def moments_of(state, grad, curvature):
@@ -113,7 +117,7 @@ def step_in_matrices(family, update, state, grad, curvature, rho):
         return mean + rho * new @ grad, new
     if update == "natural_pd":
         return mean + rho * cov @ grad, np.linalg.inv(precision + rho * excess + 0.5 * rho**2 * excess @ cov @ excess)
-    of_precision = family == "full precision"
+    of_precision = family in OF_PRECISION
     factor = np.linalg.cholesky(precision if of_precision else cov)
     gradient = np.tril(cov @ excess @ np.linalg.inv(factor).T if of_precision else -excess @ factor)
     if update == "euclidean":
@@ -202,7 +206,7 @@ def exact_step(update, state, target, rho):
     return AXES["update"][update](state, moments_of(state, grad, target.precision), rho, False)
 
 
-@each_family
+@pytest.mark.parametrize("family", [family for family, update in PAIRS if update == "natural_pd"])
 @two_seeds
 def test_natural_pd_leaves_half_the_square_of_the_error_in_the_precision(family, seed):
     """S' - P = (P - S) S^-1 (P - S) / 2 for a step of size 1."""
@@ -243,7 +247,7 @@ def test_one_antithetic_pair_with_hessians_is_exact_on_a_gaussian_target(family,
     """The step rule itself, with a constant step of size 1: two gradients and two Hessians."""
     rng = np.random.default_rng(seed)
     state, target = random_state(family, 4, rng), gaussian_target(family, rng)
-    choice = Choice(family, "natural", "price", "constant")
+    choice = Choice("full" if family == "full precision" else family, "natural", "price", "constant")
     rule = make_rule(target, choice, seed=seed, step_size=1.0, n_draws=2, base_draws="antithetic")
     start = rule.init(state)
     target.n_gradients = target.n_hessians = 0
@@ -291,9 +295,9 @@ def test_one_draw_in_explicit_loops(family, update, seed, stl):
     base, rho = plain_draws(1, 5, rng), 0.003
     z, c = base.z[0], whitener(state)
     _, grad = target.logp_grad(state.draws(base.z))
-    of_precision = family == "full precision"
+    of_precision = family in OF_PRECISION
     loops = loops_in_the_factor_of_the_precision if of_precision else loops_in_the_factor_of_the_covariance
-    factor = as_matrix(state, state.factor_values)
+    factor = factor_matrix(state)
     grad_h = grad[0] + np.linalg.solve(c.T, z) if stl else grad[0]
     location_step, factor_step = loops(factor, grad_h, z, rho, update)
     if not stl:  # the gradient of the entropy in C is C^-T, in T -T^-T; natural: C / 2, and -T / 2
@@ -303,7 +307,7 @@ def test_one_draw_in_explicit_loops(family, update, seed, stl):
     new = AXES["update"][update](state, moments_from_draws(target, state, base, "reparam", stl=stl), rho, False)
     np.testing.assert_allclose(new.mean(), state.mean() + location_step, rtol=1e-10)
     expected = stored(family, factor + factor_step)
-    np.testing.assert_allclose(as_matrix(new, new.factor_values), expected, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(factor_matrix(new), expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize(("family", "update"), [pair for pair in PAIRS if not pair[1].startswith("natural")])
@@ -382,7 +386,7 @@ def test_vogn_is_the_diagonal_natural_step_with_squares(seed, b):
 # --- where the new precision would not be positive definite -----------------------------------------------------------
 
 
-@each_family
+@each_corrected
 @two_seeds
 def test_indefinite_curvature_is_refused_or_corrected(family, seed):
     rng = np.random.default_rng(seed)
@@ -392,6 +396,24 @@ def test_indefinite_curvature_is_refused_or_corrected(family, seed):
     new = natural(state, moments, 1.0, True)
     assert np.isfinite(new.mean()).all()
     assert np.linalg.eigvalsh(new.cov()).min() > 0
+
+
+@pytest.mark.parametrize("family", OF_PRECISION)
+@two_seeds
+def test_indefinite_curvature_is_refused_where_there_is_no_correction(family, seed):
+    """Whether or not one is allowed: the step is to be made shorter, which the rule does."""
+    rng = np.random.default_rng(seed)
+    state = random_state(family, 4, rng)
+    moments = moments_of(state, *random_moments(state, rng, definite=False))
+    assert natural(state, moments, 1.0, False) is None
+    assert natural(state, moments, 1.0, True) is None
+    smallest = np.linalg.eigvalsh(as_matrix(state, moments.curvature)).min()
+    limit = 1.0 / (1.0 - smallest)  # (1 - rho) + rho a = 0 along the worst direction
+    for correct in (False, True):
+        assert natural(state, moments, 1.01 * limit, correct) is None
+        new = natural(state, moments, 0.99 * limit, correct)
+        assert np.isfinite(new.mean()).all()
+        assert np.linalg.eigvalsh(new.cov()).min() > 0
 
 
 @each_family
@@ -404,7 +426,7 @@ def test_correction_changes_nothing_where_the_step_is_valid(family, rho, rng):
     np.testing.assert_array_equal(plain.cov(), allowed.cov())
 
 
-@each_family
+@each_corrected
 @pytest.mark.parametrize(("curvature", "rho"), [(-1.0, 1.0), (-0.5, 1.0), (0.0, 1.0), (-0.5, 0.8), (-1.5, 0.8)])
 def test_corrected_precision_in_one_dimension(family, curvature, rho):
     """S' = S + rho G + rho^2/2 G S^-1 G with G = (a - 1) S, and the mean moves with the new precision.
@@ -419,7 +441,7 @@ def test_corrected_precision_in_one_dimension(family, curvature, rho):
     np.testing.assert_allclose(new.mean()[0], 1.0 + rho * 0.3 / expected, rtol=1e-12)
 
 
-@each_family
+@each_corrected
 @pytest.mark.parametrize(("curvature", "rho"), [(-2.0, 1.0), (-9.0, 1.0), (-1e6, 0.5)])
 def test_correction_of_a_direction_far_out_leaves_its_precision(family, curvature, rho):
     """The quadratic term is not let grow beyond excesses of -2, where it cancels the linear one."""
@@ -429,7 +451,7 @@ def test_correction_of_a_direction_far_out_leaves_its_precision(family, curvatur
     np.testing.assert_allclose(new.mean()[0], 1.0 + rho * 0.3 * 4.0, rtol=1e-12)
 
 
-@each_family
+@each_corrected
 def test_correction_leaves_the_directions_that_are_not_lost(family, rng):
     """Whitened curvatures 5, 1 and -0.4: with rho = 1 only the last needs the correction, 1 - 1.4 + .98."""
     state = random_state("diagonal", 3, rng)
@@ -466,7 +488,7 @@ extreme = st.one_of(
 )
 
 
-@each_family
+@each_corrected
 @settings(max_examples=100)
 @given(
     eigenvalues=arrays(float, 4, elements=extreme),
@@ -501,13 +523,16 @@ def test_a_precision_that_cancels_to_rounding_counts_as_lost(family, rho, aligne
     for seed in range(20):
         rotation = np.linalg.qr(np.random.default_rng(seed).standard_normal((2, 2)))[0]
         curvature = np.diag([1.0, 2.0, 0.5, lost * (1 - 1e-16 * seed)])
-        if family == "full" and not aligned:
+        if family in ("full", *OF_PRECISION) and not aligned:
             rotation = np.linalg.qr(np.random.default_rng(seed).standard_normal((4, 4)))[0]
             curvature = rotation @ curvature @ rotation.T
         elif family == "block" and not aligned:
             curvature[np.ix_([0, 3], [0, 3])] = rotation @ curvature[np.ix_([0, 3], [0, 3])] @ rotation.T
         new = natural(state, whitened_moments(np.zeros(4), as_curvature(state, curvature)), rho, True)
-        assert new.sd().max() < 1e4
+        if family in OF_PRECISION:  # no correction: no step, then
+            assert new is None
+        else:
+            assert new.sd().max() < 1e4
 
 
 @each_family

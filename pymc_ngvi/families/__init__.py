@@ -4,8 +4,14 @@ from pymc_ngvi.families.block import BlockFamily, BlockState, BlockStructure
 from pymc_ngvi.families.diagonal import DiagonalState
 from pymc_ngvi.families.full import FullState
 from pymc_ngvi.families.full_precision import FullPrecisionState
+from pymc_ngvi.families.sparse import SparseFamily, SparseState
 
-FAMILIES: dict[str, type] = {"full": FullState, "diagonal": DiagonalState, "block": BlockState}
+FAMILIES: dict[str, type] = {
+    "full": FullState,
+    "diagonal": DiagonalState,
+    "block": BlockState,
+    "sparse": SparseState,
+}
 
 __all__ = [
     "FAMILIES",
@@ -15,4 +21,6 @@ __all__ = [
     "DiagonalState",
     "FullPrecisionState",
     "FullState",
+    "SparseFamily",
+    "SparseState",
 ]

@@ -12,6 +12,7 @@ then the corner, (n_border, n_border).
 
 import functools
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -78,6 +79,13 @@ class ArrowStructure:
             If ``order`` is no permutation, or ``sizes`` are not positive or add up to more than its length.
         """
         return _structure(np.asarray(order).astype(np.intp).tobytes(), np.asarray(sizes).astype(np.intp).tobytes())
+
+    def labels(self) -> NDArray[np.intp]:
+        """Return the block of each coordinate, (n_dim,); the border is one block, too."""
+        result = np.zeros(self.n_dim, dtype=np.intp)
+        if self.blocks is not None:
+            result[self.locals_] = 1 + self.blocks.labels
+        return result
 
     @property
     def n_dim(self) -> int:
@@ -271,7 +279,7 @@ def _times(a: Array, b: Array) -> Array:
     return a * b if a.shape[1] == 1 else a @ b
 
 
-_OPERATIONS = {
+_OPERATIONS: dict[str, Callable[[Array, Array], Array]] = {
     "times": _times,
     "transposed times": lambda a, b: _times(stacks.transposed(a), b),
     "solve": stacks.solve_lower,

@@ -44,6 +44,7 @@ class BlockState:
     structure: BlockStructure
 
     n_uniform = 0
+    globals_ = None
     exact_metric = False
     factor_sign = 1
 

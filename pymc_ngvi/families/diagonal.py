@@ -27,6 +27,7 @@ class DiagonalState:
     scale: Array
 
     n_uniform = 0
+    globals_ = None
     exact_metric = False
     factor_sign = 1
 

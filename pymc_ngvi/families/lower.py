@@ -29,6 +29,7 @@ class LowerState:
     factor: Array
 
     n_uniform = 0
+    globals_ = None
     exact_metric = True
 
     @staticmethod

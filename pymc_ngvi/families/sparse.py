@@ -55,6 +55,11 @@ class SparseState:
         return len(self.location)
 
     @property
+    def globals_(self) -> NDArray[np.intp]:
+        """Coordinates of the border."""
+        return self.structure.border
+
+    @property
     def n_params(self) -> int:
         """Numbers in the mean and in the factor."""
         return self.n_dim + self.structure.n_lower
@@ -199,6 +204,13 @@ class SparseState:
         result[self.structure.in_border] /= np.sqrt(2.0)
         return result
 
+    def held(self, grad: Array, curvature: Array) -> tuple[Array, Array]:
+        """Return whitened gradient and curvature for which a step leaves the coordinates of the border alone."""
+        grad, parts = grad.copy(), self.structure.unpack(curvature)
+        grad[self.structure.border] = 0.0
+        corner = np.eye(self.structure.n_border)
+        return grad, self.structure.pack(Parts(parts.blocks, np.zeros_like(parts.border), corner))
+
     def outer(self, whitened: Array, z: Array) -> Outer:
         """Order whitened gradients and base draws: the lower triangle is that of E[z w^T]."""
         return Outer(z, whitened, 0.0)
@@ -303,9 +315,10 @@ class SparseState:
     def _divided(self, relative: Array, grad: Array) -> tuple[Self, Array] | None:
         # T' = T L for M = L L^T; T^-T M^-1 grad = T'^-T L^-1 grad.
         lower = replace(self, factor=relative)
-        factor = self.structure.pack(arrow.product(self.structure, self._parts, lower._parts))
+        with np.errstate(over="ignore", invalid="ignore"):  # beyond what numbers can hold: no state then
+            factor = self.structure.pack(arrow.product(self.structure, self._parts, lower._parts))
         entries = factor[self.structure.diagonal]
-        if not ((entries > 0.0) & np.isfinite(entries)).all():  # beyond what numbers can hold
+        if not ((entries > 0.0).all() and linalg.all_finite(factor)):
             return None
         new = replace(self, factor=factor)
         return new, new.unwhiten(lower.whiten(grad))

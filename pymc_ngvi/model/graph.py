@@ -208,3 +208,13 @@ def over_directions(product: Any, direction: Any) -> tuple[Any, Any]:
     if batched.type.ndim == product.type.ndim:  # does not depend on the direction: a Hessian of zeros
         batched = pt.broadcast_to(batched, (matrix.shape[0], *batched.shape))
     return matrix, batched
+
+
+def over_draws_and_directions(product: Any, theta: Any, direction: Any) -> tuple[Any, Any, Any]:
+    """Vectorise a function of theta and of a direction over both: (n_draws, n_directions, n_dim).
+
+    What depends on theta alone has no axis of directions, and is computed once for each draw.
+    """
+    directions, along = over_directions(product, direction)
+    draws, [batched] = over_draws([along], theta)
+    return draws, directions, batched

@@ -3,7 +3,7 @@
 import functools
 import time
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,22 +14,26 @@ from pymc.pytensorf import compile as pymc_compile
 from pymc_ngvi.model import cost, graph
 from pymc_ngvi.model.backends import BACKENDS, compile_flags, compile_options, without_c
 from pymc_ngvi.model.checks import check_model
+from pymc_ngvi.model.hessian import CACHED_ELEMENTS, slices
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.minibatch import Minibatches
 from pymc_ngvi.model.rows import Rows
+from pymc_ngvi.model.second_order import SecondOrder
 from pymc_ngvi.types import Array
 
 #: Evaluations that `backend="auto"` expects of a fit: gradients, and draws at which a dense Hessian is needed.
 _EXPECTED_GRADIENTS, _EXPECTED_HESSIANS = 1_600, 1_200
-#: Elements of a temporary in one batch: past this, temporaries leave the cache and NumPy slows down.
-_BATCH_ELEMENTS = 2**16
+#: Dimensions up to which it looks at the sparsity of the Hessian.
+_MOST_COLOURED = 100_000
+#: Elements of a temporary in one batch.
+_BATCH_ELEMENTS = CACHED_ELEMENTS
 #: Estimated seconds of evaluating gradients, beyond which a function for log p alone is compiled.
 _LOGP_SECONDS = 0.5
 #: Elements of the largest intermediate times the dimension, below which one thread does best.
 _SMALL = 1_000_000
 
 
-class LogDensity:
+class LogDensity(SecondOrder):
     """Log density, gradient and Hessian-vector products of a model, batched over draws.
 
     Names, order, shapes and coords are frozen when the object is made. The space is unconstrained: every transformed
@@ -104,9 +108,9 @@ class LogDensity:
             self._logp, self._grad = self._simplify([logp, grad])
         self._cost = cost.estimate([self._logp, self._grad])
         self._compile_kwargs = compile_kwargs
-        self.backend = self._choose(backend)
-        self._pad = self.backend == "jax"  # a new shape would be compiled anew
         self._functions: dict[str, Callable[..., Any]] = {}
+        self._pad = backend == "jax"  # a new shape would be compiled anew
+        self.backend = self._choose(backend)
         self.compile_seconds = time.perf_counter() - start
 
     def _on_flat_vector(self, outputs: list[Any]) -> list[Any]:
@@ -121,9 +125,11 @@ class LogDensity:
             return "given mode"
         if backend != "auto":
             return backend
-        # A product along one of many directions costs about .4 of a gradient: the rest is shared among them.
-        work = _EXPECTED_GRADIENTS + int(0.4 * self.n_dim * _EXPECTED_HESSIANS)
-        return "numba" if self._cost.prefers_numba(work) else "quick"
+        # Sparsity only ever makes for less work: where compiling would not pay anyway, it is not looked for.
+        numba = self._cost.prefers_numba(_work(self.n_dim))
+        if numba and self.n_dim <= _MOST_COLOURED:
+            numba = self._cost.prefers_numba(_work(self._sparse.n_colours_by_graph()))
+        return "numba" if numba else "quick"
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what to pickle: compiled functions are made again when they are needed."""
@@ -143,19 +149,6 @@ class LogDensity:
     def is_small(self) -> bool:
         """Whether a batch is too little work to share among threads."""
         return self._cost.widest * self.n_dim < _SMALL
-
-    @property
-    def has_hessian(self) -> bool:
-        """Whether every operation of the model has a second derivative."""
-        return self.hessian_error() is None
-
-    def hessian_error(self) -> graph.MissingDerivativeError | None:
-        """Return the error that names the operation without a second derivative, if there is one."""
-        try:
-            self._function("products")
-        except graph.MissingDerivativeError as error:
-            return error
-        return None
 
     def initial_point(self) -> Array:
         """Return the model's initial point, flat and unconstrained, (n_dim,)."""
@@ -186,111 +179,19 @@ class LogDensity:
         grad : ndarray, shape (n_draws, n_dim)
         """
         self.n_gradients += len(theta)
-        results = [self._batched("logp_grad", theta[rows]) for rows in _slices(len(theta), self.batch_size)]
+        results = [self._batched("logp_grad", theta[rows]) for rows in slices(len(theta), self.batch_size)]
         return np.concatenate([r[0] for r in results]), np.concatenate([r[1] for r in results])
 
     def logp(self, theta: Array) -> Array:
         """Evaluate the log density alone, (n_draws,), at points (n_draws, n_dim)."""
         # Gradients that nobody asked for cost less than compiling another function, but for much data.
         name = "logp" if len(theta) * self._cost.quick_seconds > _LOGP_SECONDS else "logp_grad"
-        parts = [self._batched(name, theta[rows])[0] for rows in _slices(len(theta), self.batch_size)]
+        parts = [self._batched(name, theta[rows])[0] for rows in slices(len(theta), self.batch_size)]
         return np.concatenate(parts)
 
     def grad(self, theta: Array) -> Array:
         """Evaluate the gradient alone, (n_draws, n_dim)."""
         return self.logp_grad(theta)[1]
-
-    def hessian_products(self, theta: Array, directions: Array) -> Array:
-        """Multiply the Hessian at each draw with each direction.
-
-        Parameters
-        ----------
-        theta : ndarray, shape (n_draws, n_dim)
-        directions : ndarray, shape (n_directions, n_dim)
-
-        Returns
-        -------
-        ndarray, shape (n_draws, n_directions, n_dim)
-        """
-        products = np.empty((len(theta), len(directions), self.n_dim))
-        for out, point in zip(products, theta, strict=True):
-            out[:] = self._products(point, directions)
-        return products
-
-    def mean_hessian_products(self, theta: Array, directions: Array) -> Array:
-        """Return the mean of `hessian_products` over draws, (n_directions, n_dim), without keeping each."""
-        total = np.zeros((len(directions), self.n_dim))
-        for point in theta:
-            total += self._products(point, directions)
-        return total / len(theta)
-
-    def mean_hessian_diagonal(self, theta: Array) -> Array:
-        """Return the mean over draws of the diagonal of the Hessian, (n_dim,).
-
-        It takes a product for each coordinate, but never holds a matrix of all of them.
-        """
-        total = np.zeros(self.n_dim)
-        for point in theta:
-            for at, axes, products in self._along_axes("products", point):
-                total[at] += products[axes, at]
-        return total / len(theta)
-
-    def mean_gauss_newton_diagonal(self, theta: Array) -> Array:
-        """Return the mean over draws of the Gauss-Newton diagonal, (n_dim,).
-
-        At each draw it is the sum over observations i of s_i g_i^2, minus the diagonal of the Hessian of the rest of
-        log p: priors with their Jacobians, and variables imputed for missing data. g_i is the gradient of the log
-        density of one element of an observed variable, and s_i its factor ``total_size`` / batch size (1 without). It
-        estimates -E[diag hess log p]: the expectations agree where the data come from the model.
-
-        Parameters
-        ----------
-        theta : ndarray, shape (n_draws, n_dim)
-
-        Returns
-        -------
-        ndarray, shape (n_dim,)
-
-        Raises
-        ------
-        ValueError
-            For models with Potentials, without observed variables, or with multivariate ones.
-        """
-        total = np.zeros(self.n_dim)
-        for point in theta:
-            for at, _, values in self._along_axes("gauss_newton", point):
-                total[at] += values
-        return total / len(theta)
-
-    def _along_axes(self, name: str, point: Array) -> Iterator[tuple[Any, Any, Array]]:
-        """Evaluate a function along each coordinate axis, a block of axes at a time."""
-        function = self._function(name)
-        self.n_hessians += 1
-        for rows in _slices(self.n_dim, self._n_directions):
-            at = np.arange(rows.start, rows.stop)
-            axes = np.zeros((len(at), self.n_dim))
-            axes[at - rows.start, at] = 1.0
-            with np.errstate(all="ignore"):
-                values = np.asarray(function(np.ascontiguousarray(point), axes))
-            yield at, at - rows.start, values
-
-    def hessian(self, theta: Array) -> Array:
-        """Return the dense symmetric Hessian at each draw, (n_draws, n_dim, n_dim)."""
-        products = self.hessian_products(theta, np.eye(self.n_dim))
-        symmetric: Array = 0.5 * (products + products.swapaxes(-1, -2))
-        return symmetric
-
-    def _products(self, point: Array, directions: Array) -> Array:
-        # One draw, many directions in a call. Batching over draws too was measured 1.3 to 1.9 times slower: the
-        # directions of one draw fill the cache already, and the part that does not depend on them is done once.
-        self.n_hessians += 1
-        function = self._function("products")
-        with np.errstate(all="ignore"):  # far from the mode, densities overflow: the caller sees what is not finite
-            parts = [
-                function(np.ascontiguousarray(point), np.ascontiguousarray(directions[rows]))
-                for rows in _slices(len(directions), self._n_directions)
-            ]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _batched(self, name: str, theta: Array) -> tuple[Array, ...]:
         n_draws = len(theta)
@@ -308,6 +209,7 @@ class LogDensity:
                 "logp_grad": lambda: self._compile_over_draws([self._logp, self._grad]),
                 "logp": lambda: self._compile_over_draws([self._logp]),
                 "products": self._compile_products,
+                "coloured": self._compile_coloured,
                 "gauss_newton": self._compile_gauss_newton,
             }[name]()
             self.compile_seconds += time.perf_counter() - start
@@ -318,11 +220,16 @@ class LogDensity:
         return self._compile([draws], batched)
 
     def _compile_products(self) -> Callable[..., Any]:
-        direction = self._theta.type("direction")
+        direction, product = self._product
         with without_c():
-            [product] = self._simplify([graph.hessian_product(self._grad, self._theta, direction)])
             directions, batched = graph.over_directions(product, direction)
         return self._compile([self._theta, directions], batched)
+
+    def _compile_coloured(self) -> Callable[..., Any]:
+        direction, product = self._product
+        with without_c():
+            draws, directions, batched = graph.over_draws_and_directions(product, self._theta, direction)
+        return self._compile([draws, directions], batched)
 
     def _compile_gauss_newton(self) -> Callable[..., Any]:
         direction = self._theta.type("direction")
@@ -347,9 +254,10 @@ class LogDensity:
         return function
 
 
-def _slices(n: int, size: int) -> list[slice]:
-    """Cut range(n) into slices of at most ``size``; at least one, so that no rows give an empty result."""
-    return [slice(i, min(i + size, n)) for i in range(0, n, size)] or [slice(0, 0)]
+def _work(n_directions: int) -> int:
+    """Return the evaluations expected of a fit, in gradients."""
+    # A product along one of many directions costs about .4 of a gradient: the rest is shared among them.
+    return _EXPECTED_GRADIENTS + int(0.4 * n_directions * _EXPECTED_HESSIANS)
 
 
 def _check_backend(backend: str, compile_kwargs: dict[str, Any] | None) -> None:

@@ -15,12 +15,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pymc_ngvi.draws import BASE_DRAWS
+from pymc_ngvi.draws import BASE_DRAWS, MAX_SOBOL_DIM, globals_first
 from pymc_ngvi.estimators.metric import in_full_metric
 from pymc_ngvi.status import Status
 from pymc_ngvi.steps.adaptive_state import AdaptiveState
 from pymc_ngvi.steps.belief import UNKNOWN, Belief
-from pymc_ngvi.steps.certificate import FEW_DRAWS, MAX_CURVATURE_ERROR, is_kinked, loses_draws, why_given_up
+from pymc_ngvi.steps.certificate import FEW_DRAWS, is_kinked, loses_draws, why_given_up
 from pymc_ngvi.steps.linesearch import search
 from pymc_ngvi.steps.measure import evaluate
 from pymc_ngvi.steps.secant import (
@@ -31,6 +31,8 @@ from pymc_ngvi.steps.secant import (
     rescaled_gap,
     trusted,
 )
+from pymc_ngvi.steps.settling import LEAST_GAIN, MAX_SETTLING, can_settle, without_globals
+from pymc_ngvi.steps.tolerance import Tolerance, no_coordinate_is_off
 from pymc_ngvi.types import (
     Array,
     Assessment,
@@ -45,15 +47,6 @@ from pymc_ngvi.types import (
 
 #: Draws in the first and in the largest set.
 _N_DRAWS, _MAX_DRAWS = 8, 1_024
-#: Whitened error of the mean that a converged coordinate may have.
-_MAX_MEAN_ERROR = 0.1
-#: At the default tolerance: nats per dimension that a converged fit may lack (a root-mean-square error of .03 sd in
-#: the mean), and the nats below which nothing is asked.
-_TOL_PER_DIM, _TOL_LEAST = 1e-2, 1e-1
-#: Part of the nats that no q of the family can gain, which a converged fit may lack.
-_TOL_UNREACHABLE = 0.03
-#: Part of the tolerance that counts where the metric is not exact: gaps are underestimated there.
-_TOL_INEXACT = 0.3
 #: Noise of a gap, in parts of the tolerance, that is none: Gaussian targets.
 _NO_NOISE = 1e-3
 #: Whitened errors, and nats, below which the fit counts as near the optimum.
@@ -90,9 +83,10 @@ class Adaptive:
     seed : int
         Of the base draws.
     tol : float, default 0.05
-        Stop when the nats still to be gained, with two standard deviations of their estimate, are below this (in
-        d < 100 dimensions: below ``tol * max(d, 10) / 100`` where the posterior is near-Gaussian), and no coordinate is
-        off by much.
+        Stop when the nats still to be gained, with two standard deviations of their estimate, are below this in 100
+        dimensions, and no coordinate is off by much. In d dimensions it is ``tol * max(d, 10) / 100``; below 100, only
+        where the posterior is near-Gaussian, and above, only for a q that tells globals from group effects, of which
+        the globals are judged one by one.
     n_draws, max_draws : int, optional
         Sizes of the first and of the largest set of draws, powers of 2 where quasi-random: 8 and 1,024.
     base_draws : {"sobol", "antithetic", "plain"}
@@ -125,30 +119,36 @@ class Adaptive:
         self._stl = stl
         self._draw = BASE_DRAWS[base_draws]
         self._seed = seed
-        self._most_tol = tol
-        self._tol = tol * min(1.0, max(_TOL_PER_DIM * target.n_dim, _TOL_LEAST))
+        self._tolerance = Tolerance(tol)
         self._n_draws = n_draws or min(_N_DRAWS, max_draws or _N_DRAWS)
         self._max_draws = max(max_draws or _MAX_DRAWS, self._n_draws)
 
-    def base_draws(self, level: int, n_draws: int) -> BaseDraws:
-        """Return the base draws of one level: a function of the seed and the level alone."""
+    def base_draws(self, level: int, n_draws: int, q: Any = None) -> BaseDraws:
+        """Return the base draws of one level: a function of the seed, the level and the global coordinates of q."""
         rng = np.random.default_rng([self._seed, level])
-        return self._draw(n_draws, self._target.n_dim, rng)
+        base = self._draw(n_draws, self._target.n_dim, rng)
+        # In more dimensions than quasi-random points have, global parameters come first.
+        few = q is None or q.globals_ is None or q.n_dim <= MAX_SOBOL_DIM
+        return base if few else globals_first(base, q.globals_)
 
     def first_evaluation(self, q: Any) -> Evaluation:
         """Evaluate a starting state on the first base draws."""
-        return evaluate(self._target, q, self.base_draws(0, self._n_draws))
+        return evaluate(self._target, q, self.base_draws(0, self._n_draws, q))
 
     def init(self, q: Any) -> AdaptiveState:
         """Return the state before the first iteration."""
-        base = self.base_draws(0, self._n_draws)
+        base = self.base_draws(0, self._n_draws, q)
         evaluation = evaluate(self._target, q, base)
         n_dropped = int((~evaluation.finite).sum())
         moments = self._estimator(self._target, q, base, evaluation, stl=self._stl)
-        return AdaptiveState(q, 0, base, evaluation, moments, belief=Belief.of(moments), n_dropped=n_dropped)
+        n_settling = MAX_SETTLING if can_settle(q) else 0
+        belief = Belief.of(moments)
+        return AdaptiveState(q, 0, base, evaluation, moments, belief=belief, n_dropped=n_dropped, n_settling=n_settling)
 
     def step(self, state: AdaptiveState) -> AdaptiveState:
         """Take one step."""
+        if state.n_settling:
+            return self._settle(state)
         ready = state.fresh and state.n_pooled and self._has_learned(state) and not loses_draws(state.evaluation)
         if ready and self._is_near(state.q, state.moments, state.gap):
             averaged = self._average(state)
@@ -162,13 +162,15 @@ class Adaptive:
             return None
         m = state.moments
         # A set that is its own first use certifies nothing unless its size lets the noise be judged.
-        if not loses_draws(state.evaluation) and (state.n_draws >= FEW_DRAWS or m.floor_sd <= _NO_NOISE * self._tol):
+        if not loses_draws(state.evaluation) and (
+            state.n_draws >= FEW_DRAWS or m.floor_sd <= _NO_NOISE * self._tolerance.least(state.q)
+        ):
             # The last measurement alone must not speak against it, either.
-            gap_met = max(state.belief.bound, m.gap - m.floor + m.floor_sd) < self._tolerance(state)
-            gap_met = gap_met and state.gap < self._most_tol  # nor the sampling error of the draws behind the state
-            mean_met = np.max(np.abs(m.grad) - 2.0 * m.grad_se, initial=0.0) <= _MAX_MEAN_ERROR
-            curvature_error = np.abs(state.q.curvature_diagonal(m.curvature) - 1.0) - 2.0 * m.curvature_se
-            if gap_met and mean_met and np.max(curvature_error, initial=0.0) <= MAX_CURVATURE_ERROR:
+            gap_met = max(state.belief.bound, m.gap - m.floor + m.floor_sd) < self._tolerance.at(state)
+            gap_met = gap_met and state.gap < self._tolerance.most(
+                state.q
+            )  # nor the sampling error of the draws behind it
+            if gap_met and no_coordinate_is_off(state):
                 return Status.NOT_SMOOTH if is_kinked(state.q, state.base, state.evaluation, m) else Status.CONVERGED
         return why_given_up(state) if state.rounds >= _MAX_ROUNDS else None
 
@@ -184,7 +186,7 @@ class Adaptive:
                 gap, gap_sd = max(full.gap - full.floor, 0.0), full.floor_sd
         # Not what the certificate says: then it is hidden by noise, or along correlations that the family leaves out.
         hidden = Status.NOISE_LIMITED if state.q.exact_metric else Status.LEVELLED
-        against = hidden if gap - 2.0 * gap_sd > self._most_tol else None
+        against = hidden if gap - 2.0 * gap_sd > self._tolerance.most(state.q) else None
         return Assessment(evaluation.theta, evaluation.logp, state.base.pairs(), gap, gap_sd, against)
 
     def conclude(self, status: Status, assessment: Assessment) -> Status:
@@ -194,6 +196,17 @@ class Adaptive:
     def reopen(self, state: AdaptiveState) -> AdaptiveState:
         """Return a state in which a fit that gave up may try again."""
         return replace(state, rounds=0)
+
+    def _settle(self, state: AdaptiveState) -> AdaptiveState:
+        """Take one step of the group effects alone."""
+        found = self._line_search(state, without_globals(state.q, state.moments), 1.0)
+        if found is None:
+            return self._solve(replace(state, n_settling=0))
+        q, evaluation, rho = found
+        gained = evaluation.elbo - state.elbo > LEAST_GAIN * q.n_dim
+        n_settling = state.n_settling - 1 if gained else 0
+        moved = replace(state, q=q, evaluation=evaluation, fresh=False, step_size=rho, n_settling=n_settling, n_steps=0)
+        return replace(moved, moments=self._moments(moved))
 
     # --- near the optimum: one step from each fresh set -----------------------------------------------------------
 
@@ -211,7 +224,7 @@ class Adaptive:
             return None
         # Draws that the certificate needs: the noise of a measured gap within 40 % of the tolerance.
         n_sds = 1.0 if state.q.exact_metric else 2.0
-        needed = state.n_draws * 2.5 * n_sds * state.moments.floor_sd / self._tolerance(state)
+        needed = state.n_draws * 2.5 * n_sds * state.moments.floor_sd / self._tolerance.at(state)
         n_draws = min(n_pooled, max(needed, FEW_DRAWS), self._max_draws)
         # Where the metric is not exact, a step may do less than it promises, but no harm.
         predicted = state.belief.after_step(rho, noise) if state.q.exact_metric else state.belief
@@ -240,7 +253,7 @@ class Adaptive:
         if found is None:
             return self._next_set(replace(state, stalled=True, next_step_size=1.0))
         q, evaluation, rho = found
-        gained = evaluation.elbo - state.elbo > 0.02 * self._tol
+        gained = evaluation.elbo - state.elbo > 0.02 * self._tolerance.least(q)
         moved = replace(
             state,
             q=q,
@@ -258,13 +271,13 @@ class Adaptive:
         """Learn from a step on a fixed set, and decide whether the set has more to give."""
         full = moved.step_size == 1.0
         # After a full step from within the sampling error, what is left on this set is far below it.
-        if (full and self._has_learned(state) and self._is_solved(state.moments)) or self._is_spent(moved):
+        if (full and self._has_learned(state) and self._is_solved(state.q, state.moments)) or self._is_spent(moved):
             return self._next_set(moved)
         moved = self._learn(state, replace(moved, moments=self._moments(moved)), step)
         overshoots = not full and state.q.exact_metric and self._has_learned(moved)
         if overshoots and self._is_near(moved.q, moved.moments, moved.moments.gap):
             return self._next_set(moved)
-        if not self._is_solved(moved.moments):
+        if not self._is_solved(moved.q, moved.moments):
             return moved
         learning = moved.n_draws >= FEW_DRAWS and moved.n_learned and not self._has_learned(moved)
         if learning and full:
@@ -288,21 +301,22 @@ class Adaptive:
         if not np.isfinite(new.elbo) or (~new.finite).sum() > (~old.finite).sum():
             return False
         # Within the sampling error the fixed point of the update and the maximum on these draws need not agree.
-        slack = 1e-9 * abs(old.elbo) + 0.5 * min(state.moments.floor, self._tol)
+        slack = 1e-9 * abs(old.elbo) + 0.5 * min(state.moments.floor, self._tolerance.least(state.q))
         return new.elbo >= old.elbo - slack
 
     def _next_set(self, state: AdaptiveState) -> AdaptiveState:
         """Go to fresh draws after a set is solved, or as far solved as it can be."""
         n_draws = state.n_draws
         near = self._is_near(state.q, state.moments, state.moments.gap) and not state.stalled
-        grows = n_draws < FEW_DRAWS or not near
+        too_noisy = state.moments.floor > max(_NEAR_NATS, 4.0 * self._tolerance.least(state.q))
+        grows = n_draws < FEW_DRAWS or not near or too_noisy
         growth = _GROWTH if state.q.exact_metric else _GROWTH_INEXACT
         larger = min(n_draws * growth, self._max_draws) if grows else n_draws
         return self._redraw(replace(state, n_pooled=n_draws, belief=UNKNOWN, idle=0), larger)
 
     def _redraw(self, state: AdaptiveState, n_draws: int) -> AdaptiveState:
         level = state.level + 1
-        base = self.base_draws(level, n_draws)
+        base = self.base_draws(level, n_draws, state.q)
         evaluation = evaluate(self._target, state.q, base)
         if not evaluation.finite.any():  # nothing can be said of it: the fit ends here
             return replace(state, fresh=True, stalled=True, rounds=_MAX_ROUNDS)
@@ -351,19 +365,6 @@ class Adaptive:
             return new
         return replace(new, pairs=(*new.pairs, pair)[-(_N_PAIRS if exact else _N_PAIRS_INEXACT) :])
 
-    def _tolerance(self, state: AdaptiveState) -> float:
-        """Return the nats that may be left to gain.
-
-        Where the posterior is far from Gaussian, half the variance of log p - log q under q tells how many nats the
-        best q of the family lacks; to find that q to within a small part of them is enough.
-        """
-        base, keep = state.base, state.evaluation.finite
-        # log q up to a constant: the draws are whitened normals.
-        h = state.evaluation.logp[keep] + 0.5 * np.sum(base.z[keep] ** 2, axis=1)
-        unreachable = 0.5 * float(np.var(h)) if len(h) else 0.0
-        nats = float(np.clip(_TOL_UNREACHABLE * unreachable, self._tol, self._most_tol))
-        return nats if state.q.exact_metric else _TOL_INEXACT * nats
-
     def _is_near(self, q: Any, moments: Moments, gap: float) -> bool:
         return (
             gap < max(_NEAR_NATS, _NEAR_NATS_PER_DIM * self._target.n_dim)
@@ -383,5 +384,5 @@ class Adaptive:
     def _is_spent(self, state: AdaptiveState) -> bool:
         return state.idle >= _MAX_IDLE or state.n_steps >= _MAX_STEPS
 
-    def _is_solved(self, moments: Moments) -> bool:
-        return moments.gap <= max(moments.floor, 0.1 * self._tol)
+    def _is_solved(self, q: Any, moments: Moments) -> bool:
+        return moments.gap <= max(moments.floor, 0.1 * self._tolerance.least(q))

@@ -48,6 +48,8 @@ class AdaptiveState:
         The last line search found no acceptable step.
     n_dropped : int
         Draws left out so far because log p or its gradient was not finite.
+    n_settling : int
+        Steps of group effects alone that may follow, at the start.
     """
 
     q: Any
@@ -67,6 +69,7 @@ class AdaptiveState:
     idle: int = 0
     stalled: bool = False
     n_dropped: int = 0
+    n_settling: int = 0
 
     @property
     def elbo(self) -> float:

@@ -1,0 +1,153 @@
+"""From the pattern of a precision to an arrow structure: which coordinates are the border, which form blocks.
+
+A border that touches everything (global parameters) shows by its degree in the graph of the pattern. Where what is left
+falls into small components, these are the blocks. Where it does not (a chain in time, a map of regions), some *level
+sets* of a breadth-first search are put into the border as well [1]_: each separates what is nearer from what is further.
+
+References
+----------
+.. [1] A. George and J. W. H. Liu (1978). An automatic nested dissection algorithm for irregular finite element problems.
+   SIAM Journal on Numerical Analysis 15(5). https://doi.org/10.1137/0715069
+"""
+
+import functools
+
+from typing import NamedTuple
+
+import numpy as np
+
+from numpy.typing import NDArray
+from scipy import sparse
+from scipy.sparse import csgraph
+
+from pymc_ngvi.families.arrow import ArrowStructure
+from pymc_ngvi.pattern import Pattern
+
+#: Borders tried at most: those of as many different degrees.
+_N_DEGREES = 24
+#: Smallest borders whose large components are cut.
+_N_CUT = 3
+#: Size of a component beyond which it is worth cutting.
+_LARGE = 24
+#: Levels between two separators that are tried.
+_SPACINGS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+
+
+class Dissection(NamedTuple):
+    """A structure and what the linear algebra of one step costs with it.
+
+    Parameters
+    ----------
+    labels : ndarray of int, shape (n_dim,)
+        Of each coordinate's block; -1 in the border.
+    flops : float
+    """
+
+    labels: NDArray[np.intp]
+    flops: float
+
+
+@functools.lru_cache(maxsize=4)
+def find_structure(pattern: Pattern) -> ArrowStructure:
+    """Return the arrow structure in which steps cost least.
+
+    Parameters
+    ----------
+    pattern : Pattern
+        Of the precision.
+
+    Returns
+    -------
+    ArrowStructure
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> arrow = np.eye(5)
+    >>> arrow[:, 1] = arrow[1, :] = 1.0
+    >>> structure = find_structure(Pattern.of(arrow))
+    >>> structure.border, structure.sizes
+    (array([1]), array([1, 1, 1, 1]))
+    """
+    graph = pattern.matrix
+    candidates = [*_by_degree(graph), _by_independence(graph)]
+    # Chains and fields are the large components beside a small border.
+    beside = sorted(candidates, key=lambda d: int(np.sum(d.labels < 0)))[:_N_CUT]
+    candidates += [cut for candidate in beside for cut in _by_level(graph, candidate)]
+    return ArrowStructure.of(min(candidates, key=lambda d: d.flops).labels)
+
+
+def step_flops(sizes: NDArray[np.integer], n_border: int) -> float:
+    """Return the cost of the linear algebra of one step, to a factor: blocks of ``sizes`` beside a border."""
+    k, g = sizes.astype(np.float64), float(n_border)
+    return float(np.sum(3.0 * k**3 + 3.0 * k**2 * g + 3.0 * k * g**2 + 10.0 * k) + 3.0 * g**3)
+
+
+def _by_degree(graph: sparse.csr_array) -> list[Dissection]:
+    """Put coordinates of high degree into the border."""
+    degrees = np.diff(graph.indptr)
+    distinct = np.unique(degrees)
+    tried = distinct[np.unique(np.linspace(0, len(distinct) - 1, _N_DEGREES).astype(int))]
+    return [_dissected(graph, degrees > limit) for limit in tried] + [_dissected(graph, degrees >= 0)]
+
+
+def _dissected(graph: sparse.csr_array, border: NDArray[np.bool_]) -> Dissection:
+    """Return the components of what is not in the border."""
+    labels = np.full(len(border), -1, dtype=np.intp)
+    inside = np.flatnonzero(~border)
+    if not len(inside):
+        return Dissection(labels, step_flops(np.empty(0, dtype=int), len(border)))
+    labels[inside] = csgraph.connected_components(graph[inside][:, inside], directed=False)[1]
+    return Dissection(labels, step_flops(np.bincount(labels[inside]), len(border) - len(inside)))
+
+
+def _by_level(graph: sparse.csr_array, start: Dissection) -> list[Dissection]:
+    """Cut large components by level sets."""
+    labels = start.labels
+    sizes = np.bincount(labels[labels >= 0], minlength=1)
+    large = np.flatnonzero(sizes > _LARGE)
+    if len(large) == 0 or len(large) > _N_DEGREES:  # many large blocks: these are groups
+        return []
+    level = np.zeros(len(labels), dtype=np.intp)
+    for block in large:
+        inside = np.flatnonzero(labels == block)
+        level[inside] = _levels(graph[inside][:, inside])
+    cut = np.isin(labels, large)
+    spacings = [m for m in _SPACINGS if m <= level.max()]
+    return [_dissected(graph, (labels < 0) | (cut & (level % m == m - 1))) for m in spacings]
+
+
+def _levels(graph: sparse.csr_array) -> NDArray[np.intp]:
+    """Return the distance of each vertex of a connected graph from one at its rim."""
+    distance = np.zeros(graph.shape[0])
+    for _ in range(3):
+        distance = csgraph.dijkstra(graph, directed=False, indices=int(np.argmax(distance)), unweighted=True)
+    return distance.astype(np.intp)
+
+
+def _by_independence(graph: sparse.csr_array) -> Dissection:
+    """Leave out of the border a largest set of coordinates that touch each other nowhere, as far as it is found."""
+    n_dim = graph.shape[0]
+    # Those of low degree first; equals in an arbitrary order that is always the same: in that of their indices, a chain
+    # would take a round for each coordinate.
+    ties = np.random.default_rng(0).permutation(n_dim)
+    rank = np.argsort(np.lexsort((ties, np.diff(graph.indptr)))).astype(np.float64) + 1.0
+    links = (graph.astype(np.float64) - sparse.diags_array(graph.diagonal().astype(np.float64))).tocsr()
+    links.eliminate_zeros()
+    chosen, open_ = np.zeros(n_dim, dtype=bool), np.ones(n_dim, dtype=bool)
+    while open_.any():
+        nearest = _least_neighbour(links, np.where(open_, rank, np.inf))
+        new = open_ & (rank < nearest)
+        chosen |= new
+        open_ &= ~new & ~(links @ new.astype(np.float64) > 0.0)
+    # A single one is independent of nothing: the pattern is dense.
+    return _dissected(graph, ~chosen | (chosen.sum() == 1))
+
+
+def _least_neighbour(links: sparse.csr_array, rank: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the least rank among the neighbours of each vertex, inf where there are none."""
+    result = np.full(links.shape[0], np.inf)
+    some = np.flatnonzero(np.diff(links.indptr))
+    if len(some):
+        result[some] = np.minimum.reduceat(rank[links.indices], links.indptr[some])
+    return result

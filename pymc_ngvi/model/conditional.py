@@ -1,0 +1,224 @@
+"""Compiled derivatives, up to the third, of a log density that guides a reparametrisation: one direction for each draw.
+
+The modes of local coordinates given global ones, and the adjoint of their curvature, need derivatives of the *guide*:
+the log density of the model itself, or another function of the same variables, given the data at the time. All but the
+last derivative are by variables with local coordinates alone: what depends on global ones only, the priors of scales
+and of correlations for instance, is in none of these graphs.
+"""
+
+import time
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.gradient import DisconnectedType
+from pytensor.graph.replace import graph_replace, vectorize_graph
+from pytensor.graph.traversal import graph_inputs
+
+from pymc_ngvi.families.arrow import ArrowStructure
+from pymc_ngvi.model import graph
+from pymc_ngvi.model.backends import without_c
+from pymc_ngvi.model.layout import Layout
+from pymc_ngvi.model.logdensity import LogDensity
+from pymc_ngvi.types import Array
+
+#: Arrays of directions that each function takes.
+_N_DIRECTIONS = {"slopes": 1, "through": 1, "third": 2}
+
+
+class GuideFunctions:
+    """Derivatives of a guide along local directions, batched over pairs of a draw and a direction.
+
+    Directions, (n_rows, n_dim), are 0 in the coordinates of the border.
+
+    Parameters
+    ----------
+    density : LogDensity
+        Gives the backend, the layout, and the guide where none is named. Its ``compile_seconds`` grow.
+    structure : ArrowStructure
+    guide : pytensor scalar, optional
+        A function of the value variables of the model. Default: the log density itself.
+
+    Attributes
+    ----------
+    is_exact : bool
+        Whether the guide is the log density itself.
+
+    Raises
+    ------
+    MissingDerivativeError
+        If an operation has no derivative of the third order (a ValueError).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import pymc as pm
+    >>> from pymc_ngvi.families.arrow import ArrowStructure
+    >>> from pymc_ngvi.model import LogDensity
+    >>> from pymc_ngvi.model.conditional import GuideFunctions
+    >>> with pm.Model() as model:
+    ...     mu = pm.Normal("mu")
+    ...     b = pm.Normal("b", mu, 0.5)
+    >>> functions = GuideFunctions(LogDensity(model), ArrowStructure.of([-1, 0]))
+    >>> functions.through(np.zeros((1, 2)), np.array([[0.0, 1.0]]))
+    array([[ 4., -4.]])
+    """
+
+    def __init__(self, density: LogDensity, structure: ArrowStructure, guide: Any = None) -> None:
+        start = time.perf_counter()
+        self.density = density
+        self.is_exact = guide is None
+        local = set(structure.locals_.tolist())
+        names = [v.name for v in density.layout.variables if not local.isdisjoint(range(v.where.start, v.where.stop))]
+        with without_c():
+            [guide] = _frozen([density.model.logp() if guide is None else guide])
+            self._pieces = _Pieces(density.layout, "theta")
+            self._left, self._right = _Pieces(density.layout, "left"), _Pieces(density.layout, "right")
+            [f] = graph.on_flat_vector(density.model, density.layout, [guide], self._pieces)
+            [f] = density._simplify([f])
+            everything = list(self._pieces.by_name)
+            slopes = density._simplify(self._derivatives(f, names))
+            along = self._inner(slopes, self._right, names)
+            products = density._simplify(self._derivatives(along, names))
+            through = density._simplify(self._derivatives(along, everything))
+            third = density._simplify(self._derivatives(self._inner(products, self._left, names), everything))
+            by_name = {
+                "slopes": [(names, slopes), (names, products)],
+                "through": [(everything, through)],
+                "third": [(everything, third)],
+            }
+            self._graphs = {
+                function: [self._joined(dict(zip(*named, strict=True))) for named in results]
+                for function, results in by_name.items()
+            }
+        self._functions: dict[str, Callable[..., Any]] = {}
+        density.compile_seconds += time.perf_counter() - start
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what to pickle: compiled functions are made again when they are needed."""
+        return {**self.__dict__, "_functions": {}}
+
+    def slopes(self, theta: Array, directions: Array) -> tuple[Array, Array]:
+        """Return the gradient of the guide at each point, and its Hessian times the direction of that row.
+
+        Parameters
+        ----------
+        theta, directions : ndarray, shape (n_rows, n_dim)
+
+        Returns
+        -------
+        gradient, product : ndarray, shape (n_rows, n_dim)
+            In the local coordinates; what is in the others has no meaning.
+        """
+        gradient, product = self._evaluate("slopes", theta, directions)
+        return gradient, product
+
+    def through(self, theta: Array, directions: Array) -> Array:
+        """Return the Hessian at each point times the direction of that row, (n_rows, n_dim)."""
+        return self._evaluate("through", theta, directions)[0]
+
+    def third(self, theta: Array, left: Array, right: Array) -> Array:
+        """Return the gradient of ``left^T hess right`` with constant directions, row by row, (n_rows, n_dim)."""
+        return self._evaluate("third", theta, right, left)[0]
+
+    # --- evaluation ---
+
+    def _evaluate(self, name: str, *arguments: Array) -> list[Array]:
+        n_rows, size = len(arguments[0]), self.density.batch_size
+        function = self._function(name)
+        results = [np.empty_like(arguments[0]) for _ in self._graphs[name]]
+        for start in range(0, n_rows, size):
+            rows = slice(start, min(start + size, n_rows))
+            inputs = [np.ascontiguousarray(a[rows]) for a in arguments]
+            missing = size - len(inputs[0])
+            if self.density._pad and missing:
+                inputs = [np.concatenate([a, np.repeat(a[-1:], missing, axis=0)]) for a in inputs]
+            with np.errstate(all="ignore"):  # far from the mode, densities overflow: the caller sees it
+                outputs = function(*inputs)
+            for result, output in zip(results, outputs, strict=True):
+                result[rows] = np.asarray(output)[: rows.stop - rows.start]
+        return results
+
+    def _function(self, name: str) -> Callable[..., Any]:
+        if name not in self._functions:
+            start = time.perf_counter()
+            with without_c():
+                inputs, outputs = self._batched(name)
+            self._functions[name] = self.density._compile(inputs, outputs)
+            self.density.compile_seconds += time.perf_counter() - start
+        return self._functions[name]
+
+    def _batched(self, name: str) -> tuple[list[Any], list[Any]]:
+        """Return the inputs and outputs of a function with a leading axis of rows."""
+        n_dim = self.density.n_dim
+        pieces = [self._pieces, self._right, self._left][: 1 + _N_DIRECTIONS[name]]
+        vectors = [pt.vector(p.what, dtype="float64", shape=(n_dim,)) for p in pieces]
+        slices = {
+            piece: vector[p.where[key]]
+            for p, vector in zip(pieces, vectors, strict=True)
+            for key, piece in p.by_name.items()
+        }
+        outputs = graph.inline_inner_graphs(list(graph_replace(self._graphs[name], slices, strict=False)))
+        matrices = [pt.matrix(p.what, dtype="float64", shape=(None, n_dim)) for p in pieces]
+        batched = vectorize_graph(outputs, dict(zip(vectors, matrices, strict=True)))
+        # What depends on no input comes back without the axis.
+        return matrices, [b if b.type.ndim == 2 else pt.broadcast_to(b, matrices[0].shape) for b in batched]
+
+    # --- graphs ---
+
+    def _derivatives(self, cost: Any, names: list[str]) -> list[Any]:
+        """Return the derivatives of a scalar by the pieces of some variables, with constant directions."""
+        wrt = [self._pieces.by_name[name] for name in names]
+        constants = [*self._left.by_name.values(), *self._right.by_name.values()]
+        try:
+            results = pt.grad(cost, wrt, consider_constant=constants, disconnected_inputs="ignore")
+        except (NotImplementedError, TypeError, AttributeError) as error:
+            raise graph.MissingDerivativeError(
+                f"A derivative of this model's log density, of the first to third order, can't be formed: {error}. A "
+                "reparametrisation needs them. Rewrite that term with differentiable functions, or fit without reparam."
+            ) from error
+        return [
+            pt.zeros_like(x) if isinstance(d.type, DisconnectedType) else d for d, x in zip(results, wrt, strict=True)
+        ]
+
+    def _inner(self, vectors: list[Any], directions: "_Pieces", names: list[str]) -> Any:
+        terms = [(v * directions.by_name[name]).sum() for v, name in zip(vectors, names, strict=True)]
+        return pt.add(pt.constant(0.0), *terms)
+
+    def _joined(self, parts: dict[str, Any]) -> Any:
+        """Return the vector of all coordinates, 0 in variables that have no part."""
+        zeros = {v.name: np.zeros(v.size) for v in self.density.layout.variables}
+        return pt.concatenate([pt.as_tensor(part) for part in (zeros | parts).values()])
+
+
+class _Pieces:
+    """A flat vector as one vector for each variable: what depends on some of them alone can be told.
+
+    Parameters
+    ----------
+    layout : Layout
+    what : str
+    """
+
+    def __init__(self, layout: Layout, what: str) -> None:
+        self.what = what
+        self.where = {v.name: v.where for v in layout.variables}
+        self.by_name = {
+            v.name: pt.vector(f"{what}:{v.value_name}", dtype="float64", shape=(v.size,)) for v in layout.variables
+        }
+        self._by_place = {(v.where.start, v.where.stop): self.by_name[v.name] for v in layout.variables}
+
+    def __getitem__(self, where: slice) -> Any:
+        """Return the piece of one variable, by its place in the flat vector."""
+        return self._by_place[where.start, where.stop]
+
+
+def _frozen(outputs: list[Any]) -> list[Any]:
+    """Return graphs of the data as they are: q, which the guide is a part of, should not change by ``pm.set_data``."""
+    shared = [v for v in graph_inputs(outputs) if isinstance(v, SharedVariable)]
+    constants = {v: pt.as_tensor(np.array(v.get_value(borrow=True))) for v in shared}
+    return list(graph_replace(outputs, constants, strict=False)) if constants else outputs

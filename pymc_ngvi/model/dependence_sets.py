@@ -1,0 +1,254 @@
+"""On which coordinates each element of an array depends: sets of coordinates, each kept once, and unions of them."""
+
+import math
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from numpy.typing import NDArray
+from scipy import sparse
+from scipy.sparse import csgraph
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+#: Entries of one matrix of sets: beyond this, what depends on them is dense.
+_MAX_ENTRIES = 40_000_000
+_ROWS_AT_A_TIME = 2**16
+
+
+class TooDenseError(Exception):
+    """Sets of coordinates would fill the memory."""
+
+
+@dataclass(frozen=True, eq=False)
+class Dependence:
+    """The coordinates that each element of an array depends on.
+
+    A million observations of a hundred thousand groups have no more than a hundred thousand different sets, so that
+    an element holds the number of its set only.
+
+    Parameters
+    ----------
+    sets : scipy.sparse.csr_array of bool, shape (n_sets, n_dim)
+        Set 0 is empty.
+    index : ndarray of int
+        The set of each element, in the shape of the array.
+    """
+
+    sets: sparse.csr_array
+    index: Ints
+
+    @classmethod
+    def identity(cls, n_dim: int) -> "Dependence":
+        """Return that of the flat vector on itself."""
+        return cls(_with_empty(sparse.eye_array(n_dim, dtype=bool, format="csr")), np.arange(1, n_dim + 1))
+
+    def kept(self, keep: Bools) -> "Dependence":
+        """Return the same with no dependence where ``keep``, broadcast with the array, is False."""
+        return self if keep.all() else Dependence(self.sets, np.where(keep, self.index, 0))
+
+    def spread(self, shape: tuple[int, ...]) -> "Dependence":
+        """Broadcast to ``shape``."""
+        return self if self.index.shape == shape else Dependence(self.sets, np.broadcast_to(self.index, shape))
+
+    def reduced(self, axes: Sequence[int], *, keepdims: bool = False) -> "Dependence":
+        """Return the union over axes, which may count from the end."""
+        shape = self.index.shape
+        over = {axis % len(shape) for axis in axes}
+        kept = tuple(1 if axis in over else length for axis, length in enumerate(shape))
+        out = kept if keepdims else tuple(length for axis, length in enumerate(shape) if axis not in over)
+        if kept == shape:
+            return Dependence(self.sets, self.index.reshape(out))
+        where = np.broadcast_to(np.arange(math.prod(kept)).reshape(kept), shape)
+        return self.collected(where, out)
+
+    def collected(self, where: Ints, shape: tuple[int, ...]) -> "Dependence":
+        """Return an array of ``shape``, each element of which is the union of the elements that ``where`` sends to it.
+
+        Parameters
+        ----------
+        where : ndarray of int
+            Flat position in the result, for each element.
+        shape : tuple of int
+        """
+        n_out, n_sets = math.prod(shape), self.sets.shape[0]
+        members = _ones(where.ravel(), self.index.ravel(), (n_out, n_sets))
+        return _united(members, self.sets, shape)
+
+    def multiplied(self, matrix: "RowKinds") -> "Dependence":
+        """Return the dependence of ``matrix @ array`` for an array of shape (..., n, m): (..., n_rows, m)."""
+        by_row = np.moveaxis(self.index, -2, 0)
+        flat = by_row.reshape(len(by_row), -1)
+        n_kinds, m = matrix.rows.shape[0], flat.shape[1]
+        entries = matrix.rows.tocoo()
+        check_entries(entries.nnz * m)
+        # Row r of the matrix and column j of the array make element r m + j.
+        where = entries.coords[0][:, None].astype(np.int64) * m + np.arange(m)
+        made = Dependence(self.sets, flat[entries.coords[1]]).collected(where, (n_kinds, m))
+        index = made.index[matrix.kind].reshape(-1, *by_row.shape[1:])
+        return Dependence(made.sets, np.moveaxis(index, 0, -2))
+
+    def transposed(self) -> "Dependence":
+        """Exchange the last two axes."""
+        return Dependence(self.sets, self.index.swapaxes(-1, -2))
+
+
+@dataclass(frozen=True, eq=False)
+class RowKinds:
+    """Where a matrix is not 0, each kind of row kept once.
+
+    Parameters
+    ----------
+    rows : scipy.sparse.csr_array of bool, shape (n_kinds, n_columns)
+    kind : ndarray of int, shape (n_rows,)
+    """
+
+    rows: sparse.csr_array
+    kind: Ints
+
+    @classmethod
+    def of(cls, matrix: Any) -> "RowKinds":
+        """Return those of a matrix, sparse or dense."""
+        if sparse.issparse(matrix):
+            entries = sparse.csr_array(matrix != 0)
+            first, kind = _distinct(entries)
+            return cls(entries[first], kind)
+        keep = np.asarray(matrix) != 0
+        if keep.all():  # a design matrix: nothing to tell apart
+            return cls(sparse.csr_array(keep[:1]), np.zeros(len(keep), dtype=np.int64))
+        random = _random(keep.shape[1])
+        # By parts: the products of whole numbers are formed from a copy of a part.
+        hashes = [keep[i : i + _ROWS_AT_A_TIME] @ random for i in range(0, len(keep), _ROWS_AT_A_TIME)]
+        first, kind = _kinds(np.concatenate(hashes))
+        return cls(sparse.csr_array(keep[first]), kind)
+
+    @classmethod
+    def of_inverse(cls, matrix: Any) -> "RowKinds":
+        """Return where the inverse of a matrix, dense, can differ from 0: within parts that no entry connects."""
+        n_parts, part = csgraph.connected_components(sparse.csr_array(np.asarray(matrix) != 0), directed=False)
+        return cls(_ones(part, np.arange(len(part)), (n_parts, len(part))), part.astype(np.int64))
+
+    def met(self, used: Bools) -> Bools:
+        """Return which rows of an array, (n_columns, m), the used elements of ``matrix @ array`` contain.
+
+        Parameters
+        ----------
+        used : ndarray of bool, shape (..., n_rows, m)
+
+        Returns
+        -------
+        ndarray of bool, shape (..., n_columns, m)
+        """
+        by_row = np.moveaxis(used, -2, 0)
+        flat = by_row.reshape(len(by_row), -1)
+        n_rows = len(self.kind)
+        of_kind = _ones(self.kind, np.arange(n_rows), (self.rows.shape[0], n_rows)) @ flat
+        met: Bools = self.rows.T @ of_kind
+        return np.moveaxis(met.reshape(-1, *by_row.shape[1:]), 0, -2)
+
+
+def union(parts: Sequence[Dependence], shape: tuple[int, ...]) -> Dependence:
+    """Return the union, element by element, of arrays broadcast to ``shape``."""
+    # From the smallest: what is said by a few numbers is united before it is broadcast.
+    first, *others = sorted(parts, key=lambda part: part.index.size)
+    for other in others:
+        first = _pair(first, other)
+    return first.spread(shape)
+
+
+def joined(parts: Sequence[Dependence]) -> tuple[sparse.csr_array, list[Ints]]:
+    """Return the sets of several arrays together, and the index of each into these."""
+    stacked: list[sparse.csr_array] = []
+    offsets: dict[int, int] = {}
+    total = 0
+    for part in parts:
+        if id(part.sets) not in offsets:
+            offsets[id(part.sets)] = total
+            stacked.append(part.sets)
+            total += part.sets.shape[0]
+    if len(stacked) == 1:
+        return stacked[0], [part.index for part in parts]
+    check_entries(sum(s.nnz for s in stacked))
+    # Set 0 of each part is empty, so that a shifted 0 still stands for nothing.
+    return sparse.vstack(stacked, format="csr"), [part.index + offsets[id(part.sets)] for part in parts]
+
+
+def everything(parts: Sequence[Dependence], shape: tuple[int, ...]) -> Dependence:
+    """Return an array of ``shape`` of which each element depends on all elements of all parts."""
+    every = [Dependence(p.sets, p.index.ravel()).reduced([0]) for p in parts]
+    return union(every, ()).spread(shape)
+
+
+def pairs_of(a: Ints, b: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return the different pairs of two indices of equal shape, and for each element the number of its pair."""
+    width = int(b.max(initial=0)) + 1
+    first, kind = _kinds((a.astype(np.int64) * width + b).ravel())
+    return a.ravel()[first], b.ravel()[first], kind.reshape(a.shape)
+
+
+def distinct_rows(matrix: sparse.csr_array) -> sparse.csr_array:
+    """Return a boolean matrix with each of its rows once."""
+    return matrix[_distinct(matrix)[0]]
+
+
+def check_entries(number: int) -> None:
+    """Raise TooDenseError if a matrix of this many entries would be too large."""
+    if number > _MAX_ENTRIES:
+        raise TooDenseError
+
+
+def _pair(a: Dependence, b: Dependence) -> Dependence:
+    if a is b or (a.sets is b.sets and (a.index is b.index or np.array_equal(a.index, b.index))):
+        return a
+    ia, ib = np.broadcast_arrays(a.index, b.index)
+    if a.index.size == 1:  # one set, added to each of the other's
+        used = np.unique(b.index)
+        renumbered = np.searchsorted(used, b.index)
+        pa, pb, inverse = np.full(len(used), a.index.item()), used, renumbered.reshape(ib.shape)
+    else:
+        pa, pb, inverse = pairs_of(ia, ib)
+    lengths_a, lengths_b = np.diff(a.sets.indptr), np.diff(b.sets.indptr)
+    check_entries(int(lengths_a[pa].sum(dtype=np.int64) + lengths_b[pb].sum(dtype=np.int64)))
+    return Dependence(_with_empty(a.sets[pa] + b.sets[pb]), inverse + 1)
+
+
+def _united(members: sparse.csr_array, sets: sparse.csr_array, shape: tuple[int, ...]) -> Dependence:
+    """Return the array whose elements are unions of sets: ``members``, (n_elements, n_sets)."""
+    first, inverse = _distinct(members)
+    chosen = members[first]
+    check_entries(int(np.diff(sets.indptr)[chosen.indices].sum(dtype=np.int64)))
+    return Dependence(_with_empty(chosen @ sets), inverse.reshape(shape) + 1)
+
+
+def _distinct(matrix: sparse.csr_array) -> tuple[Ints, Ints]:
+    """Return the first row of each kind, and the kind of each row, by a 64-bit hash of their patterns."""
+    return _kinds(matrix @ _random(matrix.shape[1]))
+
+
+def _kinds(codes: Ints) -> tuple[Ints, Ints]:
+    """Return where each different number comes first, and for each number which of these it is."""
+    kind, different = pd.factorize(codes)  # no sort: five times as fast as NumPy's unique
+    first = np.empty(len(different), dtype=np.int64)
+    first[kind[::-1]] = np.arange(len(codes) - 1, -1, -1)
+    return first, kind
+
+
+def _random(n: int) -> Ints:
+    # Sums of them modulo 2^64 tell sets apart: that any two of a million agree has a probability of 1e-7.
+    return np.random.default_rng(0).integers(-(2**63), 2**63, size=n, dtype=np.int64)
+
+
+def _ones(rows: Ints, cols: Ints, shape: tuple[int, int]) -> sparse.csr_array:
+    return sparse.coo_array((np.ones(len(rows), dtype=bool), (rows, cols)), shape=shape).tocsr()
+
+
+def _with_empty(sets: Any) -> sparse.csr_array:
+    """Put the empty set before others."""
+    made = sparse.csr_array(sets)
+    pointers = np.concatenate([made.indptr[:1], made.indptr])
+    return sparse.csr_array((made.data, made.indices, pointers), shape=(made.shape[0] + 1, made.shape[1]))

@@ -1,0 +1,46 @@
+"""From a model and a word to the reparametrised density."""
+
+from pymc_ngvi.families.arrow import ArrowStructure
+from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model.conditional import GuideFunctions
+from pymc_ngvi.model.guide import quadratic_guide
+from pymc_ngvi.reparam.target import ReparametrisedDensity
+from pymc_ngvi.reparam.transform import Conditional
+
+
+def reparametrised(density: LogDensity, structure: ArrowStructure, reparam: str) -> ReparametrisedDensity:
+    """Return the log density of a model with its local coordinates relative to their conditional modes.
+
+    Parameters
+    ----------
+    density : LogDensity
+    structure : ArrowStructure
+        Of the Hessian of log p: which coordinates are local, and their blocks.
+    reparam : {"rvb1", "rvb2"}
+        The modes are those of a quadratic approximation from the data, or of log p itself.
+
+    Returns
+    -------
+    ReparametrisedDensity
+
+    Raises
+    ------
+    ValueError
+        If there are no local coordinates; if the model reads ``pm.Minibatch`` data; for "rvb1", if an observed variable
+        is not Poisson, Bernoulli or Normal with its canonical link.
+    MissingDerivativeError
+        If an operation has no third derivative (a ValueError).
+    """
+    if density.has_minibatch:
+        raise ValueError(
+            f"The model reads pm.Minibatch data; reparam={reparam!r} needs conditional modes given all of the data. "
+            "Pass the data as they are, or leave reparam out."
+        )
+    if structure.blocks is None:
+        raise ValueError(
+            f"reparam={reparam!r} standardises local coordinates, such as the effects of groups that are independent "
+            "given the others; the Hessian of this model shows none. Leave reparam out."
+        )
+    guide = quadratic_guide(density, structure) if reparam == "rvb1" else None
+    transform = Conditional(GuideFunctions(density, structure, guide), structure, density.initial_point())
+    return ReparametrisedDensity(density, transform)

@@ -1,0 +1,284 @@
+"""The log density of a model in the coordinates of a `Conditional`, as a target of a fit."""
+
+import functools
+
+from typing import Any
+
+import numpy as np
+
+from pymc_ngvi.model import Layout, LogDensity
+from pymc_ngvi.model.conditional import GuideFunctions
+from pymc_ngvi.pattern import Pattern
+from pymc_ngvi.reparam.blockwise import Matrices
+from pymc_ngvi.reparam.differences import Steps, arrow_pattern, difference_rows
+from pymc_ngvi.reparam.modes import Modes
+from pymc_ngvi.reparam.transform import Conditional
+from pymc_ngvi.types import Array
+
+#: Evaluations for the modes of a draw, beyond which a closer centre pays.
+_MANY_EVALUATIONS = 4.0
+#: Numbers in one batch of draws, with their blocks.
+_BATCH_ELEMENTS = 2**19
+
+
+class ReparametrisedDensity:
+    """Log density of a model on ``phi``: ``log p(theta(phi)) + log det``.
+
+    Gradients are exact, by adjoints through the conditional modes and their curvature. Second derivatives between
+    local coordinates are exact, too; those with global coordinates are central differences of gradients.
+
+    Parameters
+    ----------
+    density : LogDensity
+        That of the model, without minibatches.
+    transform : Conditional
+
+    Attributes
+    ----------
+    n_gradients, n_hessians : int
+        Draws of phi at which the gradient, and the Hessian, were evaluated so far; ``density`` counts what that took.
+
+    Raises
+    ------
+    ValueError
+        If the model reads ``pm.Minibatch`` data.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import pymc as pm
+    >>> from pymc_ngvi.families.arrow import ArrowStructure
+    >>> from pymc_ngvi.model import LogDensity
+    >>> from pymc_ngvi.model.conditional import GuideFunctions
+    >>> from pymc_ngvi.reparam import Conditional, ReparametrisedDensity
+    >>> with pm.Model() as model:
+    ...     mu = pm.Normal("mu")
+    ...     b = pm.Normal("b", mu, 0.5, shape=2)
+    >>> density = LogDensity(model)
+    >>> structure = ArrowStructure.of([-1, 0, 1])
+    >>> transform = Conditional(GuideFunctions(density, structure), structure, density.initial_point())
+    >>> target = ReparametrisedDensity(density, transform)
+    >>> target.logp_grad(np.array([[1.0, 3.0, 2.0]]))[1]
+    array([[-1., -3., -2.]])
+    """
+
+    has_minibatch = False
+
+    def __init__(self, density: LogDensity, transform: Conditional) -> None:
+        if density.has_minibatch:
+            raise ValueError(
+                "The model reads pm.Minibatch data; a reparametrisation needs conditional modes given all of the data. "
+                "Pass the data as they are, or fit without reparam."
+            )
+        self.density = density
+        self.transform = transform
+        self.n_gradients = self.n_hessians = 0
+        self._pattern, self._recover = arrow_pattern(transform.structure)
+        self._steps = Steps(transform.n_dim)
+        guide = transform.guide
+        exact = isinstance(guide, GuideFunctions) and guide.is_exact and guide.density is density
+        self._second = guide if exact else GuideFunctions(density, transform.structure)
+        self._usual_evaluations = 0.0
+
+    # --- what is the model's ---
+
+    @property
+    def n_dim(self) -> int:
+        """Number of coordinates."""
+        return self.density.n_dim
+
+    @property
+    def layout(self) -> Layout:
+        """Where each variable is in the flat vector; local ones are standardised."""
+        return self.density.layout
+
+    @property
+    def model(self) -> Any:
+        """The PyMC model."""
+        return self.density.model
+
+    @property
+    def backend(self) -> str:
+        """The backend in use."""
+        return self.density.backend
+
+    @property
+    def compile_seconds(self) -> float:
+        """Spent so far on building and compiling graphs, those of the guide included."""
+        return self.density.compile_seconds
+
+    @property
+    def is_small(self) -> bool:
+        """Whether a batch is too little work to share among threads."""
+        return self.density.is_small
+
+    @property
+    def has_hessian(self) -> bool:
+        """True: the reparametrisation needs more than second derivatives."""
+        return True
+
+    def hessian_error(self) -> None:
+        """Return None: there are second derivatives."""
+
+    @property
+    def pattern(self) -> Pattern:
+        """Entries of the Hessian: the blocks of local coordinates, and all that have to do with global ones."""
+        return self._pattern
+
+    def next_batch(self, rng: np.random.Generator) -> None:
+        """Do nothing: all of the data are read."""
+
+    def initial_point(self) -> Array:
+        """Return phi of the model's initial point, (n_dim,)."""
+        return self.transform.inverse(self.density.initial_point()[None])[0][0]
+
+    # --- evaluation ---
+
+    def logp(self, phi: Array) -> Array:
+        """Return log p alone, (n_draws,), at phi, (n_draws, n_dim)."""
+        theta, log_det = self.transform.forward(phi)
+        found = np.isfinite(log_det)
+        values = self.density.logp(np.where(found[:, None], theta, self.density.initial_point()))
+        return np.where(found, values + log_det, -np.inf)
+
+    def logp_grad(self, phi: Array) -> tuple[Array, Array]:
+        """Return log p, (n_draws,), and its gradient, (n_draws, n_dim).
+
+        At draws whose modes are not found, log p is -inf and the gradient NaN.
+        """
+        self.n_gradients += len(phi)
+        logp, grad, n_evaluations = np.empty(len(phi)), np.empty(phi.shape), 0
+        for rows in self._batches(len(phi)):
+            modes = self.transform.modes(phi[rows])
+            logp[rows], grad[rows] = self._logp_grad(phi[rows], modes)
+            n_evaluations += modes.n_evaluations
+        self._follow(phi, n_evaluations / max(len(phi), 1))
+        return logp, grad
+
+    def grad(self, phi: Array) -> Array:
+        """Return the gradient alone, (n_draws, n_dim)."""
+        return self.logp_grad(phi)[1]
+
+    def _logp_grad(self, phi: Array, modes: Modes) -> tuple[Array, Array]:
+        """Evaluate where the modes are known.
+
+        The curvature has the adjoint M = -L S L^T, with S the symmetric part of the lower triangle that the local
+        gradient and the log determinant give; the modes have that of b, and the derivative of <M, -f_bb> by them.
+        """
+        blocks, scales, guide = self.transform.blocks, modes.scales, self.transform.guide
+        local, border = blocks.coordinates, blocks.border
+        theta = self.transform.at(modes, phi)
+        logp, grad = self.density.logp_grad(np.where(modes.found[:, None], theta, self.density.initial_point()))
+        with np.errstate(invalid="ignore", over="ignore"):
+            b_grad = grad[:, local]
+            result = np.empty_like(grad)
+            result[:, local] = whitened = scales.transposed_times(b_grad)
+            adjoint = scales.congruence(blocks.halves(whitened, phi[:, local]))
+            points = np.repeat(modes.theta, blocks.width, axis=0)
+            lefts = np.tile(blocks.directions, (len(phi), 1))
+            third = guide.third(points, lefts, blocks.columns(adjoint))
+            third = third.reshape(len(phi), blocks.width, -1).sum(axis=1)
+            implicit = np.zeros_like(grad)
+            implicit[:, local] = scales.covariance_times(b_grad + third[:, local])
+            through = guide.through(modes.theta, implicit)
+        result[:, border] = grad[:, border] + third[:, border] + through[:, border]
+        result[~modes.found] = np.nan
+        return np.where(modes.found, logp + scales.log_det(), -np.inf), result
+
+    def _batches(self, n_draws: int) -> list[slice]:
+        size = max(1, _BATCH_ELEMENTS // (self.n_dim * self.transform.blocks.width))
+        return [slice(i, min(i + size, n_draws)) for i in range(0, n_draws, size)]
+
+    def _follow(self, phi: Array, n_evaluations: float) -> None:
+        """Move the centre of the searches to the draws where these have become long."""
+        if n_evaluations > max(_MANY_EVALUATIONS, self._usual_evaluations + 1.0) and len(phi) > 1:
+            finite = np.isfinite(phi).all(axis=1)
+            if finite.any():
+                self.transform.recentre(phi[finite].mean(axis=0))
+            self._usual_evaluations = np.inf  # the next call says
+        elif np.isinf(self._usual_evaluations):
+            self._usual_evaluations = n_evaluations
+
+    # --- second derivatives ---
+
+    def mean_hessian_values(self, phi: Array) -> Array:
+        """Return the mean over draws of the Hessian in the entries of ``pattern``, (n_entries,)."""
+        self.n_hessians += len(phi)
+        self._learn_scales(phi)
+        blocks: list[Matrices] = []
+        columns: list[Array] = []
+        curvatures = []
+        for rows in self._batches(len(phi)):
+            modes = self.transform.modes(phi[rows])
+            blocks.append(self._local_blocks(phi[rows], modes))
+            column, curvature = self._differences(phi[rows], modes, self._axes)
+            columns.append(column)
+            curvatures.append(curvature)
+        self._steps.update(self.transform.blocks.border, np.concatenate(curvatures))
+        sums = [np.sum(parts, axis=0) / len(phi) for parts in zip(*blocks, strict=True)]
+        return self._recover(sums, np.sum(columns, axis=0) / len(phi))
+
+    def mean_hessian_diagonal(self, phi: Array) -> Array:
+        """Return the mean over draws of the diagonal of the Hessian, (n_dim,)."""
+        return self.mean_hessian_values(phi)[~self._pattern.off_diagonal]
+
+    def mean_hessian_products(self, phi: Array, directions: Array) -> Array:
+        """Return the mean over draws of the Hessian times each direction, (n_directions, n_dim)."""
+        self.n_hessians += len(phi)
+        self._learn_scales(phi)
+        total = np.zeros(directions.shape)
+        for rows in self._batches(len(phi)):
+            total += self._differences(phi[rows], self.transform.modes(phi[rows]), directions)[0]
+        return total / len(phi)
+
+    def mean_gauss_newton_diagonal(self, phi: Array) -> Array:
+        """Raise ValueError: the gradient of one observation is none of the standardised coordinates alone."""
+        raise ValueError(
+            "estimator='gauss_newton' squares the gradients of single observations, which a reparametrisation mixes. "
+            "Take another estimator, or fit without reparam."
+        )
+
+    @functools.cached_property
+    def _axes(self) -> Array:
+        border = self.transform.blocks.border
+        axes = np.zeros((len(border), self.n_dim))
+        axes[np.arange(len(border)), border] = 1.0
+        return axes
+
+    def _learn_scales(self, phi: Array) -> None:
+        """Find steps that suit the scale of the global coordinates, before the first differences that count."""
+        if not self._steps.known:
+            modes = self.transform.modes(phi[:1])
+            self._steps.update(self.transform.blocks.border, self._differences(phi[:1], modes, self._axes)[1])
+
+    def _local_blocks(self, phi: Array, modes: Modes) -> Matrices:
+        """Return the sum over draws of the blocks of the Hessian, L^T f_bb L: (n_blocks, k, k) for each size k."""
+        blocks = self.transform.blocks
+        theta = np.repeat(self.transform.at(modes, phi), blocks.width, axis=0)
+        _, products = self._second.slopes(theta, np.tile(blocks.directions, (len(phi), 1)))
+        with np.errstate(invalid="ignore", over="ignore"):
+            matrices = blocks.matrices(products.reshape(len(phi), blocks.width, -1))
+            return [m.sum(axis=0) for m in modes.scales.congruence(matrices, transposed=True)]
+
+    def _differences(self, phi: Array, modes: Modes, directions: Array) -> tuple[Array, Array]:
+        """Return the sum over draws of the Hessian times directions, and of each draw the curvatures along them.
+
+        Returns
+        -------
+        products : ndarray, shape (n_directions, n_dim)
+        curvatures : ndarray, shape (n_draws, n_directions)
+        """
+        n_draws, n_directions = len(phi), len(directions)
+        lengths = self._steps.along(directions)
+        products, curvatures = np.zeros(directions.shape), np.zeros((n_draws, n_directions))
+        start = modes.theta[:, self.transform.blocks.coordinates]
+        size = 2 * max(1, _BATCH_ELEMENTS // (2 * self.n_dim * self.transform.blocks.width))
+        for direction, draw, sign in difference_rows(n_directions, n_draws, size):
+            length = lengths[direction]
+            points = phi[draw] + (sign * length)[:, None] * directions[direction]
+            # Not from where searches begin otherwise: both sides of a difference should be at the same mode.
+            _, grad = self._logp_grad(points, self.transform.modes(points, start[draw]))
+            terms = grad * (0.5 * sign / length)[:, None]
+            np.add.at(products, direction, terms)
+            np.add.at(curvatures, (draw, direction), np.einsum("ij,ij->i", terms, directions[direction]))
+        return products, curvatures

@@ -1,0 +1,73 @@
+"""How many nats, and how much of an error in a global parameter, a converged fit may have left."""
+
+from typing import Any
+
+import numpy as np
+
+from pymc_ngvi.steps.adaptive_state import AdaptiveState
+from pymc_ngvi.steps.certificate import MAX_CURVATURE_ERROR
+
+#: Whitened error of the mean that a converged coordinate may have.
+_MAX_MEAN_ERROR = 0.1
+#: Sampling error of it that a global parameter may have, among group effects.
+_MAX_GLOBAL_NOISE = 0.07
+#: At the default tolerance: nats per dimension that a converged fit may lack (a root-mean-square error of .03 sd in
+#: the mean), and the nats below which nothing is asked.
+_PER_DIM, _LEAST = 1e-2, 1e-1
+#: Part of the nats that no q of the family can gain, which a converged fit may lack.
+_UNREACHABLE = 0.03
+#: Part of the tolerance that counts where the metric is not exact: gaps are underestimated there.
+_INEXACT = 0.3
+
+
+class Tolerance:
+    """Nats that may be left to gain.
+
+    Parameters
+    ----------
+    tol : float
+        Of a fit in 100 dimensions.
+    """
+
+    def __init__(self, tol: float) -> None:
+        self._tol = tol
+
+    def most(self, q: Any) -> float:
+        """Return the tolerance however far the posterior is from Gaussian."""
+        # Among group effects, errors that are small in each add up; elsewhere nothing tells them from global ones.
+        return self._tol * (1.0 if q.globals_ is None else max(1.0, _PER_DIM * float(q.n_dim)))
+
+    def least(self, q: Any) -> float:
+        """Return the tolerance where the posterior is near-Gaussian."""
+        return min(self._tol * max(_PER_DIM * float(q.n_dim), _LEAST), self.most(q))
+
+    def at(self, state: AdaptiveState) -> float:
+        """Return the tolerance for a state.
+
+        Where the posterior is far from Gaussian, half the variance of log p - log q under q tells how many nats the
+        best q of the family lacks; to find that q to within a small part of them is enough.
+        """
+        q, base, keep = state.q, state.base, state.evaluation.finite
+        # log q up to a constant: the draws are whitened normals.
+        h = state.evaluation.logp[keep] + 0.5 * np.sum(base.z[keep] ** 2, axis=1)
+        unreachable = 0.5 * float(np.var(h)) if len(h) else 0.0
+        nats = float(np.clip(_UNREACHABLE * unreachable, self.least(q), self.most(q)))
+        return nats if q.exact_metric else _INEXACT * nats
+
+
+def no_coordinate_is_off(state: AdaptiveState) -> bool:
+    """Tell whether no coordinate has an error of mean or scale that is large by itself, beyond its noise.
+
+    Of a q that tells them from group effects, global parameters alone are looked at: of thousands of effects, one is
+    always far out by chance, and what they lack together is in the gap. Globals must be fixed well by the draws, too.
+    """
+    m, index = state.moments, state.q.globals_
+    error = np.abs(m.grad) - 2.0 * m.grad_se
+    curvature_error = np.abs(state.q.curvature_diagonal(m.curvature) - 1.0) - 2.0 * m.curvature_se
+    if index is not None:
+        error, curvature_error = error[index], curvature_error[index]
+        pooled = state.n_draws / max(state.n_pooled, state.n_draws)
+        if np.max(m.grad_se[index], initial=0.0) * np.sqrt(pooled) > _MAX_GLOBAL_NOISE:
+            return False
+    mean_met = np.max(error, initial=0.0) <= _MAX_MEAN_ERROR
+    return bool(mean_met and np.max(curvature_error, initial=0.0) <= MAX_CURVATURE_ERROR)

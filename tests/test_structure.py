@@ -1,0 +1,298 @@
+"""The sparsity of a model in words, as a table and as a picture."""
+
+import itertools
+import sys
+
+import numpy as np
+import pytest
+
+from matplotlib import pyplot
+from scipy import sparse
+
+from pymc_ngvi.families.arrow import ArrowStructure
+from pymc_ngvi.model.layout import Layout, Variable
+from pymc_ngvi.pattern import Pattern
+from pymc_ngvi.plots import plot_structure
+from pymc_ngvi.structure import ModelStructure
+
+
+def layout_of(**shapes):
+    """Return a layout with variables of these value names and shapes."""
+    variables, start = [], 0
+    for name, shape in shapes.items():
+        shape = shape if isinstance(shape, tuple) else (shape,)
+        stop = start + int(np.prod(shape))
+        variables.append(Variable(name.removesuffix("_log__"), name, shape, slice(start, stop), None))
+        start = stop
+    return Layout(tuple(variables), {})
+
+
+def with_globals(n_globals, local):
+    n = local.shape[0]
+    corner, beside = (sparse.coo_array(np.ones((m, n_globals))) for m in (n_globals, n))
+    return sparse.block_array([[corner, None], [beside, local]]) if n_globals else local
+
+
+def groups(n, size=1):
+    return sparse.kron(sparse.eye_array(n), np.ones((size, size)))
+
+
+def chain(n):
+    return sparse.diags_array([np.ones(n), np.ones(n - 1)], offsets=[0, -1])
+
+
+def grid(side):
+    return sparse.kron(chain(side), sparse.eye_array(side)) + sparse.kron(sparse.eye_array(side), chain(side))
+
+
+def block_diagonal(*parts):
+    return sparse.block_diag([sparse.coo_array(p) for p in parts])
+
+
+#: A path of an observation error beside each coordinate of a chain.
+ERRORS = sparse.block_array([[chain(200), None], [sparse.eye_array(200), sparse.eye_array(200)]])
+
+CASES = {
+    "intercepts": (
+        {"beta": 5, "s_log__": (), "b": 2031},
+        with_globals(6, groups(2031)),
+        "6 global parameters (`beta` 5, `s_log__`); 2,031 independent blocks of size 1 from `b`.",
+    ),
+    "slopes": (
+        {"beta": 5, "chol": 3, "z": (59, 2)},
+        with_globals(8, groups(59, 2)),
+        "8 global parameters (`beta` 5, `chol` 3); 59 independent blocks of size 2 from `z`.",
+    ),
+    "singular": (
+        {"mu": (), "z": 8, "y": 9},
+        with_globals(1, block_diagonal(np.ones((8, 8)), np.eye(9))),
+        "1 global parameter (`mu`); 1 block of size 8 from `z`; 9 independent blocks of size 1 from `y`.",
+    ),
+    "several variables in a block": (
+        {"mu": (), "a": 40, "b": 40},
+        with_globals(1, sparse.kron(np.ones((2, 2)), sparse.eye_array(40))),
+        "1 global parameter (`mu`); 40 independent blocks of size 2 from `a`, `b`.",
+    ),
+    "several sizes": (
+        {"mu": (2, 2), "z": 60},
+        with_globals(4, block_diagonal(*[np.ones((k, k)) for k in (3, 5, 7, 4, 8, 10, 11, 12)])),
+        "4 global parameters (`mu` 4); 8 independent blocks of size 3 to 12 from `z`.",
+    ),
+    "many kinds of blocks": (
+        {"mu": (), **{name: (10,) for name in "abcdefghi"}},
+        with_globals(1, groups(90)),
+        "1 global parameter (`mu`); 90 independent blocks of size 1 from `a`, `b`, `c`, `d`, `e`, `f`, `g` and 2 more.",
+    ),
+    "no globals": ({"z": (30, 2)}, groups(30, 2), "30 independent blocks of size 2 from `z`."),
+    "coordinates alone": (
+        {"beta": 4, "b": 59, "c": 3, "d": ()},
+        block_diagonal(with_globals(4, groups(59)), np.eye(4)),
+        "4 global parameters (`beta` 4); 59 independent blocks of size 1 from `b`; 4 coordinates that depend on no "
+        "other (`c` 3, `d`).",
+    ),
+    "one alone": (
+        {"beta": 4, "b": 59, "c": 2},
+        block_diagonal(with_globals(4, groups(60)), np.eye(1)),
+        "4 global parameters (`beta` 4); 59 independent blocks of size 1 from `b`; 1 block of size 1 from `c`; "
+        "1 coordinate that depends on no other (`c` 1 of 2).",
+    ),
+    "chain": (
+        {"x": 1000},
+        chain(1000),
+        "`x` (1,000): cut into 32 blocks of up to 31 by 31 of its own coordinates.",
+    ),
+    "chain with errors": (
+        {"s_log__": (), "x": 200, "e": 200},
+        with_globals(1, ERRORS),
+        "1 global parameter (`s_log__`); `x` (200) and `e` (200): cut into 25 blocks of up to 29 by coordinates of "
+        "their own, 12 of `x` and 12 of `e`.",
+    ),
+    "grid": (
+        {"tau_log__": (), "phi": (30, 30)},
+        with_globals(1, grid(30)),
+        "1 global parameter (`tau_log__`); `phi` (900): cut into 10 blocks of up to 135 by 150 of its own coordinates.",
+    ),
+    "dense": ({"w": (8, 6), "s_log__": ()}, None, "Dense: the Hessian of log p couples all 49 coordinates."),
+    "dense pattern": ({"w": 49}, np.ones((49, 49)), "Dense: the Hessian of log p couples all 49 coordinates."),
+    "one coordinate": ({"w": ()}, np.ones((1, 1)), "1 coordinate."),
+}
+each_case = pytest.mark.parametrize("case", CASES)
+
+
+def structure_of(case):
+    shapes, matrix, _ = CASES[case]
+    return ModelStructure(layout_of(**shapes), None if matrix is None else Pattern.of(matrix))
+
+
+# --- in words ---------------------------------------------------------------------------------------------------------
+
+
+@each_case
+def test_words(case):
+    assert str(structure_of(case)) == CASES[case][2]
+
+
+def test_a_pattern_that_blocks_would_not_help():
+    matrix = np.ones((40, 40))
+    matrix[0, 1] = matrix[1, 0] = 0.0
+    words = str(ModelStructure(layout_of(w=40), Pattern.of(matrix)))
+    expected = "Treated as dense: 99.9 % of the entries of the Hessian of log p can differ from 0, and to cut its 40 "
+    assert words == f"{expected}coordinates into blocks would not pay."
+
+
+def test_part_of_a_variable_may_be_global():
+    matrix = with_globals(3, groups(80)).toarray()
+    matrix[4:, 2] = 0.0
+    structure = ModelStructure(layout_of(beta=3, b=80), Pattern.of(matrix))
+    expected = (
+        "2 global parameters (`beta` 2 of 3); 1 block of size 2 from `beta`, `b`; 79 independent blocks of size 1 "
+    )
+    assert str(structure) == f"{expected}from `b`."
+    assert structure.globals == ["beta[0]", "beta[1]"]
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+@each_case
+def test_numbers_are_those_of_the_pattern(case):
+    structure, (shapes, matrix, _) = structure_of(case), CASES[case]
+    n = structure.n_dim
+    full = np.ones((n, n)) if matrix is None else Pattern.of(matrix).matrix.toarray()
+    assert structure.n_entries == np.tril(full).astype(bool).sum()
+    np.testing.assert_allclose(structure.density, full.astype(bool).mean(), rtol=1e-14)
+    assert structure.n_global + structure.block_sizes.sum() == n
+    assert structure.n_blocks == len(structure.block_sizes)
+    assert len(structure.globals) == structure.n_global
+    assert sum(np.prod(shape, dtype=int) for shape in shapes.values()) == n
+    joined = np.concatenate([part.coordinates for part in structure.parts])
+    np.testing.assert_array_equal(np.sort(joined), np.arange(n))
+
+
+def test_labels_of_the_border():
+    assert structure_of("intercepts").globals == [*(f"beta[{i}]" for i in range(5)), "s_log__"]
+    assert structure_of("dense").globals[-2:] == ["w[7, 5]", "s_log__"]
+    chain = structure_of("chain")
+    assert chain.globals == [f"x[{i}]" for i in chain.arrow.border]
+
+
+def test_frame():
+    frame = structure_of("chain with errors").to_frame()
+    assert frame.columns.tolist() == ["name", "size", "role", "block_sizes"]
+    assert frame["name"].tolist() == ["s_log__", "x", "e"]
+    assert frame["size"].tolist() == [1, 200, 200]
+    assert frame["role"].tolist() == ["global", "both", "both"]
+    assert frame["block_sizes"].tolist() == ["", "18 to 29", "1 to 29"]
+    assert structure_of("slopes").to_frame()["role"].tolist() == ["global", "global", "local"]
+    assert structure_of("slopes").to_frame()["block_sizes"].tolist() == ["", "", "2"]
+    assert structure_of("dense").to_frame()["role"].tolist() == ["global", "global"]
+    empty = ModelStructure(layout_of(none=0, b=30), Pattern.of(np.eye(30))).to_frame()
+    assert empty["role"].tolist() == ["none", "local"]
+
+
+@pytest.mark.parametrize("case", ["slopes", "several sizes", "chain", "no globals"])
+def test_without_a_pattern_it_is_that_of_the_structure(case):
+    """As for an approximation that was read from a file."""
+    known = structure_of(case)
+    structure = ModelStructure(known.layout, None, known.arrow)
+    assert str(structure) == str(known)
+    packed = np.ones(known.arrow.n_entries)
+    full = known.arrow.dense(packed) != 0
+    np.testing.assert_array_equal(structure.shown.matrix.toarray(), full)
+    assert structure.n_entries == structure.shown.n_entries
+    np.testing.assert_array_equal(structure.shown.rows, Pattern.of(full).rows)
+    np.testing.assert_array_equal(structure.shown.cols, Pattern.of(full).cols)
+
+
+def test_parts_of_different_models_are_refused():
+    with pytest.raises(ValueError, match="layout has 3 coordinates, the Pattern 4"):
+        ModelStructure(layout_of(a=3), Pattern.of(np.eye(4)))
+    with pytest.raises(ValueError, match="layout has 3 coordinates, the ArrowStructure 2"):
+        ModelStructure(layout_of(a=3), None, ArrowStructure.of([0, -1]))
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _close_figures():
+    yield
+    pyplot.close("all")
+
+
+def image(ax):
+    [picture] = ax.get_images()
+    return np.asarray(picture.get_array())
+
+
+def names(ax):
+    return [label.get_text() for label in ax.get_yticklabels()]
+
+
+def test_a_small_pattern_is_drawn_entry_by_entry():
+    """All parts are wide enough to be to scale: z is in 12 pairs, then 4 and 2 coordinates of the border."""
+    structure = ModelStructure(layout_of(beta=4, chol=2, z=(12, 2)), Pattern.of(with_globals(6, groups(12, 2))))
+    ax = plot_structure(structure)
+    order = [*range(6, 30), *range(6)]
+    pattern = structure.pattern.matrix.toarray()[np.ix_(order, order)]
+    np.testing.assert_array_equal(image(ax) > 0.0, pattern)
+    np.testing.assert_array_equal(image(ax)[pattern], 1.0)
+    assert names(ax) == ["z (24)", "beta (4)", "chol (2)"]
+    np.testing.assert_allclose(ax.get_yticks(), [12.0, 26.0, 29.0])
+
+
+def test_many_coordinates_are_counted_into_cells():
+    ax = plot_structure(structure_of("intercepts"))
+    shares = image(ax)
+    n = len(shares)
+    assert 200 < n <= 400
+    assert names(ax) == ["b (2,031)", "beta (5)", "s_log__"]
+    edge = int(2 * ax.get_yticks()[0])
+    assert edge > 0.85 * n  # b; the six others are wider than they are
+    np.testing.assert_array_equal(shares[edge:], 1.0)
+    inside = shares[:edge, :edge]
+    diagonal = np.eye(edge, dtype=bool)
+    assert (inside[~diagonal] == 0.0).all()
+    # One entry in each row of about 8: light, but visible.
+    assert (np.abs(inside[diagonal] - (0.5 + 0.5 / 8.1)) < 0.02).all()
+
+
+@pytest.mark.parametrize("case", ["chain", "grid", "chain with errors"])
+def test_the_image_is_symmetric_and_shows_separators_last(case):
+    ax = plot_structure(structure_of(case))
+    np.testing.assert_array_equal(image(ax), image(ax).T)
+    assert image(ax).diagonal().min() > 0.0
+    assert any(name.startswith(("x separators (", "phi separators (")) for name in names(ax)[1:])
+
+
+def test_a_dense_pattern_is_full():
+    ax = plot_structure(structure_of("dense"))
+    np.testing.assert_array_equal(image(ax), 1.0)
+    assert ax.get_title(loc="left").startswith("Dense: the Hessian of log p couples all 49")
+
+
+def test_too_many_variables_share_a_name():
+    shapes = {f"a_{i}": () for i in range(12)} | {"z": 100}
+    ax = plot_structure(ModelStructure(layout_of(**shapes), Pattern.of(with_globals(12, groups(100)))))
+    assert names(ax) == ["z (100)", "a_0", "a_1", "a_2", "a_3", "a_4", "7 more (7)"]
+
+
+@each_case
+def test_the_axes_that_were_passed_are_drawn_into_and_nothing_overlaps(case):
+    figure, axes = pyplot.subplots(1, 2, figsize=(9, 5), layout="constrained")
+    assert plot_structure(structure_of(case), ax=axes[1]) is axes[1]
+    assert not axes[0].get_images()
+    assert len(pyplot.get_fignums()) == 1
+    assert axes[1].get_aspect() == 1.0
+    figure.canvas.draw()
+    boxes = [label.get_window_extent() for label in axes[1].get_yticklabels()]
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+    title = axes[1]._left_title.get_window_extent()
+    assert title.x1 <= figure.bbox.x1
+    assert title.y1 <= figure.bbox.y1
+
+
+def test_without_matplotlib_the_message_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match="plot_structure needs Matplotlib: pip install matplotlib"):
+        plot_structure(structure_of("slopes"))
