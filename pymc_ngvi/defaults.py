@@ -70,7 +70,7 @@ def _family_for(given: Mapping[str, Any], density: LogDensity) -> dict[str, Any]
         return {"family": None}
     if chosen.is_makeshift:
         warnings.warn(
-            f"q gets a diagonal covariance, which ignores correlations: {chosen.reason}. Name a family to take another.",
+            f"q gets a diagonal covariance, which ignores correlations: {chosen.reason}. Name a family for another.",
             UserWarning,
             skip_file_prefixes=OURS,
         )

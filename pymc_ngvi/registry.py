@@ -66,6 +66,10 @@ ALLOWED: tuple[tuple[str, str, str, str], ...] = _rows()
 #: Why others are not: the first whose entries are all in a combination.
 _REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
     (
+        {"estimator": ("gauss_newton",), "family": ("full", "block", "sparse")},
+        "gauss_newton keeps the squares of gradients only, which is a diagonal: take family='diagonal'",
+    ),
+    (
         {"update": ("cholesky_precision",), "family": ("diagonal", "block")},
         "a factor of the precision of independent blocks is no other family: take update='cholesky'",
     ),
@@ -79,11 +83,7 @@ _REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
     ),
     (
         {"step": ("decay",), "family": ("sparse",)},
-        "decay averages moments, and a mean of two covariances has no sparse inverse: take step='constant' or 'proximal'",
-    ),
-    (
-        {"estimator": ("gauss_newton",), "family": ("full", "block", "sparse")},
-        "gauss_newton keeps the squares of gradients only, which is a diagonal: take family='diagonal'",
+        "decay averages moments, and a mean of covariances has no sparse inverse: take step='constant' or 'proximal'",
     ),
     (
         {

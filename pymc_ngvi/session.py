@@ -17,9 +17,9 @@ from threadpoolctl import threadpool_limits
 from pymc_ngvi import loop
 from pymc_ngvi.approximation import NGVIApproximation
 from pymc_ngvi.defaults import OURS
-from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model import LogDensity, PatternWidened
 from pymc_ngvi.options import FitOptions, check_n
-from pymc_ngvi.problem import Problem
+from pymc_ngvi.problem import Problem, problem_of
 from pymc_ngvi.progress import FitProgress
 from pymc_ngvi.registry import AXES
 from pymc_ngvi.result import Elbo, FitRecord
@@ -30,6 +30,8 @@ from pymc_ngvi.updates import DIRECTIONS
 # A child of PyMC's logger, which has the handler.
 logger = logging.getLogger("pymc.ngvi")
 
+#: Times that the structure of a Hessian may turn out to be too narrow, at most.
+_MAX_WIDENED = 5
 #: Ends of a fit that the user should know of.
 _WARNED = (
     Status.LEVELLED,
@@ -80,7 +82,10 @@ class FitSession:
         self._callbacks = callbacks
         self._score = score
         self._rule = make_rule(problem.target, options, seed)
-        self._state = loop.start(self._rule, q)
+        try:
+            self._state = loop.start(self._rule, q)
+        except PatternWidened:
+            self._state = self._restructured(q)
         self._seconds = time.perf_counter() - clock
         self._compile_seconds = approx.density.compile_seconds
 
@@ -121,7 +126,14 @@ class FitSession:
                 for callback in self._callbacks:
                     callback(self.approx, losses, state.n_iterations)
 
-        self._state = loop.run(self._rule, self._state, n, observe)
+        last = self._state.n_iterations + n
+        for _ in range(_MAX_WIDENED):
+            try:
+                self._state = loop.run(self._rule, self._state, last - self._state.n_iterations, observe)
+                break
+            except PatternWidened:
+                history = self._state.history
+                self._state = dataclasses.replace(self._restructured(self._state.rule.q), history=history)
         try:
             assessment = self._rule.assess(self._state.rule)
             self._elbo, self._gap = _elbo(self._state.rule.q, assessment), assessment.gap
@@ -133,6 +145,18 @@ class FitSession:
         self._seconds += time.perf_counter() - clock
         # Not what sampling in between compiled.
         self._compile_seconds += self.approx.density.compile_seconds - compiled
+
+    def _restructured(self, q: GaussianState) -> loop.LoopState:
+        """Begin again from where a state is, for a Hessian that has turned out to have more entries than it seemed."""
+        for _ in range(_MAX_WIDENED):
+            logger.info("The Hessian of log p has entries that its structure left out: q gets them, too.")
+            self._problem = problem_of(self.approx.density, self._options)
+            self._rule = make_rule(self._problem.target, self._options, self._seed)
+            try:
+                return loop.start(self._rule, self._problem.family.from_scale(q.mean(), q.sd()))
+            except PatternWidened:
+                continue
+        raise ValueError("The structure of this model's Hessian can't be found: take family='full' or 'diagonal'.")
 
     def finish(self) -> NGVIApproximation:
         """Bring the approximation up to date, say how the fit went, and return the approximation."""

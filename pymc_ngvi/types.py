@@ -37,9 +37,13 @@ __all__ = [
 class TargetDensity(Protocol):
     """What the loop needs of a model: a log density on the flat unconstrained vector."""
 
-    n_dim: int
     n_gradients: int
     n_hessians: int
+
+    @property
+    def n_dim(self) -> int:
+        """Number of unconstrained coordinates."""
+        ...
 
     @property
     def has_hessian(self) -> bool:
@@ -199,8 +203,12 @@ class GaussianState(VariationalState, Protocol):
         """Return the curvature of a vector: the inverse of `flat`."""
         ...
 
+    def held(self, grad: Array, curvature: Array) -> tuple[Array, Array]:
+        """Return gradient and curvature of a step without global parameters, in families that tell them apart."""
+        ...
+
     def squared(self, curvature: Array) -> Array:
-        """Return the matrix product of a curvature with itself."""
+        """Return the matrix product of a curvature with itself, in families that are closed under it."""
         ...
 
     def outer(self, whitened: Array, z: Array) -> Outer:

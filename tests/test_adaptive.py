@@ -22,8 +22,12 @@ from matrix import (
 from targets import Quadratic, Walled, cauchy, flat, kinked, logistic, poisson, random_covariance, restrict
 
 from pymc_ngvi import loop, session
+from pymc_ngvi.families import SparseFamily
+from pymc_ngvi.families.arrow import ArrowStructure
+from pymc_ngvi.pattern import Pattern
 from pymc_ngvi.registry import Choice
 from pymc_ngvi.status import Status
+from pymc_ngvi.steps.settling import LEAST_GAIN, MAX_SETTLING
 
 TOL = 0.05  # the default, nats
 SMALL_GAP = 0.02  # nats; below it a reported gap need not be right
@@ -325,6 +329,53 @@ def test_assessment_uses_other_draws_than_the_fit(choice):
     np.testing.assert_allclose(theta[pairs].mean(axis=1), np.broadcast_to(used.q.mean(), (len(pairs), 5)), atol=1e-9)
     assert last.rule.fresh
     np.testing.assert_array_equal(rule.assess(last.rule)[0], last.rule.evaluation.theta)
+
+
+# --- group effects before global parameters ---------------------------------------------------------------------------
+
+each_sparse = pytest.mark.parametrize(
+    "choice", [choice for choice in ADAPTIVE if choice.family == "sparse"], ids=lambda choice: choice.update
+)
+
+
+@each_sparse
+@glms
+def test_global_parameters_are_held_until_the_others_have_settled(choice, make):
+    """Their marginal stays as it is while steps of the others gain; each such step does, on the first draws."""
+    target = make().fresh()
+    rule = make_rule(target, choice, seed=1)
+    state = first_state(rule, target, choice, np.full(target.n_dim, 1.0)).rule
+    held = state.q.globals_
+    others = np.setdiff1d(np.arange(target.n_dim), held)
+    gains = []
+    while state.n_settling:
+        new = rule.step(state)
+        np.testing.assert_allclose(new.q.mean()[held], state.q.mean()[held], rtol=1e-12)
+        np.testing.assert_allclose(new.q.cov()[np.ix_(held, held)], state.q.cov()[np.ix_(held, held)], rtol=1e-9)
+        assert (new.q.mean()[others] != state.q.mean()[others]).all()
+        assert new.n_settling < state.n_settling
+        assert (new.level, new.fresh) == (0, False)
+        # What is said of the state is what was measured of it, globals included.
+        np.testing.assert_array_equal(new.evaluation.theta, new.q.draws(new.base.z))
+        np.testing.assert_array_equal(new.moments.grad, rule._moments(new).grad)
+        gains.append(new.elbo - state.elbo)
+        state = new
+    enough = LEAST_GAIN * target.n_dim
+    assert 1 < len(gains) <= MAX_SETTLING
+    assert gains[0] > 1.0
+    assert all(gain > enough for gain in gains[:-1])
+    assert gains[-1] <= enough or len(gains) == MAX_SETTLING
+    assert (rule.step(state).q.mean()[held] != state.q.mean()[held]).all()
+
+
+@pytest.mark.parametrize("labels", [[-1, -1, -1], [0, 0, 1]], ids=["all global", "none global"])
+def test_where_there_is_nothing_to_tell_apart_nothing_is_held(labels):
+    target = Quadratic(np.zeros(3), np.diag([1.0, 2.0, 3.0]))
+    target.pattern = Pattern.of(target.precision)
+    rule = make_rule(target, Choice("sparse", "natural", "price", "adaptive"), seed=1)
+    state = rule.init(SparseFamily(ArrowStructure.of(labels)).from_scale(np.ones(3), np.ones(3)))
+    assert state.n_settling == 0
+    np.testing.assert_allclose(rule.step(state).q.cov(), np.diag([1.0, 1 / 2, 1 / 3]), atol=1e-12)
 
 
 # --- reproducible, resumable ------------------------------------------------------------------------------------------

@@ -310,6 +310,13 @@ GRAPHS = {
     "linear sparse dot": (lambda v: pytensor.sparse.dot(HALF, (v[:3] * v[3:])[:, None]).sum(), True),
     "solve": (lambda v: pt.exp(pt.linalg.solve_triangular(TRIANGLE, v[:3], lower=True)).sum(), True),
     "solve columns": (lambda v: (pt.linalg.solve(pt.diag(v[:3]), _matrix(v).T) ** 2).sum(), False),
+    "solve for constants": (lambda v: pt.linalg.solve(pt.diag(v[:3]) + v[3], np.eye(3)[:, :2]).sum(), True),
+    "solve a batch": (
+        lambda v: pt.exp(
+            pt.linalg.solve_triangular(TRIANGLE[None], _stack(v)[..., None, :], b_ndim=1, lower=True)
+        ).sum(),
+        True,
+    ),
     "linear solve": (lambda v: pt.linalg.solve_triangular(TRIANGLE, v[:3] ** 2 * v[5], lower=True).sum(), True),
     "cumulative sum": (lambda v: pt.exp(pt.cumsum(v)[:3]).sum(), True),
     "linear cumulative sum": (lambda v: pt.cumsum(v[1:] * v[:-1])[2], True),

@@ -69,6 +69,9 @@ def test_second_order_natural_gradients_are_the_default_of_every_family(name):
         ({"step": "proximal"}, ("full", "natural", "price", "proximal")),
         ({"step": "constant"}, ("full", "natural", "price", "constant")),
         ({"step": "snngm", "family": "block"}, ("block", "cholesky", "reparam", "snngm")),
+        ({"step": "snngm", "family": "sparse"}, ("sparse", "cholesky_precision", "reparam", "snngm")),
+        ({"family": "sparse", "estimator": "reparam"}, ("sparse", "cholesky_precision", "reparam", "snngm")),
+        ({"family": "sparse", "update": "euclidean"}, ("sparse", "euclidean", "reparam", "adam")),
     ],
     ids=str,
 )
@@ -112,6 +115,22 @@ def test_what_a_refusal_advises_leads_somewhere():
         assert agreeing(chosen), names
 
 
+@pytest.mark.parametrize(
+    ("chosen", "advice"),
+    [
+        ({"update": "cholesky"}, "take update='cholesky_precision'"),
+        ({"update": "sqrt"}, "take update='cholesky_precision'"),
+        ({"update": "natural_pd"}, "take update='natural'"),
+        ({"step": "decay"}, "take step='constant' or 'proximal'"),
+        ({"estimator": "gauss_newton"}, "take family='diagonal'"),
+    ],
+    ids=str,
+)
+def test_what_the_sparse_family_lacks_is_told_with_what_takes_its_place(chosen, advice):
+    """Nothing that would fill the precision in: each reason is the one of this family, not of another pair."""
+    assert advice in refusal({"family": "sparse", **chosen})
+
+
 def test_combinations_outside_the_table_are_refused():
     refused = [names for names in itertools.product(*AXES.values()) if names not in ALLOWED]
     assert refused
@@ -130,6 +149,7 @@ def test_a_refusal_without_a_reason_names_the_table(monkeypatch):
     [
         ({}, "decay"),
         ({"family": "block"}, "decay"),
+        ({"family": "sparse"}, "proximal"),
         ({"update": "natural_pd"}, "constant"),
         ({"update": "cholesky"}, "snngm"),
         ({"update": "sqrt"}, "constant"),

@@ -1,7 +1,6 @@
 """Local coordinates relative to their conditional modes: the transform, its target, and q on the model's scale."""
 
 import functools
-import pickle
 import uuid
 
 import cloudpickle
@@ -14,7 +13,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy.linalg import solve_triangular
 
 from pymc_ngvi.approximation import NGVIApproximation
-from pymc_ngvi.families import DiagonalState, FullState, SparseFamily
+from pymc_ngvi.families import DiagonalState, FullState, SparseFamily, pushforward
 from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.families.pushforward import Pushforward, PushforwardState
 from pymc_ngvi.model import LogDensity
@@ -99,8 +98,12 @@ def draws(target, n=3, seed=0, spread=0.5):
 
 
 def slopes_by_differences(function, points, length=1e-5):
-    steps = length * np.eye(points.shape[1])
-    return np.stack([(function(points + s) - function(points - s)) / (2.0 * length) for s in steps], axis=1)
+    """Return derivatives by each coordinate, (n_points, n_dim, ...)."""
+    n_points, n_dim = points.shape
+    steps = length * np.stack([np.eye(n_dim), -np.eye(n_dim)])
+    values = function((points[:, None, None, :] + steps).reshape(-1, n_dim))
+    values = values.reshape(n_points, 2, n_dim, *values.shape[1:])
+    return (values[:, 0] - values[:, 1]) / (2.0 * length)
 
 
 # --- transform --------------------------------------------------------------------------------------------------------
@@ -207,7 +210,7 @@ def test_draws_without_a_mode_are_lost_and_no_others():
     with pm.Model() as model:
         mu = pm.Normal("mu")
         b = pm.Flat("b", shape=2)
-        pm.Bernoulli("y", logit_p=mu + b, observed=[1, 1])
+        pm.Potential("rises", pt.exp(mu) * pt.sum(b))
     density = LogDensity(model, backend="quick")
     target = reparametrised(density, structure_of(density, {"b": np.arange(2)}), "rvb2")
     logp, grad = target.logp_grad(np.zeros((2, 3)))
@@ -422,7 +425,9 @@ def test_what_it_refuses():
 
 def sparse_state(structure, seed=0):
     rng = np.random.default_rng(seed)
-    state = SparseFamily(structure).from_scale(0.3 * rng.standard_normal(structure.n_dim), np.full(structure.n_dim, 0.5))
+    state = SparseFamily(structure).from_scale(
+        0.3 * rng.standard_normal(structure.n_dim), np.full(structure.n_dim, 0.5)
+    )
     factor = state.factor_values + 0.2 * rng.standard_normal(len(state.factor_values))
     parts = structure.unpack(factor)
     for block in [*parts.blocks, parts.corner[None]]:
@@ -430,9 +435,10 @@ def sparse_state(structure, seed=0):
     return type(state)(state.location, structure.pack(parts), structure)
 
 
-def pushed(name="poisson_slopes", gaussian=None):
-    target, structure = made(name)
-    gaussian = sparse_state(structure) if gaussian is None else gaussian
+@functools.cache
+def pushed():
+    target, structure = made("logistic_intercepts")
+    gaussian = sparse_state(structure)
     return PushforwardState(gaussian, Pushforward(target.transform, type(gaussian)))
 
 
@@ -461,7 +467,7 @@ def test_density_integrates_to_1():
 
 
 def test_entropy_is_minus_the_mean_log_density():
-    q = pushed("logistic_intercepts")
+    q = pushed()
     theta = q.draws(np.random.default_rng(2).standard_normal((4000, q.n_dim)))
     log_q = q.log_density(theta)
     assert_allclose(q.entropy(), -log_q.mean(), atol=4.0 * log_q.std() / np.sqrt(len(log_q)))
@@ -470,15 +476,15 @@ def test_entropy_is_minus_the_mean_log_density():
 
 def test_moments():
     q = pushed()
-    theta = q.draws(np.random.default_rng(3).standard_normal((20_000, q.n_dim)))
+    theta = q.draws(np.random.default_rng(3).standard_normal((4_000, q.n_dim)))
     se = theta.std(axis=0) / np.sqrt(len(theta))
     assert np.all(np.abs(q.mean() - theta.mean(axis=0)) < 5.0 * se)
-    assert_allclose(q.sd(), theta.std(axis=0), rtol=0.05)
+    assert_allclose(q.sd(), theta.std(axis=0), rtol=0.06)
     covariance = q.cov()
     assert_allclose(np.sqrt(np.diag(covariance)), q.sd(), rtol=1e-10)
-    assert_allclose(covariance, np.cov(theta.T), atol=0.05 * np.outer(q.sd(), q.sd()).max())
+    assert_allclose(covariance, np.cov(theta.T), atol=0.08 * np.outer(q.sd(), q.sd()).max())
     assert np.linalg.eigvalsh(covariance).min() > 0.0
-    index = np.array([7, 0, 3])
+    index = np.array([6, 0, 3])
     assert_allclose(q.cov_block(index), covariance[np.ix_(index, index)], rtol=1e-9)
 
 
@@ -493,7 +499,7 @@ def test_moments_of_global_coordinates_are_exact():
 
 
 def test_what_a_state_returns_is_its_own():
-    q = pushed("logistic_intercepts")
+    q = pushed()
     before = q.mean()
     q.mean()[:] = 9.0
     q.sd()[:] = 9.0
@@ -530,21 +536,16 @@ def test_approximation_and_pickle():
     assert_allclose(approx.mean.eval(), approx.q.mean())
     payload = cloudpickle.dumps(approx)
     q = approx.q
-    for copy in (cloudpickle.loads(payload), cloudpickle.loads(_forgetting(payload, q.family.key))):
-        again = copy.sample(10, random_seed=1)
-        assert_allclose(again.posterior["b"], expected.posterior["b"], rtol=1e-10)
-        assert_allclose(again.sample_stats["log_q"], expected.sample_stats["log_q"], rtol=1e-10)
-        copy.set_state(PushforwardState(DiagonalState(q.gaussian.mean() + 1.0, q.gaussian.sd()), copy.q.family))
-        assert_allclose(copy.mean.eval()[0], q.mean()[0] + 1.0)
-    assert_array_equal(pickle.loads(pickle.dumps(q.gaussian)).mean(), q.gaussian.mean())
-
-
-def _forgetting(payload, key):
-    """Return a pickle as another process would see it: without the transforms of this one."""
-    from pymc_ngvi.families import pushforward
-
-    pushforward._KNOWN.pop(key)
-    return payload
+    assert cloudpickle.loads(payload).q.family is q.family  # in this process it is known
+    pushforward._KNOWN.pop(q.family.key)  # as in another one
+    copy = cloudpickle.loads(payload)
+    assert copy.q.family is not q.family
+    again = copy.sample(10, random_seed=1)
+    assert_allclose(again.posterior["b"], expected.posterior["b"], rtol=1e-10)
+    assert_allclose(again.sample_stats["log_q"], expected.sample_stats["log_q"], rtol=1e-10)
+    moved = DiagonalState.from_scale(q.gaussian.mean() + 1.0, q.gaussian.sd())
+    copy.set_state(PushforwardState(moved, copy.q.family))
+    assert_allclose(copy.mean.eval()[0], q.mean()[0] + 1.0)
 
 
 def test_q_stays_when_the_data_change():

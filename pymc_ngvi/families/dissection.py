@@ -2,12 +2,13 @@
 
 A border that touches everything (global parameters) shows by its degree in the graph of the pattern. Where what is left
 falls into small components, these are the blocks. Where it does not (a chain in time, a map of regions), some *level
-sets* of a breadth-first search are put into the border as well [1]_: each separates what is nearer from what is further.
+sets* of a breadth-first search are put into the border as well [1]_: each separates what is nearer from what is
+further.
 
 References
 ----------
-.. [1] A. George and J. W. H. Liu (1978). An automatic nested dissection algorithm for irregular finite element problems.
-   SIAM Journal on Numerical Analysis 15(5). https://doi.org/10.1137/0715069
+.. [1] A. George and J. W. H. Liu (1978). An automatic nested dissection algorithm for irregular finite element
+   problems. SIAM Journal on Numerical Analysis 15(5). https://doi.org/10.1137/0715069
 """
 
 import functools

@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 
 from pymc_ngvi.families.lower import LOG_2PI, LowerState
-from pymc_ngvi.linalg import cholesky, has_lost_pivots, solve_lower, symmetrise
+from pymc_ngvi.linalg import all_finite, cholesky, has_lost_pivots, solve_lower, symmetrise
 from pymc_ngvi.types import Array, Outer, TargetDensity
 
 
@@ -90,9 +90,9 @@ class FullPrecisionState(LowerState):
         lower = cholesky(matrix)
         if lower is None or has_lost_pivots(np.diagonal(lower) ** 2, np.diagonal(matrix)):
             return None
-        factor = np.tril(self.factor @ lower)
-        entries = np.diagonal(factor)
-        if not ((entries > 0.0) & np.isfinite(entries)).all():  # beyond what numbers can hold
+        with np.errstate(over="ignore", invalid="ignore"):  # beyond what numbers can hold: no state then
+            factor = np.tril(self.factor @ lower)
+        if not ((np.diagonal(factor) > 0.0).all() and all_finite(factor)):
             return None
         new = type(self)(self.location, factor)
         return new, new.unwhiten(solve_lower(lower, grad))

@@ -2,7 +2,8 @@
 
 from pymc_ngvi.model.backends import without_c
 from pymc_ngvi.model.graph import MissingDerivativeError
+from pymc_ngvi.model.hessian import PatternWidened
 from pymc_ngvi.model.layout import Layout, Variable
 from pymc_ngvi.model.logdensity import LogDensity
 
-__all__ = ["Layout", "LogDensity", "MissingDerivativeError", "Variable", "without_c"]
+__all__ = ["Layout", "LogDensity", "MissingDerivativeError", "PatternWidened", "Variable", "without_c"]

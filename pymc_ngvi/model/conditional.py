@@ -86,15 +86,9 @@ class GuideFunctions:
             products = density._simplify(self._derivatives(along, names))
             through = density._simplify(self._derivatives(along, everything))
             third = density._simplify(self._derivatives(self._inner(products, self._left, names), everything))
-            by_name = {
-                "slopes": [(names, slopes), (names, products)],
-                "through": [(everything, through)],
-                "third": [(everything, third)],
-            }
-            self._graphs = {
-                function: [self._joined(dict(zip(*named, strict=True))) for named in results]
-                for function, results in by_name.items()
-            }
+        # Of each function, its results, in variables whose parts are the outputs one after the other.
+        self._variables = {"slopes": [names, names], "through": [everything], "third": [everything]}
+        self._graphs = {"slopes": [*slopes, *products], "through": through, "third": third}
         self._functions: dict[str, Callable[..., Any]] = {}
         density.compile_seconds += time.perf_counter() - start
 
@@ -130,7 +124,12 @@ class GuideFunctions:
     def _evaluate(self, name: str, *arguments: Array) -> list[Array]:
         n_rows, size = len(arguments[0]), self.density.batch_size
         function = self._function(name)
-        results = [np.empty_like(arguments[0]) for _ in self._graphs[name]]
+        results = [np.zeros_like(arguments[0]) for _ in self._variables[name]]
+        parts = [
+            result[:, self._pieces.where[v]]
+            for result, names in zip(results, self._variables[name], strict=True)
+            for v in names
+        ]
         for start in range(0, n_rows, size):
             rows = slice(start, min(start + size, n_rows))
             inputs = [np.ascontiguousarray(a[rows]) for a in arguments]
@@ -139,8 +138,8 @@ class GuideFunctions:
                 inputs = [np.concatenate([a, np.repeat(a[-1:], missing, axis=0)]) for a in inputs]
             with np.errstate(all="ignore"):  # far from the mode, densities overflow: the caller sees it
                 outputs = function(*inputs)
-            for result, output in zip(results, outputs, strict=True):
-                result[rows] = np.asarray(output)[: rows.stop - rows.start]
+            for part, output in zip(parts, outputs, strict=True):
+                part[rows] = np.asarray(output)[: rows.stop - rows.start]
         return results
 
     def _function(self, name: str) -> Callable[..., Any]:
@@ -166,7 +165,8 @@ class GuideFunctions:
         matrices = [pt.matrix(p.what, dtype="float64", shape=(None, n_dim)) for p in pieces]
         batched = vectorize_graph(outputs, dict(zip(vectors, matrices, strict=True)))
         # What depends on no input comes back without the axis.
-        return matrices, [b if b.type.ndim == 2 else pt.broadcast_to(b, matrices[0].shape) for b in batched]
+        n_rows = matrices[0].shape[0]
+        return matrices, [b if b.type.ndim == 2 else pt.broadcast_to(b, (n_rows, b.shape[0])) for b in batched]
 
     # --- graphs ---
 
@@ -188,11 +188,6 @@ class GuideFunctions:
     def _inner(self, vectors: list[Any], directions: "_Pieces", names: list[str]) -> Any:
         terms = [(v * directions.by_name[name]).sum() for v, name in zip(vectors, names, strict=True)]
         return pt.add(pt.constant(0.0), *terms)
-
-    def _joined(self, parts: dict[str, Any]) -> Any:
-        """Return the vector of all coordinates, 0 in variables that have no part."""
-        zeros = {v.name: np.zeros(v.size) for v in self.density.layout.variables}
-        return pt.concatenate([pt.as_tensor(part) for part in (zeros | parts).values()])
 
 
 class _Pieces:

@@ -319,11 +319,11 @@ class Dependences:
         columns = core_op(node.op).b_ndim == 2
         shape = self.facts.shape(node.outputs[0])
         constant = constant_operand(node, self.facts)
-        if constant is not None:
+        if constant is not None and constant[0] == 0:
             part = self._done[b]
             as_columns = part if columns else Dependence(part.sets, part.index[..., None])
             made = as_columns.multiplied(RowKinds.of_inverse(constant[1]))
-            return made if columns else Dependence(made.sets, made.index[..., 0]).spread(shape)
+            return Dependence(made.sets, made.index.reshape(shape))
         parts = []
         if self.facts.is_active(a):
             matrix = self._done[a].reduced([-2, -1], keepdims=True)

@@ -301,7 +301,12 @@ class Adaptive:
         if not np.isfinite(new.elbo) or (~new.finite).sum() > (~old.finite).sum():
             return False
         # Within the sampling error the fixed point of the update and the maximum on these draws need not agree.
-        slack = 1e-9 * abs(old.elbo) + 0.5 * min(state.moments.floor, self._tolerance.least(state.q))
+        tol, floor = self._tolerance.least(state.q), state.moments.floor
+        slack = 1e-9 * abs(old.elbo) + 0.5 * min(floor, tol)
+        if state.q.globals_ is not None:
+            # The noise in the scales of group effects, and that of the ELBO along them, are those of the same draws:
+            # together they hide what a global parameter gains.
+            slack = max(slack, min(2.0 * floor, max(tol, _NEAR_NATS)))
         return new.elbo >= old.elbo - slack
 
     def _next_set(self, state: AdaptiveState) -> AdaptiveState:

@@ -2,7 +2,8 @@
 
 At the start, group effects are near 0 with a spread that has nothing to do with the data. Steps of all coordinates at
 once would first fit the scale of the effects to that, and then creep along the plateau of effects that are all but 0,
-for twenty iterations on a centred logistic model. Held at their wide start, global parameters let the effects find the data.
+for twenty iterations on a centred logistic model. Held at their wide start, global parameters let the effects find the
+data.
 """
 
 from typing import Any

@@ -63,11 +63,12 @@ def _euclidean_norm(direction: Parameters) -> float:
 def _riemannian_norm(state: Any, moments: Moments) -> float:
     """Return the length of the natural gradient in the Fisher metric: its square is twice the gap it predicts."""
     error = moments.error(state)
-    if isinstance(error, Outer) and len(error.left) == 1 and not error.diagonal:
+    whole = state.factor_values.ndim == 2  # a packed one leaves entries out
+    if whole and isinstance(error, Outer) and len(error.left) == 1 and not error.diagonal:
         squares = _sum_of_lower_squares(error.left[0] ** 2, error.right[0] ** 2)
     else:
-        dense = state.curvature_error(moments.curvature)
-        squares = 0.5 * np.vdot(dense, dense)
+        flat = state.flat(state.curvature_error(moments.curvature))
+        squares = 0.5 * np.vdot(flat, flat)
     return float(np.sqrt(np.vdot(moments.grad, moments.grad) + squares))
 
 

@@ -43,14 +43,14 @@ def natural[S: GaussianState](state: S, moments: Moments, step_size: float, corr
     Parameters
     ----------
     state : GaussianState
-        With a factor of the covariance. Not modified.
+        Not modified.
     moments : Moments
         Whitened by ``state``.
     step_size : float
         In (0, 1].
     correct : bool
         Where the new precision would not be positive definite: keep it so by the correction of Lin, Schmidt and
-        Khan in the directions that are lost (True), or return None (False).
+        Khan in the directions that are lost (True; families that know of none return None), or return None (False).
 
     Returns
     -------

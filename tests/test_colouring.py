@@ -1,0 +1,164 @@
+"""Colourings: every entry comes back, from no more products than the structure needs."""
+
+import numpy as np
+import pytest
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import sparse
+from scipy.spatial import Delaunay
+
+from pymc_ngvi.model import colouring as module
+from pymc_ngvi.model.colouring import Colouring
+from pymc_ngvi.pattern import Pattern
+
+
+def pattern_of(rows, cols, n_dim):
+    return Pattern.of(sparse.coo_array((np.ones(len(rows)), (rows, cols)), shape=(n_dim, n_dim)))
+
+
+def with_globals(rows, cols, n_dim, n_globals):
+    """Add coordinates, in the first places, that interact with all."""
+    everything = np.arange(n_dim + n_globals)
+    hubs = np.repeat(np.arange(n_globals), n_dim + n_globals)
+    rows, cols = np.asarray(rows) + n_globals, np.asarray(cols) + n_globals
+    return pattern_of(
+        np.concatenate([rows, np.tile(everything, n_globals)]), np.concatenate([cols, hubs]), n_dim + n_globals
+    )
+
+
+def blocks(n_blocks, size):
+    i, j = np.nonzero(np.ones((size, size)))
+    start = size * np.arange(n_blocks)[:, None]
+    return (start + i).ravel(), (start + j).ravel(), n_blocks * size
+
+
+def grid(n):
+    at = np.arange(n * n).reshape(n, n)
+    return np.concatenate([at[1:].ravel(), at[:, 1:].ravel()]), np.concatenate([at[:-1].ravel(), at[:, :-1].ravel()])
+
+
+def bipartite(n_left, n_right, n_edges, seed=1):
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, n_left, n_edges), n_left + rng.integers(0, n_right, n_edges), n_left + n_right
+
+
+def complete_bipartite(n_left, n_right):
+    left, right = np.nonzero(np.ones((n_left, n_right)))
+    return left, n_left + right, n_left + n_right
+
+
+def planar(n, seed=2):
+    corners = Delaunay(np.random.default_rng(seed).random((n, 2))).simplices
+    return corners[:, [0, 1, 2]].ravel(), corners[:, [1, 2, 0]].ravel(), n
+
+
+def nested(n_schools, n_classes):
+    classes = n_schools + np.arange(n_schools * n_classes)
+    return classes, np.repeat(np.arange(n_schools), n_classes), n_schools * (1 + n_classes)
+
+
+def chain(n):
+    order = np.random.default_rng(3).permutation(n)
+    return order[1:], order[:-1], n
+
+
+def check_recovery(pattern, colouring, seed=4):
+    """A matrix of whole numbers comes back without any rounding."""
+    values = np.random.default_rng(seed).integers(1, 1000, size=pattern.n_entries).astype(float)
+    matrix = pattern.symmetric(values)
+    products = (matrix @ colouring.directions().T).T
+    np.testing.assert_array_equal(colouring.recover(products), values)
+
+
+#: name: (pattern, the most colours that it may take)
+STRUCTURES = {
+    "diagonal": (pattern_of([], [], 9), 1),
+    "random intercepts": (with_globals(*blocks(500, 1), 5), 6),
+    "few groups, many globals": (with_globals(*blocks(12, 1), 9), 10),
+    "random slopes": (with_globals(*blocks(300, 3), 4), 7),
+    "Rasch": (with_globals(*complete_bipartite(500, 50), 3), 54),
+    "chain": (pattern_of(*chain(400)), 3),
+    "chain with globals": (with_globals(*chain(60), 2), 5),
+    "nested": (with_globals(*nested(20, 5), 3), 5),
+    "grid": (with_globals(*grid(20), 400, 2), 7),
+    "planar": (with_globals(*planar(400), 2), 15),
+    "crossed": (with_globals(*bipartite(300, 200, 1500), 3), 20),
+    "dense": (Pattern.of(np.ones((30, 30))), 30),
+    "one": (Pattern.of(np.ones((1, 1))), 1),
+    "none": (Pattern.of(np.ones((0, 0))), 0),
+}
+
+
+@pytest.mark.parametrize("name", list(STRUCTURES))
+def test_few_colours_recover_all_entries(name):
+    pattern, most = STRUCTURES[name]
+    colouring = Colouring.of(pattern)
+    assert colouring.n_colours <= most
+    assert colouring.directions().shape == (colouring.n_colours, pattern.n_dim)
+    np.testing.assert_array_equal(colouring.directions().sum(axis=0), np.ones(pattern.n_dim))
+    check_recovery(pattern, colouring)
+
+
+def test_many_groups_take_no_python_loop(monkeypatch):
+    monkeypatch.setattr(module, "_star_colouring", None)
+    for name, n_colours in (("random intercepts", 6), ("random slopes", 7), ("Rasch", 54), ("chain", 3), ("dense", 30)):
+        assert Colouring.of(STRUCTURES[name][0]).n_colours == n_colours, name
+
+
+@st.composite
+def graphs(draw):
+    n_dim = draw(st.integers(1, 14))
+    pairs = draw(st.lists(st.tuples(st.integers(0, n_dim - 1), st.integers(0, n_dim - 1)), max_size=40))
+    hubs = draw(st.lists(st.integers(0, n_dim - 1), max_size=2))
+    pairs += [(hub, i) for hub in hubs for i in range(n_dim)]
+    rows, cols = np.array(pairs, dtype=int).reshape(-1, 2).T
+    return pattern_of(rows, cols, n_dim)
+
+
+@given(graphs())
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_recovers_any_matrix(pattern):
+    colouring = Colouring.of(pattern)
+    assert colouring.n_colours <= pattern.n_dim
+    check_recovery(pattern, colouring)
+
+
+@given(graphs(), st.randoms(use_true_random=False))
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_greedy_colourings_are_star_colourings_in_any_order(pattern, random):
+    matrix = pattern.matrix.toarray() & ~np.eye(pattern.n_dim, dtype=bool)
+    order = list(range(pattern.n_dim))
+    random.shuffle(order)
+    colours = module._star_colouring([np.flatnonzero(row).tolist() for row in matrix], order)
+    # No edge in one colour, and no path of four vertices in two: by going through all of them.
+    for a, b in np.argwhere(matrix):
+        assert colours[a] != colours[b]
+        for c in np.flatnonzero(matrix[b]):
+            for d in np.flatnonzero(matrix[c]):
+                distinct = len({a, b, c, d}) == 4
+                assert not (distinct and colours[a] == colours[c] and colours[b] == colours[d])
+    assert module._places(pattern, colours) is not None
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_colourings_that_lose_entries_are_seen(monkeypatch, counted):
+    """A path of four vertices in two colours: each end has its entry from the other side, the middle has none."""
+    if not counted:
+        monkeypatch.setattr(module, "_COUNTED_PLACES", 0)
+    path = pattern_of([1, 2, 3], [0, 1, 2], 4)
+    assert module._places(path, np.array([0, 1, 0, 1])) is None
+    assert module._places(path, np.array([0, 0, 1, 2])) is None
+    assert module._places(path, np.array([0, 1, 2, 0])) is not None
+    monkeypatch.setattr(module, "_colour", lambda pattern: np.array([0, 1, 0, 1]))
+    colouring = Colouring.of(path)
+    assert colouring.n_colours == 4
+    check_recovery(path, colouring)
+
+
+def test_large_places_are_counted_alike(monkeypatch):
+    for pattern, _ in STRUCTURES.values():
+        colouring = Colouring.of(pattern)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "_COUNTED_PLACES", 0)
+            np.testing.assert_array_equal(module._places(pattern, colouring.colours), colouring.places)
