@@ -187,6 +187,21 @@ def test_dense_hessians_have_no_pattern(make):
     assert not density.widen(theta)
 
 
+def test_where_no_pattern_is_found_one_function_is_compiled():
+    with pm.Model() as model:
+        x = pm.Normal("x", 0.1, 1.3, shape=12)
+        total = pytensor.scan(
+            lambda e, s: s + e, sequences=[x], outputs_info=[pt.zeros((), "float64")], return_updates=False
+        )
+        pm.Potential("p", -(total[-1] ** 4))
+    density, theta = LogDensity(model, "quick"), 0.3 * np.ones((2, 12))
+    assert density.pattern is None
+    expected = -12.0 * 3.6**2 - np.eye(12) / 1.3**2
+    np.testing.assert_allclose(density.mean_hessian_products(theta, np.eye(12)), expected, rtol=1e-12)
+    np.testing.assert_allclose(density.mean_hessian_diagonal(theta), np.diagonal(expected), rtol=1e-12)
+    assert set(density._functions) == {"coloured"}
+
+
 def test_non_finite_hessians_are_returned_unchecked():
     density = LogDensity(random_intercepts(), "quick")
     theta = np.full((1, density.n_dim), 800.0)
@@ -280,7 +295,8 @@ def test_new_data_have_a_new_pattern():
     assert density.n_widened == 0
 
 
-def test_minibatches_share_a_pattern():
+def test_the_pattern_of_a_minibatch_holds_for_all():
+    """No batch of ten has all twelve groups: what one of them shows is not enough."""
     x, group, y = pm.Minibatch(X, GROUP, X**2, batch_size=10)
     with pm.Model() as model:
         slope = pm.Normal("slope", 0.1, 2.1)

@@ -16,7 +16,7 @@ from pytensor.graph.traversal import toposort
 
 from pymc_ngvi.model import LogDensity, graph
 from pymc_ngvi.model.backends import without_c
-from pymc_ngvi.model.interaction import hessian_pattern
+from pymc_ngvi.model.interaction import HessianPattern, hessian_pattern
 
 RNG = np.random.default_rng(7)
 GROUP = np.repeat(np.arange(4), 5)
@@ -270,7 +270,7 @@ def test_scan_is_opaque():
 
 THETA = pt.vector("theta", shape=(6,))
 HALF = scipy.sparse.csr_matrix(np.array([[1.0, 0, 0], [0, 2.0, 1.0]]))
-TRIANGLE = np.array([[2.0, 0, 0], [0, 1.0, 0], [0, 0.5, 3.0]])
+TRIANGLE = np.array([[2.0, 0, 0, 0], [0.4, 1.0, 0, 0], [0, 0.5, 3.0, 0], [0, 0, 0, 1.5]])
 
 
 def _matrix(v):
@@ -289,10 +289,14 @@ GRAPHS = {
     "product of three": (lambda v: (v[0] * v[1:3] * v[3:5]).sum(), True),
     "outer product": (lambda v: (v[:2, None] * v[None, 2:4] * np.array([[1.0, 0.0], [0.0, 1.0]])).sum(), True),
     "quotient": (lambda v: (v[:3] / v[3:]).sum(), True),
+    "quotient of a product": (lambda v: (v[:2] * v[2:4] / v[4:]).sum(), True),
     "constant over coordinates": (lambda v: (np.array([1.0, 0.0, 2.0]) / (v[:3] + v[3:])).sum(), True),
     "zeros of a factor": (lambda v: pt.exp(v + np.array([1.0, 0, 0, 1.0, 0, 0]) * v[5]).sum(), True),
     "zero weights": (lambda v: (pt.exp(v[1:] + v[:-1]) * np.array([1.0, 0, 0, 1.0, 0])).sum(), True),
     "known switch": (lambda v: pt.switch([True, False, True], pt.exp(v[:3] + v[5]), v[3:] ** 3).sum(), True),
+    "known switch inside": (lambda v: pt.exp(pt.switch([True, False, True], v[:3], v[2:5]) + v[5]).sum(), True),
+    "known switch of a constant": (lambda v: pt.exp(pt.switch([True, False, True], v[:3], 0.3) + v[5]).sum(), True),
+    "unknown switch of constants": (lambda v: (pt.switch(v[0], 1.3, 2.1) * v[1:] ** 2).sum(), True),
     "unknown switch": (lambda v: pt.switch(v[:3] > v[5], pt.exp(v[:3] + v[4]), v[3:] ** 3).sum(), False),
     "dot": (lambda v: pt.exp(pt.dot(np.array([[1.0, 1.0, 0], [0, 0, 1.0]]), v[:3]) + v[4:]).sum(), True),
     "dot from the right": (lambda v: pt.exp(pt.dot(_matrix(v), np.array([[1.0, 0], [1.0, 0], [0, 1.0]]))).sum(), True),
@@ -308,22 +312,24 @@ GRAPHS = {
     "bilinear batched dot": (lambda v: pt.matmul(_stack(v), pt.exp(_matrix(v)).T).sum(), True),
     "sparse dot": (lambda v: pt.exp(pytensor.sparse.dot(HALF, v[:3, None])).sum(), True),
     "linear sparse dot": (lambda v: pytensor.sparse.dot(HALF, (v[:3] * v[3:])[:, None]).sum(), True),
-    "solve": (lambda v: pt.exp(pt.linalg.solve_triangular(TRIANGLE, v[:3], lower=True)).sum(), True),
-    "solve columns": (lambda v: (pt.linalg.solve(pt.diag(v[:3]), _matrix(v).T) ** 2).sum(), False),
+    "solve": (lambda v: pt.exp(pt.linalg.solve_triangular(TRIANGLE, v[:4], lower=True)).sum(), True),
+    "solve columns": (lambda v: (pt.linalg.solve(np.eye(2) * v[0] + 0.3, v[1:5].reshape((2, 2))) ** 2).sum(), True),
     "solve for constants": (lambda v: pt.linalg.solve(pt.diag(v[:3]) + v[3], np.eye(3)[:, :2]).sum(), True),
     "solve a batch": (
-        lambda v: pt.exp(
-            pt.linalg.solve_triangular(TRIANGLE[None], _stack(v)[..., None, :], b_ndim=1, lower=True)
-        ).sum(),
+        lambda v: pt.exp(pt.linalg.solve_triangular(TRIANGLE[None, :3, :3], _stack(v), b_ndim=1, lower=True)).sum(),
         True,
     ),
-    "linear solve": (lambda v: pt.linalg.solve_triangular(TRIANGLE, v[:3] ** 2 * v[5], lower=True).sum(), True),
+    "linear solve": (
+        lambda v: (pt.linalg.solve_triangular(TRIANGLE, v[:4] ** 2 * v[5], lower=True) * [0, 0, 1.0, 0]).sum(),
+        True,
+    ),
     "cumulative sum": (lambda v: pt.exp(pt.cumsum(v)[:3]).sum(), True),
     "linear cumulative sum": (lambda v: pt.cumsum(v[1:] * v[:-1])[2], True),
     "cumulative product": (lambda v: pt.cumprod(v)[2] + (v**3).sum(), True),
     "set elements": (lambda v: pt.exp(pt.set_subtensor(v[1:3], v[4:])[:4] * v[3]).sum(), True),
     "add to elements": (lambda v: pt.exp(pt.inc_subtensor(pt.zeros(3)[[0, 0, 2]], v[:3])).sum(), True),
     "linear additions": (lambda v: (pt.inc_subtensor(v[[0, 0, 2]], v[3:] * v[:3]) * [1.0, 0, 0, 0, 0, 0]).sum(), True),
+    "additions to what interacts": (lambda v: pt.inc_subtensor((v[:3] * v[3:])[[0, 0]], v[:2] ** 3).sum(), True),
     "split and join": (lambda v: pt.exp(pt.concatenate(pt.split(v, [2, 4], n_splits=2)[::-1])[1:] + v[0]).sum(), True),
     "transpose": (lambda v: (_matrix(v).T.ravel()[1:] * v[:-1]).sum(), True),
     "repeat": (lambda v: pt.exp(pt.repeat(v[:3], 2) + v[5]).sum(), True),
@@ -362,6 +368,21 @@ def test_values_that_vary_are_not_used():
     with_index = hessian_pattern(logp, THETA, varying=[index])
     assert with_index.pattern.n_entries == 21
     assert with_index.opaque == ("AdvancedSubtensor",)
+
+
+def test_lengths_that_vary_are_not_used():
+    index = pytensor.shared(np.arange(3))
+    found = hessian_pattern((THETA[index] ** 2).sum(), THETA, varying=[index])
+    assert found == HessianPattern(None, ("AdvancedSubtensor",))
+
+
+def test_elements_used_in_several_places():
+    product = THETA[:3] * THETA[3:]
+    pattern = hessian_pattern(product[0] + 2.0 * product[2], THETA).pattern
+    assert sorted(zip(pattern.rows[pattern.off_diagonal], pattern.cols[pattern.off_diagonal], strict=True)) == [
+        (3, 0),
+        (5, 2),
+    ]
 
 
 def test_data_count_as_they_are_now():

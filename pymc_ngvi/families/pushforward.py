@@ -190,7 +190,8 @@ class PushforwardState:
         n = len(index)
         weights = _regression(covariance[:, n:], covariance[n:, n:])[:n]
         change = self._gaussian_block(border) - covariance[n:, n:]
-        return covariance[:n, :n] + linalg.symmetrise(weights @ change @ weights.T)
+        result: Array = covariance[:n, :n] + linalg.symmetrise(weights @ change @ weights.T)
+        return result
 
     # --- pieces ---
 
@@ -246,7 +247,8 @@ def _regression(covariances: Array, border: Array) -> Array:
     if factor is None:
         return np.zeros_like(covariances)
     half = linalg.solve_lower(factor, np.ascontiguousarray(covariances.T))
-    return linalg.solve_lower(factor, half, transpose=True).T
+    weights: Array = linalg.solve_lower(factor, half, transpose=True).T
+    return weights
 
 
 def _equal(left: dict[str, Array], right: dict[str, Array]) -> bool:

@@ -18,6 +18,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.gradient import DisconnectedType
 from pytensor.graph.replace import graph_replace, vectorize_graph
 from pytensor.graph.traversal import graph_inputs
+from pytensor.tensor.type import TensorType
 
 from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.model import graph
@@ -42,6 +43,8 @@ class GuideFunctions:
     structure : ArrowStructure
     guide : pytensor scalar, optional
         A function of the value variables of the model. Default: the log density itself.
+    order : {3, 2}
+        2: only `slopes` are wanted.
 
     Attributes
     ----------
@@ -68,7 +71,7 @@ class GuideFunctions:
     array([[ 4., -4.]])
     """
 
-    def __init__(self, density: LogDensity, structure: ArrowStructure, guide: Any = None) -> None:
+    def __init__(self, density: LogDensity, structure: ArrowStructure, guide: Any = None, order: int = 3) -> None:
         start = time.perf_counter()
         self.density = density
         self.is_exact = guide is None
@@ -80,15 +83,17 @@ class GuideFunctions:
             self._left, self._right = _Pieces(density.layout, "left"), _Pieces(density.layout, "right")
             [f] = graph.on_flat_vector(density.model, density.layout, [guide], self._pieces)
             [f] = density._simplify([f])
-            everything = list(self._pieces.by_name)
             slopes = density._simplify(self._derivatives(f, names))
             along = self._inner(slopes, self._right, names)
             products = density._simplify(self._derivatives(along, names))
-            through = density._simplify(self._derivatives(along, everything))
-            third = density._simplify(self._derivatives(self._inner(products, self._left, names), everything))
-        # Of each function, its results, in variables whose parts are the outputs one after the other.
-        self._variables = {"slopes": [names, names], "through": [everything], "third": [everything]}
-        self._graphs = {"slopes": [*slopes, *products], "through": through, "third": third}
+            # Of each function, its results, in variables whose parts are the outputs one after the other.
+            self._variables, self._graphs = {"slopes": [names, names]}, {"slopes": [*slopes, *products]}
+            if order == 3:
+                everything = list(self._pieces.by_name)
+                curvature = self._inner(products, self._left, names)
+                for name, cost in (("through", along), ("third", curvature)):
+                    self._variables[name] = [everything]
+                    self._graphs[name] = density._simplify(self._derivatives(cost, everything))
         self._functions: dict[str, Callable[..., Any]] = {}
         density.compile_seconds += time.perf_counter() - start
 
@@ -214,6 +219,6 @@ class _Pieces:
 
 def _frozen(outputs: list[Any]) -> list[Any]:
     """Return graphs of the data as they are: q, which the guide is a part of, should not change by ``pm.set_data``."""
-    shared = [v for v in graph_inputs(outputs) if isinstance(v, SharedVariable)]
+    shared = [v for v in graph_inputs(outputs) if isinstance(v, SharedVariable) and isinstance(v.type, TensorType)]
     constants = {v: pt.as_tensor(np.array(v.get_value(borrow=True))) for v in shared}
     return list(graph_replace(outputs, constants, strict=False)) if constants else outputs

@@ -19,6 +19,7 @@ import pytensor
 import pytensor.tensor as pt
 
 from numpy.typing import NDArray
+from pytensor.compile.ops import ViewOp
 from pytensor.scalar import Cast, Exp, Identity, Sigmoid
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.random.basic import BernoulliRV, NormalRV, PoissonRV
@@ -144,11 +145,12 @@ def _recognised(rv: Any) -> tuple[_Likelihood, Any]:
 
 
 def _unwrapped(variable: Any) -> Any:
-    """Return a parameter without copies, casts to floats and added axes on its left."""
-    while variable.owner is not None and isinstance(variable.owner.op, Elemwise):
-        if not isinstance(variable.owner.op.scalar_op, Identity | Cast):
+    """Return a parameter without casts and the copies that Deterministics are."""
+    while (node := variable.owner) is not None:
+        copies = isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Identity | Cast)
+        if not copies and not isinstance(node.op, ViewOp):
             break
-        variable = variable.owner.inputs[0]
+        variable = node.inputs[0]
     return variable
 
 

@@ -213,9 +213,11 @@ class SparseHessian:
     def _find(self) -> ColouredHessian | None:
         structure, n_dim = self._by_graph(), len(self._start)
         coloured = self._coloured(structure.pattern)
-        if coloured is None and structure.opaque and n_dim <= _MOST_DENSE and self._error() is None:
-            return self._coloured(numerical_pattern(self._dense, self._start))
-        return coloured
+        # A Hessian of one batch tells nothing of the others.
+        look = coloured is None and structure.opaque and not self._varying and n_dim <= _MOST_DENSE
+        if not look or self._error() is not None:
+            return coloured
+        return self._coloured(numerical_pattern(self._dense, self._start))
 
     def _dense(self, point: Array) -> Array:
         n_dim = len(point)

@@ -267,9 +267,13 @@ class _Walk:
         a, b = node.inputs
         if self.facts.is_active(a):
             return None
-        column = used.any(axis=-2 if core_op(node.op).b_ndim == 2 else -1, keepdims=True)
-        full = np.broadcast_to(column, used.shape)
-        return [self._unbroadcast(b, full)]
+        columns = used if core_op(node.op).b_ndim == 2 else used[..., None]
+        constant = constant_operand(node, self.facts)
+        if constant is not None:
+            met = RowKinds.of_inverse(constant[1]).met(columns)
+        else:
+            met = np.broadcast_to(columns.any(axis=-2, keepdims=True), columns.shape)
+        return [self._unbroadcast(b, met.reshape(used.shape))]
 
     _rules: dict[type, Callable[["_Walk", Apply, Bools], _Uses | None]] = {  # noqa: RUF012
         Elemwise: _elemwise,

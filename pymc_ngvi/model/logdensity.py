@@ -48,7 +48,8 @@ class LogDensity(SecondOrder):
         Continuous free variables only.
     backend : {"auto", "quick", "numba", "c", "jax"}, default "auto"
         "quick" evaluates by NumPy calls and compiles nothing. "auto" is "quick" unless the estimated work, from the
-        graph and the sizes of the data, would take longer than compiling with Numba. The choice is in `backend`.
+        graph, the sizes of the data and the sparsity of the Hessian, would take longer than compiling with Numba. The
+        choice is in `backend`.
     compile_kwargs : dict, optional
         Options of ``pytensor.function``.
 

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.families import stacks
 from pymc_ngvi.families.arrow import ArrowStructure
-from pymc_ngvi.families.block_structure import BlockStructure
 from pymc_ngvi.types import Array
 
 #: Part of a diagonal entry that its pivot must exceed, or the matrix counts as singular.
@@ -61,12 +60,6 @@ class Blocks:
         member = np.arange(structure.n_local) - self.starts[self.block_of]
         self.directions = np.zeros((self.width, structure.n_dim))
         self.directions[member, self.coordinates] = 1.0
-
-    @property
-    def blocks(self) -> BlockStructure:
-        """The partition of the local coordinates."""
-        assert self.structure.blocks is not None
-        return self.structure.blocks
 
     def sums(self, local: Array) -> Array:
         """Return the sum over each block, (n_draws, n_blocks)."""
@@ -149,8 +142,7 @@ class Scales:
 
     def solve(self, local: Array) -> Array:
         """Return L^-1 times vectors."""
-        parts = zip(self.inverses, self.blocks.by_size(local), strict=True)
-        return self.blocks.joined([(v @ x[..., None])[..., 0] for v, x in parts])
+        return self._applied(_product, local)
 
     def log_det(self) -> Array:
         """Return log det L of each draw, (n_draws,)."""
@@ -225,6 +217,11 @@ def _raised(matrices: Array) -> Array:
     values = np.maximum(values, np.where(largest > 0.0, _LEAST_EIGENVALUE * largest, 1.0))
     result: Array = (vectors * values[:, None, :]) @ vectors.swapaxes(1, 2)
     return result
+
+
+def _product(inverses: Array, columns: Array) -> Array:
+    # Of numbers, the product of stacks of matrices takes ten times as long.
+    return inverses * columns if inverses.shape[-1] == 1 else inverses @ columns
 
 
 def _solve(inverses: Array, columns: Array) -> Array:

@@ -121,7 +121,7 @@ def _evaluate(guide: Guide, blocks: Blocks, theta: Array) -> tuple[Array, Matric
     points = theta if width == 1 else np.repeat(theta, width, axis=0)
     directions = np.tile(blocks.directions, (n_draws, 1))
     gradient, products = guide.slopes(points, directions)
-    return gradient[::width, blocks.coordinates], blocks.matrices(-products.reshape(n_draws, width, -1))
+    return gradient[::width, blocks.coordinates], blocks.matrices(-products.reshape(n_draws, width, theta.shape[1]))
 
 
 def _advance(guide: Guide, blocks: Blocks, theta: Array, search: _Search, active: NDArray[np.intp]) -> None:

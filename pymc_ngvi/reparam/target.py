@@ -77,7 +77,7 @@ class ReparametrisedDensity:
         self._steps = Steps(transform.n_dim)
         guide = transform.guide
         exact = isinstance(guide, GuideFunctions) and guide.is_exact and guide.density is density
-        self._second = guide if exact else GuideFunctions(density, transform.structure)
+        self._second = guide if exact else GuideFunctions(density, transform.structure, order=2)
         self._usual_evaluations = 0.0
 
     # --- what is the model's ---
@@ -130,7 +130,8 @@ class ReparametrisedDensity:
 
     def initial_point(self) -> Array:
         """Return phi of the model's initial point, (n_dim,)."""
-        return self.transform.inverse(self.density.initial_point()[None])[0][0]
+        point: Array = self.transform.inverse(self.density.initial_point()[None])[0][0]
+        return point
 
     # --- evaluation ---
 

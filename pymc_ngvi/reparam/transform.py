@@ -144,7 +144,9 @@ class Conditional:
     def _in_chunks(self, points: Array, function: Callable[[Array], tuple[Array, Array]]) -> tuple[Array, Array]:
         size = max(1, _CHUNK_ELEMENTS // (self.n_dim * self.blocks.width))
         points = np.asarray(points, dtype=np.float64)
-        parts = [function(points[i : i + size]) for i in range(0, max(len(points), 1), size)]
+        if not len(points):
+            return points.copy(), np.empty(0)
+        parts = [function(points[i : i + size]) for i in range(0, len(points), size)]
         return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
 
     def _starts(self, theta: Array) -> Array:
