@@ -18,7 +18,7 @@ from pymc_ngvi.types import Array
 #: Evaluations for the modes of a draw, beyond which a closer centre pays.
 _MANY_EVALUATIONS = 4.0
 #: Numbers in one batch of draws, with their blocks.
-_BATCH_ELEMENTS = 2**19
+_BATCH_ELEMENTS = 2**17
 
 
 class ReparametrisedDensity:

@@ -24,7 +24,7 @@ from pymc_ngvi.reparam.modes import Guide, Modes, find_modes
 from pymc_ngvi.types import Array
 
 #: Draws for which modes are sought at once: what is held of each is a few vectors and matrices of all blocks.
-_CHUNK_ELEMENTS = 2**19
+_CHUNK_ELEMENTS = 2**17
 #: Global coordinates up to which the way of the modes with each is found, for better starts.
 _MOST_SLOPES = 64
 #: Way that it takes.

@@ -32,7 +32,7 @@ from pymc_ngvi.steps.secant import (
     trusted,
 )
 from pymc_ngvi.steps.settling import LEAST_GAIN, MAX_SETTLING, can_settle, without_globals
-from pymc_ngvi.steps.tolerance import Tolerance, no_coordinate_is_off
+from pymc_ngvi.steps.tolerance import Tolerance, judged, no_coordinate_is_off
 from pymc_ngvi.types import (
     Array,
     Assessment,
@@ -64,6 +64,8 @@ _N_PAIRS, _N_PAIRS_INEXACT = 6, 12
 #: A step near the optimum that leaves less than this part of the gap tells that there is nothing to correct; otherwise
 #: so many of them are looked at on a fixed set before averaging begins.
 _FAST_RATE, _N_LEARNED = 0.15, 6
+#: Part of its noise to which a set is solved when it has no more to teach of a hierarchical model.
+_EXHAUSTED = 0.25
 #: Accepted steps on one set of draws, at most: a target that takes more is better served by more draws.
 _MAX_STEPS = 60
 #: Random streams from here on serve only to assess states, never to move them.
@@ -229,7 +231,9 @@ class Adaptive:
         # Where the metric is not exact, a step may do less than it promises, but no harm.
         predicted = state.belief.after_step(rho, noise) if state.q.exact_metric else state.belief
         moved = replace(state, q=q, n_pooled=n_pooled, step_size=rho, stalled=False, belief=predicted)
-        new = self._redraw(moved, int(2 ** np.floor(np.log2(n_draws))))
+        # Among many group effects noise falls faster than the number of draws: the larger set is the cheaper one.
+        power = np.floor(np.log2(n_draws)) if state.q.globals_ is None else np.ceil(np.log2(n_draws))
+        new = self._redraw(moved, int(min(2**power, self._max_draws)))
         if new.level == state.level:  # no draw of the new set is finite: stay, and go on with this set
             return None
         # Shrinking steps can't finish what a full step leaves over: then the set is worth solving, and learning from.
@@ -280,7 +284,9 @@ class Adaptive:
         if not self._is_solved(moved.q, moved.moments):
             return moved
         learning = moved.n_draws >= FEW_DRAWS and moved.n_learned and not self._has_learned(moved)
-        if learning and full:
+        # Little is left to learn from where group effects hide a creeping global parameter no longer.
+        exhausted = moved.q.globals_ is not None and moved.moments.gap < _EXHAUSTED * moved.moments.floor
+        if learning and full and not exhausted:
             return moved
         # Within the sampling error, where full steps overshoot, there is nothing more to learn.
         return self._next_set(replace(moved, n_learned=_N_LEARNED) if learning else moved)
@@ -371,10 +377,11 @@ class Adaptive:
         return replace(new, pairs=(*new.pairs, pair)[-(_N_PAIRS if exact else _N_PAIRS_INEXACT) :])
 
     def _is_near(self, q: Any, moments: Moments, gap: float) -> bool:
+        grad, curvature = judged(q, moments)
         return (
             gap < max(_NEAR_NATS, _NEAR_NATS_PER_DIM * self._target.n_dim)
-            and np.max(np.abs(moments.grad), initial=0.0) < _NEAR_ERROR
-            and np.max(np.abs(q.curvature_diagonal(moments.curvature) - 1.0), initial=0.0) < _NEAR_ERROR
+            and np.max(np.abs(grad), initial=0.0) < _NEAR_ERROR
+            and np.max(np.abs(curvature - 1.0), initial=0.0) < _NEAR_ERROR
         )
 
     def _serves(self, state: AdaptiveState, gap: float) -> bool:

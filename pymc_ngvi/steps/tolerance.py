@@ -6,6 +6,7 @@ import numpy as np
 
 from pymc_ngvi.steps.adaptive_state import AdaptiveState
 from pymc_ngvi.steps.certificate import MAX_CURVATURE_ERROR
+from pymc_ngvi.types import Array, Moments
 
 #: Whitened error of the mean that a converged coordinate may have.
 _MAX_MEAN_ERROR = 0.1
@@ -55,19 +56,30 @@ class Tolerance:
         return nats if q.exact_metric else _INEXACT * nats
 
 
+def judged(q: Any, moments: Moments) -> tuple[Array, Array]:
+    """Return whitened gradient and diagonal curvature of the coordinates that are looked at one by one.
+
+    Of a q that tells them from group effects, these are the global parameters: of thousands of effects, one is always
+    far out by chance, and what they lack together is in the gap.
+    """
+    curvature = q.curvature_diagonal(moments.curvature)
+    if q.globals_ is None:
+        return moments.grad, curvature
+    return moments.grad[q.globals_], curvature[q.globals_]
+
+
 def no_coordinate_is_off(state: AdaptiveState) -> bool:
     """Tell whether no coordinate has an error of mean or scale that is large by itself, beyond its noise.
 
-    Of a q that tells them from group effects, global parameters alone are looked at: of thousands of effects, one is
-    always far out by chance, and what they lack together is in the gap. Globals must be fixed well by the draws, too.
+    Among group effects, global parameters must be fixed well by the draws, too.
     """
     m, index = state.moments, state.q.globals_
-    error = np.abs(m.grad) - 2.0 * m.grad_se
-    curvature_error = np.abs(state.q.curvature_diagonal(m.curvature) - 1.0) - 2.0 * m.curvature_se
+    grad, curvature = judged(state.q, m)
+    grad_se, curvature_se = (m.grad_se, m.curvature_se) if index is None else (m.grad_se[index], m.curvature_se[index])
+    error, curvature_error = np.abs(grad) - 2.0 * grad_se, np.abs(curvature - 1.0) - 2.0 * curvature_se
     if index is not None:
-        error, curvature_error = error[index], curvature_error[index]
         pooled = state.n_draws / max(state.n_pooled, state.n_draws)
-        if np.max(m.grad_se[index], initial=0.0) * np.sqrt(pooled) > _MAX_GLOBAL_NOISE:
+        if np.max(grad_se, initial=0.0) * np.sqrt(pooled) > _MAX_GLOBAL_NOISE:
             return False
     mean_met = np.max(error, initial=0.0) <= _MAX_MEAN_ERROR
     return bool(mean_met and np.max(curvature_error, initial=0.0) <= MAX_CURVATURE_ERROR)
