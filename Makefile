@@ -10,10 +10,10 @@ example: $(STAMP)example
 	$(BIN)/python examples/epilepsy.py
 
 test: $(STAMP)test
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" --numprocesses=logical --dist=worksteal
 
 test-all: $(STAMP)bench
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses=logical --dist=worksteal
 
 lint: $(STAMP)test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

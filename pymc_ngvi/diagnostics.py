@@ -17,6 +17,8 @@ from pymc_ngvi.types import Array
 
 #: Fewer draws leave too short a tail to fit a Pareto distribution to.
 MIN_KHAT_DRAWS = 100
+#: What may help a model with groups.
+_OF_GROUPS = "The model has independent groups: reparam='rvb2' may come nearer, for a few times the cost."
 #: Rows of the table that a summary prints; ``table`` has them all.
 _MAX_ROWS = 60
 #: Characters in a line of a printed summary, at most; fewer on a narrow terminal.
@@ -147,7 +149,10 @@ def summary_lines(record: FitRecord | None, khat: float | None, n_draws: int) ->
         if not record.converged:
             lines.append(f"{record.status.sentence} {record.status.cure}")
     if khat is not None:
-        lines.append(f"Pareto k-hat {khat:.2f} ({n_draws:,} draws): {khat_meaning(khat, n_draws)}")
+        meaning = khat_meaning(khat, n_draws)
+        if record is not None and record.family == "sparse" and not record.reparam and khat > khat_limit(n_draws):
+            meaning += " " + _OF_GROUPS
+        lines.append(f"Pareto k-hat {khat:.2f} ({n_draws:,} draws): {meaning}")
     return tuple(lines)
 
 

@@ -69,12 +69,11 @@ class NGVI(Inference):
     blocks : sequence of sequences of str, optional
         With family="block": names of variables, or labels of single coordinates such as ``"z[0,1]"``, that share a
         block. Variables that are not named have a block each.
-
-    reparam : {"rvb1", "rvb2"}, optional
+    reparam : {"rvb1", "rvb2", "noncentred"}, optional
         For hierarchical models: fit group effects relative to their conditional modes and scales given the global
         parameters [2]_. "rvb2": those of the model. "rvb1": those of a quadratic expansion about the data, for Poisson,
-        Bernoulli and Normal likelihoods with canonical links. q is then no Gaussian on the unconstrained scale, but
-        its density is exact.
+        Bernoulli and Normal likelihoods with canonical links. "noncentred": those of the prior. q
+        is then no Gaussian on the unconstrained scale, but its density is exact.
 
     Raises
     ------

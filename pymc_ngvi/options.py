@@ -12,7 +12,7 @@ from pymc_ngvi.draws import BASE_DRAWS
 from pymc_ngvi.registry import AXES, Choice, choose, suggestion
 
 #: Coordinates of group effects relative to what the global parameters tell of them.
-REPARAMETRISATIONS = ("rvb1", "rvb2")
+REPARAMETRISATIONS = ("rvb1", "rvb2", "noncentred")
 
 #: Stands for a family that is chosen for the model.
 AUTO = "auto"

@@ -52,6 +52,8 @@ class FitRecord:
         What was used.
     family_reason : str
         Why this family, where the user named none.
+    reparam : str or None
+        Reparametrisation of group effects.
     """
 
     status: Status
@@ -69,6 +71,7 @@ class FitRecord:
     step: str
     backend: str
     family_reason: str = ""
+    reparam: str | None = None
 
     @property
     def converged(self) -> bool:

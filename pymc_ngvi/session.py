@@ -194,6 +194,7 @@ class FitSession:
             run_seconds=max(self._seconds - self._compile_seconds, 0.0),
             backend=density.backend,
             family_reason=self._options.family_reason,
+            reparam=self._options.reparam,
             **vars(self._options.choice),
         )
 

@@ -14,6 +14,7 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from scipy.linalg import solve_triangular
 
+from pymc_ngvi import fit_ngvi
 from pymc_ngvi.approximation import NGVIApproximation
 from pymc_ngvi.families import DiagonalState, FullState, SparseFamily, pushforward
 from pymc_ngvi.families.arrow import ArrowStructure
@@ -605,3 +606,25 @@ def test_q_stays_when_the_data_change():
     with approx.model:
         pm.set_data({"x": np.zeros_like(X)})
     assert_array_equal(approx.q.draws(base), before)
+
+
+def test_effects_relative_to_the_prior_are_the_non_centred_model():
+    rng = np.random.default_rng(3)
+    group = np.repeat(np.arange(15), 4)
+    y = (rng.random(60) < 0.4).astype(int)
+
+    def model(centred):
+        with pm.Model() as made_:
+            mu = pm.Normal("mu", 0.0, 2.0)
+            sd = pm.HalfNormal("sd", 1.5)
+            z = pm.Normal("z", mu, sd, shape=15) if centred else pm.Normal("z", 0.0, 1.0, shape=15)
+            pm.Bernoulli("y", logit_p=(z if centred else mu + sd * z)[group], observed=y)
+        return made_
+
+    options = {"family": "sparse", "random_seed": 2, "tol": 0.02, "progressbar": False, "start_sigma": 0.3}
+    by_hand = fit_ngvi(model=model(centred=False), **options | {"start_sigma": {"mu": 0.3, "sd": 0.3, "z": 1.0}})
+    relative = fit_ngvi(model=model(centred=True), reparam="noncentred", **options)
+    np.testing.assert_allclose(relative.elbo.value, by_hand.elbo.value, atol=1e-4)
+    gaussian = relative.q.gaussian
+    np.testing.assert_allclose(gaussian.mean(), by_hand.mean_flat, atol=1e-4)
+    np.testing.assert_allclose(gaussian.sd(), by_hand.sd_flat, rtol=1e-4)

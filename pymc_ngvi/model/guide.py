@@ -118,6 +118,30 @@ def quadratic_guide(density: LogDensity, structure: ArrowStructure) -> Any:
     return pt.add(rest, *terms) if terms else rest
 
 
+def prior_guide(density: LogDensity) -> Any:
+    """Return the log density without the data, as a function of the value variables of the model.
+
+    Effects relative to their prior mean and scale given the global parameters are those of the non-centred form.
+
+    Examples
+    --------
+    >>> import pymc as pm
+    >>> from pymc_ngvi.families.arrow import ArrowStructure
+    >>> from pymc_ngvi.model import LogDensity
+    >>> from pymc_ngvi.model.conditional import GuideFunctions
+    >>> from pymc_ngvi.model.guide import prior_guide
+    >>> with pm.Model() as model:
+    ...     mu = pm.Normal("mu")
+    ...     b = pm.Normal("b", mu, 0.5, shape=2)
+    ...     y = pm.Poisson("y", pm.math.exp(b), observed=[3, 0])
+    >>> density = LogDensity(model)
+    >>> functions = GuideFunctions(density, ArrowStructure.of([-1, 0, 1]), prior_guide(density))
+    """
+    model = density.model
+    with without_c():
+        return model.logp(vars=[*model.free_RVs, *model.potentials])
+
+
 # --- what a model says ------------------------------------------------------------------------------------------------
 
 

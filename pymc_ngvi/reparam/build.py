@@ -3,7 +3,7 @@
 from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.conditional import GuideFunctions
-from pymc_ngvi.model.guide import quadratic_guide
+from pymc_ngvi.model.guide import prior_guide, quadratic_guide
 from pymc_ngvi.reparam.target import ReparametrisedDensity
 from pymc_ngvi.reparam.transform import Conditional
 
@@ -16,8 +16,8 @@ def reparametrised(density: LogDensity, structure: ArrowStructure, reparam: str)
     density : LogDensity
     structure : ArrowStructure
         Of the Hessian of log p: which coordinates are local, and their blocks.
-    reparam : {"rvb1", "rvb2"}
-        The modes are those of a quadratic approximation from the data, or of log p itself.
+    reparam : {"rvb1", "rvb2", "noncentred"}
+        The modes are those of a quadratic approximation from the data, of log p itself, or of the prior alone.
 
     Returns
     -------
@@ -41,6 +41,10 @@ def reparametrised(density: LogDensity, structure: ArrowStructure, reparam: str)
             f"reparam={reparam!r} standardises local coordinates, such as the effects of groups that are independent "
             "given the others; the Hessian of this model shows none. Leave reparam out."
         )
-    guide = quadratic_guide(density, structure) if reparam == "rvb1" else None
+    guide = None
+    if reparam == "rvb1":
+        guide = quadratic_guide(density, structure)
+    elif reparam == "noncentred":
+        guide = prior_guide(density)
     transform = Conditional(GuideFunctions(density, structure, guide), structure, density.initial_point())
     return ReparametrisedDensity(density, transform)
