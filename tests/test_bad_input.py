@@ -243,7 +243,7 @@ def test_dense_covariance_too_large_says_what_it_takes(monkeypatch):
     model = build(lambda: pm.Normal("x", shape=1000))
     _memory(monkeypatch, 2**25)  # 32 MiB: 56 matrices of 1000 x 1000 take 427 MiB
     with pytest.raises(MemoryError, match=r"'full' approximation in 1,000 dimensions .*0\.4 GiB") as error:
-        fit_ngvi(model=model, **QUIET)
+        fit_ngvi(model=model, family="full", **QUIET)
     assert "family='diagonal'" in str(error.value)
     approx = fit(model, n=0, family="diagonal")
     assert approx.record.family == "diagonal"
@@ -255,7 +255,7 @@ def test_memory_is_checked_before_it_is_taken(monkeypatch):
     tracemalloc.start()
     try:
         with pytest.raises(MemoryError, match=r"1,043\.1 GiB, and this machine has 16\.0 GiB"):
-            fit_ngvi(model=model, **QUIET)
+            fit_ngvi(model=model, family="full", **QUIET)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -568,3 +568,21 @@ def test_a_wall_says_that_it_is_one():
     approx = fit(model)
     assert approx.status is Status.OUTSIDE_SUPPORT
     assert approx.record.n_dropped > 0
+
+
+def test_a_dense_hessian_has_no_sparse_precision():
+    model = build(lambda: pm.MvNormal("x", mu=np.zeros(12), cov=np.eye(12) + 0.5))
+    with pytest.raises(ValueError, match=r"family='sparse' .* counts as dense: take family='full'"):
+        fit_ngvi(model=model, family="sparse", **QUIET)
+    with pytest.raises(ValueError, match=r"reparam='rvb2' .* counts as dense"):
+        fit_ngvi(model=model, reparam="rvb2", **QUIET)
+
+
+def test_a_diagonal_makeshift_is_announced(monkeypatch):
+    """Dense, and larger than the machine: what is left out is said, and how to choose otherwise."""
+    cov = np.eye(400) + 0.5
+    model = build(lambda: pm.MvNormal("x", mu=np.zeros(400), cov=cov))
+    _memory(monkeypatch, 2**25)
+    with pytest.warns(UserWarning, match="diagonal covariance, which ignores correlations: the Hessian is dense"):
+        approx = fit_ngvi(model=model, n=0, **QUIET)
+    assert approx.record.family == "diagonal"

@@ -92,7 +92,7 @@ SLOW_FITS = [
     "nested_large",
     "rasch_300",
 ]
-#: Along the scale of effects that are all but 0, or of the steps of a walk, the ELBO is so flat that fits end far apart.
+#: The ELBO is flat along the scale of effects that are all but 0, or of the steps of a walk: fits end far apart.
 FLAT = ["empty_groups", "plateau_large", "random_walk"]
 
 MODELS = {**hierarchical.QUICK, **hierarchical.LARGE}
@@ -138,7 +138,7 @@ def test_sparse_and_dense_fits_agree(name):
     assert difference < allowed
     sd = dense.sd_flat
     # Single coordinates may differ along flat directions, such as that of a scale; all together may not.
-    assert np.sqrt(np.mean(((sparse.mean_flat - dense.mean_flat) / sd) ** 2)) < 0.1
+    assert np.sqrt(np.mean(((sparse.mean_flat - dense.mean_flat) / sd) ** 2)) < 0.15
     np.testing.assert_allclose(sparse.sd_flat, dense.sd_flat, rtol=0.15)
 
 

@@ -64,6 +64,8 @@ _N_PAIRS, _N_PAIRS_INEXACT = 6, 12
 #: A step near the optimum that leaves less than this part of the gap tells that there is nothing to correct; otherwise
 #: so many of them are looked at on a fixed set before averaging begins.
 _FAST_RATE, _N_LEARNED = 0.15, 6
+#: Dimensions beyond which group effects are many.
+_MANY = 100
 #: Part of its noise to which a set is solved when it has no more to teach of a hierarchical model.
 _EXHAUSTED = 0.25
 #: Accepted steps on one set of draws, at most: a target that takes more is better served by more draws.
@@ -162,16 +164,13 @@ class Adaptive:
         """Return why to stop, or None to go on."""
         if not state.fresh:
             return None
-        m = state.moments
+        m, noiseless = state.moments, _NO_NOISE * self._tolerance.least(state.q)
         # A set that is its own first use certifies nothing unless its size lets the noise be judged.
-        if not loses_draws(state.evaluation) and (
-            state.n_draws >= FEW_DRAWS or m.floor_sd <= _NO_NOISE * self._tolerance.least(state.q)
-        ):
+        if not loses_draws(state.evaluation) and (state.n_draws >= FEW_DRAWS or m.floor_sd <= noiseless):
             # The last measurement alone must not speak against it, either.
             gap_met = max(state.belief.bound, m.gap - m.floor + m.floor_sd) < self._tolerance.at(state)
-            gap_met = gap_met and state.gap < self._tolerance.most(
-                state.q
-            )  # nor the sampling error of the draws behind it
+            # Nor the sampling error of the draws behind the state.
+            gap_met = gap_met and state.gap < self._tolerance.most(state.q)
             if gap_met and no_coordinate_is_off(state):
                 return Status.NOT_SMOOTH if is_kinked(state.q, state.base, state.evaluation, m) else Status.CONVERGED
         return why_given_up(state) if state.rounds >= _MAX_ROUNDS else None
@@ -232,7 +231,8 @@ class Adaptive:
         predicted = state.belief.after_step(rho, noise) if state.q.exact_metric else state.belief
         moved = replace(state, q=q, n_pooled=n_pooled, step_size=rho, stalled=False, belief=predicted)
         # Among many group effects noise falls faster than the number of draws: the larger set is the cheaper one.
-        power = np.floor(np.log2(n_draws)) if state.q.globals_ is None else np.ceil(np.log2(n_draws))
+        many = state.q.globals_ is not None and self._target.n_dim > _MANY
+        power = np.ceil(np.log2(n_draws)) if many else np.floor(np.log2(n_draws))
         new = self._redraw(moved, int(min(2**power, self._max_draws)))
         if new.level == state.level:  # no draw of the new set is finite: stay, and go on with this set
             return None
@@ -309,7 +309,7 @@ class Adaptive:
         # Within the sampling error the fixed point of the update and the maximum on these draws need not agree.
         tol, floor = self._tolerance.least(state.q), state.moments.floor
         slack = 1e-9 * abs(old.elbo) + 0.5 * min(floor, tol)
-        if state.q.globals_ is not None:
+        if state.q.globals_ is not None and state.moments.gap < _NEAR_NATS_PER_DIM * self._target.n_dim:
             # The noise in the scales of group effects, and that of the ELBO along them, are those of the same draws:
             # together they hide what a global parameter gains.
             slack = max(slack, min(2.0 * floor, max(tol, _NEAR_NATS)))

@@ -284,7 +284,8 @@ class Run:
     def __init__(self, density: Any, kind: str, seed: int) -> None:
         from pymc_ngvi import loop, starting
         from pymc_ngvi.options import FitOptions
-        from pymc_ngvi.session import make_family, make_rule
+        from pymc_ngvi.problem import make_family
+        from pymc_ngvi.session import make_rule
 
         self.kind, self._density, self._loop = kind, density, loop
         options = FitOptions.validated(**KINDS[kind].options)
