@@ -174,11 +174,21 @@ class ModelStructure:
 
     @functools.cached_property
     def _cut(self) -> NDArray[np.bool_]:
-        """Which variables are cut by some of their own coordinates: half of them at most are in the border."""
+        """Which variables are cut by some of their own coordinates, half of them at most, that touch the others."""
         n = len(self.layout.variables)
         in_border = np.bincount(self._variable[self._block < 0], minlength=n)
         inside = np.bincount(self._variable[(self._block >= 0) & ~self._alone], minlength=n)
-        return (in_border > 0) & (inside >= in_border)
+        return (in_border > 0) & (inside >= in_border) & self._touches_own
+
+    @functools.cached_property
+    def _touches_own(self) -> NDArray[np.bool_]:
+        """Which variables have an entry of the Hessian between a coordinate in the border and one in a block."""
+        if self.pattern is None:  # blocks and border touch
+            return np.ones(len(self.layout.variables), dtype=np.bool_)
+        rows, cols = self.pattern.rows, self.pattern.cols
+        of, local = self._variable, self._block >= 0
+        touching = rows[(of[rows] == of[cols]) & (local[rows] != local[cols])]
+        return np.isin(np.arange(len(self.layout.variables)), of[touching])
 
     def _local_parts(self) -> list[Part]:
         """Return the blocks, those of the same variables together."""

@@ -167,7 +167,6 @@ def test_levels_without_observations_keep_their_prior():
     assert np.abs(effect).max() > scale
 
 
-@pytest.mark.xfail(reason="PyTensor keeps the index 0 as an int8, and merges slices of theta in that type")
 @pytest.mark.parametrize("n_steps", [300, *slow([2_000])])
 def test_no_rewrite_fails_for_walks_longer_than_an_int8(n_steps, caplog):
     with pytensor.config.change_flags(on_opt_error="warn"), caplog.at_level(logging.WARNING):

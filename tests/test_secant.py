@@ -1,5 +1,7 @@
 """The secant correction against explicit matrices, and against targets of known curvature."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -115,4 +117,4 @@ E1, E2 = np.eye(2)
     ],
 )
 def test_which_pairs_are_trusted(pair, exact_metric, expected):
-    assert trusted(pair, exact_metric=exact_metric) is expected
+    assert trusted(pair, SimpleNamespace(exact_metric=exact_metric)) is expected

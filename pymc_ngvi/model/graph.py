@@ -121,10 +121,13 @@ def simplify(outputs: list[Any], *, check_bounds: bool = True) -> list[Any]:
     """
     parameter_checks = "local_check_parameter_to_ninf_switch" if check_bounds else "local_remove_check_parameter"
     include = ("canonicalize", "stabilize", "ShapeOpt", parameter_checks, *rewrites.INCLUDED)
-    fgraph = FunctionGraph(outputs=outputs, clone=False, copy_inputs=False)
-    rewrites.stable_sigmoid.rewrite(fgraph)
     exclude = ("inplace", *rewrites.EXCLUDED)
+    fgraph = FunctionGraph(outputs=outputs, clone=False, copy_inputs=False)
+    rewrites.wide_indices.rewrite(fgraph)
+    rewrites.stable_sigmoid.rewrite(fgraph)
     rewrite_graph(fgraph, custom_rewrite=rewrites.stable_sigmoid, include=include, exclude=exclude)
+    if rewrites.solve_at_once(fgraph):
+        rewrite_graph(fgraph, custom_rewrite=rewrites.stable_sigmoid, include=include, exclude=exclude)
     return list(fgraph.outputs)
 
 

@@ -10,13 +10,18 @@ from pytensor.graph.basic import Apply, Constant
 from pytensor.graph.rewriting.basic import PatternNodeRewriter, dfs_rewriter, node_rewriter
 from pytensor.scalar.math import Log1mexp, Softplus, TriGamma
 from pytensor.tensor.basic import get_underlying_scalar_constant_value
+from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.exceptions import NotScalarConstantError
+from pytensor.tensor.linalg.solvers.core import SolveBase
 from pytensor.tensor.rewriting.basic import local_useless_switch
+from pytensor.tensor.rewriting.linalg.solvers import batched_vector_b_solve_to_matrix_b_solve
+from pytensor.tensor.subtensor import Subtensor
 
 #: Arguments, inputs and outputs together, that PyTensor gives to a NumPy function.
 _MAX_OPERANDS = 32
 _MAX_TRACES = 8
+_NARROW = frozenset({"int8", "int16", "int32", "uint8", "uint16", "uint32"})
 
 #: Scalar Ops that PyTensor runs element by element in Python, and the NumPy function that does the same.
 _UFUNCS: dict[type, tuple[str, int]] = {
@@ -109,6 +114,48 @@ stable_sigmoid = dfs_rewriter(
         name="one_minus_sigmoid",
     ),
 )
+
+
+@node_rewriter([Subtensor])  # type: ignore[untyped-decorator]
+def _wide_indices(fgraph: Any, node: Apply) -> list[Any] | None:
+    x, *indices = node.inputs
+    if not any(i.type.dtype in _NARROW for i in indices):
+        return None
+    return [node.op(x, *[_wide(i) if i.type.dtype in _NARROW else i for i in indices])]
+
+
+def _wide(index: Any) -> Any:
+    """Return a scalar index as an int64."""
+    if isinstance(index, Constant):
+        return ps.constant(int(index.data), dtype="int64")
+    return pt.scalar_from_tensor(pt.cast(pt.tensor_from_scalar(index), "int64"))
+
+
+#: PyTensor merges x[a:b][i] into one slice by arithmetic in the type of i, which overflows: constants such as the 0 of
+#: `walk[0]` are of type int8, and x may be longer than 127.
+wide_indices = dfs_rewriter(_wide_indices)
+
+_solve_at_once = dfs_rewriter(batched_vector_b_solve_to_matrix_b_solve)
+
+
+def solve_at_once(fgraph: Any) -> bool:
+    """Solve with one matrix for many vectors at once, as the columns of a matrix; tell whether there was such a node.
+
+    PyTensor does so too, but too late: once the matrix has an axis of draws, each vector of each draw is solved for by
+    a call of its own.
+    """
+    found = any(_solves_one_by_one(node) for node in fgraph.apply_nodes)
+    if found:
+        _solve_at_once.rewrite(fgraph)
+    return found
+
+
+def _solves_one_by_one(node: Apply) -> bool:
+    """Tell whether a node solves with one matrix for several vectors, one after the other."""
+    if not isinstance(node.op, Blockwise) or not isinstance(node.op.core_op, SolveBase) or node.op.core_op.b_ndim != 1:
+        return False
+    a, b = node.inputs
+    return b.type.ndim > 1 and all(a.type.broadcastable[:-2])
 
 
 @node_rewriter([pt.switch])  # type: ignore[untyped-decorator]

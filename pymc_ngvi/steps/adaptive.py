@@ -21,8 +21,10 @@ from pymc_ngvi.status import Status
 from pymc_ngvi.steps.adaptive_state import AdaptiveState
 from pymc_ngvi.steps.belief import UNKNOWN, Belief
 from pymc_ngvi.steps.certificate import FEW_DRAWS, is_kinked, loses_draws, why_given_up
+from pymc_ngvi.steps.drift import Drift, with_stride
 from pymc_ngvi.steps.linesearch import search
 from pymc_ngvi.steps.measure import evaluate
+from pymc_ngvi.steps.nearness import NEAR_NATS, NEAR_NATS_PER_DIM, is_near, secants_serve
 from pymc_ngvi.steps.secant import (
     Pair,
     correct,
@@ -32,7 +34,7 @@ from pymc_ngvi.steps.secant import (
     trusted,
 )
 from pymc_ngvi.steps.settling import LEAST_GAIN, MAX_SETTLING, can_settle, without_globals
-from pymc_ngvi.steps.tolerance import Tolerance, judged, no_coordinate_is_off
+from pymc_ngvi.steps.tolerance import Tolerance, no_coordinate_is_off
 from pymc_ngvi.types import (
     Array,
     Assessment,
@@ -49,10 +51,6 @@ from pymc_ngvi.types import (
 _N_DRAWS, _MAX_DRAWS = 8, 1_024
 #: Noise of a gap, in parts of the tolerance, that is none: Gaussian targets.
 _NO_NOISE = 1e-3
-#: Whitened errors, and nats, below which the fit counts as near the optimum.
-_NEAR_ERROR, _NEAR_NATS, _NEAR_NATS_PER_DIM = 0.6, 0.5, 0.01
-#: Nats, beyond one for each dimension, below which secants serve where the metric is not exact.
-_TAME_NATS = 10.0
 #: Growth of a set that is too small: where the metric is not exact, a small set misleads for longer.
 _GROWTH, _GROWTH_INEXACT = 2, 4
 #: Sets of `max_draws` fresh draws after which the fit gives up on certifying its result.
@@ -64,8 +62,9 @@ _N_PAIRS, _N_PAIRS_INEXACT = 6, 12
 #: A step near the optimum that leaves less than this part of the gap tells that there is nothing to correct; otherwise
 #: so many of them are looked at on a fixed set before averaging begins.
 _FAST_RATE, _N_LEARNED = 0.15, 6
-#: Dimensions beyond which group effects are many.
-_MANY = 100
+#: Dimensions beyond which group effects are many, and the noise floors down to which a set is worth solving then: of
+#: the gap on a fixed set, most is what its draws say of each group by chance.
+_MANY, _MANY_FLOORS = 100, 2.0
 #: Part of its noise to which a set is solved when it has no more to teach of a hierarchical model.
 _EXHAUSTED = 0.25
 #: Accepted steps on one set of draws, at most: a target that takes more is better served by more draws.
@@ -154,7 +153,7 @@ class Adaptive:
         if state.n_settling:
             return self._settle(state)
         ready = state.fresh and state.n_pooled and self._has_learned(state) and not loses_draws(state.evaluation)
-        if ready and self._is_near(state.q, state.moments, state.gap):
+        if ready and is_near(state.q, state.moments, state.gap):
             averaged = self._average(state)
             if averaged is not None:
                 return averaged
@@ -220,6 +219,9 @@ class Adaptive:
         rho = max(pooling, error / (error + noise) if error > 0.0 else 0.0)
         n_pooled = round(state.n_draws / rho)
         _, moments = self._corrected(state)
+        stride = state.drift.stride(state.stride) if state.drift else None
+        if stride is not None:
+            moments, n_pooled = with_stride(state.q, moments, stride.step / rho), state.n_draws
         q = self._update(state.q, moments, rho, False)
         if q is None:
             return None
@@ -230,6 +232,8 @@ class Adaptive:
         # Where the metric is not exact, a step may do less than it promises, but no harm.
         predicted = state.belief.after_step(rho, noise) if state.q.exact_metric else state.belief
         moved = replace(state, q=q, n_pooled=n_pooled, step_size=rho, stalled=False, belief=predicted)
+        if stride is not None:
+            moved = replace(moved, drift=None, stride=stride, belief=UNKNOWN)
         # Among many group effects noise falls faster than the number of draws: the larger set is the cheaper one.
         many = state.q.globals_ is not None and self._target.n_dim > _MANY
         power = np.ceil(np.log2(n_draws)) if many else np.floor(np.log2(n_draws))
@@ -257,7 +261,8 @@ class Adaptive:
         if found is None:
             return self._next_set(replace(state, stalled=True, next_step_size=1.0))
         q, evaluation, rho = found
-        gained = evaluation.elbo - state.elbo > 0.02 * self._tolerance.least(q)
+        best = max(state.best, state.elbo)
+        gained = evaluation.elbo - best > 0.02 * self._tolerance.least(q)
         moved = replace(
             state,
             q=q,
@@ -267,6 +272,8 @@ class Adaptive:
             step_size=rho,
             next_step_size=min(1.0, 4.0 * rho),
             n_steps=state.n_steps + 1,
+            best=best,
+            drift=None,
             idle=0 if gained else state.idle + 1,
         )
         return self._conclude(state, moved, rho * direction)
@@ -279,7 +286,7 @@ class Adaptive:
             return self._next_set(moved)
         moved = self._learn(state, replace(moved, moments=self._moments(moved)), step)
         overshoots = not full and state.q.exact_metric and self._has_learned(moved)
-        if overshoots and self._is_near(moved.q, moved.moments, moved.moments.gap):
+        if overshoots and is_near(moved.q, moved.moments, moved.moments.gap):
             return self._next_set(moved)
         if not self._is_solved(moved.q, moved.moments):
             return moved
@@ -309,17 +316,17 @@ class Adaptive:
         # Within the sampling error the fixed point of the update and the maximum on these draws need not agree.
         tol, floor = self._tolerance.least(state.q), state.moments.floor
         slack = 1e-9 * abs(old.elbo) + 0.5 * min(floor, tol)
-        if state.q.globals_ is not None and state.moments.gap < _NEAR_NATS_PER_DIM * self._target.n_dim:
+        if state.q.globals_ is not None and state.moments.gap < NEAR_NATS_PER_DIM * self._target.n_dim:
             # The noise in the scales of group effects, and that of the ELBO along them, are those of the same draws:
             # together they hide what a global parameter gains.
-            slack = max(slack, min(2.0 * floor, max(tol, _NEAR_NATS)))
+            slack = max(slack, min(2.0 * floor, max(tol, NEAR_NATS)))
         return new.elbo >= old.elbo - slack
 
     def _next_set(self, state: AdaptiveState) -> AdaptiveState:
         """Go to fresh draws after a set is solved, or as far solved as it can be."""
         n_draws = state.n_draws
-        near = self._is_near(state.q, state.moments, state.moments.gap) and not state.stalled
-        too_noisy = state.moments.floor > max(_NEAR_NATS, 4.0 * self._tolerance.least(state.q))
+        near = is_near(state.q, state.moments, state.moments.gap) and not state.stalled
+        too_noisy = state.moments.floor > max(NEAR_NATS, 4.0 * self._tolerance.least(state.q))
         grows = n_draws < FEW_DRAWS or not near or too_noisy
         growth = _GROWTH if state.q.exact_metric else _GROWTH_INEXACT
         larger = min(n_draws * growth, self._max_draws) if grows else n_draws
@@ -338,11 +345,13 @@ class Adaptive:
             evaluation=evaluation,
             fresh=True,
             n_steps=0,
+            best=-np.inf,
             rounds=state.rounds + (n_draws >= self._max_draws),
             n_dropped=state.n_dropped + int((~evaluation.finite).sum()),
         )
         moments = self._moments(drawn)
-        return replace(drawn, moments=moments, belief=state.belief.measured(moments))
+        drift = Drift.measured(state.drift, state.q, moments, n_draws)
+        return replace(drawn, moments=moments, belief=state.belief.measured(moments), drift=drift)
 
     def _moments(self, state: AdaptiveState) -> Moments:
         moments = self._estimator(self._target, state.q, state.base, state.evaluation, stl=self._stl)
@@ -355,7 +364,7 @@ class Adaptive:
     def _corrected(self, state: AdaptiveState) -> tuple[Array, Moments]:
         """Return the natural gradient and the moments that give it, corrected by recent steps where that serves."""
         gradient = natural_gradient(state.q, state.moments)
-        if state.pairs and self._serves(state, state.gap):
+        if state.pairs and secants_serve(state.q, state.moments, state.gap):
             direction = correct(state.pairs, gradient)
             if direction @ gradient > 0.0:
                 return direction, moments_of(state.q, state.moments, direction)
@@ -363,7 +372,7 @@ class Adaptive:
 
     def _learn(self, old: AdaptiveState, new: AdaptiveState, step: Array) -> AdaptiveState:
         """Remember a step on a fixed set."""
-        if not self._serves(old, old.moments.gap):
+        if not secants_serve(old.q, old.moments, old.moments.gap):
             return new
         exact = old.q.exact_metric
         fast = exact and not old.pairs and new.moments.gap < _FAST_RATE * old.moments.gap
@@ -372,23 +381,9 @@ class Adaptive:
             return replace(new, pairs=())
         change = natural_gradient(old.q, old.moments) - natural_gradient(new.q, new.moments)
         pair = Pair(step, change)
-        if not trusted(pair, exact_metric=exact):
+        if not trusted(pair, old.q):
             return new
         return replace(new, pairs=(*new.pairs, pair)[-(_N_PAIRS if exact else _N_PAIRS_INEXACT) :])
-
-    def _is_near(self, q: Any, moments: Moments, gap: float) -> bool:
-        grad, curvature = judged(q, moments)
-        return (
-            gap < max(_NEAR_NATS, _NEAR_NATS_PER_DIM * self._target.n_dim)
-            and np.max(np.abs(grad), initial=0.0) < _NEAR_ERROR
-            and np.max(np.abs(curvature - 1.0), initial=0.0) < _NEAR_ERROR
-        )
-
-    def _serves(self, state: AdaptiveState, gap: float) -> bool:
-        """Tell whether a state is near enough to the optimum for secants: nearer where the metric is exact."""
-        if state.q.exact_metric:
-            return self._is_near(state.q, state.moments, gap)
-        return gap < _TAME_NATS + self._target.n_dim
 
     def _has_learned(self, state: AdaptiveState) -> bool:
         return state.n_learned >= (_N_LEARNED if state.q.exact_metric else 1)
@@ -397,4 +392,5 @@ class Adaptive:
         return state.idle >= _MAX_IDLE or state.n_steps >= _MAX_STEPS
 
     def _is_solved(self, q: Any, moments: Moments) -> bool:
-        return moments.gap <= max(moments.floor, 0.1 * self._tolerance.least(q))
+        floor = moments.floor * (_MANY_FLOORS if q.globals_ is not None and q.n_dim > _MANY else 1.0)
+        return moments.gap <= max(floor, 0.1 * self._tolerance.least(q))

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from pymc_ngvi.steps.belief import UNKNOWN, Belief
+from pymc_ngvi.steps.drift import Drift, Stride
 from pymc_ngvi.steps.secant import Pair
 from pymc_ngvi.types import BaseDraws, Evaluation, Moments
 
@@ -42,6 +43,8 @@ class AdaptiveState:
         Sets of fresh draws tried at the largest size.
     n_steps : int
         Accepted steps on the current set.
+    best : float
+        ELBO on the current set before its last step, or an earlier one if that was higher.
     idle : int
         Accepted steps in a row that gained nothing.
     stalled : bool
@@ -50,6 +53,10 @@ class AdaptiveState:
         Draws left out so far because log p or its gradient was not finite.
     n_settling : int
         Steps of group effects alone that may follow, at the start.
+    drift : Drift or None
+        Of global parameters, over the fresh sets since the last large step.
+    stride : Stride or None
+        The last one of global parameters that drifted.
     """
 
     q: Any
@@ -66,10 +73,13 @@ class AdaptiveState:
     belief: Belief = UNKNOWN
     rounds: int = 0
     n_steps: int = 0
+    best: float = -np.inf
     idle: int = 0
     stalled: bool = False
     n_dropped: int = 0
     n_settling: int = 0
+    drift: Drift | None = None
+    stride: Stride | None = None
 
     @property
     def elbo(self) -> float:

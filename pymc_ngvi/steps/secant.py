@@ -51,20 +51,20 @@ def moments_of(state: Any, moments: Moments, direction: Array) -> Moments:
     return replace(moments, grad=direction[:n_dim], curvature=identity + error)
 
 
-def trusted(pair: Pair, *, exact_metric: bool) -> bool:
+def trusted(pair: Pair, q: Any) -> bool:
     """Tell whether a pair measures a curvature that can be used.
 
     Parameters
     ----------
     pair : Pair
-    exact_metric : bool
-        Whether the Fisher information of the family is the curvature of the ELBO for every Gaussian target.
+    q : GaussianState
+        From which the step was taken.
     """
     product = float(pair.step @ pair.change)
     step_square, change_square = float(pair.step @ pair.step), float(pair.change @ pair.change)
     if step_square < _LEAST_STEP**2:
         return False
-    if not exact_metric:
+    if not q.exact_metric:
         cosine = product / float(np.sqrt(step_square * change_square)) if change_square > 0.0 else 0.0
         return cosine > _MIN_COSINE and product * _MAX_STRETCH_INEXACT > step_square
     return product * _MAX_STRETCH > step_square and change_square <= _MAX_STIFFNESS * product

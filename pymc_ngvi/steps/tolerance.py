@@ -10,8 +10,6 @@ from pymc_ngvi.types import Array, Moments
 
 #: Whitened error of the mean that a converged coordinate may have.
 _MAX_MEAN_ERROR = 0.1
-#: Sampling error of it that a global parameter may have, among group effects.
-_MAX_GLOBAL_NOISE = 0.07
 #: At the default tolerance: nats per dimension that a converged fit may lack (a root-mean-square error of .03 sd in
 #: the mean), and the nats below which nothing is asked.
 _PER_DIM, _LEAST = 1e-2, 1e-1
@@ -71,15 +69,13 @@ def judged(q: Any, moments: Moments) -> tuple[Array, Array]:
 def no_coordinate_is_off(state: AdaptiveState) -> bool:
     """Tell whether no coordinate has an error of mean or scale that is large by itself, beyond its noise.
 
-    Among group effects, global parameters must be fixed well by the draws, too.
+    Global parameters must have come to rest, too, as far as all draws tell since the last large step.
     """
     m, index = state.moments, state.q.globals_
     grad, curvature = judged(state.q, m)
     grad_se, curvature_se = (m.grad_se, m.curvature_se) if index is None else (m.grad_se[index], m.curvature_se[index])
     error, curvature_error = np.abs(grad) - 2.0 * grad_se, np.abs(curvature - 1.0) - 2.0 * curvature_se
-    if index is not None:
-        pooled = state.n_draws / max(state.n_pooled, state.n_draws)
-        if np.max(grad_se, initial=0.0) * np.sqrt(pooled) > _MAX_GLOBAL_NOISE:
-            return False
+    if index is not None and (state.drift is None or not state.drift.is_settled()):
+        return False
     mean_met = np.max(error, initial=0.0) <= _MAX_MEAN_ERROR
     return bool(mean_met and np.max(curvature_error, initial=0.0) <= MAX_CURVATURE_ERROR)

@@ -1,0 +1,152 @@
+"""Rewrites on the way from PyMC's graph to ours: long chains indexed by small integers, solves for many groups."""
+
+import logging
+
+import hierarchical
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+import pytest
+
+from pytensor.graph.fg import FunctionGraph
+from pytensor.tensor.linalg.solvers.core import SolveBase
+from scipy import stats
+from test_quick_mode import python_reference
+
+from pymc_ngvi.model import LogDensity, graph, rewrites
+
+N = 300
+SIGMA = 0.5
+
+
+def chain(kind):
+    """Return a chain of known step size seen with noise, and the coefficient of the state before in the next one."""
+    y = np.sin(np.arange(N) / 20.0)
+    with pm.Model() as model:
+        level = pm.Normal("level", 0.0, 2.0)
+        start = pm.Normal.dist(0.0, 3.0)
+        if kind == "walk":
+            state, rho = pm.GaussianRandomWalk("state", sigma=SIGMA, init_dist=start, steps=N - 1), 1.0
+        else:
+            rho = 0.8
+            state = pm.AR("state", rho=rho, sigma=SIGMA, init_dist=start, steps=N - 1)
+        pm.Normal("y", level + state, 1.0, observed=y)
+    return model, rho, y
+
+
+@pytest.mark.parametrize("kind", ["walk", "ar"])
+def test_chains_longer_than_an_int8(kind, caplog, rng):
+    """Everything is Gaussian: log p is a sum of squares of known linear functions."""
+    model, rho, y = chain(kind)
+    with pytensor.config.change_flags(on_opt_error="warn"), caplog.at_level(logging.WARNING):
+        density = LogDensity(model, "quick")
+        theta = rng.normal(size=(2, N + 1))
+        logp, grad = density.logp_grad(theta)
+        hessian = density.hessian(theta[:1])[0]
+    assert caplog.text == ""
+
+    maps = np.zeros((2 * N + 1, N + 1))  # from level and state to what is Normal, in units of its sd
+    maps[0, 0], maps[1, 1] = 1.0 / 2.0, 1.0 / 3.0
+    maps[2 : N + 1, 1:] = (np.eye(N)[1:] - rho * np.eye(N)[:-1]) / SIGMA
+    maps[N + 1 :, 0], maps[N + 1 :, 1:] = 1.0, np.eye(N)
+    sds, offset = np.r_[2.0, 3.0, np.full(N - 1, SIGMA), np.ones(N)], np.r_[np.zeros(N + 1), y]
+    residuals = theta @ maps.T - offset
+    np.testing.assert_allclose(logp, (stats.norm.logpdf(residuals) - np.log(sds)).sum(axis=1), rtol=1e-12)
+    np.testing.assert_allclose(grad, -residuals @ maps, rtol=1e-9, atol=1e-9)
+    expected = -maps.T @ maps
+    np.testing.assert_allclose(hessian, expected, rtol=1e-9, atol=1e-9)
+    np.testing.assert_array_equal(density.pattern.matrix.toarray(), expected != 0.0)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "uint8", "int64"])
+@pytest.mark.parametrize("constant", [True, False])
+def test_indices_become_wide(dtype, constant):
+    x = pt.vector("x", shape=(N,))
+    k = pt.constant(np.array(5, dtype)) if constant else pt.scalar("k", dtype=dtype)
+    index = pt.scalar_from_tensor(k)
+    outputs = [x[index], x[index::2].sum()]
+    fgraph = FunctionGraph(outputs=outputs, clone=False, copy_inputs=False)
+    rewrites.wide_indices.rewrite(fgraph)
+    nodes = [n for n in fgraph.apply_nodes if type(n.op).__name__ == "Subtensor"]
+    assert {i.type.dtype for n in nodes for i in n.inputs[1:]} == {"int64"}
+    function = pytensor.function([x] if constant else [x, k], fgraph.outputs, mode="FAST_COMPILE")
+    values = np.arange(float(N))
+    first, total = function(values) if constant else function(values, np.array(5, dtype))
+    assert first == 5.0
+    assert total == values[5::2].sum()
+
+
+# --- solves -----------------------------------------------------------------------------------------------------------
+
+
+def solves(nodes):
+    """Return the nodes that solve linear systems."""
+    return [node for node in nodes if isinstance(getattr(node.op, "core_op", node.op), SolveBase)]
+
+
+@pytest.fixture
+def n_calls(monkeypatch):
+    """Count the calls of the function that solves."""
+    calls = []
+    for kind in SolveBase.__subclasses__():
+        perform = kind.perform
+
+        def counted(self, *args, perform=perform):
+            calls.append(1)
+            return perform(self, *args)
+
+        monkeypatch.setattr(kind, "perform", counted)
+    return calls
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "logistic"])
+def test_groups_with_one_covariance_share_a_solve(likelihood, n_calls, rng):
+    model = hierarchical.correlated(n_groups=7, per_group=3, likelihood=likelihood)
+    density = LogDensity(model, "quick")
+    theta = 0.3 * rng.normal(size=(3, density.n_dim))
+    density.logp_grad(theta)
+    density.mean_hessian_values(theta)
+    functions = [density._functions[name] for name in ("logp_grad", "coloured")]
+    for function in functions:
+        found = solves(function.maker.fgraph.apply_nodes)
+        assert found
+        assert all(getattr(node.op, "core_op", node.op).b_ndim == 2 for node in found)
+        # All groups are columns of one matrix.
+        assert all(node.inputs[1].type.shape[-1] == 7 for node in found)
+    # By draw in each of the nodes, and by direction too in those of the product: never by group.
+    n_calls.clear()
+    density.logp_grad(theta)
+    assert len(n_calls) == len(theta) * len(solves(functions[0].maker.fgraph.apply_nodes))
+
+    reference = python_reference(density)
+    expected = [reference(point, direction) for point in theta[:1] for direction in np.eye(density.n_dim)]
+    logp, grad = density.logp_grad(theta[:1])
+    # A constant of PyMC's is in single precision.
+    np.testing.assert_allclose(logp[0], expected[0][0], atol=1e-7)
+    np.testing.assert_allclose(grad[0], expected[0][1], rtol=1e-9, atol=1e-10)
+    hessian = np.array([product for _, _, product in expected])
+    pattern = density.pattern
+    at_first = density.mean_hessian_values(theta[:1])
+    np.testing.assert_allclose(at_first, hessian[pattern.rows, pattern.cols], rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(density.hessian(theta[:1])[0], hessian, rtol=1e-9, atol=1e-9)
+    # No entry of the pattern is there for nothing: each group touches itself and the globals that it depends on.
+    np.testing.assert_array_equal(pattern.matrix.toarray(), np.abs(hessian) > 1e-12)
+
+
+def test_graphs_without_such_solves_are_simplified_once(monkeypatch):
+    """Nor are those whose matrix differs from vector to vector, or that solve for one vector."""
+    calls = []
+    original = graph.rewrite_graph
+    monkeypatch.setattr(graph, "rewrite_graph", lambda *args, **kwargs: calls.append(1) or original(*args, **kwargs))
+    a, b = pt.matrix("a", shape=(3, 3)), pt.matrix("b", shape=(5, 3))
+    many = pt.tensor3("many", shape=(5, 3, 3))
+    for output in [pt.exp(b).sum(), pt.linalg.solve_triangular(a, b[0], b_ndim=1).sum()]:
+        graph.simplify([output])
+    graph.simplify([pt.linalg.solve_triangular(many, b, b_ndim=1).sum()])
+    assert len(calls) == 3
+    [result] = graph.simplify([pt.linalg.solve_triangular(a, b, b_ndim=1, lower=True)])
+    assert len(calls) == 5
+    matrix, vectors = np.tril(np.arange(9.0).reshape(3, 3) + 1.0), np.arange(15.0).reshape(5, 3)
+    value = result.eval({a: matrix, b: vectors}, mode="FAST_COMPILE")
+    np.testing.assert_allclose(value, np.linalg.solve(matrix, vectors.T).T, rtol=1e-12, atol=1e-14)
