@@ -49,7 +49,8 @@ class Pattern:
     @functools.cached_property
     def off_diagonal(self) -> NDArray[np.bool_]:
         """Which entries are below the diagonal."""
-        return self.rows != self.cols
+        below: NDArray[np.bool_] = self.rows != self.cols
+        return below
 
     @functools.cached_property
     def matrix(self) -> sparse.csr_array:

@@ -174,7 +174,7 @@ class ModelStructure:
 
     @functools.cached_property
     def _cut(self) -> NDArray[np.bool_]:
-        """Which variables are cut by some of their own coordinates, half of them at most, that touch the others."""
+        """Which variables are cut by coordinates of their own: half of them at most, which touch blocks of the rest."""
         n = len(self.layout.variables)
         in_border = np.bincount(self._variable[self._block < 0], minlength=n)
         inside = np.bincount(self._variable[(self._block >= 0) & ~self._alone], minlength=n)
@@ -182,13 +182,18 @@ class ModelStructure:
 
     @functools.cached_property
     def _touches_own(self) -> NDArray[np.bool_]:
-        """Which variables have an entry of the Hessian between a coordinate in the border and one in a block."""
-        if self.pattern is None:  # blocks and border touch
-            return np.ones(len(self.layout.variables), dtype=np.bool_)
-        rows, cols = self.pattern.rows, self.pattern.cols
-        of, local = self._variable, self._block >= 0
-        touching = rows[(of[rows] == of[cols]) & (local[rows] != local[cols])]
-        return np.isin(np.arange(len(self.layout.variables)), of[touching])
+        """Which variables have coordinates in the border that touch blocks with others of theirs."""
+        n, block = len(self.layout.variables), self._block
+        if self.pattern is None:  # the border touches every block
+            return np.ones(n, dtype=np.bool_)
+        i = np.concatenate([self.pattern.rows, self.pattern.cols])
+        j = np.concatenate([self.pattern.cols, self.pattern.rows])
+        across = (block[i] < 0) & (block[j] >= 0)
+        local = np.flatnonzero(block >= 0)
+        # Pairs of a variable and a block, as codes: touched from the border, and with coordinates inside.
+        touched = np.unique(self._variable[i[across]] + n * block[j[across]])
+        inside = np.unique(self._variable[local] + n * block[local])
+        return np.isin(np.arange(n), np.intersect1d(touched, inside) % n)
 
     def _local_parts(self) -> list[Part]:
         """Return the blocks, those of the same variables together."""
