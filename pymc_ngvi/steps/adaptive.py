@@ -24,7 +24,7 @@ from pymc_ngvi.steps.certificate import FEW_DRAWS, is_kinked, loses_draws, why_g
 from pymc_ngvi.steps.drift import Drift, with_stride
 from pymc_ngvi.steps.linesearch import search
 from pymc_ngvi.steps.measure import evaluate
-from pymc_ngvi.steps.nearness import NEAR_NATS, NEAR_NATS_PER_DIM, is_near, secants_serve
+from pymc_ngvi.steps.nearness import NEAR_NATS, NEAR_NATS_PER_DIM, has_effects, is_near, secants_serve
 from pymc_ngvi.steps.secant import (
     Pair,
     correct,
@@ -64,7 +64,7 @@ _N_PAIRS, _N_PAIRS_INEXACT = 6, 12
 _FAST_RATE, _N_LEARNED = 0.15, 6
 #: Dimensions beyond which group effects are many, and the noise floors down to which a set is worth solving then: of
 #: the gap on a fixed set, most is what its draws say of each group by chance.
-_MANY, _MANY_FLOORS = 100, 2.0
+_MANY, _THOUSANDS, _MANY_FLOORS = 100, 1_000, 2.0
 #: Part of its noise to which a set is solved when it has no more to teach of a hierarchical model.
 _EXHAUSTED = 0.25
 #: Accepted steps on one set of draws, at most: a target that takes more is better served by more draws.
@@ -228,14 +228,15 @@ class Adaptive:
         # Draws that the certificate needs: the noise of a measured gap within 40 % of the tolerance.
         n_sds = 1.0 if state.q.exact_metric else 2.0
         needed = state.n_draws * 2.5 * n_sds * state.moments.floor_sd / self._tolerance.at(state)
-        n_draws = min(n_pooled, max(needed, FEW_DRAWS), self._max_draws)
+        restless = has_effects(state.q, _THOUSANDS) and not (state.drift and state.drift.is_settled())
+        n_draws = min(n_pooled, max(needed, state.n_draws if restless else FEW_DRAWS), self._max_draws)
         # Where the metric is not exact, a step may do less than it promises, but no harm.
         predicted = state.belief.after_step(rho, noise) if state.q.exact_metric else state.belief
         moved = replace(state, q=q, n_pooled=n_pooled, step_size=rho, stalled=False, belief=predicted)
         if stride is not None:
             moved = replace(moved, drift=None, stride=stride, belief=UNKNOWN)
         # Among many group effects noise falls faster than the number of draws: the larger set is the cheaper one.
-        many = state.q.globals_ is not None and self._target.n_dim > _MANY
+        many = has_effects(state.q, _MANY)
         power = np.ceil(np.log2(n_draws)) if many else np.floor(np.log2(n_draws))
         new = self._redraw(moved, int(min(2**power, self._max_draws)))
         if new.level == state.level:  # no draw of the new set is finite: stay, and go on with this set
@@ -386,11 +387,12 @@ class Adaptive:
         return replace(new, pairs=(*new.pairs, pair)[-(_N_PAIRS if exact else _N_PAIRS_INEXACT) :])
 
     def _has_learned(self, state: AdaptiveState) -> bool:
-        return state.n_learned >= (_N_LEARNED if state.q.exact_metric else 1)
+        # Strides do for thousands of group effects what learning on a fixed set does for other models.
+        return has_effects(state.q, _THOUSANDS) or state.n_learned >= (_N_LEARNED if state.q.exact_metric else 1)
 
     def _is_spent(self, state: AdaptiveState) -> bool:
         return state.idle >= _MAX_IDLE or state.n_steps >= _MAX_STEPS
 
     def _is_solved(self, q: Any, moments: Moments) -> bool:
-        floor = moments.floor * (_MANY_FLOORS if q.globals_ is not None and q.n_dim > _MANY else 1.0)
+        floor = moments.floor * (_MANY_FLOORS if has_effects(q, _MANY) else 1.0)
         return moments.gap <= max(floor, 0.1 * self._tolerance.least(q))

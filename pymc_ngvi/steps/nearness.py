@@ -25,6 +25,11 @@ def secants_serve(q: Any, moments: Moments, gap: float) -> bool:
     return is_near(q, moments, gap)
 
 
+def has_effects(q: Any, more_than: int) -> bool:
+    """Tell whether a state has so many group effects, about, beside global parameters."""
+    return q.globals_ is not None and bool(q.n_dim > more_than)
+
+
 def _are_small(q: Any, moments: Moments, most: float) -> bool:
     """Tell whether whitened errors of means are below a limit, and those of scales small."""
     grad, curvature = judged(q, moments)
