@@ -73,4 +73,5 @@ def in_short(structure: ArrowStructure) -> str:
         return f"all {n:,} coordinates are global"
     least, most = int(sizes[0]), int(sizes[-1])
     size = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-    return f"{n:,} global coordinate{'s'[: n != 1]}, {len(sizes):,} independent block{'s'[: len(sizes) != 1]} of size {size}"
+    blocks = f"{len(sizes):,} independent block{'s'[: len(sizes) != 1]} of size {size}"
+    return f"{n:,} global coordinate{'s'[: n != 1]}, {blocks}"

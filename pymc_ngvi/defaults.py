@@ -56,7 +56,7 @@ def options_for(given: Mapping[str, Any], density: LogDensity | None = None) -> 
             "one evaluation to the next: leave it out, or take step='decay' or 'constant', or the full data."
         )
     error = density.hessian_error() if options.choice.estimator == "price" else None
-    return options if error is None else _without_hessians(given, error)
+    return options if error is None else _without_hessians(given, filled, error)
 
 
 def _family_for(given: Mapping[str, Any], density: LogDensity) -> dict[str, Any]:
@@ -77,11 +77,12 @@ def _family_for(given: Mapping[str, Any], density: LogDensity) -> dict[str, Any]
     return filled
 
 
-def _without_hessians(given: dict[str, Any], error: MissingDerivativeError) -> FitOptions:
+def _without_hessians(given: dict[str, Any], filled: dict[str, Any], error: MissingDerivativeError) -> FitOptions:
     """Take an estimator from gradients alone, if that was left open."""
     if given["estimator"] is not None or given["step"] == "adaptive":
         raise error
-    options = FitOptions.validated(**given | {"estimator": "stein"})
+    chosen = {name: filled.get(name) for name in ("family", "family_reason") if filled.get(name)}
+    options = FitOptions.validated(**given | chosen | {"estimator": "stein"})
     warnings.warn(
         f"{error} The fit goes on with gradients alone (estimator='stein', update={options.choice.update!r}, "
         f"step={options.choice.step!r}), which takes many more iterations.",

@@ -118,7 +118,9 @@ class Exports:
         """Which coordinates are independent of each other given which others; ``print`` says it in words."""
         gaussian = getattr(self.q, "gaussian", self.q)  # of a reparametrised model
         arrow = getattr(gaussian, "structure", None)
-        return ModelStructure(self.layout, self.density.pattern, arrow if isinstance(arrow, ArrowStructure) else None)
+        return ModelStructure(
+            self.layout, self.density.structural_pattern, arrow if isinstance(arrow, ArrowStructure) else None
+        )
 
     def plot_structure(self, ax: Any = None) -> Any:
         """Draw which entries the posterior precision can have; see `pymc_ngvi.plots.plot_structure`.

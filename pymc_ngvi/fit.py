@@ -165,7 +165,7 @@ class NGVI(Inference):
         options = {name: value for name, value in options.items() if value is not None}
         given = self._given | options
         validated = options_for(given)
-        if given["model"] is not self._given["model"] or _makes_another_state(validated, self._options):
+        if given["model"] is not self._given["model"] or _makes_another_state(validated, options_for(self._given)):
             self._prepared = None
         if "random_seed" in options:
             self._next_seed = None

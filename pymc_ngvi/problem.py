@@ -16,7 +16,7 @@ from pymc_ngvi.linalg import check_memory
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.options import FitOptions
 from pymc_ngvi.registry import AXES
-from pymc_ngvi.reparam import reparametrised
+from pymc_ngvi.reparam import Conditional, reparametrised
 from pymc_ngvi.types import Array, TargetDensity, VariationalState
 
 
@@ -54,15 +54,15 @@ class Problem:
         if self.pushforward is None:
             return point, scales
         # Relative to their conditional modes and scales, local coordinates begin where a Gaussian has them.
-        border = self.target.transform.structure.border  # type: ignore[attr-defined]
-        standard = np.ones_like(point)
-        location = np.zeros_like(point)
-        location[border] = point[border]
-        for scale in scales:
-            standard = np.ones_like(scale)
-            standard[border] = scale[border]
-            scale[:] = standard
-        return location, scales
+        transform: Conditional = self.target.transform  # type: ignore[attr-defined]
+        transform.recentre(point)
+        is_border = np.zeros(len(point), dtype=bool)
+        is_border[transform.structure.border] = True
+        location = np.where(is_border, point, 0.0)
+        if start is not None:
+            phi = transform.inverse(point[None])[0][0]
+            location = phi if np.isfinite(phi).all() else location
+        return location, [np.where(is_border, scale, 1.0) for scale in scales]
 
 
 def problem_of(density: LogDensity, options: FitOptions) -> Problem:
@@ -79,7 +79,14 @@ def problem_of(density: LogDensity, options: FitOptions) -> Problem:
         family = make_family(options, density)
         _check(family, options, density.n_dim)
         return Problem(density, density, family)
-    structure = structure_of(density, f"reparam={options.reparam!r}")
+    density.widen(density.initial_point()[None])  # what the graph does not tell, if anything
+    pattern = density.structural_pattern
+    if pattern is None:
+        raise ValueError(
+            f"reparam={options.reparam!r} standardises effects of groups, and the Hessian of this model shows none: it "
+            "couples everything. Leave reparam out."
+        )
+    structure = find_structure(pattern)
     target = reparametrised(density, structure, options.reparam)
     family = make_family(options, density, structure)
     _check(family, options, density.n_dim)
@@ -108,16 +115,16 @@ def make_family(options: FitOptions, density: LogDensity, structure: ArrowStruct
         labels = structure.labels() if by_group and structure else block_labels(density.layout, options.blocks)
         return BlockFamily(BlockStructure(labels))
     if name == "sparse":
-        return SparseFamily(structure or structure_of(density, "family='sparse'"))
+        return SparseFamily(structure or structure_of(density))
     return FullPrecisionState if options.factor == "precision" else AXES["family"][name]
 
 
-def structure_of(density: LogDensity, option: str) -> ArrowStructure:
-    """Return the structure of a model's Hessian; raise ValueError, naming the option that needs it, if it is dense."""
+def structure_of(density: LogDensity) -> ArrowStructure:
+    """Return the structure of a model's Hessian; raise ValueError if that counts as dense."""
     if density.pattern is None:
         raise ValueError(
-            f"{option} lives on entries that the Hessian of log p does not have, and that of this model counts as "
-            "dense: take family='full', 'block' or 'diagonal'."
+            "family='sparse' lives on entries that the Hessian of log p does not have, and that of this model has too "
+            "few of these for it to pay: it counts as dense. Take family='full', 'block' or 'diagonal'."
         )
     return find_structure(density.pattern)
 

@@ -32,6 +32,10 @@ logger = logging.getLogger("pymc.ngvi")
 
 #: Times that the structure of a Hessian may turn out to be too narrow, at most.
 _MAX_WIDENED = 5
+_NO_STRUCTURE = (
+    "The Hessian of this model's log density turned out to have many more entries than its graph shows: take "
+    "family='full', 'block' or 'diagonal'."
+)
 #: Ends of a fit that the user should know of.
 _WARNED = (
     Status.LEVELLED,
@@ -106,7 +110,10 @@ class FitSession:
             self._rule = make_rule(self._problem.target, options, self._seed)
             self._options = options
         if n:
-            self._state = loop.reopen(self._rule, self._state)
+            try:
+                self._state = loop.reopen(self._rule, self._state)
+            except PatternWidened:
+                self._state = self._restructured(self._state.rule.q)
         if n and self._state.status is Status.CONVERGED:
             logger.info(f"The fit has converged already: pass a smaller tol than {self._options.tol} to refine it.")
         with FitProgress(progressbar, progressbar_theme) as progress, few_threads(self.approx.density):
@@ -127,18 +134,17 @@ class FitSession:
                     callback(self.approx, losses, state.n_iterations)
 
         last = self._state.n_iterations + n
-        for _ in range(_MAX_WIDENED):
-            try:
-                self._state = loop.run(self._rule, self._state, last - self._state.n_iterations, observe)
-                break
-            except PatternWidened:
-                history = self._state.history
-                self._state = dataclasses.replace(self._restructured(self._state.rule.q), history=history)
         try:
-            assessment = self._rule.assess(self._state.rule)
-            self._elbo, self._gap = _elbo(self._state.rule.q, assessment), assessment.gap
-            status = self._rule.conclude(self._state.status, assessment)
-            self._state = dataclasses.replace(self._state, status=status)
+            for _ in range(_MAX_WIDENED):
+                try:
+                    self._state = loop.run(self._rule, self._state, last - self._state.n_iterations, observe)
+                    self._assess()
+                    break
+                except PatternWidened:
+                    history = self._state.history
+                    self._state = dataclasses.replace(self._restructured(self._state.rule.q), history=history)
+            else:
+                raise ValueError(_NO_STRUCTURE)
         except KeyboardInterrupt:  # nothing is lost but the fresh draws: the loop has figures of its own
             self._elbo, self._gap = Elbo(self._state.rule.elbo, np.inf), self._state.rule.gap
         progress.update(self._state, last=True)
@@ -146,17 +152,26 @@ class FitSession:
         # Not what sampling in between compiled.
         self._compile_seconds += self.approx.density.compile_seconds - compiled
 
+    def _assess(self) -> None:
+        """Measure the state on draws that had no part in reaching it."""
+        assessment = self._rule.assess(self._state.rule)
+        self._elbo, self._gap = _elbo(self._state.rule.q, assessment), assessment.gap
+        status = self._rule.conclude(self._state.status, assessment)
+        self._state = dataclasses.replace(self._state, status=status)
+
     def _restructured(self, q: GaussianState) -> loop.LoopState:
         """Begin again from where a state is, for a Hessian that has turned out to have more entries than it seemed."""
         for _ in range(_MAX_WIDENED):
             logger.info("The Hessian of log p has entries that its structure left out: q gets them, too.")
+            if self._options.family_reason and self.approx.density.pattern is None:
+                raise ValueError(_NO_STRUCTURE)
             self._problem = problem_of(self.approx.density, self._options)
             self._rule = make_rule(self._problem.target, self._options, self._seed)
             try:
                 return loop.start(self._rule, self._problem.family.from_scale(q.mean(), q.sd()))
             except PatternWidened:
                 continue
-        raise ValueError("The structure of this model's Hessian can't be found: take family='full' or 'diagonal'.")
+        raise ValueError(_NO_STRUCTURE)
 
     def finish(self) -> NGVIApproximation:
         """Bring the approximation up to date, say how the fit went, and return the approximation."""

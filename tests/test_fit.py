@@ -644,3 +644,16 @@ def test_warning_points_at_a_caller_whose_name_begins_like_ours():
     with pytest.warns(ConvergenceWarning) as caught:
         namespace["study"](fit_ngvi, skewed_model())
     assert [(w.filename, w.lineno) for w in caught] == [("study.py", 2)]
+
+
+def test_the_family_found_for_the_model_is_no_other_one_when_options_change():
+    """Nodes of the approximation before the fit stay those of the result."""
+    with pm.Model():
+        b = pm.Normal("b", 0.0, pm.HalfNormal("sd", 1.0), shape=50)
+        pm.Normal("y", b, 1.0, observed=np.linspace(-2.0, 2.0, 50))
+        inference = NGVI(random_seed=1)
+    approx = inference.approx
+    assert approx.q.structure.n_border == 1
+    inference.configure(tol=0.1)
+    assert inference.approx is approx
+    assert inference.fit(progressbar=False) is approx

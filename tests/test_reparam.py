@@ -628,3 +628,44 @@ def test_effects_relative_to_the_prior_are_the_non_centred_model():
     gaussian = relative.q.gaussian
     np.testing.assert_allclose(gaussian.mean(), by_hand.mean_flat, atol=1e-4)
     np.testing.assert_allclose(gaussian.sd(), by_hand.sd_flat, rtol=1e-4)
+
+
+def eight_schools():
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0.0, 5.0)
+        tau = pm.HalfNormal("tau", 5.0)
+        theta = pm.Normal("theta", mu, tau, shape=7)
+        pm.Normal("y", theta, 10.0, observed=[28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0])
+    return model
+
+
+def test_small_hierarchical_models_can_be_reparametrised():
+    """Nine dimensions: too few for a coloured Hessian to pay, but the groups are there."""
+    options = {"model": eight_schools(), "random_seed": 1, "progressbar": False}
+    plain, relative = fit_ngvi(**options), fit_ngvi(reparam="rvb2", **options)
+    assert relative.converged
+    assert relative.q.gaussian.structure.n_border == 2
+    # Given mu and tau, effects are Gaussian: only the globals are left to be approximated.
+    assert relative.elbo.value > plain.elbo.value + 0.05
+    assert "7 independent blocks" in str(relative.structure)
+
+
+@pytest.mark.parametrize("family", ["full", "block", "diagonal"])
+def test_any_family_can_be_fitted_to_a_reparametrised_model(family):
+    """Effects are all but independent of the globals there: little is lost by leaving correlations out."""
+    options = {"model": eight_schools(), "reparam": "rvb2", "random_seed": 1, "progressbar": False}
+    sparse, other = fit_ngvi(**options), fit_ngvi(family=family, **options)
+    assert type(other.q.gaussian).__name__.lower().startswith(family)
+    lost = 0.02 if family == "full" else 0.3
+    assert -0.1 < sparse.elbo.value - other.elbo.value < lost + 0.1
+
+
+def test_a_start_counts_on_the_scale_of_the_model():
+    model = eight_schools()
+    start = {"mu": 3.0, "theta": np.linspace(-5.0, 10.0, 7)}
+    approx = fit_ngvi(0, model=model, reparam="rvb2", start=start, start_sigma=1e-6, random_seed=1, progressbar=False)
+    location = approx.q.gaussian.mean()
+    theta = approx.q.family.transform.forward(location[None])[0][0]
+    where = {v.name: v.where for v in approx.layout.variables}
+    assert_allclose(theta[where["mu"]], 3.0)
+    assert_allclose(theta[where["theta"]], start["theta"], atol=1e-6)

@@ -189,7 +189,7 @@ class SparseHessian:
     def n_colours_by_graph(self) -> int:
         """Return the products for one Hessian as far as the graph tells, evaluating nothing."""
         self._forget_old_data()
-        colouring = colour(self._by_graph().pattern)
+        colouring = colour(self._by_graph().pattern) if len(self._start) >= _SMALLEST else None
         return len(self._start) if colouring is None else colouring.n_colours
 
     def _forget_old_data(self) -> None:
@@ -199,19 +199,25 @@ class SparseHessian:
             self._n_calls = 0
 
     def _by_graph(self) -> "HessianPattern":
-        from pymc_ngvi.model.interaction import HessianPattern, hessian_pattern
+        from pymc_ngvi.model.interaction import hessian_pattern
 
         if self._structure is None:
             shared = [v for v in ancestors([self._logp]) if isinstance(v, SharedVariable) and v not in self._varying]
             self._data = [(var, var.get_value(borrow=True)) for var in shared]
-            small = len(self._start) < _SMALLEST
-            self._structure = (
-                HessianPattern(None, ()) if small else hessian_pattern(self._logp, self._theta, varying=self._varying)
-            )
+            self._structure = hessian_pattern(self._logp, self._theta, varying=self._varying)
         return self._structure
 
+    @property
+    def pattern_by_graph(self) -> Pattern | None:
+        """The pattern as the graph tells it, whether coloured products pay for it or not."""
+        self._forget_old_data()
+        return self._by_graph().pattern
+
     def _find(self) -> ColouredHessian | None:
-        structure, n_dim = self._by_graph(), len(self._start)
+        n_dim = len(self._start)
+        if n_dim < _SMALLEST:
+            return None
+        structure = self._by_graph()
         coloured = self._coloured(structure.pattern)
         # A Hessian of one batch tells nothing of the others.
         look = coloured is None and structure.opaque and not self._varying and n_dim <= _MOST_DENSE

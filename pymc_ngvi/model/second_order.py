@@ -102,6 +102,15 @@ class SecondOrder:
         return None if coloured is None else coloured.pattern
 
     @property
+    def structural_pattern(self) -> Pattern | None:
+        """Entries of the Hessian that can differ from 0 as the graph tells, whether or not `pattern` has any use of it.
+
+        None only where it would have too many to hold.
+        """
+        known = self.pattern
+        return self._sparse.pattern_by_graph if known is None else known
+
+    @property
     def n_widened(self) -> int:
         """Times that the pattern turned out to lack entries."""
         return self._sparse.n_widened

@@ -33,9 +33,12 @@ class Steps:
 
     def update(self, coordinates: NDArray[np.intp], curvatures: Array) -> None:
         """Learn from second derivatives at some draws, (n_draws, n_coordinates)."""
+        finite = np.isfinite(curvatures)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            scales = np.mean(curvatures**2, axis=0) ** -0.25
-        self.scales[coordinates] = np.where(np.isfinite(curvatures).all(axis=0), np.clip(scales, _LEAST, _MOST), 1.0)
+            squares = np.where(finite, curvatures, 0.0) ** 2
+            scales = (squares.sum(axis=0) / finite.sum(axis=0)) ** -0.25
+        known = np.isfinite(scales) & finite.any(axis=0)
+        self.scales[coordinates] = np.where(known, np.clip(scales, _LEAST, _MOST), self.scales[coordinates])
         self.known = True
 
     def along(self, directions: Array) -> Array:

@@ -225,6 +225,9 @@ class ReparametrisedDensity:
 
     def mean_hessian_products(self, phi: Array, directions: Array) -> Array:
         """Return the mean over draws of the Hessian times each direction, (n_directions, n_dim)."""
+        if len(directions) > self.transform.structure.n_border:  # then the whole of it costs less
+            products: Array = directions @ self._pattern.symmetric(self.mean_hessian_values(phi))
+            return products
         self.n_hessians += len(phi)
         self._learn_scales(phi)
         total = np.zeros(directions.shape)

@@ -15,7 +15,7 @@ _TAME_NATS = 10.0
 
 def is_near(q: Any, moments: Moments, gap: float) -> bool:
     """Tell whether a state is near the optimum."""
-    return gap < max(NEAR_NATS, NEAR_NATS_PER_DIM * float(q.n_dim)) and _are_small(q, moments, NEAR_ERROR)
+    return gap < max(NEAR_NATS, NEAR_NATS_PER_DIM * float(q.n_dim)) and _are_small(q, moments)
 
 
 def secants_serve(q: Any, moments: Moments, gap: float) -> bool:
@@ -30,8 +30,8 @@ def has_effects(q: Any, more_than: int) -> bool:
     return q.globals_ is not None and bool(q.n_dim > more_than)
 
 
-def _are_small(q: Any, moments: Moments, most: float) -> bool:
-    """Tell whether whitened errors of means are below a limit, and those of scales small."""
+def _are_small(q: Any, moments: Moments) -> bool:
+    """Tell whether whitened errors of means and scales are small."""
     grad, curvature = judged(q, moments)
     errors_of_scales = np.abs(curvature - 1.0)
-    return bool(np.max(np.abs(grad), initial=0.0) < most and np.max(errors_of_scales, initial=0.0) < NEAR_ERROR)
+    return bool(np.max(np.abs(grad), initial=0.0) < NEAR_ERROR and np.max(errors_of_scales, initial=0.0) < NEAR_ERROR)

@@ -6,6 +6,7 @@ for twenty iterations on a centred logistic model. Held at their wide start, glo
 data.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from pymc_ngvi.types import Moments
@@ -22,12 +23,4 @@ def can_settle(q: Any) -> bool:
 def without_globals(q: Any, moments: Moments) -> Moments:
     """Return moments whose step leaves the global parameters where they are."""
     grad, curvature = q.held(moments.grad, moments.curvature)
-    return Moments(
-        grad=grad,
-        curvature=curvature,
-        grad_se=moments.grad_se,
-        curvature_se=moments.curvature_se,
-        gap=moments.gap,
-        floor=moments.floor,
-        floor_sd=moments.floor_sd,
-    )
+    return replace(moments, grad=grad, curvature=curvature, replicates=None)
