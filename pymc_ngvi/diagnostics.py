@@ -18,7 +18,7 @@ from pymc_ngvi.types import Array
 #: Fewer draws leave too short a tail to fit a Pareto distribution to.
 MIN_KHAT_DRAWS = 100
 #: What may help a model with groups.
-_OF_GROUPS = "The model has independent groups: reparam='rvb2' may come nearer, for a few times the cost."
+_OF_GROUPS = "If it has effects of groups, reparam='rvb2' may come nearer, for a few times the cost."
 #: Rows of the table that a summary prints; ``table`` has them all.
 _MAX_ROWS = 60
 #: Characters in a line of a printed summary, at most; fewer on a narrow terminal.

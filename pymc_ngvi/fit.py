@@ -44,10 +44,10 @@ class NGVI(Inference):
     family, update, estimator, step : str, optional
         Entries of the four axes (see `pymc_ngvi.registry.ALLOWED`); each left out gets the default that goes with the
         others, and the family (or "auto") the one that suits the model: "sparse" where its Hessian has the structure
-        of a hierarchical model, "full" otherwise.
+        of a hierarchical model, "full" otherwise, "diagonal" where neither fits in memory.
     tol : float, default 0.05
-        Nats of ELBO that may be left to gain (with the default step rule, in 10 to 100 dimensions: in proportion to the
-        dimension; below: a tenth).
+        Nats of ELBO that may be left to gain in 100 dimensions; with the default step rule, in proportion to the
+        dimension from 10 on (below: a tenth), but for the family "sparse" no more above 100.
     n_draws : int, optional
         Draws in the first set (step="adaptive": 8, a power of 2), or in each iteration (other step rules).
     max_draws : int, optional
@@ -68,7 +68,7 @@ class NGVI(Inference):
         What update="euclidean" has the Cholesky factor of: with family="full" the precision.
     blocks : sequence of sequences of str, optional
         With family="block": names of variables, or labels of single coordinates such as ``"z[0,1]"``, that share a
-        block. Variables that are not named have a block each.
+        block. Variables that are not named have a block each; with ``reparam`` and no names, groups have.
     reparam : {"rvb1", "rvb2", "noncentred"}, optional
         For hierarchical models: fit group effects relative to their conditional modes and scales given the global
         parameters [2]_. "rvb2": those of the model. "rvb1": those of a quadratic expansion about the data, for Poisson,

@@ -43,7 +43,8 @@ class FitRecord:
         nothing tells (minibatches).
     n_iterations : int
     n_gradients, n_hessians : int
-        Draws at which the gradient, and the Hessian, of log p were evaluated.
+        Draws at which the gradient, and the Hessian, of the density that was fitted were evaluated: log p, or its
+        reparametrisation.
     n_dropped : int
         Draws left out because log p or its gradient was not finite there.
     compile_seconds, run_seconds : float
@@ -73,6 +74,9 @@ class FitRecord:
     family_reason: str = ""
     reparam: str | None = None
 
+    def _relative(self) -> str:
+        return f", reparam={self.reparam!r}" if self.reparam else ""
+
     @property
     def converged(self) -> bool:
         """Whether the fit stopped because it had converged."""
@@ -86,7 +90,7 @@ class FitRecord:
             f"{self.n_iterations:,} iteration{'s'[: self.n_iterations != 1]}, "
             f"{self.n_gradients:,} gradients, {self.n_hessians:,} Hessians, "
             f"{self.compile_seconds:.1f} s compiling + {self.run_seconds:.1f} s running "
-            f"({self.family} family{': ' * bool(self.family_reason)}{self.family_reason}; {self.backend} backend)."
+            f"({self.family} family{self._relative()}{': ' * bool(self.family_reason)}{self.family_reason}; {self.backend} backend)."
         )
 
 
