@@ -74,8 +74,10 @@ class FitRecord:
     family_reason: str = ""
     reparam: str | None = None
 
-    def _relative(self) -> str:
-        return f", reparam={self.reparam!r}" if self.reparam else ""
+    def _what(self) -> str:
+        """Return the family, on which coordinates, and why."""
+        relative = f", reparam={self.reparam!r}" if self.reparam else ""
+        return f"{self.family} family{relative}" + (f": {self.family_reason}" if self.family_reason else "")
 
     @property
     def converged(self) -> bool:
@@ -90,7 +92,7 @@ class FitRecord:
             f"{self.n_iterations:,} iteration{'s'[: self.n_iterations != 1]}, "
             f"{self.n_gradients:,} gradients, {self.n_hessians:,} Hessians, "
             f"{self.compile_seconds:.1f} s compiling + {self.run_seconds:.1f} s running "
-            f"({self.family} family{self._relative()}{': ' * bool(self.family_reason)}{self.family_reason}; {self.backend} backend)."
+            f"({self._what()}; {self.backend} backend)."
         )
 
 

@@ -1,8 +1,8 @@
 """Guides of group effects other than log p itself: the prior alone, and a quadratic one from the data [1]_.
 
 In the second, each log likelihood of an observation is replaced by its Taylor polynomial of the second order in the
-linear predictor eta, about an estimate that does not depend on the parameters. Where the effects of a group have a Gaussian prior and
-enter eta linearly, the guide is quadratic in them: its mode takes one step of Newton's method.
+linear predictor eta, about an estimate that does not depend on the parameters. Where the effects of a group have a
+Gaussian prior and enter eta linearly, the guide is quadratic in them: its mode takes one step of Newton's method.
 
 References
 ----------
