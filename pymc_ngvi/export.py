@@ -1,5 +1,7 @@
 """What an approximation shows of q without PyTensor nodes: draws, moments, covariances."""
 
+import warnings
+
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -160,7 +162,16 @@ class Exports:
         base = rng.standard_normal((int(n), self.layout.n_dim))
         if self.q.n_uniform:
             base = np.concatenate([base, rng.random((int(n), self.q.n_uniform))], axis=1)
-        return self.q.draws(base)
+        theta = self.q.draws(base)
+        lost = int(np.isnan(theta).any(axis=1).sum())
+        if lost:
+            warnings.warn(
+                f"{lost:,} of {n:,} draws are NaN: given their global parameters, no conditional mode of the group "
+                "effects was found. Fit without reparam, or leave these draws out.",
+                UserWarning,
+                stacklevel=2,
+            )
+        return theta
 
     def sample(
         self,
