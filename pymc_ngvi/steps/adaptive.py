@@ -145,8 +145,8 @@ class Adaptive:
         n_dropped = int((~evaluation.finite).sum())
         moments = self._estimator(self._target, q, base, evaluation, stl=self._stl)
         n_settling = MAX_SETTLING if can_settle(q) else 0
-        belief = Belief.of(moments)
-        return AdaptiveState(q, 0, base, evaluation, moments, belief=belief, n_dropped=n_dropped, n_settling=n_settling)
+        state = AdaptiveState(q, 0, base, evaluation, moments, n_dropped=n_dropped, n_settling=n_settling)
+        return replace(state, belief=Belief.of(moments), drift=Drift.measured(None, q, moments, base.n_draws))
 
     def step(self, state: AdaptiveState) -> AdaptiveState:
         """Take one step."""
@@ -205,7 +205,9 @@ class Adaptive:
         q, evaluation, rho = found
         gained = evaluation.elbo - state.elbo > LEAST_GAIN * q.n_dim
         n_settling = state.n_settling - 1 if gained else 0
-        moved = replace(state, q=q, evaluation=evaluation, fresh=False, step_size=rho, n_settling=n_settling, n_steps=0)
+        moved = replace(
+            state, q=q, evaluation=evaluation, fresh=False, step_size=rho, n_settling=n_settling, drift=None
+        )
         return replace(moved, moments=self._moments(moved))
 
     # --- near the optimum: one step from each fresh set -----------------------------------------------------------
