@@ -17,6 +17,7 @@ import numpy as np
 from pymc_ngvi.families import stacks
 from pymc_ngvi.families.block_structure import BlockStructure
 from pymc_ngvi.families.lower import LOG_2PI, SUFFIX_SUMS
+from pymc_ngvi.families.packed import PackedState, memory_bytes
 from pymc_ngvi.linalg import has_lost_pivots
 from pymc_ngvi.types import Array, Outer, TargetDensity
 
@@ -27,7 +28,7 @@ _DIRECTIONS = 4_000_000
 
 
 @dataclass(frozen=True)
-class BlockState:
+class BlockState(PackedState):
     """N(mean, C C^T) with a block-diagonal C; a curvature is packed as C is, its blocks symmetric.
 
     Parameters
@@ -39,29 +40,16 @@ class BlockState:
     structure : BlockStructure
     """
 
-    location: Array
-    factor: Array
     structure: BlockStructure
 
-    n_uniform = 0
     globals_ = None
     exact_metric = False
     factor_sign = 1
 
     @property
-    def n_dim(self) -> int:
-        """Number of unconstrained coordinates."""
-        return len(self.location)
-
-    @property
     def n_params(self) -> int:
         """Numbers in the mean and in the lower triangles of the blocks."""
         return self.n_dim + (self.structure.n_entries + self.n_dim) // 2
-
-    @property
-    def factor_values(self) -> Array:
-        """The packed factor, (n_entries,)."""
-        return self.factor
 
     def params(self) -> dict[str, Array]:
         """Return the arrays that define the state; the last two are ints."""
@@ -97,10 +85,6 @@ class BlockState:
         result: Array = -0.5 * np.sum(z * z, axis=-1) - self._log_det() - 0.5 * self.n_dim * LOG_2PI
         return result
 
-    def mean(self) -> Array:
-        """Return a copy of the mean."""
-        return self.location.copy()
-
     def sd(self) -> Array:
         """Return the standard deviations."""
         return self.structure.join([np.sqrt(np.sum(c * c, axis=2)) for c in self._blocks()])
@@ -108,10 +92,6 @@ class BlockState:
     def cov(self) -> Array:
         """Return the covariance, dense."""
         return self.structure.dense(self._on_blocks(lambda c: c @ stacks.transposed(c), self.factor))
-
-    def entropy(self) -> float:
-        """Return -E_q[log q]."""
-        return self._log_det() + 0.5 * self.n_dim * (LOG_2PI + 1.0)
 
     # --- between the space of theta and the whitened one ---
 
@@ -147,21 +127,6 @@ class BlockState:
             target.n_hessians = before + len(theta)  # one a draw, in however many calls
         with np.errstate(invalid="ignore"):  # inf times the zeros of the factor: the caller sees what is not finite
             return self._on_blocks(lambda p, c: stacks.symmetrise(-(p @ c)), products, self.factor)
-
-    def curvature_error(self, curvature: Array) -> Array:
-        """Return A - I."""
-        return self.add_to_diagonal(curvature, -1.0)
-
-    def curvature_diagonal(self, curvature: Array) -> Array:
-        """Return the diagonal of A."""
-        result: Array = curvature[self.structure.diagonal]
-        return result
-
-    def add_to_diagonal(self, curvature: Array, value: float) -> Array:
-        """Return A + value * I."""
-        result = curvature.copy()
-        result[self.structure.diagonal] += value
-        return result
 
     def flat(self, curvature: Array) -> Array:
         """Return a vector whose inner products are those of the matrices."""
@@ -213,11 +178,6 @@ class BlockState:
             uppers.append(stacks.reverse_cholesky_of_product(vectors * np.sqrt(values)[:, None, :]))
         return self._divided(uppers, grad)
 
-    def outer_diagonal(self, outer: Outer) -> Array:
-        """Return the diagonal of `outer_mean`."""
-        result: Array = np.einsum("bi,bi->i", outer.left, outer.right) / len(outer.left) + outer.diagonal
-        return result
-
     def half_product(self, error: Array | Outer) -> Array:
         """Return the factor times the lower triangle of I - A with a halved diagonal."""
         if not isinstance(error, Outer):
@@ -240,26 +200,6 @@ class BlockState:
         diagonal = self.structure.diagonal
         result[diagonal] += error.diagonal / self.factor[diagonal]
         return result
-
-    def scaled_columns(self, scale: Array) -> Array:
-        """Return the factor with each column multiplied."""
-        result: Array = self.factor * scale[self.structure.columns]
-        return result
-
-    def plus(self, location_step: Array, factor_step: Array, *, signed: bool = False) -> Self | None:
-        """Add to mean and factor; None where a diagonal entry of it would not stay positive (if signed: not 0)."""
-        location, factor = self.location + location_step, self.factor + factor_step
-        diagonal = factor[self.structure.diagonal]
-        if not (np.abs(diagonal) if signed else diagonal > 0.0).all():
-            return None
-        if not (np.isfinite(factor).all() and np.isfinite(location).all()):
-            return None
-        return replace(self, location=location, factor=factor)
-
-    def unsigned(self) -> Self:
-        """Return the same Gaussian with a factor of positive diagonal."""
-        diagonal = self.factor[self.structure.diagonal]
-        return self if (diagonal > 0.0).all() else replace(self, factor=self.scaled_columns(np.sign(diagonal)))
 
     def merged(self, other: Self, weight: float) -> Self:
         """Return the Gaussian with the first two moments, block by block, of a mixture with another."""
@@ -291,9 +231,6 @@ class BlockState:
         """Apply an operation on the stacks of the factor and their columns to vectors, (..., n_dim)."""
         parts = zip(self._blocks(), self.structure.split(vectors), strict=True)
         return self.structure.join([operation(c, v) for c, v in parts], vectors.shape[:-1])
-
-    def _log_det(self) -> float:
-        return float(np.sum(np.log(np.abs(self.factor[self.structure.diagonal]))))
 
     def _divided(self, uppers: list[Array], grad: Array) -> tuple[Self, Array] | None:
         # C' = C U^-T stays lower triangular; C' C'^T = C M^-1 C^T, for M = U U^T.
@@ -328,7 +265,7 @@ class BlockFamily:
 
     def memory_bytes(self, n_dim: int) -> int:
         """Return the memory that a fit takes beyond the model's own, at its peak: about 56 packed factors."""
-        return 8 * (56 * self.structure.n_entries + 64 * n_dim)
+        return memory_bytes(self.structure.n_entries, n_dim)
 
 
 def _half_product_of_outer(factors: Array, left: Array, right: Array) -> Array:

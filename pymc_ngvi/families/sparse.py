@@ -23,11 +23,12 @@ from pymc_ngvi import linalg
 from pymc_ngvi.families import arrow, stacks
 from pymc_ngvi.families.arrow import ArrowStructure, Parts
 from pymc_ngvi.families.lower import LOG_2PI
+from pymc_ngvi.families.packed import PackedState, memory_bytes
 from pymc_ngvi.types import Array, Outer, TargetDensity
 
 
 @dataclass(frozen=True)
-class SparseState:
+class SparseState(PackedState):
     """N(mean, (T T^T)^-1) with a lower-triangular arrow matrix T; the whitener is T^-T.
 
     A curvature is a symmetric arrow matrix, packed.
@@ -41,18 +42,10 @@ class SparseState:
     structure : ArrowStructure
     """
 
-    location: Array
-    factor: Array
     structure: ArrowStructure
 
-    n_uniform = 0
     exact_metric = True
     factor_sign = -1
-
-    @property
-    def n_dim(self) -> int:
-        """Number of unconstrained coordinates."""
-        return len(self.location)
 
     @property
     def globals_(self) -> NDArray[np.intp]:
@@ -63,11 +56,6 @@ class SparseState:
     def n_params(self) -> int:
         """Numbers in the mean and in the factor."""
         return self.n_dim + self.structure.n_lower
-
-    @property
-    def factor_values(self) -> Array:
-        """The packed factor, (n_entries,)."""
-        return self.factor
 
     def params(self) -> dict[str, Array]:
         """Return the arrays that define the state; the last two are ints."""
@@ -105,10 +93,6 @@ class SparseState:
         square: Array = np.sum(z_local**2, axis=0) + np.sum(z_border**2, axis=0)
         return -0.5 * square + self._log_det() - 0.5 * self.n_dim * LOG_2PI
 
-    def mean(self) -> Array:
-        """Return a copy of the mean."""
-        return self.location.copy()
-
     def sd(self) -> Array:
         """Return the standard deviations, by the block form of Takahashi's recursions."""
         corner, beside = self._covariance_roots
@@ -138,10 +122,6 @@ class SparseState:
         """Return T_G^-T, and what the covariance of a block has beyond its own: minus T_i^-T T_Gi^T T_G^-T, by rows."""
         corner = arrow.solve_corner(self._parts.corner, np.eye(self.structure.n_border), transpose=True)
         return corner, self._rows("transposed solve", self._parts.border @ corner)
-
-    def entropy(self) -> float:
-        """Return -E_q[log q]."""
-        return -self._log_det() + 0.5 * self.n_dim * (LOG_2PI + 1.0)
 
     # --- between the space of theta and the whitened one ---
 
@@ -177,21 +157,6 @@ class SparseState:
             whitened = arrow.congruence(self.structure, self._parts, self.structure.unpack(-hessian))
         return self.structure.pack(whitened)
 
-    def curvature_error(self, curvature: Array) -> Array:
-        """Return A - I."""
-        return self.add_to_diagonal(curvature, -1.0)
-
-    def curvature_diagonal(self, curvature: Array) -> Array:
-        """Return the diagonal of A."""
-        result: Array = curvature[self.structure.diagonal]
-        return result
-
-    def add_to_diagonal(self, curvature: Array, value: float) -> Array:
-        """Return A + value * I."""
-        result = curvature.copy()
-        result[self.structure.diagonal] += value
-        return result
-
     def flat(self, curvature: Array) -> Array:
         """Return a vector whose inner products are those of the matrices."""
         result = curvature.copy()
@@ -221,11 +186,6 @@ class SparseState:
         blocks = [stacks.mirrored(b) for b in lower.blocks]
         corner = np.tril(lower.corner) + np.tril(lower.corner, -1).T
         return self.add_to_diagonal(self.structure.pack(Parts(blocks, lower.border, corner)), outer.diagonal)
-
-    def outer_diagonal(self, outer: Outer) -> Array:
-        """Return the diagonal of `outer_mean`."""
-        result: Array = np.einsum("bi,bi->i", outer.left, outer.right) / len(outer.left) + outer.diagonal
-        return result
 
     # --- steps ---
 
@@ -269,23 +229,6 @@ class SparseState:
             result[diagonal] += error.diagonal / self.factor[diagonal]
         return result
 
-    def scaled_columns(self, scale: Array) -> Array:
-        """Return the factor with each column multiplied."""
-        result: Array = self.factor * scale[self.structure.columns]
-        return result
-
-    def plus(self, location_step: Array, factor_step: Array, *, signed: bool = False) -> Self | None:
-        """Add to mean and factor; None where a diagonal entry of it would not stay positive (if signed: not 0)."""
-        location, factor = self.location + location_step, self.factor + factor_step
-        diagonal = factor[self.structure.diagonal]
-        valid = (np.abs(diagonal) if signed else diagonal > 0.0).all() and linalg.all_finite(location, factor)
-        return replace(self, location=location, factor=factor) if valid else None
-
-    def unsigned(self) -> Self:
-        """Return the same Gaussian with a factor of positive diagonal."""
-        diagonal = self.factor[self.structure.diagonal]
-        return self if (diagonal > 0.0).all() else replace(self, factor=self.scaled_columns(np.sign(diagonal)))
-
     # --- pieces ---
 
     @functools.cached_property
@@ -308,9 +251,6 @@ class SparseState:
     def _columns_by_block(self, columns: Array) -> list[Array]:
         """Return columns of local coordinates, (m, n_local), by size of block: (n_blocks, m, k) each."""
         return [stacks.transposed(rows) for rows in self.structure.stacked(np.ascontiguousarray(columns.T))]
-
-    def _log_det(self) -> float:
-        return float(np.sum(np.log(np.abs(self.factor[self.structure.diagonal]))))
 
     def _divided(self, relative: Array, grad: Array) -> tuple[Self, Array] | None:
         # T' = T L for M = L L^T; T^-T M^-1 grad = T'^-T L^-1 grad.
@@ -343,4 +283,4 @@ class SparseFamily:
 
     def memory_bytes(self, n_dim: int) -> int:
         """Return the memory that a fit takes beyond the model's own, at its peak: about 56 packed factors."""
-        return 8 * (56 * self.structure.n_entries + 64 * n_dim)
+        return memory_bytes(self.structure.n_entries, n_dim)

@@ -1,0 +1,95 @@
+"""What Gaussians with a packed factor share: independent blocks, whether or not beside a border."""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from pymc_ngvi.families.lower import LOG_2PI
+from pymc_ngvi.linalg import all_finite
+from pymc_ngvi.types import Array, Outer
+
+
+@dataclass(frozen=True)
+class PackedState:
+    """A mean and a packed lower-triangular factor; a curvature is a symmetric matrix of the same structure, packed.
+
+    Parameters
+    ----------
+    location : ndarray, shape (n_dim,)
+        Mean, unconstrained.
+    factor : ndarray, shape (n_entries,)
+        Lower triangular, with a positive diagonal, packed as ``structure`` says.
+    structure : BlockStructure or ArrowStructure
+    """
+
+    location: Array
+    factor: Array
+    structure: Any
+
+    n_uniform = 0
+    factor_sign: ClassVar[int]
+
+    @property
+    def n_dim(self) -> int:
+        """Number of unconstrained coordinates."""
+        return len(self.location)
+
+    @property
+    def factor_values(self) -> Array:
+        """The packed factor, (n_entries,)."""
+        return self.factor
+
+    def mean(self) -> Array:
+        """Return a copy of the mean."""
+        return self.location.copy()
+
+    def entropy(self) -> float:
+        """Return -E_q[log q]."""
+        return self.factor_sign * self._log_det() + 0.5 * self.n_dim * (LOG_2PI + 1.0)
+
+    def curvature_error(self, curvature: Array) -> Array:
+        """Return A - I."""
+        return self.add_to_diagonal(curvature, -1.0)
+
+    def curvature_diagonal(self, curvature: Array) -> Array:
+        """Return the diagonal of A."""
+        result: Array = curvature[self.structure.diagonal]
+        return result
+
+    def add_to_diagonal(self, curvature: Array, value: float) -> Array:
+        """Return A + value * I."""
+        result = curvature.copy()
+        result[self.structure.diagonal] += value
+        return result
+
+    def outer_diagonal(self, outer: Outer) -> Array:
+        """Return the diagonal of `outer_mean`."""
+        result: Array = np.einsum("bi,bi->i", outer.left, outer.right) / len(outer.left) + outer.diagonal
+        return result
+
+    def scaled_columns(self, scale: Array) -> Array:
+        """Return the factor with each column multiplied."""
+        result: Array = self.factor * scale[self.structure.columns]
+        return result
+
+    def plus(self, location_step: Array, factor_step: Array, *, signed: bool = False) -> Self | None:
+        """Add to mean and factor; None where a diagonal entry of it would not stay positive (if signed: not 0)."""
+        location, factor = self.location + location_step, self.factor + factor_step
+        diagonal = factor[self.structure.diagonal]
+        valid = (np.abs(diagonal) if signed else diagonal > 0.0).all() and all_finite(location, factor)
+        return replace(self, location=location, factor=factor) if valid else None
+
+    def unsigned(self) -> Self:
+        """Return the same Gaussian with a factor of positive diagonal."""
+        diagonal = self.factor[self.structure.diagonal]
+        return self if (diagonal > 0.0).all() else replace(self, factor=self.scaled_columns(np.sign(diagonal)))
+
+    def _log_det(self) -> float:
+        """Return the log determinant of the factor."""
+        return float(np.sum(np.log(np.abs(self.factor[self.structure.diagonal]))))
+
+
+def memory_bytes(n_entries: int, n_dim: int) -> int:
+    """Return the memory that a fit takes beyond the model's own, at its peak: about 56 packed factors."""
+    return 8 * (56 * n_entries + 64 * n_dim)
