@@ -139,7 +139,7 @@ class ModelStructure:
     @functools.cached_property
     def shown(self) -> Pattern | None:
         """The pattern, or that of the structure where none is known; None where it is dense."""
-        return self.pattern if self.pattern is not None or self.arrow is None else _pattern_of(self.arrow)
+        return self.pattern if self.pattern is not None or self.arrow is None else self.arrow.pattern
 
     # --- who plays which part ---
 
@@ -320,22 +320,6 @@ class ModelStructure:
             sizes = _range(self.block_sizes[inside]) if len(inside) else ""
             rows.append((variable.value_name, variable.size, role, sizes))
         return pd.DataFrame(rows, columns=["name", "size", "role", "block_sizes"])
-
-
-def _pattern_of(arrow: ArrowStructure) -> Pattern:
-    """Return the pattern of a matrix in which all entries of a structure differ from 0."""
-    n_local, places = arrow.n_local, np.arange(arrow.n_dim)
-    rows, cols = [], []
-    for stack in () if arrow.blocks is None else arrow.blocks.stacks:
-        lines = places[stack.where].reshape(stack.n_blocks, stack.size)
-        i, j = np.tril_indices(stack.size)
-        rows.append(lines[:, i].ravel())
-        cols.append(lines[:, j].ravel())
-    rows.append(np.repeat(places[n_local:], places[n_local:] + 1))
-    cols.append(np.concatenate([np.empty(0, dtype=np.intp), *(places[: i + 1] for i in places[n_local:])]))
-    i, j = arrow.order[np.concatenate(rows)], arrow.order[np.concatenate(cols)]
-    codes = np.sort(np.maximum(i, j) * arrow.n_dim + np.minimum(i, j))
-    return Pattern(codes // arrow.n_dim, codes % arrow.n_dim, arrow.n_dim)
 
 
 def _count(n: int, noun: str) -> str:

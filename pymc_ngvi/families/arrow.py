@@ -170,6 +170,38 @@ class ArrowStructure:
         return np.concatenate([*inside, beside, np.tile(self.border, self.n_border)])
 
     @functools.cached_property
+    def pattern(self) -> Pattern:
+        """Entries of a symmetric matrix with this structure."""
+        n_local, places = self.n_local, np.arange(self.n_dim)
+        rows, cols = [], []
+        for stack in () if self.blocks is None else self.blocks.stacks:
+            lines = places[stack.where].reshape(stack.n_blocks, stack.size)
+            i, j = np.tril_indices(stack.size)
+            rows.append(lines[:, i].ravel())
+            cols.append(lines[:, j].ravel())
+        rows.append(np.repeat(places[n_local:], places[n_local:] + 1))
+        cols.append(np.concatenate([np.empty(0, dtype=np.intp), *(places[: i + 1] for i in places[n_local:])]))
+        i, j = self.order[np.concatenate(rows)], self.order[np.concatenate(cols)]
+        codes = np.sort(np.maximum(i, j) * self.n_dim + np.minimum(i, j))
+        return Pattern(codes // self.n_dim, codes % self.n_dim, self.n_dim)
+
+    def in_blocks(self, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Return where entries are in the packed blocks; rows and columns are places of local coordinates in `order`.
+
+        Raises
+        ------
+        ValueError
+            If one is between two blocks.
+        """
+        sizes = np.repeat(self.sizes, self.sizes)
+        firsts = np.repeat(np.cumsum(self.sizes) - self.sizes, self.sizes)
+        starts = np.repeat(np.cumsum(self.sizes**2) - self.sizes**2, self.sizes)
+        if not np.array_equal(firsts[rows], firsts[cols]):
+            raise ValueError("The pattern has an entry between two blocks of the structure.")
+        places: NDArray[np.intp] = starts[rows] + (rows - firsts[rows]) * sizes[rows] + (cols - firsts[rows])
+        return places
+
+    @functools.cached_property
     def _maps(self) -> dict[int, tuple[Pattern, NDArray[np.intp], NDArray[np.intp]]]:
         return {}
 
@@ -198,15 +230,9 @@ class ArrowStructure:
         inside, corner = later < n, earlier >= n
         beside = ~inside & ~corner
         places, sources = [], []
-        if inside.any():
-            assert self.blocks is not None
-            starts, firsts, sizes = _of_lines(self.blocks)
-            a, b = later[inside], earlier[inside]
-            if not np.array_equal(firsts[a], firsts[b]):
-                raise ValueError("The pattern has an entry between two blocks of the structure.")
-            for i, j in ((a, b), (b, a)):
-                places.append(starts[i] + (i - firsts[i]) * sizes[i] + (j - firsts[i]))
-                sources.append(entry[inside])
+        for i, j in ((later[inside], earlier[inside]), (earlier[inside], later[inside])):
+            places.append(self.in_blocks(i, j))
+            sources.append(entry[inside])
         places.append(start + earlier[beside] * g + (later[beside] - n))
         sources.append(entry[beside])
         a, b = later[corner] - n, earlier[corner] - n
@@ -329,14 +355,6 @@ def _between(factors: Array, matrices: Array) -> Array:
     """Return T^-1 P T^-T for each block."""
     half = stacks.solve_lower(factors, matrices)
     return stacks.symmetrise(stacks.solve_lower(factors, np.ascontiguousarray(stacks.transposed(half))))
-
-
-def _of_lines(blocks: BlockStructure) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
-    """Return, of each place in the order of the blocks: where its block is packed, where it begins, and its size."""
-    sizes = np.repeat(blocks.sizes, blocks.sizes)
-    firsts = np.repeat(np.cumsum(blocks.sizes) - blocks.sizes, blocks.sizes)
-    starts = np.repeat(np.cumsum(blocks.sizes**2) - blocks.sizes**2, blocks.sizes)
-    return starts, firsts, sizes
 
 
 @functools.lru_cache(maxsize=8)

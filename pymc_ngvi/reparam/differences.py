@@ -5,11 +5,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from numpy.typing import NDArray
-from scipy import sparse
 
 from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.pattern import Pattern
-from pymc_ngvi.reparam.blockwise import Blocks, Matrices
+from pymc_ngvi.reparam.blockwise import Matrices
 from pymc_ngvi.types import Array
 
 #: Half of the distance of a difference, in units of the scale: the errors of its terms beyond the first, about its
@@ -52,8 +51,8 @@ def difference_rows(n_directions: int, n_draws: int, size: int) -> Iterator[tupl
     total = 2 * n_directions * n_draws
     for start in range(0, total, size):
         index = np.arange(start, min(start + size, total))
-        both, draw = index // 2, 1 - 2 * (index % 2)
-        yield both // n_draws, both % n_draws, draw
+        both, sign = index // 2, 1 - 2 * (index % 2)
+        yield both // n_draws, both % n_draws, sign
 
 
 def arrow_pattern(structure: ArrowStructure) -> tuple[Pattern, Callable[[Matrices, Array], Array]]:
@@ -66,7 +65,7 @@ def arrow_pattern(structure: ArrowStructure) -> tuple[Pattern, Callable[[Matrice
         Of the blocks, (n_blocks, k, k) for each size k, and of the columns of the border, (n_border, n_dim). Between
         two coordinates of the border it takes the mean of both derivatives.
     """
-    pattern = _pattern(structure)
+    pattern = structure.pattern
     place = np.full(structure.n_dim, -1, dtype=np.intp)
     place[structure.border] = np.arange(structure.n_border)
     below, beside = place[pattern.rows], place[pattern.cols]
@@ -82,31 +81,5 @@ def arrow_pattern(structure: ArrowStructure) -> tuple[Pattern, Callable[[Matrice
         result[inside] = np.concatenate([b.ravel() for b in blocks])[within]
         return result
 
-    within = _within_blocks(structure, local[pattern.rows[inside]], local[pattern.cols[inside]])
+    within = structure.in_blocks(local[pattern.rows[inside]], local[pattern.cols[inside]])
     return pattern, values
-
-
-def _pattern(structure: ArrowStructure) -> Pattern:
-    """Return the pattern with all entries of the blocks and of the border."""
-    blocks, n_dim = Blocks(structure), structure.n_dim
-    n_local = structure.n_local
-    order = structure.order
-    sizes = structure.sizes
-    rows = np.repeat(np.arange(n_local), np.repeat(sizes, sizes))
-    firsts = np.repeat(np.cumsum(sizes) - sizes, sizes**2)
-    within = np.arange(len(rows)) - np.repeat(np.cumsum(sizes**2) - sizes**2, sizes**2)
-    cols = firsts + within % np.repeat(sizes, sizes**2)
-    i = np.concatenate([order[rows], np.repeat(blocks.border, n_dim)])
-    j = np.concatenate([order[cols], np.tile(np.arange(n_dim), structure.n_border)])
-    return Pattern.of(sparse.coo_array((np.ones(len(i)), (i, j)), shape=(n_dim, n_dim)))
-
-
-def _within_blocks(structure: ArrowStructure, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return the places of entries in packed blocks; rows and columns are places in the order of the blocks."""
-    sizes = structure.sizes
-    firsts = np.repeat(np.cumsum(sizes) - sizes, sizes)
-    entries = np.repeat(np.cumsum(sizes**2) - sizes**2, sizes)
-    result: NDArray[np.intp] = (
-        entries[rows] + (rows - firsts[rows]) * np.repeat(sizes, sizes)[rows] + cols - firsts[rows]
-    )
-    return result

@@ -60,10 +60,6 @@ class Modes:
     found: NDArray[np.bool_]
     n_evaluations: int
 
-    def rows(self, index: NDArray[np.intp]) -> "Modes":
-        """Return those of some draws."""
-        return Modes(self.theta[index], self.scales.rows(index), self.found[index], 0)
-
 
 @dataclass
 class _Search:
