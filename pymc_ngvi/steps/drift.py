@@ -20,8 +20,8 @@ _N_SETS = 2
 #: Multiple of a gradient to go where it persists, at first and at most, its growth while it does, and whitened units to
 #: go at most.
 _FIRST_STRETCH, _MAX_STRETCH, _GROWTH, _STRIDE = 2.0, 16.0, 2.0, 1.0
-#: Whitened error of a global mean, and sampling error of it, that a converged fit may have.
-_MAX_ERROR, _MAX_NOISE = 0.1, 0.05
+#: Whitened error of a mean that a converged fit may have, and sampling error of a global one.
+MAX_ERROR, _MAX_NOISE = 0.1, 0.05
 
 
 class Stride(NamedTuple):
@@ -78,7 +78,7 @@ class Drift:
     def is_settled(self) -> bool:
         """Tell whether no global parameter moves, as far as several sets tell."""
         error = np.abs(self.mean) - self.se
-        return bool(np.max(error, initial=0.0) <= _MAX_ERROR and np.max(self.se, initial=0.0) <= _MAX_NOISE)
+        return bool(np.max(error, initial=0.0) <= MAX_ERROR and np.max(self.se, initial=0.0) <= _MAX_NOISE)
 
     def stride(self, last: "Stride | None") -> "Stride | None":
         """Return how far to go in the parameters that move; None where none is known to."""

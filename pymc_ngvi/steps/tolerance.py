@@ -6,10 +6,9 @@ import numpy as np
 
 from pymc_ngvi.steps.adaptive_state import AdaptiveState
 from pymc_ngvi.steps.certificate import MAX_CURVATURE_ERROR
+from pymc_ngvi.steps.drift import MAX_ERROR
 from pymc_ngvi.types import Array, Moments
 
-#: Whitened error of the mean that a converged coordinate may have.
-_MAX_MEAN_ERROR = 0.1
 #: At the default tolerance: nats per dimension that a converged fit may lack (a root-mean-square error of .03 sd in
 #: the mean), and the nats below which nothing is asked.
 _PER_DIM, _LEAST = 1e-2, 1e-1
@@ -77,5 +76,5 @@ def no_coordinate_is_off(state: AdaptiveState) -> bool:
     error, curvature_error = np.abs(grad) - 2.0 * grad_se, np.abs(curvature - 1.0) - 2.0 * curvature_se
     if index is not None and (state.drift is None or not state.drift.is_settled()):
         return False
-    mean_met = np.max(error, initial=0.0) <= _MAX_MEAN_ERROR
+    mean_met = np.max(error, initial=0.0) <= MAX_ERROR
     return bool(mean_met and np.max(curvature_error, initial=0.0) <= MAX_CURVATURE_ERROR)
