@@ -1,11 +1,23 @@
 """Base draws: in replicates, standard normal in every coordinate; quasi-random pairs, pairs, or plain."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from matrix import two_seeds
+from scipy.special import ndtr
 
-from pymc_ngvi.draws import BASE_DRAWS, MAX_SOBOL_DIM, N_REPLICATES, antithetic_draws, plain_draws, sobol_draws
+from pymc_ngvi.draws import (
+    BASE_DRAWS,
+    MAX_SOBOL_DIM,
+    N_REPLICATES,
+    antithetic_draws,
+    globals_first,
+    plain_draws,
+    sobol_draws,
+)
+from pymc_ngvi.steps.adaptive import Adaptive
 from pymc_ngvi.types import BaseDraws
 
 sizes = pytest.mark.parametrize("n_draws", [2, 4, 8, 32, 256])
@@ -152,3 +164,31 @@ def test_the_generator_alone_decides(seed, draw):
 
 def test_there_are_three_kinds():
     assert {"sobol": sobol_draws, "antithetic": antithetic_draws, "plain": plain_draws} == BASE_DRAWS
+
+
+@two_seeds
+def test_coordinates_beyond_those_of_sobol_points_are_stratified(seed):
+    """One point of each replicate's half in each stratum of equal probability, in every coordinate, at random."""
+    half = 8
+    base = sobol_draws(2 * half * N_REPLICATES, MAX_SOBOL_DIM + 200, np.random.default_rng(seed))
+    for rows in base.replicates():
+        beyond = base.z[rows][:half, MAX_SOBOL_DIM:]
+        strata = np.floor(half * ndtr(beyond)).astype(int)
+        np.testing.assert_array_equal(np.sort(strata, axis=0), np.tile(np.arange(half)[:, None], 200))
+        assert len(np.unique(strata, axis=1).T) > 150, "coordinates have orders of their own"
+
+
+def test_global_coordinates_get_the_first_columns():
+    base = sobol_draws(16, 6, np.random.default_rng(1))
+    moved = globals_first(base, np.array([5, 2]))
+    np.testing.assert_array_equal(moved.z[:, [5, 2, 0, 1, 3, 4]], base.z)
+    assert (moved.n_replicates, moved.antithetic) == (base.n_replicates, base.antithetic)
+
+
+def test_the_default_rule_gives_them_to_global_parameters_where_sobol_points_do_not_do_for_all():
+    n_dim = MAX_SOBOL_DIM + 10
+    rule = Adaptive(SimpleNamespace(n_dim=n_dim), None, None, seed=3)
+    few, many = (SimpleNamespace(n_dim=n, globals_=np.array([n_dim - 1])) for n in (MAX_SOBOL_DIM, n_dim))
+    plain = rule.base_draws(2, 16)
+    np.testing.assert_array_equal(rule.base_draws(2, 16, few).z, plain.z)
+    np.testing.assert_array_equal(rule.base_draws(2, 16, many).z[:, n_dim - 1], plain.z[:, 0])
