@@ -24,7 +24,15 @@ from pymc_ngvi.steps.certificate import FEW_DRAWS, is_kinked, loses_draws, why_g
 from pymc_ngvi.steps.drift import Drift, with_stride
 from pymc_ngvi.steps.linesearch import search
 from pymc_ngvi.steps.measure import evaluate
-from pymc_ngvi.steps.nearness import NEAR_NATS, NEAR_NATS_PER_DIM, has_effects, is_near, secants_serve
+from pymc_ngvi.steps.nearness import (
+    NEAR_NATS,
+    NEAR_NATS_PER_DIM,
+    THOUSANDS,
+    has_effects,
+    is_near,
+    is_solved,
+    secants_serve,
+)
 from pymc_ngvi.steps.secant import (
     Pair,
     correct,
@@ -33,6 +41,7 @@ from pymc_ngvi.steps.secant import (
     rescaled_gap,
     trusted,
 )
+from pymc_ngvi.steps.set_size import draws_to_average, draws_to_solve
 from pymc_ngvi.steps.settling import LEAST_GAIN, MAX_SETTLING, can_settle, without_globals
 from pymc_ngvi.steps.tolerance import Tolerance, no_coordinate_is_off
 from pymc_ngvi.types import (
@@ -51,8 +60,6 @@ from pymc_ngvi.types import (
 _N_DRAWS, _MAX_DRAWS = 8, 1_024
 #: Noise of a gap, in parts of the tolerance, that is none: Gaussian targets.
 _NO_NOISE = 1e-3
-#: Growth of a set that is too small: where the metric is not exact, a small set misleads for longer.
-_GROWTH, _GROWTH_INEXACT = 2, 4
 #: Sets of `max_draws` fresh draws after which the fit gives up on certifying its result.
 _MAX_ROUNDS = 4
 #: Ratio of successive gaps above which averaging counts as creeping: where the metric is exact, and where it is not.
@@ -62,9 +69,6 @@ _N_PAIRS, _N_PAIRS_INEXACT = 6, 12
 #: A step near the optimum that leaves less than this part of the gap tells that there is nothing to correct; otherwise
 #: so many of them are looked at on a fixed set before averaging begins.
 _FAST_RATE, _N_LEARNED = 0.15, 6
-#: Dimensions beyond which group effects are many, and the noise floors down to which a set is worth solving then: of
-#: the gap on a fixed set, most is what its draws say of each group by chance.
-_MANY, _THOUSANDS, _MANY_FLOORS = 100, 1_000, 2.0
 #: Part of its noise to which a set is solved when it has no more to teach of a hierarchical model.
 _EXHAUSTED = 0.25
 #: Accepted steps on one set of draws, at most: a target that takes more is better served by more draws.
@@ -227,20 +231,13 @@ class Adaptive:
         q = self._update(state.q, moments, rho, False)
         if q is None:
             return None
-        # Draws that the certificate needs: the noise of a measured gap within 40 % of the tolerance.
-        n_sds = 1.0 if state.q.exact_metric else 2.0
-        needed = state.n_draws * 2.5 * n_sds * state.moments.floor_sd / self._tolerance.at(state)
-        restless = has_effects(state.q, _THOUSANDS) and not (state.drift and state.drift.is_settled())
-        n_draws = min(n_pooled, max(needed, state.n_draws if restless else FEW_DRAWS), self._max_draws)
         # Where the metric is not exact, a step may do less than it promises, but no harm.
         predicted = state.belief.after_step(rho, noise) if state.q.exact_metric else state.belief
         moved = replace(state, q=q, n_pooled=n_pooled, step_size=rho, stalled=False, belief=predicted)
         if stride is not None:
             moved = replace(moved, drift=None, stride=stride, belief=UNKNOWN)
-        # Among many group effects noise falls faster than the number of draws: the larger set is the cheaper one.
-        many = has_effects(state.q, _MANY)
-        power = np.ceil(np.log2(n_draws)) if many else np.floor(np.log2(n_draws))
-        new = self._redraw(moved, int(min(2**power, self._max_draws)))
+        n_draws = draws_to_average(state, n_pooled, self._tolerance.at(state), self._max_draws)
+        new = self._redraw(moved, n_draws)
         if new.level == state.level:  # no draw of the new set is finite: stay, and go on with this set
             return None
         # Shrinking steps can't finish what a full step leaves over: then the set is worth solving, and learning from.
@@ -327,13 +324,8 @@ class Adaptive:
 
     def _next_set(self, state: AdaptiveState) -> AdaptiveState:
         """Go to fresh draws after a set is solved, or as far solved as it can be."""
-        n_draws = state.n_draws
-        near = is_near(state.q, state.moments, state.moments.gap) and not state.stalled
-        too_noisy = state.moments.floor > max(NEAR_NATS, 4.0 * self._tolerance.least(state.q))
-        grows = n_draws < FEW_DRAWS or not near or too_noisy
-        growth = _GROWTH if state.q.exact_metric else _GROWTH_INEXACT
-        larger = min(n_draws * growth, self._max_draws) if grows else n_draws
-        return self._redraw(replace(state, n_pooled=n_draws, belief=UNKNOWN, idle=0), larger)
+        larger = draws_to_solve(state, self._tolerance.least(state.q), self._max_draws)
+        return self._redraw(replace(state, n_pooled=state.n_draws, belief=UNKNOWN, idle=0), larger)
 
     def _redraw(self, state: AdaptiveState, n_draws: int) -> AdaptiveState:
         level = state.level + 1
@@ -390,11 +382,10 @@ class Adaptive:
 
     def _has_learned(self, state: AdaptiveState) -> bool:
         # Strides do for thousands of group effects what learning on a fixed set does for other models.
-        return has_effects(state.q, _THOUSANDS) or state.n_learned >= (_N_LEARNED if state.q.exact_metric else 1)
+        return has_effects(state.q, THOUSANDS) or state.n_learned >= (_N_LEARNED if state.q.exact_metric else 1)
 
     def _is_spent(self, state: AdaptiveState) -> bool:
         return state.idle >= _MAX_IDLE or state.n_steps >= _MAX_STEPS
 
     def _is_solved(self, q: Any, moments: Moments) -> bool:
-        floor = moments.floor * (_MANY_FLOORS if has_effects(q, _MANY) else 1.0)
-        return moments.gap <= max(floor, 0.1 * self._tolerance.least(q))
+        return is_solved(q, moments, 0.1 * self._tolerance.least(q))

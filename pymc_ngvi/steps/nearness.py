@@ -11,6 +11,14 @@ from pymc_ngvi.types import Moments
 NEAR_ERROR, NEAR_NATS, NEAR_NATS_PER_DIM = 0.6, 0.5, 0.01
 #: Nats, beyond one for each dimension, below which secants serve where the metric is not exact.
 _TAME_NATS = 10.0
+#: Nats per dimension below which they serve among thousands of group effects: there a global parameter takes tens of
+#: plain steps, and each is dear.
+_SECANT_NATS_PER_DIM = 0.05
+#: Dimensions beyond which group effects are many; and those from which every draw counts.
+MANY, THOUSANDS = 100, 1_000
+#: Noise floors, among many group effects, down to which a set is worth solving: of the gap on a fixed set, most is what
+#: its draws say of each group by chance. Standard errors, and whitened units, that count as 0 in a global parameter.
+_MANY_FLOORS, _GLOBAL_SE, _LEAST_GLOBAL = 2.0, 1.0, 0.1
 
 
 def is_near(q: Any, moments: Moments, gap: float) -> bool:
@@ -22,12 +30,29 @@ def secants_serve(q: Any, moments: Moments, gap: float) -> bool:
     """Tell whether a state is near enough to the optimum for secants: nearer where the metric is exact."""
     if not q.exact_metric:
         return gap < _TAME_NATS + float(q.n_dim)
+    if has_effects(q, THOUSANDS) and gap < _SECANT_NATS_PER_DIM * float(q.n_dim):
+        return True
     return is_near(q, moments, gap)
 
 
 def has_effects(q: Any, more_than: int) -> bool:
     """Tell whether a state has so many group effects, about, beside global parameters."""
     return q.globals_ is not None and bool(q.n_dim > more_than)
+
+
+def is_solved(q: Any, moments: Moments, least: float) -> bool:
+    """Tell whether a set of draws has little more to give: at most its noise, or ``least`` nats.
+
+    Among many group effects the noise of the effects would hide global parameters that are off by many standard
+    deviations, for which a larger set is no better than this one, only dearer: they must be at rest on this set.
+    """
+    many = has_effects(q, MANY)
+    if moments.gap > max(moments.floor * (_MANY_FLOORS if many else 1.0), least):
+        return False
+    if not many:
+        return True
+    grad, se = np.abs(moments.grad[q.globals_]), moments.grad_se[q.globals_]
+    return bool(np.all(grad <= np.maximum(_LEAST_GLOBAL, _GLOBAL_SE * se)))
 
 
 def _are_small(q: Any, moments: Moments) -> bool:
