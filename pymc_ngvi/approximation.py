@@ -18,7 +18,7 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from pytensor.xtensor.type import XTensorType, as_xtensor
 
-from pymc_ngvi.diagnostics import FitReport
+from pymc_ngvi.components import ComponentReport
 from pymc_ngvi.export import DataSnapshot, check_cov_size
 from pymc_ngvi.model import Layout, LogDensity
 from pymc_ngvi.model.constrain import Constrainer
@@ -270,7 +270,7 @@ def _arrays_of(q: VariationalState) -> dict[str, NDArray[Any]]:
     return {name: np.require(a, requirements=["C", "W"]) for name, a in q.params().items()}
 
 
-class NGVIApproximation(FitReport, Approximation):
+class NGVIApproximation(ComponentReport, Approximation):
     """Approximate posterior of a PyMC model; everything that works with the result of ``pm.fit`` works with it.
 
     Parameters
@@ -354,9 +354,9 @@ class NGVIApproximation(FitReport, Approximation):
         return {**super().__getstate__(), "_session": None}
 
     def __repr__(self) -> str:
-        """Return the family, the dimension and how the fit ended."""
+        """Return the kind of q, the dimension and how the fit ended."""
         outcome = "not fitted" if self.record is None else f"{self.record.status}: ELBO {self.record.elbo}"
-        return f"NGVIApproximation({type(self.q).__name__}, n_dim={self.layout.n_dim}, {outcome})"
+        return f"NGVIApproximation({self._kind_of_q()}, n_dim={self.layout.n_dim}, {outcome})"
 
     __str__ = __repr__
 

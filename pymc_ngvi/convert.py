@@ -1,5 +1,6 @@
 """From arrays to what PyMC users expect: MultiTrace, DataTree, xarray Datasets."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from pymc.backends.ndarray import NDArray as NDArrayTrace
 import pymc_ngvi
 
 from pymc_ngvi.model import Layout
+from pymc_ngvi.model.layout import Variable
 from pymc_ngvi.types import Array
 
 
@@ -60,13 +62,17 @@ def _no_function(*_: Any) -> Any:
     raise RuntimeError("This trace holds draws of a fitted approximation: no draw can be recorded.")
 
 
-def to_datatree(trace: MultiTrace, model: pm.Model, **options: Any) -> xr.DataTree:
-    """Convert a trace of approximate draws as PyMC does, and sign it.
+def to_datatree(
+    trace: MultiTrace, model: pm.Model, more: Mapping[str, xr.Dataset] | None = None, **options: Any
+) -> xr.DataTree:
+    """Convert a trace of approximate draws as PyMC does, add groups to it, and sign it.
 
     Parameters
     ----------
     trace : MultiTrace
     model : pymc.Model
+    more : mapping of str to Dataset, optional
+        Groups that PyMC does not know, by name.
     **options
         Of ``pymc.to_inference_data``.
 
@@ -76,7 +82,9 @@ def to_datatree(trace: MultiTrace, model: pm.Model, **options: Any) -> xr.DataTr
     """
     dims = _dims_that_do_not_fit(trace, model) | dict(options.pop("dims", None) or {})
     tree: xr.DataTree = pm.to_inference_data(trace, model=model, dims=dims, **options)
-    for group in ("posterior", "sample_stats"):
+    for group, dataset in (more or {}).items():
+        tree[group] = xr.DataTree(dataset)
+    for group in ("posterior", "sample_stats", *(more or ())):
         if group in tree.children:
             attrs = tree[group].attrs
             attrs["inference_library"] = pymc_ngvi.__name__
@@ -90,14 +98,29 @@ def to_datatree(trace: MultiTrace, model: pm.Model, **options: Any) -> xr.DataTr
     return tree
 
 
-def flat_dataset(layout: Layout, vector: Array) -> xr.Dataset:
-    """Return an unconstrained vector, (n_dim,), as a Dataset by value name, dims and coords where they are named."""
+def flat_dataset(layout: Layout, vectors: Array, leading: Mapping[str, Any] | None = None) -> xr.Dataset:
+    """Return unconstrained vectors as a Dataset by value name, dims and coords where they are named.
+
+    Parameters
+    ----------
+    layout : Layout
+    vectors : ndarray, shape (..., n_dim)
+    leading : mapping of str to sequence, optional
+        Dims before the last axis, and their coords.
+    """
+    leading = leading or {}
     data = {}
     for v in layout.variables:
-        dims = v.dims or _plain_dims(v.value_name, v.shape)
-        coords = {d: layout.coords[d] for d in v.dims or ()}
-        data[v.value_name] = xr.DataArray(vector[v.where].reshape(v.shape), dims=dims, coords=coords)
+        dims = (*leading, *dims_of(v))
+        coords = {**leading, **{d: layout.coords[d] for d in v.dims or ()}}
+        part = vectors[..., v.where].reshape(vectors.shape[:-1] + v.shape)
+        data[v.value_name] = xr.DataArray(part, dims=dims, coords=coords)
     return xr.Dataset(data)
+
+
+def dims_of(variable: Variable) -> tuple[str, ...]:
+    """Return the names of the axes of an unconstrained variable."""
+    return variable.dims or _plain_dims(variable.value_name, variable.shape)
 
 
 def constrained_dataset(model: pm.Model, values: dict[str, NDArray[Any]]) -> xr.Dataset:

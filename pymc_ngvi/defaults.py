@@ -12,7 +12,7 @@ import pymc.variational
 from pymc_ngvi.auto import FamilyChoice, choose_family
 from pymc_ngvi.model import LogDensity, MissingDerivativeError
 from pymc_ngvi.options import AUTO, OF_RULE, FitOptions
-from pymc_ngvi.registry import AXES, stochastic_step
+from pymc_ngvi.registry import AXES, ON_FIXED_DRAWS, stochastic_step
 
 _OF_FIT = tuple(
     name
@@ -50,10 +50,11 @@ def options_for(given: Mapping[str, Any], density: LogDensity | None = None) -> 
     options = FitOptions.validated(**filled)
     if density is None:
         return options
-    if density.has_minibatch and options.choice.step == "adaptive":
+    if density.has_minibatch and options.choice.step in ON_FIXED_DRAWS:
         raise ValueError(
-            "step='adaptive' compares ELBOs on the same data, and the model reads pm.Minibatch data, which differ from "
-            "one evaluation to the next: leave it out, or take step='decay' or 'constant', or the full data."
+            f"step={options.choice.step!r} compares ELBOs on the same data, and the model reads pm.Minibatch data, "
+            "which differ from one evaluation to the next: leave it out, or take step='decay' or 'constant' with a "
+            "Gaussian family, or the full data."
         )
     error = density.hessian_error() if options.choice.estimator == "price" else None
     return options if error is None else _without_hessians(given, filled, error)
@@ -79,7 +80,7 @@ def _family_for(given: Mapping[str, Any], density: LogDensity) -> dict[str, Any]
 
 def _without_hessians(given: dict[str, Any], filled: dict[str, Any], error: MissingDerivativeError) -> FitOptions:
     """Take an estimator from gradients alone, if that was left open."""
-    if given["estimator"] is not None or given["step"] == "adaptive":
+    if given["estimator"] is not None or given["step"] in ON_FIXED_DRAWS:
         raise error
     chosen = {name: filled.get(name) for name in ("family", "family_reason") if filled.get(name)}
     options = FitOptions.validated(**given | chosen | {"estimator": "stein"})

@@ -249,17 +249,25 @@ class FitReport(Exports):
             For fewer than 100 draws; where ``pm.set_data`` changed the data after the fit; for a model that reads
             minibatches.
         """
+        self._check_weights()
+        log_p, log_q = [], []
+        for theta in self._draw_chunks(draws, random_seed):
+            log_p.append(self.log_p(theta))
+            log_q.append(self.log_q(theta))
+        return pareto_khat(np.concatenate(log_p), np.concatenate(log_q))
+
+    def _check_weights(self) -> None:
+        """Raise ValueError where log p is not that of the posterior that q approximates."""
         if self.density.has_minibatch:
             raise ValueError(
                 "The model reads pm.Minibatch data: importance weights would compare q with the posterior given one "
                 "batch only. Build the model on all of the data to compare them there."
             )
         self.refuse_changed_data("The model's posterior is another one now than q approximates")
-        log_p, log_q = [], []
-        for theta in self._draw_chunks(draws, random_seed):
-            log_p.append(self.log_p(theta))
-            log_q.append(self.log_q(theta))
-        return pareto_khat(np.concatenate(log_p), np.concatenate(log_q))
+
+    def _judged(self, draws: int, rng: np.random.Generator) -> tuple[float | None, tuple[str, ...]]:
+        """Return k-hat, and lines of a summary about what else its draws tell."""
+        return self.khat(draws, rng), ()
 
     def summary(
         self,
@@ -276,7 +284,7 @@ class FitReport(Exports):
         draws : int, default 2_000
             Behind the table.
         khat_draws : int or None, default 10_000
-            None leaves k-hat out.
+            None leaves k-hat out, and what a mixture gains over one Gaussian.
         random_seed : int, Generator or None
         **kwargs
             Passed to ``arviz_stats.summary``. ``kind`` is "stats" by default: effective sample sizes and R-hat say
@@ -291,10 +299,11 @@ class FitReport(Exports):
         rng = self.generator(random_seed)
         tree = self.sample(draws, random_seed=rng, log_p=False)
         table = table_of(tree, **{"kind": "stats", **kwargs})
-        khat = None
+        khat: float | None = None
+        more: tuple[str, ...] = ()
         if khat_draws is not None and not self._data.changed() and not self.density.has_minibatch:
-            khat = self.khat(khat_draws, rng)
-        return Summary(summary_lines(self.record, khat, khat_draws or 0), table, khat)
+            khat, more = self._judged(khat_draws, rng)
+        return Summary((*summary_lines(self.record, khat, khat_draws or 0), *more), table, khat)
 
     def refine(
         self,

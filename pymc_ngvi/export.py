@@ -35,7 +35,8 @@ def indices_of(layout: Layout, names: Any) -> NDArray[np.intp]:
     ----------
     layout : Layout
     names : str or sequence of str
-        Of random variables (``sd``) or of their value variables (``sd_log__``).
+        Of random variables (``sd``) or of their value variables (``sd_log__``), or labels of single coordinates
+        (``beta[3]``).
 
     Raises
     ------
@@ -44,6 +45,8 @@ def indices_of(layout: Layout, names: Any) -> NDArray[np.intp]:
     """
     wanted = [names] if isinstance(names, str) else list(names)
     where = {v.name: v.where for v in layout.variables} | {v.value_name: v.where for v in layout.variables}
+    if any(name not in where for name in wanted):
+        where |= {layout.label(i): slice(i, i + 1) for i in range(layout.n_dim)}
     unknown = [name for name in wanted if name not in where]
     if unknown:
         known = ", ".join(repr(v.name) for v in layout.variables)
@@ -67,6 +70,13 @@ def check_cov_size(n_dim: int) -> None:
             "memory. Use std or sd_flat for the standard deviations, and cov_of(names) for the "
             "covariance of some variables."
         )
+
+
+def check_draws(n: Any) -> int:
+    """Return a number of draws; raise ValueError if it is not a whole number of at least 1."""
+    if n != int(n) or n < 1:
+        raise ValueError(f"The number of draws should be a whole number of at least 1; got {n!r}.")
+    return int(n)
 
 
 class DataSnapshot:
@@ -156,13 +166,7 @@ class Exports:
         ndarray, shape (n, n_dim)
             Unconstrained.
         """
-        if n != int(n) or n < 1:
-            raise ValueError(f"The number of draws should be a whole number of at least 1; got {n!r}.")
-        rng = self.generator(random_seed)
-        base = rng.standard_normal((int(n), self.layout.n_dim))
-        if self.q.n_uniform:
-            base = np.concatenate([base, rng.random((int(n), self.q.n_uniform))], axis=1)
-        theta = self.q.draws(base)
+        theta = self.q.draws(self._base(check_draws(n), self.generator(random_seed)))
         lost = int(np.isnan(theta).any(axis=1).sum())
         if lost:
             warnings.warn(
@@ -172,6 +176,13 @@ class Exports:
                 stacklevel=2,
             )
         return theta
+
+    def _base(self, n: int, rng: np.random.Generator) -> Array:
+        """Return what ``n`` draws are made of: standard normals and, behind them, the uniforms of q."""
+        base = rng.standard_normal((n, self.layout.n_dim))
+        if self.q.n_uniform:
+            base = np.concatenate([base, rng.random((n, self.q.n_uniform))], axis=1)
+        return base
 
     def sample(
         self,
@@ -204,26 +215,41 @@ class Exports:
             Group ``posterior`` holds free variables on their constrained scale and Deterministics. ``sample_stats``
             holds ``log_p`` (unnormalised, Jacobian included) and ``log_q``, both on the unconstrained scale;
             ``log_p`` is left out where ``pm.set_data`` changed the data after the fit, since the draws are not from
-            the posterior given the new data.
+            the posterior given the new data. For mixtures, ``sample_stats`` also has the ``component`` of each draw,
+            and a group ``components`` is that of `NGVIApproximation.components`.
         """
         rng = self.generator(random_seed)
         theta = self.draw_flat(draws, rng)
         values = self._constrainer(theta, random_seed=int(rng.integers(2**31)))
         stats = {"log_p": self.log_p(theta)} if log_p and not self._data.changed() else {}
-        stats["log_q"] = self.log_q(theta)
+        stats |= self._stats_of_q(theta, rng)
         trace = to_multitrace(self.model, values, stats)
         if not return_inferencedata:
             return trace
         if include_transformed is None:
             include_transformed = self.include_transformed
-        return to_datatree(trace, self.model, include_transformed=include_transformed, **kwargs)
+        more = self._groups_of_q()
+        return to_datatree(trace, self.model, more, include_transformed=include_transformed, **kwargs)
+
+    def _stats_of_q(self, theta: Array, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
+        """Return what ``sample_stats`` say of q at its draws."""
+        return {"log_q": self.log_q(theta)}
+
+    def _groups_of_q(self) -> dict[str, xr.Dataset]:
+        """Return groups that describe q itself."""
+        return {}
+
+    def _chunks(self, n_draws: int) -> Iterator[int]:
+        """Yield the sizes of chunks of draws that fit in memory."""
+        size = max(1, _CHUNK_ELEMENTS // max(self.layout.n_dim, 1))
+        for start in range(0, n_draws, size):
+            yield min(size, n_draws - start)
 
     def _draw_chunks(self, n_draws: int, random_seed: Any) -> Iterator[Array]:
         """Yield ``n_draws`` unconstrained draws in chunks that fit in memory."""
         rng = self.generator(random_seed)
-        size = max(1, _CHUNK_ELEMENTS // max(self.layout.n_dim, 1))
-        for start in range(0, n_draws, size):
-            yield self.draw_flat(min(size, n_draws - start), rng)
+        for size in self._chunks(n_draws):
+            yield self.draw_flat(size, rng)
 
     def log_q(self, theta: Array) -> Array:
         """Return log q, (n_draws,), at unconstrained points, (n_draws, n_dim)."""

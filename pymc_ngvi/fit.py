@@ -74,6 +74,13 @@ class NGVI(Inference):
         parameters [2]_. "rvb2": those of the model. "rvb1": those of a quadratic expansion about the data, for Poisson,
         Bernoulli and Normal likelihoods with canonical links. "noncentred": those of the prior. q
         is then no Gaussian on the unconstrained scale, but its density is exact.
+    n_components : int or "auto", optional
+        Of family="mixture": components, at most; "auto" (default) adds them for as long as they gain more than ``tol``.
+    components : {"full", "diagonal"}, optional
+        What the components of a mixture are: Gaussians with a dense covariance (default) or without correlations.
+    weight_update : {"natural", "tan"}, optional
+        Of the weights of a mixture: the natural gradient (default), or the direction as printed in a paper, for
+        comparison.
 
     Raises
     ------
@@ -124,6 +131,9 @@ class NGVI(Inference):
         factor: str | None = None,
         blocks: Sequence[Sequence[str]] | None = None,
         reparam: str | None = None,
+        n_components: int | str | None = None,
+        components: str | None = None,
+        weight_update: str | None = None,
     ) -> None:
         # Not `super().__init__`: PyMC's builds a symbolic objective, which we have no use for.
         self._given = {
@@ -146,6 +156,9 @@ class NGVI(Inference):
             "factor": factor,
             "blocks": blocks,
             "reparam": reparam,
+            "n_components": n_components,
+            "components": components,
+            "weight_update": weight_update,
         }
         self._options = options_for(self._given)
         self._session: FitSession | None = None
@@ -311,7 +324,7 @@ class NGVI(Inference):
 
 
 def _makes_another_state(new: FitOptions, old: FitOptions) -> bool:
-    return any(getattr(new, name) != getattr(old, name) for name in ("factor", "blocks", "reparam")) or (
+    return any(getattr(new, name) != getattr(old, name) for name in ("factor", "blocks", "reparam", "components")) or (
         new.choice.family != old.choice.family
     )
 

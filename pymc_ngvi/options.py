@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from pymc_ngvi.draws import BASE_DRAWS
-from pymc_ngvi.registry import AXES, Choice, choose, suggestion
+from pymc_ngvi.families.mixture import COMPONENTS
+from pymc_ngvi.mixtures.weights import WEIGHT_UPDATES
+from pymc_ngvi.registry import AXES, ON_FIXED_DRAWS, Choice, choose, suggestion
 
 #: Coordinates of group effects relative to what the global parameters tell of them.
 REPARAMETRISATIONS = ("rvb1", "rvb2", "noncentred")
@@ -59,7 +61,9 @@ class FitOptions:
         Why the family was chosen, where the user named none.
     reparam : str or None
         Reparametrisation of a hierarchical model.
-    n_draws, max_draws, base_draws, step_size, step_decay, window : optional
+    components : {"full", "diagonal"}
+        What the components of a mixture are.
+    n_draws, max_draws, base_draws, step_size, step_decay, window, n_components, weight_update : optional
         Of the step rule; None: its own default.
     """
 
@@ -70,12 +74,15 @@ class FitOptions:
     blocks: Any
     family_reason: str
     reparam: str | None
+    components: str
     n_draws: int | None
     max_draws: int | None
     base_draws: str | None
     step_size: float | None
     step_decay: float | None
     window: int | None
+    n_components: int | str | None
+    weight_update: str | None
 
     @classmethod
     def validated(
@@ -91,6 +98,7 @@ class FitOptions:
         blocks: Any = None,
         family_reason: str = "",
         reparam: str | None = None,
+        components: str | None = None,
         **of_rule: Any,
     ) -> "FitOptions":
         """Check each option; raise ValueError that says what was given and what is valid."""
@@ -109,7 +117,15 @@ class FitOptions:
         _check_rule_takes(choice, checked, step_is_default=step is None)
         _check_draws(choice, checked)
         return cls(
-            choice, float(tol), bool(stl), _checked_factor(choice, factor), blocks, family_reason, reparam, **checked
+            choice,
+            float(tol),
+            bool(stl),
+            _checked_factor(choice, factor),
+            blocks,
+            family_reason,
+            reparam,
+            _checked_components(choice, components),
+            **checked,
         )
 
     def of_rule(self) -> dict[str, Any]:
@@ -130,8 +146,24 @@ def _check_reparam(reparam: Any, choice: Choice) -> None:
         return
     if not isinstance(reparam, str) or reparam not in REPARAMETRISATIONS:
         raise ValueError(f"Unknown reparam {reparam!r}: {suggestion(reparam, REPARAMETRISATIONS)}")
+    if choice.family == "mixture":
+        raise ValueError(
+            f"reparam={reparam!r} standardises group effects for one Gaussian; family='mixture' works on the model's "
+            "own coordinates: leave one of them out."
+        )
     if choice.estimator == "gauss_newton":
         raise ValueError("gauss_newton works on the model's own coordinates: leave reparam out.")
+
+
+def _checked_components(choice: Choice, components: Any) -> str:
+    """Return what the components of a mixture are."""
+    if components is None:
+        return "full"
+    if not isinstance(components, str) or components not in COMPONENTS:
+        raise ValueError(f"Unknown components {components!r}: {suggestion(components, COMPONENTS)}")
+    if choice.family != "mixture":
+        raise ValueError(f"components are those of family='mixture'; the family is {choice.family!r}.")
+    return components
 
 
 def _checked_factor(choice: Choice, factor: str | None) -> str:
@@ -171,7 +203,7 @@ def _check_rule_takes(choice: Choice, of_rule: Mapping[str, Any], *, step_is_def
 
 def _check_draws(choice: Choice, of_rule: Mapping[str, Any]) -> None:
     """Raise ValueError for numbers of draws that the kind of base draws can't have."""
-    kind = of_rule["base_draws"] or ("sobol" if choice.step == "adaptive" else None)
+    kind = of_rule["base_draws"] or ("sobol" if choice.step in ON_FIXED_DRAWS else None)
     for name in ("n_draws", "max_draws"):
         value = of_rule[name]
         if value is None:
@@ -209,6 +241,21 @@ def _checked_count(name: str, value: Any) -> int | None:
     return int(value)
 
 
+def _checked_components_number(name: str, value: Any) -> int | str | None:
+    if value == AUTO and isinstance(value, str):
+        return AUTO
+    try:
+        return _checked_count(name, value)
+    except ValueError:
+        raise ValueError(f"{name} should be 'auto' or a whole number of at least 1; got {value!r}.") from None
+
+
+def _checked_weight_update(name: str, value: Any) -> str | None:
+    if value is None or (isinstance(value, str) and value in WEIGHT_UPDATES):
+        return value
+    raise ValueError(f"Unknown {name} {value!r}: {suggestion(value, WEIGHT_UPDATES)}")
+
+
 def _checked_kind(name: str, value: Any) -> str | None:
     if value is None or (isinstance(value, str) and value in BASE_DRAWS):
         return value
@@ -223,6 +270,8 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "step_size": _checked_number,
     "step_decay": _checked_exponent,
     "window": _checked_count,
+    "n_components": _checked_components_number,
+    "weight_update": _checked_weight_update,
 }
 
 

@@ -8,9 +8,10 @@ import numpy as np
 
 from pymc_ngvi import starting
 from pymc_ngvi.blocks import block_labels
-from pymc_ngvi.families import BlockFamily, BlockStructure, FullPrecisionState, SparseFamily
+from pymc_ngvi.families import BlockFamily, BlockStructure, FullPrecisionState, MixtureFamily, SparseFamily
 from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.families.dissection import find_structure
+from pymc_ngvi.families.mixture import COMPONENTS
 from pymc_ngvi.families.pushforward import Pushforward, PushforwardState
 from pymc_ngvi.linalg import check_memory
 from pymc_ngvi.model import LogDensity
@@ -18,6 +19,9 @@ from pymc_ngvi.options import FitOptions
 from pymc_ngvi.registry import AXES
 from pymc_ngvi.reparam import Conditional, reparametrised
 from pymc_ngvi.types import Array, TargetDensity, VariationalState
+
+#: Components that a mixture is taken to have at least, where their number is to be found.
+_UNKNOWN = 4
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,11 @@ def make_family(options: FitOptions, density: LogDensity, structure: ArrowStruct
         return BlockFamily(BlockStructure(labels))
     if name == "sparse":
         return SparseFamily(structure or structure_of(density))
+    if name == "mixture":
+        n_components = options.n_components
+        return MixtureFamily(
+            COMPONENTS[options.components], n_components if isinstance(n_components, int) else _UNKNOWN
+        )
     return FullPrecisionState if options.factor == "precision" else AXES["family"][name]
 
 

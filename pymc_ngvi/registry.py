@@ -23,6 +23,8 @@ AXES: dict[str, Mapping[str, Any]] = {
 
 _GAUSSIAN = ("full", "diagonal", "block")
 _PATH = ("reparam", "stein")
+#: Rules that solve a problem on fixed draws, with all of the data in every evaluation.
+ON_FIXED_DRAWS = ("adaptive", "trust_region")
 
 #: Families, updates, estimators, step rules whose combinations are allowed. In this order: the first that agrees with
 #: what the user chose fills in the rest.
@@ -45,6 +47,7 @@ _PRODUCTS: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[
     (("sparse",), ("cholesky_precision",), (*_PATH, "price"), ("snngm", "adam", "constant")),
     (("sparse",), ("euclidean",), (*_PATH, "price"), ("adam", "sgd")),
     (("sparse",), ("natural",), _PATH, ("proximal", "constant")),
+    (("mixture",), ("natural", "natural_pd", "cholesky", "sqrt"), ("price",), ("trust_region",)),
 )
 
 
@@ -65,6 +68,30 @@ ALLOWED: tuple[tuple[str, str, str, str], ...] = _rows()
 
 #: Why others are not: the first whose entries are all in a combination.
 _REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
+    (
+        {"family": ("mixture",), "estimator": ("stein", "reparam", "gauss_newton")},
+        "components are solved on fixed draws, for which curvatures must be those of log p: take estimator='price'",
+    ),
+    (
+        {"family": ("mixture",), "update": ("cholesky_precision", "euclidean")},
+        "components take natural-gradient steps and hold a factor of their covariance: take update='natural'",
+    ),
+    (
+        {"family": ("mixture",), "step": tuple(name for name in STEPS if name != "trust_region")},
+        "a mixture is fitted within trust regions, which also find its components: take step='trust_region'",
+    ),
+    (
+        {"step": ("trust_region",), "family": tuple(name for name in FAMILIES if name != "mixture")},
+        "trust_region finds, fits and drops components: take family='mixture'",
+    ),
+    (
+        {"step": ("trust_region",), "estimator": ("stein", "reparam", "gauss_newton")},
+        "components are solved on fixed draws, for which curvatures must be those of log p: take estimator='price'",
+    ),
+    (
+        {"step": ("trust_region",), "update": ("cholesky_precision", "euclidean")},
+        "components take natural-gradient steps and hold a factor of their covariance: take update='natural'",
+    ),
     (
         {"estimator": ("gauss_newton",), "family": ("full", "block", "sparse")},
         "gauss_newton keeps the squares of gradients only, which is a diagonal: take family='diagonal'",
@@ -181,7 +208,7 @@ def stochastic_step(**chosen: str | None) -> str | None:
     for row in ALLOWED:
         choice = Choice(*row)
         agrees = all(name is None or getattr(choice, axis) == name for axis, name in chosen.items())
-        if agrees and choice.step != "adaptive":
+        if agrees and choice.step not in ON_FIXED_DRAWS:
             return choice.step
     return None
 

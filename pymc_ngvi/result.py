@@ -2,8 +2,8 @@
 
 import math
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from pymc_ngvi.status import Status
 
@@ -55,6 +55,8 @@ class FitRecord:
         Why this family, where the user named none.
     reparam : str or None
         Reparametrisation of group effects.
+    gaussian : VariationalState or None
+        The single Gaussian that a mixture began from, on the unconstrained scale.
     """
 
     status: Status
@@ -73,6 +75,7 @@ class FitRecord:
     backend: str
     family_reason: str = ""
     reparam: str | None = None
+    gaussian: Any = field(default=None, compare=False, repr=False)  # arrays have no truth value
 
     def _what(self) -> str:
         """Return the family, on which coordinates, and why."""

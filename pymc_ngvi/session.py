@@ -43,6 +43,7 @@ _WARNED = (
     Status.STALLED,
     Status.OUTSIDE_SUPPORT,
     Status.NOT_SMOOTH,
+    Status.COLLAPSED,
     Status.MAX_ITERATIONS,
 )
 
@@ -210,6 +211,7 @@ class FitSession:
             backend=density.backend,
             family_reason=self._options.family_reason,
             reparam=self._options.reparam,
+            gaussian=getattr(self._state.rule, "gaussian", None),
             **vars(self._options.choice),
         )
 

@@ -55,6 +55,12 @@ class Status(Enum):
         "likelihood, abs, switch), which exact Hessians do not see; standard deviations are too wide.",
         "Replace the kinked term by a smooth one (StudentT in place of Laplace), or use pm.sample.",
     )
+    COLLAPSED = (
+        "collapsed",
+        "A component of the mixture shrank onto a point or ran away: log p rises without limit there, or in that "
+        "direction. The last state before it is kept.",
+        "Give the model a proper prior that bounds the scale or the location in question, or fewer components.",
+    )
     MAX_ITERATIONS = (
         "iteration limit",
         "The limit of n iterations was reached before convergence.",
@@ -90,6 +96,7 @@ class Status(Enum):
             Status.STALLED,
             Status.OUTSIDE_SUPPORT,
             Status.NOT_SMOOTH,
+            Status.COLLAPSED,
         )
 
     @property

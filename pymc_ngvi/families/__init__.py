@@ -4,6 +4,7 @@ from pymc_ngvi.families.block import BlockFamily, BlockState, BlockStructure
 from pymc_ngvi.families.diagonal import DiagonalState
 from pymc_ngvi.families.full import FullState
 from pymc_ngvi.families.full_precision import FullPrecisionState
+from pymc_ngvi.families.mixture import MixtureFamily, MixtureState
 from pymc_ngvi.families.sparse import SparseFamily, SparseState
 
 FAMILIES: dict[str, type] = {
@@ -11,6 +12,7 @@ FAMILIES: dict[str, type] = {
     "diagonal": DiagonalState,
     "block": BlockState,
     "sparse": SparseState,
+    "mixture": MixtureState,
 }
 
 __all__ = [
@@ -21,6 +23,8 @@ __all__ = [
     "DiagonalState",
     "FullPrecisionState",
     "FullState",
+    "MixtureFamily",
+    "MixtureState",
     "SparseFamily",
     "SparseState",
 ]

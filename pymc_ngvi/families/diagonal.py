@@ -107,6 +107,11 @@ class DiagonalState:
         result: Array = grad / self.scale
         return result
 
+    def precision_product(self, vectors: Array) -> Array:
+        """Return the precision times each vector, (n_vectors, n_dim)."""
+        result: Array = vectors / self.scale**2
+        return result
+
     def curvature(self, target: TargetDensity, theta: Array) -> Array:
         """Return the diagonal of A, (n_dim,), with H the mean Hessian at ``theta``."""
         result: Array = -target.mean_hessian_diagonal(theta) * self.scale**2

@@ -86,6 +86,12 @@ class FullState(LowerState):
         """Return C^-T times a whitened gradient."""
         return solve_lower(self.factor, grad, transpose=True)
 
+    def precision_product(self, vectors: Array) -> Array:
+        """Return the precision times each vector, (n_vectors, n_dim)."""
+        half = solve_lower(self.factor, np.ascontiguousarray(vectors.T))
+        result: Array = solve_lower(self.factor, half, transpose=True).T
+        return result
+
     def curvature(self, target: TargetDensity, theta: Array) -> Array:
         """Return A = -C^T H C, symmetric, with H the mean Hessian at ``theta``."""
         products = target.mean_hessian_products(theta, np.ascontiguousarray(self.factor.T))

@@ -7,6 +7,7 @@ from pymc_ngvi.steps.decay import Decay
 from pymc_ngvi.steps.proximal import Proximal
 from pymc_ngvi.steps.sgd import SGD
 from pymc_ngvi.steps.snngm import SNNGM
+from pymc_ngvi.steps.trust_region import TrustRegion
 
 STEPS: dict[str, type] = {
     "adaptive": Adaptive,
@@ -16,6 +17,7 @@ STEPS: dict[str, type] = {
     "snngm": SNNGM,
     "adam": Adam,
     "sgd": SGD,
+    "trust_region": TrustRegion,
 }
 
-__all__ = ["SGD", "SNNGM", "STEPS", "Adam", "Adaptive", "Constant", "Decay", "Proximal"]
+__all__ = ["SGD", "SNNGM", "STEPS", "Adam", "Adaptive", "Constant", "Decay", "Proximal", "TrustRegion"]

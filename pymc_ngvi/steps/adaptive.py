@@ -27,6 +27,7 @@ from pymc_ngvi.steps.measure import evaluate
 from pymc_ngvi.steps.nearness import (
     NEAR_NATS,
     NEAR_NATS_PER_DIM,
+    TENS_OF_THOUSANDS,
     THOUSANDS,
     has_effects,
     is_near,
@@ -74,7 +75,7 @@ _EXHAUSTED = 0.25
 #: Accepted steps on one set of draws, at most: a target that takes more is better served by more draws.
 _MAX_STEPS = 60
 #: Random streams from here on serve only to assess states, never to move them.
-_ASSESSMENT_LEVEL = 1_000_000
+_ASSESSMENT_LEVEL, _LISTENING_LEVEL = 1_000_000, 4_000_000
 #: Accepted steps in a row that gain nothing, after which the set counts as solved.
 _MAX_IDLE = 3
 
@@ -140,12 +141,11 @@ class Adaptive:
 
     def first_evaluation(self, q: Any) -> Evaluation:
         """Evaluate a starting state on the first base draws."""
-        return evaluate(self._target, q, self.base_draws(0, self._n_draws, q))
+        return self._drawn(q, 0, self._n_draws)[1]
 
     def init(self, q: Any) -> AdaptiveState:
         """Return the state before the first iteration."""
-        base = self.base_draws(0, self._n_draws, q)
-        evaluation = evaluate(self._target, q, base)
+        base, evaluation = self._drawn(q, 0, self._n_draws)
         n_dropped = int((~evaluation.finite).sum())
         moments = self._estimator(self._target, q, base, evaluation, stl=self._stl)
         n_settling = MAX_SETTLING if can_settle(q) else 0
@@ -329,8 +329,7 @@ class Adaptive:
 
     def _redraw(self, state: AdaptiveState, n_draws: int) -> AdaptiveState:
         level = state.level + 1
-        base = self.base_draws(level, n_draws, state.q)
-        evaluation = evaluate(self._target, state.q, base)
+        base, evaluation = self._drawn(state.q, level, n_draws)
         if not evaluation.finite.any():  # nothing can be said of it: the fit ends here
             return replace(state, fresh=True, stalled=True, rounds=_MAX_ROUNDS)
         drawn = replace(
@@ -345,8 +344,17 @@ class Adaptive:
             n_dropped=state.n_dropped + int((~evaluation.finite).sum()),
         )
         moments = self._moments(drawn)
+        belief = state.belief.measured(moments)
         drift = Drift.measured(state.drift, state.q, moments, n_draws)
-        return replace(drawn, moments=moments, belief=state.belief.measured(moments), drift=drift)
+        if drift is not None and has_effects(state.q, TENS_OF_THOUSANDS) and belief.bound < self._tolerance.at(drawn):
+            # Only noise in the global parameters keeps the fit from ending, which Hessians would not lower.
+            stream = _LISTENING_LEVEL + 1_000 * level
+            drift = drift.listened(state.q, lambda k: self._drawn(state.q, stream + k, n_draws))
+        return replace(drawn, moments=moments, belief=belief, drift=drift)
+
+    def _drawn(self, q: Any, level: int, n_draws: int) -> tuple[BaseDraws, Evaluation]:
+        base = self.base_draws(level, n_draws, q)
+        return base, evaluate(self._target, q, base)
 
     def _moments(self, state: AdaptiveState) -> Moments:
         moments = self._estimator(self._target, state.q, state.base, state.evaluation, stl=self._stl)

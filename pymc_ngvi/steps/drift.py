@@ -6,17 +6,18 @@ them. Half the squared gradient tells of little, and the noise of one set of dra
 not: what is the same in all of them is no noise.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from pymc_ngvi.types import Array, Moments
+from pymc_ngvi.types import Array, BaseDraws, Evaluation, Moments
 
 #: Standard errors, and whitened units, beyond which a gradient that several sets share is no noise.
 _N_SE, _LEAST = 3.0, 0.1
-#: Sets of draws that tell.
-_N_SETS = 2
+#: Sets of draws that tell, and sets of gradients alone that are added to them, at most.
+_N_SETS, _MAX_SETS = 2, 16
 #: Multiple of a gradient to go where it persists, at first and at most, its growth while it does, and whitened units to
 #: go at most.
 _FIRST_STRETCH, _MAX_STRETCH, _GROWTH, _STRIDE = 2.0, 16.0, 2.0, 1.0
@@ -60,7 +61,31 @@ class Drift:
         new = cls(n_draws * grad, (n_draws * se) ** 2, n_draws, 1)
         return new if before is None else before._with(new)
 
-    def _with(self, other: Self) -> "Drift":
+    def listened(self, q: Any, evaluated: Callable[[int], tuple[BaseDraws, Evaluation]]) -> "Drift":
+        """Return the drift with further sets of draws, of gradients alone, until its noise is low enough to judge.
+
+        Parameters
+        ----------
+        q : GaussianState
+        evaluated : callable
+            Number of a set, from 0, to its base draws and log p with gradients there.
+        """
+        new = self
+        for k in range(_MAX_SETS):
+            if new._is_clear():
+                break
+            more = _of_gradients(q, *evaluated(k))
+            if more is None:
+                break
+            new = replace(new._with(more), n_sets=new.n_sets)
+        return new
+
+    def _is_clear(self) -> bool:
+        """Tell whether noise is low enough, or a parameter moves for certain."""
+        moves = np.abs(self.mean) > MAX_ERROR + _N_SE * self.se
+        return bool(np.max(self.se, initial=0.0) <= _MAX_NOISE or moves.any())
+
+    def _with(self, other: "Drift") -> "Drift":
         total, variance = self.total + other.total, self.variance + other.variance
         return Drift(total, variance, self.n_draws + other.n_draws, self.n_sets + 1)
 
@@ -91,6 +116,16 @@ class Drift:
             onward = float(last.step @ np.where(moves, mean, 0.0)) >= 0.0
             stretch = min(_GROWTH * last.stretch, _MAX_STRETCH) if onward else max(last.stretch / _GROWTH**2, 1.0)
         return Stride(np.where(moves, np.clip(stretch * mean, -_STRIDE, _STRIDE), 0.0), stretch)
+
+
+def _of_gradients(q: Any, base: BaseDraws, evaluation: Evaluation) -> Drift | None:
+    """Return the drift that gradients at one more set of draws show; None where one is not finite."""
+    if base.n_replicates < 2 or not evaluation.finite.all():
+        return None
+    whitened = q.whiten(evaluation.grad)[:, q.globals_] + base.z[:, q.globals_]
+    grads = np.array([whitened[rows].mean(axis=0) for rows in base.replicates()])
+    variance = grads.var(axis=0, ddof=1) / base.n_replicates
+    return Drift(base.n_draws * grads.mean(axis=0), base.n_draws**2 * variance, base.n_draws, 1)
 
 
 def with_stride(q: Any, moments: Moments, step: Array) -> Moments:

@@ -14,8 +14,8 @@ _TAME_NATS = 10.0
 #: Nats per dimension below which they serve among thousands of group effects: there a global parameter takes tens of
 #: plain steps, and each is dear.
 _SECANT_NATS_PER_DIM = 0.05
-#: Dimensions beyond which group effects are many; and those from which every draw counts.
-MANY, THOUSANDS = 100, 1_000
+#: Dimensions beyond which group effects are many; those from which every draw counts; and every Hessian.
+MANY, THOUSANDS, TENS_OF_THOUSANDS = 100, 1_000, 20_000
 #: Noise floors, among many group effects, down to which a set is worth solving: of the gap on a fixed set, most is what
 #: its draws say of each group by chance. Standard errors, and whitened units, that count as 0 in a global parameter.
 _MANY_FLOORS, _GLOBAL_SE, _LEAST_GLOBAL = 2.0, 1.0, 0.1

@@ -1,0 +1,203 @@
+"""Finite mixture of Gaussians: components of one family, weights in log space."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+
+from pymc_ngvi.families.diagonal import DiagonalState
+from pymc_ngvi.families.full import FullState
+from pymc_ngvi.types import Array
+
+#: What components can be.
+COMPONENTS: dict[str, type] = {"full": FullState, "diagonal": DiagonalState}
+#: Beside the arrays of components, which have the component as their first axis.
+_LOG_WEIGHTS = "log_weights"
+
+
+@dataclass(frozen=True)
+class MixtureState:
+    """q = sum_c w_c q_c with Gaussian q_c.
+
+    Parameters
+    ----------
+    log_weights : ndarray, shape (n_components,)
+        Normalised: their exponentials sum to 1.
+    components : tuple of GaussianState
+        Of one class, on the unconstrained scale.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pymc_ngvi.families import DiagonalState, MixtureState
+    >>> two = [DiagonalState(np.array([m]), np.ones(1)) for m in (-2.0, 2.0)]
+    >>> q = MixtureState(np.log([0.25, 0.75]), tuple(two))
+    >>> q.mean(), q.cov()
+    (array([1.]), array([[4.]]))
+    """
+
+    log_weights: Array
+    components: tuple[Any, ...]
+
+    n_uniform = 1
+
+    @property
+    def n_dim(self) -> int:
+        """Number of unconstrained coordinates."""
+        return int(self.components[0].n_dim)
+
+    @property
+    def n_components(self) -> int:
+        """Number of components."""
+        return len(self.components)
+
+    @property
+    def weights(self) -> Array:
+        """Weights, (n_components,)."""
+        result: Array = np.exp(self.log_weights)
+        return result
+
+    @property
+    def means(self) -> Array:
+        """Means of the components, (n_components, n_dim)."""
+        return np.array([c.mean() for c in self.components])
+
+    @property
+    def sds(self) -> Array:
+        """Standard deviations within the components, (n_components, n_dim)."""
+        return np.array([c.sd() for c in self.components])
+
+    @classmethod
+    def of(cls, components: Any, log_weights: Array | None = None) -> Self:
+        """Make a state of components and log weights that need not be normalised; equal ones by default."""
+        components = tuple(components)
+        given = np.zeros(len(components)) if log_weights is None else np.asarray(log_weights, dtype=np.float64)
+        return cls(given - logsumexp(given), components)
+
+    def params(self) -> dict[str, Array]:
+        """Return the arrays that define the state; those of components are stacked along the first axis."""
+        each = [c.params() for c in self.components]
+        return {_LOG_WEIGHTS: self.log_weights, **{name: np.stack([p[name] for p in each]) for name in each[0]}}
+
+    @classmethod
+    def from_params(cls, params: dict[str, Array]) -> Self:
+        """Make a state of its arrays.
+
+        Raises
+        ------
+        ValueError
+            If their names are those of no class of components.
+        """
+        stacked = {name: array for name, array in params.items() if name != _LOG_WEIGHTS}
+        kinds = {"cholesky_factor": FullState, "sd": DiagonalState}
+        kind = next((kinds[name] for name in stacked if name in kinds), None)
+        if kind is None:
+            raise ValueError(f"No components have the arrays {sorted(stacked)}.")
+        n = len(params[_LOG_WEIGHTS])
+        made = [kind.from_params({name: array[c] for name, array in stacked.items()}) for c in range(n)]  # type: ignore[attr-defined]
+        return cls(params[_LOG_WEIGHTS], tuple(made))
+
+    # --- the distribution ---
+
+    def draws(self, base: Array) -> Array:
+        """Map standard normals and, in the last column, uniforms, (n_draws, n_dim + 1), to draws."""
+        ends = np.cumsum(self.weights)
+        chosen = np.minimum(np.searchsorted(ends, base[:, -1] * ends[-1], side="right"), self.n_components - 1)
+        result = np.empty((len(base), self.n_dim))
+        for c in np.unique(chosen):
+            rows = chosen == c
+            result[rows] = self.components[c].draws(base[rows, :-1])
+        return result
+
+    def log_densities(self, theta: Array) -> Array:
+        """Return log w_c + log q_c at the rows of ``theta``, (n_draws, n_components)."""
+        result: Array = np.stack([c.log_density(theta) for c in self.components], axis=1) + self.log_weights
+        return result
+
+    def log_density(self, theta: Array) -> Array:
+        """Return log q at the rows of ``theta``."""
+        result: Array = logsumexp(self.log_densities(theta), axis=1)
+        return result
+
+    def responsibilities(self, theta: Array) -> Array:
+        """Return the probability that a draw belongs to each component, (n_draws, n_components)."""
+        terms = self.log_densities(theta)
+        result: Array = np.exp(terms - logsumexp(terms, axis=1, keepdims=True))
+        return result
+
+    def mean(self) -> Array:
+        """Return the mean."""
+        result: Array = self.weights @ self.means
+        return result
+
+    def sd(self) -> Array:
+        """Return the standard deviations."""
+        apart = self.means - self.mean()
+        result: Array = np.sqrt(self.weights @ (self.sds**2 + apart**2))
+        return result
+
+    def cov(self) -> Array:
+        """Return the covariance."""
+        return self.cov_block(np.arange(self.n_dim))
+
+    def cov_block(self, index: NDArray[np.intp]) -> Array:
+        """Return the covariance of some coordinates, (len(index), len(index))."""
+        apart = (self.means - self.mean())[:, index]
+        within = [w * _cov_block(c, index) for w, c in zip(self.weights, self.components, strict=True)]
+        result: Array = np.sum(within, axis=0) + (apart.T * self.weights) @ apart
+        return result
+
+    # --- components ---
+
+    def with_component(self, index: int, component: Any) -> Self:
+        """Return the mixture with one component replaced."""
+        components = list(self.components)
+        components[index] = component
+        return replace(self, components=tuple(components))
+
+    def with_weights(self, log_weights: Array) -> Self:
+        """Return the mixture with other weights, which are normalised."""
+        return replace(self, log_weights=log_weights - logsumexp(log_weights))
+
+    def joined(self, component: Any, log_weight: float) -> Self:
+        """Return the mixture with one more component of a weight below 1; the others make room in proportion."""
+        others = self.log_weights + np.log1p(-np.exp(log_weight))
+        return type(self).of((*self.components, component), np.append(others, log_weight))
+
+    def without(self, drop: NDArray[np.bool_]) -> Self:
+        """Return the mixture without some components."""
+        kept = [c for c, gone in zip(self.components, drop, strict=True) if not gone]
+        return type(self).of(kept, self.log_weights[~drop])
+
+
+def _cov_block(component: Any, index: NDArray[np.intp]) -> Array:
+    block = getattr(component, "cov_block", None)
+    result: Array = component.cov()[np.ix_(index, index)] if block is None else block(index)
+    return result
+
+
+@dataclass(frozen=True)
+class MixtureFamily:
+    """The mixtures of Gaussians of one family.
+
+    Parameters
+    ----------
+    component : object
+        Makes a component of location and scale: a class of states, or a family of one structure.
+    n_components : int
+        At most.
+    """
+
+    component: Any
+    n_components: int = 1
+
+    def from_scale(self, location: Array, scale: Array) -> MixtureState:
+        """Return the mixture of one component with uncorrelated coordinates of standard deviations ``scale``."""
+        return MixtureState.of([self.component.from_scale(location, scale)])
+
+    def memory_bytes(self, n_dim: int) -> int:
+        """Return the memory that a fit takes beyond the model's own: that of each component."""
+        return int(self.n_components * self.component.memory_bytes(n_dim))

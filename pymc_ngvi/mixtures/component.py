@@ -1,0 +1,132 @@
+r"""What one component of a mixture approximates: the posterior, less what the other components cover already.
+
+For :math:`q = \sum_k w_k q_k`, the ELBO as a function of the component :math:`q_c` alone has the natural gradient of a
+single Gaussian whose target is :math:`\log p + \log(q_c / q)`: the posterior times the responsibility of the component
+[1]_. :math:`S_c' = S_c - \rho E_{q_c}[\nabla^2 (\log p - \log q)]` is its natural-parameter step, and its ELBO is
+:math:`E_{q_c}[\log p - \log q]`. So every update and every estimator for Gaussians serves components.
+
+References
+----------
+.. [1] W. Lin, M. E. Khan and M. Schmidt (2019). Fast and simple natural-gradient variational inference with mixture of
+   exponential-family approximations. ICML. https://doi.org/10.48550/arXiv.1906.02914
+"""
+
+import numpy as np
+
+from pymc_ngvi.families.mixture import MixtureState
+from pymc_ngvi.pattern import Pattern
+from pymc_ngvi.types import Array, TargetDensity
+
+
+class ComponentTarget:
+    """The log density that one component of a mixture approximates: a `TargetDensity`.
+
+    Parameters
+    ----------
+    density : TargetDensity
+        log p.
+    mixture : MixtureState
+    index : int
+        Of the component.
+    """
+
+    def __init__(self, density: TargetDensity, mixture: MixtureState, index: int) -> None:
+        self._density, self._mixture, self._index = density, mixture, index
+
+    @property
+    def n_dim(self) -> int:
+        """Number of unconstrained coordinates."""
+        return self._density.n_dim
+
+    @property
+    def n_gradients(self) -> int:
+        """Draws at which the gradient of log p was evaluated so far."""
+        return self._density.n_gradients
+
+    @n_gradients.setter
+    def n_gradients(self, value: int) -> None:
+        self._density.n_gradients = value
+
+    @property
+    def n_hessians(self) -> int:
+        """Draws at which the Hessian of log p was evaluated so far."""
+        return self._density.n_hessians
+
+    @n_hessians.setter
+    def n_hessians(self, value: int) -> None:
+        self._density.n_hessians = value
+
+    @property
+    def has_hessian(self) -> bool:
+        """Whether log p has second derivatives that can be evaluated."""
+        return self._density.has_hessian
+
+    @property
+    def has_minibatch(self) -> bool:
+        """Whether log p is that of a random part of the data."""
+        return self._density.has_minibatch
+
+    @property
+    def pattern(self) -> Pattern | None:
+        """None: what the other components add to the Hessian is dense."""
+        return None
+
+    def logp_grad(self, theta: Array) -> tuple[Array, Array]:
+        """Return log p + log(q_c / q), (n_draws,), and its gradient, (n_draws, n_dim)."""
+        logp, grad = self._density.logp_grad(theta)
+        return self.plus_share(theta, logp, grad)
+
+    def plus_share(self, theta: Array, logp: Array, grad: Array) -> tuple[Array, Array]:
+        """Add log(q_c / q) and its gradient to log p and its gradient at the same points."""
+        scores, responsibilities = self._scores(theta)
+        own = self._mixture.components[self._index].log_density(theta)
+        value = own - self._mixture.log_density(theta)
+        mean_score = np.einsum("nk,knd->nd", responsibilities, scores)
+        return logp + value, grad + scores[self._index] - mean_score
+
+    def mean_hessian_products(self, theta: Array, directions: Array) -> Array:
+        """Return the mean over draws of the Hessian times each direction, (n_directions, n_dim)."""
+        products = self._density.mean_hessian_products(theta, directions)
+        scores, responsibilities = self._scores(theta)
+        mean_score = np.einsum("nk,knd->nd", responsibilities, scores)
+        share = responsibilities.mean(axis=0)
+        products = products - self._mixture.components[self._index].precision_product(directions)
+        for k, component in enumerate(self._mixture.components):
+            weighted = scores[k] * responsibilities[:, k, None]
+            products -= (directions @ weighted.T) @ scores[k] / len(theta)
+            products += share[k] * component.precision_product(directions)
+        result: Array = products + (directions @ mean_score.T) @ mean_score / len(theta)
+        return result
+
+    def mean_hessian_diagonal(self, theta: Array) -> Array:
+        """Return the mean over draws of the diagonal of the Hessian, (n_dim,), for diagonal components."""
+        diagonal = self._density.mean_hessian_diagonal(theta)
+        scores, responsibilities = self._scores(theta)
+        mean_score = np.einsum("nk,knd->nd", responsibilities, scores)
+        share = responsibilities.mean(axis=0)
+        share[self._index] -= 1.0
+        ones = np.ones((1, self.n_dim))
+        precisions = np.array([c.precision_product(ones)[0] for c in self._mixture.components])
+        squares = np.einsum("nk,knd,knd->d", responsibilities, scores, scores) / len(theta)
+        result: Array = diagonal + np.mean(mean_score**2, axis=0) - squares + share @ precisions
+        return result
+
+    def mean_hessian_values(self, theta: Array) -> Array:
+        """Raise: there is no pattern."""
+        raise ValueError("The target of a component has a dense Hessian: it has no pattern.")
+
+    def mean_gauss_newton_diagonal(self, theta: Array) -> Array:
+        """Raise: squares of gradients of single observations say nothing of the other components."""
+        raise ValueError("gauss_newton knows of the data only, and components repel each other: take 'price'.")
+
+    def next_batch(self, rng: np.random.Generator) -> None:
+        """Go to the next minibatch of the data."""
+        self._density.next_batch(rng)
+
+    # --- pieces ---
+
+    def _scores(self, theta: Array) -> tuple[Array, Array]:
+        """Return the gradients of log q_k, (n_components, n_draws, n_dim), and responsibilities."""
+        components = self._mixture.components
+        scores = np.stack([-c.precision_product(theta - c.location) for c in components])
+        return scores, self._mixture.responsibilities(theta)

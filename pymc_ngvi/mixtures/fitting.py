@@ -1,0 +1,104 @@
+"""What one iteration of the step rule `trust_region` hands to the next."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pymc_ngvi.families.mixture import MixtureState
+from pymc_ngvi.mixtures.evaluation import MixtureEvaluation
+from pymc_ngvi.status import Status
+from pymc_ngvi.types import Array, BaseDraws
+
+
+#: No draws.
+NOTHING = MixtureEvaluation(BaseDraws(np.empty((0, 0)), 1), (), np.empty((0, 0)), np.empty((0, 0)), np.empty(0))
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The best mixture so far, and its ELBO on fresh draws with the standard error.
+
+    Parameters
+    ----------
+    q : MixtureState
+    elbo, se : float
+    spread : float
+        Variance of log p - log q under q.
+    """
+
+    q: MixtureState
+    elbo: float
+    se: float
+    spread: float
+
+
+@dataclass(frozen=True)
+class MixtureFit:
+    """What one iteration hands to the next.
+
+    Parameters
+    ----------
+    q : MixtureState
+        Under way; a candidate that does not pay is replaced by the accepted one.
+    stage : {"gaussian", "search", "solve", "decide", "grow", "average"}
+        What the next step does.
+    start : GaussianState
+        The start, from which modes are looked for.
+    inner : AdaptiveState or None
+        Of the single Gaussian, while that is fitted.
+    gaussian : GaussianState or None
+        The single Gaussian, once it is fitted.
+    accepted : Accepted or None
+        The best mixture so far.
+    evaluation : MixtureEvaluation
+        On the current draws; without parts while the single Gaussian is fitted.
+    gap, last_elbo, step_size : float
+        What the loop shows.
+    radius : float
+        Of the trust region, nats.
+    n_each : int
+        Draws of each component in the current set.
+    n_draws : int
+        Draws in use, of all components together.
+    n_pooled : int
+        Draws of each component behind ``q``, while steps are averaged.
+    level : int
+        Names the random stream of the current draws.
+    n_steps, idle, n_averaged, n_failed : int
+        Steps on this set, those in a row that gained nothing, averaged sets, candidates in a row that did not pay.
+    n_dropped : int
+        Draws left out so far because log p or its gradient was not finite.
+    tried : tuple of ndarray
+        Where components were added to the accepted mixture.
+    status : Status or None
+        Why to stop.
+    """
+
+    q: MixtureState
+    stage: str
+    start: Any
+    inner: Any = None
+    gaussian: Any = None
+    accepted: Any = None
+    evaluation: MixtureEvaluation = NOTHING
+    gap: float = float("inf")
+    last_elbo: float = float("-inf")
+    step_size: float = 1.0
+    radius: float = 1.0
+    n_each: int = 0
+    n_draws: int = 0
+    n_pooled: int = 0
+    level: int = 0
+    n_steps: int = 0
+    idle: int = 0
+    n_averaged: int = 0
+    n_failed: int = 0
+    n_dropped: int = 0
+    tried: tuple[Array, ...] = ()
+    status: Status | None = None
+
+    @property
+    def elbo(self) -> float:
+        """ELBO on the current draws."""
+        return self.last_elbo

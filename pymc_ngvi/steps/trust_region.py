@@ -1,0 +1,302 @@
+r"""The step rule of mixtures: from one Gaussian to as many components as pay, each within a trust region.
+
+First one Gaussian is fitted, by the rule `adaptive`. Then modes are looked for from dispersed points; components are
+placed there, and, one by one, where p has most mass that q lacks. Every mixture is solved on fixed draws, as many from
+each component, where the ELBO must not fall; what gains no more than its noise on fresh draws is undone. Last, steps
+are averaged over fresh sets, which tell what is left to gain.
+"""
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from pymc_ngvi.draws import BASE_DRAWS
+from pymc_ngvi.families.mixture import MixtureState
+from pymc_ngvi.mixtures.evaluation import (
+    MixtureEvaluation,
+    evaluate_mixture,
+    mixture_moments,
+    without_idle,
+)
+from pymc_ngvi.mixtures.fitting import Accepted, MixtureFit
+from pymc_ngvi.mixtures.proposal import Proposal
+from pymc_ngvi.mixtures.search import addition, modes
+from pymc_ngvi.mixtures.weights import WEIGHT_UPDATES
+from pymc_ngvi.status import Status
+from pymc_ngvi.steps.adaptive import Adaptive
+from pymc_ngvi.types import Array, Assessment, BaseDraws, Direction, Estimator, Evaluation, TargetDensity, Update
+
+#: Draws of each component: in the first set, at the end of a candidate's fit, and to average and to measure with.
+_N_DRAWS, _ENOUGH, _MAX_DRAWS = 16, 32, 128
+#: Iterations of the single Gaussian, steps on one set of draws, idle ones among them, and averaged sets, at most.
+_MAX_GAUSSIAN, _MAX_STEPS, _MAX_IDLE, _MAX_AVERAGED = 200, 40, 3, 12
+#: Components of n_components="auto", at most, and candidates in a row that may fail.
+_MOST, _MAX_FAILED = 30, 3
+#: Nats within which components and weights move at first, at most, and the factor by which it is raised and lowered.
+_RADIUS, _MAX_RADIUS, _MIN_RADIUS, _LONGER, _SHORTER = 1.0, 1e4, 1e-6, 2.0, 4.0
+#: Weight below which a component is dropped: it costs as many nats.
+_NEGLIGIBLE = 1e-4
+#: Parts of the tolerance: what components that are dropped together may cost, and below which a set is solved; part of
+#: what no q can gain that may be left.
+_IDLE, _SOLVED, _UNREACHABLE = 0.5, 0.1, 0.03
+#: Standard deviations, relative to those of the single Gaussian, beyond which a component has collapsed or run away.
+_LEAST_SCALE, _MOST_SCALE = 1e-8, 1e6
+#: Random streams of searches and of measurements: they never move a state that is measured on them.
+_SEARCH_LEVEL, _MEASURE_LEVEL = 3_000_000, 1_000_000
+
+
+class TrustRegion:
+    """Mixtures of Gaussians: components found, added, fitted and dropped.
+
+    Parameters
+    ----------
+    target : TargetDensity
+    update, estimator : callable
+        Rows of the registries, applied to each component.
+    seed : int
+    tol : float, default 0.05
+        Nats that may be left to gain in 100 dimensions, and that a component should gain.
+    n_draws, max_draws : int, optional
+        Draws of each component in the first and in the largest set: 16 and 128, powers of 2 where quasi-random.
+    base_draws : {"sobol", "antithetic", "plain"}
+    stl : bool
+    n_components : int or "auto", default "auto"
+    weight_update : {"natural", "tan"}, default "natural"
+    direction : callable, optional
+        Not used.
+    """
+
+    #: Options that the rule takes, for the messages that refuse others.
+    takes: ClassVar[frozenset[str]] = frozenset({"n_draws", "max_draws", "base_draws", "n_components", "weight_update"})
+
+    def __init__(
+        self,
+        target: TargetDensity,
+        update: Update,
+        estimator: Estimator,
+        *,
+        seed: int,
+        tol: float = 0.05,
+        n_draws: int | None = None,
+        max_draws: int | None = None,
+        base_draws: str = "sobol",
+        stl: bool = True,
+        n_components: int | str = "auto",
+        weight_update: str = "natural",
+        direction: Direction | None = None,
+    ) -> None:
+        self._target, self._estimator, self._stl = target, estimator, stl
+        self._draw, self._seed = BASE_DRAWS[base_draws], seed
+        self._propose = Proposal(update, WEIGHT_UPDATES[weight_update])
+        self._tol = tol * max(target.n_dim / 100.0, 0.1)
+        self._most_tol = tol * max(target.n_dim / 100.0, 1.0)
+        self._n_draws = n_draws or min(_N_DRAWS, max_draws or _N_DRAWS)
+        self._max_draws = max(max_draws or _MAX_DRAWS, self._n_draws)
+        self._auto = n_components == "auto"
+        self._n_components = _MOST if n_components == "auto" else int(n_components)
+        self._gaussian = Adaptive(target, update, estimator, seed=seed, tol=tol, stl=stl, base_draws=base_draws)
+
+    def base_draws(self, level: int, n_draws: int) -> BaseDraws:
+        """Return the base draws of one level: a function of the seed and the level."""
+        return self._draw(n_draws, self._target.n_dim, np.random.default_rng([self._seed, level, 7]))
+
+    def first_evaluation(self, q: MixtureState) -> Evaluation:
+        """Evaluate a start, of one component, on the first base draws."""
+        return self._gaussian.first_evaluation(q.components[0])
+
+    def init(self, q: MixtureState) -> MixtureFit:
+        """Return the state before the first iteration."""
+        inner = self._gaussian.init(q.components[0])
+        return MixtureFit(q, "gaussian", start=q.components[0], inner=inner, gap=inner.gap, last_elbo=inner.elbo)
+
+    def step(self, state: MixtureFit) -> MixtureFit:
+        """Do one thing: a step, a search, a decision."""
+        return {
+            "gaussian": self._fit_gaussian,
+            "search": self._search,
+            "solve": self._solve,
+            "decide": self._decide,
+            "grow": self._grow,
+            "average": self._average,
+        }[state.stage](state)
+
+    def terminate(self, state: MixtureFit) -> Status | None:
+        """Return why to stop, or None to go on."""
+        return state.status
+
+    def assess(self, state: MixtureFit) -> Assessment:
+        """Evaluate a state on draws that had no part in reaching it."""
+        measured = self._on_fresh_draws(state.q, _MEASURE_LEVEL + state.level, self._max_draws)
+        moments = mixture_moments(self._target, state.q, measured, self._estimator, stl=self._stl)
+        rows, logp = _stratified(state.q, measured, np.random.default_rng([self._seed, _MEASURE_LEVEL]))
+        gap = max(moments.gap - moments.floor, 0.0)
+        return Assessment(rows, logp, np.arange(len(logp))[:, None], gap, moments.floor_sd)
+
+    def conclude(self, status: Status, assessment: Assessment) -> Status:
+        """Return the status in the light of what was measured at the end."""
+        beyond = assessment.gap - 2.0 * assessment.gap_sd > 2.0 * self._most_tol
+        return Status.NOISE_LIMITED if status is Status.CONVERGED and beyond else status
+
+    def reopen(self, state: MixtureFit) -> MixtureFit:
+        """Return a state in which a fit that ended may try again."""
+        return replace(state, stage="average", status=None, n_averaged=0)
+
+    # --- one Gaussian -------------------------------------------------------------------------------------------------
+
+    def _fit_gaussian(self, state: MixtureFit) -> MixtureFit:
+        inner = self._gaussian.step(state.inner)
+        status = self._gaussian.terminate(inner)
+        q = MixtureState.of([inner.q])
+        moved = replace(
+            state, q=q, inner=inner, gap=inner.gap, last_elbo=inner.elbo, n_dropped=inner.n_dropped,
+            step_size=inner.step_size, n_draws=inner.n_draws, n_steps=state.n_steps + 1,
+        )  # fmt: skip
+        if status is None and moved.n_steps < _MAX_GAUSSIAN:
+            return moved
+        if self._n_components == 1:
+            return replace(moved, status=status or Status.NOISE_LIMITED)
+        return replace(moved, stage="search", inner=None)
+
+    # --- components ---------------------------------------------------------------------------------------------------
+
+    def _search(self, state: MixtureFit) -> MixtureFit:
+        """Keep the Gaussian, and begin a mixture at the modes, if there are more than one."""
+        rng = np.random.default_rng([self._seed, _SEARCH_LEVEL])
+        accepted = self._accept(state, state.q)
+        gaussian = state.q.components[0]
+        extra = gaussian.draws(3.0 * rng.standard_normal((32, self._target.n_dim)))
+        found, log_mass = modes(self._target, state.start, extra, rng, self._n_components)
+        known = replace(state, accepted=accepted, gaussian=gaussian, level=state.level + 1, n_steps=0)
+        if len(found) < 2:
+            return replace(known, stage="grow")
+        return self._begin(known, MixtureState.of(found, log_mass))
+
+    def _grow(self, state: MixtureFit) -> MixtureFit:
+        """Add the component that promises most to the accepted mixture, or go on to the end."""
+        accepted = state.accepted
+        full = accepted.q.n_components >= self._n_components
+        near = self._auto and accepted.spread < self._tol  # half of it is about what all components together could gain
+        if full or near or state.n_failed >= _MAX_FAILED:
+            return self._polish(state)
+        rng = np.random.default_rng([self._seed, _SEARCH_LEVEL, state.level])
+        tried = list(state.tried)
+        new = addition(self._target, accepted.q, rng, tried, accepted.elbo)
+        if new is None:
+            return self._polish(state)
+        return self._begin(replace(state, tried=tuple(tried)), new)
+
+    def _begin(self, state: MixtureFit, q: MixtureState) -> MixtureFit:
+        return self._redraw(replace(state, q=q, stage="solve", radius=_RADIUS, n_each=self._n_draws))
+
+    def _decide(self, state: MixtureFit) -> MixtureFit:
+        """Keep the new mixture where it gains more than its noise; else go back to the last one."""
+        old, new = state.accepted, self._accept(state, state.q)
+        gain, noise = new.elbo - old.elbo, 2.0 * np.hypot(new.se, old.se)
+        wanted = self._tol if self._auto else 0.0
+        forced = not self._auto and old.q.n_components < new.q.n_components and gain > -noise
+        if forced or gain > max(wanted, noise if self._auto else 0.0):
+            return replace(state, stage="grow", accepted=new, n_failed=0, tried=(), gap=state.gap)
+        return replace(state, q=old.q, stage="grow", n_failed=state.n_failed + 1)
+
+    def _accept(self, state: MixtureFit, q: MixtureState) -> Accepted:
+        measured = self._on_fresh_draws(q, _MEASURE_LEVEL + state.level, self._max_draws)
+        fewer = without_idle(q, measured, _IDLE * self._tol) if self._auto else q
+        if fewer.n_components < q.n_components:
+            measured = self._on_fresh_draws(fewer, _MEASURE_LEVEL + state.level, self._max_draws)
+        return Accepted(fewer, measured.elbo, measured.elbo_se(), measured.spread())
+
+    # --- steps on a fixed set -----------------------------------------------------------------------------------------
+
+    def _solve(self, state: MixtureFit) -> MixtureFit:
+        """Take a step of all components that does not lower the ELBO on these draws."""
+        moments = self._moments(state)
+        radius = state.radius
+        slack = 1e-9 * abs(state.elbo) + 0.5 * min(moments.floor, self._tol)
+        while radius > _MIN_RADIUS:
+            q = self._propose(state.q, state.evaluation, moments, 1.0, radius)
+            evaluation = evaluate_mixture(self._target, q, state.evaluation.base)
+            if evaluation.n_dropped <= state.evaluation.n_dropped and evaluation.elbo >= state.elbo - slack:
+                break
+            radius /= _SHORTER
+        else:
+            return self._next_set(state)
+        if reason := self._limits(q, state):
+            return replace(state, status=reason)
+        idle = 0 if evaluation.elbo > state.elbo + 0.02 * self._tol else state.idle + 1
+        moved = replace(
+            state, q=q, evaluation=evaluation, last_elbo=evaluation.elbo, gap=moments.gap, idle=idle,
+            radius=min(radius * _LONGER, _MAX_RADIUS), n_steps=state.n_steps + 1, step_size=1.0,
+        )  # fmt: skip
+        solved = moments.gap <= max(moments.floor, _SOLVED * self._tol)
+        return self._next_set(moved) if solved or idle >= _MAX_IDLE or moved.n_steps >= _MAX_STEPS else moved
+
+    def _next_set(self, state: MixtureFit) -> MixtureFit:
+        """Drop what has no weight; go to a larger set, or to the decision."""
+        drop = state.q.weights < _NEGLIGIBLE
+        q = state.q.without(drop) if drop.any() else state.q
+        if state.n_each >= min(_ENOUGH, self._max_draws):
+            return replace(state, q=q, stage="decide")
+        return self._redraw(replace(state, q=q, n_each=2 * state.n_each))
+
+    def _redraw(self, state: MixtureFit) -> MixtureFit:
+        level = state.level + 1
+        evaluation = evaluate_mixture(self._target, state.q, self.base_draws(level, state.n_each))
+        return replace(
+            state, level=level, evaluation=evaluation, last_elbo=evaluation.elbo, n_steps=0, idle=0,
+            n_draws=state.n_each * state.q.n_components, n_dropped=state.n_dropped + evaluation.n_dropped,
+        )  # fmt: skip
+
+    def _limits(self, q: MixtureState, state: MixtureFit) -> Status | None:
+        """Return why to give up, where a component collapses onto a point or runs away."""
+        unit = state.gaussian.sd()
+        ratio = q.sds / unit
+        far = np.abs(q.means - state.gaussian.location) / unit
+        lost = ratio.min() < _LEAST_SCALE or max(ratio.max(), far.max()) > _MOST_SCALE
+        return Status.COLLAPSED if lost else None
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def _polish(self, state: MixtureFit) -> MixtureFit:
+        return self._redraw(
+            replace(state, q=state.accepted.q, stage="average", n_each=self._max_draws // 2, n_pooled=_ENOUGH)
+        )
+
+    def _average(self, state: MixtureFit) -> MixtureFit:
+        """Measure on a fresh set; stop if little is left, else take the step that pools it with all before."""
+        moments = self._moments(state)
+        noise = moments.floor * state.n_each / max(state.n_pooled, 1)
+        gap = max(moments.gap - moments.floor, noise, 0.0)
+        tol = float(np.clip(_UNREACHABLE * 0.5 * state.evaluation.spread(), self._tol, self._most_tol))
+        measured = replace(state, gap=gap, n_averaged=state.n_averaged + 1)
+        if moments.gap - moments.floor + moments.floor_sd < tol and noise < tol:
+            return replace(measured, status=Status.CONVERGED)
+        if state.n_averaged >= _MAX_AVERAGED:
+            return replace(measured, status=Status.NOISE_LIMITED)
+        rho = state.n_each / (state.n_pooled + state.n_each)
+        error = max(moments.gap - moments.floor, 0.0)
+        rho = max(rho, error / (error + moments.floor))
+        q = self._propose(state.q, state.evaluation, moments, rho, _RADIUS)
+        n_each = min(self._max_draws, state.n_each * (2 if moments.floor > tol else 1))
+        return self._redraw(replace(measured, q=q, n_pooled=round(state.n_each / rho), step_size=rho, n_each=n_each))
+
+    # --- pieces -------------------------------------------------------------------------------------------------------
+
+    def _moments(self, state: MixtureFit) -> Any:
+        return mixture_moments(self._target, state.q, state.evaluation, self._estimator, stl=self._stl)
+
+    def _on_fresh_draws(self, q: MixtureState, level: int, n_draws: int) -> MixtureEvaluation:
+        return evaluate_mixture(self._target, q, self.base_draws(level, n_draws))
+
+
+def _stratified(q: MixtureState, evaluation: MixtureEvaluation, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Return draws of the mixture, and log p there, from as many draws of each component."""
+    n_each = evaluation.base.n_draws
+    counts = rng.multinomial(n_each, q.weights)
+    thetas, logps = [], []
+    for c, (count, part) in enumerate(zip(counts, evaluation.parts, strict=True)):
+        rows = rng.permutation(n_each)[:count]
+        theta = part.theta[rows]
+        thetas.append(theta)
+        logps.append(evaluation.log_p[c, rows])
+    return np.concatenate(thetas), np.concatenate(logps)

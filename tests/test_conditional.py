@@ -1,0 +1,227 @@
+"""Natural gradients of conditional exponential families, against F^-1 grad by finite differences and closed forms."""
+
+import contextlib
+import io
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from scipy import stats
+from scipy.special import gammaln, kve, polygamma, psi
+from targets import logistic, poisson, random_covariance
+from test_docs import DOCS, blocks, run
+from test_mixture_gradients import case, derivatives
+from test_natural_gradients import Coordinates, gradient_of
+
+from pymc_ngvi.conditional import (
+    GaussianMixture,
+    NaturalParameters,
+    Points,
+    StudentT,
+    natural_gradient,
+    stepped,
+)
+from pymc_ngvi.families import FullState, MixtureState
+
+PAGE = DOCS / "extending.md"
+
+pytestmark = pytest.mark.usefixtures("_one_blas_thread")
+each_target = pytest.mark.parametrize("make", [logistic, poisson])
+each_size = pytest.mark.parametrize(("n_dim", "n_components"), [(d, k) for d in (1, 2) for k in (2, 3)])
+
+
+def together(parameters):
+    """Return natural parameters, or a direction in them, as one vector."""
+    return np.concatenate([parameters.conditional, parameters.mixing])
+
+
+def density_of(target):
+    return lambda theta: target.logp_grad(theta)[0]
+
+
+# --- mixtures of Gaussians --------------------------------------------------------------------------------------------
+
+
+def of_mixture(make, n_dim, n_components):
+    """Return exact expectations of a mixture, the family, and the natural gradient by quadrature."""
+    this, family = case(make, "full", n_dim, n_components), GaussianMixture(n_dim, n_components)
+    x = family.parameters(this.q)
+    return this, x, natural_gradient(family, x, density_of(this.target), family.quadrature(x, 60))
+
+
+@each_target
+@each_size
+def test_mixture_is_the_inverse_fisher_information_times_the_gradient(make, n_dim, n_components):
+    this, x, found = of_mixture(make, n_dim, n_components)
+    np.testing.assert_allclose(together(x), this.x, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(together(found), this.direction, atol=2e-5 * np.abs(this.direction).max())
+    assert found.elbo == pytest.approx(this.truth.elbo(this.x), abs=1e-6)
+
+
+@each_target
+@each_size
+def test_mixture_agrees_with_the_code_for_mixtures(make, n_dim, n_components):
+    """The weights have the direction of the natural update; the coupling is what the printed one adds to it."""
+    this, _, found = of_mixture(make, n_dim, n_components)
+    ours, printed = this.weight_step("natural"), this.weight_step("tan")
+    np.testing.assert_allclose(found.mixing, ours, rtol=1e-5, atol=5e-5)
+    np.testing.assert_allclose(found.coupling, printed - ours, rtol=1e-5, atol=5e-5)
+
+
+@each_target
+@each_size
+def test_gradient_in_expectation_parameters(make, n_dim, n_components):
+    """By finite differences, with m_theta (weights times moments) held fixed where m_w (weights) moves: lemma 5."""
+    this, _, found = of_mixture(make, n_dim, n_components)
+    moments = Coordinates("expectation", "full", n_dim)
+
+    def elbo(m):
+        parts, w = np.split(m[: 1 - n_components], n_components), m[1 - n_components :]
+        weights = np.append(w, 1.0 - w.sum())
+        each = [moments.gaussian(part / weight) for part, weight in zip(parts, weights, strict=True)]
+        log_odds = np.log(weights[:-1] / weights[-1])
+        return this.truth.elbo(np.concatenate([*(this.truth.coordinates.of(*g) for g in each), log_odds]))
+
+    each = [w * moments.of(c.mean(), c.cov()) for w, c in zip(this.q.weights, this.q.components, strict=True)]
+    slopes = gradient_of(elbo, np.concatenate([*each, this.q.weights[:-1]]))
+    np.testing.assert_allclose(together(found.expectation), slopes, atol=2e-5 * np.abs(slopes).max())
+
+
+def test_mixture_and_natural_parameters_are_one():
+    q = case(logistic, "full", 2, 3).q
+    family, theta = GaussianMixture(2, 3), np.random.default_rng(1).standard_normal((5, 2))
+    again = family.state(family.parameters(q))
+    np.testing.assert_allclose(again.log_weights, q.log_weights, rtol=1e-12)
+    np.testing.assert_allclose(again.log_densities(theta), q.log_densities(theta), rtol=1e-10)
+
+
+def test_steps_of_the_mixture_raise_the_elbo():
+    this, family = case(poisson, "full", 1, 2), GaussianMixture(1, 2)
+    x, log_density, elbos = family.parameters(this.q), density_of(this.target), []
+    for _ in range(20):
+        gradient = natural_gradient(family, x, log_density, family.quadrature(x, 40))
+        elbos.append(gradient.elbo)
+        x = stepped(x, gradient, 0.3)
+    assert (np.diff(elbos) > -1e-9).all()
+    assert elbos[-1] > elbos[0] + 0.1
+    # As good as the best Gaussian at least.
+    assert elbos[-1] > this.target.elbo(*this.target.optimum("full")) - 1e-3
+
+
+# --- continuous mixtures ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Continuous:
+    """F^-1 grad of a continuous mixture by brute force: log densities as functions of all natural parameters.
+
+    Parameters
+    ----------
+    log_marginal : callable
+        Parameters and points to log q(theta).
+    log_joint : callable
+        Parameters, points and w to log q(w, theta), but for terms without parameters.
+    """
+
+    log_marginal: object
+    log_joint: object
+
+    def elbo(self, x, logp, theta, volumes):
+        """Return the ELBO by summation over a grid of theta, with the volumes of its cells."""
+        log_q = self.log_marginal(x, theta)
+        return np.sum(volumes * np.exp(log_q) * (logp(theta) - log_q))
+
+    def direction(self, x, logp, grid, points):
+        """Return F^-1 grad; expectations over w and theta together are sums over weighted points."""
+        scores = derivatives(lambda y: self.log_joint(y, points.theta, points.w), x)
+        return np.linalg.solve((scores * points.weights) @ scores.T, gradient_of(lambda y: self.elbo(y, logp, *grid), x))
+
+
+def grid_around(centre, scale):
+    """Return points along every coordinate, dense in the middle and wide in the tails, and the volumes of cells."""
+    n_dim = len(centre)
+    u = np.linspace(-9.0, 9.0, 901 if n_dim == 1 else 301)
+    axes = np.meshgrid(*[np.sinh(u)] * n_dim, indexing="ij")
+    volumes = np.prod(np.meshgrid(*[np.cosh(u) * (u[1] - u[0])] * n_dim, indexing="ij"), axis=0)
+    return centre + scale * np.stack([a.ravel() for a in axes], axis=1), volumes.ravel() * scale**n_dim
+
+
+def points_of(w, weights, mean, root, shift=0.0, n_nodes=24):
+    """Return weighted points of q(w) q(theta | w), theta = mean + shift w + sqrt(w) or 1 times root z."""
+    nodes, of_z = np.polynomial.hermite_e.hermegauss(n_nodes)
+    z = np.stack([a.ravel() for a in np.meshgrid(*[nodes] * len(mean), indexing="ij")], axis=1)
+    of_z = np.prod(np.meshgrid(*[of_z / of_z.sum()] * len(mean), indexing="ij"), axis=0).ravel()
+    w, z = np.repeat(w, len(z)), np.tile(z, (len(w), 1))
+    spread = np.sqrt(w)[:, None] if shift is None else 1.0
+    moved = 0.0 if shift is None else shift * w[:, None]
+    return Points(mean + moved + spread * (z @ root.T), w, np.outer(weights / weights.sum(), of_z).ravel())
+
+
+def student_by_brute_force(n_dim):
+    coordinates = Coordinates("natural", "full", n_dim)
+
+    def log_marginal(x, theta):
+        mean, scale = coordinates.gaussian(x[:-1])
+        return stats.multivariate_t(mean, scale, df=2 * x[-1]).logpdf(theta)
+
+    def log_joint(x, theta, w):
+        (mean, scale), a = coordinates.gaussian(x[:-1]), x[-1]
+        apart = theta - mean
+        square = np.einsum("ni,ni->n", apart, np.linalg.solve(scale, apart.T).T) / w
+        of_w = a * np.log(a) - gammaln(a) - a * (np.log(w) + 1.0 / w)
+        return of_w - 0.5 * square - 0.5 * np.linalg.slogdet(scale)[1]
+
+    return Continuous(log_marginal, log_joint)
+
+
+def student(n_dim, shape=3.2):
+    """Return location, scale, family and natural parameters of a Student t."""
+    rng = np.random.default_rng(n_dim)
+    mean, scale = 0.4 * rng.standard_normal(n_dim), 0.4 * random_covariance(rng, n_dim, 2.0)
+    family = StudentT(n_dim)
+    return mean, scale, family, family.parameters(FullState(mean, np.linalg.cholesky(scale)), shape)
+
+
+def student_in_closed_form(target, mean, scale, a):
+    """Return the natural gradient of a Student t by sums over a grid of theta, with derivatives of log p - log q."""
+    n_dim, precision = len(mean), np.linalg.inv(scale)
+    theta, volumes = grid_around(mean, 0.5)
+    log_q = stats.multivariate_t(mean, scale, df=2 * a).logpdf(theta)
+    q, v = volumes * np.exp(log_q), (theta - mean) @ precision
+    half_square = 0.5 * np.einsum("ni,ni->n", theta - mean, v)
+    k = (a + n_dim / 2) / (a + half_square)
+    logp, grad = target.logp_grad(theta)
+    grad_h = grad + k[:, None] * v
+    outer = np.einsum("n,ni,nj->nij", k / (a + half_square), v, v)
+    hess_h = target._hessians(theta) + k[:, None, None] * precision - outer
+    u = (a + half_square) / (a + n_dim / 2 - 1)
+    hessian, gradient = np.einsum("n,nij->ij", q * u, hess_h), q @ grad_h
+    # From gradients alone, the same.
+    np.testing.assert_allclose(np.einsum("n,ni,nj->ij", q, v, grad_h), hessian, atol=1e-5 * np.abs(hessian).max())
+    rows, columns = np.tril_indices(n_dim)
+    twice = np.where(rows == columns, 1.0, 2.0)
+    # E[T_w | theta]: w given theta is InvGamma(a + d/2, a + D/2).
+    statistic = -(np.log(a + half_square) - psi(a + n_dim / 2) + (a + n_dim / 2) / (a + half_square))
+    slope = q @ ((logp - log_q) * (statistic - q @ statistic))
+    of_shape = slope / (polygamma(1, a) - 1.0 / a)
+    return np.concatenate([gradient - hessian @ mean, 0.5 * twice * hessian[rows, columns], [of_shape]])
+
+
+@each_target
+@pytest.mark.parametrize("n_dim", [1, 2])
+def test_student_t_is_the_inverse_fisher_information_times_the_gradient(make, n_dim):
+    target, (mean, scale, family, x) = make(n=20, n_dim=n_dim, seed=1), student(n_dim)
+
+        target = logistic(n=12, n_dim=n_dim, seed=2)
+    log_w = np.linspace(-4.5, 9.0, 120)
+    weights = stats.invgamma(3.2, scale=3.2).pdf(np.exp(log_w)) * np.exp(log_w)
+    points = points_of(np.exp(log_w), weights, mean, np.linalg.cholesky(scale), None)
+    truth = student_by_brute_force(n_dim)
+    direction = truth.direction(together(x), density_of(target), grid_around(mean, 0.5), points)
+    closed = student_in_closed_form(target, mean, scale, 3.2)
+    np.testing.assert_allclose(closed, direction, atol=1e-5 * np.abs(direction).max())
+    found = natural_gradient(family, x, density_of(target), family.quadrature(x, 60))
+    np.testing.assert_allclose(together(found), direction, atol=2e-4 * np.abs(direction).max())
+    np.testing.assert_allclose(found.coupling, 0.0, atol=1e-6)  # E[1/w] = 1 whatever a

@@ -1,0 +1,233 @@
+"""Mixtures of Gaussians: the distribution itself against independent formulas, and steps of the weights."""
+
+import numpy as np
+import pytest
+
+from doubles import GaussianMixtureState
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import multivariate_normal
+from targets import NumpyTarget, Quadratic, random_covariance
+from test_mixture_gradients import Case
+from test_updates import whitened_moments
+
+from pymc_ngvi.families import MixtureFamily, MixtureState
+from pymc_ngvi.families.mixture import COMPONENTS
+from pymc_ngvi.mixtures import WEIGHT_UPDATES
+from pymc_ngvi.mixtures.weights import LEAST_LOG_WEIGHT, stepped
+
+each_family = pytest.mark.parametrize("family", COMPONENTS)
+
+
+def component(family, mean, cov):
+    """Return a Gaussian; a diagonal one has the variances only."""
+    root = np.linalg.cholesky(cov) if family == "full" else np.sqrt(np.diag(cov))
+    return COMPONENTS[family](np.asarray(mean), root)
+
+
+def random_mixture(family, rng, n_dim=3, n_components=4):
+    """Return a mixture, and the same one as an independent class."""
+    means = 2.0 * rng.standard_normal((n_components, n_dim))
+    components = [component(family, mean, random_covariance(rng, n_dim)) for mean in means]
+    q = MixtureState.of(components, rng.standard_normal(n_components))
+    factors = np.array([np.linalg.cholesky(c.cov()) for c in components])
+    return q, GaussianMixtureState(np.exp(q.log_weights), means, factors)
+
+
+# --- the distribution -------------------------------------------------------------------------------------------------
+
+
+@each_family
+def test_density_and_moments_against_independent_formulas(family, rng):
+    q, same = random_mixture(family, rng)
+    theta = 2.0 * rng.standard_normal((50, 3))
+    np.testing.assert_allclose(q.log_density(theta), same.log_density(theta), rtol=1e-10)
+    np.testing.assert_allclose(q.mean(), same.mean(), rtol=1e-12)
+    np.testing.assert_allclose(q.sd(), same.sd(), rtol=1e-12)
+    np.testing.assert_allclose(q.cov(), same.cov(), rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(q.cov_block(np.array([2, 0])), same.cov()[np.ix_([2, 0], [2, 0])], rtol=1e-10)
+    assert (q.n_dim, q.n_components) == (3, 4)
+
+
+@each_family
+def test_draws_are_those_of_components_chosen_by_the_uniforms(family, rng):
+    q, same = random_mixture(family, rng)
+    base = np.column_stack([rng.standard_normal((200, 3)), rng.random(200)])
+    np.testing.assert_allclose(q.draws(base), same.draws(base), rtol=1e-12, atol=1e-12)
+
+
+@each_family
+def test_draws_have_the_moments_and_weights_of_the_mixture(family, rng):
+    q, _ = random_mixture(family, rng)
+    n = 40_000
+    uniforms = (np.arange(n) + 0.5) / n
+    theta = q.draws(np.column_stack([rng.standard_normal((n, 3)), rng.permutation(uniforms)]))
+    assert (np.abs(theta.mean(axis=0) - q.mean()) < 4.5 * q.sd() / np.sqrt(n)).all()
+    squares = (theta - q.mean()) ** 2
+    assert (np.abs(squares.mean(axis=0) - q.sd() ** 2) < 4.5 * squares.std(axis=0) / np.sqrt(n)).all()
+    # The mean responsibility is the weight.
+    shares = q.responsibilities(theta)
+    assert (np.abs(shares.mean(axis=0) - q.weights) < 4.5 * shares.std(axis=0) / np.sqrt(n)).all()
+
+
+@each_family
+def test_uniforms_at_the_ends_belong_to_the_first_and_the_last_component(family, rng):
+    """Weights that sum to 1 but for rounding leave no draw without a component."""
+    components = [component(family, [10.0 * c], np.eye(1)) for c in range(7)]
+    q = MixtureState(np.log(np.full(7, 1.0 / 7.0)) - 1e-14, tuple(components))
+    ends = np.array([[0.0, 0.0], [0.0, 1.0], [0.0, np.nextafter(1.0, 0.0)]])
+    np.testing.assert_allclose(q.draws(ends)[:, 0], [0.0, 60.0, 60.0])
+
+
+@each_family
+def test_responsibilities_are_shares_of_the_density(family, rng):
+    q, _ = random_mixture(family, rng)
+    theta = 2.0 * rng.standard_normal((30, 3))
+    shares = q.responsibilities(theta)
+    np.testing.assert_allclose(shares.sum(axis=1), 1.0, rtol=1e-12)
+    densities = [multivariate_normal(c.mean(), c.cov()).pdf(theta) for c in q.components]
+    parts = np.exp(q.log_weights)[:, None] * densities
+    np.testing.assert_allclose(shares.T, parts / np.sum(parts, axis=0), rtol=1e-8, atol=1e-300)
+
+
+@each_family
+def test_far_from_all_components_nothing_underflows(family):
+    """The densities themselves are 0 in numbers there."""
+    q = MixtureState.of([component(family, m, np.eye(2)) for m in ([0.0, 0.0], [1.0, 0.0])], np.log([0.9, 0.1]))
+    theta = np.array([[1e3, 0.0], [-1e3, 0.0], [0.5, 1e3]])
+    gaussian = -0.5 * np.sum((theta[:, None] - q.means) ** 2, axis=2) - np.log(2 * np.pi)
+    nearest = [gaussian[0, 1] + np.log(0.1), gaussian[1, 0] + np.log(0.9), gaussian[2, 0]]
+    np.testing.assert_allclose(q.log_density(theta), nearest, rtol=1e-14)
+    np.testing.assert_allclose(q.responsibilities(theta), [[0.0, 1.0], [1.0, 0.0], [0.9, 0.1]], rtol=1e-9, atol=1e-300)
+
+
+# --- components -------------------------------------------------------------------------------------------------------
+
+
+@each_family
+def test_arrays_make_the_same_mixture(family, rng):
+    q, _ = random_mixture(family, rng)
+    params, theta = q.params(), rng.standard_normal((5, 3))
+    assert all(len(array) == 4 for array in params.values())
+    again = MixtureState.from_params(params)
+    assert all(isinstance(c, COMPONENTS[family]) for c in again.components)
+    np.testing.assert_array_equal(again.log_density(theta), q.log_density(theta))
+
+
+def test_arrays_of_no_class_of_components_are_refused():
+    with pytest.raises(ValueError, match=r"\['mean', 'width'\]"):
+        MixtureState.from_params({"log_weights": np.zeros(1), "mean": np.zeros((1, 2)), "width": np.ones((1, 2))})
+
+
+@each_family
+def test_without_some_components_the_others_keep_their_proportions(family, rng):
+    q, _ = random_mixture(family, rng)
+    fewer = q.without(np.array([False, True, False, True]))
+    assert fewer.components == (q.components[0], q.components[2])
+    assert fewer.weights.sum() == pytest.approx(1.0, rel=1e-14)
+    assert fewer.weights[0] / fewer.weights[1] == pytest.approx(q.weights[0] / q.weights[2], rel=1e-12)
+
+
+@each_family
+def test_a_component_joins_with_its_weight_and_leaves_no_trace(family, rng):
+    q, _ = random_mixture(family, rng)
+    new = component(family, [3.0, 3.0, 3.0], np.eye(3))
+    more = q.joined(new, np.log(0.2))
+    assert more.components == (*q.components, new)
+    np.testing.assert_allclose(more.weights, [*(0.8 * q.weights), 0.2], rtol=1e-12)
+    np.testing.assert_allclose(more.without(np.arange(5) == 4).log_weights, q.log_weights, rtol=1e-12, atol=1e-12)
+
+
+@each_family
+def test_one_component_or_the_weights_replaced(family, rng):
+    q, _ = random_mixture(family, rng)
+    new = component(family, [3.0, 3.0, 3.0], np.eye(3))
+    other = q.with_component(2, new)
+    assert other.components == (*q.components[:2], new, q.components[3])
+    np.testing.assert_array_equal(other.log_weights, q.log_weights)
+    weighted = q.with_weights(np.log([2.0, 2.0, 4.0, 8.0]))
+    np.testing.assert_allclose(weighted.weights, [0.125, 0.125, 0.25, 0.5], rtol=1e-12)
+    assert weighted.components == q.components
+
+
+@each_family
+def test_family_starts_with_one_component(family):
+    kind = MixtureFamily(COMPONENTS[family], 3)
+    q = kind.from_scale(np.array([1.0, 2.0]), np.array([0.5, 3.0]))
+    assert q.n_components == 1
+    np.testing.assert_allclose(q.log_weights, 0.0)
+    np.testing.assert_allclose(q.sd(), [0.5, 3.0])
+    assert kind.memory_bytes(100) == 3 * COMPONENTS[family].memory_bytes(100)
+
+
+# --- steps of the weights ---------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.floats(-60, 0), min_size=4, max_size=4),
+    st.lists(st.floats(-1e4, 1e4), min_size=4, max_size=4),
+    st.floats(0.01, 1.0),
+)
+def test_steps_of_the_weights_are_normalised_and_never_lose_a_component(log_weights, direction, step_size):
+    start = np.array(log_weights) - np.logaddexp.reduce(log_weights)
+    new = stepped(start, np.array(direction), step_size)
+    assert np.exp(new).sum() == pytest.approx(1.0, rel=1e-12)
+    assert (new >= LEAST_LOG_WEIGHT - 1e-9).all()
+    # To add the same to every reward changes nothing.
+    np.testing.assert_allclose(stepped(start, np.array(direction) + 7.0, step_size), new, atol=1e-8)
+
+
+def test_step_of_the_weights_by_hand():
+    new = stepped(np.log([0.25, 0.75]), np.array([np.log(3.0), np.log(1.0)]), 1.0)
+    np.testing.assert_allclose(np.exp(new), [0.5, 0.5], rtol=1e-12)
+    new = stepped(np.log([0.5, 0.5]), np.array([np.log(4.0), 0.0]), 0.5)
+    np.testing.assert_allclose(np.exp(new), [2.0 / 3.0, 1.0 / 3.0], rtol=1e-12)
+
+
+def test_a_component_at_the_least_weight_can_come_back():
+    low = stepped(np.log([0.5, 0.5]), np.array([0.0, -1e6]), 1.0)
+    assert low[1] == pytest.approx(LEAST_LOG_WEIGHT, abs=1e-9)
+    assert stepped(low, np.array([0.0, 100.0]), 1.0)[1] > -1e-9
+
+
+def separate(rng):
+    """Return a target of three Gaussians far apart, weights .2, .3, .5, and a mixture of them with other weights."""
+    means = np.array([[-60.0, 0.0], [0.0, 60.0], [60.0, 0.0]])
+    parts = [Quadratic(m, np.linalg.inv(random_covariance(rng, 2))) for m in means]
+    weights = np.array([0.2, 0.3, 0.5])
+
+    class Several(NumpyTarget):
+        def logp_grad(self, theta):
+            terms = np.array([p.logp_grad(theta)[0] for p in parts]) + np.log(weights)[:, None]
+            nearest = np.argmax(terms, axis=0)
+            grad = np.array([p.logp_grad(theta)[1] for p in parts])[nearest, np.arange(len(theta))]
+            return np.logaddexp.reduce(terms), grad
+
+        def _hessians(self, theta):
+            return -np.array([p.precision for p in parts])[np.argmin(np.abs(theta[:, None] - means).sum(-1), axis=1)]
+
+    components = [component("full", p.mean, np.linalg.inv(p.precision)) for p in parts]
+    return Several(2), MixtureState.of(components, np.log([0.6, 0.3, 0.1])), weights
+
+
+def test_one_step_is_exact_for_components_apart(rng):
+    target, q, weights = separate(rng)
+    this = Case(target, q)
+    direction = WEIGHT_UPDATES["natural"](q, *this.moments)
+    np.testing.assert_allclose(np.exp(stepped(q.log_weights, direction, 1.0)), weights, rtol=1e-8)
+
+
+@each_family
+def test_direction_as_printed_by_hand(family):
+    """log p - log q with gradient g and Hessian H at every point: b = mu.g + tr((Sigma - mu mu^T) H) / 2."""
+    mean, cov, g = np.array([2.0, -1.0]), np.diag([4.0, 0.25]), np.array([0.3, 0.5])
+    h = np.array([[-0.5, 0.2], [0.2, 0.1]]) if family == "full" else np.diag([-0.5, 0.1])
+    q = MixtureState.of([component(family, mean, cov)])
+    # Whitened: C^T g, and A = I - C^T H C.
+    scale = np.sqrt(np.diag(cov))
+    curvature = np.eye(2) - h * np.outer(scale, scale)
+    moments = whitened_moments(scale * g, curvature if family == "full" else np.diag(curvature))
+    expected = 0.6 - 0.5 + 0.5 * np.sum((cov - np.outer(mean, mean)) * h)
+    found = WEIGHT_UPDATES["tan"](q, np.array([1.5]), [moments])
+    np.testing.assert_allclose(found, 1.5 + expected, rtol=1e-12)
+    np.testing.assert_array_equal(WEIGHT_UPDATES["natural"](q, np.array([1.5]), [moments]), [1.5])
