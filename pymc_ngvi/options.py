@@ -61,7 +61,7 @@ class FitOptions:
         Why the family was chosen, where the user named none.
     reparam : str or None
         Reparametrisation of a hierarchical model.
-    components : {"full", "diagonal"}
+    components : {"full", "diagonal"}, or None
         What the components of a mixture are.
     n_draws, max_draws, base_draws, step_size, step_decay, window, n_components, weight_update : optional
         Of the step rule; None: its own default.
@@ -74,7 +74,7 @@ class FitOptions:
     blocks: Any
     family_reason: str
     reparam: str | None
-    components: str
+    components: str | None
     n_draws: int | None
     max_draws: int | None
     base_draws: str | None
@@ -155,10 +155,10 @@ def _check_reparam(reparam: Any, choice: Choice) -> None:
         raise ValueError("gauss_newton works on the model's own coordinates: leave reparam out.")
 
 
-def _checked_components(choice: Choice, components: Any) -> str:
+def _checked_components(choice: Choice, components: Any) -> str | None:
     """Return what the components of a mixture are."""
     if components is None:
-        return "full"
+        return "full" if choice.family == "mixture" else None
     if not isinstance(components, str) or components not in COMPONENTS:
         raise ValueError(f"Unknown components {components!r}: {suggestion(components, COMPONENTS)}")
     if choice.family != "mixture":

@@ -123,7 +123,7 @@ def make_family(options: FitOptions, density: LogDensity, structure: ArrowStruct
     if name == "mixture":
         n_components = options.n_components
         return MixtureFamily(
-            COMPONENTS[options.components], n_components if isinstance(n_components, int) else _UNKNOWN
+            COMPONENTS[options.components or "full"], n_components if isinstance(n_components, int) else _UNKNOWN
         )
     return FullPrecisionState if options.factor == "precision" else AXES["family"][name]
 

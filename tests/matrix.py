@@ -9,7 +9,14 @@ import pytest
 from targets import Quadratic, block_labels, restrict
 
 from pymc_ngvi import loop, session, starting
-from pymc_ngvi.families import BlockFamily, BlockStructure, FullPrecisionState, SparseFamily
+from pymc_ngvi.families import (
+    BlockFamily,
+    BlockStructure,
+    FullPrecisionState,
+    FullState,
+    MixtureFamily,
+    SparseFamily,
+)
 from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.options import FitOptions
 from pymc_ngvi.pattern import Pattern
@@ -49,6 +56,8 @@ def family_object(family, n_dim):
         return BlockFamily(BlockStructure(block_labels(n_dim)))
     if family == "sparse":  # one block and a border, which leave nothing out: any target will do
         return SparseFamily(ArrowStructure.of(np.where(np.arange(n_dim) < (n_dim + 1) // 2, 0, -1)))
+    if family == "mixture":
+        return MixtureFamily(FullState)
     return FullPrecisionState if family == "full precision" else AXES["family"][family]
 
 

@@ -139,7 +139,7 @@ def test_the_options_in_choosing_go_with_what_it_says():
             but = rule_names.startswith("all")
             assert takes == (set(AXES["step"]) - named if but else named), name
     of_rules = set().union(*(kind.takes for kind in AXES["step"].values()))
-    assert of_rules | {"tol", "stl", "factor", "blocks", "reparam"} == set(listed)
+    assert of_rules | {"tol", "stl", "factor", "blocks", "reparam", "components"} == set(listed)
 
 
 def test_the_examples_of_choosing_run():

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from numpy.typing import NDArray
+
 from pymc_ngvi.families.mixture import MixtureState
 from pymc_ngvi.mixtures.component import ComponentTarget
 from pymc_ngvi.types import Array, BaseDraws, Estimator, Evaluation, Moments, TargetDensity
@@ -148,8 +150,16 @@ def without_idle(q: MixtureState, evaluation: MixtureEvaluation, tol: float) -> 
             break
         fewer = kept.without(which == c)
         rest = which[which != c]
-        ratios = [evaluation.log_p[i] - fewer.log_density(evaluation.parts[i].theta) for i in rest]
-        elbo = _sum(fewer.weights, [float(np.nanmean(r)) for r in ratios])
+        rewards = _rewards(fewer, evaluation, rest)
+        if np.isfinite(rewards).all():  # others may take over what it had
+            fewer = fewer.with_weights(fewer.log_weights + rewards)
+        elbo = _sum(fewer.weights, list(_rewards(fewer, evaluation, rest)))
         if elbo >= evaluation.elbo - tol:
             kept, which = fewer, rest
     return kept
+
+
+def _rewards(q: MixtureState, evaluation: MixtureEvaluation, which: NDArray[np.intp]) -> Array:
+    """Return the rewards of components that are some of those that were evaluated, in another mixture."""
+    ratios = [evaluation.log_p[i] - q.log_density(evaluation.parts[i].theta) for i in which]
+    return np.array([np.nanmean(r) if np.isfinite(r).any() else -np.inf for r in ratios])

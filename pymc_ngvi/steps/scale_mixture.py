@@ -17,13 +17,14 @@ from scipy.special import erf
 from pymc_ngvi.draws import BASE_DRAWS
 from pymc_ngvi.estimators import FROM_GRADIENTS
 from pymc_ngvi.families.student_t import StudentTState
-from pymc_ngvi.mixtures.scale_mixture import ScaleMoments, evaluate, measured, stepped, within
+from pymc_ngvi.mixtures.scale_mixture import ScaleMoments, cautious, evaluate, measured, stepped, within
 from pymc_ngvi.status import Status
 from pymc_ngvi.steps.belief import UNKNOWN, Belief
 from pymc_ngvi.steps.certificate import MAX_CURVATURE_ERROR, is_kinked, loses_draws
 from pymc_ngvi.steps.drift import MAX_ERROR
 from pymc_ngvi.steps.linesearch import search
-from pymc_ngvi.steps.nearness import is_near
+from pymc_ngvi.steps.nearness import NEAR_NATS, is_near, secants_serve
+from pymc_ngvi.steps.secant import Pair, correct, rescaled_gap, trusted
 from pymc_ngvi.steps.tolerance import Tolerance
 from pymc_ngvi.types import Array, Assessment, BaseDraws, Direction, Estimator, Evaluation, TargetDensity, Update
 
@@ -45,6 +46,12 @@ _ASSESSMENT_LEVEL = 1_000_000
 _UNREACHABLE, _INEXACT = 0.03, 0.3
 #: Part of the tolerance that the standard deviation of a measured gap may have.
 _CERTAIN = 0.4
+#: Error of 1/a that a converged fit may have: relative, and in any case.
+_TAIL_RTOL, _TAIL_ATOL = 0.025, 0.01
+#: Ratio of successive gaps above which averaging counts as creeping: where the metric is exact, and where it is not.
+_CREEPING, _CREEPING_INEXACT = 1.0, 0.6
+#: Steps kept for the secant correction; those looked at before averaging begins, unless one leaves less than a part.
+_N_PAIRS, _N_LEARNED, _FAST_RATE = 6, 6, 0.15
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,10 @@ class ScaleMixtureStepState:
         The last search found no acceptable step.
     n_dropped : int
         Draws left out so far because log p or its gradient was not finite.
+    pairs : tuple of Pair
+        Recent steps on fixed sets, for the secant correction.
+    n_learned : int
+        Steps near the optimum that were looked at for it.
     """
 
     q: StudentTState
@@ -94,6 +105,8 @@ class ScaleMixtureStepState:
     idle: int = 0
     stalled: bool = False
     n_dropped: int = 0
+    pairs: tuple[Pair, ...] = ()
+    n_learned: int = 0
 
     @property
     def elbo(self) -> float:
@@ -189,7 +202,7 @@ class ScaleMixture:
         """Return the state before the first iteration."""
         base = self.base_draws(0, self._n_draws)
         evaluation = evaluate(self._target, q, base)
-        moments = self._measured(q, base, evaluation)
+        moments = self._measured(None, q, base, evaluation)
         n_dropped = int((~evaluation.finite).sum())
         return ScaleMixtureStepState(
             q, 0, base, evaluation, moments, belief=Belief.of(moments.gaussian), n_dropped=n_dropped
@@ -198,7 +211,7 @@ class ScaleMixture:
     def step(self, state: ScaleMixtureStepState) -> ScaleMixtureStepState:
         """Take one step."""
         ready = state.fresh and state.n_pooled and not loses_draws(state.evaluation)
-        if ready and is_near(state.q.gaussian, state.moments.gaussian, state.gap):
+        if ready and self._has_learned(state) and is_near(state.q.gaussian, state.moments.gaussian, state.gap):
             averaged = self._average(state)
             if averaged is not None:
                 return averaged
@@ -238,27 +251,28 @@ class ScaleMixture:
 
     def _average(self, state: ScaleMixtureStepState) -> ScaleMixtureStepState | None:
         """Take the step that pools this set with all before it; None where it is not valid."""
-        error, noise = state.gap, state.moments.gaussian.floor
+        m, x, exact = state.moments.gaussian, state.moments, state.q.gaussian.exact_metric
+        error, noise = state.gap, m.floor
         pooling = state.n_draws / (state.n_pooled + state.n_draws)
         rho = max(pooling, error / (error + noise) if error > 0.0 else 0.0)
-        q = stepped(state.q, state.moments, self._update, rho, correct=False)
+        q = stepped(state.q, x, self._direction(state), self._update, rho, correct=False)
         if q is None:
             return None
-        n_pooled = round(state.n_draws / rho)
-        needed = max(state.n_draws * state.moments.gaussian.floor_sd / (_CERTAIN * self._at(state)), self._few_draws)
-        n_draws = int(min(2 ** np.floor(np.log2(min(n_pooled, needed))), self._max_draws))
-        if state.belief.bound < self._at(state):  # it seems to be done: the next set is to certify it
+        n_pooled, at = round(state.n_draws / rho), self._at(state)
+        # Enough to tell whether the gap is below the tolerance, and where the shape is.
+        needed = state.n_draws * max(m.floor_sd / (_CERTAIN * at), (x.tail_se / self._most_tail_error(state.q)) ** 2)
+        n_draws = int(min(2 ** np.floor(np.log2(min(n_pooled, max(needed, self._few_draws)))), self._max_draws))
+        if state.belief.bound < at:  # it seems to be done: the next set is to certify it
             n_draws = max(n_draws, self._few_draws)
-        belief = state.belief.after_step(rho, noise)
-        new = self._redraw(
-            replace(state, q=q, n_pooled=n_pooled, step_size=rho, stalled=False, belief=belief), n_draws
-        )
+        belief = state.belief.after_step(rho, noise) if exact else state.belief
+        moved = replace(state, q=q, n_pooled=n_pooled, step_size=rho, stalled=False, belief=belief)
+        new = self._redraw(moved, n_draws)
         if new.level == state.level:  # no draw of the new set is finite: stay, and go on with this set
             return None
-        # Shrinking steps can't finish what a full step leaves over: then the set is worth solving.
+        # Shrinking steps can't finish what a full step leaves over: then the set is worth solving, and learning from.
         found = Belief.of(new.moments.gaussian)
-        creeps = found.mean > Belief.of(state.moments.gaussian).bound + 2.0 * new.moments.gaussian.floor_sd
-        return replace(new, n_pooled=0, belief=found) if creeps else new
+        most = (_CREEPING if exact else _CREEPING_INEXACT) * Belief.of(m).bound + 2.0 * new.moments.gaussian.floor_sd
+        return replace(new, n_pooled=0, belief=found) if found.mean > most else new
 
     # --- far from it: many steps on one set -----------------------------------------------------------------------
 
@@ -266,50 +280,63 @@ class ScaleMixture:
         """Take one step on the current set that does not lower the ELBO there; go to a fresh one if that solves it."""
         found = self._search(state)
         if found is None:
-            return self._next_set(replace(state, stalled=True))
-        q, evaluation, rho = found
+            return self._next_set(replace(state, stalled=True, pairs=()))
+        q, evaluation, rho, direction = found
         gained = evaluation.elbo - state.elbo > 0.02 * self._tolerance.least(q)
         moved = replace(
             state,
             q=q,
             evaluation=evaluation,
-            moments=self._measured(q, state.base, evaluation),
+            moments=self._measured(state, q, state.base, evaluation),
             fresh=False,
             stalled=False,
             step_size=rho,
             n_steps=state.n_steps + 1,
             idle=0 if gained else state.idle + 1,
         )
-        spent = moved.idle >= _MAX_IDLE or moved.n_steps >= _MAX_STEPS
+        moved = self._learn(state, moved, rho * direction)
         # Near the optimum, where the natural gradient of the draws and the ELBO on them differ by sampling error only.
-        m = moved.moments.gaussian
-        overshoots = rho < 1.0 and is_near(q.gaussian, m, m.gap)
-        return self._next_set(moved) if spent or overshoots or self._is_solved(moved) else moved
+        overshoots = rho < 1.0 and self._has_learned(moved) and self._is_near(moved)
+        if moved.idle >= _MAX_IDLE or moved.n_steps >= _MAX_STEPS or overshoots:
+            return self._next_set(moved)
+        if not self._is_solved(moved):
+            return moved
+        learning = moved.n_draws >= self._few_draws and moved.n_learned and not self._has_learned(moved)
+        return moved if learning and rho == 1.0 else self._next_set(moved)
 
-    def _search(self, state: ScaleMixtureStepState) -> tuple[StudentTState, Evaluation, float] | None:
-        """Find a step that does not lower the ELBO on the current draws and loses no more of them."""
-        near = is_near(state.q.gaussian, state.moments.gaussian, state.moments.gap_of_gaussian)
-        trust = state.moments.trust if near else 0.0
-        full = stepped(state.q, state.moments, self._update, 1.0, correct=True, trust=trust)
-        if full is not None:
-            evaluation = evaluate(self._target, full, state.base)
-            if self._accepts(state, evaluation):
-                return full, evaluation, 1.0
-        return search(
-            lambda rho: stepped(state.q, state.moments, self._update, rho, correct=True, joint=True, trust=trust),
+    def _search(self, state: ScaleMixtureStepState) -> tuple[StudentTState, Evaluation, float, Array] | None:
+        """Find a step that does not lower the ELBO on the current draws, and return its direction, too."""
+        x = state.moments
+        near = is_near(state.q.gaussian, x.gaussian, x.gap_of_gaussian)
+        # On few draws, most of the shape's step may be noise, and far from the optimum all of it tells of other errors.
+        trust = x.tail_step**2 / (x.tail_step**2 + x.tail_se**2) if near and x.tail_step else 0.0
+        for direction in (*([self._direction(state)] if state.pairs else []), cautious(x, trust)):
+            q = stepped(state.q, x, direction, self._update, 1.0, correct=True)
+            evaluation = None if q is None else evaluate(self._target, q, state.base)
+            if q is not None and evaluation is not None and self._accepts(state, evaluation):
+                return q, evaluation, 1.0, direction
+        # As if w were observed: a step of size 1 is then never too long for long.
+        joint = x.metric.rewhitened(x.vector[None])[0]
+        found = search(
+            lambda rho: stepped(state.q, x, joint, self._update, rho, correct=True),
             lambda q: evaluate(self._target, q, state.base),
             lambda evaluation: self._accepts(state, evaluation),
             elbo=state.elbo,
-            slope=2.0 * state.moments.joint_gap,
+            slope=float(x.vector @ x.vector),
             first=1.0,
         )
+        return None if found is None else (*found, joint)
 
     def _accepts(self, state: ScaleMixtureStepState, new: Evaluation) -> bool:
+        """Tell whether a step does not lower the ELBO on the current draws and loses no more of them."""
         old = state.evaluation
         if not np.isfinite(new.elbo) or (~new.finite).sum() > (~old.finite).sum():
             return False
         slack = 1e-9 * abs(old.elbo) + 0.5 * min(state.moments.gaussian.floor, self._tolerance.least(state.q))
         return new.elbo >= old.elbo - slack
+
+    def _is_near(self, state: ScaleMixtureStepState) -> bool:
+        return is_near(state.q.gaussian, state.moments.gaussian, state.moments.gaussian.gap)
 
     def _is_solved(self, state: ScaleMixtureStepState) -> bool:
         m = state.moments.gaussian
@@ -317,9 +344,9 @@ class ScaleMixture:
 
     def _next_set(self, state: ScaleMixtureStepState) -> ScaleMixtureStepState:
         """Go to fresh draws after a set is solved, or as far solved as it can be."""
-        m = state.moments.gaussian
-        near = is_near(state.q.gaussian, m, m.gap) and not state.stalled
-        grows = state.n_draws < self._few_draws or not near or m.floor > max(0.5, 4.0 * self._tolerance.least(state.q))
+        near = self._is_near(state) and not state.stalled
+        too_noisy = state.moments.gaussian.floor > max(NEAR_NATS, 4.0 * self._tolerance.least(state.q))
+        grows = state.n_draws < self._few_draws or not near or too_noisy
         n_draws = min(2 * state.n_draws, self._max_draws) if grows else state.n_draws
         return self._redraw(replace(state, n_pooled=state.n_draws, belief=UNKNOWN, idle=0), n_draws)
 
@@ -328,7 +355,7 @@ class ScaleMixture:
         evaluation = evaluate(self._target, state.q, base)
         if not evaluation.finite.any():  # nothing can be said of it: the fit ends here
             return replace(state, fresh=True, stalled=True, rounds=_MAX_ROUNDS)
-        moments = self._measured(state.q, base, evaluation)
+        moments = self._measured(state, state.q, base, evaluation)
         return replace(
             state,
             level=state.level + 1,
@@ -342,8 +369,40 @@ class ScaleMixture:
             belief=state.belief.measured(moments.gaussian),
         )
 
-    def _measured(self, q: StudentTState, base: BaseDraws, evaluation: Evaluation) -> ScaleMoments:
-        return measured(self._target, q, base, evaluation, self._estimator, stl=self._stl)
+    # --- the secant correction ------------------------------------------------------------------------------------
+
+    def _measured(
+        self, state: ScaleMixtureStepState | None, q: StudentTState, base: BaseDraws, evaluation: Evaluation
+    ) -> ScaleMoments:
+        found = measured(self._target, q, base, evaluation, self._estimator, stl=self._stl)
+        rescaled = rescaled_gap(found.gaussian, state.pairs if state else ())
+        # Where the metric is exact, secants may raise an estimate, but not talk it down.
+        lower = q.gaussian.exact_metric and rescaled.floor < found.gaussian.floor
+        return found if lower else replace(found, gaussian=rescaled)
+
+    def _direction(self, state: ScaleMixtureStepState) -> Array:
+        """Return the natural gradient, corrected by recent steps where that serves."""
+        gradient = state.moments.natural
+        if state.pairs and secants_serve(state.q.gaussian, state.moments.gaussian, state.gap):
+            direction = correct(state.pairs, gradient)
+            if direction @ gradient > 0.0:
+                return direction
+        return gradient
+
+    def _learn(self, old: ScaleMixtureStepState, new: ScaleMixtureStepState, step: Array) -> ScaleMixtureStepState:
+        """Remember a step on a fixed set."""
+        before, after, q = old.moments, new.moments, old.q.gaussian
+        if not secants_serve(q, before.gaussian, before.gaussian.gap):
+            return new
+        fast = q.exact_metric and not old.pairs and after.gaussian.gap < _FAST_RATE * before.gaussian.gap
+        new = replace(new, n_learned=_N_LEARNED if fast else new.n_learned + 1)
+        if q.exact_metric and after.gaussian.gap > 2.0 * before.gaussian.gap:
+            return replace(new, pairs=())
+        pair = Pair(step, before.natural - after.natural)
+        return replace(new, pairs=(*new.pairs, pair)[-_N_PAIRS:]) if trusted(pair, q) else new
+
+    def _has_learned(self, state: ScaleMixtureStepState) -> bool:
+        return state.n_learned >= (_N_LEARNED if state.q.gaussian.exact_metric else 1)
 
     # --- the certificate ------------------------------------------------------------------------------------------
 
@@ -361,15 +420,18 @@ class ScaleMixture:
         m = state.moments.gaussian
         error = np.abs(m.grad) - 2.0 * m.grad_se
         of_scale = np.abs(state.q.gaussian.curvature_diagonal(m.curvature) - 1.0) - 2.0 * m.curvature_se
-        limit = 0.01 + 0.025 / state.q.shape
-        x = state.moments
-        if abs(x.tail_step) - x.tail_se > limit or x.tail_se > limit:
+        x, most = state.moments, self._most_tail_error(state.q)
+        if abs(x.tail_step) - x.tail_se > most or x.tail_se > most:
             return False
         return bool(np.max(error, initial=0.0) <= MAX_ERROR and np.max(of_scale, initial=0.0) <= MAX_CURVATURE_ERROR)
 
+    @staticmethod
+    def _most_tail_error(q: StudentTState) -> float:
+        return _TAIL_ATOL + _TAIL_RTOL / q.shape
+
     def _is_kinked(self, state: ScaleMixtureStepState) -> bool:
         base, evaluation = within(state.q, state.base, state.evaluation, stl=True)
-        return is_kinked(state.q.gaussian, base, evaluation, state.moments.gaussian)
+        return is_kinked(state.q.gaussian, base, evaluation, state.moments.of_estimator)
 
     def _why_given_up(self, state: ScaleMixtureStepState) -> Status:
         """Return the likeliest reason why the largest sets of draws did not certify the state."""
@@ -378,5 +440,3 @@ class ScaleMixture:
         if self._is_kinked(state):
             return Status.NOT_SMOOTH
         return Status.STALLED if state.stalled else Status.NOISE_LIMITED
-
-

@@ -95,7 +95,8 @@ class TrustRegion:
         self._max_draws = max(max_draws or _MAX_DRAWS, self._n_draws)
         self._auto = n_components == "auto"
         self._n_components = _MOST if n_components == "auto" else int(n_components)
-        self._gaussian = Adaptive(target, update, estimator, seed=seed, tol=tol, stl=stl, base_draws=base_draws)
+        sizes: dict[str, Any] = {"n_draws": n_draws, "max_draws": max_draws, "base_draws": base_draws}
+        self._gaussian = Adaptive(target, update, estimator, seed=seed, tol=tol, stl=stl, **sizes)
 
     def base_draws(self, level: int, n_draws: int) -> BaseDraws:
         """Return the base draws of one level: a function of the seed and the level."""
