@@ -20,14 +20,14 @@ from pymc_ngvi.families import (
 from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.options import FitOptions
 from pymc_ngvi.pattern import Pattern
-from pymc_ngvi.registry import ALLOWED, AXES, Choice
+from pymc_ngvi.registry import ALLOWED, AXES, ON_FIXED_DRAWS, Choice
 
 COMBINATIONS = tuple(Choice(*row) for row in ALLOWED)
 #: Those that are solved to the tolerance on any target: the default step rule.
 ADAPTIVE = tuple(choice for choice in COMBINATIONS if choice.step == "adaptive")
 #: Of these, the ones whose steps of size 1 are exact for Gaussian targets: the default of each family.
 NATURAL = tuple(choice for choice in ADAPTIVE if choice.update == "natural")
-STOCHASTIC = tuple(choice for choice in COMBINATIONS if choice.step != "adaptive")
+STOCHASTIC = tuple(choice for choice in COMBINATIONS if choice.step not in ON_FIXED_DRAWS)
 #: Structures of q, with the second factorisation of a dense one.
 GAUSSIAN_FAMILIES = ("full", "diagonal", "block", "full precision", "sparse")
 #: Those that hold a factor of the precision. What is not closed under inverses is not theirs: a function of the

@@ -94,6 +94,12 @@ def test_mixture_and_natural_parameters_are_one():
     np.testing.assert_allclose(again.log_densities(theta), q.log_densities(theta), rtol=1e-10)
 
 
+def test_step_moves_all_natural_parameters_along_the_natural_gradient():
+    _, x, gradient = of_mixture(logistic, 1, 2)
+    moved = together(stepped(x, gradient, 0.1)) - together(x)
+    np.testing.assert_allclose(moved, 0.1 * together(gradient), rtol=1e-10)
+
+
 def test_steps_of_the_mixture_raise_the_elbo():
     this, family = case(poisson, "full", 1, 2), GaussianMixture(1, 2)
     x, log_density, elbos = family.parameters(this.q), density_of(this.target), []

