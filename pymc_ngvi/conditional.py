@@ -177,8 +177,7 @@ def natural_gradient(
     theta, w, weights = points
     weights = np.full(len(theta), 1.0 / len(theta)) if weights is None else weights
     log_ratio = log_density(theta) - family.log_density(parameters, theta)
-    if not np.isfinite(log_ratio).all():
-        n_lost = np.count_nonzero(~np.isfinite(log_ratio))
+    if n_lost := np.count_nonzero(~np.isfinite(log_ratio)):
         raise ValueError(
             f"log p - log q is not finite at {n_lost:,} of {len(theta):,} points: take a start nearer to p."
         )

@@ -154,7 +154,7 @@ def grid_around(centre, scale):
 
 
 def points_of(w, weights, mean, root, shift=0.0, n_nodes=24):
-    """Return weighted points of q(w) q(theta | w), theta = mean + shift w + sqrt(w) or 1 times root z."""
+    """Return weighted points, theta = mean + shift w + root z, or (``shift`` None) mean + sqrt(w) root z."""
     nodes, of_z = np.polynomial.hermite_e.hermegauss(n_nodes)
     z = np.stack([a.ravel() for a in np.meshgrid(*[nodes] * len(mean), indexing="ij")], axis=1)
     of_z = np.prod(np.meshgrid(*[of_z / of_z.sum()] * len(mean), indexing="ij"), axis=0).ravel()

@@ -12,10 +12,11 @@ import pymc_ngvi
 from pymc_ngvi import ConvergenceWarning, Status
 from pymc_ngvi.draws import sobol_draws
 from pymc_ngvi.estimators import price
-from pymc_ngvi.families import FullState, MixtureFamily, MixtureState
+from pymc_ngvi.families import DiagonalState, FullState, MixtureFamily, MixtureState
 from pymc_ngvi.mixtures.evaluation import evaluate_mixture, mixture_moments, without_idle
 from pymc_ngvi.mixtures.proposal import Proposal, divergence
 from pymc_ngvi.mixtures.search import addition, ascend, local_component, modes
+from pymc_ngvi.mixtures.splitting import split
 from pymc_ngvi.mixtures.weights import LEAST_LOG_WEIGHT, natural_weights, stepped
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.registry import ALLOWED
@@ -281,6 +282,25 @@ def test_idle_components_are_dropped_and_others_are_not():
     pair = MixtureState.of(states, np.log(m.weights))
     evaluation = evaluate_mixture(density, pair, sobol_draws(64, 2, np.random.default_rng(1)))
     assert without_idle(pair, evaluation, 0.01).n_components == 2
+
+
+@pytest.mark.parametrize("kind", [FullState, DiagonalState])
+def test_halves_have_the_moments_of_the_whole_and_lie_where_it_errs(kind):
+    """The curvature of the banana is along its second coordinate, where log p - log q is farthest from its mean."""
+    density = density_of("banana")
+    wide = kind.from_scale(np.array([0.0, 0.0]), np.array([1.0, 3.0]))
+    far = kind.from_scale(np.array([50.0, 50.0]), np.ones(2))
+    q = MixtureState.of([far, wide], np.array([-30.0, 0.0]))
+    evaluation = evaluate_mixture(density, q, sobol_draws(256, 2, np.random.default_rng(1)))
+    new = split(q, evaluation)
+    assert new.n_components == 3
+    halves = MixtureState.of(new.components[1:], new.log_weights[1:])
+    np.testing.assert_allclose(halves.weights, 0.5)
+    np.testing.assert_allclose(halves.mean(), wide.mean(), atol=1e-12)
+    np.testing.assert_allclose(halves.cov(), wide.cov(), atol=1e-12)
+    apart = np.abs(halves.means[0] - halves.means[1]) / wide.sd()
+    assert np.isclose(np.linalg.norm(apart), 1.2)
+    assert split(q, evaluation, rank=2) is None
 
 
 def test_steps_stay_within_the_radius():

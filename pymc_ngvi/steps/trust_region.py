@@ -22,6 +22,7 @@ from pymc_ngvi.mixtures.evaluation import (
 from pymc_ngvi.mixtures.fitting import Accepted, MixtureFit
 from pymc_ngvi.mixtures.proposal import Proposal
 from pymc_ngvi.mixtures.search import addition, modes
+from pymc_ngvi.mixtures.splitting import split
 from pymc_ngvi.mixtures.weights import WEIGHT_UPDATES
 from pymc_ngvi.status import Status
 from pymc_ngvi.steps.adaptive import Adaptive
@@ -32,7 +33,7 @@ _N_DRAWS, _ENOUGH, _MAX_DRAWS = 16, 32, 128
 #: Iterations of the single Gaussian, steps on one set of draws, idle ones among them, and averaged sets, at most.
 _MAX_GAUSSIAN, _MAX_STEPS, _MAX_IDLE, _MAX_AVERAGED = 200, 40, 3, 12
 #: Components of n_components="auto", at most, and candidates in a row that may fail.
-_MOST, _MAX_FAILED = 30, 3
+_MOST, _MAX_FAILED = 30, 4
 #: Nats within which components and weights move at first, at most, and the factor by which it is raised and lowered.
 _RADIUS, _MAX_RADIUS, _MIN_RADIUS, _LONGER, _SHORTER = 1.0, 1e4, 1e-6, 2.0, 4.0
 #: Weight below which a component is dropped: it costs as many nats.
@@ -181,6 +182,11 @@ class TrustRegion:
         if full or near or state.n_failed >= _MAX_FAILED:
             return self._polish(state)
         rng = np.random.default_rng([self._seed, _SEARCH_LEVEL, state.level])
+        if state.n_failed % 2:  # where an addition failed, a component in two halves may serve
+            measured = self._on_fresh_draws(accepted.q, _MEASURE_LEVEL + state.level, self._max_draws)
+            halved = split(accepted.q, measured, state.n_failed // 2)
+            if halved is not None:
+                return self._begin(replace(state, level=state.level + 1), halved)
         tried = list(state.tried)
         new = addition(self._target, accepted.q, rng, tried, accepted.elbo)
         if new is None:

@@ -1,0 +1,68 @@
+"""Another place where a component may begin: half of one that misses the shape of log p."""
+
+from typing import Any
+
+import numpy as np
+
+from pymc_ngvi.families.mixture import MixtureState
+from pymc_ngvi.mixtures.evaluation import MixtureEvaluation
+from pymc_ngvi.types import Array
+
+#: Distance of the halves from where the whole was, in its own standard deviations: mean and covariance of the two
+#: together are those of the whole.
+_APART = 0.6
+
+
+def split(q: MixtureState, evaluation: MixtureEvaluation, rank: int = 0) -> MixtureState | None:
+    """Return a mixture with one component in two halves, along the direction in which it errs most.
+
+    Parameters
+    ----------
+    q : MixtureState
+    evaluation : MixtureEvaluation
+        At its draws.
+    rank : int, default 0
+        0 for the component that errs most: by its weight times the variance of log p - log q; 1 for the next, ...
+
+    Returns
+    -------
+    MixtureState or None
+        None where there is no such component.
+    """
+    spread = q.weights * np.array(
+        [np.var(r[np.isfinite(r)]) if np.isfinite(r).any() else 0.0 for r in evaluation.ratios]
+    )
+    if rank >= q.n_components or not spread.any():
+        return None
+    c = int(np.argsort(-spread)[rank])
+    whole, ratios = q.components[c], evaluation.ratios[c]
+    direction = _direction(evaluation.base.z, ratios, dense=whole.exact_metric)
+    tighter = 1.0 / (1.0 - _APART**2) - 1.0
+    identity = whole.add_to_diagonal(np.zeros_like(whole.factor_values), 1.0)
+    matrix = np.outer(direction, direction) if whole.exact_metric else direction**2
+    divided = whole.divided(identity + tighter * matrix, np.zeros(q.n_dim))
+    if divided is None:
+        return None
+    step = whole.unwhiten(_APART * direction)
+    halves = [_moved(divided[0], sign * step) for sign in (1.0, -1.0)]
+    log_half = q.log_weights[c] - np.log(2.0)
+    log_weights = np.append(q.log_weights, log_half)
+    log_weights[c] = log_half
+    return MixtureState.of([*q.with_component(c, halves[0]).components, halves[1]], log_weights)
+
+
+def _direction(z: Array, ratios: Array, *, dense: bool) -> Array:
+    """Return the whitened direction in which log p - log q is farthest from its mean, (n_dim,)."""
+    keep = np.isfinite(ratios)
+    error = (ratios[keep] - ratios[keep].mean()) ** 2
+    weighted = z[keep] * (error / max(error.sum(), 1e-300))[:, None]
+    if dense:
+        result: Array = np.linalg.eigh(weighted.T @ z[keep])[1][:, -1]
+        return result
+    axis = np.zeros(z.shape[1])
+    axis[np.argmax(np.sum(weighted * z[keep], axis=0))] = 1.0
+    return axis
+
+
+def _moved(state: Any, step: Array) -> Any:
+    return state.plus(step, np.zeros_like(state.factor_values))
