@@ -28,7 +28,7 @@ from pymc_ngvi.updates import natural
 #: Nodes of an expectation in each of so many coordinates: with twice as many, no result changes by more than 2e-6.
 N_NODES = {1: 64, 2: 44}
 #: What the page on weights says of one of these mixtures.
-PAGE = DOCS / "families" / "mixture_weights.md"
+PAGE = DOCS / "mixture_weights.md"
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 each_target = pytest.mark.parametrize("make", [logistic, poisson])

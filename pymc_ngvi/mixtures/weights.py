@@ -8,7 +8,9 @@ References
 ----------
 .. [1] W. Lin, M. E. Khan and M. Schmidt (2019). Fast and simple natural-gradient variational inference with mixture of
    exponential-family approximations. ICML. https://doi.org/10.48550/arXiv.1906.02914
-.. [2] L. S. L. Tan, on complete natural gradients of mixtures: Theorem 2, whose extra terms cancel when all are kept.
+.. [2] L. S. L. Tan (2021). Complete natural gradients for structured variational approximations in mixtures of
+   exponential families: theorem 2, whose extra terms cancel when all are kept. An early version of
+   https://doi.org/10.48550/arXiv.2109.00375
 """
 
 from collections.abc import Callable, Sequence
