@@ -16,7 +16,7 @@ from pymc_ngvi.families import DiagonalState, FullState, MixtureFamily, MixtureS
 from pymc_ngvi.mixtures.evaluation import evaluate_mixture, mixture_moments, without_idle
 from pymc_ngvi.mixtures.proposal import Proposal, divergence
 from pymc_ngvi.mixtures.search import addition, ascend, local_component, modes
-from pymc_ngvi.mixtures.splitting import split
+from pymc_ngvi.mixtures.splitting import join_overlapping, split
 from pymc_ngvi.mixtures.weights import LEAST_LOG_WEIGHT, natural_weights, stepped
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.registry import ALLOWED
@@ -173,6 +173,31 @@ def test_printed_weights_can_be_asked_for():
     assert np.isfinite(found.elbo.value)
 
 
+@each_seed
+def test_modes_far_from_the_start_are_found_from_the_prior(seed):
+    with pm.Model() as model:
+        scale = pm.LogNormal("scale", 0.0, 0.1)
+        x = pm.Normal("x", 0.0, 40.0)
+        pm.Potential("modes", pm.math.logaddexp(-0.5 * x**2, -0.5 * (x - 60.0) ** 2 + np.log(3.0)))
+        pm.Normal("y", 0.0, scale, observed=0.0)
+    approx = fit(model, seed)
+    assert approx.q.n_components == 2
+    position = approx.layout.variables[1].where.start
+    assert np.allclose(np.sort(approx.q.means[:, position]), [0.0, 60.0], atol=0.2)
+
+
+def test_a_prior_that_can_not_be_drawn_from_is_left_out():
+    with pm.Model() as model:
+        pm.Flat("x")
+        pm.Normal("y", 0.0, 1.0)
+    assert LogDensity(model).prior_draws(5, 1).shape == (0, 2)
+    with pm.Model() as model:
+        pm.HalfNormal("s", 2.0)
+    draws = LogDensity(model).prior_draws(4_000, 1)
+    assert draws.shape == (4_000, 1)
+    assert abs(np.exp(2.0 * draws).mean() - 4.0) < 5 * 4.0 * np.sqrt(2.0 / 4_000)
+
+
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 
@@ -301,6 +326,21 @@ def test_halves_have_the_moments_of_the_whole_and_lie_where_it_errs(kind):
     apart = np.abs(halves.means[0] - halves.means[1]) / wide.sd()
     assert np.isclose(np.linalg.norm(apart), 1.2)
     assert split(q, evaluation, rank=2) is None
+
+
+def test_components_that_overlap_become_one_and_others_do_not():
+    density = density_of("two modes")
+    m = mixture_targets.target("two modes").modes
+    covs = [np.linalg.inv(w.T @ w) for w in m.whiteners]
+    states = [FullState(c, np.linalg.cholesky(v)) for c, v in zip(m.centres, covs, strict=True)]
+    pair = MixtureState.of(states, np.log(m.weights))
+    base = sobol_draws(128, 2, np.random.default_rng(1))
+    assert join_overlapping(pair, evaluate_mixture(density, pair, base)) is None
+    halved = split(pair, evaluate_mixture(density, MixtureState.of(states, np.log([0.5, 0.5])), base))
+    again = join_overlapping(halved, evaluate_mixture(density, halved, base))
+    assert again.n_components == 2
+    np.testing.assert_allclose(np.sort(again.weights), np.sort(m.weights), atol=1e-12)
+    np.testing.assert_allclose(again.cov(), pair.cov(), atol=1e-10)
 
 
 def test_steps_stay_within_the_radius():

@@ -188,7 +188,7 @@ def test_the_logistic_posterior_is_skewed():
     assert ((centred**3).mean(axis=0) / theta.std(axis=0) ** 3)[1] > 0.5
 
 
-# --- what the benchmark says of a fit -----------------------------------------------------------------------------------
+# --- what the benchmark says of a fit ---------------------------------------------------------------------------------
 
 
 def test_a_mode_is_found_by_a_component_that_is_near_and_heavy():

@@ -282,9 +282,10 @@ def measured(
     inner, within_q = within(q, base, evaluation, stl=stl)
     m = estimator(GaussianPart(target, q), q.gaussian, inner, within_q, stl=stl)  # type: ignore[arg-type]
     sizes, shapes = _by_replicate(q, inner, within_q, stl=stl)
-    tail, shape = 1.0 / q.shape, shapes.mean()
-    least, most = LEAST_TAIL * (1.0 + _ROUNDING), MOST_TAIL * (1.0 - _ROUNDING)
-    held = bool((tail <= least and shape < 0.0) or (tail >= most and shape > 0.0))
+    tail, least, most = 1.0 / q.shape, LEAST_TAIL * (1.0 + _ROUNDING), MOST_TAIL * (1.0 - _ROUNDING)
+    # A Gaussian stays one until heavier tails are seen to gain something.
+    noise = shapes.std(ddof=1) / np.sqrt(len(shapes)) if len(shapes) > 1 else np.inf
+    held = bool((tail <= least and shapes.mean() < noise) or (tail >= most and shapes.mean() > 0.0))
     shapes = np.zeros_like(shapes) if held else shapes
     unit = q.gaussian.flat(q.gaussian.add_to_diagonal(np.zeros_like(m.curvature), 1.0)) / np.sqrt(q.n_dim)
     metric = Metric.of(q, unit, held=held)

@@ -1,4 +1,4 @@
-"""Another place where a component may begin: half of one that misses the shape of log p."""
+"""Components in two halves, where one misses the shape of log p, and two in one, where they overlap."""
 
 from typing import Any
 
@@ -11,6 +11,8 @@ from pymc_ngvi.types import Array
 #: Distance of the halves from where the whole was, in its own standard deviations: mean and covariance of the two
 #: together are those of the whole.
 _APART = 0.6
+#: Mean responsibility of one component for the draws of another, from which the two may be one.
+_OVERLAP = 0.1
 
 
 def split(q: MixtureState, evaluation: MixtureEvaluation, rank: int = 0) -> MixtureState | None:
@@ -49,6 +51,24 @@ def split(q: MixtureState, evaluation: MixtureEvaluation, rank: int = 0) -> Mixt
     log_weights = np.append(q.log_weights, log_half)
     log_weights[c] = log_half
     return MixtureState.of([*q.with_component(c, halves[0]).components, halves[1]], log_weights)
+
+
+def join_overlapping(q: MixtureState, evaluation: MixtureEvaluation) -> MixtureState | None:
+    """Return a mixture in which the two components that overlap most are one, of the same mean and covariance.
+
+    None where no component has part in the draws of another.
+    """
+    shares = np.array([q.responsibilities(part.theta).mean(axis=0) for part in evaluation.parts])
+    np.fill_diagonal(shares, 0.0)
+    c, k = np.unravel_index(np.argmax(shares), shares.shape)
+    if shares[c, k] < _OVERLAP:
+        return None
+    both = np.logaddexp(q.log_weights[c], q.log_weights[k])
+    one = q.components[k].merged(q.components[c], float(np.exp(q.log_weights[c] - both)))
+    log_weights = q.log_weights.copy()
+    log_weights[k] = both
+    joined = MixtureState(log_weights, q.with_component(int(k), one).components)
+    return joined.without(np.arange(q.n_components) == c)
 
 
 def _direction(z: Array, ratios: Array, *, dense: bool) -> Array:

@@ -17,6 +17,7 @@ from pymc_ngvi.model.checks import check_model
 from pymc_ngvi.model.hessian import CACHED_ELEMENTS, slices
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.minibatch import Minibatches
+from pymc_ngvi.model.prior import prior_draws
 from pymc_ngvi.model.rows import Rows
 from pymc_ngvi.model.second_order import SecondOrder
 from pymc_ngvi.types import Array
@@ -154,6 +155,10 @@ class LogDensity(SecondOrder):
     def initial_point(self) -> Array:
         """Return the model's initial point, flat and unconstrained, (n_dim,)."""
         return self._initial_point.copy()
+
+    def prior_draws(self, n_draws: int, seed: int) -> Array:
+        """Draw from the prior, (n, n_dim), unconstrained; fewer draws, or none, where it can't be drawn from."""
+        return prior_draws(self.model, self.layout, n_draws, seed)
 
     def next_batch(self, rng: np.random.Generator) -> None:
         """Draw the rows of the next minibatch, as ``pm.Minibatch`` does: uniformly, with replacement.

@@ -48,6 +48,8 @@ _UNREACHABLE, _INEXACT = 0.03, 0.3
 _CERTAIN = 0.4
 #: Error of 1/a that a converged fit may have: relative, and in any case.
 _TAIL_RTOL, _TAIL_ATOL = 0.025, 0.01
+#: Change of 1/a over a step, beyond which what was learned before is forgotten.
+_MAX_TAIL_CHANGE = 0.05
 #: Ratio of successive gaps above which averaging counts as creeping: where the metric is exact, and where it is not.
 _CREEPING, _CREEPING_INEXACT = 1.0, 0.6
 #: Steps kept for the secant correction; those looked at before averaging begins, unless one leaves less than a part.
@@ -392,6 +394,9 @@ class ScaleMixture:
     def _learn(self, old: ScaleMixtureStepState, new: ScaleMixtureStepState, step: Array) -> ScaleMixtureStepState:
         """Remember a step on a fixed set."""
         before, after, q = old.moments, new.moments, old.q.gaussian
+        # Coordinates change with the shape.
+        if abs(1.0 / new.q.shape - 1.0 / old.q.shape) > _MAX_TAIL_CHANGE:
+            return replace(new, pairs=())
         if not secants_serve(q, before.gaussian, before.gaussian.gap):
             return new
         fast = q.exact_metric and not old.pairs and after.gaussian.gap < _FAST_RATE * before.gaussian.gap

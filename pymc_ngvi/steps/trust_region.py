@@ -22,7 +22,7 @@ from pymc_ngvi.mixtures.evaluation import (
 from pymc_ngvi.mixtures.fitting import Accepted, MixtureFit
 from pymc_ngvi.mixtures.proposal import Proposal
 from pymc_ngvi.mixtures.search import addition, modes
-from pymc_ngvi.mixtures.splitting import split
+from pymc_ngvi.mixtures.splitting import join_overlapping, split
 from pymc_ngvi.mixtures.weights import WEIGHT_UPDATES
 from pymc_ngvi.status import Status
 from pymc_ngvi.steps.adaptive import Adaptive
@@ -30,6 +30,10 @@ from pymc_ngvi.types import Array, Assessment, BaseDraws, Direction, Estimator, 
 
 #: Draws of each component: in the first set, at the end of a candidate's fit, and to average and to measure with.
 _N_DRAWS, _ENOUGH, _MAX_DRAWS = 16, 32, 128
+#: Draws of the single Gaussian in the largest set, where it is but the beginning.
+_GAUSSIAN_DRAWS = 256
+#: Points around the Gaussian, and draws of the prior, from which modes are looked for, beside those around the start.
+_N_AROUND, _N_PRIOR = 32, 64
 #: Iterations of the single Gaussian, steps on one set of draws, idle ones among them, and averaged sets, at most.
 _MAX_GAUSSIAN, _MAX_STEPS, _MAX_IDLE, _MAX_AVERAGED = 200, 40, 3, 12
 #: Components of n_components="auto", at most, and candidates in a row that may fail.
@@ -90,13 +94,16 @@ class TrustRegion:
         self._target, self._estimator, self._stl = target, estimator, stl
         self._draw, self._seed = BASE_DRAWS[base_draws], seed
         self._propose = Proposal(update, WEIGHT_UPDATES[weight_update])
+        self._worth = tol
         self._tol = tol * max(target.n_dim / 100.0, 0.1)
         self._most_tol = tol * max(target.n_dim / 100.0, 1.0)
         self._n_draws = n_draws or min(_N_DRAWS, max_draws or _N_DRAWS)
         self._max_draws = max(max_draws or _MAX_DRAWS, self._n_draws)
         self._auto = n_components == "auto"
         self._n_components = _MOST if n_components == "auto" else int(n_components)
-        sizes: dict[str, Any] = {"n_draws": n_draws, "max_draws": max_draws, "base_draws": base_draws}
+        # What the Gaussian lacks by the noise of few draws, the mixture that begins from it makes good.
+        most = max_draws or (None if self._n_components == 1 else max(_GAUSSIAN_DRAWS, self._n_draws))
+        sizes: dict[str, Any] = {"n_draws": n_draws, "max_draws": most, "base_draws": base_draws}
         self._gaussian = Adaptive(target, update, estimator, seed=seed, tol=tol, stl=stl, **sizes)
 
     def base_draws(self, level: int, n_draws: int) -> BaseDraws:
@@ -167,8 +174,10 @@ class TrustRegion:
         rng = np.random.default_rng([self._seed, _SEARCH_LEVEL])
         accepted = self._accept(state, state.q)
         gaussian = state.q.components[0]
-        extra = gaussian.draws(3.0 * rng.standard_normal((32, self._target.n_dim)))
-        found, log_mass = modes(self._target, state.start, extra, rng, self._n_components)
+        extra = [gaussian.draws(3.0 * rng.standard_normal((_N_AROUND, self._target.n_dim)))]
+        if hasattr(self._target, "prior_draws"):
+            extra.append(self._target.prior_draws(_N_PRIOR, int(rng.integers(2**31))))
+        found, log_mass = modes(self._target, state.start, np.concatenate(extra), rng, self._n_components)
         known = replace(state, accepted=accepted, gaussian=gaussian, level=state.level + 1, n_steps=0)
         if len(found) < 2:
             return replace(known, stage="grow")
@@ -178,7 +187,9 @@ class TrustRegion:
         """Add the component that promises most to the accepted mixture, or go on to the end."""
         accepted = state.accepted
         full = accepted.q.n_components >= self._n_components
-        near = self._auto and accepted.spread < self._tol  # half of it is about what all components together could gain
+        near = (
+            self._auto and accepted.spread < self._worth
+        )  # half of it is about what all components together could gain
         if full or near or state.n_failed >= _MAX_FAILED:
             return self._polish(state)
         rng = np.random.default_rng([self._seed, _SEARCH_LEVEL, state.level])
@@ -200,7 +211,7 @@ class TrustRegion:
         """Keep the new mixture where it gains more than its noise; else go back to the last one."""
         old, new = state.accepted, self._accept(state, state.q)
         gain, noise = new.elbo - old.elbo, 2.0 * np.hypot(new.se, old.se)
-        wanted = self._tol if self._auto else 0.0
+        wanted = self._worth if self._auto else 0.0
         forced = not self._auto and old.q.n_components < new.q.n_components and gain > -noise
         if forced or gain > max(wanted, noise if self._auto else 0.0):
             return replace(state, stage="grow", accepted=new, n_failed=0, tried=(), gap=state.gap)
@@ -208,9 +219,17 @@ class TrustRegion:
 
     def _accept(self, state: MixtureFit, q: MixtureState) -> Accepted:
         measured = self._on_fresh_draws(q, _MEASURE_LEVEL + state.level, self._max_draws)
-        fewer = without_idle(q, measured, _IDLE * self._tol) if self._auto else q
+        fewer = without_idle(q, measured, _IDLE * self._worth) if self._auto else q
         if fewer.n_components < q.n_components:
             measured = self._on_fresh_draws(fewer, _MEASURE_LEVEL + state.level, self._max_draws)
+        while self._auto and fewer.n_components > 1:
+            joined = join_overlapping(fewer, measured)
+            if joined is None:
+                break
+            of_joined = self._on_fresh_draws(joined, _MEASURE_LEVEL + state.level, self._max_draws)
+            if of_joined.elbo < measured.elbo - _IDLE * self._worth:
+                break
+            fewer, measured = joined, of_joined
         return Accepted(fewer, measured.elbo, measured.elbo_se(), measured.spread())
 
     # --- steps on a fixed set -----------------------------------------------------------------------------------------

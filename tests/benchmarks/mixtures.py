@@ -110,18 +110,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run_missing(records: Records, options: argparse.Namespace) -> None:
     """Run what is missing; rows that failed are tried again."""
     for name in options.targets:
+        n_seeds = options.seeds if name in TARGETS else min(options.seeds, options.posterior_seeds)
         if name == GERMAN and not (options.data and options.references):
             print(f"{name}: skipped, it needs --data and --references", flush=True)
             continue
         for method in METHODS[name]:
             if options.methods is None or method in options.methods:
-                run_seeds(records, name, method, options)
+                run_seeds(records, name, method, n_seeds, options)
 
 
-def run_seeds(records: Records, name: str, method: str, options: argparse.Namespace) -> None:
+def run_seeds(records: Records, name: str, method: str, n_seeds: int, options: argparse.Namespace) -> None:
     """Run the cold fit and the seeds of one method on one target."""
     records.drop(lambda row: not row["seconds"] and (row["target"], row["method"]) == (name, method))
-    cells = [(1, "cold"), *((seed, "warm") for seed in range(1, options.seeds + 1))]
+    cells = [(1, "cold"), *((seed, "warm") for seed in range(1, n_seeds + 1))]
     done = {tuple(row[key] for key in KEY) for row in records.read()}
     missing = [cell for cell in cells if (name, method, *map(str, cell)) not in done]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -271,6 +272,7 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--targets", nargs="+", choices=METHODS, default=list(METHODS), metavar="TARGET")
     parser.add_argument("--methods", nargs="+", help="single, auto, student_t, or numbers; default: all of each target")
     parser.add_argument("--seeds", type=int, default=20, help="run the seeds 1 to this; 0: only the tables")
+    parser.add_argument("--posterior-seeds", type=int, default=5, help="at most so many for posteriors")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for one process")
     parser.add_argument("--data", type=Path, help="folder of the data sets, for german")
     parser.add_argument("--references", type=Path, help="folder of models.py and NUTS moments, for german")
