@@ -10,7 +10,6 @@ from pymc_ngvi.mixtures.evaluation import MixtureEvaluation
 from pymc_ngvi.status import Status
 from pymc_ngvi.types import Array, BaseDraws
 
-
 #: No draws.
 NOTHING = MixtureEvaluation(BaseDraws(np.empty((0, 0)), 1), (), np.empty((0, 0)), np.empty((0, 0)), np.empty(0))
 
@@ -39,8 +38,8 @@ class MixtureFit:
 
     Parameters
     ----------
-    q : MixtureState
-        Under way; a candidate that does not pay is replaced by the accepted one.
+    working : MixtureState
+        Under way: a candidate, before it is known whether it pays.
     stage : {"gaussian", "search", "solve", "decide", "grow", "average"}
         What the next step does.
     start : GaussianState
@@ -53,8 +52,12 @@ class MixtureFit:
         The best mixture so far.
     evaluation : MixtureEvaluation
         On the current draws; without parts while the single Gaussian is fitted.
+    moments : MixtureMoments or None
+        There, while steps are averaged.
     gap, last_elbo, step_size : float
         What the loop shows.
+    left : float
+        Nats that may be left to gain, with the noise of their measurement.
     radius : float
         Of the trust region, nats.
     n_each : int
@@ -75,15 +78,17 @@ class MixtureFit:
         Why to stop.
     """
 
-    q: MixtureState
+    working: MixtureState
     stage: str
     start: Any
     inner: Any = None
     gaussian: Any = None
     accepted: Any = None
     evaluation: MixtureEvaluation = NOTHING
+    moments: Any = None
     gap: float = float("inf")
     last_elbo: float = float("-inf")
+    left: float = float("inf")
     step_size: float = 1.0
     radius: float = 1.0
     n_each: int = 0
@@ -97,6 +102,12 @@ class MixtureFit:
     n_dropped: int = 0
     tried: tuple[Array, ...] = ()
     status: Status | None = None
+
+    @property
+    def q(self) -> MixtureState:
+        """The approximation if the fit ended here: no candidate that may not pay."""
+        on_trial = self.accepted is not None and self.stage in ("solve", "decide", "grow")
+        return self.accepted.q if on_trial else self.working
 
     @property
     def elbo(self) -> float:

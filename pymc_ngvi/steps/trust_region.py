@@ -26,10 +26,12 @@ from pymc_ngvi.mixtures.splitting import join_overlapping, split
 from pymc_ngvi.mixtures.weights import WEIGHT_UPDATES
 from pymc_ngvi.status import Status
 from pymc_ngvi.steps.adaptive import Adaptive
-from pymc_ngvi.types import Array, Assessment, BaseDraws, Direction, Estimator, Evaluation, TargetDensity, Update
+from pymc_ngvi.types import Assessment, BaseDraws, Direction, Estimator, Evaluation, TargetDensity, Update
 
 #: Draws of each component: in the first set, at the end of a candidate's fit, and to average and to measure with.
 _N_DRAWS, _ENOUGH, _MAX_DRAWS = 16, 32, 128
+#: Draws of the mixture behind the ELBO at the end.
+_N_ASSESSED = 1_024
 #: Draws of the single Gaussian in the largest set, where it is but the beginning.
 _GAUSSIAN_DRAWS = 256
 #: Points around the Gaussian, and draws of the prior, from which modes are looked for, beside those around the start.
@@ -132,15 +134,22 @@ class TrustRegion:
 
     def terminate(self, state: MixtureFit) -> Status | None:
         """Return why to stop, or None to go on."""
-        return state.status
+        if state.status is not None or state.stage != "average":
+            return state.status
+        if state.left < self._tol_at(state):
+            return Status.CONVERGED
+        return Status.NOISE_LIMITED if state.n_averaged > _MAX_AVERAGED else None
 
     def assess(self, state: MixtureFit) -> Assessment:
         """Evaluate a state on draws that had no part in reaching it."""
         measured = self._on_fresh_draws(state.q, _MEASURE_LEVEL + state.level, self._max_draws)
         moments = mixture_moments(self._target, state.q, measured, self._estimator, stl=self._stl)
-        rows, logp = _stratified(state.q, measured, np.random.default_rng([self._seed, _MEASURE_LEVEL]))
+        rng = np.random.default_rng([self._seed, _MEASURE_LEVEL])
+        base = np.column_stack([rng.standard_normal((_N_ASSESSED, self._target.n_dim)), rng.random(_N_ASSESSED)])
+        theta = state.q.draws(base)
+        logp = self._target.logp_grad(theta)[0]
         gap = max(moments.gap - moments.floor, 0.0)
-        return Assessment(rows, logp, np.arange(len(logp))[:, None], gap, moments.floor_sd)
+        return Assessment(theta, logp, np.arange(_N_ASSESSED)[:, None], gap, moments.floor_sd)
 
     def conclude(self, status: Status, assessment: Assessment) -> Status:
         """Return the status in the light of what was measured at the end."""
@@ -149,7 +158,10 @@ class TrustRegion:
 
     def reopen(self, state: MixtureFit) -> MixtureFit:
         """Return a state in which a fit that ended may try again."""
-        return replace(state, stage="average", status=None, n_averaged=0)
+        state = replace(state, status=None, n_averaged=0)
+        if state.inner is not None:
+            return replace(state, inner=self._gaussian.reopen(state.inner))
+        return state if state.stage == "average" else self._polish(state)
 
     # --- one Gaussian -------------------------------------------------------------------------------------------------
 
@@ -158,7 +170,7 @@ class TrustRegion:
         status = self._gaussian.terminate(inner)
         q = MixtureState.of([inner.q])
         moved = replace(
-            state, q=q, inner=inner, gap=inner.gap, last_elbo=inner.elbo, n_dropped=inner.n_dropped,
+            state, working=q, inner=inner, gap=inner.gap, last_elbo=inner.elbo, n_dropped=inner.n_dropped,
             step_size=inner.step_size, n_draws=inner.n_draws, n_steps=state.n_steps + 1,
         )  # fmt: skip
         if status is None and moved.n_steps < _MAX_GAUSSIAN:
@@ -172,8 +184,8 @@ class TrustRegion:
     def _search(self, state: MixtureFit) -> MixtureFit:
         """Keep the Gaussian, and begin a mixture at the modes, if there are more than one."""
         rng = np.random.default_rng([self._seed, _SEARCH_LEVEL])
-        accepted = self._accept(state, state.q)
-        gaussian = state.q.components[0]
+        accepted = self._accept(state, state.working)
+        gaussian = state.working.components[0]
         extra = [gaussian.draws(3.0 * rng.standard_normal((_N_AROUND, self._target.n_dim)))]
         if hasattr(self._target, "prior_draws"):
             extra.append(self._target.prior_draws(_N_PRIOR, int(rng.integers(2**31))))
@@ -187,9 +199,8 @@ class TrustRegion:
         """Add the component that promises most to the accepted mixture, or go on to the end."""
         accepted = state.accepted
         full = accepted.q.n_components >= self._n_components
-        near = (
-            self._auto and accepted.spread < self._worth
-        )  # half of it is about what all components together could gain
+        # Half the spread is about what all components together could gain.
+        near = self._auto and accepted.spread < self._worth
         if full or near or state.n_failed >= _MAX_FAILED:
             return self._polish(state)
         rng = np.random.default_rng([self._seed, _SEARCH_LEVEL, state.level])
@@ -205,17 +216,17 @@ class TrustRegion:
         return self._begin(replace(state, tried=tuple(tried)), new)
 
     def _begin(self, state: MixtureFit, q: MixtureState) -> MixtureFit:
-        return self._redraw(replace(state, q=q, stage="solve", radius=_RADIUS, n_each=self._n_draws))
+        return self._redraw(replace(state, working=q, stage="solve", radius=_RADIUS, n_each=self._n_draws))
 
     def _decide(self, state: MixtureFit) -> MixtureFit:
         """Keep the new mixture where it gains more than its noise; else go back to the last one."""
-        old, new = state.accepted, self._accept(state, state.q)
+        old, new = state.accepted, self._accept(state, state.working)
         gain, noise = new.elbo - old.elbo, 2.0 * np.hypot(new.se, old.se)
         wanted = self._worth if self._auto else 0.0
         forced = not self._auto and old.q.n_components < new.q.n_components and gain > -noise
         if forced or gain > max(wanted, noise if self._auto else 0.0):
             return replace(state, stage="grow", accepted=new, n_failed=0, tried=(), gap=state.gap)
-        return replace(state, q=old.q, stage="grow", n_failed=state.n_failed + 1)
+        return replace(state, working=old.q, stage="grow", n_failed=state.n_failed + 1)
 
     def _accept(self, state: MixtureFit, q: MixtureState) -> Accepted:
         measured = self._on_fresh_draws(q, _MEASURE_LEVEL + state.level, self._max_draws)
@@ -240,7 +251,7 @@ class TrustRegion:
         radius = state.radius
         slack = 1e-9 * abs(state.elbo) + 0.5 * min(moments.floor, self._tol)
         while radius > _MIN_RADIUS:
-            q = self._propose(state.q, state.evaluation, moments, 1.0, radius)
+            q = self._propose(state.working, state.evaluation, moments, 1.0, radius)
             evaluation = evaluate_mixture(self._target, q, state.evaluation.base)
             if evaluation.n_dropped <= state.evaluation.n_dropped and evaluation.elbo >= state.elbo - slack:
                 break
@@ -251,7 +262,7 @@ class TrustRegion:
             return replace(state, status=reason)
         idle = 0 if evaluation.elbo > state.elbo + 0.02 * self._tol else state.idle + 1
         moved = replace(
-            state, q=q, evaluation=evaluation, last_elbo=evaluation.elbo, gap=moments.gap, idle=idle,
+            state, working=q, evaluation=evaluation, last_elbo=evaluation.elbo, gap=moments.gap, idle=idle,
             radius=min(radius * _LONGER, _MAX_RADIUS), n_steps=state.n_steps + 1, step_size=1.0,
         )  # fmt: skip
         solved = moments.gap <= max(moments.floor, _SOLVED * self._tol)
@@ -259,18 +270,18 @@ class TrustRegion:
 
     def _next_set(self, state: MixtureFit) -> MixtureFit:
         """Drop what has no weight; go to a larger set, or to the decision."""
-        drop = state.q.weights < _NEGLIGIBLE
-        q = state.q.without(drop) if drop.any() else state.q
+        drop = state.working.weights < _NEGLIGIBLE
+        q = state.working.without(drop) if drop.any() else state.working
         if state.n_each >= min(_ENOUGH, self._max_draws):
-            return replace(state, q=q, stage="decide")
-        return self._redraw(replace(state, q=q, n_each=2 * state.n_each))
+            return replace(state, working=q, stage="decide")
+        return self._redraw(replace(state, working=q, n_each=2 * state.n_each))
 
     def _redraw(self, state: MixtureFit) -> MixtureFit:
         level = state.level + 1
-        evaluation = evaluate_mixture(self._target, state.q, self.base_draws(level, state.n_each))
+        evaluation = evaluate_mixture(self._target, state.working, self.base_draws(level, state.n_each))
         return replace(
             state, level=level, evaluation=evaluation, last_elbo=evaluation.elbo, n_steps=0, idle=0,
-            n_draws=state.n_each * state.q.n_components, n_dropped=state.n_dropped + evaluation.n_dropped,
+            n_draws=state.n_each * state.working.n_components, n_dropped=state.n_dropped + evaluation.n_dropped,
         )  # fmt: skip
 
     def _limits(self, q: MixtureState, state: MixtureFit) -> Status | None:
@@ -284,45 +295,36 @@ class TrustRegion:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def _polish(self, state: MixtureFit) -> MixtureFit:
-        return self._redraw(
-            replace(state, q=state.accepted.q, stage="average", n_each=self._max_draws // 2, n_pooled=_ENOUGH)
-        )
+        """Go to fresh draws of the accepted mixture, of which steps are averaged."""
+        state = replace(state, working=state.accepted.q, n_pooled=_ENOUGH, n_averaged=0)
+        return self._measured(replace(state, stage="average", n_each=self._max_draws // 2))
 
     def _average(self, state: MixtureFit) -> MixtureFit:
-        """Measure on a fresh set; stop if little is left, else take the step that pools it with all before."""
-        moments = self._moments(state)
-        noise = moments.floor * state.n_each / max(state.n_pooled, 1)
-        gap = max(moments.gap - moments.floor, noise, 0.0)
-        tol = float(np.clip(_UNREACHABLE * 0.5 * state.evaluation.spread(), self._tol, self._most_tol))
-        measured = replace(state, gap=gap, n_averaged=state.n_averaged + 1)
-        if moments.gap - moments.floor + moments.floor_sd < tol and noise < tol:
-            return replace(measured, status=Status.CONVERGED)
-        if state.n_averaged >= _MAX_AVERAGED:
-            return replace(measured, status=Status.NOISE_LIMITED)
-        rho = state.n_each / (state.n_pooled + state.n_each)
+        """Take the step that pools this set with all before it, and measure on a fresh one."""
+        moments = state.moments
         error = max(moments.gap - moments.floor, 0.0)
-        rho = max(rho, error / (error + moments.floor))
-        q = self._propose(state.q, state.evaluation, moments, rho, _RADIUS)
-        n_each = min(self._max_draws, state.n_each * (2 if moments.floor > tol else 1))
-        return self._redraw(replace(measured, q=q, n_pooled=round(state.n_each / rho), step_size=rho, n_each=n_each))
+        rho = max(state.n_each / (state.n_pooled + state.n_each), error / (error + moments.floor))
+        q = self._propose(state.working, state.evaluation, moments, rho, _RADIUS)
+        n_each = min(self._max_draws, state.n_each * (2 if moments.floor > self._tol_at(state) else 1))
+        n_pooled = round(state.n_each / rho)
+        return self._measured(replace(state, working=q, n_pooled=n_pooled, step_size=rho, n_each=n_each))
+
+    def _measured(self, state: MixtureFit) -> MixtureFit:
+        new = self._redraw(state)
+        moments = self._moments(new)
+        noise = moments.floor * new.n_each / new.n_pooled  # what the draws behind the state leave
+        left = max(moments.gap - moments.floor + moments.floor_sd, noise)
+        gap = max(moments.gap - moments.floor, noise)
+        return replace(new, moments=moments, gap=gap, left=left, n_averaged=state.n_averaged + 1)
+
+    def _tol_at(self, state: MixtureFit) -> float:
+        """Return the nats that may be left: more where no q of so many components comes near log p."""
+        return float(np.clip(_UNREACHABLE * 0.5 * state.evaluation.spread(), self._tol, self._most_tol))
 
     # --- pieces -------------------------------------------------------------------------------------------------------
 
     def _moments(self, state: MixtureFit) -> Any:
-        return mixture_moments(self._target, state.q, state.evaluation, self._estimator, stl=self._stl)
+        return mixture_moments(self._target, state.working, state.evaluation, self._estimator, stl=self._stl)
 
     def _on_fresh_draws(self, q: MixtureState, level: int, n_draws: int) -> MixtureEvaluation:
         return evaluate_mixture(self._target, q, self.base_draws(level, n_draws))
-
-
-def _stratified(q: MixtureState, evaluation: MixtureEvaluation, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Return draws of the mixture, and log p there, from as many draws of each component."""
-    n_each = evaluation.base.n_draws
-    counts = rng.multinomial(n_each, q.weights)
-    thetas, logps = [], []
-    for c, (count, part) in enumerate(zip(counts, evaluation.parts, strict=True)):
-        rows = rng.permutation(n_each)[:count]
-        theta = part.theta[rows]
-        thetas.append(theta)
-        logps.append(evaluation.log_p[c, rows])
-    return np.concatenate(thetas), np.concatenate(logps)
