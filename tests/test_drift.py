@@ -8,7 +8,8 @@ import pytest
 from numpy.testing import assert_allclose
 
 from pymc_ngvi.steps.drift import Drift, with_stride
-from pymc_ngvi.values import Moments
+from pymc_ngvi.steps.nearness import is_solved
+from pymc_ngvi.values import BaseDraws, Evaluation, Moments
 
 Q = SimpleNamespace(globals_=np.array([1, 3]))
 
@@ -72,3 +73,68 @@ def test_a_family_without_globals_has_no_drift():
 def test_a_stride_replaces_the_gradient_only_where_it_goes():
     new = with_stride(Q, moments([0.3, 0.1], [0.1, 0.1]), np.array([0.8, 0.0]))
     assert_allclose(new.grad[Q.globals_], [0.8, 0.1])
+
+
+# --- gradients alone --------------------------------------------------------------------------------------------------
+
+
+class Listened:
+    """q and evaluations whose whitened gradient of the globals is a mean plus noise, counted."""
+
+    def __init__(self, mean, sd, n_draws=64, seed=1):
+        self.mean, self.sd, self.n_draws, self.n_sets = np.asarray(mean), sd, n_draws, 0
+        self.q = SimpleNamespace(globals_=Q.globals_, whiten=lambda grad: grad)
+        self._rng = np.random.default_rng(seed)
+
+    def __call__(self, k):
+        assert k == self.n_sets  # each set has a number of its own
+        self.n_sets += 1
+        grad = np.zeros((self.n_draws, 4))
+        grad[:, Q.globals_] = self.mean + self.sd * self._rng.standard_normal((self.n_draws, 2))
+        finite = np.ones(self.n_draws, dtype=bool)
+        return BaseDraws(np.zeros((self.n_draws, 4)), 8), Evaluation(grad, finite * 1.0, grad, finite, 0.0)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_listening_ends_when_the_noise_is_low(seed):
+    first = measured(([0.0, 0.0], [0.2, 0.2], 64))
+    heard = Listened([0.05, -0.05], 0.8, seed=seed)
+    drift = first.listened(heard.q, heard)
+    assert 2 <= heard.n_sets < 16
+    assert np.max(drift.se) <= 0.05
+    assert drift.n_sets == first.n_sets  # sets between which q has moved are another matter
+    weight = 64 / (64 * (heard.n_sets + 1))
+    assert np.all(np.abs(drift.mean - (1 - weight) * heard.mean) < 5 * drift.se)
+
+
+def test_listening_ends_when_a_parameter_moves_for_certain():
+    heard = Listened([2.0, 0.0], 0.8)
+    measured(([2.0, 0.0], [0.2, 0.2], 64)).listened(heard.q, heard)
+    assert heard.n_sets == 0
+
+
+def test_listening_does_not_go_on_for_ever():
+    heard = Listened([0.0, 0.0], 50.0)
+    measured(([0.0, 0.0], [9.0, 9.0], 64)).listened(heard.q, heard)
+    assert heard.n_sets == 16
+
+
+# --- when a set of draws has no more to give --------------------------------------------------------------------------
+
+
+def test_global_parameters_come_to_rest_before_a_set_counts_as_solved():
+    """The noise of thousands of effects does not hide a global parameter; among few coordinates it is judged alone."""
+    unit = np.zeros(4)
+
+    def of(grad, floor=50.0, gap=20.0):
+        grads, ses = unit.copy(), np.full(4, 0.2)
+        grads[Q.globals_] = grad
+        return Moments(grads, np.eye(4), ses, unit, gap, floor, 1.0)
+
+    many, few = (SimpleNamespace(globals_=Q.globals_, n_dim=n) for n in (5_000, 50))
+    assert not is_solved(many, of([3.0, 0.0]), 0.1)
+    assert is_solved(many, of([0.15, -0.15]), 0.1)
+    assert is_solved(few, of([3.0, 0.0]), 0.1)
+    assert not is_solved(many, of([0.0, 0.0], gap=101.0), 0.1)
+    assert is_solved(many, of([0.0, 0.0], gap=99.0), 0.1)
+    assert is_solved(many, of([0.09, 0.0], floor=0.0, gap=0.05), 0.1)
