@@ -83,7 +83,10 @@ def _without_hessians(given: dict[str, Any], filled: dict[str, Any], error: Miss
     if given["estimator"] is not None or given["step"] in ON_FIXED_DRAWS:
         raise error
     chosen = {name: filled.get(name) for name in ("family", "family_reason") if filled.get(name)}
-    options = FitOptions.validated(**given | chosen | {"estimator": "stein"})
+    try:
+        options = FitOptions.validated(**given | chosen | {"estimator": "stein"})
+    except ValueError:  # what was asked for needs Hessians
+        raise error from None
     warnings.warn(
         f"{error} The fit goes on with gradients alone (estimator='stein', update={options.choice.update!r}, "
         f"step={options.choice.step!r}), which takes many more iterations.",

@@ -107,6 +107,14 @@ class DiagonalState:
         result: Array = grad / self.scale
         return result
 
+    def divergence(self, other: "DiagonalState") -> float:
+        """Return KL(self || other), nats; inf beyond what numbers can hold."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            ratio = self.scale / other.scale
+            square = ((self.location - other.location) / other.scale) ** 2
+            value = float(np.sum(0.5 * (ratio**2 + square - 1.0) - np.log(ratio)))
+        return value if np.isfinite(value) else np.inf
+
     def precision_product(self, vectors: Array) -> Array:
         """Return the precision times each vector, (n_vectors, n_dim)."""
         result: Array = vectors / self.scale**2

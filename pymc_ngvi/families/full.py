@@ -86,6 +86,14 @@ class FullState(LowerState):
         """Return C^-T times a whitened gradient."""
         return solve_lower(self.factor, grad, transpose=True)
 
+    def divergence(self, other: "FullState") -> float:
+        """Return KL(self || other), nats; inf beyond what numbers can hold."""
+        apart = (self.location - other.location)[:, None]
+        with np.errstate(over="ignore", invalid="ignore"):
+            relative = solve_lower(other.factor, np.concatenate([self.factor, apart], axis=1))
+            value = 0.5 * (float(np.sum(relative**2)) - self.n_dim) + other._log_det() - self._log_det()
+        return value if np.isfinite(value) else np.inf
+
     def precision_product(self, vectors: Array) -> Array:
         """Return the precision times each vector, (n_vectors, n_dim)."""
         half = solve_lower(self.factor, np.ascontiguousarray(vectors.T))

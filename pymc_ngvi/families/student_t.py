@@ -19,21 +19,22 @@ from scipy.special import digamma, gammainccinv, gammaln
 
 from pymc_ngvi.families.diagonal import DiagonalState
 from pymc_ngvi.families.full import FullState
-from pymc_ngvi.families.full_precision import FullPrecisionState
 from pymc_ngvi.types import Array
 
-#: Least and largest shape a of a fit: 2.2 degrees of freedom, and 20,000, where q is a Gaussian for all that matters.
+#: Least and largest shape a of a fit: 2.2 degrees of freedom, and 20,000, where q is as good as a Gaussian.
 LEAST_SHAPE, MOST_SHAPE = 1.1, 1e4
-#: Shape at the start of a fit: ten degrees of freedom.
-START_SHAPE = 5.0
+#: Shape at the start of a fit, which begins as that of a Gaussian.
+START_SHAPE = MOST_SHAPE
 _LOG_2PI = float(np.log(2 * np.pi))
 _LOG_SHAPE = "log_shape"
 #: Gaussians by an array that only they have.
-_GAUSSIANS: dict[str, Any] = {
-    "cholesky_factor": FullState,
-    "precision_cholesky_factor": FullPrecisionState,
-    "sd": DiagonalState,
-}
+_GAUSSIANS: dict[str, Any] = {"cholesky_factor": FullState, "sd": DiagonalState}
+
+
+def _scale_of(sd: Array, shape: float) -> Array:
+    """Return the scale parameters that give standard deviations."""
+    result: Array = np.sqrt((shape - 1.0) / shape) * np.asarray(sd, dtype=np.float64)
+    return result
 
 
 def mixing_variable(shape: float, rate: float, uniforms: Array) -> Array:
@@ -71,9 +72,8 @@ class StudentTState:
 
     @classmethod
     def from_scale(cls, location: Array, scale: Array) -> Self:
-        """Return the state with uncorrelated coordinates of standard deviations ``scale`` and 10 degrees of freedom."""
-        narrower = np.sqrt((START_SHAPE - 1.0) / START_SHAPE) * np.asarray(scale, dtype=np.float64)
-        return cls(FullState.from_scale(location, narrower), float(np.log(START_SHAPE)))
+        """Return the state with uncorrelated coordinates of standard deviations ``scale``, as good as a Gaussian."""
+        return cls(FullState.from_scale(location, _scale_of(scale, START_SHAPE)), float(np.log(START_SHAPE)))
 
     @staticmethod
     def memory_bytes(n_dim: int) -> int:
@@ -199,8 +199,8 @@ class StudentTFamily:
     ----------
     gaussian : object
         Makes a Gaussian of location and scale: a class of states, or a family of one structure.
-    shape : float, default 5
-        The shape a at the start, above 1.
+    shape : float, default 10,000
+        The shape a at the start, above 1; where it is that large, `scale_mixture` begins as for a Gaussian.
     """
 
     gaussian: Any = FullState
@@ -208,8 +208,8 @@ class StudentTFamily:
 
     def from_scale(self, location: Array, scale: Array) -> StudentTState:
         """Return the state with uncorrelated coordinates of standard deviations ``scale``."""
-        narrower = np.sqrt((self.shape - 1.0) / self.shape) * np.asarray(scale, dtype=np.float64)
-        return StudentTState(self.gaussian.from_scale(location, narrower), float(np.log(self.shape)))
+        scale = _scale_of(scale, self.shape)
+        return StudentTState(self.gaussian.from_scale(location, scale), float(np.log(self.shape)))
 
     def memory_bytes(self, n_dim: int) -> int:
         """Return the memory that a fit takes beyond the model's own: that of the Gaussian."""

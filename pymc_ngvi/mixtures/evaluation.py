@@ -50,17 +50,26 @@ class MixtureEvaluation:
         """Draws at which log p or its gradient was not finite."""
         return int(sum((~part.finite).sum() for part in self.parts))
 
-    def reward_variances(self) -> Array:
-        """Return the variance of each reward, from the scatter between replicates, (n_components,)."""
-        return np.array([_variance_of_mean(self.base, ratios) for ratios in self.ratios])
+    def replicate_rewards(self) -> Array:
+        """Return the rewards as each replicate gives them, (n_replicates, n_components); all share the base draws."""
+        parts = [self.ratios[:, rows] for rows in self.base.replicates()]
+        parts = [part for part in parts if np.isfinite(part).any(axis=1).all()]
+        return np.array([np.nanmean(part, axis=1) for part in parts]).reshape(len(parts), len(self.parts))
 
     def elbo_se(self) -> float:
         """Return the Monte Carlo standard error of the ELBO."""
-        return float(np.sqrt(np.exp(2.0 * self.log_weights) @ self.reward_variances()))
+        elbos = self.replicate_rewards() @ np.exp(self.log_weights)
+        return float(elbos.std(ddof=1) / np.sqrt(len(elbos))) if len(elbos) > 1 else np.inf
+
+    def lost(self) -> float:
+        """Return the part of q at which log p is not finite."""
+        return float(np.exp(self.log_weights) @ [np.mean(~part.finite) for part in self.parts])
 
     def spread(self) -> float:
         """Return the variance of log p - log q under q: between components, and within them."""
-        within = np.array([np.var(ratios[np.isfinite(ratios)]) for ratios in self.ratios])
+        if not np.isfinite(self.rewards).all():
+            return np.inf
+        within = np.nanvar(self.ratios, axis=1)
         return float(np.exp(self.log_weights) @ (within + (self.rewards - self.elbo) ** 2))
 
 
@@ -117,25 +126,23 @@ def mixture_moments(
         for c, (component, part) in enumerate(zip(q.components, evaluation.parts, strict=True))
     )
     weights, rewards = q.weights, evaluation.rewards
-    variances = evaluation.reward_variances()
-    centred = rewards - weights @ rewards
-    noise_of_weights = 0.5 * float(weights @ variances)
+    of_replicates = evaluation.replicate_rewards()
+    noise_of_weights = np.inf
+    if len(of_replicates) > 1:
+        centred = of_replicates - (of_replicates @ weights)[:, None]
+        noise_of_weights = 0.5 * float(weights @ centred.var(axis=0, ddof=1)) / len(centred)
     return MixtureMoments(
         parts,
-        gap=_sum(weights, [m.gap for m in parts]) + 0.5 * float(weights @ centred**2),
+        gap=_sum(weights, [m.gap for m in parts]) + 0.5 * float(weights @ (rewards - weights @ rewards) ** 2),
         floor=_sum(weights, [m.floor for m in parts]) + noise_of_weights,
-        floor_sd=float(np.sqrt(_sum(weights**2, [m.floor_sd**2 for m in parts]) + noise_of_weights**2)),
+        # Components share their base draws: errors may add up.
+        floor_sd=_sum(weights, [m.floor_sd for m in parts]) + noise_of_weights,
     )
 
 
 def _sum(weights: Array, values: Sequence[float]) -> float:
     """Return a weighted sum in which what has no weight counts nothing, however large."""
     return float(sum(w * v for w, v in zip(weights, values, strict=True) if w > 0.0))
-
-
-def _variance_of_mean(base: BaseDraws, ratios: Array) -> float:
-    means = [np.nanmean(ratios[rows]) for rows in base.replicates() if np.isfinite(ratios[rows]).any()]
-    return float(np.var(means, ddof=1) / len(means)) if len(means) > 1 else np.inf
 
 
 def without_idle(q: MixtureState, evaluation: MixtureEvaluation, tol: float) -> MixtureState:

@@ -24,12 +24,15 @@ class Accepted:
     elbo, se : float
     spread : float
         Variance of log p - log q under q.
+    lost : float
+        Part of q at which log p is not finite.
     """
 
     q: MixtureState
     elbo: float
     se: float
     spread: float
+    lost: float
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ class MixtureFit:
         Names the random stream of the current draws.
     n_steps, idle, n_averaged, n_failed : int
         Steps on this set, those in a row that gained nothing, averaged sets, candidates in a row that did not pay.
+    n_refused, n_collapsed : int
+        Averaged steps that would have lowered the ELBO, and candidates of which a component collapsed or ran away.
     n_dropped : int
         Draws left out so far because log p or its gradient was not finite.
     tried : tuple of ndarray
@@ -99,6 +104,8 @@ class MixtureFit:
     idle: int = 0
     n_averaged: int = 0
     n_failed: int = 0
+    n_refused: int = 0
+    n_collapsed: int = 0
     n_dropped: int = 0
     tried: tuple[Array, ...] = ()
     status: Status | None = None
@@ -106,10 +113,13 @@ class MixtureFit:
     @property
     def q(self) -> MixtureState:
         """The approximation if the fit ended here: no candidate that may not pay."""
-        on_trial = self.accepted is not None and self.stage in ("solve", "decide", "grow")
-        return self.accepted.q if on_trial else self.working
+        return self.accepted.q if self._on_trial else self.working
 
     @property
     def elbo(self) -> float:
-        """ELBO on the current draws."""
-        return self.last_elbo
+        """ELBO of ``q``: on the current draws, or, where a candidate is on trial, as measured when it was accepted."""
+        return float(self.accepted.elbo) if self._on_trial else self.last_elbo
+
+    @property
+    def _on_trial(self) -> bool:
+        return self.accepted is not None and self.stage in ("solve", "decide", "grow")

@@ -57,29 +57,21 @@ class Proposal:
         radius : float
             Nats that KL(new || old) of a component, and of the weights, may have.
         """
-        z = evaluation.base.z
         components = tuple(
-            self._moved(component, part, z, step_size, radius)
+            self._moved(component, part, step_size, radius)
             for component, part in zip(q.components, moments.parts, strict=True)
         )
         direction = self.weight_update(q, evaluation.rewards, moments.parts)
         return MixtureState(_weights_within(q.log_weights, direction, step_size, radius), components)
 
-    def _moved(self, component: Any, moments: Moments, z: Array, step_size: float, radius: float) -> Any:
+    def _moved(self, component: Any, moments: Moments, step_size: float, radius: float) -> Any:
         rho = step_size
         for _ in range(_MAX_HALVINGS):
             new = self.update(component, moments, rho, True)
-            if new is not None and divergence(new, component, z) <= radius:
+            if new is not None and new.divergence(component) <= radius:
                 return new
             rho *= 0.5
         return component
-
-
-def divergence(new: Any, old: Any, z: Array) -> float:
-    """Return KL(new || old) of two Gaussians, nats, as the mean over base draws: a quadratic, which few draws give."""
-    theta = new.draws(z)
-    value = float(np.mean(new.log_density(theta) - old.log_density(theta)))
-    return value if np.isfinite(value) else np.inf
 
 
 def _weights_within(log_weights: Array, direction: Array, step_size: float, radius: float) -> Array:

@@ -6,34 +6,29 @@ whose target is :math:`\log p + \log(N / q)`, under other draws. So every update
 serves. The expectation with w is a mean over draws of another mixture: w times the density of InvGamma(a, a) is
 a/(a - 1) times that of InvGamma(a - 1, a).
 
-Their metric is the Fisher information of theta *and* w. That of theta alone, which is the curvature of the ELBO where
-the posterior is a t, is smaller: by a factor of 43 along the shape of ten degrees of freedom in one dimension, where
-steps of size 1 creep. It has a closed form, too [2]_, and differs from the other in one factor and a 2 x 2 matrix.
-
 References
 ----------
 .. [1] W. Lin, M. E. Khan and M. Schmidt (2019). Fast and simple natural-gradient variational inference with mixture of
    exponential-family approximations. ICML. https://doi.org/10.48550/arXiv.1906.02914
-.. [2] K. L. Lange, R. J. A. Little and J. M. G. Taylor (1989). Robust statistical modeling using the t distribution.
-   JASA 84. https://doi.org/10.1080/01621459.1989.10478852
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
-from scipy.special import betainc, betaincc, betaln, polygamma
+from scipy.special import polygamma
 
+from pymc_ngvi.estimators import FROM_GRADIENTS, stein
 from pymc_ngvi.estimators.summary import gap_of
 from pymc_ngvi.families.student_t import LEAST_SHAPE, MOST_SHAPE, StudentTState, mixing_variable
+from pymc_ngvi.mixtures.scale_metric import Metric, shape_information, tail_velocity
 from pymc_ngvi.types import Array, BaseDraws, Estimator, Evaluation, Moments, TargetDensity, Update
 
 #: Range of 1/a, the coordinate in which the ELBO is near-quadratic for Gaussian targets, too; and its rounding.
 LEAST_TAIL, MOST_TAIL, _ROUNDING = 1.0 / MOST_SHAPE, 1.0 / LEAST_SHAPE, 1e-9
-#: Relative step of the differences that give the derivative of a quantile.
-_STEP = 1e-4
+#: Error of 1/a that a converged fit may have: relative, and in any case.
+TAIL_RTOL, TAIL_ATOL = 0.02, 0.0075
 
 
 # --- draws and evaluations --------------------------------------------------------------------------------------------
@@ -110,103 +105,6 @@ class GaussianPart:
         return float(np.mean(weights)), rows
 
 
-# --- the shape --------------------------------------------------------------------------------------------------------
-
-
-def shape_information(shape: float) -> float:
-    """Return the Fisher information of theta and w about 1/a: a^4 (trigamma(a) - 1/a)."""
-    return float(shape**4 * (polygamma(1, shape) - 1.0 / shape))
-
-
-def tail_velocity(squared_distance: Array, shape: float, n_dim: int) -> Array:
-    """Return d log D / d(1/a) at fixed quantiles of D = (theta - mu)^T Sigma^-1 (theta - mu), (n_draws,).
-
-    Draws of q that keep their direction and move at this rate are draws of q with the new shape: the derivative of a
-    draw with respect to 1/a, averaged over w given theta.
-    """
-    half = 0.5 * n_dim
-    part = 0.5 * squared_distance / (shape + 0.5 * squared_distance)  # Beta(n_dim / 2, a)
-    differences = []
-    for function in (betainc, betaincc):
-        heavier, lighter = (
-            function(half, a, 0.5 * squared_distance / (a + 0.5 * squared_distance))
-            for a in (shape / (1.0 + _STEP), shape / (1.0 - _STEP))
-        )
-        differences.append(heavier - lighter)
-    # Of the two tails, the smaller one has the digits.
-    change = np.where(betainc(half, shape, part) < 0.5, -differences[0], differences[1]) * shape / (2.0 * _STEP)
-    with np.errstate(divide="ignore"):
-        density = np.exp(half * np.log(part) + shape * np.log1p(-part) - betaln(half, shape))
-    result: Array = np.divide(change, density, out=np.zeros_like(density), where=density > 0.0)
-    return result
-
-
-# --- the metric -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Metric:
-    """The Fisher information M = L L^T of theta alone, where that of theta and w is the identity.
-
-    Vectors, (n, n_params), have those coordinates of mean, Sigma and 1/a in which the natural gradient is the vector of
-    `ScaleMoments`.
-
-    Parameters
-    ----------
-    unit : ndarray, shape (n_error,)
-        Direction of the identity among curvatures.
-    root : float
-        Square root of M along the mean and along all changes of Sigma but of its size.
-    block : ndarray, shape (2, 2)
-        L of the size of Sigma and of 1/a.
-    """
-
-    unit: Array
-    root: float
-    block: Array
-
-    @classmethod
-    def of(cls, q: StudentTState, unit: Array, *, held: bool) -> Self:
-        """Return the metric at a state; ``held``: where the shape stays as it is."""
-        a, half = q.shape, 0.5 * q.n_dim
-        total = a + half + 1.0
-        shape = polygamma(1, a) - polygamma(1, a + half) + half / (a * total) - 2.0 * half / (a * (a + half))
-        scale = a**2 / np.sqrt(shape_information(a))
-        cross = scale * np.sqrt(half) / ((a + half) * total)
-        size = np.sqrt(a / total)
-        low = [0.0, 1.0] if held else [cross / size, np.sqrt(scale**2 * shape - (cross / size) ** 2)]
-        return cls(unit, float(np.sqrt((a + half) / total)), np.array([[size, 0.0], low]))
-
-    def whitened(self, gradients: Array) -> Array:
-        """Return L^-1 times each row: of a natural gradient, half of its square is the gap."""
-        return self._applied(gradients, 1.0 / self.root, lambda rows: np.linalg.solve(self.block, rows))
-
-    def unwhitened(self, steps: Array) -> Array:
-        """Return L^-T times each row: a step in the coordinates of theta and w."""
-        return self._applied(steps, 1.0 / self.root, lambda rows: np.linalg.solve(self.block.T, rows))
-
-    def rewhitened(self, steps: Array) -> Array:
-        """Return L^T times each row: the inverse of `unwhitened`."""
-        return self._applied(steps, self.root, lambda rows: self.block.T @ rows)
-
-    def size(self, vectors: Array) -> Array:
-        """Return the coordinate of the size of Sigma, (n,)."""
-        result: Array = vectors[:, -1 - len(self.unit) : -1] @ self.unit
-        return result
-
-    def with_size(self, vectors: Array, size: Array) -> Array:
-        """Return vectors with other coordinates of the size."""
-        result = vectors.copy()
-        result[:, -1 - len(self.unit) : -1] += np.outer(size - self.size(vectors), self.unit)
-        return result
-
-    def _applied(self, vectors: Array, factor: float, function: Callable[[Array], Array]) -> Array:
-        size, tail = function(np.stack([self.size(vectors), vectors[:, -1]]))
-        result = self.with_size(factor * vectors, size)
-        result[:, -1] = tail
-        return result
-
-
 # --- moments ----------------------------------------------------------------------------------------------------------
 
 
@@ -217,10 +115,10 @@ class ScaleMoments:
     Parameters
     ----------
     gaussian : Moments
-        Whitened gradient and curvature A = I - C^T E[w hess h] C of the Gaussian inside; gap, its floor and replicates
-        are those of mean, Sigma and shape together, replicates as `Metric.whitened` has them.
+        Whitened gradient and curvature A = I - C^T E[w hess h] C of the Gaussian inside; gap and its floor are those of
+        mean, Sigma and shape together.
     of_estimator : Moments
-        The same as the estimator has them.
+        The same with the size of A as the estimator has it.
     vector : ndarray, shape (n_params,)
         Natural gradient, in coordinates in which the Fisher information of theta and w is the identity: of the mean,
         (I - A) / sqrt 2, and of 1/a, which is 0 where it leads out of its range.
@@ -236,11 +134,16 @@ class ScaleMoments:
     tail_step: float
     tail_se: float
 
-    @property
-    def natural(self) -> Array:
-        """The natural gradient in coordinates in which the Fisher information of theta alone is the identity."""
-        result: Array = self.metric.whitened(self.vector[None])[0]
-        return result
+    def direction(self, trust: float = 1.0) -> Array:
+        """Return the natural gradient in the Fisher information of theta alone, (n_params,).
+
+        With a part of the step of the shape, ``trust`` from 0 to 1, and the size of Sigma that goes with it.
+        """
+        full: Array = self.metric.divided(self.vector[None])[0]
+        if trust == 1.0:
+            return full
+        held: Array = self.metric.holding_shape().divided(np.append(self.vector[:-1], 0.0)[None])[0]
+        return trust * full + (1.0 - trust) * held
 
     @property
     def gap_of_gaussian(self) -> float:
@@ -260,7 +163,8 @@ def measured(
     """Estimate the natural gradient of a t from an evaluation at its draws.
 
     The shape takes gradients; so does the size of Sigma, whatever the estimator: their errors nearly cancel where
-    both change.
+    both change. Of the rest of the curvature from Hessians and that from gradients, the one with less noise counts:
+    under the heaviest tails, Hessians are dominated by few draws.
 
     Parameters
     ----------
@@ -280,19 +184,21 @@ def measured(
     ScaleMoments
     """
     inner, within_q = within(q, base, evaluation, stl=stl)
-    m = estimator(GaussianPart(target, q), q.gaussian, inner, within_q, stl=stl)  # type: ignore[arg-type]
+    part: Any = GaussianPart(target, q)
+    m = estimator(part, q.gaussian, inner, within_q, stl=stl)
+    if estimator not in FROM_GRADIENTS:
+        other = stein(part, q.gaussian, inner, within_q, stl=stl)
+        m = other if other.floor < m.floor else m
     sizes, shapes = _by_replicate(q, inner, within_q, stl=stl)
     tail, least, most = 1.0 / q.shape, LEAST_TAIL * (1.0 + _ROUNDING), MOST_TAIL * (1.0 - _ROUNDING)
-    # A Gaussian stays one until heavier tails are seen to gain something.
-    noise = shapes.std(ddof=1) / np.sqrt(len(shapes)) if len(shapes) > 1 else np.inf
-    held = bool((tail <= least and shapes.mean() < noise) or (tail >= most and shapes.mean() > 0.0))
+    held = bool((tail <= least and shapes.mean() < 0.0) or (tail >= most and shapes.mean() > 0.0))
     shapes = np.zeros_like(shapes) if held else shapes
     unit = q.gaussian.flat(q.gaussian.add_to_diagonal(np.zeros_like(m.curvature), 1.0)) / np.sqrt(q.n_dim)
-    metric = Metric.of(q, unit, held=held)
+    metric = Metric.of(q, unit)
+    metric = metric.holding_shape() if held else metric
     error = q.gaussian.flat(q.gaussian.curvature_error(m.curvature)) / -np.sqrt(2.0)
     row = np.concatenate([m.grad, error, [shapes.mean()]])[None]
-    by_gradients = tail > least
-    vector = metric.with_size(row, sizes.mean(keepdims=True)) if by_gradients else row
+    vector = metric.with_size(row, sizes.mean(keepdims=True))
     excess = float(metric.size(row - vector)[0]) * np.sqrt(2.0 / q.n_dim)
     curvature = q.gaussian.add_to_diagonal(m.curvature, excess)
     if m.replicates is None:  # too large to be kept: only their summaries are known, in the metric of theta and w
@@ -303,10 +209,10 @@ def measured(
     else:
         u = np.column_stack([m.replicates, shapes])
         u[:, q.n_dim : -1] *= -1.0
-        u = metric.whitened(metric.with_size(u, sizes) if by_gradients else u)
-        gap, floor, floor_sd = gap_of(u)
-        own = replace(m, gap=gap, floor=floor, floor_sd=floor_sd, replicates=u)
-        steps = metric.unwhitened(u)[:, -1]
+        u = metric.with_size(u, sizes)
+        gap, floor, floor_sd = gap_of(metric.whitened(u))
+        own = replace(m, gap=gap, floor=floor, floor_sd=floor_sd, replicates=None)
+        steps = metric.divided(u)[:, -1]
     steps = steps / np.sqrt(shape_information(q.shape))
     se = float(steps.std(ddof=1) / np.sqrt(len(steps))) if len(steps) > 1 else np.inf
     return ScaleMoments(replace(own, curvature=curvature), m, vector[0], metric, float(steps.mean()), se)
@@ -328,19 +234,33 @@ def _by_replicate(q: StudentTState, inner: BaseDraws, evaluation: Evaluation, *,
     return sizes / np.sqrt(2.0 * q.n_dim), shapes / np.sqrt(shape_information(a))
 
 
+@dataclass(frozen=True)
+class Tails:
+    """Whether tails heavier than a Gaussian's would raise the ELBO.
+
+    Parameters
+    ----------
+    step, se : float
+        1/a after a step from a Gaussian, and its standard error.
+    """
+
+    step: float
+    se: float
+
+    @classmethod
+    def beyond(cls, gaussian: Any, base: BaseDraws, evaluation: Evaluation) -> Self:
+        """Measure them at draws of a Gaussian, from gradients alone."""
+        q = StudentTState(gaussian, float(np.log(MOST_SHAPE)))
+        rows = np.column_stack(_by_replicate(q, base, evaluation, stl=True))
+        steps = Metric.of(q, np.ones(1)).divided(rows)[:, -1] / np.sqrt(shape_information(q.shape))
+        return cls(float(steps.mean()), float(steps.std(ddof=1) / np.sqrt(len(steps))) if len(steps) > 1 else np.inf)
+
+    def gain(self, n_se: float) -> bool:
+        """Tell whether heavier tails gain anything, beyond ``n_se`` standard errors."""
+        return self.step > max(n_se * self.se, TAIL_ATOL)
+
+
 # --- steps ------------------------------------------------------------------------------------------------------------
-
-
-def cautious(moments: ScaleMoments, trust: float) -> Array:
-    """Return a natural gradient as `Metric.whitened` has it, with a part of the step of the shape, from 0 to 1."""
-    full = moments.natural
-    if trust == 1.0:
-        return full
-    metric = moments.metric
-    held = replace(metric, block=np.diag([metric.block[0, 0], 1.0]))
-    alone = metric.rewhitened(held.unwhitened(held.whitened(np.append(moments.vector[:-1], 0.0)[None])))[0]
-    result: Array = trust * full + (1.0 - trust) * alone
-    return result
 
 
 def stepped(
@@ -354,7 +274,7 @@ def stepped(
     moments : ScaleMoments
         There.
     direction : ndarray, shape (n_params,)
-        As `Metric.whitened` has it.
+        In the coordinates of the natural gradient.
     update : Update
         Of mean and Sigma.
     rho : float
@@ -362,7 +282,6 @@ def stepped(
     correct : bool
         Handed to ``update``.
     """
-    direction = moments.metric.unwhitened(direction[None])[0]
     error = q.gaussian.unflat(np.sqrt(2.0) * direction[q.n_dim : -1])
     curvature = q.gaussian.add_to_diagonal(-error, 1.0)
     own = replace(moments.of_estimator, grad=direction[: q.n_dim], curvature=curvature, replicates=None)

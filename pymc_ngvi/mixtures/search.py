@@ -12,8 +12,8 @@ from pymc_ngvi.types import Array, TargetDensity
 
 #: Points that ascend log p together, their steps at most, and the nats below which a step counts as the last.
 _N_POINTS, _MAX_ASCENT, _LAST_GAIN = 128, 150, 1e-2
-#: Scales of the starting points, in those of the start.
-_SCALES = (1.0, 0.5)
+#: Scales of the starting points, in those of the start, which count as this at least.
+_SCALES, _LEAST_SCALE = (1.0, 0.5), 1.0
 #: A component starts no wider than so many scales of the start, and no narrower than a part of them.
 _WIDEST, _NARROWEST = 10.0, 1e-6
 #: Mahalanobis distance per root dimension below which two ends of an ascent count as one mode.
@@ -98,6 +98,8 @@ def modes(
     log_mass : ndarray, shape (n_components,)
         Log of the mass of log p that each stands for, by Laplace's method.
     """
+    # A start that was shrunk, so that a single Gaussian has a good one, is no place to look around from.
+    around = type(around).from_scale(around.location, np.maximum(around.sd(), _LEAST_SCALE))
     found: list[Any] = []
     masses: list[float] = []
     for scale in _SCALES:

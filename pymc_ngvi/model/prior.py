@@ -34,7 +34,7 @@ def prior_draws(model: pm.Model, layout: Layout, n_draws: int, seed: int) -> Arr
         with without_c(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of draws that are not finite
             drawn = pm.draw(values, draws=n_draws, random_seed=seed, mode="FAST_COMPILE")
-    except (NotImplementedError, ValueError, TypeError):
+    except (NotImplementedError, RuntimeError, ValueError, TypeError):
         return np.empty((0, layout.n_dim))
     flat = np.concatenate([np.asarray(d, dtype=np.float64).reshape(n_draws, -1) for d in drawn], axis=1)
     result: Array = flat[np.isfinite(flat).all(axis=1)]

@@ -12,10 +12,13 @@ import numpy as np
 from pymc_ngvi.model import graph
 from pymc_ngvi.model.backends import without_c
 from pymc_ngvi.model.cost import Cost
-from pymc_ngvi.model.hessian import ColouredHessian, PatternWidened, SparseHessian, slices
+from pymc_ngvi.model.hessian import ColouredHessian, PatternWidened, SparseHessian, batch, slices
 from pymc_ngvi.model.minibatch import Minibatches
 from pymc_ngvi.pattern import Pattern
 from pymc_ngvi.values import Array
+
+#: Draws that one call should take of a small dense Hessian.
+_LEAST_BATCH = 4
 
 
 class SecondOrder:
@@ -160,9 +163,15 @@ class SecondOrder:
         if coloured is not None:  # the function is there, or will be needed
             self.n_hessians += len(theta)
             return coloured.mean_products(theta, directions)
+        n_draws, n_directions = batch(self._cost.widest, len(directions))
         total = np.zeros((len(directions), self.n_dim))
-        for point in theta:
-            total += self._products(point, directions)
+        if n_draws < _LEAST_BATCH or n_directions < len(directions) or self._pad:
+            for point in theta:
+                total += self._products(point, directions)
+        else:  # calls take longer than the work: many draws in each
+            self.n_hessians += len(theta)
+            for rows in slices(len(theta), n_draws):
+                total += self._products_of_draws(theta[rows], directions).sum(axis=0)
         return total / len(theta)
 
     def mean_hessian_diagonal(self, theta: Array) -> Array:

@@ -26,10 +26,13 @@ from pymc_ngvi.mixtures.splitting import join_overlapping, split
 from pymc_ngvi.mixtures.weights import WEIGHT_UPDATES
 from pymc_ngvi.status import Status
 from pymc_ngvi.steps.adaptive import Adaptive
+from pymc_ngvi.steps.certificate import is_kinked
 from pymc_ngvi.types import Assessment, BaseDraws, Direction, Estimator, Evaluation, TargetDensity, Update
 
 #: Draws of each component: in the first set, at the end of a candidate's fit, and to average and to measure with.
 _N_DRAWS, _ENOUGH, _MAX_DRAWS = 16, 32, 128
+#: Times the largest set, to compare: gradients are cheap, and what a component gains may be little.
+_MANY = 4
 #: Draws of the mixture behind the ELBO at the end.
 _N_ASSESSED = 1_024
 #: Draws of the single Gaussian in the largest set, where it is but the beginning.
@@ -38,18 +41,22 @@ _GAUSSIAN_DRAWS = 256
 _N_AROUND, _N_PRIOR = 32, 64
 #: Iterations of the single Gaussian, steps on one set of draws, idle ones among them, and averaged sets, at most.
 _MAX_GAUSSIAN, _MAX_STEPS, _MAX_IDLE, _MAX_AVERAGED = 200, 40, 3, 12
+#: Averaged steps that fresh draws may refuse.
+_MAX_REFUSED = 2
 #: Components of n_components="auto", at most, and candidates in a row that may fail.
 _MOST, _MAX_FAILED = 30, 4
 #: Nats within which components and weights move at first, at most, and the factor by which it is raised and lowered.
 _RADIUS, _MAX_RADIUS, _MIN_RADIUS, _LONGER, _SHORTER = 1.0, 1e4, 1e-6, 2.0, 4.0
 #: Weight below which a component is dropped: it costs as many nats.
 _NEGLIGIBLE = 1e-4
+#: Weight from which kinks under a component count, and part of q that may lie where log p is not finite.
+_WEIGHTY, _MAX_LOST = 0.1, 0.02
 #: Parts of the tolerance: what components that are dropped together may cost, and below which a set is solved; part of
 #: what no q can gain that may be left.
 _IDLE, _SOLVED, _UNREACHABLE = 0.5, 0.1, 0.03
 #: Standard deviations, relative to those of the single Gaussian, beyond which a component has collapsed or run away.
 _LEAST_SCALE, _MOST_SCALE = 1e-8, 1e6
-#: Random streams of searches and of measurements: they never move a state that is measured on them.
+#: Random streams of searches and of measurements.
 _SEARCH_LEVEL, _MEASURE_LEVEL = 3_000_000, 1_000_000
 
 
@@ -100,7 +107,9 @@ class TrustRegion:
         self._tol = tol * max(target.n_dim / 100.0, 0.1)
         self._most_tol = tol * max(target.n_dim / 100.0, 1.0)
         self._n_draws = n_draws or min(_N_DRAWS, max_draws or _N_DRAWS)
-        self._max_draws = max(max_draws or _MAX_DRAWS, self._n_draws)
+        self._max_draws = self._n_draws
+        while 2 * self._max_draws <= max(max_draws or _MAX_DRAWS, self._n_draws):
+            self._max_draws *= 2
         self._auto = n_components == "auto"
         self._n_components = _MOST if n_components == "auto" else int(n_components)
         # What the Gaussian lacks by the noise of few draws, the mixture that begins from it makes good.
@@ -134,31 +143,49 @@ class TrustRegion:
 
     def terminate(self, state: MixtureFit) -> Status | None:
         """Return why to stop, or None to go on."""
+        if state.stage == "gaussian" and self._n_components == 1:
+            return self._gaussian.terminate(state.inner)
         if state.status is not None or state.stage != "average":
             return state.status
         if state.left < self._tol_at(state):
-            return Status.CONVERGED
-        return Status.NOISE_LIMITED if state.n_averaged > _MAX_AVERAGED else None
+            return Status.COLLAPSED if state.n_collapsed else Status.CONVERGED
+        ended = state.n_averaged > _MAX_AVERAGED or state.n_refused >= _MAX_REFUSED
+        return Status.NOISE_LIMITED if ended else None
 
     def assess(self, state: MixtureFit) -> Assessment:
         """Evaluate a state on draws that had no part in reaching it."""
-        measured = self._on_fresh_draws(state.q, _MEASURE_LEVEL + state.level, self._max_draws)
-        moments = mixture_moments(self._target, state.q, measured, self._estimator, stl=self._stl)
         rng = np.random.default_rng([self._seed, _MEASURE_LEVEL])
         base = np.column_stack([rng.standard_normal((_N_ASSESSED, self._target.n_dim)), rng.random(_N_ASSESSED)])
         theta = state.q.draws(base)
-        logp = self._target.logp_grad(theta)[0]
-        gap = max(moments.gap - moments.floor, 0.0)
-        return Assessment(theta, logp, np.arange(_N_ASSESSED)[:, None], gap, moments.floor_sd)
+        logp, units = self._target.logp_grad(theta)[0], np.arange(_N_ASSESSED)[:, None]
+        q, measured = self._sound(state.q, self._fresh(2 * _MEASURE_LEVEL + state.level))
+        if not np.isfinite(measured.rewards).all():
+            return Assessment(theta, logp, units, np.nan, np.inf, Status.OUTSIDE_SUPPORT)
+        moments = mixture_moments(self._target, q, measured, self._estimator, stl=self._stl)
+        gap = max(moments.gap - moments.floor, 0.0) if np.isfinite(moments.floor) else np.nan
+        return Assessment(theta, logp, units, gap, moments.floor_sd, self._against(q, measured, moments))
+
+    def _against(self, q: MixtureState, measured: MixtureEvaluation, moments: Any) -> Status | None:
+        """Return what speaks against a fit that seems to have converged: lost draws, and kinks."""
+        if measured.lost() > _MAX_LOST:
+            return Status.OUTSIDE_SUPPORT
+        kinked = [
+            is_kinked(component, measured.base, part, of_part)
+            for component, part, of_part, w in zip(q.components, measured.parts, moments.parts, q.weights, strict=True)
+            if w >= _WEIGHTY
+        ]
+        return Status.NOT_SMOOTH if any(kinked) else None
 
     def conclude(self, status: Status, assessment: Assessment) -> Status:
         """Return the status in the light of what was measured at the end."""
+        if status not in (Status.CONVERGED, Status.NOISE_LIMITED):
+            return status
         beyond = assessment.gap - 2.0 * assessment.gap_sd > 2.0 * self._most_tol
-        return Status.NOISE_LIMITED if status is Status.CONVERGED and beyond else status
+        return assessment.against or (Status.NOISE_LIMITED if beyond else status)
 
     def reopen(self, state: MixtureFit) -> MixtureFit:
         """Return a state in which a fit that ended may try again."""
-        state = replace(state, status=None, n_averaged=0)
+        state = replace(state, status=None, n_averaged=0, n_refused=0, n_steps=0)
         if state.inner is not None:
             return replace(state, inner=self._gaussian.reopen(state.inner))
         return state if state.stage == "average" else self._polish(state)
@@ -173,10 +200,10 @@ class TrustRegion:
             state, working=q, inner=inner, gap=inner.gap, last_elbo=inner.elbo, n_dropped=inner.n_dropped,
             step_size=inner.step_size, n_draws=inner.n_draws, n_steps=state.n_steps + 1,
         )  # fmt: skip
+        if self._n_components == 1:
+            return replace(moved, gaussian=inner.q)
         if status is None and moved.n_steps < _MAX_GAUSSIAN:
             return moved
-        if self._n_components == 1:
-            return replace(moved, status=status or Status.NOISE_LIMITED)
         return replace(moved, stage="search", inner=None)
 
     # --- components ---------------------------------------------------------------------------------------------------
@@ -205,7 +232,7 @@ class TrustRegion:
             return self._polish(state)
         rng = np.random.default_rng([self._seed, _SEARCH_LEVEL, state.level])
         if state.n_failed % 2:  # where an addition failed, a component in two halves may serve
-            measured = self._on_fresh_draws(accepted.q, _MEASURE_LEVEL + state.level, self._max_draws)
+            measured = evaluate_mixture(self._target, accepted.q, self._fresh(_SEARCH_LEVEL + state.level))
             halved = split(accepted.q, measured, state.n_failed // 2)
             if halved is not None:
                 return self._begin(replace(state, level=state.level + 1), halved)
@@ -216,32 +243,48 @@ class TrustRegion:
         return self._begin(replace(state, tried=tuple(tried)), new)
 
     def _begin(self, state: MixtureFit, q: MixtureState) -> MixtureFit:
-        return self._redraw(replace(state, working=q, stage="solve", radius=_RADIUS, n_each=self._n_draws))
+        return self._redraw(replace(state, working=q, stage="solve", radius=_RADIUS, n_each=self._n_draws, gap=np.nan))
 
     def _decide(self, state: MixtureFit) -> MixtureFit:
         """Keep the new mixture where it gains more than its noise; else go back to the last one."""
         old, new = state.accepted, self._accept(state, state.working)
         gain, noise = new.elbo - old.elbo, 2.0 * np.hypot(new.se, old.se)
-        wanted = self._worth if self._auto else 0.0
-        forced = not self._auto and old.q.n_components < new.q.n_components and gain > -noise
-        if forced or gain > max(wanted, noise if self._auto else 0.0):
-            return replace(state, stage="grow", accepted=new, n_failed=0, tried=(), gap=state.gap)
-        return replace(state, working=old.q, stage="grow", n_failed=state.n_failed + 1)
+        if new.lost > max(old.lost, _MAX_LOST):  # what lies outside the support counts nowhere in its ELBO
+            return self._failed(state)
+        grows = not self._auto and old.q.n_components < new.q.n_components
+        if (grows and gain > -noise) or gain > max(self._worth if self._auto else 0.0, noise):
+            return replace(state, stage="grow", accepted=new, n_failed=0, tried=())
+        return self._failed(state)
+
+    def _failed(self, state: MixtureFit) -> MixtureFit:
+        return replace(state, working=state.accepted.q, stage="grow", n_failed=state.n_failed + 1)
 
     def _accept(self, state: MixtureFit, q: MixtureState) -> Accepted:
-        measured = self._on_fresh_draws(q, _MEASURE_LEVEL + state.level, self._max_draws)
-        fewer = without_idle(q, measured, _IDLE * self._worth) if self._auto else q
-        if fewer.n_components < q.n_components:
-            measured = self._on_fresh_draws(fewer, _MEASURE_LEVEL + state.level, self._max_draws)
+        """Measure a mixture on fresh draws; where components are idle or overlap, one with fewer of them."""
+        level = _MEASURE_LEVEL + 2 * state.level
+        fewer, measured = self._sound(q, self._fresh(level, _MANY))
+        if self._auto:
+            fewer = without_idle(fewer, measured, _IDLE * self._worth)
+            fewer, measured = self._sound(fewer, measured.base)
         while self._auto and fewer.n_components > 1:
             joined = join_overlapping(fewer, measured)
             if joined is None:
                 break
-            of_joined = self._on_fresh_draws(joined, _MEASURE_LEVEL + state.level, self._max_draws)
-            if of_joined.elbo < measured.elbo - _IDLE * self._worth:
+            of_joined = evaluate_mixture(self._target, joined, measured.base)
+            if not of_joined.elbo >= measured.elbo - _IDLE * self._worth:
                 break
             fewer, measured = joined, of_joined
-        return Accepted(fewer, measured.elbo, measured.elbo_se(), measured.spread())
+        # Those draws have chosen: others tell what it is worth.
+        fewer, measured = self._sound(fewer, self._fresh(level + 1, _MANY))
+        return Accepted(fewer, measured.elbo, measured.elbo_se(), measured.spread(), measured.lost())
+
+    def _sound(self, q: MixtureState, base: BaseDraws) -> tuple[MixtureState, MixtureEvaluation]:
+        """Evaluate a mixture, without components of which no draw has a finite log density, if others have."""
+        evaluation = evaluate_mixture(self._target, q, base)
+        lost = ~np.isfinite(evaluation.rewards)
+        if not lost.any() or lost.all():
+            return q, evaluation
+        return self._sound(q.without(lost), base)
 
     # --- steps on a fixed set -----------------------------------------------------------------------------------------
 
@@ -258,11 +301,11 @@ class TrustRegion:
             radius /= _SHORTER
         else:
             return self._next_set(state)
-        if reason := self._limits(q, state):
-            return replace(state, status=reason)
+        if self._is_lost(q, state):
+            return self._failed(replace(state, n_collapsed=state.n_collapsed + 1))
         idle = 0 if evaluation.elbo > state.elbo + 0.02 * self._tol else state.idle + 1
         moved = replace(
-            state, working=q, evaluation=evaluation, last_elbo=evaluation.elbo, gap=moments.gap, idle=idle,
+            state, working=q, evaluation=evaluation, last_elbo=evaluation.elbo, idle=idle,
             radius=min(radius * _LONGER, _MAX_RADIUS), n_steps=state.n_steps + 1, step_size=1.0,
         )  # fmt: skip
         solved = moments.gap <= max(moments.floor, _SOLVED * self._tol)
@@ -278,44 +321,55 @@ class TrustRegion:
 
     def _redraw(self, state: MixtureFit) -> MixtureFit:
         level = state.level + 1
-        evaluation = evaluate_mixture(self._target, state.working, self.base_draws(level, state.n_each))
-        return replace(
-            state, level=level, evaluation=evaluation, last_elbo=evaluation.elbo, n_steps=0, idle=0,
-            n_draws=state.n_each * state.working.n_components, n_dropped=state.n_dropped + evaluation.n_dropped,
+        q, evaluation = self._sound(state.working, self.base_draws(level, state.n_each))
+        drawn = replace(
+            state, working=q, level=level, evaluation=evaluation, last_elbo=evaluation.elbo, n_steps=0, idle=0,
+            n_draws=state.n_each * q.n_components, n_dropped=state.n_dropped + evaluation.n_dropped,
         )  # fmt: skip
+        if np.isfinite(evaluation.rewards).all():
+            return drawn
+        # No draw of any component is finite: nothing can be said of this mixture.
+        return replace(drawn, status=Status.OUTSIDE_SUPPORT) if state.stage == "average" else self._failed(drawn)
 
-    def _limits(self, q: MixtureState, state: MixtureFit) -> Status | None:
-        """Return why to give up, where a component collapses onto a point or runs away."""
+    def _is_lost(self, q: MixtureState, state: MixtureFit) -> bool:
+        """Tell whether a component has collapsed onto a point or run away."""
         unit = state.gaussian.sd()
         ratio = q.sds / unit
         far = np.abs(q.means - state.gaussian.location) / unit
-        lost = ratio.min() < _LEAST_SCALE or max(ratio.max(), far.max()) > _MOST_SCALE
-        return Status.COLLAPSED if lost else None
+        return bool(ratio.min() < _LEAST_SCALE or max(ratio.max(), far.max()) > _MOST_SCALE)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def _polish(self, state: MixtureFit) -> MixtureFit:
         """Go to fresh draws of the accepted mixture, of which steps are averaged."""
-        state = replace(state, working=state.accepted.q, n_pooled=_ENOUGH, n_averaged=0)
-        return self._measured(replace(state, stage="average", n_each=self._max_draws // 2))
+        q = state.accepted.q
+        state = replace(state, working=q, n_pooled=_GAUSSIAN_DRAWS if q.n_components == 1 else _ENOUGH, n_averaged=0)
+        n_each = max(self._max_draws // 2, self._n_draws)
+        return self._measured(self._redraw(replace(state, stage="average", n_each=n_each)))
 
     def _average(self, state: MixtureFit) -> MixtureFit:
-        """Take the step that pools this set with all before it, and measure on a fresh one."""
+        """Take the step that pools this set with all before it, unless fresh draws say that it does harm."""
         moments = state.moments
         error = max(moments.gap - moments.floor, 0.0)
         rho = max(state.n_each / (state.n_pooled + state.n_each), error / (error + moments.floor))
         q = self._propose(state.working, state.evaluation, moments, rho, _RADIUS)
-        n_each = min(self._max_draws, state.n_each * (2 if moments.floor > self._tol_at(state) else 1))
-        n_pooled = round(state.n_each / rho)
-        return self._measured(replace(state, working=q, n_pooled=n_pooled, step_size=rho, n_each=n_each))
+        larger = moments.floor > self._tol_at(state) and 2 * state.n_each <= self._max_draws
+        n_each = state.n_each * (2 if larger else 1)
+        moved = self._redraw(replace(state, working=q, step_size=rho, n_each=n_each))
+        before = evaluate_mixture(self._target, state.working, moved.evaluation.base)
+        if moved.status is None and moved.evaluation.elbo >= before.elbo - self._most_tol:
+            return self._measured(replace(moved, n_pooled=round(state.n_each / rho)))
+        kept = replace(state, n_each=n_each, level=moved.level, n_refused=state.n_refused + 1)
+        return self._measured(replace(kept, evaluation=before, last_elbo=before.elbo))
 
     def _measured(self, state: MixtureFit) -> MixtureFit:
-        new = self._redraw(state)
-        moments = self._moments(new)
-        noise = moments.floor * new.n_each / new.n_pooled  # what the draws behind the state leave
-        left = max(moments.gap - moments.floor + moments.floor_sd, noise)
+        if state.status is not None:
+            return state
+        moments = self._moments(state)
+        noise = moments.floor * state.n_each / state.n_pooled  # what the draws behind the state leave
+        left = max(moments.gap - moments.floor + moments.floor_sd, noise) if np.isfinite(noise) else np.inf
         gap = max(moments.gap - moments.floor, noise)
-        return replace(new, moments=moments, gap=gap, left=left, n_averaged=state.n_averaged + 1)
+        return replace(state, moments=moments, gap=gap, left=left, n_averaged=state.n_averaged + 1)
 
     def _tol_at(self, state: MixtureFit) -> float:
         """Return the nats that may be left: more where no q of so many components comes near log p."""
@@ -326,5 +380,5 @@ class TrustRegion:
     def _moments(self, state: MixtureFit) -> Any:
         return mixture_moments(self._target, state.working, state.evaluation, self._estimator, stl=self._stl)
 
-    def _on_fresh_draws(self, q: MixtureState, level: int, n_draws: int) -> MixtureEvaluation:
-        return evaluate_mixture(self._target, q, self.base_draws(level, n_draws))
+    def _fresh(self, level: int, times: int = 1) -> BaseDraws:
+        return self.base_draws(level, times * self._max_draws)

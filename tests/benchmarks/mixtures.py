@@ -75,8 +75,9 @@ the largest standard error. Reverse KL, KL(q || p), is log evidence - ELBO; forw
 {DRAWS:,} draws of p, the same for all fits. A mode is found where a component with at least {HEAVY:g} of its weight has
 its mean within {NEAR:g} standard deviation of its centre (Mahalanobis distance in the covariance of the mode). Error of
 the weights: of each mode, the part of q's draws that belongs to it, less its true weight; the largest (of a perfect q,
-about .003). Seconds are those of the call of `pm.fit` (cold: with an empty compile cache; warm: in a new process with
-the cache that the cold run has left); imports and building the model are not included.
+about .003). k-hat can't see a mode in which q has no draws. Seconds are those of the call of `pm.fit` (cold: with an
+empty compile cache; warm: in a new process with the cache that the cold run has left); imports and building the model
+are not included.
 """
 
 ABOUT_KNOWN = """\
@@ -209,6 +210,8 @@ def write_tables(rows: Sequence[Row]) -> str:
     lines = [*measured_on(rows), CAPTION]
     parts = ("Known densities", ABOUT_KNOWN, list(TARGETS)), ("Posteriors", ABOUT_POSTERIORS, [*POSTERIORS, GERMAN])
     for title, about, names in parts:
+        if not any(row["target"] in names for row in rows):
+            continue
         lines += [f"## {title}", "", about]
         for name in names:
             own = [row for row in rows if row["target"] == name]

@@ -69,7 +69,7 @@ start has equal weights, means scattered by N(0, {SCATTER:g}^2) around the mean 
 of each component is compared with the optimum, the best that any run from this start came to. Arrived: within
 {CLOSE:g} nats of the optimum at the end; the iterations are those after which it stays there, the median over seeds
 that arrive in both. Components left: with a weight of at least {ALIVE:g} at the end, mean. Lost: no valid covariance,
-or no finite ELBO, after some iteration.
+or no finite ELBO, after some iteration. The rows are in [`weights.csv`](benchmarks/weights.csv).
 """
 
 
