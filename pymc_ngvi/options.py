@@ -146,9 +146,9 @@ def _check_reparam(reparam: Any, choice: Choice) -> None:
         return
     if not isinstance(reparam, str) or reparam not in REPARAMETRISATIONS:
         raise ValueError(f"Unknown reparam {reparam!r}: {suggestion(reparam, REPARAMETRISATIONS)}")
-    if choice.family == "mixture":
+    if choice.family in ("mixture", "student_t"):
         raise ValueError(
-            f"reparam={reparam!r} standardises group effects for one Gaussian; family='mixture' works on the model's "
+            f"reparam={reparam!r} standardises group effects for one Gaussian; family={choice.family!r} works on the model's "
             "own coordinates: leave one of them out."
         )
     if choice.estimator == "gauss_newton":

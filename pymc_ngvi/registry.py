@@ -24,7 +24,7 @@ AXES: dict[str, Mapping[str, Any]] = {
 _GAUSSIAN = ("full", "diagonal", "block")
 _PATH = ("reparam", "stein")
 #: Rules that solve a problem on fixed draws, with all of the data in every evaluation.
-ON_FIXED_DRAWS = ("adaptive", "trust_region")
+ON_FIXED_DRAWS = ("adaptive", "trust_region", "scale_mixture")
 
 #: Families, updates, estimators, step rules whose combinations are allowed. In this order: the first that agrees with
 #: what the user chose fills in the rest.
@@ -48,6 +48,8 @@ _PRODUCTS: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], tuple[
     (("sparse",), ("euclidean",), (*_PATH, "price"), ("adam", "sgd")),
     (("sparse",), ("natural",), _PATH, ("proximal", "constant")),
     (("mixture",), ("natural", "natural_pd", "cholesky", "sqrt"), ("price",), ("trust_region",)),
+    (("student_t",), ("natural", "natural_pd", "cholesky", "sqrt"), ("price",), ("scale_mixture",)),
+    (("student_t",), ("natural",), ("stein",), ("scale_mixture",)),
 )
 
 
@@ -91,6 +93,38 @@ _REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
     (
         {"step": ("trust_region",), "update": ("cholesky_precision", "euclidean")},
         "components take natural-gradient steps and hold a factor of their covariance: take update='natural'",
+    ),
+    (
+        {"family": ("student_t",), "estimator": ("reparam", "gauss_newton")},
+        "the t is fitted with Hessians, or with gradients paired with base draws: take estimator='price' or 'stein'",
+    ),
+    (
+        {"family": ("student_t",), "update": ("cholesky_precision", "euclidean")},
+        "the t takes natural-gradient steps and holds a factor of its scale matrix: take update='natural'",
+    ),
+    (
+        {"family": ("student_t",), "estimator": ("stein",), "update": ("natural_pd", "cholesky", "sqrt")},
+        "from gradients alone the t takes steps in natural parameters: take update='natural'",
+    ),
+    (
+        {"family": ("student_t",), "step": tuple(name for name in STEPS if name != "scale_mixture")},
+        "a rule of its own fits the degrees of freedom, too: take step='scale_mixture'",
+    ),
+    (
+        {"step": ("scale_mixture",), "family": tuple(name for name in FAMILIES if name != "student_t")},
+        "scale_mixture fits degrees of freedom: take family='student_t'",
+    ),
+    (
+        {"step": ("scale_mixture",), "estimator": ("reparam", "gauss_newton")},
+        "the t is fitted with Hessians, or with gradients paired with base draws: take estimator='price' or 'stein'",
+    ),
+    (
+        {"step": ("scale_mixture",), "update": ("cholesky_precision", "euclidean")},
+        "the t takes natural-gradient steps and holds a factor of its scale matrix: take update='natural'",
+    ),
+    (
+        {"step": ("scale_mixture",), "estimator": ("stein",), "update": ("natural_pd", "cholesky", "sqrt")},
+        "from gradients alone the t takes steps in natural parameters: take update='natural'",
     ),
     (
         {"estimator": ("gauss_newton",), "family": ("full", "block", "sparse")},

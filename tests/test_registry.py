@@ -49,7 +49,7 @@ def test_every_entry_can_be_chosen_alone(axis, name):
 
 @pytest.mark.parametrize("name", AXES["family"])
 def test_second_order_natural_gradients_are_the_default_of_every_family(name):
-    step = {"mixture": "trust_region"}.get(name, "adaptive")
+    step = {"mixture": "trust_region", "student_t": "scale_mixture"}.get(name, "adaptive")
     assert choose(family=name) == Choice(name, "natural", "price", step)
 
 

@@ -6,6 +6,7 @@ from pymc_ngvi.families.full import FullState
 from pymc_ngvi.families.full_precision import FullPrecisionState
 from pymc_ngvi.families.mixture import MixtureFamily, MixtureState
 from pymc_ngvi.families.sparse import SparseFamily, SparseState
+from pymc_ngvi.families.student_t import StudentTState
 
 FAMILIES: dict[str, type] = {
     "full": FullState,
@@ -13,6 +14,7 @@ FAMILIES: dict[str, type] = {
     "block": BlockState,
     "sparse": SparseState,
     "mixture": MixtureState,
+    "student_t": StudentTState,
 }
 
 __all__ = [
@@ -27,4 +29,5 @@ __all__ = [
     "MixtureState",
     "SparseFamily",
     "SparseState",
+    "StudentTState",
 ]

@@ -164,7 +164,7 @@ def measured(
 
     The shape takes gradients; so does the size of Sigma, whatever the estimator: their errors nearly cancel where
     both change. Of the rest of the curvature from Hessians and that from gradients, the one with less noise counts:
-    under the heaviest tails, Hessians are dominated by few draws.
+    under the heaviest tails, Hessians are dominated by few draws, some of them perhaps outside the support.
 
     Parameters
     ----------
@@ -188,7 +188,7 @@ def measured(
     m = estimator(part, q.gaussian, inner, within_q, stl=stl)
     if estimator not in FROM_GRADIENTS:
         other = stein(part, q.gaussian, inner, within_q, stl=stl)
-        m = other if other.floor < m.floor else m
+        m = m if m.is_finite() and m.floor <= other.floor else other
     sizes, shapes = _by_replicate(q, inner, within_q, stl=stl)
     tail, least, most = 1.0 / q.shape, LEAST_TAIL * (1.0 + _ROUNDING), MOST_TAIL * (1.0 - _ROUNDING)
     held = bool((tail <= least and shapes.mean() < 0.0) or (tail >= most and shapes.mean() > 0.0))
@@ -207,9 +207,8 @@ def measured(
         own = replace(m, gap=m.gap + gap, floor=m.floor + floor, floor_sd=float(np.hypot(m.floor_sd, floor_sd)))
         steps = shapes
     else:
-        u = np.column_stack([m.replicates, shapes])
-        u[:, q.n_dim : -1] *= -1.0
-        u = metric.with_size(u, sizes)
+        # The sign of A - I is the other one, which makes no difference but to the size.
+        u = metric.with_size(np.column_stack([m.replicates, shapes]), sizes)
         gap, floor, floor_sd = gap_of(metric.whitened(u))
         own = replace(m, gap=gap, floor=floor, floor_sd=floor_sd, replicates=None)
         steps = metric.divided(u)[:, -1]

@@ -303,7 +303,7 @@ class StudentTSteps:
         """Go to fresh draws after a set is solved, or as far solved as it can be."""
         near = self._is_near(state) and not state.stalled
         too_noisy = state.moments.gaussian.floor > max(NEAR_NATS, 4.0 * self._tolerance.least(state.q))
-        grows = state.n_draws < self._few_draws or not near or too_noisy
+        grows = state.n_draws < self._few_draws or not near or too_noisy or loses_draws(state.evaluation)
         n_draws = min(2 * state.n_draws, self._max_draws) if grows else state.n_draws
         return self._redraw(replace(state, n_pooled=state.n_draws, belief=UNKNOWN, idle=0), n_draws)
 
