@@ -148,8 +148,8 @@ def _check_reparam(reparam: Any, choice: Choice) -> None:
         raise ValueError(f"Unknown reparam {reparam!r}: {suggestion(reparam, REPARAMETRISATIONS)}")
     if choice.family in ("mixture", "student_t"):
         raise ValueError(
-            f"reparam={reparam!r} standardises group effects for one Gaussian; family={choice.family!r} works on the model's "
-            "own coordinates: leave one of them out."
+            f"reparam={reparam!r} standardises group effects for one Gaussian; family={choice.family!r} works on the "
+            "model's own coordinates: leave one of them out."
         )
     if choice.estimator == "gauss_newton":
         raise ValueError("gauss_newton works on the model's own coordinates: leave reparam out.")
