@@ -182,6 +182,8 @@ class FitSession:
         approx.hist = state.losses.copy() if self._score else np.empty(0)
         approx.gap_hist = state.gaps.copy()
         logger.info(record.closing_line())
+        if remark := getattr(approx.q, "remark", ""):
+            logger.info(remark)
         if record.n_dropped:
             logger.info(f"{record.n_dropped} draws were left out because log p or its gradient was not finite there.")
         if state.status in _WARNED:

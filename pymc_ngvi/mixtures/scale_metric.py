@@ -1,9 +1,9 @@
 r"""The Fisher information of a Student-t in closed form, and how draws move with the shape.
 
 The metric of natural gradients of scale mixtures [1]_ is the Fisher information of theta *and* the mixing variable w.
-That of theta alone, which is the curvature of the ELBO where the posterior is a t, is smaller: by a factor of 43 along
-the shape of ten degrees of freedom in one dimension, where steps of size 1 creep. It has a closed form, too [2]_, and
-differs from the other in one factor and a 2 x 2 matrix.
+That of theta alone, which is the curvature of the ELBO where the posterior is a t, is smaller: by a factor of 43 for
+the shape at ten degrees of freedom in one dimension, with Sigma to follow it. There, steps of size 1 creep. It has a
+closed form, too [2]_, and differs from the other in one factor and a 2 x 2 matrix.
 
 References
 ----------

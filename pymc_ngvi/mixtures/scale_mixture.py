@@ -185,9 +185,9 @@ def measured(
     """
     inner, within_q = within(q, base, evaluation, stl=stl)
     part: Any = GaussianPart(target, q)
-    m = estimator(part, q.gaussian, inner, within_q, stl=stl)
-    if estimator not in FROM_GRADIENTS:
-        other = stein(part, q.gaussian, inner, within_q, stl=stl)
+    with np.errstate(over="ignore", invalid="ignore"):  # far out in the tails: noise without bounds
+        m = estimator(part, q.gaussian, inner, within_q, stl=stl)
+        other = m if estimator in FROM_GRADIENTS else stein(part, q.gaussian, inner, within_q, stl=stl)
         m = m if m.is_finite() and m.floor <= other.floor else other
     sizes, shapes = _by_replicate(q, inner, within_q, stl=stl)
     tail, least, most = 1.0 / q.shape, LEAST_TAIL * (1.0 + _ROUNDING), MOST_TAIL * (1.0 - _ROUNDING)

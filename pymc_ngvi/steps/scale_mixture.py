@@ -38,6 +38,8 @@ _N_SE, _N_SE_AT_END = 3.0, 2.0
 _JUDGED_PER_DIM = 0.1
 #: Times that a fit may find that the tails are no heavier than a Gaussian's after all.
 _MAX_RETURNS = 2
+#: Nats below the ELBO of the Gaussian that it began from, at which a t is given up.
+_WORSE = 1.0
 #: Random streams: of the larger set at the end; between those of parts of a fit; between the seeds of Gaussian parts.
 _CHECK_LEVEL, _LEVELS, _LATER = 500_000, 10_000, 1_000_003
 
@@ -171,8 +173,10 @@ class ScaleMixture:
             return self._step_of_gaussian(state)
         new = self._t.step(state)
         if new.fresh and _is_gaussian(new.q) and new.moments.tail_step <= 0.0:
-            n_returns = new.n_returns + 1
-            return AsGaussian(self._later.init(new.q.gaussian), n_returns=n_returns, n_lost=new.n_dropped)
+            return self._back(new, new.q)
+        # Few draws may have promised what none can hold: where log p falls off exponentially, no t has a finite ELBO.
+        if new.origin is not None and new.elbo < new.origin_elbo - _WORSE:
+            return self._back(new, new.origin)
         return new
 
     def terminate(self, state: AsGaussian | AsStudentT) -> Status | None:
@@ -215,11 +219,16 @@ class ScaleMixture:
             base, evaluation, n_se = inner.base, inner.evaluation, _N_SE
         begun = None
         if evaluation.finite.any() and Tails.beyond(q, base, evaluation).gain(n_se):
-            level = inner.level + _LEVELS * state.n_returns
-            begun = self._t.begin(
-                moved.q, self._few_draws, level=level, n_dropped=moved.n_dropped, n_returns=state.n_returns
-            )
-        return begun or replace(moved, checked=n_se == _N_SE_AT_END)
+            begun = self._t.begin(moved.q, self._few_draws, level=inner.level + _LEVELS * state.n_returns)
+        if begun is None:
+            return replace(moved, checked=n_se == _N_SE_AT_END)
+        n_dropped = moved.n_dropped + begun.n_dropped
+        return replace(begun, n_dropped=n_dropped, n_returns=state.n_returns, origin=begun.q, origin_elbo=begun.elbo)
+
+    def _back(self, state: AsStudentT, q: StudentTState) -> AsGaussian:
+        """Return to a Gaussian."""
+        n_returns, n_lost = state.n_returns + 1, state.n_dropped
+        return AsGaussian(self._later.init(q.gaussian), n_returns=n_returns, n_lost=n_lost)
 
 
 def _is_gaussian(q: StudentTState) -> bool:

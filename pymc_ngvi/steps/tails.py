@@ -73,6 +73,10 @@ class AsStudentT:
         Draws left out so far because log p or its gradient was not finite.
     n_returns : int
         Times that the fit has gone back to a Gaussian.
+    origin : StudentTState or None
+        The Gaussian that was given tails, where there was one.
+    origin_elbo : float
+        Its ELBO.
     """
 
     q: StudentTState
@@ -90,6 +94,8 @@ class AsStudentT:
     stalled: bool = False
     n_dropped: int = 0
     n_returns: int = 0
+    origin: StudentTState | None = None
+    origin_elbo: float = -np.inf
 
     @property
     def elbo(self) -> float:
@@ -167,18 +173,15 @@ class StudentTSteps:
         """Evaluate a starting state on the first base draws."""
         return evaluate(self._target, q, self.base_draws(0, n_draws))
 
-    def begin(
-        self, q: StudentTState, n_draws: int, *, level: int = 0, n_dropped: int = 0, n_returns: int = 0
-    ) -> AsStudentT | None:
+    def begin(self, q: StudentTState, n_draws: int, *, level: int = 0) -> AsStudentT | None:
         """Return the state before the first step; None where no draw is finite."""
         base = self.base_draws(level, n_draws)
         evaluation = evaluate(self._target, q, base)
         if not evaluation.finite.any():
             return None
         moments = self._measured(q, base, evaluation)
-        n_dropped += int((~evaluation.finite).sum())
-        belief = Belief.of(moments.gaussian)
-        return AsStudentT(q, level, base, evaluation, moments, belief=belief, n_dropped=n_dropped, n_returns=n_returns)
+        n_dropped = int((~evaluation.finite).sum())
+        return AsStudentT(q, level, base, evaluation, moments, belief=Belief.of(moments.gaussian), n_dropped=n_dropped)
 
     def step(self, state: AsStudentT) -> AsStudentT:
         """Take one step."""
