@@ -23,6 +23,8 @@ from pymc_ngvi.pattern import Pattern
 from pymc_ngvi.registry import ALLOWED, AXES, ON_FIXED_DRAWS, Choice
 
 COMBINATIONS = tuple(Choice(*row) for row in ALLOWED)
+#: Those of families that are Gaussian; the others have tests of their own.
+OF_GAUSSIANS = tuple(choice for choice in COMBINATIONS if choice.family not in ("mixture", "student_t"))
 #: Those that are solved to the tolerance on any target: the default step rule.
 ADAPTIVE = tuple(choice for choice in COMBINATIONS if choice.step == "adaptive")
 #: Of these, the ones whose steps of size 1 are exact for Gaussian targets: the default of each family.

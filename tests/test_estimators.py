@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from matrix import COMBINATIONS, OF_PRECISION, as_curvature, as_matrix, random_state, state_of, two_seeds, whitener
+from matrix import OF_GAUSSIANS, OF_PRECISION, as_curvature, as_matrix, random_state, state_of, two_seeds, whitener
 from targets import Quadratic, logistic, poisson, random_covariance
 from test_updates import half_triangle, state_kind, stored
 
@@ -17,7 +17,7 @@ from pymc_ngvi.registry import AXES
 from pymc_ngvi.types import BaseDraws, Evaluation, Outer
 
 #: Family (the second factorisation of a dense one included) and estimator of every allowed combination, each once.
-PAIRS = tuple(dict.fromkeys((state_kind(choice), choice.estimator) for choice in COMBINATIONS))
+PAIRS = tuple(dict.fromkeys((state_kind(choice), choice.estimator) for choice in OF_GAUSSIANS))
 FROM_GRADIENTS = ("stein", "reparam")
 #: Independent sets of draws over which means and variances are taken.
 N_SETS = 300

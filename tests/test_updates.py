@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.extra.numpy import arrays
 from matrix import (
-    COMBINATIONS,
     OF_COVARIANCE,
+    OF_GAUSSIANS,
     OF_PRECISION,
     as_curvature,
     as_matrix,
@@ -44,7 +44,7 @@ def state_kind(choice):
 #: Family and update of every allowed combination, each once; with either factor of a dense q, where the update does.
 PAIRS = tuple(
     dict.fromkeys(
-        [(state_kind(choice), choice.update) for choice in COMBINATIONS]
+        [(state_kind(choice), choice.update) for choice in OF_GAUSSIANS]
         + [("full", "euclidean"), ("full precision", "natural")]
     )
 )
