@@ -68,15 +68,24 @@ def _rows() -> tuple[tuple[str, str, str, str], ...]:
 #: Combinations that are allowed: family, update, estimator, step rule.
 ALLOWED: tuple[tuple[str, str, str, str], ...] = _rows()
 
+#: Reasons that hold for a family and for its step rule, whichever is named.
+_FIXED = "components are solved on fixed draws, for which curvatures must be those of log p: take estimator='price'"
+_COMPONENTS = "components take natural-gradient steps and hold a factor of their covariance: take update='natural'"
+_T_ESTIMATOR = (
+    "the t is fitted with Hessians, or with gradients paired with base draws: take estimator='price' or 'stein'"
+)
+_T_UPDATE = "the t takes natural-gradient steps and holds a factor of its scale matrix: take update='natural'"
+_T_GRADIENTS = "from gradients alone the t takes steps in natural parameters: take update='natural'"
+
 #: Why others are not: the first whose entries are all in a combination.
 _REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
     (
         {"family": ("mixture",), "estimator": ("stein", "reparam", "gauss_newton")},
-        "components are solved on fixed draws, for which curvatures must be those of log p: take estimator='price'",
+        _FIXED,
     ),
     (
         {"family": ("mixture",), "update": ("cholesky_precision", "euclidean")},
-        "components take natural-gradient steps and hold a factor of their covariance: take update='natural'",
+        _COMPONENTS,
     ),
     (
         {"family": ("mixture",), "step": tuple(name for name in STEPS if name != "trust_region")},
@@ -88,23 +97,23 @@ _REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
     ),
     (
         {"step": ("trust_region",), "estimator": ("stein", "reparam", "gauss_newton")},
-        "components are solved on fixed draws, for which curvatures must be those of log p: take estimator='price'",
+        _FIXED,
     ),
     (
         {"step": ("trust_region",), "update": ("cholesky_precision", "euclidean")},
-        "components take natural-gradient steps and hold a factor of their covariance: take update='natural'",
+        _COMPONENTS,
     ),
     (
         {"family": ("student_t",), "estimator": ("reparam", "gauss_newton")},
-        "the t is fitted with Hessians, or with gradients paired with base draws: take estimator='price' or 'stein'",
+        _T_ESTIMATOR,
     ),
     (
         {"family": ("student_t",), "update": ("cholesky_precision", "euclidean")},
-        "the t takes natural-gradient steps and holds a factor of its scale matrix: take update='natural'",
+        _T_UPDATE,
     ),
     (
         {"family": ("student_t",), "estimator": ("stein",), "update": ("natural_pd", "cholesky", "sqrt")},
-        "from gradients alone the t takes steps in natural parameters: take update='natural'",
+        _T_GRADIENTS,
     ),
     (
         {"family": ("student_t",), "step": tuple(name for name in STEPS if name != "scale_mixture")},
@@ -116,15 +125,15 @@ _REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
     ),
     (
         {"step": ("scale_mixture",), "estimator": ("reparam", "gauss_newton")},
-        "the t is fitted with Hessians, or with gradients paired with base draws: take estimator='price' or 'stein'",
+        _T_ESTIMATOR,
     ),
     (
         {"step": ("scale_mixture",), "update": ("cholesky_precision", "euclidean")},
-        "the t takes natural-gradient steps and holds a factor of its scale matrix: take update='natural'",
+        _T_UPDATE,
     ),
     (
         {"step": ("scale_mixture",), "estimator": ("stein",), "update": ("natural_pd", "cholesky", "sqrt")},
-        "from gradients alone the t takes steps in natural parameters: take update='natural'",
+        _T_GRADIENTS,
     ),
     (
         {"estimator": ("gauss_newton",), "family": ("full", "block", "sparse")},

@@ -78,17 +78,15 @@ class ComponentTarget:
 
     def plus_share(self, theta: Array, logp: Array, grad: Array) -> tuple[Array, Array]:
         """Add log(q_c / q) and its gradient to log p and its gradient at the same points."""
-        scores, responsibilities = self._scores(theta)
+        scores, _, mean_score = self._scores(theta)
         own = self._mixture.components[self._index].log_density(theta)
         value = own - self._mixture.log_density(theta)
-        mean_score = np.einsum("nk,knd->nd", responsibilities, scores)
         return logp + value, grad + scores[self._index] - mean_score
 
     def mean_hessian_products(self, theta: Array, directions: Array) -> Array:
         """Return the mean over draws of the Hessian times each direction, (n_directions, n_dim)."""
         products = self._density.mean_hessian_products(theta, directions)
-        scores, responsibilities = self._scores(theta)
-        mean_score = np.einsum("nk,knd->nd", responsibilities, scores)
+        scores, responsibilities, mean_score = self._scores(theta)
         share = responsibilities.mean(axis=0)
         products = products - self._mixture.components[self._index].precision_product(directions)
         for k, component in enumerate(self._mixture.components):
@@ -101,8 +99,7 @@ class ComponentTarget:
     def mean_hessian_diagonal(self, theta: Array) -> Array:
         """Return the mean over draws of the diagonal of the Hessian, (n_dim,), for diagonal components."""
         diagonal = self._density.mean_hessian_diagonal(theta)
-        scores, responsibilities = self._scores(theta)
-        mean_score = np.einsum("nk,knd->nd", responsibilities, scores)
+        scores, responsibilities, mean_score = self._scores(theta)
         share = responsibilities.mean(axis=0)
         share[self._index] -= 1.0
         ones = np.ones((1, self.n_dim))
@@ -125,8 +122,9 @@ class ComponentTarget:
 
     # --- pieces ---
 
-    def _scores(self, theta: Array) -> tuple[Array, Array]:
-        """Return the gradients of log q_k, (n_components, n_draws, n_dim), and responsibilities."""
+    def _scores(self, theta: Array) -> tuple[Array, Array, Array]:
+        """Return the gradients of log q_k, (n_components, n_draws, n_dim), responsibilities, and gradients of log q."""
         components = self._mixture.components
         scores = np.stack([-c.precision_product(theta - c.location) for c in components])
-        return scores, self._mixture.responsibilities(theta)
+        responsibilities = self._mixture.responsibilities(theta)
+        return scores, responsibilities, np.einsum("nk,knd->nd", responsibilities, scores)

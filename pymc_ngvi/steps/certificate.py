@@ -16,12 +16,12 @@ MAX_CURVATURE_ERROR = 0.2
 #: dimension; in more, what the largest of so many normals adds.
 _N_SE_KINK = 2.5
 #: Part of the draws at which log p may be not finite in a converged fit: what q has there costs nothing in the means.
-_MAX_LOST = 0.02
+MAX_LOST = 0.02
 
 
 def loses_draws(evaluation: Evaluation) -> bool:
     """Tell whether more draws than a few lie where log p is not finite."""
-    return bool(np.mean(~evaluation.finite) > _MAX_LOST)
+    return bool(np.mean(~evaluation.finite) > MAX_LOST)
 
 
 def why_given_up(state: AdaptiveState) -> Status:

@@ -26,7 +26,7 @@ from pymc_ngvi.mixtures.splitting import join_overlapping, split
 from pymc_ngvi.mixtures.weights import WEIGHT_UPDATES
 from pymc_ngvi.status import Status
 from pymc_ngvi.steps.adaptive import Adaptive
-from pymc_ngvi.steps.certificate import is_kinked
+from pymc_ngvi.steps.certificate import MAX_LOST, is_kinked
 from pymc_ngvi.types import Assessment, BaseDraws, Direction, Estimator, Evaluation, TargetDensity, Update
 
 #: Draws of each component: in the first set, at the end of a candidate's fit, and to average and to measure with.
@@ -49,8 +49,8 @@ _MOST, _MAX_FAILED = 30, 4
 _RADIUS, _MAX_RADIUS, _MIN_RADIUS, _LONGER, _SHORTER = 1.0, 1e4, 1e-6, 2.0, 4.0
 #: Weight below which a component is dropped: it costs as many nats.
 _NEGLIGIBLE = 1e-4
-#: Weight from which kinks under a component count, and part of q that may lie where log p is not finite.
-_WEIGHTY, _MAX_LOST = 0.1, 0.02
+#: Weight from which kinks under a component count.
+_WEIGHTY = 0.1
 #: Parts of the tolerance: what components that are dropped together may cost, and below which a set is solved; part of
 #: what no q can gain that may be left.
 _IDLE, _SOLVED, _UNREACHABLE = 0.5, 0.1, 0.03
@@ -167,7 +167,7 @@ class TrustRegion:
 
     def _against(self, q: MixtureState, measured: MixtureEvaluation, moments: Any) -> Status | None:
         """Return what speaks against a fit that seems to have converged: lost draws, and kinks."""
-        if measured.lost() > _MAX_LOST:
+        if measured.lost() > MAX_LOST:
             return Status.OUTSIDE_SUPPORT
         kinked = [
             is_kinked(component, measured.base, part, of_part)
@@ -249,7 +249,7 @@ class TrustRegion:
         """Keep the new mixture where it gains more than its noise; else go back to the last one."""
         old, new = state.accepted, self._accept(state, state.working)
         gain, noise = new.elbo - old.elbo, 2.0 * np.hypot(new.se, old.se)
-        if new.lost > max(old.lost, _MAX_LOST):  # what lies outside the support counts nowhere in its ELBO
+        if new.lost > max(old.lost, MAX_LOST):  # what lies outside the support counts nowhere in its ELBO
             return self._failed(state)
         grows = not self._auto and old.q.n_components < new.q.n_components
         if (grows and gain > -noise) or gain > max(self._worth if self._auto else 0.0, noise):
