@@ -18,10 +18,10 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from pytensor.xtensor.type import XTensorType, as_xtensor
 
-from pymc_ngvi.components import ComponentReport
 from pymc_ngvi.export import DataSnapshot, check_cov_size
 from pymc_ngvi.model import Layout, LogDensity
 from pymc_ngvi.model.constrain import Constrainer
+from pymc_ngvi.reports import Report
 from pymc_ngvi.result import FitRecord
 from pymc_ngvi.types import Array, VariationalState
 
@@ -270,7 +270,7 @@ def _arrays_of(q: VariationalState) -> dict[str, NDArray[Any]]:
     return {name: np.require(a, requirements=["C", "W"]) for name, a in q.params().items()}
 
 
-class NGVIApproximation(ComponentReport, Approximation):
+class NGVIApproximation(Report, Approximation):
     """Approximate posterior of a PyMC model; everything that works with the result of ``pm.fit`` works with it.
 
     Parameters

@@ -45,6 +45,8 @@ def options_for(given: Mapping[str, Any], density: LogDensity | None = None) -> 
     filled = dict(given)
     if density is not None and given["family"] in (None, AUTO):
         filled |= _family_for(given, density)
+    if density is not None and given["family"] == "mixture" and given["components"] is None:
+        filled |= _components_for(given, density)
     if density is not None and density.has_minibatch and given["step"] is None:
         filled["step"] = stochastic_step(**{axis: filled[axis] for axis in AXES})
     options = FitOptions.validated(**filled)
@@ -76,6 +78,23 @@ def _family_for(given: Mapping[str, Any], density: LogDensity) -> dict[str, Any]
             skip_file_prefixes=OURS,
         )
     return filled
+
+
+def _components_for(given: Mapping[str, Any], density: LogDensity) -> dict[str, Any]:
+    """Return what components of a mixture suit the model, where that goes with what was given."""
+    chosen = choose_family(density)
+    try:
+        FitOptions.validated(**{**given, "components": chosen.name})
+    except ValueError:
+        return {}
+    if chosen.is_makeshift:
+        warnings.warn(
+            f"Components get diagonal covariances, which ignore correlations: {chosen.reason}. Name components for "
+            "others.",
+            UserWarning,
+            skip_file_prefixes=OURS,
+        )
+    return {"components": chosen.name}
 
 
 def _without_hessians(given: dict[str, Any], filled: dict[str, Any], error: MissingDerivativeError) -> FitOptions:

@@ -76,8 +76,9 @@ class NGVI(Inference):
         is then no Gaussian on the unconstrained scale, but its density is exact.
     n_components : int or "auto", optional
         Of family="mixture": components, at most; "auto" (default) adds them for as long as they gain more than ``tol``.
-    components : {"full", "diagonal"}, optional
-        What the components of a mixture are: Gaussians with a dense covariance (default) or without correlations.
+    components : {"full", "diagonal", "sparse"}, optional
+        What the components of a mixture are: Gaussians with a dense covariance, without correlations, or with a
+        precision that has the sparsity of the model's Hessian. Default: as for ``family="auto"``.
     weight_update : {"natural", "tan"}, optional
         Of the weights of a mixture: the natural gradient (default), or the direction as printed in a paper, for
         comparison.

@@ -61,7 +61,7 @@ class FitOptions:
         Why the family was chosen, where the user named none.
     reparam : str or None
         Reparametrisation of a hierarchical model.
-    components : {"full", "diagonal"}, or None
+    components : {"full", "diagonal", "sparse"}, or None
         What the components of a mixture are.
     n_draws, max_draws, base_draws, step_size, step_decay, window, n_components, weight_update : optional
         Of the step rule; None: its own default.
@@ -163,6 +163,11 @@ def _checked_components(choice: Choice, components: Any) -> str | None:
         raise ValueError(f"Unknown components {components!r}: {suggestion(components, COMPONENTS)}")
     if choice.family != "mixture":
         raise ValueError(f"components are those of family='mixture'; the family is {choice.family!r}.")
+    if components == "sparse" and choice.update != "natural":
+        raise ValueError(
+            f"Sparse components take steps in the precision itself: take update='natural', not {choice.update!r}, or "
+            "components='full' or 'diagonal'."
+        )
     return components
 
 

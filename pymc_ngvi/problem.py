@@ -121,10 +121,9 @@ def make_family(options: FitOptions, density: LogDensity, structure: ArrowStruct
     if name == "sparse":
         return SparseFamily(structure or structure_of(density))
     if name == "mixture":
-        n_components = options.n_components
-        return MixtureFamily(
-            COMPONENTS[options.components or "full"], n_components if isinstance(n_components, int) else _UNKNOWN
-        )
+        kind = options.components or "full"
+        component = SparseFamily(structure_of(density)) if kind == "sparse" else COMPONENTS[kind]
+        return MixtureFamily(component, options.n_components if isinstance(options.n_components, int) else _UNKNOWN)
     return FullPrecisionState if options.factor == "precision" else AXES["family"][name]
 
 
@@ -132,8 +131,9 @@ def structure_of(density: LogDensity) -> ArrowStructure:
     """Return the structure of a model's Hessian; raise ValueError if that counts as dense."""
     if density.pattern is None:
         raise ValueError(
-            "family='sparse' lives on entries that the Hessian of log p does not have, and that of this model has too "
-            "few of these for it to pay: it counts as dense. Take family='full', 'block' or 'diagonal'."
+            "A sparse precision lives on entries that the Hessian of log p does not have, and that of this model has "
+            "too few of these for it to pay: it counts as dense. Take family='full', 'block' or 'diagonal', or such "
+            "components."
         )
     return find_structure(density.pattern)
 

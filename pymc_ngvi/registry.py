@@ -70,7 +70,7 @@ ALLOWED: tuple[tuple[str, str, str, str], ...] = _rows()
 
 #: Reasons that hold for a family and for its step rule, whichever is named.
 _FIXED = "components are solved on fixed draws, for which curvatures must be those of log p: take estimator='price'"
-_COMPONENTS = "components take natural-gradient steps and hold a factor of their covariance: take update='natural'"
+_COMPONENTS = "components take natural-gradient steps: take update='natural'"
 _T_ESTIMATOR = (
     "the t is fitted with Hessians, or with gradients paired with base draws: take estimator='price' or 'stein'"
 )

@@ -20,6 +20,7 @@ __all__ = [
     "Array",
     "Assessment",
     "BaseDraws",
+    "ComponentState",
     "Direction",
     "Estimator",
     "Evaluation",
@@ -78,6 +79,13 @@ class TargetDensity(Protocol):
 
     def mean_gauss_newton_diagonal(self, theta: Array) -> Array:
         """Return the mean over draws of the Gauss-Newton diagonal, an estimate of -diag hess log p, (n_dim,)."""
+        ...
+
+    def curvature(self, state: Any, theta: Array) -> Array:
+        """Return the whitened curvature of the mean Hessian, as a state stores it: ``state.curvature(self, theta)``.
+
+        Not so where the Hessian has no form that a state could ask for.
+        """
         ...
 
     def next_batch(self, rng: np.random.Generator) -> None:
@@ -267,6 +275,26 @@ class GaussianState(VariationalState, Protocol):
 
     def merged(self, other: Self, weight: float) -> Self:
         """Return the state with the expectation parameters (1 - weight) of this one plus weight of the other's."""
+        ...
+
+
+class ComponentState(GaussianState, Protocol):
+    """A Gaussian that can be a component of a mixture."""
+
+    def from_scale(self, location: Array, scale: Array) -> Self:
+        """Return a state of the same form with uncorrelated coordinates of standard deviations ``scale``, (n_dim,)."""
+        ...
+
+    def divergence(self, other: Self) -> float:
+        """Return KL(self || other), nats; inf beyond what numbers can hold."""
+        ...
+
+    def precision_product(self, vectors: Array) -> Array:
+        """Return the precision times each vector, (n_vectors, n_dim)."""
+        ...
+
+    def whitened_precision(self, other: Self) -> Array:
+        """Return C^T S C for the precision S of another state, in the form of a curvature."""
         ...
 
 

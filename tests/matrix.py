@@ -58,6 +58,8 @@ def family_object(family, n_dim):
         return BlockFamily(BlockStructure(block_labels(n_dim)))
     if family == "sparse":  # one block and a border, which leave nothing out: any target will do
         return SparseFamily(ArrowStructure.of(np.where(np.arange(n_dim) < (n_dim + 1) // 2, 0, -1)))
+    if isinstance(family, tuple):  # the block of each coordinate
+        return SparseFamily(ArrowStructure.of(family))
     if family == "mixture":
         return MixtureFamily(FullState)
     return FullPrecisionState if family == "full precision" else AXES["family"][family]
@@ -72,7 +74,11 @@ def state_of(family, mean, cov):
     if family == "full":
         return AXES["family"][family](mean, np.linalg.cholesky(cov))
     start = family_object(family, len(mean)).from_scale(mean, np.ones(len(mean)))
-    target = Quadratic(mean, np.linalg.inv(restrict(family, cov)))
+    of_precision = isinstance(family, tuple)
+    precision = restrict(family, np.linalg.inv(cov)) if of_precision else np.linalg.inv(restrict(family, cov))
+    target = Quadratic(mean, precision)
+    if of_precision:
+        target.pattern = start.structure.pattern
     return start.divided(start.curvature(target, mean[None]), np.zeros(len(mean)))[0]
 
 

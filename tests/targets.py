@@ -40,14 +40,14 @@ def block_labels(n_dim):
 def restrict(family, matrix):
     """Return the entries of a matrix that a family of Gaussians stores, the others 0.
 
-    ``family`` is a name, or a tuple with the block of each coordinate.
+    ``family`` is a name, or a tuple with the block of each coordinate, negative where it may touch all blocks.
     """
     if family in ("full", "full precision", "sparse"):  # the structure of "sparse" in the tests leaves nothing out
         return matrix
     if family == "diagonal":
         return np.diag(np.diag(matrix))
     labels = block_labels(len(matrix)) if family == "block" else np.asarray(family)
-    return np.where(labels[:, None] == labels, matrix, 0.0)
+    return np.where((labels[:, None] == labels) | (labels[:, None] < 0) | (labels < 0), matrix, 0.0)
 
 
 # --- log densities in NumPy -------------------------------------------------------------------------------------------
@@ -82,6 +82,9 @@ class NumpyTarget:
     def mean_hessian_diagonal(self, theta):
         self.n_hessians += len(theta)
         return np.diagonal(self._hessians(theta).mean(axis=0))
+
+    def curvature(self, state, theta):
+        return state.curvature(self, theta)
 
     def next_batch(self, rng):
         """Do nothing: the data are always all there."""

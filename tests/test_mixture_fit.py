@@ -284,7 +284,7 @@ def test_numbers_of_components_that_make_no_sense(value):
 
 def test_components_and_weights_that_do_not_exist():
     model = mixture_targets.target("banana").build()
-    with pytest.raises(ValueError, match=r"Unknown components 'dense'.*'full', 'diagonal'"):
+    with pytest.raises(ValueError, match=r"Unknown components 'dense'.*'full', 'diagonal', 'sparse'"):
         fit(model, 1, components="dense")
     with pytest.raises(ValueError, match=r"Unknown weight_update 'lin'.*'natural', 'tan'"):
         fit(model, 1, weight_update="lin")
@@ -298,7 +298,7 @@ def test_more_than_fits_in_memory():
     with pm.Model() as model:
         pm.Normal("x", shape=2_000)
     with pytest.raises(MemoryError, match="'mixture' approximation in 2,000 dimensions"):
-        fit(model, 1, n_components=10_000)
+        fit(model, 1, n_components=10_000, components="full")
 
 
 def test_minibatches_are_refused():

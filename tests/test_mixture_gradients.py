@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from matrix import as_curvature, state_of, whitener
 from targets import NumpyTarget, logistic, poisson, random_covariance
 from test_docs import DOCS, rows, section
 from test_natural_gradients import Coordinates, gradient_of
@@ -20,13 +21,15 @@ from test_updates import whitened_moments
 from pymc_ngvi.draws import sobol_draws
 from pymc_ngvi.estimators import price
 from pymc_ngvi.families import MixtureState
+from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.families.mixture import COMPONENTS
 from pymc_ngvi.mixtures import WEIGHT_UPDATES, ComponentTarget
 from pymc_ngvi.steps.measure import evaluate
 from pymc_ngvi.updates import natural
 
-#: Nodes of an expectation in each of so many coordinates: with twice as many, no result changes by more than 2e-6.
-N_NODES = {1: 64, 2: 44}
+#: Nodes of an expectation in each of so many coordinates: with twice as many, no result changes by more than 2e-6 (in
+#: three coordinates, 2e-4).
+N_NODES = {1: 64, 2: 44, 3: 30}
 #: What the page on weights says of one of these mixtures.
 PAGE = DOCS / "mixture_weights.md"
 
@@ -36,6 +39,11 @@ each_target = pytest.mark.parametrize("make", [logistic, poisson])
 each_kind = pytest.mark.parametrize(
     ("family", "n_dim", "n_components"),
     [(family, d, k) for family, dims in (("full", (1, 2)), ("diagonal", (2,))) for d in dims for k in (2, 3)],
+)
+#: With components whose precision leaves out an entry: two blocks and a border.
+each_form = pytest.mark.parametrize(
+    ("family", "n_dim", "n_components"),
+    [*each_kind.args[1], ((0, 1, -1), 3, 2)],
 )
 
 
@@ -140,8 +148,7 @@ def mixture(family, n_dim, n_components, seed):
     for c in range(n_components):
         mean = 0.8 * (c - (n_components - 1) / 2) + 0.3 * rng.standard_normal(n_dim)
         cov = (0.3 + 0.2 * c) * random_covariance(rng, n_dim, 2.0)
-        root = {"full": np.linalg.cholesky(cov), "diagonal": np.sqrt(np.diag(cov))}[family]
-        components.append(COMPONENTS[family](mean, root))
+        components.append(state_of(family, mean, cov))
     return MixtureState.of(components, 0.5 * rng.standard_normal(n_components))
 
 
@@ -151,11 +158,11 @@ class Case:
 
     target: NumpyTarget
     q: MixtureState
+    family: object
 
     @functools.cached_property
     def truth(self):
-        family = next(name for name, kind in COMPONENTS.items() if isinstance(self.q.components[0], kind))
-        return Exact(lambda theta: self.target.logp_grad(theta)[0], family, self.q.n_dim, self.q.n_components)
+        return Exact(lambda theta: self.target.logp_grad(theta)[0], self.family, self.q.n_dim, self.q.n_components)
 
     @functools.cached_property
     def x(self):
@@ -184,12 +191,17 @@ class Case:
     def shifted(self):
         """The same in coordinates that are larger by 10."""
         components = [replace(c, location=c.location + 10.0) for c in self.q.components]
-        return Case(Shifted(self.target, 10.0), replace(self.q, components=tuple(components)))
+        return Case(Shifted(self.target, 10.0), replace(self.q, components=tuple(components)), self.family)
 
 
 @functools.cache
 def case(make, family, n_dim, n_components, seed=1):
-    return Case(make(n=20, n_dim=n_dim, seed=seed), mixture(family, n_dim, n_components, seed))
+    target = make(n=20, n_dim=n_dim, seed=seed)
+    if isinstance(family, tuple):  # no row has predictors of two blocks
+        rows, labels = np.arange(20) % 2, np.asarray(family)
+        target.design = np.where((labels >= 0) & (labels != rows[:, None]), 0.0, target.design)
+        target.pattern = ArrowStructure.of(labels).pattern
+    return Case(target, mixture(family, n_dim, n_components, seed), family)
 
 
 class Shifted(NumpyTarget):
@@ -215,7 +227,7 @@ def component_moments(target, q, index):
     # Curvatures are means over draws: those of nodes that are mirror images, and so have one weight.
     labels = np.unique(np.round(np.log(weights), 6), return_inverse=True)[1]
     groups = [labels == label for label in range(labels.max() + 1)]
-    curvature = sum(weights[group].sum() * component.curvature(part, theta[group]) for group in groups)
+    curvature = sum(weights[group].sum() * part.curvature(component, theta[group]) for group in groups)
     return weights @ logp + component.entropy(), whitened_moments(component.whiten(weights @ grad), curvature)
 
 
@@ -223,7 +235,7 @@ def component_moments(target, q, index):
 
 
 @each_target
-@each_kind
+@each_form
 def test_component_and_weight_steps_are_the_inverse_fisher_information_times_the_gradient(
     make, family, n_dim, n_components
 ):
@@ -232,10 +244,11 @@ def test_component_and_weight_steps_are_the_inverse_fisher_information_times_the
     components = [natural(c, m, rho, False) for c, m in zip(this.q.components, moments, strict=True)]
     log_weights = this.q.log_weights + rho * WEIGHT_UPDATES["natural"](this.q, rewards, moments)
     step = (this.truth.of(MixtureState.of(components, log_weights)) - this.x) / rho
-    np.testing.assert_allclose(step, this.direction, rtol=1e-5, atol=2e-5 * np.abs(this.direction).max())
+    error = 2e-5 if n_dim < 3 else 2e-4  # fewer nodes
+    np.testing.assert_allclose(step, this.direction, rtol=1e-5, atol=error * np.abs(this.direction).max())
 
 
-@each_kind
+@each_form
 def test_fisher_information_of_draw_and_component_has_a_block_for_each_component_and_one_for_the_weights(
     family, n_dim, n_components
 ):
@@ -340,15 +353,15 @@ def test_derivatives_of_the_target_of_a_component(make, family, rng):
     slopes = np.array([part.logp_grad(theta + s)[0] - part.logp_grad(theta - s)[0] for s in steps]).T / 2e-4
     np.testing.assert_allclose(grad, slopes, rtol=1e-6, atol=1e-6)
     hessians = np.array([part.logp_grad(theta + s)[1] - part.logp_grad(theta - s)[1] for s in steps]) / 2e-4
-    mean_hessian, directions = hessians.mean(axis=1), rng.standard_normal((2, 3))
-    scale = np.abs(mean_hessian).max()
+    component = q.components[1]
+    c = whitener(component)
+    whitened = -c.T @ hessians.mean(axis=1) @ c
     np.testing.assert_allclose(
-        part.mean_hessian_products(theta, directions), directions @ mean_hessian, rtol=1e-5, atol=1e-6 * scale
+        part.curvature(component, theta),
+        as_curvature(component, whitened),
+        rtol=1e-5,
+        atol=1e-6 * np.abs(whitened).max(),
     )
-    if family == "diagonal":
-        np.testing.assert_allclose(
-            part.mean_hessian_diagonal(theta), np.diag(mean_hessian), rtol=1e-5, atol=1e-6 * scale
-        )
     # log p times the responsibility, over the weight.
     expected = target.logp_grad(theta)[0] + np.log(q.responsibilities(theta)[:, 1]) - q.log_weights[1]
     np.testing.assert_allclose(value, expected, rtol=1e-10)
@@ -361,10 +374,8 @@ def test_target_of_the_only_component_is_the_density_itself(family, rng):
     part, theta = ComponentTarget(target, q, 0), rng.standard_normal((4, 3))
     for found, expected in zip(part.logp_grad(theta), target.logp_grad(theta), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-11)
-    np.testing.assert_allclose(
-        part.mean_hessian_products(theta, np.eye(3)), target.mean_hessian_products(theta, np.eye(3)), atol=1e-11
-    )
-    np.testing.assert_allclose(part.mean_hessian_diagonal(theta), target.mean_hessian_diagonal(theta), atol=1e-11)
+    component = q.components[0]
+    np.testing.assert_allclose(part.curvature(component, theta), component.curvature(target, theta), atol=1e-11)
 
 
 @each_target
@@ -400,7 +411,7 @@ def test_target_of_a_component_counts_what_the_density_is_asked(rng):
     density = target.fresh()
     part, theta = ComponentTarget(density, q, 0), rng.standard_normal((6, 2))
     part.logp_grad(theta)
-    part.mean_hessian_diagonal(theta[:4])
+    part.curvature(q.components[0], theta[:4])
     assert (part.n_gradients, part.n_hessians) == (density.n_gradients, density.n_hessians) == (6, 4)
     assert part.has_hessian
     assert not part.has_minibatch
@@ -413,5 +424,8 @@ def test_target_of_a_component_refuses_what_it_does_not_know(rng):
     part, theta = ComponentTarget(target, q, 0), rng.standard_normal((6, 2))
     with pytest.raises(ValueError, match="price"):
         part.mean_gauss_newton_diagonal(theta)
-    with pytest.raises(ValueError, match="no pattern"):
-        part.mean_hessian_values(theta)
+    for ask in (part.mean_hessian_values, part.mean_hessian_diagonal):
+        with pytest.raises(ValueError, match="take `curvature`"):
+            ask(theta)
+    with pytest.raises(ValueError, match="take `curvature`"):
+        part.mean_hessian_products(theta, np.eye(2))

@@ -58,6 +58,9 @@ class Permuted:
     def mean_hessian_values(self, theta):
         return self._hessian(theta)[self.pattern.rows, self.pattern.cols]
 
+    def curvature(self, state, theta):
+        return state.curvature(self, theta)
+
 
 def dense_twin(n_local):
     """Return a dense family that holds its last coordinates, as the sparse one does, while group effects settle."""

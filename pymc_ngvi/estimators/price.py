@@ -35,4 +35,4 @@ def price(
     -------
     Moments
     """
-    return by_replicate(lambda theta: state.curvature(target, theta), state, base, evaluation, stl=stl)
+    return by_replicate(lambda theta: target.curvature(state, theta), state, base, evaluation, stl=stl)

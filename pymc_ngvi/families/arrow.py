@@ -335,6 +335,21 @@ def product(structure: ArrowStructure, left: Parts, right: Parts) -> Parts:
     return Parts(blocks, border, left.corner @ right.corner)
 
 
+def quotient(structure: ArrowStructure, left: Parts, right: Parts) -> Parts:
+    """Return left^-1 right for two lower-triangular matrices."""
+    blocks = [np.tril(stacks.solve_lower(a, b)) for a, b in zip(left.blocks, right.blocks, strict=True)]
+    beside = right.border - rows_of(structure, "transposed times", blocks, left.border)
+    corner = np.tril(solve_corner(left.corner, right.corner))
+    return Parts(blocks, solve_corner(left.corner, beside.T).T, corner)
+
+
+def gram(structure: ArrowStructure, factor: Parts) -> Parts:
+    """Return T T^T for a lower-triangular T."""
+    blocks = [_times(t, stacks.transposed(t)) for t in factor.blocks]
+    border = rows_of(structure, "times", factor.blocks, factor.border)
+    return Parts(blocks, border, factor.border.T @ factor.border + factor.corner @ factor.corner.T)
+
+
 def congruence(structure: ArrowStructure, factor: Parts, matrix: Parts) -> Parts:
     """Return T^-1 P T^-T for a lower-triangular T and a symmetric P."""
     blocks = [_between(t, p) for t, p in zip(factor.blocks, matrix.blocks, strict=True)]

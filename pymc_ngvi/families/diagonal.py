@@ -120,6 +120,11 @@ class DiagonalState:
         result: Array = vectors / self.scale**2
         return result
 
+    def whitened_precision(self, other: "DiagonalState") -> Array:
+        """Return the diagonal of C^T S C for the precision S of another state, (n_dim,)."""
+        result: Array = (self.scale / other.scale) ** 2
+        return result
+
     def curvature(self, target: TargetDensity, theta: Array) -> Array:
         """Return the diagonal of A, (n_dim,), with H the mean Hessian at ``theta``."""
         result: Array = -target.mean_hessian_diagonal(theta) * self.scale**2

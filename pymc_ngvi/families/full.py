@@ -100,6 +100,11 @@ class FullState(LowerState):
         result: Array = solve_lower(self.factor, half, transpose=True).T
         return result
 
+    def whitened_precision(self, other: "FullState") -> Array:
+        """Return C^T S C for the precision S of another state."""
+        root = solve_lower(other.factor, self.factor)
+        return symmetrise(root.T @ root)
+
     def curvature(self, target: TargetDensity, theta: Array) -> Array:
         """Return A = -C^T H C, symmetric, with H the mean Hessian at ``theta``."""
         products = target.mean_hessian_products(theta, np.ascontiguousarray(self.factor.T))

@@ -10,10 +10,11 @@ from scipy.special import logsumexp
 
 from pymc_ngvi.families.diagonal import DiagonalState
 from pymc_ngvi.families.full import FullState
+from pymc_ngvi.families.sparse import SparseState
 from pymc_ngvi.types import Array
 
 #: What components can be.
-COMPONENTS: dict[str, type] = {"full": FullState, "diagonal": DiagonalState}
+COMPONENTS: dict[str, type] = {"full": FullState, "diagonal": DiagonalState, "sparse": SparseState}
 #: Beside the arrays of components, which have the component as their first axis.
 _LOG_WEIGHTS = "log_weights"
 
@@ -92,7 +93,7 @@ class MixtureState:
             If their names are those of no class of components.
         """
         stacked = {name: array for name, array in params.items() if name != _LOG_WEIGHTS}
-        kinds = {"cholesky_factor": FullState, "sd": DiagonalState}
+        kinds = {"cholesky_factor": FullState, "sd": DiagonalState, "precision_cholesky_blocks": SparseState}
         kind = next((kinds[name] for name in stacked if name in kinds), None)
         if kind is None:
             raise ValueError(f"No components have the arrays {sorted(stacked)}.")

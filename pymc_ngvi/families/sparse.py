@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pymc_ngvi import linalg
 from pymc_ngvi.families import arrow, stacks
 from pymc_ngvi.families.arrow import ArrowStructure, Parts
+from pymc_ngvi.families.arrow_moments import border_roots, covariance_parts, factor_of_covariance
 from pymc_ngvi.families.lower import LOG_2PI
 from pymc_ngvi.families.packed import PackedState, memory_bytes
 from pymc_ngvi.types import Array, Outer, TargetDensity
@@ -87,9 +88,7 @@ class SparseState(PackedState):
 
     def log_density(self, theta: Array) -> Array:
         """Return log q at the rows of ``theta``."""
-        local, border = self.structure.split(theta - self.location)
-        z_border = self._parts.corner.T @ border
-        z_local = self._rows("transposed times", local) + self._parts.border @ border
+        z_local, z_border = self._standardised(theta - self.location)
         square: Array = np.sum(z_local**2, axis=0) + np.sum(z_border**2, axis=0)
         return -0.5 * square + self._log_det() - 0.5 * self.n_dim * LOG_2PI
 
@@ -119,9 +118,7 @@ class SparseState(PackedState):
 
     @functools.cached_property
     def _covariance_roots(self) -> tuple[Array, Array]:
-        """Return T_G^-T, and what the covariance of a block has beyond its own: minus T_i^-T T_Gi^T T_G^-T, by rows."""
-        corner = arrow.solve_corner(self._parts.corner, np.eye(self.structure.n_border), transpose=True)
-        return corner, self._rows("transposed solve", self._parts.border @ corner)
+        return border_roots(self.structure, self._parts)
 
     # --- between the space of theta and the whitened one ---
 
@@ -144,6 +141,48 @@ class SparseState(PackedState):
         local, border = self.structure.split(grad)
         last = self._parts.border.T @ local + self._parts.corner @ border
         return self.structure.join(self._rows("times", local), last, grad.shape[:-1])
+
+    # --- beside others ---
+
+    def from_scale(self, location: Array, scale: Array) -> "SparseState":
+        """Return the state of the same structure with uncorrelated coordinates of standard deviations ``scale``."""
+        return SparseFamily(self.structure).from_scale(location, scale)
+
+    def divergence(self, other: "SparseState") -> float:
+        """Return KL(self || other), nats, for one structure; inf beyond what numbers can hold."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            trace = float(np.sum(self._relative(other) ** 2))
+            apart = other._standardised((self.location - other.location)[None])
+            square = sum(float(np.sum(part**2)) for part in apart)
+            value = 0.5 * (trace + square - self.n_dim) + self._log_det() - other._log_det()
+        return value if np.isfinite(value) else np.inf
+
+    def precision_product(self, vectors: Array) -> Array:
+        """Return the precision times each vector, (n_vectors, n_dim)."""
+        return self.dewhiten(self.structure.join(*self._standardised(vectors), vectors.shape[:-1]))
+
+    def whitened_precision(self, other: "SparseState") -> Array:
+        """Return T^-1 S T^-T for the precision S of another state of the same structure."""
+        relative = self.structure.unpack(self._relative(other))
+        return self.structure.pack(arrow.gram(self.structure, relative))
+
+    def merged(self, other: Self, weight: float) -> Self:
+        """Return the Gaussian with the mean, and the covariances within the structure, of a mixture with another.
+
+        Raises
+        ------
+        LinAlgError
+            Where they are all but singular.
+        """
+        apart = other.location - self.location
+        between = self._lower(Outer(apart[None], apart[None], 0.0))
+        own, of_other = (covariance_parts(self.structure, state._parts) for state in (self, other))
+        mixed = (1.0 - weight) * self.structure.pack(own) + weight * self.structure.pack(of_other)
+        mixed += weight * (1.0 - weight) * self.structure.pack(between)
+        parts = factor_of_covariance(self.structure, self.structure.unpack(mixed))
+        if parts is None:
+            raise np.linalg.LinAlgError("The covariance of the two together is all but singular.")
+        return replace(self, location=self.location + weight * apart, factor=self.structure.pack(parts))
 
     # --- curvatures ---
 
@@ -237,6 +276,15 @@ class SparseState(PackedState):
 
     def _rows(self, operation: str, rows: Array) -> Array:
         return arrow.rows_of(self.structure, operation, self._parts.blocks, rows)
+
+    def _standardised(self, apart: Array) -> tuple[Array, Array]:
+        """Return T^T times vectors, (n_vectors, n_dim), as columns: those of the blocks, and of the border."""
+        local, border = self.structure.split(apart)
+        return self._rows("transposed times", local) + self._parts.border @ border, self._parts.corner.T @ border
+
+    def _relative(self, other: "SparseState") -> Array:
+        """Return T^-1 times the factor of another state, packed."""
+        return self.structure.pack(arrow.quotient(self.structure, self._parts, other._parts))
 
     def _lower(self, outer: Outer) -> Parts:
         """Return the mean of left right^T, without what is between blocks and above the border."""

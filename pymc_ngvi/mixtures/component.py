@@ -11,11 +11,18 @@ References
    exponential-family approximations. ICML. https://doi.org/10.48550/arXiv.1906.02914
 """
 
+import functools
+
+from typing import Any
+
 import numpy as np
 
 from pymc_ngvi.families.mixture import MixtureState
 from pymc_ngvi.pattern import Pattern
-from pymc_ngvi.types import Array, TargetDensity
+from pymc_ngvi.types import Array, Outer, TargetDensity
+
+#: What the others add is dense; whitened by the component, its entries can be had apart.
+_NO_HESSIAN = "The Hessian that a component sees is had whitened by that component only: take `curvature`."
 
 
 class ComponentTarget:
@@ -68,7 +75,7 @@ class ComponentTarget:
 
     @property
     def pattern(self) -> Pattern | None:
-        """None: what the other components add to the Hessian is dense."""
+        """None: what the other components add to the Hessian is dense; see `curvature`."""
         return None
 
     def logp_grad(self, theta: Array) -> tuple[Array, Array]:
@@ -83,34 +90,33 @@ class ComponentTarget:
         value = own - self._mixture.log_density(theta)
         return logp + value, grad + scores[self._index] - mean_score
 
-    def mean_hessian_products(self, theta: Array, directions: Array) -> Array:
-        """Return the mean over draws of the Hessian times each direction, (n_directions, n_dim)."""
-        products = self._density.mean_hessian_products(theta, directions)
+    def curvature(self, state: Any, theta: Array) -> Array:
+        """Return A = -C^T H C at draws of the component, as it stores it.
+
+        What the others add to the Hessian has no sparsity of its own: it is projected onto the form of the component in
+        the metric of the Fisher information, in which whitened entries are orthogonal.
+        """
         scores, responsibilities, mean_score = self._scores(theta)
-        share = responsibilities.mean(axis=0)
-        products = products - self._mixture.components[self._index].precision_product(directions)
-        for k, component in enumerate(self._mixture.components):
-            weighted = scores[k] * responsibilities[:, k, None]
-            products -= (directions @ weighted.T) @ scores[k] / len(theta)
-            products += share[k] * component.precision_product(directions)
-        result: Array = products + (directions @ mean_score.T) @ mean_score / len(theta)
-        return result
+        result = state.add_to_diagonal(state.curvature(self._density, theta), 1.0)
+        for score, share, precision in zip(scores, responsibilities.T, self._precisions, strict=True):
+            whitened = state.whiten(score)
+            result = result + state.outer_mean(Outer(whitened * share[:, None], whitened, 0.0))
+            result -= share.mean() * precision
+        whitened = state.whiten(mean_score)
+        mean: Array = result - state.outer_mean(Outer(whitened, whitened, 0.0))
+        return mean
+
+    def mean_hessian_products(self, theta: Array, directions: Array) -> Array:
+        """Raise: see `curvature`."""
+        raise ValueError(_NO_HESSIAN)
 
     def mean_hessian_diagonal(self, theta: Array) -> Array:
-        """Return the mean over draws of the diagonal of the Hessian, (n_dim,), for diagonal components."""
-        diagonal = self._density.mean_hessian_diagonal(theta)
-        scores, responsibilities, mean_score = self._scores(theta)
-        share = responsibilities.mean(axis=0)
-        share[self._index] -= 1.0
-        ones = np.ones((1, self.n_dim))
-        precisions = np.array([c.precision_product(ones)[0] for c in self._mixture.components])
-        squares = np.einsum("nk,knd,knd->d", responsibilities, scores, scores) / len(theta)
-        result: Array = diagonal + np.mean(mean_score**2, axis=0) - squares + share @ precisions
-        return result
+        """Raise: see `curvature`."""
+        raise ValueError(_NO_HESSIAN)
 
     def mean_hessian_values(self, theta: Array) -> Array:
-        """Raise: there is no pattern."""
-        raise ValueError("The target of a component has a dense Hessian: it has no pattern.")
+        """Raise: see `curvature`."""
+        raise ValueError(_NO_HESSIAN)
 
     def mean_gauss_newton_diagonal(self, theta: Array) -> Array:
         """Raise: squares of gradients of single observations say nothing of the other components."""
@@ -121,6 +127,12 @@ class ComponentTarget:
         self._density.next_batch(rng)
 
     # --- pieces ---
+
+    @functools.cached_property
+    def _precisions(self) -> list[Array]:
+        """The precision of each component, whitened by this one."""
+        components = self._mixture.components
+        return [components[self._index].whitened_precision(c) for c in components]
 
     def _scores(self, theta: Array) -> tuple[Array, Array, Array]:
         """Return the gradients of log q_k, (n_components, n_draws, n_dim), responsibilities, and gradients of log q."""

@@ -92,6 +92,11 @@ class GaussianPart:
         result: Array = self._inflation * (of_density - np.mean(rows**2, axis=0) + weight * precise) - precise
         return result
 
+    def curvature(self, state: Any, theta: Array) -> Array:
+        """Return the whitened curvature of the same matrix, as a state stores it."""
+        result: Array = state.curvature(self, theta)
+        return result
+
     @property
     def _inflation(self) -> float:
         return self._q.shape / (self._q.shape - 1.0)

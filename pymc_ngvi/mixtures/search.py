@@ -24,6 +24,8 @@ _LEAST_LOG_MASS = -12.0
 _N_CANDIDATES, _INFLATIONS = 512, (1.0, 1.5, 3.0)
 #: Smallest and largest relative precision of a new component, in the coordinates of the one it begins beside.
 _LEAST_TIGHT, _MOST_TIGHT = 1.0, 1e4
+#: Multiples of the least precision to add, one after the other, until a curvature is positive definite.
+_RAISED = 0.1 * 10.0 ** np.arange(6)
 #: Weight at which a new component starts.
 _FEW, _MANY = 0.02, 0.5
 
@@ -99,7 +101,7 @@ def modes(
         Log of the mass of log p that each stands for, by Laplace's method.
     """
     # A start that was shrunk, so that a single Gaussian has a good one, is no place to look around from.
-    around = type(around).from_scale(around.location, np.maximum(around.sd(), _LEAST_SCALE))
+    around = around.from_scale(around.location, np.maximum(around.sd(), _LEAST_SCALE))
     found: list[Any] = []
     masses: list[float] = []
     for scale in _SCALES:
@@ -154,7 +156,11 @@ def local_component(
     if not density.has_hessian:
         return here
     curvature = here.curvature(density, point[None])
-    divided = here.divided_by_function(curvature, lambda a: np.clip(a, least, most), np.zeros(len(point)))
+    nowhere = np.zeros(len(point))
+    divided = here.divided_by_function(curvature, lambda a: np.clip(a, least, most), nowhere)
+    if divided is None:  # a form that eigenvalues do not keep: as much of the identity as it takes
+        raised = (here.add_to_diagonal(curvature, by) for by in least * _RAISED)
+        divided = next(filter(None, (here.divided(matrix, nowhere) for matrix in raised)), None)
     return None if divided is None else divided[0]
 
 

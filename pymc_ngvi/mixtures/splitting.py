@@ -4,9 +4,11 @@ from typing import Any
 
 import numpy as np
 
+from numpy.typing import NDArray
+
 from pymc_ngvi.families.mixture import MixtureState
 from pymc_ngvi.mixtures.evaluation import MixtureEvaluation
-from pymc_ngvi.types import Array
+from pymc_ngvi.types import Array, Outer
 
 #: Distance of the halves from where the whole was, in its own standard deviations: mean and covariance of the two
 #: together are those of the whole.
@@ -38,11 +40,10 @@ def split(q: MixtureState, evaluation: MixtureEvaluation, rank: int = 0) -> Mixt
         return None
     c = int(np.argsort(-spread)[rank])
     whole, ratios = q.components[c], evaluation.ratios[c]
-    direction = _direction(evaluation.base.z, ratios, dense=whole.exact_metric)
+    direction = _direction(evaluation.base.z, ratios, _together(whole))
     tighter = 1.0 / (1.0 - _APART**2) - 1.0
-    identity = whole.add_to_diagonal(np.zeros_like(whole.factor_values), 1.0)
-    matrix = np.outer(direction, direction) if whole.exact_metric else direction**2
-    divided = whole.divided(identity + tighter * matrix, np.zeros(q.n_dim))
+    matrix = tighter * whole.outer_mean(Outer(direction[None], direction[None], 0.0))
+    divided = whole.divided(whole.add_to_diagonal(matrix, 1.0), np.zeros(q.n_dim))
     if divided is None:
         return None
     step = whole.unwhiten(_APART * direction)
@@ -56,7 +57,7 @@ def split(q: MixtureState, evaluation: MixtureEvaluation, rank: int = 0) -> Mixt
 def join_overlapping(q: MixtureState, evaluation: MixtureEvaluation) -> MixtureState | None:
     """Return a mixture in which the two components that overlap most are one, of the same mean and covariance.
 
-    None where no component has part in the draws of another.
+    None where no component has part in the draws of another, or where the two would make a singular one.
     """
     shares = np.array([q.responsibilities(part.theta).mean(axis=0) for part in evaluation.parts])
     np.fill_diagonal(shares, 0.0)
@@ -64,24 +65,34 @@ def join_overlapping(q: MixtureState, evaluation: MixtureEvaluation) -> MixtureS
     if shares[c, k] < _OVERLAP:
         return None
     both = np.logaddexp(q.log_weights[c], q.log_weights[k])
-    one = q.components[k].merged(q.components[c], float(np.exp(q.log_weights[c] - both)))
+    try:
+        one = q.components[k].merged(q.components[c], float(np.exp(q.log_weights[c] - both)))
+    except np.linalg.LinAlgError:
+        return None
     log_weights = q.log_weights.copy()
     log_weights[k] = both
     joined = MixtureState(log_weights, q.with_component(int(k), one).components)
     return joined.without(np.arange(q.n_components) == c)
 
 
-def _direction(z: Array, ratios: Array, *, dense: bool) -> Array:
-    """Return the whitened direction in which log p - log q is farthest from its mean, (n_dim,)."""
+def _together(state: Any) -> NDArray[np.intp]:
+    """Return the coordinates whose whitened curvature a state stores whole: in these a direction may be any."""
+    if not state.exact_metric:
+        return np.empty(0, dtype=np.intp)
+    return np.arange(state.n_dim) if state.globals_ is None else state.globals_
+
+
+def _direction(z: Array, ratios: Array, together: NDArray[np.intp]) -> Array:
+    """Return the whitened direction in which log p - log q is farthest from its mean, (n_dim,): an axis, or of some."""
     keep = np.isfinite(ratios)
     error = (ratios[keep] - ratios[keep].mean()) ** 2
     weighted = z[keep] * (error / max(error.sum(), 1e-300))[:, None]
-    if dense:
-        result: Array = np.linalg.eigh(weighted.T @ z[keep])[1][:, -1]
-        return result
-    axis = np.zeros(z.shape[1])
-    axis[np.argmax(np.sum(weighted * z[keep], axis=0))] = 1.0
-    return axis
+    direction = np.zeros(z.shape[1])
+    if len(together):
+        direction[together] = np.linalg.eigh(weighted[:, together].T @ z[np.ix_(keep, together)])[1][:, -1]
+    else:
+        direction[np.argmax(np.sum(weighted * z[keep], axis=0))] = 1.0
+    return direction
 
 
 def _moved(state: Any, step: Array) -> Any:

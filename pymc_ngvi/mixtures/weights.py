@@ -21,7 +21,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from pymc_ngvi.families.mixture import MixtureState
-from pymc_ngvi.types import Array, Moments
+from pymc_ngvi.types import Array, Moments, Outer
 
 #: Least log weight of a component: far below it, nothing could raise it again.
 LEAST_LOG_WEIGHT = -69.0
@@ -52,7 +52,7 @@ def _b(component: Any, moments: Moments) -> float:
     mean = component.location
     gradient = component.dewhiten(moments.grad)
     along = component.whiten(component.precision_product(mean[None])[0])  # C^-1 mu
-    square = float(along @ error @ along) if error.ndim == 2 else float(error @ along**2)
+    square = float(component.flat(error) @ component.flat(component.outer_mean(Outer(along[None], along[None], 0.0))))
     trace = float(np.sum(component.curvature_diagonal(moments.curvature) - 1.0))
     return float(mean @ gradient) - 0.5 * trace + 0.5 * square
 

@@ -197,6 +197,11 @@ class SecondOrder:
                 return coloured, self.mean_hessian_values(theta)
         return None
 
+    def curvature(self, state: Any, theta: Array) -> Array:
+        """Return the whitened curvature of the mean Hessian at the rows of ``theta``, as a state stores it."""
+        result: Array = state.curvature(self, theta)
+        return result
+
     def mean_gauss_newton_diagonal(self, theta: Array) -> Array:
         """Return the mean over draws of the Gauss-Newton diagonal, (n_dim,).
 

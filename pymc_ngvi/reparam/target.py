@@ -235,6 +235,11 @@ class ReparametrisedDensity:
             total += self._differences(phi[rows], self.transform.modes(phi[rows]), directions)[0]
         return total / len(phi)
 
+    def curvature(self, state: Any, phi: Array) -> Array:
+        """Return the whitened curvature of the mean Hessian at the rows of ``phi``, as a state stores it."""
+        result: Array = state.curvature(self, phi)
+        return result
+
     def mean_gauss_newton_diagonal(self, phi: Array) -> Array:
         """Raise ValueError: the gradient of one observation is none of the standardised coordinates alone."""
         raise ValueError(

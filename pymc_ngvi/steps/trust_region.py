@@ -252,7 +252,8 @@ class TrustRegion:
         if new.lost > max(old.lost, MAX_LOST):  # what lies outside the support counts nowhere in its ELBO
             return self._failed(state)
         grows = not self._auto and old.q.n_components < new.q.n_components
-        if (grows and gain > -noise) or gain > max(self._worth if self._auto else 0.0, noise):
+        # One that was asked for need not gain; noise, which is huge where tails are heavy, excuses no loss of its own.
+        if (grows and gain > -min(noise, self._worth)) or gain > max(self._worth if self._auto else 0.0, noise):
             return replace(state, stage="grow", accepted=new, n_failed=0, tried=())
         return self._failed(state)
 

@@ -93,6 +93,11 @@ class Shifted:
         """Return the mean over draws of the Hessian times each direction."""
         return self._density.mean_hessian_products(theta - self._shift, directions)
 
+    def curvature(self, state: Any, theta: Array) -> Array:
+        """Return the whitened curvature, as a state stores it."""
+        result: Array = state.curvature(self, theta)
+        return result
+
 
 class Run(NamedTuple):
     """Outcome of a run.

@@ -234,6 +234,11 @@ class LinearMinibatches:
         """Return the Hessian, the same everywhere, times each direction."""
         return -directions - self._weight * (directions @ self._design.T) @ self._design
 
+    def curvature(self, state: Any, theta: Array) -> Array:
+        """Return the whitened curvature, as a state stores it."""
+        result: Array = state.curvature(self, theta)
+        return result
+
 
 def diabetes() -> Linear:
     """Return 442 patients, 10 standardised predictors, standardised response."""
