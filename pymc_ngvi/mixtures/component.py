@@ -13,9 +13,11 @@ References
 
 import functools
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from scipy.special import logsumexp
 
 from pymc_ngvi.families.mixture import MixtureState
 from pymc_ngvi.pattern import Pattern
@@ -23,6 +25,23 @@ from pymc_ngvi.types import Array, Outer, TargetDensity
 
 #: What the others add is dense; whitened by the component, its entries can be had apart.
 _NO_HESSIAN = "The Hessian that a component sees is had whitened by that component only: take `curvature`."
+
+
+class Share(NamedTuple):
+    """What a component sees of q at some points.
+
+    Parameters
+    ----------
+    log_q : ndarray, shape (n_draws,)
+    log_share : ndarray, shape (n_draws,)
+        log(q_c / q).
+    score : ndarray, shape (n_draws, n_dim)
+        Its gradient.
+    """
+
+    log_q: Array
+    log_share: Array
+    score: Array
 
 
 class ComponentTarget:
@@ -81,14 +100,16 @@ class ComponentTarget:
     def logp_grad(self, theta: Array) -> tuple[Array, Array]:
         """Return log p + log(q_c / q), (n_draws,), and its gradient, (n_draws, n_dim)."""
         logp, grad = self._density.logp_grad(theta)
-        return self.plus_share(theta, logp, grad)
+        share = self.share(theta)
+        return logp + share.log_share, grad + share.score
 
-    def plus_share(self, theta: Array, logp: Array, grad: Array) -> tuple[Array, Array]:
-        """Add log(q_c / q) and its gradient to log p and its gradient at the same points."""
-        scores, _, mean_score = self._scores(theta)
-        own = self._mixture.components[self._index].log_density(theta)
-        value = own - self._mixture.log_density(theta)
-        return logp + value, grad + scores[self._index] - mean_score
+    def share(self, theta: Array) -> "Share":
+        """Return log q, log(q_c / q) and the gradient of the latter at the rows of ``theta``."""
+        terms = self._mixture.log_densities(theta)
+        log_q = logsumexp(terms, axis=1)
+        log_share = terms[:, self._index] - self._mixture.log_weights[self._index] - log_q
+        scores, mean_score = self._scores(theta, np.exp(terms - log_q[:, None]))
+        return Share(log_q, log_share, scores[self._index] - mean_score)
 
     def curvature(self, state: Any, theta: Array) -> Array:
         """Return A = -C^T H C at draws of the component, as it stores it.
@@ -96,7 +117,8 @@ class ComponentTarget:
         What the others add to the Hessian has no sparsity of its own: it is projected onto the form of the component in
         the metric of the Fisher information, in which whitened entries are orthogonal.
         """
-        scores, responsibilities, mean_score = self._scores(theta)
+        responsibilities = self._mixture.responsibilities(theta)
+        scores, mean_score = self._scores(theta, responsibilities)
         result = state.add_to_diagonal(state.curvature(self._density, theta), 1.0)
         for score, share, precision in zip(scores, responsibilities.T, self._precisions, strict=True):
             whitened = state.whiten(score)
@@ -134,9 +156,8 @@ class ComponentTarget:
         components = self._mixture.components
         return [components[self._index].whitened_precision(c) for c in components]
 
-    def _scores(self, theta: Array) -> tuple[Array, Array, Array]:
-        """Return the gradients of log q_k, (n_components, n_draws, n_dim), responsibilities, and gradients of log q."""
+    def _scores(self, theta: Array, responsibilities: Array) -> tuple[Array, Array]:
+        """Return the gradients of log q_k, (n_components, n_draws, n_dim), and those of log q, (n_draws, n_dim)."""
         components = self._mixture.components
         scores = np.stack([-c.precision_product(theta - c.location) for c in components])
-        responsibilities = self._mixture.responsibilities(theta)
-        return scores, responsibilities, np.einsum("nk,knd->nd", responsibilities, scores)
+        return scores, np.einsum("nk,knd->nd", responsibilities, scores)

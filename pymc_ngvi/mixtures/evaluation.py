@@ -105,13 +105,13 @@ def evaluate_mixture(density: TargetDensity, q: MixtureState, base: BaseDraws) -
     thetas = [component.draws(base.z) for component in q.components]
     logp, grad = density.logp_grad(np.concatenate(thetas))
     parts, all_ratios, log_p = [], [], []
-    for c, (component, theta) in enumerate(zip(q.components, thetas, strict=True)):
+    for c, theta in enumerate(thetas):
         rows = slice(c * base.n_draws, (c + 1) * base.n_draws)
         finite = np.isfinite(logp[rows]) & np.isfinite(grad[rows]).all(axis=1)
-        of_component = ComponentTarget(density, q, c).plus_share(theta, logp[rows], grad[rows])
-        ratios = np.where(finite, of_component[0] - component.log_density(theta), np.nan)
+        share = ComponentTarget(density, q, c).share(theta)
+        ratios = np.where(finite, logp[rows] - share.log_q, np.nan)
         reward = float(ratios[finite].mean()) if finite.any() else -np.inf
-        parts.append(Evaluation(theta, *of_component, finite, reward))
+        parts.append(Evaluation(theta, logp[rows] + share.log_share, grad[rows] + share.score, finite, reward))
         all_ratios.append(ratios)
         log_p.append(np.where(finite, logp[rows], np.nan))
     return MixtureEvaluation(base, tuple(parts), np.array(all_ratios), np.array(log_p), q.log_weights)
