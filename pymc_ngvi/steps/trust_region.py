@@ -44,7 +44,7 @@ _MAX_GAUSSIAN, _MAX_STEPS, _MAX_IDLE, _MAX_AVERAGED = 200, 40, 3, 12
 #: Averaged steps that fresh draws may refuse.
 _MAX_REFUSED = 2
 #: Components of n_components="auto", at most, and candidates in a row that may fail.
-_MOST, _MAX_FAILED = 30, 4
+_MOST, _MAX_FAILED = 30, 3
 #: Nats within which components and weights move at first, at most, and the factor by which it is raised and lowered.
 _RADIUS, _MAX_RADIUS, _MIN_RADIUS, _LONGER, _SHORTER = 1.0, 1e4, 1e-6, 2.0, 4.0
 #: Weight below which a component is dropped: it costs as many nats.
@@ -255,6 +255,9 @@ class TrustRegion:
         # One that was asked for need not gain; noise, which is huge where tails are heavy, excuses no loss of its own.
         if (grows and gain > -min(noise, self._worth)) or gain > max(self._worth if self._auto else 0.0, noise):
             return replace(state, stage="grow", accepted=new, n_failed=0, tried=())
+        if state.last_elbo > old.elbo + self._worth and state.n_each < self._max_draws:
+            # It gains on its own draws, which may have been too few to tell what holds on others.
+            return self._redraw(replace(state, stage="solve", n_each=2 * state.n_each))
         return self._failed(state)
 
     def _failed(self, state: MixtureFit) -> MixtureFit:
