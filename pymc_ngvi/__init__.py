@@ -4,6 +4,7 @@ from pymc_ngvi.approximation import NGVIApproximation
 from pymc_ngvi.bambi import uncentre_bambi_intercept
 from pymc_ngvi.fit import NGVI, fit_ngvi
 from pymc_ngvi.model import LogDensity, MissingDerivativeError
+from pymc_ngvi.persistence.report import load
 from pymc_ngvi.register import register, unregister
 from pymc_ngvi.result import Elbo, FitRecord
 from pymc_ngvi.status import ConvergenceWarning, StartError, Status
@@ -21,6 +22,7 @@ __all__ = [
     "StartError",
     "Status",
     "fit_ngvi",
+    "load",
     "register",
     "uncentre_bambi_intercept",
     "unregister",

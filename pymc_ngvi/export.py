@@ -13,6 +13,7 @@ from pymc.backends.base import MultiTrace
 from pymc.variational.opvi import VIState
 
 from pymc_ngvi.convert import constrained_dataset, flat_dataset, to_datatree, to_multitrace
+from pymc_ngvi.corrections.drawn import Drawn
 from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.model import Layout, LogDensity
 from pymc_ngvi.model.constrain import Constrainer
@@ -188,6 +189,7 @@ class Exports:
         self,
         draws: int = 500,
         *,
+        importance: str | None = None,
         random_seed: Any = None,
         return_inferencedata: bool = True,
         include_transformed: bool | None = None,
@@ -199,6 +201,11 @@ class Exports:
         Parameters
         ----------
         draws : int, default 500
+        importance : {"psis", "psir"}, optional
+            Correct q by Pareto-smoothed importance weights. "psis": draws of q, with ``log_weight`` in
+            ``sample_stats``, normalised. "psir": draws without weights, resampled from ten times as many (at least
+            10,000) draws of q, none of them twice. Attributes of both groups say what came of it: ``khat``,
+            ``effective_sample_size``, ``correction``.
         random_seed : int, Generator, RandomState or None
         return_inferencedata : bool, default True
             Return a DataTree; a PyMC MultiTrace where False.
@@ -217,11 +224,25 @@ class Exports:
             ``log_p`` is left out where ``pm.set_data`` changed the data after the fit, since the draws are not from
             the posterior given the new data. For mixtures, ``sample_stats`` also has the ``component`` of each draw,
             and a group ``components`` is that of `NGVIApproximation.components`.
+
+        Raises
+        ------
+        ValueError
+            With ``importance``: where k-hat says that weights can't help, where the data were changed, and for a model
+            that reads minibatches.
+
+        Warns
+        -----
+        UserWarning
+            Where the Monte Carlo error of the weights is larger than what they correct.
         """
         rng = self.generator(random_seed)
-        theta = self.draw_flat(draws, rng)
+        drawn = self._drawn(draws, importance, rng)
+        theta = drawn.theta
         values = self._constrainer(theta, random_seed=int(rng.integers(2**31)))
-        stats = {"log_p": self.log_p(theta)} if log_p and not self._data.changed() else {}
+        stats = dict(drawn.stats)
+        if log_p and not self._data.changed():
+            stats["log_p"] = self.log_p(theta) if drawn.log_p is None else drawn.log_p
         stats |= self._stats_of_q(theta, rng)
         trace = to_multitrace(self.model, values, stats)
         if not return_inferencedata:
@@ -229,7 +250,14 @@ class Exports:
         if include_transformed is None:
             include_transformed = self.include_transformed
         more = self._groups_of_q()
-        return to_datatree(trace, self.model, more, include_transformed=include_transformed, **kwargs)
+        tree = to_datatree(trace, self.model, more, include_transformed=include_transformed, **kwargs)
+        for group in ("posterior", "sample_stats"):
+            tree[group].attrs.update(drawn.attrs)
+        return tree
+
+    def _drawn(self, draws: int, importance: str | None, rng: np.random.Generator) -> Drawn:
+        """Return draws of q; subclasses know of importance weights."""
+        return Drawn(self.draw_flat(draws, rng), None, {}, {})
 
     def _stats_of_q(self, theta: Array, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
         """Return what ``sample_stats`` say of q at its draws."""

@@ -134,3 +134,10 @@ def reopen(rule: Any, state: LoopState) -> LoopState:
     if state.status.ended_by_itself:
         return replace(state, rule=rule.reopen(state.rule), status=Status.RUNNING)
     return state
+
+
+def settled(rule: Any, state: LoopState) -> LoopState:
+    """Return a state that was kept while the fit was under way with the status that the loop would have seen next."""
+    if state.status is Status.RUNNING and (status := rule.terminate(state.rule)) is not None:
+        return replace(state, status=status)
+    return state

@@ -1,7 +1,12 @@
 """All that an approximation reports, beside its PyTensor nodes: each part is a mixin of its own."""
 
 from pymc_ngvi.components import ComponentReport
+from pymc_ngvi.corrections.report import CorrectionReport
+from pymc_ngvi.diagnosis.report import DiagnosisReport
+from pymc_ngvi.persistence.report import Persistent
+from pymc_ngvi.plotting.report import PictureReport
+from pymc_ngvi.samplers import SamplerReport
 
 
-class Report(ComponentReport):
+class Report(Persistent, ComponentReport, SamplerReport, PictureReport, CorrectionReport, DiagnosisReport):
     """What `NGVIApproximation` inherits beside ``pymc.Approximation``."""

@@ -7,6 +7,7 @@ import warnings
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from pymc_ngvi.approximation import NGVIApproximation
 from pymc_ngvi.defaults import OURS
 from pymc_ngvi.model import LogDensity, PatternWidened
 from pymc_ngvi.options import FitOptions, check_n
+from pymc_ngvi.persistence.memory import memory_of, remember
+from pymc_ngvi.persistence.thinning import filled, thinned
 from pymc_ngvi.problem import Problem, problem_of
 from pymc_ngvi.progress import FitProgress
 from pymc_ngvi.registry import AXES
@@ -48,6 +51,35 @@ _WARNED = (
 )
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """All that a fit needs to go on in another process, beside the model.
+
+    Parameters
+    ----------
+    options : FitOptions
+    seed : int
+    scored : bool
+    state : LoopState
+        Without what follows from the rest of it.
+    seconds, compile_seconds : float
+    n_gradients, n_hessians : int
+        Evaluations so far.
+    memory : dict
+        What a reparametrised density has learned.
+    """
+
+    options: FitOptions
+    seed: int
+    scored: bool
+    state: loop.LoopState
+    seconds: float
+    compile_seconds: float
+    n_gradients: int
+    n_hessians: int
+    memory: dict[str, Any]
+
+
 class FitSession:
     """A fit that can be gone on with from where it ended.
 
@@ -67,6 +99,8 @@ class FitSession:
         Whether to keep the history of the loss.
     clock : float
         ``time.perf_counter()`` when the fit began.
+    snapshot : Snapshot, optional
+        Of the fit to go on with; ``options``, ``seed`` and ``score`` are its own then, and ``q`` has no part.
     """
 
     def __init__(
@@ -79,6 +113,7 @@ class FitSession:
         callbacks: Sequence[Callable[..., Any]],
         score: bool,
         clock: float,
+        snapshot: Snapshot | None = None,
     ) -> None:
         self.approx = approx
         self._problem = problem
@@ -87,12 +122,55 @@ class FitSession:
         self._callbacks = callbacks
         self._score = score
         self._rule = make_rule(problem.target, options, seed)
+        if snapshot is not None:
+            self._state = self._restored(snapshot)
+            self._seconds, self._compile_seconds = snapshot.seconds, snapshot.compile_seconds
+            return
         try:
             self._state = loop.start(self._rule, q)
         except PatternWidened:
             self._state = self._restructured(q)
         self._seconds = time.perf_counter() - clock
         self._compile_seconds = approx.density.compile_seconds
+
+    @classmethod
+    def resumed(cls, approx: NGVIApproximation, snapshot: Snapshot) -> "FitSession":
+        """Return the fit that a snapshot was taken of, on the model of an approximation.
+
+        Raises
+        ------
+        ValueError
+            If the snapshot is not one of such a fit.
+        """
+        clock, options = time.perf_counter(), snapshot.options
+        problem = problem_of(approx.density, options)
+        q = snapshot.state.rule.q
+        return cls(approx, problem, q, options, snapshot.seed, (), snapshot.scored, clock, snapshot)
+
+    def snapshot(self) -> Snapshot:
+        """Return what the fit needs to go on in another process."""
+        target = self._problem.target
+        return Snapshot(
+            options=self._options,
+            seed=self._seed,
+            scored=self._score,
+            state=dataclasses.replace(self._state, rule=thinned(self._rule, self._state.rule)),
+            seconds=self._seconds,
+            compile_seconds=self._compile_seconds,
+            n_gradients=target.n_gradients,
+            n_hessians=target.n_hessians,
+            memory=memory_of(target),
+        )
+
+    def _restored(self, snapshot: Snapshot) -> loop.LoopState:
+        """Return the state of the loop, with the target as it was."""
+        target = self._problem.target
+        remember(target, snapshot.memory)
+        state = dataclasses.replace(snapshot.state, rule=filled(self._rule, snapshot.state.rule))
+        state = loop.settled(self._rule, state)
+        # Not what it took to get here.
+        target.n_gradients, target.n_hessians = snapshot.n_gradients, snapshot.n_hessians
+        return state
 
     def refine(
         self,

@@ -1,0 +1,303 @@
+"""What was found, in sentences, and what may help: each names variables and a cure."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.diagnosis.drift import Drift, Estimates
+from pymc_ngvi.diagnosis.elsewhere import Elsewhere
+from pymc_ngvi.diagnosis.moves import LEAST_ACCEPTANCE, Moved
+from pymc_ngvi.diagnosis.tails import Weights
+from pymc_ngvi.diagnostics import khat_limit
+from pymc_ngvi.model import Layout
+from pymc_ngvi.result import FitRecord, format_elbo, format_gap
+
+#: Drift of the mean, in standard deviations, and of the standard deviation, relative, from which on q is not reliable;
+#: and from which on it is worth a remark. The same of skewness, and of E[log p] in its own standard deviations.
+MEAN, SD, SKEWNESS, LOG_P = 0.3, 0.2, 1.5, 0.5
+SLIGHT_MEAN, SLIGHT_SD, SLIGHT_SKEWNESS = 0.15, 0.12, 0.5
+#: k-hat, and part of the draws that weights are worth, beyond which, in so few dimensions, weights are uneven for
+#: another reason than the number of coordinates or the far tails.
+_WORST_KHAT, _LEAST_EFFECTIVE, _FEW = 1.0, 0.02, 50
+#: Mean square of the error, in standard deviations, that a gap may stand for; nats that are much in any case.
+_GAP_MEAN, _GAP_MUCH = 0.15, 0.5
+#: Part of the draws that may be lost, of all mass that may be elsewhere, and nats by which another fit may be better.
+_LOST, _ELSEWHERE, _BETTER = 0.02, 0.02, 0.5
+#: Largest dimension for which a mixture of dense components is worth a try.
+_MOST_MIXED = 300
+#: Variables that a sentence names at most.
+_N_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was found.
+
+    Parameters
+    ----------
+    text : str
+        A sentence.
+    cure : str
+        Another one; empty where there is nothing to do.
+    serious : bool
+        Whether q is not reliable for it.
+    """
+
+    text: str
+    cure: str
+    serious: bool
+
+    def __str__(self) -> str:
+        """Return both sentences."""
+        return f"{self.text} {self.cure}".rstrip()
+
+
+@dataclass(frozen=True)
+class Context:
+    """What cures depend on.
+
+    Parameters
+    ----------
+    layout : Layout
+    record : FitRecord or None
+    family : str
+    has_groups : bool
+        Whether some coordinates are independent given others.
+    has_hessian : bool
+    """
+
+    layout: Layout
+    record: FitRecord | None
+    family: str
+    has_groups: bool
+    has_hessian: bool
+
+    @property
+    def relative(self) -> bool:
+        """Whether group effects are relative to their conditional modes."""
+        return self.family == "pushforward" or (self.record is not None and self.record.reparam is not None)
+
+    def shape_cure(self) -> str:
+        """Return what may help where q has not the shape of the posterior."""
+        options = []
+        if self.family in ("diagonal", "block"):
+            options.append("family='sparse'" if self.has_groups else "family='full'")
+        if self.has_groups and not self.relative:
+            options += ["reparam='rvb2'", "another parametrisation (non-centred in place of centred, or the reverse)"]
+        if self.family == "mixture":
+            options.append("more components (n_components)")
+        elif self.has_hessian and not self.relative and (self.has_groups or self.layout.n_dim <= _MOST_MIXED):
+            options.append("family='mixture'")
+        if not options:
+            options.append("another parametrisation of the model")
+        return f"Try {', '.join(options)}, or pm.sample."
+
+    def mode_cure(self) -> str:
+        """Return what may help where q misses a mode."""
+        if self.family == "mixture":
+            return "Try more components (n_components), a wider start_sigma, or pm.sample with several chains."
+        if self.has_hessian and not self.relative:
+            return "Try family='mixture', or bar one of the modes by an ordering or a prior."
+        return "Bar one of the modes by an ordering or a prior, or try pm.sample with several chains."
+
+
+def findings_of(
+    context: Context,
+    gap: float,
+    elbo: float,
+    weights: Weights,
+    moved: Moved,
+    drift: Drift | None,
+    places: Sequence[Elsewhere],
+    about: tuple[NDArray[np.float64], NDArray[np.float64]],
+) -> tuple[Finding, ...]:
+    """Return all findings, the serious ones first.
+
+    Parameters
+    ----------
+    context : Context
+    gap, elbo : float
+        Nats; NaN where they are not known.
+    weights : Weights
+    moved : Moved
+    drift : Drift or None
+        None where too few draws could be moved.
+    places : sequence of Elsewhere
+    about : tuple of ndarray, shape (n_dim,)
+        Mean and standard deviation of q.
+    """
+    found = [
+        *_of_fit(context, gap),
+        *_of_support(weights),
+        *([] if drift is None or _stuck(moved) else _of_drift(context, drift)),
+        *_of_movement(context, moved, drift),
+        *_of_weights(context, weights),
+        *_of_places(context, elbo, places, about),
+    ]
+    return tuple(sorted(found, key=lambda f: not f.serious))
+
+
+def _of_fit(context: Context, gap: float) -> list[Finding]:
+    record, n_dim = context.record, context.layout.n_dim
+    result = []
+    if record is not None and not record.converged:
+        result.append(
+            Finding(f"The fit did not converge ({record.status}): {record.status.sentence}", record.status.cure, True)
+        )
+    if gap > min(0.5 * _GAP_MEAN**2 * n_dim, max(_GAP_MUCH, 0.01 * _GAP_MUCH * n_dim)):
+        text = f"A better q of the same family is {format_gap(gap)} nats away, which is much in {n_dim:,} dimensions."
+        result.append(Finding(text, "Go on with approx.refine(n, tol=...) and a smaller tol.", True))
+    return result
+
+
+def _of_support(weights: Weights) -> list[Finding]:
+    part = weights.n_lost / weights.n_draws
+    if not weights.n_lost:
+        return []
+    text = f"log p or log q is not finite at {weights.n_lost:,} of {weights.n_draws:,} draws of q ({100 * part:.2g} %)."
+    cure = "Give the variables their support by a prior or a transform rather than by a Potential or by the data."
+    return [Finding(text, cure, part > _LOST)]
+
+
+# --- moved draws ---
+
+
+def _of_drift(context: Context, drift: Drift) -> list[Finding]:
+    """Return what is off by much, or, where nothing is, by little."""
+    cure, layout = context.shape_cure(), context.layout
+    serious = [
+        Finding(_off(what, names, "is off"), cure, True)
+        for what, names in _standing_out(layout, drift, (MEAN, SD, SKEWNESS), 1.0)
+    ]
+    if serious:
+        return serious
+    if abs(drift.log_p.value) > max(LOG_P * np.sqrt(0.5 * layout.n_dim), 3.0 * drift.log_p.se):
+        text = f"E[log p] drifts by {drift.log_p} nats as draws are moved, though no single coordinate stands out."
+        return [Finding(text, cure, True)]
+    slight = (SLIGHT_MEAN, SLIGHT_SD, SLIGHT_SKEWNESS)
+    return [
+        Finding(_off(what, names, "is slightly off"), "Take care with intervals there." * (what == "skewness"), False)
+        for what, names in _standing_out(layout, drift, slight, 0.0)
+    ]
+
+
+def _standing_out(
+    layout: Layout, drift: Drift, sizes: tuple[float, float, float], certain: float
+) -> list[tuple[str, list[str]]]:
+    """Return the moments of which some coordinates drift by more than a size, with the names of these."""
+    kinds = (
+        ("mean", _named(layout, drift.mean, sizes[0], certain, _in_sds)),
+        ("standard deviation", _named(layout, drift.sd, sizes[1], certain, _in_percent)),
+        ("skewness", _named(layout, drift.skewness, sizes[2], certain, _plain)),
+    )
+    return [(what, names) for what, names in kinds if names]
+
+
+def _off(what: str, names: list[str], off: str) -> str:
+    return f"The {what} of q {off}: draws that are moved towards the posterior drift in {', '.join(names)}."
+
+
+def _named(
+    layout: Layout, estimates: Estimates, size: float, certain: float, form: Callable[[float, float], str]
+) -> list[str]:
+    """Return what stands out, by variable, the worst first."""
+    rest = estimates.beyond(size, certain)
+    names: list[str] = []
+    while len(rest) and len(names) < _N_NAMED:
+        worst = int(rest[0])
+        variable = next(v for v in layout.variables if v.where.start <= worst < v.where.stop)
+        own = (rest >= variable.where.start) & (rest < variable.where.stop)
+        n_more = int(own.sum()) - 1
+        more = f" and {n_more:,} more of {variable.size:,}" if n_more else ""
+        names.append(
+            f"`{layout.label(worst)}`{more} ({form(float(estimates.value[worst]), float(estimates.se[worst]))})"
+        )
+        rest = rest[~own]
+    return [*names, f"{len(rest):,} more coordinates"] if len(rest) else names
+
+
+def _in_sds(value: float, se: float) -> str:
+    return f"{value:+.2f} ± {se:.2f} sd"
+
+
+def _in_percent(value: float, se: float) -> str:
+    return f"{100 * value:+.0f} ± {100 * se:.0f} %"
+
+
+def _plain(value: float, se: float) -> str:
+    return f"{value:+.1f} ± {se:.1f}"
+
+
+def _stuck(moved: Moved) -> bool:
+    return moved.acceptance < LEAST_ACCEPTANCE
+
+
+def _of_movement(context: Context, moved: Moved, drift: Drift | None) -> list[Finding]:
+    """Say where moved draws tell nothing."""
+    if drift is None:
+        text = "log p or its gradient is finite at too few draws of q to move them towards the posterior."
+    elif _stuck(moved):
+        text = (
+            f"Draws of q can hardly be moved towards the posterior (acceptance {moved.acceptance:.2f}): q is far from "
+            "it, or log p has kinks or cliffs."
+        )
+    else:
+        return []
+    return [Finding(text, context.shape_cure(), True)]
+
+
+# --- weights, and other places ---
+
+
+def _of_weights(context: Context, weights: Weights) -> list[Finding]:
+    limit = khat_limit(weights.n_draws)
+    if weights.khat <= limit:
+        return []
+    uneven = weights.khat > _WORST_KHAT and weights.effective < _LEAST_EFFECTIVE * weights.n_draws
+    if uneven and context.layout.n_dim <= _FEW:
+        text = (
+            f"Pareto k-hat is {weights.khat:.2f}, and {weights.n_draws:,} draws of q are worth "
+            f"{weights.effective:,.0f} by their importance weights: much of the posterior is where q hardly is."
+        )
+        return [Finding(text, context.shape_cure(), True)]
+    return [Finding(
+        f"Pareto k-hat is {weights.khat:.2f}, above {limit:.2f}: tails of q differ from those of the posterior, and "
+        "importance weights do not correct it.", "", False,
+    )]  # fmt: skip
+
+
+def _of_places(
+    context: Context, elbo: float, places: Sequence[Elsewhere], about: tuple[NDArray[np.float64], NDArray[np.float64]]
+) -> list[Finding]:
+    result = []
+    modes = [p for p in places if p.kind == "mode" and p.share > _ELSEWHERE]
+    if modes:
+        number = f"{len(modes)} modes" if len(modes) > 1 else "a mode"
+        text = (
+            f"q misses {number} of the posterior; the largest has {100 * modes[0].share:.0f} % of the mass of both, at "
+            f"{_place(context.layout, modes[0], about)}."
+        )
+        result.append(Finding(text, context.mode_cure(), True))
+    for place in places:
+        if place.kind == "fit" and place.elbo > elbo + _BETTER:
+            text = f"Another fit, from a dispersed start, has a higher ELBO than this one, {format_elbo(place.elbo)}."
+            cure = "Take that one: give another random_seed, start or start_sigma, and compare ELBOs."
+            result.append(Finding(text, cure, True))
+        elif place.kind == "fit" and place.share > _ELSEWHERE and not modes:
+            text = (
+                "Another fit, from a dispersed start, ends elsewhere, with an ELBO of "
+                f"{format_elbo(place.elbo)}, at {_place(context.layout, place, about)}."
+            )
+            result.append(Finding(text, context.mode_cure(), True))
+    return result
+
+
+def _place(layout: Layout, place: Elsewhere, about: tuple[NDArray[np.float64], NDArray[np.float64]]) -> str:
+    """Return the coordinates in which a place is farthest from q."""
+    apart = np.abs(place.location - about[0]) / about[1]
+    far = np.argsort(-apart)[:_N_NAMED]
+    far = far[apart[far] > 0.3 * apart[far[0]]]
+    return ", ".join(f"`{layout.label(int(i))}` = {place.location[i]:.3g} (q: {about[0][i]:.3g})" for i in far)

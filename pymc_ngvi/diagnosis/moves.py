@@ -1,0 +1,288 @@
+r"""Draws of q moved towards the posterior by short Hamiltonian trajectories.
+
+Trajectories leave the posterior as it is. If q is the posterior, moved draws have its moments; where they don't, q is
+wrong, and the drift says in which direction and by how much at least. In coordinates whitened by q, a quarter of a
+period makes a draw forget where it began, and a few steps make a quarter.
+
+Each draw has a *control*: a draw that moves with the same momenta, but in q. Its law is exactly q, and where q is near
+the posterior it stays near the draw, so that most of the noise of a drift cancels.
+
+References
+----------
+.. [1] R. M. Neal (2011). MCMC using Hamiltonian dynamics. Handbook of Markov Chain Monte Carlo, chapter 5.
+   https://doi.org/10.1201/b10905-6
+.. [2] J. Heng and P. E. Jacob (2019). Unbiased Hamiltonian Monte Carlo with couplings. Biometrika 106.
+   https://doi.org/10.1093/biomet/asy074
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from pymc_ngvi import linalg
+from pymc_ngvi.families import DiagonalState, FullState, MixtureState
+from pymc_ngvi.families.pushforward import PushforwardState
+from pymc_ngvi.families.student_t import StudentTState
+from pymc_ngvi.types import Array, TargetDensity, VariationalState
+
+#: A quarter of a period in whitened coordinates, and by how much, as a part, trajectories differ from it.
+_QUARTER, _JITTER = 0.5 * np.pi, 0.2
+#: Acceptance that is aimed at, and below which nothing is said of the moved draws.
+AIM, LEAST_ACCEPTANCE = 0.8, 0.3
+#: First step size times the fourth root of the dimension; largest and smallest one; steps of a trajectory at most.
+_FIRST, _LARGEST, _SMALLEST, _MOST_STEPS = 1.2, 0.9, 1e-3, 24
+#: Draws on which a step size is tried, how often, and its factor from one trial to the next.
+_N_PILOT, _TRIALS, _FACTOR = 32, 8, 1.6
+#: Draws that are moved, at least.
+_LEAST_MOVED = 48
+#: Largest dimension for which components are pooled to one dense covariance.
+_MOST_POOLED = 1_000
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Draws before and after trajectories, unconstrained.
+
+    Parameters
+    ----------
+    start, end : ndarray, shape (n_draws, n_dim)
+        Before and after; rows belong together.
+    control : ndarray, shape (n_draws, n_dim)
+        Draws of q that are correlated with ``end``.
+    log_p_start, log_p_end : ndarray, shape (n_draws,)
+    acceptance : float
+        Mean probability that a trajectory was accepted.
+    n_trajectories : int
+    step_size : float
+        Of the last trajectory, in whitened coordinates.
+    n_lost : int
+        Draws of q left out because log p or its gradient is not finite there.
+    n_gradients : int
+    """
+
+    start: Array
+    end: Array
+    control: Array
+    log_p_start: Array
+    log_p_end: Array
+    acceptance: float
+    n_trajectories: int
+    step_size: float
+    n_lost: int
+    n_gradients: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """In what coordinates draws move.
+
+    Parameters
+    ----------
+    target : TargetDensity
+        log p in those coordinates.
+    gaussian : GaussianState
+        Whitens; velocities are drawn from it.
+    draw : state
+        Its draws are those of q in those coordinates.
+    transform : Transform or None
+        From those coordinates to the model's.
+    """
+
+    target: TargetDensity
+    gaussian: Any
+    draw: VariationalState
+    transform: Any = None
+
+    @property
+    def coupled(self) -> bool:
+        """Whether q is the Gaussian that whitens, so that a control can move with each draw."""
+        return self.draw is self.gaussian
+
+    def on_model_scale(self, points: Array) -> Array:
+        """Return points in the model's coordinates."""
+        return points if self.transform is None else np.asarray(self.transform.forward(points)[0])
+
+
+def plan_of(density: Any, q: VariationalState) -> Plan:
+    """Return the coordinates in which q is nearest to a Gaussian, and a Gaussian that whitens them.
+
+    Parameters
+    ----------
+    density : LogDensity
+    q : VariationalState
+    """
+    if isinstance(q, PushforwardState):
+        from pymc_ngvi.reparam import ReparametrisedDensity
+
+        transform: Any = q.family.transform
+        return Plan(ReparametrisedDensity(density, transform), q.gaussian, q.gaussian, transform)
+    if isinstance(q, StudentTState):
+        return Plan(density, q.gaussian, q)
+    if isinstance(q, MixtureState):
+        return Plan(density, pooled(q), q)
+    if hasattr(q, "whiten"):
+        return Plan(density, q, q)
+    return Plan(density, DiagonalState(q.mean(), q.sd()), q)
+
+
+def pooled(q: MixtureState) -> Any:
+    """Return a Gaussian with the mean covariance within components; in high dimension that of the heaviest one."""
+    heaviest = q.components[int(np.argmax(q.log_weights))]
+    if q.n_components == 1 or q.n_dim > _MOST_POOLED:
+        return heaviest
+    within = np.sum([w * c.cov() for w, c in zip(q.weights, q.components, strict=True)], axis=0)
+    factor = linalg.cholesky(linalg.symmetrise(within))
+    return heaviest if factor is None else FullState(q.mean(), factor)
+
+
+@dataclass
+class _Points:
+    """Where draws are, with log p and its whitened gradient; rows are independent."""
+
+    x: Array
+    logp: Array
+    slope: Array
+
+    def at(self, rows: NDArray[Any]) -> "_Points":
+        return _Points(self.x[rows], self.logp[rows], self.slope[rows])
+
+    @property
+    def finite(self) -> NDArray[np.bool_]:
+        result: NDArray[np.bool_] = np.isfinite(self.logp) & np.isfinite(self.slope).all(axis=1)
+        return result
+
+
+def move(
+    density: Any,
+    q: VariationalState,
+    base: Array,
+    rng: np.random.Generator,
+    *,
+    n_trajectories: int,
+    max_gradients: int | None = None,
+) -> Moved:
+    """Move draws of q by Metropolis-corrected Hamiltonian trajectories.
+
+    Parameters
+    ----------
+    density : LogDensity
+    q : VariationalState
+    base : ndarray, shape (n_draws, n_dim + q.n_uniform)
+        Base draws.
+    rng : numpy.random.Generator
+        For momenta and acceptance.
+    n_trajectories : int
+        At least 1.
+    max_gradients : int, optional
+        Of the trajectories, about: fewer draws are moved where steps have to be small, but 48 at least.
+
+    Returns
+    -------
+    Moved
+    """
+    plan, before = plan_of(density, q), density.n_gradients
+    x = plan.draw.draws(base)
+    x = x[np.isfinite(x).all(axis=1)]
+    points = _evaluate(plan, x)
+    n_lost = len(base) - int(points.finite.sum())
+    start = points = points.at(np.flatnonzero(points.finite))
+    acceptance, step = np.zeros(n_trajectories), min(_FIRST * q.n_dim**-0.25, _LARGEST)
+    if len(start.x):
+        step = _tried_step(plan, points, step, rng)
+        start = points = points.at(np.arange(_affordable(len(start.x), step, n_trajectories, max_gradients)))
+    control = start.x
+    for t in range(n_trajectories if len(start.x) else 0):
+        # A draw that is refused in the end loses its control: the last trajectory takes smaller steps.
+        n_steps, size = _steps(step if t < n_trajectories - 1 else 0.5 * step, rng)
+        momenta = rng.standard_normal(points.x.shape)
+        if plan.coupled:
+            control = _turned(plan.gaussian, control, momenta, n_steps, size)
+        points, acceptance[t] = _trajectory(plan, points, momenta, n_steps, size, rng)
+        if acceptance[t] < AIM - 0.15:
+            step = max(step / _FACTOR, _SMALLEST)
+    first, last, of_q = (plan.on_model_scale(p) for p in (start.x, points.x, control))
+    kept = np.isfinite(first).all(axis=1) & np.isfinite(last).all(axis=1) & np.isfinite(of_q).all(axis=1)
+    return Moved(
+        start=first[kept],
+        end=last[kept],
+        control=of_q[kept],
+        log_p_start=start.logp[kept],
+        log_p_end=points.logp[kept],
+        acceptance=float(acceptance.mean()),
+        n_trajectories=n_trajectories,
+        step_size=float(step),
+        n_lost=n_lost,
+        n_gradients=density.n_gradients - before,
+    )
+
+
+def _affordable(n_draws: int, step: float, n_trajectories: int, max_gradients: int | None) -> int:
+    """Return how many draws to move: as many as there are, or as a number of gradients allows."""
+    if max_gradients is None:
+        return n_draws
+    n_steps = (n_trajectories + 1) * min(np.ceil(_QUARTER / step), _MOST_STEPS)
+    return int(np.clip(max_gradients // n_steps, min(_LEAST_MOVED, n_draws), n_draws))
+
+
+def _evaluate(plan: Plan, x: Array) -> _Points:
+    logp, grad = plan.target.logp_grad(x)
+    with np.errstate(invalid="ignore", over="ignore"):
+        return _Points(x, logp, plan.gaussian.whiten(grad))
+
+
+def _steps(step: float, rng: np.random.Generator) -> tuple[int, float]:
+    """Return the number of steps of a quarter of a period, as near as that may be, and their size, both jittered."""
+    length = _QUARTER * (1.0 + _JITTER * (2.0 * rng.random() - 1.0))
+    n_steps = int(np.clip(np.ceil(length / step), 1, _MOST_STEPS))
+    return n_steps, min(step, length / n_steps)
+
+
+def _tried_step(plan: Plan, points: _Points, step: float, rng: np.random.Generator) -> float:
+    """Return the first step size in a falling sequence that has the acceptance aimed at, on some of the draws."""
+    pilot = points.at(np.arange(min(_N_PILOT, len(points.x))))
+    for _ in range(_TRIALS):
+        n_steps, size = _steps(step, rng)
+        # Half of a trajectory tells as much about its energy.
+        _, accepted = _trajectory(plan, pilot, rng.standard_normal(pilot.x.shape), -(-n_steps // 2), size, rng)
+        if accepted >= AIM:
+            break
+        step = max(step / _FACTOR, _SMALLEST)
+    return step
+
+
+def _trajectory(
+    plan: Plan, points: _Points, momenta: Array, n_steps: int, size: float, rng: np.random.Generator
+) -> tuple[_Points, float]:
+    """Return where the draws are after one leapfrog trajectory each, and the mean probability of acceptance."""
+    gaussian, now, p = plan.gaussian, points, momenta
+    centre = gaussian.mean()
+    with np.errstate(all="ignore"):
+        p = p + 0.5 * size * now.slope
+        for i in range(n_steps):
+            x = now.x + size * (gaussian.draws(p) - centre)
+            lost = ~np.isfinite(x).all(axis=1)
+            x[lost] = points.x[lost]
+            now = _evaluate(plan, x)
+            now.logp[lost] = -np.inf
+            now.slope[~now.finite] = 0.0  # it goes on straight, and is refused at the end
+            p = p + (0.5 if i == n_steps - 1 else 1.0) * size * now.slope
+        change = now.logp - points.logp - 0.5 * np.sum(p**2 - momenta**2, axis=1)
+        probability = np.exp(np.minimum(np.where(np.isfinite(change), change, -np.inf), 0.0))
+    taken = rng.random(len(probability)) < probability
+    arrived = _Points(
+        np.where(taken[:, None], now.x, points.x),
+        np.where(taken, now.logp, points.logp),
+        np.where(taken[:, None], now.slope, points.slope),
+    )
+    return arrived, float(probability.mean())
+
+
+def _turned(gaussian: Any, control: Array, momenta: Array, n_steps: int, size: float) -> Array:
+    """Turn draws of a Gaussian by the angle that the same leapfrog steps turn those of a standard normal."""
+    angle = n_steps * float(np.arccos(1.0 - 0.5 * min(size, 1.9) ** 2))
+    centre = gaussian.mean()
+    result: Array = centre + np.cos(angle) * (control - centre) + np.sin(angle) * (gaussian.draws(momenta) - centre)
+    return result

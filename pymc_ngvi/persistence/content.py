@@ -1,0 +1,194 @@
+"""What a tree holds of an approximation: groups of arrays with JSON, q, the generator, versions."""
+
+import contextlib
+import json
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import xarray as xr
+
+from pymc_ngvi.families import FAMILIES, FullPrecisionState
+from pymc_ngvi.families.pushforward import Pushforward, PushforwardState
+from pymc_ngvi.model import LogDensity
+from pymc_ngvi.persistence import files
+from pymc_ngvi.persistence.encoding import DamagedError, Decoder, Encoder
+from pymc_ngvi.persistence.matching import FreeVariable
+from pymc_ngvi.persistence.memory import memory_of, remember
+from pymc_ngvi.reparam import reparametrised
+from pymc_ngvi.result import FitRecord
+
+#: What the root of a tree is marked with.
+FORMAT, VERSION = "pymc_ngvi approximation", 1
+#: Groups: q with what belongs to it, the state of the fit, and moments for other readers.
+APPROXIMATION, FIT, UNCONSTRAINED = "approximation", "fit", "unconstrained"
+#: The variable of a group that holds its JSON, as bytes.
+_JSON = "json"
+#: Generators of random numbers whose state can be kept.
+_GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
+#: Classes of q by name.
+_STATES: dict[str, Any] = {kind.__name__: kind for kind in (*FAMILIES.values(), FullPrecisionState)}
+#: What damaged files lead to.
+_ERRORS = (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a tree holds: q with what belongs to it, and the state of the fit if it is there."""
+
+    content: dict[str, Any]
+    fit: dict[str, Any] | None
+
+    @classmethod
+    def of(cls, tree: xr.DataTree, name: str) -> "Saved":
+        """Read a tree; raise ValueError if it is none of this package, of a newer version, or damaged."""
+        if tree.attrs.get("format") != FORMAT:
+            raise ValueError(f"{name} holds no approximation: it was not written by approx.save.")
+        with damaged(name):
+            version = int(tree.attrs["format_version"])
+        if version > VERSION:
+            raise ValueError(
+                f"{name} was written by pymc_ngvi {tree.attrs.get('pymc_ngvi_version', '')} in format {version}; this "
+                f"version reads formats up to {VERSION}: install that one or a newer one."
+            )
+        with damaged(name):
+            content = _content_of(tree[APPROXIMATION])
+            fit = _content_of(tree[FIT]) if FIT in tree.children else None
+            _check_types(content, fit)
+        return cls(content, fit)
+
+
+def _check_types(content: dict[str, Any], fit: dict[str, Any] | None) -> None:
+    """Raise DamagedError where something is not of the type that is written."""
+    from pymc_ngvi.session import Snapshot
+
+    expected: dict[str, Any] = {
+        "q": dict,
+        "variables": list,
+        "record": FitRecord | None,
+        "hist": np.ndarray,
+        "gap_hist": np.ndarray,
+        "data": dict,
+        "generator": dict | None,
+        "include_transformed": bool,
+        "backend": str,
+    }
+    of_fit = {} if fit is None else {"snapshot": Snapshot, "log_p": float | None}
+    for name, kind in {**expected, **of_fit}.items():
+        if not isinstance((fit or {})[name] if name in of_fit else content[name], kind):
+            raise DamagedError(f"what it has as {name!r} is something else")
+    if not all(isinstance(v, FreeVariable) for v in content["variables"]):
+        raise DamagedError("what it has as variables is something else")
+    if fit is not None:
+        fit["snapshot"].options.changed()  # checks each option
+
+
+@contextlib.contextmanager
+def damaged(name: str) -> Iterator[None]:
+    """Say of errors in reading that the content is damaged."""
+    try:
+        yield
+    except _ERRORS as error:
+        what = f"it has no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+        raise ValueError(f"{name} is damaged: {what}.") from error
+
+
+def group_of(content: Mapping[str, Any], *, inline: bool, attrs: Mapping[str, Any] | None = None) -> xr.Dataset:
+    """Return values as a dataset of their arrays, and of JSON for the rest."""
+    encoder = Encoder(inline=inline)
+    text = json.dumps({name: encoder.encode(value, name) for name, value in content.items()}, allow_nan=False)
+    as_bytes = np.frombuffer(text.encode(), dtype=np.uint8)  # netCDF limits the length of attributes
+    return files.dataset_of({_JSON: as_bytes, **encoder.arrays}).assign_attrs(attrs or {})
+
+
+def _content_of(group: Any) -> dict[str, Any]:
+    arrays = files.arrays_of(group)
+    listed = json.loads(arrays.pop(_JSON).astype(np.uint8).tobytes())
+    decoder = Decoder(arrays)
+    return {str(name): decoder.decode(form) for name, form in listed.items()}
+
+
+def versions() -> dict[str, Any]:
+    """Return the attributes of the root: format, and versions of what has written it."""
+    import pymc_ngvi
+
+    return {
+        "format": FORMAT,
+        "format_version": VERSION,
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "pymc_ngvi_version": pymc_ngvi.__version__,
+        "pymc_version": pm.__version__,
+        "numpy_version": np.__version__,
+    }
+
+
+def readable(approx: Any) -> dict[str, Any]:
+    """Return what other readers may want to know, as attributes."""
+    attrs: dict[str, Any] = {"q": type(approx.q).__name__, "n_dim": approx.layout.n_dim}
+    record = approx.record
+    if record is not None:
+        names = ("family", "update", "estimator", "step", "n_iterations", "gap")
+        attrs |= {name: getattr(record, name) for name in names}
+        attrs |= {"status": str(record.status), "elbo": record.elbo.value, "elbo_se": record.elbo.se}
+    return attrs
+
+
+# --- q, and the generator ---------------------------------------------------------------------------------------------
+
+
+def content_of_q(q: Any, record: FitRecord | None) -> dict[str, Any]:
+    """Return the arrays of q and what else defines it; raise TypeError for one that can't be made of a file."""
+    if isinstance(q, PushforwardState):
+        if record is None or record.reparam is None:
+            raise TypeError(
+                "Of an approximation with a transform that was made by hand, a file can hold nothing: only those of "
+                "fits with reparam can be saved."
+            )
+        transform = q.family.transform
+        return {
+            **content_of_q(q.gaussian, record),
+            "reparam": record.reparam,
+            "structure": transform.structure,
+            "memory": memory_of(transform),
+        }
+    if _STATES.get(type(q).__name__) is not type(q):
+        raise TypeError(f"q is a {type(q).__name__}, which is none of {', '.join(_STATES)}: it can't be saved.")
+    return {"class": type(q).__name__, **q.params()}
+
+
+def q_of(content: dict[str, Any], density: LogDensity) -> Any:
+    """Return q on a model: the inverse of `content_of_q`."""
+    params = dict(content)
+    kind = _STATES[params.pop("class")]
+    reparam, structure, memory = (params.pop(name, None) for name in ("reparam", "structure", "memory"))
+    q = kind.from_params(params)
+    base = np.full((1, density.n_dim + q.n_uniform), 0.5)
+    theta = q.draws(base)
+    if q.n_dim != density.n_dim or theta.shape != (1, density.n_dim) or not np.isfinite(q.log_density(theta)).all():
+        raise DamagedError("the arrays of q don't go together")
+    if reparam is None:
+        return q
+    transform = reparametrised(density, structure, reparam).transform
+    remember(transform, memory)
+    return PushforwardState(q, Pushforward(transform, kind))
+
+
+def content_of_generator(rng: np.random.Generator) -> dict[str, Any] | None:
+    """Return the state of a generator; None for one of a kind that is not NumPy's."""
+    state = dict(rng.bit_generator.state)
+    return state if state["bit_generator"] in _GENERATORS else None
+
+
+def generator_of(state: dict[str, Any] | None) -> np.random.Generator | None:
+    """Return the generator in a state: the inverse of `content_of_generator`."""
+    if state is None:
+        return None
+    if state["bit_generator"] not in _GENERATORS:
+        raise DamagedError(f"it names a generator {state['bit_generator']!r}")
+    bits = getattr(np.random, state["bit_generator"])()
+    bits.state = state
+    return np.random.Generator(bits)
