@@ -9,7 +9,6 @@ import numpy as np
 import pymc as pm
 
 from pymc.model import modelcontext
-from pymc.util import _get_seeds_per_chain
 from pymc.variational.inference import Inference
 from rich.theme import Theme
 
@@ -17,7 +16,7 @@ from pymc_ngvi import starting
 from pymc_ngvi.approximation import NGVIApproximation
 from pymc_ngvi.defaults import options_for
 from pymc_ngvi.model import LogDensity
-from pymc_ngvi.options import FitOptions, check_callbacks, check_n, refuse_unknown, split_options
+from pymc_ngvi.options import FitOptions, check_callbacks, check_n, make_seed, refuse_unknown, split_options
 from pymc_ngvi.problem import Problem, problem_of
 from pymc_ngvi.progress import FitProgress
 from pymc_ngvi.session import FitSession, few_threads, make_rule
@@ -307,8 +306,7 @@ class NGVI(Inference):
         """Return the seed of the next fit: that of the approximation made for it, or a new one."""
         if self._next_seed is not None:
             return self._next_seed
-        (seed,) = _get_seeds_per_chain(self._given["random_seed"], 1)
-        return int(seed)
+        return make_seed(self._given["random_seed"])
 
     def _start(self, problem: Problem, include_transformed: bool) -> tuple[NGVIApproximation, Any, int]:
         """Return the approximation at the start of a fit, the state behind it, and the seed of the fit."""

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from pymc.util import _get_seeds_per_chain
+
 from pymc_ngvi.draws import BASE_DRAWS
 from pymc_ngvi.families.mixture import COMPONENTS
 from pymc_ngvi.mixtures.weights import WEIGHT_UPDATES
@@ -289,6 +291,20 @@ def _is_number(value: Any) -> bool:
 
 def _is_positive(value: Any) -> bool:
     return _is_number(value) and bool(0 < value < np.inf)
+
+
+def make_seed(random_seed: Any) -> int:
+    """Return the seed of a fit; raise ValueError for what is none."""
+    unclear = isinstance(random_seed, bool | np.bool_ | float | str)
+    try:
+        (seed,) = (-1,) if unclear else _get_seeds_per_chain(random_seed, 1)
+    except (TypeError, ValueError):
+        seed = -1
+    if seed < 0:
+        raise ValueError(
+            f"random_seed should be a whole number of at least 0, a NumPy Generator, or None; got {random_seed!r}."
+        )
+    return int(seed)
 
 
 def check_n(n: Any) -> int:
