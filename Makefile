@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-
 
-.PHONY: example test test-all lint docs wheel bench clean check-python
+.PHONY: example test test-all lint docs notebooks wheel bench clean check-python
 
 example: $(STAMP)example
 	$(BIN)/python examples/epilepsy.py
@@ -21,6 +21,9 @@ lint: $(STAMP)test
 docs: $(STAMP)docs
 	$(BIN)/python -m sphinx --fresh-env --write-all --fail-on-warning --keep-going --quiet -b html docs docs/_build/html
 	@echo "docs/_build/html/index.html"
+
+notebooks: $(STAMP)notebooks
+	$(BIN)/python examples/notebooks.py
 
 wheel: $(STAMP)wheel
 	rm -rf dist

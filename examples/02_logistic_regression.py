@@ -80,7 +80,7 @@ print(f"largest change of a standard deviation: {100 * float(abs(shift.sel(momen
 # %%
 posterior = approx.sample(4_000, random_seed=3)
 order = np.argsort(posterior["posterior"]["beta"].mean(["chain", "draw"]).to_numpy())
-pc = azp.plot_forest(
+azp.plot_forest(
     posterior["posterior"].to_dataset().isel(predictor=order),
     var_names="beta",
     combined=True,
@@ -88,7 +88,7 @@ pc = azp.plot_forest(
     backend="matplotlib",
     figure_kwargs={"figsize": (7, 5.5)},
 )
-azp.add_lines(pc, 0)
+_ = plt.gcf().axes[-1].axvline(0, color="0.6", linewidth=1, linestyle="--", zorder=0)
 
 # %% [markdown]
 # ## Is the model calibrated?
@@ -169,8 +169,8 @@ _ = ax.legend(frameon=False)
 print(by_scale.round(1))
 
 # %% [markdown]
-# A prior of about .3 to 1 predicts best, and a wider one loses only little. The ELBO, which charges for prior mass that
-# the data do not use, punishes wide priors far more: it is no measure of prediction.
+# A prior of about .3 to 1 predicts best. One ten times as wide predicts worse, by some nats; the ELBO, which also
+# charges for prior mass that the data do not use, punishes it far more. The two are not measures of the same.
 #
 # ## Which tests are worth it?
 #
@@ -199,8 +199,9 @@ assert np.abs(exact - estimated).max() < 0.4
 assert abs(exact.sum() - estimated.sum()) < 0.6
 assert (loo.pareto_k < 0.7).all()
 assert by_scale["five-fold log density"].idxmax() in (0.3, 1.0)
-assert by_scale["five-fold log density"].loc[1.0] - by_scale["five-fold log density"].loc[10.0] < 10
-assert by_scale["ELBO"].loc[1.0] - by_scale["ELBO"].loc[10.0] > 25
+lost = by_scale.loc[1.0] - by_scale.loc[10.0]
+assert 5 < lost["five-fold log density"] < 20
+assert lost["ELBO"] > 1.5 * lost["five-fold log density"]
 assert loss.sum() > loss.std(ddof=1) * np.sqrt(len(y))
 
 # %% [markdown]
