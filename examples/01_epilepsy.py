@@ -169,7 +169,7 @@ _ = fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center",
 
 # %% [markdown]
 # The intervals of the effects can't be told apart. In the two panels on the right, the steep blue line is the Gaussian,
-# sure of the scales beyond what the data say; the reparametrised fit lies on NUTS.
+# sure of the scales beyond what the data say; the reparametrised fit lies close to NUTS.
 #
 # ## Does the model fit?
 #
@@ -182,6 +182,8 @@ with model:
 _ = azp.plot_ppc_rootogram(posterior, backend="matplotlib", figure_kwargs={"figsize": (8, 3.2)})
 
 # %% [markdown]
+# Dots are the data. Most are within their bands; zeros are more frequent than the model expects, and ones less.
+#
 # ## Did the drug help?
 #
 # At a given baseline, the drug multiplies the rate of seizures by exp(treatment + interaction × log baseline).
@@ -218,6 +220,9 @@ assert (gaussian.iloc[6:, 1] < 0.8).all()
 assert repaired.iloc[:, 0].abs().max() < 0.25
 assert repaired.iloc[:, 1].sub(1).abs().max() < 0.15
 assert curved.elbo.value - approx.elbo.value > 0.3
+replicated = posterior["posterior_predictive"]["seizures"].to_numpy()
+for count, sign in [(0, 1), (1, -1)]:
+    assert sign * ((table["seizures"] == count).mean() - (replicated == count).mean()) > 0.02
 assert summary["P(fewer seizures)"].loc[8] > 0.9 > summary["P(fewer seizures)"].loc[60]
 
 # %% [markdown]

@@ -135,14 +135,15 @@ _ = fig.colorbar(points, ax=axes, label="patients", shrink=0.8)
 # %% [markdown]
 # ## The same q as a dense fit
 #
-# The best dense Gaussian has the same zeros in its precision, so nothing is lost. With 60 clinics, larger ones now, a
-# dense fit is still cheap, and gives the same.
+# The best dense Gaussian has the same zeros in its precision, so nothing is lost. With 40 clinics, larger ones now, a
+# dense fit is still cheap, and gives the same. The tolerance is tighter than the default, as the ELBO is flat along the
+# standard deviations of the clinics, and two fits may stop at different points of the plateau.
 
 # %%
-small = build(*simulate(60, np.random.default_rng(2), 40, 100)[:-1])
+small = build(*simulate(40, np.random.default_rng(2), 100, 200)[:-1])
 with small:
-    sparse = pm.fit(method="ngvi", family="sparse", random_seed=1, progressbar=False)
-    dense = pm.fit(method="ngvi", family="full", random_seed=1, progressbar=False)
+    sparse = pm.fit(method="ngvi", family="sparse", tol=0.01, random_seed=1, progressbar=False)
+    dense = pm.fit(method="ngvi", family="full", tol=0.01, random_seed=1, progressbar=False)
 print(f"sparse: ELBO {sparse.elbo}, dense: ELBO {dense.elbo}")
 distance = np.abs(sparse.mean_flat - dense.mean_flat) / dense.sd_flat
 print(f"largest difference of a mean: {distance.max():.2f} sd; of an sd: ", end="")
@@ -153,7 +154,8 @@ print(f"{np.abs(sparse.sd_flat / dense.sd_flat - 1).max():.1%}")
 #
 # Each gradient and each Hessian costs in proportion to the number of clinics. How many of them a fit takes varies from
 # one data set to the next, by how flat the ELBO is along the two standard deviations, and does not grow with the
-# clinics.
+# clinics. Seconds are those of the machine that ran the notebook, whatever else it did; evaluations are the same
+# anywhere.
 
 # %%
 sizes, fits, taken = [100, 300, 900], [], []
@@ -187,9 +189,9 @@ assert approx.structure.n_blocks == 1_500 + np.sum(n_treated == 0) == 1_501
 assert max(np.abs(s).max() for s in score.values()) < 4
 assert np.abs(coverage_50 - 0.5).max() < 0.06
 assert np.abs(coverage_90 - 0.9).max() < 0.04
-# Of fits that end with gaps of .05 nats.
-assert abs(sparse.elbo.value - dense.elbo.value) < 0.2
-assert distance.max() < 0.15
+# Each is within about .01 nats of the optimum, which is .1 to .2 sd along a single coordinate.
+assert abs(sparse.elbo.value - dense.elbo.value) < 0.1
+assert distance.max() < 0.3
 assert max(f.n_gradients for f in fits) < 10 * min(f.n_gradients for f in fits)
 
 # %% [markdown]

@@ -51,8 +51,9 @@ DATA = Path("data")
 # ## How it is measured
 #
 # A callback estimates the ELBO after iterations 1, 2, 3, 4, 6, 8, ..., always with the same 2,000 base draws, and its
-# own time is not counted. Seconds begin with the call of `pm.fit`: they contain compilation. A fit may end by its own
-# rule or after `n` iterations, and the warning that goes with the latter is switched off.
+# own time is not counted. Seconds begin with the call of `pm.fit`: they contain compilation, and whatever else the
+# machine did. A fit may end by its own rule or after `n` iterations, and the warning that goes with the latter is
+# switched off.
 
 
 # %%
@@ -205,7 +206,7 @@ draw(glmm_traces, glmm_best, "Poisson GLMM, 126 parameters", top=1e4)
 # Sparse and dense fits take the same gradients, by theory and here; a sparse Hessian takes 10 products, a dense one
 # 126. Tan's algorithm 2c comes to the same optimum from gradients alone, in thousands of iterations, and hovers about
 # it at a distance that its step size sets. Ordinary gradients with their default step size do not get there: the stop
-# rule sees no more rise while the ELBO is hundreds of nats too low.
+# rule sees no more rise while the ELBO is still far too low.
 #
 # One run of each with default options says what to expect, and not which paper is better: step sizes can be tuned, and
 # the stochastic rules were made for data too large for Hessians of all of it. The experiments in `docs/experiments`

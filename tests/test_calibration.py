@@ -1,0 +1,183 @@
+"""The benchmark of calibration: what it simulates, what it records of a fit, and its statistics."""
+
+import importlib
+import json
+
+from pathlib import Path
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from scipy.special import expit
+from scipy.stats import halfnorm, norm, poisson
+
+from pymc_ngvi import LogDensity
+
+
+def benchmark_module(name):
+    """Import a module of the benchmarks by its bare name, as they import each other."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parent / "benchmarks"))
+        return importlib.import_module(name)
+
+
+calibration = benchmark_module("calibration")
+
+PRIOR_SD, NOISE_SD, N = 2.0, 0.7, 5
+
+
+def conjugate():
+    with pm.Model() as model:
+        theta = pm.Normal("theta", 1.0, PRIOR_SD, shape=2)
+        pm.Normal("y", theta, NOISE_SD, observed=pm.Data("data", np.zeros((N, 2))))
+    return model
+
+
+@pytest.fixture(scope="module")
+def exact():
+    return calibration.Experiment(calibration.Setting("conjugate", conjugate, ("theta",)))
+
+
+@pytest.fixture(scope="module")
+def logistic():
+    return calibration.Experiment(calibration.SETTINGS["logistic"])
+
+
+# --- simulation and fits ----------------------------------------------------------------------------------------------
+
+
+def test_data_come_from_the_model_with_the_parameters_beside_them(logistic):
+    x = np.random.default_rng(1).normal(size=(100, 6))
+    p = expit(logistic.truth["beta"] @ x.T)
+    residual, variance = logistic.data - p, p * (1 - p)
+    assert abs(residual.sum()) < 4 * np.sqrt(variance.sum())
+    # Data of another draw of the parameters would not go along with these.
+    assert abs((residual * (p - 0.5)).sum()) < 4 * np.sqrt((variance * (p - 0.5) ** 2).sum())
+    n = logistic.truth["beta"].size
+    assert n == 6 * calibration.MAX_DATASETS
+    assert logistic.truth["beta"].std() == pytest.approx(1.5, rel=4 / np.sqrt(2 * n))
+
+
+@pytest.mark.parametrize("name", [name for name in calibration.SETTINGS if name != "logistic"])
+def test_the_models_of_groups_are_what_their_titles_say(name):
+    rng = np.random.default_rng(6)
+    y = rng.integers(0, 2, size=96)
+    model = calibration.SETTINGS[name].build()
+    with model:
+        pm.set_data({"data": y})
+    theta = rng.normal(size=(3, 15))
+    x, group = np.random.default_rng(2).normal(size=96), np.arange(96) // 8
+    intercept, slope, log_scale, effect = theta[:, [0]], theta[:, [1]], theta[:, [2]], theta[:, 3:]
+    scale = np.exp(log_scale)
+    own = effect * scale if name == "noncentred" else effect
+    eta = intercept + slope * x + own[:, group]
+    data = poisson.logpmf(y, np.exp(eta)) if name == "poisson" else y * eta - np.logaddexp(0, eta)
+    prior = norm.logpdf(theta[:, :2]).sum(axis=1) + (halfnorm.logpdf(scale) + log_scale)[:, 0]
+    prior += norm.logpdf(effect, 0, 1 if name == "noncentred" else scale).sum(axis=1)
+    np.testing.assert_allclose(LogDensity(model).logp(theta), prior + data.sum(axis=1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("i", [0, 7])
+def test_p_is_the_exact_probability_where_q_is_the_posterior(exact, i):
+    row = exact.run(i)
+    precision = 1 / PRIOR_SD**2 + N / NOISE_SD**2
+    mean = (1.0 / PRIOR_SD**2 + exact.data[i].sum(axis=0) / NOISE_SD**2) / precision
+    expected = norm.cdf((exact.truth["theta"][i] - mean) * np.sqrt(precision))
+    error = 4 * np.sqrt(expected * (1 - expected) / calibration.DRAWS)
+    assert row["status"] == "converged"
+    assert np.all(np.abs(np.array(json.loads(row["p"])["theta"]) - expected) < error + 1e-3)
+    assert row["khat"] < 0.2
+
+
+def test_a_fit_with_the_log_density_of_another_data_set_is_the_one_of_its_own(logistic):
+    logistic.fit(3)
+    again = logistic.fit(5)
+    model = calibration.SETTINGS["logistic"].build()
+    with model:
+        pm.set_data({"data": logistic.data[5]})
+        alone = pm.fit(method="ngvi", random_seed=5, progressbar=False)
+    np.testing.assert_array_equal(again.mean_flat, alone.mean_flat)
+    np.testing.assert_array_equal(again.sd_flat, alone.sd_flat)
+    assert again.n_gradients == alone.n_gradients
+
+
+# --- statistics -------------------------------------------------------------------------------------------------------
+
+
+def test_coverage_counts_what_is_inside_the_central_interval():
+    p = np.array([[0.01, 0.05], [0.3, 0.95], [0.5, 0.96], [0.74, 0.26]])
+    assert calibration.coverage(p, 0.9).value == 6 / 8
+    assert calibration.coverage(p, 0.5).value == 4 / 8
+
+
+def test_the_error_of_coverage_is_that_of_data_sets_where_their_elements_go_together():
+    p = np.random.default_rng(1).random((500, 1))
+    alone, together = calibration.coverage(p, 0.9), calibration.coverage(np.repeat(p, 6, axis=1), 0.9)
+    assert alone.se == pytest.approx(np.sqrt(0.9 * 0.1 / 500), rel=0.15)
+    assert together.se == pytest.approx(alone.se, rel=0.15)
+    apart = calibration.coverage(np.random.default_rng(2).random((500, 6)), 0.9)
+    assert apart.se == pytest.approx(alone.se / np.sqrt(6), rel=0.2)
+
+
+def test_asymmetry_is_that_of_the_distribution_functions():
+    p = np.array([[0.1], [0.2], [0.3], [0.6]])
+    # At .3, three quarters of p are not above it, none of 1 - p = .9, .8, .7, .4.
+    assert calibration.asymmetry(p) == 0.75
+    assert calibration.asymmetry(1 - p) == 0.75
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_test_of_symmetry_keeps_its_level_where_elements_go_together(seed):
+    rng = np.random.default_rng(seed)
+    n_times = 200
+    values = [calibration.symmetry_test(np.repeat(rng.random((60, 1)), 4, axis=1), 199) for _ in range(n_times)]
+    assert np.mean(np.array(values) <= 0.1) == pytest.approx(0.1, abs=4 * np.sqrt(0.09 / n_times))
+    assert np.mean(values) == pytest.approx(0.5, abs=4 * np.sqrt(1 / 12 / n_times) + 0.05)  # ties: a little above
+
+
+def test_the_test_of_symmetry_sees_bias_and_not_width():
+    rng = np.random.default_rng(4)
+    z = rng.normal(size=(200, 1))
+    assert calibration.symmetry_test(norm.cdf(z + 0.4)) < 0.001
+    assert calibration.symmetry_test(norm.cdf(2 * z)) > 0.02
+
+
+# --- pages ------------------------------------------------------------------------------------------------------------
+
+
+def test_tables_put_data_sets_into_classes_of_khat():
+    rows = [
+        {
+            "model": "logistic", "dataset": str(i), "status": "converged", "khat": str(khat), "n_gradients": "300",
+            "seconds": "0.1", "p": json.dumps({"beta": [p, 0.5]}), "date": "2026-01-01", "environment": "here",
+        }
+        for i, (khat, p) in enumerate([(0.3, 0.5), (0.49, 0.99), (0.6, 0.01), (0.69, 0.01), (1.2, 0.4)])
+    ]  # fmt: skip
+    cells = calibration._covered("logistic", rows)[0]
+    shares = [cell.split(" ± ")[0] for cell in cells[2:]]
+    assert shares == ["70.0", "70.0", "75.0", "50.0", "100.0"]
+    assert [cell.split("(")[-1] for cell in cells[4:]] == ["2)", "2)", "1)"]
+    text = calibration.write_tables(rows)
+    assert "| logistic regression | 5 | 5 | 0.60 [0.30, 1.20] | 40% | 80% |" in text
+
+
+def test_the_script_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    fitted = []
+
+    class Fake:
+        def __init__(self, setting):
+            self.setting = setting
+
+        def run(self, i):
+            fitted.append(i)
+            p = json.dumps({"beta": [0.1 * i] * 6})
+            return {"status": "converged", "khat": 0.4, "n_gradients": 1, "seconds": 0.1, "p": p}
+
+    monkeypatch.setattr(calibration, "Experiment", Fake)
+    files = [f"--{what}={tmp_path / name}" for what, name in (("out", "a.csv"), ("table", "a.md"), ("figure", "a.png"))]
+    for n in (2, 4, 4):
+        calibration.main(["--models=logistic", f"--datasets={n}", *files])
+    assert fitted == [0, 1, 2, 3]
+    assert "| logistic regression | 4 | 4 |" in (tmp_path / "a.md").read_text()
+    assert (tmp_path / "a.png").stat().st_size > 1_000
