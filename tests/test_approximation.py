@@ -19,10 +19,10 @@ from pymc.variational.opvi import Approximation
 from scipy import stats
 
 from pymc_ngvi.approximation import NGVIApproximation
-from pymc_ngvi.diagnostics import khat_limit, khat_meaning, pareto_khat
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.model import LogDensity, constrain
 from pymc_ngvi.model.constrain import Constrainer
+from pymc_ngvi.psis import khat_limit, khat_meaning, pareto_khat
 from pymc_ngvi.result import Elbo, FitRecord
 from pymc_ngvi.status import Status
 

@@ -12,8 +12,7 @@ import pymc_ngvi
 from pymc_ngvi.approximation import NGVIApproximation
 from pymc_ngvi.diagnosis.drift import critical, drift_of
 from pymc_ngvi.diagnosis.moves import move, plan_of
-from pymc_ngvi.diagnosis.tails import coordinate_khats, tail_shapes, weights_of
-from pymc_ngvi.diagnostics import pareto_khat
+from pymc_ngvi.diagnosis.tails import coordinate_khats, weights_of
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState
 from pymc_ngvi.families.student_t import StudentTState
 from pymc_ngvi.model import LogDensity
@@ -165,18 +164,6 @@ def test_draws_outside_the_support_are_left_out():
 
 
 # --- weights ---
-
-
-@pytest.mark.parametrize("n_draws", [200, 1_000, 10_000])
-@pytest.mark.parametrize("seed", SEEDS)
-def test_shapes_of_tails_are_those_of_single_ones(n_draws, seed):
-    log_ratio = 0.4 * np.random.default_rng(seed).standard_normal((n_draws, 3)) ** 2
-    expected = [pareto_khat(column, np.zeros(n_draws)) for column in log_ratio.T]
-    assert_allclose(tail_shapes(log_ratio), expected, rtol=1e-8)
-
-
-def test_equal_values_have_no_tail():
-    assert np.all(tail_shapes(np.zeros((1_000, 2))) == -np.inf)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

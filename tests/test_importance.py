@@ -16,9 +16,9 @@ from pymc_ngvi.corrections.importance import ImportanceWeights, Verdict
 from pymc_ngvi.corrections.moments import MomentSums
 from pymc_ngvi.corrections.report import POOL, SMALLEST_POOL
 from pymc_ngvi.corrections.resampling import without_replacement
-from pymc_ngvi.diagnostics import pareto_khat
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState
 from pymc_ngvi.model import LogDensity
+from pymc_ngvi.psis import pareto_khat
 
 #: Errors of estimates that are allowed: four standard errors.
 N_SE = 4.0

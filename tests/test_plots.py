@@ -16,10 +16,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 from test_docs import run
 
 from pymc_ngvi.approximation import NGVIApproximation
-from pymc_ngvi.diagnostics import khat_limit, pareto_khat
 from pymc_ngvi.families import FullState
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.plotting import plot_comparison, plot_fit, plot_khat
+from pymc_ngvi.psis import khat_limit, pareto_khat
 from pymc_ngvi.result import Elbo, FitRecord
 from pymc_ngvi.status import Status
 

@@ -16,13 +16,9 @@ import numpy as np
 from scipy.special import logsumexp
 
 from pymc_ngvi.corrections.moments import MomentSums
-from pymc_ngvi.diagnostics import MIN_KHAT_DRAWS, khat_limit
+from pymc_ngvi.psis import MIN_KHAT_DRAWS, khat_limit, smoothed
 from pymc_ngvi.types import Array
 
-#: Log weights this far below the smallest finite one count as none: less than the smallest double.
-_NO_WEIGHT = 700.0
-#: Log ratios that differ by less are those of a q that is the posterior.
-_ALL_EQUAL = 1e-8
 #: More draws than these are not proposed to anybody.
 _MOST_DRAWS = 1_000_000
 
@@ -36,7 +32,7 @@ class ImportanceWeights:
     log_weights : ndarray, shape (n_draws,)
         Normalised: their exponentials sum to 1. -inf where p is 0.
     khat : float
-        Pareto k-hat of the weights, as `pymc_ngvi.diagnostics.pareto_khat` has it.
+        Pareto k-hat of the weights, as `pymc_ngvi.psis.pareto_khat` has it.
 
     Examples
     --------
@@ -73,9 +69,7 @@ class ImportanceWeights:
         if np.any(ratio == np.inf) or not finite.any():
             what = "infinite at some" if finite.any() else "finite at none"
             raise ValueError(f"log p is {what} of {len(ratio):,} draws of q: weights p/q can't correct it.")
-        filled = np.where(finite, ratio, ratio[finite].min() - _NO_WEIGHT)
-        smooth, khat = _smoothed(filled)
-        smooth = np.where(finite, smooth, -np.inf)
+        smooth, khat = smoothed(ratio)
         return cls(smooth - logsumexp(smooth), khat)
 
     @functools.cached_property
@@ -115,19 +109,6 @@ class ImportanceWeights:
             f"importance weights can't correct what q misses. {advice[0].upper()}{advice[1:]} "
             "Without importance weights, q is drawn from as it is."
         )
-
-
-def _smoothed(log_ratio: Array) -> tuple[Array, float]:
-    """Return log weights with a smoothed tail, and k-hat."""
-    if np.ptp(log_ratio) < _ALL_EQUAL:
-        return log_ratio, float("-inf")
-    from arviz_stats.base import array_stats  # .7 s to import
-
-    try:
-        smooth, khat = array_stats.psislw(-log_ratio)  # expects the negated log ratio
-    except ValueError:  # all weights of the tail are equal: as light as a tail can be
-        return log_ratio, float("-inf")
-    return np.asarray(smooth), float("inf") if np.isnan(khat) else float(khat)
 
 
 @dataclass(frozen=True)

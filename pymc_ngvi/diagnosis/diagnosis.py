@@ -14,8 +14,8 @@ import xarray as xr
 from pymc_ngvi.convert import dims_of, flat_dataset
 from pymc_ngvi.diagnosis.findings import Finding
 from pymc_ngvi.diagnosis.tails import Weights
-from pymc_ngvi.diagnostics import khat_limit
 from pymc_ngvi.model import Layout
+from pymc_ngvi.psis import khat_limit
 from pymc_ngvi.result import Elbo, format_gap
 from pymc_ngvi.types import Array
 

@@ -11,8 +11,8 @@ from pymc_ngvi.diagnosis.drift import Drift, Estimates
 from pymc_ngvi.diagnosis.elsewhere import Elsewhere
 from pymc_ngvi.diagnosis.moves import LEAST_ACCEPTANCE, Moved
 from pymc_ngvi.diagnosis.tails import Weights
-from pymc_ngvi.diagnostics import khat_limit
 from pymc_ngvi.model import Layout
+from pymc_ngvi.psis import khat_limit
 from pymc_ngvi.result import FitRecord, format_elbo, format_gap
 
 #: Drift of the mean, in standard deviations, and of the standard deviation, relative, from which on q is not reliable;

@@ -12,16 +12,18 @@ from pymc_ngvi.diagnosis.elsewhere import Elsewhere, other_fit, other_modes
 from pymc_ngvi.diagnosis.findings import Context, findings_of
 from pymc_ngvi.diagnosis.moves import Moved, move
 from pymc_ngvi.diagnosis.tails import Weights, coordinate_khats, weights_of
-from pymc_ngvi.diagnostics import MIN_KHAT_DRAWS, FitReport
+from pymc_ngvi.diagnostics import FitReport
 from pymc_ngvi.export import check_draws
+from pymc_ngvi.psis import MIN_KHAT_DRAWS
 from pymc_ngvi.result import Elbo
 from pymc_ngvi.types import Array
 
 #: Draws that are moved, trajectories of each, and gradients of all, about: by default, and thorough.
 _QUICK, _THOROUGH = (256, 4, 6_000), (512, 16, 40_000)
-#: Numbers in the draws that are moved, in those behind k-hat, and in those kept for k-hats by coordinate; at least so
-#: many draws of the first two.
-_MOVED_ELEMENTS, _WEIGHED_ELEMENTS, _KEPT_ELEMENTS = 2**20, 2**25, 2**22
+#: Coordinates that get a k-hat of their own, at most: each takes two milliseconds.
+_MOST_KHATS = 200
+#: Numbers in the draws that are moved, and in those behind k-hat; at least so many draws of each.
+_MOVED_ELEMENTS, _WEIGHED_ELEMENTS = 2**20, 2**25
 _FEWEST_MOVED, _FEWEST_WEIGHED = 48, 1_000
 #: Moved draws below which nothing is said of their moments.
 _LEAST_MOVED = 32
@@ -128,7 +130,7 @@ class DiagnosisReport(FitReport):
         """Return k-hat of all and of coordinates, and the ELBO."""
         q, n_dim = self.q, self.layout.n_dim
         draws = min(draws, max(_FEWEST_WEIGHED, _WEIGHED_ELEMENTS // max(n_dim, 1)))
-        index = self._shown_first(max(1, _KEPT_ELEMENTS // draws))
+        index = self._shown_first(_MOST_KHATS)
         mean, sd = q.mean()[index], q.sd()[index]
         log_p, log_q, kept = np.empty(draws), np.empty(draws), np.empty((draws, len(index)))
         done = 0

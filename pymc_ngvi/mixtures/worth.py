@@ -6,7 +6,7 @@ import numpy as np
 
 from scipy.special import entr
 
-from pymc_ngvi.diagnostics import MIN_KHAT_DRAWS, khat_limit, pareto_khat
+from pymc_ngvi.psis import MIN_KHAT_DRAWS, khat_limit, pareto_khat
 from pymc_ngvi.result import Elbo
 from pymc_ngvi.types import Array
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from pymc_ngvi.diagnostics import khat_limit, khat_meaning, pareto_khat
 from pymc_ngvi.plotting.style import FAINT, FONT_SIZE, LINE, OTHER, WARNING, need_matplotlib, trim, write_title
+from pymc_ngvi.psis import khat_limit, khat_meaning, pareto_khat
 from pymc_ngvi.types import Array
 
 #: Points along a curve; weights that are drawn, of those that are not in the tail.
