@@ -313,7 +313,8 @@ class NGVI(Inference):
         seed, density = self._seed(), problem.density
         point, scales = problem.start(self._given["start"], self._given["start_sigma"])
         rule = make_rule(problem.target, self._options, seed)
-        state = starting.choose_start(rule, problem.family, point, scales, density)
+        wide = starting.wide_scales(density, point, self._given["start"]) if problem.pushforward is None else []
+        state = starting.choose_start(rule, problem.family, point, scales, density, wide)
         q = problem.on_model_scale(state)
         if self._prepared is not None and type(self._prepared.q) is not type(q):
             self._prepared = None

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
+from numpy.typing import NDArray
 from pymc.initial_point import make_initial_point_fn
 
 from pymc_ngvi.model import LogDensity, without_c
@@ -16,6 +17,9 @@ from pymc_ngvi.types import Array
 
 #: Standard deviations tried at the start, in every unconstrained coordinate.
 START_SCALES = (1.0, 0.3, 0.1, 0.03, 0.01)
+#: End of the names of unconstrained values of positive variables; their logarithm from which a start counts as far
+#: above 1; variables that are tried lower, at most.
+_POSITIVE, _FAR, _MOST_LOWERED = "_log__", 1.7, 10
 
 
 def start_point(density: LogDensity, start: Mapping[str, Any] | None) -> Array:
@@ -107,27 +111,74 @@ def start_scales(density: LogDensity, start_sigma: Mapping[str, Any] | float | N
     return scales[:1] if len(named) == len(density.layout.variables) else scales
 
 
-def choose_start(rule: Any, family: Any, point: Array, scales: Sequence[Array], density: LogDensity) -> Any:
+def wide_scales(density: LogDensity, point: Array, start: Mapping[str, Any] | None) -> list[NDArray[np.intp]]:
+    """Return the coordinates, by variable, of positive parameters that start far above 1 and that the user left alone.
+
+    The initial point of a scale is that of its prior, which may be wide by design (Bambi's are): effects of groups
+    that start with a standard deviation of 40 on a log scale take the part of everything else.
+    """
+    found = []
+    for v in density.layout.variables:
+        if v.value_name.endswith(_POSITIVE) and not (start and (v.name in start or v.value_name in start)):
+            index = np.arange(v.where.start, v.where.stop)
+            index = index[point[index] > _FAR]
+            if len(index):
+                found.append(index)
+    return found[:_MOST_LOWERED]
+
+
+def choose_start(
+    rule: Any,
+    family: Any,
+    point: Array,
+    scales: Sequence[Array],
+    density: LogDensity,
+    wide: Sequence[NDArray[np.intp]] = (),
+) -> Any:
     """Return the starting state with the best ELBO on the first draws.
+
+    Parameters
+    ----------
+    rule : object
+        Step rule: evaluates starts.
+    family : object
+        Makes states.
+    point : ndarray, shape (n_dim,)
+    scales : sequence of ndarray, shape (n_dim,)
+        To choose among.
+    density : LogDensity
+    wide : sequence of ndarray of int
+        Coordinates that may also start at 0 instead (`wide_scales`), those of each array together.
 
     Raises
     ------
     StartError
         If log p is not finite at any draw of any of them, naming the terms of the model that are not.
     """
-    best, best_elbo, states = None, -np.inf, []
-    for scale in scales:
-        state = family.from_scale(point, scale)
-        states.append(state)
-        evaluation = rule.first_evaluation(state)
-        # All draws inside the support, or the ELBO of a wide start would be a mean over those that are.
-        elbo = evaluation.elbo if evaluation.finite.all() else -np.inf
+
+    def best_at(location: Array) -> tuple[Any, float]:
+        best, best_elbo = None, -np.inf
+        for scale in scales:
+            state = family.from_scale(location, scale)
+            evaluation = rule.first_evaluation(state)
+            # All draws inside the support, or the ELBO of a wide start would be a mean over those that are.
+            elbo = evaluation.elbo if evaluation.finite.all() else -np.inf
+            if elbo > best_elbo:
+                best, best_elbo = state, elbo
+        return best, best_elbo
+
+    best, best_elbo = best_at(point)
+    for index in wide:
+        lower = point.copy()
+        lower[index] = 0.0
+        other, elbo = best_at(lower)
         if elbo > best_elbo:
-            best, best_elbo = state, elbo
+            point, best, best_elbo = lower, other, elbo
     if best is not None:
         return best
-    if rule.first_evaluation(states[-1]).finite.any():
-        return states[-1]
+    last = family.from_scale(point, scales[-1])
+    if rule.first_evaluation(last).finite.any():
+        return last
     raise StartError(_start_message(density.model, density.layout.unflatten(point), float(scales[-1].max(initial=0.0))))
 
 

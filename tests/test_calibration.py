@@ -9,7 +9,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from scipy.special import expit
+from scipy.special import expit, logsumexp
 from scipy.stats import halfnorm, norm, poisson
 
 from pymc_ngvi import LogDensity
@@ -100,6 +100,45 @@ def test_a_fit_with_the_log_density_of_another_data_set_is_the_one_of_its_own(lo
     np.testing.assert_array_equal(again.mean_flat, alone.mean_flat)
     np.testing.assert_array_equal(again.sd_flat, alone.sd_flat)
     assert again.n_gradients == alone.n_gradients
+
+
+def marginal_of_log_scale(y, mean, sd):
+    """Return the posterior mean and sd of log(scale) in the logistic GLMM, its other parameters integrated out.
+
+    ``mean`` and ``sd`` of intercept and slope place their grid.
+    """
+    x = np.random.default_rng(2).normal(size=96)
+    grids = [m + 2 * s * np.linspace(-3, 3, 13) for m, s in zip(mean, sd, strict=True)]
+    intercept, slope = (g.ravel()[:, None] for g in np.meshgrid(*grids))
+    z, log_scale = np.linspace(-4.5, 4.5, 21), np.linspace(-6, 1.6, 32)
+    log_p = np.empty(len(log_scale))
+    for k, value in enumerate(log_scale):
+        of_groups = np.full((len(intercept), 12), -np.inf)
+        for node in z:
+            eta = intercept + slope * x + np.exp(value) * node
+            likelihood = (y * eta - np.logaddexp(0, eta)).reshape(-1, 12, 8).sum(axis=2)
+            of_groups = np.logaddexp(of_groups, likelihood + norm.logpdf(node))
+        joint = of_groups.sum(axis=1) + (norm.logpdf(intercept) + norm.logpdf(slope))[:, 0]
+        log_p[k] = logsumexp(joint) + halfnorm.logpdf(np.exp(value)) + value
+    weight = np.exp(log_p - logsumexp(log_p))
+    mean = weight @ log_scale
+    return mean, np.sqrt(weight @ (log_scale - mean) ** 2)
+
+
+def test_a_small_khat_does_not_say_that_the_scale_is_right_and_a_diagnosis_says_that_it_is_not():
+    """As the page says; integration tells what the fit should have found."""
+    experiment = calibration.Experiment(calibration.SETTINGS["noncentred"])
+    approx = experiment.fit(77)
+    where = {v.name: v.where for v in approx.layout.variables}
+    at = [np.arange(approx.layout.n_dim)[where[name]][0] for name in ("intercept", "slope", "scale")]
+    mean, sd = approx.mean_flat[at], approx.sd_flat[at]
+    exact_mean, exact_sd = marginal_of_log_scale(experiment.data[77], mean[:2], sd[:2])
+    assert approx.khat(random_seed=calibration.KHAT_SEED + 77) < 0.5
+    assert abs(mean[2] - exact_mean) < 0.2 * exact_sd
+    assert 0.5 < sd[2] / exact_sd < 0.7
+    diagnosis = approx.diagnose(random_seed=1)
+    assert not diagnosis.reliable
+    assert any("scale" in reason for reason in diagnosis.reasons)
 
 
 # --- statistics -------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import pytensor.tensor as pt
 import pytest
 
 from pymc_ngvi import LogDensity, StartError, fit_ngvi
-from pymc_ngvi.starting import START_SCALES, start_point, start_scales
+from pymc_ngvi.starting import START_SCALES, start_point, start_scales, wide_scales
 
 QUIET = {"progressbar": False, "backend": "quick"}
 COORDS = {"effect": ["a", "b", "c"]}
@@ -310,3 +310,58 @@ def test_density_finite_at_the_start_only_says_so():
 
 def test_start_error_is_a_value_error():
     assert issubclass(StartError, ValueError)
+
+
+# --- scales of wide priors --------------------------------------------------------------------------------------------
+
+
+def counts_by_group(prior_sd):
+    """Group effects on a log scale, whose standard deviation has a prior as wide as Bambi's are."""
+    rng = np.random.default_rng(5)
+    group = np.repeat(np.arange(30), 4)
+    x = rng.standard_normal(30)[group]
+    y = rng.poisson(np.exp(1.0 + 0.5 * x + 0.5 * rng.standard_normal(30)[group]))
+    with pm.Model() as model:
+        level = pm.Normal("level", 0.0, 10.0)
+        slope = pm.Normal("slope", 0.0, 10.0)
+        sd = pm.HalfNormal("sd", prior_sd)
+        offset = pm.Normal("offset", shape=30)
+        pm.Poisson("y", pm.math.exp(level + slope * x + sd * offset[group]), observed=y)
+    return model
+
+
+def test_scales_far_above_one_may_start_lower():
+    density = LogDensity(counts_by_group(40.0), "quick")
+    point = start_point(density, None)
+    [index] = wide_scales(density, point, None)
+    assert point[index] == pytest.approx(np.log(40.0))
+    assert wide_scales(density, point, {"sd": 40.0}) == []
+    assert wide_scales(density, point, {"sd_log__": 3.0}) == []
+    near = LogDensity(counts_by_group(5.0), "quick")
+    assert wide_scales(near, start_point(near, None), None) == []
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_effects_of_groups_with_a_wide_prior_do_not_take_the_part_of_everything(seed):
+    """From a standard deviation of 40 the fit got lost, or took a hundred times the evaluations."""
+    wide, narrow = (fit_ngvi(model=counts_by_group(sd), random_seed=seed, progressbar=False) for sd in (40.0, 2.0))
+    assert wide.converged
+    assert wide.n_gradients < 3 * narrow.n_gradients
+    # The priors differ by a factor that is the same wherever the likelihood has the scale.
+    np.testing.assert_allclose(wide.mean_flat, narrow.mean_flat, atol=0.2 * narrow.sd_flat.max())
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_scale_that_the_data_need_stays_high(seed):
+    """A residual standard deviation of 1 would cost a million nats."""
+    rng = np.random.default_rng(6)
+    with pm.Model() as model:
+        sd = pm.HalfNormal("sd", 500.0)
+        mu = pm.Normal("mu", 0.0, 1000.0)
+        pm.Normal("y", mu, sd, observed=300.0 + 200.0 * rng.standard_normal(200))
+    density = LogDensity(model, "quick")
+    seen = []
+    approx = fit_ngvi(model=model, random_seed=seed, callbacks=[lambda a, losses, i: seen.append(-losses[0])], **QUIET)
+    assert approx.converged
+    assert len(wide_scales(density, start_point(density, None), None)) == 1
+    assert seen[0] > -5_000
