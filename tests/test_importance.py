@@ -475,3 +475,14 @@ def test_the_examples_of_the_page_run():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run((DOCS / "corrections.md").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_weights_that_are_all_but_equal_are_not_refused_for_the_shape_of_their_tail(seed):
+    """Log ratios of Cauchy's tails, but so small that hardly any weight differs from the others."""
+    noise = np.random.default_rng(seed).standard_cauchy(10_000)
+    small, large = (ImportanceWeights.of(np.clip(size * noise, -9.0, 9.0), np.zeros(10_000)) for size in (1e-5, 0.1))
+    assert small.khat > 0.7
+    small.check()
+    with pytest.raises(ValueError, match="Pareto k-hat is"):
+        large.check()

@@ -19,6 +19,8 @@ from pymc_ngvi.corrections.moments import MomentSums
 from pymc_ngvi.psis import MIN_KHAT_DRAWS, khat_limit, smoothed
 from pymc_ngvi.types import Array
 
+#: Part of the draws that weights which are all but equal are worth.
+_ALL_BUT_EQUAL = 0.99
 #: More draws than these are not proposed to anybody.
 _MOST_DRAWS = 1_000_000
 
@@ -97,7 +99,8 @@ class ImportanceWeights:
             Draws of q for each draw that the user asked for.
         """
         limit = khat_limit(self.n_draws)
-        if self.khat <= limit:
+        # Where the weights are all but equal, the shape of their tail says nothing.
+        if self.khat <= limit or self.effective_sample_size > _ALL_BUT_EQUAL * self.n_draws:
             return
         more = ""
         if self.khat < khat_limit(_MOST_DRAWS):
