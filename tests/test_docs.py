@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pymc_ngvi import NGVI
+from pymc_ngvi import NGVI, NGVIApproximation
 from pymc_ngvi.options import AUTO
 from pymc_ngvi.registry import ALLOWED, AXES, choose
 
@@ -22,6 +22,12 @@ ENTRIES = [(axis, name) for axis in AXES for name in AXES[axis]]
 PAGES = {(axis, name): DOCS / FOLDERS[axis] / f"{name}.md" for axis, name in ENTRIES}
 README_SECTION = "Every update of the papers"
 OPTIONS = set(inspect.signature(NGVI.__init__).parameters) | set(inspect.signature(NGVI.fit).parameters) - {"kwargs"}
+OF_METHODS = {
+    parameter
+    for name, method in inspect.getmembers(NGVIApproximation, inspect.isfunction)
+    if not name.startswith("_")
+    for parameter in inspect.signature(method).parameters
+}
 
 each_page = pytest.mark.parametrize(("axis", "name"), ENTRIES, ids=lambda value: value)
 
@@ -205,6 +211,6 @@ def test_options_in_a_text_exist(path):
     calls = [call for block in blocks(text) for call in re.findall(r"pm\.fit\((.*?)\)\n", block, flags=re.S)]
     in_calls = [name for call in calls for name in re.findall(r"(\w+)=", call)]
     elsewhere = {"method", "total_size", "inference_method", "centered"}
-    assert set(inline + in_calls) <= OPTIONS | elsewhere
+    assert set(inline + in_calls) <= OPTIONS | OF_METHODS | elsewhere
     for axis, value in re.findall(r'\b(family|update|estimator|step)="(\w+)"', text):
         assert value in AXES[axis] or (axis, value) == ("family", AUTO), f"{axis}={value}"
