@@ -572,7 +572,7 @@ def test_a_wall_says_that_it_is_one():
 
 def test_a_dense_hessian_has_no_sparse_precision():
     model = build(lambda: pm.MvNormal("x", mu=np.zeros(12), cov=np.eye(12) + 0.5))
-    with pytest.raises(ValueError, match=r"family='sparse' .* counts as dense\. Take family='full'"):
+    with pytest.raises(ValueError, match=r"A sparse precision .* counts as dense\. Take family='full'"):
         fit_ngvi(model=model, family="sparse", **QUIET)
     with pytest.raises(ValueError, match=r"reparam='rvb2' standardises .* Leave reparam out"):
         fit_ngvi(model=model, reparam="rvb2", **QUIET)

@@ -140,7 +140,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Fit what is missing and write tables and figure."""
     options = _parse_options(arguments)
     records = Records(options.out, FIELDS)
-    logging.getLogger("pymc.ngvi").setLevel(logging.ERROR)
     done = {tuple(row[key] for key in KEY) for row in records.read()}
     experiments = {name: Experiment(SETTINGS[name]) for name in options.models} if options.datasets else {}
     for i in range(options.datasets):  # all models at the same pace: a run that is stopped has something of each
@@ -385,4 +384,5 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    logging.getLogger("pymc.ngvi").setLevel(logging.ERROR)
     main()
