@@ -71,12 +71,9 @@ def _family_for(given: Mapping[str, Any], density: LogDensity) -> dict[str, Any]
         FitOptions.validated(**{**given, **filled})
     except ValueError:  # let the other choices decide
         return {"family": None}
-    if chosen.is_makeshift:
-        warnings.warn(
-            f"q gets a diagonal covariance, which ignores correlations: {chosen.reason}. Name a family for another.",
-            UserWarning,
-            skip_file_prefixes=OURS,
-        )
+    _warn_of_makeshift(
+        chosen, "q gets a diagonal covariance, which ignores correlations: {}. Name a family for another."
+    )
     return filled
 
 
@@ -87,14 +84,15 @@ def _components_for(given: Mapping[str, Any], density: LogDensity) -> dict[str, 
         FitOptions.validated(**{**given, "components": chosen.name})
     except ValueError:
         return {}
-    if chosen.is_makeshift:
-        warnings.warn(
-            f"Components get diagonal covariances, which ignore correlations: {chosen.reason}. Name components for "
-            "others.",
-            UserWarning,
-            skip_file_prefixes=OURS,
-        )
+    _warn_of_makeshift(
+        chosen, "Components get diagonal covariances, which ignore correlations: {}. Name components for others."
+    )
     return {"components": chosen.name}
+
+
+def _warn_of_makeshift(chosen: FamilyChoice, message: str) -> None:
+    if chosen.is_makeshift:
+        warnings.warn(message.format(chosen.reason), UserWarning, skip_file_prefixes=OURS)
 
 
 def _without_hessians(given: dict[str, Any], filled: dict[str, Any], error: MissingDerivativeError) -> FitOptions:

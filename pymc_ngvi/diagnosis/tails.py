@@ -36,9 +36,9 @@ def weights_of(log_p: Array, log_q: Array) -> Weights:
     n_lost = int((~np.isfinite(log_ratio)).sum())
     if len(log_ratio) - n_lost < MIN_KHAT_DRAWS:
         return Weights(pareto_khat(log_p, log_q), 0.0, len(log_p), n_lost)
-    smooth, _ = smoothed(log_ratio)
+    smooth, khat = smoothed(log_ratio)
     effective = float(np.exp(2.0 * logsumexp(smooth) - logsumexp(2.0 * smooth)))
-    return Weights(pareto_khat(log_p, log_q), effective, len(log_p), n_lost)
+    return Weights(float("inf") if np.any(log_ratio == np.inf) else khat, effective, len(log_p), n_lost)
 
 
 def coordinate_khats(log_ratio: Array, standardised: Array) -> Array:
