@@ -1,9 +1,5 @@
-"""How good an approximation is: Pareto k-hat, the record of the fit, a printed summary."""
+"""How good an approximation is: Pareto k-hat and the record of the fit, in numbers and in words."""
 
-import shutil
-import textwrap
-
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,48 +13,6 @@ from pymc_ngvi.status import Status
 
 #: What may help a model with groups.
 _OF_GROUPS = "If it has effects of groups, reparam='rvb2' may come nearer, for a few times the cost."
-#: Rows of the table that a summary prints; ``table`` has them all.
-_MAX_ROWS = 60
-#: Characters in a line of a printed summary, at most; fewer on a narrow terminal.
-_MAX_WIDTH = 100
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What `NGVIApproximation.summary` returns: prints as text, and as HTML in notebooks.
-
-    Parameters
-    ----------
-    lines : tuple of str
-        Outcome of the fit, cure where it did not converge, k-hat and what it means.
-    table : pandas.DataFrame
-        Mean, standard deviation and interval of each constrained variable.
-    khat : float or None
-        None where it was not computed.
-    """
-
-    lines: tuple[str, ...]
-    table: Any
-    khat: float | None
-
-    def __str__(self) -> str:
-        """Return the text, its sentences wrapped to the width of the terminal."""
-        width = min(shutil.get_terminal_size().columns, _MAX_WIDTH)
-        wrapped = [textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in self.lines]
-        return "\n".join([*wrapped, "", self.table.to_string(max_rows=_MAX_ROWS), *self._cut()])
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        from html import escape
-
-        paragraphs = "".join(f"<p>{escape(line)}</p>" for line in self.lines)
-        below = "".join(f"<p>{line}</p>" for line in self._cut())
-        return paragraphs + str(self.table.to_html(max_rows=_MAX_ROWS)) + below
-
-    def _cut(self) -> list[str]:
-        """Return the line that says that the table is longer than what is shown, where it is."""
-        return [f"({len(self.table):,} rows; all of them are in .table)"] if len(self.table) > _MAX_ROWS else []
 
 
 def summary_lines(record: FitRecord | None, khat: float | None, n_draws: int) -> tuple[str, ...]:
@@ -191,41 +145,26 @@ class FitReport(Exports):
         """Return k-hat, and lines of a summary about what else its draws tell."""
         return self.khat(draws, rng), ()
 
-    def summary(
-        self,
-        draws: int = 2_000,
-        *,
-        khat_draws: int | None = 10_000,
-        random_seed: Any = None,
-        **kwargs: Any,
-    ) -> Summary:
-        """Return the outcome of the fit, k-hat and a table of the constrained variables, ready to print.
+    def _verdict_lines(self, khat_draws: int | None, rng: np.random.Generator) -> tuple[tuple[str, ...], float | None]:
+        """Return the sentences above the table of a summary, and the value that the verdict rests on.
 
         Parameters
         ----------
-        draws : int, default 2_000
-            Behind the table.
-        khat_draws : int or None, default 10_000
-            None leaves k-hat out, and what a mixture gains over one Gaussian.
-        random_seed : int, Generator or None
-        **kwargs
-            Passed to ``arviz_stats.summary``. ``kind`` is "stats" by default: effective sample sizes and R-hat say
-            nothing about independent draws.
+        khat_draws : int or None
+            None leaves the verdict out.
+        rng : Generator
 
         Returns
         -------
-        Summary
+        lines : tuple of str
+        khat : float or None
+            None where it was not computed.
         """
-        from arviz_stats import summary as table_of  # .7 s to import
-
-        rng = self.generator(random_seed)
-        tree = self.sample(draws, random_seed=rng, log_p=False)
-        table = table_of(tree, **{"kind": "stats", **kwargs})
         khat: float | None = None
         more: tuple[str, ...] = ()
         if khat_draws is not None and not self._data.changed() and not self.density.has_minibatch:
             khat, more = self._judged(khat_draws, rng)
-        return Summary((*summary_lines(self.record, khat, khat_draws or 0), *more), table, khat)
+        return (*summary_lines(self.record, khat, khat_draws or 0), *more), khat
 
     def refine(
         self,

@@ -6,7 +6,10 @@ from pymc_ngvi.diagnosis.report import DiagnosisReport
 from pymc_ngvi.persistence.report import Persistent
 from pymc_ngvi.plotting.report import PictureReport
 from pymc_ngvi.samplers import SamplerReport
+from pymc_ngvi.summary import SummaryReport
 
 
-class Report(Persistent, ComponentReport, SamplerReport, PictureReport, CorrectionReport, DiagnosisReport):
+class Report(
+    Persistent, ComponentReport, SummaryReport, SamplerReport, PictureReport, CorrectionReport, DiagnosisReport
+):
     """What `NGVIApproximation` inherits beside ``pymc.Approximation``."""
