@@ -245,7 +245,11 @@ def _gaussian(natural: Array, n_dim: int) -> FullState:
     rows, columns, twice = _lower(n_dim)
     precision = np.zeros((n_dim, n_dim))
     precision[rows, columns] = precision[columns, rows] = -2.0 * natural[n_dim:] / twice
-    divided = FullState.from_scale(np.zeros(n_dim), np.ones(n_dim)).divided(precision, natural[:n_dim])
+    # In units of the coordinates' own scales: a small precision is no singular one.
+    entries = np.diagonal(precision)
+    scale = 1.0 / np.sqrt(np.where(entries > 0.0, entries, 1.0))
+    relative = precision * np.outer(scale, scale)
+    divided = FullState.from_scale(np.zeros(n_dim), scale).divided(relative, scale * natural[:n_dim])
     if divided is None:
         raise ValueError("The natural parameters have a precision that is not positive definite: take shorter steps.")
     state, mean = divided

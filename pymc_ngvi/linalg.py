@@ -12,8 +12,8 @@ Array = NDArray[np.float64]
 
 #: Part of its terms that a difference must exceed to be more than what rounding leaves.
 ROUNDING = 1e-13
-#: Reciprocal condition of a Cholesky factor, below which its matrix counts as singular.
-LEAST_RCOND = 1e-7
+#: As much for a Cholesky factor, whose square is such a difference: below it, its matrix counts as singular.
+LEAST_PIVOT = ROUNDING**0.5
 
 
 def symmetrise(matrix: Array) -> Array:
@@ -55,13 +55,24 @@ def all_finite(*arrays: Array) -> bool:
         return all(np.isfinite(np.vdot(a, a)) or bool(np.isfinite(a).all()) for a in arrays)
 
 
-def cholesky(matrix: Array) -> Array | None:
+def relative_terms(entries: Array) -> Array:
+    """Return the size of the larger term of sums with 1, as the diagonals of relative precisions are."""
+    terms: Array = np.maximum(1.0, np.abs(entries - 1.0))
+    return terms
+
+
+def cholesky(matrix: Array, terms: Array | None = None) -> Array | None:
     """Return the lower Cholesky factor, or None where the matrix is not (numerically) positive definite.
+
+    A matrix that is a sum, such as (1 - rho) I + rho A, may cancel: then what rounding leaves has the size of the
+    terms, and whether LAPACK finds it positive depends on the order in which a processor adds.
 
     Parameters
     ----------
     matrix : ndarray, shape (n, n)
         Symmetric.
+    terms : ndarray, shape (n,), optional
+        Sizes of the terms that the diagonal was added up from; by default the diagonal itself.
 
     Returns
     -------
@@ -74,32 +85,58 @@ def cholesky(matrix: Array) -> Array | None:
     except np.linalg.LinAlgError:
         return None
     # LAPACK accepts pivots of rounding size: the solves that follow would be noise. Coordinates on scales far apart do
-    # no harm: the condition is that of the matrix scaled to a unit diagonal.
-    scaled = factor / np.sqrt(np.diag(matrix))[:, None]
-    return factor if not len(factor) or sla.lapack.dtrcon(scaled, uplo="L")[0] > LEAST_RCOND else None
+    # no harm: the condition is that of the matrix in units of its terms.
+    scaled = factor / np.sqrt(np.diag(matrix) if terms is None else terms)[:, None]
+    return factor if least_singular_value(scaled) > LEAST_PIVOT else None
 
 
-def has_lost_pivots(pivots: Array, entries: Array) -> bool:
-    """Tell whether a pivot is no more than what rounding leaves of a sum with 1, as relative precisions are.
+def least_singular_value(lower: Array) -> float:
+    """Estimate the least singular value of a lower-triangular matrix, in units of its norm where that exceeds 1.
 
-    Parameters
-    ----------
-    pivots, entries : ndarray
-        Squares of the diagonal of a factor, and the diagonal of its matrix.
+    In the norm of sums of columns, which differs from the spectral one by the root of the order at most.
     """
-    return bool(np.any(pivots <= ROUNDING * np.maximum(1.0, np.abs(entries - 1.0))))
+    if not len(lower):
+        return np.inf
+    norm = float(np.abs(lower).sum(axis=0).max())
+    return float(sla.lapack.dtrcon(lower, uplo="L")[0]) * min(norm, 1.0)
 
 
-def reverse_cholesky(matrix: Array) -> Array | None:
-    """Return the upper U with ``matrix = U U^T``, or None where the matrix is not positive definite."""
-    factor = cholesky(matrix[::-1, ::-1])
+def reverse_cholesky(matrix: Array, terms: Array | None = None) -> Array | None:
+    """Return the upper U with ``matrix = U U^T``, or None where the matrix is not positive definite, as `cholesky`."""
+    factor = cholesky(matrix[::-1, ::-1], None if terms is None else terms[::-1])
     return None if factor is None else np.ascontiguousarray(factor[::-1, ::-1])
 
 
-def reverse_cholesky_of_product(root: Array) -> Array:
-    """Return the upper U with ``root root^T = U U^T`` for a square ``root`` of full rank, without the product."""
-    upper: Array = sla.rq(root, mode="r", check_finite=False)
-    return upper * np.where(np.diag(upper) < 0.0, -1.0, 1.0)
+def cholesky_of_product(root: Array) -> Array | None:
+    """Return the lower L with ``root root^T = L L^T`` for a ``root``, (n, m), of rank n, without the product.
+
+    None where the rank is less but for what rounding leaves, in units of the rows.
+    """
+    lower: Array = np.linalg.qr(root.T, mode="r").T
+    lower = lower * np.where(np.diag(lower) < 0.0, -1.0, 1.0)
+    with np.errstate(all="ignore"):  # a row of zeros: NaN, which is not larger
+        scaled = lower / np.abs(lower).max(axis=1, keepdims=True)
+    return lower if least_singular_value(scaled) > ROUNDING else None
+
+
+def reverse_cholesky_of_product(root: Array) -> Array | None:
+    """Return the upper U with ``root root^T = U U^T``, as `cholesky_of_product`."""
+    factor = cholesky_of_product(root[::-1])
+    return None if factor is None else np.ascontiguousarray(factor[::-1, ::-1])
+
+
+def keeps_its_sign(before: Array, step: Array, *, signed: bool = False) -> bool:
+    """Tell whether each entry of ``before + step`` is positive, and more than what rounding leaves of the two.
+
+    Parameters
+    ----------
+    before, step : ndarray, shape (n,)
+    signed : bool
+        Whether negative entries are good, too.
+    """
+    after = before + step
+    least = ROUNDING * np.maximum(np.abs(before), np.abs(step))
+    return bool(((np.abs(after) if signed else after) > least).all())
 
 
 def solve_lower(factor: Array, rhs: Array, *, transpose: bool = False) -> Array:

@@ -212,6 +212,8 @@ BAD = {
     "corner": ([0, 1, -1], np.diag([1.0, 1.0, -1.0])),
     "border": ([0, 1, -1], [[1.0, 0.0, 0.8], [0.0, 1.0, 0.8], [0.8, 0.8, 1.0]]),
     "zero": ([0, 1, -1], np.zeros((3, 3))),
+    # Neither the block nor what is left of the border is lost, yet the least eigenvalue is 1e-16.
+    "lost across block and border": ([0, -1], [[1e-8, 1e-4], [1e-4, 1.0 + 1e-8]]),
     "singular": ([0, 1, -1], [[1.0, 0.0, 1.0], [0.0, 1.0, 0.0], [1.0, 0.0, 1.0 + 1e-15]]),
     "nan in a block": ([0, 1, -1], np.diag([1.0, np.nan, 1.0])),
     "nan in the border": ([0, 1, -1], [[1.0, 0.0, np.nan], [0.0, 1.0, 0.0], [np.nan, 0.0, 1.0]]),

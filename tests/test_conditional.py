@@ -94,6 +94,16 @@ def test_mixture_and_natural_parameters_are_one():
     np.testing.assert_allclose(again.log_densities(theta), q.log_densities(theta), rtol=1e-10)
 
 
+@pytest.mark.parametrize("unit", [1e-9, 1e9])
+def test_natural_parameters_have_no_scale_of_their_own(unit):
+    """Prices in the local currency: a precision of 1e-18 is positive definite all the same."""
+    q = MixtureState.of([FullState(unit * np.array([1.0, 2.0]), unit * np.array([[1.0, 0.0], [0.9, 0.5]]))], [0.0])
+    family = GaussianMixture(2, 1)
+    again = family.state(family.parameters(q)).components[0]
+    np.testing.assert_allclose(again.mean(), q.components[0].mean(), rtol=1e-10)
+    np.testing.assert_allclose(again.factor, q.components[0].factor, rtol=1e-10)
+
+
 def test_step_moves_all_natural_parameters_along_the_natural_gradient():
     _, x, gradient = of_mixture(logistic, 1, 2)
     moved = together(stepped(x, gradient, 0.1)) - together(x)

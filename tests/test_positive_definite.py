@@ -2,6 +2,8 @@
 
 import warnings
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from targets import logistic
 from test_updates import PAIRS, moments_from_draws, whitened_moments
 
 from pymc_ngvi.draws import plain_draws
+from pymc_ngvi.families import BlockFamily, BlockStructure
 from pymc_ngvi.registry import AXES
 
 N_DIM = 4
@@ -202,6 +205,50 @@ def test_retracted_diagonals_stay_positive_for_curvatures_of_any_moderate_size(f
     c = np.diag(whitener(state))
     change = np.clip(0.5 * rho * (1.0 - state.curvature_diagonal(curvature)), -4.0, 4.0)
     np.testing.assert_allclose(np.diag(whitener(new)) / c, np.exp(change), rtol=1e-8)
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 0], [0, 0, 0, 1, 1, 1]], ids=["one block", "two blocks"])
+@pytest.mark.parametrize("family", ["full", "block"])
+def test_values_too_far_apart_for_rounding_give_none(family, labels):
+    """Along three directions 1e40, 1, 1: beside the first, what is left of the others would be rounding, or 0."""
+    n_dim = len(labels) if family == "block" else 3
+    made_by = BlockFamily(BlockStructure(labels)) if family == "block" else family_object(family, n_dim)
+    state = made_by.from_scale(np.zeros(n_dim), np.ones(n_dim))
+    for seed in range(20):
+        vectors = np.linalg.qr(np.random.default_rng(seed).standard_normal((3, 3)))[0]
+        curvature = np.kron(np.eye(n_dim // 3), (vectors * [1.0, 2.0, 3.0]) @ vectors.T)
+        for largest in (1e16, 1e40):
+            new = state.divided_by_function(
+                as_curvature(state, curvature), lambda a, most=largest: np.where(a > 2.5, most, 1.0), np.ones(n_dim)
+            )
+            assert (new is None) == (largest > 1e30)
+            # One part in 1e8 of the root: the covariance is that of the two other directions.
+            if new is not None:
+                block = new[0].cov()[:3, :3]
+                np.testing.assert_allclose(block, vectors[:, :2] @ vectors[:, :2].T, rtol=1e-6, atol=1e-6)
+
+
+@each_family
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("part", [1.0 - 1e-15, 1.0 + 1e-15], ids=["all but", "more than"])
+def test_a_factor_that_cancels_to_rounding_is_no_state(family, signed, part, rng):
+    """Be what is left positive or negative: which of the two depends on the processor."""
+    state = random_state(family, 4, rng)
+    assert state.plus(np.zeros(4), -part * state.factor_values, signed=signed) is None
+    assert state.plus(np.zeros(4), -0.999 * state.factor_values, signed=signed) is not None
+
+
+@pytest.mark.parametrize("family", ["full", "block"])
+def test_two_gaussians_whose_covariance_is_singular_to_rounding_are_not_merged(family):
+    made_by = BlockFamily(BlockStructure([0, 0])) if family == "block" else family_object(family, 2)
+    state = made_by.from_scale(np.zeros(2), np.ones(2))
+    factor = np.array([[1.0, 0.0], [1.0, 1e-18]])
+    narrow = replace(state, factor=factor if family == "full" else factor.ravel())
+    with pytest.raises(np.linalg.LinAlgError, match="all but singular"):
+        narrow.merged(narrow, 0.5)
+    factor[1, 1] = 1e-10
+    narrow = replace(state, factor=factor if family == "full" else factor.ravel())
+    np.testing.assert_allclose(narrow.merged(narrow, 0.5).factor_values, narrow.factor, rtol=1e-4)
 
 
 @each_family

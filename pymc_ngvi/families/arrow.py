@@ -26,6 +26,9 @@ from pymc_ngvi.families.block_structure import BlockStructure
 from pymc_ngvi.pattern import Pattern
 from pymc_ngvi.types import Array
 
+#: Pivots this many times the least one are taken for as large as the singular values, which are smaller.
+_CLEAR = 1e3
+
 
 class Parts(NamedTuple):
     """An arrow matrix, or one of its factors, as arrays.
@@ -314,17 +317,27 @@ _OPERATIONS: dict[str, Callable[[Array, Array], Array]] = {
 
 
 def cholesky(structure: ArrowStructure, matrix: Parts) -> Parts | None:
-    """Return the lower factor L of a symmetric matrix, L L^T, or None where that is not positive definite."""
-    blocks = []
-    for block in matrix.blocks:
-        factor = stacks.cholesky(block)
-        if factor is None or linalg.has_lost_pivots(stacks.diagonal(factor) ** 2, stacks.diagonal(block)):
+    """Return the lower factor L of a symmetric matrix, L L^T, or None where that is not positive definite.
+
+    Nor is a relative precision, of sums with 1, that cancels to rounding: in a block, in the border, or across the two.
+    """
+    blocks, least, terms = [], 1.0, [linalg.relative_terms(stacks.diagonal(block)) for block in matrix.blocks]
+    for block, size in zip(matrix.blocks, terms, strict=True):
+        factor = stacks.cholesky(block, size)
+        if factor is None:
             return None
         blocks.append(factor)
-    border = rows_of(structure, "solve", blocks, matrix.border)
-    corner = linalg.cholesky(matrix.corner - border.T @ border)
-    if corner is None or linalg.has_lost_pivots(np.diagonal(corner) ** 2, np.diagonal(matrix.corner)):
+        least = min(least, float(np.min(stacks.diagonal(factor) / np.sqrt(size))))
+    border, size = rows_of(structure, "solve", blocks, matrix.border), linalg.relative_terms(np.diagonal(matrix.corner))
+    corner = linalg.cholesky(matrix.corner - border.T @ border, size)
+    if corner is None:
         return None
+    least *= float(np.min(np.diagonal(corner) / np.sqrt(size), initial=1.0))
+    if blocks and least < _CLEAR * linalg.LEAST_PIVOT:
+        # Of the inverse of L, in units of the terms, what its border has: no column may exceed an inverse pivot.
+        across = rows_of(structure, "transposed solve", blocks, solve_corner(corner, border.T).T)
+        if np.max(np.sqrt(np.concatenate(terms, axis=None)) * np.abs(across).sum(axis=1)) >= 1.0 / linalg.LEAST_PIVOT:
+            return None
     return Parts(blocks, border, corner)
 
 

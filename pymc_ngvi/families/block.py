@@ -16,9 +16,9 @@ import numpy as np
 
 from pymc_ngvi.families import stacks
 from pymc_ngvi.families.block_structure import BlockStructure
-from pymc_ngvi.families.lower import LOG_2PI, SUFFIX_SUMS
+from pymc_ngvi.families.lower import LOG_2PI, SINGULAR, SUFFIX_SUMS
 from pymc_ngvi.families.packed import PackedState, memory_bytes
-from pymc_ngvi.linalg import has_lost_pivots
+from pymc_ngvi.linalg import relative_terms
 from pymc_ngvi.types import Array, Outer, TargetDensity
 
 __all__ = ["BlockFamily", "BlockState", "BlockStructure"]
@@ -156,8 +156,8 @@ class BlockState(PackedState):
         """Return the state of covariance C M^-1 C^T, and C M^-1 grad; None where M is not positive definite."""
         uppers = []
         for m in self.structure.unpack(matrix):
-            upper = stacks.reverse_cholesky(m)
-            if upper is None or has_lost_pivots(stacks.diagonal(upper) ** 2, stacks.diagonal(m)):
+            upper = stacks.reverse_cholesky(m, relative_terms(stacks.diagonal(m)))
+            if upper is None:
                 return None
             uppers.append(upper)
         return self._divided(uppers, grad)
@@ -165,7 +165,10 @@ class BlockState(PackedState):
     def divided_by_function(
         self, curvature: Array, function: Callable[[Array], Array], grad: Array
     ) -> tuple[Self, Array] | None:
-        """As `divided`, by a positive function of the eigenvalues of ``curvature``; None where not finite."""
+        """As `divided`, by a positive function of the eigenvalues of ``curvature``.
+
+        None where that is not finite, or where values are so far apart that rounding hides the small ones.
+        """
         if not np.isfinite(curvature).all():
             return None
         uppers = []
@@ -175,7 +178,10 @@ class BlockState(PackedState):
                 values = function(eigenvalues)
             if not (np.isfinite(values) & (values > 0.0)).all():
                 return None
-            uppers.append(stacks.reverse_cholesky_of_product(vectors * np.sqrt(values)[:, None, :]))
+            upper = stacks.reverse_cholesky_of_product(vectors * np.sqrt(values)[:, None, :])
+            if upper is None:
+                return None
+            uppers.append(upper)
         return self._divided(uppers, grad)
 
     def half_product(self, error: Array | Outer) -> Array:
@@ -202,15 +208,24 @@ class BlockState(PackedState):
         return result
 
     def merged(self, other: Self, weight: float) -> Self:
-        """Return the Gaussian with the first two moments, block by block, of a mixture with another."""
+        """Return the Gaussian with the first two moments, block by block, of a mixture with another.
+
+        Raises
+        ------
+        LinAlgError
+            Where the covariance of a block is singular to rounding.
+        """
         apart = other.location - self.location
         between = np.sqrt(weight * (1.0 - weight)) * apart
         blocks = []
         for c, d, b in zip(self._blocks(), other._blocks(), self.structure.split(between), strict=True):
             roots = np.concatenate([np.sqrt(1.0 - weight) * c, np.sqrt(weight) * d, b], axis=2)
             factors = stacks.cholesky(roots @ stacks.transposed(roots))
-            # All but singular: triangularise the roots themselves.
-            blocks.append(stacks.cholesky_of_product(roots) if factors is None else factors)
+            if factors is None:  # all but singular: triangularise the roots themselves
+                factors = stacks.cholesky_of_product(roots)
+            if factors is None:
+                raise np.linalg.LinAlgError(SINGULAR)
+            blocks.append(factors)
         return replace(self, location=self.location + weight * apart, factor=self.structure.pack(blocks))
 
     # --- pieces ---

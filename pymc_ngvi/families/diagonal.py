@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 
 from pymc_ngvi.families.lower import LOG_2PI
-from pymc_ngvi.linalg import has_lost_pivots
+from pymc_ngvi.linalg import ROUNDING, keeps_its_sign, relative_terms
 from pymc_ngvi.types import Array, Outer, TargetDensity
 
 
@@ -171,7 +171,7 @@ class DiagonalState:
 
     def divided(self, matrix: Array, grad: Array) -> tuple[Self, Array] | None:
         """Return the state of variances scale^2 / matrix, and scale grad / matrix; None where not positive."""
-        if not np.isfinite(matrix).all() or has_lost_pivots(matrix, matrix):
+        if not np.isfinite(matrix).all() or np.any(matrix <= ROUNDING * relative_terms(matrix)):
             return None
         scale = self.scale / np.sqrt(matrix)
         if not ((scale > 0.0) & np.isfinite(scale)).all():  # beyond what numbers can hold
@@ -207,7 +207,7 @@ class DiagonalState:
     def plus(self, location_step: Array, factor_step: Array, *, signed: bool = False) -> Self | None:
         """Add to mean and scales; None where a scale would not stay positive (if signed: not 0)."""
         location, scale = self.location + location_step, self.scale + factor_step
-        if not (np.abs(scale) if signed else scale > 0.0).all():
+        if not keeps_its_sign(self.scale, factor_step, signed=signed):
             return None
         if not (np.isfinite(scale).all() and np.isfinite(location).all()):
             return None

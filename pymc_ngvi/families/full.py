@@ -6,10 +6,11 @@ from typing import Self
 
 import numpy as np
 
-from pymc_ngvi.families.lower import LOG_2PI, LowerState
+from pymc_ngvi.families.lower import LOG_2PI, SINGULAR, LowerState
 from pymc_ngvi.linalg import (
     cholesky,
-    has_lost_pivots,
+    cholesky_of_product,
+    relative_terms,
     reverse_cholesky,
     reverse_cholesky_of_product,
     solve_lower,
@@ -117,15 +118,16 @@ class FullState(LowerState):
 
     def divided(self, matrix: Array, grad: Array) -> tuple[Self, Array] | None:
         """Return the state of covariance C M^-1 C^T, and C M^-1 grad; None where M is not positive definite."""
-        upper = reverse_cholesky(matrix)
-        if upper is None or has_lost_pivots(np.diagonal(upper) ** 2, np.diagonal(matrix)):
-            return None
-        return self._divided(upper, grad)
+        upper = reverse_cholesky(matrix, relative_terms(np.diagonal(matrix)))
+        return None if upper is None else self._divided(upper, grad)
 
     def divided_by_function(
         self, curvature: Array, function: Callable[[Array], Array], grad: Array
     ) -> tuple[Self, Array] | None:
-        """As `divided`, by a positive function of the eigenvalues of ``curvature``; None where not finite."""
+        """As `divided`, by a positive function of the eigenvalues of ``curvature``.
+
+        None where that is not finite, or where values are so far apart that rounding hides the small ones.
+        """
         if not np.isfinite(curvature).all():
             return None
         eigenvalues, vectors = np.linalg.eigh(curvature)
@@ -133,18 +135,26 @@ class FullState(LowerState):
             values = function(eigenvalues)
         if not (np.isfinite(values) & (values > 0.0)).all():
             return None
-        return self._divided(reverse_cholesky_of_product(vectors * np.sqrt(values)), grad)
+        upper = reverse_cholesky_of_product(vectors * np.sqrt(values))
+        return None if upper is None else self._divided(upper, grad)
 
     def merged(self, other: Self, weight: float) -> Self:
-        """Return the Gaussian with the first two moments of a mixture of this one and another."""
+        """Return the Gaussian with the first two moments of a mixture of this one and another.
+
+        Raises
+        ------
+        LinAlgError
+            Where the covariance is singular to rounding.
+        """
         apart = other.location - self.location
         roots = [np.sqrt(1.0 - weight) * self.factor, np.sqrt(weight) * other.factor]
         cov = roots[0] @ roots[0].T + roots[1] @ roots[1].T + weight * (1.0 - weight) * np.outer(apart, apart)
         factor = cholesky(cov)
         if factor is None:  # all but singular: triangularise the roots themselves
             stacked = np.column_stack([*roots, np.sqrt(weight * (1.0 - weight)) * apart])
-            factor = np.linalg.qr(stacked.T, mode="r").T
-            factor = factor * np.where(np.diag(factor) < 0.0, -1.0, 1.0)
+            factor = cholesky_of_product(stacked)
+        if factor is None:
+            raise np.linalg.LinAlgError(SINGULAR)
         return type(self)(self.location + weight * apart, factor)
 
     def _divided(self, upper: Array, grad: Array) -> tuple[Self, Array] | None:

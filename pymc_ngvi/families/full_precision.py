@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 
 from pymc_ngvi.families.lower import LOG_2PI, LowerState
-from pymc_ngvi.linalg import all_finite, cholesky, has_lost_pivots, solve_lower, symmetrise
+from pymc_ngvi.linalg import all_finite, cholesky, relative_terms, solve_lower, symmetrise
 from pymc_ngvi.types import Array, Outer, TargetDensity
 
 
@@ -87,8 +87,8 @@ class FullPrecisionState(LowerState):
 
     def divided(self, matrix: Array, grad: Array) -> tuple[Self, Array] | None:
         """Return the state of precision T M T^T, and T^-T M^-1 grad; None where M is not positive definite."""
-        lower = cholesky(matrix)
-        if lower is None or has_lost_pivots(np.diagonal(lower) ** 2, np.diagonal(matrix)):
+        lower = cholesky(matrix, relative_terms(np.diagonal(matrix)))
+        if lower is None:
             return None
         with np.errstate(over="ignore", invalid="ignore"):  # beyond what numbers can hold: no state then
             factor = np.tril(self.factor @ lower)

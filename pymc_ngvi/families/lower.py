@@ -5,10 +5,12 @@ from typing import Self
 
 import numpy as np
 
-from pymc_ngvi.linalg import all_finite, diagonal, half_triangle, solve_lower, strict_triangle
+from pymc_ngvi.linalg import all_finite, diagonal, half_triangle, keeps_its_sign, solve_lower, strict_triangle
 from pymc_ngvi.types import Array, Outer
 
 LOG_2PI = float(np.log(2 * np.pi))
+#: Of a Gaussian in place of two.
+SINGULAR = "The covariance of the two together is all but singular."
 #: Dimensions for each outer product, beyond which adding them one by one is quicker than a matrix product.
 SUFFIX_SUMS = 40
 
@@ -147,8 +149,8 @@ class LowerState:
     def plus(self, location_step: Array, factor_step: Array, *, signed: bool = False) -> Self | None:
         """Add to mean and factor; None where a diagonal entry of it would not stay positive (if signed: not 0)."""
         location, factor = self.location + location_step, self.factor + factor_step
-        entries = np.diagonal(factor)
-        valid = (np.abs(entries) if signed else entries > 0.0).all() and all_finite(location, factor)
+        valid = keeps_its_sign(np.diagonal(self.factor), np.diagonal(factor_step), signed=signed)
+        valid = valid and all_finite(location, factor)
         return type(self)(location, factor) if valid else None
 
     def unsigned(self) -> Self:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from pymc_ngvi.families.lower import LOG_2PI
-from pymc_ngvi.linalg import all_finite
+from pymc_ngvi.linalg import all_finite, keeps_its_sign
 from pymc_ngvi.types import Array, Outer
 
 
@@ -76,8 +76,9 @@ class PackedState:
     def plus(self, location_step: Array, factor_step: Array, *, signed: bool = False) -> Self | None:
         """Add to mean and factor; None where a diagonal entry of it would not stay positive (if signed: not 0)."""
         location, factor = self.location + location_step, self.factor + factor_step
-        diagonal = factor[self.structure.diagonal]
-        valid = (np.abs(diagonal) if signed else diagonal > 0.0).all() and all_finite(location, factor)
+        diagonal = self.structure.diagonal
+        valid = keeps_its_sign(self.factor[diagonal], factor_step[diagonal], signed=signed)
+        valid = valid and all_finite(location, factor)
         return replace(self, location=location, factor=factor) if valid else None
 
     def unsigned(self) -> Self:

@@ -23,7 +23,7 @@ from pymc_ngvi import linalg
 from pymc_ngvi.families import arrow, stacks
 from pymc_ngvi.families.arrow import ArrowStructure, Parts
 from pymc_ngvi.families.arrow_moments import border_roots, covariance_parts, factor_of_covariance
-from pymc_ngvi.families.lower import LOG_2PI
+from pymc_ngvi.families.lower import LOG_2PI, SINGULAR
 from pymc_ngvi.families.packed import PackedState, memory_bytes
 from pymc_ngvi.types import Array, Outer, TargetDensity
 
@@ -181,7 +181,7 @@ class SparseState(PackedState):
         mixed += weight * (1.0 - weight) * self.structure.pack(between)
         parts = factor_of_covariance(self.structure, self.structure.unpack(mixed))
         if parts is None:
-            raise np.linalg.LinAlgError("The covariance of the two together is all but singular.")
+            raise np.linalg.LinAlgError(SINGULAR)
         return replace(self, location=self.location + weight * apart, factor=self.structure.pack(parts))
 
     # --- curvatures ---

@@ -64,20 +64,22 @@ def solve_upper(factors: Array, rhs: Array) -> Array:
     return solve_lower(flipped(factors), np.ascontiguousarray(rhs[:, ::-1]))[:, ::-1]
 
 
-def cholesky(stack: Array) -> Array | None:
+def cholesky(stack: Array, terms: Array | None = None) -> Array | None:
     """Return the lower Cholesky factors, or None where any matrix is not (numerically) positive definite.
 
     Parameters
     ----------
     stack : ndarray, shape (n_blocks, k, k)
         Symmetric.
+    terms : ndarray, shape (n_blocks, k), optional
+        As for `linalg.cholesky`.
 
     Returns
     -------
     ndarray, shape (n_blocks, k, k), or None
     """
     if len(stack) == 1:
-        factor = linalg.cholesky(stack[0])
+        factor = linalg.cholesky(stack[0], None if terms is None else terms[0])
         return None if factor is None else factor[None]
     if not np.isfinite(stack).all():
         return None
@@ -85,33 +87,43 @@ def cholesky(stack: Array) -> Array | None:
         factors: Array = np.linalg.cholesky(stack)
     except np.linalg.LinAlgError:
         return None
-    return factors if _well_conditioned(factors / np.sqrt(diagonal(stack))[:, :, None]) else None
+    scaled = factors / np.sqrt(diagonal(stack) if terms is None else terms)[:, :, None]
+    return factors if _exceeds(scaled, linalg.LEAST_PIVOT) else None
 
 
-def reverse_cholesky(stack: Array) -> Array | None:
+def reverse_cholesky(stack: Array, terms: Array | None = None) -> Array | None:
     """Return the upper U with ``matrix = U U^T``, or None where any matrix is not positive definite."""
-    factors = cholesky(flipped(stack))
+    factors = cholesky(flipped(stack), None if terms is None else terms[:, ::-1])
     return None if factors is None else flipped(factors)
 
 
-def cholesky_of_product(roots: Array) -> Array:
-    """Return the lower L with ``root root^T = L L^T`` for roots (n_blocks, k, n) of rank k, without the product."""
+def cholesky_of_product(roots: Array) -> Array | None:
+    """Return the lower L with ``root root^T = L L^T`` for roots (n_blocks, k, n) of rank k, without the product.
+
+    None where the rank of any is less but for what rounding leaves, in units of its rows.
+    """
     lower: Array = transposed(np.linalg.qr(transposed(roots), mode="r"))
-    return np.ascontiguousarray(lower * np.where(diagonal(lower) < 0.0, -1.0, 1.0)[:, None, :])
+    lower = np.ascontiguousarray(lower * np.where(diagonal(lower) < 0.0, -1.0, 1.0)[:, None, :])
+    with np.errstate(all="ignore"):  # a row of zeros: NaN, which is not smaller
+        scaled = lower / np.abs(lower).max(axis=2, keepdims=True)
+    return lower if _exceeds(scaled, linalg.ROUNDING) else None
 
 
-def reverse_cholesky_of_product(roots: Array) -> Array:
-    """Return the upper U with ``root root^T = U U^T`` for square roots of full rank, without the product."""
-    return flipped(cholesky_of_product(flipped(roots)))
+def reverse_cholesky_of_product(roots: Array) -> Array | None:
+    """Return the upper U with ``root root^T = U U^T``, as `cholesky_of_product`."""
+    factors = cholesky_of_product(roots[:, ::-1])
+    return None if factors is None else flipped(factors)
 
 
-def _well_conditioned(factors: Array) -> bool:
-    """Tell whether no lower-triangular factor, of a matrix with a unit diagonal, is all but singular."""
-    if factors.shape[1] == 1:
-        return True
+def _exceeds(factors: Array, least: float) -> bool:
+    """Tell whether the least singular values of lower-triangular factors, as in `linalg`, are larger than a number."""
+    # What is on the diagonal bounds them from above; and a factor with a 0 there can not be solved with.
+    above = bool((diagonal(factors) > least).all())
+    if factors.shape[1] == 1 or not above:
+        return above
     # There is no batched estimate: the norm of the inverse itself, which takes as long as the factors did.
     identity = np.broadcast_to(np.eye(factors.shape[1]), factors.shape)
     with np.errstate(all="ignore"):
-        inverse = solve_lower(factors, identity)
-        condition = np.abs(factors).sum(axis=1).max(axis=1) * np.abs(inverse).sum(axis=1).max(axis=1)
-    return bool((condition < 1.0 / linalg.LEAST_RCOND).all())
+        norm = np.maximum(np.abs(factors).sum(axis=1).max(axis=1), 1.0)
+        condition = norm * np.abs(solve_lower(factors, identity)).sum(axis=1).max(axis=1)
+    return bool((condition < 1.0 / least).all())

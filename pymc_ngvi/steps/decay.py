@@ -14,6 +14,8 @@ References
 
 from typing import ClassVar
 
+import numpy as np
+
 from pymc_ngvi.steps.stochastic import Advance, Stochastic, StochasticState
 from pymc_ngvi.types import Moments
 
@@ -34,5 +36,8 @@ class Decay(Stochastic):
         if found is None:
             return None
         iterate, step_size = found
-        average = iterate if weight == 1.0 else state.q.merged(iterate, weight)
+        try:
+            average = iterate if weight == 1.0 else state.q.merged(iterate, weight)
+        except np.linalg.LinAlgError:  # both singular to rounding, or all but
+            return None
         return Advance(average, iterate, step_size, n_steps + 1)
