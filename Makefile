@@ -3,8 +3,14 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-
+# Tests whose outcome could hang on rounding, and those of what the package takes from PyMC.
+OF_KERNELS := $(patsubst %,tests/test_%.py,linalg arrow block_family sparse_family families updates positive_definite)
+OF_PYMC := $(patsubst %,tests/test_%.py,approximation constrain export guide interaction layout logdensity minibatch \
+	persistence register samplers)
+# The supported minor version that $(VENV) has not.
+OTHER_PYMC = $(shell $(BIN)/python -c 'import importlib.metadata as m; print("6.3" if m.version("pymc").startswith("6.4.") else "6.4")')
 
-.PHONY: example test test-all lint docs notebooks wheel bench clean check-python
+.PHONY: example test test-all test-kernels test-pymc lint docs notebooks wheel bench clean check-python
 
 example: $(STAMP)example
 	$(BIN)/python examples/epilepsy.py
@@ -14,6 +20,15 @@ test: $(STAMP)test
 
 test-all: $(STAMP)bench
 	$(BIN)/python -m pytest --numprocesses=logical --dist=worksteal
+
+test-kernels: $(STAMP)test
+	$(BIN)/python tests/kernels.py $(OF_KERNELS)
+
+test-pymc: $(STAMP)test
+	@$(MAKE) --no-print-directory test-pymc-$(OTHER_PYMC)
+
+test-pymc-%: $(VENV)-pymc-%/.installed
+	$(VENV)-pymc-$*/bin/python -m pytest -m "not slow" --numprocesses=logical --dist=worksteal $(OF_PYMC)
 
 lint: $(STAMP)test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
@@ -34,7 +49,7 @@ bench: $(STAMP)bench
 	$(BIN)/python tests/benchmarks/compare.py --help
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache examples/output docs/_build docs/examples
+	rm -rf $(VENV) $(VENV)-pymc-* build dist .pytest_cache .mypy_cache .ruff_cache examples/output docs/_build docs/examples
 
 check-python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 12) and "pymc_ngvi needs Python 3.12 or newer; " + sys.executable + " is " + sys.version.split()[0] + ". Install one, or point to it: make PYTHON=python3.12 ...")'
@@ -44,3 +59,10 @@ $(STAMP)%: pyproject.toml | check-python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable . --group $*
 	@touch $@
+
+$(VENV)-pymc-%/.installed: pyproject.toml | check-python
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1"
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable . --group test "pymc==$*.*"
+	@touch $@
+.PRECIOUS: $(VENV)-pymc-%/.installed

@@ -1,5 +1,13 @@
 """Natural-gradient variational inference for PyMC: ``pm.fit(method="ngvi")``."""
 
+import sys
+
+if sys.version_info < (3, 12):  # noqa: UP036 (in a checkout, the first thing to say so would be a syntax error)
+    raise ImportError(
+        f"pymc_ngvi needs Python 3.12 or newer; {sys.executable} is {sys.version.split()[0]}. "
+        "Make an environment with a newer one: python3.12 -m venv .venv"
+    )
+
 from pymc_ngvi.approximation import NGVIApproximation
 from pymc_ngvi.bambi import uncentre_bambi_intercept
 from pymc_ngvi.fit import NGVI, fit_ngvi

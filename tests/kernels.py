@@ -1,0 +1,61 @@
+"""Run tests with other kernels of OpenBLAS than the processor gets: python tests/kernels.py FILES OF TESTS.
+
+OpenBLAS picks its kernels by the processor, and each adds in an order of its own: what rounding leaves differs. Where
+another BLAS is in use, or none of the other kernels runs on this processor, there is nothing to try.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+#: In order of preference; by instruction sets: AVX2, AVX512, AVX; and those of ARM.
+KERNELS = ("Haswell", "SkylakeX", "Sandybridge", "NEOVERSEN1", "ARMV8")
+VARIABLE = "OPENBLAS_CORETYPE"
+#: What each OpenBLAS in use has taken, after a product and a factorisation: kernels may be there, but not run.
+PROBE = """
+import json
+import numpy as np
+import scipy.linalg
+import threadpoolctl
+matrix = np.eye(50) + np.ones((50, 1)) @ np.ones((1, 50))
+scipy.linalg.cholesky(matrix @ np.linalg.cholesky(matrix))
+loaded = threadpoolctl.threadpool_info()
+print(json.dumps([lib.get("architecture") for lib in loaded if lib["internal_api"] == "openblas"]))
+"""
+
+
+def taken(kernel=None):
+    """Return the kernels of each OpenBLAS that NumPy and SciPy load, by default the processor's; [] where none runs."""
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    if kernel is not None:
+        environment[VARIABLE] = kernel
+    done = subprocess.run([sys.executable, "-c", PROBE], env=environment, capture_output=True, text=True, check=False)
+    return json.loads(done.stdout) if done.returncode == 0 else []
+
+
+def other_kernel(own, taken=taken):
+    """Return the first kernel that all OpenBLAS in use take and that none of them has by itself, or None."""
+    for kernel in KERNELS:
+        found = {str(name).lower() for name in taken(kernel)}
+        if found == {kernel.lower()} and kernel.lower() not in {str(name).lower() for name in own}:
+            return kernel
+    return None
+
+
+def main(files):
+    """Run the tests, and return the exit status of pytest."""
+    own = taken()
+    kernel = other_kernel(own)
+    if kernel is None:
+        what = f"takes {', '.join(map(str, own))} whatever {VARIABLE} says" if own else "is not OpenBLAS"
+        print(f"The linear algebra of NumPy and SciPy {what}: no other kernels to try here.")
+        return 0
+    print(f"OpenBLAS takes {', '.join(map(str, own))} on this processor; tests with {kernel}:", flush=True)
+    options = ["-m", "not slow", "--numprocesses=logical", "--dist=worksteal"]
+    command = [sys.executable, "-m", "pytest", *options, *files]
+    return subprocess.run(command, env={**os.environ, VARIABLE: kernel}, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
