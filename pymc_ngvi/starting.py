@@ -7,9 +7,9 @@ import numpy as np
 import pymc as pm
 
 from numpy.typing import NDArray
-from pymc.initial_point import make_initial_point_fn
 
 from pymc_ngvi.model import LogDensity, without_c
+from pymc_ngvi.model.initial import initial_point_function
 from pymc_ngvi.model.layout import Variable
 from pymc_ngvi.registry import suggestion
 from pymc_ngvi.status import StartError
@@ -53,10 +53,9 @@ def start_point(density: LogDensity, start: Mapping[str, Any] | None) -> Array:
         )
     constrained = {model[name]: np.asarray(start[name]) for name in by_name if name in start}
     for rv, value in constrained.items():
-        if value.ndim != rv.type.ndim:  # PyMC would not get as far as a shape
+        if not _may_have_shape(rv, value.shape):  # PyMC would not get as far as a shape
             raise ValueError(_shape_message(rv.name, value.shape, by_name[rv.name], rv))
-    with without_c():
-        point = make_initial_point_fn(model=model, overrides=constrained, jitter_rvs=set(), return_transformed=True)(0)
+    point = initial_point_function(model, constrained)()
     for name, v in by_value.items():
         if name in start:
             point[name] = np.asarray(start[name], dtype=np.float64)
@@ -64,6 +63,11 @@ def start_point(density: LogDensity, start: Mapping[str, Any] | None) -> Array:
             given = name if name in start else v.name
             raise ValueError(_shape_message(given, np.shape(point[name]), v, model[v.name]))
     return layout.flatten(point)
+
+
+def _may_have_shape(rv: Any, shape: tuple[int, ...]) -> bool:
+    known = rv.type.shape
+    return len(shape) == len(known) and all(k in (None, n) for k, n in zip(known, shape, strict=True))
 
 
 def _shape_message(given: str, shape: tuple[int, ...], variable: Variable, rv: Any) -> str:

@@ -19,6 +19,7 @@ from pytensor.gradient import DisconnectedType
 from pytensor.graph.replace import graph_replace, vectorize_graph
 from pytensor.graph.traversal import graph_inputs
 from pytensor.tensor.type import TensorType
+from pytensor.xtensor.type import XTensorType, as_xtensor
 
 from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.model import graph
@@ -219,6 +220,11 @@ class _Pieces:
 
 def _frozen(outputs: list[Any]) -> list[Any]:
     """Return graphs of the data as they are: q, which the guide is a part of, should not change by ``pm.set_data``."""
-    shared = [v for v in graph_inputs(outputs) if isinstance(v, SharedVariable) and isinstance(v.type, TensorType)]
-    constants = {v: pt.as_tensor(np.array(v.get_value(borrow=True))) for v in shared}
+    shared = [v for v in graph_inputs(outputs) if isinstance(v, SharedVariable)]
+    constants = {v: _constant(v) for v in shared if isinstance(v.type, TensorType | XTensorType)}
     return list(graph_replace(outputs, constants, strict=False)) if constants else outputs
+
+
+def _constant(shared: Any) -> Any:
+    value = pt.as_tensor(np.array(shared.get_value(borrow=True)))
+    return as_xtensor(value, dims=shared.type.dims) if isinstance(shared.type, XTensorType) else value

@@ -8,10 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pymc.pytensorf import compile as pymc_compile
 from pymc.pytensorf import find_rng_nodes, reseed_rngs
-from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.random.op import RNGConsumerOp
-from pytensor.xtensor.type import XTensorVariable
 
 from pymc_ngvi.model import cost, graph
 from pymc_ngvi.model.backends import quick_mode, without_c
@@ -143,11 +141,8 @@ class Constrainer:
         names = self._computed_names()
         model = self.model
         outputs = model.replace_rvs_by_values([model[name] for name in names])
-        if any(isinstance(out, XTensorVariable) for out in outputs):
-            outputs = [out.values if isinstance(out, XTensorVariable) else out for out in outputs]
         outputs = self._minibatches.hold(outputs)
         outputs = graph.on_flat_vector(model, self.layout, outputs, theta)
-        outputs = rewrite_graph(outputs, clone=False, include=("lower_xtensor",))
         return graph.simplify(outputs, check_bounds=model.check_bounds)
 
     def _compile_one_by_one(self, theta: Any, outputs: list[Any]) -> None:

@@ -14,10 +14,11 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import graph_replace, vectorize_graph
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.graph.rewriting.utils import rewrite_graph
-from pytensor.graph.traversal import toposort
+from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar import Cast
 from pytensor.tensor.basic import MakeVector
 from pytensor.tensor.elemwise import CAReduce, Elemwise
+from pytensor.xtensor.type import XTensorType, as_xtensor
 
 from pymc_ngvi.model import rewrites
 from pymc_ngvi.model.layout import Layout
@@ -38,11 +39,34 @@ def flat_input(layout: Layout) -> Any:
 def on_flat_vector(model: pm.Model, layout: Layout, outputs: list[Any], theta: Any) -> list[Any]:
     """Return ``outputs``, functions of the value variables, as functions of the flat vector, in float64."""
     values = {value.name: value for value in model.value_vars}
-    replacements = {values[v.value_name]: theta[v.where].reshape(v.shape) for v in layout.variables}
-    if _is_float64(outputs):
+    replacements = {values[v.value_name]: _piece(theta, v, values[v.value_name].type) for v in layout.variables}
+    if _has_named_dims([*outputs, *replacements]):
         # The static shape of a value variable may be unknown; ours is known, and any such type fits.
-        return list(graph_replace(outputs, replacements, strict=False))
-    return _in_float64(outputs, replacements)
+        outputs, replacements = _without_named_dims(list(graph_replace(outputs, replacements, strict=False))), {}
+    if not _is_float64(outputs):
+        return _in_float64(outputs, replacements)
+    return list(graph_replace(outputs, replacements, strict=False)) if replacements else outputs
+
+
+def _piece(theta: Any, variable: Any, wanted: Any) -> Any:
+    """Return what stands for a value variable, of the type ``wanted``, in the flat vector."""
+    piece = theta[variable.where].reshape(variable.shape)
+    if not isinstance(wanted, XTensorType):
+        return piece
+    return as_xtensor(pt.cast(piece, wanted.dtype), dims=wanted.dims)  # rewrites of such types keep to the precision
+
+
+def _has_named_dims(variables: list[Any]) -> bool:
+    return any(isinstance(var.type, XTensorType) for var in ancestors(variables))
+
+
+def _without_named_dims(outputs: list[Any]) -> list[Any]:
+    """Return the graphs of `pymc.dims` as graphs of plain tensors, which all that follows expects."""
+    return list(rewrite_graph([_values(out) for out in outputs], clone=False, include=("lower_xtensor",)))
+
+
+def _values(var: Any) -> Any:
+    return var.values if isinstance(var.type, XTensorType) else var
 
 
 def _is_float64(outputs: list[Any]) -> bool:
@@ -62,9 +86,10 @@ def _in_float64(outputs: list[Any], replacements: dict[Variable, Variable]) -> l
             return done[var]
         if getattr(var.type, "dtype", "") not in ("float32", "float16"):
             return var
-        if isinstance(var, Constant):
-            return pt.constant(var.data.astype("float64"))
-        return pt.cast(var, "float64")
+        wide = (
+            pt.constant(var.data.astype("float64")) if isinstance(var, Constant) else pt.cast(_values(var), "float64")
+        )
+        return as_xtensor(wide, dims=var.type.dims) if isinstance(var.type, XTensorType) else wide
 
     outputs = inline_inner_graphs(outputs)  # which take inputs of one type only
     for node in toposort(outputs):

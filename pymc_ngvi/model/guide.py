@@ -23,6 +23,9 @@ from pytensor.compile.ops import ViewOp
 from pytensor.scalar import Cast, Exp, Identity, Sigmoid
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.random.basic import BernoulliRV, NormalRV, PoissonRV
+from pytensor.xtensor.shape import Transpose
+from pytensor.xtensor.type import XTensorType
+from pytensor.xtensor.vectorization import XRV, XElemwise
 from scipy.special import expit, logit
 
 from pymc_ngvi.families.arrow import ArrowStructure
@@ -147,8 +150,12 @@ def prior_guide(density: LogDensity) -> Any:
 
 def _recognised(rv: Any) -> tuple[_Likelihood, Any]:
     """Return the kind of an observed variable, and its linear predictor in terms of random variables."""
-    op = rv.owner.op
-    kind = next((kind for op_class, kind in _KINDS.items() if isinstance(op, op_class)), None)
+    drawn = rv.owner
+    while isinstance(drawn.op, Transpose):  # dims in another order than those of the parameters
+        drawn = drawn.inputs[0].owner
+    op = drawn.op
+    distribution = op.core_op if isinstance(op, XRV) else op
+    kind = next((kind for op_class, kind in _KINDS.items() if isinstance(distribution, op_class)), None)
     if kind is None:
         name = getattr(op, "_print_name", None)
         kind_of = name[0] if name else type(op).__name__
@@ -156,22 +163,30 @@ def _recognised(rv: Any) -> tuple[_Likelihood, Any]:
             f"The observed variable {rv.name!r} is {kind_of}; reparam='rvb1' knows Poisson, Bernoulli and Normal ones. "
             f"{_INSTEAD}"
         )
-    parameter = _unwrapped(op.dist_params(rv.owner)[0])
+    parameter = _unwrapped(op.dist_params(drawn)[0])
     if kind.link is None:
-        return kind, parameter
+        return kind, _in_order(parameter, rv)
     node = parameter.owner
-    if node is None or not isinstance(node.op, Elemwise) or not isinstance(node.op.scalar_op, kind.link):
+    if node is None or not isinstance(node.op, Elemwise | XElemwise) or not isinstance(node.op.scalar_op, kind.link):
         raise ValueError(
             f"The observed variable {rv.name!r} is {kind.name}, but not with its canonical link, {kind.written}; "
             f"reparam='rvb1' has no expansion for another one. {_INSTEAD}"
         )
-    return kind, node.inputs[0]
+    return kind, _in_order(node.inputs[0], rv)
+
+
+def _in_order(parameter: Any, rv: Any) -> Any:
+    """Return a parameter with named dimensions as a tensor whose axes are those of the variable."""
+    if not isinstance(parameter.type, XTensorType):
+        return parameter
+    missing = [dim for dim in rv.type.dims if dim not in parameter.type.dims]
+    return parameter.expand_dims(missing).transpose(*rv.type.dims).values
 
 
 def _unwrapped(variable: Any) -> Any:
     """Return a parameter without casts and the copies that Deterministics are."""
     while (node := variable.owner) is not None:
-        copies = isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Identity | Cast)
+        copies = isinstance(node.op, Elemwise | XElemwise) and isinstance(node.op.scalar_op, Identity | Cast)
         if not copies and not isinstance(node.op, ViewOp):
             break
         variable = node.inputs[0]

@@ -64,7 +64,7 @@ class Layout:
             size = int(np.prod(shape, dtype=int))
             dims = model.named_vars_to_dims.get(rv.name)
             lengths = [None if d is None else len(_coord(model, d)) for d in dims or ()]
-            named = dims is not None and None not in dims and tuple(lengths) == shape
+            named = bool(dims) and None not in dims and tuple(lengths) == shape
             variables.append(
                 Variable(rv.name, value.name, shape, slice(start, start + size), tuple(dims) if named else None)
             )

@@ -15,6 +15,7 @@ from pymc_ngvi.model import cost, graph
 from pymc_ngvi.model.backends import BACKENDS, compile_flags, compile_options, without_c
 from pymc_ngvi.model.checks import check_model
 from pymc_ngvi.model.hessian import CACHED_ELEMENTS, slices
+from pymc_ngvi.model.initial import initial_point_function
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.minibatch import Minibatches
 from pymc_ngvi.model.prior import prior_draws
@@ -96,8 +97,8 @@ class LogDensity(SecondOrder):
         self.model = model
         self._rows = Rows.of(model)
         self.n_gradients = self.n_hessians = 0
-        with without_c():  # initial points and constants are computed by running their graphs
-            point = model.initial_point(0)
+        point = initial_point_function(model)()
+        with without_c():  # constants are computed by running their graphs
             self.layout = Layout.from_model(model, point)
             self.n_dim = self.layout.n_dim
             self._initial_point = self.layout.flatten(point)
