@@ -213,7 +213,7 @@ def test_commands_are_targets():
     targets = set(re.search(r"^\.PHONY: (.+)$", makefile, flags=re.MULTILINE)[1].split())
     texts = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / ".ci" / "run", PAGES["install"], PAGES["benchmarks"]]
     for path in texts:
-        named = set(re.findall(r"(?:^|`)make ([a-z-]+)", read(path), flags=re.MULTILINE))
+        named = set(re.findall(r"(?:^|`)make ([a-z]+(?:-[a-z]+)*)", read(path), flags=re.MULTILINE))
         assert named <= targets, path
     groups = set(
         re.findall(r"^(\w+) = \[", read(ROOT / "pyproject.toml").split("[dependency-groups]")[1], re.MULTILINE)
@@ -225,4 +225,16 @@ def test_the_workflow_runs_what_the_script_runs_on_every_python_that_is_promised
     workflow = read(ROOT / ".github" / "workflows" / "ci.yml")
     assert "run: .ci/run" in workflow
     promised = re.findall(r"Python :: (3\.\d+)", read(ROOT / "pyproject.toml"))
-    assert re.findall(r'"(3\.\d+)"', workflow) == promised
+    matrices = re.findall(r"python-version: \[(.*)\]", workflow)
+    assert matrices
+    assert all(re.findall(r'"(.*?)"', versions) == promised for versions in matrices)
+
+
+def test_the_workflow_and_the_makefile_try_each_pymc_that_is_promised():
+    """Where the first is installed, the makefile takes the last, and the other way round."""
+    promised = re.search(r"([\d., and]+) are tested", read(PAGES["install"]))[1].strip().split(" and ")
+    matrix = re.search(r"pymc-version: \[(.*)\]", read(ROOT / ".github" / "workflows" / "ci.yml"))[1]
+    assert re.findall(r'"(.*?)"', matrix) == promised
+    other = re.search(r"^OTHER_PYMC = (.+)$", read(ROOT / "Makefile"), flags=re.MULTILINE)[1]
+    assert sorted(set(re.findall(r'"(\d\.\d+)\.?"', other))) == promised
+    assert f'"pymc>={promised[0]},<7"' in read(ROOT / "pyproject.toml")
