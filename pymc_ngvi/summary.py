@@ -1,17 +1,28 @@
 """What a fit says of itself and of the parameters, as a text and a table."""
 
+import math
 import shutil
 import textwrap
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
-from pymc_ngvi.diagnostics import FitReport
+import numpy as np
+import xarray as xr
 
-#: Rows of the table that a summary prints; ``table`` has them all.
+from pymc_ngvi.diagnostics import FitReport
+from pymc_ngvi.model.roles import Extent, Roles, find_roles
+from pymc_ngvi.sections import arranged, plan_sections
+from pymc_ngvi.summary_table import Rows, as_html, as_text, rows_of
+
+#: Rows of the table that a summary prints, about; ``table`` has them all.
 _MAX_ROWS = 60
 #: Characters in a line of a printed summary, at most; fewer on a narrow terminal.
 _MAX_WIDTH = 100
+#: Arguments of ``arviz_stats.summary`` that choose variables, or another kind of result: all of it is one table then.
+_CHOOSING = ("var_names", "filter_vars", "coords", "group", "fmt")
 
 
 @dataclass(frozen=True)
@@ -23,33 +34,65 @@ class Summary:
     lines : tuple of str
         Outcome of the fit, cure where it did not converge, k-hat and what it means.
     table : pandas.DataFrame
-        Mean, standard deviation and interval of each constrained variable.
+        Mean, standard deviation and interval of each constrained variable that is shown, section after section.
     khat : float or None
         None where it was not computed.
+    sections : dict of str to DataFrame
+        Parts of the table by heading; one, "", for a model without groups.
+    notes : tuple of str
+        Sentences below the table: numbers of observations and levels, what was left out.
+    by_sd : bool, default False
+        Whether numbers are printed to the second digit of their standard deviation.
     """
 
     lines: tuple[str, ...]
     table: Any
     khat: float | None
+    sections: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    by_sd: bool = False
 
     def __str__(self) -> str:
         """Return the text, its sentences wrapped to the width of the terminal."""
-        width = min(shutil.get_terminal_size().columns, _MAX_WIDTH)
-        wrapped = [textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in self.lines]
-        return "\n".join([*wrapped, "", self.table.to_string(max_rows=_MAX_ROWS), *self._cut()])
+        table = as_text(list(self.table.columns), self._rows()) if self.sections else str(self.table)
+        above, below = (_wrapped(lines) for lines in (self.lines, (*self._cut(), *self.notes)))
+        return "\n".join([*above, "", table, *([""] if below else []), *below])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        from html import escape
+        table = as_html(list(self.table.columns), self._rows()) if self.sections else self.table.to_html()
+        return paragraphs(self.lines) + str(table) + paragraphs((*self._cut(), *self.notes))
 
-        paragraphs = "".join(f"<p>{escape(line)}</p>" for line in self.lines)
-        below = "".join(f"<p>{line}</p>" for line in self._cut())
-        return paragraphs + str(self.table.to_html(max_rows=_MAX_ROWS)) + below
+    def _rows(self) -> dict[str, Rows]:
+        n = max(len(self.table), 1)
+        # Each section gets its part of the rows; ten at least.
+        limits = {
+            heading: max(_MAX_ROWS * len(part) // n, min(10, _MAX_ROWS)) for heading, part in self.sections.items()
+        }
+        return {
+            heading: rows_of(part, by_sd=self.by_sd, limit=_MAX_ROWS if n <= _MAX_ROWS else limits[heading])
+            for heading, part in self.sections.items()
+        }
 
     def _cut(self) -> list[str]:
         """Return the line that says that the table is longer than what is shown, where it is."""
         return [f"({len(self.table):,} rows; all of them are in .table)"] if len(self.table) > _MAX_ROWS else []
+
+
+def _wrapped(lines: tuple[str, ...]) -> list[str]:
+    width = min(shutil.get_terminal_size().columns, _MAX_WIDTH)
+    return [textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in lines]
+
+
+def paragraphs(lines: tuple[str, ...]) -> str:
+    """Return sentences as HTML, a paragraph each."""
+    return "".join(f"<p>{escape(line)}</p>" for line in lines)
+
+
+def _sizes(posterior: xr.Dataset) -> dict[str, int]:
+    n = posterior.sizes["chain"] * posterior.sizes["draw"]
+    return {str(name): draws.size // n for name, draws in posterior.data_vars.items()}
 
 
 class SummaryReport(FitReport):
@@ -59,31 +102,70 @@ class SummaryReport(FitReport):
         self,
         draws: int = 2_000,
         *,
+        group_effects: bool = False,
         khat_draws: int | None = 10_000,
         random_seed: Any = None,
         **kwargs: Any,
     ) -> Summary:
         """Return the outcome of the fit, k-hat and a table of the constrained variables, ready to print.
 
+        The table of a model with groups begins with the parameters of the population, the fixed effects. Standard
+        deviations and correlations of the effects of each group follow.
+
         Parameters
         ----------
         draws : int, default 2_000
             Behind the table.
+        group_effects : bool, default False
+            Show the effects of each group, too.
         khat_draws : int or None, default 10_000
             None leaves k-hat out, and what a mixture gains over one Gaussian.
         random_seed : int, Generator or None
         **kwargs
             Passed to ``arviz_stats.summary``. ``kind`` is "stats" by default: effective sample sizes and R-hat say
-            nothing about independent draws.
+            nothing about independent draws. With ``var_names``, ``filter_vars`` or ``coords`` the table shows just
+            what they name.
 
         Returns
         -------
         Summary
+
+        Notes
+        -----
+        What belongs to a group is read from the model: effects have an axis along which they depend on each other
+        through other parameters only, and a parameter in their prior, or one that multiplies them. Deterministics with
+        a value for each of more than 20 observations, and standardised effects that others are computed from, are left
+        out. A sentence below the table says so. Nothing else is.
         """
+        rng = self.generator(random_seed)
+        made = self._table(draws, rng, group_effects, kwargs)
+        lines, khat = self._verdict_lines(khat_draws, rng)
+        return Summary(lines, made.table, khat, made.sections, made.notes, made.by_sd)
+
+    def _table(self, draws: int, rng: np.random.Generator, group_effects: bool, kwargs: dict[str, Any]) -> Summary:
+        """Return a summary without sentences above the table."""
         from arviz_stats import summary as table_of  # .7 s to import
 
-        rng = self.generator(random_seed)
-        tree = self.sample(draws, random_seed=rng, log_p=False)
-        table = table_of(tree, **{"kind": "stats", **kwargs})
-        lines, khat = self._verdict_lines(khat_draws, rng)
-        return Summary(lines, table, khat)
+        by_sd = kwargs.get("kind", "stats") == "stats" and kwargs.get("round_to", "auto") == "auto"
+        options = {"kind": "stats", **kwargs}
+        if any(kwargs.get(name) is not None for name in _CHOOSING):
+            table = table_of(self.sample(draws, random_seed=rng, log_p=False), **options)
+            wide = kwargs.get("fmt", "wide") == "wide"
+            return Summary((), table, None, {"": table} if wide else {}, (), by_sd)
+        posterior = self.sample(draws, random_seed=rng, log_p=False)["posterior"].to_dataset()
+        roles = self._roles(posterior)
+        plan = plan_sections(roles, _sizes(posterior), group_effects=group_effects)
+        shown, where = arranged(posterior, plan, {name for g in roles.groups for name in g.scales})
+        table = table_of(xr.DataTree.from_dict({"posterior": shown}), **options)
+        error = f"From {draws:,} draws: the Monte Carlo error of a mean is {1 / math.sqrt(draws):.2g} of its sd."
+        sections = {heading: table.iloc[rows] for heading, rows in where.items()}
+        return Summary((), table, None, sections, (*plan.notes, error), by_sd)
+
+    def _roles(self, posterior: xr.Dataset) -> Roles:
+        """Return the roles of the variables, whose axes are taken from any draws."""
+        extents = {}
+        for name, draws in posterior.data_vars.items():
+            dims = [d for d in draws.dims if d not in ("chain", "draw")]
+            named = [None if str(d).startswith(f"{name}_dim_") else str(d) for d in dims]
+            extents[str(name)] = Extent(tuple(named), tuple(draws.sizes[d] for d in dims))
+        return find_roles(self.model, self.layout, self.density.structural_pattern, extents)
