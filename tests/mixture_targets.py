@@ -7,7 +7,7 @@ Everything is on the unconstrained scale, in the order of the model's value vari
 import functools
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -61,7 +61,7 @@ class Target:
         Value variables of the model, in the order of the coordinates.
     n_dim : int
     build : callable
-        Returns the PyMC model.
+        Returns the PyMC model, the same each time.
     sample : callable
         ``sample(n, rng)``: independent draws, (n, n_dim).
     log_density : callable
@@ -326,4 +326,5 @@ TARGETS: dict[str, Callable[[], Target]] = {
 @functools.cache
 def target(name: str) -> Target:
     """Return a target by its name."""
-    return TARGETS[name]()
+    made = TARGETS[name]()
+    return replace(made, build=functools.cache(made.build))

@@ -322,7 +322,7 @@ class Posterior:
     ----------
     name : str
     build : callable
-        Returns the model.
+        Returns the model, the same each time: it is compiled once where `_compiled_once` is in use.
     value_names : tuple of str
         Names of the value variables, in the order of the coordinates of ``exact``.
     exact : Quadratic or Quadrature
@@ -336,6 +336,9 @@ class Posterior:
     value_names: tuple[str, ...]
     exact: Quadratic | Quadrature
     gaussian: bool
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "build", functools.cache(self.build))
 
 
 def _normal():
@@ -527,6 +530,7 @@ class RawRegression:
         x = 100.0 + spread * rng.standard_normal((self.n, 3))
         return x, (x - 100.0) @ (np.array([2.0, -1.0, 1.5]) / spread) + 3.0 * rng.standard_normal(self.n) + 20.0
 
+    @functools.cache  # noqa: B019 (targets live as long as the tests)
     def build(self):
         """Return the model; the intercept is the last variable."""
         x, y = self._data

@@ -3,6 +3,8 @@
 The other updates with the default step rule take part on a few; stochastic rules have tests of their own.
 """
 
+import functools
+
 import numpy as np
 import pymc as pm
 import pytest
@@ -14,6 +16,8 @@ from pymc_ngvi import LogDensity, fit_ngvi, loop, starting
 from pymc_ngvi.options import FitOptions
 from pymc_ngvi.problem import make_family
 from pymc_ngvi.status import Status
+
+pytestmark = pytest.mark.usefixtures("_compiled_once")
 
 GAUSSIAN = [posterior for posterior in POSTERIORS if posterior.gaussian]
 OTHERS = [posterior for posterior in POSTERIORS if not posterior.gaussian]
@@ -148,6 +152,11 @@ def test_raw_predictors_on_scales_four_orders_of_magnitude_apart(choice, seed, s
     assert np.sqrt(np.mean((approx.sd_flat / sd - 1) ** 2)) <= 0.1
 
 
+@functools.cache
+def density_of_random_intercepts():
+    return LogDensity(random_intercepts(), "quick")
+
+
 @pytest.mark.usefixtures("_one_blas_thread")
 @each_natural
 def test_many_seeds_agree_on_random_intercepts(choice):
@@ -155,11 +164,11 @@ def test_many_seeds_agree_on_random_intercepts(choice):
 
     One compiled density serves all: the parts are put together as a fit does.
     """
-    density = LogDensity(random_intercepts(), "quick")
+    density = density_of_random_intercepts()
     z = np.random.default_rng(1).standard_normal((1000, density.n_dim))
     z = np.concatenate([z, -z])
     elbos = []
-    for seed in range(8 if choice.family == "block" else 20):
+    for seed in range(8):
         rule = make_rule(density, choice, seed=seed)
         scales = starting.start_scales(density, None)
         family = make_family(FitOptions.validated(**vars(choice)), density)
@@ -188,7 +197,7 @@ def test_blocks_of_single_coordinates(seed):
     assert np.count_nonzero(cov) == 8
 
 
-@pytest.mark.parametrize("backend", ["quick", "numba"])
+@pytest.mark.parametrize("backend", ["quick", pytest.param("numba", marks=pytest.mark.slow)])
 def test_both_linkers(backend):
     """One target with three shapes and a transform: exact on either."""
     posterior = next(p for p in POSTERIORS if p.name == "several variables")

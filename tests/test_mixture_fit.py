@@ -24,6 +24,8 @@ from pymc_ngvi.model import LogDensity
 from pymc_ngvi.registry import ALLOWED
 from pymc_ngvi.updates import natural
 
+pytestmark = pytest.mark.usefixtures("_compiled_once")
+
 SEEDS = (1, 2)
 each_seed = pytest.mark.parametrize("seed", SEEDS)
 
@@ -64,10 +66,9 @@ def test_two_modes_are_found_with_their_weights(seed):
     assert abs(approx.elbo.value - target.log_z) < 1e-3  # q can be the posterior: log p - log q has no noise then
 
 
-@each_seed
-def test_ten_components_in_twenty_dimensions(seed):
+def test_ten_components_in_twenty_dimensions():
     target = mixture_targets.target("ten components")
-    approx = fit(target.build(), seed, **target.options)
+    approx = fit(target.build(), 1, **target.options)
     assert approx.q.n_components == 10
     distances = target.modes.distances(approx.q.means)
     assert np.all(distances.min(axis=0) < 0.1)
@@ -99,7 +100,7 @@ def test_a_gaussian_posterior_keeps_one_component(seed):
     np.testing.assert_allclose(approx.sd_flat, alone.sd_flat, rtol=1e-6)
 
 
-@each_seed
+@pytest.mark.parametrize("seed", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_it_is_never_worse_than_the_gaussian(seed):
     with pm.Model() as model:
         mu = pm.Normal("mu", 0.0, 5.0)
@@ -129,8 +130,9 @@ def test_diagonal_components():
     np.testing.assert_allclose(np.sort(approx.q.weights), np.sort(target.modes.weights), atol=0.06)
 
 
-@pytest.mark.parametrize("update", [row[1] for row in ALLOWED if row[0] == "mixture"])
-@each_seed
+@pytest.mark.parametrize(
+    ("update", "seed"), [(row[1], 1 + i % 2) for i, row in enumerate(row for row in ALLOWED if row[0] == "mixture")]
+)
 def test_every_update_fits_a_mixture(update, seed):
     target = mixture_targets.target("two modes")
     approx = fit(target.build(), seed, update=update, **target.options)
