@@ -10,7 +10,8 @@ if sys.version_info < (3, 12):  # noqa: UP036 (in a checkout, the first thing to
 
 from pymc_ngvi.approximation import NGVIApproximation
 from pymc_ngvi.bambi import uncentre_bambi_intercept
-from pymc_ngvi.fit import NGVI, fit_ngvi
+from pymc_ngvi.fit import NGVI
+from pymc_ngvi.function import fit_ngvi
 from pymc_ngvi.model import LogDensity, MissingDerivativeError
 from pymc_ngvi.persistence.report import load
 from pymc_ngvi.register import register, unregister

@@ -23,6 +23,7 @@ from pymc_ngvi.model import Layout, LogDensity
 from pymc_ngvi.model.constrain import Constrainer
 from pymc_ngvi.reports import Report
 from pymc_ngvi.result import FitRecord
+from pymc_ngvi.seeds import generator_of
 from pymc_ngvi.types import Array, VariationalState
 
 #: Number of the random stream behind draws that are given no seed.
@@ -262,7 +263,7 @@ class NGVIGroup(Group):
 def _generator(random_seed: Any) -> np.random.Generator:
     """Return a generator apart from the streams that a fit with the same seed draws from."""
     whole = isinstance(random_seed, int | np.integer)
-    return np.random.default_rng([int(random_seed), _DRAWS_STREAM] if whole else random_seed)
+    return generator_of([random_seed, _DRAWS_STREAM] if whole else random_seed)
 
 
 def _arrays_of(q: VariationalState) -> dict[str, NDArray[Any]]:
@@ -279,7 +280,7 @@ class NGVIApproximation(Report, Approximation):
         Log density of the model.
     q : VariationalState
         On the unconstrained scale, in the order of ``density.layout``.
-    random_seed : int, Generator or None
+    random_seed : int, list of int, SeedSequence, Generator, RandomState or None
         Seeds the draws of calls that are given no seed of their own.
     include_transformed : bool, default False
         Whether `sample` and `state` show the unconstrained variables (``sd_log__``) too.

@@ -120,7 +120,7 @@ class ComponentReport(FitReport):
         draws : ndarray, shape (n_draws, n_dim), or int, optional
             Unconstrained; a number of draws stands for those that ``draw_flat(draws, random_seed)`` returns. Default:
             1,000 of them.
-        random_seed : int, Generator or None
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
 
         Returns
         -------
@@ -181,7 +181,7 @@ class ComponentReport(FitReport):
             Points in each panel; 0 for none.
         max_coordinates : int, default 6
             Of more, those in which components differ most are shown.
-        random_seed : int, Generator or None
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
         figure : matplotlib.figure.Figure or SubFigure, optional
             To draw into; by default one is made.
 
@@ -210,7 +210,7 @@ class ComponentReport(FitReport):
         ----------
         draws : int, default 10_000
             Of each, made of the same standard normals.
-        random_seed : int, Generator or None
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
             The same seed gives the k-hat of `khat`.
         gaussian : VariationalState, optional
             To compare with; default: the one in ``record``.

@@ -1,6 +1,5 @@
 """Choices that the user left open and that depend on the model: minibatches, and missing second derivatives."""
 
-import inspect
 import os
 import warnings
 
@@ -11,16 +10,9 @@ import pymc.variational
 
 from pymc_ngvi.auto import FamilyChoice, choose_family
 from pymc_ngvi.model import LogDensity, MissingDerivativeError
-from pymc_ngvi.options import AUTO, OF_RULE, FitOptions
+from pymc_ngvi.options import AUTO, OPTIONS, FitOptions
 from pymc_ngvi.registry import AXES, ON_FIXED_DRAWS, stochastic_step
 
-_OF_FIT = tuple(
-    name
-    for name, p in inspect.signature(FitOptions.validated).parameters.items()
-    if p.kind is p.KEYWORD_ONLY and name != "family_reason"
-)
-#: Options that `FitOptions` checks.
-VALIDATED = _OF_FIT + OF_RULE
 #: Warnings point at the first caller outside these folders.
 OURS = tuple(os.path.join(os.path.dirname(file), "") for file in (__file__, pymc.variational.__file__))
 
@@ -41,7 +33,7 @@ def options_for(given: Mapping[str, Any], density: LogDensity | None = None) -> 
         For options that make no sense, or not for this model; MissingDerivativeError where an operation of the model
         has no second derivative and the options ask for one.
     """
-    given = {name: given[name] for name in VALIDATED}
+    given = {name: given[name] for name in OPTIONS}
     filled = dict(given)
     if density is not None and given["family"] in (None, AUTO):
         filled |= _family_for(given, density)
@@ -49,7 +41,7 @@ def options_for(given: Mapping[str, Any], density: LogDensity | None = None) -> 
         filled |= _components_for(given, density)
     if density is not None and density.has_minibatch and given["step"] is None:
         filled["step"] = stochastic_step(**{axis: filled[axis] for axis in AXES})
-    options = FitOptions.validated(**filled)
+    options = FitOptions(**filled)
     if density is None:
         return options
     if density.has_minibatch and options.choice.step in ON_FIXED_DRAWS:
@@ -68,7 +60,7 @@ def _family_for(given: Mapping[str, Any], density: LogDensity) -> dict[str, Any]
     chosen = FamilyChoice("sparse") if given["reparam"] else choose_family(density)
     filled = {"family": chosen.name, "family_reason": chosen.reason}
     try:
-        FitOptions.validated(**{**given, **filled})
+        FitOptions(**{**given, **filled})
     except ValueError:  # let the other choices decide
         return {"family": None}
     _warn_of_makeshift(
@@ -81,7 +73,7 @@ def _components_for(given: Mapping[str, Any], density: LogDensity) -> dict[str, 
     """Return what components of a mixture suit the model, where that goes with what was given."""
     chosen = choose_family(density)
     try:
-        FitOptions.validated(**{**given, "components": chosen.name})
+        FitOptions(**{**given, "components": chosen.name})
     except ValueError:
         return {}
     _warn_of_makeshift(
@@ -101,7 +93,7 @@ def _without_hessians(given: dict[str, Any], filled: dict[str, Any], error: Miss
         raise error
     chosen = {name: filled.get(name) for name in ("family", "family_reason") if filled.get(name)}
     try:
-        options = FitOptions.validated(**given | chosen | {"estimator": "stein"})
+        options = FitOptions(**given | chosen | {"estimator": "stein"})
     except ValueError:  # what was asked for needs Hessians
         raise error from None
     warnings.warn(

@@ -168,7 +168,7 @@ class FitReport(Exports):
 
     def refine(
         self,
-        n: int,
+        n: int = 10_000,
         progressbar: bool = True,
         progressbar_theme: Theme | None = None,
         *,
@@ -179,7 +179,7 @@ class FitReport(Exports):
 
         Parameters
         ----------
-        n : int
+        n : int, default 10_000
         progressbar : bool, default True
         progressbar_theme : rich.theme.Theme, optional
         tol, max_draws : optional

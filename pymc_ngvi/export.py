@@ -18,6 +18,7 @@ from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.model import Layout, LogDensity
 from pymc_ngvi.model.constrain import Constrainer
 from pymc_ngvi.plots import plot_structure
+from pymc_ngvi.seeds import generator_of
 from pymc_ngvi.structure import ModelStructure
 from pymc_ngvi.types import Array, VariationalState
 
@@ -150,7 +151,7 @@ class Exports:
 
     def generator(self, random_seed: Any) -> np.random.Generator:
         """Return the random generator for a seed; the approximation's own, which goes on, for None."""
-        return self._rng if random_seed is None else np.random.default_rng(random_seed)
+        return self._rng if random_seed is None else generator_of(random_seed)
 
     def draw_flat(self, n: int, random_seed: Any = None) -> Array:
         """Draw from q.
@@ -159,7 +160,7 @@ class Exports:
         ----------
         n : int
             At least 1.
-        random_seed : int, Generator or None
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
             Equal seeds give common random numbers across approximations of one family.
 
         Returns
@@ -206,7 +207,7 @@ class Exports:
             ``sample_stats``, normalised. "psir": draws without weights, resampled from ten times as many (at least
             10,000) draws of q, none of them twice. Attributes of both groups say what came of it: ``khat``,
             ``effective_sample_size``, ``correction``.
-        random_seed : int, Generator, RandomState or None
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
         return_inferencedata : bool, default True
             Return a DataTree; a PyMC MultiTrace where False.
         include_transformed : bool, optional

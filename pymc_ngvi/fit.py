@@ -1,9 +1,9 @@
-"""`NGVI`, the inference object, and `fit_ngvi`: options in, approximation out."""
+"""`NGVI`, the inference object: options in, approximation out."""
 
 import time
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, Never
 
 import numpy as np
 import pymc as pm
@@ -14,12 +14,28 @@ from rich.theme import Theme
 
 from pymc_ngvi import starting
 from pymc_ngvi.approximation import NGVIApproximation
+from pymc_ngvi.choices import (
+    BaseDrawsName,
+    ComponentsName,
+    EstimatorName,
+    FactorName,
+    FamilyName,
+    ReparamName,
+    StepName,
+    UpdateName,
+    WeightUpdateName,
+)
 from pymc_ngvi.defaults import options_for
 from pymc_ngvi.model import LogDensity
-from pymc_ngvi.options import FitOptions, check_callbacks, check_n, make_seed, refuse_unknown, split_options
+from pymc_ngvi.model.backends import Backend
+from pymc_ngvi.options import OF_CONSTRUCTOR, FitOptions, check_callbacks, check_n, refuse_unknown
 from pymc_ngvi.problem import Problem, problem_of
 from pymc_ngvi.progress import FitProgress
+from pymc_ngvi.seeds import Seed, seed_of
 from pymc_ngvi.session import FitSession, few_threads, make_rule
+
+#: Iterations at most, where the user says nothing.
+MOST_ITERATIONS = 10_000
 
 
 class NGVI(Inference):
@@ -33,17 +49,20 @@ class NGVI(Inference):
     ----------
     model : pymc.Model, optional
         Continuous free variables only; default: the model of the context.
-    random_seed : int, Generator or None
+    random_seed : int, list of int, SeedSequence, Generator, RandomState or None
         The same seed gives the same bits for a given backend.
     start : mapping, optional
         Starting means by variable name (constrained scale) or by value-variable name such as ``sd_log__``
         (unconstrained scale); the result of ``pm.find_MAP`` will do.
     start_sigma : mapping or float, optional
         Starting standard deviations on the unconstrained scale. Default: the best of 1, .3, .1, .03 and .01.
-    family, update, estimator, step : str, optional
-        Entries of the four axes (see `pymc_ngvi.registry.ALLOWED`); each left out gets the default that goes with the
-        others, and the family (or "auto") the one that suits the model: "sparse" where its Hessian has the structure
-        of a hierarchical model, "full" otherwise, "diagonal" where neither fits in memory.
+    family : {"auto", "full", "diagonal", "block", "sparse", "mixture", "student_t"}, optional
+        Form of q: a Gaussian with a dense covariance, without correlations, with some blocks of them, or with the
+        sparse precision of a hierarchical model; several Gaussians; a multivariate t. "auto", the default, takes
+        "sparse" where the model has that structure, "full" otherwise, "diagonal" where neither fits in memory.
+    update, estimator, step : str, optional
+        Parametrisation, estimator of the gradients, and step rule; see `pymc_ngvi.registry.ALLOWED`. Each that is left
+        out gets the default that goes with the others.
     tol : float, default 0.05
         Nats of ELBO that may be left to gain in 100 dimensions; with the default step rule, in proportion to the
         dimension from 10 on (below: a tenth), but for the family "sparse" no more above 100.
@@ -113,53 +132,33 @@ class NGVI(Inference):
         self,
         model: pm.Model | None = None,
         *,
-        random_seed: Any = None,
+        random_seed: Seed = None,
         start: Mapping[str, Any] | None = None,
         start_sigma: Mapping[str, Any] | float | None = None,
-        family: str | None = None,
-        update: str | None = None,
-        estimator: str | None = None,
-        step: str | None = None,
+        family: FamilyName | None = None,
+        update: UpdateName | None = None,
+        estimator: EstimatorName | None = None,
+        step: StepName | None = None,
         tol: float = 0.05,
         n_draws: int | None = None,
         max_draws: int | None = None,
-        base_draws: str | None = None,
+        base_draws: BaseDrawsName | None = None,
         stl: bool = True,
         step_size: float | None = None,
         step_decay: float | None = None,
         window: int | None = None,
-        factor: str | None = None,
+        factor: FactorName | None = None,
         blocks: Sequence[Sequence[str]] | None = None,
-        reparam: str | None = None,
-        n_components: int | str | None = None,
-        components: str | None = None,
-        weight_update: str | None = None,
+        reparam: ReparamName | None = None,
+        n_components: int | Literal["auto"] | None = None,
+        components: ComponentsName | None = None,
+        weight_update: WeightUpdateName | None = None,
+        **unknown: Never,
     ) -> None:
+        given = dict(locals())  # first of all: the arguments by name
+        refuse_unknown(unknown, NGVI.__init__)
         # Not `super().__init__`: PyMC's builds a symbolic objective, which we have no use for.
-        self._given = {
-            "model": modelcontext(model),
-            "random_seed": random_seed,
-            "start": start,
-            "start_sigma": start_sigma,
-            "family": family,
-            "update": update,
-            "estimator": estimator,
-            "step": step,
-            "tol": tol,
-            "n_draws": n_draws,
-            "max_draws": max_draws,
-            "base_draws": base_draws,
-            "stl": stl,
-            "step_size": step_size,
-            "step_decay": step_decay,
-            "window": window,
-            "factor": factor,
-            "blocks": blocks,
-            "reparam": reparam,
-            "n_components": n_components,
-            "components": components,
-            "weight_update": weight_update,
-        }
+        self._given = {name: given[name] for name in OF_CONSTRUCTOR} | {"model": modelcontext(model)}
         self._options = options_for(self._given)
         self._session: FitSession | None = None
         # What was made for the first fit before it began: users take nodes of `approx` for their callbacks.
@@ -208,16 +207,16 @@ class NGVI(Inference):
 
     def fit(
         self,
-        n: int = 10_000,
+        n: int = MOST_ITERATIONS,
         score: bool | None = None,
         callbacks: Sequence[Callable[..., Any]] | None = None,
         progressbar: bool = True,
         progressbar_theme: Theme | None = None,
         *,
-        backend: str | None = None,
+        backend: Backend | None = None,
         include_transformed: bool = False,
         compile_kwargs: dict[str, Any] | None = None,
-        **kwargs: Any,
+        **unknown: Never,
     ) -> NGVIApproximation:
         """Fit the approximation.
 
@@ -252,7 +251,7 @@ class NGVI(Inference):
         TypeError
             For an option that does not exist or belongs to another method, saying what to use instead.
         """
-        _refuse(kwargs)
+        _refuse(unknown)
         n, callbacks = check_n(n), check_callbacks(callbacks)
         clock = time.perf_counter()
         with FitProgress(progressbar, progressbar_theme) as progress:
@@ -268,7 +267,7 @@ class NGVI(Inference):
 
     def refine(
         self,
-        n: int,
+        n: int = MOST_ITERATIONS,
         progressbar: bool = True,
         progressbar_theme: Theme | None = None,
         *,
@@ -306,7 +305,7 @@ class NGVI(Inference):
         """Return the seed of the next fit: that of the approximation made for it, or a new one."""
         if self._next_seed is not None:
             return self._next_seed
-        return make_seed(self._given["random_seed"])
+        return seed_of(self._given["random_seed"])
 
     def _start(self, problem: Problem, include_transformed: bool) -> tuple[NGVIApproximation, Any, int]:
         """Return the approximation at the start of a fit, the state behind it, and the seed of the fit."""
@@ -327,40 +326,6 @@ def _makes_another_state(new: FitOptions, old: FitOptions) -> bool:
     return any(getattr(new, name) != getattr(old, name) for name in ("factor", "blocks", "reparam", "components")) or (
         new.choice.family != old.choice.family
     )
-
-
-def fit_ngvi(n: int = 10_000, *, model: pm.Model | None = None, **options: Any) -> NGVIApproximation:
-    """Fit a model by natural-gradient variational inference, without going through ``pm.fit``.
-
-    Parameters
-    ----------
-    n : int, default 10_000
-        The most iterations.
-    model : pymc.Model, optional
-    **options
-        Of `NGVI` and of `NGVI.fit`.
-
-    Returns
-    -------
-    NGVIApproximation
-
-    Raises
-    ------
-    TypeError, ValueError
-        As `NGVI` and `NGVI.fit`.
-
-    Examples
-    --------
-    >>> import pymc as pm
-    >>> import pymc_ngvi
-    >>> with pm.Model():
-    ...     x = pm.Normal("x", 1.0, 2.0)
-    ...     approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
-    >>> approx.converged
-    True
-    """
-    of_constructor, of_fit = split_options(options, NGVI.__init__, NGVI.fit)
-    return NGVI(model, **of_constructor).fit(n, **of_fit)
 
 
 def _refuse(options: Mapping[str, Any]) -> None:

@@ -2,21 +2,30 @@
 
 import inspect
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from pymc.util import _get_seeds_per_chain
-
+from pymc_ngvi.choices import (
+    BaseDrawsName,
+    ComponentsName,
+    EstimatorName,
+    FactorName,
+    FamilyName,
+    ReparamName,
+    StepName,
+    UpdateName,
+    WeightUpdateName,
+)
 from pymc_ngvi.draws import BASE_DRAWS
 from pymc_ngvi.families.mixture import COMPONENTS
 from pymc_ngvi.mixtures.weights import WEIGHT_UPDATES
 from pymc_ngvi.registry import AXES, ON_FIXED_DRAWS, Choice, choose, suggestion
 
 #: Coordinates of group effects relative to what the global parameters tell of them.
-REPARAMETRISATIONS = ("rvb1", "rvb2", "noncentred")
+REPARAMETRISATIONS = get_args(ReparamName)
 
 #: Stands for a family that is chosen for the model.
 AUTO = "auto"
@@ -43,103 +52,143 @@ _REFUSED = {
 }
 
 
-@dataclass(frozen=True)
+def _checked_number(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    if not _is_positive(value):
+        raise ValueError(f"{name} should be a positive number; got {value!r}.")
+    return float(value)
+
+
+def _checked_exponent(name: str, value: Any) -> float | None:
+    if value is None or (_is_positive(value) and value <= 1.0) or (_is_number(value) and value == 0):
+        return None if value is None else float(value)
+    raise ValueError(f"{name} is an exponent from 0 (no decay) to 1; got {value!r}.")
+
+
+def _checked_count(name: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} should be a whole number of at least 1; got {value!r}.")
+    return int(value)
+
+
+def _checked_components_number(name: str, value: Any) -> int | str | None:
+    if value == AUTO and isinstance(value, str):
+        return AUTO
+    try:
+        return _checked_count(name, value)
+    except ValueError:
+        raise ValueError(f"{name} should be 'auto' or a whole number of at least 1; got {value!r}.") from None
+
+
+def _checked_weight_update(name: str, value: Any) -> str | None:
+    if value is None or (isinstance(value, str) and value in WEIGHT_UPDATES):
+        return value
+    raise ValueError(f"Unknown {name} {value!r}: {suggestion(value, WEIGHT_UPDATES)}")
+
+
+def _checked_kind(name: str, value: Any) -> str | None:
+    if value is None or (isinstance(value, str) and value in BASE_DRAWS):
+        return value
+    raise ValueError(f"Unknown {name} {value!r}: {suggestion(value, BASE_DRAWS)}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_number(value) and bool(0 < value < np.inf)
+
+
+@dataclass(frozen=True, kw_only=True)
 class FitOptions:
-    """What can be chosen about a fit, beside the model and the start.
+    """What can be chosen about a fit, beside the model, the start and the seed: checked and filled in when it is made.
+
+    The one list of these options: their types, defaults and order are those of `NGVI` and `fit_ngvi`, whose
+    documentation says what they mean. None, for those that have a default of their own, stays only where the choice of
+    family, update, estimator and step rule has no use for them, or where the step rule knows.
 
     Parameters
     ----------
-    choice : Choice
-        Family, update, estimator, step rule.
+    family, update, estimator, step : str, optional
     tol : float
-        Nats of ELBO that may be left to gain.
+    n_draws, max_draws, base_draws : optional
     stl : bool
-        Sticking the landing: gradients of log p - log q.
-    factor : {"covariance", "precision"}
-        What the Cholesky factor of a full q is of.
-    blocks : sequence of sequences of str, or None
-        Variables that share a block, for the family "block".
+    step_size, step_decay, window : optional
+    factor, blocks, reparam, n_components, components, weight_update : optional
     family_reason : str
-        Why the family was chosen, where the user named none.
-    reparam : str or None
-        Reparametrisation of a hierarchical model.
-    components : {"full", "diagonal", "sparse"}, or None
-        What the components of a mixture are.
-    n_draws, max_draws, base_draws, step_size, step_decay, window, n_components, weight_update : optional
-        Of the step rule; None: its own default.
+        Why the family was chosen, where the user named none; the user can't give it.
+
+    Raises
+    ------
+    ValueError
+        For an option that makes no sense, saying what was given and what is valid.
     """
 
-    choice: Choice
-    tol: float
-    stl: bool
-    factor: str
-    blocks: Any
-    family_reason: str
-    reparam: str | None
-    components: str | None
-    n_draws: int | None
-    max_draws: int | None
-    base_draws: str | None
-    step_size: float | None
-    step_decay: float | None
-    window: int | None
-    n_components: int | str | None
-    weight_update: str | None
+    family: FamilyName | None = None
+    update: UpdateName | None = None
+    estimator: EstimatorName | None = None
+    step: StepName | None = None
+    tol: float = 0.05
+    n_draws: int | None = field(default=None, metadata={"check": _checked_count})
+    max_draws: int | None = field(default=None, metadata={"check": _checked_count})
+    base_draws: BaseDrawsName | None = field(default=None, metadata={"check": _checked_kind})
+    stl: bool = True
+    step_size: float | None = field(default=None, metadata={"check": _checked_number})
+    step_decay: float | None = field(default=None, metadata={"check": _checked_exponent})
+    window: int | None = field(default=None, metadata={"check": _checked_count})
+    factor: FactorName | None = None
+    blocks: Sequence[Sequence[str]] | None = None
+    reparam: ReparamName | None = None
+    n_components: int | Literal["auto"] | None = field(default=None, metadata={"check": _checked_components_number})
+    components: ComponentsName | None = None
+    weight_update: WeightUpdateName | None = field(default=None, metadata={"check": _checked_weight_update})
+    family_reason: str = ""
 
-    @classmethod
-    def validated(
-        cls,
-        *,
-        family: str | None = None,
-        update: str | None = None,
-        estimator: str | None = None,
-        step: str | None = None,
-        tol: float = 0.05,
-        stl: bool = True,
-        factor: str | None = None,
-        blocks: Any = None,
-        family_reason: str = "",
-        reparam: str | None = None,
-        components: str | None = None,
-        **of_rule: Any,
-    ) -> "FitOptions":
-        """Check each option; raise ValueError that says what was given and what is valid."""
-        family = None if family == AUTO else family
-        choice = choose(family=family, update=update, estimator=estimator, step=step)
-        if not _is_positive(tol):
-            raise ValueError(f"tol is in nats of ELBO and should be a positive number; got {tol!r}.")
-        if not isinstance(stl, bool | np.bool_):
-            raise ValueError(f"stl should be True or False; got {stl!r}.")
-        if blocks is not None and choice.family != "block":
+    def __post_init__(self) -> None:
+        """Check each option, and fill in those that follow from others."""
+        choice = self.choice
+        if not _is_positive(self.tol):
+            raise ValueError(f"tol is in nats of ELBO and should be a positive number; got {self.tol!r}.")
+        if not isinstance(self.stl, bool | np.bool_):
+            raise ValueError(f"stl should be True or False; got {self.stl!r}.")
+        if self.blocks is not None and choice.family != "block":
             raise ValueError(f"blocks are those of family='block'; the family is {choice.family!r}.")
-        _check_reparam(reparam, choice)
-        if unknown := set(of_rule) - set(_CHECKS):
-            raise TypeError(f"Unknown options of a step rule: {', '.join(sorted(unknown))}.")
-        checked = {name: _CHECKS[name](name, of_rule.get(name)) for name in _CHECKS}
-        _check_rule_takes(choice, checked, step_is_default=step is None)
-        _check_draws(choice, checked)
-        return cls(
-            choice,
-            float(tol),
-            bool(stl),
-            _checked_factor(choice, factor),
-            blocks,
-            family_reason,
-            reparam,
-            _checked_components(choice, components),
-            **checked,
-        )
+        _check_reparam(self.reparam, choice)
+        of_rule = {name: _CHECKS[name](name, getattr(self, name)) for name in OF_RULE}
+        _check_rule_takes(choice, of_rule, step_is_default=self.step is None)
+        _check_draws(choice, of_rule)
+        factor, components = _checked_factor(choice, self.factor), _checked_components(choice, self.components)
+        filled = {**vars(choice), **of_rule, "factor": factor, "components": components}
+        filled |= {"tol": float(self.tol), "stl": bool(self.stl)}
+        for name, value in filled.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def choice(self) -> Choice:
+        """Family, update, estimator and step rule."""
+        given = {axis: getattr(self, axis) for axis in AXES}
+        return choose(**given | {"family": None if self.family == AUTO else self.family})
 
     def of_rule(self) -> dict[str, Any]:
         """Return the options of the step rule that were given."""
-        given = {name: getattr(self, name) for name in _CHECKS}
+        given = {name: getattr(self, name) for name in OF_RULE}
         return {name: value for name, value in given.items() if value is not None}
 
     def changed(self, **options: Any) -> "FitOptions":
         """Return these options with some replaced, checked anew; None leaves an option as it is."""
-        given = {**vars(self), **vars(self.choice)}
-        del given["choice"]
-        return FitOptions.validated(**given | {k: v for k, v in options.items() if v is not None})
+        return replace(self, **{name: value for name, value in options.items() if value is not None})
+
+
+#: Options that the user gives, in order; those of the step rules among them, and how each of these is checked.
+OPTIONS = tuple(option.name for option in fields(FitOptions) if option.name != "family_reason")
+_CHECKS = {option.name: option.metadata["check"] for option in fields(FitOptions) if "check" in option.metadata}
+OF_RULE = tuple(_CHECKS)
+#: Arguments of `NGVI`.
+OF_CONSTRUCTOR = ("model", "random_seed", "start", "start_sigma", *OPTIONS)
 
 
 def _check_reparam(reparam: Any, choice: Choice) -> None:
@@ -224,87 +273,6 @@ def _check_draws(choice: Choice, of_rule: Mapping[str, Any]) -> None:
     n_draws, max_draws = of_rule["n_draws"], of_rule["max_draws"]
     if max_draws is not None and max_draws < (n_draws or 1):
         raise ValueError(f"max_draws={max_draws} is below n_draws={n_draws}; raise it or lower n_draws.")
-
-
-def _checked_number(name: str, value: Any) -> float | None:
-    if value is None:
-        return None
-    if not _is_positive(value):
-        raise ValueError(f"{name} should be a positive number; got {value!r}.")
-    return float(value)
-
-
-def _checked_exponent(name: str, value: Any) -> float | None:
-    if value is None or (_is_positive(value) and value <= 1.0) or (_is_number(value) and value == 0):
-        return None if value is None else float(value)
-    raise ValueError(f"{name} is an exponent from 0 (no decay) to 1; got {value!r}.")
-
-
-def _checked_count(name: str, value: Any) -> int | None:
-    if value is None:
-        return None
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} should be a whole number of at least 1; got {value!r}.")
-    return int(value)
-
-
-def _checked_components_number(name: str, value: Any) -> int | str | None:
-    if value == AUTO and isinstance(value, str):
-        return AUTO
-    try:
-        return _checked_count(name, value)
-    except ValueError:
-        raise ValueError(f"{name} should be 'auto' or a whole number of at least 1; got {value!r}.") from None
-
-
-def _checked_weight_update(name: str, value: Any) -> str | None:
-    if value is None or (isinstance(value, str) and value in WEIGHT_UPDATES):
-        return value
-    raise ValueError(f"Unknown {name} {value!r}: {suggestion(value, WEIGHT_UPDATES)}")
-
-
-def _checked_kind(name: str, value: Any) -> str | None:
-    if value is None or (isinstance(value, str) and value in BASE_DRAWS):
-        return value
-    raise ValueError(f"Unknown {name} {value!r}: {suggestion(value, BASE_DRAWS)}")
-
-
-#: Options of the step rules, and how each is checked.
-_CHECKS: dict[str, Callable[[str, Any], Any]] = {
-    "n_draws": _checked_count,
-    "max_draws": _checked_count,
-    "base_draws": _checked_kind,
-    "step_size": _checked_number,
-    "step_decay": _checked_exponent,
-    "window": _checked_count,
-    "n_components": _checked_components_number,
-    "weight_update": _checked_weight_update,
-}
-
-
-OF_RULE = tuple(_CHECKS)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
-
-
-def _is_positive(value: Any) -> bool:
-    return _is_number(value) and bool(0 < value < np.inf)
-
-
-def make_seed(random_seed: Any) -> int:
-    """Return the seed of a fit; raise ValueError for what is none."""
-    unclear = isinstance(random_seed, bool | np.bool_ | float | str)
-    try:
-        (seed,) = (-1,) if unclear else _get_seeds_per_chain(random_seed, 1)
-    except (TypeError, ValueError):
-        seed = -1
-    if seed < 0:
-        raise ValueError(
-            f"random_seed should be a whole number of at least 0, a NumPy Generator, or None; got {random_seed!r}."
-        )
-    return int(seed)
 
 
 def check_n(n: Any) -> int:

@@ -7,8 +7,10 @@ the old function: import this package first, or call `pymc_ngvi.fit_ngvi`.
 
 import functools
 import inspect
+import re
 
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -16,13 +18,20 @@ import pymc
 import pymc.variational
 import pymc.variational.inference
 
-from pymc_ngvi.fit import NGVI, fit_ngvi
+from pymc_ngvi.fit import NGVI
+from pymc_ngvi.function import fit_ngvi, options_text
 from pymc_ngvi.options import split_options
 
 METHOD = "ngvi"
 _PLACES = (pymc, pymc.variational, pymc.variational.inference)
 #: Marks our wrapper and keeps what it wraps.
 _WRAPPED = "__pymc_ngvi_wrapped__"
+#: What ``help(pm.fit)`` says of the method.
+_WHAT = "Natural-Gradient Variational Inference (pymc_ngvi): no learning rate, stops by itself"
+_ABOUT = (
+    "As of `pymc_ngvi.NGVI` and its `fit`. `n` is the most iterations. Options of other methods that have no meaning\n"
+    "here are refused, with what to use instead."
+)
 
 
 def register() -> None:
@@ -59,12 +68,41 @@ def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         method = given.get("method")
         if isinstance(method, str) and method.lower() == METHOD:
             return _fit_by_name(given)
+        if isinstance(method, type) and issubclass(method, NGVI):
+            return _fit_class(method, given)
         if isinstance(method, NGVI):
             return _fit_instance(method, given)
-        return original(*args, **kwargs)
+        try:
+            return original(*args, **kwargs)
+        except KeyError as error:
+            message = _with_suggestion(method, error)
+            if message is None:
+                raise
+            raise KeyError(message) from None
 
     setattr(fit, _WRAPPED, original)
+    fit.__doc__ = _with_our_options(original.__doc__)
     return fit
+
+
+def _with_our_options(docstring: str | None) -> str:
+    """Return PyMC's documentation of ``fit`` with our method among the others, and its options at the end."""
+    documented = inspect.cleandoc(docstring or "")
+    listed = re.sub(r"(?m)^( *)-( +)'asvgd'.*$", rf"\g<0>\n\1-\2'{METHOD}'  for {_WHAT}", documented)
+    title = f'Options of method="{METHOD}"'
+    return f"{listed}\n\n{title}\n{'-' * len(title)}\n{_ABOUT}\n\n{options_text()}\n"
+
+
+def _with_suggestion(method: Any, error: KeyError) -> str | None:
+    """Return PyMC's message for an unknown method with ours suggested; None if it was not ours that was misspelt."""
+    message = str(error.args[0]) if error.args else ""
+    if not isinstance(method, str) or not message.startswith("method should be one of"):
+        return None
+    names = sorted([METHOD, *re.findall(r"'(\w+)'", message)])
+    if get_close_matches(method.lower(), names, n=1) != [METHOD]:
+        return None
+    listed = ", ".join(map(repr, names))
+    return f"method should be one of {listed} or Inference instance; got {method!r}: did you mean {METHOD!r}?"
 
 
 def _merged(given: dict[str, Any]) -> dict[str, Any]:
@@ -99,6 +137,11 @@ def _same(a: Any, b: Any) -> bool:
 def _fit_by_name(given: dict[str, Any]) -> Any:
     options = _merged(given)
     return fit_ngvi(options.pop("n", 10_000), model=options.pop("model", None), **options)
+
+
+def _fit_class(method: type[NGVI], given: dict[str, Any]) -> Any:
+    of_constructor, of_fit = split_options(_merged(given), NGVI.__init__, NGVI.fit)
+    return method(**of_constructor).fit(**of_fit)
 
 
 def _fit_instance(inference: NGVI, given: dict[str, Any]) -> Any:

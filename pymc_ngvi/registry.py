@@ -4,7 +4,9 @@ family = structure of q; update = parametrisation and step map; estimator = how 
 estimated; step = how far to go and when to stop. Names in error messages and documentation come from these dicts.
 """
 
-from collections.abc import Mapping
+import re
+
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -64,6 +66,20 @@ def _rows() -> tuple[tuple[str, str, str, str], ...]:
     ]
     return tuple(dict.fromkeys(rows))
 
+
+#: What other packages and papers call our entries, by axis; in lower case, without hyphens.
+_ALSO_CALLED = {
+    "family": {
+        "diagonal": "meanfield mf mfvi advi factorised factorized diag independent",
+        "full": "fullrank fullrankadvi mvn mvnormal multivariatenormal gaussian normal dense laplace unstructured",
+        "block": "blockdiagonal blocks",
+        "sparse": "sparseprecision structured hierarchical",
+        "mixture": "gmm gaussianmixture",
+        "student_t": "t student multivariatet",
+    },
+    "estimator": {"price": "hessian bonnet", "reparam": "pathwise reparameterization"},
+    "step": {"adaptive": "auto linesearch"},
+}
 
 #: Combinations that are allowed: family, update, estimator, step rule.
 ALLOWED: tuple[tuple[str, str, str, str], ...] = _rows()
@@ -237,7 +253,7 @@ def choose(**chosen: str | None) -> Choice:
     """
     for axis, name in chosen.items():
         if name is not None and (not isinstance(name, str) or name not in AXES[axis]):
-            raise ValueError(f"Unknown {axis} {name!r}: {suggestion(name, AXES[axis])}")
+            raise ValueError(f"Unknown {axis} {name!r}: {suggestion(name, AXES[axis], _ALSO_CALLED.get(axis))}")
     for row in ALLOWED:
         choice = Choice(*row)
         if all(name is None or getattr(choice, axis) == name for axis, name in chosen.items()):
@@ -264,8 +280,29 @@ def _reason(chosen: Mapping[str, str | None]) -> str:
     return "no row of pymc_ngvi.registry.ALLOWED has them all"
 
 
-def suggestion(name: str, valid: Any) -> str:
-    """Return a sentence that lists the valid names, the nearest first if one is near."""
-    near = get_close_matches(str(name), list(valid), n=1)
+def suggestion(name: Any, valid: Iterable[str], also_called: Mapping[str, str] | None = None) -> str:
+    """Return a sentence that lists the valid names, the one that was meant first if that can be told.
+
+    Parameters
+    ----------
+    name : object
+        What was given.
+    valid : iterable of str
+    also_called : mapping of str to str, optional
+        Other words for some of them, in lower case, without hyphens.
+
+    Examples
+    --------
+    >>> suggestion("mean-field", ["full", "diagonal"], {"diagonal": "meanfield factorised"})
+    "did you mean 'diagonal'? Valid: 'full', 'diagonal'."
+    """
+    valid = list(valid)
+    known = {_plain(v): v for v in valid}
+    known |= {word: v for v, others in (also_called or {}).items() for word in others.split()}
+    near = [known[_plain(name)]] if _plain(name) in known else get_close_matches(str(name), valid, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"{hint}Valid: {', '.join(repr(v) for v in valid)}."
+
+
+def _plain(name: Any) -> str:
+    return re.sub(r"[\W_]", "", str(name)).lower()

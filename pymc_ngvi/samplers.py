@@ -15,6 +15,7 @@ from pymc_ngvi.diagnostics import FitReport
 from pymc_ngvi.export import check_cov_size
 from pymc_ngvi.model import Layout
 from pymc_ngvi.model.constrain import Constrainer
+from pymc_ngvi.seeds import generator_of
 from pymc_ngvi.types import Array
 
 #: Largest dimension for which the covariance is dense unless it is asked for: beyond, the product with it at each
@@ -97,7 +98,7 @@ class SamplerInit:
         adapt : bool, default False
             Let tuning change it, as PyMC does by default: after the first 100 draws, the draws of tuning alone count.
             A dense one is of no use then in more than some tens of dimensions.
-        random_seed : int, Generator or None
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
             ``pm.sample`` gives the potential a seed for each chain anyway.
 
         Returns
@@ -105,13 +106,14 @@ class SamplerInit:
         pymc.step_methods.hmc.quadpotential.QuadPotential
             ``QuadPotentialFull`` or ``QuadPotentialDiag``, or its ``Adapt`` kind.
         """
+        rng = None if random_seed is None else generator_of(random_seed)
         if not adapt:
             kind = quadpotential.QuadPotentialFull if self.is_dense else quadpotential.QuadPotentialDiag
-            return kind(self.covariance, rng=random_seed)
+            return kind(self.covariance, rng=rng)
         kind = quadpotential.QuadPotentialFullAdapt if self.is_dense else quadpotential.QuadPotentialDiagAdapt
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "QuadPotentialFullAdapt is an experimental feature", UserWarning)
-            return kind(len(self.mean), self.mean, self.covariance, _WEIGHT, rng=random_seed)
+            return kind(len(self.mean), self.mean, self.covariance, _WEIGHT, rng=rng)
 
     def pymc_step(self, *, adapt: bool = False, **nuts: Any) -> pm.NUTS:
         """Return PyMC's NUTS with the mass matrix; compiles the log density and its gradient.
@@ -181,7 +183,7 @@ class SamplerReport(FitReport):
         Parameters
         ----------
         chains : int, default 4
-        random_seed : int, Generator or None
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
             Of the starts, which are draws of q.
         covariance : {"auto", "dense", "diagonal"}, default "auto"
             What is taken from the covariance of q. "auto" takes all of it up to 500 dimensions.

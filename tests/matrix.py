@@ -124,14 +124,14 @@ def whitener(state):
 
 def make_rule(target, choice, *, seed, **options):
     """Return the step rule of a combination on a target."""
-    return session.make_rule(target, FitOptions.validated(**vars(choice), **options), seed)
+    return session.make_rule(target, FitOptions(**vars(choice), **options), seed)
 
 
 def first_state(rule, target, choice, location=None):
     """Return the loop's state before the first iteration, with the scale chosen as a fit does."""
     location = np.zeros(target.n_dim) if location is None else location
     scales = [np.full(target.n_dim, scale) for scale in starting.START_SCALES]
-    of_precision = FitOptions.validated(**vars(choice)).factor == "precision"
+    of_precision = FitOptions(**vars(choice)).factor == "precision"
     name = "full precision" if of_precision and choice.family == "full" else choice.family
     return loop.start(rule, starting.choose_start(rule, family_object(name, target.n_dim), location, scales, target))
 

@@ -586,18 +586,3 @@ def test_a_diagonal_makeshift_is_announced(monkeypatch):
     with pytest.warns(UserWarning, match="diagonal covariance, which ignores correlations: the Hessian is dense"):
         approx = fit_ngvi(model=model, n=0, **QUIET)
     assert approx.record.family == "diagonal"
-
-
-@pytest.mark.parametrize("value", ["one", 1.5, True, -1, [1, 2], {"a": 1}])
-def test_seeds_that_are_none(value):
-    with pm.Model() as model:
-        pm.Normal("x")
-    with pytest.raises(ValueError, match=r"random_seed should be a whole number of at least 0, .*; got "):
-        fit_ngvi(model=model, random_seed=value, **QUIET)
-
-
-def test_generators_are_seeds():
-    with pm.Model() as model:
-        pm.Normal("x")
-    first, second = (fit_ngvi(model=model, random_seed=np.random.default_rng(3), **QUIET) for _ in range(2))
-    np.testing.assert_array_equal(first.draw_flat(3), second.draw_flat(3))

@@ -21,7 +21,7 @@ FOLDERS = {"family": "families", "update": "updates", "estimator": "estimators",
 ENTRIES = [(axis, name) for axis in AXES for name in AXES[axis]]
 PAGES = {(axis, name): DOCS / FOLDERS[axis] / f"{name}.md" for axis, name in ENTRIES}
 README_SECTION = "Every update of the papers"
-OPTIONS = set(inspect.signature(NGVI.__init__).parameters) | set(inspect.signature(NGVI.fit).parameters) - {"kwargs"}
+OPTIONS = {*inspect.signature(NGVI.__init__).parameters, *inspect.signature(NGVI.fit).parameters} - {"unknown"}
 OF_METHODS = {
     parameter
     for name, method in inspect.getmembers(NGVIApproximation, inspect.isfunction)

@@ -59,6 +59,51 @@ def fit(n=10_000, model=None, **options):
         return fit_ngvi(n, model=model or skewed_model(), **{**QUIET, "random_seed": 1, **options})
 
 
+# --- the model, and n -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda m: fit_ngvi(m, 2, **QUIET),
+        lambda m: fit_ngvi(m, n=2, **QUIET),
+        lambda m: fit_ngvi(2, model=m, **QUIET),
+        lambda m: fit_ngvi(n=2, model=m, **QUIET),
+        lambda m: fit_ngvi(None, 2, model=m, **QUIET),
+    ],
+    ids=["model-n", "model-n=", "n-model=", "names", "none"],
+)
+def test_the_model_or_n_may_come_first(call):
+    model = skewed_model()
+    with conjugate_model(), pytest.warns(ConvergenceWarning):
+        approx = call(model)
+    assert approx.model is model
+    assert approx.n_iterations == 2
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda m: fit_ngvi(2, m),
+        lambda m: fit_ngvi(2, 3, model=m),
+        lambda m: fit_ngvi(2, n=3),
+        lambda m: fit_ngvi(m, 2, model=m),
+        lambda m: fit_ngvi(m, model=skewed_model()),
+    ],
+    ids=["n-model", "n-n", "n-n=", "model-model=", "two-models"],
+)
+def test_two_models_or_two_n_are_refused(call):
+    with pytest.raises(TypeError, match=r"fit_ngvi takes one model and one n: write fit_ngvi\(model, n=\.\.\.\)"):
+        call(conjugate_model())
+
+
+def test_the_model_alone():
+    with skewed_model():
+        approx = fit_ngvi(conjugate_model(), **QUIET)
+    assert list(approx.mean_data) == ["mu"]
+    assert approx.converged
+
+
 # --- n ----------------------------------------------------------------------------------------------------------------
 
 
@@ -342,7 +387,7 @@ def test_refining_after_the_data_changed_is_refused():
 def test_refining_after_a_stop_goes_on():
     approx = fit(callbacks=[stop_at(2)])
     assert approx.status is Status.STOPPED
-    approx.refine(10_000, progressbar=False)
+    approx.refine(progressbar=False)
     assert approx.converged
     assert same_bits(approx, fit())
 
@@ -451,7 +496,7 @@ def test_failed_fit_leaves_the_last_result():
     with pytest.raises(ValueError, match="backend should be one of"):
         inference.fit(progressbar=False, backend="fortran")
     assert inference.approx is approx
-    assert inference.refine(10_000, progressbar=False) is approx
+    assert inference.refine(progressbar=False) is approx
     assert same_bits(approx, fit())
 
 

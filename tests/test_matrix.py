@@ -171,7 +171,7 @@ def test_many_seeds_agree_on_random_intercepts(choice):
     for seed in range(8):
         rule = make_rule(density, choice, seed=seed)
         scales = starting.start_scales(density, None)
-        family = make_family(FitOptions.validated(**vars(choice)), density)
+        family = make_family(FitOptions(**vars(choice)), density)
         q = starting.choose_start(rule, family, density.initial_point(), scales, density)
         state = loop.run(rule, loop.start(rule, q), 500, ignore)
         assert state.status is Status.CONVERGED

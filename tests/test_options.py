@@ -5,6 +5,8 @@ import inspect
 import re
 import warnings
 
+from typing import Never, get_args
+
 import numpy as np
 import pymc as pm
 import pytest
@@ -16,8 +18,11 @@ from targets import logistic
 
 import pymc_ngvi.options
 
-from pymc_ngvi import NGVI, ConvergenceWarning, fit_ngvi, registry
-from pymc_ngvi.options import FitOptions, check_n, refuse_unknown
+from pymc_ngvi import NGVI, ConvergenceWarning, choices, fit_ngvi, registry
+from pymc_ngvi.draws import BASE_DRAWS
+from pymc_ngvi.families.mixture import COMPONENTS
+from pymc_ngvi.mixtures.weights import WEIGHT_UPDATES
+from pymc_ngvi.options import AUTO, FitOptions, check_n, refuse_unknown
 
 #: Every option that is refused by name, and what its error has to mention.
 REFUSED = {
@@ -52,7 +57,7 @@ OF_RULES = {
     "n_components": 3,
     "weight_update": "tan",
 }
-options = FitOptions.validated
+options = FitOptions
 
 
 def normal_model():
@@ -316,9 +321,32 @@ def test_unknown_name_on_an_axis_lists_the_valid_ones(axis):
     assert all(repr(name) in str(error.value) for name in registry.AXES[axis])
 
 
-def test_near_miss_is_suggested():
-    with pytest.raises(ValueError, match="Unknown family 'diagnal': did you mean 'diagonal'"):
-        options(family="diagnal")
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("diagnal", "diagonal"),
+        ("meanfield", "diagonal"),
+        ("mean_field", "diagonal"),
+        ("Mean-Field", "diagonal"),
+        ("full-rank", "full"),
+        ("fullrank_advi", "full"),
+        ("mvn", "full"),
+        ("laplace", "full"),
+        ("Full", "full"),
+        ("Student-t", "student_t"),
+        ("gmm", "mixture"),
+    ],
+)
+def test_near_misses_and_other_packages_words_are_suggested(given, meant):
+    with pytest.raises(ValueError, match=rf"^Unknown family '{given}': did you mean '{meant}'\? Valid: 'full'"):
+        options(family=given)
+
+
+def test_other_words_are_for_entries_that_there_are_and_stand_for_one():
+    for axis, words in registry._ALSO_CALLED.items():
+        listed = [word for others in words.values() for word in others.split()]
+        assert len(listed) == len({*listed, *registry.AXES[axis]}) - len(registry.AXES[axis])
+        assert words.keys() <= registry.AXES[axis].keys()
 
 
 @pytest.mark.parametrize("row", registry.ALLOWED, ids="-".join)
@@ -413,6 +441,56 @@ def test_configuring_another_kind_of_state_makes_another_approximation(change):
     assert type(inference.approx.q).__name__ == ("FullState" if "factor" in change else "BlockState")
 
 
+# --- signatures -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [NGVI.__init__, fit_ngvi], ids=["NGVI", "fit_ngvi"])
+def test_signatures_show_the_options_as_they_are_declared(function):
+    """Same names, in the same order, with the same types and defaults."""
+    declared = {f.name: (f.type, f.default) for f in dataclasses.fields(FitOptions) if f.name != "family_reason"}
+    shown = inspect.signature(function).parameters
+    options = [p for p in shown.values() if p.name in declared]
+    assert {p.name: (p.annotation, p.default) for p in options} == declared
+    assert [p.name for p in options] == list(declared)
+    assert shown["unknown"].annotation is Never, "type checkers refuse misspelt names"
+
+
+def test_fit_ngvi_shows_what_the_constructor_and_the_fit_take():
+    shown = dict(inspect.signature(fit_ngvi).parameters)
+    del shown["model_or_n"]
+    taken = dict(inspect.signature(NGVI.__init__).parameters) | dict(inspect.signature(NGVI.fit).parameters)
+    assert shown.keys() == taken.keys() - {"self"}
+    assert {n: (p.annotation, p.default) for n, p in shown.items()} == {
+        n: (p.annotation, p.default) for n, p in taken.items() if n != "self"
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "valid"),
+    [
+        (choices.FamilyName, [AUTO, *registry.AXES["family"]]),
+        (choices.UpdateName, registry.AXES["update"]),
+        (choices.EstimatorName, registry.AXES["estimator"]),
+        (choices.StepName, registry.AXES["step"]),
+        (choices.BaseDrawsName, BASE_DRAWS),
+        (choices.ComponentsName, COMPONENTS),
+        (choices.WeightUpdateName, WEIGHT_UPDATES),
+    ],
+    ids=str,
+)
+def test_the_types_of_words_are_the_words_that_are_valid(words, valid):
+    assert set(get_args(words)) == set(valid)
+
+
+def test_help_of_fit_ngvi_says_what_that_of_the_class_says():
+    shown = inspect.getdoc(fit_ngvi)
+    for of in (NGVI, NGVI.fit):
+        entries = re.split(r"\n(?=\w)", inspect.getdoc(of).split("Parameters\n----------\n")[1].split("\n\n")[0])
+        ours = [entry.replace(" [2]_", "") for entry in entries if not entry.startswith(("model :", "n :"))]
+        assert len(ours) > 5
+        assert all(entry in shown for entry in ours)
+
+
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
@@ -460,7 +538,7 @@ def test_misspelt_option_is_suggested(name, near):
         fit_ngvi(3, model=normal_model(), **{name: 1})
 
 
-@pytest.mark.parametrize("name", ["self", "kwargs", "args"])
+@pytest.mark.parametrize("name", ["self", "unknown", "args"])
 def test_names_of_the_signature_are_no_options(name):
     with pytest.raises(TypeError, match=f"does not know the option '{name}'"):
         refuse_unknown({name: 1}, NGVI.__init__, NGVI.fit)

@@ -2,6 +2,8 @@
 
 import functools
 import inspect
+import itertools
+import re
 import subprocess
 import sys
 
@@ -100,11 +102,22 @@ def test_registers_again_where_one_place_was_overwritten():
     assert pm.fit.__wrapped__ is original, "wrapped once, not twice"
 
 
-def test_signature_and_docstring_are_kept():
+def test_signature_and_names_are_kept():
     original = pm.fit.__wrapped__
     assert inspect.signature(pm.fit) == inspect.signature(original)
-    for attribute in ("__doc__", "__name__", "__module__", "__qualname__"):
+    for attribute in ("__name__", "__module__", "__qualname__"):
         assert getattr(pm.fit, attribute) == getattr(original, attribute)
+
+
+def test_documentation_is_pymc_s_with_our_method_and_options():
+    theirs, both = inspect.getdoc(pm.fit.__wrapped__), inspect.getdoc(pm.fit)
+    listed, ours = both.split('\n\nOptions of method="ngvi"\n')
+    added = [line for line in listed.splitlines() if line not in theirs.splitlines()]
+    assert [line.split()[:2] for line in added] == [["-", "'ngvi'"]]
+    assert listed.replace(added[0] + "\n", "") == theirs
+    entries = [line.split(" :")[0].split(", ") for line in ours.splitlines() if re.match(r"\w[\w, ]* : ", line)]
+    options = {*inspect.signature(NGVI).parameters, *inspect.signature(NGVI.fit).parameters}
+    assert sorted(itertools.chain(*entries)) == sorted(options - {"self", "model", "n", "unknown"})
 
 
 def test_import_order():
@@ -181,9 +194,36 @@ def test_unknown_method_gives_the_same_error():
     messages = []
     for fit in (pm.fit, pm.fit.__wrapped__):
         with pytest.raises(KeyError, match="method should be one of") as error:
-            fit(3, method="ngvi2", model=normal_model())
+            fit(3, method="laplace", model=normal_model())
         messages.append(sorted(str(error.value)))  # PyMC prints a set: its order varies
     assert messages[0] == messages[1]
+
+
+@pytest.mark.parametrize("name", ["nvgi", "NVGI", "ngv", "ngvi2"])
+def test_a_misspelt_name_is_suggested(name):
+    with pytest.raises(
+        KeyError, match=rf"method should be one of 'advi', .*'ngvi'.*; got '{name}': did you mean 'ngvi'\?"
+    ):
+        pm.fit(3, method=name, model=normal_model())
+
+
+@pytest.mark.parametrize("name", ["advii", "svdg", "nuts", "fullrank"])
+def test_other_misspelt_names_are_pymc_s_matter(name):
+    with pytest.raises(KeyError, match="method should be one of") as error:
+        pm.fit(3, method=name, model=normal_model())
+    assert "ngvi" not in str(error.value)
+
+
+def test_an_error_from_within_another_method_is_its_own():
+    @functools.wraps(pm.fit.__wrapped__)
+    def fails(*args, **kwargs):
+        raise KeyError("ngv")
+
+    for place in PLACES:
+        place.fit = fails
+    register()
+    with pytest.raises(KeyError, match=r"^'ngv'$"):
+        pm.fit(3, method="ngv")
 
 
 def test_bad_arguments_give_the_same_error():
@@ -217,6 +257,23 @@ def test_model_of_the_context_or_given():
         assert pm.fit(0, "ngvi", other, **QUIET).model is other
     with pytest.raises(TypeError, match="No model on context stack"):
         pm.fit(0, method="ngvi", **QUIET)
+
+
+def test_the_class_does_what_the_name_does():
+    """Options of the constructor and of the fit go where they belong; a subclass is made by itself."""
+
+    class Fewer(NGVI):
+        def fit(self, n=10_000, *args, **kwargs):
+            return super().fit(min(n, 2), *args, **kwargs)
+
+    options = {"random_seed": 1, "start_sigma": 1.0, "callbacks": [stop_at(2)], **QUIET}
+    by_name = pm.fit(method="ngvi", model=skewed_model(), **options)
+    by_class = pm.fit(method=NGVI, model=skewed_model(), inf_kwargs={"family": "full"}, **options)
+    np.testing.assert_array_equal(by_class.mean_flat, by_name.mean_flat)
+    with skewed_model(), pytest.warns(pymc_ngvi.ConvergenceWarning):
+        assert pm.fit(method=Fewer, random_seed=1, **QUIET).n_iterations == 2
+    with pytest.raises(TypeError, match="does not know the option 'famly': did you mean 'family'"):
+        pm.fit(0, NGVI, normal_model(), famly="full")
 
 
 @pytest.mark.parametrize("seed", [1, 2])

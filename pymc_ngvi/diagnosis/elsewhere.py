@@ -133,7 +133,7 @@ def other_fit(approx: Any, elbo: float, rng: np.random.Generator) -> Elsewhere |
     record, q = approx.record, approx.q
     if record is None or record.step != "adaptive" or record.family not in _REFITTED or isinstance(q, MixtureState):
         return None
-    from pymc_ngvi.fit import fit_ngvi  # it imports what this belongs to
+    from pymc_ngvi.function import fit_ngvi  # it imports what this belongs to
 
     gaussian = q.gaussian if isinstance(q, PushforwardState) else q
     point = q.mean() + _WIDER * (gaussian.draws(rng.standard_normal((1, q.n_dim)))[0] - gaussian.mean())

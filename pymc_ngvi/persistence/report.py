@@ -58,7 +58,7 @@ class Persistent(FitReport):
         draws : int, default 0
             Posterior draws to add, as groups ``posterior``, ``sample_stats``, ``observed_data``, ... like those of
             `sample`.
-        random_seed : int, Generator, RandomState or None
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
             Of these draws.
         resumable : bool, default True
             Keep the state of the fit, for `refine`. Without it the tree is smaller, by a factor that grows with the

@@ -288,7 +288,7 @@ class Run:
         from pymc_ngvi.session import make_rule
 
         self.kind, self._density, self._loop = kind, density, loop
-        options = FitOptions.validated(**KINDS[kind].options)
+        options = FitOptions(**KINDS[kind].options)
         self._rule, family = make_rule(density, options, seed), make_family(options, density)
         self._every = 1 if kind == OURS else REACH_EVERY
         self._spent, self.snapshots = np.zeros(4), []
