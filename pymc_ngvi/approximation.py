@@ -348,7 +348,7 @@ class NGVIApproximation(Report, Approximation):
         self.include_transformed = include_transformed
         self._rng = _generator(random_seed)
         self._data = DataSnapshot(density.model)
-        self._constrainer = Constrainer(density)
+        self._constrainer, self._narrow = Constrainer(density), None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what to pickle; the fit that made the approximation stays behind."""

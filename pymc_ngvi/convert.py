@@ -19,36 +19,53 @@ from pymc_ngvi.model.layout import Variable
 from pymc_ngvi.types import Array
 
 
-def to_multitrace(model: pm.Model, values: dict[str, NDArray[Any]], stats: dict[str, Array]) -> MultiTrace:
-    """Return draws as a PyMC trace of one chain.
+def to_multitrace(
+    model: pm.Model, values: dict[str, NDArray[Any]], stats: dict[str, NDArray[Any]], chains: int = 1
+) -> MultiTrace:
+    """Return draws as a PyMC trace.
 
     Parameters
     ----------
     model : pymc.Model
     values : dict
-        Name to draws, (n_draws, ...), in the order in which they are stored.
+        Name to draws, (chains * n_draws, ...), in the order in which they are stored.
     stats : dict
-        Name to one number a draw, (n_draws,).
+        Name to one number a draw, (chains * n_draws,).
+    chains : int, default 1
+        Chains of equal length, one after the other.
 
     Returns
     -------
     pymc.backends.base.MultiTrace
     """
+    parts = [_part(values, chain, chains) for chain in range(chains)]
+    of_stats = [_part(stats, chain, chains) for chain in range(chains)]
+    return MultiTrace([_chain(model, *both, chain) for chain, both in enumerate(zip(parts, of_stats, strict=True))])
+
+
+def _part(columns: dict[str, NDArray[Any]], chain: int, chains: int) -> dict[str, NDArray[Any]]:
+    """Return the draws of one chain."""
+    sizes = {name: len(column) // chains for name, column in columns.items()}
+    return {name: column[chain * sizes[name] : (chain + 1) * sizes[name]] for name, column in columns.items()}
+
+
+def _chain(
+    model: pm.Model, values: dict[str, NDArray[Any]], stats: dict[str, NDArray[Any]], chain: int
+) -> NDArrayTrace:
     n_draws = len(next(iter(values.values())))
-    variables = [_Named(name) for name in values]
     trace = NDArrayTrace(
         model=model,
-        vars=variables,
+        vars=[_Named(name) for name in values],
         fn=_no_function,
         var_shapes={name: value.shape[1:] for name, value in values.items()},
         var_dtypes={name: value.dtype for name, value in values.items()},
     )
-    trace.setup(draws=n_draws, chain=0, sampler_vars=[{name: s.dtype for name, s in stats.items()}])
-    trace.samples = dict(values)
-    trace._stats = [dict(stats)]
+    trace.setup(draws=n_draws, chain=chain, sampler_vars=[{name: s.dtype for name, s in stats.items()}])
+    trace.samples = values
+    trace._stats = [stats]
     trace.draw_idx = n_draws
     trace.close()
-    return MultiTrace([trace])
+    return trace
 
 
 class _Named:

@@ -6,7 +6,7 @@ import numpy as np
 
 from rich.theme import Theme
 
-from pymc_ngvi.export import Exports
+from pymc_ngvi.marginals import Marginals
 from pymc_ngvi.psis import khat_limit, khat_meaning, pareto_khat
 from pymc_ngvi.result import Elbo, FitRecord
 from pymc_ngvi.status import Status
@@ -32,7 +32,7 @@ def summary_lines(record: FitRecord | None, khat: float | None, n_draws: int) ->
     return tuple(lines)
 
 
-class FitReport(Exports):
+class FitReport(Marginals):
     """The part of an approximation that reports on its fit, from ``record``."""
 
     record: FitRecord | None

@@ -1,4 +1,4 @@
-"""What an approximation shows of q without PyTensor nodes: draws, moments, covariances."""
+"""Draws of an approximation, without PyTensor nodes."""
 
 import warnings
 
@@ -10,58 +10,23 @@ import xarray as xr
 
 from numpy.typing import NDArray
 from pymc.backends.base import MultiTrace
-from pymc.variational.opvi import VIState
 
-from pymc_ngvi.convert import constrained_dataset, flat_dataset, to_datatree, to_multitrace
+from pymc_ngvi.convert import to_datatree, to_multitrace
 from pymc_ngvi.corrections.drawn import Drawn
 from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.model import Layout, LogDensity
 from pymc_ngvi.model.constrain import Constrainer
 from pymc_ngvi.plots import plot_structure
+from pymc_ngvi.registry import suggestion
+from pymc_ngvi.result import FitRecord
 from pymc_ngvi.seeds import generator_of
 from pymc_ngvi.structure import ModelStructure
 from pymc_ngvi.types import Array, VariationalState
 
 #: Largest dimension for which a dense covariance is made.
 MAX_COV_DIM = 5_000
-#: Draws behind ``state.std``, and their seed: fixed, so that the property does not change by itself.
-_STATE_DRAWS, _STATE_SEED = 4_000, 20_240_607
 #: Draws held in memory at once, times dimension.
 _CHUNK_ELEMENTS = 2**20
-
-
-def indices_of(layout: Layout, names: Any) -> NDArray[np.intp]:
-    """Return the flat coordinates of the named variables, in the order of the names.
-
-    Parameters
-    ----------
-    layout : Layout
-    names : str or sequence of str
-        Of random variables (``sd``) or of their value variables (``sd_log__``), or labels of single coordinates
-        (``beta[3]``).
-
-    Raises
-    ------
-    ValueError
-        For an unknown name, listing the known ones.
-    """
-    wanted = [names] if isinstance(names, str) else list(names)
-    where = {v.name: v.where for v in layout.variables} | {v.value_name: v.where for v in layout.variables}
-    if any(name not in where for name in wanted):
-        where |= {layout.label(i): slice(i, i + 1) for i in range(layout.n_dim)}
-    unknown = [name for name in wanted if name not in where]
-    if unknown:
-        known = ", ".join(repr(v.name) for v in layout.variables)
-        raise ValueError(f"No free variable is called {', '.join(map(repr, unknown))}; there are {known}.")
-    ranges = [np.arange(where[name].start, where[name].stop) for name in wanted]
-    return np.concatenate(ranges) if ranges else np.empty(0, dtype=np.intp)
-
-
-def covariance_array(layout: Layout, index: NDArray[np.intp], matrix: Array) -> xr.DataArray:
-    """Return the covariance of some flat coordinates, labelled: ``beta[3]``, ``sd_log__``."""
-    labels = [layout.label(int(i)) for i in index]
-    dims = ("unconstrained", "unconstrained_2")
-    return xr.DataArray(matrix, dims=dims, coords=dict.fromkeys(dims, labels), name="covariance")
 
 
 def check_cov_size(n_dim: int) -> None:
@@ -79,6 +44,12 @@ def check_draws(n: Any) -> int:
     if n != int(n) or n < 1:
         raise ValueError(f"The number of draws should be a whole number of at least 1; got {n!r}.")
     return int(n)
+
+
+def _check_chains(chains: Any) -> int:
+    if not isinstance(chains, int | np.integer) or isinstance(chains, bool) or chains < 1:
+        raise ValueError(f"chains should be a whole number of at least 1; got {chains!r}.")
+    return int(chains)
 
 
 class DataSnapshot:
@@ -106,7 +77,7 @@ class DataSnapshot:
 
 
 class Exports:
-    """The part of an approximation that draws, and that shows q by variable, without PyTensor nodes."""
+    """The part of an approximation that draws, without PyTensor nodes."""
 
     density: LogDensity
     include_transformed: bool
@@ -115,6 +86,8 @@ class Exports:
     _rng: np.random.Generator
     _data: DataSnapshot
     _constrainer: Constrainer
+    _narrow: Constrainer | None
+    record: FitRecord | None
 
     @property
     def q(self) -> VariationalState:
@@ -190,6 +163,8 @@ class Exports:
         self,
         draws: int = 500,
         *,
+        chains: int = 1,
+        var_names: str | Sequence[str] | None = None,
         importance: str | None = None,
         random_seed: Any = None,
         return_inferencedata: bool = True,
@@ -202,6 +177,11 @@ class Exports:
         Parameters
         ----------
         draws : int, default 500
+            Of each chain.
+        chains : int, default 1
+            Draws of q are independent: chains only arrange them as other tools expect.
+        var_names : str or sequence of str, optional
+            Free variables, Deterministics, or unconstrained values (``sd_log__``): only these are evaluated and kept.
         importance : {"psis", "psir"}, optional
             Correct q by Pareto-smoothed importance weights. "psis": draws of q, with ``log_weight`` in
             ``sample_stats``, normalised. "psir": draws without weights, resampled from ten times as many (at least
@@ -224,13 +204,15 @@ class Exports:
             holds ``log_p`` (unnormalised, Jacobian included) and ``log_q``, both on the unconstrained scale;
             ``log_p`` is left out where ``pm.set_data`` changed the data after the fit, since the draws are not from
             the posterior given the new data. For mixtures, ``sample_stats`` also has the ``component`` of each draw,
-            and a group ``components`` is that of `NGVIApproximation.components`.
+            and a group ``components`` is that of `NGVIApproximation.components`. Attributes of the tree and of
+            ``posterior`` say how the fit ended: ``status``, ``family``, ``elbo``, ``elbo_se``, ``gap`` and, if
+            `NGVIApproximation.diagnose` has been asked, ``verdict``.
 
         Raises
         ------
         ValueError
-            With ``importance``: where k-hat says that weights can't help, where the data were changed, and for a model
-            that reads minibatches.
+            For a name that the model does not have; with ``importance``: where k-hat says that weights can't help,
+            where the data were changed, and for a model that reads minibatches.
 
         Warns
         -----
@@ -238,23 +220,56 @@ class Exports:
             Where the Monte Carlo error of the weights is larger than what they correct.
         """
         rng = self.generator(random_seed)
-        drawn = self._drawn(draws, importance, rng)
+        chains = _check_chains(chains)
+        if include_transformed is None:
+            include_transformed = self.include_transformed
+        constrainer = self._constrainer_of(var_names, include_transformed)
+        if var_names is not None and kwargs.get("log_likelihood"):
+            raise ValueError("log_likelihood needs the draws of all free variables: leave var_names out.")
+        drawn = self._drawn(check_draws(draws) * chains, importance, rng)
         theta = drawn.theta
-        values = self._constrainer(theta, random_seed=int(rng.integers(2**31)))
+        values = constrainer(theta, random_seed=int(rng.integers(2**31)))
         stats = dict(drawn.stats)
         if log_p and not self._data.changed():
             stats["log_p"] = self.log_p(theta) if drawn.log_p is None else drawn.log_p
         stats |= self._stats_of_q(theta, rng)
-        trace = to_multitrace(self.model, values, stats)
+        trace = to_multitrace(self.model, values, stats, chains)
         if not return_inferencedata:
             return trace
-        if include_transformed is None:
-            include_transformed = self.include_transformed
-        more = self._groups_of_q()
-        tree = to_datatree(trace, self.model, more, include_transformed=include_transformed, **kwargs)
+        more, named = self._groups_of_q(), var_names is not None
+        tree = to_datatree(trace, self.model, more, include_transformed=include_transformed or named, **kwargs)
         for group in ("posterior", "sample_stats"):
             tree[group].attrs.update(drawn.attrs)
+        for node in (tree, tree["posterior"]):
+            node.attrs.update(self._outcome())
         return tree
+
+    def _constrainer_of(self, var_names: str | Sequence[str] | None, include_transformed: bool) -> Constrainer:
+        """Return what evaluates the named variables."""
+        if var_names is None:
+            return self._constrainer
+        names = frozenset([var_names] if isinstance(var_names, str) else var_names)
+        values = {v.name: v.value_name for v in self.layout.variables}
+        valid = dict.fromkeys([*values, *(d.name for d in self.model.deterministics), *values.values()])
+        if unknown := sorted(names - valid.keys()):
+            raise ValueError(f"var_names has {unknown[0]!r}, which the model has not: {suggestion(unknown[0], valid)}")
+        if not names:
+            raise ValueError("var_names is empty: name at least one variable, or leave it out for all of them.")
+        if include_transformed:
+            names |= {values[name] for name in names & values.keys()}
+        if self._narrow is None or self._narrow.names != names:
+            self._narrow = Constrainer(self.density, names=names)
+        return self._narrow
+
+    def _outcome(self) -> dict[str, str | float]:
+        """Return how the fit ended, as attributes of a tree."""
+        verdict = self._verdict_if_known()
+        attrs = {} if self.record is None else self.record.attrs()
+        return attrs if verdict is None else {**attrs, "verdict": verdict}
+
+    def _verdict_if_known(self) -> str | None:
+        """Return what `diagnose` has found, if it has been asked; computes nothing."""
+        return None
 
     def _drawn(self, draws: int, importance: str | None, rng: np.random.Generator) -> Drawn:
         """Return draws of q; subclasses know of importance weights."""
@@ -297,87 +312,3 @@ class Exports:
         ndarray, shape (n_draws,)
         """
         return self.density.logp(np.asarray(theta, dtype=np.float64))
-
-    @property
-    def mean_flat(self) -> Array:
-        """Mean, (n_dim,), unconstrained."""
-        return self.q.mean()
-
-    @property
-    def sd_flat(self) -> Array:
-        """Standard deviations, (n_dim,), unconstrained."""
-        return self.q.sd()
-
-    @property
-    def mean_data(self) -> xr.Dataset:
-        """Unconstrained mean by name of the value variable, with dims and coords."""
-        return flat_dataset(self.layout, self.q.mean())
-
-    @property
-    def std_data(self) -> xr.Dataset:
-        """Unconstrained standard deviations by name of the value variable, with dims and coords."""
-        return flat_dataset(self.layout, self.q.sd())
-
-    def cov_of(self, names: str | Sequence[str]) -> xr.DataArray:
-        """Return the covariance of some variables.
-
-        Parameters
-        ----------
-        names : str or sequence of str
-            Random variables (``sd``) or their unconstrained values (``sd_log__``).
-
-        Returns
-        -------
-        xarray.DataArray
-            Square; of the unconstrained coordinates, which label both axes.
-
-        Raises
-        ------
-        ValueError
-            For unknown names; above 5,000 dimensions of q where its family can't give a part of the covariance.
-        """
-        index = indices_of(self.layout, names)
-        block = getattr(self.q, "cov_block", None)  # families that need not form the whole
-        if block is None:
-            check_cov_size(self.layout.n_dim)
-            return covariance_array(self.layout, index, self.q.cov()[np.ix_(index, index)])
-        return covariance_array(self.layout, index, block(index))
-
-    @property
-    def state(self) -> VIState:
-        """Mean and standard deviation of the free variables on their constrained scale, as Datasets.
-
-        ``mean`` is the constrained value of the unconstrained mean, as in PyMC. ``std`` is the standard deviation of
-        the constrained variables, from 4,000 draws with a fixed seed. (PyMC's own ``std`` is the constrained value
-        of the unconstrained standard deviation, which is not the spread of anything.)
-        """
-        constrainer = Constrainer(self.density, deterministics=False)
-        values = constrainer(self.q.mean()[None])
-        names = [rv.name for rv in self.model.free_RVs]
-        unconstrained_sd = self.layout.unflatten(self.q.sd())
-        sd = {
-            **self._constrained_sd(constrainer),
-            **{n: unconstrained_sd[n] for n in names if n in unconstrained_sd},
-        }
-        mean_set = constrained_dataset(self.model, {n: values[n][0] for n in names})
-        sd_set = constrained_dataset(self.model, {n: sd[n] for n in names})
-        if self.include_transformed:
-            mean_set = mean_set.merge(self.mean_data, compat="override")
-            sd_set = sd_set.merge(self.std_data, compat="override")
-        return VIState(mean=mean_set, std=sd_set)
-
-    def _constrained_sd(self, constrainer: Constrainer) -> dict[str, Array]:
-        """Return the standard deviations over draws, accumulated chunk by chunk."""
-        n_seen = 0
-        mean: dict[str, Array] = {}
-        square: dict[str, Array] = {}
-        for theta in self._draw_chunks(_STATE_DRAWS, _STATE_SEED):
-            for name, value in constrainer(theta).items():
-                centre = value.mean(axis=0)
-                shift = centre - mean.get(name, 0.0)
-                weight = len(theta) / (n_seen + len(theta))
-                mean[name] = mean.get(name, 0.0) + weight * shift
-                spread = ((value - centre) ** 2).sum(axis=0) + n_seen * weight * shift**2
-                square[name] = square.get(name, 0.0) + spread
-            n_seen += len(theta)
-        return {name: np.sqrt(total / (n_seen - 1)) for name, total in square.items()}

@@ -6,9 +6,9 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.export import indices_of
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.linalg import cholesky
+from pymc_ngvi.marginals import indices_of
 from pymc_ngvi.model import Layout
 from pymc_ngvi.types import Array
 

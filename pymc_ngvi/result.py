@@ -87,6 +87,12 @@ class FitRecord:
         """Whether the fit stopped because it had converged."""
         return self.status is Status.CONVERGED
 
+    def attrs(self) -> dict[str, str | float]:
+        """Return the outcome as attributes of a file or tree; numbers that are not finite are left out."""
+        numbers = {"elbo": self.elbo.value, "elbo_se": self.elbo.se, "gap": self.gap}
+        finite = {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
+        return {"status": str(self.status), "family": self.family, **finite}
+
     def closing_line(self) -> str:
         """Return the outcome in one line."""
         return (

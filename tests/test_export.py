@@ -1,5 +1,7 @@
 """What a user does with the result of ``pm.fit``, from end to end, and that looking at it compiles nothing."""
 
+import dataclasses
+import json
 import warnings
 
 import arviz as az
@@ -12,7 +14,7 @@ import xarray as xr
 
 from scipy import stats
 
-from pymc_ngvi import ConvergenceWarning, NGVIApproximation
+from pymc_ngvi import ConvergenceWarning, Elbo, NGVIApproximation
 
 QUIET = {"progressbar": False, "backend": "quick"}
 N = 40
@@ -131,6 +133,111 @@ def test_state_is_that_of_many_draws(approx):
         # tails of sd are heavier than a normal's.
         np.testing.assert_allclose(approx.state.std[name], spread, rtol=0.08)
     np.testing.assert_allclose(approx.state.mean["sd"], np.exp(approx.mean_data["sd_log__"]))
+
+
+# --- chains and variables ---------------------------------------------------------------------------------------------
+
+
+def test_chains_are_the_same_draws_in_rows(approx):
+    """Draws of a chain follow each other, statistics stay with their draws."""
+    flat = approx.sample(12, random_seed=1, log_p=True)
+    rows = approx.sample(4, chains=3, random_seed=1, log_p=True)
+    assert dict(rows["posterior"].sizes) == {"chain": 3, "draw": 4, "term": 2, "obs": N}
+    for group in ("posterior", "sample_stats"):
+        assert set(rows[group]) == set(flat[group])
+        for name, values in flat[group].data_vars.items():
+            np.testing.assert_array_equal(rows[group][name], values.values.reshape(3, 4, *values.shape[2:]))
+    trace = approx.sample(4, chains=3, random_seed=1, return_inferencedata=False)
+    assert (trace.nchains, len(trace)) == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("var_names", "options", "kept"),
+    [
+        ("mu", {}, ["mu"]),
+        (["sd", "beta"], {}, ["beta", "sd"]),
+        (["sd"], {"include_transformed": True}, ["sd", "sd_log__"]),
+        ("sd_log__", {}, ["sd_log__"]),
+    ],
+    ids=str,
+)
+def test_only_named_variables_are_evaluated_and_kept(approx, var_names, options, kept):
+    everything = approx.sample(5, random_seed=1, include_transformed=True)["posterior"]
+    some = approx.sample(5, var_names=var_names, random_seed=1, **options)["posterior"]
+    assert sorted(some.data_vars) == kept
+    assert sorted(approx._narrow._computed_names()) == sorted({"mu", "sd"} & set(kept))
+    for name in kept:
+        xr.testing.assert_identical(some[name], everything[name])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"var_names": ["sd", "bta"]},
+            r"var_names has 'bta', which .*: did you mean 'beta'\? Valid: 'beta', 'sd', 'mu'",
+        ),
+        ({"var_names": []}, "name at least one variable"),
+        ({"var_names": "mu", "log_likelihood": True}, "log_likelihood needs the draws of all free variables"),
+        ({"chains": 0}, "chains should be a whole number of at least 1; got 0"),
+        ({"chains": 1.5}, "chains should be a whole number"),
+    ],
+    ids=str,
+)
+def test_chains_and_names_that_make_no_sense(approx, options, message):
+    with pytest.raises(ValueError, match=message):
+        approx.sample(5, **options)
+
+
+def test_trees_say_how_the_fit_ended(approx, tmp_path):
+    """In attributes that netCDF and JSON can hold."""
+    tree = approx.sample(5, chains=2)
+    expected = {"status": "converged", "family": "full", "elbo": approx.elbo.value, "elbo_se": approx.elbo.se}
+    expected["gap"] = approx.gap
+    assert tree.attrs == expected
+    assert expected.items() <= tree["posterior"].attrs.items()
+    assert json.loads(json.dumps(tree["posterior"].attrs)) == tree["posterior"].attrs
+    approx.save(tmp_path / "fit.nc", draws=5)
+    assert expected.items() <= xr.open_datatree(tmp_path / "fit.nc").attrs.items()
+
+
+def test_what_is_not_known_is_no_attribute(approx, monkeypatch):
+    unknown = dataclasses.replace(approx.record, gap=np.nan, elbo=Elbo(-np.inf, np.inf))
+    monkeypatch.setattr(approx, "record", unknown)
+    monkeypatch.setattr(approx, "_verdict_if_known", lambda: "reliable")
+    assert approx.sample(2).attrs == {"status": "converged", "family": "full", "verdict": "reliable"}
+
+
+# --- covariances of any variable --------------------------------------------------------------------------------------
+
+
+def test_covariance_of_a_linear_deterministic_is_exact(approx):
+    """`mu` at two points, with a free variable beside it: what linear algebra says, not what draws scatter about."""
+    design = np.zeros((N + 3, 3))
+    design[:N, 0], design[:N, 1], design[N:] = 1.0, X, np.eye(3)
+    found = approx.cov_of(["mu", "beta", "sd"])
+    assert list(found.coords["variable"].values[[0, N - 1]]) == ["mu[0]", f"mu[{N - 1}]"]
+    assert list(found.coords["variable"].values[N:]) == ["beta[0]", "beta[1]", "sd_log__"]
+    np.testing.assert_allclose(found, design @ approx.q.cov() @ design.T, rtol=1e-9, atol=1e-12)
+
+
+def test_covariance_on_the_constrained_scale(approx):
+    """A lognormal's variance: 10,000 draws, five errors of a variance, 5 (2 / 10,000)^.5 = .07."""
+    mean, sd = approx.mean_flat[2], approx.sd_flat[2]
+    expected = np.expm1(sd**2) * np.exp(2 * mean + sd**2)
+    found = approx.cov_of(["sd"], constrained=True)
+    assert list(found.coords["variable"].values) == ["sd"]
+    np.testing.assert_allclose(found, [[expected]], rtol=0.07)
+    np.testing.assert_array_equal(found, approx.cov_of("sd", constrained=True))
+    assert list(approx.cov_of("sd").coords["unconstrained"].values) == ["sd_log__"]
+
+
+def test_covariance_of_an_unknown_name(approx):
+    with pytest.raises(ValueError, match=r"No variable is called 'nope'; there are 'beta', 'sd', 'mu'"):
+        approx.cov_of(["mu", "nope"])
+
+
+# --- odd shapes -------------------------------------------------------------------------------------------------------
 
 
 def test_draws_of_wrong_length_along_a_dimension_keep_their_values():

@@ -1,6 +1,6 @@
 """From flat unconstrained draws to the variables that users know: constrained values and Deterministics."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,8 @@ class Constrainer:
         Whose model and layout are used.
     deterministics : bool, default True
         Whether to evaluate the model's Deterministics too.
+    names : collection of str, optional
+        The variables to evaluate, in the model's order; default: all.
 
     Notes
     -----
@@ -56,11 +58,14 @@ class Constrainer:
     {'scale_log__': [0.0, 1.099], 'scale': [1.0, 3.0], 'twice': [2.0, 6.0]}
     """
 
-    def __init__(self, density: LogDensity, *, deterministics: bool = True) -> None:
+    def __init__(
+        self, density: LogDensity, *, deterministics: bool = True, names: Collection[str] | None = None
+    ) -> None:
         self.model = density.model
         self.layout = density.layout
         self._minibatches = density.minibatches
         self._deterministics = deterministics
+        self.names = names
         self._forget()
 
     def _forget(self) -> None:
@@ -76,6 +81,7 @@ class Constrainer:
             "layout": self.layout,
             "_minibatches": self._minibatches,
             "_deterministics": self._deterministics,
+            "names": self.names,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -101,7 +107,7 @@ class Constrainer:
         """
         flat = self.layout.unflatten(np.ascontiguousarray(theta, dtype=np.float64))
         value_vars = [self.model.rvs_to_values[rv] for rv in self.model.free_RVs]
-        values: Values = {v.name: flat[v.name].astype(v.type.dtype) for v in value_vars}
+        values: Values = {v.name: flat[v.name].astype(v.type.dtype) for v in value_vars if self._is_wanted(v.name)}
         computed = self._computed_names()
         if computed:
             if self._function is None:
@@ -119,7 +125,11 @@ class Constrainer:
     def _computed_names(self) -> list[str]:
         model = self.model
         transformed = [rv.name for rv in model.free_RVs if model.rvs_to_transforms[rv] is not None]
-        return transformed + [d.name for d in model.deterministics if self._deterministics]
+        listed = transformed + [d.name for d in model.deterministics if self._deterministics]
+        return [name for name in listed if self._is_wanted(name)]
+
+    def _is_wanted(self, name: str) -> bool:
+        return self.names is None or name in self.names
 
     def _compile(self) -> None:
         theta = graph.flat_input(self.layout)
