@@ -50,7 +50,7 @@ def factor_of_covariance(structure: ArrowStructure, covariance: Parts) -> Parts 
     explained = covariance.border @ corner
     blocks, unlike = [], structure.stacked(explained)
     for cov, r in zip(covariance.blocks, unlike, strict=True):
-        of_rest = stacks.reverse_cholesky(cov - r @ stacks.transposed(r))
+        of_rest = stacks.reverse_cholesky(cov - r @ stacks.transposed(r), stacks.diagonal(cov))
         if of_rest is None:
             return None
         inverse = stacks.solve_upper(of_rest, np.broadcast_to(np.eye(cov.shape[1]), cov.shape))
