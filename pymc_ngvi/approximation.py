@@ -350,10 +350,6 @@ class NGVIApproximation(Report, Approximation):
         self._data = DataSnapshot(density.model)
         self._constrainer, self._narrow = Constrainer(density), None
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what to pickle; the fit that made the approximation stays behind."""
-        return {**super().__getstate__(), "_session": None}
-
     def __repr__(self) -> str:
         """Return the kind of q, the dimension and how the fit ended."""
         outcome = "not fitted" if self.record is None else f"{self.record.status}: ELBO {self.record.elbo}"

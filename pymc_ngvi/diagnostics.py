@@ -193,13 +193,13 @@ class FitReport(Marginals):
         Raises
         ------
         RuntimeError
-            If the approximation does not come from a fit in this process.
+            If the approximation was made without a fit, or saved without it.
         ValueError
             For an option that makes no sense; where ``pm.set_data`` changed the data after the fit.
         """
         if self._session is None:
             raise RuntimeError(
-                "There is no fit to go on with: this approximation was made without one, or was unpickled. "
+                "There is no fit to go on with: this approximation was made without one, or saved without it. "
                 "Use pm.fit(method='ngvi', start=...)."
             )
         return self._session.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws)

@@ -9,6 +9,8 @@ import os
 import pickle
 import warnings
 
+from copy import copy as shallow_copy
+from copy import deepcopy
 from dataclasses import fields
 from pathlib import Path
 
@@ -725,8 +727,52 @@ def test_a_loaded_approximation_can_be_pickled_and_a_pickled_one_saved(file, tmp
     copy.save(tmp_path / "copy.nc")
     again = load(tmp_path / "copy.nc", regression())
     assert_same_q(copy.q, again.q)
-    with pytest.raises(RuntimeError, match="was unpickled"):
-        again.refine(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        gone_on = [approx.refine(3, progressbar=False) for approx in (again, load(file, regression()))]
+    assert_same_q(*(approx.q for approx in gone_on))
+
+
+@pytest.mark.parametrize("library", [pickle, cloudpickle])
+@pytest.mark.parametrize("kind", ["adaptive", "sparse", "trust_region", "rvb2"])
+def test_a_pickled_fit_goes_on_as_if_it_had_not_stopped(library, kind):
+    options = dict(KINDS[kind])
+    make = options.pop("model", None) or MODELS.get(options.get("family"), regression)
+    approx = fit(make(), 3, **options)
+    copy = pickle.loads(library.dumps(approx))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        copy.refine(2, progressbar=False)
+        approx.refine(2, progressbar=False)
+    assert copy.n_iterations == approx.n_iterations
+    # Functions are compiled again, and may round in another way.
+    assert_allclose(copy.hist, approx.hist, rtol=1e-9)
+    assert_allclose(copy.mean_flat, approx.mean_flat, rtol=1e-6, atol=1e-8)
+
+
+class Named(NGVIApproximation):
+    """A subclass, as a user may write one."""
+
+
+def test_a_model_stays_one_where_it_is_pickled_beside_its_approximations():
+    model = regression()
+    first, second = fit(model, 1), Named(LogDensity(model), fit(model, 1).q)
+    copies = cloudpickle.loads(cloudpickle.dumps([model, first, second]))
+    assert copies[1].model is copies[2].model is copies[0]
+    assert [type(copy) for copy in copies[1:]] == [NGVIApproximation, Named]
+    assert type(pickle.loads(pickle.dumps(second))) is Named
+
+
+def test_copies():
+    """A shallow one is of the same model and leaves the fit alone, a deep one is of a model of its own."""
+    approx = fit(regression(), 1)
+    shallow, deep = shallow_copy(approx), deepcopy(approx)
+    assert shallow.model is approx.model is not deep.model
+    for copied in (shallow, deep):
+        assert_array_equal(copied.draw_flat(3, random_seed=1), approx.draw_flat(3, random_seed=1))
+    with pytest.raises(RuntimeError, match="no fit to go on with"):
+        shallow.refine()
+    assert_same_q(deep.q, approx.q)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

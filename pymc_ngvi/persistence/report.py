@@ -32,6 +32,7 @@ from pymc_ngvi.persistence.content import (
     versions,
 )
 from pymc_ngvi.persistence.matching import SavedData, differences, fingerprints, free_variables
+from pymc_ngvi.persistence.pickling import Pickled
 from pymc_ngvi.result import FitRecord
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 _LOGP_RTOL = 1e-6
 
 
-class Persistent(FitReport):
+class Persistent(Pickled, FitReport):
     """The part of an approximation that goes to files."""
 
     record: FitRecord | None
@@ -156,6 +157,12 @@ class Persistent(FitReport):
             "include_transformed": self.include_transformed,
             "backend": self.density.backend,
         }
+
+    def _resumable(self) -> "_Resumable | None":
+        """Return what the fit needs to go on, without what can be made again."""
+        if self._session is None or (isinstance(self._session, _Resumable) and self._session.is_idle):
+            return self._session
+        return _Resumable(self, self._session.snapshot(), self._log_p_at_mean())
 
     def _log_p_at_mean(self) -> float | None:
         """Return log p at the mean of q, which tells models apart that differ in a prior; None for minibatches."""
