@@ -16,7 +16,7 @@ example: $(STAMP)example
 	$(BIN)/python examples/epilepsy.py
 
 test: $(STAMP)test
-	$(BIN)/python -m pytest -m "not slow" --numprocesses=logical --dist=worksteal
+	$(BIN)/python -m pytest -m "not slow" --numprocesses=logical --dist=loadfile
 
 test-all: $(STAMP)bench
 	$(BIN)/python -m pytest --numprocesses=logical --dist=worksteal
@@ -28,7 +28,7 @@ test-pymc: $(STAMP)test
 	@$(MAKE) --no-print-directory test-pymc-$(OTHER_PYMC)
 
 test-pymc-%: $(VENV)-pymc-%/.installed
-	$(VENV)-pymc-$*/bin/python -m pytest -m "not slow" --numprocesses=logical --dist=worksteal $(OF_PYMC)
+	$(VENV)-pymc-$*/bin/python -m pytest -m "not slow" --numprocesses=logical --dist=loadfile $(OF_PYMC)
 
 lint: $(STAMP)test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

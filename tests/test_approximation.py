@@ -1,5 +1,6 @@
 """The result of a fit: draws, views, PyMC's own tools on it, and PyTensor nodes."""
 
+import functools
 import warnings
 
 import arviz_stats
@@ -56,9 +57,20 @@ def full_state(n_dim: int, seed: int = 3) -> FullState:
     return FullState(rng.standard_normal(n_dim), factor)
 
 
+@functools.cache
+def common_model() -> pm.Model:
+    """Return the model that tests share; one that sets its data sets them back."""
+    return regression()
+
+
+@functools.cache
+def common_density() -> LogDensity:
+    return LogDensity(common_model())
+
+
 @pytest.fixture
 def model() -> pm.Model:
-    return regression()
+    return common_model()
 
 
 @pytest.fixture
@@ -75,8 +87,8 @@ def state_of_kind(kind: str, n_dim: int, seed: int = 3):
 
 
 @pytest.fixture
-def approx(model, kind) -> NGVIApproximation:
-    density = LogDensity(model)
+def approx(kind) -> NGVIApproximation:
+    density = common_density()
     return NGVIApproximation(density, state_of_kind(kind, density.n_dim), random_seed=1)
 
 
