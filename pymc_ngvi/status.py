@@ -86,6 +86,10 @@ class Status(Enum):
         """Return the short name."""
         return self.label
 
+    def __repr__(self) -> str:
+        """Return what happened, and what to do about it."""
+        return f"{self.label[0].upper()}{self.label[1:]}. {self.sentence} {self.cure}"
+
     @property
     def ended_by_itself(self) -> bool:
         """Whether the step rule ended the fit, for better or worse."""

@@ -4,6 +4,7 @@ import functools
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -241,6 +242,12 @@ class ModelStructure:
         kinds = [self._of_kind(kind) for kind in ("global", "blocks", "cut", "alone")]
         sentences = [self._globals(kinds[0]), *self._blocks(kinds[1]), self._cuts(kinds[2]), self._singles(kinds[3])]
         return "; ".join(s for s in sentences if s) + "."
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        words = escape(str(self)).split("`")  # names, in code
+        return f"<p>{''.join(f'<code>{w}</code>' if i % 2 else w for i, w in enumerate(words))}</p>"
 
     def _of_kind(self, kind: str) -> list[Part]:
         return [part for part in self.parts if part.kind == kind]

@@ -5,13 +5,14 @@ import shutil
 import textwrap
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
+from pymc_ngvi.card import html_card
 from pymc_ngvi.diagnostics import FitReport
 from pymc_ngvi.model.roles import Extent, Roles, find_roles
 from pymc_ngvi.sections import arranged, plan_sections
@@ -21,6 +22,8 @@ from pymc_ngvi.summary_table import Rows, as_html, as_text, rows_of
 _MAX_ROWS = 60
 #: Characters in a line of a printed summary, at most; fewer on a narrow terminal.
 _MAX_WIDTH = 100
+#: Draws behind the table of a card, their seed, rows, and coordinates of q up to which there is one.
+_CARD_DRAWS, _CARD_SEED, _CARD_ROWS, _CARD_DIM = 400, 20_250_301, 24, 5_000
 #: Arguments of ``arviz_stats.summary`` that choose variables, or another kind of result: all of it is one table then.
 _CHOOSING = ("var_names", "filter_vars", "coords", "group", "fmt")
 
@@ -43,6 +46,8 @@ class Summary:
         Sentences below the table: numbers of observations and levels, what was left out.
     by_sd : bool, default False
         Whether numbers are printed to the second digit of their standard deviation.
+    max_rows : int, optional
+        Rows to print, about.
     """
 
     lines: tuple[str, ...]
@@ -51,6 +56,7 @@ class Summary:
     sections: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     by_sd: bool = False
+    max_rows: int | None = None
 
     def __str__(self) -> str:
         """Return the text, its sentences wrapped to the width of the terminal."""
@@ -65,19 +71,24 @@ class Summary:
         return paragraphs(self.lines) + str(table) + paragraphs((*self._cut(), *self.notes))
 
     def _rows(self) -> dict[str, Rows]:
-        n = max(len(self.table), 1)
-        # Each section gets its part of the rows; ten at least.
+        """Return the rows to show of each section: all, or as many as its share of the table, and at least ten."""
+        n, limit = len(self.table), self._limit
         limits = {
-            heading: max(_MAX_ROWS * len(part) // n, min(10, _MAX_ROWS)) for heading, part in self.sections.items()
+            heading: max(limit * len(part) // max(n, 1), min(10, limit)) for heading, part in self.sections.items()
         }
         return {
-            heading: rows_of(part, by_sd=self.by_sd, limit=_MAX_ROWS if n <= _MAX_ROWS else limits[heading])
+            heading: rows_of(part, by_sd=self.by_sd, limit=n if n <= limit else limits[heading])
             for heading, part in self.sections.items()
         }
 
+    @property
+    def _limit(self) -> int:
+        return _MAX_ROWS if self.max_rows is None else self.max_rows
+
     def _cut(self) -> list[str]:
         """Return the line that says that the table is longer than what is shown, where it is."""
-        return [f"({len(self.table):,} rows; all of them are in .table)"] if len(self.table) > _MAX_ROWS else []
+        where = ".table" if self.max_rows is None else "summary().table"
+        return [f"({len(self.table):,} rows; all of them are in {where})"] if len(self.table) > self._limit else []
 
 
 def _wrapped(lines: tuple[str, ...]) -> list[str]:
@@ -141,6 +152,18 @@ class SummaryReport(FitReport):
         made = self._table(draws, rng, group_effects, kwargs)
         lines, khat = self._verdict_lines(khat_draws, rng)
         return Summary(lines, made.table, khat, made.sections, made.notes, made.by_sd)
+
+    def _repr_html_(self) -> str:
+        body = "<p>summary() shows the parameters.</p>"
+        if self.layout.n_dim <= _CARD_DIM:
+            made = self._table(_CARD_DRAWS, np.random.default_rng(_CARD_SEED), False, {})
+            body = replace(made, max_rows=_CARD_ROWS)._repr_html_()
+        kind = type(self.q).__name__ if self.record is None else f"{self.record.family} family"
+        title = f"{kind}, {self.layout.n_dim:,} free parameters"
+        return html_card(title, self.record, self._verdict_if_known(), body)
+
+    def _verdict_if_known(self) -> str | None:
+        return None
 
     def _table(self, draws: int, rng: np.random.Generator, group_effects: bool, kwargs: dict[str, Any]) -> Summary:
         """Return a summary without sentences above the table."""

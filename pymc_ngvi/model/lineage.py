@@ -221,16 +221,12 @@ class Lineage:
 
 def _parameters(rv: Any) -> tuple[list[Any], str]:
     """Return the parameters of the distribution of a random variable, and the name of its Op."""
-    node = rv.owner
-    op: Any = getattr(node, "op", None)
-    if hasattr(op, "dist_params"):
-        try:
-            return list(op.dist_params(node)), type(op).__name__
-        except (NotImplementedError, TypeError, ValueError):
-            return [], type(op).__name__
-    inner = getattr(op, "core_op", None)  # of a distribution of pymc.dims
-    n = len(getattr(inner, "ndims_params", ()))
-    return (list(node.inputs[-n:]) if n else []), type(inner).__name__
+    op: Any = getattr(rv.owner, "op", None)
+    name = type(getattr(op, "core_op", op)).__name__  # distributions of pymc.dims have the plain one inside
+    try:
+        return list(op.dist_params(rv.owner)), name
+    except (AttributeError, NotImplementedError, TypeError, ValueError):
+        return [], name
 
 
 def _constant(var: Any) -> float | None:
