@@ -60,7 +60,7 @@ def plan_sections(roles: Roles, sizes: Mapping[str, int], *, group_effects: bool
     if group_effects:
         for g in groups:
             sections[f"Effects: {_levels(g)}"] = g.effects or g.offsets
-    shown = {heading: tuple(names) for heading, names in sections.items() if names}
+    shown = {heading: tuple(names) for heading, names in sections.items() if names} or {"": tuple(sizes)}
     if not groups:
         shown = {"": tuple(name for names in shown.values() for name in names)}
     return Plan(shown, (*_counts(roles), *_left_out(roles, sizes, group_effects=group_effects)))

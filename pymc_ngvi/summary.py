@@ -23,7 +23,9 @@ _MAX_ROWS = 60
 #: Characters in a line of a printed summary, at most; fewer on a narrow terminal.
 _MAX_WIDTH = 100
 #: Draws behind the table of a card, their seed, rows, and coordinates of q up to which there is one.
-_CARD_DRAWS, _CARD_SEED, _CARD_ROWS, _CARD_DIM = 400, 20_250_301, 24, 5_000
+_CARD_DRAWS, _CARD_SEED, _CARD_ROWS, _CARD_DIM = 1_000, 20_250_301, 24, 5_000
+#: Numbers that are held at once, at most, where not all of them are shown.
+_MOST_HELD = 2**24
 #: Arguments of ``arviz_stats.summary`` that choose variables, or another kind of result: all of it is one table then.
 _CHOOSING = ("var_names", "filter_vars", "coords", "group", "fmt")
 
@@ -98,12 +100,7 @@ def _wrapped(lines: tuple[str, ...]) -> list[str]:
 
 def paragraphs(lines: tuple[str, ...]) -> str:
     """Return sentences as HTML, a paragraph each."""
-    return "".join(f"<p>{escape(line)}</p>" for line in lines)
-
-
-def _sizes(posterior: xr.Dataset) -> dict[str, int]:
-    n = posterior.sizes["chain"] * posterior.sizes["draw"]
-    return {str(name): draws.size // n for name, draws in posterior.data_vars.items()}
+    return "".join(f'<p style="margin:.4em 0">{escape(line)}</p>' for line in lines)
 
 
 class SummaryReport(FitReport):
@@ -162,9 +159,6 @@ class SummaryReport(FitReport):
         title = f"{kind}, {self.layout.n_dim:,} free parameters"
         return html_card(title, self.record, self._verdict_if_known(), body)
 
-    def _verdict_if_known(self) -> str | None:
-        return None
-
     def _table(self, draws: int, rng: np.random.Generator, group_effects: bool, kwargs: dict[str, Any]) -> Summary:
         """Return a summary without sentences above the table."""
         from arviz_stats import summary as table_of  # .7 s to import
@@ -175,14 +169,23 @@ class SummaryReport(FitReport):
             table = table_of(self.sample(draws, random_seed=rng, log_p=False), **options)
             wide = kwargs.get("fmt", "wide") == "wide"
             return Summary((), table, None, {"": table} if wide else {}, (), by_sd)
-        posterior = self.sample(draws, random_seed=rng, log_p=False)["posterior"].to_dataset()
-        roles = self._roles(posterior)
-        plan = plan_sections(roles, _sizes(posterior), group_effects=group_effects)
+        # Two draws tell the sizes, and so the roles.
+        few = self._posterior(2, np.random.default_rng(_CARD_SEED))
+        sizes = {str(name): values.size // 2 for name, values in few.data_vars.items()}
+        roles = self._roles(few)
+        plan = plan_sections(roles, sizes, group_effects=group_effects)
+        wide = draws * sum(sizes.values()) > _MOST_HELD
+        posterior = self._posterior(draws, rng, var_names=plan.names if wide else None)
         shown, where = arranged(posterior, plan, {name for g in roles.groups for name in g.scales})
         table = table_of(xr.DataTree.from_dict({"posterior": shown}), **options)
         error = f"From {draws:,} draws: the Monte Carlo error of a mean is {1 / math.sqrt(draws):.2g} of its sd."
         sections = {heading: table.iloc[rows] for heading, rows in where.items()}
         return Summary((), table, None, sections, (*plan.notes, error), by_sd)
+
+    def _posterior(self, draws: int, rng: np.random.Generator, **options: Any) -> xr.Dataset:
+        tree = self.sample(draws, random_seed=rng, log_p=False, **options)
+        assert isinstance(tree, xr.DataTree)
+        return tree["posterior"].to_dataset()
 
     def _roles(self, posterior: xr.Dataset) -> Roles:
         """Return the roles of the variables, whose axes are taken from any draws."""

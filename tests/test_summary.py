@@ -9,7 +9,9 @@ import pytest
 from pymc_ngvi.approximation import NGVIApproximation
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.model import LogDensity
+from pymc_ngvi.result import Elbo, FitRecord
 from pymc_ngvi.sections import POPULATION
+from pymc_ngvi.status import Status
 from pymc_ngvi.summary_table import kept_rows
 
 GROUP = np.repeat(np.arange(12), 4)
@@ -123,3 +125,52 @@ def test_html_is_escaped_and_takes_the_colours_of_the_page():
     assert "<script" not in html
     assert "&lt;script&gt;" in html
     assert not re.search(r"#[0-9a-f]{3,6}\b|rgb\(", html)
+
+
+def test_only_what_is_shown_is_evaluated_where_rows_are_many(plain, monkeypatch):
+    whole = plain.summary(60, khat_draws=None, random_seed=5).table
+    monkeypatch.setattr("pymc_ngvi.summary._MOST_HELD", 1_000)
+    asked = []
+    sample = type(plain).sample
+    monkeypatch.setattr(type(plain), "sample", lambda self, n, **kw: asked.append((n, kw)) or sample(self, n, **kw))
+    np.testing.assert_array_equal(plain.summary(60, khat_draws=None, random_seed=5).table, whole)
+    assert {"mu"}.isdisjoint(*(kw.get("var_names") or ["mu"] for n, kw in asked if n == 60))
+
+
+def fitted(approx, status):
+    approx.record = FitRecord(
+        status, Elbo(-10.0, 0.02), 0.004, 9, 8, 7, 0, 0.1, 0.2, "full", "natural", "price", "adaptive", "quick"
+    )
+    return approx
+
+
+def test_card(multilevel, monkeypatch):
+    monkeypatch.setattr(LogDensity, "logp", None)  # evaluates no log density
+    before = str(multilevel._rng.bit_generator.state)
+    html = multilevel._repr_html_()
+    assert "Not fitted" in html
+    html = fitted(multilevel, Status.STALLED)._repr_html_()
+    for part in ("<b>Stalled</b>", "-10.00 ± 0.02", "0.004 nats", Status.STALLED.cure, "Not judged yet", SCALES):
+        assert part in html
+    assert "b[0, intercept]" not in html
+    assert not re.search(r"<script|#[0-9a-f]{3,6}\b|rgb\(", html)
+    assert html == multilevel._repr_html_()
+    assert str(multilevel._rng.bit_generator.state) == before
+    monkeypatch.setattr(type(multilevel), "_verdict_if_known", lambda self: "reliable <5")
+    assert "Verdict: reliable &lt;5" in multilevel._repr_html_()
+    monkeypatch.setattr("pymc_ngvi.summary._CARD_DIM", 10)  # a large model
+    assert "<table" not in multilevel._repr_html_()
+
+
+def test_a_card_is_short(plain):
+    html = plain._repr_html_()
+    assert html.count("<tr>") < 30
+    assert "(55 rows; all of them are in summary().table)" in html
+
+
+def test_status_and_structure_are_sentences(multilevel):
+    assert repr(Status.CONVERGED).startswith("Converged. The ELBO still to be gained")
+    assert repr(Status.STALLED).endswith(Status.STALLED.cure)
+    assert str(Status.CONVERGED) == "converged"
+    assert repr(multilevel.structure) == str(multilevel.structure)
+    assert "<code>beta</code>" in multilevel.structure._repr_html_()
