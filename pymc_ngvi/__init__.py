@@ -16,13 +16,14 @@ from pymc_ngvi.model import LogDensity, MissingDerivativeError
 from pymc_ngvi.persistence.report import load
 from pymc_ngvi.register import register, unregister
 from pymc_ngvi.result import Elbo, FitRecord
-from pymc_ngvi.status import ConvergenceWarning, StartError, Status
+from pymc_ngvi.status import ConvergenceWarning, DivergedError, StartError, Status
 
 __version__ = "0.1.0"
 
 __all__ = [
     "NGVI",
     "ConvergenceWarning",
+    "DivergedError",
     "Elbo",
     "FitRecord",
     "LogDensity",

@@ -83,6 +83,7 @@ class Exports:
     include_transformed: bool
     model: Any
     groups: list[Any]
+    record: FitRecord | None
     _rng: np.random.Generator
     _data: DataSnapshot
     _constrainer: Constrainer
@@ -219,6 +220,8 @@ class Exports:
         UserWarning
             Where the Monte Carlo error of the weights is larger than what they correct.
         """
+        if self.record is not None:
+            self.record.refuse_diverged()
         rng = self.generator(random_seed)
         chains = _check_chains(chains)
         if include_transformed is None:

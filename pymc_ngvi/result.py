@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from pymc_ngvi.status import Status
+from pymc_ngvi.status import DivergedError, Status
 
 #: Numbers from here on are shown by their order of magnitude.
 _HUGE = 1e9
@@ -92,6 +92,14 @@ class FitRecord:
         numbers = {"elbo": self.elbo.value, "elbo_se": self.elbo.se, "gap": self.gap}
         finite = {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
         return {"status": str(self.status), "family": self.family, **finite}
+
+    def refuse_diverged(self) -> None:
+        """Raise DivergedError if the fit diverged."""
+        if self.status is Status.DIVERGED:
+            raise DivergedError(
+                f"The fit diverged: there is no posterior to draw from. {self.status.sentence} {self.status.cure} "
+                "mean_flat, sd_flat and q show where it ended."
+            )
 
     def closing_line(self) -> str:
         """Return the outcome in one line."""

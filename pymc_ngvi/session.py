@@ -46,6 +46,7 @@ _WARNED = (
     Status.STALLED,
     Status.OUTSIDE_SUPPORT,
     Status.NOT_SMOOTH,
+    Status.DIVERGED,
     Status.COLLAPSED,
     Status.MAX_ITERATIONS,
 )

@@ -55,6 +55,12 @@ class Status(Enum):
         "likelihood, abs, switch), which exact Hessians do not see; standard deviations are too wide.",
         "Replace the kinked term by a smooth one (StudentT in place of Laplace), or use pm.sample.",
     )
+    DIVERGED = (
+        "diverged",
+        "The approximation ran away: its ELBO is not finite, or far below that of the start.",
+        "Leave `step` and `step_size` out, or take a smaller step_size or more n_draws; standardise the predictors, give "
+        "a `start` nearer to the posterior, or fit the full data in place of minibatches.",
+    )
     COLLAPSED = (
         "collapsed",
         "A component of the mixture shrank onto a point or ran away: log p rises without limit there, or in that "
@@ -100,6 +106,7 @@ class Status(Enum):
             Status.STALLED,
             Status.OUTSIDE_SUPPORT,
             Status.NOT_SMOOTH,
+            Status.DIVERGED,
             Status.COLLAPSED,
         )
 
@@ -111,6 +118,10 @@ class Status(Enum):
 
 class ConvergenceWarning(UserWarning):
     """The fit ended before it converged; the message says why and what to do."""
+
+
+class DivergedError(RuntimeError):
+    """The fit diverged: there is no posterior to draw from; the message says what to do."""
 
 
 class StartError(ValueError):

@@ -92,6 +92,15 @@ class TargetDensity(Protocol):
         """Go to the next minibatch of the data; nothing where there is none."""
         ...
 
+    def take_batch(self, seed: int, number: int) -> None:
+        """Go to a minibatch of passes through the data in random orders; not called without `has_minibatch`."""
+        ...
+
+    @property
+    def n_batches(self) -> int:
+        """Minibatches in one pass; not called without `has_minibatch`."""
+        ...
+
 
 class VariationalState(Protocol):
     """An approximation q: immutable, knows nothing of PyMC or of how it was fitted."""

@@ -89,6 +89,11 @@ class NumpyTarget:
     def next_batch(self, rng):
         """Do nothing: the data are always all there."""
 
+    n_batches = 1
+
+    def take_batch(self, seed, number):
+        self.next_batch(np.random.default_rng([seed, number, 1]))  # not the stream of the draws
+
     def fresh(self):
         """Return the same density with its counters at 0."""
         new = object.__new__(type(self))

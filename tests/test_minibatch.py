@@ -363,3 +363,26 @@ def test_pymc_itself_agrees_on_the_scale():
         warnings.simplefilter("error")
         expected = model.compile_logp(mode="FAST_COMPILE")(model.initial_point())
     np.testing.assert_allclose(density.logp(density.initial_point()[None]), expected, rtol=1e-12)
+
+
+def test_passes_take_each_row_once_in_an_order_of_their_own():
+    """Batches of 4 from 10 rows: the third ends one pass and begins the next, and any batch can be had by its number."""
+    with pm.Model() as model:
+        mu = pm.Normal("mu")
+        pm.Normal("y", mu, observed=pm.Minibatch(np.arange(10.0), batch_size=4), total_size=10)
+    density = LogDensity(model, backend="quick")
+    assert density.n_batches == 3
+    [index] = density.minibatches._indices.values()
+
+    def rows(seed, numbers):
+        taken = []
+        for number in numbers:
+            density.take_batch(seed, number)
+            taken.append(index.rows.get_value())
+        return np.concatenate(taken)
+
+    passes = rows(1, range(5)).reshape(2, 10)
+    np.testing.assert_array_equal(np.sort(passes, axis=1), [range(10)] * 2)
+    assert (passes[0] != passes[1]).any()
+    np.testing.assert_array_equal(rows(1, [3, 0]), np.concatenate([passes.ravel()[12:16], passes[0, :4]]))
+    assert (rows(2, range(5)) != passes.ravel()).any()

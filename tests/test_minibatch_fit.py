@@ -110,20 +110,16 @@ class Spy:
         self.calls = []
         for name in ("logp_grad", "mean_hessian_products", "mean_hessian_diagonal", "mean_gauss_newton_diagonal"):
             self._watch(monkeypatch, name)
-        original = LogDensity.next_batch
+        for name in ("take_batch", "next_batch"):
+            self._watch(monkeypatch, name, first="next")
 
-        def next_batch(density, rng):
-            original(density, rng)
-            self.calls.append(("next", self._rows(density)))
-
-        monkeypatch.setattr(LogDensity, "next_batch", next_batch)
-
-    def _watch(self, monkeypatch, name):
+    def _watch(self, monkeypatch, name, first=None):
         original = getattr(LogDensity, name)
 
         def watched(density, *args):
-            self.calls.append((name, self._rows(density)))
-            return original(density, *args)
+            result = original(density, *args)
+            self.calls.append((first or name, self._rows(density)))
+            return result
 
         monkeypatch.setattr(LogDensity, name, watched)
 
@@ -156,7 +152,7 @@ def test_every_step_sees_one_batch_of_its_own(rule, monkeypatch):
     for step in steps:
         names = [name for name, _ in step]
         assert names[0] == "logp_grad"
-        assert set(names[1:]) == ({second} if second else set())
+        assert set(names[1:]) - {"logp_grad"} == ({second} if second else set())
         [rows] = {rows for _, rows in step}
         assert all(0 <= row < N for row in rows[0])
         seen.append(rows)
@@ -262,11 +258,54 @@ def test_refined_goes_on_with_the_next_batches():
     np.testing.assert_array_equal(whole.q.mean(), parts.q.mean())
 
 
-def test_a_batch_of_all_rows_is_still_sampled_with_replacement():
-    """As PyMC does: a batch as large as the data is a bootstrap sample of it, not the data."""
+def test_a_batch_of_all_rows_is_all_of_the_data():
+    """Each row once: the posterior to rounding, though nothing certifies it."""
     approx = quietly(model=model(N), n=40)
     assert np.isnan(approx.gap)
-    assert kl(approx.q.mean(), approx.q.cov()) > 1e-8
+    assert kl(approx.q.mean(), approx.q.cov()) < 1e-8
+
+
+# --- far starts -------------------------------------------------------------------------------------------------------
+
+
+def regression(n=2_000, batch_size=None):
+    """Return a linear regression on predictors of raw scale, all of it unknown, on all rows or on minibatches."""
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((n, 3)) * [1.0, 1.0, 15.0] + [0.0, 0.0, 100.0]
+    y = 1.5 + x @ [1.0, -2.0, 0.05] + rng.standard_normal(n)
+    rows = (x, y) if batch_size is None else pm.Minibatch(x, y, batch_size=batch_size)
+    with pm.Model() as made:
+        intercept = pm.Normal("intercept", 0, 5)
+        beta = pm.Normal("beta", 0, 5, shape=3)
+        sigma = pm.HalfNormal("sigma", 5)
+        pm.Normal("y", intercept + rows[0] @ beta, sigma, observed=rows[1], total_size=n)
+    return made
+
+
+@two_seeds
+def test_a_regression_with_unknown_noise_is_fitted_from_its_default_start(seed):
+    """The first natural steps on single batches overshoot by far: seen, and begun again from a better start."""
+    full = pymc_ngvi.fit_ngvi(model=regression(), random_seed=1, backend="quick", progressbar=False)
+    approx = quietly(n=10_000, model=regression(batch_size=100), random_seed=seed)
+    assert approx.status is Status.LEVELLED
+    # Passes through the data leave .01 to .03 standard deviations; batches drawn independently would leave .2.
+    np.testing.assert_array_less(np.abs(approx.q.mean() - full.q.mean()) / full.q.sd(), 0.1)
+    np.testing.assert_allclose(approx.q.sd(), full.q.sd(), rtol=0.05)
+
+
+def test_a_fit_that_diverges_says_so_and_gives_no_draws(tmp_path):
+    """Kept in a file, with what is left of q to look at."""
+    options = {"update": "euclidean", "estimator": "reparam", "step": "sgd", "factor": "covariance"}
+    with pytest.warns(ConvergenceWarning, match=r"diverged.*smaller step_size"):
+        approx = pymc_ngvi.fit_ngvi(
+            200, model=model(), random_seed=1, step_size=0.1, backend="quick", progressbar=False, **options
+        )
+    approx.save(tmp_path / "fit.nc")
+    for each in (approx, pymc_ngvi.load(tmp_path / "fit.nc", model=model())):
+        assert each.status is Status.DIVERGED
+        with pytest.raises(pymc_ngvi.DivergedError, match=r"no posterior to draw from.*Leave `step`.*mean_flat"):
+            each.sample(10)
+        assert each.mean_flat.shape == (3,)
 
 
 # --- the rate of the paper --------------------------------------------------------------------------------------------

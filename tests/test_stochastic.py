@@ -258,14 +258,15 @@ def test_one_draw_is_one_gradient_and_no_hessian(update, estimator, step, option
 
 @each_stochastic
 def test_every_iteration_costs_its_draws(choice):
-    """One gradient a draw, and one Hessian where the estimator uses them."""
+    """One gradient a draw, and one Hessian where the estimator uses them; another gradient to look at a long step."""
     target = logistic(n_dim=4).fresh()
     rule = make_rule(target, choice, seed=1)
     state = first_state(rule, target, choice).rule
     target.n_gradients = target.n_hessians = 0
     for _ in range(5):
         state = rule.step(state)
-    assert target.n_gradients == 5 * state.n_draws
+    looked_at = 5 if choice.step == "decay" else 0
+    assert 5 * state.n_draws <= target.n_gradients <= (5 + looked_at) * state.n_draws
     assert target.n_hessians == (0 if choice.estimator in ("stein", "reparam") else 5 * state.n_draws)
 
 

@@ -148,6 +148,15 @@ class ComponentTarget:
         """Go to the next minibatch of the data."""
         self._density.next_batch(rng)
 
+    def take_batch(self, seed: int, number: int) -> None:
+        """Go to a minibatch of passes through the data."""
+        self._density.take_batch(seed, number)
+
+    @property
+    def n_batches(self) -> int:
+        """Minibatches in one pass."""
+        return self._density.n_batches
+
     # --- pieces ---
 
     @functools.cached_property

@@ -171,6 +171,23 @@ class LogDensity(SecondOrder):
         """
         self.minibatches.next_batch(rng)
 
+    def take_batch(self, seed: int, number: int) -> None:
+        """Take one of the minibatches that make passes through the data, each row once in a pass, in random order.
+
+        Parameters
+        ----------
+        seed : int
+            Of the orders.
+        number : int
+            Of the batch, counted from 0 over all passes.
+        """
+        self.minibatches.take_batch(seed, number)
+
+    @property
+    def n_batches(self) -> int:
+        """Minibatches in one pass through the data; 1 where the model reads none."""
+        return self.minibatches.n_batches
+
     def logp_grad(self, theta: Array) -> tuple[Array, Array]:
         """Evaluate the log density and its gradient.
 

@@ -11,12 +11,17 @@ from typing import Any
 import numpy as np
 import pytensor
 
+from numpy.typing import NDArray
 from pymc.data import MinibatchIndexRV, MinibatchOp
 from pytensor.compile.rewriting import inline_ofg_node
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import toposort
 
 from pymc_ngvi.model.backends import quick_mode, without_c
+
+#: Marks the random streams behind the orders of the rows.
+_PASSES = 6
+_NO_ROWS = "pm.Minibatch needs at least one row of data to choose from; there are none."
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ class Minibatches:
         # PyMC clones graphs, but not the shared generator, which each call has for itself.
         self._indices: dict[Any, _Index] = {}
         self._function: Callable[..., Any] | None = None
+        self._orders: dict[tuple[int, int, int], NDArray[np.intp]] = {}  # of the pass under way, of each call
         for node in _index_nodes(_inline(outputs)):
             if node.inputs[0] not in self._indices:
                 self._indices[node.inputs[0]] = self._make(node)
@@ -57,7 +63,7 @@ class Minibatches:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what to pickle: the compiled function is made again when it is needed."""
-        return {**self.__dict__, "_function": None}
+        return {**self.__dict__, "_function": None, "_orders": {}}
 
     def hold(self, outputs: list[Any]) -> list[Any]:
         """Return ``outputs`` with the rows of the current batch in place of those that PyMC draws at random."""
@@ -76,8 +82,37 @@ class Minibatches:
         for index, low, high in zip(self._indices.values(), *self._bounds(), strict=True):
             n_rows = index.rows.type.shape[0]
             if not low < high:
-                raise ValueError("pm.Minibatch needs at least one row of data to choose from; there are none.")
+                raise ValueError(_NO_ROWS)
             index.rows.set_value(rng.integers(low, high, size=n_rows))
+
+    @property
+    def n_batches(self) -> int:
+        """Batches that make one pass through the data, of the call with most; 1 where there are none."""
+        sizes = [index.rows.type.shape[0] for index in self._indices.values()]
+        counts = [-(-(high - low) // n) for n, low, high in zip(sizes, *self._bounds(), strict=True)]
+        return max(counts, default=1)
+
+    def take_batch(self, seed: int, number: int) -> None:
+        """Take batch ``number``, from 0, of passes through the data, each in a random order that ``seed`` tells."""
+        for call, (index, low, high) in enumerate(zip(self._indices.values(), *self._bounds(), strict=True)):
+            n_rows, size = index.rows.type.shape[0], high - low
+            if size < 1:
+                raise ValueError(_NO_ROWS)
+            first, last = number * n_rows, (number + 1) * n_rows
+            parts = []
+            for which in range(first // size, -(-last // size)):  # a batch may end one pass and begin another
+                order = self._order(seed, which, call, size)
+                parts.append(order[max(first - which * size, 0) : last - which * size])
+            index.rows.set_value(low + np.concatenate(parts))
+
+    def _order(self, seed: int, which: int, call: int, size: int) -> NDArray[np.intp]:
+        """Return the order of the rows in one pass; the last one of each call is kept."""
+        key = (seed, which, call)
+        order = self._orders.get(key)
+        if order is None or len(order) != size:
+            order = np.random.default_rng([seed, which, call, _PASSES]).permutation(size)
+            self._orders = {k: v for k, v in self._orders.items() if k[2] != call} | {key: order}
+        return order
 
     def _make(self, node: Any) -> _Index:
         [batch_size] = node.op.size_param(node).data

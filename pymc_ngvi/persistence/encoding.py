@@ -45,6 +45,7 @@ _MODULES = (
     "steps.adam",
     "steps.adaptive_state",
     "steps.belief",
+    "steps.decay",
     "steps.drift",
     "steps.levelling",
     "steps.scale_mixture",

@@ -128,6 +128,11 @@ class ReparametrisedDensity:
     def next_batch(self, rng: np.random.Generator) -> None:
         """Do nothing: all of the data are read."""
 
+    n_batches = 1
+
+    def take_batch(self, seed: int, number: int) -> None:
+        """Do nothing: all of the data are read."""
+
     def initial_point(self) -> Array:
         """Return phi of the model's initial point, (n_dim,)."""
         point: Array = self.transform.inverse(self.density.initial_point()[None])[0][0]

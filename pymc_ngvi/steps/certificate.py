@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from numpy.typing import NDArray
 from pymc_ngvi.status import Status
 from pymc_ngvi.steps.adaptive_state import AdaptiveState
 from pymc_ngvi.types import BaseDraws, Evaluation, Moments
@@ -17,11 +18,43 @@ MAX_CURVATURE_ERROR = 0.2
 _N_SE_KINK = 2.5
 #: Part of the draws at which log p may be not finite in a converged fit: what q has there costs nothing in the means.
 MAX_LOST = 0.02
+#: Parts of the draws on which the ELBO is compared with that of the start.
+_N_PARTS = 8
 
 
 def loses_draws(evaluation: Evaluation) -> bool:
     """Tell whether more draws than a few lie where log p is not finite."""
     return bool(np.mean(~evaluation.finite) > MAX_LOST)
+
+
+def has_diverged(q: Any, evaluation: Evaluation, units: NDArray[np.intp], first_elbo: float) -> bool:
+    """Tell whether a fit ended far below its start.
+
+    Steps on noise may lose a little, and a minibatch says little of all the data. The ELBO of the result is therefore
+    taken on eight parts of the draws, on a minibatch each; the start has to be above the best of them by more than they
+    range over: of nine equals, one stands out so far by chance once in many thousands.
+
+    Parameters
+    ----------
+    q : GaussianState
+        The result.
+    evaluation : Evaluation
+        At draws of it that had no part in the fit.
+    units : ndarray of int, shape (n_units, n_draws)
+        Draws that are dependent.
+    first_elbo : float
+        Of the start, nats.
+    """
+    if not (np.isfinite(q.mean()).all() and np.isfinite(q.sd()).all()):
+        return True
+    if not np.isfinite(first_elbo):
+        return False
+    h = np.where(evaluation.finite, evaluation.logp - q.log_density(evaluation.theta), np.nan)
+    parts = [h[part.ravel()] for part in np.array_split(units, _N_PARTS)]
+    elbos = [float(np.mean(part[np.isfinite(part)])) for part in parts if np.isfinite(part).any()]
+    if not elbos:
+        return True
+    return bool(2.0 * max(elbos) - min(elbos) < first_elbo - q.n_dim)
 
 
 def why_given_up(state: AdaptiveState) -> Status:

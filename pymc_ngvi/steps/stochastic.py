@@ -14,7 +14,7 @@ import numpy as np
 from pymc_ngvi.draws import BASE_DRAWS, sobol_draws
 from pymc_ngvi.estimators import FROM_GRADIENTS, price
 from pymc_ngvi.status import Status
-from pymc_ngvi.steps.certificate import loses_draws
+from pymc_ngvi.steps.certificate import has_diverged, loses_draws
 from pymc_ngvi.steps.levelling import Windows
 from pymc_ngvi.steps.measure import UNKNOWN, Measured, evaluate, measured_gap
 from pymc_ngvi.types import (
@@ -30,6 +30,8 @@ from pymc_ngvi.types import (
 
 #: Draws in one window of the stop rule, and iterations at least.
 _WINDOW_DRAWS, _WINDOW_LEAST = 1_000, 50
+#: Iterations in a window of whole passes through the data, at most.
+_WINDOW_MOST = 1_000
 #: Iterations over which measured gaps are averaged for a certificate.
 _GAP_WINDOW = 10
 #: Draws at which starting scales are compared, and the ELBO of the result is estimated.
@@ -69,6 +71,8 @@ class StochasticState:
         Draws left out so far because log p or its gradient was not finite.
     n_failed : int
         Iterations in a row without a step.
+    first_elbo : float
+        ELBO of the start on a few draws.
     """
 
     q: Any
@@ -83,6 +87,7 @@ class StochasticState:
     memory: Any = None
     n_dropped: int = 0
     n_failed: int = 0
+    first_elbo: float = -np.inf
 
 
 class Advance(NamedTuple):
@@ -164,7 +169,7 @@ class Stochastic:
         self._draw = BASE_DRAWS[base_draws or ("plain" if self._n_draws % 2 else "antithetic")]
         self._step_size = step_size
         self._step_decay = step_decay or 0.0
-        self._window = window or self.default_window or max(-(-_WINDOW_DRAWS // self._n_draws), _WINDOW_LEAST)
+        self._window = window or self.default_window or self._default_window()
 
     # --- what a subclass says -------------------------------------------------------------------------------------
 
@@ -176,15 +181,23 @@ class Stochastic:
         """Return where one step leads; None where no step is valid. ``state.t`` counts the iteration, from 1."""
         raise NotImplementedError
 
+    def _guarded(
+        self, state: StochasticState, advance: Advance, moments: Moments, base: BaseDraws, evaluation: Evaluation
+    ) -> Advance | None:
+        """Return a step, or another in its place, after a look at where it leads."""
+        return advance
+
     # --- verbs of the loop ----------------------------------------------------------------------------------------
 
     def init(self, q: Any) -> StochasticState:
         """Return the state before the first iteration."""
+        first = self.first_evaluation(q).elbo
         return StochasticState(
             q=q,
             iterate=q,
             t=0,
-            elbo=self.first_evaluation(q).elbo,
+            elbo=first,
+            first_elbo=first,
             gap=np.nan,
             n_draws=self._n_draws,
             step_size=self._rate(0),
@@ -200,7 +213,8 @@ class Stochastic:
 
     def _step(self, state: StochasticState) -> StochasticState:
         rng = np.random.default_rng([self._seed, state.t])
-        self._target.next_batch(rng)
+        if self._target.has_minibatch:
+            self._target.take_batch(self._seed, state.t)
         base = self._draw(self._n_draws, self._target.n_dim, rng)
         if not self._measures_gap:  # nothing is to be spent on errors that serve no purpose
             base = replace(base, n_replicates=1)
@@ -211,6 +225,8 @@ class Stochastic:
             return state
         moments = self._estimator(self._target, state.iterate, base, evaluation, stl=self._stl)
         advance = self._advance(state, moments)
+        if advance is not None:
+            advance = self._guarded(state, advance, moments, base, evaluation)
         if advance is None:
             return state
         elbo = _noisy_elbo(evaluation, base)
@@ -246,6 +262,8 @@ class Stochastic:
 
     def conclude(self, status: Status, assessment: Assessment) -> Status:
         """Return the status in the light of what was measured at the end."""
+        if assessment.against is Status.DIVERGED:
+            return Status.DIVERGED
         if status not in (Status.CONVERGED, Status.LEVELLED, Status.MAX_ITERATIONS):
             return status
         if assessment.against is not None:
@@ -279,6 +297,8 @@ class Stochastic:
             units, evaluation = base.pairs(), evaluate(self._target, state.q, base)
         if loses_draws(evaluation):
             against = Status.OUTSIDE_SUPPORT
+        if has_diverged(state.q, evaluation, units, state.first_elbo):
+            against = Status.DIVERGED
         return Assessment(evaluation.theta, evaluation.logp, units, gap, gap_sd, against)
 
     def _measure(self, q: Any, rng: np.random.Generator) -> Measured:
@@ -317,6 +337,15 @@ class Stochastic:
                 return q, step_size
             step_size *= 0.5
         return None
+
+    def _default_window(self) -> int:
+        """Return as many iterations as make 1,000 draws; on minibatches, whole passes through the data."""
+        least = max(-(-_WINDOW_DRAWS // self._n_draws), _WINDOW_LEAST)
+        if not self._target.has_minibatch:
+            return least
+        # Over a pass each row has its say once: the mean has none of the noise of single batches.
+        n_batches = self._target.n_batches
+        return min(n_batches * -(-least // n_batches), max(least, _WINDOW_MOST))
 
     def _default_draws(self, n_dim: int) -> int:
         if self._second_order:

@@ -224,6 +224,15 @@ class LinearMinibatches:
         self._design, self._y = self._data.design[rows], self._data.y[rows]
         self._weight = len(self._data.y) / (BATCH * NOISE_VARIANCE)
 
+    def take_batch(self, seed: int, number: int) -> None:
+        """Choose rows with replacement, as in the paper."""
+        independent_batch(self, seed, number)
+
+    @property
+    def n_batches(self) -> int:
+        """Minibatches that have as many rows as the data."""
+        return -(-len(self._data.y) // BATCH)
+
     def logp_grad(self, theta: Array) -> tuple[Array, Array]:
         """Return log p, but for a constant, and its gradient."""
         residuals = self._y - theta @ self._design.T
@@ -318,6 +327,7 @@ def run_conjugate(data: Linear, seeds: int, records: Records) -> None:
     The first runs use the PyMC model with `pm.Minibatch`, the others the same density in NumPy.
     """
     density, same = LogDensity(data.model()), LinearMinibatches(data)
+    density.take_batch = functools.partial(independent_batch, density)  # type: ignore[method-assign]
     check_same(density, same)
     done = {tuple(row[key] for key in KEYS) for row in records.read()}
     for step, options in {"decay": {}, "constant": {"step_size": CONSTANT_STEP}}.items():
@@ -348,6 +358,11 @@ def run_conjugate(data: Linear, seeds: int, records: Records) -> None:
             for name, key in zip(names, keys, strict=True):
                 _append(records, key, rows[name])
                 print(f"{name}, seed {seed}: {rows[name][-1][1]:.3g}")
+
+
+def independent_batch(target: Any, seed: int, number: int) -> None:
+    """Draw rows with replacement, as in the paper, in place of those of a pass through the data."""
+    target.next_batch(np.random.default_rng([seed, number, 1]))
 
 
 def check_same(density: LogDensity, same: LinearMinibatches) -> None:
