@@ -23,7 +23,7 @@ def summary_lines(record: FitRecord | None, khat: float | None, n_draws: int) ->
     else:
         lines.append(record.closing_line())
         if not record.converged:
-            lines.append(f"{record.status.sentence} {record.status.cure}")
+            lines.append(f"{record.sentence} {record.status.cure}")
     if khat is not None:
         meaning = khat_meaning(khat, n_draws)
         if record is not None and record.family == "sparse" and not record.reparam and khat > khat_limit(n_draws):

@@ -9,6 +9,8 @@ from pymc_ngvi.status import DivergedError, Status
 
 #: Numbers from here on are shown by their order of magnitude.
 _HUGE = 1e9
+#: Coordinates named in a sentence, at most.
+_MOST_NAMED = 5
 
 
 class Elbo(NamedTuple):
@@ -57,6 +59,8 @@ class FitRecord:
         Reparametrisation of group effects.
     gaussian : VariationalState or None
         The single Gaussian that a mixture began from, on the unconstrained scale.
+    growing : tuple of str
+        Unconstrained coordinates whose standard deviations kept growing, where the status is UNBOUNDED.
     """
 
     status: Status
@@ -76,11 +80,23 @@ class FitRecord:
     family_reason: str = ""
     reparam: str | None = None
     gaussian: Any = field(default=None, compare=False, repr=False)  # arrays have no truth value
+    growing: tuple[str, ...] = ()
 
     def _what(self) -> str:
         """Return the family, on which coordinates, and why."""
         relative = f", reparam={self.reparam!r}" if self.reparam else ""
         return f"{self.family} family{relative}" + (f": {self.family_reason}" if self.family_reason else "")
+
+    @property
+    def sentence(self) -> str:
+        """What happened, in a sentence: that of the status, with the names of coordinates where it is about some."""
+        if not self.growing:
+            return self.status.sentence
+        named = ", ".join(f"`{name}`" for name in self.growing[:_MOST_NAMED])
+        more = f" and {len(self.growing) - _MOST_NAMED:,} more" if len(self.growing) > _MOST_NAMED else ""
+        which = "standard deviation" if len(self.growing) == 1 else "standard deviations"
+        verb = "keeps" if len(self.growing) == 1 else "keep"
+        return f"The {which} of {named}{more} {verb} growing: the posterior may be improper."
 
     @property
     def converged(self) -> bool:

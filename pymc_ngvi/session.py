@@ -47,6 +47,7 @@ _WARNED = (
     Status.OUTSIDE_SUPPORT,
     Status.NOT_SMOOTH,
     Status.DIVERGED,
+    Status.UNBOUNDED,
     Status.COLLAPSED,
     Status.MAX_ITERATIONS,
 )
@@ -269,13 +270,19 @@ class FitSession:
             unknown = state.status is Status.LEVELLED and np.isnan(record.gap)
             verdict = "Whether the fit has converged is not known" if unknown else "The fit did not converge"
             warnings.warn(
-                f"{verdict} ({state.status}). {state.status.sentence} {state.status.cure}",
+                f"{verdict} ({state.status}). {record.sentence} {state.status.cure}",
                 ConvergenceWarning,
                 skip_file_prefixes=OURS,
             )
         elif state.status is not Status.CONVERGED:
             logger.info(f"{state.status.sentence} {state.status.cure}")
         return approx
+
+    def _growing(self) -> tuple[str, ...]:
+        """Return the coordinates whose standard deviations keep growing, where that ended the fit."""
+        if self._state.status is not Status.UNBOUNDED:
+            return ()
+        return tuple(self.approx.layout.label(int(i)) for i in self._state.rule.growth.coordinates())
 
     def _record(self) -> FitRecord:
         density, target = self.approx.density, self._problem.target
@@ -293,6 +300,7 @@ class FitSession:
             family_reason=self._options.family_reason,
             reparam=self._options.reparam,
             gaussian=getattr(self._state.rule, "gaussian", None),
+            growing=self._growing(),
             **vars(self._options.choice),
         )
 

@@ -58,8 +58,14 @@ class Status(Enum):
     DIVERGED = (
         "diverged",
         "The approximation ran away: its ELBO is not finite, or far below that of the start.",
-        "Leave `step` and `step_size` out, or take a smaller step_size or more n_draws; standardise the predictors, give "
-        "a `start` nearer to the posterior, or fit the full data in place of minibatches.",
+        "Leave `step` and `step_size` out, or take a smaller step_size or more n_draws; standardise the predictors, "
+        "give a `start` nearer to the posterior, or fit the full data in place of minibatches.",
+    )
+    UNBOUNDED = (
+        "unbounded",
+        "Standard deviations keep growing: the posterior may be improper.",
+        "Give these variables, or those that they depend on, proper priors (pm.Normal in place of pm.Flat, "
+        "pm.HalfNormal in place of pm.HalfFlat). If the posterior is proper but very wide, rescale them.",
     )
     COLLAPSED = (
         "collapsed",
@@ -107,6 +113,7 @@ class Status(Enum):
             Status.OUTSIDE_SUPPORT,
             Status.NOT_SMOOTH,
             Status.DIVERGED,
+            Status.UNBOUNDED,
             Status.COLLAPSED,
         )
 

@@ -366,7 +366,7 @@ def test_pymc_itself_agrees_on_the_scale():
 
 
 def test_passes_take_each_row_once_in_an_order_of_their_own():
-    """Batches of 4 from 10 rows: the third ends one pass and begins the next, and any batch can be had by its number."""
+    """Batches of 4 from 10 rows: the third ends one pass and begins the next; any batch can be had by its number."""
     with pm.Model() as model:
         mu = pm.Normal("mu")
         pm.Normal("y", mu, observed=pm.Minibatch(np.arange(10.0), batch_size=4), total_size=10)

@@ -145,7 +145,7 @@ def _of_fit(context: Context, gap: float) -> list[Finding]:
     result = []
     if record is not None and not record.converged:
         result.append(
-            Finding(f"The fit did not converge ({record.status}): {record.status.sentence}", record.status.cure, True)
+            Finding(f"The fit did not converge ({record.status}): {record.sentence}", record.status.cure, True)
         )
     if gap > min(0.5 * _GAP_MEAN**2 * n_dim, max(_GAP_MUCH, 0.01 * _GAP_MUCH * n_dim)):
         text = f"A better q of the same family is {format_gap(gap)} nats away, which is much in {n_dim:,} dimensions."

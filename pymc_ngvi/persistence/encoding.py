@@ -47,6 +47,7 @@ _MODULES = (
     "steps.belief",
     "steps.decay",
     "steps.drift",
+    "steps.growth",
     "steps.levelling",
     "steps.scale_mixture",
     "steps.secant",

@@ -86,7 +86,7 @@ def _outcome(record: FitRecord) -> str:
     """Return how the fit ended; where it did not converge, in a whole sentence."""
     label, n = record.status.label, record.n_iterations
     line = f"{label[0].upper()}{label[1:]} after {n:,} iteration{'s'[: n != 1]}, gap {format_gap(record.gap, ' nats')}"
-    return line if record.converged else f"{line}. {record.status.sentence}"
+    return line if record.converged else f"{line}. {record.sentence}"
 
 
 def _label_iterations(ax: Any, n: int) -> None:

@@ -34,14 +34,7 @@ from pymc_ngvi.steps.nearness import (
     is_solved,
     secants_serve,
 )
-from pymc_ngvi.steps.secant import (
-    Pair,
-    correct,
-    moments_of,
-    natural_gradient,
-    rescaled_gap,
-    trusted,
-)
+from pymc_ngvi.steps.secant import Pair, correct, moments_of, natural_gradient, rescaled_gap, trusted
 from pymc_ngvi.steps.set_size import draws_to_average, draws_to_solve
 from pymc_ngvi.steps.settling import LEAST_GAIN, MAX_SETTLING, can_settle, without_globals
 from pymc_ngvi.steps.tolerance import Tolerance, no_coordinate_is_off
@@ -154,6 +147,10 @@ class Adaptive:
 
     def step(self, state: AdaptiveState) -> AdaptiveState:
         """Take one step."""
+        new = self._step(state)
+        return replace(new, growth=state.growth.after(new.q))
+
+    def _step(self, state: AdaptiveState) -> AdaptiveState:
         if state.n_settling:
             return self._settle(state)
         ready = state.fresh and state.n_pooled and self._has_learned(state) and not loses_draws(state.evaluation)
@@ -165,6 +162,8 @@ class Adaptive:
 
     def terminate(self, state: AdaptiveState) -> Status | None:
         """Return why to stop, or None to go on."""
+        if state.growth.is_unbounded:
+            return Status.UNBOUNDED
         if not state.fresh:
             return None
         m, noiseless = state.moments, _NO_NOISE * self._tolerance.least(state.q)

@@ -1,12 +1,13 @@
 """What one iteration of the step rule `adaptive` hands to the next."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from pymc_ngvi.steps.belief import UNKNOWN, Belief
 from pymc_ngvi.steps.drift import Drift, Stride
+from pymc_ngvi.steps.growth import Growth
 from pymc_ngvi.steps.secant import Pair
 from pymc_ngvi.types import BaseDraws, Evaluation, Moments
 
@@ -57,6 +58,8 @@ class AdaptiveState:
         Of global parameters, over the fresh sets since the last large step.
     stride : Stride or None
         The last one of global parameters that drifted.
+    growth : Growth
+        Of standard deviations.
     """
 
     q: Any
@@ -80,6 +83,7 @@ class AdaptiveState:
     n_settling: int = 0
     drift: Drift | None = None
     stride: Stride | None = None
+    growth: Growth = field(default_factory=Growth)
 
     @property
     def elbo(self) -> float:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from numpy.typing import NDArray
+
 from pymc_ngvi.status import Status
 from pymc_ngvi.steps.adaptive_state import AdaptiveState
 from pymc_ngvi.types import BaseDraws, Evaluation, Moments
@@ -59,6 +60,8 @@ def has_diverged(q: Any, evaluation: Evaluation, units: NDArray[np.intp], first_
 
 def why_given_up(state: AdaptiveState) -> Status:
     """Return the likeliest reason why the largest sets of draws did not certify the state."""
+    if state.growth.seems_unbounded:
+        return Status.UNBOUNDED
     if loses_draws(state.evaluation):
         return Status.OUTSIDE_SUPPORT
     if is_kinked(state.q, state.base, state.evaluation, state.moments):
