@@ -22,6 +22,7 @@ from pymc_ngvi.steps.adaptive_state import AdaptiveState
 from pymc_ngvi.steps.belief import UNKNOWN, Belief
 from pymc_ngvi.steps.certificate import FEW_DRAWS, is_kinked, loses_draws, why_given_up
 from pymc_ngvi.steps.drift import Drift, with_stride
+from pymc_ngvi.steps.growth import Growth
 from pymc_ngvi.steps.linesearch import search
 from pymc_ngvi.steps.measure import evaluate
 from pymc_ngvi.steps.nearness import (
@@ -143,7 +144,8 @@ class Adaptive:
         moments = self._estimator(self._target, q, base, evaluation, stl=self._stl)
         n_settling = MAX_SETTLING if can_settle(q) else 0
         state = AdaptiveState(q, 0, base, evaluation, moments, n_dropped=n_dropped, n_settling=n_settling)
-        return replace(state, belief=Belief.of(moments), drift=Drift.measured(None, q, moments, base.n_draws))
+        drift = Drift.measured(None, q, moments, base.n_draws)
+        return replace(state, belief=Belief.of(moments), drift=drift, growth=Growth(first=q.sd()))
 
     def step(self, state: AdaptiveState) -> AdaptiveState:
         """Take one step."""
