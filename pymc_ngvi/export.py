@@ -88,7 +88,6 @@ class Exports:
     _data: DataSnapshot
     _constrainer: Constrainer
     _narrow: Constrainer | None
-    record: FitRecord | None
 
     @property
     def q(self) -> VariationalState:
