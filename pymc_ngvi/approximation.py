@@ -348,7 +348,7 @@ class NGVIApproximation(Report, Approximation):
         self.include_transformed = include_transformed
         self._rng = _generator(random_seed)
         self._data = DataSnapshot(density.model)
-        self._constrainer, self._narrow = Constrainer(density), None
+        self._constrainer, self._narrow = Constrainer.of(density), None
 
     def __repr__(self) -> str:
         """Return the kind of q, the dimension and how the fit ended."""

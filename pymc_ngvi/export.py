@@ -260,7 +260,7 @@ class Exports:
         if include_transformed:
             names |= {values[name] for name in names & values.keys()}
         if self._narrow is None or self._narrow.names != names:
-            self._narrow = Constrainer(self.density, names=names)
+            self._narrow = Constrainer.of(self.density, names=names)
         return self._narrow
 
     def _outcome(self) -> dict[str, str | float]:

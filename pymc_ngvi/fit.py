@@ -1,5 +1,6 @@
 """`NGVI`, the inference object: options in, approximation out."""
 
+import logging
 import time
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ from pymc_ngvi.choices import (
     WeightUpdateName,
 )
 from pymc_ngvi.defaults import options_for
-from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model import CannotReuse, LogDensity
 from pymc_ngvi.model.backends import Backend
 from pymc_ngvi.options import OF_CONSTRUCTOR, FitOptions, check_callbacks, check_n, refuse_unknown
 from pymc_ngvi.problem import Problem, problem_of
@@ -34,6 +35,8 @@ from pymc_ngvi.progress import FitProgress
 from pymc_ngvi.seeds import Seed, seed_of
 from pymc_ngvi.session import FitSession, few_threads, make_rule
 
+# A child of PyMC's logger, which has the handler.
+logger = logging.getLogger("pymc.ngvi")
 #: Iterations at most, where the user says nothing.
 MOST_ITERATIONS = 10_000
 
@@ -164,6 +167,7 @@ class NGVI(Inference):
         # What was made for the first fit before it began: users take nodes of `approx` for their callbacks.
         self._prepared: NGVIApproximation | None = None
         self._next_seed: int | None = None
+        self._density: LogDensity | None = None  # of the last fit
 
     def configure(self, **options: Any) -> None:
         """Change options of the constructor before the next fit; None leaves an option as it is.
@@ -294,12 +298,22 @@ class NGVI(Inference):
 
     def _problem(self, backend: str | None, compile_kwargs: dict[str, Any] | None) -> Problem:
         """Return what is to be fitted, if an approximation in its dimension fits into memory."""
-        density = LogDensity(self._given["model"], backend or "auto", compile_kwargs)
+        self._density = density = self._log_density(backend or "auto", compile_kwargs)
         if not density.n_dim:
             names = ", ".join(repr(v.name) for v in density.layout.variables)
             raise ValueError(f"The free variables of the model ({names}) have no elements: there is nothing to fit.")
         self._options = options_for(self._given, density)
         return problem_of(density, self._options)
+
+    def _log_density(self, backend: str, compile_kwargs: dict[str, Any] | None) -> LogDensity:
+        """Return the log density for the next fit: what was built for the last one serves again, where it can."""
+        last, model = self._density, self._given["model"]
+        if last is not None and last.model is model:
+            try:
+                return last.again(backend, compile_kwargs)
+            except CannotReuse as reason:
+                logger.info(f"The functions of the model are built anew: {reason}.")
+        return LogDensity(model, backend, compile_kwargs)
 
     def _seed(self) -> int:
         """Return the seed of the next fit: that of the approximation made for it, or a new one."""

@@ -136,7 +136,7 @@ class Marginals(Exports):
     def _cov_of_draws(self, wanted: list[str], derived: set[str], constrained: bool) -> xr.DataArray:
         """Return the covariance of variables of any kind, from draws."""
         scaled = derived | ({v.name for v in self.layout.variables} if constrained else set())
-        constrainer = Constrainer(self.density, names=frozenset(wanted) & scaled)
+        constrainer = Constrainer.of(self.density, names=frozenset(wanted) & scaled)
         theta = self.q.draws(self._matched_base(np.random.default_rng(_SEED)))
         values = constrainer(theta)
         columns, labels = [], []
@@ -173,7 +173,7 @@ class Marginals(Exports):
         the constrained variables, from 4,000 draws with a fixed seed. (PyMC's own ``std`` is the constrained value
         of the unconstrained standard deviation, which is not the spread of anything.)
         """
-        constrainer = Constrainer(self.density, deterministics=False)
+        constrainer = Constrainer.of(self.density, deterministics=False)
         values = constrainer(self.q.mean()[None])
         names = [rv.name for rv in self.model.free_RVs]
         unconstrained_sd = self.layout.unflatten(self.q.sd())

@@ -214,7 +214,7 @@ class SamplerReport(FitReport):
                 "all of the data, and pass it q by start= and start_sigma= of pm.fit."
             )
         points = self._starts(int(chains), self.generator(random_seed))
-        values = Constrainer(self.density, deterministics=False)(points)
+        values = Constrainer.of(self.density, deterministics=False)(points)
         names = [rv.name for rv in self.model.free_RVs]
         initvals = [{name: np.array(values[name][chain]) for name in names} for chain in range(int(chains))]
         return SamplerInit(self.model, self.layout, points, initvals, self.q.mean(), self._covariance(covariance))

@@ -83,10 +83,8 @@ def _compiled_once():
         last = None if compile_kwargs else made.get((model, backend))
         if last is None or last.has_minibatch:
             density = make(model, backend, compile_kwargs)
-        else:  # the same functions, with counts of its own
-            density = object.__new__(type(last))
-            density.__dict__.update(last.__dict__, n_gradients=0, n_hessians=0)
-            density.__dict__.pop("_sparse", None)  # holds methods of the other one
+        else:
+            density = last.again(backend)
         if not compile_kwargs:
             made[model, backend] = density
         return density

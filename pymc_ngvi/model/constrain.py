@@ -68,6 +68,19 @@ class Constrainer:
         self.names = names
         self._forget()
 
+    @classmethod
+    def of(
+        cls, density: LogDensity, *, deterministics: bool = True, names: frozenset[str] | None = None
+    ) -> "Constrainer":
+        """Return the one that all fits share for which nothing is built anew (`LogDensity.again`)."""
+        wanted = "all" if names is None else sorted(names)
+        name = f"constrained, {'with' if deterministics else 'without'} Deterministics: {wanted}"
+        if name not in density._functions:
+            density._functions[name] = cls(density, deterministics=deterministics, names=names)
+        made = density._functions[name]
+        assert isinstance(made, cls)
+        return made
+
     def _forget(self) -> None:
         self._function: Callable[..., Any] | None = None
         self._one_by_one = False

@@ -60,7 +60,8 @@ class Facts:
         self.nodes = self._on_the_way(output, order)
         self._values: dict[Any, Any] = {}
         self._shapes: dict[Any, tuple[int, ...]] = {}
-        self._evaluate(output, theta)
+        self._prepare(output, theta)
+        self.refresh()
 
     def kind(self, var: Any) -> Kind:
         """Return how a variable depends on theta."""
@@ -111,24 +112,30 @@ class Facts:
                 wanted.update(self.active_inputs(node))
         return found[::-1]
 
-    def _evaluate(self, output: Any, theta: Any) -> None:
-        """Evaluate by one function the known inputs that are no constants, and the shapes that types don't tell."""
+    def _prepare(self, output: Any, theta: Any) -> None:
+        """Make one function of the known inputs that are no constants, and of the shapes that types don't tell."""
         around = dict.fromkeys(var for node in self.nodes for var in (*node.inputs, *node.outputs))
         known = [var for var in around if self.is_known(var) and not isinstance(var, Constant | SharedVariable)]
         shapeless = [var for var in around if not self.is_known(var) and None in _static_shape(var)]
         shapes = self._symbolic_shapes(output, shapeless)
+        self._evaluated, self._sized = known, list(zip(shapeless, [len(shape) for shape in shapes], strict=True))
+        self._function, self._zeros = None, np.zeros(theta.type.shape)
         if not known and not shapeless:
             return
         with without_c():
             outputs = [*known, *(length for shape in shapes for length in shape)]
-            function = pytensor.function([theta], outputs, mode=quick_mode(), on_unused_input="ignore")
+            self._function = pytensor.function([theta], outputs, mode=quick_mode(), on_unused_input="ignore")
+
+    def refresh(self) -> None:
+        """Take the values and shapes from the data as they are now."""
+        if self._function is None:
+            return
+        with without_c():
             # Only shapes can depend on theta here, and those don't depend on its values.
-            results = function(np.zeros(theta.type.shape))
-        self._values = dict(zip(known, results, strict=False))
-        lengths = iter(results[len(known) :])
-        self._shapes = {
-            var: tuple(int(next(lengths)) for _ in shape) for var, shape in zip(shapeless, shapes, strict=True)
-        }
+            results = self._function(self._zeros)
+        self._values = dict(zip(self._evaluated, results, strict=False))
+        lengths = iter(results[len(self._evaluated) :])
+        self._shapes = {var: tuple(int(next(lengths)) for _ in range(n)) for var, n in self._sized}
 
     def _symbolic_shapes(self, output: Any, variables: Iterable[Any]) -> list[tuple[Any, ...]]:
         feature = ShapeFeature()

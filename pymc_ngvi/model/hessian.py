@@ -17,7 +17,7 @@ from pymc_ngvi.pattern import Pattern
 from pymc_ngvi.values import Array
 
 if TYPE_CHECKING:
-    from pymc_ngvi.model.interaction import HessianPattern
+    from pymc_ngvi.model.interaction import HessianPattern, PatternSearch
 
 #: Multiplies the Hessians at (n_draws, n_dim) with (n_directions, n_dim): (n_draws, n_directions, n_dim).
 Products = Callable[[Array, Array], Array]
@@ -173,10 +173,40 @@ class SparseHessian:
         self._products, self._error = products, error
         self._widest, self._fixed_size = widest, fixed_size
         self._data: list[tuple[Any, Any]] | None = None  # that the pattern was found with
+        self._search: PatternSearch | None = None
         self._structure: HessianPattern | None = None
         self._found: tuple[ColouredHessian | None] | None = None
+        # The first that was found with these data, before it was widened; the last pattern that was coloured.
+        self._first: tuple[Pattern | None] | None = None
+        self._last: tuple[Pattern | None, Colouring | None] = (None, None)
         self._rng = np.random.default_rng(0)
         self._n_calls = self.n_widened = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what to pickle: the compiled part is made again when it is needed."""
+        return {**self.__dict__, "_search": None}
+
+    def again(self, start: Array, products: Products, error: Callable[[], Exception | None]) -> "SparseHessian":
+        """Return what a new object would find for the data as they are now, without the work that is done already.
+
+        Parameters
+        ----------
+        start : ndarray, shape (n_dim,)
+        products, error : callable
+            As those of the class.
+        """
+        other = SparseHessian.__new__(SparseHessian)
+        other.__dict__.update(self.__dict__)  # a copy would be without the search, as a pickle is
+        other._start, other._products, other._error = start, products, error
+        other._rng = np.random.default_rng(0)
+        other._n_calls = other.n_widened = 0
+        other._found = None
+        if self._data is None or any(not same_data(var.get_value(borrow=True), value) for var, value in self._data):
+            other._data = other._structure = other._first = None
+        elif self._first is not None and np.array_equal(start, self._start):
+            other._data = [(var, var.get_value(borrow=True)) for var, _ in self._data]
+            other._found = (other._coloured(self._first[0]),)
+        return other
 
     @property
     def coloured(self) -> ColouredHessian | None:
@@ -184,27 +214,30 @@ class SparseHessian:
         self._forget_old_data()
         if self._found is None:
             self._found = (self._find(),)
+            coloured = self._found[0]
+            self._first = (None if coloured is None else coloured.pattern,)
         return self._found[0]
 
     def n_colours_by_graph(self) -> int:
         """Return the products for one Hessian as far as the graph tells, evaluating nothing."""
         self._forget_old_data()
-        colouring = colour(self._by_graph().pattern) if len(self._start) >= _SMALLEST else None
+        colouring = self._colour(self._by_graph().pattern) if len(self._start) >= _SMALLEST else None
         return len(self._start) if colouring is None else colouring.n_colours
 
     def _forget_old_data(self) -> None:
         # `pm.set_data` puts another array in the place of the old one.
         if self._data is not None and any(var.get_value(borrow=True) is not value for var, value in self._data):
-            self._data = self._structure = self._found = None
+            self._data = self._structure = self._found = self._first = None
             self._n_calls = 0
 
     def _by_graph(self) -> "HessianPattern":
-        from pymc_ngvi.model.interaction import hessian_pattern
+        from pymc_ngvi.model.interaction import PatternSearch
 
         if self._structure is None:
             shared = [v for v in ancestors([self._logp]) if isinstance(v, SharedVariable) and v not in self._varying]
             self._data = [(var, var.get_value(borrow=True)) for var in shared]
-            self._structure = hessian_pattern(self._logp, self._theta, varying=self._varying)
+            self._search = self._search or PatternSearch(self._logp, self._theta, self._varying)
+            self._structure = self._search.run()
         return self._structure
 
     @property
@@ -232,10 +265,17 @@ class SparseHessian:
         return np.concatenate(parts)
 
     def _coloured(self, pattern: Pattern | None) -> ColouredHessian | None:
-        colouring = colour(pattern)
+        colouring = self._colour(pattern)
         if pattern is None or colouring is None or self._error() is not None:
             return None
         return ColouredHessian(pattern, colouring, self._products, self._widest, fixed_size=self._fixed_size)
+
+    def _colour(self, pattern: Pattern | None) -> Colouring | None:
+        """Colour a pattern, if that was not done last time."""
+        last = self._last[0]
+        if pattern is None or last is None or not _same_pattern(pattern, last):
+            self._last = (pattern, colour(pattern))
+        return self._last[1]
 
     def mean_values(self, theta: Array) -> Array:
         """Return the mean over draws at the entries of the pattern, (n_entries,).
@@ -278,6 +318,18 @@ class SparseHessian:
         self._n_calls = 0  # check the next one
         self._found = (self._coloured(pattern),)
         return True
+
+
+def same_data(one: Any, other: Any) -> bool:
+    """Tell whether two values of a shared variable are the same array, or equal ones."""
+    if one is other:
+        return True
+    arrays = isinstance(one, np.ndarray) and isinstance(other, np.ndarray)
+    return arrays and one.dtype == other.dtype and np.array_equal(one, other)
+
+
+def _same_pattern(one: Pattern, other: Pattern) -> bool:
+    return one is other or (np.array_equal(one.rows, other.rows) and np.array_equal(one.cols, other.cols))
 
 
 def significant(rows: Array) -> NDArray[np.bool_]:

@@ -32,6 +32,8 @@ from pymc_ngvi.model.graph import inline_inner_graphs
 from pymc_ngvi.model.interaction_pairs import Pairs
 from pymc_ngvi.pattern import Pattern
 
+#: Entries of the lower triangle of a pattern, at most.
+_MAX_ENTRIES = 40_000_000
 #: Which elements of a node's inputs its outputs use linearly.
 _Uses = list[tuple[Any, Bools]]
 
@@ -53,7 +55,7 @@ class HessianPattern:
 
 
 def hessian_pattern(
-    logp: Any, theta: Any, *, max_entries: int = 40_000_000, varying: Collection[Any] = ()
+    logp: Any, theta: Any, *, max_entries: int = _MAX_ENTRIES, varying: Collection[Any] = ()
 ) -> HessianPattern:
     """Return which entries of the Hessian of ``logp`` with respect to ``theta`` can differ from 0.
 
@@ -90,17 +92,39 @@ def hessian_pattern(
     >>> hessian_pattern(logp, theta).pattern.matrix.astype(int).toarray().tolist()
     [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
     """
-    _, copied = clone([theta], [logp], copy_inputs=False)  # inlining replaces inputs of nodes
-    [logp] = inline_inner_graphs(copied)
-    facts = Facts(logp, theta, varying)
-    dependences = Dependences(facts, theta)
-    pairs = Pairs(facts.shape(theta)[0])
-    try:
-        _Walk(facts, dependences, pairs).run(logp)
-        pattern = pairs.pattern(max_entries)
-    except TooDenseError:
-        pattern = None
-    return HessianPattern(pattern, tuple(sorted(dependences.opaque)))
+    return PatternSearch(logp, theta, varying).run(max_entries)
+
+
+class PatternSearch:
+    """Finds the pattern of a Hessian, as often as data change; see `hessian_pattern`.
+
+    Parameters
+    ----------
+    logp : pytensor scalar
+    theta : pytensor vector
+    varying : collection of shared variables, optional
+    """
+
+    def __init__(self, logp: Any, theta: Any, varying: Collection[Any] = ()) -> None:
+        _, copied = clone([theta], [logp], copy_inputs=False)  # inlining replaces inputs of nodes
+        [self._logp] = inline_inner_graphs(copied)
+        self._theta = theta
+        self._facts = Facts(self._logp, theta, varying)
+        self._is_fresh = True
+
+    def run(self, max_entries: int = _MAX_ENTRIES) -> HessianPattern:
+        """Find the pattern for the data as they are now."""
+        if not self._is_fresh:
+            self._facts.refresh()
+        self._is_fresh = False
+        facts, dependences = self._facts, Dependences(self._facts, self._theta)
+        pairs = Pairs(facts.shape(self._theta)[0])
+        try:
+            _Walk(facts, dependences, pairs).run(self._logp)
+            pattern = pairs.pattern(max_entries)
+        except TooDenseError:
+            pattern = None
+        return HessianPattern(pattern, tuple(sorted(dependences.opaque)))
 
 
 class _Walk:

@@ -19,6 +19,7 @@ from pymc_ngvi.model.initial import initial_point_function
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.minibatch import Minibatches
 from pymc_ngvi.model.prior import prior_draws
+from pymc_ngvi.model.reuse import CannotReuse, ModelState
 from pymc_ngvi.model.rows import Rows
 from pymc_ngvi.model.second_order import SecondOrder
 from pymc_ngvi.types import Array
@@ -95,9 +96,11 @@ class LogDensity(SecondOrder):
         check_model(model)
         start = time.perf_counter()
         self.model = model
+        self._requested, self._state = backend, ModelState.of(model)
         self._rows = Rows.of(model)
         self.n_gradients = self.n_hessians = 0
-        point = initial_point_function(model)()
+        self._find_point: Callable[[], dict[str, Any]] | None = initial_point_function(model)
+        point = self._find_point()
         with without_c():  # constants are computed by running their graphs
             self.layout = Layout.from_model(model, point)
             self.n_dim = self.layout.n_dim
@@ -136,7 +139,47 @@ class LogDensity(SecondOrder):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what to pickle: compiled functions are made again when they are needed."""
-        return {**self.__dict__, "_functions": {}}
+        return {**self.__dict__, "_functions": {}, "_find_point": None}
+
+    def again(self, backend: str = "auto", compile_kwargs: dict[str, Any] | None = None) -> "LogDensity":
+        """Return the log density for another fit, with the data as they are now, building nothing anew.
+
+        It gives what a new object would give, and shares what is compiled with this one. Evaluations and seconds are
+        counted from 0; the counters, pattern and coords of this object stay as they are.
+
+        Parameters
+        ----------
+        backend, compile_kwargs
+            As those of the class.
+
+        Raises
+        ------
+        CannotReuse
+            Where a new object is needed: for another backend; after a change of the model, or of the shapes of the
+            data; where the model reads minibatches; or if a change of the data makes another backend the faster one.
+        """
+        _check_backend(backend, compile_kwargs)
+        if backend != self._requested or not _equal(compile_kwargs, self._compile_kwargs):
+            raise CannotReuse("other options of the compilation were given")
+        if self.has_minibatch:
+            raise CannotReuse("it reads minibatches, whose rows are part of its functions")
+        now = ModelState.of(self.model)
+        self._state.check(now)
+        other = LogDensity.__new__(LogDensity)
+        other.__dict__.update(self.__dict__)  # a copy would be without the functions, as a pickle is
+        other._find_point = self._find_point or initial_point_function(self.model)
+        point = other._find_point()
+        other.layout = Layout.from_model(self.model, point)
+        if other.layout.variables != self.layout.variables:
+            raise CannotReuse("the shapes or dims of its variables have changed")
+        other._initial_point = other.layout.flatten(point)
+        other.n_gradients = other.n_hessians = 0
+        other.compile_seconds = 0.0
+        if "_sparse" in self.__dict__:
+            other._sparse = self._sparse.again(other._initial_point, other._products_of_draws, other.hessian_error)
+        if other._choose(backend) != self.backend:
+            raise CannotReuse("with these data, another backend is faster")
+        return other
 
     @functools.cached_property
     def batch_size(self) -> int:
@@ -282,6 +325,16 @@ def _work(n_directions: int) -> int:
     """Return the evaluations expected of a fit, in gradients."""
     # A product along one of many directions costs about .4 of a gradient: the rest is shared among them.
     return _EXPECTED_GRADIENTS + int(0.4 * n_directions * _EXPECTED_HESSIANS)
+
+
+def _equal(one: dict[str, Any] | None, other: dict[str, Any] | None) -> bool:
+    """Tell whether options are the same; where their values can't be compared, they must be the same objects."""
+    one, other = one or {}, other or {}
+    return one.keys() == other.keys() and all(one[k] is other[k] or _is_true(one[k] == other[k]) for k in one)
+
+
+def _is_true(comparison: Any) -> bool:
+    return isinstance(comparison, bool) and comparison
 
 
 def _check_backend(backend: str, compile_kwargs: dict[str, Any] | None) -> None:

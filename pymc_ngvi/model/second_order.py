@@ -36,6 +36,7 @@ class SecondOrder:
     _pad: bool
     _functions: dict[str, Callable[..., Any]]
     _n_directions: Any  # directions in one call at one draw
+    _no_hessian: graph.MissingDerivativeError | None = None  # why there are no second derivatives
 
     def _function(self, name: str) -> Callable[..., Any]:
         """Return a compiled function."""
@@ -52,14 +53,15 @@ class SecondOrder:
 
     def hessian_error(self) -> graph.MissingDerivativeError | None:
         """Return the error that names the operation without a second derivative, if there is one."""
-        start = time.perf_counter()
-        try:
-            self._product  # noqa: B018 (made once)
-        except graph.MissingDerivativeError as error:
-            return error
-        finally:
-            self.compile_seconds += time.perf_counter() - start
-        return None
+        if "_product" not in self.__dict__ and self._no_hessian is None:
+            start = time.perf_counter()
+            try:
+                self._product  # noqa: B018 (made once)
+            except graph.MissingDerivativeError as error:
+                self._no_hessian = error.with_traceback(None)
+            finally:
+                self.compile_seconds += time.perf_counter() - start
+        return self._no_hessian
 
     @functools.cached_property
     def _product(self) -> tuple[Any, Any]:
