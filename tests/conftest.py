@@ -81,10 +81,8 @@ def _compiled_once():
 
     def compiled(model, backend="auto", compile_kwargs=None):
         last = None if compile_kwargs else made.get((model, backend))
-        if last is None or last.has_minibatch:
-            density = make(model, backend, compile_kwargs)
-        else:
-            density = last.again(backend)
+        share = last is not None and not last.has_minibatch
+        density = last.again(backend) if share else make(model, backend, compile_kwargs)
         if not compile_kwargs:
             made[model, backend] = density
         return density
