@@ -216,14 +216,14 @@ def test_non_finite_hessians_are_returned_unchecked():
 @pytest.fixture
 def blind(monkeypatch):
     """An analysis that misses what the first three effects have to do with the slopes, and with their scale."""
-    right = interaction.hessian_pattern
+    right = interaction.PatternSearch.run
 
     def wrong(*args, **kwargs):
         found = right(*args, **kwargs).pattern
         keep = ~((found.cols < 3) & (found.rows >= 3) & (found.rows < 6))
         return interaction.HessianPattern(Pattern(found.rows[keep], found.cols[keep], found.n_dim), ())
 
-    monkeypatch.setattr(interaction, "hessian_pattern", wrong)
+    monkeypatch.setattr(interaction.PatternSearch, "run", wrong)
     return LogDensity(random_intercepts(), "quick")
 
 

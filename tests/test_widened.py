@@ -33,16 +33,16 @@ def without_entry(pattern, row, col):
 def test_a_missed_entry_is_found_and_the_fit_goes_on(monkeypatch, missed, caplog):
     from pymc_ngvi.model import interaction
 
-    right = interaction.hessian_pattern
+    right = interaction.PatternSearch.run
 
-    def narrow(logp, theta, **options):
-        found = right(logp, theta, **options)
+    def narrow(search):
+        found = right(search)
         assert isinstance(found.pattern, Pattern)
         return dataclasses.replace(found, pattern=without_entry(found.pattern, *missed))
 
     model = grouped()
     expected = pymc_ngvi.fit_ngvi(model=model, family="sparse", random_seed=1, progressbar=False)
-    monkeypatch.setattr(interaction, "hessian_pattern", narrow)
+    monkeypatch.setattr(interaction.PatternSearch, "run", narrow)
     assert LogDensity(model).pattern.n_entries == expected.density.pattern.n_entries - 1
     with caplog.at_level("INFO", logger="pymc.ngvi"):
         approx = pymc_ngvi.fit_ngvi(model=model, family="sparse", random_seed=1, progressbar=False)
