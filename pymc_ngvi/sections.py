@@ -2,7 +2,7 @@
 
 import math
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -106,7 +106,9 @@ def _left_out(roles: Roles, sizes: Mapping[str, int], *, group_effects: bool) ->
     return sentences
 
 
-def arranged(posterior: xr.Dataset, plan: Plan, scales: set[str]) -> tuple[xr.Dataset, dict[str, slice]]:
+def arranged(
+    posterior: xr.Dataset, plan: Plan, scales: set[str], terms: Mapping[str, Sequence[str]]
+) -> tuple[xr.Dataset, dict[str, slice]]:
     """Return the draws that a summary shows, and where the rows of each section will be.
 
     Of matrices of correlations among ``scales``, only the entries below the diagonal are kept, each once.
@@ -116,6 +118,8 @@ def arranged(posterior: xr.Dataset, plan: Plan, scales: set[str]) -> tuple[xr.Da
     posterior : xarray.Dataset
     plan : Plan
     scales : set of str
+    terms : mapping of str to sequence of str
+        Labels for the axes of scales that have none, as `terms_of` finds them.
 
     Returns
     -------
@@ -131,7 +135,8 @@ def arranged(posterior: xr.Dataset, plan: Plan, scales: set[str]) -> tuple[xr.Da
         stop = start
         correlations = {name for name in names if name in scales and _is_correlation(posterior[name])}
         for name in sorted(names, key=lambda n: n in correlations):  # standard deviations first
-            draws = _below_diagonal(posterior[name]) if name in correlations else posterior[name]
+            draws = _labelled(posterior[name], terms.get(name, ()))
+            draws = _below_diagonal(draws) if name in correlations else draws
             n = math.prod(draws.sizes[d] for d in draws.dims if d not in _SAMPLE)
             if n:
                 kept[name] = draws
@@ -140,6 +145,35 @@ def arranged(posterior: xr.Dataset, plan: Plan, scales: set[str]) -> tuple[xr.Da
         start = stop
     # Coords that variables share are equal; those of others would only be in the way.
     return xr.Dataset(kept), where
+
+
+def terms_of(few: xr.Dataset, groups: Sequence[Grouping]) -> dict[str, list[str]]:
+    """Return the names of the terms that standard deviations and correlations belong to, by name of these.
+
+    They are those of the axis of the effects that is not the axis of levels; a Cholesky factor has plain axes.
+
+    Parameters
+    ----------
+    few : xarray.Dataset
+        Draws of all variables, two or more.
+    groups : sequence of Grouping
+    """
+    result = {}
+    for g in groups:
+        labels = None
+        for name in (n for n in (*g.effects, *g.offsets) if n in few):
+            axes = [few[d] for d in few[name].dims if d in few.coords and d not in _SAMPLE]
+            named = [a.values.astype(str).tolist() for a in axes if a.size != g.n_levels and a.dtype.kind in "OUST"]
+            labels = named[0] if len(named) == 1 else labels
+        if labels is not None:
+            result.update(dict.fromkeys(g.scales, labels))
+    return result
+
+
+def _labelled(draws: xr.DataArray, labels: Sequence[str]) -> xr.DataArray:
+    """Give plain axes of as many entries as there are labels these labels."""
+    plain = [d for d in draws.dims if str(d).startswith(f"{draws.name}_dim_") and draws.sizes[d] == len(labels)]
+    return draws.assign_coords({d: list(labels) for d in plain})
 
 
 def _is_correlation(draws: xr.DataArray) -> bool:

@@ -15,7 +15,7 @@ import xarray as xr
 from pymc_ngvi.card import html_card
 from pymc_ngvi.diagnostics import FitReport
 from pymc_ngvi.model.roles import Extent, Roles, find_roles
-from pymc_ngvi.sections import arranged, plan_sections
+from pymc_ngvi.sections import arranged, plan_sections, terms_of
 from pymc_ngvi.summary_table import Rows, as_html, as_text, rows_of
 
 #: Rows of the table that a summary prints, about; ``table`` has them all.
@@ -176,7 +176,8 @@ class SummaryReport(FitReport):
         plan = plan_sections(roles, sizes, group_effects=group_effects)
         wide = draws * sum(sizes.values()) > _MOST_HELD
         posterior = self._posterior(draws, rng, var_names=plan.names if wide else None)
-        shown, where = arranged(posterior, plan, {name for g in roles.groups for name in g.scales})
+        scales = {name for g in roles.groups for name in g.scales}
+        shown, where = arranged(posterior, plan, scales, terms_of(few, roles.groups))
         table = table_of(xr.DataTree.from_dict({"posterior": shown}), **options)
         error = f"From {draws:,} draws: the Monte Carlo error of a mean is {1 / math.sqrt(draws):.2g} of its sd."
         sections = {heading: table.iloc[rows] for heading, rows in where.items()}

@@ -55,11 +55,12 @@ def test_fixed_effects_come_first_and_group_effects_on_request(multilevel):
     summary = multilevel.summary(200, khat_draws=None, random_seed=1)
     assert list(summary.sections) == [POPULATION, SCALES]
     assert list(summary.sections[POPULATION].index) == ["beta[0]", "beta[1]", "sigma"]
-    # A correlation once, behind the standard deviations.
-    assert list(summary.sections[SCALES].index) == ["chol_stds[0]", "chol_stds[1]", "chol_corr[0, 1]"]
+    # A correlation once, behind the standard deviations; both with the names of the terms.
+    labels = ["chol_stds[intercept]", "chol_stds[visit]", "chol_corr[intercept, visit]"]
+    assert list(summary.sections[SCALES].index) == labels
     assert list(summary.table.index) == [label for part in summary.sections.values() for label in part.index]
     text = str(summary)
-    assert text.index("beta[0]") < text.index(SCALES) < text.index("chol_stds[0]")
+    assert text.index("beta[0]") < text.index(SCALES) < text.index("chol_stds[intercept]")
     below = " ".join(text.split())
     assert "Number of observations: 48. Number of levels: patient 12." in below
     assert "Not shown: 24 group effects (b); see summary(group_effects=True)." in below
