@@ -3,12 +3,15 @@
 import logging
 import re
 import shutil
+import tomllib
 
 from pathlib import Path
 from typing import Any
 
 from docutils import nodes
+from latex2mathml.converter import convert
 from sphinx.addnodes import pending_xref
+from sphinx.util.logging import getLogger
 
 import pymc_ngvi
 
@@ -20,7 +23,7 @@ author = "The pymc_ngvi developers"
 project_copyright = author
 version = release = pymc_ngvi.__version__
 
-extensions = ["myst_nb", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.mathjax"]
+extensions = ["myst_nb", "numpydoc", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx_copybutton"]
 exclude_patterns = ["_build", "**.ipynb_checkpoints"]
 # Pages that scripts write have their headings from there.
 suppress_warnings = ["myst.header"]
@@ -50,7 +53,7 @@ html_title = "pymc_ngvi"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
-html_theme_options = {
+html_theme_options: dict[str, Any] = {
     "navbar_persistent": [],
     "show_navbar_depth": 1,
     "show_toc_level": 2,
@@ -58,6 +61,23 @@ html_theme_options = {
     "use_fullscreen_button": False,
     "navigation_with_keys": False,
 }
+# MathML, which browsers show by themselves: no script, no fonts, nothing to fetch.
+html_math_renderer = "mathml"
+# A button copies the code, without the prompts and what is printed.
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+copybutton_selector = "div.highlight-python pre, div.highlight-default pre, div.highlight-console pre, div.cell pre"
+
+
+def repository() -> str:
+    """Return the address of the repository that pyproject.toml names; empty where it names none."""
+    text = (DOCS.parent / "pyproject.toml").read_text(encoding="utf-8")
+    urls = tomllib.loads(text)["project"].get("urls", {})
+    return next((url for name, url in urls.items() if name.lower() in ("repository", "source", "source code")), "")
+
+
+if repository():
+    html_theme_options |= {"repository_url": repository(), "use_repository_button": True}
 
 
 #: Markup that is meant, and a bar or a star that is none: |x|, (..., *shape).
@@ -97,11 +117,32 @@ def copy_notebooks(app: Any) -> None:
         shutil.copyfile(notebook, target / notebook.name)
 
 
+def mathml(writer: Any, node: Any, display: str) -> str:
+    """Return a formula as MathML; a command that is not known is a warning."""
+    made: str = convert(re.sub(r"\\arg\b", r"\\operatorname{arg}", node.astext()), display=display)
+    if "\\" in made.split("<annotation")[0]:
+        getLogger(__name__).warning("A formula has a command that MathML output does not know: %s", node.astext())
+    return made
+
+
+def visit_math(writer: Any, node: Any) -> None:
+    """Write a formula within a line."""
+    writer.body.append(mathml(writer, node, "inline"))
+    raise nodes.SkipNode
+
+
+def visit_displaymath(writer: Any, node: Any) -> None:
+    """Write a formula of its own, which scrolls where it is wider than the page."""
+    writer.body.append(f'<div class="formula">{mathml(writer, node, "block")}</div>')
+    raise nodes.SkipNode
+
+
 def setup(app: Any) -> None:
     """Connect the functions above."""
     # Sphinx gives this warning no type, so that `suppress_warnings` can't name it: a folder may have no page yet.
     logger = logging.getLogger("sphinx.sphinx.directives.other")
     logger.addFilter(lambda record: getattr(record, "subtype", "") != "empty_glob")
+    app.add_html_math_renderer("mathml", (visit_math, None), (visit_displaymath, None))
     app.connect("builder-inited", copy_notebooks)
     app.connect("autodoc-process-docstring", escape_formulas, priority=900)
     app.connect("autodoc-skip-member", skip_fields)

@@ -1,7 +1,11 @@
-"""Make the pictures of docs/plots.md: ``python docs/img/make.py`` from the root of the clone."""
+"""Make the pictures of docs/plots.md and docs/index.md: ``python docs/img/make.py`` from the root of the clone.
+
+With names of pictures behind it (``landing``), these alone.
+"""
 
 import io
 import runpy
+import sys
 
 from pathlib import Path
 
@@ -15,6 +19,7 @@ import pymc as pm
 
 from matplotlib import pyplot
 from PIL import Image
+from scipy.stats import gaussian_kde
 
 import pymc_ngvi  # noqa: F401  (makes pm.fit know the method "ngvi")
 
@@ -41,6 +46,32 @@ def save(figure, name):
     pyplot.close("all")
 
 
+def landing():
+    """Draw marginal posteriors of the epilepsy GLMM by NUTS, by this package and by mean-field ADVI."""
+    with build_model(pd.read_csv(ROOT / "examples" / "data" / "epilepsy.csv")):
+        ours = pm.fit(method="ngvi", reparam="rvb2", random_seed=1, progressbar=False)
+        nuts = pm.sample(1_000, tune=500, chains=4, random_seed=3, cores=1, progressbar=False)
+        advi = pm.fit(30_000, method="advi", random_seed=1, progressbar=False).sample(4_000, random_seed=2)
+    shown = [("beta", "treatment", "effect of the treatment"), ("beta", "visit", "effect of the visit")]
+    shown += [("sd", "intercept", "sd of the intercepts"), ("sd", "visit", "sd of the slopes")]
+    drawn = {"NUTS": nuts, "ngvi": ours.sample(4_000, random_seed=2, log_p=False), "ADVI": advi}
+    styles = {"NUTS": ("0.25", 4.0, 0.5), "ngvi": ("C0", 1.8, 1.0), "ADVI": ("C1", 1.8, 1.0)}
+    figure, axes = pyplot.subplots(1, 4, figsize=(9.5, 2.6), layout="constrained")
+    for ax, (variable, entry, title) in zip(axes, shown, strict=True):
+        for name, tree in drawn.items():
+            array = tree.posterior[variable]
+            [dim] = [d for d in array.dims if d not in ("chain", "draw")]
+            values = array.sel({dim: entry}).values.ravel()
+            low, high = np.quantile(values, [0.001, 0.999])
+            grid = np.linspace(low, high, 200)
+            color, width, alpha = styles[name]
+            ax.plot(grid, gaussian_kde(values)(grid), color=color, lw=width, alpha=alpha, label=name)
+        ax.set(title=title, yticks=[])
+        ax.spines[["left", "top", "right"]].set_visible(False)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    save(figure, "landing")
+
+
 def main():
     """Fit the epilepsy GLMM and a mixture, and draw."""
     with build_model(pd.read_csv(ROOT / "examples" / "data" / "epilepsy.csv")):
@@ -60,4 +91,8 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    if "landing" in sys.argv[1:]:
+        landing()
+    else:
+        main()
+        landing()
