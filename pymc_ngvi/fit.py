@@ -27,6 +27,7 @@ from pymc_ngvi.choices import (
     WeightUpdateName,
 )
 from pymc_ngvi.defaults import options_for
+from pymc_ngvi.earlier import Earlier
 from pymc_ngvi.model import CannotReuse, LogDensity
 from pymc_ngvi.model.backends import Backend
 from pymc_ngvi.options import OF_CONSTRUCTOR, FitOptions, check_callbacks, check_n, refuse_unknown
@@ -34,6 +35,7 @@ from pymc_ngvi.problem import Problem, problem_of
 from pymc_ngvi.progress import FitProgress
 from pymc_ngvi.seeds import Seed, seed_of
 from pymc_ngvi.session import FitSession, few_threads, make_rule
+from pymc_ngvi.types import Array
 
 # A child of PyMC's logger, which has the handler.
 logger = logging.getLogger("pymc.ngvi")
@@ -54,9 +56,11 @@ class NGVI(Inference):
         Continuous free variables only; default: the model of the context.
     random_seed : int, list of int, SeedSequence, Generator, RandomState or None
         The same seed gives the same bits for a given backend.
-    start : mapping, optional
+    start : mapping or NGVIApproximation, optional
         Starting means by variable name (constrained scale) or by value-variable name such as ``sd_log__``
-        (unconstrained scale); the result of ``pm.find_MAP`` will do.
+        (unconstrained scale); the result of ``pm.find_MAP`` will do. Or an earlier fit, of this model or of one that
+        shares variables with it: its mean and, without ``start_sigma``, its covariance, as far as the family can hold
+        it.
     start_sigma : mapping or float, optional
         Starting standard deviations on the unconstrained scale. Default: the best of 1, .3, .1, .03 and .01.
     family : {"auto", "full", "diagonal", "block", "sparse", "mixture", "student_t"}, optional
@@ -136,7 +140,7 @@ class NGVI(Inference):
         model: pm.Model | None = None,
         *,
         random_seed: Seed = None,
-        start: Mapping[str, Any] | None = None,
+        start: Mapping[str, Any] | NGVIApproximation | None = None,
         start_sigma: Mapping[str, Any] | float | None = None,
         family: FamilyName | None = None,
         update: UpdateName | None = None,
@@ -198,7 +202,7 @@ class NGVI(Inference):
             return self._session.approx
         if self._prepared is None:
             problem = self._problem(None, None)
-            point, scales = problem.start(self._given["start"], self._given["start_sigma"])
+            point, scales, _ = self._begin(problem)
             self._next_seed = self._seed()
             q = problem.on_model_scale(problem.family.from_scale(point, scales[0]))
             self._prepared = NGVIApproximation(problem.density, q, random_seed=self._next_seed)
@@ -321,13 +325,24 @@ class NGVI(Inference):
             return self._next_seed
         return seed_of(self._given["random_seed"])
 
+    def _begin(self, problem: Problem) -> tuple[Array, list[Array], Earlier | None]:
+        """Return the starting mean, the standard deviations to choose among, and the earlier fit they come from."""
+        start = self._given["start"]
+        earlier = Earlier.of(start, problem.density) if isinstance(start, NGVIApproximation) else None
+        return *problem.start(start if earlier is None else earlier.mean, self._given["start_sigma"]), earlier
+
     def _start(self, problem: Problem, include_transformed: bool) -> tuple[NGVIApproximation, Any, int]:
         """Return the approximation at the start of a fit, the state behind it, and the seed of the fit."""
         seed, density = self._seed(), problem.density
-        point, scales = problem.start(self._given["start"], self._given["start_sigma"])
+        point, scales, earlier = self._begin(problem)
         rule = make_rule(problem.target, self._options, seed)
-        wide = starting.wide_scales(density, point, self._given["start"]) if problem.pushforward is None else []
-        state = starting.choose_start(rule, problem.family, point, scales, density, wide)
+        state = None
+        if earlier is not None and self._given["start_sigma"] is None:
+            state = earlier.state(rule, problem, point, scales)
+        if state is None:
+            start = self._given["start"] if earlier is None else earlier.mean
+            wide = starting.wide_scales(density, point, start) if problem.pushforward is None else []
+            state = starting.choose_start(rule, problem.family, point, scales, density, wide)
         q = problem.on_model_scale(state)
         if self._prepared is not None and type(self._prepared.q) is not type(q):
             self._prepared = None

@@ -35,7 +35,7 @@ def fit_ngvi(
     *,
     model: pm.Model | None = None,
     random_seed: Seed = None,
-    start: Mapping[str, Any] | None = None,
+    start: Mapping[str, Any] | NGVIApproximation | None = None,
     start_sigma: Mapping[str, Any] | float | None = None,
     family: FamilyName | None = None,
     update: UpdateName | None = None,

@@ -41,7 +41,7 @@ def start_point(density: LogDensity, start: Mapping[str, Any] | None) -> Array:
     if start is None:
         return density.initial_point()
     if not isinstance(start, Mapping):
-        raise TypeError(f"start should map names of variables to values; got {start!r}.")
+        raise TypeError(f"start should map names of variables to values, or be an earlier fit by NGVI; got {start!r}.")
     model, layout = density.model, density.layout
     by_value = {v.value_name: v for v in layout.variables}
     by_name = {v.name: v for v in layout.variables}

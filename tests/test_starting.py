@@ -144,7 +144,7 @@ def test_unknown_name_lists_the_valid_ones(density, name, hint):
 
 @pytest.mark.parametrize("start", [[1.0, 2.0], "MAP", 3.0], ids=["list", "text", "number"])
 def test_start_without_names(density, start):
-    with pytest.raises(TypeError, match=r"^start should map names of variables to values; got "):
+    with pytest.raises(TypeError, match=r"^start should map names .* to values, or be an earlier fit by NGVI; got "):
         start_point(density, start)
 
 
