@@ -206,7 +206,11 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", list(OTHERS))
+#: Rows of one likelihood or another, where no more than the scalar functions differ.
+ALIKE = set(models.STABILITY) - {"ordered", "student_t", "categorical"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ALIKE)) for n in OTHERS])
 def test_equals_differences_of_pymc(name):
     """Mixtures, censored and imputed data, a Scan: PyMC's own elementwise log density, and no loops in Python."""
     model = OTHERS[name]()
