@@ -28,7 +28,8 @@ test-pymc: $(STAMP)test
 	@$(MAKE) --no-print-directory test-pymc-$(OTHER_PYMC)
 
 test-pymc-%: $(VENV)-pymc-%/.installed
-	$(VENV)-pymc-$*/bin/python -m pytest -m "not slow" --numprocesses=logical --dist=loadfile $(OF_PYMC)
+	$(VENV)-pymc-$*/bin/python -m pytest -m "not slow" -k "not goes_on and not in_parts" --numprocesses=logical \
+		--dist=loadfile $(OF_PYMC)
 
 lint: $(STAMP)test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
