@@ -11,6 +11,8 @@ import sys
 
 #: In order of preference; by instruction sets: AVX2, AVX512, AVX; and those of ARM.
 KERNELS = ("Haswell", "SkylakeX", "Sandybridge", "NEOVERSEN1", "ARMV8")
+#: By another name, the same for the most part.
+ALIKE = {"zen": "haswell"}
 VARIABLE = "OPENBLAS_CORETYPE"
 #: What each OpenBLAS in use has taken, after a product and a factorisation: kernels may be there, but not run.
 PROBE = """
@@ -26,19 +28,18 @@ print(json.dumps([lib.get("architecture") for lib in loaded if lib["internal_api
 
 
 def taken(kernel=None):
-    """Return the kernels of each OpenBLAS that NumPy and SciPy load, by default the processor's; [] where none runs."""
-    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
-    if kernel is not None:
-        environment[VARIABLE] = kernel
+    """Return the kernels of each OpenBLAS that NumPy and SciPy load, by default those of here; [] where none runs."""
+    environment = os.environ if kernel is None else {**os.environ, VARIABLE: kernel}
     done = subprocess.run([sys.executable, "-c", PROBE], env=environment, capture_output=True, text=True, check=False)
     return json.loads(done.stdout) if done.returncode == 0 else []
 
 
 def other_kernel(own, taken=taken):
-    """Return the first kernel that all OpenBLAS in use take and that none of them has by itself, or None."""
+    """Return the first kernel that all OpenBLAS in use take when told, and that is in use in none of them, or None."""
+    in_use = {ALIKE.get(name, name) for name in (str(name).lower() for name in own)}
     for kernel in KERNELS:
         found = {str(name).lower() for name in taken(kernel)}
-        if found == {kernel.lower()} and kernel.lower() not in {str(name).lower() for name in own}:
+        if found == {kernel.lower()} and kernel.lower() not in in_use:
             return kernel
     return None
 
@@ -51,8 +52,8 @@ def main(files):
         what = f"takes {', '.join(map(str, own))} whatever {VARIABLE} says" if own else "is not OpenBLAS"
         print(f"The linear algebra of NumPy and SciPy {what}: no other kernels to try here.")
         return 0
-    print(f"OpenBLAS takes {', '.join(map(str, own))} on this processor; tests with {kernel}:", flush=True)
-    options = ["-m", "not slow", "--numprocesses=logical", "--dist=worksteal"]
+    print(f"OpenBLAS takes {', '.join(map(str, own))} here; tests with {kernel}:", flush=True)
+    options = ["-m", "not slow", "--numprocesses=logical", "--dist=loadfile"]
     command = [sys.executable, "-m", "pytest", *options, *files]
     return subprocess.run(command, env={**os.environ, VARIABLE: kernel}, check=False).returncode
 

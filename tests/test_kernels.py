@@ -15,7 +15,7 @@ def processor(own, runs):
         ("SkylakeX", ["SkylakeX", "Haswell", "Sandybridge"], "Haswell"),
         ("Haswell", ["SkylakeX", "Haswell", "Sandybridge"], "SkylakeX"),
         ("Haswell", ["Haswell", "Sandybridge"], "Sandybridge"),
-        ("Zen", ["Zen", "Haswell"], "Haswell"),
+        ("Zen", ["Zen", "Haswell", "Sandybridge"], "Sandybridge"),
         ("neoversen1", ["ARMV8"], "ARMV8"),
         ("neoversen1", [], None),
         ("Haswell", ["Haswell"], None),
