@@ -9,13 +9,14 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from pymc_ngvi.convert import dims_of, flat_dataset
-from pymc_ngvi.diagnostics import FitReport
+from pymc_ngvi.diagnosis.weights import DRAWS
 from pymc_ngvi.export import check_draws
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.mixtures.worth import Worth, effective_components, worth_of
 from pymc_ngvi.model import Layout
 from pymc_ngvi.plot_components import plot_components
 from pymc_ngvi.types import Array, VariationalState
+from pymc_ngvi.verdict import Verdict, VerdictReport
 
 #: Weights that the representation of an approximation shows, at most.
 _MAX_SHOWN = 6
@@ -48,7 +49,7 @@ def _names(layout: Layout) -> list[str]:
     return [f"q_{name}" if name in taken else name for name in ("component", "moment", "weights")]
 
 
-class ComponentReport(FitReport):
+class ComponentReport(VerdictReport):
     """The part of an approximation that shows the components of q, where it is a mixture."""
 
     def _mixture(self, what: str, error: type[Exception] = ValueError) -> MixtureState:
@@ -145,17 +146,17 @@ class ComponentReport(FitReport):
         coords = {"draw": np.arange(len(theta)), _names(self.layout)[0]: np.arange(q.n_components)}
         return xr.DataArray(q.responsibilities(theta), coords=coords, dims=list(coords), name="responsibilities")
 
-    def _stats_of_q(self, theta: Array, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
+    def _stats_of_q(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[Any]]:
         """Add the component of each draw, drawn with its responsibilities: draw and component have their joint law."""
         q = self.q
         if not isinstance(q, MixtureState):
-            return super()._stats_of_q(theta, rng)
+            return super()._stats_of_q(theta, rng, log_q)
         terms = q.log_densities(theta)
-        log_q: Array = logsumexp(terms, axis=1)
-        ends = np.cumsum(np.exp(terms - log_q[:, None]), axis=1)
+        total: Array = logsumexp(terms, axis=1)
+        ends = np.cumsum(np.exp(terms - total[:, None]), axis=1)
         # u < 1 times the last end: at least one end, the last, is above it.
         component = np.sum(ends <= rng.random((len(theta), 1)) * ends[:, -1:], axis=1)
-        return {"component": component, "log_q": log_q}
+        return {"component": component, "log_q": total} if log_q else {"component": component}
 
     def _groups_of_q(self) -> dict[str, xr.Dataset]:
         q = self.q
@@ -249,13 +250,15 @@ class ComponentReport(FitReport):
         gaussian: VariationalState | None = None if self.record is None else self.record.gaussian
         return gaussian
 
-    def _judged(self, draws: int, rng: np.random.Generator) -> tuple[float | None, tuple[str, ...]]:
-        """Return k-hat, and what the mixture gains."""
+    def _verdict_lines(self, khat_draws: int | None, rng: np.random.Generator) -> tuple[tuple[str, ...], Verdict]:
+        """Return the verdict, and what the mixture gains, where weights of it are within the budget, too."""
+        seed = int(rng.integers(2**63))
+        lines, verdict = super()._verdict_lines(khat_draws, np.random.default_rng(seed))
         q = self.q
-        if not isinstance(q, MixtureState):
-            return super()._judged(draws, rng)
+        if not isinstance(q, MixtureState) or verdict.weights is None:
+            return lines, verdict
         if self._began_from() is None:
             number = f"{q.n_components} components, {effective_components(q.weights):.1f} effective"
-            return self.khat(draws, rng), (f"Mixture of {number}.",)
-        worth = self.worth(draws, rng)
-        return worth.khat, (worth.sentence(),)
+            return (*lines, f"Mixture of {number}."), verdict
+        same = self._own_generator() if khat_draws == DRAWS else np.random.default_rng(seed)
+        return (*lines, self.worth(verdict.weights.n_draws, same).sentence()), verdict

@@ -1,35 +1,12 @@
-"""How good an approximation is: Pareto k-hat and the record of the fit, in numbers and in words."""
+"""What an approximation knows of its fit: the record of it, and how to go on."""
 
 from typing import Any
-
-import numpy as np
 
 from rich.theme import Theme
 
 from pymc_ngvi.marginals import Marginals
-from pymc_ngvi.psis import khat_limit, khat_meaning, pareto_khat
 from pymc_ngvi.result import Elbo, FitRecord
 from pymc_ngvi.status import Status
-
-#: What may help a model with groups.
-_OF_GROUPS = "If it has effects of groups, reparam='rvb2' may come nearer, for a few times the cost."
-
-
-def summary_lines(record: FitRecord | None, khat: float | None, n_draws: int) -> tuple[str, ...]:
-    """Return the lines above the table of a summary."""
-    lines = []
-    if record is None:
-        lines.append("This approximation was not made by a fit.")
-    else:
-        lines.append(record.closing_line())
-        if not record.converged:
-            lines.append(f"{record.sentence} {record.status.cure}")
-    if khat is not None:
-        meaning = khat_meaning(khat, n_draws)
-        if record is not None and record.family == "sparse" and not record.reparam and khat > khat_limit(n_draws):
-            meaning += " " + _OF_GROUPS
-        lines.append(f"Pareto k-hat {khat:.2f} ({n_draws:,} draws): {meaning}")
-    return tuple(lines)
 
 
 class FitReport(Marginals):
@@ -105,33 +82,6 @@ class FitReport(Marginals):
         """What evaluated the log density: "quick", "numba", "c" or "jax"."""
         return self._fitted("backend").backend
 
-    def khat(self, draws: int = 10_000, random_seed: Any = None) -> float:
-        """Return the Pareto k-hat of the importance weights: how far q is from the posterior.
-
-        Parameters
-        ----------
-        draws : int, default 10_000
-            Below that, k-hat scatters: by .15 at 2,000.
-        random_seed : int, Generator or None
-
-        Returns
-        -------
-        float
-            Below .5: close. Up to .7: usable. Above: see `khat_meaning`.
-
-        Raises
-        ------
-        ValueError
-            For fewer than 100 draws; where ``pm.set_data`` changed the data after the fit; for a model that reads
-            minibatches.
-        """
-        self._check_weights()
-        log_p, log_q = [], []
-        for theta in self._draw_chunks(draws, random_seed):
-            log_p.append(self.log_p(theta))
-            log_q.append(self.log_q(theta))
-        return pareto_khat(np.concatenate(log_p), np.concatenate(log_q))
-
     def _check_weights(self) -> None:
         """Raise ValueError where log p is not that of the posterior that q approximates."""
         if self.density.has_minibatch:
@@ -140,31 +90,6 @@ class FitReport(Marginals):
                 "batch only. Build the model on all of the data to compare them there."
             )
         self.refuse_changed_data("The model's posterior is another one now than q approximates")
-
-    def _judged(self, draws: int, rng: np.random.Generator) -> tuple[float | None, tuple[str, ...]]:
-        """Return k-hat, and lines of a summary about what else its draws tell."""
-        return self.khat(draws, rng), ()
-
-    def _verdict_lines(self, khat_draws: int | None, rng: np.random.Generator) -> tuple[tuple[str, ...], float | None]:
-        """Return the sentences above the table of a summary, and the value that the verdict rests on.
-
-        Parameters
-        ----------
-        khat_draws : int or None
-            None leaves the verdict out.
-        rng : Generator
-
-        Returns
-        -------
-        lines : tuple of str
-        khat : float or None
-            None where it was not computed.
-        """
-        khat: float | None = None
-        more: tuple[str, ...] = ()
-        if khat_draws is not None and not self._data.changed() and not self.density.has_minibatch:
-            khat, more = self._judged(khat_draws, rng)
-        return (*summary_lines(self.record, khat, khat_draws or 0), *more), khat
 
     def refine(
         self,

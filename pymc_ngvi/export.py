@@ -169,7 +169,7 @@ class Exports:
         random_seed: Any = None,
         return_inferencedata: bool = True,
         include_transformed: bool | None = None,
-        log_p: bool = True,
+        log_p: bool = False,
         **kwargs: Any,
     ) -> xr.DataTree | MultiTrace:
         """Draw from the approximate posterior.
@@ -192,21 +192,22 @@ class Exports:
             Return a DataTree; a PyMC MultiTrace where False.
         include_transformed : bool, optional
             Keep the unconstrained variables too. Default: the attribute of that name.
-        log_p : bool, default True
-            Evaluate the log density of the model at each draw, for ``sample_stats``.
+        log_p : bool, default False
+            Evaluate the log densities of the model and of q at each draw, for ``sample_stats``. With much data that
+            takes much longer than the draws.
         **kwargs
             Passed to ``pymc.to_inference_data``, for instance ``coords``, ``dims``, ``log_likelihood=True``.
 
         Returns
         -------
         xarray.DataTree or MultiTrace
-            Group ``posterior`` holds free variables on their constrained scale and Deterministics. ``sample_stats``
-            holds ``log_p`` (unnormalised, Jacobian included) and ``log_q``, both on the unconstrained scale;
-            ``log_p`` is left out where ``pm.set_data`` changed the data after the fit, since the draws are not from
-            the posterior given the new data. For mixtures, ``sample_stats`` also has the ``component`` of each draw,
-            and a group ``components`` is that of `NGVIApproximation.components`. Attributes of the tree and of
-            ``posterior`` say how the fit ended: ``status``, ``family``, ``elbo``, ``elbo_se``, ``gap`` and, if
-            `NGVIApproximation.diagnose` has been asked, ``verdict``.
+            Group ``posterior`` holds free variables on their constrained scale and Deterministics. With
+            ``log_p=True``, ``sample_stats`` holds ``log_p`` (unnormalised, Jacobian included) and ``log_q``, both on
+            the unconstrained scale; ``log_p`` is left out where ``pm.set_data`` changed the data after the fit, since
+            the draws are not from the posterior given the new data. For mixtures, ``sample_stats`` has the
+            ``component`` of each draw, and a group ``components`` is that of `NGVIApproximation.components`. Attributes
+            of the tree and of ``posterior`` say how the fit ended: ``status``, ``family``, ``elbo``, ``elbo_se``,
+            ``gap`` and, if `NGVIApproximation.diagnose` or ``summary`` has been asked, ``verdict``.
 
         Raises
         ------
@@ -234,13 +235,13 @@ class Exports:
         stats = dict(drawn.stats)
         if log_p and not self._data.changed():
             stats["log_p"] = self.log_p(theta) if drawn.log_p is None else drawn.log_p
-        stats |= self._stats_of_q(theta, rng)
+        stats |= self._stats_of_q(theta, rng, log_p)
         trace = to_multitrace(self.model, values, stats, chains)
         if not return_inferencedata:
             return trace
         more, named = self._groups_of_q(), var_names is not None
         tree = to_datatree(trace, self.model, more, include_transformed=include_transformed or named, **kwargs)
-        for group in ("posterior", "sample_stats"):
+        for group in {"posterior", "sample_stats"} & set(tree.children):
             tree[group].attrs.update(drawn.attrs)
         for node in (tree, tree["posterior"]):
             node.attrs.update(self._outcome())
@@ -277,9 +278,9 @@ class Exports:
         """Return draws of q; subclasses know of importance weights."""
         return Drawn(self.draw_flat(draws, rng), None, {}, {})
 
-    def _stats_of_q(self, theta: Array, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
+    def _stats_of_q(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[Any]]:
         """Return what ``sample_stats`` say of q at its draws."""
-        return {"log_q": self.log_q(theta)}
+        return {"log_q": self.log_q(theta)} if log_q else {}
 
     def _groups_of_q(self) -> dict[str, xr.Dataset]:
         """Return groups that describe q itself."""

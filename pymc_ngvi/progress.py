@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from pymc.progress_bar import CustomProgress, default_progress_theme
 from rich.console import Console
-from rich.progress import ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Column
 from rich.theme import Theme
 
@@ -15,6 +15,8 @@ from pymc_ngvi.loop import LoopState
 from pymc_ngvi.result import format_elbo, format_gap
 
 _SECONDS_BETWEEN_UPDATES = 0.05
+#: Seconds of other work than a fit after which it shows how far it is.
+_SECONDS_UNSEEN = 2.0
 #: Headers, and the field that each shows.
 _COLUMNS = {
     "Iteration": "iteration",
@@ -80,3 +82,45 @@ class FitProgress:
             draws=f"{rule.n_draws:,}",
             step=f"{rule.step_size:.2g}",
         )
+
+
+class WorkProgress:
+    """A bar for work other than a fit: it appears after two seconds, and goes when the work is done.
+
+    Parameters
+    ----------
+    description : str
+    total : float
+        Amount of work.
+    """
+
+    def __init__(self, description: str, total: float) -> None:
+        self._description, self._total, self._done = description, total, 0.0
+        self._began = time.monotonic()
+        self._progress: Progress | None = None
+        self._task: Any = None
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take the bar away."""
+        if self._progress is not None:
+            self._progress.stop()
+
+    def advance(self, amount: float) -> None:
+        """Note that some of the work is done."""
+        self._done += amount
+        if self._progress is None:
+            if time.monotonic() - self._began < _SECONDS_UNSEEN or self._done >= self._total:
+                return
+            columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+            console = Console(theme=default_progress_theme)
+            shown = console.is_terminal or console.is_jupyter
+            self._progress = Progress(*columns, console=console, transient=True, disable=not shown)
+            self._progress.start()
+            self._task = self._progress.add_task(self._description, total=self._total)
+        self._progress.update(self._task, completed=min(self._done, self._total))

@@ -61,6 +61,8 @@ class FitRecord:
         The single Gaussian that a mixture began from, on the unconstrained scale.
     growing : tuple of str
         Unconstrained coordinates whose standard deviations kept growing, where the status is UNBOUNDED.
+    seed : int
+        Of the fit; that of its verdict follows from it.
     """
 
     status: Status
@@ -81,6 +83,7 @@ class FitRecord:
     reparam: str | None = None
     gaussian: Any = field(default=None, compare=False, repr=False)  # arrays have no truth value
     growing: tuple[str, ...] = ()
+    seed: int = 0
 
     def _what(self) -> str:
         """Return the family, on which coordinates, and why."""

@@ -301,6 +301,7 @@ class FitSession:
             reparam=self._options.reparam,
             gaussian=getattr(self._state.rule, "gaussian", None),
             growing=self._growing(),
+            seed=self._seed,
             **vars(self._options.choice),
         )
 

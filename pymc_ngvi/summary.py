@@ -13,10 +13,10 @@ import numpy as np
 import xarray as xr
 
 from pymc_ngvi.card import html_card
-from pymc_ngvi.diagnostics import FitReport
 from pymc_ngvi.model.roles import Extent, Roles, find_roles
 from pymc_ngvi.sections import arranged, plan_sections, terms_of
 from pymc_ngvi.summary_table import Rows, as_html, as_text, rows_of
+from pymc_ngvi.verdict import VerdictReport
 
 #: Rows of the table that a summary prints, about; ``table`` has them all.
 _MAX_ROWS = 60
@@ -103,7 +103,7 @@ def paragraphs(lines: tuple[str, ...]) -> str:
     return "".join(f'<p style="margin:.4em 0">{escape(line)}</p>' for line in lines)
 
 
-class SummaryReport(FitReport):
+class SummaryReport(VerdictReport):
     """The part of an approximation that prints a summary."""
 
     def summary(
@@ -147,8 +147,8 @@ class SummaryReport(FitReport):
         """
         rng = self.generator(random_seed)
         made = self._table(draws, rng, group_effects, kwargs)
-        lines, khat = self._verdict_lines(khat_draws, rng)
-        return Summary(lines, made.table, khat, made.sections, made.notes, made.by_sd)
+        lines, verdict = self._verdict_lines(khat_draws, rng)
+        return Summary(lines, made.table, verdict.khat, made.sections, made.notes, made.by_sd)
 
     def _repr_html_(self) -> str:
         body = "<p>summary() shows the parameters.</p>"

@@ -13,14 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scipy.special import logsumexp
-
 from pymc_ngvi.corrections.moments import MomentSums
-from pymc_ngvi.psis import MIN_KHAT_DRAWS, khat_limit, smoothed
+from pymc_ngvi.psis import MIN_KHAT_DRAWS, WeightVerdict, khat_limit, weigh
 from pymc_ngvi.types import Array
 
-#: Part of the draws that weights which are all but equal are worth.
-_ALL_BUT_EQUAL = 0.99
+#: Part of the draws that weights are worth which leave nothing to correct, whatever the shape of their tail.
+_NOTHING_TO_CORRECT = 0.99
 #: More draws than these are not proposed to anybody.
 _MOST_DRAWS = 1_000_000
 
@@ -35,6 +33,8 @@ class ImportanceWeights:
         Normalised: their exponentials sum to 1. -inf where p is 0.
     khat : float
         Pareto k-hat of the weights, as `pymc_ngvi.psis.pareto_khat` has it.
+    verdict : WeightVerdict, optional
+        What they say of q; without it, k-hat decides.
 
     Examples
     --------
@@ -48,6 +48,7 @@ class ImportanceWeights:
 
     log_weights: Array
     khat: float
+    verdict: WeightVerdict | None = None
 
     @classmethod
     def of(cls, log_p: Array, log_q: Array) -> "ImportanceWeights":
@@ -71,8 +72,8 @@ class ImportanceWeights:
         if np.any(ratio == np.inf) or not finite.any():
             what = "infinite at some" if finite.any() else "finite at none"
             raise ValueError(f"log p is {what} of {len(ratio):,} draws of q: weights p/q can't correct it.")
-        smooth, khat = smoothed(ratio)
-        return cls(smooth - logsumexp(smooth), khat)
+        log_weights, found = weigh(log_p, log_q)
+        return cls(log_weights, found.khat, found.verdict())
 
     @functools.cached_property
     def weights(self) -> Array:
@@ -99,8 +100,8 @@ class ImportanceWeights:
             Draws of q for each draw that the user asked for.
         """
         limit = khat_limit(self.n_draws)
-        # Where the weights are all but equal, the shape of their tail says nothing.
-        if self.khat <= limit or self.effective_sample_size > _ALL_BUT_EQUAL * self.n_draws:
+        helps = self.khat <= limit if self.verdict is None else self.verdict.helps
+        if helps or self.effective_sample_size > _NOTHING_TO_CORRECT * self.n_draws:
             return
         more = ""
         if self.khat < khat_limit(_MOST_DRAWS):

@@ -13,9 +13,8 @@ import xarray as xr
 
 from pymc_ngvi.convert import dims_of, flat_dataset
 from pymc_ngvi.diagnosis.findings import Finding
-from pymc_ngvi.diagnosis.tails import Weights
 from pymc_ngvi.model import Layout
-from pymc_ngvi.psis import khat_limit
+from pymc_ngvi.psis import Weights, WeightVerdict, khat_limit
 from pymc_ngvi.result import Elbo, format_gap
 from pymc_ngvi.types import Array
 
@@ -55,6 +54,10 @@ class Diagnosis:
     n_gradients, n_log_p : int
         Evaluations that it took: gradients, and log densities alone.
     layout : Layout
+    left_out : tuple of str
+        What was left out for want of evaluations within the budget.
+    open : str
+        Why that leaves the verdict open; empty where it does not.
 
     Examples
     --------
@@ -82,11 +85,20 @@ class Diagnosis:
     n_gradients: int
     n_log_p: int
     layout: Layout = field(repr=False)
+    left_out: tuple[str, ...] = ()
+    open: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """One of "reliable", "not reliable", and "not judged" where too few evaluations were within the budget."""
+        if any(f.serious for f in self.findings):
+            return "not reliable"
+        return "not judged" if self.open else "reliable"
 
     @property
     def reliable(self) -> bool:
         """Whether means and standard deviations can be relied on, as far as the checks see."""
-        return not any(f.serious for f in self.findings)
+        return self.verdict == "reliable"
 
     @property
     def reasons(self) -> list[str]:
@@ -117,7 +129,13 @@ class Diagnosis:
         taken = {v.value_name for v in self.layout.variables}.union(*(dims_of(v) for v in self.layout.variables))
         dim = "q_diagnostic" if "diagnostic" in taken else "diagnostic"
         result = flat_dataset(self.layout, np.stack([self.by_coordinate[n] for n in names]), {dim: names})
-        attrs = {"reliable": int(self.reliable), "reasons": self.reasons, "khat": self.khat, "gap": self.gap}
+        attrs = {
+            "reliable": int(self.reliable),
+            "verdict": self.verdict,
+            "reasons": self.reasons,
+            "khat": self.khat,
+            "gap": self.gap,
+        }
         attrs |= {"elbo": self.elbo.value, "elbo_se": self.elbo.se, "effective_sample_size": self.weights.effective}
         return result.assign_attrs(attrs)
 
@@ -142,7 +160,7 @@ class Diagnosis:
                 break_on_hyphens=False,
             )
 
-        parts = [wrap(self._verdict(), "", "")]
+        parts = [wrap(self.headline(), "", "")]
         parts += [wrap(text, f"  {i}. ", "     ") for i, text in enumerate(self._texts(True), 1)]
         parts += [wrap(cure, "  -> ", "     ") for cure in self._cures()]
         if remarks := self.remarks:
@@ -159,18 +177,30 @@ class Diagnosis:
         remarks = "".join(f"<li>{escape(text)}</li>" for text in self.remarks)
         rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in self._rows())
         return (
-            f"<p><b>{escape(self._verdict())}</b></p>"
+            f"<p><b>{escape(self.headline())}</b></p>"
             + (f"<ol>{reasons}</ol>{cures}" if reasons else "")
             + (f"<p>Also:</p><ul>{remarks}</ul>" if remarks else "")
             + f"<table>{rows}</table><p>{escape(self._of_table())}</p>{self._table().to_html()}"
         )
 
-    def _verdict(self) -> str:
+    def headline(self) -> str:
+        """Return the verdict in a sentence."""
+        if self.verdict == "not judged":
+            return f"Not judged: {self.open} diagnose(draws=10_000) has no budget."
         if self.reliable:
             searched = "" if self.thorough else " Other modes were not looked for (thorough=True)."
             return f"Reliable, as far as these checks see.{searched}"
         n = len(self.reasons)
         return f"Not reliable, for {n} reason{'s'[: n != 1]}:"
+
+    def in_short(self) -> str:
+        """Return the verdict with its first reason and all cures, for a summary."""
+        if self.verdict != "not reliable":
+            more = "" if self.verdict == "not judged" or self.thorough else " More: approx.diagnose()."
+            return self.headline().replace(" Other modes were not looked for (thorough=True).", "") + more
+        others = len(self.reasons) - 1
+        rest = f" ({others} more reason{'s'[: others != 1]}: approx.diagnose())" if others else ""
+        return " ".join([f"Not reliable{rest}.", self._texts(True)[0], *self._cures()])
 
     def _texts(self, serious: bool) -> list[str]:
         return [f.text for f in self.findings if f.serious is serious]
@@ -181,18 +211,28 @@ class Diagnosis:
 
     def _rows(self) -> list[tuple[str, str]]:
         """Return what was measured, by name."""
-        w, limit = self.weights, khat_limit(self.weights.n_draws)
-        trusted = "can correct q" if w.khat <= limit else "can't be relied on"
+        w = self.weights
         lost = f", {w.n_lost:,} of them lost" if w.n_lost else ""
         moved = f"{self.n_moved:,} draws, {self.n_trajectories} trajectories each, acceptance {self.acceptance:.2f}"
-        return [
-            ("Fit", f"{self.outcome}, gap {format_gap(self.gap, ' nats')}, ELBO {self.elbo}"),
-            ("Pareto k-hat", f"{w.khat:.2f}: importance weights {trusted} (limit {limit:.2f})"),
-            ("Weighted draws", f"{w.n_draws:,} are worth {w.effective:,.0f}{lost}"),
-            ("Moved draws", f"{moved}; E[log p] drifts by {self.log_p_drift} nats"),
-            ("Other modes", "looked for from dispersed starts" if self.thorough else "not looked for"),
-            ("Cost", f"{self.n_gradients:,} gradients, {self.n_log_p:,} log densities"),
-        ]
+        rows = [("Fit", f"{self.outcome}, gap {format_gap(self.gap, ' nats')}, ELBO {self.elbo}")]
+        if w.n_draws:
+            rows.append(("Pareto k-hat", f"{w.khat_text()}: {self._of_khat()}"))
+            rows.append(("Weighted draws", f"{w.n_draws:,} are worth {w.effective:,.0f}{lost}"))
+        if self.n_moved:
+            rows.append(("Moved draws", f"{moved}; E[log p] drifts by {self.log_p_drift} nats"))
+        rows.append(("Other modes", "looked for from dispersed starts" if self.thorough else "not looked for"))
+        rows.append(("Cost", f"{self.n_gradients:,} gradients, {self.n_log_p:,} log densities"))
+        if self.left_out:
+            text = "; ".join(self.left_out)
+            rows.append(("Left out", f"{text} (evaluations of this model are dear; diagnose(draws=10_000) has them)"))
+        return rows
+
+    def _of_khat(self) -> str:
+        limit, verdict = khat_limit(self.weights.n_draws), self.weights.verdict(self.layout.n_dim)
+        if verdict is WeightVerdict.EVEN:
+            return "of no weight, as importance weights are all but equal"
+        trusted = "can correct q" if verdict.helps else "can't correct q"
+        return f"importance weights {trusted} (limit {limit:.2f})"
 
     def _worst(self) -> Any:
         """Return the coordinates that stand out most, the worst first."""

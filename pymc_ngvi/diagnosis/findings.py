@@ -10,18 +10,14 @@ from numpy.typing import NDArray
 from pymc_ngvi.diagnosis.drift import Drift, Estimates
 from pymc_ngvi.diagnosis.elsewhere import Elsewhere
 from pymc_ngvi.diagnosis.moves import LEAST_ACCEPTANCE, Moved
-from pymc_ngvi.diagnosis.tails import Weights
 from pymc_ngvi.model import Layout
-from pymc_ngvi.psis import khat_limit
+from pymc_ngvi.psis import Weights, WeightVerdict
 from pymc_ngvi.result import FitRecord, format_elbo, format_gap
 
 #: Drift of the mean, in standard deviations, and of the standard deviation, relative, from which on q is not reliable;
 #: and from which on it is worth a remark. The same of skewness, and of E[log p] in its own standard deviations.
 MEAN, SD, SKEWNESS, LOG_P = 0.3, 0.2, 1.5, 0.5
 SLIGHT_MEAN, SLIGHT_SD, SLIGHT_SKEWNESS = 0.15, 0.12, 0.5
-#: k-hat, and part of the draws that weights are worth, beyond which, in so few dimensions, weights are uneven for
-#: another reason than the number of coordinates or the far tails.
-_WORST_KHAT, _LEAST_EFFECTIVE, _FEW = 1.0, 0.02, 50
 #: Mean square of the error, in standard deviations, that a gap may stand for; nats that are much in any case.
 _GAP_MEAN, _GAP_MUCH = 0.15, 0.5
 #: Part of the draws that may be lost, of all mass that may be elsewhere, and nats by which another fit may be better.
@@ -65,8 +61,10 @@ class Context:
     record : FitRecord or None
     family : str
     has_groups : bool
-        Whether some coordinates are independent given others.
+        Whether effects of groups are independent given global parameters.
     has_hessian : bool
+    of_bambi : bool
+        Whether Bambi made its group effects non-centred.
     """
 
     layout: Layout
@@ -74,6 +72,7 @@ class Context:
     family: str
     has_groups: bool
     has_hessian: bool
+    of_bambi: bool = False
 
     @property
     def relative(self) -> bool:
@@ -85,8 +84,12 @@ class Context:
         options = []
         if self.family in ("diagonal", "block"):
             options.append("family='sparse'" if self.has_groups else "family='full'")
+        if self.of_bambi:
+            options.append("noncentered=False in bmb.Model")
         if self.has_groups and not self.relative:
-            options += ["reparam='rvb2'", "another parametrisation (non-centred in place of centred, or the reverse)"]
+            options.append("reparam='rvb2'")
+            if not self.of_bambi:
+                options.append("another parametrisation (non-centred in place of centred, or the reverse)")
         if self.family == "mixture":
             options.append("more components (n_components)")
         elif self.has_hessian and not self.relative and (self.has_groups or self.layout.n_dim <= _MOST_MIXED):
@@ -133,7 +136,7 @@ def findings_of(
         *_of_fit(context, gap),
         *_of_support(weights),
         *([] if drift is None or _stuck(moved) else _of_drift(context, drift)),
-        *_of_movement(context, moved, drift),
+        *([] if not_moved(moved) else _of_movement(context, moved, drift)),
         *_of_weights(context, weights),
         *_of_places(context, elbo, places, about),
     ]
@@ -154,9 +157,9 @@ def _of_fit(context: Context, gap: float) -> list[Finding]:
 
 
 def _of_support(weights: Weights) -> list[Finding]:
-    part = weights.n_lost / weights.n_draws
     if not weights.n_lost:
         return []
+    part = weights.n_lost / weights.n_draws
     text = f"log p or log q is not finite at {weights.n_lost:,} of {weights.n_draws:,} draws of q ({100 * part:.2g} %)."
     cure = "Give the variables their support by a prior or a transform rather than by a Potential or by the data."
     return [Finding(text, cure, part > _LOST)]
@@ -231,6 +234,22 @@ def _plain(value: float, se: float) -> str:
     return f"{value:+.1f} ± {se:.1f}"
 
 
+def not_moved(moved: Moved) -> bool:
+    """Tell whether no draws were moved for want of evaluations."""
+    return moved.n_trajectories == 0 and not moved.n_lost
+
+
+def unsettled(moved: Moved, drift: Drift | None) -> bool:
+    """Tell whether few moved draws leave it open if q is off by much, in any coordinate.
+
+    They settle it where no drift counts, certain or not, and each is known to within half of what counts.
+    """
+    if drift is None or not_moved(moved):
+        return True
+    pairs = ((drift.mean, MEAN), (drift.sd, SD), (drift.skewness, SKEWNESS))
+    return any(not np.all((np.abs(of.value) < size) & (2.0 * of.se < size)) for of, size in pairs)
+
+
 def _stuck(moved: Moved) -> bool:
     return moved.acceptance < LEAST_ACCEPTANCE
 
@@ -253,20 +272,11 @@ def _of_movement(context: Context, moved: Moved, drift: Drift | None) -> list[Fi
 
 
 def _of_weights(context: Context, weights: Weights) -> list[Finding]:
-    limit = khat_limit(weights.n_draws)
-    if weights.khat <= limit:
+    verdict = weights.verdict(context.layout.n_dim)
+    if verdict.helps or verdict is WeightVerdict.UNKNOWN:
         return []
-    uneven = weights.khat > _WORST_KHAT and weights.effective < _LEAST_EFFECTIVE * weights.n_draws
-    if uneven and context.layout.n_dim <= _FEW:
-        text = (
-            f"Pareto k-hat is {weights.khat:.2f}, and {weights.n_draws:,} draws of q are worth "
-            f"{weights.effective:,.0f} by their importance weights: much of the posterior is where q hardly is."
-        )
-        return [Finding(text, context.shape_cure(), True)]
-    return [Finding(
-        f"Pareto k-hat is {weights.khat:.2f}, above {limit:.2f}: tails of q differ from those of the posterior, and "
-        "importance weights do not correct it.", "", False,
-    )]  # fmt: skip
+    far = verdict is WeightVerdict.FAR
+    return [Finding(weights.sentence(context.layout.n_dim), context.shape_cure() if far else "", far)]
 
 
 def _of_places(

@@ -15,6 +15,7 @@ References
    https://doi.org/10.1093/biomet/asy074
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,8 @@ _FIRST, _LARGEST, _SMALLEST, _MOST_STEPS = 1.2, 0.9, 1e-3, 24
 _N_PILOT, _TRIALS, _FACTOR = 32, 8, 1.6
 #: Draws that are moved, at least.
 _LEAST_MOVED = 48
+#: The same where gradients are few, and trajectories then.
+_LEAST_WITHIN, _FEWEST_TRAJECTORIES = 32, 2
 #: Largest dimension for which components are pooled to one dense covariance.
 _MOST_POOLED = 1_000
 
@@ -163,6 +166,8 @@ def move(
     *,
     n_trajectories: int,
     max_gradients: int | None = None,
+    strict: bool = False,
+    advance: Callable[[float], None] = lambda _: None,
 ) -> Moved:
     """Move draws of q by Metropolis-corrected Hamiltonian trajectories.
 
@@ -178,21 +183,36 @@ def move(
         At least 1.
     max_gradients : int, optional
         Of the trajectories, about: fewer draws are moved where steps have to be small, but 48 at least.
+    strict : bool, default False
+        Move no draws where ``max_gradients`` do not suffice for 32 of them; take two trajectories where they do not
+        suffice for four.
+    advance : callable, optional
+        Told how many gradients were evaluated.
 
     Returns
     -------
     Moved
     """
     plan, before = plan_of(density, q), density.n_gradients
+    step = min(_FIRST * q.n_dim**-0.25, _LARGEST)
+    if strict and max_gradients is not None:
+        n_trajectories, n_draws = _within(max_gradients, step, n_trajectories, len(base))
+        if not n_draws:
+            return _unmoved(q.n_dim)
+        base = base[:n_draws]
     x = plan.draw.draws(base)
     x = x[np.isfinite(x).all(axis=1)]
     points = _evaluate(plan, x)
     n_lost = len(base) - int(points.finite.sum())
     start = points = points.at(np.flatnonzero(points.finite))
-    acceptance, step = np.zeros(n_trajectories), min(_FIRST * q.n_dim**-0.25, _LARGEST)
+    acceptance = np.zeros(n_trajectories)
     if len(start.x):
         step = _tried_step(plan, points, step, rng)
-        start = points = points.at(np.arange(_affordable(len(start.x), step, n_trajectories, max_gradients)))
+        n_draws = _affordable(len(start.x), step, n_trajectories, max_gradients)
+        if strict and max_gradients is not None:
+            n_draws = min(n_draws, _within(max_gradients, step, n_trajectories, n_draws, tried=True)[1])
+        start = points = points.at(np.arange(n_draws))
+        advance(len(x) + _N_PILOT)
     control = start.x
     for t in range(n_trajectories if len(start.x) else 0):
         # A draw that is refused in the end loses its control: the last trajectory takes smaller steps.
@@ -201,6 +221,7 @@ def move(
         if plan.coupled:
             control = _turned(plan.gaussian, control, momenta, n_steps, size)
         points, acceptance[t] = _trajectory(plan, points, momenta, n_steps, size, rng)
+        advance(len(points.x) * n_steps)
         if acceptance[t] < AIM - 0.15:
             step = max(step / _FACTOR, _SMALLEST)
     first, last, of_q = (plan.on_model_scale(p) for p in (start.x, points.x, control))
@@ -212,7 +233,7 @@ def move(
         log_p_start=start.logp[kept],
         log_p_end=points.logp[kept],
         acceptance=float(acceptance.mean()),
-        n_trajectories=n_trajectories,
+        n_trajectories=n_trajectories if len(start.x) else 0,
         step_size=float(step),
         n_lost=n_lost,
         n_gradients=density.n_gradients - before,
@@ -225,6 +246,24 @@ def _affordable(n_draws: int, step: float, n_trajectories: int, max_gradients: i
         return n_draws
     n_steps = (n_trajectories + 1) * min(np.ceil(_QUARTER / step), _MOST_STEPS)
     return int(np.clip(max_gradients // n_steps, min(_LEAST_MOVED, n_draws), n_draws))
+
+
+def _unmoved(n_dim: int) -> Moved:
+    none = np.empty((0, n_dim))
+    return Moved(none, none, none, np.empty(0), np.empty(0), float("nan"), 0, float("nan"), 0, 0)
+
+
+def _within(
+    max_gradients: int, step: float, n_trajectories: int, n_draws: int, *, tried: bool = False
+) -> tuple[int, int]:
+    """Return how many trajectories and draws a number of gradients allows: no draws where that is too few of them."""
+    n_steps = min(np.ceil(_QUARTER / step), _MOST_STEPS)
+    for n in (n_trajectories,) if tried else (n_trajectories, min(n_trajectories, _FEWEST_TRAJECTORIES)):
+        # A draw takes its start, trajectories, and a last one in smaller steps; the pilot half a trajectory.
+        affordable = int((max_gradients - (0 if tried else 0.5 * _N_PILOT * n_steps)) // ((n + 1) * n_steps + 1))
+        if affordable >= _LEAST_WITHIN:
+            return n, min(n_draws, affordable)
+    return n_trajectories, 0
 
 
 def _evaluate(plan: Plan, x: Array) -> _Points:

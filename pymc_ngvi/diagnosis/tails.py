@@ -1,44 +1,9 @@
-"""Pareto-smoothed importance weights: how many draws they are worth, and k-hat of the moments of each coordinate."""
-
-from typing import NamedTuple
+"""k-hat of the weighted moments of each coordinate."""
 
 import numpy as np
 
-from scipy.special import logsumexp
-
-from pymc_ngvi.psis import MIN_KHAT_DRAWS, pareto_khat, smoothed
+from pymc_ngvi.psis import smoothed
 from pymc_ngvi.types import Array
-
-
-class Weights(NamedTuple):
-    """What importance weights p/q say of q as a whole.
-
-    Parameters
-    ----------
-    khat : float
-    effective : float
-        Effective sample size of the smoothed weights: 1 / sum of their squares.
-    n_draws : int
-    n_lost : int
-        Draws at which log p or log q is not finite.
-    """
-
-    khat: float
-    effective: float
-    n_draws: int
-    n_lost: int
-
-
-def weights_of(log_p: Array, log_q: Array) -> Weights:
-    """Return k-hat and effective sample size of the weights at draws of q, (n_draws,) each."""
-    with np.errstate(invalid="ignore"):
-        log_ratio = log_p - log_q
-    n_lost = int((~np.isfinite(log_ratio)).sum())
-    if len(log_ratio) - n_lost < MIN_KHAT_DRAWS:
-        return Weights(pareto_khat(log_p, log_q), 0.0, len(log_p), n_lost)
-    smooth, khat = smoothed(log_ratio)
-    effective = float(np.exp(2.0 * logsumexp(smooth) - logsumexp(2.0 * smooth)))
-    return Weights(float("inf") if np.any(log_ratio == np.inf) else khat, effective, len(log_p), n_lost)
 
 
 def coordinate_khats(log_ratio: Array, standardised: Array) -> Array:

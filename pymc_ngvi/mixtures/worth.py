@@ -6,7 +6,7 @@ import numpy as np
 
 from scipy.special import entr
 
-from pymc_ngvi.psis import MIN_KHAT_DRAWS, khat_limit, pareto_khat
+from pymc_ngvi.psis import MIN_KHAT_DRAWS, WeightVerdict, khat_limit, weigh
 from pymc_ngvi.result import Elbo
 from pymc_ngvi.types import Array
 
@@ -55,6 +55,8 @@ class Worth:
         Behind each figure.
     khat, khat_gaussian : float or None
         Pareto k-hat of the mixture and of the Gaussian; None for fewer than 100 draws.
+    even, even_gaussian : bool
+        Whether the weights of these are all but equal, whatever k-hat is.
 
     Examples
     --------
@@ -72,6 +74,8 @@ class Worth:
     n_draws: int
     khat: float | None = None
     khat_gaussian: float | None = None
+    even: bool = False
+    even_gaussian: bool = False
 
     def __str__(self) -> str:
         """Return the sentence."""
@@ -109,6 +113,10 @@ class Worth:
         """Return -1 where k-hat fell, 1 where it rose, 0 where it did neither or is not known."""
         if self.khat is None or self.khat_gaussian is None or self.khat == self.khat_gaussian:
             return 0
+        if self.even != self.even_gaussian:
+            return -1 if self.even else 1
+        if self.even:
+            return 0
         change = max(self.khat, 0.0) - max(self.khat_gaussian, 0.0)  # below 0, weights are bounded in either case
         return int(np.sign(change)) if abs(change) > _KHAT_CHANGE else 0
 
@@ -117,10 +125,13 @@ class Worth:
             return ""
         if self._direction() == 0:
             return f"; k-hat was {self.khat_gaussian:.2f} and is {self.khat:.2f}"
+        if self.even or self.even_gaussian:
+            of = "the mixture" if self.even else "the Gaussian"
+            return f"; importance weights are all but equal for {of} alone"
         return f"; k-hat {'fell' if self._direction() < 0 else 'rose'} from {self.khat_gaussian:.2f} to {self.khat:.2f}"
 
     def _verdict(self) -> str:
-        usable = self.khat is None or self.khat <= khat_limit(self.n_draws)
+        usable = self.khat is None or self.even or self.khat <= khat_limit(self.n_draws)
         if not self.significant or self.gain < _LEAST_GAIN:
             if self._direction() < 0 and usable:
                 return "worth it for importance weights alone"
@@ -152,5 +163,9 @@ def worth_of(weights: Array, mixture: Array, gaussian: Array) -> Worth:
     n_draws, n_kept = mixture.shape[1], len(difference)
     gain = float(difference.mean()) if n_kept else np.nan
     se = float(difference.std(ddof=1) / np.sqrt(n_kept)) if n_kept > 1 else np.inf
-    both = [pareto_khat(*of) if n_draws >= MIN_KHAT_DRAWS else None for of in (mixture, gaussian)]
-    return Worth(gain, se, len(weights), effective_components(weights), n_draws, *both)
+    number = len(weights), effective_components(weights), n_draws
+    if n_draws < MIN_KHAT_DRAWS:
+        return Worth(gain, se, *number)
+    both = [weigh(*of)[1] for of in (mixture, gaussian)]
+    even = [found.verdict() is WeightVerdict.EVEN for found in both]
+    return Worth(gain, se, *number, both[0].khat, both[1].khat, *even)

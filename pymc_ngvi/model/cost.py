@@ -7,8 +7,10 @@ import numpy as np
 
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.traversal import toposort
+from pytensor.scalar.basic import Cast, UnaryScalarOp
 from pytensor.scan.op import Scan
 from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.math import Dot
 
 from pymc_ngvi.model.backends import python_loops
 
@@ -16,10 +18,15 @@ from pymc_ngvi.model.backends import python_loops
 _SECONDS_PER_NODE = 5e-6  # one Python thunk
 _SECONDS_PER_ELEMENT = 2e-9  # one NumPy pass
 _SECONDS_PER_PYTHON_ELEMENT = 4e-7  # an Elemwise without a NumPy function
+_SECONDS_PER_READ = 4.5e-10  # an element of a matrix that is multiplied
+_SECONDS_PER_FUNCTION = 5e-9  # an exp, a log and the like, beside the pass
+_CACHED_SPEEDUP, _CACHED_ELEMENTS = 2.0, 2**16  # arrays that stay in the cache from one pass to the next
 _NUMBA_SPEEDUP = 2.0
 _NUMBA_SECONDS_PER_CALL = 1e-5
 _NUMBA_SECONDS_TO_COMPILE = 30.0
 _NUMBA_SECONDS_PER_NODE = 0.5
+#: Functions of one argument that cost no more than a pass.
+_CHEAP = {"neg", "abs", "sqr", "sqrt", "cast", "identity", "sign", "isnan", "isinf", "invert", "reciprocal"}
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,27 @@ def estimate(outputs: list[Any], batch: int = 16) -> Cost:
         numba_compile_seconds=_NUMBA_SECONDS_TO_COMPILE + _NUMBA_SECONDS_PER_NODE * len(nodes),
         widest=max(sizes, default=1),
     )
+
+
+def evaluation_seconds(outputs: list[Any], cost: Cost, compiled: bool) -> float:
+    """Return the time of one evaluation of ``outputs``, with what `estimate` leaves out: matrices, exp and the like."""
+    nodes = list(toposort(outputs))
+    unknown = max(data_sizes(nodes), default=1)
+    read = sum(
+        max(_elements(i, unknown) for i in node.inputs)
+        for node in nodes
+        if isinstance(node.op, Dot) and len(node.inputs)
+    )
+    functions = sum(_elements(node.outputs[0], unknown) for node in nodes if _is_function(node.op))
+    more = read * _SECONDS_PER_READ + functions * _SECONDS_PER_FUNCTION
+    cached = _CACHED_SPEEDUP if cost.widest <= _CACHED_ELEMENTS else 1.0
+    return more + (cost.numba_seconds if compiled else cost.quick_seconds) / cached
+
+
+def _is_function(op: Any) -> bool:
+    scalar = getattr(op, "scalar_op", None)
+    name = str(getattr(scalar, "name", None) or type(scalar).__name__).lower()
+    return isinstance(scalar, UnaryScalarOp) and not isinstance(scalar, Cast) and name not in _CHEAP
 
 
 def data_sizes(nodes: list[Any]) -> list[int]:

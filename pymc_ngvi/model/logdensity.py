@@ -191,6 +191,12 @@ class LogDensity(SecondOrder):
         """Directions in one call."""
         return int(np.clip(2 * _BATCH_ELEMENTS // max(self._cost.widest, 1), 16, 4096))
 
+    @functools.cached_property
+    def gradient_seconds(self) -> float:
+        """Estimated time of log p and its gradient at one point, from the graph and the sizes of the data alone."""
+        compiled = self.backend not in ("quick", "c")
+        return cost.evaluation_seconds([self._logp, self._grad], self._cost, compiled)
+
     @property
     def is_small(self) -> bool:
         """Whether a batch is too little work to share among threads."""

@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from pymc_ngvi.diagnostics import FitReport
+from pymc_ngvi.diagnosis.weights import WeightReport
 from pymc_ngvi.plotting.comparison import Kind, plot_comparison
 from pymc_ngvi.plotting.fit import plot_fit
 from pymc_ngvi.plotting.weights import plot_khat
 from pymc_ngvi.types import Array
 
 
-class PictureReport(FitReport):
+class PictureReport(WeightReport):
     """The part of an approximation that draws pictures."""
 
     hist: Array
@@ -44,14 +44,14 @@ class PictureReport(FitReport):
         """
         return plot_fit(self.hist, self.gap_hist, self._fitted("plot_fit()"), tol=tol, figure=figure)
 
-    def plot_khat(self, draws: int = 10_000, random_seed: Any = None, *, ax: Any = None) -> Any:
+    def plot_khat(self, draws: int | None = None, random_seed: Any = None, *, ax: Any = None) -> Any:
         """Plot the tail of the importance weights that k-hat describes; see `pymc_ngvi.plotting.plot_khat`.
 
         Parameters
         ----------
-        draws : int, default 10_000
+        draws : int, optional
         random_seed : int, Generator or None
-            The same seed gives the k-hat of `khat`.
+            As those of `khat`: what is equal gives the same k-hat.
         ax : matplotlib.axes.Axes, optional
             To draw into; by default a figure is made.
 
@@ -66,12 +66,8 @@ class PictureReport(FitReport):
         ImportError
             Where Matplotlib is not installed.
         """
-        self._check_weights()
-        log_p, log_q = [], []
-        for theta in self._draw_chunks(draws, random_seed):
-            log_p.append(self.log_p(theta))
-            log_q.append(self.log_q(theta))
-        return plot_khat(np.concatenate(log_p), np.concatenate(log_q), ax=ax)
+        ratio = self._log_ratio(draws, random_seed)
+        return plot_khat(ratio, np.zeros(len(ratio)), ax=ax)
 
     def plot_comparison(
         self,

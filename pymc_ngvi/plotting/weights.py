@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from pymc_ngvi.plotting.style import FAINT, FONT_SIZE, LINE, OTHER, WARNING, need_matplotlib, trim, write_title
-from pymc_ngvi.psis import khat_limit, khat_meaning, pareto_khat
+from pymc_ngvi.psis import khat_limit, pareto_khat, weigh
 from pymc_ngvi.types import Array
 
 #: Points along a curve; weights that are drawn, of those that are not in the tail.
@@ -74,7 +74,7 @@ def plot_khat(log_p: Array, log_q: Array, *, ax: Any = None) -> Any:
     ax.annotate(note, (0.02, 0.03), xycoords="axes fraction", fontsize=FONT_SIZE, color=FAINT)
     ax.legend(fontsize=FONT_SIZE, frameon=False, loc="upper right")
     trim(ax)
-    write_title(ax, f"Pareto k-hat {khat:.2f} ({n:,} draws): {khat_meaning(khat, n)}")
+    write_title(ax, weigh(log_p, log_q)[1].sentence())
     return ax
 
 
