@@ -216,8 +216,8 @@ def test_draws_of_a_component_have_its_distribution(approx, seed):
 
 
 def test_draws_are_those_of_the_seed_with_or_without_their_components(approx):
-    tree = approx.sample(30, random_seed=5, include_transformed=True)
-    again = approx.sample(30, random_seed=5)
+    tree = approx.sample(30, random_seed=5, include_transformed=True, log_p=True)
+    again = approx.sample(30, random_seed=5, log_p=True)
     theta = approx.draw_flat(30, 5)
     assert_array_equal(tree["posterior"]["slope"].values[0], theta[:, approx.layout.variables[1].where])
     stats_of_draws = tree["sample_stats"].to_dataset()
@@ -239,7 +239,7 @@ def test_draws_far_from_the_others_are_of_their_component(bimodal):
 
 
 def test_draws_of_a_single_gaussian_are_as_before(gaussian_approx):
-    tree = gaussian_approx.sample(5, random_seed=1)
+    tree = gaussian_approx.sample(5, random_seed=1, log_p=True)
     assert "components" not in tree.children
     assert list(tree["sample_stats"].data_vars) == ["log_p", "log_q"]
 
@@ -371,7 +371,8 @@ def test_summary_says_whether_it_was_worth_it(bimodal):
     assert summary.lines[-1].startswith("With 1.9 effective components, the mixture gains 1.9")
     assert summary.lines[-1].endswith(": worth it.")
     assert f" to {summary.khat:.2f}: " in summary.lines[-1]  # one k-hat, in both lines
-    assert f"k-hat {summary.khat:.2f} (1,000 draws)" in summary.lines[-2]
+    assert f"k-hat {summary.khat:.2f} ± " in summary.lines[-2]
+    assert "(1,000 draws, worth " in summary.lines[-2]
     assert "effective" not in " ".join(bimodal.summary(100, khat_draws=None).lines)
     bimodal.record = record()
     assert bimodal.summary(100, khat_draws=100).lines[-1] == "Mixture of 2 components, 1.9 effective."

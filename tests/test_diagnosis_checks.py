@@ -12,10 +12,11 @@ import pymc_ngvi
 from pymc_ngvi.approximation import NGVIApproximation
 from pymc_ngvi.diagnosis.drift import critical, drift_of
 from pymc_ngvi.diagnosis.moves import move, plan_of
-from pymc_ngvi.diagnosis.tails import coordinate_khats, weights_of
+from pymc_ngvi.diagnosis.tails import coordinate_khats
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState
 from pymc_ngvi.families.student_t import StudentTState
 from pymc_ngvi.model import LogDensity
+from pymc_ngvi.psis import weigh
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 
@@ -179,9 +180,9 @@ def test_khats_by_coordinate_point_at_the_one_that_is_too_narrow(seed, gaussian)
 def test_the_effective_sample_size_is_that_of_known_weights(rng):
     """For p = N(m, 1) and q = N(0, 1): E[w]^2 / E[w^2] = exp(-m^2)."""
     x = rng.standard_normal(100_000)
-    weights = weights_of(-0.5 * (x - 0.5) ** 2, -0.5 * x**2)
+    _, weights = weigh(-0.5 * (x - 0.5) ** 2, -0.5 * x**2)
     assert_allclose(weights.effective / len(x), np.exp(-0.25), rtol=0.02)
-    assert weights_of(np.zeros(1_000), np.zeros(1_000)).effective == pytest.approx(1_000)
+    assert weigh(np.zeros(1_000), np.zeros(1_000))[1].effective == pytest.approx(1_000)
 
 
 def test_the_elbo_of_a_shifted_gaussian_is_known(gaussian):
@@ -195,7 +196,7 @@ def test_the_elbo_of_a_shifted_gaussian_is_known(gaussian):
 def test_weights_at_lost_draws_are_left_out_and_counted(rng):
     x = rng.standard_normal(1_000)
     log_p = np.where(x < -1.0, -np.inf, -0.5 * x**2)
-    weights = weights_of(log_p, -0.5 * x**2)
+    _, weights = weigh(log_p, -0.5 * x**2)
     assert weights.n_lost == np.sum(x < -1.0)
     assert weights.effective == pytest.approx(np.sum(x >= -1.0))
 

@@ -250,7 +250,7 @@ def test_title_says_what_khat_means():
     ax = plot_khat(*pareto_weights(1.3))
     title = " ".join(ax.get_title(loc="left").split())
     assert title.startswith("Pareto k-hat 1.")
-    assert "q is far from the posterior" in title
+    assert "importance weights can't correct q" in title
     assert not is_clipped(ax)
 
 
@@ -431,7 +431,8 @@ def test_plot_fit_needs_a_fit(density):
 
 def test_plot_khat_is_that_of_khat(approx):
     title = approx.plot_khat(1_000, random_seed=4).get_title(loc="left")
-    assert title.startswith(f"Pareto k-hat {approx.khat(1_000, random_seed=4):.2f} (1,000 draws)")
+    assert title.startswith(f"Pareto k-hat {approx.khat(1_000, random_seed=4):.2f} ± ")
+    assert "(1,000 draws, worth " in title
 
 
 def test_plot_comparison_shows_free_variables(approx):

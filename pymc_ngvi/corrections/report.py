@@ -97,7 +97,7 @@ class CorrectionReport(FitReport):
             start += len(pool)
         note = f"resampled without replacement from {n_pool:,} draws of q: equally weighted"
         attrs = {"importance": note, "pool_draws": n_pool, "weight_left_out": left_out, **verdict.attrs()}
-        return Drawn(theta, self.log_p(theta), {}, attrs)
+        return Drawn(theta, None, {}, attrs)
 
     def _pool(self, draws: int, seed: int) -> Iterator[Array]:
         """Yield draws of q in chunks: the same ones whenever it is gone through, so that they need not be kept."""

@@ -80,7 +80,7 @@ class WeightReport(FitReport):
         n = n or int(np.clip(seconds_of(DIAGNOSIS, costs, self.record) / costs.weight, MIN_KHAT_DRAWS, FEWEST_WEIGHED))
         if n < wanted.n_weights:
             logger.info(
-                f"Importance weights are those of {n:,} draws, as evaluations of this model are dear: draws= takes more."
+                f"Importance weights of {n:,} draws: evaluations of this model are dear, ask for more by draws=."
             )
         return n
 
