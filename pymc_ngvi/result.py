@@ -120,6 +120,13 @@ class FitRecord:
                 "mean_flat, sd_flat and q show where it ended."
             )
 
+    @property
+    def next_step(self) -> str:
+        """What to do after a fit, as a sentence; empty where the status says it, and without effects of groups."""
+        if not self.converged or not (self.family == "sparse" or self.reparam):
+            return ""
+        return "approx.summary() says whether the best of this family is near enough to the posterior."
+
     def closing_line(self) -> str:
         """Return the outcome in one line."""
         return (

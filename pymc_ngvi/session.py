@@ -261,7 +261,7 @@ class FitSession:
         approx.record = record = self._record()
         approx.hist = state.losses.copy() if self._score else np.empty(0)
         approx.gap_hist = state.gaps.copy()
-        logger.info(record.closing_line())
+        logger.info(f"{record.closing_line()} {record.next_step}".rstrip())
         if remark := getattr(approx.q, "remark", ""):
             logger.info(remark)
         if record.n_dropped:

@@ -19,7 +19,7 @@ class Status(Enum):
     CONVERGED = (
         "converged",
         "The ELBO still to be gained within this family is below the tolerance, as measured on fresh draws.",
-        "Nothing to do; khat() says how near the family comes to the posterior.",
+        "Nothing to do; diagnose() says whether the best of the family is near enough to the posterior.",
     )
     LEVELLED = (
         "levelled off",
