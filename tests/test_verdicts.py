@@ -96,7 +96,8 @@ def test_no_page_alarms_on_an_easy_regression_and_none_contradicts_another(easy)
     assert "misses part" not in text
     assert diagnosis.reliable
     assert not [remark for remark in diagnosis.remarks if "k-hat" in remark]
-    easy.sample(5_000, importance="psis", random_seed=1)  # not refused
+    with pytest.warns(UserWarning, match="they do not help"):  # but not refused
+        easy.sample(5_000, importance="psis", random_seed=1)
     title = " ".join(easy.plot_khat().get_title(loc="left").split())
     assert title in text
 
