@@ -68,7 +68,7 @@ class VerdictReport(DiagnosisReport):
             return ("This approximation was not made by a fit.",)
         if record.converged:
             return (record.closing_line(),)
-        return record.closing_line(), f"{record.status.sentence} {record.status.cure}"
+        return record.closing_line(), f"{record.sentence} {record.status.cure}"
 
     def _verdict(self, khat_draws: int | None, rng: np.random.Generator) -> Verdict:
         converged = self.record is None or self.record.converged
