@@ -128,7 +128,7 @@ class SummaryReport(VerdictReport):
             Show the effects of each group, too.
         khat_draws : int or None, default 10_000
             None leaves k-hat out, and what a mixture gains over one Gaussian.
-        random_seed : int, Generator or None
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
         **kwargs
             Passed to ``arviz_stats.summary``. ``kind`` is "stats" by default: effective sample sizes and R-hat say
             nothing about independent draws. With ``var_names``, ``filter_vars`` or ``coords`` the table shows just

@@ -131,7 +131,7 @@ class CorrectionReport(FitReport):
         ----------
         draws : int, default 10_000
             Of q; at least 100.
-        random_seed : int, Generator or None
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
         include_transformed : bool, optional
             Have the unconstrained variables, too. Default: the attribute of that name.
 
@@ -208,7 +208,7 @@ class CorrectionReport(FitReport):
             A power of 2, at least 2.
         tol : float, default 1e-6
             Relative residual of the conjugate gradients.
-        random_seed : int, Generator or None
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
             Of the draws; by default they are the same in each call.
 
         Returns

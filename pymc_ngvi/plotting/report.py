@@ -50,7 +50,7 @@ class PictureReport(WeightReport):
         Parameters
         ----------
         draws : int, optional
-        random_seed : int, Generator or None
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
             As those of `khat`: what is equal gives the same k-hat.
         ax : matplotlib.axes.Axes, optional
             To draw into; by default a figure is made.
@@ -94,7 +94,7 @@ class PictureReport(WeightReport):
             Of q, and of the reference at most.
         max_coordinates : int, optional
             Of more, those that differ most are shown. Default: 40, 20 and 5 for the three kinds.
-        random_seed : int, Generator or None
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
         **options
             Passed to ``arviz_plots.plot_forest``, ``plot_dist`` or ``plot_pair``.
 
