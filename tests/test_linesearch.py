@@ -36,13 +36,26 @@ def test_the_top_of_a_parabola_is_found_at_once(top):
     assert len(tried) == 2
 
 
-@pytest.mark.parametrize("elbo", [-1e9, -np.inf, np.nan], ids=str)
-def test_each_step_is_between_a_quarter_and_half_of_the_one_before(elbo):
+@pytest.mark.parametrize(("elbo", "n_trials"), [(-1.0, 8), (-900.0, 8), (-1e9, 30), (-np.inf, 30), (np.nan, 30)])
+def test_each_step_is_between_a_quarter_and_half_of_the_one_before(elbo, n_trials):
+    """Hopeless steps do not count among the eight, but there is an end to them."""
     found, tried = run(lambda rho: elbo)
     assert found is None
     parts = np.divide(tried[1:], tried[:-1])
     assert ((parts >= 0.25) & (parts <= 0.5)).all()
-    assert len(tried) == 8
+    assert len(tried) == n_trials
+
+
+@pytest.mark.parametrize("hopeless", [-1e16, -np.inf])
+def test_a_direction_that_starts_far_too_long_is_not_given_up(hopeless):
+    """Steps 1e-6 as long as the first gain."""
+    (_, _, rho), _ = run(lambda rho: rho if rho < 1e-6 else hopeless, slope=1e3)
+    assert 0.25e-6 <= rho < 1e-6
+
+
+def test_a_fall_that_was_to_be_expected_of_a_long_step_counts():
+    """A rise of a million nats was promised: a fall of a few millions is no reason to go on for longer."""
+    assert len(run(lambda rho: -5e6 * rho, slope=1e6)[1]) == 8
 
 
 def test_steps_without_a_state_are_not_evaluated():
@@ -52,16 +65,16 @@ def test_steps_without_a_state_are_not_evaluated():
 
 def test_halving_to_where_there_is_a_state_costs_no_trial():
     """Nine steps without a state, then as many evaluations as ever, from the first that has one."""
-    found, tried = run(lambda rho: -np.inf, propose=lambda rho: rho if rho < 0.003 else None)
+    found, tried = run(lambda rho: -0.5 * rho, slope=0.0, propose=lambda rho: rho if rho < 0.003 else None)
     assert found is None
-    assert tried == [0.5 ** (9 + i) for i in range(8)]
+    assert tried == [0.5**9 * 0.25**i for i in range(8)]
 
 
 def test_steps_without_a_state_between_others_do_not_count_either():
     """Bad luck of every kind in turn: eight evaluations at most, and the search goes on where it was."""
     calls = iter([None, 1.0] * 8 + [2.0])
-    _, tried = run(lambda rho: -np.inf, propose=lambda rho: None if next(calls) is None else rho)
-    assert tried == [0.25 ** (1 + i) * 2.0 for i in range(8)]
+    _, tried = run(lambda rho: -1.0, slope=0.0, propose=lambda rho: None if next(calls) is None else rho)
+    assert tried == [0.5 ** (1 + i) * 0.25**i for i in range(8)]
 
 
 def test_a_direction_without_any_state_ends():

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
+from numpy.typing import NDArray
 from pymc.pytensorf import compile as pymc_compile
 
 from pymc_ngvi.model import cost, graph
@@ -205,6 +206,12 @@ class LogDensity(SecondOrder):
     def initial_point(self) -> Array:
         """Return the model's initial point, flat and unconstrained, (n_dim,)."""
         return self._initial_point.copy()
+
+    @property
+    def positive(self) -> list[NDArray[np.intp]]:
+        """Coordinates that are logarithms, an array for each positive variable."""
+        found = [v for v in self.layout.variables if v.value_name.endswith("_log__")]
+        return [np.arange(v.where.start, v.where.stop) for v in found]
 
     def prior_draws(self, n_draws: int, seed: int) -> Array:
         """Draw from the prior, (n, n_dim), unconstrained; fewer draws, or none, where it can't be drawn from."""

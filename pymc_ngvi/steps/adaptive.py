@@ -16,25 +16,24 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pymc_ngvi.draws import BASE_DRAWS, MAX_SOBOL_DIM, globals_first
-from pymc_ngvi.estimators.metric import in_full_metric
 from pymc_ngvi.status import Status
 from pymc_ngvi.steps.adaptive_state import AdaptiveState
 from pymc_ngvi.steps.belief import UNKNOWN, Belief
-from pymc_ngvi.steps.certificate import FEW_DRAWS, is_kinked, loses_draws, why_given_up
+from pymc_ngvi.steps.certificate import FEW_DRAWS, assessed, is_kinked, loses_draws, why_given_up
 from pymc_ngvi.steps.drift import Drift, with_stride
 from pymc_ngvi.steps.growth import Growth
 from pymc_ngvi.steps.linesearch import search
 from pymc_ngvi.steps.measure import evaluate
 from pymc_ngvi.steps.nearness import (
-    NEAR_NATS,
-    NEAR_NATS_PER_DIM,
     TENS_OF_THOUSANDS,
     THOUSANDS,
     has_effects,
     is_near,
     is_solved,
     secants_serve,
+    slack_of,
 )
+from pymc_ngvi.steps.scales import MAX_RECOVERIES, N_RECOVERY, Tools, recovered
 from pymc_ngvi.steps.secant import Pair, correct, moments_of, natural_gradient, rescaled_gap, trusted
 from pymc_ngvi.steps.set_size import draws_to_average, draws_to_solve
 from pymc_ngvi.steps.settling import LEAST_GAIN, MAX_SETTLING, can_settle, without_globals
@@ -69,7 +68,7 @@ _EXHAUSTED = 0.25
 #: Accepted steps on one set of draws, at most: a target that takes more is better served by more draws.
 _MAX_STEPS = 60
 #: Random streams from here on serve only to assess states, never to move them.
-_ASSESSMENT_LEVEL, _LISTENING_LEVEL = 1_000_000, 4_000_000
+_ASSESSMENT_LEVEL, _LISTENING_LEVEL, _RECOVERY_LEVEL = 1_000_000, 4_000_000, 6_000_000
 #: Accepted steps in a row that gain nothing, after which the set counts as solved.
 _MAX_IDLE = 3
 
@@ -145,12 +144,25 @@ class Adaptive:
         n_settling = MAX_SETTLING if can_settle(q) else 0
         state = AdaptiveState(q, 0, base, evaluation, moments, n_dropped=n_dropped, n_settling=n_settling)
         drift = Drift.measured(None, q, moments, base.n_draws)
-        return replace(state, belief=Belief.of(moments), drift=drift, growth=Growth(first=q.sd()))
+        state = replace(state, belief=Belief.of(moments), drift=drift, growth=Growth(first=q.sd()))
+        return replace(state, n_recoveries=MAX_RECOVERIES)
 
     def step(self, state: AdaptiveState) -> AdaptiveState:
         """Take one step."""
         new = self._step(state)
-        return replace(new, growth=state.growth.after(new.q))
+        new = replace(new, growth=state.growth.after(new.q))
+        ends_set = new.fresh and (state.level == 0 or self.terminate(new) not in (None, Status.UNBOUNDED))
+        return self._with_scales(new) if new.n_recoveries and ends_set else new
+
+    def _with_scales(self, state: AdaptiveState) -> AdaptiveState:
+        """Look for lost scales elsewhere; return the state as it is where none are."""
+        bases = [self.base_draws(_RECOVERY_LEVEL + 2 * state.level + k, n, state.q) for k, n in enumerate(N_RECOVERY)]
+        q = recovered(Tools(self._target, self._update, self._estimator, *bases), state.q)
+        if q is None:
+            return replace(state, n_recoveries=state.n_recoveries - 1 if state.level <= 1 else 0)
+        moved = AdaptiveState(q, state.level, state.base, state.evaluation, state.moments, n_dropped=state.n_dropped)
+        moved = replace(moved, growth=state.growth, n_recoveries=state.n_recoveries - 1)
+        return self._redraw(moved, self._n_draws)
 
     def _step(self, state: AdaptiveState) -> AdaptiveState:
         if state.n_settling:
@@ -184,15 +196,7 @@ class Adaptive:
         if not state.fresh:
             aside = replace(state, level=_ASSESSMENT_LEVEL + state.level, belief=UNKNOWN)
             state = self._redraw(aside, max(state.n_draws, FEW_DRAWS))
-        evaluation, gap, gap_sd = state.evaluation, state.gap, state.belief.sd
-        if not state.q.exact_metric and evaluation.finite.any():
-            full = in_full_metric(self._target, state.q, evaluation.theta[evaluation.finite], state.moments)
-            if full is not None:
-                gap, gap_sd = max(full.gap - full.floor, 0.0), full.floor_sd
-        # Not what the certificate says: then it is hidden by noise, or along correlations that the family leaves out.
-        hidden = Status.NOISE_LIMITED if state.q.exact_metric else Status.LEVELLED
-        against = hidden if gap - 2.0 * gap_sd > self._tolerance.most(state.q) else None
-        return Assessment(evaluation.theta, evaluation.logp, state.base.pairs(), gap, gap_sd, against)
+        return assessed(self._target, state, self._tolerance.most(state.q))
 
     def conclude(self, status: Status, assessment: Assessment) -> Status:
         """Return the status in the light of what was measured at the end."""
@@ -314,13 +318,7 @@ class Adaptive:
         old = state.evaluation
         if not np.isfinite(new.elbo) or (~new.finite).sum() > (~old.finite).sum():
             return False
-        # Within the sampling error the fixed point of the update and the maximum on these draws need not agree.
-        tol, floor = self._tolerance.least(state.q), state.moments.floor
-        slack = 1e-9 * abs(old.elbo) + 0.5 * min(floor, tol)
-        if state.q.globals_ is not None and state.moments.gap < NEAR_NATS_PER_DIM * self._target.n_dim:
-            # The noise in the scales of group effects, and that of the ELBO along them, are those of the same draws:
-            # together they hide what a global parameter gains.
-            slack = max(slack, min(2.0 * floor, max(tol, NEAR_NATS)))
+        slack = slack_of(state, self._tolerance.least(state.q))
         return new.elbo >= old.elbo - slack
 
     def _next_set(self, state: AdaptiveState) -> AdaptiveState:

@@ -60,6 +60,8 @@ class AdaptiveState:
         The last one of global parameters that drifted.
     growth : Growth
         Of standard deviations.
+    n_recoveries : int
+        Times that may follow in which lost scales are looked for.
     """
 
     q: Any
@@ -84,6 +86,7 @@ class AdaptiveState:
     drift: Drift | None = None
     stride: Stride | None = None
     growth: Growth = field(default_factory=Growth)
+    n_recoveries: int = 0
 
     @property
     def elbo(self) -> float:

@@ -6,9 +6,10 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.estimators.metric import in_full_metric
 from pymc_ngvi.status import Status
 from pymc_ngvi.steps.adaptive_state import AdaptiveState
-from pymc_ngvi.types import BaseDraws, Evaluation, Moments
+from pymc_ngvi.types import Assessment, BaseDraws, Evaluation, Moments, TargetDensity
 
 #: Draws below which nothing is certified, and a solved set is followed by a larger one.
 FEW_DRAWS = 32
@@ -67,6 +68,28 @@ def why_given_up(state: AdaptiveState) -> Status:
     if is_kinked(state.q, state.base, state.evaluation, state.moments):
         return Status.NOT_SMOOTH
     return Status.STALLED if state.stalled else Status.NOISE_LIMITED
+
+
+def assessed(target: TargetDensity, state: AdaptiveState, most: float) -> Assessment:
+    """Return what the fresh draws of a state say of it.
+
+    Parameters
+    ----------
+    target : TargetDensity
+    state : AdaptiveState
+        On fresh draws.
+    most : float
+        Nats that may be left.
+    """
+    evaluation, gap, gap_sd = state.evaluation, state.gap, state.belief.sd
+    if not state.q.exact_metric and evaluation.finite.any():
+        full = in_full_metric(target, state.q, evaluation.theta[evaluation.finite], state.moments)
+        if full is not None:
+            gap, gap_sd = max(full.gap - full.floor, 0.0), full.floor_sd
+    # Not what the certificate says: then it is hidden by noise, or along correlations that the family leaves out.
+    hidden = Status.NOISE_LIMITED if state.q.exact_metric else Status.LEVELLED
+    against = hidden if gap - 2.0 * gap_sd > most else None
+    return Assessment(evaluation.theta, evaluation.logp, state.base.pairs(), gap, gap_sd, against)
 
 
 def is_kinked(q: Any, base: BaseDraws, evaluation: Evaluation, moments: Moments) -> bool:

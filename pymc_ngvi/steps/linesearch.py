@@ -9,8 +9,10 @@ from pymc_ngvi.types import Evaluation
 
 #: Steps evaluated along one direction; each at least this part of the one before, and at most half of it.
 _MAX_TRIALS, _LEAST_PART = 8, 0.25
-#: Halvings of a step that leads to no state at all: they cost no evaluation.
-_MAX_HALVINGS = 30
+#: Steps proposed along one direction, those included that lead to no state, and those that are hopeless.
+_MAX_PROPOSED = 30
+#: Nats, and multiples of the rise that was promised, by which the ELBO falls at a step that is hopeless.
+_HOPELESS, _TIMES = 1e3, 10.0
 
 
 def search(
@@ -39,9 +41,14 @@ def search(
     Returns
     -------
     state, evaluation, step size; or None where no step was accepted.
+
+    Notes
+    -----
+    Far from the optimum a scale can be sent to where log p is -1e16 or not finite. Such hopeless trials say nothing of
+    the direction, and do not count among those after which it is given up.
     """
     rho, trials = first, 0
-    for _ in range(_MAX_HALVINGS):
+    for _ in range(_MAX_PROPOSED):
         q = propose(rho)
         if q is None:
             rho *= 0.5
@@ -49,11 +56,17 @@ def search(
         evaluation = evaluate(q)
         if accepts(evaluation):
             return q, evaluation, rho
-        trials += 1
+        gained = evaluation.elbo - elbo
+        trials += not _is_hopeless(rho * slope, gained)
         if trials == _MAX_TRIALS:
             break
-        rho *= _shorter(rho * slope, evaluation.elbo - elbo)
+        rho *= _shorter(rho * slope, gained)
     return None
+
+
+def _is_hopeless(slope: float, gained: float) -> bool:
+    """Tell whether a trial ended nowhere near where it began."""
+    return not np.isfinite(gained) or -gained > max(_HOPELESS, _TIMES * slope)
 
 
 def _shorter(slope: float, gained: float) -> float:

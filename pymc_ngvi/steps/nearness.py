@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from pymc_ngvi.steps.adaptive_state import AdaptiveState
 from pymc_ngvi.steps.tolerance import judged
 from pymc_ngvi.types import Moments
 
@@ -53,6 +54,26 @@ def is_solved(q: Any, moments: Moments, least: float) -> bool:
         return True
     grad, se = np.abs(moments.grad[q.globals_]), moments.grad_se[q.globals_]
     return bool(np.all(grad <= np.maximum(_LEAST_GLOBAL, _GLOBAL_SE * se)))
+
+
+def slack_of(state: AdaptiveState, tol: float) -> float:
+    """Return the nats by which the ELBO may fall on the draws in use, in a step that counts as none that does harm.
+
+    Parameters
+    ----------
+    state : AdaptiveState
+        Before the step.
+    tol : float
+        Nats that may be left where the posterior is near-Gaussian.
+    """
+    # Within the sampling error the fixed point of the update and the maximum on these draws need not agree.
+    floor, gap, n_dim = state.moments.floor, state.moments.gap, float(state.q.n_dim)
+    slack = 1e-9 * abs(state.elbo) + 0.5 * min(floor, tol)
+    if state.q.globals_ is not None and gap < NEAR_NATS_PER_DIM * n_dim:
+        # The noise in the scales of group effects, and that of the ELBO along them, are those of the same draws:
+        # together they hide what a global parameter gains.
+        slack = max(slack, min(2.0 * floor, max(tol, NEAR_NATS)))
+    return slack
 
 
 def _are_small(q: Any, moments: Moments) -> bool:

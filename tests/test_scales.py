@@ -1,0 +1,119 @@
+"""Scales of latent effects that a fit has lost, and regressions on raw data whose first steps are hopeless."""
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from pymc_ngvi import LogDensity, fit_ngvi
+from pymc_ngvi.families import DiagonalState, FullState
+from pymc_ngvi.steps import adaptive
+from pymc_ngvi.steps.held import Held
+from pymc_ngvi.steps.scales import lost_scales
+
+QUIET = {"progressbar": False, "backend": "quick"}
+
+
+def raw_intercepts():
+    """Centred intercepts of 15 groups, with scales of hundreds."""
+    rng = np.random.default_rng(3)
+    group = np.repeat(np.arange(15), 6)
+    y = 500.0 + 60.0 * rng.standard_normal(15)[group] + 80.0 * rng.standard_normal(90)
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0.0, 1000.0)
+        b = pm.Normal("b", 0.0, pm.HalfNormal("sd", 300.0), shape=15)
+        pm.Normal("y", mu + b[group], pm.HalfNormal("sigma", 300.0), observed=y)
+    return model
+
+
+def raw_line():
+    """200 heights and weights, with the scale's prior far too narrow."""
+    rng = np.random.default_rng(2)
+    x = rng.normal(170.0, 8.0, 200)
+    y = -80.0 + 0.9 * x + 9.0 * rng.standard_normal(200)
+    with pm.Model() as model:
+        intercept = pm.Normal("intercept", 0.0, 50.0)
+        beta = pm.Normal("beta", 0.0, 50.0, shape=1)
+        pm.Normal("y", intercept + beta * x, pm.Exponential("sigma", 1.0), observed=y)
+    return model
+
+
+@pytest.fixture(scope="module")
+def density():
+    return LogDensity(raw_intercepts(), "quick")
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("family", ["full", "sparse"])
+def test_a_scale_that_collapsed_is_found(family, seed):
+    """Left to natural steps, sd ends below 1, several nats lower, and the fit calls itself converged."""
+    approx = fit_ngvi(model=raw_intercepts(), family=family, random_seed=seed, **QUIET)
+    right = {"sd": 60.0, "sigma": 80.0, "mu": 500.0}
+    best = fit_ngvi(model=raw_intercepts(), family=family, random_seed=9, start=right, **QUIET)
+    assert approx.converged
+    assert approx.elbo.value > best.elbo.value - 0.3  # tolerance of both, and noise of .02 nats each
+    assert np.exp(approx.mean_data["sd_log__"]) > 20.0
+
+
+def test_nothing_changes_where_no_scale_is_lost(monkeypatch):
+    """The same bits, and two Hessians: one after the first set, one at the end."""
+    approx = fit_ngvi(model=raw_line(), random_seed=3, **QUIET)
+    monkeypatch.setattr(adaptive, "MAX_RECOVERIES", 0)
+    plain = fit_ngvi(model=raw_line(), random_seed=3, **QUIET)
+    np.testing.assert_array_equal(approx.mean_flat, plain.mean_flat)
+    assert approx.n_gradients == plain.n_gradients
+    assert approx.n_hessians == plain.n_hessians + 2
+
+
+@pytest.mark.parametrize("seed", [3, 11, 14])
+def test_a_regression_on_raw_data_gets_away_from_its_start(seed):
+    """Of these seeds two stalled at a start a hundred thousand nats below."""
+    approx = fit_ngvi(model=raw_line(), random_seed=seed, **QUIET)
+    assert approx.converged
+    assert abs(approx.mean_data["sigma_log__"] - np.log(9.0)) < 0.2  # posterior standard deviation .05
+    assert approx.elbo.value > -760.0
+
+
+def test_lost_scales_are_those_whose_curvature_is_owed_to_the_spread(density):
+    """With effects all but 0 the scale follows their spread; with effects at a distance the data hold it."""
+    names = {v.name: v.where for v in density.layout.variables}
+    sd = names["sd"].start
+    location = density.initial_point()
+    location[names["mu"]], location[sd], location[names["sigma"]] = 500.0, 0.0, np.log(100.0)
+    q = _with_own_curvature(density, location)
+    assert [g.tolist() for g in lost_scales(density, q)] == [[sd]]
+    location[names["b"]], location[sd] = np.linspace(-90.0, 90.0, 15), np.log(50.0)
+    assert lost_scales(density, _with_own_curvature(density, location)) == []
+
+
+def _with_own_curvature(density, location):
+    """Return the diagonal Gaussian about a location whose effects spread as their prior, fitted to log p in scales."""
+    b = next(v for v in density.layout.variables if v.name == "b").where
+    sd = next(v for v in density.layout.variables if v.name == "sd").where
+    scale = np.full(density.n_dim, 0.05)
+    scale[b] = min(np.exp(location[sd])[0], 5.0)
+    rng = np.random.default_rng(1)
+    curvature = -density.mean_hessian_diagonal(location + scale * rng.standard_normal((256, density.n_dim)))
+    return DiagonalState.from_scale(location, 1.0 / np.sqrt(np.abs(curvature)))
+
+
+def test_held_coordinates_have_a_gaussian_of_their_own_and_the_others_the_density_given_them(density):
+    index, point, sd = np.array([2, 16]), np.array([40.0, 3.0]), np.array([5.0, 0.5])
+    held = Held(density, index, point, sd)
+    theta = density.initial_point() + np.random.default_rng(1).standard_normal((3, density.n_dim))
+    given = theta.copy()
+    given[:, index] = point
+    standard = (theta[:, index] - point) / sd
+    logp, grad = held.logp_grad(theta)
+    np.testing.assert_allclose(logp, density.logp(given) - 0.5 * (standard**2).sum(axis=1))
+    expected = density.grad(given)
+    expected[:, index] = -standard / sd
+    np.testing.assert_allclose(grad, expected)
+    hessian = density.hessian(given).mean(axis=0)
+    hessian[index], hessian[:, index] = 0.0, 0.0
+    hessian[index, index] = -1.0 / sd**2
+    np.testing.assert_allclose(held.mean_hessian_products(theta, np.eye(density.n_dim)), hessian, atol=1e-12)
+    np.testing.assert_allclose(held.mean_hessian_diagonal(theta), np.diag(hessian), atol=1e-12)
+    values = held.pattern.symmetric(held.mean_hessian_values(theta)).toarray()
+    np.testing.assert_allclose(values, hessian, atol=1e-12)
+    q = FullState.from_scale(theta[0], np.ones(density.n_dim))
+    np.testing.assert_allclose(held.curvature(q, theta), -hessian, atol=1e-12)
