@@ -20,7 +20,7 @@ CHOOSING = DOCS / "choosing.md"
 FOLDERS = {"family": "families", "update": "updates", "estimator": "estimators", "step": "steps"}
 ENTRIES = [(axis, name) for axis in AXES for name in AXES[axis]]
 PAGES = {(axis, name): DOCS / FOLDERS[axis] / f"{name}.md" for axis, name in ENTRIES}
-README_SECTION = "Every update of the papers"
+PAPERS = "By paper"
 OPTIONS = {*inspect.signature(NGVI.__init__).parameters, *inspect.signature(NGVI.fit).parameters} - {"unknown"}
 OF_METHODS = {
     parameter
@@ -152,24 +152,35 @@ def test_the_examples_of_choosing_run():
     run(CHOOSING.read_text(encoding="utf-8"))
 
 
-# --- readme -----------------------------------------------------------------------------------------------------------
+# --- methods, options, readme -----------------------------------------------------------------------------------------
 
 
-def test_readme_names_every_entry_but_no_other():
-    listed = [
-        (axis, name) for axis, name in re.findall(r'`(\w+)="(\w+)"`', section(ROOT / "README.md", README_SECTION))
-    ]
+def test_the_table_by_paper_names_every_entry_but_no_other():
+    listed = re.findall(r'`(\w+)="(\w+)"`', section(DOCS / "methods.md", PAPERS))
     assert set(ENTRIES) <= set(listed)
     assert all(name in AXES.get(axis, [name]) for axis, name in listed)
 
 
-def test_readme_lists_every_option():
-    listed = [name for row in rows(section(ROOT / "README.md", "Options")) for name in words(row[0])]
+def test_the_page_of_options_lists_every_one():
+    listed = [name for row in rows((DOCS / "options.md").read_text(encoding="utf-8")) for name in words(row[0])]
     assert set(listed) == OPTIONS - {"self", "model", "progressbar_theme"}
 
 
-def test_the_examples_of_readme_s_section_run():
-    run(section(ROOT / "README.md", README_SECTION))
+def test_the_examples_by_paper_run():
+    run(section(DOCS / "methods.md", PAPERS))
+
+
+@pytest.mark.filterwarnings("ignore:For backward compatibility, 'str' dtypes are included")
+def test_the_examples_of_the_readme_run_as_pasted():
+    """The first needs a model; the others are pasted one after the other."""
+    pytest.importorskip("bambi", reason="bambi is in the dependency group bench")
+    first, *others = blocks((ROOT / "README.md").read_text(encoding="utf-8"))
+    scope = {"__name__": "__main__"}
+    for block in others:
+        exec(compile(block, "README.md", "exec"), scope)
+    exec(compile(first, "README.md", "exec"), scope)
+    assert scope["approx"].converged
+    assert set(scope["posterior"].posterior.data_vars) >= {"intercept", "slope", "sd", "effect"}
 
 
 # --- all --------------------------------------------------------------------------------------------------------------
