@@ -221,7 +221,7 @@ def test_options_in_a_text_exist(path):
     ]
     calls = [call for block in blocks(text) for call in re.findall(r"pm\.fit\((.*?)\)\n", block, flags=re.S)]
     in_calls = [name for call in calls for name in re.findall(r"(\w+)=", call)]
-    elsewhere = {"method", "total_size", "inference_method", "centered"}
+    elsewhere = {"method", "total_size", "inference_method", "centered", "noncentered"}
     assert set(inline + in_calls) <= OPTIONS | OF_METHODS | elsewhere
     for axis, value in re.findall(r'\b(family|update|estimator|step)="(\w+)"', text):
         assert value in AXES[axis] or (axis, value) == ("family", AUTO), f"{axis}={value}"

@@ -60,12 +60,12 @@ def draw(by_method, labels):
     figure, (left, right) = pyplot.subplots(
         1, 2, figsize=(10, 4.2), layout="constrained", gridspec_kw={"width_ratios": [2.2, 1]}
     )
-    for i, (method, (label, colour)) in enumerate(METHODS.items()):
+    for i, (method, (_, colour)) in enumerate(METHODS.items()):
         q, place = by_method[method], np.arange(len(labels))[::-1] + 0.24 * (1 - i)
         left.hlines(place, q[:, 0], q[:, 4], color=colour, linewidth=1.3)
         left.hlines(place, q[:, 1], q[:, 3], color=colour, linewidth=4)
         left.plot(q[:, 2], place, "o", color="white", markeredgecolor=colour, markersize=4.5)
-        right.barh(2 - i, cold[method], color=colour, height=0.5)
+        right.barh(2 - i, cold[method], color=colour, height=0.4)
         right.text(cold[method] + 1.0, 2 - i, f"{cold[method]:.{int(cold[method] < 10)}f} s", va="center")
     left.axvline(0.0, color="0.8", linewidth=1, zorder=0)
     left.set_yticks(np.arange(len(labels))[::-1], labels)
