@@ -476,7 +476,7 @@ def test_fit_ngvi_shows_what_the_constructor_and_the_fit_take():
         (choices.ComponentsName, COMPONENTS),
         (choices.WeightUpdateName, WEIGHT_UPDATES),
     ],
-    ids=str,
+    ids=["family", "update", "estimator", "step", "base draws", "components", "weights"],
 )
 def test_the_types_of_words_are_the_words_that_are_valid(words, valid):
     assert set(get_args(words)) == set(valid)
