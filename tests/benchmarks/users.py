@@ -1,0 +1,297 @@
+"""Models of users' kinds, fitted by the default: how each fit ends, how far off it is, and whether its verdict is right.
+
+Each model is fitted, drawn from, summarised and diagnosed in a process of its own, and then fitted from other starts.
+The moments of NUTS that it is compared with are in ``users_models/references.npz``; ``--references`` makes those that
+are missing (with nutpie; an hour or so for all). A run can be stopped and resumed: models that are in the results file
+already are not run again.
+
+Examples
+--------
+::
+
+    python users.py --processes 2
+    python users.py --models "groups: radon" --starts 1 --out radon.csv --table radon.md
+"""
+
+import argparse
+import datetime
+import tempfile
+import time
+import traceback
+import warnings
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pymc as pm
+
+from environment import describe_environment
+from isolated import first_line, report, run_process, script
+from measure import Reference, coordinate_names, unconstrain
+from pages import column_of, measured_on, table, write_between_marks
+from records import Records, Row
+from users_models import IMPROPER, MODELS, SEVERAL_MODES, TWINS
+
+DOCS = Path(__file__).parents[2] / "docs"
+REFERENCES = Path(__file__).parent / "users_models" / "references.npz"
+#: Errors of a mean, in standard deviations, and of a standard deviation, relative, from which on a fit is not to be
+#: relied on: the limits of `approx.diagnose()`.
+MEAN, SD = 0.3, 0.2
+#: Nats below the best of all starts that a fit that says "converged" may be.
+SLACK = 1.0
+N_DRAWS, LIMIT = 2_000, 600.0
+CHAINS, TUNE, DRAWS = 4, 1_000, 1_500
+
+FIELDS = (
+    "model", "kind", "n_dim", "status", "elbo", "gap", "em", "es", "worst_mean", "worst_mean_at", "worst_sd",
+    "worst_sd_at", "reliable", "verdict", "khat", "best_elbo", "below_best", "n_starts", "n_gradients", "n_hessians",
+    "fit_seconds", "summary_seconds", "diagnose_seconds", "reasons", "note", "date", "environment",
+)  # fmt: skip
+
+CAPTION = f"""\
+The default fit of models of users' kinds (`tests/benchmarks/users_models/`), one seed. em: root mean square over
+unconstrained coordinates of the error of the mean in standard deviations of NUTS; es: of the relative error of the
+standard deviation; worst: the largest of each. The verdict is that of `approx.diagnose()`: a *false assurance* is
+"reliable" where a mean is off by more than {MEAN:g} sd or a standard deviation by more than {SD:.0%}, a *false alarm*
+"not reliable" where all are within half of that. Below best: nats of ELBO below the best of all starts. Seconds are
+those of the first fit in a process, compiling included.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run what is missing and write the table."""
+    options = _parse_options(arguments)
+    if options.worker:
+        measure_model(options.models[0], options.seed, options.starts)
+        return
+    if options.references:
+        make_references(options.models)
+        return
+    records = Records(options.out, FIELDS)
+    done = {row["model"] for row in records.read()}
+    missing = [name for name in options.models if name not in done]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.processes) as pool:
+        for name, row in pool.map(lambda name: (name, _in_process(name, options, Path(folder))), missing):
+            records.append(row)
+            print(f"{name}: {row['status']}, {row.get('verdict')}, {row.get('note', '')}", flush=True)
+    write_between_marks(options.table, write_table(records.read()), Path(__file__).name)
+
+
+def _in_process(name: str, options: argparse.Namespace, folder: Path) -> dict[str, object]:
+    command = script(__file__, "--worker", "--models", name, "--seed", options.seed, "--starts", options.starts)
+    found = run_process(command, folder / str(list(MODELS).index(name)), LIMIT)
+    found.pop("process_seconds")
+    row = {"model": name, "kind": MODELS[name][0], "environment": describe_environment(), **found}
+    return {**row, "date": datetime.datetime.now().isoformat(timespec="seconds"), "verdict": verdict_of(name, row)}
+
+
+def measure_model(name: str, seed: int, n_starts: int) -> None:
+    """Fit a model and print the columns of its row as they are known."""
+    import pymc_ngvi  # noqa: F401  (makes pm.fit know the method)
+
+    warnings.simplefilter("ignore")  # the status is in the row
+    model = MODELS[name][1]()
+    stage = "fit"
+    try:
+        start = time.perf_counter()
+        with model:
+            approx = pm.fit(method="ngvi", random_seed=seed, progressbar=False)
+        report(fit_seconds=time.perf_counter() - start, **_outcome(approx))
+        report(**_errors(name, model, approx))
+        stage = "sample"
+        approx.sample(N_DRAWS, random_seed=seed)
+        stage, start = "summary", time.perf_counter()
+        str(approx.summary(random_seed=seed))
+        report(summary_seconds=time.perf_counter() - start)
+        stage, start = "diagnose", time.perf_counter()
+        if name not in TWINS:
+            diagnosis = approx.diagnose(random_seed=seed)
+            report(
+                diagnose_seconds=time.perf_counter() - start,
+                reliable=int(diagnosis.reliable),
+                khat=float(diagnosis.khat),
+                reasons=" | ".join(diagnosis.reasons),
+            )
+        stage = "other starts"
+        report(**_other_starts(name, model, approx, seed, n_starts))
+    except Exception as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(at.filename).name}:{at.lineno}"
+        refused = stage == "fit" and isinstance(error, ValueError)
+        report(status="refused" if refused else f"error in {stage}", note=f"{first_line(error)} ({where})")
+
+
+def _outcome(approx: pm.Approximation) -> dict[str, object]:
+    record = approx.record
+    return {
+        "n_dim": approx.layout.n_dim,
+        "status": str(record.status),
+        "elbo": float(record.elbo.value),
+        "gap": None if np.isnan(record.gap) else float(record.gap),
+        "n_gradients": record.n_gradients,
+        "n_hessians": record.n_hessians,
+    }
+
+
+def _errors(name: str, model: pm.Model, approx: pm.Approximation) -> dict[str, object]:
+    """Return the errors of the moments."""
+    reference = read_reference(name)
+    if reference is None:
+        return {}
+    names = coordinate_names(model)
+    mean, sd = approx.mean_flat, approx.sd_flat
+    errors = reference.errors(names, mean, sd)
+    ratio = sd / np.array([reference.sd[n] for n in names]) - 1.0
+    worst = int(np.argmax(np.abs(ratio)))
+    return {
+        "em": errors.em,
+        "es": errors.es,
+        "worst_mean": errors.worst_error,
+        "worst_mean_at": errors.worst_name,
+        "worst_sd": float(ratio[worst]),
+        "worst_sd_at": names[worst],
+    }
+
+
+def _other_starts(name: str, model: pm.Model, approx: pm.Approximation, seed: int, n_starts: int) -> dict[str, object]:
+    """Fit from draws of the prior, or from wide normals where there is none, and return the best ELBO."""
+    elbos = [approx.elbo.value]
+    rng = np.random.default_rng([seed, n_starts])
+    if name in (*TWINS, *IMPROPER):
+        return {}
+    prior = approx.density.prior_draws(n_starts, seed)
+    for i in range(1, n_starts):
+        point = prior[i] if len(prior) > i and np.isfinite(prior[i]).all() else rng.normal(0.0, 2.0, approx.layout.n_dim)
+        try:
+            with model:
+                other = pm.fit(
+                    300, method="ngvi", random_seed=seed + i, start=approx.layout.unflatten(point), progressbar=False
+                )
+        except (ValueError, ArithmeticError):
+            continue
+        if np.isfinite(other.elbo.value) and other.elbo.se < SLACK:
+            elbos.append(other.elbo.value)
+    best = float(max(elbos))
+    return {"best_elbo": best, "below_best": best - elbos[0], "n_starts": len(elbos)}
+
+
+def verdict_of(name: str, row: dict[str, object]) -> str:
+    """Return whether the verdict of a row is right, as one word or two."""
+    if name in IMPROPER:
+        return "right" if row["status"] != "converged" else "false assurance"
+    if row.get("reliable") is None or row.get("worst_mean") is None:
+        return "-"
+    worst = max(abs(row["worst_mean"]) / MEAN, abs(row["worst_sd"]) / SD)
+    if row["reliable"] and worst > 1.0:
+        return "false assurance"
+    return "false alarm" if not row["reliable"] and worst < 0.5 else "right"
+
+
+def read_reference(name: str) -> Reference | None:
+    """Return the moments of NUTS; None where there are none."""
+    if not REFERENCES.exists():
+        return None
+    with np.load(REFERENCES) as file:
+        if f"{name}/mean" not in file:
+            return None
+        names = file[f"{name}/names"].tolist()
+        mean, sd = (dict(zip(names, file[f"{name}/{of}"].tolist(), strict=True)) for of in ("mean", "sd"))
+    return Reference(mean, sd)
+
+
+def make_references(names: Sequence[str]) -> None:
+    """Sample the models that have no reference yet, and write the file after each."""
+    import arviz_stats
+    import nutpie
+
+    for name in names:
+        if name in IMPROPER or read_reference(name) is not None:
+            continue
+        model, start = TWINS.get(name, MODELS[name][1])(), time.perf_counter()
+        chains = 4 * CHAINS if name in SEVERAL_MODES else CHAINS
+        compiled = nutpie.compile_pymc_model(model)
+        tree = nutpie.sample(
+            compiled, chains=chains, tune=TUNE, draws=DRAWS, seed=1, progress_bar=False, target_accept=0.95,
+        )  # fmt: skip
+        theta = unconstrain(tree.posterior, model)
+        rhat = max(float(v.max()) for v in arviz_stats.rhat(tree.posterior).data_vars.values() if v.size)
+        ess = min(float(v.min()) for v in arviz_stats.ess(tree.posterior).data_vars.values() if v.size)
+        known = dict(np.load(REFERENCES)) if REFERENCES.exists() else {}
+        known |= {
+            f"{name}/names": np.array(coordinate_names(model)),
+            f"{name}/mean": theta.mean(axis=0),
+            f"{name}/sd": theta.std(axis=0, ddof=1),
+            f"{name}/quality": np.array([ess, rhat]),
+        }
+        np.savez_compressed(REFERENCES, **known)
+        print(f"{name}: ess {ess:.0f}, R-hat {rhat:.3f}, {time.perf_counter() - start:.0f} s", flush=True)
+
+
+def write_table(rows: Sequence[Row]) -> str:
+    """Return the table as Markdown."""
+    if not rows:
+        return "No results.\n"
+    rows = sorted(rows, key=lambda row: list(MODELS).index(row["model"]))
+    header = (
+        "model", "d", "ended", "em", "es", "worst mean", "worst sd", "reliable", "verdict", "below best", "fit, s",
+        "summary, s", "diagnose, s",
+    )  # fmt: skip
+    return "\n".join([*measured_on(rows), CAPTION, *_totals(rows), "", *table(header, [_cells(row) for row in rows]), ""])
+
+
+def _totals(rows: Sequence[Row]) -> list[str]:
+    of = column_of(rows)
+    count = {word: sum(row["verdict"] == word for row in rows) for word in ("right", "false alarm", "false assurance")}
+    crashed = sum(row["status"].startswith(("error", "more than")) for row in rows)
+    low = [row for row in rows if row["status"] == "converged" and row["below_best"]]
+    n_low = sum(float(row["below_best"]) > SLACK for row in low)
+    return [
+        f"{len(rows)} models; {crashed} crashed or were killed; verdicts: {count['right']} right, "
+        f"{count['false alarm']} false alarms, {count['false assurance']} false assurances; {n_low} of {len(low)} that "
+        f"say converged are more than {SLACK:g} nat below the best start. Median seconds of a fit: "
+        f"{np.median(of('fit_seconds')):.1f}."
+    ]
+
+
+def _cells(row: Row) -> list[str]:
+    def number(column: str, form: str) -> str:
+        return format(float(row[column]), form) if row[column] else "-"
+
+    reliable = {"1": "yes", "0": "no"}.get(row["reliable"], "-")
+    ended = row["status"] + (f": {row['note'][:60]}" if row["status"].startswith(("refused", "error")) else "")
+    return [
+        row["model"],
+        row["n_dim"] or "-",
+        ended,
+        number("em", ".3f"),
+        number("es", ".3f"),
+        f"{number('worst_mean', '+.2f')} `{row['worst_mean_at']}`" if row["worst_mean"] else "-",
+        f"{number('worst_sd', '+.2f')} `{row['worst_sd_at']}`" if row["worst_sd"] else "-",
+        reliable,
+        row["verdict"],
+        number("below_best", ".2f"),
+        number("fit_seconds", ".1f"),
+        number("summary_seconds", ".1f"),
+        number("diagnose_seconds", ".1f"),
+    ]
+
+
+def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL")
+    parser.add_argument("--starts", type=int, default=10, help="the default one included")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=1, help="side by side")
+    parser.add_argument("--references", action="store_true", help="make the references that are missing, and stop")
+    parser.add_argument("--out", type=Path, default=DOCS / "benchmarks" / "users.csv")
+    parser.add_argument("--table", type=Path, default=DOCS / "benchmarks" / "users.md", help="page with marks, or new")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""A battery of models of the kinds that users of PyMC and Bambi write, with simulated data; see `users.py`."""
+
+from users_models import counts, groups, regressions, series, structured
+
+#: Name -> (kind, function that makes the model).
+MODELS = {
+    f"{kind}: {name.replace('_', ' ')}": (kind, build)
+    for kind, module in (
+        ("regression", regressions),
+        ("groups", groups),
+        ("counts and survival", counts),
+        ("series and fields", series),
+        ("structured", structured),
+    )
+    for name, build in module.MODELS.items()
+}
+
+#: Models whose posterior is that of another one: there log p can be had.
+TWINS = {"structured: minibatch": lambda: structured.minibatch(None)}
+#: Improper posteriors: there is no reference, and the right answer is to say so.
+IMPROPER = ("regression: separated flat", "structured: flat alone")
+#: Posteriors with several modes: as many chains start from the prior.
+SEVERAL_MODES = ("structured: label switching", "structured: factor analysis")
