@@ -1,4 +1,4 @@
-"""Models of users' kinds, fitted by the default: how each fit ends, how far off it is, and whether its verdict is right.
+"""Models of users' kinds, fitted by the default: how each ends, how far off it is, and whether its verdict is right.
 
 Each model is fitted, drawn from, summarised and diagnosed in a process of its own, and then fitted from other starts.
 The moments of NUTS that it is compared with are in ``users_models/references.npz``; ``--references`` makes those that
@@ -163,7 +163,8 @@ def _other_starts(name: str, model: pm.Model, approx: pm.Approximation, seed: in
         return {}
     prior = approx.density.prior_draws(n_starts, seed)
     for i in range(1, n_starts):
-        point = prior[i] if len(prior) > i and np.isfinite(prior[i]).all() else rng.normal(0.0, 2.0, approx.layout.n_dim)
+        known = i < len(prior) and np.isfinite(prior[i]).all()
+        point = prior[i] if known else rng.normal(0.0, 2.0, approx.layout.n_dim)
         try:
             with model:
                 other = pm.fit(
@@ -238,7 +239,8 @@ def write_table(rows: Sequence[Row]) -> str:
         "model", "d", "ended", "em", "es", "worst mean", "worst sd", "reliable", "verdict", "below best", "fit, s",
         "summary, s", "diagnose, s",
     )  # fmt: skip
-    return "\n".join([*measured_on(rows), CAPTION, *_totals(rows), "", *table(header, [_cells(row) for row in rows]), ""])
+    cells = [_cells(row) for row in rows]
+    return "\n".join([*measured_on(rows), CAPTION, *_totals(rows), "", *table(header, cells), ""])
 
 
 def _totals(rows: Sequence[Row]) -> list[str]:

@@ -146,7 +146,8 @@ def minibatch(batch_size=100):
         batch_x, batch_y = (x, y) if batch_size is None else pm.Minibatch(x, y, batch_size=batch_size)
         alpha, beta = pm.Normal("alpha", 0.0, 5.0), pm.Normal("beta", 0.0, 5.0, shape=3)
         sigma = pm.HalfNormal("sigma", 5.0)
-        pm.Normal("y", alpha + batch_x @ beta, sigma, observed=batch_y, total_size=None if batch_size is None else 2_000)
+        total = None if batch_size is None else 2_000
+        pm.Normal("y", alpha + batch_x @ beta, sigma, observed=batch_y, total_size=total)
     return model
 
 
