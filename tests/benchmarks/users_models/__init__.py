@@ -21,3 +21,12 @@ TWINS = {"structured: minibatch": lambda: structured.minibatch(None)}
 IMPROPER = ("regression: separated flat", "structured: flat alone")
 #: Posteriors with several modes: as many chains start from the prior.
 SEVERAL_MODES = ("structured: label switching", "structured: factor analysis")
+
+
+def _centred(posterior):
+    """Return draws of the centred eight schools from those of the non-centred ones."""
+    return posterior.assign(theta=posterior["mu"] + posterior["tau"] * posterior["z"]).drop_vars("z")
+
+
+#: Models that NUTS hardly samples: a model that it does sample, and what makes draws of the one of those of the other.
+SAMPLED_AS = {"groups: eight schools centred": (groups.eight_schools_noncentred, _centred)}
