@@ -32,7 +32,7 @@ from isolated import first_line, report, run_process, script
 from measure import Reference, coordinate_names, unconstrain
 from pages import column_of, measured_on, table, write_between_marks
 from records import Records, Row
-from users_models import IMPROPER, MODELS, SAMPLED_AS, SEVERAL_MODES, TWINS
+from users_models import IMPROPER, MODELS, PARTIAL, SAMPLED_AS, SEVERAL_MODES, TWINS
 from xarray import DataTree
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -107,7 +107,7 @@ def measure_model(name: str, seed: int, n_starts: int) -> None:
         str(approx.summary(random_seed=seed))
         report(summary_seconds=time.perf_counter() - start)
         stage, start = "diagnose", time.perf_counter()
-        if name not in TWINS:
+        if name not in PARTIAL:
             diagnosis = approx.diagnose(random_seed=seed)
             report(
                 diagnose_seconds=time.perf_counter() - start,
@@ -160,7 +160,7 @@ def _other_starts(name: str, model: pm.Model, approx: pm.Approximation, seed: in
     """Fit from draws of the prior, or from wide normals where there is none, and return the best ELBO."""
     elbos = [approx.elbo.value]
     rng = np.random.default_rng([seed, n_starts])
-    if name in (*TWINS, *IMPROPER):
+    if name in (*PARTIAL, *IMPROPER):
         return {}
     prior = approx.density.prior_draws(n_starts, seed)
     for i in range(1, n_starts):

@@ -15,8 +15,14 @@ MODELS = {
     for name, build in module.MODELS.items()
 }
 
-#: Models whose posterior is that of another one: there log p can be had.
-TWINS = {"structured: minibatch": lambda: structured.minibatch(None)}
+#: Models with the posterior, and the coordinates, of another one that NUTS samples in their place.
+TWINS = {
+    "structured: minibatch": lambda: structured.minibatch(None),
+    "structured: dims regression": structured.plain_regression,
+    "structured: dims groups": structured.plain_groups,
+}
+#: Models whose log p is known for a part of the data only.
+PARTIAL = ("structured: minibatch",)
 #: Improper posteriors: there is no reference, and the right answer is to say so.
 IMPROPER = ("regression: separated flat", "structured: flat alone")
 #: Posteriors with several modes: as many chains start from the prior.

@@ -113,10 +113,14 @@ def factor_analysis():
     return model
 
 
-def dims_regression():
+def _regression_data():
     rng = _rng(8)
     x = rng.normal(size=(80, 3))
-    y = 0.5 + x @ np.array([1.0, -0.5, 0.2]) + rng.normal(0.0, 0.7, 80)
+    return x, 0.5 + x @ np.array([1.0, -0.5, 0.2]) + rng.normal(0.0, 0.7, 80)
+
+
+def dims_regression():
+    x, y = _regression_data()
     with pm.Model(coords={"row": range(80), "column": ["a", "b", "c"]}) as model:
         design, outcome = pmd.Data("design", x, dims=("row", "column")), pmd.Data("outcome", y, dims="row")
         alpha, beta = pmd.Normal("alpha", 0.0, 3.0), pmd.Normal("beta", 0.0, 3.0, dims="column")
@@ -125,15 +129,38 @@ def dims_regression():
     return model
 
 
-def dims_groups():
+def plain_regression():
+    """The model of `dims_regression` without named dimensions."""
+    x, y = _regression_data()
+    with pm.Model() as model:
+        alpha, beta = pm.Normal("alpha", 0.0, 3.0), pm.Normal("beta", 0.0, 3.0, shape=3)
+        pm.Normal("y", alpha + x @ beta, pm.HalfNormal("sigma", 2.0), observed=y)
+    return model
+
+
+def _group_data():
     rng = _rng(9)
     group = np.repeat(np.arange(25), 6)
-    y = 1.0 + rng.normal(0.0, 0.7, 25)[group] + rng.normal(0.0, 0.9, 150)
+    return group, 1.0 + rng.normal(0.0, 0.7, 25)[group] + rng.normal(0.0, 0.9, 150)
+
+
+def dims_groups():
+    group, y = _group_data()
     with pm.Model(coords={"row": range(150), "group": range(25)}) as model:
         index, outcome = pmd.Data("index", group, dims="row"), pmd.Data("outcome", y, dims="row")
         mu, tau, sigma = pmd.Normal("mu", 0.0, 3.0), pmd.HalfNormal("tau", 2.0), pmd.HalfNormal("sigma", 2.0)
         b = pmd.Normal("b", 0.0, tau, dims="group")
         pmd.Normal("y", mu + b.isel(group=index), sigma, dims="row", observed=outcome)
+    return model
+
+
+def plain_groups():
+    """The model of `dims_groups` without named dimensions."""
+    group, y = _group_data()
+    with pm.Model() as model:
+        mu, tau, sigma = pm.Normal("mu", 0.0, 3.0), pm.HalfNormal("tau", 2.0), pm.HalfNormal("sigma", 2.0)
+        b = pm.Normal("b", 0.0, tau, shape=25)
+        pm.Normal("y", mu + b[group], sigma, observed=y)
     return model
 
 
