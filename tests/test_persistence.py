@@ -607,7 +607,7 @@ BROKEN = {
     "data": ("approximation", lambda c: c.update(data=[])),
     "snapshot": ("fit", lambda c: c.update(snapshot=None)),
     "tol": ("fit", lambda c: c["snapshot"]["of"]["options"]["of"].update(tol=-1.0)),
-    "family": ("fit", lambda c: c["snapshot"]["of"]["options"]["of"]["choice"]["of"].update(family="none")),
+    "family": ("fit", lambda c: c["snapshot"]["of"]["options"]["of"].update(family="none")),
 }
 
 
