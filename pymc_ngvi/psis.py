@@ -243,7 +243,7 @@ def weigh(log_p: Array, log_q: Array) -> tuple[Array, Weights]:
     >>> x = np.random.default_rng(1).normal(size=10_000)
     >>> weigh(log_p=-0.5 * (x / 1.05) ** 2, log_q=-0.5 * x**2)[1].verdict().name
     'EVEN'
-    >>> weigh(log_p=-0.5 * (x / 2.0) ** 2, log_q=-0.5 * x**2)[1].verdict().name
+    >>> weigh(log_p=-0.5 * (x / 3.0) ** 2, log_q=-0.5 * x**2)[1].verdict().name
     'UNEVEN'
     """
     with np.errstate(invalid="ignore"):

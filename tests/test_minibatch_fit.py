@@ -368,13 +368,15 @@ def slope(values):
 
 def test_on_conjugate_models_the_divergence_falls_like_one_over_t():
     """Theorem 1 of Wu and Gardner: with exact moments on each batch, all of the noise is that of the batches."""
-    mean = divergences("decay", 8).mean(axis=0)
+    found = divergences("decay", 8)
+    mean = found.mean(axis=0)
     assert -1.3 < slope(mean[:, 0]) < -0.7
     # (T + 2) KL has levelled off: its least and largest values are within a factor, and it is no start that is left.
     scaled = (TIMES + 2) * mean[:, 0]
     assert scaled.max() < 4 * scaled.min()
-    # The average is what the theorem is on: late, it is better than the last iterate.
-    assert mean[-1, 0] < mean[-1, 1]
+    # The average is what the theorem is on: late, it is no worse than the last iterate, up to two standard errors.
+    worse = found[:, -1, 0] - found[:, -1, 1]
+    assert worse.mean() < 2.0 * worse.std(ddof=1) / np.sqrt(len(worse))
 
 
 def test_a_constant_step_does_not_converge_on_minibatches():
