@@ -9,7 +9,7 @@ import xarray as xr
 from pymc_ngvi import NGVIApproximation, Status
 from pymc_ngvi.bambi import MARK, uncentre_bambi_intercept
 
-bambi = pytest.importorskip("bambi", reason="bambi is in the dependency group bench")
+bambi = pytest.importorskip("bambi", reason="bambi is in the dependency group test")
 
 # Bambi 0.21 asks pandas for columns of objects in a way that is to change.
 pytestmark = pytest.mark.filterwarnings("ignore:For backward compatibility, 'str' dtypes are included")

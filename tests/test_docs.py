@@ -173,7 +173,7 @@ def test_the_examples_by_paper_run():
 @pytest.mark.filterwarnings("ignore:For backward compatibility, 'str' dtypes are included")
 def test_the_examples_of_the_readme_run_as_pasted():
     """The first needs a model; the others are pasted one after the other."""
-    pytest.importorskip("bambi", reason="bambi is in the dependency group bench")
+    pytest.importorskip("bambi", reason="bambi is in the dependency group test")
     first, *others = blocks((ROOT / "README.md").read_text(encoding="utf-8"))
     scope = {"__name__": "__main__"}
     for block in others:
