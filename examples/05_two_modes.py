@@ -66,7 +66,7 @@ print(f"log evidence {log_evidence:.3f}; P(north of the line) = {share_north:.3f
 
 # %%
 with model:
-    gaussian = pm.fit(method="ngvi", random_seed=1, progressbar=False)
+    gaussian = pm.fit(method="ngvi", posterior="gaussian", random_seed=1, progressbar=False)
 
 print(f"{gaussian.status}: ELBO {gaussian.elbo}")
 print(f"KL(q || posterior) = {log_evidence - gaussian.elbo.value:.2f} nats")

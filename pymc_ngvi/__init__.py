@@ -13,12 +13,12 @@ from pymc_ngvi.bambi import uncentre_bambi_intercept
 from pymc_ngvi.fit import NGVI
 from pymc_ngvi.function import fit_ngvi
 from pymc_ngvi.model import LogDensity, MissingDerivativeError
+from pymc_ngvi.model.normalised import normalised
 from pymc_ngvi.persistence.report import load
 from pymc_ngvi.register import register, unregister
 from pymc_ngvi.result import Elbo, FitRecord
-from pymc_ngvi.status import ConvergenceWarning, DivergedError, StartError, Status
-
-__version__ = "0.1.0"
+from pymc_ngvi.status import ConvergenceWarning, DivergedError, NotExactError, StartError, Status
+from pymc_ngvi.version import __version__ as __version__
 
 __all__ = [
     "NGVI",
@@ -29,10 +29,12 @@ __all__ = [
     "LogDensity",
     "MissingDerivativeError",
     "NGVIApproximation",
+    "NotExactError",
     "StartError",
     "Status",
     "fit_ngvi",
     "load",
+    "normalised",
     "register",
     "uncentre_bambi_intercept",
     "unregister",

@@ -18,12 +18,14 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from pytensor.xtensor.type import XTensorType, as_xtensor
 
-from pymc_ngvi.export import DataSnapshot, check_cov_size
+from pymc_ngvi.export import NO_Q
 from pymc_ngvi.model import Layout, LogDensity
 from pymc_ngvi.model.constrain import Constrainer
+from pymc_ngvi.model.data import DataSnapshot
 from pymc_ngvi.reports import Report
 from pymc_ngvi.result import FitRecord
 from pymc_ngvi.seeds import generator_of
+from pymc_ngvi.sizes import check_cov_size
 from pymc_ngvi.types import Array, VariationalState
 
 #: Number of the random stream behind draws that are given no seed.
@@ -235,6 +237,8 @@ class NGVIGroup(Group):
     @_node_property
     def symbolic_logq_not_scaled(self) -> Any:
         """Symbolic log q at ``symbolic_random``, (n_draws,)."""
+        if not hasattr(self.state_class, "log_density"):
+            raise NotImplementedError(NO_Q)
         return self._apply(_LogDensityOfQ, self.symbolic_random)
 
     @_node_property
@@ -325,6 +329,8 @@ class NGVIApproximation(Report, Approximation):
         self.hist: Array = np.empty(0)
         self.gap_hist: Array = np.empty(0)
         self._session: Any = None
+        self._gaussian: NGVIApproximation | None = None
+        self._exact_step: Any = None
         self.restart(density, q, random_seed=random_seed, include_transformed=include_transformed)
 
     def restart(
@@ -352,8 +358,9 @@ class NGVIApproximation(Report, Approximation):
 
     def __repr__(self) -> str:
         """Return the kind of q, the dimension and how the fit ended."""
+        kind = f"{self._distribution.name} {self._distribution.detail}".rstrip()
         outcome = "not fitted" if self.record is None else f"{self.record.status}: ELBO {self.record.elbo}"
-        return f"NGVIApproximation({self._kind_of_q()}, n_dim={self.layout.n_dim}, {outcome})"
+        return f"NGVIApproximation({kind}, n_dim={self.layout.n_dim}, {outcome})"
 
     __str__ = __repr__
 

@@ -33,7 +33,8 @@ def html_card(title: str, record: FitRecord | None, verdict: str | None, body: s
     if record is None:
         outcome, numbers = "Not fitted", {}
     else:
-        outcome = record.status.label[0].upper() + record.status.label[1:]
+        outcome = "Gaussian fit " * record.is_exact + record.status.label
+        outcome = outcome[0].upper() + outcome[1:]
         numbers = {
             "ELBO": str(record.elbo).replace("+-", "±"),
             "gap": format_gap(record.gap, " nats"),
@@ -41,8 +42,10 @@ def html_card(title: str, record: FitRecord | None, verdict: str | None, body: s
             "time": f"{record.compile_seconds:.1f} s compiling + {record.run_seconds:.1f} s running",
         }
     parts = [f'<div style="font-size:1.1em"><b>{escape(outcome)}</b> · {escape(title)}</div>']
-    if record is not None and not record.converged:
+    if record is not None and not (record.converged or record.is_exact):
         parts.append(_line(f"{record.status.sentence} {record.status.cure}"))
+    if record is not None and record.posterior:
+        parts.append(_line(record.posterior))
     if numbers:
         cells = "".join(f"<span>{escape(name)} <b>{escape(value)}</b></span>" for name, value in numbers.items())
         parts.append(f'<div style="display:flex;flex-wrap:wrap;gap:.2em 1.5em;margin:.4em 0">{cells}</div>')

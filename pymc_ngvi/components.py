@@ -5,66 +5,24 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from numpy.typing import NDArray
-from scipy.special import logsumexp
-
-from pymc_ngvi.convert import dims_of, flat_dataset
-from pymc_ngvi.diagnosis.weights import DRAWS
-from pymc_ngvi.export import check_draws
+from pymc_ngvi.diagnostics import FitReport
 from pymc_ngvi.families import MixtureState
-from pymc_ngvi.mixtures.worth import Worth, effective_components, worth_of
-from pymc_ngvi.model import Layout
+from pymc_ngvi.mixtures.dataset import components_dataset, names_of
+from pymc_ngvi.mixtures.worth import Worth, worth_between
 from pymc_ngvi.plot_components import plot_components
-from pymc_ngvi.types import Array, VariationalState
-from pymc_ngvi.verdict import Verdict, VerdictReport
-
-#: Weights that the representation of an approximation shows, at most.
-_MAX_SHOWN = 6
+from pymc_ngvi.sizes import check_draws
+from pymc_ngvi.types import VariationalState
 
 
-def components_dataset(mixture: MixtureState, layout: Layout) -> xr.Dataset:
-    """Return weights, means and standard deviations of components, unconstrained.
-
-    Parameters
-    ----------
-    mixture : MixtureState
-    layout : Layout
-
-    Returns
-    -------
-    xarray.Dataset
-        By value name (``sd_log__``), with dims ``component``, ``moment`` ("mean", "sd") and those of the variable;
-        ``weights`` by component. A name that the model has taken itself gets ``q_`` before it.
-    """
-    component, moment, weights = _names(layout)
-    leading = {component: np.arange(mixture.n_components), moment: ["mean", "sd"]}
-    moments = np.stack([mixture.means, mixture.sds], axis=1)
-    shares = xr.DataArray(mixture.weights, dims=component, coords={component: leading[component]})
-    return flat_dataset(layout, moments, leading).assign({weights: shares})
-
-
-def _names(layout: Layout) -> list[str]:
-    """Return the names of the dims of components and of moments, and of the weights, apart from those of the model."""
-    taken = {v.value_name for v in layout.variables}.union(*(dims_of(v) for v in layout.variables))
-    return [f"q_{name}" if name in taken else name for name in ("component", "moment", "weights")]
-
-
-class ComponentReport(VerdictReport):
+class ComponentReport(FitReport):
     """The part of an approximation that shows the components of q, where it is a mixture."""
 
     def _mixture(self, what: str, error: type[Exception] = ValueError) -> MixtureState:
-        q = self.q
+        q = self._state
         if not isinstance(q, MixtureState):
-            raise error(f"{what} is there for mixtures, and q is a {type(q).__name__}: fit with family='mixture'.")
+            kind = self._posterior.kind
+            raise error(f"{what} is there for mixtures, and q is {kind}: fit with family='mixture'.")
         return q
-
-    def _kind_of_q(self) -> str:
-        """Return the class of q; of a mixture also the weights, the largest first."""
-        q, name = self.q, type(self.q).__name__
-        if not isinstance(q, MixtureState):
-            return name
-        largest = [f"{w:.2f}" for w in np.sort(q.weights)[::-1][:_MAX_SHOWN]]
-        return f"{name} with weights {', '.join(largest)}{', ...'[: 5 * (q.n_components > _MAX_SHOWN)]}"
 
     # --- what q is made of ---
 
@@ -78,7 +36,7 @@ class ComponentReport(VerdictReport):
             Where q is no mixture.
         """
         q = self._mixture("weights", AttributeError)
-        dim = _names(self.layout)[0]
+        dim = names_of(self.layout)[0]
         return xr.DataArray(q.weights, coords={dim: np.arange(q.n_components)}, dims=dim, name="weights")
 
     @property
@@ -143,24 +101,8 @@ class ComponentReport(VerdictReport):
                 f"draws should be unconstrained, of shape (n_draws, {q.n_dim}), such as draw_flat(n) returns; "
                 f"got {theta.shape}."
             )
-        coords = {"draw": np.arange(len(theta)), _names(self.layout)[0]: np.arange(q.n_components)}
+        coords = {"draw": np.arange(len(theta)), names_of(self.layout)[0]: np.arange(q.n_components)}
         return xr.DataArray(q.responsibilities(theta), coords=coords, dims=list(coords), name="responsibilities")
-
-    def _stats_of_q(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[Any]]:
-        """Add the component of each draw, drawn with its responsibilities: draw and component have their joint law."""
-        q = self.q
-        if not isinstance(q, MixtureState):
-            return super()._stats_of_q(theta, rng, log_q)
-        terms = q.log_densities(theta)
-        total: Array = logsumexp(terms, axis=1)
-        ends = np.cumsum(np.exp(terms - total[:, None]), axis=1)
-        # u < 1 times the last end: at least one end, the last, is above it.
-        component = np.sum(ends <= rng.random((len(theta), 1)) * ends[:, -1:], axis=1)
-        return {"component": component, "log_q": total} if log_q else {"component": component}
-
-    def _groups_of_q(self) -> dict[str, xr.Dataset]:
-        q = self.q
-        return {"components": components_dataset(q, self.layout)} if isinstance(q, MixtureState) else {}
 
     def plot_components(
         self,
@@ -229,36 +171,12 @@ class ComponentReport(VerdictReport):
             model that reads minibatches.
         """
         q = self._mixture("worth()")
-        gaussian = self._began_from() if gaussian is None else gaussian
+        if gaussian is None and self.record is not None:
+            gaussian = self.record.gaussian
         if gaussian is None:
             raise ValueError(
                 "What the mixture began from is known after a fit with family='mixture' only: "
                 "pass gaussian=, for instance the q of a fit with family='full'."
             )
-        self._check_weights()
-        rng = self.generator(random_seed)
-        found, done = np.empty((2, 2, check_draws(draws))), 0  # of mixture and Gaussian: log p, log q
-        for size in self._chunks(found.shape[2]):
-            base, now = self._base(size, rng), slice(done, done + size)
-            for of, state in zip(found, (q, gaussian), strict=True):
-                theta = state.draws(base[:, : q.n_dim + state.n_uniform])
-                of[:, now] = self.log_p(theta), state.log_density(theta)
-            done += size
-        return worth_of(q.weights, *found)
-
-    def _began_from(self) -> VariationalState | None:
-        gaussian: VariationalState | None = None if self.record is None else self.record.gaussian
-        return gaussian
-
-    def _verdict_lines(self, khat_draws: int | None, rng: np.random.Generator) -> tuple[tuple[str, ...], Verdict]:
-        """Return the verdict, and what the mixture gains, where weights of it are within the budget, too."""
-        seed = int(rng.integers(2**63))
-        lines, verdict = super()._verdict_lines(khat_draws, np.random.default_rng(seed))
-        q = self.q
-        if not isinstance(q, MixtureState) or verdict.weights is None:
-            return lines, verdict
-        if self._began_from() is None:
-            number = f"{q.n_components} components, {effective_components(q.weights):.1f} effective"
-            return (*lines, f"Mixture of {number}."), verdict
-        same = self._own_generator() if khat_draws == DRAWS else np.random.default_rng(seed)
-        return (*lines, self.worth(verdict.weights.n_draws, same).sentence()), verdict
+        self._posterior.check_weights()
+        return worth_between(q, gaussian, self.density, check_draws(draws), self.generator(random_seed))

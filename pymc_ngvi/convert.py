@@ -12,11 +12,10 @@ from pymc.backends.arviz import find_observations
 from pymc.backends.base import MultiTrace
 from pymc.backends.ndarray import NDArray as NDArrayTrace
 
-import pymc_ngvi
-
 from pymc_ngvi.model import Layout
 from pymc_ngvi.model.layout import Variable
 from pymc_ngvi.types import Array
+from pymc_ngvi.version import __version__
 
 
 def to_multitrace(
@@ -104,11 +103,7 @@ def to_datatree(
     for group in ("posterior", "sample_stats", *(more or ())):
         if group in tree.children:
             attrs = tree[group].attrs
-            attrs["inference_library"] = pymc_ngvi.__name__
-            attrs.pop("inference_library_version", None)
-            version = getattr(pymc_ngvi, "__version__", None)
-            if version is not None:
-                attrs["inference_library_version"] = version
+            attrs |= {"inference_library": "pymc_ngvi", "inference_library_version": __version__}
     if "sample_stats" in tree.children:
         stats = tree["sample_stats"].to_dataset()
         tree["sample_stats"] = xr.DataTree(stats[sorted(stats.data_vars, key=str)])  # PyMC keeps their names in a set
@@ -163,7 +158,7 @@ def _dims_that_do_not_fit(trace: MultiTrace, model: pm.Model) -> dict[str, list[
     intercept alone have a Deterministic of length 1 along all observations.
     """
     shapes = {name: np.shape(values) for name, values in find_observations(model).items()}
-    shapes |= {name: trace.get_values(name).shape[1:] for name in trace.varnames}
+    shapes |= {name: trace.get_values(name, burn=len(trace) - 1).shape[1:] for name in trace.varnames}
     plain = {}
     for name, lengths in shapes.items():
         labels = [model.coords.get(dim) for dim in model.named_vars_to_dims.get(name) or ()]

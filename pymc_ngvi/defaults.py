@@ -35,6 +35,8 @@ def options_for(given: Mapping[str, Any], density: LogDensity | None = None) -> 
     """
     given = {name: given[name] for name in OPTIONS}
     filled = dict(given)
+    if given["posterior"] == AUTO and _names_a_method(given):
+        filled["posterior"] = "gaussian"
     if density is not None and given["family"] in (None, AUTO):
         filled |= _family_for(given, density)
     if density is not None and given["family"] == "mixture" and given["components"] is None:
@@ -52,6 +54,12 @@ def options_for(given: Mapping[str, Any], density: LogDensity | None = None) -> 
         )
     error = density.hessian_error() if options.choice.estimator == "price" else None
     return options if error is None else _without_hessians(given, filled, error)
+
+
+def _names_a_method(given: Mapping[str, Any]) -> bool:
+    """Tell whether a method was named, whose result nothing is to be done to."""
+    named = [given[name] for name in (*AXES, "reparam") if name != "family"]
+    return given["family"] not in (None, AUTO) or any(value is not None for value in named)
 
 
 def _family_for(given: Mapping[str, Any], density: LogDensity) -> dict[str, Any]:

@@ -14,6 +14,27 @@ class FitReport(Marginals):
 
     record: FitRecord | None
     _session: Any
+    _exact_step: Any
+    _gaussian: Any
+
+    def take(self, gaussian: Any, step: Any, record: FitRecord) -> None:
+        """Take over what a Gaussian fit has to say, after an exact step.
+
+        Parameters
+        ----------
+        gaussian : NGVIApproximation
+        step : ExactStep
+            Is done again when the fit goes on.
+        record : FitRecord
+        """
+        self._gaussian, self._exact_step, self.record = gaussian, step, record
+        self.hist, self.gap_hist = gaussian.hist, gaussian.gap_hist
+        self._data = gaussian._data
+
+    @property
+    def gaussian(self) -> Any:
+        """The Gaussian fit: what an exact posterior began from; this object itself where it is none."""
+        return self if self._gaussian is None else self._gaussian
 
     def _fitted(self, what: str) -> FitRecord:
         if self.record is None:
@@ -23,14 +44,17 @@ class FitReport(Marginals):
             )
         return self.record
 
+    def _judged(self) -> Any:
+        """Return the diagnosis that belongs to q, if it was made; subclasses make them."""
+        raise NotImplementedError
+
+    def _keep(self, diagnosis: Any, share: tuple[float, float]) -> None:
+        """Take a diagnosis as that which belongs to q."""
+        raise NotImplementedError
+
     def refuse_changed_data(self, why: str) -> None:
         """Raise ValueError if ``pm.set_data`` changed the data since the fit."""
-        changed = self._data.changed()
-        if changed:
-            raise ValueError(
-                f"The data {', '.join(map(repr, changed))} were changed after the fit. {why}: set the data back with "
-                "pm.set_data, or fit again."
-            )
+        self._posterior.refuse_changed_data(why)
 
     @property
     def elbo(self) -> Elbo:
@@ -82,15 +106,6 @@ class FitReport(Marginals):
         """What evaluated the log density: "quick", "numba", "c" or "jax"."""
         return self._fitted("backend").backend
 
-    def _check_weights(self) -> None:
-        """Raise ValueError where log p is not that of the posterior that q approximates."""
-        if self.density.has_minibatch:
-            raise ValueError(
-                "The model reads pm.Minibatch data: importance weights would compare q with the posterior given one "
-                "batch only. Build the model on all of the data to compare them there."
-            )
-        self.refuse_changed_data("The model's posterior is another one now than q approximates")
-
     def refine(
         self,
         n: int = 10_000,
@@ -122,9 +137,14 @@ class FitReport(Marginals):
         ValueError
             For an option that makes no sense; where ``pm.set_data`` changed the data after the fit.
         """
-        if self._session is None:
+        session = self.gaussian._session
+        if session is None:
             raise RuntimeError(
                 "There is no fit to go on with: this approximation was made without one, or saved without it. "
                 "Use pm.fit(method='ngvi', start=...)."
             )
-        return self._session.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws)
+        approx = session.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws)
+        if self._exact_step is not None:
+            approx = self._exact_step.again(self)
+        session.tell(approx)
+        return approx

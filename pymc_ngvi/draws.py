@@ -1,7 +1,8 @@
 """Base draws: standard normals; antithetic and quasi-random where the dimension allows, antithetic alone, or plain."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,36 @@ from pymc_ngvi.types import Array, BaseDraws
 MAX_SOBOL_DIM = 5_000
 #: Independent randomisations in one set of draws: their scatter is the Monte Carlo error of a mean.
 N_REPLICATES = 8
+#: Numbers in the draws that are held in memory at once.
+_CHUNK_ELEMENTS = 2**20
+#: Numbers in draws that are made at once where there are more, for the steps between to stay in the cache.
+_BATCH_ELEMENTS = 2**17
+
+
+def base_of(state: Any, n: int, rng: np.random.Generator) -> Array:
+    """Return what ``n`` independent draws of a state are made of: standard normals and, behind them, its uniforms."""
+    base = rng.standard_normal((n, state.n_dim))
+    if state.n_uniform:
+        base = np.concatenate([base, rng.random((n, state.n_uniform))], axis=1)
+    return base
+
+
+def draws_of(state: Any, n: int, rng: np.random.Generator) -> Array:
+    """Return ``n`` independent draws of a state, made in batches where all at once would leave the cache."""
+    size = max(_BATCH_ELEMENTS // max(state.n_dim, 1), 1)
+    if n * state.n_dim <= _CHUNK_ELEMENTS or state.n_uniform:  # uniforms come after all of the normals
+        return np.asarray(state.draws(base_of(state, n, rng)))
+    theta = np.empty((n, state.n_dim))
+    for start in range(0, n, size):
+        theta[start : start + size] = state.draws(base_of(state, min(size, n - start), rng))
+    return theta
+
+
+def chunks(n_draws: int, n_dim: int) -> Iterator[int]:
+    """Yield the sizes of chunks of draws that fit in memory."""
+    size = max(1, _CHUNK_ELEMENTS // max(n_dim, 1))
+    for start in range(0, n_draws, size):
+        yield min(size, n_draws - start)
 
 
 def sobol_draws(n_draws: int, n_dim: int, rng: np.random.Generator) -> BaseDraws:

@@ -83,10 +83,11 @@ class Earlier:
                     f"start is a fit in which {name!r} has shape {old[name].shape}; in the model it has shape "
                     f"{new[name].shape}. Give start as a dict of the values that fit."
                 )
-        mean = approx.q.mean()
+        q = approx.gaussian.q
+        mean = q.mean()
         index = [[np.arange(of[n].where.start, of[n].where.stop) for n in shared] for of in (new, old)]
         ours, theirs = (np.concatenate(part) for part in index)
-        return cls(approx.q, {n: mean[old[n].where].reshape(old[n].shape) for n in shared}, ours, theirs)
+        return cls(q, {n: mean[old[n].where].reshape(old[n].shape) for n in shared}, ours, theirs)
 
     def state(self, rule: Any, problem: Problem, point: Array, scales: Sequence[Array]) -> Any:
         """Return the start with the best ELBO on the first draws; None where log p is not finite at all of them.

@@ -1,6 +1,6 @@
 """Draws of an approximation, without PyTensor nodes."""
 
-import warnings
+import logging
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -8,72 +8,30 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from numpy.typing import NDArray
 from pymc.backends.base import MultiTrace
 
 from pymc_ngvi.convert import to_datatree, to_multitrace
-from pymc_ngvi.corrections.drawn import Drawn
-from pymc_ngvi.families.arrow import ArrowStructure
+from pymc_ngvi.corrections.weighted import drawn
+from pymc_ngvi.distributions import distribution_of
+from pymc_ngvi.draws import chunks
 from pymc_ngvi.model import Layout, LogDensity
 from pymc_ngvi.model.constrain import Constrainer
+from pymc_ngvi.model.data import DataSnapshot
 from pymc_ngvi.plots import plot_structure
+from pymc_ngvi.posterior import Distribution, Posterior
 from pymc_ngvi.registry import suggestion
 from pymc_ngvi.result import FitRecord
 from pymc_ngvi.seeds import generator_of
+from pymc_ngvi.sizes import check_chains, check_draws
 from pymc_ngvi.structure import ModelStructure
 from pymc_ngvi.types import Array, VariationalState
 
-#: Largest dimension for which a dense covariance is made.
-MAX_COV_DIM = 5_000
-#: Draws held in memory at once, times dimension.
-_CHUNK_ELEMENTS = 2**20
+logger = logging.getLogger("pymc.ngvi")
 
-
-def check_cov_size(n_dim: int) -> None:
-    """Raise ValueError if a dense covariance of ``n_dim`` coordinates is too large to make."""
-    if n_dim > MAX_COV_DIM:
-        raise ValueError(
-            f"The covariance of {n_dim:,} coordinates would take {8 * n_dim**2 / 2**30:.1f} GiB of "
-            "memory. Use std or sd_flat for the standard deviations, and cov_of(names) for the "
-            "covariance of some variables."
-        )
-
-
-def check_draws(n: Any) -> int:
-    """Return a number of draws; raise ValueError if it is not a whole number of at least 1."""
-    if n != int(n) or n < 1:
-        raise ValueError(f"The number of draws should be a whole number of at least 1; got {n!r}.")
-    return int(n)
-
-
-def _check_chains(chains: Any) -> int:
-    if not isinstance(chains, int | np.integer) or isinstance(chains, bool) or chains < 1:
-        raise ValueError(f"chains should be a whole number of at least 1; got {chains!r}.")
-    return int(chains)
-
-
-class DataSnapshot:
-    """Remembers the data that a model had, to tell later whether it was changed.
-
-    Parameters
-    ----------
-    model : pymc.Model
-        Its ``pm.Data`` are remembered by reference: ``pm.set_data`` puts new arrays in their place.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self._arrays: dict[str, NDArray[Any]] = {
-            var.name: var.get_value(borrow=True) for var in model.data_vars if hasattr(var, "get_value")
-        }
-
-    def changed(self) -> list[str]:
-        """Return the names of the data that differ from what they were."""
-        return [
-            name
-            for name, then in self._arrays.items()
-            if (now := self._model[name].get_value(borrow=True)) is not then and not np.array_equal(now, then)
-        ]
+NO_Q = (
+    "An exact posterior is a weighted pool of draws and has no q: approx.gaussian has that of the Gaussian fit it "
+    "began from, with its density and its parameters."
+)
 
 
 class Exports:
@@ -86,14 +44,57 @@ class Exports:
     record: FitRecord | None
     _rng: np.random.Generator
     _data: DataSnapshot
+    _gaussian: Any
     _constrainer: Constrainer
     _narrow: Constrainer | None
+    hist: Array
+    gap_hist: Array
+    _made: tuple[VariationalState, Distribution] | None = None
 
     @property
     def q(self) -> VariationalState:
-        """The current state of the approximation."""
+        """The current state of the approximation.
+
+        Raises
+        ------
+        AttributeError
+            Of an exact posterior, which has none.
+        """
+        if self._gaussian is not None:
+            raise AttributeError(NO_Q)
+        return self._state
+
+    @property
+    def params(self) -> Any:
+        """Shared variables that hold the parameters of q.
+
+        Raises
+        ------
+        AttributeError
+            Of an exact posterior, which has none.
+        """
+        if self._gaussian is not None:
+            raise AttributeError(NO_Q)
+        return super().params  # type: ignore[misc]
+
+    @property
+    def _state(self) -> VariationalState:
         q: VariationalState = self.groups[0].current_state()
         return q
+
+    @property
+    def _distribution(self) -> Distribution:
+        """What reports read of q: chosen once for each q."""
+        q = self._state
+        if self._made is None or self._made[0] is not q:
+            self._made = q, distribution_of(q)
+        return self._made[1]
+
+    @property
+    def _posterior(self) -> Posterior:
+        return Posterior(
+            self._distribution, self.density, self._constrainer, self.record, self.hist, self.gap_hist, self._data
+        )
 
     @property
     def layout(self) -> Layout:
@@ -103,11 +104,7 @@ class Exports:
     @property
     def structure(self) -> ModelStructure:
         """Which coordinates are independent of each other given which others; ``print`` says it in words."""
-        gaussian = getattr(self.q, "gaussian", self.q)  # of a reparametrised model
-        arrow = getattr(gaussian, "structure", None)
-        return ModelStructure(
-            self.layout, self.density.structural_pattern, arrow if isinstance(arrow, ArrowStructure) else None
-        )
+        return self._posterior.structure
 
     def plot_structure(self, ax: Any = None) -> Any:
         """Draw which entries the posterior precision can have; see `pymc_ngvi.plots.plot_structure`.
@@ -141,23 +138,7 @@ class Exports:
         ndarray, shape (n, n_dim)
             Unconstrained.
         """
-        theta = self.q.draws(self._base(check_draws(n), self.generator(random_seed)))
-        lost = int(np.isnan(theta).any(axis=1).sum())
-        if lost:
-            warnings.warn(
-                f"{lost:,} of {n:,} draws are NaN: given their global parameters, no conditional mode of the group "
-                "effects was found. Fit without reparam, or leave these draws out.",
-                UserWarning,
-                stacklevel=2,
-            )
-        return theta
-
-    def _base(self, n: int, rng: np.random.Generator) -> Array:
-        """Return what ``n`` draws are made of: standard normals and, behind them, the uniforms of q."""
-        base = rng.standard_normal((n, self.layout.n_dim))
-        if self.q.n_uniform:
-            base = np.concatenate([base, rng.random((n, self.q.n_uniform))], axis=1)
-        return base
+        return self._posterior.draw(check_draws(n), self.generator(random_seed))
 
     def sample(
         self,
@@ -209,11 +190,16 @@ class Exports:
             of the tree and of ``posterior`` say how the fit ended: ``status``, ``family``, ``elbo``, ``elbo_se``,
             ``gap`` and, if `NGVIApproximation.diagnose` or ``summary`` has been asked, ``verdict``.
 
+            Of an exact posterior, ``log_q`` is not known. Attributes of the groups have ``effective_sample_size``, that
+            of the pool of global parameters which the draws were taken from, and ``distinct_global_draws``: so many
+            draws differ in their global parameters. ``global_draw`` in ``sample_stats`` is a number that is the same
+            for those that do not; each of these has group effects of its own.
+
         Raises
         ------
         ValueError
             For a name that the model does not have; with ``importance``: where k-hat says that weights can't help,
-            where the data were changed, and for a model that reads minibatches.
+            where the data were changed, for a model that reads minibatches, and of an exact posterior.
 
         Warns
         -----
@@ -223,26 +209,32 @@ class Exports:
         if self.record is not None:
             self.record.refuse_diverged()
         rng = self.generator(random_seed)
-        chains = _check_chains(chains)
+        chains = check_chains(chains)
         if include_transformed is None:
             include_transformed = self.include_transformed
         constrainer = self._constrainer_of(var_names, include_transformed)
         if var_names is not None and kwargs.get("log_likelihood"):
             raise ValueError("log_likelihood needs the draws of all free variables: leave var_names out.")
-        drawn = self._drawn(check_draws(draws) * chains, importance, rng)
-        theta = drawn.theta
+        made = drawn(self._posterior, check_draws(draws) * chains, importance, rng)
+        theta = made.theta
         values = constrainer(theta, random_seed=int(rng.integers(2**31)))
-        stats = dict(drawn.stats)
+        stats = dict(made.stats)
         if log_p and not self._data.changed():
-            stats["log_p"] = self.log_p(theta) if drawn.log_p is None else drawn.log_p
-        stats |= self._stats_of_q(theta, rng, log_p)
+            stats["log_p"] = self.log_p(theta) if made.log_p is None else made.log_p
+        stats |= self._distribution.stats(theta, rng, log_p)
+        attrs = {**made.attrs, **self._distribution.attrs(theta)}
+        if (effective := self._distribution.effective(len(theta))) < len(theta):
+            logger.info(
+                f"The effective sample size is {effective:,.0f}: among {len(theta):,} draws, those of the global "
+                "parameters repeat (distinct_global_draws in the attributes says how many different ones there are)."
+            )
         trace = to_multitrace(self.model, values, stats, chains)
         if not return_inferencedata:
             return trace
-        more, named = self._groups_of_q(), var_names is not None
+        more, named = self._distribution.groups(self.layout), var_names is not None
         tree = to_datatree(trace, self.model, more, include_transformed=include_transformed or named, **kwargs)
         for group in {"posterior", "sample_stats"} & set(tree.children):
-            tree[group].attrs.update(drawn.attrs)
+            tree[group].attrs.update(attrs)
         for node in (tree, tree["posterior"]):
             node.attrs.update(self._outcome())
         return tree
@@ -274,33 +266,15 @@ class Exports:
         """Return what `diagnose` has found, if it has been asked; computes nothing."""
         return None
 
-    def _drawn(self, draws: int, importance: str | None, rng: np.random.Generator) -> Drawn:
-        """Return draws of q; subclasses know of importance weights."""
-        return Drawn(self.draw_flat(draws, rng), None, {}, {})
-
-    def _stats_of_q(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[Any]]:
-        """Return what ``sample_stats`` say of q at its draws."""
-        return {"log_q": self.log_q(theta)} if log_q else {}
-
-    def _groups_of_q(self) -> dict[str, xr.Dataset]:
-        """Return groups that describe q itself."""
-        return {}
-
-    def _chunks(self, n_draws: int) -> Iterator[int]:
-        """Yield the sizes of chunks of draws that fit in memory."""
-        size = max(1, _CHUNK_ELEMENTS // max(self.layout.n_dim, 1))
-        for start in range(0, n_draws, size):
-            yield min(size, n_draws - start)
-
     def _draw_chunks(self, n_draws: int, random_seed: Any) -> Iterator[Array]:
         """Yield ``n_draws`` unconstrained draws in chunks that fit in memory."""
         rng = self.generator(random_seed)
-        for size in self._chunks(n_draws):
+        for size in chunks(n_draws, self.layout.n_dim):
             yield self.draw_flat(size, rng)
 
     def log_q(self, theta: Array) -> Array:
         """Return log q, (n_draws,), at unconstrained points, (n_draws, n_dim)."""
-        return self.q.log_density(np.asarray(theta, dtype=np.float64))
+        return self._posterior.log_q(theta)
 
     def log_p(self, theta: Array) -> Array:
         """Return the unnormalised log density of the model, Jacobian included, given its current data.

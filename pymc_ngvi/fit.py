@@ -21,6 +21,7 @@ from pymc_ngvi.choices import (
     EstimatorName,
     FactorName,
     FamilyName,
+    PosteriorName,
     ReparamName,
     StepName,
     UpdateName,
@@ -28,13 +29,15 @@ from pymc_ngvi.choices import (
 )
 from pymc_ngvi.defaults import options_for
 from pymc_ngvi.earlier import Earlier
+from pymc_ngvi.exact_fit import ExactStep, check_wanted
 from pymc_ngvi.model import CannotReuse, LogDensity
 from pymc_ngvi.model.backends import Backend
 from pymc_ngvi.options import OF_CONSTRUCTOR, FitOptions, check_callbacks, check_n, refuse_unknown
 from pymc_ngvi.problem import Problem, problem_of
 from pymc_ngvi.progress import FitProgress
 from pymc_ngvi.seeds import Seed, seed_of
-from pymc_ngvi.session import FitSession, few_threads, make_rule
+from pymc_ngvi.session import FitSession, make_rule
+from pymc_ngvi.threads import few_threads
 from pymc_ngvi.types import Array
 
 # A child of PyMC's logger, which has the handler.
@@ -60,7 +63,7 @@ class NGVI(Inference):
         Starting means by variable name (constrained scale) or by value-variable name such as ``sd_log__``
         (unconstrained scale); the result of ``pm.find_MAP`` will do. Or an earlier fit, of this model or of one that
         shares variables with it: its mean and, without ``start_sigma``, its covariance, as far as the family can hold
-        it.
+        it; of an exact posterior, those of the Gaussian fit that it began from.
     start_sigma : mapping or float, optional
         Starting standard deviations on the unconstrained scale. Default: the best of 1, .3, .1, .03 and .01.
     family : {"auto", "full", "diagonal", "block", "sparse", "mixture", "student_t"}, optional
@@ -99,6 +102,15 @@ class NGVI(Inference):
         parameters [2]_. "rvb2": those of the model. "rvb1": those of a quadratic expansion about the data, for Poisson,
         Bernoulli and Normal likelihoods with canonical links. "noncentred": those of the prior. q
         is then no Gaussian on the unconstrained scale, but its density is exact.
+    posterior : {"auto", "gaussian", "exact"}, default "auto"
+        What is returned. "gaussian": the fit. "exact": the posterior up to simulation error. After a Gaussian fit,
+        parameters in small blocks that are independent given the others, such as the effects of a group, are integrated
+        by quadrature, and the others, up to 100, sampled by importance; of a model without such blocks, all of up to
+        15. "auto": the exact posterior where it takes about as long as a few fits and all checks of it hold, and the
+        Gaussian otherwise, with the reason in ``approx.record.posterior``; also where ``family``, ``update``,
+        ``estimator``, ``step`` or ``reparam`` is named, whose result is returned as it is. "exact" raises a ValueError
+        where the model does not allow it, and `NotExactError` where a check fails. An exact posterior has draws and
+        moments, but no density; ``approx.gaussian`` is the Gaussian fit.
     n_components : int or "auto", optional
         Of family="mixture": components, at most; "auto" (default) adds them for as long as they gain more than ``tol``.
     components : {"full", "diagonal", "sparse"}, optional
@@ -157,6 +169,7 @@ class NGVI(Inference):
         factor: FactorName | None = None,
         blocks: Sequence[Sequence[str]] | None = None,
         reparam: ReparamName | None = None,
+        posterior: PosteriorName = "auto",
         n_components: int | Literal["auto"] | None = None,
         components: ComponentsName | None = None,
         weight_update: WeightUpdateName | None = None,
@@ -168,6 +181,7 @@ class NGVI(Inference):
         self._given = {name: given[name] for name in OF_CONSTRUCTOR} | {"model": modelcontext(model)}
         self._options = options_for(self._given)
         self._session: FitSession | None = None
+        self._result: NGVIApproximation | None = None  # of the last fit
         # What was made for the first fit before it began: users take nodes of `approx` for their callbacks.
         self._prepared: NGVIApproximation | None = None
         self._next_seed: int | None = None
@@ -195,9 +209,12 @@ class NGVI(Inference):
     def approx(self) -> NGVIApproximation:
         """The approximation of the last fit.
 
-        Before the first fit: the mean at which that will start (its scale is chosen then), and the object that it will
-        return, so that callbacks can use its nodes. Only another model or family takes another object.
+        Before the first fit: the mean at which that will start (its scale is chosen then), and the object that is
+        fitted, so that callbacks can use its nodes. Only another model or family takes another object. Where an exact
+        posterior comes after the fit, it is an object of its own, and the one that was fitted its ``gaussian``.
         """
+        if self._result is not None:
+            return self._result
         if self._session is not None:
             return self._session.approx
         if self._prepared is None:
@@ -211,7 +228,7 @@ class NGVI(Inference):
     @property
     def hist(self) -> Any:
         """Loss, -ELBO, of each iteration of the last fit."""
-        return np.empty(0) if self._session is None else self._session.approx.hist
+        return np.empty(0) if self._session is None else self.approx.hist
 
     def fit(
         self,
@@ -266,12 +283,16 @@ class NGVI(Inference):
             problem = self._problem(backend, compile_kwargs)
             with few_threads(problem.density):
                 approx, q, seed = self._start(problem, include_transformed)
-                scored = score in (None, True)
+                scored, self._result = score in (None, True), None
                 self._session = FitSession(approx, problem, q, self._options, seed, callbacks, scored, clock)
                 self._prepared = self._next_seed = None
                 approx._session = self._session
                 self._session.run(n, progress)
-        return self._session.finish()
+        gaussian = self._session.finish()
+        wanted = self._options.posterior
+        self._result = gaussian if wanted == "gaussian" else ExactStep(wanted, seed).after(gaussian)
+        self._session.tell(self._result)
+        return self._result
 
     def refine(
         self,
@@ -291,7 +312,8 @@ class NGVI(Inference):
         """
         if self._session is None:
             raise TypeError("There is nothing to refine: call fit first.")
-        return self._session.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws)
+        refined: NGVIApproximation = self.approx.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws)
+        return refined
 
     def run_profiling(self, *args: Any, **kwargs: Any) -> Any:
         """Not available: there is no compiled step function to profile."""
@@ -307,6 +329,7 @@ class NGVI(Inference):
             names = ", ".join(repr(v.name) for v in density.layout.variables)
             raise ValueError(f"The free variables of the model ({names}) have no elements: there is nothing to fit.")
         self._options = options_for(self._given, density)
+        check_wanted(self._options, density)
         return problem_of(density, self._options)
 
     def _log_density(self, backend: str, compile_kwargs: dict[str, Any] | None) -> LogDensity:

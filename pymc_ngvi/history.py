@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from pymc_ngvi.stored import stored
 from pymc_ngvi.types import Array
 
 _FIRST_CAPACITY = 64
@@ -17,6 +18,7 @@ class _Room:
     n_taken: int
 
 
+@stored("history", content=("first", "second"), make="of_columns")
 @dataclass(frozen=True)
 class History:
     """Rows of figures; immutable, but the next one shares its memory.
@@ -46,3 +48,21 @@ class History:
         values: Array = self._room.rows[: self.n, index]
         values.flags.writeable = False
         return values
+
+    @property
+    def first(self) -> Array:
+        """The first column."""
+        return self.column(0)
+
+    @property
+    def second(self) -> Array:
+        """The second column."""
+        return self.column(1)
+
+    @classmethod
+    def of_columns(cls, first: Array, second: Array) -> "History":
+        """Return the history with these columns, (n,) each."""
+        history = cls()
+        for row in zip(first.tolist(), second.tolist(), strict=True):
+            history = history.appended(*row)
+        return history

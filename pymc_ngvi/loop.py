@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from pymc_ngvi.history import History
 from pymc_ngvi.status import Status
+from pymc_ngvi.stored import stored
 from pymc_ngvi.types import Array
 
 
@@ -51,6 +52,7 @@ class StepRule(Protocol):
         ...
 
 
+@stored("loop.state")
 @dataclass(frozen=True)
 class LoopState:
     """A fit at the end of an iteration; the loop goes on from any such value as if it had never stopped.

@@ -10,16 +10,13 @@ from numpy.typing import NDArray
 from pymc.variational.opvi import VIState
 
 from pymc_ngvi.convert import constrained_dataset, flat_dataset
-from pymc_ngvi.export import Exports, check_cov_size
-from pymc_ngvi.linalg import solve_lower
+from pymc_ngvi.export import Exports
 from pymc_ngvi.model import Layout
 from pymc_ngvi.model.constrain import Constrainer
 from pymc_ngvi.types import Array
 
 #: Draws behind ``state.std``, and behind covariances; their seed: fixed, so that these do not change by themselves.
 _N_DRAWS, _N_COV_DRAWS, _SEED = 4_000, 10_000, 20_240_607
-#: Dimensions up to which these draws have the exact first two moments of their normals.
-_MOST_MATCHED = 1_000
 
 
 def indices_of(layout: Layout, names: Any, others: Iterable[str] = ()) -> NDArray[np.intp]:
@@ -64,22 +61,22 @@ class Marginals(Exports):
     @property
     def mean_flat(self) -> Array:
         """Mean, (n_dim,), unconstrained."""
-        return self.q.mean()
+        return self._distribution.mean()
 
     @property
     def sd_flat(self) -> Array:
         """Standard deviations, (n_dim,), unconstrained."""
-        return self.q.sd()
+        return self._distribution.sd()
 
     @property
     def mean_data(self) -> xr.Dataset:
         """Unconstrained mean by name of the value variable, with dims and coords."""
-        return flat_dataset(self.layout, self.q.mean())
+        return flat_dataset(self.layout, self._distribution.mean())
 
     @property
     def std_data(self) -> xr.Dataset:
         """Unconstrained standard deviations by name of the value variable, with dims and coords."""
-        return flat_dataset(self.layout, self.q.sd())
+        return flat_dataset(self.layout, self._distribution.sd())
 
     def cov_of(self, names: str | Sequence[str], *, constrained: bool = False) -> xr.DataArray:
         """Return the covariance of some variables.
@@ -127,17 +124,13 @@ class Marginals(Exports):
         if of_draws or constrained:
             return self._cov_of_draws(wanted, derived, constrained)
         labels = [self.layout.label(int(i)) for i in index]
-        block = getattr(self.q, "cov_block", None)  # families that need not form the whole
-        if block is None:
-            check_cov_size(self.layout.n_dim)
-            return _labelled(labels, self.q.cov()[np.ix_(index, index)])
-        return _labelled(labels, block(index))
+        return _labelled(labels, self._distribution.cov_block(index))
 
     def _cov_of_draws(self, wanted: list[str], derived: set[str], constrained: bool) -> xr.DataArray:
         """Return the covariance of variables of any kind, from draws."""
         scaled = derived | ({v.name for v in self.layout.variables} if constrained else set())
         constrainer = Constrainer.of(self.density, names=frozenset(wanted) & scaled)
-        theta = self.q.draws(self._matched_base(np.random.default_rng(_SEED)))
+        theta = self._distribution.draw_matched(_N_COV_DRAWS, np.random.default_rng(_SEED))
         values = constrainer(theta)
         columns, labels = [], []
         for name in wanted:
@@ -154,17 +147,6 @@ class Marginals(Exports):
         table -= table.mean(axis=0)
         return _labelled(labels, table.T @ table / len(table), "variable")
 
-    def _matched_base(self, rng: np.random.Generator) -> Array:
-        """Return base draws whose normals have mean 0 and covariance 1 exactly, where there are few enough of them."""
-        n_dim = self.layout.n_dim
-        base = self._base(_N_COV_DRAWS, rng)
-        if n_dim <= _MOST_MATCHED:
-            z = base[:, :n_dim]
-            z -= z.mean(axis=0)
-            factor = np.linalg.cholesky(z.T @ z / len(z))
-            z[:] = solve_lower(factor, np.ascontiguousarray(z.T)).T
-        return base
-
     @property
     def state(self) -> VIState:
         """Mean and standard deviation of the free variables on their constrained scale, as Datasets.
@@ -174,9 +156,9 @@ class Marginals(Exports):
         of the unconstrained standard deviation, which is not the spread of anything.)
         """
         constrainer = Constrainer.of(self.density, deterministics=False)
-        values = constrainer(self.q.mean()[None])
+        values = constrainer(self._distribution.mean()[None])
         names = [rv.name for rv in self.model.free_RVs]
-        unconstrained_sd = self.layout.unflatten(self.q.sd())
+        unconstrained_sd = self.layout.unflatten(self._distribution.sd())
         sd = {
             **self._constrained_sd(constrainer),
             **{n: unconstrained_sd[n] for n in names if n in unconstrained_sd},

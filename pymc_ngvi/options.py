@@ -14,6 +14,7 @@ from pymc_ngvi.choices import (
     EstimatorName,
     FactorName,
     FamilyName,
+    PosteriorName,
     ReparamName,
     StepName,
     UpdateName,
@@ -23,6 +24,7 @@ from pymc_ngvi.draws import BASE_DRAWS
 from pymc_ngvi.families.mixture import COMPONENTS
 from pymc_ngvi.mixtures.weights import WEIGHT_UPDATES
 from pymc_ngvi.registry import AXES, ON_FIXED_DRAWS, Choice, choose, suggestion
+from pymc_ngvi.stored import stored
 
 #: Coordinates of group effects relative to what the global parameters tell of them.
 REPARAMETRISATIONS = get_args(ReparamName)
@@ -103,6 +105,7 @@ def _is_positive(value: Any) -> bool:
     return _is_number(value) and bool(0 < value < np.inf)
 
 
+@stored("fit.options")
 @dataclass(frozen=True, kw_only=True)
 class FitOptions:
     """What can be chosen about a fit, beside the model, the start and the seed: checked and filled in when it is made.
@@ -143,6 +146,7 @@ class FitOptions:
     factor: FactorName | None = None
     blocks: Sequence[Sequence[str]] | None = None
     reparam: ReparamName | None = None
+    posterior: PosteriorName = "auto"
     n_components: int | Literal["auto"] | None = field(default=None, metadata={"check": _checked_components_number})
     components: ComponentsName | None = None
     weight_update: WeightUpdateName | None = field(default=None, metadata={"check": _checked_weight_update})
@@ -158,6 +162,7 @@ class FitOptions:
         if self.blocks is not None and choice.family != "block":
             raise ValueError(f"blocks are those of family='block'; the family is {choice.family!r}.")
         _check_reparam(self.reparam, choice)
+        _check_posterior(self.posterior, self.reparam, choice)
         of_rule = {name: _CHECKS[name](name, getattr(self, name)) for name in OF_RULE}
         _check_rule_takes(choice, of_rule, step_is_default=self.step is None)
         _check_draws(choice, of_rule)
@@ -204,6 +209,19 @@ def _check_reparam(reparam: Any, choice: Choice) -> None:
         )
     if choice.estimator == "gauss_newton":
         raise ValueError("gauss_newton works on the model's own coordinates: leave reparam out.")
+
+
+def _check_posterior(posterior: Any, reparam: Any, choice: Choice) -> None:
+    """Raise ValueError for an unknown word, or for an exact posterior after what is no Gaussian fit."""
+    words = get_args(PosteriorName)
+    if not isinstance(posterior, str) or posterior not in words:
+        raise ValueError(f"Unknown posterior {posterior!r}: {suggestion(posterior, words)}")
+    if posterior != "exact":
+        return
+    other = f"family={choice.family!r}" if choice.family in ("mixture", "student_t") else ""
+    other = other or (f"reparam={reparam!r}" if reparam else "")
+    if other:
+        raise ValueError(f"posterior='exact' begins from a Gaussian on the model's own coordinates: leave {other} out.")
 
 
 def _checked_components(choice: Choice, components: Any) -> str | None:

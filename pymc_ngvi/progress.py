@@ -2,6 +2,7 @@
 
 import time
 
+from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Self
 
@@ -45,7 +46,7 @@ class FitProgress:
         columns.append(TimeElapsedColumn(table_column=Column("Elapsed", no_wrap=True)))
         self._progress = CustomProgress(
             *columns,
-            console=Console(theme=theme or default_progress_theme),
+            console=_console(theme or default_progress_theme)[0],
             disable=not enabled,
             include_headers=True,
         )
@@ -99,6 +100,7 @@ class WorkProgress:
         self._began = time.monotonic()
         self._progress: Progress | None = None
         self._task: Any = None
+        self._said = False
 
     def __enter__(self) -> Self:
         """Begin."""
@@ -114,13 +116,29 @@ class WorkProgress:
     def advance(self, amount: float) -> None:
         """Note that some of the work is done."""
         self._done += amount
+        if self._said:
+            return
         if self._progress is None:
             if time.monotonic() - self._began < _SECONDS_UNSEEN or self._done >= self._total:
                 return
             columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
-            console = Console(theme=default_progress_theme)
+            console, in_text = _console(default_progress_theme)
+            if in_text:
+                console.print(f"{self._description}: {self._done / self._total:.0%} after {_SECONDS_UNSEEN:.0f} s.")
+                self._said = True
+                return
             shown = console.is_terminal or console.is_jupyter
             self._progress = Progress(*columns, console=console, transient=True, disable=not shown)
             self._progress.start()
             self._task = self._progress.add_task(self._description, total=self._total)
         self._progress.update(self._task, completed=min(self._done, self._total))
+
+
+def _console(theme: Theme) -> tuple[Console, bool]:
+    """Return a console, and whether it is that of a notebook that can show no more than text.
+
+    Rich takes widgets for lines that change in a notebook, and warns at each of them where ipywidgets is missing.
+    """
+    console = Console(theme=theme)
+    in_text = console.is_jupyter and find_spec("ipywidgets") is None
+    return (Console(theme=theme, force_jupyter=False) if in_text else console), in_text

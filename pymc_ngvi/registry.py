@@ -14,6 +14,7 @@ from typing import Any
 from pymc_ngvi.estimators import ESTIMATORS
 from pymc_ngvi.families import FAMILIES
 from pymc_ngvi.steps import STEPS
+from pymc_ngvi.stored import stored
 from pymc_ngvi.updates import UPDATES
 
 AXES: dict[str, Mapping[str, Any]] = {
@@ -218,6 +219,7 @@ _REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
 )
 
 
+@stored("fit.choice")
 @dataclass(frozen=True)
 class Choice:
     """One entry on each axis."""

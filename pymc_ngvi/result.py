@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pymc_ngvi.status import DivergedError, Status
+from pymc_ngvi.stored import stored
 
 #: Numbers from here on are shown by their order of magnitude.
 _HUGE = 1e9
@@ -13,6 +14,7 @@ _HUGE = 1e9
 _MOST_NAMED = 5
 
 
+@stored("fit.elbo")
 class Elbo(NamedTuple):
     """Evidence lower bound, estimated on draws that had no part in the fit.
 
@@ -32,6 +34,7 @@ class Elbo(NamedTuple):
         return f"{format_elbo(self.value)} +- {self.se:{'.2f' if self.se < _HUGE else '.1g'}}"
 
 
+@stored("fit.record")
 @dataclass(frozen=True)
 class FitRecord:
     """Outcome of a fit.
@@ -63,6 +66,10 @@ class FitRecord:
         Unconstrained coordinates whose standard deviations kept growing, where the status is UNBOUNDED.
     seed : int
         Of the fit; that of its verdict follows from it.
+    posterior : str
+        Which posterior came of it, in a sentence: an exact one, or the Gaussian, and why.
+    is_exact : bool
+        Whether it is an exact one; elbo, gap and numbers of evaluations are those of the Gaussian fit before it.
     """
 
     status: Status
@@ -84,6 +91,8 @@ class FitRecord:
     gaussian: Any = field(default=None, compare=False, repr=False)  # arrays have no truth value
     growing: tuple[str, ...] = ()
     seed: int = 0
+    posterior: str = ""
+    is_exact: bool = False
 
     def _what(self) -> str:
         """Return the family, on which coordinates, and why."""
@@ -110,7 +119,8 @@ class FitRecord:
         """Return the outcome as attributes of a file or tree; numbers that are not finite are left out."""
         numbers = {"elbo": self.elbo.value, "elbo_se": self.elbo.se, "gap": self.gap}
         finite = {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
-        return {"status": str(self.status), "family": self.family, **finite}
+        of_posterior = {"posterior": self.posterior} if self.posterior else {}
+        return {"status": str(self.status), "family": self.family, **of_posterior, **finite}
 
     def refuse_diverged(self) -> None:
         """Raise DivergedError if the fit diverged."""
@@ -123,14 +133,16 @@ class FitRecord:
     @property
     def next_step(self) -> str:
         """What to do after a fit, as a sentence; empty where the status says it, and without effects of groups."""
-        if not self.converged or not (self.family == "sparse" or self.reparam):
+        if self.is_exact or not self.converged or not (self.family == "sparse" or self.reparam):
             return ""
         return "approx.summary() says whether the best of this family is near enough to the posterior."
 
     def closing_line(self) -> str:
         """Return the outcome in one line."""
+        gaussian = "Gaussian fit " if self.is_exact else ""
+        label = f"{self.status.label[0].upper()}{self.status.label[1:]}" if not gaussian else self.status.label
         return (
-            f"{self.status.label[0].upper()}{self.status.label[1:]}: ELBO {self.elbo}, "
+            f"{gaussian}{label}: ELBO {self.elbo}, "
             f"gap {format_gap(self.gap, ' nats')}, "
             f"{self.n_iterations:,} iteration{'s'[: self.n_iterations != 1]}, "
             f"{self.n_gradients:,} gradients, {self.n_hessians:,} Hessians, "

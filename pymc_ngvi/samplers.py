@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from pymc.step_methods.hmc import quadpotential
 
 from pymc_ngvi.diagnostics import FitReport
-from pymc_ngvi.export import check_cov_size
 from pymc_ngvi.model import Layout
 from pymc_ngvi.model.constrain import Constrainer
 from pymc_ngvi.seeds import generator_of
+from pymc_ngvi.sizes import check_cov_size
 from pymc_ngvi.types import Array
 
 #: Largest dimension for which the covariance is dense unless it is asked for: beyond, the product with it at each
@@ -217,17 +217,19 @@ class SamplerReport(FitReport):
         values = Constrainer.of(self.density, deterministics=False)(points)
         names = [rv.name for rv in self.model.free_RVs]
         initvals = [{name: np.array(values[name][chain]) for name in names} for chain in range(int(chains))]
-        return SamplerInit(self.model, self.layout, points, initvals, self.q.mean(), self._covariance(covariance))
+        return SamplerInit(
+            self.model, self.layout, points, initvals, self._distribution.mean(), self._covariance(covariance)
+        )
 
     def _covariance(self, covariance: Covariance) -> Array:
         n_dim = self.layout.n_dim
         dense = covariance == "dense" or (covariance == "auto" and n_dim <= MAX_DENSE_DIM)
         if dense:
             check_cov_size(n_dim)
-        found = self.q.cov() if dense else self.q.sd() ** 2
+        found = self._distribution.cov() if dense else self._distribution.sd() ** 2
         if not np.isfinite(found).all():
             raise ValueError(
-                f"The covariance of q is not finite (q is a {type(self.q).__name__}): it can't be a mass matrix. "
+                f"The covariance of q is not finite (q is a {self._distribution.name}): it can't be a mass matrix. "
                 "Fit with family='full'."
             )
         return np.array(found, dtype=np.float64)
@@ -236,7 +238,7 @@ class SamplerReport(FitReport):
         """Return draws of q where log p is finite, (chains, n_dim)."""
         starts = np.empty((0, self.layout.n_dim))
         for _ in range(_MAX_TRIES):
-            theta = self.q.draws(self._base(chains, rng))
+            theta = self._distribution.draw(chains, rng)
             # Reparametrised models can have draws that are NaN.
             finite = np.isfinite(theta).all(axis=1)
             finite[finite] = np.isfinite(self.log_p(theta[finite]))

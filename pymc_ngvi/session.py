@@ -6,19 +6,17 @@ import time
 import warnings
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rich.theme import Theme
-from threadpoolctl import threadpool_limits
 
 from pymc_ngvi import loop
 from pymc_ngvi.approximation import NGVIApproximation
 from pymc_ngvi.defaults import OURS
-from pymc_ngvi.model import LogDensity, PatternWidened
+from pymc_ngvi.model import PatternWidened
 from pymc_ngvi.options import FitOptions, check_n
 from pymc_ngvi.persistence.memory import memory_of, remember
 from pymc_ngvi.persistence.thinning import filled, thinned
@@ -27,6 +25,8 @@ from pymc_ngvi.progress import FitProgress
 from pymc_ngvi.registry import AXES
 from pymc_ngvi.result import Elbo, FitRecord
 from pymc_ngvi.status import ConvergenceWarning, Status
+from pymc_ngvi.stored import stored
+from pymc_ngvi.threads import few_threads
 from pymc_ngvi.types import Array, Assessment, GaussianState, TargetDensity, VariationalState
 from pymc_ngvi.updates import DIRECTIONS
 
@@ -44,6 +44,7 @@ _WARNED = (
     Status.LEVELLED,
     Status.NOISE_LIMITED,
     Status.STALLED,
+    Status.NO_FINITE_TRIAL,
     Status.OUTSIDE_SUPPORT,
     Status.NOT_SMOOTH,
     Status.DIVERGED,
@@ -53,6 +54,7 @@ _WARNED = (
 )
 
 
+@stored("fit.snapshot")
 @dataclass(frozen=True)
 class Snapshot:
     """All that a fit needs to go on in another process, beside the model.
@@ -254,18 +256,36 @@ class FitSession:
                 continue
         raise ValueError(_NO_STRUCTURE)
 
+    @property
+    def seed(self) -> int:
+        """Of the base draws."""
+        return self._seed
+
+    @property
+    def options(self) -> FitOptions:
+        """Of the fit."""
+        return self._options
+
     def finish(self) -> NGVIApproximation:
-        """Bring the approximation up to date, say how the fit went, and return the approximation."""
+        """Bring the approximation up to date, and return it."""
         state, approx = self._state, self.approx
         approx.set_state(self._problem.on_model_scale(state.rule.q))
-        approx.record = record = self._record()
+        approx.record = self._record()
         approx.hist = state.losses.copy() if self._score else np.empty(0)
         approx.gap_hist = state.gaps.copy()
-        logger.info(f"{record.closing_line()} {record.next_step}".rstrip())
-        if remark := getattr(approx.q, "remark", ""):
+        return approx
+
+    def tell(self, approx: NGVIApproximation) -> None:
+        """Say how the fit went, and what posterior came of it."""
+        state, record = self._state, approx.record
+        assert record is not None
+        logger.info(" ".join(filter(None, [record.closing_line(), record.posterior, record.next_step])))
+        if remark := getattr(self.approx.q, "remark", ""):
             logger.info(remark)
         if record.n_dropped:
             logger.info(f"{record.n_dropped} draws were left out because log p or its gradient was not finite there.")
+        if record.is_exact:
+            return
         if state.status in _WARNED:
             unknown = state.status is Status.LEVELLED and np.isnan(record.gap)
             verdict = "Whether the fit has converged is not known" if unknown else "The fit did not converge"
@@ -276,7 +296,6 @@ class FitSession:
             )
         elif state.status is not Status.CONVERGED:
             logger.info(f"{state.status.sentence} {state.status.cure}")
-        return approx
 
     def _growing(self) -> tuple[str, ...]:
         """Return the coordinates whose standard deviations keep growing, where that ended the fit."""
@@ -319,11 +338,6 @@ def make_rule(target: TargetDensity, options: FitOptions, seed: int) -> Any:
         stl=options.stl,
         **options.of_rule(),
     )
-
-
-def few_threads(density: LogDensity) -> AbstractContextManager[Any]:
-    """Keep BLAS to one thread for small models: waking others takes longer than the work."""
-    return threadpool_limits(1, user_api="blas") if density.is_small else nullcontext()
 
 
 def _elbo(q: VariationalState, assessment: Assessment) -> Elbo:

@@ -187,7 +187,7 @@ def choose_start(
 
 
 def _start_message(model: pm.Model, point: Mapping[str, Any], scale: float) -> str:
-    with without_c():
+    with without_c(model):
         terms = model.point_logps(dict(point), round_vals=4, mode="FAST_COMPILE")
     bad = {name: value for name, value in terms.items() if not np.isfinite(value)}
     listed = ", ".join(f"{name} ({value})" for name, value in bad.items())

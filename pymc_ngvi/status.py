@@ -2,7 +2,10 @@
 
 from enum import Enum
 
+from pymc_ngvi.stored import stored
 
+
+@stored("fit.status")
 class Status(Enum):
     """Outcome of a fit; `str(status)` is its name, `status.sentence` and `status.cure` say more."""
 
@@ -41,6 +44,13 @@ class Status(Enum):
         "the tolerance.",
         "Give another start or start_sigma, standardise the predictors, or reparametrise the model; with stochastic "
         "step rules take a smaller step_size or more n_draws. The result is kept but may be far from the optimum.",
+    )
+    NO_FINITE_TRIAL = (
+        "no finite trial",
+        "log p or its gradient is not finite at any of the steps that were tried, however short.",
+        "Give a start inside the support, or a smaller start_sigma; give the variables their support by a prior or a "
+        "transform rather than by a Potential or by the data; look for overflow (exp of large predictors: standardise "
+        "them). The result is kept but may be far from the optimum.",
     )
     OUTSIDE_SUPPORT = (
         "outside the support",
@@ -110,6 +120,7 @@ class Status(Enum):
             Status.LEVELLED,
             Status.NOISE_LIMITED,
             Status.STALLED,
+            Status.NO_FINITE_TRIAL,
             Status.OUTSIDE_SUPPORT,
             Status.NOT_SMOOTH,
             Status.DIVERGED,
@@ -129,6 +140,20 @@ class ConvergenceWarning(UserWarning):
 
 class DivergedError(RuntimeError):
     """The fit diverged: there is no posterior to draw from; the message says what to do."""
+
+
+class NotExactError(RuntimeError):
+    """An exact posterior was asked for, and a check of it failed; ``approx`` is the Gaussian fit.
+
+    Parameters
+    ----------
+    message : str
+    approx : NGVIApproximation
+    """
+
+    def __init__(self, message: str, approx: object) -> None:
+        super().__init__(message)
+        self.approx = approx
 
 
 class StartError(ValueError):

@@ -155,7 +155,8 @@ class SummaryReport(VerdictReport):
         if self.layout.n_dim <= _CARD_DIM:
             made = self._table(_CARD_DRAWS, np.random.default_rng(_CARD_SEED), False, {})
             body = replace(made, max_rows=_CARD_ROWS)._repr_html_()
-        kind = type(self.q).__name__ if self.record is None else f"{self.record.family} family"
+        record = self.record
+        kind = self._distribution.name if record is None or record.is_exact else f"{record.family} family"
         title = f"{kind}, {self.layout.n_dim:,} free parameters"
         return html_card(title, self.record, self._verdict_if_known(), body)
 
@@ -170,20 +171,29 @@ class SummaryReport(VerdictReport):
             wide = kwargs.get("fmt", "wide") == "wide"
             return Summary((), table, None, {"": table} if wide else {}, (), by_sd)
         # Two draws tell the sizes, and so the roles.
-        few = self._posterior(2, np.random.default_rng(_CARD_SEED))
+        few = self._posterior_draws(2, np.random.default_rng(_CARD_SEED))
         sizes = {str(name): values.size // 2 for name, values in few.data_vars.items()}
         roles = self._roles(few)
         plan = plan_sections(roles, sizes, group_effects=group_effects)
         wide = draws * sum(sizes.values()) > _MOST_HELD
-        posterior = self._posterior(draws, rng, var_names=plan.names if wide else None)
+        posterior = self._posterior_draws(draws, rng, var_names=plan.names if wide else None)
         scales = {name for g in roles.groups for name in g.scales}
         shown, where = arranged(posterior, plan, scales, terms_of(few, roles.groups))
         table = table_of(xr.DataTree.from_dict({"posterior": shown}), **options)
-        error = f"From {draws:,} draws: the Monte Carlo error of a mean is {1 / math.sqrt(draws):.2g} of its sd."
+        error = self._error_sentence(draws)
         sections = {heading: table.iloc[rows] for heading, rows in where.items()}
         return Summary((), table, None, sections, (*plan.notes, error), by_sd)
 
-    def _posterior(self, draws: int, rng: np.random.Generator, **options: Any) -> xr.Dataset:
+    def _error_sentence(self, draws: int) -> str:
+        """Return the Monte Carlo error of means over draws, as a sentence."""
+        effective = self._distribution.effective(draws)
+        weighted = self._distribution.kept_log_weights() is not None
+        which = f" with an effective sample size of {effective:,.0f}" if weighted else ""
+        return (
+            f"From {draws:,} draws{which}: the Monte Carlo error of a mean is {1 / math.sqrt(effective):.2g} of its sd."
+        )
+
+    def _posterior_draws(self, draws: int, rng: np.random.Generator, **options: Any) -> xr.Dataset:
         tree = self.sample(draws, random_seed=rng, log_p=False, **options)
         assert isinstance(tree, xr.DataTree)
         return tree["posterior"].to_dataset()

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.linalg import all_finite
 from pymc_ngvi.status import Status
+from pymc_ngvi.stored import stored
 
 if TYPE_CHECKING:
     from pymc_ngvi.types import GaussianState
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 
 
+@stored("moments.outer")
 class Outer(NamedTuple):
     """A curvature error as a mean of outer products: cheaper than a matrix where they are few.
 
@@ -34,6 +36,7 @@ class Outer(NamedTuple):
     diagonal: float
 
 
+@stored("draws.base")
 @dataclass(frozen=True)
 class BaseDraws:
     """Standard normals in independent randomised replicates, each closed under z -> -z where antithetic.
@@ -71,6 +74,7 @@ class BaseDraws:
         return np.stack([first, first + half], axis=1)
 
 
+@stored("draws.evaluation")
 @dataclass(frozen=True)
 class Evaluation:
     """log p and its gradient at the draws of one state.
@@ -93,6 +97,7 @@ class Evaluation:
     elbo: float
 
 
+@stored("moments")
 @dataclass(frozen=True)
 class Moments:
     """Whitened expectations under one state, with their Monte Carlo error.
@@ -174,6 +179,7 @@ class PathMoments(Moments):
         return state.outer_diagonal(self.outer)
 
 
+@stored("draws.assessment")
 class Assessment(NamedTuple):
     """A state on draws that had no part in reaching it.
 
@@ -199,6 +205,7 @@ class Assessment(NamedTuple):
     against: Status | None = None
 
 
+@stored("moments.parameters")
 class Parameters(NamedTuple):
     """A direction, or any other quantity, in the coordinates of mean and factor.
 

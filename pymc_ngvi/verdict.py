@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from pymc_ngvi.diagnosis.budget import SUMMARY
+from pymc_ngvi.diagnosis.making import budget_of
 from pymc_ngvi.diagnosis.report import DiagnosisReport
-from pymc_ngvi.diagnosis.weights import DRAWS, judged
+from pymc_ngvi.diagnosis.weights import DRAWS, judged, own_generator
 from pymc_ngvi.psis import Weights
 
 _NOT_CONVERGED = "Not reliable: the fit did not converge."
@@ -54,24 +55,28 @@ class VerdictReport(DiagnosisReport):
         lines : tuple of str
         verdict : Verdict
         """
-        lines = list(self._lines_of_fit())
-        verdict = self._verdict(khat_draws, rng)
+        lines, seed = list(self._lines_of_fit()), int(rng.integers(2**63))
+        verdict = self._verdict(khat_draws, np.random.default_rng(seed))
         if verdict.sentence:
             lines.append(verdict.sentence)
-        if verdict.weights is not None:
+        if verdict.weights is not None and self._distribution.kept_log_weights() is None:
             lines.append(verdict.weights.sentence(self.layout.n_dim))
+            same = own_generator(self.record) if khat_draws == DRAWS else np.random.default_rng(seed)
+            remark = self._distribution.remark(self.density, self.record, verdict.weights.n_draws, same)
+            lines += [remark] * bool(remark)
         return tuple(lines), verdict
 
     def _lines_of_fit(self) -> tuple[str, ...]:
         record = self.record
         if record is None:
             return ("This approximation was not made by a fit.",)
-        if record.converged:
-            return (record.closing_line(),)
-        return record.closing_line(), f"{record.sentence} {record.status.cure}"
+        lines = [record.closing_line(), record.posterior]
+        if not (record.converged or record.is_exact):
+            lines.insert(1, f"{record.sentence} {record.status.cure}")
+        return tuple(filter(None, lines))
 
     def _verdict(self, khat_draws: int | None, rng: np.random.Generator) -> Verdict:
-        converged = self.record is None or self.record.converged
+        converged = self.record is None or self.record.converged or self.record.is_exact
         if khat_draws is None:
             return Verdict("not judged", "")
         if self.density.has_minibatch or self._data.changed():
@@ -91,5 +96,5 @@ class VerdictReport(DiagnosisReport):
 
     def _summary_weights(self) -> Weights | None:
         """Return the weights that belong to the fit, as far as the budget of a summary allows."""
-        n = self._budget(SUMMARY).n_weights
+        n = budget_of(self._posterior, SUMMARY).n_weights
         return judged(self._own_ratio(n))[0] if n else None

@@ -8,6 +8,7 @@ import pytest
 
 from matrix import (
     ADAPTIVE,
+    COMBINATIONS,
     NATURAL,
     each_adaptive,
     each_full_adaptive,
@@ -537,3 +538,21 @@ def test_a_density_that_vanishes_ends_the_fit_and_keeps_the_state_with_its_draws
     assert state.status.ended_by_itself
     theta = rule.assess(state.rule)[0]
     np.testing.assert_allclose(theta, state.rule.q.draws(state.rule.base.z), rtol=1e-12)
+
+
+class Blind(Walled):
+    """Another target, finite only at sets of draws about 0: wherever a step leads, nothing is."""
+
+    def _outside(self, theta):
+        return np.full(len(theta), np.abs(theta.mean(axis=0)).max() > 1e-9)
+
+
+STUDENT_T = next(choice for choice in COMBINATIONS if choice.family == "student_t")
+
+
+@pytest.mark.parametrize("choice", [*NATURAL, STUDENT_T], ids=lambda c: c.family)
+def test_a_fit_whose_steps_all_lead_outside_says_so(choice):
+    inside = Quadratic(np.full(3, 1e3), np.eye(3))
+    _, state = fit(Blind(inside, None), choice, seed=1)
+    assert state.status is Status.NO_FINITE_TRIAL
+    np.testing.assert_array_equal(state.rule.q.mean(), np.zeros(3))

@@ -19,6 +19,7 @@ from pymc.variational.callbacks import Tracker
 from pymc.variational.opvi import Approximation
 from scipy import stats
 
+from pymc_ngvi import draws
 from pymc_ngvi.approximation import NGVIApproximation
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.model import LogDensity, constrain
@@ -208,6 +209,16 @@ def test_equal_seeds_are_common_random_numbers(approx, kind):
     for q in (state_of_kind(kind, n_dim, 1), state_of_kind(kind, n_dim, 2)):
         approx.set_state(q)
         assert_array_equal(approx.draw_flat(4, 9), q.draws(z))
+
+
+@pytest.mark.parametrize("kind", ["full", "block", "sparse", "mixture"])
+def test_large_draws_are_made_in_batches_and_are_the_same(kind, monkeypatch, request):
+    """Nothing is left out, repeated or drawn from another stream, whatever the size of the last batch."""
+    approx = request.getfixturevalue("mixture_approx" if kind == "mixture" else "approx")
+    at_once = approx.draw_flat(50, random_seed=3)
+    monkeypatch.setattr(draws, "_CHUNK_ELEMENTS", 49 * approx.layout.n_dim)
+    monkeypatch.setattr(draws, "_BATCH_ELEMENTS", 7 * approx.layout.n_dim + 1)
+    np.testing.assert_allclose(approx.draw_flat(50, random_seed=3), at_once, rtol=1e-12)
 
 
 @pytest.mark.parametrize("n", [0, -1, 2.5])
@@ -573,8 +584,13 @@ def test_refine_goes_to_the_fit(approx):
         def refine(self, *args, **kwargs):
             return args, kwargs
 
+        def tell(self, approx):
+            told.append(approx)
+
+    told = []
     approx._session = Fit()
     assert approx.refine(10, progressbar=False, tol=0.01) == ((10, False, None), {"tol": 0.01, "max_draws": None})
+    assert len(told) == 1
 
 
 @each_kind

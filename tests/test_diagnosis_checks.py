@@ -11,8 +11,9 @@ import pymc_ngvi
 
 from pymc_ngvi.approximation import NGVIApproximation
 from pymc_ngvi.diagnosis.drift import critical, drift_of
-from pymc_ngvi.diagnosis.moves import move, plan_of
+from pymc_ngvi.diagnosis.moves import move
 from pymc_ngvi.diagnosis.tails import coordinate_khats
+from pymc_ngvi.distributions import distribution_of
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState
 from pymc_ngvi.families.student_t import StudentTState
 from pymc_ngvi.model import LogDensity
@@ -26,7 +27,7 @@ MEANS, SDS = np.array([1.0, -2.0, 0.0, 3.0]), np.array([2.0, 0.1, 1.0, 30.0])
 
 def fit(model, **options):
     with model:
-        return pymc_ngvi.fit_ngvi(progressbar=False, **{"random_seed": 1, **options})
+        return pymc_ngvi.fit_ngvi(progressbar=False, **{"random_seed": 1, "posterior": "gaussian", **options})
 
 
 def gaussian_model():
@@ -56,7 +57,7 @@ def moved_from(density, q, seed, n_draws=256, **options):
     base = rng.standard_normal((n_draws, q.n_dim))
     if q.n_uniform:
         base = np.concatenate([base, rng.random((n_draws, 1))], axis=1)
-    moved = move(density, q, base, rng, **{"n_trajectories": 4, **options})
+    moved = move(density, distribution_of(q).plan(density), base, rng, **{"n_trajectories": 4, **options})
     return moved, drift_of(moved, q.mean(), q.sd(), (q.log_density(moved.start), q.log_density(moved.control)))
 
 
@@ -139,7 +140,7 @@ def test_a_reparametrised_q_moves_in_the_coordinates_of_its_gaussian():
         effect = pm.Normal("effect", mu, tau, shape=6)
         pm.Normal("y", effect, 0.5, observed=rng.normal(1.0, 1.0, size=(5, 6)))
     approx = fit(model, reparam="rvb2")
-    assert plan_of(approx.density, approx.q).coupled
+    assert distribution_of(approx.q).plan(approx.density).coupled
     diagnosis = approx.diagnose(draws=1_000, random_seed=1)
     assert diagnosis.reliable, diagnosis.reasons
     assert np.all(diagnosis.by_coordinate["mean_drift_se"] < 0.06)

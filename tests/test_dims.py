@@ -3,6 +3,7 @@
 import numpy as np
 import pymc as pm
 import pymc.dims as pmd
+import pytensor
 import pytest
 
 from scipy import stats
@@ -103,7 +104,10 @@ def test_a_model_with_named_dims_has_the_functions_of_its_twin(make, rng):
 
 @pytest.fixture(scope="module")
 def fits():
-    return [pymc_ngvi.fit_ngvi(model=glmm(named), random_seed=1, progressbar=False) for named in (True, False)]
+    return [
+        pymc_ngvi.fit_ngvi(model=glmm(named), random_seed=1, posterior="gaussian", progressbar=False)
+        for named in (True, False)
+    ]
 
 
 def test_a_fit_takes_the_same_way_and_gives_the_same_draws(fits):
@@ -167,3 +171,24 @@ def test_initial_values_of_the_model_are_on_the_constrained_scale():
         points.append(LogDensity(model).initial_point())
     np.testing.assert_allclose(points[0], np.log([1.0, 2.0, 3.0, 4.0] * 2), rtol=1e-12)
     np.testing.assert_allclose(points[0], points[1], rtol=1e-12)
+
+
+@pytest.mark.parametrize("reparam", [None, "rvb2", "noncentred"])
+def test_float32_models_are_fitted_in_float64(reparam):
+    """The random variables of `pymc.dims` are lowered in the precision that they were made in."""
+
+    def fitted(dtype):
+        with pytensor.config.change_flags(floatX=dtype), pm.Model(coords={"g": range(8)}):
+            tau = pmd.HalfNormal("tau", 1.0)
+            u = pmd.Normal("u", pmd.Normal("mu", 0, 2), tau, dims="g")
+            pmd.Normal("y", u, 0.5, observed=xt(np.arange(8.0).astype(dtype), "g"))
+            return pymc_ngvi.fit_ngvi(reparam=reparam, random_seed=1, posterior="gaussian", progressbar=False)
+
+    single, double = fitted("float32"), fitted("float64")
+    assert single.converged
+    # Only constants and data of the model are rounded to float32.
+    np.testing.assert_allclose(single.mean_flat, double.mean_flat, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(single.sd_flat, double.sd_flat, rtol=1e-4)
+    with pytensor.config.change_flags(floatX="float32"):
+        posterior = single.sample(5, random_seed=1)["posterior"]
+    assert {draws.dtype for draws in posterior.data_vars.values()} == {np.dtype("float32")}

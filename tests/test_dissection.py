@@ -108,7 +108,7 @@ def test_the_same_pattern_gives_the_same_structure(model):
     assert first is not second  # nothing was remembered
     np.testing.assert_array_equal(first.order, second.order)
     np.testing.assert_array_equal(first.sizes, second.sizes)
-    first, second = (dissection._by_independence(Pattern.of(MODELS[model][0]).matrix).labels for _ in range(2))
+    first, second = (dissection.by_independence(Pattern.of(MODELS[model][0]).matrix).labels for _ in range(2))
     np.testing.assert_array_equal(first, second)
 
 
@@ -175,7 +175,7 @@ def test_a_long_chain_takes_few_rounds(monkeypatch):
 
 def test_independent_coordinates_touch_each_other_nowhere():
     graph = Pattern.of(grid(12)).matrix
-    labels = dissection._by_independence(graph).labels
+    labels = dissection.by_independence(graph).labels
     inside = np.flatnonzero(labels >= 0)
     assert len(np.unique(labels[inside])) == len(inside) > 40
     # None of the others could be added.

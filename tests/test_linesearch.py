@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pymc_ngvi.steps.linesearch import search
+from pymc_ngvi.steps.linesearch import Failure, search
 from pymc_ngvi.types import Evaluation
 
 
@@ -38,9 +38,9 @@ def test_the_top_of_a_parabola_is_found_at_once(top):
 
 @pytest.mark.parametrize(("elbo", "n_trials"), [(-1.0, 8), (-900.0, 8), (-1e9, 30), (-np.inf, 30), (np.nan, 30)])
 def test_each_step_is_between_a_quarter_and_half_of_the_one_before(elbo, n_trials):
-    """Hopeless steps do not count among the eight, but there is an end to them."""
+    """Hopeless steps do not count among the eight, but there is an end to them; it is said whether any was finite."""
     found, tried = run(lambda rho: elbo)
-    assert found is None
+    assert found is (Failure.NOT_ACCEPTED if np.isfinite(elbo) else Failure.NOT_FINITE)
     parts = np.divide(tried[1:], tried[:-1])
     assert ((parts >= 0.25) & (parts <= 0.5)).all()
     assert len(tried) == n_trials
@@ -51,6 +51,10 @@ def test_a_direction_that_starts_far_too_long_is_not_given_up(hopeless):
     """Steps 1e-6 as long as the first gain."""
     (_, _, rho), _ = run(lambda rho: rho if rho < 1e-6 else hopeless, slope=1e3)
     assert 0.25e-6 <= rho < 1e-6
+
+
+def test_one_finite_trial_makes_a_search_that_was_not_blind():
+    assert run(lambda rho: -1.0 if rho < 1e-6 else -np.inf)[0] is Failure.NOT_ACCEPTED
 
 
 def test_a_fall_that_was_to_be_expected_of_a_long_step_counts():
@@ -66,7 +70,7 @@ def test_steps_without_a_state_are_not_evaluated():
 def test_halving_to_where_there_is_a_state_costs_no_trial():
     """Nine steps without a state, then as many evaluations as ever, from the first that has one."""
     found, tried = run(lambda rho: -0.5 * rho, slope=0.0, propose=lambda rho: rho if rho < 0.003 else None)
-    assert found is None
+    assert found is Failure.NOT_ACCEPTED
     assert tried == [0.5**9 * 0.25**i for i in range(8)]
 
 
@@ -80,6 +84,6 @@ def test_steps_without_a_state_between_others_do_not_count_either():
 def test_a_direction_without_any_state_ends():
     proposed = []
     found, tried = run(lambda rho: rho, propose=proposed.append)
-    assert found is None
+    assert found is Failure.NOT_ACCEPTED
     assert not tried
     assert proposed == [0.5**i for i in range(30)]

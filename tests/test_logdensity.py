@@ -297,3 +297,16 @@ def test_diagonal_of_the_hessian_in_blocks(monkeypatch):
     diagonal = density.mean_hessian_diagonal(theta)
     assert density.n_hessians == before + 3
     np.testing.assert_allclose(diagonal, np.diagonal(density.hessian(theta).mean(axis=0)), rtol=1e-12)
+
+
+def test_an_operation_without_a_pullback_leaves_the_gradient():
+    """The incomplete gamma function has a loop, of which PyTensor has a first derivative, but no second one."""
+    with pm.Model() as model:
+        shape = pm.HalfNormal("shape", 2.0)
+        pm.Truncated("y", pm.Gamma.dist(shape, 1.0), lower=0.5, observed=[0.6, 1.0, 2.5])
+    density = LogDensity(model)
+    assert not density.has_hessian
+    point = np.array([[0.3]])
+    step = 1e-5
+    slope = (density.logp(point + step) - density.logp(point - step)) / (2 * step)
+    np.testing.assert_allclose(density.grad(point)[:, 0], slope, rtol=1e-6)

@@ -282,10 +282,17 @@ def regression(n=2_000, batch_size=None):
     return made
 
 
+@functools.cache
+def full_fit():
+    return pymc_ngvi.fit_ngvi(
+        model=regression(), random_seed=1, posterior="gaussian", backend="quick", progressbar=False
+    )
+
+
 @two_seeds
 def test_a_regression_with_unknown_noise_is_fitted_from_its_default_start(seed):
     """The first natural steps on single batches overshoot by far: seen, and begun again from a better start."""
-    full = pymc_ngvi.fit_ngvi(model=regression(), random_seed=1, backend="quick", progressbar=False)
+    full = full_fit()
     approx = quietly(n=10_000, model=regression(batch_size=100), random_seed=seed)
     assert approx.status is Status.LEVELLED
     # Passes through the data leave .01 to .03 standard deviations; batches drawn independently would leave .2.

@@ -410,7 +410,7 @@ def test_every_option_arrives_whichever_way_it_is_given(given, through):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         approx = ways[through]()
-    expected = options(**given)
+    expected = options(**given, posterior="gaussian")
     assert approx._session._options == expected
     assert {name: getattr(approx.record, name) for name in registry.AXES} == vars(expected.choice)
     state = {"precision": "FullPrecisionState", "covariance": "FullState"}[expected.factor]

@@ -1,6 +1,8 @@
 """The progress line: what it shows, and that it can be switched off."""
 
+import functools
 import re
+import sys
 
 import pymc as pm
 import pytest
@@ -9,12 +11,15 @@ from pymc.progress_bar import default_progress_theme
 from rich.theme import Theme
 
 from pymc_ngvi import NGVI, ConvergenceWarning, fit_ngvi, progress
-from pymc_ngvi.progress import FitProgress
+from pymc_ngvi.progress import FitProgress, WorkProgress
 from pymc_ngvi.result import format_gap
+
+pytestmark = pytest.mark.usefixtures("_compiled_once")
 
 HEADERS = ("Iteration", "ELBO (nats)", "Nats to gain", "Draws", "Step size", "Elapsed")
 
 
+@functools.cache
 def skewed_model():
     with pm.Model() as model:
         pm.Gamma("rate", 2.0, 3.0)
@@ -169,3 +174,30 @@ def test_refining_shows_a_line_of_its_own(capsys):
     out = capsys.readouterr().out
     assert all(header in out for header in HEADERS)
     assert f" {approx.n_iterations} " in out
+
+
+@pytest.fixture
+def _bare_notebook(monkeypatch):
+    """A notebook without ipywidgets, where Rich would warn at each line that changes."""
+    console = progress.Console
+    monkeypatch.setattr(progress, "Console", lambda **options: console(**{"force_jupyter": True} | options))
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+
+
+@pytest.mark.usefixtures("_bare_notebook")
+def test_a_fit_in_a_notebook_without_widgets_is_shown_as_text(capsys):
+    approx = fit_ngvi(model=skewed_model(), random_seed=1, backend="quick")
+    out = capsys.readouterr().out
+    assert all(header in out for header in HEADERS)
+    assert f" {approx.n_iterations} " in out
+
+
+@pytest.mark.usefixtures("_bare_notebook")
+def test_long_work_in_a_notebook_without_widgets_is_one_line_of_text(capsys, monkeypatch):
+    """Two seconds in, and never again."""
+    clock = iter(0.5 * i for i in range(100))
+    monkeypatch.setattr("pymc_ngvi.progress.time.monotonic", lambda: next(clock))
+    with WorkProgress("Judging q", 20) as work:
+        for _ in range(20):
+            work.advance(1)
+    assert capsys.readouterr().out == "Judging q: 20% after 2 s.\n"

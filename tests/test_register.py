@@ -19,15 +19,19 @@ from pymc_ngvi import NGVI, NGVIApproximation, Status, fit_ngvi, register, unreg
 from pymc_ngvi.register import registered
 
 PLACES = (pymc, pymc.variational, pymc.variational.inference)
+pytestmark = pytest.mark.usefixtures("_compiled_once")
+
 QUIET = {"progressbar": False, "backend": "quick"}
 
 
+@functools.cache
 def normal_model():
     with pm.Model() as model:
         pm.Normal("x", 1.0, 2.0, shape=2)
     return model
 
 
+@functools.cache
 def skewed_model():
     """Not Gaussian: the result depends on the draws, hence on the seed."""
     with pm.Model() as model:

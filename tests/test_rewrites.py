@@ -1,4 +1,5 @@
-"""Rewrites on the way from PyMC's graph to ours: long chains indexed by small integers, solves for many groups."""
+"""Rewrites on the way from PyMC's graph to ours: long chains indexed by small integers, solves for many groups, and
+what is evaluated twice or can't fail."""
 
 import logging
 
@@ -10,8 +11,11 @@ import pytensor.tensor as pt
 import pytest
 
 from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.traversal import ancestors
+from pytensor.scalar.math import Softplus
 from pytensor.tensor.linalg.solvers.core import SolveBase
-from scipy import stats
+from pytensor.tensor.math import All
+from scipy import special, stats
 from test_quick_mode import python_reference
 
 from pymc_ngvi.model import LogDensity, graph, rewrites
@@ -119,7 +123,7 @@ def test_groups_with_one_covariance_share_a_solve(likelihood, n_calls, rng):
     density.logp_grad(theta)
     assert len(n_calls) == len(theta) * len(solves(functions[0].maker.fgraph.apply_nodes))
 
-    reference = python_reference(density)
+    reference = python_reference(model, density.layout)
     expected = [reference(point, direction) for point in theta[:1] for direction in np.eye(density.n_dim)]
     logp, grad = density.logp_grad(theta[:1])
     # A constant of PyMC's is in single precision.
@@ -150,3 +154,121 @@ def test_graphs_without_such_solves_are_simplified_once(monkeypatch):
     matrix, vectors = np.tril(np.arange(9.0).reshape(3, 3) + 1.0), np.arange(15.0).reshape(5, 3)
     value = result.eval({a: matrix, b: vectors}, mode="FAST_COMPILE")
     np.testing.assert_allclose(value, np.linalg.solve(matrix, vectors.T).T, rtol=1e-12, atol=1e-14)
+
+
+# --- shorter ----------------------------------------------------------------------------------------------------------
+
+
+def shortened(output):
+    """Return a graph after the rewrites that shorten it."""
+    fgraph = FunctionGraph(outputs=[output], clone=False, copy_inputs=False)
+    for rewrite in rewrites.shorter:
+        rewrite.rewrite(fgraph)
+    return fgraph.outputs[0]
+
+
+def count(output, *kinds):
+    """Return how many nodes of some scalar Ops there are above an output."""
+    nodes = {v.owner for v in ancestors([output]) if v.owner is not None}
+    return sum(isinstance(getattr(node.op, "scalar_op", None), kinds) for node in nodes)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_two_branches_of_a_softplus_become_one(sign):
+    x, y, c = pt.vector("x"), pt.vector("y"), pt.vector("c", dtype="bool")
+    branches = [pt.softplus(-x), pt.softplus(y)] if sign > 0.0 else [-pt.softplus(-x), -pt.softplus(y)]
+    output = pt.switch(c, *branches)
+    values = {x: np.array([0.3, -900.0, np.inf]), y: np.array([900.0, 0.7, np.nan]), c: np.array([True, False, False])}
+    before = output.eval(values, mode="FAST_COMPILE")
+    after = shortened(output)
+    assert count(after, Softplus) == 1
+    np.testing.assert_allclose(after.eval(values, mode="FAST_COMPILE"), before, rtol=1e-15)
+    np.testing.assert_allclose(before, sign * np.array([np.log1p(np.exp(-0.3)), np.log1p(np.exp(0.7)), np.nan]))
+
+
+def test_a_branch_of_another_shape_is_broadcast():
+    x, c = pt.scalar("x"), pt.vector("c", dtype="bool")
+    output = pt.switch(c, pt.softplus(pt.expand_dims(x, 0)), pt.softplus(pt.zeros(3)))
+    after = shortened(output)
+    value = after.eval({x: 1.3, c: np.array([True, False, True])}, mode="FAST_COMPILE")
+    np.testing.assert_allclose(value, np.log1p(np.exp([1.3, 0.0, 1.3])))
+
+
+def test_branches_that_differ_stay():
+    x, c = pt.vector("x"), pt.vector("c", dtype="bool")
+    for branches in [
+        (pt.softplus(x), pt.exp(x)),
+        (pt.exp(x), pt.exp(-x)),
+        (-pt.exp(x), -pt.sin(x)),
+        (pt.softplus(x), x),
+    ]:
+        output = pt.switch(c, *branches)
+        assert shortened(output) is output
+
+
+def test_a_bernoulli_likelihood_has_one_softplus():
+    y = np.array([0, 1, 1, 0])
+    with pm.Model() as model:
+        x = pm.Normal("x", 0.1, 1.3, shape=4)
+        pm.Bernoulli("y", logit_p=x, observed=y)
+    density = LogDensity(model, "quick")
+    theta = np.array([[0.3, -2.0, 800.0, -800.0], [0.0, 3.0, -1.0, 900.0]])
+    expected = stats.norm.logpdf(theta, 0.1, 1.3) - np.where(y, np.logaddexp(0, -theta), np.logaddexp(0, theta))
+    logp, grad = density.logp_grad(theta)
+    np.testing.assert_allclose(logp, expected.sum(axis=1), rtol=1e-7)
+    np.testing.assert_allclose(grad, (0.1 - theta) / 1.3**2 + y - special.expit(theta), rtol=1e-6, atol=1e-12)
+    outputs = density._functions["logp_grad"].maker.fgraph.outputs
+    assert sum(count(output, Softplus) for output in outputs) == 1
+    assert not any(isinstance(v.owner.op, All) for v in ancestors(outputs) if v.owner is not None)
+
+
+X = pt.vector("x")
+
+
+@pytest.mark.parametrize(
+    "check", [pt.exp(X) >= 0.0, pt.exp(X) > 0, pt.sigmoid(X) >= 0, pt.sigmoid(X) <= 1, pt.softplus(X) > 0]
+)
+def test_checks_that_cannot_fail_go(check):
+    after = shortened(pt.all(check))
+    assert after.owner is None
+    assert after.data == np.array(True)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        X >= 0.0,
+        pt.exp(X) >= 0.1,
+        pt.exp(X) <= 0.0,
+        pt.exp(X) <= 1.0,
+        pt.exp(X) < 0.0,
+        pt.eq(pt.exp(X), 0.0),
+        pt.sigmoid(X) <= 0.5,
+        pt.sigmoid(X) < 1.0,
+        pt.sigmoid(X) >= 1.0,
+        pt.softplus(X) <= 1.0,
+        pt.tanh(X) <= 1.0,
+    ],
+)
+def test_checks_that_can_fail_stay(check):
+    output = pt.all(check)
+    assert shortened(output) is output
+
+
+def test_checks_of_rows_stay():
+    """Of a reduction along one axis there are several results."""
+    output = pt.all(pt.exp(pt.matrix("m")) >= 0.0, axis=1)
+    assert shortened(output) is output
+
+
+def test_a_parameter_out_of_its_range_is_still_seen():
+    """The sd of the first is exp(x), that of the second x itself."""
+    with pm.Model() as model:
+        x = pm.Normal("x", 0.1, 1.3)
+        pm.Normal("a", 0.0, pt.exp(x), observed=[0.4])
+        pm.Normal("b", 0.0, x, observed=[0.4])
+    density = LogDensity(model, "quick")
+    values = density.logp(np.array([[0.5], [-0.5], [np.nan]]))
+    assert np.isfinite(values[0])
+    assert values[1] == -np.inf
+    assert not np.isfinite(values[2])

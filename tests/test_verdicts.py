@@ -1,5 +1,7 @@
 """One verdict for all reports: k-hat beside the effective sample size, kept figures, budgets, cures that fit."""
 
+import types
+
 import numpy as np
 import pymc as pm
 import pytest
@@ -7,7 +9,10 @@ import pytest
 from mixture_posteriors import posterior
 from scipy import stats
 
-from pymc_ngvi.diagnosis.budget import DIAGNOSIS, SUMMARY
+from pymc_ngvi.diagnosis.budget import DIAGNOSIS, SUMMARY, seconds_of
+from pymc_ngvi.diagnosis.making import context_of
+from pymc_ngvi.distributions import distribution_of
+from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.psis import WeightVerdict, khat_limit, weigh
 
@@ -34,7 +39,7 @@ def random_walk():
 
 def fitted(model, seed=1, **options):
     with model:
-        return pm.fit(method="ngvi", random_seed=seed, progressbar=False, **options)
+        return pm.fit(method="ngvi", random_seed=seed, posterior="gaussian", progressbar=False, **options)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +148,7 @@ def test_a_summary_carries_the_verdict(schools):
 
 def test_a_chain_is_not_told_of_groups():
     approx = fitted(random_walk())
-    context = approx._context()
+    context = context_of(approx._posterior)
     assert not context.has_groups
     assert "rvb2" not in context.shape_cure()
     assert "non-centred" not in context.shape_cure()
@@ -156,7 +161,7 @@ def test_effects_that_bambi_made_are_told_of_its_own_option():
         sigma, offset = pm.HalfNormal("1|g_sigma", 2.5), pm.Normal("1|g_offset", dims="g")
         effect = pm.Deterministic("1|g", sigma * offset, dims="g")
         pm.Normal("y", pm.Normal("Intercept", 0.0, 5.0) + effect[group], 1.0, observed=rng.normal(size=36))
-    cure = fitted(model)._context().shape_cure()
+    cure = context_of(fitted(model)._posterior).shape_cure()
     assert "noncentered=False in bmb.Model" in cure
     assert "non-centred in place of centred" not in cure
 
@@ -217,6 +222,23 @@ def test_a_budget_follows_no_clock(easy, monkeypatch):
     first = str(easy.diagnose())
     easy._kept = easy._kept_ratio = None
     assert str(easy.diagnose()) == first
+
+
+def test_a_fit_by_large_hessians_allows_more(monkeypatch):
+    """Of 40 correlated coordinates, a Hessian costs as 12 gradients; of the same number that are independent, as 3."""
+
+    def seconds(x):
+        with pm.Model() as model:
+            beta = pm.Normal("beta", shape=40)
+            pm.Normal("y", x @ beta, 1.0, observed=np.zeros(len(x)))
+        density = LogDensity(model)
+        monkeypatch.setitem(vars(density), "gradient_seconds", 1.0)
+        record = types.SimpleNamespace(n_gradients=100, n_hessians=100, reparam=None)
+        q = DiagonalState(np.zeros(40), np.ones(40))
+        return seconds_of((0.0, 1.0), distribution_of(q).costs(density, record), record)
+
+    np.testing.assert_allclose(seconds(np.random.default_rng(1).normal(size=(50, 40))), 100 + 100 * 12, rtol=0.01)
+    np.testing.assert_allclose(seconds(np.eye(40)), 100 + 100 * 3, rtol=0.01)
 
 
 def test_cost_of_a_gradient_grows_with_rows_and_predictors():

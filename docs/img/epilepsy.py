@@ -1,9 +1,11 @@
 """Make the first figure of README.md and of the site: ``python docs/img/epilepsy.py`` from the root of the clone.
 
-The posterior of the epilepsy GLMM by NUTS, by this package and by ADVI. Quantiles of NUTS are in ``examples/data``;
-seconds are those of a cold start in ``docs/benchmarks/compare.csv``. ADVI takes a minute.
+The posterior of the two scales of the epilepsy GLMM by NUTS, by this package with and without its exact step, and by
+ADVI. Quantiles of NUTS are in ``examples/data``; seconds are those of a cold start in ``docs/benchmarks/epilepsy.csv``,
+medians over runs. ADVI takes a minute.
 """
 
+import functools
 import runpy
 
 from pathlib import Path
@@ -17,68 +19,84 @@ import pandas as pd
 import pymc as pm
 
 from matplotlib import pyplot
+from scipy.special import ndtri
+from scipy.stats import gaussian_kde
 
 import pymc_ngvi  # noqa: F401  (makes pm.fit know the method "ngvi")
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 epilepsy = runpy.run_path(str(ROOT / "examples" / "epilepsy.py"))
-#: Methods, as they are called in `compare.csv` and in the figure, and their colours.
-METHODS = {"nutpie": ("NUTS (nutpie)", "0.35"), "ngvi": ("pymc_ngvi", "C0"), "advi": ("ADVI", "C1")}
-LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+#: Methods, as they are called in `epilepsy.csv` and in the figure, and their lines: colour, width, style.
+METHODS = {
+    "nutpie": ("NUTS (nutpie)", ("0.65", 5.0, "-")),
+    "ngvi": ("pymc_ngvi", ("C0", 2.0, "-")),
+    "ngvi_gaussian": ('pymc_ngvi, posterior="gaussian"', ("C0", 1.4, "--")),
+    "advi": ("ADVI", ("C1", 1.4, "-")),
+}
+#: Options of `pm.fit`.
+OPTIONS = {
+    "ngvi": {"method": "ngvi"},
+    "ngvi_gaussian": {"method": "ngvi", "posterior": "gaussian"},
+    "advi": {"method": "advi", "n": 30_000},
+}
+TITLES = {"intercept": "intercepts of patients", "visit": "slopes of patients over visits"}
+#: Degree of the polynomial through the quantiles of NUTS.
+DEGREE = 5
 
 
-def quantiles_of(posterior):
-    """Return quantiles of the fixed effects and of the two scales, (8, 5)."""
-    draws = [
-        posterior[name].stack(sample=("chain", "draw")).transpose("sample", ...).to_numpy() for name in ("beta", "sd")
-    ]
-    return np.quantile(np.concatenate(draws, axis=1), LEVELS, axis=0).T
+@functools.cache
+def draws_of(method):
+    """Return draws of the posterior by a method of ``pm.fit``, fitted once for all pictures."""
+    model = epilepsy["build_model"](pd.read_csv(ROOT / "examples" / "data" / "epilepsy.csv"))
+    approx = pm.fit(model=model, random_seed=1, progressbar=False, **OPTIONS[method])
+    return approx.sample(8_000, random_seed=2).posterior
+
+
+def draws_of_nuts(quantiles):
+    """Return 8,000 numbers with these percentiles: their logarithm as a smooth function of that of a normal density."""
+    z = ndtri(np.arange(1, 100) / 100)
+    smooth = np.polynomial.Polynomial.fit(z, np.log(quantiles), DEGREE)
+    return np.exp(smooth(ndtri((np.arange(8_000) + 0.5) / 8_000)))
 
 
 def main():
-    """Fit twice and draw."""
+    """Draw, with the fits of all methods."""
     table = pd.read_csv(ROOT / "examples" / "data" / "epilepsy_nuts.csv")
-    by_method = {"nutpie": table[[f"q{round(100 * level):02d}" for level in LEVELS]].to_numpy()}
-    model = epilepsy["build_model"](pd.read_csv(ROOT / "examples" / "data" / "epilepsy.csv"))
-    with model:
-        for method, options in (("ngvi", {}), ("advi", {"n": 30_000})):
-            approx = pm.fit(method=method, random_seed=1, progressbar=False, **options)
-            by_method[method] = quantiles_of(approx.sample(4_000, random_seed=2).posterior)
-    save(
-        draw(
-            by_method,
-            [f"{row.label}" if row.variable == "beta" else f"sd of {row.label}" for row in table.itertuples()],
-        )
-    )
+    table = table[table.variable == "sd"].set_index("label")
+    percentiles = table[[f"q{i:02d}" for i in range(1, 100)]]
+    scales = {}
+    for term in table.index:
+        scales[term] = {"nutpie": draws_of_nuts(percentiles.loc[term].to_numpy(dtype=float))}
+        for method in OPTIONS:
+            scales[term][method] = draws_of(method)["sd"].sel(term=term).to_numpy().ravel()
+    save(draw(scales))
 
 
-def draw(by_method, labels):
-    """Return the figure: intervals on the left, seconds on the right."""
-    compare = pd.read_csv(ROOT / "docs" / "benchmarks" / "compare.csv")
+def draw(scales):
+    """Return the figure: for each term, densities by method; seconds in the legend."""
+    compare = pd.read_csv(ROOT / "docs" / "benchmarks" / "epilepsy.csv")
     cold = compare[(compare.model == "epilepsy") & (compare.cache == "cold")].groupby("method").seconds.median()
-    figure, (left, right) = pyplot.subplots(
-        1, 2, figsize=(10, 4.2), layout="constrained", gridspec_kw={"width_ratios": [2.2, 1]}
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 3.9), layout="constrained")
+    for ax, (term, by_method) in zip(axes, scales.items(), strict=True):
+        low, high = np.quantile(by_method["nutpie"], [0.0002, 0.9995])
+        grid = np.linspace(low - 0.05 * (high - low), high, 400)
+        heights = {method: gaussian_kde(values)(grid) for method, values in by_method.items()}
+        for method, (label, (colour, width, style)) in METHODS.items():
+            label = f"{label}: {cold[method]:.{int(cold[method] < 10)}f} s"
+            ax.plot(grid, heights[method], color=colour, linewidth=width, linestyle=style, label=label)
+        ax.set(title=TITLES[term], xlabel="standard deviation (log seizure rate)", yticks=[])
+        ax.set(xlim=(grid[0], grid[-1]), ylim=(0.0, None))
+        ax.spines[["left", "top", "right"]].set_visible(False)
+    axes[0].set_ylabel("posterior density")
+    figure.legend(
+        *axes[0].get_legend_handles_labels(),
+        title="Seconds from a cold start, 2,000 draws included",
+        loc="outside lower center",
+        ncols=4,
+        frameon=False,
     )
-    for i, (method, (_, colour)) in enumerate(METHODS.items()):
-        q, place = by_method[method], np.arange(len(labels))[::-1] + 0.24 * (1 - i)
-        left.hlines(place, q[:, 0], q[:, 4], color=colour, linewidth=1.3)
-        left.hlines(place, q[:, 1], q[:, 3], color=colour, linewidth=4)
-        left.plot(q[:, 2], place, "o", color="white", markeredgecolor=colour, markersize=4.5)
-        right.barh(2 - i, cold[method], color=colour, height=0.4)
-        right.text(cold[method] + 1.0, 2 - i, f"{cold[method]:.{int(cold[method] < 10)}f} s", va="center")
-    left.axvline(0.0, color="0.8", linewidth=1, zorder=0)
-    left.set_yticks(np.arange(len(labels))[::-1], labels)
-    left.set(title="Posterior: median, 50 % and 90 % intervals", xlabel="Effect on the log seizure rate")
-    right.set_yticks([2, 1, 0], [label for label, _ in METHODS.values()])
-    right.set(
-        title="Seconds from a cold start",
-        xlim=(0, 1.25 * cold[list(METHODS)].max()),
-        xlabel="compiling, fitting, 2,000 draws",
-    )
-    for axis in (left, right):
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.suptitle("Seizures of 59 patients: Poisson GLMM with random intercepts and slopes", fontsize=12)
+    figure.suptitle("Standard deviations in a Poisson GLMM: seizures of 59 patients", fontsize=12)
     return figure
 
 

@@ -3,16 +3,16 @@
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from pymc_ngvi.families.pushforward import PushforwardState
+from pymc_ngvi.posterior import Costs
 from pymc_ngvi.result import FitRecord
-from pymc_ngvi.types import VariationalState
 
 #: Estimated seconds that a report may take in any case, and as a part of the fit.
 SUMMARY, DIAGNOSIS = (1.2, 0.3), (4.0, 0.7)
-#: A Hessian, in gradients, at least; log p alone, as a part of a gradient.
-_HESSIAN, _LOG_P = 3.0, 0.75
+#: A Hessian, in gradients, at least, and for each of its products: .2 of a gradient in regressions on many rows, which
+#: are products of matrices, to .4 elsewhere.
+_HESSIAN, _PER_PRODUCT = 3.0, 0.3
+#: log p alone, as a part of a gradient.
+_LOG_P = 0.75
 #: Seconds that a draw and its log density take for each coordinate and each parameter of q.
 _PER_COORDINATE, _PER_PARAMETER = 1e-7, 1e-9
 #: Of a reparametrised density: gradients that one of its own takes, that the way of a draw to the model's scale takes,
@@ -24,40 +24,36 @@ _PER_KHAT, _OF_KHATS = 2e-3, 0.1
 _OF_WEIGHTS = 0.25
 #: Importance weights of fewer draws are not judged within a budget.
 FEWEST_WEIGHED = 1_000
+#: Part of the gradients for comparing log p with its mirror images; evaluations at least, below which there are none.
+_OF_SYMMETRIES, _LEAST_COMPARED = 0.05, 16
 
 
-@dataclass(frozen=True)
-class Costs:
-    """Estimated seconds of single evaluations.
+def direct_costs(density: Any, record: FitRecord | None, n_dim: int, n_numbers: int) -> Costs:
+    """Estimate costs from the graph of log p, the sizes of its data, the dimension, and the numbers that define q."""
+    one, own = density.gradient_seconds, _PER_COORDINATE * n_dim + _PER_PARAMETER * n_numbers
+    gradient = one + 0.5 * own
+    return Costs(gradient, _LOG_P * one + own, _hessian_in_gradients(density, record) * gradient)
 
-    Parameters
-    ----------
-    gradient : float
-        Of the density that was fitted, with a step of a trajectory.
-    weight : float
-        Of a draw, log p and log q.
-    """
 
-    gradient: float
-    weight: float
+def reparametrised_costs(density: Any, record: FitRecord | None, n_dim: int, n_numbers: int, *, search: bool) -> Costs:
+    """Estimate those of a reparametrised density; ``search``: whether it searches for conditional modes."""
+    one, own = density.gradient_seconds, _PER_COORDINATE * n_dim + _PER_PARAMETER * n_numbers
+    gradients, way, more = _SEARCH if search else _NO_SEARCH
+    gradient = gradients * one + more + 0.5 * own
+    weight = _LOG_P * one + 2.0 * (way * one + more) + own
+    return Costs(gradient, weight, _hessian_in_gradients(density, record) * gradient)
 
-    @classmethod
-    def of(cls, density: Any, q: VariationalState, record: FitRecord | None) -> "Costs":
-        """Estimate them from the graph of log p, the sizes of its data, and the parameters of q."""
-        one = density.gradient_seconds
-        n_parameters = sum(np.size(value) for value in q.params().values())
-        own = _PER_COORDINATE * q.n_dim + _PER_PARAMETER * n_parameters
-        if not isinstance(q, PushforwardState):
-            return cls(one + 0.5 * own, _LOG_P * one + own)
-        search = record is None or record.reparam != "noncentred"
-        gradients, way, more = _SEARCH if search else _NO_SEARCH
-        return cls(gradients * one + more + 0.5 * own, _LOG_P * one + 2.0 * (way * one + more) + own)
+
+def _hessian_in_gradients(density: Any, record: FitRecord | None) -> float:
+    if record is None or not record.n_hessians:
+        return _HESSIAN
+    return max(_HESSIAN, _PER_PRODUCT * float(density.directions_of_hessian))
 
 
 def seconds_of(share: tuple[float, float], costs: Costs, record: FitRecord | None) -> float:
     """Return the estimated seconds that a share allows: some in any case, or a part of what the fit took."""
     floor, part = share
-    took = 0.0 if record is None else costs.gradient * (record.n_gradients + _HESSIAN * record.n_hessians)
+    took = 0.0 if record is None else costs.gradient * record.n_gradients + costs.hessian * record.n_hessians
     return max(floor, part * took)
 
 
@@ -84,6 +80,11 @@ class Budget:
     n_gradients: int
     cut: bool = False
     weights_cut: bool = False
+
+    def compared(self, wanted: int) -> int:
+        """Return how many log densities there are for symmetries: as many as wanted where nothing is cut."""
+        n = int(min(wanted, _OF_SYMMETRIES * self.n_gradients)) if self.cut else wanted
+        return n if n >= _LEAST_COMPARED else 0
 
     @classmethod
     def of(

@@ -20,6 +20,9 @@ from pymc_ngvi.types import Array
 
 #: Characters in a line at most; coordinates in the table.
 _MAX_WIDTH, _N_ROWS = 100, 8
+#: What is left out where evaluations are too few to compare log p with its images.
+SYMMETRIES = "symmetries of log p"
+_RELIABLE = "Reliable, as far as these checks see."
 #: Columns of the table, by diagnostic; how they are shown.
 _SHOWN = {"mean_drift": "mean, sd", "sd_drift": "sd, %", "skewness_drift": "skewness", "khat": "k-hat"}
 
@@ -58,6 +61,8 @@ class Diagnosis:
         What was left out for want of evaluations within the budget.
     open : str
         Why that leaves the verdict open; empty where it does not.
+    posterior : str
+        Of an exact posterior: what was measured of it, in a sentence. Outcome, gap and ELBO are of the Gaussian fit.
 
     Examples
     --------
@@ -87,6 +92,7 @@ class Diagnosis:
     layout: Layout = field(repr=False)
     left_out: tuple[str, ...] = ()
     open: str = ""
+    posterior: str = ""
 
     @property
     def verdict(self) -> str:
@@ -188,8 +194,8 @@ class Diagnosis:
         if self.verdict == "not judged":
             return f"Not judged: {self.open} diagnose(draws=10_000) has no budget."
         if self.reliable:
-            searched = "" if self.thorough else " Other modes were not looked for (thorough=True)."
-            return f"Reliable, as far as these checks see.{searched}"
+            searched = "" if self.thorough else f" Other modes were {self._search()} (thorough=True)."
+            return f"{_RELIABLE}{searched}"
         n = len(self.reasons)
         return f"Not reliable, for {n} reason{'s'[: n != 1]}:"
 
@@ -197,10 +203,13 @@ class Diagnosis:
         """Return the verdict with its first reason and all cures, for a summary."""
         if self.verdict != "not reliable":
             more = "" if self.verdict == "not judged" or self.thorough else " More: approx.diagnose()."
-            return self.headline().replace(" Other modes were not looked for (thorough=True).", "") + more
+            return (_RELIABLE if self.reliable else self.headline()) + more
         others = len(self.reasons) - 1
         rest = f" ({others} more reason{'s'[: others != 1]}: approx.diagnose())" if others else ""
         return " ".join([f"Not reliable{rest}.", self._texts(True)[0], *self._cures()])
+
+    def _search(self) -> str:
+        return "not looked for" if SYMMETRIES in self.left_out else "not looked for, but for those by symmetry"
 
     def _texts(self, serious: bool) -> list[str]:
         return [f.text for f in self.findings if f.serious is serious]
@@ -214,13 +223,17 @@ class Diagnosis:
         w = self.weights
         lost = f", {w.n_lost:,} of them lost" if w.n_lost else ""
         moved = f"{self.n_moved:,} draws, {self.n_trajectories} trajectories each, acceptance {self.acceptance:.2f}"
-        rows = [("Fit", f"{self.outcome}, gap {format_gap(self.gap, ' nats')}, ELBO {self.elbo}")]
+        gap = "" if self.posterior else f", gap {format_gap(self.gap, ' nats')}"
+        rows = [("Gaussian fit" if self.posterior else "Fit", f"{self.outcome}{gap}, ELBO {self.elbo}")]
+        if self.posterior:
+            rows.insert(0, ("Posterior", self.posterior))
         if w.n_draws:
-            rows.append(("Pareto k-hat", f"{w.khat_text()}: {self._of_khat()}"))
+            meaning = "of the weights of the global parameters" if self.posterior else self._of_khat()
+            rows.append(("Pareto k-hat", f"{w.khat_text()}{' ' if self.posterior else ': '}{meaning}"))
             rows.append(("Weighted draws", f"{w.n_draws:,} are worth {w.effective:,.0f}{lost}"))
         if self.n_moved:
             rows.append(("Moved draws", f"{moved}; E[log p] drifts by {self.log_p_drift} nats"))
-        rows.append(("Other modes", "looked for from dispersed starts" if self.thorough else "not looked for"))
+        rows.append(("Other modes", "looked for from dispersed starts" if self.thorough else self._search()))
         rows.append(("Cost", f"{self.n_gradients:,} gradients, {self.n_log_p:,} log densities"))
         if self.left_out:
             text = "; ".join(self.left_out)

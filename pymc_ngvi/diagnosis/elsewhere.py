@@ -9,11 +9,10 @@ import numpy as np
 
 from scipy.special import expit, logsumexp
 
-from pymc_ngvi.diagnosis.moves import pooled
-from pymc_ngvi.families import FullState, MixtureState
-from pymc_ngvi.families.pushforward import PushforwardState
+from pymc_ngvi.families import FullState
 from pymc_ngvi.mixtures.search import modes
-from pymc_ngvi.types import Array, VariationalState
+from pymc_ngvi.posterior import Distribution, Posterior
+from pymc_ngvi.types import Array
 
 #: How much wider than q the starting points of the search are.
 _WIDER = 4.0
@@ -52,13 +51,13 @@ class Elsewhere:
     elbo: float = np.nan
 
 
-def other_modes(density: Any, q: VariationalState, elbo: float, rng: np.random.Generator) -> list[Elsewhere]:
+def other_modes(density: Any, q: Distribution, elbo: float, rng: np.random.Generator) -> list[Elsewhere]:
     """Climb log p from dispersed points and from draws of the prior, and return the modes outside q.
 
     Parameters
     ----------
     density : LogDensity
-    q : VariationalState
+    q : Distribution
     elbo : float
         Of q: its log mass.
     rng : numpy.random.Generator
@@ -83,20 +82,18 @@ def _is_mode(density: Any, candidate: Any) -> bool:
     return bool(np.sum(slope**2) < _FLAT**2 * candidate.n_dim)
 
 
-def _around(q: VariationalState) -> Any:
+def _around(distribution: Distribution) -> Any:
     """Return a wide Gaussian about the mean of q, of a form whose curvatures can be had."""
-    mean, sd = q.mean(), q.sd()
+    mean, sd = distribution.mean(), distribution.sd()
     sd = _WIDER * np.where(np.isfinite(sd), sd, 1.0)
-    if q.n_dim <= _MOST_DENSE:
-        return FullState.from_scale(mean, sd)
-    gaussian: Any = pooled(q) if isinstance(q, MixtureState) else getattr(q, "gaussian", q)
-    return gaussian.from_scale(mean, sd)
+    kind = FullState if distribution.n_dim <= _MOST_DENSE else distribution.gaussian
+    return kind.from_scale(mean, sd)
 
 
 def _outside(
-    density: Any, q: VariationalState, elbo: float, candidate: Any, rng: np.random.Generator, kind: str = "mode"
+    density: Any, q: Distribution, elbo: float, candidate: Any, rng: np.random.Generator, kind: str = "mode"
 ) -> Elsewhere | None:
-    """Return the mass that a candidate covers and q does not; None where q is there, too."""
+    """Return the mass that a candidate covers and q does not; None where q is there, too, or that is not known."""
     base = rng.standard_normal((_N_DRAWS, q.n_dim))
     if candidate.n_uniform:
         base = np.concatenate([base, rng.random((_N_DRAWS, candidate.n_uniform))], axis=1)
@@ -104,7 +101,9 @@ def _outside(
     theta = theta[np.isfinite(theta).all(axis=1)]
     if not len(theta):
         return None
-    log_p, log_q = density.logp(theta), q.log_density(theta)
+    log_p, log_q = density.logp(theta), q.rough_log_density(theta)
+    if log_q is None:
+        return None
     with np.errstate(invalid="ignore"):
         log_q = np.where(np.isfinite(log_q), log_q, -np.inf)
         outside = np.isfinite(log_p) & (log_q < log_p - elbo - _LOG_OUTSIDE)
@@ -115,13 +114,12 @@ def _outside(
     return Elsewhere(kind, share, np.asarray(candidate.mean()))
 
 
-def other_fit(approx: Any, elbo: float, rng: np.random.Generator) -> Elsewhere | None:
+def other_fit(posterior: Posterior, elbo: float, rng: np.random.Generator) -> Elsewhere | None:
     """Fit once more, from a dispersed start and with another seed.
 
     Parameters
     ----------
-    approx : NGVIApproximation
-        Made by a fit.
+    posterior : Posterior
     elbo : float
     rng : numpy.random.Generator
 
@@ -130,27 +128,27 @@ def other_fit(approx: Any, elbo: float, rng: np.random.Generator) -> Elsewhere |
     Elsewhere or None
         Where it came to; ``share`` is 0 where q is there, too. None where it could not be made, or did not converge.
     """
-    record, q = approx.record, approx.q
-    if record is None or record.step != "adaptive" or record.family not in _REFITTED or isinstance(q, MixtureState):
+    record, q = posterior.record, posterior.distribution
+    if record is None or record.step != "adaptive" or record.family not in _REFITTED:
         return None
     from pymc_ngvi.function import fit_ngvi  # it imports what this belongs to
 
-    gaussian = q.gaussian if isinstance(q, PushforwardState) else q
+    gaussian = q.gaussian
     point = q.mean() + _WIDER * (gaussian.draws(rng.standard_normal((1, q.n_dim)))[0] - gaussian.mean())
     words = {name: getattr(record, name) for name in ("family", "update", "estimator", "step", "reparam")}
     words["backend"] = record.backend if record.backend in ("quick", "numba", "c", "jax") else "auto"
-    start = approx.layout.unflatten(point)
+    start = posterior.layout.unflatten(point)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # how it ends is looked at below
             other = fit_ngvi(
-                _MOST_ITERATIONS, model=approx.model, start=start, random_seed=int(rng.integers(2**31)),
+                _MOST_ITERATIONS, model=posterior.model, start=start, random_seed=int(rng.integers(2**31)),
                 progressbar=False, **{name: word for name, word in words.items() if word is not None},
             )  # fmt: skip
     except (ValueError, FloatingPointError, ArithmeticError):
         return None
     if not other.converged:
         return None
-    place = _outside(approx.density, q, elbo, other.q, rng, "fit")
+    place = _outside(posterior.density, q, elbo, other.q, rng, "fit")
     share = 0.0 if place is None else place.share
     return Elsewhere("fit", share, np.asarray(other.q.mean()), other.elbo.value)

@@ -1,5 +1,7 @@
 """What was found, in sentences, and what may help: each names variables and a cure."""
 
+import math
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +11,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.diagnosis.drift import Drift, Estimates
 from pymc_ngvi.diagnosis.elsewhere import Elsewhere
+from pymc_ngvi.diagnosis.equal_modes import EqualModes
 from pymc_ngvi.diagnosis.moves import LEAST_ACCEPTANCE, Moved
 from pymc_ngvi.model import Layout
 from pymc_ngvi.psis import Weights, WeightVerdict
@@ -26,6 +29,17 @@ _LOST, _ELSEWHERE, _BETTER = 0.02, 0.02, 0.5
 _MOST_MIXED = 300
 #: Variables that a sentence names at most.
 _N_NAMED = 3
+#: Equal modes that are counted; of more, it is said that they are many.
+_MOST_COUNTED = 1_000
+#: What equal modes leave as it is, and how to keep one of them.
+_UNAFFECTED = {
+    "labels": "What does not depend on the labels, such as predictions, is not affected.",
+    "sign": "What does not depend on the sign, such as predictions, is not affected.",
+}
+_FIXED = {
+    "labels": "Order a vector of these (transform=pm.distributions.transforms.ordered, increasing initval).",
+    "sign": "Fix the sign by a positive prior (pm.HalfNormal) of one of these variables, or of one entry of it.",
+}
 
 
 @dataclass(frozen=True)
@@ -98,6 +112,14 @@ class Context:
             options.append("another parametrisation of the model")
         return f"Try {', '.join(options)}, or pm.sample."
 
+    def several_modes_cure(self) -> str:
+        """Return what covers several modes."""
+        if self.family == "mixture":
+            return "More components (n_components) may cover all of them."
+        if self.has_hessian and not self.relative:
+            return "family='mixture' can cover a few modes."
+        return "pm.sample with several chains shows them all."
+
     def mode_cure(self) -> str:
         """Return what may help where q misses a mode."""
         if self.family == "mixture":
@@ -114,6 +136,7 @@ def findings_of(
     weights: Weights,
     moved: Moved,
     drift: Drift | None,
+    equal: Sequence[EqualModes],
     places: Sequence[Elsewhere],
     about: tuple[NDArray[np.float64], NDArray[np.float64]],
 ) -> tuple[Finding, ...]:
@@ -128,13 +151,15 @@ def findings_of(
     moved : Moved
     drift : Drift or None
         None where too few draws could be moved.
+    equal : sequence of EqualModes
     places : sequence of Elsewhere
     about : tuple of ndarray, shape (n_dim,)
         Mean and standard deviation of q.
     """
     found = [
         *_of_fit(context, gap),
-        *_of_support(weights),
+        *_of_equal_modes(context, equal),
+        *_of_support(context, weights),
         *([] if drift is None or _stuck(moved) else _of_drift(context, drift)),
         *([] if not_moved(moved) else _of_movement(context, moved, drift)),
         *_of_weights(context, weights),
@@ -146,7 +171,7 @@ def findings_of(
 def _of_fit(context: Context, gap: float) -> list[Finding]:
     record, n_dim = context.record, context.layout.n_dim
     result = []
-    if record is not None and not record.converged:
+    if record is not None and not (record.converged or record.is_exact):
         result.append(
             Finding(f"The fit did not converge ({record.status}): {record.sentence}", record.status.cure, True)
         )
@@ -156,8 +181,8 @@ def _of_fit(context: Context, gap: float) -> list[Finding]:
     return result
 
 
-def _of_support(weights: Weights) -> list[Finding]:
-    if not weights.n_lost:
+def _of_support(context: Context, weights: Weights) -> list[Finding]:
+    if not weights.n_lost or context.family == "exact":  # draws of a proposal may lie anywhere
         return []
     part = weights.n_lost / weights.n_draws
     text = f"log p or log q is not finite at {weights.n_lost:,} of {weights.n_draws:,} draws of q ({100 * part:.2g} %)."
@@ -277,6 +302,32 @@ def _of_weights(context: Context, weights: Weights) -> list[Finding]:
         return []
     far = verdict is WeightVerdict.FAR
     return [Finding(weights.sentence(context.layout.n_dim), context.shape_cure() if far else "", far)]
+
+
+def _of_equal_modes(context: Context, equal: Sequence[EqualModes]) -> list[Finding]:
+    """Say what is symmetric where q is not."""
+    result = []
+    for kind in ("labels", "sign"):
+        of_kind = [e for e in equal if e.kind == kind]
+        if not of_kind:
+            continue
+        number = math.prod(e.number for e in of_kind)
+        part = "some" if context.family == "mixture" else "one"
+        covered = f"{part} of {number:,} equal modes" if number <= _MOST_COUNTED else f"{part} of many equal modes"
+        what = ", or ".join(_changed(e) for e in of_kind[:_N_NAMED])
+        text = f"log p stays the same when {what}: q covers {covered}. {_UNAFFECTED[kind]}"
+        result.append(Finding(text, f"{_FIXED[kind]} {context.several_modes_cure()}", True))
+    return result
+
+
+def _changed(equal: EqualModes) -> str:
+    """Return what a symmetry does, as a clause."""
+    *others, last = (f"`{name}`" for name in equal.names)
+    names = f"{', '.join(others)} and {last}" if others else last
+    if equal.kind == "labels":
+        return f"the labels of {names} are exchanged"
+    changes = "change sign together" if others else "changes sign"
+    return f"{names} {changes}{' at one label' if equal.by_label else ''}"
 
 
 def _of_places(

@@ -24,10 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi import linalg
-from pymc_ngvi.families import DiagonalState, FullState, MixtureState
-from pymc_ngvi.families.pushforward import PushforwardState
-from pymc_ngvi.families.student_t import StudentTState
-from pymc_ngvi.types import Array, TargetDensity, VariationalState
+from pymc_ngvi.families import FullState, MixtureState
+from pymc_ngvi.posterior import Plan
+from pymc_ngvi.types import Array
 
 #: A quarter of a period in whitened coordinates, and by how much, as a part, trajectories differ from it.
 _QUARTER, _JITTER = 0.5 * np.pi, 0.2
@@ -78,59 +77,6 @@ class Moved:
     n_gradients: int
 
 
-@dataclass(frozen=True)
-class Plan:
-    """In what coordinates draws move.
-
-    Parameters
-    ----------
-    target : TargetDensity
-        log p in those coordinates.
-    gaussian : GaussianState
-        Whitens; velocities are drawn from it.
-    draw : state
-        Its draws are those of q in those coordinates.
-    transform : Transform or None
-        From those coordinates to the model's.
-    """
-
-    target: TargetDensity
-    gaussian: Any
-    draw: VariationalState
-    transform: Any = None
-
-    @property
-    def coupled(self) -> bool:
-        """Whether q is the Gaussian that whitens, so that a control can move with each draw."""
-        return self.draw is self.gaussian
-
-    def on_model_scale(self, points: Array) -> Array:
-        """Return points in the model's coordinates."""
-        return points if self.transform is None else np.asarray(self.transform.forward(points)[0])
-
-
-def plan_of(density: Any, q: VariationalState) -> Plan:
-    """Return the coordinates in which q is nearest to a Gaussian, and a Gaussian that whitens them.
-
-    Parameters
-    ----------
-    density : LogDensity
-    q : VariationalState
-    """
-    if isinstance(q, PushforwardState):
-        from pymc_ngvi.reparam import ReparametrisedDensity
-
-        transform: Any = q.family.transform
-        return Plan(ReparametrisedDensity(density, transform), q.gaussian, q.gaussian, transform)
-    if isinstance(q, StudentTState):
-        return Plan(density, q.gaussian, q)
-    if isinstance(q, MixtureState):
-        return Plan(density, pooled(q), q)
-    if hasattr(q, "whiten"):
-        return Plan(density, q, q)
-    return Plan(density, DiagonalState(q.mean(), q.sd()), q)
-
-
 def pooled(q: MixtureState) -> Any:
     """Return a Gaussian with the mean covariance within components; in high dimension that of the heaviest one."""
     heaviest = q.components[int(np.argmax(q.log_weights))]
@@ -160,7 +106,7 @@ class _Points:
 
 def move(
     density: Any,
-    q: VariationalState,
+    plan: Plan,
     base: Array,
     rng: np.random.Generator,
     *,
@@ -174,9 +120,10 @@ def move(
     Parameters
     ----------
     density : LogDensity
-    q : VariationalState
-    base : ndarray, shape (n_draws, n_dim + q.n_uniform)
-        Base draws.
+    plan : Plan
+        Of q.
+    base : ndarray, shape (n_draws, ...)
+        What draws are made of, a row each.
     rng : numpy.random.Generator
         For momenta and acceptance.
     n_trajectories : int
@@ -193,14 +140,14 @@ def move(
     -------
     Moved
     """
-    plan, before = plan_of(density, q), density.n_gradients
-    step = min(_FIRST * q.n_dim**-0.25, _LARGEST)
+    n_dim, before = plan.gaussian.n_dim, density.n_gradients
+    step = min(_FIRST * n_dim**-0.25, _LARGEST)
     if strict and max_gradients is not None:
         n_trajectories, n_draws = _within(max_gradients, step, n_trajectories, len(base))
         if not n_draws:
-            return _unmoved(q.n_dim)
+            return _unmoved(n_dim)
         base = base[:n_draws]
-    x = plan.draw.draws(base)
+    x = plan.draw(base)
     x = x[np.isfinite(x).all(axis=1)]
     points = _evaluate(plan, x)
     n_lost = len(base) - int(points.finite.sum())

@@ -9,13 +9,15 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.diagnosis.budget import DIAGNOSIS, FEWEST_WEIGHED, Budget, Costs, seconds_of
+from pymc_ngvi.diagnosis.budget import DIAGNOSIS, FEWEST_WEIGHED, Budget, seconds_of
 from pymc_ngvi.diagnostics import FitReport
-from pymc_ngvi.export import check_draws
+from pymc_ngvi.draws import chunks
+from pymc_ngvi.posterior import Distribution, Posterior
 from pymc_ngvi.progress import WorkProgress
 from pymc_ngvi.psis import MIN_KHAT_DRAWS, Weights, pareto_khat, weigh
-from pymc_ngvi.result import Elbo
-from pymc_ngvi.types import Array, VariationalState
+from pymc_ngvi.result import Elbo, FitRecord
+from pymc_ngvi.sizes import check_draws
+from pymc_ngvi.types import Array
 
 logger = logging.getLogger("pymc.ngvi")
 
@@ -25,10 +27,12 @@ DRAWS = 10_000
 _ELEMENTS = 2**25
 #: Number of the random stream behind the weights that belong to a fit.
 _STREAM = 3_000_000
+#: None of them.
+NO_COORDINATES = np.empty(0, dtype=np.intp)
 
 
 class _Kept(NamedTuple):
-    q: VariationalState
+    q: Distribution
     density: Any
     log_ratio: Array
 
@@ -52,7 +56,8 @@ class WeightReport(FitReport):
         Returns
         -------
         float
-            Up to .7, importance weights can correct q. Above, they can't, unless they are all but equal:
+            Of an exact posterior, that of its pool of global parameters, whatever the arguments. Otherwise: up to .7,
+            importance weights can correct q. Above, they can't, unless they are all but equal:
             `NGVIApproximation.diagnose` and `summary` tell, and give its standard error.
 
         Raises
@@ -66,60 +71,72 @@ class WeightReport(FitReport):
 
     def _log_ratio(self, draws: int | None, random_seed: Any) -> Array:
         """Return log p - log q at draws of q, (n_draws,): those that belong to the fit where nothing is given."""
-        self._check_weights()
+        self._posterior.check_weights()
+        if (kept := self._distribution.kept_log_weights()) is not None:
+            return kept
         if draws is None and random_seed is None:
-            return self._own_ratio(self._n_own())
+            return self._own_ratio(n_own(self._posterior))
         n = DRAWS if draws is None else check_draws(draws)
         with WorkProgress("Importance weights", n) as progress:
-            return self._weighed(n, self.generator(random_seed), np.empty(0, dtype=np.intp), progress.advance)[0]
-
-    def _n_own(self) -> int:
-        """Return how many draws belong to the fit: those of a diagnosis, or where it has none, what costs as much."""
-        costs, wanted = Costs.of(self.density, self.q, self.record), Budget(self._most_weighed(DRAWS), 0, 0)
-        n = Budget.of(DIAGNOSIS, costs, self.record, wanted).n_weights
-        n = n or int(np.clip(seconds_of(DIAGNOSIS, costs, self.record) / costs.weight, MIN_KHAT_DRAWS, FEWEST_WEIGHED))
-        if n < wanted.n_weights:
-            logger.info(
-                f"Importance weights of {n:,} draws: evaluations of this model are dear, ask for more by draws=."
-            )
-        return n
-
-    def _most_weighed(self, draws: int) -> int:
-        """Return how many of some draws can be held at once."""
-        return min(draws, max(FEWEST_WEIGHED, _ELEMENTS // max(self.layout.n_dim, 1)))
+            return weighed(self._posterior, n, self.generator(random_seed), NO_COORDINATES, progress.advance)[0]
 
     def _own_ratio(self, n: int, advance: Callable[[float], None] = lambda _: None) -> Array:
         """Return log p - log q at ``n`` or more of the draws that belong to the fit, evaluated once for a q."""
-        kept = self._kept_ratio
-        if kept is None or kept.q is not self.q or kept.density is not self.density or len(kept.log_ratio) < n:
-            ratio, _ = self._weighed(n, self._own_generator(), np.empty(0, dtype=np.intp), advance)
-            self._kept_ratio = kept = _Kept(self.q, self.density, ratio)
+        if (of_pool := self._distribution.kept_log_weights()) is not None:
+            return of_pool
+        kept, q = self._kept_ratio, self._distribution
+        if kept is None or kept.q is not q or kept.density is not self.density or len(kept.log_ratio) < n:
+            ratio, _ = weighed(self._posterior, n, own_generator(self.record), NO_COORDINATES, advance)
+            self._kept_ratio = kept = _Kept(q, self.density, ratio)
         return kept.log_ratio
 
-    def _own_generator(self, stream: int = _STREAM) -> np.random.Generator:
-        """Return the generator of draws that belong to the fit."""
-        return np.random.default_rng([stream, 0 if self.record is None else self.record.seed])
 
-    def _weighed(
-        self, n: int, rng: np.random.Generator, index: NDArray[np.intp], advance: Callable[[float], None]
-    ) -> tuple[Array, Array]:
-        """Return log p - log q at draws of q, (n,), and some coordinates of these, (n, n_index)."""
-        ratio, coordinates, done = np.empty(n), np.empty((n, len(index))), 0
-        for chunk in self._chunks(n):
-            theta = self.q.draws(self._base(chunk, rng))
-            for part in np.array_split(theta, max(1, len(theta) // FEWEST_WEIGHED)):
-                now = slice(done, done + len(part))
-                with np.errstate(invalid="ignore"):
-                    ratio[now] = self.log_p(part) - self.log_q(part)
-                coordinates[now] = part[:, index]
-                done += len(part)
-                advance(len(part))
-        return ratio, coordinates
+def n_own(posterior: Posterior) -> int:
+    """Return how many draws belong to the fit: those of a diagnosis, or where it has none, what costs as much."""
+    record, costs = posterior.record, posterior.distribution.costs(posterior.density, posterior.record)
+    wanted = Budget(most_weighed(posterior, DRAWS), 0, 0)
+    n = Budget.of(DIAGNOSIS, costs, record, wanted).n_weights
+    n = n or int(np.clip(seconds_of(DIAGNOSIS, costs, record) / costs.weight, MIN_KHAT_DRAWS, FEWEST_WEIGHED))
+    if n < wanted.n_weights:
+        logger.info(f"Importance weights of {n:,} draws: evaluations of this model are dear, ask for more by draws=.")
+    return n
 
-    def _own_coordinates(self, n: int, index: NDArray[np.intp]) -> Array:
-        """Return some coordinates of the draws that belong to the fit, (n, n_index)."""
-        rng = self._own_generator()
-        return np.concatenate([self.q.draws(self._base(chunk, rng))[:, index] for chunk in self._chunks(n)])
+
+def most_weighed(posterior: Posterior, draws: int) -> int:
+    """Return how many of some draws can be held at once."""
+    return min(draws, max(FEWEST_WEIGHED, _ELEMENTS // max(posterior.layout.n_dim, 1)))
+
+
+def own_generator(record: FitRecord | None, stream: int = _STREAM) -> np.random.Generator:
+    """Return the generator of draws that belong to a fit."""
+    return np.random.default_rng([stream, 0 if record is None else record.seed])
+
+
+def weighed(
+    posterior: Posterior,
+    n: int,
+    rng: np.random.Generator,
+    index: NDArray[np.intp],
+    advance: Callable[[float], None] = lambda _: None,
+) -> tuple[Array, Array]:
+    """Return log weights of draws, (n,), and some coordinates of these, (n, n_index)."""
+    ratio, coordinates, done = np.empty(n), np.empty((n, len(index))), 0
+    for chunk in chunks(n, posterior.layout.n_dim):
+        theta = posterior.distribution.proposed(chunk, rng)
+        for part in np.array_split(theta, max(1, len(theta) // FEWEST_WEIGHED)):
+            now = slice(done, done + len(part))
+            ratio[now] = posterior.distribution.log_weights(part, posterior.density)
+            coordinates[now] = part[:, index]
+            done += len(part)
+            advance(len(part))
+    return ratio, coordinates
+
+
+def own_coordinates(posterior: Posterior, n: int, index: NDArray[np.intp]) -> Array:
+    """Return some coordinates of the draws that belong to the fit, (n, n_index)."""
+    rng = own_generator(posterior.record)
+    parts = [posterior.distribution.proposed(chunk, rng)[:, index] for chunk in chunks(n, posterior.layout.n_dim)]
+    return np.concatenate(parts)
 
 
 def judged(log_ratio: Array) -> tuple[Weights, Elbo]:

@@ -24,6 +24,7 @@ from pymc_ngvi import linalg
 from pymc_ngvi.families import stacks
 from pymc_ngvi.families.block_structure import BlockStructure
 from pymc_ngvi.pattern import Pattern
+from pymc_ngvi.stored import stored
 from pymc_ngvi.types import Array
 
 #: Pivots this many times the least one are taken for as large as the singular values, which are smaller.
@@ -46,6 +47,7 @@ class Parts(NamedTuple):
     corner: Array
 
 
+@stored("structure.arrow", content=("order", "sizes"), make="from_arrays")
 @dataclass(frozen=True, eq=False)
 class ArrowStructure:
     """Which coordinates are in the border, and the blocks of the others.

@@ -19,6 +19,7 @@ from pymc_ngvi.families.block_structure import BlockStructure
 from pymc_ngvi.families.lower import LOG_2PI, SINGULAR, SUFFIX_SUMS
 from pymc_ngvi.families.packed import PackedState, memory_bytes
 from pymc_ngvi.linalg import relative_terms
+from pymc_ngvi.stored import stored
 from pymc_ngvi.types import Array, Outer, TargetDensity
 
 __all__ = ["BlockFamily", "BlockState", "BlockStructure"]
@@ -27,6 +28,7 @@ __all__ = ["BlockFamily", "BlockState", "BlockStructure"]
 _DIRECTIONS = 4_000_000
 
 
+@stored("gaussian.block")
 @dataclass(frozen=True)
 class BlockState(PackedState):
     """N(mean, C C^T) with a block-diagonal C; a curvature is packed as C is, its blocks symmetric.
@@ -261,6 +263,7 @@ class BlockState(PackedState):
         return replace(self, factor=packed), self.structure.join(displacements)
 
 
+@stored("family.block")
 @dataclass(frozen=True)
 class BlockFamily:
     """The Gaussians whose covariance has these blocks.

@@ -13,6 +13,7 @@ import numpy as np
 
 from numpy.typing import ArrayLike, NDArray
 
+from pymc_ngvi.stored import stored
 from pymc_ngvi.types import Array
 
 
@@ -34,6 +35,7 @@ class Stack(NamedTuple):
     entries: slice
 
 
+@stored("structure.block", content=("order", "sizes"), make="from_arrays")
 @dataclass(frozen=True, eq=False)
 class BlockStructure:
     """A partition of the coordinates.

@@ -8,9 +8,11 @@ import numpy as np
 
 from pymc_ngvi.families.lower import LOG_2PI
 from pymc_ngvi.linalg import ROUNDING, keeps_its_sign, relative_terms
+from pymc_ngvi.stored import stored
 from pymc_ngvi.types import Array, Outer, TargetDensity
 
 
+@stored("gaussian.diagonal")
 @dataclass(frozen=True)
 class DiagonalState:
     """N(mean, diag(scale^2)); a curvature is the diagonal of A, (n_dim,), a factor the scales.

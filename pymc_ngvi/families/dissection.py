@@ -71,7 +71,7 @@ def find_structure(pattern: Pattern) -> ArrowStructure:
     (array([1]), array([1, 1, 1, 1]))
     """
     graph = pattern.matrix
-    candidates = [*_by_degree(graph), _by_independence(graph)]
+    candidates = [*by_degree(graph), by_independence(graph)]
     # Chains and fields are the large components beside a small border.
     beside = sorted(candidates, key=lambda d: int(np.sum(d.labels < 0)))[:_N_CUT]
     candidates += [cut for candidate in beside for cut in _by_level(graph, candidate)]
@@ -84,7 +84,7 @@ def step_flops(sizes: NDArray[np.integer], n_border: int) -> float:
     return float(np.sum(3.0 * k**3 + 3.0 * k**2 * g + 3.0 * k * g**2 + 10.0 * k) + 3.0 * g**3)
 
 
-def _by_degree(graph: sparse.csr_array) -> list[Dissection]:
+def by_degree(graph: sparse.csr_array) -> list[Dissection]:
     """Put coordinates of high degree into the border."""
     degrees = np.diff(graph.indptr)
     distinct = np.unique(degrees)
@@ -126,7 +126,7 @@ def _levels(graph: sparse.csr_array) -> NDArray[np.intp]:
     return distance.astype(np.intp)
 
 
-def _by_independence(graph: sparse.csr_array) -> Dissection:
+def by_independence(graph: sparse.csr_array) -> Dissection:
     """Leave out of the border a largest set of coordinates that touch each other nowhere, as far as it is found."""
     n_dim = graph.shape[0]
     # Those of low degree first; equals in an arbitrary order that is always the same: in that of their indices, a chain

@@ -17,9 +17,11 @@ from pymc_ngvi.linalg import (
     solve_upper,
     symmetrise,
 )
+from pymc_ngvi.stored import stored
 from pymc_ngvi.types import Array, Outer, TargetDensity
 
 
+@stored("gaussian.full")
 @dataclass(frozen=True)
 class FullState(LowerState):
     """N(mean, C C^T) with a lower-triangular C.

@@ -8,9 +8,11 @@ import numpy as np
 
 from pymc_ngvi.families.lower import LOG_2PI, LowerState
 from pymc_ngvi.linalg import all_finite, cholesky, relative_terms, solve_lower, symmetrise
+from pymc_ngvi.stored import stored
 from pymc_ngvi.types import Array, Outer, TargetDensity
 
 
+@stored("gaussian.full_precision")
 @dataclass(frozen=True)
 class FullPrecisionState(LowerState):
     """N(mean, (T T^T)^-1) with a lower-triangular T; the whitener is T^-T.

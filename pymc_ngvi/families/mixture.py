@@ -11,6 +11,7 @@ from scipy.special import logsumexp
 from pymc_ngvi.families.diagonal import DiagonalState
 from pymc_ngvi.families.full import FullState
 from pymc_ngvi.families.sparse import SparseState
+from pymc_ngvi.stored import stored
 from pymc_ngvi.types import Array
 
 #: What components can be.
@@ -19,6 +20,7 @@ COMPONENTS: dict[str, type] = {"full": FullState, "diagonal": DiagonalState, "sp
 _LOG_WEIGHTS = "log_weights"
 
 
+@stored("mixture")
 @dataclass(frozen=True)
 class MixtureState:
     """q = sum_c w_c q_c with Gaussian q_c.
@@ -180,6 +182,7 @@ def _cov_block(component: Any, index: NDArray[np.intp]) -> Array:
     return result
 
 
+@stored("family.mixture")
 @dataclass(frozen=True)
 class MixtureFamily:
     """The mixtures of Gaussians of one family.

@@ -25,9 +25,11 @@ from pymc_ngvi.families.arrow import ArrowStructure, Parts
 from pymc_ngvi.families.arrow_moments import border_roots, covariance_parts, factor_of_covariance
 from pymc_ngvi.families.lower import LOG_2PI, SINGULAR
 from pymc_ngvi.families.packed import PackedState, memory_bytes
+from pymc_ngvi.stored import stored
 from pymc_ngvi.types import Array, Outer, TargetDensity
 
 
+@stored("gaussian.sparse")
 @dataclass(frozen=True)
 class SparseState(PackedState):
     """N(mean, (T T^T)^-1) with a lower-triangular arrow matrix T; the whitener is T^-T.
@@ -312,6 +314,7 @@ class SparseState(PackedState):
         return new, new.unwhiten(lower.whiten(grad))
 
 
+@stored("family.sparse")
 @dataclass(frozen=True)
 class SparseFamily:
     """The Gaussians whose precision is an arrow matrix of one structure.

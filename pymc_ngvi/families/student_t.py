@@ -19,6 +19,7 @@ from scipy.special import digamma, gammainccinv, gammaln
 
 from pymc_ngvi.families.diagonal import DiagonalState
 from pymc_ngvi.families.full import FullState
+from pymc_ngvi.stored import stored
 from pymc_ngvi.types import Array
 
 #: Least and largest shape a of a fit: 2.2 degrees of freedom, and 20,000, where q is as good as a Gaussian.
@@ -43,6 +44,7 @@ def mixing_variable(shape: float, rate: float, uniforms: Array) -> Array:
     return result
 
 
+@stored("student_t")
 @dataclass(frozen=True)
 class StudentTState:
     """A t density with location mu, scale matrix Sigma and 2a degrees of freedom.
@@ -191,6 +193,7 @@ class StudentTState:
         return self.shape / (self.shape - 1.0) if self.shape > 1.0 else np.inf
 
 
+@stored("family.student_t")
 @dataclass(frozen=True)
 class StudentTFamily:
     """The t densities around the Gaussians of one family.

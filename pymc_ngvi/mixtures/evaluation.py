@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.families.mixture import MixtureState
 from pymc_ngvi.mixtures.component import ComponentTarget
+from pymc_ngvi.stored import stored
 from pymc_ngvi.types import Array, BaseDraws, Estimator, Evaluation, Moments, TargetDensity
 
 
+@stored("mixture.evaluation")
 @dataclass(frozen=True)
 class MixtureEvaluation:
     """Draws of each component, each from the same base draws, seen as a problem of that component alone.
@@ -73,6 +75,7 @@ class MixtureEvaluation:
         return float(np.exp(self.log_weights) @ (within + (self.rewards - self.elbo) ** 2))
 
 
+@stored("mixture.moments")
 @dataclass(frozen=True)
 class MixtureMoments:
     """Whitened moments of each component, and the gap of the mixture.

@@ -8,12 +8,14 @@ import numpy as np
 from pymc_ngvi.families.mixture import MixtureState
 from pymc_ngvi.mixtures.evaluation import MixtureEvaluation
 from pymc_ngvi.status import Status
+from pymc_ngvi.stored import stored
 from pymc_ngvi.types import Array, BaseDraws
 
 #: No draws.
 NOTHING = MixtureEvaluation(BaseDraws(np.empty((0, 0)), 1), (), np.empty((0, 0)), np.empty((0, 0)), np.empty(0))
 
 
+@stored("mixture.accepted")
 @dataclass(frozen=True)
 class Accepted:
     """The best mixture so far, and its ELBO on fresh draws with the standard error.
@@ -35,6 +37,7 @@ class Accepted:
     lost: float
 
 
+@stored("mixture.fit")
 @dataclass(frozen=True)
 class MixtureFit:
     """What one iteration hands to the next.

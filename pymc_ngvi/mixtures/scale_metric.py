@@ -22,6 +22,7 @@ import numpy as np
 from scipy.special import betainc, betaincc, betaln, polygamma
 
 from pymc_ngvi.families.student_t import StudentTState
+from pymc_ngvi.stored import stored
 from pymc_ngvi.types import Array
 
 #: Relative step of the differences that give the derivative of a quantile.
@@ -56,6 +57,7 @@ def tail_velocity(squared_distance: Array, shape: float, n_dim: int) -> Array:
     return result
 
 
+@stored("scale_mixture.metric")
 @dataclass(frozen=True)
 class Metric:
     """The Fisher information M = L L^T of theta alone, where that of theta and w is the identity.

@@ -23,6 +23,7 @@ from pymc_ngvi.estimators import FROM_GRADIENTS, stein
 from pymc_ngvi.estimators.summary import gap_of
 from pymc_ngvi.families.student_t import LEAST_SHAPE, MOST_SHAPE, StudentTState, mixing_variable
 from pymc_ngvi.mixtures.scale_metric import Metric, shape_information, tail_velocity
+from pymc_ngvi.stored import stored
 from pymc_ngvi.types import Array, BaseDraws, Estimator, Evaluation, Moments, TargetDensity, Update
 
 #: Range of 1/a, the coordinate in which the ELBO is near-quadratic for Gaussian targets, too; and its rounding.
@@ -113,6 +114,7 @@ class GaussianPart:
 # --- moments ----------------------------------------------------------------------------------------------------------
 
 
+@stored("scale_mixture.moments")
 @dataclass(frozen=True)
 class ScaleMoments:
     """Natural gradient of a t, with its Monte Carlo error.
@@ -238,6 +240,7 @@ def _by_replicate(q: StudentTState, inner: BaseDraws, evaluation: Evaluation, *,
     return sizes / np.sqrt(2.0 * q.n_dim), shapes / np.sqrt(shape_information(a))
 
 
+@stored("scale_mixture.tails")
 @dataclass(frozen=True)
 class Tails:
     """Whether tails heavier than a Gaussian's would raise the ELBO.

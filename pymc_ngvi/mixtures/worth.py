@@ -1,14 +1,17 @@
 """Whether a mixture was worth it: what it gains over the single Gaussian that it began from."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from scipy.special import entr
 
+from pymc_ngvi.draws import base_of, chunks
+from pymc_ngvi.families import MixtureState
 from pymc_ngvi.psis import MIN_KHAT_DRAWS, WeightVerdict, khat_limit, weigh
 from pymc_ngvi.result import Elbo
-from pymc_ngvi.types import Array
+from pymc_ngvi.types import Array, VariationalState
 
 #: Standard errors that a gain has to exceed.
 _N_SE = 2.0
@@ -141,6 +144,30 @@ class Worth:
         if self._direction() == 0:
             return "worth it for the bulk of the posterior, not for its tails"
         return "worth it for the bulk of the posterior, but its tails became too light for importance weights"
+
+
+def worth_between(
+    mixture: MixtureState, gaussian: VariationalState, density: Any, n_draws: int, rng: np.random.Generator
+) -> Worth:
+    """Return what a mixture gains over a Gaussian, from draws of both that are made of the same standard normals.
+
+    Parameters
+    ----------
+    mixture : MixtureState
+    gaussian : VariationalState
+    density : LogDensity
+    n_draws : int
+        Of each.
+    rng : numpy.random.Generator
+    """
+    found, done = np.empty((2, 2, n_draws)), 0  # of mixture and Gaussian: log p, log q
+    for size in chunks(n_draws, mixture.n_dim):
+        base, now = base_of(mixture, size, rng), slice(done, done + size)
+        for of, state in zip(found, (mixture, gaussian), strict=True):
+            theta = state.draws(base[:, : mixture.n_dim + state.n_uniform])
+            of[:, now] = density.logp(theta), state.log_density(theta)
+        done += size
+    return worth_of(mixture.weights, *found)
 
 
 def worth_of(weights: Array, mixture: Array, gaussian: Array) -> Worth:

@@ -19,8 +19,9 @@ from pytensor.graph.rewriting.basic import dfs_rewriter
 from pytensor.graph.rewriting.db import RewriteDatabaseQuery
 from pytensor.link.vm import VMLinker
 from pytensor.tensor.elemwise import Elemwise
+from pytensor.xtensor.type import XTensorType
 
-from pymc_ngvi.model import rewrites
+from pymc_ngvi.model import large, rewrites
 from pymc_ngvi.model.scatter import add_by_group
 
 Backend = Literal["auto", "quick", "numba", "c", "jax"]
@@ -30,15 +31,21 @@ BACKENDS: tuple[str, ...] = get_args(Backend)
 _EXCLUDED = ("fusion", "inplace", "cxx_only", "BlasOpt", "scan_make_inplace", *rewrites.EXCLUDED)
 
 
-def quick_mode() -> Mode:
+def quick_mode(*, is_large: bool = False) -> Mode:
     """Return the mode that runs graphs by Python thunks on NumPy.
+
+    Parameters
+    ----------
+    is_large : bool, default False
+        Apply few rewrites, as for graphs with thousands of nodes.
 
     Returns
     -------
     pytensor.compile.mode.Mode
         Stabilised like the default mode; compiles nothing, inner graphs (Scan, OpFromGraph) included.
     """
-    query = RewriteDatabaseQuery(include=["fast_run", "py_only", *rewrites.INCLUDED], exclude=list(_EXCLUDED))
+    include = large.FEW if is_large else ("fast_run", *rewrites.INCLUDED)
+    query = RewriteDatabaseQuery(include=["py_only", *include], exclude=list(_EXCLUDED))
     # After specialisation (2) and the Python-only rewrites (49.1), when no other rewrite makes new Elemwise.
     query = query.register(
         (dfs_rewriter(rewrites.expand_composite, add_by_group), 59.0),
@@ -47,7 +54,7 @@ def quick_mode() -> Mode:
     return Mode(VMLinker(use_cloop=False, c_thunks=False), query)
 
 
-def compile_options(backend: str, compile_kwargs: dict[str, Any] | None) -> dict[str, Any]:
+def compile_options(backend: str, compile_kwargs: dict[str, Any] | None, *, is_large: bool = False) -> dict[str, Any]:
     """Translate a backend's name and the user's ``compile_kwargs`` into options of ``pytensor.function``.
 
     Parameters
@@ -56,6 +63,8 @@ def compile_options(backend: str, compile_kwargs: dict[str, Any] | None) -> dict
         Already decided: not "auto".
     compile_kwargs : dict or None
         The user's; a ``mode`` in it wins over "quick" (the caller refuses it beside another backend).
+    is_large : bool, default False
+        As of `quick_mode`.
 
     Returns
     -------
@@ -65,7 +74,7 @@ def compile_options(backend: str, compile_kwargs: dict[str, Any] | None) -> dict
     if compile_kwargs and "mode" in compile_kwargs:
         return dict(compile_kwargs)
     if backend == "quick":
-        return {**(compile_kwargs or {}), "mode": quick_mode()}
+        return {**(compile_kwargs or {}), "mode": quick_mode(is_large=is_large)}
     options: dict[str, Any] = resolve_backend_compile_kwargs(backend, compile_kwargs)
     return options
 
@@ -78,13 +87,22 @@ def compile_flags(backend: str) -> AbstractContextManager[None]:
     return context
 
 
-def without_c() -> AbstractContextManager[None]:
+def without_c(model: Any = None) -> AbstractContextManager[None]:
     """Return a context in which PyTensor compiles no C code.
 
     It would for inner graphs (Scan, log-sum-exp) even where the outer graph runs on Python thunks, and PyMC does so for
-    initial points: 30 seconds for a mixture model.
+    initial points: 30 seconds for a mixture model. Nor does it note, for each node, the lines of code that made it: a
+    quarter of the time that derivatives take.
+
+    Parameters
+    ----------
+    model : pymc.Model, optional
+        Whose random variables are evaluated, or replaced by their log densities: those of `pymc.dims` can be lowered
+        only under the ``floatX`` that they were made under.
     """
-    context: AbstractContextManager[None] = pytensor.config.change_flags(cxx="", floatX="float64")
+    dtypes = {rv.type.dtype for rv in model.basic_RVs if isinstance(rv.type, XTensorType)} if model is not None else ()
+    floats = "float32" if "float32" in dtypes else "float64"
+    context: AbstractContextManager[None] = pytensor.config.change_flags(cxx="", floatX=floats, traceback__limit=0)
     return context
 
 

@@ -78,8 +78,11 @@ class GuideFunctions:
         self.is_exact = guide is None
         local = set(structure.locals_.tolist())
         names = [v.name for v in density.layout.variables if not local.isdisjoint(range(v.where.start, v.where.stop))]
+        if guide is None:
+            with without_c(density.model):
+                guide = density.model.logp()
         with without_c():
-            [guide] = _frozen([density.model.logp() if guide is None else guide])
+            [guide] = _frozen([guide])
             self._pieces = _Pieces(density.layout, "theta")
             self._left, self._right = _Pieces(density.layout, "left"), _Pieces(density.layout, "right")
             [f] = graph.on_flat_vector(density.model, density.layout, [guide], self._pieces)

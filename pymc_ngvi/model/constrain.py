@@ -120,7 +120,9 @@ class Constrainer:
         """
         flat = self.layout.unflatten(np.ascontiguousarray(theta, dtype=np.float64))
         value_vars = [self.model.rvs_to_values[rv] for rv in self.model.free_RVs]
-        values: Values = {v.name: flat[v.name].astype(v.type.dtype) for v in value_vars if self._is_wanted(v.name)}
+        values: Values = {
+            v.name: flat[v.name].astype(v.type.dtype, copy=False) for v in value_vars if self._is_wanted(v.name)
+        }
         computed = self._computed_names()
         if computed:
             if self._function is None:

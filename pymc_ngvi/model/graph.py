@@ -15,16 +15,21 @@ from pytensor.graph.replace import graph_replace, vectorize_graph
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors, toposort
+from pytensor.graph.utils import MethodNotDefined
 from pytensor.scalar import Cast
 from pytensor.tensor.basic import MakeVector
+from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, Elemwise
+from pytensor.tensor.rewriting.shape import local_Shape_i_ground, local_shape_to_shape_i, local_track_shape_i
 from pytensor.xtensor.type import XTensorType, as_xtensor
 
-from pymc_ngvi.model import rewrites
+from pymc_ngvi.model import large, rewrites
 from pymc_ngvi.model.layout import Layout
 
 #: What needs first derivatives only.
 _INSTEAD_OF_HESSIANS = "estimator='stein' or pm.sample"
+
+_SHAPES = dfs_rewriter(local_shape_to_shape_i, local_track_shape_i, local_Shape_i_ground)
 
 
 class MissingDerivativeError(ValueError):
@@ -125,6 +130,28 @@ def _inline(fgraph: Any, node: Any) -> list[Any]:
     return list(inline_ofg_node(node))
 
 
+@node_rewriter([Blockwise])  # type: ignore[untyped-decorator]
+def _inline_batched(fgraph: Any, node: Any) -> list[Any] | None:
+    if not isinstance(node.op.core_op, OpFromGraph):
+        return None
+    inner = node.op.core_op.fgraph
+    entries = [i.type() for i in inner.inputs]
+    outputs = inner.bind(dict(zip(inner.inputs, entries, strict=True)))
+    return list(vectorize_graph(outputs, dict(zip(entries, node.inputs, strict=True))))
+
+
+def inline_batched_graphs(outputs: list[Any]) -> list[Any]:
+    """Replace every graph that is run for each entry of a batch by one for the whole batch.
+
+    Derivatives of what has a batch, such as the diagonal of a Cholesky factor, are made so. Each would be compiled in C
+    when it is first run: 18 s for a Gaussian process. It is done before the graph is simplified, which makes constants
+    of the shapes that it brings; with those as they are, vectorising takes minutes.
+    """
+    fgraph = FunctionGraph(outputs=outputs, clone=False, copy_inputs=False)
+    dfs_rewriter(_inline_batched).rewrite(fgraph)
+    return list(fgraph.outputs)
+
+
 def inline_inner_graphs(outputs: list[Any]) -> list[Any]:
     """Replace every node that wraps a graph of its own (log-sum-exp, softmax, ...) by that graph.
 
@@ -137,23 +164,32 @@ def inline_inner_graphs(outputs: list[Any]) -> list[Any]:
     return list(fgraph.outputs)
 
 
-def simplify(outputs: list[Any], *, check_bounds: bool = True) -> list[Any]:
+def simplify(outputs: list[Any], *, check_bounds: bool = True, is_large: bool = False) -> list[Any]:
     """Canonicalise and stabilise a graph.
 
     Differentiating and vectorising the simplified graph rather than the raw one makes the next graphs several times
     smaller, and so the whole compilation (epilepsy GLMM: 8.5 s to 1.1 s). Shapes become constants, which vectorising
-    relies on.
+    relies on. In large graphs, sums of sums are left as they are.
     """
     parameter_checks = "local_check_parameter_to_ninf_switch" if check_bounds else "local_remove_check_parameter"
     include = ("canonicalize", "stabilize", "ShapeOpt", parameter_checks, *rewrites.INCLUDED)
-    exclude = ("inplace", *rewrites.EXCLUDED)
+    exclude = ("inplace", *rewrites.EXCLUDED, *(large.FLATTENING if is_large else ()))
     fgraph = FunctionGraph(outputs=outputs, clone=False, copy_inputs=False)
     rewrites.wide_indices.rewrite(fgraph)
     rewrites.stable_sigmoid.rewrite(fgraph)
+    for rewrite in rewrites.shorter:
+        rewrite.rewrite(fgraph)
     rewrite_graph(fgraph, custom_rewrite=rewrites.stable_sigmoid, include=include, exclude=exclude)
     if rewrites.solve_at_once(fgraph):
         rewrite_graph(fgraph, custom_rewrite=rewrites.stable_sigmoid, include=include, exclude=exclude)
+    if is_large:
+        large.short_derivatives.rewrite(fgraph)
     return list(fgraph.outputs)
+
+
+def simplify_little(outputs: list[Any]) -> list[Any]:
+    """Take out of a large graph what a derivative has made in vain, but for what takes long."""
+    return list(rewrite_graph(outputs, clone=False, include=("ShapeOpt", *large.FEW), exclude=("inplace",)))
 
 
 def gradient(logp: Any, theta: Any) -> Any:
@@ -163,7 +199,8 @@ def gradient(logp: Any, theta: Any) -> Any:
 
 def hessian_product(grad: Any, theta: Any, direction: Any) -> Any:
     """Return the Hessian of log p times ``direction``, from the graph of its gradient."""
-    return _differentiate((grad * direction).sum(), theta, [direction], "Hessian-vector product", "second")
+    product = _differentiate((grad * direction).sum(), theta, [direction], "Hessian-vector product", "second")
+    return inline_batched_graphs([product])[0]
 
 
 def row_derivatives(rows: list[Any], theta: Any, direction: Any) -> list[Any]:
@@ -202,7 +239,7 @@ def gauss_newton(rows: list[Any], scales: list[Any], rest: Any, theta: Any, dire
 def _differentiate(cost: Any, theta: Any, constants: list[Any], what: str, order: str) -> Any:
     try:
         result = pt.grad(cost, theta, consider_constant=constants, disconnected_inputs="ignore")
-    except (NotImplementedError, TypeError, AttributeError) as error:
+    except (NotImplementedError, MethodNotDefined, TypeError, AttributeError) as error:
         raise MissingDerivativeError(
             f"The {what} of this model's log density can't be formed: {error}. An operation in the model has no "
             f"{order} derivative in PyTensor; rewrite that term with differentiable functions, or use "
@@ -238,11 +275,17 @@ def over_directions(product: Any, direction: Any) -> tuple[Any, Any]:
     return matrix, batched
 
 
+def with_shapes(outputs: list[Any]) -> list[Any]:
+    """Say what is known of shapes, and leave all else as it is: vectorising a shape may take half a minute."""
+    return list(rewrite_graph(outputs, clone=False, custom_rewrite=_SHAPES, include=("ShapeOpt",)))
+
+
 def over_draws_and_directions(product: Any, theta: Any, direction: Any) -> tuple[Any, Any, Any]:
     """Vectorise a function of theta and of a direction over both: (n_draws, n_directions, n_dim).
 
     What depends on theta alone has no axis of directions, and is computed once for each draw.
     """
     directions, along = over_directions(product, direction)
+    [along] = with_shapes([along])
     draws, [batched] = over_draws([along], theta)
     return draws, directions, batched

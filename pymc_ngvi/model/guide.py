@@ -109,8 +109,9 @@ def quadratic_guide(density: LogDensity, structure: ArrowStructure) -> Any:
     found = [_recognised(rv) for rv in model.observed_RVs]
     exact = [rv for rv, (kind, _) in zip(model.observed_RVs, found, strict=True) if kind.estimate is None]
     expanded = [(rv, *f) for rv, f in zip(model.observed_RVs, found, strict=True) if f[0].estimate is not None]
-    with without_c():
+    with without_c(model):
         rest = model.logp(vars=[*exact, *model.free_RVs, *model.potentials])
+    with without_c():
         etas = model.replace_rvs_by_values([eta for _, _, eta in expanded])
         data = [_data(model.rvs_to_values[rv]) for rv, _, _ in expanded]
         groups = _groups(density, structure, density._on_flat_vector(etas), [y.shape for y in data])
@@ -141,7 +142,7 @@ def prior_guide(density: LogDensity) -> Any:
     >>> functions = GuideFunctions(density, ArrowStructure.of([-1, 0, 1]), prior_guide(density))
     """
     model = density.model
-    with without_c():
+    with without_c(model):
         return model.logp(vars=[*model.free_RVs, *model.potentials])
 
 

@@ -27,11 +27,11 @@ def initial_point_function(
     overrides : mapping, optional
         Values on the constrained scale, by free variable.
     """
-    with without_c():
+    with without_c(model):
         function = make_initial_point_fn(model=_for_initial_points(model), overrides=overrides, jitter_rvs=set())
 
     def initial_point() -> dict[str, NDArray[Any]]:
-        with without_c():
+        with without_c(model):
             return dict(function(_SEED))
 
     return initial_point

@@ -12,9 +12,10 @@ import pymc as pm
 from numpy.typing import NDArray
 from pymc.pytensorf import compile as pymc_compile
 
-from pymc_ngvi.model import cost, graph
+from pymc_ngvi.model import cost, graph, large
 from pymc_ngvi.model.backends import BACKENDS, compile_flags, compile_options, without_c
 from pymc_ngvi.model.checks import check_model
+from pymc_ngvi.model.data import DataSnapshot
 from pymc_ngvi.model.hessian import CACHED_ELEMENTS, slices
 from pymc_ngvi.model.initial import initial_point_function
 from pymc_ngvi.model.layout import Layout
@@ -65,6 +66,8 @@ class LogDensity(SecondOrder):
         Whether the log density depends on ``pm.Minibatch`` data.
     minibatches : Minibatches
         The rows in use.
+    data : DataSnapshot
+        The data that the model had when the object was made.
     backend : str
         The one in use; "given mode" where ``compile_kwargs`` has a ``mode``.
     compile_seconds : float
@@ -99,18 +102,23 @@ class LogDensity(SecondOrder):
         self.model = model
         self._requested, self._state = backend, ModelState.of(model)
         self._rows = Rows.of(model)
+        self.data = DataSnapshot(model)
         self.n_gradients = self.n_hessians = 0
         self._find_point: Callable[[], dict[str, Any]] | None = initial_point_function(model)
         point = self._find_point()
+        with without_c(model):
+            logp = model.logp()
         with without_c():  # constants are computed by running their graphs
             self.layout = Layout.from_model(model, point)
             self.n_dim = self.layout.n_dim
             self._initial_point = self.layout.flatten(point)
             self._theta = graph.flat_input(self.layout)
-            logp = model.logp()
             self.minibatches = Minibatches([logp])
             self.has_minibatch = bool(self.minibatches)
             [logp] = self._on_flat_vector([logp])
+            python = backend in ("auto", "quick") and not (compile_kwargs and "mode" in compile_kwargs)
+            self._is_large = python and large.is_large(logp)
+            [logp] = self._simplify([logp])
             grad = graph.gradient(logp, self._theta)
             self._logp, self._grad = self._simplify([logp, grad])
         self._cost = cost.estimate([self._logp, self._grad])
@@ -122,16 +130,18 @@ class LogDensity(SecondOrder):
 
     def _on_flat_vector(self, outputs: list[Any]) -> list[Any]:
         outputs = self.minibatches.hold(outputs)
-        return self._simplify(graph.on_flat_vector(self.model, self.layout, outputs, self._theta))
+        return graph.on_flat_vector(self.model, self.layout, outputs, self._theta)
 
     def _simplify(self, outputs: list[Any]) -> list[Any]:
-        return graph.simplify(outputs, check_bounds=self.model.check_bounds)
+        return graph.simplify(outputs, check_bounds=self.model.check_bounds, is_large=self._is_large)
 
     def _choose(self, backend: str) -> str:
         if self._compile_kwargs and "mode" in self._compile_kwargs:
             return "given mode"
         if backend != "auto":
             return backend
+        if self._is_large:
+            return "quick"  # compilers take longer still for thousands of nodes
         # Sparsity only ever makes for less work: where compiling would not pay anyway, it is not looked for.
         numba = self._cost.prefers_numba(_work(self.n_dim))
         if numba and self.n_dim <= _MOST_COLOURED:
@@ -176,6 +186,7 @@ class LogDensity(SecondOrder):
         other._initial_point = other.layout.flatten(point)
         other.n_gradients = other.n_hessians = 0
         other.compile_seconds = 0.0
+        other.data = DataSnapshot(self.model)
         if "_sparse" in self.__dict__:
             other._sparse = self._sparse.again(other._initial_point, other._products_of_draws, other.hessian_error)
         if other._choose(backend) != self.backend:
@@ -315,7 +326,7 @@ class LogDensity(SecondOrder):
         direction = self._theta.type("direction")
         with without_c():
             rows, scales, rest = self._rows.graphs()
-            *rows, rest = self._on_flat_vector([*rows, *scales, rest])
+            *rows, rest = self._simplify(self._on_flat_vector([*rows, *scales, rest]))
             rows, scales = rows[: len(scales)], rows[len(scales) :]
             [along] = self._simplify([graph.gauss_newton(rows, scales, rest, self._theta, direction)])
             directions, batched = graph.over_directions(along, direction)
@@ -329,7 +340,7 @@ class LogDensity(SecondOrder):
                 outputs,
                 on_unused_input="ignore",
                 trust_input=True,
-                **compile_options(self.backend, self._compile_kwargs),
+                **compile_options(self.backend, self._compile_kwargs, is_large=self._is_large),
             )
         return function
 

@@ -31,7 +31,7 @@ def prior_draws(model: pm.Model, layout: Layout, n_draws: int, seed: int) -> Arr
         transform = model.rvs_to_transforms[rv]
         values.append(rv if transform is None else transform.forward(rv, *rv.owner.inputs))
     try:
-        with without_c(), warnings.catch_warnings():
+        with without_c(model), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of draws that are not finite
             drawn = pm.draw(values, draws=n_draws, random_seed=seed, mode="FAST_COMPILE")
     except (NotImplementedError, RuntimeError, ValueError, TypeError):

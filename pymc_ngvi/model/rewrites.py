@@ -2,18 +2,20 @@
 
 from typing import Any
 
+import numpy as np
 import pytensor.tensor as pt
 
 from pytensor import scalar as ps
 from pytensor.compile.mode import optdb
 from pytensor.graph.basic import Apply, Constant
 from pytensor.graph.rewriting.basic import PatternNodeRewriter, dfs_rewriter, node_rewriter
-from pytensor.scalar.math import Log1mexp, Softplus, TriGamma
+from pytensor.scalar.math import Log1mexp, Sigmoid, Softplus, TriGamma
 from pytensor.tensor.basic import get_underlying_scalar_constant_value
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.linalg.solvers.core import SolveBase
+from pytensor.tensor.math import All
 from pytensor.tensor.rewriting.basic import local_useless_switch
 from pytensor.tensor.rewriting.linalg.solvers import batched_vector_b_solve_to_matrix_b_solve
 from pytensor.tensor.subtensor import Subtensor
@@ -25,7 +27,7 @@ _NARROW = frozenset({"int8", "int16", "int32", "uint8", "uint16", "uint32"})
 
 #: Scalar Ops that PyTensor runs element by element in Python, and the NumPy function that does the same.
 _UFUNCS: dict[type, tuple[str, int]] = {
-    Softplus: ("scipy.special.softplus", 1),
+    Softplus: ("pymc_ngvi.model.ufuncs.softplus", 1),
     Log1mexp: ("pymc_ngvi.model.ufuncs.log1mexp", 1),
     TriGamma: ("pymc_ngvi.model.ufuncs.trigamma", 1),
     ps.Clip: ("pymc_ngvi.model.ufuncs.clip", 3),
@@ -82,20 +84,13 @@ def runs_on_numpy(scalar_op: Any, n_inputs: int) -> bool:
     # PyTensor casts by `astype`, and folds the binary functions that add and multiply.
     if isinstance(scalar_op, ps.Cast | ps.Add | ps.Mul) or type(scalar_op) in _UFUNCS:
         return True
-    spec = scalar_op.nfunc_spec
+    spec = getattr(scalar_op, "nfunc_spec", None)  # a loop, as in a derivative of betainc, has none
     return spec is not None and spec[1] == n_inputs
 
 
 def _constant(value: float) -> dict[str, Any]:
     """Return a pattern that matches a constant."""
-
-    def matches(variable: Any) -> bool:
-        try:
-            return bool(get_underlying_scalar_constant_value(variable) == value)
-        except NotScalarConstantError:
-            return False
-
-    return {"pattern": f"constant {value}", "constraint": matches}
+    return {"pattern": f"constant {value}", "constraint": lambda variable: _equals(variable, value)}
 
 
 #: PyTensor has both, but the first only before canonicalisation, which turns neg into a product, and the second only
@@ -114,6 +109,55 @@ stable_sigmoid = dfs_rewriter(
         name="one_minus_sigmoid",
     ),
 )
+
+
+@node_rewriter([Elemwise])  # type: ignore[untyped-decorator]
+def _one_branch(fgraph: Any, node: Apply) -> list[Any] | None:
+    """Write ``switch(c, f(x), f(y))`` as ``f(switch(c, x, y))``, as both branches are evaluated everywhere.
+
+    The log density of a Bernoulli variable with logit x has -softplus(-x) where the data are 1, and -softplus(x) where
+    they are 0.
+    """
+    if not isinstance(node.op.scalar_op, ps.Switch):
+        return None
+    condition, *branches = node.inputs
+    if not all(b.owner is not None and isinstance(b.owner.op, Elemwise) for b in branches):
+        return None
+    first, second = (b.owner for b in branches)
+    kind = type(first.op.scalar_op)
+    if kind is not type(second.op.scalar_op) or kind not in (Softplus, ps.Neg):
+        return None
+    if kind is ps.Neg and not any(_is_of(n.inputs[0], Softplus) for n in (first, second)):
+        return None
+    return [first.op(node.op(condition, first.inputs[0], second.inputs[0]))]
+
+
+@node_rewriter([All])  # type: ignore[untyped-decorator]
+def _true_by_construction(fgraph: Any, node: Apply) -> list[Any] | None:
+    """Drop the check of a parameter that can't fail: exp(x) >= 0, 0 <= sigmoid(x) <= 1; where x is NaN, so is log p."""
+    comparison = node.inputs[0].owner
+    if node.outputs[0].ndim or comparison is None or not isinstance(comparison.op, Elemwise):
+        return None
+    kind, (left, right) = type(comparison.op.scalar_op), comparison.inputs
+    at_least_0 = kind in (ps.GE, ps.GT) and _is_of(left, ps.Exp, Sigmoid, Softplus) and _equals(right, 0.0)
+    at_most_1 = kind is ps.LE and _is_of(left, Sigmoid) and _equals(right, 1.0)
+    return [pt.constant(np.array(True))] if at_least_0 or at_most_1 else None
+
+
+def _is_of(variable: Any, *scalar_ops: type) -> bool:
+    node = variable.owner
+    return node is not None and isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, scalar_ops)
+
+
+def _equals(variable: Any, value: float) -> bool:
+    try:
+        return bool(get_underlying_scalar_constant_value(variable) == value)
+    except NotScalarConstantError:
+        return False
+
+
+#: In this order: what is evaluated once in the place of twice; what need not be evaluated.
+shorter = (dfs_rewriter(_one_branch), dfs_rewriter(_true_by_construction))
 
 
 @node_rewriter([Subtensor])  # type: ignore[untyped-decorator]

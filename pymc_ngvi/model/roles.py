@@ -1,5 +1,6 @@
 """Which variables of a model are effects of groups, which are their standard deviations, and which are rows of data."""
 
+import logging
 import math
 
 from collections.abc import Iterable, Mapping
@@ -15,6 +16,9 @@ from pymc.backends.arviz import find_observations
 from pymc_ngvi.model.layout import Layout, Variable
 from pymc_ngvi.model.lineage import Lineage
 from pymc_ngvi.pattern import Pattern
+
+# A child of PyMC's logger, which has the handler.
+logger = logging.getLogger("pymc.ngvi")
 
 #: A Deterministic of more elements than this, one or more for each observation, counts as rows of the data.
 MAX_ROWS = 20
@@ -108,7 +112,7 @@ def find_roles(model: pm.Model, layout: Layout, pattern: Pattern | None, extents
 
     Effects of a group are a variable with an axis along which no two of its coordinates share an entry of the Hessian,
     and which has a parameter in its prior, or is multiplied by one: the coefficients of a regression, a random walk
-    and a Gaussian process couple. Where nothing tells, a variable has no role.
+    and a Gaussian process couple. Where nothing tells, a variable has no role; where the search fails, none has.
 
     Parameters
     ----------
@@ -139,6 +143,16 @@ def find_roles(model: pm.Model, layout: Layout, pattern: Pattern | None, extents
     >>> find_roles(model, density.layout, density.structural_pattern, extents).groups
     (Grouping(name='b', n_levels=3, scales=['tau'], effects=['b'], offsets=[], packed=[]),)
     """
+    # Roles only arrange what is shown. The search reads graphs that users write, with operations of their own: what it
+    # raises on one that it does not know cannot be listed, and no such graph is a reason to withhold the results.
+    try:
+        return _search(model, layout, pattern, extents)
+    except Exception:
+        logger.debug("The roles of the variables were not found: all are shown as parameters.", exc_info=True)
+        return Roles()
+
+
+def _search(model: pm.Model, layout: Layout, pattern: Pattern | None, extents: Mapping[str, Extent]) -> Roles:
     observed = _observed(model)
     lineage = Lineage(model)
     groups: list[_Group] = []

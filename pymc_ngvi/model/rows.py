@@ -12,6 +12,7 @@ import pytensor.tensor as pt
 
 from pymc.variational.minibatch_rv import MinibatchRandomVariable, get_scaling
 
+from pymc_ngvi.model.backends import without_c
 from pymc_ngvi.model.checks import quoted
 
 _INSTEAD = "Use estimator='price', which needs only derivatives of the whole log density."
@@ -58,7 +59,8 @@ class Rows:
         """
         self._check_kinds()
         # Together, so that they share what they have in common.
-        terms = self.model.logp(vars=[*self.observed, *self.free], sum=False)
+        with without_c(self.model):
+            terms = self.model.logp(vars=[*self.observed, *self.free], sum=False)
         terms = [pt.as_tensor(term, allow_xtensor_conversion=True) for term in terms]
         rows, rest = terms[: len(self.observed)], terms[len(self.observed) :]
         values = [self.model.rvs_to_values[rv] for rv in self.observed]

@@ -34,6 +34,7 @@ class SecondOrder:
     _initial_point: Array
     _cost: Cost
     _pad: bool
+    _is_large: bool  # whether log p is a recursion that is written out
     _functions: dict[str, Callable[..., Any]]
     _n_directions: Any  # directions in one call at one draw
     _no_hessian: graph.MissingDerivativeError | None = None  # why there are no second derivatives
@@ -68,7 +69,8 @@ class SecondOrder:
         """A direction, and the graph of the Hessian times it."""
         direction = self._theta.type("direction")
         with without_c():
-            [product] = self._simplify([graph.hessian_product(self._grad, self._theta, direction)])
+            simplify = graph.simplify_little if self._is_large else self._simplify
+            [product] = simplify([graph.hessian_product(self._grad, self._theta, direction)])
         return direction, product
 
     @functools.cached_property
@@ -191,6 +193,12 @@ class SecondOrder:
             for at, axes in self._axes():
                 total[at] += self._evaluate_products(point, axes)[np.arange(len(at)), at]
         return total / len(theta)
+
+    @property
+    def directions_of_hessian(self) -> int:
+        """Products that one Hessian takes: one for each coordinate, or for each colour of `pattern`."""
+        coloured = self._sparse.coloured
+        return self.n_dim if coloured is None else coloured.n_colours
 
     def _by_colours(self, theta: Array, n_directions: int) -> tuple[ColouredHessian, Array] | None:
         """Return the mean Hessian at the entries of the pattern; None where that saves less than half of the work."""

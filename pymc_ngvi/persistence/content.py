@@ -16,22 +16,37 @@ from pymc_ngvi.families import FAMILIES, FullPrecisionState
 from pymc_ngvi.families.pushforward import Pushforward, PushforwardState
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.persistence import files
-from pymc_ngvi.persistence.encoding import DamagedError, Decoder, Encoder
+from pymc_ngvi.persistence.encoding import DamagedError, Decoder, Encoder, UnknownTagError
+from pymc_ngvi.persistence.format_1 import TAGS_OF_Q
 from pymc_ngvi.persistence.matching import FreeVariable
 from pymc_ngvi.persistence.memory import memory_of, remember
 from pymc_ngvi.reparam import reparametrised
 from pymc_ngvi.result import FitRecord
+from pymc_ngvi.stored import all_stored, entry_of, with_tag
+from pymc_ngvi.version import __version__
 
 #: What the root of a tree is marked with.
-FORMAT, VERSION = "pymc_ngvi approximation", 1
+FORMAT, VERSION = "pymc_ngvi approximation", 2
 #: Groups: q with what belongs to it, the state of the fit, and moments for other readers.
 APPROXIMATION, FIT, UNCONSTRAINED = "approximation", "fit", "unconstrained"
 #: The variable of a group that holds its JSON, as bytes.
 _JSON = "json"
 #: Generators of random numbers whose state can be kept.
 _GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
-#: Classes of q by name.
-_STATES: dict[str, Any] = {kind.__name__: kind for kind in (*FAMILIES.values(), FullPrecisionState)}
+#: Classes of q by tag.
+_STATES: dict[str, Any] = {
+    tag: entry.cls for tag, entry in all_stored().items() if entry.cls in {*FAMILIES.values(), FullPrecisionState}
+}
+#: Types of what is written of each approximation; and of one as a whole.
+_OF_FIT: dict[str, Any] = {
+    "q": dict,
+    "record": FitRecord | None,
+    "hist": np.ndarray,
+    "gap_hist": np.ndarray,
+    "generator": dict | None,
+    "include_transformed": bool,
+}
+_TYPES: dict[str, Any] = {**_OF_FIT, "variables": list, "data": dict, "backend": str}
 #: What damaged files lead to.
 _ERRORS = (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
 
@@ -58,40 +73,41 @@ class Saved:
         with damaged(name):
             content = _content_of(tree[APPROXIMATION])
             fit = _content_of(tree[FIT]) if FIT in tree.children else None
-            _check_types(content, fit)
+            _check_types(content, _TYPES)
+            if content.get("gaussian") is not None:
+                _check_types(content["gaussian"], _OF_FIT)
+                _check_types(content, {"exact_step": _class_of("exact.step")})
+            if fit is not None:
+                _check_types(fit, {"snapshot": _class_of("fit.snapshot"), "log_p": float | None})
+                fit["snapshot"].options.changed()  # checks each option
         return cls(content, fit)
 
 
-def _check_types(content: dict[str, Any], fit: dict[str, Any] | None) -> None:
+def _check_types(content: dict[str, Any], types: Mapping[str, Any]) -> None:
     """Raise DamagedError where something is not of the type that is written."""
-    from pymc_ngvi.session import Snapshot
-
-    expected: dict[str, Any] = {
-        "q": dict,
-        "variables": list,
-        "record": FitRecord | None,
-        "hist": np.ndarray,
-        "gap_hist": np.ndarray,
-        "data": dict,
-        "generator": dict | None,
-        "include_transformed": bool,
-        "backend": str,
-    }
-    of_fit = {} if fit is None else {"snapshot": Snapshot, "log_p": float | None}
-    for name, kind in {**expected, **of_fit}.items():
-        if not isinstance((fit or {})[name] if name in of_fit else content[name], kind):
+    for name, kind in types.items():
+        if not isinstance(content[name], kind):
             raise DamagedError(f"what it has as {name!r} is something else")
-    if not all(isinstance(v, FreeVariable) for v in content["variables"]):
+    if not all(isinstance(v, FreeVariable) for v in content.get("variables", ())):
         raise DamagedError("what it has as variables is something else")
-    if fit is not None:
-        fit["snapshot"].options.changed()  # checks each option
+
+
+def _class_of(tag: str) -> Any:
+    entry = with_tag(tag)
+    assert entry is not None
+    return entry.cls
 
 
 @contextlib.contextmanager
 def damaged(name: str) -> Iterator[None]:
-    """Say of errors in reading that the content is damaged."""
+    """Say of errors in reading that the content is damaged, or that a newer version has written it."""
     try:
         yield
+    except UnknownTagError as error:
+        raise ValueError(
+            f"{name} was written by a newer version of pymc_ngvi: {error}. Install the version that wrote it, or a "
+            "newer one."
+        ) from error
     except _ERRORS as error:
         what = f"it has no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
         raise ValueError(f"{name} is damaged: {what}.") from error
@@ -114,13 +130,11 @@ def _content_of(group: Any) -> dict[str, Any]:
 
 def versions() -> dict[str, Any]:
     """Return the attributes of the root: format, and versions of what has written it."""
-    import pymc_ngvi
-
     return {
         "format": FORMAT,
         "format_version": VERSION,
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "pymc_ngvi_version": pymc_ngvi.__version__,
+        "pymc_ngvi_version": __version__,
         "pymc_version": pm.__version__,
         "numpy_version": np.__version__,
     }
@@ -128,12 +142,13 @@ def versions() -> dict[str, Any]:
 
 def readable(approx: Any) -> dict[str, Any]:
     """Return what other readers may want to know, as attributes."""
-    attrs: dict[str, Any] = {"q": type(approx.q).__name__, "n_dim": approx.layout.n_dim}
+    attrs: dict[str, Any] = {"q": approx._distribution.name, "n_dim": approx.layout.n_dim}
     record = approx.record
     if record is not None:
         names = ("family", "update", "estimator", "step", "n_iterations", "gap")
         attrs |= {name: getattr(record, name) for name in names}
         attrs |= {"status": str(record.status), "elbo": record.elbo.value, "elbo_se": record.elbo.se}
+        attrs |= {"posterior": record.posterior} if record.posterior else {}
     return attrs
 
 
@@ -141,7 +156,11 @@ def readable(approx: Any) -> dict[str, Any]:
 
 
 def content_of_q(q: Any, record: FitRecord | None) -> dict[str, Any]:
-    """Return the arrays of q and what else defines it; raise TypeError for one that can't be made of a file."""
+    """Return the arrays of q and what else defines it; raise TypeError for one that can't be made of a file.
+
+    A class with a tag whose instances belong to a model says itself what is kept: by its methods ``content()``, which
+    returns what a file can hold, and ``of_content(content, density)``.
+    """
     if isinstance(q, PushforwardState):
         if record is None or record.reparam is None:
             raise TypeError(
@@ -155,15 +174,28 @@ def content_of_q(q: Any, record: FitRecord | None) -> dict[str, Any]:
             "structure": transform.structure,
             "memory": memory_of(transform),
         }
-    if _STATES.get(type(q).__name__) is not type(q):
-        raise TypeError(f"q is a {type(q).__name__}, which is none of {', '.join(_STATES)}: it can't be saved.")
-    return {"class": type(q).__name__, **q.params()}
+    entry = entry_of(type(q))
+    if entry is not None and hasattr(q, "content"):
+        return {"class": entry.tag, "content": q.content()}
+    if entry is None or entry.tag not in _STATES:
+        known = ", ".join(kind.__name__ for kind in _STATES.values())
+        raise TypeError(f"q is a {type(q).__name__}, which is none of {known}: it can't be saved.")
+    return {"class": entry.tag, **q.params()}
 
 
 def q_of(content: dict[str, Any], density: LogDensity) -> Any:
     """Return q on a model: the inverse of `content_of_q`."""
     params = dict(content)
-    kind = _STATES[params.pop("class")]
+    tag = params.pop("class")
+    tag = TAGS_OF_Q.get(tag, tag)
+    entry = with_tag(tag)
+    if entry is None:
+        raise UnknownTagError(tag)
+    if hasattr(entry.cls, "of_content"):
+        return entry.cls.of_content(params["content"], density)
+    if tag not in _STATES:
+        raise DamagedError(f"q is a {tag!r}, which is none")
+    kind = _STATES[tag]
     reparam, structure, memory = (params.pop(name, None) for name in ("reparam", "structure", "memory"))
     q = kind.from_params(params)
     base = np.full((1, density.n_dim + q.n_uniform), 0.5)

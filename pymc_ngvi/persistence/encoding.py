@@ -1,13 +1,9 @@
 """Values of this package as JSON and arrays, and back; nothing else can be made of a file.
 
-A value is None, a number, a string, an array, an `Enum` member, a container of values, or an instance of a frozen
-dataclass or NamedTuple that one of the modules in `_MODULES` defines. Nothing is imported by a name that a file gives,
-nothing is unpickled.
+A value is None, a number, a string, an array, an `Enum` member, a container of values, or an instance of a class that
+has a tag (`pymc_ngvi.stored`). Nothing is imported by a name that a file gives, nothing is unpickled.
 """
 
-import dataclasses
-import functools
-import importlib
 import math
 
 from collections.abc import Callable, Mapping
@@ -18,43 +14,9 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.families.arrow import ArrowStructure
-from pymc_ngvi.families.block_structure import BlockStructure
-from pymc_ngvi.history import History
+from pymc_ngvi.persistence.format_1 import TAGS
+from pymc_ngvi.stored import Stored, entry_of, with_tag
 
-#: Modules whose dataclasses, NamedTuples and Enums a file may hold.
-_MODULES = (
-    "families.block",
-    "families.diagonal",
-    "families.full",
-    "families.full_precision",
-    "families.mixture",
-    "families.sparse",
-    "families.student_t",
-    "loop",
-    "mixtures.evaluation",
-    "mixtures.fitting",
-    "mixtures.scale_metric",
-    "mixtures.scale_mixture",
-    "options",
-    "persistence.matching",
-    "registry",
-    "result",
-    "session",
-    "status",
-    "steps.adam",
-    "steps.adaptive_state",
-    "steps.belief",
-    "steps.decay",
-    "steps.drift",
-    "steps.growth",
-    "steps.levelling",
-    "steps.scale_mixture",
-    "steps.secant",
-    "steps.stochastic",
-    "steps.tails",
-    "values",
-)
 #: Types of numbers that an array may have.
 _NUMBERS = frozenset(
     ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"]
@@ -62,51 +24,22 @@ _NUMBERS = frozenset(
 #: Arrays of other types (text, dates) go into the JSON; so do those of few elements, where the encoder is told so.
 _FEW = 64
 
-#: What is made of some classes in place of their fields, and of what they are made again.
-_SPECIAL: dict[type, tuple[Callable[[Any], dict[str, Any]], Callable[..., Any]]] = {
-    ArrowStructure: (lambda s: {"order": s.order, "sizes": s.sizes}, ArrowStructure.from_arrays),
-    BlockStructure: (lambda s: {"order": s.order, "sizes": s.sizes}, BlockStructure.from_arrays),
-    History: (
-        lambda h: {"first": h.column(0), "second": h.column(1)},
-        lambda first, second: _history(first, second),
-    ),
-}
-
 
 class DamagedError(ValueError):
     """The content of a file is not what this package writes."""
 
 
-@functools.cache
-def _classes() -> dict[str, type]:
-    """Return the classes that a file may hold, by name."""
-    found: dict[str, type] = {_name(cls): cls for cls in _SPECIAL}
-    for path in _MODULES:
-        module = importlib.import_module(f"pymc_ngvi.{path}")
-        for cls in vars(module).values():
-            if isinstance(cls, type) and cls.__module__ == module.__name__ and _is_record(cls):
-                found[_name(cls)] = cls
-    return found
+class UnknownTagError(ValueError):
+    """A file holds something that this version does not know.
 
+    Parameters
+    ----------
+    tag : str
+    """
 
-def _is_record(cls: type) -> bool:
-    # Own decorator, not inherited: a subclass may have another constructor.
-    return issubclass(cls, Enum) or "__dataclass_params__" in vars(cls) or _is_named_tuple(cls)
-
-
-def _is_named_tuple(cls: type) -> bool:
-    return issubclass(cls, tuple) and hasattr(cls, "_fields")
-
-
-def _name(cls: type) -> str:
-    return f"{cls.__module__.removeprefix('pymc_ngvi.')}.{cls.__qualname__}"
-
-
-def _history(first: NDArray[Any], second: NDArray[Any]) -> History:
-    history = History()
-    for row in zip(first.tolist(), second.tolist(), strict=True):
-        history = history.appended(*row)
-    return history
+    def __init__(self, tag: str) -> None:
+        super().__init__(f"it holds a {tag!r}, which this version does not know")
+        self.tag = tag
 
 
 class Encoder:
@@ -147,8 +80,7 @@ class Encoder:
         if isinstance(value, np.ndarray):
             return self._array(value, path)
         if isinstance(value, Enum):
-            self._check(type(value), path)
-            return {"enum": _name(type(value)), "of": value.name}
+            return {"enum": _entry_of(type(value), path).tag, "of": value.name}
         if type(value) is list:
             return [self.encode(v, f"{path}.{i}") for i, v in enumerate(value)]
         if type(value) is tuple:
@@ -165,18 +97,8 @@ class Encoder:
         return self.encode(value, f"{path}.{key if plain else index}")
 
     def _instance(self, value: Any, path: str) -> Any:
-        self._check(type(value), path)
-        if type(value) in _SPECIAL:
-            fields = _SPECIAL[type(value)][0](value)
-        elif dataclasses.is_dataclass(value):
-            fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        else:
-            fields = value._asdict()
-        return {"class": _name(type(value)), "of": {k: self.encode(v, f"{path}.{k}") for k, v in fields.items()}}
-
-    def _check(self, cls: type, path: str) -> None:
-        if _classes().get(_name(cls)) is not cls:
-            raise TypeError(f"{path} is a {cls.__module__}.{cls.__qualname__}, of which a file can hold nothing.")
+        entry = _entry_of(type(value), path)
+        return {"class": entry.tag, "of": {k: self.encode(v, f"{path}.{k}") for k, v in entry.fields(value).items()}}
 
     def _array(self, array: NDArray[Any], path: str) -> Any:
         if array.dtype.name not in _NUMBERS:
@@ -229,7 +151,9 @@ class Decoder:
         Raises
         ------
         DamagedError
-            For anything that `Encoder` does not write, and for classes that are not of this package.
+            For anything that `Encoder` does not write.
+        UnknownTagError
+            For a class that has no tag here.
         """
         if form is None or isinstance(form, bool | int | float | str):
             return form
@@ -254,19 +178,16 @@ class Decoder:
         }
 
     def _enum(self, form: dict[str, Any]) -> Any:
-        cls = _class(form["enum"])
+        cls = _with_tag(form["enum"]).cls
         if not issubclass(cls, Enum) or form["of"] not in cls.__members__:
             raise DamagedError(f"it names {form['of']!r} of {form['enum']!r}, which there is not")
         return cls[form["of"]]
 
     def _instance(self, form: dict[str, Any]) -> Any:
-        cls = _class(form["class"])
-        fields = {str(k): self.decode(v) for k, v in form["of"].items()}
-        if cls in _SPECIAL:
-            return _SPECIAL[cls][1](**fields)
-        if issubclass(cls, Enum):
+        entry = _with_tag(form["class"])
+        if issubclass(entry.cls, Enum):
             raise DamagedError(f"it makes a {form['class']} of fields")
-        return cls(**fields)
+        return entry.make(**{str(k): self.decode(v) for k, v in form["of"].items()})
 
     def _array(self, form: dict[str, Any]) -> Any:
         dtype = _dtype(form["dtype"])
@@ -289,11 +210,21 @@ def _laid_out(array: NDArray[Any], form: dict[str, Any]) -> NDArray[Any]:
     return np.asfortranarray(array) if form.get("turned") else array
 
 
-def _class(name: Any) -> type:
-    found = _classes().get(name) if isinstance(name, str) else None
-    if found is None:
-        raise DamagedError(f"it names {name!r}, which is none of the classes that such a file may hold")
-    return found
+def _entry_of(cls: type, path: str) -> Stored:
+    entry = entry_of(cls)
+    if entry is None:
+        raise TypeError(f"{path} is a {cls.__module__}.{cls.__qualname__}, of which a file can hold nothing.")
+    return entry
+
+
+def _with_tag(tag: Any) -> Stored:
+    """Return the class that a file names, by its tag or as format 1 did."""
+    if not isinstance(tag, str):
+        raise DamagedError(f"it has {tag!r} where the name of a class should be")
+    entry = with_tag(TAGS.get(tag, tag))
+    if entry is None:
+        raise UnknownTagError(tag)
+    return entry
 
 
 def _dtype(name: Any) -> np.dtype[Any]:

@@ -1,9 +1,10 @@
 """Whether a model is the one that an approximation was saved with: its free variables, and its data."""
 
+import contextlib
 import hashlib
 import warnings
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pymc.backends.arviz import find_observations
 
-from pymc_ngvi.export import DataSnapshot
 from pymc_ngvi.model import Layout
+from pymc_ngvi.model.data import DataSnapshot
+from pymc_ngvi.stored import stored
 
 #: Labels of a dimension that an error shows.
 _N_SHOWN = 3
 
 
+@stored("model.free_variable")
 @dataclass(frozen=True)
 class FreeVariable:
     """What a file keeps of a free variable, and what of it has to agree with the model.
@@ -149,6 +152,7 @@ class SavedData(DataSnapshot):
         super().__init__(model)
         self._of_model, self._saved = model, dict(saved)
         self._known: dict[str, tuple[Any, str]] = {}
+        self._is_known = not self.changed()  # whether the data that are remembered are those of then
 
     @property
     def saved(self) -> dict[str, str]:
@@ -160,6 +164,27 @@ class SavedData(DataSnapshot):
         now = _data_of(self._of_model)
         names = [*self._saved, *(name for name in now if name not in self._saved)]
         return [name for name in names if name not in now or self._digest(name, now[name]) != self._saved.get(name)]
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """Give the model the data of then, for as long as the context lasts.
+
+        Raises
+        ------
+        ValueError
+            If they were never seen: the model has had others since the approximation was loaded.
+        """
+        if not self._is_known:
+            if changed := self.changed():
+                raise ValueError(
+                    f"The data {', '.join(map(repr, changed))} are not those of the fit, and draws of an exact "
+                    "posterior are made from log p given these: load it on the model with the data of the fit, and "
+                    "call pm.set_data then."
+                )
+            self._take()
+            self._is_known = True
+        with super().restored():
+            yield
 
     def _digest(self, name: str, array: Any) -> str:
         # `pm.set_data` puts another array in the place of the old one: the same one needs to be read but once.

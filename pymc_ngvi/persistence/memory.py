@@ -1,51 +1,42 @@
 """What an object has learned on the way, as numbers: the searches and differences of a reparametrised density.
 
-An evaluation begins where the last ones have led, so that the bits of the next one depend on it. What counts is what
-pickling keeps of the objects below: their numbers and arrays, at any depth.
+An evaluation begins where the last ones have led, so that the bits of the next one depend on it. A class names the
+attributes that count in ``learned``: numbers, arrays, and objects of such classes.
 """
-
-import functools
 
 from typing import Any
 
 import numpy as np
 
-from pymc_ngvi.reparam import Conditional, ReparametrisedDensity
-from pymc_ngvi.reparam.differences import Steps
-
-_LEARNS = (ReparametrisedDensity, Conditional, Steps)
-
 
 def memory_of(learner: Any) -> dict[str, Any]:
-    """Return the numbers and arrays that an object holds, with those of the objects in it; none for other classes."""
-    if not isinstance(learner, _LEARNS):
-        return {}
-    held: dict[str, Any] = {}
-    for name, value in learner.__getstate__().items():  # type: ignore[attr-defined]
-        if isinstance(getattr(type(learner), name, None), functools.cached_property):
-            continue  # follows from the rest
-        if isinstance(value, _LEARNS):
-            held[name] = memory_of(value)
-        elif isinstance(value, bool | int | float | np.ndarray):
-            held[name] = value
-    return held
+    """Return what an object has learned, with that of the objects in it; nothing for classes that do not learn."""
+    values = {name: getattr(learner, name) for name in _learned(learner)}
+    return {name: memory_of(value) if _learned(value) else value for name, value in values.items()}
 
 
 def remember(learner: Any, memory: dict[str, Any]) -> None:
-    """Put numbers and arrays back into an object that has evaluated nothing yet.
+    """Put back what was learned into an object that has evaluated nothing yet.
+
+    What else ``memory`` holds is ignored: earlier versions kept more.
 
     Raises
     ------
     ValueError
-        If they are not those that such an object holds.
+        If something is missing, or of another form than such an object holds.
     """
-    held = memory_of(learner)
-    if held.keys() != memory.keys():
-        raise ValueError(f"it remembers {sorted(memory)}, not {sorted(held)}")
-    for name, value in memory.items():
-        if isinstance(value, dict):
-            remember(learner.__getstate__()[name], value)
-        elif type(value) is not type(held[name]) or np.shape(value) != np.shape(held[name]):
+    for name in _learned(learner):
+        if name not in memory:
+            raise ValueError(f"it does not have {name!r} among what the fit had learned, {sorted(memory)}")
+        held, value = getattr(learner, name), memory[name]
+        if _learned(held) and isinstance(value, dict):
+            remember(held, value)
+        elif type(value) is not type(held) or np.shape(value) != np.shape(held):
             raise ValueError(f"what it remembers as {name!r} has another form")
         else:
             setattr(learner, name, value)
+
+
+def _learned(learner: Any) -> tuple[str, ...]:
+    names: tuple[str, ...] = getattr(type(learner), "learned", ())
+    return names

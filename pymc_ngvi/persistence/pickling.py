@@ -1,5 +1,6 @@
 """Approximations as pickles: by cloudpickle, whoever pickles, with what the fit needs to go on."""
 
+import copy
 import pickle
 
 from typing import Any, Self
@@ -9,6 +10,8 @@ import cloudpickle
 
 class Pickled:
     """The part of an approximation that is pickled."""
+
+    _gaussian: Any
 
     def _resumable(self) -> Any:
         raise NotImplementedError
@@ -31,6 +34,8 @@ class Pickled:
         """Return an approximation that shares all parts but the fit."""
         copied = _bare(type(self))
         copied.__dict__.update(self.__dict__, _session=None)
+        if copied._gaussian is not None:
+            copied._gaussian = copy.copy(copied._gaussian)
         return copied
 
 

@@ -33,6 +33,7 @@ from pymc_ngvi.persistence.content import (
 )
 from pymc_ngvi.persistence.matching import SavedData, differences, fingerprints, free_variables
 from pymc_ngvi.persistence.pickling import Pickled
+from pymc_ngvi.persistence.verdicts import content_of_diagnosis, diagnosis_of
 from pymc_ngvi.result import FitRecord
 
 if TYPE_CHECKING:
@@ -102,11 +103,12 @@ class Persistent(Pickled, FitReport):
             tree = self.sample(draws, random_seed=random_seed, **{**kwargs, "return_inferencedata": True})
         elif kwargs:
             raise TypeError(f"{', '.join(kwargs)} are of posterior draws: ask for draws, too.")
-        snapshot = self._session.snapshot() if resumable and self._session is not None else None
+        fitted = self.gaussian
+        snapshot = fitted._session.snapshot() if resumable and fitted._session is not None else None
         tree[APPROXIMATION] = xr.DataTree(group_of(self._content(), inline=False, attrs=readable(self)))
         if snapshot is not None:
-            tree[FIT] = xr.DataTree(group_of({"snapshot": snapshot, "log_p": self._log_p_at_mean()}, inline=True))
-        moments = np.stack([self.q.mean(), self.q.sd()])
+            tree[FIT] = xr.DataTree(group_of({"snapshot": snapshot, "log_p": fitted._log_p_at_mean()}, inline=True))
+        moments = np.stack([self._distribution.mean(), self._distribution.sd()])
         tree[UNCONSTRAINED] = xr.DataTree(flat_dataset(self.layout, moments, {"moment": ["mean", "sd"]}))
         tree.attrs |= versions()
         return tree
@@ -146,16 +148,27 @@ class Persistent(Pickled, FitReport):
         files.write(tree, checked)
 
     def _content(self) -> dict[str, Any]:
-        return {
-            "q": content_of_q(self.q, self.record),
+        content = {
+            **self._content_of_fit(),
             "variables": free_variables(self.model, self.layout),
+            "data": self._data.saved if isinstance(self._data, SavedData) else fingerprints(self.model),
+            "backend": self.density.backend,
+        }
+        if self._exact_step is not None:
+            content |= {"gaussian": self.gaussian._content_of_fit(), "exact_step": self._exact_step}
+        return content
+
+    def _content_of_fit(self) -> dict[str, Any]:
+        judged = self._judged()
+        return {
+            "q": content_of_q(self._state, self.record),
             "record": self.record,
+            "diagnosis": None if judged is None else content_of_diagnosis(judged[0]),
+            "share": None if judged is None else judged[1],
             "hist": self.hist,
             "gap_hist": self.gap_hist,
-            "data": self._data.saved if isinstance(self._data, SavedData) else fingerprints(self.model),
             "generator": content_of_generator(self._rng),
             "include_transformed": self.include_transformed,
-            "backend": self.density.backend,
         }
 
     def _resumable(self) -> "_Resumable | None":
@@ -170,20 +183,17 @@ class Persistent(Pickled, FitReport):
             return self._session.log_p
         if self.density.has_minibatch or self._data.changed():
             return None
-        return float(self.log_p(self.q.mean()[None])[0])
+        return float(self.log_p(self._distribution.mean()[None])[0])
 
     def _restore(self, name: str, content: dict[str, Any], fit: dict[str, Any] | None) -> None:
         """Take what a file holds beside q; warn where the data are not those of the fit."""
         self.record, self.hist, self.gap_hist = content["record"], content["hist"], content["gap_hist"]
-        self._data = SavedData(self.model, content["data"])
+        self._data = data = self.density.data
         self._session = None if fit is None else _Resumable(self, fit["snapshot"], fit["log_p"])
-        if changed := self._data.changed():
-            warnings.warn(
-                f"{name} was fitted to other data: {', '.join(map(repr, changed))} differ, or are not in both. It "
-                "approximates the posterior given those; it can't be refined or judged on this model.",
-                UserWarning,
-                skip_file_prefixes=OURS,
-            )
+        # Files of earlier versions have no diagnosis.
+        if not data.changed() and content.get("diagnosis") is not None:
+            with damaged(name):
+                self._keep(diagnosis_of(content["diagnosis"], self.layout), content["share"])
 
 
 class _Resumable:
@@ -212,10 +222,14 @@ class _Resumable:
             self._session = FitSession.resumed(self._approx, self._snapshot)
         return self._session.refine(*args, **kwargs)
 
+    def tell(self, approx: Any) -> None:
+        """Say how the fit went on."""
+        self._session.tell(approx)
+
     def _check_log_p(self) -> None:
         if self.log_p is None:
             return
-        now = float(self._approx.log_p(self._approx.q.mean()[None])[0])
+        now = float(self._approx.log_p(self._approx.mean_flat[None])[0])
         if not np.isclose(now, self.log_p, rtol=_LOGP_RTOL, atol=_LOGP_RTOL, equal_nan=True):
             raise ValueError(
                 f"The fit can't go on: at the mean of q, log p of this model is {now:.8g}, and that of the model which "
@@ -228,7 +242,7 @@ def load(
 ) -> "NGVIApproximation":
     """Read an approximation that `NGVIApproximation.save` has written, and put it on a model.
 
-    Nothing in a file is executed: it holds numbers and names of a few classes of this package.
+    Nothing in a file is executed: it holds numbers, and tags of a few classes of this package.
 
     Parameters
     ----------
@@ -275,8 +289,6 @@ def load(
     >>> bool(again.elbo == approx.elbo)
     True
     """
-    from pymc_ngvi.approximation import NGVIApproximation
-
     if unknown := set(options) - {"backend", "compile_kwargs"}:
         raise TypeError(f"load does not know {', '.join(sorted(unknown))}; it takes backend and compile_kwargs.")
     model = modelcontext(model)
@@ -295,11 +307,33 @@ def load(
         raise ValueError(f"{name} does not fit the model: " + "; ".join(found) + ".")
     fitted_with = saved.fit["snapshot"].options if saved.fit else content["record"]
     _prepare(density, fitted_with)
+    density.data = SavedData(model, content["data"])
+    if changed := density.data.changed():
+        warnings.warn(
+            f"{name} was fitted to other data: {', '.join(map(repr, changed))} differ, or are not in both. It "
+            "approximates the posterior given those; it can't be refined or judged on this model.",
+            UserWarning,
+            skip_file_prefixes=OURS,
+        )
+    of_gaussian = content.get("gaussian")
+    approx = _approximation(name, content, density, None if of_gaussian else saved.fit)
+    if of_gaussian:
+        gaussian = _approximation(name, of_gaussian, density, saved.fit)
+        approx._gaussian, approx._exact_step = gaussian, content["exact_step"]
+    return approx
+
+
+def _approximation(
+    name: str, content: dict[str, Any], density: LogDensity, fit: dict[str, Any] | None
+) -> "NGVIApproximation":
+    """Return one approximation of a file, on the density of a model."""
+    from pymc_ngvi.approximation import NGVIApproximation
+
     with damaged(name):
         q = q_of(content["q"], density)
         generator = generator_of(content["generator"])
     approx = NGVIApproximation(density, q, random_seed=generator, include_transformed=content["include_transformed"])
-    approx._restore(name, content, saved.fit)
+    approx._restore(name, content, fit)
     return approx
 
 

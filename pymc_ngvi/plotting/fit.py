@@ -85,8 +85,9 @@ def plot_fit(losses: Array, gaps: Array, record: FitRecord, *, tol: float | None
 def _outcome(record: FitRecord) -> str:
     """Return how the fit ended; where it did not converge, in a whole sentence."""
     label, n = record.status.label, record.n_iterations
+    label = f"Gaussian fit {label}" if record.is_exact else label
     line = f"{label[0].upper()}{label[1:]} after {n:,} iteration{'s'[: n != 1]}, gap {format_gap(record.gap, ' nats')}"
-    return line if record.converged else f"{line}. {record.sentence}"
+    return line if record.converged or record.is_exact else f"{line}. {record.sentence}"
 
 
 def _label_iterations(ax: Any, n: int) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from pymc_ngvi.diagnosis.weights import WeightReport
+from pymc_ngvi.diagnosis.weights import WeightReport, judged
 from pymc_ngvi.plotting.comparison import Kind, plot_comparison
 from pymc_ngvi.plotting.fit import plot_fit
 from pymc_ngvi.plotting.weights import plot_khat
@@ -47,6 +47,8 @@ class PictureReport(WeightReport):
     def plot_khat(self, draws: int | None = None, random_seed: Any = None, *, ax: Any = None) -> Any:
         """Plot the tail of the importance weights that k-hat describes; see `pymc_ngvi.plotting.plot_khat`.
 
+        Of an exact posterior, these are the weights of the pool of global parameters that it is drawn from.
+
         Parameters
         ----------
         draws : int, optional
@@ -67,7 +69,14 @@ class PictureReport(WeightReport):
             Where Matplotlib is not installed.
         """
         ratio = self._log_ratio(draws, random_seed)
-        return plot_khat(ratio, np.zeros(len(ratio)), ax=ax)
+        title = None
+        if self._distribution.kept_log_weights() is not None:
+            found = judged(ratio)[0]
+            title = (
+                f"Weights of the pool of global parameters that this posterior is drawn from: Pareto k-hat "
+                f"{found.khat_text()}, {found.n_draws:,} draws with an effective sample size of {found.effective:,.0f}"
+            )
+        return plot_khat(ratio, np.zeros(len(ratio)), title=title, ax=ax)
 
     def plot_comparison(
         self,

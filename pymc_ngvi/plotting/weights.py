@@ -14,7 +14,7 @@ _N_POINTS = 200
 _LEAST = 1e-3
 
 
-def plot_khat(log_p: Array, log_q: Array, *, ax: Any = None) -> Any:
+def plot_khat(log_p: Array, log_q: Array, *, title: str | None = None, ax: Any = None) -> Any:
     """Plot how many importance weights p/q are larger than a given one, and the Pareto tail that k-hat is fitted to.
 
     Both axes are logarithmic. The tail is that of Pareto-smoothed importance sampling; beside it are the tails that k
@@ -24,6 +24,8 @@ def plot_khat(log_p: Array, log_q: Array, *, ax: Any = None) -> Any:
     ----------
     log_p, log_q : ndarray, shape (n_draws,)
         Log densities at the same draws of q, on the unconstrained scale; constants do not matter.
+    title : str, optional
+        Default: what the weights say of q.
     ax : matplotlib.axes.Axes, optional
         To draw into; by default a figure is made.
 
@@ -74,7 +76,7 @@ def plot_khat(log_p: Array, log_q: Array, *, ax: Any = None) -> Any:
     ax.annotate(note, (0.02, 0.03), xycoords="axes fraction", fontsize=FONT_SIZE, color=FAINT)
     ax.legend(fontsize=FONT_SIZE, frameon=False, loc="upper right")
     trim(ax)
-    write_title(ax, weigh(log_p, log_q)[1].sentence())
+    write_title(ax, weigh(log_p, log_q)[1].sentence() if title is None else title)
     return ax
 
 

@@ -26,6 +26,9 @@ class Steps:
     n_dim : int
     """
 
+    #: What files keep: the bits of the next difference depend on it.
+    learned = ("scales", "known")
+
     def __init__(self, n_dim: int) -> None:
         self.scales = np.ones(n_dim)
         self.known = False

@@ -63,6 +63,8 @@ class ReparametrisedDensity:
     """
 
     has_minibatch = False
+    #: What files keep: the bits of the next evaluation depend on it.
+    learned = ("transform", "_steps", "_usual_evaluations")
 
     def __init__(self, density: LogDensity, transform: Conditional) -> None:
         if density.has_minibatch:

@@ -71,6 +71,9 @@ class Conditional:
     array([[1., 1., 2.]])
     """
 
+    #: What files keep: the bits of the next evaluation depend on it.
+    learned = ("_given",)
+
     def __init__(self, guide: Guide, structure: ArrowStructure, centre: Array) -> None:
         self.guide = guide
         self.structure = structure

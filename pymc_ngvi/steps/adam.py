@@ -12,12 +12,14 @@ import numpy as np
 
 from pymc_ngvi.steps.coordinates import Coordinates, zeros_like
 from pymc_ngvi.steps.stochastic import Advance, Stochastic, StochasticState
+from pymc_ngvi.stored import stored
 from pymc_ngvi.types import Array, Moments, Parameters
 
 _RATE, _RATE_PRECISION = 0.001, 0.01
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
 
 
+@stored("adam.memory")
 class _Memory(NamedTuple):
     """Exponential averages of the direction and of its square, for the mean and for the factor."""
 

@@ -22,7 +22,7 @@ from pymc_ngvi.steps.belief import UNKNOWN, Belief
 from pymc_ngvi.steps.certificate import FEW_DRAWS, assessed, is_kinked, loses_draws, why_given_up
 from pymc_ngvi.steps.drift import Drift, with_stride
 from pymc_ngvi.steps.growth import Growth
-from pymc_ngvi.steps.linesearch import search
+from pymc_ngvi.steps.linesearch import Failure, search
 from pymc_ngvi.steps.measure import evaluate
 from pymc_ngvi.steps.nearness import (
     TENS_OF_THOUSANDS,
@@ -209,7 +209,7 @@ class Adaptive:
     def _settle(self, state: AdaptiveState) -> AdaptiveState:
         """Take one step of the group effects alone."""
         found = self._line_search(state, without_globals(state.q, state.moments), 1.0)
-        if found is None:
+        if isinstance(found, Failure):
             return self._solve(replace(state, n_settling=0))
         q, evaluation, rho = found
         gained = evaluation.elbo - state.elbo > LEAST_GAIN * q.n_dim
@@ -259,12 +259,13 @@ class Adaptive:
         corrected = moments is not state.moments
         first = 1.0 if corrected else state.next_step_size
         found = self._line_search(state, moments, first)
-        if found is None and corrected:
+        if isinstance(found, Failure) and corrected:
             direction = natural_gradient(state.q, state.moments)
             state = replace(state, pairs=())
             found = self._line_search(state, state.moments, 1.0)
-        if found is None:
-            return self._next_set(replace(state, stalled=True, next_step_size=1.0))
+        if isinstance(found, Failure):
+            blind = found is Failure.NOT_FINITE
+            return self._next_set(replace(state, stalled=True, blind=blind, next_step_size=1.0))
         q, evaluation, rho = found
         best = max(state.best, state.elbo)
         gained = evaluation.elbo - best > 0.02 * self._tolerance.least(q)

@@ -9,9 +9,11 @@ from pymc_ngvi.steps.belief import UNKNOWN, Belief
 from pymc_ngvi.steps.drift import Drift, Stride
 from pymc_ngvi.steps.growth import Growth
 from pymc_ngvi.steps.secant import Pair
+from pymc_ngvi.stored import stored
 from pymc_ngvi.types import BaseDraws, Evaluation, Moments
 
 
+@stored("adaptive.state")
 @dataclass(frozen=True)
 class AdaptiveState:
     """What one iteration hands to the next.
@@ -50,6 +52,8 @@ class AdaptiveState:
         Accepted steps in a row that gained nothing.
     stalled : bool
         The last line search found no acceptable step.
+    blind : bool
+        Of a stalled state: none of the steps that were tried has a finite ELBO.
     n_dropped : int
         Draws left out so far because log p or its gradient was not finite.
     n_settling : int
@@ -81,6 +85,7 @@ class AdaptiveState:
     best: float = -np.inf
     idle: int = 0
     stalled: bool = False
+    blind: bool = False
     n_dropped: int = 0
     n_settling: int = 0
     drift: Drift | None = None

@@ -12,6 +12,7 @@ from typing import Self
 
 import numpy as np
 
+from pymc_ngvi.stored import stored
 from pymc_ngvi.types import Moments
 
 #: Relative error of a predicted gap: steps are not exact, and the Fisher information is not quite the curvature.
@@ -20,6 +21,7 @@ _MODEL_ERROR = 0.3
 _SURPRISE = 3.0
 
 
+@stored("adaptive.belief")
 @dataclass(frozen=True)
 class Belief:
     """Estimate of the nats still to be gained by a state.

@@ -67,7 +67,9 @@ def why_given_up(state: AdaptiveState) -> Status:
         return Status.OUTSIDE_SUPPORT
     if is_kinked(state.q, state.base, state.evaluation, state.moments):
         return Status.NOT_SMOOTH
-    return Status.STALLED if state.stalled else Status.NOISE_LIMITED
+    if state.stalled:
+        return Status.NO_FINITE_TRIAL if state.blind else Status.STALLED
+    return Status.NOISE_LIMITED
 
 
 def assessed(target: TargetDensity, state: AdaptiveState, most: float) -> Assessment:

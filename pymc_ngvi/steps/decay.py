@@ -22,10 +22,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pymc_ngvi.steps.linesearch import search
+from pymc_ngvi.steps.linesearch import Failure, search
 from pymc_ngvi.steps.measure import evaluate
 from pymc_ngvi.steps.pilot import pilot_fit
 from pymc_ngvi.steps.stochastic import Advance, Stochastic, StochasticState
+from pymc_ngvi.stored import stored
 from pymc_ngvi.types import BaseDraws, Evaluation, Moments
 
 #: Nats, to second order, by which a step may move q without a look at where it leads.
@@ -36,6 +37,7 @@ _SLACK = 1.0
 _MAX_BEGUN = 30
 
 
+@stored("decay.steps")
 @dataclass(frozen=True)
 class Steps:
     """What the rule remembers.
@@ -105,4 +107,4 @@ class Decay(Stochastic):
             slope=2.0 * moments.gap,
             first=0.5 * advance.step_size,
         )
-        return None if found is None else self._averaged(state, found[0], found[2])
+        return None if isinstance(found, Failure) else self._averaged(state, found[0], found[2])

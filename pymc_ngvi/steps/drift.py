@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pymc_ngvi.stored import stored
 from pymc_ngvi.types import Array, BaseDraws, Evaluation, Moments
 
 #: Standard errors, and whitened units, beyond which a gradient that several sets share is no noise.
@@ -25,6 +26,7 @@ _FIRST_STRETCH, _MAX_STRETCH, _GROWTH, _STRIDE = 2.0, 16.0, 2.0, 1.0
 MAX_ERROR, _MAX_NOISE = 0.1, 0.05
 
 
+@stored("adaptive.stride")
 class Stride(NamedTuple):
     """A step of global parameters, whitened, (n_globals,), and the multiple of the gradient that it is."""
 
@@ -32,6 +34,7 @@ class Stride(NamedTuple):
     stretch: float
 
 
+@stored("adaptive.drift")
 @dataclass(frozen=True)
 class Drift:
     """Whitened gradient of the global parameters, averaged over fresh sets of draws along the way.

@@ -12,6 +12,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.stored import stored
 from pymc_ngvi.types import Array
 
 #: Iterations between two looks, and looks that are kept.
@@ -21,6 +22,7 @@ _SPAN, _N_LOOKS = 20, 3
 _PER_SPAN, _LATELY, _IN_ALL, _IN_ALL_ENDED = 2.0, 100.0, 1e6, 1e3
 
 
+@stored("adaptive.growth")
 @dataclass(frozen=True)
 class Growth:
     """Standard deviations of q at the start and at the last looks.

@@ -11,12 +11,15 @@ from typing import Self
 
 import numpy as np
 
+from pymc_ngvi.stored import stored
+
 #: Nats per window below which the slope of the ELBO counts as none.
 _LEAST_SLOPE = 0.01
 #: Window means that the line goes through.
 _N_MEANS = 3
 
 
+@stored("stochastic.windows")
 @dataclass(frozen=True)
 class Windows:
     """Means of a noisy figure over windows of iterations; of the past, only the last three means are kept.

@@ -1,6 +1,7 @@
 """Back-tracking: shorten a step until it is good enough."""
 
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,15 @@ _MAX_PROPOSED = 30
 _HOPELESS, _TIMES = 1e3, 10.0
 
 
+class Failure(Enum):
+    """Why a search found no step."""
+
+    #: Steps were tried and fell short, or none leads to a valid state.
+    NOT_ACCEPTED = "not accepted"
+    #: Steps were tried, and at none is the ELBO finite.
+    NOT_FINITE = "not finite"
+
+
 def search(
     propose: Callable[[float], Any],
     evaluate: Callable[[Any], Evaluation],
@@ -23,7 +33,7 @@ def search(
     elbo: float,
     slope: float,
     first: float,
-) -> tuple[Any, Evaluation, float] | None:
+) -> tuple[Any, Evaluation, float] | Failure:
     """Find a step that is accepted.
 
     Parameters
@@ -40,14 +50,14 @@ def search(
 
     Returns
     -------
-    state, evaluation, step size; or None where no step was accepted.
+    state, evaluation, step size; or Failure where no step was accepted.
 
     Notes
     -----
     Far from the optimum a scale can be sent to where log p is -1e16 or not finite. Such hopeless trials say nothing of
     the direction, and do not count among those after which it is given up.
     """
-    rho, trials = first, 0
+    rho, trials, elbos = first, 0, []
     for _ in range(_MAX_PROPOSED):
         q = propose(rho)
         if q is None:
@@ -56,12 +66,13 @@ def search(
         evaluation = evaluate(q)
         if accepts(evaluation):
             return q, evaluation, rho
+        elbos.append(evaluation.elbo)
         gained = evaluation.elbo - elbo
         trials += not _is_hopeless(rho * slope, gained)
         if trials == _MAX_TRIALS:
             break
         rho *= _shorter(rho * slope, gained)
-    return None
+    return Failure.NOT_FINITE if elbos and not np.isfinite(elbos).any() else Failure.NOT_ACCEPTED
 
 
 def _is_hopeless(slope: float, gained: float) -> bool:

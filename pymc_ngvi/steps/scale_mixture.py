@@ -24,6 +24,7 @@ from pymc_ngvi.steps.measure import evaluate
 from pymc_ngvi.steps.nearness import NEAR_NATS
 from pymc_ngvi.steps.tails import AsStudentT, StudentTSteps
 from pymc_ngvi.steps.tolerance import Tolerance
+from pymc_ngvi.stored import stored
 from pymc_ngvi.types import Assessment, Direction, Estimator, Evaluation, TargetDensity, Update
 
 #: Draws in the largest set with Hessians; in the first and in the largest from gradients alone, and, for each
@@ -44,6 +45,7 @@ _WORSE = 1.0
 _CHECK_LEVEL, _LEVELS, _LATER = 500_000, 10_000, 1_000_003
 
 
+@stored("scale_mixture.as_gaussian")
 @dataclass(frozen=True)
 class AsGaussian:
     """A fit that is still that of a Gaussian.

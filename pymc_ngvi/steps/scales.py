@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.steps.held import Held
-from pymc_ngvi.steps.linesearch import search
+from pymc_ngvi.steps.linesearch import Failure, search
 from pymc_ngvi.steps.measure import evaluate
 from pymc_ngvi.types import BaseDraws, Estimator, Evaluation, Moments, TargetDensity, Update
 
@@ -129,7 +129,7 @@ def _fitted(tools: Tools, held: Any, q: Any) -> Any:
             slope=2.0 * moments.gap,
             first=1.0,
         )
-        if found is None:
+        if isinstance(found, Failure):
             break
         q, evaluation, rho = found
         if rho == 1.0 and moments.gap < _FITTED * q.n_dim:

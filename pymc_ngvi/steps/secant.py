@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pymc_ngvi.stored import stored
 from pymc_ngvi.types import Array, Moments
 
 #: Step over change of gradient, at most: a flatter direction than this is not extrapolated.
@@ -30,6 +31,7 @@ _MIN_COSINE, _MAX_STRETCH_INEXACT = 1e-3, 1e4
 _LEAST_STEP = 1e-6
 
 
+@stored("adaptive.secant_pair")
 class Pair(NamedTuple):
     """One step and the fall of the natural gradient over it, whitened, (n_params,) each."""
 

@@ -17,6 +17,7 @@ from pymc_ngvi.status import Status
 from pymc_ngvi.steps.certificate import has_diverged, loses_draws
 from pymc_ngvi.steps.levelling import Windows
 from pymc_ngvi.steps.measure import UNKNOWN, Measured, evaluate, measured_gap
+from pymc_ngvi.stored import stored
 from pymc_ngvi.types import (
     Assessment,
     BaseDraws,
@@ -44,6 +45,7 @@ MAX_HALVINGS = 40
 _ASSESSMENT = 1_000_000_000
 
 
+@stored("stochastic.state")
 @dataclass(frozen=True)
 class StochasticState:
     """What one iteration hands to the next.
@@ -90,6 +92,7 @@ class StochasticState:
     first_elbo: float = -np.inf
 
 
+@stored("stochastic.advance")
 class Advance(NamedTuple):
     """Where one step leads; parts of `StochasticState`."""
 

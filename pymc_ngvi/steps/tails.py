@@ -21,9 +21,10 @@ from pymc_ngvi.status import Status
 from pymc_ngvi.steps.belief import UNKNOWN, Belief
 from pymc_ngvi.steps.certificate import MAX_CURVATURE_ERROR, is_kinked, loses_draws
 from pymc_ngvi.steps.drift import MAX_ERROR
-from pymc_ngvi.steps.linesearch import search
+from pymc_ngvi.steps.linesearch import Failure, search
 from pymc_ngvi.steps.nearness import NEAR_NATS, is_near
 from pymc_ngvi.steps.tolerance import Tolerance
+from pymc_ngvi.stored import stored
 from pymc_ngvi.types import Array, Assessment, BaseDraws, Estimator, Evaluation, TargetDensity, Update
 
 #: Sets of the largest size after which the fit gives up on certifying its result.
@@ -40,6 +41,7 @@ _CERTAIN = 0.4
 _CREEPING, _CREEPING_INEXACT = 1.0, 0.6
 
 
+@stored("student_t.steps")
 @dataclass(frozen=True)
 class AsStudentT:
     """What one iteration hands to the next.
@@ -69,6 +71,8 @@ class AsStudentT:
         Accepted steps on the current set; of these, in a row, those that gained nothing.
     stalled : bool
         The last search found no acceptable step.
+    blind : bool
+        Of a stalled state: none of the steps that were tried has a finite ELBO.
     n_dropped : int
         Draws left out so far because log p or its gradient was not finite.
     n_returns : int
@@ -92,6 +96,7 @@ class AsStudentT:
     n_steps: int = 0
     idle: int = 0
     stalled: bool = False
+    blind: bool = False
     n_dropped: int = 0
     n_returns: int = 0
     origin: StudentTState | None = None
@@ -247,8 +252,8 @@ class StudentTSteps:
     def _solve(self, state: AsStudentT) -> AsStudentT:
         """Take one step on the current set that does not lower the ELBO there; go to a fresh one if that solves it."""
         found = self._search(state)
-        if found is None:
-            return self._next_set(replace(state, stalled=True))
+        if isinstance(found, Failure):
+            return self._next_set(replace(state, stalled=True, blind=found is Failure.NOT_FINITE))
         q, evaluation, rho = found
         gained = evaluation.elbo - state.elbo > 0.02 * self._tolerance.least(q)
         moved = replace(
@@ -267,7 +272,7 @@ class StudentTSteps:
         spent = moved.idle >= _MAX_IDLE or moved.n_steps >= _MAX_STEPS
         return self._next_set(moved) if overshoots or spent or self._is_solved(moved) else moved
 
-    def _search(self, state: AsStudentT) -> tuple[StudentTState, Evaluation, float] | None:
+    def _search(self, state: AsStudentT) -> tuple[StudentTState, Evaluation, float] | Failure:
         """Find a step that does not lower the ELBO on the current draws."""
         x = state.moments
         near = is_near(state.q.gaussian, x.gaussian, x.gap_of_gaussian)
@@ -365,7 +370,9 @@ class StudentTSteps:
             return Status.OUTSIDE_SUPPORT
         if self._is_kinked(state):
             return Status.NOT_SMOOTH
-        return Status.STALLED if state.stalled else Status.NOISE_LIMITED
+        if state.stalled:
+            return Status.NO_FINITE_TRIAL if state.blind else Status.STALLED
+        return Status.NOISE_LIMITED
 
 
 def _most_tail_error(q: StudentTState) -> float:

@@ -34,7 +34,7 @@ from records import Records, Row
 
 DEFAULT, RVB2, DIAGONAL = "default", "rvb2", "diagonal"
 #: Options of ``pm.fit``; more draws than by default, so that the diagonal family converges.
-FITS = {DEFAULT: {}, RVB2: {"reparam": "rvb2"}, DIAGONAL: {"family": "diagonal", "n_draws": 128}}
+FITS = {DEFAULT: {"posterior": "gaussian"}, RVB2: {"reparam": "rvb2"}, DIAGONAL: {"family": "diagonal", "n_draws": 128}}
 MODELS = {
     "heart": (DEFAULT, DIAGONAL),
     "icu": (DEFAULT, DIAGONAL),

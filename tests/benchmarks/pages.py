@@ -11,6 +11,8 @@ from records import Row
 def write_between_marks(file: Path, tables: str, script: str) -> None:
     """Write tables into a page, in the place of those between its marks, or into a file of their own.
 
+    A page may have tables of several scripts, each between marks of its own.
+
     Raises
     ------
     SystemExit
@@ -22,7 +24,7 @@ def write_between_marks(file: Path, tables: str, script: str) -> None:
         raise SystemExit(f"{file} has no marks for tables: name another file.")
     before, rest = page.split(marks[0])
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(f"{before}{marks[0]}\n\n{tables}\n{marks[1]}{rest.split(marks[1])[1]}")
+    file.write_text(f"{before}{marks[0]}\n\n{tables}\n{marks[1]}{rest.split(marks[1], 1)[1]}")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:

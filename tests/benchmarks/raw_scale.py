@@ -1,28 +1,27 @@
 """Regressions on raw data, with far starts: how many seeds converge, and how far their ELBOs are apart.
 
 Ten models of the kind that a first hour brings: nothing is standardised, predictors have means of 100 to 10,000, priors
-are flat, very wide or the defaults of textbooks. From a checkout that is not installed, set ``PYTHONPATH`` to its root.
+are flat, very wide or the defaults of textbooks. Fits that are in the results
+file already are not run again. From a checkout that is not installed, set ``PYTHONPATH`` to its root.
 
 Examples
 --------
 ::
 
-    python raw_scale.py --seeds 100 --table raw_scale.md
+    python raw_scale.py --seeds 100
 """
 
-import argparse
-import warnings
-
-from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pymc as pm
 
-from pymc_ngvi import fit_ngvi
+from fits_by_seed import FIELDS, ended, mean, parser_of, run_missing, write_page
+from records import Records, Row
 
-HEADER = "| model | rows | predictors | converged | ended otherwise | range of the ELBO | gradients | Hessians |"
+HEADER = "model", "rows", "predictors", "converged", "ended otherwise", "range of the ELBO", "gradients", "Hessians"
 #: Name: rows, means and sds of predictors, intercept, slopes, residual sd, prior sd of coefficients (None: flat), prior
 #: of the residual sd.
 MODELS: dict[str, tuple[Any, ...]] = {
@@ -54,38 +53,23 @@ def raw_regression(name: str) -> pm.Model:
     return model
 
 
-def main() -> None:
-    """Fit each model with each seed, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=100, help="run the seeds 1 to this")
-    parser.add_argument("--models", nargs="+", default=list(MODELS))
-    parser.add_argument("--table", type=Path, required=True, help="Markdown file to write")
-    options = parser.parse_args()
-    lines = [HEADER, "|" + "---|" * HEADER.count("| ")]
-    for name in options.models:
-        model = raw_regression(name)
-        lines.append(row(name, [fitted(model, seed + 1) for seed in range(options.seeds)]))
-        print(lines[-1], flush=True)
-        options.table.write_text("\n".join(lines) + "\n", encoding="utf-8")
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Fit each model with each seed that is missing, and write the table."""
+    options = parser_of(__doc__, MODELS, "raw_scale", 100).parse_args(arguments)
+    records = Records(options.out, FIELDS)
+    for name in options.models if options.seeds else ():
+        run_missing(records, name, raw_regression(name), range(1, options.seeds + 1))
+    write_page(options.table, HEADER, records.read(), cells, Path(__file__).name)
 
 
-def fitted(model: pm.Model, seed: int) -> Any:
-    """Return the approximation of one seed."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return fit_ngvi(model=model, random_seed=seed, progressbar=False)
-
-
-def row(name: str, fits: list[Any]) -> str:
+def cells(name: str, rows: Sequence[Row]) -> list[object]:
     """Return a row of the table."""
-    elbos = [a.elbo.value for a in fits]
-    other = Counter(str(a.status) for a in fits if not a.converged)
-    ended = ", ".join(f"{status}: {n}" for status, n in other.items()) or "-"
-    n_gradients, n_hessians = (np.mean([getattr(a, x) for a in fits]) for x in ("n_gradients", "n_hessians"))
-    return (
-        f"| {name} | {MODELS[name][0]} | {len(MODELS[name][1])} | {sum(a.converged for a in fits)} of {len(fits)} "
-        f"| {ended} | {np.ptp(elbos):.3f} | {n_gradients:,.0f} | {n_hessians:,.0f} |"
-    )
+    others = [row for row in rows if row["status"] != "converged"]
+    n_converged = f"{len(rows) - len(others)} of {len(rows)}"
+    spread = np.ptp([float(row["elbo"]) for row in rows])
+    n, means = MODELS[name][:2]
+    effort = [mean(rows, column) for column in ("n_gradients", "n_hessians")]
+    return [name, n, len(means), n_converged, ended(others), f"{spread:.3f}", *effort]
 
 
 if __name__ == "__main__":

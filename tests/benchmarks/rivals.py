@@ -71,10 +71,10 @@ class Outcome:
 Runner = Callable[[pm.Model, int], Outcome]
 
 
-def run_ngvi(model: pm.Model, seed: int) -> Outcome:
-    """Natural-gradient variational inference, this package."""
+def run_ngvi(model: pm.Model, seed: int, **options: object) -> Outcome:
+    """Natural-gradient variational inference, this package: an exact posterior where the default takes one."""
     with model:
-        approx = pm.fit(method="ngvi", random_seed=seed, progressbar=False)
+        approx = pm.fit(method="ngvi", random_seed=seed, progressbar=False, **options)
     idata = approx.sample(N_DRAWS, random_seed=1)
     facts = {
         "n_gradients": approx.n_gradients,
@@ -88,9 +88,16 @@ def run_ngvi(model: pm.Model, seed: int) -> Outcome:
 
     def describe() -> Description:
         names = coordinate_names(model)
+        if approx.is_exact:
+            return Description(names, approx.mean_flat, approx.sd_flat, "weighted draws")
         return Description(names, approx.mean_flat, approx.sd_flat, "exact moments", _FlatDensity(approx))
 
     return Outcome(idata["posterior"], describe, facts)
+
+
+def run_ngvi_gaussian(model: pm.Model, seed: int) -> Outcome:
+    """Stop at the Gaussian fit of this package."""
+    return run_ngvi(model, seed, posterior="gaussian")
 
 
 def run_advi(model: pm.Model, seed: int, method: str = "advi") -> Outcome:
@@ -171,10 +178,11 @@ def run_nutpie(model: pm.Model, seed: int) -> Outcome:
     return Outcome(idata["posterior"], partial(_describe_draws, model, idata["posterior"]), facts)
 
 
-OURS = "ngvi"
+OURS, GAUSSIAN = "ngvi", "ngvi_gaussian"
 
 RUNNERS: dict[str, Runner] = {
     OURS: run_ngvi,
+    GAUSSIAN: run_ngvi_gaussian,
     "advi": run_advi,
     "fullrank_advi": run_fullrank_advi,
     "dadvi": run_dadvi,
@@ -185,6 +193,7 @@ RUNNERS: dict[str, Runner] = {
 
 IMPORTS: dict[str, tuple[str, ...]] = {
     OURS: ("pymc_ngvi",),
+    GAUSSIAN: ("pymc_ngvi",),
     "dadvi": ("pymc_extras", "pymc_extras.inference.dadvi.dadvi"),
     "laplace": ("pymc_extras", "pymc_extras.inference.laplace_approx.laplace"),
     "pathfinder": ("pymc_extras", "pymc_extras.inference.pathfinder.pathfinder"),

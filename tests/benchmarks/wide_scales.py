@@ -1,19 +1,19 @@
 """Models whose scales have wide priors, on raw data: how far below the best known ELBO each seed ends.
 
-The best known is the best of the fits themselves and of fits from dispersed starts of all positive variables. From a
-checkout that is not installed, set ``PYTHONPATH`` to its root.
+The best known is the best of the fits themselves and of fits from dispersed starts of all positive variables. Fits that
+are in the results file already are not run again. From a checkout that is not installed, set ``PYTHONPATH`` to its
+root.
 
 Examples
 --------
 ::
 
-    python wide_scales.py --seeds 20 --table wide_scales.md
+    python wide_scales.py --seeds 20
 """
 
-import argparse
-import warnings
+import functools
 
-from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,13 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 
-from pymc_ngvi import fit_ngvi
+from fits_by_seed import FIELDS, ended, mean, parser_of, run_missing, write_page
+from records import Records, Row
 
-HEADER = "| model | best known | worst seed below it | within .5 nats | ended | gradients | Hessians |"
+HEADER = "model", "best known", "worst seed below it", "within .5 nats", "ended", "gradients", "Hessians"
+#: Seed of the first fit from a dispersed start.
+FIRST_START = 1_000
+N_ITERATIONS = 1_000
 #: Starts of a positive variable, as factors of its initial value.
 FACTORS = (0.05, 0.3, 1.0, 3.0)
 #: Yearly flow of the Nile at Aswan, 1871 to 1970.
@@ -177,27 +181,23 @@ MODELS = {
 }
 
 
-def main() -> None:
-    """Fit each model with each seed and from dispersed starts, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=20, help="run the seeds 1 to this")
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Fit each model with each seed and from each dispersed start that is missing, and write the table."""
+    parser = parser_of(__doc__, MODELS, "wide_scales", 20)
     parser.add_argument("--starts", type=int, default=20, help="dispersed starts")
-    parser.add_argument("--models", nargs="+", default=list(MODELS))
-    parser.add_argument("--table", type=Path, required=True, help="Markdown file to write")
-    options = parser.parse_args()
-    lines = [HEADER, "|" + "---|" * HEADER.count("| ")]
-    for name in options.models:
+    options = parser.parse_args(arguments)
+    records = Records(options.out, FIELDS)
+    for name in options.models if options.seeds else ():
         model = MODELS[name]()
-        fits = [fitted(model, seed + 1) for seed in range(options.seeds)]
-        others = [fitted(model, 1_000 + k, dispersed(model, k)) for k in range(options.starts)]
-        lines.append(row(name, fits, others))
-        print(lines[-1], flush=True)
-        options.table.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        run_missing(records, name, model, range(1, options.seeds + 1), n=N_ITERATIONS)
+        starts = range(FIRST_START, FIRST_START + options.starts)
+        run_missing(records, name, model, starts, functools.partial(dispersed, model), N_ITERATIONS)
+    write_page(options.table, HEADER, records.read(), cells, Path(__file__).name)
 
 
-def dispersed(model: pm.Model, k: int) -> dict[str, Any]:
+def dispersed(model: pm.Model, seed: int) -> dict[str, Any]:
     """Return a start with other values of all positive variables."""
-    rng = np.random.default_rng(k)
+    rng = np.random.default_rng(seed - FIRST_START)
     point = model.initial_point()
     return {
         name: np.asarray(value + np.log(rng.choice(FACTORS)))
@@ -206,24 +206,14 @@ def dispersed(model: pm.Model, k: int) -> dict[str, Any]:
     }
 
 
-def fitted(model: pm.Model, seed: int, start: dict[str, Any] | None = None) -> Any:
-    """Return the approximation of one seed."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return fit_ngvi(1_000, model=model, random_seed=seed, start=start, progressbar=False)
-
-
-def row(name: str, fits: list[Any], others: list[Any]) -> str:
+def cells(name: str, rows: Sequence[Row]) -> list[object]:
     """Return a row of the table."""
-    elbos = np.array([a.elbo.value for a in fits])
-    best = max(elbos.max(), *(a.elbo.value for a in others))
-    ended = ", ".join(f"{status}: {n}" for status, n in Counter(str(a.status) for a in fits).items())
-    n_gradients, n_hessians = (np.mean([getattr(a, x) for a in fits]) for x in ("n_gradients", "n_hessians"))
-    within = f"{np.sum(elbos > best - 0.5)} of {len(fits)}"
-    return (
-        f"| {name} | {best:,.2f} | {best - elbos.min():.2f} | {within} | {ended} | {n_gradients:,.0f} "
-        f"| {n_hessians:,.0f} |"
-    )
+    best = max(float(row["elbo"]) for row in rows)
+    rows = [row for row in rows if not row["start"]]
+    elbos = np.array([float(row["elbo"]) for row in rows])
+    within = f"{np.sum(elbos > best - 0.5)} of {len(rows)}"
+    effort = [mean(rows, column) for column in ("n_gradients", "n_hessians")]
+    return [name, f"{best:,.2f}", f"{best - elbos.min():.2f}", within, ended(rows), *effort]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,179 @@
+"""The exact step after a Gaussian fit: whether a model allows it, what it would cost, and the posterior it gives."""
+
+import logging
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from scipy import sparse
+
+from pymc_ngvi.marginal.conditional_gaussian import linear_centres
+from pymc_ngvi.marginal.fitting import WANTED, Hopeless, Sampled, Sampler
+from pymc_ngvi.marginal.forest import Forest, NoForest, find_forest
+from pymc_ngvi.marginal.log_marginal import LogMarginal
+from pymc_ngvi.marginal.nodes import first_rule
+from pymc_ngvi.marginal.on_model import FittedDensity
+from pymc_ngvi.marginal.proposals import effective_size
+from pymc_ngvi.marginal.state import ExactState
+from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model.split import CannotSplit
+from pymc_ngvi.types import Array, GaussianState
+
+logger = logging.getLogger("pymc.ngvi")
+
+#: Globals up to which a model without local coordinates is sampled.
+_MOST_PLAIN = 15
+#: Draws behind the precision of the local coordinates, and behind the look at the weights of q; their seed.
+_N_PRECISION, _N_WEIGHED, _SEED = 8, 256, 20_260_302
+#: Relative variance of the weights of q below which there is nothing to gain.
+_EVEN = 0.002
+#: Work that the exact step may take, in that of the Gaussian fit; estimated seconds that are never too many.
+_MOST_WORK, _ALWAYS = 4.0, 1.0
+#: Draws of the globals that adapting takes, about, for each of them; part of a gradient that a value of log p costs.
+_ADAPTING, _OF_GRADIENT = 60.0, 0.4
+
+
+class Unavailable(Exception):
+    """There is no exact step for a fit; the message says why, in a clause."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the exact step would cost, in gradients of log p.
+
+    Parameters
+    ----------
+    exact, gaussian : float
+        Of the exact step, and of the fit before it.
+    seconds : float
+        That one takes, estimated from the graph and the sizes of the data: it is the same on a busy machine.
+    """
+
+    exact: float
+    gaussian: float
+    seconds: float
+
+    @property
+    def is_too_much(self) -> bool:
+        """Whether it is left out unless it is asked for."""
+        return self.exact > _MOST_WORK * self.gaussian and self.exact * self.seconds > _ALWAYS
+
+    @property
+    def most_evaluations(self) -> float:
+        """Evaluations of log p that a pool may take."""
+        return max(_MOST_WORK * self.gaussian, _ALWAYS / max(self.seconds, 1e-12))
+
+    @property
+    def reason(self) -> str:
+        """Why it is left out."""
+        return (
+            f"the exact posterior would take about {self.exact / max(self.gaussian, 1.0):,.0f} times as long as the fit"
+        )
+
+
+def forest_of(density: LogDensity) -> Forest:
+    """Return the globals and trees of a model.
+
+    Raises
+    ------
+    Unavailable
+        Where it has none that will do.
+    """
+    if density.has_minibatch:
+        raise Unavailable("the model reads pm.Minibatch data")
+    try:
+        forest = find_forest(density.structural_pattern, density.n_dim, [v.where for v in density.layout.variables])
+    except NoForest as reason:
+        raise Unavailable(str(reason)) from None
+    if not forest.n_local and forest.n_globals > _MOST_PLAIN:
+        raise Unavailable(
+            f"no block is independent of others given the rest, and all {forest.n_globals} coordinates are more than "
+            f"{_MOST_PLAIN}"
+        )
+    return forest
+
+
+def work_of(forest: Forest, n_gradients: int, n_hessians: int, seconds: float) -> Work:
+    """Return what the exact step would cost beside a fit of so many gradients (each of these seconds) and Hessians."""
+    n_draws = 1.5 * WANTED + _ADAPTING * forest.n_globals
+    n_nodes = len(first_rule(forest.n_levels).nodes) if forest.n_local else 1
+    # Most draws are evaluated at one node, some by the reference rule.
+    exact = _OF_GRADIENT * (n_draws + (300.0 * n_nodes if forest.n_local else 0.0))
+    directions = forest.n_globals + forest.widest if forest.n_local else forest.n_globals
+    return Work(exact, n_gradients + _OF_GRADIENT * directions * n_hessians, seconds)
+
+
+def is_even(density: LogDensity, q: GaussianState) -> bool:
+    """Tell whether the importance weights of a Gaussian fit are all but equal, so that it is the posterior."""
+    theta = q.draws(np.random.default_rng(_SEED).standard_normal((_N_WEIGHED, q.n_dim)))
+    log_ratio = density.logp(theta) - q.log_density(theta)
+    if not np.isfinite(log_ratio).all():
+        return False
+    return len(theta) / effective_size(log_ratio) - 1.0 < _EVEN
+
+
+def exact_posterior(
+    density: LogDensity, q: GaussianState, forest: Forest, seed: int, most: float = np.inf
+) -> ExactState:
+    """Return the exact posterior.
+
+    Parameters
+    ----------
+    density : LogDensity
+    q : GaussianState
+        The Gaussian fit.
+    forest : Forest
+    seed : int
+    most : float
+        Evaluations of log p that the pool may take where no cheap rule will do.
+
+    Raises
+    ------
+    Unavailable
+        Where terms of log p depend on several blocks at once.
+    """
+    mean = q.mean()
+    cov = _cov_of_globals(q, forest)
+    fitted = FittedDensity(density, forest, mean)
+    if not forest.n_local:
+        sampler = Sampler(fitted.logp, mean, cov, seed)
+        return ExactState(forest, _run(sampler), sampler.sequences, None, q, fitted)
+    try:
+        fitted.split()
+    except CannotSplit as reason:
+        raise Unavailable(str(reason)) from None
+    except Exception as error:  # an operation that is not to be vectorised: the Gaussian is there all the same
+        logger.debug("The terms of log p can't be compiled one by one.", exc_info=True)
+        raise Unavailable(f"the terms of log p can't be compiled one by one ({type(error).__name__})") from error
+    centres = linear_centres(forest, _precision(density, q), mean)
+    quadrature = LogMarginal(fitted, forest, centres)
+    sampler = Sampler(quadrature, mean[forest.globals_], cov, seed, most)
+    return ExactState(forest, _run(sampler), sampler.sequences, quadrature, q, fitted)
+
+
+def _run(sampler: Sampler) -> Sampled:
+    try:
+        return sampler.run()
+    except Hopeless as reason:
+        raise Unavailable(str(reason)) from None
+    except np.linalg.LinAlgError:
+        raise Unavailable("a covariance of the global parameters is singular") from None
+
+
+def _cov_of_globals(q: GaussianState, forest: Forest) -> Array:
+    block = getattr(q, "cov_block", None)
+    if block is not None:
+        result: Array = block(forest.globals_)
+        return result
+    return q.cov()[np.ix_(forest.globals_, forest.globals_)]
+
+
+def _precision(density: LogDensity, q: GaussianState) -> sparse.csr_array:
+    """Return minus the mean Hessian of log p under q, on the pattern of the model."""
+    theta = q.draws(np.random.default_rng(_SEED).standard_normal((_N_PRECISION, q.n_dim)))
+    pattern = density.pattern
+    if pattern is not None:
+        return pattern.symmetric(-density.mean_hessian_values(theta))
+    products = density.mean_hessian_products(theta, np.eye(density.n_dim))
+    return sparse.csr_array(-0.5 * (products + products.T))

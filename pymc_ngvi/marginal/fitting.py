@@ -1,0 +1,303 @@
+"""From a Gaussian fit to the exact posterior: what is evaluated where, and when it is enough."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.marginal.log_marginal import LogMarginal, Points, Whitening, joined, n_quadratic
+from pymc_ngvi.marginal.proposals import (
+    Base,
+    Proposal,
+    best_proposal,
+    effective_size,
+    first_proposal,
+    tempered,
+)
+from pymc_ngvi.marginal.sampling import Plain, Pool, Round, Sequences, pooled
+from pymc_ngvi.marginal.tails import Bend, find_tails
+from pymc_ngvi.stored import stored
+from pymc_ngvi.types import Array
+
+#: Effective size that the pool is to have.
+WANTED = 2_000
+#: Least degrees of freedom of proposals; width of the first one over that of q.
+_LEAST_DF, _FIRST_SCALE = 7.0, 1.3
+#: Draws of the first round at least, and for each number that a quadratic function has.
+_FIRST, _PER_FEATURE = 96, 1.6
+#: Draws on which rules are compared, and on which the base rule is checked.
+_N_COMPARED, _N_CHECKED = 24, 48
+#: Rounds of adaptation at most; efficiency at which they end; draws of a round at most.
+_MOST_ROUNDS, _GOOD, _MOST_IN_ROUND = 8, 0.5, 1_024
+#: Large rounds after which adapting is given up, and the efficiency below which it is.
+_PATIENCE, _HOPELESS = 4, 0.005
+#: Draws at which log m is finite, at least.
+_FEWEST_FINITE = 10
+#: Numbers in what is kept of draws evaluated by the reference rule.
+_MOST_KNOWN = 2**23
+#: Draws from which the base rule is learned, at least, and for each number of its quadratic function.
+_LEAST_LEARNED, _LEARNED_PER_FEATURE = 64, 2.0
+#: Residual of a base rule, an sd in nats: while proposals are adapted; for the pool. Power of m that draws count by.
+_ROUGH, _RESIDUAL, _FLATTENED = 0.3, 0.1, 0.25
+#: Draws of a pool for each one of its effective size, about.
+_DRAWS_PER_WANTED = 1.5
+#: Difference between base and reference on draws held out, an sd in nats, beyond which the reference takes over.
+MOST_DIFFERENCE = 0.15
+#: k-hat of a first pool from which on the proposal is made wider; efficiency up to which it is fitted anew; how often.
+_HEAVY, _POOR, _MOST_POOLS = 0.4, 0.3, 3
+
+
+@stored("exact.sampled")
+@dataclass
+class Sampled:
+    """Globals of the posterior, as weighted draws, and what was measured on the way.
+
+    Parameters
+    ----------
+    pool : Pool
+    proposal : Proposal
+    bend : Bend
+    difference : float
+        Between log m by the base rule and by the reference, on draws held out, an sd in nats; 0 without a base rule.
+    n_adapted : int
+        Draws that went into proposals.
+    """
+
+    pool: Pool
+    proposal: Proposal
+    bend: Bend
+    difference: float
+    n_adapted: int
+
+
+class Hopeless(Exception):
+    """Proposals do not come near to the posterior of the globals; the message says so."""
+
+
+class Sampler:
+    """Samples the globals.
+
+    Parameters
+    ----------
+    function : LogMarginal or callable
+        log m(g) by quadrature; or log p, where all coordinates are globals.
+    mean : ndarray, shape (p,)
+    cov : ndarray, shape (p, p)
+        Of the globals under the Gaussian fit.
+    seed : int
+    most : float
+        Evaluations of log p that the pool may take where no cheap rule will do.
+
+    Attributes
+    ----------
+    sequences : Sequences
+        Make the pool, and more of it later.
+    """
+
+    def __init__(
+        self,
+        function: LogMarginal | Callable[[Array], Array],
+        mean: Array,
+        cov: Array,
+        seed: int,
+        most: float = np.inf,
+    ) -> None:
+        self._most = most
+        self._quadrature = function if isinstance(function, LogMarginal) else None
+        self._function = function if isinstance(function, LogMarginal) else Plain(function)
+        self._mean, self._cov, self._p = mean, cov, len(mean)
+        self._df = max(_LEAST_DF, float(self._p))
+        self.sequences = Sequences(self._function, seed)
+        self._rng = np.random.default_rng(seed)
+        self._rounds: list[Round] = []
+        self._known: Points  # by the reference rule
+
+    def run(self) -> Sampled:
+        """Adapt the proposal, then draw the pool."""
+        self._bend = find_tails(lambda g: self._function(g)[0], self._mean, np.sqrt(np.diag(self._cov)))
+        self._base = self._moments_of_y()
+        if self._quadrature is not None:
+            self._quadrature.whitening = Whitening(
+                self._bend.forward, *self._base, tuple(t.at for t in self._bend.tails)
+            )
+        proposal = self._adapted()
+        n_adapted = sum(len(r.g) for r in self._rounds)
+        difference, least, taught = 0.0, self._least_nodes, False
+        while True:
+            self._learn(_RESIDUAL, least)
+            self._refuse_too_many()
+            proposal, pool = self._pool(proposal)
+            if self._quadrature is None:
+                break
+            if self._needs_more_nodes(pool):
+                least = self._least_nodes
+                continue
+            if self._quadrature.base is None:
+                difference = 0.0  # whatever that of a base rule was which is not used any more
+                break
+            difference = self._check(pool.g, pool.log_marginal, pool.weights()[0])
+            if difference < MOST_DIFFERENCE:
+                break
+            # The draws just checked teach the rule where it is wrong; once taught, it gets more nodes.
+            least = self._quadrature.base.rule.n_nodes + taught
+            taught = not taught
+        return Sampled(pool, proposal, self._bend, difference, n_adapted)
+
+    # --- steps ---
+
+    def _refuse_too_many(self) -> None:
+        """Raise Hopeless where the pool would take more evaluations than there may be."""
+        if self._quadrature is None or self._quadrature.base is not None:
+            return
+        n = len(self._quadrature.rule.nodes)
+        if _DRAWS_PER_WANTED * WANTED * n > self._most:
+            raise Hopeless(
+                f"each draw of the global parameters takes {n} evaluations of log p, which would be many times as long "
+                "as the fit; posterior='exact' asks for it"
+            )
+
+    def _moments_of_y(self) -> Base:
+        """Return mean and factor of y where the globals are those of q."""
+        factor = np.linalg.cholesky(self._cov)
+        if not self._bend.tails:
+            return Base(self._mean, factor)
+        z = np.random.default_rng(1).standard_normal((2_048, self._p))
+        y = self._bend.forward(self._mean + z @ factor.T)
+        return Base(y.mean(axis=0), np.linalg.cholesky(np.cov(y.T).reshape(self._p, self._p)))
+
+    @property
+    def _n_first(self) -> int:
+        return max(_FIRST, int(_PER_FEATURE * n_quadratic(self._p)))
+
+    def _adapted(self) -> Proposal:
+        """Return a proposal that is near to the posterior."""
+        scale = _FIRST_SCALE ** min(1.0, 4.0 / self._p)
+        proposal = first_proposal(self._base, self._bend, self._df, scale)
+        n = self._n_first
+        g = proposal.draws(n, self._rng)
+        self._rounds = [Round(proposal, g, self._first_values(proposal, g))]
+        n_large = 0
+        for _ in range(_MOST_ROUNDS):
+            proposal, n = self._best(), min(2 * n, _MOST_IN_ROUND)
+            g = proposal.draws(n, self._rng)
+            self._rounds.append(last := Round(proposal, g, self._function(g)[0]))
+            weights = _weights(tempered(last.log_weights, _N_CHECKED))
+            difference = self._check(last.g, last.log_marginal, weights)
+            if last.efficiency > _GOOD and difference < _ROUGH:
+                break
+            if len(self._rounds) > 1 and n == _MOST_IN_ROUND:
+                n_large += 1
+                if n_large >= _PATIENCE and max(r.efficiency for r in self._rounds[-_PATIENCE:]) < _HOPELESS:
+                    raise Hopeless(f"importance sampling of {self._p} global parameters does not come near to them")
+            if self._learn(_ROUGH, self._least_nodes):
+                self._rounds = [Round(r.proposal, r.g, self._function(r.g)[0]) for r in self._used()]
+        return self._best()
+
+    def _first_values(self, proposal: Proposal, g: Array) -> Array:
+        """Return log m at the draws of the first round; learn centres and rules from them."""
+        quadrature = self._quadrature
+        if quadrature is None:
+            return self._function(g)[0]
+        points = quadrature.reference(g)
+        quadrature.learn_centres(points)
+        log_weights = points.log_marginal - proposal.log_density(g)
+        if not np.isfinite(log_weights).any():
+            raise Hopeless("log p is not finite at draws about the Gaussian fit")
+        rows = _systematic(_weights(tempered(log_weights, 20.0)), _N_COMPARED, self._rng)
+        before = quadrature.rule
+        quadrature.choose_rule(points[rows])
+        if quadrature.rule != before:
+            rows = np.unique(_systematic(_weights(tempered(log_weights, self._n_learned)), self._n_learned, self._rng))
+            points = quadrature.reference(g[rows])
+        self._known = points
+        self._learn(_ROUGH, self._least_nodes)
+        return self._function(g)[0]
+
+    def _needs_more_nodes(self, pool: Pool) -> bool:
+        """Tell whether the reference, chosen about the first proposal, has too few nodes at the posterior; mend it."""
+        quadrature = self._quadrature
+        assert quadrature is not None
+        before = quadrature.rule
+        rows = np.unique(_systematic(pool.weights()[0], _N_COMPARED, self._rng))
+        quadrature.choose_rule(quadrature.reference(pool.g[rows]), least=before.n_nodes)
+        if quadrature.rule == before:
+            return False
+        rows = np.unique(_systematic(pool.weights()[0], self._n_learned, self._rng))
+        self._known = quadrature.reference(pool.g[rows])
+        return True
+
+    def _learn(self, tolerance: float, least: int) -> bool:
+        """Learn centres and the base rule from all that is known; tell whether there is a base rule."""
+        quadrature = self._quadrature
+        if quadrature is None:
+            return False
+        known = self._known
+        finite = np.isfinite(known.log_marginal)
+        top = known.log_marginal[finite].max()
+        weights = np.exp(_FLATTENED * np.where(finite, known.log_marginal - top, -np.inf))
+        quadrature.learn_centres(known, weights)
+        quadrature.learn_base(known, weights, tolerance=tolerance, least=least)
+        return quadrature.base is not None
+
+    def _check(self, g: Array, log_marginal: Array, weights: Array) -> float:
+        """Return how far log m is from the reference at some draws, an sd in nats, and remember these."""
+        quadrature = self._quadrature
+        if quadrature is None or quadrature.base is None:
+            return 0.0
+        rows = np.unique(_systematic(weights, _N_CHECKED, self._rng))
+        points = quadrature.reference(g[rows])
+        self._known = joined([self._known, points])
+        most = max(self._n_learned, _MOST_KNOWN // quadrature.forest.n_local)
+        if len(self._known.g) > most:  # the last ones are nearest to the posterior
+            self._known = self._known[np.arange(len(self._known.g) - most, len(self._known.g))]
+        apart = points.log_marginal - log_marginal[rows]
+        return float(np.std(apart)) if np.isfinite(apart).all() else np.inf
+
+    def _used(self) -> list[Round]:
+        """Return the rounds that are worth keeping; the first, about q, only while there is no other."""
+        late = self._rounds[1:] or self._rounds
+        most = max(r.efficiency for r in late)
+        return [r for r in late if r.efficiency >= 0.4 * most]
+
+    def _best(self) -> Proposal:
+        g, log_marginal, log_weights = pooled(self._used())
+        if np.isfinite(log_weights).sum() < _FEWEST_FINITE:
+            raise Hopeless("log p is not finite at draws about the Gaussian fit")
+        weights = tempered(log_weights, max(2.5 * min(self._p, 12), 25.0))
+        return best_proposal(g, weights, log_marginal, self._base, self._bend, self._df)
+
+    @property
+    def _least_nodes(self) -> int:
+        # One node follows no skewness that changes with the scale, as it does where a scale may be 0.
+        return 2 if self._bend.tails else 1
+
+    @property
+    def _n_learned(self) -> int:
+        assert self._quadrature is not None
+        return max(_LEAST_LEARNED, int(_LEARNED_PER_FEATURE * self._quadrature.n_features))
+
+    def _pool(self, proposal: Proposal) -> tuple[Proposal, Pool]:
+        """Return a pool and its proposal, which is fitted anew to a first pool that is not good enough."""
+        pool = self.sequences.first(proposal)
+        for _ in range(_MOST_POOLS):
+            khat, efficiency = pool.weights()[1], effective_size(pool.log_ratio) / len(pool.g)
+            if khat < _HEAVY and efficiency > _POOR:
+                break
+            self._rounds = [*self._used()[-2:], Round(proposal, pool.g, pool.log_marginal)]
+            proposal = self._best()
+            proposal = proposal.widened() if khat > _HEAVY else proposal
+            pool = self.sequences.first(proposal)
+        return proposal, self.sequences.enlarged(pool, proposal, WANTED)
+
+
+def _systematic(weights: Array, n: int, rng: np.random.Generator) -> NDArray[np.intp]:
+    """Return ``n`` draws of indices by weight, as evenly as can be."""
+    at = (rng.random() + np.arange(n)) / n
+    total = np.cumsum(weights)
+    return np.minimum(np.searchsorted(total / total[-1], at), len(weights) - 1)
+
+
+def _weights(log_weights: Array) -> Array:
+    return np.exp(log_weights - log_weights.max())

@@ -1,0 +1,391 @@
+"""log m(g), the log density of the globals with all local coordinates integrated out.
+
+By the *reference* rule, whose nodes are about centres that the quadrature itself confirms; or by a cheap *base* rule at
+predicted centres, plus a quadratic function of the globals that was fitted to the difference between the two.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.marginal.centres import Centres, corrected
+from pymc_ngvi.marginal.forest import Forest
+from pymc_ngvi.marginal.nodes import Rule, first_rule, ladder, references, wide_rule
+from pymc_ngvi.marginal.quadrature import Terms, integrate, off_centre
+from pymc_ngvi.stored import stored
+from pymc_ngvi.types import Array
+
+#: Corrections of centres before a draw counts as lost; from which on the nodes are as many as can be had.
+_MOST_CORRECTIONS, _WIDEST_FROM = 8, 3
+#: Globals up to which regressions have all products of two of them; beyond, squares alone.
+_MOST_PRODUCTS = 14
+#: Numbers in the moments of draws that are corrected at a time.
+_HELD = 2**22
+#: Whitened globals are cut off here in regressions.
+_FARTHEST = 7.0
+#: Ridge of the terms of the second order, for each draw; of all where there are few draws; of the others.
+_RIDGE, _RIDGE_OF_FEW, _NO_RIDGE = 1e-3, 0.1, 1e-8
+#: Range of predicted log scales.
+_LOG_SCALE = 12.0
+#: Change of log m, an sd over draws in nats, that the next rule may bring.
+TOLERANCE = 0.03
+#: Factor by which centres of base rules may be further off than those of the reference.
+_SLACK = 1.3
+
+
+@dataclass(frozen=True, eq=False)
+class Whitening:
+    """Standardises the globals for regressions, in coordinates y without straight tails.
+
+    Parameters
+    ----------
+    forward : callable
+        From globals to y.
+    mean : ndarray, shape (p,)
+    factor : ndarray, shape (p, p)
+        Lower Cholesky factor of the covariance of y.
+    tailed : tuple of int
+        Globals with a straight tail: in it, logarithms of scales are linear in these, not in y.
+    """
+
+    forward: Callable[[Array], Array]
+    mean: Array
+    factor: Array
+    tailed: tuple[int, ...] = ()
+
+    def features(self, g: Array) -> Array:
+        """Return 1, the whitened globals and their products, (n, n_features)."""
+        u = np.linalg.solve(self.factor, (self.forward(g) - self.mean).T).T
+        u = np.clip(u, -_FARTHEST, _FARTHEST)
+        if self._has_products:
+            i, j = np.triu_indices(u.shape[1])
+            second = u[:, i] * u[:, j]
+        else:
+            second = u**2
+        tails = g[:, list(self.tailed)]
+        return np.concatenate([np.ones((len(u), 1)), u, second, tails], axis=1)
+
+    @property
+    def _has_products(self) -> bool:
+        return len(self.mean) <= _MOST_PRODUCTS
+
+    @property
+    def n_features(self) -> int:
+        """Number of features."""
+        return n_quadratic(len(self.mean)) + len(self.tailed)
+
+
+def n_quadratic(p: int) -> int:
+    """Return how many numbers a quadratic function of ``p`` globals has: of many, squares alone."""
+    return 1 + p + (p * (p + 1) // 2 if p <= _MOST_PRODUCTS else p)
+
+
+@dataclass
+class Points:
+    """Globals at which the reference rule was evaluated.
+
+    Parameters
+    ----------
+    g : ndarray, shape (n, p)
+    log_marginal : ndarray, shape (n,)
+    centres : Centres
+    skew : ndarray, shape (n, n_local)
+    lost : ndarray of bool, shape (n,)
+        Whose centres were not found.
+    """
+
+    g: Array
+    log_marginal: Array
+    centres: Centres
+    skew: Array
+    lost: NDArray[np.bool_]
+
+    def __getitem__(self, rows: NDArray[np.intp]) -> "Points":
+        """Return some of them."""
+        return Points(self.g[rows], self.log_marginal[rows], self.centres[rows], self.skew[rows], self.lost[rows])
+
+
+def joined(parts: Sequence[Points]) -> Points:
+    """Return several sets of points as one."""
+    return Points(
+        np.concatenate([p.g for p in parts]),
+        np.concatenate([p.log_marginal for p in parts]),
+        Centres.joined([p.centres for p in parts]),
+        np.concatenate([p.skew for p in parts]),
+        np.concatenate([p.lost for p in parts]),
+    )
+
+
+@stored("exact.base_rule")
+@dataclass(frozen=True, eq=False)
+class BaseRule:
+    """A cheap rule, and the quadratic function of the globals that is added to its log m.
+
+    Parameters
+    ----------
+    rule : Rule
+    coefficients : ndarray, shape (n_features,)
+    residual : float
+        Leave-one-out, an sd in nats.
+    """
+
+    rule: Rule
+    coefficients: Array
+    residual: float
+
+
+@dataclass
+class LogMarginal:
+    """log m(g) by quadrature.
+
+    Parameters
+    ----------
+    terms : SplitDensity
+    forest : Forest
+    first_centres : callable or None
+        From globals to the centres to begin with: those of q. None where centres have been learned already.
+
+    Attributes
+    ----------
+    rule : Rule
+        The reference.
+    base : BaseRule or None
+    rule_error : float
+        Change of log m that the next larger rule brings, an sd over draws; NaN before a choice was made.
+    n_corrected : int
+        Draws whose centres had to be corrected.
+    """
+
+    terms: Terms
+    forest: Forest
+    first_centres: Callable[[Array], Centres] | None
+    rule: Rule = field(init=False)
+    base: BaseRule | None = None
+    rule_error: float = float("nan")
+    n_corrected: int = 0
+    whitening: Whitening | None = None
+    skew: Array | None = None
+    _coefficients: Array | None = None
+
+    def __post_init__(self) -> None:
+        self.rule = first_rule(self.forest.n_levels)
+
+    def content(self) -> dict[str, Any]:
+        """Return what was learned, for files: all but the terms, the forest and the map to y."""
+        assert self.whitening is not None
+        names = ("rule", "base", "rule_error", "skew", "_coefficients")
+        whitening = {"mean": self.whitening.mean, "factor": self.whitening.factor, "tailed": self.whitening.tailed}
+        return {"whitening": whitening, **{name.lstrip("_"): getattr(self, name) for name in names}}
+
+    @classmethod
+    def of_content(
+        cls, content: dict[str, Any], terms: Terms, forest: Forest, forward: Callable[[Array], Array]
+    ) -> "LogMarginal":
+        """Return the inverse of `content`; ``forward`` maps globals to y.
+
+        Raises
+        ------
+        ValueError
+            If the arrays are not of the sizes of the forest.
+        """
+        of_rule = {name: content[name] for name in ("base", "rule_error", "skew")}
+        result = cls(terms, forest, None, **of_rule, whitening=Whitening(forward, **content["whitening"]))
+        result.rule, result._coefficients = content["rule"], content["coefficients"]
+        n_targets = 2 * forest.n_local + sum(int((forest.level > at).sum()) for at in range(forest.n_levels - 1))
+        shapes = [np.shape(content[name]) for name in ("coefficients", "skew")]
+        shapes.append(np.shape(content["whitening"]["factor"]))
+        p = forest.n_globals
+        base = result.base is None or (
+            isinstance(result.base, BaseRule) and result.base.coefficients.shape == (result.n_features,)
+        )
+        right = shapes == [(result.n_features, n_targets), (forest.n_local,), (p, p)] and base
+        if not right or not isinstance(result.rule, Rule) or result.rule.n_levels != forest.n_levels:
+            raise ValueError("the regressions of the exact posterior do not go with its forest")
+        return result
+
+    @property
+    def n_features(self) -> int:
+        """Numbers of a quadratic function of the globals."""
+        assert self.whitening is not None
+        return self.whitening.n_features
+
+    # --- by the reference rule ---
+
+    def reference(self, g: Array) -> Points:
+        """Evaluate by the reference rule, about centres that are corrected until they are right."""
+        size = max(1, _HELD // (self.forest.n_local * self.forest.n_levels**2))
+        return joined([self._reference(g[start : start + size]) for start in range(0, len(g), size)])
+
+    def _reference(self, g: Array) -> Points:
+        first = self.first_centres if self._coefficients is None else None
+        centres = self.predicted(g) if first is None else first(g)
+        n = len(g)
+        log_marginal, skew = np.full(n, -np.inf), np.zeros(centres.mean.shape)
+        found = centres
+        left, rule, about = np.arange(n), self.rule, centres
+        for turn in range(_MOST_CORRECTIONS):
+            integral = integrate(self.terms, self.forest, rule, g[left], about)
+            assert integral.shape is not None
+            shape = integral.shape
+            new = corrected(about, shape, self.forest)
+            log_marginal[left], skew[left] = integral.log_marginal, shape.skew
+            found = new if len(left) == n else found.replaced(left, new)
+            bad = off_centre(shape, rule, integral.log_marginal)
+            if not bad.any():
+                left = left[:0]
+                break
+            self.n_corrected += int(bad.sum())
+            left, about = left[bad], new[bad]
+            rule = self._wider(turn)
+        lost = np.zeros(n, dtype=bool)
+        lost[left] = True
+        return Points(g, log_marginal, found, skew, lost)
+
+    def _wider(self, turn: int) -> Rule:
+        rules = ladder(self.forest.n_levels)
+        return max(
+            self.rule,
+            wide_rule(self.forest.n_levels),
+            *(rules[3:5] if turn >= _WIDEST_FROM else []),
+            key=lambda r: r.n_nodes,
+        )
+
+    # --- centres by regression ---
+
+    def learn_centres(self, points: Points, weights: Array | None = None) -> None:
+        """Fit the regression that predicts centres, of draws with weights up to 1."""
+        assert self.whitening is not None
+        features = self.whitening.features(points.g)
+        weights = np.where(points.lost, 0.0, 1.0 if weights is None else weights)
+        n, n_features = float(weights.sum()), features.shape[1]
+        ridge = np.full(n_features, _RIDGE * n)
+        ridge[: 1 + points.g.shape[1]] = _NO_RIDGE
+        if n_features > 0.8 * n:
+            ridge[1 + points.g.shape[1] :] = _RIDGE_OF_FEW * n
+        weighted = (weights[:, None] * features).T
+        gram = weighted @ features + np.diag(ridge)
+        self._coefficients = np.linalg.solve(gram, weighted @ self._targets(points.centres))
+        self.skew = np.clip(np.median(points.skew, axis=0), -1.5, 1.5)
+
+    def _targets(self, centres: Centres) -> Array:
+        """Return conditional means, log scales, and the other entries of the factor over the scale of their column."""
+        forest = self.forest
+        own = centres.own(forest)
+        columns = [centres.mean, np.log(own)]
+        for level in range(forest.n_levels - 1):
+            below = np.flatnonzero(forest.level > level)
+            columns.append(centres.factor[:, below, level] / own[:, below])
+        return np.concatenate(columns, axis=1)
+
+    def predicted(self, g: Array) -> Centres:
+        """Return the centres that the regression predicts."""
+        assert self.whitening is not None
+        assert self._coefficients is not None
+        forest, n_local = self.forest, self.forest.n_local
+        values = self.whitening.features(g) @ self._coefficients
+        own = np.exp(np.clip(values[:, n_local : 2 * n_local], -_LOG_SCALE, _LOG_SCALE))
+        factor = np.zeros((len(g), n_local, forest.n_levels))
+        factor[:, np.arange(n_local), forest.level] = own
+        start = 2 * n_local
+        for level in range(forest.n_levels - 1):
+            below = np.flatnonzero(forest.level > level)
+            factor[:, below, level] = values[:, start : start + len(below)] * own[:, below]
+            start += len(below)
+        return Centres(values[:, :n_local], factor)
+
+    def centres(self, g: Array) -> Centres:
+        """Return centres that are right: as predicted where the base rule rests on that, corrected otherwise."""
+        return self.reference(g).centres if self.base is None else self.predicted(g)
+
+    # --- how many nodes ---
+
+    def choose_rule(self, points: Points, *, least: int = 0) -> None:
+        """Take the fewest nodes, ``least`` or more, whose log m, up to a constant, is all but that of the next rule."""
+        before: Array | None = None
+        rules = references(self.forest.n_levels)
+        first = min(next(i for i, r in enumerate(rules) if r.n_nodes >= least), len(rules) - 2)
+        for i, rule in enumerate(rules[first:], first):
+            integral = integrate(self.terms, self.forest, rule, points.g, points.centres, moments=False)
+            if before is not None:
+                self.rule_error = float(np.std(integral.log_marginal - before))
+                if self.rule_error < TOLERANCE:
+                    self.rule = rules[i - 1] if rules[i - 1].n_nodes >= least else rule
+                    return
+            before = integral.log_marginal
+        self.rule = rules[-1]
+
+    def learn_base(self, points: Points, weights: Array, *, tolerance: float, least: int) -> None:
+        """Look for a rule of fewer nodes whose log m differs from the reference's by a quadratic function.
+
+        Parameters
+        ----------
+        points : Points
+        weights : ndarray, shape (n,)
+            By which draws count.
+        tolerance : float
+            Leave-one-out residual, an sd in nats, that the rule may have.
+        least : int
+            Nodes that it has at least.
+        """
+        assert self.whitening is not None
+        self.base = None
+        features = self.whitening.features(points.g)
+        usable = np.isfinite(points.log_marginal) & ~points.lost
+        weights = np.where(usable, weights, 0.0)
+        weights = weights / weights.sum()
+        centres = self.predicted(points.g)
+        smaller = [Rule(1, self.forest.n_levels), *ladder(self.forest.n_levels)]
+        for rule in smaller:
+            if rule.n_nodes < least or rule.n_nodes >= self.rule.n_nodes:
+                continue
+            cheap = integrate(self.terms, self.forest, rule, points.g, centres, moments=False).log_marginal
+            difference = points.log_marginal - cheap
+            good = usable & np.isfinite(difference)
+            if good.mean() < 0.95:
+                continue
+            coefficients, residual = _regressed(features[good], difference[good], weights[good], points.g.shape[1])
+            if residual < tolerance:
+                self.base = BaseRule(rule, coefficients, residual)
+                return
+
+    # --- by the base rule ---
+
+    def __call__(self, g: Array) -> tuple[Array, NDArray[np.bool_]]:
+        """Return log m(g) by the cheapest rule that will do, and which draws are lost."""
+        if self.base is None or self.whitening is None:
+            points = self.reference(g)
+            return points.log_marginal, points.lost
+        rule = self.base.rule
+        size = self.terms.chunk(len(rule.nodes))
+        log_marginal, lost = np.empty(len(g)), np.zeros(len(g), dtype=bool)
+        again = []
+        for start in range(0, len(g), size):
+            rows = slice(start, start + size)
+            integral = integrate(
+                self.terms, self.forest, rule, g[rows], self.predicted(g[rows]), moments=rule.n_nodes > 1
+            )
+            log_marginal[rows] = integral.log_marginal
+            if integral.shape is not None:
+                again.append(start + np.flatnonzero(off_centre(integral.shape, rule, integral.log_marginal, _SLACK)))
+        log_marginal += self.whitening.features(g) @ self.base.coefficients
+        if again and len(off := np.concatenate(again)):
+            points = self.reference(g[off])
+            log_marginal[off], lost[off] = points.log_marginal, points.lost
+        return np.where(np.isfinite(log_marginal), log_marginal, -np.inf), lost
+
+
+def _regressed(features: Array, values: Array, weights: Array, p: int) -> tuple[Array, float]:
+    """Return coefficients of a weighted ridge regression, and the leave-one-out residual, an sd."""
+    root = np.sqrt(weights)[:, None]
+    a = features * root
+    ridge = np.full(a.shape[1], _RIDGE)
+    ridge[: 1 + p] = _NO_RIDGE
+    solved = np.linalg.solve(a.T @ a + np.diag(ridge), a.T)
+    coefficients = solved @ (values * root[:, 0])
+    leverage = np.einsum("ij,ji->i", a, solved)
+    residual = (values - features @ coefficients) / (1.0 - np.minimum(leverage, 0.95))
+    return coefficients, float(np.sqrt((weights * residual**2).sum() / weights.sum()))

@@ -1,0 +1,87 @@
+"""Gauss-Hermite nodes of a path, and the limits within which few of them can be trusted."""
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from scipy.special import logsumexp
+
+from pymc_ngvi.stored import stored
+from pymc_ngvi.types import Array
+
+_LOG_2PI = float(np.log(2.0 * np.pi))
+#: Numbers of nodes in each coordinate that are tried, by length of the path: up to a few hundred evaluations.
+LADDER: dict[int, tuple[int, ...]] = {
+    1: (3, 5, 7, 9, 13, 19, 27, 41),
+    2: (3, 4, 5, 7, 9, 13),
+    3: (3, 4, 5, 7),
+    4: (2, 3, 4, 5),
+    5: (2, 3, 4),
+}
+
+
+@stored("exact.rule")
+@dataclass(frozen=True)
+class Rule:
+    """A product rule on the standardised coordinates of a path: the integral of h is the sum of exp(log_weight) h.
+
+    Parameters
+    ----------
+    n_nodes : int
+        In each coordinate.
+    n_levels : int
+        Coordinates of the longest path.
+    """
+
+    n_nodes: int
+    n_levels: int
+
+    @cached_property
+    def line(self) -> Array:
+        """Nodes of one coordinate, (n_nodes,)."""
+        return _gauss_hermite(self.n_nodes)[0]
+
+    @cached_property
+    def log_weight(self) -> Array:
+        """Log weights of one coordinate, (n_nodes,): those of Gauss and Hermite over the standard normal density."""
+        return _gauss_hermite(self.n_nodes)[1]
+
+    @cached_property
+    def nodes(self) -> Array:
+        """All nodes, (n_nodes ** n_levels, n_levels); the coordinate of the root changes slowest."""
+        mesh = np.meshgrid(*[self.line] * self.n_levels, indexing="ij")
+        return np.stack(mesh, axis=-1).reshape(-1, self.n_levels)
+
+    @property
+    def limits(self) -> tuple[float, float, float]:
+        """How far the mean of z may be from 0, and in which interval its variance has to lie."""
+        known = {1: (0.25, 0.75, 1.35), 2: (0.2, 0.8, 1.25), 3: (0.25, 0.75, 1.35), 4: (0.4, 0.65, 1.5)}
+        return known.get(self.n_nodes, (0.5, 0.6, 1.6) if self.n_nodes == 5 else (0.8, 0.4, 2.2))
+
+
+@lru_cache(maxsize=32)
+def _gauss_hermite(n_nodes: int) -> tuple[Array, Array]:
+    x, w = np.polynomial.hermite_e.hermegauss(n_nodes)
+    log_weight = np.log(w)
+    return x, log_weight - logsumexp(log_weight) + 0.5 * x**2 + 0.5 * _LOG_2PI
+
+
+def first_rule(n_levels: int) -> Rule:
+    """Return the rule to begin with, before anything is known."""
+    return Rule(5 if n_levels == 1 else 3, n_levels)
+
+
+def references(n_levels: int) -> list[Rule]:
+    """Return the rules that can confirm their centres, the smallest first: two nodes say nothing of a variance."""
+    return [rule for rule in ladder(n_levels) if rule.n_nodes > 2]
+
+
+def wide_rule(n_levels: int) -> Rule:
+    """Return the rule for draws that the first one finds off their centres."""
+    return Rule({1: 7, 2: 4, 3: 3, 4: 3}.get(n_levels, 3), n_levels)
+
+
+def ladder(n_levels: int) -> list[Rule]:
+    """Return the rules that are tried, the smallest first."""
+    return [Rule(n, n_levels) for n in LADDER[n_levels]]

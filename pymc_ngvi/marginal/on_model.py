@@ -1,0 +1,91 @@
+"""log p of the model and of the data that were fitted, as a whole and in terms, whatever the model's data are now."""
+
+from typing import Any
+
+import numpy as np
+
+from pymc_ngvi.marginal.forest import Forest
+from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model.split import SplitDensity
+from pymc_ngvi.types import Array
+
+#: Relative change of log p at a point that is no rounding error.
+_RTOL = 1e-6
+
+
+class FittedDensity:
+    """What an exact posterior evaluates of a model, for as long as it is there.
+
+    Terms are compiled when they are first asked for: moments and draws of the globals of a loaded posterior need none.
+
+    Parameters
+    ----------
+    density : LogDensity
+    forest : Forest
+    point : ndarray, shape (n_dim,)
+        Where log p is finite: the mean of the Gaussian fit.
+    log_p : float, optional
+        What log p was there. By default it is what it is now.
+    """
+
+    def __init__(self, density: LogDensity, forest: Forest, point: Array, log_p: float | None = None) -> None:
+        self._density, self._forest, self._point = density, forest, point
+        self._log_p, self._is_checked = log_p, log_p is None
+        self._terms: SplitDensity | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what to pickle: all but what is compiled."""
+        return {**self.__dict__, "_terms": None}
+
+    def log_p_at_point(self) -> float:
+        """Return log p at the point."""
+        if self._log_p is None:
+            with self._density.data.restored():
+                self._log_p = self._now()
+        return self._log_p
+
+    def logp(self, theta: Array) -> Array:
+        """Return log p, (n,), at the rows of ``theta``."""
+        with self._density.data.restored():
+            self._check()
+            return self._density.logp(theta)
+
+    def chunk(self, n_nodes: int) -> int:
+        """Return how many draws to evaluate at once, at ``n_nodes`` nodes each."""
+        return self.split().chunk(n_nodes)
+
+    def terms(self, g: Array, local: Array) -> tuple[Array, Array]:
+        """Return the term of the globals, (n,), and those of local coordinates, (n, n_nodes, n_local)."""
+        split = self.split()
+        with self._density.data.restored():
+            return split.terms(g, local)
+
+    def split(self) -> SplitDensity:
+        """Return the terms, compiled.
+
+        Raises
+        ------
+        CannotSplit
+            If an element of log p depends on several blocks at once.
+        """
+        if self._terms is None:
+            with self._density.data.restored():
+                self._check()
+                self._terms = SplitDensity(self._density, self._forest, self._point)
+        return self._terms
+
+    def _check(self) -> None:
+        """Raise ValueError where log p is not what it was: the model is another one."""
+        if self._is_checked:
+            return
+        now, then = self._now(), self._log_p
+        assert then is not None
+        if not np.isclose(now, then, rtol=_RTOL, atol=_RTOL, equal_nan=True):
+            raise ValueError(
+                f"No draws can be made on this model: at the mean of the Gaussian fit its log p is {now:.8g}, and that "
+                f"of the model which was fitted {then:.8g}. The priors, or data that are no pm.Data, differ: fit again."
+            )
+        self._is_checked = True
+
+    def _now(self) -> float:
+        return float(self._density.logp(self._point[None])[0])

@@ -1,0 +1,221 @@
+"""Adaptive importance sampling of the globals: proposals are fitted to what came before, then a pool is drawn [1]_.
+
+The pool comes from the last proposal alone, in independent scramblings of one quasi-random sequence: their spread is
+the error of the normalising constant, and more of them make the pool larger without changing what it estimates.
+
+References
+----------
+.. [1] J.-M. Cornuet, J.-M. Marin, A. Mira, C. P. Robert (2012). Adaptive multiple importance sampling. Scandinavian
+   Journal of Statistics 39(4). https://doi.org/10.1111/j.1467-9469.2011.00756.x
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from numpy.typing import NDArray
+from scipy.spatial import cKDTree
+from scipy.special import logsumexp
+
+from pymc_ngvi.marginal.proposals import Proposal, effective_size
+from pymc_ngvi.psis import smoothed
+from pymc_ngvi.stored import stored
+from pymc_ngvi.types import Array
+
+#: Sequences that a pool is made of at least, and draws of each; draws of the pool at most.
+N_SCRAMBLINGS, _OF_SEQUENCE, _MOST_DRAWS = 8, 250, 16_000
+#: Number of the random stream behind the pool.
+_STREAM = 7_000_000
+#: From globals to log m, and which draws are lost.
+LogMarginalFunction = Callable[[Array], tuple[Array, NDArray[np.bool_]]]
+
+
+#: Draws whose weights stand for that of a lost one.
+_N_NEAREST = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """Draws of one proposal.
+
+    Parameters
+    ----------
+    proposal : Proposal
+    g : ndarray, shape (n, p)
+    log_marginal : ndarray, shape (n,)
+    """
+
+    proposal: Proposal
+    g: Array
+    log_marginal: Array
+
+    @property
+    def log_weights(self) -> Array:
+        """Log weights, (n,)."""
+        result: Array = self.log_marginal - self.proposal.log_density(self.g)
+        return result
+
+    @property
+    def efficiency(self) -> float:
+        """Effective size of the weights over the number of draws."""
+        return effective_size(self.log_weights) / len(self.g)
+
+
+class Weighted(NamedTuple):
+    """Draws with log weights."""
+
+    g: Array
+    log_marginal: Array
+    log_weights: Array
+
+
+def pooled(rounds: list[Round]) -> Weighted:
+    """Return the draws of several rounds, weighted as draws of the mixture of their proposals."""
+    g = np.concatenate([r.g for r in rounds])
+    log_marginal = np.concatenate([r.log_marginal for r in rounds])
+    n = len(g)
+    log_q = logsumexp([np.log(len(r.g) / n) + r.proposal.log_density(g) for r in rounds], axis=0)
+    return Weighted(g, log_marginal, log_marginal - log_q)
+
+
+@stored("exact.pool")
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Weighted draws of the globals.
+
+    Parameters
+    ----------
+    g : ndarray, shape (n, p)
+    log_marginal, log_density : ndarray, shape (n,)
+        log m, and the log density of the proposal.
+    scrambling : ndarray of int, shape (n,)
+        Which of the independent sequences a draw is of.
+    lost : ndarray of bool, shape (n,)
+        Whose log m is not to be trusted.
+    """
+
+    g: Array
+    log_marginal: Array
+    log_density: Array
+    scrambling: NDArray[np.intp]
+    lost: NDArray[np.bool_]
+
+    @property
+    def log_ratio(self) -> Array:
+        """Log weights before they are smoothed, (n,)."""
+        result: Array = self.log_marginal - self.log_density
+        return result
+
+    def weights(self) -> tuple[Array, float]:
+        """Return the smoothed weights, (n,), that add up to 1, and k-hat."""
+        log_weights, khat = smoothed(self.log_ratio)
+        w = np.exp(log_weights - log_weights.max())
+        return w / w.sum(), khat
+
+    def log_normaliser(self) -> tuple[float, float]:
+        """Return the logarithm of the integral of m, and its standard error, from the spread of the scramblings."""
+        numbers = np.unique(self.scrambling)
+        means = np.array([_log_mean(self.log_ratio[self.scrambling == i]) for i in numbers])
+        value = _log_mean(means)
+        if len(means) < 2:
+            return value, float("inf")
+        return value, float(np.std(np.exp(means - value), ddof=1) / np.sqrt(len(means)))
+
+    def check(self, n_globals: int) -> None:
+        """Raise ValueError where the arrays do not go together."""
+        n = len(self.g)
+        shapes = {np.shape(a) for a in (self.log_marginal, self.log_density, self.scrambling, self.lost)}
+        if shapes != {(n,)} or self.g.shape != (n, n_globals) or not np.isfinite(self.log_density).all():
+            raise ValueError("the arrays of the pool do not go together")
+
+    def part_lost(self, weights: Array) -> float:
+        """Return the part of the weight that is on lost draws, if each counts as the nearest ones that are not lost.
+
+        Their own weights say nothing: about the wrong centres, log m is too low by any amount.
+        """
+        if not self.lost.any() or self.lost.all():
+            return float(self.lost.any())
+        apart = self.g - weights @ self.g
+        sd = np.sqrt(weights @ apart**2)
+        z = apart / np.where(sd > 0.0, sd, 1.0)
+        found = np.flatnonzero(~self.lost)
+        _, nearest = cKDTree(z[found]).query(z[self.lost], k=min(_N_NEAREST, len(found)))
+        estimated = float(weights[found[nearest.reshape(int(self.lost.sum()), -1)]].mean(axis=1).sum())
+        own = float(weights[self.lost].sum())
+        return max(own, estimated / (1.0 - own + estimated))
+
+    def with_more(self, other: "Pool") -> "Pool":
+        """Return both together: draws of the same proposal."""
+        return Pool(
+            np.concatenate([self.g, other.g]),
+            np.concatenate([self.log_marginal, other.log_marginal]),
+            np.concatenate([self.log_density, other.log_density]),
+            np.concatenate([self.scrambling, other.scrambling]),
+            np.concatenate([self.lost, other.lost]),
+        )
+
+
+class Plain:
+    """log p itself as a function of all coordinates: nothing is integrated.
+
+    Parameters
+    ----------
+    log_p : callable
+        From points, (n, n_dim), to log p, (n,).
+    """
+
+    base = None
+
+    def __init__(self, log_p: Callable[[Array], Array]) -> None:
+        self._log_p = log_p
+
+    def __call__(self, g: Array) -> tuple[Array, NDArray[np.bool_]]:
+        """Return log p, -inf where it is not finite, and that no draw is lost."""
+        with np.errstate(all="ignore"):
+            values = self._log_p(g)
+        return np.where(np.isfinite(values), values, -np.inf), np.zeros(len(g), dtype=bool)
+
+
+class Sequences:
+    """Makes pools of scrambled sequences.
+
+    Each sequence has a seed of its own: which call asks for it does not matter.
+
+    Parameters
+    ----------
+    function : callable
+        From globals to log m.
+    seed : int
+    """
+
+    def __init__(self, function: LogMarginalFunction, seed: int) -> None:
+        self._function = function
+        self.seed = seed
+
+    def first(self, proposal: Proposal) -> Pool:
+        """Return the smallest pool."""
+        return self._drawn(proposal, 0, N_SCRAMBLINGS)
+
+    def enlarged(self, pool: Pool, proposal: Proposal, wanted: float) -> Pool:
+        """Return a pool of the effective size ``wanted``, as far as the budget goes: the one there is, and more."""
+        while (size := effective_size(pool.log_ratio)) < wanted and len(pool.g) < _MOST_DRAWS:
+            n = len(pool.g) // _OF_SEQUENCE
+            rate = max(size / len(pool.g), 0.02)
+            more = int(np.ceil(min((wanted - size) / rate, _MOST_DRAWS - len(pool.g)) / _OF_SEQUENCE))
+            pool = pool.with_more(self._drawn(proposal, n, more))
+        return pool
+
+    def _drawn(self, proposal: Proposal, first: int, n: int) -> Pool:
+        """Draw ``n`` sequences, numbered from ``first`` on."""
+        generators = [np.random.default_rng([self.seed, _STREAM, first + i]) for i in range(n)]
+        g = np.concatenate([proposal.draws(_OF_SEQUENCE, rng) for rng in generators])
+        log_marginal, lost = self._function(g)
+        log_marginal = np.where(np.isfinite(log_marginal), log_marginal, -np.inf)
+        scrambling = first + np.repeat(np.arange(n), _OF_SEQUENCE)
+        return Pool(g, log_marginal, proposal.log_density(g), scrambling, lost)
+
+
+def _log_mean(values: Array) -> float:
+    return float(logsumexp(values) - np.log(len(values)))

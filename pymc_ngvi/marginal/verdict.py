@@ -1,0 +1,92 @@
+"""Whether draws of the globals and of the local coordinates can be called exact: every condition, with its figure."""
+
+import math
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pymc_ngvi.marginal.fitting import MOST_DIFFERENCE
+from pymc_ngvi.marginal.log_marginal import TOLERANCE
+from pymc_ngvi.psis import khat_error
+from pymc_ngvi.stored import stored
+
+#: k-hat at most, but for its standard error; effective size at least; part of the weight on draws whose nodes are
+#: off-centre; part of the candidates of a local coordinate that are effective.
+MOST_KHAT, LEAST_SIZE, MOST_LOST, LEAST_CANDIDATES = 0.5, 1_000.0, 0.002, 0.35
+
+
+@stored("exact.checks")
+@dataclass(frozen=True)
+class Checks:
+    """What was measured of an exact posterior.
+
+    Parameters
+    ----------
+    khat : float
+        Of the weights of the globals.
+    effective_size : float
+        Of these weights, in draws.
+    n_draws, n_globals, n_local : int
+        Of the pool; coordinates.
+    n_nodes : int
+        Of the reference rule in each local coordinate; 0 where there are none.
+    rule_error : float
+        Change of log m that the next larger rule brings, an sd over the globals in nats.
+    difference : float
+        Between the rule in use and the reference, on draws held out, an sd in nats.
+    lost : float
+        Part of the weight on draws whose quadrature nodes were not about the right centres, going by draws near them.
+    candidates : float
+        Least effective part of the candidates of any local coordinate; NaN where there are none.
+    """
+
+    khat: float
+    effective_size: float
+    n_draws: int
+    n_globals: int
+    n_local: int
+    n_nodes: int = 0
+    rule_error: float = 0.0
+    difference: float = 0.0
+    lost: float = 0.0
+    candidates: float = float("nan")
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """What stands against calling the posterior exact, in clauses; empty if nothing does."""
+        found = []
+        error = khat_error(self.khat, self.n_draws)
+        if not self.khat < MOST_KHAT + (error if np.isfinite(error) else 0.0):
+            found.append(
+                f"k-hat of the weights of the global parameters is {self.khat:.2f} +- {error:.2f}, above {MOST_KHAT}"
+            )
+        if not self.effective_size >= LEAST_SIZE:
+            found.append(f"the effective size of the draws is {self.effective_size:,.0f}, below {LEAST_SIZE:,.0f}")
+        if not self.rule_error < TOLERANCE:
+            found.append(
+                f"the quadrature has not settled with {self.n_nodes} nodes (log marginal density changes by "
+                f"{self.rule_error:.2f} nats with more)"
+            )
+        if not self.difference < MOST_DIFFERENCE:
+            found.append(f"the quick quadrature differs from the full one by {self.difference:.2f} nats")
+        if not self.lost <= MOST_LOST:
+            found.append(f"{100 * self.lost:.1f} % of the draws have quadrature nodes off their centres")
+        if not math.isnan(self.candidates) and self.candidates < LEAST_CANDIDATES:
+            found.append(f"draws of one group effect rest on {100 * self.candidates:.0f} % of their candidates")
+        return tuple(found)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing stands against calling the posterior exact."""
+        return not self.failures
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in a sentence."""
+        if self.is_exact:
+            return (
+                "Exact up to simulation error "
+                f"(effective sample size {self.effective_size:,.0f}), of the mode that was found."
+            )
+        return f"Not exact: {'; '.join(self.failures)}."

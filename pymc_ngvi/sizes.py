@@ -1,0 +1,32 @@
+"""Sizes that are refused, with what to do instead: of covariances, and numbers of draws and chains."""
+
+from typing import Any
+
+import numpy as np
+
+#: Largest dimension for which a dense covariance is made.
+MAX_COV_DIM = 5_000
+
+
+def check_cov_size(n_dim: int) -> None:
+    """Raise ValueError if a dense covariance of ``n_dim`` coordinates is too large to make."""
+    if n_dim > MAX_COV_DIM:
+        raise ValueError(
+            f"The covariance of {n_dim:,} coordinates would take {8 * n_dim**2 / 2**30:.1f} GiB of "
+            "memory. Use std or sd_flat for the standard deviations, and cov_of(names) for the "
+            "covariance of some variables."
+        )
+
+
+def check_draws(n: Any) -> int:
+    """Return a number of draws; raise ValueError if it is not a whole number of at least 1."""
+    if n != int(n) or n < 1:
+        raise ValueError(f"The number of draws should be a whole number of at least 1; got {n!r}.")
+    return int(n)
+
+
+def check_chains(chains: Any) -> int:
+    """Return a number of chains; raise ValueError if it is not a whole number of at least 1."""
+    if not isinstance(chains, int | np.integer) or isinstance(chains, bool) or chains < 1:
+        raise ValueError(f"chains should be a whole number of at least 1; got {chains!r}.")
+    return int(chains)

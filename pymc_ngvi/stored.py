@@ -1,0 +1,108 @@
+"""Tags: the names that files have for classes, so that a class can be moved or renamed and old files still load."""
+
+import dataclasses
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A class that a file may hold.
+
+    Parameters
+    ----------
+    tag : str
+        Its name in files.
+    cls : type
+    content : tuple of str
+        Attributes that a file keeps.
+    make : callable
+        Takes these by keyword.
+    """
+
+    tag: str
+    cls: type
+    content: tuple[str, ...]
+    make: Callable[..., Any]
+
+    def fields(self, value: Any) -> dict[str, Any]:
+        """Return what a file keeps of an instance."""
+        return {name: getattr(value, name) for name in self.content}
+
+
+_BY_TAG: dict[str, Stored] = {}
+_BY_CLASS: dict[type, Stored] = {}
+
+
+def stored[T: type](tag: str, *, content: tuple[str, ...] | None = None, make: str | None = None) -> Callable[[T], T]:
+    """Let files hold instances of the decorated class.
+
+    Subclasses are not included: each has a tag of its own, or none.
+
+    Parameters
+    ----------
+    tag : str
+        Its name in files. Never change it, nor use it for another class: files would no longer load.
+    content : tuple of str, optional
+        Attributes that a file keeps. Default: the fields of a dataclass or NamedTuple. Give names for another class,
+        or where some fields follow from the others.
+    make : str, optional
+        Class method that makes an instance of the content; default: the class itself.
+
+    Raises
+    ------
+    ValueError
+        If another class has this tag.
+    TypeError
+        If the content is neither given nor that of a dataclass, NamedTuple or Enum.
+
+    Examples
+    --------
+    >>> @stored("example.point")
+    ... @dataclasses.dataclass(frozen=True)
+    ... class Point:
+    ...     x: float
+    >>> with_tag("example.point").fields(Point(1.0))
+    {'x': 1.0}
+    """
+
+    def register(cls: T) -> T:
+        taken = _BY_TAG.get(tag)
+        if taken is not None and _path(taken.cls) != _path(cls):  # a module that is reloaded makes its class again
+            raise ValueError(f"The tag {tag!r} of {_path(cls)} is that of {_path(taken.cls)}: give it another one.")
+        entry = Stored(tag, cls, _content(cls) if content is None else content, getattr(cls, make) if make else cls)
+        _BY_TAG[tag] = _BY_CLASS[cls] = entry
+        return cls
+
+    return register
+
+
+def with_tag(tag: str) -> Stored | None:
+    """Return the class that has a tag; None where none has it."""
+    return _BY_TAG.get(tag)
+
+
+def entry_of(cls: type) -> Stored | None:
+    """Return the entry of a class; None where no file may hold it."""
+    return _BY_CLASS.get(cls)
+
+
+def all_stored() -> Mapping[str, Stored]:
+    """Return all classes by tag."""
+    return dict(_BY_TAG)
+
+
+def _path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _content(cls: Any) -> tuple[str, ...]:
+    if issubclass(cls, Enum):
+        return ()
+    if "__dataclass_params__" in vars(cls):  # its own decorator: a subclass may have another constructor
+        return tuple(f.name for f in dataclasses.fields(cls))
+    if issubclass(cls, tuple) and hasattr(cls, "_fields"):
+        return tuple(cls._fields)
+    raise TypeError(f"{_path(cls)} is no dataclass, NamedTuple or Enum: say what its content is.")

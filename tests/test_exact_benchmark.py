@@ -1,0 +1,71 @@
+"""The benchmarks of exact posteriors: known answers, statistics of ranks, and pages with several tables."""
+
+import importlib
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scipy.special import logsumexp
+from scipy.stats import norm
+
+
+def benchmark_module(name):
+    """Import a module of the benchmarks by its bare name, as they import each other."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parent / "benchmarks"))
+        return importlib.import_module(name)
+
+
+models = benchmark_module("exact_models")
+calibration = benchmark_module("calibration_exact")
+pages = benchmark_module("pages")
+
+
+@pytest.fixture(scope="module")
+def weighted():
+    """Prior draws of mu, log tau and effects (in units of tau), with the likelihood as log weights: eight schools."""
+    rng, n = np.random.default_rng(1), 200_000
+    mu, tau, z = 5.0 * rng.normal(size=n), 5.0 * np.abs(rng.standard_cauchy(n)), rng.normal(size=(n, 8))
+    theta = mu[:, None] + tau[:, None] * z
+    log_lik = norm.logpdf(models.EFFECTS, theta, models.ERRORS)
+    return np.column_stack([mu, np.log(tau)]), theta, z, log_lik
+
+
+@pytest.mark.parametrize("centred", [True, False])
+def test_the_answer_of_eight_schools_is_that_of_weighted_prior_draws(weighted, centred):
+    globals_, theta, z, log_lik = weighted
+    answer = models.schools_answer(centred)
+    draws, log_w = np.hstack([globals_, theta if centred else z]), log_lik.sum(axis=1)
+    w = np.exp(log_w - logsumexp(log_w))
+    se = 1.0 / np.sqrt(1.0 / np.sum(w**2))  # of a mean, in standard deviations
+    mean = w @ draws
+    np.testing.assert_allclose((mean - answer.mean) / answer.sd, 0.0, atol=5 * se)
+    np.testing.assert_allclose(np.sqrt(w @ (draws - mean) ** 2) / answer.sd, 1.0, atol=5 * se)
+    log_evidence = logsumexp(log_w) - np.log(len(log_w))
+    relative = np.std(np.exp(log_w - log_evidence)) / np.sqrt(len(log_w))
+    assert answer.log_evidence == pytest.approx(log_evidence, abs=5 * relative)
+    without = logsumexp(log_w[:, None] - log_lik, axis=0) - np.log(len(log_w))
+    assert answer.elpd == pytest.approx((log_evidence - without).sum(), abs=5 * 8 * relative)
+
+
+def test_ranks_of_draws_of_the_posterior_are_covered_at_the_nominal_level():
+    every = np.arange(calibration.N_DRAWS + 1)
+    assert [calibration.covered(every, level) for level in (0.5, 0.9)] == [0.5, 0.9]
+    assert calibration.bars(every).tolist() == [50] * calibration.N_BINS
+    assert calibration.covered(np.array([0, 49, 950, 999]), 0.9) == 0.0
+    assert calibration.covered(np.array([50, 949]), 0.9) == 1.0
+
+
+def test_tables_of_two_scripts_share_a_page(tmp_path):
+    page = tmp_path / "page.md"
+    marks = [f"<!-- tables: written by tests/benchmarks/{name}.py -->" for name in ("one", "two")]
+    page.write_text("".join(f"{mark}\nold\n<!-- end of the tables -->\nbehind {i}\n" for i, mark in enumerate(marks)))
+    pages.write_between_marks(page, "first\n", "one.py")
+    pages.write_between_marks(page, "second\n", "two.py")
+    text = page.read_text()
+    parts = [marks[0], "first", "behind 0", marks[1], "second", "behind 1"]
+    assert [text.count(part) for part in parts] == [1] * len(parts)
+    assert sorted(map(text.index, parts)) == list(map(text.index, parts))
+    assert "old" not in text

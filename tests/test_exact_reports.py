@@ -1,0 +1,327 @@
+"""Everything that an approximation offers, of one whose posterior is exact."""
+
+import functools
+import logging
+import re
+
+import arviz_stats
+import matplotlib
+import numpy as np
+import pymc as pm
+import pytest
+
+from exact import COUNTS, GROUP, MODELS, QUIET, fit, one
+from numpy.testing import assert_allclose, assert_array_equal
+
+import pymc_ngvi
+
+from pymc_ngvi import NGVI
+
+matplotlib.use("agg")
+
+pytestmark = pytest.mark.usefixtures("_compiled_once")
+
+both = pytest.mark.parametrize("name", ["one", "two"])
+
+
+@functools.cache
+def model_of(name):
+    return MODELS[name]()
+
+
+@functools.cache
+def fitted(name):
+    """Return a fit that no test changes."""
+    return fit(model_of(name))
+
+
+# --- draws ------------------------------------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("seed", [1, 2])
+def test_draws_have_the_moments_of_the_state(name, seed):
+    approx, n = fitted(name), 4_000
+    theta = approx.draw_flat(n, random_seed=seed)
+    error = approx.sd_flat / np.sqrt(approx._state.effective_size)
+    assert_allclose(theta.mean(axis=0), approx.mean_flat, atol=4.5 * error.max())
+    assert np.all(np.abs(theta.mean(axis=0) - approx.mean_flat) < 4.5 * error)
+    assert_allclose(np.corrcoef(theta.T), _correlations(approx._distribution.cov()), atol=0.12)
+
+
+def _correlations(cov):
+    sd = np.sqrt(np.diag(cov))
+    return cov / np.outer(sd, sd)
+
+
+@both
+def test_samples(name):
+    approx = fitted(name)
+    tree = approx.sample(150, chains=2, random_seed=3, log_p=True, include_transformed=True)
+    assert dict(tree.posterior.sizes)["chain"] == 2
+    assert {"mu", "scale", "b", "total", "scale_log__"} == set(tree.posterior.data_vars)
+    assert_allclose(tree.posterior["scale_log__"], np.log(tree.posterior["scale"]), rtol=1e-12)
+    theta = approx.draw_flat(300, random_seed=3)
+    assert_array_equal(tree.sample_stats["log_p"].values.ravel(), approx.log_p(theta))
+    assert "log_q" not in tree.sample_stats
+    some = approx.sample(20, var_names=["total"], random_seed=3)
+    assert set(some.posterior.data_vars) == {"total"}
+    trace = approx.sample(20, return_inferencedata=False, random_seed=3)
+    assert_array_equal(trace["total"], some.posterior["total"].values[0])
+    assert {"mu", "scale", "b"} == set(approx.sample(5, log_p=False).posterior.data_vars) - {"total"}
+
+
+@both
+def test_attributes_say_how_many_draws_differ(name):
+    approx, n = fitted(name), 2_500
+    tree = approx.sample(n, random_seed=1)
+    for group in (tree.posterior, tree.sample_stats):
+        assert group.attrs["effective_sample_size"] == approx._state.effective_size_for(n) > n - 100
+    mu, b = tree.posterior["mu"].values.reshape(n, -1)[:, 0], tree.posterior["b"].values.reshape(n, -1)
+    assert tree.posterior.attrs["distinct_global_draws"] == len(np.unique(mu)) < n
+    number = tree.sample_stats["global_draw"].values[0]
+    assert len(np.unique(number)) == len(np.unique(mu))
+    first = np.unique(number, return_index=True)[1]
+    assert_array_equal(mu, mu[first][number])
+    assert len(np.unique(b, axis=0)) > 0.99 * n > len(first)  # effects differ where global parameters repeat
+
+
+def test_a_message_where_the_pool_can_give_no_more(caplog):
+    approx = fitted("plain")
+    caplog.set_level(logging.INFO, "pymc.ngvi")
+    caplog.clear()
+    approx.sample(4_000)
+    assert not caplog.messages
+    tree = approx.sample(20_000)
+    found = re.fullmatch(
+        r"The effective sample size is ([\d,]+): among 20,000 draws, those of the global parameters repeat .*",
+        caplog.messages[0],
+    )
+    size = tree.posterior.attrs["effective_sample_size"]
+    assert float(found[1].replace(",", "")) == round(size)
+    assert 10_000 < size < 16_000
+    assert tree.posterior.attrs["distinct_global_draws"] <= 16_000
+
+
+def test_a_pool_is_made_larger_once(monkeypatch):
+    approx = fitted("plain")
+    calls = []
+    density = approx._state.density
+    logp = density._density.logp
+    monkeypatch.setattr(density._density, "logp", lambda theta: calls.append(len(theta)) or logp(theta))
+    approx.sample(3_300)
+    drawn = len(calls)
+    assert drawn > 0
+    approx.sample(3_300)
+    assert len(calls) == drawn
+
+
+def test_the_same_seed_gives_the_same_bits():
+    approx, again, other = fitted("one"), fit(one()), fit(model_of("one"), seed=2)
+    assert_array_equal(approx.draw_flat(100, random_seed=1), again.draw_flat(100, random_seed=1))
+    assert_array_equal(approx.mean_flat, again.mean_flat)
+    assert_array_equal(again.draw_flat(5), fit(model_of("one")).draw_flat(5))  # of their own generators
+    error = approx.sd_flat / np.sqrt(approx._state.effective_size)
+    change = np.abs(other.mean_flat - approx.mean_flat)
+    assert np.all(change > 0.0)
+    assert np.all(change < 5.0 * np.sqrt(2.0) * error)
+
+
+# --- what there is nothing for ----------------------------------------------------------------------------------------
+
+REFUSED = {
+    "corrected": (lambda a: a.corrected(), "There is nothing for corrected.. to correct.*approx.gaussian"),
+    "response": (lambda a: a.linear_response(), "There is nothing for linear_response.. to correct.*approx.gaussian"),
+    "psis": (lambda a: a.sample(9, importance="psis"), "There is nothing for importance='psis' to correct"),
+    "psir": (lambda a: a.sample(9, importance="psir"), "There is nothing for importance='psir' to correct"),
+    "log_q": (lambda a: a.log_q(a.draw_flat(2)), "an exact posterior, is not known.*approx.gaussian.* has log_q"),
+    "worth": (lambda a: a.worth(), "is there for mixtures, and q is an exact posterior"),
+    "components": (lambda a: a.plot_components(), "is there for mixtures, and q is an exact posterior"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_there_is_nothing_for(what):
+    call, message = REFUSED[what]
+    with pytest.raises(ValueError, match=message):
+        call(fitted("one"))
+
+
+def test_what_the_gaussian_has():
+    approx = fitted("one")
+    for name in ("q", "params"):
+        with pytest.raises(AttributeError, match=r"has no q: approx\.gaussian has that of the Gaussian fit"):
+            getattr(approx, name)
+    with pytest.raises(NotImplementedError, match=r"has no q: approx\.gaussian has that"):
+        _ = approx.logq
+    assert approx.gaussian.params
+    assert np.isfinite(approx.gaussian.log_q(approx.draw_flat(3))).all()
+    assert approx.gaussian.gaussian is approx.gaussian
+    with pytest.raises(AttributeError, match="q is an exact posterior"):
+        _ = approx.weights
+
+
+# --- moments ----------------------------------------------------------------------------------------------------------
+
+
+@both
+def test_moments_by_variable(name):
+    approx = fitted(name)
+    cov = approx._distribution.cov()
+    assert_array_equal(approx.mean_data["mu"].values.ravel(), approx.mean_flat[: approx.mean_data["mu"].size])
+    assert_allclose(np.sqrt(np.diag(cov)), approx.sd_flat, rtol=1e-8)
+    assert_allclose(approx.cov_of(["mu", "scale"]), cov[: (n := approx.cov_of(["mu", "scale"]).shape[0]), :n])
+    state = approx.state
+    sample = approx.sample(4_000, random_seed=5).posterior
+    assert_allclose(state.std["scale"], sample["scale"].std(("chain", "draw")), rtol=0.15)
+    assert_allclose(state.mean["scale"], np.exp(approx.mean_data["scale_log__"]), rtol=1e-12)
+    # a Deterministic that is a linear function of the unconstrained values
+    weights = np.zeros(approx.layout.n_dim)
+    if name == "one":
+        weights[[0, 2, 3]] = 1.0, 1.0, -1.0
+    else:
+        weights[[4, 5]] = 1.0
+    assert_allclose(approx.cov_of("total").values, weights @ cov @ weights, rtol=0.1)
+
+
+@both
+def test_nodes(name):
+    approx = fitted(name)
+    assert_array_equal(approx.mean.eval(), approx.mean_flat)
+    assert_array_equal(approx.std.eval(), approx.sd_flat)
+    assert_array_equal(approx.cov.eval(), approx._distribution.cov())
+
+
+def test_sample_node():
+    approx = fitted("one")
+    with approx.model:
+        values = approx.sample_node(approx.model["total"], size=2_000).eval()
+    spread = float(np.sqrt(approx.cov_of("total")[0, 0]))
+    expected = approx.mean_flat[[0, 2, 3]] @ [1.0, 1.0, -1.0]
+    assert_allclose(values.mean(), expected, atol=5.0 * spread / np.sqrt(1_000))
+    assert_allclose(values.std(), spread, rtol=0.12)
+
+
+# --- reports ----------------------------------------------------------------------------------------------------------
+
+
+@both
+def test_summaries_state_the_effective_size(name):
+    approx = fitted(name)
+    text = " ".join(str(approx.summary(draws=1_000)).split())
+    size = f"{approx._state.effective_size:,.0f}"
+    assert f"Exact up to simulation error (effective sample size {size})" in text
+    assert "From 1,000 draws with an effective sample size of 1,000: the Monte Carlo error of a mean is 0.032" in text
+    assert "mu" in text
+    most = approx._distribution.effective(40_000)
+    assert most < 16_000
+    assert approx._error_sentence(40_000) == (
+        f"From 40,000 draws with an effective sample size of {most:,.0f}: the Monte Carlo error of a mean is "
+        f"{1 / np.sqrt(most):.2g} of its sd."
+    )
+    assert approx.gaussian._error_sentence(100) == "From 100 draws: the Monte Carlo error of a mean is 0.1 of its sd."
+
+
+def test_words():
+    approx = fitted("one")
+    size = f"{approx._state.effective_size:,.0f}"
+    assert repr(approx).startswith(
+        f"NGVIApproximation(exact posterior with an effective sample size of {size}, n_dim=10"
+    )
+    card = approx._repr_html_()
+    assert "<b>Gaussian fit converged</b> · exact posterior, 10 free parameters" in card
+    assert f"Exact up to simulation error (effective sample size {size})" in card
+    assert "full family" in approx.gaussian._repr_html_()
+    assert str(approx.structure) == str(approx.gaussian.structure)
+    assert "8 independent blocks" in str(approx.structure)
+
+
+def test_pictures():
+    approx = fitted("one")
+    axes = approx.plot_fit()
+    assert axes[0].get_title(loc="left").startswith("Gaussian fit converged after")
+    title = " ".join(approx.plot_khat().get_title(loc="left").split())
+    assert title.startswith("Weights of the pool of global parameters")
+    assert f"Pareto k-hat {approx.khat():.2f}" in title
+    assert approx.khat(500, 3) == approx.khat()  # of the pool, whatever is asked for
+    approx.plot_structure()
+    reference = approx.gaussian.sample(200, random_seed=1)
+    assert approx.plot_comparison(reference, ["mu", "scale"], draws=200, random_seed=2) is not None
+    matplotlib.pyplot.close("all")
+
+
+# --- what others do with it -------------------------------------------------------------------------------------------
+
+
+@both
+def test_a_start_for_nuts(name):
+    approx = fitted(name)
+    init = approx.sampler_init(3, random_seed=1)
+    assert_array_equal(init.covariance, approx._distribution.cov())
+    assert_array_equal(init.mean, approx.mean_flat)
+    assert_array_equal(init.points, approx.draw_flat(3, random_seed=1))
+    assert init.initvals[0]["b"].shape == model_of(name)["b"].eval().shape
+
+
+def test_a_start_for_another_fit():
+    """It is the Gaussian that is taken."""
+    approx = fitted("one")
+    again = pymc_ngvi.fit_ngvi(model=model_of("one"), start=approx, random_seed=1, posterior="gaussian", **QUIET)
+    from_gaussian = pymc_ngvi.fit_ngvi(
+        model=model_of("one"), start=approx.gaussian, random_seed=1, posterior="gaussian", **QUIET
+    )
+    assert_array_equal(again.mean_flat, from_gaussian.mean_flat)
+    assert not np.array_equal(again.mean_flat, approx.gaussian.mean_flat)
+
+
+def test_the_object_of_inference():
+    inference = NGVI(model_of("one"), random_seed=1, tol=2.0)
+    before = inference.approx
+    approx = inference.fit(**QUIET)
+    assert inference.approx is approx
+    assert approx.gaussian is before
+    assert inference.hist is approx.hist
+    n, mean = approx.n_iterations, approx.mean_flat
+    node = approx.mean
+    assert inference.refine(50, progressbar=False, tol=0.05) is approx
+    assert approx.n_iterations > n
+    assert approx.record.is_exact
+    assert_array_equal(approx._state.gaussian.mean(), approx.gaussian.mean_flat)
+    assert not np.array_equal(approx.mean_flat, mean)
+    assert_array_equal(node.eval(), approx.mean_flat)
+
+
+def test_predictions():
+    approx = fitted("one")
+    tree = approx.sample(1_000, random_seed=1)
+    with model_of("one"):
+        predicted = pm.sample_posterior_predictive(tree, random_seed=1, progressbar=False)
+    rate = np.exp(tree.posterior["mu"] + tree.posterior["b"]).mean(("chain", "draw")).values[GROUP]
+    seen = predicted.posterior_predictive["y"]
+    error = seen.std(("chain", "draw")) / np.sqrt(1_000)
+    assert_allclose(seen.mean(("chain", "draw")), rate, atol=5.0 * float(error.max()))
+
+
+def test_leave_one_out():
+    tree = fitted("one").sample(1_000, random_seed=1, log_likelihood=True)
+    loo = arviz_stats.loo(tree)
+    assert tree.log_likelihood["y"].shape == (1, 1_000, len(COUNTS))
+    # The log density of counts given the mean of all of them, about: no worse.
+    assert -110.0 < loo.elpd < -60.0
+
+
+# Bambi 0.21 asks pandas for columns of objects in a way that is to change.
+@pytest.mark.filterwarnings("ignore:For backward compatibility, 'str' dtypes are included")
+def test_bambi():
+    bambi = pytest.importorskip("bambi", reason="bambi is in the dependency group test")
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"y": COUNTS, "g": [f"g{i}" for i in GROUP]})
+    model = bambi.Model("y ~ 1 + (1 | g)", frame, family="poisson")
+    approx = model.fit(inference_method="vi", method="ngvi", random_seed=1, **QUIET)
+    assert approx.record.is_exact
+    tree = approx.sample(300, random_seed=1)
+    model.predict(tree)
+    rate, effects = tree.posterior["mu"], tree.posterior["1|g"]
+    assert rate.shape == (1, 300, len(COUNTS))
+    linear = tree.posterior["Intercept"] + effects.sel(g__factor_dim="g3")
+    assert_allclose(rate.values[..., GROUP == 3].mean(axis=-1), np.exp(linear), rtol=1e-10)

@@ -1,0 +1,243 @@
+"""Fits whose posterior is exact, from models to draws, against brute force; and those that stay Gaussian, and why."""
+
+import functools
+import re
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from marginal_terms import Groups, forest_of, singles
+
+import pymc_ngvi
+
+from pymc_ngvi import NotExactError
+from pymc_ngvi.marginal import exact
+from pymc_ngvi.marginal.state import ExactState
+
+pytestmark = pytest.mark.usefixtures("_compiled_once")
+
+SEEDS = [1, 2]
+N_GROUPS, SIZE = 40, 4
+_RNG = np.random.default_rng(12)
+SUCCESSES = _RNG.binomial(SIZE, 1.0 / (1.0 + np.exp(-(-0.6 + 1.6 * _RNG.normal(size=N_GROUPS)))))
+GROUP = np.repeat(np.arange(N_GROUPS), SIZE)
+OUTCOMES = (np.arange(SIZE) < SUCCESSES[:, None]).ravel().astype(int)
+
+
+def glmm(centred=True):
+    """A logit model of binary outcomes in groups; observations in no order."""
+    order = np.random.default_rng(1).permutation(len(GROUP))
+    with pm.Model() as model:
+        mu, sd = pm.Normal("mu", 0.0, 3.0), pm.HalfNormal("sd", 2.0)
+        if centred:
+            b = pm.Normal("b", mu, sd, shape=N_GROUPS)
+        else:
+            b = pm.Deterministic("b", mu + sd * pm.Normal("z", shape=N_GROUPS))
+        pm.Bernoulli("y", logit_p=b[GROUP[order]], observed=OUTCOMES[order])
+    return model
+
+
+@pytest.fixture(scope="module")
+def truth():
+    """What brute force says: a grid of the two globals, and one of each effect."""
+    return Groups.logit(SUCCESSES, SIZE).brute_force(np.linspace(-2.6, 1.4, 41), np.linspace(-4.0, 2.4, 97))
+
+
+@pytest.fixture(scope="module")
+def models():
+    return {centred: glmm(centred) for centred in (True, False)}
+
+
+def fit(model, seed=1, **options):
+    return pymc_ngvi.fit_ngvi(model=model, random_seed=seed, progressbar=False, **options)
+
+
+@pytest.fixture(scope="module")
+def fitted(models):
+    """Fits by default, each made once."""
+    return functools.cache(lambda centred=True, seed=1: fit(models[centred], seed))
+
+
+def flat(approx, draws=4_000, seed=3):
+    """Return mu, log sd and effects of draws, (n, 2 + n_groups)."""
+    posterior = approx.sample(draws, random_seed=seed).posterior.dataset
+    columns = [posterior["mu"].values[0], np.log(posterior["sd"].values[0])]
+    return np.column_stack([*columns, posterior["b"].values[0]])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("centred", [True, False])
+def test_a_glmm_against_brute_force(fitted, truth, centred, seed):
+    """Means and sds of all parameters, by default; the Gaussian that it began from is at hand."""
+    approx = fitted(centred, seed)
+    assert approx.is_exact
+    assert approx.record.is_exact
+    assert approx.record.posterior.startswith("Exact up to simulation error (effective sample size")
+    draws = flat(approx)
+    em, es = (draws.mean(axis=0) - truth.mean) / truth.sd, draws.std(axis=0) / truth.sd - 1.0
+    np.testing.assert_allclose(em[:2], 0.0, atol=0.05)
+    np.testing.assert_allclose(es[:2], 0.0, atol=0.06)
+    # Of 40 effects, 4 Monte Carlo errors of 2,000 effective draws.
+    np.testing.assert_allclose(em[2:], 0.0, atol=4.0 / np.sqrt(2_000))
+    np.testing.assert_allclose(es[2:], 0.0, atol=0.08)
+    value, se = approx.log_marginal_likelihood
+    assert abs(value - truth.log_normaliser) < 5.0 * se + 0.005
+
+    gaussian = approx.gaussian
+    assert gaussian is not approx
+    assert not gaussian.is_exact
+    if centred:  # where it is off, at the least
+        worse = flat(gaussian)
+        assert np.abs(worse.mean(axis=0) - truth.mean)[1] > 0.05 * truth.sd[1]
+        assert worse[:, 1].std() < 0.95 * truth.sd[1]
+
+
+def test_moments_are_those_of_draws(fitted):
+    approx = fitted()
+    theta = approx._distribution.draw(4_000, np.random.default_rng(1))
+    mean, sd = approx.mean_flat, approx.sd_flat
+    np.testing.assert_allclose((theta.mean(axis=0) - mean) / sd, 0.0, atol=5.0 / np.sqrt(2_000))
+    np.testing.assert_allclose(theta.std(axis=0) / sd, 1.0, atol=0.1)
+
+
+def test_the_same_seed_gives_the_same_bits(models, fitted):
+    first, second, other = fitted(), fit(models[True]), fitted(seed=2)
+    np.testing.assert_array_equal(first.mean_flat, second.mean_flat)
+    np.testing.assert_array_equal(flat(first, 100), flat(second, 100))
+    assert not np.array_equal(flat(first, 100), flat(first, 100, seed=4))
+    assert not np.array_equal(first.mean_flat, other.mean_flat)
+
+
+def test_gaussian_is_what_was_asked_for(models, fitted):
+    approx = fit(models[True], posterior="gaussian")
+    assert not approx.is_exact
+    assert approx.gaussian is approx
+    assert approx.checks is None
+    assert approx.record.posterior == ""
+    np.testing.assert_array_equal(approx.mean_flat, fitted().gaussian.mean_flat)
+
+
+@pytest.mark.parametrize("options", [{"family": "sparse"}, {"update": "cholesky"}])
+def test_a_named_method_gives_its_gaussian(models, options):
+    approx = fit(models[True], **options)
+    assert not approx.is_exact
+    assert not isinstance(approx._state, ExactState)
+
+
+def test_refine(models):
+    """The Gaussian fit goes on; the exact step is done again, and the object stays the same."""
+    approx = fit(models[True], tol=1.0)
+    before = approx.gaussian.record.n_iterations
+    mean = approx.mean_flat
+    again = approx.refine(progressbar=False, tol=1e-3)
+    assert again is approx
+    assert approx.is_exact
+    assert approx.gaussian.record.n_iterations > before
+    assert approx.record.is_exact
+    assert not np.array_equal(approx.mean_flat, mean)
+    np.testing.assert_allclose(approx.mean_flat, mean, atol=0.1)
+
+
+# --- what can't be had ------------------------------------------------------------------------------------------------
+
+
+def test_exact_is_refused_before_anything_is_fitted(monkeypatch):
+    """A dense model of too many parameters."""
+    x = np.random.default_rng(1).normal(size=(30, 120))
+    with pm.Model() as model:
+        beta = pm.Normal("beta", shape=120)
+        pm.Normal("y", x @ beta, 1.0, observed=x[:, 0])
+    monkeypatch.setattr("pymc_ngvi.session.FitSession.run", lambda *_: pytest.fail("it was fitted"))
+    with pytest.raises(ValueError, match=r"posterior='exact' is not to be had of this model: .*120 coordinates"):
+        fit(model, posterior="exact")
+
+
+@pytest.mark.parametrize("options", [{"family": "mixture"}, {"family": "student_t"}, {"reparam": "rvb2"}])
+def test_exact_goes_with_no_other_family(models, options):
+    with pytest.raises(ValueError, match="posterior='exact' begins from a Gaussian"):
+        fit(models[True], posterior="exact", **options)
+
+
+def test_unknown_words(models):
+    with pytest.raises(ValueError, match=r"Unknown posterior 'exakt'.*exact"):
+        fit(models[True], posterior="exakt")
+
+
+def regression(n, p):
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(n, p))
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0.0, 2.0, shape=p)
+        sd = pm.HalfNormal("sd", 2.0)
+        pm.Normal("y", x @ beta, sd, observed=x @ np.ones(p) + rng.normal(size=n))
+    return model
+
+
+def test_what_costs_too_much_is_left_out(models, monkeypatch):
+    """By counts, not by the clock; the reason is kept, and asking for it is enough."""
+    monkeypatch.setattr(exact, "_MOST_WORK", 0.1)
+    monkeypatch.setattr(exact, "_ALWAYS", 0.0)
+    approx = fit(models[True])
+    assert not approx.is_exact
+    cost = r"Gaussian: the exact posterior would take about [\d,]+ times as long as the fit; posterior='exact' asks"
+    assert re.match(cost, approx.record.posterior)
+    # Also after a method that was named.
+    assert fit(models[True], family="sparse", posterior="exact").is_exact
+
+
+def test_work():
+    """It grows with globals and levels; only what takes long, and many times as long as the fit, is too much."""
+    few, many = exact.work_of(singles(50, 2), 200, 20, 0.01), exact.work_of(singles(50, 30), 200, 20, 0.01)
+    deep = exact.work_of(forest_of([-1, 0, 1, 2] * 20, 2), 200, 20, 0.01)
+    assert few.exact < many.exact < deep.exact
+    assert exact.Work(900.0, 100.0, 0.01).is_too_much
+    assert not exact.Work(900.0, 100.0, 0.0001).is_too_much
+    assert not exact.Work(300.0, 100.0, 10.0).is_too_much
+    assert "would take about 9 times as long as the fit" in exact.Work(900.0, 100.0, 0.01).reason
+
+
+def test_a_large_regression_is_left_to_the_gaussian():
+    """So many data leave it no skewness."""
+    approx = fit(regression(8_000, 6))
+    assert not approx.is_exact
+    assert approx.record.posterior.startswith("Gaussian: ")
+
+
+def test_a_small_regression_is_sampled():
+    approx = fit(regression(8, 2))
+    assert approx.is_exact
+    assert approx.checks.n_local == 0
+
+
+def test_a_gaussian_posterior_is_left_as_it_is():
+    """Nothing is to be gained; a Normal mean with a known sd."""
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0.0, 3.0, shape=2)
+        pm.Normal("y", mu, 1.0, observed=np.ones((5, 2)))
+    approx = fit(model)
+    assert not approx.is_exact
+    assert approx.record.posterior.startswith("Gaussian: its importance weights are all but equal")
+
+
+def test_a_check_that_fails(models, monkeypatch):
+    """By default the Gaussian comes back with the reason; where an exact posterior was asked for, it is an error."""
+    monkeypatch.setattr("pymc_ngvi.marginal.verdict.LEAST_SIZE", 1e6)
+    approx = fit(models[True])
+    assert not approx.is_exact
+    assert approx.record.posterior.startswith("Gaussian: the effective size of the draws is ")
+    with pytest.raises(NotExactError, match="the effective size of the draws is") as caught:
+        fit(models[True], posterior="exact")
+    np.testing.assert_array_equal(caught.value.approx.mean_flat, approx.mean_flat)
+
+
+def test_terms_that_do_not_split(monkeypatch):
+    """Another way to fail: the Gaussian is there all the same."""
+
+    def refuse(*args):
+        raise exact.CannotSplit("an element of log p depends on two blocks")
+
+    monkeypatch.setattr("pymc_ngvi.marginal.on_model.SplitDensity", refuse)
+    approx = fit(glmm())
+    assert not approx.is_exact
+    assert approx.record.posterior == "Gaussian: an element of log p depends on two blocks."
