@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed-
+# One worker for each core, each with one thread of linear algebra; a worker that crashes ends the run.
+PARALLEL := --numprocesses=logical --max-worker-restart=0
+export OPENBLAS_NUM_THREADS ?= 1
 # Tests whose outcome could hang on rounding, and those of what the package takes from PyMC.
 OF_KERNELS := $(patsubst %,tests/test_%.py,linalg arrow block_family sparse_family families updates positive_definite)
 OF_PYMC := $(patsubst %,tests/test_%.py,approximation constrain export guide interaction layout logdensity minibatch \
@@ -16,10 +19,10 @@ example: $(STAMP)example
 	$(BIN)/python examples/epilepsy.py
 
 test: $(STAMP)test
-	$(BIN)/python -m pytest -m "not slow" --numprocesses=logical --dist=loadfile
+	$(BIN)/python -m pytest -m "not slow" $(PARALLEL) --dist=loadfile
 
 test-all: $(STAMP)bench
-	$(BIN)/python -m pytest --numprocesses=logical --dist=worksteal
+	$(BIN)/python -m pytest $(PARALLEL) --dist=worksteal
 
 test-kernels: $(STAMP)test
 	$(BIN)/python tests/kernels.py $(OF_KERNELS)

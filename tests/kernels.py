@@ -14,6 +14,8 @@ KERNELS = ("Haswell", "SkylakeX", "Sandybridge", "NEOVERSEN1", "ARMV8")
 #: By another name, the same for the most part.
 ALIKE = {"zen": "haswell"}
 VARIABLE = "OPENBLAS_CORETYPE"
+#: A worker of its own runs on each core; and kernels of another processor may crash with several threads.
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 #: What each OpenBLAS in use has taken, after a product and a factorisation: kernels may be there, but not run.
 PROBE = """
 import json
@@ -29,7 +31,7 @@ print(json.dumps([lib.get("architecture") for lib in loaded if lib["internal_api
 
 def taken(kernel=None):
     """Return the kernels of each OpenBLAS that NumPy and SciPy load, by default those of here; [] where none runs."""
-    environment = os.environ if kernel is None else {**os.environ, VARIABLE: kernel}
+    environment = {**os.environ, **ONE_THREAD} | ({} if kernel is None else {VARIABLE: kernel})
     done = subprocess.run([sys.executable, "-c", PROBE], env=environment, capture_output=True, text=True, check=False)
     return json.loads(done.stdout) if done.returncode == 0 else []
 
@@ -53,9 +55,9 @@ def main(files):
         print(f"The linear algebra of NumPy and SciPy {what}: no other kernels to try here.")
         return 0
     print(f"OpenBLAS takes {', '.join(map(str, own))} here; tests with {kernel}:", flush=True)
-    options = ["-m", "not slow", "--numprocesses=logical", "--dist=loadfile"]
+    options = ["-m", "not slow", "--numprocesses=logical", "--dist=loadfile", "--max-worker-restart=0"]
     command = [sys.executable, "-m", "pytest", *options, *files]
-    return subprocess.run(command, env={**os.environ, VARIABLE: kernel}, check=False).returncode
+    return subprocess.run(command, env={**os.environ, **ONE_THREAD, VARIABLE: kernel}, check=False).returncode
 
 
 if __name__ == "__main__":
