@@ -14,15 +14,16 @@ KERNELS = ("Haswell", "SkylakeX", "Sandybridge", "NEOVERSEN1", "ARMV8")
 #: By another name, the same for the most part.
 ALIKE = {"zen": "haswell"}
 VARIABLE = "OPENBLAS_CORETYPE"
-#: A worker of its own runs on each core; and kernels of another processor may crash with several threads.
+#: A worker of its own runs on each core.
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
-#: What each OpenBLAS in use has taken, after a product and a factorisation: kernels may be there, but not run.
+#: What each OpenBLAS in use has taken, after a product and a factorisation: kernels may be there, but not run, and some
+#: versions crash in large products with the kernels of another processor.
 PROBE = """
 import json
 import numpy as np
 import scipy.linalg
 import threadpoolctl
-matrix = np.eye(50) + np.ones((50, 1)) @ np.ones((1, 50))
+matrix = np.eye(1_000) + np.ones((1_000, 1)) @ np.ones((1, 1_000))
 scipy.linalg.cholesky(matrix @ np.linalg.cholesky(matrix))
 loaded = threadpoolctl.threadpool_info()
 print(json.dumps([lib.get("architecture") for lib in loaded if lib["internal_api"] == "openblas"]))
