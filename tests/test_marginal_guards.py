@@ -310,13 +310,28 @@ def test_a_pool_without_a_cheap_rule_is_refused_beyond_the_evaluations_there_may
 # --- groups left out --------------------------------------------------------------------------------------------------
 
 
-def test_densities_of_groups_left_out_are_ratios_of_normalisers():
-    """p(y_i | y_-i) = p(y) / p(y_-i), both by brute force."""
-    grid = np.linspace(-6.0, 8.0, 81), np.linspace(-12.0, 4.0, 161)
-    all_groups = Groups.normal(Y, SIGMA, centred=False)
+COUNTS = np.array([2, 0, 4, 1, 9, 3, 1, 2])
+
+
+@pytest.mark.parametrize(("of", "groups", "within"), [("schools", (0, 2), 0.03), ("counts", (0, 4), 0.12)])
+def test_densities_of_groups_left_out_are_ratios_of_normalisers(of, groups, within):
+    """p(y_i | y_-i) = p(y) / p(y_-i), both by brute force.
+
+    Without the count of 9, the scale of the effects is likely where the posterior hardly is: half a nat is lost without
+    the draws of least weight. Four Monte Carlo errors.
+    """
+
+    def groups_of(keep):
+        if of == "schools":
+            return Groups.normal(Y[keep], SIGMA[keep], centred=False)
+        return Groups.poisson(COUNTS[keep], centred=False)
+
+    grid = np.linspace(-6.0, 8.0, 57), np.linspace(-12.0, 4.0, 129)
+    every = np.arange(len(Y))
+    all_groups = groups_of(every)
     left = leave_groups_out(exact_state(all_groups, [0.6, -1.2], np.diag([0.2, 0.8])))
-    for i in (0, 2):
-        others = Groups.normal(np.delete(Y, i), np.delete(SIGMA, i), centred=False)
+    for i in groups:
+        others = groups_of(every != i)
         expected = all_groups.brute_force(*grid).log_normaliser - others.brute_force(*grid).log_normaliser
-        assert abs(left.log_density[i] - expected) < 0.03
+        assert abs(left.log_density[i] - expected) < within
     assert left.khat.max() < 0.7

@@ -21,8 +21,9 @@ from pymc_ngvi.marginal.state import ExactState
 from pymc_ngvi.psis import smoothed
 from pymc_ngvi.types import Array
 
-#: Draws of the globals that are used, at most.
-_MOST_DRAWS = 2_000
+#: Draws of the globals that are used at most, and numbers that are held for them: of all draws and blocks, and of those
+#: that are integrated at a time.
+_MOST_DRAWS, _MOST_NUMBERS, _AT_ONCE = 4_000, 2**27, 2**22
 
 
 class LeftOut(NamedTuple):
@@ -47,17 +48,23 @@ def leave_groups_out(state: ExactState) -> LeftOut:
     forest, quadrature = state.forest, state.quadrature
     if quadrature is None:
         raise ValueError("The model has no groups that are independent given the others: none can be left out.")
-    g, log_weights = state.pool.g, state.log_weights
-    if len(g) > _MOST_DRAWS:
-        keep = np.argsort(-log_weights, kind="stable")[:_MOST_DRAWS]
-        g, log_weights = g[keep], log_weights[keep]
     roots = forest.locals_[forest.at_level[0]]
+    # The first ones, not those of most weight: without a group, others may have more.
+    n = min(_MOST_DRAWS, max(_MOST_NUMBERS // len(roots), 1), len(state.pool.g))
+    g, log_weights = state.pool.g[:n], state.log_weights[:n]
+    of_blocks, size = np.empty((n, len(roots))), max(1, _AT_ONCE // forest.n_local)
+    for start in range(0, n, size):
+        rows = slice(start, start + size)
+        points = quadrature.reference(g[rows])
+        integral = integrate(
+            quadrature.terms, forest, quadrature.rule, g[rows], points.centres, moments=False, by_block=True
+        )
+        of_blocks[rows] = integral.of_blocks
     log_density, khat = np.empty(len(roots)), np.empty(len(roots))
-    points = quadrature.reference(g)
-    integral = integrate(quadrature.terms, forest, quadrature.rule, g, points.centres, moments=False, by_block=True)
-    assert integral.of_blocks is not None
-    for i, of_group in enumerate(integral.of_blocks.T):
-        smooth, khat[i] = smoothed(log_weights - of_group)
+    for i, of_group in enumerate(of_blocks.T):
+        # Draws that are nothing to the posterior are left out.
+        known = np.isfinite(log_weights) & np.isfinite(of_group)
+        smooth, khat[i] = smoothed(log_weights[known] - of_group[known])
         # E_{p(g | y_-i)} p(y_i | g) = sum of v p / sum of v with v = w / p.
-        log_density[i] = logsumexp(smooth + of_group) - logsumexp(smooth)
+        log_density[i] = logsumexp(smooth + of_group[known]) - logsumexp(smooth)
     return LeftOut(log_density, khat, roots)

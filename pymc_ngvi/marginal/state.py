@@ -27,8 +27,9 @@ from pymc_ngvi.types import Array
 
 #: Numbers held at once while moments are computed.
 _HELD = 2**22
-#: Draws on which the candidates of local coordinates are judged; at which the reference is compared with more nodes.
-_N_JUDGED, _N_COMPARED = 64, 16
+#: Draws on which the candidates of local coordinates are judged; at which the reference is compared with the rule in
+#: use, and with more nodes.
+_N_JUDGED, _N_REFERENCE, _N_COMPARED = 64, 256, 16
 _KNOWN: "weakref.WeakValueDictionary[int, ExactState]" = weakref.WeakValueDictionary()
 
 
@@ -139,21 +140,30 @@ class ExactState(InFiles):
     def log_normaliser(self) -> tuple[float, float]:
         """Return the logarithm of the integral of exp(log p), and its standard error."""
         value, se = self.pool.log_normaliser()
-        return value + self._left_by_nodes, se
+        left, of_left = self._left_by_nodes
+        return value + left, float(np.hypot(se, of_left))
 
     @functools.cached_property
-    def _left_by_nodes(self) -> float:
-        """The part of log m that the reference misses everywhere: it was chosen for what changes with the globals."""
+    def _left_by_nodes(self) -> tuple[float, float]:
+        """What the nodes in use miss of log m everywhere, and its standard error.
+
+        Rules are chosen for what changes with the globals: of a constant, neither the reference nor the base rule
+        knows.
+        """
         quadrature = self.quadrature
         if quadrature is None:
-            return 0.0
-        g = self.pool.g[_picked(self.weights, (np.arange(_N_COMPARED) + 0.5) / _N_COMPARED)]
-        centres = quadrature.reference(g).centres
+            return 0.0, 0.0
+        n = _N_COMPARED if quadrature.base is None else _N_REFERENCE
+        rows = _picked(self.weights, (np.arange(n) + 0.5) / n)
+        points = quadrature.reference(self.pool.g[rows])
+        apart = np.exp(points.log_marginal - self.pool.log_marginal[rows])[~points.lost]
+        some = points[np.arange(0, n, n // _N_COMPARED)]
         few, many = (
-            integrate(quadrature.terms, self.forest, rule, g, centres, moments=False).log_marginal
+            integrate(quadrature.terms, self.forest, rule, some.g, some.centres, moments=False).log_marginal
             for rule in (quadrature.rule, ladder(self.forest.n_levels)[-1])
         )
-        return float(np.mean(many - few))
+        value = float(np.log(apart.mean()) + np.mean(many - few))
+        return value, float(np.hypot(_error(apart) / apart.mean(), _error(many - few)))
 
     def for_draws(self, n: int) -> Pool:
         """Return a pool whose effective size is ``n``, as far as the budget goes; the last one is kept."""
@@ -357,6 +367,11 @@ def _restored(number: int, parts: dict[str, Any]) -> ExactState:
 
 def _effective(weights: Array) -> float:
     return float(1.0 / np.sum(weights**2))
+
+
+def _error(values: Array) -> float:
+    """Return the standard error of a mean of independent values."""
+    return float(np.std(values, ddof=1) / np.sqrt(len(values)))
 
 
 def _picked(weights: Array, uniform: Array) -> NDArray[np.intp]:
