@@ -17,7 +17,7 @@ from pymc_ngvi.model import LogDensity
 from pymc_ngvi.options import FitOptions
 from pymc_ngvi.progress import WorkProgress
 from pymc_ngvi.result import FitRecord
-from pymc_ngvi.status import NotExactError, Status
+from pymc_ngvi.status import NotExactError
 from pymc_ngvi.stored import stored
 from pymc_ngvi.threads import few_threads
 from pymc_ngvi.types import GaussianState
@@ -26,8 +26,6 @@ logger = logging.getLogger("pymc.ngvi")
 
 #: Number of the random stream behind the exact step.
 _STREAM = 6_000_000
-#: Ends of a Gaussian fit that nothing exact can come after.
-_HOPELESS = (Status.DIVERGED, Status.UNBOUNDED, Status.COLLAPSED)
 _EVEN = "its importance weights are all but equal: there is nothing to gain about the mode that was found"
 
 
@@ -102,7 +100,7 @@ class ExactStep:
 
     def _state(self, gaussian: NGVIApproximation, record: FitRecord) -> ExactState:
         density, q = gaussian.density, cast(GaussianState, gaussian.q)
-        if record.status in _HOPELESS or not record.status.ended_by_itself:
+        if not record.status.can_be_followed:
             raise Unavailable(f"the fit ended {str(record.status)!r}")
         forest, most = forest_of(density), np.inf
         with few_threads(density), WorkProgress("Exact posterior", 1):

@@ -129,6 +129,11 @@ class Status(Enum):
         )
 
     @property
+    def can_be_followed(self) -> bool:
+        """Whether an exact posterior can begin where a fit ended so: by itself, and not far away."""
+        return self.ended_by_itself and self not in (Status.DIVERGED, Status.UNBOUNDED, Status.COLLAPSED)
+
+    @property
     def resumable(self) -> bool:
         """Whether a fit that ended so goes on where it was when resumed."""
         return self in (Status.NOT_STARTED, Status.MAX_ITERATIONS, Status.INTERRUPTED, Status.STOPPED)

@@ -20,6 +20,7 @@ import pymc_ngvi
 from pymc_ngvi.approximation import NGVIApproximation
 from pymc_ngvi.diagnosis.elsewhere import other_modes
 from pymc_ngvi.diagnosis.findings import Context, Finding
+from pymc_ngvi.diagnosis.making import context_of
 from pymc_ngvi.distributions import distribution_of
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.model import LogDensity
@@ -165,9 +166,44 @@ def test_cures_go_with_what_the_model_is(family, groups, has_hessian, expected, 
     assert not any(word in cure for word in absent)
 
 
-def test_the_cure_of_a_model_with_groups_names_the_reparametrisation():
-    diagnosis = fit(posterior("eight schools").build()).diagnose(draws=1_000, random_seed=1)
-    assert "reparam='rvb2'" in diagnosis.reasons[0]
+@pytest.fixture(scope="module")
+def schools():
+    return fit(posterior("eight schools").build())
+
+
+def test_the_cure_of_a_model_with_groups_names_the_exact_posterior_and_the_reparametrisation(schools):
+    diagnosis = schools.diagnose(draws=1_000, random_seed=1)
+    assert "Try posterior='exact', reparam='rvb2'" in diagnosis.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),  # a Gaussian was asked for
+        ({"posterior": "Gaussian: it would take 9 times as long; posterior='exact' asks for it."}, True),
+        ({"posterior": "Gaussian: k-hat of the global parameters is 0.9."}, False),  # tried already
+        ({"is_exact": True}, False),
+        ({"status": Status.UNBOUNDED}, False),
+        ({"status": Status.MAX_ITERATIONS}, False),
+        ({"family": "mixture"}, False),
+        ({"reparam": "rvb2"}, False),
+    ],
+)
+def test_an_exact_posterior_is_a_cure_where_it_was_not_tried(changes, expected, schools):
+    record = dataclasses.replace(schools.record, **changes)
+    cure = context_of(dataclasses.replace(schools._posterior, record=record)).shape_cure()
+    assert cure.startswith("Try posterior='exact', ") is expected
+    assert ("exact" in cure) is expected
+
+
+def test_an_exact_posterior_is_no_cure_where_there_is_none():
+    rng = np.random.default_rng(1)
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0.0, 1.0, shape=16)  # one more than are sampled
+        pm.Normal("y", rng.normal(size=(30, 16)) @ beta, 1.0, observed=rng.normal(size=30))
+    approx = fit(model)
+    assert not approx.record.posterior
+    assert "exact" not in context_of(approx._posterior).shape_cure()
 
 
 # --- the report ---

@@ -79,6 +79,8 @@ class Context:
     has_hessian : bool
     of_bambi : bool
         Whether Bambi made its group effects non-centred.
+    can_be_exact : bool
+        Whether an exact posterior was left out for its cost, or because a Gaussian was asked for.
     """
 
     layout: Layout
@@ -87,6 +89,7 @@ class Context:
     has_groups: bool
     has_hessian: bool
     of_bambi: bool = False
+    can_be_exact: bool = False
 
     @property
     def relative(self) -> bool:
@@ -95,7 +98,7 @@ class Context:
 
     def shape_cure(self) -> str:
         """Return what may help where q has not the shape of the posterior."""
-        options = []
+        options = ["posterior='exact'"] if self.can_be_exact else []
         if self.family in ("diagonal", "block"):
             options.append("family='sparse'" if self.has_groups else "family='full'")
         if self.of_bambi:

@@ -16,6 +16,7 @@ from pymc_ngvi.diagnosis.findings import Context, findings_of, not_moved, unsett
 from pymc_ngvi.diagnosis.moves import Moved, move
 from pymc_ngvi.diagnosis.tails import coordinate_khats
 from pymc_ngvi.diagnosis.weights import DRAWS, judged, most_weighed, own_coordinates, own_generator, weighed
+from pymc_ngvi.marginal.exact import Unavailable, forest_of
 from pymc_ngvi.posterior import Posterior
 from pymc_ngvi.progress import WorkProgress
 from pymc_ngvi.psis import MIN_KHAT_DRAWS, Weights
@@ -35,6 +36,8 @@ _LEAST_MOVED = 32
 _FEWEST_GROUPS = 3
 #: Number of the random stream behind the draws at which symmetries are looked for.
 _SYMMETRY_STREAM = 3_000_002
+#: Families that no exact posterior comes after.
+_NOT_GAUSSIAN = ("mixture", "student_t", "pushforward")
 #: Importance weights of draws that belong to the fit: of a number of draws, telling how many are done.
 OwnRatio = Callable[[int, Callable[[float], None]], Array]
 
@@ -118,7 +121,24 @@ def context_of(posterior: Posterior) -> Context:
         has_groups=_has_groups(posterior.structure.parts),
         has_hessian=posterior.density.has_hessian,
         of_bambi=any("|" in v.name and v.name.endswith("_offset") for v in layout.variables),
+        can_be_exact=_can_be_exact(posterior),
     )
+
+
+def _can_be_exact(posterior: Posterior) -> bool:
+    """Tell whether ``posterior="exact"`` is worth a try: the same fit, and after it what was not tried."""
+    record = posterior.record
+    if record is None or record.is_exact or record.reparam is not None or record.family in _NOT_GAUSSIAN:
+        return False
+    if not record.status.can_be_followed:
+        return False
+    if record.posterior:  # tried, or left out: of what is too dear, the reason says how to have it all the same
+        return "posterior='exact'" in record.posterior
+    try:
+        forest_of(posterior.density)
+    except Unavailable:
+        return False
+    return True
 
 
 def _weights_of(
