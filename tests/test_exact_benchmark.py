@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scipy.special import logsumexp
-from scipy.stats import norm
+from scipy.signal import lfilter
+from scipy.special import gammaln, logsumexp
+from scipy.stats import gamma, norm
 
 
 def benchmark_module(name):
@@ -20,6 +21,7 @@ def benchmark_module(name):
 
 models = benchmark_module("exact_models")
 calibration = benchmark_module("calibration_exact")
+checks = benchmark_module("exact_checks")
 pages = benchmark_module("pages")
 
 
@@ -48,6 +50,20 @@ def test_the_answer_of_eight_schools_is_that_of_weighted_prior_draws(weighted, c
     assert answer.log_evidence == pytest.approx(log_evidence, abs=5 * relative)
     without = logsumexp(log_w[:, None] - log_lik, axis=0) - np.log(len(log_w))
     assert answer.elpd == pytest.approx((log_evidence - without).sum(), abs=5 * 8 * relative)
+
+
+def test_bridge_sampling_of_chains_that_depend_on_themselves():
+    """Twenty runs of logarithms of Gamma variables, whose normaliser is known: as far off as they say."""
+    z = []
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        normal = lfilter([np.sqrt(1.0 - 0.9**2)], [1.0, -0.9], rng.normal(size=(4, 1_200, 2)), axis=1)[:, 200:]
+        draws = np.log(gamma.ppf(norm.cdf(normal), 1.5))
+        found = checks.bridge_sampled(lambda t: (1.5 * t - np.exp(t)).sum(axis=1), draws, rng)
+        assert found.se < 0.02
+        z.append((found.value - 2.0 * gammaln(1.5)) / found.se)
+    assert abs(np.mean(z)) < 4.0 / np.sqrt(20)
+    assert 0.5 < np.std(z) < 1.6
 
 
 def test_ranks_of_draws_of_the_posterior_are_covered_at_the_nominal_level():

@@ -2,7 +2,8 @@
 
 Parts: ``references`` (fits against long NUTS runs), ``schools`` (eight schools, against numerical integration),
 ``groups`` (10,000 groups: log m against 41 nodes), ``refusals`` (models that have no exact posterior), ``rivals``
-(other methods on the references). A run can be stopped and resumed: what is in the results file already is not
+(other methods on the references); and those of ``exact_checks.py``: ``evidence``, ``left_out`` and ``tails``, whose
+results have a file of their own. A run can be stopped and resumed: what is in the results files already is not
 measured again. From a checkout that is not installed, set ``PYTHONPATH`` to its root.
 
 Examples
@@ -12,6 +13,7 @@ Examples
     python exact.py --data DATA --references REFERENCES
     python exact.py --data DATA --references REFERENCES --parts references --models epilepsy --seeds 1
     python exact.py --parts groups --large
+    python exact.py --data DATA --references REFERENCES --parts evidence left_out tails
     python exact.py --tables
 """
 
@@ -25,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import exact_checks
 import exact_models
 import exact_tables
 import numpy as np
@@ -41,7 +44,7 @@ REFERENCES = ("epilepsy", "toenail", "toenail_centred", "hers")
 RIVALS, ON_RIVALS = ("rvb2", "psis", "advi", "laplace", "nutpie"), ("epilepsy", "toenail")
 SCHOOLS = {"eight schools, centred": True, "eight schools, non-centred": False}
 LARGE = "100,000 groups"
-PARTS = ("references", "schools", "groups", "refusals", "rivals")
+PARTS = ("references", "schools", "groups", "refusals", "rivals", *exact_checks.PARTS)
 KEY = ("part", "model", "method", "seed")
 FIELDS = (
     *KEY, "status", "fit_status", "is_exact", "verdict", "asked", "diagnosis", "khat", "ess", "em", "es", "em_moments",
@@ -49,12 +52,13 @@ FIELDS = (
     "elpd", "log_m_error", "mean_shift", "nodes", "cold_cpu", "seconds", "warm_cpu", "warm_seconds", "gaussian_cpu",
     "draw_cpu", "memory_before", "memory", "how", "note", "load", "date", "environment",
 )  # fmt: skip
+CHECK_FIELDS = ("part", "model", "item", "status", *exact_checks.FIELDS, "load", "date", "environment")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure what is missing and write the tables."""
     options = _parse_options(arguments)
-    records = Records(options.out, FIELDS)
+    records, of_checks = Records(options.out, FIELDS), Records(options.checks_out, CHECK_FIELDS)
     if not options.tables:
         done = {tuple(row[name] for name in KEY) for row in records.read()}
         for cell in cells(options):
@@ -62,11 +66,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 continue
             found = measured(*cell, options)
             row = dict(zip(KEY, cell, strict=True)) | {"status": "ok"} | found
-            row |= {"load": os.getloadavg()[0], "environment": describe_environment()}
-            row["date"] = datetime.datetime.now().isoformat(timespec="seconds")
-            records.append(row)
+            records.append(row | _when_and_where())
             print(*cell, row["status"], row.get("verdict", ""), f"em {row.get('em')}", flush=True)
-    write_between_marks(options.table, exact_tables.write(records.read()), Path(__file__).name)
+        check(of_checks, options)
+    write_between_marks(options.table, exact_tables.write(records.read(), of_checks.read()), Path(__file__).name)
+
+
+def check(records: Records, options: argparse.Namespace) -> None:
+    """Measure what is missing of the parts of ``exact_checks.py``."""
+    done = {(row["part"], row["model"]) for row in records.read()}
+    for part in (part for part in exact_checks.PARTS if part in options.parts):
+        for model in (model for model in exact_checks.PARTS[part] if _wanted(model, options)):
+            own = model in exact_checks.OWN
+            if (part, model) in done or not (own or _is_there(model, options)):
+                continue
+            try:
+                rows = [{"status": "ok"} | row for row in exact_checks.measured(part, model, options)]
+            except Exception as error:
+                rows = [{"status": first_line(error)}]
+            for row in rows:
+                records.append({"part": part, "model": model} | row | _when_and_where())
+                print(part, model, *row.values(), flush=True)
+
+
+def _when_and_where() -> dict[str, object]:
+    date = datetime.datetime.now().isoformat(timespec="seconds")
+    return {"load": os.getloadavg()[0], "environment": describe_environment(), "date": date}
 
 
 def cells(options: argparse.Namespace) -> Iterator[tuple[str, str, str, int]]:
@@ -85,7 +110,7 @@ def cells(options: argparse.Namespace) -> Iterator[tuple[str, str, str, int]]:
             yield from ((part, f"{options.groups:,} groups", method, 1) for method in ("exact", "gaussian"))
             if options.large:
                 yield part, LARGE, "exact", 1
-        else:
+        elif part == "refusals":
             yield from ((part, name, "exact", 1) for name in exact_models.WITHOUT if _wanted(name, options))
 
 
@@ -173,7 +198,7 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--data", type=Path, help="folder of the data sets")
     parser.add_argument("--references", type=Path, help="folder of models.py and NUTS moments")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
-    parser.add_argument("--models", nargs="+", help="only these, of references, rivals and refusals")
+    parser.add_argument("--models", nargs="+", help="only these; not of schools and groups")
     parser.add_argument("--rivals", nargs="+", choices=RIVALS, default=list(RIVALS), metavar="METHOD")
     parser.add_argument("--seeds", type=int, default=5, help="on the references: run the seeds 1 to this")
     parser.add_argument("--school-seeds", type=int, default=20, help="on eight schools: run the seeds 1 to this")
@@ -182,6 +207,7 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--large", action="store_true", help="100,000 groups, too")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for one process")
     parser.add_argument("--out", type=Path, default=docs / "exact.csv")
+    parser.add_argument("--checks-out", type=Path, default=docs / "exact_checks.csv", help="of the last three parts")
     parser.add_argument("--table", type=Path, default=docs / "exact.md", help="page with marks, or a new file")
     parser.add_argument("--tables", action="store_true", help="measure nothing, only write the tables")
     return parser.parse_args(arguments)
