@@ -127,7 +127,7 @@ KINDS = {
         "natural-snngm": ((6, 3140.2, 6.2), (8, -645.5, 25.4), (4, -5041.5, 76.3)),
     }),
     "rvb2": Kind("RVB2, our step rule", {"reparam": "rvb2"}),
-    "default": Kind("our default", {}),
+    "default": Kind("our default Gaussian", {"posterior": "gaussian"}),
 }  # fmt: skip
 DEFAULT_KINDS = tuple(key for key in KINDS if not key.endswith("adam"))
 

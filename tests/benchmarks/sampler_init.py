@@ -1,4 +1,4 @@
-"""NUTS that starts from an approximation beside NUTS with its own defaults: tuning draws, gradients, seconds.
+"""NUTS that starts from a Gaussian approximation beside NUTS with its own defaults: tuning draws, gradients, seconds.
 
 Each run is a process of its own: first with an empty compile cache (cold), then with the cache that this has left
 (warm). A run can be stopped and resumed: rows that are in the results file already are not run again, rows of runs
@@ -56,13 +56,14 @@ FIELDS = (
 CAPTION = f"""\
 {CHAINS} chains of {DRAWS:,} draws, one after the other. `default`: PyMC's NUTS with its own start and mass matrix
 (jitter, diagonal). `dense`, `diagonal`: the same NUTS with the starts of `sampler_init` and the covariance, or the
-variances, of q, fixed: the step size alone is tuned. `nutpie`: what `pm.sample` runs where nutpie is installed.
-`nutpie, start`: the same with the start of `nutpie_kwargs`. R-hat is the largest, effective sample sizes (ESS) are the
-smallest of all free variables. Gradients count leapfrog steps; the fit adds the draws in the column beside. ESS by
-gradient: bulk, for 1,000 gradients, tuning included. Seconds are those of fit, compilation and sampling together (warm:
-in a new process with a filled compile cache; cold: with an empty one); ratio: to the seconds of `default` with
-{METHODS["default"][0]:,} tuning draws and the same seed. Other processes ran on the machine at the same time (column
-`load` of the results): gradients are the better measure. Medians over seeds, with the range.
+variances, of q, fixed: the step size alone is tuned. q is the Gaussian fit (`posterior="gaussian"`). `nutpie`: what
+`pm.sample` runs where nutpie is installed. `nutpie, start`: the same with the start of `nutpie_kwargs`. R-hat is the
+largest, effective sample sizes (ESS) are the smallest of all free variables. Gradients count leapfrog steps; the fit
+adds the draws in the column beside. ESS by gradient: bulk, for 1,000 gradients, tuning included. Seconds are those of
+fit, compilation and sampling together (warm: in a new process with a filled compile cache; cold: with an empty one);
+ratio: to the seconds of `default` with {METHODS["default"][0]:,} tuning draws and the same seed. Other processes ran
+on the machine at the same time (column `load` of the results): gradients are the better measure. Medians over seeds,
+with the range.
 """
 
 
@@ -155,7 +156,7 @@ def sampler(method: str) -> Callable[[Any, int, int], Any]:
 
 def _init(seed: int, covariance: str) -> Any:
     start = time.perf_counter()
-    approx = pm.fit(method="ngvi", random_seed=seed, progressbar=False)
+    approx = pm.fit(method="ngvi", posterior="gaussian", random_seed=seed, progressbar=False)
     init = approx.sampler_init(CHAINS, START_SEED + seed, covariance=covariance)
     seconds = time.perf_counter() - start
     report(fit_seconds=seconds, fit_gradients=approx.n_gradients, fit_hessians=approx.n_hessians)

@@ -171,7 +171,12 @@ def _other_starts(name: str, model: pm.Model, approx: pm.Approximation, seed: in
         try:
             with model:
                 other = pm.fit(
-                    300, method="ngvi", random_seed=seed + i, start=approx.layout.unflatten(point), progressbar=False
+                    300,
+                    method="ngvi",
+                    posterior="gaussian",
+                    random_seed=seed + i,
+                    start=approx.layout.unflatten(point),
+                    progressbar=False,
                 )
         except (ValueError, ArithmeticError):
             continue
