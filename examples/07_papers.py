@@ -91,7 +91,8 @@ def run(model, methods):
         trace = Trace(sum(v.size for v in model.initial_point().values()))
         with model, warnings.catch_warnings():
             warnings.simplefilter("ignore", pymc_ngvi.ConvergenceWarning)
-            approx = pm.fit(method="ngvi", random_seed=1, progressbar=False, callbacks=[trace], **options)
+            options = {"posterior": "gaussian", "random_seed": 1, "progressbar": False, **options}
+            approx = pm.fit(method="ngvi", callbacks=[trace], **options)
         trace.record(approx)
         traces[name], outcomes[name] = trace.table(), approx
     return traces, outcomes

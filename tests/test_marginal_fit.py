@@ -40,8 +40,8 @@ def glmm(centred=True):
 
 @pytest.fixture(scope="module")
 def truth():
-    """What brute force says: a grid of the two globals, and one of each effect."""
-    return Groups.logit(SUCCESSES, SIZE).brute_force(np.linspace(-2.6, 1.4, 41), np.linspace(-4.0, 2.4, 97))
+    """What brute force says: a grid of the two globals, with the tail of the log sd to the left, and of each effect."""
+    return Groups.logit(SUCCESSES, SIZE).brute_force(np.linspace(-2.6, 1.4, 41), np.linspace(-14.0, 2.4, 165))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.marginal.log_marginal import LogMarginal, Points, Whitening, joined, n_quadratic
+from pymc_ngvi.marginal.log_marginal import LogMarginal, Points, Whitening, joined, n_polynomial
 from pymc_ngvi.marginal.proposals import (
     Base,
     Proposal,
@@ -25,10 +25,12 @@ from pymc_ngvi.types import Array
 WANTED = 2_000
 #: Least degrees of freedom of proposals; width of the first one over that of q.
 _LEAST_DF, _FIRST_SCALE = 7.0, 1.3
-#: Draws of the first round at least, and for each number that a quadratic function has.
+#: Draws of the first round at least, and for each number that a polynomial has.
 _FIRST, _PER_FEATURE = 96, 1.6
 #: Draws on which rules are compared, and on which the base rule is checked.
-_N_COMPARED, _N_CHECKED = 24, 48
+_N_COMPARED, _N_CHECKED = 16, 48
+#: Draws beside these at which regressions extrapolate most, and the part of the weight that they are of.
+_N_FAR, _OF_WEIGHT = 12, 0.999
 #: Rounds of adaptation at most; efficiency at which they end; draws of a round at most.
 _MOST_ROUNDS, _GOOD, _MOST_IN_ROUND = 8, 0.5, 1_024
 #: Large rounds after which adapting is given up, and the efficiency below which it is.
@@ -37,8 +39,8 @@ _PATIENCE, _HOPELESS = 4, 0.005
 _FEWEST_FINITE = 10
 #: Numbers in what is kept of draws evaluated by the reference rule.
 _MOST_KNOWN = 2**23
-#: Draws from which the base rule is learned, at least, and for each number of its quadratic function.
-_LEAST_LEARNED, _LEARNED_PER_FEATURE = 64, 2.0
+#: Draws from which the base rule is learned, at least, and for each number of its polynomial.
+_LEAST_LEARNED, _LEARNED_PER_FEATURE = 96, 3.0
 #: Residual of a base rule, an sd in nats: while proposals are adapted; for the pool. Power of m that draws count by.
 _ROUGH, _RESIDUAL, _FLATTENED = 0.3, 0.1, 0.25
 #: Draws of a pool for each one of its effective size, about.
@@ -124,26 +126,35 @@ class Sampler:
             )
         proposal = self._adapted()
         n_adapted = sum(len(r.g) for r in self._rounds)
-        difference, least, taught = 0.0, self._least_nodes, False
+        if self._quadrature is None:
+            proposal, pool = self._pool(proposal)
+            return Sampled(pool, proposal, self._bend, 0.0, n_adapted)
+        near = pooled(self._used())
+        self._needs_more_nodes(near.g, _weights(tempered(near.log_weights, _N_COMPARED)))
+        proposal, pool, difference = self._settled(proposal)
+        return Sampled(pool, proposal, self._bend, difference, n_adapted)
+
+    def _settled(self, proposal: Proposal) -> tuple[Proposal, Pool, float]:
+        """Return a pool on which rules have been checked, its proposal, and the difference between the rules."""
+        quadrature = self._quadrature
+        assert quadrature is not None
+        pool, least, taught = None, self._least_nodes, False
         while True:
             self._learn(_RESIDUAL, least)
             self._refuse_too_many()
-            proposal, pool = self._pool(proposal)
-            if self._quadrature is None:
-                break
-            if self._needs_more_nodes(pool):
+            proposal, pool = self._pool(proposal, pool)
+            weights = pool.weights()[0]
+            if self._needs_more_nodes(pool.g, weights):
                 least = self._least_nodes
                 continue
-            if self._quadrature.base is None:
-                difference = 0.0  # whatever that of a base rule was which is not used any more
-                break
-            difference = self._check(pool.g, pool.log_marginal, pool.weights()[0])
+            if quadrature.base is None:
+                return proposal, pool, 0.0
+            difference = self._check(pool.g, pool.log_marginal, weights)
             if difference < MOST_DIFFERENCE:
-                break
+                return proposal, pool, difference
             # The draws just checked teach the rule where it is wrong; once taught, it gets more nodes.
-            least = self._quadrature.base.rule.n_nodes + taught
+            least = quadrature.base.rule.n_nodes + taught
             taught = not taught
-        return Sampled(pool, proposal, self._bend, difference, n_adapted)
 
     # --- steps ---
 
@@ -169,7 +180,7 @@ class Sampler:
 
     @property
     def _n_first(self) -> int:
-        return max(_FIRST, int(_PER_FEATURE * n_quadratic(self._p)))
+        return max(_FIRST, int(_PER_FEATURE * n_polynomial(self._p)))
 
     def _adapted(self) -> Proposal:
         """Return a proposal that is near to the posterior."""
@@ -215,17 +226,17 @@ class Sampler:
         self._learn(_ROUGH, self._least_nodes)
         return self._function(g)[0]
 
-    def _needs_more_nodes(self, pool: Pool) -> bool:
+    def _needs_more_nodes(self, g: Array, weights: Array) -> bool:
         """Tell whether the reference, chosen about the first proposal, has too few nodes at the posterior; mend it."""
         quadrature = self._quadrature
         assert quadrature is not None
         before = quadrature.rule
-        rows = np.unique(_systematic(pool.weights()[0], _N_COMPARED, self._rng))
-        quadrature.choose_rule(quadrature.reference(pool.g[rows]), least=before.n_nodes)
+        rows = np.unique(_systematic(weights, _N_COMPARED, self._rng))
+        quadrature.choose_rule(quadrature.reference(g[rows]), least=before.n_nodes)
         if quadrature.rule == before:
             return False
-        rows = np.unique(_systematic(pool.weights()[0], self._n_learned, self._rng))
-        self._known = quadrature.reference(pool.g[rows])
+        rows = np.union1d(_systematic(weights, self._n_learned, self._rng), self._farthest(g, weights))
+        self._known = quadrature.reference(g[rows])
         return True
 
     def _learn(self, tolerance: float, least: int) -> bool:
@@ -247,13 +258,22 @@ class Sampler:
         if quadrature is None or quadrature.base is None:
             return 0.0
         rows = np.unique(_systematic(weights, _N_CHECKED, self._rng))
+        far = np.setdiff1d(self._farthest(g, weights), rows)
         points = quadrature.reference(g[rows])
-        self._known = joined([self._known, points])
+        self._known = joined([self._known, *([quadrature.reference(g[far])] if len(far) else []), points])
         most = max(self._n_learned, _MOST_KNOWN // quadrature.forest.n_local)
         if len(self._known.g) > most:  # the last ones are nearest to the posterior
             self._known = self._known[np.arange(len(self._known.g) - most, len(self._known.g))]
         apart = points.log_marginal - log_marginal[rows]
         return float(np.std(apart)) if np.isfinite(apart).all() else np.inf
+
+    def _farthest(self, g: Array, weights: Array) -> NDArray[np.intp]:
+        """Return the rows, of those that carry weight, at which regressions extrapolate most."""
+        assert self._quadrature is not None
+        order = np.argsort(-weights)
+        total = np.cumsum(weights[order])
+        bulk = order[: 1 + int(np.searchsorted(total, _OF_WEIGHT * total[-1]))]
+        return bulk[np.argsort(-self._quadrature.leverage(g[bulk], self._known.g))[:_N_FAR]]
 
     def _used(self) -> list[Round]:
         """Return the rounds that are worth keeping; the first, about q, only while there is no other."""
@@ -278,9 +298,12 @@ class Sampler:
         assert self._quadrature is not None
         return max(_LEAST_LEARNED, int(_LEARNED_PER_FEATURE * self._quadrature.n_features))
 
-    def _pool(self, proposal: Proposal) -> tuple[Proposal, Pool]:
-        """Return a pool and its proposal, which is fitted anew to a first pool that is not good enough."""
-        pool = self.sequences.first(proposal)
+    def _pool(self, proposal: Proposal, pool: Pool | None = None) -> tuple[Proposal, Pool]:
+        """Return a pool and its proposal, which is fitted anew to a first pool that is not good enough.
+
+        An earlier pool is evaluated anew.
+        """
+        pool = self.sequences.first(proposal) if pool is None else self.sequences.again(pool)
         for _ in range(_MOST_POOLS):
             khat, efficiency = pool.weights()[1], effective_size(pool.log_ratio) / len(pool.g)
             if khat < _HEAVY and efficiency > _POOR:

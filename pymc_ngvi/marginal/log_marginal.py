@@ -1,7 +1,7 @@
 """log m(g), the log density of the globals with all local coordinates integrated out.
 
 By the *reference* rule, whose nodes are about centres that the quadrature itself confirms; or by a cheap *base* rule at
-predicted centres, plus a quadratic function of the globals that was fitted to the difference between the two.
+predicted centres, plus a polynomial of the globals that was fitted to the difference between the two.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,12 +21,12 @@ from pymc_ngvi.types import Array
 
 #: Corrections of centres before a draw counts as lost; from which on the nodes are as many as can be had.
 _MOST_CORRECTIONS, _WIDEST_FROM = 8, 3
-#: Globals up to which regressions have all products of two of them; beyond, squares alone.
+#: Globals up to which regressions have all products of two of them, and cubes; beyond, squares alone.
 _MOST_PRODUCTS = 14
 #: Numbers in the moments of draws that are corrected at a time.
 _HELD = 2**22
-#: Whitened globals are cut off here in regressions.
-_FARTHEST = 7.0
+#: Whitened globals are cut off here in regressions, and in cubes.
+_FARTHEST, _FARTHEST_CUBED = 7.0, 3.5
 #: Ridge of the terms of the second order, for each draw; of all where there are few draws; of the others.
 _RIDGE, _RIDGE_OF_FEW, _NO_RIDGE = 1e-3, 0.1, 1e-8
 #: Range of predicted log scales.
@@ -58,16 +58,17 @@ class Whitening:
     tailed: tuple[int, ...] = ()
 
     def features(self, g: Array) -> Array:
-        """Return 1, the whitened globals and their products, (n, n_features)."""
+        """Return 1, the whitened globals, their products and cubes, (n, n_features)."""
         u = np.linalg.solve(self.factor, (self.forward(g) - self.mean).T).T
         u = np.clip(u, -_FARTHEST, _FARTHEST)
         if self._has_products:
             i, j = np.triu_indices(u.shape[1])
-            second = u[:, i] * u[:, j]
+            cubes = np.clip(u, -_FARTHEST_CUBED, _FARTHEST_CUBED) ** 3
+            higher = np.concatenate([u[:, i] * u[:, j], cubes], axis=1)
         else:
-            second = u**2
+            higher = u**2
         tails = g[:, list(self.tailed)]
-        return np.concatenate([np.ones((len(u), 1)), u, second, tails], axis=1)
+        return np.concatenate([np.ones((len(u), 1)), u, higher, tails], axis=1)
 
     @property
     def _has_products(self) -> bool:
@@ -76,12 +77,12 @@ class Whitening:
     @property
     def n_features(self) -> int:
         """Number of features."""
-        return n_quadratic(len(self.mean)) + len(self.tailed)
+        return n_polynomial(len(self.mean)) + len(self.tailed)
 
 
-def n_quadratic(p: int) -> int:
-    """Return how many numbers a quadratic function of ``p`` globals has: of many, squares alone."""
-    return 1 + p + (p * (p + 1) // 2 if p <= _MOST_PRODUCTS else p)
+def n_polynomial(p: int) -> int:
+    """Return how many numbers a polynomial of ``p`` globals has: products of two and cubes, of many squares alone."""
+    return 1 + p + (p * (p + 1) // 2 + p if p <= _MOST_PRODUCTS else p)
 
 
 @dataclass
@@ -123,7 +124,7 @@ def joined(parts: Sequence[Points]) -> Points:
 @stored("exact.base_rule")
 @dataclass(frozen=True, eq=False)
 class BaseRule:
-    """A cheap rule, and the quadratic function of the globals that is added to its log m.
+    """A cheap rule, and the polynomial of the globals that is added to its log m.
 
     Parameters
     ----------
@@ -209,7 +210,7 @@ class LogMarginal:
 
     @property
     def n_features(self) -> int:
-        """Numbers of a quadratic function of the globals."""
+        """Numbers of a polynomial of the globals."""
         assert self.whitening is not None
         return self.whitening.n_features
 
@@ -301,25 +302,43 @@ class LogMarginal:
         """Return centres that are right: as predicted where the base rule rests on that, corrected otherwise."""
         return self.reference(g).centres if self.base is None else self.predicted(g)
 
+    def leverage(self, g: Array, known: Array) -> Array:
+        """Return how far regressions on the globals ``known`` are from these at ``g``: the variance they have there."""
+        assert self.whitening is not None
+        features = self.whitening.features(known)
+        gram = features.T @ features + _RIDGE * len(known) * np.eye(features.shape[1])
+        there = self.whitening.features(g)
+        result: Array = np.sum(there * np.linalg.solve(gram, there.T).T, axis=1)
+        return result
+
     # --- how many nodes ---
 
     def choose_rule(self, points: Points, *, least: int = 0) -> None:
-        """Take the fewest nodes, ``least`` or more, whose log m, up to a constant, is all but that of the next rule."""
-        before: Array | None = None
+        """Take the fewest nodes, ``least`` or more, whose log m is but for a constant that of the next two rules.
+
+        One more rule may err in the same direction.
+        """
         rules = references(self.forest.n_levels)
+        values: list[Array] = []
+
+        def error(at: int, other: int) -> float:
+            for rule in rules[first + len(values) : other + 1]:
+                integral = integrate(self.terms, self.forest, rule, points.g, points.centres, moments=False)
+                values.append(integral.log_marginal)
+            return float(np.std(values[other - first] - values[at - first]))
+
         first = min(next(i for i, r in enumerate(rules) if r.n_nodes >= least), len(rules) - 2)
-        for i, rule in enumerate(rules[first:], first):
-            integral = integrate(self.terms, self.forest, rule, points.g, points.centres, moments=False)
-            if before is not None:
-                self.rule_error = float(np.std(integral.log_marginal - before))
-                if self.rule_error < TOLERANCE:
-                    self.rule = rules[i - 1] if rules[i - 1].n_nodes >= least else rule
-                    return
-            before = integral.log_marginal
+        for i in range(first, len(rules) - 1):
+            self.rule_error = error(i, i + 1)
+            if self.rule_error < TOLERANCE and i + 2 < len(rules):
+                self.rule_error = max(self.rule_error, error(i, i + 2))
+            if self.rule_error < TOLERANCE:
+                self.rule = rules[i] if rules[i].n_nodes >= least else rules[i + 1]
+                return
         self.rule = rules[-1]
 
     def learn_base(self, points: Points, weights: Array, *, tolerance: float, least: int) -> None:
-        """Look for a rule of fewer nodes whose log m differs from the reference's by a quadratic function.
+        """Look for a rule of fewer nodes whose log m differs from the reference's by a polynomial.
 
         Parameters
         ----------
@@ -388,4 +407,5 @@ def _regressed(features: Array, values: Array, weights: Array, p: int) -> tuple[
     coefficients = solved @ (values * root[:, 0])
     leverage = np.einsum("ij,ji->i", a, solved)
     residual = (values - features @ coefficients) / (1.0 - np.minimum(leverage, 0.95))
-    return coefficients, float(np.sqrt((weights * residual**2).sum() / weights.sum()))
+    near = weights**2  # weights are a small power of the density
+    return coefficients, float(np.sqrt((near * residual**2).sum() / near.sum()))

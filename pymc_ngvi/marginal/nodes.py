@@ -13,7 +13,7 @@ from pymc_ngvi.types import Array
 _LOG_2PI = float(np.log(2.0 * np.pi))
 #: Numbers of nodes in each coordinate that are tried, by length of the path: up to a few hundred evaluations.
 LADDER: dict[int, tuple[int, ...]] = {
-    1: (3, 5, 7, 9, 13, 19, 27, 41),
+    1: (3, 5, 7, 9, 13, 19, 27, 41, 61),
     2: (3, 4, 5, 7, 9, 13),
     3: (3, 4, 5, 7),
     4: (2, 3, 4, 5),

@@ -10,7 +10,7 @@ References
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -198,6 +198,11 @@ class Sequences:
         """Return the smallest pool."""
         return self._drawn(proposal, 0, N_SCRAMBLINGS)
 
+    def again(self, pool: Pool) -> Pool:
+        """Return a pool with log m evaluated anew."""
+        log_marginal, lost = self._evaluated(pool.g)
+        return replace(pool, log_marginal=log_marginal, lost=lost)
+
     def enlarged(self, pool: Pool, proposal: Proposal, wanted: float) -> Pool:
         """Return a pool of the effective size ``wanted``, as far as the budget goes: the one there is, and more."""
         while (size := effective_size(pool.log_ratio)) < wanted and len(pool.g) < _MOST_DRAWS:
@@ -211,10 +216,13 @@ class Sequences:
         """Draw ``n`` sequences, numbered from ``first`` on."""
         generators = [np.random.default_rng([self.seed, _STREAM, first + i]) for i in range(n)]
         g = np.concatenate([proposal.draws(_OF_SEQUENCE, rng) for rng in generators])
-        log_marginal, lost = self._function(g)
-        log_marginal = np.where(np.isfinite(log_marginal), log_marginal, -np.inf)
+        log_marginal, lost = self._evaluated(g)
         scrambling = first + np.repeat(np.arange(n), _OF_SEQUENCE)
         return Pool(g, log_marginal, proposal.log_density(g), scrambling, lost)
+
+    def _evaluated(self, g: Array) -> tuple[Array, NDArray[np.bool_]]:
+        log_marginal, lost = self._function(g)
+        return np.where(np.isfinite(log_marginal), log_marginal, -np.inf), lost
 
 
 def _log_mean(values: Array) -> float:

@@ -29,8 +29,8 @@ from pymc_ngvi.types import Array
 
 Integers = NDArray[np.intp]
 
-#: Numbers in a temporary: half of a usual second-level cache.
-_CACHED = 2**16
+#: Numbers in a temporary: about what a usual second-level cache holds.
+_CACHED = 2**17
 #: Points about which coordinates are moved, and their seed.
 _N_POINTS, _SEED = 2, 20_260_301
 
