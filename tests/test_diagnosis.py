@@ -18,12 +18,14 @@ from test_docs import run
 import pymc_ngvi
 
 from pymc_ngvi.approximation import NGVIApproximation
-from pymc_ngvi.diagnosis.elsewhere import other_modes
-from pymc_ngvi.diagnosis.findings import Context, Finding
+from pymc_ngvi.diagnosis.elsewhere import Elsewhere, other_modes
+from pymc_ngvi.diagnosis.findings import Context, Finding, findings_of
 from pymc_ngvi.diagnosis.making import context_of
+from pymc_ngvi.diagnosis.moves import Moved
 from pymc_ngvi.distributions import distribution_of
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.model import LogDensity
+from pymc_ngvi.psis import Weights
 from pymc_ngvi.result import Elbo, FitRecord
 from pymc_ngvi.status import Status
 
@@ -194,6 +196,17 @@ def test_an_exact_posterior_is_a_cure_where_it_was_not_tried(changes, expected, 
     cure = context_of(dataclasses.replace(schools._posterior, record=record)).shape_cure()
     assert cure.startswith("Try posterior='exact', ") is expected
     assert ("exact" in cure) is expected
+
+
+@pytest.mark.parametrize("share", [0.4, 0.001])
+def test_an_exact_posterior_is_no_cure_where_a_mode_is_missed(share, gaussian):
+    """It would miss the same one."""
+    context = Context(gaussian.layout, None, "full", has_groups=False, has_hessian=True, can_be_exact=True)
+    none, where = np.empty((0, 4)), np.zeros(4)
+    moved = Moved(none, none, none, none[:, 0], none[:, 0], 0.0, 4, 0.1, 0, 0)
+    places = [Elsewhere("mode", share, where + 9.0)]
+    found = findings_of(context, 0.0, 0.0, Weights(0.1, 900.0, 1_000, 0), moved, None, [], places, (where, where + 1.0))
+    assert any("exact" in finding.cure for finding in found) is (share < 0.1)
 
 
 def test_an_exact_posterior_is_no_cure_where_there_is_none():

@@ -3,7 +3,7 @@
 import math
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -159,6 +159,8 @@ def findings_of(
     about : tuple of ndarray, shape (n_dim,)
         Mean and standard deviation of q.
     """
+    if any(p.kind == "mode" and p.share > _ELSEWHERE for p in places):
+        context = replace(context, can_be_exact=False)  # it would miss the same modes
     found = [
         *_of_fit(context, gap),
         *_of_equal_modes(context, equal),
