@@ -35,6 +35,7 @@ from pymc_ngvi.model.backends import Backend
 from pymc_ngvi.options import OF_CONSTRUCTOR, FitOptions, check_callbacks, check_n, refuse_unknown
 from pymc_ngvi.problem import Problem, problem_of
 from pymc_ngvi.progress import FitProgress
+from pymc_ngvi.second_start import SecondStart
 from pymc_ngvi.seeds import Seed, seed_of
 from pymc_ngvi.session import FitSession, make_rule
 from pymc_ngvi.threads import few_threads
@@ -284,7 +285,8 @@ class NGVI(Inference):
             with few_threads(problem.density):
                 approx, q, seed = self._start(problem, include_transformed)
                 scored, self._result = score in (None, True), None
-                self._session = FitSession(approx, problem, q, self._options, seed, callbacks, scored, clock)
+                begun = problem, q, self._options, seed, callbacks, scored, clock
+                self._session = FitSession(approx, *begun, second_start=self._second_start(problem, seed))
                 self._prepared = self._next_seed = None
                 approx._session = self._session
                 self._session.run(n, progress)
@@ -372,6 +374,15 @@ class NGVI(Inference):
         approx = self._prepared or NGVIApproximation(density, q)
         approx.restart(density, q, random_seed=seed, include_transformed=include_transformed)
         return approx, state, seed
+
+    def _second_start(self, problem: Problem, seed: int) -> SecondStart | None:
+        """Return where a fit may begin once more; None where the user has said where it begins."""
+        options, density = self._options, problem.density
+        served = options.choice.step == "adaptive" and problem.pushforward is None and not density.has_minibatch
+        if not served or self._given["start"] is not None:
+            return None
+        scales = starting.start_scales(density, self._given["start_sigma"])
+        return SecondStart(density, make_rule(problem.target, options, seed), problem.family, scales, seed)
 
 
 def _makes_another_state(new: FitOptions, old: FitOptions) -> bool:

@@ -64,6 +64,8 @@ class FitRecord:
         The single Gaussian that a mixture began from, on the unconstrained scale.
     growing : tuple of str
         Unconstrained coordinates whose standard deviations kept growing, where the status is UNBOUNDED.
+    restarted : str
+        Why the fit is one from a second start, in a sentence; empty where it is from the first.
     seed : int
         Of the fit; that of its verdict follows from it.
     posterior : str
@@ -90,6 +92,7 @@ class FitRecord:
     reparam: str | None = None
     gaussian: Any = field(default=None, compare=False, repr=False)  # arrays have no truth value
     growing: tuple[str, ...] = ()
+    restarted: str = ""
     seed: int = 0
     posterior: str = ""
     is_exact: bool = False

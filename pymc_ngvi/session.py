@@ -24,6 +24,7 @@ from pymc_ngvi.problem import Problem, problem_of
 from pymc_ngvi.progress import FitProgress
 from pymc_ngvi.registry import AXES
 from pymc_ngvi.result import Elbo, FitRecord
+from pymc_ngvi.second_start import SecondStart, is_better
 from pymc_ngvi.status import ConvergenceWarning, Status
 from pymc_ngvi.stored import stored
 from pymc_ngvi.threads import few_threads
@@ -105,6 +106,8 @@ class FitSession:
         ``time.perf_counter()`` when the fit began.
     snapshot : Snapshot, optional
         Of the fit to go on with; ``options``, ``seed`` and ``score`` are its own then, and ``q`` has no part.
+    second_start : SecondStart, optional
+        Where to begin once more, after the fit.
     """
 
     def __init__(
@@ -118,8 +121,10 @@ class FitSession:
         score: bool,
         clock: float,
         snapshot: Snapshot | None = None,
+        second_start: SecondStart | None = None,
     ) -> None:
         self.approx = approx
+        self._second_start, self._restarted = second_start, ""
         self._problem = problem
         self._options = options
         self._seed = seed
@@ -228,12 +233,33 @@ class FitSession:
                     self._state = dataclasses.replace(self._restructured(self._state.rule.q), history=history)
             else:
                 raise ValueError(_NO_STRUCTURE)
+            self._begin_again(last, observe)
         except KeyboardInterrupt:  # nothing is lost but the fresh draws: the loop has figures of its own
             self._elbo, self._gap = Elbo(self._state.rule.elbo, np.inf), self._state.rule.gap
         progress.update(self._state, last=True)
         self._seconds += time.perf_counter() - clock
         # Not what sampling in between compiled.
         self._compile_seconds += self.approx.density.compile_seconds - compiled
+
+    def _begin_again(self, last: int, observe: loop.Observer) -> None:
+        """Fit once more from another start, where that promises more; keep the better of both."""
+        first, elbo, gap = self._state, self._elbo, self._gap
+        begin, self._second_start = self._second_start, None
+        if begin is None or not first.status.ended_by_itself or first.n_iterations >= last:
+            return
+        place = begin.after(first.rule.q, elbo.value)
+        if place is None:
+            return
+        try:
+            self._state = dataclasses.replace(loop.start(self._rule, place.state), history=first.history)
+            self._state = loop.run(self._rule, self._state, last - first.n_iterations, observe)
+            self._assess()
+        except PatternWidened:
+            self._state = first
+        if self._state is not first and is_better(self._elbo, elbo):
+            self._restarted = place.sentence(self._elbo.value - elbo.value)
+        else:
+            self._state, self._elbo, self._gap = first, elbo, gap
 
     def _assess(self) -> None:
         """Measure the state on draws that had no part in reaching it."""
@@ -282,6 +308,8 @@ class FitSession:
         logger.info(" ".join(filter(None, [record.closing_line(), record.posterior, record.next_step])))
         if remark := getattr(self.approx.q, "remark", ""):
             logger.info(remark)
+        if record.restarted:
+            logger.info(record.restarted)
         if record.n_dropped:
             logger.info(f"{record.n_dropped} draws were left out because log p or its gradient was not finite there.")
         if record.is_exact:
@@ -320,6 +348,7 @@ class FitSession:
             reparam=self._options.reparam,
             gaussian=getattr(self._state.rule, "gaussian", None),
             growing=self._growing(),
+            restarted=self._restarted,
             seed=self._seed,
             **vars(self._options.choice),
         )

@@ -18,8 +18,8 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.special import LogAddExp, LogSumExp
 
 #: Nodes of a log density beyond which rewriting all that is made of it takes longer than it saves: about 5 ms for each
-#: of several times as many. Models that are written with vectors have 50 to 300.
-_LARGE = 1_000
+#: of several times as many, and more than in proportion. Models that are written with vectors have 50 to 300.
+_LARGE = 500
 #: Terms of all sums for each node of a graph, were sums of sums written as one: up to 1 in models written with vectors,
 #: 30 where 30 steps each add to what all steps before have added.
 _MOST_TERMS = 4
