@@ -24,7 +24,7 @@ _MOST_DIMENSIONS = 12
 #: Draws of the prior: at most, at least, and seconds of estimated work beyond which there are fewer.
 _MOST_PRIOR, _LEAST_PRIOR, _SECONDS = 1_024, 64, 1.0
 #: Draws that climb, and their steps.
-_N_CLIMBING, _N_STEPS = 8, 20
+_N_CLIMBING, _N_STEPS = 24, 20
 #: Number of the random stream behind the draws.
 _STREAM = 7_000_000
 #: Standard deviation on the unconstrained scale below which a parameter has learned from the data.
@@ -151,11 +151,14 @@ def best_mode(density: Any, prior: Array) -> tuple[Array, float]:
         By Laplace's method; -inf if no end of a climb has the curvature of a mode.
     """
     logp, _ = density.logp_grad(prior)
-    order = np.argsort(-np.where(np.isfinite(logp), logp, -np.inf))
-    points, logp = climbed(density, prior[order[:_N_CLIMBING]], _centre_and_scale(prior)[1])
+    logp = np.where(np.isfinite(logp), logp, -np.inf)
+    # The best of each part of the draws: the best of all may lie about one poor mode.
+    parts = np.array_split(np.arange(len(prior)), _N_CLIMBING)
+    best = [part[np.argmax(logp[part])] for part in parts]
+    points, logp = climbed(density, prior[best], _centre_and_scale(prior)[1])
     masses = [_log_mass(density, point, height) for point, height in zip(points, logp, strict=True)]
-    best = int(np.argmax(masses))
-    return points[best], masses[best]
+    most = int(np.argmax(masses))
+    return points[most], masses[most]
 
 
 def climbed(density: Any, points: Array, scale: Array) -> tuple[Array, Array]:
