@@ -16,14 +16,17 @@ from scipy.special import ndtri
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.quadrature import Terms
+from pymc_ngvi.marginal.surrogate import Surrogate
 from pymc_ngvi.types import Array
 
 #: Candidates in each coordinate, by levels of the trees.
-N_CANDIDATES = {1: 3, 2: 3, 3: 2, 4: 2, 5: 2}
+N_CANDIDATES = {1: 5, 2: 3, 3: 2, 4: 2, 5: 2}
 #: Width of the proposal over that of the conditional distribution.
 _WIDTH = 1.05
 #: Skewness of a split normal with scales 1 -+ d/2, over d, about 0; largest d.
 _SKEWNESS, _MOST_APART = 0.8, 1.2
+#: Standard deviations that candidates of a surrogate reach to either side; numbers in a temporary beside one.
+_REACH, _CACHED = 4.5, 2**17
 _ROOT = float(np.sqrt(2.0 / np.pi))
 _LOG_2PI = float(np.log(2.0 * np.pi))
 
@@ -73,6 +76,11 @@ class SplitNormal(NamedTuple):
         result: Array = self.mode + np.where(below, self.left, self.right) * ndtri(inner)
         return result
 
+    @property
+    def range(self) -> tuple[Array, Array]:
+        """Where all but a few draws in a hundred thousand are, (n_local,) each."""
+        return self.mode - _REACH * self.left, self.mode + _REACH * self.right
+
     def log_density(self, z: Array) -> Array:
         """Return the log density, (..., n_local)."""
         apart = z - self.mode
@@ -89,6 +97,7 @@ def draw_effects(
     shifts: Array,
     choices: Array,
     of_draw: NDArray[np.intp],
+    surrogate: Surrogate | None = None,
 ) -> Effects:
     """Draw local coordinates.
 
@@ -107,6 +116,8 @@ def draw_effects(
         Uniform numbers that choose.
     of_draw : ndarray of int, shape (n,)
         Which of the points a draw has for its globals, ascending.
+    surrogate : Surrogate, optional
+        Gives the conditional density, in place of the terms.
 
     Returns
     -------
@@ -114,38 +125,56 @@ def draw_effects(
     """
     k = N_CANDIDATES[forest.n_levels]
     proposal = SplitNormal.of_skewness(skewness)
-    size = terms.chunk(k**forest.n_levels)
+    size = terms.chunk(k**forest.n_levels) if surrogate is None else max(1, _CACHED // (k * forest.n_local))
     local, efficiency = np.empty((len(of_draw), forest.n_local)), np.zeros(forest.n_local)
     for start in range(0, len(g), size):
         rows = slice(start, min(start + size, len(g)))
         first, last = np.searchsorted(of_draw, [rows.start, rows.stop])
-        uniform = (np.arange(k)[:, None] + shifts[rows, None]) / k
-        z = proposal.quantile(np.clip(uniform, 1e-15, 1.0 - 1e-15))
-        log_weight = -proposal.log_density(z)
-        chosen, of_candidates = _chosen(
-            terms, forest, g[rows], centres[rows], z, log_weight, choices[first:last], of_draw[first:last] - start
-        )
+        z = candidates(proposal, k, shifts[rows], surrogate)
+        tables = weights_of(terms, forest, g[rows], centres[rows], z, proposal, surrogate)
+        chosen, of_candidates = _chosen(forest, tables, z, choices[first:last], of_draw[first:last] - start)
         local[first:last] = centres[rows][of_draw[first:last] - start].at_own(chosen[:, None], forest)[:, 0]
         efficiency += of_candidates
     return Effects(local, efficiency / len(g))
 
 
-def _chosen(
+def candidates(proposal: SplitNormal, k: int, shifts: Array, surrogate: Surrogate | None = None) -> Array:
+    """Return ``k`` candidates of each standardised coordinate, (n, k, n_local)."""
+    uniform = (np.arange(k)[:, None] + shifts[:, None]) / k
+    z = proposal.quantile(np.clip(uniform, 1e-15, 1.0 - 1e-15))
+    return z if surrogate is None else np.clip(z, *proposal.range)
+
+
+def weights_of(
     terms: Terms,
     forest: Forest,
     g: Array,
     centres: Centres,
     z: Array,
-    log_weight: Array,
-    choices: Array,
-    of_draw: NDArray[np.intp],
-) -> tuple[Array, Array]:
-    """Choose standardised coordinates, (n_draws, n_local); also return efficiencies, summed over points."""
-    _, k, n_local = z.shape
+    proposal: SplitNormal,
+    surrogate: Surrogate | None = None,
+) -> list[Array]:
+    """Return, for each level, the weights of candidates given those above, (n, k^level, k, n_places)."""
+    log_weight = -proposal.log_density(z)
+    if surrogate is not None:
+        return [_normalised(surrogate.log_density(g, z) + log_weight)[:, None]]
     _, values = terms.terms(g, centres.at_own(_products(z, forest), forest))
     values = np.where(np.isfinite(values), values, -np.inf)
-    tables = _tables(forest, k, values, log_weight)
-    one_each = np.array_equal(of_draw, np.arange(len(g)))
+    return _tables(forest, z.shape[1], values, log_weight)
+
+
+def _normalised(log_weights: Array) -> Array:
+    weights = np.exp(log_weights - log_weights.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    return weights
+
+
+def _chosen(
+    forest: Forest, tables: list[Array], z: Array, choices: Array, of_draw: NDArray[np.intp]
+) -> tuple[Array, Array]:
+    """Choose standardised coordinates, (n_draws, n_local); also return efficiencies, summed over points."""
+    n, k, n_local = z.shape
+    one_each = np.array_equal(of_draw, np.arange(n))
     chosen = np.empty((len(of_draw), n_local))
     picked = np.zeros((len(of_draw), n_local), dtype=np.intp)  # the product of digits from the root down
     efficiency = np.zeros(n_local)

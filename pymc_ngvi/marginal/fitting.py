@@ -40,9 +40,9 @@ _FEWEST_FINITE = 10
 #: Numbers in what is kept of draws evaluated by the reference rule.
 _MOST_KNOWN = 2**23
 #: Draws from which the base rule is learned, at least, and for each number of its polynomial.
-_LEAST_LEARNED, _LEARNED_PER_FEATURE = 96, 3.0
+_LEAST_LEARNED, _LEARNED_PER_FEATURE = 96, 5.0
 #: Residual of a base rule, an sd in nats: while proposals are adapted; for the pool. Power of m that draws count by.
-_ROUGH, _RESIDUAL, _FLATTENED = 0.3, 0.1, 0.25
+_ROUGH, _RESIDUAL, _FLATTENED = 0.3, 0.15, 0.25
 #: Draws of a pool for each one of its effective size, about.
 _DRAWS_PER_WANTED = 1.5
 #: Difference between base and reference on draws held out, an sd in nats, beyond which the reference takes over.

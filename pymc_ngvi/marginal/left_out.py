@@ -59,10 +59,11 @@ def leave_groups_out(state: ExactState) -> LeftOut:
         integral = integrate(
             quadrature.terms, forest, quadrature.rule, g[rows], points.centres, moments=False, by_block=True
         )
-        of_blocks[rows] = integral.of_blocks
+        assert integral.of_blocks is not None
+        of_blocks[rows] = np.where(points.lost[:, None], np.nan, integral.of_blocks)
     log_density, khat = np.empty(len(roots)), np.empty(len(roots))
     for i, of_group in enumerate(of_blocks.T):
-        # Draws that are nothing to the posterior are left out.
+        # Draws that are nothing to the posterior are left out, and those whose centres were not found.
         known = np.isfinite(log_weights) & np.isfinite(of_group)
         smooth, khat[i] = smoothed(log_weights[known] - of_group[known])
         # E_{p(g | y_-i)} p(y_i | g) = sum of v p / sum of v with v = w / p.

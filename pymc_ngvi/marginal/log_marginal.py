@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from numpy.typing import NDArray
+from scipy.stats import chi2
 
 from pymc_ngvi.marginal.centres import Centres, corrected
 from pymc_ngvi.marginal.forest import Forest
@@ -33,6 +34,9 @@ _RIDGE, _RIDGE_OF_FEW, _NO_RIDGE = 1e-3, 0.1, 1e-8
 _LOG_SCALE = 12.0
 #: Change of log m, an sd over draws in nats, that the next rule may bring.
 TOLERANCE = 0.03
+#: Variance of a regression, in that of its residuals, beyond which it extrapolates; part of a Gaussian, and nats beyond
+#: it, that are so far from the top that a value does not matter.
+_MOST_LEVERAGE, _NEGLIGIBLE, _BEYOND = 3.0, 1e-4, 2.0
 #: Factor by which centres of base rules may be further off than those of the reference.
 _SLACK = 1.3
 
@@ -57,18 +61,24 @@ class Whitening:
     factor: Array
     tailed: tuple[int, ...] = ()
 
-    def features(self, g: Array) -> Array:
-        """Return 1, the whitened globals, their products and cubes, (n, n_features)."""
+    def whitened(self, g: Array) -> Array:
+        """Return the whitened globals, (n, p)."""
         u = np.linalg.solve(self.factor, (self.forward(g) - self.mean).T).T
-        u = np.clip(u, -_FARTHEST, _FARTHEST)
-        if self._has_products:
-            i, j = np.triu_indices(u.shape[1])
-            cubes = np.clip(u, -_FARTHEST_CUBED, _FARTHEST_CUBED) ** 3
-            higher = np.concatenate([u[:, i] * u[:, j], cubes], axis=1)
+        result: Array = np.clip(u, -_FARTHEST, _FARTHEST)
+        return result
+
+    def features(self, g: Array, *, cubes: bool = True) -> Array:
+        """Return 1, the whitened globals, their products and cubes, and what is straight in tails, (n, n_features)."""
+        u = self.whitened(g)
+        parts = [np.ones((len(u), 1)), u, g[:, list(self.tailed)]]
+        if not self._has_products:
+            parts.append(u**2)
         else:
-            higher = u**2
-        tails = g[:, list(self.tailed)]
-        return np.concatenate([np.ones((len(u), 1)), u, higher, tails], axis=1)
+            i, j = np.triu_indices(u.shape[1])
+            parts.append(u[:, i] * u[:, j])
+            if cubes:
+                parts.append(np.clip(u, -_FARTHEST_CUBED, _FARTHEST_CUBED) ** 3)
+        return np.concatenate(parts, axis=1)
 
     @property
     def _has_products(self) -> bool:
@@ -78,6 +88,11 @@ class Whitening:
     def n_features(self) -> int:
         """Number of features."""
         return n_polynomial(len(self.mean)) + len(self.tailed)
+
+    @property
+    def n_without_cubes(self) -> int:
+        """Number of features without cubes."""
+        return self.n_features - (len(self.mean) if self._has_products else 0)
 
 
 def n_polynomial(p: int) -> int:
@@ -132,11 +147,23 @@ class BaseRule:
     coefficients : ndarray, shape (n_features,)
     residual : float
         Leave-one-out, an sd in nats.
+    gram : ndarray, shape (n_features, n_features)
+        Of the features that the polynomial was fitted to.
+    top : float
+        Largest log m among these.
     """
 
     rule: Rule
     coefficients: Array
     residual: float
+    gram: Array
+    top: float
+
+    def is_beyond(self, features: Array, log_marginal: Array, n_globals: int) -> NDArray[np.bool_]:
+        """Tell at which globals the polynomial is far from all that it was fitted to, and yet log m is not small."""
+        least = self.top - 0.5 * float(chi2.isf(_NEGLIGIBLE, n_globals)) - _BEYOND
+        result: NDArray[np.bool_] = (log_marginal > least) & (_leverage(self.gram, features) > _MOST_LEVERAGE)
+        return result
 
 
 @dataclass
@@ -194,16 +221,19 @@ class LogMarginal:
             If the arrays are not of the sizes of the forest.
         """
         of_rule = {name: content[name] for name in ("base", "rule_error", "skew")}
-        result = cls(terms, forest, None, **of_rule, whitening=Whitening(forward, **content["whitening"]))
+        whitening = Whitening(forward, **content["whitening"])
+        result = cls(terms, forest, None, **of_rule, whitening=whitening)
         result.rule, result._coefficients = content["rule"], content["coefficients"]
         n_targets = 2 * forest.n_local + sum(int((forest.level > at).sum()) for at in range(forest.n_levels - 1))
         shapes = [np.shape(content[name]) for name in ("coefficients", "skew")]
         shapes.append(np.shape(content["whitening"]["factor"]))
         p = forest.n_globals
         base = result.base is None or (
-            isinstance(result.base, BaseRule) and result.base.coefficients.shape == (result.n_features,)
+            isinstance(result.base, BaseRule)
+            and result.base.coefficients.shape == (result.n_features,)
+            and result.base.gram.shape == (result.n_features, result.n_features)
         )
-        right = shapes == [(result.n_features, n_targets), (forest.n_local,), (p, p)] and base
+        right = shapes == [(whitening.n_without_cubes, n_targets), (forest.n_local,), (p, p)] and base
         if not right or not isinstance(result.rule, Rule) or result.rule.n_levels != forest.n_levels:
             raise ValueError("the regressions of the exact posterior do not go with its forest")
         return result
@@ -260,7 +290,7 @@ class LogMarginal:
     def learn_centres(self, points: Points, weights: Array | None = None) -> None:
         """Fit the regression that predicts centres, of draws with weights up to 1."""
         assert self.whitening is not None
-        features = self.whitening.features(points.g)
+        features = self.whitening.features(points.g, cubes=False)
         weights = np.where(points.lost, 0.0, 1.0 if weights is None else weights)
         n, n_features = float(weights.sum()), features.shape[1]
         ridge = np.full(n_features, _RIDGE * n)
@@ -287,7 +317,7 @@ class LogMarginal:
         assert self.whitening is not None
         assert self._coefficients is not None
         forest, n_local = self.forest, self.forest.n_local
-        values = self.whitening.features(g) @ self._coefficients
+        values = self.whitening.features(g, cubes=False) @ self._coefficients
         own = np.exp(np.clip(values[:, n_local : 2 * n_local], -_LOG_SCALE, _LOG_SCALE))
         factor = np.zeros((len(g), n_local, forest.n_levels))
         factor[:, np.arange(n_local), forest.level] = own
@@ -306,10 +336,7 @@ class LogMarginal:
         """Return how far regressions on the globals ``known`` are from these at ``g``: the variance they have there."""
         assert self.whitening is not None
         features = self.whitening.features(known)
-        gram = features.T @ features + _RIDGE * len(known) * np.eye(features.shape[1])
-        there = self.whitening.features(g)
-        result: Array = np.sum(there * np.linalg.solve(gram, there.T).T, axis=1)
-        return result
+        return _leverage(_gram(features, np.ones(len(known))), self.whitening.features(g))
 
     # --- how many nodes ---
 
@@ -368,7 +395,8 @@ class LogMarginal:
                 continue
             coefficients, residual = _regressed(features[good], difference[good], weights[good], points.g.shape[1])
             if residual < tolerance:
-                self.base = BaseRule(rule, coefficients, residual)
+                gram = _gram(features[good], weights[good] / weights.max())
+                self.base = BaseRule(rule, coefficients, residual, gram, float(points.log_marginal[good].max()))
                 return
 
     # --- by the base rule ---
@@ -381,7 +409,7 @@ class LogMarginal:
         rule = self.base.rule
         size = self.terms.chunk(len(rule.nodes))
         log_marginal, lost = np.empty(len(g)), np.zeros(len(g), dtype=bool)
-        again = []
+        again: list[NDArray[np.intp]] = []
         for start in range(0, len(g), size):
             rows = slice(start, start + size)
             integral = integrate(
@@ -390,11 +418,26 @@ class LogMarginal:
             log_marginal[rows] = integral.log_marginal
             if integral.shape is not None:
                 again.append(start + np.flatnonzero(off_centre(integral.shape, rule, integral.log_marginal, _SLACK)))
-        log_marginal += self.whitening.features(g) @ self.base.coefficients
-        if again and len(off := np.concatenate(again)):
+        features = self.whitening.features(g)
+        log_marginal += features @ self.base.coefficients
+        again.append(np.flatnonzero(self.base.is_beyond(features, log_marginal, self.forest.n_globals)))
+        if len(off := np.unique(np.concatenate(again))):
             points = self.reference(g[off])
             log_marginal[off], lost[off] = points.log_marginal, points.lost
         return np.where(np.isfinite(log_marginal), log_marginal, -np.inf), lost
+
+
+def _gram(features: Array, weights: Array) -> Array:
+    """Return the matrix of a weighted ridge regression, (n_features, n_features)."""
+    result: Array = (weights[:, None] * features).T @ features
+    result += _RIDGE * weights.sum() * np.eye(features.shape[1])
+    return result
+
+
+def _leverage(gram: Array, features: Array) -> Array:
+    """Return the variances of predictions, in that of residuals."""
+    result: Array = np.sum(features * np.linalg.solve(gram, features.T).T, axis=1)
+    return result
 
 
 def _regressed(features: Array, values: Array, weights: Array, p: int) -> tuple[Array, float]:

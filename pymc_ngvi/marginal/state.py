@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.marginal.centres import Centres
-from pymc_ngvi.marginal.effects import draw_effects
+from pymc_ngvi.marginal.effects import N_CANDIDATES, SplitNormal, candidates, draw_effects, weights_of
 from pymc_ngvi.marginal.files import InFiles
 from pymc_ngvi.marginal.fitting import Sampled
 from pymc_ngvi.marginal.forest import Forest
@@ -21,6 +21,7 @@ from pymc_ngvi.marginal.nodes import ladder
 from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.marginal.quadrature import integrate
 from pymc_ngvi.marginal.sampling import Pool, Sequences
+from pymc_ngvi.marginal.surrogate import Surrogate, fit_surrogate, n_needed
 from pymc_ngvi.marginal.verdict import Checks
 from pymc_ngvi.stored import stored
 from pymc_ngvi.types import Array
@@ -30,6 +31,8 @@ _HELD = 2**22
 #: Draws on which the candidates of local coordinates are judged; at which the reference is compared with the rule in
 #: use, and with more nodes.
 _N_JUDGED, _N_REFERENCE, _N_COMPARED = 64, 256, 16
+#: Total variation distance between weights of candidates by a surrogate and by the model: of a coordinate, in the mean.
+_MOST_APART, _MOST_APART_IN_MEAN = 0.02, 0.005
 _KNOWN: "weakref.WeakValueDictionary[int, ExactState]" = weakref.WeakValueDictionary()
 
 
@@ -68,7 +71,7 @@ class ExactState(InFiles):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what makes it again: the one of that number, where it is there still."""
-        return _restored, (self.number, {k: v for k, v in self.__dict__.items() if k != "_last"})
+        return _restored, (self.number, {k: v for k, v in self.__dict__.items() if k not in ("_last", "_surrogate")})
 
     @property
     def n_dim(self) -> int:
@@ -232,8 +235,48 @@ class ExactState(InFiles):
                 shifts[order[first[start : start + len(part)]]],
                 choices[of_part],
                 of_draw[low:high] - start,
+                self._surrogate,
             ).local
         return result
+
+    @functools.cached_property
+    def _surrogate(self) -> Surrogate | None:
+        """Stands for conditional densities where it gives candidates the weights that the model does."""
+        quadrature, forest = self.quadrature, self.forest
+        assert quadrature is not None
+        assert quadrature.whitening is not None
+        assert quadrature.skew is not None
+        n = n_needed(quadrature.whitening)
+        if quadrature.base is None or forest.n_levels > 1 or n is None:
+            return None
+        proposal = SplitNormal.of_skewness(quadrature.skew)
+        g = self._evenly(n, 0.5)
+        surrogate = fit_surrogate(
+            quadrature.terms, forest, quadrature.whitening, g, quadrature.centres(g), *proposal.range
+        )
+        if surrogate is None:
+            return None
+        apart = self._distance(surrogate, proposal)
+        return surrogate if apart.max() < _MOST_APART and apart.mean() < _MOST_APART_IN_MEAN else None
+
+    def _distance(self, surrogate: Surrogate, proposal: SplitNormal) -> Array:
+        """Return how far weights of candidates are from those of the model, (n_local,), at other globals."""
+        quadrature, forest = self.quadrature, self.forest
+        assert quadrature is not None
+        g = self._evenly(_N_JUDGED, 0.25)
+        shifts = np.random.default_rng(self.sequences.seed).random((len(g), forest.n_local))
+        z, total = candidates(proposal, N_CANDIDATES[1], shifts, surrogate), np.zeros(forest.n_local)
+        size = quadrature.terms.chunk(z.shape[1])
+        for start in range(0, len(g), size):
+            at, near = g[start : start + size], z[start : start + size]
+            common = (quadrature.terms, forest, at, quadrature.centres(at), near, proposal)
+            [exact], [approximate] = weights_of(*common), weights_of(*common, surrogate)
+            total += np.abs(exact - approximate).sum(axis=(0, 1, 2))
+        return 0.5 * total / len(g)
+
+    def _evenly(self, n: int, at: float) -> Array:
+        """Return globals of the pool, as evenly by weight as can be, (at most n, n_globals)."""
+        return self.pool.g[np.unique(_picked(self.weights, (np.arange(n) + at) / n))]
 
     # --- moments ---
 
