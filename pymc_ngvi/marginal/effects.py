@@ -15,7 +15,7 @@ from scipy.special import ndtri
 
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.quadrature import Terms
+from pymc_ngvi.marginal.quadrature import Terms, upwards
 from pymc_ngvi.marginal.surrogate import Surrogate
 from pymc_ngvi.types import Array
 
@@ -160,7 +160,11 @@ def weights_of(
         return [_normalised(surrogate.log_density(g, z) + log_weight)[:, None]]
     _, values = terms.terms(g, centres.at_own(_products(z, forest), forest))
     values = np.where(np.isfinite(values), values, -np.inf)
-    return _tables(forest, z.shape[1], values, log_weight)
+    with np.errstate(all="ignore"):
+        tables, messages = upwards(forest, k := z.shape[1], values, log_weight)
+        weights = [np.exp(table - message[:, :, None]) for table, message in zip(tables, messages, strict=True)]
+    # Below candidates that are impossible all are as good as each other: none of them is chosen.
+    return [np.where(np.isfinite(w), w, 1.0 / k) for w in weights]
 
 
 def _normalised(log_weights: Array) -> Array:
@@ -206,32 +210,6 @@ def _products(z: Array, forest: Forest) -> Array:
     for level, at in enumerate(forest.at_level):
         result[:, :, at] = z[:, digits[:, level]][:, :, at]
     return result
-
-
-def _tables(forest: Forest, k: int, values: Array, log_weight: Array) -> list[Array]:
-    """Return, for each level, the weights of candidates given those above, (n, k^level, k, n_places)."""
-    tables: list[Array] = []
-    from_below: Array | None = None
-    for level in reversed(range(forest.n_levels)):
-        at = forest.at_level[level]
-        stride = k ** (forest.n_levels - 1 - level)
-        whole = len(at) == values.shape[2]
-        table = values[:, ::stride] if whole else values[:, ::stride][:, :, at]
-        if from_below is not None:
-            table = table + from_below[:, :, at]
-        own = log_weight if whole else log_weight[..., at]
-        table = table.reshape(len(values), k**level, k, len(at)) + own[:, None]
-        top = table.max(axis=2, keepdims=True)
-        weights = np.exp(table - np.where(np.isfinite(top), top, 0.0))
-        total = weights.sum(axis=2, keepdims=True)
-        with np.errstate(all="ignore"):
-            tables.insert(0, np.where(total > 0.0, weights / total, 1.0 / k))
-            message = np.log(total[:, :, 0]) + top[:, :, 0]
-        if level:
-            from_below = np.zeros((len(values), k**level, forest.n_local))
-            parents, sums = forest.to_parents(message, level, axis=2)
-            from_below[:, :, parents] = sums
-    return tables
 
 
 def _digits(k: int, n_levels: int) -> NDArray[np.intp]:

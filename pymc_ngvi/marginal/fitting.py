@@ -16,7 +16,7 @@ from pymc_ngvi.marginal.proposals import (
     first_proposal,
     tempered,
 )
-from pymc_ngvi.marginal.sampling import Plain, Pool, Round, Sequences, pooled
+from pymc_ngvi.marginal.sampling import Plain, Pool, Round, Sequences, evenly_picked, pooled
 from pymc_ngvi.marginal.tails import Bend, find_tails
 from pymc_ngvi.stored import stored
 from pymc_ngvi.types import Array
@@ -216,11 +216,13 @@ class Sampler:
         log_weights = points.log_marginal - proposal.log_density(g)
         if not np.isfinite(log_weights).any():
             raise Hopeless("log p is not finite at draws about the Gaussian fit")
-        rows = _systematic(_weights(tempered(log_weights, 20.0)), _N_COMPARED, self._rng)
+        rows = evenly_picked(_weights(tempered(log_weights, 20.0)), _N_COMPARED, self._rng.random())
         before = quadrature.rule
         quadrature.choose_rule(points[rows])
         if quadrature.rule != before:
-            rows = np.unique(_systematic(_weights(tempered(log_weights, self._n_learned)), self._n_learned, self._rng))
+            rows = np.unique(
+                evenly_picked(_weights(tempered(log_weights, self._n_learned)), self._n_learned, self._rng.random())
+            )
             points = quadrature.reference(g[rows])
         self._known = points
         self._learn(_ROUGH, self._least_nodes)
@@ -231,11 +233,11 @@ class Sampler:
         quadrature = self._quadrature
         assert quadrature is not None
         before = quadrature.rule
-        rows = np.unique(_systematic(weights, _N_COMPARED, self._rng))
+        rows = np.unique(evenly_picked(weights, _N_COMPARED, self._rng.random()))
         quadrature.choose_rule(quadrature.reference(g[rows]), least=before.n_nodes)
         if quadrature.rule == before:
             return False
-        rows = np.union1d(_systematic(weights, self._n_learned, self._rng), self._farthest(g, weights))
+        rows = np.union1d(evenly_picked(weights, self._n_learned, self._rng.random()), self._farthest(g, weights))
         self._known = quadrature.reference(g[rows])
         return True
 
@@ -257,7 +259,7 @@ class Sampler:
         quadrature = self._quadrature
         if quadrature is None or quadrature.base is None:
             return 0.0
-        rows = np.unique(_systematic(weights, _N_CHECKED, self._rng))
+        rows = np.unique(evenly_picked(weights, _N_CHECKED, self._rng.random()))
         far = np.setdiff1d(self._farthest(g, weights), rows)
         points = quadrature.reference(g[rows])
         self._known = joined([self._known, *([quadrature.reference(g[far])] if len(far) else []), points])
@@ -313,13 +315,6 @@ class Sampler:
             proposal = proposal.widened() if khat > _HEAVY else proposal
             pool = self.sequences.first(proposal)
         return proposal, self.sequences.enlarged(pool, proposal, WANTED)
-
-
-def _systematic(weights: Array, n: int, rng: np.random.Generator) -> NDArray[np.intp]:
-    """Return ``n`` draws of indices by weight, as evenly as can be."""
-    at = (rng.random() + np.arange(n)) / n
-    total = np.cumsum(weights)
-    return np.minimum(np.searchsorted(total / total[-1], at), len(weights) - 1)
 
 
 def _weights(log_weights: Array) -> Array:

@@ -92,7 +92,7 @@ def _integrate(
     forest: Forest, rule: Rule, centres: Centres, of_globals: Array, of_locals: Array, moments: bool, by_block: bool
 ) -> Integral:
     values = np.where(np.isfinite(of_locals), of_locals, -np.inf)
-    tables, messages = _upwards(forest, rule, values)
+    tables, messages = upwards(forest, rule.n_nodes, values, rule.log_weight[None, :, None])
     own = np.log(centres.own(forest))
     roots = messages[0][:, 0]  # (n, n_roots)
     log_marginal = of_globals + roots.sum(axis=1) + own.sum(axis=1)
@@ -112,25 +112,36 @@ def _by_root(forest: Forest, values: Array) -> Array:
     return result
 
 
-def _upwards(forest: Forest, rule: Rule, values: Array) -> tuple[list[Array], list[Array]]:
+def upwards(forest: Forest, k: int, values: Array, log_weight: Array) -> tuple[list[Array], list[Array]]:
     """Sum the nodes of each coordinate out, the deepest first.
+
+    Parameters
+    ----------
+    forest : Forest
+    k : int
+        Nodes of each coordinate.
+    values : ndarray, shape (n, k ** n_levels, n_local)
+        Terms of log p at all products of nodes; the node of the root changes slowest.
+    log_weight : ndarray, shape (n or 1, k, n_local or 1)
+        Of the nodes.
 
     Returns
     -------
-    tables : for each level, (n, K^level, K, n_places): log terms of a coordinate and of all below it, with its weights
-    messages : for each level, (n, K^level, n_places): their log sums over the coordinate's own nodes
+    tables : for each level, (n, k^level, k, n_places): log terms of a coordinate and of all below it, with its weights
+    messages : for each level, (n, k^level, n_places): their log sums over the coordinate's own nodes
     """
-    k, n_levels = rule.n_nodes, forest.n_levels
+    n_levels = forest.n_levels
     tables: list[Array] = []
     messages: list[Array] = []
-    from_below: Array | None = None  # (n, K^(level + 1), n_local) from children, 0 where there are none
+    from_below: Array | None = None  # (n, k^(level + 1), n_local) from children, 0 where there are none
     for level in reversed(range(n_levels)):
         at = forest.at_level[level]
         stride = k ** (n_levels - 1 - level)
         table = values[:, ::stride] if n_levels == 1 else values[:, ::stride, at]
         if from_below is not None:
             table = table + from_below[:, :, at]
-        table = table.reshape(len(values), k**level, k, -1) + rule.log_weight[:, None]
+        own = log_weight if n_levels == 1 or log_weight.shape[2] == 1 else log_weight[:, :, at]
+        table = table.reshape(len(values), k**level, k, -1) + own[:, None]
         top = table.max(axis=2, keepdims=True)
         top = np.where(np.isfinite(top), top, 0.0)
         message = np.log(np.exp(table - top).sum(axis=2)) + top[:, :, 0]

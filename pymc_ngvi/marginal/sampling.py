@@ -71,6 +71,17 @@ class Weighted(NamedTuple):
     log_weights: Array
 
 
+def picked(weights: Array, uniform: Array) -> NDArray[np.intp]:
+    """Return the rows that uniform numbers pick by weight."""
+    total = np.cumsum(weights)
+    return np.minimum(np.searchsorted(total / total[-1], uniform, side="right"), len(weights) - 1)
+
+
+def evenly_picked(weights: Array, n: int, at: float) -> NDArray[np.intp]:
+    """Return ``n`` rows by weight, as evenly as can be: at this part, from 0 to 1, of each of ``n`` equal steps."""
+    return picked(weights, (np.arange(n) + at) / n)
+
+
 def pooled(rounds: list[Round]) -> Weighted:
     """Return the draws of several rounds, weighted as draws of the mixture of their proposals."""
     g = np.concatenate([r.g for r in rounds])

@@ -20,7 +20,7 @@ from pymc_ngvi.marginal.log_marginal import LogMarginal
 from pymc_ngvi.marginal.nodes import ladder
 from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.marginal.quadrature import integrate
-from pymc_ngvi.marginal.sampling import Pool, Sequences
+from pymc_ngvi.marginal.sampling import Pool, Sequences, evenly_picked, picked
 from pymc_ngvi.marginal.surrogate import Surrogate, fit_surrogate, n_needed
 from pymc_ngvi.marginal.verdict import Checks
 from pymc_ngvi.stored import stored
@@ -157,7 +157,7 @@ class ExactState(InFiles):
         if quadrature is None:
             return 0.0, 0.0
         n = _N_COMPARED if quadrature.base is None else _N_REFERENCE
-        rows = _picked(self.weights, (np.arange(n) + 0.5) / n)
+        rows = evenly_picked(self.weights, n, 0.5)
         points = quadrature.reference(self.pool.g[rows])
         apart = np.exp(points.log_marginal - self.pool.log_marginal[rows])[~points.lost]
         some = points[np.arange(0, n, n // _N_COMPARED)]
@@ -192,7 +192,7 @@ class ExactState(InFiles):
     def draws(self, base: Array) -> Array:
         """Map base draws to draws: normals, which have no part, and behind them the uniforms."""
         uniform = base[:, self.n_dim :]
-        rows = _picked(self.weights, uniform[:, 0])
+        rows = picked(self.weights, uniform[:, 0])
         n_local = self.forest.n_local
         return self._joined(self.pool, rows, uniform[:, 1 : 1 + n_local], uniform[:, 1 + n_local :])
 
@@ -201,7 +201,7 @@ class ExactState(InFiles):
         pool = self.for_draws(n)
         weights = self.weights if pool is self.pool else pool.weights()[0]
         # Evenly by weight: as few repetitions as can be.
-        rows = _picked(weights, rng.permutation((np.arange(n) + rng.random()) / n))
+        rows = picked(weights, rng.permutation((np.arange(n) + rng.random()) / n))
         shifts, choices = rng.random((n, self.forest.n_local)), rng.random((n, self.forest.n_local))
         return self._joined(pool, rows, shifts, choices)
 
@@ -276,7 +276,7 @@ class ExactState(InFiles):
 
     def _evenly(self, n: int, at: float) -> Array:
         """Return globals of the pool, as evenly by weight as can be, (at most n, n_globals)."""
-        return self.pool.g[np.unique(_picked(self.weights, (np.arange(n) + at) / n))]
+        return self.pool.g[np.unique(evenly_picked(self.weights, n, at))]
 
     # --- moments ---
 
@@ -378,7 +378,7 @@ class ExactState(InFiles):
         assert quadrature is not None
         assert quadrature.skew is not None
         rng = np.random.default_rng(self.sequences.seed)
-        rows = np.unique(_picked(self.weights, (np.arange(_N_JUDGED) + rng.random()) / _N_JUDGED))
+        rows = np.unique(evenly_picked(self.weights, _N_JUDGED, rng.random()))
         g = self.pool.g[rows]
         shape = (len(rows), self.forest.n_local)
         drawn = draw_effects(
@@ -415,12 +415,6 @@ def _effective(weights: Array) -> float:
 def _error(values: Array) -> float:
     """Return the standard error of a mean of independent values."""
     return float(np.std(values, ddof=1) / np.sqrt(len(values)))
-
-
-def _picked(weights: Array, uniform: Array) -> NDArray[np.intp]:
-    """Return the rows that uniform numbers pick by weight."""
-    total = np.cumsum(weights)
-    return np.minimum(np.searchsorted(total / total[-1], uniform, side="right"), len(weights) - 1)
 
 
 def _within(forest: Forest, at: NDArray[np.intp]) -> NDArray[np.bool_]:
