@@ -100,7 +100,8 @@ class SecondStart:
         density = self.density
         if q.n_dim > _MOST_DIMENSIONS or not q.sd().max() > _LEAST_SD or not density.has_hessian:
             return None
-        n = int(np.clip(_SECONDS / density.gradient_seconds, _LEAST_PRIOR, _MOST_PRIOR))
+        seconds = max(density.gradient_seconds, _SECONDS / _MOST_PRIOR)  # 0 where log p is constant
+        n = max(int(_SECONDS / seconds), _LEAST_PRIOR)
         prior = density.prior_draws(n, int(np.random.default_rng([_STREAM, self.seed]).integers(2**31)))
         unused = at_prior(q, prior)
         if not len(unused):

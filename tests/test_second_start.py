@@ -8,6 +8,7 @@ import pytest
 from pymc_ngvi import fit_ngvi
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.second_start import SecondStart, at_prior, best_mode
+from pymc_ngvi.status import ConvergenceWarning, Status
 
 QUIET = {"progressbar": False, "posterior": "gaussian"}
 
@@ -120,6 +121,15 @@ def test_a_parameter_at_its_prior_does_not_move_a_good_fit(promise, monkeypatch)
     assert one.elbo == two.elbo
     assert not one.record.restarted
     assert one.n_gradients > two.n_gradients
+
+
+def test_a_density_that_costs_nothing_to_evaluate_ends_as_ever():
+    """log p of a flat prior alone is a constant."""
+    with pm.Model() as model:
+        pm.Flat("x")
+    with pytest.warns(ConvergenceWarning, match="may be improper"):
+        approx = fit_ngvi(model=model, random_seed=1, **QUIET)
+    assert approx.status is Status.UNBOUNDED
 
 
 def test_a_start_of_the_user_is_the_only_one():
