@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         measure_model(options.models[0], options.seed, options.starts)
         return
     if options.references:
-        make_references(options.models)
+        make_references(options.models, options.draws, options.processes)
         return
     records = Records(options.out, FIELDS)
     done = {row["model"] for row in records.read()}
@@ -222,7 +222,7 @@ def verdict_of(row: Row) -> str:
     Two standard errors of the reference's least known coordinate are in its favour.
     """
     name = row["model"]
-    if name in IMPROPER:
+    if name in IMPROPER and row["reliable"]:
         return "right" if row["status"] != "converged" else "false assurance"
     if not row["reliable"] or not row["worst_mean"]:
         return "-"
@@ -255,8 +255,8 @@ def read_reference(name: str) -> Reference | None:
     return Reference(mean, sd)
 
 
-def make_references(names: Sequence[str]) -> None:
-    """Sample the models that have no reference yet, and write the file after each."""
+def make_references(names: Sequence[str], n_draws: int, cores: int) -> None:
+    """Sample the models that have no reference yet, with so many draws a chain, and write the file after each."""
     import arviz_stats
     import nutpie
 
@@ -268,7 +268,7 @@ def make_references(names: Sequence[str]) -> None:
         tree = nutpie.sample(
             nutpie.compile_pymc_model(build() if build else model),
             chains=4 * CHAINS if name in SEVERAL_MODES else CHAINS,
-            tune=TUNE, draws=DRAWS, seed=1, progress_bar=False, target_accept=0.9,
+            cores=cores, tune=TUNE, draws=n_draws, seed=1, progress_bar=False, target_accept=0.9,
         )  # fmt: skip
         posterior = tree.posterior if moved is None else DataTree(moved(tree.posterior.to_dataset()))
         theta = unconstrain(posterior, model)
@@ -349,6 +349,7 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--earlier", type=Path, help="results of an earlier run, whose best ELBOs count too")
     parser.add_argument("--processes", type=int, default=1, help="side by side")
     parser.add_argument("--references", action="store_true", help="make the references that are missing, and stop")
+    parser.add_argument("--draws", type=int, default=DRAWS, help="of each chain, for references")
     parser.add_argument("--out", type=Path, default=DOCS / "benchmarks" / "users.csv")
     parser.add_argument("--table", type=Path, default=DOCS / "benchmarks" / "users.md", help="page with marks, or new")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)

@@ -30,9 +30,12 @@ SEVERAL_MODES = ("structured: label switching", "structured: factor analysis")
 
 
 def _centred(posterior):
-    """Return draws of the centred eight schools from those of the non-centred ones."""
+    """Return draws of centred effects from those of non-centred ones."""
     return posterior.assign(theta=posterior["mu"] + posterior["tau"] * posterior["z"]).drop_vars("z")
 
 
 #: Models that NUTS hardly samples: a model that it does sample, and what makes draws of the one of those of the other.
-SAMPLED_AS = {"groups: eight schools centred": (groups.eight_schools_noncentred, _centred)}
+SAMPLED_AS = {
+    "groups: eight schools centred": (groups.eight_schools_noncentred, _centred),
+    "groups: meta analysis": (groups.meta_analysis_noncentred, _centred),
+}

@@ -128,14 +128,29 @@ def lkj_slopes():
     return model
 
 
-def meta_analysis():
+def _studies():
+    """Return effects and their standard errors."""
     rng = _rng(10)
     se = rng.uniform(0.1, 0.5, 20)
-    y = 0.3 + rng.normal(0.0, 0.2, 20) + rng.normal(0.0, se)
+    return 0.3 + rng.normal(0.0, 0.2, 20) + rng.normal(0.0, se), se
+
+
+def meta_analysis():
+    y, se = _studies()
     with pm.Model() as model:
         mu, tau = pm.Normal("mu", 0.0, 1.0), pm.HalfNormal("tau", 0.5)
         theta = pm.Normal("theta", mu, tau, shape=20)
         pm.Normal("y", theta, se, observed=y)
+    return model
+
+
+def meta_analysis_noncentred():
+    """The same, as NUTS samples it: centred, it misses half of the variance of log tau."""
+    y, se = _studies()
+    with pm.Model() as model:
+        mu, tau = pm.Normal("mu", 0.0, 1.0), pm.HalfNormal("tau", 0.5)
+        z = pm.Normal("z", shape=20)
+        pm.Normal("y", mu + tau * z, se, observed=y)
     return model
 
 
