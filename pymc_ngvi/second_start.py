@@ -21,10 +21,11 @@ from pymc_ngvi.types import Array
 
 #: Dimensions beyond which draws of the prior are too far from everything.
 _MOST_DIMENSIONS = 12
-#: Draws of the prior: at most, at least, and seconds of estimated work beyond which there are fewer.
-_MOST_PRIOR, _LEAST_PRIOR, _SECONDS = 1_024, 64, 1.0
-#: Draws that climb, and their steps.
-_N_CLIMBING, _N_STEPS = 24, 20
+#: Draws of the prior: at most, at least, and those of a first look; seconds of estimated work beyond which there are
+#: fewer.
+_MOST_PRIOR, _LEAST_PRIOR, _FIRST_PRIOR, _SECONDS = 1_024, 64, 192, 1.0
+#: Draws that climb, at most and at least, and their steps.
+_MOST_CLIMBING, _LEAST_CLIMBING, _N_STEPS = 64, 16, 20
 #: Number of the random stream behind the draws.
 _STREAM = 7_000_000
 #: Standard deviation on the unconstrained scale below which a parameter has learned from the data.
@@ -33,6 +34,8 @@ _LEAST_SD = 0.4
 _SHIFT, _RATIOS = 1.5, (0.4, 2.5)
 #: Least curvature of a climb, in the scales of the prior; length of its steps; nats below which a step is the last.
 _LEAST_CURVATURE, _MOST_LENGTH, _LAST_GAIN = 0.1, 3.0, 0.05
+#: Length of differences of gradients, in the same scales.
+_DIFFERENCE = 1e-6
 #: Nats by which a mode has to promise more than q; nats, and standard errors, that a second fit has to gain.
 _PROMISE, _GAIN, _N_SE = 1.0, 0.1, 3.0
 #: Parameters named in a sentence, at most.
@@ -100,17 +103,20 @@ class SecondStart:
         density = self.density
         if q.n_dim > _MOST_DIMENSIONS or not q.sd().max() > _LEAST_SD or not density.has_hessian:
             return None
-        seconds = max(density.gradient_seconds, _SECONDS / _MOST_PRIOR)  # 0 where log p is constant
-        n = max(int(_SECONDS / seconds), _LEAST_PRIOR)
-        prior = density.prior_draws(n, int(np.random.default_rng([_STREAM, self.seed]).integers(2**31)))
+        n = _affordable(density.gradient_seconds, _LEAST_PRIOR, _MOST_PRIOR)
+        seed = int(np.random.default_rng([_STREAM, self.seed]).integers(2**31))
+        prior = density.prior_draws(min(n, _FIRST_PRIOR), seed)
+        if not 0 < len(prior) < _LEAST_PRIOR and not len(at_prior(q, prior)):
+            return None
+        prior = density.prior_draws(n, seed)
         unused = at_prior(q, prior)
         if not len(unused):
             return None
-        point, mass = best_mode(density, prior)
+        point, mass, sd = best_mode(density, prior)
         if not mass > elbo + _PROMISE:
             return None
         try:
-            state = choose_start(self.rule, self.family, point, self.scales, density)
+            state = choose_start(self.rule, self.family, point, [sd, *self.scales], density)
         except StartError:
             return None
         return Place(state, tuple(density.layout.label(int(i)) for i in unused), len(prior))
@@ -119,6 +125,11 @@ class SecondStart:
 def is_better(new: Elbo, old: Elbo) -> bool:
     """Tell whether a second fit has gained more than its error."""
     return bool(np.isfinite(new.value) and new.value - old.value > max(_GAIN, _N_SE * float(np.hypot(new.se, old.se))))
+
+
+def _affordable(seconds: float, least: int, most: int) -> int:
+    """Return how often something that takes some seconds may be done; they are 0 where log p is constant."""
+    return max(int(_SECONDS / max(seconds, _SECONDS / most)), least)
 
 
 def at_prior(q: Any, prior: Array) -> NDArray[np.intp]:
@@ -137,7 +148,7 @@ def _centre_and_scale(prior: Array) -> tuple[Array, Array]:
     return centre, np.maximum((upper - lower) / (2.0 * _QUARTILE), 1e-12)
 
 
-def best_mode(density: Any, prior: Array) -> tuple[Array, float]:
+def best_mode(density: Any, prior: Array) -> tuple[Array, float, Array]:
     """Return the mode with most mass that the best draws of the prior climb to, and the log of that mass.
 
     Parameters
@@ -150,19 +161,24 @@ def best_mode(density: Any, prior: Array) -> tuple[Array, float]:
     point : ndarray, shape (n_dim,)
     log_mass : float
         By Laplace's method; -inf if no end of a climb has the curvature of a mode.
+    sd : ndarray, shape (n_dim,)
+        Standard deviations given all other coordinates.
     """
     logp, _ = density.logp_grad(prior)
     logp = np.where(np.isfinite(logp), logp, -np.inf)
     # The best of each part of the draws: the best of all may lie about one poor mode.
-    parts = np.array_split(np.arange(len(prior)), _N_CLIMBING)
+    work = density.gradient_seconds * _N_STEPS * prior.shape[1]
+    n_climbing = _affordable(work, _LEAST_CLIMBING, _MOST_CLIMBING)
+    parts = np.array_split(np.arange(len(prior)), n_climbing)
     best = [part[np.argmax(logp[part])] for part in parts]
-    points, logp = climbed(density, prior[best], _centre_and_scale(prior)[1])
-    masses = [_log_mass(density, point, height) for point, height in zip(points, logp, strict=True)]
+    scale = _centre_and_scale(prior)[1]
+    points, logp, grad = climbed(density, prior[best], scale)
+    masses, sds = _log_masses(density, points, logp, grad, scale)
     most = int(np.argmax(masses))
-    return points[most], masses[most]
+    return points[most], float(masses[most]), sds[most]
 
 
-def climbed(density: Any, points: Array, scale: Array) -> tuple[Array, Array]:
+def climbed(density: Any, points: Array, scale: Array) -> tuple[Array, Array, Array]:
     """Climb log p from several points at once, by Newton steps with the absolute values of the curvatures.
 
     Parameters
@@ -177,6 +193,7 @@ def climbed(density: Any, points: Array, scale: Array) -> tuple[Array, Array]:
     points : ndarray, shape (n_points, n_dim)
     logp : ndarray, shape (n_points,)
         -inf where it is not finite.
+    grad : ndarray, shape (n_points, n_dim)
     """
     x = points.copy()
     logp, grad = density.logp_grad(x)
@@ -184,8 +201,8 @@ def climbed(density: Any, points: Array, scale: Array) -> tuple[Array, Array]:
     logp = np.where(active, logp, -np.inf)
     direction, size, turn = np.zeros_like(x), np.ones(len(x)), active.copy()
     for _ in range(_N_STEPS):
-        for row in np.flatnonzero(active & turn):
-            direction[row] = _newton_step(density, x[row], grad[row], scale)
+        rows = active & turn
+        direction[rows] = _newton_steps(density, x[rows], grad[rows], scale)
         rows = np.flatnonzero(active)
         if not len(rows):
             break
@@ -201,34 +218,50 @@ def climbed(density: Any, points: Array, scale: Array) -> tuple[Array, Array]:
         turn[:] = False
         turn[up] = True
         active[up[full & (gain < _LAST_GAIN)]] = False
-    return x, logp
+    return x, logp, grad
 
 
-def _newton_step(density: Any, point: Array, grad: Array, scale: Array) -> Array:
-    values, vectors = _curvatures(density, point, scale)
-    if values is None:
-        step = scale * grad
-    else:
-        step = vectors @ ((vectors.T @ (scale * grad)) / np.maximum(np.abs(values), _LEAST_CURVATURE))
-    step = step * min(1.0, _MOST_LENGTH * np.sqrt(len(step)) / max(float(np.linalg.norm(step)), 1e-300))
-    result: Array = scale * step
+def _newton_steps(density: Any, points: Array, grad: Array, scale: Array) -> Array:
+    """Return a step for each point, (n_points, n_dim): along the gradient where there are no curvatures."""
+    curvatures, _ = _curvatures(density, points, grad, np.broadcast_to(scale, points.shape))
+    values, vectors = np.linalg.eigh(curvatures)
+    slopes = np.einsum("nji,nj->ni", vectors, scale * grad)
+    steps = np.einsum("nij,nj->ni", vectors, slopes / np.maximum(np.abs(values), _LEAST_CURVATURE))
+    longest = _MOST_LENGTH * np.sqrt(points.shape[1])
+    length = np.maximum(np.linalg.norm(steps, axis=1, keepdims=True), 1e-300)
+    result: Array = scale * steps * np.minimum(1.0, longest / length)
     return result
 
 
-def _log_mass(density: Any, point: Array, logp: float) -> float:
-    """Return the log of the mass about a mode by Laplace's method; -inf where there is none."""
-    if not np.isfinite(logp):
-        return -np.inf
-    values, _ = _curvatures(density, point, np.ones(len(point)))
-    if values is None or not values.min() > 0.0:
-        return -np.inf
-    return float(logp + 0.5 * len(point) * np.log(2.0 * np.pi) - 0.5 * np.log(values).sum())
+def _log_masses(density: Any, points: Array, logp: Array, grad: Array, scale: Array) -> tuple[Array, Array]:
+    """Return the log of the mass about each mode by Laplace's method, and standard deviations given all others.
+
+    The mass is -inf where there is no mode.
+    """
+    masses, sds = np.full(len(points), -np.inf), np.broadcast_to(scale, points.shape).copy()
+    ends = np.flatnonzero(np.isfinite(logp))
+    for _ in range(2):  # the second time over differences of the right length
+        curvatures, _ = _curvatures(density, points[ends], grad[ends], sds[ends])
+        sds[ends] /= np.sqrt(np.maximum(np.einsum("nii->ni", curvatures), _LEAST_CURVATURE))
+    curvatures, finite = _curvatures(density, points[ends], grad[ends], sds[ends])
+    values = np.linalg.eigvalsh(curvatures)
+    modes = finite & (values.min(axis=1, initial=np.inf) > 0.0)
+    ends, values = ends[modes], values[modes]
+    root = 0.5 * np.log(2.0 * np.pi) + np.log(sds[ends]) - 0.5 * np.log(values)
+    masses[ends] = logp[ends] + root.sum(axis=1)
+    return masses, sds
 
 
-def _curvatures(density: Any, point: Array, scale: Array) -> tuple[Array | None, Array]:
-    """Return eigenvalues and vectors of minus the Hessian in some scales; None where it is not finite."""
-    curvature = -scale[:, None] * density.mean_hessian_products(point[None], np.eye(len(point))) * scale
-    if not np.isfinite(curvature).all():
-        return None, curvature
-    values, vectors = np.linalg.eigh(0.5 * (curvature + curvature.T))
-    return values, vectors
+def _curvatures(density: Any, points: Array, grad: Array, scales: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """Return minus the Hessian at each point, in its scales, from differences of gradients; 1 where not finite."""
+    n_points, n_dim = points.shape
+    if not n_points:
+        return np.empty((0, n_dim, n_dim)), np.empty(0, dtype=np.bool_)
+    moved = points[:, None, :] + _DIFFERENCE * scales[:, :, None] * np.eye(n_dim)
+    _, beside = density.logp_grad(moved.reshape(-1, n_dim))
+    with np.errstate(invalid="ignore", over="ignore"):
+        change = grad[:, None, :] - beside.reshape(n_points, n_dim, n_dim)
+        curvatures = scales[:, None, :] * change / _DIFFERENCE
+        curvatures = 0.5 * (curvatures + curvatures.transpose(0, 2, 1))
+    finite = np.isfinite(curvatures).all(axis=(1, 2))
+    return np.where(finite[:, None, None], curvatures, np.eye(n_dim)), finite
