@@ -16,6 +16,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import pymc_ngvi
 
 from pymc_ngvi import NGVI
+from pymc_ngvi.diagnosis import making
 
 matplotlib.use("agg")
 
@@ -325,3 +326,25 @@ def test_bambi():
     assert rate.shape == (1, 300, len(COUNTS))
     linear = tree.posterior["Intercept"] + effects.sel(g__factor_dim="g3")
     assert_allclose(rate.values[..., GROUP == 3].mean(axis=-1), np.exp(linear), rtol=1e-10)
+
+
+# --- diagnosis --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("wrong", "verdict"), [((True, False), "reliable"), ((True, True), "not reliable")])
+def test_what_moved_draws_have_against_an_exact_posterior_is_seen_twice(wrong, verdict, monkeypatch):
+    """One of some thousands of coordinates stands out in a few draws by chance now and then, but not twice."""
+    moved, n_made = making._moved, 0
+
+    def off(*args):
+        nonlocal n_made
+        result, drift = moved(*args)
+        if wrong[n_made]:
+            drift.sd.value[3], drift.sd.se[3] = -0.4, 0.04
+        n_made += 1
+        return result, drift
+
+    monkeypatch.setattr(making, "_moved", off)
+    approx = fit(model_of("one"))
+    assert approx.diagnose().verdict == verdict
+    assert n_made == 2

@@ -217,6 +217,12 @@ def _of_drift(context: Context, drift: Drift) -> list[Finding]:
     ]
 
 
+def stands_out(drift: Drift) -> bool:
+    """Tell whether a moment of some coordinate is off by much."""
+    pairs = ((drift.mean, MEAN), (drift.sd, SD), (drift.skewness, SKEWNESS))
+    return any(len(of.beyond(size, 1.0)) for of, size in pairs)
+
+
 def _standing_out(
     layout: Layout, drift: Drift, sizes: tuple[float, float, float], certain: float
 ) -> list[tuple[str, list[str]]]:
