@@ -13,6 +13,7 @@ import numpy as np
 import xarray as xr
 
 from pymc_ngvi.card import html_card
+from pymc_ngvi.convert import to_datatree, to_multitrace
 from pymc_ngvi.model.roles import Extent, Roles, find_roles
 from pymc_ngvi.sections import arranged, plan_sections, terms_of
 from pymc_ngvi.summary_table import Rows, as_html, as_text, rows_of
@@ -170,8 +171,7 @@ class SummaryReport(VerdictReport):
             table = table_of(self.sample(draws, random_seed=rng, log_p=False), **options)
             wide = kwargs.get("fmt", "wide") == "wide"
             return Summary((), table, None, {"": table} if wide else {}, (), by_sd)
-        # Two draws tell the sizes, and so the roles.
-        few = self._posterior_draws(2, np.random.default_rng(_CARD_SEED))
+        few = self._two_points()
         sizes = {str(name): values.size // 2 for name, values in few.data_vars.items()}
         roles = self._roles(few)
         plan = plan_sections(roles, sizes, group_effects=group_effects)
@@ -197,6 +197,15 @@ class SummaryReport(VerdictReport):
         tree = self.sample(draws, random_seed=rng, log_p=False, **options)
         assert isinstance(tree, xr.DataTree)
         return tree["posterior"].to_dataset()
+
+    def _two_points(self) -> xr.Dataset:
+        """Return all variables at one point, twice, as if these were draws: enough to tell sizes, and so roles.
+
+        A draw of q takes a search for modes where effects are relative to these.
+        """
+        values = self._constrainer(np.tile(self.density.initial_point(), (2, 1)), random_seed=_CARD_SEED)
+        trace = to_multitrace(self.model, values, {}, 1)
+        return to_datatree(trace, self.model, include_transformed=self.include_transformed)["posterior"].to_dataset()
 
     def _roles(self, posterior: xr.Dataset) -> Roles:
         """Return the roles of the variables, whose axes are taken from any draws."""

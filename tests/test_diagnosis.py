@@ -198,6 +198,20 @@ def test_an_exact_posterior_is_a_cure_where_it_was_not_tried(changes, expected, 
     assert ("exact" in cure) is expected
 
 
+def test_moments_of_q_are_asked_for_only_to_name_places(gaussian):
+    """Of effects relative to their modes, they take thousands of searches."""
+    context = Context(gaussian.layout, None, "full", has_groups=False, has_hessian=True, can_be_exact=True)
+    none, where = np.empty((0, 4)), np.zeros(4)
+    moved = Moved(none, none, none, none[:, 0], none[:, 0], 0.0, 4, 0.1, 0, 0)
+    without_moments = object()
+    rest = context, 0.0, 0.0, Weights(0.1, 900.0, 1_000, 0), moved, None, []
+    found = findings_of(*rest, [], without_moments)
+    q = DiagonalState(where, where + 1.0)
+    more = findings_of(*rest, [Elsewhere("mode", 0.4, where + 9.0)], q)
+    assert len(more) == len(found) + 1
+    assert "= 9 (q: 0)" in " ".join(f.text for f in more)
+
+
 @pytest.mark.parametrize("share", [0.4, 0.001])
 def test_an_exact_posterior_is_no_cure_where_a_mode_is_missed(share, gaussian):
     """It would miss the same one."""
@@ -205,7 +219,8 @@ def test_an_exact_posterior_is_no_cure_where_a_mode_is_missed(share, gaussian):
     none, where = np.empty((0, 4)), np.zeros(4)
     moved = Moved(none, none, none, none[:, 0], none[:, 0], 0.0, 4, 0.1, 0, 0)
     places = [Elsewhere("mode", share, where + 9.0)]
-    found = findings_of(context, 0.0, 0.0, Weights(0.1, 900.0, 1_000, 0), moved, None, [], places, (where, where + 1.0))
+    q = DiagonalState(where, where + 1.0)
+    found = findings_of(context, 0.0, 0.0, Weights(0.1, 900.0, 1_000, 0), moved, None, [], places, q)
     assert any("exact" in finding.cure for finding in found) is (share < 0.1)
 
 

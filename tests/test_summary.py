@@ -73,6 +73,14 @@ def test_fixed_effects_come_first_and_group_effects_on_request(multilevel):
     np.testing.assert_array_equal(more.table.loc[summary.table.index], summary.table)
 
 
+def test_no_draws_are_made_but_those_of_the_table(multilevel, monkeypatch):
+    """Sizes are those of any point."""
+    made, draws = [], DiagonalState.draws
+    monkeypatch.setattr(DiagonalState, "draws", lambda self, base: made.append(len(base)) or draws(self, base))
+    assert POPULATION in multilevel.summary(200, khat_draws=None, random_seed=1).sections
+    assert made == [200]
+
+
 def test_names_are_shown_as_asked_for(multilevel):
     summary = multilevel.summary(50, khat_draws=None, var_names=["z", "mu"])
     assert list(summary.sections) == [""]

@@ -4,6 +4,7 @@ import math
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
@@ -132,6 +133,18 @@ class Context:
         return "Bar one of the modes by an ordering or a prior, or try pm.sample with several chains."
 
 
+class Spread(Protocol):
+    """What places are told apart from: a distribution with a mean and standard deviations."""
+
+    def mean(self) -> NDArray[np.float64]:
+        """Return the mean, (n_dim,)."""
+        ...
+
+    def sd(self) -> NDArray[np.float64]:
+        """Return the standard deviations, (n_dim,)."""
+        ...
+
+
 def findings_of(
     context: Context,
     gap: float,
@@ -141,7 +154,7 @@ def findings_of(
     drift: Drift | None,
     equal: Sequence[EqualModes],
     places: Sequence[Elsewhere],
-    about: tuple[NDArray[np.float64], NDArray[np.float64]],
+    q: Spread,
 ) -> tuple[Finding, ...]:
     """Return all findings, the serious ones first.
 
@@ -156,8 +169,8 @@ def findings_of(
         None where too few draws could be moved.
     equal : sequence of EqualModes
     places : sequence of Elsewhere
-    about : tuple of ndarray, shape (n_dim,)
-        Mean and standard deviation of q.
+    q : Spread
+        Asked for its mean and standard deviations where places are named only: they may take thousands of draws.
     """
     if any(p.kind == "mode" and p.share > _ELSEWHERE for p in places):
         context = replace(context, can_be_exact=False)  # it would miss the same modes
@@ -168,7 +181,7 @@ def findings_of(
         *([] if drift is None or _stuck(moved) else _of_drift(context, drift)),
         *([] if not_moved(moved) else _of_movement(context, moved, drift)),
         *_of_weights(context, weights),
-        *_of_places(context, elbo, places, about),
+        *_of_places(context, elbo, places, q),
     ]
     return tuple(sorted(found, key=lambda f: not f.serious))
 
@@ -341,16 +354,14 @@ def _changed(equal: EqualModes) -> str:
     return f"{names} {changes}{' at one label' if equal.by_label else ''}"
 
 
-def _of_places(
-    context: Context, elbo: float, places: Sequence[Elsewhere], about: tuple[NDArray[np.float64], NDArray[np.float64]]
-) -> list[Finding]:
+def _of_places(context: Context, elbo: float, places: Sequence[Elsewhere], q: Spread) -> list[Finding]:
     result = []
     modes = [p for p in places if p.kind == "mode" and p.share > _ELSEWHERE]
     if modes:
         number = f"{len(modes)} modes" if len(modes) > 1 else "a mode"
         text = (
             f"q misses {number} of the posterior; the largest has {100 * modes[0].share:.0f} % of the mass of both, at "
-            f"{_place(context.layout, modes[0], about)}."
+            f"{_place(context.layout, modes[0], q)}."
         )
         result.append(Finding(text, context.mode_cure(), True))
     for place in places:
@@ -361,15 +372,16 @@ def _of_places(
         elif place.kind == "fit" and place.share > _ELSEWHERE and not modes:
             text = (
                 "Another fit, from a dispersed start, ends elsewhere, with an ELBO of "
-                f"{format_elbo(place.elbo)}, at {_place(context.layout, place, about)}."
+                f"{format_elbo(place.elbo)}, at {_place(context.layout, place, q)}."
             )
             result.append(Finding(text, context.mode_cure(), True))
     return result
 
 
-def _place(layout: Layout, place: Elsewhere, about: tuple[NDArray[np.float64], NDArray[np.float64]]) -> str:
+def _place(layout: Layout, place: Elsewhere, q: Spread) -> str:
     """Return the coordinates in which a place is farthest from q."""
-    apart = np.abs(place.location - about[0]) / about[1]
+    mean = q.mean()
+    apart = np.abs(place.location - mean) / q.sd()
     far = np.argsort(-apart)[:_N_NAMED]
     far = far[apart[far] > 0.3 * apart[far[0]]]
-    return ", ".join(f"`{layout.label(int(i))}` = {place.location[i]:.3g} (q: {about[0][i]:.3g})" for i in far)
+    return ", ".join(f"`{layout.label(int(i))}` = {place.location[i]:.3g} (q: {mean[i]:.3g})" for i in far)

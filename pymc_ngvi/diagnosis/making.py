@@ -92,8 +92,8 @@ def diagnosed(
     n_gradients = density.n_gradients - before
     places = _elsewhere(posterior, elbo.value, rng) if thorough else []
     gap = float("nan") if record is None or record.is_exact else record.gap
-    about = posterior.distribution.mean(), posterior.distribution.sd()
-    found = findings_of(context_of(posterior), gap, elbo.value, weights, moved, drift, equal, places, about)
+    q = posterior.distribution
+    found = findings_of(context_of(posterior), gap, elbo.value, weights, moved, drift, equal, places, q)
     return Diagnosis(
         findings=found,
         outcome="not made by a fit" if record is None else str(record.status),
