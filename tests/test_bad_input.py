@@ -336,8 +336,7 @@ def test_some_draws_outside_the_support_are_left_out_and_counted(seed, start_sig
         np.testing.assert_allclose(approx.sd_flat, sd, rtol=0.15)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("family", ["full", "diagonal"])
+@pytest.mark.parametrize(("seed", "family"), [(1, "full"), (2, "diagonal")])
 def test_bounded_likelihood_ends_with_a_status(seed, family, caplog):
     """y ~ Uniform(0, t) leaves no density below max y, where the Gaussian has some: no ELBO is finite."""
     model = build(lambda: pm.Uniform("y", 0.0, pm.HalfNormal("t", 10.0), observed=[0.5, 1.0, 2.0]))

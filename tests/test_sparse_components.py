@@ -196,14 +196,14 @@ def test_sparse_components_gain_what_dense_ones_do_about(seed):
 
 def test_components_are_as_sparse_as_the_model():
     """Where a sparse precision is the quickest single Gaussian, it is what components are."""
-    approx = fit(groups(300), 1, n_components=2)
-    assert all(isinstance(c, SparseState) for c in approx.q.components)
-    assert approx.q.components[0].structure.n_border == 2
-    few = fit(groups(4), 1, n_components=1)
-    assert isinstance(few.q.components[0], FullState)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # three iterations
+        approx = fit(groups(300), 1, n_components=2, n=3)
+        few = fit(groups(4), 1, n_components=1, n=3)
         named = fit(groups(300), 1, n_components=1, components="diagonal", n=3)
+    assert all(isinstance(c, SparseState) for c in approx.q.components)
+    assert approx.q.components[0].structure.n_border == 2
+    assert isinstance(few.q.components[0], FullState)
     assert isinstance(named.q.components[0], DiagonalState)
 
 
