@@ -251,6 +251,22 @@ def test_starts_follow_the_draws():
     assert_allclose(again[1], grad, rtol=1e-7, atol=1e-7)
 
 
+def test_starts_come_back_from_where_a_step_was_too_long():
+    """Searches were long there, too, so that length alone does not tell."""
+    model, blocks = poisson_slopes()
+    density = LogDensity(model, backend="quick")
+    target = reparametrised(density, structure_of(density, blocks), "rvb2")
+    near = draws(target, 8, spread=0.1)
+    far = near.copy()
+    far[:, :2] += np.array([8.0, -6.0])
+    target.transform.recentre(far.mean(axis=0))
+    target._usual_evaluations = 50.0
+    for _ in range(3):
+        target.logp_grad(near)
+    assert_allclose(target.transform.centre[:2], near[:, :2].mean(axis=0), atol=0.1)
+    assert target.transform.modes(near).n_evaluations <= 6 * len(near)
+
+
 # --- target -----------------------------------------------------------------------------------------------------------
 
 

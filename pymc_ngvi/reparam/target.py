@@ -17,6 +17,8 @@ from pymc_ngvi.types import Array
 
 #: Evaluations for the modes of a draw, beyond which a closer centre pays.
 _MANY_EVALUATIONS = 4.0
+#: Standard deviations of the draws from which on the centre is far from their mean.
+_FAR = 1.0
 #: Numbers in one batch of draws, with their blocks.
 _BATCH_ELEMENTS = 2**17
 
@@ -199,13 +201,22 @@ class ReparametrisedDensity:
 
     def _follow(self, phi: Array, n_evaluations: float) -> None:
         """Move the centre of the searches to the draws where these have become long."""
-        if n_evaluations > max(_MANY_EVALUATIONS, self._usual_evaluations + 1.0) and len(phi) > 1:
-            finite = np.isfinite(phi).all(axis=1)
-            if finite.any():
-                self.transform.recentre(phi[finite].mean(axis=0))
+        finite = phi[np.isfinite(phi).all(axis=1)]
+        longer = n_evaluations > self._usual_evaluations + 1.0
+        if n_evaluations > _MANY_EVALUATIONS and len(phi) > 1 and (longer or self._is_far(finite)):
+            if len(finite):
+                self.transform.recentre(finite.mean(axis=0))
             self._usual_evaluations = np.inf  # the next call says
         elif np.isinf(self._usual_evaluations):
             self._usual_evaluations = n_evaluations
+
+    def _is_far(self, phi: Array) -> bool:
+        """Tell whether the centre is far from draws: where a step that was too long has led, for instance."""
+        border = self.transform.blocks.border
+        if len(phi) < 2 or np.isinf(self._usual_evaluations):
+            return False
+        apart = np.abs(phi[:, border].mean(axis=0) - self.transform.centre[border])
+        return bool((apart > _FAR * phi[:, border].std(axis=0)).any())
 
     # --- second derivatives ---
 

@@ -85,6 +85,11 @@ class Conditional:
         """Number of coordinates."""
         return self.structure.n_dim
 
+    @property
+    def centre(self) -> Array:
+        """Where searches begin, (n_dim,)."""
+        return self._given
+
     def recentre(self, point: Array) -> None:
         """Let searches begin at the modes given the global part of ``point``, (n_dim,), where these are found.
 
