@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from numpy.typing import NDArray
-from scipy.stats import chi2
 
 from pymc_ngvi.marginal.centres import Centres, corrected
 from pymc_ngvi.marginal.forest import Forest
@@ -34,9 +33,8 @@ _RIDGE, _RIDGE_OF_FEW, _NO_RIDGE = 1e-3, 0.1, 1e-8
 _LOG_SCALE = 12.0
 #: Change of log m, an sd over draws in nats, that the next rule may bring.
 TOLERANCE = 0.03
-#: Variance of a regression, in that of its residuals, beyond which it extrapolates; part of a Gaussian, and nats beyond
-#: it, that are so far from the top that a value does not matter.
-_MOST_LEVERAGE, _NEGLIGIBLE, _BEYOND = 3.0, 1e-4, 2.0
+#: Variance of a regression, in that of its residuals, beyond which it extrapolates.
+_MOST_LEVERAGE = 1.0
 #: Factor by which centres of base rules may be further off than those of the reference.
 _SLACK = 1.3
 
@@ -149,20 +147,19 @@ class BaseRule:
         Leave-one-out, an sd in nats.
     gram : ndarray, shape (n_features, n_features)
         Of the features that the polynomial was fitted to.
-    top : float
-        Largest log m among these.
     """
 
     rule: Rule
     coefficients: Array
     residual: float
     gram: Array
-    top: float
 
-    def is_beyond(self, features: Array, log_marginal: Array, n_globals: int) -> NDArray[np.bool_]:
-        """Tell at which globals the polynomial is far from all that it was fitted to, and yet log m is not small."""
-        least = self.top - 0.5 * float(chi2.isf(_NEGLIGIBLE, n_globals)) - _BEYOND
-        result: NDArray[np.bool_] = (log_marginal > least) & (_leverage(self.gram, features) > _MOST_LEVERAGE)
+    def is_beyond(self, features: Array) -> NDArray[np.bool_]:
+        """Tell at which globals the polynomial is far from all that it was fitted to.
+
+        A low log m says nothing there: about the wrong centres, it is too low by any amount.
+        """
+        result: NDArray[np.bool_] = _leverage(self.gram, features) > _MOST_LEVERAGE
         return result
 
 
@@ -396,7 +393,7 @@ class LogMarginal:
             coefficients, residual = _regressed(features[good], difference[good], weights[good], points.g.shape[1])
             if residual < tolerance:
                 gram = _gram(features[good], weights[good] / weights.max())
-                self.base = BaseRule(rule, coefficients, residual, gram, float(points.log_marginal[good].max()))
+                self.base = BaseRule(rule, coefficients, residual, gram)
                 return
 
     # --- by the base rule ---
@@ -420,7 +417,7 @@ class LogMarginal:
                 again.append(start + np.flatnonzero(off_centre(integral.shape, rule, integral.log_marginal, _SLACK)))
         features = self.whitening.features(g)
         log_marginal += features @ self.base.coefficients
-        again.append(np.flatnonzero(self.base.is_beyond(features, log_marginal, self.forest.n_globals)))
+        again.append(np.flatnonzero(self.base.is_beyond(features)))
         if len(off := np.unique(np.concatenate(again))):
             points = self.reference(g[off])
             log_marginal[off], lost[off] = points.log_marginal, points.lost
