@@ -199,7 +199,9 @@ def test_more_than_one_base_node_where_a_scale_may_be_0(seed):
     assert quadrature.base is None or quadrature.base.rule.n_nodes > 1
     # One node is what would be taken otherwise.
     known = sampler._known
-    quadrature.learn_base(known, np.exp(0.25 * (known.log_marginal - known.log_marginal.max())), tolerance=0.1, least=1)
+    quadrature.learn_base(
+        known, np.exp(0.25 * (known.log_marginal - known.log_marginal.max())), tolerance=0.1, least=1, reach=1.5
+    )
     assert quadrature.base.rule.n_nodes == 1
 
 
@@ -220,8 +222,8 @@ def test_a_base_rule_that_differs_from_the_reference_is_replaced(binary, monkeyp
     made = []
     learn = LogMarginal.learn_base
 
-    def spoiled(self, points, weights, *, tolerance, least):
-        learn(self, points, weights, tolerance=tolerance, least=least)
+    def spoiled(self, points, weights, **how):
+        learn(self, points, weights, **how)
         if self.base is not None:
             made.append(self.base.rule.n_nodes)
             if self.base.rule.n_nodes <= most:

@@ -402,7 +402,7 @@ def test_a_base_rule_of_one_node_for_a_gaussian_and_its_log_m():
     g = rng.normal(size=(60, 2))
     quadrature = chosen(gaussian.terms, gaussian.forest, g[:24], gaussian.centres)
     points = quadrature.reference(g)
-    quadrature.learn_base(points, np.ones(60), tolerance=0.05, least=1)
+    quadrature.learn_base(points, np.ones(60), tolerance=0.05, least=1, reach=1.5)
     assert quadrature.base.rule.n_nodes == 1
     other = rng.normal(size=(30, 2))
     before = gaussian.terms.n_evaluations
@@ -421,7 +421,7 @@ def test_draws_that_the_base_rule_finds_off_their_centres_are_done_by_the_refere
     quadrature.rule = Rule(7, 2)
     points = quadrature.reference(g)
     quadrature.learn_centres(points)
-    quadrature.learn_base(points, np.ones(60), tolerance=0.05, least=2)
+    quadrature.learn_base(points, np.ones(60), tolerance=0.05, least=2, reach=1.5)
     assert quadrature.base.rule.n_nodes == 3
     far = np.array([[0.5, -0.5], [20.0, 25.0], [0.1, 0.2]])
     before = gaussian.terms.n_evaluations
@@ -443,7 +443,7 @@ def test_a_base_rule_is_as_near_to_the_reference_as_it_says():
     quadrature.choose_rule(points[np.arange(24)])
     points = quadrature.reference(g)
     quadrature.learn_centres(points)
-    quadrature.learn_base(points, np.ones(80), tolerance=0.1, least=1)
+    quadrature.learn_base(points, np.ones(80), tolerance=0.1, least=1, reach=1.5)
     assert quadrature.base is not None
     other = centre + spread * rng.normal(size=(100, 2))
     values, _ = quadrature(other)
@@ -451,6 +451,6 @@ def test_a_base_rule_is_as_near_to_the_reference_as_it_says():
     assert error < 2.0 * max(quadrature.base.residual, 0.01)
     assert quadrature.base.residual < 0.1
     # No rule is good enough for a tolerance of 0, and then there is none.
-    quadrature.learn_base(points, np.ones(80), tolerance=0.0, least=1)
+    quadrature.learn_base(points, np.ones(80), tolerance=0.0, least=1, reach=1.5)
     assert quadrature.base is None
     assert_allclose(quadrature(other)[0], quadrature.reference(other).log_marginal)

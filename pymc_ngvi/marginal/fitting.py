@@ -43,6 +43,8 @@ _MOST_KNOWN = 2**23
 _LEAST_LEARNED, _LEARNED_PER_FEATURE = 96, 5.0
 #: Residual of a base rule, an sd in nats: while proposals are adapted; for the pool. Power of m that draws count by.
 _ROUGH, _RESIDUAL, _FLATTENED = 0.3, 0.15, 0.25
+#: Variance of its predictions, in that of residuals, up to which they are used: while adapting; for the pool.
+_ROUGH_REACH, _REACH = 3.0, 1.0
 #: Draws of a pool for each one of its effective size, about.
 _DRAWS_PER_WANTED = 1.5
 #: Difference between base and reference on draws held out, an sd in nats, beyond which the reference takes over.
@@ -130,7 +132,9 @@ class Sampler:
             proposal, pool = self._pool(proposal)
             return Sampled(pool, proposal, self._bend, 0.0, n_adapted)
         near = pooled(self._used())
-        self._needs_more_nodes(near.g, _weights(tempered(near.log_weights, _N_COMPARED)))
+        weights = _weights(tempered(near.log_weights, _N_COMPARED))
+        if not self._needs_more_nodes(near.g, weights):
+            self._learn_from_more(near.g, weights)
         proposal, pool, difference = self._settled(proposal)
         return Sampled(pool, proposal, self._bend, difference, n_adapted)
 
@@ -241,6 +245,14 @@ class Sampler:
         self._known = quadrature.reference(g[rows])
         return True
 
+    def _learn_from_more(self, g: Array, weights: Array) -> None:
+        """See that rules are learned from draws enough: about few, most of the pool would be far from what is known."""
+        quadrature = self._quadrature
+        assert quadrature is not None
+        if (n_missing := self._n_learned - len(self._known.g)) > 0:
+            rows = np.union1d(evenly_picked(weights, n_missing, self._rng.random()), self._farthest(g, weights))
+            self._known = joined([self._known, quadrature.reference(g[rows])])
+
     def _learn(self, tolerance: float, least: int) -> bool:
         """Learn centres and the base rule from all that is known; tell whether there is a base rule."""
         quadrature = self._quadrature
@@ -251,7 +263,8 @@ class Sampler:
         top = known.log_marginal[finite].max()
         weights = np.exp(_FLATTENED * np.where(finite, known.log_marginal - top, -np.inf))
         quadrature.learn_centres(known, weights)
-        quadrature.learn_base(known, weights, tolerance=tolerance, least=least)
+        reach = _REACH if tolerance < _ROUGH else _ROUGH_REACH
+        quadrature.learn_base(known, weights, tolerance=tolerance, least=least, reach=reach)
         return quadrature.base is not None
 
     def _check(self, g: Array, log_marginal: Array, weights: Array) -> float:

@@ -33,8 +33,6 @@ _RIDGE, _RIDGE_OF_FEW, _NO_RIDGE = 1e-3, 0.1, 1e-8
 _LOG_SCALE = 12.0
 #: Change of log m, an sd over draws in nats, that the next rule may bring.
 TOLERANCE = 0.03
-#: Variance of a regression, in that of its residuals, beyond which it extrapolates.
-_MOST_LEVERAGE = 1.0
 #: Factor by which centres of base rules may be further off than those of the reference.
 _SLACK = 1.3
 
@@ -147,19 +145,22 @@ class BaseRule:
         Leave-one-out, an sd in nats.
     gram : ndarray, shape (n_features, n_features)
         Of the features that the polynomial was fitted to.
+    reach : float
+        Variance of a prediction, in that of residuals, beyond which it extrapolates.
     """
 
     rule: Rule
     coefficients: Array
     residual: float
     gram: Array
+    reach: float
 
     def is_beyond(self, features: Array) -> NDArray[np.bool_]:
         """Tell at which globals the polynomial is far from all that it was fitted to.
 
         A low log m says nothing there: about the wrong centres, it is too low by any amount.
         """
-        result: NDArray[np.bool_] = _leverage(self.gram, features) > _MOST_LEVERAGE
+        result: NDArray[np.bool_] = _leverage(self.gram, features) > self.reach
         return result
 
 
@@ -361,7 +362,7 @@ class LogMarginal:
                 return
         self.rule = rules[-1]
 
-    def learn_base(self, points: Points, weights: Array, *, tolerance: float, least: int) -> None:
+    def learn_base(self, points: Points, weights: Array, *, tolerance: float, least: int, reach: float) -> None:
         """Look for a rule of fewer nodes whose log m differs from the reference's by a polynomial.
 
         Parameters
@@ -373,6 +374,8 @@ class LogMarginal:
             Leave-one-out residual, an sd in nats, that the rule may have.
         least : int
             Nodes that it has at least.
+        reach : float
+            Variance of its predictions, in that of residuals, up to which they are used.
         """
         assert self.whitening is not None
         self.base = None
@@ -393,7 +396,7 @@ class LogMarginal:
             coefficients, residual = _regressed(features[good], difference[good], weights[good], points.g.shape[1])
             if residual < tolerance:
                 gram = _gram(features[good], weights[good] / weights.max())
-                self.base = BaseRule(rule, coefficients, residual, gram)
+                self.base = BaseRule(rule, coefficients, residual, gram, reach)
                 return
 
     # --- by the base rule ---
