@@ -8,17 +8,18 @@ if sys.version_info < (3, 12):  # noqa: UP036 (in a checkout, the first thing to
         "Make an environment with a newer one: python3.12 -m venv .venv"
     )
 
-from pymc_ngvi.approximation import NGVIApproximation
-from pymc_ngvi.bambi import uncentre_bambi_intercept
-from pymc_ngvi.fit import NGVI
+from pymc_ngvi.core.elbo import Elbo
+from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, NotExactError, StartError, Status
+from pymc_ngvi.core.version import __version__ as __version__
+from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.function import fit_ngvi
+from pymc_ngvi.inference import NGVI
 from pymc_ngvi.model import LogDensity, MissingDerivativeError
 from pymc_ngvi.model.normalised import normalised
-from pymc_ngvi.persistence.report import load
 from pymc_ngvi.register import register, unregister
-from pymc_ngvi.result import Elbo, FitRecord
-from pymc_ngvi.status import ConvergenceWarning, DivergedError, NotExactError, StartError, Status
-from pymc_ngvi.version import __version__ as __version__
+from pymc_ngvi.results.approximation import NGVIApproximation
+from pymc_ngvi.results.bambi import uncentre_bambi_intercept
+from pymc_ngvi.results.loading import load
 
 __all__ = [
     "NGVI",

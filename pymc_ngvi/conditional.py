@@ -40,9 +40,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammainccinv, gammaincinv, gammaln, psi
 
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.families.full import FullState
 from pymc_ngvi.families.mixture import MixtureState
-from pymc_ngvi.types import Array
 
 #: Singular value of the scores, in units of the largest, below which they count as linearly dependent.
 _LEAST = 1e-11

@@ -10,8 +10,8 @@ import pymc as pm
 
 from rich.theme import Theme
 
-from pymc_ngvi.approximation import NGVIApproximation
-from pymc_ngvi.choices import (
+from pymc_ngvi.core.seeds import Seed
+from pymc_ngvi.fitting.choices import (
     BaseDrawsName,
     ComponentsName,
     EstimatorName,
@@ -23,10 +23,10 @@ from pymc_ngvi.choices import (
     UpdateName,
     WeightUpdateName,
 )
-from pymc_ngvi.fit import MOST_ITERATIONS, NGVI
-from pymc_ngvi.model.backends import Backend
-from pymc_ngvi.options import split_options
-from pymc_ngvi.seeds import Seed
+from pymc_ngvi.fitting.options import split_options
+from pymc_ngvi.inference import MOST_ITERATIONS, NGVI
+from pymc_ngvi.model.graphs.backends import Backend
+from pymc_ngvi.results.approximation import NGVIApproximation
 
 
 def fit_ngvi(

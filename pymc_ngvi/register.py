@@ -18,9 +18,9 @@ import pymc
 import pymc.variational
 import pymc.variational.inference
 
-from pymc_ngvi.fit import NGVI
+from pymc_ngvi.fitting.options import split_options
 from pymc_ngvi.function import fit_ngvi, options_text
-from pymc_ngvi.options import split_options
+from pymc_ngvi.inference import NGVI
 
 METHOD = "ngvi"
 _PLACES = (pymc, pymc.variational, pymc.variational.inference)

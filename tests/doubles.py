@@ -7,7 +7,7 @@ import numpy as np
 
 from scipy.stats import multivariate_normal
 
-from pymc_ngvi.types import Array
+from pymc_ngvi.core.types import Array
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pymc_ngvi.marginal.fitting import Sampler
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.log_marginal import LogMarginal
 from pymc_ngvi.marginal.state import ExactState
-from pymc_ngvi.model.ufuncs import softplus
+from pymc_ngvi.model.graphs.ufuncs import softplus
 
 _HALF_LOG_2PI = 0.5 * np.log(2.0 * np.pi)
 

@@ -8,7 +8,7 @@ import pytest
 
 from targets import Quadratic, block_labels, restrict
 
-from pymc_ngvi import loop, session, starting
+from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.families import (
     BlockFamily,
     BlockStructure,
@@ -18,9 +18,9 @@ from pymc_ngvi.families import (
     SparseFamily,
 )
 from pymc_ngvi.families.arrow import ArrowStructure
-from pymc_ngvi.options import FitOptions
-from pymc_ngvi.pattern import Pattern
-from pymc_ngvi.registry import ALLOWED, AXES, ON_FIXED_DRAWS, Choice
+from pymc_ngvi.fitting import loop, session, starting
+from pymc_ngvi.fitting.options import FitOptions
+from pymc_ngvi.fitting.registry import ALLOWED, AXES, ON_FIXED_DRAWS, Choice
 
 COMBINATIONS = tuple(Choice(*row) for row in ALLOWED)
 #: Those of families that are Gaussian; the others have tests of their own.

@@ -15,7 +15,7 @@ import pymc as pm
 from scipy import optimize, stats
 from scipy.special import digamma, expit, gammaln, polygamma
 
-from pymc_ngvi.pattern import Pattern
+from pymc_ngvi.core.pattern import Pattern
 
 LOG_2PI = np.log(2 * np.pi)
 

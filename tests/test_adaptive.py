@@ -22,13 +22,13 @@ from matrix import (
 )
 from targets import Quadratic, Walled, cauchy, flat, kinked, logistic, poisson, random_covariance, restrict
 
-from pymc_ngvi import loop, session
+from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.status import Status
 from pymc_ngvi.families import SparseFamily
 from pymc_ngvi.families.arrow import ArrowStructure
-from pymc_ngvi.pattern import Pattern
-from pymc_ngvi.registry import Choice
-from pymc_ngvi.status import Status
-from pymc_ngvi.steps.settling import LEAST_GAIN, MAX_SETTLING
+from pymc_ngvi.fitting import loop, session
+from pymc_ngvi.fitting.registry import Choice
+from pymc_ngvi.steps.adaptive.settling import LEAST_GAIN, MAX_SETTLING
 
 TOL = 0.05  # the default, nats
 SMALL_GAP = 0.02  # nats; below it a reported gap need not be right

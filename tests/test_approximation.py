@@ -19,14 +19,15 @@ from pymc.variational.callbacks import Tracker
 from pymc.variational.opvi import Approximation
 from scipy import stats
 
-from pymc_ngvi import draws
-from pymc_ngvi.approximation import NGVIApproximation
+from pymc_ngvi.core import draws
+from pymc_ngvi.core.elbo import Elbo
+from pymc_ngvi.core.psis import WeightVerdict, khat_limit, pareto_khat
+from pymc_ngvi.core.status import Status
 from pymc_ngvi.families import DiagonalState, FullState
+from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.model import LogDensity, constrain
 from pymc_ngvi.model.constrain import Constrainer
-from pymc_ngvi.psis import WeightVerdict, khat_limit, pareto_khat
-from pymc_ngvi.result import Elbo, FitRecord
-from pymc_ngvi.status import Status
+from pymc_ngvi.results.approximation import NGVIApproximation
 
 # PyMC compiles the initial point of some models with C, and PyTensor then looks for a BLAS to link to.
 no_blas = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS:UserWarning")
@@ -571,7 +572,7 @@ def test_summary_fits_the_terminal(approx, monkeypatch, columns):
     summary = approx.summary(100, khat_draws=100, random_seed=1)
     assert max(map(len, str(summary).splitlines())) <= min(columns, 100)
     assert "rows; all" not in str(summary)
-    monkeypatch.setattr("pymc_ngvi.summary._MAX_ROWS", 5)
+    monkeypatch.setattr("pymc_ngvi.results.methods.summary._MAX_ROWS", 5)
     assert f"({len(summary.table)} rows; all of them are in .table)" in str(summary)
     assert f"({len(summary.table)} rows; all of them are in .table)" in summary._repr_html_()
 

@@ -5,9 +5,9 @@ import pytest
 
 from matrix import two_seeds
 
+from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.families import arrow
 from pymc_ngvi.families.arrow import ArrowStructure, Parts
-from pymc_ngvi.pattern import Pattern
 
 #: Of each coordinate: its block, -1 in the border. Blocks of several sizes, no two of neighbouring coordinates only.
 LABELS = {

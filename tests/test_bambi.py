@@ -7,7 +7,7 @@ import pytest
 import xarray as xr
 
 from pymc_ngvi import NGVIApproximation, Status
-from pymc_ngvi.bambi import MARK, uncentre_bambi_intercept
+from pymc_ngvi.results.bambi import MARK, uncentre_bambi_intercept
 
 bambi = pytest.importorskip("bambi", reason="bambi is in the dependency group test")
 

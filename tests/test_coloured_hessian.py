@@ -10,10 +10,11 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
-from pymc_ngvi.model import LogDensity, hessian, interaction
-from pymc_ngvi.model.colouring import Colouring
-from pymc_ngvi.model.hessian import ColouredHessian, PatternWidened
-from pymc_ngvi.pattern import Pattern
+from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model.sparsity import hessian, interaction
+from pymc_ngvi.model.sparsity.colouring import Colouring
+from pymc_ngvi.model.sparsity.hessian import ColouredHessian, PatternWidened
 
 _RNG = np.random.default_rng(51)
 GROUP = np.repeat(np.arange(12), 4)

@@ -12,9 +12,9 @@ from numpy.polynomial.hermite_e import hermegauss
 from scipy.optimize import minimize_scalar
 from targets import Quadratic, cauchy, gaussian_entropy, logistic, poisson, random_covariance
 
-from pymc_ngvi import loop
-from pymc_ngvi.registry import choose
-from pymc_ngvi.status import Status
+from pymc_ngvi.core.status import Status
+from pymc_ngvi.fitting import loop
+from pymc_ngvi.fitting.registry import choose
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 

@@ -15,15 +15,16 @@ from matplotlib import colors, pyplot
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import integrate, stats
 
-from pymc_ngvi.approximation import NGVIApproximation
+from pymc_ngvi.core.elbo import Elbo
+from pymc_ngvi.core.status import Status
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState
-from pymc_ngvi.mixtures.dataset import components_dataset
-from pymc_ngvi.mixtures.worth import Worth, effective_components
+from pymc_ngvi.fitting.record import FitRecord
+from pymc_ngvi.mixtures.finite.worth import Worth, effective_components
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.layout import Layout, Variable
-from pymc_ngvi.plot_components import plot_components
-from pymc_ngvi.result import Elbo, FitRecord
-from pymc_ngvi.status import Status
+from pymc_ngvi.results.approximation import NGVIApproximation
+from pymc_ngvi.results.components import components_dataset
+from pymc_ngvi.results.plotting.components import plot_components
 
 WEIGHTS = np.array([0.5, 0.3, 0.2])
 
@@ -313,7 +314,7 @@ def test_khats_are_those_of_the_two(bimodal):
 
 
 def test_chunks_leave_no_draw_out(bimodal, monkeypatch):
-    monkeypatch.setattr("pymc_ngvi.draws._CHUNK_ELEMENTS", 300)
+    monkeypatch.setattr("pymc_ngvi.core.draws._CHUNK_ELEMENTS", 300)
     q = mixture_1d([-1.9, 2.1], [0.6, 0.6], [0.3, 0.7])
     bimodal.set_state(q)
     found = bimodal.worth(1_000, 5, gaussian=GAUSSIANS["across"])

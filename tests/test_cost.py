@@ -8,7 +8,8 @@ import pytensor.tensor as pt
 
 from test_quick_mode import wobble
 
-from pymc_ngvi.model import LogDensity, cost
+from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model.graphs import cost
 
 
 def test_cost_of_hand_counted_graph():

@@ -17,17 +17,18 @@ from test_docs import run
 
 import pymc_ngvi
 
-from pymc_ngvi.approximation import NGVIApproximation
-from pymc_ngvi.diagnosis.elsewhere import Elsewhere, other_modes
-from pymc_ngvi.diagnosis.findings import Context, Finding, findings_of
-from pymc_ngvi.diagnosis.making import context_of
-from pymc_ngvi.diagnosis.moves import Moved
-from pymc_ngvi.distributions import distribution_of
+from pymc_ngvi.core.elbo import Elbo
+from pymc_ngvi.core.psis import Weights
+from pymc_ngvi.core.status import Status
 from pymc_ngvi.families import DiagonalState
+from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.model import LogDensity
-from pymc_ngvi.psis import Weights
-from pymc_ngvi.result import Elbo, FitRecord
-from pymc_ngvi.status import Status
+from pymc_ngvi.results.approximation import NGVIApproximation
+from pymc_ngvi.results.diagnosis.elsewhere import Elsewhere, other_modes
+from pymc_ngvi.results.diagnosis.findings import Context, Finding, findings_of
+from pymc_ngvi.results.diagnosis.making import context_of
+from pymc_ngvi.results.diagnosis.moves import Moved
+from pymc_ngvi.results.distributions.of_q import distribution_of
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 

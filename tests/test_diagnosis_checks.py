@@ -9,15 +9,15 @@ from scipy import stats
 
 import pymc_ngvi
 
-from pymc_ngvi.approximation import NGVIApproximation
-from pymc_ngvi.diagnosis.drift import critical, drift_of
-from pymc_ngvi.diagnosis.moves import move
-from pymc_ngvi.diagnosis.tails import coordinate_khats
-from pymc_ngvi.distributions import distribution_of
+from pymc_ngvi.core.psis import weigh
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState
 from pymc_ngvi.families.student_t import StudentTState
 from pymc_ngvi.model import LogDensity
-from pymc_ngvi.psis import weigh
+from pymc_ngvi.results.approximation import NGVIApproximation
+from pymc_ngvi.results.diagnosis.drift import critical, drift_of
+from pymc_ngvi.results.diagnosis.moves import move
+from pymc_ngvi.results.diagnosis.tails import coordinate_khats
+from pymc_ngvi.results.distributions.of_q import distribution_of
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 

@@ -5,9 +5,9 @@ import pytest
 
 from scipy import sparse
 
+from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.families import dissection
 from pymc_ngvi.families.dissection import find_structure, step_flops
-from pymc_ngvi.pattern import Pattern
 
 
 def with_globals(local, n_globals):

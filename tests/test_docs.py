@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from pymc_ngvi import NGVI, NGVIApproximation
-from pymc_ngvi.options import AUTO
-from pymc_ngvi.registry import ALLOWED, AXES, choose
+from pymc_ngvi.fitting.options import AUTO
+from pymc_ngvi.fitting.registry import ALLOWED, AXES, choose
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

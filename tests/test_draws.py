@@ -8,7 +8,7 @@ import pytest
 from matrix import two_seeds
 from scipy.special import ndtr
 
-from pymc_ngvi.draws import (
+from pymc_ngvi.core.draws import (
     BASE_DRAWS,
     MAX_SOBOL_DIM,
     N_REPLICATES,
@@ -17,8 +17,8 @@ from pymc_ngvi.draws import (
     plain_draws,
     sobol_draws,
 )
-from pymc_ngvi.steps.adaptive import Adaptive
-from pymc_ngvi.types import BaseDraws
+from pymc_ngvi.core.types import BaseDraws
+from pymc_ngvi.steps.adaptive.rule import Adaptive
 
 sizes = pytest.mark.parametrize("n_draws", [2, 4, 8, 32, 256])
 in_pairs = pytest.mark.parametrize("draw", [sobol_draws, antithetic_draws])

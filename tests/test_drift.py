@@ -7,9 +7,9 @@ import pytest
 
 from numpy.testing import assert_allclose
 
-from pymc_ngvi.steps.drift import Drift, with_stride
-from pymc_ngvi.steps.nearness import is_solved
-from pymc_ngvi.values import BaseDraws, Evaluation, Moments
+from pymc_ngvi.core.values import BaseDraws, Evaluation, Moments
+from pymc_ngvi.steps.adaptive.drift import Drift, with_stride
+from pymc_ngvi.steps.adaptive.nearness import is_solved
 
 Q = SimpleNamespace(globals_=np.array([1, 3]))
 

@@ -8,13 +8,13 @@ import pytest
 from numpy.testing import assert_allclose
 from test_diagnosis_checks import SEEDS, fit
 
-from pymc_ngvi.approximation import NGVIApproximation
-from pymc_ngvi.diagnosis.budget import Budget
-from pymc_ngvi.diagnosis.equal_modes import equal_modes
-from pymc_ngvi.diagnosis.symmetries import families_of
-from pymc_ngvi.distributions import distribution_of
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState
 from pymc_ngvi.model import LogDensity
+from pymc_ngvi.results.approximation import NGVIApproximation
+from pymc_ngvi.results.diagnosis.budget import Budget
+from pymc_ngvi.results.diagnosis.equal_modes import equal_modes
+from pymc_ngvi.results.diagnosis.symmetries import families_of
+from pymc_ngvi.results.distributions.of_q import distribution_of
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 
@@ -226,7 +226,7 @@ def test_few_evaluations_are_left_to_symmetries_where_all_are_few():
 def test_symmetries_that_were_not_looked_for_are_listed(monkeypatch):
     density, q = place(sign_of_one(), theta=2.0)
     approx = NGVIApproximation(density, q)
-    monkeypatch.setattr("pymc_ngvi.diagnosis.report.budget_of", lambda *_: Budget(1_000, 1, 200, cut=True))
+    monkeypatch.setattr("pymc_ngvi.results.methods.diagnosis.budget_of", lambda *_: Budget(1_000, 1, 200, cut=True))
     diagnosis = approx.diagnose(random_seed=1)
     assert "symmetries of log p" in diagnosis.left_out
     assert not any("equal modes" in reason for reason in diagnosis.reasons)

@@ -11,10 +11,10 @@ from matrix import OF_GAUSSIANS, OF_PRECISION, as_curvature, as_matrix, random_s
 from targets import Quadratic, logistic, poisson, random_covariance
 from test_updates import half_triangle, state_kind, stored
 
-from pymc_ngvi.draws import BASE_DRAWS, plain_draws, sobol_draws
+from pymc_ngvi.core.draws import BASE_DRAWS, plain_draws, sobol_draws
+from pymc_ngvi.core.types import BaseDraws, Evaluation, Outer
 from pymc_ngvi.estimators.metric import in_full_metric
-from pymc_ngvi.registry import AXES
-from pymc_ngvi.types import BaseDraws, Evaluation, Outer
+from pymc_ngvi.fitting.registry import AXES
 
 #: Family (the second factorisation of a dense one included) and estimator of every allowed combination, each once.
 PAIRS = tuple(dict.fromkeys((state_kind(choice), choice.estimator) for choice in OF_GAUSSIANS))

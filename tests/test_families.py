@@ -19,7 +19,7 @@ from matrix import (
 from scipy import stats
 from targets import Quadratic, random_covariance, restrict
 
-from pymc_ngvi.types import Outer
+from pymc_ngvi.core.types import Outer
 
 pytestmark = two_seeds
 of_covariance = pytest.mark.parametrize("family", OF_COVARIANCE)

@@ -10,8 +10,8 @@ from matrix import two_seeds
 
 import pymc_ngvi
 
-from pymc_ngvi.status import ConvergenceWarning, Status
-from pymc_ngvi.steps.growth import Growth
+from pymc_ngvi.core.status import ConvergenceWarning, Status
+from pymc_ngvi.steps.adaptive.growth import Growth
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 

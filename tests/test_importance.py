@@ -11,14 +11,14 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy import stats
 from test_docs import DOCS, run
 
-from pymc_ngvi.approximation import NGVIApproximation
-from pymc_ngvi.corrections.importance import ImportanceWeights, Verdict
-from pymc_ngvi.corrections.moments import MomentSums
-from pymc_ngvi.corrections.resampling import without_replacement
-from pymc_ngvi.corrections.weighted import POOL, SMALLEST_POOL
+from pymc_ngvi.core.psis import pareto_khat
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState
 from pymc_ngvi.model import LogDensity
-from pymc_ngvi.psis import pareto_khat
+from pymc_ngvi.results.approximation import NGVIApproximation
+from pymc_ngvi.results.corrections.importance import ImportanceWeights, Verdict
+from pymc_ngvi.results.corrections.moments import MomentSums
+from pymc_ngvi.results.corrections.resampling import without_replacement
+from pymc_ngvi.results.corrections.weighted import POOL, SMALLEST_POOL
 
 #: Errors of estimates that are allowed: four standard errors.
 N_SE = 4.0
@@ -304,7 +304,7 @@ def test_corrected_has_unconstrained_variables_on_request(approx):
 
 def test_memory_of_one_chunk_suffices(approx, monkeypatch):
     """The pool is made anew for moments and for resampling: the same draws, in chunks."""
-    monkeypatch.setattr("pymc_ngvi.draws._CHUNK_ELEMENTS", 3 * 700)
+    monkeypatch.setattr("pymc_ngvi.core.draws._CHUNK_ELEMENTS", 3 * 700)
     chunked = approx.corrected(2_000, random_seed=3)
     tree = approx.sample(300, importance="psir", random_seed=3, include_transformed=True, log_p=True)
     theta = tree["posterior"]["rate_log__"].values[0]

@@ -11,8 +11,9 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.tensor.blockwise import Blockwise
 from scipy import special
 
-from pymc_ngvi.model import LogDensity, graph, large
-from pymc_ngvi.model.backends import quick_mode
+from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model.graphs import graph, large
+from pymc_ngvi.model.graphs.backends import quick_mode
 
 Y = np.array([0.3, 1.1, 1.9, 2.2, 3.4, 3.9, 4.2, 5.8, 6.1, 6.3, 7.7, 8.2, 8.4])
 

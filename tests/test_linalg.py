@@ -6,7 +6,7 @@ import pytest
 from matrix import two_seeds
 from targets import random_covariance
 
-from pymc_ngvi.linalg import check_memory, cholesky, reverse_cholesky, solve_lower, solve_upper, symmetrise
+from pymc_ngvi.core.linalg import check_memory, cholesky, reverse_cholesky, solve_lower, solve_upper, symmetrise
 
 
 @pytest.fixture

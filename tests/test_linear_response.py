@@ -11,13 +11,13 @@ from numpy.testing import assert_allclose, assert_array_equal
 from scipy import optimize
 from scipy.special import expit
 
-from pymc_ngvi.approximation import NGVIApproximation
-from pymc_ngvi.corrections import response
-from pymc_ngvi.corrections.response import ElboHessian, products_at
-from pymc_ngvi.draws import sobol_draws
+from pymc_ngvi.core.draws import sobol_draws
+from pymc_ngvi.core.status import Status
 from pymc_ngvi.families import BlockFamily, BlockStructure, DiagonalState, FullState, MixtureState
 from pymc_ngvi.model import LogDensity
-from pymc_ngvi.status import Status
+from pymc_ngvi.results.approximation import NGVIApproximation
+from pymc_ngvi.results.corrections import response
+from pymc_ngvi.results.corrections.response import ElboHessian, products_at
 
 FIT = {"method": "ngvi", "progressbar": False, "backend": "quick"}
 #: Coordinates of blocks that are not one behind the other.

@@ -7,9 +7,10 @@ import pytest
 
 from matrix import ignore
 
-from pymc_ngvi import history, loop
-from pymc_ngvi.history import History
-from pymc_ngvi.status import Status
+from pymc_ngvi.core import history
+from pymc_ngvi.core.history import History
+from pymc_ngvi.core.status import Status
+from pymc_ngvi.fitting import loop
 
 
 @dataclass(frozen=True)

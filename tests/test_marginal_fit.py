@@ -148,7 +148,7 @@ def test_exact_is_refused_before_anything_is_fitted(monkeypatch):
     with pm.Model() as model:
         beta = pm.Normal("beta", shape=120)
         pm.Normal("y", x @ beta, 1.0, observed=x[:, 0])
-    monkeypatch.setattr("pymc_ngvi.session.FitSession.run", lambda *_: pytest.fail("it was fitted"))
+    monkeypatch.setattr("pymc_ngvi.fitting.session.FitSession.run", lambda *_: pytest.fail("it was fitted"))
     with pytest.raises(ValueError, match=r"posterior='exact' is not to be had of this model: .*120 coordinates"):
         fit(model, posterior="exact")
 

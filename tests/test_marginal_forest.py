@@ -5,8 +5,8 @@ import pytest
 
 from marginal_terms import TREES, forest_of
 
+from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.marginal.forest import MOST_GLOBALS, MOST_LEVELS, Forest, NoForest, find_forest
-from pymc_ngvi.pattern import Pattern
 
 
 def pattern_of(n_globals, blocks):

@@ -12,10 +12,11 @@ import pytest
 from matrix import ADAPTIVE, COMBINATIONS, NATURAL, each_natural, ignore, make_rule, two_seeds
 from targets import POSTERIORS, RawRegression, random_intercepts
 
-from pymc_ngvi import LogDensity, fit_ngvi, loop, starting
-from pymc_ngvi.options import FitOptions
-from pymc_ngvi.problem import make_family
-from pymc_ngvi.status import Status
+from pymc_ngvi import LogDensity, fit_ngvi
+from pymc_ngvi.core.status import Status
+from pymc_ngvi.fitting import loop, starting
+from pymc_ngvi.fitting.options import FitOptions
+from pymc_ngvi.fitting.problem import make_family
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")
 

@@ -14,9 +14,9 @@ from targets import NumpyTarget
 
 import pymc_ngvi
 
+from pymc_ngvi.core.status import ConvergenceWarning, Status
+from pymc_ngvi.fitting.registry import choose
 from pymc_ngvi.model import LogDensity
-from pymc_ngvi.registry import choose
-from pymc_ngvi.status import ConvergenceWarning, Status
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 

@@ -12,16 +12,16 @@ from test_bad_input import PlainSquare
 import pymc_ngvi
 
 from pymc_ngvi import ConvergenceWarning, MissingDerivativeError, Status
-from pymc_ngvi.draws import sobol_draws
+from pymc_ngvi.core.draws import sobol_draws
 from pymc_ngvi.estimators import price
 from pymc_ngvi.families import DiagonalState, FullState, MixtureFamily, MixtureState
-from pymc_ngvi.mixtures.evaluation import evaluate_mixture, mixture_moments, without_idle
-from pymc_ngvi.mixtures.proposal import Proposal
-from pymc_ngvi.mixtures.search import addition, ascend, local_component, modes
-from pymc_ngvi.mixtures.splitting import join_overlapping, split
-from pymc_ngvi.mixtures.weights import LEAST_LOG_WEIGHT, natural_weights, stepped
+from pymc_ngvi.fitting.registry import ALLOWED
+from pymc_ngvi.mixtures.finite.evaluation import evaluate_mixture, mixture_moments, without_idle
+from pymc_ngvi.mixtures.finite.proposal import Proposal
+from pymc_ngvi.mixtures.finite.search import addition, ascend, local_component, modes
+from pymc_ngvi.mixtures.finite.splitting import join_overlapping, split
+from pymc_ngvi.mixtures.finite.weights import LEAST_LOG_WEIGHT, natural_weights, stepped
 from pymc_ngvi.model import LogDensity
-from pymc_ngvi.registry import ALLOWED
 from pymc_ngvi.updates import natural
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")

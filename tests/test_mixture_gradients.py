@@ -18,13 +18,13 @@ from test_docs import DOCS, rows, section
 from test_natural_gradients import Coordinates, gradient_of
 from test_updates import whitened_moments
 
-from pymc_ngvi.draws import sobol_draws
+from pymc_ngvi.core.draws import sobol_draws
 from pymc_ngvi.estimators import price
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.families.mixture import COMPONENTS
 from pymc_ngvi.mixtures import WEIGHT_UPDATES, ComponentTarget
-from pymc_ngvi.steps.measure import evaluate
+from pymc_ngvi.steps.adaptive.measure import evaluate
 from pymc_ngvi.updates import natural
 
 #: Nodes of an expectation in each of so many coordinates: with twice as many, no result changes by more than 2e-6 (in

@@ -13,7 +13,7 @@ from matrix import OF_PRECISION, each_family, factor_matrix, state_of, two_seeds
 from targets import logistic, poisson, random_covariance
 from test_updates import NATURAL_FAMILIES, PAIRS, half_triangle, moments_of, stored
 
-from pymc_ngvi.registry import AXES
+from pymc_ngvi.fitting.registry import AXES
 from pymc_ngvi.updates import DIRECTIONS, natural
 
 #: Coordinates in which an update moves; two of them, in a straight line to first order in the step size only.

@@ -16,13 +16,14 @@ from pymc.variational.inference import Inference
 from pymc.variational.opvi import ObjectiveFunction
 from targets import logistic
 
-import pymc_ngvi.options
+import pymc_ngvi.fitting.options
 
-from pymc_ngvi import NGVI, ConvergenceWarning, choices, fit_ngvi, registry
-from pymc_ngvi.draws import BASE_DRAWS
+from pymc_ngvi import NGVI, ConvergenceWarning, fit_ngvi
+from pymc_ngvi.core.draws import BASE_DRAWS
 from pymc_ngvi.families.mixture import COMPONENTS
-from pymc_ngvi.mixtures.weights import WEIGHT_UPDATES
-from pymc_ngvi.options import AUTO, FitOptions, check_n, refuse_unknown
+from pymc_ngvi.fitting import choices, registry
+from pymc_ngvi.fitting.options import AUTO, FitOptions, check_n, refuse_unknown
+from pymc_ngvi.mixtures.finite.weights import WEIGHT_UPDATES
 
 #: Every option that is refused by name, and what its error has to mention.
 REFUSED = {
@@ -164,7 +165,7 @@ def test_stl_is_yes_or_no(stl):
 
 
 def test_the_values_above_are_complete():
-    assert set(OF_RULES) == set(pymc_ngvi.options.OF_RULE)
+    assert set(OF_RULES) == set(pymc_ngvi.fitting.options.OF_RULE)
 
 
 @pytest.mark.parametrize("step", registry.AXES["step"])
@@ -495,7 +496,7 @@ def test_help_of_fit_ngvi_says_what_that_of_the_class_says():
 
 
 def test_the_table_above_is_complete():
-    assert set(REFUSED) == set(pymc_ngvi.options._REFUSED)
+    assert set(REFUSED) == set(pymc_ngvi.fitting.options._REFUSED)
 
 
 @pytest.mark.parametrize("name", REFUSED)

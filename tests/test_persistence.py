@@ -31,19 +31,19 @@ from test_docs import DOCS, run
 import pymc_ngvi
 
 from pymc_ngvi import ConvergenceWarning, LogDensity, NGVIApproximation, load
+from pymc_ngvi.core.status import Status
+from pymc_ngvi.core.stored import all_stored, stored
+from pymc_ngvi.core.values import PathMoments
 from pymc_ngvi.families import BlockState, BlockStructure, DiagonalState, FullState
-from pymc_ngvi.loop import LoopState
-from pymc_ngvi.persistence import files
-from pymc_ngvi.persistence.encoding import DamagedError, Decoder, Encoder
-from pymc_ngvi.persistence.format_1 import TAGS, TAGS_OF_Q
-from pymc_ngvi.persistence.memory import memory_of, remember
-from pymc_ngvi.registry import ALLOWED, AXES, Choice
+from pymc_ngvi.fitting.loop import LoopState
+from pymc_ngvi.fitting.memory import memory_of, remember
+from pymc_ngvi.fitting.record import FitRecord
+from pymc_ngvi.fitting.registry import ALLOWED, AXES, Choice
+from pymc_ngvi.fitting.session import Snapshot
 from pymc_ngvi.reparam.differences import Steps
-from pymc_ngvi.result import FitRecord
-from pymc_ngvi.session import Snapshot
-from pymc_ngvi.status import Status
-from pymc_ngvi.stored import all_stored, stored
-from pymc_ngvi.values import PathMoments
+from pymc_ngvi.results.persistence import files
+from pymc_ngvi.results.persistence.encoding import DamagedError, Decoder, Encoder
+from pymc_ngvi.results.persistence.format_1 import TAGS, TAGS_OF_Q
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")
 

@@ -16,13 +16,14 @@ from matplotlib import pyplot
 from numpy.testing import assert_allclose, assert_array_equal
 from test_docs import run
 
-from pymc_ngvi.approximation import NGVIApproximation
+from pymc_ngvi.core.elbo import Elbo
+from pymc_ngvi.core.psis import khat_limit, pareto_khat
+from pymc_ngvi.core.status import Status
 from pymc_ngvi.families import FullState
+from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.model import LogDensity
-from pymc_ngvi.plotting import plot_comparison, plot_fit, plot_khat
-from pymc_ngvi.psis import khat_limit, pareto_khat
-from pymc_ngvi.result import Elbo, FitRecord
-from pymc_ngvi.status import Status
+from pymc_ngvi.results.approximation import NGVIApproximation
+from pymc_ngvi.results.plotting import plot_comparison, plot_fit, plot_khat
 
 RECORD = FitRecord(
     status=Status.CONVERGED, elbo=Elbo(-12.5, 0.02), gap=0.03, n_iterations=10, n_gradients=320, n_hessians=80,

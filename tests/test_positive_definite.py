@@ -23,9 +23,9 @@ from matrix import (
 from targets import logistic
 from test_updates import PAIRS, moments_from_draws, whitened_moments
 
-from pymc_ngvi.draws import plain_draws
+from pymc_ngvi.core.draws import plain_draws
 from pymc_ngvi.families import BlockFamily, BlockStructure
-from pymc_ngvi.registry import AXES
+from pymc_ngvi.fitting.registry import AXES
 
 N_DIM = 4
 each_pair = pytest.mark.parametrize(("family", "update"), PAIRS, ids=["-".join(pair) for pair in PAIRS])

@@ -11,14 +11,14 @@ import pytest
 
 from numpy.testing import assert_allclose, assert_array_equal
 
-import pymc_ngvi.stored
+import pymc_ngvi.core.stored
 
 from pymc_ngvi import LogDensity, NGVIApproximation, load
-from pymc_ngvi.diagnosis.budget import direct_costs
-from pymc_ngvi.distributions import OfState, distribution_of
+from pymc_ngvi.core.psis import pareto_khat
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState, StudentTState
-from pymc_ngvi.posterior import Plan
-from pymc_ngvi.psis import pareto_khat
+from pymc_ngvi.results.costs import direct_costs
+from pymc_ngvi.results.distributions.of_q import OfState, distribution_of
+from pymc_ngvi.results.posterior import Plan
 
 matplotlib.use("agg")
 
@@ -225,9 +225,9 @@ def test_what_is_of_a_family_is_refused(approx, name):
 
 
 def test_a_class_with_content_of_its_own_is_saved(approx, tmp_path, monkeypatch):
-    monkeypatch.setattr(pymc_ngvi.stored, "_BY_TAG", dict(pymc_ngvi.stored._BY_TAG))
-    monkeypatch.setattr(pymc_ngvi.stored, "_BY_CLASS", dict(pymc_ngvi.stored._BY_CLASS))
-    pymc_ngvi.stored.stored("test.pool")(PoolState)
+    monkeypatch.setattr(pymc_ngvi.core.stored, "_BY_TAG", dict(pymc_ngvi.core.stored._BY_TAG))
+    monkeypatch.setattr(pymc_ngvi.core.stored, "_BY_CLASS", dict(pymc_ngvi.core.stored._BY_CLASS))
+    pymc_ngvi.core.stored.stored("test.pool")(PoolState)
     approx.save(tmp_path / "pool.nc")
     again = load(tmp_path / "pool.nc", model())
     assert_array_equal(again.draw_flat(50, 1), approx.draw_flat(50, 1))

@@ -10,9 +10,10 @@ import pytest
 from pymc.progress_bar import default_progress_theme
 from rich.theme import Theme
 
-from pymc_ngvi import NGVI, ConvergenceWarning, fit_ngvi, progress
-from pymc_ngvi.progress import FitProgress, WorkProgress
-from pymc_ngvi.result import format_gap
+from pymc_ngvi import NGVI, ConvergenceWarning, fit_ngvi
+from pymc_ngvi.core.elbo import format_gap
+from pymc_ngvi.fitting import progress
+from pymc_ngvi.fitting.progress import FitProgress, WorkProgress
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")
 
@@ -116,7 +117,7 @@ def test_nothing_is_cut(capsys, monkeypatch, columns):
 def test_many_iterations_are_few_updates(monkeypatch):
     """At most 20 updates a second: a clock that moves .01 s per iteration lets every fifth or so through."""
     clock = iter(0.01 * i for i in range(1, 10_000))
-    monkeypatch.setattr("pymc_ngvi.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("pymc_ngvi.fitting.progress.time.monotonic", lambda: next(clock))
     updates = []
 
     line = FitProgress(enabled=False)
@@ -196,7 +197,7 @@ def test_a_fit_in_a_notebook_without_widgets_is_shown_as_text(capsys):
 def test_long_work_in_a_notebook_without_widgets_is_one_line_of_text(capsys, monkeypatch):
     """Two seconds in, and never again."""
     clock = iter(0.5 * i for i in range(100))
-    monkeypatch.setattr("pymc_ngvi.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("pymc_ngvi.fitting.progress.time.monotonic", lambda: next(clock))
     with WorkProgress("Judging q", 20) as work:
         for _ in range(20):
             work.advance(1)

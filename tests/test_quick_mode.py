@@ -24,8 +24,9 @@ from pytensor.link.numba.linker import NumbaLinker
 from pytensor.scalar.math import log1mexp, softplus, tri_gamma
 from pytensor.tensor.elemwise import CAReduce, Elemwise
 
-from pymc_ngvi.model import LogDensity, ufuncs
-from pymc_ngvi.model.backends import python_loops, quick_mode
+from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model.graphs import ufuncs
+from pymc_ngvi.model.graphs.backends import python_loops, quick_mode
 
 NO_BLAS = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS:UserWarning")
 

@@ -17,9 +17,10 @@ from matrix import COMBINATIONS, ignore, make_rule
 from scipy.special import expit
 from targets import LOGISTIC, Glm
 
-from pymc_ngvi import LogDensity, fit_ngvi, loop, starting
+from pymc_ngvi import LogDensity, fit_ngvi
+from pymc_ngvi.core.status import Status
 from pymc_ngvi.families import FullState
-from pymc_ngvi.status import Status
+from pymc_ngvi.fitting import loop, starting
 
 PRIOR_SD = 10.0
 EXAMPLE_DATA = Path(__file__).parents[1] / "examples" / "data"

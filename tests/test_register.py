@@ -387,7 +387,7 @@ def test_inf_kwargs_are_not_modified():
 
 def test_nothing_is_computed_before_options_are_checked(monkeypatch):
     """A misspelt option must not cost the time that compiling takes."""
-    monkeypatch.setattr(pymc_ngvi.fit, "LogDensity", lambda *_: pytest.fail("the model was compiled first"))
+    monkeypatch.setattr(pymc_ngvi.inference, "LogDensity", lambda *_: pytest.fail("the model was compiled first"))
     with pytest.raises(ValueError, match="Unknown family 'ful'"):
         pm.fit(method="ngvi", model=normal_model(), family="ful")
     with pytest.raises(ValueError, match="n is the most iterations"):

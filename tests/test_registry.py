@@ -7,7 +7,8 @@ import pytest
 
 from matrix import COMBINATIONS
 
-from pymc_ngvi.registry import ALLOWED, AXES, Choice, choose, stochastic_step, suggestion
+from pymc_ngvi.core.messages import suggestion
+from pymc_ngvi.fitting.registry import ALLOWED, AXES, Choice, choose, stochastic_step
 
 #: Every choice of a name, or of none, on each axis.
 PARTIAL = [
@@ -140,7 +141,7 @@ def test_combinations_outside_the_table_are_refused():
 
 
 def test_a_refusal_without_a_reason_names_the_table(monkeypatch):
-    monkeypatch.setattr("pymc_ngvi.registry.ALLOWED", (("full", "natural", "price", "adaptive"),))
+    monkeypatch.setattr("pymc_ngvi.fitting.registry.ALLOWED", (("full", "natural", "price", "adaptive"),))
     with pytest.raises(ValueError, match=r"family='diagonal', step='adaptive' don't go together: no row of .*ALLOWED"):
         choose(family="diagonal", step="adaptive")
 

@@ -15,14 +15,14 @@ from pytensor.graph.op import Op
 from scipy.linalg import solve_triangular
 
 from pymc_ngvi import fit_ngvi
-from pymc_ngvi.approximation import NGVIApproximation
 from pymc_ngvi.families import DiagonalState, FullState, SparseFamily, pushforward
 from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.families.pushforward import Pushforward, PushforwardState
 from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.graph import MissingDerivativeError
+from pymc_ngvi.model.graphs.graph import MissingDerivativeError
 from pymc_ngvi.reparam import reparametrised
 from pymc_ngvi.reparam.modes import MAX_EVALUATIONS, find_modes
+from pymc_ngvi.results.approximation import NGVIApproximation
 
 # Groups of 1, 3, 6, 2 and 4 observations.
 GROUP = np.repeat(np.arange(5), [1, 3, 6, 2, 4])

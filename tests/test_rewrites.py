@@ -18,7 +18,8 @@ from pytensor.tensor.math import All
 from scipy import special, stats
 from test_quick_mode import python_reference
 
-from pymc_ngvi.model import LogDensity, graph, rewrites
+from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model.graphs import graph, rewrites
 
 N = 300
 SIGMA = 0.5

@@ -9,9 +9,9 @@ import pytest
 
 from pytensor.tensor.random.basic import NormalRV
 
-from pymc_ngvi.approximation import NGVIApproximation
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.model import LogDensity
+from pymc_ngvi.results.approximation import NGVIApproximation
 
 RNG = np.random.default_rng(7)
 N = 60

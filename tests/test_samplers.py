@@ -13,10 +13,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 from pymc.step_methods.hmc import quadpotential
 from test_docs import run
 
-from pymc_ngvi.approximation import NGVIApproximation
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState
 from pymc_ngvi.model import LogDensity
-from pymc_ngvi.samplers import MAX_DENSE_DIM, SamplerInit
+from pymc_ngvi.results.approximation import NGVIApproximation
+from pymc_ngvi.results.methods.samplers import MAX_DENSE_DIM, SamplerInit
 
 #: Unconstrained mean and factor of q: coordinates of very different scales, correlated.
 MEAN = np.array([0.3, -1.0, 2.0, 0.1, -0.2])

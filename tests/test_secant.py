@@ -10,7 +10,7 @@ from targets import Quadratic
 
 from pymc_ngvi.estimators.summary import summarise
 from pymc_ngvi.families import DiagonalState
-from pymc_ngvi.steps.secant import Pair, correct, moments_of, natural_gradient, rescaled_gap, trusted
+from pymc_ngvi.steps.adaptive.secant import Pair, correct, moments_of, natural_gradient, rescaled_gap, trusted
 
 
 def pairs_of(curvature, n, rng):

@@ -6,9 +6,9 @@ import pytensor.tensor as pt
 import pytest
 
 from pymc_ngvi import NGVI, fit_ngvi
+from pymc_ngvi.core.status import ConvergenceWarning, Status
+from pymc_ngvi.fitting.second_start import SecondStart, at_prior, best_mode
 from pymc_ngvi.model import LogDensity
-from pymc_ngvi.second_start import SecondStart, at_prior, best_mode
-from pymc_ngvi.status import ConvergenceWarning, Status
 
 QUIET = {"progressbar": False, "posterior": "gaussian"}
 
@@ -131,7 +131,7 @@ def test_a_parameter_at_its_prior_does_not_move_a_good_fit(promise, with_unused,
     """There is nothing better elsewhere, not even where it is promised: the same bits, for some more evaluations."""
     if promise is not None:
         elsewhere = np.array([3.0, -2.0, 1.0, 2.0])
-        monkeypatch.setattr("pymc_ngvi.second_start.best_mode", lambda *_: (elsewhere, promise, np.ones(4)))
+        monkeypatch.setattr("pymc_ngvi.fitting.second_start.best_mode", lambda *_: (elsewhere, promise, np.ones(4)))
     one = fitted(with_unused, 2)
     monkeypatch.setattr(SecondStart, "after", lambda *_: None)
     two = fitted(with_unused, 2)

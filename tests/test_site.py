@@ -16,7 +16,7 @@ from test_docs import anchor, blocks, run
 import pymc_ngvi
 
 from pymc_ngvi import NGVIApproximation
-from pymc_ngvi.registry import AXES
+from pymc_ngvi.fitting.registry import AXES
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -106,7 +106,7 @@ def documented():
     return found
 
 
-MODULES = ["pymc_ngvi", "pymc_ngvi.conditional", "pymc_ngvi.types"] + [
+MODULES = ["pymc_ngvi", "pymc_ngvi.conditional", "pymc_ngvi.core.types"] + [
     found.name for found in pkgutil.walk_packages(pymc_ngvi.__path__, "pymc_ngvi.") if found.ispkg
 ]
 

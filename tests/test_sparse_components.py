@@ -12,12 +12,12 @@ from targets import Quadratic, restrict
 import pymc_ngvi
 
 from pymc_ngvi import ConvergenceWarning
-from pymc_ngvi.draws import sobol_draws
+from pymc_ngvi.core.draws import sobol_draws
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState, SparseFamily, SparseState
 from pymc_ngvi.families.arrow import ArrowStructure
-from pymc_ngvi.mixtures.evaluation import evaluate_mixture
-from pymc_ngvi.mixtures.search import local_component
-from pymc_ngvi.mixtures.splitting import join_overlapping, split
+from pymc_ngvi.mixtures.finite.evaluation import evaluate_mixture
+from pymc_ngvi.mixtures.finite.search import local_component
+from pymc_ngvi.mixtures.finite.splitting import join_overlapping, split
 
 LABELS = {
     "several sizes": (7, -1, 3, 7, 1, 3, -1, 7, 0, 1),

@@ -13,12 +13,13 @@ import pytest
 
 from matrix import ignore, make_rule
 
-from pymc_ngvi import LogDensity, fit_ngvi, loop
+from pymc_ngvi import LogDensity, fit_ngvi
+from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.families import FullPrecisionState, SparseFamily
 from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.families.dissection import find_structure
-from pymc_ngvi.pattern import Pattern
-from pymc_ngvi.registry import choose
+from pymc_ngvi.fitting import loop
+from pymc_ngvi.fitting.registry import choose
 
 NATURAL = choose(family="sparse")
 

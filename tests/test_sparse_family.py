@@ -11,12 +11,12 @@ from matrix import two_seeds
 from scipy import stats
 from targets import NumpyTarget, Quadratic
 
+from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.types import BaseDraws, Evaluation, Moments, Outer, PathMoments
 from pymc_ngvi.estimators import ESTIMATORS
 from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.families.full_precision import FullPrecisionState
 from pymc_ngvi.families.sparse import SparseFamily, SparseState
-from pymc_ngvi.pattern import Pattern
-from pymc_ngvi.types import BaseDraws, Evaluation, Moments, Outer, PathMoments
 from pymc_ngvi.updates import UPDATES
 
 LABELS = {

@@ -7,7 +7,7 @@ import pytensor.tensor as pt
 import pytest
 
 from pymc_ngvi import LogDensity, StartError, fit_ngvi
-from pymc_ngvi.starting import START_SCALES, start_point, start_scales, wide_scales
+from pymc_ngvi.fitting.starting import START_SCALES, start_point, start_scales, wide_scales
 
 QUIET = {"progressbar": False, "backend": "quick"}
 COORDS = {"effect": ["a", "b", "c"]}

@@ -21,15 +21,15 @@ from targets import (
     restrict,
 )
 
-from pymc_ngvi import loop
+from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.status import Status
 from pymc_ngvi.families import BlockFamily, BlockStructure, FullPrecisionState, FullState, SparseFamily
 from pymc_ngvi.families.arrow import ArrowStructure
-from pymc_ngvi.pattern import Pattern
-from pymc_ngvi.registry import choose
-from pymc_ngvi.status import Status
-from pymc_ngvi.steps.decay import Decay
-from pymc_ngvi.steps.levelling import Windows
-from pymc_ngvi.steps.stochastic import Stochastic
+from pymc_ngvi.fitting import loop
+from pymc_ngvi.fitting.registry import choose
+from pymc_ngvi.steps.stochastic.base import Stochastic
+from pymc_ngvi.steps.stochastic.decay import Decay
+from pymc_ngvi.steps.stochastic.levelling import Windows
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 

@@ -14,10 +14,10 @@ from targets import NumpyTarget, Quadratic, Walled, kinked, logistic, poisson
 
 import pymc_ngvi
 
-from pymc_ngvi import loop
-from pymc_ngvi.registry import choose
-from pymc_ngvi.session import _elbo
-from pymc_ngvi.status import ConvergenceWarning, Status
+from pymc_ngvi.core.status import ConvergenceWarning, Status
+from pymc_ngvi.fitting import loop
+from pymc_ngvi.fitting.registry import choose
+from pymc_ngvi.fitting.session import _elbo
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 

@@ -9,11 +9,11 @@ import pytest
 from matplotlib import pyplot
 from scipy import sparse
 
+from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.model.layout import Layout, Variable
-from pymc_ngvi.pattern import Pattern
-from pymc_ngvi.plots import plot_structure
-from pymc_ngvi.structure import ModelStructure
+from pymc_ngvi.results.plotting.structure import plot_structure
+from pymc_ngvi.results.structure import ModelStructure
 
 
 def layout_of(**shapes):

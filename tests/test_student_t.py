@@ -22,19 +22,19 @@ from targets import (
     random_covariance,
 )
 
-from pymc_ngvi import loop, starting
-from pymc_ngvi.draws import BASE_DRAWS
+from pymc_ngvi.core.draws import BASE_DRAWS
+from pymc_ngvi.core.history import History
+from pymc_ngvi.core.status import Status
+from pymc_ngvi.core.types import BaseDraws
 from pymc_ngvi.estimators import price, stein
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.families.student_t import LEAST_SHAPE, MOST_SHAPE, StudentTFamily, StudentTState
-from pymc_ngvi.history import History
-from pymc_ngvi.mixtures.scale_metric import Metric, shape_information, tail_velocity
-from pymc_ngvi.mixtures.scale_mixture import GaussianPart, Tails, evaluate, measured, stepped, within
-from pymc_ngvi.status import Status
-from pymc_ngvi.steps.adaptive import Adaptive
-from pymc_ngvi.steps.scale_mixture import AsGaussian, ScaleMixture
-from pymc_ngvi.steps.tails import AsStudentT
-from pymc_ngvi.types import BaseDraws
+from pymc_ngvi.fitting import loop, starting
+from pymc_ngvi.mixtures.student_t.gradients import GaussianPart, Tails, evaluate, measured, stepped, within
+from pymc_ngvi.mixtures.student_t.metric import Metric, shape_information, tail_velocity
+from pymc_ngvi.mixtures.student_t.scale_mixture import AsGaussian, ScaleMixture
+from pymc_ngvi.mixtures.student_t.tails import AsStudentT
+from pymc_ngvi.steps.adaptive.rule import Adaptive
 from pymc_ngvi.updates import cholesky, natural, natural_pd, sqrt
 
 #: Signs of a mixed second difference.

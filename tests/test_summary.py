@@ -6,13 +6,14 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_ngvi.approximation import NGVIApproximation
+from pymc_ngvi.core.elbo import Elbo
+from pymc_ngvi.core.status import Status
 from pymc_ngvi.families import DiagonalState
+from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.model import LogDensity
-from pymc_ngvi.result import Elbo, FitRecord
-from pymc_ngvi.sections import POPULATION
-from pymc_ngvi.status import Status
-from pymc_ngvi.summary_table import kept_rows
+from pymc_ngvi.results.approximation import NGVIApproximation
+from pymc_ngvi.results.summary.sections import POPULATION
+from pymc_ngvi.results.summary.table import kept_rows
 
 GROUP = np.repeat(np.arange(12), 4)
 Y = np.random.default_rng(3).normal(size=48)
@@ -138,7 +139,7 @@ def test_html_is_escaped_and_takes_the_colours_of_the_page():
 
 def test_only_what_is_shown_is_evaluated_where_rows_are_many(plain, monkeypatch):
     whole = plain.summary(60, khat_draws=None, random_seed=5).table
-    monkeypatch.setattr("pymc_ngvi.summary._MOST_HELD", 1_000)
+    monkeypatch.setattr("pymc_ngvi.results.methods.summary._MOST_HELD", 1_000)
     asked = []
     sample = type(plain).sample
     monkeypatch.setattr(type(plain), "sample", lambda self, n, **kw: asked.append((n, kw)) or sample(self, n, **kw))
@@ -167,7 +168,7 @@ def test_card(multilevel, monkeypatch):
     assert str(multilevel._rng.bit_generator.state) == before
     monkeypatch.setattr(type(multilevel), "_verdict_if_known", lambda self: "reliable <5")
     assert "Verdict: reliable &lt;5" in multilevel._repr_html_()
-    monkeypatch.setattr("pymc_ngvi.summary._CARD_DIM", 10)  # a large model
+    monkeypatch.setattr("pymc_ngvi.results.methods.summary._CARD_DIM", 10)  # a large model
     assert "<table" not in multilevel._repr_html_()
 
 

@@ -25,11 +25,11 @@ from matrix import (
 )
 from targets import Quadratic, logistic, random_covariance, restrict
 
-from pymc_ngvi.draws import plain_draws
+from pymc_ngvi.core.draws import plain_draws
+from pymc_ngvi.core.types import Evaluation, Moments, Outer
 from pymc_ngvi.families import lower
-from pymc_ngvi.options import FitOptions
-from pymc_ngvi.registry import AXES, Choice
-from pymc_ngvi.types import Evaluation, Moments, Outer
+from pymc_ngvi.fitting.options import FitOptions
+from pymc_ngvi.fitting.registry import AXES, Choice
 from pymc_ngvi.updates import natural
 
 step_sizes = pytest.mark.parametrize("rho", [1.0, 0.5, 0.01])

@@ -9,12 +9,12 @@ import pytest
 from mixture_posteriors import posterior
 from scipy import stats
 
-from pymc_ngvi.diagnosis.budget import DIAGNOSIS, SUMMARY, seconds_of
-from pymc_ngvi.diagnosis.making import context_of
-from pymc_ngvi.distributions import distribution_of
+from pymc_ngvi.core.psis import WeightVerdict, khat_limit, weigh
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.model import LogDensity
-from pymc_ngvi.psis import WeightVerdict, khat_limit, weigh
+from pymc_ngvi.results.diagnosis.budget import DIAGNOSIS, SUMMARY, seconds_of
+from pymc_ngvi.results.diagnosis.making import context_of
+from pymc_ngvi.results.distributions.of_q import distribution_of
 
 EVEN = WeightVerdict.EVEN
 

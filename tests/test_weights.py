@@ -15,7 +15,7 @@ from test_updates import whitened_moments
 from pymc_ngvi.families import MixtureFamily, MixtureState
 from pymc_ngvi.families.mixture import COMPONENTS
 from pymc_ngvi.mixtures import WEIGHT_UPDATES
-from pymc_ngvi.mixtures.weights import LEAST_LOG_WEIGHT, stepped
+from pymc_ngvi.mixtures.finite.weights import LEAST_LOG_WEIGHT, stepped
 
 each_family = pytest.mark.parametrize("family", COMPONENTS)
 

@@ -1,10 +1,10 @@
 """Estimators of the whitened gradient and curvature. One file and one row each."""
 
+from pymc_ngvi.core.types import Estimator
 from pymc_ngvi.estimators.gauss_newton import gauss_newton
 from pymc_ngvi.estimators.price import price
 from pymc_ngvi.estimators.reparam import reparam
 from pymc_ngvi.estimators.stein import stein
-from pymc_ngvi.types import Estimator
 
 ESTIMATORS: dict[str, Estimator] = {
     "price": price,

@@ -11,8 +11,8 @@ References
    complex models. ISITA. https://doi.org/10.23919/ISITA.2018.8664326
 """
 
+from pymc_ngvi.core.types import Array, BaseDraws, Evaluation, GaussianState, Moments, TargetDensity
 from pymc_ngvi.estimators.summary import by_replicate
-from pymc_ngvi.types import Array, BaseDraws, Evaluation, GaussianState, Moments, TargetDensity
 
 
 def gauss_newton(

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from pymc_ngvi.core.linalg import cholesky, solve_lower, symmetrise
+from pymc_ngvi.core.types import Array, Moments, TargetDensity
 from pymc_ngvi.estimators.summary import gap_of
-from pymc_ngvi.linalg import cholesky, solve_lower, symmetrise
-from pymc_ngvi.types import Array, Moments, TargetDensity
 
 #: Draws that the curvature is averaged over, and dimensions beyond which it is left alone.
 _N_DRAWS, _MAX_DIM = 16, 2_000

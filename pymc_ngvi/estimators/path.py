@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from pymc_ngvi.core.types import Array, BaseDraws, Evaluation, GaussianState, Moments, Outer, PathMoments
 from pymc_ngvi.estimators.summary import summarise
-from pymc_ngvi.types import Array, BaseDraws, Evaluation, GaussianState, Moments, Outer, PathMoments
 
 
 def from_gradients(

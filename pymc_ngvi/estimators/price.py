@@ -10,8 +10,8 @@ References
    https://doi.org/10.1162/neco.2008.08-07-592
 """
 
+from pymc_ngvi.core.types import BaseDraws, Evaluation, GaussianState, Moments, TargetDensity
 from pymc_ngvi.estimators.summary import by_replicate
-from pymc_ngvi.types import BaseDraws, Evaluation, GaussianState, Moments, TargetDensity
 
 
 def price(

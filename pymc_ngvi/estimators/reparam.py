@@ -12,8 +12,8 @@ References
    https://proceedings.mlr.press/v32/titsias14.html
 """
 
+from pymc_ngvi.core.types import BaseDraws, Evaluation, GaussianState, Moments, TargetDensity
 from pymc_ngvi.estimators.path import from_gradients
-from pymc_ngvi.types import BaseDraws, Evaluation, GaussianState, Moments, TargetDensity
 
 
 def reparam(

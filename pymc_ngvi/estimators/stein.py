@@ -12,8 +12,8 @@ References
 
 import numpy as np
 
+from pymc_ngvi.core.types import Array, BaseDraws, Evaluation, GaussianState, Moments, Outer, TargetDensity
 from pymc_ngvi.estimators.path import from_gradients
-from pymc_ngvi.types import Array, BaseDraws, Evaluation, GaussianState, Moments, Outer, TargetDensity
 
 
 def stein(

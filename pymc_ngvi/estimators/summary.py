@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pymc_ngvi.types import Array, BaseDraws, Evaluation, GaussianState, Moments
+from pymc_ngvi.core.types import Array, BaseDraws, Evaluation, GaussianState, Moments
 
 #: Numbers in the replicates of the natural gradient, beyond which only their summaries are kept.
 _MAX_KEPT = 16_000_000

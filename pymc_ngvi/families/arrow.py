@@ -20,12 +20,12 @@ import numpy as np
 
 from numpy.typing import ArrayLike, NDArray
 
-from pymc_ngvi import linalg
+from pymc_ngvi.core import linalg
+from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.families import stacks
 from pymc_ngvi.families.block_structure import BlockStructure
-from pymc_ngvi.pattern import Pattern
-from pymc_ngvi.stored import stored
-from pymc_ngvi.types import Array
 
 #: Pivots this many times the least one are taken for as large as the singular values, which are smaller.
 _CLEAR = 1e3

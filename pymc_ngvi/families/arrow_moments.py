@@ -11,10 +11,10 @@ References
 
 import numpy as np
 
-from pymc_ngvi import linalg
+from pymc_ngvi.core import linalg
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.families import arrow, stacks
 from pymc_ngvi.families.arrow import ArrowStructure, Parts
-from pymc_ngvi.types import Array
 
 
 def border_roots(structure: ArrowStructure, factor: Parts) -> tuple[Array, Array]:

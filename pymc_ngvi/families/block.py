@@ -14,13 +14,13 @@ from typing import Self
 
 import numpy as np
 
+from pymc_ngvi.core.linalg import relative_terms
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Array, Outer, TargetDensity
 from pymc_ngvi.families import stacks
 from pymc_ngvi.families.block_structure import BlockStructure
 from pymc_ngvi.families.lower import LOG_2PI, SINGULAR, SUFFIX_SUMS
 from pymc_ngvi.families.packed import PackedState, memory_bytes
-from pymc_ngvi.linalg import relative_terms
-from pymc_ngvi.stored import stored
-from pymc_ngvi.types import Array, Outer, TargetDensity
 
 __all__ = ["BlockFamily", "BlockState", "BlockStructure"]
 

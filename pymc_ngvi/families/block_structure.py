@@ -13,8 +13,8 @@ import numpy as np
 
 from numpy.typing import ArrayLike, NDArray
 
-from pymc_ngvi.stored import stored
-from pymc_ngvi.types import Array
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Array
 
 
 class Stack(NamedTuple):

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.sparse import csgraph
 
+from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.families.arrow import ArrowStructure
-from pymc_ngvi.pattern import Pattern
 
 #: Borders tried at most: those of as many different degrees.
 _N_DEGREES = 24

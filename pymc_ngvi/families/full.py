@@ -6,8 +6,7 @@ from typing import Self
 
 import numpy as np
 
-from pymc_ngvi.families.lower import LOG_2PI, SINGULAR, LowerState
-from pymc_ngvi.linalg import (
+from pymc_ngvi.core.linalg import (
     cholesky,
     cholesky_of_product,
     relative_terms,
@@ -17,8 +16,9 @@ from pymc_ngvi.linalg import (
     solve_upper,
     symmetrise,
 )
-from pymc_ngvi.stored import stored
-from pymc_ngvi.types import Array, Outer, TargetDensity
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Array, Outer, TargetDensity
+from pymc_ngvi.families.lower import LOG_2PI, SINGULAR, LowerState
 
 
 @stored("gaussian.full")

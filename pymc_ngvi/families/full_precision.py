@@ -6,10 +6,10 @@ from typing import Self
 
 import numpy as np
 
+from pymc_ngvi.core.linalg import all_finite, cholesky, relative_terms, solve_lower, symmetrise
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Array, Outer, TargetDensity
 from pymc_ngvi.families.lower import LOG_2PI, LowerState
-from pymc_ngvi.linalg import all_finite, cholesky, relative_terms, solve_lower, symmetrise
-from pymc_ngvi.stored import stored
-from pymc_ngvi.types import Array, Outer, TargetDensity
 
 
 @stored("gaussian.full_precision")

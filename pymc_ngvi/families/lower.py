@@ -5,8 +5,8 @@ from typing import Self
 
 import numpy as np
 
-from pymc_ngvi.linalg import all_finite, diagonal, half_triangle, keeps_its_sign, solve_lower, strict_triangle
-from pymc_ngvi.types import Array, Outer
+from pymc_ngvi.core.linalg import all_finite, diagonal, half_triangle, keeps_its_sign, solve_lower, strict_triangle
+from pymc_ngvi.core.types import Array, Outer
 
 LOG_2PI = float(np.log(2 * np.pi))
 #: Of a Gaussian in place of two.

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.families.diagonal import DiagonalState
 from pymc_ngvi.families.full import FullState
 from pymc_ngvi.families.sparse import SparseState
-from pymc_ngvi.stored import stored
-from pymc_ngvi.types import Array
 
 #: What components can be.
 COMPONENTS: dict[str, type] = {"full": FullState, "diagonal": DiagonalState, "sparse": SparseState}

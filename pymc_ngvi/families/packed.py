@@ -5,9 +5,9 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from pymc_ngvi.core.linalg import all_finite, keeps_its_sign
+from pymc_ngvi.core.types import Array, Outer
 from pymc_ngvi.families.lower import LOG_2PI
-from pymc_ngvi.linalg import all_finite, keeps_its_sign
-from pymc_ngvi.types import Array, Outer
 
 
 @dataclass(frozen=True)

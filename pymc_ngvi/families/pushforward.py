@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 from scipy.stats import qmc
 
-from pymc_ngvi import linalg
-from pymc_ngvi.draws import MAX_SOBOL_DIM
-from pymc_ngvi.types import Array, GaussianState
+from pymc_ngvi.core import linalg
+from pymc_ngvi.core.draws import MAX_SOBOL_DIM
+from pymc_ngvi.core.types import Array, GaussianState
 
 #: Draws behind the moments, set by set, and their seed: fixed, so that moments do not change by themselves.
 _N_SETS, _SET_SIZE, _SEED = 8, 512, 20_210_401

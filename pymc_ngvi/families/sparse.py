@@ -19,14 +19,14 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi import linalg
+from pymc_ngvi.core import linalg
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Array, Outer, TargetDensity
 from pymc_ngvi.families import arrow, stacks
 from pymc_ngvi.families.arrow import ArrowStructure, Parts
 from pymc_ngvi.families.arrow_moments import border_roots, covariance_parts, factor_of_covariance
 from pymc_ngvi.families.lower import LOG_2PI, SINGULAR
 from pymc_ngvi.families.packed import PackedState, memory_bytes
-from pymc_ngvi.stored import stored
-from pymc_ngvi.types import Array, Outer, TargetDensity
 
 
 @stored("gaussian.sparse")

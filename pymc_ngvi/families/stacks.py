@@ -6,8 +6,8 @@ the matrices. A single matrix is handed to LAPACK as it is.
 
 import numpy as np
 
-from pymc_ngvi import linalg
-from pymc_ngvi.types import Array
+from pymc_ngvi.core import linalg
+from pymc_ngvi.core.types import Array
 
 
 def transposed(stack: Array) -> Array:

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import digamma, gammainccinv, gammaln
 
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.families.diagonal import DiagonalState
 from pymc_ngvi.families.full import FullState
-from pymc_ngvi.stored import stored
-from pymc_ngvi.types import Array
 
 #: Least and largest shape a of a fit: 2.2 degrees of freedom, and 20,000, where q is as good as a Gaussian.
 LEAST_SHAPE, MOST_SHAPE = 1.1, 1e4

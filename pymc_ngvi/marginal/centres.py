@@ -11,8 +11,8 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.types import Array
 
 #: Standardised variances that a correction of the factor trusts, at least and at most; and means, at most. Beyond, the
 #: nodes see one flank, or all of the mass is at one of them: a parabola tells more.

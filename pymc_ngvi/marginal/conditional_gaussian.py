@@ -6,9 +6,9 @@ import numpy as np
 
 from scipy import sparse
 
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.types import Array
 
 #: Part of a diagonal entry of the precision that has to be left when what is below has been eliminated.
 _LEAST_PIVOT = 1e-8

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.quadrature import Terms, upwards
 from pymc_ngvi.marginal.surrogate import Surrogate
-from pymc_ngvi.types import Array
 
 #: Candidates in each coordinate, by levels of the trees.
 N_CANDIDATES = {1: 5, 2: 3, 3: 2, 4: 2, 5: 2}

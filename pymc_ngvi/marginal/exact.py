@@ -8,6 +8,7 @@ import numpy as np
 
 from scipy import sparse
 
+from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.marginal.conditional_gaussian import linear_centres
 from pymc_ngvi.marginal.fitting import WANTED, Hopeless, Sampled, Sampler
 from pymc_ngvi.marginal.forest import Forest, NoForest, find_forest
@@ -18,7 +19,6 @@ from pymc_ngvi.marginal.proposals import effective_size
 from pymc_ngvi.marginal.state import ExactState
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.split import CannotSplit
-from pymc_ngvi.types import Array, GaussianState
 
 logger = logging.getLogger("pymc.ngvi")
 

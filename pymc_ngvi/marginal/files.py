@@ -2,6 +2,7 @@
 
 from typing import Any, Self
 
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.fitting import Sampled
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.log_marginal import LogMarginal
@@ -9,7 +10,6 @@ from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.marginal.sampling import Plain, Sequences
 from pymc_ngvi.marginal.verdict import Checks
 from pymc_ngvi.model import LogDensity
-from pymc_ngvi.types import Array
 
 
 class InFiles:

@@ -7,6 +7,8 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.log_marginal import LogMarginal, Points, Whitening, joined, n_polynomial
 from pymc_ngvi.marginal.proposals import (
     Base,
@@ -18,8 +20,6 @@ from pymc_ngvi.marginal.proposals import (
 )
 from pymc_ngvi.marginal.sampling import Plain, Pool, Round, Sequences, evenly_picked, pooled
 from pymc_ngvi.marginal.tails import Bend, find_tails
-from pymc_ngvi.stored import stored
-from pymc_ngvi.types import Array
 
 #: Effective size that the pool is to have.
 WANTED = 2_000

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.sparse import csgraph
 
+from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.families.dissection import by_degree, by_independence
-from pymc_ngvi.pattern import Pattern
-from pymc_ngvi.stored import stored
-from pymc_ngvi.types import Array
 
 Integers = NDArray[np.intp]
 

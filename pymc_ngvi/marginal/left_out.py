@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
+from pymc_ngvi.core.psis import smoothed
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.quadrature import integrate
 from pymc_ngvi.marginal.state import ExactState
-from pymc_ngvi.psis import smoothed
-from pymc_ngvi.types import Array
 
 #: Draws of the globals that are used at most, and numbers that are held for them: of all draws and blocks, and of those
 #: that are integrated at a time.

@@ -12,12 +12,12 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.centres import Centres, corrected
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.nodes import Rule, first_rule, ladder, references, wide_rule
 from pymc_ngvi.marginal.quadrature import Terms, integrate, off_centre
-from pymc_ngvi.stored import stored
-from pymc_ngvi.types import Array
 
 #: Corrections of centres before a draw counts as lost; from which on the nodes are as many as can be had.
 _MOST_CORRECTIONS, _WIDEST_FROM = 8, 3

@@ -7,8 +7,8 @@ import numpy as np
 
 from scipy.special import logsumexp
 
-from pymc_ngvi.stored import stored
-from pymc_ngvi.types import Array
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Array
 
 _LOG_2PI = float(np.log(2.0 * np.pi))
 #: Numbers of nodes in each coordinate that are tried, by length of the path: up to a few hundred evaluations.

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.split import SplitDensity
-from pymc_ngvi.types import Array
 
 #: Relative change of log p at a point that is no rounding error.
 _RTOL = 1e-6

@@ -8,10 +8,10 @@ import numpy as np
 from scipy.special import gammaln, logsumexp, ndtri
 from scipy.stats import chi2, qmc
 
-from pymc_ngvi.linalg import solve_lower
+from pymc_ngvi.core.linalg import solve_lower
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.tails import Bend
-from pymc_ngvi.stored import stored
-from pymc_ngvi.types import Array
 
 #: Part of the proposal that goes to each straight tail, and to all of them together at most.
 _OF_TAIL, _OF_TAILS = 0.12, 0.4

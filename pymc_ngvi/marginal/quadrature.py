@@ -6,10 +6,10 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.centres import Centres, Shape
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.nodes import Rule
-from pymc_ngvi.types import Array
 
 #: Standardised variances are at least this where they divide.
 _LEAST_VARIANCE = 1e-6

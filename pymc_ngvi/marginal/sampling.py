@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 from scipy.special import logsumexp
 
+from pymc_ngvi.core.psis import smoothed
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.proposals import Proposal, effective_size
-from pymc_ngvi.psis import smoothed
-from pymc_ngvi.stored import stored
-from pymc_ngvi.types import Array
 
 #: Sequences that a pool is made of at least, and draws of each; draws of the pool at most.
 N_SCRAMBLINGS, _OF_SEQUENCE, _MOST_DRAWS = 8, 250, 16_000

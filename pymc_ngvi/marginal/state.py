@@ -11,6 +11,8 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.effects import N_CANDIDATES, SplitNormal, candidates, draw_effects, weights_of
 from pymc_ngvi.marginal.files import InFiles
@@ -23,8 +25,6 @@ from pymc_ngvi.marginal.quadrature import integrate
 from pymc_ngvi.marginal.sampling import Pool, Sequences, evenly_picked, picked
 from pymc_ngvi.marginal.surrogate import Surrogate, fit_surrogate, n_needed
 from pymc_ngvi.marginal.verdict import Checks
-from pymc_ngvi.stored import stored
-from pymc_ngvi.types import Array
 
 #: Numbers held at once while moments are computed.
 _HELD = 2**22

@@ -16,8 +16,8 @@ import numpy as np
 
 from scipy.special import logsumexp
 
-from pymc_ngvi.stored import stored
-from pymc_ngvi.types import Array
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Array
 
 #: Distances from the mean, in standard deviations, at which slopes are measured.
 _DISTANCES = np.array([8.0, 16.0, 32.0])

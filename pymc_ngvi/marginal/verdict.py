@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pymc_ngvi.core.psis import khat_error
+from pymc_ngvi.core.stored import stored
 from pymc_ngvi.marginal.fitting import MOST_DIFFERENCE
 from pymc_ngvi.marginal.log_marginal import TOLERANCE
-from pymc_ngvi.psis import khat_error
-from pymc_ngvi.stored import stored
 
 #: k-hat at most, but for its standard error; effective size at least; part of the weight on draws whose nodes are
 #: off-centre; part of the candidates of a local coordinate that are effective.

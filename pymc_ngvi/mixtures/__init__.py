@@ -1,6 +1,10 @@
-"""Natural gradients of mixtures: each component is a Gaussian problem of its own, the weights are another."""
+"""Mixtures, finite (of Gaussians) and continuous (the Student-t), each with a step rule of its own."""
 
-from pymc_ngvi.mixtures.component import ComponentTarget
-from pymc_ngvi.mixtures.weights import WEIGHT_UPDATES
+from pymc_ngvi.mixtures.finite.component import ComponentTarget
+from pymc_ngvi.mixtures.finite.trust_region import TrustRegion
+from pymc_ngvi.mixtures.finite.weights import WEIGHT_UPDATES
+from pymc_ngvi.mixtures.student_t.scale_mixture import ScaleMixture
 
-__all__ = ["WEIGHT_UPDATES", "ComponentTarget"]
+MIXTURE_STEPS: dict[str, type] = {"trust_region": TrustRegion, "scale_mixture": ScaleMixture}
+
+__all__ = ["MIXTURE_STEPS", "WEIGHT_UPDATES", "ComponentTarget", "ScaleMixture", "TrustRegion"]

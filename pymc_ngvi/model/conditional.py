@@ -21,12 +21,12 @@ from pytensor.graph.traversal import graph_inputs
 from pytensor.tensor.type import TensorType
 from pytensor.xtensor.type import XTensorType, as_xtensor
 
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.families.arrow import ArrowStructure
-from pymc_ngvi.model import graph
-from pymc_ngvi.model.backends import without_c
+from pymc_ngvi.model.graphs import graph
+from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.logdensity import LogDensity
-from pymc_ngvi.types import Array
 
 #: Arrays of directions that each function takes.
 _N_DIRECTIONS = {"slopes": 1, "through": 1, "third": 2}

@@ -11,10 +11,10 @@ from pymc.pytensorf import find_rng_nodes, reseed_rngs
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.random.op import RNGConsumerOp
 
-from pymc_ngvi.model import cost, graph
-from pymc_ngvi.model.backends import quick_mode, without_c
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.model.graphs import cost, graph
+from pymc_ngvi.model.graphs.backends import quick_mode, without_c
 from pymc_ngvi.model.logdensity import LogDensity
-from pymc_ngvi.types import Array
 
 #: Elements of a temporary in one call: past this, temporaries leave the cache and NumPy slows down.
 _BATCH_ELEMENTS = 2**17

@@ -28,10 +28,10 @@ from pytensor.xtensor.type import XTensorType
 from pytensor.xtensor.vectorization import XRV, XElemwise
 from scipy.special import expit, logit
 
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.families.arrow import ArrowStructure
-from pymc_ngvi.model.backends import quick_mode, without_c
+from pymc_ngvi.model.graphs.backends import quick_mode, without_c
 from pymc_ngvi.model.logdensity import LogDensity
-from pymc_ngvi.types import Array
 
 _INSTEAD = "Use reparam='rvb2', which works with any likelihood."
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pymc.initial_point import make_initial_point_fn
 from pytensor.xtensor.type import XTensorType, as_xtensor
 
-from pymc_ngvi.model.backends import without_c
+from pymc_ngvi.model.graphs.backends import without_c
 
 #: Of initial values that are drawn from the prior.
 _SEED = 0

@@ -12,11 +12,11 @@ import pymc as pm
 from numpy.typing import NDArray
 from pymc.pytensorf import compile as pymc_compile
 
-from pymc_ngvi.model import cost, graph, large
-from pymc_ngvi.model.backends import BACKENDS, compile_flags, compile_options, without_c
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.model.checks import check_model
 from pymc_ngvi.model.data import DataSnapshot
-from pymc_ngvi.model.hessian import CACHED_ELEMENTS, slices
+from pymc_ngvi.model.graphs import cost, graph, large
+from pymc_ngvi.model.graphs.backends import BACKENDS, compile_flags, compile_options, without_c
 from pymc_ngvi.model.initial import initial_point_function
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.minibatch import Minibatches
@@ -24,7 +24,7 @@ from pymc_ngvi.model.prior import prior_draws
 from pymc_ngvi.model.reuse import CannotReuse, ModelState
 from pymc_ngvi.model.rows import Rows
 from pymc_ngvi.model.second_order import SecondOrder
-from pymc_ngvi.types import Array
+from pymc_ngvi.model.sparsity.hessian import CACHED_ELEMENTS, slices
 
 #: Evaluations that `backend="auto"` expects of a fit: gradients, and draws at which a dense Hessian is needed.
 _EXPECTED_GRADIENTS, _EXPECTED_HESSIANS = 1_600, 1_200

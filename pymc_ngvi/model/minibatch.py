@@ -17,7 +17,7 @@ from pytensor.compile.rewriting import inline_ofg_node
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import toposort
 
-from pymc_ngvi.model.backends import quick_mode, without_c
+from pymc_ngvi.model.graphs.backends import quick_mode, without_c
 
 #: Marks the random streams behind the orders of the rows.
 _PASSES = 6

@@ -5,9 +5,9 @@ import warnings
 import numpy as np
 import pymc as pm
 
-from pymc_ngvi.model.backends import without_c
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.layout import Layout
-from pymc_ngvi.types import Array
 
 
 def prior_draws(model: pm.Model, layout: Layout, n_draws: int, seed: int) -> Array:

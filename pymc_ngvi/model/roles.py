@@ -13,9 +13,9 @@ import pymc as pm
 from numpy.typing import NDArray
 from pymc.backends.arviz import find_observations
 
+from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.model.layout import Layout, Variable
 from pymc_ngvi.model.lineage import Lineage
-from pymc_ngvi.pattern import Pattern
 
 # A child of PyMC's logger, which has the handler.
 logger = logging.getLogger("pymc.ngvi")

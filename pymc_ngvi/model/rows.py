@@ -12,8 +12,8 @@ import pytensor.tensor as pt
 
 from pymc.variational.minibatch_rv import MinibatchRandomVariable, get_scaling
 
-from pymc_ngvi.model.backends import without_c
 from pymc_ngvi.model.checks import quoted
+from pymc_ngvi.model.graphs.backends import without_c
 
 _INSTEAD = "Use estimator='price', which needs only derivatives of the whole log density."
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from pymc_ngvi.model import graph
-from pymc_ngvi.model.backends import without_c
-from pymc_ngvi.model.cost import Cost
-from pymc_ngvi.model.hessian import ColouredHessian, PatternWidened, SparseHessian, batch, slices
+from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.values import Array
+from pymc_ngvi.model.graphs import graph
+from pymc_ngvi.model.graphs.backends import without_c
+from pymc_ngvi.model.graphs.cost import Cost
 from pymc_ngvi.model.minibatch import Minibatches
-from pymc_ngvi.pattern import Pattern
-from pymc_ngvi.values import Array
+from pymc_ngvi.model.sparsity.hessian import ColouredHessian, PatternWidened, SparseHessian, batch, slices
 
 #: Draws that one call should take of a small dense Hessian.
 _LEAST_BATCH = 4

@@ -22,10 +22,10 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Sum
 from scipy import sparse
 
-from pymc_ngvi.model import graph
-from pymc_ngvi.model.backends import without_c
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.model.graphs import graph
+from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.logdensity import LogDensity
-from pymc_ngvi.types import Array
 
 Integers = NDArray[np.intp]
 

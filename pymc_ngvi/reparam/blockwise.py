@@ -7,9 +7,9 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.families import stacks
 from pymc_ngvi.families.arrow import ArrowStructure
-from pymc_ngvi.types import Array
 
 #: Part of a diagonal entry that its pivot must exceed, or the matrix counts as singular.
 _LEAST_PIVOT = 1e-13

@@ -6,10 +6,10 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.families.arrow import ArrowStructure
-from pymc_ngvi.pattern import Pattern
 from pymc_ngvi.reparam.blockwise import Matrices
-from pymc_ngvi.types import Array
 
 #: Half of the distance of a difference, in units of the scale: the errors of its terms beyond the first, about its
 #: square over six, and of rounding, are then both about 1e-9.

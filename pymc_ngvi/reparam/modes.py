@@ -12,8 +12,8 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.reparam.blockwise import Blocks, Matrices, Scales, scales_of
-from pymc_ngvi.types import Array
 
 #: Evaluations of a draw, after which it counts as lost.
 MAX_EVALUATIONS = 100

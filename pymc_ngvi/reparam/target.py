@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.model import Layout, LogDensity
 from pymc_ngvi.model.conditional import GuideFunctions
-from pymc_ngvi.pattern import Pattern
 from pymc_ngvi.reparam.blockwise import Matrices
 from pymc_ngvi.reparam.differences import Steps, arrow_pattern, difference_rows
 from pymc_ngvi.reparam.modes import Modes
 from pymc_ngvi.reparam.transform import Conditional
-from pymc_ngvi.types import Array
 
 #: Evaluations for the modes of a draw, beyond which a closer centre pays.
 _MANY_EVALUATIONS = 4.0

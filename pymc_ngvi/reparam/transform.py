@@ -18,10 +18,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.reparam.blockwise import Blocks
 from pymc_ngvi.reparam.modes import Guide, Modes, find_modes
-from pymc_ngvi.types import Array
 
 #: Draws for which modes are sought at once: what is held of each is a few vectors and matrices of all blocks.
 _CHUNK_ELEMENTS = 2**17

@@ -1,14 +1,12 @@
 """Step rules: how far to go, and when to stop. One file and one row each."""
 
-from pymc_ngvi.steps.adam import Adam
-from pymc_ngvi.steps.adaptive import Adaptive
-from pymc_ngvi.steps.constant import Constant
-from pymc_ngvi.steps.decay import Decay
-from pymc_ngvi.steps.proximal import Proximal
-from pymc_ngvi.steps.scale_mixture import ScaleMixture
-from pymc_ngvi.steps.sgd import SGD
-from pymc_ngvi.steps.snngm import SNNGM
-from pymc_ngvi.steps.trust_region import TrustRegion
+from pymc_ngvi.steps.adaptive.rule import Adaptive
+from pymc_ngvi.steps.stochastic.adam import Adam
+from pymc_ngvi.steps.stochastic.constant import Constant
+from pymc_ngvi.steps.stochastic.decay import Decay
+from pymc_ngvi.steps.stochastic.proximal import Proximal
+from pymc_ngvi.steps.stochastic.sgd import SGD
+from pymc_ngvi.steps.stochastic.snngm import SNNGM
 
 STEPS: dict[str, type] = {
     "adaptive": Adaptive,
@@ -18,8 +16,6 @@ STEPS: dict[str, type] = {
     "snngm": SNNGM,
     "adam": Adam,
     "sgd": SGD,
-    "trust_region": TrustRegion,
-    "scale_mixture": ScaleMixture,
 }
 
-__all__ = ["SGD", "SNNGM", "STEPS", "Adam", "Adaptive", "Constant", "Decay", "Proximal", "ScaleMixture", "TrustRegion"]
+__all__ = ["SGD", "SNNGM", "STEPS", "Adam", "Adaptive", "Constant", "Decay", "Proximal"]

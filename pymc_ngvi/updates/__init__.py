@@ -1,6 +1,6 @@
 """Updates: parametrisation and step map. One file and one row each."""
 
-from pymc_ngvi.types import Direction, Update
+from pymc_ngvi.core.types import Direction, Update
 from pymc_ngvi.updates.cholesky import cholesky, natural_direction
 from pymc_ngvi.updates.cholesky_precision import cholesky_precision
 from pymc_ngvi.updates.euclidean import euclidean, euclidean_direction

@@ -13,7 +13,7 @@ References
    https://doi.org/10.48550/arXiv.2109.00375
 """
 
-from pymc_ngvi.types import GaussianState, Moments, Parameters
+from pymc_ngvi.core.types import GaussianState, Moments, Parameters
 from pymc_ngvi.updates.line import step_along
 
 

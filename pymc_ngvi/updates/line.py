@@ -1,6 +1,6 @@
 """A step along a straight line in the coordinates of mean and factor."""
 
-from pymc_ngvi.types import Direction, GaussianState, Moments
+from pymc_ngvi.core.types import Direction, GaussianState, Moments
 
 
 def step_along[S: GaussianState](direction: Direction, state: S, moments: Moments, step_size: float) -> S | None:

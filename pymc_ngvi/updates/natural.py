@@ -18,7 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pymc_ngvi.types import Array, GaussianState, Moments
+from pymc_ngvi.core.types import Array, GaussianState, Moments
 
 #: Relative precision below which a direction counts as lost, and the correction of [3]_ takes over there.
 _LOST = 0.1

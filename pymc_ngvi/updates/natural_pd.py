@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pymc_ngvi.types import GaussianState, Moments
+from pymc_ngvi.core.types import GaussianState, Moments
 
 
 def natural_pd[S: GaussianState](state: S, moments: Moments, step_size: float, correct: bool) -> S | None:

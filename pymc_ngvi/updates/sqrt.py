@@ -12,7 +12,7 @@ References
 
 import numpy as np
 
-from pymc_ngvi.types import GaussianState, Moments
+from pymc_ngvi.core.types import GaussianState, Moments
 from pymc_ngvi.updates.cholesky import natural_direction
 
 #: The logarithm of a diagonal entry changes by no more than this in one step: exp(4) is a factor of 55.

@@ -38,7 +38,7 @@ from isolated import first_line, run_process, script
 from pages import write_between_marks
 from records import Records
 
-from pymc_ngvi.status import NotExactError
+from pymc_ngvi.core.status import NotExactError
 
 REFERENCES = ("epilepsy", "toenail", "toenail_centred", "hers")
 RIVALS, ON_RIVALS = ("rvb2", "psis", "advi", "laplace", "nutpie"), ("epilepsy", "toenail")

@@ -21,7 +21,7 @@ from isolated import first_line, peak_memory, report
 from measure import Array, Reference
 from models_glmm import random_intercept_logistic, simulate_logistic
 
-from pymc_ngvi.psis import smoothed
+from pymc_ngvi.core.psis import smoothed
 
 N_DRAWS = 4_000
 #: Nodes of the rule that log m is checked against; draws of the globals it is checked at.

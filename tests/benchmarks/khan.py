@@ -30,11 +30,11 @@ import pandas as pd
 from records import Records, Row
 from wu_gardner import Logistic, breast_cancer, iterates
 
+from pymc_ngvi.core.types import BaseDraws, Evaluation, Moments, TargetDensity
 from pymc_ngvi.estimators import ESTIMATORS
 from pymc_ngvi.families import FAMILIES, FullPrecisionState
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.steps import STEPS
-from pymc_ngvi.types import BaseDraws, Evaluation, Moments, TargetDensity
 from pymc_ngvi.updates import DIRECTIONS, UPDATES
 
 mpl.use("Agg")

@@ -32,14 +32,14 @@ from pages import column_of, measured_on, table, write_between_marks
 from records import Records, Row
 from threadpoolctl import threadpool_limits
 
-from pymc_ngvi.draws import sobol_draws
+from pymc_ngvi.core.draws import sobol_draws
+from pymc_ngvi.core.types import BaseDraws
 from pymc_ngvi.estimators import price
 from pymc_ngvi.families import FullState, MixtureState
-from pymc_ngvi.mixtures.component import ComponentTarget
-from pymc_ngvi.mixtures.weights import WEIGHT_UPDATES, stepped
+from pymc_ngvi.mixtures.finite.component import ComponentTarget
+from pymc_ngvi.mixtures.finite.weights import WEIGHT_UPDATES, stepped
 from pymc_ngvi.model import LogDensity
-from pymc_ngvi.steps.measure import evaluate
-from pymc_ngvi.types import BaseDraws
+from pymc_ngvi.steps.adaptive.measure import evaluate
 from pymc_ngvi.updates import UPDATES
 
 sys.path.append(str(Path(__file__).parents[1]))  # the targets are among the tests

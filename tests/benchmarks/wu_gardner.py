@@ -38,11 +38,11 @@ from records import Records, Row
 from scipy.special import expit
 from sklearn.datasets import load_breast_cancer, load_diabetes
 
+from pymc_ngvi.core.types import Moments
 from pymc_ngvi.estimators import ESTIMATORS
 from pymc_ngvi.families import FAMILIES
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.steps import STEPS
-from pymc_ngvi.types import Moments
 from pymc_ngvi.updates import UPDATES
 
 mpl.use("Agg")

@@ -1,0 +1,1 @@
+"""What everything else stands on: values and protocols, linear algebra, draws, statuses."""

@@ -1,0 +1,42 @@
+"""What messages share: suggestions for names, and whose line of code a warning points at."""
+
+import os
+import re
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+import pymc.variational
+
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
+#: Warnings point at the first caller outside these folders.
+OURS = tuple(os.path.join(folder, "") for folder in (_PACKAGE, os.path.dirname(pymc.variational.__file__)))
+
+
+def suggestion(name: Any, valid: Iterable[str], also_called: Mapping[str, str] | None = None) -> str:
+    """Return a sentence that lists the valid names, the one that was meant first if that can be told.
+
+    Parameters
+    ----------
+    name : object
+        What was given.
+    valid : iterable of str
+    also_called : mapping of str to str, optional
+        Other words for some of them, in lower case, without hyphens.
+
+    Examples
+    --------
+    >>> suggestion("mean-field", ["full", "diagonal"], {"diagonal": "meanfield factorised"})
+    "did you mean 'diagonal'? Valid: 'full', 'diagonal'."
+    """
+    valid = list(valid)
+    known = {_plain(v): v for v in valid}
+    known |= {word: v for v, others in (also_called or {}).items() for word in others.split()}
+    near = [known[_plain(name)]] if _plain(name) in known else get_close_matches(str(name), valid, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}Valid: {', '.join(repr(v) for v in valid)}."
+
+
+def _plain(name: Any) -> str:
+    return re.sub(r"[\W_]", "", str(name)).lower()

@@ -1,0 +1,279 @@
+"""Pareto-smoothed importance sampling, by ``arviz_stats``: weights, k-hat, and what they say of q.
+
+`Weights.verdict` is the one judgement that summaries, diagnoses, corrections and pictures share.
+"""
+
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+
+from scipy.special import logsumexp
+
+from pymc_ngvi.core.types import Array
+
+#: Fewer draws leave too short a tail to fit a Pareto distribution to.
+MIN_KHAT_DRAWS = 100
+#: Log weights this far below the smallest finite one count as none: less than the smallest double.
+_NO_WEIGHT = 700.0
+#: Log ratios that differ by less are those of a q that is the posterior.
+_ALL_EQUAL = 1e-8
+#: Relative variance up to which weights count as all but equal, the draws that it has to rest on, draws that this takes
+#: at least, and part of the draws that may be lost.
+_EVEN, _LEAST_BEHIND, _LEAST_DRAWS, _MOST_LOST = 1.0 / 9.0, 30.0, 4_000, 0.001
+#: k-hat, and part of the draws that weights are worth, beyond which, in so few dimensions, weights are uneven for
+#: another reason than the number of coordinates or the far tails.
+_WORST_KHAT, _LEAST_EFFECTIVE, _FEW = 1.0, 0.02, 50
+
+
+def smoothed(log_ratio: Array) -> tuple[Array, float]:
+    """Return log weights with a Pareto-smoothed tail, and the shape of the tail, k-hat.
+
+    Parameters
+    ----------
+    log_ratio : ndarray, shape (n_draws,)
+        log p - log q; what is not finite has no weight. At least one is.
+
+    Returns
+    -------
+    log_weights : ndarray, shape (n_draws,)
+        Up to a constant.
+    khat : float
+        -inf where all weights, or all in the tail, are equal.
+    """
+    finite = np.isfinite(log_ratio)
+    filled = np.where(finite, log_ratio, log_ratio[finite].min() - _NO_WEIGHT)
+    if np.ptp(filled) < _ALL_EQUAL:
+        return filled, float("-inf")
+    from arviz_stats.base import array_stats  # .7 s to import
+
+    try:
+        smooth, khat = array_stats.psislw(-filled)  # expects the negated log ratio
+    except ValueError:  # all weights of the tail are equal: as light as a tail can be
+        smooth, khat = filled, -np.inf
+    return np.where(finite, smooth, -np.inf), float("inf") if np.isnan(khat) else float(khat)
+
+
+def pareto_khat(log_p: Array, log_q: Array) -> float:
+    """Estimate the Pareto shape k of the importance weights p/q from draws of q.
+
+    Parameters
+    ----------
+    log_p, log_q : ndarray, shape (n_draws,)
+        Log densities at the same draws, on the unconstrained scale; constants do not matter. Draws whose ``log_p``
+        is -inf or NaN count as draws of weight zero.
+
+    Returns
+    -------
+    float
+        -inf where all weights are equal (q is the posterior), inf where no draw, or one of infinite density, has
+        all the weight.
+
+    Raises
+    ------
+    ValueError
+        For fewer than 100 draws.
+
+    References
+    ----------
+    .. [1] Vehtari, Simpson, Gelman, Yao, Gabry (2024). Pareto smoothed importance sampling. JMLR 25(72).
+    .. [2] Yao, Vehtari, Simpson, Gelman (2018). Yes, but did it work? Evaluating variational inference. ICML.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.random.default_rng(1).normal(size=10_000)
+    >>> narrow = pareto_khat(log_p=-0.5 * (x / 2) ** 2, log_q=-0.5 * x**2)  # p is twice as wide as q
+    >>> wide = pareto_khat(log_p=-0.5 * (2 * x) ** 2, log_q=-0.5 * x**2)  # p is half as wide as q
+    >>> narrow > 0.5 > 0 > wide
+    True
+    """
+    if len(log_p) < MIN_KHAT_DRAWS:
+        raise ValueError(f"k-hat needs at least {MIN_KHAT_DRAWS} draws; got {len(log_p)}. Take 10,000.")
+    log_ratio = np.asarray(log_p, dtype=np.float64) - np.asarray(log_q, dtype=np.float64)
+    if np.any(log_ratio == np.inf) or not np.isfinite(log_ratio).any():
+        return float("inf")
+    return smoothed(log_ratio)[1]
+
+
+def khat_limit(n_draws: int) -> float:
+    """Return the k-hat above which estimates weighted by ``n_draws`` draws can't be trusted."""
+    return min(1.0 - 1.0 / float(np.log10(n_draws)), 0.7)
+
+
+def khat_error(khat: float, n_draws: int) -> float:
+    """Return the standard error of a k-hat, NaN where that is infinite.
+
+    Notes
+    -----
+    That of the maximum likelihood estimate of the shape of a generalised Pareto distribution, (1 + k) / sqrt(M) for M
+    draws in the tail [1]_, shrunk as the estimate is towards a half.
+
+    References
+    ----------
+    .. [1] R. L. Smith (1987). Estimating tails of probability distributions. Annals of Statistics 15(3).
+       https://doi.org/10.1214/aos/1176350499
+    """
+    if not np.isfinite(khat):
+        return float("nan")
+    n_tail = np.ceil(min(0.2 * n_draws, 3.0 * np.sqrt(n_draws)))
+    return float(max(1.0 + khat, 0.5) * np.sqrt(n_tail) / (n_tail + 10.0))
+
+
+class WeightVerdict(Enum):
+    """What importance weights say of q; ``sentence`` says it in words."""
+
+    EVEN = "importance weights are all but equal: q is close to the posterior wherever it has draws."
+    USABLE = "importance weights can correct what q misses where it has draws."
+    UNEVEN = (
+        "importance weights can't correct q: its tails are lighter than those of the posterior, or there are many "
+        "coordinates."
+    )
+    FAR = "importance weights can't correct q: much of the posterior is where q hardly is."
+    UNKNOWN = "there are too few draws to judge importance weights by."
+
+    @property
+    def sentence(self) -> str:
+        """What it means, as a clause."""
+        return str(self.value)
+
+    @property
+    def helps(self) -> bool:
+        """Whether estimates can be weighted."""
+        return self in (WeightVerdict.EVEN, WeightVerdict.USABLE)
+
+
+class Weights(NamedTuple):
+    """What importance weights p/q say of q as a whole.
+
+    Parameters
+    ----------
+    khat : float
+        Pareto shape of their tail: -inf where they are equal, inf where one draw, or none, has all the weight.
+    effective : float
+        Effective sample size: 1 / sum of squared weights, their tail smoothed unless they are all but equal.
+    n_draws : int
+    n_lost : int
+        Draws at which log p or log q is not finite.
+    uneven : float
+        Upper bound of the variance of the weights, relative to their mean squared, by its own standard error.
+    n_behind : float
+        Effective number of draws that this variance rests on.
+
+    Notes
+    -----
+    The variance of the weights bounds what q is off by: a mean by its square root, in standard deviations of q, a
+    variance by the root of twice as much (Cauchy and Schwarz). Up to a ninth, that is a third of a standard deviation.
+    It can be taken at its word where it does not rest on a handful of draws [1]_; otherwise larger weights still are to
+    be expected of more draws, and k-hat decides.
+
+    References
+    ----------
+    .. [1] A. B. Owen (2013). Monte Carlo theory, methods and examples, section 9.3. https://artowen.su.domains/mc/
+    """
+
+    khat: float
+    effective: float
+    n_draws: int
+    n_lost: int
+    uneven: float = float("inf")
+    n_behind: float = 0.0
+
+    @property
+    def khat_se(self) -> float:
+        """Standard error of k-hat."""
+        return khat_error(self.khat, self.n_draws)
+
+    def verdict(self, n_dim: int = 0) -> WeightVerdict:
+        """Return what the weights say: the one judgement that all reports share.
+
+        Parameters
+        ----------
+        n_dim : int, default 0
+            Dimension of q: in many, weights are uneven for a good q, too. 0: not known.
+        """
+        if self.n_draws < MIN_KHAT_DRAWS:
+            return WeightVerdict.UNKNOWN
+        if self._even():
+            return WeightVerdict.EVEN
+        if self.khat <= khat_limit(self.n_draws):
+            return WeightVerdict.USABLE
+        few = 0 < n_dim <= _FEW
+        if few and self.khat > _WORST_KHAT and self.effective < _LEAST_EFFECTIVE * self.n_draws:
+            return WeightVerdict.FAR
+        return WeightVerdict.UNEVEN
+
+    def _even(self) -> bool:
+        # Where the largest weights are equal, no draw has seen the beginning of a tail.
+        enough = self.khat == -np.inf or (self.n_draws >= _LEAST_DRAWS and self.n_behind >= _LEAST_BEHIND)
+        return enough and self.n_lost <= _MOST_LOST * self.n_draws and self.uneven <= _EVEN
+
+    def sentence(self, n_dim: int = 0) -> str:
+        """Return k-hat with its error, what the draws are worth, and what that means."""
+        verdict = self.verdict(n_dim)
+        alarm = verdict is WeightVerdict.EVEN and self.khat > khat_limit(self.n_draws)
+        return (
+            f"Pareto k-hat {self.khat_text()} ({self.n_draws:,} draws, worth {self.effective:,.0f}): {verdict.sentence}"
+            + " The shape of their tail, which k-hat describes, does not matter then." * alarm
+        )
+
+    def khat_text(self) -> str:
+        """Return k-hat and its standard error."""
+        return f"{self.khat:.2f}" + (f" ± {self.khat_se:.2f}" if np.isfinite(self.khat) else "")
+
+
+def weigh(log_p: Array, log_q: Array) -> tuple[Array, Weights]:
+    """Smooth importance weights, and say how even they are.
+
+    Parameters
+    ----------
+    log_p, log_q : ndarray, shape (n_draws,)
+        Log densities at draws of q; constants do not matter.
+
+    Returns
+    -------
+    log_weights : ndarray, shape (n_draws,)
+        Normalised; -inf where p is 0 or not known, and everywhere for fewer than 100 finite ones. Weights that are all
+        but equal are left as they are: a tail of that shape would be smoothed to one that is heavier.
+    weights : Weights
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.random.default_rng(1).normal(size=10_000)
+    >>> weigh(log_p=-0.5 * (x / 1.05) ** 2, log_q=-0.5 * x**2)[1].verdict().name
+    'EVEN'
+    >>> weigh(log_p=-0.5 * (x / 3.0) ** 2, log_q=-0.5 * x**2)[1].verdict().name
+    'UNEVEN'
+    """
+    with np.errstate(invalid="ignore"):
+        ratio = np.asarray(log_p, dtype=np.float64) - np.asarray(log_q, dtype=np.float64)
+    n, finite = len(ratio), np.isfinite(ratio)
+    n_lost = n - int(finite.sum())
+    if n - n_lost < MIN_KHAT_DRAWS:
+        return np.full(n, -np.inf), Weights(float("inf"), 0.0, n, n_lost)
+    raw = np.where(finite, ratio, -np.inf)
+    raw = raw - logsumexp(raw)
+    uneven, n_behind = _unevenness(np.exp(raw))
+    smooth, khat = smoothed(ratio)
+    if np.any(ratio == np.inf):
+        khat = float("inf")
+    smooth = smooth - logsumexp(smooth)
+    found = Weights(khat, _effective(smooth), n, n_lost, uneven, n_behind)
+    if found.verdict() is WeightVerdict.EVEN:
+        return raw, found._replace(effective=_effective(raw))
+    return smooth, found
+
+
+def _effective(log_weights: Array) -> float:
+    return float(np.exp(-logsumexp(2.0 * log_weights)))
+
+
+def _unevenness(weights: Array) -> tuple[float, float]:
+    """Return an upper bound of the relative variance of weights, and the draws that it rests on."""
+    square = (len(weights) * weights - 1.0) ** 2
+    total = square.sum()
+    if not total > 0.0:
+        return 0.0, float(len(weights))
+    n_behind = float(total**2 / np.sum(square**2))
+    return float(square.mean() * (1.0 + 2.0 / np.sqrt(n_behind))), n_behind

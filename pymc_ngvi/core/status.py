@@ -1,0 +1,165 @@
+"""How a fit ended: one sentence on what happened, one on what to do about it."""
+
+from enum import Enum
+
+from pymc_ngvi.core.stored import stored
+
+
+@stored("fit.status")
+class Status(Enum):
+    """Outcome of a fit; `str(status)` is its name, `status.sentence` and `status.cure` say more."""
+
+    NOT_STARTED = (
+        "not started",
+        "No iteration was run: this is the starting approximation.",
+        "Call refine(n), or fit with n > 0.",
+    )
+    RUNNING = (
+        "running",
+        "The fit is under way.",
+        "Wait for it, or stop it from a callback with StopIteration.",
+    )
+    CONVERGED = (
+        "converged",
+        "The ELBO still to be gained within this family is below the tolerance, as measured on fresh draws.",
+        "Nothing to do; diagnose() says whether the best of the family is near enough to the posterior.",
+    )
+    LEVELLED = (
+        "levelled off",
+        "The ELBO has stopped rising at the steps taken, but more than the tolerance is still to be gained, or nothing "
+        "tells how much.",
+        "approx.gap says how many nats are left, if that is known. With stochastic step rules: more n_draws, a longer "
+        "window, a smaller step_size (if the rule takes one), or step='adaptive' on the full data. With a diagonal or "
+        "block family: a smaller tol, more n_draws, or family='full'.",
+    )
+    NOISE_LIMITED = (
+        "noise-limited",
+        "The Monte Carlo noise at the largest number of draws hides whether the tolerance is met.",
+        "Raise max_draws; heavy noise also means a posterior far from Gaussian: look at khat(), "
+        "or reparametrise (non-centred hierarchies, standardised predictors).",
+    )
+    STALLED = (
+        "stalled",
+        "No step raises the ELBO any more, or none leads to a valid approximation, although the estimated gap is above "
+        "the tolerance.",
+        "Give another start or start_sigma, standardise the predictors, or reparametrise the model; with stochastic "
+        "step rules take a smaller step_size or more n_draws. The result is kept but may be far from the optimum.",
+    )
+    NO_FINITE_TRIAL = (
+        "no finite trial",
+        "log p or its gradient is not finite at any of the steps that were tried, however short.",
+        "Give a start inside the support, or a smaller start_sigma; give the variables their support by a prior or a "
+        "transform rather than by a Potential or by the data; look for overflow (exp of large predictors: standardise "
+        "them). The result is kept but may be far from the optimum.",
+    )
+    OUTSIDE_SUPPORT = (
+        "outside the support",
+        "More than 2 % of the draws lie where log p is not finite: nothing can be certified, and the ELBO is a mean "
+        "over the others only.",
+        "Give the variables their support by a prior or a transform rather than by a Potential or by the data; or use "
+        "pm.sample.",
+    )
+    NOT_SMOOTH = (
+        "not smooth",
+        "The slopes of log p imply another curvature than its Hessian shows: log p has kinks (a Laplace prior or "
+        "likelihood, abs, switch), which exact Hessians do not see; standard deviations are too wide.",
+        "Replace the kinked term by a smooth one (StudentT in place of Laplace), or use pm.sample.",
+    )
+    DIVERGED = (
+        "diverged",
+        "The approximation ran away: its ELBO is not finite, or far below that of the start.",
+        "Leave `step` and `step_size` out, or take a smaller step_size or more n_draws; standardise the predictors, "
+        "give a `start` nearer to the posterior, or fit the full data in place of minibatches.",
+    )
+    UNBOUNDED = (
+        "unbounded",
+        "Standard deviations keep growing: the posterior may be improper.",
+        "Give these variables, or those that they depend on, proper priors (pm.Normal in place of pm.Flat, "
+        "pm.HalfNormal in place of pm.HalfFlat). If the posterior is proper but very wide, rescale them.",
+    )
+    COLLAPSED = (
+        "collapsed",
+        "A component of the mixture shrank onto a point or ran away: log p rises without limit there, or in that "
+        "direction. The last state before it is kept.",
+        "Give the model a proper prior that bounds the scale or the location in question, or fewer components.",
+    )
+    MAX_ITERATIONS = (
+        "iteration limit",
+        "The limit of n iterations was reached before convergence.",
+        "Call refine(n) to go on from here.",
+    )
+    INTERRUPTED = (
+        "interrupted",
+        "The fit was interrupted from the keyboard; the current approximation is kept.",
+        "Call refine(n) to go on from here.",
+    )
+    STOPPED = (
+        "stopped by a callback",
+        "A callback raised StopIteration; the current approximation is kept.",
+        "Call refine(n) to go on from here.",
+    )
+
+    def __init__(self, label: str, sentence: str, cure: str) -> None:
+        self.label = label
+        self.sentence = sentence
+        self.cure = cure
+
+    def __str__(self) -> str:
+        """Return the short name."""
+        return self.label
+
+    def __repr__(self) -> str:
+        """Return what happened, and what to do about it."""
+        return f"{self.label[0].upper()}{self.label[1:]}. {self.sentence} {self.cure}"
+
+    @property
+    def ended_by_itself(self) -> bool:
+        """Whether the step rule ended the fit, for better or worse."""
+        return self in (
+            Status.CONVERGED,
+            Status.LEVELLED,
+            Status.NOISE_LIMITED,
+            Status.STALLED,
+            Status.NO_FINITE_TRIAL,
+            Status.OUTSIDE_SUPPORT,
+            Status.NOT_SMOOTH,
+            Status.DIVERGED,
+            Status.UNBOUNDED,
+            Status.COLLAPSED,
+        )
+
+    @property
+    def can_be_followed(self) -> bool:
+        """Whether an exact posterior can begin where a fit ended so: by itself, and not far away."""
+        return self.ended_by_itself and self not in (Status.DIVERGED, Status.UNBOUNDED, Status.COLLAPSED)
+
+    @property
+    def resumable(self) -> bool:
+        """Whether a fit that ended so goes on where it was when resumed."""
+        return self in (Status.NOT_STARTED, Status.MAX_ITERATIONS, Status.INTERRUPTED, Status.STOPPED)
+
+
+class ConvergenceWarning(UserWarning):
+    """The fit ended before it converged; the message says why and what to do."""
+
+
+class DivergedError(RuntimeError):
+    """The fit diverged: there is no posterior to draw from; the message says what to do."""
+
+
+class NotExactError(RuntimeError):
+    """An exact posterior was asked for, and a check of it failed; ``approx`` is the Gaussian fit.
+
+    Parameters
+    ----------
+    message : str
+    approx : NGVIApproximation
+    """
+
+    def __init__(self, message: str, approx: object) -> None:
+        super().__init__(message)
+        self.approx = approx
+
+
+class StartError(ValueError):
+    """The log density is not finite anywhere near the starting point."""

@@ -1,0 +1,220 @@
+"""The values that travel between the parts; `types` has their conventions."""
+
+import functools
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.linalg import all_finite
+from pymc_ngvi.core.status import Status
+from pymc_ngvi.core.stored import stored
+
+if TYPE_CHECKING:
+    from pymc_ngvi.core.types import GaussianState
+
+Array = NDArray[np.float64]
+
+
+@stored("moments.outer")
+class Outer(NamedTuple):
+    """A curvature error as a mean of outer products: cheaper than a matrix where they are few.
+
+    In the lower triangle, I - A is ``diagonal`` times the identity plus the mean of ``left_b right_b^T``.
+
+    Parameters
+    ----------
+    left, right : ndarray, shape (n_outer, n_dim)
+    diagonal : float
+    """
+
+    left: Array
+    right: Array
+    diagonal: float
+
+
+@stored("draws.base")
+@dataclass(frozen=True)
+class BaseDraws:
+    """Standard normals in independent randomised replicates, each closed under z -> -z where antithetic.
+
+    Parameters
+    ----------
+    z : ndarray, shape (n_draws, n_dim)
+        Replicate after replicate.
+    n_replicates : int
+        Divides n_draws.
+    antithetic : bool
+        Each replicate is a half and its negative; otherwise all draws are independent.
+    """
+
+    z: Array
+    n_replicates: int
+    antithetic: bool = True
+
+    @property
+    def n_draws(self) -> int:
+        """Number of draws, all replicates together."""
+        return len(self.z)
+
+    def replicates(self) -> list[slice]:
+        """Return the rows of each replicate."""
+        size = self.n_draws // self.n_replicates
+        return [slice(r * size, (r + 1) * size) for r in range(self.n_replicates)]
+
+    def pairs(self) -> NDArray[np.intp]:
+        """Return the rows of each pair z, -z: (n_draws / 2, 2); of each draw alone, (n_draws, 1), if not antithetic."""
+        if not self.antithetic:
+            return np.arange(self.n_draws)[:, None]
+        half = self.n_draws // self.n_replicates // 2
+        first = np.concatenate([np.arange(rows.start, rows.start + half) for rows in self.replicates()])
+        return np.stack([first, first + half], axis=1)
+
+
+@stored("draws.evaluation")
+@dataclass(frozen=True)
+class Evaluation:
+    """log p and its gradient at the draws of one state.
+
+    Parameters
+    ----------
+    theta : ndarray, shape (n_draws, n_dim)
+    logp : ndarray, shape (n_draws,)
+    grad : ndarray, shape (n_draws, n_dim)
+    finite : ndarray of bool, shape (n_draws,)
+        Draws at which both are finite; the others take no part in any mean.
+    elbo : float
+        Mean of log p over the finite draws plus the entropy; -inf where no draw is finite.
+    """
+
+    theta: Array
+    logp: Array
+    grad: Array
+    finite: NDArray[np.bool_]
+    elbo: float
+
+
+@stored("moments")
+@dataclass(frozen=True)
+class Moments:
+    """Whitened expectations under one state, with their Monte Carlo error.
+
+    Parameters
+    ----------
+    grad : ndarray, shape (n_dim,)
+        C^T E_q[grad log p].
+    curvature : ndarray
+        A, in the form of the family: (n_dim, n_dim) dense, (n_dim,) diagonal.
+    grad_se, curvature_se : ndarray, shape (n_dim,)
+        Monte Carlo standard errors of the gradient and of the diagonal of A.
+    gap : float
+        Nats of ELBO still to be gained, uncorrected: 1/2 |grad|^2 + 1/4 |A - I|^2.
+    floor : float
+        What ``gap`` would be on average, by Monte Carlo noise alone, at the optimum.
+    floor_sd : float
+        Standard deviation of ``gap - floor`` there.
+    replicates : ndarray, shape (n_replicates, n_params), or None
+        Natural gradient of each replicate, kept by families for which it is a few vectors.
+    """
+
+    grad: Array
+    curvature: Array
+    grad_se: Array
+    curvature_se: Array
+    gap: float
+    floor: float
+    floor_sd: float
+    replicates: Array | None = None
+
+    def is_finite(self) -> bool:
+        """Tell whether gradient and curvature are."""
+        return all_finite(self.grad, self.curvature)
+
+    def error(self, state: "GaussianState") -> Array | Outer:
+        """Return I - A, as outer products where it is a mean of few."""
+        return -state.curvature_error(self.curvature)
+
+    def error_diagonal(self, state: "GaussianState") -> Array:
+        """Return the diagonal of I - A, (n_dim,)."""
+        return 1.0 - state.curvature_diagonal(self.curvature)
+
+
+class PathMoments(Moments):
+    """Whitened expectations from gradients alone, without errors: the curvature is formed only where it is asked for.
+
+    Parameters
+    ----------
+    state : GaussianState
+    grad : ndarray, shape (n_dim,)
+    outer : Outer
+        I - A.
+    """
+
+    def __init__(self, state: "GaussianState", grad: Array, outer: Outer) -> None:
+        unknown = np.full(len(grad), np.inf)
+        values = {"grad": grad, "grad_se": unknown, "curvature_se": unknown, "replicates": None}
+        self.__dict__.update(values, gap=np.nan, floor=np.inf, floor_sd=np.inf, outer=outer, _state=state)
+
+    outer: Outer
+    _state: "GaussianState"
+
+    @functools.cached_property
+    def curvature(self) -> Array:
+        """A, in the form of the family."""
+        return self._state.add_to_diagonal(-self._state.outer_mean(self.outer), 1.0)
+
+    def is_finite(self) -> bool:
+        """Tell whether gradient and outer products are."""
+        return all_finite(self.grad, self.outer.left, self.outer.right)
+
+    def error(self, state: "GaussianState") -> Array | Outer:
+        """Return I - A as outer products."""
+        return self.outer
+
+    def error_diagonal(self, state: "GaussianState") -> Array:
+        """Return the diagonal of I - A, (n_dim,)."""
+        return state.outer_diagonal(self.outer)
+
+
+@stored("draws.assessment")
+class Assessment(NamedTuple):
+    """A state on draws that had no part in reaching it.
+
+    Parameters
+    ----------
+    theta : ndarray, shape (n_draws, n_dim)
+    logp : ndarray, shape (n_draws,)
+    units : ndarray of int, shape (n_units, ...)
+        Rows that depend on each other: those of an antithetic pair, or those evaluated on one minibatch.
+    gap : float
+        Nats of ELBO still to be gained, at least 0; NaN where nothing tells.
+    gap_sd : float
+        Standard deviation of its error.
+    against : Status or None
+        What a fit that seems to have converged is in truth.
+    """
+
+    theta: Array
+    logp: Array
+    units: NDArray[np.intp]
+    gap: float
+    gap_sd: float
+    against: Status | None = None
+
+
+@stored("moments.parameters")
+class Parameters(NamedTuple):
+    """A direction, or any other quantity, in the coordinates of mean and factor.
+
+    Parameters
+    ----------
+    location : ndarray, shape (n_dim,)
+    factor : ndarray
+        In the form of the family's factor.
+    """
+
+    location: Array
+    factor: Array

@@ -1,0 +1,57 @@
+"""Another fit of a model, by the same method and from another place."""
+
+import warnings
+
+from typing import Any
+
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.fitting.defaults import options_for
+from pymc_ngvi.fitting.outcome import Outcome
+from pymc_ngvi.fitting.problem import problem_of
+from pymc_ngvi.fitting.progress import FitProgress
+from pymc_ngvi.fitting.record import FitRecord
+from pymc_ngvi.fitting.session import FitSession, make_rule
+from pymc_ngvi.fitting.starting import choose_start, wide_scales
+from pymc_ngvi.fitting.threads import few_threads
+from pymc_ngvi.model import LogDensity
+
+#: Backends that have names.
+_BACKENDS = ("quick", "numba", "c", "jax")
+
+
+def fitted_again(model: Any, record: FitRecord, point: Array, seed: int, most_iterations: int) -> Outcome | None:
+    """Fit a model once more.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    record : FitRecord
+        Of the fit whose method is used again.
+    point : ndarray, shape (n_dim,)
+        Where the mean starts, unconstrained.
+    seed : int
+    most_iterations : int
+
+    Returns
+    -------
+    Outcome or None
+        None where the fit could not be made.
+    """
+    given = {name: getattr(record, name) for name in ("family", "update", "estimator", "step", "reparam")}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the caller looks at how it ends
+            density = LogDensity(model, record.backend if record.backend in _BACKENDS else "auto")
+            options = options_for(given, density)
+            problem = problem_of(density, options)
+            start = density.layout.unflatten(point)
+            with few_threads(density), FitProgress(enabled=False) as progress:
+                mean, scales = problem.start(start, None)
+                wide = wide_scales(density, mean, start) if problem.pushforward is None else []
+                rule = make_rule(problem.target, options, seed)
+                state = choose_start(rule, problem.family, mean, scales, density, wide)
+                session = FitSession(problem, state, options, seed)
+                session.run(most_iterations, progress)
+                return session.outcome()
+    except (ValueError, ArithmeticError):
+        return None

@@ -1,0 +1,77 @@
+"""The family for a model, where the user names none: by what a step would cost, and whether it fits in memory."""
+
+from typing import Any, NamedTuple
+
+from pymc_ngvi.core.linalg import fits_in_memory
+from pymc_ngvi.families import FullState, SparseFamily
+from pymc_ngvi.families.arrow import ArrowStructure
+from pymc_ngvi.families.dissection import find_structure, step_flops
+
+#: Dimensions below which a dense covariance costs nothing worth saving.
+_SMALL = 40
+#: Cost of a step with a dense covariance in the unit of `step_flops`, over the cube of the dimension.
+_DENSE = 4.0
+#: Calls of small functions, in the same unit: for a step, and for each size of block.
+_CALLS, _CALLS_PER_SIZE = 3e5, 1.5e5
+
+
+class FamilyChoice(NamedTuple):
+    """A family and why it was taken.
+
+    Parameters
+    ----------
+    name : str
+        Of a registered family.
+    reason : str
+        For the closing line of the fit; empty where there was nothing to choose.
+    is_makeshift : bool
+        Taken because nothing better fits in memory.
+    """
+
+    name: str
+    reason: str = ""
+    is_makeshift: bool = False
+
+
+def choose_family(density: Any) -> FamilyChoice:
+    """Return the family that suits a model.
+
+    Parameters
+    ----------
+    density : LogDensity
+
+    Returns
+    -------
+    FamilyChoice
+        "sparse" where the precision has the structure for it and a step costs less than with a dense covariance;
+        "full" otherwise; "diagonal" where neither fits in memory.
+    """
+    n_dim = density.n_dim
+    if n_dim < _SMALL:
+        return FamilyChoice("full")
+    dense_fits = fits_in_memory(FullState.memory_bytes(n_dim))
+    if density.pattern is None:
+        if dense_fits:
+            return FamilyChoice("full", "the Hessian is dense")
+        return FamilyChoice("diagonal", "the Hessian is dense, and a dense covariance does not fit in memory", True)
+    structure = find_structure(density.pattern)
+    cost = (
+        step_flops(structure.sizes, structure.n_border) + _CALLS + _CALLS_PER_SIZE * len(set(structure.sizes.tolist()))
+    )
+    sparse_fits = fits_in_memory(SparseFamily(structure).memory_bytes(n_dim))
+    if sparse_fits and (cost < _DENSE * n_dim**3 or not dense_fits):
+        return FamilyChoice("sparse", in_short(structure))
+    if dense_fits:
+        return FamilyChoice("full", "a sparse precision would take longer")
+    return FamilyChoice("diagonal", "neither a dense covariance nor a sparse precision fits in memory", True)
+
+
+def in_short(structure: ArrowStructure) -> str:
+    """Return how many coordinates are global and how many blocks there are."""
+    n, sizes = structure.n_border, structure.sizes
+    if not len(sizes):
+        return f"all {n:,} coordinates are global"
+    least, most = int(sizes[0]), int(sizes[-1])
+    size = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    blocks = f"{len(sizes):,} independent block{'s'[: len(sizes) != 1]} of size {size}"
+    return f"{n:,} global coordinate{'s'[: n != 1]}, {blocks}"

@@ -1,0 +1,108 @@
+"""Choices that the user left open and that depend on the model: minibatches, and missing second derivatives."""
+
+import warnings
+
+from collections.abc import Mapping
+from typing import Any
+
+from pymc_ngvi.core.messages import OURS
+from pymc_ngvi.fitting.auto import FamilyChoice, choose_family
+from pymc_ngvi.fitting.options import AUTO, OPTIONS, FitOptions
+from pymc_ngvi.fitting.registry import AXES, ON_FIXED_DRAWS, stochastic_step
+from pymc_ngvi.model import LogDensity, MissingDerivativeError
+
+
+def options_for(given: Mapping[str, Any], density: LogDensity | None = None) -> FitOptions:
+    """Check what was given, and fill in what was not.
+
+    Parameters
+    ----------
+    given : mapping
+        Options of `NGVI`; others than those of `FitOptions` are left alone, and those left out have their defaults.
+    density : LogDensity, optional
+        Of the model; without it, nothing is adapted to a model.
+
+    Raises
+    ------
+    ValueError
+        For options that make no sense, or not for this model; MissingDerivativeError where an operation of the model
+        has no second derivative and the options ask for one.
+    """
+    given = {name: given.get(name, default) for name, default in OPTIONS.items()}
+    filled = dict(given)
+    if given["posterior"] == AUTO and _names_a_method(given):
+        filled["posterior"] = "gaussian"
+    if density is not None and given["family"] in (None, AUTO):
+        filled |= _family_for(given, density)
+    if density is not None and given["family"] == "mixture" and given["components"] is None:
+        filled |= _components_for(given, density)
+    if density is not None and density.has_minibatch and given["step"] is None:
+        filled["step"] = stochastic_step(**{axis: filled[axis] for axis in AXES})
+    options = FitOptions(**filled)
+    if density is None:
+        return options
+    if density.has_minibatch and options.choice.step in ON_FIXED_DRAWS:
+        raise ValueError(
+            f"step={options.choice.step!r} compares ELBOs on the same data, and the model reads pm.Minibatch data, "
+            "which differ from one evaluation to the next: leave it out, or take step='decay' or 'constant' with a "
+            "Gaussian family, or the full data."
+        )
+    error = density.hessian_error() if options.choice.estimator == "price" else None
+    return options if error is None else _without_hessians(given, filled, error)
+
+
+def _names_a_method(given: Mapping[str, Any]) -> bool:
+    """Tell whether a method was named, whose result nothing is to be done to."""
+    named = [given[name] for name in (*AXES, "reparam") if name != "family"]
+    return given["family"] not in (None, AUTO) or any(value is not None for value in named)
+
+
+def _family_for(given: Mapping[str, Any], density: LogDensity) -> dict[str, Any]:
+    """Return the family that suits the model, and why, where it goes with what was given."""
+    # Where group effects are told from global parameters, a sparse precision is there for the asking.
+    chosen = FamilyChoice("sparse") if given["reparam"] else choose_family(density)
+    filled = {"family": chosen.name, "family_reason": chosen.reason}
+    try:
+        FitOptions(**{**given, **filled})
+    except ValueError:  # let the other choices decide
+        return {"family": None}
+    _warn_of_makeshift(
+        chosen, "q gets a diagonal covariance, which ignores correlations: {}. Name a family for another."
+    )
+    return filled
+
+
+def _components_for(given: Mapping[str, Any], density: LogDensity) -> dict[str, Any]:
+    """Return what components of a mixture suit the model, where that goes with what was given."""
+    chosen = choose_family(density)
+    try:
+        FitOptions(**{**given, "components": chosen.name})
+    except ValueError:
+        return {}
+    _warn_of_makeshift(
+        chosen, "Components get diagonal covariances, which ignore correlations: {}. Name components for others."
+    )
+    return {"components": chosen.name}
+
+
+def _warn_of_makeshift(chosen: FamilyChoice, message: str) -> None:
+    if chosen.is_makeshift:
+        warnings.warn(message.format(chosen.reason), UserWarning, skip_file_prefixes=OURS)
+
+
+def _without_hessians(given: dict[str, Any], filled: dict[str, Any], error: MissingDerivativeError) -> FitOptions:
+    """Take an estimator from gradients alone, if that was left open."""
+    if given["estimator"] is not None or given["step"] in ON_FIXED_DRAWS:
+        raise error
+    chosen = {name: filled.get(name) for name in ("family", "family_reason") if filled.get(name)}
+    try:
+        options = FitOptions(**given | chosen | {"estimator": "stein"})
+    except ValueError:  # what was asked for needs Hessians
+        raise error from None
+    warnings.warn(
+        f"{error} The fit goes on with gradients alone (estimator='stein', update={options.choice.update!r}, "
+        f"step={options.choice.step!r}), which takes many more iterations.",
+        UserWarning,
+        skip_file_prefixes=OURS,
+    )
+    return options

@@ -1,0 +1,162 @@
+"""A fit that starts from another one: from its mean and covariance, as far as the new family can hold them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.core import linalg
+from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.types import Array, VariationalState
+from pymc_ngvi.families import MixtureState, SparseState, StudentTState
+from pymc_ngvi.fitting.problem import Problem
+from pymc_ngvi.model import LogDensity
+
+#: Dimensions up to which covariances are taken over; above, standard deviations are.
+_MOST_DIMS = 5_000
+
+
+@dataclass(frozen=True)
+class _Quadratic:
+    """A Gaussian log density, as what asks for Hessians sees it."""
+
+    precision: Array
+    pattern: Pattern | None
+    n_hessians: int = 0
+
+    def mean_hessian_products(self, theta: Array, directions: Array) -> Array:
+        """Return the Hessian times each direction, (n_directions, n_dim)."""
+        return -directions @ self.precision
+
+    def mean_hessian_diagonal(self, theta: Array) -> Array:
+        """Return the diagonal of the Hessian, (n_dim,)."""
+        return -np.diagonal(self.precision)
+
+    def mean_hessian_values(self, theta: Array) -> Array:
+        """Return the Hessian in the entries of the pattern, (n_entries,)."""
+        assert self.pattern is not None
+        result: Array = -self.precision[self.pattern.rows, self.pattern.cols]
+        return result
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """Mean and covariance of an earlier fit, for the variables that a model shares with it.
+
+    Parameters
+    ----------
+    q : VariationalState
+        Of the earlier fit, unconstrained.
+    mean : dict
+        By name of the value variable.
+    ours, theirs : ndarray of int, shape (n_shared,)
+        Flat coordinates of the shared variables in the model, and in q.
+    """
+
+    q: VariationalState
+    mean: dict[str, Array]
+    ours: NDArray[np.intp]
+    theirs: NDArray[np.intp]
+
+    @classmethod
+    def of(cls, approx: Any, density: LogDensity) -> "Earlier":
+        """Find the variables of an approximation in a model, by the names of their unconstrained values.
+
+        Raises
+        ------
+        ValueError
+            If none is there, or one has another shape.
+        """
+        old, new = ({v.value_name: v for v in layout.variables} for layout in (approx.layout, density.layout))
+        shared = [name for name in new if name in old]
+        if not shared:
+            raise ValueError(
+                f"start is a fit of other variables, {', '.join(map(repr, old))}; those of the model are "
+                f"{', '.join(map(repr, new))}. Variables are matched by the names of their unconstrained values."
+            )
+        for name in shared:
+            if old[name].shape != new[name].shape:
+                raise ValueError(
+                    f"start is a fit in which {name!r} has shape {old[name].shape}; in the model it has shape "
+                    f"{new[name].shape}. Give start as a dict of the values that fit."
+                )
+        q = approx.gaussian.q
+        mean = q.mean()
+        index = [[np.arange(of[n].where.start, of[n].where.stop) for n in shared] for of in (new, old)]
+        ours, theirs = (np.concatenate(part) for part in index)
+        return cls(q, {n: mean[old[n].where].reshape(old[n].shape) for n in shared}, ours, theirs)
+
+    def state(self, rule: Any, problem: Problem, point: Array, scales: Sequence[Array]) -> Any:
+        """Return the start with the best ELBO on the first draws; None where log p is not finite at all of them.
+
+        Parameters
+        ----------
+        rule : object
+            Step rule: evaluates starts.
+        problem : Problem
+        point : ndarray, shape (n_dim,)
+            Mean, in the coordinates of the problem.
+        scales : sequence of ndarray, shape (n_dim,)
+            Standard deviations to choose among, for coordinates that the earlier fit did not have.
+        """
+        best, best_elbo = None, -np.inf
+        for state in self._states(problem, point, scales):
+            evaluation = rule.first_evaluation(state)
+            if evaluation.finite.all() and evaluation.elbo > best_elbo:
+                best, best_elbo = state, evaluation.elbo
+        return best
+
+    def _states(self, problem: Problem, point: Array, scales: Sequence[Array]) -> Iterator[Any]:
+        taken = np.arange(len(self.ours))
+        if problem.pushforward is not None:  # relative to the global parameters, others are not what they were
+            border = problem.pushforward.transform.structure.border
+            taken = np.flatnonzero(np.isin(self.ours, border))
+        ours, theirs = self.ours[taken], self.theirs[taken]
+        sd = self.q.sd()[theirs]
+        for scale in scales if len(ours) < len(point) else scales[:1]:
+            scale = scale.copy()
+            scale[ours] = sd
+            template = problem.family.from_scale(point, scale)
+            if problem.pushforward is None and self._is_of_kind(template):
+                yield self.q
+            else:
+                yield _with_precision(template, self._precision(scale, ours, theirs), point)
+
+    def _is_of_kind(self, template: Any) -> bool:
+        """Whether q is a state of the new family as it is: one of the same class, form and coordinates."""
+        if type(template) is not type(self.q) or not np.array_equal(self.ours, self.theirs):
+            return False
+        new, old = template.params(), self.q.params()
+        return new.keys() == old.keys() and all(
+            a.shape == old[name].shape and (a.dtype.kind == "f" or np.array_equal(a, old[name]))
+            for name, a in new.items()
+        )
+
+    def _precision(self, scale: Array, ours: NDArray[np.intp], theirs: NDArray[np.intp]) -> Array | None:
+        """Return the precision of all coordinates, of which the others are independent; None where it is too large."""
+        if max(len(scale), self.q.n_dim) > _MOST_DIMS:
+            return None
+        block = getattr(self.q, "cov_block", None)
+        covariance = np.diag(scale**2)
+        covariance[np.ix_(ours, ours)] = self.q.cov()[np.ix_(theirs, theirs)] if block is None else block(theirs)
+        factor = linalg.cholesky(covariance)
+        if factor is None:
+            return None
+        half = linalg.solve_lower(factor, np.eye(len(scale)))
+        return half.T @ half  # families keep some of its entries
+
+
+def _with_precision(state: Any, precision: Array | None, point: Array) -> Any:
+    """Return the state with a precision, or what its family holds of that; the state itself where that is no state."""
+    if precision is None:
+        return state
+    if isinstance(state, MixtureState):
+        return MixtureState.of([_with_precision(state.components[0], precision, point)])
+    if isinstance(state, StudentTState):
+        return replace(state, gaussian=_with_precision(state.gaussian, precision, point))
+    target: Any = _Quadratic(precision, state.structure.pattern if isinstance(state, SparseState) else None)
+    found = state.divided(state.curvature(target, point[None]), np.zeros(len(point)))
+    return state if found is None else found[0]

@@ -1,0 +1,345 @@
+"""Options of a fit: validated once, frozen; every other name is refused with what to use instead."""
+
+import inspect
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from pymc_ngvi.core.draws import BASE_DRAWS
+from pymc_ngvi.core.messages import suggestion
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.families.mixture import COMPONENTS
+from pymc_ngvi.fitting.choices import (
+    BaseDrawsName,
+    ComponentsName,
+    EstimatorName,
+    FactorName,
+    FamilyName,
+    PosteriorName,
+    ReparamName,
+    StepName,
+    UpdateName,
+    WeightUpdateName,
+)
+from pymc_ngvi.fitting.registry import AXES, ON_FIXED_DRAWS, Choice, choose
+from pymc_ngvi.mixtures.finite.weights import WEIGHT_UPDATES
+
+#: Coordinates of group effects relative to what the global parameters tell of them.
+REPARAMETRISATIONS = get_args(ReparamName)
+
+#: Stands for a family that is chosen for the model.
+AUTO = "auto"
+
+#: Options of stochastic-gradient variational inference, and what takes their place.
+_REFUSED = {
+    "obj_n_mc": "the number of draws grows by itself; set `n_draws` (the first set) or `max_draws`",
+    "tf_n_mc": "there are no test functions; set `n_draws` or `max_draws` for the number of draws",
+    "obj_optimizer": "natural-gradient steps need no optimiser and no learning rate; choose a rule with `step`",
+    "test_optimizer": "there are no test functions, hence nothing to optimise",
+    "more_obj_params": "only the parameters of the approximation are fitted",
+    "more_tf_params": "there are no test functions",
+    "more_updates": "use `callbacks` to do something after each iteration",
+    "more_replacements": "set data with pm.set_data before the fit",
+    "total_grad_norm_constraint": "steps are limited by the ELBO itself; nothing is to be clipped",
+    "fn_kwargs": "use `compile_kwargs`",
+    "seed": "use `random_seed`",
+    "random_state": "use `random_seed`",
+    "draws": "pass it to `approx.sample(draws)`; `n` is the most iterations",
+    "learning_rate": "the default needs none; rules with a constant step take `step_size`",
+    "cost_part_grad_scale": "the ELBO is not split",
+    "scale_cost_to_minibatch": "minibatches are always scaled to their `total_size`",
+    "local_rv": "all free variables share one approximation",
+}
+
+
+def _checked_number(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    if not _is_positive(value):
+        raise ValueError(f"{name} should be a positive number; got {value!r}.")
+    return float(value)
+
+
+def _checked_exponent(name: str, value: Any) -> float | None:
+    if value is None or (_is_positive(value) and value <= 1.0) or (_is_number(value) and value == 0):
+        return None if value is None else float(value)
+    raise ValueError(f"{name} is an exponent from 0 (no decay) to 1; got {value!r}.")
+
+
+def _checked_count(name: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} should be a whole number of at least 1; got {value!r}.")
+    return int(value)
+
+
+def _checked_components_number(name: str, value: Any) -> int | str | None:
+    if value == AUTO and isinstance(value, str):
+        return AUTO
+    try:
+        return _checked_count(name, value)
+    except ValueError:
+        raise ValueError(f"{name} should be 'auto' or a whole number of at least 1; got {value!r}.") from None
+
+
+def _checked_weight_update(name: str, value: Any) -> str | None:
+    if value is None or (isinstance(value, str) and value in WEIGHT_UPDATES):
+        return value
+    raise ValueError(f"Unknown {name} {value!r}: {suggestion(value, WEIGHT_UPDATES)}")
+
+
+def _checked_kind(name: str, value: Any) -> str | None:
+    if value is None or (isinstance(value, str) and value in BASE_DRAWS):
+        return value
+    raise ValueError(f"Unknown {name} {value!r}: {suggestion(value, BASE_DRAWS)}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_number(value) and bool(0 < value < np.inf)
+
+
+@stored("fit.options")
+@dataclass(frozen=True, kw_only=True)
+class FitOptions:
+    """What can be chosen about a fit, beside the model, the start and the seed: checked and filled in when it is made.
+
+    The one list of these options: their types, defaults and order are those of `NGVI` and `fit_ngvi`, whose
+    documentation says what they mean. None, for those that have a default of their own, stays only where the choice of
+    family, update, estimator and step rule has no use for them, or where the step rule knows.
+
+    Parameters
+    ----------
+    family, update, estimator, step : str, optional
+    tol : float
+    n_draws, max_draws, base_draws : optional
+    stl : bool
+    step_size, step_decay, window : optional
+    factor, blocks, reparam, n_components, components, weight_update : optional
+    family_reason : str
+        Why the family was chosen, where the user named none; the user can't give it.
+
+    Raises
+    ------
+    ValueError
+        For an option that makes no sense, saying what was given and what is valid.
+    """
+
+    family: FamilyName | None = None
+    update: UpdateName | None = None
+    estimator: EstimatorName | None = None
+    step: StepName | None = None
+    tol: float = 0.05
+    n_draws: int | None = field(default=None, metadata={"check": _checked_count})
+    max_draws: int | None = field(default=None, metadata={"check": _checked_count})
+    base_draws: BaseDrawsName | None = field(default=None, metadata={"check": _checked_kind})
+    stl: bool = True
+    step_size: float | None = field(default=None, metadata={"check": _checked_number})
+    step_decay: float | None = field(default=None, metadata={"check": _checked_exponent})
+    window: int | None = field(default=None, metadata={"check": _checked_count})
+    factor: FactorName | None = None
+    blocks: Sequence[Sequence[str]] | None = None
+    reparam: ReparamName | None = None
+    posterior: PosteriorName = "auto"
+    n_components: int | Literal["auto"] | None = field(default=None, metadata={"check": _checked_components_number})
+    components: ComponentsName | None = None
+    weight_update: WeightUpdateName | None = field(default=None, metadata={"check": _checked_weight_update})
+    family_reason: str = ""
+
+    def __post_init__(self) -> None:
+        """Check each option, and fill in those that follow from others."""
+        choice = self.choice
+        if not _is_positive(self.tol):
+            raise ValueError(f"tol is in nats of ELBO and should be a positive number; got {self.tol!r}.")
+        if not isinstance(self.stl, bool | np.bool_):
+            raise ValueError(f"stl should be True or False; got {self.stl!r}.")
+        if self.blocks is not None and choice.family != "block":
+            raise ValueError(f"blocks are those of family='block'; the family is {choice.family!r}.")
+        _check_reparam(self.reparam, choice)
+        _check_posterior(self.posterior, self.reparam, choice)
+        of_rule = {name: _CHECKS[name](name, getattr(self, name)) for name in OF_RULE}
+        _check_rule_takes(choice, of_rule, step_is_default=self.step is None)
+        _check_draws(choice, of_rule)
+        factor, components = _checked_factor(choice, self.factor), _checked_components(choice, self.components)
+        filled = {**vars(choice), **of_rule, "factor": factor, "components": components}
+        filled |= {"tol": float(self.tol), "stl": bool(self.stl)}
+        for name, value in filled.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def choice(self) -> Choice:
+        """Family, update, estimator and step rule."""
+        given = {axis: getattr(self, axis) for axis in AXES}
+        return choose(**given | {"family": None if self.family == AUTO else self.family})
+
+    def of_rule(self) -> dict[str, Any]:
+        """Return the options of the step rule that were given."""
+        given = {name: getattr(self, name) for name in OF_RULE}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def changed(self, **options: Any) -> "FitOptions":
+        """Return these options with some replaced, checked anew; None leaves an option as it is."""
+        return replace(self, **{name: value for name, value in options.items() if value is not None})
+
+
+#: Options that the user gives, in order, with their defaults; those of the step rules among them, and how each of these
+#: is checked.
+OPTIONS = {option.name: option.default for option in fields(FitOptions) if option.name != "family_reason"}
+_CHECKS = {option.name: option.metadata["check"] for option in fields(FitOptions) if "check" in option.metadata}
+OF_RULE = tuple(_CHECKS)
+#: Arguments of `NGVI`.
+OF_CONSTRUCTOR = ("model", "random_seed", "start", "start_sigma", *OPTIONS)
+
+
+def _check_reparam(reparam: Any, choice: Choice) -> None:
+    """Raise ValueError for an unknown reparametrisation, or one that the estimator can't see."""
+    if reparam is None:
+        return
+    if not isinstance(reparam, str) or reparam not in REPARAMETRISATIONS:
+        raise ValueError(f"Unknown reparam {reparam!r}: {suggestion(reparam, REPARAMETRISATIONS)}")
+    if choice.family in ("mixture", "student_t"):
+        raise ValueError(
+            f"reparam={reparam!r} standardises group effects for one Gaussian; family={choice.family!r} works on the "
+            "model's own coordinates: leave one of them out."
+        )
+    if choice.estimator == "gauss_newton":
+        raise ValueError("gauss_newton works on the model's own coordinates: leave reparam out.")
+
+
+def _check_posterior(posterior: Any, reparam: Any, choice: Choice) -> None:
+    """Raise ValueError for an unknown word, or for an exact posterior after what is no Gaussian fit."""
+    words = get_args(PosteriorName)
+    if not isinstance(posterior, str) or posterior not in words:
+        raise ValueError(f"Unknown posterior {posterior!r}: {suggestion(posterior, words)}")
+    if posterior != "exact":
+        return
+    other = f"family={choice.family!r}" if choice.family in ("mixture", "student_t") else ""
+    other = other or (f"reparam={reparam!r}" if reparam else "")
+    if other:
+        raise ValueError(f"posterior='exact' begins from a Gaussian on the model's own coordinates: leave {other} out.")
+
+
+def _checked_components(choice: Choice, components: Any) -> str | None:
+    """Return what the components of a mixture are."""
+    if components is None:
+        return "full" if choice.family == "mixture" else None
+    if not isinstance(components, str) or components not in COMPONENTS:
+        raise ValueError(f"Unknown components {components!r}: {suggestion(components, COMPONENTS)}")
+    if choice.family != "mixture":
+        raise ValueError(f"components are those of family='mixture'; the family is {choice.family!r}.")
+    if components == "sparse" and choice.update != "natural":
+        raise ValueError(
+            f"Sparse components take steps in the precision itself: take update='natural', not {choice.update!r}, or "
+            "components='full' or 'diagonal'."
+        )
+    return components
+
+
+def _checked_factor(choice: Choice, factor: str | None) -> str:
+    """Return what the Cholesky factor is of."""
+    # Euclidean gradients do far better in a factor of the precision; for independent blocks it is no other family.
+    either = choice.update == "euclidean" and choice.family == "full"
+    of_precision = choice.update == "cholesky_precision" or choice.family == "sparse"
+    own = "precision" if of_precision or either else "covariance"
+    if not (factor is None or (isinstance(factor, str) and factor in ("covariance", "precision"))):
+        raise ValueError(f"factor should be 'covariance' or 'precision'; got {factor!r}.")
+    if factor in (None, own) or either:
+        return factor or own
+    if choice.family == "sparse":
+        raise ValueError(f"family='sparse' has a factor of the precision; got factor={factor!r}.")
+    if choice.update != "euclidean":
+        raise ValueError(
+            f"update={choice.update!r} works on a factor of the {own}; factor={factor!r} goes with "
+            "update='euclidean'" + (" and update='cholesky_precision'." if factor == "precision" else ".")
+        )
+    raise ValueError(
+        f"factor='precision' is for family='full': for {choice.family!r} it would be the same family again."
+    )
+
+
+def _check_rule_takes(choice: Choice, of_rule: Mapping[str, Any], *, step_is_default: bool) -> None:
+    """Raise ValueError for an option that the step rule has no use for."""
+    takes = AXES["step"][choice.step].takes
+    for name, value in of_rule.items():
+        if value is not None and name not in takes:
+            rules = [rule for rule, kind in AXES["step"].items() if name in kind.takes]
+            default = ", the default here," if step_is_default else ""
+            raise ValueError(
+                f"step={choice.step!r}{default} has no use for {name}={value!r}; it takes {', '.join(sorted(takes))}. "
+                f"{name} goes with step={' or '.join(map(repr, rules))}{': name one' * step_is_default}."
+            )
+
+
+def _check_draws(choice: Choice, of_rule: Mapping[str, Any]) -> None:
+    """Raise ValueError for numbers of draws that the kind of base draws can't have."""
+    kind = of_rule["base_draws"] or ("sobol" if choice.step in ON_FIXED_DRAWS else None)
+    for name in ("n_draws", "max_draws"):
+        value = of_rule[name]
+        if value is None:
+            continue
+        if kind == "sobol" and (value < 2 or value & (value - 1)):
+            raise ValueError(
+                f"{name} should be a power of 2, at least 2 (draws are quasi-random, in pairs); got {value!r}."
+            )
+        if kind == "antithetic" and value % 2:
+            raise ValueError(f"{name} should be even (antithetic draws come in pairs); got {value!r}.")
+    n_draws, max_draws = of_rule["n_draws"], of_rule["max_draws"]
+    if max_draws is not None and max_draws < (n_draws or 1):
+        raise ValueError(f"max_draws={max_draws} is below n_draws={n_draws}; raise it or lower n_draws.")
+
+
+def check_n(n: Any) -> int:
+    """Return the number of iterations as an int; raise ValueError for a negative or broken number."""
+    whole = isinstance(n, int | np.integer) and not isinstance(n, bool)
+    if not whole or n < 0:
+        raise ValueError(f"n is the most iterations, a whole number of at least 0; got {n!r}.")
+    return int(n)
+
+
+def check_callbacks(callbacks: Any) -> list[Callable[..., Any]]:
+    """Return the callbacks as a list; raise TypeError for anything that can't be called."""
+    if callable(callbacks):
+        raise TypeError(f"callbacks should be a list of functions; got one function: write [{_name(callbacks)}].")
+    listed = list(callbacks or [])
+    for callback in listed:
+        if not callable(callback):
+            raise TypeError(f"callbacks should be functions of (approx, losses, i); got {callback!r}.")
+    return listed
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def split_options(
+    options: Mapping[str, Any], constructor: Callable[..., Any], method: Callable[..., Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options that a constructor takes, and those of a method; raise TypeError for any other."""
+    refuse_unknown(options, constructor, method)
+    of_method = inspect.signature(method).parameters
+    return (
+        {name: value for name, value in options.items() if name not in of_method},
+        {name: value for name, value in options.items() if name in of_method},
+    )
+
+
+def refuse_unknown(given: Mapping[str, Any], *accepted_by: Callable[..., Any]) -> None:
+    """Raise TypeError for the first option that none of the callables takes, with what to use instead."""
+    valid = {
+        name
+        for function in accepted_by
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) and name != "self"
+    }
+    for name in given:
+        if name in _REFUSED:
+            raise TypeError(f"method 'ngvi' does not take {name}={given[name]!r}: {_REFUSED[name]}.")
+        if name not in valid:
+            raise TypeError(f"method 'ngvi' does not know the option {name!r}: {suggestion(name, sorted(valid))}")

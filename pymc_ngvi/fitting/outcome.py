@@ -1,0 +1,74 @@
+"""What a fit has come to, and what the user is told of it."""
+
+import logging
+import math
+import warnings
+
+from typing import NamedTuple
+
+from pymc_ngvi.core.messages import OURS
+from pymc_ngvi.core.status import ConvergenceWarning, Status
+from pymc_ngvi.core.types import Array, VariationalState
+from pymc_ngvi.fitting.record import FitRecord
+
+logger = logging.getLogger("pymc.ngvi")
+
+#: Ends of a fit that the user should know of.
+_WARNED = (
+    Status.LEVELLED,
+    Status.NOISE_LIMITED,
+    Status.STALLED,
+    Status.NO_FINITE_TRIAL,
+    Status.OUTSIDE_SUPPORT,
+    Status.NOT_SMOOTH,
+    Status.DIVERGED,
+    Status.UNBOUNDED,
+    Status.COLLAPSED,
+    Status.MAX_ITERATIONS,
+)
+
+
+class Outcome(NamedTuple):
+    """What a fit has come to.
+
+    Parameters
+    ----------
+    q : VariationalState
+        On the model's unconstrained scale.
+    record : FitRecord
+    hist, gap_hist : ndarray, shape (n_iterations,)
+        Loss, and estimated nats still to be gained, after each iteration.
+    """
+
+    q: VariationalState
+    record: FitRecord
+    hist: Array
+    gap_hist: Array
+
+
+def tell(q: VariationalState, record: FitRecord) -> None:
+    """Say how a fit went, and what posterior came of it; warn where it did not converge.
+
+    Parameters
+    ----------
+    q : VariationalState
+        Of the fit.
+    record : FitRecord
+        Of what the user gets.
+    """
+    logger.info(" ".join(filter(None, [record.closing_line(), record.posterior, record.next_step])))
+    for remark in filter(None, [getattr(q, "remark", ""), record.restarted]):
+        logger.info(remark)
+    if record.n_dropped:
+        logger.info(f"{record.n_dropped} draws were left out because log p or its gradient was not finite there.")
+    if record.is_exact:
+        return
+    status = record.status
+    if status in _WARNED:
+        unknown = status is Status.LEVELLED and math.isnan(record.gap)
+        verdict = "Whether the fit has converged is not known" if unknown else "The fit did not converge"
+        warnings.warn(
+            f"{verdict} ({status}). {record.sentence} {status.cure}", ConvergenceWarning, skip_file_prefixes=OURS
+        )
+    elif status is not Status.CONVERGED:
+        logger.info(f"{status.sentence} {status.cure}")

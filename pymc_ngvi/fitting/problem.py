@@ -1,0 +1,142 @@
+"""What is fitted: a density, the family of its approximations, and how these become approximations of the model's."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pymc_ngvi.core.linalg import check_memory
+from pymc_ngvi.core.types import Array, TargetDensity, VariationalState
+from pymc_ngvi.families import BlockFamily, BlockStructure, FullPrecisionState, MixtureFamily, SparseFamily
+from pymc_ngvi.families.arrow import ArrowStructure
+from pymc_ngvi.families.dissection import find_structure
+from pymc_ngvi.families.mixture import COMPONENTS
+from pymc_ngvi.families.pushforward import Pushforward, PushforwardState
+from pymc_ngvi.fitting import starting
+from pymc_ngvi.fitting.blocks import block_labels
+from pymc_ngvi.fitting.options import FitOptions
+from pymc_ngvi.fitting.registry import AXES
+from pymc_ngvi.model import LogDensity
+from pymc_ngvi.reparam import Conditional, reparametrised
+
+#: Components that a mixture is taken to have at least, where their number is to be found.
+_UNKNOWN = 4
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A density to be approximated, in coordinates that may not be the model's own.
+
+    Parameters
+    ----------
+    density : LogDensity
+        Of the model.
+    target : TargetDensity
+        What is fitted: ``density`` itself, or its reparametrisation.
+    family : object
+        Makes states of location and scale.
+    pushforward : Pushforward or None
+        What states become on the model's own unconstrained scale; None where they are on it.
+    """
+
+    density: LogDensity
+    target: TargetDensity
+    family: Any
+    pushforward: Pushforward | None = None
+
+    def on_model_scale(self, state: Any) -> VariationalState:
+        """Return the approximation of the model that a state stands for."""
+        return state if self.pushforward is None else PushforwardState(state, self.pushforward)
+
+    def start(
+        self, start: Mapping[str, Any] | None, start_sigma: Mapping[str, Any] | float | None
+    ) -> tuple[Array, list[Array]]:
+        """Return the starting mean, and the standard deviations to choose among, (n_dim,) each."""
+        point = starting.start_point(self.density, start)
+        scales = starting.start_scales(self.density, start_sigma)
+        if self.pushforward is None:
+            return point, scales
+        # Relative to their conditional modes and scales, local coordinates begin where a Gaussian has them.
+        transform: Conditional = self.target.transform  # type: ignore[attr-defined]
+        transform.recentre(point)
+        is_border = np.zeros(len(point), dtype=bool)
+        is_border[transform.structure.border] = True
+        location = np.where(is_border, point, 0.0)
+        if start is not None:
+            phi = transform.inverse(point[None])[0][0]
+            location = phi if np.isfinite(phi).all() else location
+        return location, [np.where(is_border, scale, 1.0) for scale in scales]
+
+
+def problem_of(density: LogDensity, options: FitOptions) -> Problem:
+    """Return what the options make of a model.
+
+    Raises
+    ------
+    ValueError
+        Where the model has not the structure that they ask for.
+    MemoryError
+        Where the approximation does not fit in memory.
+    """
+    if options.reparam is None:
+        family = make_family(options, density)
+        _check(family, options, density.n_dim)
+        return Problem(density, density, family)
+    density.widen(density.initial_point()[None])  # what the graph does not tell, if anything
+    pattern = density.structural_pattern
+    if pattern is None:
+        raise ValueError(
+            f"reparam={options.reparam!r} standardises effects of groups, and the Hessian of this model shows none: it "
+            "couples everything. Leave reparam out."
+        )
+    structure = find_structure(pattern)
+    target = reparametrised(density, structure, options.reparam)
+    family = make_family(options, density, structure)
+    _check(family, options, density.n_dim)
+    made = family.from_scale(np.zeros(density.n_dim), np.ones(density.n_dim))
+    return Problem(density, target, family, Pushforward(target.transform, type(made)))
+
+
+def make_family(options: FitOptions, density: LogDensity, structure: ArrowStructure | None = None) -> Any:
+    """Return what makes a state of location and scale: the class of q, or the family of one structure.
+
+    Parameters
+    ----------
+    options : FitOptions
+    density : LogDensity
+    structure : ArrowStructure, optional
+        Of a reparametrised model.
+
+    Raises
+    ------
+    ValueError
+        For family="sparse" where the Hessian counts as dense.
+    """
+    name = options.choice.family
+    if name == "block":
+        by_group = structure is not None and options.blocks is None
+        labels = structure.labels() if by_group and structure else block_labels(density.layout, options.blocks)
+        return BlockFamily(BlockStructure(labels))
+    if name == "sparse":
+        return SparseFamily(structure or structure_of(density))
+    if name == "mixture":
+        kind = options.components or "full"
+        component = SparseFamily(structure_of(density)) if kind == "sparse" else COMPONENTS[kind]
+        return MixtureFamily(component, options.n_components if isinstance(options.n_components, int) else _UNKNOWN)
+    return FullPrecisionState if options.factor == "precision" else AXES["family"][name]
+
+
+def structure_of(density: LogDensity) -> ArrowStructure:
+    """Return the structure of a model's Hessian; raise ValueError if that counts as dense."""
+    if density.pattern is None:
+        raise ValueError(
+            "A sparse precision lives on entries that the Hessian of log p does not have, and that of this model has "
+            "too few of these for it to pay: it counts as dense. Take family='full', 'block' or 'diagonal', or such "
+            "components."
+        )
+    return find_structure(density.pattern)
+
+
+def _check(family: Any, options: FitOptions, n_dim: int) -> None:
+    check_memory(family.memory_bytes(n_dim), options.choice.family, n_dim, list(AXES["family"]))

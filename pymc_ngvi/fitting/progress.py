@@ -1,0 +1,144 @@
+"""The progress bar: PyMC's look, a few columns of numbers, at most 20 updates a second."""
+
+import time
+
+from importlib.util import find_spec
+from types import TracebackType
+from typing import Any, Self
+
+from pymc.progress_bar import CustomProgress, default_progress_theme
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Column
+from rich.theme import Theme
+
+from pymc_ngvi.core.elbo import format_elbo, format_gap
+from pymc_ngvi.fitting.loop import LoopState
+
+_SECONDS_BETWEEN_UPDATES = 0.05
+#: Seconds of other work than a fit after which it shows how far it is.
+_SECONDS_UNSEEN = 2.0
+#: Headers, and the field that each shows.
+_COLUMNS = {
+    "Iteration": "iteration",
+    "ELBO (nats)": "elbo",
+    "Nats to gain": "gap",
+    "Draws": "draws",
+    "Step size": "step",
+}
+
+
+class FitProgress:
+    """A line that shows where a fit is; the number of iterations is not known in advance, so it has no bar.
+
+    Parameters
+    ----------
+    enabled : bool
+    theme : rich.theme.Theme, optional
+        PyMC's by default.
+    """
+
+    def __init__(self, enabled: bool = True, theme: Theme | None = None) -> None:
+        columns: list[ProgressColumn] = [SpinnerColumn()]
+        for header, key in _COLUMNS.items():
+            column = Column(header, justify="right", no_wrap=True)
+            columns.append(TextColumn(f"{{task.fields[{key}]}}", justify="right", table_column=column))
+        columns.append(TimeElapsedColumn(table_column=Column("Elapsed", no_wrap=True)))
+        self._progress = CustomProgress(
+            *columns,
+            console=_console(theme or default_progress_theme)[0],
+            disable=not enabled,
+            include_headers=True,
+        )
+        self._task: Any = None
+        self._updated = 0.0
+
+    def __enter__(self) -> Self:
+        """Show the line."""
+        self._progress.start()
+        fields = dict.fromkeys(_COLUMNS.values(), "") | {"iteration": "compiling"}
+        self._task = self._progress.add_task("ngvi", total=None, **fields)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the line as it is."""
+        self._progress.stop()
+
+    def update(self, state: LoopState, *, last: bool = False) -> None:
+        """Show the state of the fit, unless it was shown a moment ago."""
+        now = time.monotonic()
+        if not last and now - self._updated < _SECONDS_BETWEEN_UPDATES:
+            return
+        self._updated = now
+        rule = state.rule
+        self._progress.update(
+            self._task,
+            completed=state.n_iterations,
+            total=state.n_iterations if last else None,
+            iteration=f"{state.n_iterations:,}",
+            elbo=format_elbo(rule.elbo),
+            gap=format_gap(rule.gap),
+            draws=f"{rule.n_draws:,}",
+            step=f"{rule.step_size:.2g}",
+        )
+
+
+class WorkProgress:
+    """A bar for work other than a fit: it appears after two seconds, and goes when the work is done.
+
+    Parameters
+    ----------
+    description : str
+    total : float
+        Amount of work.
+    """
+
+    def __init__(self, description: str, total: float) -> None:
+        self._description, self._total, self._done = description, total, 0.0
+        self._began = time.monotonic()
+        self._progress: Progress | None = None
+        self._task: Any = None
+        self._said = False
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take the bar away."""
+        if self._progress is not None:
+            self._progress.stop()
+
+    def advance(self, amount: float) -> None:
+        """Note that some of the work is done."""
+        self._done += amount
+        if self._said:
+            return
+        if self._progress is None:
+            if time.monotonic() - self._began < _SECONDS_UNSEEN or self._done >= self._total:
+                return
+            columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+            console, in_text = _console(default_progress_theme)
+            if in_text:
+                console.print(f"{self._description}: {self._done / self._total:.0%} after {_SECONDS_UNSEEN:.0f} s.")
+                self._said = True
+                return
+            shown = console.is_terminal or console.is_jupyter
+            self._progress = Progress(*columns, console=console, transient=True, disable=not shown)
+            self._progress.start()
+            self._task = self._progress.add_task(self._description, total=self._total)
+        self._progress.update(self._task, completed=min(self._done, self._total))
+
+
+def _console(theme: Theme) -> tuple[Console, bool]:
+    """Return a console, and whether it is that of a notebook that can show no more than text.
+
+    Rich takes widgets for lines that change in a notebook, and warns at each of them where ipywidgets is missing.
+    """
+    console = Console(theme=theme)
+    in_text = console.is_jupyter and find_spec("ipywidgets") is None
+    return (Console(theme=theme, force_jupyter=False) if in_text else console), in_text

@@ -1,0 +1,133 @@
+"""What a fit reports of itself."""
+
+import math
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pymc_ngvi.core.elbo import Elbo, format_gap
+from pymc_ngvi.core.status import DivergedError, Status
+from pymc_ngvi.core.stored import stored
+
+#: Coordinates named in a sentence, at most.
+_MOST_NAMED = 5
+
+
+@stored("fit.record")
+@dataclass(frozen=True)
+class FitRecord:
+    """Outcome of a fit.
+
+    Parameters
+    ----------
+    status : Status
+    elbo : Elbo
+    gap : float
+        Nats of ELBO that the estimate on fresh draws says are still to be gained in this family, at least 0; NaN where
+        nothing tells (minibatches).
+    n_iterations : int
+    n_gradients, n_hessians : int
+        Draws at which the gradient, and the Hessian, of the density that was fitted were evaluated: log p, or its
+        reparametrisation.
+    n_dropped : int
+        Draws left out because log p or its gradient was not finite there.
+    compile_seconds, run_seconds : float
+        Wall-clock time for building and compiling graphs, and for the rest of the fit.
+    family, update, estimator, step, backend : str
+        What was used.
+    family_reason : str
+        Why this family, where the user named none.
+    reparam : str or None
+        Reparametrisation of group effects.
+    gaussian : VariationalState or None
+        The single Gaussian that a mixture began from, on the unconstrained scale.
+    growing : tuple of str
+        Unconstrained coordinates whose standard deviations kept growing, where the status is UNBOUNDED.
+    restarted : str
+        Why the fit is one from a second start, in a sentence; empty where it is from the first.
+    seed : int
+        Of the fit; that of its verdict follows from it.
+    posterior : str
+        Which posterior came of it, in a sentence: an exact one, or the Gaussian, and why.
+    is_exact : bool
+        Whether it is an exact one; elbo, gap and numbers of evaluations are those of the Gaussian fit before it.
+    """
+
+    status: Status
+    elbo: Elbo
+    gap: float
+    n_iterations: int
+    n_gradients: int
+    n_hessians: int
+    n_dropped: int
+    compile_seconds: float
+    run_seconds: float
+    family: str
+    update: str
+    estimator: str
+    step: str
+    backend: str
+    family_reason: str = ""
+    reparam: str | None = None
+    gaussian: Any = field(default=None, compare=False, repr=False)  # arrays have no truth value
+    growing: tuple[str, ...] = ()
+    restarted: str = ""
+    seed: int = 0
+    posterior: str = ""
+    is_exact: bool = False
+
+    def _what(self) -> str:
+        """Return the family, on which coordinates, and why."""
+        relative = f", reparam={self.reparam!r}" if self.reparam else ""
+        return f"{self.family} family{relative}" + (f": {self.family_reason}" if self.family_reason else "")
+
+    @property
+    def sentence(self) -> str:
+        """What happened, in a sentence: that of the status, with the names of coordinates where it is about some."""
+        if not self.growing:
+            return self.status.sentence
+        named = ", ".join(f"`{name}`" for name in self.growing[:_MOST_NAMED])
+        more = f" and {len(self.growing) - _MOST_NAMED:,} more" if len(self.growing) > _MOST_NAMED else ""
+        which = "standard deviation" if len(self.growing) == 1 else "standard deviations"
+        verb = "keeps" if len(self.growing) == 1 else "keep"
+        return f"The {which} of {named}{more} {verb} growing: the posterior may be improper."
+
+    @property
+    def converged(self) -> bool:
+        """Whether the fit stopped because it had converged."""
+        return self.status is Status.CONVERGED
+
+    def attrs(self) -> dict[str, str | float]:
+        """Return the outcome as attributes of a file or tree; numbers that are not finite are left out."""
+        numbers = {"elbo": self.elbo.value, "elbo_se": self.elbo.se, "gap": self.gap}
+        finite = {name: float(value) for name, value in numbers.items() if math.isfinite(value)}
+        of_posterior = {"posterior": self.posterior} if self.posterior else {}
+        return {"status": str(self.status), "family": self.family, **of_posterior, **finite}
+
+    def refuse_diverged(self) -> None:
+        """Raise DivergedError if the fit diverged."""
+        if self.status is Status.DIVERGED:
+            raise DivergedError(
+                f"The fit diverged: there is no posterior to draw from. {self.status.sentence} {self.status.cure} "
+                "mean_flat, sd_flat and q show where it ended."
+            )
+
+    @property
+    def next_step(self) -> str:
+        """What to do after a fit, as a sentence; empty where the status says it, and without effects of groups."""
+        if self.is_exact or not self.converged or not (self.family == "sparse" or self.reparam):
+            return ""
+        return "approx.summary() says whether the best of this family is near enough to the posterior."
+
+    def closing_line(self) -> str:
+        """Return the outcome in one line."""
+        gaussian = "Gaussian fit " if self.is_exact else ""
+        label = f"{self.status.label[0].upper()}{self.status.label[1:]}" if not gaussian else self.status.label
+        return (
+            f"{gaussian}{label}: ELBO {self.elbo}, "
+            f"gap {format_gap(self.gap, ' nats')}, "
+            f"{self.n_iterations:,} iteration{'s'[: self.n_iterations != 1]}, "
+            f"{self.n_gradients:,} gradients, {self.n_hessians:,} Hessians, "
+            f"{self.compile_seconds:.1f} s compiling + {self.run_seconds:.1f} s running "
+            f"({self._what()}; {self.backend} backend)."
+        )

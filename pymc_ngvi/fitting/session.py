@@ -1,0 +1,303 @@
+"""One fit, under way or at its end: runs the loop, and says how it went."""
+
+import dataclasses
+import logging
+import time
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rich.theme import Theme
+
+from pymc_ngvi.core.elbo import Elbo
+from pymc_ngvi.core.status import Status
+from pymc_ngvi.core.types import Array, Assessment, GaussianState, TargetDensity, VariationalState
+from pymc_ngvi.fitting import loop
+from pymc_ngvi.fitting.memory import memory_of, remember
+from pymc_ngvi.fitting.options import FitOptions, check_n
+from pymc_ngvi.fitting.outcome import Outcome
+from pymc_ngvi.fitting.problem import Problem, problem_of
+from pymc_ngvi.fitting.progress import FitProgress
+from pymc_ngvi.fitting.record import FitRecord
+from pymc_ngvi.fitting.registry import AXES
+from pymc_ngvi.fitting.second_start import SecondStart, is_better
+from pymc_ngvi.fitting.snapshot import Snapshot, filled, thinned
+from pymc_ngvi.fitting.threads import few_threads
+from pymc_ngvi.model import LogDensity, PatternWidened
+from pymc_ngvi.updates import DIRECTIONS
+
+# A child of PyMC's logger, which has the handler.
+logger = logging.getLogger("pymc.ngvi")
+
+#: Is told, after each iteration, of q on the model's scale, the losses (None where they are not kept) and the number of
+#: iterations; StopIteration ends the fit.
+type Observer = Callable[[VariationalState, Array | None, int], None]
+
+#: Times that the structure of a Hessian may turn out to be too narrow, at most.
+_MAX_WIDENED = 5
+_NO_STRUCTURE = (
+    "The Hessian of this model's log density turned out to have many more entries than its graph shows: take "
+    "family='full', 'block' or 'diagonal'."
+)
+
+
+class FitSession:
+    """A fit that can be gone on with from where it ended.
+
+    Parameters
+    ----------
+    problem : Problem
+        What is fitted.
+    q : GaussianState
+        The start, in the coordinates of the problem.
+    options : FitOptions
+    seed : int
+        Of the base draws.
+    score : bool, default True
+        Whether to keep the history of the loss.
+    observer : callable, optional
+        Is told of each iteration; see `Observer`.
+    clock : float, optional
+        ``time.perf_counter()`` when the fit began; default: now.
+    second_start : SecondStart, optional
+        Where to begin once more, after the fit.
+    snapshot : Snapshot, optional
+        Of a fit to go on with; `resumed` gives it.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        q: GaussianState,
+        options: FitOptions,
+        seed: int,
+        *,
+        score: bool = True,
+        observer: Observer | None = None,
+        clock: float | None = None,
+        second_start: SecondStart | None = None,
+        snapshot: Snapshot | None = None,
+    ) -> None:
+        clock = time.perf_counter() if clock is None else clock
+        self._problem, self._options, self._seed, self._score = problem, options, seed, score
+        self._observer, self._second_start, self._restarted = observer, second_start, ""
+        self._rule = make_rule(problem.target, options, seed)
+        if snapshot is not None:
+            self._state = self._restored(snapshot)
+            self._seconds, self._compile_seconds = snapshot.seconds, snapshot.compile_seconds
+            return
+        try:
+            self._state = loop.start(self._rule, q)
+        except PatternWidened:
+            self._state = self._restructured(q)
+        self._seconds = time.perf_counter() - clock
+        self._compile_seconds = problem.density.compile_seconds
+
+    @classmethod
+    def resumed(cls, density: LogDensity, snapshot: Snapshot) -> "FitSession":
+        """Return the fit that a snapshot was taken of, on a model.
+
+        Raises
+        ------
+        ValueError
+            If the snapshot is not one of such a fit.
+        """
+        problem, q = problem_of(density, snapshot.options), snapshot.state.rule.q
+        return cls(problem, q, snapshot.options, snapshot.seed, score=snapshot.scored, snapshot=snapshot)
+
+    def snapshot(self) -> Snapshot:
+        """Return what the fit needs to go on in another process."""
+        target = self._problem.target
+        return Snapshot(
+            options=self._options,
+            seed=self._seed,
+            scored=self._score,
+            state=dataclasses.replace(self._state, rule=thinned(self._rule, self._state.rule)),
+            seconds=self._seconds,
+            compile_seconds=self._compile_seconds,
+            n_gradients=target.n_gradients,
+            n_hessians=target.n_hessians,
+            memory=memory_of(target),
+        )
+
+    def _restored(self, snapshot: Snapshot) -> loop.LoopState:
+        """Return the state of the loop, with the target as it was."""
+        target = self._problem.target
+        remember(target, snapshot.memory)
+        state = dataclasses.replace(snapshot.state, rule=filled(self._rule, snapshot.state.rule))
+        state = loop.settled(self._rule, state)
+        # Not what it took to get here.
+        target.n_gradients, target.n_hessians = snapshot.n_gradients, snapshot.n_hessians
+        return state
+
+    def refine(
+        self,
+        n: int,
+        progressbar: bool = True,
+        progressbar_theme: Theme | None = None,
+        *,
+        tol: float | None = None,
+        max_draws: int | None = None,
+    ) -> Outcome:
+        """Go on for up to ``n`` more iterations; see `NGVIApproximation.refine`."""
+        n = check_n(n)
+        options = self._options.changed(tol=tol, max_draws=max_draws)
+        if options != self._options:
+            self._rule = make_rule(self._problem.target, options, self._seed)
+            self._options = options
+        if n:
+            try:
+                self._state = loop.reopen(self._rule, self._state)
+            except PatternWidened:
+                self._state = self._restructured(self._state.rule.q)
+        if n and self._state.status is Status.CONVERGED:
+            logger.info(f"The fit has converged already: pass a smaller tol than {self._options.tol} to refine it.")
+        with FitProgress(progressbar, progressbar_theme) as progress, few_threads(self._problem.density):
+            self.run(n, progress)
+        return self.outcome()
+
+    def run(self, n: int, progress: FitProgress) -> None:
+        """Run up to ``n`` more iterations and assess where they led."""
+        clock, compiled = time.perf_counter(), self._problem.density.compile_seconds
+
+        def observe(state: loop.LoopState) -> None:
+            self._state = state
+            progress.update(state)
+            if self._observer is not None:
+                losses = state.losses if self._score else None
+                self._observer(self._problem.on_model_scale(state.rule.q), losses, state.n_iterations)
+
+        last = self._state.n_iterations + n
+        try:
+            for _ in range(_MAX_WIDENED):
+                try:
+                    self._state = loop.run(self._rule, self._state, last - self._state.n_iterations, observe)
+                    self._assess()
+                    break
+                except PatternWidened:
+                    history = self._state.history
+                    self._state = dataclasses.replace(self._restructured(self._state.rule.q), history=history)
+            else:
+                raise ValueError(_NO_STRUCTURE)
+            self._begin_again(last, observe)
+        except KeyboardInterrupt:  # nothing is lost but the fresh draws: the loop has figures of its own
+            self._elbo, self._gap = Elbo(self._state.rule.elbo, np.inf), self._state.rule.gap
+        progress.update(self._state, last=True)
+        self._seconds += time.perf_counter() - clock
+        # Not what sampling in between compiled.
+        self._compile_seconds += self._problem.density.compile_seconds - compiled
+
+    def _begin_again(self, last: int, observe: loop.Observer) -> None:
+        """Fit once more from another start, where that promises more; keep the better of both."""
+        first, elbo, gap = self._state, self._elbo, self._gap
+        begin, self._second_start = self._second_start, None
+        if begin is None or not first.status.ended_by_itself or first.n_iterations >= last:
+            return
+        place = begin.after(first.rule.q, elbo.value)
+        if place is None:
+            return
+        try:
+            self._state = dataclasses.replace(loop.start(self._rule, place.state), history=first.history)
+            self._state = loop.run(self._rule, self._state, last - first.n_iterations, observe)
+            self._assess()
+        except PatternWidened:
+            self._state = first
+        if self._state is not first and is_better(self._elbo, elbo):
+            self._restarted = place.sentence(self._elbo.value - elbo.value)
+        else:
+            self._state, self._elbo, self._gap = first, elbo, gap
+
+    def _assess(self) -> None:
+        """Measure the state on draws that had no part in reaching it."""
+        assessment = self._rule.assess(self._state.rule)
+        self._elbo, self._gap = _elbo(self._state.rule.q, assessment), assessment.gap
+        status = self._rule.conclude(self._state.status, assessment)
+        self._state = dataclasses.replace(self._state, status=status)
+
+    def _restructured(self, q: GaussianState) -> loop.LoopState:
+        """Begin again from where a state is, for a Hessian that has turned out to have more entries than it seemed."""
+        for _ in range(_MAX_WIDENED):
+            logger.info("The Hessian of log p has entries that its structure left out: q gets them, too.")
+            density = self._problem.density
+            if self._options.family_reason and density.pattern is None:
+                raise ValueError(_NO_STRUCTURE)
+            self._problem = problem_of(density, self._options)
+            self._rule = make_rule(self._problem.target, self._options, self._seed)
+            try:
+                return loop.start(self._rule, self._problem.family.from_scale(q.mean(), q.sd()))
+            except PatternWidened:
+                continue
+        raise ValueError(_NO_STRUCTURE)
+
+    @property
+    def seed(self) -> int:
+        """Of the base draws."""
+        return self._seed
+
+    @property
+    def options(self) -> FitOptions:
+        """Of the fit."""
+        return self._options
+
+    def outcome(self) -> Outcome:
+        """Return what the fit has come to."""
+        state = self._state
+        hist = state.losses.copy() if self._score else np.empty(0)
+        return Outcome(self._problem.on_model_scale(state.rule.q), self._record(), hist, state.gaps.copy())
+
+    def _growing(self) -> tuple[str, ...]:
+        """Return the coordinates whose standard deviations keep growing, where that ended the fit."""
+        if self._state.status is not Status.UNBOUNDED:
+            return ()
+        return tuple(self._problem.density.layout.label(int(i)) for i in self._state.rule.growth.coordinates())
+
+    def _record(self) -> FitRecord:
+        density, target = self._problem.density, self._problem.target
+        return FitRecord(
+            status=self._state.status,
+            elbo=self._elbo,
+            gap=self._gap,
+            n_iterations=self._state.n_iterations,
+            n_gradients=target.n_gradients,
+            n_hessians=target.n_hessians,
+            n_dropped=self._state.rule.n_dropped,
+            compile_seconds=self._compile_seconds,
+            run_seconds=max(self._seconds - self._compile_seconds, 0.0),
+            backend=density.backend,
+            family_reason=self._options.family_reason,
+            reparam=self._options.reparam,
+            gaussian=getattr(self._state.rule, "gaussian", None),
+            growing=self._growing(),
+            restarted=self._restarted,
+            seed=self._seed,
+            **vars(self._options.choice),
+        )
+
+
+def make_rule(target: TargetDensity, options: FitOptions, seed: int) -> Any:
+    """Return the step rule that the options name."""
+    choice = options.choice
+    return AXES["step"][choice.step](
+        target,
+        AXES["update"][choice.update],
+        AXES["estimator"][choice.estimator],
+        direction=DIRECTIONS.get(choice.update),
+        seed=seed,
+        tol=options.tol,
+        stl=options.stl,
+        **options.of_rule(),
+    )
+
+
+def _elbo(q: VariationalState, assessment: Assessment) -> Elbo:
+    """Return the ELBO on draws that had no part in reaching the state."""
+    h: Array = assessment.logp - q.log_density(assessment.theta)
+    keep, units = np.isfinite(h), assessment.units
+    if not keep.any():
+        return Elbo(-np.inf, np.inf)
+    # Draws of an antithetic pair, or on one minibatch, are dependent: the error is that of the mean over such units.
+    means = h[units[keep[units].all(axis=1)]].mean(axis=1)
+    se = float(means.std(ddof=1) / np.sqrt(len(means))) if len(means) > 1 else np.inf
+    return Elbo(float(h[keep].mean()), se)

@@ -1,0 +1,64 @@
+"""What a fit needs to go on in another process."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.fitting.loop import LoopState
+from pymc_ngvi.fitting.options import FitOptions
+from pymc_ngvi.steps.adaptive.state import AdaptiveState
+
+
+@stored("fit.snapshot")
+@dataclass(frozen=True)
+class Snapshot:
+    """All that a fit needs to go on in another process, beside the model.
+
+    Parameters
+    ----------
+    options : FitOptions
+    seed : int
+    scored : bool
+    state : LoopState
+        Without what follows from the rest of it.
+    seconds, compile_seconds : float
+    n_gradients, n_hessians : int
+        Evaluations so far.
+    memory : dict
+        What a reparametrised density has learned.
+    """
+
+    options: FitOptions
+    seed: int
+    scored: bool
+    state: LoopState
+    seconds: float
+    compile_seconds: float
+    n_gradients: int
+    n_hessians: int
+    memory: dict[str, Any]
+
+
+def thinned(rule: Any, state: Any) -> Any:
+    """Return a state without its base draws and the draws of q, if the rule makes the same bits again."""
+    if not isinstance(state, AdaptiveState):
+        return state
+    base, theta = state.base, state.evaluation.theta
+    again = rule.base_draws(state.level, base.n_draws, state.q)
+    if not (_same(again.z, base.z) and _same(state.q.draws(again.z), theta)) or again.n_replicates != base.n_replicates:
+        return state
+    return replace(state, base=replace(base, z=base.z[:0]), evaluation=replace(state.evaluation, theta=theta[:0]))
+
+
+def _same(left: Any, right: Any) -> bool:
+    return bool(np.array_equal(left, right)) and left.flags.f_contiguous == right.flags.f_contiguous
+
+
+def filled(rule: Any, state: Any) -> Any:
+    """Return a state as it was before `thinned`."""
+    if not isinstance(state, AdaptiveState) or len(state.base.z):
+        return state
+    base = rule.base_draws(state.level, len(state.evaluation.logp), state.q)
+    return replace(state, base=base, evaluation=replace(state.evaluation, theta=state.q.draws(base.z)))

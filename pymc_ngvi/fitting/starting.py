@@ -1,0 +1,205 @@
+"""Where a fit starts: the mean from the model's initial point or the user's, the scale from a first look."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pymc as pm
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.messages import suggestion
+from pymc_ngvi.core.status import StartError
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.model import LogDensity, without_c
+from pymc_ngvi.model.initial import initial_point_function
+from pymc_ngvi.model.layout import Variable
+
+#: Standard deviations tried at the start, in every unconstrained coordinate.
+START_SCALES = (1.0, 0.3, 0.1, 0.03, 0.01)
+#: End of the names of unconstrained values of positive variables; their logarithm from which a start counts as far
+#: above 1; variables that are tried lower, at most.
+_POSITIVE, _FAR, _MOST_LOWERED = "_log__", 1.7, 10
+
+
+def start_point(density: LogDensity, start: Mapping[str, Any] | None) -> Array:
+    """Return the flat unconstrained starting mean, (n_dim,).
+
+    Parameters
+    ----------
+    density : LogDensity
+    start : mapping or None
+        Values by variable name (constrained) or by value-variable name, like ``sd_log__`` (unconstrained, which wins
+        where both are given). Names of Deterministics and data are allowed and have no effect, so that the result of
+        ``pm.find_MAP`` can be passed. Variables left out start at the model's initial point.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For an unknown name or a wrong shape; for anything that has no names.
+    """
+    if start is None:
+        return density.initial_point()
+    if not isinstance(start, Mapping):
+        raise TypeError(f"start should map names of variables to values, or be an earlier fit by NGVI; got {start!r}.")
+    model, layout = density.model, density.layout
+    by_value = {v.value_name: v for v in layout.variables}
+    by_name = {v.name: v for v in layout.variables}
+    unknown = [k for k in start if k not in by_value and k not in by_name and k not in model.named_vars]
+    if unknown:
+        raise ValueError(
+            f"start has {unknown[0]!r}, which is not a variable of the model: "
+            f"{suggestion(unknown[0], list(dict.fromkeys([*by_name, *by_value])))}"
+        )
+    constrained = {model[name]: np.asarray(start[name]) for name in by_name if name in start}
+    for rv, value in constrained.items():
+        if not _may_have_shape(rv, value.shape):  # PyMC would not get as far as a shape
+            raise ValueError(_shape_message(rv.name, value.shape, by_name[rv.name], rv))
+    point = initial_point_function(model, constrained)()
+    for name, v in by_value.items():
+        if name in start:
+            point[name] = np.asarray(start[name], dtype=np.float64)
+        if np.shape(point[name]) != v.shape:
+            given = name if name in start else v.name
+            raise ValueError(_shape_message(given, np.shape(point[name]), v, model[v.name]))
+    return layout.flatten(point)
+
+
+def _may_have_shape(rv: Any, shape: tuple[int, ...]) -> bool:
+    known = rv.type.shape
+    return len(shape) == len(known) and all(k in (None, n) for k, n in zip(known, shape, strict=True))
+
+
+def _shape_message(given: str, shape: tuple[int, ...], variable: Variable, rv: Any) -> str:
+    own = rv.type.shape
+    hint = "Give a value of the variable's own shape"
+    if given == variable.name and None not in own:
+        hint += f", {own}"
+    return (
+        f"start[{given!r}] leads to shape {shape} for {variable.value_name!r}, which has shape {variable.shape}. "
+        f"{hint}."
+    )
+
+
+def start_scales(density: LogDensity, start_sigma: Mapping[str, Any] | float | None) -> list[Array]:
+    """Return the starting standard deviations to choose among, (n_dim,) each.
+
+    Parameters
+    ----------
+    density : LogDensity
+    start_sigma : mapping, float or None
+        Standard deviations on the unconstrained scale, by variable or value-variable name, for all variables (a
+        number), or to be chosen (None). Variables left out of a mapping take part in the choice.
+    """
+    scales = [np.full(density.n_dim, s) for s in START_SCALES]
+    if start_sigma is None:
+        return scales
+    if not isinstance(start_sigma, Mapping):
+        start_sigma = {v.name: start_sigma for v in density.layout.variables}
+    names = {n: v for v in density.layout.variables for n in (v.name, v.value_name)}
+    for name, sigma in start_sigma.items():
+        if name not in names:
+            raise ValueError(f"start_sigma has {name!r}, which is not a free variable: {suggestion(name, names)}")
+        v = names[name]
+        values = np.asarray(sigma, dtype=np.float64)
+        if values.shape not in ((), v.shape):
+            raise ValueError(
+                f"start_sigma[{name!r}] has shape {values.shape}; give a number or an array of shape {v.shape}, the "
+                "shape of the variable on the unconstrained scale."
+            )
+        if not (np.isfinite(values).all() and (values > 0).all()):
+            raise ValueError(f"start_sigma[{name!r}] should be positive and finite; got {sigma!r}.")
+        for scale in scales:
+            scale[v.where] = np.broadcast_to(values, v.shape).ravel()
+    named = {names[name].name for name in start_sigma}
+    return scales[:1] if len(named) == len(density.layout.variables) else scales
+
+
+def wide_scales(density: LogDensity, point: Array, start: Mapping[str, Any] | None) -> list[NDArray[np.intp]]:
+    """Return the coordinates, by variable, of positive parameters that start far above 1 and that the user left alone.
+
+    The initial point of a scale is that of its prior, which may be wide by design (Bambi's are): effects of groups
+    that start with a standard deviation of 40 on a log scale take the part of everything else.
+    """
+    found = []
+    for v in density.layout.variables:
+        if v.value_name.endswith(_POSITIVE) and not (start and (v.name in start or v.value_name in start)):
+            index = np.arange(v.where.start, v.where.stop)
+            index = index[point[index] > _FAR]
+            if len(index):
+                found.append(index)
+    return found[:_MOST_LOWERED]
+
+
+def choose_start(
+    rule: Any,
+    family: Any,
+    point: Array,
+    scales: Sequence[Array],
+    density: LogDensity,
+    wide: Sequence[NDArray[np.intp]] = (),
+) -> Any:
+    """Return the starting state with the best ELBO on the first draws.
+
+    Parameters
+    ----------
+    rule : object
+        Step rule: evaluates starts.
+    family : object
+        Makes states.
+    point : ndarray, shape (n_dim,)
+    scales : sequence of ndarray, shape (n_dim,)
+        To choose among.
+    density : LogDensity
+    wide : sequence of ndarray of int
+        Coordinates that may also start at 0 instead (`wide_scales`), those of each array together.
+
+    Raises
+    ------
+    StartError
+        If log p is not finite at any draw of any of them, naming the terms of the model that are not.
+    """
+
+    def best_at(location: Array) -> tuple[Any, float]:
+        best, best_elbo = None, -np.inf
+        for scale in scales:
+            state = family.from_scale(location, scale)
+            evaluation = rule.first_evaluation(state)
+            # All draws inside the support, or the ELBO of a wide start would be a mean over those that are.
+            elbo = evaluation.elbo if evaluation.finite.all() else -np.inf
+            if elbo > best_elbo:
+                best, best_elbo = state, elbo
+        return best, best_elbo
+
+    best, best_elbo = best_at(point)
+    for index in wide:
+        lower = point.copy()
+        lower[index] = 0.0
+        other, elbo = best_at(lower)
+        if elbo > best_elbo:
+            point, best, best_elbo = lower, other, elbo
+    if best is not None:
+        return best
+    last = family.from_scale(point, scales[-1])
+    if rule.first_evaluation(last).finite.any():
+        return last
+    raise StartError(_start_message(density.model, density.layout.unflatten(point), float(scales[-1].max(initial=0.0))))
+
+
+def _start_message(model: pm.Model, point: Mapping[str, Any], scale: float) -> str:
+    with without_c(model):
+        terms = model.point_logps(dict(point), round_vals=4, mode="FAST_COMPILE")
+    bad = {name: value for name, value in terms.items() if not np.isfinite(value)}
+    listed = ", ".join(f"{name} ({value})" for name, value in bad.items())
+    where = (
+        f"Terms that are not finite there: {listed}."
+        if listed
+        else (
+            "Every term is finite at the starting point itself, but not around it, even with a standard deviation of "
+            f"{scale:g}; or its gradient is not."
+        )
+    )
+    return (
+        f"The log density or its gradient is not finite at the start. {where} Check the data and the supports of those "
+        "variables, or give a `start` inside the support, and a smaller `start_sigma`."
+    )

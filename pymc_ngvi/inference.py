@@ -1,0 +1,414 @@
+"""`NGVI`, the inference object: options in, approximation out."""
+
+import logging
+import time
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Never
+
+import numpy as np
+import pymc as pm
+
+from pymc.model import modelcontext
+from pymc.variational.inference import Inference
+from rich.theme import Theme
+
+from pymc_ngvi.core.seeds import Seed, seed_of
+from pymc_ngvi.core.types import Array, VariationalState
+from pymc_ngvi.fitting import starting
+from pymc_ngvi.fitting.choices import (
+    BaseDrawsName,
+    ComponentsName,
+    EstimatorName,
+    FactorName,
+    FamilyName,
+    PosteriorName,
+    ReparamName,
+    StepName,
+    UpdateName,
+    WeightUpdateName,
+)
+from pymc_ngvi.fitting.defaults import options_for
+from pymc_ngvi.fitting.earlier import Earlier
+from pymc_ngvi.fitting.options import OF_CONSTRUCTOR, FitOptions, check_callbacks, check_n, refuse_unknown
+from pymc_ngvi.fitting.outcome import tell
+from pymc_ngvi.fitting.problem import Problem, problem_of
+from pymc_ngvi.fitting.progress import FitProgress
+from pymc_ngvi.fitting.second_start import SecondStart
+from pymc_ngvi.fitting.session import FitSession, Observer, make_rule
+from pymc_ngvi.fitting.threads import few_threads
+from pymc_ngvi.model import CannotReuse, LogDensity
+from pymc_ngvi.model.graphs.backends import Backend
+from pymc_ngvi.results.approximation import NGVIApproximation
+from pymc_ngvi.results.exact_step import ExactStep, check_wanted
+
+# A child of PyMC's logger, which has the handler.
+logger = logging.getLogger("pymc.ngvi")
+#: Iterations at most, where the user says nothing.
+MOST_ITERATIONS = 10_000
+
+
+class NGVI(Inference):
+    """Natural-gradient variational inference.
+
+    Fits a Gaussian on the unconstrained scale, by default with second-order natural-gradient steps: there is no
+    learning rate, the number of Monte Carlo draws grows by itself, the fit stops by itself. Other updates, estimators
+    and step rules are a word each.
+
+    Parameters
+    ----------
+    model : pymc.Model, optional
+        Continuous free variables only; default: the model of the context.
+    random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+        The same seed gives the same bits for a given backend.
+    start : mapping or NGVIApproximation, optional
+        Starting means by variable name (constrained scale) or by value-variable name such as ``sd_log__``
+        (unconstrained scale); the result of ``pm.find_MAP`` will do. Or an earlier fit, of this model or of one that
+        shares variables with it: its mean and, without ``start_sigma``, its covariance, as far as the family can hold
+        it; of an exact posterior, those of the Gaussian fit that it began from.
+    start_sigma : mapping or float, optional
+        Starting standard deviations on the unconstrained scale. Default: the best of 1, .3, .1, .03 and .01.
+    family : {"auto", "full", "diagonal", "block", "sparse", "mixture", "student_t"}, optional
+        Form of q: a Gaussian with a dense covariance, without correlations, with some blocks of them, or with the
+        sparse precision of a hierarchical model; several Gaussians; a multivariate t. "auto", the default, takes
+        "sparse" where the model has that structure, "full" otherwise, "diagonal" where neither fits in memory.
+    update, estimator, step : str, optional
+        Parametrisation, estimator of the gradients, and step rule. Each that is left out gets the default that goes
+        with the others; see `pymc_ngvi.fitting.registry.ALLOWED`.
+    tol : float, default 0.05
+        Nats of ELBO that may be left to gain in 100 dimensions; with the default step rule, in proportion to the
+        dimension from 10 on (below: a tenth), but for the family "sparse" no more above 100.
+    n_draws : int, optional
+        Draws in the first set (step="adaptive": 8, a power of 2), or in each iteration (other step rules).
+    max_draws : int, optional
+        Draws in the largest set of step="adaptive": 1,024.
+    base_draws : {"sobol", "antithetic", "plain"}, optional
+        Standard normals behind the draws: quasi-random pairs z and -z (step="adaptive"), random pairs (other rules with
+        an even number of draws), or independent ones.
+    stl : bool, default True
+        Sticking the landing: gradients are those of log p - log q, which have no noise where q is the posterior.
+    step_size, step_decay : float, optional
+        Of the step rules that take them, which have defaults of their own; step k, from 0, has size
+        ``step_size / (1 + k)**step_decay``.
+    window : int, optional
+        Iterations over which stochastic step rules average the ELBO; they stop where it rises by less than .01 nats
+        from one window to the next, over three windows. Default: 1,000 ("snngm", "adam", "sgd"), or as many as make
+        1,000 draws, at least 50.
+    factor : {"covariance", "precision"}, optional
+        What update="euclidean" has the Cholesky factor of: with family="full" the precision.
+    blocks : sequence of sequences of str, optional
+        With family="block": names of variables, or labels of single coordinates such as ``"z[0,1]"``, that share a
+        block. Variables that are not named have a block each; with ``reparam`` and no names, groups have.
+    reparam : {"rvb1", "rvb2", "noncentred"}, optional
+        For hierarchical models: fit group effects relative to their conditional modes and scales given the global
+        parameters [2]_. "rvb2": those of the model. "rvb1": those of a quadratic expansion about the data, for Poisson,
+        Bernoulli and Normal likelihoods with canonical links. "noncentred": those of the prior. q
+        is then no Gaussian on the unconstrained scale, but its density is exact.
+    posterior : {"auto", "gaussian", "exact"}, default "auto"
+        What is returned. "gaussian": the fit. "exact": the posterior up to simulation error. After a Gaussian fit,
+        parameters in small blocks that are independent given the others, such as the effects of a group, are integrated
+        by quadrature, and the others, up to 100, sampled by importance; of a model without such blocks, all of up to
+        15. "auto": the exact posterior where it takes about as long as a few fits and all checks of it hold, and the
+        Gaussian otherwise, with the reason in ``approx.record.posterior``; also where ``family``, ``update``,
+        ``estimator``, ``step`` or ``reparam`` is named, whose result is returned as it is. "exact" raises a ValueError
+        where the model does not allow it, and `NotExactError` where a check fails. An exact posterior has draws and
+        moments, but no density; ``approx.gaussian`` is the Gaussian fit.
+    n_components : int or "auto", optional
+        Of family="mixture": components, at most; "auto" (default) adds them for as long as they gain more than ``tol``.
+    components : {"full", "diagonal", "sparse"}, optional
+        What the components of a mixture are: Gaussians with a dense covariance, without correlations, or with a
+        precision that has the sparsity of the model's Hessian. Default: as for ``family="auto"``.
+    weight_update : {"natural", "tan"}, optional
+        Of the weights of a mixture: the natural gradient (default), or the direction as printed in a paper, for
+        comparison.
+
+    Raises
+    ------
+    ValueError
+        For a model that can't be fitted, or an option that makes no sense, saying which and what to do.
+
+    Notes
+    -----
+    ELBO = E_q[log p - log q] in nats, to be maximised; ``hist`` holds the loss, -ELBO.
+
+    References
+    ----------
+    .. [1] K. Wu and J. R. Gardner (2024). Understanding stochastic natural gradient variational inference. ICML.
+       https://doi.org/10.48550/arXiv.2406.01870
+    .. [2] L. S. L. Tan (2021). Use of model reparametrization to improve variational Bayes. Journal of the Royal
+       Statistical Society: Series B 83(1). https://doi.org/10.1111/rssb.12399
+
+    Examples
+    --------
+    >>> import pymc as pm
+    >>> import pymc_ngvi
+    >>> with pm.Model():
+    ...     x = pm.Normal("x", 1.0, 2.0)
+    ...     approx = pm.fit(method=pymc_ngvi.NGVI(random_seed=1), progressbar=False)
+    >>> round(float(approx.std_data["x"]), 6)
+    2.0
+    """
+
+    def __init__(
+        self,
+        model: pm.Model | None = None,
+        *,
+        random_seed: Seed = None,
+        start: Mapping[str, Any] | NGVIApproximation | None = None,
+        start_sigma: Mapping[str, Any] | float | None = None,
+        family: FamilyName | None = None,
+        update: UpdateName | None = None,
+        estimator: EstimatorName | None = None,
+        step: StepName | None = None,
+        tol: float = 0.05,
+        n_draws: int | None = None,
+        max_draws: int | None = None,
+        base_draws: BaseDrawsName | None = None,
+        stl: bool = True,
+        step_size: float | None = None,
+        step_decay: float | None = None,
+        window: int | None = None,
+        factor: FactorName | None = None,
+        blocks: Sequence[Sequence[str]] | None = None,
+        reparam: ReparamName | None = None,
+        posterior: PosteriorName = "auto",
+        n_components: int | Literal["auto"] | None = None,
+        components: ComponentsName | None = None,
+        weight_update: WeightUpdateName | None = None,
+        **unknown: Never,
+    ) -> None:
+        given = dict(locals())  # first of all: the arguments by name
+        refuse_unknown(unknown, NGVI.__init__)
+        # Not `super().__init__`: PyMC's builds a symbolic objective, which we have no use for.
+        self._given = {name: given[name] for name in OF_CONSTRUCTOR} | {"model": modelcontext(model)}
+        self._options = options_for(self._given)
+        self._session: FitSession | None = None
+        self._fitted: NGVIApproximation | None = None  # what the last fit goes into, also where it was stopped
+        self._result: NGVIApproximation | None = None  # of the last fit
+        # What was made for the first fit before it began: users take nodes of `approx` for their callbacks.
+        self._prepared: NGVIApproximation | None = None
+        self._next_seed: int | None = None
+        self._density: LogDensity | None = None  # of the last fit
+
+    def configure(self, **options: Any) -> None:
+        """Change options of the constructor before the next fit; None leaves an option as it is.
+
+        Raises
+        ------
+        ValueError, TypeError
+            As the constructor; nothing is changed then.
+        """
+        refuse_unknown(options, NGVI.__init__)
+        options = {name: value for name, value in options.items() if value is not None}
+        given = self._given | options
+        validated = options_for(given)
+        if given["model"] is not self._given["model"] or _makes_another_state(validated, options_for(self._given)):
+            self._prepared = None
+        if "random_seed" in options:
+            self._next_seed = None
+        self._options, self._given = validated, given
+
+    @property
+    def approx(self) -> NGVIApproximation:
+        """The approximation of the last fit.
+
+        Before the first fit: the mean at which that will start (its scale is chosen then), and the object that is
+        fitted, so that callbacks can use its nodes. Only another model or family takes another object. Where an exact
+        posterior comes after the fit, it is an object of its own, and the one that was fitted its ``gaussian``.
+        """
+        if self._result is not None:
+            return self._result
+        if self._fitted is not None:
+            return self._fitted
+        if self._prepared is None:
+            problem = self._problem(None, None)
+            point, scales, _ = self._begin(problem)
+            self._next_seed = self._seed()
+            q = problem.on_model_scale(problem.family.from_scale(point, scales[0]))
+            self._prepared = NGVIApproximation(problem.density, q, random_seed=self._next_seed)
+        return self._prepared
+
+    @property
+    def hist(self) -> Any:
+        """Loss, -ELBO, of each iteration of the last fit."""
+        return np.empty(0) if self._session is None else self.approx.hist
+
+    def fit(
+        self,
+        n: int = MOST_ITERATIONS,
+        score: bool | None = None,
+        callbacks: Sequence[Callable[..., Any]] | None = None,
+        progressbar: bool = True,
+        progressbar_theme: Theme | None = None,
+        *,
+        backend: Backend | None = None,
+        include_transformed: bool = False,
+        compile_kwargs: dict[str, Any] | None = None,
+        **unknown: Never,
+    ) -> NGVIApproximation:
+        """Fit the approximation.
+
+        Parameters
+        ----------
+        n : int, default 10_000
+            The most iterations; the fit stops earlier by itself. 0 returns the starting approximation.
+        score : bool, optional
+            False: keep no history of the loss, and pass None to the callbacks in its place.
+        callbacks : sequence of callable, optional
+            Each is called as ``callback(approx, losses, i)`` after iteration ``i`` = 1, 2, ..., with ``approx`` up to
+            date. StopIteration ends the fit.
+        progressbar : bool, default True
+        progressbar_theme : rich.theme.Theme, optional
+        backend : {"auto", "quick", "numba", "c", "jax"}, optional
+            How the model is evaluated; see `LogDensity`.
+        include_transformed : bool, default False
+            Whether ``approx.state`` and ``approx.sample`` also hold the unconstrained variables.
+        compile_kwargs : dict, optional
+            Options of ``pytensor.function``.
+
+        Returns
+        -------
+        NGVIApproximation
+            Also where the fit did not converge: then with a warning, and ``approx.status`` says what to do.
+
+        Raises
+        ------
+        ValueError
+            Before anything is computed where an option or the model is at fault; StartError (a ValueError) where the
+            log density is not finite around the start.
+        TypeError
+            For an option that does not exist or belongs to another method, saying what to use instead.
+        """
+        _refuse(unknown)
+        n, callbacks = check_n(n), check_callbacks(callbacks)
+        clock = time.perf_counter()
+        with FitProgress(progressbar, progressbar_theme) as progress:
+            problem = self._problem(backend, compile_kwargs)
+            with few_threads(problem.density):
+                approx, q, seed = self._start(problem, include_transformed)
+                scored, self._result = score in (None, True), None
+                self._session = FitSession(
+                    problem, q, self._options, seed, score=scored, observer=_observer(approx, callbacks), clock=clock,
+                    second_start=self._second_start(problem, seed),
+                )  # fmt: skip
+                self._fitted, self._prepared, self._next_seed = approx, None, None
+                approx._session = self._session
+                self._session.run(n, progress)
+        approx.follow(self._session.outcome())
+        wanted = self._options.posterior
+        self._result = approx if wanted == "gaussian" else ExactStep(wanted, seed).after(approx)
+        assert self._result.record is not None
+        tell(approx.q, self._result.record)
+        return self._result
+
+    def refine(
+        self,
+        n: int = MOST_ITERATIONS,
+        progressbar: bool = True,
+        progressbar_theme: Theme | None = None,
+        *,
+        tol: float | None = None,
+        max_draws: int | None = None,
+    ) -> NGVIApproximation:
+        """Go on with the last fit, in place; see `NGVIApproximation.refine`.
+
+        Raises
+        ------
+        TypeError
+            Before the first fit.
+        """
+        if self._session is None:
+            raise TypeError("There is nothing to refine: call fit first.")
+        refined: NGVIApproximation = self.approx.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws)
+        return refined
+
+    def run_profiling(self, *args: Any, **kwargs: Any) -> Any:
+        """Not available: there is no compiled step function to profile."""
+        raise NotImplementedError(
+            "NGVI has no compiled step function to profile. Profile the call of fit with any Python profiler; "
+            "approx.compile_seconds and approx.run_seconds say where the time went."
+        )
+
+    def _problem(self, backend: str | None, compile_kwargs: dict[str, Any] | None) -> Problem:
+        """Return what is to be fitted, if an approximation in its dimension fits into memory."""
+        self._density = density = self._log_density(backend or "auto", compile_kwargs)
+        if not density.n_dim:
+            names = ", ".join(repr(v.name) for v in density.layout.variables)
+            raise ValueError(f"The free variables of the model ({names}) have no elements: there is nothing to fit.")
+        self._options = options_for(self._given, density)
+        check_wanted(self._options, density)
+        return problem_of(density, self._options)
+
+    def _log_density(self, backend: str, compile_kwargs: dict[str, Any] | None) -> LogDensity:
+        """Return the log density for the next fit: what was built for the last one serves again, where it can."""
+        last, model = self._density, self._given["model"]
+        if last is not None and last.model is model:
+            try:
+                return last.again(backend, compile_kwargs)
+            except CannotReuse as reason:
+                logger.info(f"The functions of the model are built anew: {reason}.")
+        return LogDensity(model, backend, compile_kwargs)
+
+    def _seed(self) -> int:
+        """Return the seed of the next fit: that of the approximation made for it, or a new one."""
+        if self._next_seed is not None:
+            return self._next_seed
+        return seed_of(self._given["random_seed"])
+
+    def _begin(self, problem: Problem) -> tuple[Array, list[Array], Earlier | None]:
+        """Return the starting mean, the standard deviations to choose among, and the earlier fit they come from."""
+        start = self._given["start"]
+        earlier = Earlier.of(start, problem.density) if isinstance(start, NGVIApproximation) else None
+        return *problem.start(start if earlier is None else earlier.mean, self._given["start_sigma"]), earlier
+
+    def _start(self, problem: Problem, include_transformed: bool) -> tuple[NGVIApproximation, Any, int]:
+        """Return the approximation at the start of a fit, the state behind it, and the seed of the fit."""
+        seed, density = self._seed(), problem.density
+        point, scales, earlier = self._begin(problem)
+        rule = make_rule(problem.target, self._options, seed)
+        state = None
+        if earlier is not None and self._given["start_sigma"] is None:
+            state = earlier.state(rule, problem, point, scales)
+        if state is None:
+            start = self._given["start"] if earlier is None else earlier.mean
+            wide = starting.wide_scales(density, point, start) if problem.pushforward is None else []
+            state = starting.choose_start(rule, problem.family, point, scales, density, wide)
+        q = problem.on_model_scale(state)
+        if self._prepared is not None and type(self._prepared.q) is not type(q):
+            self._prepared = None
+        approx = self._prepared or NGVIApproximation(density, q)
+        approx.restart(density, q, random_seed=seed, include_transformed=include_transformed)
+        return approx, state, seed
+
+    def _second_start(self, problem: Problem, seed: int) -> SecondStart | None:
+        """Return where a fit may begin once more; None where the user has said where it begins."""
+        options, density = self._options, problem.density
+        served = options.choice.step == "adaptive" and problem.pushforward is None and not density.has_minibatch
+        if not served or self._given["start"] is not None:
+            return None
+        scales = starting.start_scales(density, self._given["start_sigma"])
+        return SecondStart(density, make_rule(problem.target, options, seed), problem.family, scales, seed)
+
+
+def _observer(approx: NGVIApproximation, callbacks: Sequence[Callable[..., Any]]) -> Observer | None:
+    """Return what calls the user's callbacks, with the approximation up to date."""
+
+    def observe(q: VariationalState, losses: Array | None, n_iterations: int) -> None:
+        approx.set_state(q)
+        for callback in callbacks:
+            callback(approx, losses, n_iterations)
+
+    return observe if callbacks else None
+
+
+def _makes_another_state(new: FitOptions, old: FitOptions) -> bool:
+    return any(getattr(new, name) != getattr(old, name) for name in ("factor", "blocks", "reparam", "components")) or (
+        new.choice.family != old.choice.family
+    )
+
+
+def _refuse(options: Mapping[str, Any]) -> None:
+    """Raise TypeError for an option that `NGVI.fit` does not take, saying where it belongs."""
+    refuse_unknown(options, NGVI.__init__, NGVI.fit)
+    if options:
+        raise TypeError(f"{next(iter(options))} is an option of NGVI(...), not of its fit: give it there.")

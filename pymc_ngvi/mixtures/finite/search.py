@@ -1,0 +1,224 @@
+"""Where components may begin: at modes of log p found from dispersed points, and where q has too little mass."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from scipy.special import logsumexp
+
+from pymc_ngvi.core.types import Array, TargetDensity
+from pymc_ngvi.families.mixture import MixtureState
+
+#: Points that ascend log p together, their steps at most, and the nats below which a step counts as the last.
+_N_POINTS, _MAX_ASCENT, _LAST_GAIN = 128, 150, 1e-2
+#: Scales of the starting points, in those of the start, which count as this at least.
+_SCALES, _LEAST_SCALE = (1.0, 0.5), 1.0
+#: A component starts no wider than so many scales of the start, and no narrower than a part of them.
+_WIDEST, _NARROWEST = 10.0, 1e-6
+#: Mahalanobis distance per root dimension below which two ends of an ascent count as one mode.
+_SAME = 0.5
+#: Log of the part of all mass that a mode needs to be worth a component.
+_LEAST_LOG_MASS = -12.0
+#: Draws among which the place of a new component is looked for, and how much wider than q they are.
+_N_CANDIDATES, _INFLATIONS = 512, (1.0, 1.5, 3.0)
+#: Smallest and largest relative precision of a new component, in the coordinates of the one it begins beside.
+_LEAST_TIGHT, _MOST_TIGHT = 1.0, 1e4
+#: Multiples of the least precision to add, one after the other, until a curvature is positive definite.
+_RAISED = 0.1 * 10.0 ** np.arange(6)
+#: Weight at which a new component starts.
+_FEW, _MANY = 0.02, 0.5
+
+
+def ascend(density: TargetDensity, points: Array) -> tuple[Array, Array]:
+    """Climb log p from many points at once, each with Barzilai-Borwein steps of its own.
+
+    Parameters
+    ----------
+    density : TargetDensity
+    points : ndarray, shape (n_points, n_dim)
+
+    Returns
+    -------
+    points : ndarray, shape (n_points, n_dim)
+        Where they came to, near modes.
+    logp : ndarray, shape (n_points,)
+        -inf where log p was not finite at the start.
+    """
+    x = points.copy()
+    logp, grad = density.logp_grad(x)
+    active = np.isfinite(logp) & np.isfinite(grad).all(axis=1)
+    logp = np.where(active, logp, -np.inf)
+    step = 1.0 / np.maximum(np.linalg.norm(np.where(active[:, None], grad, 1.0), axis=1), 1e-12)
+    for i in range(_MAX_ASCENT):
+        rows = np.flatnonzero(active)
+        if not len(rows):
+            break
+        new = x[rows] + step[rows, None] * grad[rows]
+        new_logp, new_grad = density.logp_grad(new)
+        with np.errstate(invalid="ignore"):
+            better = (new_logp >= logp[rows]) & np.isfinite(new_grad).all(axis=1) & np.isfinite(new_logp)
+        gain = new_logp - logp[rows]
+        proposed = _barzilai_borwein(new - x[rows], grad[rows] - new_grad, 4.0 * step[rows], long=bool(i % 2))
+        up, down = rows[better], rows[~better]
+        step[up] = np.clip(proposed[better], 0.1 * step[up], 10.0 * step[up])
+        step[down] *= 0.25
+        x[up], logp[up], grad[up] = new[better], new_logp[better], new_grad[better]
+        active[rows[better & (gain < _LAST_GAIN)] if i > 5 else rows[:0]] = False
+    return x, logp
+
+
+def _barzilai_borwein(moved: Array, fall: Array, otherwise: Array, *, long: bool) -> Array:
+    """Return a step size for each row from its last move and the fall of its gradient."""
+    with np.errstate(all="ignore"):
+        product = np.sum(moved * fall, axis=1)
+        size = np.sum(moved**2, axis=1) / product if long else product / np.sum(fall**2, axis=1)
+    result: Array = np.where((product > 0.0) & np.isfinite(size), size, otherwise)
+    return result
+
+
+def modes(
+    density: TargetDensity, around: Any, extra: Array, rng: np.random.Generator, n_most: int
+) -> tuple[list[Any], Array]:
+    """Look for modes of log p from dispersed points, and make a component of each.
+
+    Parameters
+    ----------
+    density : TargetDensity
+    around : GaussianState
+        The start: points are drawn from it, and components are of its family.
+    extra : ndarray, shape (n_extra, n_dim)
+        More points to begin from.
+    rng : numpy.random.Generator
+    n_most : int
+        Components at most: those with most mass.
+
+    Returns
+    -------
+    components : list of GaussianState
+        At distinct modes, with the curvature there.
+    log_mass : ndarray, shape (n_components,)
+        Log of the mass of log p that each stands for, by Laplace's method.
+    """
+    # A start that was shrunk, so that a single Gaussian has a good one, is no place to look around from.
+    around = around.from_scale(around.location, np.maximum(around.sd(), _LEAST_SCALE))
+    found: list[Any] = []
+    masses: list[float] = []
+    for scale in _SCALES:
+        normals = rng.standard_normal((_N_POINTS, density.n_dim)) * scale
+        points = np.concatenate([around.draws(normals), extra]) if scale == _SCALES[0] else around.draws(normals)
+        ends, logp = ascend(density, points)
+        n_before = len(found)
+        for row in np.argsort(-logp):
+            if np.isfinite(logp[row]) and not any(_is_at(c, ends[row]) for c in found):
+                component = local_component(density, around, ends[row])
+                if component is not None:
+                    found.append(component)
+                    masses.append(float(logp[row]) - float(component.log_density(ends[row][None])[0]))
+            if len(found) >= 4 * n_most + 8:
+                break
+        if len(found) == n_before:
+            break
+    log_mass = np.array(masses)
+    order = np.argsort(-log_mass)[:n_most]
+    order = order[log_mass[order] > log_mass.max(initial=-np.inf) + _LEAST_LOG_MASS]
+    return [found[i] for i in order], log_mass[order]
+
+
+def _is_at(component: Any, point: Array) -> bool:
+    """Tell whether a point is near the mean of a component, in its own units."""
+    apart = (point - component.location)[None]
+    square = float(apart[0] @ component.precision_product(apart)[0])
+    return bool(square < _SAME**2 * component.n_dim)
+
+
+def local_component(
+    density: TargetDensity, like: Any, point: Array, tightness: tuple[float, float] | None = None
+) -> Any | None:
+    """Return a Gaussian about a point with the curvature of log p there, kept within limits.
+
+    Parameters
+    ----------
+    density : TargetDensity
+    like : GaussianState
+        Whose scales are the unit of the limits, and whose family the component gets.
+    point : ndarray, shape (n_dim,)
+    tightness : tuple of float, optional
+        Least and largest precision.
+
+    Returns
+    -------
+    GaussianState or None
+        None where the curvature is not finite.
+    """
+    least, most = tightness or (_WIDEST**-2, _NARROWEST**-2)
+    here = _moved_to(like, point)
+    if not density.has_hessian:
+        return here
+    curvature = here.curvature(density, point[None])
+    nowhere = np.zeros(len(point))
+    divided = here.divided_by_function(curvature, lambda a: np.clip(a, least, most), nowhere)
+    if divided is None:  # a form that eigenvalues do not keep: as much of the identity as it takes
+        raised = (here.add_to_diagonal(curvature, by) for by in least * _RAISED)
+        divided = next(filter(None, (here.divided(matrix, nowhere) for matrix in raised)), None)
+    return None if divided is None else divided[0]
+
+
+def _moved_to(state: Any, point: Array) -> Any:
+    return replace(state, location=np.array(point, dtype=np.float64))
+
+
+def addition(
+    density: TargetDensity, q: MixtureState, rng: np.random.Generator, tried: list[Array], log_evidence: float
+) -> MixtureState | None:
+    """Return q with one more component, where p has most mass that q lacks.
+
+    Parameters
+    ----------
+    density : TargetDensity
+    q : MixtureState
+    rng : numpy.random.Generator
+    tried : list of ndarray
+        Places that did not serve; new ones are kept apart from them.
+    log_evidence : float
+        Of log p, about: the ELBO of q.
+
+    Returns
+    -------
+    MixtureState or None
+        None where q has enough everywhere.
+    """
+    thetas, parents = _candidates(q, rng)
+    logp = density.logp_grad(thetas)[0]
+    log_ratio = logp - q.log_density(thetas) - log_evidence
+    # log (p - q), in units of the mass that a component like the parent has: what it could gain.
+    size = np.array([-float(c.log_density(c.location[None])[0]) for c in q.components])[parents]
+    with np.errstate(all="ignore"):
+        excess = np.where(log_ratio > 0.0, logp + np.log1p(-np.exp(-log_ratio)) + size, -np.inf)
+    excess[~np.isfinite(excess)] = -np.inf
+    for row in np.argsort(-excess)[:64]:
+        if excess[row] == -np.inf:
+            return None
+        parent = q.components[parents[row]]
+        if any(_is_at(_moved_to(parent, place), thetas[row]) for place in tried):
+            continue
+        tried.append(thetas[row])
+        component = local_component(density, parent, thetas[row], (_LEAST_TIGHT, _MOST_TIGHT))
+        if component is not None:
+            log_mass = float(logp[row]) - float(component.log_density(thetas[row][None])[0]) - log_evidence
+            share = np.clip(np.exp(min(log_mass, 0.0)), _FEW, _MANY)
+            return q.joined(component, float(np.log(share)))
+    return None
+
+
+def _candidates(q: MixtureState, rng: np.random.Generator) -> tuple[Array, Any]:
+    """Return draws of q and of wider versions of it, with the component of each."""
+    thetas, parents = [], []
+    for inflation in _INFLATIONS:
+        chosen = rng.choice(q.n_components, size=_N_CANDIDATES, p=np.exp(q.log_weights - logsumexp(q.log_weights)))
+        z = inflation * rng.standard_normal((_N_CANDIDATES, q.n_dim))
+        for c in np.unique(chosen):
+            rows = chosen == c
+            thetas.append(q.components[c].draws(z[rows]))
+            parents.append(np.full(rows.sum(), c))
+    return np.concatenate(thetas), np.concatenate(parents)

@@ -1,0 +1,242 @@
+r"""The step rule of the Student-t: no learning rate, a shape that is fitted, a stop rule in nats.
+
+A fit begins as that of a Gaussian, by the rule `adaptive`, and stays one until the gradients on fresh draws show that
+heavier tails would raise the ELBO. Then it goes on likewise with the t: many steps on one set of draws, where the
+problem is deterministic, and near the optimum one step of size S / (N + S) on each fresh set. Steps are natural
+gradients in the Fisher information of the t itself. Where one lowers the ELBO on the draws at hand, the natural
+gradient of draw and mixing variable together, which is more cautious, takes its place, shortened until it does not.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from pymc_ngvi.core.draws import BASE_DRAWS
+from pymc_ngvi.core.status import Status
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Assessment, Direction, Estimator, Evaluation, TargetDensity, Update
+from pymc_ngvi.estimators import FROM_GRADIENTS
+from pymc_ngvi.families.student_t import MOST_SHAPE, StudentTState
+from pymc_ngvi.mixtures.student_t.gradients import LEAST_TAIL, Tails
+from pymc_ngvi.mixtures.student_t.tails import AsStudentT, StudentTSteps
+from pymc_ngvi.steps.adaptive.certificate import FEW_DRAWS, loses_draws
+from pymc_ngvi.steps.adaptive.measure import evaluate
+from pymc_ngvi.steps.adaptive.nearness import NEAR_NATS
+from pymc_ngvi.steps.adaptive.rule import Adaptive
+from pymc_ngvi.steps.adaptive.state import AdaptiveState
+from pymc_ngvi.steps.adaptive.tolerance import Tolerance
+
+#: Draws in the largest set with Hessians; in the first and in the largest from gradients alone, and, for each
+#: dimension, in the first: fewer are overfitted.
+_MAX_DRAWS, _N_GRADIENTS, _MAX_GRADIENTS, _GRADIENTS_PER_DIM = 1_024, 64, 16_384, 4
+#: Draws below which nothing is said of tails, and times the dimension: in few dimensions, few draws tell of them. Fewer
+#: than the least, which max_draws does not change, have no replicates to judge by.
+_FEW_DRAWS, _FEW_TIMES_DIM, _LEAST_DRAWS = 128, 512, 16
+#: Standard errors by which heavier tails must gain something: along the way, and on the larger set at the end.
+_N_SE, _N_SE_AT_END = 3.0, 2.0
+#: Nats for each dimension below which tails are judged: far from the optimum they could only make up for other errors.
+_JUDGED_PER_DIM = 0.1
+#: Times that a fit may find that the tails are no heavier than a Gaussian's after all.
+_MAX_RETURNS = 2
+#: Nats below the ELBO of the Gaussian that it began from, at which a t is given up.
+_WORSE = 1.0
+#: Random streams: of the larger set at the end; between those of parts of a fit; between the seeds of Gaussian parts.
+_CHECK_LEVEL, _LEVELS, _LATER = 500_000, 10_000, 1_000_003
+
+
+@stored("scale_mixture.as_gaussian")
+@dataclass(frozen=True)
+class AsGaussian:
+    """A fit that is still that of a Gaussian.
+
+    Parameters
+    ----------
+    of_gaussian : AdaptiveState
+    checked : bool
+        Whether a larger set of draws at the end has shown that heavier tails gain nothing.
+    n_returns : int
+        Times that the fit came back to here.
+    n_lost : int
+        Draws left out in earlier parts of the fit.
+    """
+
+    of_gaussian: AdaptiveState
+    checked: bool = False
+    n_returns: int = 0
+    n_lost: int = 0
+
+    @property
+    def q(self) -> StudentTState:
+        """The Gaussian, as a t with many degrees of freedom."""
+        return StudentTState(self.of_gaussian.q, float(np.log(MOST_SHAPE)))
+
+    @property
+    def elbo(self) -> float:
+        """ELBO on the current draws."""
+        return self.of_gaussian.elbo
+
+    @property
+    def gap(self) -> float:
+        """Estimated nats still to be gained."""
+        return self.of_gaussian.gap
+
+    @property
+    def n_draws(self) -> int:
+        """Draws in use."""
+        return self.of_gaussian.n_draws
+
+    @property
+    def step_size(self) -> float:
+        """The last step size."""
+        return self.of_gaussian.step_size
+
+    @property
+    def n_dropped(self) -> int:
+        """Draws left out so far because log p or its gradient was not finite."""
+        return self.n_lost + self.of_gaussian.n_dropped
+
+
+class ScaleMixture:
+    """Natural-gradient steps of a Student-t that need no learning rate.
+
+    Parameters
+    ----------
+    target : TargetDensity
+    update, estimator : callable
+        Rows of the registries, of the Gaussian inside.
+    seed : int
+        Of the base draws.
+    tol : float, default 0.05
+        Stop when the nats still to be gained, with two standard deviations of their estimate, are below this in 100
+        dimensions, in proportion to the dimension from 10 to 100.
+    n_draws, max_draws : int, optional
+        Sizes of the first and of the largest set of draws, powers of 2 where quasi-random. With Hessians 8 and 1,024;
+        from gradients alone four times the dimension, 64 at least, and 16,384.
+    base_draws : {"sobol", "antithetic", "plain"}
+    stl : bool
+        Sticking the landing.
+    direction : callable, optional
+        Not used.
+    """
+
+    #: Options that the rule takes, for the messages that refuse others.
+    takes: ClassVar[frozenset[str]] = frozenset({"n_draws", "max_draws", "base_draws"})
+
+    def __init__(
+        self,
+        target: TargetDensity,
+        update: Update,
+        estimator: Estimator,
+        *,
+        seed: int,
+        tol: float = 0.05,
+        n_draws: int | None = None,
+        max_draws: int | None = None,
+        base_draws: str = "sobol",
+        stl: bool = True,
+        direction: Direction | None = None,
+    ) -> None:
+        self._target, self._seed, self._draw = target, seed, BASE_DRAWS[base_draws]
+        most = _MAX_DRAWS
+        if estimator in FROM_GRADIENTS:
+            first = max(_N_GRADIENTS, _power_of_2(_GRADIENTS_PER_DIM * target.n_dim))
+            most = max(_MAX_GRADIENTS, first)
+            n_draws = n_draws or min(first, max_draws or first)
+        most = max(max_draws or most, n_draws or 0)
+        few = max(_FEW_DRAWS, _power_of_2(_FEW_TIMES_DIM / max(target.n_dim, 1)))
+        self._few_draws = max(min(few, most), _LEAST_DRAWS)
+        kinds: dict[str, Any] = {"seed": seed, "base_draws": base_draws, "stl": stl}
+        self._gaussian = Adaptive(target, update, estimator, tol=tol, n_draws=n_draws, max_draws=most, **kinds)
+        later = {**kinds, "seed": seed + _LATER}
+        self._later = Adaptive(target, update, estimator, tol=tol, n_draws=self._few_draws, max_draws=most, **later)
+        self._t = StudentTSteps(
+            target,
+            update,
+            estimator,
+            Tolerance(tol),
+            few_draws=self._few_draws,
+            max_draws=max(most, self._few_draws),
+            **kinds,
+        )
+
+    def first_evaluation(self, q: StudentTState) -> Evaluation:
+        """Evaluate a starting state on the first base draws."""
+        return self._gaussian.first_evaluation(q.gaussian) if _is_gaussian(q) else self._t.evaluate(q, self._few_draws)
+
+    def init(self, q: StudentTState) -> AsGaussian | AsStudentT:
+        """Return the state before the first iteration."""
+        begun = None if _is_gaussian(q) else self._t.begin(q, self._few_draws)
+        return begun or AsGaussian(self._gaussian.init(q.gaussian))
+
+    def step(self, state: AsGaussian | AsStudentT) -> AsGaussian | AsStudentT:
+        """Take one step."""
+        if isinstance(state, AsGaussian):
+            return self._step_of_gaussian(state)
+        new = self._t.step(state)
+        if new.fresh and _is_gaussian(new.q) and new.moments.tail_step <= 0.0:
+            return self._back(new, new.q)
+        # Few draws may have promised what none can hold: where log p falls off exponentially, no t has a finite ELBO.
+        if new.origin is not None and new.elbo < new.origin_elbo - _WORSE:
+            return self._back(new, new.origin)
+        return new
+
+    def terminate(self, state: AsGaussian | AsStudentT) -> Status | None:
+        """Return why to stop, or None to go on."""
+        if isinstance(state, AsGaussian):
+            return self._gaussian.terminate(state.of_gaussian) if state.checked else None
+        return self._t.terminate(state)
+
+    def assess(self, state: AsGaussian | AsStudentT) -> Assessment:
+        """Evaluate a state on draws that had no part in reaching it."""
+        if isinstance(state, AsGaussian):
+            return self._gaussian.assess(state.of_gaussian)
+        return self._t.assess(state)
+
+    def conclude(self, status: Status, assessment: Assessment) -> Status:
+        """Return the status in the light of what was measured at the end."""
+        return assessment.against or status if status is Status.CONVERGED else status
+
+    def reopen(self, state: AsGaussian | AsStudentT) -> AsGaussian | AsStudentT:
+        """Return a state in which a fit that gave up may try again."""
+        if isinstance(state, AsGaussian):
+            return replace(state, of_gaussian=self._gaussian.reopen(state.of_gaussian), checked=False)
+        return replace(state, rounds=0)
+
+    def _step_of_gaussian(self, state: AsGaussian) -> AsGaussian | AsStudentT:
+        """Take one step of the Gaussian; give it tails where they gain something."""
+        inner = (self._later if state.n_returns else self._gaussian).step(state.of_gaussian)
+        moved = replace(state, of_gaussian=inner, checked=False)
+        if state.n_returns >= _MAX_RETURNS:
+            return replace(moved, checked=True)
+        q = inner.q
+        if self._gaussian.terminate(inner) is not None:
+            base = self._draw(self._few_draws, q.n_dim, np.random.default_rng([self._seed, _CHECK_LEVEL + inner.level]))
+            evaluation = evaluate(self._target, q, base)
+            n_se = _N_SE_AT_END
+        else:
+            judged = inner.fresh and inner.n_draws >= FEW_DRAWS and inner.gap < NEAR_NATS + _JUDGED_PER_DIM * q.n_dim
+            if not judged or loses_draws(inner.evaluation):
+                return moved
+            base, evaluation, n_se = inner.base, inner.evaluation, _N_SE
+        begun = None
+        if evaluation.finite.any() and Tails.beyond(q, base, evaluation).gain(n_se):
+            begun = self._t.begin(moved.q, self._few_draws, level=inner.level + _LEVELS * state.n_returns)
+        if begun is None:
+            return replace(moved, checked=n_se == _N_SE_AT_END)
+        n_dropped = moved.n_dropped + begun.n_dropped
+        return replace(begun, n_dropped=n_dropped, n_returns=state.n_returns, origin=begun.q, origin_elbo=begun.elbo)
+
+    def _back(self, state: AsStudentT, q: StudentTState) -> AsGaussian:
+        """Return to a Gaussian."""
+        n_returns, n_lost = state.n_returns + 1, state.n_dropped
+        return AsGaussian(self._later.init(q.gaussian), n_returns=n_returns, n_lost=n_lost)
+
+
+def _is_gaussian(q: StudentTState) -> bool:
+    return 1.0 / q.shape <= LEAST_TAIL * (1.0 + 1e-9)
+
+
+def _power_of_2(value: float) -> int:
+    """Return the least power of 2 that is not below a number."""
+    return 1 << int(np.ceil(np.log2(max(value, 1.0))))

@@ -1,0 +1,125 @@
+"""What a graph costs to evaluate, from its nodes and the sizes of the data alone: no clock."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.traversal import toposort
+from pytensor.scalar.basic import Cast, UnaryScalarOp
+from pytensor.scan.op import Scan
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.math import Dot
+
+from pymc_ngvi.model.graphs.backends import python_loops
+
+# Measured on one core of a 2020s server, rounded: enough to tell seconds from minutes.
+_SECONDS_PER_NODE = 5e-6  # one Python thunk
+_SECONDS_PER_ELEMENT = 2e-9  # one NumPy pass
+_SECONDS_PER_PYTHON_ELEMENT = 4e-7  # an Elemwise without a NumPy function
+_SECONDS_PER_READ = 4.5e-10  # an element of a matrix that is multiplied
+_SECONDS_PER_FUNCTION = 5e-9  # an exp, a log and the like, beside the pass
+_CACHED_SPEEDUP, _CACHED_ELEMENTS = 2.0, 2**16  # arrays that stay in the cache from one pass to the next
+_NUMBA_SPEEDUP = 2.0
+_NUMBA_SECONDS_PER_CALL = 1e-5
+_NUMBA_SECONDS_TO_COMPILE = 30.0
+_NUMBA_SECONDS_PER_NODE = 0.5
+#: Functions of one argument that cost no more than a pass.
+_CHEAP = {"neg", "abs", "sqr", "sqrt", "cast", "identity", "sign", "isnan", "isinf", "invert", "reciprocal"}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Estimated cost of a graph.
+
+    Parameters
+    ----------
+    quick_seconds : float
+        One evaluation, by Python thunks on NumPy, the thunks' own time shared among ``batch`` evaluations.
+    numba_seconds : float
+        One evaluation, compiled.
+    numba_compile_seconds : float
+    widest : int
+        Elements of the largest intermediate of one evaluation.
+    """
+
+    quick_seconds: float
+    numba_seconds: float
+    numba_compile_seconds: float
+    widest: int
+
+    def prefers_numba(self, n_evaluations: int) -> bool:
+        """Tell whether compiling pays for itself within ``n_evaluations``."""
+        saved = n_evaluations * (self.quick_seconds - self.numba_seconds)
+        return saved > self.numba_compile_seconds
+
+
+def estimate(outputs: list[Any], batch: int = 16) -> Cost:
+    """Estimate the cost of one evaluation of ``outputs`` from static shapes; unknown ones count as the data's."""
+    nodes = list(toposort(outputs))
+    unknown = max(data_sizes(nodes), default=1)
+    sizes = [max((_elements(out, unknown) for out in node.outputs), default=1) for node in nodes]
+    inner_thunks = sum(
+        _steps(node, unknown) * len(node.op.fgraph.apply_nodes) for node in nodes if isinstance(node.op, Scan)
+    )
+    in_python = sum(
+        size for node, size in zip(nodes, sizes, strict=True) if isinstance(node.op, Elemwise) and python_loops([node])
+    )
+    arithmetic = sum(sizes) * _SECONDS_PER_ELEMENT
+    return Cost(
+        quick_seconds=arithmetic
+        + (len(nodes) / batch + inner_thunks) * _SECONDS_PER_NODE
+        + in_python * _SECONDS_PER_PYTHON_ELEMENT,
+        numba_seconds=arithmetic / _NUMBA_SPEEDUP + _NUMBA_SECONDS_PER_CALL,
+        numba_compile_seconds=_NUMBA_SECONDS_TO_COMPILE + _NUMBA_SECONDS_PER_NODE * len(nodes),
+        widest=max(sizes, default=1),
+    )
+
+
+def evaluation_seconds(outputs: list[Any], cost: Cost, compiled: bool) -> float:
+    """Return the time of one evaluation of ``outputs``, with what `estimate` leaves out: matrices, exp and the like."""
+    nodes = list(toposort(outputs))
+    unknown = max(data_sizes(nodes), default=1)
+    read = sum(
+        max(_elements(i, unknown) for i in node.inputs)
+        for node in nodes
+        if isinstance(node.op, Dot) and len(node.inputs)
+    )
+    functions = sum(_elements(node.outputs[0], unknown) for node in nodes if _is_function(node.op))
+    more = read * _SECONDS_PER_READ + functions * _SECONDS_PER_FUNCTION
+    cached = _CACHED_SPEEDUP if cost.widest <= _CACHED_ELEMENTS else 1.0
+    return more + (cost.numba_seconds if compiled else cost.quick_seconds) / cached
+
+
+def _is_function(op: Any) -> bool:
+    scalar = getattr(op, "scalar_op", None)
+    name = str(getattr(scalar, "name", None) or type(scalar).__name__).lower()
+    return isinstance(scalar, UnaryScalarOp) and not isinstance(scalar, Cast) and name not in _CHEAP
+
+
+def data_sizes(nodes: list[Any]) -> list[int]:
+    """Return the numbers of elements of the constants and shared variables that a graph reads."""
+    sizes = []
+    for leaf in {i for node in nodes for i in node.inputs if i.owner is None}:
+        data: Any = leaf.get_value(borrow=True) if isinstance(leaf, SharedVariable) else getattr(leaf, "data", None)
+        if isinstance(data, np.ndarray | np.generic):
+            sizes.append(int(data.size))
+    return sizes
+
+
+def _elements(var: Any, unknown: int) -> int:
+    shape = getattr(var.type, "shape", ())
+    size, missing = 1, False
+    for length in shape:
+        if length is None:
+            missing = True
+        else:
+            size *= length
+    return max(size, unknown) if missing else size
+
+
+def _steps(node: Any, unknown: int) -> int:
+    n_steps = node.inputs[0]
+    data = getattr(n_steps, "data", None)
+    return unknown if data is None else int(data)

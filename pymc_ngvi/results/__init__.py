@@ -1,0 +1,1 @@
+"""What comes of a fit: the approximation, and all that it reports."""

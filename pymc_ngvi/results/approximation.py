@@ -1,0 +1,396 @@
+"""The result of a fit: a ``pymc.Approximation`` whose q is any `VariationalState`."""
+
+import contextlib
+import functools
+import warnings
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+
+from numpy.typing import NDArray
+from pymc.variational.opvi import Approximation, Group, node_property
+from pytensor.graph.basic import Apply
+from pytensor.graph.op import Op
+from pytensor.xtensor.type import XTensorType, as_xtensor
+
+from pymc_ngvi.core.seeds import generator_of
+from pymc_ngvi.core.sizes import check_cov_size
+from pymc_ngvi.core.types import Array, VariationalState
+from pymc_ngvi.fitting.record import FitRecord
+from pymc_ngvi.model import Layout, LogDensity
+from pymc_ngvi.model.constrain import Constrainer
+from pymc_ngvi.model.data import DataSnapshot
+from pymc_ngvi.results.methods.all import Report
+from pymc_ngvi.results.methods.draws import NO_Q
+
+#: Number of the random stream behind draws that are given no seed.
+_DRAWS_STREAM = 2_000_000
+
+_node_property: Callable[[Callable[[Any], Any]], Any] = node_property
+
+
+@functools.cache
+def _support_numba() -> None:
+    """Make Numba run our Ops by calling back to Python, without the warning that PyTensor gives for unknown Ops."""
+    with contextlib.suppress(ImportError):
+        # .6 s to import: only once a graph is asked for.
+        from pytensor.link.numba.dispatch import basic
+
+        def funcify(op: Any, node: Any, **kwargs: Any) -> Any:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Numba will use object mode", UserWarning)
+                return basic.generate_fallback_impl(op, node, **kwargs)
+
+        basic.numba_funcify.register(_StateOp, funcify)
+
+
+class _StateOp(Op):
+    """An Op on the arrays that define a state; the subclass says what it computes."""
+
+    __props__: tuple[str, ...] = ("state_class", "names", "n_dim")
+
+    def __init__(self, state_class: type[VariationalState], names: tuple[str, ...], n_dim: int) -> None:
+        self.state_class = state_class
+        self.names = names
+        self.n_dim = n_dim
+
+    def make_node(self, *inputs: Any) -> Apply:
+        _support_numba()
+        return Apply(self, [pt.as_tensor(i) for i in inputs], [self._output_type()()])
+
+    def perform(self, node: Any, inputs: Any, output_storage: Any) -> None:
+        n_points = len(inputs) - len(self.names)
+        state = self.state_class.from_params(dict(zip(self.names, inputs[n_points:], strict=True)))
+        result = self._compute(state, *(np.asarray(i, dtype=np.float64) for i in inputs[:n_points]))
+        # A copy: moments may be the state's own arrays, and PyTensor may work in place on what it is given.
+        output_storage[0][0] = np.array(result, dtype=np.float64, order="C")
+
+    def _output_type(self) -> Any:
+        raise NotImplementedError
+
+    def _compute(self, state: VariationalState, *points: Array) -> Array:
+        raise NotImplementedError
+
+
+class _Draws(_StateOp):
+    """Base draws to draws of q. A row with a NaN stands for the mean: what "deterministic" draws are."""
+
+    def _output_type(self) -> Any:
+        return pt.TensorType("float64", shape=(None, self.n_dim))
+
+    def _compute(self, state: VariationalState, *points: Array) -> Array:
+        (base,) = points
+        at_mean = np.isnan(base).any(axis=1)
+        if not at_mean.any():
+            return state.draws(base)
+        result = np.empty((len(base), self.n_dim))
+        result[at_mean] = state.mean()
+        result[~at_mean] = state.draws(base[~at_mean])
+        return result
+
+
+class _LogDensityOfQ(_StateOp):
+    """Points to log q."""
+
+    def _output_type(self) -> Any:
+        return pt.TensorType("float64", shape=(None,))
+
+    def _compute(self, state: VariationalState, *points: Array) -> Array:
+        return state.log_density(points[0])
+
+
+class _Moment(_StateOp):
+    """A moment of q: the method ``mean``, ``sd`` or ``cov`` of the state."""
+
+    __props__ = ("state_class", "names", "n_dim", "moment")
+
+    def __init__(self, *args: Any, moment: str) -> None:
+        super().__init__(*args)
+        self.moment = moment
+
+    def _output_type(self) -> Any:
+        n_axes = 2 if self.moment == "cov" else 1
+        return pt.TensorType("float64", shape=(self.n_dim,) * n_axes)
+
+    def _compute(self, state: VariationalState, *points: Array) -> Array:
+        moment: Array = getattr(state, self.moment)()
+        return moment
+
+
+class NGVIGroup(Group):
+    """All free variables of a model as one PyMC variational group with any `VariationalState` as q.
+
+    The order of the variables is the layout's. The group is for `NGVIApproximation`; it is not registered with PyMC.
+
+    Parameters
+    ----------
+    layout : Layout
+    q : VariationalState
+        Its ``n_dim`` is the layout's.
+    model : pymc.Model
+    random_seed : int, optional
+
+    Attributes
+    ----------
+    state_class : type
+        The class of q.
+
+    Raises
+    ------
+    ValueError
+        If q and the layout differ in dimension.
+    """
+
+    short_name = "ngvi"
+    # NaN marks a "deterministic" base draw: zeros would not give the mean of a mixture.
+    initial_dist_map = np.nan
+
+    def __init__(
+        self,
+        layout: Layout,
+        q: VariationalState,
+        *,
+        model: pm.Model,
+        random_seed: int | None = None,
+    ) -> None:
+        if q.n_dim != layout.n_dim:
+            raise ValueError(f"q has {q.n_dim} dimensions, but the free variables of the model have {layout.n_dim}.")
+        self.layout = layout
+        self.state_class = type(q)
+        self.n_uniform = q.n_uniform
+        self._q = q
+        free = {rv.name: rv for rv in model.free_RVs}
+        super().__init__([free[v.name] for v in layout.variables], model=model, random_seed=random_seed)
+
+    def __init_group__(self, group: list[Any]) -> None:
+        """Make the symbolic inputs; shapes and order come from the layout, so that no initial point is compiled."""
+        self.input = self._input_type("NGVIGroup_symbolic_input")
+        for rv, v in zip(group, self.layout.variables, strict=True):
+            value = self.model.rvs_to_values[rv]
+            if value.name != v.value_name:
+                raise ValueError(
+                    f"The layout calls the value of {rv.name!r} {v.value_name!r}, the model {value.name!r}."
+                )
+            dtype = value.type.dtype
+            part = self.input[v.where].reshape(v.shape).astype(dtype)
+            if isinstance(value.type, XTensorType):
+                part = as_xtensor(part, dims=value.type.dims)
+            part.name = f"{value.name}_vi_replacement"
+            self.replacements[value] = part
+            self.ordering[value.name] = (value.name, v.where, v.shape, dtype)
+        self.symbolic_initial = self._initial_type("NGVIGroup_symbolic_initial_tensor")
+        self._arrays = _arrays_of(self._q)
+        self.shared_params = {name: pytensor.shared(array, name, borrow=True) for name, array in self._arrays.items()}
+        self._finalize_init()
+
+    def set_state(self, q: VariationalState) -> None:
+        """Put the parameters of ``q`` in place of the current ones; compiled functions see them.
+
+        Raises
+        ------
+        ValueError
+            If ``q`` is of another class, or its parameters have other names.
+        """
+        arrays = _arrays_of(q)
+        if type(q) is not self.state_class or set(arrays) != set(self.shared_params):
+            raise ValueError(
+                f"This approximation is a {self.state_class.__name__} with parameters {sorted(self.shared_params)}; "
+                f"got a {type(q).__name__} with {sorted(arrays)}. Make a new NGVIApproximation of it."
+            )
+        for name, array in arrays.items():
+            self.shared_params[name].set_value(array, borrow=True)
+        self._q, self._arrays = q, arrays
+
+    def current_state(self) -> VariationalState:
+        """Return q, made anew where the user has set other values in `params`."""
+        arrays = {name: p.get_value(borrow=True) for name, p in self.shared_params.items()}
+        if any(arrays[name] is not self._arrays[name] for name in arrays):
+            self._q, self._arrays = self.state_class.from_params(arrays), arrays
+        return self._q
+
+    def _initial_type(self, name: str) -> Any:
+        return pt.matrix(name, shape=(None, self.ddim + self.n_uniform))
+
+    def _new_initial(self, size: Any, deterministic: Any, more_replacements: Any = None) -> Any:
+        """Return base draws: PyMC's normals and, after them, the uniforms of q."""
+        normals = super()._new_initial(size, deterministic, more_replacements)
+        if not self.n_uniform:
+            return normals
+        shape = pt.stack([normals.shape[0], pt.constant(self.n_uniform, dtype="int64")])
+        _, uniforms = pt.random.uniform(size=shape, rng=pt.random.shared_rng(seed=None), return_next_rng=True)
+        return pt.concatenate([normals, uniforms.astype(normals.dtype)], axis=1)
+
+    def _apply(self, op_class: type[_StateOp], *points: Any, **props: Any) -> Any:
+        op = op_class(self.state_class, tuple(self.shared_params), self.ddim, **props)
+        return op(*points, *self.shared_params.values())
+
+    @_node_property
+    def symbolic_random(self) -> Any:
+        """Symbolic draws of q, (n_draws, n_dim), as a function of ``symbolic_initial``."""
+        return self._apply(_Draws, self.symbolic_initial).astype(self.symbolic_initial.dtype)
+
+    @_node_property
+    def symbolic_logq_not_scaled(self) -> Any:
+        """Symbolic log q at ``symbolic_random``, (n_draws,)."""
+        if not hasattr(self.state_class, "log_density"):
+            raise NotImplementedError(NO_Q)
+        return self._apply(_LogDensityOfQ, self.symbolic_random)
+
+    @_node_property
+    def mean(self) -> Any:
+        """Mean, (n_dim,), unconstrained."""
+        return self._apply(_Moment, moment="mean")
+
+    @_node_property
+    def std(self) -> Any:
+        """Marginal standard deviations, (n_dim,), unconstrained."""
+        return self._apply(_Moment, moment="sd")
+
+    @_node_property
+    def cov(self) -> Any:
+        """Covariance, (n_dim, n_dim), unconstrained.
+
+        Raises
+        ------
+        ValueError
+            Above 5,000 dimensions.
+        """
+        check_cov_size(self.ddim)
+        return self._apply(_Moment, moment="cov")
+
+
+def _generator(random_seed: Any) -> np.random.Generator:
+    """Return a generator apart from the streams that a fit with the same seed draws from."""
+    whole = isinstance(random_seed, int | np.integer)
+    return generator_of([random_seed, _DRAWS_STREAM] if whole else random_seed)
+
+
+def _arrays_of(q: VariationalState) -> dict[str, NDArray[Any]]:
+    """Return the parameters contiguous and writeable, as compiled functions are specialised to them."""
+    return {name: np.require(a, requirements=["C", "W"]) for name, a in q.params().items()}
+
+
+class NGVIApproximation(Report, Approximation):
+    """Approximate posterior of a PyMC model; everything that works with the result of ``pm.fit`` works with it.
+
+    Parameters
+    ----------
+    density : LogDensity
+        Log density of the model.
+    q : VariationalState
+        On the unconstrained scale, in the order of ``density.layout``.
+    random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+        Seeds the draws of calls that are given no seed of their own.
+    include_transformed : bool, default False
+        Whether `sample` and `state` show the unconstrained variables (``sd_log__``) too.
+
+    Attributes
+    ----------
+    record : FitRecord or None
+        Outcome of the fit; None where there was none.
+    hist : ndarray
+        Loss, -ELBO, of each iteration.
+    gap_hist : ndarray
+        Estimated nats still to be gained after each iteration.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import pymc as pm
+    >>> from pymc_ngvi.results.approximation import NGVIApproximation
+    >>> from pymc_ngvi.families import DiagonalState
+    >>> from pymc_ngvi.model import LogDensity
+    >>> with pm.Model() as model:
+    ...     scale = pm.HalfNormal("scale")
+    >>> q = DiagonalState.from_scale(np.array([-0.6]), np.array([0.8]))
+    >>> approx = NGVIApproximation(LogDensity(model), q, random_seed=1)
+    >>> dict(approx.sample(1000).posterior.sizes)
+    {'chain': 1, 'draw': 1000}
+    >>> approx.mean_flat, approx.sd_flat
+    (array([-0.6]), array([0.8]))
+    """
+
+    def __init__(
+        self,
+        density: LogDensity,
+        q: VariationalState,
+        *,
+        random_seed: Any = None,
+        include_transformed: bool = False,
+    ) -> None:
+        group = NGVIGroup(density.layout, q, model=density.model)
+        super().__init__([group], model=density.model)
+        self.record: FitRecord | None = None
+        self.hist: Array = np.empty(0)
+        self.gap_hist: Array = np.empty(0)
+        self._session: Any = None
+        self._gaussian: NGVIApproximation | None = None
+        self._exact_step: Any = None
+        self.restart(density, q, random_seed=random_seed, include_transformed=include_transformed)
+
+    def restart(
+        self, density: LogDensity, q: VariationalState, *, random_seed: Any = None, include_transformed: bool = False
+    ) -> None:
+        """Begin anew from ``q``, with arguments as those of the class; nodes made before follow.
+
+        Raises
+        ------
+        ValueError
+            If the free variables of the model are not those that this approximation was made for.
+        """
+        made_for = self.groups[0].layout.variables
+        if density.layout.variables != made_for:
+            raise ValueError(
+                "The free variables of the model, or their shapes, changed after the approximation was made: "
+                f"{[v.name for v in made_for]} then, {[v.name for v in density.layout.variables]} now. Make a new one."
+            )
+        self.set_state(q)
+        self.density = density
+        self.include_transformed = include_transformed
+        self._rng = _generator(random_seed)
+        self._data = DataSnapshot(density.model)
+        self._constrainer, self._narrow = Constrainer.of(density), None
+
+    def __repr__(self) -> str:
+        """Return the kind of q, the dimension and how the fit ended."""
+        kind = f"{self._distribution.name} {self._distribution.detail}".rstrip()
+        outcome = "not fitted" if self.record is None else f"{self.record.status}: ELBO {self.record.elbo}"
+        return f"NGVIApproximation({kind}, n_dim={self.layout.n_dim}, {outcome})"
+
+    __str__ = __repr__
+
+    def set_state(self, q: VariationalState) -> None:
+        """Replace q, a state of the same class; symbolic nodes and compiled functions follow.
+
+        Raises
+        ------
+        ValueError
+            If ``q`` is of another class.
+        """
+        self.groups[0].set_state(q)
+
+    @property
+    def mean(self) -> Any:
+        """Mean, (n_dim,), unconstrained: a PyTensor variable that follows the fit."""
+        return self.groups[0].mean
+
+    @property
+    def std(self) -> Any:
+        """Standard deviations, (n_dim,), unconstrained: a PyTensor variable that follows the fit."""
+        return self.groups[0].std
+
+    @property
+    def cov(self) -> Any:
+        """Covariance, (n_dim, n_dim), unconstrained: a PyTensor variable that follows the fit.
+
+        Raises
+        ------
+        ValueError
+            Above 5,000 dimensions: use `std`, `sd_flat` or `cov_of`.
+        """
+        return self.groups[0].cov

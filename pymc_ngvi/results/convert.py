@@ -1,0 +1,201 @@
+"""From arrays to what PyMC users expect: MultiTrace, DataTree, xarray Datasets."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import xarray as xr
+
+from numpy.typing import NDArray
+from pymc.backends.arviz import find_observations
+from pymc.backends.base import MultiTrace
+from pymc.backends.ndarray import NDArray as NDArrayTrace
+
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.version import __version__
+from pymc_ngvi.model import Layout
+from pymc_ngvi.model.layout import Variable
+
+
+def to_multitrace(
+    model: pm.Model, values: dict[str, NDArray[Any]], stats: dict[str, NDArray[Any]], chains: int = 1
+) -> MultiTrace:
+    """Return draws as a PyMC trace.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    values : dict
+        Name to draws, (chains * n_draws, ...), in the order in which they are stored.
+    stats : dict
+        Name to one number a draw, (chains * n_draws,).
+    chains : int, default 1
+        Chains of equal length, one after the other.
+
+    Returns
+    -------
+    pymc.backends.base.MultiTrace
+    """
+    parts = [_part(values, chain, chains) for chain in range(chains)]
+    of_stats = [_part(stats, chain, chains) for chain in range(chains)]
+    return MultiTrace([_chain(model, *both, chain) for chain, both in enumerate(zip(parts, of_stats, strict=True))])
+
+
+def _part(columns: dict[str, NDArray[Any]], chain: int, chains: int) -> dict[str, NDArray[Any]]:
+    """Return the draws of one chain."""
+    sizes = {name: len(column) // chains for name, column in columns.items()}
+    return {name: column[chain * sizes[name] : (chain + 1) * sizes[name]] for name, column in columns.items()}
+
+
+def _chain(
+    model: pm.Model, values: dict[str, NDArray[Any]], stats: dict[str, NDArray[Any]], chain: int
+) -> NDArrayTrace:
+    n_draws = len(next(iter(values.values())))
+    trace = NDArrayTrace(
+        model=model,
+        vars=[_Named(name) for name in values],
+        fn=_no_function,
+        var_shapes={name: value.shape[1:] for name, value in values.items()},
+        var_dtypes={name: value.dtype for name, value in values.items()},
+    )
+    trace.setup(draws=n_draws, chain=chain, sampler_vars=[{name: s.dtype for name, s in stats.items()}])
+    trace.samples = values
+    trace._stats = [stats]
+    trace.draw_idx = n_draws
+    trace.close()
+    return trace
+
+
+class _Named:
+    """Stands for a variable in a trace, which asks for its name only."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def _no_function(*_: Any) -> Any:
+    raise RuntimeError("This trace holds draws of a fitted approximation: no draw can be recorded.")
+
+
+def to_datatree(
+    trace: MultiTrace, model: pm.Model, more: Mapping[str, xr.Dataset] | None = None, **options: Any
+) -> xr.DataTree:
+    """Convert a trace of approximate draws as PyMC does, add groups to it, and sign it.
+
+    Parameters
+    ----------
+    trace : MultiTrace
+    model : pymc.Model
+    more : mapping of str to Dataset, optional
+        Groups that PyMC does not know, by name.
+    **options
+        Of ``pymc.to_inference_data``.
+
+    Returns
+    -------
+    xarray.DataTree
+    """
+    dims = _dims_that_do_not_fit(trace, model) | dict(options.pop("dims", None) or {})
+    tree: xr.DataTree = pm.to_inference_data(trace, model=model, dims=dims, **options)
+    for group, dataset in (more or {}).items():
+        tree[group] = xr.DataTree(dataset)
+    for group in ("posterior", "sample_stats", *(more or ())):
+        if group in tree.children:
+            attrs = tree[group].attrs
+            attrs |= {"inference_library": "pymc_ngvi", "inference_library_version": __version__}
+    if "sample_stats" in tree.children:
+        stats = tree["sample_stats"].to_dataset()
+        tree["sample_stats"] = xr.DataTree(stats[sorted(stats.data_vars, key=str)])  # PyMC keeps their names in a set
+    return tree
+
+
+def flat_dataset(layout: Layout, vectors: Array, leading: Mapping[str, Any] | None = None) -> xr.Dataset:
+    """Return unconstrained vectors as a Dataset by value name, dims and coords where they are named.
+
+    Parameters
+    ----------
+    layout : Layout
+    vectors : ndarray, shape (..., n_dim)
+    leading : mapping of str to sequence, optional
+        Dims before the last axis, and their coords.
+    """
+    leading = leading or {}
+    data = {}
+    for v in layout.variables:
+        dims = (*leading, *dims_of(v))
+        coords = {**leading, **{d: layout.coords[d] for d in v.dims or ()}}
+        part = vectors[..., v.where].reshape(vectors.shape[:-1] + v.shape)
+        data[v.value_name] = xr.DataArray(part, dims=dims, coords=coords)
+    return xr.Dataset(data)
+
+
+def dims_of(variable: Variable) -> tuple[str, ...]:
+    """Return the names of the axes of an unconstrained variable."""
+    return variable.dims or _plain_dims(variable.value_name, variable.shape)
+
+
+def constrained_dataset(model: pm.Model, values: dict[str, NDArray[Any]]) -> xr.Dataset:
+    """Return one value of each variable, (...), as a Dataset with the dims and coords of the model."""
+    data = {}
+    for name, value in values.items():
+        dims = model.named_vars_to_dims.get(name)
+        if dims is None or None in dims or len(dims) != np.ndim(value):
+            dims = _plain_dims(name, np.shape(value))
+        coords = {}
+        for dim, length in zip(dims, np.shape(value), strict=True):
+            labels = model.coords.get(dim)
+            if labels is not None and len(labels) == length:
+                coords[dim] = np.asarray(labels)
+        data[name] = xr.DataArray(value, dims=dims, coords=coords)
+    return xr.Dataset(data)
+
+
+def _dims_that_do_not_fit(trace: MultiTrace, model: pm.Model) -> dict[str, list[str]]:
+    """Return plain dims for the variables that are not of the length of their coords.
+
+    Observations keep their length when ``pm.set_data`` brings predictors, and coords, of another. Bambi's models of an
+    intercept alone have a Deterministic of length 1 along all observations.
+    """
+    shapes = {name: np.shape(values) for name, values in find_observations(model).items()}
+    shapes |= {name: trace.get_values(name, burn=len(trace) - 1).shape[1:] for name in trace.varnames}
+    plain = {}
+    for name, lengths in shapes.items():
+        labels = [model.coords.get(dim) for dim in model.named_vars_to_dims.get(name) or ()]
+        if any(ls is not None and len(ls) != length for ls, length in zip(labels, lengths, strict=False)):
+            plain[name] = list(_plain_dims(name, lengths))
+    return plain
+
+
+def _plain_dims(name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(f"{name}_dim_{i}" for i in range(len(shape)))
+
+
+def indices_of(layout: Layout, names: Any, others: Iterable[str] = ()) -> NDArray[np.intp]:
+    """Return the flat coordinates of the named variables, in the order of the names.
+
+    Parameters
+    ----------
+    layout : Layout
+    names : str or sequence of str
+        Of random variables (``sd``) or of their value variables (``sd_log__``), or labels of single coordinates
+        (``beta[3]``).
+    others : iterable of str
+        Names that the caller knows, for the message.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name, listing the known ones.
+    """
+    wanted = [names] if isinstance(names, str) else list(names)
+    where = {v.name: v.where for v in layout.variables} | {v.value_name: v.where for v in layout.variables}
+    if any(name not in where for name in wanted):
+        where |= {layout.label(i): slice(i, i + 1) for i in range(layout.n_dim)}
+    unknown = [name for name in wanted if name not in where]
+    if unknown:
+        known = ", ".join(map(repr, [*(v.name for v in layout.variables), *sorted(others)]))
+        kind = "variable" if others else "free variable"
+        raise ValueError(f"No {kind} is called {', '.join(map(repr, unknown))}; there are {known}.")
+    ranges = [np.arange(where[name].start, where[name].stop) for name in wanted]
+    return np.concatenate(ranges) if ranges else np.empty(0, dtype=np.intp)

@@ -1,0 +1,58 @@
+"""What single evaluations cost, estimated from the graph, the sizes of the data and the dimension: no clock."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pymc_ngvi.fitting.record import FitRecord
+
+#: A Hessian, in gradients, at least, and for each of its products: .2 of a gradient in regressions on many rows, which
+#: are products of matrices, to .4 elsewhere.
+_HESSIAN, _PER_PRODUCT = 3.0, 0.3
+#: log p alone, as a part of a gradient.
+_LOG_P = 0.75
+#: Seconds that a draw and its log density take for each coordinate and each parameter of q.
+_PER_COORDINATE, _PER_PARAMETER = 1e-7, 1e-9
+#: Of a reparametrised density: gradients that one of its own takes, that the way of a draw to the model's scale takes,
+#: and the seconds on top of both. First of a search for conditional modes, then without one.
+_SEARCH, _NO_SEARCH = (8.0, 4.0, 6e-4), (2.5, 0.5, 2e-5)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Estimated seconds of single evaluations.
+
+    Parameters
+    ----------
+    gradient : float
+        Of the density that was fitted, with a step of a trajectory.
+    weight : float
+        Of a draw and its importance weight.
+    hessian : float
+        Of the density that was fitted.
+    """
+
+    gradient: float
+    weight: float
+    hessian: float
+
+
+def direct_costs(density: Any, record: FitRecord | None, n_dim: int, n_numbers: int) -> Costs:
+    """Estimate costs from the graph of log p, the sizes of its data, the dimension, and the numbers that define q."""
+    one, own = density.gradient_seconds, _PER_COORDINATE * n_dim + _PER_PARAMETER * n_numbers
+    gradient = one + 0.5 * own
+    return Costs(gradient, _LOG_P * one + own, _hessian_in_gradients(density, record) * gradient)
+
+
+def reparametrised_costs(density: Any, record: FitRecord | None, n_dim: int, n_numbers: int, *, search: bool) -> Costs:
+    """Estimate those of a reparametrised density; ``search``: whether it searches for conditional modes."""
+    one, own = density.gradient_seconds, _PER_COORDINATE * n_dim + _PER_PARAMETER * n_numbers
+    gradients, way, more = _SEARCH if search else _NO_SEARCH
+    gradient = gradients * one + more + 0.5 * own
+    weight = _LOG_P * one + 2.0 * (way * one + more) + own
+    return Costs(gradient, weight, _hessian_in_gradients(density, record) * gradient)
+
+
+def _hessian_in_gradients(density: Any, record: FitRecord | None) -> float:
+    if record is None or not record.n_hessians:
+        return _HESSIAN
+    return max(_HESSIAN, _PER_PRODUCT * float(density.directions_of_hessian))

@@ -1,0 +1,140 @@
+"""Posterior mass far from where q is: at other modes of log p, and at the ends of other fits."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scipy.special import expit, logsumexp
+
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.families import FullState
+from pymc_ngvi.fitting.again import fitted_again
+from pymc_ngvi.mixtures.finite.search import modes
+from pymc_ngvi.results.posterior import Distribution, Posterior
+
+#: How much wider than q the starting points of the search are.
+_WIDER = 4.0
+#: Modes that are looked at, points from the prior to climb from, and largest dimension of dense curvatures.
+_N_MODES, _N_PRIOR, _MOST_DENSE = 12, 64, 500
+#: Draws of each candidate, and log of the ratio to q from which on a draw counts as outside.
+_N_DRAWS, _LOG_OUTSIDE = 512, 3.0
+#: Part of the draws of a candidate that has to be outside.
+_MOSTLY = 0.5
+#: Slope of log p per root dimension, in units of a candidate, below which that is a mode.
+_FLAT = 0.3
+#: Iterations of another fit at most.
+_MOST_ITERATIONS = 300
+#: Families whose fits are begun anew by their words alone.
+_REFITTED = ("full", "sparse", "diagonal")
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A place outside q.
+
+    Parameters
+    ----------
+    kind : {"mode", "fit"}
+        A mode of log p, or the end of another fit.
+    share : float
+        Mass there as a part of that and the one that q stands for.
+    location : ndarray, shape (n_dim,)
+    elbo : float
+        Of the other fit; NaN for a mode.
+    """
+
+    kind: str
+    share: float
+    location: Array
+    elbo: float = np.nan
+
+
+def other_modes(density: Any, q: Distribution, elbo: float, rng: np.random.Generator) -> list[Elsewhere]:
+    """Climb log p from dispersed points and from draws of the prior, and return the modes outside q.
+
+    Parameters
+    ----------
+    density : LogDensity
+    q : Distribution
+    elbo : float
+        Of q: its log mass.
+    rng : numpy.random.Generator
+
+    Returns
+    -------
+    list of Elsewhere
+        The one with most mass first.
+    """
+    around = _around(q)
+    prior = density.prior_draws(_N_PRIOR, int(rng.integers(2**31)))
+    prior = prior[np.isfinite(prior).all(axis=1)] if len(prior) else np.empty((0, q.n_dim))
+    found, _ = modes(density, around, prior, rng, _N_MODES)
+    found = [c for c in found if _is_mode(density, c)]
+    result = [place for c in found if (place := _outside(density, q, elbo, c, rng)) is not None]
+    return sorted(result, key=lambda place: -place.share)
+
+
+def _is_mode(density: Any, candidate: Any) -> bool:
+    """Tell whether log p is flat at the mean of a candidate, in its units: an ascent can end on a ridge."""
+    slope = candidate.whiten(density.logp_grad(candidate.mean()[None])[1])
+    return bool(np.sum(slope**2) < _FLAT**2 * candidate.n_dim)
+
+
+def _around(distribution: Distribution) -> Any:
+    """Return a wide Gaussian about the mean of q, of a form whose curvatures can be had."""
+    mean, sd = distribution.mean(), distribution.sd()
+    sd = _WIDER * np.where(np.isfinite(sd), sd, 1.0)
+    kind = FullState if distribution.n_dim <= _MOST_DENSE else distribution.gaussian
+    return kind.from_scale(mean, sd)
+
+
+def _outside(
+    density: Any, q: Distribution, elbo: float, candidate: Any, rng: np.random.Generator, kind: str = "mode"
+) -> Elsewhere | None:
+    """Return the mass that a candidate covers and q does not; None where q is there, too, or that is not known."""
+    base = rng.standard_normal((_N_DRAWS, q.n_dim))
+    if candidate.n_uniform:
+        base = np.concatenate([base, rng.random((_N_DRAWS, candidate.n_uniform))], axis=1)
+    theta = candidate.draws(base)
+    theta = theta[np.isfinite(theta).all(axis=1)]
+    if not len(theta):
+        return None
+    log_p, log_q = density.logp(theta), q.rough_log_density(theta)
+    if log_q is None:
+        return None
+    with np.errstate(invalid="ignore"):
+        log_q = np.where(np.isfinite(log_q), log_q, -np.inf)
+        outside = np.isfinite(log_p) & (log_q < log_p - elbo - _LOG_OUTSIDE)
+    if outside.mean() < _MOSTLY:
+        return None
+    ratio = log_p[outside] - candidate.log_density(theta[outside])
+    share = float(expit(logsumexp(ratio) - np.log(len(theta)) - elbo))
+    return Elsewhere(kind, share, np.asarray(candidate.mean()))
+
+
+def other_fit(posterior: Posterior, elbo: float, rng: np.random.Generator) -> Elsewhere | None:
+    """Fit once more, from a dispersed start and with another seed.
+
+    Parameters
+    ----------
+    posterior : Posterior
+    elbo : float
+    rng : numpy.random.Generator
+
+    Returns
+    -------
+    Elsewhere or None
+        Where it came to; ``share`` is 0 where q is there, too. None where it could not be made, or did not converge.
+    """
+    record, q = posterior.record, posterior.distribution
+    if record is None or record.step != "adaptive" or record.family not in _REFITTED:
+        return None
+    gaussian = q.gaussian
+    point = q.mean() + _WIDER * (gaussian.draws(rng.standard_normal((1, q.n_dim)))[0] - gaussian.mean())
+    other = fitted_again(posterior.model, record, point, int(rng.integers(2**31)), _MOST_ITERATIONS)
+    if other is None or not other.record.converged:
+        return None
+    place = _outside(posterior.density, q, elbo, other.q, rng, "fit")
+    share = 0.0 if place is None else place.share
+    return Elsewhere("fit", share, np.asarray(other.q.mean()), other.record.elbo.value)

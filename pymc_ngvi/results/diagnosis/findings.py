@@ -1,0 +1,388 @@
+"""What was found, in sentences, and what may help: each names variables and a cure."""
+
+import math
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.elbo import format_elbo, format_gap
+from pymc_ngvi.core.psis import Weights, WeightVerdict
+from pymc_ngvi.fitting.record import FitRecord
+from pymc_ngvi.model import Layout
+from pymc_ngvi.results.diagnosis.drift import Drift, Estimates
+from pymc_ngvi.results.diagnosis.elsewhere import Elsewhere
+from pymc_ngvi.results.diagnosis.equal_modes import EqualModes
+from pymc_ngvi.results.diagnosis.moves import LEAST_ACCEPTANCE, Moved
+
+#: Drift of the mean, in standard deviations, and of the standard deviation, relative, from which on q is not reliable;
+#: and from which on it is worth a remark. The same of skewness, and of E[log p] in its own standard deviations.
+MEAN, SD, SKEWNESS, LOG_P = 0.3, 0.2, 1.5, 0.5
+SLIGHT_MEAN, SLIGHT_SD, SLIGHT_SKEWNESS = 0.15, 0.12, 0.5
+#: Mean square of the error, in standard deviations, that a gap may stand for; nats that are much in any case.
+_GAP_MEAN, _GAP_MUCH = 0.15, 0.5
+#: Part of the draws that may be lost, of all mass that may be elsewhere, and nats by which another fit may be better.
+_LOST, _ELSEWHERE, _BETTER = 0.02, 0.02, 0.5
+#: Largest dimension for which a mixture of dense components is worth a try.
+_MOST_MIXED = 300
+#: Variables that a sentence names at most.
+_N_NAMED = 3
+#: Equal modes that are counted; of more, it is said that they are many.
+_MOST_COUNTED = 1_000
+#: What equal modes leave as it is, and how to keep one of them.
+_UNAFFECTED = {
+    "labels": "What does not depend on the labels, such as predictions, is not affected.",
+    "sign": "What does not depend on the sign, such as predictions, is not affected.",
+}
+_FIXED = {
+    "labels": "Order a vector of these (transform=pm.distributions.transforms.ordered, increasing initval).",
+    "sign": "Fix the sign by a positive prior (pm.HalfNormal) of one of these variables, or of one entry of it.",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was found.
+
+    Parameters
+    ----------
+    text : str
+        A sentence.
+    cure : str
+        Another one; empty where there is nothing to do.
+    serious : bool
+        Whether q is not reliable for it.
+    """
+
+    text: str
+    cure: str
+    serious: bool
+
+    def __str__(self) -> str:
+        """Return both sentences."""
+        return f"{self.text} {self.cure}".rstrip()
+
+
+@dataclass(frozen=True)
+class Context:
+    """What cures depend on.
+
+    Parameters
+    ----------
+    layout : Layout
+    record : FitRecord or None
+    family : str
+    has_groups : bool
+        Whether effects of groups are independent given global parameters.
+    has_hessian : bool
+    of_bambi : bool
+        Whether Bambi made its group effects non-centred.
+    can_be_exact : bool
+        Whether an exact posterior was left out for its cost, or because a Gaussian was asked for.
+    """
+
+    layout: Layout
+    record: FitRecord | None
+    family: str
+    has_groups: bool
+    has_hessian: bool
+    of_bambi: bool = False
+    can_be_exact: bool = False
+
+    @property
+    def relative(self) -> bool:
+        """Whether group effects are relative to their conditional modes."""
+        return self.family == "pushforward" or (self.record is not None and self.record.reparam is not None)
+
+    def shape_cure(self) -> str:
+        """Return what may help where q has not the shape of the posterior."""
+        options = ["posterior='exact'"] if self.can_be_exact else []
+        if self.family in ("diagonal", "block"):
+            options.append("family='sparse'" if self.has_groups else "family='full'")
+        if self.of_bambi:
+            options.append("noncentered=False in bmb.Model")
+        if self.has_groups and not self.relative:
+            options.append("reparam='rvb2'")
+            if not self.of_bambi:
+                options.append("another parametrisation (non-centred in place of centred, or the reverse)")
+        if self.family == "mixture":
+            options.append("more components (n_components)")
+        elif self.has_hessian and not self.relative and (self.has_groups or self.layout.n_dim <= _MOST_MIXED):
+            options.append("family='mixture'")
+        if not options:
+            options.append("another parametrisation of the model")
+        return f"Try {', '.join(options)}, or pm.sample."
+
+    def several_modes_cure(self) -> str:
+        """Return what covers several modes."""
+        if self.family == "mixture":
+            return "More components (n_components) may cover all of them."
+        if self.has_hessian and not self.relative:
+            return "family='mixture' can cover a few modes."
+        return "pm.sample with several chains shows them all."
+
+    def mode_cure(self) -> str:
+        """Return what may help where q misses a mode."""
+        if self.family == "mixture":
+            return "Try more components (n_components), a wider start_sigma, or pm.sample with several chains."
+        if self.has_hessian and not self.relative:
+            return "Try family='mixture', or bar one of the modes by an ordering or a prior."
+        return "Bar one of the modes by an ordering or a prior, or try pm.sample with several chains."
+
+
+class Spread(Protocol):
+    """What places are told apart from: a distribution with a mean and standard deviations."""
+
+    def mean(self) -> NDArray[np.float64]:
+        """Return the mean, (n_dim,)."""
+        ...
+
+    def sd(self) -> NDArray[np.float64]:
+        """Return the standard deviations, (n_dim,)."""
+        ...
+
+
+def findings_of(
+    context: Context,
+    gap: float,
+    elbo: float,
+    weights: Weights,
+    moved: Moved,
+    drift: Drift | None,
+    equal: Sequence[EqualModes],
+    places: Sequence[Elsewhere],
+    q: Spread,
+) -> tuple[Finding, ...]:
+    """Return all findings, the serious ones first.
+
+    Parameters
+    ----------
+    context : Context
+    gap, elbo : float
+        Nats; NaN where they are not known.
+    weights : Weights
+    moved : Moved
+    drift : Drift or None
+        None where too few draws could be moved.
+    equal : sequence of EqualModes
+    places : sequence of Elsewhere
+    q : Spread
+        Asked for its mean and standard deviations where places are named only: they may take thousands of draws.
+    """
+    if any(p.kind == "mode" and p.share > _ELSEWHERE for p in places):
+        context = replace(context, can_be_exact=False)  # it would miss the same modes
+    found = [
+        *_of_fit(context, gap),
+        *_of_equal_modes(context, equal),
+        *_of_support(context, weights),
+        *([] if drift is None or _stuck(moved) else _of_drift(context, drift)),
+        *([] if not_moved(moved) else _of_movement(context, moved, drift)),
+        *_of_weights(context, weights),
+        *_of_places(context, elbo, places, q),
+    ]
+    return tuple(sorted(found, key=lambda f: not f.serious))
+
+
+def _of_fit(context: Context, gap: float) -> list[Finding]:
+    record, n_dim = context.record, context.layout.n_dim
+    result = []
+    if record is not None and not (record.converged or record.is_exact):
+        result.append(
+            Finding(f"The fit did not converge ({record.status}): {record.sentence}", record.status.cure, True)
+        )
+    if gap > min(0.5 * _GAP_MEAN**2 * n_dim, max(_GAP_MUCH, 0.01 * _GAP_MUCH * n_dim)):
+        text = f"A better q of the same family is {format_gap(gap)} nats away, which is much in {n_dim:,} dimensions."
+        result.append(Finding(text, "Go on with approx.refine(n, tol=...) and a smaller tol.", True))
+    return result
+
+
+def _of_support(context: Context, weights: Weights) -> list[Finding]:
+    if not weights.n_lost or context.family == "exact":  # draws of a proposal may lie anywhere
+        return []
+    part = weights.n_lost / weights.n_draws
+    text = f"log p or log q is not finite at {weights.n_lost:,} of {weights.n_draws:,} draws of q ({100 * part:.2g} %)."
+    cure = "Give the variables their support by a prior or a transform rather than by a Potential or by the data."
+    return [Finding(text, cure, part > _LOST)]
+
+
+# --- moved draws ---
+
+
+def _of_drift(context: Context, drift: Drift) -> list[Finding]:
+    """Return what is off by much, or, where nothing is, by little."""
+    cure, layout = context.shape_cure(), context.layout
+    serious = [
+        Finding(_off(what, names, "is off"), cure, True)
+        for what, names in _standing_out(layout, drift, (MEAN, SD, SKEWNESS), 1.0)
+    ]
+    if serious:
+        return serious
+    if abs(drift.log_p.value) > max(LOG_P * np.sqrt(0.5 * layout.n_dim), 3.0 * drift.log_p.se):
+        text = f"E[log p] drifts by {drift.log_p} nats as draws are moved, though no single coordinate stands out."
+        return [Finding(text, cure, True)]
+    slight = (SLIGHT_MEAN, SLIGHT_SD, SLIGHT_SKEWNESS)
+    return [
+        Finding(_off(what, names, "is slightly off"), "Take care with intervals there." * (what == "skewness"), False)
+        for what, names in _standing_out(layout, drift, slight, 0.0)
+    ]
+
+
+def stands_out(drift: Drift) -> bool:
+    """Tell whether a moment of some coordinate is off by much."""
+    pairs = ((drift.mean, MEAN), (drift.sd, SD), (drift.skewness, SKEWNESS))
+    return any(len(of.beyond(size, 1.0)) for of, size in pairs)
+
+
+def _standing_out(
+    layout: Layout, drift: Drift, sizes: tuple[float, float, float], certain: float
+) -> list[tuple[str, list[str]]]:
+    """Return the moments of which some coordinates drift by more than a size, with the names of these."""
+    kinds = (
+        ("mean", _named(layout, drift.mean, sizes[0], certain, _in_sds)),
+        ("standard deviation", _named(layout, drift.sd, sizes[1], certain, _in_percent)),
+        ("skewness", _named(layout, drift.skewness, sizes[2], certain, _plain)),
+    )
+    return [(what, names) for what, names in kinds if names]
+
+
+def _off(what: str, names: list[str], off: str) -> str:
+    return f"The {what} of q {off}: draws that are moved towards the posterior drift in {', '.join(names)}."
+
+
+def _named(
+    layout: Layout, estimates: Estimates, size: float, certain: float, form: Callable[[float, float], str]
+) -> list[str]:
+    """Return what stands out, by variable, the worst first."""
+    rest = estimates.beyond(size, certain)
+    names: list[str] = []
+    while len(rest) and len(names) < _N_NAMED:
+        worst = int(rest[0])
+        variable = next(v for v in layout.variables if v.where.start <= worst < v.where.stop)
+        own = (rest >= variable.where.start) & (rest < variable.where.stop)
+        n_more = int(own.sum()) - 1
+        more = f" and {n_more:,} more of {variable.size:,}" if n_more else ""
+        names.append(
+            f"`{layout.label(worst)}`{more} ({form(float(estimates.value[worst]), float(estimates.se[worst]))})"
+        )
+        rest = rest[~own]
+    return [*names, f"{len(rest):,} more coordinates"] if len(rest) else names
+
+
+def _in_sds(value: float, se: float) -> str:
+    return f"{value:+.2f} ± {se:.2f} sd"
+
+
+def _in_percent(value: float, se: float) -> str:
+    return f"{100 * value:+.0f} ± {100 * se:.0f} %"
+
+
+def _plain(value: float, se: float) -> str:
+    return f"{value:+.1f} ± {se:.1f}"
+
+
+def not_moved(moved: Moved) -> bool:
+    """Tell whether no draws were moved for want of evaluations."""
+    return moved.n_trajectories == 0 and not moved.n_lost
+
+
+def unsettled(moved: Moved, drift: Drift | None) -> bool:
+    """Tell whether few moved draws leave it open if q is off by much, in any coordinate.
+
+    They settle it where no drift counts, certain or not, and each is known to within half of what counts.
+    """
+    if drift is None or not_moved(moved):
+        return True
+    pairs = ((drift.mean, MEAN), (drift.sd, SD), (drift.skewness, SKEWNESS))
+    return any(not np.all((np.abs(of.value) < size) & (2.0 * of.se < size)) for of, size in pairs)
+
+
+def _stuck(moved: Moved) -> bool:
+    return moved.acceptance < LEAST_ACCEPTANCE
+
+
+def _of_movement(context: Context, moved: Moved, drift: Drift | None) -> list[Finding]:
+    """Say where moved draws tell nothing."""
+    if drift is None:
+        text = "log p or its gradient is finite at too few draws of q to move them towards the posterior."
+    elif _stuck(moved):
+        text = (
+            f"Draws of q can hardly be moved towards the posterior (acceptance {moved.acceptance:.2f}): q is far from "
+            "it, or log p has kinks or cliffs."
+        )
+    else:
+        return []
+    return [Finding(text, context.shape_cure(), True)]
+
+
+# --- weights, and other places ---
+
+
+def _of_weights(context: Context, weights: Weights) -> list[Finding]:
+    verdict = weights.verdict(context.layout.n_dim)
+    if verdict.helps or verdict is WeightVerdict.UNKNOWN:
+        return []
+    far = verdict is WeightVerdict.FAR
+    return [Finding(weights.sentence(context.layout.n_dim), context.shape_cure() if far else "", far)]
+
+
+def _of_equal_modes(context: Context, equal: Sequence[EqualModes]) -> list[Finding]:
+    """Say what is symmetric where q is not."""
+    result = []
+    for kind in ("labels", "sign"):
+        of_kind = [e for e in equal if e.kind == kind]
+        if not of_kind:
+            continue
+        number = math.prod(e.number for e in of_kind)
+        part = "some" if context.family == "mixture" else "one"
+        covered = f"{part} of {number:,} equal modes" if number <= _MOST_COUNTED else f"{part} of many equal modes"
+        what = ", or ".join(_changed(e) for e in of_kind[:_N_NAMED])
+        text = f"log p stays the same when {what}: q covers {covered}. {_UNAFFECTED[kind]}"
+        result.append(Finding(text, f"{_FIXED[kind]} {context.several_modes_cure()}", True))
+    return result
+
+
+def _changed(equal: EqualModes) -> str:
+    """Return what a symmetry does, as a clause."""
+    *others, last = (f"`{name}`" for name in equal.names)
+    names = f"{', '.join(others)} and {last}" if others else last
+    if equal.kind == "labels":
+        return f"the labels of {names} are exchanged"
+    changes = "change sign together" if others else "changes sign"
+    return f"{names} {changes}{' at one label' if equal.by_label else ''}"
+
+
+def _of_places(context: Context, elbo: float, places: Sequence[Elsewhere], q: Spread) -> list[Finding]:
+    result = []
+    modes = [p for p in places if p.kind == "mode" and p.share > _ELSEWHERE]
+    if modes:
+        number = f"{len(modes)} modes" if len(modes) > 1 else "a mode"
+        text = (
+            f"q misses {number} of the posterior; the largest has {100 * modes[0].share:.0f} % of the mass of both, at "
+            f"{_place(context.layout, modes[0], q)}."
+        )
+        result.append(Finding(text, context.mode_cure(), True))
+    for place in places:
+        if place.kind == "fit" and place.elbo > elbo + _BETTER:
+            text = f"Another fit, from a dispersed start, has a higher ELBO than this one, {format_elbo(place.elbo)}."
+            cure = "Take that one: give another random_seed, start or start_sigma, and compare ELBOs."
+            result.append(Finding(text, cure, True))
+        elif place.kind == "fit" and place.share > _ELSEWHERE and not modes:
+            text = (
+                "Another fit, from a dispersed start, ends elsewhere, with an ELBO of "
+                f"{format_elbo(place.elbo)}, at {_place(context.layout, place, q)}."
+            )
+            result.append(Finding(text, context.mode_cure(), True))
+    return result
+
+
+def _place(layout: Layout, place: Elsewhere, q: Spread) -> str:
+    """Return the coordinates in which a place is farthest from q."""
+    mean = q.mean()
+    apart = np.abs(place.location - mean) / q.sd()
+    far = np.argsort(-apart)[:_N_NAMED]
+    far = far[apart[far] > 0.3 * apart[far[0]]]
+    return ", ".join(f"`{layout.label(int(i))}` = {place.location[i]:.3g} (q: {mean[i]:.3g})" for i in far)

@@ -1,0 +1,269 @@
+"""A diagnosis of an approximate posterior, made of its parts: weights, moved draws, and mass elsewhere."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.elbo import Elbo
+from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, Weights
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.fitting.progress import WorkProgress
+from pymc_ngvi.marginal.exact import Unavailable, forest_of
+from pymc_ngvi.results.diagnosis.budget import Budget
+from pymc_ngvi.results.diagnosis.diagnosis import SYMMETRIES, Diagnosis
+from pymc_ngvi.results.diagnosis.drift import Drift, drift_of
+from pymc_ngvi.results.diagnosis.elsewhere import Elsewhere, other_fit, other_modes
+from pymc_ngvi.results.diagnosis.equal_modes import MOST_EVALUATIONS, N_DRAWS, EqualModes, equal_modes
+from pymc_ngvi.results.diagnosis.findings import Context, findings_of, not_moved, stands_out, unsettled
+from pymc_ngvi.results.diagnosis.moves import Moved, move
+from pymc_ngvi.results.diagnosis.tails import coordinate_khats
+from pymc_ngvi.results.diagnosis.weights import DRAWS, judged, most_weighed, own_coordinates, own_generator, weighed
+from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.results.structure import Part
+
+#: Draws that are moved, trajectories of each, and gradients of all, about: by default, and thorough.
+_QUICK, _THOROUGH = (256, 4, 6_000), (512, 16, 40_000)
+#: Coordinates that get a k-hat of their own, at most: each takes two milliseconds.
+_MOST_KHATS = 200
+#: Numbers in the draws that are moved; at least so many draws.
+_MOVED_ELEMENTS, _FEWEST_MOVED = 2**20, 48
+#: Moved draws below which nothing is said of their moments.
+_LEAST_MOVED = 32
+#: Blocks from which on local coordinates count as effects of groups.
+_FEWEST_GROUPS = 3
+#: Number of the random stream behind the draws at which symmetries are looked for.
+_SYMMETRY_STREAM = 3_000_002
+#: Families that no exact posterior comes after.
+_NOT_GAUSSIAN = ("mixture", "student_t", "pushforward")
+#: Importance weights of draws that belong to the fit: of a number of draws, telling how many are done.
+OwnRatio = Callable[[int, Callable[[float], None]], Array]
+
+
+def wanted(posterior: Posterior, draws: int = DRAWS, *, thorough: bool = False) -> Budget:
+    """Return what a diagnosis takes where nothing is dear."""
+    gradients = (_THOROUGH if thorough else _QUICK)[2]
+    return Budget(most_weighed(posterior, draws), min(_MOST_KHATS, posterior.layout.n_dim), gradients)
+
+
+def budget_of(posterior: Posterior, share: tuple[float, float]) -> Budget:
+    """Return as much of a quick diagnosis as a share allows."""
+    costs = posterior.distribution.costs(posterior.density, posterior.record)
+    return Budget.of(share, costs, posterior.record, wanted(posterior))
+
+
+def diagnosed(
+    posterior: Posterior,
+    budget: Budget,
+    of_weights: np.random.Generator | OwnRatio,
+    rng: np.random.Generator,
+    *,
+    thorough: bool = False,
+) -> Diagnosis:
+    """Make a diagnosis.
+
+    Parameters
+    ----------
+    posterior : Posterior
+    budget : Budget
+    of_weights : Generator or callable
+        For the weighed draws; or what returns the weights of those that belong to the fit.
+    rng : numpy.random.Generator
+        For the moved draws, and for what is far away.
+    thorough : bool, default False
+        Move more draws for longer, and look for mass elsewhere.
+    """
+    density, record, layout = posterior.density, posterior.record, posterior.layout
+    before = density.n_gradients
+    equal, n_compared = _equal_modes(posterior, budget)
+    if budget.cut:
+        budget = replace(budget, n_gradients=max(budget.n_gradients - n_compared, 0))
+    with WorkProgress("Judging q", budget.n_weights + budget.n_gradients) as progress:
+        weights, elbo, khats = _weights_of(posterior, budget, of_weights, progress)
+        how = (*(_THOROUGH if thorough else _QUICK)[:2], budget)
+        moved, drift = _moved(posterior, rng, *how, progress.advance)
+        if record is not None and record.is_exact and drift is not None and stands_out(drift):
+            # Of thousands of coordinates some err by chance: what other checks speak against has to be seen twice.
+            moved, drift = _moved(posterior, rng, *how, lambda _: None)
+    most = _most_moved(layout.n_dim)
+    fewer = budget.cut and (moved.n_trajectories < _QUICK[1] or len(moved.end) + moved.n_lost < most)
+    n_gradients = density.n_gradients - before
+    places = _elsewhere(posterior, elbo.value, rng) if thorough else []
+    gap = float("nan") if record is None or record.is_exact else record.gap
+    q = posterior.distribution
+    found = findings_of(context_of(posterior), gap, elbo.value, weights, moved, drift, equal, places, q)
+    return Diagnosis(
+        findings=found,
+        outcome="not made by a fit" if record is None else str(record.status),
+        gap=gap,
+        elbo=elbo,
+        weights=weights,
+        by_coordinate={**_columns(drift, layout.n_dim), "khat": khats},
+        log_p_drift=Elbo(np.nan, np.nan) if drift is None else drift.log_p,
+        acceptance=moved.acceptance,
+        n_moved=len(moved.end),
+        n_trajectories=moved.n_trajectories,
+        thorough=thorough,
+        n_gradients=density.n_gradients - before if thorough else n_gradients,
+        n_log_p=weights.n_draws + n_compared,
+        layout=layout,
+        posterior=record.posterior if record is not None and record.is_exact else "",
+        left_out=_left_out(budget, moved, fewer, n_compared > 0),
+        open=_open(budget, moved, drift) if fewer else "",
+    )
+
+
+def context_of(posterior: Posterior) -> Context:
+    """Return what cures depend on."""
+    record, layout = posterior.record, posterior.layout
+    return Context(
+        layout=layout,
+        record=record,
+        family=posterior.distribution.family if record is None or record.is_exact else record.family,
+        has_groups=_has_groups(posterior.structure.parts),
+        has_hessian=posterior.density.has_hessian,
+        of_bambi=any("|" in v.name and v.name.endswith("_offset") for v in layout.variables),
+        can_be_exact=_can_be_exact(posterior),
+    )
+
+
+def _can_be_exact(posterior: Posterior) -> bool:
+    """Tell whether ``posterior="exact"`` is worth a try: the same fit, and after it what was not tried."""
+    record = posterior.record
+    if record is None or record.is_exact or record.reparam is not None or record.family in _NOT_GAUSSIAN:
+        return False
+    if not record.status.can_be_followed:
+        return False
+    if record.posterior:  # tried, or left out: of what is too dear, the reason says how to have it all the same
+        return "posterior='exact'" in record.posterior
+    try:
+        forest_of(posterior.density)
+    except Unavailable:
+        return False
+    return True
+
+
+def _weights_of(
+    posterior: Posterior, budget: Budget, of_weights: np.random.Generator | OwnRatio, progress: WorkProgress
+) -> tuple[Weights, Elbo, Array]:
+    """Return importance weights, the ELBO, and k-hats by coordinate, NaN where there are none."""
+    record, n = posterior.record, budget.n_weights
+    khats = np.full(posterior.layout.n_dim, np.nan)
+    if (kept := posterior.distribution.kept_log_weights()) is not None:
+        return judged(kept)[0], Elbo(np.nan, np.nan) if record is None else record.elbo, khats
+    if not n:
+        elbo = Elbo(np.nan, np.nan) if record is None else record.elbo
+        return Weights(np.nan, np.nan, 0, 0), elbo, khats
+    index = _shown_first(posterior, budget.n_khats)
+    if isinstance(of_weights, np.random.Generator):
+        ratio, of_draws = weighed(posterior, n, of_weights, index, progress.advance)
+    else:
+        ratio = of_weights(n, progress.advance)
+        of_draws = own_coordinates(posterior, len(ratio), index) if len(index) else np.empty((len(ratio), 0))
+    finite = np.isfinite(ratio)
+    if finite.sum() >= MIN_KHAT_DRAWS:
+        mean, sd = posterior.distribution.mean()[index], posterior.distribution.sd()[index]
+        khats[index] = coordinate_khats(ratio[finite], (of_draws[finite] - mean) / sd)
+    return *judged(ratio), khats
+
+
+def _shown_first(posterior: Posterior, n_most: int) -> NDArray[np.intp]:
+    """Return the coordinates whose k-hats are computed: all, or global ones first."""
+    n_dim = posterior.layout.n_dim
+    if n_dim <= n_most:
+        return np.arange(n_dim)
+    border = posterior.structure.border
+    return np.concatenate([border, np.setdiff1d(np.arange(n_dim), border)])[:n_most]
+
+
+def _most_moved(n_dim: int, n_draws: int = _QUICK[0]) -> int:
+    """Return how many of some draws can be moved at once."""
+    return min(n_draws, max(_FEWEST_MOVED, _MOVED_ELEMENTS // max(n_dim, 1)))
+
+
+def _moved(
+    posterior: Posterior,
+    rng: np.random.Generator,
+    n_draws: int,
+    n_trajectories: int,
+    budget: Budget,
+    advance: Callable[[float], None],
+) -> tuple[Moved, Drift | None]:
+    """Move draws; no drift where too few of them could be."""
+    q, density = posterior.distribution, posterior.density
+    base, plan = q.base(_most_moved(q.n_dim, n_draws), rng), q.plan(density)
+    moved = move(
+        density, plan, base, rng, n_trajectories=n_trajectories, max_gradients=budget.n_gradients,
+        strict=budget.cut, advance=advance,
+    )  # fmt: skip
+    if len(moved.end) < _LEAST_MOVED:
+        return moved, None
+    start, control = q.log_density(moved.start), q.log_density(moved.control)
+    log_q = None if start is None or control is None else (start, control)
+    return moved, drift_of(moved, q.mean(), q.sd(), log_q)
+
+
+def _equal_modes(posterior: Posterior, budget: Budget) -> tuple[tuple[EqualModes, ...], int]:
+    """Look for symmetries that q does not have; also return how many log densities that took."""
+    most, rng = budget.compared(MOST_EVALUATIONS), own_generator(posterior.record, _SYMMETRY_STREAM)
+    if not most:
+        return (), 0
+    theta = posterior.distribution.draw(N_DRAWS, rng)
+    return equal_modes(posterior.density, posterior.distribution, theta, posterior.layout, most)
+
+
+def _elsewhere(posterior: Posterior, elbo: float, rng: np.random.Generator) -> list[Elsewhere]:
+    """Look for mass that q misses."""
+    places = other_modes(posterior.density, posterior.distribution, elbo, rng)
+    fit = other_fit(posterior, elbo, rng)
+    return places if fit is None else [*places, fit]
+
+
+def _columns(drift: Drift | None, n_dim: int) -> dict[str, Array]:
+    names = {"mean_drift": "mean", "sd_drift": "sd", "skewness_drift": "skewness"}
+    result = {}
+    for name, of in names.items():
+        estimates = None if drift is None else getattr(drift, of)
+        result[name] = np.full(n_dim, np.nan) if estimates is None else estimates.value
+        result[f"{name}_se"] = np.full(n_dim, np.nan) if estimates is None else estimates.se
+    return result
+
+
+def _has_groups(parts: tuple[Part, ...]) -> bool:
+    """Tell whether there are several blocks given global parameters: not a chain that is cut, nor a field."""
+    local = sum(len(part.sizes) for part in parts if part.kind == "blocks")
+    return local >= _FEWEST_GROUPS and any(part.kind == "global" for part in parts)
+
+
+def _left_out(budget: Budget, moved: Moved, fewer: bool, compared: bool) -> tuple[str, ...]:
+    """Return what a budget does not allow."""
+    result = []
+    if budget.n_weights == 0:
+        result.append("importance weights and their k-hat")
+    elif budget.weights_cut:
+        result.append(f"importance weights of more than {budget.n_weights:,} draws")
+    if not compared:
+        result.append(SYMMETRIES)
+    if not_moved(moved):
+        result.append("moved draws")
+    elif fewer:
+        times = f", {moved.n_trajectories} trajectories each" if moved.n_trajectories < _QUICK[1] else ""
+        result.append(f"more than {len(moved.end)} moved draws{times}")
+    return tuple(result)
+
+
+def _open(budget: Budget, moved: Moved, drift: Drift | None) -> str:
+    """Return why few evaluations leave the verdict open; empty where they do not."""
+    if not unsettled(moved, drift):
+        return ""
+    if not_moved(moved):
+        return (
+            f"too few evaluations within the budget, {budget.n_gradients:,} gradients, to move draws of q towards the "
+            "posterior."
+        )
+    return (
+        f"{len(moved.end)} moved draws, all that the budget of {budget.n_gradients:,} gradients allows, do not tell "
+        "whether means and standard deviations are right."
+    )

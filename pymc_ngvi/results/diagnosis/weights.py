@@ -1,0 +1,85 @@
+"""Importance weights of draws of q: those that belong to a fit, and any others."""
+
+import logging
+
+from collections.abc import Callable
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.draws import chunks
+from pymc_ngvi.core.elbo import Elbo
+from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, Weights, weigh
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.fitting.record import FitRecord
+from pymc_ngvi.results.diagnosis.budget import DIAGNOSIS, FEWEST_WEIGHED, Budget, seconds_of
+from pymc_ngvi.results.posterior import Posterior
+
+logger = logging.getLogger("pymc.ngvi")
+
+#: Draws behind k-hat, where evaluations are cheap.
+DRAWS = 10_000
+#: Numbers in the draws behind a diagnosis.
+_ELEMENTS = 2**25
+#: Number of the random stream behind the weights that belong to a fit.
+_STREAM = 3_000_000
+#: None of them.
+NO_COORDINATES = np.empty(0, dtype=np.intp)
+
+
+def n_own(posterior: Posterior) -> int:
+    """Return how many draws belong to the fit: those of a diagnosis, or where it has none, what costs as much."""
+    record, costs = posterior.record, posterior.distribution.costs(posterior.density, posterior.record)
+    wanted = Budget(most_weighed(posterior, DRAWS), 0, 0)
+    n = Budget.of(DIAGNOSIS, costs, record, wanted).n_weights
+    n = n or int(np.clip(seconds_of(DIAGNOSIS, costs, record) / costs.weight, MIN_KHAT_DRAWS, FEWEST_WEIGHED))
+    if n < wanted.n_weights:
+        logger.info(f"Importance weights of {n:,} draws: evaluations of this model are dear, ask for more by draws=.")
+    return n
+
+
+def most_weighed(posterior: Posterior, draws: int) -> int:
+    """Return how many of some draws can be held at once."""
+    return min(draws, max(FEWEST_WEIGHED, _ELEMENTS // max(posterior.layout.n_dim, 1)))
+
+
+def own_generator(record: FitRecord | None, stream: int = _STREAM) -> np.random.Generator:
+    """Return the generator of draws that belong to a fit."""
+    return np.random.default_rng([stream, 0 if record is None else record.seed])
+
+
+def weighed(
+    posterior: Posterior,
+    n: int,
+    rng: np.random.Generator,
+    index: NDArray[np.intp],
+    advance: Callable[[float], None] = lambda _: None,
+) -> tuple[Array, Array]:
+    """Return log weights of draws, (n,), and some coordinates of these, (n, n_index)."""
+    ratio, coordinates, done = np.empty(n), np.empty((n, len(index))), 0
+    for chunk in chunks(n, posterior.layout.n_dim):
+        theta = posterior.distribution.proposed(chunk, rng)
+        for part in np.array_split(theta, max(1, len(theta) // FEWEST_WEIGHED)):
+            now = slice(done, done + len(part))
+            ratio[now] = posterior.distribution.log_weights(part, posterior.density)
+            coordinates[now] = part[:, index]
+            done += len(part)
+            advance(len(part))
+    return ratio, coordinates
+
+
+def own_coordinates(posterior: Posterior, n: int, index: NDArray[np.intp]) -> Array:
+    """Return some coordinates of the draws that belong to the fit, (n, n_index)."""
+    rng = own_generator(posterior.record)
+    parts = [posterior.distribution.proposed(chunk, rng)[:, index] for chunk in chunks(n, posterior.layout.n_dim)]
+    return np.concatenate(parts)
+
+
+def judged(log_ratio: Array) -> tuple[Weights, Elbo]:
+    """Return what log p - log q at draws says of weights, and the ELBO."""
+    finite = np.isfinite(log_ratio)
+    n = int(finite.sum())
+    value = float(log_ratio[finite].mean()) if n else -np.inf
+    se = float(log_ratio[finite].std(ddof=1) / np.sqrt(n)) if n > 1 else np.inf
+    return weigh(log_ratio, np.zeros(len(log_ratio)))[1], Elbo(value, se)

@@ -1,0 +1,1 @@
+"""The distributions of fits, as reports read them."""

@@ -1,0 +1,160 @@
+"""The exact posterior as reports read it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.sizes import check_cov_size
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.families.arrow import ArrowStructure
+from pymc_ngvi.fitting.record import FitRecord
+from pymc_ngvi.marginal.proposals import effective_size
+from pymc_ngvi.marginal.state import ExactState
+from pymc_ngvi.model import Layout, LogDensity
+from pymc_ngvi.results.costs import Costs, direct_costs
+from pymc_ngvi.results.distributions.of_q import arrow_of, distribution_of
+from pymc_ngvi.results.posterior import Distribution, Plan
+
+
+@dataclass(frozen=True, eq=False)
+class OfExact:
+    """An exact posterior: draws and moments, and weights of its pool; no density.
+
+    Parameters
+    ----------
+    q : ExactState
+    """
+
+    q: ExactState
+
+    @property
+    def n_dim(self) -> int:
+        """Number of coordinates."""
+        return self.q.n_dim
+
+    @property
+    def name(self) -> str:
+        """What it is."""
+        return "exact posterior"
+
+    @property
+    def detail(self) -> str:
+        """The effective size of its draws."""
+        return f"with an effective sample size of {self.q.effective_size:,.0f}"
+
+    @property
+    def family(self) -> str:
+        """The word for it."""
+        return "exact"
+
+    @property
+    def arrow(self) -> ArrowStructure | None:
+        """The blocks of the Gaussian fit."""
+        return arrow_of(self.q.gaussian)
+
+    def base(self, n: int, rng: np.random.Generator) -> Array:
+        """Return draws: they are made of nothing else."""
+        return self.draw(n, rng)
+
+    def draw(self, n: int, rng: np.random.Generator) -> Array:
+        """Return draws of equal weight."""
+        return self.q.draw(n, rng)
+
+    def draw_matched(self, n: int, rng: np.random.Generator) -> Array:
+        """Return draws."""
+        return self.draw(n, rng)
+
+    def effective(self, n: int) -> float:
+        """Return the effective size of the pool that they are taken from, where that can't be made as large."""
+        reached = effective_size(self.q.for_draws(n).log_ratio) >= n
+        return float(n) if reached else min(float(n), self.q.effective_size_for(n))
+
+    def mean(self) -> Array:
+        """Return the mean."""
+        return self.q.mean()
+
+    def sd(self) -> Array:
+        """Return the standard deviations."""
+        return self.q.sd()
+
+    def cov(self) -> Array:
+        """Return the covariance."""
+        check_cov_size(self.n_dim)
+        return self.q.cov()
+
+    def cov_block(self, index: NDArray[np.intp]) -> Array:
+        """Return the covariance of some coordinates."""
+        check_cov_size(len(index))
+        return self.q.cov_block(index)
+
+    @property
+    def gaussian(self) -> Any:
+        """The Gaussian fit."""
+        return self.q.gaussian
+
+    def log_density(self, theta: Array) -> Array | None:
+        """Return None: it is not known."""
+        return None
+
+    def rough_log_density(self, theta: Array) -> Array | None:
+        """Return that of the Gaussian fit."""
+        return np.asarray(self.q.gaussian.log_density(np.asarray(theta, dtype=np.float64)))
+
+    def kept_log_weights(self) -> Array | None:
+        """Return the log weights of the pool."""
+        return self.q.pool.log_ratio
+
+    def proposed(self, n: int, rng: np.random.Generator) -> Array:
+        """Return draws: those behind the weights are of the global parameters alone."""
+        return self.draw(n, rng)
+
+    def log_weights(self, theta: Array, density: LogDensity) -> Array:
+        """Raise: weights are kept."""
+        raise NotImplementedError("An exact posterior keeps the weights of its draws.")
+
+    def stats(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[Any]]:
+        """Return a number for each draw that is the same where the global parameters are."""
+        return {"global_draw": self._distinct(theta)[1]}
+
+    def attrs(self, theta: Array) -> dict[str, float]:
+        """Return the effective size of the pool, and how many of the draws have different global parameters."""
+        return {
+            "effective_sample_size": self.q.effective_size_for(len(theta)),
+            "distinct_global_draws": len(self._distinct(theta)[0]),
+        }
+
+    def _distinct(self, theta: Array) -> tuple[Array, NDArray[np.intp]]:
+        """Return the different values of the globals, and which of them each draw has."""
+        g = np.ascontiguousarray(theta[:, self.q.forest.globals_])
+        rows = g.view(np.dtype((np.void, g.itemsize * g.shape[1])))[:, 0]
+        _, first, number = np.unique(rows, return_index=True, return_inverse=True)
+        return g[first], number
+
+    def groups(self, layout: Layout) -> dict[str, xr.Dataset]:
+        """Return none."""
+        return {}
+
+    def remark(self, density: LogDensity, record: FitRecord | None, n: int, rng: np.random.Generator) -> str:
+        """Return none."""
+        return ""
+
+    def plan(self, density: LogDensity) -> Plan:
+        """Move draws in coordinates whitened by the Gaussian fit."""
+        return Plan(density, self.gaussian, _as_they_are)
+
+    def costs(self, density: LogDensity, record: FitRecord | None) -> Costs:
+        """Return the costs of evaluating log p."""
+        return direct_costs(density, record, self.n_dim, 0)
+
+
+def _as_they_are(draws: Array) -> Array:
+    return draws
+
+
+@distribution_of.register
+def _(q: ExactState) -> Distribution:  # type: ignore[misc]  # it has no density
+    return OfExact(q)

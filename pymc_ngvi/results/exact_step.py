@@ -1,0 +1,133 @@
+"""After the Gaussian fit: the exact posterior, where there is one, or the reason why not."""
+
+import dataclasses
+import logging
+import time
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from pymc_ngvi.core.status import NotExactError
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import GaussianState
+from pymc_ngvi.fitting.options import FitOptions
+from pymc_ngvi.fitting.progress import WorkProgress
+from pymc_ngvi.fitting.record import FitRecord
+from pymc_ngvi.fitting.threads import few_threads
+from pymc_ngvi.marginal.exact import Unavailable, exact_posterior, forest_of, is_even, work_of
+from pymc_ngvi.marginal.state import ExactState
+from pymc_ngvi.model import LogDensity
+from pymc_ngvi.results.approximation import NGVIApproximation
+from pymc_ngvi.results.distributions import exact as _  # noqa: F401 (registers how reports read it)
+
+logger = logging.getLogger("pymc.ngvi")
+
+#: Number of the random stream behind the exact step.
+_STREAM = 6_000_000
+_EVEN = "its importance weights are all but equal: there is nothing to gain about the mode that was found"
+
+
+def check_wanted(options: FitOptions, density: LogDensity) -> None:
+    """Raise ValueError, before anything is computed, where an exact posterior is asked for and can't be had."""
+    if options.posterior != "exact":
+        return
+    try:
+        forest_of(density)
+    except Unavailable as reason:
+        raise ValueError(
+            f"posterior='exact' is not to be had of this model: {reason}. Leave posterior out for a Gaussian."
+        ) from None
+
+
+@stored("exact.step")
+@dataclass(frozen=True)
+class ExactStep:
+    """What comes after a Gaussian fit.
+
+    Parameters
+    ----------
+    wanted : {"auto", "exact"}
+    seed : int
+        Of the fit.
+    """
+
+    wanted: str
+    seed: int
+
+    def after(self, gaussian: NGVIApproximation) -> NGVIApproximation:
+        """Return the exact posterior, or the Gaussian with the reason why not.
+
+        Raises
+        ------
+        NotExactError
+            Where the exact posterior was asked for and a check of it failed; the Gaussian fit is its ``approx``.
+        """
+        record = gaussian.record
+        assert record is not None
+        clock, before = time.perf_counter(), gaussian.density.compile_seconds
+        try:
+            state: Any = self._state(gaussian, record)
+        except Unavailable as reason:
+            if self.wanted == "exact":
+                raise NotExactError(
+                    f"No exact posterior: {reason}. The Gaussian fit is kept: `error.approx`.", gaussian
+                ) from None
+            gaussian.record = dataclasses.replace(record, posterior=f"Gaussian: {reason}.")
+            return gaussian
+        compiling = gaussian.density.compile_seconds - before
+        running = time.perf_counter() - clock - compiling
+        approx = NGVIApproximation(
+            gaussian.density, state, random_seed=self.seed, include_transformed=gaussian.include_transformed
+        )
+        approx.take(gaussian, self, _with_exact(record, state, compiling, running))
+        return approx
+
+    def again(self, approx: NGVIApproximation) -> NGVIApproximation:
+        """Bring an exact posterior up to date after its Gaussian fit went on; keep it where there is no better one."""
+        gaussian = approx.gaussian
+        record = gaussian.record
+        assert record is not None
+        try:
+            state: Any = self._state(gaussian, record)
+        except Unavailable as reason:
+            logger.info(f"The exact posterior stays as it was: {reason}.")
+            return approx
+        approx.set_state(state)
+        approx.take(gaussian, self, _with_exact(record, state, 0.0, 0.0))
+        return approx
+
+    def _state(self, gaussian: NGVIApproximation, record: FitRecord) -> ExactState:
+        density, q = gaussian.density, cast(GaussianState, gaussian.q)
+        if not record.status.can_be_followed:
+            raise Unavailable(f"the fit ended {str(record.status)!r}")
+        forest, most = forest_of(density), np.inf
+        with few_threads(density), WorkProgress("Exact posterior", 1):
+            if self.wanted == "auto":
+                work = work_of(forest, record.n_gradients, record.n_hessians, density.gradient_seconds)
+                most = work.most_evaluations
+                if work.is_too_much:
+                    raise Unavailable(f"{work.reason}; posterior='exact' asks for it")
+                if is_even(density, q):
+                    raise Unavailable(_EVEN)
+            before = density.n_gradients, density.n_hessians
+            try:
+                seed = int(np.random.default_rng([_STREAM, self.seed]).integers(2**62))
+                state = exact_posterior(density, q, forest, seed, most)
+                checks = state.checks
+            finally:
+                density.n_gradients, density.n_hessians = before  # those of the fit
+        if not checks.is_exact:
+            raise Unavailable("; ".join(checks.failures))
+        return state
+
+
+def _with_exact(record: FitRecord, state: ExactState, compiling: float, running: float) -> FitRecord:
+    return dataclasses.replace(
+        record,
+        posterior=state.checks.sentence,
+        is_exact=True,
+        compile_seconds=record.compile_seconds + compiling,
+        run_seconds=record.run_seconds + running,
+    )

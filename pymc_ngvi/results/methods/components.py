@@ -1,0 +1,182 @@
+"""What an approximation shows of the components of a mixture."""
+
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from pymc_ngvi.core.sizes import check_draws
+from pymc_ngvi.core.types import VariationalState
+from pymc_ngvi.families import MixtureState
+from pymc_ngvi.mixtures.finite.worth import Worth, worth_between
+from pymc_ngvi.results.components import components_dataset, names_of
+from pymc_ngvi.results.methods.fit import FitReport
+from pymc_ngvi.results.plotting.components import plot_components
+
+
+class ComponentReport(FitReport):
+    """The part of an approximation that shows the components of q, where it is a mixture."""
+
+    def _mixture(self, what: str, error: type[Exception] = ValueError) -> MixtureState:
+        q = self._state
+        if not isinstance(q, MixtureState):
+            kind = self._posterior.kind
+            raise error(f"{what} is there for mixtures, and q is {kind}: fit with family='mixture'.")
+        return q
+
+    # --- what q is made of ---
+
+    @property
+    def weights(self) -> xr.DataArray:
+        """Weights of the components of a mixture, by ``component``.
+
+        Raises
+        ------
+        AttributeError
+            Where q is no mixture.
+        """
+        q = self._mixture("weights", AttributeError)
+        dim = names_of(self.layout)[0]
+        return xr.DataArray(q.weights, coords={dim: np.arange(q.n_components)}, dims=dim, name="weights")
+
+    @property
+    def components(self) -> xr.Dataset:
+        """Means and standard deviations of the components of a mixture, unconstrained, and their weights.
+
+        By value name (``sd_log__``), with dims ``component``, ``moment`` ("mean", "sd") and those of the variable;
+        ``weights`` by component. A name that the model has taken itself gets ``q_`` before it: ``q_weights`` where it
+        has a variable called ``weights``.
+
+        Raises
+        ------
+        AttributeError
+            Where q is no mixture.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import pymc as pm
+        >>> from pymc_ngvi.results.approximation import NGVIApproximation
+        >>> from pymc_ngvi.families import DiagonalState, MixtureState
+        >>> from pymc_ngvi.model import LogDensity
+        >>> with pm.Model() as model:
+        ...     scale = pm.HalfNormal("scale")
+        >>> q = MixtureState.of([DiagonalState(np.array([m]), np.ones(1)) for m in (-2.0, 2.0)])
+        >>> approx = NGVIApproximation(LogDensity(model), q)
+        >>> approx.components.sel(moment="mean")["scale_log__"].values
+        array([-2.,  2.])
+        >>> approx.responsibilities(np.array([[0.0], [3.0]])).values.round(2)
+        array([[0.5, 0.5],
+               [0. , 1. ]])
+        """
+        return components_dataset(self._mixture("components", AttributeError), self.layout)
+
+    def responsibilities(self, draws: Any = None, random_seed: Any = None) -> xr.DataArray:
+        """Return the probability that a draw belongs to each component of a mixture.
+
+        Parameters
+        ----------
+        draws : ndarray, shape (n_draws, n_dim), or int, optional
+            Unconstrained; a number of draws stands for those that ``draw_flat(draws, random_seed)`` returns. Default:
+            1,000 of them.
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+
+        Returns
+        -------
+        xarray.DataArray
+            Dims ``draw`` and ``component``; rows sum to 1.
+
+        Raises
+        ------
+        ValueError
+            Where q is no mixture, or draws do not have ``n_dim`` columns.
+        """
+        q = self._mixture("responsibilities()")
+        if draws is None or np.ndim(draws) == 0:
+            theta = self.draw_flat(1_000 if draws is None else draws, random_seed)
+        else:
+            theta = np.asarray(draws, dtype=np.float64)
+        if theta.ndim != 2 or theta.shape[1] != q.n_dim:
+            raise ValueError(
+                f"draws should be unconstrained, of shape (n_draws, {q.n_dim}), such as draw_flat(n) returns; "
+                f"got {theta.shape}."
+            )
+        coords = {"draw": np.arange(len(theta)), names_of(self.layout)[0]: np.arange(q.n_components)}
+        return xr.DataArray(q.responsibilities(theta), coords=coords, dims=list(coords), name="responsibilities")
+
+    def plot_components(
+        self,
+        var_names: Any = None,
+        draws: int = 1_000,
+        *,
+        max_coordinates: int = 6,
+        random_seed: Any = None,
+        figure: Any = None,
+    ) -> Any:
+        """Plot the components of a mixture over draws of q; see `plot_components`.
+
+        Parameters
+        ----------
+        var_names : str or sequence of str, optional
+            Random variables (``sd``), their unconstrained values (``sd_log__``) or single coordinates (``beta[3]``).
+            Default: all.
+        draws : int, default 1_000
+            Points in each panel; 0 for none.
+        max_coordinates : int, default 6
+            Of more, those in which components differ most are shown.
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+        figure : matplotlib.figure.Figure or SubFigure, optional
+            To draw into; by default one is made.
+
+        Returns
+        -------
+        ndarray of matplotlib.axes.Axes, shape (n_coordinates, n_coordinates)
+            None above the diagonal.
+
+        Raises
+        ------
+        ValueError
+            Where q is no mixture, or a name is unknown.
+        ImportError
+            Where Matplotlib is not installed.
+        """
+        q = self._mixture("plot_components()")
+        theta = self.draw_flat(draws, random_seed) if draws else np.empty((0, q.n_dim))
+        return plot_components(q, self.layout, theta, var_names, max_coordinates=max_coordinates, figure=figure)
+
+    # --- was it worth it? ---
+
+    def worth(self, draws: int = 10_000, random_seed: Any = None, *, gaussian: VariationalState | None = None) -> Worth:
+        """Return what the mixture gains over the single Gaussian that it began from.
+
+        Parameters
+        ----------
+        draws : int, default 10_000
+            Of each, made of the same standard normals.
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+            The same seed gives the k-hat of `khat`.
+        gaussian : VariationalState, optional
+            To compare with; default: the one in ``record``.
+
+        Returns
+        -------
+        Worth
+            ``gain`` in nats of ELBO with its standard error ``se``, ``n_effective`` components, ``khat`` and
+            ``khat_gaussian``; `Worth.sentence` says it in one line.
+
+        Raises
+        ------
+        ValueError
+            Where q is no mixture, or no Gaussian is known; where ``pm.set_data`` changed the data after the fit; for a
+            model that reads minibatches.
+        """
+        q = self._mixture("worth()")
+        if gaussian is None and self.record is not None:
+            gaussian = self.record.gaussian
+        if gaussian is None:
+            raise ValueError(
+                "What the mixture began from is known after a fit with family='mixture' only: "
+                "pass gaussian=, for instance the q of a fit with family='full'."
+            )
+        self._posterior.check_weights()
+        return worth_between(q, gaussian, self.density, check_draws(draws), self.generator(random_seed))

@@ -1,0 +1,125 @@
+"""The pictures that an approximation draws of itself."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.results.diagnosis.weights import judged
+from pymc_ngvi.results.methods.weights import WeightReport
+from pymc_ngvi.results.plotting.comparison import Kind, plot_comparison
+from pymc_ngvi.results.plotting.fit import plot_fit
+from pymc_ngvi.results.plotting.weights import plot_khat
+
+
+class PictureReport(WeightReport):
+    """The part of an approximation that draws pictures."""
+
+    hist: Array
+    gap_hist: Array
+
+    def plot_fit(self, *, tol: float | None = None, figure: Any = None) -> Any:
+        """Plot ELBO and gap by iteration; see `pymc_ngvi.results.plotting.plot_fit`.
+
+        Parameters
+        ----------
+        tol : float, optional
+            Nats that may be left to gain: drawn as a line.
+        figure : matplotlib.figure.Figure or SubFigure, optional
+            To draw into; by default one is made.
+
+        Returns
+        -------
+        ndarray of matplotlib.axes.Axes
+            That of the ELBO, and that of the gap; one of them where the other is not known.
+
+        Raises
+        ------
+        RuntimeError
+            If the approximation was not made by a fit.
+        ValueError
+            Where no iteration was run.
+        ImportError
+            Where Matplotlib is not installed.
+        """
+        return plot_fit(self.hist, self.gap_hist, self._fitted("plot_fit()"), tol=tol, figure=figure)
+
+    def plot_khat(self, draws: int | None = None, random_seed: Any = None, *, ax: Any = None) -> Any:
+        """Plot the tail of the importance weights that k-hat describes; see `pymc_ngvi.results.plotting.plot_khat`.
+
+        Of an exact posterior, these are the weights of the pool of global parameters that it is drawn from.
+
+        Parameters
+        ----------
+        draws : int, optional
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+            As those of `khat`: what is equal gives the same k-hat.
+        ax : matplotlib.axes.Axes, optional
+            To draw into; by default a figure is made.
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+
+        Raises
+        ------
+        ValueError
+            As `khat` does.
+        ImportError
+            Where Matplotlib is not installed.
+        """
+        ratio = self._log_ratio(draws, random_seed)
+        title = None
+        if self._distribution.kept_log_weights() is not None:
+            found = judged(ratio)[0]
+            title = (
+                f"Weights of the pool of global parameters that this posterior is drawn from: Pareto k-hat "
+                f"{found.khat_text()}, {found.n_draws:,} draws with an effective sample size of {found.effective:,.0f}"
+            )
+        return plot_khat(ratio, np.zeros(len(ratio)), title=title, ax=ax)
+
+    def plot_comparison(
+        self,
+        reference: Any,
+        var_names: str | Sequence[str] | None = None,
+        kind: Kind = "forest",
+        draws: int = 2_000,
+        *,
+        max_coordinates: int | None = None,
+        random_seed: Any = None,
+        **options: Any,
+    ) -> Any:
+        """Plot draws of q beside those of a reference, such as NUTS; see `pymc_ngvi.results.plotting.plot_comparison`.
+
+        Parameters
+        ----------
+        reference : DataTree or Dataset
+            With the group ``posterior``, as ``pm.sample`` returns it, or that group.
+        var_names : str or sequence of str, optional
+            Variables (``beta``) or single coordinates (``beta[age]``). Default: the free variables that both have.
+        kind : {"forest", "dist", "pair"}, default "forest"
+            Intervals, marginal densities, or pairs of coordinates.
+        draws : int, default 2_000
+            Of q, and of the reference at most.
+        max_coordinates : int, optional
+            Of more, those that differ most are shown. Default: 40, 20 and 5 for the three kinds.
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+        **options
+            Passed to ``arviz_plots.plot_forest``, ``plot_dist`` or ``plot_pair``.
+
+        Returns
+        -------
+        arviz_plots.PlotCollection or arviz_plots.PlotMatrix
+
+        Raises
+        ------
+        ValueError
+            For an unknown kind or name, or where shapes do not agree.
+        ImportError
+            Where arviz-plots or Matplotlib is not installed.
+        """
+        posterior = self.sample(draws, random_seed=random_seed, log_p=False)["posterior"].to_dataset()
+        if var_names is None:
+            posterior = posterior[[rv.name for rv in self.model.free_RVs]]
+        return plot_comparison(posterior, reference, var_names, kind, max_coordinates=max_coordinates, **options)

@@ -1,0 +1,279 @@
+"""What reports read: an approximate posterior as one value, whatever its distribution is."""
+
+import warnings
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import xarray as xr
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.messages import OURS
+from pymc_ngvi.core.types import Array, TargetDensity
+from pymc_ngvi.families.arrow import ArrowStructure
+from pymc_ngvi.fitting.record import FitRecord
+from pymc_ngvi.model import Layout, LogDensity
+from pymc_ngvi.model.constrain import Constrainer
+from pymc_ngvi.model.data import DataSnapshot
+from pymc_ngvi.results.costs import Costs
+from pymc_ngvi.results.structure import ModelStructure
+
+_NO_HISTORY: Array = np.empty(0)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """In what coordinates draws move.
+
+    Parameters
+    ----------
+    target : TargetDensity
+        log p in those coordinates.
+    gaussian : GaussianState
+        Whitens; velocities are drawn from it.
+    draw : callable
+        Makes draws of q, in those coordinates, of the rows of its base draws.
+    coupled : bool, default False
+        Whether q is the Gaussian that whitens, so that a control can move with each draw.
+    transform : Transform, optional
+        From those coordinates to the model's.
+    """
+
+    target: TargetDensity
+    gaussian: Any
+    draw: Callable[[Array], Array]
+    coupled: bool = False
+    transform: Any = None
+
+    def on_model_scale(self, points: Array) -> Array:
+        """Return points in the model's coordinates."""
+        return points if self.transform is None else np.asarray(self.transform.forward(points)[0])
+
+
+class Distribution(Protocol):
+    """An approximate posterior on the unconstrained scale, as far as reports go.
+
+    All points are flat, (n_dim,) each, in the order of the layout. A density is not required: `log_density` may not be
+    known.
+    """
+
+    @property
+    def n_dim(self) -> int:
+        """Number of coordinates."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """What it is, for titles and errors: ``FullState``."""
+        ...
+
+    @property
+    def detail(self) -> str:
+        """What there is to add in a line: ``with weights 0.70, 0.30``; often empty."""
+        ...
+
+    @property
+    def family(self) -> str:
+        """The word for its family where no fit says it: ``full``."""
+        ...
+
+    @property
+    def arrow(self) -> ArrowStructure | None:
+        """Its blocks that are independent given a border; None where it has none."""
+        ...
+
+    # --- draws ---
+
+    def base(self, n: int, rng: np.random.Generator) -> Array:
+        """Return what ``n`` draws are made of, a row each: base draws, or the draws themselves."""
+        ...
+
+    def draw(self, n: int, rng: np.random.Generator) -> Array:
+        """Return independent draws of equal weight, (n, n_dim); rows may be NaN."""
+        ...
+
+    def draw_matched(self, n: int, rng: np.random.Generator) -> Array:
+        """Return draws whose mean and covariance are those of the distribution, as far as that can be had."""
+        ...
+
+    def effective(self, n: int) -> float:
+        """Return how many independent draws ``n`` of its draws are worth, for means."""
+        ...
+
+    # --- moments ---
+
+    def mean(self) -> Array:
+        """Return the mean, (n_dim,)."""
+        ...
+
+    def sd(self) -> Array:
+        """Return the standard deviations, (n_dim,)."""
+        ...
+
+    def cov(self) -> Array:
+        """Return the covariance, (n_dim, n_dim)."""
+        ...
+
+    def cov_block(self, index: NDArray[np.intp]) -> Array:
+        """Return the covariance of some coordinates; raise ValueError where that would take too much memory."""
+        ...
+
+    @property
+    def gaussian(self) -> Any:
+        """A Gaussian of about its spread: a `GaussianState` that whitens."""
+        ...
+
+    # --- densities, and weights ---
+
+    def log_density(self, theta: Array) -> Array | None:
+        """Return log q, (n_draws,), at the rows of ``theta``; None where it is not known."""
+        ...
+
+    def rough_log_density(self, theta: Array) -> Array | None:
+        """Return log q, or that of a Gaussian near to it, to tell what is far from q; None where there is neither."""
+        ...
+
+    def kept_log_weights(self) -> Array | None:
+        """Return the log weights of draws that it keeps; None where draws are made, and weighed, on call."""
+        ...
+
+    def proposed(self, n: int, rng: np.random.Generator) -> Array:
+        """Return the draws that importance weights are of, (n, n_dim): those of `draw`, or of what it is made of."""
+        ...
+
+    def log_weights(self, theta: Array, density: LogDensity) -> Array:
+        """Return the logarithms of their weights, (n_draws,), whose mean is the ELBO: log p - log q."""
+        ...
+
+    # --- for single reports ---
+
+    def stats(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[Any]]:
+        """Return what ``sample_stats`` have of draws, (n_draws,) each; log q where it is asked for and known."""
+        ...
+
+    def attrs(self, theta: Array) -> dict[str, float]:
+        """Return what attributes of trees say of draws."""
+        ...
+
+    def groups(self, layout: Layout) -> dict[str, xr.Dataset]:
+        """Return groups that describe the distribution beside its draws."""
+        ...
+
+    def remark(self, density: LogDensity, record: FitRecord | None, n: int, rng: np.random.Generator) -> str:
+        """Return a sentence for summaries from ``n`` draws; often empty."""
+        ...
+
+    def plan(self, density: LogDensity) -> Plan:
+        """Return how its draws are moved towards the posterior."""
+        ...
+
+    def costs(self, density: LogDensity, record: FitRecord | None) -> Costs:
+        """Return what evaluations cost."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """An approximate posterior of a model: a distribution, the model, and how the distribution was fitted.
+
+    Parameters
+    ----------
+    distribution : Distribution
+    density : LogDensity
+        log p of the model, and its layout.
+    constrain : Constrainer
+        From the unconstrained scale to all variables.
+    record : FitRecord, optional
+        None where no fit has made it.
+    hist, gap_hist : ndarray, shape (n_iterations,)
+        Loss and gap of each iteration.
+    data : DataSnapshot, optional
+        Of the model, when it was fitted.
+    """
+
+    distribution: Distribution
+    density: LogDensity
+    constrain: Constrainer
+    record: FitRecord | None = None
+    hist: Array = field(default_factory=lambda: _NO_HISTORY)
+    gap_hist: Array = field(default_factory=lambda: _NO_HISTORY)
+    data: DataSnapshot | None = None
+
+    @property
+    def kind(self) -> str:
+        """What the distribution is, with an article: ``a FullState``."""
+        name = self.distribution.name
+        return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+    @property
+    def layout(self) -> Layout:
+        """Where each variable is in the flat vector."""
+        return self.density.layout
+
+    @property
+    def model(self) -> Any:
+        """The PyMC model."""
+        return self.density.model
+
+    @property
+    def structure(self) -> ModelStructure:
+        """Which coordinates are independent of each other given which others."""
+        return ModelStructure(self.layout, self.density.structural_pattern, self.distribution.arrow)
+
+    def draw(self, n: int, rng: np.random.Generator) -> Array:
+        """Return unconstrained draws, (n, n_dim); warn where some are NaN."""
+        theta = self.distribution.draw(n, rng)
+        if lost := int(np.isnan(theta).any(axis=1).sum()):
+            warnings.warn(
+                f"{lost:,} of {n:,} draws are NaN: given their global parameters, no conditional mode of the group "
+                "effects was found. Fit without reparam, or leave these draws out.",
+                UserWarning,
+                skip_file_prefixes=OURS,
+            )
+        return theta
+
+    def log_q(self, theta: Array) -> Array:
+        """Return log q, (n_draws,); raise ValueError where it is not known."""
+        found = self.distribution.log_density(np.asarray(theta, dtype=np.float64))
+        if found is None:
+            raise ValueError(
+                f"The density of this approximation, {self.kind}, is not known: there are draws and "
+                "moments of it, but no log_q, nor importance weights of its draws."
+                + self._of_exact("approx.gaussian, the Gaussian fit that it began from, has log_q.")
+            )
+        return found
+
+    def check_correctable(self, what: str) -> None:
+        """Raise ValueError where draws are weighted already, and nothing is left to correct."""
+        if self.distribution.kept_log_weights() is not None:
+            raise ValueError(
+                f"There is nothing for {what} to correct: this posterior is exact up to simulation error."
+                + self._of_exact("The Gaussian fit that it began from is approx.gaussian.")
+            )
+
+    def _of_exact(self, sentence: str) -> str:
+        return f" {sentence}" if self.record is not None and self.record.is_exact else ""
+
+    def changed_data(self) -> list[str]:
+        """Return the names of the data that were changed since the fit."""
+        return [] if self.data is None else self.data.changed()
+
+    def refuse_changed_data(self, why: str) -> None:
+        """Raise ValueError if ``pm.set_data`` changed the data since the fit."""
+        if changed := self.changed_data():
+            raise ValueError(
+                f"The data {', '.join(map(repr, changed))} were changed after the fit. {why}: set the data back with "
+                "pm.set_data, or fit again."
+            )
+
+    def check_weights(self) -> None:
+        """Raise ValueError where log p is not that of the posterior that was fitted."""
+        if self.density.has_minibatch:
+            raise ValueError(
+                "The model reads pm.Minibatch data: importance weights would compare q with the posterior given one "
+                "batch only. Build the model on all of the data to compare them there."
+            )
+        self.refuse_changed_data("The model's posterior is another one now than q approximates")

@@ -1,0 +1,1 @@
+"""Summaries: sentences and a table, as text and as HTML."""

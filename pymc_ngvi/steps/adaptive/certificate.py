@@ -1,0 +1,122 @@
+"""What speaks against a fit that seems to have converged: lost draws, and kinks that Hessians do not see."""
+
+from typing import Any
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.status import Status
+from pymc_ngvi.core.types import Assessment, BaseDraws, Evaluation, Moments, TargetDensity
+from pymc_ngvi.estimators.metric import in_full_metric
+from pymc_ngvi.steps.adaptive.state import AdaptiveState
+
+#: Draws below which nothing is certified, and a solved set is followed by a larger one.
+FEW_DRAWS = 32
+#: Whitened error of the diagonal curvature that a converged coordinate may have.
+MAX_CURVATURE_ERROR = 0.2
+#: Standard errors by which the curvature that gradients show must differ from the Hessians' to be no noise, in one
+#: dimension; in more, what the largest of so many normals adds.
+_N_SE_KINK = 2.5
+#: Part of the draws at which log p may be not finite in a converged fit: what q has there costs nothing in the means.
+MAX_LOST = 0.02
+#: Parts of the draws on which the ELBO is compared with that of the start.
+_N_PARTS = 8
+
+
+def loses_draws(evaluation: Evaluation) -> bool:
+    """Tell whether more draws than a few lie where log p is not finite."""
+    return bool(np.mean(~evaluation.finite) > MAX_LOST)
+
+
+def has_diverged(q: Any, evaluation: Evaluation, units: NDArray[np.intp], first_elbo: float) -> bool:
+    """Tell whether a fit ended far below its start.
+
+    Steps on noise may lose a little, and a minibatch says little of all the data. The ELBO of the result is therefore
+    taken on eight parts of the draws, on a minibatch each; the start has to be above the best of them by more than they
+    range over: of nine equals, one stands out so far by chance once in many thousands.
+
+    Parameters
+    ----------
+    q : GaussianState
+        The result.
+    evaluation : Evaluation
+        At draws of it that had no part in the fit.
+    units : ndarray of int, shape (n_units, n_draws)
+        Draws that are dependent.
+    first_elbo : float
+        Of the start, nats.
+    """
+    if not (np.isfinite(q.mean()).all() and np.isfinite(q.sd()).all()):
+        return True
+    if not np.isfinite(first_elbo):
+        return False
+    h = np.where(evaluation.finite, evaluation.logp - q.log_density(evaluation.theta), np.nan)
+    parts = [h[part.ravel()] for part in np.array_split(units, _N_PARTS)]
+    elbos = [float(np.mean(part[np.isfinite(part)])) for part in parts if np.isfinite(part).any()]
+    if not elbos:
+        return True
+    return bool(2.0 * max(elbos) - min(elbos) < first_elbo - q.n_dim)
+
+
+def why_given_up(state: AdaptiveState) -> Status:
+    """Return the likeliest reason why the largest sets of draws did not certify the state."""
+    if state.growth.seems_unbounded:
+        return Status.UNBOUNDED
+    if loses_draws(state.evaluation):
+        return Status.OUTSIDE_SUPPORT
+    if is_kinked(state.q, state.base, state.evaluation, state.moments):
+        return Status.NOT_SMOOTH
+    if state.stalled:
+        return Status.NO_FINITE_TRIAL if state.blind else Status.STALLED
+    return Status.NOISE_LIMITED
+
+
+def assessed(target: TargetDensity, state: AdaptiveState, most: float) -> Assessment:
+    """Return what the fresh draws of a state say of it.
+
+    Parameters
+    ----------
+    target : TargetDensity
+    state : AdaptiveState
+        On fresh draws.
+    most : float
+        Nats that may be left.
+    """
+    evaluation, gap, gap_sd = state.evaluation, state.gap, state.belief.sd
+    if not state.q.exact_metric and evaluation.finite.any():
+        full = in_full_metric(target, state.q, evaluation.theta[evaluation.finite], state.moments)
+        if full is not None:
+            gap, gap_sd = max(full.gap - full.floor, 0.0), full.floor_sd
+    # Not what the certificate says: then it is hidden by noise, or along correlations that the family leaves out.
+    hidden = Status.NOISE_LIMITED if state.q.exact_metric else Status.LEVELLED
+    against = hidden if gap - 2.0 * gap_sd > most else None
+    return Assessment(evaluation.theta, evaluation.logp, state.base.pairs(), gap, gap_sd, against)
+
+
+def is_kinked(q: Any, base: BaseDraws, evaluation: Evaluation, moments: Moments) -> bool:
+    """Tell whether gradients show a curvature that Hessians miss: that of kinks, where log p has no Hessian.
+
+    By Stein's identity the diagonal of A is 1 - E[w z] with w = C^T grad log p + z, kinks included.
+
+    Parameters
+    ----------
+    q : GaussianState
+    base : BaseDraws
+    evaluation : Evaluation
+        At the draws of ``q``.
+    moments : Moments
+        There, with Hessians.
+    """
+    pairs = base.pairs()
+    pairs = pairs[evaluation.finite[pairs].all(axis=1)]
+    if len(pairs) < FEW_DRAWS // 2:
+        return False
+    rows = pairs.ravel()  # gradients of the others may be infinite
+    z = base.z[rows]
+    products = (q.whiten(evaluation.grad[rows]) + z) * z
+    products = products.reshape(*pairs.shape, -1).mean(axis=1)
+    missed = np.abs(q.curvature_diagonal(moments.curvature) - 1.0 + products.mean(axis=0))
+    se = products.std(axis=0, ddof=1) / np.sqrt(len(pairs))
+    n_se = _N_SE_KINK + np.sqrt(2.0 * np.log(max(len(se), 1)))
+    return bool(np.any(missed > MAX_CURVATURE_ERROR + n_se * se))

@@ -1,0 +1,75 @@
+"""Standard deviations that grow without end: the sign of a posterior that is improper.
+
+Where log p has no curvature in some direction, natural steps double the variance there, for ever: the ELBO gains the
+logarithm of the scale each time. A proper posterior that is wide is reached in a few steps, because its curvature,
+however small, is seen; then the standard deviation stays.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Array
+
+#: Iterations between two looks, and looks that are kept.
+_SPAN, _N_LOOKS = 20, 3
+#: Growth that tells: from each look to the next, over those that are kept, and since the start; the latter also for a
+#: fit that found no optimum.
+_PER_SPAN, _LATELY, _IN_ALL, _IN_ALL_ENDED = 2.0, 100.0, 1e6, 1e3
+
+
+@stored("adaptive.growth")
+@dataclass(frozen=True)
+class Growth:
+    """Standard deviations of q at the start and at the last looks.
+
+    Parameters
+    ----------
+    n : int
+        Iterations so far.
+    first : ndarray, shape (n_dim,), or None
+        At the start.
+    looks : tuple of ndarray, shape (n_dim,)
+        After every twentieth iteration, the last three of them.
+    """
+
+    n: int = 0
+    first: Array | None = None
+    looks: tuple[Array, ...] = ()
+
+    def after(self, q: Any) -> Self:
+        """Return what is known after one more iteration, which led to ``q``."""
+        n = self.n + 1
+        if self.first is not None and n % _SPAN:
+            return type(self)(n, self.first, self.looks)
+        sd = q.sd()
+        return type(self)(n, sd if self.first is None else self.first, (*self.looks, sd)[-_N_LOOKS:])
+
+    def coordinates(self) -> NDArray[np.intp]:
+        """Return the coordinates whose standard deviations keep growing, those that grew most first."""
+        grown = self._grown()
+        return np.argsort(-grown)[: np.count_nonzero(grown)]
+
+    @property
+    def is_unbounded(self) -> bool:
+        """Whether some standard deviation has grown by orders of magnitude, and goes on."""
+        return bool(np.any(self._grown() >= _IN_ALL))
+
+    @property
+    def seems_unbounded(self) -> bool:
+        """As `is_unbounded`, of a fit that found no optimum."""
+        return bool(np.any(self._grown() >= _IN_ALL_ENDED))
+
+    def _grown(self) -> Array:
+        """Return the growth of each standard deviation since the start; 0 where it does not go on."""
+        if self.first is None or len(self.looks) < _N_LOOKS:
+            return np.zeros(0)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            looks = np.array(self.looks)
+            goes_on = (looks[1:] / looks[:-1]).min(axis=0) >= _PER_SPAN
+            goes_on &= looks[-1] / looks[0] >= _LATELY
+            return np.where(goes_on, looks[-1] / self.first, 0.0)

@@ -1,0 +1,86 @@
+"""Back-tracking: shorten a step until it is good enough."""
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from pymc_ngvi.core.types import Evaluation
+
+#: Steps evaluated along one direction; each at least this part of the one before, and at most half of it.
+_MAX_TRIALS, _LEAST_PART = 8, 0.25
+#: Steps proposed along one direction, those included that lead to no state, and those that are hopeless.
+_MAX_PROPOSED = 30
+#: Nats, and multiples of the rise that was promised, by which the ELBO falls at a step that is hopeless.
+_HOPELESS, _TIMES = 1e3, 10.0
+
+
+class Failure(Enum):
+    """Why a search found no step."""
+
+    #: Steps were tried and fell short, or none leads to a valid state.
+    NOT_ACCEPTED = "not accepted"
+    #: Steps were tried, and at none is the ELBO finite.
+    NOT_FINITE = "not finite"
+
+
+def search(
+    propose: Callable[[float], Any],
+    evaluate: Callable[[Any], Evaluation],
+    accepts: Callable[[Evaluation], bool],
+    *,
+    elbo: float,
+    slope: float,
+    first: float,
+) -> tuple[Any, Evaluation, float] | Failure:
+    """Find a step that is accepted.
+
+    Parameters
+    ----------
+    propose : callable
+        Step size to state, or to None where there is none.
+    evaluate, accepts : callable
+    elbo : float
+        Where the search starts, nats.
+    slope : float
+        Rise of the ELBO with the step size there, nats.
+    first : float
+        Step size to try first.
+
+    Returns
+    -------
+    state, evaluation, step size; or Failure where no step was accepted.
+
+    Notes
+    -----
+    Far from the optimum a scale can be sent to where log p is -1e16 or not finite. Such hopeless trials say nothing of
+    the direction, and do not count among those after which it is given up.
+    """
+    rho, trials, elbos = first, 0, []
+    for _ in range(_MAX_PROPOSED):
+        q = propose(rho)
+        if q is None:
+            rho *= 0.5
+            continue
+        evaluation = evaluate(q)
+        if accepts(evaluation):
+            return q, evaluation, rho
+        elbos.append(evaluation.elbo)
+        gained = evaluation.elbo - elbo
+        trials += not _is_hopeless(rho * slope, gained)
+        if trials == _MAX_TRIALS:
+            break
+        rho *= _shorter(rho * slope, gained)
+    return Failure.NOT_FINITE if elbos and not np.isfinite(elbos).any() else Failure.NOT_ACCEPTED
+
+
+def _is_hopeless(slope: float, gained: float) -> bool:
+    """Tell whether a trial ended nowhere near where it began."""
+    return not np.isfinite(gained) or -gained > max(_HOPELESS, _TIMES * slope)
+
+
+def _shorter(slope: float, gained: float) -> float:
+    """Return the part of a step to try next: the top of the parabola of slope ``slope`` through ``gained``, or near."""
+    top = 0.5 * slope / (slope - gained) if np.isfinite(gained) and slope > gained else 0.5
+    return float(np.clip(top, _LEAST_PART, 0.5))

@@ -1,0 +1,78 @@
+"""How many nats a state still lacks, measured on fresh draws, and what speaks against believing it."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pymc_ngvi.core.draws import sobol_draws
+from pymc_ngvi.core.status import Status
+from pymc_ngvi.core.types import BaseDraws, Estimator, Evaluation, TargetDensity
+from pymc_ngvi.estimators import price, stein
+from pymc_ngvi.estimators.metric import SEEN, in_full_metric
+from pymc_ngvi.steps.adaptive.certificate import is_kinked, loses_draws
+
+#: Draws of a measurement with Hessians, and from gradients alone.
+_N_HESSIANS, _N_GRADIENTS = 64, 2_048
+
+
+class Measured(NamedTuple):
+    """A gap, nats, with the standard deviation of its error, and the status that a fit deserves in spite of it."""
+
+    gap: float
+    sd: float
+    against: Status | None = None
+
+
+#: Where nothing tells.
+UNKNOWN = Measured(np.nan, np.inf)
+
+
+def evaluate(target: TargetDensity, q: Any, base: BaseDraws) -> Evaluation:
+    """Evaluate log p and its gradient at the draws of ``q``."""
+    theta = q.draws(base.z)
+    logp, grad = target.logp_grad(theta)
+    finite = np.isfinite(logp) & np.isfinite(grad).all(axis=1)
+    elbo = float(logp[finite].mean()) + q.entropy() if finite.any() else -np.inf
+    return Evaluation(theta, logp, grad, finite, elbo)
+
+
+def measured_gap(target: TargetDensity, q: Any, rng: np.random.Generator, *, second_order: bool) -> Measured:
+    """Measure the gap of a state on fresh draws.
+
+    With Hessians where the fit has used them, or where they add little to what it has cost. They miss kinks: where
+    gradients show another curvature, a fit by gradients is measured by gradients, and one by Hessians is not believed.
+
+    Parameters
+    ----------
+    target : TargetDensity
+        Of all the data: the noise of a minibatch would count as a gap.
+    q : GaussianState
+    rng : numpy.random.Generator
+    second_order : bool
+        Whether the fit has used Hessians.
+
+    Returns
+    -------
+    Measured
+    """
+    cheap = 2 * _N_HESSIANS * target.n_dim <= target.n_gradients
+    if target.has_hessian and (second_order or cheap):
+        measured = _measured(target, q, rng, price, _N_HESSIANS)
+        if second_order or measured.against is not Status.NOT_SMOOTH:
+            return measured
+    return _measured(target, q, rng, stein, _N_GRADIENTS)
+
+
+def _measured(target: TargetDensity, q: Any, rng: np.random.Generator, estimator: Estimator, n_draws: int) -> Measured:
+    base = sobol_draws(n_draws, target.n_dim, rng)
+    evaluation = evaluate(target, q, base)
+    if not evaluation.finite.any():
+        return Measured(np.nan, np.inf, Status.OUTSIDE_SUPPORT)
+    moments = estimator(target, q, base, evaluation)
+    against = Status.OUTSIDE_SUPPORT if loses_draws(evaluation) else None
+    if against is None and estimator is price and is_kinked(q, base, evaluation, moments):
+        against = Status.NOT_SMOOTH
+    full = None if q.exact_metric else in_full_metric(target, q, evaluation.theta[evaluation.finite], moments)
+    hidden = 1.0 if q.exact_metric or full is not None else SEEN
+    moments = full or moments
+    return Measured(max(moments.gap - moments.floor, 0.0) / hidden, moments.floor_sd / hidden, against)

@@ -1,0 +1,366 @@
+"""What the stochastic step rules share: fresh draws in every iteration, and when to stop.
+
+A rule is a subclass that says where one set of moments leads. Each iteration takes new base draws and, where the model
+reads minibatches, one new batch for all that it evaluates. The ELBO is averaged over windows of iterations; the fit
+ends when its slope over the last three is below .01 nats per window, which is noisy: whether it has converged is then
+measured on draws of its own. Where Hessians are used, an average of measured gaps below the tolerance ends it sooner.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from pymc_ngvi.core.draws import BASE_DRAWS, sobol_draws
+from pymc_ngvi.core.status import Status
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import (
+    Assessment,
+    BaseDraws,
+    Direction,
+    Estimator,
+    Evaluation,
+    Moments,
+    TargetDensity,
+    Update,
+)
+from pymc_ngvi.estimators import FROM_GRADIENTS, price
+from pymc_ngvi.steps.adaptive.certificate import has_diverged, loses_draws
+from pymc_ngvi.steps.adaptive.measure import UNKNOWN, Measured, evaluate, measured_gap
+from pymc_ngvi.steps.stochastic.levelling import Windows
+
+#: Draws in one window of the stop rule, and iterations at least.
+_WINDOW_DRAWS, _WINDOW_LEAST = 1_000, 50
+#: Iterations in a window of whole passes through the data, at most.
+_WINDOW_MOST = 1_000
+#: Iterations over which measured gaps are averaged for a certificate.
+_GAP_WINDOW = 10
+#: Draws at which starting scales are compared, and the ELBO of the result is estimated.
+_N_FIRST, _N_ASSESSED = 8, 256
+#: Iterations in a row without a finite draw or a valid step, after which there is no hope.
+_MAX_FAILED = 50
+#: Times that a step is halved to keep the factor's diagonal positive.
+MAX_HALVINGS = 40
+#: Random streams from here on serve only to assess states, never to move them.
+_ASSESSMENT = 1_000_000_000
+
+
+@stored("stochastic.state")
+@dataclass(frozen=True)
+class StochasticState:
+    """What one iteration hands to the next.
+
+    Parameters
+    ----------
+    q : GaussianState
+        The result if the fit ended here.
+    iterate : GaussianState
+        What moves: q itself, unless the rule averages.
+    t : int
+        Iterations done.
+    elbo : float
+        log p - log q averaged over the draws of the last iteration, before its step.
+    gap : float
+        Nats still to be gained then, less the noise floor; NaN where the estimator does not tell.
+    n_draws : int
+    step_size : float
+        The last one.
+    levels, gaps : Windows
+        Of the ELBO, and of the gap.
+    memory : object
+        What the rule remembers, like momentum.
+    n_dropped : int
+        Draws left out so far because log p or its gradient was not finite.
+    n_failed : int
+        Iterations in a row without a step.
+    first_elbo : float
+        ELBO of the start on a few draws.
+    """
+
+    q: Any
+    iterate: Any
+    t: int
+    elbo: float
+    gap: float
+    n_draws: int
+    step_size: float
+    levels: Windows
+    gaps: Windows
+    memory: Any = None
+    n_dropped: int = 0
+    n_failed: int = 0
+    first_elbo: float = -np.inf
+
+
+@stored("stochastic.advance")
+class Advance(NamedTuple):
+    """Where one step leads; parts of `StochasticState`."""
+
+    q: Any
+    iterate: Any
+    step_size: float
+    memory: Any = None
+
+
+class Stochastic:
+    """Steps on fresh draws; the subclass says how far and along what.
+
+    Parameters
+    ----------
+    target : TargetDensity
+    update, estimator : callable
+        Rows of the registries.
+    direction : callable, optional
+        Of the update, for rules that move the coordinates of mean and factor.
+    seed : int
+        Of the base draws and the minibatches.
+    tol : float, default 0.05
+        Nats of ELBO that a converged fit may lack.
+    n_draws : int, optional
+        In each iteration.
+    base_draws : {"sobol", "antithetic", "plain"}, optional
+    stl : bool, default True
+        Sticking the landing.
+    step_size : float, optional
+    step_decay : float, optional
+        Exponent kappa: the step size is divided by (1 + t)^kappa.
+    window : int, optional
+        Iterations in one window of the stop rule; default: 1,000 for rules of small steps, as many as make 1,000 draws
+        for those of large ones.
+    """
+
+    #: Options that the rule takes, for the messages that refuse others.
+    takes: ClassVar[frozenset[str]] = frozenset({"n_draws", "base_draws", "step_size", "window"})
+    #: Step size if none is given.
+    default_step_size: ClassVar[float] = 0.1
+    #: Iterations in a window if none are given; None: as many as make 1,000 draws.
+    default_window: ClassVar[int | None] = None
+    #: Draws if none are given, with gradients alone; None: as many as the dimension, within limits.
+    default_path_draws: ClassVar[int | None] = None
+    #: The limits; a rule whose first step is large needs more.
+    path_draws_within: ClassVar[tuple[int, int]] = (64, 512)
+
+    def __init__(
+        self,
+        target: TargetDensity,
+        update: Update,
+        estimator: Estimator,
+        *,
+        seed: int,
+        direction: Direction | None = None,
+        tol: float = 0.05,
+        n_draws: int | None = None,
+        base_draws: str | None = None,
+        stl: bool = True,
+        step_size: float | None = None,
+        step_decay: float | None = None,
+        window: int | None = None,
+    ) -> None:
+        self._target = target
+        self._update = update
+        self._direction = direction
+        self._estimator = estimator
+        self._seed = seed
+        self._tol = tol
+        self._stl = stl
+        # Of the estimators, only exact Hessians say in each iteration how much is left to gain; on minibatches, the
+        # noise of the batch would count as a gap.
+        self._measures_gap = estimator is price and not target.has_minibatch
+        self._second_order = estimator not in FROM_GRADIENTS
+        pairs = base_draws in ("sobol", "antithetic")
+        self._n_draws = n_draws or max(self._default_draws(target.n_dim), 2 if pairs else 1)
+        self._draw = BASE_DRAWS[base_draws or ("plain" if self._n_draws % 2 else "antithetic")]
+        self._step_size = step_size
+        self._step_decay = step_decay or 0.0
+        self._window = window or self.default_window or self._default_window()
+
+    # --- what a subclass says -------------------------------------------------------------------------------------
+
+    def _remember(self, q: Any) -> Any:
+        """Return what the rule remembers before the first iteration."""
+        return None
+
+    def _advance(self, state: StochasticState, moments: Moments) -> Advance | None:
+        """Return where one step leads; None where no step is valid. ``state.t`` counts the iteration, from 1."""
+        raise NotImplementedError
+
+    def _guarded(
+        self, state: StochasticState, advance: Advance, moments: Moments, base: BaseDraws, evaluation: Evaluation
+    ) -> Advance | None:
+        """Return a step, or another in its place, after a look at where it leads."""
+        return advance
+
+    # --- verbs of the loop ----------------------------------------------------------------------------------------
+
+    def init(self, q: Any) -> StochasticState:
+        """Return the state before the first iteration."""
+        first = self.first_evaluation(q).elbo
+        return StochasticState(
+            q=q,
+            iterate=q,
+            t=0,
+            elbo=first,
+            first_elbo=first,
+            gap=np.nan,
+            n_draws=self._n_draws,
+            step_size=self._rate(0),
+            levels=Windows(self._window),
+            gaps=Windows(_GAP_WINDOW),
+            memory=self._remember(q),
+        )
+
+    def step(self, state: StochasticState) -> StochasticState:
+        """Take one step."""
+        with np.errstate(all="ignore"):  # what overflows is seen in what comes out, and not stepped to
+            return self._step(state)
+
+    def _step(self, state: StochasticState) -> StochasticState:
+        rng = np.random.default_rng([self._seed, state.t])
+        if self._target.has_minibatch:
+            self._target.take_batch(self._seed, state.t)
+        base = self._draw(self._n_draws, self._target.n_dim, rng)
+        if not self._measures_gap:  # nothing is to be spent on errors that serve no purpose
+            base = replace(base, n_replicates=1)
+        evaluation = evaluate(self._target, state.iterate, base)
+        n_dropped = state.n_dropped + int((~evaluation.finite).sum())
+        state = replace(state, t=state.t + 1, n_dropped=n_dropped, n_failed=state.n_failed + 1)
+        if not evaluation.finite.any():
+            return state
+        moments = self._estimator(self._target, state.iterate, base, evaluation, stl=self._stl)
+        advance = self._advance(state, moments)
+        if advance is not None:
+            advance = self._guarded(state, advance, moments, base, evaluation)
+        if advance is None:
+            return state
+        elbo = _noisy_elbo(evaluation, base)
+        gap = moments.gap - moments.floor if np.isfinite(moments.floor) else np.nan
+        return replace(
+            state,
+            **advance._asdict(),
+            elbo=elbo,
+            gap=max(gap, 0.0) if np.isfinite(gap) else gap,
+            levels=state.levels.with_value(elbo),
+            gaps=state.gaps.with_value(gap),
+            n_failed=0,
+        )
+
+    def terminate(self, state: StochasticState) -> Status | None:
+        """Return why to stop, or None to go on."""
+        if state.n_failed >= _MAX_FAILED:
+            return Status.STALLED
+        if self._seems_converged(state) and self._is_certified(state):
+            return Status.CONVERGED
+        return Status.LEVELLED if state.levels.has_levelled else None
+
+    def _seems_converged(self, state: StochasticState) -> bool:
+        """Tell whether the gaps measured on the way, each on draws of its own, are below the tolerance."""
+        if np.isnan(state.gap):  # one pair of draws knows nothing of its noise: look now and then, at powers of 2
+            return self._measures_gap and state.t > 0 and state.t & (state.t - 1) == 0
+        return state.gaps.just_completed and state.gaps.means[-1] + 2.0 * state.gaps.se < self._tol
+
+    def _is_certified(self, state: StochasticState) -> bool:
+        """Measure the gap of the result, which may be an average that lags behind, on draws of their own."""
+        measured = self._measure(state.q, np.random.default_rng([self._seed, state.t, 1]))
+        return measured.against is None and measured.gap + 2.0 * measured.sd < self._tol
+
+    def conclude(self, status: Status, assessment: Assessment) -> Status:
+        """Return the status in the light of what was measured at the end."""
+        if assessment.against is Status.DIVERGED:
+            return Status.DIVERGED
+        if status not in (Status.CONVERGED, Status.LEVELLED, Status.MAX_ITERATIONS):
+            return status
+        if assessment.against is not None:
+            return assessment.against
+        return Status.CONVERGED if assessment.gap + 2.0 * assessment.gap_sd <= self._tol else status
+
+    def reopen(self, state: StochasticState) -> StochasticState:
+        """Return a state in which a fit that ended may go on for three windows at least."""
+        return replace(state, n_failed=0, levels=Windows(self._window), gaps=Windows(_GAP_WINDOW))
+
+    # --- evaluations ----------------------------------------------------------------------------------------------
+
+    def first_evaluation(self, q: Any) -> Evaluation:
+        """Evaluate a starting state on the draws that serve to compare such states."""
+        rng = np.random.default_rng([self._seed, _ASSESSMENT - 1])
+        return evaluate(self._target, q, sobol_draws(_N_FIRST, self._target.n_dim, rng))
+
+    def assess(self, state: StochasticState) -> Assessment:
+        """Evaluate a state on draws, and minibatches, that had no part in reaching it."""
+        with np.errstate(all="ignore"):
+            return self._assess(state)
+
+    def _assess(self, state: StochasticState) -> Assessment:
+        rng = np.random.default_rng([self._seed, _ASSESSMENT + state.t])
+        gap, gap_sd, against = self._measure(state.q, rng)
+        base = sobol_draws(_N_ASSESSED, self._target.n_dim, rng)
+        if self._target.has_minibatch:
+            units = np.array([np.arange(rows.start, rows.stop) for rows in base.replicates()])
+            evaluation = self._evaluate_on_batches(state.q, base, rng)
+        else:
+            units, evaluation = base.pairs(), evaluate(self._target, state.q, base)
+        if loses_draws(evaluation):
+            against = Status.OUTSIDE_SUPPORT
+        if has_diverged(state.q, evaluation, units, state.first_elbo):
+            against = Status.DIVERGED
+        return Assessment(evaluation.theta, evaluation.logp, units, gap, gap_sd, against)
+
+    def _measure(self, q: Any, rng: np.random.Generator) -> Measured:
+        if self._target.has_minibatch:
+            return UNKNOWN
+        return measured_gap(self._target, q, rng, second_order=self._second_order)
+
+    def _evaluate_on_batches(self, q: Any, base: BaseDraws, rng: np.random.Generator) -> Evaluation:
+        """Evaluate each replicate of the draws on a minibatch of its own."""
+        parts = []
+        for rows in base.replicates():
+            self._target.next_batch(rng)
+            parts.append(evaluate(self._target, q, BaseDraws(base.z[rows], 1)))
+        return Evaluation(
+            theta=np.concatenate([p.theta for p in parts]),
+            logp=np.concatenate([p.logp for p in parts]),
+            grad=np.concatenate([p.grad for p in parts]),
+            finite=np.concatenate([p.finite for p in parts]),
+            elbo=float(np.mean([p.elbo for p in parts])),
+        )
+
+    # --- for subclasses -------------------------------------------------------------------------------------------
+
+    def _rate(self, t: int) -> float:
+        """Return the step size of iteration ``t``, counted from 0."""
+        return self._decayed(self._step_size or self.default_step_size, t)
+
+    def _decayed(self, first: float, t: int) -> float:
+        return float(first / (1.0 + t) ** self._step_decay)
+
+    def _updated(self, iterate: Any, moments: Moments, step_size: float) -> tuple[Any, float] | None:
+        """Apply the update, with a halved step where it is not valid."""
+        for _ in range(MAX_HALVINGS):
+            q = self._update(iterate, moments, step_size, True)
+            if q is not None:
+                return q, step_size
+            step_size *= 0.5
+        return None
+
+    def _default_window(self) -> int:
+        """Return as many iterations as make 1,000 draws; on minibatches, whole passes through the data."""
+        least = max(-(-_WINDOW_DRAWS // self._n_draws), _WINDOW_LEAST)
+        if not self._target.has_minibatch:
+            return least
+        # Over a pass each row has its say once: the mean has none of the noise of single batches.
+        n_batches = self._target.n_batches
+        return min(n_batches * -(-least // n_batches), max(least, _WINDOW_MOST))
+
+    def _default_draws(self, n_dim: int) -> int:
+        if self._second_order:
+            return 8
+        if self.default_path_draws is not None:
+            return self.default_path_draws
+        # With fewer draws than dimensions, a curvature from gradients alone is mostly noise.
+        least, most = self.path_draws_within
+        return int(np.clip(least / 16 * 2 ** np.ceil(np.log2(max(n_dim, 1))), least, most))
+
+
+def _noisy_elbo(evaluation: Evaluation, base: BaseDraws) -> float:
+    """Return the mean of log p - log q over the draws, whose log q follows from the base draws."""
+    z = base.z if evaluation.finite.all() else base.z[evaluation.finite]
+    return float(evaluation.elbo + 0.5 * (np.vdot(z, z) / len(z) - z.shape[1]))
