@@ -3,6 +3,7 @@
 import logging
 import re
 import shutil
+import sys
 import tomllib
 
 from pathlib import Path
@@ -17,6 +18,7 @@ import pymc_ngvi
 
 DOCS = Path(__file__).parent
 EXAMPLES = DOCS.parent / "examples"
+sys.path.insert(0, str(EXAMPLES))  # one example has a page of the reference
 
 project = "pymc_ngvi"
 author = "The pymc_ngvi developers"

@@ -294,7 +294,7 @@ class NGVI(Inference):
                 self._fitted, self._prepared, self._next_seed = approx, None, None
                 approx._session = self._session
                 self._session.run(n, progress)
-        approx.follow(self._session.outcome())
+        approx._follow(self._session.outcome())
         wanted = self._options.posterior
         self._result = approx if wanted == "gaussian" else ExactStep(wanted, seed).after(approx)
         assert self._result.record is not None

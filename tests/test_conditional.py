@@ -5,14 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from scipy import stats
-from scipy.special import gammaln, kve, polygamma, psi
-from targets import logistic, poisson, random_covariance
-from test_docs import DOCS, blocks, run
-from test_mixture_gradients import case, derivatives
-from test_natural_gradients import Coordinates, gradient_of
-
-from pymc_ngvi.conditional import (
+from conditional_family import (
     GaussianMixture,
     NaturalParameters,
     Points,
@@ -20,6 +13,13 @@ from pymc_ngvi.conditional import (
     natural_gradient,
     stepped,
 )
+from scipy import stats
+from scipy.special import gammaln, kve, polygamma, psi
+from targets import logistic, poisson, random_covariance
+from test_docs import DOCS, blocks, run
+from test_mixture_gradients import case, derivatives
+from test_natural_gradients import Coordinates, gradient_of
+
 from pymc_ngvi.families import FullState, MixtureState
 
 PAGE = DOCS / "extending.md"

@@ -106,7 +106,7 @@ def documented():
     return found
 
 
-MODULES = ["pymc_ngvi", "pymc_ngvi.conditional", "pymc_ngvi.core.types"] + [
+MODULES = ["pymc_ngvi", "conditional_family", "pymc_ngvi.core.types"] + [
     found.name for found in pkgutil.walk_packages(pymc_ngvi.__path__, "pymc_ngvi.") if found.ispkg
 ]
 

@@ -34,7 +34,7 @@ class FitReport(Marginals):
         self.hist, self.gap_hist = gaussian.hist, gaussian.gap_hist
         self._data = gaussian._data
 
-    def follow(self, outcome: Outcome) -> None:
+    def _follow(self, outcome: Outcome) -> None:
         """Take over what a fit has come to."""
         self.set_state(outcome.q)
         self.record, self.hist, self.gap_hist = outcome.record, outcome.hist, outcome.gap_hist
@@ -153,7 +153,7 @@ class FitReport(Marginals):
             )
         gaussian = self.gaussian
         gaussian.refuse_changed_data("The fit can't go on with other data")
-        gaussian.follow(session.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws))
+        gaussian._follow(session.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws))
         approx = self if self._exact_step is None else self._exact_step.again(self)
-        tell(gaussian._state, approx.record)
+        tell(gaussian._state, approx._fitted("refine"))
         return approx

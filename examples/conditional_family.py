@@ -165,7 +165,7 @@ def natural_gradient(
     Examples
     --------
     >>> import numpy as np
-    >>> from pymc_ngvi.conditional import GaussianMixture, natural_gradient, stepped
+    >>> from conditional_family import GaussianMixture, natural_gradient, stepped
     >>> from pymc_ngvi.families import FullState, MixtureState
     >>> family = GaussianMixture(n_dim=1, n_components=1)
     >>> start = family.parameters(MixtureState.of([FullState(np.zeros(1), np.eye(1))]))
