@@ -24,8 +24,8 @@
 # | Kumar et al. (2025) | `sqrt` | `price` | `constant` |
 # | Khan et al. (2016) | `natural` | `price` | `proximal` |
 # | Wu and Gardner (2024) | `natural` | `stein`: gradients alone | `decay` |
-# | Tan (2025) | `cholesky` | `reparam`: gradients alone | `snngm` |
-# | ordinary gradients, Titsias and Lázaro-Gredilla (2014) | `euclidean` | `reparam` | `adam` |
+# | Tan (2025) | `cholesky` | `pathwise`: gradients alone | `snngm` |
+# | ordinary gradients, Titsias and Lázaro-Gredilla (2014) | `euclidean` | `pathwise` | `adam` |
 
 # %%
 import logging
@@ -192,7 +192,7 @@ glmm_methods = {
     "default, dense": {"family": "full"},
     "cholesky_precision, price": {"family": "sparse", "update": "cholesky_precision"},
     "natural, proximal": {"family": "sparse", "step": "proximal", "n": 500},
-    "2c of Tan, snngm": {"family": "sparse", "update": "cholesky_precision", "estimator": "reparam", "n": 6_000},
+    "2c of Tan, snngm": {"family": "sparse", "update": "cholesky_precision", "estimator": "pathwise", "n": 6_000},
     "euclidean, reparam, adam": {"family": "sparse", "step": "adam", "n": 4_000},
 }
 glmm_traces, glmm_outcomes = run(glmm, glmm_methods)

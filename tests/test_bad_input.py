@@ -187,7 +187,7 @@ class UndefinedGradient(PlainSquare):
         pytest.param(UndefinedGradient, "gradient of .*UndefinedGradient.* has no first derivative", id="undefined"),
     ],
 )
-@pytest.mark.parametrize("options", [{}, {"estimator": "reparam"}], ids=["default", "gradients"])
+@pytest.mark.parametrize("options", [{}, {"estimator": "pathwise"}], ids=["default", "gradients"])
 def test_missing_derivative_names_the_operation(op, message, options):
     model = build(lambda: pm.Potential("term", -op()(pm.Normal("x"))))
     with pytest.raises(MissingDerivativeError, match=message) as error:

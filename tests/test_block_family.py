@@ -337,7 +337,7 @@ def test_outer_products_are_those_of_a_dense_state_in_the_blocks(states, rng, de
 
 
 @two_seeds
-@pytest.mark.parametrize("estimator", ["stein", "reparam"])
+@pytest.mark.parametrize("estimator", ["stein", "pathwise"])
 @pytest.mark.parametrize("n_replicates", [1, 2])
 @pytest.mark.parametrize("stl", [True, False])
 def test_estimators_from_gradients_agree_with_a_dense_state_in_the_blocks(

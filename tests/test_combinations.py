@@ -178,7 +178,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_another_result(choic
 OF_ESTIMATOR = {
     "price": choose(estimator="price", step="constant"),
     "stein": choose(estimator="stein", update="natural", step="constant"),
-    "reparam": choose(estimator="reparam", update="cholesky", step="constant"),
+    "pathwise": choose(estimator="pathwise", update="cholesky", step="constant"),
     "gauss_newton": choose(estimator="gauss_newton", step="constant"),
 }
 
@@ -208,7 +208,7 @@ def test_every_kind_of_base_draws(estimator, base_draws):
 @pytest.mark.parametrize("factor", ["covariance", "precision"])
 @pytest.mark.parametrize("step", ["adam", "sgd"])
 def test_euclidean_gradients_in_either_factor(step, factor):
-    choice = choose(family="full", update="euclidean", estimator="reparam", step=step)
+    choice = choose(family="full", update="euclidean", estimator="pathwise", step=step)
     result = run(choice, "logistic", window=N, factor=factor)
     assert result.state.rule.q.factor_sign == (1 if factor == "covariance" else -1)
     assert_valid(result, choice)

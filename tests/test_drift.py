@@ -7,7 +7,7 @@ import pytest
 
 from numpy.testing import assert_allclose
 
-from pymc_ngvi.core.values import BaseDraws, Evaluation, Moments
+from pymc_ngvi.core.types import BaseDraws, Evaluation, Moments
 from pymc_ngvi.steps.adaptive.drift import Drift, with_stride
 from pymc_ngvi.steps.adaptive.nearness import is_solved
 

@@ -18,7 +18,7 @@ from pymc_ngvi.fitting.registry import AXES
 
 #: Family (the second factorisation of a dense one included) and estimator of every allowed combination, each once.
 PAIRS = tuple(dict.fromkeys((state_kind(choice), choice.estimator) for choice in OF_GAUSSIANS))
-FROM_GRADIENTS = ("stein", "reparam")
+FROM_GRADIENTS = ("stein", "pathwise")
 #: Independent sets of draws over which means and variances are taken.
 N_SETS = 300
 
@@ -323,7 +323,7 @@ def test_order_of_the_variances_of_a_single_draw(seed):
     assert found[1] > 1.5 * found[2]
     assert found[2] > 10.0 * found[3]
     # Of reparametrisation, off-diagonal entries rest on one product, and stand in both triangles.
-    assert variance("reparam", True) > 1.3 * found[2]
+    assert variance("pathwise", True) > 1.3 * found[2]
 
 
 @two_seeds
@@ -338,7 +338,7 @@ def test_reparam_is_what_automatic_differentiation_through_the_factor_gives(seed
         p = half_triangle(c.T @ np.tril(np.outer(grad, z)))
         one = 0.5 * np.linalg.solve(c.T, p + p.T) @ np.linalg.inv(c)
         derivative += 0.5 * (one + one.T) / n_draws
-    curvature = estimate("reparam", target, state, base, stl=False).curvature
+    curvature = estimate("pathwise", target, state, base, stl=False).curvature
     hessian = -np.linalg.solve(c.T, curvature) @ np.linalg.inv(c)
     np.testing.assert_allclose(0.5 * hessian, derivative, rtol=1e-8, atol=1e-8)
 

@@ -60,13 +60,13 @@ RULES = {
     "decay-stein": {"update": "natural", "estimator": "stein", "step": "decay", "n_draws": 64},
     "decay-gauss_newton": {"family": "diagonal", "estimator": "gauss_newton", "step": "decay"},
     "proximal": {"update": "natural", "estimator": "price", "step": "proximal", "step_decay": 0.7},
-    "proximal-reparam": {"update": "natural", "estimator": "reparam", "step": "proximal", "step_size": 0.05},
+    "proximal-pathwise": {"update": "natural", "estimator": "pathwise", "step": "proximal", "step_size": 0.05},
     "constant": {"update": "natural", "estimator": "price", "step": "constant", "step_size": 0.05},
     "constant-gauss_newton": {"family": "diagonal", "estimator": "gauss_newton", "step": "constant", "step_size": 0.05},
     "constant-sqrt": {"update": "sqrt", "estimator": "stein", "step": "constant", "step_size": 0.05},
     "snngm": {
         "update": "cholesky",
-        "estimator": "reparam",
+        "estimator": "pathwise",
         "step": "snngm",
         "step_size": 0.003,
         "n_draws": 8,
@@ -74,7 +74,7 @@ RULES = {
     },
     "snngm-precision": {
         "update": "cholesky_precision",
-        "estimator": "reparam",
+        "estimator": "pathwise",
         "step": "snngm",
         "step_size": 0.1,
         "n_draws": 8,
@@ -82,7 +82,7 @@ RULES = {
     },
     "adam": {
         "update": "euclidean",
-        "estimator": "reparam",
+        "estimator": "pathwise",
         "step": "adam",
         "factor": "covariance",
         "step_size": 0.003,
@@ -90,7 +90,7 @@ RULES = {
     },
     "sgd": {
         "update": "euclidean",
-        "estimator": "reparam",
+        "estimator": "pathwise",
         "step": "sgd",
         "factor": "covariance",
         "step_size": 3e-5,
@@ -302,7 +302,7 @@ def test_a_regression_with_unknown_noise_is_fitted_from_its_default_start(seed):
 
 def test_a_fit_that_diverges_says_so_and_gives_no_draws(tmp_path):
     """Kept in a file, with what is left of q to look at."""
-    options = {"update": "euclidean", "estimator": "reparam", "step": "sgd", "factor": "covariance"}
+    options = {"update": "euclidean", "estimator": "pathwise", "step": "sgd", "factor": "covariance"}
     with pytest.warns(ConvergenceWarning, match=r"diverged.*smaller step_size"):
         approx = pymc_ngvi.fit_ngvi(
             200, model=model(), random_seed=1, step_size=0.1, backend="quick", progressbar=False, **options

@@ -33,7 +33,7 @@ import pymc_ngvi
 from pymc_ngvi import ConvergenceWarning, LogDensity, NGVIApproximation, load
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import all_stored, stored
-from pymc_ngvi.core.values import PathMoments
+from pymc_ngvi.core.types import PathMoments
 from pymc_ngvi.families import BlockState, BlockStructure, DiagonalState, FullState
 from pymc_ngvi.fitting.loop import LoopState
 from pymc_ngvi.fitting.memory import memory_of, remember
@@ -179,7 +179,7 @@ KINDS = {
     **{family: next(v for k, v in FIRST.items() if k[0] == family) for family in ("diagonal", "block", "sparse")},
     "t from gradients": {"family": "student_t", "estimator": "stein"},
     "gauss-newton": {"estimator": "gauss_newton", "step": "proximal"},
-    "factor of the precision": {"update": "euclidean", "step": "adam", "estimator": "reparam"},
+    "factor of the precision": {"update": "euclidean", "step": "adam", "estimator": "pathwise"},
     "antithetic": {"base_draws": "antithetic", "n_draws": 8, "stl": False},
     "named blocks": {"family": "block", "blocks": [["level", "spread"], ["slope"]]},
     "sparse adam": {"family": "sparse", "step": "adam"},

@@ -141,7 +141,7 @@ def test_updates_of_the_precision_need_no_shorter_step(family, update, data, see
 
 
 @each_pair
-@pytest.mark.parametrize("estimator", ["stein", "reparam"])
+@pytest.mark.parametrize("estimator", ["stein", "pathwise"])
 @settings(max_examples=30)
 @given(data=st.data(), seed=seeds, n_draws=st.sampled_from([1, 1, 2]), stl=st.booleans())
 def test_noise_of_a_single_draw_gives_a_valid_state_or_none(family, update, estimator, data, seed, n_draws, stl):
@@ -173,7 +173,7 @@ def test_moments_that_are_not_finite_give_none(family, update, data, seed, where
 
 @each_pair
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e100])
-@pytest.mark.parametrize("estimator", ["stein", "reparam"])
+@pytest.mark.parametrize("estimator", ["stein", "pathwise"])
 def test_one_gradient_that_is_not_finite_or_enormous_gives_none_or_a_valid_state(family, update, estimator, bad, rng):
     state = random_state(family, N_DIM, rng)
 

@@ -8,8 +8,8 @@ import pytest
 
 from pymc_ngvi import LogDensity, fit_ngvi
 from pymc_ngvi.families import DiagonalState, FullState
+from pymc_ngvi.steps.adaptive import rule as adaptive
 from pymc_ngvi.steps.adaptive.held import Held
-from pymc_ngvi.steps.adaptive.rule import rule as adaptive
 from pymc_ngvi.steps.adaptive.scales import lost_scales
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")

@@ -289,7 +289,7 @@ def test_the_step_of_algorithm_2c_is_the_projection_of_the_dense_natural_gradien
 
 
 @two_seeds
-@pytest.mark.parametrize("estimator", ["stein", "reparam"])
+@pytest.mark.parametrize("estimator", ["stein", "pathwise"])
 @pytest.mark.parametrize("n_replicates", [1, 2])
 @pytest.mark.parametrize("stl", [True, False])
 def test_estimators_from_gradients_agree_with_a_dense_state(pair, rng, estimator, n_replicates, stl):

@@ -310,7 +310,7 @@ class Recorded(NumpyTarget):
 def test_snngm_on_one_draw(update, family, name, seed, stl):
     """Algorithms 1b, 1c and 2b of Tan: one draw z, w = C^T grad h; and their twin without the gradient of log q."""
     target = Recorded(logistic(n_dim=5))
-    choice = choose(family=family, update=update, estimator="reparam", step="snngm")
+    choice = choose(family=family, update=update, estimator="pathwise", step="snngm")
     rule = make_rule(target, choice, seed=seed, stl=stl, step_size=0.02)
     state = rule.init(some_start(name, seed))
     momentum = [np.zeros(5), np.zeros((5, 5))]
@@ -359,7 +359,7 @@ class Arrow(Quadratic):
 
 
 @two_seeds
-@pytest.mark.parametrize("estimator", ["price", "reparam"])
+@pytest.mark.parametrize("estimator", ["price", "pathwise"])
 @pytest.mark.parametrize("labels", [None, [0, 0, 0, -1, -1], [1, -1, 0, -1, 1]], ids=["dense", "sparse", "two blocks"])
 def test_a_first_step_in_the_fisher_metric_has_the_length_alpha(seed, estimator, labels):
     """Half of its square, alpha^2 / 2 nats: by the Fisher information that second differences of the KL show.
@@ -426,7 +426,7 @@ def test_numbers_of_parameters_and_step_lengths_of_the_paper(make, n_dim, n_para
     assert q.n_params == n_params
     update = "cholesky_precision" if make is FullPrecisionState else "cholesky"
     target = Standard(n_dim)
-    rule = make_rule(target, choose(update=update, step="snngm", estimator="reparam"), seed=1)
+    rule = make_rule(target, choose(update=update, step="snngm", estimator="pathwise"), seed=1)
     assert rule.step(rule.init(q)).step_size == pytest.approx(alpha, abs=5.1e-6)
 
 
@@ -605,7 +605,7 @@ def test_an_update_without_a_valid_state_is_tried_with_half_the_step(name):
 @pytest.mark.parametrize(
     ("update", "estimator", "step"),
     [
-        ("cholesky", "reparam", "snngm"),
+        ("cholesky", "pathwise", "snngm"),
         ("cholesky_precision", "price", "snngm"),
         ("cholesky", "price", "adam"),
         ("euclidean", "reparam", "sgd"),
@@ -622,7 +622,7 @@ def test_at_the_exact_optimum_a_rule_stays_there(update, estimator, step):
     assert_moments(state.rule.q, np.zeros(3), np.eye(3))
 
 
-@pytest.mark.parametrize("estimator", ["reparam", "price"])
+@pytest.mark.parametrize("estimator", ["pathwise", "price"])
 def test_the_default_step_of_sgd_is_bounded_where_the_first_gradient_is_all_but_nothing(estimator):
     """From the optimum, but for rounding: a step of a tenth of a standard deviation may be no measure of the rate."""
     mean = np.array([0.1, -0.2, 0.3])
@@ -721,7 +721,7 @@ def test_the_earliest_stop_is_after_three_windows(window):
 def test_where_the_path_stops(seed):
     """The rule in one sentence, on the ELBOs that the history holds."""
     target = logistic(n_dim=4)
-    choice = choose(update="cholesky", estimator="reparam", step="constant")
+    choice = choose(update="cholesky", estimator="pathwise", step="constant")
     rule = make_rule(target, choice, seed=seed, window=20, step_size=0.02, n_draws=16)
     state = loop.run(rule, first_state(rule, target, choice), 5000, ignore)
     assert state.status is Status.LEVELLED
@@ -735,7 +735,7 @@ def test_where_the_path_stops(seed):
 @pytest.mark.parametrize(
     ("step", "estimator", "n_draws", "window"),
     [
-        ("snngm", "reparam", None, 1000),
+        ("snngm", "pathwise", None, 1000),
         ("adam", "reparam", None, 1000),
         ("constant", "reparam", 4, 250),
         ("constant", "reparam", 6, 167),

@@ -51,7 +51,7 @@ ENDS = [
     ),
     # Without sticking the landing there is noise at the optimum as well.
     pytest.param(
-        {"update": "cholesky", "estimator": "reparam", "step": "constant", "n_draws": 1, "stl": False, "window": 60},
+        {"update": "cholesky", "estimator": "pathwise", "step": "constant", "n_draws": 1, "stl": False, "window": 60},
         Status.LEVELLED,
         id="one draw",
     ),
@@ -104,9 +104,9 @@ def test_the_measured_gap_with_its_error_decides(gap, gap_sd, status):
         {"update": "natural", "estimator": "price", "step": "constant", "n": 8},
         {"update": "natural", "estimator": "price", "step": "decay", "n": 2_000},
         {"update": "natural", "estimator": "stein", "step": "proximal", "n": 150},
-        {"update": "cholesky", "estimator": "reparam", "step": "constant", "n": 150, "n_draws": 2, "step_size": 0.03},
-        {"update": "cholesky", "estimator": "reparam", "step": "snngm", "n": 1_500},
-        {"update": "euclidean", "estimator": "reparam", "step": "adam", "n": 600, "step_size": 0.02},
+        {"update": "cholesky", "estimator": "pathwise", "step": "constant", "n": 150, "n_draws": 2, "step_size": 0.03},
+        {"update": "cholesky", "estimator": "pathwise", "step": "snngm", "n": 1_500},
+        {"update": "euclidean", "estimator": "pathwise", "step": "adam", "n": 600, "step_size": 0.02},
     ],
     ids=lambda options: options["step"] + "-" + options["estimator"],
 )
@@ -192,7 +192,7 @@ def test_draws_that_are_lost_are_counted_and_take_no_part(seed):
         return Walled.logp_grad(target, theta)
 
     target.logp_grad = logp_grad
-    choice = choose(update="cholesky", estimator="reparam", step="constant")
+    choice = choose(update="cholesky", estimator="pathwise", step="constant")
     rule = make_rule(target, choice, seed=seed, n_draws=16)
     state = rule.init(state_of("full", np.zeros(2), np.eye(2)))
     lost.clear()
@@ -210,7 +210,7 @@ def test_a_fit_that_lost_draws_says_so(caplog):
         pm.Potential("wall", pm.math.switch(x[0] > 1.5, -np.inf, 0.0))
     with pytest.warns(ConvergenceWarning):
         approx = pymc_ngvi.fit_ngvi(
-            30, model=model, random_seed=1, update="cholesky", estimator="reparam", step="adam", **QUIET
+            30, model=model, random_seed=1, update="cholesky", estimator="pathwise", step="adam", **QUIET
         )
     assert approx.record.n_dropped > 0
     assert f"{approx.record.n_dropped} draws were left out" in caplog.text
@@ -241,7 +241,7 @@ class WithoutHessian(NumpyTarget):
 
 
 @pytest.mark.parametrize("update", ["cholesky", "cholesky_precision"])
-@pytest.mark.parametrize("estimator", ["reparam", "stein"])
+@pytest.mark.parametrize("estimator", ["pathwise", "stein"])
 @pytest.mark.parametrize(("step", "options"), [("snngm", {}), ("adam", {"n_draws": 1}), ("constant", {"n_draws": 1})])
 def test_one_draw_is_one_gradient_and_no_hessian(update, estimator, step, options):
     target = logistic(n_dim=4).fresh()
@@ -267,10 +267,10 @@ def test_every_iteration_costs_its_draws(choice):
         state = rule.step(state)
     looked_at = 5 if choice.step == "decay" else 0
     assert 5 * state.n_draws <= target.n_gradients <= (5 + looked_at) * state.n_draws
-    assert target.n_hessians == (0 if choice.estimator in ("stein", "reparam") else 5 * state.n_draws)
+    assert target.n_hessians == (0 if choice.estimator in ("stein", "pathwise") else 5 * state.n_draws)
 
 
-@pytest.mark.parametrize("estimator", ["stein", "reparam"])
+@pytest.mark.parametrize("estimator", ["stein", "pathwise"])
 @two_seeds
 def test_a_fit_without_second_derivatives_measures_its_gap_from_gradients(estimator, seed):
     """Long enough for Hessians to be cheap, were there any; and stopped where a gap is left."""
@@ -299,7 +299,7 @@ def test_hessians_serve_the_assessment_where_they_add_little(n):
 def test_one_draw_is_plain_by_default():
     """A pair would be two. And an odd number of antithetic draws is refused."""
     target = logistic(n_dim=4).fresh()
-    choice = choose(update="cholesky", estimator="reparam", step="snngm")
+    choice = choose(update="cholesky", estimator="pathwise", step="snngm")
     by_default = fit(target, choice, n=10, seed=1)[1].rule
     plainly = fit(target, choice, n=10, seed=1, n_draws=1, base_draws="plain")[1].rule
     np.testing.assert_array_equal(by_default.q.mean(), plainly.q.mean())
@@ -310,7 +310,7 @@ def test_one_draw_is_plain_by_default():
 @pytest.mark.parametrize("window", [5, 30])
 def test_the_window_option_sets_the_earliest_end(window):
     target = Quadratic(np.zeros(3), np.eye(3))
-    choice = choose(update="cholesky", estimator="reparam", step="constant")
+    choice = choose(update="cholesky", estimator="pathwise", step="constant")
     approx_end = fit(target, choice, n=1000, seed=1, window=window, location=np.zeros(3))[1]
     assert approx_end.status is Status.LEVELLED
     assert approx_end.n_iterations == 3 * window
@@ -359,7 +359,7 @@ def test_resumed_is_as_never_stopped(choice):
 
 @pytest.mark.parametrize(
     ("update", "estimator", "step"),
-    [("cholesky", "reparam", "constant"), ("natural", "stein", "decay")],
+    [("cholesky", "pathwise", "constant"), ("natural", "stein", "decay")],
 )
 def test_a_reopened_fit_goes_on_for_three_windows_on_draws_of_its_own(update, estimator, step):
     target = logistic(n_dim=4)
@@ -417,7 +417,7 @@ def test_refine_through_the_front_door(options):
 
 
 def test_refining_a_fit_that_has_levelled_off_goes_on():
-    options = {"update": "cholesky", "estimator": "reparam", "step": "constant", "stl": False, "n_draws": 1}
+    options = {"update": "cholesky", "estimator": "pathwise", "step": "constant", "stl": False, "n_draws": 1}
     with pytest.warns(ConvergenceWarning, match="levelled off"):
         approx = pymc_ngvi.fit_ngvi(5_000, model=logistic_model(), random_seed=1, window=20, **QUIET, **options)
     n = approx.record.n_iterations

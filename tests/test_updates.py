@@ -311,7 +311,7 @@ def test_one_draw_in_explicit_loops(family, update, seed, stl):
 
 
 @pytest.mark.parametrize(("family", "update"), [pair for pair in PAIRS if not pair[1].startswith("natural")])
-@pytest.mark.parametrize(("estimator", "stl"), [("reparam", False), ("stein", True)])
+@pytest.mark.parametrize(("estimator", "stl"), [("pathwise", False), ("stein", True)])
 @pytest.mark.parametrize(
     ("n_dim", "n_draws"),
     [(5, 8), (5, 1), (lower.SUFFIX_SUMS + 1, 1), (2 * lower.SUFFIX_SUMS + 1, 1), (2 * lower.SUFFIX_SUMS + 1, 2)],

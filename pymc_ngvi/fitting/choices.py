@@ -4,7 +4,7 @@ from typing import Literal
 
 FamilyName = Literal["auto", "full", "diagonal", "block", "sparse", "mixture", "student_t"]
 UpdateName = Literal["natural", "natural_pd", "cholesky", "cholesky_precision", "sqrt", "euclidean"]
-EstimatorName = Literal["price", "stein", "reparam", "gauss_newton"]
+EstimatorName = Literal["price", "stein", "pathwise", "gauss_newton"]
 StepName = Literal["adaptive", "constant", "decay", "proximal", "snngm", "adam", "sgd", "trust_region", "scale_mixture"]
 BaseDrawsName = Literal["sobol", "antithetic", "plain"]
 FactorName = Literal["covariance", "precision"]

@@ -26,7 +26,7 @@ AXES: dict[str, Mapping[str, Any]] = {
 }
 
 _GAUSSIAN = ("full", "diagonal", "block")
-_PATH = ("reparam", "stein")
+_PATH = ("pathwise", "stein")
 #: Rules that solve a problem on fixed draws, with all of the data in every evaluation.
 ON_FIXED_DRAWS = ("adaptive", "trust_region", "scale_mixture")
 
@@ -79,7 +79,7 @@ _ALSO_CALLED = {
         "mixture": "gmm gaussianmixture",
         "student_t": "t student multivariatet",
     },
-    "estimator": {"price": "hessian bonnet", "reparam": "pathwise reparameterization"},
+    "estimator": {"price": "hessian bonnet", "pathwise": "reparam reparameterization reparametrization"},
     "step": {"adaptive": "auto linesearch"},
 }
 
@@ -98,7 +98,7 @@ _T_GRADIENTS = "from gradients alone the t takes steps in natural parameters: ta
 #: Why others are not: the first whose entries are all in a combination.
 _REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
     (
-        {"family": ("mixture",), "estimator": ("stein", "reparam", "gauss_newton")},
+        {"family": ("mixture",), "estimator": ("stein", "pathwise", "gauss_newton")},
         _FIXED,
     ),
     (
@@ -114,7 +114,7 @@ _REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
         "trust_region finds, fits and drops components: take family='mixture'",
     ),
     (
-        {"step": ("trust_region",), "estimator": ("stein", "reparam", "gauss_newton")},
+        {"step": ("trust_region",), "estimator": ("stein", "pathwise", "gauss_newton")},
         _FIXED,
     ),
     (
@@ -122,7 +122,7 @@ _REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
         _COMPONENTS,
     ),
     (
-        {"family": ("student_t",), "estimator": ("reparam", "gauss_newton")},
+        {"family": ("student_t",), "estimator": ("pathwise", "gauss_newton")},
         _T_ESTIMATOR,
     ),
     (
@@ -142,7 +142,7 @@ _REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
         "scale_mixture fits degrees of freedom: take family='student_t'",
     ),
     (
-        {"step": ("scale_mixture",), "estimator": ("reparam", "gauss_newton")},
+        {"step": ("scale_mixture",), "estimator": ("pathwise", "gauss_newton")},
         _T_ESTIMATOR,
     ),
     (
@@ -185,7 +185,7 @@ _REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
         "gauss_newton goes with rules for natural parameters: take step='constant', 'decay' or 'proximal'",
     ),
     (
-        {"step": ("adaptive",), "estimator": ("stein", "reparam")},
+        {"step": ("adaptive",), "estimator": ("stein", "pathwise")},
         "adaptive maximises the ELBO on fixed draws, for which curvatures must be those of log p; gradients alone "
         "overfit draws that are fewer than the dimensions: take estimator='price', or another step rule",
     ),

@@ -76,7 +76,7 @@ class Kind:
         if not self.as_published:
             return self.options
         options = {
-            "n": MOST_ITERATIONS, "estimator": "reparam", "n_draws": 1, "base_draws": "plain", "window": 1_000,
+            "n": MOST_ITERATIONS, "estimator": "pathwise", "n_draws": 1, "base_draws": "plain", "window": 1_000,
             "start_sigma": 0.1, **self.options,
         }  # fmt: skip
         if options["family"] == "block":

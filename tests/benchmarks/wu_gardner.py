@@ -53,7 +53,7 @@ LOG_2PI = float(np.log(2 * np.pi))
 
 #: Step size of the natural-parameter update, and iterations.
 STEP_SIZES = {0.1: 150, 0.01: 800}
-METHODS = ("price", "reparam", "stein")
+METHODS = ("price", "pathwise", "stein")
 #: As in the paper, and as the package has them by default.
 DRAWS: dict[str, dict[str, Any]] = {
     "plain": {"base_draws": "plain", "stl": False},
@@ -387,10 +387,10 @@ def _append(records: Records, key: tuple[str, ...], rows: list[tuple[float, ...]
 
 # --- figures and tables -----------------------------------------------------------------------------------------------
 
-COLOURS = {"price": "C0", "reparam": "C3", "stein": "C1"}
+COLOURS = {"price": "C0", "pathwise": "C3", "stein": "C1"}
 #: Nats above the least loss that the figure shows: runs that diverge leave it.
 SHOWN = (5e-3, 1e6)
-NAMES = {"price": "Hessians (Price)", "reparam": "reparametrisation", "stein": "Stein"}
+NAMES = {"price": "Hessians (Price)", "pathwise": "reparametrisation", "stein": "Stein"}
 
 
 def _table(rows: list[Row]) -> pd.DataFrame:

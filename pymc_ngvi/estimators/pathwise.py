@@ -16,7 +16,7 @@ from pymc_ngvi.core.types import BaseDraws, Evaluation, GaussianState, Moments, 
 from pymc_ngvi.estimators.path import from_gradients
 
 
-def reparam(
+def pathwise(
     target: TargetDensity, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
 ) -> Moments:
     """Estimate whitened gradient and curvature by differentiating draws through the Cholesky factor.
