@@ -24,6 +24,7 @@ from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.psis import WeightVerdict, khat_limit, pareto_khat
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.families import DiagonalState, FullState
+from pymc_ngvi.fitting.outcome import Outcome
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.model import LogDensity, constrain
 from pymc_ngvi.model.constrain import Constrainer
@@ -581,17 +582,20 @@ def test_refine_goes_to_the_fit(approx):
     with pytest.raises(RuntimeError, match="no fit to go on with"):
         approx.refine(10)
 
+    q, outcome = state_of_kind("full", 6, 21), record(Status.CONVERGED)
+    asked = []
+
     class Fit:
         def refine(self, *args, **kwargs):
-            return args, kwargs
+            asked.append((args, kwargs))
+            return Outcome(q, outcome, np.array([2.0]), np.array([0.5]))
 
-        def tell(self, approx):
-            told.append(approx)
-
-    told = []
     approx._session = Fit()
-    assert approx.refine(10, progressbar=False, tol=0.01) == ((10, False, None), {"tol": 0.01, "max_draws": None})
-    assert len(told) == 1
+    assert approx.refine(10, progressbar=False, tol=0.01) is approx
+    assert asked == [((10, False, None), {"tol": 0.01, "max_draws": None})]
+    assert approx.q is q
+    assert approx.record is outcome
+    assert (approx.hist, approx.gap_hist) == (2.0, 0.5)
 
 
 @each_kind

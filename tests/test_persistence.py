@@ -723,7 +723,7 @@ def test_no_tag_that_files_have_was_changed():
 
 
 def test_a_tag_is_of_one_class():
-    with pytest.raises(ValueError, match=r"The tag 'fit\.elbo' of .*Other is that of pymc_ngvi\.result\.Elbo"):
+    with pytest.raises(ValueError, match=r"The tag 'fit\.elbo' of .*Other is that of pymc_ngvi\.core\.elbo\.Elbo"):
 
         @stored("fit.elbo")
         class Other(Enum):

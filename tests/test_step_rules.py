@@ -608,7 +608,7 @@ def test_an_update_without_a_valid_state_is_tried_with_half_the_step(name):
         ("cholesky", "pathwise", "snngm"),
         ("cholesky_precision", "price", "snngm"),
         ("cholesky", "price", "adam"),
-        ("euclidean", "reparam", "sgd"),
+        ("euclidean", "pathwise", "sgd"),
         ("natural", "price", "decay"),
     ],
 )
@@ -736,10 +736,10 @@ def test_where_the_path_stops(seed):
     ("step", "estimator", "n_draws", "window"),
     [
         ("snngm", "pathwise", None, 1000),
-        ("adam", "reparam", None, 1000),
-        ("constant", "reparam", 4, 250),
-        ("constant", "reparam", 6, 167),
-        ("constant", "reparam", 64, 50),
+        ("adam", "pathwise", None, 1000),
+        ("constant", "pathwise", 4, 250),
+        ("constant", "pathwise", 6, 167),
+        ("constant", "pathwise", 64, 50),
         ("decay", "price", None, 125),
     ],
 )

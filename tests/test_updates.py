@@ -304,7 +304,7 @@ def test_one_draw_in_explicit_loops(family, update, seed, stl):
         sign = -1.0 if of_precision else 1.0
         entropy = 0.5 * factor if update != "euclidean" else np.diag(1.0 / np.diag(factor))
         factor_step = factor_step + sign * rho * entropy
-    new = AXES["update"][update](state, moments_from_draws(target, state, base, "reparam", stl=stl), rho, False)
+    new = AXES["update"][update](state, moments_from_draws(target, state, base, "pathwise", stl=stl), rho, False)
     np.testing.assert_allclose(new.mean(), state.mean() + location_step, rtol=1e-10)
     expected = stored(family, factor + factor_step)
     np.testing.assert_allclose(factor_matrix(new), expected, rtol=1e-9, atol=1e-12)
