@@ -331,16 +331,25 @@ def test_bambi():
 # --- diagnosis --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("wrong", "verdict"), [((True, False), "reliable"), ((True, True), "not reliable")])
+@pytest.mark.parametrize(
+    ("wrong", "verdict"),
+    [
+        (((3, -0.4), None), "reliable"),
+        (((3, -0.4), (3, -0.4)), "not reliable"),
+        (((3, -0.4), (5, -0.4)), "reliable"),
+        (((3, -0.4), (3, 0.4)), "reliable"),
+    ],
+)
 def test_what_moved_draws_have_against_an_exact_posterior_is_seen_twice(wrong, verdict, monkeypatch):
-    """One of some thousands of coordinates stands out in a few draws by chance now and then, but not twice."""
+    """Some of thousands of coordinates stand out in a few draws by chance, but not the same one twice."""
     moved, n_made = making._moved, 0
 
     def off(*args):
         nonlocal n_made
         result, drift = moved(*args)
         if wrong[n_made]:
-            drift.sd.value[3], drift.sd.se[3] = -0.4, 0.04
+            at, value = wrong[n_made]
+            drift.sd.value[at], drift.sd.se[at] = value, 0.04
         n_made += 1
         return result, drift
 

@@ -43,6 +43,12 @@ class Estimates:
         result: NDArray[np.intp] = found[np.argsort(-np.abs(self.value[found]))]
         return result
 
+    def seen_again(self, other: "Estimates") -> "Estimates":
+        """Return, of each coordinate, the estimate that stands out less; 0 where the two differ in sign."""
+        less = np.abs(self.value) * other.se <= np.abs(other.value) * self.se
+        value, se = np.where(less, self.value, other.value), np.where(less, self.se, other.se)
+        return Estimates(np.where(self.value * other.value > 0.0, value, 0.0), se)
+
 
 def critical(n: int) -> float:
     """Return the standard errors that none of ``n`` estimates of 0 exceeds, but for a probability of `FAMILY_WISE`."""
@@ -69,6 +75,11 @@ class Drift:
     sd: Estimates
     skewness: Estimates
     log_p: Elbo
+
+    def seen_again(self, other: "Drift") -> "Drift":
+        """Return what this drift and an independent one have in common."""
+        of = {name: getattr(self, name).seen_again(getattr(other, name)) for name in ("mean", "sd", "skewness")}
+        return Drift(**of, log_p=other.log_p)
 
 
 def drift_of(moved: Moved, mean: Array, sd: Array, log_q: tuple[Array, Array] | None = None) -> Drift:

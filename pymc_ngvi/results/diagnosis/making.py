@@ -85,8 +85,10 @@ def diagnosed(
         how = (*(_THOROUGH if thorough else _QUICK)[:2], budget)
         moved, drift = _moved(posterior, rng, *how, progress.advance)
         if record is not None and record.is_exact and drift is not None and stands_out(drift):
-            # Of thousands of coordinates some err by chance: what other checks speak against has to be seen twice.
-            moved, drift = _moved(posterior, rng, *how, lambda _: None)
+            # Of thousands of coordinates some err by chance: what other checks speak against has to be seen twice, in
+            # the same coordinates.
+            moved, again = _moved(posterior, rng, *how, lambda _: None)
+            drift = again if again is None else drift.seen_again(again)
     most = _most_moved(layout.n_dim)
     fewer = budget.cut and (moved.n_trajectories < _QUICK[1] or len(moved.end) + moved.n_lost < most)
     n_gradients = density.n_gradients - before
