@@ -79,7 +79,7 @@ def state_of(family, mean, cov):
     target = Quadratic(mean, precision)
     if of_precision:
         target.pattern = start.structure.pattern
-    return start.divided(start.curvature(target, mean[None]), np.zeros(len(mean)))[0]
+    return start.divided(start.curvature(target.mean_hessian(mean[None])), np.zeros(len(mean)))[0]
 
 
 def random_state(family, n_dim, rng):
@@ -141,6 +141,6 @@ def ignore(state):
 
 
 def fit(target, choice, *, n=200, location=None, observe=ignore, **options):
-    """Fit a target, any `TargetDensity`, through the loop; return the rule and the loop's last state."""
+    """Fit a target, any `Target`, through the loop; return the rule and the loop's last state."""
     rule = make_rule(target, choice, **options)
     return rule, loop.run(rule, first_state(rule, target, choice, location), n, observe)

@@ -16,6 +16,7 @@ from scipy import optimize, stats
 from scipy.special import digamma, expit, gammaln, polygamma
 
 from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.types import MeanHessian
 
 LOG_2PI = np.log(2 * np.pi)
 
@@ -53,8 +54,34 @@ def restrict(family, matrix):
 # --- log densities in NumPy -------------------------------------------------------------------------------------------
 
 
+class NumpyHessian(MeanHessian):
+    """Asks the target for what it is asked, and counts as one evaluation at each draw."""
+
+    def __init__(self, target, theta):
+        self.target, self.theta, self.counted = target, theta, False
+
+    @property
+    def pattern(self):
+        return self.target.pattern
+
+    def products(self, directions):
+        return self._counting(self.target._products, directions)
+
+    def values(self):
+        return self._counting(self.target._values)
+
+    def diagonal(self):
+        return self._counting(self.target._diagonal)
+
+    def _counting(self, evaluate, *args):
+        if not self.counted:
+            self.target.n_hessians += len(self.theta)
+            self.counted = True
+        return evaluate(self.theta, *args)
+
+
 class NumpyTarget:
-    """A `TargetDensity`; the subclass gives ``_logp``, ``_grad``, ``_hessians``, all over rows of ``theta``."""
+    """A `Target`; the subclass gives ``_logp``, ``_grad``, ``_hessians``, all over rows of ``theta``."""
 
     has_hessian, has_minibatch = True, False
 
@@ -67,24 +94,21 @@ class NumpyTarget:
         with np.errstate(all="ignore"):  # as a LogDensity: far out, a density may overflow
             return self._logp(theta), self._grad(theta)
 
-    def mean_hessian_products(self, theta, directions):
-        self.n_hessians += len(theta)
+    def mean_hessian(self, theta):
+        return NumpyHessian(self, theta)
+
+    def _products(self, theta, directions):
         return directions @ self._hessians(theta).mean(axis=0)
 
     @functools.cached_property
     def pattern(self):
         return Pattern.of(np.ones((self.n_dim, self.n_dim)))
 
-    def mean_hessian_values(self, theta):
-        self.n_hessians += len(theta)
+    def _values(self, theta):
         return self._hessians(theta).mean(axis=0)[self.pattern.rows, self.pattern.cols]
 
-    def mean_hessian_diagonal(self, theta):
-        self.n_hessians += len(theta)
+    def _diagonal(self, theta):
         return np.diagonal(self._hessians(theta).mean(axis=0))
-
-    def curvature(self, state, theta):
-        return state.curvature(self, theta)
 
     def next_batch(self, rng):
         """Do nothing: the data are always all there."""

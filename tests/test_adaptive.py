@@ -414,14 +414,8 @@ class Interrupted(Quadratic):
             raise KeyboardInterrupt
         return self.inside.logp_grad(theta)
 
-    def mean_hessian_products(self, theta, directions):
-        return self.inside.mean_hessian_products(theta, directions)
-
-    def mean_hessian_values(self, theta):
-        return self.inside.mean_hessian_values(theta)
-
-    def mean_hessian_diagonal(self, theta):
-        return self.inside.mean_hessian_diagonal(theta)
+    def mean_hessian(self, theta):
+        return self.inside.mean_hessian(theta)
 
 
 @each_adaptive

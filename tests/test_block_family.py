@@ -260,7 +260,7 @@ def test_curvature_is_the_blocks_of_minus_ctrans_h_c(states, rng, dense):
     hessian = symmetric(rng, np.ones_like(MASK))
     target = Quadratic(np.zeros(N_DIM), -hessian)
     expected = -(full.factor.T @ hessian @ full.factor) * MASK
-    curvature = state.curvature(target, np.zeros((3, N_DIM)))
+    curvature = state.curvature(target.mean_hessian(np.zeros((3, N_DIM))))
     np.testing.assert_allclose(dense(curvature), expected, rtol=1e-11, atol=1e-12)
     assert target.n_hessians == 3
 
@@ -272,10 +272,10 @@ def test_curvature_in_chunks_of_any_size(states, rng, monkeypatch, rows):
     state, _ = states
     target = Watched(symmetric(rng, np.ones_like(MASK)))
     theta = np.zeros((4, N_DIM))
-    whole = state.curvature(target, theta)
+    whole = state.curvature(target.mean_hessian(theta))
     monkeypatch.setattr(block, "_DIRECTIONS", rows * N_DIM)
     target.most_directions = target.n_hessians = 0
-    np.testing.assert_allclose(state.curvature(target, theta), whole, rtol=1e-13)
+    np.testing.assert_allclose(state.curvature(target.mean_hessian(theta)), whole, rtol=1e-13)
     assert target.most_directions == rows
     assert target.n_hessians == 4
 
@@ -286,7 +286,7 @@ def test_curvature_of_a_hessian_that_is_not_finite_warns_of_nothing(states, rng,
     state, _ = states
     hessian = symmetric(rng, MASK)
     hessian[1, 1] = bad
-    curvature = state.curvature(Watched(hessian), np.zeros((1, N_DIM)))
+    curvature = state.curvature(Watched(hessian).mean_hessian(np.zeros((1, N_DIM))))
     assert state.divided(curvature, np.zeros(N_DIM)) is None
 
 
@@ -297,8 +297,7 @@ class Watched(NumpyTarget):
         super().__init__(len(hessian))
         self.hessian, self.most_directions = hessian, 0
 
-    def mean_hessian_products(self, theta, directions):
-        self.n_hessians += len(theta)
+    def _products(self, theta, directions):
         self.most_directions = max(self.most_directions, len(directions))
         with np.errstate(all="ignore"):
             return directions @ self.hessian
@@ -396,7 +395,9 @@ def test_natural_step_of_size_1_is_exact_for_a_target_with_these_blocks(states, 
     state, _ = states
     target = Quadratic(rng.standard_normal(N_DIM), definite(rng, MASK))
     grad = state.whiten(target.logp_grad(state.mean()[None])[1][0])
-    new = UPDATES["natural"](state, moments_of(grad, state.curvature(target, state.mean()[None])), 1.0, False)
+    new = UPDATES["natural"](
+        state, moments_of(grad, state.curvature(target.mean_hessian(state.mean()[None]))), 1.0, False
+    )
     np.testing.assert_allclose(new.mean(), target.mean, rtol=1e-8)
     np.testing.assert_allclose(new.cov() @ target.precision, np.eye(N_DIM), atol=1e-8)
 
@@ -412,7 +413,10 @@ def test_one_block_is_the_full_family(rng, update):
     hessian = symmetric(rng, np.ones((6, 6)))
     target, theta = Quadratic(np.zeros(6), hessian), np.zeros((1, 6))
     np.testing.assert_allclose(
-        state.curvature(target, theta).reshape(6, 6), full.curvature(target, theta), rtol=1e-12, atol=1e-13
+        state.curvature(target.mean_hessian(theta)).reshape(6, 6),
+        full.curvature(target.mean_hessian(theta)),
+        rtol=1e-12,
+        atol=1e-13,
     )
     assert (state.n_params, state.factor_values.size) == (full.n_params, 36)
 
@@ -429,7 +433,9 @@ def test_single_coordinates_are_the_diagonal_family(rng, update):
     assert_same_state(UPDATES[update](state, moments, rho, False), expected, rtol=1e-12)
     target, theta = Quadratic(np.zeros(4), symmetric(rng, np.ones((4, 4)))), np.zeros((1, 4))
     np.testing.assert_allclose(
-        state.curvature_diagonal(state.curvature(target, theta)), diagonal.curvature(target, theta), rtol=1e-12
+        state.curvature_diagonal(state.curvature(target.mean_hessian(theta))),
+        diagonal.curvature(target.mean_hessian(theta)),
+        rtol=1e-12,
     )
     assert state.n_params == diagonal.n_params
     outer = random_outer(rng, 2, 4)
@@ -548,8 +554,7 @@ class Chain(NumpyTarget):
         super().__init__(n_dim)
         self.coupling, self.most_directions = coupling, 0
 
-    def mean_hessian_products(self, theta, directions):
-        self.n_hessians += len(theta)
+    def _products(self, theta, directions):
         self.most_directions = max(self.most_directions, len(directions))
         result = -2.0 * directions
         result[:, 1:] -= self.coupling * directions[:, :-1]
@@ -562,7 +567,7 @@ def test_thousands_of_small_blocks_take_a_few_calls_and_no_dense_matrix():
     structure = BlockStructure(np.random.default_rng(0).permutation(n_dim // 2).repeat(2))
     state = BlockFamily(structure).from_scale(np.zeros(n_dim), np.full(n_dim, 0.5))
     target = Chain(n_dim, 0.9)
-    curvature = state.curvature(target, np.zeros((2, n_dim)))
+    curvature = state.curvature(target.mean_hessian(np.zeros((2, n_dim))))
     assert target.n_hessians == 2
     assert target.most_directions <= n_dim // 2
     new, _ = state.divided(curvature, np.zeros(n_dim))

@@ -114,18 +114,18 @@ def test_equals_the_dense_hessian(pair):
     expected = dense.hessian(theta).mean(axis=0)
     assert set(dense._functions) == {"products"}
     scale = np.abs(expected).max()
-    values = density.mean_hessian_values(theta)
+    values = density.mean_hessian(theta).values()
     assert density._sparse.coloured.n_colours <= most
     assert density.n_hessians == len(theta)
     matrix = density.pattern.symmetric(values).toarray()
     np.testing.assert_allclose(matrix, expected, rtol=1e-10, atol=1e-13 * scale)
 
     directions = np.random.default_rng(2).normal(size=(density.n_dim, density.n_dim))
-    products = density.mean_hessian_products(theta, directions)
+    products = density.mean_hessian(theta).products(directions)
     np.testing.assert_allclose(products, directions @ expected, rtol=1e-10, atol=1e-12 * scale)
-    few = density.mean_hessian_products(theta, directions[:2])
+    few = density.mean_hessian(theta).products(directions[:2])
     np.testing.assert_allclose(few, directions[:2] @ expected, rtol=1e-10, atol=1e-12 * scale)
-    diagonal = density.mean_hessian_diagonal(theta)
+    diagonal = density.mean_hessian(theta).diagonal()
     np.testing.assert_allclose(diagonal, np.diagonal(expected), rtol=1e-10, atol=1e-13 * scale)
     assert density.n_hessians == 4 * len(theta)
     assert density.n_widened == 0
@@ -138,12 +138,12 @@ def test_equals_the_dense_hessian(pair):
 def test_any_cut_into_calls_gives_the_same(pair, monkeypatch, cached, most):
     density, _, _ = pair
     theta = models.random_points(density, 7, 3)
-    expected = density.mean_hessian_values(theta)
+    expected = density.mean_hessian(theta).values()
     monkeypatch.setattr(hessian, "CACHED_ELEMENTS", cached)
     monkeypatch.setattr(hessian, "_MOST_ELEMENTS", most)
     # Matrix products of other sizes add in other orders.
     atol = 1e-13 * np.abs(expected).max()
-    np.testing.assert_allclose(density.mean_hessian_values(theta), expected, rtol=1e-12, atol=atol)
+    np.testing.assert_allclose(density.mean_hessian(theta).values(), expected, rtol=1e-12, atol=atol)
 
 
 def test_calls_are_cut_to_fit():
@@ -179,9 +179,9 @@ def test_dense_hessians_have_no_pattern(make):
     assert density.pattern is None
     theta = models.random_points(density, 2, 6)
     with pytest.raises(ValueError, match="counts as dense"):
-        density.mean_hessian_values(theta)
+        density.mean_hessian(theta).values()
     assert density.n_hessians == 0
-    products = density.mean_hessian_products(theta, np.eye(density.n_dim))
+    products = density.mean_hessian(theta).products(np.eye(density.n_dim))
     np.testing.assert_allclose(products, density.hessian(theta).mean(axis=0), rtol=1e-12, atol=1e-13)
     assert set(density._functions) == {"coloured"}  # one function, which takes several draws in a call
     assert density.check_hessian(theta[0], np.random.default_rng(7))
@@ -198,15 +198,15 @@ def test_where_no_pattern_is_found_one_function_is_compiled():
     density, theta = LogDensity(model, "quick"), 0.3 * np.ones((2, 12))
     assert density.pattern is None
     expected = -12.0 * 3.6**2 - np.eye(12) / 1.3**2
-    np.testing.assert_allclose(density.mean_hessian_products(theta, np.eye(12)), expected, rtol=1e-12)
-    np.testing.assert_allclose(density.mean_hessian_diagonal(theta), np.diagonal(expected), rtol=1e-12)
+    np.testing.assert_allclose(density.mean_hessian(theta).products(np.eye(12)), expected, rtol=1e-12)
+    np.testing.assert_allclose(density.mean_hessian(theta).diagonal(), np.diagonal(expected), rtol=1e-12)
     assert set(density._functions) == {"coloured"}
 
 
 def test_non_finite_hessians_are_returned_unchecked():
     density = LogDensity(random_intercepts(), "quick")
     theta = np.full((1, density.n_dim), 800.0)
-    assert not np.isfinite(density.mean_hessian_values(theta)).all()
+    assert not np.isfinite(density.mean_hessian(theta).values()).all()
     assert density.check_hessian(theta[0], np.random.default_rng(8))
     assert density.n_widened == 0
 
@@ -233,11 +233,11 @@ def test_missed_entries_are_added(blind):
     before = blind.pattern
     assert not blind.check_hessian(theta[0], np.random.default_rng(10))
     with pytest.raises(PatternWidened):
-        blind.mean_hessian_values(theta)
+        blind.mean_hessian(theta).values()
     assert blind.n_widened == 1
     assert blind.pattern.n_entries == before.n_entries + 9
     assert blind.check_hessian(theta[0], np.random.default_rng(10))
-    matrix = blind.pattern.symmetric(blind.mean_hessian_values(theta)).toarray()
+    matrix = blind.pattern.symmetric(blind.mean_hessian(theta).values()).toarray()
     dense = LogDensity(random_intercepts(), "quick")
     np.testing.assert_allclose(matrix, dense.hessian(theta).mean(axis=0), rtol=1e-10, atol=1e-12)
     assert not blind.widen(theta)
@@ -252,7 +252,7 @@ def test_products_see_to_missed_entries_themselves(blind, monkeypatch, searched)
     theta = models.random_points(blind, 3, 11)
     directions = np.random.default_rng(12).normal(size=(15, 15))
     expected = directions @ LogDensity(random_intercepts(), "quick").hessian(theta).mean(axis=0)
-    products = blind.mean_hessian_products(theta, directions)
+    products = blind.mean_hessian(theta).products(directions)
     np.testing.assert_allclose(products, expected, rtol=1e-10, atol=1e-11)
     assert (blind.n_widened, blind.n_hessians) == (1, 3)
     assert (blind.pattern is None) == (searched == 0)
@@ -262,7 +262,7 @@ def test_a_rounding_error_widens_nothing(monkeypatch):
     density = LogDensity(random_intercepts(), "quick")
     theta, before = models.random_points(density, 2, 13), density.pattern
     monkeypatch.setattr(ColouredHessian, "inconsistent_rows", lambda self, point, rng: np.arange(4))
-    density.mean_hessian_values(theta)
+    density.mean_hessian(theta).values()
     assert density.n_widened == 0
     assert density.pattern is before
 
@@ -272,7 +272,7 @@ def test_checks_become_rare(monkeypatch):
     theta, checked, call = models.random_points(density, 2, 14), [], 0
     monkeypatch.setattr(type(density._sparse), "check", lambda self, point, rng: checked.append((call, point)) or True)
     for call in range(1, 18):  # noqa: B007 (the lambda reads it)
-        density.mean_hessian_values(theta)
+        density.mean_hessian(theta).values()
     assert [at for at, _ in checked] == [1, 2, 4, 8, 16]
     assert {tuple(point) for _, point in checked} == set(map(tuple, theta))
 
@@ -287,11 +287,11 @@ def test_new_data_have_a_new_pattern():
         effect = pm.Normal("effect", 0.1, 1.3, shape=12)
         pm.Poisson("y", pt.exp(effect + effect[other]), observed=COUNTS[:12])
     density, theta = LogDensity(model, "quick"), np.full((1, 12), 0.2)
-    assert density.pattern.n_entries == len(density.mean_hessian_values(theta)) == 12
+    assert density.pattern.n_entries == len(density.mean_hessian(theta).values()) == 12
     with model:
         pm.set_data({"other": np.roll(np.arange(12), 1)})
     assert density.pattern.n_entries == 24
-    matrix = density.pattern.symmetric(density.mean_hessian_values(theta)).toarray()
+    matrix = density.pattern.symmetric(density.mean_hessian(theta).values()).toarray()
     np.testing.assert_allclose(matrix, density.hessian(theta)[0], rtol=1e-12)
     assert density.n_widened == 0
 
@@ -306,7 +306,7 @@ def test_the_pattern_of_a_minibatch_holds_for_all():
     density = LogDensity(model, "quick")
     theta, rng = models.random_points(density, 2, 15), np.random.default_rng(16)
     for _ in range(4):
-        products = density.mean_hessian_products(theta, np.eye(13))
+        products = density.mean_hessian(theta).products(np.eye(13))
         np.testing.assert_allclose(products, density.hessian(theta).mean(axis=0), rtol=1e-10, atol=1e-12)
         density.next_batch(rng)
     assert density.n_widened == 0
@@ -315,9 +315,9 @@ def test_the_pattern_of_a_minibatch_holds_for_all():
 def test_survives_a_pickle():
     density = LogDensity(random_intercepts(), "quick")
     theta = models.random_points(density, 2, 17)
-    expected = density.mean_hessian_values(theta)
+    expected = density.mean_hessian(theta).values()
     copy = pickle.loads(cloudpickle.dumps(density))
-    np.testing.assert_array_equal(copy.mean_hessian_values(theta), expected)
+    np.testing.assert_array_equal(copy.mean_hessian(theta).values(), expected)
     assert copy._sparse._n_calls == 2
 
 
@@ -342,5 +342,5 @@ def test_auto_counts_colours_not_dimensions(monkeypatch):
 def test_jax_agrees():
     pytest.importorskip("jax")
     theta = models.random_points(LogDensity(random_intercepts(), "quick"), 3, 18)
-    expected = LogDensity(random_intercepts(), "quick").mean_hessian_values(theta)
-    np.testing.assert_allclose(LogDensity(random_intercepts(), "jax").mean_hessian_values(theta), expected, rtol=1e-9)
+    expected = LogDensity(random_intercepts(), "quick").mean_hessian(theta).values()
+    np.testing.assert_allclose(LogDensity(random_intercepts(), "jax").mean_hessian(theta).values(), expected, rtol=1e-9)

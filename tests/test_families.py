@@ -34,7 +34,7 @@ def state(family, seed):
 def packed(state, matrix):
     """Return a symmetric matrix as a curvature in the form of the family, which leaves out what it does not store."""
     c_inv = np.linalg.inv(whitener(state))
-    return state.curvature(Quadratic(np.zeros(N_DIM), c_inv.T @ matrix @ c_inv), np.zeros((1, N_DIM)))
+    return state.curvature(Quadratic(np.zeros(N_DIM), c_inv.T @ matrix @ c_inv).mean_hessian(np.zeros((1, N_DIM))))
 
 
 def half(lower):
@@ -89,14 +89,14 @@ def test_whitened_curvature_is_minus_ctrans_h_c(state, family, rng):
     hessian = half + half.T  # indefinite
     c = whitener(state)
     expected = restrict(family, -c.T @ hessian @ c)
-    curvature = state.curvature(Quadratic(np.zeros(N_DIM), -hessian), np.zeros((1, N_DIM)))
+    curvature = state.curvature(Quadratic(np.zeros(N_DIM), -hessian).mean_hessian(np.zeros((1, N_DIM))))
     np.testing.assert_allclose(as_matrix(state, curvature), expected, rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(state.curvature_diagonal(curvature), np.diag(expected), rtol=1e-10, atol=1e-12)
 
 
 @each_family
 def test_whitened_curvature_of_log_q_is_the_identity(state):
-    curvature = state.curvature(Quadratic(state.mean(), np.linalg.inv(state.cov())), np.zeros((1, N_DIM)))
+    curvature = state.curvature(Quadratic(state.mean(), np.linalg.inv(state.cov())).mean_hessian(np.zeros((1, N_DIM))))
     np.testing.assert_allclose(state.curvature_error(curvature), 0.0, atol=1e-9)
     np.testing.assert_allclose(state.curvature_error(3.0 * curvature) / 2.0, curvature, rtol=1e-8, atol=1e-8)
 
@@ -238,7 +238,7 @@ def test_products_are_gradients_of_the_elbo(state, family, rng):
     """Finite differences along random directions in the factor, of E_q[log p] + entropy for a quadratic log p."""
     target = Quadratic(rng.standard_normal(N_DIM), np.linalg.inv(random_covariance(rng, N_DIM)))
     base = np.zeros((1, N_DIM))
-    error = -state.curvature_error(state.curvature(target, base))
+    error = -state.curvature_error(state.curvature(target.mean_hessian(base)))
     gradient = state.factor_sign * state.inverse_product(error)
     direction = restrict(family, np.tril(rng.standard_normal((N_DIM, N_DIM))))
     # In the form of a factor: the difference of two states.

@@ -88,7 +88,7 @@ def check(density, log_density, theta):
     np.testing.assert_allclose(grad[0], slopes, rtol=1e-6, atol=1e-6)
     curvatures = [(density.grad(np.array([theta + h, theta - h])) * [[1.0], [-1.0]]).sum(axis=0) for h in axes]
     np.testing.assert_allclose(hessian, np.array(curvatures) / (2.0 * step), rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(density.mean_hessian_products(theta[None], np.eye(len(theta))), hessian, rtol=1e-12)
+    np.testing.assert_allclose(density.mean_hessian(theta[None]).products(np.eye(len(theta))), hessian, rtol=1e-12)
 
 
 def test_sums_of_sums_are_not_written_out():
@@ -157,7 +157,7 @@ def test_gaussian_process_has_no_graph_within_a_graph():
         process.marginal_likelihood("y", X=at, y=np.sin(5.0 * at[:, 0]), sigma=0.3)
     density = LogDensity(model)
     theta, step = np.array([-0.4, 0.2]), 1e-4
-    hessian = density.mean_hessian_products(np.repeat(theta[None], 4, axis=0), np.eye(2))
+    hessian = density.mean_hessian(np.repeat(theta[None], 4, axis=0)).products(np.eye(2))
     slopes = [(density.grad(np.array([theta + h, theta - h])) * [[1.0], [-1.0]]).sum(axis=0) for h in step * np.eye(2)]
     np.testing.assert_allclose(hessian, np.array(slopes) / (2.0 * step), rtol=1e-5)
     ops = [node.op for node in density._functions["coloured"].maker.fgraph.apply_nodes]

@@ -76,7 +76,7 @@ def test_hessian_products_are_the_hessian_times_directions(density, rng):
     products = density.hessian_products(theta, directions)
     scale = np.abs(expected).max()
     np.testing.assert_allclose(products, expected, rtol=1e-9, atol=1e-11 * scale)
-    mean = density.mean_hessian_products(theta, directions)
+    mean = density.mean_hessian(theta).products(directions)
     np.testing.assert_allclose(mean, products.mean(axis=0), rtol=1e-12, atol=1e-13 * scale)
 
 
@@ -179,7 +179,7 @@ def test_counters():
     density.grad(theta[:2])
     assert (density.n_gradients, density.n_hessians) == (7, 0)
     density.hessian_products(theta[:3], np.eye(3)[:2])
-    density.mean_hessian_products(theta, np.eye(3))
+    density.mean_hessian(theta).products(np.eye(3))
     density.hessian(theta[:1])
     assert (density.n_gradients, density.n_hessians) == (7, 9)
 
@@ -294,7 +294,7 @@ def test_diagonal_of_the_hessian_in_blocks(monkeypatch):
     theta = models.random_points(density, 3, 5)
     monkeypatch.setattr(LogDensity, "_n_directions", 16)
     before = density.n_hessians
-    diagonal = density.mean_hessian_diagonal(theta)
+    diagonal = density.mean_hessian(theta).diagonal()
     assert density.n_hessians == before + 3
     np.testing.assert_allclose(diagonal, np.diagonal(density.hessian(theta).mean(axis=0)), rtol=1e-12)
 

@@ -19,7 +19,7 @@ from test_natural_gradients import Coordinates, gradient_of
 from test_updates import whitened_moments
 
 from pymc_ngvi.core.draws import sobol_draws
-from pymc_ngvi.estimators import price
+from pymc_ngvi.estimators import gauss_newton, price
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.families.mixture import COMPONENTS
@@ -227,7 +227,7 @@ def component_moments(target, q, index):
     # Curvatures are means over draws: those of nodes that are mirror images, and so have one weight.
     labels = np.unique(np.round(np.log(weights), 6), return_inverse=True)[1]
     groups = [labels == label for label in range(labels.max() + 1)]
-    curvature = sum(weights[group].sum() * part.curvature(component, theta[group]) for group in groups)
+    curvature = sum(weights[group].sum() * part.mean_hessian(theta[group]).whitened(component) for group in groups)
     return weights @ logp + component.entropy(), whitened_moments(component.whiten(weights @ grad), curvature)
 
 
@@ -353,11 +353,16 @@ def test_derivatives_of_the_target_of_a_component(make, family, rng):
     slopes = np.array([part.logp_grad(theta + s)[0] - part.logp_grad(theta - s)[0] for s in steps]).T / 2e-4
     np.testing.assert_allclose(grad, slopes, rtol=1e-6, atol=1e-6)
     hessians = np.array([part.logp_grad(theta + s)[1] - part.logp_grad(theta - s)[1] for s in steps]) / 2e-4
+    for found, expected in (
+        (part.mean_hessian(theta).products(steps), 1e-4 * hessians.mean(axis=1)),
+        (part.mean_hessian(theta).diagonal(), np.diag(hessians.mean(axis=1))),
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max())
     component = q.components[1]
     c = whitener(component)
     whitened = -c.T @ hessians.mean(axis=1) @ c
     np.testing.assert_allclose(
-        part.curvature(component, theta),
+        part.mean_hessian(theta).whitened(component),
         as_curvature(component, whitened),
         rtol=1e-5,
         atol=1e-6 * np.abs(whitened).max(),
@@ -375,7 +380,9 @@ def test_target_of_the_only_component_is_the_density_itself(family, rng):
     for found, expected in zip(part.logp_grad(theta), target.logp_grad(theta), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-11)
     component = q.components[0]
-    np.testing.assert_allclose(part.curvature(component, theta), component.curvature(target, theta), atol=1e-11)
+    np.testing.assert_allclose(
+        part.mean_hessian(theta).whitened(component), component.curvature(target.mean_hessian(theta)), atol=1e-11
+    )
 
 
 @each_target
@@ -411,21 +418,17 @@ def test_target_of_a_component_counts_what_the_density_is_asked(rng):
     density = target.fresh()
     part, theta = ComponentTarget(density, q, 0), rng.standard_normal((6, 2))
     part.logp_grad(theta)
-    part.curvature(q.components[0], theta[:4])
+    part.mean_hessian(theta[:4]).whitened(q.components[0])
     assert (part.n_gradients, part.n_hessians) == (density.n_gradients, density.n_hessians) == (6, 4)
     assert part.has_hessian
     assert not part.has_minibatch
-    assert part.pattern is None  # though the density has one: others add to every entry
+    assert part.mean_hessian(theta).pattern is None  # though the density has one: others add to every entry
 
 
-def test_target_of_a_component_refuses_what_it_does_not_know(rng):
+def test_target_of_a_component_has_no_single_observations(rng):
     this = case(logistic, "diagonal", 2, 2)
     target, q = this.target, this.q
-    part, theta = ComponentTarget(target, q, 0), rng.standard_normal((6, 2))
-    with pytest.raises(ValueError, match="price"):
-        part.mean_gauss_newton_diagonal(theta)
-    for ask in (part.mean_hessian_values, part.mean_hessian_diagonal):
-        with pytest.raises(ValueError, match="take `curvature`"):
-            ask(theta)
-    with pytest.raises(ValueError, match="take `curvature`"):
-        part.mean_hessian_products(theta, np.eye(2))
+    part, base = ComponentTarget(target, q, 0), sobol_draws(4, 2, rng)
+    evaluation = evaluate(part, q.components[0], base)
+    with pytest.raises(ValueError, match="gradients of single observations"):
+        gauss_newton(part, q.components[0], base, evaluation)

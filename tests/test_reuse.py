@@ -122,14 +122,14 @@ def test_what_the_data_decide_is_that_of_a_new_density(change, compilations, rng
     model = regression()
     old = LogDensity(model)
     theta = rng.normal(size=(2, old.n_dim))
-    before = old.logp_grad(theta), old.mean_hessian_values(theta), old.pattern
+    before = old.logp_grad(theta), old.mean_hessian(theta).values(), old.pattern
     pm.set_data(CHANGES[change], model=model)
     compilations.clear()
     again = old.again()
-    found = [*again.logp_grad(theta), again.mean_hessian_values(theta), again.pattern, again.initial_point()]
+    found = [*again.logp_grad(theta), again.mean_hessian(theta).values(), again.pattern, again.initial_point()]
     assert not compilations
     new = LogDensity(model)
-    expected = [*new.logp_grad(theta), new.mean_hessian_values(theta), new.pattern, new.initial_point()]
+    expected = [*new.logp_grad(theta), new.mean_hessian(theta).values(), new.pattern, new.initial_point()]
     for one, other in zip(found, expected, strict=True):
         if one is again.pattern:
             one, other = one.matrix.toarray(), other.matrix.toarray()

@@ -111,7 +111,7 @@ def test_groups_with_one_covariance_share_a_solve(likelihood, n_calls, rng):
     density = LogDensity(model, "quick")
     theta = 0.3 * rng.normal(size=(3, density.n_dim))
     density.logp_grad(theta)
-    density.mean_hessian_values(theta)
+    density.mean_hessian(theta).values()
     functions = [density._functions[name] for name in ("logp_grad", "coloured")]
     for function in functions:
         found = solves(function.maker.fgraph.apply_nodes)
@@ -132,7 +132,7 @@ def test_groups_with_one_covariance_share_a_solve(likelihood, n_calls, rng):
     np.testing.assert_allclose(grad[0], expected[0][1], rtol=1e-9, atol=1e-10)
     hessian = np.array([product for _, _, product in expected])
     pattern = density.pattern
-    at_first = density.mean_hessian_values(theta[:1])
+    at_first = density.mean_hessian(theta[:1]).values()
     np.testing.assert_allclose(at_first, hessian[pattern.rows, pattern.cols], rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(density.hessian(theta[:1])[0], hessian, rtol=1e-9, atol=1e-9)
     # No entry of the pattern is there for nothing: each group touches itself and the globals that it depends on.

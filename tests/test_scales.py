@@ -103,7 +103,7 @@ def _with_own_curvature(density, location):
     scale = np.full(density.n_dim, 0.05)
     scale[b] = min(np.exp(location[sd])[0], 5.0)
     rng = np.random.default_rng(1)
-    curvature = -density.mean_hessian_diagonal(location + scale * rng.standard_normal((256, density.n_dim)))
+    curvature = -density.mean_hessian(location + scale * rng.standard_normal((256, density.n_dim))).diagonal()
     return DiagonalState.from_scale(location, 1.0 / np.sqrt(np.abs(curvature)))
 
 
@@ -122,9 +122,9 @@ def test_held_coordinates_have_a_gaussian_of_their_own_and_the_others_the_densit
     hessian = density.hessian(given).mean(axis=0)
     hessian[index], hessian[:, index] = 0.0, 0.0
     hessian[index, index] = -1.0 / sd**2
-    np.testing.assert_allclose(held.mean_hessian_products(theta, np.eye(density.n_dim)), hessian, atol=1e-12)
-    np.testing.assert_allclose(held.mean_hessian_diagonal(theta), np.diag(hessian), atol=1e-12)
-    values = held.pattern.symmetric(held.mean_hessian_values(theta)).toarray()
+    np.testing.assert_allclose(held.mean_hessian(theta).products(np.eye(density.n_dim)), hessian, atol=1e-12)
+    np.testing.assert_allclose(held.mean_hessian(theta).diagonal(), np.diag(hessian), atol=1e-12)
+    values = density.pattern.symmetric(held.mean_hessian(theta).values()).toarray()
     np.testing.assert_allclose(values, hessian, atol=1e-12)
     q = FullState.from_scale(theta[0], np.ones(density.n_dim))
-    np.testing.assert_allclose(held.curvature(q, theta), -hessian, atol=1e-12)
+    np.testing.assert_allclose(held.mean_hessian(theta).whitened(q), -hessian, atol=1e-12)

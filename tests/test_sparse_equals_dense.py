@@ -15,6 +15,7 @@ from matrix import ignore, make_rule
 
 from pymc_ngvi import LogDensity, fit_ngvi
 from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.types import MatrixHessian
 from pymc_ngvi.families import FullPrecisionState, SparseFamily
 from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.families.dissection import find_structure
@@ -48,19 +49,11 @@ class Permuted:
         logp, grad = self.density.logp_grad(point)
         return logp, grad[:, self.order]
 
-    def _hessian(self, theta):
+    def mean_hessian(self, theta):
         point = np.empty_like(theta)
         point[:, self.order] = theta
-        return self._dense(self._rows, self._cols, self.density.mean_hessian_values(point))
-
-    def mean_hessian_products(self, theta, directions):
-        return directions @ self._hessian(theta)
-
-    def mean_hessian_values(self, theta):
-        return self._hessian(theta)[self.pattern.rows, self.pattern.cols]
-
-    def curvature(self, state, theta):
-        return state.curvature(self, theta)
+        values = self.density.mean_hessian(point).values()
+        return MatrixHessian(self._dense(self._rows, self._cols, values), self.pattern)
 
 
 def dense_twin(n_local):

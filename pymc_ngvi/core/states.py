@@ -1,81 +1,14 @@
-"""Protocols of a log density, and of the approximations that are fitted to it; `types` has the conventions."""
+"""Protocols of approximations; `types` has the conventions."""
 
 from collections.abc import Callable
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.target import Whitener
 from pymc_ngvi.core.values import Array, Outer
-
-
-class TargetDensity(Protocol):
-    """What the loop needs of a model: a log density on the flat unconstrained vector."""
-
-    n_gradients: int
-    n_hessians: int
-
-    @property
-    def n_dim(self) -> int:
-        """Number of unconstrained coordinates."""
-        ...
-
-    @property
-    def has_hessian(self) -> bool:
-        """Whether log p has second derivatives that can be evaluated."""
-        ...
-
-    @property
-    def has_minibatch(self) -> bool:
-        """Whether log p is that of a random part of the data, the same until `next_batch`."""
-        ...
-
-    def logp_grad(self, theta: Array) -> tuple[Array, Array]:
-        """Return log p, (n_draws,), and its gradient, (n_draws, n_dim)."""
-        ...
-
-    def mean_hessian_products(self, theta: Array, directions: Array) -> Array:
-        """Return the mean over draws of hess log p times each direction, (n_directions, n_dim)."""
-        ...
-
-    def mean_hessian_diagonal(self, theta: Array) -> Array:
-        """Return the mean over draws of the diagonal of hess log p, (n_dim,)."""
-        ...
-
-    @property
-    def pattern(self) -> Pattern | None:
-        """Entries of the Hessian that can differ from 0; None where it counts as dense."""
-        ...
-
-    def mean_hessian_values(self, theta: Array) -> Array:
-        """Return the mean over draws of hess log p in the entries of ``pattern``, (n_entries,)."""
-        ...
-
-    def mean_gauss_newton_diagonal(self, theta: Array) -> Array:
-        """Return the mean over draws of the Gauss-Newton diagonal, an estimate of -diag hess log p, (n_dim,)."""
-        ...
-
-    def curvature(self, state: Any, theta: Array) -> Array:
-        """Return the whitened curvature of the mean Hessian, as a state stores it: ``state.curvature(self, theta)``.
-
-        Not so where the Hessian has no form that a state could ask for.
-        """
-        ...
-
-    def next_batch(self, rng: np.random.Generator) -> None:
-        """Go to the next minibatch of the data; nothing where there is none."""
-        ...
-
-    def take_batch(self, seed: int, number: int) -> None:
-        """Go to a minibatch of passes through the data in random orders; not called without `has_minibatch`."""
-        ...
-
-    @property
-    def n_batches(self) -> int:
-        """Minibatches in one pass; not called without `has_minibatch`."""
-        ...
 
 
 class VariationalState(Protocol):
@@ -121,7 +54,7 @@ class VariationalState(Protocol):
         ...
 
 
-class GaussianState(VariationalState, Protocol):
+class GaussianState(VariationalState, Whitener, Protocol):
     """A Gaussian q that can whiten: what estimators and updates work with.
 
     Beside the mean it holds a *factor*: of the covariance (``factor_sign`` 1; the whitener C is the factor itself) or
@@ -158,10 +91,6 @@ class GaussianState(VariationalState, Protocol):
 
     # --- between the space of theta and the whitened one ---
 
-    def whiten(self, grad: Array) -> Array:
-        """Return C^T times each gradient, (..., n_dim)."""
-        ...
-
     def unwhiten(self, step: Array) -> Array:
         """Return C times a whitened step, (n_dim,)."""
         ...
@@ -172,20 +101,12 @@ class GaussianState(VariationalState, Protocol):
 
     # --- curvatures ---
 
-    def curvature(self, target: TargetDensity, theta: Array) -> Array:
-        """Return the whitened curvature A of the mean Hessian of ``target`` at the rows of ``theta``."""
-        ...
-
     def curvature_error(self, curvature: Array) -> Array:
         """Return A - identity, in the form that this family stores."""
         ...
 
     def curvature_diagonal(self, curvature: Array) -> Array:
         """Return the diagonal of A, (n_dim,)."""
-        ...
-
-    def add_to_diagonal(self, curvature: Array, value: float) -> Array:
-        """Return A + value * identity."""
         ...
 
     def flat(self, curvature: Array) -> Array:
@@ -206,10 +127,6 @@ class GaussianState(VariationalState, Protocol):
 
     def outer(self, whitened: Array, z: Array) -> Outer:
         """Order whitened gradients and base draws, (n_draws, n_dim), so that the factor's triangle is the lower one."""
-        ...
-
-    def outer_mean(self, outer: Outer) -> Array:
-        """Return the symmetric matrix with the lower triangle of ``outer``, in the form of a curvature."""
         ...
 
     def outer_diagonal(self, outer: Outer) -> Array:

@@ -9,7 +9,8 @@ curvature A = -C^T E_q[hess log p] C. At the optimum they are 0 and the identity
 from typing import Any, Protocol
 
 from pymc_ngvi.core.moments import Moments, PathMoments
-from pymc_ngvi.core.states import ComponentState, GaussianState, TargetDensity, VariationalState
+from pymc_ngvi.core.states import ComponentState, GaussianState, VariationalState
+from pymc_ngvi.core.target import GaussNewtonTarget, MatrixHessian, MeanHessian, Target, Whitener
 from pymc_ngvi.core.values import Array, Assessment, BaseDraws, Evaluation, Outer, Parameters
 
 __all__ = [
@@ -20,14 +21,18 @@ __all__ = [
     "Direction",
     "Estimator",
     "Evaluation",
+    "GaussNewtonTarget",
     "GaussianState",
+    "MatrixHessian",
+    "MeanHessian",
     "Moments",
     "Outer",
     "Parameters",
     "PathMoments",
-    "TargetDensity",
+    "Target",
     "Update",
     "VariationalState",
+    "Whitener",
 ]
 
 
@@ -35,7 +40,7 @@ class Estimator(Protocol):
     """Estimates the moments of a state from an evaluation at its draws."""
 
     def __call__(
-        self, target: TargetDensity, state: Any, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+        self, target: Target, state: Any, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
     ) -> Moments:
         """Return the whitened moments; ``stl``: with gradients of log p - log q instead of log p."""
         ...

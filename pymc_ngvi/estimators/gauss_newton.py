@@ -11,18 +11,18 @@ References
    complex models. ISITA. https://doi.org/10.23919/ISITA.2018.8664326
 """
 
-from pymc_ngvi.core.types import Array, BaseDraws, Evaluation, GaussianState, Moments, TargetDensity
+from pymc_ngvi.core.types import Array, BaseDraws, Evaluation, GaussianState, GaussNewtonTarget, Moments, Target
 from pymc_ngvi.estimators.summary import by_replicate
 
 
 def gauss_newton(
-    target: TargetDensity, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+    target: Target, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
 ) -> Moments:
     """Estimate the whitened gradient by its mean, the diagonal curvature by squares of per-observation gradients.
 
     Parameters
     ----------
-    target : TargetDensity
+    target : Target
     state : DiagonalState
     base : BaseDraws
         The draws of ``evaluation``.
@@ -35,6 +35,8 @@ def gauss_newton(
     -------
     Moments
     """
+    if not isinstance(target, GaussNewtonTarget):
+        raise ValueError("gauss_newton squares the gradients of single observations: this target has none.")
 
     def curvature(theta: Array) -> Array:
         # The diagonal of C^T G C for a diagonal C.

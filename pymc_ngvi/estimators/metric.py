@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pymc_ngvi.core.linalg import cholesky, solve_lower, symmetrise
-from pymc_ngvi.core.types import Array, Moments, TargetDensity
+from pymc_ngvi.core.types import Array, Moments, Target
 from pymc_ngvi.estimators.summary import gap_of
 
 #: Draws that the curvature is averaged over, and dimensions beyond which it is left alone.
@@ -19,12 +19,12 @@ _N_DRAWS, _MAX_DIM = 16, 2_000
 SEEN = 0.1
 
 
-def in_full_metric(target: TargetDensity, q: Any, theta: Array, moments: Moments) -> Moments | None:
+def in_full_metric(target: Target, q: Any, theta: Array, moments: Moments) -> Moments | None:
     """Return moments whose gap, floor and floor_sd count errors of the mean by the full curvature of log p.
 
     Parameters
     ----------
-    target : TargetDensity
+    target : Target
     q : GaussianState
     theta : ndarray, shape (n_draws, n_dim)
         Draws of q, all finite.
@@ -46,10 +46,10 @@ def in_full_metric(target: TargetDensity, q: Any, theta: Array, moments: Moments
     return replace(moments, gap=gap, floor=floor, floor_sd=floor_sd)
 
 
-def _full_curvature_factor(target: TargetDensity, q: Any, theta: Array) -> Array | None:
+def _full_curvature_factor(target: Target, q: Any, theta: Array) -> Array | None:
     """Return the Cholesky factor of the dense whitened curvature."""
     if not target.has_hessian or q.n_dim > _MAX_DIM:
         return None
     directions = q.draws(np.eye(q.n_dim)) - q.location  # the rows of C^T
-    products = target.mean_hessian_products(theta, directions)
+    products = target.mean_hessian(theta).products(directions)
     return cholesky(symmetrise(-q.whiten(products)))

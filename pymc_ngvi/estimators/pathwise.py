@@ -12,18 +12,18 @@ References
    https://proceedings.mlr.press/v32/titsias14.html
 """
 
-from pymc_ngvi.core.types import BaseDraws, Evaluation, GaussianState, Moments, TargetDensity
+from pymc_ngvi.core.types import BaseDraws, Evaluation, GaussianState, Moments, Target
 from pymc_ngvi.estimators.path import from_gradients
 
 
 def pathwise(
-    target: TargetDensity, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+    target: Target, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
 ) -> Moments:
     """Estimate whitened gradient and curvature by differentiating draws through the Cholesky factor.
 
     Parameters
     ----------
-    target : TargetDensity
+    target : Target
         Not evaluated again.
     state : GaussianState
     base : BaseDraws

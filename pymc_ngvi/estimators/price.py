@@ -10,18 +10,18 @@ References
    https://doi.org/10.1162/neco.2008.08-07-592
 """
 
-from pymc_ngvi.core.types import BaseDraws, Evaluation, GaussianState, Moments, TargetDensity
+from pymc_ngvi.core.types import BaseDraws, Evaluation, GaussianState, Moments, Target
 from pymc_ngvi.estimators.summary import by_replicate
 
 
 def price(
-    target: TargetDensity, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+    target: Target, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
 ) -> Moments:
     """Estimate whitened gradient and curvature with Hessian-vector products at every draw.
 
     Parameters
     ----------
-    target : TargetDensity
+    target : Target
     state : GaussianState
     base : BaseDraws
         The draws of ``evaluation``; the scatter between its replicates gives the Monte Carlo errors.
@@ -35,4 +35,4 @@ def price(
     -------
     Moments
     """
-    return by_replicate(lambda theta: target.curvature(state, theta), state, base, evaluation, stl=stl)
+    return by_replicate(lambda theta: target.mean_hessian(theta).whitened(state), state, base, evaluation, stl=stl)

@@ -12,18 +12,18 @@ References
 
 import numpy as np
 
-from pymc_ngvi.core.types import Array, BaseDraws, Evaluation, GaussianState, Moments, Outer, TargetDensity
+from pymc_ngvi.core.types import Array, BaseDraws, Evaluation, GaussianState, Moments, Outer, Target
 from pymc_ngvi.estimators.path import from_gradients
 
 
 def stein(
-    target: TargetDensity, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+    target: Target, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
 ) -> Moments:
     """Estimate whitened gradient and curvature from gradients alone, symmetrised.
 
     Parameters
     ----------
-    target : TargetDensity
+    target : Target
         Not evaluated again.
     state : GaussianState
     base : BaseDraws

@@ -16,7 +16,7 @@ import numpy as np
 
 from pymc_ngvi.core.linalg import relative_terms
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array, Outer, TargetDensity
+from pymc_ngvi.core.types import Array, MeanHessian, Outer
 from pymc_ngvi.families import stacks
 from pymc_ngvi.families.block_structure import BlockStructure
 from pymc_ngvi.families.lower import LOG_2PI, SINGULAR, SUFFIX_SUMS
@@ -111,12 +111,12 @@ class BlockState(PackedState):
 
     # --- curvatures ---
 
-    def curvature(self, target: TargetDensity, theta: Array) -> Array:
-        """Return the diagonal blocks of A = -C^T H C, with H the mean Hessian at ``theta``."""
+    def curvature(self, hessian: MeanHessian) -> Array:
+        """Return the diagonal blocks of A = -C^T H C, with H the mean Hessian."""
         # Of a direction that lies in one block, only what its product has in that block is kept.
         lines = self._on_blocks(stacks.transposed, self.factor)
         products = np.empty_like(lines)
-        before, structure = target.n_hessians, self.structure
+        structure = self.structure
         step = max(1, _DIRECTIONS // self.n_dim)
         for start in range(0, self.n_dim, step):
             stop = min(start + step, self.n_dim)
@@ -124,9 +124,7 @@ class BlockState(PackedState):
             at = (structure.lines[part] - start, structure.columns[part])
             directions = np.zeros((stop - start, self.n_dim))
             directions[at] = lines[part]
-            products[part] = target.mean_hessian_products(theta, directions)[at]
-        if self.n_dim > step:
-            target.n_hessians = before + len(theta)  # one a draw, in however many calls
+            products[part] = hessian.products(directions)[at]
         with np.errstate(invalid="ignore"):  # inf times the zeros of the factor: the caller sees what is not finite
             return self._on_blocks(lambda p, c: stacks.symmetrise(-(p @ c)), products, self.factor)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from pymc_ngvi.core.linalg import ROUNDING, keeps_its_sign, relative_terms
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array, Outer, TargetDensity
+from pymc_ngvi.core.types import Array, MeanHessian, Outer
 from pymc_ngvi.families.lower import LOG_2PI
 
 
@@ -127,9 +127,9 @@ class DiagonalState:
         result: Array = (self.scale / other.scale) ** 2
         return result
 
-    def curvature(self, target: TargetDensity, theta: Array) -> Array:
-        """Return the diagonal of A, (n_dim,), with H the mean Hessian at ``theta``."""
-        result: Array = -target.mean_hessian_diagonal(theta) * self.scale**2
+    def curvature(self, hessian: MeanHessian) -> Array:
+        """Return the diagonal of A, (n_dim,), with H the mean Hessian."""
+        result: Array = -hessian.diagonal() * self.scale**2
         return result
 
     def curvature_error(self, curvature: Array) -> Array:

@@ -17,7 +17,7 @@ from pymc_ngvi.core.linalg import (
     symmetrise,
 )
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array, Outer, TargetDensity
+from pymc_ngvi.core.types import Array, MeanHessian, Outer
 from pymc_ngvi.families.lower import LOG_2PI, SINGULAR, LowerState
 
 
@@ -108,9 +108,9 @@ class FullState(LowerState):
         root = solve_lower(other.factor, self.factor)
         return symmetrise(root.T @ root)
 
-    def curvature(self, target: TargetDensity, theta: Array) -> Array:
-        """Return A = -C^T H C, symmetric, with H the mean Hessian at ``theta``."""
-        products = target.mean_hessian_products(theta, np.ascontiguousarray(self.factor.T))
+    def curvature(self, hessian: MeanHessian) -> Array:
+        """Return A = -C^T H C, symmetric, with H the mean Hessian."""
+        products = hessian.products(np.ascontiguousarray(self.factor.T))
         with np.errstate(invalid="ignore", over="ignore"):  # a Hessian that is not finite: the update will see
             return symmetrise(-(products @ self.factor))
 

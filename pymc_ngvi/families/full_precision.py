@@ -8,7 +8,7 @@ import numpy as np
 
 from pymc_ngvi.core.linalg import all_finite, cholesky, relative_terms, solve_lower, symmetrise
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array, Outer, TargetDensity
+from pymc_ngvi.core.types import Array, MeanHessian, Outer
 from pymc_ngvi.families.lower import LOG_2PI, LowerState
 
 
@@ -81,10 +81,9 @@ class FullPrecisionState(LowerState):
         result: Array = self.factor @ grad
         return result
 
-    def curvature(self, target: TargetDensity, theta: Array) -> Array:
-        """Return A = -T^-1 H T^-T, symmetric, with H the mean Hessian at ``theta``."""
-        hessian = target.mean_hessian_products(theta, np.eye(self.n_dim))
-        half = solve_lower(self.factor, hessian.T)
+    def curvature(self, hessian: MeanHessian) -> Array:
+        """Return A = -T^-1 H T^-T, symmetric, with H the mean Hessian."""
+        half = solve_lower(self.factor, hessian.products(np.eye(self.n_dim)).T)
         return symmetrise(-solve_lower(self.factor, half.T))
 
     def divided(self, matrix: Array, grad: Array) -> tuple[Self, Array] | None:

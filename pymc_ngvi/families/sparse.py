@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array, Outer, TargetDensity
+from pymc_ngvi.core.types import Array, MeanHessian, Outer
 from pymc_ngvi.families import arrow, stacks
 from pymc_ngvi.families.arrow import ArrowStructure, Parts
 from pymc_ngvi.families.arrow_moments import border_roots, covariance_parts, factor_of_covariance
@@ -188,14 +188,14 @@ class SparseState(PackedState):
 
     # --- curvatures ---
 
-    def curvature(self, target: TargetDensity, theta: Array) -> Array:
-        """Return A = -T^-1 H T^-T, with H the mean Hessian at ``theta``."""
-        pattern = target.pattern
+    def curvature(self, hessian: MeanHessian) -> Array:
+        """Return A = -T^-1 H T^-T, with H the mean Hessian."""
+        pattern = hessian.pattern
         if pattern is None:
             raise ValueError("The Hessian of this target counts as dense: take another family.")
-        hessian = self.structure.from_values(pattern, target.mean_hessian_values(theta))
+        matrix = self.structure.from_values(pattern, hessian.values())
         with np.errstate(invalid="ignore", over="ignore"):  # a Hessian that is not finite: the update will see
-            whitened = arrow.congruence(self.structure, self._parts, self.structure.unpack(-hessian))
+            whitened = arrow.congruence(self.structure, self._parts, self.structure.unpack(-matrix))
         return self.structure.pack(whitened)
 
     def flat(self, curvature: Array) -> Array:

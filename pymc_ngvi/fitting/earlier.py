@@ -9,37 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core import linalg
-from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.types import Array, VariationalState
+from pymc_ngvi.core.types import Array, MatrixHessian, VariationalState
 from pymc_ngvi.families import MixtureState, SparseState, StudentTState
 from pymc_ngvi.fitting.problem import Problem
 from pymc_ngvi.model import LogDensity
 
 #: Dimensions up to which covariances are taken over; above, standard deviations are.
 _MOST_DIMS = 5_000
-
-
-@dataclass(frozen=True)
-class _Quadratic:
-    """A Gaussian log density, as what asks for Hessians sees it."""
-
-    precision: Array
-    pattern: Pattern | None
-    n_hessians: int = 0
-
-    def mean_hessian_products(self, theta: Array, directions: Array) -> Array:
-        """Return the Hessian times each direction, (n_directions, n_dim)."""
-        return -directions @ self.precision
-
-    def mean_hessian_diagonal(self, theta: Array) -> Array:
-        """Return the diagonal of the Hessian, (n_dim,)."""
-        return -np.diagonal(self.precision)
-
-    def mean_hessian_values(self, theta: Array) -> Array:
-        """Return the Hessian in the entries of the pattern, (n_entries,)."""
-        assert self.pattern is not None
-        result: Array = -self.precision[self.pattern.rows, self.pattern.cols]
-        return result
 
 
 @dataclass(frozen=True)
@@ -157,6 +133,6 @@ def _with_precision(state: Any, precision: Array | None, point: Array) -> Any:
         return MixtureState.of([_with_precision(state.components[0], precision, point)])
     if isinstance(state, StudentTState):
         return replace(state, gaussian=_with_precision(state.gaussian, precision, point))
-    target: Any = _Quadratic(precision, state.structure.pattern if isinstance(state, SparseState) else None)
-    found = state.divided(state.curvature(target, point[None]), np.zeros(len(point)))
+    hessian = MatrixHessian(-precision, state.structure.pattern if isinstance(state, SparseState) else None)
+    found = state.divided(state.curvature(hessian), np.zeros(len(point)))
     return state if found is None else found[0]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pymc_ngvi.core.linalg import check_memory
-from pymc_ngvi.core.types import Array, TargetDensity, VariationalState
+from pymc_ngvi.core.types import Array, Target, VariationalState
 from pymc_ngvi.families import BlockFamily, BlockStructure, FullPrecisionState, MixtureFamily, SparseFamily
 from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.families.dissection import find_structure
@@ -32,7 +32,7 @@ class Problem:
     ----------
     density : LogDensity
         Of the model.
-    target : TargetDensity
+    target : Target
         What is fitted: ``density`` itself, or its reparametrisation.
     family : object
         Makes states of location and scale.
@@ -41,7 +41,7 @@ class Problem:
     """
 
     density: LogDensity
-    target: TargetDensity
+    target: Target
     family: Any
     pushforward: Pushforward | None = None
 

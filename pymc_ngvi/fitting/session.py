@@ -13,7 +13,7 @@ from rich.theme import Theme
 
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.status import Status
-from pymc_ngvi.core.types import Array, Assessment, GaussianState, TargetDensity, VariationalState
+from pymc_ngvi.core.types import Array, Assessment, GaussianState, Target, VariationalState
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.memory import memory_of, remember
 from pymc_ngvi.fitting.options import FitOptions, check_n
@@ -276,7 +276,7 @@ class FitSession:
         )
 
 
-def make_rule(target: TargetDensity, options: FitOptions, seed: int) -> Any:
+def make_rule(target: Target, options: FitOptions, seed: int) -> Any:
     """Return the step rule that the options name."""
     choice = options.choice
     return AXES["step"][choice.step](

@@ -172,8 +172,8 @@ def _cov_of_globals(q: GaussianState, forest: Forest) -> Array:
 def _precision(density: LogDensity, q: GaussianState) -> sparse.csr_array:
     """Return minus the mean Hessian of log p under q, on the pattern of the model."""
     theta = q.draws(np.random.default_rng(_SEED).standard_normal((_N_PRECISION, q.n_dim)))
-    pattern = density.pattern
-    if pattern is not None:
-        return pattern.symmetric(-density.mean_hessian_values(theta))
-    products = density.mean_hessian_products(theta, np.eye(density.n_dim))
+    hessian = density.mean_hessian(theta)
+    if hessian.pattern is not None:
+        return hessian.pattern.symmetric(-hessian.values())
+    products = hessian.products(np.eye(density.n_dim))
     return sparse.csr_array(-0.5 * (products + products.T))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.values import Array
+from pymc_ngvi.core.types import Array, MeanHessian
 from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.graphs.cost import Cost
@@ -94,6 +94,7 @@ class SecondOrder:
         ndarray, shape (n_draws, n_directions, n_dim)
         """
         products = np.empty((len(theta), len(directions), self.n_dim))
+        self.n_hessians += len(theta)
         for out, point in zip(products, theta, strict=True):
             out[:] = self._products(point, directions)
         return products
@@ -122,30 +123,20 @@ class SecondOrder:
         """Times that the pattern turned out to lack entries."""
         return self._sparse.n_widened
 
-    def mean_hessian_values(self, theta: Array) -> Array:
-        """Return the mean over draws of the Hessian at the entries of `pattern`.
+    def mean_hessian(self, theta: Array) -> "ModelHessian":
+        """Return the mean of the Hessian over draws, (n_draws, n_dim): an object that evaluates what it is asked for.
 
-        It takes one product for each of a few sums of columns, whose entries don't overlap.
-
-        Parameters
-        ----------
-        theta : ndarray, shape (n_draws, n_dim)
-
-        Returns
-        -------
-        ndarray, shape (n_entries,)
-            The lower triangle, in the order of the pattern.
-
-        Raises
-        ------
-        PatternWidened
-            Where a check, now and then, found that the pattern lacked entries: it has them now.
-        ValueError
-            Where the Hessian counts as dense.
+        Examples
+        --------
+        >>> import pymc as pm
+        >>> from pymc_ngvi.model import LogDensity
+        >>> with pm.Model() as model:
+        ...     x = pm.Normal("x", 1.0, 2.0, shape=3)
+        >>> density = LogDensity(model)
+        >>> density.mean_hessian(density.initial_point()[None]).diagonal()
+        array([-0.25, -0.25, -0.25])
         """
-        values = self._sparse.mean_values(theta)
-        self.n_hessians += len(theta)
-        return values
+        return ModelHessian(self, theta)
 
     def check_hessian(self, point: Array, rng: np.random.Generator) -> bool:
         """Tell whether the Hessian by its pattern, at a point (n_dim,), gives its product with a random vector."""
@@ -158,14 +149,12 @@ class SecondOrder:
         """
         return self._sparse.widen(np.atleast_2d(theta))
 
-    def mean_hessian_products(self, theta: Array, directions: Array) -> Array:
-        """Return the mean of `hessian_products` over draws, (n_directions, n_dim), without keeping each."""
+    def _mean_products(self, theta: Array, directions: Array) -> Array:
         found = self._by_colours(theta, len(directions))
         if found is not None:
             return found[0].times(found[1], directions)
         coloured = self._sparse.coloured
         if coloured is not None:  # the function is there, or will be needed
-            self.n_hessians += len(theta)
             return coloured.mean_products(theta, directions)
         n_draws, n_directions = batch(self._cost.widest, len(directions))
         total = np.zeros((len(directions), self.n_dim))
@@ -173,23 +162,16 @@ class SecondOrder:
             for point in theta:
                 total += self._products(point, directions)
         else:  # calls take longer than the work: many draws in each
-            self.n_hessians += len(theta)
             for rows in slices(len(theta), n_draws):
                 total += self._products_of_draws(theta[rows], directions).sum(axis=0)
         return total / len(theta)
 
-    def mean_hessian_diagonal(self, theta: Array) -> Array:
-        """Return the mean over draws of the diagonal of the Hessian, (n_dim,).
-
-        It takes a product for each coordinate, or for each colour of `pattern`, but never holds a matrix of all of
-        them.
-        """
+    def _mean_diagonal(self, theta: Array) -> Array:
         found = self._by_colours(theta, self.n_dim)
         if found is not None:
             return found[0].diagonal(found[1])
         total = np.zeros(self.n_dim)
         for point in theta:
-            self.n_hessians += 1
             for at, axes in self._axes():
                 total[at] += self._evaluate_products(point, axes)[np.arange(len(at)), at]
         return total / len(theta)
@@ -204,13 +186,8 @@ class SecondOrder:
         """Return the mean Hessian at the entries of the pattern; None where that saves less than half of the work."""
         while (coloured := self._sparse.coloured) is not None and 2 * coloured.n_colours < n_directions:
             with contextlib.suppress(PatternWidened):
-                return coloured, self.mean_hessian_values(theta)
+                return coloured, self._sparse.mean_values(theta)
         return None
-
-    def curvature(self, state: Any, theta: Array) -> Array:
-        """Return the whitened curvature of the mean Hessian at the rows of ``theta``, as a state stores it."""
-        result: Array = state.curvature(self, theta)
-        return result
 
     def mean_gauss_newton_diagonal(self, theta: Array) -> Array:
         """Return the mean over draws of the Gauss-Newton diagonal, (n_dim,).
@@ -259,7 +236,6 @@ class SecondOrder:
     def _products(self, point: Array, directions: Array) -> Array:
         # One draw, many directions in a call: they fill the cache already, and the part that does not depend on them
         # is done once.
-        self.n_hessians += 1
         blocks = slices(len(directions), self._n_directions)
         parts = [self._evaluate_products(point, directions[rows]) for rows in blocks]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -281,3 +257,59 @@ class SecondOrder:
         with np.errstate(all="ignore"):
             products: Array = np.asarray(function(np.ascontiguousarray(theta), np.ascontiguousarray(directions)))
         return products
+
+
+class ModelHessian(MeanHessian):
+    """The mean over draws of the Hessian of a model's log density.
+
+    It counts as one evaluation at each of its draws, in however many calls.
+
+    Parameters
+    ----------
+    density : LogDensity
+    theta : ndarray, shape (n_draws, n_dim)
+    """
+
+    def __init__(self, density: SecondOrder, theta: Array) -> None:
+        self._density, self._theta = density, theta
+        self._counted = False
+
+    @property
+    def pattern(self) -> Pattern | None:
+        """Entries that can differ from 0; None where the matrix counts as dense."""
+        return self._density.pattern
+
+    def products(self, directions: Array) -> Array:
+        """Return the matrix times each direction, (n_directions, n_dim)."""
+        self._count()
+        return self._density._mean_products(self._theta, directions)
+
+    def diagonal(self) -> Array:
+        """Return the diagonal, (n_dim,).
+
+        It takes a product for each coordinate, or for each colour of `pattern`, but never holds a matrix of all of
+        them.
+        """
+        self._count()
+        return self._density._mean_diagonal(self._theta)
+
+    def values(self) -> Array:
+        """Return the entries of `pattern`, (n_entries,): the lower triangle, in the order of the pattern.
+
+        It takes one product for each of a few sums of columns, whose entries don't overlap.
+
+        Raises
+        ------
+        PatternWidened
+            Where a check, now and then, found that the pattern lacked entries: it has them now.
+        ValueError
+            Where the Hessian counts as dense.
+        """
+        values = self._density._sparse.mean_values(self._theta)
+        self._count()
+        return values
+
+    def _count(self) -> None:
+        if not self._counted:
+            self._density.n_hessians += len(self._theta)
+            self._counted = True

@@ -2,12 +2,13 @@
 
 import functools
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, MeanHessian
 from pymc_ngvi.model import Layout, LogDensity
 from pymc_ngvi.model.conditional import GuideFunctions
 from pymc_ngvi.reparam.blockwise import Matrices
@@ -77,7 +78,7 @@ class ReparametrisedDensity:
         self.density = density
         self.transform = transform
         self.n_gradients = self.n_hessians = 0
-        self._pattern, self._recover = arrow_pattern(transform.structure)
+        self.pattern, self._recover = arrow_pattern(transform.structure)
         self._steps = Steps(transform.n_dim)
         guide = transform.guide
         exact = isinstance(guide, GuideFunctions) and guide.is_exact and guide.density is density
@@ -123,11 +124,6 @@ class ReparametrisedDensity:
 
     def hessian_error(self) -> None:
         """Return None: there are second derivatives."""
-
-    @property
-    def pattern(self) -> Pattern:
-        """Entries of the Hessian: the blocks of local coordinates, and all that have to do with global ones."""
-        return self._pattern
 
     def next_batch(self, rng: np.random.Generator) -> None:
         """Do nothing: all of the data are read."""
@@ -220,7 +216,11 @@ class ReparametrisedDensity:
 
     # --- second derivatives ---
 
-    def mean_hessian_values(self, phi: Array) -> Array:
+    def mean_hessian(self, phi: Array) -> MeanHessian:
+        """Return the mean of the Hessian over draws."""
+        return _ReparametrisedHessian(self, phi)
+
+    def hessian_values(self, phi: Array) -> Array:
         """Return the mean over draws of the Hessian in the entries of ``pattern``, (n_entries,)."""
         self.n_hessians += len(phi)
         self._learn_scales(phi)
@@ -237,33 +237,14 @@ class ReparametrisedDensity:
         sums = [np.sum(parts, axis=0) / len(phi) for parts in zip(*blocks, strict=True)]
         return self._recover(sums, np.sum(columns, axis=0) / len(phi))
 
-    def mean_hessian_diagonal(self, phi: Array) -> Array:
-        """Return the mean over draws of the diagonal of the Hessian, (n_dim,)."""
-        return self.mean_hessian_values(phi)[~self._pattern.off_diagonal]
-
-    def mean_hessian_products(self, phi: Array, directions: Array) -> Array:
+    def hessian_products(self, phi: Array, directions: Array) -> Array:
         """Return the mean over draws of the Hessian times each direction, (n_directions, n_dim)."""
-        if len(directions) > self.transform.structure.n_border:  # then the whole of it costs less
-            products: Array = directions @ self._pattern.symmetric(self.mean_hessian_values(phi))
-            return products
         self.n_hessians += len(phi)
         self._learn_scales(phi)
         total = np.zeros(directions.shape)
         for rows in self._batches(len(phi)):
             total += self._differences(phi[rows], self.transform.modes(phi[rows]), directions)[0]
         return total / len(phi)
-
-    def curvature(self, state: Any, phi: Array) -> Array:
-        """Return the whitened curvature of the mean Hessian at the rows of ``phi``, as a state stores it."""
-        result: Array = state.curvature(self, phi)
-        return result
-
-    def mean_gauss_newton_diagonal(self, phi: Array) -> Array:
-        """Raise ValueError: the gradient of one observation is none of the standardised coordinates alone."""
-        raise ValueError(
-            "estimator='gauss_newton' squares the gradients of single observations, which a reparametrisation mixes. "
-            "Take another estimator, or fit without reparam."
-        )
 
     @functools.cached_property
     def _axes(self) -> Array:
@@ -309,3 +290,29 @@ class ReparametrisedDensity:
             np.add.at(products, direction, terms)
             np.add.at(curvatures, (draw, direction), np.einsum("ij,ij->i", terms, directions[direction]))
         return products, curvatures
+
+
+@dataclass(frozen=True)
+class _ReparametrisedHessian(MeanHessian):
+    density: ReparametrisedDensity
+    phi: Array
+
+    @property
+    def pattern(self) -> Pattern:
+        """The blocks of local coordinates, and all entries that have to do with global ones."""
+        return self.density.pattern
+
+    def products(self, directions: Array) -> Array:
+        """Return the matrix times each direction, (n_directions, n_dim)."""
+        if len(directions) > self.density.transform.structure.n_border:  # then the whole of it costs less
+            products: Array = directions @ self.pattern.symmetric(self.values())
+            return products
+        return self.density.hessian_products(self.phi, directions)
+
+    def diagonal(self) -> Array:
+        """Return the diagonal, (n_dim,)."""
+        return self.values()[~self.pattern.off_diagonal]
+
+    def values(self) -> Array:
+        """Return the entries of ``pattern``, (n_entries,)."""
+        return self.density.hessian_values(self.phi)

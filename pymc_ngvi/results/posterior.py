@@ -12,7 +12,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.messages import OURS
-from pymc_ngvi.core.types import Array, TargetDensity
+from pymc_ngvi.core.types import Array, Target
 from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.model import Layout, LogDensity
@@ -30,7 +30,7 @@ class Plan:
 
     Parameters
     ----------
-    target : TargetDensity
+    target : Target
         log p in those coordinates.
     gaussian : GaussianState
         Whitens; velocities are drawn from it.
@@ -42,7 +42,7 @@ class Plan:
         From those coordinates to the model's.
     """
 
-    target: TargetDensity
+    target: Target
     gaussian: Any
     draw: Callable[[Array], Array]
     coupled: bool = False

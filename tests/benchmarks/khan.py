@@ -30,7 +30,7 @@ import pandas as pd
 from records import Records, Row
 from wu_gardner import Logistic, breast_cancer, iterates
 
-from pymc_ngvi.core.types import BaseDraws, Evaluation, Moments, TargetDensity
+from pymc_ngvi.core.types import BaseDraws, Evaluation, Moments, Target
 from pymc_ngvi.estimators import ESTIMATORS
 from pymc_ngvi.families import FAMILIES, FullPrecisionState
 from pymc_ngvi.model import LogDensity
@@ -108,7 +108,7 @@ class Exact:
         self._data = data
 
     def __call__(
-        self, target: TargetDensity, state: Any, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+        self, target: Target, state: Any, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
     ) -> Moments:
         """Return the whitened moments."""
         return self._data.moments(state)

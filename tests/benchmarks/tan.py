@@ -203,7 +203,7 @@ class Subject:
         self.density = LogDensity(model, "numba")
         point = self.density.initial_point()
         self.density.logp_grad(point[None])
-        self.density.mean_hessian_products(point[None], np.eye(self.density.n_dim))
+        self.density.mean_hessian(point[None]).products(np.eye(self.density.n_dim))
         self.common = np.random.default_rng(PATH_SEED).standard_normal((PATH_DRAWS, self.density.n_dim))
 
     def measure(self, kind: str, seed: int) -> tuple[dict[str, object], list[dict[str, object]]]:
@@ -271,7 +271,7 @@ class Subject:
                 call()
             return time.process_time() - clock
 
-        hessians = seconds(lambda: self.density.mean_hessian_products(point, directions))
+        hessians = seconds(lambda: self.density.mean_hessian(point).products(directions))
         return hessians / seconds(lambda: self.density.logp_grad(point))
 
 

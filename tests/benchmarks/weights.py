@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from records import Records, Row
 from threadpoolctl import threadpool_limits
 
 from pymc_ngvi.core.draws import sobol_draws
-from pymc_ngvi.core.types import BaseDraws
+from pymc_ngvi.core.types import BaseDraws, MeanHessian
 from pymc_ngvi.estimators import price
 from pymc_ngvi.families import FullState, MixtureState
 from pymc_ngvi.mixtures.finite.component import ComponentTarget
@@ -89,14 +89,9 @@ class Shifted:
         """Return log p and its gradient at the rows of ``theta``."""
         return self._density.logp_grad(theta - self._shift)
 
-    def mean_hessian_products(self, theta: Array, directions: Array) -> Array:
-        """Return the mean over draws of the Hessian times each direction."""
-        return self._density.mean_hessian_products(theta - self._shift, directions)
-
-    def curvature(self, state: Any, theta: Array) -> Array:
-        """Return the whitened curvature, as a state stores it."""
-        result: Array = state.curvature(self, theta)
-        return result
+    def mean_hessian(self, theta: Array) -> MeanHessian:
+        """Return the mean over draws of the Hessian."""
+        return self._density.mean_hessian(theta - self._shift)
 
 
 class Run(NamedTuple):

@@ -13,18 +13,15 @@ References
 
 import functools
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from scipy.special import logsumexp
 
-from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.types import Array, Outer, TargetDensity
+from pymc_ngvi.core.types import Array, MeanHessian, Outer, Target, Whitener
 from pymc_ngvi.families.mixture import MixtureState
-
-#: What the others add is dense; whitened by the component, its entries can be had apart.
-_NO_HESSIAN = "The Hessian that a component sees is had whitened by that component only: take `curvature`."
 
 
 class Share(NamedTuple):
@@ -45,18 +42,18 @@ class Share(NamedTuple):
 
 
 class ComponentTarget:
-    """The log density that one component of a mixture approximates: a `TargetDensity`.
+    """The log density that one component of a mixture approximates: a `Target`.
 
     Parameters
     ----------
-    density : TargetDensity
+    density : Target
         log p.
     mixture : MixtureState
     index : int
         Of the component.
     """
 
-    def __init__(self, density: TargetDensity, mixture: MixtureState, index: int) -> None:
+    def __init__(self, density: Target, mixture: MixtureState, index: int) -> None:
         self._density, self._mixture, self._index = density, mixture, index
 
     @property
@@ -92,11 +89,6 @@ class ComponentTarget:
         """Whether log p is that of a random part of the data."""
         return self._density.has_minibatch
 
-    @property
-    def pattern(self) -> Pattern | None:
-        """None: what the other components add to the Hessian is dense; see `curvature`."""
-        return None
-
     def logp_grad(self, theta: Array) -> tuple[Array, Array]:
         """Return log p + log(q_c / q), (n_draws,), and its gradient, (n_draws, n_dim)."""
         logp, grad = self._density.logp_grad(theta)
@@ -108,41 +100,12 @@ class ComponentTarget:
         terms = self._mixture.log_densities(theta)
         log_q = logsumexp(terms, axis=1)
         log_share = terms[:, self._index] - self._mixture.log_weights[self._index] - log_q
-        scores, mean_score = self._scores(theta, np.exp(terms - log_q[:, None]))
+        scores, mean_score = self.scores(theta, np.exp(terms - log_q[:, None]))
         return Share(log_q, log_share, scores[self._index] - mean_score)
 
-    def curvature(self, state: Any, theta: Array) -> Array:
-        """Return A = -C^T H C at draws of the component, as it stores it.
-
-        What the others add to the Hessian has no sparsity of its own: it is projected onto the form of the component in
-        the metric of the Fisher information, in which whitened entries are orthogonal.
-        """
-        responsibilities = self._mixture.responsibilities(theta)
-        scores, mean_score = self._scores(theta, responsibilities)
-        result = state.add_to_diagonal(state.curvature(self._density, theta), 1.0)
-        for score, share, precision in zip(scores, responsibilities.T, self._precisions, strict=True):
-            whitened = state.whiten(score)
-            result = result + state.outer_mean(Outer(whitened * share[:, None], whitened, 0.0))
-            result -= share.mean() * precision
-        whitened = state.whiten(mean_score)
-        mean: Array = result - state.outer_mean(Outer(whitened, whitened, 0.0))
-        return mean
-
-    def mean_hessian_products(self, theta: Array, directions: Array) -> Array:
-        """Raise: see `curvature`."""
-        raise ValueError(_NO_HESSIAN)
-
-    def mean_hessian_diagonal(self, theta: Array) -> Array:
-        """Raise: see `curvature`."""
-        raise ValueError(_NO_HESSIAN)
-
-    def mean_hessian_values(self, theta: Array) -> Array:
-        """Raise: see `curvature`."""
-        raise ValueError(_NO_HESSIAN)
-
-    def mean_gauss_newton_diagonal(self, theta: Array) -> Array:
-        """Raise: squares of gradients of single observations say nothing of the other components."""
-        raise ValueError("gauss_newton knows of the data only, and components repel each other: take 'price'.")
+    def mean_hessian(self, theta: Array) -> MeanHessian:
+        """Return the mean of hess (log p + log(q_c / q)) over draws of the component."""
+        return _ComponentHessian(self, self._density.mean_hessian(theta), theta)
 
     def next_batch(self, rng: np.random.Generator) -> None:
         """Go to the next minibatch of the data."""
@@ -160,13 +123,70 @@ class ComponentTarget:
     # --- pieces ---
 
     @functools.cached_property
-    def _precisions(self) -> list[Array]:
+    def precisions(self) -> list[Array]:
         """The precision of each component, whitened by this one."""
-        components = self._mixture.components
-        return [components[self._index].whitened_precision(c) for c in components]
+        return [self.component.whitened_precision(c) for c in self._mixture.components]
 
-    def _scores(self, theta: Array, responsibilities: Array) -> tuple[Array, Array]:
+    @property
+    def component(self) -> Any:
+        """The component."""
+        return self._mixture.components[self._index]
+
+    def scores(self, theta: Array, responsibilities: Array) -> tuple[Array, Array]:
         """Return the gradients of log q_k, (n_components, n_draws, n_dim), and those of log q, (n_draws, n_dim)."""
         components = self._mixture.components
         scores = np.stack([-c.precision_product(theta - c.location) for c in components])
         return scores, np.einsum("nk,knd->nd", responsibilities, scores)
+
+    def responsibilities(self, theta: Array) -> Array:
+        """Return those of all components, (n_draws, n_components)."""
+        return self._mixture.responsibilities(theta)
+
+    def precision_products(self, directions: Array) -> list[Array]:
+        """Return the precision of each component times each direction."""
+        return [c.precision_product(directions) for c in self._mixture.components]
+
+
+@dataclass(frozen=True)
+class _ComponentHessian(MeanHessian):
+    """Dense: the other components add to all entries.
+
+    With s_k and S_k the score and the precision of component k, and s = sum_k r_k s_k, log(q_c / q) adds the mean of
+    sum_k r_k (S_k - s_k s_k^T) + s s^T, less S_c.
+    """
+
+    target: ComponentTarget
+    of_density: MeanHessian
+    theta: Array
+
+    def products(self, directions: Array) -> Array:
+        """Return the matrix times each direction, (n_directions, n_dim)."""
+        responsibilities = self.target.responsibilities(self.theta)
+        scores, mean_score = self.target.scores(self.theta, responsibilities)
+        products = self.of_density.products(directions) - self.target.component.precision_product(directions)
+        precise = self.target.precision_products(directions)
+        for score, share, of_precision in zip(scores, responsibilities.T, precise, strict=True):
+            products += share.mean() * of_precision - (directions @ score.T * share) @ score / len(score)
+        result: Array = products + (directions @ mean_score.T) @ mean_score / len(mean_score)
+        return result
+
+    def diagonal(self) -> Array:
+        """Return the diagonal, (n_dim,)."""
+        return np.diagonal(self.products(np.eye(self.theta.shape[1])))
+
+    def whitened(self, state: Whitener) -> Array:
+        """Return A = -C^T H C at draws of the component, as it stores it.
+
+        What the others add to the Hessian has no sparsity of its own: it is projected onto the form of the component in
+        the metric of the Fisher information, in which whitened entries are orthogonal.
+        """
+        responsibilities = self.target.responsibilities(self.theta)
+        scores, mean_score = self.target.scores(self.theta, responsibilities)
+        result = state.add_to_diagonal(self.of_density.whitened(state), 1.0)
+        for score, share, precision in zip(scores, responsibilities.T, self.target.precisions, strict=True):
+            whitened = state.whiten(score)
+            result = result + state.outer_mean(Outer(whitened * share[:, None], whitened, 0.0))
+            result -= share.mean() * precision
+        whitened = state.whiten(mean_score)
+        mean: Array = result - state.outer_mean(Outer(whitened, whitened, 0.0))
+        return mean

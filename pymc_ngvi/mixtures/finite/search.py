@@ -7,7 +7,7 @@ import numpy as np
 
 from scipy.special import logsumexp
 
-from pymc_ngvi.core.types import Array, TargetDensity
+from pymc_ngvi.core.types import Array, Target
 from pymc_ngvi.families.mixture import MixtureState
 
 #: Points that ascend log p together, their steps at most, and the nats below which a step counts as the last.
@@ -30,12 +30,12 @@ _RAISED = 0.1 * 10.0 ** np.arange(6)
 _FEW, _MANY = 0.02, 0.5
 
 
-def ascend(density: TargetDensity, points: Array) -> tuple[Array, Array]:
+def ascend(density: Target, points: Array) -> tuple[Array, Array]:
     """Climb log p from many points at once, each with Barzilai-Borwein steps of its own.
 
     Parameters
     ----------
-    density : TargetDensity
+    density : Target
     points : ndarray, shape (n_points, n_dim)
 
     Returns
@@ -77,14 +77,12 @@ def _barzilai_borwein(moved: Array, fall: Array, otherwise: Array, *, long: bool
     return result
 
 
-def modes(
-    density: TargetDensity, around: Any, extra: Array, rng: np.random.Generator, n_most: int
-) -> tuple[list[Any], Array]:
+def modes(density: Target, around: Any, extra: Array, rng: np.random.Generator, n_most: int) -> tuple[list[Any], Array]:
     """Look for modes of log p from dispersed points, and make a component of each.
 
     Parameters
     ----------
-    density : TargetDensity
+    density : Target
     around : GaussianState
         The start: points are drawn from it, and components are of its family.
     extra : ndarray, shape (n_extra, n_dim)
@@ -133,13 +131,13 @@ def _is_at(component: Any, point: Array) -> bool:
 
 
 def local_component(
-    density: TargetDensity, like: Any, point: Array, tightness: tuple[float, float] | None = None
+    density: Target, like: Any, point: Array, tightness: tuple[float, float] | None = None
 ) -> Any | None:
     """Return a Gaussian about a point with the curvature of log p there, kept within limits.
 
     Parameters
     ----------
-    density : TargetDensity
+    density : Target
     like : GaussianState
         Whose scales are the unit of the limits, and whose family the component gets.
     point : ndarray, shape (n_dim,)
@@ -155,7 +153,7 @@ def local_component(
     here = _moved_to(like, point)
     if not density.has_hessian:
         return here
-    curvature = here.curvature(density, point[None])
+    curvature = density.mean_hessian(point[None]).whitened(here)
     nowhere = np.zeros(len(point))
     divided = here.divided_by_function(curvature, lambda a: np.clip(a, least, most), nowhere)
     if divided is None:  # a form that eigenvalues do not keep: as much of the identity as it takes
@@ -169,13 +167,13 @@ def _moved_to(state: Any, point: Array) -> Any:
 
 
 def addition(
-    density: TargetDensity, q: MixtureState, rng: np.random.Generator, tried: list[Array], log_evidence: float
+    density: Target, q: MixtureState, rng: np.random.Generator, tried: list[Array], log_evidence: float
 ) -> MixtureState | None:
     """Return q with one more component, where p has most mass that q lacks.
 
     Parameters
     ----------
-    density : TargetDensity
+    density : Target
     q : MixtureState
     rng : numpy.random.Generator
     tried : list of ndarray

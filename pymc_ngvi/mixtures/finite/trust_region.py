@@ -13,7 +13,7 @@ import numpy as np
 
 from pymc_ngvi.core.draws import BASE_DRAWS
 from pymc_ngvi.core.status import Status
-from pymc_ngvi.core.types import Assessment, BaseDraws, Direction, Estimator, Evaluation, TargetDensity, Update
+from pymc_ngvi.core.types import Assessment, BaseDraws, Direction, Estimator, Evaluation, Target, Update
 from pymc_ngvi.families.mixture import MixtureState
 from pymc_ngvi.mixtures.finite.evaluation import (
     MixtureEvaluation,
@@ -65,7 +65,7 @@ class TrustRegion:
 
     Parameters
     ----------
-    target : TargetDensity
+    target : Target
     update, estimator : callable
         Rows of the registries, applied to each component.
     seed : int
@@ -86,7 +86,7 @@ class TrustRegion:
 
     def __init__(
         self,
-        target: TargetDensity,
+        target: Target,
         update: Update,
         estimator: Estimator,
         *,

@@ -20,7 +20,7 @@ import numpy as np
 from scipy.special import polygamma
 
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array, BaseDraws, Estimator, Evaluation, Moments, TargetDensity, Update
+from pymc_ngvi.core.types import Array, BaseDraws, Estimator, Evaluation, MeanHessian, Moments, Target, Update
 from pymc_ngvi.estimators import FROM_GRADIENTS, stein
 from pymc_ngvi.estimators.summary import gap_of
 from pymc_ngvi.families.student_t import LEAST_SHAPE, MOST_SHAPE, StudentTState, mixing_variable
@@ -35,7 +35,7 @@ TAIL_RTOL, TAIL_ATOL = 0.02, 0.0075
 # --- draws and evaluations --------------------------------------------------------------------------------------------
 
 
-def evaluate(target: TargetDensity, q: StudentTState, base: BaseDraws) -> Evaluation:
+def evaluate(target: Target, q: StudentTState, base: BaseDraws) -> Evaluation:
     """Evaluate log p and its gradient at the draws of ``q``; the ELBO is the mean of log p - log q."""
     theta = q.draws(base.z)
     logp, grad = target.logp_grad(theta)
@@ -65,49 +65,55 @@ class GaussianPart:
 
     Parameters
     ----------
-    density : TargetDensity
+    density : Target
         log p.
     q : StudentTState
     """
 
-    def __init__(self, density: TargetDensity, q: StudentTState) -> None:
+    def __init__(self, density: Target, q: StudentTState) -> None:
         self._density, self._q = density, q
 
-    def mean_hessian_products(self, theta: Array, directions: Array) -> Array:
-        """Return E[w hess h] - Sigma^-1 times each direction, (n_directions, n_dim), h = log p - log q.
+    def mean_hessian(self, theta: Array) -> MeanHessian:
+        """Return E[w hess h] - Sigma^-1, h = log p - log q.
 
         ``theta`` are draws of the mixture over InvGamma(a - 1, a), which stand for draws of q with weights w.
         """
-        of_density = self._density.mean_hessian_products(theta, directions)
-        weight, rows = self._of_q(theta)
-        precise = self._q.gaussian.precision_product(directions)
-        of_q = (directions @ rows.T) @ rows / len(theta) - weight * precise
+        return _PartHessian(self._density.mean_hessian(theta), self._q, theta)
+
+
+@dataclass(frozen=True)
+class _PartHessian(MeanHessian):
+    of_density: MeanHessian
+    q: StudentTState
+    theta: Array
+
+    def products(self, directions: Array) -> Array:
+        """Return the matrix times each direction, (n_directions, n_dim)."""
+        of_density = self.of_density.products(directions)
+        weight, rows = self._of_q()
+        precise = self.q.gaussian.precision_product(directions)
+        of_q = (directions @ rows.T) @ rows / len(rows) - weight * precise
         result: Array = self._inflation * (of_density - of_q) - precise
         return result
 
-    def mean_hessian_diagonal(self, theta: Array) -> Array:
-        """Return the diagonal of the same matrix, (n_dim,), where coordinates are independent."""
-        of_density = self._density.mean_hessian_diagonal(theta)
-        weight, rows = self._of_q(theta)
-        precise = self._q.gaussian.precision_product(np.ones((1, self._q.n_dim)))[0]
+    def diagonal(self) -> Array:
+        """Return the diagonal, (n_dim,), where coordinates are independent."""
+        of_density = self.of_density.diagonal()
+        weight, rows = self._of_q()
+        precise = self.q.gaussian.precision_product(np.ones((1, self.q.n_dim)))[0]
         result: Array = self._inflation * (of_density - np.mean(rows**2, axis=0) + weight * precise) - precise
-        return result
-
-    def curvature(self, state: Any, theta: Array) -> Array:
-        """Return the whitened curvature of the same matrix, as a state stores it."""
-        result: Array = state.curvature(self, theta)
         return result
 
     @property
     def _inflation(self) -> float:
-        return self._q.shape / (self._q.shape - 1.0)
+        return self.q.shape / (self.q.shape - 1.0)
 
-    def _of_q(self, theta: Array) -> tuple[float, Array]:
+    def _of_q(self) -> tuple[float, Array]:
         """Return c and R, (n_draws, n_dim), with hess log q = R^T R / n_draws - c Sigma^-1 on average over draws."""
-        a, gaussian = self._q.shape, self._q.gaussian
-        rate = a + 0.5 * self._q.squared_distance(theta)
-        weights = (a + 0.5 * self._q.n_dim) / rate  # E[1/w | theta]
-        rows = gaussian.precision_product(theta - gaussian.location) * np.sqrt(weights / rate)[:, None]
+        a, gaussian = self.q.shape, self.q.gaussian
+        rate = a + 0.5 * self.q.squared_distance(self.theta)
+        weights = (a + 0.5 * self.q.n_dim) / rate  # E[1/w | theta]
+        rows = gaussian.precision_product(self.theta - gaussian.location) * np.sqrt(weights / rate)[:, None]
         return float(np.mean(weights)), rows
 
 
@@ -159,7 +165,7 @@ class ScaleMoments:
 
 
 def measured(
-    target: TargetDensity,
+    target: Target,
     q: StudentTState,
     base: BaseDraws,
     evaluation: Evaluation,
@@ -175,7 +181,7 @@ def measured(
 
     Parameters
     ----------
-    target : TargetDensity
+    target : Target
     q : StudentTState
     base : BaseDraws
         z is (n_draws, n_dim + 1): standard normals and, in the last column, uniforms; at least two replicates.

@@ -15,7 +15,7 @@ import numpy as np
 from pymc_ngvi.core.draws import BASE_DRAWS
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Assessment, Direction, Estimator, Evaluation, TargetDensity, Update
+from pymc_ngvi.core.types import Assessment, Direction, Estimator, Evaluation, Target, Update
 from pymc_ngvi.estimators import FROM_GRADIENTS
 from pymc_ngvi.families.student_t import MOST_SHAPE, StudentTState
 from pymc_ngvi.mixtures.student_t.gradients import LEAST_TAIL, Tails
@@ -102,7 +102,7 @@ class ScaleMixture:
 
     Parameters
     ----------
-    target : TargetDensity
+    target : Target
     update, estimator : callable
         Rows of the registries, of the Gaussian inside.
     seed : int
@@ -125,7 +125,7 @@ class ScaleMixture:
 
     def __init__(
         self,
-        target: TargetDensity,
+        target: Target,
         update: Update,
         estimator: Estimator,
         *,

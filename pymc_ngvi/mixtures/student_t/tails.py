@@ -9,7 +9,7 @@ from scipy.special import erf
 from pymc_ngvi.core.draws import BASE_DRAWS
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array, Assessment, BaseDraws, Estimator, Evaluation, TargetDensity, Update
+from pymc_ngvi.core.types import Array, Assessment, BaseDraws, Estimator, Evaluation, Target, Update
 from pymc_ngvi.families.student_t import StudentTState
 from pymc_ngvi.mixtures.student_t.gradients import (
     TAIL_ATOL,
@@ -128,7 +128,7 @@ class StudentTSteps:
 
     Parameters
     ----------
-    target : TargetDensity
+    target : Target
     update, estimator : callable
         Rows of the registries, of the Gaussian inside.
     tolerance : Tolerance
@@ -144,7 +144,7 @@ class StudentTSteps:
 
     def __init__(
         self,
-        target: TargetDensity,
+        target: Target,
         update: Update,
         estimator: Estimator,
         tolerance: Tolerance,

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.status import Status
-from pymc_ngvi.core.types import Assessment, BaseDraws, Evaluation, Moments, TargetDensity
+from pymc_ngvi.core.types import Assessment, BaseDraws, Evaluation, Moments, Target
 from pymc_ngvi.estimators.metric import in_full_metric
 from pymc_ngvi.steps.adaptive.state import AdaptiveState
 
@@ -72,12 +72,12 @@ def why_given_up(state: AdaptiveState) -> Status:
     return Status.NOISE_LIMITED
 
 
-def assessed(target: TargetDensity, state: AdaptiveState, most: float) -> Assessment:
+def assessed(target: Target, state: AdaptiveState, most: float) -> Assessment:
     """Return what the fresh draws of a state say of it.
 
     Parameters
     ----------
-    target : TargetDensity
+    target : Target
     state : AdaptiveState
         On fresh draws.
     most : float

@@ -1,13 +1,13 @@
 """A log density with some of its coordinates held: they get a narrow Gaussian of their own."""
 
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.types import Array, TargetDensity
+from pymc_ngvi.core.types import Array, MeanHessian, Target
 
 
 class Held:
@@ -17,7 +17,7 @@ class Held:
 
     Parameters
     ----------
-    target : TargetDensity
+    target : Target
         Counts the evaluations.
     index : ndarray of int, shape (n_held,)
         Coordinates that are held.
@@ -25,14 +25,9 @@ class Held:
         Of their Gaussian; what the others are given is ``point``.
     """
 
-    def __init__(self, target: TargetDensity, index: NDArray[np.intp], point: Array, sd: Array) -> None:
+    def __init__(self, target: Target, index: NDArray[np.intp], point: Array, sd: Array) -> None:
         self._target, self._index, self._point, self._sd = target, index, point, sd
         self.n_dim, self.has_hessian, self.has_minibatch = target.n_dim, target.has_hessian, target.has_minibatch
-
-    @property
-    def pattern(self) -> Pattern | None:
-        """That of the whole."""
-        return self._target.pattern
 
     def logp_grad(self, theta: Array) -> tuple[Array, Array]:
         """Return log p, (n_draws,), and its gradient, (n_draws, n_dim)."""
@@ -42,45 +37,53 @@ class Held:
         grad[:, self._index] = -standard / self._sd
         return logp - 0.5 * np.sum(standard**2, axis=1), grad
 
-    def mean_hessian_products(self, theta: Array, directions: Array) -> Array:
-        """Return the mean over draws of hess log p times each direction, (n_directions, n_dim)."""
-        free = directions.copy()
-        free[:, self._index] = 0.0
-        products = self._target.mean_hessian_products(self._given(theta), free)
-        products[:, self._index] = -directions[:, self._index] / self._sd**2
-        return products
-
-    def mean_hessian_diagonal(self, theta: Array) -> Array:
-        """Return the mean over draws of the diagonal of hess log p, (n_dim,)."""
-        diagonal = self._target.mean_hessian_diagonal(self._given(theta))
-        diagonal[self._index] = -(self._sd**-2)
-        return diagonal
-
-    def mean_hessian_values(self, theta: Array) -> Array:
-        """Return the mean over draws of hess log p in the entries of ``pattern``, (n_entries,)."""
-        values = self._target.mean_hessian_values(self._given(theta)).copy()
-        pattern: Any = self.pattern
-        is_held = np.zeros(self.n_dim, dtype=bool)
-        is_held[self._index] = True
-        values[is_held[pattern.rows] | is_held[pattern.cols]] = 0.0
-        variance = np.ones(self.n_dim)
-        variance[self._index] = self._sd**2
-        own = is_held[pattern.rows] & (pattern.rows == pattern.cols)
-        values[own] = -1.0 / variance[pattern.rows[own]]
-        return values
-
-    def mean_gauss_newton_diagonal(self, theta: Array) -> Array:
-        """Return the mean over draws of the Gauss-Newton diagonal, (n_dim,)."""
-        diagonal = self._target.mean_gauss_newton_diagonal(self._given(theta))
-        diagonal[self._index] = self._sd**-2
-        return diagonal
-
-    def curvature(self, state: Any, theta: Array) -> Array:
-        """Return the whitened curvature of the mean Hessian at the rows of ``theta``, as a state stores it."""
-        result: Array = state.curvature(self, theta)
-        return result
+    def mean_hessian(self, theta: Array) -> MeanHessian:
+        """Return the mean of hess log p over draws."""
+        return _HeldHessian(self._target.mean_hessian(self._given(theta)), self._index, self._sd**2, self.n_dim)
 
     def _given(self, theta: Array) -> Array:
         given = theta.copy()
         given[:, self._index] = self._point
         return given
+
+
+@dataclass(frozen=True)
+class _HeldHessian(MeanHessian):
+    """Some rows and columns are 0 but for the diagonal: minus the inverse of ``variance``, (n_held,)."""
+
+    whole: MeanHessian
+    index: NDArray[np.intp]
+    variance: Array
+    n_dim: int
+
+    @property
+    def pattern(self) -> Pattern | None:
+        """That of the whole."""
+        return self.whole.pattern
+
+    def products(self, directions: Array) -> Array:
+        """Return the matrix times each direction, (n_directions, n_dim)."""
+        free = directions.copy()
+        free[:, self.index] = 0.0
+        products = self.whole.products(free)
+        products[:, self.index] = -directions[:, self.index] / self.variance
+        return products
+
+    def diagonal(self) -> Array:
+        """Return the diagonal, (n_dim,)."""
+        diagonal = self.whole.diagonal()
+        diagonal[self.index] = -1.0 / self.variance
+        return diagonal
+
+    def values(self) -> Array:
+        """Return the entries of ``pattern``, (n_entries,)."""
+        values = self.whole.values().copy()
+        pattern = self.pattern
+        assert pattern is not None
+        own = np.zeros(self.n_dim)
+        own[self.index] = -1.0 / self.variance
+        is_held = own != 0.0
+        values[is_held[pattern.rows] | is_held[pattern.cols]] = 0.0
+        diagonal = is_held[pattern.rows] & (pattern.rows == pattern.cols)
+        values[diagonal] = own[pattern.rows[diagonal]]
+        return values

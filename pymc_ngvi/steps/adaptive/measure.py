@@ -6,7 +6,7 @@ import numpy as np
 
 from pymc_ngvi.core.draws import sobol_draws
 from pymc_ngvi.core.status import Status
-from pymc_ngvi.core.types import BaseDraws, Estimator, Evaluation, TargetDensity
+from pymc_ngvi.core.types import BaseDraws, Estimator, Evaluation, Target
 from pymc_ngvi.estimators import price, stein
 from pymc_ngvi.estimators.metric import SEEN, in_full_metric
 from pymc_ngvi.steps.adaptive.certificate import is_kinked, loses_draws
@@ -27,7 +27,7 @@ class Measured(NamedTuple):
 UNKNOWN = Measured(np.nan, np.inf)
 
 
-def evaluate(target: TargetDensity, q: Any, base: BaseDraws) -> Evaluation:
+def evaluate(target: Target, q: Any, base: BaseDraws) -> Evaluation:
     """Evaluate log p and its gradient at the draws of ``q``."""
     theta = q.draws(base.z)
     logp, grad = target.logp_grad(theta)
@@ -36,7 +36,7 @@ def evaluate(target: TargetDensity, q: Any, base: BaseDraws) -> Evaluation:
     return Evaluation(theta, logp, grad, finite, elbo)
 
 
-def measured_gap(target: TargetDensity, q: Any, rng: np.random.Generator, *, second_order: bool) -> Measured:
+def measured_gap(target: Target, q: Any, rng: np.random.Generator, *, second_order: bool) -> Measured:
     """Measure the gap of a state on fresh draws.
 
     With Hessians where the fit has used them, or where they add little to what it has cost. They miss kinks: where
@@ -44,7 +44,7 @@ def measured_gap(target: TargetDensity, q: Any, rng: np.random.Generator, *, sec
 
     Parameters
     ----------
-    target : TargetDensity
+    target : Target
         Of all the data: the noise of a minibatch would count as a gap.
     q : GaussianState
     rng : numpy.random.Generator
@@ -63,7 +63,7 @@ def measured_gap(target: TargetDensity, q: Any, rng: np.random.Generator, *, sec
     return _measured(target, q, rng, stein, _N_GRADIENTS)
 
 
-def _measured(target: TargetDensity, q: Any, rng: np.random.Generator, estimator: Estimator, n_draws: int) -> Measured:
+def _measured(target: Target, q: Any, rng: np.random.Generator, estimator: Estimator, n_draws: int) -> Measured:
     base = sobol_draws(n_draws, target.n_dim, rng)
     evaluation = evaluate(target, q, base)
     if not evaluation.finite.any():

@@ -25,7 +25,7 @@ from pymc_ngvi.core.types import (
     Estimator,
     Evaluation,
     Moments,
-    TargetDensity,
+    Target,
     Update,
 )
 from pymc_ngvi.steps.adaptive.belief import UNKNOWN, Belief
@@ -78,7 +78,7 @@ class Adaptive:
 
     Parameters
     ----------
-    target : TargetDensity
+    target : Target
     update, estimator : callable
         Rows of the registries.
     seed : int
@@ -102,7 +102,7 @@ class Adaptive:
 
     def __init__(
         self,
-        target: TargetDensity,
+        target: Target,
         update: Update,
         estimator: Estimator,
         *,

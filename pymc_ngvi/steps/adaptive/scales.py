@@ -18,7 +18,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.types import BaseDraws, Estimator, Evaluation, Moments, TargetDensity, Update
+from pymc_ngvi.core.types import BaseDraws, Estimator, Evaluation, Moments, Target, Update
 from pymc_ngvi.steps.adaptive.held import Held
 from pymc_ngvi.steps.adaptive.linesearch import Failure, search
 from pymc_ngvi.steps.adaptive.measure import evaluate
@@ -42,14 +42,14 @@ _MANY = 200
 class Tools(NamedTuple):
     """What a fit moves with: its target, update and estimator, and draws to move on and to judge by."""
 
-    target: TargetDensity
+    target: Target
     update: Update
     estimator: Estimator
     base: BaseDraws
     fresh: BaseDraws
 
 
-def lost_scales(target: TargetDensity, q: Any) -> list[NDArray[np.intp]]:
+def lost_scales(target: Target, q: Any) -> list[NDArray[np.intp]]:
     """Return the coordinates of scales that follow q instead of the data, those in one array to be moved together.
 
     It takes one Hessian, and none for a target that does not tell which coordinates are logarithms of positive
@@ -58,7 +58,7 @@ def lost_scales(target: TargetDensity, q: Any) -> list[NDArray[np.intp]]:
     positive: Sequence[NDArray[np.intp]] = getattr(target, "positive", ())
     if not positive or not target.has_hessian or not hasattr(q, "precision_product"):
         return []
-    own = -target.mean_hessian_diagonal(q.mean()[None])
+    own = -target.mean_hessian(q.mean()[None]).diagonal()
     groups: list[NDArray[np.intp]] = []
     for index in (i for i in positive if len(i) <= _MANY):
         unit = np.zeros((len(index), q.n_dim))

@@ -21,7 +21,7 @@ from pymc_ngvi.core.types import (
     Estimator,
     Evaluation,
     Moments,
-    TargetDensity,
+    Target,
     Update,
 )
 from pymc_ngvi.estimators import FROM_GRADIENTS, price
@@ -107,7 +107,7 @@ class Stochastic:
 
     Parameters
     ----------
-    target : TargetDensity
+    target : Target
     update, estimator : callable
         Rows of the registries.
     direction : callable, optional
@@ -142,7 +142,7 @@ class Stochastic:
 
     def __init__(
         self,
-        target: TargetDensity,
+        target: Target,
         update: Update,
         estimator: Estimator,
         *,

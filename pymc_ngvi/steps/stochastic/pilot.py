@@ -5,11 +5,12 @@ solution for n rows is within about sqrt(N / n) posterior standard deviations of
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pymc_ngvi.core.types import Array, TargetDensity, Update
+from pymc_ngvi.core.types import Array, MeanHessian, Target, Update, Whitener
 from pymc_ngvi.estimators import price
 from pymc_ngvi.steps.adaptive.rule import Adaptive
 
@@ -31,7 +32,7 @@ class Pooled:
 
     Parameters
     ----------
-    target : TargetDensity
+    target : Target
         Reads minibatches, and has second derivatives.
     seed : int
         Of the passes through the data.
@@ -40,9 +41,8 @@ class Pooled:
 
     has_minibatch = False
     has_hessian = True
-    pattern = None
 
-    def __init__(self, target: TargetDensity, seed: int, n_batches: int) -> None:
+    def __init__(self, target: Target, seed: int, n_batches: int) -> None:
         self._target, self._seed, self._n_batches = target, seed, n_batches
         self.n_dim = target.n_dim
 
@@ -68,25 +68,39 @@ class Pooled:
         logp, grad = self._mean(lambda: self._target.logp_grad(theta))
         return logp, grad
 
-    def mean_hessian_products(self, theta: Array, directions: Array) -> Array:
-        """Return the mean over draws of hess log p times each direction, (n_directions, n_dim)."""
-        return self._mean(lambda: (self._target.mean_hessian_products(theta, directions),))[0]
+    def mean_hessian(self, theta: Array) -> MeanHessian:
+        """Return the mean of hess log p over draws and minibatches."""
+        return _PooledHessian(self, theta)
 
-    def mean_hessian_diagonal(self, theta: Array) -> Array:
-        """Return the mean over draws of the diagonal of hess log p, (n_dim,)."""
-        return self._mean(lambda: (self._target.mean_hessian_diagonal(theta),))[0]
-
-    def curvature(self, state: Any, theta: Array) -> Array:
-        """Return the whitened curvature of the mean Hessian, as a state stores it."""
-        return self._mean(lambda: (self._target.curvature(state, theta),))[0]
+    def mean_over_hessians(self, evaluate: Callable[[MeanHessian], Array], theta: Array) -> Array:
+        """Return the mean over minibatches of what a function takes from the mean Hessian on each."""
+        return self._mean(lambda: (evaluate(self._target.mean_hessian(theta)),))[0]
 
 
-def pilot_fit(target: TargetDensity, update: Update, q: Any, seed: int) -> Pilot | None:
+@dataclass(frozen=True)
+class _PooledHessian(MeanHessian):
+    pooled: Pooled
+    theta: Array
+
+    def products(self, directions: Array) -> Array:
+        """Return the matrix times each direction, (n_directions, n_dim)."""
+        return self.pooled.mean_over_hessians(lambda hessian: hessian.products(directions), self.theta)
+
+    def diagonal(self) -> Array:
+        """Return the diagonal, (n_dim,)."""
+        return self.pooled.mean_over_hessians(lambda hessian: hessian.diagonal(), self.theta)
+
+    def whitened(self, state: Whitener) -> Array:
+        """Return the mean of the whitened curvatures: a batch has a pattern, where their mean may have none."""
+        return self.pooled.mean_over_hessians(lambda hessian: hessian.whitened(state), self.theta)
+
+
+def pilot_fit(target: Target, update: Update, q: Any, seed: int) -> Pilot | None:
     """Solve the problem on the first minibatches.
 
     Parameters
     ----------
-    target : TargetDensity
+    target : Target
     update : Update
         One that takes steps of size 1 with Hessians.
     q : GaussianState

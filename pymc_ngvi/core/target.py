@@ -1,0 +1,147 @@
+"""Protocols of a log density that is fitted, and of its mean Hessian; `types` has the conventions."""
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.values import Array, Outer
+
+
+class Whitener(Protocol):
+    """The part of a Gaussian state that whitens the Hessian of a log density."""
+
+    def whiten(self, grad: Array) -> Array:
+        """Return C^T times each gradient, (..., n_dim)."""
+        ...
+
+    def curvature(self, hessian: "MeanHessian") -> Array:
+        """Return the whitened curvature A = -C^T H C, in the form of the family."""
+        ...
+
+    def add_to_diagonal(self, curvature: Array, value: float) -> Array:
+        """Return A + value * identity."""
+        ...
+
+    def outer_mean(self, outer: Outer) -> Array:
+        """Return the symmetric matrix with the lower triangle of ``outer``, in the form of a curvature."""
+        ...
+
+
+class MeanHessian(Protocol):
+    """The mean over draws of hess log p. Nothing is evaluated before something is asked of it."""
+
+    @property
+    def pattern(self) -> Pattern | None:
+        """Entries that can differ from 0; None where the matrix counts as dense."""
+        return None
+
+    def products(self, directions: Array) -> Array:
+        """Return the matrix times each direction, (n_directions, n_dim)."""
+        ...
+
+    def diagonal(self) -> Array:
+        """Return the diagonal, (n_dim,)."""
+        ...
+
+    def values(self) -> Array:
+        """Return the entries of ``pattern``, (n_entries,).
+
+        Raises
+        ------
+        ValueError
+            Where the matrix counts as dense.
+        """
+        raise ValueError("This Hessian counts as dense: it has no pattern.")
+
+    def whitened(self, state: Whitener) -> Array:
+        """Return the whitened curvature, as a state stores it.
+
+        The state takes products, the diagonal or values, as its form needs them. A Hessian that has none of them at
+        less than their full cost does it by itself.
+        """
+        return state.curvature(self)
+
+
+@dataclass(frozen=True)
+class MatrixHessian(MeanHessian):
+    """A Hessian that is known: a symmetric matrix.
+
+    Parameters
+    ----------
+    matrix : ndarray, shape (n_dim, n_dim)
+    pattern : Pattern, optional
+        Entries that `values` returns.
+    """
+
+    matrix: Array
+    pattern: Pattern | None = None
+
+    def products(self, directions: Array) -> Array:
+        """Return the matrix times each direction, (n_directions, n_dim)."""
+        result: Array = directions @ self.matrix
+        return result
+
+    def diagonal(self) -> Array:
+        """Return the diagonal, (n_dim,)."""
+        return np.diagonal(self.matrix)
+
+    def values(self) -> Array:
+        """Return the entries of ``pattern``, (n_entries,)."""
+        if self.pattern is None:
+            return super().values()
+        result: Array = self.matrix[self.pattern.rows, self.pattern.cols]
+        return result
+
+
+class Target(Protocol):
+    """What a fit needs of a model: a log density on the flat unconstrained vector."""
+
+    n_gradients: int
+    n_hessians: int
+
+    @property
+    def n_dim(self) -> int:
+        """Number of unconstrained coordinates."""
+        ...
+
+    @property
+    def has_hessian(self) -> bool:
+        """Whether log p has second derivatives that can be evaluated."""
+        ...
+
+    @property
+    def has_minibatch(self) -> bool:
+        """Whether log p is that of a random part of the data, the same until `next_batch`."""
+        ...
+
+    def logp_grad(self, theta: Array) -> tuple[Array, Array]:
+        """Return log p, (n_draws,), and its gradient, (n_draws, n_dim)."""
+        ...
+
+    def mean_hessian(self, theta: Array) -> MeanHessian:
+        """Return the mean of hess log p over draws, (n_draws, n_dim), to be evaluated."""
+        ...
+
+    def next_batch(self, rng: np.random.Generator) -> None:
+        """Go to the next minibatch of the data; nothing where there is none."""
+        ...
+
+    def take_batch(self, seed: int, number: int) -> None:
+        """Go to a minibatch of passes through the data in random orders; not called without `has_minibatch`."""
+        ...
+
+    @property
+    def n_batches(self) -> int:
+        """Minibatches in one pass; not called without `has_minibatch`."""
+        ...
+
+
+@runtime_checkable
+class GaussNewtonTarget(Protocol):
+    """What a target has beside, if it knows the gradients of single observations."""
+
+    def mean_gauss_newton_diagonal(self, theta: Array) -> Array:
+        """Return the mean over draws of the Gauss-Newton diagonal, an estimate of -diag hess log p, (n_dim,)."""
+        ...
