@@ -18,8 +18,6 @@ def memory_of(learner: Any) -> dict[str, Any]:
 def remember(learner: Any, memory: dict[str, Any]) -> None:
     """Put back what was learned into an object that has evaluated nothing yet.
 
-    What else ``memory`` holds is ignored: earlier versions kept more.
-
     Raises
     ------
     ValueError

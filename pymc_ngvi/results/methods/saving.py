@@ -177,7 +177,6 @@ class Persistent(Pickled, FitReport):
         self.record, self.hist, self.gap_hist = content["record"], content["hist"], content["gap_hist"]
         self._data = data = self.density.data
         self._session = None if fit is None else SavedFit(self.density, self._state, fit["snapshot"], fit["log_p"])
-        # Files of earlier versions have no diagnosis.
-        if not data.changed() and content.get("diagnosis") is not None:
+        if not data.changed() and content["diagnosis"] is not None:
             with damaged(name):
                 self._keep(diagnosis_of(content["diagnosis"], self.layout), content["share"])

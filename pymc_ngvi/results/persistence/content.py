@@ -22,11 +22,10 @@ from pymc_ngvi.model import LogDensity
 from pymc_ngvi.reparam import reparametrised
 from pymc_ngvi.results.persistence import files
 from pymc_ngvi.results.persistence.encoding import DamagedError, Decoder, Encoder, UnknownTagError
-from pymc_ngvi.results.persistence.format_1 import TAGS_OF_Q
 from pymc_ngvi.results.persistence.matching import FreeVariable
 
 #: What the root of a tree is marked with.
-FORMAT, VERSION = "pymc_ngvi approximation", 2
+FORMAT, VERSION = "pymc_ngvi approximation", 3
 #: Groups: q with what belongs to it, the state of the fit, and moments for other readers.
 APPROXIMATION, FIT, UNCONSTRAINED = "approximation", "fit", "unconstrained"
 #: The variable of a group that holds its JSON, as bytes.
@@ -60,15 +59,15 @@ class Saved:
 
     @classmethod
     def of(cls, tree: xr.DataTree, name: str) -> "Saved":
-        """Read a tree; raise ValueError if it is none of this package, of a newer version, or damaged."""
+        """Read a tree; raise ValueError if it is none of this package, of another format, or damaged."""
         if tree.attrs.get("format") != FORMAT:
             raise ValueError(f"{name} holds no approximation: it was not written by approx.save.")
         with damaged(name):
             version = int(tree.attrs["format_version"])
-        if version > VERSION:
+        if version != VERSION:
             raise ValueError(
-                f"{name} was written by pymc_ngvi {tree.attrs.get('pymc_ngvi_version', '')} in format {version}; this "
-                f"version reads formats up to {VERSION}: install that one or a newer one."
+                f"{name} was written by pymc_ngvi {tree.attrs.get('pymc_ngvi_version', '')} in format {version}, and "
+                f"this version reads format {VERSION} only: load it with the version that wrote it, or fit again."
             )
         with damaged(name):
             content = _content_of(tree[APPROXIMATION])
@@ -187,7 +186,6 @@ def q_of(content: dict[str, Any], density: LogDensity) -> Any:
     """Return q on a model: the inverse of `content_of_q`."""
     params = dict(content)
     tag = params.pop("class")
-    tag = TAGS_OF_Q.get(tag, tag)
     entry = with_tag(tag)
     if entry is None:
         raise UnknownTagError(tag)

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.stored import Stored, entry_of, with_tag
-from pymc_ngvi.results.persistence.format_1 import TAGS
 
 #: Types of numbers that an array may have.
 _NUMBERS = frozenset(
@@ -218,10 +217,10 @@ def _entry_of(cls: type, path: str) -> Stored:
 
 
 def _with_tag(tag: Any) -> Stored:
-    """Return the class that a file names, by its tag or as format 1 did."""
+    """Return the class that has a tag."""
     if not isinstance(tag, str):
         raise DamagedError(f"it has {tag!r} where the name of a class should be")
-    entry = with_tag(TAGS.get(tag, tag))
+    entry = with_tag(tag)
     if entry is None:
         raise UnknownTagError(tag)
     return entry
