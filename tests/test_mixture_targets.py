@@ -1,9 +1,6 @@
 """The targets that no Gaussian fits: model, NumPy density, draws, evidence and modes belong together."""
 
 import functools
-import importlib
-
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,11 +11,6 @@ from scipy import stats
 from scipy.special import logsumexp
 
 from pymc_ngvi import NGVI, LogDensity
-from pymc_ngvi.families import FullState, MixtureState
-
-with pytest.MonkeyPatch.context() as patch:  # the scripts import each other by bare names
-    patch.syspath_prepend(str(Path(__file__).parent / "benchmarks"))
-    mixtures = importlib.import_module("mixtures")
 
 NAMES = [*TARGETS, *POSTERIORS]
 TWO_DIMENSIONAL = [name for name in TARGETS if target(name).n_dim == 2]
@@ -186,43 +178,6 @@ def test_the_logistic_posterior_is_skewed():
     theta = draws("skewed logistic")
     centred = theta - theta.mean(axis=0)
     assert ((centred**3).mean(axis=0) / theta.std(axis=0) ** 3)[1] > 0.5
-
-
-# --- what the benchmark says of a fit ---------------------------------------------------------------------------------
-
-
-def test_a_mode_is_found_by_a_component_that_is_near_and_heavy():
-    modes = target("two modes").modes
-    along = np.linalg.solve(modes.whiteners[1], [1.0, 0.0])  # one standard deviation of the second mode
-
-    def found(weights, means):
-        components = tuple(FullState(m, np.eye(2)) for m in means)
-        return mixtures.n_found(MixtureState(np.log(weights), components), modes)
-
-    first, second = modes.centres
-    assert found([0.5, 0.5], [first, second]) == 2
-    assert found([0.5, 0.5], [first, second + 0.9 * along]) == 2
-    assert found([0.5, 0.5], [first, second + 1.1 * along]) == 1
-    assert found([0.94, 0.06], [first, second]) == 1  # less than a tenth of .7
-    assert found([0.04, 0.96], [first, second]) == 2
-    assert found([0.5, 0.5], [second, second]) == 1
-    assert mixtures.n_found(FullState(second, np.eye(2)), modes) == 1
-
-
-def test_figures_of_a_fit_with_wrong_weights(rng):
-    known = target("two modes")
-    # A lower factor C of the inverse of W^T W: W^-1 = C Q, with Q orthogonal.
-    factors = [np.linalg.qr(np.linalg.solve(w, np.eye(2)).T, mode="r").T for w in known.modes.whiteners]
-    components = tuple(FullState(m, c * np.sign(np.diag(c))) for m, c in zip(known.modes.centres, factors, strict=True))
-    q = MixtureState(np.log([0.5, 0.5]), components)
-    theta = q.draws(np.column_stack([rng.standard_normal((20_000, 2)), rng.random(20_000)]))
-    figures = mixtures.known_figures(q, theta, mixtures.Estimate(-0.5, 0.1), known)
-    assert figures["reverse_kl"] == 0.5
-    # The modes hardly overlap: the divergences are those of the weights.
-    exact = 0.3 * np.log(0.3 / 0.5) + 0.7 * np.log(0.7 / 0.5)
-    assert abs(figures["forward_kl"] - exact) < SIGMAS * figures["forward_kl_se"] + 1e-3
-    assert abs(figures["weight_error"] - 0.2) < SIGMAS * 0.5 / np.sqrt(len(theta)) + 1e-3
-    assert (figures["n_found"], figures["n_modes"]) == (2, 2)
 
 
 # --- posteriors -------------------------------------------------------------------------------------------------------

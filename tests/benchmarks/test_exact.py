@@ -1,28 +1,15 @@
 """The benchmarks of exact posteriors: known answers, statistics of ranks, and pages with several tables."""
 
-import importlib
-
-from pathlib import Path
-
+import calibration_exact as calibration
+import exact_checks as checks
+import exact_models as models
 import numpy as np
+import pages
 import pytest
 
 from scipy.signal import lfilter
 from scipy.special import gammaln, logsumexp
 from scipy.stats import gamma, norm
-
-
-def benchmark_module(name):
-    """Import a module of the benchmarks by its bare name, as they import each other."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parent / "benchmarks"))
-        return importlib.import_module(name)
-
-
-models = benchmark_module("exact_models")
-calibration = benchmark_module("calibration_exact")
-checks = benchmark_module("exact_checks")
-pages = benchmark_module("pages")
 
 
 @pytest.fixture(scope="module")

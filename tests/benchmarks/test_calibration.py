@@ -1,10 +1,8 @@
 """The benchmark of calibration: what it simulates, what it records of a fit, and its statistics."""
 
-import importlib
 import json
 
-from pathlib import Path
-
+import calibration
 import numpy as np
 import pymc as pm
 import pytest
@@ -13,16 +11,6 @@ from scipy.special import expit, logsumexp
 from scipy.stats import halfnorm, norm, poisson
 
 from pymc_ngvi import LogDensity
-
-
-def benchmark_module(name):
-    """Import a module of the benchmarks by its bare name, as they import each other."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parent / "benchmarks"))
-        return importlib.import_module(name)
-
-
-calibration = benchmark_module("calibration")
 
 PRIOR_SD, NOISE_SD, N = 2.0, 0.7, 5
 

@@ -1,9 +1,7 @@
 """The models of the benchmarks on hierarchical models: their log densities against formulas in NumPy and SciPy."""
 
-import importlib
-
-from pathlib import Path
-
+import marginal
+import models_glmm
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,16 +10,6 @@ from scipy import integrate, stats
 from scipy.special import expit, gammaln
 
 from pymc_ngvi import NGVI, LogDensity
-
-
-def benchmark_module(name):
-    """Import a module of the benchmarks by its bare name, as they import each other."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(Path(__file__).parent / "benchmarks"))
-        return importlib.import_module(name)
-
-
-models_glmm, marginal = benchmark_module("models_glmm"), benchmark_module("marginal")
 
 N_GROUPS, N_VISITS = 5, 4
 #: PyTensor holds whole numbers in single precision, and PyMC takes logarithms of them there.
