@@ -65,8 +65,8 @@ def run(text):
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(compile(block, "example", "exec"), scope)
         lines = iter(printed.getvalue().splitlines())
-        missing = [line for line in re.findall(r"^print\(.*\)  # (.+)$", block, flags=re.MULTILINE) if line not in lines]
-        assert not missing
+        expected = re.findall(r"^print\(.*\)  # (.+)$", block, flags=re.MULTILINE)
+        assert [line for line in expected if line not in lines] == []
 
 
 # --- pages ------------------------------------------------------------------------------------------------------------
