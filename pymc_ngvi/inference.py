@@ -31,7 +31,7 @@ from pymc_ngvi.fitting.choices import (
 from pymc_ngvi.fitting.defaults import options_for
 from pymc_ngvi.fitting.earlier import Earlier
 from pymc_ngvi.fitting.options import OF_CONSTRUCTOR, FitOptions, check_callbacks, check_n, refuse_unknown
-from pymc_ngvi.fitting.outcome import tell
+from pymc_ngvi.fitting.outcome import report_outcome
 from pymc_ngvi.fitting.problem import Problem, problem_of
 from pymc_ngvi.fitting.progress import FitProgress
 from pymc_ngvi.fitting.second_start import SecondStart
@@ -298,7 +298,7 @@ class NGVI(Inference):
         wanted = self._options.posterior
         self._result = approx if wanted == "gaussian" else ExactStep(wanted, seed).after(approx)
         assert self._result.record is not None
-        tell(approx.q, self._result.record)
+        report_outcome(approx.q, self._result.record)
         return self._result
 
     def refine(
@@ -371,7 +371,7 @@ class NGVI(Inference):
             state = earlier.state(rule, problem, point, scales)
         if state is None:
             start = self._given["start"] if earlier is None else earlier.mean
-            wide = starting.wide_scales(density, point, start) if problem.pushforward is None else []
+            wide = starting.large_scales(density, point, start) if problem.pushforward is None else []
             state = starting.choose_start(rule, problem.family, point, scales, density, wide)
         q = problem.on_model_scale(state)
         if self._prepared is not None and type(self._prepared.q) is not type(q):

@@ -24,11 +24,11 @@ from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.results.approximation import NGVIApproximation
-from pymc_ngvi.results.diagnosis.elsewhere import Elsewhere, other_modes
+from pymc_ngvi.results.diagnosis.diagnose import context_of
 from pymc_ngvi.results.diagnosis.findings import Context, Finding, findings_of
-from pymc_ngvi.results.diagnosis.making import context_of
+from pymc_ngvi.results.diagnosis.missed_mass import MissedMass, other_modes
 from pymc_ngvi.results.diagnosis.moves import Moved
-from pymc_ngvi.results.distributions.of_q import distribution_of
+from pymc_ngvi.results.distributions.variational import distribution_of
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 
@@ -208,7 +208,7 @@ def test_moments_of_q_are_asked_for_only_to_name_places(gaussian):
     rest = context, 0.0, 0.0, Weights(0.1, 900.0, 1_000, 0), moved, None, []
     found = findings_of(*rest, [], without_moments)
     q = DiagonalState(where, where + 1.0)
-    more = findings_of(*rest, [Elsewhere("mode", 0.4, where + 9.0)], q)
+    more = findings_of(*rest, [MissedMass("mode", 0.4, where + 9.0)], q)
     assert len(more) == len(found) + 1
     assert "= 9 (q: 0)" in " ".join(f.text for f in more)
 
@@ -219,7 +219,7 @@ def test_an_exact_posterior_is_no_cure_where_a_mode_is_missed(share, gaussian):
     context = Context(gaussian.layout, None, "full", has_groups=False, has_hessian=True, can_be_exact=True)
     none, where = np.empty((0, 4)), np.zeros(4)
     moved = Moved(none, none, none, none[:, 0], none[:, 0], 0.0, 4, 0.1, 0, 0)
-    places = [Elsewhere("mode", share, where + 9.0)]
+    places = [MissedMass("mode", share, where + 9.0)]
     q = DiagonalState(where, where + 1.0)
     found = findings_of(context, 0.0, 0.0, Weights(0.1, 900.0, 1_000, 0), moved, None, [], places, q)
     assert any("exact" in finding.cure for finding in found) is (share < 0.1)

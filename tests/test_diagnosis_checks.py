@@ -14,10 +14,10 @@ from pymc_ngvi.families import DiagonalState, FullState, MixtureState
 from pymc_ngvi.families.student_t import StudentTState
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.results.approximation import NGVIApproximation
-from pymc_ngvi.results.diagnosis.drift import critical, drift_of
+from pymc_ngvi.results.diagnosis.moment_drift import critical, drift_of
 from pymc_ngvi.results.diagnosis.moves import move
-from pymc_ngvi.results.diagnosis.tails import coordinate_khats
-from pymc_ngvi.results.distributions.of_q import distribution_of
+from pymc_ngvi.results.diagnosis.weights import coordinate_khats
+from pymc_ngvi.results.distributions.variational import distribution_of
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 

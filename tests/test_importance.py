@@ -15,10 +15,10 @@ from pymc_ngvi.core.psis import pareto_khat
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.results.approximation import NGVIApproximation
-from pymc_ngvi.results.corrections.importance import ImportanceWeights, Verdict
-from pymc_ngvi.results.corrections.moments import MomentSums
+from pymc_ngvi.results.corrections.importance import Correction, ImportanceWeights
 from pymc_ngvi.results.corrections.resampling import without_replacement
 from pymc_ngvi.results.corrections.weighted import POOL, SMALLEST_POOL
+from pymc_ngvi.results.corrections.weighted_moments import MomentSums
 
 #: Errors of estimates that are allowed: four standard errors.
 N_SE = 4.0
@@ -28,7 +28,7 @@ def verdict_of(theta, log_p, log_q):
     weights = ImportanceWeights.of(log_p, log_q)
     sums = MomentSums(len(theta))
     sums.add(theta, weights.weights)
-    return Verdict.of(weights, sums)
+    return Correction.of(weights, sums)
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------
@@ -193,13 +193,13 @@ def test_the_size_of_a_correction_is_without_its_noise():
 
 
 def test_what_is_proposed_where_it_does_not_help():
-    found = Verdict(size=0.01, error=0.02, khat=0.1, effective_sample_size=900.0, n_draws=1_000)
+    found = Correction(size=0.01, error=0.02, khat=0.1, effective_sample_size=900.0, n_draws=1_000)
     assert "0.010 posterior" in found.sentence()
     assert "error of 0.020 (effective sample size 900 of 1,000 draws" in found.sentence()
     assert "Take 4,800 draws, or none of it" in found.sentence()
     assert "Take 480 draws" in found.sentence(POOL)
-    assert "nothing to correct" in Verdict(0.0, 0.02, 0.1, 900.0, 1_000).sentence()
-    assert "Leave it out" in Verdict(1e-5, 0.02, 0.1, 900.0, 1_000).sentence()
+    assert "nothing to correct" in Correction(0.0, 0.02, 0.1, 900.0, 1_000).sentence()
+    assert "Leave it out" in Correction(1e-5, 0.02, 0.1, 900.0, 1_000).sentence()
 
 
 # --- resampling -------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from pymc_ngvi import LogDensity, NGVIApproximation, load
 from pymc_ngvi.core.psis import pareto_khat
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState, StudentTState
 from pymc_ngvi.results.costs import direct_costs
-from pymc_ngvi.results.distributions.of_q import OfState, distribution_of
+from pymc_ngvi.results.distributions.variational import StateDistribution, distribution_of
 from pymc_ngvi.results.posterior import Plan
 
 matplotlib.use("agg")
@@ -73,7 +73,7 @@ class PoolState:
         return cls(**content)
 
 
-class OfPool(OfState):
+class OfPool(StateDistribution):
     """A pool as reports read it: the points are what importance weights are of."""
 
     family = "pool"

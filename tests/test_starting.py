@@ -7,7 +7,7 @@ import pytensor.tensor as pt
 import pytest
 
 from pymc_ngvi import LogDensity, StartError, fit_ngvi
-from pymc_ngvi.fitting.starting import START_SCALES, start_point, start_scales, wide_scales
+from pymc_ngvi.fitting.starting import START_SCALES, large_scales, start_point, start_scales
 
 QUIET = {"progressbar": False, "backend": "quick"}
 COORDS = {"effect": ["a", "b", "c"]}
@@ -333,12 +333,12 @@ def counts_by_group(prior_sd):
 def test_scales_far_above_one_may_start_lower():
     density = LogDensity(counts_by_group(40.0), "quick")
     point = start_point(density, None)
-    [index] = wide_scales(density, point, None)
+    [index] = large_scales(density, point, None)
     assert point[index] == pytest.approx(np.log(40.0))
-    assert wide_scales(density, point, {"sd": 40.0}) == []
-    assert wide_scales(density, point, {"sd_log__": 3.0}) == []
+    assert large_scales(density, point, {"sd": 40.0}) == []
+    assert large_scales(density, point, {"sd_log__": 3.0}) == []
     near = LogDensity(counts_by_group(5.0), "quick")
-    assert wide_scales(near, start_point(near, None), None) == []
+    assert large_scales(near, start_point(near, None), None) == []
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -363,5 +363,5 @@ def test_a_scale_that_the_data_need_stays_high(seed):
     seen = []
     approx = fit_ngvi(model=model, random_seed=seed, callbacks=[lambda a, losses, i: seen.append(-losses[0])], **QUIET)
     assert approx.converged
-    assert len(wide_scales(density, start_point(density, None), None)) == 1
+    assert len(large_scales(density, start_point(density, None), None)) == 1
     assert seen[0] > -5_000

@@ -13,8 +13,8 @@ from pymc_ngvi.core.psis import WeightVerdict, khat_limit, weigh
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.results.diagnosis.budget import DIAGNOSIS, SUMMARY, seconds_of
-from pymc_ngvi.results.diagnosis.making import context_of
-from pymc_ngvi.results.distributions.of_q import distribution_of
+from pymc_ngvi.results.diagnosis.diagnose import context_of
+from pymc_ngvi.results.distributions.variational import distribution_of
 
 EVEN = WeightVerdict.EVEN
 

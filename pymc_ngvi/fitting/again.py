@@ -11,7 +11,7 @@ from pymc_ngvi.fitting.problem import problem_of
 from pymc_ngvi.fitting.progress import FitProgress
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.fitting.session import FitSession, make_rule
-from pymc_ngvi.fitting.starting import choose_start, wide_scales
+from pymc_ngvi.fitting.starting import choose_start, large_scales
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.model import LogDensity
 
@@ -47,7 +47,7 @@ def fitted_again(model: Any, record: FitRecord, point: Array, seed: int, most_it
             start = density.layout.unflatten(point)
             with few_threads(density), FitProgress(enabled=False) as progress:
                 mean, scales = problem.start(start, None)
-                wide = wide_scales(density, mean, start) if problem.pushforward is None else []
+                wide = large_scales(density, mean, start) if problem.pushforward is None else []
                 rule = make_rule(problem.target, options, seed)
                 state = choose_start(rule, problem.family, mean, scales, density, wide)
                 session = FitSession(problem, state, options, seed)

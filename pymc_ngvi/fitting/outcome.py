@@ -46,7 +46,7 @@ class Outcome(NamedTuple):
     gap_hist: Array
 
 
-def tell(q: VariationalState, record: FitRecord) -> None:
+def report_outcome(q: VariationalState, record: FitRecord) -> None:
     """Say how a fit went, and what posterior came of it; warn where it did not converge.
 
     Parameters

@@ -115,7 +115,7 @@ def start_scales(density: LogDensity, start_sigma: Mapping[str, Any] | float | N
     return scales[:1] if len(named) == len(density.layout.variables) else scales
 
 
-def wide_scales(density: LogDensity, point: Array, start: Mapping[str, Any] | None) -> list[NDArray[np.intp]]:
+def large_scales(density: LogDensity, point: Array, start: Mapping[str, Any] | None) -> list[NDArray[np.intp]]:
     """Return the coordinates, by variable, of positive parameters that start far above 1 and that the user left alone.
 
     The initial point of a scale is that of its prior, which may be wide by design (Bambi's are): effects of groups
@@ -152,7 +152,7 @@ def choose_start(
         To choose among.
     density : LogDensity
     wide : sequence of ndarray of int
-        Coordinates that may also start at 0 instead (`wide_scales`), those of each array together.
+        Coordinates that may also start at 0 instead (`large_scales`), those of each array together.
 
     Raises
     ------

@@ -15,7 +15,7 @@ import numpy as np
 
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, WeightVerdict, khat_limit, weigh
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.results.corrections.moments import MomentSums
+from pymc_ngvi.results.corrections.weighted_moments import MomentSums
 
 #: Part of the draws that weights are worth which leave nothing to correct, whatever the shape of their tail.
 _NOTHING_TO_CORRECT = 0.99
@@ -116,7 +116,7 @@ class ImportanceWeights:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Correction:
     """What weights change, against the error that they bring.
 
     Both are root mean squares over means and standard deviations of all unconstrained coordinates, in posterior
@@ -141,7 +141,7 @@ class Verdict:
     n_draws: int
 
     @classmethod
-    def of(cls, weights: ImportanceWeights, sums: MomentSums) -> "Verdict":
+    def of(cls, weights: ImportanceWeights, sums: MomentSums) -> "Correction":
         """Judge by the moments of the unconstrained coordinates."""
         found = sums.result()
         scale = found.sd.corrected

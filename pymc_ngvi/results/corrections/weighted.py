@@ -3,19 +3,20 @@
 import warnings
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
+
+from numpy.typing import NDArray
 
 from pymc_ngvi.core.draws import chunks
 from pymc_ngvi.core.messages import OURS
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.results.convert import constrained_dataset
-from pymc_ngvi.results.corrections.drawn import Drawn
-from pymc_ngvi.results.corrections.importance import ImportanceWeights, Verdict
-from pymc_ngvi.results.corrections.moments import Moments, MomentSums
+from pymc_ngvi.results.corrections.importance import Correction, ImportanceWeights
 from pymc_ngvi.results.corrections.resampling import without_replacement
+from pymc_ngvi.results.corrections.weighted_moments import MomentSums, WeightedMoments
 from pymc_ngvi.results.posterior import Posterior
 
 #: Draws of q for each one that is resampled, and the fewest of them.
@@ -24,7 +25,28 @@ POOL, SMALLEST_POOL = 10, 10_000
 _LEFT_OUT = 0.03
 
 
-def drawn(posterior: Posterior, draws: int, importance: str | None, rng: np.random.Generator) -> Drawn:
+class WeightedDraws(NamedTuple):
+    """Draws, and what is known of them.
+
+    Parameters
+    ----------
+    theta : ndarray, shape (n_draws, n_dim)
+        Unconstrained.
+    log_p : ndarray, shape (n_draws,), or None
+        Where it was evaluated.
+    stats : dict
+        More for ``sample_stats``, (n_draws,) each.
+    attrs : dict
+        For the groups ``posterior`` and ``sample_stats``.
+    """
+
+    theta: Array
+    log_p: Array | None
+    stats: dict[str, NDArray[Any]]
+    attrs: dict[str, Any]
+
+
+def weighted_draws(posterior: Posterior, draws: int, importance: str | None, rng: np.random.Generator) -> WeightedDraws:
     """Return draws of q, or of q as corrected by importance weights.
 
     Parameters
@@ -41,7 +63,7 @@ def drawn(posterior: Posterior, draws: int, importance: str | None, rng: np.rand
         For another word; where weights can't help, or the density of q is not known.
     """
     if importance is None:
-        return Drawn(posterior.draw(draws, rng), None, {}, {})
+        return WeightedDraws(posterior.draw(draws, rng), None, {}, {})
     if importance not in ("psis", "psir"):
         raise ValueError(f"importance should be 'psis', 'psir' or None; got {importance!r}.")
     posterior.check_correctable(f"importance={importance!r}")
@@ -49,25 +71,25 @@ def drawn(posterior: Posterior, draws: int, importance: str | None, rng: np.rand
     return (_smoothed if importance == "psis" else _resampled)(posterior, draws, rng)
 
 
-def _smoothed(posterior: Posterior, draws: int, rng: np.random.Generator) -> Drawn:
+def _smoothed(posterior: Posterior, draws: int, rng: np.random.Generator) -> WeightedDraws:
     theta = posterior.draw(draws, rng)
     log_p = posterior.density.logp(theta)
     weights = ImportanceWeights.of(log_p, posterior.log_q(theta))
     weights.check()
     sums = MomentSums(draws)
     sums.add(theta, weights.weights)
-    verdict = Verdict.of(weights, sums)
-    _warn(verdict)
+    correction = Correction.of(weights, sums)
+    _warn(correction)
     note = "draws of q, to be weighted by exp(log_weight) of sample_stats"
-    return Drawn(theta, log_p, {"log_weight": weights.log_weights}, {"importance": note, **verdict.attrs()})
+    return WeightedDraws(theta, log_p, {"log_weight": weights.log_weights}, {"importance": note, **correction.attrs()})
 
 
-def _resampled(posterior: Posterior, draws: int, rng: np.random.Generator) -> Drawn:
+def _resampled(posterior: Posterior, draws: int, rng: np.random.Generator) -> WeightedDraws:
     n_pool, seed = max(POOL * draws, SMALLEST_POOL), int(rng.integers(2**63))
     weights = _weights(posterior, n_pool, seed)
     weights.check(POOL)
-    verdict = Verdict.of(weights, _sums(posterior, weights, seed)["theta"])
-    _warn(verdict, POOL)
+    correction = Correction.of(weights, _sums(posterior, weights, seed)["theta"])
+    _warn(correction, POOL)
     chosen, left_out = without_replacement(weights.weights, draws, rng)
     if left_out > _LEFT_OUT:
         warnings.warn(
@@ -82,8 +104,8 @@ def _resampled(posterior: Posterior, draws: int, rng: np.random.Generator) -> Dr
         theta[here] = pool[chosen[here] - start]
         start += len(pool)
     note = f"resampled without replacement from {n_pool:,} draws of q: equally weighted"
-    attrs = {"importance": note, "pool_draws": n_pool, "weight_left_out": left_out, **verdict.attrs()}
-    return Drawn(theta, None, {}, attrs)
+    attrs = {"importance": note, "pool_draws": n_pool, "weight_left_out": left_out, **correction.attrs()}
+    return WeightedDraws(theta, None, {}, attrs)
 
 
 def _pool(posterior: Posterior, draws: int, seed: int) -> Iterator[Array]:
@@ -140,14 +162,14 @@ def corrected(posterior: Posterior, draws: int, rng: np.random.Generator, *, tra
     if transformed:
         shown += [v.value_name for v in posterior.layout.variables if v.value_name not in shown]
     sums = _sums(posterior, weights, seed, shown)
-    verdict = Verdict.of(weights, sums.pop("theta"))
-    _warn(verdict)
+    correction = Correction.of(weights, sums.pop("theta"))
+    _warn(correction)
     result = _by_estimate(model, {name: total.result() for name, total in sums.items()})
-    result.attrs = verdict.attrs()
+    result.attrs = correction.attrs()
     return result
 
 
-def _by_estimate(model: Any, moments: dict[str, Moments]) -> xr.Dataset:
+def _by_estimate(model: Any, moments: dict[str, WeightedMoments]) -> xr.Dataset:
     """Return moments as a Dataset with dims ``moment`` and ``estimate`` before those of each variable."""
     estimates = ["corrected", "se", "uncorrected"]
     tables = [
@@ -163,6 +185,6 @@ def _by_estimate(model: Any, moments: dict[str, Moments]) -> xr.Dataset:
     return xr.concat(rows, dim=first).assign_coords({first: ["mean", "sd"]})
 
 
-def _warn(verdict: Verdict, per_draw: int = 1) -> None:
-    if not verdict.helps:
-        warnings.warn(verdict.sentence(per_draw), UserWarning, skip_file_prefixes=OURS)
+def _warn(correction: Correction, per_draw: int = 1) -> None:
+    if not correction.helps:
+        warnings.warn(correction.sentence(per_draw), UserWarning, skip_file_prefixes=OURS)

@@ -14,9 +14,9 @@ from pymc_ngvi.core.elbo import format_elbo, format_gap
 from pymc_ngvi.core.psis import Weights, WeightVerdict
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.model import Layout
-from pymc_ngvi.results.diagnosis.drift import Drift, Estimates
-from pymc_ngvi.results.diagnosis.elsewhere import Elsewhere
 from pymc_ngvi.results.diagnosis.equal_modes import EqualModes
+from pymc_ngvi.results.diagnosis.missed_mass import MissedMass
+from pymc_ngvi.results.diagnosis.moment_drift import Estimates, MomentDrift
 from pymc_ngvi.results.diagnosis.moves import LEAST_ACCEPTANCE, Moved
 
 #: Drift of the mean, in standard deviations, and of the standard deviation, relative, from which on q is not reliable;
@@ -152,9 +152,9 @@ def findings_of(
     elbo: float,
     weights: Weights,
     moved: Moved,
-    drift: Drift | None,
+    drift: MomentDrift | None,
     equal: Sequence[EqualModes],
-    places: Sequence[Elsewhere],
+    places: Sequence[MissedMass],
     q: Spread,
 ) -> tuple[Finding, ...]:
     """Return all findings, the serious ones first.
@@ -166,10 +166,10 @@ def findings_of(
         Nats; NaN where they are not known.
     weights : Weights
     moved : Moved
-    drift : Drift or None
+    drift : MomentDrift or None
         None where too few draws could be moved.
     equal : sequence of EqualModes
-    places : sequence of Elsewhere
+    places : sequence of MissedMass
     q : Spread
         Asked for its mean and standard deviations where places are named only: they may take thousands of draws.
     """
@@ -212,7 +212,7 @@ def _of_support(context: Context, weights: Weights) -> list[Finding]:
 # --- moved draws ---
 
 
-def _of_drift(context: Context, drift: Drift) -> list[Finding]:
+def _of_drift(context: Context, drift: MomentDrift) -> list[Finding]:
     """Return what is off by much, or, where nothing is, by little."""
     cure, layout = context.shape_cure(), context.layout
     serious = [
@@ -231,14 +231,14 @@ def _of_drift(context: Context, drift: Drift) -> list[Finding]:
     ]
 
 
-def stands_out(drift: Drift) -> bool:
+def stands_out(drift: MomentDrift) -> bool:
     """Tell whether a moment of some coordinate is off by much."""
     pairs = ((drift.mean, MEAN), (drift.sd, SD), (drift.skewness, SKEWNESS))
     return any(len(of.beyond(size, 1.0)) for of, size in pairs)
 
 
 def _standing_out(
-    layout: Layout, drift: Drift, sizes: tuple[float, float, float], certain: float
+    layout: Layout, drift: MomentDrift, sizes: tuple[float, float, float], certain: float
 ) -> list[tuple[str, list[str]]]:
     """Return the moments of which some coordinates drift by more than a size, with the names of these."""
     kinds = (
@@ -289,7 +289,7 @@ def not_moved(moved: Moved) -> bool:
     return moved.n_trajectories == 0 and not moved.n_lost
 
 
-def unsettled(moved: Moved, drift: Drift | None) -> bool:
+def unsettled(moved: Moved, drift: MomentDrift | None) -> bool:
     """Tell whether few moved draws leave it open if q is off by much, in any coordinate.
 
     They settle it where no drift counts, certain or not, and each is known to within half of what counts.
@@ -304,7 +304,7 @@ def _stuck(moved: Moved) -> bool:
     return moved.acceptance < LEAST_ACCEPTANCE
 
 
-def _of_movement(context: Context, moved: Moved, drift: Drift | None) -> list[Finding]:
+def _of_movement(context: Context, moved: Moved, drift: MomentDrift | None) -> list[Finding]:
     """Say where moved draws tell nothing."""
     if drift is None:
         text = "log p or its gradient is finite at too few draws of q to move them towards the posterior."
@@ -355,7 +355,7 @@ def _changed(equal: EqualModes) -> str:
     return f"{names} {changes}{' at one label' if equal.by_label else ''}"
 
 
-def _of_places(context: Context, elbo: float, places: Sequence[Elsewhere], q: Spread) -> list[Finding]:
+def _of_places(context: Context, elbo: float, places: Sequence[MissedMass], q: Spread) -> list[Finding]:
     result = []
     modes = [p for p in places if p.kind == "mode" and p.share > _ELSEWHERE]
     if modes:
@@ -379,7 +379,7 @@ def _of_places(context: Context, elbo: float, places: Sequence[Elsewhere], q: Sp
     return result
 
 
-def _place(layout: Layout, place: Elsewhere, q: Spread) -> str:
+def _place(layout: Layout, place: MissedMass, q: Spread) -> str:
     """Return the coordinates in which a place is farthest from q."""
     mean = q.mean()
     apart = np.abs(place.location - mean) / q.sd()

@@ -16,12 +16,12 @@ from pymc_ngvi.marginal.proposals import effective_size
 from pymc_ngvi.marginal.state import ExactState
 from pymc_ngvi.model import Layout, LogDensity
 from pymc_ngvi.results.costs import Costs, direct_costs
-from pymc_ngvi.results.distributions.of_q import arrow_of, distribution_of
+from pymc_ngvi.results.distributions.variational import arrow_of, distribution_of
 from pymc_ngvi.results.posterior import Distribution, Plan
 
 
 @dataclass(frozen=True, eq=False)
-class OfExact:
+class ExactDistribution:
     """An exact posterior: draws and moments, and weights of its pool; no density.
 
     Parameters
@@ -157,4 +157,4 @@ def _as_they_are(draws: Array) -> Array:
 
 @distribution_of.register
 def _(q: ExactState) -> Distribution:  # type: ignore[misc]  # it has no density
-    return OfExact(q)
+    return ExactDistribution(q)

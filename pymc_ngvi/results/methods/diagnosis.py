@@ -8,8 +8,8 @@ from pymc_ngvi.core.psis import MIN_KHAT_DRAWS
 from pymc_ngvi.core.sizes import check_draws
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.results.diagnosis.budget import DIAGNOSIS
+from pymc_ngvi.results.diagnosis.diagnose import budget_of, diagnose, full_budget
 from pymc_ngvi.results.diagnosis.diagnosis import Diagnosis
-from pymc_ngvi.results.diagnosis.making import budget_of, diagnosed, wanted
 from pymc_ngvi.results.diagnosis.weights import DRAWS, own_generator
 from pymc_ngvi.results.methods.weights import WeightReport
 from pymc_ngvi.results.posterior import Distribution
@@ -95,12 +95,12 @@ class DiagnosisReport(WeightReport):
         if not thorough and draws is None and random_seed is None:
             return self._standing(DIAGNOSIS)
         if thorough or draws is not None:
-            budget = wanted(self._posterior, DRAWS if draws is None else draws, thorough=thorough)
+            budget = full_budget(self._posterior, DRAWS if draws is None else draws, thorough=thorough)
         else:
             budget = budget_of(self._posterior, DIAGNOSIS)
         rng = self.generator(random_seed)
         with few_threads(self.density):
-            diagnosis = diagnosed(self._posterior, budget, rng, rng, thorough=thorough)
+            diagnosis = diagnose(self._posterior, budget, rng, rng, thorough=thorough)
         if thorough:
             self._kept = _Kept(self._distribution, self.density, DIAGNOSIS, diagnosis)
         return diagnosis
@@ -114,7 +114,7 @@ class DiagnosisReport(WeightReport):
             return kept.diagnosis
         with few_threads(self.density):
             budget, rng = budget_of(self._posterior, share), own_generator(self.record, _MOVES_STREAM)
-            diagnosis = diagnosed(self._posterior, budget, self._own_ratio, rng)
+            diagnosis = diagnose(self._posterior, budget, self._own_ratio, rng)
         self._kept = _Kept(self._distribution, self.density, share, diagnosis)
         return diagnosis
 

@@ -20,8 +20,8 @@ from pymc_ngvi.model import Layout, LogDensity
 from pymc_ngvi.model.constrain import Constrainer
 from pymc_ngvi.model.data import DataSnapshot
 from pymc_ngvi.results.convert import to_datatree, to_multitrace
-from pymc_ngvi.results.corrections.weighted import drawn
-from pymc_ngvi.results.distributions.of_q import distribution_of
+from pymc_ngvi.results.corrections.weighted import weighted_draws
+from pymc_ngvi.results.distributions.variational import distribution_of
 from pymc_ngvi.results.plotting.structure import plot_structure
 from pymc_ngvi.results.posterior import Distribution, Posterior
 from pymc_ngvi.results.structure import ModelStructure
@@ -215,7 +215,7 @@ class Exports:
         constrainer = self._constrainer_of(var_names, include_transformed)
         if var_names is not None and kwargs.get("log_likelihood"):
             raise ValueError("log_likelihood needs the draws of all free variables: leave var_names out.")
-        made = drawn(self._posterior, check_draws(draws) * chains, importance, rng)
+        made = weighted_draws(self._posterior, check_draws(draws) * chains, importance, rng)
         theta = made.theta
         values = constrainer(theta, random_seed=int(rng.integers(2**31)))
         stats = dict(made.stats)

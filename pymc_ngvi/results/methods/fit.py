@@ -6,7 +6,7 @@ from rich.theme import Theme
 
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.status import Status
-from pymc_ngvi.fitting.outcome import Outcome, tell
+from pymc_ngvi.fitting.outcome import Outcome, report_outcome
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.results.methods.moments import Marginals
 
@@ -155,5 +155,5 @@ class FitReport(Marginals):
         gaussian.refuse_changed_data("The fit can't go on with other data")
         gaussian._follow(session.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws))
         approx = self if self._exact_step is None else self._exact_step.again(self)
-        tell(gaussian._state, approx._fitted("refine"))
+        report_outcome(gaussian._state, approx._fitted("refine"))
         return approx

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.results.diagnosis.weights import judged
+from pymc_ngvi.results.diagnosis.weights import weights_and_elbo
 from pymc_ngvi.results.methods.weights import WeightReport
 from pymc_ngvi.results.plotting.comparison import Kind, plot_comparison
 from pymc_ngvi.results.plotting.fit import plot_fit
@@ -72,7 +72,7 @@ class PictureReport(WeightReport):
         ratio = self._log_ratio(draws, random_seed)
         title = None
         if self._distribution.kept_log_weights() is not None:
-            found = judged(ratio)[0]
+            found = weights_and_elbo(ratio)[0]
             title = (
                 f"Weights of the pool of global parameters that this posterior is drawn from: Pareto k-hat "
                 f"{found.khat_text()}, {found.n_draws:,} draws with an effective sample size of {found.effective:,.0f}"

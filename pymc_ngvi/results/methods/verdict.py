@@ -6,8 +6,8 @@ import numpy as np
 
 from pymc_ngvi.core.psis import Weights
 from pymc_ngvi.results.diagnosis.budget import SUMMARY
-from pymc_ngvi.results.diagnosis.making import budget_of
-from pymc_ngvi.results.diagnosis.weights import DRAWS, judged, own_generator
+from pymc_ngvi.results.diagnosis.diagnose import budget_of
+from pymc_ngvi.results.diagnosis.weights import DRAWS, own_generator, weights_and_elbo
 from pymc_ngvi.results.methods.diagnosis import DiagnosisReport
 
 _NOT_CONVERGED = "Not reliable: the fit did not converge."
@@ -84,7 +84,7 @@ class VerdictReport(DiagnosisReport):
             return Verdict("not judged", f"Not judged: {why}.") if converged else Verdict("not reliable", "")
         weights = None
         if khat_draws != DRAWS:
-            weights = judged(self._log_ratio(khat_draws, rng))[0]
+            weights = weights_and_elbo(self._log_ratio(khat_draws, rng))[0]
         if not converged:
             if weights is None:
                 weights = self._summary_weights()
@@ -97,4 +97,4 @@ class VerdictReport(DiagnosisReport):
     def _summary_weights(self) -> Weights | None:
         """Return the weights that belong to the fit, as far as the budget of a summary allows."""
         n = budget_of(self._posterior, SUMMARY).n_weights
-        return judged(self._own_ratio(n))[0] if n else None
+        return weights_and_elbo(self._own_ratio(n))[0] if n else None

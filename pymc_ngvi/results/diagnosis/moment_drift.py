@@ -56,7 +56,7 @@ def critical(n: int) -> float:
 
 
 @dataclass(frozen=True)
-class Drift:
+class MomentDrift:
     """By how much moved draws differ from q.
 
     Parameters
@@ -76,13 +76,13 @@ class Drift:
     skewness: Estimates
     log_p: Elbo
 
-    def seen_again(self, other: "Drift") -> "Drift":
+    def seen_again(self, other: "MomentDrift") -> "MomentDrift":
         """Return what this drift and an independent one have in common."""
         of = {name: getattr(self, name).seen_again(getattr(other, name)) for name in ("mean", "sd", "skewness")}
-        return Drift(**of, log_p=other.log_p)
+        return MomentDrift(**of, log_p=other.log_p)
 
 
-def drift_of(moved: Moved, mean: Array, sd: Array, log_q: tuple[Array, Array] | None = None) -> Drift:
+def drift_of(moved: Moved, mean: Array, sd: Array, log_q: tuple[Array, Array] | None = None) -> MomentDrift:
     """Return the drift of moved draws.
 
     Parameters
@@ -102,7 +102,7 @@ def drift_of(moved: Moved, mean: Array, sd: Array, log_q: tuple[Array, Array] | 
         change = change - _slope(change, log_q[1] - log_q[0]) * (log_q[1] - log_q[0])
     n_draws = len(change)
     se = float(change.std(ddof=1) / np.sqrt(n_draws)) if n_draws > 1 else np.inf
-    return Drift(
+    return MomentDrift(
         mean=location,
         sd=Estimates(scale - 1.0, square.se / (2.0 * scale)),
         skewness=_skewness(x, control),

@@ -43,11 +43,11 @@ def distribution_of(q: VariationalState) -> Distribution:
     q : VariationalState
         ``distribution_of.register`` adds a class whose reports differ from those of a Gaussian.
     """
-    return OfState(q)
+    return StateDistribution(q)
 
 
 @dataclass(frozen=True, eq=False)
-class OfState:
+class StateDistribution:
     """A q that has a density: a Gaussian, or one of a user's own class.
 
     Parameters
@@ -178,7 +178,7 @@ class OfState:
         return direct_costs(density, record, self.n_dim, _n_numbers(self.q))
 
 
-class OfStudentT(OfState):
+class StudentTDistribution(StateDistribution):
     """A multivariate t: its Gaussian whitens."""
 
     @property
@@ -197,7 +197,7 @@ class OfStudentT(OfState):
         return arrow_of(self.q.gaussian)
 
 
-class OfMixture(OfState):
+class MixtureDistribution(StateDistribution):
     """A mixture: its components are shown."""
 
     @property
@@ -236,7 +236,7 @@ class OfMixture(OfState):
         return worth_between(self.q, record.gaussian, density, n, rng).sentence()
 
 
-class OfPushforward(OfState):
+class PushforwardDistribution(StateDistribution):
     """The image of a Gaussian: its draws are moved in the coordinates of that."""
 
     @property
@@ -263,17 +263,17 @@ class OfPushforward(OfState):
 
 @distribution_of.register
 def _(q: StudentTState) -> Distribution:
-    return OfStudentT(q)
+    return StudentTDistribution(q)
 
 
 @distribution_of.register
 def _(q: MixtureState) -> Distribution:
-    return OfMixture(q)
+    return MixtureDistribution(q)
 
 
 @distribution_of.register
 def _(q: PushforwardState) -> Distribution:
-    return OfPushforward(q)
+    return PushforwardDistribution(q)
 
 
 def arrow_of(gaussian: Any) -> ArrowStructure | None:

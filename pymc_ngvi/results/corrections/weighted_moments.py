@@ -37,7 +37,7 @@ class Moment:
 
 
 @dataclass(frozen=True, eq=False)
-class Moments:
+class WeightedMoments:
     """Mean and standard deviation."""
 
     mean: Moment
@@ -58,7 +58,7 @@ class MomentSums:
     Examples
     --------
     >>> import numpy as np
-    >>> from pymc_ngvi.results.corrections.moments import MomentSums
+    >>> from pymc_ngvi.results.corrections.weighted_moments import MomentSums
     >>> sums = MomentSums(4)
     >>> sums.add(np.array([0.0, 1.0]), np.array([0.1, 0.2]))
     >>> sums.add(np.array([2.0, 3.0]), np.array([0.3, 0.4]))
@@ -89,7 +89,7 @@ class MomentSums:
                 self._sums[:, k] += np.tensordot(by_power, powers, axes=1)
                 powers = powers * (values - self._centre)
 
-    def result(self) -> Moments:
+    def result(self) -> WeightedMoments:
         """Return the moments of all that was added."""
         assert self._centre is not None
         with np.errstate(all="ignore"):
@@ -105,7 +105,7 @@ class MomentSums:
                 np.stack([m**2 - v, -2.0 * m, one]) / (2.0 * s)
                 for m, v, s in ((mean, var, sd), (plain_mean, plain_var, plain_sd))
             ]
-            return Moments(
+            return WeightedMoments(
                 Moment(mean + self._centre, *self._errors(of_mean[0], of_mean[1], plain_mean + self._centre)),
                 Moment(sd, *self._errors(of_sd[0], of_sd[1], plain_sd)),
             )

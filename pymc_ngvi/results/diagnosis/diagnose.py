@@ -14,13 +14,20 @@ from pymc_ngvi.fitting.progress import WorkProgress
 from pymc_ngvi.marginal.exact import Unavailable, forest_of
 from pymc_ngvi.results.diagnosis.budget import Budget
 from pymc_ngvi.results.diagnosis.diagnosis import SYMMETRIES, Diagnosis
-from pymc_ngvi.results.diagnosis.drift import Drift, drift_of
-from pymc_ngvi.results.diagnosis.elsewhere import Elsewhere, other_fit, other_modes
 from pymc_ngvi.results.diagnosis.equal_modes import MOST_EVALUATIONS, N_DRAWS, EqualModes, equal_modes
 from pymc_ngvi.results.diagnosis.findings import Context, findings_of, not_moved, stands_out, unsettled
+from pymc_ngvi.results.diagnosis.missed_mass import MissedMass, other_fit, other_modes
+from pymc_ngvi.results.diagnosis.moment_drift import MomentDrift, drift_of
 from pymc_ngvi.results.diagnosis.moves import Moved, move
-from pymc_ngvi.results.diagnosis.tails import coordinate_khats
-from pymc_ngvi.results.diagnosis.weights import DRAWS, judged, most_weighed, own_coordinates, own_generator, weighed
+from pymc_ngvi.results.diagnosis.weights import (
+    DRAWS,
+    coordinate_khats,
+    most_weighed,
+    own_coordinates,
+    own_generator,
+    weighed,
+    weights_and_elbo,
+)
 from pymc_ngvi.results.posterior import Posterior
 from pymc_ngvi.results.structure import Part
 
@@ -42,7 +49,7 @@ _NOT_GAUSSIAN = ("mixture", "student_t", "pushforward")
 OwnRatio = Callable[[int, Callable[[float], None]], Array]
 
 
-def wanted(posterior: Posterior, draws: int = DRAWS, *, thorough: bool = False) -> Budget:
+def full_budget(posterior: Posterior, draws: int = DRAWS, *, thorough: bool = False) -> Budget:
     """Return what a diagnosis takes where nothing is dear."""
     gradients = (_THOROUGH if thorough else _QUICK)[2]
     return Budget(most_weighed(posterior, draws), min(_MOST_KHATS, posterior.layout.n_dim), gradients)
@@ -51,10 +58,10 @@ def wanted(posterior: Posterior, draws: int = DRAWS, *, thorough: bool = False) 
 def budget_of(posterior: Posterior, share: tuple[float, float]) -> Budget:
     """Return as much of a quick diagnosis as a share allows."""
     costs = posterior.distribution.costs(posterior.density, posterior.record)
-    return Budget.of(share, costs, posterior.record, wanted(posterior))
+    return Budget.of(share, costs, posterior.record, full_budget(posterior))
 
 
-def diagnosed(
+def diagnose(
     posterior: Posterior,
     budget: Budget,
     of_weights: np.random.Generator | OwnRatio,
@@ -154,7 +161,7 @@ def _weights_of(
     record, n = posterior.record, budget.n_weights
     khats = np.full(posterior.layout.n_dim, np.nan)
     if (kept := posterior.distribution.kept_log_weights()) is not None:
-        return judged(kept)[0], Elbo(np.nan, np.nan) if record is None else record.elbo, khats
+        return weights_and_elbo(kept)[0], Elbo(np.nan, np.nan) if record is None else record.elbo, khats
     if not n:
         elbo = Elbo(np.nan, np.nan) if record is None else record.elbo
         return Weights(np.nan, np.nan, 0, 0), elbo, khats
@@ -168,7 +175,7 @@ def _weights_of(
     if finite.sum() >= MIN_KHAT_DRAWS:
         mean, sd = posterior.distribution.mean()[index], posterior.distribution.sd()[index]
         khats[index] = coordinate_khats(ratio[finite], (of_draws[finite] - mean) / sd)
-    return *judged(ratio), khats
+    return *weights_and_elbo(ratio), khats
 
 
 def _shown_first(posterior: Posterior, n_most: int) -> NDArray[np.intp]:
@@ -192,7 +199,7 @@ def _moved(
     n_trajectories: int,
     budget: Budget,
     advance: Callable[[float], None],
-) -> tuple[Moved, Drift | None]:
+) -> tuple[Moved, MomentDrift | None]:
     """Move draws; no drift where too few of them could be."""
     q, density = posterior.distribution, posterior.density
     base, plan = q.base(_most_moved(q.n_dim, n_draws), rng), q.plan(density)
@@ -216,14 +223,14 @@ def _equal_modes(posterior: Posterior, budget: Budget) -> tuple[tuple[EqualModes
     return equal_modes(posterior.density, posterior.distribution, theta, posterior.layout, most)
 
 
-def _elsewhere(posterior: Posterior, elbo: float, rng: np.random.Generator) -> list[Elsewhere]:
+def _elsewhere(posterior: Posterior, elbo: float, rng: np.random.Generator) -> list[MissedMass]:
     """Look for mass that q misses."""
     places = other_modes(posterior.density, posterior.distribution, elbo, rng)
     fit = other_fit(posterior, elbo, rng)
     return places if fit is None else [*places, fit]
 
 
-def _columns(drift: Drift | None, n_dim: int) -> dict[str, Array]:
+def _columns(drift: MomentDrift | None, n_dim: int) -> dict[str, Array]:
     names = {"mean_drift": "mean", "sd_drift": "sd", "skewness_drift": "skewness"}
     result = {}
     for name, of in names.items():
@@ -256,7 +263,7 @@ def _left_out(budget: Budget, moved: Moved, fewer: bool, compared: bool) -> tupl
     return tuple(result)
 
 
-def _open(budget: Budget, moved: Moved, drift: Drift | None) -> str:
+def _open(budget: Budget, moved: Moved, drift: MomentDrift | None) -> str:
     """Return why few evaluations leave the verdict open; empty where they do not."""
     if not unsettled(moved, drift):
         return ""

@@ -30,7 +30,7 @@ _REFITTED = ("full", "sparse", "diagonal")
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class MissedMass:
     """A place outside q.
 
     Parameters
@@ -50,7 +50,7 @@ class Elsewhere:
     elbo: float = np.nan
 
 
-def other_modes(density: Any, q: Distribution, elbo: float, rng: np.random.Generator) -> list[Elsewhere]:
+def other_modes(density: Any, q: Distribution, elbo: float, rng: np.random.Generator) -> list[MissedMass]:
     """Climb log p from dispersed points and from draws of the prior, and return the modes outside q.
 
     Parameters
@@ -63,7 +63,7 @@ def other_modes(density: Any, q: Distribution, elbo: float, rng: np.random.Gener
 
     Returns
     -------
-    list of Elsewhere
+    list of MissedMass
         The one with most mass first.
     """
     around = _around(q)
@@ -91,7 +91,7 @@ def _around(distribution: Distribution) -> Any:
 
 def _outside(
     density: Any, q: Distribution, elbo: float, candidate: Any, rng: np.random.Generator, kind: str = "mode"
-) -> Elsewhere | None:
+) -> MissedMass | None:
     """Return the mass that a candidate covers and q does not; None where q is there, too, or that is not known."""
     base = rng.standard_normal((_N_DRAWS, q.n_dim))
     if candidate.n_uniform:
@@ -110,10 +110,10 @@ def _outside(
         return None
     ratio = log_p[outside] - candidate.log_density(theta[outside])
     share = float(expit(logsumexp(ratio) - np.log(len(theta)) - elbo))
-    return Elsewhere(kind, share, np.asarray(candidate.mean()))
+    return MissedMass(kind, share, np.asarray(candidate.mean()))
 
 
-def other_fit(posterior: Posterior, elbo: float, rng: np.random.Generator) -> Elsewhere | None:
+def other_fit(posterior: Posterior, elbo: float, rng: np.random.Generator) -> MissedMass | None:
     """Fit once more, from a dispersed start and with another seed.
 
     Parameters
@@ -124,7 +124,7 @@ def other_fit(posterior: Posterior, elbo: float, rng: np.random.Generator) -> El
 
     Returns
     -------
-    Elsewhere or None
+    MissedMass or None
         Where it came to; ``share`` is 0 where q is there, too. None where it could not be made, or did not converge.
     """
     record, q = posterior.record, posterior.distribution
@@ -137,4 +137,4 @@ def other_fit(posterior: Posterior, elbo: float, rng: np.random.Generator) -> El
         return None
     place = _outside(posterior.density, q, elbo, other.q, rng, "fit")
     share = 0.0 if place is None else place.share
-    return Elsewhere("fit", share, np.asarray(other.q.mean()), other.record.elbo.value)
+    return MissedMass("fit", share, np.asarray(other.q.mean()), other.record.elbo.value)
