@@ -16,7 +16,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import pymc_ngvi
 
 from pymc_ngvi import NGVI
-from pymc_ngvi.results.diagnosis import making
+from pymc_ngvi.results.diagnosis import diagnose as checks
 
 matplotlib.use("agg")
 
@@ -342,7 +342,7 @@ def test_bambi():
 )
 def test_what_moved_draws_have_against_an_exact_posterior_is_seen_twice(wrong, verdict, monkeypatch):
     """Some of thousands of coordinates stand out in a few draws by chance, but not the same one twice."""
-    moved, n_made = making._moved, 0
+    moved, n_made = checks._moved, 0
 
     def off(*args):
         nonlocal n_made
@@ -353,7 +353,7 @@ def test_what_moved_draws_have_against_an_exact_posterior_is_seen_twice(wrong, v
         n_made += 1
         return result, drift
 
-    monkeypatch.setattr(making, "_moved", off)
+    monkeypatch.setattr(checks, "_moved", off)
     approx = fit(model_of("one"))
     assert approx.diagnose().verdict == verdict
     assert n_made == 2
