@@ -14,9 +14,10 @@ from scipy.special import gammaln, polygamma
 from pymc_ngvi.marginal.centres import Centres, corrected
 from pymc_ngvi.marginal.conditional_gaussian import linear_centres
 from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.log_marginal import LogMarginal, Points, Whitening, joined
+from pymc_ngvi.marginal.log_marginal import LogMarginal, Points, joined
 from pymc_ngvi.marginal.nodes import LADDER, Rule, first_rule, ladder, references
 from pymc_ngvi.marginal.quadrature import integrate, off_centre
+from pymc_ngvi.marginal.regression import Whitening
 
 SEEDS = [0, 1]
 

@@ -8,7 +8,7 @@ import pytest
 from marginal_terms import Groups, exact_state
 from numpy.testing import assert_allclose
 
-from pymc_ngvi.marginal import state as of_state
+from pymc_ngvi.marginal import conditionals
 from pymc_ngvi.marginal.log_marginal import LogMarginal
 
 SEEDS = [1, 2]
@@ -47,14 +47,14 @@ def counted(state, call):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_draws_are_those_of_the_model_for_few_evaluations(state, seed):
     """The same uniform numbers choose the same candidates, but for one in fifty of any group."""
-    assert state._surrogate is not None
+    assert state._conditionals._surrogate is not None
     rows = np.arange(0, len(state.pool.g), 3)
     shifts, choices = np.random.default_rng(seed).random((2, len(rows), N_GROUPS))
-    n, draws = counted(state, lambda: state._local(state.pool.g, rows, shifts, choices))
+    n, draws = counted(state, lambda: state._conditionals.draw(state.pool.g, rows, shifts, choices))
     assert n == 0
-    with_model = dataclasses.replace(state)
+    with_model = dataclasses.replace(state)._conditionals
     vars(with_model)["_surrogate"] = None
-    n_by_model, expected = counted(state, lambda: with_model._local(state.pool.g, rows, shifts, choices))
+    n_by_model, expected = counted(state, lambda: with_model.draw(state.pool.g, rows, shifts, choices))
     assert n_by_model >= 5 * len(rows)
     weights = state.weights[rows] / state.weights[rows].sum()
     # Candidates are the same numbers, but for those moved to the ends of the range.
@@ -65,7 +65,7 @@ def test_draws_are_those_of_the_model_for_few_evaluations(state, seed):
 
 @pytest.mark.parametrize("wrong", ["coefficients", "range"])
 def test_one_that_gives_other_weights_is_not_used(groups, wrong, monkeypatch):
-    fitted = of_state.fit_surrogate
+    fitted = conditionals.fit_surrogate
 
     def poor(*args):
         surrogate = fitted(*args)
@@ -73,8 +73,8 @@ def test_one_that_gives_other_weights_is_not_used(groups, wrong, monkeypatch):
             return dataclasses.replace(surrogate, coefficients=0.9 * surrogate.coefficients)
         return dataclasses.replace(surrogate, half=1.1 * surrogate.half)
 
-    monkeypatch.setattr(of_state, "fit_surrogate", poor)
-    assert exact_state(groups, [-1.0, 0.4], np.diag([0.1, 0.05]))._surrogate is None
+    monkeypatch.setattr(conditionals, "fit_surrogate", poor)
+    assert exact_state(groups, [-1.0, 0.4], np.diag([0.1, 0.05]))._conditionals._surrogate is None
 
 
 def test_draws_do_not_hang_on_what_was_drawn_before(groups):

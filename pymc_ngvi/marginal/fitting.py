@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.marginal.log_marginal import LogMarginal, Points, Whitening, joined, n_polynomial
+from pymc_ngvi.marginal.log_marginal import LogMarginal, Points, joined
 from pymc_ngvi.marginal.proposals import (
     Base,
     Proposal,
@@ -18,6 +18,7 @@ from pymc_ngvi.marginal.proposals import (
     first_proposal,
     tempered,
 )
+from pymc_ngvi.marginal.regression import Whitening, n_polynomial
 from pymc_ngvi.marginal.sampling import Plain, Pool, Round, Sequences, evenly_picked, pooled
 from pymc_ngvi.marginal.tails import Bend, find_tails
 

@@ -18,82 +18,18 @@ from pymc_ngvi.marginal.centres import Centres, corrected
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.nodes import Rule, first_rule, ladder, references, wide_rule
 from pymc_ngvi.marginal.quadrature import Terms, integrate, off_centre
+from pymc_ngvi.marginal.regression import Whitening, gram_of, leverage_of, predictor, regressed
 
 #: Corrections of centres before a draw counts as lost; from which on the nodes are as many as can be had.
 _MOST_CORRECTIONS, _WIDEST_FROM = 8, 3
-#: Globals up to which regressions have all products of two of them, and cubes; beyond, squares alone.
-_MOST_PRODUCTS = 14
 #: Numbers in the moments of draws that are corrected at a time.
 _HELD = 2**22
-#: Whitened globals are cut off here in regressions, and in cubes.
-_FARTHEST, _FARTHEST_CUBED = 7.0, 3.5
-#: Ridge of the terms of the second order, for each draw; of all where there are few draws; of the others.
-_RIDGE, _RIDGE_OF_FEW, _NO_RIDGE = 1e-3, 0.1, 1e-8
 #: Range of predicted log scales.
 _LOG_SCALE = 12.0
 #: Change of log m, an sd over draws in nats, that the next rule may bring.
 TOLERANCE = 0.03
 #: Factor by which centres of base rules may be further off than those of the reference.
 _SLACK = 1.3
-
-
-@dataclass(frozen=True, eq=False)
-class Whitening:
-    """Standardises the globals for regressions, in coordinates y without straight tails.
-
-    Parameters
-    ----------
-    forward : callable
-        From globals to y.
-    mean : ndarray, shape (p,)
-    factor : ndarray, shape (p, p)
-        Lower Cholesky factor of the covariance of y.
-    tailed : tuple of int
-        Globals with a straight tail: in it, logarithms of scales are linear in these, not in y.
-    """
-
-    forward: Callable[[Array], Array]
-    mean: Array
-    factor: Array
-    tailed: tuple[int, ...] = ()
-
-    def whitened(self, g: Array) -> Array:
-        """Return the whitened globals, (n, p)."""
-        u = np.linalg.solve(self.factor, (self.forward(g) - self.mean).T).T
-        result: Array = np.clip(u, -_FARTHEST, _FARTHEST)
-        return result
-
-    def features(self, g: Array, *, cubes: bool = True) -> Array:
-        """Return 1, the whitened globals, their products and cubes, and what is straight in tails, (n, n_features)."""
-        u = self.whitened(g)
-        parts = [np.ones((len(u), 1)), u, g[:, list(self.tailed)]]
-        if not self._has_products:
-            parts.append(u**2)
-        else:
-            i, j = np.triu_indices(u.shape[1])
-            parts.append(u[:, i] * u[:, j])
-            if cubes:
-                parts.append(np.clip(u, -_FARTHEST_CUBED, _FARTHEST_CUBED) ** 3)
-        return np.concatenate(parts, axis=1)
-
-    @property
-    def _has_products(self) -> bool:
-        return len(self.mean) <= _MOST_PRODUCTS
-
-    @property
-    def n_features(self) -> int:
-        """Number of features."""
-        return n_polynomial(len(self.mean)) + len(self.tailed)
-
-    @property
-    def n_without_cubes(self) -> int:
-        """Number of features without cubes."""
-        return self.n_features - (len(self.mean) if self._has_products else 0)
-
-
-def n_polynomial(p: int) -> int:
-    """Return how many numbers a polynomial of ``p`` globals has: products of two and cubes, of many squares alone."""
-    return 1 + p + (p * (p + 1) // 2 + p if p <= _MOST_PRODUCTS else p)
 
 
 @dataclass
@@ -160,7 +96,7 @@ class BaseRule:
 
         A low log m says nothing there: about the wrong centres, it is too low by any amount.
         """
-        result: NDArray[np.bool_] = _leverage(self.gram, features) > self.reach
+        result: NDArray[np.bool_] = leverage_of(self.gram, features) > self.reach
         return result
 
 
@@ -290,14 +226,7 @@ class LogMarginal:
         assert self.whitening is not None
         features = self.whitening.features(points.g, cubes=False)
         weights = np.where(points.lost, 0.0, 1.0 if weights is None else weights)
-        n, n_features = float(weights.sum()), features.shape[1]
-        ridge = np.full(n_features, _RIDGE * n)
-        ridge[: 1 + points.g.shape[1]] = _NO_RIDGE
-        if n_features > 0.8 * n:
-            ridge[1 + points.g.shape[1] :] = _RIDGE_OF_FEW * n
-        weighted = (weights[:, None] * features).T
-        gram = weighted @ features + np.diag(ridge)
-        self._coefficients = np.linalg.solve(gram, weighted @ self._targets(points.centres))
+        self._coefficients = predictor(features, self._targets(points.centres), weights, points.g.shape[1])
         self.skew = np.clip(np.median(points.skew, axis=0), -1.5, 1.5)
 
     def _targets(self, centres: Centres) -> Array:
@@ -334,7 +263,7 @@ class LogMarginal:
         """Return how far regressions on the globals ``known`` are from these at ``g``: the variance they have there."""
         assert self.whitening is not None
         features = self.whitening.features(known)
-        return _leverage(_gram(features, np.ones(len(known))), self.whitening.features(g))
+        return leverage_of(gram_of(features, np.ones(len(known))), self.whitening.features(g))
 
     # --- how many nodes ---
 
@@ -393,9 +322,9 @@ class LogMarginal:
             good = usable & np.isfinite(difference)
             if good.mean() < 0.95:
                 continue
-            coefficients, residual = _regressed(features[good], difference[good], weights[good], points.g.shape[1])
+            coefficients, residual = regressed(features[good], difference[good], weights[good], points.g.shape[1])
             if residual < tolerance:
-                gram = _gram(features[good], weights[good] / weights.max())
+                gram = gram_of(features[good], weights[good] / weights.max())
                 self.base = BaseRule(rule, coefficients, residual, gram, reach)
                 return
 
@@ -425,30 +354,3 @@ class LogMarginal:
             points = self.reference(g[off])
             log_marginal[off], lost[off] = points.log_marginal, points.lost
         return np.where(np.isfinite(log_marginal), log_marginal, -np.inf), lost
-
-
-def _gram(features: Array, weights: Array) -> Array:
-    """Return the matrix of a weighted ridge regression, (n_features, n_features)."""
-    result: Array = (weights[:, None] * features).T @ features
-    result += _RIDGE * weights.sum() * np.eye(features.shape[1])
-    return result
-
-
-def _leverage(gram: Array, features: Array) -> Array:
-    """Return the variances of predictions, in that of residuals."""
-    result: Array = np.sum(features * np.linalg.solve(gram, features.T).T, axis=1)
-    return result
-
-
-def _regressed(features: Array, values: Array, weights: Array, p: int) -> tuple[Array, float]:
-    """Return coefficients of a weighted ridge regression, and the leave-one-out residual, an sd."""
-    root = np.sqrt(weights)[:, None]
-    a = features * root
-    ridge = np.full(a.shape[1], _RIDGE)
-    ridge[: 1 + p] = _NO_RIDGE
-    solved = np.linalg.solve(a.T @ a + np.diag(ridge), a.T)
-    coefficients = solved @ (values * root[:, 0])
-    leverage = np.einsum("ij,ji->i", a, solved)
-    residual = (values - features @ coefficients) / (1.0 - np.minimum(leverage, 0.95))
-    near = weights**2  # weights are a small power of the density
-    return coefficients, float(np.sqrt((near * residual**2).sum() / near.sum()))

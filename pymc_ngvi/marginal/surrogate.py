@@ -12,8 +12,8 @@ import numpy as np
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.log_marginal import Whitening
 from pymc_ngvi.marginal.quadrature import Terms
+from pymc_ngvi.marginal.regression import Whitening
 
 #: Points that a polynomial is fitted to, and its degree.
 _N_POINTS, _DEGREE = 13, 8

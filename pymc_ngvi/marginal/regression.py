@@ -1,0 +1,113 @@
+"""Regressions on polynomials of the globals."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pymc_ngvi.core.types import Array
+
+#: Globals up to which regressions have all products of two of them, and cubes; beyond, squares alone.
+_MOST_PRODUCTS = 14
+#: Whitened globals are cut off here in regressions, and in cubes.
+_FARTHEST, _FARTHEST_CUBED = 7.0, 3.5
+#: Ridge of the terms of the second order, for each draw; of all where there are few draws; of the others.
+_RIDGE, _RIDGE_OF_FEW, _NO_RIDGE = 1e-3, 0.1, 1e-8
+
+
+@dataclass(frozen=True, eq=False)
+class Whitening:
+    """Standardises the globals for regressions, in coordinates y without straight tails.
+
+    Parameters
+    ----------
+    forward : callable
+        From globals to y.
+    mean : ndarray, shape (p,)
+    factor : ndarray, shape (p, p)
+        Lower Cholesky factor of the covariance of y.
+    tailed : tuple of int
+        Globals with a straight tail: in it, logarithms of scales are linear in these, not in y.
+    """
+
+    forward: Callable[[Array], Array]
+    mean: Array
+    factor: Array
+    tailed: tuple[int, ...] = ()
+
+    def whitened(self, g: Array) -> Array:
+        """Return the whitened globals, (n, p)."""
+        u = np.linalg.solve(self.factor, (self.forward(g) - self.mean).T).T
+        result: Array = np.clip(u, -_FARTHEST, _FARTHEST)
+        return result
+
+    def features(self, g: Array, *, cubes: bool = True) -> Array:
+        """Return 1, the whitened globals, their products and cubes, and what is straight in tails, (n, n_features)."""
+        u = self.whitened(g)
+        parts = [np.ones((len(u), 1)), u, g[:, list(self.tailed)]]
+        if not self._has_products:
+            parts.append(u**2)
+        else:
+            i, j = np.triu_indices(u.shape[1])
+            parts.append(u[:, i] * u[:, j])
+            if cubes:
+                parts.append(np.clip(u, -_FARTHEST_CUBED, _FARTHEST_CUBED) ** 3)
+        return np.concatenate(parts, axis=1)
+
+    @property
+    def _has_products(self) -> bool:
+        return len(self.mean) <= _MOST_PRODUCTS
+
+    @property
+    def n_features(self) -> int:
+        """Number of features."""
+        return n_polynomial(len(self.mean)) + len(self.tailed)
+
+    @property
+    def n_without_cubes(self) -> int:
+        """Number of features without cubes."""
+        return self.n_features - (len(self.mean) if self._has_products else 0)
+
+
+def n_polynomial(p: int) -> int:
+    """Return how many numbers a polynomial of ``p`` globals has: products of two and cubes, of many squares alone."""
+    return 1 + p + (p * (p + 1) // 2 + p if p <= _MOST_PRODUCTS else p)
+
+
+def gram_of(features: Array, weights: Array) -> Array:
+    """Return the matrix of a weighted ridge regression, (n_features, n_features)."""
+    result: Array = (weights[:, None] * features).T @ features
+    result += _RIDGE * weights.sum() * np.eye(features.shape[1])
+    return result
+
+
+def leverage_of(gram: Array, features: Array) -> Array:
+    """Return the variances of predictions, in that of residuals."""
+    result: Array = np.sum(features * np.linalg.solve(gram, features.T).T, axis=1)
+    return result
+
+
+def regressed(features: Array, values: Array, weights: Array, p: int) -> tuple[Array, float]:
+    """Return coefficients of a weighted ridge regression, and the leave-one-out residual, an sd."""
+    root = np.sqrt(weights)[:, None]
+    a = features * root
+    ridge = np.full(a.shape[1], _RIDGE)
+    ridge[: 1 + p] = _NO_RIDGE
+    solved = np.linalg.solve(a.T @ a + np.diag(ridge), a.T)
+    coefficients = solved @ (values * root[:, 0])
+    leverage = np.einsum("ij,ji->i", a, solved)
+    residual = (values - features @ coefficients) / (1.0 - np.minimum(leverage, 0.95))
+    near = weights**2  # weights are a small power of the density
+    return coefficients, float(np.sqrt((near * residual**2).sum() / near.sum()))
+
+
+def predictor(features: Array, targets: Array, weights: Array, p: int) -> Array:
+    """Return the coefficients of weighted ridge regressions of many targets, (n_features, n_targets)."""
+    n, n_features = float(weights.sum()), features.shape[1]
+    ridge = np.full(n_features, _RIDGE * n)
+    ridge[: 1 + p] = _NO_RIDGE
+    if n_features > 0.8 * n:
+        ridge[1 + p :] = _RIDGE_OF_FEW * n
+    weighted = (weights[:, None] * features).T
+    result: Array = np.linalg.solve(weighted @ features + np.diag(ridge), weighted @ targets)
+    return result
