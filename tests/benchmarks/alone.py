@@ -113,13 +113,13 @@ def run_model(name: str, records: Records, options: argparse.Namespace) -> None:
 
 def write_table(rows: Sequence[Row]) -> str:
     """Return the medians over seeds as Markdown."""
-    lines = ["# One word alone", "", CAPTION]
+    lines = ["# One option alone", "", CAPTION]
     for environment in sorted({row["environment"] for row in rows}):
         lines.append(f"- {environment}")
     for model in dict.fromkeys(row["model"] for row in rows):
         lines += ["", f"## {model}", ""]
         lines.append(
-            "| word | family, update, estimator, step | em | es | ELBO | iterations | gradients | Hessians | s |"
+            "| option | family, update, estimator, step | em | es | ELBO | iterations | gradients | Hessians | s |"
         )
         lines[-1] += " statuses |"
         lines.append("|---|---|---|---|---|---|---|---|---|---|")

@@ -253,7 +253,8 @@ def _table_row(method: str, cells: dict[tuple[str, str], Row]) -> str:
         worst = f"`{warm['worst_name']}` {float(warm['worst_error']):+.3f}"
     elbo = "-"
     if warm.get("elbo"):
-        elbo = f"{float(warm['elbo']):.3f} ± {float(warm['elbo_se']):.3f}"
+        form = ".3f" if abs(float(warm["elbo"])) < 1e6 else ".0e"
+        elbo = f"{float(warm['elbo']):{form}} ± {float(warm['elbo_se']):{form}}"
     hvps = warm.get("n_hvps") or cold.get("n_hvps")
     hessians = f"{int(hvps):,} products" if hvps else _count(warm, cold, "n_hessians")
     texts = [

@@ -162,8 +162,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 records.append(row)
                 print(name, seed, row["reliable"], row["named"], f"k-hat {row['khat']:.2f}", flush=True)
     write_between_marks(options.table, write_table(records.read()), Path(__file__).name)
-    if options.table == DOCS / "benchmarks" / "verdicts.md":
-        write_between_marks(DOCS / "diagnostics.md", write_short_table(records.read()), Path(__file__).name)
 
 
 def run(name: str, case: Case, seed: int, options: argparse.Namespace) -> dict[str, object]:
@@ -214,17 +212,6 @@ def write_table(rows: Sequence[Row]) -> str:
     )  # fmt: skip
     cells = [_cells(name, [row for row in rows if row["model"] == name]) for name in CASES]
     return "\n".join([*measured_on(rows), CAPTION, *table(header, [row for row in cells if row]), ""])
-
-
-def write_short_table(rows: Sequence[Row]) -> str:
-    """Return the table of the page on diagnostics."""
-    names = [name for name in CASES if any(row["model"] == name for row in rows)]
-    cells = [_cells(name, [row for row in rows if row["model"] == name]) for name in names]
-    header = ("model", "should be", "found reliable", "named", "k-hat", "drift of a mean", "of a standard deviation")
-    short = [
-        (row[0], row[2], row[3], row[5], row[6], f"{row[7]} {row[8]}", f"{row[9]} {row[10]}") for row in cells
-    ]  # fmt: skip
-    return "\n".join([*table(header, short), ""])
 
 
 def _cells(name: str, rows: Sequence[Row]) -> list[str]:
