@@ -10,8 +10,10 @@ from targets import Quadratic, block_labels, restrict
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.families import (
+    FAMILIES,
     BlockFamily,
     BlockStructure,
+    DiagonalState,
     FullPrecisionState,
     FullState,
     MixtureFamily,
@@ -20,11 +22,11 @@ from pymc_ngvi.families import (
 from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.fitting import loop, session, starting
 from pymc_ngvi.fitting.options import FitOptions
-from pymc_ngvi.fitting.registry import ALLOWED, AXES, ON_FIXED_DRAWS, Choice
+from pymc_ngvi.fitting.registry import ALLOWED, ON_FIXED_DRAWS, Choice
 
 COMBINATIONS = tuple(Choice(*row) for row in ALLOWED)
 #: Those of families that are Gaussian; the others have tests of their own.
-OF_GAUSSIANS = tuple(choice for choice in COMBINATIONS if choice.family not in ("mixture", "student_t"))
+OF_GAUSSIANS = tuple(choice for choice in COMBINATIONS if FAMILIES[choice.family].traits.is_gaussian)
 #: Those that are solved to the tolerance on any target: the default step rule.
 ADAPTIVE = tuple(choice for choice in COMBINATIONS if choice.step == "adaptive")
 #: Of these, the ones whose steps of size 1 are exact for Gaussian targets: the default of each family.
@@ -62,17 +64,17 @@ def family_object(family, n_dim):
         return SparseFamily(ArrowStructure.of(family))
     if family == "mixture":
         return MixtureFamily(FullState)
-    return FullPrecisionState if family == "full precision" else AXES["family"][family]
+    return FullPrecisionState if family == "full precision" else FAMILIES[family]()
 
 
 def state_of(family, mean, cov):
     """Return the state of a family with a given mean and covariance; what it can't represent is left out."""
     if family == "diagonal":
-        return AXES["family"][family].from_params({"mean": mean, "sd": np.sqrt(np.diag(cov))})
+        return DiagonalState.from_params({"mean": mean, "sd": np.sqrt(np.diag(cov))})
     if family == "full precision":
         return FullPrecisionState(mean, np.linalg.cholesky(np.linalg.inv(cov)))
     if family == "full":
-        return AXES["family"][family](mean, np.linalg.cholesky(cov))
+        return FullState(mean, np.linalg.cholesky(cov))
     start = family_object(family, len(mean)).from_scale(mean, np.ones(len(mean)))
     of_precision = isinstance(family, tuple)
     precision = restrict(family, np.linalg.inv(cov)) if of_precision else np.linalg.inv(restrict(family, cov))
@@ -124,14 +126,14 @@ def whitener(state):
 
 def make_rule(target, choice, *, seed, **options):
     """Return the step rule of a combination on a target."""
-    return session.make_rule(target, FitOptions(**vars(choice), **options), seed)
+    return session.make_rule(target, FitOptions(**choice.given(), **options), seed)
 
 
 def first_state(rule, target, choice, location=None):
     """Return the loop's state before the first iteration, with the scale chosen as a fit does."""
     location = np.zeros(target.n_dim) if location is None else location
     scales = [np.full(target.n_dim, scale) for scale in starting.START_SCALES]
-    of_precision = FitOptions(**vars(choice)).factor == "precision"
+    of_precision = FitOptions(**choice.given()).factor == "precision"
     name = "full precision" if of_precision and choice.family == "full" else choice.family
     return loop.start(rule, starting.choose_start(rule, family_object(name, target.n_dim), location, scales, target))
 

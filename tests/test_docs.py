@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from pymc_ngvi import NGVI, NGVIApproximation
+from pymc_ngvi.families import FAMILIES
 from pymc_ngvi.fitting.options import AUTO
-from pymc_ngvi.fitting.registry import ALLOWED, AXES, choose
+from pymc_ngvi.fitting.registry import ALLOWED, AXES, RULES, choose
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -20,6 +21,8 @@ CHOOSING = DOCS / "choosing.md"
 FOLDERS = {"family": "families", "update": "updates", "estimator": "estimators", "step": "steps"}
 ENTRIES = [(axis, name) for axis in AXES for name in AXES[axis]]
 PAGES = {(axis, name): DOCS / FOLDERS[axis] / f"{name}.md" for axis, name in ENTRIES}
+#: The family that implies a rule, by the rule.
+BY_RULE = {family.traits.own_rule: name for name, family in FAMILIES.items() if family.traits.own_rule}
 PAPERS = "By paper"
 OPTIONS = {*inspect.signature(NGVI.__init__).parameters, *inspect.signature(NGVI.fit).parameters} - {"unknown"}
 OF_METHODS = {
@@ -83,15 +86,16 @@ def test_a_page_says_what_goes_with_it(axis, name):
     at = list(AXES).index(axis)
     for i, other in enumerate(AXES):
         if other != axis:
-            expected = {row[i] for row in ALLOWED if row[at] == name}
+            expected = {row[i] for row in ALLOWED if row[at] == name} & set(AXES[other])
             assert set(words(listed.pop(other))) == expected, other
     assert not listed
 
 
-@pytest.mark.parametrize("name", AXES["step"])
-def test_a_step_rule_s_page_lists_the_options_that_it_takes(name):
-    listed = [words(row[0])[0] for row in rows(section(PAGES["step", name], "Options"))]
-    assert sorted(listed) == sorted(AXES["step"][name].takes)
+@pytest.mark.parametrize("rule", RULES)
+def test_the_page_of_a_step_rule_or_of_its_family_lists_the_options_that_it_takes(rule):
+    page = PAGES["step", rule] if rule in AXES["step"] else PAGES["family", BY_RULE[rule]]
+    listed = [words(row[0])[0] for row in rows(section(page, "Options"))]
+    assert sorted(listed) == sorted(RULES[rule].takes)
 
 
 @each_page
@@ -111,7 +115,8 @@ def test_choosing_links_to_every_page():
 def test_the_table_of_what_goes_with_what_is_the_registry():
     listed = []
     for update, estimators, families, steps in rows(section(CHOOSING, "What goes with what")):
-        listed += itertools.product(words(families), words(update), words(estimators), words(steps))
+        own = [FAMILIES[family].traits.own_rule for family in words(families)]
+        listed += itertools.product(words(families), words(update), words(estimators), words(steps) or own)
     assert len(listed) == len(set(listed))
     assert set(listed) == set(ALLOWED)
 
@@ -120,20 +125,20 @@ def test_what_is_chosen_for_one_word():
     listed = {}
     for given, *chosen in rows(section(CHOOSING, "What is chosen")):
         axis, name = re.fullmatch(r'`(\w+)="(\w+)"`', given).groups()
-        listed[axis, name] = tuple(words(cell)[0] for cell in chosen)
-    assert listed == {(axis, name): tuple(vars(choose(**{axis: name})).values()) for axis, name in ENTRIES}
+        listed[axis, name] = tuple(word for cell in chosen for word in words(cell))
+    assert listed == {(axis, name): tuple(choose(**{axis: name}).given().values()) for axis, name in ENTRIES}
 
 
 def test_the_options_in_choosing_go_with_what_it_says():
     listed = {words(row[0])[0]: row[1] for row in rows(section(CHOOSING, "Options"))}
     assert set(listed) <= OPTIONS
     for name, rule_names in listed.items():
-        takes = {rule for rule, kind in AXES["step"].items() if name in kind.takes}
+        takes = {BY_RULE.get(rule, rule) for rule, kind in RULES.items() if name in kind.takes}
         if takes:
             named = set(words(rule_names))
             but = rule_names.startswith("all")
-            assert takes == (set(AXES["step"]) - named if but else named), name
-    of_rules = set().union(*(kind.takes for kind in AXES["step"].values()))
+            assert takes == ({BY_RULE.get(rule, rule) for rule in RULES} - named if but else named), name
+    of_rules = set().union(*(kind.takes for kind in RULES.values()))
     assert of_rules | {"tol", "stl", "factor", "blocks", "reparam", "components"} == set(listed)
 
 

@@ -40,7 +40,7 @@ RTOL = {"50 dimensions, condition 1e4": 1e-8, "normal mean": 1e-8, "linear regre
 
 def fit_model(model, choice, seed=1, **options):
     """Fit a model with nothing but a combination and a seed chosen."""
-    options = {**vars(choice), "backend": "quick", "progressbar": False, **options}
+    options = {**choice.given(), "backend": "quick", "progressbar": False, **options}
     return fit_ngvi(model=model, random_seed=seed, **options)
 
 
@@ -172,7 +172,7 @@ def test_many_seeds_agree_on_random_intercepts(choice):
     for seed in range(8):
         rule = make_rule(density, choice, seed=seed)
         scales = starting.start_scales(density, None)
-        family = make_family(FitOptions(**vars(choice)), density)
+        family = make_family(FitOptions(**choice.given()), density)
         q = starting.choose_start(rule, family, density.initial_point(), scales, density)
         state = loop.run(rule, loop.start(rule, q), 500, ignore)
         assert state.status is Status.CONVERGED

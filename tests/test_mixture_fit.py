@@ -312,7 +312,7 @@ def test_minibatches_are_refused():
         rows = pm.Minibatch(np.arange(100.0), batch_size=10)
         mu = pm.Normal("mu")
         pm.Normal("y", mu, 1.0, observed=rows, total_size=100)
-    with pytest.raises(ValueError, match=r"step='trust_region' compares ELBOs on the same data"):
+    with pytest.raises(ValueError, match=r"family='mixture' compares ELBOs on the same data"):
         fit(model, 1)
 
 

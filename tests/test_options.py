@@ -20,7 +20,7 @@ import pymc_ngvi.fitting.options
 
 from pymc_ngvi import NGVI, ConvergenceWarning, fit_ngvi
 from pymc_ngvi.core.draws import BASE_DRAWS
-from pymc_ngvi.families.mixture import COMPONENTS
+from pymc_ngvi.families import COMPONENTS, FAMILIES
 from pymc_ngvi.fitting import choices, registry
 from pymc_ngvi.fitting.options import AUTO, FitOptions, check_n, refuse_unknown
 from pymc_ngvi.mixtures.finite.weights import WEIGHT_UPDATES
@@ -110,15 +110,28 @@ def test_plain_draws_may_be_any(step, n_draws):
     assert options(step=step, base_draws="plain", n_draws=n_draws).n_draws == n_draws
 
 
-@pytest.mark.parametrize("step", registry.AXES["step"])
+#: What names each step rule: itself, or the family that implies it.
+NAMED = {rule: f"step={rule!r}" for rule in registry.AXES["step"]}
+NAMED |= {own: f"family={name!r}" for name, f in FAMILIES.items() if (own := f.traits.own_rule)}
+
+
+def naming(rule):
+    """Return the option by which a rule is chosen."""
+    return dict([NAMED[rule].replace("'", "").split("=")])
+
+
+each_rule = pytest.mark.parametrize("rule", NAMED)
+
+
+@each_rule
 @pytest.mark.parametrize("n_draws", [1, 2, 3, 5, 8])
-def test_every_number_of_draws_is_refused_or_can_be_drawn(step, n_draws):
+def test_every_number_of_draws_is_refused_or_can_be_drawn(rule, n_draws):
     """Without a kind of draws: what passes here must not fail later."""
-    if step in registry.ON_FIXED_DRAWS and n_draws & (n_draws - 1 or 1):
+    if rule in registry.ON_FIXED_DRAWS and n_draws & (n_draws - 1 or 1):
         with pytest.raises(ValueError, match="n_draws should be"):
-            options(step=step, n_draws=n_draws)
+            options(**naming(rule), n_draws=n_draws)
         return
-    target, validated = logistic(), options(step=step, n_draws=n_draws)
+    target, validated = logistic(), options(**naming(rule), n_draws=n_draws)
     rule = make_rule(target, validated.choice, seed=1, n_draws=n_draws)
     state = rule.step(rule.init(family_object(validated.choice.family, 5).from_scale(np.zeros(5), np.ones(5))))
     assert state.n_draws >= n_draws
@@ -168,29 +181,30 @@ def test_the_values_above_are_complete():
     assert set(OF_RULES) == set(pymc_ngvi.fitting.options.OF_RULE)
 
 
-@pytest.mark.parametrize("step", registry.AXES["step"])
+@each_rule
 @pytest.mark.parametrize("name", OF_RULES)
-def test_an_option_goes_with_some_rules_and_others_say_which(step, name):
+def test_an_option_goes_with_some_rules_and_others_say_which(rule, name):
     """Those that are taken arrive at the rule; no rule takes a name that it does not have."""
-    rules = registry.AXES["step"]
+    rules = registry.RULES
     given = {name: OF_RULES[name]}
-    if name in rules[step].takes:
-        assert getattr(options(step=step, **given), name) == OF_RULES[name]
-        assert options(step=step, **given).of_rule() == given
-        assert name in inspect.signature(rules[step].__init__).parameters
+    if name in rules[rule].takes:
+        assert getattr(options(**naming(rule), **given), name) == OF_RULES[name]
+        assert options(**naming(rule), **given).of_rule() == given
+        assert name in inspect.signature(rules[rule].__init__).parameters
         return
     with pytest.raises(
-        ValueError, match=rf"^step='{step}' has no use for {name}={OF_RULES[name]!r}; it takes "
+        ValueError, match=rf"^{NAMED[rule]} has no use for {name}={OF_RULES[name]!r}; it takes "
     ) as error:
-        options(step=step, **given)
-    own, others = str(error.value).split(f" {name} goes with step=")
-    assert all(taken in own for taken in rules[step].takes)
-    assert re.findall(r"'(\w+)'", others) == [rule for rule, kind in rules.items() if name in kind.takes]
+        options(**naming(rule), **given)
+    own, others = str(error.value).split(f" {name} goes with ")
+    assert all(taken in own for taken in rules[rule].takes)
+    expected = [next(iter(naming(other).values())) for other, kind in rules.items() if name in kind.takes]
+    assert re.findall(r"'(\w+)'", others) == expected
 
 
-@pytest.mark.parametrize("step", registry.AXES["step"])
-def test_what_is_not_given_is_left_to_the_rule(step):
-    validated = options(step=step)
+@each_rule
+def test_what_is_not_given_is_left_to_the_rule(rule):
+    validated = options(**naming(rule))
     assert validated.of_rule() == {}
     assert all(getattr(validated, name) is None for name in OF_RULES)
 
@@ -352,9 +366,8 @@ def test_other_words_are_for_entries_that_there_are_and_stand_for_one():
 
 @pytest.mark.parametrize("row", registry.ALLOWED, ids="-".join)
 def test_every_allowed_row_can_be_chosen(row):
-    choice = options(**dict(zip(("family", "update", "estimator", "step"), row, strict=True))).choice
+    choice = options(**registry.Choice(*row).given()).choice
     assert (choice.family, choice.update, choice.estimator, choice.step) == row
-    assert all(name in registry.AXES[axis] for axis, name in vars(choice).items())
 
 
 @pytest.mark.parametrize("family", registry.AXES["family"])

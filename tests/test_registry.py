@@ -8,7 +8,8 @@ import pytest
 from matrix import COMBINATIONS
 
 from pymc_ngvi.core.messages import suggestion
-from pymc_ngvi.fitting.registry import ALLOWED, AXES, Choice, choose, stochastic_step
+from pymc_ngvi.families import FAMILIES
+from pymc_ngvi.fitting.registry import ALLOWED, AXES, RULES, Choice, choose, stochastic_step
 
 #: Every choice of a name, or of none, on each axis.
 PARTIAL = [
@@ -19,7 +20,9 @@ PARTIAL = [
 def agreeing(chosen):
     """Return the rows that have all that was chosen, in their order."""
     return [
-        choice for choice in COMBINATIONS if all(name in (None, getattr(choice, axis)) for axis, name in chosen.items())
+        choice
+        for choice in COMBINATIONS
+        if all(name in (None, choice.given().get(axis)) for axis, name in chosen.items())
     ]
 
 
@@ -37,8 +40,8 @@ def test_the_default_is_the_first_row():
 
 @pytest.mark.parametrize("choice", COMBINATIONS, ids=str)
 def test_every_row_can_be_chosen_in_full(choice):
-    assert choose(**vars(choice)) == choice
-    assert all(name in AXES[axis] for axis, name in vars(choice).items())
+    assert choose(**choice.given()) == choice
+    assert all(name in (AXES[axis] if axis != "step" else RULES) for axis, name in vars(choice).items())
 
 
 @pytest.mark.parametrize(("axis", "name"), [(axis, name) for axis in AXES for name in AXES[axis]])
@@ -50,8 +53,23 @@ def test_every_entry_can_be_chosen_alone(axis, name):
 
 @pytest.mark.parametrize("name", AXES["family"])
 def test_second_order_natural_gradients_are_the_default_of_every_family(name):
-    step = {"mixture": "trust_region", "student_t": "scale_mixture"}.get(name, "adaptive")
-    assert choose(family=name) == Choice(name, "natural", "price", step)
+    assert choose(family=name) == Choice(name, "natural", "price", FAMILIES[name].traits.own_rule or "adaptive")
+
+
+@pytest.mark.parametrize(("name", "family"), [("trust_region", "mixture"), ("scale_mixture", "student_t")])
+@pytest.mark.parametrize("named", [True, False])
+def test_a_rule_that_a_family_implies_is_no_option(name, family, named):
+    """Nor is another rule for that family."""
+    with pytest.raises(ValueError, match=rf"step='{name}' is the rule of family='{family}', which implies it"):
+        choose(step=name, family=family if named else None)
+    assert choose(family=family).step == name
+    assert "step" not in choose(family=family).given()
+    assert "leave step out" in refusal({"family": family, "step": "adaptive"})
+
+
+def test_every_rule_is_an_option_or_implied_by_one_family():
+    own = [family.traits.own_rule for family in FAMILIES.values() if family.traits.own_rule]
+    assert sorted([*AXES["step"], *own]) == sorted(RULES)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +120,7 @@ def test_what_a_refusal_advises_exists():
         reason = refusal(chosen).split("don't go together: ")[1]
         for axis, name in re.findall(r"(\w+)='(\w+)'", reason):
             assert name in AXES[axis], reason
-            assert name != chosen[axis], reason
+            assert name != chosen[axis] or reason.endswith("leave step out."), reason
 
 
 def test_what_a_refusal_advises_leads_somewhere():
@@ -112,7 +130,11 @@ def test_what_a_refusal_advises_leads_somewhere():
         for _ in range(4):
             if agreeing(chosen):
                 break
-            axis, name = re.search(r"(\w+)='(\w+)'", refusal(chosen).split("go together: ")[1]).groups()
+            advice = refusal(chosen).split("go together: ")[1]
+            if advice.endswith("leave step out."):
+                chosen = {**chosen, "step": None}
+                continue
+            axis, name = re.search(r"(\w+)='(\w+)'", advice).groups()
             chosen = {**chosen, axis: name}
         assert agreeing(chosen), names
 

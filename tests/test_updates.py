@@ -37,7 +37,7 @@ step_sizes = pytest.mark.parametrize("rho", [1.0, 0.5, 0.01])
 
 def state_kind(choice):
     """Return the family of a combination, as the tests name it: a dense q has two factorisations."""
-    of_precision = FitOptions(**vars(choice)).factor == "precision"
+    of_precision = FitOptions(**choice.given()).factor == "precision"
     return "full precision" if of_precision and choice.family == "full" else choice.family
 
 

@@ -1,33 +1,73 @@
-"""Families: the structure of q. One file and one row each."""
+"""Families: the structure of q. One file and one row each; no other part of the package knows their names."""
+
+from typing import Literal
 
 from pymc_ngvi.families.block import BlockFamily, BlockState, BlockStructure
-from pymc_ngvi.families.diagonal import DiagonalState
-from pymc_ngvi.families.full import FullState
+from pymc_ngvi.families.diagonal import DiagonalFamily, DiagonalState
+from pymc_ngvi.families.family import Family, FamilyOptions, Maker, ModelForm, Traits
+from pymc_ngvi.families.full import FullFamily, FullState
 from pymc_ngvi.families.full_precision import FullPrecisionState
-from pymc_ngvi.families.mixture import MixtureFamily, MixtureState
+from pymc_ngvi.families.mixture import COMPONENTS, MixtureFamily, MixtureState
 from pymc_ngvi.families.sparse import SparseFamily, SparseState
-from pymc_ngvi.families.student_t import StudentTState
+from pymc_ngvi.families.student_t import StudentTFamily, StudentTState
 
-FAMILIES: dict[str, type] = {
-    "full": FullState,
-    "diagonal": DiagonalState,
-    "block": BlockState,
-    "sparse": SparseState,
-    "mixture": MixtureState,
-    "student_t": StudentTState,
+FAMILIES: dict[str, type[Family]] = {
+    "full": FullFamily,
+    "diagonal": DiagonalFamily,
+    "block": BlockFamily,
+    "sparse": SparseFamily,
+    "mixture": MixtureFamily,
+    "student_t": StudentTFamily,
 }
+#: The same names, and those of components, for signatures.
+FamilyName = Literal["auto", "full", "diagonal", "block", "sparse", "mixture", "student_t"]
+ComponentsName = Literal["full", "diagonal", "sparse"]
+#: What the package takes, or advises, where the user named none: for all correlations, for none, for those that the
+#: Hessian of the model shows, and for several modes.
+DENSE, INDEPENDENT, STRUCTURED, SEVERAL_MODES = "full", "diagonal", "sparse", "mixture"
+
+
+def traits_of(name: str) -> Traits:
+    """Return the traits of a family; for a name that is not registered, those that most have."""
+    return FAMILIES[name].traits if name in FAMILIES else Traits(name=name)
+
+
+def name_of(state: object) -> str:
+    """Return the name of the family of a state; for another class, the class as such a name."""
+    for name, family in FAMILIES.items():
+        if type(state) in family.traits.states:
+            return name
+    return type(state).__name__.removesuffix("State").lower()
+
 
 __all__ = [
+    "COMPONENTS",
+    "DENSE",
     "FAMILIES",
+    "INDEPENDENT",
+    "SEVERAL_MODES",
+    "STRUCTURED",
     "BlockFamily",
     "BlockState",
     "BlockStructure",
+    "ComponentsName",
+    "DiagonalFamily",
     "DiagonalState",
+    "Family",
+    "FamilyName",
+    "FamilyOptions",
+    "FullFamily",
     "FullPrecisionState",
     "FullState",
+    "Maker",
     "MixtureFamily",
     "MixtureState",
+    "ModelForm",
     "SparseFamily",
     "SparseState",
+    "StudentTFamily",
     "StudentTState",
+    "Traits",
+    "name_of",
+    "traits_of",
 ]

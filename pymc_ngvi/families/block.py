@@ -10,7 +10,7 @@ References
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -19,6 +19,15 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, MeanHessian, Outer
 from pymc_ngvi.families import stacks
 from pymc_ngvi.families.block_structure import BlockStructure
+from pymc_ngvi.families.family import (
+    NO_GAUSS_NEWTON,
+    NO_OTHER_FACTOR,
+    OF_COVARIANCE,
+    Family,
+    FamilyOptions,
+    ModelForm,
+    Traits,
+)
 from pymc_ngvi.families.lower import LOG_2PI, SINGULAR, SUFFIX_SUMS
 from pymc_ngvi.families.packed import PackedState, memory_bytes
 
@@ -263,7 +272,7 @@ class BlockState(PackedState):
 
 @stored("family.block")
 @dataclass(frozen=True)
-class BlockFamily:
+class BlockFamily(Family):
     """The Gaussians whose covariance has these blocks.
 
     Parameters
@@ -272,6 +281,21 @@ class BlockFamily:
     """
 
     structure: BlockStructure
+
+    traits: ClassVar = Traits(
+        name="block",
+        also_called="blockdiagonal blocks",
+        states=(BlockState,),
+        goes_with=OF_COVARIANCE,
+        refuses=(NO_GAUSS_NEWTON, NO_OTHER_FACTOR),
+        options=("blocks",),
+        has_all_correlations=False,
+    )
+
+    @classmethod
+    def of(cls, model: ModelForm, options: FamilyOptions) -> Self:
+        """Return the family with the blocks that the options name."""
+        return cls(BlockStructure(model.labels(options.blocks)))
 
     def from_scale(self, location: Array, scale: Array) -> BlockState:
         """Return the state with uncorrelated coordinates of standard deviations ``scale``, (n_dim,)."""

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 
 from pymc_ngvi.core.linalg import ROUNDING, keeps_its_sign, relative_terms
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, MeanHessian, Outer
+from pymc_ngvi.families.family import NO_OTHER_FACTOR, OF_COVARIANCE, Family, FamilyOptions, ModelForm, Product, Traits
 from pymc_ngvi.families.lower import LOG_2PI
 
 
@@ -224,3 +225,30 @@ class DiagonalState:
         apart = other.location - self.location
         variance = (1.0 - weight) * self.scale**2 + weight * other.scale**2 + weight * (1.0 - weight) * apart**2
         return type(self)(self.location + weight * apart, np.sqrt(variance))
+
+
+@dataclass(frozen=True)
+class DiagonalFamily(Family):
+    """The Gaussians with independent coordinates."""
+
+    traits: ClassVar = Traits(
+        name="diagonal",
+        also_called="meanfield mf mfvi advi factorised factorized diag independent",
+        states=(DiagonalState,),
+        goes_with=(*OF_COVARIANCE, Product(("natural",), ("gauss_newton",), ("constant", "decay", "proximal"))),
+        refuses=(NO_OTHER_FACTOR,),
+        has_all_correlations=False,
+    )
+
+    @classmethod
+    def of(cls, model: ModelForm, options: FamilyOptions) -> Self:
+        """Return the family, the same for every model."""
+        return cls()
+
+    def from_scale(self, location: Array, scale: Array) -> DiagonalState:
+        """Return the state with standard deviations ``scale``, (n_dim,)."""
+        return DiagonalState.from_scale(location, scale)
+
+    def memory_bytes(self, n_dim: int) -> int:
+        """Return the memory that a fit takes beyond the model's own."""
+        return DiagonalState.memory_bytes(n_dim)

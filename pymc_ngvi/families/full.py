@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from pymc_ngvi.core.linalg import (
 )
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, MeanHessian, Outer
+from pymc_ngvi.families.family import ALL_GAUSSIAN, NO_GAUSS_NEWTON, Family, FamilyOptions, ModelForm, Traits
+from pymc_ngvi.families.full_precision import FullPrecisionState
 from pymc_ngvi.families.lower import LOG_2PI, SINGULAR, LowerState
 
 
@@ -166,3 +168,38 @@ class FullState(LowerState):
         if not ((entries > 0.0) & np.isfinite(entries)).all():  # beyond what numbers can hold
             return None
         return type(self)(self.location, factor), factor @ solve_upper(upper, grad)
+
+
+@dataclass(frozen=True)
+class FullFamily(Family):
+    """All Gaussians.
+
+    Parameters
+    ----------
+    state : type
+        By the factor of the covariance, or of the precision.
+    """
+
+    state: type[FullState] | type[FullPrecisionState] = FullState
+
+    traits: ClassVar = Traits(
+        name="full",
+        also_called="fullrank fullrankadvi mvn mvnormal multivariatenormal gaussian normal dense laplace unstructured",
+        states=(FullState, FullPrecisionState),
+        goes_with=ALL_GAUSSIAN,
+        refuses=(NO_GAUSS_NEWTON,),
+        factors=("covariance", "precision"),
+    )
+
+    @classmethod
+    def of(cls, model: ModelForm, options: FamilyOptions) -> Self:
+        """Return the family with the factor that the options ask for."""
+        return cls(FullPrecisionState if options.factor == "precision" else FullState)
+
+    def from_scale(self, location: Array, scale: Array) -> FullState | FullPrecisionState:
+        """Return the state with uncorrelated coordinates of standard deviations ``scale``, (n_dim,)."""
+        return self.state.from_scale(location, scale)
+
+    def memory_bytes(self, n_dim: int) -> int:
+        """Return the memory that a fit takes beyond the model's own: about 56 dense matrices."""
+        return self.state.memory_bytes(n_dim)

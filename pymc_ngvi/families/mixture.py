@@ -1,7 +1,7 @@
 """Finite mixture of Gaussians: components of one family, weights in log space."""
 
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -10,12 +10,17 @@ from scipy.special import logsumexp
 
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.families.diagonal import DiagonalState
-from pymc_ngvi.families.full import FullState
-from pymc_ngvi.families.sparse import SparseState
+from pymc_ngvi.families.diagonal import DiagonalFamily, DiagonalState
+from pymc_ngvi.families.family import Family, FamilyOptions, Maker, ModelForm, Product, Refusal, Traits
+from pymc_ngvi.families.full import FullFamily, FullState
+from pymc_ngvi.families.sparse import SparseFamily, SparseState
 
 #: What components can be.
-COMPONENTS: dict[str, type] = {"full": FullState, "diagonal": DiagonalState, "sparse": SparseState}
+COMPONENTS: dict[str, type[Family]] = {
+    family.traits.name: family for family in (FullFamily, DiagonalFamily, SparseFamily)
+}
+#: Components that a mixture is taken to have at least, where their number is to be found.
+_UNKNOWN = 4
 #: Beside the arrays of components, which have the component as their first axis.
 _LOG_WEIGHTS = "log_weights"
 
@@ -184,19 +189,49 @@ def _cov_block(component: Any, index: NDArray[np.intp]) -> Array:
 
 @stored("family.mixture")
 @dataclass(frozen=True)
-class MixtureFamily:
+class MixtureFamily(Family):
     """The mixtures of Gaussians of one family.
 
     Parameters
     ----------
-    component : object
-        Makes a component of location and scale: a class of states, or a family of one structure.
+    component : Maker
+        Of components.
     n_components : int
         At most.
     """
 
-    component: Any
+    component: Maker
     n_components: int = 1
+
+    traits: ClassVar = Traits(
+        name="mixture",
+        also_called="gmm gaussianmixture",
+        states=(MixtureState,),
+        goes_with=(Product(("natural", "natural_pd", "cholesky", "sqrt"), ("price",), ("trust_region",)),),
+        refuses=(
+            Refusal(
+                "estimator",
+                ("stein", "pathwise", "gauss_newton"),
+                "components are solved on fixed draws, for which curvatures must be those of log p: take "
+                "estimator='price'",
+            ),
+            Refusal(
+                "update",
+                ("cholesky_precision", "euclidean"),
+                "components take natural-gradient steps: take update='natural'",
+            ),
+        ),
+        own_rule="trust_region",
+        options=("components",),
+        is_gaussian=False,
+        has_components=True,
+    )
+
+    @classmethod
+    def of(cls, model: ModelForm, options: FamilyOptions) -> Self:
+        """Return the family with the components that the options name."""
+        component = COMPONENTS[options.components or next(iter(COMPONENTS))].of(model, options)
+        return cls(component, options.n_components if isinstance(options.n_components, int) else _UNKNOWN)
 
     def from_scale(self, location: Array, scale: Array) -> MixtureState:
         """Return the mixture of one component with uncorrelated coordinates of standard deviations ``scale``."""

@@ -13,7 +13,7 @@ import functools
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from pymc_ngvi.core.types import Array, MeanHessian, Outer
 from pymc_ngvi.families import arrow, stacks
 from pymc_ngvi.families.arrow import ArrowStructure, Parts
 from pymc_ngvi.families.arrow_moments import border_roots, covariance_parts, factor_of_covariance
+from pymc_ngvi.families.family import NO_GAUSS_NEWTON, OF_PRECISION, Family, FamilyOptions, ModelForm, Refusal, Traits
 from pymc_ngvi.families.lower import LOG_2PI, SINGULAR
 from pymc_ngvi.families.packed import PackedState, memory_bytes
 
@@ -316,7 +317,7 @@ class SparseState(PackedState):
 
 @stored("family.sparse")
 @dataclass(frozen=True)
-class SparseFamily:
+class SparseFamily(Family):
     """The Gaussians whose precision is an arrow matrix of one structure.
 
     Parameters
@@ -325,6 +326,47 @@ class SparseFamily:
     """
 
     structure: ArrowStructure
+
+    traits: ClassVar = Traits(
+        name="sparse",
+        also_called="sparseprecision structured hierarchical",
+        states=(SparseState,),
+        goes_with=OF_PRECISION,
+        refuses=(
+            NO_GAUSS_NEWTON,
+            Refusal(
+                "update",
+                ("cholesky", "sqrt"),
+                "the covariance of a sparse precision is dense, and so is its factor: take update='cholesky_precision'",
+            ),
+            Refusal(
+                "update",
+                ("natural_pd",),
+                "its correction squares a matrix, which fills it in: take update='natural', whose steps are shortened "
+                "instead",
+            ),
+            Refusal(
+                "step",
+                ("decay",),
+                "decay averages moments, and a mean of covariances has no sparse inverse: take step='constant' or "
+                "'proximal'",
+            ),
+        ),
+        factors=("precision",),
+        from_structure=True,
+    )
+
+    @classmethod
+    def of(cls, model: ModelForm, options: FamilyOptions) -> Self:
+        """Return the family with the structure of the model's Hessian; raise ValueError if that counts as dense."""
+        structure = model.structure()
+        if structure is None:
+            raise ValueError(
+                "A sparse precision lives on entries that the Hessian of log p does not have, and that of this model "
+                "has too few of these for it to pay: it counts as dense. Take family='full', 'block' or 'diagonal', or "
+                "such components."
+            )
+        return cls(structure)
 
     def from_scale(self, location: Array, scale: Array) -> SparseState:
         """Return the state with uncorrelated coordinates of standard deviations ``scale``, (n_dim,)."""

@@ -10,7 +10,7 @@ References
 """
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from scipy.special import digamma, gammainccinv, gammaln
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.families.diagonal import DiagonalState
+from pymc_ngvi.families.family import Family, FamilyOptions, Maker, ModelForm, Product, Refusal, Traits
 from pymc_ngvi.families.full import FullState
 
 #: Least and largest shape a of a fit: 2.2 degrees of freedom, and 20,000, where q is as good as a Gaussian.
@@ -195,19 +196,55 @@ class StudentTState:
 
 @stored("family.student_t")
 @dataclass(frozen=True)
-class StudentTFamily:
+class StudentTFamily(Family):
     """The t densities around the Gaussians of one family.
 
     Parameters
     ----------
-    gaussian : object
-        Makes a Gaussian of location and scale: a class of states, or a family of one structure.
+    gaussian : Maker
+        Of the Gaussians.
     shape : float, default 10,000
         The shape a at the start, above 1; where it is that large, `scale_mixture` begins as for a Gaussian.
     """
 
-    gaussian: Any = FullState
+    gaussian: Maker = FullState
     shape: float = START_SHAPE
+
+    traits: ClassVar = Traits(
+        name="student_t",
+        also_called="t student multivariatet",
+        states=(StudentTState,),
+        goes_with=(
+            Product(("natural", "natural_pd", "cholesky", "sqrt"), ("price",), ("scale_mixture",)),
+            Product(("natural",), ("stein",), ("scale_mixture",)),
+        ),
+        refuses=(
+            Refusal(
+                "estimator",
+                ("pathwise", "gauss_newton"),
+                "the t is fitted with Hessians, or with gradients paired with base draws: take estimator='price' or "
+                "'stein'",
+            ),
+            Refusal(
+                "update",
+                ("cholesky_precision", "euclidean"),
+                "the t takes natural-gradient steps and holds a factor of its scale matrix: take update='natural'",
+            ),
+            Refusal(
+                "estimator",
+                ("stein",),
+                "from gradients alone the t takes steps in natural parameters: take update='natural'",
+                update=("natural_pd", "cholesky", "sqrt"),
+            ),
+        ),
+        own_rule="scale_mixture",
+        is_gaussian=False,
+    )
+
+    @classmethod
+    def of(cls, model: ModelForm, options: FamilyOptions) -> Self:
+        """Return the family around all Gaussians."""
+        return cls()
 
     def from_scale(self, location: Array, scale: Array) -> StudentTState:
         """Return the state with uncorrelated coordinates of standard deviations ``scale``."""

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from pymc_ngvi.core.linalg import fits_in_memory
-from pymc_ngvi.families import FullState, SparseFamily
+from pymc_ngvi.families import DENSE, INDEPENDENT, STRUCTURED, FullState, SparseFamily
 from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.families.dissection import find_structure, step_flops
 
@@ -48,22 +48,22 @@ def choose_family(density: Any) -> FamilyChoice:
     """
     n_dim = density.n_dim
     if n_dim < _SMALL:
-        return FamilyChoice("full")
+        return FamilyChoice(DENSE)
     dense_fits = fits_in_memory(FullState.memory_bytes(n_dim))
     if density.pattern is None:
         if dense_fits:
-            return FamilyChoice("full", "the Hessian is dense")
-        return FamilyChoice("diagonal", "the Hessian is dense, and a dense covariance does not fit in memory", True)
+            return FamilyChoice(DENSE, "the Hessian is dense")
+        return FamilyChoice(INDEPENDENT, "the Hessian is dense, and a dense covariance does not fit in memory", True)
     structure = find_structure(density.pattern)
     cost = (
         step_flops(structure.sizes, structure.n_border) + _CALLS + _CALLS_PER_SIZE * len(set(structure.sizes.tolist()))
     )
     sparse_fits = fits_in_memory(SparseFamily(structure).memory_bytes(n_dim))
     if sparse_fits and (cost < _DENSE * n_dim**3 or not dense_fits):
-        return FamilyChoice("sparse", in_short(structure))
+        return FamilyChoice(STRUCTURED, in_short(structure))
     if dense_fits:
-        return FamilyChoice("full", "a sparse precision would take longer")
-    return FamilyChoice("diagonal", "neither a dense covariance nor a sparse precision fits in memory", True)
+        return FamilyChoice(DENSE, "a sparse precision would take longer")
+    return FamilyChoice(INDEPENDENT, "neither a dense covariance nor a sparse precision fits in memory", True)
 
 
 def in_short(structure: ArrowStructure) -> str:

@@ -2,13 +2,26 @@
 
 from typing import Literal
 
-FamilyName = Literal["auto", "full", "diagonal", "block", "sparse", "mixture", "student_t"]
+from pymc_ngvi.families import ComponentsName, FamilyName
+
+__all__ = [
+    "BaseDrawsName",
+    "ComponentsName",
+    "EstimatorName",
+    "FactorName",
+    "FamilyName",
+    "PosteriorName",
+    "ReparamName",
+    "StepName",
+    "UpdateName",
+    "WeightUpdateName",
+]
+
 UpdateName = Literal["natural", "natural_pd", "cholesky", "cholesky_precision", "sqrt", "euclidean"]
 EstimatorName = Literal["price", "stein", "pathwise", "gauss_newton"]
-StepName = Literal["adaptive", "constant", "decay", "proximal", "snngm", "adam", "sgd", "trust_region", "scale_mixture"]
+StepName = Literal["adaptive", "constant", "decay", "proximal", "snngm", "adam", "sgd"]
 BaseDrawsName = Literal["sobol", "antithetic", "plain"]
 FactorName = Literal["covariance", "precision"]
 PosteriorName = Literal["auto", "gaussian", "exact"]
 ReparamName = Literal["rvb1", "rvb2", "noncentred"]
-ComponentsName = Literal["full", "diagonal", "sparse"]
 WeightUpdateName = Literal["natural", "tan"]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pymc_ngvi.core.messages import OURS
+from pymc_ngvi.families import STRUCTURED, traits_of
 from pymc_ngvi.fitting.auto import FamilyChoice, choose_family
 from pymc_ngvi.fitting.options import AUTO, OPTIONS, FitOptions
 from pymc_ngvi.fitting.registry import AXES, ON_FIXED_DRAWS, stochastic_step
@@ -34,7 +35,7 @@ def options_for(given: Mapping[str, Any], density: LogDensity | None = None) -> 
         filled["posterior"] = "gaussian"
     if density is not None and given["family"] in (None, AUTO):
         filled |= _family_for(given, density)
-    if density is not None and given["family"] == "mixture" and given["components"] is None:
+    if density is not None and traits_of(given["family"] or "").has_components and given["components"] is None:
         filled |= _components_for(given, density)
     if density is not None and density.has_minibatch and given["step"] is None:
         filled["step"] = stochastic_step(**{axis: filled[axis] for axis in AXES})
@@ -43,7 +44,7 @@ def options_for(given: Mapping[str, Any], density: LogDensity | None = None) -> 
         return options
     if density.has_minibatch and options.choice.step in ON_FIXED_DRAWS:
         raise ValueError(
-            f"step={options.choice.step!r} compares ELBOs on the same data, and the model reads pm.Minibatch data, "
+            f"{options.rule} compares ELBOs on the same data, and the model reads pm.Minibatch data, "
             "which differ from one evaluation to the next: leave it out, or take step='decay' or 'constant' with a "
             "Gaussian family, or the full data."
         )
@@ -60,7 +61,7 @@ def _names_a_method(given: Mapping[str, Any]) -> bool:
 def _family_for(given: Mapping[str, Any], density: LogDensity) -> dict[str, Any]:
     """Return the family that suits the model, and why, where it goes with what was given."""
     # Where group effects are told from global parameters, a sparse precision is there for the asking.
-    chosen = FamilyChoice("sparse") if given["reparam"] else choose_family(density)
+    chosen = FamilyChoice(STRUCTURED) if given["reparam"] else choose_family(density)
     filled = {"family": chosen.name, "family_reason": chosen.reason}
     try:
         FitOptions(**{**given, **filled})

@@ -11,7 +11,7 @@ import numpy as np
 from pymc_ngvi.core.draws import BASE_DRAWS
 from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.families.mixture import COMPONENTS
+from pymc_ngvi.families import COMPONENTS, FAMILIES, traits_of
 from pymc_ngvi.fitting.choices import (
     BaseDrawsName,
     ComponentsName,
@@ -24,7 +24,7 @@ from pymc_ngvi.fitting.choices import (
     UpdateName,
     WeightUpdateName,
 )
-from pymc_ngvi.fitting.registry import AXES, ON_FIXED_DRAWS, Choice, choose
+from pymc_ngvi.fitting.registry import AXES, ON_FIXED_DRAWS, RULES, Choice, choose
 from pymc_ngvi.mixtures.finite.weights import WEIGHT_UPDATES
 
 #: Coordinates of group effects relative to what the global parameters tell of them.
@@ -160,15 +160,17 @@ class FitOptions:
             raise ValueError(f"tol is in nats of ELBO and should be a positive number; got {self.tol!r}.")
         if not isinstance(self.stl, bool | np.bool_):
             raise ValueError(f"stl should be True or False; got {self.stl!r}.")
-        if self.blocks is not None and choice.family != "block":
-            raise ValueError(f"blocks are those of family='block'; the family is {choice.family!r}.")
+        for name, families in _of_families().items():
+            if getattr(self, name) is not None and choice.family not in families:
+                one = " or ".join(map(repr, families))
+                raise ValueError(f"{name} are those of family={one}; the family is {choice.family!r}.")
         _check_reparam(self.reparam, choice)
         _check_posterior(self.posterior, self.reparam, choice)
         of_rule = {name: _CHECKS[name](name, getattr(self, name)) for name in OF_RULE}
         _check_rule_takes(choice, of_rule, step_is_default=self.step is None)
         _check_draws(choice, of_rule)
         factor, components = _checked_factor(choice, self.factor), _checked_components(choice, self.components)
-        filled = {**vars(choice), **of_rule, "factor": factor, "components": components}
+        filled = {**choice.given(), **of_rule, "factor": factor, "components": components}
         filled |= {"tol": float(self.tol), "stl": bool(self.stl)}
         for name, value in filled.items():
             object.__setattr__(self, name, value)
@@ -178,6 +180,11 @@ class FitOptions:
         """Family, update, estimator and step rule."""
         given = {axis: getattr(self, axis) for axis in AXES}
         return choose(**given | {"family": None if self.family == AUTO else self.family})
+
+    @property
+    def rule(self) -> str:
+        """What names the step rule: its name, or that of the family that implies it."""
+        return f"step={self.step!r}" if self.step else f"family={self.family!r}"
 
     def of_rule(self) -> dict[str, Any]:
         """Return the options of the step rule that were given."""
@@ -198,13 +205,19 @@ OF_RULE = tuple(_CHECKS)
 OF_CONSTRUCTOR = ("model", "random_seed", "start", "start_sigma", *OPTIONS)
 
 
+def _of_families() -> dict[str, list[str]]:
+    """Return the options that some families only take, with these."""
+    names = dict.fromkeys(name for family in FAMILIES.values() for name in family.traits.options)
+    return {name: [f for f, family in FAMILIES.items() if name in family.traits.options] for name in names}
+
+
 def _check_reparam(reparam: Any, choice: Choice) -> None:
     """Raise ValueError for an unknown reparametrisation, or one that the estimator can't see."""
     if reparam is None:
         return
     if not isinstance(reparam, str) or reparam not in REPARAMETRISATIONS:
         raise ValueError(f"Unknown reparam {reparam!r}: {suggestion(reparam, REPARAMETRISATIONS)}")
-    if choice.family in ("mixture", "student_t"):
+    if not traits_of(choice.family).is_gaussian:
         raise ValueError(
             f"reparam={reparam!r} standardises group effects for one Gaussian; family={choice.family!r} works on the "
             "model's own coordinates: leave one of them out."
@@ -220,7 +233,7 @@ def _check_posterior(posterior: Any, reparam: Any, choice: Choice) -> None:
         raise ValueError(f"Unknown posterior {posterior!r}: {suggestion(posterior, words)}")
     if posterior != "exact":
         return
-    other = f"family={choice.family!r}" if choice.family in ("mixture", "student_t") else ""
+    other = "" if traits_of(choice.family).is_gaussian else f"family={choice.family!r}"
     other = other or (f"reparam={reparam!r}" if reparam else "")
     if other:
         raise ValueError(f"posterior='exact' begins from a Gaussian on the model's own coordinates: leave {other} out.")
@@ -229,15 +242,14 @@ def _check_posterior(posterior: Any, reparam: Any, choice: Choice) -> None:
 def _checked_components(choice: Choice, components: Any) -> str | None:
     """Return what the components of a mixture are."""
     if components is None:
-        return "full" if choice.family == "mixture" else None
+        return next(iter(COMPONENTS)) if traits_of(choice.family).has_components else None
     if not isinstance(components, str) or components not in COMPONENTS:
         raise ValueError(f"Unknown components {components!r}: {suggestion(components, COMPONENTS)}")
-    if choice.family != "mixture":
-        raise ValueError(f"components are those of family='mixture'; the family is {choice.family!r}.")
-    if components == "sparse" and choice.update != "natural":
+    of_covariance = [name for name, family in COMPONENTS.items() if "covariance" in family.traits.factors]
+    if components not in of_covariance and choice.update != "natural":
         raise ValueError(
-            f"Sparse components take steps in the precision itself: take update='natural', not {choice.update!r}, or "
-            "components='full' or 'diagonal'."
+            f"{components.capitalize()} components take steps in the precision itself: take update='natural', not "
+            f"{choice.update!r}, or components={' or '.join(map(repr, of_covariance))}."
         )
     return components
 
@@ -245,36 +257,49 @@ def _checked_components(choice: Choice, components: Any) -> str | None:
 def _checked_factor(choice: Choice, factor: str | None) -> str:
     """Return what the Cholesky factor is of."""
     # Euclidean gradients do far better in a factor of the precision; for independent blocks it is no other family.
-    either = choice.update == "euclidean" and choice.family == "full"
-    of_precision = choice.update == "cholesky_precision" or choice.family == "sparse"
+    factors = traits_of(choice.family).factors
+    either = choice.update == "euclidean" and len(factors) > 1
+    of_precision = choice.update == "cholesky_precision" or factors == ("precision",)
     own = "precision" if of_precision or either else "covariance"
     if not (factor is None or (isinstance(factor, str) and factor in ("covariance", "precision"))):
         raise ValueError(f"factor should be 'covariance' or 'precision'; got {factor!r}.")
     if factor in (None, own) or either:
         return factor or own
-    if choice.family == "sparse":
-        raise ValueError(f"family='sparse' has a factor of the precision; got factor={factor!r}.")
+    if factors == ("precision",):
+        raise ValueError(f"family={choice.family!r} has a factor of the precision; got factor={factor!r}.")
     if choice.update != "euclidean":
         raise ValueError(
             f"update={choice.update!r} works on a factor of the {own}; factor={factor!r} goes with "
             "update='euclidean'" + (" and update='cholesky_precision'." if factor == "precision" else ".")
         )
+    both = [repr(name) for name, family in FAMILIES.items() if len(family.traits.factors) > 1]
     raise ValueError(
-        f"factor='precision' is for family='full': for {choice.family!r} it would be the same family again."
+        f"factor='precision' is for family={' or '.join(both)}: for {choice.family!r} it would be the same family "
+        "again."
     )
 
 
 def _check_rule_takes(choice: Choice, of_rule: Mapping[str, Any], *, step_is_default: bool) -> None:
     """Raise ValueError for an option that the step rule has no use for."""
-    takes = AXES["step"][choice.step].takes
+    takes = RULES[choice.step].takes
+    own = traits_of(choice.family).own_rule
     for name, value in of_rule.items():
         if value is not None and name not in takes:
-            rules = [rule for rule, kind in AXES["step"].items() if name in kind.takes]
-            default = ", the default here," if step_is_default else ""
+            rule = f"family={choice.family!r}" if own else f"step={choice.step!r}"
+            default = ", the default here," if step_is_default and not own else ""
             raise ValueError(
-                f"step={choice.step!r}{default} has no use for {name}={value!r}; it takes {', '.join(sorted(takes))}. "
-                f"{name} goes with step={' or '.join(map(repr, rules))}{': name one' * step_is_default}."
+                f"{rule}{default} has no use for {name}={value!r}; it takes {', '.join(sorted(takes))}. "
+                f"{name} goes with {_taken_by(name)}{': name one' * (step_is_default and not own)}."
             )
+
+
+def _taken_by(name: str) -> str:
+    """Return the step rules that take an option, and the families whose own rules do."""
+    steps = [repr(rule) for rule, kind in AXES["step"].items() if name in kind.takes]
+    own = {family.traits.own_rule: repr(word) for word, family in FAMILIES.items() if family.traits.own_rule}
+    families = [word for rule, word in own.items() if name in RULES[rule].takes]
+    parts = [f"{axis}={' or '.join(names)}" for axis, names in (("step", steps), ("family", families)) if names]
+    return ", or ".join(parts)
 
 
 def _check_draws(choice: Choice, of_rule: Mapping[str, Any]) -> None:

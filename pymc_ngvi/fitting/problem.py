@@ -1,27 +1,24 @@
 """What is fitted: a density, the family of its approximations, and how these become approximations of the model's."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from numpy.typing import NDArray
+
 from pymc_ngvi.core.linalg import check_memory
 from pymc_ngvi.core.types import Array, Target, VariationalState
-from pymc_ngvi.families import BlockFamily, BlockStructure, FullPrecisionState, MixtureFamily, SparseFamily
+from pymc_ngvi.families import FAMILIES, Family
 from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.families.dissection import find_structure
-from pymc_ngvi.families.mixture import COMPONENTS
 from pymc_ngvi.families.pushforward import Pushforward, PushforwardState
 from pymc_ngvi.fitting import starting
 from pymc_ngvi.fitting.blocks import block_labels
 from pymc_ngvi.fitting.options import FitOptions
-from pymc_ngvi.fitting.registry import AXES
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.reparam import Conditional, reparametrised
-
-#: Components that a mixture is taken to have at least, where their number is to be found.
-_UNKNOWN = 4
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,7 @@ class Problem:
         Of the model.
     target : Target
         What is fitted: ``density`` itself, or its reparametrisation.
-    family : object
+    family : Family
         Makes states of location and scale.
     pushforward : Pushforward or None
         What states become on the model's own unconstrained scale; None where they are on it.
@@ -42,7 +39,7 @@ class Problem:
 
     density: LogDensity
     target: Target
-    family: Any
+    family: Family
     pushforward: Pushforward | None = None
 
     def on_model_scale(self, state: Any) -> VariationalState:
@@ -94,12 +91,44 @@ def problem_of(density: LogDensity, options: FitOptions) -> Problem:
     target = reparametrised(density, structure, options.reparam)
     family = make_family(options, density, structure)
     _check(family, options, density.n_dim)
-    made = family.from_scale(np.zeros(density.n_dim), np.ones(density.n_dim))
+    made: Any = family.from_scale(np.zeros(density.n_dim), np.ones(density.n_dim))
     return Problem(density, target, family, Pushforward(target.transform, type(made)))
 
 
-def make_family(options: FitOptions, density: LogDensity, structure: ArrowStructure | None = None) -> Any:
-    """Return what makes a state of location and scale: the class of q, or the family of one structure.
+@dataclass(frozen=True)
+class _Form:
+    """What families see of a model.
+
+    Parameters
+    ----------
+    density : LogDensity
+    known : ArrowStructure or None
+        Of a reparametrised model.
+    """
+
+    density: LogDensity
+    known: ArrowStructure | None = None
+
+    @property
+    def n_dim(self) -> int:
+        """Number of unconstrained coordinates."""
+        return self.density.n_dim
+
+    def labels(self, blocks: Sequence[Sequence[str]] | None) -> NDArray[np.intp]:
+        """Return the block of each coordinate: of those named, of a group, or of a variable."""
+        if self.known is not None and blocks is None:
+            return self.known.labels()
+        return block_labels(self.density.layout, blocks)
+
+    def structure(self) -> ArrowStructure | None:
+        """Return the structure of the Hessian; None where that counts as dense."""
+        if self.known is not None or self.density.pattern is None:
+            return self.known
+        return find_structure(self.density.pattern)
+
+
+def make_family(options: FitOptions, density: LogDensity, structure: ArrowStructure | None = None) -> Family:
+    """Return what makes a state of location and scale.
 
     Parameters
     ----------
@@ -111,32 +140,10 @@ def make_family(options: FitOptions, density: LogDensity, structure: ArrowStruct
     Raises
     ------
     ValueError
-        For family="sparse" where the Hessian counts as dense.
+        Where the model has not the structure that the family takes.
     """
-    name = options.choice.family
-    if name == "block":
-        by_group = structure is not None and options.blocks is None
-        labels = structure.labels() if by_group and structure else block_labels(density.layout, options.blocks)
-        return BlockFamily(BlockStructure(labels))
-    if name == "sparse":
-        return SparseFamily(structure or structure_of(density))
-    if name == "mixture":
-        kind = options.components or "full"
-        component = SparseFamily(structure_of(density)) if kind == "sparse" else COMPONENTS[kind]
-        return MixtureFamily(component, options.n_components if isinstance(options.n_components, int) else _UNKNOWN)
-    return FullPrecisionState if options.factor == "precision" else AXES["family"][name]
+    return FAMILIES[options.choice.family].of(_Form(density, structure), options)
 
 
-def structure_of(density: LogDensity) -> ArrowStructure:
-    """Return the structure of a model's Hessian; raise ValueError if that counts as dense."""
-    if density.pattern is None:
-        raise ValueError(
-            "A sparse precision lives on entries that the Hessian of log p does not have, and that of this model has "
-            "too few of these for it to pay: it counts as dense. Take family='full', 'block' or 'diagonal', or such "
-            "components."
-        )
-    return find_structure(density.pattern)
-
-
-def _check(family: Any, options: FitOptions, n_dim: int) -> None:
-    check_memory(family.memory_bytes(n_dim), options.choice.family, n_dim, list(AXES["family"]))
+def _check(family: Family, options: FitOptions, n_dim: int) -> None:
+    check_memory(family.memory_bytes(n_dim), options.choice.family, n_dim, list(FAMILIES))

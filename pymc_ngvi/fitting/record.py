@@ -8,6 +8,7 @@ from typing import Any
 from pymc_ngvi.core.elbo import Elbo, format_gap
 from pymc_ngvi.core.status import DivergedError, Status
 from pymc_ngvi.core.stored import stored
+from pymc_ngvi.families import traits_of
 
 #: Coordinates named in a sentence, at most.
 _MOST_NAMED = 5
@@ -115,7 +116,7 @@ class FitRecord:
     @property
     def next_step(self) -> str:
         """What to do after a fit, as a sentence; empty where the status says it, and without effects of groups."""
-        if self.is_exact or not self.converged or not (self.family == "sparse" or self.reparam):
+        if self.is_exact or not self.converged or not (traits_of(self.family).from_structure or self.reparam):
             return ""
         return "approx.summary() says whether the best of this family is near enough to the posterior."
 

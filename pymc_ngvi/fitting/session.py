@@ -21,7 +21,7 @@ from pymc_ngvi.fitting.outcome import Outcome
 from pymc_ngvi.fitting.problem import Problem, problem_of
 from pymc_ngvi.fitting.progress import FitProgress
 from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.fitting.registry import AXES
+from pymc_ngvi.fitting.registry import AXES, RULES
 from pymc_ngvi.fitting.second_start import SecondStart, is_better
 from pymc_ngvi.fitting.snapshot import Snapshot, filled, thinned
 from pymc_ngvi.fitting.threads import few_threads
@@ -279,7 +279,7 @@ class FitSession:
 def make_rule(target: Target, options: FitOptions, seed: int) -> Any:
     """Return the step rule that the options name."""
     choice = options.choice
-    return AXES["step"][choice.step](
+    return RULES[choice.step](
         target,
         AXES["update"][choice.update],
         AXES["estimator"][choice.estimator],

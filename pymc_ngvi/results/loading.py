@@ -11,6 +11,7 @@ import xarray as xr
 from pymc import modelcontext
 
 from pymc_ngvi.core.messages import OURS
+from pymc_ngvi.families import traits_of
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.persistence import files
@@ -132,7 +133,7 @@ def _prepare(density: LogDensity, fitted_with: Any) -> None:
     if fitted_with is None:
         return
     choice = getattr(fitted_with, "choice", fitted_with)
-    if fitted_with.family_reason or fitted_with.reparam or choice.family == "sparse":
+    if fitted_with.family_reason or fitted_with.reparam or traits_of(choice.family).from_structure:
         density.pattern  # noqa: B018 (found once)
     if choice.estimator == "price":
         density.hessian_error()

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, Weights
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.families import traits_of
 from pymc_ngvi.fitting.progress import WorkProgress
 from pymc_ngvi.marginal.exact import Unavailable, forest_of
 from pymc_ngvi.results.diagnosis.budget import Budget
@@ -43,8 +44,6 @@ _LEAST_MOVED = 32
 _FEWEST_GROUPS = 3
 #: Number of the random stream behind the draws at which symmetries are looked for.
 _SYMMETRY_STREAM = 3_000_002
-#: Families that no exact posterior comes after.
-_NOT_GAUSSIAN = ("mixture", "student_t", "pushforward")
 #: Importance weights of draws that belong to the fit: of a number of draws, telling how many are done.
 OwnRatio = Callable[[int, Callable[[float], None]], Array]
 
@@ -141,9 +140,9 @@ def context_of(posterior: Posterior) -> Context:
 def _can_be_exact(posterior: Posterior) -> bool:
     """Tell whether ``posterior="exact"`` is worth a try: the same fit, and after it what was not tried."""
     record = posterior.record
-    if record is None or record.is_exact or record.reparam is not None or record.family in _NOT_GAUSSIAN:
+    if record is None or record.is_exact or record.reparam is not None:
         return False
-    if not record.status.can_be_followed:
+    if not (traits_of(record.family).is_gaussian and record.status.can_be_followed):
         return False
     if record.posterior:  # tried, or left out: of what is too dear, the reason says how to have it all the same
         return "posterior='exact'" in record.posterior

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.elbo import format_elbo, format_gap
 from pymc_ngvi.core.psis import Weights, WeightVerdict
+from pymc_ngvi.families import DENSE, SEVERAL_MODES, STRUCTURED, Traits, traits_of
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.model import Layout
 from pymc_ngvi.results.diagnosis.equal_modes import EqualModes
@@ -94,6 +95,11 @@ class Context:
     can_be_exact: bool = False
 
     @property
+    def traits(self) -> Traits:
+        """What is known of the family."""
+        return traits_of(self.family)
+
+    @property
     def relative(self) -> bool:
         """Whether group effects are relative to their conditional modes."""
         return self.family == "pushforward" or (self.record is not None and self.record.reparam is not None)
@@ -101,36 +107,36 @@ class Context:
     def shape_cure(self) -> str:
         """Return what may help where q has not the shape of the posterior."""
         options = ["posterior='exact'"] if self.can_be_exact else []
-        if self.family in ("diagonal", "block"):
-            options.append("family='sparse'" if self.has_groups else "family='full'")
+        if not self.traits.has_all_correlations:
+            options.append(f"family={STRUCTURED if self.has_groups else DENSE!r}")
         if self.of_bambi:
             options.append("noncentered=False in bmb.Model")
         if self.has_groups and not self.relative:
             options.append("reparam='rvb2'")
             if not self.of_bambi:
                 options.append("another parametrisation (non-centred in place of centred, or the reverse)")
-        if self.family == "mixture":
+        if self.traits.has_components:
             options.append("more components (n_components)")
         elif self.has_hessian and not self.relative and (self.has_groups or self.layout.n_dim <= _MOST_MIXED):
-            options.append("family='mixture'")
+            options.append(f"family={SEVERAL_MODES!r}")
         if not options:
             options.append("another parametrisation of the model")
         return f"Try {', '.join(options)}, or pm.sample."
 
     def several_modes_cure(self) -> str:
         """Return what covers several modes."""
-        if self.family == "mixture":
+        if self.traits.has_components:
             return "More components (n_components) may cover all of them."
         if self.has_hessian and not self.relative:
-            return "family='mixture' can cover a few modes."
+            return f"family={SEVERAL_MODES!r} can cover a few modes."
         return "pm.sample with several chains shows them all."
 
     def mode_cure(self) -> str:
         """Return what may help where q misses a mode."""
-        if self.family == "mixture":
+        if self.traits.has_components:
             return "Try more components (n_components), a wider start_sigma, or pm.sample with several chains."
         if self.has_hessian and not self.relative:
-            return "Try family='mixture', or bar one of the modes by an ordering or a prior."
+            return f"Try family={SEVERAL_MODES!r}, or bar one of the modes by an ordering or a prior."
         return "Bar one of the modes by an ordering or a prior, or try pm.sample with several chains."
 
 
@@ -337,7 +343,7 @@ def _of_equal_modes(context: Context, equal: Sequence[EqualModes]) -> list[Findi
         if not of_kind:
             continue
         number = math.prod(e.number for e in of_kind)
-        part = "some" if context.family == "mixture" else "one"
+        part = "some" if context.traits.has_components else "one"
         covered = f"{part} of {number:,} equal modes" if number <= _MOST_COUNTED else f"{part} of many equal modes"
         what = ", or ".join(_changed(e) for e in of_kind[:_N_NAMED])
         text = f"log p stays the same when {what}: q covers {covered}. {_UNAFFECTED[kind]}"

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.special import expit, logsumexp
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.families import FullState
+from pymc_ngvi.families import FullState, traits_of
 from pymc_ngvi.fitting.again import fitted_again
 from pymc_ngvi.mixtures.finite.search import modes
 from pymc_ngvi.results.posterior import Distribution, Posterior
@@ -25,8 +25,6 @@ _MOSTLY = 0.5
 _FLAT = 0.3
 #: Iterations of another fit at most.
 _MOST_ITERATIONS = 300
-#: Families whose fits are begun anew by their words alone.
-_REFITTED = ("full", "sparse", "diagonal")
 
 
 @dataclass(frozen=True)
@@ -128,8 +126,8 @@ def other_fit(posterior: Posterior, elbo: float, rng: np.random.Generator) -> Mi
         Where it came to; ``share`` is 0 where q is there, too. None where it could not be made, or did not converge.
     """
     record, q = posterior.record, posterior.distribution
-    if record is None or record.step != "adaptive" or record.family not in _REFITTED:
-        return None
+    if record is None or record.step != "adaptive" or traits_of(record.family).options:
+        return None  # the record does not tell the options of a family
     gaussian = q.gaussian
     point = q.mean() + _WIDER * (gaussian.draws(rng.standard_normal((1, q.n_dim)))[0] - gaussian.mean())
     other = fitted_again(posterior.model, record, point, int(rng.integers(2**31)), _MOST_ITERATIONS)

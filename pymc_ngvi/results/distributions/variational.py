@@ -15,7 +15,7 @@ from pymc_ngvi.core import linalg
 from pymc_ngvi.core.draws import base_of, draws_of
 from pymc_ngvi.core.sizes import check_cov_size
 from pymc_ngvi.core.types import Array, VariationalState
-from pymc_ngvi.families import DiagonalState, FullState, MixtureState, StudentTState
+from pymc_ngvi.families import DiagonalState, FullState, MixtureState, StudentTState, name_of
 from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.families.pushforward import PushforwardState
 from pymc_ngvi.fitting.record import FitRecord
@@ -75,8 +75,8 @@ class StateDistribution:
 
     @property
     def family(self) -> str:
-        """The class of q as the word of a family."""
-        return self.name.removesuffix("State").lower()
+        """The name of the family of q."""
+        return name_of(self.q)
 
     @property
     def arrow(self) -> ArrowStructure | None:
@@ -180,11 +180,6 @@ class StateDistribution:
 
 class StudentTDistribution(StateDistribution):
     """A multivariate t: its Gaussian whitens."""
-
-    @property
-    def family(self) -> str:
-        """The word for it."""
-        return "student_t"
 
     @property
     def gaussian(self) -> Any:

@@ -14,7 +14,7 @@ import xarray as xr
 
 from pymc_ngvi.core.stored import all_stored, entry_of, with_tag
 from pymc_ngvi.core.version import __version__
-from pymc_ngvi.families import FAMILIES, FullPrecisionState
+from pymc_ngvi.families import FAMILIES
 from pymc_ngvi.families.pushforward import Pushforward, PushforwardState
 from pymc_ngvi.fitting.memory import memory_of, remember
 from pymc_ngvi.fitting.record import FitRecord
@@ -34,7 +34,9 @@ _JSON = "json"
 _GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 #: Classes of q by tag.
 _STATES: dict[str, Any] = {
-    tag: entry.cls for tag, entry in all_stored().items() if entry.cls in {*FAMILIES.values(), FullPrecisionState}
+    tag: entry.cls
+    for tag, entry in all_stored().items()
+    if any(entry.cls in family.traits.states for family in FAMILIES.values())
 }
 #: Types of what is written of each approximation; and of one as a whole.
 _OF_FIT: dict[str, Any] = {
