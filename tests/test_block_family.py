@@ -348,7 +348,7 @@ def test_estimators_from_gradients_agree_with_a_dense_state_in_the_blocks(
     theta = state.draws(base.z)
     logp, grad = target.logp_grad(theta)
     evaluation = Evaluation(theta, logp, grad, np.ones(4, dtype=bool), 0.0)
-    moments, reference = (ESTIMATORS[estimator](target, q, base, evaluation, stl=stl) for q in (state, full))
+    moments, reference = (ESTIMATORS[estimator].moments(target, q, base, evaluation, stl=stl) for q in (state, full))
     np.testing.assert_allclose(dense(moments.curvature), reference.curvature * MASK, rtol=1e-10, atol=1e-11)
     np.testing.assert_allclose(moments.grad, reference.grad, rtol=1e-10)
     np.testing.assert_allclose(moments.curvature_se, reference.curvature_se, rtol=1e-8)

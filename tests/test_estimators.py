@@ -47,7 +47,7 @@ def evaluate(target, state, base, keep=None):
 
 def estimate(estimator, target, state, base, keep=None, *, stl=True):
     """Return the moments that one set of draws gives."""
-    return AXES["estimator"][estimator](target, state, base, evaluate(target, state, base, keep), stl=stl)
+    return AXES["estimator"][estimator].moments(target, state, base, evaluate(target, state, base, keep), stl=stl)
 
 
 def mirrored(matrix):

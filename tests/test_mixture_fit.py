@@ -236,7 +236,9 @@ def test_equal_halves_have_the_error_of_the_whole():
     density = density_of("banana")
     one = gaussian([0.0, 3.0], [1.5, 2.5])
     base = sobol_draws(128, 2, np.random.default_rng(1))
-    errors = [evaluate_mixture(density, MixtureState.of([one] * k, np.zeros(k)), base).elbo_se() for k in (1, 2, 8)]
+    errors = [
+        evaluate_mixture(density, MixtureState.of([one] * k, np.zeros(k)), base, price).elbo_se() for k in (1, 2, 8)
+    ]
     np.testing.assert_allclose(errors, errors[0], rtol=1e-9)
 
 
@@ -381,12 +383,12 @@ def test_idle_components_are_dropped_and_others_are_not():
     covs = [np.linalg.inv(w.T @ w) for w in m.whiteners]
     states = [FullState(c, np.linalg.cholesky(v)) for c, v in zip(m.centres, covs, strict=True)]
     twice = MixtureState.of([*states, states[0]], np.log([m.weights[0] / 2, m.weights[1], m.weights[0] / 2]))
-    evaluation = evaluate_mixture(density, twice, sobol_draws(64, 2, np.random.default_rng(1)))
+    evaluation = evaluate_mixture(density, twice, sobol_draws(64, 2, np.random.default_rng(1)), price)
     kept = without_idle(twice, evaluation, 0.01)
     assert kept.n_components == 2
     np.testing.assert_allclose(np.sort(kept.weights), np.sort(m.weights), atol=2e-3)
     pair = MixtureState.of(states, np.log(m.weights))
-    evaluation = evaluate_mixture(density, pair, sobol_draws(64, 2, np.random.default_rng(1)))
+    evaluation = evaluate_mixture(density, pair, sobol_draws(64, 2, np.random.default_rng(1)), price)
     assert without_idle(pair, evaluation, 0.01).n_components == 2
 
 
@@ -397,7 +399,7 @@ def test_halves_have_the_moments_of_the_whole_and_lie_where_it_errs(kind):
     wide = kind.from_scale(np.array([0.0, 0.0]), np.array([1.0, 3.0]))
     far = kind.from_scale(np.array([50.0, 50.0]), np.ones(2))
     q = MixtureState.of([far, wide], np.array([-30.0, 0.0]))
-    evaluation = evaluate_mixture(density, q, sobol_draws(256, 2, np.random.default_rng(1)))
+    evaluation = evaluate_mixture(density, q, sobol_draws(256, 2, np.random.default_rng(1)), price)
     new = split(q, evaluation)
     assert new.n_components == 3
     halves = MixtureState.of(new.components[1:], new.log_weights[1:])
@@ -416,9 +418,9 @@ def test_components_that_overlap_become_one_and_others_do_not():
     states = [FullState(c, np.linalg.cholesky(v)) for c, v in zip(m.centres, covs, strict=True)]
     pair = MixtureState.of(states, np.log(m.weights))
     base = sobol_draws(128, 2, np.random.default_rng(1))
-    assert join_overlapping(pair, evaluate_mixture(density, pair, base)) is None
-    halved = split(pair, evaluate_mixture(density, MixtureState.of(states, np.log([0.5, 0.5])), base))
-    again = join_overlapping(halved, evaluate_mixture(density, halved, base))
+    assert join_overlapping(pair, evaluate_mixture(density, pair, base, price)) is None
+    halved = split(pair, evaluate_mixture(density, MixtureState.of(states, np.log([0.5, 0.5])), base, price))
+    again = join_overlapping(halved, evaluate_mixture(density, halved, base, price))
     assert again.n_components == 2
     np.testing.assert_allclose(np.sort(again.weights), np.sort(m.weights), atol=1e-12)
     np.testing.assert_allclose(again.cov(), pair.cov(), atol=1e-10)
@@ -428,7 +430,7 @@ def test_steps_stay_within_the_radius():
     density = density_of("banana")
     q = MixtureState.of([gaussian([0.0, 3.0], [2.0, 2.0]), gaussian([1.0, 0.0], [0.5, 0.5])])
     base = sobol_draws(256, 2, np.random.default_rng(1))
-    evaluation = evaluate_mixture(density, q, base)
+    evaluation = evaluate_mixture(density, q, base, price)
     moments = mixture_moments(density, q, evaluation, price)
     propose = Proposal(natural, natural_weights)
     far, near = (propose(q, evaluation, moments, 1.0, radius) for radius in (1e6, 0.05))
@@ -464,7 +466,7 @@ def test_the_gap_is_half_the_squared_natural_gradient():
     covs = [np.linalg.inv(w.T @ w) for w in m.whiteners]
     states = [FullState(c, np.linalg.cholesky(v)) for c, v in zip(m.centres, covs, strict=True)]
     q = MixtureState.of(states, np.log(m.weights) + np.array([0.1, -0.1]))
-    evaluation = evaluate_mixture(density, q, sobol_draws(128, 2, np.random.default_rng(1)))
+    evaluation = evaluate_mixture(density, q, sobol_draws(128, 2, np.random.default_rng(1)), price)
     gap = mixture_moments(density, q, evaluation, price).gap
     lacking = mixture_targets.target("two modes").log_z - evaluation.elbo
     assert np.isclose(gap, lacking, rtol=0.05)

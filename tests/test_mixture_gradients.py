@@ -24,7 +24,6 @@ from pymc_ngvi.families import MixtureState
 from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.families.mixture import COMPONENTS
 from pymc_ngvi.mixtures import WEIGHT_UPDATES, ComponentTarget
-from pymc_ngvi.steps.adaptive.measure import evaluate
 from pymc_ngvi.updates import natural
 
 #: Nodes of an expectation in each of so many coordinates: with twice as many, no result changes by more than 2e-6 (in
@@ -402,8 +401,8 @@ def test_estimates_from_draws_agree_within_their_errors(make, family, rng):
     target, q = this.target, this.q
     for c, component in enumerate(q.components):
         part, base = ComponentTarget(target, q, c), sobol_draws(512, 2, rng)
-        evaluation = evaluate(part, component, base)
-        found, (reward, expected) = price(part, component, base, evaluation), component_moments(target, q, c)
+        evaluation = price.evaluate(part, component, base)
+        found, (reward, expected) = price.moments(part, component, base, evaluation), component_moments(target, q, c)
         diagonals = [component.curvature_diagonal(m.curvature) for m in (found, expected)]
         # Eight replicates: beyond 7 standard errors lies 1 in 5,000.
         assert (np.abs(found.grad - expected.grad) < 7.0 * found.grad_se + 1e-9).all()
@@ -429,6 +428,6 @@ def test_target_of_a_component_has_no_single_observations(rng):
     this = case(logistic, "diagonal", 2, 2)
     target, q = this.target, this.q
     part, base = ComponentTarget(target, q, 0), sobol_draws(4, 2, rng)
-    evaluation = evaluate(part, q.components[0], base)
+    evaluation = price.evaluate(part, q.components[0], base)
     with pytest.raises(ValueError, match="gradients of single observations"):
-        gauss_newton(part, q.components[0], base, evaluation)
+        gauss_newton.moments(part, q.components[0], base, evaluation)

@@ -13,6 +13,7 @@ import pymc_ngvi
 
 from pymc_ngvi import ConvergenceWarning
 from pymc_ngvi.core.draws import sobol_draws
+from pymc_ngvi.estimators import price
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState, SparseFamily, SparseState
 from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.mixtures.finite.evaluation import evaluate_mixture
@@ -153,12 +154,12 @@ def test_halves_lie_along_the_border_and_join_again(name, rng):
     at = 1
     density = Bent(labels, at, rng)
     whole = MixtureState.of([of_precision(labels, density.mean, density.precision)])
-    evaluation = evaluate_mixture(density, whole, sobol_draws(256, len(labels), rng))
+    evaluation = evaluate_mixture(density, whole, sobol_draws(256, len(labels), rng), price)
     halves = split(whole, evaluation)
     assert halves.n_components == 2
     np.testing.assert_allclose(halves.mean(), whole.mean(), atol=1e-10)
     np.testing.assert_allclose(restrict(labels, halves.cov()), restrict(labels, whole.cov()), atol=1e-9)
-    one = join_overlapping(halves, evaluate_mixture(density, halves, evaluation.base))
+    one = join_overlapping(halves, evaluate_mixture(density, halves, evaluation.base, price))
     assert one.n_components == 1
     np.testing.assert_allclose(one.cov(), whole.cov(), atol=1e-8)
 

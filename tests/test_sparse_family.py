@@ -302,7 +302,7 @@ def test_estimators_from_gradients_agree_with_a_dense_state(pair, rng, estimator
         )
         theta = q.draws(base.z)
         evaluation = Evaluation(theta, *target.logp_grad(theta), np.ones(4, dtype=bool), 0.0)
-        results.append(ESTIMATORS[estimator](target, q, base, evaluation, stl=stl))
+        results.append(ESTIMATORS[estimator].moments(target, q, base, evaluation, stl=stl))
     moments, reference = results
     np.testing.assert_allclose(moments.grad[pair.order], reference.grad, rtol=1e-7)
     np.testing.assert_allclose(moments.curvature_se[pair.order], reference.curvature_se, rtol=1e-6)

@@ -26,11 +26,11 @@ from pymc_ngvi.core.draws import BASE_DRAWS
 from pymc_ngvi.core.history import History
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.types import BaseDraws
-from pymc_ngvi.estimators import price, stein
+from pymc_ngvi.estimators import Stein, price, stein
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.families.student_t import LEAST_SHAPE, MOST_SHAPE, StudentTFamily, StudentTState
 from pymc_ngvi.fitting import loop, starting
-from pymc_ngvi.mixtures.student_t.gradients import GaussianPart, Tails, evaluate, measured, stepped, within
+from pymc_ngvi.mixtures.student_t.gradients import GaussianPart, Tails, measured, stepped, within
 from pymc_ngvi.mixtures.student_t.metric import Metric, shape_information, tail_velocity
 from pymc_ngvi.mixtures.student_t.scale_mixture import AsGaussian, ScaleMixture
 from pymc_ngvi.mixtures.student_t.tails import AsStudentT
@@ -303,7 +303,7 @@ def test_natural_gradient_is_the_inverse_fisher_information_times_the_gradient_o
             found = []
             for seed in range(8):
                 base = base_of(2_048, n_dim, seed)
-                m = measured(target, q, base, evaluate(target, q, base), estimator, stl=stl)
+                m = measured(target, q, base, price.evaluate(target, q, base), estimator, stl=stl)
                 found.append(in_coordinates(exact, q, m.vector if joint else m.direction()))
             se = np.std(found, axis=0, ddof=1) / np.sqrt(len(found))
             assert (se < 0.01 + 0.05 * np.abs(expected).max()).all()
@@ -369,7 +369,7 @@ def test_there_is_no_noise_where_q_is_the_posterior(estimator, n_dim, gaussian):
     made = FullState(target.mean, root) if gaussian is FullState else DiagonalState(target.mean, np.diag(root))
     q = StudentTState(made, np.log(2.5))
     base = base_of(32, n_dim)
-    evaluation = evaluate(target, q, base)
+    evaluation = price.evaluate(target, q, base)
     m = measured(target, q, base, evaluation, estimator)
     assert evaluation.elbo == pytest.approx(LOG_Z, abs=1e-9)
     np.testing.assert_allclose(m.vector, 0.0, atol=1e-10)
@@ -388,7 +388,7 @@ def test_gap_is_the_elbo_that_is_missing(estimator, seed):
     root = np.linalg.cholesky(target.scale)
     q = StudentTState(FullState(target.mean + 0.1 * root[:, 0], 1.05 * root), -np.log(0.45))
     base = base_of(8_192, 3, seed)
-    evaluation = evaluate(target, q, base)
+    evaluation = price.evaluate(target, q, base)
     m = measured(target, q, base, evaluation, estimator).gaussian
     h = evaluation.logp - q.log_density(evaluation.theta)
     missing = LOG_Z - h.mean()
@@ -419,7 +419,7 @@ def test_hessians_of_the_gaussian_inside(gaussian, n_dim, rng):
 def test_curvature_and_natural_gradient_have_the_size_that_gradients_show():
     target, q = bent(3), state(FullState, 3, 3.0)
     base = base_of(256, 3)
-    evaluation = evaluate(target, q, base)
+    evaluation = price.evaluate(target, q, base)
     with_hessians, by_gradients = (measured(target, q, base, evaluation, e) for e in (price, stein))
     for m in (with_hessians, by_gradients):
         assert np.trace(np.eye(3) - m.gaussian.curvature) == pytest.approx(
@@ -431,13 +431,14 @@ def test_curvature_and_natural_gradient_have_the_size_that_gradients_show():
 
 
 def test_replicates_that_are_not_kept_leave_the_metric_of_theta_and_w():
-    def forgetful(*args, **kwargs):
-        return replace(stein(*args, **kwargs), replicates=None)
+    class Forgetful(Stein):
+        def moments(self, *args, **kwargs):
+            return replace(super().moments(*args, **kwargs), replicates=None)
 
     target, q = student_t(3), state(FullState, 3, 4.0)
     base = base_of(256, 3)
-    evaluation = evaluate(target, q, base)
-    kept, lost = (measured(target, q, base, evaluation, e) for e in (stein, forgetful))
+    evaluation = price.evaluate(target, q, base)
+    kept, lost = (measured(target, q, base, evaluation, e) for e in (stein, Forgetful()))
     np.testing.assert_allclose(lost.vector, kept.vector, rtol=1e-12)
     np.testing.assert_allclose(lost.direction(), lost.vector, rtol=1e-12)
     assert lost.gaussian.gap == pytest.approx(0.5 * kept.vector @ kept.vector, rel=0.05)
@@ -447,7 +448,7 @@ def test_points_of_hessians_stand_for_draws_with_weights_w():
     """E[w f(theta)] / E[w] for a bounded f, by both kinds of draws."""
     q = state(FullState, 2, 3.0)
     base = base_of(2**15, 2)
-    evaluation = evaluate(student_t(2), q, base)
+    evaluation = price.evaluate(student_t(2), q, base)
     _, tilted = within(q, base, evaluation, stl=True)
     weights = (3.0 + 0.5 * q.squared_distance(evaluation.theta)) / (3.0 + 1.0 - 1.0)  # E[w | theta]
     for f in (lambda t: np.exp(-0.5 * np.sum(t**2, axis=1)), lambda t: 1.0 / (1.0 + t[:, 0] ** 2)):
@@ -460,7 +461,7 @@ def test_a_held_shape_leaves_the_best_step_of_the_rest(trust):
     """With trust 0, 1/a stays; the step of Sigma is that of the metric without 1/a."""
     target, q = student_t(2), state(FullState, 2, 6.0)
     base = base_of(512, 2)
-    m = measured(target, q, base, evaluate(target, q, base), stein)
+    m = measured(target, q, base, price.evaluate(target, q, base), stein)
     direction, full = m.direction(trust), m.direction()
     assert direction[-1] == pytest.approx(trust * full[-1])
     alone = m.metric.size(m.vector[None])[0] / (6.0 / (6.0 + 1.0 + 1.0))

@@ -6,6 +6,7 @@ A state is *whitened* by a matrix C with covariance C C^T: the whitened gradient
 curvature A = -C^T E_q[hess log p] C. At the optimum they are 0 and the identity.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from pymc_ngvi.core.moments import Moments, PathMoments
@@ -37,12 +38,38 @@ __all__ = [
 
 
 class Estimator(Protocol):
-    """Estimates the moments of a state from an evaluation at its draws."""
+    """Evaluates states, and estimates their moments. An estimator knows how expectations under q are taken."""
 
-    def __call__(
+    @property
+    def uses_hessians(self) -> bool:
+        """Whether moments take second derivatives of log p."""
+        ...
+
+    def evaluate(self, target: Target, state: Any, base: BaseDraws) -> Evaluation:
+        """Return log p, its gradient and the ELBO of a state, a `VariationalState`."""
+        ...
+
+    def evaluate_each(self, target: Target, states: Sequence[Any], base: BaseDraws) -> list[Evaluation]:
+        """Return those of several states, all from the same base draws."""
+        ...
+
+    def moments(
         self, target: Target, state: Any, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
     ) -> Moments:
-        """Return the whitened moments; ``stl``: with gradients of log p - log q instead of log p."""
+        """Return the whitened moments of a `GaussianState`.
+
+        Parameters
+        ----------
+        target : Target
+        state : GaussianState
+        base : BaseDraws
+            The draws of ``evaluation``; the scatter between its replicates gives the Monte Carlo errors.
+        evaluation : Evaluation
+            Of ``state``; draws that are not finite are left out.
+        stl : bool, default True
+            Sticking the landing, the path derivative: gradients are those of log p - log q, which have no noise at
+            q = p. Of log p alone otherwise.
+        """
         ...
 
 

@@ -1,10 +1,13 @@
 """Estimators of the whitened gradient and curvature. One file and one row each."""
 
 from pymc_ngvi.core.types import Estimator
-from pymc_ngvi.estimators.gauss_newton import gauss_newton
-from pymc_ngvi.estimators.pathwise import pathwise
-from pymc_ngvi.estimators.price import price
-from pymc_ngvi.estimators.stein import stein
+from pymc_ngvi.estimators.draws import AtDraws
+from pymc_ngvi.estimators.gauss_newton import GaussNewton
+from pymc_ngvi.estimators.pathwise import Pathwise
+from pymc_ngvi.estimators.price import Price
+from pymc_ngvi.estimators.stein import Stein
+
+price, stein, pathwise, gauss_newton = Price(), Stein(), Pathwise(), GaussNewton()
 
 ESTIMATORS: dict[str, Estimator] = {
     "price": price,
@@ -13,7 +16,15 @@ ESTIMATORS: dict[str, Estimator] = {
     "gauss_newton": gauss_newton,
 }
 
-#: Those that need no second derivatives.
-FROM_GRADIENTS: frozenset[Estimator] = frozenset({stein, pathwise})
-
-__all__ = ["ESTIMATORS", "FROM_GRADIENTS", "gauss_newton", "pathwise", "price", "stein"]
+__all__ = [
+    "ESTIMATORS",
+    "AtDraws",
+    "GaussNewton",
+    "Pathwise",
+    "Price",
+    "Stein",
+    "gauss_newton",
+    "pathwise",
+    "price",
+    "stein",
+]

@@ -12,34 +12,30 @@ References
 """
 
 from pymc_ngvi.core.types import Array, BaseDraws, Evaluation, GaussianState, GaussNewtonTarget, Moments, Target
+from pymc_ngvi.estimators.draws import AtDraws
 from pymc_ngvi.estimators.summary import by_replicate
 
 
-def gauss_newton(
-    target: Target, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
-) -> Moments:
-    """Estimate the whitened gradient by its mean, the diagonal curvature by squares of per-observation gradients.
+class GaussNewton(AtDraws):
+    """Gradients at the draws, and squares of the gradients of single observations there; for diagonal families."""
 
-    Parameters
-    ----------
-    target : Target
-    state : DiagonalState
-    base : BaseDraws
-        The draws of ``evaluation``.
-    evaluation : Evaluation
-        At the draws of ``state``; draws that are not finite are left out.
-    stl : bool, default True
-        Sticking the landing: gradients are those of log p - log q.
+    uses_hessians = True
 
-    Returns
-    -------
-    Moments
-    """
-    if not isinstance(target, GaussNewtonTarget):
-        raise ValueError("gauss_newton squares the gradients of single observations: this target has none.")
+    def moments(
+        self, target: Target, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+    ) -> Moments:
+        """Estimate the whitened gradient, and the diagonal of the curvature.
 
-    def curvature(theta: Array) -> Array:
-        # The diagonal of C^T G C for a diagonal C.
-        return state.whiten(state.whiten(target.mean_gauss_newton_diagonal(theta)))
+        Raises
+        ------
+        ValueError
+            If the target is no `GaussNewtonTarget`.
+        """
+        if not isinstance(target, GaussNewtonTarget):
+            raise ValueError("gauss_newton squares the gradients of single observations: this target has none.")
 
-    return by_replicate(curvature, state, base, evaluation, stl=stl)
+        def curvature(theta: Array) -> Array:
+            # The diagonal of C^T G C for a diagonal C.
+            return state.whiten(state.whiten(target.mean_gauss_newton_diagonal(theta)))
+
+        return by_replicate(curvature, state, base, evaluation, stl=stl)

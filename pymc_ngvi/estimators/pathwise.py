@@ -13,28 +13,15 @@ References
 """
 
 from pymc_ngvi.core.types import BaseDraws, Evaluation, GaussianState, Moments, Target
+from pymc_ngvi.estimators.draws import AtDraws
 from pymc_ngvi.estimators.path import from_gradients
 
 
-def pathwise(
-    target: Target, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
-) -> Moments:
-    """Estimate whitened gradient and curvature by differentiating draws through the Cholesky factor.
+class Pathwise(AtDraws):
+    """Draws are differentiated through the Cholesky factor; the target is not evaluated again."""
 
-    Parameters
-    ----------
-    target : Target
-        Not evaluated again.
-    state : GaussianState
-    base : BaseDraws
-        The draws of ``evaluation``.
-    evaluation : Evaluation
-        At the draws of ``state``; draws that are not finite are left out.
-    stl : bool, default True
-        Sticking the landing: no noise at all at q = p.
-
-    Returns
-    -------
-    Moments
-    """
-    return from_gradients(state.outer, state, base, evaluation, stl=stl)
+    def moments(
+        self, target: Target, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+    ) -> Moments:
+        """Estimate whitened gradient and curvature from gradients alone."""
+        return from_gradients(state.outer, state, base, evaluation, stl=stl)

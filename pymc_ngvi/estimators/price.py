@@ -11,28 +11,20 @@ References
 """
 
 from pymc_ngvi.core.types import BaseDraws, Evaluation, GaussianState, Moments, Target
+from pymc_ngvi.estimators.draws import AtDraws
 from pymc_ngvi.estimators.summary import by_replicate
 
 
-def price(
-    target: Target, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
-) -> Moments:
-    """Estimate whitened gradient and curvature with Hessian-vector products at every draw.
+class Price(AtDraws):
+    """Gradients at the draws, and Hessians in the form that the family stores."""
 
-    Parameters
-    ----------
-    target : Target
-    state : GaussianState
-    base : BaseDraws
-        The draws of ``evaluation``; the scatter between its replicates gives the Monte Carlo errors.
-    evaluation : Evaluation
-        At the draws of ``state``; draws that are not finite are left out.
-    stl : bool, default True
-        Sticking the landing, the path derivative: at q = p the gradient has no noise. Antithetic draws make no
-        difference between the two, but where a draw was left out.
+    uses_hessians = True
 
-    Returns
-    -------
-    Moments
-    """
-    return by_replicate(lambda theta: target.mean_hessian(theta).whitened(state), state, base, evaluation, stl=stl)
+    def moments(
+        self, target: Target, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+    ) -> Moments:
+        """Estimate whitened gradient and curvature with the mean Hessian at the draws.
+
+        Antithetic draws make no difference between the two values of ``stl``, but where a draw was left out.
+        """
+        return by_replicate(lambda theta: target.mean_hessian(theta).whitened(state), state, base, evaluation, stl=stl)

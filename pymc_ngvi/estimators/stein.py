@@ -13,31 +13,18 @@ References
 import numpy as np
 
 from pymc_ngvi.core.types import Array, BaseDraws, Evaluation, GaussianState, Moments, Outer, Target
+from pymc_ngvi.estimators.draws import AtDraws
 from pymc_ngvi.estimators.path import from_gradients
 
 
-def stein(
-    target: Target, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
-) -> Moments:
-    """Estimate whitened gradient and curvature from gradients alone, symmetrised.
+class Stein(AtDraws):
+    """Products of gradients and base draws, symmetrised; the target is not evaluated again."""
 
-    Parameters
-    ----------
-    target : Target
-        Not evaluated again.
-    state : GaussianState
-    base : BaseDraws
-        The draws of ``evaluation``.
-    evaluation : Evaluation
-        At the draws of ``state``; draws that are not finite are left out.
-    stl : bool, default True
-        Sticking the landing: no noise at all at q = p.
-
-    Returns
-    -------
-    Moments
-    """
-    return from_gradients(_symmetric, state, base, evaluation, stl=stl)
+    def moments(
+        self, target: Target, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+    ) -> Moments:
+        """Estimate whitened gradient and curvature from gradients alone."""
+        return from_gradients(_symmetric, state, base, evaluation, stl=stl)
 
 
 def _symmetric(whitened: Array, z: Array) -> Outer:

@@ -32,6 +32,7 @@ from wu_gardner import Logistic, breast_cancer, iterates
 
 from pymc_ngvi.core.types import BaseDraws, Evaluation, Moments, Target
 from pymc_ngvi.estimators import ESTIMATORS
+from pymc_ngvi.estimators.draws import AtDraws
 from pymc_ngvi.families import FAMILIES, FullPrecisionState
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.steps import STEPS
@@ -101,13 +102,13 @@ METHODS = {
 SEEDS = 3
 
 
-class Exact:
+class Exact(AtDraws):
     """An estimator without noise: it takes no notice of the draws."""
 
     def __init__(self, data: Logistic) -> None:
         self._data = data
 
-    def __call__(
+    def moments(
         self, target: Target, state: Any, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
     ) -> Moments:
         """Return the whitened moments."""

@@ -39,7 +39,6 @@ from pymc_ngvi.families import FullState, MixtureState
 from pymc_ngvi.mixtures.finite.component import ComponentTarget
 from pymc_ngvi.mixtures.finite.weights import WEIGHT_UPDATES, stepped
 from pymc_ngvi.model import LogDensity
-from pymc_ngvi.steps.adaptive.measure import evaluate
 from pymc_ngvi.updates import UPDATES
 
 sys.path.append(str(Path(__file__).parents[1]))  # the targets are among the tests
@@ -139,9 +138,9 @@ def joint_step(
     rewards, moments = [], []
     for c, component in enumerate(q.components):
         of_component = ComponentTarget(density, q, c)
-        evaluation = evaluate(of_component, component, base)
+        evaluation = price.evaluate(of_component, component, base)
         rewards.append(evaluation.elbo)
-        moments.append(price(of_component, component, base, evaluation))
+        moments.append(price.moments(of_component, component, base, evaluation))
     components = [UPDATES["natural"](c, m, step_size, True) for c, m in zip(q.components, moments, strict=True)]
     direction = WEIGHT_UPDATES[update](q, np.array(rewards), moments)
     if any(c is None for c in components) or not np.isfinite(direction).all():

@@ -1,7 +1,7 @@
 """log p and moments at draws of every component of a mixture, and the nats that are left to gain."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -95,7 +95,7 @@ class MixtureMoments:
     floor_sd: float
 
 
-def evaluate_mixture(density: Target, q: MixtureState, base: BaseDraws) -> MixtureEvaluation:
+def evaluate_mixture(density: Target, q: MixtureState, base: BaseDraws, estimator: Estimator) -> MixtureEvaluation:
     """Evaluate log p and its gradient at draws of each component, in one batch.
 
     Parameters
@@ -104,19 +104,17 @@ def evaluate_mixture(density: Target, q: MixtureState, base: BaseDraws) -> Mixtu
     q : MixtureState
     base : BaseDraws
         Serves each component.
+    estimator : Estimator
     """
-    thetas = [component.draws(base.z) for component in q.components]
-    logp, grad = density.logp_grad(np.concatenate(thetas))
     parts, all_ratios, log_p = [], [], []
-    for c, theta in enumerate(thetas):
-        rows = slice(c * base.n_draws, (c + 1) * base.n_draws)
-        finite = np.isfinite(logp[rows]) & np.isfinite(grad[rows]).all(axis=1)
-        share = ComponentTarget(density, q, c).share(theta)
-        ratios = np.where(finite, logp[rows] - share.log_q, np.nan)
+    for c, part in enumerate(estimator.evaluate_each(density, q.components, base)):
+        share, finite = ComponentTarget(density, q, c).share(part.theta), part.finite
+        ratios = np.where(finite, part.logp - share.log_q, np.nan)
         reward = float(ratios[finite].mean()) if finite.any() else -np.inf
-        parts.append(Evaluation(theta, logp[rows] + share.log_share, grad[rows] + share.score, finite, reward))
+        logp, grad = part.logp + share.log_share, part.grad + share.score
+        parts.append(replace(part, logp=logp, grad=grad, elbo=reward))
         all_ratios.append(ratios)
-        log_p.append(np.where(finite, logp[rows], np.nan))
+        log_p.append(np.where(finite, part.logp, np.nan))
     return MixtureEvaluation(base, tuple(parts), np.array(all_ratios), np.array(log_p), q.log_weights)
 
 
@@ -125,7 +123,7 @@ def mixture_moments(
 ) -> MixtureMoments:
     """Estimate the moments of each component, and the gap."""
     parts = tuple(
-        estimator(ComponentTarget(density, q, c), component, evaluation.base, part, stl=stl)
+        estimator.moments(ComponentTarget(density, q, c), component, evaluation.base, part, stl=stl)
         for c, (component, part) in enumerate(zip(q.components, evaluation.parts, strict=True))
     )
     weights, rewards = q.weights, evaluation.rewards

@@ -232,7 +232,9 @@ class TrustRegion:
             return self._polish(state)
         rng = np.random.default_rng([self._seed, _SEARCH_LEVEL, state.level])
         if state.n_failed % 2:  # where an addition failed, a component in two halves may serve
-            measured = evaluate_mixture(self._target, accepted.q, self._fresh(_SEARCH_LEVEL + state.level))
+            measured = evaluate_mixture(
+                self._target, accepted.q, self._fresh(_SEARCH_LEVEL + state.level), self._estimator
+            )
             halved = split(accepted.q, measured, state.n_failed // 2)
             if halved is not None:
                 return self._begin(replace(state, level=state.level + 1), halved)
@@ -274,7 +276,7 @@ class TrustRegion:
             joined = join_overlapping(fewer, measured)
             if joined is None:
                 break
-            of_joined = evaluate_mixture(self._target, joined, measured.base)
+            of_joined = evaluate_mixture(self._target, joined, measured.base, self._estimator)
             if not of_joined.elbo >= measured.elbo - _IDLE * self._worth:
                 break
             fewer, measured = joined, of_joined
@@ -284,7 +286,7 @@ class TrustRegion:
 
     def _sound(self, q: MixtureState, base: BaseDraws) -> tuple[MixtureState, MixtureEvaluation]:
         """Evaluate a mixture, without components of which no draw has a finite log density, if others have."""
-        evaluation = evaluate_mixture(self._target, q, base)
+        evaluation = evaluate_mixture(self._target, q, base, self._estimator)
         lost = ~np.isfinite(evaluation.rewards)
         if not lost.any() or lost.all():
             return q, evaluation
@@ -299,7 +301,7 @@ class TrustRegion:
         slack = 1e-9 * abs(state.elbo) + 0.5 * min(moments.floor, self._tol)
         while radius > _MIN_RADIUS:
             q = self._propose(state.working, state.evaluation, moments, 1.0, radius)
-            evaluation = evaluate_mixture(self._target, q, state.evaluation.base)
+            evaluation = evaluate_mixture(self._target, q, state.evaluation.base, self._estimator)
             if evaluation.n_dropped <= state.evaluation.n_dropped and evaluation.elbo >= state.elbo - slack:
                 break
             radius /= _SHORTER
@@ -360,7 +362,7 @@ class TrustRegion:
         larger = moments.floor > self._tol_at(state) and 2 * state.n_each <= self._max_draws
         n_each = state.n_each * (2 if larger else 1)
         moved = self._redraw(replace(state, working=q, step_size=rho, n_each=n_each))
-        before = evaluate_mixture(self._target, state.working, moved.evaluation.base)
+        before = evaluate_mixture(self._target, state.working, moved.evaluation.base, self._estimator)
         if moved.status is None and moved.evaluation.elbo >= before.elbo - self._most_tol:
             return self._measured(replace(moved, n_pooled=round(state.n_each / rho)))
         kept = replace(state, n_each=n_each, level=moved.level, n_refused=state.n_refused + 1)

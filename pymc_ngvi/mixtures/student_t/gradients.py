@@ -21,7 +21,7 @@ from scipy.special import polygamma
 
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, BaseDraws, Estimator, Evaluation, MeanHessian, Moments, Target, Update
-from pymc_ngvi.estimators import FROM_GRADIENTS, stein
+from pymc_ngvi.estimators import stein
 from pymc_ngvi.estimators.summary import gap_of
 from pymc_ngvi.families.student_t import LEAST_SHAPE, MOST_SHAPE, StudentTState, mixing_variable
 from pymc_ngvi.mixtures.student_t.metric import Metric, shape_information, tail_velocity
@@ -33,15 +33,6 @@ TAIL_RTOL, TAIL_ATOL = 0.02, 0.0075
 
 
 # --- draws and evaluations --------------------------------------------------------------------------------------------
-
-
-def evaluate(target: Target, q: StudentTState, base: BaseDraws) -> Evaluation:
-    """Evaluate log p and its gradient at the draws of ``q``; the ELBO is the mean of log p - log q."""
-    theta = q.draws(base.z)
-    logp, grad = target.logp_grad(theta)
-    finite = np.isfinite(logp) & np.isfinite(grad).all(axis=1)
-    elbo = float(np.mean(logp[finite] - q.log_density(theta[finite]))) if finite.any() else -np.inf
-    return Evaluation(theta, logp, grad, finite, elbo)
 
 
 def within(q: StudentTState, base: BaseDraws, evaluation: Evaluation, *, stl: bool) -> tuple[BaseDraws, Evaluation]:
@@ -199,8 +190,8 @@ def measured(
     inner, within_q = within(q, base, evaluation, stl=stl)
     part: Any = GaussianPart(target, q)
     with np.errstate(over="ignore", invalid="ignore"):  # far out in the tails: noise without bounds
-        m = estimator(part, q.gaussian, inner, within_q, stl=stl)
-        other = m if estimator in FROM_GRADIENTS else stein(part, q.gaussian, inner, within_q, stl=stl)
+        m = estimator.moments(part, q.gaussian, inner, within_q, stl=stl)
+        other = stein.moments(part, q.gaussian, inner, within_q, stl=stl) if estimator.uses_hessians else m
         m = m if m.is_finite() and m.floor <= other.floor else other
     sizes, shapes = _by_replicate(q, inner, within_q, stl=stl)
     tail, least, most = 1.0 / q.shape, LEAST_TAIL * (1.0 + _ROUNDING), MOST_TAIL * (1.0 - _ROUNDING)

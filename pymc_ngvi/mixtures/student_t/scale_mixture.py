@@ -16,12 +16,10 @@ from pymc_ngvi.core.draws import BASE_DRAWS
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Assessment, Direction, Estimator, Evaluation, Target, Update
-from pymc_ngvi.estimators import FROM_GRADIENTS
 from pymc_ngvi.families.student_t import MOST_SHAPE, StudentTState
 from pymc_ngvi.mixtures.student_t.gradients import LEAST_TAIL, Tails
 from pymc_ngvi.mixtures.student_t.tails import AsStudentT, StudentTSteps
 from pymc_ngvi.steps.adaptive.certificate import FEW_DRAWS, loses_draws
-from pymc_ngvi.steps.adaptive.measure import evaluate
 from pymc_ngvi.steps.adaptive.nearness import NEAR_NATS
 from pymc_ngvi.steps.adaptive.rule import Adaptive
 from pymc_ngvi.steps.adaptive.state import AdaptiveState
@@ -137,9 +135,10 @@ class ScaleMixture:
         stl: bool = True,
         direction: Direction | None = None,
     ) -> None:
-        self._target, self._seed, self._draw = target, seed, BASE_DRAWS[base_draws]
+        self._target, self._estimator, self._seed = target, estimator, seed
+        self._draw = BASE_DRAWS[base_draws]
         most = _MAX_DRAWS
-        if estimator in FROM_GRADIENTS:
+        if not estimator.uses_hessians:
             first = max(_N_GRADIENTS, _power_of_2(_GRADIENTS_PER_DIM * target.n_dim))
             most = max(_MAX_GRADIENTS, first)
             n_draws = n_draws or min(first, max_draws or first)
@@ -212,7 +211,7 @@ class ScaleMixture:
         q = inner.q
         if self._gaussian.terminate(inner) is not None:
             base = self._draw(self._few_draws, q.n_dim, np.random.default_rng([self._seed, _CHECK_LEVEL + inner.level]))
-            evaluation = evaluate(self._target, q, base)
+            evaluation = self._estimator.evaluate(self._target, q, base)
             n_se = _N_SE_AT_END
         else:
             judged = inner.fresh and inner.n_draws >= FEW_DRAWS and inner.gap < NEAR_NATS + _JUDGED_PER_DIM * q.n_dim

@@ -15,7 +15,6 @@ from pymc_ngvi.mixtures.student_t.gradients import (
     TAIL_ATOL,
     TAIL_RTOL,
     ScaleMoments,
-    evaluate,
     measured,
     stepped,
     within,
@@ -176,12 +175,12 @@ class StudentTSteps:
 
     def evaluate(self, q: StudentTState, n_draws: int) -> Evaluation:
         """Evaluate a starting state on the first base draws."""
-        return evaluate(self._target, q, self.base_draws(0, n_draws))
+        return self._estimator.evaluate(self._target, q, self.base_draws(0, n_draws))
 
     def begin(self, q: StudentTState, n_draws: int, *, level: int = 0) -> AsStudentT | None:
         """Return the state before the first step; None where no draw is finite."""
         base = self.base_draws(level, n_draws)
-        evaluation = evaluate(self._target, q, base)
+        evaluation = self._estimator.evaluate(self._target, q, base)
         if not evaluation.finite.any():
             return None
         moments = self._measured(q, base, evaluation)
@@ -280,12 +279,12 @@ class StudentTSteps:
         trust = x.tail_step**2 / (x.tail_step**2 + x.tail_se**2) if near and x.tail_step else 0.0
         full = stepped(state.q, x, x.direction(trust), self._update, 1.0, correct=True)
         if full is not None:
-            evaluation = evaluate(self._target, full, state.base)
+            evaluation = self._estimator.evaluate(self._target, full, state.base)
             if self._accepts(state, evaluation):
                 return full, evaluation, 1.0
         return search(
             lambda rho: stepped(state.q, x, x.vector, self._update, rho, correct=True),
-            lambda q: evaluate(self._target, q, state.base),
+            lambda q: self._estimator.evaluate(self._target, q, state.base),
             lambda evaluation: self._accepts(state, evaluation),
             elbo=state.elbo,
             slope=float(x.vector @ x.vector),
@@ -317,7 +316,7 @@ class StudentTSteps:
 
     def _redraw(self, state: AsStudentT, n_draws: int) -> AsStudentT:
         base = self.base_draws(state.level + 1, n_draws)
-        evaluation = evaluate(self._target, state.q, base)
+        evaluation = self._estimator.evaluate(self._target, state.q, base)
         if not evaluation.finite.any():  # nothing can be said of it: the fit ends here
             return replace(state, fresh=True, stalled=True, rounds=MAX_ROUNDS)
         moments = self._measured(state.q, base, evaluation)

@@ -6,7 +6,7 @@ import numpy as np
 
 from pymc_ngvi.core.draws import sobol_draws
 from pymc_ngvi.core.status import Status
-from pymc_ngvi.core.types import BaseDraws, Estimator, Evaluation, Target
+from pymc_ngvi.core.types import Estimator, Target
 from pymc_ngvi.estimators import price, stein
 from pymc_ngvi.estimators.metric import SEEN, in_full_metric
 from pymc_ngvi.steps.adaptive.certificate import is_kinked, loses_draws
@@ -25,15 +25,6 @@ class Measured(NamedTuple):
 
 #: Where nothing tells.
 UNKNOWN = Measured(np.nan, np.inf)
-
-
-def evaluate(target: Target, q: Any, base: BaseDraws) -> Evaluation:
-    """Evaluate log p and its gradient at the draws of ``q``."""
-    theta = q.draws(base.z)
-    logp, grad = target.logp_grad(theta)
-    finite = np.isfinite(logp) & np.isfinite(grad).all(axis=1)
-    elbo = float(logp[finite].mean()) + q.entropy() if finite.any() else -np.inf
-    return Evaluation(theta, logp, grad, finite, elbo)
 
 
 def measured_gap(target: Target, q: Any, rng: np.random.Generator, *, second_order: bool) -> Measured:
@@ -65,10 +56,10 @@ def measured_gap(target: Target, q: Any, rng: np.random.Generator, *, second_ord
 
 def _measured(target: Target, q: Any, rng: np.random.Generator, estimator: Estimator, n_draws: int) -> Measured:
     base = sobol_draws(n_draws, target.n_dim, rng)
-    evaluation = evaluate(target, q, base)
+    evaluation = estimator.evaluate(target, q, base)
     if not evaluation.finite.any():
         return Measured(np.nan, np.inf, Status.OUTSIDE_SUPPORT)
-    moments = estimator(target, q, base, evaluation)
+    moments = estimator.moments(target, q, base, evaluation)
     against = Status.OUTSIDE_SUPPORT if loses_draws(evaluation) else None
     if against is None and estimator is price and is_kinked(q, base, evaluation, moments):
         against = Status.NOT_SMOOTH

@@ -33,7 +33,6 @@ from pymc_ngvi.steps.adaptive.certificate import FEW_DRAWS, assessed, is_kinked,
 from pymc_ngvi.steps.adaptive.drift import Drift, with_stride
 from pymc_ngvi.steps.adaptive.growth import Growth
 from pymc_ngvi.steps.adaptive.linesearch import Failure, search
-from pymc_ngvi.steps.adaptive.measure import evaluate
 from pymc_ngvi.steps.adaptive.nearness import (
     TENS_OF_THOUSANDS,
     THOUSANDS,
@@ -140,7 +139,7 @@ class Adaptive:
         """Return the state before the first iteration."""
         base, evaluation = self._drawn(q, 0, self._n_draws)
         n_dropped = int((~evaluation.finite).sum())
-        moments = self._estimator(self._target, q, base, evaluation, stl=self._stl)
+        moments = self._estimator.moments(self._target, q, base, evaluation, stl=self._stl)
         n_settling = MAX_SETTLING if can_settle(q) else 0
         state = AdaptiveState(q, 0, base, evaluation, moments, n_dropped=n_dropped, n_settling=n_settling)
         drift = Drift.measured(None, q, moments, base.n_draws)
@@ -308,7 +307,7 @@ class Adaptive:
         """Shorten the step until the ELBO on the current draws does not fall and no more draws are lost."""
         return search(
             lambda rho: self._update(state.q, moments, rho, True),
-            lambda q: evaluate(self._target, q, state.base),
+            lambda q: self._estimator.evaluate(self._target, q, state.base),
             lambda evaluation: self._accepts(state, evaluation),
             elbo=state.elbo,
             slope=2.0 * state.moments.gap,
@@ -354,10 +353,10 @@ class Adaptive:
 
     def _drawn(self, q: Any, level: int, n_draws: int) -> tuple[BaseDraws, Evaluation]:
         base = self.base_draws(level, n_draws, q)
-        return base, evaluate(self._target, q, base)
+        return base, self._estimator.evaluate(self._target, q, base)
 
     def _moments(self, state: AdaptiveState) -> Moments:
-        moments = self._estimator(self._target, state.q, state.base, state.evaluation, stl=self._stl)
+        moments = self._estimator.moments(self._target, state.q, state.base, state.evaluation, stl=self._stl)
         rescaled = rescaled_gap(moments, state.pairs)
         # Where the metric is exact, secants may raise an estimate, but not talk it down.
         return moments if state.q.exact_metric and rescaled.floor < moments.floor else rescaled

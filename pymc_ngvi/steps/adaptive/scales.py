@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.types import BaseDraws, Estimator, Evaluation, Moments, Target, Update
 from pymc_ngvi.steps.adaptive.held import Held
 from pymc_ngvi.steps.adaptive.linesearch import Failure, search
-from pymc_ngvi.steps.adaptive.measure import evaluate
 
 #: Times that lost scales are looked for in one fit, and draws to move on and to judge by.
 MAX_RECOVERIES, N_RECOVERY = 4, (16, 32)
@@ -81,7 +80,7 @@ def recovered(tools: Tools, q: Any) -> Any | None:
     groups = lost_scales(tools.target, q)
     if not groups:
         return None
-    start, best = q, evaluate(tools.target, q, tools.fresh)
+    start, best = q, tools.estimator.evaluate(tools.target, q, tools.fresh)
     for index in groups:
         for stride in (s * sign for s in _STRIDES for sign in (1.0, -1.0)):
             moved, evaluation = _climb(tools, q, best, index, stride)
@@ -98,7 +97,7 @@ def _climb(tools: Tools, q: Any, best: Evaluation, index: NDArray[np.intp], stri
     for k in range(_MOST_STRIDES):
         held = Held(tools.target, index, origin + (k + 1) * stride, sd)
         trial = _fitted(tools, held, trial)
-        evaluation = evaluate(tools.target, trial, tools.fresh)
+        evaluation = tools.estimator.evaluate(tools.target, trial, tools.fresh)
         if not _is_better(evaluation, best):
             break
         q, best = trial, evaluation
@@ -116,14 +115,14 @@ def _is_better(new: Evaluation, old: Evaluation) -> bool:
 
 def _fitted(tools: Tools, held: Any, q: Any) -> Any:
     """Return the state after a few natural steps given the coordinates that are held."""
-    evaluation = evaluate(held, q, tools.base)
+    evaluation = tools.estimator.evaluate(held, q, tools.base)
     for _ in range(_MOST_STEPS):
         if not evaluation.finite.any():
             break
-        moments = tools.estimator(held, q, tools.base, evaluation)
+        moments = tools.estimator.moments(held, q, tools.base, evaluation)
         found = search(
             functools.partial(_stepped, tools.update, q, moments),
-            lambda state: evaluate(held, state, tools.base),
+            lambda state: tools.estimator.evaluate(held, state, tools.base),
             _not_below(evaluation),
             elbo=evaluation.elbo,
             slope=2.0 * moments.gap,

@@ -24,9 +24,9 @@ from pymc_ngvi.core.types import (
     Target,
     Update,
 )
-from pymc_ngvi.estimators import FROM_GRADIENTS, price
+from pymc_ngvi.estimators import price
 from pymc_ngvi.steps.adaptive.certificate import has_diverged, loses_draws
-from pymc_ngvi.steps.adaptive.measure import UNKNOWN, Measured, evaluate, measured_gap
+from pymc_ngvi.steps.adaptive.measure import UNKNOWN, Measured, measured_gap
 from pymc_ngvi.steps.stochastic.levelling import Windows
 
 #: Draws in one window of the stop rule, and iterations at least.
@@ -166,7 +166,7 @@ class Stochastic:
         # Of the estimators, only exact Hessians say in each iteration how much is left to gain; on minibatches, the
         # noise of the batch would count as a gap.
         self._measures_gap = estimator is price and not target.has_minibatch
-        self._second_order = estimator not in FROM_GRADIENTS
+        self._second_order = estimator.uses_hessians
         pairs = base_draws in ("sobol", "antithetic")
         self._n_draws = n_draws or max(self._default_draws(target.n_dim), 2 if pairs else 1)
         self._draw = BASE_DRAWS[base_draws or ("plain" if self._n_draws % 2 else "antithetic")]
@@ -221,12 +221,12 @@ class Stochastic:
         base = self._draw(self._n_draws, self._target.n_dim, rng)
         if not self._measures_gap:  # nothing is to be spent on errors that serve no purpose
             base = replace(base, n_replicates=1)
-        evaluation = evaluate(self._target, state.iterate, base)
+        evaluation = self._estimator.evaluate(self._target, state.iterate, base)
         n_dropped = state.n_dropped + int((~evaluation.finite).sum())
         state = replace(state, t=state.t + 1, n_dropped=n_dropped, n_failed=state.n_failed + 1)
         if not evaluation.finite.any():
             return state
-        moments = self._estimator(self._target, state.iterate, base, evaluation, stl=self._stl)
+        moments = self._estimator.moments(self._target, state.iterate, base, evaluation, stl=self._stl)
         advance = self._advance(state, moments)
         if advance is not None:
             advance = self._guarded(state, advance, moments, base, evaluation)
@@ -282,7 +282,7 @@ class Stochastic:
     def first_evaluation(self, q: Any) -> Evaluation:
         """Evaluate a starting state on the draws that serve to compare such states."""
         rng = np.random.default_rng([self._seed, _ASSESSMENT - 1])
-        return evaluate(self._target, q, sobol_draws(_N_FIRST, self._target.n_dim, rng))
+        return self._estimator.evaluate(self._target, q, sobol_draws(_N_FIRST, self._target.n_dim, rng))
 
     def assess(self, state: StochasticState) -> Assessment:
         """Evaluate a state on draws, and minibatches, that had no part in reaching it."""
@@ -297,7 +297,7 @@ class Stochastic:
             units = np.array([np.arange(rows.start, rows.stop) for rows in base.replicates()])
             evaluation = self._evaluate_on_batches(state.q, base, rng)
         else:
-            units, evaluation = base.pairs(), evaluate(self._target, state.q, base)
+            units, evaluation = base.pairs(), self._estimator.evaluate(self._target, state.q, base)
         if loses_draws(evaluation):
             against = Status.OUTSIDE_SUPPORT
         if has_diverged(state.q, evaluation, units, state.first_elbo):
@@ -314,7 +314,7 @@ class Stochastic:
         parts = []
         for rows in base.replicates():
             self._target.next_batch(rng)
-            parts.append(evaluate(self._target, q, BaseDraws(base.z[rows], 1)))
+            parts.append(self._estimator.evaluate(self._target, q, BaseDraws(base.z[rows], 1)))
         return Evaluation(
             theta=np.concatenate([p.theta for p in parts]),
             logp=np.concatenate([p.logp for p in parts]),

@@ -25,7 +25,6 @@ import numpy as np
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import BaseDraws, Evaluation, Moments
 from pymc_ngvi.steps.adaptive.linesearch import Failure, search
-from pymc_ngvi.steps.adaptive.measure import evaluate
 from pymc_ngvi.steps.stochastic.base import Advance, Stochastic, StochasticState
 from pymc_ngvi.steps.stochastic.pilot import pilot_fit
 
@@ -93,7 +92,7 @@ class Decay(Stochastic):
         def accepts(new: Evaluation) -> bool:
             return bool(new.elbo >= least and new.finite.sum() >= evaluation.finite.sum())
 
-        if accepts(evaluate(self._target, advance.iterate, base)):
+        if accepts(self._estimator.evaluate(self._target, advance.iterate, base)):
             return advance
         if state.memory.start is not None:
             pilot = pilot_fit(self._target, self._update, state.memory.start, self._seed)
@@ -101,7 +100,7 @@ class Decay(Stochastic):
                 return Advance(pilot.q, pilot.q, advance.step_size, Steps(pilot.n_batches))
         found = search(
             lambda rho: self._update(state.iterate, moments, rho, True),
-            lambda q: evaluate(self._target, q, base),
+            lambda q: self._estimator.evaluate(self._target, q, base),
             accepts,
             elbo=evaluation.elbo,
             slope=2.0 * moments.gap,

@@ -1,0 +1,39 @@
+"""What the estimators share that know log p at joint draws of q."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pymc_ngvi.core.types import Array, BaseDraws, Evaluation, Target, VariationalState
+
+
+class AtDraws:
+    """Expectations are means over draws of all coordinates."""
+
+    uses_hessians = False
+
+    def evaluate(self, target: Target, state: Any, base: BaseDraws) -> Evaluation:
+        """Evaluate log p and its gradient at the draws of a state."""
+        theta = state.draws(base.z)
+        logp, grad = target.logp_grad(theta)
+        return _evaluation(state, theta, logp, grad)
+
+    def evaluate_each(self, target: Target, states: Sequence[Any], base: BaseDraws) -> list[Evaluation]:
+        """Evaluate log p and its gradient at the draws of several states, in one batch."""
+        thetas = [state.draws(base.z) for state in states]
+        logp, grad = target.logp_grad(np.concatenate(thetas))
+        rows = [slice(k * base.n_draws, (k + 1) * base.n_draws) for k in range(len(thetas))]
+        return [_evaluation(q, theta, logp[at], grad[at]) for q, theta, at in zip(states, thetas, rows, strict=True)]
+
+
+def _evaluation(state: VariationalState, theta: Array, logp: Array, grad: Array) -> Evaluation:
+    finite = np.isfinite(logp) & np.isfinite(grad).all(axis=1)
+    return Evaluation(theta, logp, grad, finite, _elbo(state, theta[finite], logp[finite]) if finite.any() else -np.inf)
+
+
+def _elbo(state: Any, theta: Array, logp: Array) -> float:
+    if state.n_uniform:  # log q at the draws: log p - log q has no noise where q is the posterior
+        return float(np.mean(logp - state.log_density(theta)))
+    entropy: float = state.entropy()
+    return float(logp.mean()) + entropy  # the mean over draws would only add noise
