@@ -296,7 +296,7 @@ class NGVI(Inference):
                 self._session.run(n, progress)
         approx._follow(self._session.outcome())
         wanted = self._options.posterior
-        self._result = approx if wanted == "gaussian" else ExactStep(wanted, seed).after(approx)
+        self._result = approx if wanted == "gaussian" else ExactStep(wanted, seed).after(approx, NGVIApproximation)
         assert self._result.record is not None
         report_outcome(approx.q, self._result.record)
         return self._result

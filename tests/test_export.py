@@ -15,6 +15,7 @@ import xarray as xr
 from scipy import stats
 
 from pymc_ngvi import ConvergenceWarning, Elbo, NGVIApproximation
+from pymc_ngvi.results.diagnosis.kept import Kept
 
 QUIET = {"progressbar": False, "backend": "quick"}
 N = 40
@@ -165,7 +166,7 @@ def test_only_named_variables_are_evaluated_and_kept(approx, var_names, options,
     everything = approx.sample(5, random_seed=1, include_transformed=True)["posterior"]
     some = approx.sample(5, var_names=var_names, random_seed=1, **options)["posterior"]
     assert sorted(some.data_vars) == kept
-    assert sorted(approx._narrow._computed_names()) == sorted({"mu", "sd"} & set(kept))
+    assert sorted(approx._kept.narrow._computed_names()) == sorted({"mu", "sd"} & set(kept))
     for name in kept:
         xr.testing.assert_identical(some[name], everything[name])
 
@@ -204,7 +205,7 @@ def test_trees_say_how_the_fit_ended(approx, tmp_path):
 def test_what_is_not_known_is_no_attribute(approx, monkeypatch):
     unknown = dataclasses.replace(approx.record, gap=np.nan, elbo=Elbo(-np.inf, np.inf))
     monkeypatch.setattr(approx, "record", unknown)
-    monkeypatch.setattr(approx, "_verdict_if_known", lambda: "reliable")
+    monkeypatch.setattr(Kept, "verdict", "reliable")
     assert approx.sample(2).attrs == {"status": "converged", "family": "full", "verdict": "reliable"}
 
 

@@ -286,7 +286,7 @@ def test_the_diagnosis_is_kept(tmp_path):
     model = made(regression)
     approx = fit(model, 200)
     unjudged = load(approx.to_datatree(), model)
-    assert unjudged._verdict_if_known() is None
+    assert unjudged._kept.verdict is None
     said = str(approx.diagnose())
     approx.save(tmp_path / "approx.nc")
     again = load(tmp_path / "approx.nc", model)
@@ -298,7 +298,7 @@ def test_the_diagnosis_is_kept(tmp_path):
     assert again.density.n_gradients == before
     load(again.to_datatree(), model).diagnose()
     refined(again, 50, tol=1e-4)
-    assert again._verdict_if_known() is None
+    assert again._kept.verdict is None
 
 
 def test_a_diagnosis_of_another_form_is_refused(fitted):

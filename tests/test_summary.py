@@ -12,6 +12,8 @@ from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.results.approximation import NGVIApproximation
+from pymc_ngvi.results.diagnosis.kept import Kept
+from pymc_ngvi.results.sampling import sample_tree
 from pymc_ngvi.results.summary.sections import POPULATION
 from pymc_ngvi.results.summary.table import kept_rows
 
@@ -139,12 +141,12 @@ def test_html_is_escaped_and_takes_the_colours_of_the_page():
 
 def test_only_what_is_shown_is_evaluated_where_rows_are_many(plain, monkeypatch):
     whole = plain.summary(60, khat_draws=None, random_seed=5).table
-    monkeypatch.setattr("pymc_ngvi.results.methods.summary._MOST_HELD", 1_000)
+    monkeypatch.setattr("pymc_ngvi.results.summary.summary._MOST_HELD", 1_000)
     asked = []
-    sample = type(plain).sample
-    monkeypatch.setattr(type(plain), "sample", lambda self, n, **kw: asked.append((n, kw)) or sample(self, n, **kw))
+    module = "pymc_ngvi.results.summary.summary.sample_tree"
+    monkeypatch.setattr(module, lambda *given: asked.append(given[2:]) or sample_tree(*given))
     np.testing.assert_array_equal(plain.summary(60, khat_draws=None, random_seed=5).table, whole)
-    assert {"mu"}.isdisjoint(*(kw.get("var_names") or ["mu"] for n, kw in asked if n == 60))
+    assert {"mu"}.isdisjoint(*(how.var_names or ["mu"] for n, _, how in asked if n == 60))
 
 
 def fitted(approx, status):
@@ -166,9 +168,9 @@ def test_card(multilevel, monkeypatch):
     assert not re.search(r"<script|#[0-9a-f]{3,6}\b|rgb\(", html)
     assert html == multilevel._repr_html_()
     assert str(multilevel._rng.bit_generator.state) == before
-    monkeypatch.setattr(type(multilevel), "_verdict_if_known", lambda self: "reliable <5")
+    monkeypatch.setattr(Kept, "verdict", "reliable <5")
     assert "Verdict: reliable &lt;5" in multilevel._repr_html_()
-    monkeypatch.setattr("pymc_ngvi.results.methods.summary._CARD_DIM", 10)  # a large model
+    monkeypatch.setattr("pymc_ngvi.results.summary.summary._CARD_DIM", 10)  # a large model
     assert "<table" not in multilevel._repr_html_()
 
 

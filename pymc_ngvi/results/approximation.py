@@ -18,15 +18,15 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from pytensor.xtensor.type import XTensorType, as_xtensor
 
-from pymc_ngvi.core.seeds import generator_of
+from pymc_ngvi.core.seeds import Seed, generator_of
 from pymc_ngvi.core.sizes import check_cov_size
 from pymc_ngvi.core.types import Array, VariationalState
-from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.model import Layout, LogDensity
 from pymc_ngvi.model.constrain import Constrainer
 from pymc_ngvi.model.data import DataSnapshot
-from pymc_ngvi.results.methods.all import Report
-from pymc_ngvi.results.methods.draws import NO_Q
+from pymc_ngvi.results.diagnosis.kept import Kept
+from pymc_ngvi.results.fitted import NO_Q
+from pymc_ngvi.results.methods import Methods
 
 #: Number of the random stream behind draws that are given no seed.
 _DRAWS_STREAM = 2_000_000
@@ -264,7 +264,7 @@ class NGVIGroup(Group):
         return self._apply(_Moment, moment="cov")
 
 
-def _generator(random_seed: Any) -> np.random.Generator:
+def _generator(random_seed: Seed) -> np.random.Generator:
     """Return a generator apart from the streams that a fit with the same seed draws from."""
     whole = isinstance(random_seed, int | np.integer)
     return generator_of([random_seed, _DRAWS_STREAM] if whole else random_seed)
@@ -275,7 +275,7 @@ def _arrays_of(q: VariationalState) -> dict[str, NDArray[Any]]:
     return {name: np.require(a, requirements=["C", "W"]) for name, a in q.params().items()}
 
 
-class NGVIApproximation(Report, Approximation):
+class NGVIApproximation(Methods, Approximation):
     """Approximate posterior of a PyMC model; everything that works with the result of ``pm.fit`` works with it.
 
     Parameters
@@ -315,26 +315,25 @@ class NGVIApproximation(Report, Approximation):
     (array([-0.6]), array([0.8]))
     """
 
+    groups: list[NGVIGroup]
+
     def __init__(
         self,
         density: LogDensity,
         q: VariationalState,
         *,
-        random_seed: Any = None,
+        random_seed: Seed = None,
         include_transformed: bool = False,
     ) -> None:
         group = NGVIGroup(density.layout, q, model=density.model)
         super().__init__([group], model=density.model)
-        self.record: FitRecord | None = None
-        self.hist: Array = np.empty(0)
-        self.gap_hist: Array = np.empty(0)
-        self._session: Any = None
-        self._gaussian: NGVIApproximation | None = None
-        self._exact_step: Any = None
+        self.record = self._session = self._gaussian = self._next_step = None
+        self.hist = self.gap_hist = np.empty(0)
+        self._reports = Kept()
         self.restart(density, q, random_seed=random_seed, include_transformed=include_transformed)
 
     def restart(
-        self, density: LogDensity, q: VariationalState, *, random_seed: Any = None, include_transformed: bool = False
+        self, density: LogDensity, q: VariationalState, *, random_seed: Seed = None, include_transformed: bool = False
     ) -> None:
         """Begin anew from ``q``, with arguments as those of the class; nodes made before follow.
 
@@ -354,7 +353,7 @@ class NGVIApproximation(Report, Approximation):
         self.include_transformed = include_transformed
         self._rng = _generator(random_seed)
         self._data = DataSnapshot(density.model)
-        self._constrainer, self._narrow = Constrainer.of(density), None
+        self._constrainer = Constrainer.of(density)
 
     def __repr__(self) -> str:
         """Return the kind of q, the dimension and how the fit ended."""
@@ -364,15 +363,18 @@ class NGVIApproximation(Report, Approximation):
 
     __str__ = __repr__
 
-    def set_state(self, q: VariationalState) -> None:
-        """Replace q, a state of the same class; symbolic nodes and compiled functions follow.
+    @property
+    def params(self) -> Any:
+        """Shared variables that hold the parameters of q.
 
         Raises
         ------
-        ValueError
-            If ``q`` is of another class.
+        AttributeError
+            Of an exact posterior, which has none.
         """
-        self.groups[0].set_state(q)
+        if self._gaussian is not None:
+            raise AttributeError(NO_Q)
+        return super().params
 
     @property
     def mean(self) -> Any:

@@ -4,14 +4,15 @@ import dataclasses
 import logging
 import time
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
 from pymc_ngvi.core.status import NotExactError
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import GaussianState
+from pymc_ngvi.core.types import GaussianState, VariationalState
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.progress import WorkProgress
 from pymc_ngvi.fitting.record import FitRecord
@@ -19,8 +20,7 @@ from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.marginal.exact import Unavailable, exact_posterior, forest_of, is_even, work_of
 from pymc_ngvi.marginal.state import ExactState
 from pymc_ngvi.model import LogDensity
-from pymc_ngvi.results.approximation import NGVIApproximation
-from pymc_ngvi.results.distributions import exact as _  # noqa: F401 (registers how reports read it)
+from pymc_ngvi.results.fitted import Fitted
 
 logger = logging.getLogger("pymc.ngvi")
 
@@ -56,8 +56,14 @@ class ExactStep:
     wanted: str
     seed: int
 
-    def after(self, gaussian: NGVIApproximation) -> NGVIApproximation:
+    def after[A: Fitted](self, gaussian: A, make: Callable[..., A]) -> A:
         """Return the exact posterior, or the Gaussian with the reason why not.
+
+        Parameters
+        ----------
+        gaussian : NGVIApproximation
+        make : callable
+            The class of approximations.
 
         Raises
         ------
@@ -68,7 +74,7 @@ class ExactStep:
         assert record is not None
         clock, before = time.perf_counter(), gaussian.density.compile_seconds
         try:
-            state: Any = self._state(gaussian, record)
+            state = self._state(gaussian, record)
         except Unavailable as reason:
             if self.wanted == "exact":
                 raise NotExactError(
@@ -78,27 +84,25 @@ class ExactStep:
             return gaussian
         compiling = gaussian.density.compile_seconds - before
         running = time.perf_counter() - clock - compiling
-        approx = NGVIApproximation(
-            gaussian.density, state, random_seed=self.seed, include_transformed=gaussian.include_transformed
-        )
+        approx = make(gaussian.density, state, random_seed=self.seed, include_transformed=gaussian.include_transformed)
         approx.take(gaussian, self, _with_exact(record, state, compiling, running))
         return approx
 
-    def again(self, approx: NGVIApproximation) -> NGVIApproximation:
+    def again[A: Fitted](self, approx: A) -> A:
         """Bring an exact posterior up to date after its Gaussian fit went on; keep it where there is no better one."""
         gaussian = approx.gaussian
         record = gaussian.record
         assert record is not None
         try:
-            state: Any = self._state(gaussian, record)
+            state = self._state(gaussian, record)
         except Unavailable as reason:
             logger.info(f"The exact posterior stays as it was: {reason}.")
             return approx
-        approx.set_state(state)
+        approx.set_state(cast(VariationalState, state))  # but for a density
         approx.take(gaussian, self, _with_exact(record, state, 0.0, 0.0))
         return approx
 
-    def _state(self, gaussian: NGVIApproximation, record: FitRecord) -> ExactState:
+    def _state(self, gaussian: Fitted, record: FitRecord) -> ExactState:
         density, q = gaussian.density, cast(GaussianState, gaussian.q)
         if not record.status.can_be_followed:
             raise Unavailable(f"the fit ended {str(record.status)!r}")

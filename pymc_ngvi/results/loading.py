@@ -22,6 +22,7 @@ from pymc_ngvi.results.persistence.content import (
     q_of,
 )
 from pymc_ngvi.results.persistence.matching import SavedData, differences, free_variables
+from pymc_ngvi.results.persistence.trees import restore
 
 
 def load(
@@ -106,7 +107,7 @@ def load(
     approx = _approximation(name, content, density, None if of_gaussian else saved.fit)
     if of_gaussian:
         gaussian = _approximation(name, of_gaussian, density, saved.fit)
-        approx._gaussian, approx._exact_step = gaussian, content["exact_step"]
+        approx._gaussian, approx._next_step = gaussian, content["exact_step"]
     return approx
 
 
@@ -118,7 +119,7 @@ def _approximation(
         q = q_of(content["q"], density)
         generator = generator_of(content["generator"])
     approx = NGVIApproximation(density, q, random_seed=generator, include_transformed=content["include_transformed"])
-    approx._restore(name, content, fit)
+    restore(approx, name, content, fit)
     return approx
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+import pymc as pm
 import xarray as xr
 
 from numpy.typing import NDArray
@@ -192,6 +193,8 @@ class Posterior:
         Loss and gap of each iteration.
     data : DataSnapshot, optional
         Of the model, when it was fitted.
+    include_transformed : bool, default False
+        Whether draws have the unconstrained variables, too.
     """
 
     distribution: Distribution
@@ -201,6 +204,7 @@ class Posterior:
     hist: Array = field(default_factory=lambda: _NO_HISTORY)
     gap_hist: Array = field(default_factory=lambda: _NO_HISTORY)
     data: DataSnapshot | None = None
+    include_transformed: bool = False
 
     @property
     def kind(self) -> str:
@@ -214,7 +218,7 @@ class Posterior:
         return self.density.layout
 
     @property
-    def model(self) -> Any:
+    def model(self) -> pm.Model:
         """The PyMC model."""
         return self.density.model
 

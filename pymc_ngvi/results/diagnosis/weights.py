@@ -11,9 +11,12 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.draws import chunks
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, Weights, smoothed, weigh
+from pymc_ngvi.core.sizes import check_draws
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.fitting.progress import WorkProgress
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.results.diagnosis.budget import DIAGNOSIS, FEWEST_WEIGHED, Budget, seconds_of
+from pymc_ngvi.results.diagnosis.kept import Kept
 from pymc_ngvi.results.posterior import Posterior
 
 logger = logging.getLogger("pymc.ngvi")
@@ -67,6 +70,27 @@ def weighed(
             done += len(part)
             advance(len(part))
     return ratio, coordinates
+
+
+def own_log_ratio(posterior: Posterior, kept: Kept, n: int, advance: Callable[[float], None] = lambda _: None) -> Array:
+    """Return log p - log q at ``n`` or more of the draws that belong to the fit, evaluated once for a q."""
+    if (of_pool := posterior.distribution.kept_log_weights()) is not None:
+        return of_pool
+    if kept.log_ratio is None or len(kept.log_ratio) < n:
+        kept.log_ratio = weighed(posterior, n, own_generator(posterior.record), NO_COORDINATES, advance)[0]
+    return kept.log_ratio
+
+
+def log_ratio_of(posterior: Posterior, kept: Kept, draws: int | None, rng: np.random.Generator | None) -> Array:
+    """Return log p - log q at draws of q, (n_draws,): those that belong to the fit where no generator is given."""
+    posterior.check_weights()
+    if (of_pool := posterior.distribution.kept_log_weights()) is not None:
+        return of_pool
+    if rng is None:
+        return own_log_ratio(posterior, kept, n_own(posterior))
+    n = DRAWS if draws is None else check_draws(draws)
+    with WorkProgress("Importance weights", n) as progress:
+        return weighed(posterior, n, rng, NO_COORDINATES, progress.advance)[0]
 
 
 def own_coordinates(posterior: Posterior, n: int, index: NDArray[np.intp]) -> Array:

@@ -1,21 +1,23 @@
 """What an approximation shows of the components of a mixture."""
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import xarray as xr
 
+from pymc_ngvi.core.seeds import Seed
 from pymc_ngvi.core.sizes import check_draws
-from pymc_ngvi.core.types import VariationalState
+from pymc_ngvi.core.types import Array, VariationalState
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.mixtures.finite.worth import Worth, worth_between
-from pymc_ngvi.results.components import components_dataset, names_of
-from pymc_ngvi.results.methods.fit import FitReport
+from pymc_ngvi.results.components import components_dataset, responsibilities, weights_by_component
+from pymc_ngvi.results.fitted import Fitted
 from pymc_ngvi.results.plotting.components import plot_components
+from pymc_ngvi.results.plotting.style import AxesArray, Figure
 
 
-class ComponentReport(FitReport):
-    """The part of an approximation that shows the components of q, where it is a mixture."""
+class ComponentMethods(Fitted):
+    """The components of q, where it is a mixture."""
 
     def _mixture(self, what: str, error: type[Exception] = ValueError) -> MixtureState:
         q = self._state
@@ -23,8 +25,6 @@ class ComponentReport(FitReport):
             kind = self._posterior.kind
             raise error(f"{what} is there for mixtures, and q is {kind}: fit with family='mixture'.")
         return q
-
-    # --- what q is made of ---
 
     @property
     def weights(self) -> xr.DataArray:
@@ -35,9 +35,7 @@ class ComponentReport(FitReport):
         AttributeError
             Where q is no mixture.
         """
-        q = self._mixture("weights", AttributeError)
-        dim = names_of(self.layout)[0]
-        return xr.DataArray(q.weights, coords={dim: np.arange(q.n_components)}, dims=dim, name="weights")
+        return weights_by_component(self._mixture("weights", AttributeError), self.layout)
 
     @property
     def components(self) -> xr.Dataset:
@@ -71,7 +69,7 @@ class ComponentReport(FitReport):
         """
         return components_dataset(self._mixture("components", AttributeError), self.layout)
 
-    def responsibilities(self, draws: Any = None, random_seed: Any = None) -> xr.DataArray:
+    def responsibilities(self, draws: Array | int | None = None, random_seed: Seed = None) -> xr.DataArray:
         """Return the probability that a draw belongs to each component of a mixture.
 
         Parameters
@@ -92,27 +90,21 @@ class ComponentReport(FitReport):
             Where q is no mixture, or draws do not have ``n_dim`` columns.
         """
         q = self._mixture("responsibilities()")
-        if draws is None or np.ndim(draws) == 0:
-            theta = self.draw_flat(1_000 if draws is None else draws, random_seed)
+        if draws is None or isinstance(draws, int | np.integer):
+            theta = self._posterior.draw(check_draws(1_000 if draws is None else draws), self.generator(random_seed))
         else:
             theta = np.asarray(draws, dtype=np.float64)
-        if theta.ndim != 2 or theta.shape[1] != q.n_dim:
-            raise ValueError(
-                f"draws should be unconstrained, of shape (n_draws, {q.n_dim}), such as draw_flat(n) returns; "
-                f"got {theta.shape}."
-            )
-        coords = {"draw": np.arange(len(theta)), names_of(self.layout)[0]: np.arange(q.n_components)}
-        return xr.DataArray(q.responsibilities(theta), coords=coords, dims=list(coords), name="responsibilities")
+        return responsibilities(q, self.layout, theta)
 
     def plot_components(
         self,
-        var_names: Any = None,
+        var_names: str | Sequence[str] | None = None,
         draws: int = 1_000,
         *,
         max_coordinates: int = 6,
-        random_seed: Any = None,
-        figure: Any = None,
-    ) -> Any:
+        random_seed: Seed = None,
+        figure: Figure | None = None,
+    ) -> AxesArray:
         """Plot the components of a mixture over draws of q; see `plot_components`.
 
         Parameters
@@ -140,13 +132,13 @@ class ComponentReport(FitReport):
         ImportError
             Where Matplotlib is not installed.
         """
-        q = self._mixture("plot_components()")
-        theta = self.draw_flat(draws, random_seed) if draws else np.empty((0, q.n_dim))
+        q, rng = self._mixture("plot_components()"), self.generator(random_seed)
+        theta = self._posterior.draw(check_draws(draws), rng) if draws else np.empty((0, q.n_dim))
         return plot_components(q, self.layout, theta, var_names, max_coordinates=max_coordinates, figure=figure)
 
-    # --- was it worth it? ---
-
-    def worth(self, draws: int = 10_000, random_seed: Any = None, *, gaussian: VariationalState | None = None) -> Worth:
+    def worth(
+        self, draws: int = 10_000, random_seed: Seed = None, *, gaussian: VariationalState | None = None
+    ) -> Worth:
         """Return what the mixture gains over the single Gaussian that it began from.
 
         Parameters

@@ -1,49 +1,24 @@
-"""The corrections that an approximation offers: weighted and resampled draws, corrected moments, linear response."""
+"""The corrections of q: by importance weights, and by linear response."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import xarray as xr
 
-from pymc_ngvi.core.draws import sobol_draws
-from pymc_ngvi.core.sizes import check_cov_size, check_draws
-from pymc_ngvi.core.status import Status
-from pymc_ngvi.families import BlockState, DiagonalState
-from pymc_ngvi.results.corrections.quantities import Quantities
-from pymc_ngvi.results.corrections.response import ElboHessian, covariance, n_solves, products_at
+from pymc_ngvi.core.seeds import Seed
+from pymc_ngvi.core.sizes import check_draws
+from pymc_ngvi.results.corrections.linear_response import LinearResponse, linear_response
 from pymc_ngvi.results.corrections.weighted import corrected
-from pymc_ngvi.results.methods.fit import FitReport
+from pymc_ngvi.results.fitted import Fitted
 
 #: Seed of the fixed draws of linear response: its result does not change by itself.
 _RESPONSE_SEED = 20_180_051
 
 
-@dataclass(frozen=True, eq=False)
-class LinearResponse:
-    """Covariances of the posterior by linear response.
-
-    Parameters
-    ----------
-    cov : xarray.DataArray
-        Square; both axes are labelled: ``beta[3]``, ``sd_log__``.
-    sd : xarray.Dataset
-        Standard deviations by variable, with its dims and coords.
-    n_products : int
-        Hessian-vector products that the solves took.
-    """
-
-    cov: xr.DataArray
-    sd: xr.Dataset
-    n_products: int
-
-
-class CorrectionReport(FitReport):
-    """The part of an approximation that corrects q."""
+class CorrectionMethods(Fitted):
+    """Corrections of q."""
 
     def corrected(
-        self, draws: int = 10_000, *, random_seed: Any = None, include_transformed: bool | None = None
+        self, draws: int = 10_000, *, random_seed: Seed = None, include_transformed: bool | None = None
     ) -> xr.Dataset:
         """Return means and standard deviations corrected by importance weights, beside those of q.
 
@@ -98,7 +73,7 @@ class CorrectionReport(FitReport):
         *,
         draws: int = 128,
         tol: float = 1e-6,
-        random_seed: Any = _RESPONSE_SEED,
+        random_seed: Seed = _RESPONSE_SEED,
     ) -> LinearResponse:
         """Return covariances with the correlations that a diagonal or block family leaves out [1]_.
 
@@ -149,37 +124,5 @@ class CorrectionReport(FitReport):
         array([[1. , 0.6],
                [0.6, 1. ]])
         """
-        q = self._without_correlations()
-        if draws != int(draws) or draws < 2 or int(draws) & (int(draws) - 1):
-            raise ValueError(f"The draws of linear_response should be a power of 2, at least 2; got {draws!r}.")
-        asked = Quantities.of(names, self.layout, self._constrainer, q.mean(), q.sd())
-        check_cov_size(len(asked.jacobian))
-        z = sobol_draws(int(draws), q.n_dim, self.generator(random_seed)).z
-        products = products_at(self.density, q.draws(z), q.sd(), n_solves(asked.jacobian))
-        hessian = ElboHessian(q, z, products)
-        cov = covariance(hessian, asked.jacobian, tol)
-        sd = asked.dataset(np.sqrt(np.maximum(np.diag(cov), 0.0)), self.layout, self.model)
-        return LinearResponse(asked.matrix(cov), sd, hessian.n_products)
-
-    def _without_correlations(self) -> DiagonalState | BlockState:
-        """Return q; raise ValueError where linear response has nothing to add to it, or nothing to go by."""
         self._posterior.check_correctable("linear_response()")
-        q = self.q
-        if not isinstance(q, DiagonalState | BlockState):
-            raise ValueError(
-                "linear_response() adds the correlations that family='diagonal' and 'block' leave out, and q is a "
-                f"{type(q).__name__}, which has its own: see cov_of()."
-            )
-        if self.density.has_minibatch:
-            raise ValueError(
-                "The model reads pm.Minibatch data, and linear response needs the Hessian given all of them: build the "
-                "model on all of the data."
-            )
-        self.refuse_changed_data("The model's posterior is another one now than q approximates")
-        if self.record is not None and self.record.status is not Status.CONVERGED:
-            status = self.record.status
-            raise ValueError(
-                f"Linear response is that of an optimum, and the fit has not converged ({status}). {status.sentence} "
-                f"{status.cure}"
-            )
-        return q
+        return linear_response(self._posterior, self.q, names, draws, tol, self.generator(random_seed))

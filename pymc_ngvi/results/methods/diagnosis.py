@@ -1,39 +1,47 @@
-"""The part of an approximation that says whether it can be relied on."""
+"""Whether an approximation can be relied on: k-hat, and the diagnosis."""
 
-import dataclasses
+import numpy as np
 
-from typing import Any
-
-from pymc_ngvi.core.psis import MIN_KHAT_DRAWS
-from pymc_ngvi.core.sizes import check_draws
-from pymc_ngvi.fitting.threads import few_threads
-from pymc_ngvi.results.diagnosis.budget import DIAGNOSIS
-from pymc_ngvi.results.diagnosis.diagnose import budget_of, diagnose, full_budget
+from pymc_ngvi.core.psis import pareto_khat
+from pymc_ngvi.core.seeds import Seed
 from pymc_ngvi.results.diagnosis.diagnosis import Diagnosis
-from pymc_ngvi.results.diagnosis.weights import DRAWS, own_generator
-from pymc_ngvi.results.methods.weights import WeightReport
-from pymc_ngvi.results.posterior import Distribution
-
-#: Number of the random stream behind the draws of the standing diagnosis that are moved.
-_MOVES_STREAM = 3_000_001
+from pymc_ngvi.results.diagnosis.standing import requested_diagnosis
+from pymc_ngvi.results.diagnosis.weights import log_ratio_of
+from pymc_ngvi.results.fitted import Fitted
 
 
-@dataclasses.dataclass(frozen=True)
-class _Kept:
-    """A diagnosis, and what it is of."""
+class DiagnosisMethods(Fitted):
+    """Whether q can be relied on."""
 
-    q: Distribution
-    density: Any
-    share: tuple[float, float]
-    diagnosis: Diagnosis
+    def khat(self, draws: int | None = None, random_seed: Seed = None) -> float:
+        """Return the Pareto k-hat of the importance weights: the shape of their tail.
 
+        Parameters
+        ----------
+        draws : int, optional
+            By default 10,000; fewer where they would cost much more than the fit did; a message says so.
+        random_seed : int, Generator or None
+            By default one that belongs to the fit: without arguments, k-hat is computed once and kept until q changes.
+            With any, it is computed anew, and scatters by about .1 at 10,000 draws.
 
-class DiagnosisReport(WeightReport):
-    """The part of an approximation that says whether it can be relied on."""
+        Returns
+        -------
+        float
+            Of an exact posterior, that of its pool of global parameters, whatever the arguments. Otherwise: up to .7,
+            importance weights can correct q. Above, they can't, unless they are all but equal:
+            `NGVIApproximation.diagnose` and `summary` tell, and give its standard error.
 
-    _kept: _Kept | None = None
+        Raises
+        ------
+        ValueError
+            For fewer than 100 draws; where ``pm.set_data`` changed the data after the fit; for a model that reads
+            minibatches.
+        """
+        own = draws is None and random_seed is None
+        ratio = log_ratio_of(self._posterior, self._kept, draws, None if own else self.generator(random_seed))
+        return pareto_khat(ratio, np.zeros(len(ratio)))
 
-    def diagnose(self, *, thorough: bool = False, draws: int | None = None, random_seed: Any = None) -> Diagnosis:
+    def diagnose(self, *, thorough: bool = False, draws: int | None = None, random_seed: Seed = None) -> Diagnosis:
         """Return whether means and standard deviations of q can be relied on, why not, and what to do.
 
         Pareto k-hat sees tails, but not how much the bulk of q is off, nor a mode that q misses. So draws of q are
@@ -89,45 +97,6 @@ class DiagnosisReport(WeightReport):
         >>> "`v`" in diagnosis.reasons[0]
         True
         """
-        if draws is not None and check_draws(draws) < MIN_KHAT_DRAWS:
-            raise ValueError(f"A diagnosis needs at least {MIN_KHAT_DRAWS} draws; got {draws}. Take 10,000.")
-        self._posterior.check_weights()
-        if not thorough and draws is None and random_seed is None:
-            return self._standing(DIAGNOSIS)
-        if thorough or draws is not None:
-            budget = full_budget(self._posterior, DRAWS if draws is None else draws, thorough=thorough)
-        else:
-            budget = budget_of(self._posterior, DIAGNOSIS)
-        rng = self.generator(random_seed)
-        with few_threads(self.density):
-            diagnosis = diagnose(self._posterior, budget, rng, rng, thorough=thorough)
-        if thorough:
-            self._kept = _Kept(self._distribution, self.density, DIAGNOSIS, diagnosis)
-        return diagnosis
-
-    def _standing(self, share: tuple[float, float]) -> Diagnosis:
-        """Return the diagnosis that belongs to the fit, made with seeds of its own; made once, unless q changes."""
-        kept = self._kept
-        if kept is None or kept.q is not self._distribution or kept.density is not self.density:
-            kept = self._kept = None
-        if kept is not None and (not kept.diagnosis.left_out or kept.share >= share):
-            return kept.diagnosis
-        with few_threads(self.density):
-            budget, rng = budget_of(self._posterior, share), own_generator(self.record, _MOVES_STREAM)
-            diagnosis = diagnose(self._posterior, budget, self._own_ratio, rng)
-        self._kept = _Kept(self._distribution, self.density, share, diagnosis)
-        return diagnosis
-
-    def _judged(self) -> tuple[Diagnosis, tuple[float, float]] | None:
-        """Return the diagnosis that belongs to q, and the share that it was given; None where none was made."""
-        kept = self._kept
-        known = kept is not None and kept.q is self._distribution and kept.density is self.density
-        return (kept.diagnosis, kept.share) if kept is not None and known else None
-
-    def _keep(self, diagnosis: Diagnosis, share: tuple[float, float]) -> None:
-        """Take a diagnosis as that which belongs to q."""
-        self._kept = _Kept(self._distribution, self.density, share, diagnosis)
-
-    def _verdict_if_known(self) -> str | None:
-        kept = self._kept
-        return kept.diagnosis.verdict if kept is not None and kept.q is self._distribution else None
+        own = not thorough and draws is None and random_seed is None
+        rng = None if own else self.generator(random_seed)
+        return requested_diagnosis(self._posterior, self._kept, rng, draws, thorough=thorough)

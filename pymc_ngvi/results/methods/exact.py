@@ -1,45 +1,15 @@
-"""What an exact posterior tells beside its draws: the marginal likelihood, and groups left out."""
+"""What an exact posterior has beside its draws: checks, the marginal likelihood, groups left out."""
 
-import logging
-
-from typing import Any, NamedTuple
-
-import numpy as np
 import xarray as xr
 
-from pymc_ngvi.marginal.left_out import leave_groups_out
 from pymc_ngvi.marginal.state import ExactState
 from pymc_ngvi.marginal.verdict import Checks
-from pymc_ngvi.model.normalised import unnormalised
-from pymc_ngvi.results.methods.corrections import CorrectionReport
-
-logger = logging.getLogger("pymc.ngvi")
-
-#: k-hat above which the density of a group left out is not reliable.
-_MOST_KHAT = 0.7
+from pymc_ngvi.results.fitted import Fitted
+from pymc_ngvi.results.marginal_likelihood import LogMarginalLikelihood, leave_one_group_out, log_marginal_likelihood
 
 
-class LogMarginalLikelihood(NamedTuple):
-    """The logarithm of p(y), the density of the data with all parameters integrated out.
-
-    Parameters
-    ----------
-    value : float
-        In nats.
-    se : float
-        Monte Carlo standard error, from independent sequences of draws.
-    """
-
-    value: float
-    se: float
-
-    def __str__(self) -> str:
-        """Return ``-684.54 +- 0.01 (of the mode that was found)``."""
-        return f"{self.value:,.2f} +- {self.se:.2g} (of the mode that was found)"
-
-
-class ExactReport(CorrectionReport):
-    """The part of an approximation that an exact posterior has more to say in."""
+class ExactMethods(Fitted):
+    """What an exact posterior has beside its draws."""
 
     @property
     def is_exact(self) -> bool:
@@ -76,10 +46,7 @@ class ExactReport(CorrectionReport):
         >>> abs(approx.log_marginal_likelihood.value - -1.609) < 0.01  # 1/5: each number of successes is as likely
         True
         """
-        state = self._exact("log_marginal_likelihood is that")
-        if reasons := unnormalised(self.model):
-            raise ValueError(f"The model has no marginal likelihood: {'; '.join(reasons)}.")
-        return LogMarginalLikelihood(*state.log_normaliser())
+        return log_marginal_likelihood(self._posterior)
 
     def leave_one_group_out(self) -> xr.Dataset:
         """Return the predictive density of each group's data given those of all other groups.
@@ -112,24 +79,4 @@ class ExactReport(CorrectionReport):
         >>> approx.leave_one_group_out().sizes["group"]
         20
         """
-        left = leave_groups_out(self._exact("leave_one_group_out() goes with"))
-        labels = [self.layout.label(int(i)) for i in left.roots]
-        n = len(labels)
-        high = int((left.khat > _MOST_KHAT).sum())
-        if high:
-            logger.info(f"{high:,} of {n:,} groups have a k-hat above {_MOST_KHAT}: fit again without them.")
-        spread = float(np.std(left.log_density, ddof=1)) if n > 1 else float("nan")
-        attrs: dict[str, Any] = {
-            "elpd": float(left.log_density.sum()),
-            "elpd_se": spread * float(np.sqrt(n)),
-            "n_high_khat": high,
-        }
-        values = {"log_density": ("group", left.log_density), "khat": ("group", left.khat)}
-        return xr.Dataset(values, coords={"group": labels}, attrs=attrs)
-
-    def _exact(self, what: str) -> ExactState:
-        state = self._state
-        if not isinstance(state, ExactState):
-            why = "" if self.record is None or not self.record.posterior else f" ({self.record.posterior})"
-            raise ValueError(f"{what} of an exact posterior, and this is none{why}: pm.fit(..., posterior='exact').")
-        return state
+        return leave_one_group_out(self._posterior)

@@ -2,28 +2,18 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import xarray as xr
 
 from pymc.variational.opvi import VIState
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.model.constrain import Constrainer
-from pymc_ngvi.results.convert import constrained_dataset, flat_dataset, indices_of
-from pymc_ngvi.results.methods.draws import Exports
-
-#: Draws behind ``state.std``, and behind covariances; their seed: fixed, so that these do not change by themselves.
-_N_DRAWS, _N_COV_DRAWS, _SEED = 4_000, 10_000, 20_240_607
+from pymc_ngvi.results.convert import flat_dataset
+from pymc_ngvi.results.fitted import Fitted
+from pymc_ngvi.results.moments import constrained_state, covariance_of
 
 
-def _labelled(labels: list[str], matrix: Array, axis: str = "unconstrained") -> xr.DataArray:
-    """Return a covariance with labels on both axes: ``beta[3]``, ``sd_log__``."""
-    dims = (axis, f"{axis}_2")
-    return xr.DataArray(matrix, dims=dims, coords={dim: labels for dim in dims}, name="covariance")
-
-
-class Marginals(Exports):
-    """The part of an approximation that shows moments of q by variable, without PyTensor nodes."""
+class MomentMethods(Fitted):
+    """Moments of q by variable, without PyTensor nodes."""
 
     @property
     def mean_flat(self) -> Array:
@@ -84,35 +74,7 @@ class Marginals(Exports):
         >>> round(float(approx.cov_of("contrast")[0, 0]), 4)
         5.0
         """
-        wanted = [names] if isinstance(names, str) else list(names)
-        derived = {d.name for d in self.model.deterministics}
-        of_draws = derived & set(wanted)
-        index = indices_of(self.layout, [name for name in wanted if name not in of_draws], derived)
-        if of_draws or constrained:
-            return self._cov_of_draws(wanted, derived, constrained)
-        labels = [self.layout.label(int(i)) for i in index]
-        return _labelled(labels, self._distribution.cov_block(index))
-
-    def _cov_of_draws(self, wanted: list[str], derived: set[str], constrained: bool) -> xr.DataArray:
-        """Return the covariance of variables of any kind, from draws."""
-        scaled = derived | ({v.name for v in self.layout.variables} if constrained else set())
-        constrainer = Constrainer.of(self.density, names=frozenset(wanted) & scaled)
-        theta = self._distribution.draw_matched(_N_COV_DRAWS, np.random.default_rng(_SEED))
-        values = constrainer(theta)
-        columns, labels = [], []
-        for name in wanted:
-            if name in scaled:
-                shape = values[name].shape[1:]
-                columns.append(values[name].reshape(len(theta), -1))
-                labels += [name + (f"[{','.join(map(str, at))}]" if at else "") for at in np.ndindex(shape)]
-            else:
-                index = indices_of(self.layout, name)
-                columns.append(theta[:, index])
-                labels += [self.layout.label(int(k)) for k in index]
-        table = np.concatenate(columns, axis=1, dtype=np.float64)
-        table = table[np.isfinite(table).all(axis=1)]
-        table -= table.mean(axis=0)
-        return _labelled(labels, table.T @ table / len(table), "variable")
+        return covariance_of(self._posterior, names, constrained=constrained)
 
     @property
     def state(self) -> VIState:
@@ -122,33 +84,4 @@ class Marginals(Exports):
         the constrained variables, from 4,000 draws with a fixed seed. (PyMC's own ``std`` is the constrained value
         of the unconstrained standard deviation, which is not the spread of anything.)
         """
-        constrainer = Constrainer.of(self.density, deterministics=False)
-        values = constrainer(self._distribution.mean()[None])
-        names = [rv.name for rv in self.model.free_RVs]
-        unconstrained_sd = self.layout.unflatten(self._distribution.sd())
-        sd = {
-            **self._constrained_sd(constrainer),
-            **{n: unconstrained_sd[n] for n in names if n in unconstrained_sd},
-        }
-        mean_set = constrained_dataset(self.model, {n: values[n][0] for n in names})
-        sd_set = constrained_dataset(self.model, {n: sd[n] for n in names})
-        if self.include_transformed:
-            mean_set = mean_set.merge(self.mean_data, compat="override")
-            sd_set = sd_set.merge(self.std_data, compat="override")
-        return VIState(mean=mean_set, std=sd_set)
-
-    def _constrained_sd(self, constrainer: Constrainer) -> dict[str, Array]:
-        """Return the standard deviations over draws, accumulated chunk by chunk."""
-        n_seen = 0
-        mean: dict[str, Array] = {}
-        square: dict[str, Array] = {}
-        for theta in self._draw_chunks(_N_DRAWS, _SEED):
-            for name, value in constrainer(theta).items():
-                centre = value.mean(axis=0)
-                shift = centre - mean.get(name, 0.0)
-                weight = len(theta) / (n_seen + len(theta))
-                mean[name] = mean.get(name, 0.0) + weight * shift
-                spread = ((value - centre) ** 2).sum(axis=0) + n_seen * weight * shift**2
-                square[name] = square.get(name, 0.0) + spread
-            n_seen += len(theta)
-        return {name: np.sqrt(total / (n_seen - 1)) for name, total in square.items()}
+        return constrained_state(self._posterior)

@@ -4,22 +4,42 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import xarray as xr
 
-from pymc_ngvi.core.types import Array
-from pymc_ngvi.results.diagnosis.weights import weights_and_elbo
-from pymc_ngvi.results.methods.weights import WeightReport
-from pymc_ngvi.results.plotting.comparison import Kind, plot_comparison
+from pymc_ngvi.core.seeds import Seed
+from pymc_ngvi.results.diagnosis.weights import log_ratio_of
+from pymc_ngvi.results.fitted import Fitted
+from pymc_ngvi.results.plotting.comparison import Kind, Plot, plot_comparison
 from pymc_ngvi.results.plotting.fit import plot_fit
-from pymc_ngvi.results.plotting.weights import plot_khat
+from pymc_ngvi.results.plotting.structure import plot_structure
+from pymc_ngvi.results.plotting.style import Axes, AxesArray, Figure
+from pymc_ngvi.results.plotting.weights import khat_title, plot_khat
+from pymc_ngvi.results.sampling import sample_tree
+from pymc_ngvi.results.structure import ModelStructure
 
 
-class PictureReport(WeightReport):
-    """The part of an approximation that draws pictures."""
+class PlotMethods(Fitted):
+    """Pictures."""
 
-    hist: Array
-    gap_hist: Array
+    @property
+    def structure(self) -> ModelStructure:
+        """Which coordinates are independent of each other given which others; ``print`` says it in words."""
+        return self._posterior.structure
 
-    def plot_fit(self, *, tol: float | None = None, figure: Any = None) -> Any:
+    def plot_structure(self, ax: Axes | None = None) -> Axes:
+        """Draw which entries the posterior precision can have; see `plot_structure`.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, optional
+
+        Returns
+        -------
+        matplotlib.axes.Axes
+        """
+        return plot_structure(self.structure, ax)
+
+    def plot_fit(self, *, tol: float | None = None, figure: Figure | None = None) -> AxesArray:
         """Plot ELBO and gap by iteration; see `pymc_ngvi.results.plotting.plot_fit`.
 
         Parameters
@@ -43,9 +63,9 @@ class PictureReport(WeightReport):
         ImportError
             Where Matplotlib is not installed.
         """
-        return plot_fit(self.hist, self.gap_hist, self._fitted("plot_fit()"), tol=tol, figure=figure)
+        return plot_fit(self.hist, self.gap_hist, self._record_of("plot_fit()"), tol=tol, figure=figure)
 
-    def plot_khat(self, draws: int | None = None, random_seed: Any = None, *, ax: Any = None) -> Any:
+    def plot_khat(self, draws: int | None = None, random_seed: Seed = None, *, ax: Axes | None = None) -> Axes:
         """Plot the tail of the importance weights that k-hat describes; see `pymc_ngvi.results.plotting.plot_khat`.
 
         Of an exact posterior, these are the weights of the pool of global parameters that it is drawn from.
@@ -69,27 +89,21 @@ class PictureReport(WeightReport):
         ImportError
             Where Matplotlib is not installed.
         """
-        ratio = self._log_ratio(draws, random_seed)
-        title = None
-        if self._distribution.kept_log_weights() is not None:
-            found = weights_and_elbo(ratio)[0]
-            title = (
-                f"Weights of the pool of global parameters that this posterior is drawn from: Pareto k-hat "
-                f"{found.khat_text()}, {found.n_draws:,} draws with an effective sample size of {found.effective:,.0f}"
-            )
-        return plot_khat(ratio, np.zeros(len(ratio)), title=title, ax=ax)
+        own = draws is None and random_seed is None
+        ratio = log_ratio_of(self._posterior, self._kept, draws, None if own else self.generator(random_seed))
+        return plot_khat(ratio, np.zeros(len(ratio)), title=khat_title(self._posterior), ax=ax)
 
     def plot_comparison(
         self,
-        reference: Any,
+        reference: xr.DataTree | xr.Dataset,
         var_names: str | Sequence[str] | None = None,
         kind: Kind = "forest",
         draws: int = 2_000,
         *,
         max_coordinates: int | None = None,
-        random_seed: Any = None,
+        random_seed: Seed = None,
         **options: Any,
-    ) -> Any:
+    ) -> Plot:
         """Plot draws of q beside those of a reference, such as NUTS; see `pymc_ngvi.results.plotting.plot_comparison`.
 
         Parameters
@@ -119,7 +133,8 @@ class PictureReport(WeightReport):
         ImportError
             Where arviz-plots or Matplotlib is not installed.
         """
-        posterior = self.sample(draws, random_seed=random_seed, log_p=False)["posterior"].to_dataset()
+        tree = sample_tree(self._posterior, self._kept, draws, self.generator(random_seed))
+        posterior = tree["posterior"].to_dataset()
         if var_names is None:
             posterior = posterior[[rv.name for rv in self.model.free_RVs]]
         return plot_comparison(posterior, reference, var_names, kind, max_coordinates=max_coordinates, **options)

@@ -1,44 +1,28 @@
-"""An approximation as a tree of xarray, and in a file."""
+"""An approximation as a tree of xarray, in a file, and pickled."""
 
+import copy
 import os
+import pickle
 
-from typing import Any
+from dataclasses import fields
+from typing import Any, Self
 
-import numpy as np
+import cloudpickle
 import xarray as xr
 
-from numpy.typing import NDArray
-
-from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.fitting.saved import SavedFit
-from pymc_ngvi.results.convert import flat_dataset
-from pymc_ngvi.results.methods.fit import FitReport
+from pymc_ngvi.core.seeds import Seed
+from pymc_ngvi.results.fitted import Fitted
 from pymc_ngvi.results.persistence import files
-from pymc_ngvi.results.persistence.content import (
-    APPROXIMATION,
-    FIT,
-    UNCONSTRAINED,
-    content_of_generator,
-    content_of_q,
-    damaged,
-    group_of,
-    readable,
-    versions,
-)
-from pymc_ngvi.results.persistence.matching import SavedData, fingerprints, free_variables
-from pymc_ngvi.results.persistence.pickling import Pickled
-from pymc_ngvi.results.persistence.verdicts import content_of_diagnosis, diagnosis_of
+from pymc_ngvi.results.persistence.matching import SavedData
+from pymc_ngvi.results.persistence.trees import add_to_tree, resumable_fit
+from pymc_ngvi.results.sampling import Sampling, sample_tree
 
 
-class Persistent(Pickled, FitReport):
-    """The part of an approximation that goes to files."""
-
-    record: FitRecord | None
-    hist: NDArray[Any]
-    gap_hist: NDArray[Any]
+class SavingMethods(Fitted):
+    """Files and pickles; a pickle is made by cloudpickle, whoever pickles, with what the fit needs to go on."""
 
     def to_datatree(
-        self, draws: int = 0, *, random_seed: Any = None, resumable: bool = True, **kwargs: Any
+        self, draws: int = 0, *, random_seed: Seed = None, resumable: bool = True, **kwargs: Any
     ) -> xr.DataTree:
         """Return the approximation as a tree, which `pymc_ngvi.load` makes one of again.
 
@@ -87,25 +71,20 @@ class Persistent(Pickled, FitReport):
             self.refuse_changed_data("Saved, the approximation would go with data that it was not fitted to")
         tree = xr.DataTree()
         if draws:
-            tree = self.sample(draws, random_seed=random_seed, **{**kwargs, "return_inferencedata": True})
+            sample = {f.name: kwargs.pop(f.name) for f in fields(Sampling) if f.name in kwargs}
+            kwargs.pop("return_inferencedata", None)
+            rng, how = self.generator(random_seed), Sampling(**sample)
+            tree = sample_tree(self._posterior, self._kept, draws, rng, how, **kwargs)
         elif kwargs:
             raise TypeError(f"{', '.join(kwargs)} are of posterior draws: ask for draws, too.")
-        fitted = self.gaussian
-        snapshot = fitted._session.snapshot() if resumable and fitted._session is not None else None
-        tree[APPROXIMATION] = xr.DataTree(group_of(self._content(), inline=False, attrs=readable(self)))
-        if snapshot is not None:
-            tree[FIT] = xr.DataTree(group_of({"snapshot": snapshot, "log_p": fitted._log_p_at_mean()}, inline=True))
-        moments = np.stack([self._distribution.mean(), self._distribution.sd()])
-        tree[UNCONSTRAINED] = xr.DataTree(flat_dataset(self.layout, moments, {"moment": ["mean", "sd"]}))
-        tree.attrs |= versions()
-        return tree
+        return add_to_tree(tree, self, resumable=resumable)
 
     def save(
         self,
         path: str | os.PathLike[str],
         draws: int = 0,
         *,
-        random_seed: Any = None,
+        random_seed: Seed = None,
         resumable: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -134,49 +113,32 @@ class Persistent(Pickled, FitReport):
         tree = self.to_datatree(draws, random_seed=random_seed, resumable=resumable, **kwargs)
         files.write(tree, checked)
 
-    def _content(self) -> dict[str, Any]:
-        content = {
-            **self._content_of_fit(),
-            "variables": free_variables(self.model, self.layout),
-            "data": self._data.saved if isinstance(self._data, SavedData) else fingerprints(self.model),
-            "backend": self.density.backend,
-        }
-        if self._exact_step is not None:
-            content |= {"gaussian": self.gaussian._content_of_fit(), "exact_step": self._exact_step}
-        return content
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what to pickle; of the fit, what it needs to go on."""
+        state: Any = super().__getstate__()
+        return {**state, "_session": resumable_fit(self)}
 
-    def _content_of_fit(self) -> dict[str, Any]:
-        judged = self._judged()
-        return {
-            "q": content_of_q(self._state, self.record),
-            "record": self.record,
-            "diagnosis": None if judged is None else content_of_diagnosis(judged[0]),
-            "share": None if judged is None else judged[1],
-            "hist": self.hist,
-            "gap_hist": self.gap_hist,
-            "generator": content_of_generator(self._rng),
-            "include_transformed": self.include_transformed,
-        }
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Return a pickle by cloudpickle: PyMC's models hold functions that pickle itself can't take."""
+        return pickle.loads, (cloudpickle.dumps(self, protocol),)
 
-    def _resumable(self) -> SavedFit | None:
-        """Return what the fit needs to go on, without what can be made again."""
-        if self._session is None or (isinstance(self._session, SavedFit) and self._session.is_idle):
-            return self._session
-        return SavedFit(self.density, self._state, self._session.snapshot(), self._log_p_at_mean())
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let cloudpickle take instances apart: a model stays one where it is pickled beside its approximations."""
+        super().__init_subclass__(**kwargs)
+        cloudpickle.CloudPickler.dispatch_table[cls] = _parts
 
-    def _log_p_at_mean(self) -> float | None:
-        """Return log p at the mean of q, which tells models apart that differ in a prior; None for minibatches."""
-        if isinstance(self._session, SavedFit) and self._session.is_idle:
-            return self._session.log_p
-        if self.density.has_minibatch or self._data.changed():
-            return None
-        return float(self.log_p(self._distribution.mean()[None])[0])
+    def __copy__(self) -> Self:
+        """Return an approximation that shares all parts but the fit."""
+        copied = _bare(type(self))
+        copied.__dict__.update(self.__dict__, _session=None, _reports=copy.copy(self._reports))
+        if copied._gaussian is not None:
+            copied._gaussian = copy.copy(copied._gaussian)
+        return copied
 
-    def _restore(self, name: str, content: dict[str, Any], fit: dict[str, Any] | None) -> None:
-        """Take what a file holds beside q; warn where the data are not those of the fit."""
-        self.record, self.hist, self.gap_hist = content["record"], content["hist"], content["gap_hist"]
-        self._data = data = self.density.data
-        self._session = None if fit is None else SavedFit(self.density, self._state, fit["snapshot"], fit["log_p"])
-        if not data.changed() and content["diagnosis"] is not None:
-            with damaged(name):
-                self._keep(diagnosis_of(content["diagnosis"], self.layout), content["share"])
+
+def _parts(approx: SavingMethods) -> tuple[Any, ...]:
+    return _bare, (type(approx),), approx.__getstate__()
+
+
+def _bare[T](cls: type[T]) -> T:
+    return cls.__new__(cls)

@@ -23,6 +23,7 @@ from pymc_ngvi.reparam import reparametrised
 from pymc_ngvi.results.persistence import files
 from pymc_ngvi.results.persistence.encoding import DamagedError, Decoder, Encoder, UnknownTagError
 from pymc_ngvi.results.persistence.matching import FreeVariable
+from pymc_ngvi.results.posterior import Posterior
 
 #: What the root of a tree is marked with.
 FORMAT, VERSION = "pymc_ngvi approximation", 3
@@ -141,10 +142,10 @@ def versions() -> dict[str, Any]:
     }
 
 
-def readable(approx: Any) -> dict[str, Any]:
+def readable(posterior: Posterior) -> dict[str, Any]:
     """Return what other readers may want to know, as attributes."""
-    attrs: dict[str, Any] = {"q": approx._distribution.name, "n_dim": approx.layout.n_dim}
-    record = approx.record
+    attrs: dict[str, Any] = {"q": posterior.distribution.name, "n_dim": posterior.layout.n_dim}
+    record = posterior.record
     if record is not None:
         names = ("family", "update", "estimator", "step", "n_iterations", "gap")
         attrs |= {name: getattr(record, name) for name in names}

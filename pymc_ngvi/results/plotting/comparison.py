@@ -1,7 +1,8 @@
 """A picture of q beside reference draws, by arviz-plots."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import xarray as xr
@@ -12,6 +13,11 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.results.plotting.style import need_matplotlib
 
+if TYPE_CHECKING:  # arviz-plots need not be installed
+    from arviz_plots.plot_collection import PlotCollection
+    from arviz_plots.plot_matrix import PlotMatrix
+
+type Plot = PlotCollection | PlotMatrix
 Kind = Literal["forest", "dist", "pair"]
 #: Coordinates that each kind shows unless more are asked for.
 _MOST = {"forest": 40, "dist": 20, "pair": 5}
@@ -24,14 +30,14 @@ _OURS, _REFERENCE = "ngvi", "reference"
 
 
 def plot_comparison(
-    draws: Any,
-    reference: Any,
+    draws: xr.DataTree | xr.Dataset,
+    reference: xr.DataTree | xr.Dataset,
     var_names: str | Sequence[str] | None = None,
     kind: Kind = "forest",
     *,
     max_coordinates: int | None = None,
     **options: Any,
-) -> Any:
+) -> Plot:
     """Plot draws of q beside those of a reference, such as NUTS, with arviz-plots.
 
     Each coordinate of a variable counts as a variable of its own: ``beta[age]``.
@@ -78,17 +84,18 @@ def plot_comparison(
     is_matplotlib = (options.get("backend") or rcParams["plot.backend"]) == "matplotlib"
     of_matplotlib = {"layout": "constrained"} if is_matplotlib else {}
     chosen = {"figure_kwargs": {**figure, **of_matplotlib}, **options}
-    plot = {"forest": _forest, "dist": _dist, "pair": _pair}[kind](plots, both, chosen)
+    plot: Any = {"forest": _forest, "dist": _dist, "pair": _pair}[kind](plots, both, chosen)
     plot.add_legend("model", title="", **({"loc": "outside lower center", "ncols": 2} if is_matplotlib else {}))
     if len(shown) < len(columns):
         plot.add_title(f"{len(shown)} of {len(columns):,} coordinates: those that differ most")
-    return plot
+    result: Plot = plot
+    return result
 
 
 # --- the kinds ---
 
 
-def _forest(plots: Any, both: dict[str, xr.DataTree], chosen: dict[str, Any]) -> Any:
+def _forest(plots: ModuleType, both: dict[str, xr.DataTree], chosen: dict[str, Any]) -> Any:
     longest = max(len(str(name)) for name in both[_OURS]["posterior"].data_vars)
     names = float(np.clip(_CHARACTER * longest, 0.5, 0.6 * _WIDTH))
     chosen = {**chosen, "figure_kwargs": {"width_ratios": [names, _WIDTH - names], **chosen["figure_kwargs"]}}
@@ -101,11 +108,11 @@ def _forest(plots: Any, both: dict[str, xr.DataTree], chosen: dict[str, Any]) ->
     return plot
 
 
-def _dist(plots: Any, both: dict[str, xr.DataTree], chosen: dict[str, Any]) -> Any:
+def _dist(plots: ModuleType, both: dict[str, xr.DataTree], chosen: dict[str, Any]) -> Any:
     return plots.plot_dist(both, **{"kind": "kde", "visuals": {"point_estimate_text": False}, **chosen})
 
 
-def _pair(plots: Any, both: dict[str, xr.DataTree], chosen: dict[str, Any]) -> Any:
+def _pair(plots: ModuleType, both: dict[str, xr.DataTree], chosen: dict[str, Any]) -> Any:
     defaults = {
         "facet_dims": ["__variable__"],
         "aes": {"color": ["model"]},
@@ -129,7 +136,7 @@ def _size(kind: Kind, n: int) -> tuple[float, float]:
     return side, side
 
 
-def _arviz_plots() -> Any:
+def _arviz_plots() -> ModuleType:
     try:
         import arviz_plots
     except ImportError as error:
@@ -140,7 +147,7 @@ def _arviz_plots() -> Any:
 # --- what to draw ---
 
 
-def _posterior(draws: Any, name: str) -> xr.Dataset:
+def _posterior(draws: object, name: str) -> xr.Dataset:
     found = draws
     if isinstance(draws, xr.DataTree):
         found = draws["posterior"].to_dataset() if "posterior" in draws.children else draws.to_dataset()
@@ -152,7 +159,9 @@ def _posterior(draws: Any, name: str) -> xr.Dataset:
     return found
 
 
-def _columns(ours: xr.Dataset, theirs: xr.Dataset, var_names: Any) -> dict[str, tuple[Array, Array]]:
+def _columns(
+    ours: xr.Dataset, theirs: xr.Dataset, var_names: str | Sequence[str] | None
+) -> dict[str, tuple[Array, Array]]:
     """Return the draws of both by coordinate: all of one variable, or those that are named."""
     wanted = [var_names] if isinstance(var_names, str) else var_names
     variables = {str(name) for name in ours.data_vars} & {str(name) for name in theirs.data_vars}

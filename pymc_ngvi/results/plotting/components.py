@@ -1,5 +1,6 @@
 """A picture of a mixture: its components as ellipses over draws, pair by pair. Needs Matplotlib."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.model import Layout
 from pymc_ngvi.results.convert import indices_of
+from pymc_ngvi.results.plotting.style import Axes, AxesArray, Figure, need_matplotlib
 
 #: Told apart by colour-blind readers, too.
 _HUES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c564b", "#5e3c99")
@@ -67,11 +69,11 @@ def plot_components(
     q: MixtureState,
     layout: Layout,
     draws: Array,
-    var_names: Any = None,
+    var_names: str | Sequence[str] | None = None,
     *,
     max_coordinates: int = 6,
-    figure: Any = None,
-) -> Any:
+    figure: Figure | None = None,
+) -> AxesArray:
     """Plot the components of a mixture, over draws of it, for each pair of coordinates.
 
     On the unconstrained scale, where the ellipses of components are exact: each has two, with half and 95 % of its
@@ -116,10 +118,9 @@ def plot_components(
     >>> axes[1, 0].get_xlabel(), axes[1, 0].get_ylabel()
     ('x[0]', 'x[1]')
     """
-    try:
-        from matplotlib import colors, pyplot
-    except ImportError as error:
-        raise ImportError("plot_components needs Matplotlib: pip install matplotlib") from error
+    pyplot = need_matplotlib("plot_components")
+    from matplotlib import colors
+
     index = np.arange(layout.n_dim) if var_names is None else indices_of(layout, var_names)
     n_of = len(index)
     index = _most_different(q, index, max_coordinates)
@@ -201,7 +202,7 @@ def _styles(weights: Array) -> list[dict[str, Any]]:
     ]
 
 
-def _draw_densities(ax: Any, panels: _Panels, i: int, styles: list[dict[str, Any]]) -> None:
+def _draw_densities(ax: Axes, panels: _Panels, i: int, styles: list[dict[str, Any]]) -> None:
     x, densities = _densities(panels, i)
     ax.plot(x, densities.sum(axis=0), color=_TOTAL, linewidth=2.2)
     for density, style in zip(densities, styles, strict=True):
@@ -210,7 +211,7 @@ def _draw_densities(ax: Any, panels: _Panels, i: int, styles: list[dict[str, Any
     ax.set_ylim(bottom=0.0)
 
 
-def _draw_pair(ax: Any, panels: _Panels, i: int, j: int, styles: list[dict[str, Any]], mixed: Array) -> None:
+def _draw_pair(ax: Axes, panels: _Panels, i: int, j: int, styles: list[dict[str, Any]], mixed: Array) -> None:
     """Draw coordinate ``j`` over ``i``."""
     ax.scatter(panels.draws[:, i], panels.draws[:, j], c=mixed, s=5, alpha=0.35, linewidths=0, rasterized=True)
     pair = np.array([i, j])
@@ -220,7 +221,7 @@ def _draw_pair(ax: Any, panels: _Panels, i: int, j: int, styles: list[dict[str, 
     ax.set_ylim(panels.limits(j))
 
 
-def _trim(ax: Any, panels: _Panels, row: int, column: int) -> None:
+def _trim(ax: Axes, panels: _Panels, row: int, column: int) -> None:
     """Set limits, and leave ticks and names at the outer sides only."""
     ax.set_xlim(panels.limits(column))
     ax.tick_params(labelsize=_FONT_SIZE)
@@ -242,7 +243,7 @@ def _short(label: str) -> str:
     return label if len(label) <= _MAX_CHARACTERS else f"{label[: _MAX_CHARACTERS - 9]}…{label[-8:]}"
 
 
-def _write(figure: Any, axes: Any, weights: Array, styles: list[dict[str, Any]], n_of: int) -> None:
+def _write(figure: Figure, axes: AxesArray, weights: Array, styles: list[dict[str, Any]], n_of: int) -> None:
     """Write which line is which component, what the scale is, and, where not all coordinates are shown, which are."""
     from matplotlib.lines import Line2D
 

@@ -2,14 +2,25 @@
 
 import warnings
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from pymc_ngvi.core.elbo import format_elbo, format_gap
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.results.plotting.style import FAINT, FONT_SIZE, LINE, OTHER, need_matplotlib, trim, write_title
+from pymc_ngvi.results.plotting.style import (
+    FAINT,
+    FONT_SIZE,
+    LINE,
+    OTHER,
+    Axes,
+    AxesArray,
+    Figure,
+    need_matplotlib,
+    trim,
+    write_title,
+)
 
 #: Of more iterations, so many groups are drawn, each as its median between its least and largest value.
 _MAX_POINTS = 500
@@ -32,7 +43,9 @@ class _Curve(NamedTuple):
     high: Array
 
 
-def plot_fit(losses: Array, gaps: Array, record: FitRecord, *, tol: float | None = None, figure: Any = None) -> Any:
+def plot_fit(
+    losses: Array, gaps: Array, record: FitRecord, *, tol: float | None = None, figure: Figure | None = None
+) -> AxesArray:
     """Plot the ELBO, and the nats still to be gained, after each iteration of a fit.
 
     The axis of the ELBO reaches over what the last half of the iterations did: the first ones, which are often
@@ -91,7 +104,7 @@ def _outcome(record: FitRecord) -> str:
     return line if record.converged or record.is_exact else f"{line}. {record.sentence}"
 
 
-def _label_iterations(ax: Any, n: int) -> None:
+def _label_iterations(ax: Axes, n: int) -> None:
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     ax.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
@@ -104,7 +117,7 @@ def _label_iterations(ax: Any, n: int) -> None:
 # --- the panels ---
 
 
-def _draw_elbo(ax: Any, losses: Array, gaps: Array, record: FitRecord, tol: float | None) -> None:
+def _draw_elbo(ax: Axes, losses: Array, gaps: Array, record: FitRecord, tol: float | None) -> None:
     from matplotlib.ticker import ScalarFormatter
 
     elbos = np.where(np.isfinite(losses), -losses, np.nan)
@@ -121,7 +134,7 @@ def _draw_elbo(ax: Any, losses: Array, gaps: Array, record: FitRecord, tol: floa
     _write_legend(ax, "lower right", note if hidden.any() else "")
 
 
-def _draw_gap(ax: Any, losses: Array, gaps: Array, record: FitRecord, tol: float | None) -> None:
+def _draw_gap(ax: Axes, losses: Array, gaps: Array, record: FitRecord, tol: float | None) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter
 
     known = np.concatenate([gaps[np.isfinite(gaps)], [value for value in (tol, record.gap) if value is not None]])
@@ -143,15 +156,15 @@ def _draw_gap(ax: Any, losses: Array, gaps: Array, record: FitRecord, tol: float
     _write_legend(ax, "upper right", "")
 
 
-def _write_legend(ax: Any, place: str, note: str) -> None:
+def _write_legend(ax: Axes, place: Literal["lower right", "upper right"], note: str) -> None:
     if ax.get_legend_handles_labels()[1]:
         ax.legend(
             title=note or None, fontsize=FONT_SIZE, title_fontsize=FONT_SIZE, alignment="left", frameon=False, loc=place
         )
 
 
-def _draw(ax: Any, curve: _Curve, label: str) -> None:
-    marked = {"marker": "o", "markersize": 3} if len(curve.iteration) <= _MAX_MARKED else {}
+def _draw(ax: Axes, curve: _Curve, label: str) -> None:
+    marked: dict[str, Any] = {"marker": "o", "markersize": 3} if len(curve.iteration) <= _MAX_MARKED else {}
     if np.any(curve.high > curve.low):
         ax.fill_between(curve.iteration, curve.low, curve.high, color=LINE, alpha=0.25, linewidth=0)
     ax.plot(curve.iteration, curve.middle, color=LINE, linewidth=1.2, label=label, **marked)

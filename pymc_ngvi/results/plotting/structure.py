@@ -3,12 +3,13 @@
 import textwrap
 
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.results.plotting.style import Axes, need_matplotlib
 from pymc_ngvi.results.structure import ModelStructure, Part
 
 #: Cells along each side at most, but for parts that are widened.
@@ -50,7 +51,7 @@ class _Segment(NamedTuple):
         return self.bins * self.repeats
 
 
-def plot_structure(structure: ModelStructure, ax: Any = None) -> Any:
+def plot_structure(structure: ModelStructure, ax: Axes | None = None) -> Axes:
     """Plot which entries of the Hessian of log p, and so of the precision, can differ from 0.
 
     Coordinates are in the order of the sparse family: block after block, then the border. Variables with few
@@ -83,10 +84,9 @@ def plot_structure(structure: ModelStructure, ax: Any = None) -> Any:
     >>> [label.get_text() for label in ax.get_yticklabels()]
     ['x (25)', 'x separators (5)']
     """
-    try:
-        from matplotlib import colors, pyplot
-    except ImportError as error:
-        raise ImportError("plot_structure needs Matplotlib: pip install matplotlib") from error
+    pyplot = need_matplotlib("plot_structure")
+    from matplotlib import colors
+
     if ax is None:
         _, ax = pyplot.subplots(figsize=(5.5, 5.5), layout="constrained")
     segments = _segments(structure)
@@ -182,9 +182,9 @@ def _label(segment: _Segment) -> str:
     return name if n == 1 else f"{name} ({n:,})"
 
 
-def _write(ax: Any, structure: ModelStructure) -> None:
+def _write(ax: Axes, structure: ModelStructure) -> None:
     """Write the structure in words above the image, and what a cell is below it."""
-    width = ax.get_position().width * ax.figure.get_size_inches()[0] * 72.0 / (_CHARACTER * _TITLE_SIZE)
+    width = ax.get_position().width * ax.figure.bbox.width / ax.figure.dpi * 72.0 / (_CHARACTER * _TITLE_SIZE)
     lines = textwrap.wrap(str(structure).replace("`", ""), max(int(width), 20), max_lines=4, placeholder=" …")
     ax.set_title("\n".join(lines), fontsize=_TITLE_SIZE, loc="left")
     per_cell = structure.n_dim / _N_CELLS

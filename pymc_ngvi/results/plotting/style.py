@@ -2,8 +2,21 @@
 
 import textwrap
 
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # Matplotlib need not be installed
+    import matplotlib.axes
+    import matplotlib.figure
+
+#: What pictures are drawn into, and what they return.
+type Axes = matplotlib.axes.Axes
+type Figure = matplotlib.figure.Figure | matplotlib.figure.SubFigure
+type AxesArray = NDArray[np.object_]
 #: Told apart by colour-blind readers, too.
 LINE, OTHER, WARNING = "#1c5c9e", "#d55e00", "#b03a2e"
 FAINT = "0.45"
@@ -12,7 +25,7 @@ FONT_SIZE, TITLE_SIZE = 8, 9
 _CHARACTER = 0.55
 
 
-def need_matplotlib(function: str) -> Any:
+def need_matplotlib(function: str) -> ModuleType:
     """Return ``matplotlib.pyplot``.
 
     Raises
@@ -27,7 +40,7 @@ def need_matplotlib(function: str) -> Any:
     return pyplot
 
 
-def write_title(ax: Any, text: str, max_lines: int = 3) -> None:
+def write_title(ax: Axes, text: str, max_lines: int = 3) -> None:
     """Write a title above axes, in lines that are no wider than these."""
     inches = ax.get_position().width * ax.figure.bbox.width / ax.figure.dpi
     width = inches * 72.0 / (_CHARACTER * TITLE_SIZE)
@@ -35,9 +48,9 @@ def write_title(ax: Any, text: str, max_lines: int = 3) -> None:
     ax.set_title("\n".join(lines), fontsize=TITLE_SIZE, loc="left")
 
 
-def trim(ax: Any) -> None:
+def trim(ax: Axes) -> None:
     """Leave out the frame above and at the right, and make the letters small."""
     ax.spines[["top", "right"]].set_visible(False)
     ax.tick_params(labelsize=FONT_SIZE)
-    ax.xaxis.label.set_size(FONT_SIZE)
-    ax.yaxis.label.set_size(FONT_SIZE)
+    ax.xaxis.label.set_fontsize(FONT_SIZE)
+    ax.yaxis.label.set_fontsize(FONT_SIZE)

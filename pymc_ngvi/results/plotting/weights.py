@@ -1,12 +1,22 @@
 """A picture of importance weights: how heavy their tail is."""
 
-from typing import Any
-
 import numpy as np
 
 from pymc_ngvi.core.psis import khat_limit, pareto_khat, weigh
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.results.plotting.style import FAINT, FONT_SIZE, LINE, OTHER, WARNING, need_matplotlib, trim, write_title
+from pymc_ngvi.results.diagnosis.weights import weights_and_elbo
+from pymc_ngvi.results.plotting.style import (
+    FAINT,
+    FONT_SIZE,
+    LINE,
+    OTHER,
+    WARNING,
+    Axes,
+    need_matplotlib,
+    trim,
+    write_title,
+)
+from pymc_ngvi.results.posterior import Posterior
 
 #: Points along a curve; weights that are drawn, of those that are not in the tail.
 _N_POINTS = 200
@@ -14,7 +24,18 @@ _N_POINTS = 200
 _LEAST = 1e-3
 
 
-def plot_khat(log_p: Array, log_q: Array, *, title: str | None = None, ax: Any = None) -> Any:
+def khat_title(posterior: Posterior) -> str | None:
+    """Return the title of `plot_khat` for weights that are kept; None, for its own title, where there are none."""
+    if (kept := posterior.distribution.kept_log_weights()) is None:
+        return None
+    found = weights_and_elbo(kept)[0]
+    return (
+        f"Weights of the pool of global parameters that this posterior is drawn from: Pareto k-hat "
+        f"{found.khat_text()}, {found.n_draws:,} draws with an effective sample size of {found.effective:,.0f}"
+    )
+
+
+def plot_khat(log_p: Array, log_q: Array, *, title: str | None = None, ax: Axes | None = None) -> Axes:
     """Plot how many importance weights p/q are larger than a given one, and the Pareto tail that k-hat is fitted to.
 
     Both axes are logarithmic. The tail is that of Pareto-smoothed importance sampling; beside it are the tails that k
@@ -80,7 +101,7 @@ def plot_khat(log_p: Array, log_q: Array, *, title: str | None = None, ax: Any =
     return ax
 
 
-def _label_weights(ax: Any) -> None:
+def _label_weights(ax: Axes) -> None:
     """Widen the axis of weights that hardly differ, and write round numbers along it."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
@@ -108,7 +129,7 @@ def _tail_length(n: int) -> int:
     return int(np.ceil(min(0.2 * n, 3.0 * np.sqrt(n))))
 
 
-def _draw_tails(ax: Any, tail: Array, n: int, khat: float) -> None:
+def _draw_tails(ax: Axes, tail: Array, n: int, khat: float) -> None:
     """Draw Pareto tails that begin where the tail of the weights, from the largest, does."""
     start, excess = tail[-1], tail[:-1] - tail[-1]
     share = (len(tail) - 1) / n

@@ -1,0 +1,48 @@
+"""What has been computed of an approximation, for as long as it is of the same q."""
+
+from dataclasses import dataclass
+
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model.constrain import Constrainer
+from pymc_ngvi.results.diagnosis.diagnosis import Diagnosis
+from pymc_ngvi.results.posterior import Distribution, Posterior
+
+
+@dataclass
+class Kept:
+    """Results that are kept between calls, and what they are of.
+
+    Parameters
+    ----------
+    q : Distribution, optional
+    density : LogDensity, optional
+    log_ratio : ndarray, shape (n_draws,), optional
+        Importance weights of draws that belong to the fit.
+    diagnosis : Diagnosis, optional
+    share : tuple of float
+        The budget that the diagnosis was given.
+    narrow : Constrainer, optional
+        Evaluates the variables that were named last.
+    """
+
+    q: Distribution | None = None
+    density: LogDensity | None = None
+    log_ratio: Array | None = None
+    diagnosis: Diagnosis | None = None
+    share: tuple[float, float] = (0.0, 0.0)
+    narrow: Constrainer | None = None
+
+    def follow(self, posterior: Posterior) -> "Kept":
+        """Forget what is of another q, or of another density; return this object."""
+        if self.density is not posterior.density:
+            self.narrow = None
+        elif self.q is posterior.distribution:
+            return self
+        self.q, self.density, self.log_ratio, self.diagnosis = posterior.distribution, posterior.density, None, None
+        return self
+
+    @property
+    def verdict(self) -> str | None:
+        """That of the diagnosis; None where none was made."""
+        return None if self.diagnosis is None else self.diagnosis.verdict

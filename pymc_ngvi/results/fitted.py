@@ -1,0 +1,160 @@
+"""What all methods of an approximation work on: the model, q, and the fit that made it."""
+
+from collections.abc import Sequence
+from typing import Protocol, Self
+
+import numpy as np
+import pymc as pm
+
+from pymc_ngvi.core.seeds import Seed, generator_of
+from pymc_ngvi.core.types import Array, VariationalState
+from pymc_ngvi.fitting.outcome import Outcome
+from pymc_ngvi.fitting.record import FitRecord
+from pymc_ngvi.fitting.saved import SavedFit
+from pymc_ngvi.fitting.session import FitSession
+from pymc_ngvi.model import Layout, LogDensity
+from pymc_ngvi.model.constrain import Constrainer
+from pymc_ngvi.model.data import DataSnapshot
+from pymc_ngvi.results.diagnosis.kept import Kept
+from pymc_ngvi.results.distributions import distribution_of
+from pymc_ngvi.results.posterior import Distribution, Posterior
+
+NO_Q = (
+    "An exact posterior is a weighted pool of draws and has no q: approx.gaussian has that of the Gaussian fit it "
+    "began from, with its density and its parameters."
+)
+
+
+class StateHolder(Protocol):
+    """The PyMC group of an approximation, as far as its methods go."""
+
+    def current_state(self) -> VariationalState:
+        """Return q."""
+        ...
+
+    def set_state(self, q: VariationalState) -> None:
+        """Replace q."""
+        ...
+
+
+class NextStep(Protocol):
+    """What comes after a Gaussian fit, and is done again when that goes on."""
+
+    def again[A: Fitted](self, approx: A) -> A:
+        """Bring an approximation up to date."""
+        ...
+
+
+class Fitted:
+    """The model, q, and the fit of an approximation: what its methods share.
+
+    Methods are one mixin by subject (`pymc_ngvi.results.methods`), each on this class alone. The work is in functions
+    of a `Posterior`.
+    """
+
+    density: LogDensity
+    model: pm.Model
+    groups: Sequence[StateHolder]
+    include_transformed: bool
+    record: FitRecord | None
+    hist: Array
+    gap_hist: Array
+    _rng: np.random.Generator
+    _data: DataSnapshot
+    _constrainer: Constrainer
+    _session: FitSession | SavedFit | None
+    _gaussian: Self | None
+    _next_step: NextStep | None
+    _reports: Kept
+    _made: tuple[VariationalState, Distribution] | None = None
+
+    @property
+    def q(self) -> VariationalState:
+        """The current state of the approximation.
+
+        Raises
+        ------
+        AttributeError
+            Of an exact posterior, which has none.
+        """
+        if self._gaussian is not None:
+            raise AttributeError(NO_Q)
+        return self._state
+
+    @property
+    def layout(self) -> Layout:
+        """Where each variable is in the flat vector."""
+        return self.density.layout
+
+    @property
+    def gaussian(self) -> Self:
+        """The Gaussian fit: what an exact posterior began from; this object itself where it is none."""
+        return self if self._gaussian is None else self._gaussian
+
+    def generator(self, random_seed: Seed) -> np.random.Generator:
+        """Return the random generator for a seed; the approximation's own, which goes on, for None."""
+        return self._rng if random_seed is None else generator_of(random_seed)
+
+    def refuse_changed_data(self, why: str) -> None:
+        """Raise ValueError if ``pm.set_data`` changed the data since the fit."""
+        self._posterior.refuse_changed_data(why)
+
+    def set_state(self, q: VariationalState) -> None:
+        """Replace q, a state of the same class; symbolic nodes and compiled functions follow.
+
+        Raises
+        ------
+        ValueError
+            If ``q`` is of another class.
+        """
+        self.groups[0].set_state(q)
+
+    def take(self, gaussian: Self, step: NextStep, record: FitRecord) -> None:
+        """Take over what a Gaussian fit has to say, after an exact step.
+
+        Parameters
+        ----------
+        gaussian : NGVIApproximation
+        step : ExactStep
+            Is done again when the fit goes on.
+        record : FitRecord
+        """
+        self._gaussian, self._next_step, self.record = gaussian, step, record
+        self.hist, self.gap_hist, self._data = gaussian.hist, gaussian.gap_hist, gaussian._data
+
+    def _follow(self, outcome: Outcome) -> None:
+        """Take over what a fit has come to."""
+        self.set_state(outcome.q)
+        self.record, self.hist, self.gap_hist = outcome.record, outcome.hist, outcome.gap_hist
+
+    @property
+    def _state(self) -> VariationalState:
+        return self.groups[0].current_state()
+
+    @property
+    def _distribution(self) -> Distribution:
+        """What reports read of q: chosen once for each q."""
+        q = self._state
+        if self._made is None or self._made[0] is not q:
+            self._made = q, distribution_of(q)
+        return self._made[1]
+
+    @property
+    def _posterior(self) -> Posterior:
+        return Posterior(
+            self._distribution, self.density, self._constrainer, self.record, self.hist, self.gap_hist, self._data,
+            self.include_transformed,
+        )  # fmt: skip
+
+    @property
+    def _kept(self) -> Kept:
+        """What was computed of this q."""
+        return self._reports.follow(self._posterior)
+
+    def _record_of(self, what: str) -> FitRecord:
+        if self.record is None:
+            raise RuntimeError(
+                f"{what} is known after a fit only, and this approximation was not made by one. "
+                "Use pm.fit(method='ngvi')."
+            )
+        return self.record

@@ -1,0 +1,68 @@
+"""Marginal likelihoods of exact posteriors: of all data, and of each group given the others."""
+
+import logging
+
+from typing import NamedTuple
+
+import numpy as np
+import xarray as xr
+
+from pymc_ngvi.marginal.left_out import leave_groups_out
+from pymc_ngvi.marginal.state import ExactState
+from pymc_ngvi.model.normalised import unnormalised
+from pymc_ngvi.results.distributions.exact import ExactDistribution
+from pymc_ngvi.results.posterior import Posterior
+
+logger = logging.getLogger("pymc.ngvi")
+
+#: k-hat above which the density of a group left out is not reliable.
+_MOST_KHAT = 0.7
+
+
+class LogMarginalLikelihood(NamedTuple):
+    """The logarithm of p(y), the density of the data with all parameters integrated out.
+
+    Parameters
+    ----------
+    value : float
+        In nats.
+    se : float
+        Monte Carlo standard error, from independent sequences of draws.
+    """
+
+    value: float
+    se: float
+
+    def __str__(self) -> str:
+        """Return ``-684.54 +- 0.01 (of the mode that was found)``."""
+        return f"{self.value:,.2f} +- {self.se:.2g} (of the mode that was found)"
+
+
+def log_marginal_likelihood(posterior: Posterior) -> LogMarginalLikelihood:
+    """Return log p(y); see `NGVIApproximation.log_marginal_likelihood`."""
+    state = _exact_state(posterior, "log_marginal_likelihood is that")
+    if reasons := unnormalised(posterior.model):
+        raise ValueError(f"The model has no marginal likelihood: {'; '.join(reasons)}.")
+    return LogMarginalLikelihood(*state.log_normaliser())
+
+
+def leave_one_group_out(posterior: Posterior) -> xr.Dataset:
+    """Return the predictive density of each group given the others; see `NGVIApproximation.leave_one_group_out`."""
+    left = leave_groups_out(_exact_state(posterior, "leave_one_group_out() goes with"))
+    labels = [posterior.layout.label(int(i)) for i in left.roots]
+    n = len(labels)
+    high = int((left.khat > _MOST_KHAT).sum())
+    if high:
+        logger.info(f"{high:,} of {n:,} groups have a k-hat above {_MOST_KHAT}: fit again without them.")
+    spread = float(np.std(left.log_density, ddof=1)) if n > 1 else float("nan")
+    attrs = {"elpd": float(left.log_density.sum()), "elpd_se": spread * float(np.sqrt(n)), "n_high_khat": high}
+    values = {"log_density": ("group", left.log_density), "khat": ("group", left.khat)}
+    return xr.Dataset(values, coords={"group": labels}, attrs=attrs)
+
+
+def _exact_state(posterior: Posterior, what: str) -> ExactState:
+    if not isinstance(posterior.distribution, ExactDistribution):
+        reason = "" if posterior.record is None else posterior.record.posterior
+        why = f" ({reason})" if reason else ""
+        raise ValueError(f"{what} of an exact posterior, and this is none{why}: pm.fit(..., posterior='exact').")
+    return posterior.distribution.q

@@ -1,0 +1,113 @@
+"""Draws of an approximate posterior as traces of PyMC and trees of xarray."""
+
+import logging
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from pymc.backends.base import MultiTrace
+
+from pymc_ngvi.core.messages import suggestion
+from pymc_ngvi.core.sizes import check_chains, check_draws
+from pymc_ngvi.model.constrain import Constrainer
+from pymc_ngvi.results.convert import to_datatree, to_multitrace
+from pymc_ngvi.results.corrections.weighted import weighted_draws
+from pymc_ngvi.results.diagnosis.kept import Kept
+from pymc_ngvi.results.posterior import Posterior
+
+logger = logging.getLogger("pymc.ngvi")
+
+#: Names of variables, or one of them; None for all.
+type Names = str | Sequence[str] | None
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Options of `NGVIApproximation.sample`, which documents them."""
+
+    chains: int = 1
+    var_names: Names = None
+    importance: str | None = None
+    include_transformed: bool | None = None
+    log_p: bool = False
+
+    def transformed(self, posterior: Posterior) -> bool:
+        """Whether to keep the unconstrained variables."""
+        return posterior.include_transformed if self.include_transformed is None else self.include_transformed
+
+
+_PLAIN = Sampling()
+
+
+def sample_trace(
+    posterior: Posterior,
+    kept: Kept,
+    draws: int,
+    rng: np.random.Generator,
+    how: Sampling,
+) -> tuple[MultiTrace, dict[str, Any]]:
+    """Return draws as a trace, and what there is to say of them."""
+    if posterior.record is not None:
+        posterior.record.refuse_diverged()
+    q = posterior.distribution
+    constrain = _constrainer(posterior, kept, how)
+    made = weighted_draws(posterior, check_draws(draws) * check_chains(how.chains), how.importance, rng)
+    theta = made.theta
+    values = constrain(theta, random_seed=int(rng.integers(2**31)))
+    stats = dict(made.stats)
+    if how.log_p and not posterior.changed_data():
+        stats["log_p"] = posterior.density.logp(theta) if made.log_p is None else made.log_p
+    stats |= q.stats(theta, rng, how.log_p)
+    attrs = {**made.attrs, **q.attrs(theta)}
+    if (effective := q.effective(len(theta))) < len(theta):
+        logger.info(
+            f"The effective sample size is {effective:,.0f}: among {len(theta):,} draws, those of the global "
+            "parameters repeat (distinct_global_draws in the attributes says how many different ones there are)."
+        )
+    return to_multitrace(posterior.model, values, stats, how.chains), attrs
+
+
+def sample_tree(
+    posterior: Posterior,
+    kept: Kept,
+    draws: int,
+    rng: np.random.Generator,
+    how: Sampling = _PLAIN,
+    **options: Any,
+) -> xr.DataTree:
+    """Return draws as a tree; see `NGVIApproximation.sample`."""
+    if how.var_names is not None and options.get("log_likelihood"):
+        raise ValueError("log_likelihood needs the draws of all free variables: leave var_names out.")
+    trace, attrs = sample_trace(posterior, kept, draws, rng, how)
+    more = posterior.distribution.groups(posterior.layout)
+    shown = how.transformed(posterior) or how.var_names is not None
+    tree = to_datatree(trace, posterior.model, more, include_transformed=shown, **options)
+    for group in {"posterior", "sample_stats"} & set(tree.children):
+        tree[group].attrs.update(attrs)
+    outcome = {} if posterior.record is None else posterior.record.attrs()
+    outcome |= {} if kept.verdict is None else {"verdict": kept.verdict}
+    for node in (tree, tree["posterior"]):
+        node.attrs.update(outcome)
+    return tree
+
+
+def _constrainer(posterior: Posterior, kept: Kept, how: Sampling) -> Constrainer:
+    """Return what evaluates the named variables."""
+    if how.var_names is None:
+        return posterior.constrain
+    names = frozenset([how.var_names] if isinstance(how.var_names, str) else how.var_names)
+    values = {v.name: v.value_name for v in posterior.layout.variables}
+    valid = dict.fromkeys([*values, *(d.name for d in posterior.model.deterministics), *values.values()])
+    if unknown := sorted(names - valid.keys()):
+        raise ValueError(f"var_names has {unknown[0]!r}, which the model has not: {suggestion(unknown[0], valid)}")
+    if not names:
+        raise ValueError("var_names is empty: name at least one variable, or leave it out for all of them.")
+    if how.transformed(posterior):
+        names |= {values[name] for name in names & values.keys()}
+    if kept.narrow is None or kept.narrow.names != names:
+        kept.narrow = Constrainer.of(posterior.density, names=names)
+    return kept.narrow

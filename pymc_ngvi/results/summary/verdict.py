@@ -1,0 +1,111 @@
+"""The verdict on an approximation in a few sentences, as summaries show it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pymc_ngvi.core.psis import Weights
+from pymc_ngvi.fitting.record import FitRecord
+from pymc_ngvi.results.diagnosis.budget import SUMMARY
+from pymc_ngvi.results.diagnosis.diagnose import budget_of
+from pymc_ngvi.results.diagnosis.kept import Kept
+from pymc_ngvi.results.diagnosis.standing import standing_diagnosis
+from pymc_ngvi.results.diagnosis.weights import (
+    DRAWS,
+    log_ratio_of,
+    own_generator,
+    own_log_ratio,
+    weights_and_elbo,
+)
+from pymc_ngvi.results.posterior import Posterior
+
+_NOT_CONVERGED = "Not reliable: the fit did not converge."
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether an approximation can be relied on, in short.
+
+    Parameters
+    ----------
+    word : {"reliable", "not reliable", "not judged"}
+    sentence : str
+        The same with the first reason, and what may help.
+    weights : Weights or None
+        None where no importance weights were computed.
+    """
+
+    word: str
+    sentence: str
+    weights: Weights | None = None
+
+    @property
+    def khat(self) -> float | None:
+        """Pareto k-hat of the importance weights."""
+        return None if self.weights is None else self.weights.khat
+
+
+def verdict_on(
+    posterior: Posterior, kept: Kept, khat_draws: int | None, rng: np.random.Generator
+) -> tuple[tuple[str, ...], Verdict]:
+    """Return the sentences above the table of a summary, and the verdict.
+
+    Parameters
+    ----------
+    posterior : Posterior
+    kept : Kept
+    khat_draws : int or None
+        10,000: what belongs to the fit, within the budget of a summary. Another number: k-hat from so many draws.
+        None leaves the verdict out.
+    rng : Generator
+        For draws that do not belong to the fit.
+
+    Returns
+    -------
+    lines : tuple of str
+    verdict : Verdict
+    """
+    lines, seed = _lines_of_fit(posterior.record), int(rng.integers(2**63))
+    verdict = _verdict(posterior, kept, khat_draws, np.random.default_rng(seed))
+    if verdict.sentence:
+        lines.append(verdict.sentence)
+    if verdict.weights is not None and posterior.distribution.kept_log_weights() is None:
+        lines.append(verdict.weights.sentence(posterior.layout.n_dim))
+        same = own_generator(posterior.record) if khat_draws == DRAWS else np.random.default_rng(seed)
+        remark = posterior.distribution.remark(posterior.density, posterior.record, verdict.weights.n_draws, same)
+        lines += [remark] * bool(remark)
+    return tuple(lines), verdict
+
+
+def _lines_of_fit(record: FitRecord | None) -> list[str]:
+    if record is None:
+        return ["This approximation was not made by a fit."]
+    lines = [record.closing_line(), record.posterior]
+    if not (record.converged or record.is_exact):
+        lines.insert(1, f"{record.sentence} {record.status.cure}")
+    return list(filter(None, lines))
+
+
+def _verdict(posterior: Posterior, kept: Kept, khat_draws: int | None, rng: np.random.Generator) -> Verdict:
+    record = posterior.record
+    converged = record is None or record.converged or record.is_exact
+    if khat_draws is None:
+        return Verdict("not judged", "")
+    if posterior.density.has_minibatch or posterior.changed_data():
+        why = "the model reads pm.Minibatch data" if posterior.density.has_minibatch else "the data were changed"
+        return Verdict("not judged", f"Not judged: {why}.") if converged else Verdict("not reliable", "")
+    weights = None
+    if khat_draws != DRAWS:
+        weights = weights_and_elbo(log_ratio_of(posterior, kept, khat_draws, rng))[0]
+    if not converged:
+        return Verdict("not reliable", _NOT_CONVERGED, weights or _weights_of_summary(posterior, kept))
+    diagnosis = standing_diagnosis(posterior, kept, SUMMARY)
+    if weights is None and diagnosis.weights.n_draws:
+        weights = diagnosis.weights
+    return Verdict(diagnosis.verdict, diagnosis.in_short(), weights)
+
+
+def _weights_of_summary(posterior: Posterior, kept: Kept) -> Weights | None:
+    """Return the weights that belong to the fit, as far as the budget of a summary allows."""
+    n = budget_of(posterior, SUMMARY).n_weights
+    return weights_and_elbo(own_log_ratio(posterior, kept, n))[0] if n else None
