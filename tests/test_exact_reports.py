@@ -17,6 +17,7 @@ import pymc_ngvi
 
 from pymc_ngvi import NGVI
 from pymc_ngvi.results.diagnosis import diagnose as checks
+from pymc_ngvi.results.summary.summary import _error_sentence
 
 matplotlib.use("agg")
 
@@ -216,7 +217,7 @@ def test_summaries_state_the_effective_size(name):
     assert "mu" in text
     most = approx._distribution.effective(40_000)
     assert most < 16_000
-    assert approx._error_sentence(40_000) == (
+    assert _error_sentence(approx._posterior, 40_000) == (
         f"From 40,000 draws with an effective sample size of {most:,.0f}: the Monte Carlo error of a mean is "
         f"{1 / np.sqrt(most):.2g} of its sd."
     )
