@@ -14,6 +14,7 @@ from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.results.diagnosis.budget import DIAGNOSIS, SUMMARY, seconds_of
 from pymc_ngvi.results.diagnosis.diagnose import context_of
+from pymc_ngvi.results.diagnosis.kept import Kept
 from pymc_ngvi.results.distributions.variational import distribution_of
 
 EVEN = WeightVerdict.EVEN
@@ -181,8 +182,7 @@ def test_draws_evaluate_no_density(easy, monkeypatch):
 def evaluations(approx, monkeypatch, seconds):
     """Return an approximation whose evaluations count as so dear, and a list that grows by each."""
     monkeypatch.setitem(vars(approx.density), "gradient_seconds", seconds)
-    monkeypatch.setattr(approx, "_kept", None)
-    monkeypatch.setattr(approx, "_kept_ratio", None)
+    monkeypatch.setattr(approx, "_reports", Kept())
     calls = []
     for name in ("logp", "logp_grad"):
         original = getattr(LogDensity, name)
@@ -220,7 +220,7 @@ def test_few_evaluations_do_not_reassure(schools, monkeypatch, seconds):
 def test_a_budget_follows_no_clock(easy, monkeypatch):
     evaluations(easy, monkeypatch, 1e-3)
     first = str(easy.diagnose())
-    easy._kept = easy._kept_ratio = None
+    easy._reports = Kept()
     assert str(easy.diagnose()) == first
 
 
