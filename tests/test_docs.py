@@ -170,21 +170,6 @@ def test_the_examples_of_the_readme_run_as_pasted():
 
 TEXTS = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 each_text = pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
-#: Pages that are run with the tests of what they are about, and the catalogue of errors.
-RUN_ELSEWHERE = {"bad_input", "corrections", "diagnostics", "extending", "plots", "samplers", "saving"}
-TO_RUN = [
-    path
-    for path in TEXTS
-    if path.is_relative_to(DOCS)
-    and path.relative_to(DOCS).with_suffix("").as_posix() not in RUN_ELSEWHERE
-    and blocks(path.read_text(encoding="utf-8"))
-]
-
-
-@pytest.mark.filterwarnings("ignore:For backward compatibility, 'str' dtypes are included")
-@pytest.mark.parametrize("path", TO_RUN, ids=lambda path: str(path.relative_to(DOCS)))
-def test_the_snippets_of_a_page_run(path):
-    run(path.read_text(encoding="utf-8"))
 
 
 def anchor(heading):
