@@ -3,29 +3,13 @@
 import inspect
 import re
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Never
+from typing import Any
 
 import pymc as pm
 
-from rich.theme import Theme
-
-from pymc_ngvi.core.seeds import Seed
-from pymc_ngvi.fitting.choices import (
-    BaseDrawsName,
-    ComponentsName,
-    EstimatorName,
-    FactorName,
-    FamilyName,
-    PosteriorName,
-    ReparamName,
-    StepName,
-    UpdateName,
-    WeightUpdateName,
-)
 from pymc_ngvi.fitting.options import split_options
+from pymc_ngvi.fitting.signatures import joined, sign
 from pymc_ngvi.inference import MOST_ITERATIONS, NGVI
-from pymc_ngvi.model.graphs.backends import Backend
 from pymc_ngvi.results.approximation import NGVIApproximation
 
 
@@ -35,36 +19,7 @@ def fit_ngvi(
     n: int = MOST_ITERATIONS,
     *,
     model: pm.Model | None = None,
-    random_seed: Seed = None,
-    start: Mapping[str, Any] | NGVIApproximation | None = None,
-    start_sigma: Mapping[str, Any] | float | None = None,
-    family: FamilyName | None = None,
-    update: UpdateName | None = None,
-    estimator: EstimatorName | None = None,
-    step: StepName | None = None,
-    tol: float = 0.05,
-    n_draws: int | None = None,
-    max_draws: int | None = None,
-    base_draws: BaseDrawsName | None = None,
-    stl: bool = True,
-    step_size: float | None = None,
-    step_decay: float | None = None,
-    window: int | None = None,
-    factor: FactorName | None = None,
-    blocks: Sequence[Sequence[str]] | None = None,
-    reparam: ReparamName | None = None,
-    posterior: PosteriorName = "auto",
-    n_components: int | Literal["auto"] | None = None,
-    components: ComponentsName | None = None,
-    weight_update: WeightUpdateName | None = None,
-    score: bool | None = None,
-    callbacks: Sequence[Callable[..., Any]] | None = None,
-    progressbar: bool = True,
-    progressbar_theme: Theme | None = None,
-    backend: Backend | None = None,
-    include_transformed: bool = False,
-    compile_kwargs: dict[str, Any] | None = None,
-    **unknown: Never,
+    **options: Any,
 ) -> NGVIApproximation:
     """Fit a model by natural-gradient variational inference, without going through ``pm.fit``.
 
@@ -99,10 +54,7 @@ def fit_ngvi(
     >>> approx.converged
     True
     """
-    options = dict(locals())  # first of all: the arguments by name
-    del options["model_or_n"], options["unknown"]
-    options |= unknown | _model_and_n(model_or_n, n, model)
-    of_constructor, of_fit = split_options(options, NGVI.__init__, NGVI.fit)
+    of_constructor, of_fit = split_options(options | _model_and_n(model_or_n, n, model), NGVI.__init__, NGVI.fit)
     return NGVI(**of_constructor).fit(**of_fit)
 
 
@@ -119,7 +71,8 @@ def _parameters(docstring: str | None) -> str:
     return rest.partition("\n\n")[0]
 
 
-# Written in one place and shown in each: by `help(NGVI)`, `help(fit_ngvi)` and `help(pm.fit)`.
+# Written in one place and shown in each: by `help(NGVI)`, `help(fit_ngvi)` and `help(pm.fit)`; so are the options.
+sign(fit_ngvi, joined(list(inspect.signature(fit_ngvi).parameters.values())[:-1], NGVI.__init__, NGVI.fit))
 fit_ngvi.__doc__ = inspect.cleandoc(fit_ngvi.__doc__ or "").replace("{options}", options_text())
 
 

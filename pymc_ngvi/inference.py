@@ -4,7 +4,8 @@ import logging
 import time
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Never
+from dataclasses import dataclass, field
+from typing import Any, Never
 
 import numpy as np
 import pymc as pm
@@ -16,26 +17,15 @@ from rich.theme import Theme
 from pymc_ngvi.core.seeds import Seed, seed_of
 from pymc_ngvi.core.types import Array, VariationalState
 from pymc_ngvi.fitting import starting
-from pymc_ngvi.fitting.choices import (
-    BaseDrawsName,
-    ComponentsName,
-    EstimatorName,
-    FactorName,
-    FamilyName,
-    PosteriorName,
-    ReparamName,
-    StepName,
-    UpdateName,
-    WeightUpdateName,
-)
 from pymc_ngvi.fitting.defaults import options_for
 from pymc_ngvi.fitting.earlier import Earlier
-from pymc_ngvi.fitting.options import OF_CONSTRUCTOR, FitOptions, check_callbacks, check_n, refuse_unknown
+from pymc_ngvi.fitting.options import OF_CONSTRUCTOR, OPTIONS, FitOptions, check_callbacks, check_n, refuse_unknown
 from pymc_ngvi.fitting.outcome import report_outcome
 from pymc_ngvi.fitting.problem import Problem, problem_of
 from pymc_ngvi.fitting.progress import FitProgress
 from pymc_ngvi.fitting.second_start import SecondStart
 from pymc_ngvi.fitting.session import FitSession, Observer, make_rule
+from pymc_ngvi.fitting.signatures import takes
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.model import CannotReuse, LogDensity
 from pymc_ngvi.model.graphs.backends import Backend
@@ -46,6 +36,16 @@ from pymc_ngvi.results.exact_step import ExactStep, check_wanted
 logger = logging.getLogger("pymc.ngvi")
 #: Iterations at most, where the user says nothing.
 MOST_ITERATIONS = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments(FitOptions):
+    """What `NGVI` takes: the options of a fit, its model, seed and start."""
+
+    model: pm.Model | None = field(default=None, kw_only=False)
+    random_seed: Seed = None
+    start: Mapping[str, Any] | NGVIApproximation | None = None
+    start_sigma: Mapping[str, Any] | float | None = None
 
 
 class NGVI(Inference):
@@ -149,38 +149,12 @@ class NGVI(Inference):
     2.0
     """
 
-    def __init__(
-        self,
-        model: pm.Model | None = None,
-        *,
-        random_seed: Seed = None,
-        start: Mapping[str, Any] | NGVIApproximation | None = None,
-        start_sigma: Mapping[str, Any] | float | None = None,
-        family: FamilyName | None = None,
-        update: UpdateName | None = None,
-        estimator: EstimatorName | None = None,
-        step: StepName | None = None,
-        tol: float = 0.05,
-        n_draws: int | None = None,
-        max_draws: int | None = None,
-        base_draws: BaseDrawsName | None = None,
-        stl: bool = True,
-        step_size: float | None = None,
-        step_decay: float | None = None,
-        window: int | None = None,
-        factor: FactorName | None = None,
-        blocks: Sequence[Sequence[str]] | None = None,
-        reparam: ReparamName | None = None,
-        posterior: PosteriorName = "auto",
-        n_components: int | Literal["auto"] | None = None,
-        components: ComponentsName | None = None,
-        weight_update: WeightUpdateName | None = None,
-        **unknown: Never,
-    ) -> None:
-        given = dict(locals())  # first of all: the arguments by name
-        refuse_unknown(unknown, NGVI.__init__)
+    @takes(Arguments)
+    def __init__(self, model: pm.Model | None = None, **options: Any) -> None:
+        refuse_unknown(options, NGVI.__init__)
         # Not `super().__init__`: PyMC's builds a symbolic objective, which we have no use for.
-        self._given = {name: given[name] for name in OF_CONSTRUCTOR} | {"model": modelcontext(model)}
+        self._given = {name: options.get(name, OPTIONS.get(name)) for name in OF_CONSTRUCTOR}
+        self._given["model"] = modelcontext(model)
         self._options = options_for(self._given)
         self._session: FitSession | None = None
         self._fitted: NGVIApproximation | None = None  # what the last fit goes into, also where it was stopped
