@@ -48,7 +48,7 @@ FIELDS = (
 CAPTION = f"""\
 Medians over seeds, and in brackets the worst. em is the root mean square over coordinates of the error of the mean in
 NUTS standard deviations, es that of the relative error of the standard deviation. Seconds are those of the whole call,
-warm. Asked of each update alone: em and es of at most {MOST_ERROR}. A diagonal or block-diagonal family leaves
+warm. Required of each update: em and es of at most {MOST_ERROR}. A diagonal or block-diagonal family leaves
 correlations out: its standard deviations are too small by construction.
 """
 
