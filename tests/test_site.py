@@ -113,7 +113,7 @@ MODULES = ["pymc_ngvi", "conditional_family", "pymc_ngvi.core.types"] + [
 
 @pytest.mark.parametrize("module", MODULES)
 def test_every_public_name_is_in_the_reference(module):
-    there = set(map(id, documented()))
+    there = {*map(id, documented()), *map(id, NGVIApproximation.__mro__)}  # its methods are listed one by one
     missing = [name for name, value in public(importlib.import_module(module)).items() if id(value) not in there]
     assert missing == []
 
