@@ -261,7 +261,7 @@ class NGVI(Inference):
             with few_threads(problem.density):
                 approx, q, seed = self._start(problem, include_transformed)
                 scored, self._result = score in (None, True), None
-                self._session = FitSession(
+                self._session = FitSession.begin(
                     problem, q, self._options, seed, score=scored, observer=_observer(approx, callbacks), clock=clock,
                     second_start=self._second_start(problem, seed),
                 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import warnings
 
-from typing import Any
+import pymc as pm
 
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.fitting.defaults import options_for
@@ -19,7 +19,7 @@ from pymc_ngvi.model import LogDensity
 _BACKENDS = ("quick", "numba", "c", "jax")
 
 
-def fitted_again(model: Any, record: FitRecord, point: Array, seed: int, most_iterations: int) -> Outcome | None:
+def fitted_again(model: pm.Model, record: FitRecord, point: Array, seed: int, most_iterations: int) -> Outcome | None:
     """Fit a model once more.
 
     Parameters
@@ -50,7 +50,7 @@ def fitted_again(model: Any, record: FitRecord, point: Array, seed: int, most_it
                 wide = large_scales(density, mean, start) if problem.pushforward is None else []
                 rule = make_rule(problem.target, options, seed)
                 state = choose_start(rule, problem.family, mean, scales, density, wide)
-                session = FitSession(problem, state, options, seed)
+                session = FitSession.begin(problem, state, options, seed)
                 session.run(most_iterations, progress)
                 return session.outcome()
     except (ValueError, ArithmeticError):

@@ -12,8 +12,11 @@ from pymc_ngvi.fitting.options import AUTO, OPTIONS, FitOptions
 from pymc_ngvi.fitting.registry import AXES, ON_FIXED_DRAWS, stochastic_step
 from pymc_ngvi.model import LogDensity, MissingDerivativeError
 
+#: Options by name, as users give them.
+type Given = Mapping[str, Any]
 
-def options_for(given: Mapping[str, Any], density: LogDensity | None = None) -> FitOptions:
+
+def options_for(given: Given, density: LogDensity | None = None) -> FitOptions:
     """Check what was given, and fill in what was not.
 
     Parameters
@@ -52,13 +55,13 @@ def options_for(given: Mapping[str, Any], density: LogDensity | None = None) -> 
     return options if error is None else _without_hessians(given, filled, error)
 
 
-def _names_a_method(given: Mapping[str, Any]) -> bool:
+def _names_a_method(given: Given) -> bool:
     """Tell whether a method was named, whose result nothing is to be done to."""
     named = [given[name] for name in (*AXES, "reparam") if name != "family"]
     return given["family"] not in (None, AUTO) or any(value is not None for value in named)
 
 
-def _family_for(given: Mapping[str, Any], density: LogDensity) -> dict[str, Any]:
+def _family_for(given: Given, density: LogDensity) -> Mapping[str, str | None]:
     """Return the family that suits the model, and why, where it goes with what was given."""
     # Where group effects are told from global parameters, a sparse precision is there for the asking.
     chosen = FamilyChoice(STRUCTURED) if given["reparam"] else choose_family(density)
@@ -73,7 +76,7 @@ def _family_for(given: Mapping[str, Any], density: LogDensity) -> dict[str, Any]
     return filled
 
 
-def _components_for(given: Mapping[str, Any], density: LogDensity) -> dict[str, Any]:
+def _components_for(given: Given, density: LogDensity) -> Mapping[str, str | None]:
     """Return what components of a mixture suit the model, where that goes with what was given."""
     chosen = choose_family(density)
     try:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -12,10 +12,29 @@ from pymc_ngvi.core import linalg
 from pymc_ngvi.core.types import Array, MatrixHessian, VariationalState
 from pymc_ngvi.families import MixtureState, SparseState, StudentTState
 from pymc_ngvi.fitting.problem import Problem
-from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model import Layout, LogDensity
 
 #: Dimensions up to which covariances are taken over; above, standard deviations are.
 _MOST_DIMS = 5_000
+
+
+class EarlierFit(Protocol):
+    """What is read of an approximation that a fit starts from."""
+
+    @property
+    def layout(self) -> Layout:
+        """Where each variable is in the flat vector."""
+        ...
+
+    @property
+    def gaussian(self) -> "EarlierFit":
+        """The fit that an exact posterior began from, or this one."""
+        ...
+
+    @property
+    def q(self) -> VariationalState:
+        """The approximation."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -38,7 +57,7 @@ class Earlier:
     theirs: NDArray[np.intp]
 
     @classmethod
-    def of(cls, approx: Any, density: LogDensity) -> "Earlier":
+    def of(cls, approx: EarlierFit, density: LogDensity) -> "Earlier":
         """Find the variables of an approximation in a model, by the names of their unconstrained values.
 
         Raises
@@ -65,7 +84,7 @@ class Earlier:
         ours, theirs = (np.concatenate(part) for part in index)
         return cls(q, {n: mean[old[n].where].reshape(old[n].shape) for n in shared}, ours, theirs)
 
-    def state(self, rule: Any, problem: Problem, point: Array, scales: Sequence[Array]) -> Any:
+    def state(self, rule: Any, problem: Problem, point: Array, scales: Sequence[Array]) -> VariationalState | None:
         """Return the start with the best ELBO on the first draws; None where log p is not finite at all of them.
 
         Parameters
@@ -85,7 +104,7 @@ class Earlier:
                 best, best_elbo = state, evaluation.elbo
         return best
 
-    def _states(self, problem: Problem, point: Array, scales: Sequence[Array]) -> Iterator[Any]:
+    def _states(self, problem: Problem, point: Array, scales: Sequence[Array]) -> Iterator[VariationalState]:
         taken = np.arange(len(self.ours))
         if problem.pushforward is not None:  # relative to the global parameters, others are not what they were
             border = problem.pushforward.transform.structure.border
@@ -101,7 +120,7 @@ class Earlier:
             else:
                 yield _with_precision(template, self._precision(scale, ours, theirs), point)
 
-    def _is_of_kind(self, template: Any) -> bool:
+    def _is_of_kind(self, template: VariationalState) -> bool:
         """Whether q is a state of the new family as it is: one of the same class, form and coordinates."""
         if type(template) is not type(self.q) or not np.array_equal(self.ours, self.theirs):
             return False

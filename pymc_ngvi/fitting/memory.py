@@ -4,18 +4,16 @@ An evaluation begins where the last ones have led, so that the bits of the next 
 attributes that count in ``learned``: numbers, arrays, and objects of such classes.
 """
 
-from typing import Any
-
 import numpy as np
 
 
-def memory_of(learner: Any) -> dict[str, Any]:
+def memory_of(learner: object) -> dict[str, object]:
     """Return what an object has learned, with that of the objects in it; nothing for classes that do not learn."""
     values = {name: getattr(learner, name) for name in _learned(learner)}
     return {name: memory_of(value) if _learned(value) else value for name, value in values.items()}
 
 
-def remember(learner: Any, memory: dict[str, Any]) -> None:
+def remember(learner: object, memory: dict[str, object]) -> None:
     """Put back what was learned into an object that has evaluated nothing yet.
 
     Raises
@@ -29,12 +27,12 @@ def remember(learner: Any, memory: dict[str, Any]) -> None:
         held, value = getattr(learner, name), memory[name]
         if _learned(held) and isinstance(value, dict):
             remember(held, value)
-        elif type(value) is not type(held) or np.shape(value) != np.shape(held):
+        elif type(value) is not type(held) or np.shape(np.asarray(value)) != np.shape(np.asarray(held)):
             raise ValueError(f"what it remembers as {name!r} has another form")
         else:
             setattr(learner, name, value)
 
 
-def _learned(learner: Any) -> tuple[str, ...]:
+def _learned(learner: object) -> tuple[str, ...]:
     names: tuple[str, ...] = getattr(type(learner), "learned", ())
     return names

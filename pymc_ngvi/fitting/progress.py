@@ -4,11 +4,11 @@ import time
 
 from importlib.util import find_spec
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from pymc.progress_bar import CustomProgress, default_progress_theme
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Column
 from rich.theme import Theme
 
@@ -50,7 +50,7 @@ class FitProgress:
             disable=not enabled,
             include_headers=True,
         )
-        self._task: Any = None
+        self._task = TaskID(0)
         self._updated = 0.0
 
     def __enter__(self) -> Self:
@@ -99,7 +99,7 @@ class WorkProgress:
         self._description, self._total, self._done = description, total, 0.0
         self._began = time.monotonic()
         self._progress: Progress | None = None
-        self._task: Any = None
+        self._task = TaskID(0)
         self._said = False
 
     def __enter__(self) -> Self:

@@ -3,11 +3,11 @@
 import math
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from pymc_ngvi.core.elbo import Elbo, format_gap
 from pymc_ngvi.core.status import DivergedError, Status
 from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import VariationalState
 from pymc_ngvi.families import traits_of
 
 #: Coordinates named in a sentence, at most.
@@ -70,7 +70,7 @@ class FitRecord:
     backend: str
     family_reason: str = ""
     reparam: str | None = None
-    gaussian: Any = field(default=None, compare=False, repr=False)  # arrays have no truth value
+    gaussian: VariationalState | None = field(default=None, compare=False, repr=False)  # arrays have no truth value
     growing: tuple[str, ...] = ()
     restarted: str = ""
     seed: int = 0

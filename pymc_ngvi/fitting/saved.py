@@ -1,10 +1,11 @@
 """A fit that was saved, and goes on when it is asked to."""
 
-from typing import Any
-
 import numpy as np
 
+from rich.theme import Theme
+
 from pymc_ngvi.core.types import VariationalState
+from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.outcome import Outcome
 from pymc_ngvi.fitting.session import FitSession
 from pymc_ngvi.fitting.snapshot import Snapshot
@@ -38,7 +39,7 @@ class SavedFit:
         return self._session is None
 
     @property
-    def options(self) -> Any:
+    def options(self) -> FitOptions:
         """Of the fit."""
         return self.snapshot().options
 
@@ -46,12 +47,20 @@ class SavedFit:
         """Return what the fit needs to go on in another process."""
         return self._snapshot if self._session is None else self._session.snapshot()
 
-    def refine(self, *args: Any, **kwargs: Any) -> Outcome:
+    def refine(
+        self,
+        n: int,
+        progressbar: bool = True,
+        progressbar_theme: Theme | None = None,
+        *,
+        tol: float | None = None,
+        max_draws: int | None = None,
+    ) -> Outcome:
         """Go on; see `NGVIApproximation.refine`."""
         if self._session is None:
             self._check_log_p()
             self._session = FitSession.resumed(self._density, self._snapshot)
-        return self._session.refine(*args, **kwargs)
+        return self._session.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws)
 
     def _check_log_p(self) -> None:
         if self.log_p is None:

@@ -5,7 +5,7 @@ import logging
 import time
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,32 +43,78 @@ _NO_STRUCTURE = (
 )
 
 
+class _Begun(NamedTuple):
+    """A problem, what takes its steps, and where these have led."""
+
+    problem: Problem
+    rule: Any
+    state: loop.LoopState
+
+    @classmethod
+    def at(cls, problem: Problem, options: FitOptions, seed: int, q: GaussianState) -> "_Begun":
+        """Begin from a state, or from its mean and standard deviations where the Hessian turns out to be wider."""
+        rule = make_rule(problem.target, options, seed)
+        try:
+            return cls(problem, rule, loop.start(rule, q))
+        except PatternWidened:
+            return cls.wider(problem.density, options, seed, q)
+
+    @classmethod
+    def wider(cls, density: LogDensity, options: FitOptions, seed: int, q: GaussianState) -> "_Begun":
+        """Begin again from where a state is, for a Hessian that has turned out to have more entries than it seemed."""
+        for _ in range(_MAX_WIDENED):
+            logger.info("The Hessian of log p has entries that its structure left out: q gets them, too.")
+            if options.family_reason and density.pattern is None:
+                raise ValueError(_NO_STRUCTURE)
+            problem = problem_of(density, options)
+            rule = make_rule(problem.target, options, seed)
+            try:
+                return cls(problem, rule, loop.start(rule, problem.family.from_scale(q.mean(), q.sd())))
+            except PatternWidened:
+                continue
+        raise ValueError(_NO_STRUCTURE)
+
+
 class FitSession:
-    """A fit that can be gone on with from where it ended.
+    """A fit that can be gone on with from where it ended; `begin` and `resumed` make one.
 
     Parameters
     ----------
-    problem : Problem
-        What is fitted.
-    q : GaussianState
-        The start, in the coordinates of the problem.
+    begun : tuple
+        The problem, the step rule, and the state of the loop.
     options : FitOptions
     seed : int
         Of the base draws.
-    score : bool, default True
+    score : bool
         Whether to keep the history of the loss.
+    seconds, compile_seconds : float
+        Spent so far: in all, and on graphs.
     observer : callable, optional
         Is told of each iteration; see `Observer`.
-    clock : float, optional
-        ``time.perf_counter()`` when the fit began; default: now.
     second_start : SecondStart, optional
         Where to begin once more, after the fit.
-    snapshot : Snapshot, optional
-        Of a fit to go on with; `resumed` gives it.
     """
 
     def __init__(
         self,
+        begun: _Begun,
+        options: FitOptions,
+        seed: int,
+        *,
+        score: bool,
+        seconds: float,
+        compile_seconds: float,
+        observer: Observer | None = None,
+        second_start: SecondStart | None = None,
+    ) -> None:
+        self._problem, self._rule, self._state = begun
+        self._options, self._seed, self._score = options, seed, score
+        self._seconds, self._compile_seconds = seconds, compile_seconds
+        self._observer, self._second_start, self._restarted = observer, second_start, ""
+
+    @classmethod
+    def begin(
+        cls,
         problem: Problem,
         q: GaussianState,
         options: FitOptions,
@@ -78,22 +124,26 @@ class FitSession:
         observer: Observer | None = None,
         clock: float | None = None,
         second_start: SecondStart | None = None,
-        snapshot: Snapshot | None = None,
-    ) -> None:
+    ) -> "FitSession":
+        """Return a fit at its start.
+
+        Parameters
+        ----------
+        problem : Problem
+            What is fitted.
+        q : GaussianState
+            The start, in the coordinates of the problem.
+        options, seed, score, observer, second_start
+            As of the class.
+        clock : float, optional
+            ``time.perf_counter()`` when the fit began; default: now.
+        """
         clock = time.perf_counter() if clock is None else clock
-        self._problem, self._options, self._seed, self._score = problem, options, seed, score
-        self._observer, self._second_start, self._restarted = observer, second_start, ""
-        self._rule = make_rule(problem.target, options, seed)
-        if snapshot is not None:
-            self._state = self._restored(snapshot)
-            self._seconds, self._compile_seconds = snapshot.seconds, snapshot.compile_seconds
-            return
-        try:
-            self._state = loop.start(self._rule, q)
-        except PatternWidened:
-            self._state = self._restructured(q)
-        self._seconds = time.perf_counter() - clock
-        self._compile_seconds = problem.density.compile_seconds
+        begun = _Begun.at(problem, options, seed, q)
+        return cls(
+            begun, options, seed, score=score, seconds=time.perf_counter() - clock,
+            compile_seconds=problem.density.compile_seconds, observer=observer, second_start=second_start,
+        )  # fmt: skip
 
     @classmethod
     def resumed(cls, density: LogDensity, snapshot: Snapshot) -> "FitSession":
@@ -104,8 +154,17 @@ class FitSession:
         ValueError
             If the snapshot is not one of such a fit.
         """
-        problem, q = problem_of(density, snapshot.options), snapshot.state.rule.q
-        return cls(problem, q, snapshot.options, snapshot.seed, score=snapshot.scored, snapshot=snapshot)
+        problem = problem_of(density, snapshot.options)
+        target, rule = problem.target, make_rule(problem.target, snapshot.options, snapshot.seed)
+        remember(target, snapshot.memory)
+        state = dataclasses.replace(snapshot.state, rule=filled(rule, snapshot.state.rule))
+        begun = _Begun(problem, rule, loop.settled(rule, state))
+        # Not what it took to get here.
+        target.n_gradients, target.n_hessians = snapshot.n_gradients, snapshot.n_hessians
+        return cls(
+            begun, snapshot.options, snapshot.seed, score=snapshot.scored, seconds=snapshot.seconds,
+            compile_seconds=snapshot.compile_seconds,
+        )  # fmt: skip
 
     def snapshot(self) -> Snapshot:
         """Return what the fit needs to go on in another process."""
@@ -121,16 +180,6 @@ class FitSession:
             n_hessians=target.n_hessians,
             memory=memory_of(target),
         )
-
-    def _restored(self, snapshot: Snapshot) -> loop.LoopState:
-        """Return the state of the loop, with the target as it was."""
-        target = self._problem.target
-        remember(target, snapshot.memory)
-        state = dataclasses.replace(snapshot.state, rule=filled(self._rule, snapshot.state.rule))
-        state = loop.settled(self._rule, state)
-        # Not what it took to get here.
-        target.n_gradients, target.n_hessians = snapshot.n_gradients, snapshot.n_hessians
-        return state
 
     def refine(
         self,
@@ -151,7 +200,7 @@ class FitSession:
             try:
                 self._state = loop.reopen(self._rule, self._state)
             except PatternWidened:
-                self._state = self._restructured(self._state.rule.q)
+                self._widen(self._state.rule.q)
         if n and self._state.status is Status.CONVERGED:
             logger.info(f"The fit has converged already: pass a smaller tol than {self._options.tol} to refine it.")
         with FitProgress(progressbar, progressbar_theme) as progress, few_threads(self._problem.density):
@@ -178,7 +227,8 @@ class FitSession:
                     break
                 except PatternWidened:
                     history = self._state.history
-                    self._state = dataclasses.replace(self._restructured(self._state.rule.q), history=history)
+                    self._widen(self._state.rule.q)
+                    self._state = dataclasses.replace(self._state, history=history)
             else:
                 raise ValueError(_NO_STRUCTURE)
             self._begin_again(last, observe)
@@ -216,20 +266,9 @@ class FitSession:
         status = self._rule.conclude(self._state.status, assessment)
         self._state = dataclasses.replace(self._state, status=status)
 
-    def _restructured(self, q: GaussianState) -> loop.LoopState:
-        """Begin again from where a state is, for a Hessian that has turned out to have more entries than it seemed."""
-        for _ in range(_MAX_WIDENED):
-            logger.info("The Hessian of log p has entries that its structure left out: q gets them, too.")
-            density = self._problem.density
-            if self._options.family_reason and density.pattern is None:
-                raise ValueError(_NO_STRUCTURE)
-            self._problem = problem_of(density, self._options)
-            self._rule = make_rule(self._problem.target, self._options, self._seed)
-            try:
-                return loop.start(self._rule, self._problem.family.from_scale(q.mean(), q.sd()))
-            except PatternWidened:
-                continue
-        raise ValueError(_NO_STRUCTURE)
+    def _widen(self, q: GaussianState) -> None:
+        """Begin again from where a state is, with the entries of the Hessian that were left out."""
+        self._problem, self._rule, self._state = _Begun.wider(self._problem.density, self._options, self._seed, q)
 
     @property
     def seed(self) -> int:

@@ -1,13 +1,14 @@
 """What a fit needs to go on in another process."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.fitting.loop import LoopState
 from pymc_ngvi.fitting.options import FitOptions
+from pymc_ngvi.steps.adaptive.rule import Adaptive
 from pymc_ngvi.steps.adaptive.state import AdaptiveState
 
 
@@ -38,10 +39,10 @@ class Snapshot:
     compile_seconds: float
     n_gradients: int
     n_hessians: int
-    memory: dict[str, Any]
+    memory: dict[str, object]
 
 
-def thinned(rule: Any, state: Any) -> Any:
+def thinned(rule: Adaptive, state: object) -> object:
     """Return a state without its base draws and the draws of q, if the rule makes the same bits again."""
     if not isinstance(state, AdaptiveState):
         return state
@@ -52,11 +53,11 @@ def thinned(rule: Any, state: Any) -> Any:
     return replace(state, base=replace(base, z=base.z[:0]), evaluation=replace(state.evaluation, theta=theta[:0]))
 
 
-def _same(left: Any, right: Any) -> bool:
+def _same(left: Array, right: Array) -> bool:
     return bool(np.array_equal(left, right)) and left.flags.f_contiguous == right.flags.f_contiguous
 
 
-def filled(rule: Any, state: Any) -> Any:
+def filled(rule: Adaptive, state: object) -> object:
     """Return a state as it was before `thinned`."""
     if not isinstance(state, AdaptiveState) or len(state.base.z):
         return state
