@@ -76,7 +76,7 @@ sign(fit_ngvi, joined(list(inspect.signature(fit_ngvi).parameters.values())[:-1]
 fit_ngvi.__doc__ = inspect.cleandoc(fit_ngvi.__doc__ or "").replace("{options}", options_text())
 
 
-def _model_and_n(first: Any, n: Any, model: Any) -> dict[str, Any]:
+def _model_and_n(first: object, n: object, model: object) -> dict[str, object]:
     """Return the model and ``n`` of a call of `fit_ngvi`, which takes either of them first."""
     if first is None:
         return {"model": model, "n": n}

@@ -10,6 +10,7 @@ from typing import Any, Never
 import numpy as np
 import pymc as pm
 
+from numpy.typing import ArrayLike
 from pymc.model import modelcontext
 from pymc.variational.inference import Inference
 from rich.theme import Theme
@@ -38,14 +39,18 @@ logger = logging.getLogger("pymc.ngvi")
 MOST_ITERATIONS = 10_000
 
 
+#: Called with the approximation, the losses (None without ``score``) and the number of the iteration.
+type Callback = Callable[[NGVIApproximation, Array | None, int], object]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Arguments(FitOptions):
     """What `NGVI` takes: the options of a fit, its model, seed and start."""
 
     model: pm.Model | None = field(default=None, kw_only=False)
     random_seed: Seed = None
-    start: Mapping[str, Any] | NGVIApproximation | None = None
-    start_sigma: Mapping[str, Any] | float | None = None
+    start: Mapping[str, ArrayLike] | NGVIApproximation | None = None
+    start_sigma: Mapping[str, ArrayLike] | float | None = None
 
 
 class NGVI(Inference):
@@ -203,7 +208,7 @@ class NGVI(Inference):
         return self._prepared
 
     @property
-    def hist(self) -> Any:
+    def hist(self) -> Array:
         """Loss, -ELBO, of each iteration of the last fit."""
         return np.empty(0) if self._session is None else self.approx.hist
 
@@ -211,7 +216,7 @@ class NGVI(Inference):
         self,
         n: int = MOST_ITERATIONS,
         score: bool | None = None,
-        callbacks: Sequence[Callable[..., Any]] | None = None,
+        callbacks: Sequence[Callback] | None = None,
         progressbar: bool = True,
         progressbar_theme: Theme | None = None,
         *,
@@ -296,7 +301,7 @@ class NGVI(Inference):
         refined: NGVIApproximation = self.approx.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws)
         return refined
 
-    def run_profiling(self, *args: Any, **kwargs: Any) -> Any:
+    def run_profiling(self, *args: object, **kwargs: object) -> Never:
         """Not available: there is no compiled step function to profile."""
         raise NotImplementedError(
             "NGVI has no compiled step function to profile. Profile the call of fit with any Python profiler; "
@@ -364,7 +369,7 @@ class NGVI(Inference):
         return SecondStart(density, make_rule(problem.target, options, seed), problem.family, scales, seed)
 
 
-def _observer(approx: NGVIApproximation, callbacks: Sequence[Callable[..., Any]]) -> Observer | None:
+def _observer(approx: NGVIApproximation, callbacks: Sequence[Callback]) -> Observer | None:
     """Return what calls the user's callbacks, with the approximation up to date."""
 
     def observe(q: VariationalState, losses: Array | None, n_iterations: int) -> None:
@@ -381,7 +386,7 @@ def _makes_another_state(new: FitOptions, old: FitOptions) -> bool:
     )
 
 
-def _refuse(options: Mapping[str, Any]) -> None:
+def _refuse(options: Mapping[str, object]) -> None:
     """Raise TypeError for an option that `NGVI.fit` does not take, saying where it belongs."""
     refuse_unknown(options, NGVI.__init__, NGVI.fit)
     if options:

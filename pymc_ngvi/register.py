@@ -18,9 +18,12 @@ import pymc
 import pymc.variational
 import pymc.variational.inference
 
+from pymc.variational.opvi import Approximation
+
 from pymc_ngvi.fitting.options import split_options
 from pymc_ngvi.function import fit_ngvi, options_text
 from pymc_ngvi.inference import NGVI
+from pymc_ngvi.results.approximation import NGVIApproximation
 
 METHOD = "ngvi"
 _PLACES = (pymc, pymc.variational, pymc.variational.inference)
@@ -56,11 +59,11 @@ def registered() -> bool:
     return all(hasattr(place.fit, _WRAPPED) for place in _PLACES)
 
 
-def _wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap(original: Callable[..., Approximation]) -> Callable[..., Approximation]:
     signature = inspect.signature(original)
 
     @functools.wraps(original)
-    def fit(*args: Any, **kwargs: Any) -> Any:
+    def fit(*args: Any, **kwargs: Any) -> Approximation:
         try:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError:
@@ -93,7 +96,7 @@ def _with_our_options(docstring: str | None) -> str:
     return f"{listed}\n\n{title}\n{'-' * len(title)}\n{_ABOUT}\n\n{options_text()}\n"
 
 
-def _with_suggestion(method: Any, error: KeyError) -> str | None:
+def _with_suggestion(method: object, error: KeyError) -> str | None:
     """Return PyMC's message for an unknown method with ours suggested; None if it was not ours that was misspelt."""
     message = str(error.args[0]) if error.args else ""
     if not isinstance(method, str) or not message.startswith("method should be one of"):
@@ -134,17 +137,17 @@ def _same(a: Any, b: Any) -> bool:
         return False
 
 
-def _fit_by_name(given: dict[str, Any]) -> Any:
+def _fit_by_name(given: dict[str, Any]) -> NGVIApproximation:
     options = _merged(given)
     return fit_ngvi(options.pop("n", 10_000), model=options.pop("model", None), **options)
 
 
-def _fit_class(method: type[NGVI], given: dict[str, Any]) -> Any:
+def _fit_class(method: type[NGVI], given: dict[str, Any]) -> NGVIApproximation:
     of_constructor, of_fit = split_options(_merged(given), NGVI.__init__, NGVI.fit)
     return method(**of_constructor).fit(**of_fit)
 
 
-def _fit_instance(inference: NGVI, given: dict[str, Any]) -> Any:
+def _fit_instance(inference: NGVI, given: dict[str, Any]) -> NGVIApproximation:
     """Fit with an instance; PyMC would drop the seed and the start that are given beside it, we use them."""
     of_constructor, of_fit = split_options(_merged(given), NGVI.__init__, NGVI.fit)
     inference.configure(**of_constructor)

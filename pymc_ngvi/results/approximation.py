@@ -4,7 +4,7 @@ import contextlib
 import functools
 import warnings
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,11 @@ import pytensor.tensor as pt
 
 from numpy.typing import NDArray
 from pymc.variational.opvi import Approximation, Group, node_property
-from pytensor.graph.basic import Apply
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
+from pytensor.tensor.sharedvar import TensorSharedVariable
+from pytensor.tensor.type import TensorType
+from pytensor.tensor.variable import TensorVariable
 from pytensor.xtensor.type import XTensorType, as_xtensor
 
 from pymc_ngvi.core.seeds import Seed, generator_of
@@ -41,10 +44,10 @@ def _support_numba() -> None:
         # .6 s to import: only once a graph is asked for.
         from pytensor.link.numba.dispatch import basic
 
-        def funcify(op: Any, node: Any, **kwargs: Any) -> Any:
+        def funcify(op: Op, node: Apply, **_: object) -> object:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Numba will use object mode", UserWarning)
-                return basic.generate_fallback_impl(op, node, **kwargs)
+                return basic.generate_fallback_impl(op, node)
 
         basic.numba_funcify.register(_StateOp, funcify)
 
@@ -59,18 +62,18 @@ class _StateOp(Op):
         self.names = names
         self.n_dim = n_dim
 
-    def make_node(self, *inputs: Any) -> Apply:
+    def make_node(self, *inputs: TensorVariable) -> Apply:
         _support_numba()
         return Apply(self, [pt.as_tensor(i) for i in inputs], [self._output_type()()])
 
-    def perform(self, node: Any, inputs: Any, output_storage: Any) -> None:
+    def perform(self, node: Apply, inputs: Sequence[Array], output_storage: list[list[Array | None]]) -> None:
         n_points = len(inputs) - len(self.names)
         state = self.state_class.from_params(dict(zip(self.names, inputs[n_points:], strict=True)))
         result = self._compute(state, *(np.asarray(i, dtype=np.float64) for i in inputs[:n_points]))
         # A copy: moments may be the state's own arrays, and PyTensor may work in place on what it is given.
         output_storage[0][0] = np.array(result, dtype=np.float64, order="C")
 
-    def _output_type(self) -> Any:
+    def _output_type(self) -> TensorType:
         raise NotImplementedError
 
     def _compute(self, state: VariationalState, *points: Array) -> Array:
@@ -80,7 +83,7 @@ class _StateOp(Op):
 class _Draws(_StateOp):
     """Base draws to draws of q. A row with a NaN stands for the mean: what "deterministic" draws are."""
 
-    def _output_type(self) -> Any:
+    def _output_type(self) -> TensorType:
         return pt.TensorType("float64", shape=(None, self.n_dim))
 
     def _compute(self, state: VariationalState, *points: Array) -> Array:
@@ -97,7 +100,7 @@ class _Draws(_StateOp):
 class _LogDensityOfQ(_StateOp):
     """Points to log q."""
 
-    def _output_type(self) -> Any:
+    def _output_type(self) -> TensorType:
         return pt.TensorType("float64", shape=(None,))
 
     def _compute(self, state: VariationalState, *points: Array) -> Array:
@@ -109,11 +112,11 @@ class _Moment(_StateOp):
 
     __props__ = ("state_class", "names", "n_dim", "moment")
 
-    def __init__(self, *args: Any, moment: str) -> None:
-        super().__init__(*args)
+    def __init__(self, state_class: type[VariationalState], names: tuple[str, ...], n_dim: int, moment: str) -> None:
+        super().__init__(state_class, names, n_dim)
         self.moment = moment
 
-    def _output_type(self) -> Any:
+    def _output_type(self) -> TensorType:
         n_axes = 2 if self.moment == "cov" else 1
         return pt.TensorType("float64", shape=(self.n_dim,) * n_axes)
 
@@ -167,7 +170,7 @@ class NGVIGroup(Group):
         free = {rv.name: rv for rv in model.free_RVs}
         super().__init__([free[v.name] for v in layout.variables], model=model, random_seed=random_seed)
 
-    def __init_group__(self, group: list[Any]) -> None:
+    def __init_group__(self, group: list[TensorVariable]) -> None:
         """Make the symbolic inputs; shapes and order come from the layout, so that no initial point is compiled."""
         self.input = self._input_type("NGVIGroup_symbolic_input")
         for rv, v in zip(group, self.layout.variables, strict=True):
@@ -213,10 +216,12 @@ class NGVIGroup(Group):
             self._q, self._arrays = self.state_class.from_params(arrays), arrays
         return self._q
 
-    def _initial_type(self, name: str) -> Any:
+    def _initial_type(self, name: str) -> TensorVariable:
         return pt.matrix(name, shape=(None, self.ddim + self.n_uniform))
 
-    def _new_initial(self, size: Any, deterministic: Any, more_replacements: Any = None) -> Any:
+    def _new_initial(
+        self, size: TensorVariable, deterministic: bool, more_replacements: dict[Variable, Variable] | None = None
+    ) -> TensorVariable:
         """Return base draws: PyMC's normals and, after them, the uniforms of q."""
         normals = super()._new_initial(size, deterministic, more_replacements)
         if not self.n_uniform:
@@ -225,34 +230,34 @@ class NGVIGroup(Group):
         _, uniforms = pt.random.uniform(size=shape, rng=pt.random.shared_rng(seed=None), return_next_rng=True)
         return pt.concatenate([normals, uniforms.astype(normals.dtype)], axis=1)
 
-    def _apply(self, op_class: type[_StateOp], *points: Any, **props: Any) -> Any:
+    def _apply(self, op_class: type[_StateOp], *points: TensorVariable, **props: str) -> TensorVariable:
         op = op_class(self.state_class, tuple(self.shared_params), self.ddim, **props)
         return op(*points, *self.shared_params.values())
 
     @_node_property
-    def symbolic_random(self) -> Any:
+    def symbolic_random(self) -> TensorVariable:
         """Symbolic draws of q, (n_draws, n_dim), as a function of ``symbolic_initial``."""
         return self._apply(_Draws, self.symbolic_initial).astype(self.symbolic_initial.dtype)
 
     @_node_property
-    def symbolic_logq_not_scaled(self) -> Any:
+    def symbolic_logq_not_scaled(self) -> TensorVariable:
         """Symbolic log q at ``symbolic_random``, (n_draws,)."""
         if not hasattr(self.state_class, "log_density"):
             raise NotImplementedError(NO_Q)
         return self._apply(_LogDensityOfQ, self.symbolic_random)
 
     @_node_property
-    def mean(self) -> Any:
+    def mean(self) -> TensorVariable:
         """Mean, (n_dim,), unconstrained."""
         return self._apply(_Moment, moment="mean")
 
     @_node_property
-    def std(self) -> Any:
+    def std(self) -> TensorVariable:
         """Marginal standard deviations, (n_dim,), unconstrained."""
         return self._apply(_Moment, moment="sd")
 
     @_node_property
-    def cov(self) -> Any:
+    def cov(self) -> TensorVariable:
         """Covariance, (n_dim, n_dim), unconstrained.
 
         Raises
@@ -270,7 +275,7 @@ def _generator(random_seed: Seed) -> np.random.Generator:
     return generator_of([random_seed, _DRAWS_STREAM] if whole else random_seed)
 
 
-def _arrays_of(q: VariationalState) -> dict[str, NDArray[Any]]:
+def _arrays_of(q: VariationalState) -> dict[str, NDArray[np.generic]]:
     """Return the parameters contiguous and writeable, as compiled functions are specialised to them."""
     return {name: np.require(a, requirements=["C", "W"]) for name, a in q.params().items()}
 
@@ -364,7 +369,7 @@ class NGVIApproximation(Methods, Approximation):
     __str__ = __repr__
 
     @property
-    def params(self) -> Any:
+    def params(self) -> dict[str, TensorSharedVariable]:
         """Shared variables that hold the parameters of q.
 
         Raises
@@ -374,20 +379,21 @@ class NGVIApproximation(Methods, Approximation):
         """
         if self._gaussian is not None:
             raise AttributeError(NO_Q)
-        return super().params
+        params: dict[str, TensorSharedVariable] = super().params
+        return params
 
     @property
-    def mean(self) -> Any:
+    def mean(self) -> TensorVariable:
         """Mean, (n_dim,), unconstrained: a PyTensor variable that follows the fit."""
         return self.groups[0].mean
 
     @property
-    def std(self) -> Any:
+    def std(self) -> TensorVariable:
         """Standard deviations, (n_dim,), unconstrained: a PyTensor variable that follows the fit."""
         return self.groups[0].std
 
     @property
-    def cov(self) -> Any:
+    def cov(self) -> TensorVariable:
         """Covariance, (n_dim, n_dim), unconstrained: a PyTensor variable that follows the fit.
 
         Raises

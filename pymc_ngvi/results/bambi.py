@@ -119,6 +119,6 @@ def _label(term: Any) -> str:
     return str(term.alias or term.name)
 
 
-def _describe(model: Any) -> str:
+def _describe(model: object) -> str:
     formula = getattr(model, "formula", None)
     return repr(getattr(formula, "main", None) or type(model).__name__)

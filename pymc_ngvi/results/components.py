@@ -6,7 +6,7 @@ import xarray as xr
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.model import Layout
-from pymc_ngvi.results.convert import dims_of, flat_dataset
+from pymc_ngvi.results.convert import Labels, dims_of, flat_dataset
 
 
 def components_dataset(mixture: MixtureState, layout: Layout) -> xr.Dataset:
@@ -24,7 +24,7 @@ def components_dataset(mixture: MixtureState, layout: Layout) -> xr.Dataset:
         ``weights`` by component. A name that the model has taken itself gets ``q_`` before it.
     """
     component, moment, weights = names_of(layout)
-    leading = {component: np.arange(mixture.n_components), moment: ["mean", "sd"]}
+    leading: dict[str, Labels] = {component: np.arange(mixture.n_components), moment: ["mean", "sd"]}
     moments = np.stack([mixture.means, mixture.sds], axis=1)
     shares = xr.DataArray(mixture.weights, dims=component, coords={component: leading[component]})
     return flat_dataset(layout, moments, leading).assign({weights: shares})

@@ -1,7 +1,7 @@
 """From arrays to what PyMC users expect: MultiTrace, DataTree, xarray Datasets."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Never
 
 import numpy as np
 import pymc as pm
@@ -17,9 +17,12 @@ from pymc_ngvi.core.version import __version__
 from pymc_ngvi.model import Layout
 from pymc_ngvi.model.layout import Variable
 
+#: Labels along an axis.
+type Labels = Sequence[str] | NDArray[np.generic]
+
 
 def to_multitrace(
-    model: pm.Model, values: dict[str, NDArray[Any]], stats: dict[str, NDArray[Any]], chains: int = 1
+    model: pm.Model, values: dict[str, NDArray[np.generic]], stats: dict[str, NDArray[np.generic]], chains: int = 1
 ) -> MultiTrace:
     """Return draws as a PyMC trace.
 
@@ -42,14 +45,14 @@ def to_multitrace(
     return MultiTrace([_chain(model, *both, chain) for chain, both in enumerate(zip(parts, of_stats, strict=True))])
 
 
-def _part(columns: dict[str, NDArray[Any]], chain: int, chains: int) -> dict[str, NDArray[Any]]:
+def _part(columns: dict[str, NDArray[np.generic]], chain: int, chains: int) -> dict[str, NDArray[np.generic]]:
     """Return the draws of one chain."""
     sizes = {name: len(column) // chains for name, column in columns.items()}
     return {name: column[chain * sizes[name] : (chain + 1) * sizes[name]] for name, column in columns.items()}
 
 
 def _chain(
-    model: pm.Model, values: dict[str, NDArray[Any]], stats: dict[str, NDArray[Any]], chain: int
+    model: pm.Model, values: dict[str, NDArray[np.generic]], stats: dict[str, NDArray[np.generic]], chain: int
 ) -> NDArrayTrace:
     n_draws = len(next(iter(values.values())))
     trace = NDArrayTrace(
@@ -74,7 +77,7 @@ class _Named:
         self.name = name
 
 
-def _no_function(*_: Any) -> Any:
+def _no_function(*_: object) -> Never:
     raise RuntimeError("This trace holds draws of a fitted approximation: no draw can be recorded.")
 
 
@@ -110,7 +113,9 @@ def to_datatree(
     return tree
 
 
-def flat_dataset(layout: Layout, vectors: Array, leading: Mapping[str, Any] | None = None) -> xr.Dataset:
+def flat_dataset(
+    layout: Layout, vectors: Array, leading: Mapping[str, Sequence[str] | NDArray[np.generic]] | None = None
+) -> xr.Dataset:
     """Return unconstrained vectors as a Dataset by value name, dims and coords where they are named.
 
     Parameters
@@ -135,7 +140,7 @@ def dims_of(variable: Variable) -> tuple[str, ...]:
     return variable.dims or _plain_dims(variable.value_name, variable.shape)
 
 
-def constrained_dataset(model: pm.Model, values: dict[str, NDArray[Any]]) -> xr.Dataset:
+def constrained_dataset(model: pm.Model, values: dict[str, NDArray[np.generic]]) -> xr.Dataset:
     """Return one value of each variable, (...), as a Dataset with the dims and coords of the model."""
     data = {}
     for name, value in values.items():
@@ -171,7 +176,7 @@ def _plain_dims(name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(f"{name}_dim_{i}" for i in range(len(shape)))
 
 
-def indices_of(layout: Layout, names: Any, others: Iterable[str] = ()) -> NDArray[np.intp]:
+def indices_of(layout: Layout, names: str | Sequence[str], others: Iterable[str] = ()) -> NDArray[np.intp]:
     """Return the flat coordinates of the named variables, in the order of the names.
 
     Parameters

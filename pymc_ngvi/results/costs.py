@@ -1,9 +1,9 @@
 """What single evaluations cost, estimated from the graph, the sizes of the data and the dimension: no clock."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from pymc_ngvi.fitting.record import FitRecord
+from pymc_ngvi.model import LogDensity
 
 #: A Hessian, in gradients, at least, and for each of its products: .2 of a gradient in regressions on many rows, which
 #: are products of matrices, to .4 elsewhere.
@@ -36,14 +36,16 @@ class Costs:
     hessian: float
 
 
-def direct_costs(density: Any, record: FitRecord | None, n_dim: int, n_numbers: int) -> Costs:
+def direct_costs(density: LogDensity, record: FitRecord | None, n_dim: int, n_numbers: int) -> Costs:
     """Estimate costs from the graph of log p, the sizes of its data, the dimension, and the numbers that define q."""
     one, own = density.gradient_seconds, _PER_COORDINATE * n_dim + _PER_PARAMETER * n_numbers
     gradient = one + 0.5 * own
     return Costs(gradient, _LOG_P * one + own, _hessian_in_gradients(density, record) * gradient)
 
 
-def reparametrised_costs(density: Any, record: FitRecord | None, n_dim: int, n_numbers: int, *, search: bool) -> Costs:
+def reparametrised_costs(
+    density: LogDensity, record: FitRecord | None, n_dim: int, n_numbers: int, *, search: bool
+) -> Costs:
     """Estimate those of a reparametrised density; ``search``: whether it searches for conditional modes."""
     one, own = density.gradient_seconds, _PER_COORDINATE * n_dim + _PER_PARAMETER * n_numbers
     gradients, way, more = _SEARCH if search else _NO_SEARCH
@@ -52,7 +54,7 @@ def reparametrised_costs(density: Any, record: FitRecord | None, n_dim: int, n_n
     return Costs(gradient, weight, _hessian_in_gradients(density, record) * gradient)
 
 
-def _hessian_in_gradients(density: Any, record: FitRecord | None) -> float:
+def _hessian_in_gradients(density: LogDensity, record: FitRecord | None) -> float:
     if record is None or not record.n_hessians:
         return _HESSIAN
     return max(_HESSIAN, _PER_PRODUCT * float(density.directions_of_hessian))

@@ -12,10 +12,13 @@ from pymc import modelcontext
 
 from pymc_ngvi.core.messages import OURS
 from pymc_ngvi.families import traits_of
+from pymc_ngvi.fitting.options import FitOptions
+from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.persistence import files
 from pymc_ngvi.results.persistence.content import (
+    Content,
     Saved,
     damaged,
     generator_of,
@@ -111,9 +114,7 @@ def load(
     return approx
 
 
-def _approximation(
-    name: str, content: dict[str, Any], density: LogDensity, fit: dict[str, Any] | None
-) -> NGVIApproximation:
+def _approximation(name: str, content: Content, density: LogDensity, fit: Content | None) -> NGVIApproximation:
     """Return one approximation of a file, on the density of a model."""
     with damaged(name):
         q = q_of(content["q"], density)
@@ -123,7 +124,7 @@ def _approximation(
     return approx
 
 
-def _prepare(density: LogDensity, fitted_with: Any) -> None:
+def _prepare(density: LogDensity, fitted_with: FitOptions | FitRecord | None) -> None:
     """Build what a fit builds before its first evaluation: how the gradient rounds depends on the order.
 
     Parameters
@@ -133,7 +134,7 @@ def _prepare(density: LogDensity, fitted_with: Any) -> None:
     """
     if fitted_with is None:
         return
-    choice = getattr(fitted_with, "choice", fitted_with)
+    choice = fitted_with.choice if isinstance(fitted_with, FitOptions) else fitted_with
     if fitted_with.family_reason or fitted_with.reparam or traits_of(choice.family).from_structure:
         density.pattern  # noqa: B018 (found once)
     if choice.estimator == "price":

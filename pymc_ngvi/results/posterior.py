@@ -4,7 +4,7 @@ import warnings
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import pymc as pm
@@ -13,8 +13,9 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.messages import OURS
-from pymc_ngvi.core.types import Array, Target
+from pymc_ngvi.core.types import Array, GaussianState, Target
 from pymc_ngvi.families.arrow import ArrowStructure
+from pymc_ngvi.families.pushforward import Transform
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.model import Layout, LogDensity
 from pymc_ngvi.model.constrain import Constrainer
@@ -44,10 +45,10 @@ class Plan:
     """
 
     target: Target
-    gaussian: Any
+    gaussian: GaussianState
     draw: Callable[[Array], Array]
     coupled: bool = False
-    transform: Any = None
+    transform: Transform | None = None
 
     def on_model_scale(self, points: Array) -> Array:
         """Return points in the model's coordinates."""
@@ -123,7 +124,7 @@ class Distribution(Protocol):
         ...
 
     @property
-    def gaussian(self) -> Any:
+    def gaussian(self) -> GaussianState:
         """A Gaussian of about its spread: a `GaussianState` that whitens."""
         ...
 
@@ -151,7 +152,7 @@ class Distribution(Protocol):
 
     # --- for single reports ---
 
-    def stats(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[Any]]:
+    def stats(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[np.generic]]:
         """Return what ``sample_stats`` have of draws, (n_draws,) each; log q where it is asked for and known."""
         ...
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+import pymc as pm
 import xarray as xr
 
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ _STEP = 1e-3
 _BATCH = 2**22
 
 #: Values by name, (n_points, ...), at unconstrained points, (n_points, n_dim).
-Constrain = Callable[[Array], dict[str, NDArray[Any]]]
+Constrain = Callable[[Array], dict[str, NDArray[np.generic]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,9 @@ class Quantities:
     unconstrained: bool
 
     @classmethod
-    def of(cls, names: Any, layout: Layout, constrain: Constrain, mean: Array, sd: Array) -> "Quantities":
+    def of(
+        cls, names: str | Sequence[str] | None, layout: Layout, constrain: Constrain, mean: Array, sd: Array
+    ) -> "Quantities":
         """Find quantities by name, and differentiate those that are not coordinates.
 
         Parameters
@@ -91,7 +93,7 @@ class Quantities:
         dims = (dim, f"{dim}_2")
         return xr.DataArray(values, dims=dims, coords=dict.fromkeys(dims, self.labels()), name="covariance")
 
-    def dataset(self, vector: Array, layout: Layout, model: Any) -> xr.Dataset:
+    def dataset(self, vector: Array, layout: Layout, model: pm.Model) -> xr.Dataset:
         """Return one number for each entry by variable, with the dims and coords of the model."""
         values = {v.value_name: v for v in layout.variables}
         ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes.values()])
@@ -107,7 +109,7 @@ class Quantities:
 
 
 def _differences(
-    names: Sequence[str], constrain: Constrain, at_mean: dict[str, NDArray[Any]], mean: Array, sd: Array
+    names: Sequence[str], constrain: Constrain, at_mean: dict[str, NDArray[np.generic]], mean: Array, sd: Array
 ) -> dict[str, Array]:
     """Return central differences at the mean, by name, (n_entries, n_dim)."""
     n_dim = len(mean)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pymc as pm
 import xarray as xr
 
 from numpy.typing import NDArray
@@ -42,7 +43,7 @@ class WeightedDraws(NamedTuple):
 
     theta: Array
     log_p: Array | None
-    stats: dict[str, NDArray[Any]]
+    stats: dict[str, NDArray[np.generic]]
     attrs: dict[str, Any]
 
 
@@ -169,7 +170,7 @@ def corrected(posterior: Posterior, draws: int, rng: np.random.Generator, *, tra
     return result
 
 
-def _by_estimate(model: Any, moments: dict[str, WeightedMoments]) -> xr.Dataset:
+def _by_estimate(model: pm.Model, moments: dict[str, WeightedMoments]) -> xr.Dataset:
     """Return moments as a Dataset with dims ``moment`` and ``estimate`` before those of each variable."""
     estimates = ["corrected", "se", "uncorrected"]
     tables = [

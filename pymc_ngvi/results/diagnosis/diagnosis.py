@@ -5,11 +5,12 @@ import textwrap
 
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any
 
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import xarray as xr
+
+from numpy.typing import NDArray
 
 from pymc_ngvi.core.elbo import Elbo, format_gap
 from pymc_ngvi.core.psis import Weights, WeightVerdict, khat_limit
@@ -247,7 +248,7 @@ class Diagnosis:
         trusted = "can correct q" if verdict.helps else "can't correct q"
         return f"importance weights {trusted} (limit {limit:.2f})"
 
-    def _worst(self) -> Any:
+    def _worst(self) -> NDArray[np.intp]:
         """Return the coordinates that stand out most, the worst first."""
         values = self.by_coordinate
         with np.errstate(invalid="ignore"):

@@ -7,10 +7,11 @@ import numpy as np
 
 from scipy.special import expit, logsumexp
 
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, GaussianState, VariationalState
 from pymc_ngvi.families import FullState, traits_of
 from pymc_ngvi.fitting.again import fitted_again
 from pymc_ngvi.mixtures.finite.search import modes
+from pymc_ngvi.model import LogDensity
 from pymc_ngvi.results.posterior import Distribution, Posterior
 
 #: How much wider than q the starting points of the search are.
@@ -48,7 +49,7 @@ class MissedMass:
     elbo: float = np.nan
 
 
-def other_modes(density: Any, q: Distribution, elbo: float, rng: np.random.Generator) -> list[MissedMass]:
+def other_modes(density: LogDensity, q: Distribution, elbo: float, rng: np.random.Generator) -> list[MissedMass]:
     """Climb log p from dispersed points and from draws of the prior, and return the modes outside q.
 
     Parameters
@@ -73,7 +74,7 @@ def other_modes(density: Any, q: Distribution, elbo: float, rng: np.random.Gener
     return sorted(result, key=lambda place: -place.share)
 
 
-def _is_mode(density: Any, candidate: Any) -> bool:
+def _is_mode(density: LogDensity, candidate: GaussianState) -> bool:
     """Tell whether log p is flat at the mean of a candidate, in its units: an ascent can end on a ridge."""
     slope = candidate.whiten(density.logp_grad(candidate.mean()[None])[1])
     return bool(np.sum(slope**2) < _FLAT**2 * candidate.n_dim)
@@ -83,12 +84,17 @@ def _around(distribution: Distribution) -> Any:
     """Return a wide Gaussian about the mean of q, of a form whose curvatures can be had."""
     mean, sd = distribution.mean(), distribution.sd()
     sd = _WIDER * np.where(np.isfinite(sd), sd, 1.0)
-    kind = FullState if distribution.n_dim <= _MOST_DENSE else distribution.gaussian
+    kind: Any = FullState if distribution.n_dim <= _MOST_DENSE else distribution.gaussian
     return kind.from_scale(mean, sd)
 
 
 def _outside(
-    density: Any, q: Distribution, elbo: float, candidate: Any, rng: np.random.Generator, kind: str = "mode"
+    density: LogDensity,
+    q: Distribution,
+    elbo: float,
+    candidate: VariationalState,
+    rng: np.random.Generator,
+    kind: str = "mode",
 ) -> MissedMass | None:
     """Return the mass that a candidate covers and q does not; None where q is there, too, or that is not known."""
     base = rng.standard_normal((_N_DRAWS, q.n_dim))

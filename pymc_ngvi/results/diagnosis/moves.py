@@ -17,13 +17,13 @@ References
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, GaussianState
+from pymc_ngvi.model import LogDensity
 from pymc_ngvi.results.posterior import Plan
 
 #: A quarter of a period in whitened coordinates, and by how much, as a part, trajectories differ from it.
@@ -81,7 +81,7 @@ class _Points:
     logp: Array
     slope: Array
 
-    def at(self, rows: NDArray[Any]) -> "_Points":
+    def at(self, rows: NDArray[np.integer] | NDArray[np.bool_]) -> "_Points":
         return _Points(self.x[rows], self.logp[rows], self.slope[rows])
 
     @property
@@ -91,7 +91,7 @@ class _Points:
 
 
 def move(
-    density: Any,
+    density: LogDensity,
     plan: Plan,
     base: Array,
     rng: np.random.Generator,
@@ -252,7 +252,7 @@ def _trajectory(
     return arrived, float(probability.mean())
 
 
-def _turned(gaussian: Any, control: Array, momenta: Array, n_steps: int, size: float) -> Array:
+def _turned(gaussian: GaussianState, control: Array, momenta: Array, n_steps: int, size: float) -> Array:
     """Turn draws of a Gaussian by the angle that the same leapfrog steps turn those of a standard normal."""
     angle = n_steps * float(np.arccos(1.0 - 0.5 * min(size, 1.9) ** 2))
     centre = gaussian.mean()

@@ -1,7 +1,6 @@
 """The exact posterior as reports read it."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -9,7 +8,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.sizes import check_cov_size
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.marginal.proposals import effective_size
@@ -92,9 +91,10 @@ class ExactDistribution:
         return self.q.cov_block(index)
 
     @property
-    def gaussian(self) -> Any:
+    def gaussian(self) -> GaussianState:
         """The Gaussian fit."""
-        return self.q.gaussian
+        gaussian: GaussianState = self.q.gaussian
+        return gaussian
 
     def log_density(self, theta: Array) -> Array | None:
         """Return None: it is not known."""
@@ -116,7 +116,7 @@ class ExactDistribution:
         """Raise: weights are kept."""
         raise NotImplementedError("An exact posterior keeps the weights of its draws.")
 
-    def stats(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[Any]]:
+    def stats(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[np.generic]]:
         """Return a number for each draw that is the same where the global parameters are."""
         return {"global_draw": self._distinct(theta)[1]}
 

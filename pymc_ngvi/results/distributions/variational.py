@@ -3,7 +3,7 @@
 import functools
 
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 import numpy as np
 import xarray as xr
@@ -14,14 +14,14 @@ from scipy.special import logsumexp
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.draws import base_of, draws_of
 from pymc_ngvi.core.sizes import check_cov_size
-from pymc_ngvi.core.types import Array, VariationalState
+from pymc_ngvi.core.types import Array, GaussianState, VariationalState
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState, StudentTState, name_of
 from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.families.pushforward import PushforwardState
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.mixtures.finite.worth import effective_components, worth_between
 from pymc_ngvi.model import Layout, LogDensity
-from pymc_ngvi.reparam import ReparametrisedDensity
+from pymc_ngvi.reparam import Conditional, ReparametrisedDensity
 from pymc_ngvi.results.components import components_dataset
 from pymc_ngvi.results.costs import Costs, direct_costs, reparametrised_costs
 from pymc_ngvi.results.posterior import Distribution, Plan
@@ -47,7 +47,7 @@ def distribution_of(q: VariationalState) -> Distribution:
 
 
 @dataclass(frozen=True, eq=False)
-class StateDistribution:
+class StateDistribution[Q: VariationalState]:
     """A q that has a density: a Gaussian, or one of a user's own class.
 
     Parameters
@@ -55,7 +55,7 @@ class StateDistribution:
     q : VariationalState
     """
 
-    q: Any
+    q: Q
 
     @property
     def n_dim(self) -> int:
@@ -126,9 +126,10 @@ class StateDistribution:
         return self.cov()[np.ix_(index, index)]
 
     @property
-    def gaussian(self) -> Any:
+    def gaussian(self) -> GaussianState:
         """What whitens: q, or a diagonal Gaussian of its moments where it can't."""
-        return self.q if hasattr(self.q, "whiten") else DiagonalState(self.mean(), self.sd())
+        whitens = self.q if hasattr(self.q, "whiten") else DiagonalState(self.mean(), self.sd())
+        return cast(GaussianState, whitens)
 
     def log_density(self, theta: Array) -> Array | None:
         """Return log q."""
@@ -152,7 +153,7 @@ class StateDistribution:
             weights: Array = density.logp(theta) - self.q.log_density(theta)
         return weights
 
-    def stats(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[Any]]:
+    def stats(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[np.generic]]:
         """Return log q where it is asked for."""
         return {"log_q": np.asarray(self.q.log_density(theta))} if log_q else {}
 
@@ -178,13 +179,14 @@ class StateDistribution:
         return direct_costs(density, record, self.n_dim, _n_numbers(self.q))
 
 
-class StudentTDistribution(StateDistribution):
+class StudentTDistribution(StateDistribution[StudentTState]):
     """A multivariate t: its Gaussian whitens."""
 
     @property
-    def gaussian(self) -> Any:
+    def gaussian(self) -> GaussianState:
         """The Gaussian that is scaled."""
-        return self.q.gaussian
+        gaussian: GaussianState = self.q.gaussian
+        return gaussian
 
     @property
     def arrow(self) -> ArrowStructure | None:
@@ -192,7 +194,7 @@ class StudentTDistribution(StateDistribution):
         return arrow_of(self.q.gaussian)
 
 
-class MixtureDistribution(StateDistribution):
+class MixtureDistribution(StateDistribution[MixtureState]):
     """A mixture: its components are shown."""
 
     @property
@@ -202,15 +204,15 @@ class MixtureDistribution(StateDistribution):
         return f"with weights {', '.join(largest)}{', ...'[: 5 * (self.q.n_components > _MAX_SHOWN)]}"
 
     @functools.cached_property
-    def _pooled(self) -> Any:
+    def _pooled(self) -> GaussianState:
         return _pooled(self.q)
 
     @property
-    def gaussian(self) -> Any:
+    def gaussian(self) -> GaussianState:
         """A Gaussian with the mean covariance within components."""
         return self._pooled
 
-    def stats(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[Any]]:
+    def stats(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[np.generic]]:
         """Add the component of each draw, drawn with its responsibilities: draw and component have their joint law."""
         terms = self.q.log_densities(theta)
         total: Array = logsumexp(terms, axis=1)
@@ -231,11 +233,11 @@ class MixtureDistribution(StateDistribution):
         return worth_between(self.q, record.gaussian, density, n, rng).sentence()
 
 
-class PushforwardDistribution(StateDistribution):
+class PushforwardDistribution(StateDistribution[PushforwardState]):
     """The image of a Gaussian: its draws are moved in the coordinates of that."""
 
     @property
-    def gaussian(self) -> Any:
+    def gaussian(self) -> GaussianState:
         """The Gaussian, in coordinates of its own."""
         return self.q.gaussian
 
@@ -246,7 +248,7 @@ class PushforwardDistribution(StateDistribution):
 
     def plan(self, density: LogDensity) -> Plan:
         """Move draws of the Gaussian, in its coordinates."""
-        transform = self.q.family.transform
+        transform = cast(Conditional, self.q.family.transform)
         target = ReparametrisedDensity(density, transform)
         return Plan(target, self.gaussian, self.gaussian.draws, coupled=True, transform=transform)
 
@@ -271,7 +273,7 @@ def _(q: PushforwardState) -> Distribution:
     return PushforwardDistribution(q)
 
 
-def arrow_of(gaussian: Any) -> ArrowStructure | None:
+def arrow_of(gaussian: VariationalState) -> ArrowStructure | None:
     """Return the arrow structure of a Gaussian; None where it has another one, or none."""
     structure = getattr(gaussian, "structure", None)
     return structure if isinstance(structure, ArrowStructure) else None
@@ -281,11 +283,11 @@ def _n_numbers(q: VariationalState) -> int:
     return sum(np.size(value) for value in q.params().values())
 
 
-def _pooled(q: MixtureState) -> Any:
+def _pooled(q: MixtureState) -> GaussianState:
     """Return a Gaussian with the mean covariance within components; in high dimension that of the heaviest one."""
-    heaviest = q.components[int(np.argmax(q.log_weights))]
+    heaviest: GaussianState = q.components[int(np.argmax(q.log_weights))]
     if q.n_components == 1 or q.n_dim > _MOST_POOLED:
         return heaviest
     within = np.sum([w * c.cov() for w, c in zip(q.weights, q.components, strict=True)], axis=0)
     factor = linalg.cholesky(linalg.symmetrise(within))
-    return heaviest if factor is None else FullState(q.mean(), factor)
+    return heaviest if factor is None else cast(GaussianState, FullState(q.mean(), factor))

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import UnionType
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pymc as pm
 import xarray as xr
 
 from pymc_ngvi.core.stored import all_stored, entry_of, with_tag
+from pymc_ngvi.core.types import GaussianState, VariationalState
 from pymc_ngvi.core.version import __version__
 from pymc_ngvi.families import FAMILIES
 from pymc_ngvi.families.pushforward import Pushforward, PushforwardState
@@ -25,6 +27,8 @@ from pymc_ngvi.results.persistence.encoding import DamagedError, Decoder, Encode
 from pymc_ngvi.results.persistence.matching import FreeVariable
 from pymc_ngvi.results.posterior import Posterior
 
+#: What files hold, by name.
+type Content = dict[str, Any]
 #: What the root of a tree is marked with.
 FORMAT, VERSION = "pymc_ngvi approximation", 3
 #: Groups: q with what belongs to it, the state of the fit, and moments for other readers.
@@ -34,13 +38,13 @@ _JSON = "json"
 #: Generators of random numbers whose state can be kept.
 _GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 #: Classes of q by tag.
-_STATES: dict[str, Any] = {
+_STATES: dict[str, type[GaussianState]] = {
     tag: entry.cls
     for tag, entry in all_stored().items()
     if any(entry.cls in family.traits.states for family in FAMILIES.values())
 }
 #: Types of what is written of each approximation; and of one as a whole.
-_OF_FIT: dict[str, Any] = {
+_OF_FIT: dict[str, type | UnionType] = {
     "q": dict,
     "record": FitRecord | None,
     "hist": np.ndarray,
@@ -48,7 +52,7 @@ _OF_FIT: dict[str, Any] = {
     "generator": dict | None,
     "include_transformed": bool,
 }
-_TYPES: dict[str, Any] = {**_OF_FIT, "variables": list, "data": dict, "backend": str}
+_TYPES: dict[str, type | UnionType] = {**_OF_FIT, "variables": list, "data": dict, "backend": str}
 #: What damaged files lead to.
 _ERRORS = (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
 
@@ -57,8 +61,8 @@ _ERRORS = (ArithmeticError, AttributeError, LookupError, MemoryError, OSError, R
 class Saved:
     """What a tree holds: q with what belongs to it, and the state of the fit if it is there."""
 
-    content: dict[str, Any]
-    fit: dict[str, Any] | None
+    content: Content
+    fit: Content | None
 
     @classmethod
     def of(cls, tree: xr.DataTree, name: str) -> "Saved":
@@ -85,7 +89,7 @@ class Saved:
         return cls(content, fit)
 
 
-def _check_types(content: dict[str, Any], types: Mapping[str, Any]) -> None:
+def _check_types(content: Content, types: Mapping[str, type | UnionType]) -> None:
     """Raise DamagedError where something is not of the type that is written."""
     for name, kind in types.items():
         if not isinstance(content[name], kind):
@@ -94,7 +98,7 @@ def _check_types(content: dict[str, Any], types: Mapping[str, Any]) -> None:
         raise DamagedError("what it has as variables is something else")
 
 
-def _class_of(tag: str) -> Any:
+def _class_of(tag: str) -> type:
     entry = with_tag(tag)
     assert entry is not None
     return entry.cls
@@ -115,7 +119,7 @@ def damaged(name: str) -> Iterator[None]:
         raise ValueError(f"{name} is damaged: {what}.") from error
 
 
-def group_of(content: Mapping[str, Any], *, inline: bool, attrs: Mapping[str, Any] | None = None) -> xr.Dataset:
+def group_of(content: Mapping[str, object], *, inline: bool, attrs: Mapping[str, object] | None = None) -> xr.Dataset:
     """Return values as a dataset of their arrays, and of JSON for the rest."""
     encoder = Encoder(inline=inline)
     text = json.dumps({name: encoder.encode(value, name) for name, value in content.items()}, allow_nan=False)
@@ -123,14 +127,15 @@ def group_of(content: Mapping[str, Any], *, inline: bool, attrs: Mapping[str, An
     return files.dataset_of({_JSON: as_bytes, **encoder.arrays}).assign_attrs(attrs or {})
 
 
-def _content_of(group: Any) -> dict[str, Any]:
+def _content_of(group: xr.DataTree | xr.DataArray) -> Content:
+    assert isinstance(group, xr.DataTree)
     arrays = files.arrays_of(group)
     listed = json.loads(arrays.pop(_JSON).astype(np.uint8).tobytes())
     decoder = Decoder(arrays)
     return {str(name): decoder.decode(form) for name, form in listed.items()}
 
 
-def versions() -> dict[str, Any]:
+def versions() -> Content:
     """Return the attributes of the root: format, and versions of what has written it."""
     return {
         "format": FORMAT,
@@ -142,9 +147,9 @@ def versions() -> dict[str, Any]:
     }
 
 
-def readable(posterior: Posterior) -> dict[str, Any]:
+def readable(posterior: Posterior) -> Content:
     """Return what other readers may want to know, as attributes."""
-    attrs: dict[str, Any] = {"q": posterior.distribution.name, "n_dim": posterior.layout.n_dim}
+    attrs: Content = {"q": posterior.distribution.name, "n_dim": posterior.layout.n_dim}
     record = posterior.record
     if record is not None:
         names = ("family", "update", "estimator", "step", "n_iterations", "gap")
@@ -157,7 +162,7 @@ def readable(posterior: Posterior) -> dict[str, Any]:
 # --- q, and the generator ---------------------------------------------------------------------------------------------
 
 
-def content_of_q(q: Any, record: FitRecord | None) -> dict[str, Any]:
+def content_of_q(q: VariationalState, record: FitRecord | None) -> Content:
     """Return the arrays of q and what else defines it; raise TypeError for one that can't be made of a file.
 
     A class with a tag whose instances belong to a model says itself what is kept: by its methods ``content()``, which
@@ -185,7 +190,7 @@ def content_of_q(q: Any, record: FitRecord | None) -> dict[str, Any]:
     return {"class": entry.tag, **q.params()}
 
 
-def q_of(content: dict[str, Any], density: LogDensity) -> Any:
+def q_of(content: Content, density: LogDensity) -> VariationalState:
     """Return q on a model: the inverse of `content_of_q`."""
     params = dict(content)
     tag = params.pop("class")
@@ -193,7 +198,8 @@ def q_of(content: dict[str, Any], density: LogDensity) -> Any:
     if entry is None:
         raise UnknownTagError(tag)
     if hasattr(entry.cls, "of_content"):
-        return entry.cls.of_content(params["content"], density)
+        made: VariationalState = entry.cls.of_content(params["content"], density)
+        return made
     if tag not in _STATES:
         raise DamagedError(f"q is a {tag!r}, which is none")
     kind = _STATES[tag]
@@ -210,13 +216,13 @@ def q_of(content: dict[str, Any], density: LogDensity) -> Any:
     return PushforwardState(q, Pushforward(transform, kind))
 
 
-def content_of_generator(rng: np.random.Generator) -> dict[str, Any] | None:
+def content_of_generator(rng: np.random.Generator) -> Content | None:
     """Return the state of a generator; None for one of a kind that is not NumPy's."""
     state = dict(rng.bit_generator.state)
     return state if state["bit_generator"] in _GENERATORS else None
 
 
-def generator_of(state: dict[str, Any] | None) -> np.random.Generator | None:
+def generator_of(state: Content | None) -> np.random.Generator | None:
     """Return the generator in a state: the inverse of `content_of_generator`."""
     if state is None:
         return None

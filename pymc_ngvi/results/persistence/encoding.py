@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.stored import Stored, entry_of, with_tag
 
+#: A value as JSON, and one that is made of several.
+type Json = Any
+type Form = dict[str, Json]
 #: Types of numbers that an array may have.
 _NUMBERS = frozenset(
     ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"]
@@ -58,11 +61,12 @@ class Encoder:
     """
 
     def __init__(self, *, inline: bool = False) -> None:
-        self.arrays: dict[str, NDArray[Any]] = {}
+        self.arrays: dict[str, NDArray[np.generic]] = {}
         self._inline = inline
-        self._seen: dict[int, tuple[Any, Any]] = {}  # the object beside what it became, so that its id stays its own
+        # The object beside what it became, so that its id stays its own.
+        self._seen: dict[int, tuple[object, Form]] = {}
 
-    def encode(self, value: Any, path: str) -> Any:
+    def encode(self, value: object, path: str) -> Json:
         """Return the JSON of a value.
 
         Raises
@@ -90,23 +94,23 @@ class Encoder:
             }
         return self._instance(value, path)
 
-    def _entry(self, key: Any, value: Any, path: str, index: int) -> Any:
+    def _entry(self, key: object, value: object, path: str, index: int) -> Json:
         """Encode the value of a dict, at a path that says its key where that is a plain word."""
         plain = isinstance(key, str) and key.isidentifier()
         return self.encode(value, f"{path}.{key if plain else index}")
 
-    def _instance(self, value: Any, path: str) -> Any:
+    def _instance(self, value: object, path: str) -> Form:
         entry = _entry_of(type(value), path)
         return {"class": entry.tag, "of": {k: self.encode(v, f"{path}.{k}") for k, v in entry.fields(value).items()}}
 
-    def _array(self, array: NDArray[Any], path: str) -> Any:
+    def _array(self, array: NDArray[np.generic], path: str) -> Form:
         if array.dtype.name not in _NUMBERS:
             return self._texts(array, path)
         if id(array) in self._seen:
             return self._seen[id(array)][1]
         # The same bits again need the same order in memory: BLAS adds up in another one otherwise.
         turned = array.flags.f_contiguous and not array.flags.c_contiguous
-        form: dict[str, Any] = {"dtype": array.dtype.name} | ({"turned": True} if turned else {})
+        form: Form = {"dtype": array.dtype.name} | ({"turned": True} if turned else {})
         if not array.size or (self._inline and array.size <= _FEW):
             values = [self.encode(v, path) for v in array.ravel().tolist()]
             form |= {"values": values, "shape": list(array.shape)}
@@ -117,7 +121,7 @@ class Encoder:
         self._seen[id(array)] = (array, form)
         return form
 
-    def _texts(self, array: NDArray[Any], path: str) -> Any:
+    def _texts(self, array: NDArray[np.generic], path: str) -> Form:
         kind, shape = array.dtype.kind, list(array.shape)
         if kind in "mM":
             return {"dtype": array.dtype.str, "values": array.ravel().view(np.int64).tolist(), "shape": shape}
@@ -127,7 +131,7 @@ class Encoder:
         raise TypeError(f"{path} is an array of {array.dtype}, which a file can't hold.")
 
 
-def _label(value: Any) -> Any:
+def _label(value: object) -> object:
     """Return a label as something that a file can hold."""
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
@@ -140,11 +144,11 @@ class Decoder:
     arrays : mapping of str to ndarray
     """
 
-    def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+    def __init__(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
         self._arrays = arrays
-        self._made: dict[str, NDArray[Any]] = {}
+        self._made: dict[str, NDArray[np.generic]] = {}
 
-    def decode(self, form: Any) -> Any:
+    def decode(self, form: Json) -> Any:
         """Return the value.
 
         Raises
@@ -165,7 +169,7 @@ class Decoder:
                 return make(form)
         raise DamagedError(f"it holds a value of unknown kind, {sorted(form)}")
 
-    def _makers(self) -> dict[str, Callable[[dict[str, Any]], Any]]:
+    def _makers(self) -> dict[str, Callable[[Form], object]]:
         return {
             "float": lambda form: float(form["float"]),
             "number": lambda form: _dtype(form["number"]).type(self.decode(form["of"])),
@@ -176,19 +180,19 @@ class Decoder:
             "dtype": self._array,
         }
 
-    def _enum(self, form: dict[str, Any]) -> Any:
+    def _enum(self, form: Form) -> object:
         cls = _with_tag(form["enum"]).cls
         if not issubclass(cls, Enum) or form["of"] not in cls.__members__:
             raise DamagedError(f"it names {form['of']!r} of {form['enum']!r}, which there is not")
         return cls[form["of"]]
 
-    def _instance(self, form: dict[str, Any]) -> Any:
+    def _instance(self, form: Form) -> object:
         entry = _with_tag(form["class"])
         if issubclass(entry.cls, Enum):
             raise DamagedError(f"it makes a {form['class']} of fields")
         return entry.make(**{str(k): self.decode(v) for k, v in form["of"].items()})
 
-    def _array(self, form: dict[str, Any]) -> Any:
+    def _array(self, form: Form) -> object:
         dtype = _dtype(form["dtype"])
         if "array" not in form:
             values = np.empty(len(form["values"]), dtype=object)
@@ -205,7 +209,7 @@ class Decoder:
         return self._made[path]
 
 
-def _laid_out(array: NDArray[Any], form: dict[str, Any]) -> NDArray[Any]:
+def _laid_out(array: NDArray[np.generic], form: Form) -> NDArray[np.generic]:
     return np.asfortranarray(array) if form.get("turned") else array
 
 
@@ -216,7 +220,7 @@ def _entry_of(cls: type, path: str) -> Stored:
     return entry
 
 
-def _with_tag(tag: Any) -> Stored:
+def _with_tag(tag: object) -> Stored:
     """Return the class that has a tag."""
     if not isinstance(tag, str):
         raise DamagedError(f"it has {tag!r} where the name of a class should be")
@@ -226,9 +230,9 @@ def _with_tag(tag: Any) -> Stored:
     return entry
 
 
-def _dtype(name: Any) -> np.dtype[Any]:
+def _dtype(name: object) -> np.dtype:
     dated = isinstance(name, str) and name.startswith(("<M8", "<m8"))
     if not isinstance(name, str) or (name not in (*_NUMBERS, "str", "object") and not dated):
         raise DamagedError(f"it has an array of type {name!r}")
-    result: np.dtype[Any] = np.dtype(name)
+    result: np.dtype = np.dtype(name)
     return result

@@ -155,7 +155,7 @@ def _need_zarr() -> None:
         raise ImportError("A path that ends in .zarr needs the package zarr: `pip install zarr`, or save as .nc.")
 
 
-def dataset_of(arrays: dict[str, NDArray[Any]]) -> xr.Dataset:
+def dataset_of(arrays: dict[str, NDArray[np.generic]]) -> xr.Dataset:
     """Return arrays as a dataset; axes of one length share a dimension."""
     data = {}
     for name, array in arrays.items():
@@ -165,6 +165,6 @@ def dataset_of(arrays: dict[str, NDArray[Any]]) -> xr.Dataset:
     return xr.Dataset(data)
 
 
-def arrays_of(tree: xr.DataTree) -> dict[str, NDArray[Any]]:
+def arrays_of(tree: xr.DataTree) -> dict[str, NDArray[np.generic]]:
     """Return the arrays of one group, read."""
     return {str(name): np.asarray(variable.values) for name, variable in tree.to_dataset().variables.items()}

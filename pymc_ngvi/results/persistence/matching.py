@@ -6,11 +6,11 @@ import warnings
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+import pymc as pm
 
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from pymc.backends.arviz import find_observations
 
 from pymc_ngvi.core.stored import stored
@@ -45,10 +45,10 @@ class FreeVariable:
     shape: tuple[int, ...]
     transform: str
     dims: tuple[str, ...] | None
-    coords: dict[str, NDArray[Any]]
+    coords: dict[str, NDArray[np.generic]]
 
 
-def free_variables(model: Any, layout: Layout) -> list[FreeVariable]:
+def free_variables(model: pm.Model, layout: Layout) -> list[FreeVariable]:
     """Return the free variables of a model in the order of its layout."""
     transforms = {rv.name: transform for rv, transform in model.rvs_to_transforms.items()}
     return [
@@ -64,7 +64,7 @@ def free_variables(model: Any, layout: Layout) -> list[FreeVariable]:
     ]
 
 
-def _transform_name(transform: Any) -> str:
+def _transform_name(transform: object) -> str:
     if transform is None:
         return ""
     parts = getattr(transform, "transform_list", [transform])  # of a chain
@@ -99,15 +99,15 @@ def _of_one(then: FreeVariable, now: FreeVariable) -> list[str]:
     ]
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return "none" if value in (None, "") else repr(value)
 
 
-def _same_labels(left: NDArray[Any], right: NDArray[Any]) -> bool:
+def _same_labels(left: NDArray[np.generic], right: NDArray[np.generic]) -> bool:
     return left.shape == right.shape and [str(x) for x in left.tolist()] == [str(x) for x in right.tolist()]
 
 
-def _labels(labels: NDArray[Any]) -> str:
+def _labels(labels: NDArray[np.generic]) -> str:
     shown = ", ".join(str(x) for x in labels[:_N_SHOWN].tolist())
     return f"{shown}, ... ({len(labels)})" if len(labels) > _N_SHOWN else shown or "none"
 
@@ -115,12 +115,12 @@ def _labels(labels: NDArray[Any]) -> str:
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
-def fingerprints(model: Any) -> dict[str, str]:
+def fingerprints(model: pm.Model) -> dict[str, str]:
     """Return a digest of each observed variable and of each ``pm.Data`` of a model, by name."""
     return {name: digest(array) for name, array in _data_of(model).items()}
 
 
-def _data_of(model: Any) -> dict[str, Any]:
+def _data_of(model: pm.Model) -> dict[str, NDArray[np.generic]]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of observations that are a graph, such as minibatches: their data have a name
         observed = find_observations(model)
@@ -128,7 +128,7 @@ def _data_of(model: Any) -> dict[str, Any]:
     return {**observed, **named}
 
 
-def digest(values: Any) -> str:
+def digest(values: ArrayLike) -> str:
     """Return a digest of numbers, whatever their type, or of labels."""
     array = np.asarray(values)
     if array.dtype.kind in "biuf":
@@ -148,10 +148,10 @@ class SavedData(DataSnapshot):
         `fingerprints` of then.
     """
 
-    def __init__(self, model: Any, saved: Mapping[str, str]) -> None:
+    def __init__(self, model: pm.Model, saved: Mapping[str, str]) -> None:
         super().__init__(model)
         self._of_model, self._saved = model, dict(saved)
-        self._known: dict[str, tuple[Any, str]] = {}
+        self._known: dict[str, tuple[NDArray[np.generic], str]] = {}
         self._is_known = not self.changed()  # whether the data that are remembered are those of then
 
     @property
@@ -186,7 +186,7 @@ class SavedData(DataSnapshot):
         with super().restored():
             yield
 
-    def _digest(self, name: str, array: Any) -> str:
+    def _digest(self, name: str, array: NDArray[np.generic]) -> str:
         # `pm.set_data` puts another array in the place of the old one: the same one needs to be read but once.
         if name not in self._known or self._known[name][0] is not array:
             self._known[name] = (array, digest(array))

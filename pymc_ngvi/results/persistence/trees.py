@@ -1,7 +1,5 @@
 """An approximation as a tree of xarray, and as what a pickle needs of its fit."""
 
-from typing import Any
-
 import numpy as np
 import xarray as xr
 
@@ -12,6 +10,7 @@ from pymc_ngvi.results.persistence.content import (
     APPROXIMATION,
     FIT,
     UNCONSTRAINED,
+    Content,
     content_of_generator,
     content_of_q,
     damaged,
@@ -62,7 +61,7 @@ def _content_of_fit(approx: Fitted) -> dict[str, object]:
     }
 
 
-def restore(approx: Fitted, name: str, content: dict[str, Any], fit: dict[str, Any] | None) -> None:
+def restore(approx: Fitted, name: str, content: Content, fit: Content | None) -> None:
     """Give an approximation what a file holds beside q; the diagnosis only where the data are those of the fit."""
     approx.record, approx.hist, approx.gap_hist = content["record"], content["hist"], content["gap_hist"]
     approx._data = approx.density.data

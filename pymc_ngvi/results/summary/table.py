@@ -5,7 +5,6 @@ import math
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from typing import Any
 
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
@@ -19,7 +18,7 @@ _GAP = "..."
 Rows = list[tuple[str, list[str]]]
 
 
-def rows_of(table: Any, *, by_sd: bool, limit: int) -> Rows:
+def rows_of(table: pd.DataFrame, *, by_sd: bool, limit: int) -> Rows:
     """Return labels and cells of a table, of long variables only the first elements and the last.
 
     Parameters
@@ -96,7 +95,7 @@ def _number(x: float, digits: int) -> str:
     return text[1:] if text.startswith("-") and not text.strip("-0.,") else text  # no -0.00
 
 
-def _as_printed(table: Any) -> list[list[str]]:
+def _as_printed(table: pd.DataFrame) -> list[list[str]]:
     """Return cells as the table shows them: ArviZ rounds each in its own way."""
     columns = [table[[c]].to_string(index=False, header=False).split("\n") for c in table.columns]
     return [[cell.strip() for cell in row] for row in zip(*columns, strict=True)]
