@@ -1,0 +1,99 @@
+"""Which variables of a graph are affine functions of theta, and which of them all else is made of."""
+
+from collections.abc import Callable
+
+import pytensor.scalar as ps
+
+from pytensor.graph.basic import Apply, Variable
+from pytensor.sparse.math import Dot as SparseDot
+from pytensor.sparse.math import StructuredDot
+from pytensor.tensor.elemwise import CAReduce, Elemwise
+from pytensor.tensor.extra_ops import CumOp
+from pytensor.tensor.linalg.solvers.core import SolveBase
+from pytensor.tensor.math import Dot
+from pytensor.tensor.subtensor import AdvancedIncSubtensor, IncSubtensor
+
+from pymc_ngvi.model.sparsity.dependence import constant_operand, core_op, increment_targets, moved_inputs
+from pymc_ngvi.model.sparsity.dependence_values import Facts
+
+
+def predictors(theta: Variable, facts: Facts) -> list[Variable]:
+    """Return the affine functions of theta that what is not affine is made of, in the order of the graph.
+
+    Parameters
+    ----------
+    theta : pytensor vector
+    facts : Facts
+        Of a log density.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import pytensor.tensor as pt
+    >>> from pymc_ngvi.model.predictors.affine import predictors
+    >>> from pymc_ngvi.model.sparsity.dependence_values import Facts
+    >>> theta = pt.vector("theta", shape=(3,))
+    >>> eta = pt.dot(np.ones((5, 2)), theta[:2])
+    >>> eta.name = "eta"
+    >>> logp = -pt.exp(eta + theta[2]).sum() + eta.sum()
+    >>> len(predictors(theta, Facts(logp, theta)))
+    1
+    """
+    affine, found = {theta}, dict[Variable, None]()
+    for node in facts.nodes:
+        if _is_affine(node, facts, affine):
+            affine.update(node.outputs)
+        else:
+            found.update(dict.fromkeys(i for i in facts.active_inputs(node) if i in affine))
+    return list(found)
+
+
+def _is_affine(node: Apply, facts: Facts, affine: set[Variable]) -> bool:
+    """Tell whether the outputs of a node are affine functions of theta, given which variables before it are."""
+    active = facts.active_inputs(node)
+    if not all(i in affine for i in active) or any(_is_step(i, facts) for i in node.inputs):
+        return False
+    if (moved := moved_inputs(node, facts)) is not None:
+        return all(i in moved for i in active)
+    op = core_op(node.op)
+    rules = [rule for kind, rule in _RULES.items() if isinstance(op, kind) and (op is node.op or kind in _BATCHED)]
+    return bool(rules) and rules[0](node, facts)
+
+
+def _is_step(var: Variable, facts: Facts) -> bool:
+    return not (facts.is_known(var) or facts.is_active(var))
+
+
+def _elemwise(node: Apply, facts: Facts) -> bool:
+    scalar_op, active = node.op.scalar_op, facts.active_inputs(node)
+    if isinstance(scalar_op, ps.Add | ps.Sub | ps.Neg | ps.Identity | ps.Cast):
+        return True
+    if isinstance(scalar_op, ps.Mul):
+        return sum(i in active for i in node.inputs) == 1
+    if isinstance(scalar_op, ps.TrueDiv):
+        return not facts.is_active(node.inputs[1])
+    return isinstance(scalar_op, ps.Switch) and facts.is_known(node.inputs[0])
+
+
+def _constant_matrix(node: Apply, facts: Facts) -> bool:
+    return constant_operand(node, facts) is not None
+
+
+def _known_matrix_solved(node: Apply, facts: Facts) -> bool:
+    constant = constant_operand(node, facts)
+    return constant is not None and constant[0] == 0
+
+
+_RULES: dict[type, Callable[[Apply, Facts], bool]] = {
+    Elemwise: _elemwise,
+    CAReduce: lambda node, facts: isinstance(node.op.scalar_op, ps.Add),
+    CumOp: lambda node, facts: node.op.mode == "add",
+    Dot: _constant_matrix,
+    SparseDot: _constant_matrix,
+    StructuredDot: _constant_matrix,
+    SolveBase: _known_matrix_solved,
+    IncSubtensor: lambda node, facts: increment_targets(node, facts) is not None,
+    AdvancedIncSubtensor: lambda node, facts: increment_targets(node, facts) is not None,
+}
+#: What `_RULES` say of these holds for batches of them, too.
+_BATCHED = (Dot, SolveBase)

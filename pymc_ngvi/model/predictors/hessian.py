@@ -1,0 +1,172 @@
+"""Mean Hessians by predictors: second derivatives with respect to these, which are few a row, and two products with X.
+
+A log density that is a sum over rows is, given its linear predictors, a function whose Hessian has a few entries for
+each row: as many products as a row has predictors give it, however many coordinates the predictors are made of.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import graph_replace
+from pytensor.graph.traversal import ancestors
+from scipy import sparse
+
+from pymc_ngvi.core.values import Array
+from pymc_ngvi.model.graphs import cost, graph
+from pymc_ngvi.model.graphs.backends import without_c
+from pymc_ngvi.model.predictors.affine import predictors
+from pymc_ngvi.model.predictors.linear_map import LinearMap, stacked
+from pymc_ngvi.model.sparsity.dependence import Dependences
+from pymc_ngvi.model.sparsity.dependence_sets import TooDenseError
+from pymc_ngvi.model.sparsity.dependence_values import Facts
+from pymc_ngvi.model.sparsity.hessian import ColouredHessian, colour, slices
+from pymc_ngvi.model.sparsity.interaction import PatternSearch
+
+type Compile = Callable[[list[Variable], Any], Callable[..., Any]]
+type Simplify = Callable[[list[Variable]], list[Variable]]
+
+#: Numbers in the predictors of draws that are evaluated at a time.
+_MOST_ELEMENTS = 2**24
+#: Step of the finite differences that check a Hessian, and the relative error that tells of a missing entry.
+_STEP, _TOLERANCE = 1e-5, 1e-3
+
+
+class PredictorHessian:
+    """Mean Hessians of a log density by its linear predictors.
+
+    Parameters
+    ----------
+    logp : pytensor scalar
+        Simplified.
+    theta : pytensor vector
+    simplify, compile_ : callable
+        How graphs are simplified, and compiled.
+
+    Raises
+    ------
+    ValueError
+        Where log p does not come apart into predictors with few interactions.
+    """
+
+    def __init__(self, logp: Variable, theta: Variable, simplify: Simplify, compile_: Compile) -> None:
+        self._theta = theta
+        self._facts = Facts(logp, theta)
+        self._found = predictors(theta, self._facts)
+        if not self._found or theta in self._found:
+            raise ValueError("no affine function but theta itself")
+        self._shared = [v for v in ancestors([logp]) if isinstance(v, SharedVariable)]
+        eta = pt.vector("predictors", dtype="float64", shape=(sum(map(self._size, self._found)),))
+        with without_c():
+            [inner] = simplify([self._on_predictors(logp, eta)])
+            self._search = PatternSearch(inner, eta)
+            self._data = self._now()
+            self._coloured = self._colour(None, 0)  # before anything is compiled
+            [grad] = simplify([graph.gradient(inner, eta)])
+            direction = eta.type("direction")
+            [product] = simplify([graph.hessian_product(grad, eta, direction)])
+            draws, directions, along = graph.over_draws_and_directions(product, eta, direction)
+            points, values = graph.over_draws([var.ravel() for var in self._found], theta)
+        self._function = compile_([draws, directions], along)
+        self._evaluate = compile_([points], values)
+        self._widest = cost.estimate([inner, grad]).widest
+        self._coloured = self._colour(self._coloured, self._widest)
+        self._map = self._linear_map()
+
+    def _size(self, var: Variable) -> int:
+        return int(np.prod(self._facts.shape(var)))
+
+    def _on_predictors(self, logp: Variable, eta: Variable) -> Variable:
+        """Return log p as a function of all predictors, one after the other."""
+        pieces, start = {}, 0
+        for var in self._found:
+            shape = self._facts.shape(var)
+            pieces[var] = pt.specify_shape(eta[start : start + self._size(var)].reshape(shape), shape)
+            start += self._size(var)
+        [inner] = graph_replace([logp], pieces, strict=False)
+        if self._theta in set(ancestors([inner])):
+            raise ValueError("theta has a part that is no predictor's")
+        return inner
+
+    def _colour(self, known: ColouredHessian | None, widest: int) -> ColouredHessian:
+        if known is not None:
+            pattern, colouring = known.pattern, known.colouring
+        else:
+            pattern = self._search.run().pattern
+            colouring = colour(pattern)
+        if pattern is None or colouring is None:
+            raise ValueError("predictors interact with too many others")
+        return ColouredHessian(pattern, colouring, self._products, widest)
+
+    def _products(self, points: Array, directions: Array) -> Array:
+        with np.errstate(all="ignore"):  # densities overflow far from the mode: the caller sees what is not finite
+            return np.asarray(self._function(np.ascontiguousarray(points), np.ascontiguousarray(directions)))
+
+    def _linear_map(self) -> LinearMap:
+        dependences, n_dim = Dependences(self._facts, self._theta), self._theta.type.shape[0]
+        return stacked(
+            [
+                LinearMap.of(lambda theta, k=k: np.asarray(self._evaluate(theta)[k]), dependences.of(var), n_dim)
+                for k, var in enumerate(self._found)
+            ]
+        )
+
+    def _now(self) -> list[Any]:
+        return [var.get_value(borrow=True) for var in self._shared]
+
+    def _refresh(self) -> None:
+        """Take the data as they are now: ``pm.set_data`` puts other arrays in the place of the old ones."""
+        now = self._now()
+        if any(new is not old for new, old in zip(now, self._data, strict=True)):
+            self._facts.refresh()
+            self._coloured, self._map, self._data = self._colour(None, self._widest), self._linear_map(), now
+
+    @property
+    def n_colours(self) -> int:
+        """Products for one Hessian with respect to the predictors."""
+        return self._coloured.n_colours
+
+    @property
+    def linear_map(self) -> LinearMap:
+        """The predictors as functions of theta."""
+        self._refresh()
+        return self._map
+
+    def mean(self, theta: Array) -> sparse.csr_array:
+        """Return the mean Hessian with respect to the predictors over draws, (n_draws, n_dim).
+
+        Raises
+        ------
+        ValueError
+            Where data have changed so that log p does not come apart any more.
+        """
+        linear = self.linear_map
+        total = np.zeros(self._coloured.pattern.n_entries)
+        for rows in slices(len(theta), max(1, _MOST_ELEMENTS // len(linear.offset))):
+            total += len(theta[rows]) * self._coloured.mean_values(linear(theta[rows]))
+        return self._coloured.pattern.symmetric(total / len(theta))
+
+    def agrees(self, point: Array, gradient: Callable[[Array], Array], rng: np.random.Generator) -> bool:
+        """Tell whether the Hessian at a point, times a random vector, is what differences of gradients are there."""
+        linear, vector = self.linear_map, rng.standard_normal((1, len(point)))
+        step = _STEP * (1.0 + np.abs(point))
+        along = step * vector[0]
+        low, high = gradient(np.stack([point - along, point + along]))
+        expected = 0.5 * (high - low)
+        found = linear.transposed_times((self.mean(point[None]) @ linear.times(along[None]).T).T)[0]
+        scale = np.abs(expected).max(initial=0.0) + np.abs(found).max(initial=0.0)
+        return not np.isfinite(scale) or bool(np.abs(found - expected).max(initial=0.0) <= _TOLERANCE * scale)
+
+
+def predictor_hessian(
+    logp: Variable, theta: Variable, simplify: Simplify, compile_: Compile
+) -> PredictorHessian | None:
+    """Return a `PredictorHessian` with arguments as it has; None where log p does not come apart."""
+    try:
+        return PredictorHessian(logp, theta, simplify, compile_)
+    except (ValueError, TooDenseError):
+        return None

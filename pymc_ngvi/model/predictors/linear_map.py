@@ -1,0 +1,172 @@
+"""Affine functions of theta as numbers: an offset, and a matrix of dense columns and sparse ones."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from numpy.typing import NDArray
+from scipy import sparse
+
+from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.values import Array
+from pymc_ngvi.model.sparsity.dependence_sets import Dependence
+
+#: Share of the rows from which on a column is kept as a dense one.
+_DENSE = 0.2
+#: Numbers of all predictors that are evaluated at once.
+_MOST_ELEMENTS = 2**22
+
+
+@dataclass(frozen=True, eq=False)
+class LinearMap:
+    """Predictors eta = offset + X theta.
+
+    Parameters
+    ----------
+    offset : ndarray, shape (n_rows,)
+    dense : ndarray, shape (n_rows, n_dense)
+        Columns of X that are dense.
+    columns : ndarray of int, shape (n_dense,)
+        Which these are.
+    rest : scipy.sparse.csr_array, shape (n_rows, n_dim)
+        All others; 0 in the dense ones.
+    """
+
+    offset: Array
+    dense: Array
+    columns: NDArray[np.intp]
+    rest: sparse.csr_array
+
+    @classmethod
+    def of(cls, evaluate: Callable[[Array], Array], dependence: Dependence, n_dim: int) -> "LinearMap":
+        """Find the matrix of an affine function from its values.
+
+        Parameters
+        ----------
+        evaluate : callable
+            From (n, n_dim) to (n, n_rows).
+        dependence : Dependence
+            On which coordinates each of the rows depends.
+        n_dim : int
+        """
+        index = dependence.index.ravel()
+        sets = dependence.sets.astype(np.int64)
+        share = (sets.T @ np.bincount(index, minlength=sets.shape[0])) / max(len(index), 1)
+        is_dense = np.asarray(share > _DENSE)
+        columns = np.flatnonzero(is_dense)
+        few = sparse.csr_array(sets @ sparse.diags_array((~is_dense).astype(np.int64)))
+        few.eliminate_zeros()
+        colours = _colours(few)
+        n_colours = int(colours.max(initial=-1)) + 1
+        directions = np.zeros((n_colours + len(columns), n_dim))
+        coloured = np.flatnonzero(colours >= 0)
+        directions[colours[coloured], coloured] = 1.0
+        directions[n_colours + np.arange(len(columns)), columns] = 1.0
+        offset, size = evaluate(np.zeros((1, n_dim)))[0], max(1, _MOST_ELEMENTS // max(len(index), 1))
+        parts = [evaluate(directions[i : i + size]) - offset for i in range(0, len(directions), size)]
+        values = np.concatenate(parts) if parts else np.empty((0, len(index)))
+        entries = few[index].tocoo()
+        data = values[colours[entries.col], entries.row]
+        rest = sparse.csr_array((data, (entries.row, entries.col)), shape=(len(index), n_dim))
+        return cls(offset, np.ascontiguousarray(values[n_colours:].T), columns, rest)
+
+    def __call__(self, theta: Array) -> Array:
+        """Return the predictors, (n, n_rows), at points (n, n_dim)."""
+        return self.offset + self.times(theta)
+
+    def times(self, vectors: Array) -> Array:
+        """Return X times each vector, (n, n_rows) from (n, n_dim)."""
+        result: Array = vectors[:, self.columns] @ self.dense.T
+        if self.rest.nnz:
+            result += (self.rest @ vectors.T).T
+        return result
+
+    def transposed_times(self, vectors: Array) -> Array:
+        """Return X^T times each vector, (n, n_dim) from (n, n_rows)."""
+        result: Array = np.ascontiguousarray((self.rest.T @ vectors.T).T) if self.rest.nnz else np.zeros(
+            (len(vectors), self.rest.shape[1])
+        )
+        result[:, self.columns] += vectors @ self.dense
+        return result
+
+    def quadratic(self, matrix: sparse.csr_array) -> Array:
+        """Return X^T M X, (n_dim, n_dim), for a symmetric sparse matrix M."""
+        result = self._of_rest(matrix).toarray()
+        if len(self.columns):
+            product = matrix @ self.dense
+            result[np.ix_(self.columns, self.columns)] += self.dense.T @ product
+            if self.rest.nnz:
+                across = self.rest.T @ product
+                result[:, self.columns] += across
+                result[self.columns] += across.T
+        return result
+
+    def quadratic_entries(self, matrix: sparse.csr_array, pattern: Pattern) -> Array:
+        """Return the entries of X^T M X in a pattern, (n_entries,)."""
+        result = entries_of(self._of_rest(matrix), pattern)
+        if len(self.columns):
+            product = matrix @ self.dense
+            across = self.rest.T @ product
+            across[self.columns] += self.dense.T @ product
+            place = np.full(pattern.n_dim, -1, dtype=np.intp)
+            place[self.columns] = np.arange(len(self.columns))
+            of_col, of_row = place[pattern.cols], place[pattern.rows]
+            # A dense column is 0 in the rest: an entry is of both, or of either.
+            by_col, by_row = of_col >= 0, (of_col < 0) & (of_row >= 0)
+            result[by_col] = across[pattern.rows[by_col], of_col[by_col]]
+            result[by_row] = across[pattern.cols[by_row], of_row[by_row]]
+        return result
+
+    def quadratic_diagonal(self, matrix: sparse.csr_array) -> Array:
+        """Return the diagonal of X^T M X, (n_dim,)."""
+        product = sparse.csr_array(matrix @ self.rest)
+        result = np.asarray(self.rest.multiply(product).sum(axis=0)).ravel()
+        result[self.columns] += np.einsum("ij,ij->j", self.dense, matrix @ self.dense)
+        return result
+
+    def _of_rest(self, matrix: sparse.csr_array) -> sparse.csr_array:
+        return sparse.csr_array(self.rest.T @ (matrix @ self.rest))
+
+
+def entries_of(matrix: sparse.csr_array, pattern: Pattern) -> Array:
+    """Return the entries of a sparse matrix in a pattern, (n_entries,)."""
+    matrix.sort_indices()
+    n = pattern.n_dim
+    there = np.repeat(np.arange(n), np.diff(matrix.indptr)) * n + matrix.indices
+    wanted = pattern.rows.astype(np.int64) * n + pattern.cols
+    at = np.minimum(np.searchsorted(there, wanted), max(len(there) - 1, 0))
+    if not len(there):
+        return np.zeros(len(wanted))
+    return np.where(there[at] == wanted, matrix.data[at], 0.0)
+
+
+def _colours(sets: sparse.csr_array) -> NDArray[np.intp]:
+    """Colour columns so that no row has two of one colour, greedily; -1 for columns without entries."""
+    together = sparse.csr_array(sets.T @ sets)
+    colours = np.full(sets.shape[1], -1, dtype=np.intp)
+    used = np.asarray(sets.sum(axis=0)).ravel() > 0
+    for column in np.flatnonzero(used):
+        near = colours[together.indices[together.indptr[column] : together.indptr[column + 1]]]
+        taken = np.zeros(len(near) + 1, dtype=bool)
+        taken[near[(near >= 0) & (near <= len(near))]] = True
+        colours[column] = int(np.argmin(taken))
+    return colours
+
+
+def stacked(maps: Sequence[LinearMap]) -> LinearMap:
+    """Return the predictors of several affine functions as those of one."""
+    columns = np.unique(np.concatenate([m.columns for m in maps]))
+    dense = np.zeros((sum(len(m.offset) for m in maps), len(columns)))
+    start = 0
+    for m in maps:
+        dense[start : start + len(m.offset), np.searchsorted(columns, m.columns)] = m.dense
+        start += len(m.offset)
+    # What is sparse in one may be dense in another.
+    rest = sparse.csc_array(sparse.vstack([m.rest for m in maps]))
+    dense += rest[:, columns].toarray()
+    keep = np.ones(rest.shape[1])
+    keep[columns] = 0.0
+    few = sparse.csr_array(rest @ sparse.diags_array(keep))
+    few.eliminate_zeros()
+    return LinearMap(np.concatenate([m.offset for m in maps]), dense, columns, few)
