@@ -10,7 +10,8 @@ import pymc_ngvi
 ROOT = Path(pymc_ngvi.__file__).parent
 #: Rooms from the cellar to the roof: a module imports from its own and from those before it.
 FLOORS = (
-    "core", "families", "estimators", "updates", "model.layout", "model.graphs", "model.sparsity", "model",
+    "core", "families", "estimators", "updates",
+    "model.layout", "model.graphs", "model.sparsity", "model.predictors", "model",
     "steps.adaptive", "steps.stochastic", "steps", "reparam", "mixtures.finite", "mixtures.student_t", "mixtures",
     "marginal", "fitting", "results.costs", "results.structure", "results.convert", "results.components",
     "results.posterior", "results.distributions", "results.corrections", "results.diagnosis", "results.sampling",

@@ -150,7 +150,8 @@ class LogDensity(SecondOrder):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what to pickle: compiled functions are made again when they are needed."""
-        return {**self.__dict__, "_functions": {}, "_find_point": None}
+        kept = {name: value for name, value in self.__dict__.items() if name != "_predictors"}
+        return {**kept, "_functions": {}, "_find_point": None}
 
     def again(self, backend: str = "auto", compile_kwargs: dict[str, Any] | None = None) -> "LogDensity":
         """Return the log density for another fit, with the data as they are now, building nothing anew.

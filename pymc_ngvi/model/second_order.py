@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 import time
 
 from collections.abc import Callable, Iterator
@@ -9,22 +10,33 @@ from typing import Any
 
 import numpy as np
 
+from scipy import sparse
+
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.types import Array, MeanHessian
 from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.graphs.cost import Cost
 from pymc_ngvi.model.minibatch import Minibatches
+from pymc_ngvi.model.predictors.hessian import PredictorHessian, predictor_hessian
+from pymc_ngvi.model.predictors.linear_map import LinearMap
 from pymc_ngvi.model.sparsity.hessian import ColouredHessian, PatternWidened, SparseHessian, batch, slices
+
+logger = logging.getLogger("pymc.ngvi")
 
 #: Draws that one call should take of a small dense Hessian.
 _LEAST_BATCH = 4
+#: Products of a Hessian in gradients, and the seconds of one from which on it may be worth looking for predictors.
+_PRODUCT, _WORTH = 0.4, 2e-3
+#: Relative difference of two products with a random vector that is rounding.
+_ROUNDING = 1e-8
 
 
 class SecondOrder:
     """The part of `LogDensity` that evaluates second derivatives; the rest of it gives what is declared here."""
 
     n_dim: int
+    n_gradients: int
     n_hessians: int
     compile_seconds: float
     minibatches: Minibatches
@@ -38,6 +50,14 @@ class SecondOrder:
     _functions: dict[str, Callable[..., Any]]
     _n_directions: Any  # directions in one call at one draw
     _no_hessian: graph.MissingDerivativeError | None = None  # why there are no second derivatives
+    _n_by_predictors: int = 0
+    has_minibatch: bool
+    gradient_seconds: Any
+    _compile: Callable[..., Any]
+
+    def grad(self, theta: Array) -> Array:
+        """Evaluate the gradient."""
+        raise NotImplementedError
 
     def _function(self, name: str) -> Callable[..., Any]:
         """Return a compiled function."""
@@ -149,6 +169,41 @@ class SecondOrder:
         """
         return self._sparse.widen(np.atleast_2d(theta))
 
+    # --- by predictors ---
+
+    @functools.cached_property
+    def _predictors(self) -> PredictorHessian | None:
+        """Makes Hessians from fewer products than `pattern` does; None where that is not worth its while."""
+        n_directions = self.directions_of_hessian
+        seconds = _PRODUCT * n_directions * self.gradient_seconds
+        if self.has_minibatch or self._pad or self._is_large or seconds < _WORTH or not self.has_hessian:
+            return None
+        start = time.perf_counter()
+        found = predictor_hessian(self._logp, self._theta, self._simplify, self._compile)
+        self.compile_seconds += time.perf_counter() - start
+        return found if found is not None and 2 * found.n_colours <= n_directions else None
+
+    def _by_predictors(self, theta: Array) -> tuple[LinearMap, sparse.csr_array] | None:
+        """Return the predictors, and the mean Hessian with respect to them; None where they are not used.
+
+        A check, now and then, sees whether that is the derivative of the gradient.
+        """
+        if self._predictors is None or not len(theta):
+            return None
+        self._n_by_predictors += 1
+        if self._n_by_predictors & (self._n_by_predictors - 1) == 0:
+            rng = np.random.default_rng([self._n_by_predictors])
+            before = self.n_gradients
+            agrees = self._predictors.agrees(theta[rng.integers(len(theta))], self.grad, rng)
+            self.n_gradients = before
+            if not agrees:
+                logger.info("The Hessian by linear predictors is not that of log p: it is found from all coordinates.")
+                self._predictors = None
+                return None
+        return self._predictors.linear_map, self._predictors.mean(theta)
+
+    # --- by coordinates ---
+
     def _mean_products(self, theta: Array, directions: Array) -> Array:
         found = self._by_colours(theta, len(directions))
         if found is not None:
@@ -178,7 +233,7 @@ class SecondOrder:
 
     @property
     def directions_of_hessian(self) -> int:
-        """Products that one Hessian takes: one for each coordinate, or for each colour of `pattern`."""
+        """Products that one Hessian takes by coordinates: one for each, or for each colour of `pattern`."""
         coloured = self._sparse.coloured
         return self.n_dim if coloured is None else coloured.n_colours
 
@@ -282,16 +337,25 @@ class ModelHessian(MeanHessian):
     def products(self, directions: Array) -> Array:
         """Return the matrix times each direction, (n_directions, n_dim)."""
         self._count()
-        return self._density._mean_products(self._theta, directions)
+        if self._by_predictors is None:
+            return self._density._mean_products(self._theta, directions)
+        if 2 * len(directions) < self._density.n_dim:
+            linear, matrix = self._by_predictors
+            return linear.quadratic_times(matrix, directions)
+        result: Array = directions @ self._dense
+        return result
 
     def diagonal(self) -> Array:
         """Return the diagonal, (n_dim,).
 
-        It takes a product for each coordinate, or for each colour of `pattern`, but never holds a matrix of all of
-        them.
+        It takes a product for each coordinate, for each colour of `pattern`, or for each predictor of a row, but never
+        holds a matrix of all of them.
         """
         self._count()
-        return self._density._mean_diagonal(self._theta)
+        if self._by_predictors is None:
+            return self._density._mean_diagonal(self._theta)
+        linear, matrix = self._by_predictors
+        return linear.quadratic_diagonal(matrix)
 
     def values(self) -> Array:
         """Return the entries of `pattern`, (n_entries,): the lower triangle, in the order of the pattern.
@@ -305,9 +369,33 @@ class ModelHessian(MeanHessian):
         ValueError
             Where the Hessian counts as dense.
         """
-        values = self._density._sparse.mean_values(self._theta)
+        values = self._values_by_predictors()
+        if values is None:
+            values = self._density._sparse.mean_values(self._theta)
         self._count()
         return values
+
+    def _values_by_predictors(self) -> Array | None:
+        """Return them by predictors; None without these, and where the pattern lacks entries that these have."""
+        pattern = self.pattern
+        if self._by_predictors is None or pattern is None:
+            return None
+        linear, matrix = self._by_predictors
+        values = linear.quadratic_entries(matrix, pattern)
+        probe = np.random.default_rng(0).standard_normal((1, pattern.n_dim))
+        expected, found = linear.quadratic_times(matrix, probe)[0], pattern.symmetric(values) @ probe[0]
+        scale = np.abs(expected).max(initial=0.0)
+        return values if np.abs(found - expected).max(initial=0.0) <= _ROUNDING * scale else None
+
+    @functools.cached_property
+    def _by_predictors(self) -> tuple[LinearMap, sparse.csr_array] | None:
+        return self._density._by_predictors(self._theta)
+
+    @functools.cached_property
+    def _dense(self) -> Array:
+        assert self._by_predictors is not None
+        linear, matrix = self._by_predictors
+        return linear.quadratic(matrix)
 
     def _count(self) -> None:
         if not self._counted:

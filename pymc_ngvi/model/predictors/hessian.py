@@ -4,6 +4,8 @@ A log density that is a sum over rows is, given its linear predictors, a functio
 each row: as many products as a row has predictors give it, however many coordinates the predictors are made of.
 """
 
+import functools
+
 from collections.abc import Callable
 from typing import Any
 
@@ -16,11 +18,13 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 from scipy import sparse
 
+from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.model.graphs import cost, graph
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.predictors.affine import predictors
 from pymc_ngvi.model.predictors.linear_map import LinearMap, stacked
+from pymc_ngvi.model.sparsity.colouring import Colouring
 from pymc_ngvi.model.sparsity.dependence import Dependences
 from pymc_ngvi.model.sparsity.dependence_sets import TooDenseError
 from pymc_ngvi.model.sparsity.dependence_values import Facts
@@ -57,7 +61,7 @@ class PredictorHessian:
         self._theta = theta
         self._facts = Facts(logp, theta)
         self._found = predictors(theta, self._facts)
-        if not self._found or theta in self._found:
+        if self._found in ([], [theta]):
             raise ValueError("no affine function but theta itself")
         self._shared = [v for v in ancestors([logp]) if isinstance(v, SharedVariable)]
         eta = pt.vector("predictors", dtype="float64", shape=(sum(map(self._size, self._found)),))
@@ -65,7 +69,7 @@ class PredictorHessian:
             [inner] = simplify([self._on_predictors(logp, eta)])
             self._search = PatternSearch(inner, eta)
             self._data = self._now()
-            self._coloured = self._colour(None, 0)  # before anything is compiled
+            found = self._colour()  # before anything is compiled
             [grad] = simplify([graph.gradient(inner, eta)])
             direction = eta.type("direction")
             [product] = simplify([graph.hessian_product(grad, eta, direction)])
@@ -74,7 +78,7 @@ class PredictorHessian:
         self._function = compile_([draws, directions], along)
         self._evaluate = compile_([points], values)
         self._widest = cost.estimate([inner, grad]).widest
-        self._coloured = self._colour(self._coloured, self._widest)
+        self._coloured = ColouredHessian(*found, self._products, self._widest)
         self._map = self._linear_map()
 
     def _size(self, var: Variable) -> int:
@@ -92,15 +96,12 @@ class PredictorHessian:
             raise ValueError("theta has a part that is no predictor's")
         return inner
 
-    def _colour(self, known: ColouredHessian | None, widest: int) -> ColouredHessian:
-        if known is not None:
-            pattern, colouring = known.pattern, known.colouring
-        else:
-            pattern = self._search.run().pattern
-            colouring = colour(pattern)
+    def _colour(self) -> tuple[Pattern, Colouring]:
+        pattern = self._search.run().pattern
+        colouring = colour(pattern)
         if pattern is None or colouring is None:
             raise ValueError("predictors interact with too many others")
-        return ColouredHessian(pattern, colouring, self._products, widest)
+        return pattern, colouring
 
     def _products(self, points: Array, directions: Array) -> Array:
         with np.errstate(all="ignore"):  # densities overflow far from the mode: the caller sees what is not finite
@@ -108,9 +109,13 @@ class PredictorHessian:
 
     def _linear_map(self) -> LinearMap:
         dependences, n_dim = Dependences(self._facts, self._theta), self._theta.type.shape[0]
+
+        def evaluate(k: int, theta: Array) -> Array:
+            return np.asarray(self._evaluate(theta)[k])
+
         return stacked(
             [
-                LinearMap.of(lambda theta, k=k: np.asarray(self._evaluate(theta)[k]), dependences.of(var), n_dim)
+                LinearMap.of(functools.partial(evaluate, k), dependences.of(var), n_dim)
                 for k, var in enumerate(self._found)
             ]
         )
@@ -123,7 +128,8 @@ class PredictorHessian:
         now = self._now()
         if any(new is not old for new, old in zip(now, self._data, strict=True)):
             self._facts.refresh()
-            self._coloured, self._map, self._data = self._colour(None, self._widest), self._linear_map(), now
+            self._coloured = ColouredHessian(*self._colour(), self._products, self._widest)
+            self._map, self._data = self._linear_map(), now
 
     @property
     def n_colours(self) -> int:
@@ -152,12 +158,12 @@ class PredictorHessian:
 
     def agrees(self, point: Array, gradient: Callable[[Array], Array], rng: np.random.Generator) -> bool:
         """Tell whether the Hessian at a point, times a random vector, is what differences of gradients are there."""
-        linear, vector = self.linear_map, rng.standard_normal((1, len(point)))
+        vector = rng.standard_normal((1, len(point)))
         step = _STEP * (1.0 + np.abs(point))
         along = step * vector[0]
         low, high = gradient(np.stack([point - along, point + along]))
         expected = 0.5 * (high - low)
-        found = linear.transposed_times((self.mean(point[None]) @ linear.times(along[None]).T).T)[0]
+        found = self.linear_map.quadratic_times(self.mean(point[None]), along[None])[0]
         scale = np.abs(expected).max(initial=0.0) + np.abs(found).max(initial=0.0)
         return not np.isfinite(scale) or bool(np.abs(found - expected).max(initial=0.0) <= _TOLERANCE * scale)
 

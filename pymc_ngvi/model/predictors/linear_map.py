@@ -84,15 +84,21 @@ class LinearMap:
 
     def transposed_times(self, vectors: Array) -> Array:
         """Return X^T times each vector, (n, n_dim) from (n, n_rows)."""
-        result: Array = np.ascontiguousarray((self.rest.T @ vectors.T).T) if self.rest.nnz else np.zeros(
-            (len(vectors), self.rest.shape[1])
+        result: Array = (
+            np.ascontiguousarray((self.rest.T @ vectors.T).T)
+            if self.rest.nnz
+            else np.zeros((len(vectors), self.rest.shape[1]))
         )
         result[:, self.columns] += vectors @ self.dense
         return result
 
+    def quadratic_times(self, matrix: sparse.csr_array, vectors: Array) -> Array:
+        """Return X^T M X times each vector, (n, n_dim)."""
+        return self.transposed_times((matrix @ self.times(vectors).T).T)
+
     def quadratic(self, matrix: sparse.csr_array) -> Array:
         """Return X^T M X, (n_dim, n_dim), for a symmetric sparse matrix M."""
-        result = self._of_rest(matrix).toarray()
+        result: Array = self._of_rest(matrix).toarray()
         if len(self.columns):
             product = matrix @ self.dense
             result[np.ix_(self.columns, self.columns)] += self.dense.T @ product
