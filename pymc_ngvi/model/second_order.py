@@ -28,6 +28,8 @@ logger = logging.getLogger("pymc.ngvi")
 _LEAST_BATCH = 4
 #: Products of a Hessian in gradients, and the seconds of one from which on it may be worth looking for predictors.
 _PRODUCT, _WORTH = 0.4, 2e-3
+#: How many products by coordinates one by predictors has to save.
+_FEWER = 2
 #: Relative difference of two products with a random vector that is rounding.
 _ROUNDING = 1e-8
 
@@ -181,7 +183,7 @@ class SecondOrder:
         start = time.perf_counter()
         found = predictor_hessian(self._logp, self._theta, self._simplify, self._compile)
         self.compile_seconds += time.perf_counter() - start
-        return found if found is not None and 2 * found.n_colours <= n_directions else None
+        return found if found is not None and _FEWER * found.n_colours <= n_directions else None
 
     def _by_predictors(self, theta: Array) -> tuple[LinearMap, sparse.csr_array] | None:
         """Return the predictors, and the mean Hessian with respect to them; None where they are not used.

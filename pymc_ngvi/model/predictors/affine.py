@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytensor.scalar as ps
 
 from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.traversal import toposort
 from pytensor.sparse.math import Dot as SparseDot
 from pytensor.sparse.math import StructuredDot
 from pytensor.tensor.elemwise import CAReduce, Elemwise
@@ -17,14 +18,15 @@ from pymc_ngvi.model.sparsity.dependence import constant_operand, core_op, incre
 from pymc_ngvi.model.sparsity.dependence_values import Facts
 
 
-def predictors(theta: Variable, facts: Facts) -> list[Variable]:
+def predictors(logp: Variable, theta: Variable, facts: Facts) -> list[Variable]:
     """Return the affine functions of theta that what is not affine is made of, in the order of the graph.
 
     Parameters
     ----------
+    logp : pytensor scalar
     theta : pytensor vector
     facts : Facts
-        Of a log density.
+        Of log p.
 
     Examples
     --------
@@ -34,18 +36,19 @@ def predictors(theta: Variable, facts: Facts) -> list[Variable]:
     >>> from pymc_ngvi.model.sparsity.dependence_values import Facts
     >>> theta = pt.vector("theta", shape=(3,))
     >>> eta = pt.dot(np.ones((5, 2)), theta[:2])
-    >>> eta.name = "eta"
-    >>> logp = -pt.exp(eta + theta[2]).sum() + eta.sum()
-    >>> len(predictors(theta, Facts(logp, theta)))
-    1
+    >>> logp = -pt.exp(eta + theta[2]).sum()
+    >>> [found] = predictors(logp, theta, Facts(logp, theta))
+    >>> found.type.shape
+    (5,)
     """
-    affine, found = {theta}, dict[Variable, None]()
+    affine, nodes = {theta}, set[Apply]()
     for node in facts.nodes:
         if _is_affine(node, facts, affine):
             affine.update(node.outputs)
-        else:
-            found.update(dict.fromkeys(i for i in facts.active_inputs(node) if i in affine))
-    return list(found)
+            nodes.add(node)
+    # Conditions count, too, through which no derivative passes.
+    others = (node for node in toposort([logp]) if node not in nodes)
+    return list(dict.fromkeys(i for node in others for i in node.inputs if i in affine))
 
 
 def _is_affine(node: Apply, facts: Facts, affine: set[Variable]) -> bool:

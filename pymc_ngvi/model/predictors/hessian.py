@@ -60,7 +60,7 @@ class PredictorHessian:
     def __init__(self, logp: Variable, theta: Variable, simplify: Simplify, compile_: Compile) -> None:
         self._theta = theta
         self._facts = Facts(logp, theta)
-        self._found = predictors(theta, self._facts)
+        self._found = predictors(logp, theta, self._facts)
         if self._found in ([], [theta]):
             raise ValueError("no affine function but theta itself")
         self._shared = [v for v in ancestors([logp]) if isinstance(v, SharedVariable)]

@@ -55,8 +55,7 @@ class LinearMap:
         share = (sets.T @ np.bincount(index, minlength=sets.shape[0])) / max(len(index), 1)
         is_dense = np.asarray(share > _DENSE)
         columns = np.flatnonzero(is_dense)
-        few = sparse.csr_array(sets @ sparse.diags_array((~is_dense).astype(np.int64)))
-        few.eliminate_zeros()
+        few = _with_columns(sets, ~is_dense)
         colours = _colours(few)
         n_colours = int(colours.max(initial=-1)) + 1
         directions = np.zeros((n_colours + len(columns), n_dim))
@@ -171,8 +170,14 @@ def stacked(maps: Sequence[LinearMap]) -> LinearMap:
     # What is sparse in one may be dense in another.
     rest = sparse.csc_array(sparse.vstack([m.rest for m in maps]))
     dense += rest[:, columns].toarray()
-    keep = np.ones(rest.shape[1])
-    keep[columns] = 0.0
-    few = sparse.csr_array(rest @ sparse.diags_array(keep))
-    few.eliminate_zeros()
-    return LinearMap(np.concatenate([m.offset for m in maps]), dense, columns, few)
+    keep = np.ones(rest.shape[1], dtype=bool)
+    keep[columns] = False
+    return LinearMap(np.concatenate([m.offset for m in maps]), dense, columns, _with_columns(rest, keep))
+
+
+def _with_columns(matrix: sparse.sparray, keep: NDArray[np.bool_]) -> sparse.csr_array:
+    """Return a matrix with 0 in all columns but some."""
+    result = sparse.csr_array(matrix, copy=True)
+    result.data = np.where(keep[result.indices], result.data, 0)
+    result.eliminate_zeros()
+    return result
