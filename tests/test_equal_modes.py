@@ -226,7 +226,7 @@ def test_few_evaluations_are_left_to_symmetries_where_all_are_few():
 def test_symmetries_that_were_not_looked_for_are_listed(monkeypatch):
     density, q = place(sign_of_one(), theta=2.0)
     approx = NGVIApproximation(density, q)
-    monkeypatch.setattr("pymc_ngvi.results.diagnosis.standing.budget_of", lambda *_: Budget(1_000, 1, 200, cut=True))
+    monkeypatch.setattr("pymc_ngvi.results.diagnosis.diagnose.budget_of", lambda *_: Budget(1_000, 1, 200, cut=True))
     diagnosis = approx.diagnose(random_seed=1)
     assert "symmetries of log p" in diagnosis.left_out
     assert not any("equal modes" in reason for reason in diagnosis.reasons)

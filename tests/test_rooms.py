@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pymc_ngvi
 
+from pymc_ngvi.results.fitted import Fitted
+from pymc_ngvi.results.methods import Methods
+
 ROOT = Path(pymc_ngvi.__file__).parent
 #: Rooms from the cellar to the roof: a module imports from its own and from those before it.
 FLOORS = (
@@ -76,3 +79,11 @@ def test_the_top_level_has_three_modules_beside_its_init():
 def test_only_the_model_and_the_approximation_import_pytensor():
     found = {name for name, path in MODULES.items() if any(n.split(".")[0] == "pytensor" for n in imports_of(path))}
     assert {name for name in found if not name.startswith("model.")} == {"results.approximation"}
+
+
+def test_methods_of_the_approximation_override_nothing():
+    """Each mixin stands on what all share, and no name is in two of them."""
+    names = [name for mixin in Methods.__bases__ for name in vars(mixin) if not name.startswith("__")]
+    assert all(mixin.__bases__ == (Fitted,) for mixin in Methods.__bases__)
+    assert sorted(set(names)) == sorted(names)
+    assert set(names).isdisjoint(vars(Fitted))

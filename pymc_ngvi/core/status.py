@@ -115,18 +115,7 @@ class Status(Enum):
     @property
     def ended_by_itself(self) -> bool:
         """Whether the step rule ended the fit, for better or worse."""
-        return self in (
-            Status.CONVERGED,
-            Status.LEVELLED,
-            Status.NOISE_LIMITED,
-            Status.STALLED,
-            Status.NO_FINITE_TRIAL,
-            Status.OUTSIDE_SUPPORT,
-            Status.NOT_SMOOTH,
-            Status.DIVERGED,
-            Status.UNBOUNDED,
-            Status.COLLAPSED,
-        )
+        return not self.resumable
 
     @property
     def can_be_followed(self) -> bool:

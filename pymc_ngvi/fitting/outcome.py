@@ -13,20 +13,6 @@ from pymc_ngvi.fitting.record import FitRecord
 
 logger = logging.getLogger("pymc.ngvi")
 
-#: Ends of a fit that the user should know of.
-_WARNED = (
-    Status.LEVELLED,
-    Status.NOISE_LIMITED,
-    Status.STALLED,
-    Status.NO_FINITE_TRIAL,
-    Status.OUTSIDE_SUPPORT,
-    Status.NOT_SMOOTH,
-    Status.DIVERGED,
-    Status.UNBOUNDED,
-    Status.COLLAPSED,
-    Status.MAX_ITERATIONS,
-)
-
 
 class Outcome(NamedTuple):
     """What a fit has come to.
@@ -64,11 +50,11 @@ def report_outcome(q: VariationalState, record: FitRecord) -> None:
     if record.is_exact:
         return
     status = record.status
-    if status in _WARNED:
+    if status in (Status.NOT_STARTED, Status.INTERRUPTED, Status.STOPPED):
+        logger.info(f"{status.sentence} {status.cure}")
+    elif status is not Status.CONVERGED:
         unknown = status is Status.LEVELLED and math.isnan(record.gap)
         verdict = "Whether the fit has converged is not known" if unknown else "The fit did not converge"
         warnings.warn(
             f"{verdict} ({status}). {record.sentence} {status.cure}", ConvergenceWarning, skip_file_prefixes=OURS
         )
-    elif status is not Status.CONVERGED:
-        logger.info(f"{status.sentence} {status.cure}")

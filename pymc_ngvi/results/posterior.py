@@ -58,8 +58,8 @@ class Plan:
 class Distribution(Protocol):
     """An approximate posterior on the unconstrained scale, as far as reports go.
 
-    All points are flat, (n_dim,) each, in the order of the layout. A density is not required: `log_density` may not be
-    known.
+    All points are flat, (n_dim,) each, in the order of the layout. Those of this package inherit what most have in
+    common. A density is not required: `log_density` may not be known.
     """
 
     @property
@@ -75,7 +75,7 @@ class Distribution(Protocol):
     @property
     def detail(self) -> str:
         """What there is to add in a line: ``with weights 0.70, 0.30``; often empty."""
-        ...
+        return ""
 
     @property
     def family(self) -> str:
@@ -85,7 +85,8 @@ class Distribution(Protocol):
     @property
     def arrow(self) -> ArrowStructure | None:
         """Its blocks that are independent given a border; None where it has none."""
-        ...
+        structure = getattr(self.gaussian, "structure", None)
+        return structure if isinstance(structure, ArrowStructure) else None
 
     # --- draws ---
 
@@ -99,11 +100,11 @@ class Distribution(Protocol):
 
     def draw_matched(self, n: int, rng: np.random.Generator) -> Array:
         """Return draws whose mean and covariance are those of the distribution, as far as that can be had."""
-        ...
+        return self.draw(n, rng)
 
     def effective(self, n: int) -> float:
         """Return how many independent draws ``n`` of its draws are worth, for means."""
-        ...
+        return float(n)
 
     # --- moments ---
 
@@ -132,19 +133,19 @@ class Distribution(Protocol):
 
     def log_density(self, theta: Array) -> Array | None:
         """Return log q, (n_draws,), at the rows of ``theta``; None where it is not known."""
-        ...
+        return None
 
     def rough_log_density(self, theta: Array) -> Array | None:
         """Return log q, or that of a Gaussian near to it, to tell what is far from q; None where there is neither."""
-        ...
+        return self.log_density(theta)
 
     def kept_log_weights(self) -> Array | None:
         """Return the log weights of draws that it keeps; None where draws are made, and weighed, on call."""
-        ...
+        return None
 
     def proposed(self, n: int, rng: np.random.Generator) -> Array:
         """Return the draws that importance weights are of, (n, n_dim): those of `draw`, or of what it is made of."""
-        ...
+        return self.draw(n, rng)
 
     def log_weights(self, theta: Array, density: LogDensity) -> Array:
         """Return the logarithms of their weights, (n_draws,), whose mean is the ELBO: log p - log q."""
@@ -154,19 +155,19 @@ class Distribution(Protocol):
 
     def stats(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[np.generic]]:
         """Return what ``sample_stats`` have of draws, (n_draws,) each; log q where it is asked for and known."""
-        ...
+        return {}
 
     def attrs(self, theta: Array) -> dict[str, float]:
         """Return what attributes of trees say of draws."""
-        ...
+        return {}
 
     def groups(self, layout: Layout) -> dict[str, xr.Dataset]:
         """Return groups that describe the distribution beside its draws."""
-        ...
+        return {}
 
     def remark(self, density: LogDensity, record: FitRecord | None, n: int, rng: np.random.Generator) -> str:
         """Return a sentence for summaries from ``n`` draws; often empty."""
-        ...
+        return ""
 
     def plan(self, density: LogDensity) -> Plan:
         """Return how its draws are moved towards the posterior."""

@@ -1,5 +1,7 @@
 """A diagnosis of an approximate posterior, made of its parts: weights, moved draws, and mass elsewhere."""
 
+import functools
+
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -9,14 +11,17 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, Weights
+from pymc_ngvi.core.sizes import check_draws
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.families import traits_of
 from pymc_ngvi.fitting.progress import WorkProgress
+from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.marginal.exact import Unavailable, forest_of
-from pymc_ngvi.results.diagnosis.budget import Budget
+from pymc_ngvi.results.diagnosis.budget import DIAGNOSIS, Budget
 from pymc_ngvi.results.diagnosis.diagnosis import SYMMETRIES, Diagnosis
 from pymc_ngvi.results.diagnosis.equal_modes import MOST_EVALUATIONS, N_DRAWS, EqualModes, equal_modes
 from pymc_ngvi.results.diagnosis.findings import Context, findings_of, not_moved, stands_out, unsettled
+from pymc_ngvi.results.diagnosis.kept import Kept
 from pymc_ngvi.results.diagnosis.missed_mass import MissedMass, other_fit, other_modes
 from pymc_ngvi.results.diagnosis.moment_drift import MomentDrift, drift_of
 from pymc_ngvi.results.diagnosis.moves import Moved, move
@@ -26,6 +31,7 @@ from pymc_ngvi.results.diagnosis.weights import (
     most_weighed,
     own_coordinates,
     own_generator,
+    own_log_ratio,
     weighed,
     weights_and_elbo,
 )
@@ -44,6 +50,8 @@ _LEAST_MOVED = 32
 _FEWEST_GROUPS = 3
 #: Number of the random stream behind the draws at which symmetries are looked for.
 _SYMMETRY_STREAM = 3_000_002
+#: Number of the random stream behind the draws of the standing diagnosis that are moved.
+_MOVES_STREAM = 3_000_001
 #: Importance weights of draws that belong to the fit: of a number of draws, telling how many are done.
 OwnRatio = Callable[[int, Callable[[float], None]], Array]
 
@@ -121,6 +129,39 @@ def diagnose(
         left_out=_left_out(budget, moved, fewer, n_compared > 0),
         open=_open(budget, moved, drift) if fewer else "",
     )
+
+
+def standing_diagnosis(posterior: Posterior, kept: Kept, share: tuple[float, float]) -> Diagnosis:
+    """Return the diagnosis that belongs to the fit, made with seeds of its own; made once, unless q changes."""
+    if kept.diagnosis is None or (kept.diagnosis.left_out and kept.share < share):
+        with few_threads(posterior.density):
+            budget, rng = budget_of(posterior, share), own_generator(posterior.record, _MOVES_STREAM)
+            ratio = functools.partial(own_log_ratio, posterior, kept)
+            kept.diagnosis, kept.share = diagnose(posterior, budget, ratio, rng), share
+    return kept.diagnosis
+
+
+def requested_diagnosis(
+    posterior: Posterior, kept: Kept, rng: np.random.Generator | None, draws: int | None, *, thorough: bool
+) -> Diagnosis:
+    """Return a diagnosis as `NGVIApproximation.diagnose` takes its arguments; without ``rng``, the standing one.
+
+    A thorough one is kept as that of the fit.
+    """
+    if draws is not None and check_draws(draws) < MIN_KHAT_DRAWS:
+        raise ValueError(f"A diagnosis needs at least {MIN_KHAT_DRAWS} draws; got {draws}. Take 10,000.")
+    posterior.check_weights()
+    if rng is None:
+        return standing_diagnosis(posterior, kept, DIAGNOSIS)
+    if thorough or draws is not None:
+        budget = full_budget(posterior, DRAWS if draws is None else draws, thorough=thorough)
+    else:
+        budget = budget_of(posterior, DIAGNOSIS)
+    with few_threads(posterior.density):
+        found = diagnose(posterior, budget, rng, rng, thorough=thorough)
+    if thorough:
+        kept.diagnosis, kept.share = found, DIAGNOSIS
+    return found
 
 
 def context_of(posterior: Posterior) -> Context:

@@ -3,24 +3,22 @@
 from dataclasses import dataclass
 
 import numpy as np
-import xarray as xr
 
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.sizes import check_cov_size
 from pymc_ngvi.core.types import Array, GaussianState
-from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.marginal.proposals import effective_size
 from pymc_ngvi.marginal.state import ExactState
-from pymc_ngvi.model import Layout, LogDensity
+from pymc_ngvi.model import LogDensity
 from pymc_ngvi.results.costs import Costs, direct_costs
-from pymc_ngvi.results.distributions.variational import arrow_of, distribution_of
+from pymc_ngvi.results.distributions.variational import distribution_of
 from pymc_ngvi.results.posterior import Distribution, Plan
 
 
 @dataclass(frozen=True, eq=False)
-class ExactDistribution:
+class ExactDistribution(Distribution):
     """An exact posterior: draws and moments, and weights of its pool; no density.
 
     Parameters
@@ -50,11 +48,6 @@ class ExactDistribution:
         """The word for it."""
         return "exact"
 
-    @property
-    def arrow(self) -> ArrowStructure | None:
-        """The blocks of the Gaussian fit."""
-        return arrow_of(self.q.gaussian)
-
     def base(self, n: int, rng: np.random.Generator) -> Array:
         """Return draws: they are made of nothing else."""
         return self.draw(n, rng)
@@ -62,10 +55,6 @@ class ExactDistribution:
     def draw(self, n: int, rng: np.random.Generator) -> Array:
         """Return draws of equal weight."""
         return self.q.draw(n, rng)
-
-    def draw_matched(self, n: int, rng: np.random.Generator) -> Array:
-        """Return draws."""
-        return self.draw(n, rng)
 
     def effective(self, n: int) -> float:
         """Return the effective size of the pool that they are taken from, where that can't be made as large."""
@@ -96,10 +85,6 @@ class ExactDistribution:
         gaussian: GaussianState = self.q.gaussian
         return gaussian
 
-    def log_density(self, theta: Array) -> Array | None:
-        """Return None: it is not known."""
-        return None
-
     def rough_log_density(self, theta: Array) -> Array | None:
         """Return that of the Gaussian fit."""
         return np.asarray(self.q.gaussian.log_density(np.asarray(theta, dtype=np.float64)))
@@ -107,10 +92,6 @@ class ExactDistribution:
     def kept_log_weights(self) -> Array | None:
         """Return the log weights of the pool."""
         return self.q.pool.log_ratio
-
-    def proposed(self, n: int, rng: np.random.Generator) -> Array:
-        """Return draws: those behind the weights are of the global parameters alone."""
-        return self.draw(n, rng)
 
     def log_weights(self, theta: Array, density: LogDensity) -> Array:
         """Raise: weights are kept."""
@@ -133,14 +114,6 @@ class ExactDistribution:
         rows = g.view(np.dtype((np.void, g.itemsize * g.shape[1])))[:, 0]
         _, first, number = np.unique(rows, return_index=True, return_inverse=True)
         return g[first], number
-
-    def groups(self, layout: Layout) -> dict[str, xr.Dataset]:
-        """Return none."""
-        return {}
-
-    def remark(self, density: LogDensity, record: FitRecord | None, n: int, rng: np.random.Generator) -> str:
-        """Return none."""
-        return ""
 
     def plan(self, density: LogDensity) -> Plan:
         """Move draws in coordinates whitened by the Gaussian fit."""

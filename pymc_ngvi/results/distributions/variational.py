@@ -47,7 +47,7 @@ def distribution_of(q: VariationalState) -> Distribution:
 
 
 @dataclass(frozen=True, eq=False)
-class StateDistribution[Q: VariationalState]:
+class StateDistribution[Q: VariationalState](Distribution):
     """A q that has a density: a Gaussian, or one of a user's own class.
 
     Parameters
@@ -69,19 +69,9 @@ class StateDistribution[Q: VariationalState]:
         return type(self.q).__name__
 
     @property
-    def detail(self) -> str:
-        """Nothing."""
-        return ""
-
-    @property
     def family(self) -> str:
         """The name of the family of q."""
         return name_of(self.q)
-
-    @property
-    def arrow(self) -> ArrowStructure | None:
-        """The structure of q."""
-        return arrow_of(self.q)
 
     def base(self, n: int, rng: np.random.Generator) -> Array:
         """Return base draws: standard normals and, behind them, uniforms."""
@@ -100,10 +90,6 @@ class StateDistribution[Q: VariationalState]:
             factor = np.linalg.cholesky(z.T @ z / len(z))
             z[:] = linalg.solve_lower(factor, np.ascontiguousarray(z.T)).T
         return np.asarray(self.q.draws(base))
-
-    def effective(self, n: int) -> float:
-        """Return the number itself: draws are independent."""
-        return float(n)
 
     def mean(self) -> Array:
         """Return the mean."""
@@ -135,18 +121,6 @@ class StateDistribution[Q: VariationalState]:
         """Return log q."""
         return np.asarray(self.q.log_density(np.asarray(theta, dtype=np.float64)))
 
-    def rough_log_density(self, theta: Array) -> Array | None:
-        """Return log q."""
-        return self.log_density(theta)
-
-    def kept_log_weights(self) -> Array | None:
-        """Return None: draws are made on call."""
-        return None
-
-    def proposed(self, n: int, rng: np.random.Generator) -> Array:
-        """Return draws of q: they are weighted themselves."""
-        return self.draw(n, rng)
-
     def log_weights(self, theta: Array, density: LogDensity) -> Array:
         """Return log p - log q."""
         with np.errstate(invalid="ignore"):
@@ -156,18 +130,6 @@ class StateDistribution[Q: VariationalState]:
     def stats(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[np.generic]]:
         """Return log q where it is asked for."""
         return {"log_q": np.asarray(self.q.log_density(theta))} if log_q else {}
-
-    def attrs(self, theta: Array) -> dict[str, float]:
-        """Return none."""
-        return {}
-
-    def groups(self, layout: Layout) -> dict[str, xr.Dataset]:
-        """Return none."""
-        return {}
-
-    def remark(self, density: LogDensity, record: FitRecord | None, n: int, rng: np.random.Generator) -> str:
-        """Return none."""
-        return ""
 
     def plan(self, density: LogDensity) -> Plan:
         """Move draws in coordinates whitened by q."""
@@ -188,11 +150,6 @@ class StudentTDistribution(StateDistribution[StudentTState]):
         gaussian: GaussianState = self.q.gaussian
         return gaussian
 
-    @property
-    def arrow(self) -> ArrowStructure | None:
-        """The structure of that."""
-        return arrow_of(self.q.gaussian)
-
 
 class MixtureDistribution(StateDistribution[MixtureState]):
     """A mixture: its components are shown."""
@@ -202,6 +159,11 @@ class MixtureDistribution(StateDistribution[MixtureState]):
         """The weights, the largest first."""
         largest = [f"{w:.2f}" for w in np.sort(self.q.weights)[::-1][:_MAX_SHOWN]]
         return f"with weights {', '.join(largest)}{', ...'[: 5 * (self.q.n_components > _MAX_SHOWN)]}"
+
+    @property
+    def arrow(self) -> ArrowStructure | None:
+        """None: what components have in common is the pattern of the model."""
+        return None
 
     @functools.cached_property
     def _pooled(self) -> GaussianState:
@@ -241,11 +203,6 @@ class PushforwardDistribution(StateDistribution[PushforwardState]):
         """The Gaussian, in coordinates of its own."""
         return self.q.gaussian
 
-    @property
-    def arrow(self) -> ArrowStructure | None:
-        """The structure of that."""
-        return arrow_of(self.q.gaussian)
-
     def plan(self, density: LogDensity) -> Plan:
         """Move draws of the Gaussian, in its coordinates."""
         transform = cast(Conditional, self.q.family.transform)
@@ -271,12 +228,6 @@ def _(q: MixtureState) -> Distribution:
 @distribution_of.register
 def _(q: PushforwardState) -> Distribution:
     return PushforwardDistribution(q)
-
-
-def arrow_of(gaussian: VariationalState) -> ArrowStructure | None:
-    """Return the arrow structure of a Gaussian; None where it has another one, or none."""
-    structure = getattr(gaussian, "structure", None)
-    return structure if isinstance(structure, ArrowStructure) else None
 
 
 def _n_numbers(q: VariationalState) -> int:

@@ -4,8 +4,8 @@ import numpy as np
 
 from pymc_ngvi.core.psis import pareto_khat
 from pymc_ngvi.core.seeds import Seed
+from pymc_ngvi.results.diagnosis.diagnose import requested_diagnosis
 from pymc_ngvi.results.diagnosis.diagnosis import Diagnosis
-from pymc_ngvi.results.diagnosis.standing import requested_diagnosis
 from pymc_ngvi.results.diagnosis.weights import log_ratio_of
 from pymc_ngvi.results.fitted import Fitted
 

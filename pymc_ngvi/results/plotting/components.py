@@ -12,7 +12,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.model import Layout
 from pymc_ngvi.results.convert import indices_of
-from pymc_ngvi.results.plotting.style import Axes, AxesArray, Figure, need_matplotlib
+from pymc_ngvi.results.plotting.style import FONT_SIZE, Axes, AxesArray, Figure, need_matplotlib
 
 #: Told apart by colour-blind readers, too.
 _HUES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c564b", "#5e3c99")
@@ -28,7 +28,6 @@ _FAINTEST = 0.3
 #: Standard deviations of each component that the axes reach to.
 _REACH = 3.2
 _N_ANGLES, _N_GRID = 181, 121
-_FONT_SIZE = 8
 #: Entries of the legend, and characters of a label, at most.
 _MAX_ENTRIES, _MAX_CHARACTERS = 8, 22
 
@@ -224,19 +223,19 @@ def _draw_pair(ax: Axes, panels: _Panels, i: int, j: int, styles: list[dict[str,
 def _trim(ax: Axes, panels: _Panels, row: int, column: int) -> None:
     """Set limits, and leave ticks and names at the outer sides only."""
     ax.set_xlim(panels.limits(column))
-    ax.tick_params(labelsize=_FONT_SIZE)
+    ax.tick_params(labelsize=FONT_SIZE)
     ax.locator_params(nbins=4, axis="x")
     last = row == len(panels.labels) - 1
     ax.tick_params(axis="x", labelbottom=last)
     if last:
-        ax.set_xlabel(_short(panels.labels[column]), fontsize=_FONT_SIZE + 1)
+        ax.set_xlabel(_short(panels.labels[column]), fontsize=FONT_SIZE + 1)
     if row == column:
         ax.set_yticks([])
         return
     ax.locator_params(nbins=4, axis="y")
     ax.tick_params(axis="y", labelleft=column == 0)
     if column == 0:
-        ax.set_ylabel(_short(panels.labels[row]), fontsize=_FONT_SIZE + 1)
+        ax.set_ylabel(_short(panels.labels[row]), fontsize=FONT_SIZE + 1)
 
 
 def _short(label: str) -> str:
@@ -265,8 +264,8 @@ def _write(figure: Figure, axes: AxesArray, weights: Array, styles: list[dict[st
     legend = place.legend(
         handles=handles,
         title="\n".join(title),
-        fontsize=_FONT_SIZE,
-        title_fontsize=_FONT_SIZE,
+        fontsize=FONT_SIZE,
+        title_fontsize=FONT_SIZE,
         alignment="left",
         frameon=False,
         **where,

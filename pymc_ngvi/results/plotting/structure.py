@@ -9,7 +9,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.results.plotting.style import Axes, need_matplotlib
+from pymc_ngvi.results.plotting.style import FONT_SIZE, Axes, need_matplotlib, write_title
 from pymc_ngvi.results.structure import ModelStructure, Part
 
 #: Cells along each side at most, but for parts that are widened.
@@ -23,9 +23,6 @@ _N_CHARACTERS = 24
 #: Shade of cells with hardly any entry.
 _LIGHTEST = 0.5
 _HUE = "#1c5c9e"
-_FONT_SIZE, _TITLE_SIZE = 8, 9
-#: Width of a character, in parts of the size of its font.
-_CHARACTER = 0.55
 
 
 class _Segment(NamedTuple):
@@ -101,7 +98,7 @@ def plot_structure(structure: ModelStructure, ax: Axes | None = None) -> Axes:
         ax.axhline(edge, color="0.6", linewidth=0.6)
         ax.axvline(edge, color="0.6", linewidth=0.6)
     names = [_label(segment) for segment in segments]
-    ax.set_yticks([0.5 * (a + b) for a, b in pairwise(edges)], names, fontsize=_FONT_SIZE)
+    ax.set_yticks([0.5 * (a + b) for a, b in pairwise(edges)], names, fontsize=FONT_SIZE)
     ax.set_xticks([])
     ax.tick_params(length=0)
     _write(ax, structure)
@@ -184,10 +181,8 @@ def _label(segment: _Segment) -> str:
 
 def _write(ax: Axes, structure: ModelStructure) -> None:
     """Write the structure in words above the image, and what a cell is below it."""
-    width = ax.get_position().width * ax.figure.bbox.width / ax.figure.dpi * 72.0 / (_CHARACTER * _TITLE_SIZE)
-    lines = textwrap.wrap(str(structure).replace("`", ""), max(int(width), 20), max_lines=4, placeholder=" …")
-    ax.set_title("\n".join(lines), fontsize=_TITLE_SIZE, loc="left")
+    write_title(ax, str(structure).replace("`", ""), max_lines=4)
     per_cell = structure.n_dim / _N_CELLS
     if per_cell > 1.0:
         side = f"{per_cell:.2g}" if per_cell < 10.0 else f"{per_cell:,.0f}"
-        ax.set_xlabel(f"shade: share of nonzero in about {side} × {side} entries", fontsize=_FONT_SIZE)
+        ax.set_xlabel(f"shade: share of nonzero in about {side} × {side} entries", fontsize=FONT_SIZE)

@@ -7,9 +7,8 @@ import numpy as np
 from pymc_ngvi.core.psis import Weights
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.results.diagnosis.budget import SUMMARY
-from pymc_ngvi.results.diagnosis.diagnose import budget_of
+from pymc_ngvi.results.diagnosis.diagnose import budget_of, standing_diagnosis
 from pymc_ngvi.results.diagnosis.kept import Kept
-from pymc_ngvi.results.diagnosis.standing import standing_diagnosis
 from pymc_ngvi.results.diagnosis.weights import (
     DRAWS,
     log_ratio_of,
