@@ -221,7 +221,10 @@ def test_summaries_state_the_effective_size(name):
         f"From 40,000 draws with an effective sample size of {most:,.0f}: the Monte Carlo error of a mean is "
         f"{1 / np.sqrt(most):.2g} of its sd."
     )
-    assert approx.gaussian._error_sentence(100) == "From 100 draws: the Monte Carlo error of a mean is 0.1 of its sd."
+    assert (
+        _error_sentence(approx.gaussian._posterior, 100)
+        == "From 100 draws: the Monte Carlo error of a mean is 0.1 of its sd."
+    )
 
 
 def test_words():
