@@ -9,7 +9,7 @@ from matrix import two_seeds
 
 from pymc_ngvi.estimators.summary import summarise
 from pymc_ngvi.families import DiagonalState
-from pymc_ngvi.steps.adaptive.belief import UNKNOWN, Belief
+from pymc_ngvi.steps.schedule.belief import UNKNOWN, Belief
 
 N_DIM, N_REPLICATES = 30, 8
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pymc_ngvi.core.types import Evaluation
-from pymc_ngvi.steps.adaptive.linesearch import Failure, search
+from pymc_ngvi.steps.schedule.linesearch import Failure, search
 
 
 def run(elbo_at, *, slope=1.0, first=1.0, propose=lambda rho: rho):
@@ -20,7 +20,7 @@ def run(elbo_at, *, slope=1.0, first=1.0, propose=lambda rho: rho):
 
 
 def test_an_acceptable_first_step_is_taken():
-    (q, evaluation, rho), tried = run(lambda rho: rho)
+    (q, evaluation, rho, _), tried = run(lambda rho: rho)
     assert (q, evaluation.elbo, rho, tried) == (1.0, 1.0, 1.0, [1.0])
 
 
@@ -31,7 +31,7 @@ def test_it_starts_where_it_is_told():
 @pytest.mark.parametrize("top", [0.3, 0.45])
 def test_the_top_of_a_parabola_is_found_at_once(top):
     """rho - rho^2 / (2 top) has slope 1 at 0 and falls below 0 at 1."""
-    (_, _, rho), tried = run(lambda rho: rho - rho**2 / (2 * top))
+    (_, _, rho, _), tried = run(lambda rho: rho - rho**2 / (2 * top))
     np.testing.assert_allclose(rho, top)
     assert len(tried) == 2
 
@@ -49,7 +49,7 @@ def test_each_step_is_between_a_quarter_and_half_of_the_one_before(elbo, n_trial
 @pytest.mark.parametrize("hopeless", [-1e16, -np.inf])
 def test_a_direction_that_starts_far_too_long_is_not_given_up(hopeless):
     """Steps 1e-6 as long as the first gain."""
-    (_, _, rho), _ = run(lambda rho: rho if rho < 1e-6 else hopeless, slope=1e3)
+    (_, _, rho, _), _ = run(lambda rho: rho if rho < 1e-6 else hopeless, slope=1e3)
     assert 0.25e-6 <= rho < 1e-6
 
 
@@ -63,7 +63,7 @@ def test_a_fall_that_was_to_be_expected_of_a_long_step_counts():
 
 
 def test_steps_without_a_state_are_not_evaluated():
-    (_, _, rho), tried = run(lambda rho: rho, propose=lambda rho: rho if rho < 0.3 else None)
+    (_, _, rho, _), tried = run(lambda rho: rho, propose=lambda rho: rho if rho < 0.3 else None)
     assert (rho, tried) == (0.25, [0.25])
 
 

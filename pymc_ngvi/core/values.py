@@ -90,6 +90,16 @@ class Evaluation:
     finite: NDArray[np.bool_]
     elbo: float
 
+    @property
+    def n_dropped(self) -> int:
+        """Draws at which log p or its gradient is not finite."""
+        return int((~self.finite).sum())
+
+    @property
+    def lost(self) -> float:
+        """Part of the draws that they are."""
+        return float(np.mean(~self.finite))
+
 
 @stored("draws.assessment")
 class Assessment(NamedTuple):

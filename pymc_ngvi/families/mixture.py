@@ -51,6 +51,8 @@ class MixtureState:
     components: tuple[Any, ...]
 
     n_uniform = 1
+    #: No coordinate is known to be that of a group effect.
+    globals_ = None
 
     @property
     def n_dim(self) -> int:

@@ -63,6 +63,7 @@ class MixtureEvaluation:
         elbos = self.replicate_rewards() @ np.exp(self.log_weights)
         return float(elbos.std(ddof=1) / np.sqrt(len(elbos))) if len(elbos) > 1 else np.inf
 
+    @property
     def lost(self) -> float:
         """Return the part of q at which log p is not finite."""
         return float(np.exp(self.log_weights) @ [np.mean(~part.finite) for part in self.parts])

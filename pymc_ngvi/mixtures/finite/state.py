@@ -1,18 +1,19 @@
 """What one iteration of the step rule `trust_region` hands to the next."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 import numpy as np
 
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array, BaseDraws
+from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.families.mixture import MixtureState
-from pymc_ngvi.mixtures.finite.evaluation import MixtureEvaluation
+from pymc_ngvi.mixtures.finite.steps import MixtureSteps
+from pymc_ngvi.steps.adaptive.growth import Growth
+from pymc_ngvi.steps.adaptive.state import AdaptiveState
 
-#: No draws.
-NOTHING = MixtureEvaluation(BaseDraws(np.empty((0, 0)), 1), (), np.empty((0, 0)), np.empty((0, 0)), np.empty(0))
+Stage = Literal["gaussian", "search", "solve", "grow", "average"]
 
 
 @stored("mixture.accepted")
@@ -44,85 +45,85 @@ class MixtureFit:
 
     Parameters
     ----------
-    working : MixtureState
-        Under way: a candidate, before it is known whether it pays.
-    stage : {"gaussian", "search", "solve", "decide", "grow", "average"}
+    stage : {"gaussian", "search", "solve", "grow", "average"}
         What the next step does.
     start : GaussianState
         The start, from which modes are looked for.
-    inner : AdaptiveState or None
-        Of the single Gaussian, while that is fitted.
+    of_gaussian : AdaptiveState
+        Of the single Gaussian.
+    of_mixture : MixtureSteps or None
+        Of the mixture under way: a candidate, before it is known whether it pays, or the accepted one at the end.
     gaussian : GaussianState or None
         The single Gaussian, once it is fitted.
     accepted : Accepted or None
         The best mixture so far.
-    evaluation : MixtureEvaluation
-        On the current draws; without parts while the single Gaussian is fitted.
-    moments : MixtureMoments or None
-        There, while steps are averaged.
-    gap, last_elbo, step_size : float
-        What the loop shows.
-    left : float
-        Nats that may be left to gain, with the noise of their measurement.
-    radius : float
-        Of the trust region, nats.
-    n_each : int
-        Draws of each component in the current set.
-    n_draws : int
-        Draws in use, of all components together.
-    n_pooled : int
-        Draws of each component behind ``q``, while steps are averaged.
     level : int
         Names the random stream of the current draws.
-    n_steps, idle, n_averaged, n_failed : int
-        Steps on this set, those in a row that gained nothing, averaged sets, candidates in a row that did not pay.
-    n_refused, n_collapsed : int
-        Averaged steps that would have lowered the ELBO, and candidates of which a component collapsed or ran away.
-    n_dropped : int
-        Draws left out so far because log p or its gradient was not finite.
+    n_steps, n_failed, n_collapsed : int
+        Steps of the single Gaussian, candidates in a row that did not pay, and those of which a component collapsed or
+        ran away.
+    n_lost : int
+        Draws left out in earlier parts of the fit.
     tried : tuple of ndarray
         Where components were added to the accepted mixture.
     status : Status or None
         Why to stop.
     """
 
-    working: MixtureState
-    stage: str
-    start: Any
-    inner: Any = None
-    gaussian: Any = None
-    accepted: Any = None
-    evaluation: MixtureEvaluation = NOTHING
-    moments: Any = None
-    gap: float = float("inf")
-    last_elbo: float = float("-inf")
-    left: float = float("inf")
-    step_size: float = 1.0
-    radius: float = 1.0
-    n_each: int = 0
-    n_draws: int = 0
-    n_pooled: int = 0
+    stage: Stage
+    start: GaussianState
+    of_gaussian: AdaptiveState
+    of_mixture: MixtureSteps | None = None
+    gaussian: GaussianState | None = None
+    accepted: Accepted | None = None
     level: int = 0
     n_steps: int = 0
-    idle: int = 0
-    n_averaged: int = 0
     n_failed: int = 0
-    n_refused: int = 0
     n_collapsed: int = 0
-    n_dropped: int = 0
+    n_lost: int = 0
     tried: tuple[Array, ...] = ()
     status: Status | None = None
 
     @property
     def q(self) -> MixtureState:
         """The approximation if the fit ended here: no candidate that may not pay."""
-        return self.accepted.q if self._on_trial else self.working
+        if self.accepted is not None and self.stage != "average":
+            return self.accepted.q
+        return MixtureState.of([self.of_gaussian.q]) if self.of_mixture is None else self.of_mixture.q
 
     @property
     def elbo(self) -> float:
         """ELBO of ``q``: on the current draws, or, where a candidate is on trial, as measured when it was accepted."""
-        return float(self.accepted.elbo) if self._on_trial else self.last_elbo
+        if self.accepted is not None and self.stage != "average":
+            return self.accepted.elbo
+        return self._under_way.elbo
 
     @property
-    def _on_trial(self) -> bool:
-        return self.accepted is not None and self.stage in ("solve", "decide", "grow")
+    def gap(self) -> float:
+        """Estimated nats that ``q`` still lacks; NaN where a candidate is on trial."""
+        return self._under_way.gap if self.stage in ("gaussian", "search", "average") else np.nan
+
+    @property
+    def n_draws(self) -> int:
+        """Draws in use, of all components together."""
+        of = self.of_mixture
+        return self.of_gaussian.n_draws if of is None else of.n_draws * of.q.n_components
+
+    @property
+    def step_size(self) -> float:
+        """The last step size."""
+        return self._under_way.step_size
+
+    @property
+    def n_dropped(self) -> int:
+        """Draws left out so far because log p or its gradient was not finite."""
+        return self.n_lost + self._under_way.n_dropped
+
+    @property
+    def growth(self) -> Growth:
+        """Growth of the standard deviations of the single Gaussian."""
+        return self.of_gaussian.growth
+
+    @property
+    def _under_way(self) -> AdaptiveState | MixtureSteps:
+        return self.of_gaussian if self.of_mixture is None else self.of_mixture

@@ -138,6 +138,21 @@ class ScaleMoments:
     tail_step: float
     tail_se: float
 
+    @property
+    def gap(self) -> float:
+        """Nats to be gained by mean, Sigma and shape."""
+        return self.gaussian.gap
+
+    @property
+    def floor(self) -> float:
+        """What noise alone would make them."""
+        return self.gaussian.floor
+
+    @property
+    def floor_sd(self) -> float:
+        """Standard deviation of the difference at the optimum."""
+        return self.gaussian.floor_sd
+
     def direction(self, trust: float = 1.0) -> Array:
         """Return the natural gradient in the Fisher information of theta alone, (n_params,).
 

@@ -12,22 +12,20 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pymc_ngvi.core.draws import BASE_DRAWS
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Assessment, Direction, Estimator, Evaluation, Target, Update
+from pymc_ngvi.core.types import Assessment, Estimator, Evaluation, Target, Update
 from pymc_ngvi.families.student_t import MOST_SHAPE, StudentTState
 from pymc_ngvi.mixtures.student_t.gradients import LEAST_TAIL, Tails
 from pymc_ngvi.mixtures.student_t.tails import AsStudentT, StudentTSteps
-from pymc_ngvi.steps.adaptive.certificate import FEW_DRAWS, loses_draws
-from pymc_ngvi.steps.adaptive.nearness import NEAR_NATS
+from pymc_ngvi.steps.adaptive.certificate import loses_draws
 from pymc_ngvi.steps.adaptive.rule import Adaptive
 from pymc_ngvi.steps.adaptive.state import AdaptiveState
-from pymc_ngvi.steps.adaptive.tolerance import Tolerance
+from pymc_ngvi.steps.schedule.base import FEW_DRAWS, NEAR_NATS, Schedule
 
-#: Draws in the largest set with Hessians; in the first and in the largest from gradients alone, and, for each
-#: dimension, in the first: fewer are overfitted.
-_MAX_DRAWS, _N_GRADIENTS, _MAX_GRADIENTS, _GRADIENTS_PER_DIM = 1_024, 64, 16_384, 4
+#: Draws in the first and in the largest set from gradients alone, and, for each dimension, in the first: fewer are
+#: overfitted.
+_N_GRADIENTS, _MAX_GRADIENTS, _GRADIENTS_PER_DIM = 64, 16_384, 4
 #: Draws below which nothing is said of tails, and times the dimension: in few dimensions, few draws tell of them. Fewer
 #: than the least, which max_draws does not change, have no replicates to judge by.
 _FEW_DRAWS, _FEW_TIMES_DIM, _LEAST_DRAWS = 128, 512, 16
@@ -105,21 +103,15 @@ class ScaleMixture:
         Rows of the registries, of the Gaussian inside.
     seed : int
         Of the base draws.
-    tol : float, default 0.05
-        Stop when the nats still to be gained, with two standard deviations of their estimate, are below this in 100
-        dimensions, in proportion to the dimension from 10 to 100.
     n_draws, max_draws : int, optional
         Sizes of the first and of the largest set of draws, powers of 2 where quasi-random. With Hessians 8 and 1,024;
         from gradients alone four times the dimension, 64 at least, and 16,384.
-    base_draws : {"sobol", "antithetic", "plain"}
-    stl : bool
-        Sticking the landing.
-    direction : callable, optional
-        Not used.
+    **options
+        Others of `Schedule`.
     """
 
     #: Options that the rule takes, for the messages that refuse others.
-    takes: ClassVar[frozenset[str]] = frozenset({"n_draws", "max_draws", "base_draws"})
+    takes: ClassVar[frozenset[str]] = Schedule.takes
 
     def __init__(
         self,
@@ -128,44 +120,31 @@ class ScaleMixture:
         estimator: Estimator,
         *,
         seed: int,
-        tol: float = 0.05,
         n_draws: int | None = None,
         max_draws: int | None = None,
-        base_draws: str = "sobol",
-        stl: bool = True,
-        direction: Direction | None = None,
+        **options: Any,
     ) -> None:
-        self._target, self._estimator, self._seed = target, estimator, seed
-        self._draw = BASE_DRAWS[base_draws]
-        most = _MAX_DRAWS
+        first, most = Schedule.default_draws
         if not estimator.uses_hessians:
             first = max(_N_GRADIENTS, _power_of_2(_GRADIENTS_PER_DIM * target.n_dim))
             most = max(_MAX_GRADIENTS, first)
-            n_draws = n_draws or min(first, max_draws or first)
-        most = max(max_draws or most, n_draws or 0)
+        n_draws = n_draws or min(first, max_draws or first)
+        most = max(max_draws or most, n_draws)
         few = max(_FEW_DRAWS, _power_of_2(_FEW_TIMES_DIM / max(target.n_dim, 1)))
-        self._few_draws = max(min(few, most), _LEAST_DRAWS)
-        kinds: dict[str, Any] = {"seed": seed, "base_draws": base_draws, "stl": stl}
-        self._gaussian = Adaptive(target, update, estimator, tol=tol, n_draws=n_draws, max_draws=most, **kinds)
-        later = {**kinds, "seed": seed + _LATER}
-        self._later = Adaptive(target, update, estimator, tol=tol, n_draws=self._few_draws, max_draws=most, **later)
-        self._t = StudentTSteps(
-            target,
-            update,
-            estimator,
-            Tolerance(tol),
-            few_draws=self._few_draws,
-            max_draws=max(most, self._few_draws),
-            **kinds,
-        )
+        few = max(min(few, most), _LEAST_DRAWS)
+        parts, options = (target, update, estimator), {**options, "max_draws": most}
+        self._target, self._estimator = target, estimator
+        self._gaussian = Adaptive(*parts, seed=seed, n_draws=n_draws, **options)
+        self._later = Adaptive(*parts, seed=seed + _LATER, n_draws=few, **options)
+        self._t = StudentTSteps(*parts, seed=seed, n_draws=few, few_draws=few, **options)
 
     def first_evaluation(self, q: StudentTState) -> Evaluation:
         """Evaluate a starting state on the first base draws."""
-        return self._gaussian.first_evaluation(q.gaussian) if _is_gaussian(q) else self._t.evaluate(q, self._few_draws)
+        return self._gaussian.first_evaluation(q.gaussian) if _is_gaussian(q) else self._t.first_evaluation(q)
 
     def init(self, q: StudentTState) -> AsGaussian | AsStudentT:
         """Return the state before the first iteration."""
-        begun = None if _is_gaussian(q) else self._t.begin(q, self._few_draws)
+        begun = None if _is_gaussian(q) else self._t.begin(q)
         return begun or AsGaussian(self._gaussian.init(q.gaussian))
 
     def step(self, state: AsGaussian | AsStudentT) -> AsGaussian | AsStudentT:
@@ -200,7 +179,7 @@ class ScaleMixture:
         """Return a state in which a fit that gave up may try again."""
         if isinstance(state, AsGaussian):
             return replace(state, of_gaussian=self._gaussian.reopen(state.of_gaussian), checked=False)
-        return replace(state, rounds=0)
+        return self._t.reopen(state)
 
     def _step_of_gaussian(self, state: AsGaussian) -> AsGaussian | AsStudentT:
         """Take one step of the Gaussian; give it tails where they gain something."""
@@ -210,7 +189,7 @@ class ScaleMixture:
             return replace(moved, checked=True)
         q = inner.q
         if self._gaussian.terminate(inner) is not None:
-            base = self._draw(self._few_draws, q.n_dim, np.random.default_rng([self._seed, _CHECK_LEVEL + inner.level]))
+            base = self._gaussian.base_draws(_CHECK_LEVEL + inner.level, self._t.few_draws)
             evaluation = self._estimator.evaluate(self._target, q, base)
             n_se = _N_SE_AT_END
         else:
@@ -220,7 +199,7 @@ class ScaleMixture:
             base, evaluation, n_se = inner.base, inner.evaluation, _N_SE
         begun = None
         if evaluation.finite.any() and Tails.beyond(q, base, evaluation).gain(n_se):
-            begun = self._t.begin(moved.q, self._few_draws, level=inner.level + _LEVELS * state.n_returns)
+            begun = self._t.begin(moved.q, level=inner.level + _LEVELS * state.n_returns)
         if begun is None:
             return replace(moved, checked=n_se == _N_SE_AT_END)
         n_dropped = moved.n_dropped + begun.n_dropped

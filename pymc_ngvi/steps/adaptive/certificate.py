@@ -10,23 +10,20 @@ from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.types import Assessment, BaseDraws, Evaluation, Moments, Target
 from pymc_ngvi.estimators.metric import in_full_metric
 from pymc_ngvi.steps.adaptive.state import AdaptiveState
+from pymc_ngvi.steps.schedule.base import FEW_DRAWS, MAX_LOST
 
-#: Draws below which nothing is certified, and a solved set is followed by a larger one.
-FEW_DRAWS = 32
 #: Whitened error of the diagonal curvature that a converged coordinate may have.
 MAX_CURVATURE_ERROR = 0.2
 #: Standard errors by which the curvature that gradients show must differ from the Hessians' to be no noise, in one
 #: dimension; in more, what the largest of so many normals adds.
 _N_SE_KINK = 2.5
-#: Part of the draws at which log p may be not finite in a converged fit: what q has there costs nothing in the means.
-MAX_LOST = 0.02
 #: Parts of the draws on which the ELBO is compared with that of the start.
 _N_PARTS = 8
 
 
 def loses_draws(evaluation: Evaluation) -> bool:
     """Tell whether more draws than a few lie where log p is not finite."""
-    return bool(np.mean(~evaluation.finite) > MAX_LOST)
+    return evaluation.lost > MAX_LOST
 
 
 def has_diverged(q: Any, evaluation: Evaluation, units: NDArray[np.intp], first_elbo: float) -> bool:
@@ -57,19 +54,6 @@ def has_diverged(q: Any, evaluation: Evaluation, units: NDArray[np.intp], first_
     if not elbos:
         return True
     return bool(2.0 * max(elbos) - min(elbos) < first_elbo - q.n_dim)
-
-
-def why_given_up(state: AdaptiveState) -> Status:
-    """Return the likeliest reason why the largest sets of draws did not certify the state."""
-    if state.growth.seems_unbounded:
-        return Status.UNBOUNDED
-    if loses_draws(state.evaluation):
-        return Status.OUTSIDE_SUPPORT
-    if is_kinked(state.q, state.base, state.evaluation, state.moments):
-        return Status.NOT_SMOOTH
-    if state.stalled:
-        return Status.NO_FINITE_TRIAL if state.blind else Status.STALLED
-    return Status.NOISE_LIMITED
 
 
 def assessed(target: Target, state: AdaptiveState, most: float) -> Assessment:

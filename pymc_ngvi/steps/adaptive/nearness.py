@@ -1,15 +1,14 @@
 """How near a state is to the optimum: near enough to average steps, and for secants to serve."""
 
-from typing import Any
-
 import numpy as np
 
-from pymc_ngvi.core.types import Moments
+from pymc_ngvi.core.types import GaussianState, Moments
+from pymc_ngvi.steps.adaptive.rest import judged
 from pymc_ngvi.steps.adaptive.state import AdaptiveState
-from pymc_ngvi.steps.adaptive.tolerance import judged
+from pymc_ngvi.steps.schedule.base import NEAR_NATS
 
 #: Whitened errors, and nats, below which the fit counts as near the optimum.
-NEAR_ERROR, NEAR_NATS, NEAR_NATS_PER_DIM = 0.6, 0.5, 0.01
+NEAR_ERROR, NEAR_NATS_PER_DIM = 0.6, 0.01
 #: Nats, beyond one for each dimension, below which secants serve where the metric is not exact.
 _TAME_NATS = 10.0
 #: Nats per dimension below which they serve among thousands of group effects: there a global parameter takes tens of
@@ -22,12 +21,12 @@ MANY, THOUSANDS, TENS_OF_THOUSANDS = 100, 1_000, 20_000
 _MANY_FLOORS, _GLOBAL_SE, _LEAST_GLOBAL = 2.0, 1.0, 0.1
 
 
-def is_near(q: Any, moments: Moments, gap: float) -> bool:
+def is_near(q: GaussianState, moments: Moments, gap: float) -> bool:
     """Tell whether a state is near the optimum."""
     return gap < max(NEAR_NATS, NEAR_NATS_PER_DIM * float(q.n_dim)) and _are_small(q, moments)
 
 
-def secants_serve(q: Any, moments: Moments, gap: float) -> bool:
+def secants_serve(q: GaussianState, moments: Moments, gap: float) -> bool:
     """Tell whether a state is near enough to the optimum for secants: nearer where the metric is exact."""
     if not q.exact_metric:
         return gap < _TAME_NATS + float(q.n_dim)
@@ -36,47 +35,50 @@ def secants_serve(q: Any, moments: Moments, gap: float) -> bool:
     return is_near(q, moments, gap)
 
 
-def has_effects(q: Any, more_than: int) -> bool:
+def has_effects(q: GaussianState, more_than: int) -> bool:
     """Tell whether a state has so many group effects, about, beside global parameters."""
     return q.globals_ is not None and bool(q.n_dim > more_than)
 
 
-def is_solved(q: Any, moments: Moments, least: float) -> bool:
-    """Tell whether a set of draws has little more to give: at most its noise, or ``least`` nats.
+def is_solved_for_globals(q: GaussianState, moments: Moments, least: float) -> bool:
+    """Tell whether a set of draws has little more to give of a model with many group effects.
 
-    Among many group effects the noise of the effects would hide global parameters that are off by many standard
-    deviations, for which a larger set is no better than this one, only dearer: they must be at rest on this set.
+    The noise of the effects would hide global parameters that are off by many standard deviations, for which a larger
+    set is no better than this one, only dearer: they must be at rest on this set.
+
+    Parameters
+    ----------
+    q : GaussianState
+    moments : Moments
+    least : float
+        Nats below which a set counts as solved in any case.
     """
-    many = has_effects(q, MANY)
-    if moments.gap > max(moments.floor * (_MANY_FLOORS if many else 1.0), least):
+    if moments.gap > max(moments.floor * _MANY_FLOORS, least):
         return False
-    if not many:
-        return True
     grad, se = np.abs(moments.grad[q.globals_]), moments.grad_se[q.globals_]
     return bool(np.all(grad <= np.maximum(_LEAST_GLOBAL, _GLOBAL_SE * se)))
 
 
-def slack_of(state: AdaptiveState, tol: float) -> float:
-    """Return the nats by which the ELBO may fall on the draws in use, in a step that counts as none that does harm.
+def slack_among_effects(state: AdaptiveState, slack: float, tol: float) -> float:
+    """Return the nats by which the ELBO may fall in a step that does no harm, where some coordinates are group effects.
 
     Parameters
     ----------
     state : AdaptiveState
         Before the step.
+    slack : float
+        Nats that are allowed in any case.
     tol : float
         Nats that may be left where the posterior is near-Gaussian.
     """
-    # Within the sampling error the fixed point of the update and the maximum on these draws need not agree.
-    floor, gap, n_dim = state.moments.floor, state.moments.gap, float(state.q.n_dim)
-    slack = 1e-9 * abs(state.elbo) + 0.5 * min(floor, tol)
-    if state.q.globals_ is not None and gap < NEAR_NATS_PER_DIM * n_dim:
+    if state.q.globals_ is not None and state.moments.gap < NEAR_NATS_PER_DIM * float(state.q.n_dim):
         # The noise in the scales of group effects, and that of the ELBO along them, are those of the same draws:
         # together they hide what a global parameter gains.
-        slack = max(slack, min(2.0 * floor, max(tol, NEAR_NATS)))
+        return max(slack, min(2.0 * state.moments.floor, max(tol, NEAR_NATS)))
     return slack
 
 
-def _are_small(q: Any, moments: Moments) -> bool:
+def _are_small(q: GaussianState, moments: Moments) -> bool:
     """Tell whether whitened errors of means and scales are small."""
     grad, curvature = judged(q, moments)
     errors_of_scales = np.abs(curvature - 1.0)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import BaseDraws, Estimator, Evaluation, Moments, Target, Update
 from pymc_ngvi.steps.adaptive.held import Held
-from pymc_ngvi.steps.adaptive.linesearch import Failure, search
+from pymc_ngvi.steps.schedule.linesearch import Failure, search
 
 #: Times that lost scales are looked for in one fit, and draws to move on and to judge by.
 MAX_RECOVERIES, N_RECOVERY = 4, (16, 32)
@@ -130,8 +130,8 @@ def _fitted(tools: Tools, held: Any, q: Any) -> Any:
         )
         if isinstance(found, Failure):
             break
-        q, evaluation, rho = found
-        if rho == 1.0 and moments.gap < _FITTED * q.n_dim:
+        q, evaluation = found.q, found.evaluation
+        if found.size == 1.0 and moments.gap < _FITTED * q.n_dim:
             break
     return q
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import BaseDraws, Evaluation, Moments
-from pymc_ngvi.steps.adaptive.linesearch import Failure, search
+from pymc_ngvi.steps.schedule.linesearch import Failure, search
 from pymc_ngvi.steps.stochastic.base import Advance, Stochastic, StochasticState
 from pymc_ngvi.steps.stochastic.pilot import pilot_fit
 
@@ -106,4 +106,4 @@ class Decay(Stochastic):
             slope=2.0 * moments.gap,
             first=0.5 * advance.step_size,
         )
-        return None if isinstance(found, Failure) else self._averaged(state, found[0], found[2])
+        return None if isinstance(found, Failure) else self._averaged(state, found.q, found.size)

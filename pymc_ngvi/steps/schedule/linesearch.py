@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Any
 
 import numpy as np
 
-from pymc_ngvi.core.types import Evaluation
+from pymc_ngvi.steps.schedule.state import Evaluated, Step
 
 #: Steps evaluated along one direction; each at least this part of the one before, and at most half of it.
 _MAX_TRIALS, _LEAST_PART = 8, 0.25
@@ -25,15 +24,15 @@ class Failure(Enum):
     NOT_FINITE = "not finite"
 
 
-def search(
-    propose: Callable[[float], Any],
-    evaluate: Callable[[Any], Evaluation],
-    accepts: Callable[[Evaluation], bool],
+def search[Q, E: Evaluated](
+    propose: Callable[[float], Q | None],
+    evaluate: Callable[[Q], E],
+    accepts: Callable[[E], bool],
     *,
     elbo: float,
     slope: float,
     first: float,
-) -> tuple[Any, Evaluation, float] | Failure:
+) -> Step[Q, E] | Failure:
     """Find a step that is accepted.
 
     Parameters
@@ -50,7 +49,7 @@ def search(
 
     Returns
     -------
-    state, evaluation, step size; or Failure where no step was accepted.
+    Step, or Failure where no step was accepted.
 
     Notes
     -----
@@ -65,7 +64,7 @@ def search(
             continue
         evaluation = evaluate(q)
         if accepts(evaluation):
-            return q, evaluation, rho
+            return Step(q, evaluation, rho)
         elbos.append(evaluation.elbo)
         gained = evaluation.elbo - elbo
         trials += not _is_hopeless(rho * slope, gained)

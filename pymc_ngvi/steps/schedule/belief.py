@@ -8,17 +8,35 @@ it leaves more; (1 - rho) G is taken, so that a gap along one direction is not b
 """
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Moments
 
 #: Relative error of a predicted gap: steps are not exact, and the Fisher information is not quite the curvature.
 _MODEL_ERROR = 0.3
 #: Standard deviations between prediction and measurement beyond which the prediction counts for nothing.
 _SURPRISE = 3.0
+
+
+class Nats(Protocol):
+    """What is left to gain, as one set of draws has it."""
+
+    @property
+    def gap(self) -> float:
+        """Half the squared length of the natural gradient."""
+        ...
+
+    @property
+    def floor(self) -> float:
+        """What noise alone would make it."""
+        ...
+
+    @property
+    def floor_sd(self) -> float:
+        """Standard deviation of the difference at the optimum."""
+        ...
 
 
 @stored("adaptive.belief")
@@ -38,7 +56,7 @@ class Belief:
     sd: float = np.inf
 
     @classmethod
-    def of(cls, moments: Moments) -> Self:
+    def of(cls, moments: Nats) -> Self:
         """Return what one set of fresh draws says by itself."""
         gap = moments.gap - moments.floor
         return cls(gap, _measurement_sd(moments, gap))
@@ -49,7 +67,7 @@ class Belief:
         mean = left * max(self.mean, 0.0) + step_size**2 * floor
         return type(self)(mean, float(np.hypot(left * self.sd, _MODEL_ERROR * mean)))
 
-    def measured(self, moments: Moments) -> Self:
+    def measured(self, moments: Nats) -> Self:
         """Combine a prediction with a measurement on fresh draws."""
         alone = self.of(moments)
         sd = _measurement_sd(moments, max(self.mean, 0.0)) if np.isfinite(self.sd) else np.inf
@@ -68,7 +86,7 @@ class Belief:
 UNKNOWN = Belief()
 
 
-def _measurement_sd(moments: Moments, gap: float) -> float:
+def _measurement_sd(moments: Nats, gap: float) -> float:
     """Return the standard deviation of a corrected gap where the true one is ``gap``.
 
     Its variance is tr(Cov^2) / (2 S^2) + g^T Cov g / S. ``floor_sd`` is the root of the first term; the second is taken

@@ -1,0 +1,365 @@
+r"""The schedule of a fit, the same for every q: many steps on one set of draws, then one on each fresh set.
+
+Far from the optimum, the problem is solved on one small set of base draws, where it is deterministic: steps are taken
+that do not lower the ELBO on these draws, until what is left to gain is below the sampling error of the set.
+
+Near it, each set of draws is fresh and serves for one step of size S / (N + S), where N counts the draws behind the
+current state: the result is as accurate as if all draws so far had been used together. Since fresh draws had no part in
+reaching the state, the gap measured on them, less its noise floor, is an honest estimate of what is still to be gained.
+It decides when to stop.
+
+A subclass says how its q moves and is measured.
+"""
+
+import abc
+
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+
+from pymc_ngvi.core.draws import BASE_DRAWS
+from pymc_ngvi.core.status import Status
+from pymc_ngvi.core.types import Assessment, BaseDraws, Direction, Estimator, Target, Update, VariationalState
+from pymc_ngvi.steps.schedule.belief import UNKNOWN, Belief
+from pymc_ngvi.steps.schedule.linesearch import Failure
+from pymc_ngvi.steps.schedule.state import Evaluated, ScheduleState, Step
+from pymc_ngvi.steps.schedule.tolerance import Tolerance
+
+#: Draws below which nothing is certified, and a solved set is followed by a larger one.
+FEW_DRAWS = 32
+#: Part of the draws at which log p may be not finite in a converged fit: what q has there costs nothing in the means.
+MAX_LOST = 0.02
+#: Nats, and nats for each dimension, below which the noise of a set does not ask for a larger one.
+NEAR_NATS = 0.5
+#: Noise of a gap, in parts of the tolerance, that is none: Gaussian targets.
+_NO_NOISE = 1e-3
+#: Sets of the largest size after which the fit gives up on certifying its result.
+MAX_ROUNDS = 4
+#: Ratio of successive gaps above which averaging counts as creeping: where the metric is exact, and where it is not.
+_CREEPING, _CREEPING_INEXACT = 1.0, 0.6
+#: Accepted steps on one set of draws, at most, and part of the tolerance below which one gains nothing.
+_MAX_STEPS, _GAIN = 60, 0.02
+#: Part of the tolerance that the standard deviation of a measured gap may have, for the certificate.
+_CERTAIN = 0.4
+#: Part of the tolerance below which a set is solved, whatever its noise.
+_SOLVED = 0.1
+#: Growth of a set that is too small: where the metric is not exact, a small set misleads for longer.
+_GROWTH, _GROWTH_INEXACT = 2, 4
+#: Random streams from here on serve only to assess states, never to move them.
+_ASSESSMENT_LEVEL = 1_000_000
+
+
+class Schedule[S: ScheduleState, Q: VariationalState, E: Evaluated](abc.ABC):
+    """Many steps on one set of draws, then one on each fresh set.
+
+    Parameters
+    ----------
+    target : Target
+    update, estimator : callable
+        Rows of the registries.
+    seed : int
+        Of the base draws.
+    tol : float, default 0.05
+        Nats that may be left to gain; see `Tolerance`.
+    n_draws, max_draws : int, optional
+        Sizes of the first and of the largest set of draws, powers of 2 where quasi-random.
+    base_draws : {"sobol", "antithetic", "plain"}
+    stl : bool
+        Sticking the landing.
+    direction : callable, optional
+        Taken by every step rule; of use to those of Cholesky factors.
+    """
+
+    #: Options that the rule takes, for the messages that refuse others.
+    takes: ClassVar[frozenset[str]] = frozenset({"n_draws", "max_draws", "base_draws"})
+    #: Draws in the first and in the largest set if none are given, and those below which nothing is certified.
+    default_draws: ClassVar[tuple[int, int]] = (8, 1_024)
+    few_draws: int = FEW_DRAWS
+    #: Accepted steps in a row that gain nothing, after which a set counts as solved.
+    max_idle: ClassVar[int] = 3
+
+    def __init__(
+        self,
+        target: Target,
+        update: Update,
+        estimator: Estimator,
+        *,
+        seed: int,
+        tol: float = 0.05,
+        n_draws: int | None = None,
+        max_draws: int | None = None,
+        base_draws: str = "sobol",
+        stl: bool = True,
+        direction: Direction | None = None,
+    ) -> None:
+        first, most = self.default_draws
+        self._target, self._update, self._estimator, self._stl = target, update, estimator, stl
+        self._draw, self._seed, self._tolerance = BASE_DRAWS[base_draws], seed, Tolerance(tol)
+        self._n_draws = n_draws or min(first, max_draws or first)
+        self._max_draws = max(max_draws or most, self._n_draws)
+
+    # --- what a subclass says -------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def _drawn(self, state: S, level: int, n_draws: int) -> tuple[Q, BaseDraws, E]:
+        """Return q, which may be left with fewer components, and log p at new draws of it."""
+
+    @abc.abstractmethod
+    def _measured(self, state: S) -> S:
+        """Return a state with the moments at its draws."""
+
+    @abc.abstractmethod
+    def _found(self, state: S) -> tuple[S, Step[Q, E] | Failure]:
+        """Return a step that `_accepts` takes, if there is one, and the state less what was of no use."""
+
+    @abc.abstractmethod
+    def _averaged(self, state: S, rho: float) -> S | None:
+        """Return the state after a step of given size, as `_pooled` makes it; None where it is not valid."""
+
+    @abc.abstractmethod
+    def _is_near(self, state: S, gap: float) -> bool:
+        """Tell whether a state with so many nats left is near enough to the optimum for steps to be averaged."""
+
+    @abc.abstractmethod
+    def _spread(self, state: S) -> float:
+        """Return the variance of log p - log q under q."""
+
+    def _is_exact(self, state: S) -> bool:
+        """Tell whether the Fisher information is the curvature of the ELBO at the optimum."""
+        return True
+
+    def _is_at_rest(self, state: S) -> bool:
+        """Tell whether nothing is off by much that few nats would hide: a coordinate, the shape."""
+        return True
+
+    def _is_kinked(self, state: S) -> bool:
+        """Tell whether gradients show a curvature that Hessians miss."""
+        return False
+
+    def _has_learned(self, state: S) -> bool:
+        """Tell whether steps on a fixed set have taught what they can."""
+        return True
+
+    def _learned(self, state: S, moved: S, step: Step[Q, E]) -> S:
+        """Return a state with moments after a step on a fixed set, and what the step has taught."""
+        return self._measured(moved)
+
+    def _left(self, state: S) -> S:
+        """Return what follows on a set that is solved."""
+        return self._next_set(state)
+
+    def _draws_needed(self, state: S) -> float:
+        """Return the draws that the set after an averaged step needs, whatever the gap."""
+        return self.few_draws
+
+    def _counts(self, n_draws: int) -> bool:
+        """Tell whether a set of fresh draws counts among those after which a fit gives up."""
+        return n_draws >= self._max_draws
+
+    # --- verbs of the loop ----------------------------------------------------------------------------------------
+
+    def step(self, state: S) -> S:
+        """Take one step."""
+        ready = state.fresh and state.n_pooled and self._has_learned(state) and not self._loses_draws(state)
+        if ready and self._is_near(state, state.gap):
+            averaged = self._average(state)
+            if averaged is not None:
+                return averaged
+        return self._solve(replace(state, n_pooled=0))
+
+    def terminate(self, state: S) -> Status | None:
+        """Return why to stop, or None to go on."""
+        if not state.fresh:
+            return None
+        if self._is_certified(state):
+            return Status.NOT_SMOOTH if self._is_kinked(state) else Status.CONVERGED
+        return self._why_given_up(state) if state.rounds >= MAX_ROUNDS else None
+
+    def assess(self, state: S) -> Assessment:
+        """Evaluate a state on draws that had no part in reaching it."""
+        if not state.fresh:
+            aside = replace(state, level=_ASSESSMENT_LEVEL + state.level, belief=UNKNOWN)
+            state = self._redraw(aside, max(state.n_draws, self.few_draws))
+        return self._assessed(state)
+
+    @abc.abstractmethod
+    def _assessed(self, state: S) -> Assessment:
+        """Return what the fresh draws of a state say of it."""
+
+    def conclude(self, status: Status, assessment: Assessment) -> Status:
+        """Return the status in the light of what was measured at the end."""
+        return assessment.against or status if status is Status.CONVERGED else status
+
+    def reopen(self, state: S) -> S:
+        """Return a state in which a fit that gave up may try again."""
+        return replace(state, rounds=0)
+
+    # --- the certificate ------------------------------------------------------------------------------------------
+
+    def _tol_at(self, state: S) -> float:
+        """Return the nats that may be left at a state."""
+        return self._tolerance.at(state.q, self._spread(state), exact=self._is_exact(state))
+
+    def _is_certified(self, state: S) -> bool:
+        m, noiseless = state.moments, _NO_NOISE * self._tolerance.least(state.q)
+        # A set that is its own first use certifies nothing unless its size lets the noise be judged.
+        if self._loses_draws(state) or not (state.n_draws >= self.few_draws or m.floor_sd <= noiseless):
+            return False
+        # Nor must the sampling error of the draws behind the state speak against it.
+        met = self._most_left(state) < self._tol_at(state) and state.gap < self._tolerance.most(state.q)
+        return met and self._is_at_rest(state)
+
+    def _most_left(self, state: S) -> float:
+        """Return the most nats that may be left to gain: as all sets tell, and the last one alone."""
+        m = state.moments
+        return max(state.belief.bound, m.gap - m.floor + m.floor_sd)
+
+    def _why_given_up(self, state: S) -> Status:
+        """Return the likeliest reason why the largest sets of draws did not certify the state."""
+        if self._loses_draws(state):
+            return Status.OUTSIDE_SUPPORT
+        if self._is_kinked(state):
+            return Status.NOT_SMOOTH
+        if state.stalled:
+            return Status.NO_FINITE_TRIAL if state.blind else Status.STALLED
+        return Status.NOISE_LIMITED
+
+    def _loses_draws(self, state: S) -> bool:
+        """Tell whether more draws than a few lie where log p is not finite."""
+        return bool(state.evaluation.lost > MAX_LOST)
+
+    # --- near the optimum: one step from each fresh set -----------------------------------------------------------
+
+    def _average(self, state: S) -> S | None:
+        """Take the step that pools this set with all before it; None where it is not valid."""
+        # The gain of a Kalman filter: error of the state, G, against error of what this set says, R. Where G is nothing
+        # but the error of the draws so far, it is S / (N + S).
+        error, noise = state.gap, state.moments.floor
+        pooling = state.n_draws / (state.n_pooled + state.n_draws)
+        moved = self._averaged(state, max(pooling, error / (error + noise) if error > 0.0 else 0.0))
+        if moved is None:
+            return None
+        new = self._redraw(moved, self._draws_to_average(state, moved.n_pooled))
+        if new.level == state.level:  # no draw of the new set is finite: stay, and go on with this set
+            return None
+        # Shrinking steps can't finish what a full step leaves over: then the set is worth solving, and learning from.
+        return replace(new, n_pooled=0, belief=Belief.of(new.moments)) if self._creeps(state, new) else new
+
+    def _creeps(self, state: S, new: S) -> bool:
+        """Tell whether an averaged step left more of the gap than it should have."""
+        ratio = _CREEPING if self._is_exact(state) else _CREEPING_INEXACT
+        most = ratio * Belief.of(state.moments).bound + 2.0 * new.moments.floor_sd
+        return Belief.of(new.moments).mean > most
+
+    def _pooled(self, state: S, q: Q, rho: float) -> S:
+        """Return a state after an averaged step."""
+        # Where the metric is not exact, a step may do less than it promises, but no harm.
+        predicted = state.belief.after_step(rho, state.moments.floor) if self._is_exact(state) else state.belief
+        n_pooled = round(state.n_draws / rho)
+        return replace(state, q=q, n_pooled=n_pooled, step_size=rho, stalled=False, belief=predicted)
+
+    def _draws_to_average(self, state: S, n_pooled: int) -> int:
+        """Return the size of the set that follows an averaged step, after which ``n_pooled`` draws are behind it."""
+        n_sds = 1.0 if self._is_exact(state) else 2.0
+        needed = state.n_draws * n_sds * state.moments.floor_sd / (_CERTAIN * self._tol_at(state))
+        n_draws = min(n_pooled, max(needed, self._draws_needed(state)), self._max_draws)
+        return int(min(self._rounded(state, n_draws), self._max_draws))
+
+    def _rounded(self, state: S, n_draws: float) -> float:
+        """Return a power of 2."""
+        return float(2.0 ** np.floor(np.log2(n_draws)))
+
+    # --- far from it: many steps on one set -----------------------------------------------------------------------
+
+    def _solve(self, state: S) -> S:
+        """Take one step on the current set; go to a fresh one if that solves it."""
+        state, step = self._found(state)
+        if isinstance(step, Failure):
+            return self._next_set(self._stuck(state, step))
+        best = max(state.best, state.elbo)
+        gained = step.evaluation.elbo - best > _GAIN * self._tolerance.least(step.q)
+        moved = replace(
+            state,
+            q=step.q,
+            evaluation=step.evaluation,
+            fresh=False,
+            stalled=False,
+            step_size=step.size,
+            n_steps=state.n_steps + 1,
+            best=best,
+            idle=0 if gained else state.idle + 1,
+        )
+        return self._after(state, moved, step)
+
+    def _stuck(self, state: S, failure: Failure) -> S:
+        return replace(state, stalled=True, blind=failure is Failure.NOT_FINITE)
+
+    def _after(self, state: S, moved: S, step: Step[Q, E]) -> S:
+        """Learn from a step on a fixed set, and decide whether the set has more to give."""
+        full = step.size == 1.0
+        spent = moved.idle >= self.max_idle or moved.n_steps >= _MAX_STEPS
+        # After a full step from within the sampling error, what is left on this set is far below it.
+        if (full and self._has_learned(state) and self._is_solved(state)) or spent:
+            return self._next_set(moved)
+        moved = self._learned(state, moved, step)
+        # Near the optimum, where the natural gradient of the draws and the ELBO on them differ by sampling error only.
+        overshoots = not full and self._is_exact(state) and self._has_learned(moved)
+        if overshoots and self._is_near(moved, moved.moments.gap):
+            return self._next_set(moved)
+        return self._left(moved) if self._is_solved(moved) else moved
+
+    def _accepts(self, state: S, new: E) -> bool:
+        """Tell whether a step neither lowers the ELBO on the current draws nor loses more of them."""
+        if not np.isfinite(new.elbo) or new.n_dropped > state.evaluation.n_dropped:
+            return False
+        return new.elbo >= state.elbo - self._slack(state)
+
+    def _slack(self, state: S) -> float:
+        """Return the nats by which the ELBO may fall on the draws in use, in a step that counts as none that does harm.
+
+        Within the sampling error the fixed point of the update and the maximum on these draws need not agree.
+        """
+        return 1e-9 * abs(state.elbo) + 0.5 * min(state.moments.floor, self._tolerance.least(state.q))
+
+    def _is_solved(self, state: S) -> bool:
+        """Tell whether a set of draws has little more to give: at most its noise."""
+        return state.moments.gap <= max(state.moments.floor, self._solved(state))
+
+    def _solved(self, state: S) -> float:
+        """Return the nats below which a set counts as solved, whatever its noise."""
+        return _SOLVED * self._tolerance.least(state.q)
+
+    def _next_set(self, state: S) -> S:
+        """Go to fresh draws after a set is solved, or as far solved as it can be."""
+        n_draws = self._draws_to_solve(state)
+        return self._redraw(replace(state, n_pooled=state.n_draws, belief=UNKNOWN, idle=0), n_draws)
+
+    def _draws_to_solve(self, state: S) -> int:
+        """Return the size of the set that follows one that is solved, or as far solved as it can be."""
+        near = self._is_near(state, state.moments.gap) and not state.stalled
+        too_noisy = state.moments.floor > max(NEAR_NATS, 4.0 * self._tolerance.least(state.q))
+        grows = state.n_draws < self.few_draws or not near or too_noisy or self._loses_draws(state)
+        growth = _GROWTH if self._is_exact(state) else _GROWTH_INEXACT
+        return min(state.n_draws * growth, self._max_draws) if grows else state.n_draws
+
+    def _redraw(self, state: S, n_draws: int) -> S:
+        """Return a state on fresh draws; one that gives up where none of them is finite."""
+        level = state.level + 1
+        q, base, evaluation = self._drawn(state, level, n_draws)
+        if not np.isfinite(evaluation.elbo):  # nothing can be said of it: the fit ends here
+            return replace(state, fresh=True, stalled=True, rounds=MAX_ROUNDS)
+        drawn = replace(
+            state,
+            q=q,
+            level=level,
+            base=base,
+            evaluation=evaluation,
+            fresh=True,
+            n_steps=0,
+            best=-np.inf,
+            rounds=state.rounds + self._counts(n_draws),
+            n_dropped=state.n_dropped + evaluation.n_dropped,
+        )
+        drawn = self._measured(drawn)
+        return replace(drawn, belief=state.belief.measured(drawn.moments))
