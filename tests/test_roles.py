@@ -12,6 +12,7 @@ from pytensor.tensor.random.basic import NormalRV
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.results.approximation import NGVIApproximation
+from pymc_ngvi.results.summary import summary
 
 RNG = np.random.default_rng(7)
 N = 60
@@ -26,7 +27,7 @@ def approx_of(model):
 
 def roles_of(model):
     approx = approx_of(model)
-    return approx._roles(approx.sample(2, log_p=False)["posterior"].to_dataset())
+    return summary.roles_of(approx._posterior, approx.sample(2, log_p=False)["posterior"].to_dataset())
 
 
 def groups_of(model):
@@ -191,6 +192,31 @@ def test_what_is_computed_from_effects():
     assert group.scales == ["tau", "variance"]
     assert roles.rows == ("mu",)
     assert dict(roles.observations) == {"y": N}
+
+
+def test_observations_are_rows_of_vectors_and_elements_of_series():
+    data = RNG.normal(size=(12, 3))
+    with pm.Model() as model:
+        a = pm.Normal("a")
+        pm.MvNormal("vectors", a * np.ones(3), np.eye(3), observed=data)
+        pm.MvNormal("function", a * np.ones(12), np.eye(12), observed=data[:, 0])
+        pm.AR("series", [0.5], sigma=pm.math.exp(a), init_dist=pm.Normal.dist(), observed=data[:, 0])
+        pm.AR("several", [0.5], sigma=pm.math.exp(a), init_dist=pm.Normal.dist(), observed=data.T)
+        pm.MvGaussianRandomWalk(
+            "walk", mu=a * np.ones(3), cov=np.eye(3), init_dist=pm.MvNormal.dist(np.zeros(3), np.eye(3)), observed=data
+        )
+        pm.Multinomial("counts", 9, pm.math.softmax(a * np.arange(3.0)), observed=[2, 3, 4])
+        pm.Multinomial("tables", 9, pm.math.softmax(a * np.arange(3.0)), observed=[[2, 3, 4]] * 5)
+        pm.Normal("matrix", a, observed=data)
+    expected = {"vectors": 12, "function": 12, "series": 12, "several": 36, "walk": 12}
+    assert roles_of(model).observations == expected | {"counts": 1, "tables": 5, "matrix": 36}
+
+
+def test_observations_behind_minibatches_are_vectors_too():
+    with pm.Model() as model:
+        rows = pm.Minibatch(np.zeros((40, 3)), batch_size=10)
+        pm.MvNormal("y", pm.Normal("a") * np.ones(3), np.eye(3), observed=rows, total_size=40)
+    assert roles_of(model).observations == {"y": 40}
 
 
 def test_a_latent_function_and_what_it_is_rotated_from_are_rows():

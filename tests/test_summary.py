@@ -104,6 +104,12 @@ def test_a_model_without_groups_is_one_table(plain):
     )
 
 
+def test_each_element_of_a_series_is_an_observation():
+    with pm.Model() as model:
+        pm.AR("y", [pm.Normal("rho")], sigma=1.0, init_dist=pm.Normal.dist(), observed=Y)
+    assert "Number of observations: 48." in str(approx_of(model).summary(50, khat_draws=None))
+
+
 def test_digits_follow_the_standard_deviation():
     with pm.Model() as model:
         pm.Normal("far", 1_000)

@@ -16,6 +16,7 @@ from pymc.backends.arviz import find_observations
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.model.layout import Layout, Variable
 from pymc_ngvi.model.lineage import Lineage
+from pymc_ngvi.model.observations import n_axes
 
 # A child of PyMC's logger, which has the handler.
 logger = logging.getLogger("pymc.ngvi")
@@ -185,14 +186,13 @@ def _raw(rows: list[str], extents: Mapping[str, Extent], effects: set[str], line
 
 
 def _observed(model: pm.Model) -> dict[str, Extent]:
-    """Return the axes of the observations of each observed variable, without those of one multivariate observation."""
+    """Return the axes along which the observations of each observed variable lie."""
     values = find_observations(model)
     result = {}
     for rv in model.observed_RVs:
         if rv.name in values:
-            support = getattr(rv.owner.op, "ndim_supp", 0) if rv.owner is not None else 0
             shape = np.shape(values[rv.name])
-            shape = shape[: len(shape) - support]
+            shape = shape[: n_axes(rv, len(shape))]
             dims = tuple(model.named_vars_to_dims.get(rv.name) or (None,) * len(shape))
             result[rv.name] = Extent(dims[: len(shape)], shape)
     return result

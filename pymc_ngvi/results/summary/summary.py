@@ -154,7 +154,7 @@ def _table(
         return Summary((), table, None, sections, (), by_sd)
     few = _two_points(posterior)
     sizes = {str(name): values.size // 2 for name, values in few.data_vars.items()}
-    roles = _roles(posterior, few)
+    roles = roles_of(posterior, few)
     plan = plan_sections(roles, sizes, group_effects=group_effects)
     wide = draws * sum(sizes.values()) > _MOST_HELD
     made = sample_tree(posterior, kept, draws, rng, Sampling(var_names=plan.names if wide else None))[
@@ -186,7 +186,7 @@ def _two_points(posterior: Posterior) -> xr.Dataset:
     return tree["posterior"].to_dataset()
 
 
-def _roles(posterior: Posterior, few: xr.Dataset) -> Roles:
+def roles_of(posterior: Posterior, few: xr.Dataset) -> Roles:
     """Return the roles of the variables, whose axes are taken from any draws."""
     extents = {}
     for name, draws in few.data_vars.items():
