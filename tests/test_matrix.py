@@ -29,11 +29,8 @@ each_of_the_covariance = pytest.mark.parametrize(
     "choice", [c for c in NATURAL if c.family != "sparse"], ids=lambda c: "-".join(vars(c).values())
 )
 #: Updates of which a step of size 1 is not exact for a Gaussian posterior.
-others_adaptive = pytest.mark.parametrize(
-    "choice",
-    [c for c in ADAPTIVE if c not in NATURAL and c.family != "sparse"],
-    ids=lambda c: "-".join(vars(c).values()),
-)
+OTHERS_ADAPTIVE = [c for c in ADAPTIVE if c not in NATURAL and c.family != "sparse"]
+others_adaptive = pytest.mark.parametrize("choice", OTHERS_ADAPTIVE, ids=lambda c: "-".join(vars(c).values()))
 #: Relative to standard deviations: what one exact step leaves is rounding, times the condition of the target.
 RTOL = {"50 dimensions, condition 1e4": 1e-8, "normal mean": 1e-8, "linear regression": 1e-7}
 
@@ -110,15 +107,21 @@ def test_gaussian_posterior_of_updates_that_are_not_exact(choice):
 
 
 @each_of_the_covariance
-@two_seeds
 @pytest.mark.parametrize("posterior", OTHERS, ids=lambda p: p.name)
-def test_transformed_variables(choice, seed, posterior):
+def test_transformed_variables(choice, posterior):
     """The best Gaussian on the unconstrained scale, by quadrature: without the Jacobian it is another one."""
-    check_transformed_variables(choice, seed, posterior)
+    for seed in (1, 2) if choice.family == "full" else (1,):
+        check_transformed_variables(choice, seed, posterior)
 
 
-@others_adaptive
+@pytest.mark.parametrize(
+    "choice",
+    [c for c in OTHERS_ADAPTIVE if (c.update, c.family) in {("natural_pd", "diagonal"), ("sqrt", "block")}]
+    + [c for c in OTHERS_ADAPTIVE if c.family == "full" and "cholesky" in c.update],
+    ids=lambda c: "-".join(vars(c).values()),
+)
 def test_transformed_variables_with_other_updates(choice):
+    """Each update once."""
     check_transformed_variables(choice, 1, next(p for p in OTHERS if p.name == "simplex"))
 
 
@@ -139,9 +142,8 @@ def check_transformed_variables(choice, seed, posterior):
 
 
 @pytest.mark.parametrize("choice", [c for c in NATURAL if c.family == "full"], ids=str)
-@two_seeds
-@pytest.mark.parametrize("start", [None, 50.0], ids=["initial point", "far"])
-def test_raw_predictors_on_scales_four_orders_of_magnitude_apart(choice, seed, start):
+@pytest.mark.parametrize(("start", "seed"), [(None, 1), (50.0, 2)], ids=["initial point", "far"])
+def test_raw_predictors_on_scales_four_orders_of_magnitude_apart(choice, start, seed):
     """Root-mean-square errors against the closed form: means in standard deviations, standard deviations relative."""
     regression = RawRegression()
     mean, sd = regression.moments()
@@ -169,7 +171,7 @@ def test_many_seeds_agree_on_random_intercepts(choice):
     z = np.random.default_rng(1).standard_normal((1000, density.n_dim))
     z = np.concatenate([z, -z])
     elbos = []
-    for seed in range(8):
+    for seed in range(6 if choice.family == "full" else 3):
         rule = make_rule(density, choice, seed=seed)
         scales = starting.start_scales(density, None)
         family = make_family(FitOptions(**choice.given()), density)
@@ -211,7 +213,7 @@ def test_both_linkers(backend):
     np.testing.assert_allclose(cov / np.outer(sd, sd), np.eye(len(sd)), atol=1e-8)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_a_certificate_does_not_hide_the_sampling_error_of_few_draws(seed):
     """Non-centred eight schools, heavy tails: a low measurement of a state that rests on few draws is not enough."""
     y, sd = np.array([28.0, 8, -3, 7, -1, 1, 18, 12]), np.array([15.0, 10, 16, 11, 9, 11, 10, 18])

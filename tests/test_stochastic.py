@@ -8,7 +8,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from matrix import each_stochastic, first_state, fit, ignore, make_rule, state_of, two_seeds
+from matrix import each_stochastic_pair, first_state, fit, ignore, make_rule, state_of, two_seeds
 from scipy.special import expit
 from targets import NumpyTarget, Quadratic, Walled, kinked, logistic, poisson
 
@@ -146,7 +146,7 @@ def test_gaps_that_are_measured_on_the_way_are_true(seed):
     assert abs(np.mean(gaps) - expected) < 4 * np.std(gaps) / np.sqrt(300)
 
 
-@each_stochastic
+@each_stochastic_pair
 def test_stalled_where_no_draw_is_finite(choice):
     target = Walled(Quadratic(np.zeros(3), np.eye(3)), -1e6)
     rule = make_rule(target, choice, seed=1)
@@ -254,7 +254,7 @@ def test_one_draw_is_one_gradient_and_no_hessian(update, estimator, step, option
     assert state.t == 30
 
 
-@each_stochastic
+@each_stochastic_pair
 def test_every_iteration_costs_its_draws(choice):
     """One gradient a draw, and one Hessian where the estimator uses them; another gradient to look at a long step."""
     target = logistic(n_dim=4).fresh()
@@ -314,7 +314,7 @@ def test_the_window_option_sets_the_earliest_end(window):
     assert approx_end.n_iterations == 3 * window
 
 
-@each_stochastic
+@each_stochastic_pair
 def test_a_state_does_not_grow(choice):
     """What is handed on after 60 iterations is as large as after 5: three window means are all that is kept."""
     target = logistic(n_dim=4)
@@ -341,7 +341,7 @@ def assert_same(one, other):
             np.testing.assert_array_equal(value, b.params()[name])
 
 
-@each_stochastic
+@each_stochastic_pair
 def test_resumed_is_as_never_stopped(choice):
     target = logistic(n_dim=4)
     rule = make_rule(target, choice, seed=1, window=1000, tol=1e-12)
