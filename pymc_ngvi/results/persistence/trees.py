@@ -1,10 +1,15 @@
 """An approximation as a tree of xarray, and as what a pickle needs of its fit."""
 
+import dataclasses
+
 import numpy as np
 import xarray as xr
 
+from pymc_ngvi.core.psis import Weights
 from pymc_ngvi.fitting.saved import SavedFit
+from pymc_ngvi.model import Layout
 from pymc_ngvi.results.convert import flat_dataset
+from pymc_ngvi.results.diagnosis import Diagnosis, Finding
 from pymc_ngvi.results.fitted import Fitted
 from pymc_ngvi.results.persistence.content import (
     APPROXIMATION,
@@ -18,8 +23,8 @@ from pymc_ngvi.results.persistence.content import (
     readable,
     versions,
 )
+from pymc_ngvi.results.persistence.encoding import DamagedError
 from pymc_ngvi.results.persistence.matching import SavedData, fingerprints, free_variables
-from pymc_ngvi.results.persistence.verdicts import content_of_diagnosis, diagnosis_of
 
 
 def add_to_tree(tree: xr.DataTree, approx: Fitted, *, resumable: bool) -> xr.DataTree:
@@ -52,7 +57,7 @@ def _content_of_fit(approx: Fitted) -> dict[str, object]:
     return {
         "q": content_of_q(approx._state, approx.record),
         "record": approx.record,
-        "diagnosis": None if kept.diagnosis is None else content_of_diagnosis(kept.diagnosis),
+        "diagnosis": None if kept.diagnosis is None else _content_of_diagnosis(kept.diagnosis),
         "share": None if kept.diagnosis is None else kept.share,
         "hist": approx.hist,
         "gap_hist": approx.gap_hist,
@@ -69,7 +74,7 @@ def restore(approx: Fitted, name: str, content: Content, fit: Content | None) ->
     if not approx._data.changed() and content["diagnosis"] is not None:
         with damaged(name):
             kept = approx._kept
-            kept.diagnosis, kept.share = diagnosis_of(content["diagnosis"], approx.layout), content["share"]
+            kept.diagnosis, kept.share = _diagnosis_of(content["diagnosis"], approx.layout), content["share"]
 
 
 def resumable_fit(approx: Fitted) -> SavedFit | None:
@@ -87,3 +92,21 @@ def _log_p_at_mean(approx: Fitted) -> float | None:
     if approx.density.has_minibatch or approx._data.changed():
         return None
     return float(approx.density.logp(approx._distribution.mean()[None])[0])
+
+
+def _content_of_diagnosis(diagnosis: Diagnosis) -> Content:
+    """Return the fields, findings and weights as tuples; the layout is that of the model."""
+    content = {f.name: getattr(diagnosis, f.name) for f in dataclasses.fields(diagnosis) if f.name != "layout"}
+    findings = tuple(dataclasses.astuple(finding) for finding in diagnosis.findings)
+    return {**content, "findings": findings, "weights": tuple(diagnosis.weights)}
+
+
+def _diagnosis_of(content: Content, layout: Layout) -> Diagnosis:
+    """Return the diagnosis: the inverse of `_content_of_diagnosis`; raise DamagedError for what is none."""
+    findings = tuple(Finding(*fields) for fields in content["findings"])
+    if any((type(f.text), type(f.cure), type(f.serious)) != (str, str, bool) for f in findings):
+        raise DamagedError("what it has as findings is something else")
+    if any(np.shape(column) != (layout.n_dim,) for column in content["by_coordinate"].values()):
+        raise DamagedError("the diagnosis is of another number of coordinates")
+    parts = {"findings": findings, "weights": Weights(*content["weights"]), "layout": layout}
+    return Diagnosis(**{**content, **parts})
