@@ -115,7 +115,7 @@ class Status(Enum):
     @property
     def ended_by_itself(self) -> bool:
         """Whether the step rule ended the fit, for better or worse."""
-        return not self.resumable
+        return not (self.resumable or self is Status.RUNNING)
 
     @property
     def can_be_followed(self) -> bool:

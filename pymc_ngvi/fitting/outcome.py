@@ -50,7 +50,7 @@ def report_outcome(q: VariationalState, record: FitRecord) -> None:
     if record.is_exact:
         return
     status = record.status
-    if status in (Status.NOT_STARTED, Status.INTERRUPTED, Status.STOPPED):
+    if status in (Status.NOT_STARTED, Status.RUNNING, Status.INTERRUPTED, Status.STOPPED):
         logger.info(f"{status.sentence} {status.cure}")
     elif status is not Status.CONVERGED:
         unknown = status is Status.LEVELLED and math.isnan(record.gap)
