@@ -15,7 +15,7 @@ from pymc_ngvi.fitting.registry import RULES
 
 ROOT = Path(pymc_ngvi.__file__).parent
 #: Words for other things: the mass matrix of a sampler, and blocks that are counted.
-OTHER_MEANINGS = {("results/methods/samplers.py", "diagonal"), ("results/structure.py", "block")}
+OTHER_MEANINGS = {("results/samplers.py", "diagonal"), ("results/structure.py", "block")}
 
 
 def strings(path):

@@ -149,10 +149,6 @@ class BlockState(PackedState):
         """Return A A."""
         return self._on_blocks(lambda a: a @ a, curvature)
 
-    def outer(self, whitened: Array, z: Array) -> Outer:
-        """Order whitened gradients and base draws: the lower triangles are those of E[w z^T]."""
-        return Outer(whitened, z, 0.0)
-
     def outer_mean(self, outer: Outer) -> Array:
         """Return the symmetric blocks with the lower triangles of ``outer``."""
         n_outer = len(outer.left)

@@ -10,12 +10,13 @@ from pymc_ngvi.core.linalg import ROUNDING, keeps_its_sign, relative_terms
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, MeanHessian, Outer
 from pymc_ngvi.families.family import NO_OTHER_FACTOR, OF_COVARIANCE, Family, FamilyOptions, ModelForm, Product, Traits
+from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.families.lower import LOG_2PI
 
 
 @stored("gaussian.diagonal")
 @dataclass(frozen=True)
-class DiagonalState:
+class DiagonalState(Gaussian):
     """N(mean, diag(scale^2)); a curvature is the diagonal of A, (n_dim,), a factor the scales.
 
     Parameters
@@ -26,10 +27,8 @@ class DiagonalState:
         Standard deviations, positive.
     """
 
-    location: Array
     scale: Array
 
-    n_uniform = 0
     globals_ = None
     exact_metric = False
     factor_sign = 1
@@ -43,11 +42,6 @@ class DiagonalState:
     def memory_bytes(n_dim: int) -> int:
         """Return the memory that a fit takes beyond the model's own."""
         return 64 * 8 * n_dim
-
-    @property
-    def n_dim(self) -> int:
-        """Number of unconstrained coordinates."""
-        return len(self.location)
 
     @property
     def n_params(self) -> int:
@@ -78,10 +72,6 @@ class DiagonalState:
         z = (theta - self.location) / self.scale
         result: Array = -0.5 * np.sum(z * z, axis=-1) - np.sum(np.log(np.abs(self.scale))) - 0.5 * self.n_dim * LOG_2PI
         return result
-
-    def mean(self) -> Array:
-        """Return a copy of the mean."""
-        return self.location.copy()
 
     def sd(self) -> Array:
         """Return a copy of the standard deviations."""
@@ -133,10 +123,6 @@ class DiagonalState:
         result: Array = -hessian.diagonal() * self.scale**2
         return result
 
-    def curvature_error(self, curvature: Array) -> Array:
-        """Return the diagonal of A - I."""
-        return self.add_to_diagonal(curvature, -1.0)
-
     def curvature_diagonal(self, curvature: Array) -> Array:
         """Return the diagonal of A."""
         return curvature
@@ -158,10 +144,6 @@ class DiagonalState:
         """Return the diagonal squared."""
         result: Array = curvature * curvature
         return result
-
-    def outer(self, whitened: Array, z: Array) -> Outer:
-        """Pair whitened gradients with base draws."""
-        return Outer(whitened, z, 0.0)
 
     def outer_mean(self, outer: Outer) -> Array:
         """Return the diagonal of the mean of outer products."""

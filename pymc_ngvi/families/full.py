@@ -17,7 +17,7 @@ from pymc_ngvi.core.linalg import (
     symmetrise,
 )
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array, MeanHessian, Outer
+from pymc_ngvi.core.types import Array, MeanHessian
 from pymc_ngvi.families.family import ALL_GAUSSIAN, NO_GAUSS_NEWTON, Family, FamilyOptions, ModelForm, Traits
 from pymc_ngvi.families.full_precision import FullPrecisionState
 from pymc_ngvi.families.lower import LOG_2PI, SINGULAR, LowerState
@@ -115,10 +115,6 @@ class FullState(LowerState):
         products = hessian.products(np.ascontiguousarray(self.factor.T))
         with np.errstate(invalid="ignore", over="ignore"):  # a Hessian that is not finite: the update will see
             return symmetrise(-(products @ self.factor))
-
-    def outer(self, whitened: Array, z: Array) -> Outer:
-        """Order whitened gradients and base draws: the lower triangle is that of E[w z^T]."""
-        return Outer(whitened, z, 0.0)
 
     def divided(self, matrix: Array, grad: Array) -> tuple[Self, Array] | None:
         """Return the state of covariance C M^-1 C^T, and C M^-1 grad; None where M is not positive definite."""

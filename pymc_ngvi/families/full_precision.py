@@ -1,6 +1,5 @@
 """Gaussian with a dense covariance, held by the Cholesky factor of the precision."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -97,12 +96,6 @@ class FullPrecisionState(LowerState):
             return None
         new = type(self)(self.location, factor)
         return new, new.unwhiten(solve_lower(lower, grad))
-
-    def divided_by_function(
-        self, curvature: Array, function: Callable[[Array], Array], grad: Array
-    ) -> tuple[Self, Array] | None:
-        """Return None: the steps that need it are those of a factor of the covariance."""
-        return None
 
     def outer(self, whitened: Array, z: Array) -> Outer:
         """Order whitened gradients and base draws: the lower triangle is that of E[z w^T]."""

@@ -7,6 +7,7 @@ import numpy as np
 
 from pymc_ngvi.core.linalg import all_finite, diagonal, half_triangle, keeps_its_sign, solve_lower, strict_triangle
 from pymc_ngvi.core.types import Array, Outer
+from pymc_ngvi.families.gaussian import Gaussian
 
 LOG_2PI = float(np.log(2 * np.pi))
 #: Of a Gaussian in place of two.
@@ -16,7 +17,7 @@ SUFFIX_SUMS = 40
 
 
 @dataclass(frozen=True)
-class LowerState:
+class LowerState(Gaussian):
     """A mean and a lower-triangular factor; a curvature is a symmetric (n_dim, n_dim) array.
 
     Parameters
@@ -27,10 +28,8 @@ class LowerState:
         Lower triangular, positive diagonal.
     """
 
-    location: Array
     factor: Array
 
-    n_uniform = 0
     globals_ = None
     exact_metric = True
 
@@ -43,11 +42,6 @@ class LowerState:
         return 56 * 8 * n_dim * n_dim
 
     @property
-    def n_dim(self) -> int:
-        """Number of unconstrained coordinates."""
-        return len(self.location)
-
-    @property
     def n_params(self) -> int:
         """Numbers in the mean and in the lower triangle."""
         return self.n_dim + self.n_dim * (self.n_dim + 1) // 2
@@ -56,14 +50,6 @@ class LowerState:
     def factor_values(self) -> Array:
         """The factor, (n_dim, n_dim)."""
         return self.factor
-
-    def mean(self) -> Array:
-        """Return a copy of the mean."""
-        return self.location.copy()
-
-    def curvature_error(self, curvature: Array) -> Array:
-        """Return A - I."""
-        return self.add_to_diagonal(curvature, -1.0)
 
     def curvature_diagonal(self, curvature: Array) -> Array:
         """Return the diagonal of A."""
@@ -94,11 +80,6 @@ class LowerState:
         lower = strict_triangle(product)
         result: Array = lower + lower.T
         diagonal(result)[:] = np.diagonal(product) + outer.diagonal
-        return result
-
-    def outer_diagonal(self, outer: Outer) -> Array:
-        """Return the diagonal of `outer_mean`."""
-        result: Array = np.einsum("bi,bi->i", outer.left, outer.right) / len(outer.left) + outer.diagonal
         return result
 
     def half_product(self, error: Array | Outer) -> Array:

@@ -6,12 +6,13 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from pymc_ngvi.core.linalg import all_finite, keeps_its_sign
-from pymc_ngvi.core.types import Array, Outer
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.families.lower import LOG_2PI
 
 
 @dataclass(frozen=True)
-class PackedState:
+class PackedState(Gaussian):
     """A mean and a packed lower-triangular factor; a curvature is a symmetric matrix of the same structure, packed.
 
     Parameters
@@ -23,34 +24,19 @@ class PackedState:
     structure : BlockStructure or ArrowStructure
     """
 
-    location: Array
     factor: Array
     structure: Any
 
-    n_uniform = 0
     factor_sign: ClassVar[int]
-
-    @property
-    def n_dim(self) -> int:
-        """Number of unconstrained coordinates."""
-        return len(self.location)
 
     @property
     def factor_values(self) -> Array:
         """The packed factor, (n_entries,)."""
         return self.factor
 
-    def mean(self) -> Array:
-        """Return a copy of the mean."""
-        return self.location.copy()
-
     def entropy(self) -> float:
         """Return -E_q[log q]."""
         return self.factor_sign * self._log_det() + 0.5 * self.n_dim * (LOG_2PI + 1.0)
-
-    def curvature_error(self, curvature: Array) -> Array:
-        """Return A - I."""
-        return self.add_to_diagonal(curvature, -1.0)
 
     def curvature_diagonal(self, curvature: Array) -> Array:
         """Return the diagonal of A."""
@@ -61,11 +47,6 @@ class PackedState:
         """Return A + value * I."""
         result = curvature.copy()
         result[self.structure.diagonal] += value
-        return result
-
-    def outer_diagonal(self, outer: Outer) -> Array:
-        """Return the diagonal of `outer_mean`."""
-        result: Array = np.einsum("bi,bi->i", outer.left, outer.right) / len(outer.left) + outer.diagonal
         return result
 
     def scaled_columns(self, scale: Array) -> Array:

@@ -11,7 +11,6 @@ References
 
 import functools
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
@@ -237,12 +236,6 @@ class SparseState(PackedState):
         if relative is None:
             return None
         return self._divided(self.structure.pack(relative), grad)
-
-    def divided_by_function(
-        self, curvature: Array, function: Callable[[Array], Array], grad: Array
-    ) -> tuple[Self, Array] | None:
-        """Return None: a function of the eigenvalues of an arrow matrix is no arrow matrix."""
-        return None
 
     def half_product(self, error: Array | Outer) -> Array:
         """Return the factor times the lower triangle of I - A with a halved diagonal."""
