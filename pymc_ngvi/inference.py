@@ -81,8 +81,9 @@ class NGVI(Inference):
         Parametrisation, estimator of the gradients, and step rule. Each that is left out gets the default that goes
         with the others; see `pymc_ngvi.fitting.registry.ALLOWED`.
     tol : float, default 0.05
-        Nats of ELBO that may be left to gain in 100 dimensions; with the default step rule, in proportion to the
-        dimension from 10 on (below: a tenth), but for the family "sparse" no more above 100.
+        Nats of ELBO that a converged fit may still lack. In fewer than 100 dimensions less, in proportion to the
+        dimension down to a tenth, unless the posterior is far from every q of the family; for the family "sparse", the
+        proportion goes on above 100.
     n_draws : int, optional
         Draws in the first set (step="adaptive": 8, a power of 2), or in each iteration (other step rules).
     max_draws : int, optional

@@ -18,6 +18,7 @@ from pymc_ngvi.core.status import ConvergenceWarning, Status
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.registry import choose
 from pymc_ngvi.fitting.session import _elbo
+from pymc_ngvi.steps.adaptive.measure import Measured
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 
@@ -77,15 +78,23 @@ def test_levelled_off_within_the_tolerance_is_converged_and_above_it_a_warning(o
 
 
 @pytest.mark.parametrize(
-    ("gap", "gap_sd", "status"),
-    [(0.03, 0.01, Status.CONVERGED), (0.03, 0.03, Status.LEVELLED), (np.nan, np.inf, Status.LEVELLED)],
+    ("gap", "gap_sd", "spread", "status"),
+    [
+        (0.003, 0.0005, 0.0, Status.CONVERGED),  # in 3 dimensions .005 nats may be left, where q fits
+        (0.003, 0.003, 0.0, Status.LEVELLED),
+        (0.03, 0.01, 0.0, Status.LEVELLED),
+        (0.03, 0.005, 10.0, Status.CONVERGED),  # and .05 where no q of the family does
+        (0.03, 0.03, 10.0, Status.LEVELLED),
+        (np.nan, np.inf, 0.0, Status.LEVELLED),
+    ],
 )
-def test_the_measured_gap_with_its_error_decides(gap, gap_sd, status):
+def test_the_measured_gap_with_its_error_decides(gap, gap_sd, spread, status):
     """Unknown is not small. And only a fit that has come to its end can have converged."""
     target = logistic(n_dim=3)
     choice = choose(update="natural", estimator="stein", step="constant")
     rule, state = fit(target.fresh(), choice, n=3, seed=1)
-    assessment = rule.assess(state.rule)._replace(gap=gap, gap_sd=gap_sd)
+    certified = rule._is_within(state.rule.q, Measured(gap, gap_sd, spread=spread))
+    assessment = rule.assess(state.rule)._replace(gap=gap, gap_sd=gap_sd, certified=certified)
     assert rule.conclude(Status.LEVELLED, assessment) is status
     assert (rule.conclude(Status.MAX_ITERATIONS, assessment) is Status.CONVERGED) == (status is Status.CONVERGED)
     for other in (Status.STALLED, Status.STOPPED, Status.INTERRUPTED):
@@ -381,7 +390,7 @@ def test_a_reopened_fit_goes_on_for_three_windows_on_draws_of_its_own(update, es
 def test_a_certified_fit_goes_on_for_a_smaller_tolerance_only(step):
     target = logistic(n_dim=4)
     choice = choose(estimator="price", step=step)
-    rule = make_rule(target, choice, seed=1)
+    rule = make_rule(target, choice, seed=1, tol=0.5)
     ended = loop.run(rule, first_state(rule, target, choice), 2_000, ignore)
     assert ended.status is Status.CONVERGED
     assert exact_gap(target, "full", ended.rule.q) < 0.05

@@ -117,6 +117,8 @@ class Assessment(NamedTuple):
         Standard deviation of its error.
     against : Status or None
         What a fit that seems to have converged is in truth.
+    certified : bool
+        The gap is known to be within the tolerance: a fit that has not converged by its own account has.
     """
 
     theta: Array
@@ -125,6 +127,7 @@ class Assessment(NamedTuple):
     gap: float
     gap_sd: float
     against: Status | None = None
+    certified: bool = False
 
 
 @stored("moments.parameters")

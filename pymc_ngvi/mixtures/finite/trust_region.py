@@ -62,6 +62,7 @@ class TrustRegion:
         Nats that may be left to gain, see `Tolerance`; and that a component should gain.
     n_draws, max_draws : int, optional
         Draws of each component in the first and in the largest set: 16 and 128, powers of 2 where quasi-random.
+    base_draws : {"sobol", "antithetic", "plain"}
     n_components : int or "auto", default "auto"
     weight_update : {"natural", "tan"}, default "natural"
     **options
@@ -81,6 +82,7 @@ class TrustRegion:
         tol: float = 0.05,
         n_draws: int | None = None,
         max_draws: int | None = None,
+        base_draws: str = "sobol",
         n_components: int | str = "auto",
         weight_update: str = "natural",
         **options: Any,
@@ -88,7 +90,8 @@ class TrustRegion:
         self._target, self._seed, self._worth = target, seed, tol
         self._auto = n_components == "auto"
         self._n_components = _MOST if n_components == "auto" else int(n_components)
-        parts, options = (target, update, estimator), {**options, "seed": seed, "tol": tol, "n_draws": n_draws}
+        parts = (target, update, estimator)
+        options |= {"seed": seed, "tol": tol, "n_draws": n_draws, "base_draws": base_draws}
         self._steps = MixtureSchedule(*parts, max_draws=max_draws, weight_update=weight_update, **options)
         # What the Gaussian lacks by the noise of few draws, the mixture that begins from it makes good.
         most = max_draws or (None if self._n_components == 1 else max(_GAUSSIAN_DRAWS, n_draws or 0))

@@ -16,11 +16,22 @@ _N_HESSIANS, _N_GRADIENTS = 64, 2_048
 
 
 class Measured(NamedTuple):
-    """A gap, nats, with the standard deviation of its error, and the status that a fit deserves in spite of it."""
+    """What is left to gain.
+
+    Parameters
+    ----------
+    gap, sd : float
+        Nats, and the standard deviation of their error.
+    against : Status or None
+        What a fit deserves in spite of a small gap.
+    spread : float
+        Variance of log p - log q.
+    """
 
     gap: float
     sd: float
     against: Status | None = None
+    spread: float = 0.0
 
 
 #: Where nothing tells.
@@ -66,4 +77,6 @@ def _measured(target: Target, q: Any, rng: np.random.Generator, estimator: Estim
     full = None if q.exact_metric else in_full_metric(target, q, evaluation.theta[evaluation.finite], moments)
     hidden = 1.0 if q.exact_metric or full is not None else SEEN
     moments = full or moments
-    return Measured(max(moments.gap - moments.floor, 0.0) / hidden, moments.floor_sd / hidden, against)
+    keep = evaluation.finite
+    spread = float(np.var(evaluation.logp[keep] - q.log_density(evaluation.theta[keep])))
+    return Measured(max(moments.gap - moments.floor, 0.0) / hidden, moments.floor_sd / hidden, against, spread)

@@ -27,6 +27,7 @@ from pymc_ngvi.core.types import (
 from pymc_ngvi.estimators import price
 from pymc_ngvi.steps.adaptive.certificate import has_diverged, loses_draws
 from pymc_ngvi.steps.adaptive.measure import UNKNOWN, Measured, measured_gap
+from pymc_ngvi.steps.schedule.tolerance import Tolerance
 from pymc_ngvi.steps.stochastic.levelling import Windows
 
 #: Draws in one window of the stop rule, and iterations at least.
@@ -115,7 +116,7 @@ class Stochastic:
     seed : int
         Of the base draws and the minibatches.
     tol : float, default 0.05
-        Nats of ELBO that a converged fit may lack.
+        Nats of ELBO that a converged fit may lack; see `Tolerance`.
     n_draws : int, optional
         In each iteration.
     base_draws : {"sobol", "antithetic", "plain"}, optional
@@ -161,7 +162,7 @@ class Stochastic:
         self._direction = direction
         self._estimator = estimator
         self._seed = seed
-        self._tol = tol
+        self._tolerance = Tolerance(tol)
         self._stl = stl
         # Of the estimators, only exact Hessians say in each iteration how much is left to gain; on minibatches, the
         # noise of the batch would count as a gap.
@@ -256,12 +257,15 @@ class Stochastic:
         """Tell whether the gaps measured on the way, each on draws of its own, are below the tolerance."""
         if np.isnan(state.gap):  # one pair of draws knows nothing of its noise: look now and then, at powers of 2
             return self._measures_gap and state.t > 0 and state.t & (state.t - 1) == 0
-        return state.gaps.just_completed and state.gaps.means[-1] + 2.0 * state.gaps.se < self._tol
+        return state.gaps.just_completed and state.gaps.means[-1] + 2.0 * state.gaps.se < self._tolerance.most(state.q)
 
     def _is_certified(self, state: StochasticState) -> bool:
         """Measure the gap of the result, which may be an average that lags behind, on draws of their own."""
         measured = self._measure(state.q, np.random.default_rng([self._seed, state.t, 1]))
-        return measured.against is None and measured.gap + 2.0 * measured.sd < self._tol
+        return measured.against is None and self._is_within(state.q, measured)
+
+    def _is_within(self, q: Any, measured: Measured) -> bool:
+        return measured.gap + 2.0 * measured.sd < self._tolerance.at(q, measured.spread)
 
     def conclude(self, status: Status, assessment: Assessment) -> Status:
         """Return the status in the light of what was measured at the end."""
@@ -271,7 +275,7 @@ class Stochastic:
             return status
         if assessment.against is not None:
             return assessment.against
-        return Status.CONVERGED if assessment.gap + 2.0 * assessment.gap_sd <= self._tol else status
+        return Status.CONVERGED if assessment.certified else status
 
     def reopen(self, state: StochasticState) -> StochasticState:
         """Return a state in which a fit that ended may go on for three windows at least."""
@@ -291,7 +295,8 @@ class Stochastic:
 
     def _assess(self, state: StochasticState) -> Assessment:
         rng = np.random.default_rng([self._seed, _ASSESSMENT + state.t])
-        gap, gap_sd, against = self._measure(state.q, rng)
+        measured = self._measure(state.q, rng)
+        gap, gap_sd, against = measured.gap, measured.sd, measured.against
         base = sobol_draws(_N_ASSESSED, self._target.n_dim, rng)
         if self._target.has_minibatch:
             units = np.array([np.arange(rows.start, rows.stop) for rows in base.replicates()])
@@ -302,7 +307,8 @@ class Stochastic:
             against = Status.OUTSIDE_SUPPORT
         if has_diverged(state.q, evaluation, units, state.first_elbo):
             against = Status.DIVERGED
-        return Assessment(evaluation.theta, evaluation.logp, units, gap, gap_sd, against)
+        certified = self._is_within(state.q, measured)
+        return Assessment(evaluation.theta, evaluation.logp, units, gap, gap_sd, against, certified)
 
     def _measure(self, q: Any, rng: np.random.Generator) -> Measured:
         if self._target.has_minibatch:
