@@ -310,3 +310,44 @@ def test_an_operation_without_a_pullback_leaves_the_gradient():
     step = 1e-5
     slope = (density.logp(point + step) - density.logp(point - step)) / (2 * step)
     np.testing.assert_allclose(density.grad(point)[:, 0], slope, rtol=1e-6)
+
+
+def crossed():
+    """Two crossed factors, a scale, and a node that wraps a graph of its own."""
+    rng = np.random.default_rng(1)
+    with pm.Model() as model:
+        sd = pm.HalfNormal("sd", 1.0)
+        a, b = pm.Normal("a", 0.0, sd, shape=12), pm.Normal("b", 0.0, 1.0, shape=11)
+        eta = a[rng.integers(12, size=60)] + b[rng.integers(11, size=60)]
+        pm.Bernoulli("y", logit_p=eta, observed=rng.integers(2, size=60))
+        pm.Potential("soft", -pm.math.logsumexp(a))
+    return model
+
+
+def few_dims():
+    """So few that the Hessian counts as dense, and a call takes longer than its work."""
+    with pm.Model() as model:
+        x = pm.Normal("x", 0.0, 1.0, shape=4)
+        pm.Potential("soft", -pm.math.logsumexp(x))
+        pm.Normal("y", pm.math.exp(x).sum(), pm.math.exp(x[0]), observed=np.arange(5.0))
+    return model
+
+
+ASKED = {
+    "gradient": lambda density, theta, along: density.logp_grad(theta)[1],
+    "products of one draw": lambda density, theta, along: density.hessian_products(theta[:1], along),
+    "products of draws": lambda density, theta, along: density.mean_hessian(theta).products(along),
+    "diagonal": lambda density, theta, along: density.mean_hessian(theta).diagonal(),
+}
+
+
+@pytest.mark.parametrize("make", [crossed, few_dims])
+def test_bits_do_not_depend_on_what_was_asked_before(make):
+    """Graphs share nodes, and functions could serve for one another: none of it may show."""
+    first = LogDensity(make(), "quick")
+    theta = first.initial_point() + 0.5 * np.random.default_rng(2).standard_normal((8, first.n_dim))
+    along = np.eye(first.n_dim)[:3]
+    expected = {name: ask(first, theta, along) for name, ask in ASKED.items()}
+    second = LogDensity(make(), "quick")
+    for name in reversed(ASKED):
+        np.testing.assert_array_equal(ASKED[name](second, theta, along), expected[name], err_msg=name)

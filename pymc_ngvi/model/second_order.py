@@ -215,7 +215,7 @@ class SecondOrder:
             return coloured.mean_products(theta, directions)
         n_draws, n_directions = batch(self._cost.widest, len(directions))
         total = np.zeros((len(directions), self.n_dim))
-        if n_draws < _LEAST_BATCH or n_directions < len(directions) or self._pad:
+        if n_directions < len(directions) or not self._takes_draws:
             for point in theta:
                 total += self._products(point, directions)
         else:  # calls take longer than the work: many draws in each
@@ -300,13 +300,24 @@ class SecondOrder:
     def _evaluate_products(self, point: Array, directions: Array) -> Array:
         """Multiply the Hessian at one draw with directions, (n_directions, n_dim), in one call."""
         products: Array
-        if "coloured" in self._functions:  # compiled already
+        if self._takes_draws:
             products = self._products_of_draws(point[None], directions)[0]
             return products
         function = self._function("products")
         with np.errstate(all="ignore"):  # far from the mode, densities overflow: the caller sees what is not finite
             products = np.asarray(function(np.ascontiguousarray(point), np.ascontiguousarray(directions)))
         return products
+
+    @property
+    def _takes_draws(self) -> bool:
+        """Whether one function, over draws and directions, serves for all products.
+
+        It does where the pattern needs it, and where calls of a function for one draw would take longer than the work.
+        What is compiled depends on the model alone: evaluations have the same bits, in whatever order they come.
+        """
+        if self._sparse.needs_products:
+            return True
+        return not self._pad and batch(self._cost.widest, self.n_dim)[0] >= _LEAST_BATCH
 
     def _products_of_draws(self, theta: Array, directions: Array) -> Array:
         """Multiply the Hessians at draws with directions in one call, (n_draws, n_directions, n_dim)."""

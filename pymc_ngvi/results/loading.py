@@ -11,9 +11,6 @@ import xarray as xr
 from pymc import modelcontext
 
 from pymc_ngvi.core.messages import OURS
-from pymc_ngvi.families import traits_of
-from pymc_ngvi.fitting.options import FitOptions
-from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.persistence import files
@@ -96,8 +93,6 @@ def load(
     found = differences(content["variables"], free_variables(model, density.layout))
     if found:
         raise ValueError(f"{name} does not fit the model: " + "; ".join(found) + ".")
-    fitted_with = saved.fit["snapshot"].options if saved.fit else content["record"]
-    _prepare(density, fitted_with)
     density.data = SavedData(model, content["data"])
     if changed := density.data.changed():
         warnings.warn(
@@ -122,20 +117,3 @@ def _approximation(name: str, content: Content, density: LogDensity, fit: Conten
     approx = NGVIApproximation(density, q, random_seed=generator, include_transformed=content["include_transformed"])
     restore(approx, name, content, fit)
     return approx
-
-
-def _prepare(density: LogDensity, fitted_with: FitOptions | FitRecord | None) -> None:
-    """Build what a fit builds before its first evaluation: how the gradient rounds depends on the order.
-
-    Parameters
-    ----------
-    density : LogDensity
-    fitted_with : FitOptions, FitRecord or None
-    """
-    if fitted_with is None:
-        return
-    choice = fitted_with.choice if isinstance(fitted_with, FitOptions) else fitted_with
-    if fitted_with.family_reason or fitted_with.reparam or traits_of(choice.family).from_structure:
-        density.pattern  # noqa: B018 (found once)
-    if choice.estimator == "price":
-        density.hessian_error()

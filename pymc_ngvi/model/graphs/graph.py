@@ -9,7 +9,7 @@ import pytensor.tensor as pt
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.rewriting import inline_ofg_node
 from pytensor.gradient import DisconnectedType
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Constant, Variable, clone
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import graph_replace, vectorize_graph
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
@@ -140,6 +140,15 @@ def _inline_batched(fgraph: Any, node: Any) -> list[Any] | None:
     return list(vectorize_graph(outputs, dict(zip(entries, node.inputs, strict=True))))
 
 
+def _copy_of(outputs: list[Any]) -> FunctionGraph:
+    """Return a graph to rewrite, with the same inputs.
+
+    Graphs of a model share their nodes. Without a copy, the rounding of a gradient would depend on whether its
+    derivatives were made before it was compiled.
+    """
+    return FunctionGraph(outputs=clone([], outputs, copy_inputs=False)[1], clone=False, copy_inputs=False)
+
+
 def inline_batched_graphs(outputs: list[Any]) -> list[Any]:
     """Replace every graph that is run for each entry of a batch by one for the whole batch.
 
@@ -147,7 +156,7 @@ def inline_batched_graphs(outputs: list[Any]) -> list[Any]:
     when it is first run: 18 s for a Gaussian process. It is done before the graph is simplified, which makes constants
     of the shapes that it brings; with those as they are, vectorising takes minutes.
     """
-    fgraph = FunctionGraph(outputs=outputs, clone=False, copy_inputs=False)
+    fgraph = _copy_of(outputs)
     dfs_rewriter(_inline_batched).rewrite(fgraph)
     return list(fgraph.outputs)
 
@@ -158,7 +167,7 @@ def inline_inner_graphs(outputs: list[Any]) -> list[Any]:
     Last thing before vectorising, after all derivatives, which those nodes define in a stable way: a wrapped graph
     would be run draw by draw, and compiled by itself.
     """
-    fgraph = FunctionGraph(outputs=outputs, clone=False, copy_inputs=False)
+    fgraph = _copy_of(outputs)
     while any(isinstance(node.op, OpFromGraph) for node in fgraph.apply_nodes):
         dfs_rewriter(_inline).rewrite(fgraph)
     return list(fgraph.outputs)
@@ -174,7 +183,7 @@ def simplify(outputs: list[Any], *, check_bounds: bool = True, is_large: bool = 
     parameter_checks = "local_check_parameter_to_ninf_switch" if check_bounds else "local_remove_check_parameter"
     include = ("canonicalize", "stabilize", "ShapeOpt", parameter_checks, *rewrites.INCLUDED)
     exclude = ("inplace", *rewrites.EXCLUDED, *(large.FLATTENING if is_large else ()))
-    fgraph = FunctionGraph(outputs=outputs, clone=False, copy_inputs=False)
+    fgraph = _copy_of(outputs)
     rewrites.wide_indices.rewrite(fgraph)
     rewrites.stable_sigmoid.rewrite(fgraph)
     for rewrite in rewrites.shorter:
@@ -189,7 +198,7 @@ def simplify(outputs: list[Any], *, check_bounds: bool = True, is_large: bool = 
 
 def simplify_little(outputs: list[Any]) -> list[Any]:
     """Take out of a large graph what a derivative has made in vain, but for what takes long."""
-    return list(rewrite_graph(outputs, clone=False, include=("ShapeOpt", *large.FEW), exclude=("inplace",)))
+    return list(rewrite_graph(_copy_of(outputs), include=("ShapeOpt", *large.FEW), exclude=("inplace",)).outputs)
 
 
 def gradient(logp: Any, theta: Any) -> Any:
@@ -277,7 +286,7 @@ def over_directions(product: Any, direction: Any) -> tuple[Any, Any]:
 
 def with_shapes(outputs: list[Any]) -> list[Any]:
     """Say what is known of shapes, and leave all else as it is: vectorising a shape may take half a minute."""
-    return list(rewrite_graph(outputs, clone=False, custom_rewrite=_SHAPES, include=("ShapeOpt",)))
+    return list(rewrite_graph(_copy_of(outputs), custom_rewrite=_SHAPES, include=("ShapeOpt",)).outputs)
 
 
 def over_draws_and_directions(product: Any, theta: Any, direction: Any) -> tuple[Any, Any, Any]:

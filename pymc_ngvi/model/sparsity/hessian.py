@@ -181,6 +181,7 @@ class SparseHessian:
         self._last: tuple[Pattern | None, Colouring | None] = (None, None)
         self._rng = np.random.default_rng(0)
         self._n_calls = self.n_widened = 0
+        self._looked = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what to pickle: the compiled part is made again when it is needed."""
@@ -203,6 +204,7 @@ class SparseHessian:
         other._found = None
         if self._data is None or any(not same_data(var.get_value(borrow=True), value) for var, value in self._data):
             other._data = other._structure = other._first = None
+            other._looked = False
         elif self._first is not None and np.array_equal(start, self._start):
             other._data = [(var, var.get_value(borrow=True)) for var, _ in self._data]
             other._found = (other._coloured(self._first[0]),)
@@ -218,6 +220,11 @@ class SparseHessian:
             self._first = (None if coloured is None else coloured.pattern,)
         return self._found[0]
 
+    @property
+    def needs_products(self) -> bool:
+        """Whether coloured products evaluate the Hessian, or have told that it is dense."""
+        return self.coloured is not None or self._looked
+
     def n_colours_by_graph(self) -> int:
         """Return the products for one Hessian as far as the graph tells, evaluating nothing."""
         self._forget_old_data()
@@ -228,7 +235,7 @@ class SparseHessian:
         # `pm.set_data` puts another array in the place of the old one.
         if self._data is not None and any(var.get_value(borrow=True) is not value for var, value in self._data):
             self._data = self._structure = self._found = self._first = None
-            self._n_calls = 0
+            self._n_calls, self._looked = 0, False
 
     def _by_graph(self) -> "HessianPattern":
         from pymc_ngvi.model.sparsity.interaction import PatternSearch
@@ -256,6 +263,7 @@ class SparseHessian:
         look = coloured is None and structure.opaque and not self._varying and n_dim <= _MOST_DENSE
         if not look or self._error() is not None:
             return coloured
+        self._looked = True
         return self._coloured(numerical_pattern(self._dense, self._start))
 
     def _dense(self, point: Array) -> Array:
