@@ -4,6 +4,7 @@ Constants are not representable in float32: PyTensor holds those that are (2.0) 
 log densities then lose half of the digits that the tests compare.
 """
 
+import functools
 import warnings
 
 import numpy as np
@@ -297,7 +298,11 @@ def random_points(density, n_points, seed, scale=0.3):
 
 def compiled(density, *names):
     """Return the compiled PyTensor functions behind ``logp``, ``logp_grad`` or ``products``."""
-    return [density._function(name) for name in names or ("logp_grad", "products")]
+    makers = {"products": density.second._compile_products, "gauss_newton": density.second._compile_gauss_newton}
+    return [
+        density.functions.named(name, makers.get(name) or functools.partial(density._compile, name))
+        for name in names or ("logp_grad", "products")
+    ]
 
 
 def all_nodes(nodes):

@@ -102,7 +102,7 @@ SPARSE = {
 
 @pytest.fixture(scope="module", params=list(SPARSE))
 def pair(request):
-    """A density, and another one of the same model that evaluates dense products only."""
+    """A density, and another one of the same model, of which no Hessian is asked by its pattern."""
     make, most = SPARSE[request.param]
     density, dense = LogDensity(make(), "quick"), LogDensity(make(), "quick")
     return density, dense, most
@@ -112,10 +112,9 @@ def test_equals_the_dense_hessian(pair):
     density, dense, most = pair
     theta = models.random_points(density, 5, 1)
     expected = dense.hessian(theta).mean(axis=0)
-    assert set(dense._functions) == {"products"}
     scale = np.abs(expected).max()
     values = density.mean_hessian(theta).values()
-    assert density._sparse.coloured.n_colours <= most
+    assert density.second.sparse.coloured.n_colours <= most
     assert density.n_hessians == len(theta)
     matrix = density.pattern.symmetric(values).toarray()
     np.testing.assert_allclose(matrix, expected, rtol=1e-10, atol=1e-13 * scale)
@@ -128,9 +127,9 @@ def test_equals_the_dense_hessian(pair):
     diagonal = density.mean_hessian(theta).diagonal()
     np.testing.assert_allclose(diagonal, np.diagonal(expected), rtol=1e-10, atol=1e-13 * scale)
     assert density.n_hessians == 4 * len(theta)
-    assert density.n_widened == 0
+    assert density.second.sparse.n_widened == 0
     assert density.has_hessian
-    assert set(density._functions) == {"coloured"}, "one function for all of them"
+    assert set(density.functions.made) == {"coloured"}, "one function for all of them"
     np.testing.assert_allclose(density.hessian(theta).mean(axis=0), expected, rtol=1e-10, atol=1e-12 * scale)
 
 
@@ -183,8 +182,8 @@ def test_dense_hessians_have_no_pattern(make):
     assert density.n_hessians == 0
     products = density.mean_hessian(theta).products(np.eye(density.n_dim))
     np.testing.assert_allclose(products, density.hessian(theta).mean(axis=0), rtol=1e-12, atol=1e-13)
-    assert set(density._functions) == {"coloured"}  # one function, which takes several draws in a call
-    assert density.check_hessian(theta[0], np.random.default_rng(7))
+    assert set(density.functions.made) == {"coloured"}  # one function, which takes several draws in a call
+    assert density.second.sparse.check(theta[0], np.random.default_rng(7))
     assert not density.widen(theta)
 
 
@@ -200,15 +199,15 @@ def test_where_no_pattern_is_found_one_function_is_compiled():
     expected = -12.0 * 3.6**2 - np.eye(12) / 1.3**2
     np.testing.assert_allclose(density.mean_hessian(theta).products(np.eye(12)), expected, rtol=1e-12)
     np.testing.assert_allclose(density.mean_hessian(theta).diagonal(), np.diagonal(expected), rtol=1e-12)
-    assert set(density._functions) == {"coloured"}
+    assert set(density.functions.made) == {"coloured"}
 
 
 def test_non_finite_hessians_are_returned_unchecked():
     density = LogDensity(random_intercepts(), "quick")
     theta = np.full((1, density.n_dim), 800.0)
     assert not np.isfinite(density.mean_hessian(theta).values()).all()
-    assert density.check_hessian(theta[0], np.random.default_rng(8))
-    assert density.n_widened == 0
+    assert density.second.sparse.check(theta[0], np.random.default_rng(8))
+    assert density.second.sparse.n_widened == 0
 
 
 # --- missed entries ---------------------------------------------------------------------------------------------------
@@ -231,17 +230,17 @@ def blind(monkeypatch):
 def test_missed_entries_are_added(blind):
     theta = models.random_points(blind, 3, 9)
     before = blind.pattern
-    assert not blind.check_hessian(theta[0], np.random.default_rng(10))
+    assert not blind.second.sparse.check(theta[0], np.random.default_rng(10))
     with pytest.raises(PatternWidened):
         blind.mean_hessian(theta).values()
-    assert blind.n_widened == 1
+    assert blind.second.sparse.n_widened == 1
     assert blind.pattern.n_entries == before.n_entries + 9
-    assert blind.check_hessian(theta[0], np.random.default_rng(10))
+    assert blind.second.sparse.check(theta[0], np.random.default_rng(10))
     matrix = blind.pattern.symmetric(blind.mean_hessian(theta).values()).toarray()
     dense = LogDensity(random_intercepts(), "quick")
     np.testing.assert_allclose(matrix, dense.hessian(theta).mean(axis=0), rtol=1e-10, atol=1e-12)
     assert not blind.widen(theta)
-    assert blind.n_widened == 1
+    assert blind.second.sparse.n_widened == 1
     assert blind.n_hessians == 3
 
 
@@ -254,7 +253,7 @@ def test_products_see_to_missed_entries_themselves(blind, monkeypatch, searched)
     expected = directions @ LogDensity(random_intercepts(), "quick").hessian(theta).mean(axis=0)
     products = blind.mean_hessian(theta).products(directions)
     np.testing.assert_allclose(products, expected, rtol=1e-10, atol=1e-11)
-    assert (blind.n_widened, blind.n_hessians) == (1, 3)
+    assert (blind.second.sparse.n_widened, blind.n_hessians) == (1, 3)
     assert (blind.pattern is None) == (searched == 0)
 
 
@@ -263,14 +262,16 @@ def test_a_rounding_error_widens_nothing(monkeypatch):
     theta, before = models.random_points(density, 2, 13), density.pattern
     monkeypatch.setattr(ColouredHessian, "inconsistent_rows", lambda self, point, rng: np.arange(4))
     density.mean_hessian(theta).values()
-    assert density.n_widened == 0
+    assert density.second.sparse.n_widened == 0
     assert density.pattern is before
 
 
 def test_checks_become_rare(monkeypatch):
     density = LogDensity(random_intercepts(), "quick")
     theta, checked, call = models.random_points(density, 2, 14), [], 0
-    monkeypatch.setattr(type(density._sparse), "check", lambda self, point, rng: checked.append((call, point)) or True)
+    monkeypatch.setattr(
+        type(density.second.sparse), "check", lambda self, point, rng: checked.append((call, point)) or True
+    )
     for call in range(1, 18):  # noqa: B007 (the lambda reads it)
         density.mean_hessian(theta).values()
     assert [at for at, _ in checked] == [1, 2, 4, 8, 16]
@@ -293,7 +294,7 @@ def test_new_data_have_a_new_pattern():
     assert density.pattern.n_entries == 24
     matrix = density.pattern.symmetric(density.mean_hessian(theta).values()).toarray()
     np.testing.assert_allclose(matrix, density.hessian(theta)[0], rtol=1e-12)
-    assert density.n_widened == 0
+    assert density.second.sparse.n_widened == 0
 
 
 def test_the_pattern_of_a_minibatch_holds_for_all():
@@ -309,7 +310,7 @@ def test_the_pattern_of_a_minibatch_holds_for_all():
         products = density.mean_hessian(theta).products(np.eye(13))
         np.testing.assert_allclose(products, density.hessian(theta).mean(axis=0), rtol=1e-10, atol=1e-12)
         density.next_batch(rng)
-    assert density.n_widened == 0
+    assert density.second.sparse.n_widened == 0
 
 
 def test_survives_a_pickle():
@@ -318,7 +319,7 @@ def test_survives_a_pickle():
     expected = density.mean_hessian(theta).values()
     copy = pickle.loads(cloudpickle.dumps(density))
     np.testing.assert_array_equal(copy.mean_hessian(theta).values(), expected)
-    assert copy._sparse._n_calls == 2
+    assert copy.second.sparse._n_calls == 2
 
 
 # --- the choice of a backend ------------------------------------------------------------------------------------------

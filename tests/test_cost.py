@@ -42,7 +42,7 @@ def test_unknown_shapes_count_as_the_largest_data():
 def test_steps_of_a_scan_count():
     def seconds(n_steps):
         density = LogDensity(models.scan_ar1(n_steps), "quick")
-        return density._cost.quick_seconds
+        return density.cost.quick_seconds
 
     assert seconds(60) > 5 * seconds(6)
 
@@ -59,7 +59,7 @@ def test_estimates_repeat_and_grow_with_the_data():
     def estimate(n):
         with pm.Model() as model:
             pm.Normal("y", pm.Normal("mu") * pm.Data("x", np.ones(n)), 1.1, observed=np.zeros(n))
-        return LogDensity(model, "quick")._cost
+        return LogDensity(model, "quick").cost
 
     small, large = estimate(50_000), estimate(500_000)
     assert estimate(50_000) == small

@@ -231,17 +231,17 @@ def _assert_covers(pattern, nonzeros, exact):
 @pytest.mark.parametrize(("make", "exact"), MODELS.items(), ids=lambda value: getattr(value, "__name__", None))
 def test_pattern_is_that_of_dense_hessians(make, exact, rng):
     density = _density(make)
-    found = hessian_pattern(density._logp, density._theta)
+    found = hessian_pattern(density.graphs.logp, density.graphs.theta)
     assert found.opaque == ()
     points = density.initial_point() + 0.3 * rng.normal(size=(2, density.n_dim))
-    _assert_covers(found.pattern, _nonzeros(_dense_hessians(density._grad, density._theta, points)), exact)
+    _assert_covers(found.pattern, _nonzeros(_dense_hessians(density.graphs.grad, density.graphs.theta, points)), exact)
 
 
 def test_single_precision_model():
     with pytensor.config.change_flags(floatX="float32"):
         density = _density(intercepts_centred)
     double = _density(intercepts_centred)
-    single, double = (hessian_pattern(d._logp, d._theta).pattern for d in (density, double))
+    single, double = (hessian_pattern(d.graphs.logp, d.graphs.theta).pattern for d in (density, double))
     assert np.array_equal(single.matrix.toarray(), double.matrix.toarray())
 
 
@@ -251,7 +251,7 @@ def test_sparse_adjacency_is_that_of_a_dense_one():
         pm.Poisson("y", pt.exp(where[ITEM]), observed=COUNT)
 
     dense, sparse = (
-        hessian_pattern(d._logp, d._theta)
+        hessian_pattern(d.graphs.logp, d.graphs.theta)
         for d in (_density(lambda: model(ADJACENCY)), _density(lambda: model(scipy.sparse.csr_matrix(ADJACENCY))))
     )
     assert sparse.opaque == ()
@@ -261,10 +261,12 @@ def test_sparse_adjacency_is_that_of_a_dense_one():
 
 def test_scan_is_opaque():
     density = LogDensity(models.scan_ar1(6), "quick")
-    found = hessian_pattern(density._logp, density._theta)
+    found = hessian_pattern(density.graphs.logp, density.graphs.theta)
     assert found.opaque == ("Scan",)
     points = density.initial_point() + np.array([[0.3], [0.7]])
-    _assert_covers(found.pattern, _nonzeros(_dense_hessians(density._grad, density._theta, points)), exact=False)
+    _assert_covers(
+        found.pattern, _nonzeros(_dense_hessians(density.graphs.grad, density.graphs.theta, points)), exact=False
+    )
 
 
 # --- graphs by hand ---

@@ -93,10 +93,10 @@ def check(density, log_density, theta):
 
 def test_sums_of_sums_are_not_written_out():
     density = LogDensity(smoothing())
-    assert density._is_large
+    assert density.graphs.is_large
     check(density, smoothing_by_numpy, np.array([0.4, 0.3, 0.2, 0.6]))
     # Written as one each, the sums of the gradient have ten times as many terms.
-    nodes = FunctionGraph(outputs=[density._grad], clone=True).apply_nodes
+    nodes = FunctionGraph(outputs=[density.graphs.grad], clone=True).apply_nodes
     assert sum(len(node.inputs) for node in nodes) < 100 * len(Y)
 
 
@@ -104,7 +104,7 @@ def test_sums_of_sums_are_not_written_out():
 def test_recursions_of_log_sums(vector, monkeypatch):
     monkeypatch.setattr(large, "_LARGE", 20)  # what takes so many steps takes a minute
     density = LogDensity(forward(vector=vector))
-    assert density._is_large
+    assert density.graphs.is_large
     check(density, forward_by_numpy, np.array([0.4, -0.3, 0.8]))
 
 
@@ -160,5 +160,5 @@ def test_gaussian_process_has_no_graph_within_a_graph():
     hessian = density.mean_hessian(np.repeat(theta[None], 4, axis=0)).products(np.eye(2))
     slopes = [(density.grad(np.array([theta + h, theta - h])) * [[1.0], [-1.0]]).sum(axis=0) for h in step * np.eye(2)]
     np.testing.assert_allclose(hessian, np.array(slopes) / (2.0 * step), rtol=1e-5)
-    ops = [node.op for node in density._functions["coloured"].maker.fgraph.apply_nodes]
+    ops = [node.op for node in density.functions.made["coloured"].maker.fgraph.apply_nodes]
     assert OpFromGraph not in [type(op.core_op if isinstance(op, Blockwise) else op) for op in ops]

@@ -13,6 +13,7 @@ from pymc.pytensorf import compile as pymc_compile
 from pytensor.compile.mode import Mode
 
 from pymc_ngvi.model import LogDensity, logdensity, without_c
+from pymc_ngvi.model.second_order import SecondOrder
 
 
 def python_mode():
@@ -131,7 +132,7 @@ def logistic():
 
 @pytest.mark.parametrize("n_draws", [0, 1, 3, 4, 5, 8, 9])
 def test_batches_of_four_equal_single_draws(logistic, monkeypatch, n_draws):
-    monkeypatch.setattr(logdensity, "_BATCH_ELEMENTS", 4 * logistic._cost.widest)
+    monkeypatch.setattr(logdensity, "_BATCH_ELEMENTS", 4 * logistic.cost.widest)
     assert logistic.batch_size == 4
     theta = models.random_points(logistic, n_draws, 8, scale=1.0)
     logp, grad = logistic.logp_grad(theta)
@@ -159,7 +160,7 @@ def test_any_number_of_directions(logistic, monkeypatch, rng, n_directions):
     theta = models.random_points(logistic, 2, 10)
     directions = rng.normal(size=(n_directions, 3))
     expected = np.einsum("nij,kj->nki", logistic.hessian(theta), directions)
-    monkeypatch.setattr(logdensity, "_BATCH_ELEMENTS", 1)  # 16 directions at a time
+    monkeypatch.setattr(SecondOrder, "n_in_call", 16)
     products = logistic.hessian_products(theta, directions)
     assert products.shape == (2, n_directions, 3)
     np.testing.assert_allclose(products, expected, rtol=1e-11, atol=1e-13)
@@ -292,7 +293,7 @@ def test_diagonal_of_the_hessian_in_blocks(monkeypatch):
         pm.Potential("p", -(x[1:] ** 2 * x[:-1] ** 2).sum() - (x**4).sum())
     density = LogDensity(model, "quick")
     theta = models.random_points(density, 3, 5)
-    monkeypatch.setattr(LogDensity, "_n_directions", 16)
+    monkeypatch.setattr(SecondOrder, "n_in_call", 16)
     before = density.n_hessians
     diagonal = density.mean_hessian(theta).diagonal()
     assert density.n_hessians == before + 3

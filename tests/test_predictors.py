@@ -99,7 +99,7 @@ def density_of(make):
 
 
 def by_predictors(density):
-    return PredictorHessian(density._logp, density._theta, density._simplify, density._compile)
+    return PredictorHessian(density.graphs.logp, density.graphs.theta, density.graphs.simplify, density.functions.compile)
 
 
 def draws_of(density, n=3, seed=1):
@@ -162,7 +162,7 @@ def test_what_couples_all_coordinates_does_not_come_apart():
         pm.Potential("all", -pt.log1p((pm.Normal("x", shape=20) ** 2).sum()))
 
     density = density_of(make)
-    assert predictor_hessian(density._logp, density._theta, density._simplify, density._compile) is None
+    assert predictor_hessian(density.graphs.logp, density.graphs.theta, density.graphs.simplify, density.functions.compile) is None
 
 
 def test_other_data_give_another_hessian():

@@ -530,5 +530,5 @@ def test_repeated_fits_do_not_fill_the_memory():
         for function in models.compiled(density):
             for node in models.all_nodes(function.maker.fgraph.apply_nodes):
                 assert all(len(getattr(var.tag, "trace", ())) < 100 for var in (*node.inputs, *node.outputs))
-    zeros = [var for var in ancestors([density._grad]) if isinstance(var, Constant)]
+    zeros = [var for var in ancestors([density.graphs.grad]) if isinstance(var, Constant)]
     assert all(len(getattr(var.tag, "trace", ())) < 100 for var in zeros)

@@ -191,7 +191,7 @@ def test_a_changed_model_is_built_anew_and_that_is_said(change, reason, caplog):
 
 def test_other_options_of_the_compilation_take_other_functions():
     density = LogDensity(regression(), "quick")
-    assert density.again("quick", {})._functions is density._functions
+    assert density.again("quick", {}).functions is density.functions
     with pytest.raises(CannotReuse, match="other options"):
         density.again("auto")
     with pytest.raises(CannotReuse, match="other options"):

@@ -177,7 +177,7 @@ def test_the_best_mode_is_that_with_most_mass(seed):
         x = pm.Normal("x", 0.0, 10.0, shape=2)
         pm.Normal("y", x, np.array([0.01, 2.0]), observed=np.array([7.0, -3.0]))
     density = LogDensity(model)
-    point, log_mass, sd = best_mode(density, density.prior_draws(200, seed))
+    point, log_mass, sd = best_mode(density, density.info.prior_draws(200, seed))
     sds = np.array([0.01, 2.0])
     np.testing.assert_allclose(point, np.array([7.0, -3.0]) / (1.0 + sds**2 / 100.0), rtol=1e-6)
     total = 100.0 + sds**2
@@ -217,7 +217,7 @@ def test_a_density_that_is_nowhere_finite_has_no_mode():
 def test_the_search_does_not_hang_on_its_seed():
     """About one draw in six leads to the states of the data, of whatever height of log p."""
     density = LogDensity(two_states())
-    masses = [best_mode(density, density.prior_draws(1_024, seed))[1] for seed in range(12)]
+    masses = [best_mode(density, density.info.prior_draws(1_024, seed))[1] for seed in range(12)]
     np.testing.assert_allclose(masses, -64.15, atol=0.05)
 
 
@@ -225,6 +225,10 @@ def test_the_search_does_not_hang_on_its_seed():
 def test_few_draws_of_the_prior_are_made_where_data_were_used(sd, asked, rng):
     class Density(Walled):
         has_hessian = True
+
+        @property
+        def info(self):
+            return self
 
         def prior_draws(self, n, seed):
             made.append(n)

@@ -105,10 +105,10 @@ class SecondStart:
             return None
         n = _affordable(density.gradient_seconds, _LEAST_PRIOR, _MOST_PRIOR)
         seed = int(np.random.default_rng([_STREAM, self.seed]).integers(2**31))
-        prior = density.prior_draws(min(n, _FIRST_PRIOR), seed)
+        prior = density.info.prior_draws(min(n, _FIRST_PRIOR), seed)
         if not 0 < len(prior) < _LEAST_PRIOR and not len(at_prior(q, prior)):
             return None
-        prior = density.prior_draws(n, seed)
+        prior = density.info.prior_draws(n, seed)
         unused = at_prior(q, prior)
         if not len(unused):
             return None

@@ -40,13 +40,13 @@ class FittedDensity:
     def log_p_at_point(self) -> float:
         """Return log p at the point."""
         if self._log_p is None:
-            with self._density.data.restored():
+            with self._density.info.data.restored():
                 self._log_p = self._now()
         return self._log_p
 
     def logp(self, theta: Array) -> Array:
         """Return log p, (n,), at the rows of ``theta``."""
-        with self._density.data.restored():
+        with self._density.info.data.restored():
             self._check()
             return self._density.logp(theta)
 
@@ -57,7 +57,7 @@ class FittedDensity:
     def terms(self, g: Array, local: Array) -> tuple[Array, Array]:
         """Return the term of the globals, (n,), and those of local coordinates, (n, n_nodes, n_local)."""
         split = self.split()
-        with self._density.data.restored():
+        with self._density.info.data.restored():
             return split.terms(g, local)
 
     def split(self) -> SplitDensity:
@@ -69,7 +69,7 @@ class FittedDensity:
             If an element of log p depends on several blocks at once.
         """
         if self._terms is None:
-            with self._density.data.restored():
+            with self._density.info.data.restored():
                 self._check()
                 self._terms = SplitDensity(self._density, self._forest, self._point)
         return self._terms

@@ -6,8 +6,6 @@ last derivative are by variables with local coordinates alone: what depends on g
 and of correlations for instance, is in none of these graphs.
 """
 
-import time
-
 from collections.abc import Callable
 from typing import Any
 
@@ -73,9 +71,13 @@ class GuideFunctions:
     """
 
     def __init__(self, density: LogDensity, structure: ArrowStructure, guide: Any = None, order: int = 3) -> None:
-        start = time.perf_counter()
         self.density = density
         self.is_exact = guide is None
+        self._functions: dict[str, Callable[..., Any]] = {}
+        with density.functions.timed():
+            self._build(density, structure, guide, order)
+
+    def _build(self, density: LogDensity, structure: ArrowStructure, guide: Any, order: int) -> None:
         local = set(structure.locals_.tolist())
         names = [v.name for v in density.layout.variables if not local.isdisjoint(range(v.where.start, v.where.stop))]
         if guide is None:
@@ -86,10 +88,10 @@ class GuideFunctions:
             self._pieces = _Pieces(density.layout, "theta")
             self._left, self._right = _Pieces(density.layout, "left"), _Pieces(density.layout, "right")
             [f] = graph.on_flat_vector(density.model, density.layout, [guide], self._pieces)
-            [f] = density._simplify([f])
-            slopes = density._simplify(self._derivatives(f, names))
+            [f] = density.graphs.simplify([f])
+            slopes = density.graphs.simplify(self._derivatives(f, names))
             along = self._inner(slopes, self._right, names)
-            products = density._simplify(self._derivatives(along, names))
+            products = density.graphs.simplify(self._derivatives(along, names))
             # Of each function, its results, in variables whose parts are the outputs one after the other.
             self._variables, self._graphs = {"slopes": [names, names]}, {"slopes": [*slopes, *products]}
             if order == 3:
@@ -97,9 +99,7 @@ class GuideFunctions:
                 curvature = self._inner(products, self._left, names)
                 for name, cost in (("through", along), ("third", curvature)):
                     self._variables[name] = [everything]
-                    self._graphs[name] = density._simplify(self._derivatives(cost, everything))
-        self._functions: dict[str, Callable[..., Any]] = {}
-        density.compile_seconds += time.perf_counter() - start
+                    self._graphs[name] = density.graphs.simplify(self._derivatives(cost, everything))
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what to pickle: compiled functions are made again when they are needed."""
@@ -143,7 +143,7 @@ class GuideFunctions:
             rows = slice(start, min(start + size, n_rows))
             inputs = [np.ascontiguousarray(a[rows]) for a in arguments]
             missing = size - len(inputs[0])
-            if self.density._pad and missing:
+            if self.density.functions.fixed_size and missing:
                 inputs = [np.concatenate([a, np.repeat(a[-1:], missing, axis=0)]) for a in inputs]
             with np.errstate(all="ignore"):  # far from the mode, densities overflow: the caller sees it
                 outputs = function(*inputs)
@@ -153,11 +153,10 @@ class GuideFunctions:
 
     def _function(self, name: str) -> Callable[..., Any]:
         if name not in self._functions:
-            start = time.perf_counter()
-            with without_c():
-                inputs, outputs = self._batched(name)
-            self._functions[name] = self.density._compile(inputs, outputs)
-            self.density.compile_seconds += time.perf_counter() - start
+            with self.density.functions.timed():
+                with without_c():
+                    inputs, outputs = self._batched(name)
+                self._functions[name] = self.density.functions.compile(inputs, outputs)
         return self._functions[name]
 
     def _batched(self, name: str) -> tuple[list[Any], list[Any]]:

@@ -75,9 +75,7 @@ class Constrainer:
         """Return the one that all fits share for which nothing is built anew (`LogDensity.again`)."""
         wanted = "all" if names is None else sorted(names)
         name = f"constrained, {'with' if deterministics else 'without'} Deterministics: {wanted}"
-        if name not in density._functions:
-            density._functions[name] = cls(density, deterministics=deterministics, names=names)
-        made = density._functions[name]
+        made = density.functions.named(name, lambda: cls(density, deterministics=deterministics, names=names))
         assert isinstance(made, cls)
         return made
 

@@ -114,7 +114,7 @@ def quadratic_guide(density: LogDensity, structure: ArrowStructure) -> Any:
     with without_c():
         etas = model.replace_rvs_by_values([eta for _, _, eta in expanded])
         data = [_data(model.rvs_to_values[rv]) for rv, _, _ in expanded]
-        groups = _groups(density, structure, density._on_flat_vector(etas), [y.shape for y in data])
+        groups = _groups(density, structure, density.graphs.on_flat_vector(etas), [y.shape for y in data])
     terms = [
         _expansion(kind, eta, y, group)
         for (_, kind, _), eta, y, group in zip(expanded, etas, data, groups, strict=True)
@@ -209,7 +209,7 @@ def _groups(
     if not etas:
         return []
     etas = [pt.broadcast_to(eta, shape) for eta, shape in zip(etas, shapes, strict=True)]
-    function = pytensor.function([density._theta], etas, mode=quick_mode(), on_unused_input="ignore")
+    function = pytensor.function([density.graphs.theta], etas, mode=quick_mode(), on_unused_input="ignore")
     rng = np.random.default_rng(0)
     local = structure.order[: structure.n_local]
     block = np.repeat(np.arange(len(structure.sizes)), structure.sizes) + 1

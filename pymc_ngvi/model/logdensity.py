@@ -9,21 +9,20 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
-from numpy.typing import NDArray
-from pymc.pytensorf import compile as pymc_compile
-
+from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.model.checks import check_model
 from pymc_ngvi.model.data import DataSnapshot
-from pymc_ngvi.model.graphs import cost, graph, large
-from pymc_ngvi.model.graphs.backends import BACKENDS, compile_flags, compile_options, without_c
+from pymc_ngvi.model.flat import FlatGraphs, Functions
+from pymc_ngvi.model.graphs import cost, graph
+from pymc_ngvi.model.graphs.backends import BACKENDS, without_c
+from pymc_ngvi.model.info import ModelInfo
 from pymc_ngvi.model.initial import initial_point_function
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.minibatch import Minibatches
-from pymc_ngvi.model.prior import prior_draws
 from pymc_ngvi.model.reuse import CannotReuse, ModelState
 from pymc_ngvi.model.rows import Rows
-from pymc_ngvi.model.second_order import SecondOrder
+from pymc_ngvi.model.second_order import ModelHessian, SecondOrder
 from pymc_ngvi.model.sparsity.hessian import CACHED_ELEMENTS, slices
 
 #: Evaluations that `backend="auto"` expects of a fit: gradients, and draws at which a dense Hessian is needed.
@@ -38,7 +37,7 @@ _LOGP_SECONDS = 0.5
 _SMALL = 1_000_000
 
 
-class LogDensity(SecondOrder):
+class LogDensity:
     """Log density, gradient and Hessian-vector products of a model, batched over draws.
 
     Names, order, shapes and coords are frozen when the object is made. The space is unconstrained: every transformed
@@ -60,18 +59,13 @@ class LogDensity(SecondOrder):
 
     Attributes
     ----------
-    layout : Layout
-    n_dim : int
-    has_minibatch : bool
-        Whether the log density depends on ``pm.Minibatch`` data.
-    minibatches : Minibatches
-        The rows in use.
-    data : DataSnapshot
-        The data that the model had when the object was made.
-    backend : str
-        The one in use; "given mode" where ``compile_kwargs`` has a ``mode``.
-    compile_seconds : float
-        Spent so far on building and compiling graphs.
+    info : ModelInfo
+        Model, layout, data and start, as they were when the object was made.
+    graphs : FlatGraphs
+    functions : Functions
+    cost : Cost
+        Estimated from the graph.
+    second : SecondOrder
     n_gradients, n_hessians : int
         Draws at which the gradient, and the Hessian (along any number of directions), were evaluated so far.
 
@@ -98,60 +92,44 @@ class LogDensity(SecondOrder):
     def __init__(self, model: pm.Model, backend: str = "auto", compile_kwargs: dict[str, Any] | None = None) -> None:
         _check_backend(backend, compile_kwargs)
         check_model(model)
-        start = time.perf_counter()
-        self.model = model
+        began = time.perf_counter()
         self._requested, self._state = backend, ModelState.of(model)
-        self._rows = Rows.of(model)
-        self.data = DataSnapshot(model)
+        rows = Rows.of(model)
+        data = DataSnapshot(model)
         self.n_gradients = self.n_hessians = 0
         self._find_point: Callable[[], dict[str, Any]] | None = initial_point_function(model)
         point = self._find_point()
         with without_c(model):
             logp = model.logp()
-        with without_c():  # constants are computed by running their graphs
-            self.layout = Layout.from_model(model, point)
-            self.n_dim = self.layout.n_dim
-            self._initial_point = self.layout.flatten(point)
-            self._theta = graph.flat_input(self.layout)
-            self.minibatches = Minibatches([logp])
-            self.has_minibatch = bool(self.minibatches)
-            [logp] = self._on_flat_vector([logp])
-            python = backend in ("auto", "quick") and not (compile_kwargs and "mode" in compile_kwargs)
-            self._is_large = python and large.is_large(logp)
-            [logp] = self._simplify([logp])
-            grad = graph.gradient(logp, self._theta)
-            self._logp, self._grad = self._simplify([logp, grad])
-        self._cost = cost.estimate([self._logp, self._grad])
-        self._compile_kwargs = compile_kwargs
-        self._functions: dict[str, Callable[..., Any]] = {}
-        self._pad = backend == "jax"  # a new shape would be compiled anew
-        self.backend = self._choose(backend)
-        self.compile_seconds = time.perf_counter() - start
+        with without_c():
+            layout = Layout.from_model(model, point)
+            start = layout.flatten(point)
+        self.info = ModelInfo(model, layout, data, start)
+        given = bool(compile_kwargs and "mode" in compile_kwargs)
+        self.graphs = FlatGraphs(model, layout, logp, may_be_large=backend in ("auto", "quick") and not given)
+        self.cost = cost.estimate([self.graphs.logp, self.graphs.grad])
+        is_large = self.graphs.is_large
+        self.functions = Functions(model, "given mode" if given else backend, compile_kwargs, is_large=is_large)
+        self.second = SecondOrder(self.graphs, self.functions, rows, start, self.cost, self._grad)
+        self.functions.backend = self._choose()
+        self._seconds_before = 0.0
+        self.functions.seconds = time.perf_counter() - began
 
-    def _on_flat_vector(self, outputs: list[Any]) -> list[Any]:
-        outputs = self.minibatches.hold(outputs)
-        return graph.on_flat_vector(self.model, self.layout, outputs, self._theta)
-
-    def _simplify(self, outputs: list[Any]) -> list[Any]:
-        return graph.simplify(outputs, check_bounds=self.model.check_bounds, is_large=self._is_large)
-
-    def _choose(self, backend: str) -> str:
-        if self._compile_kwargs and "mode" in self._compile_kwargs:
-            return "given mode"
-        if backend != "auto":
-            return backend
-        if self._is_large:
+    def _choose(self) -> str:
+        """Return the backend."""
+        if self._requested != "auto" or self.functions.backend == "given mode":
+            return self.functions.backend
+        if self.graphs.is_large:
             return "quick"  # compilers take longer still for thousands of nodes
         # Sparsity only ever makes for less work: where compiling would not pay anyway, it is not looked for.
-        numba = self._cost.prefers_numba(_work(self.n_dim))
+        numba = self.cost.prefers_numba(_work(self.n_dim))
         if numba and self.n_dim <= _MOST_COLOURED:
-            numba = self._cost.prefers_numba(_work(self._sparse.n_colours_by_graph()))
+            numba = self.cost.prefers_numba(_work(self.second.sparse.n_colours_by_graph()))
         return "numba" if numba else "quick"
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what to pickle: compiled functions are made again when they are needed."""
-        kept = {name: value for name, value in self.__dict__.items() if name != "_predictors"}
-        return {**kept, "_functions": {}, "_find_point": None}
+        return {**self.__dict__, "_find_point": None}
 
     def again(self, backend: str = "auto", compile_kwargs: dict[str, Any] | None = None) -> "LogDensity":
         """Return the log density for another fit, with the data as they are now, building nothing anew.
@@ -171,7 +149,7 @@ class LogDensity(SecondOrder):
             data; where the model reads minibatches; or if a change of the data makes another backend the faster one.
         """
         _check_backend(backend, compile_kwargs)
-        if backend != self._requested or not _equal(compile_kwargs, self._compile_kwargs):
+        if backend != self._requested or not _equal(compile_kwargs, self.functions.compile_kwargs):
             raise CannotReuse("other options of the compilation were given")
         if self.has_minibatch:
             raise CannotReuse("it reads minibatches, whose rows are part of its functions")
@@ -181,53 +159,75 @@ class LogDensity(SecondOrder):
         other.__dict__.update(self.__dict__)  # a copy would be without the functions, as a pickle is
         other._find_point = self._find_point or initial_point_function(self.model)
         point = other._find_point()
-        other.layout = Layout.from_model(self.model, point)
-        if other.layout.variables != self.layout.variables:
+        layout = Layout.from_model(self.model, point)
+        if layout.variables != self.layout.variables:
             raise CannotReuse("the shapes or dims of its variables have changed")
-        other._initial_point = other.layout.flatten(point)
+        start = layout.flatten(point)
+        other.info = ModelInfo(self.model, layout, DataSnapshot(self.model), start)
         other.n_gradients = other.n_hessians = 0
-        other.compile_seconds = 0.0
-        other.data = DataSnapshot(self.model)
-        if "_sparse" in self.__dict__:
-            other._sparse = self._sparse.again(other._initial_point, other._products_of_draws, other.hessian_error)
-        if other._choose(backend) != self.backend:
+        other._seconds_before = self.functions.seconds
+        other.second = self.second.again(start, other._grad)
+        if other._choose() != self.backend:
             raise CannotReuse("with these data, another backend is faster")
         return other
 
     @functools.cached_property
     def batch_size(self) -> int:
         """Draws evaluated in one call."""
-        return int(np.clip(_BATCH_ELEMENTS // max(self._cost.widest, 1), 1, 64))
+        return int(np.clip(_BATCH_ELEMENTS // max(self.cost.widest, 1), 1, 64))
 
-    @functools.cached_property
-    def _n_directions(self) -> int:
-        """Directions in one call."""
-        return int(np.clip(2 * _BATCH_ELEMENTS // max(self._cost.widest, 1), 16, 4096))
-
-    @functools.cached_property
+    @property
     def gradient_seconds(self) -> float:
         """Estimated time of log p and its gradient at one point, from the graph and the sizes of the data alone."""
-        compiled = self.backend not in ("quick", "c")
-        return cost.evaluation_seconds([self._logp, self._grad], self._cost, compiled)
+        return self.second.gradient_seconds
 
     @property
     def is_small(self) -> bool:
         """Whether a batch is too little work to share among threads."""
-        return self._cost.widest * self.n_dim < _SMALL
+        return self.cost.widest * self.n_dim < _SMALL
+
+    # --- what is known of the model ---
+
+    @property
+    def n_dim(self) -> int:
+        """Number of unconstrained coordinates."""
+        return self.info.n_dim
+
+    @property
+    def model(self) -> pm.Model:
+        """The PyMC model."""
+        return self.info.model
+
+    @property
+    def layout(self) -> Layout:
+        """Where each variable is in the flat vector."""
+        return self.info.layout
+
+    @property
+    def backend(self) -> str:
+        """The backend in use; "given mode" where ``compile_kwargs`` has a ``mode``."""
+        return self.functions.backend
+
+    @property
+    def compile_seconds(self) -> float:
+        """Spent so far on building and compiling graphs."""
+        return self.functions.seconds - self._seconds_before
+
+    @property
+    def minibatches(self) -> Minibatches:
+        """The rows in use."""
+        return self.graphs.minibatches
+
+    @property
+    def has_minibatch(self) -> bool:
+        """Whether the log density depends on ``pm.Minibatch`` data."""
+        return bool(self.graphs.minibatches)
 
     def initial_point(self) -> Array:
         """Return the model's initial point, flat and unconstrained, (n_dim,)."""
-        return self._initial_point.copy()
+        return self.info.start.copy()
 
-    @property
-    def positive(self) -> list[NDArray[np.intp]]:
-        """Coordinates that are logarithms, an array for each positive variable."""
-        found = [v for v in self.layout.variables if v.value_name.endswith("_log__")]
-        return [np.arange(v.where.start, v.where.stop) for v in found]
-
-    def prior_draws(self, n_draws: int, seed: int) -> Array:
-        """Draw from the prior, (n, n_dim), unconstrained; fewer draws, or none, where it can't be drawn from."""
-        return prior_draws(self.model, self.layout, n_draws, seed)
+    # --- evaluation ---
 
     def next_batch(self, rng: np.random.Generator) -> None:
         """Draw the rows of the next minibatch, as ``pm.Minibatch`` does: uniformly, with replacement.
@@ -277,7 +277,7 @@ class LogDensity(SecondOrder):
     def logp(self, theta: Array) -> Array:
         """Evaluate the log density alone, (n_draws,), at points (n_draws, n_dim)."""
         # Gradients that nobody asked for cost less than compiling another function, but for much data.
-        name = "logp" if len(theta) * self._cost.quick_seconds > _LOGP_SECONDS else "logp_grad"
+        name = "logp" if len(theta) * self.cost.quick_seconds > _LOGP_SECONDS else "logp_grad"
         parts = [self._batched(name, theta[rows])[0] for rows in slices(len(theta), self.batch_size)]
         return np.concatenate(parts)
 
@@ -285,65 +285,96 @@ class LogDensity(SecondOrder):
         """Evaluate the gradient alone, (n_draws, n_dim)."""
         return self.logp_grad(theta)[1]
 
+    def _grad(self, theta: Array) -> Array:
+        """Evaluate the gradient without counting it."""
+        return self._batched("logp_grad", theta)[1]
+
     def _batched(self, name: str, theta: Array) -> tuple[Array, ...]:
         n_draws = len(theta)
-        if self._pad and n_draws < self.batch_size:
+        if self.functions.fixed_size and n_draws < self.batch_size:
             theta = np.concatenate([theta, np.repeat(theta[-1:], self.batch_size - n_draws, axis=0)])
-        function = self._function(name)
+        function = self.functions.named(name, lambda: self._compile(name))
         with np.errstate(all="ignore"):
             outputs = function(np.ascontiguousarray(theta, dtype=np.float64))
         return tuple(np.asarray(out)[:n_draws] for out in outputs)
 
-    def _function(self, name: str) -> Callable[..., Any]:
-        if name not in self._functions:
-            start = time.perf_counter()
-            self._functions[name] = {
-                "logp_grad": lambda: self._compile_over_draws([self._logp, self._grad]),
-                "logp": lambda: self._compile_over_draws([self._logp]),
-                "products": self._compile_products,
-                "coloured": self._compile_coloured,
-                "gauss_newton": self._compile_gauss_newton,
-            }[name]()
-            self.compile_seconds += time.perf_counter() - start
-        return self._functions[name]
+    def _compile(self, name: str) -> Callable[..., Any]:
+        graphs = self.graphs
+        outputs = [graphs.logp] if name == "logp" else [graphs.logp, graphs.grad]
+        draws, batched = graph.over_draws(outputs, graphs.theta)
+        return self.functions.compile([draws], batched)
 
-    def _compile_over_draws(self, outputs: list[Any]) -> Callable[..., Any]:
-        draws, batched = graph.over_draws(outputs, self._theta)
-        return self._compile([draws], batched)
+    # --- second derivatives ---
 
-    def _compile_products(self) -> Callable[..., Any]:
-        direction, product = self._product
-        with without_c():
-            directions, batched = graph.over_directions(product, direction)
-        return self._compile([self._theta, directions], batched)
+    @property
+    def has_hessian(self) -> bool:
+        """Whether every operation of the model has a second derivative."""
+        return self.hessian_error() is None
 
-    def _compile_coloured(self) -> Callable[..., Any]:
-        direction, product = self._product
-        with without_c():
-            draws, directions, batched = graph.over_draws_and_directions(product, self._theta, direction)
-        return self._compile([draws, directions], batched)
+    def hessian_error(self) -> graph.MissingDerivativeError | None:
+        """Return the error that names the operation without a second derivative, if there is one."""
+        return self.second.error()
 
-    def _compile_gauss_newton(self) -> Callable[..., Any]:
-        direction = self._theta.type("direction")
-        with without_c():
-            rows, scales, rest = self._rows.graphs()
-            *rows, rest = self._simplify(self._on_flat_vector([*rows, *scales, rest]))
-            rows, scales = rows[: len(scales)], rows[len(scales) :]
-            [along] = self._simplify([graph.gauss_newton(rows, scales, rest, self._theta, direction)])
-            directions, batched = graph.over_directions(along, direction)
-        return self._compile([self._theta, directions], batched)
+    @property
+    def pattern(self) -> Pattern | None:
+        """Entries of the Hessian that can differ from 0; None where it counts as dense."""
+        return self.second.sparse.pattern
 
-    def _compile(self, inputs: list[Any], outputs: Any) -> Callable[..., Any]:
-        # PyMC's own compile advances random generators in the graph; the model's context carries `check_bounds`.
-        with self.model, compile_flags(self.backend):
-            function: Callable[..., Any] = pymc_compile(
-                inputs,
-                outputs,
-                on_unused_input="ignore",
-                trust_input=True,
-                **compile_options(self.backend, self._compile_kwargs, is_large=self._is_large),
-            )
-        return function
+    @property
+    def structural_pattern(self) -> Pattern | None:
+        """Entries of the Hessian that can differ from 0 as the graph tells, whether or not `pattern` has any use of it.
+
+        None only where it would have too many to hold.
+        """
+        return self.pattern or self.second.sparse.pattern_by_graph
+
+    def widen(self, theta: Array) -> bool:
+        """Add the entries that `pattern` lacks at the rows of ``theta``; tell whether there are any.
+
+        Where these are too many to look at, the Hessian counts as dense from now on.
+        """
+        return self.second.sparse.widen(np.atleast_2d(theta))
+
+    def mean_hessian(self, theta: Array) -> ModelHessian:
+        """Return the mean of the Hessian over draws, (n_draws, n_dim): an object that evaluates what it is asked for.
+
+        Examples
+        --------
+        >>> import pymc as pm
+        >>> from pymc_ngvi.model import LogDensity
+        >>> with pm.Model() as model:
+        ...     x = pm.Normal("x", 1.0, 2.0, shape=3)
+        >>> density = LogDensity(model)
+        >>> density.mean_hessian(density.initial_point()[None]).diagonal()
+        array([-0.25, -0.25, -0.25])
+        """
+        return ModelHessian(self, self.second, theta)
+
+    def hessian_products(self, theta: Array, directions: Array) -> Array:
+        """Multiply the Hessian at each draw with each direction.
+
+        Parameters
+        ----------
+        theta : ndarray, shape (n_draws, n_dim)
+        directions : ndarray, shape (n_directions, n_dim)
+
+        Returns
+        -------
+        ndarray, shape (n_draws, n_directions, n_dim)
+        """
+        self.n_hessians += len(theta)
+        return self.second.at_draws(theta, directions)
+
+    def hessian(self, theta: Array) -> Array:
+        """Return the dense symmetric Hessian at each draw, (n_draws, n_dim, n_dim)."""
+        products = self.hessian_products(theta, np.eye(self.n_dim))
+        symmetric: Array = 0.5 * (products + products.swapaxes(-1, -2))
+        return symmetric
+
+    def mean_gauss_newton_diagonal(self, theta: Array) -> Array:
+        """Return the mean over draws of the Gauss-Newton diagonal, (n_dim,); see `SecondOrder`."""
+        self.n_hessians += len(theta)
+        return self.second.mean_gauss_newton_diagonal(theta)
 
 
 def _work(n_directions: int) -> int:

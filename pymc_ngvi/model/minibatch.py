@@ -61,6 +61,11 @@ class Minibatches:
     def __bool__(self) -> bool:
         return bool(self._indices)
 
+    @property
+    def rows(self) -> list[Any]:
+        """The shared vectors of row indices, one for each call."""
+        return [index.rows for index in self._indices.values()]
+
     def __getstate__(self) -> dict[str, Any]:
         """Return what to pickle: the compiled function is made again when it is needed."""
         return {**self.__dict__, "_function": None, "_orders": {}}

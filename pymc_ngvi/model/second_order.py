@@ -3,26 +3,32 @@
 import contextlib
 import functools
 import logging
-import time
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
+from numpy.typing import NDArray
+from pytensor.graph.basic import Variable
 from scipy import sparse
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.types import Array, MeanHessian
-from pymc_ngvi.model.graphs import graph
+from pymc_ngvi.core.types import Array, MeanHessian, Target
+from pymc_ngvi.model.flat import FlatGraphs, Functions
+from pymc_ngvi.model.graphs import cost, graph
 from pymc_ngvi.model.graphs.backends import without_c
-from pymc_ngvi.model.graphs.cost import Cost
-from pymc_ngvi.model.minibatch import Minibatches
 from pymc_ngvi.model.predictors.hessian import PredictorHessian, predictor_hessian
 from pymc_ngvi.model.predictors.linear_map import LinearMap
-from pymc_ngvi.model.sparsity.hessian import ColouredHessian, PatternWidened, SparseHessian, batch, slices
-
-logger = logging.getLogger("pymc.ngvi")
+from pymc_ngvi.model.rows import Rows
+from pymc_ngvi.model.sparsity.hessian import (
+    CACHED_ELEMENTS,
+    ColouredHessian,
+    PatternWidened,
+    SparseHessian,
+    batch,
+    slices,
+)
 
 #: Draws that one call should take of a small dense Hessian.
 _LEAST_BATCH = 4
@@ -33,159 +39,115 @@ _FEWER = 2
 #: Relative difference of two products with a random vector that is rounding.
 _ROUNDING = 1e-8
 
+logger = logging.getLogger("pymc.ngvi")
+
 
 class SecondOrder:
-    """The part of `LogDensity` that evaluates second derivatives; the rest of it gives what is declared here."""
+    """Second derivatives of a log density. Nothing is built before something is asked for.
 
-    n_dim: int
-    n_gradients: int
-    n_hessians: int
-    compile_seconds: float
-    minibatches: Minibatches
-    _logp: Any
-    _grad: Any
-    _theta: Any
-    _initial_point: Array
-    _cost: Cost
-    _pad: bool
-    _is_large: bool  # whether log p is a recursion that is written out
-    _functions: dict[str, Callable[..., Any]]
-    _n_directions: Any  # directions in one call at one draw
-    _no_hessian: graph.MissingDerivativeError | None = None  # why there are no second derivatives
-    _n_by_predictors: int = 0
-    has_minibatch: bool
-    gradient_seconds: Any
-    _compile: Callable[..., Any]
+    Parameters
+    ----------
+    graphs : FlatGraphs
+    functions : Functions
+    rows : Rows
+        For Gauss-Newton diagonals.
+    start : ndarray, shape (n_dim,)
+        A point where log p is finite.
+    estimated : Cost
+        Of log p and its gradient.
+    gradient : callable
+        From points, (n, n_dim), to gradients there, which nobody counts.
 
-    def grad(self, theta: Array) -> Array:
-        """Evaluate the gradient."""
-        raise NotImplementedError
+    Attributes
+    ----------
+    sparse : SparseHessian
+    """
 
-    def _function(self, name: str) -> Callable[..., Any]:
-        """Return a compiled function."""
-        raise NotImplementedError
+    def __init__(self, graphs: FlatGraphs, functions: Functions, rows: Rows, start: Array, estimated: cost.Cost, gradient: Callable[[Array], Array]) -> None:
+        self._graphs, self._functions, self._rows = graphs, functions, rows
+        self._cost, self._gradient = estimated, gradient
+        self.n_dim, self._widest, self._n_by_predictors = len(start), estimated.widest, 0
+        self._no_hessian: graph.MissingDerivativeError | None = None
+        self.sparse = SparseHessian(
+            graphs.logp,
+            graphs.theta,
+            start,
+            graphs.minibatches.rows,
+            self.products_of_draws,
+            self.error,
+            estimated.widest,
+            functions.fixed_size,
+        )
 
-    def _simplify(self, outputs: list[Any]) -> list[Any]:
-        """Canonicalise and stabilise a graph."""
-        raise NotImplementedError
+    def again(self, start: Array, gradient: Callable[[Array], Array]) -> "SecondOrder":
+        """Return what a new object would be for the data as they are now, without the work that is done already."""
+        other = SecondOrder.__new__(SecondOrder)
+        other.__dict__.update(self.__dict__)
+        other._gradient, other._n_by_predictors = gradient, 0
+        other.sparse = self.sparse.again(start, other.products_of_draws, other.error)
+        return other
 
-    @property
-    def has_hessian(self) -> bool:
-        """Whether every operation of the model has a second derivative."""
-        return self.hessian_error() is None
+    def __getstate__(self) -> dict[str, object]:
+        """Return what to pickle: compiled functions are made again when they are needed."""
+        return {name: value for name, value in self.__dict__.items() if name != "_predictors"}
 
-    def hessian_error(self) -> graph.MissingDerivativeError | None:
+    @functools.cached_property
+    def gradient_seconds(self) -> float:
+        """Estimated time of log p and its gradient at one point, from the graph and the sizes of the data alone."""
+        compiled = self._functions.backend not in ("quick", "c")
+        return cost.evaluation_seconds([self._graphs.logp, self._graphs.grad], self._cost, compiled)
+
+    def error(self) -> graph.MissingDerivativeError | None:
         """Return the error that names the operation without a second derivative, if there is one."""
         if "_product" not in self.__dict__ and self._no_hessian is None:
-            start = time.perf_counter()
-            try:
-                self._product  # noqa: B018 (made once)
-            except graph.MissingDerivativeError as error:
-                self._no_hessian = error.with_traceback(None)
-            finally:
-                self.compile_seconds += time.perf_counter() - start
+            with self._functions.timed():
+                try:
+                    self._product  # noqa: B018 (made once)
+                except graph.MissingDerivativeError as error:
+                    self._no_hessian = error.with_traceback(None)
         return self._no_hessian
 
     @functools.cached_property
-    def _product(self) -> tuple[Any, Any]:
+    def _product(self) -> tuple[Any, Variable]:
         """A direction, and the graph of the Hessian times it."""
-        direction = self._theta.type("direction")
+        direction = self._graphs.theta.type("direction")
         with without_c():
-            simplify = graph.simplify_little if self._is_large else self._simplify
-            [product] = simplify([graph.hessian_product(self._grad, self._theta, direction)])
+            simplify = graph.simplify_little if self._graphs.is_large else self._graphs.simplify
+            [product] = simplify([graph.hessian_product(self._graphs.grad, self._graphs.theta, direction)])
         return direction, product
 
     @functools.cached_property
-    def _sparse(self) -> SparseHessian:
-        rows = [index.rows for index in self.minibatches._indices.values()]
-        evaluate, error = self._products_of_draws, self.hessian_error
-        return SparseHessian(
-            self._logp, self._theta, self._initial_point, rows, evaluate, error, self._cost.widest, self._pad
-        )
+    def n_in_call(self) -> int:
+        """Directions in one call at one draw."""
+        return int(np.clip(2 * CACHED_ELEMENTS // max(self._widest, 1), 16, 4096))
 
-    def hessian_products(self, theta: Array, directions: Array) -> Array:
-        """Multiply the Hessian at each draw with each direction.
+    @property
+    def n_products(self) -> int:
+        """Products that one Hessian takes by coordinates: one for each, or for each colour of the pattern."""
+        coloured = self.sparse.coloured
+        return self.n_dim if coloured is None else coloured.n_colours
 
-        Parameters
-        ----------
-        theta : ndarray, shape (n_draws, n_dim)
-        directions : ndarray, shape (n_directions, n_dim)
-
-        Returns
-        -------
-        ndarray, shape (n_draws, n_directions, n_dim)
-        """
+    def at_draws(self, theta: Array, directions: Array) -> Array:
+        """Multiply the Hessian at each draw with each direction, (n_draws, n_directions, n_dim)."""
         products = np.empty((len(theta), len(directions), self.n_dim))
-        self.n_hessians += len(theta)
         for out, point in zip(products, theta, strict=True):
             out[:] = self._products(point, directions)
         return products
-
-    @property
-    def pattern(self) -> Pattern | None:
-        """Entries of the Hessian that can differ from 0; None where it counts as dense.
-
-        It is found when it is first asked for, from the graph of log p. Where an operation is not understood, and
-        would make all entries count, it is found by evaluating dense Hessians.
-        """
-        coloured = self._sparse.coloured
-        return None if coloured is None else coloured.pattern
-
-    @property
-    def structural_pattern(self) -> Pattern | None:
-        """Entries of the Hessian that can differ from 0 as the graph tells, whether or not `pattern` has any use of it.
-
-        None only where it would have too many to hold.
-        """
-        known = self.pattern
-        return self._sparse.pattern_by_graph if known is None else known
-
-    @property
-    def n_widened(self) -> int:
-        """Times that the pattern turned out to lack entries."""
-        return self._sparse.n_widened
-
-    def mean_hessian(self, theta: Array) -> "ModelHessian":
-        """Return the mean of the Hessian over draws, (n_draws, n_dim): an object that evaluates what it is asked for.
-
-        Examples
-        --------
-        >>> import pymc as pm
-        >>> from pymc_ngvi.model import LogDensity
-        >>> with pm.Model() as model:
-        ...     x = pm.Normal("x", 1.0, 2.0, shape=3)
-        >>> density = LogDensity(model)
-        >>> density.mean_hessian(density.initial_point()[None]).diagonal()
-        array([-0.25, -0.25, -0.25])
-        """
-        return ModelHessian(self, theta)
-
-    def check_hessian(self, point: Array, rng: np.random.Generator) -> bool:
-        """Tell whether the Hessian by its pattern, at a point (n_dim,), gives its product with a random vector."""
-        return self._sparse.check(point, rng)
-
-    def widen(self, theta: Array) -> bool:
-        """Add the entries that `pattern` lacks at the rows of ``theta``; tell whether there are any.
-
-        Where these are too many to look at, the Hessian counts as dense from now on.
-        """
-        return self._sparse.widen(np.atleast_2d(theta))
 
     # --- by predictors ---
 
     @functools.cached_property
     def _predictors(self) -> PredictorHessian | None:
-        """Makes Hessians from fewer products than `pattern` does; None where that is not worth its while."""
-        n_directions = self.directions_of_hessian
-        seconds = _PRODUCT * n_directions * self.gradient_seconds
-        if self.has_minibatch or self._pad or self._is_large or seconds < _WORTH or not self.has_hessian:
+        """Makes Hessians from fewer products than the pattern does; None where that is not worth its while."""
+        graphs, functions = self._graphs, self._functions
+        seconds = _PRODUCT * self.n_products * self.gradient_seconds
+        if graphs.minibatches or functions.fixed_size or graphs.is_large or seconds < _WORTH or self.error():
             return None
-        start = time.perf_counter()
-        found = predictor_hessian(self._logp, self._theta, self._simplify, self._compile)
-        self.compile_seconds += time.perf_counter() - start
-        return found if found is not None and _FEWER * found.n_colours <= n_directions else None
+        with functions.timed():
+            found = predictor_hessian(graphs.logp, graphs.theta, graphs.simplify, functions.compile)
+        return found if found is not None and _FEWER * found.n_colours <= self.n_products else None
 
-    def _by_predictors(self, theta: Array) -> tuple[LinearMap, sparse.csr_array] | None:
+    def by_predictors(self, theta: Array) -> tuple[LinearMap, sparse.csr_array] | None:
         """Return the predictors, and the mean Hessian with respect to them; None where they are not used.
 
         A check, now and then, sees whether that is the derivative of the gradient.
@@ -195,10 +157,7 @@ class SecondOrder:
         self._n_by_predictors += 1
         if self._n_by_predictors & (self._n_by_predictors - 1) == 0:
             rng = np.random.default_rng([self._n_by_predictors])
-            before = self.n_gradients
-            agrees = self._predictors.agrees(theta[rng.integers(len(theta))], self.grad, rng)
-            self.n_gradients = before
-            if not agrees:
+            if not self._predictors.agrees(theta[rng.integers(len(theta))], self._gradient, rng):
                 logger.info("The Hessian by linear predictors is not that of log p: it is found from all coordinates.")
                 self._predictors = None
                 return None
@@ -206,24 +165,26 @@ class SecondOrder:
 
     # --- by coordinates ---
 
-    def _mean_products(self, theta: Array, directions: Array) -> Array:
+    def mean_products(self, theta: Array, directions: Array) -> Array:
+        """Return the mean over draws of the Hessian times each direction, (n_directions, n_dim)."""
         found = self._by_colours(theta, len(directions))
         if found is not None:
             return found[0].times(found[1], directions)
-        coloured = self._sparse.coloured
+        coloured = self.sparse.coloured
         if coloured is not None:  # the function is there, or will be needed
             return coloured.mean_products(theta, directions)
-        n_draws, n_directions = batch(self._cost.widest, len(directions))
+        n_draws, n_directions = batch(self._widest, len(directions))
         total = np.zeros((len(directions), self.n_dim))
         if n_directions < len(directions) or not self._takes_draws:
             for point in theta:
                 total += self._products(point, directions)
         else:  # calls take longer than the work: many draws in each
             for rows in slices(len(theta), n_draws):
-                total += self._products_of_draws(theta[rows], directions).sum(axis=0)
+                total += self.products_of_draws(theta[rows], directions).sum(axis=0)
         return total / len(theta)
 
-    def _mean_diagonal(self, theta: Array) -> Array:
+    def mean_diagonal(self, theta: Array) -> Array:
+        """Return the mean over draws of the diagonal, (n_dim,)."""
         found = self._by_colours(theta, self.n_dim)
         if found is not None:
             return found[0].diagonal(found[1])
@@ -233,17 +194,11 @@ class SecondOrder:
                 total[at] += self._evaluate_products(point, axes)[np.arange(len(at)), at]
         return total / len(theta)
 
-    @property
-    def directions_of_hessian(self) -> int:
-        """Products that one Hessian takes by coordinates: one for each, or for each colour of `pattern`."""
-        coloured = self._sparse.coloured
-        return self.n_dim if coloured is None else coloured.n_colours
-
     def _by_colours(self, theta: Array, n_directions: int) -> tuple[ColouredHessian, Array] | None:
         """Return the mean Hessian at the entries of the pattern; None where that saves less than half of the work."""
-        while (coloured := self._sparse.coloured) is not None and 2 * coloured.n_colours < n_directions:
+        while (coloured := self.sparse.coloured) is not None and 2 * coloured.n_colours < n_directions:
             with contextlib.suppress(PatternWidened):
-                return coloured, self._sparse.mean_values(theta)
+                return coloured, self.sparse.mean_values(theta)
         return None
 
     def mean_gauss_newton_diagonal(self, theta: Array) -> Array:
@@ -267,33 +222,26 @@ class SecondOrder:
         ValueError
             For models with Potentials, without observed variables, or with multivariate ones.
         """
-        function = self._function("gauss_newton")
+        function = self._functions.named("gauss_newton", self._compile_gauss_newton)
         total = np.zeros(self.n_dim)
         for point in theta:
-            self.n_hessians += 1
             for at, axes in self._axes():
                 with np.errstate(all="ignore"):
                     total[at] += np.asarray(function(np.ascontiguousarray(point), axes))
         return total / len(theta)
 
-    def _axes(self) -> Iterator[tuple[Any, Array]]:
+    def _axes(self) -> Iterator[tuple[NDArray[np.intp], Array]]:
         """Go through the coordinate axes, (n_axes, n_dim), a block at a time, with their indices."""
-        for rows in slices(self.n_dim, self._n_directions):
+        for rows in slices(self.n_dim, self.n_in_call):
             at = np.arange(rows.start, rows.stop)
             axes = np.zeros((len(at), self.n_dim))
             axes[at - rows.start, at] = 1.0
             yield at, axes
 
-    def hessian(self, theta: Array) -> Array:
-        """Return the dense symmetric Hessian at each draw, (n_draws, n_dim, n_dim)."""
-        products = self.hessian_products(theta, np.eye(self.n_dim))
-        symmetric: Array = 0.5 * (products + products.swapaxes(-1, -2))
-        return symmetric
-
     def _products(self, point: Array, directions: Array) -> Array:
         # One draw, many directions in a call: they fill the cache already, and the part that does not depend on them
         # is done once.
-        blocks = slices(len(directions), self._n_directions)
+        blocks = slices(len(directions), self.n_in_call)
         parts = [self._evaluate_products(point, directions[rows]) for rows in blocks]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -301,9 +249,9 @@ class SecondOrder:
         """Multiply the Hessian at one draw with directions, (n_directions, n_dim), in one call."""
         products: Array
         if self._takes_draws:
-            products = self._products_of_draws(point[None], directions)[0]
+            products = self.products_of_draws(point[None], directions)[0]
             return products
-        function = self._function("products")
+        function = self._functions.named("products", self._compile_products)
         with np.errstate(all="ignore"):  # far from the mode, densities overflow: the caller sees what is not finite
             products = np.asarray(function(np.ascontiguousarray(point), np.ascontiguousarray(directions)))
         return products
@@ -315,16 +263,41 @@ class SecondOrder:
         It does where the pattern needs it, and where calls of a function for one draw would take longer than the work.
         What is compiled depends on the model alone: evaluations have the same bits, in whatever order they come.
         """
-        if self._sparse.needs_products:
+        if self.sparse.needs_products:
             return True
-        return not self._pad and batch(self._cost.widest, self.n_dim)[0] >= _LEAST_BATCH
+        return not self._functions.fixed_size and batch(self._widest, self.n_dim)[0] >= _LEAST_BATCH
 
-    def _products_of_draws(self, theta: Array, directions: Array) -> Array:
+    def products_of_draws(self, theta: Array, directions: Array) -> Array:
         """Multiply the Hessians at draws with directions in one call, (n_draws, n_directions, n_dim)."""
-        function = self._function("coloured")
+        function = self._functions.named("coloured", self._compile_over_draws)
         with np.errstate(all="ignore"):
             products: Array = np.asarray(function(np.ascontiguousarray(theta), np.ascontiguousarray(directions)))
         return products
+
+    # --- compilation ---
+
+    def _compile_products(self) -> Callable[..., Any]:
+        direction, product = self._product
+        with without_c():
+            directions, batched = graph.over_directions(product, direction)
+        return self._functions.compile([self._graphs.theta, directions], batched)
+
+    def _compile_over_draws(self) -> Callable[..., Any]:
+        direction, product = self._product
+        with without_c():
+            draws, directions, batched = graph.over_draws_and_directions(product, self._graphs.theta, direction)
+        return self._functions.compile([draws, directions], batched)
+
+    def _compile_gauss_newton(self) -> Callable[..., Any]:
+        graphs = self._graphs
+        direction = graphs.theta.type("direction")
+        with without_c():
+            rows, scales, rest = self._rows.graphs()
+            *rows, rest = graphs.simplify(graphs.on_flat_vector([*rows, *scales, rest]))
+            rows, scales = rows[: len(scales)], rows[len(scales) :]
+            [along] = graphs.simplify([graph.gauss_newton(rows, scales, rest, graphs.theta, direction)])
+            directions, batched = graph.over_directions(along, direction)
+        return self._functions.compile([graphs.theta, directions], batched)
 
 
 class ModelHessian(MeanHessian):
@@ -334,25 +307,27 @@ class ModelHessian(MeanHessian):
 
     Parameters
     ----------
-    density : LogDensity
+    counter : Target
+        Counts the evaluation.
+    second : SecondOrder
     theta : ndarray, shape (n_draws, n_dim)
     """
 
-    def __init__(self, density: SecondOrder, theta: Array) -> None:
-        self._density, self._theta = density, theta
+    def __init__(self, counter: Target, second: SecondOrder, theta: Array) -> None:
+        self._counter, self._second, self._theta = counter, second, theta
         self._counted = False
 
     @property
     def pattern(self) -> Pattern | None:
         """Entries that can differ from 0; None where the matrix counts as dense."""
-        return self._density.pattern
+        return self._second.sparse.pattern
 
     def products(self, directions: Array) -> Array:
         """Return the matrix times each direction, (n_directions, n_dim)."""
         self._count()
         if self._by_predictors is None:
-            return self._density._mean_products(self._theta, directions)
-        if 2 * len(directions) < self._density.n_dim:
+            return self._second.mean_products(self._theta, directions)
+        if 2 * len(directions) < self._second.n_dim:
             linear, matrix = self._by_predictors
             return linear.quadratic_times(matrix, directions)
         result: Array = directions @ self._dense
@@ -366,7 +341,7 @@ class ModelHessian(MeanHessian):
         """
         self._count()
         if self._by_predictors is None:
-            return self._density._mean_diagonal(self._theta)
+            return self._second.mean_diagonal(self._theta)
         linear, matrix = self._by_predictors
         return linear.quadratic_diagonal(matrix)
 
@@ -384,7 +359,7 @@ class ModelHessian(MeanHessian):
         """
         values = self._values_by_predictors()
         if values is None:
-            values = self._density._sparse.mean_values(self._theta)
+            values = self._second.sparse.mean_values(self._theta)
         self._count()
         return values
 
@@ -402,7 +377,7 @@ class ModelHessian(MeanHessian):
 
     @functools.cached_property
     def _by_predictors(self) -> tuple[LinearMap, sparse.csr_array] | None:
-        return self._density._by_predictors(self._theta)
+        return self._second.by_predictors(self._theta)
 
     @functools.cached_property
     def _dense(self) -> Array:
@@ -412,5 +387,5 @@ class ModelHessian(MeanHessian):
 
     def _count(self) -> None:
         if not self._counted:
-            self._density.n_hessians += len(self._theta)
+            self._counter.n_hessians += len(self._theta)
             self._counted = True

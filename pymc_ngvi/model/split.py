@@ -7,8 +7,6 @@ where path(c) is the way from the root of c's tree to c itself (`pymc_ngvi.margi
 depends on is found by moving them: all those of a level whose number has a certain binary digit at a time.
 """
 
-import time
-
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -93,13 +91,11 @@ class SplitDensity:
 
     def _functions(self, density: LogDensity) -> tuple[Any, Any]:
         """Return the functions of the terms: those of an earlier fit with the same globals, or new ones."""
-        made, beside = density._functions, ", ".join(map(str, self.forest.globals_))
-        names = [f"terms of {kind} beside {beside}" for kind in ("globals", "locals")]
-        if names[0] not in made:
-            start = time.perf_counter()
-            made.update(zip(names, self._compiled(density, *self._graphs(density)), strict=True))
-            density.compile_seconds += time.perf_counter() - start
-        return made[names[0]], made[names[1]]
+        beside = ", ".join(map(str, self.forest.globals_))
+        made: tuple[Any, Any] = density.functions.named(
+            f"terms beside {beside}", lambda: self._compiled(density, *self._graphs(density))
+        )
+        return made
 
     def _graphs(self, density: LogDensity) -> tuple[Any, list[Any]]:
         """Return the sum of the terms of globals alone, and the elements of all others."""
@@ -133,7 +129,7 @@ class SplitDensity:
         [first] = vectorize_graph([first], {pieces.global_: draws})
         if first.ndim == 0:
             first = pt.broadcast_to(first, (draws.shape[0],))
-        return density._compile([draws], [first]), density._compile([draws, both], batched)
+        return density.functions.compile([draws], [first]), density.functions.compile([draws, both], batched)
 
     # --- which element belongs to which coordinate ---
 

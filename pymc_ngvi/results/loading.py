@@ -3,6 +3,7 @@
 import os
 import warnings
 
+from dataclasses import replace
 from typing import Any
 
 import pymc as pm
@@ -93,8 +94,9 @@ def load(
     found = differences(content["variables"], free_variables(model, density.layout))
     if found:
         raise ValueError(f"{name} does not fit the model: " + "; ".join(found) + ".")
-    density.data = SavedData(model, content["data"])
-    if changed := density.data.changed():
+    data = SavedData(model, content["data"])
+    density.info = replace(density.info, data=data)
+    if changed := data.changed():
         warnings.warn(
             f"{name} was fitted to other data: {', '.join(map(repr, changed))} differ, or are not in both. It "
             "approximates the posterior given those; it can't be refined or judged on this model.",

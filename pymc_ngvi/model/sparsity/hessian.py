@@ -221,6 +221,15 @@ class SparseHessian:
         return self._found[0]
 
     @property
+    def pattern(self) -> Pattern | None:
+        """Entries that can differ from 0; None where the Hessian counts as dense.
+
+        It is found when it is first asked for, from the graph of log p. Where an operation is not understood, and
+        would make all entries count, it is found by evaluating dense Hessians.
+        """
+        return None if self.coloured is None else self.coloured.pattern
+
+    @property
     def needs_products(self) -> bool:
         """Whether coloured products evaluate the Hessian, or have told that it is dense."""
         return self.coloured is not None or self._looked

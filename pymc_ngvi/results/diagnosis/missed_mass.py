@@ -66,7 +66,7 @@ def other_modes(density: LogDensity, q: Distribution, elbo: float, rng: np.rando
         The one with most mass first.
     """
     around = _around(q)
-    prior = density.prior_draws(_N_PRIOR, int(rng.integers(2**31)))
+    prior = density.info.prior_draws(_N_PRIOR, int(rng.integers(2**31)))
     prior = prior[np.isfinite(prior).all(axis=1)] if len(prior) else np.empty((0, q.n_dim))
     found, _ = modes(density, around, prior, rng, _N_MODES)
     found = [c for c in found if _is_mode(density, c)]

@@ -69,7 +69,7 @@ def _content_of_fit(approx: Fitted) -> dict[str, object]:
 def restore(approx: Fitted, name: str, content: Content, fit: Content | None) -> None:
     """Give an approximation what a file holds beside q; the diagnosis only where the data are those of the fit."""
     approx.record, approx.hist, approx.gap_hist = content["record"], content["hist"], content["gap_hist"]
-    approx._data = approx.density.data
+    approx._data = approx.density.info.data
     approx._session = None if fit is None else SavedFit(approx.density, approx._state, fit["snapshot"], fit["log_p"])
     if not approx._data.changed() and content["diagnosis"] is not None:
         with damaged(name):

@@ -54,7 +54,7 @@ def lost_scales(target: Target, q: Any) -> list[NDArray[np.intp]]:
     It takes one Hessian, and none for a target that does not tell which coordinates are logarithms of positive
     variables.
     """
-    positive: Sequence[NDArray[np.intp]] = getattr(target, "positive", ())
+    positive: Sequence[NDArray[np.intp]] = getattr(getattr(target, "info", None), "positive", ())
     if not positive or not target.has_hessian or not hasattr(q, "precision_product"):
         return []
     own = -target.mean_hessian(q.mean()[None]).diagonal()

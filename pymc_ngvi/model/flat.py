@@ -1,0 +1,123 @@
+"""The graphs of a model on the flat vector, and the functions that are compiled of them."""
+
+import contextlib
+import time
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pymc as pm
+
+from pymc.pytensorf import compile as pymc_compile
+from pytensor.graph.basic import Variable
+
+from pymc_ngvi.model.graphs import graph, large
+from pymc_ngvi.model.graphs.backends import compile_flags, compile_options, without_c
+from pymc_ngvi.model.layout import Layout
+from pymc_ngvi.model.minibatch import Minibatches
+
+#: Symbolic outputs of a graph.
+Outputs = list[Variable]
+
+
+class FlatGraphs:
+    """Log density and gradient as graphs of one flat vector, simplified.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    layout : Layout
+    logp : pytensor scalar
+        Of the value variables.
+    may_be_large : bool
+        Whether a recursion that is written out is treated as such.
+
+    Attributes
+    ----------
+    theta, logp, grad : pytensor variables
+    minibatches : Minibatches
+        The rows in use.
+    is_large : bool
+    """
+
+    def __init__(self, model: pm.Model, layout: Layout, logp: Variable, *, may_be_large: bool) -> None:
+        self.model, self.layout = model, layout
+        self.is_large = False
+        with without_c():  # constants are computed by running their graphs
+            self.theta = graph.flat_input(layout)
+            self.minibatches = Minibatches([logp])
+            [logp] = self.on_flat_vector([logp])
+            self.is_large = may_be_large and large.is_large(logp)
+            [logp] = self.simplify([logp])
+            self.logp, self.grad = self.simplify([logp, graph.gradient(logp, self.theta)])
+
+    def on_flat_vector(self, outputs: Outputs) -> Outputs:
+        """Return functions of the value variables as functions of theta, on the minibatch in use."""
+        return graph.on_flat_vector(self.model, self.layout, self.minibatches.hold(outputs), self.theta)
+
+    def simplify(self, outputs: Outputs) -> Outputs:
+        """Canonicalise and stabilise graphs."""
+        return graph.simplify(outputs, check_bounds=self.model.check_bounds, is_large=self.is_large)
+
+
+class Functions:
+    """Compiles graphs of a model, and keeps what is compiled; fits that reuse a model share it.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    backend : str
+    compile_kwargs : dict or None
+    is_large : bool
+
+    Attributes
+    ----------
+    made : dict
+        What was compiled, by name.
+    seconds : float
+        Spent on building and compiling.
+    """
+
+    def __init__(self, model: pm.Model, backend: str, compile_kwargs: dict[str, Any] | None, *, is_large: bool) -> None:
+        self._model, self.backend, self._is_large = model, backend, is_large
+        self.compile_kwargs = compile_kwargs
+        self.made: dict[str, Any] = {}
+        self.seconds = 0.0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what to pickle: compiled functions are made again when they are needed."""
+        return {**self.__dict__, "made": {}}
+
+    @property
+    def fixed_size(self) -> bool:
+        """Whether a new shape of the inputs would be compiled anew."""
+        return self.backend == "jax"
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """Count the time of what is built inside."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - start
+
+    def named(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return what was made under a name, or make it."""
+        if name not in self.made:
+            with self.timed():
+                self.made[name] = make()
+        return self.made[name]
+
+    def compile(self, inputs: list[Variable], outputs: Variable | Outputs) -> Callable[..., Any]:
+        """Compile a function."""
+        # PyMC's own compile advances random generators in the graph; the model's context carries `check_bounds`.
+        with self._model, compile_flags(self.backend):
+            function: Callable[..., Any] = pymc_compile(
+                inputs,
+                outputs,
+                on_unused_input="ignore",
+                trust_input=True,
+                **compile_options(self.backend, self.compile_kwargs, is_large=self._is_large),
+            )
+        return function

@@ -1,0 +1,49 @@
+"""What is known of a model beside its log density: names, places in the flat vector, data, start, prior."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pymc as pm
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.values import Array
+from pymc_ngvi.model.data import DataSnapshot
+from pymc_ngvi.model.layout import Layout
+from pymc_ngvi.model.prior import prior_draws
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A model at the time when its log density was made.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    layout : Layout
+        Where each variable is in the flat vector, with names, shapes, dims and coords.
+    data : DataSnapshot
+        The data that the model had.
+    start : ndarray, shape (n_dim,)
+        The model's initial point, flat and unconstrained.
+    """
+
+    model: pm.Model
+    layout: Layout
+    data: DataSnapshot
+    start: Array
+
+    @property
+    def n_dim(self) -> int:
+        """Number of unconstrained coordinates."""
+        return self.layout.n_dim
+
+    @property
+    def positive(self) -> list[NDArray[np.intp]]:
+        """Coordinates that are logarithms, an array for each positive variable."""
+        found = [v for v in self.layout.variables if v.value_name.endswith("_log__")]
+        return [np.arange(v.where.start, v.where.stop) for v in found]
+
+    def prior_draws(self, n_draws: int, seed: int) -> Array:
+        """Draw from the prior, (n, n_dim), unconstrained; fewer draws, or none, where it can't be drawn from."""
+        return prior_draws(self.model, self.layout, n_draws, seed)
