@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -10,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 from scipy.stats import qmc
 
-from pymc_ngvi.core.types import Array, BaseDraws
+from pymc_ngvi.core.types import Array, BaseDraws, VariationalState
 
 #: Beyond this many dimensions the rest of the coordinates are stratified one by one (SciPy's Sobol ends at 21,201).
 MAX_SOBOL_DIM = 5_000
@@ -22,7 +21,7 @@ _CHUNK_ELEMENTS = 2**20
 _BATCH_ELEMENTS = 2**17
 
 
-def base_of(state: Any, n: int, rng: np.random.Generator) -> Array:
+def base_of(state: VariationalState, n: int, rng: np.random.Generator) -> Array:
     """Return what ``n`` independent draws of a state are made of: standard normals and, behind them, its uniforms."""
     base = rng.standard_normal((n, state.n_dim))
     if state.n_uniform:
@@ -30,7 +29,7 @@ def base_of(state: Any, n: int, rng: np.random.Generator) -> Array:
     return base
 
 
-def draws_of(state: Any, n: int, rng: np.random.Generator) -> Array:
+def draws_of(state: VariationalState, n: int, rng: np.random.Generator) -> Array:
     """Return ``n`` independent draws of a state, made in batches where all at once would leave the cache."""
     size = max(_BATCH_ELEMENTS // max(state.n_dim, 1), 1)
     if n * state.n_dim <= _CHUNK_ELEMENTS or state.n_uniform:  # uniforms come after all of the normals

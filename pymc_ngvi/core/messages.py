@@ -5,7 +5,6 @@ import re
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any
 
 import pymc.variational
 
@@ -14,7 +13,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 OURS = tuple(os.path.join(folder, "") for folder in (_PACKAGE, os.path.dirname(pymc.variational.__file__)))
 
 
-def suggestion(name: Any, valid: Iterable[str], also_called: Mapping[str, str] | None = None) -> str:
+def suggestion(name: object, valid: Iterable[str], also_called: Mapping[str, str] | None = None) -> str:
     """Return a sentence that lists the valid names, the one that was meant first if that can be told.
 
     Parameters
@@ -38,5 +37,5 @@ def suggestion(name: Any, valid: Iterable[str], also_called: Mapping[str, str] |
     return f"{hint}Valid: {', '.join(repr(v) for v in valid)}."
 
 
-def _plain(name: Any) -> str:
+def _plain(name: object) -> str:
     return re.sub(r"[\W_]", "", str(name)).lower()

@@ -31,7 +31,7 @@ class Pattern:
     n_dim: int
 
     @classmethod
-    def of(cls, matrix: Any) -> "Pattern":
+    def of(cls, matrix: NDArray[Any] | sparse.sparray) -> "Pattern":
         """Return the pattern of a matrix, dense or sparse: an entry counts where either triangle has it."""
         full = sparse.coo_array(matrix)
         n_dim = full.shape[0]

@@ -23,7 +23,7 @@ type Seed = (
 _END = 2**30
 
 
-def generator_of(random_seed: Any) -> np.random.Generator:
+def generator_of(random_seed: object) -> np.random.Generator:
     """Return the generator that a seed stands for.
 
     Parameters
@@ -50,7 +50,7 @@ def generator_of(random_seed: Any) -> np.random.Generator:
     return np.random.default_rng(_entropy(random_seed))
 
 
-def seed_of(random_seed: Any) -> int:
+def seed_of(random_seed: object) -> int:
     """Return a seed as one whole number of at least 0; equal seeds give equal numbers.
 
     Parameters
@@ -87,7 +87,7 @@ def _entropy(random_seed: Any) -> list[int]:
     return [int(value) for value in values]
 
 
-def _is_whole(value: Any) -> bool:
+def _is_whole(value: object) -> bool:
     if isinstance(value, np.ndarray) and not value.ndim:
         value = value[()]
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 0

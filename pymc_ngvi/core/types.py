@@ -7,7 +7,7 @@ curvature A = -C^T E_q[hess log p] C. At the optimum they are 0 and the identity
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from pymc_ngvi.core.moments import Moments, PathMoments
 from pymc_ngvi.core.states import ComponentState, GaussianState, VariationalState
@@ -45,16 +45,16 @@ class Estimator(Protocol):
         """Whether moments take second derivatives of log p."""
         ...
 
-    def evaluate(self, target: Target, state: Any, base: BaseDraws) -> Evaluation:
-        """Return log p, its gradient and the ELBO of a state, a `VariationalState`."""
+    def evaluate(self, target: Target, state: VariationalState, base: BaseDraws) -> Evaluation:
+        """Return log p, its gradient and the ELBO of a state."""
         ...
 
-    def evaluate_each(self, target: Target, states: Sequence[Any], base: BaseDraws) -> list[Evaluation]:
+    def evaluate_each(self, target: Target, states: Sequence[VariationalState], base: BaseDraws) -> list[Evaluation]:
         """Return those of several states, all from the same base draws."""
         ...
 
     def moments(
-        self, target: Target, state: Any, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+        self, target: Target, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
     ) -> Moments:
         """Return the whitened moments of a `GaussianState`.
 
@@ -76,7 +76,7 @@ class Estimator(Protocol):
 class Update(Protocol):
     """A parametrisation, and the map from a state to the next one."""
 
-    def __call__(self, state: Any, moments: Moments, step_size: float, correct: bool) -> Any:
+    def __call__(self, state: GaussianState, moments: Moments, step_size: float, correct: bool) -> GaussianState | None:
         """Return the proposed state.
 
         Parameters
@@ -100,6 +100,6 @@ class Update(Protocol):
 class Direction(Protocol):
     """Gradient, or natural gradient, of the ELBO in the coordinates of mean and factor: for rules that move these."""
 
-    def __call__(self, state: Any, moments: Moments) -> Parameters:
+    def __call__(self, state: GaussianState, moments: Moments) -> Parameters:
         """Return the direction at a state."""
         ...

@@ -1,16 +1,21 @@
 """The values that travel between the parts; `types` has their conventions."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from numpy.typing import NDArray
+from scipy import sparse
 
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
 
 Array = NDArray[np.float64]
+#: Of any type.
+AnyArray = NDArray[Any]
+#: Of two axes.
+Matrix = AnyArray | sparse.sparray
 
 
 @stored("moments.outer")

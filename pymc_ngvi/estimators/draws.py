@@ -1,11 +1,11 @@
 """What the estimators share that know log p at joint draws of q."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import cast
 
 import numpy as np
 
-from pymc_ngvi.core.types import Array, BaseDraws, Evaluation, Target, VariationalState
+from pymc_ngvi.core.types import Array, BaseDraws, Evaluation, GaussianState, Target, VariationalState
 
 
 class AtDraws:
@@ -13,13 +13,13 @@ class AtDraws:
 
     uses_hessians = False
 
-    def evaluate(self, target: Target, state: Any, base: BaseDraws) -> Evaluation:
+    def evaluate(self, target: Target, state: VariationalState, base: BaseDraws) -> Evaluation:
         """Evaluate log p and its gradient at the draws of a state."""
         theta = state.draws(base.z)
         logp, grad = target.logp_grad(theta)
         return _evaluation(state, theta, logp, grad)
 
-    def evaluate_each(self, target: Target, states: Sequence[Any], base: BaseDraws) -> list[Evaluation]:
+    def evaluate_each(self, target: Target, states: Sequence[VariationalState], base: BaseDraws) -> list[Evaluation]:
         """Evaluate log p and its gradient at the draws of several states, in one batch."""
         thetas = [state.draws(base.z) for state in states]
         logp, grad = target.logp_grad(np.concatenate(thetas))
@@ -32,8 +32,7 @@ def _evaluation(state: VariationalState, theta: Array, logp: Array, grad: Array)
     return Evaluation(theta, logp, grad, finite, _elbo(state, theta[finite], logp[finite]) if finite.any() else -np.inf)
 
 
-def _elbo(state: Any, theta: Array, logp: Array) -> float:
+def _elbo(state: VariationalState, theta: Array, logp: Array) -> float:
     if state.n_uniform:  # log q at the draws: log p - log q has no noise where q is the posterior
         return float(np.mean(logp - state.log_density(theta)))
-    entropy: float = state.entropy()
-    return float(logp.mean()) + entropy  # the mean over draws would only add noise
+    return float(logp.mean()) + cast(GaussianState, state).entropy()  # the mean over draws would only add noise

@@ -3,13 +3,13 @@
 import warnings
 
 from collections.abc import Iterable
-from typing import Any
 
 import pymc as pm
 
 from pymc.data import MinibatchIndexRV, MinibatchOp
 from pymc.distributions.simulator import SimulatorRV
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
+from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import walk
 from pytensor.tensor.shape import Shape, Shape_i
 
@@ -82,10 +82,10 @@ def _check_minibatches(model: pm.Model) -> None:
         )
 
 
-def _reads_minibatch(inputs: list[Any], variables: set[Any]) -> bool:
+def _reads_minibatch(inputs: list[Variable], variables: set[Variable]) -> bool:
     """Tell whether values of Minibatch data enter, other than through the model's ``variables`` or through shapes."""
 
-    def expand(var: Any) -> list[Any] | None:
+    def expand(var: Variable) -> list[Variable] | None:
         if var.owner is None or var in variables or isinstance(var.owner.op, Shape | Shape_i):
             return None
         return list(var.owner.inputs)

@@ -6,14 +6,13 @@ last derivative are by variables with local coordinates alone: what depends on g
 and of correlations for instance, is in none of these graphs.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytensor.tensor as pt
 
+from pytensor.compile import Function
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.gradient import DisconnectedType
+from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace, vectorize_graph
 from pytensor.graph.traversal import graph_inputs
 from pytensor.tensor.type import TensorType
@@ -70,14 +69,16 @@ class GuideFunctions:
     array([[ 4., -4.]])
     """
 
-    def __init__(self, density: LogDensity, structure: ArrowStructure, guide: Any = None, order: int = 3) -> None:
+    def __init__(
+        self, density: LogDensity, structure: ArrowStructure, guide: Variable | None = None, order: int = 3
+    ) -> None:
         self.density = density
         self.is_exact = guide is None
-        self._functions: dict[str, Callable[..., Any]] = {}
+        self._functions: dict[str, Function] = {}
         with density.functions.timed():
             self._build(density, structure, guide, order)
 
-    def _build(self, density: LogDensity, structure: ArrowStructure, guide: Any, order: int) -> None:
+    def _build(self, density: LogDensity, structure: ArrowStructure, guide: Variable | None, order: int) -> None:
         local = set(structure.locals_.tolist())
         names = [v.name for v in density.layout.variables if not local.isdisjoint(range(v.where.start, v.where.stop))]
         if guide is None:
@@ -101,7 +102,7 @@ class GuideFunctions:
                     self._variables[name] = [everything]
                     self._graphs[name] = density.graphs.simplify(self._derivatives(cost, everything))
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: compiled functions are made again when they are needed."""
         return {**self.__dict__, "_functions": {}}
 
@@ -151,7 +152,7 @@ class GuideFunctions:
                 part[rows] = np.asarray(output)[: rows.stop - rows.start]
         return results
 
-    def _function(self, name: str) -> Callable[..., Any]:
+    def _function(self, name: str) -> Function:
         if name not in self._functions:
             with self.density.functions.timed():
                 with without_c():
@@ -159,7 +160,7 @@ class GuideFunctions:
                 self._functions[name] = self.density.functions.compile(inputs, outputs)
         return self._functions[name]
 
-    def _batched(self, name: str) -> tuple[list[Any], list[Any]]:
+    def _batched(self, name: str) -> tuple[list[Variable], list[Variable]]:
         """Return the inputs and outputs of a function with a leading axis of rows."""
         n_dim = self.density.n_dim
         pieces = [self._pieces, self._right, self._left][: 1 + _N_DIRECTIONS[name]]
@@ -178,7 +179,7 @@ class GuideFunctions:
 
     # --- graphs ---
 
-    def _derivatives(self, cost: Any, names: list[str]) -> list[Any]:
+    def _derivatives(self, cost: Variable, names: list[str]) -> list[Variable]:
         """Return the derivatives of a scalar by the pieces of some variables, with constant directions."""
         wrt = [self._pieces.by_name[name] for name in names]
         constants = [*self._left.by_name.values(), *self._right.by_name.values()]
@@ -193,7 +194,7 @@ class GuideFunctions:
             pt.zeros_like(x) if isinstance(d.type, DisconnectedType) else d for d, x in zip(results, wrt, strict=True)
         ]
 
-    def _inner(self, vectors: list[Any], directions: "_Pieces", names: list[str]) -> Any:
+    def _inner(self, vectors: list[Variable], directions: "_Pieces", names: list[str]) -> Variable:
         terms = [(v * directions.by_name[name]).sum() for v, name in zip(vectors, names, strict=True)]
         return pt.add(pt.constant(0.0), *terms)
 
@@ -215,18 +216,18 @@ class _Pieces:
         }
         self._by_place = {(v.where.start, v.where.stop): self.by_name[v.name] for v in layout.variables}
 
-    def __getitem__(self, where: slice) -> Any:
+    def __getitem__(self, where: slice) -> Variable:
         """Return the piece of one variable, by its place in the flat vector."""
         return self._by_place[where.start, where.stop]
 
 
-def _frozen(outputs: list[Any]) -> list[Any]:
+def _frozen(outputs: list[Variable]) -> list[Variable]:
     """Return graphs of the data as they are: q, which the guide is a part of, should not change by ``pm.set_data``."""
     shared = [v for v in graph_inputs(outputs) if isinstance(v, SharedVariable)]
     constants = {v: _constant(v) for v in shared if isinstance(v.type, TensorType | XTensorType)}
     return list(graph_replace(outputs, constants, strict=False)) if constants else outputs
 
 
-def _constant(shared: Any) -> Any:
+def _constant(shared: Variable) -> Variable:
     value = pt.as_tensor(np.array(shared.get_value(borrow=True)))
     return as_xtensor(value, dims=shared.type.dims) if isinstance(shared.type, XTensorType) else value

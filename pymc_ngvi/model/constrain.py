@@ -1,17 +1,18 @@
 """From flat unconstrained draws to the variables that users know: constrained values and Deterministics."""
 
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Collection
 
 import numpy as np
 
-from numpy.typing import NDArray
 from pymc.pytensorf import compile as pymc_compile
 from pymc.pytensorf import find_rng_nodes, reseed_rngs
+from pytensor.compile import Function
+from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.random.op import RNGConsumerOp
 
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.model.graphs import cost, graph
 from pymc_ngvi.model.graphs.backends import quick_mode, without_c
 from pymc_ngvi.model.logdensity import LogDensity
@@ -20,7 +21,7 @@ from pymc_ngvi.model.logdensity import LogDensity
 _BATCH_ELEMENTS = 2**17
 _MAX_BATCH = 512
 
-Values = dict[str, NDArray[Any]]
+Values = dict[str, AnyArray]
 
 
 class Constrainer:
@@ -80,12 +81,12 @@ class Constrainer:
         return made
 
     def _forget(self) -> None:
-        self._function: Callable[..., Any] | None = None
+        self._function: Function | None = None
         self._one_by_one = False
-        self._rngs: list[Any] = []
+        self._rngs: list[Variable] = []
         self._widest = 1
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: the compiled function is made again when it is needed."""
         return {
             "model": self.model,
@@ -95,7 +96,7 @@ class Constrainer:
             "names": self.names,
         }
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         """Restore from a pickle."""
         self.__dict__.update(state)
         self._forget()
@@ -160,7 +161,7 @@ class Constrainer:
         except Exception:  # whatever PyTensor raises for an Op that it can't vectorise: draw by draw always works
             self._compile_one_by_one(theta, outputs)
 
-    def _outputs(self, theta: Any) -> list[Any]:
+    def _outputs(self, theta: Variable) -> list[Variable]:
         names = self._computed_names()
         model = self.model
         outputs = model.replace_rvs_by_values([model[name] for name in names])
@@ -168,18 +169,18 @@ class Constrainer:
         outputs = graph.on_flat_vector(model, self.layout, outputs, theta)
         return graph.simplify(outputs, check_bounds=model.check_bounds)
 
-    def _compile_one_by_one(self, theta: Any, outputs: list[Any]) -> None:
+    def _compile_one_by_one(self, theta: Variable, outputs: list[Variable]) -> None:
         self._function = self._compile_function(theta, outputs)
         self._one_by_one = True
 
-    def _compile_function(self, argument: Any, outputs: list[Any]) -> Callable[..., Any]:
+    def _compile_function(self, argument: Variable, outputs: list[Variable]) -> Function:
         with self.model:
-            function: Callable[..., Any] = pymc_compile(
+            function: Function = pymc_compile(
                 [argument], outputs, on_unused_input="ignore", trust_input=True, mode=quick_mode()
             )
         return function
 
-    def _evaluate(self, theta: Array) -> list[NDArray[Any]]:
+    def _evaluate(self, theta: Array) -> list[AnyArray]:
         if self._one_by_one:
             return _stack(self._function, theta)
         try:
@@ -196,10 +197,10 @@ class Constrainer:
                 self._function, self._one_by_one = vectorised, False  # the data may be put right again
                 raise
 
-    def _evaluate_batches(self, theta: Array) -> list[NDArray[Any]]:
+    def _evaluate_batches(self, theta: Array) -> list[AnyArray]:
         assert self._function is not None
         size = int(np.clip(_BATCH_ELEMENTS // max(self._widest, 1), 1, _MAX_BATCH))
-        results: list[NDArray[Any]] = []
+        results: list[AnyArray] = []
         start = 0
         while start < len(theta):
             rows = np.ascontiguousarray(theta[start : start + size], dtype=np.float64)
@@ -215,7 +216,7 @@ class Constrainer:
         return results
 
 
-def _stack(function: Callable[..., Any] | None, theta: Array) -> list[NDArray[Any]]:
+def _stack(function: Function | None, theta: Array) -> list[AnyArray]:
     """Evaluate draw by draw and stack the results."""
     assert function is not None
     draws = [[np.asarray(out) for out in function(np.ascontiguousarray(row))] for row in theta]

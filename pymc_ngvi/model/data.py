@@ -3,11 +3,11 @@
 import contextlib
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
+import pymc as pm
 
-from numpy.typing import NDArray
+from pymc_ngvi.core.values import AnyArray
 
 
 class DataSnapshot:
@@ -19,17 +19,17 @@ class DataSnapshot:
         Its ``pm.Data`` are remembered by reference: ``pm.set_data`` puts new arrays in their place.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: pm.Model) -> None:
         self._model = model
         self._take()
 
     def _take(self) -> None:
         """Remember the data as they are now."""
-        self._arrays: dict[str, NDArray[Any]] = {
+        self._arrays: dict[str, AnyArray] = {
             var.name: var.get_value(borrow=True) for var in self._model.data_vars if hasattr(var, "get_value")
         }
         # Lengths of dims follow the data.
-        self._lengths: dict[str, Any] = {
+        self._lengths: dict[str, AnyArray] = {
             name: var.get_value(borrow=True)
             for name, var in self._model.dim_lengths.items()
             if hasattr(var, "get_value")

@@ -3,12 +3,13 @@
 import contextlib
 import time
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pymc as pm
 
 from pymc.pytensorf import compile as pymc_compile
+from pytensor.compile import Function
 from pytensor.graph.basic import Variable
 
 from pymc_ngvi.model.graphs import graph, large
@@ -78,13 +79,15 @@ class Functions:
         Spent on building and compiling.
     """
 
-    def __init__(self, model: pm.Model, backend: str, compile_kwargs: dict[str, Any] | None, *, is_large: bool) -> None:
+    def __init__(
+        self, model: pm.Model, backend: str, compile_kwargs: Mapping[str, object] | None, *, is_large: bool
+    ) -> None:
         self._model, self.backend, self._is_large = model, backend, is_large
         self.compile_kwargs = compile_kwargs
         self.made: dict[str, Any] = {}
         self.seconds = 0.0
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: compiled functions are made again when they are needed."""
         return {**self.__dict__, "made": {}}
 
@@ -109,11 +112,11 @@ class Functions:
                 self.made[name] = make()
         return self.made[name]
 
-    def compile(self, inputs: list[Variable], outputs: Variable | Outputs) -> Callable[..., Any]:
+    def compile(self, inputs: list[Variable], outputs: Variable | Outputs) -> Function:
         """Compile a function."""
         # PyMC's own compile advances random generators in the graph; the model's context carries `check_bounds`.
         with self._model, compile_flags(self.backend):
-            function: Callable[..., Any] = pymc_compile(
+            function: Function = pymc_compile(
                 inputs,
                 outputs,
                 on_unused_input="ignore",

@@ -12,7 +12,6 @@ References
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytensor
@@ -20,6 +19,7 @@ import pytensor.tensor as pt
 
 from numpy.typing import NDArray
 from pytensor.compile.ops import ViewOp
+from pytensor.graph.basic import Variable
 from pytensor.scalar import Cast, Exp, Identity, Sigmoid
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.random.basic import BernoulliRV, NormalRV, PoissonRV
@@ -60,7 +60,7 @@ class _Likelihood:
     derivatives: Callable[[Array, Array], tuple[Array, Array]] | None = None
 
 
-def quadratic_guide(density: LogDensity, structure: ArrowStructure) -> Any:
+def quadratic_guide(density: LogDensity, structure: ArrowStructure) -> Variable:
     """Return the guide as a function of the value variables of the model.
 
     Parameters
@@ -122,7 +122,7 @@ def quadratic_guide(density: LogDensity, structure: ArrowStructure) -> Any:
     return pt.add(rest, *terms) if terms else rest
 
 
-def prior_guide(density: LogDensity) -> Any:
+def prior_guide(density: LogDensity) -> Variable:
     """Return the log density without the data, as a function of the value variables of the model.
 
     Effects relative to their prior mean and scale given the global parameters are those of the non-centred form.
@@ -149,7 +149,7 @@ def prior_guide(density: LogDensity) -> Any:
 # --- what a model says ------------------------------------------------------------------------------------------------
 
 
-def _recognised(rv: Any) -> tuple[_Likelihood, Any]:
+def _recognised(rv: Variable) -> tuple[_Likelihood, Variable]:
     """Return the kind of an observed variable, and its linear predictor in terms of random variables."""
     drawn = rv.owner
     while isinstance(drawn.op, Transpose):  # dims in another order than those of the parameters
@@ -176,7 +176,7 @@ def _recognised(rv: Any) -> tuple[_Likelihood, Any]:
     return kind, _in_order(node.inputs[0], rv)
 
 
-def _in_order(parameter: Any, rv: Any) -> Any:
+def _in_order(parameter: Variable, rv: Variable) -> Variable:
     """Return a parameter with named dimensions as a tensor whose axes are those of the variable."""
     if not isinstance(parameter.type, XTensorType):
         return parameter
@@ -184,7 +184,7 @@ def _in_order(parameter: Any, rv: Any) -> Any:
     return parameter.expand_dims(missing).transpose(*rv.type.dims).values
 
 
-def _unwrapped(variable: Any) -> Any:
+def _unwrapped(variable: Variable) -> Variable:
     """Return a parameter without casts and the copies that Deterministics are."""
     while (node := variable.owner) is not None:
         copies = isinstance(node.op, Elemwise | XElemwise) and isinstance(node.op.scalar_op, Identity | Cast)
@@ -194,13 +194,13 @@ def _unwrapped(variable: Any) -> Any:
     return variable
 
 
-def _data(value: Any) -> Array:
+def _data(value: Variable) -> Array:
     """Return the data of an observed variable as they are now."""
     return np.asarray(pytensor.function([], value, mode=quick_mode())(), dtype=np.float64)
 
 
 def _groups(
-    density: LogDensity, structure: ArrowStructure, etas: list[Any], shapes: list[tuple[int, ...]]
+    density: LogDensity, structure: ArrowStructure, etas: list[Variable], shapes: list[tuple[int, ...]]
 ) -> list[NDArray[np.intp]]:
     """Return the block that each element of some predictors depends on, -1 for none.
 
@@ -228,7 +228,7 @@ def _groups(
 # --- expansions -------------------------------------------------------------------------------------------------------
 
 
-def _expansion(kind: _Likelihood, eta: Any, y: Array, group: NDArray[np.intp]) -> Any:
+def _expansion(kind: _Likelihood, eta: Variable, y: Array, group: NDArray[np.intp]) -> Variable:
     """Return the second-order expansion of a log likelihood, without its constant."""
     assert kind.estimate is not None
     assert kind.derivatives is not None

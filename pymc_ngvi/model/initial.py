@@ -2,14 +2,15 @@
 
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import Any
 
 import pymc as pm
 
-from numpy.typing import NDArray
 from pymc.initial_point import make_initial_point_fn
+from pymc.logprob.transforms import Transform
+from pytensor.graph.basic import Variable
 from pytensor.xtensor.type import XTensorType, as_xtensor
 
+from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.model.graphs.backends import without_c
 
 #: Of initial values that are drawn from the prior.
@@ -17,8 +18,8 @@ _SEED = 0
 
 
 def initial_point_function(
-    model: pm.Model, overrides: Mapping[Any, Any] | None = None
-) -> Callable[[], dict[str, NDArray[Any]]]:
+    model: pm.Model, overrides: Mapping[Variable | str, object] | None = None
+) -> Callable[[], dict[str, AnyArray]]:
     """Return a function that gives the initial point by value name, unconstrained, for the data as they are then.
 
     Parameters
@@ -30,14 +31,14 @@ def initial_point_function(
     with without_c(model):
         function = make_initial_point_fn(model=_for_initial_points(model), overrides=overrides, jitter_rvs=set())
 
-    def initial_point() -> dict[str, NDArray[Any]]:
+    def initial_point() -> dict[str, AnyArray]:
         with without_c(model):
             return dict(function(_SEED))
 
     return initial_point
 
 
-def _for_initial_points(model: pm.Model) -> Any:
+def _for_initial_points(model: pm.Model) -> pm.Model | SimpleNamespace:
     """Return what PyMC reads of a model, with transforms of `pymc.dims` that take the plain arrays it hands them."""
     transforms = model.rvs_to_transforms
     named = {rv: t for rv, t in transforms.items() if t is not None and isinstance(rv.type, XTensorType)}
@@ -59,11 +60,11 @@ class _OfArrays:
     dims : tuple of str
     """
 
-    def __init__(self, transform: Any, dims: tuple[str, ...]) -> None:
+    def __init__(self, transform: Transform, dims: tuple[str, ...]) -> None:
         self.name = transform.name
         self.backward, self._transform, self._dims = transform.backward, transform, dims
 
-    def forward(self, value: Any, *inputs: Any) -> Any:
+    def forward(self, value: Variable, *inputs: Variable) -> Variable:
         """Transform a value to the unconstrained scale."""
         if not isinstance(value.type, XTensorType):
             value = as_xtensor(value, dims=self._dims)

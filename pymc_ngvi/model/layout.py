@@ -1,13 +1,14 @@
 """Where each variable lives in the flat unconstrained vector: names, order, shapes, dims, frozen once."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pymc as pm
 import xarray as xr
 
 from numpy.typing import NDArray
+
+from pymc_ngvi.core.values import AnyArray
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,10 @@ class Layout:
     """
 
     variables: tuple[Variable, ...]
-    coords: dict[str, NDArray[Any]]
+    coords: dict[str, AnyArray]
 
     @classmethod
-    def from_model(cls, model: pm.Model, point: dict[str, NDArray[Any]]) -> "Layout":
+    def from_model(cls, model: pm.Model, point: dict[str, AnyArray]) -> "Layout":
         """Freeze the layout of ``model``; ``point`` is an initial point, of which only the shapes count."""
         variables, start = [], 0
         for value in model.value_vars:
@@ -77,7 +78,7 @@ class Layout:
         """Length of the flat vector."""
         return self.variables[-1].where.stop if self.variables else 0
 
-    def flatten(self, point: dict[str, Any]) -> NDArray[np.float64]:
+    def flatten(self, point: dict[str, AnyArray]) -> NDArray[np.float64]:
         """Join unconstrained values, by value name, to the flat vector."""
         parts = [np.ravel(np.asarray(point[v.value_name], dtype=np.float64)) for v in self.variables]
         return np.concatenate(parts) if parts else np.empty(0)
@@ -108,7 +109,7 @@ class Layout:
         return xr.Dataset(data)
 
 
-def _coord(model: pm.Model, dim: str) -> NDArray[Any]:
+def _coord(model: pm.Model, dim: str) -> AnyArray:
     values = model.coords.get(dim)
     if values is None:
         return np.arange(int(model.dim_lengths[dim].eval()))

@@ -3,13 +3,13 @@
 import functools
 
 from collections import defaultdict
-from typing import Any
 
 import pymc as pm
 import pytensor.scalar as ps
 
 from pytensor.compile.ops import DeepCopyOp, ViewOp
-from pytensor.graph.basic import Constant
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.op import Op
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.basic import Join, MakeVector
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
@@ -71,16 +71,16 @@ class Lineage:
         self._bit = {rv: 1 << i for i, rv in enumerate(model.free_RVs)}
         self._outputs = [*model.observed_RVs, *model.potentials, *model.deterministics, *model.free_RVs]
         self._nodes = list(toposort(self._outputs))
-        self._products: set[Any] = set()
+        self._products: set[Variable] = set()
         self._masks = self._all_masks({})
-        self._clients: dict[Any, list[Any]] = defaultdict(list)
+        self._clients: dict[Variable, list[Apply]] = defaultdict(list)
         for node in self._nodes:
             for var in set(node.inputs):
                 self._clients[var].append(node)
 
-    def _all_masks(self, fixed: dict[Any, int]) -> dict[Any, int]:
+    def _all_masks(self, fixed: dict[Variable, int]) -> dict[Variable, int]:
         """Return which free variables each variable is made of, as bits; ``fixed`` says it for some."""
-        masks: dict[Any, int] = dict(self._bit)
+        masks: dict[Variable, int] = dict(self._bit)
         for node in self._nodes:
             mask = 0 if isinstance(node.op, Shape | Shape_i) else self._of_inputs(node, masks)
             for out in node.outputs:
@@ -88,13 +88,13 @@ class Lineage:
         return masks
 
     @staticmethod
-    def _of_inputs(node: Any, masks: dict[Any, int]) -> int:
+    def _of_inputs(node: Apply, masks: dict[Variable, int]) -> int:
         return functools.reduce(lambda mask, var: mask | masks.get(var, 0), node.inputs, 0)
 
     def _named(self, mask: int) -> set[str]:
         return {name for i, name in enumerate(self._names) if mask >> i & 1}
 
-    def parents(self, var: Any) -> set[str]:
+    def parents(self, var: Variable) -> set[str]:
         """Return the free variables that a variable is computed from."""
         return self._named(self._masks.get(var, 0))
 
@@ -104,17 +104,17 @@ class Lineage:
         return bool(of) and of <= free
 
     @functools.cache  # noqa: B019  (lives as long as the search for roles)
-    def ancestors(self, name: str) -> frozenset[Any]:
+    def ancestors(self, name: str) -> frozenset[Variable]:
         """Return all variables that one of the model is computed from, through priors, too."""
         return frozenset(ancestors([self.model[name]]))
 
     # --- priors ---
 
-    def prior(self, rv: Any) -> set[str]:
+    def prior(self, rv: Variable) -> set[str]:
         """Return the free variables in the prior of one."""
         return self._named(self._of_inputs(rv.owner, self._masks)) if rv.owner is not None else set()
 
-    def prior_scales(self, rv: Any) -> set[str]:
+    def prior_scales(self, rv: Variable) -> set[str]:
         """Return the free variables in the scale of the prior of one; none where the prior has no such parameter."""
         if self.sums_to_zero(rv):
             return self.prior(rv)
@@ -122,9 +122,9 @@ class Lineage:
         place = _SCALE_AT.get(name)
         return set() if place is None or place >= len(params) else self.parents(params[place])
 
-    def sums_to_zero(self, rv: Any) -> bool:
+    def sums_to_zero(self, rv: Variable) -> bool:
         """Tell whether a variable is a ZeroSumNormal over one axis."""
-        op = getattr(rv.owner, "op", None)
+        op: Op = getattr(rv.owner, "op", None)
         return type(op).__name__ == "ZeroSumNormalRV" and getattr(op, "ndim_supp", 0) == 1
 
     def is_packed_cholesky(self, name: str) -> bool:
@@ -132,14 +132,14 @@ class Lineage:
         rv = self.free.get(name)
         return rv is not None and "LKJCholesky" in type(rv.owner.op).__name__
 
-    def is_missing_data(self, rv: Any) -> bool:
+    def is_missing_data(self, rv: Variable) -> bool:
         """Tell whether a free variable is the missing part of an observed one."""
         whole = rv.name.removesuffix("_unobserved")
         return whole != rv.name and whole in self.model.named_vars and f"{whole}_observed" in self.model.named_vars
 
     # --- what a variable is used for ---
 
-    def multipliers(self, rv: Any) -> set[str]:
+    def multipliers(self, rv: Variable) -> set[str]:
         """Return the free variables in what multiplies a free variable before anything is added to it.
 
         None where it has a prior with parameters, or does not range over all real numbers.
@@ -150,7 +150,7 @@ class Lineage:
         self._products.update(products)
         return self._named(functools.reduce(lambda mask, out: mask | products[out], products, 0))
 
-    def is_latent_trait(self, rv: Any) -> bool:
+    def is_latent_trait(self, rv: Variable) -> bool:
         """Tell whether a standard normal vector is multiplied by other vectors, as abilities by discriminations."""
         params, name = _parameters(rv)
         standard = name == "NormalRV" and [_constant(p) for p in params] == [0.0, 1.0]
@@ -159,7 +159,7 @@ class Lineage:
         others = self._named(functools.reduce(int.__or__, self._products_of(rv, added=True).values(), 0))
         return any(self.free[name].type.ndim > 0 for name in others)
 
-    def is_indexed(self, rv: Any) -> bool:
+    def is_indexed(self, rv: Variable) -> bool:
         """Tell whether levels of a variable are picked, as by observations."""
         return any(isinstance(node.op, AdvancedSubtensor) for node in self._ways(rv))
 
@@ -176,10 +176,10 @@ class Lineage:
                 mask |= self._of_inputs(var.owner, masks) if random else masks[var]
         return self._named(mask) - effects
 
-    def _is_real(self, rv: Any) -> bool:
+    def _is_real(self, rv: Variable) -> bool:
         return self.model.rvs_to_transforms.get(rv) is None or self.sums_to_zero(rv)
 
-    def _ways(self, rv: Any, *, added: bool = False) -> list[Any]:
+    def _ways(self, rv: Variable, *, added: bool = False) -> list[Apply]:
         """Return the nodes that a variable reaches with its elements moved, or multiplied by data, or added to."""
         found, stack, seen = [], [rv], set()
         while stack:
@@ -193,7 +193,7 @@ class Lineage:
                     stack.extend(node.outputs)
         return found
 
-    def _passes(self, node: Any, var: Any, added: bool) -> bool:
+    def _passes(self, node: Apply, var: Variable, added: bool) -> bool:
         scalar_op = getattr(node.op, "scalar_op", None)
         if isinstance(core_op(node.op), _MOVING):
             return not isinstance(node.op, _INDEXING) or var is node.inputs[0]
@@ -205,7 +205,7 @@ class Lineage:
         data = isinstance(scalar_op, ps.Mul | ps.TrueDiv) and not any(self._masks.get(i, 0) for i in others)
         return data or isinstance(scalar_op, _COPIES)
 
-    def _products_of(self, rv: Any, *, added: bool = False) -> dict[Any, int]:
+    def _products_of(self, rv: Variable, *, added: bool = False) -> dict[Variable, int]:
         """Return the products of a variable with what is made of other free variables, and which these are."""
         products = {}
         for node in self._ways(rv, added=added):
@@ -219,9 +219,9 @@ class Lineage:
         return products
 
 
-def _parameters(rv: Any) -> tuple[list[Any], str]:
+def _parameters(rv: Variable) -> tuple[list[Variable], str]:
     """Return the parameters of the distribution of a random variable, and the name of its Op."""
-    op: Any = getattr(rv.owner, "op", None)
+    op: Op = getattr(rv.owner, "op", None)
     name = type(getattr(op, "core_op", op)).__name__  # distributions of pymc.dims have the plain one inside
     try:
         return list(op.dist_params(rv.owner)), name
@@ -229,7 +229,7 @@ def _parameters(rv: Any) -> tuple[list[Any], str]:
         return [], name
 
 
-def _constant(var: Any) -> float | None:
+def _constant(var: Variable) -> float | None:
     """Return the number that a parameter is, if it is one, whatever its number of axes."""
     while var.owner is not None and isinstance(var.owner.op, DimShuffle):
         var = var.owner.inputs[0]

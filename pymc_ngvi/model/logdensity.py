@@ -3,14 +3,16 @@
 import functools
 import time
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pymc as pm
 
+from pytensor.compile import Function
+
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.model.checks import check_model
 from pymc_ngvi.model.data import DataSnapshot
 from pymc_ngvi.model.flat import FlatGraphs, Functions
@@ -89,7 +91,9 @@ class LogDensity:
     (1, 3)
     """
 
-    def __init__(self, model: pm.Model, backend: str = "auto", compile_kwargs: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, model: pm.Model, backend: str = "auto", compile_kwargs: Mapping[str, object] | None = None
+    ) -> None:
         _check_backend(backend, compile_kwargs)
         check_model(model)
         began = time.perf_counter()
@@ -97,7 +101,7 @@ class LogDensity:
         rows = Rows.of(model)
         data = DataSnapshot(model)
         self.n_gradients = self.n_hessians = 0
-        self._find_point: Callable[[], dict[str, Any]] | None = initial_point_function(model)
+        self._find_point: Callable[[], dict[str, AnyArray]] | None = initial_point_function(model)
         point = self._find_point()
         with without_c(model):
             logp = model.logp()
@@ -127,11 +131,11 @@ class LogDensity:
             numba = self.cost.prefers_numba(_work(self.second.sparse.n_colours_by_graph()))
         return "numba" if numba else "quick"
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: compiled functions are made again when they are needed."""
         return {**self.__dict__, "_find_point": None}
 
-    def again(self, backend: str = "auto", compile_kwargs: dict[str, Any] | None = None) -> "LogDensity":
+    def again(self, backend: str = "auto", compile_kwargs: Mapping[str, object] | None = None) -> "LogDensity":
         """Return the log density for another fit, with the data as they are now, building nothing anew.
 
         It gives what a new object would give, and shares what is compiled with this one. Evaluations and seconds are
@@ -298,7 +302,7 @@ class LogDensity:
             outputs = function(np.ascontiguousarray(theta, dtype=np.float64))
         return tuple(np.asarray(out)[:n_draws] for out in outputs)
 
-    def _compile(self, name: str) -> Callable[..., Any]:
+    def _compile(self, name: str) -> Function:
         graphs = self.graphs
         outputs = [graphs.logp] if name == "logp" else [graphs.logp, graphs.grad]
         draws, batched = graph.over_draws(outputs, graphs.theta)
@@ -383,17 +387,17 @@ def _work(n_directions: int) -> int:
     return _EXPECTED_GRADIENTS + int(0.4 * n_directions * _EXPECTED_HESSIANS)
 
 
-def _equal(one: dict[str, Any] | None, other: dict[str, Any] | None) -> bool:
+def _equal(one: Mapping[str, object] | None, other: Mapping[str, object] | None) -> bool:
     """Tell whether options are the same; where their values can't be compared, they must be the same objects."""
     one, other = one or {}, other or {}
     return one.keys() == other.keys() and all(one[k] is other[k] or _is_true(one[k] == other[k]) for k in one)
 
 
-def _is_true(comparison: Any) -> bool:
+def _is_true(comparison: object) -> bool:
     return isinstance(comparison, bool) and comparison
 
 
-def _check_backend(backend: str, compile_kwargs: dict[str, Any] | None) -> None:
+def _check_backend(backend: str, compile_kwargs: Mapping[str, object] | None) -> None:
     if backend not in BACKENDS:
         raise ValueError(f"backend should be one of {', '.join(map(repr, BACKENDS))}; got {backend!r}.")
     if backend != "auto" and compile_kwargs and "mode" in compile_kwargs:

@@ -4,16 +4,16 @@ PyMC draws new indices at every call of a compiled function, so that log p, its 
 apart, would each see other rows. Here they read the same shared vectors of indices.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytensor
 
 from numpy.typing import NDArray
 from pymc.data import MinibatchIndexRV, MinibatchOp
+from pytensor.compile import Function
 from pytensor.compile.rewriting import inline_ofg_node
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import toposort
 
@@ -28,9 +28,9 @@ _NO_ROWS = "pm.Minibatch needs at least one row of data to choose from; there ar
 class _Index:
     """The rows that one call of ``pm.Minibatch`` selects: uniform in low, ..., high - 1, with replacement."""
 
-    rows: Any  # shared vector
-    low: Any
-    high: Any  # of a graph, for data may be shared variables
+    rows: Variable  # shared vector
+    low: Variable
+    high: Variable  # of a graph, for data may be shared variables
 
 
 class Minibatches:
@@ -48,10 +48,10 @@ class Minibatches:
         If the arrays of one call have no rows, or different numbers of them.
     """
 
-    def __init__(self, outputs: list[Any]) -> None:
+    def __init__(self, outputs: list[Variable]) -> None:
         # PyMC clones graphs, but not the shared generator, which each call has for itself.
-        self._indices: dict[Any, _Index] = {}
-        self._function: Callable[..., Any] | None = None
+        self._indices: dict[Variable, _Index] = {}
+        self._function: Function | None = None
         self._orders: dict[tuple[int, int, int], NDArray[np.intp]] = {}  # of the pass under way, of each call
         for node in _index_nodes(_inline(outputs)):
             if node.inputs[0] not in self._indices:
@@ -62,15 +62,15 @@ class Minibatches:
         return bool(self._indices)
 
     @property
-    def rows(self) -> list[Any]:
+    def rows(self) -> list[Variable]:
         """The shared vectors of row indices, one for each call."""
         return [index.rows for index in self._indices.values()]
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: the compiled function is made again when it is needed."""
         return {**self.__dict__, "_function": None, "_orders": {}}
 
-    def hold(self, outputs: list[Any]) -> list[Any]:
+    def hold(self, outputs: list[Variable]) -> list[Variable]:
         """Return ``outputs`` with the rows of the current batch in place of those that PyMC draws at random."""
         if not self._indices:
             return outputs
@@ -119,7 +119,7 @@ class Minibatches:
             self._orders = {k: v for k, v in self._orders.items() if k[2] != call} | {key: order}
         return order
 
-    def _make(self, node: Any) -> _Index:
+    def _make(self, node: Apply) -> _Index:
         [batch_size] = node.op.size_param(node).data
         rows = pytensor.shared(np.zeros(batch_size, dtype="int64"), name="minibatch_rows", shape=(int(batch_size),))
         low, high = node.op.dist_params(node)
@@ -143,7 +143,7 @@ class Minibatches:
         return values[::2], values[1::2]
 
 
-def _inline(outputs: list[Any]) -> list[Any]:
+def _inline(outputs: list[Variable]) -> list[Variable]:
     """Put the graph that each ``pm.Minibatch`` wraps in its place, in a copy: the model's own graph stays as it is."""
     while True:
         node = next((node for node in toposort(outputs) if isinstance(node.op, MinibatchOp)), None)
@@ -153,5 +153,5 @@ def _inline(outputs: list[Any]) -> list[Any]:
         outputs = list(graph_replace(outputs, inner, strict=False))
 
 
-def _index_nodes(outputs: list[Any]) -> list[Any]:
+def _index_nodes(outputs: list[Variable]) -> list[Variable]:
     return [node for node in toposort(outputs) if isinstance(node.op, MinibatchIndexRV)]

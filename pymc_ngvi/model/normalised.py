@@ -1,18 +1,17 @@
 """Whether exp(log p) of a model has the marginal likelihood as its integral: which terms stand against it."""
 
-from typing import Any
-
 import pymc as pm
 
 from pymc.distributions.continuous import FlatRV, HalfFlatRV
 from pymc.distributions.multivariate import ICARRV
 from pymc.distributions.transforms import Ordered
+from pytensor.graph.basic import Variable
 
 #: What marks a term that the user says is normalised.
 _MARK = "pymc_ngvi_normalised"
 
 
-def normalised(term: Any) -> Any:
+def normalised(term: Variable) -> Variable:
     """Declare that a Potential, or a variable with an ordering transform, leaves the prior a density.
 
     Its exponential, times the rest of the prior, has to integrate to 1 over the parameters; only then does

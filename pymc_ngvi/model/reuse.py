@@ -1,11 +1,11 @@
 """Whether what was built of a model serves another fit of it: all but the values of the data is built in."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import pymc as pm
 
 from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.model.checks import quoted
@@ -27,8 +27,8 @@ class ModelState:
         Of the data, and of all else that the model shares, by variable.
     """
 
-    parts: tuple[Any, ...]
-    shapes: dict[Any, tuple[int, ...]]
+    parts: tuple[object, ...]
+    shapes: dict[Variable, tuple[int, ...]]
 
     @classmethod
     def of(cls, model: pm.Model) -> "ModelState":

@@ -5,7 +5,7 @@ import math
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pymc as pm
@@ -323,7 +323,7 @@ def _claim_scales(groups: list[_Group], lineage: Lineage) -> None:
 
 
 def _place(
-    d: Any, extent: Extent, groups: Iterable[_Group], observed: Mapping[str, Extent], lineage: Lineage
+    d: Variable, extent: Extent, groups: Iterable[_Group], observed: Mapping[str, Extent], lineage: Lineage
 ) -> str | None:
     """Add a Deterministic to the group that it belongs to; return "rows" where it has a value for each observation."""
     of = lineage.parents(d)

@@ -5,12 +5,12 @@ replaces the Hessian of the log likelihood by minus the sum of g_i g_i^T over it
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import pymc as pm
 import pytensor.tensor as pt
 
 from pymc.variational.minibatch_rv import MinibatchRandomVariable, get_scaling
+from pytensor.graph.basic import Variable
 
 from pymc_ngvi.model.checks import quoted
 from pymc_ngvi.model.graphs.backends import without_c
@@ -30,16 +30,16 @@ class Rows:
     """
 
     model: pm.Model
-    free: tuple[Any, ...]
-    observed: tuple[Any, ...]
-    potentials: tuple[Any, ...]
+    free: tuple[Variable, ...]
+    observed: tuple[Variable, ...]
+    potentials: tuple[Variable, ...]
 
     @classmethod
     def of(cls, model: pm.Model) -> "Rows":
         """Note the variables that a model has now."""
         return cls(model, tuple(model.free_RVs), tuple(model.observed_RVs), tuple(model.potentials))
 
-    def graphs(self) -> tuple[list[Any], list[Any], Any]:
+    def graphs(self) -> tuple[list[Variable], list[Variable], Variable]:
         """Return the log density by rows, and what is left of it, as functions of the value variables.
 
         Returns
@@ -81,7 +81,7 @@ class Rows:
                 f"those of a Potential apart. Write them as observed variables (pm.CustomDist). {_INSTEAD}"
             )
 
-    def _check_rows(self, rows: list[Any], values: list[Any]) -> None:
+    def _check_rows(self, rows: list[Variable], values: list[Variable]) -> None:
         joint = [
             rv.name for rv, row, value in zip(self.observed, rows, values, strict=True) if row.ndim != value.type.ndim
         ]
@@ -93,7 +93,7 @@ class Rows:
             )
 
 
-def _scale(rv: Any, value: Any) -> Any:
+def _scale(rv: Variable, value: Variable) -> Variable:
     if not isinstance(rv.owner.op, MinibatchRandomVariable):
         return pt.constant(1.0)
     return get_scaling(rv.owner.inputs[1:], value.shape)

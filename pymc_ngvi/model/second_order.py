@@ -4,12 +4,12 @@ import contextlib
 import functools
 import logging
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 
 from numpy.typing import NDArray
+from pytensor.compile import Function
 from pytensor.graph.basic import Variable
 from scipy import sparse
 
@@ -108,7 +108,7 @@ class SecondOrder:
         return self._no_hessian
 
     @functools.cached_property
-    def _product(self) -> tuple[Any, Variable]:
+    def _product(self) -> tuple[Variable, Variable]:
         """A direction, and the graph of the Hessian times it."""
         direction = self._graphs.theta.type("direction")
         with without_c():
@@ -276,19 +276,19 @@ class SecondOrder:
 
     # --- compilation ---
 
-    def _compile_products(self) -> Callable[..., Any]:
+    def _compile_products(self) -> Function:
         direction, product = self._product
         with without_c():
             directions, batched = graph.over_directions(product, direction)
         return self._functions.compile([self._graphs.theta, directions], batched)
 
-    def _compile_over_draws(self) -> Callable[..., Any]:
+    def _compile_over_draws(self) -> Function:
         direction, product = self._product
         with without_c():
             draws, directions, batched = graph.over_draws_and_directions(product, self._graphs.theta, direction)
         return self._functions.compile([draws, directions], batched)
 
-    def _compile_gauss_newton(self) -> Callable[..., Any]:
+    def _compile_gauss_newton(self) -> Function:
         graphs = self._graphs
         direction = graphs.theta.type("direction")
         with without_c():

@@ -7,12 +7,14 @@ where path(c) is the way from the root of c's tree to c itself (`pymc_ngvi.margi
 depends on is found by moving them: all those of a level whose number has a certain binary digit at a time.
 """
 
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import pytensor.tensor as pt
 
 from numpy.typing import NDArray
+from pytensor.compile import Function
+from pytensor.graph.basic import Variable
 from pytensor.graph.replace import vectorize_graph
 from pytensor.graph.traversal import ancestors
 from pytensor.scalar import Add, Identity
@@ -89,15 +91,15 @@ class SplitDensity:
         # Found each time: other data, or other indices of groups, may bring other ones.
         self._find_owners(point)
 
-    def _functions(self, density: LogDensity) -> tuple[Any, Any]:
+    def _functions(self, density: LogDensity) -> tuple[Function, Function]:
         """Return the functions of the terms: those of an earlier fit with the same globals, or new ones."""
         beside = ", ".join(map(str, self.forest.globals_))
-        made: tuple[Any, Any] = density.functions.named(
+        made: tuple[Function, Function] = density.functions.named(
             f"terms beside {beside}", lambda: self._compiled(density, *self._graphs(density))
         )
         return made
 
-    def _graphs(self, density: LogDensity) -> tuple[Any, list[Any]]:
+    def _graphs(self, density: LogDensity) -> tuple[Variable, list[Variable]]:
         """Return the sum of the terms of globals alone, and the elements of all others."""
         pieces = self._pieces
         with without_c(density.model):
@@ -115,7 +117,7 @@ class SplitDensity:
             first, *elements = graph.inline_inner_graphs(graph.simplify(outputs))
         return first, elements
 
-    def _compiled(self, density: LogDensity, first: Any, elements: list[Any]) -> tuple[Any, Any]:
+    def _compiled(self, density: LogDensity, first: Variable, elements: list[Variable]) -> tuple[Function, Function]:
         """Return the functions: of globals (n, p), and beside them of local coordinates (n, n_nodes, n_local)."""
         pieces = self._pieces
         draws = pt.matrix("globals", dtype="float64", shape=(None, pieces.global_.type.shape[0]))
@@ -293,7 +295,7 @@ class _Pieces:
         self._is_global[forest.globals_] = True
         self._rank = np.where(self._is_global, np.cumsum(self._is_global), np.cumsum(~self._is_global)) - 1
 
-    def __getitem__(self, where: Any) -> Any:
+    def __getitem__(self, where: slice) -> Variable:
         of_globals, rank = self._is_global[where], self._rank[where]
         if of_globals.all():
             return self.global_[int(rank[0]) : int(rank[-1]) + 1]
@@ -311,7 +313,7 @@ def _deeper(forest: Trees, new: Integers, old: Integers) -> NDArray[np.bool_]:
     return deeper
 
 
-def _summands(term: Any) -> list[Any]:
+def _summands(term: Variable) -> list[Variable]:
     """Return the parts of a sum over everything, as a Potential or a joint density may be; else the term itself."""
     node = term.owner
     if node is None or term.ndim:

@@ -3,9 +3,9 @@
 import functools
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+import pymc as pm
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.types import Array, MeanHessian
@@ -98,7 +98,7 @@ class ReparametrisedDensity:
         return self.density.layout
 
     @property
-    def model(self) -> Any:
+    def model(self) -> pm.Model:
         """The PyMC model."""
         return self.density.model
 

@@ -67,7 +67,7 @@ class Proposal:
     def _moved(self, component: Any, moments: Moments, step_size: float, radius: float) -> Any:
         rho = step_size
         for _ in range(_MAX_HALVINGS):
-            new = self.update(component, moments, rho, True)
+            new: Any = self.update(component, moments, rho, True)
             if new is not None and new.divergence(component) <= radius:
                 return new
             rho *= 0.5

@@ -5,10 +5,11 @@ second. It keeps every stabilising rewrite of the default mode and leaves out wh
 (fusion, in-place operation, C-only Ops).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Literal, get_args
 
+import pymc as pm
 import pytensor
 
 from pymc.pytensorf import resolve_backend_compile_kwargs
@@ -54,7 +55,9 @@ def quick_mode(*, is_large: bool = False) -> Mode:
     return Mode(VMLinker(use_cloop=False, c_thunks=False), query)
 
 
-def compile_options(backend: str, compile_kwargs: dict[str, Any] | None, *, is_large: bool = False) -> dict[str, Any]:
+def compile_options(
+    backend: str, compile_kwargs: Mapping[str, object] | None, *, is_large: bool = False
+) -> dict[str, Any]:
     """Translate a backend's name and the user's ``compile_kwargs`` into options of ``pytensor.function``.
 
     Parameters
@@ -87,7 +90,7 @@ def compile_flags(backend: str) -> AbstractContextManager[None]:
     return context
 
 
-def without_c(model: Any = None) -> AbstractContextManager[None]:
+def without_c(model: pm.Model | None = None) -> AbstractContextManager[None]:
     """Return a context in which PyTensor compiles no C code.
 
     It would for inner graphs (Scan, log-sum-exp) even where the outer graph runs on Python thunks, and PyMC does so for

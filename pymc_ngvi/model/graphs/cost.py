@@ -1,17 +1,19 @@
 """What a graph costs to evaluate, from its nodes and the sizes of the data alone: no clock."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.op import Op
 from pytensor.graph.traversal import toposort
 from pytensor.scalar.basic import Cast, UnaryScalarOp
 from pytensor.scan.op import Scan
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.math import Dot
 
+from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.model.graphs.backends import python_loops
 
 # Measured on one core of a 2020s server, rounded: enough to tell seconds from minutes.
@@ -55,7 +57,7 @@ class Cost:
         return saved > self.numba_compile_seconds
 
 
-def estimate(outputs: list[Any], batch: int = 16) -> Cost:
+def estimate(outputs: list[Variable], batch: int = 16) -> Cost:
     """Estimate the cost of one evaluation of ``outputs`` from static shapes; unknown ones count as the data's."""
     nodes = list(toposort(outputs))
     unknown = max(data_sizes(nodes), default=1)
@@ -77,7 +79,7 @@ def estimate(outputs: list[Any], batch: int = 16) -> Cost:
     )
 
 
-def evaluation_seconds(outputs: list[Any], cost: Cost, compiled: bool) -> float:
+def evaluation_seconds(outputs: list[Variable], cost: Cost, compiled: bool) -> float:
     """Return the time of one evaluation of ``outputs``, with what `estimate` leaves out: matrices, exp and the like."""
     nodes = list(toposort(outputs))
     unknown = max(data_sizes(nodes), default=1)
@@ -92,23 +94,25 @@ def evaluation_seconds(outputs: list[Any], cost: Cost, compiled: bool) -> float:
     return more + (cost.numba_seconds if compiled else cost.quick_seconds) / cached
 
 
-def _is_function(op: Any) -> bool:
+def _is_function(op: Op) -> bool:
     scalar = getattr(op, "scalar_op", None)
     name = str(getattr(scalar, "name", None) or type(scalar).__name__).lower()
     return isinstance(scalar, UnaryScalarOp) and not isinstance(scalar, Cast) and name not in _CHEAP
 
 
-def data_sizes(nodes: list[Any]) -> list[int]:
+def data_sizes(nodes: list[Apply]) -> list[int]:
     """Return the numbers of elements of the constants and shared variables that a graph reads."""
     sizes = []
     for leaf in {i for node in nodes for i in node.inputs if i.owner is None}:
-        data: Any = leaf.get_value(borrow=True) if isinstance(leaf, SharedVariable) else getattr(leaf, "data", None)
+        data: AnyArray | None = (
+            leaf.get_value(borrow=True) if isinstance(leaf, SharedVariable) else getattr(leaf, "data", None)
+        )
         if isinstance(data, np.ndarray | np.generic):
             sizes.append(int(data.size))
     return sizes
 
 
-def _elements(var: Any, unknown: int) -> int:
+def _elements(var: Variable, unknown: int) -> int:
     shape = getattr(var.type, "shape", ())
     size, missing = 1, False
     for length in shape:
@@ -119,7 +123,7 @@ def _elements(var: Any, unknown: int) -> int:
     return max(size, unknown) if missing else size
 
 
-def _steps(node: Any, unknown: int) -> int:
+def _steps(node: Apply, unknown: int) -> int:
     n_steps = node.inputs[0]
     data = getattr(n_steps, "data", None)
     return unknown if data is None else int(data)

@@ -1,7 +1,6 @@
 """The graphs of a model on one flat float64 vector: log density, gradient, Hessian-vector products, outputs."""
 
 from copy import copy
-from typing import Any
 
 import pymc as pm
 import pytensor.tensor as pt
@@ -9,12 +8,14 @@ import pytensor.tensor as pt
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.rewriting import inline_ofg_node
 from pytensor.gradient import DisconnectedType
-from pytensor.graph.basic import Constant, Variable, clone
+from pytensor.graph.basic import Apply, Constant, Variable, clone
 from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.op import Op
 from pytensor.graph.replace import graph_replace, vectorize_graph
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors, toposort
+from pytensor.graph.type import Type
 from pytensor.graph.utils import MethodNotDefined
 from pytensor.scalar import Cast
 from pytensor.tensor.basic import MakeVector
@@ -25,6 +26,7 @@ from pytensor.xtensor.type import XTensorType, as_xtensor
 
 from pymc_ngvi.model.graphs import large, rewrites
 from pymc_ngvi.model.layout import Layout
+from pymc_ngvi.model.layout import Variable as Place
 
 #: What needs first derivatives only.
 _INSTEAD_OF_HESSIANS = "estimator='stein' or pm.sample"
@@ -36,12 +38,12 @@ class MissingDerivativeError(ValueError):
     """The log density of the model has no first, or no second, derivative."""
 
 
-def flat_input(layout: Layout) -> Any:
+def flat_input(layout: Layout) -> Variable:
     """Return the symbolic flat vector."""
     return pt.vector("theta", dtype="float64", shape=(layout.n_dim,))
 
 
-def on_flat_vector(model: pm.Model, layout: Layout, outputs: list[Any], theta: Any) -> list[Any]:
+def on_flat_vector(model: pm.Model, layout: Layout, outputs: list[Variable], theta: Variable) -> list[Variable]:
     """Return ``outputs``, functions of the value variables, as functions of the flat vector, in float64."""
     values = {value.name: value for value in model.value_vars}
     replacements = {values[v.value_name]: _piece(theta, v, values[v.value_name].type) for v in layout.variables}
@@ -53,28 +55,28 @@ def on_flat_vector(model: pm.Model, layout: Layout, outputs: list[Any], theta: A
     return list(graph_replace(outputs, replacements, strict=False)) if replacements else outputs
 
 
-def _piece(theta: Any, variable: Any, wanted: Any) -> Any:
+def _piece(theta: Variable, place: Place, wanted: Type) -> Variable:
     """Return what stands for a value variable, of the type ``wanted``, in the flat vector."""
-    piece = theta[variable.where].reshape(variable.shape)
+    piece = theta[place.where].reshape(place.shape)
     if not isinstance(wanted, XTensorType):
         return piece
     return as_xtensor(pt.cast(piece, wanted.dtype), dims=wanted.dims)  # rewrites of such types keep to the precision
 
 
-def _has_named_dims(variables: list[Any]) -> bool:
+def _has_named_dims(variables: list[Variable]) -> bool:
     return any(isinstance(var.type, XTensorType) for var in ancestors(variables))
 
 
-def _without_named_dims(outputs: list[Any]) -> list[Any]:
+def _without_named_dims(outputs: list[Variable]) -> list[Variable]:
     """Return the graphs of `pymc.dims` as graphs of plain tensors, which all that follows expects."""
     return list(rewrite_graph([_values(out) for out in outputs], clone=False, include=("lower_xtensor",)))
 
 
-def _values(var: Any) -> Any:
+def _values(var: Variable) -> Variable:
     return var.values if isinstance(var.type, XTensorType) else var
 
 
-def _is_float64(outputs: list[Any]) -> bool:
+def _is_float64(outputs: list[Variable]) -> bool:
     return not any(
         getattr(var.type, "dtype", "") in ("float32", "float16")
         for node in toposort(outputs)
@@ -82,7 +84,7 @@ def _is_float64(outputs: list[Any]) -> bool:
     )
 
 
-def _in_float64(outputs: list[Any], replacements: dict[Variable, Variable]) -> list[Any]:
+def _in_float64(outputs: list[Variable], replacements: dict[Variable, Variable]) -> list[Variable]:
     """Rebuild a graph that computes in lower precision so that it computes in float64 throughout."""
     done: dict[Variable, Variable] = dict(replacements)
 
@@ -111,12 +113,12 @@ def _in_float64(outputs: list[Any], replacements: dict[Variable, Variable]) -> l
     return [done.get(out, out) for out in outputs]
 
 
-def _names_dtype(op: Any) -> bool:
+def _names_dtype(op: Op) -> bool:
     names = [getattr(op, name, None) for name in ("dtype", "acc_dtype")]
     return isinstance(op, CAReduce | MakeVector) and not {"float32", "float16"}.isdisjoint(names)
 
 
-def _widened_op(op: Any) -> Any:
+def _widened_op(op: Op) -> Op:
     """Return a sum or a vector-making Op that names float64 where it named a lower precision."""
     wide = copy(op)
     for name in ("dtype", "acc_dtype"):
@@ -126,12 +128,12 @@ def _widened_op(op: Any) -> Any:
 
 
 @node_rewriter([OpFromGraph])  # type: ignore[untyped-decorator]
-def _inline(fgraph: Any, node: Any) -> list[Any]:
+def _inline(fgraph: FunctionGraph, node: Apply) -> list[Variable]:
     return list(inline_ofg_node(node))
 
 
 @node_rewriter([Blockwise])  # type: ignore[untyped-decorator]
-def _inline_batched(fgraph: Any, node: Any) -> list[Any] | None:
+def _inline_batched(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     if not isinstance(node.op.core_op, OpFromGraph):
         return None
     inner = node.op.core_op.fgraph
@@ -140,7 +142,7 @@ def _inline_batched(fgraph: Any, node: Any) -> list[Any] | None:
     return list(vectorize_graph(outputs, dict(zip(entries, node.inputs, strict=True))))
 
 
-def _copy_of(outputs: list[Any]) -> FunctionGraph:
+def _copy_of(outputs: list[Variable]) -> FunctionGraph:
     """Return a graph to rewrite, with the same inputs.
 
     Graphs of a model share their nodes. Without a copy, the rounding of a gradient would depend on whether its
@@ -149,7 +151,7 @@ def _copy_of(outputs: list[Any]) -> FunctionGraph:
     return FunctionGraph(outputs=clone([], outputs, copy_inputs=False)[1], clone=False, copy_inputs=False)
 
 
-def inline_batched_graphs(outputs: list[Any]) -> list[Any]:
+def inline_batched_graphs(outputs: list[Variable]) -> list[Variable]:
     """Replace every graph that is run for each entry of a batch by one for the whole batch.
 
     Derivatives of what has a batch, such as the diagonal of a Cholesky factor, are made so. Each would be compiled in C
@@ -161,7 +163,7 @@ def inline_batched_graphs(outputs: list[Any]) -> list[Any]:
     return list(fgraph.outputs)
 
 
-def inline_inner_graphs(outputs: list[Any]) -> list[Any]:
+def inline_inner_graphs(outputs: list[Variable]) -> list[Variable]:
     """Replace every node that wraps a graph of its own (log-sum-exp, softmax, ...) by that graph.
 
     Last thing before vectorising, after all derivatives, which those nodes define in a stable way: a wrapped graph
@@ -173,7 +175,7 @@ def inline_inner_graphs(outputs: list[Any]) -> list[Any]:
     return list(fgraph.outputs)
 
 
-def simplify(outputs: list[Any], *, check_bounds: bool = True, is_large: bool = False) -> list[Any]:
+def simplify(outputs: list[Variable], *, check_bounds: bool = True, is_large: bool = False) -> list[Variable]:
     """Canonicalise and stabilise a graph.
 
     Differentiating and vectorising the simplified graph rather than the raw one makes the next graphs several times
@@ -196,23 +198,23 @@ def simplify(outputs: list[Any], *, check_bounds: bool = True, is_large: bool = 
     return list(fgraph.outputs)
 
 
-def simplify_little(outputs: list[Any]) -> list[Any]:
+def simplify_little(outputs: list[Variable]) -> list[Variable]:
     """Take out of a large graph what a derivative has made in vain, but for what takes long."""
     return list(rewrite_graph(_copy_of(outputs), include=("ShapeOpt", *large.FEW), exclude=("inplace",)).outputs)
 
 
-def gradient(logp: Any, theta: Any) -> Any:
+def gradient(logp: Variable, theta: Variable) -> Variable:
     """Return the gradient of ``logp``; raise MissingDerivativeError naming the Op that has none."""
     return _differentiate(logp, theta, [], "gradient", "first")
 
 
-def hessian_product(grad: Any, theta: Any, direction: Any) -> Any:
+def hessian_product(grad: Variable, theta: Variable, direction: Variable) -> Variable:
     """Return the Hessian of log p times ``direction``, from the graph of its gradient."""
     product = _differentiate((grad * direction).sum(), theta, [direction], "Hessian-vector product", "second")
     return inline_batched_graphs([product])[0]
 
 
-def row_derivatives(rows: list[Any], theta: Any, direction: Any) -> list[Any]:
+def row_derivatives(rows: list[Variable], theta: Variable, direction: Variable) -> list[Variable]:
     """Return the derivatives of vectors or arrays, ``rows``, along ``direction``: J u by two reverse passes.
 
     J^T w is linear in w, and the gradient of (J^T w) . u with respect to w is J u, whatever w. Ops need no forward
@@ -227,7 +229,9 @@ def row_derivatives(rows: list[Any], theta: Any, direction: Any) -> list[Any]:
     return list(graph_replace(results, {w: pt.ones_like(r) for w, r in zip(weights, rows, strict=True)}, strict=False))
 
 
-def gauss_newton(rows: list[Any], scales: list[Any], rest: Any, theta: Any, direction: Any) -> Any:
+def gauss_newton(
+    rows: list[Variable], scales: list[Variable], rest: Variable, theta: Variable, direction: Variable
+) -> Variable:
     """Return u^T (sum_i s_i g_i g_i^T - hess rest) u along ``direction`` u.
 
     Parameters
@@ -245,7 +249,7 @@ def gauss_newton(rows: list[Any], scales: list[Any], rest: Any, theta: Any, dire
     return pt.add(*squares, -(direction * hessian_product(grad, theta, direction)).sum())
 
 
-def _differentiate(cost: Any, theta: Any, constants: list[Any], what: str, order: str) -> Any:
+def _differentiate(cost: Variable, theta: Variable, constants: list[Variable], what: str, order: str) -> Variable:
     try:
         result = pt.grad(cost, theta, consider_constant=constants, disconnected_inputs="ignore")
     except (NotImplementedError, MethodNotDefined, TypeError, AttributeError) as error:
@@ -259,7 +263,7 @@ def _differentiate(cost: Any, theta: Any, constants: list[Any], what: str, order
     return result
 
 
-def over_draws(outputs: list[Any], theta: Any) -> tuple[Any, list[Any]]:
+def over_draws(outputs: list[Variable], theta: Variable) -> tuple[Variable, list[Variable]]:
     """Vectorise functions of one flat vector over draws.
 
     Returns
@@ -275,7 +279,7 @@ def over_draws(outputs: list[Any], theta: Any) -> tuple[Any, list[Any]]:
     ]
 
 
-def over_directions(product: Any, direction: Any) -> tuple[Any, Any]:
+def over_directions(product: Variable, direction: Variable) -> tuple[Variable, Variable]:
     """Vectorise a function of a direction, as a Hessian-vector product is, over directions, (n_directions, n_dim)."""
     matrix = pt.matrix("directions", dtype="float64", shape=(None, direction.type.shape[0]))
     batched = vectorize_graph(inline_inner_graphs([product])[0], {direction: matrix})
@@ -284,12 +288,14 @@ def over_directions(product: Any, direction: Any) -> tuple[Any, Any]:
     return matrix, batched
 
 
-def with_shapes(outputs: list[Any]) -> list[Any]:
+def with_shapes(outputs: list[Variable]) -> list[Variable]:
     """Say what is known of shapes, and leave all else as it is: vectorising a shape may take half a minute."""
     return list(rewrite_graph(_copy_of(outputs), custom_rewrite=_SHAPES, include=("ShapeOpt",)).outputs)
 
 
-def over_draws_and_directions(product: Any, theta: Any, direction: Any) -> tuple[Any, Any, Any]:
+def over_draws_and_directions(
+    product: Variable, theta: Variable, direction: Variable
+) -> tuple[Variable, Variable, Variable]:
     """Vectorise a function of theta and of a direction over both: (n_draws, n_directions, n_dim).
 
     What depends on theta alone has no axis of directions, and is computed once for each draw.

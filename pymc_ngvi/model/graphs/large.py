@@ -5,13 +5,13 @@ gain little. Which graphs count as large follows from their nodes alone; all oth
 """
 
 from functools import reduce
-from typing import Any
 
 import numpy as np
 import pytensor.scalar as ps
 import pytensor.tensor as pt
 
 from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
@@ -38,13 +38,13 @@ FEW = (
 )
 
 
-def is_large(logp: Any) -> bool:
+def is_large(logp: Variable) -> bool:
     """Tell whether a log density, before it is simplified, makes large graphs."""
     nodes = list(toposort([logp]))
     return len(nodes) > _LARGE or _flat_terms(nodes, [logp]) > _MOST_TERMS * len(nodes)
 
 
-def _flat_terms(nodes: list[Apply], outputs: list[Any]) -> int:
+def _flat_terms(nodes: list[Apply], outputs: list[Variable]) -> int:
     """Count the terms of all sums, were each that is used by anything but a sum written as one."""
     terms: dict[Variable, int] = {}
     used = set(outputs)
@@ -64,10 +64,12 @@ class _ScalarLogAddExp(ps.BinaryScalarOp):
 
     nfunc_spec = ("numpy.logaddexp", 2, 1)
 
-    def impl(self, x: float, y: float) -> Any:
-        return np.logaddexp(x, y)
+    def impl(self, x: float, y: float) -> float:
+        return float(np.logaddexp(x, y))
 
-    def pullback(self, inputs: Any, outputs: Any, output_gradients: Any) -> list[Any]:
+    def pullback(
+        self, inputs: list[Variable], outputs: list[Variable], output_gradients: list[Variable]
+    ) -> list[Variable]:
         x, y = inputs
         [g] = output_gradients
         return [g * ps.sigmoid(x - y), g * ps.sigmoid(y - x)]
@@ -76,7 +78,9 @@ class _ScalarLogAddExp(ps.BinaryScalarOp):
 class _ShortLogSumExp(LogSumExp):
     """PyTensor's, with a derivative from its value: PyTensor differentiates each step of it."""
 
-    def pullback(self, inputs: Any, outputs: Any, output_gradients: Any) -> list[Any]:
+    def pullback(
+        self, inputs: list[Variable], outputs: list[Variable], output_gradients: list[Variable]
+    ) -> list[Variable]:
         [x], [out], [g] = inputs, outputs, output_gradients
         return [pt.expand_dims(g, self.axis) * pt.exp(x - pt.expand_dims(out, self.axis))]
 
@@ -85,7 +89,7 @@ _log_add_exp = Elemwise(_ScalarLogAddExp(ps.upgrade_to_float, name="log_add_exp"
 
 
 @node_rewriter([LogAddExp, LogSumExp])  # type: ignore[untyped-decorator]
-def _short_derivative(fgraph: Any, node: Apply) -> list[Any] | None:
+def _short_derivative(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     if isinstance(node.op, _ShortLogSumExp):
         return None
     if isinstance(node.op, LogSumExp):

@@ -1,13 +1,12 @@
 """Rewrites of PyTensor graphs: those that let Elemwise run on NumPy, and stable forms that PyTensor misses."""
 
-from typing import Any
-
 import numpy as np
 import pytensor.tensor as pt
 
 from pytensor import scalar as ps
 from pytensor.compile.mode import optdb
-from pytensor.graph.basic import Apply, Constant
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import PatternNodeRewriter, dfs_rewriter, node_rewriter
 from pytensor.scalar.math import Log1mexp, Sigmoid, Softplus, TriGamma
 from pytensor.tensor.basic import get_underlying_scalar_constant_value
@@ -38,7 +37,7 @@ _UFUNCS: dict[type, tuple[str, int]] = {
 
 
 @node_rewriter([Elemwise])  # type: ignore[untyped-decorator]
-def vectorise_elemwise(fgraph: Any, node: Apply) -> list[Any] | None:
+def vectorise_elemwise(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Give an Elemwise that has no NumPy function one, so that it does not run element by element."""
     op = node.op
     spec = _UFUNCS.get(type(op.scalar_op))
@@ -50,7 +49,7 @@ def vectorise_elemwise(fgraph: Any, node: Apply) -> list[Any] | None:
 
 
 @node_rewriter([Elemwise])  # type: ignore[untyped-decorator]
-def expand_composite(fgraph: Any, node: Apply) -> list[Any] | None:
+def expand_composite(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Replace an Elemwise over several scalar Ops (PyTensor makes them of integer powers) by one Elemwise for each."""
     scalar_op = node.op.scalar_op
     if not isinstance(scalar_op, ps.Composite):
@@ -65,7 +64,7 @@ def expand_composite(fgraph: Any, node: Apply) -> list[Any] | None:
 
 
 @node_rewriter([Elemwise])  # type: ignore[untyped-decorator]
-def split_many_operands(fgraph: Any, node: Apply) -> list[Any] | None:
+def split_many_operands(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Add or multiply at most 31 arguments at a time, from left to right as before."""
     inputs = list(node.inputs)
     if not isinstance(node.op.scalar_op, ps.Add | ps.Mul) or len(inputs) < _MAX_OPERANDS:
@@ -77,7 +76,7 @@ def split_many_operands(fgraph: Any, node: Apply) -> list[Any] | None:
     return [result]
 
 
-def runs_on_numpy(scalar_op: Any, n_inputs: int) -> bool:
+def runs_on_numpy(scalar_op: ps.ScalarOp, n_inputs: int) -> bool:
     """Tell whether an Elemwise over a scalar Op is run by NumPy functions once these rewrites are applied."""
     if isinstance(scalar_op, ps.Composite):
         return all(runs_on_numpy(node.op, len(node.inputs)) for node in scalar_op.fgraph.apply_nodes)
@@ -88,7 +87,7 @@ def runs_on_numpy(scalar_op: Any, n_inputs: int) -> bool:
     return spec is not None and spec[1] == n_inputs
 
 
-def _constant(value: float) -> dict[str, Any]:
+def _constant(value: float) -> dict[str, object]:
     """Return a pattern that matches a constant."""
     return {"pattern": f"constant {value}", "constraint": lambda variable: _equals(variable, value)}
 
@@ -112,7 +111,7 @@ stable_sigmoid = dfs_rewriter(
 
 
 @node_rewriter([Elemwise])  # type: ignore[untyped-decorator]
-def _one_branch(fgraph: Any, node: Apply) -> list[Any] | None:
+def _one_branch(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Write ``switch(c, f(x), f(y))`` as ``f(switch(c, x, y))``, as both branches are evaluated everywhere.
 
     The log density of a Bernoulli variable with logit x has -softplus(-x) where the data are 1, and -softplus(x) where
@@ -133,7 +132,7 @@ def _one_branch(fgraph: Any, node: Apply) -> list[Any] | None:
 
 
 @node_rewriter([All])  # type: ignore[untyped-decorator]
-def _true_by_construction(fgraph: Any, node: Apply) -> list[Any] | None:
+def _true_by_construction(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Drop the check of a parameter that can't fail: exp(x) >= 0, 0 <= sigmoid(x) <= 1; where x is NaN, so is log p."""
     comparison = node.inputs[0].owner
     if node.outputs[0].ndim or comparison is None or not isinstance(comparison.op, Elemwise):
@@ -144,12 +143,12 @@ def _true_by_construction(fgraph: Any, node: Apply) -> list[Any] | None:
     return [pt.constant(np.array(True))] if at_least_0 or at_most_1 else None
 
 
-def _is_of(variable: Any, *scalar_ops: type) -> bool:
+def _is_of(variable: Variable, *scalar_ops: type) -> bool:
     node = variable.owner
     return node is not None and isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, scalar_ops)
 
 
-def _equals(variable: Any, value: float) -> bool:
+def _equals(variable: Variable, value: float) -> bool:
     try:
         return bool(get_underlying_scalar_constant_value(variable) == value)
     except NotScalarConstantError:
@@ -161,14 +160,14 @@ shorter = (dfs_rewriter(_one_branch), dfs_rewriter(_true_by_construction))
 
 
 @node_rewriter([Subtensor])  # type: ignore[untyped-decorator]
-def _wide_indices(fgraph: Any, node: Apply) -> list[Any] | None:
+def _wide_indices(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     x, *indices = node.inputs
     if not any(i.type.dtype in _NARROW for i in indices):
         return None
     return [node.op(x, *[_wide(i) if i.type.dtype in _NARROW else i for i in indices])]
 
 
-def _wide(index: Any) -> Any:
+def _wide(index: Variable) -> Variable:
     """Return a scalar index as an int64."""
     if isinstance(index, Constant):
         return ps.constant(int(index.data), dtype="int64")
@@ -182,7 +181,7 @@ wide_indices = dfs_rewriter(_wide_indices)
 _solve_at_once = dfs_rewriter(batched_vector_b_solve_to_matrix_b_solve)
 
 
-def solve_at_once(fgraph: Any) -> bool:
+def solve_at_once(fgraph: FunctionGraph) -> bool:
     """Solve with one matrix for many vectors at once, as the columns of a matrix; tell whether there was such a node.
 
     PyTensor does so too, but too late: once the matrix has an axis of draws, each vector of each draw is solved for by
@@ -203,13 +202,13 @@ def _solves_one_by_one(node: Apply) -> bool:
 
 
 @node_rewriter([pt.switch])  # type: ignore[untyped-decorator]
-def useless_switch(fgraph: Any, node: Apply) -> Any:
+def useless_switch(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Do what PyTensor's ``local_useless_switch`` does, without its leak.
 
     For each ``switch(condition, 0, 0)``, that rewrite makes the list of places where the constant 0 was created three
     times as long, and the constant is shared by all graphs of the process: after a few models, they fill the memory.
     """
-    result = local_useless_switch.transform(fgraph, node)
+    result: list[Variable] | None = local_useless_switch.transform(fgraph, node)
     for variable in result or ():
         if len(getattr(variable.tag, "trace", None) or ()) > _MAX_TRACES:
             variable.tag.trace = variable.tag.trace[:_MAX_TRACES]

@@ -4,16 +4,17 @@ PyTensor runs it by ``numpy.add.at``, which goes through its arguments one by on
 constant index, the entries can be put in order once, and added up by ``numpy.add.reduceat``.
 """
 
-from typing import Any
-
 import numpy as np
 import pytensor.tensor as pt
 
 from numpy.typing import NDArray
-from pytensor.graph.basic import Apply, Constant
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.graph.rewriting.basic import node_rewriter
 from pytensor.tensor.subtensor import AdvancedIncSubtensor
+
+from pymc_ngvi.core.values import AnyArray
 
 
 class AddByGroup(Op):
@@ -29,16 +30,18 @@ class AddByGroup(Op):
 
     __props__ = ("idx_list", "axis")
 
-    def __init__(self, idx_list: tuple[Any, ...], axis: int) -> None:
+    def __init__(self, idx_list: tuple[slice | int, ...], axis: int) -> None:
         self.idx_list = idx_list
         self.axis = axis
 
-    def make_node(self, x: Any, y: Any, order: Any, starts: Any, groups: Any, *others: Any) -> Apply:
+    def make_node(
+        self, x: Variable, y: Variable, order: Variable, starts: Variable, groups: Variable, *others: Variable
+    ) -> Apply:
         """Take x and y, what puts y in the order of its groups, where each begins there, and its place in x."""
         inputs = [pt.as_tensor(i) for i in (x, y, order, starts, groups, *others)]
         return Apply(self, inputs, [inputs[0].type()])
 
-    def perform(self, node: Any, inputs: Any, output_storage: Any) -> None:
+    def perform(self, node: Apply, inputs: list[AnyArray], output_storage: list[list[AnyArray | None]]) -> None:
         """Add up."""
         x, y, order, starts, groups, *others = inputs
         indices = (groups, *(other.reshape(()) for other in others))
@@ -50,7 +53,7 @@ class AddByGroup(Op):
 
 
 @node_rewriter([AdvancedIncSubtensor])  # type: ignore[untyped-decorator]
-def add_by_group(fgraph: Any, node: Apply) -> list[Any] | None:
+def add_by_group(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """Use `AddByGroup` where the index is a constant vector, beside scalars and whole axes."""
     op = node.op
     x, y, *indices = node.inputs
@@ -68,7 +71,7 @@ def add_by_group(fgraph: Any, node: Apply) -> list[Any] | None:
     return [AddByGroup(op.idx_list, axis)(x, y, order, starts, groups, *indices[1:])]
 
 
-def _is_plain(idx_list: tuple[Any, ...]) -> bool:
+def _is_plain(idx_list: tuple[slice | int, ...]) -> bool:
     """Tell whether the vector comes first among neighbouring indices, and all else are whole axes."""
     places = [place for place, i in enumerate(idx_list) if not isinstance(i, slice)]
     in_order = [idx_list[place] for place in places] == list(range(len(places)))
@@ -76,7 +79,7 @@ def _is_plain(idx_list: tuple[Any, ...]) -> bool:
     return in_order and neighbours and all(i == slice(None) for i in idx_list if isinstance(i, slice))
 
 
-def _groups(vector: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
+def _groups(vector: AnyArray) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
     order = np.argsort(vector, kind="stable")
     groups, starts = np.unique(vector[order], return_index=True)
     return order.astype(np.intp), starts.astype(np.intp), groups.astype(np.intp)

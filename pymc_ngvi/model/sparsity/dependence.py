@@ -9,7 +9,8 @@ import numpy as np
 import pytensor.scalar as ps
 
 from pytensor.compile.ops import DeepCopyOp, ViewOp
-from pytensor.graph.basic import Apply
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.op import Op
 from pytensor.raise_op import CheckAndRaise
 from pytensor.sparse.math import Dot as SparseDot
 from pytensor.sparse.math import StructuredDot
@@ -40,6 +41,7 @@ from pytensor.tensor.subtensor import (
 from pytensor.tensor.utils import _parse_gufunc_signature
 from scipy import sparse
 
+from pymc_ngvi.core.values import Matrix
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.sparsity.dependence_sets import (
     Bools,
@@ -80,17 +82,17 @@ _REARRANGING: dict[type, int | None] = {
 }
 
 
-def core_op(op: Any) -> Any:
+def core_op(op: Op) -> Op:
     """Return what a Blockwise Op does with each entry of its batch; any other Op itself."""
     return op.core_op if isinstance(op, Blockwise) else op
 
 
-def is_increment(op: Any) -> bool:
+def is_increment(op: Op) -> bool:
     """Tell whether an Op adds to some elements, instead of setting them."""
     return isinstance(op, IncSubtensor | AdvancedIncSubtensor) and not op.set_instead_of_inc
 
 
-def moved_inputs(node: Apply, facts: Facts) -> list[Any] | None:
+def moved_inputs(node: Apply, facts: Facts) -> list[Variable] | None:
     """Return the inputs whose elements a node rearranges; None where it does something else, or unknown."""
     op = core_op(node.op)
     if isinstance(op, CheckAndRaise):
@@ -151,7 +153,7 @@ def core_axes(node: Apply) -> tuple[list[int], list[int]] | None:
     return [len(axes) for axes in inputs], [len(axes) for axes in outputs]
 
 
-def constant_operand(node: Apply, facts: Facts) -> tuple[int, Any] | None:
+def constant_operand(node: Apply, facts: Facts) -> tuple[int, Matrix] | None:
     """Return which operand of a matrix product, if one, is a known matrix, the same for a whole batch; and the matrix.
 
     Returns
@@ -168,7 +170,7 @@ def constant_operand(node: Apply, facts: Facts) -> tuple[int, Any] | None:
     return None
 
 
-def constant_factor(facts: Facts, var: Any) -> Bools | None:
+def constant_factor(facts: Facts, var: Variable) -> Bools | None:
     """Return where a known factor is not 0; None where it can't be told, or is so nowhere."""
     if not facts.is_known(var):
         return None
@@ -176,7 +178,7 @@ def constant_factor(facts: Facts, var: Any) -> Bools | None:
     return None if keep.all() else keep
 
 
-def constant_condition(facts: Facts, node: Apply) -> list[tuple[Any, Bools | None]]:
+def constant_condition(facts: Facts, node: Apply) -> list[tuple[Variable, Bools | None]]:
     """Return the two branches of a switch, and where each is chosen (None: unknown)."""
     condition, yes, no = node.inputs
     if not facts.is_known(condition):
@@ -199,20 +201,20 @@ class Dependences:
         Ops that were not understood: each element of their outputs counts as one that depends on all of their inputs.
     """
 
-    def __init__(self, facts: Facts, theta: Any) -> None:
+    def __init__(self, facts: Facts, theta: Variable) -> None:
         self.facts = facts
         self.opaque: set[str] = set()
-        self._done: dict[Any, Dependence] = {theta: Dependence.identity(facts.shape(theta)[0])}
+        self._done: dict[Variable, Dependence] = {theta: Dependence.identity(facts.shape(theta)[0])}
         self._position = {node: i for i, node in enumerate(facts.nodes)}
 
-    def of(self, var: Any) -> Dependence:
+    def of(self, var: Variable) -> Dependence:
         """Return the dependence of an active variable."""
         for node in self._missing(var):
             for out, made in zip(node.outputs, self._compute(node), strict=True):
                 self._done[out] = made
         return self._done[var]
 
-    def _missing(self, var: Any) -> list[Apply]:
+    def _missing(self, var: Variable) -> list[Apply]:
         missing: set[Apply] = set()
         stack = [var]
         while stack:

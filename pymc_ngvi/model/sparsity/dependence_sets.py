@@ -4,7 +4,6 @@ import math
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
@@ -12,6 +11,8 @@ import pandas as pd  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from scipy import sparse
 from scipy.sparse import csgraph
+
+from pymc_ngvi.core.values import Matrix
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -112,7 +113,7 @@ class RowKinds:
     kind: Ints
 
     @classmethod
-    def of(cls, matrix: Any) -> "RowKinds":
+    def of(cls, matrix: Matrix) -> "RowKinds":
         """Return those of a matrix, sparse or dense."""
         if sparse.issparse(matrix):
             entries = sparse.csr_array(matrix != 0)
@@ -128,7 +129,7 @@ class RowKinds:
         return cls(sparse.csr_array(keep[first]), kind)
 
     @classmethod
-    def of_inverse(cls, matrix: Any) -> "RowKinds":
+    def of_inverse(cls, matrix: Matrix) -> "RowKinds":
         """Return where the inverse of a matrix, dense, can differ from 0: within parts that no entry connects."""
         n_parts, part = csgraph.connected_components(sparse.csr_array(np.asarray(matrix) != 0), directed=False)
         return cls(_ones(part, np.arange(len(part)), (n_parts, len(part))), part.astype(np.int64))
@@ -247,7 +248,7 @@ def _ones(rows: Ints, cols: Ints, shape: tuple[int, int]) -> sparse.csr_array:
     return sparse.coo_array((np.ones(len(rows), dtype=bool), (rows, cols)), shape=shape).tocsr()
 
 
-def _with_empty(sets: Any) -> sparse.csr_array:
+def _with_empty(sets: sparse.csr_array) -> sparse.csr_array:
     """Put the empty set before others."""
     made = sparse.csr_array(sets)
     pointers = np.concatenate([made.indptr[:1], made.indptr])

@@ -10,7 +10,7 @@ import pytensor
 import pytensor.scalar as ps
 
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Apply, Constant
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.elemwise import Elemwise
@@ -49,43 +49,43 @@ class Facts:
         Those through which derivatives of ``output`` pass, each after its inputs.
     """
 
-    def __init__(self, output: Any, theta: Any, varying: Collection[Any] = ()) -> None:
+    def __init__(self, output: Variable, theta: Variable, varying: Collection[Variable] = ()) -> None:
         order = list(toposort([output]))
-        self._kinds: dict[Any, Kind] = {theta: Kind.ACTIVE, **dict.fromkeys(varying, Kind.STEP)}
+        self._kinds: dict[Variable, Kind] = {theta: Kind.ACTIVE, **dict.fromkeys(varying, Kind.STEP)}
         for node in order:
             kind = self._kind_of_outputs(node)
             self._kinds.update(
                 {out: kind if _has_derivative(out) else _without_derivative(kind) for out in node.outputs}
             )
         self.nodes = self._on_the_way(output, order)
-        self._values: dict[Any, Any] = {}
-        self._shapes: dict[Any, tuple[int, ...]] = {}
+        self._values: dict[Variable, Any] = {}
+        self._shapes: dict[Variable, tuple[int, ...]] = {}
         self._prepare(output, theta)
         self.refresh()
 
-    def kind(self, var: Any) -> Kind:
+    def kind(self, var: Variable) -> Kind:
         """Return how a variable depends on theta."""
         return self._kinds.get(var, Kind.KNOWN)
 
-    def is_active(self, var: Any) -> bool:
+    def is_active(self, var: Variable) -> bool:
         """Tell whether derivatives pass through a variable."""
         return self.kind(var) is Kind.ACTIVE
 
-    def is_known(self, var: Any) -> bool:
+    def is_known(self, var: Variable) -> bool:
         """Tell whether a variable has a value."""
         return self.kind(var) is Kind.KNOWN
 
-    def active_inputs(self, node: Apply) -> list[Any]:
+    def active_inputs(self, node: Apply) -> list[Variable]:
         """Return the inputs of a node through which derivatives pass."""
         return [i for i in differentiable_inputs(node) if self.is_active(i)]
 
-    def value(self, var: Any) -> Any:
+    def value(self, var: Variable) -> Any:
         """Return the value of a known input of one of the ``nodes``."""
         if isinstance(var, SharedVariable):
             return var.get_value(borrow=True)
         return var.data if isinstance(var, Constant) else self._values[var]
 
-    def shape(self, var: Any) -> tuple[int, ...]:
+    def shape(self, var: Variable) -> tuple[int, ...]:
         """Return the shape of an input or output of one of the ``nodes``."""
         if var in self._shapes:
             return self._shapes[var]
@@ -103,7 +103,7 @@ class Facts:
             return Kind.STEP
         return Kind.KNOWN
 
-    def _on_the_way(self, output: Any, order: list[Apply]) -> list[Apply]:
+    def _on_the_way(self, output: Variable, order: list[Apply]) -> list[Apply]:
         wanted = {output}
         found = []
         for node in reversed(order):
@@ -112,7 +112,7 @@ class Facts:
                 wanted.update(self.active_inputs(node))
         return found[::-1]
 
-    def _prepare(self, output: Any, theta: Any) -> None:
+    def _prepare(self, output: Variable, theta: Variable) -> None:
         """Make one function of the known inputs that are no constants, and of the shapes that types don't tell."""
         around = dict.fromkeys(var for node in self.nodes for var in (*node.inputs, *node.outputs))
         known = [var for var in around if self.is_known(var) and not isinstance(var, Constant | SharedVariable)]
@@ -137,13 +137,13 @@ class Facts:
         lengths = iter(results[len(self._evaluated) :])
         self._shapes = {var: tuple(int(next(lengths)) for _ in range(n)) for var, n in self._sized}
 
-    def _symbolic_shapes(self, output: Any, variables: Iterable[Any]) -> list[tuple[Any, ...]]:
+    def _symbolic_shapes(self, output: Variable, variables: Iterable[Variable]) -> list[tuple[Variable, ...]]:
         feature = ShapeFeature()
         FunctionGraph(outputs=[output], clone=False, copy_inputs=False, features=[feature])
         return [tuple(feature.shape_tuple(var)) for var in variables]
 
 
-def differentiable_inputs(node: Apply) -> list[Any]:
+def differentiable_inputs(node: Apply) -> list[Variable]:
     """Return the inputs on which the derivatives of a node's outputs can depend: not the condition of a switch."""
     scalar_op = node.op.scalar_op if isinstance(node.op, Elemwise) else None
     if isinstance(scalar_op, _STEPS):
@@ -157,7 +157,7 @@ def _without_derivative(kind: Kind) -> Kind:
     return Kind.STEP if kind is Kind.ACTIVE else kind
 
 
-def _has_derivative(var: Any) -> bool:
+def _has_derivative(var: Variable) -> bool:
     return str(getattr(var.type, "dtype", "")).startswith(("float", "complex"))
 
 

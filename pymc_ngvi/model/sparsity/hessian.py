@@ -9,6 +9,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 from scipy import sparse
 
@@ -160,10 +161,10 @@ class SparseHessian:
 
     def __init__(
         self,
-        logp: Any,
-        theta: Any,
+        logp: Variable,
+        theta: Variable,
         start: Array,
-        varying: list[Any],
+        varying: list[Variable],
         products: Products,
         error: Callable[[], Exception | None],
         widest: int,
@@ -172,7 +173,7 @@ class SparseHessian:
         self._logp, self._theta, self._start, self._varying = logp, theta, start, varying
         self._products, self._error = products, error
         self._widest, self._fixed_size = widest, fixed_size
-        self._data: list[tuple[Any, Any]] | None = None  # that the pattern was found with
+        self._data: list[tuple[SharedVariable, object]] | None = None  # that the pattern was found with
         self._search: PatternSearch | None = None
         self._structure: HessianPattern | None = None
         self._found: tuple[ColouredHessian | None] | None = None
@@ -183,7 +184,7 @@ class SparseHessian:
         self._n_calls = self.n_widened = 0
         self._looked = False
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: the compiled part is made again when it is needed."""
         return {**self.__dict__, "_search": None}
 

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytensor.scalar as ps
 
-from pytensor.graph.basic import Apply, clone
+from pytensor.graph.basic import Apply, Variable, clone
 from pytensor.sparse.math import Dot as SparseDot
 from pytensor.sparse.math import StructuredDot
 from pytensor.tensor.elemwise import CAReduce, Elemwise
@@ -35,7 +34,7 @@ from pymc_ngvi.model.sparsity.interaction_pairs import Pairs
 #: Entries of the lower triangle of a pattern, at most.
 _MAX_ENTRIES = 40_000_000
 #: Which elements of a node's inputs its outputs use linearly.
-_Uses = list[tuple[Any, Bools]]
+_Uses = list[tuple[Variable, Bools]]
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class HessianPattern:
 
 
 def hessian_pattern(
-    logp: Any, theta: Any, *, max_entries: int = _MAX_ENTRIES, varying: Collection[Any] = ()
+    logp: Variable, theta: Variable, *, max_entries: int = _MAX_ENTRIES, varying: Collection[Variable] = ()
 ) -> HessianPattern:
     """Return which entries of the Hessian of ``logp`` with respect to ``theta`` can differ from 0.
 
@@ -105,7 +104,7 @@ class PatternSearch:
     varying : collection of shared variables, optional
     """
 
-    def __init__(self, logp: Any, theta: Any, varying: Collection[Any] = ()) -> None:
+    def __init__(self, logp: Variable, theta: Variable, varying: Collection[Variable] = ()) -> None:
         _, copied = clone([theta], [logp], copy_inputs=False)  # inlining replaces inputs of nodes
         [self._logp] = inline_inner_graphs(copied)
         self._theta = theta
@@ -143,9 +142,9 @@ class _Walk:
         self.dependences = dependences
         self.pairs = pairs
 
-    def run(self, logp: Any) -> None:
+    def run(self, logp: Variable) -> None:
         """Visit each node once, after all that use it."""
-        used: dict[Any, Bools] = {logp: np.ones((), dtype=bool)}
+        used: dict[Variable, Bools] = {logp: np.ones((), dtype=bool)}
         for node in reversed(self.facts.nodes):
             of_outputs = [used.pop(out, None) for out in node.outputs]
             if not any(u is not None and u.any() for u in of_outputs):
@@ -201,7 +200,7 @@ class _Walk:
             return self._quotient(node, used)
         return None
 
-    def _unbroadcast(self, var: Any, used: Bools) -> tuple[Any, Bools]:
+    def _unbroadcast(self, var: Variable, used: Bools) -> tuple[Variable, Bools]:
         shape = self.facts.shape(var)
         lead = used.ndim - len(shape)
         axes = tuple(axis for axis in range(used.ndim) if axis < lead or shape[axis - lead] == 1 != used.shape[axis])
@@ -228,7 +227,7 @@ class _Walk:
                 self._across(a, b, used)
         return [self._unbroadcast(a, used)]
 
-    def _across(self, a: Any, b: Any, used: Bools) -> None:
+    def _across(self, a: Variable, b: Variable, used: Bools) -> None:
         self.pairs.add_across(self.dependences.of(a), self.dependences.of(b), used)
 
     def _reduction(self, node: Apply, used: Bools) -> _Uses | None:
@@ -270,7 +269,7 @@ class _Walk:
         uses = [(a, rows), (b, columns)]
         return [self._unbroadcast_batch(var, mask) for var, mask in uses if self.facts.is_active(var)]
 
-    def _unbroadcast_batch(self, var: Any, mask: Bools) -> tuple[Any, Bools]:
+    def _unbroadcast_batch(self, var: Variable, mask: Bools) -> tuple[Variable, Bools]:
         """Broadcast a mask to a variable, whose batch axes may be shorter."""
         shape = self.facts.shape(var)
         lead = mask.ndim - len(shape)
