@@ -99,7 +99,9 @@ def density_of(make):
 
 
 def by_predictors(density):
-    return PredictorHessian(density.graphs.logp, density.graphs.theta, density.graphs.simplify, density.functions.compile)
+    return PredictorHessian(
+        density.graphs.logp, density.graphs.theta, density.graphs.simplify, density.functions.compile
+    )
 
 
 def draws_of(density, n=3, seed=1):
@@ -162,7 +164,8 @@ def test_what_couples_all_coordinates_does_not_come_apart():
         pm.Potential("all", -pt.log1p((pm.Normal("x", shape=20) ** 2).sum()))
 
     density = density_of(make)
-    assert predictor_hessian(density.graphs.logp, density.graphs.theta, density.graphs.simplify, density.functions.compile) is None
+    graphs = density.graphs
+    assert predictor_hessian(graphs.logp, graphs.theta, graphs.simplify, density.functions.compile) is None
 
 
 def test_other_data_give_another_hessian():
@@ -209,7 +212,7 @@ def test_a_fit_by_predictors_is_the_same_fit(make, family, monkeypatch):
     monkeypatch.setattr(second_order, "_WORTH", 0.0)
     monkeypatch.setattr(second_order, "_FEWER", 1)
     found = fitted(make, family=family)
-    assert found.density._predictors is not None
+    assert found.density.second._predictors is not None
     assert (found.n_iterations, found.n_gradients) == (expected.n_iterations, expected.n_gradients)
     assert found.n_hessians == expected.n_hessians
     assert_allclose(found.mean_flat, expected.mean_flat, atol=1e-8)
@@ -222,18 +225,18 @@ def test_a_hessian_that_is_not_that_of_log_p_is_not_used(monkeypatch):
     monkeypatch.setattr(PredictorHessian, "mean", lambda self, theta: 1.01 * mean(self, theta))
     density = density_of(crossed)
     theta = draws_of(density)
-    expected = density._mean_products(theta, np.eye(density.n_dim))
+    expected = density.second.mean_products(theta, np.eye(density.n_dim))
     assert_allclose(density.mean_hessian(theta).products(np.eye(density.n_dim)), expected, rtol=1e-12)
-    assert density._predictors is None
+    assert density.second._predictors is None
 
 
 @pytest.mark.usefixtures("_always")
 def test_checks_are_not_counted_as_evaluations():
     density = density_of(crossed)
     density.mean_hessian(draws_of(density)).diagonal()
-    assert density._predictors is not None
+    assert density.second._predictors is not None
     assert (density.n_gradients, density.n_hessians) == (0, 3)
 
 
 def test_small_models_do_without():
-    assert density_of(crossed)._predictors is None
+    assert density_of(crossed).second._predictors is None

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import logging
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -63,7 +63,15 @@ class SecondOrder:
     sparse : SparseHessian
     """
 
-    def __init__(self, graphs: FlatGraphs, functions: Functions, rows: Rows, start: Array, estimated: cost.Cost, gradient: Callable[[Array], Array]) -> None:
+    def __init__(
+        self,
+        graphs: FlatGraphs,
+        functions: Functions,
+        rows: Rows,
+        start: Array,
+        estimated: cost.Cost,
+        gradient: Callable[[Array], Array],
+    ) -> None:
         self._graphs, self._functions, self._rows = graphs, functions, rows
         self._cost, self._gradient = estimated, gradient
         self.n_dim, self._widest, self._n_by_predictors = len(start), estimated.widest, 0
@@ -191,7 +199,9 @@ class SecondOrder:
         total = np.zeros(self.n_dim)
         for point in theta:
             for at, axes in self._axes():
-                total[at] += self._evaluate_products(point, axes)[np.arange(len(at)), at]
+                by_draws = self._takes_draws
+                products = self.products_of_draws(point[None], axes)[0] if by_draws else self._at_point(point, axes)
+                total[at] += products[np.arange(len(at)), at]
         return total / len(theta)
 
     def _by_colours(self, theta: Array, n_directions: int) -> tuple[ColouredHessian, Array] | None:
@@ -242,13 +252,13 @@ class SecondOrder:
         # One draw, many directions in a call: they fill the cache already, and the part that does not depend on them
         # is done once.
         blocks = slices(len(directions), self.n_in_call)
-        parts = [self._evaluate_products(point, directions[rows]) for rows in blocks]
+        parts = [self._at_point(point, directions[rows]) for rows in blocks]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def _evaluate_products(self, point: Array, directions: Array) -> Array:
+    def _at_point(self, point: Array, directions: Array) -> Array:
         """Multiply the Hessian at one draw with directions, (n_directions, n_dim), in one call."""
         products: Array
-        if self._takes_draws:
+        if self.sparse.needs_products:
             products = self.products_of_draws(point[None], directions)[0]
             return products
         function = self._functions.named("products", self._compile_products)
@@ -258,10 +268,10 @@ class SecondOrder:
 
     @property
     def _takes_draws(self) -> bool:
-        """Whether one function, over draws and directions, serves for all products.
+        """Whether means are made by the function over draws and directions.
 
-        It does where the pattern needs it, and where calls of a function for one draw would take longer than the work.
-        What is compiled depends on the model alone: evaluations have the same bits, in whatever order they come.
+        They are where the pattern needs it, and where calls of a function for one draw would take longer than the work.
+        It depends on the model alone, not on what is compiled: evaluations have the same bits, in whatever order.
         """
         if self.sparse.needs_products:
             return True

@@ -7,11 +7,11 @@ each row: as many products as a row has predictors give it, however many coordin
 import functools
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
 
+from pytensor.compile import Function
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
@@ -31,7 +31,7 @@ from pymc_ngvi.model.sparsity.dependence_values import Facts
 from pymc_ngvi.model.sparsity.hessian import ColouredHessian, colour, slices
 from pymc_ngvi.model.sparsity.interaction import PatternSearch
 
-type Compile = Callable[[list[Variable], Any], Callable[..., Any]]
+type Compile = Callable[[list[Variable], Variable | list[Variable]], Function]
 type Simplify = Callable[[list[Variable]], list[Variable]]
 
 #: Numbers in the predictors of draws that are evaluated at a time.
@@ -120,7 +120,7 @@ class PredictorHessian:
             ]
         )
 
-    def _now(self) -> list[Any]:
+    def _now(self) -> list[object]:
         return [var.get_value(borrow=True) for var in self._shared]
 
     def _refresh(self) -> None:
