@@ -110,7 +110,7 @@ def test_arrays_make_the_same_mixture(family, rng):
     params, theta = q.params(), rng.standard_normal((5, 3))
     assert all(len(array) == 4 for array in params.values())
     again = MixtureState.from_params(params)
-    assert all(isinstance(c, COMPONENTS[family]) for c in again.components)
+    assert all(isinstance(c, COMPONENTS[family].traits.states) for c in again.components)
     np.testing.assert_array_equal(again.log_density(theta), q.log_density(theta))
 
 
