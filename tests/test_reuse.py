@@ -1,5 +1,6 @@
 """Fits of one NGVI object to one data set after the other: built once, and each the fit of a new object."""
 
+import functools
 import logging
 
 import numpy as np
@@ -93,13 +94,13 @@ def test_terms_of_an_exact_step_serve_again_where_rows_have_other_groups(compila
 
 
 EYE = np.tile(np.eye(10), (2, 1))
+DATA = {"design": EYE, "group_of": np.arange(20) % 5, "censored": np.zeros(20), "centre": 1.0}
 
 
 def regression():
     """Of which data decide the pattern, the initial point, and which branch of a switch is taken."""
     with pm.Model() as model:
-        design, group = pm.Data("design", EYE), pm.Data("group_of", np.arange(20) % 5)
-        censored, centre = pm.Data("censored", np.zeros(20)), pm.Data("centre", 1.0)
+        design, group, censored, centre = (pm.Data(name, value) for name, value in DATA.items())
         b = pm.Normal("b", 0.0, 1.0, shape=10)
         u, sd = pm.Normal("u", centre, 1.0, shape=10), pm.HalfNormal("sd", 1.0)
         eta = pt.dot(design, b) + pt.switch(pt.gt(censored, 0), sd, u[group])
@@ -117,10 +118,16 @@ CHANGES = {
 }
 
 
+@functools.cache
+def built():
+    return LogDensity(regression())
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_the_data_decide_is_that_of_a_new_density(change, compilations, rng):
-    model = regression()
-    old = LogDensity(model)
+    model = built().model
+    pm.set_data(DATA, model=model)
+    old = built().again()
     theta = rng.normal(size=(2, old.n_dim))
     before = old.logp_grad(theta), old.mean_hessian(theta).values(), old.pattern
     pm.set_data(CHANGES[change], model=model)
