@@ -336,11 +336,10 @@ def test_some_draws_outside_the_support_are_left_out_and_counted(seed, start_sig
         np.testing.assert_allclose(approx.sd_flat, sd, rtol=0.15)
 
 
-@pytest.mark.parametrize(("seed", "family"), [(1, "full"), (2, "diagonal")])
-def test_bounded_likelihood_ends_with_a_status(seed, family, caplog):
+def test_bounded_likelihood_ends_with_a_status(caplog):
     """y ~ Uniform(0, t) leaves no density below max y, where the Gaussian has some: no ELBO is finite."""
     model = build(lambda: pm.Uniform("y", 0.0, pm.HalfNormal("t", 10.0), observed=[0.5, 1.0, 2.0]))
-    approx = fit(model, random_seed=seed, family=family)
+    approx = fit(model, random_seed=1, family="full")
     assert approx.status in Status
     assert not approx.converged, "some draws always fall outside"
     assert approx.record.n_dropped > 0

@@ -138,9 +138,8 @@ def test_what_follows_a_fit_works(fits, tmp_path):
     assert node.eval().shape == (3, N_OBS)
 
 
-@pytest.mark.parametrize("reparam", ["rvb1", "rvb2"])
-def test_reparametrisations_know_likelihoods_and_data_with_dims(reparam):
-    options = {"reparam": reparam, "random_seed": 1, "progressbar": False, "backend": "quick"}
+def test_reparametrisations_know_likelihoods_and_data_with_dims():
+    options = {"reparam": "rvb2", "random_seed": 1, "progressbar": False, "backend": "quick"}
     ours, theirs = (pymc_ngvi.fit_ngvi(model=glmm(named), **options) for named in (True, False))
     # The guides of the two round differently.
     assert ours.elbo.value == pytest.approx(theirs.elbo.value, abs=1e-6)
