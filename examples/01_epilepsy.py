@@ -15,8 +15,8 @@
 # weeks (Thall and Vail, 1990). Did the drug help? The usual model is a Poisson regression in which each patient has an
 # intercept and a slope of their own: 126 parameters, 118 of them random effects.
 #
-# This notebook fits it by one word, puts the answer beside that of a long run of NUTS, and shows what a Gaussian alone
-# would have said, and why it is not enough.
+# This notebook fits it by one option, puts the answer beside that of a long run of NUTS, and shows what a Gaussian
+# alone would have said, and why it is not enough.
 
 # %%
 import logging
@@ -77,7 +77,7 @@ with pm.Model(coords=coords) as model:
 # %% [markdown]
 # ## The fit
 #
-# One word: `method="ngvi"`. There is no learning rate to choose and no number of iterations.
+# One option: `method="ngvi"`. There is no learning rate to choose and no number of iterations.
 
 # %%
 with model:

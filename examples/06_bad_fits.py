@@ -153,9 +153,9 @@ _ = axes[0, 0].legend(frameon=False, loc="upper left")
 
 # %% [markdown]
 # The exact posterior is exact, long tail included. Of the others: heavier tails are no cure for a bend. The other
-# repairs take away most of the divergence, `rvb2` the most, and non-centring by a word does the same as non-centring by
-# hand. What is left is in the shape of log tau itself: it is skewed to the left, in any coordinates of the schools, and
-# a Gaussian in them is not.
+# repairs take away most of the divergence, `rvb2` the most, and non-centring by an option does the same as non-centring
+# by hand. What is left is in the shape of log tau itself: it is skewed to the left, in any coordinates of the schools,
+# and a Gaussian in them is not.
 #
 # The verdicts go with the true answer. Standard deviations that are a third too small are found out; those that are a
 # quarter too small pass. `diagnose` is a screen, and what it says of drifts is the least by which q is off. k-hat alone

@@ -120,7 +120,7 @@ class NGVI(Inference):
         where the model does not allow it, and `NotExactError` where a check fails. An exact posterior has draws and
         moments, but no density; ``approx.gaussian`` is the Gaussian fit.
     n_components : int or "auto", optional
-        Of family="mixture": components, at most; "auto" (default) adds them for as long as they gain more than ``tol``.
+        Of family="mixture": components, at most; "auto" (default) adds them while each gains more than ``tol``.
     components : {"full", "diagonal", "sparse"}, optional
         What the components of a mixture are: Gaussians with a dense covariance, without correlations, or with a
         precision that has the sparsity of the model's Hessian. Default: as for ``family="auto"``.
@@ -158,7 +158,7 @@ class NGVI(Inference):
     @takes(Arguments)
     def __init__(self, model: pm.Model | None = None, **options: Any) -> None:
         refuse_unknown(options, NGVI.__init__)
-        # Not `super().__init__`: PyMC's builds a symbolic objective, which we have no use for.
+        # Not `super().__init__`: PyMC's builds a symbolic objective, which is not used here.
         self._given = {name: options.get(name, OPTIONS.get(name)) for name in OF_CONSTRUCTOR}
         self._given["model"] = modelcontext(model)
         self._options = options_for(self._given)

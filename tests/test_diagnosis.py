@@ -265,7 +265,7 @@ def test_the_report_says_what_is_wrong_where(wrong, monkeypatch):
 def test_the_report_of_a_reliable_q_says_what_was_not_looked_for(gaussian):
     diagnosis = NGVIApproximation(gaussian, DiagonalState(MEANS, SDS)).diagnose(draws=1_000, random_seed=1)
     assert diagnosis.reliable
-    assert str(diagnosis).startswith("Reliable, as far as these checks see. Other modes were not looked for")
+    assert str(diagnosis).startswith("Reliable, as far as these checks can tell. Other modes were not looked for")
 
 
 def test_the_report_is_html_in_notebooks(wrong):

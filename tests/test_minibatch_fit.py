@@ -202,7 +202,7 @@ def test_the_default_on_minibatches():
 
 def test_options_of_a_rule_that_is_not_named_ask_for_its_name():
     """Before the model is seen, the default rule is another."""
-    with pytest.raises(ValueError, match=r"the default here, has no use for window=30.*'decay'.*name one"):
+    with pytest.raises(ValueError, match=r"the default here, does not use window=30.*'decay'.*name one"):
         quietly(n=4, window=30)
 
 

@@ -617,7 +617,7 @@ EVIL = {
         {"enum": "os.environ", "of": "HOME"},
     ],
     "damaged: .*name of a class": [{"class": ["fit.record"], "of": {}}],
-    "which there is not": [{"enum": "fit.status", "of": "mro"}],
+    "which does not exist": [{"enum": "fit.status", "of": "mro"}],
     "of fields": [{"class": "fit.status", "of": {"value": 1}}],
     "an array of type": [{"dtype": "O", "array": "q.mean"}, {"dtype": ["f8"], "values": [], "shape": [0]}],
     "no array": [{"dtype": "float64", "array": "nowhere"}],

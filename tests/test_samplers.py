@@ -245,7 +245,7 @@ def test_kwargs_are_for_this_model_and_number_of_chains(approx, model):
 
 
 def test_what_is_settled_is_not_taken_again(approx):
-    with pytest.raises(ValueError, match=r"model, potential: sampler_init has settled this"):
+    with pytest.raises(ValueError, match=r"model, potential: sampler_init sets this already"):
         approx.sampler_init(2, 1).kwargs(potential=None, model=None)
 
 

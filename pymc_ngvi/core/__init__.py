@@ -1,1 +1,1 @@
-"""What everything else stands on: values and protocols, linear algebra, draws, statuses."""
+"""Shared values, protocols and numerics: linear algebra, draws, statuses."""

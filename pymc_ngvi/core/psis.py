@@ -18,7 +18,7 @@ MIN_KHAT_DRAWS = 100
 _NO_WEIGHT = 700.0
 #: Log ratios that differ by less are those of a q that is the posterior.
 _ALL_EQUAL = 1e-8
-#: Relative variance up to which weights count as all but equal, the draws that it has to rest on, draws that this takes
+#: Relative variance up to which weights count as nearly equal, the draws that it has to rest on, draws that this takes
 #: at least, and part of the draws that may be lost.
 _EVEN, _LEAST_BEHIND, _LEAST_DRAWS, _MOST_LOST = 1.0 / 9.0, 30.0, 4_000, 0.001
 #: k-hat, and part of the draws that weights are worth, beyond which, in so few dimensions, weights are uneven for
@@ -123,7 +123,7 @@ def khat_error(khat: float, n_draws: int) -> float:
 class WeightVerdict(Enum):
     """What importance weights say of q; ``sentence`` says it in words."""
 
-    EVEN = "importance weights are all but equal: q is close to the posterior wherever it has draws."
+    EVEN = "importance weights are nearly equal: q is close to the posterior wherever it has draws."
     USABLE = "importance weights can correct what q misses where it has draws."
     UNEVEN = (
         "importance weights can't correct q: its tails are lighter than those of the posterior, or there are many "
@@ -151,7 +151,7 @@ class Weights(NamedTuple):
     khat : float
         Pareto shape of their tail: -inf where they are equal, inf where one draw, or none, has all the weight.
     effective : float
-        Effective sample size: 1 / sum of squared weights, their tail smoothed unless they are all but equal.
+        Effective sample size: 1 / sum of squared weights, their tail smoothed unless they are nearly equal.
     n_draws : int
     n_lost : int
         Draws at which log p or log q is not finite.

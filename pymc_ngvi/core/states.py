@@ -72,7 +72,7 @@ class GaussianState(VariationalState, Whitener, Protocol):
 
     @property
     def globals_(self) -> NDArray[np.intp] | None:
-        """Coordinates that are global parameters, judged apart from group effects; None where nothing tells."""
+        """Coordinates that are global parameters, judged apart from group effects; None where unknown."""
         ...
 
     @property

@@ -117,7 +117,7 @@ class Assessment(NamedTuple):
     units : ndarray of int, shape (n_units, ...)
         Rows that depend on each other: those of an antithetic pair, or those evaluated on one minibatch.
     gap : float
-        Nats of ELBO still to be gained, at least 0; NaN where nothing tells.
+        Nats of ELBO still to be gained, at least 0; NaN where unknown.
     gap_sd : float
         Standard deviation of its error.
     against : Status or None

@@ -33,7 +33,7 @@ def in_full_metric(target: Target, q: GaussianState, theta: Array, moments: Mome
     Returns
     -------
     Moments or None
-        None where the full curvature is not to be had, or not positive definite.
+        None where the full curvature is not known, or not positive definite.
     """
     u = moments.replicates
     factor = None if u is None else _full_curvature_factor(target, q, theta[:_N_DRAWS])

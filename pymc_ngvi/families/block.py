@@ -226,7 +226,7 @@ class BlockState(PackedState):
         for c, d, b in zip(self._blocks(), other._blocks(), self.structure.split(between), strict=True):
             roots = np.concatenate([np.sqrt(1.0 - weight) * c, np.sqrt(weight) * d, b], axis=2)
             factors = stacks.cholesky(roots @ stacks.transposed(roots))
-            if factors is None:  # all but singular: triangularise the roots themselves
+            if factors is None:  # nearly singular: triangularise the roots themselves
                 factors = stacks.cholesky_of_product(roots)
             if factors is None:
                 raise np.linalg.LinAlgError(SINGULAR)

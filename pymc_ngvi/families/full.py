@@ -150,7 +150,7 @@ class FullState(LowerState):
         roots = [np.sqrt(1.0 - weight) * self.factor, np.sqrt(weight) * other.factor]
         cov = roots[0] @ roots[0].T + roots[1] @ roots[1].T + weight * (1.0 - weight) * np.outer(apart, apart)
         factor = cholesky(cov)
-        if factor is None:  # all but singular: triangularise the roots themselves
+        if factor is None:  # nearly singular: triangularise the roots themselves
             stacked = np.column_stack([*roots, np.sqrt(weight * (1.0 - weight)) * apart])
             factor = cholesky_of_product(stacked)
         if factor is None:

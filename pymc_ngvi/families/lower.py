@@ -11,7 +11,7 @@ from pymc_ngvi.families.gaussian import Gaussian
 
 LOG_2PI = float(np.log(2 * np.pi))
 #: Of a Gaussian in place of two.
-SINGULAR = "The covariance of the two together is all but singular."
+SINGULAR = "The covariance of the two together is nearly singular."
 #: Dimensions for each outer product, beyond which adding them one by one is quicker than a matrix product.
 SUFFIX_SUMS = 40
 

@@ -174,7 +174,7 @@ class SparseState(PackedState):
         Raises
         ------
         LinAlgError
-            Where they are all but singular.
+            Where they are nearly singular.
         """
         apart = other.location - self.location
         between = self._lower(Outer(apart[None], apart[None], 0.0))
@@ -355,9 +355,8 @@ class SparseFamily(Family):
         structure = model.structure()
         if structure is None:
             raise ValueError(
-                "A sparse precision lives on entries that the Hessian of log p does not have, and that of this model "
-                "has too few of these for it to pay: it counts as dense. Take family='full', 'block' or 'diagonal', or "
-                "such components."
+                "A sparse precision saves work only where the Hessian of log p has zeros, and this one has too few: it "
+                "counts as dense. Take family='full', 'block' or 'diagonal', or such components."
             )
         return cls(structure)
 

@@ -1,4 +1,4 @@
-"""The words that options take, as types: what signatures show, and what completion and type checkers know."""
+"""The values that options take, as types, for signatures, completion and type checkers."""
 
 from typing import Literal
 

@@ -113,7 +113,7 @@ class FitOptions:
 
     The one list of these options: their types, defaults and order are those of `NGVI` and `fit_ngvi`, whose
     documentation says what they mean. None, for those that have a default of their own, stays only where the choice of
-    family, update, estimator and step rule has no use for them, or where the step rule knows.
+    family, update, estimator and step rule does not use them, or where the step rule knows.
 
     Parameters
     ----------
@@ -212,7 +212,7 @@ def _of_families() -> dict[str, list[str]]:
 
 
 def _check_reparam(reparam: Any, choice: Choice) -> None:
-    """Raise ValueError for an unknown reparametrisation, or one that the estimator can't see."""
+    """Raise ValueError for an unknown reparametrisation, or one that does not go with the estimator."""
     if reparam is None:
         return
     if not isinstance(reparam, str) or reparam not in REPARAMETRISATIONS:
@@ -227,10 +227,10 @@ def _check_reparam(reparam: Any, choice: Choice) -> None:
 
 
 def _check_posterior(posterior: Any, reparam: Any, choice: Choice) -> None:
-    """Raise ValueError for an unknown word, or for an exact posterior after what is no Gaussian fit."""
-    words = get_args(PosteriorName)
-    if not isinstance(posterior, str) or posterior not in words:
-        raise ValueError(f"Unknown posterior {posterior!r}: {suggestion(posterior, words)}")
+    """Raise ValueError for an unknown value, or for an exact posterior where the fit is not a Gaussian."""
+    values = get_args(PosteriorName)
+    if not isinstance(posterior, str) or posterior not in values:
+        raise ValueError(f"Unknown posterior {posterior!r}: {suggestion(posterior, values)}")
     if posterior != "exact":
         return
     other = "" if traits_of(choice.family).is_gaussian else f"family={choice.family!r}"
@@ -280,7 +280,7 @@ def _checked_factor(choice: Choice, factor: str | None) -> str:
 
 
 def _check_rule_takes(choice: Choice, of_rule: Mapping[str, Any], *, step_is_default: bool) -> None:
-    """Raise ValueError for an option that the step rule has no use for."""
+    """Raise ValueError for an option that the step rule does not use."""
     takes = RULES[choice.step].takes
     own = traits_of(choice.family).own_rule
     for name, value in of_rule.items():
@@ -288,7 +288,7 @@ def _check_rule_takes(choice: Choice, of_rule: Mapping[str, Any], *, step_is_def
             rule = f"family={choice.family!r}" if own else f"step={choice.step!r}"
             default = ", the default here," if step_is_default and not own else ""
             raise ValueError(
-                f"{rule}{default} has no use for {name}={value!r}; it takes {', '.join(sorted(takes))}. "
+                f"{rule}{default} does not use {name}={value!r}; it takes {', '.join(sorted(takes))}. "
                 f"{name} goes with {_taken_by(name)}{': name one' * (step_is_default and not own)}."
             )
 
@@ -296,8 +296,8 @@ def _check_rule_takes(choice: Choice, of_rule: Mapping[str, Any], *, step_is_def
 def _taken_by(name: str) -> str:
     """Return the step rules that take an option, and the families whose own rules do."""
     steps = [repr(rule) for rule, kind in AXES["step"].items() if name in kind.takes]
-    own = {family.traits.own_rule: repr(word) for word, family in FAMILIES.items() if family.traits.own_rule}
-    families = [word for rule, word in own.items() if name in RULES[rule].takes]
+    own = {family.traits.own_rule: repr(value) for value, family in FAMILIES.items() if family.traits.own_rule}
+    families = [value for rule, value in own.items() if name in RULES[rule].takes]
     parts = [f"{axis}={' or '.join(names)}" for axis, names in (("step", steps), ("family", families)) if names]
     return ", or ".join(parts)
 

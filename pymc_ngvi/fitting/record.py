@@ -25,7 +25,7 @@ class FitRecord:
     elbo : Elbo
     gap : float
         Nats of ELBO that the estimate on fresh draws says are still to be gained in this family, at least 0; NaN where
-        nothing tells (minibatches).
+        unknown (minibatches).
     n_iterations : int
     n_gradients, n_hessians : int
         Draws at which the gradient, and the Hessian, of the density that was fitted were evaluated: log p, or its

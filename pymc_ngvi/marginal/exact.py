@@ -88,8 +88,8 @@ def forest_of(density: LogDensity) -> Forest:
         raise Unavailable(str(reason)) from None
     if not forest.n_local and forest.n_globals > _MOST_PLAIN:
         raise Unavailable(
-            f"no block is independent of others given the rest, and all {forest.n_globals} coordinates are more than "
-            f"{_MOST_PLAIN}"
+            f"the model has no independent blocks, and its {forest.n_globals} parameters are more than the "
+            f"{_MOST_PLAIN} that can be sampled"
         )
     return forest
 
@@ -105,7 +105,7 @@ def work_of(forest: Forest, n_gradients: int, n_hessians: int, seconds: float) -
 
 
 def is_even(density: LogDensity, q: GaussianState) -> bool:
-    """Tell whether the importance weights of a Gaussian fit are all but equal, so that it is the posterior."""
+    """Tell whether the importance weights of a Gaussian fit are nearly equal, so that it is the posterior."""
     theta = q.draws(np.random.default_rng(_SEED).standard_normal((_N_WEIGHED, q.n_dim)))
     log_ratio = density.logp(theta) - q.log_density(theta)
     if not np.isfinite(log_ratio).all():

@@ -26,7 +26,7 @@ logger = logging.getLogger("pymc.ngvi")
 
 #: Number of the random stream behind the exact step.
 _STREAM = 6_000_000
-_EVEN = "its importance weights are all but equal: there is nothing to gain about the mode that was found"
+_EVEN = "its importance weights are nearly equal: the Gaussian is the posterior near this mode"
 
 
 def check_wanted(options: FitOptions, density: LogDensity) -> None:
@@ -36,9 +36,7 @@ def check_wanted(options: FitOptions, density: LogDensity) -> None:
     try:
         forest_of(density)
     except Unavailable as reason:
-        raise ValueError(
-            f"posterior='exact' is not to be had of this model: {reason}. Leave posterior out for a Gaussian."
-        ) from None
+        raise ValueError(f"This model has no exact posterior: {reason}. Leave posterior out for a Gaussian.") from None
 
 
 @stored("exact.step")

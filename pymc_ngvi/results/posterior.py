@@ -69,7 +69,7 @@ class Distribution(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is, for titles and errors: ``FullState``."""
+        """Its name, for titles and errors: ``FullState``."""
         ...
 
     @property
@@ -79,7 +79,7 @@ class Distribution(Protocol):
 
     @property
     def family(self) -> str:
-        """The word for its family where no fit says it: ``full``."""
+        """The name of its family, for results that no fit made: ``full``."""
         ...
 
     @property

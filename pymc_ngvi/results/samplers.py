@@ -133,7 +133,7 @@ class SamplerInit:
         taken = sorted({"potential", "scaling", "is_cov", "model", "initial_point", "vars"} & set(nuts))
         if taken:
             raise ValueError(
-                f"{', '.join(taken)}: sampler_init has settled this. Leave it out, or make pm.NUTS(potential="
+                f"{', '.join(taken)}: sampler_init sets this already. Leave it out, or make pm.NUTS(potential="
                 "init.potential()) yourself."
             )
         start = self.layout.unflatten(self.points[0])  # spares PyMC a compilation

@@ -59,7 +59,7 @@ class Worth:
     khat, khat_gaussian : float or None
         Pareto k-hat of the mixture and of the Gaussian; None for fewer than 100 draws.
     even, even_gaussian : bool
-        Whether the weights of these are all but equal, whatever k-hat is.
+        Whether the weights of these are nearly equal, whatever k-hat is.
 
     Examples
     --------
@@ -130,7 +130,7 @@ class Worth:
             return f"; k-hat was {self.khat_gaussian:.2f} and is {self.khat:.2f}"
         if self.even or self.even_gaussian:
             of = "the mixture" if self.even else "the Gaussian"
-            return f"; importance weights are all but equal for {of} alone"
+            return f"; importance weights are nearly equal for {of} alone"
         return f"; k-hat {'fell' if self._direction() < 0 else 'rose'} from {self.khat_gaussian:.2f} to {self.khat:.2f}"
 
     def _verdict(self) -> str:

@@ -58,7 +58,7 @@ def linear_response(
 
 
 def _without_correlations(posterior: Posterior, q: VariationalState) -> DiagonalState | BlockState:
-    """Return q; raise ValueError where linear response has nothing to add to it, or nothing to go by."""
+    """Return q; raise ValueError where linear response has nothing to add to it, or nothing to compute it from."""
     if not isinstance(q, DiagonalState | BlockState):
         raise ValueError(
             "linear_response() adds the correlations that family='diagonal' and 'block' leave out, and q is a "

@@ -115,7 +115,7 @@ class ElboHessian:
         Raises
         ------
         ValueError
-            Where the Hessian is not negative definite, or all but singular.
+            Where the Hessian is not negative definite, or nearly singular.
         """
         operator = LinearOperator((self.size, self.size), matvec=self, dtype=np.float64)
         rows = np.zeros((len(tilts), self.size))
@@ -125,7 +125,7 @@ class ElboHessian:
             solution, left = cg(operator, row, rtol=tol, maxiter=_MOST_ITERATIONS, M=self.preconditioner())
             if left:
                 raise ValueError(
-                    f"{_WHY}: the Hessian of the ELBO is all but singular ({_MOST_ITERATIONS:,} steps of conjugate "
+                    f"{_WHY}: the Hessian of the ELBO is nearly singular ({_MOST_ITERATIONS:,} steps of conjugate "
                     f"gradients did not reach a relative residual of {tol:g}). {_CURE}"
                 )
             found[i] = solution[: self._q.n_dim]

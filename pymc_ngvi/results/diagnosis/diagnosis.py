@@ -23,7 +23,7 @@ from pymc_ngvi.results.diagnosis.findings import Finding
 _MAX_WIDTH, _N_ROWS = 100, 8
 #: What is left out where evaluations are too few to compare log p with its images.
 SYMMETRIES = "symmetries of log p"
-_RELIABLE = "Reliable, as far as these checks see."
+_RELIABLE = "Reliable, as far as these checks can tell."
 #: Columns of the table, by diagnostic; how they are shown.
 _SHOWN = {"mean_drift": "mean, sd", "sd_drift": "sd, %", "skewness_drift": "skewness", "khat": "k-hat"}
 
@@ -39,7 +39,7 @@ class Diagnosis:
     outcome : str
         How the fit ended.
     gap : float
-        Nats still to be gained within the family; NaN where nothing tells.
+        Nats still to be gained within the family; NaN where unknown.
     elbo : Elbo
         On fresh draws.
     weights : Weights
@@ -244,7 +244,7 @@ class Diagnosis:
     def _of_khat(self) -> str:
         limit, verdict = khat_limit(self.weights.n_draws), self.weights.verdict(self.layout.n_dim)
         if verdict is WeightVerdict.EVEN:
-            return "of no weight, as importance weights are all but equal"
+            return "of no weight, as importance weights are nearly equal"
         trusted = "can correct q" if verdict.helps else "can't correct q"
         return f"importance weights {trusted} (limit {limit:.2f})"
 

@@ -136,7 +136,7 @@ class Context:
         if self.traits.has_components:
             return "Try more components (n_components), a wider start_sigma, or pm.sample with several chains."
         if self.has_hessian and not self.relative:
-            return f"Try family={SEVERAL_MODES!r}, or bar one of the modes by an ordering or a prior."
+            return f"Try family={SEVERAL_MODES!r}, or rule out all but one mode by an ordering or a prior."
         return "Bar one of the modes by an ordering or a prior, or try pm.sample with several chains."
 
 

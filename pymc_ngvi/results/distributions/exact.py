@@ -35,7 +35,7 @@ class ExactDistribution(Distribution):
 
     @property
     def name(self) -> str:
-        """What it is."""
+        """Its name, for titles and errors."""
         return "exact posterior"
 
     @property
@@ -45,7 +45,7 @@ class ExactDistribution(Distribution):
 
     @property
     def family(self) -> str:
-        """The word for it."""
+        """The name of its family: ``exact``."""
         return "exact"
 
     def base(self, n: int, rng: np.random.Generator) -> Array:

@@ -65,7 +65,7 @@ class StateDistribution[Q: VariationalState](Distribution):
 
     @property
     def name(self) -> str:
-        """The class of q."""
+        """The name of the class of q: ``FullState``."""
         return type(self.q).__name__
 
     @property

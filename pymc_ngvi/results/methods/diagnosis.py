@@ -28,7 +28,7 @@ class DiagnosisMethods(Fitted):
         -------
         float
             Of an exact posterior, that of its pool of global parameters, whatever the arguments. Otherwise: up to .7,
-            importance weights can correct q. Above, they can't, unless they are all but equal:
+            importance weights can correct q. Above, they can't, unless they are nearly equal:
             `NGVIApproximation.diagnose` and `summary` tell, and give its standard error.
 
         Raises

@@ -183,7 +183,7 @@ class Decoder:
     def _enum(self, form: Form) -> object:
         cls = _with_tag(form["enum"]).cls
         if not issubclass(cls, Enum) or form["of"] not in cls.__members__:
-            raise DamagedError(f"it names {form['of']!r} of {form['enum']!r}, which there is not")
+            raise DamagedError(f"it names {form['of']!r} of {form['enum']!r}, which does not exist")
         return cls[form["of"]]
 
     def _instance(self, form: Form) -> object:

@@ -1,4 +1,4 @@
-"""Standard deviations that grow without end: the sign of a posterior that is improper.
+"""Standard deviations that grow without end: a sign of an improper posterior.
 
 Where log p has no curvature in some direction, natural steps double the variance there, for ever: the ELBO gains the
 logarithm of the scale each time. A proper posterior that is wide is reached in a few steps, because its curvature,

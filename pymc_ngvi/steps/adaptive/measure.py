@@ -34,7 +34,7 @@ class Measured(NamedTuple):
     spread: float = 0.0
 
 
-#: Where nothing tells.
+#: Where the gap is unknown.
 UNKNOWN = Measured(np.nan, np.inf)
 
 

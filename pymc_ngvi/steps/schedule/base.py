@@ -316,7 +316,7 @@ class Schedule[S: ScheduleState, Q: VariationalState, E: Evaluated](abc.ABC):
         return new.elbo >= state.elbo - self._slack(state)
 
     def _slack(self, state: S) -> float:
-        """Return the nats by which the ELBO may fall on the draws in use, in a step that counts as none that does harm.
+        """Return the nats by which the ELBO may fall on the draws in use, in a step that still counts as harmless.
 
         Within the sampling error the fixed point of the update and the maximum on these draws need not agree.
         """
