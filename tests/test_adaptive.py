@@ -215,7 +215,9 @@ def test_a_large_tolerance_needs_less_work(choice):
 
 
 @pytest.mark.parametrize(
-    ("choice", "make"), [*((choice, poisson) for choice in NATURAL), (COMBINATIONS[0], logistic)], ids=str
+    ("choice", "make"),
+    [*((choice, poisson) for choice in NATURAL), (COMBINATIONS[0], logistic)],
+    ids=lambda value: getattr(value, "__name__", None) or "-".join(vars(value).values()),
 )
 def test_reported_elbo_is_right_within_its_standard_error(choice, make):
     """Over 40 seeds, the standardised errors are about 1 in size, with a mean near 0.
