@@ -82,7 +82,7 @@ def moments_from_draws(target, state, base, estimator, *, stl=True):
     theta = state.draws(base.z)
     logp, grad = target.logp_grad(theta)
     evaluation = Evaluation(theta, logp, grad, np.ones(len(theta), dtype=bool), 0.0)
-    return AXES["estimator"][estimator](target, state, base, evaluation, stl=stl)
+    return AXES["estimator"][estimator].moments(target, state, base, evaluation, stl=stl)
 
 
 def half_triangle(matrix):
