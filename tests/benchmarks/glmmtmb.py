@@ -54,8 +54,9 @@ FIELDS = (
 )  # fmt: skip
 
 CAPTION = """\
-Ours is the Gaussian fit (`posterior="gaussian"`), or the default where the page says so. Seconds are medians over rounds. "Fit": the call of `glmmTMB()`, with
-standard errors, or of `pm.fit`, after everything has been loaded and the data read. "Process": the whole process, from
+Ours is the Gaussian fit (`posterior="gaussian"`), or the default where the page says so.
+Seconds are medians over rounds. "Fit": the call of `glmmTMB()`, with standard errors,
+or of `pm.fit`, after everything has been loaded and the data read. "Process": the whole process, from
 its start to its end, with loading R and glmmTMB, or Python and PyMC, reading (theirs) or building the model (ours).
 "Processor": processor time of the fit. Cold: with an empty compile cache; warm: with the cache that the cold run has
 left. Ratios are theirs over ours: above 1, ours is quicker.
