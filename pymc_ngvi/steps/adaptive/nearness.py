@@ -4,6 +4,7 @@ import numpy as np
 
 from pymc_ngvi.core.types import GaussianState, Moments
 from pymc_ngvi.steps.adaptive.rest import judged
+from pymc_ngvi.steps.adaptive.state import AdaptiveState
 from pymc_ngvi.steps.schedule.base import NEAR_NATS
 
 #: Whitened errors, and nats, below which the fit counts as near the optimum.
@@ -56,6 +57,25 @@ def is_solved_for_globals(q: GaussianState, moments: Moments, least: float) -> b
         return False
     grad, se = np.abs(moments.grad[q.globals_]), moments.grad_se[q.globals_]
     return bool(np.all(grad <= np.maximum(_LEAST_GLOBAL, _GLOBAL_SE * se)))
+
+
+def slack_among_effects(state: AdaptiveState, slack: float, tol: float) -> float:
+    """Return the nats by which the ELBO may fall in a step that does no harm, where some coordinates are group effects.
+
+    Parameters
+    ----------
+    state : AdaptiveState
+        Before the step.
+    slack : float
+        Nats that are allowed in any case.
+    tol : float
+        Nats that may be left where the posterior is near-Gaussian.
+    """
+    if state.q.globals_ is not None and state.moments.gap < NEAR_NATS_PER_DIM * float(state.q.n_dim):
+        # The noise in the scales of group effects, and that of the ELBO along them, are those of the same draws:
+        # together they hide what a global parameter gains.
+        return max(slack, min(2.0 * state.moments.floor, max(tol, NEAR_NATS)))
+    return slack
 
 
 def _are_small(q: GaussianState, moments: Moments) -> bool:

@@ -23,6 +23,7 @@ from pymc_ngvi.steps.adaptive.nearness import (
     is_near,
     is_solved_for_globals,
     secants_serve,
+    slack_among_effects,
 )
 from pymc_ngvi.steps.adaptive.rest import no_coordinate_is_off
 from pymc_ngvi.steps.adaptive.scales import MAX_RECOVERIES, N_RECOVERY, Tools, recovered
@@ -221,6 +222,9 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation]):
             slope=2.0 * state.moments.gap,
             first=first,
         )
+
+    def _slack(self, state: AdaptiveState) -> float:
+        return slack_among_effects(state, super()._slack(state), self._tolerance.least(state.q))
 
     def _is_solved(self, state: AdaptiveState) -> bool:
         if has_effects(state.q, MANY):
