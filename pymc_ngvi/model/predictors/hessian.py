@@ -4,8 +4,6 @@ A log density that is a sum over rows is, given its linear predictors, a functio
 each row: as many products as a row has predictors give it, however many coordinates the predictors are made of.
 """
 
-import functools
-
 from collections.abc import Callable
 
 import numpy as np
@@ -23,10 +21,10 @@ from pymc_ngvi.core.values import Array
 from pymc_ngvi.model.graphs import cost, graph
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.predictors.affine import predictors
-from pymc_ngvi.model.predictors.linear_map import LinearMap, stacked
+from pymc_ngvi.model.predictors.linear_map import LinearMap
 from pymc_ngvi.model.sparsity.colouring import Colouring
 from pymc_ngvi.model.sparsity.dependence import Dependences
-from pymc_ngvi.model.sparsity.dependence_sets import TooDenseError
+from pymc_ngvi.model.sparsity.dependence_sets import Dependence, TooDenseError, joined
 from pymc_ngvi.model.sparsity.dependence_values import Facts
 from pymc_ngvi.model.sparsity.hessian import ColouredHessian, colour, slices
 from pymc_ngvi.model.sparsity.interaction import PatternSearch
@@ -74,7 +72,7 @@ class PredictorHessian:
             direction = eta.type("direction")
             [product] = simplify([graph.hessian_product(grad, eta, direction)])
             draws, directions, along = graph.over_draws_and_directions(product, eta, direction)
-            points, values = graph.over_draws([var.ravel() for var in self._found], theta)
+            points, [values] = graph.over_draws([pt.concatenate([var.ravel() for var in self._found])], theta)
         self._function = compile_([draws, directions], along)
         self._evaluate = compile_([points], values)
         self._widest = cost.estimate([inner, grad]).widest
@@ -109,16 +107,9 @@ class PredictorHessian:
 
     def _linear_map(self) -> LinearMap:
         dependences, n_dim = Dependences(self._facts, self._theta), self._theta.type.shape[0]
-
-        def evaluate(k: int, theta: Array) -> Array:
-            return np.asarray(self._evaluate(theta)[k])
-
-        return stacked(
-            [
-                LinearMap.of(functools.partial(evaluate, k), dependences.of(var), n_dim)
-                for k, var in enumerate(self._found)
-            ]
-        )
+        sets, indices = joined([dependences.of(var) for var in self._found])
+        of_all = Dependence(sets, np.concatenate([index.ravel() for index in indices]))
+        return LinearMap.of(lambda theta: np.asarray(self._evaluate(theta)), of_all, n_dim)
 
     def _now(self) -> list[object]:
         return [var.get_value(borrow=True) for var in self._shared]

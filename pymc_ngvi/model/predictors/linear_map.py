@@ -1,6 +1,6 @@
 """Affine functions of theta as numbers: an offset, and a matrix of dense columns and sparse ones."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -157,22 +157,6 @@ def _colours(sets: sparse.csr_array) -> NDArray[np.intp]:
         taken[near[(near >= 0) & (near <= len(near))]] = True
         colours[column] = int(np.argmin(taken))
     return colours
-
-
-def stacked(maps: Sequence[LinearMap]) -> LinearMap:
-    """Return the predictors of several affine functions as those of one."""
-    columns = np.unique(np.concatenate([m.columns for m in maps]))
-    dense = np.zeros((sum(len(m.offset) for m in maps), len(columns)))
-    start = 0
-    for m in maps:
-        dense[start : start + len(m.offset), np.searchsorted(columns, m.columns)] = m.dense
-        start += len(m.offset)
-    # What is sparse in one may be dense in another.
-    rest = sparse.csc_array(sparse.vstack([m.rest for m in maps]))
-    dense += rest[:, columns].toarray()
-    keep = np.ones(rest.shape[1], dtype=bool)
-    keep[columns] = False
-    return LinearMap(np.concatenate([m.offset for m in maps]), dense, columns, _with_columns(rest, keep))
 
 
 def _with_columns(matrix: sparse.sparray, keep: NDArray[np.bool_]) -> sparse.csr_array:
