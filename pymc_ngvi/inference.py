@@ -351,8 +351,7 @@ class NGVI(Inference):
             state = earlier.state(rule, problem, point, scales)
         if state is None:
             start = self._given["start"] if earlier is None else earlier.mean
-            wide = starting.large_scales(density, point, start) if problem.pushforward is None else []
-            state = starting.choose_start(rule, problem.family, point, scales, density, wide)
+            state = problem.first_state(rule, point, scales, start)
         q = problem.on_model_scale(state)
         if self._prepared is not None and type(self._prepared.q) is not type(q):
             self._prepared = None

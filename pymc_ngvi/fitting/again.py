@@ -11,7 +11,6 @@ from pymc_ngvi.fitting.problem import problem_of
 from pymc_ngvi.fitting.progress import FitProgress
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.fitting.session import FitSession, make_rule
-from pymc_ngvi.fitting.starting import choose_start, large_scales
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.model import LogDensity
 
@@ -47,9 +46,7 @@ def fitted_again(model: pm.Model, record: FitRecord, point: Array, seed: int, mo
             start = density.layout.unflatten(point)
             with few_threads(density), FitProgress(enabled=False) as progress:
                 mean, scales = problem.start(start, None)
-                wide = large_scales(density, mean, start) if problem.pushforward is None else []
-                rule = make_rule(problem.target, options, seed)
-                state = choose_start(rule, problem.family, mean, scales, density, wide)
+                state = problem.first_state(make_rule(problem.target, options, seed), mean, scales, start)
                 session = FitSession.begin(problem, state, options, seed)
                 session.run(most_iterations, progress)
                 return session.outcome()

@@ -46,6 +46,11 @@ class Problem:
         """Return the approximation of the model that a state stands for."""
         return state if self.pushforward is None else PushforwardState(state, self.pushforward)
 
+    def first_state(self, rule: Any, point: Array, scales: Sequence[Array], start: Mapping[str, Any] | None) -> Any:
+        """Return the best state to start from, about a mean and with one of some scales, as `start` returns them."""
+        large = starting.large_scales(self.density, point, start) if self.pushforward is None else []
+        return starting.choose_start(rule, self.family, point, scales, self.density, large)
+
     def start(
         self, start: Mapping[str, Any] | None, start_sigma: Mapping[str, Any] | float | None
     ) -> tuple[Array, list[Array]]:
