@@ -124,9 +124,6 @@ class NGVI(Inference):
     components : {"full", "diagonal", "sparse"}, optional
         What the components of a mixture are: Gaussians with a dense covariance, without correlations, or with a
         precision that has the sparsity of the model's Hessian. Default: as for ``family="auto"``.
-    weight_update : {"natural", "tan"}, optional
-        Of the weights of a mixture: the natural gradient (default), or the direction as printed in a paper, for
-        comparison.
 
     Raises
     ------

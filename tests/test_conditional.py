@@ -60,11 +60,31 @@ def test_mixture_is_the_inverse_fisher_information_times_the_gradient(make, n_di
 @each_target
 @each_size
 def test_mixture_agrees_with_the_code_for_mixtures(make, n_dim, n_components):
-    """The weights have the direction of the natural update; the coupling is what the printed one adds to it."""
     this, _, found = of_mixture(make, n_dim, n_components)
-    ours, printed = this.weight_step("natural"), this.weight_step("tan")
-    np.testing.assert_allclose(found.mixing, ours, rtol=1e-5, atol=5e-5)
-    np.testing.assert_allclose(found.coupling, printed - ours, rtol=1e-5, atol=5e-5)
+    np.testing.assert_allclose(found.mixing, this.weight_step, rtol=1e-5, atol=5e-5)
+
+
+@each_target
+@each_size
+def test_coupling_of_components_and_weights(make, n_dim, n_components):
+    this, _, found = of_mixture(make, n_dim, n_components)
+    expected = coupling(this.truth, this.x)
+    np.testing.assert_allclose(found.coupling, expected[:-1] - expected[-1], rtol=1e-4, atol=1e-4)
+
+
+def coupling(truth, x):
+    """Return b_c of the page on weights, with derivatives of log p - log q by finite differences."""
+    result = []
+    for (theta, weights), (mean, cov) in zip(truth.points(x), truth.gaussians(x)[1], strict=True):
+        steps = 1e-3 * np.eye(truth.n_dim)
+
+        def gradient(t, steps=steps):
+            return np.array([truth.log_ratio(x, t + s) - truth.log_ratio(x, t - s) for s in steps]) / 2e-3
+
+        g = gradient(theta) @ weights
+        h = np.array([(gradient(theta + s) - gradient(theta - s)) @ weights for s in steps]) / 2e-3
+        result.append(mean @ g + 0.5 * np.sum((cov - np.outer(mean, mean)) * h))
+    return np.array(result)
 
 
 @each_target

@@ -20,7 +20,7 @@ from pymc_ngvi.mixtures.finite.evaluation import evaluate_mixture, mixture_momen
 from pymc_ngvi.mixtures.finite.proposal import Proposal
 from pymc_ngvi.mixtures.finite.search import addition, ascend, local_component, modes
 from pymc_ngvi.mixtures.finite.splitting import join_overlapping, split
-from pymc_ngvi.mixtures.finite.weights import LEAST_LOG_WEIGHT, natural_weights, stepped
+from pymc_ngvi.mixtures.finite.weights import LEAST_LOG_WEIGHT, stepped
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.updates import natural
 
@@ -173,13 +173,6 @@ def test_callbacks_see_components_come():
     assert seen[-1] == 2
 
 
-def test_printed_weights_can_be_asked_for():
-    target = mixture_targets.target("two modes")
-    found = fit(target.build(), 1, weight_update="tan", n_components=2, **target.options)
-    assert found.q.n_components <= 2
-    assert np.isfinite(found.elbo.value)
-
-
 def test_modes_far_from_the_start_are_found_from_the_prior():
     with pm.Model() as model:
         scale = pm.LogNormal("scale", 0.0, 0.1)
@@ -288,12 +281,10 @@ def test_numbers_of_components_that_make_no_sense(value):
         fit(mixture_targets.target("banana").build(), 1, n_components=value)
 
 
-def test_components_and_weights_that_do_not_exist():
+def test_components_that_do_not_exist():
     model = mixture_targets.target("banana").build()
     with pytest.raises(ValueError, match=r"Unknown components 'dense'.*'full', 'diagonal', 'sparse'"):
         fit(model, 1, components="dense")
-    with pytest.raises(ValueError, match=r"Unknown weight_update 'lin'.*'natural', 'tan'"):
-        fit(model, 1, weight_update="lin")
     with pytest.raises(ValueError, match="components are those of family='mixture'; the family is 'full'"):
         pymc_ngvi.fit_ngvi(model=model, family="full", components="full", progressbar=False)
     with pytest.raises(ValueError, match="leave one of them out"):
@@ -429,7 +420,7 @@ def test_steps_stay_within_the_radius():
     base = sobol_draws(256, 2, np.random.default_rng(1))
     evaluation = evaluate_mixture(density, q, base, price)
     moments = mixture_moments(density, q, evaluation, price)
-    propose = Proposal(natural, natural_weights)
+    propose = Proposal(natural)
     far, near = (propose(q, evaluation, moments, 1.0, radius) for radius in (1e6, 0.05))
     for new, old in zip(near.components, q.components, strict=True):
         assert new.divergence(old) <= 0.05

@@ -14,7 +14,6 @@ import pytest
 
 from matrix import as_curvature, state_of, whitener
 from targets import NumpyTarget, logistic, poisson, random_covariance
-from test_docs import DOCS, rows, section
 from test_natural_gradients import Coordinates, gradient_of
 from test_updates import whitened_moments
 
@@ -23,14 +22,13 @@ from pymc_ngvi.estimators import gauss_newton, price
 from pymc_ngvi.families import MixtureState
 from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.families.mixture import COMPONENTS
-from pymc_ngvi.mixtures import WEIGHT_UPDATES, ComponentTarget
+from pymc_ngvi.mixtures import ComponentTarget
+from pymc_ngvi.mixtures.finite.weights import stepped
 from pymc_ngvi.updates import natural
 
 #: Nodes of an expectation in each of so many coordinates: with twice as many, no result changes by more than 2e-6 (in
 #: three coordinates, 2e-4).
 N_NODES = {1: 64, 2: 44, 3: 30}
-#: What the page on weights says of one of these mixtures.
-PAGE = DOCS / "mixture_weights.md"
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 each_target = pytest.mark.parametrize("make", [logistic, poisson])
@@ -181,9 +179,10 @@ class Case:
         )
         return np.array(rewards), moments
 
-    def weight_step(self, name):
-        """Return what an update adds to the log weights, relative to that of the last component."""
-        step = WEIGHT_UPDATES[name](self.q, *self.moments)
+    @property
+    def weight_step(self):
+        """What a step of size 1 adds to the log weights, relative to that of the last component."""
+        step = self.moments[0]
         return step[:-1] - step[-1]
 
     @functools.cached_property
@@ -241,7 +240,7 @@ def test_component_and_weight_steps_are_the_inverse_fisher_information_times_the
     this, rho = case(make, family, n_dim, n_components), 0.003
     rewards, moments = this.moments
     components = [natural(c, m, rho, False) for c, m in zip(this.q.components, moments, strict=True)]
-    log_weights = this.q.log_weights + rho * WEIGHT_UPDATES["natural"](this.q, rewards, moments)
+    log_weights = stepped(this.q.log_weights, rewards, rho)
     step = (this.truth.of(MixtureState.of(components, log_weights)) - this.x) / rho
     error = 2e-5 if n_dim < 3 else 2e-4  # fewer nodes
     np.testing.assert_allclose(step, this.direction, rtol=1e-5, atol=error * np.abs(this.direction).max())
@@ -276,66 +275,11 @@ def test_metric_is_not_that_of_the_draw_alone():
 def test_natural_steps_do_not_depend_on_the_origin_of_the_coordinates(make, family, n_dim, n_components):
     here = case(make, family, n_dim, n_components)
     there = here.shifted
-    np.testing.assert_allclose(there.weight_step("natural"), here.weight_step("natural"), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(there.weight_step, here.weight_step, rtol=1e-9, atol=1e-9)
     for c in range(n_components):
         step, other = (natural(this.q.components[c], this.moments[1][c], 0.1, True) for this in (here, there))
         np.testing.assert_allclose(other.location - 10.0, step.location, atol=1e-9)
         np.testing.assert_allclose(other.cov(), step.cov(), rtol=1e-8, atol=1e-10)
-
-
-# --- weights as printed -----------------------------------------------------------------------------------------------
-
-
-def printed(truth, x):
-    """Return R_c + b_c as printed, with derivatives of log p - log q by finite differences."""
-    _, gaussians = truth.gaussians(x)
-    result = truth.rewards(x)
-    for c, ((theta, weights), (mean, cov)) in enumerate(zip(truth.points(x), gaussians, strict=True)):
-        steps = 1e-3 * np.eye(truth.n_dim)
-
-        def gradient(t, steps=steps):
-            return np.array([truth.log_ratio(x, t + s) - truth.log_ratio(x, t - s) for s in steps]) / 2e-3
-
-        g = gradient(theta) @ weights
-        h = np.array([(gradient(theta + s) - gradient(theta - s)) @ weights for s in steps]) / 2e-3
-        # What is paired with the second derivatives: E[theta theta^T], of which a diagonal family has the diagonal.
-        second = cov - np.outer(mean, mean)
-        second = np.diag(np.diag(second)) if truth.family == "diagonal" else second
-        result[c] += mean @ g + 0.5 * np.sum(second * h)
-    return result
-
-
-@each_target
-@each_kind
-def test_weights_as_printed_have_the_printed_terms(make, family, n_dim, n_components):
-    this = case(make, family, n_dim, n_components)
-    found = WEIGHT_UPDATES["tan"](this.q, *this.moments)
-    np.testing.assert_allclose(found, printed(this.truth, this.x), rtol=1e-4, atol=1e-4)
-
-
-@each_target
-@each_kind
-def test_weights_as_printed_are_no_natural_gradient_and_depend_on_the_origin(make, family, n_dim, n_components):
-    this = case(make, family, n_dim, n_components)
-    direction, here = this.direction[-n_components + 1 :], this.weight_step("tan")
-    np.testing.assert_allclose(this.weight_step("natural"), direction, atol=2e-5 * np.abs(this.direction).max())
-    assert np.abs(here - direction).max() > 1e-3 * np.abs(this.direction).max()
-    assert np.abs(this.shifted.weight_step("tan") - here).max() > np.abs(here).max()
-
-
-def test_the_numbers_of_the_page_on_weights():
-    columns = [
-        [
-            each.direction[-1],
-            each.weight_step("natural")[0],
-            each.weight_step("tan")[0],
-            each.truth.natural_gradient(each.x, joint=False)[-1],
-        ]
-        for this in (case(logistic, "full", 2, 2), case(poisson, "full", 2, 2))
-        for each in (this, this.shifted)
-    ]
-    table = [[float(cell) for cell in row[1:]] for row in rows(section(PAGE, "Numbers"))]
-    np.testing.assert_allclose(table, np.transpose(columns), atol=0.0051)  # two decimals
 
 
 # --- the target of one component --------------------------------------------------------------------------------------

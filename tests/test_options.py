@@ -23,7 +23,6 @@ from pymc_ngvi.core.draws import BASE_DRAWS
 from pymc_ngvi.families import COMPONENTS, FAMILIES
 from pymc_ngvi.fitting import choices, registry
 from pymc_ngvi.fitting.options import AUTO, FitOptions, check_n, refuse_unknown
-from pymc_ngvi.mixtures.finite.weights import WEIGHT_UPDATES
 
 #: Every option that is refused by name, and what its error has to mention.
 REFUSED = {
@@ -56,7 +55,6 @@ OF_RULES = {
     "step_decay": 0.25,
     "window": 20,
     "n_components": 3,
-    "weight_update": "tan",
 }
 options = FitOptions
 
@@ -486,9 +484,8 @@ def test_fit_ngvi_shows_what_the_constructor_and_the_fit_take():
         (choices.StepName, registry.AXES["step"]),
         (choices.BaseDrawsName, BASE_DRAWS),
         (choices.ComponentsName, COMPONENTS),
-        (choices.WeightUpdateName, WEIGHT_UPDATES),
     ],
-    ids=["family", "update", "estimator", "step", "base draws", "components", "weights"],
+    ids=["family", "update", "estimator", "step", "base draws", "components"],
 )
 def test_the_types_of_words_are_the_words_that_are_valid(words, valid):
     assert set(get_args(words)) == set(valid)

@@ -14,7 +14,6 @@ __all__ = [
     "ReparamName",
     "StepName",
     "UpdateName",
-    "WeightUpdateName",
 ]
 
 UpdateName = Literal["natural", "natural_pd", "cholesky", "cholesky_precision", "sqrt", "euclidean"]
@@ -24,4 +23,3 @@ BaseDrawsName = Literal["sobol", "antithetic", "plain"]
 FactorName = Literal["covariance", "precision"]
 PosteriorName = Literal["auto", "gaussian", "exact"]
 ReparamName = Literal["rvb1", "rvb2", "noncentred"]
-WeightUpdateName = Literal["natural", "tan"]

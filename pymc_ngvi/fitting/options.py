@@ -22,10 +22,8 @@ from pymc_ngvi.fitting.choices import (
     ReparamName,
     StepName,
     UpdateName,
-    WeightUpdateName,
 )
 from pymc_ngvi.fitting.registry import AXES, ON_FIXED_DRAWS, RULES, Choice, choose
-from pymc_ngvi.mixtures.finite.weights import WEIGHT_UPDATES
 
 #: Coordinates of group effects relative to what the global parameters tell of them.
 REPARAMETRISATIONS = get_args(ReparamName)
@@ -86,12 +84,6 @@ def _checked_components_number(name: str, value: Any) -> int | str | None:
         raise ValueError(f"{name} should be 'auto' or a whole number of at least 1; got {value!r}.") from None
 
 
-def _checked_weight_update(name: str, value: Any) -> str | None:
-    if value is None or (isinstance(value, str) and value in WEIGHT_UPDATES):
-        return value
-    raise ValueError(f"Unknown {name} {value!r}: {suggestion(value, WEIGHT_UPDATES)}")
-
-
 def _checked_kind(name: str, value: Any) -> str | None:
     if value is None or (isinstance(value, str) and value in BASE_DRAWS):
         return value
@@ -122,7 +114,7 @@ class FitOptions:
     n_draws, max_draws, base_draws : optional
     stl : bool
     step_size, step_decay, window : optional
-    factor, blocks, reparam, n_components, components, weight_update : optional
+    factor, blocks, reparam, n_components, components : optional
     family_reason : str
         Why the family was chosen, where the user named none; the user can't give it.
 
@@ -150,7 +142,6 @@ class FitOptions:
     posterior: PosteriorName = "auto"
     n_components: int | Literal["auto"] | None = field(default=None, metadata={"check": _checked_components_number})
     components: ComponentsName | None = None
-    weight_update: WeightUpdateName | None = field(default=None, metadata={"check": _checked_weight_update})
     family_reason: str = ""
 
     def __post_init__(self) -> None:

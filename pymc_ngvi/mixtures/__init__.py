@@ -2,10 +2,9 @@
 
 from pymc_ngvi.mixtures.finite.component import ComponentTarget
 from pymc_ngvi.mixtures.finite.trust_region import TrustRegion
-from pymc_ngvi.mixtures.finite.weights import WEIGHT_UPDATES
 from pymc_ngvi.mixtures.student_t.scale_mixture import ScaleMixture
 
 #: Step rules of families that are mixtures.
 MIXTURE_STEPS: dict[str, type] = {"trust_region": TrustRegion, "scale_mixture": ScaleMixture}
 
-__all__ = ["MIXTURE_STEPS", "WEIGHT_UPDATES", "ComponentTarget", "ScaleMixture", "TrustRegion"]
+__all__ = ["MIXTURE_STEPS", "ComponentTarget", "ScaleMixture", "TrustRegion"]

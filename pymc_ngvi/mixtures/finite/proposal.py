@@ -17,7 +17,7 @@ import numpy as np
 from pymc_ngvi.core.types import Array, Moments, Update
 from pymc_ngvi.families.mixture import MixtureState
 from pymc_ngvi.mixtures.finite.evaluation import MixtureEvaluation, MixtureMoments
-from pymc_ngvi.mixtures.finite.weights import WeightUpdate, stepped
+from pymc_ngvi.mixtures.finite.weights import stepped
 
 #: Halvings of a step that leaves the trust region; a component that needs more stays where it is.
 _MAX_HALVINGS = 30
@@ -31,11 +31,9 @@ class Proposal:
     ----------
     update : Update
         Of the components.
-    weight_update : WeightUpdate
     """
 
     update: Update
-    weight_update: WeightUpdate
 
     def __call__(
         self,
@@ -61,8 +59,7 @@ class Proposal:
             self._moved(component, part, step_size, radius)
             for component, part in zip(q.components, moments.parts, strict=True)
         )
-        direction = self.weight_update(q, evaluation.rewards, moments.parts)
-        return MixtureState(_weights_within(q.log_weights, direction, step_size, radius), components)
+        return MixtureState(_weights_within(q.log_weights, evaluation.rewards, step_size, radius), components)
 
     def _moved(self, component: Any, moments: Moments, step_size: float, radius: float) -> Any:
         rho = step_size

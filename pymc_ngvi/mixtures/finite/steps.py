@@ -16,7 +16,6 @@ from pymc_ngvi.mixtures.finite.evaluation import (
     mixture_moments,
 )
 from pymc_ngvi.mixtures.finite.proposal import Proposal
-from pymc_ngvi.mixtures.finite.weights import WEIGHT_UPDATES
 from pymc_ngvi.steps.schedule.base import FEW_DRAWS, Schedule
 from pymc_ngvi.steps.schedule.belief import Belief
 from pymc_ngvi.steps.schedule.linesearch import Failure
@@ -76,17 +75,16 @@ class MixtureSchedule(Schedule[MixtureSteps, MixtureState, MixtureEvaluation]):
     ----------
     *args, **options
         Of `Schedule`; the update is applied to each component, and numbers of draws are those of each.
-    weight_update : str
     """
 
     default_draws = (16, 128)
     max_idle = 40  # a candidate may go down
 
-    def __init__(self, *args: Any, weight_update: str, **options: Any) -> None:
+    def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._max_draws = self._n_draws << int(np.log2(self._max_draws // self._n_draws))
         self.few_draws = min(FEW_DRAWS, self._max_draws)
-        self._propose = Proposal(self._update, WEIGHT_UPDATES[weight_update])
+        self._propose = Proposal(self._update)
 
     @property
     def draws_at_end(self) -> int:

@@ -64,13 +64,12 @@ class TrustRegion:
         Draws of each component in the first and in the largest set: 16 and 128, powers of 2 where quasi-random.
     base_draws : {"sobol", "antithetic", "plain"}
     n_components : int or "auto", default "auto"
-    weight_update : {"natural", "tan"}, default "natural"
     **options
         Others of `Schedule`.
     """
 
     #: Options that the rule takes, for the messages that refuse others.
-    takes: ClassVar[frozenset[str]] = Schedule.takes | {"n_components", "weight_update"}
+    takes: ClassVar[frozenset[str]] = Schedule.takes | {"n_components"}
 
     def __init__(
         self,
@@ -84,7 +83,6 @@ class TrustRegion:
         max_draws: int | None = None,
         base_draws: str = "sobol",
         n_components: int | str = "auto",
-        weight_update: str = "natural",
         **options: Any,
     ) -> None:
         self._target, self._seed, self._worth = target, seed, tol
@@ -92,7 +90,7 @@ class TrustRegion:
         self._n_components = _MOST if n_components == "auto" else int(n_components)
         parts = (target, update, estimator)
         options |= {"seed": seed, "tol": tol, "n_draws": n_draws, "base_draws": base_draws}
-        self._steps = MixtureSchedule(*parts, max_draws=max_draws, weight_update=weight_update, **options)
+        self._steps = MixtureSchedule(*parts, max_draws=max_draws, **options)
         # What the Gaussian lacks by the noise of few draws, the mixture that begins from it makes good.
         most = max_draws or (None if self._n_components == 1 else max(_GAUSSIAN_DRAWS, n_draws or 0))
         self._gaussian = Adaptive(*parts, max_draws=most, **options)
