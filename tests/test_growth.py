@@ -39,10 +39,10 @@ def unidentified(prior=lambda name: pm.Flat(name)):
     pm.Normal("y", prior("a") + prior("b"), 1.0, observed=Y)
 
 
-def fitted(make, seed):
+def fitted(make, seed, **options):
     with pm.Model() as model:
         make()
-    return pymc_ngvi.fit_ngvi(model=model, random_seed=seed, posterior="gaussian", **QUIET)
+    return pymc_ngvi.fit_ngvi(model=model, random_seed=seed, posterior="gaussian", **QUIET, **options)
 
 
 @two_seeds
@@ -60,6 +60,11 @@ def test_what_keeps_growing_is_named_with_a_cure(make, named, seed):
     assert approx.record.n_iterations <= 120
     assert approx.record.growing
     assert set(approx.record.growing) <= named
+
+
+def test_the_gaussian_that_a_student_t_begins_from_names_it_too():
+    with pytest.warns(ConvergenceWarning, match=r"unbounded.*standard deviation of `x` keeps growing"):
+        assert fitted(flat, 1, family="student_t").status is Status.UNBOUNDED
 
 
 def proper_separated():

@@ -54,7 +54,16 @@ class VariationalState(Protocol):
         ...
 
 
-class GaussianState(VariationalState, Whitener, Protocol):
+class FittedState(VariationalState, Protocol):
+    """A q that step rules move, in the coordinates of a `Density`."""
+
+    @property
+    def globals_(self) -> NDArray[np.intp] | None:
+        """Coordinates that are global parameters, judged apart from group effects; None where unknown."""
+        ...
+
+
+class GaussianState(FittedState, Whitener, Protocol):
     """A Gaussian q that can whiten: what estimators and updates work with.
 
     Beside the mean it holds a *factor*: of the covariance (``factor_sign`` 1; the whitener C is the factor itself) or
@@ -68,11 +77,6 @@ class GaussianState(VariationalState, Whitener, Protocol):
     @property
     def exact_metric(self) -> bool:
         """Whether the Fisher information is the curvature of the ELBO at the optimum for every Gaussian target."""
-        ...
-
-    @property
-    def globals_(self) -> NDArray[np.intp] | None:
-        """Coordinates that are global parameters, judged apart from group effects; None where unknown."""
         ...
 
     @property

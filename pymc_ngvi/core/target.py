@@ -95,11 +95,8 @@ class MatrixHessian(MeanHessian):
         return result
 
 
-class Target(Protocol):
-    """What a fit needs of a model: a log density on the flat unconstrained vector."""
-
-    n_gradients: int
-    n_hessians: int
+class Density(Protocol):
+    """A log density on the flat unconstrained vector: what estimators evaluate, and steps on fixed draws need."""
 
     @property
     def n_dim(self) -> int:
@@ -111,17 +108,24 @@ class Target(Protocol):
         """Whether log p has second derivatives that can be evaluated."""
         ...
 
-    @property
-    def has_minibatch(self) -> bool:
-        """Whether log p is that of a random part of the data, the same until `next_batch`."""
-        ...
-
     def logp_grad(self, theta: Array) -> tuple[Array, Array]:
         """Return log p, (n_draws,), and its gradient, (n_draws, n_dim)."""
         ...
 
     def mean_hessian(self, theta: Array) -> MeanHessian:
         """Return the mean of hess log p over draws, (n_draws, n_dim), to be evaluated."""
+        ...
+
+
+class Target(Density, Protocol):
+    """What a fit needs of a model: its log density, which counts evaluations and may read minibatches."""
+
+    n_gradients: int
+    n_hessians: int
+
+    @property
+    def has_minibatch(self) -> bool:
+        """Whether log p is that of a random part of the data, the same until `next_batch`."""
         ...
 
     def next_batch(self, rng: np.random.Generator) -> None:

@@ -7,11 +7,16 @@ curvature A = -C^T E_q[hess log p] C. At the optimum they are 0 and the identity
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from numpy.typing import NDArray
 
 from pymc_ngvi.core.moments import Moments, PathMoments
-from pymc_ngvi.core.states import ComponentState, GaussianState, VariationalState
-from pymc_ngvi.core.target import GaussNewtonTarget, MatrixHessian, MeanHessian, Target, Whitener
+from pymc_ngvi.core.states import ComponentState, FittedState, GaussianState, VariationalState
+from pymc_ngvi.core.status import Status
+from pymc_ngvi.core.target import Density, GaussNewtonTarget, MatrixHessian, MeanHessian, Target, Whitener
 from pymc_ngvi.core.values import Array, Assessment, BaseDraws, Evaluation, Outer, Parameters
 
 __all__ = [
@@ -19,9 +24,11 @@ __all__ = [
     "Assessment",
     "BaseDraws",
     "ComponentState",
+    "Density",
     "Direction",
     "Estimator",
     "Evaluation",
+    "FittedState",
     "GaussNewtonTarget",
     "GaussianState",
     "MatrixHessian",
@@ -30,6 +37,9 @@ __all__ = [
     "Outer",
     "Parameters",
     "PathMoments",
+    "Rule",
+    "RuleState",
+    "StepRule",
     "Target",
     "Update",
     "VariationalState",
@@ -45,22 +55,22 @@ class Estimator(Protocol):
         """Whether moments take second derivatives of log p."""
         ...
 
-    def evaluate(self, target: Target, state: VariationalState, base: BaseDraws) -> Evaluation:
+    def evaluate(self, target: Density, state: VariationalState, base: BaseDraws) -> Evaluation:
         """Return log p, its gradient and the ELBO of a state."""
         ...
 
-    def evaluate_each(self, target: Target, states: Sequence[VariationalState], base: BaseDraws) -> list[Evaluation]:
+    def evaluate_each(self, target: Density, states: Sequence[VariationalState], base: BaseDraws) -> list[Evaluation]:
         """Return those of several states, all from the same base draws."""
         ...
 
     def moments(
-        self, target: Target, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+        self, target: Density, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
     ) -> Moments:
         """Return the whitened moments of a `GaussianState`.
 
         Parameters
         ----------
-        target : Target
+        target : Density
         state : GaussianState
         base : BaseDraws
             The draws of ``evaluation``; the scatter between its replicates gives the Monte Carlo errors.
@@ -103,3 +113,111 @@ class Direction(Protocol):
     def __call__(self, state: GaussianState, moments: Moments) -> Parameters:
         """Return the direction at a state."""
         ...
+
+
+class RuleState(Protocol):
+    """What one iteration of a step rule hands to the next: as much of it as is read by others."""
+
+    @property
+    def q(self) -> VariationalState:
+        """The approximation if the fit ended here."""
+        ...
+
+    @property
+    def elbo(self) -> float:
+        """ELBO on the current draws."""
+        ...
+
+    @property
+    def gap(self) -> float:
+        """Nats of ELBO still to be gained, estimated; NaN where unknown."""
+        ...
+
+    @property
+    def n_draws(self) -> int:
+        """Draws in use."""
+        ...
+
+    @property
+    def step_size(self) -> float:
+        """The last step size."""
+        ...
+
+    @property
+    def n_dropped(self) -> int:
+        """Draws left out so far because log p or its gradient was not finite."""
+        ...
+
+    @property
+    def growing(self) -> NDArray[np.intp]:
+        """Coordinates whose standard deviations grow without end, those that grew most first."""
+        ...
+
+
+class StepRule[Q, S: RuleState](Protocol):
+    """How far to go, and when to stop: moves an approximation Q, and hands a `RuleState` S to itself.
+
+    Parameters
+    ----------
+    target : Target
+    update, estimator : callable
+        Rows of the registries.
+    direction : callable, optional
+        Of the update, for rules that move the coordinates of mean and factor.
+    seed : int
+        Of the base draws, and of minibatches.
+    tol : float
+        Nats of ELBO that a converged fit may lack.
+    stl : bool
+        Sticking the landing.
+    **options
+        Those that it takes.
+    """
+
+    #: Options that the rule takes, for the messages that refuse others.
+    takes: ClassVar[frozenset[str]]
+
+    def __init__(
+        self,
+        target: Target,
+        update: Update,
+        estimator: Estimator,
+        *,
+        direction: Direction | None,
+        seed: int,
+        tol: float,
+        stl: bool,
+        **options: object,
+    ) -> None: ...
+
+    def first_evaluation(self, q: Q) -> Evaluation:
+        """Evaluate a starting state on the draws that serve to compare such states."""
+        ...
+
+    def init(self, q: Q) -> S:
+        """Return the state before the first iteration."""
+        ...
+
+    def step(self, state: S) -> S:
+        """Return the state after one more iteration; the given one is not modified."""
+        ...
+
+    def terminate(self, state: S) -> Status | None:
+        """Return why to stop, or None to go on."""
+        ...
+
+    def assess(self, state: S) -> Assessment:
+        """Evaluate a state on draws that had no part in reaching it."""
+        ...
+
+    def conclude(self, status: Status, assessment: Assessment) -> Status:
+        """Return the status in the light of what was measured at the end."""
+        ...
+
+    def reopen(self, state: S) -> S:
+        """Return a state in which a fit that ended may try again."""
+        ...
+
+
+#: Any of them: only the options of a fit tell which rule goes with which approximation.
+type Rule = StepRule[Any, Any]

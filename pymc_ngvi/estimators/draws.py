@@ -5,7 +5,7 @@ from typing import cast
 
 import numpy as np
 
-from pymc_ngvi.core.types import Array, BaseDraws, Evaluation, GaussianState, Target, VariationalState
+from pymc_ngvi.core.types import Array, BaseDraws, Density, Evaluation, GaussianState, VariationalState
 
 
 class AtDraws:
@@ -13,13 +13,13 @@ class AtDraws:
 
     uses_hessians = False
 
-    def evaluate(self, target: Target, state: VariationalState, base: BaseDraws) -> Evaluation:
+    def evaluate(self, target: Density, state: VariationalState, base: BaseDraws) -> Evaluation:
         """Evaluate log p and its gradient at the draws of a state."""
         theta = state.draws(base.z)
         logp, grad = target.logp_grad(theta)
         return _evaluation(state, theta, logp, grad)
 
-    def evaluate_each(self, target: Target, states: Sequence[VariationalState], base: BaseDraws) -> list[Evaluation]:
+    def evaluate_each(self, target: Density, states: Sequence[VariationalState], base: BaseDraws) -> list[Evaluation]:
         """Evaluate log p and its gradient at the draws of several states, in one batch."""
         thetas = [state.draws(base.z) for state in states]
         logp, grad = target.logp_grad(np.concatenate(thetas))

@@ -11,7 +11,7 @@ References
    complex models. ISITA. https://doi.org/10.23919/ISITA.2018.8664326
 """
 
-from pymc_ngvi.core.types import Array, BaseDraws, Evaluation, GaussianState, GaussNewtonTarget, Moments, Target
+from pymc_ngvi.core.types import Array, BaseDraws, Density, Evaluation, GaussianState, GaussNewtonTarget, Moments
 from pymc_ngvi.estimators.draws import AtDraws
 from pymc_ngvi.estimators.summary import by_replicate
 
@@ -22,7 +22,7 @@ class GaussNewton(AtDraws):
     uses_hessians = True
 
     def moments(
-        self, target: Target, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+        self, target: Density, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
     ) -> Moments:
         """Estimate the whitened gradient, and the diagonal of the curvature.
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from pymc_ngvi.core.linalg import cholesky, solve_lower, symmetrise
-from pymc_ngvi.core.types import Array, GaussianState, Moments, Target
+from pymc_ngvi.core.types import Array, Density, GaussianState, Moments
 from pymc_ngvi.estimators.summary import gap_of
 
 #: Draws that the curvature is averaged over, and dimensions beyond which it is left alone.
@@ -18,12 +18,12 @@ _N_DRAWS, _MAX_DIM = 16, 2_000
 SEEN = 0.1
 
 
-def in_full_metric(target: Target, q: GaussianState, theta: Array, moments: Moments) -> Moments | None:
+def in_full_metric(target: Density, q: GaussianState, theta: Array, moments: Moments) -> Moments | None:
     """Return moments whose gap, floor and floor_sd count errors of the mean by the full curvature of log p.
 
     Parameters
     ----------
-    target : Target
+    target : Density
     q : GaussianState
     theta : ndarray, shape (n_draws, n_dim)
         Draws of q, all finite.
@@ -45,7 +45,7 @@ def in_full_metric(target: Target, q: GaussianState, theta: Array, moments: Mome
     return replace(moments, gap=gap, floor=floor, floor_sd=floor_sd)
 
 
-def _full_curvature_factor(target: Target, q: GaussianState, theta: Array) -> Array | None:
+def _full_curvature_factor(target: Density, q: GaussianState, theta: Array) -> Array | None:
     """Return the Cholesky factor of the dense whitened curvature."""
     if not target.has_hessian or q.n_dim > _MAX_DIM:
         return None

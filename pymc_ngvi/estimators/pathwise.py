@@ -12,7 +12,7 @@ References
    https://proceedings.mlr.press/v32/titsias14.html
 """
 
-from pymc_ngvi.core.types import BaseDraws, Evaluation, GaussianState, Moments, Target
+from pymc_ngvi.core.types import BaseDraws, Density, Evaluation, GaussianState, Moments
 from pymc_ngvi.estimators.draws import AtDraws
 from pymc_ngvi.estimators.path import from_gradients
 
@@ -21,7 +21,7 @@ class Pathwise(AtDraws):
     """Draws are differentiated through the Cholesky factor; the target is not evaluated again."""
 
     def moments(
-        self, target: Target, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+        self, target: Density, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
     ) -> Moments:
         """Estimate whitened gradient and curvature from gradients alone."""
         return from_gradients(state.outer, state, base, evaluation, stl=stl)

@@ -10,7 +10,7 @@ References
    https://doi.org/10.1162/neco.2008.08-07-592
 """
 
-from pymc_ngvi.core.types import BaseDraws, Evaluation, GaussianState, Moments, Target
+from pymc_ngvi.core.types import BaseDraws, Density, Evaluation, GaussianState, Moments
 from pymc_ngvi.estimators.draws import AtDraws
 from pymc_ngvi.estimators.summary import by_replicate
 
@@ -21,7 +21,7 @@ class Price(AtDraws):
     uses_hessians = True
 
     def moments(
-        self, target: Target, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+        self, target: Density, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
     ) -> Moments:
         """Estimate whitened gradient and curvature with the mean Hessian at the draws.
 

@@ -12,7 +12,7 @@ References
 
 import numpy as np
 
-from pymc_ngvi.core.types import Array, BaseDraws, Evaluation, GaussianState, Moments, Outer, Target
+from pymc_ngvi.core.types import Array, BaseDraws, Density, Evaluation, GaussianState, Moments, Outer
 from pymc_ngvi.estimators.draws import AtDraws
 from pymc_ngvi.estimators.path import from_gradients
 
@@ -21,7 +21,7 @@ class Stein(AtDraws):
     """Products of gradients and base draws, symmetrised; the target is not evaluated again."""
 
     def moments(
-        self, target: Target, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
+        self, target: Density, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
     ) -> Moments:
         """Estimate whitened gradient and curvature from gradients alone."""
         return from_gradients(_symmetric, state, base, evaluation, stl=stl)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core import linalg
-from pymc_ngvi.core.types import Array, MatrixHessian, VariationalState
+from pymc_ngvi.core.types import Array, MatrixHessian, Rule, VariationalState
 from pymc_ngvi.families import MixtureState, SparseState, StudentTState
 from pymc_ngvi.fitting.problem import Problem
 from pymc_ngvi.model import Layout, LogDensity
@@ -84,13 +84,13 @@ class Earlier:
         ours, theirs = (np.concatenate(part) for part in index)
         return cls(q, {n: mean[old[n].where].reshape(old[n].shape) for n in shared}, ours, theirs)
 
-    def state(self, rule: Any, problem: Problem, point: Array, scales: Sequence[Array]) -> VariationalState | None:
+    def state(self, rule: Rule, problem: Problem, point: Array, scales: Sequence[Array]) -> VariationalState | None:
         """Return the start with the best ELBO on the first draws; None where log p is not finite at all of them.
 
         Parameters
         ----------
-        rule : object
-            Step rule: evaluates starts.
+        rule : StepRule
+            Evaluates starts.
         problem : Problem
         point : ndarray, shape (n_dim,)
             Mean, in the coordinates of the problem.

@@ -1,55 +1,12 @@
-"""The loop: knows a step rule by its verbs init, step, terminate, and nothing of families or models."""
+"""The loop: knows a step rule by its verbs, and nothing of families or models."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
 from pymc_ngvi.core.history import History
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array
-
-
-class RuleState(Protocol):
-    """What the loop reads of a step rule's state."""
-
-    q: Any
-
-    @property
-    def elbo(self) -> float:
-        """ELBO on the current draws."""
-        ...
-
-    @property
-    def gap(self) -> float:
-        """Nats of ELBO still to be gained, estimated."""
-        ...
-
-    @property
-    def n_draws(self) -> int:
-        """Draws in use."""
-        ...
-
-    @property
-    def step_size(self) -> float:
-        """The last step size."""
-        ...
-
-
-class StepRule(Protocol):
-    """How far to go, and when to stop."""
-
-    def init(self, q: Any) -> Any:
-        """Return the state before the first iteration."""
-        ...
-
-    def step(self, state: Any) -> Any:
-        """Return the state after one more iteration; the given one is not modified."""
-        ...
-
-    def terminate(self, state: Any) -> Status | None:
-        """Return why to stop, or None to go on."""
-        ...
+from pymc_ngvi.core.types import Array, Rule, RuleState, VariationalState
 
 
 @stored("loop.state")
@@ -65,7 +22,7 @@ class LoopState:
         -ELBO and estimated gap after each iteration, on the draws then in use.
     """
 
-    rule: Any
+    rule: RuleState
     status: Status
     history: History
 
@@ -89,12 +46,12 @@ class LoopState:
 Observer = Callable[[LoopState], None]
 
 
-def start(rule: StepRule, q: Any) -> LoopState:
+def start(rule: Rule, q: VariationalState) -> LoopState:
     """Return the state before the first iteration."""
     return LoopState(rule.init(q), Status.NOT_STARTED, History())
 
 
-def run(rule: StepRule, state: LoopState, n: int, observe: Observer) -> LoopState:
+def run(rule: Rule, state: LoopState, n: int, observe: Observer) -> LoopState:
     """Run up to ``n`` more iterations.
 
     Parameters
@@ -129,7 +86,7 @@ def run(rule: StepRule, state: LoopState, n: int, observe: Observer) -> LoopStat
     return replace(state, status=status or Status.MAX_ITERATIONS)
 
 
-def reopen(rule: Any, state: LoopState) -> LoopState:
+def reopen(rule: Rule, state: LoopState) -> LoopState:
     """Return a state from which a fit that stopped by itself may go on, if the rule's options allow."""
     if state.status is Status.CONVERGED and rule.terminate(state.rule) is Status.CONVERGED:
         return state
@@ -138,7 +95,7 @@ def reopen(rule: Any, state: LoopState) -> LoopState:
     return state
 
 
-def settled(rule: Any, state: LoopState) -> LoopState:
+def settled(rule: Rule, state: LoopState) -> LoopState:
     """Return a state that was kept while the fit was under way with the status that the loop would have seen next."""
     if state.status is Status.RUNNING and (status := rule.terminate(state.rule)) is not None:
         return replace(state, status=status)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.linalg import check_memory
-from pymc_ngvi.core.types import Array, Target, VariationalState
+from pymc_ngvi.core.types import Array, Rule, Target, VariationalState
 from pymc_ngvi.families import FAMILIES, Family
 from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.families.dissection import find_structure
@@ -46,7 +46,9 @@ class Problem:
         """Return the approximation of the model that a state stands for."""
         return state if self.pushforward is None else PushforwardState(state, self.pushforward)
 
-    def first_state(self, rule: Any, point: Array, scales: Sequence[Array], start: Mapping[str, Any] | None) -> Any:
+    def first_state(
+        self, rule: Rule, point: Array, scales: Sequence[Array], start: Mapping[str, Any] | None
+    ) -> VariationalState:
         """Return the best state to start from, about a mean and with one of some scales, as `start` returns them."""
         large = starting.large_scales(self.density, point, start) if self.pushforward is None else []
         return starting.choose_start(rule, self.family, point, scales, self.density, large)

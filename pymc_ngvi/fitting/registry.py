@@ -12,6 +12,7 @@ from typing import Any
 
 from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Rule
 from pymc_ngvi.estimators import ESTIMATORS
 from pymc_ngvi.families import FAMILIES, traits_of
 from pymc_ngvi.mixtures import MIXTURE_STEPS
@@ -19,7 +20,7 @@ from pymc_ngvi.steps import STEPS
 from pymc_ngvi.updates import UPDATES
 
 #: Step rules, those that a family implies among them.
-RULES: dict[str, Any] = {**STEPS, **MIXTURE_STEPS}
+RULES: dict[str, type[Rule]] = {**STEPS, **MIXTURE_STEPS}
 
 #: What users name.
 AXES: dict[str, Mapping[str, Any]] = {

@@ -7,7 +7,7 @@ begins. The better of both is kept.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.status import StartError
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, Rule, VariationalState
+from pymc_ngvi.families import Maker
 from pymc_ngvi.fitting.starting import choose_start
 from pymc_ngvi.model import LogDensity
 
@@ -49,14 +50,14 @@ class Place(NamedTuple):
 
     Parameters
     ----------
-    state : GaussianState
+    state : VariationalState
     unused : tuple of str
         Labels of the parameters that the first fit left at their prior.
     n_prior : int
         Draws of the prior that were looked at.
     """
 
-    state: Any
+    state: VariationalState
     unused: tuple[str, ...]
     n_prior: int
 
@@ -77,7 +78,8 @@ class SecondStart:
     Parameters
     ----------
     density : LogDensity
-    rule, family : object
+    rule : StepRule
+    family : Family
         Of the first fit.
     scales : list of ndarray, shape (n_dim,)
         Standard deviations to choose among.
@@ -86,17 +88,17 @@ class SecondStart:
     """
 
     density: LogDensity
-    rule: Any
-    family: Any
+    rule: Rule
+    family: Maker
     scales: list[Array]
     seed: int
 
-    def after(self, q: Any, elbo: float) -> Place | None:
+    def after(self, q: VariationalState, elbo: float) -> Place | None:
         """Return where to begin once more; None if there is no need.
 
         Parameters
         ----------
-        q : GaussianState
+        q : VariationalState
             Of the first fit.
         elbo : float
         """
@@ -132,7 +134,7 @@ def _affordable(seconds: float, least: int, most: int) -> int:
     return max(int(_SECONDS / max(seconds, _SECONDS / most)), least)
 
 
-def at_prior(q: Any, prior: Array) -> NDArray[np.intp]:
+def at_prior(q: VariationalState, prior: Array) -> NDArray[np.intp]:
     """Return the coordinates whose distribution in q is about that of draws of the prior, (n_draws, n_dim)."""
     if len(prior) < _LEAST_PRIOR:
         return np.empty(0, dtype=np.intp)
@@ -148,7 +150,7 @@ def _centre_and_scale(prior: Array) -> tuple[Array, Array]:
     return centre, np.maximum((upper - lower) / (2.0 * _QUARTILE), 1e-12)
 
 
-def best_mode(density: Any, prior: Array) -> tuple[Array, float, Array]:
+def best_mode(density: LogDensity, prior: Array) -> tuple[Array, float, Array]:
     """Return the mode with most mass that the best draws of the prior climb to, and the log of that mass.
 
     Parameters
@@ -178,7 +180,7 @@ def best_mode(density: Any, prior: Array) -> tuple[Array, float, Array]:
     return points[most], float(masses[most]), sds[most]
 
 
-def climbed(density: Any, points: Array, scale: Array) -> tuple[Array, Array, Array]:
+def climbed(density: LogDensity, points: Array, scale: Array) -> tuple[Array, Array, Array]:
     """Climb log p from several points at once, by Newton steps with the absolute values of the curvatures.
 
     Parameters
@@ -201,8 +203,8 @@ def climbed(density: Any, points: Array, scale: Array) -> tuple[Array, Array, Ar
     logp = np.where(active, logp, -np.inf)
     direction, size, turn = np.zeros_like(x), np.ones(len(x)), active.copy()
     for _ in range(_N_STEPS):
-        rows = active & turn
-        direction[rows] = _newton_steps(density, x[rows], grad[rows], scale)
+        turning = active & turn
+        direction[turning] = _newton_steps(density, x[turning], grad[turning], scale)
         rows = np.flatnonzero(active)
         if not len(rows):
             break
@@ -221,7 +223,7 @@ def climbed(density: Any, points: Array, scale: Array) -> tuple[Array, Array, Ar
     return x, logp, grad
 
 
-def _newton_steps(density: Any, points: Array, grad: Array, scale: Array) -> Array:
+def _newton_steps(density: LogDensity, points: Array, grad: Array, scale: Array) -> Array:
     """Return a step for each point, (n_points, n_dim): along the gradient where there are no curvatures."""
     curvatures, _ = _curvatures(density, points, grad, np.broadcast_to(scale, points.shape))
     values, vectors = np.linalg.eigh(curvatures)
@@ -233,7 +235,7 @@ def _newton_steps(density: Any, points: Array, grad: Array, scale: Array) -> Arr
     return result
 
 
-def _log_masses(density: Any, points: Array, logp: Array, grad: Array, scale: Array) -> tuple[Array, Array]:
+def _log_masses(density: LogDensity, points: Array, logp: Array, grad: Array, scale: Array) -> tuple[Array, Array]:
     """Return the log of the mass about each mode by Laplace's method, and standard deviations given all others.
 
     The mass is -inf where there is no mode.
@@ -252,7 +254,7 @@ def _log_masses(density: Any, points: Array, logp: Array, grad: Array, scale: Ar
     return masses, sds
 
 
-def _curvatures(density: Any, points: Array, grad: Array, scales: Array) -> tuple[Array, NDArray[np.bool_]]:
+def _curvatures(density: LogDensity, points: Array, grad: Array, scales: Array) -> tuple[Array, NDArray[np.bool_]]:
     """Return minus the Hessian at each point, in its scales, from differences of gradients; 1 where not finite."""
     n_points, n_dim = points.shape
     if not n_points:

@@ -5,7 +5,7 @@ import logging
 import time
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from rich.theme import Theme
 
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.status import Status
-from pymc_ngvi.core.types import Array, Assessment, GaussianState, Target, VariationalState
+from pymc_ngvi.core.types import Array, Assessment, Rule, Target, VariationalState
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.memory import memory_of, remember
 from pymc_ngvi.fitting.options import FitOptions, check_n
@@ -47,11 +47,11 @@ class _Begun(NamedTuple):
     """A problem, what takes its steps, and where these have led."""
 
     problem: Problem
-    rule: Any
+    rule: Rule
     state: loop.LoopState
 
     @classmethod
-    def at(cls, problem: Problem, options: FitOptions, seed: int, q: GaussianState) -> "_Begun":
+    def at(cls, problem: Problem, options: FitOptions, seed: int, q: VariationalState) -> "_Begun":
         """Begin from a state, or from its mean and standard deviations where the Hessian turns out to be wider."""
         rule = make_rule(problem.target, options, seed)
         try:
@@ -60,7 +60,7 @@ class _Begun(NamedTuple):
             return cls.wider(problem.density, options, seed, q)
 
     @classmethod
-    def wider(cls, density: LogDensity, options: FitOptions, seed: int, q: GaussianState) -> "_Begun":
+    def wider(cls, density: LogDensity, options: FitOptions, seed: int, q: VariationalState) -> "_Begun":
         """Begin again from where a state is, for a Hessian that has turned out to have more entries than it seemed."""
         for _ in range(_MAX_WIDENED):
             logger.info("The Hessian of log p has entries that its structure left out: q gets them, too.")
@@ -116,7 +116,7 @@ class FitSession:
     def begin(
         cls,
         problem: Problem,
-        q: GaussianState,
+        q: VariationalState,
         options: FitOptions,
         seed: int,
         *,
@@ -131,7 +131,7 @@ class FitSession:
         ----------
         problem : Problem
             What is fitted.
-        q : GaussianState
+        q : VariationalState
             The start, in the coordinates of the problem.
         options, seed, score, observer, second_start
             As of the class.
@@ -266,7 +266,7 @@ class FitSession:
         status = self._rule.conclude(self._state.status, assessment)
         self._state = dataclasses.replace(self._state, status=status)
 
-    def _widen(self, q: GaussianState) -> None:
+    def _widen(self, q: VariationalState) -> None:
         """Begin again from where a state is, with the entries of the Hessian that were left out."""
         self._problem, self._rule, self._state = _Begun.wider(self._problem.density, self._options, self._seed, q)
 
@@ -290,7 +290,7 @@ class FitSession:
         """Return the coordinates whose standard deviations keep growing, where that ended the fit."""
         if self._state.status is not Status.UNBOUNDED:
             return ()
-        return tuple(self._problem.density.layout.label(int(i)) for i in self._state.rule.growth.coordinates())
+        return tuple(self._problem.density.layout.label(int(i)) for i in self._state.rule.growing)
 
     def _record(self) -> FitRecord:
         density, target = self._problem.density, self._problem.target
@@ -315,7 +315,7 @@ class FitSession:
         )
 
 
-def make_rule(target: Target, options: FitOptions, seed: int) -> Any:
+def make_rule(target: Target, options: FitOptions, seed: int) -> Rule:
     """Return the step rule that the options name."""
     choice = options.choice
     return RULES[choice.step](

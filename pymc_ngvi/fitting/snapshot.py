@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, Rule, RuleState
 from pymc_ngvi.fitting.loop import LoopState
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.steps.adaptive.rule import Adaptive
@@ -42,9 +42,9 @@ class Snapshot:
     memory: dict[str, object]
 
 
-def thinned(rule: Adaptive, state: object) -> object:
+def thinned(rule: Rule, state: RuleState) -> RuleState:
     """Return a state without its base draws and the draws of q, if the rule makes the same bits again."""
-    if not isinstance(state, AdaptiveState):
+    if not (isinstance(rule, Adaptive) and isinstance(state, AdaptiveState)):
         return state
     base, theta = state.base, state.evaluation.theta
     again = rule.base_draws(state.level, base.n_draws, state.q)
@@ -57,9 +57,9 @@ def _same(left: Array, right: Array) -> bool:
     return bool(np.array_equal(left, right)) and left.flags.f_contiguous == right.flags.f_contiguous
 
 
-def filled(rule: Adaptive, state: object) -> object:
+def filled(rule: Rule, state: RuleState) -> RuleState:
     """Return a state as it was before `thinned`."""
-    if not isinstance(state, AdaptiveState) or len(state.base.z):
+    if not (isinstance(rule, Adaptive) and isinstance(state, AdaptiveState)) or len(state.base.z):
         return state
     base = rule.base_draws(state.level, len(state.evaluation.logp), state.q)
     return replace(state, base=base, evaluation=replace(state.evaluation, theta=state.q.draws(base.z)))

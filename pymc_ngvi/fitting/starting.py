@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.core.status import StartError
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, Rule, VariationalState
+from pymc_ngvi.families import Maker
 from pymc_ngvi.model import LogDensity, without_c
 from pymc_ngvi.model.initial import initial_point_function
 from pymc_ngvi.model.layout import Variable
@@ -132,21 +133,20 @@ def large_scales(density: LogDensity, point: Array, start: Mapping[str, Any] | N
 
 
 def choose_start(
-    rule: Any,
-    family: Any,
+    rule: Rule,
+    family: Maker,
     point: Array,
     scales: Sequence[Array],
     density: LogDensity,
     wide: Sequence[NDArray[np.intp]] = (),
-) -> Any:
+) -> VariationalState:
     """Return the starting state with the best ELBO on the first draws.
 
     Parameters
     ----------
-    rule : object
-        Step rule: evaluates starts.
-    family : object
-        Makes states.
+    rule : StepRule
+        Evaluates starts.
+    family : Family
     point : ndarray, shape (n_dim,)
     scales : sequence of ndarray, shape (n_dim,)
         To choose among.
@@ -160,7 +160,7 @@ def choose_start(
         If log p is not finite at any draw of any of them, naming the terms of the model that are not.
     """
 
-    def best_at(location: Array) -> tuple[Any, float]:
+    def best_at(location: Array) -> tuple[VariationalState | None, float]:
         best, best_elbo = None, -np.inf
         for scale in scales:
             state = family.from_scale(location, scale)

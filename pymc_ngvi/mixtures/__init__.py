@@ -1,10 +1,11 @@
 """Mixtures, finite (of Gaussians) and continuous (the Student-t), each with a step rule of its own."""
 
+from pymc_ngvi.core.types import Rule
 from pymc_ngvi.mixtures.finite.component import ComponentTarget
 from pymc_ngvi.mixtures.finite.trust_region import TrustRegion
 from pymc_ngvi.mixtures.student_t.scale_mixture import ScaleMixture
 
 #: Step rules of families that are mixtures.
-MIXTURE_STEPS: dict[str, type] = {"trust_region": TrustRegion, "scale_mixture": ScaleMixture}
+MIXTURE_STEPS: dict[str, type[Rule]] = {"trust_region": TrustRegion, "scale_mixture": ScaleMixture}
 
 __all__ = ["MIXTURE_STEPS", "ComponentTarget", "ScaleMixture", "TrustRegion"]

@@ -1,5 +1,6 @@
 """Step rules: how far to go, and when to stop. One file and one row each."""
 
+from pymc_ngvi.core.types import Rule
 from pymc_ngvi.steps.adaptive.rule import Adaptive
 from pymc_ngvi.steps.stochastic.adam import Adam
 from pymc_ngvi.steps.stochastic.constant import Constant
@@ -8,7 +9,7 @@ from pymc_ngvi.steps.stochastic.proximal import Proximal
 from pymc_ngvi.steps.stochastic.sgd import SGD
 from pymc_ngvi.steps.stochastic.snngm import SNNGM
 
-STEPS: dict[str, type] = {
+STEPS: dict[str, type[Rule]] = {
     "adaptive": Adaptive,
     "constant": Constant,
     "decay": Decay,

@@ -20,7 +20,7 @@ import numpy as np
 
 from scipy.special import logsumexp
 
-from pymc_ngvi.core.types import Array, MeanHessian, Outer, Target, Whitener
+from pymc_ngvi.core.types import Array, Density, MeanHessian, Outer, Whitener
 from pymc_ngvi.families.mixture import MixtureState
 
 
@@ -42,18 +42,18 @@ class Share(NamedTuple):
 
 
 class ComponentTarget:
-    """The log density that one component of a mixture approximates: a `Target`.
+    """The log density that one component of a mixture approximates.
 
     Parameters
     ----------
-    density : Target
+    density : Density
         log p.
     mixture : MixtureState
     index : int
         Of the component.
     """
 
-    def __init__(self, density: Target, mixture: MixtureState, index: int) -> None:
+    def __init__(self, density: Density, mixture: MixtureState, index: int) -> None:
         self._density, self._mixture, self._index = density, mixture, index
 
     @property
@@ -62,32 +62,9 @@ class ComponentTarget:
         return self._density.n_dim
 
     @property
-    def n_gradients(self) -> int:
-        """Draws at which the gradient of log p was evaluated so far."""
-        return self._density.n_gradients
-
-    @n_gradients.setter
-    def n_gradients(self, value: int) -> None:
-        self._density.n_gradients = value
-
-    @property
-    def n_hessians(self) -> int:
-        """Draws at which the Hessian of log p was evaluated so far."""
-        return self._density.n_hessians
-
-    @n_hessians.setter
-    def n_hessians(self, value: int) -> None:
-        self._density.n_hessians = value
-
-    @property
     def has_hessian(self) -> bool:
         """Whether log p has second derivatives that can be evaluated."""
         return self._density.has_hessian
-
-    @property
-    def has_minibatch(self) -> bool:
-        """Whether log p is that of a random part of the data."""
-        return self._density.has_minibatch
 
     def logp_grad(self, theta: Array) -> tuple[Array, Array]:
         """Return log p + log(q_c / q), (n_draws,), and its gradient, (n_draws, n_dim)."""
@@ -106,19 +83,6 @@ class ComponentTarget:
     def mean_hessian(self, theta: Array) -> MeanHessian:
         """Return the mean of hess (log p + log(q_c / q)) over draws of the component."""
         return _ComponentHessian(self, self._density.mean_hessian(theta), theta)
-
-    def next_batch(self, rng: np.random.Generator) -> None:
-        """Go to the next minibatch of the data."""
-        self._density.next_batch(rng)
-
-    def take_batch(self, seed: int, number: int) -> None:
-        """Go to a minibatch of passes through the data."""
-        self._density.take_batch(seed, number)
-
-    @property
-    def n_batches(self) -> int:
-        """Minibatches in one pass."""
-        return self._density.n_batches
 
     # --- pieces ---
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array, BaseDraws, Estimator, Evaluation, Moments, Target
+from pymc_ngvi.core.types import Array, BaseDraws, Density, Estimator, Evaluation, Moments
 from pymc_ngvi.families.mixture import MixtureState
 from pymc_ngvi.mixtures.finite.component import ComponentTarget
 
@@ -96,12 +96,12 @@ class MixtureMoments:
     floor_sd: float
 
 
-def evaluate_mixture(density: Target, q: MixtureState, base: BaseDraws, estimator: Estimator) -> MixtureEvaluation:
+def evaluate_mixture(density: Density, q: MixtureState, base: BaseDraws, estimator: Estimator) -> MixtureEvaluation:
     """Evaluate log p and its gradient at draws of each component, in one batch.
 
     Parameters
     ----------
-    density : Target
+    density : Density
     q : MixtureState
     base : BaseDraws
         Serves each component.
@@ -120,7 +120,7 @@ def evaluate_mixture(density: Target, q: MixtureState, base: BaseDraws, estimato
 
 
 def mixture_moments(
-    density: Target, q: MixtureState, evaluation: MixtureEvaluation, estimator: Estimator, *, stl: bool = True
+    density: Density, q: MixtureState, evaluation: MixtureEvaluation, estimator: Estimator, *, stl: bool = True
 ) -> MixtureMoments:
     """Estimate the moments of each component, and the gap."""
     parts = tuple(

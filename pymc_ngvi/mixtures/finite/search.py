@@ -7,7 +7,7 @@ import numpy as np
 
 from scipy.special import logsumexp
 
-from pymc_ngvi.core.types import Array, Target
+from pymc_ngvi.core.types import Array, Density
 from pymc_ngvi.families.mixture import MixtureState
 
 #: Points that ascend log p together, their steps at most, and the nats below which a step counts as the last.
@@ -30,12 +30,12 @@ _RAISED = 0.1 * 10.0 ** np.arange(6)
 _FEW, _MANY = 0.02, 0.5
 
 
-def ascend(density: Target, points: Array) -> tuple[Array, Array]:
+def ascend(density: Density, points: Array) -> tuple[Array, Array]:
     """Climb log p from many points at once, each with Barzilai-Borwein steps of its own.
 
     Parameters
     ----------
-    density : Target
+    density : Density
     points : ndarray, shape (n_points, n_dim)
 
     Returns
@@ -77,12 +77,14 @@ def _barzilai_borwein(moved: Array, fall: Array, otherwise: Array, *, long: bool
     return result
 
 
-def modes(density: Target, around: Any, extra: Array, rng: np.random.Generator, n_most: int) -> tuple[list[Any], Array]:
+def modes(
+    density: Density, around: Any, extra: Array, rng: np.random.Generator, n_most: int
+) -> tuple[list[Any], Array]:
     """Look for modes of log p from dispersed points, and make a component of each.
 
     Parameters
     ----------
-    density : Target
+    density : Density
     around : GaussianState
         The start: points are drawn from it, and components are of its family.
     extra : ndarray, shape (n_extra, n_dim)
@@ -131,13 +133,13 @@ def _is_at(component: Any, point: Array) -> bool:
 
 
 def local_component(
-    density: Target, like: Any, point: Array, tightness: tuple[float, float] | None = None
+    density: Density, like: Any, point: Array, tightness: tuple[float, float] | None = None
 ) -> Any | None:
     """Return a Gaussian about a point with the curvature of log p there, kept within limits.
 
     Parameters
     ----------
-    density : Target
+    density : Density
     like : GaussianState
         Whose scales are the unit of the limits, and whose family the component gets.
     point : ndarray, shape (n_dim,)
@@ -167,13 +169,13 @@ def _moved_to(state: Any, point: Array) -> Any:
 
 
 def addition(
-    density: Target, q: MixtureState, rng: np.random.Generator, tried: list[Array], log_evidence: float
+    density: Density, q: MixtureState, rng: np.random.Generator, tried: list[Array], log_evidence: float
 ) -> MixtureState | None:
     """Return q with one more component, where p has most mass that q lacks.
 
     Parameters
     ----------
-    density : Target
+    density : Density
     q : MixtureState
     rng : numpy.random.Generator
     tried : list of ndarray

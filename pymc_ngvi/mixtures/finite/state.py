@@ -5,12 +5,13 @@ from typing import Literal
 
 import numpy as np
 
+from numpy.typing import NDArray
+
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.families.mixture import MixtureState
 from pymc_ngvi.mixtures.finite.steps import MixtureSteps
-from pymc_ngvi.steps.adaptive.growth import Growth
 from pymc_ngvi.steps.adaptive.state import AdaptiveState
 
 Stage = Literal["gaussian", "search", "solve", "grow", "average"]
@@ -120,9 +121,9 @@ class MixtureFit:
         return self.n_lost + self._under_way.n_dropped
 
     @property
-    def growth(self) -> Growth:
-        """Growth of the standard deviations of the single Gaussian."""
-        return self.of_gaussian.growth
+    def growing(self) -> NDArray[np.intp]:
+        """Coordinates in which the standard deviations of the single Gaussian grow without end."""
+        return self.of_gaussian.growing
 
     @property
     def _under_way(self) -> AdaptiveState | MixtureSteps:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pymc_ngvi.core.status import Status
-from pymc_ngvi.core.types import Assessment, Estimator, Evaluation, Target, Update
+from pymc_ngvi.core.types import Assessment, Estimator, Evaluation, StepRule, Target, Update
 from pymc_ngvi.families.mixture import MixtureState
 from pymc_ngvi.mixtures.finite.evaluation import (
     MixtureEvaluation,
@@ -49,7 +49,7 @@ _IDLE = 0.5
 _SEARCH_LEVEL, _MEASURE_LEVEL = 3_000_000, 1_000_000
 
 
-class TrustRegion:
+class TrustRegion(StepRule[MixtureState, MixtureFit]):
     """Mixtures of Gaussians: components found, added, fitted and dropped.
 
     Parameters

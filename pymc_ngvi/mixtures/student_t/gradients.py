@@ -20,7 +20,7 @@ import numpy as np
 from scipy.special import polygamma
 
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array, BaseDraws, Estimator, Evaluation, MeanHessian, Moments, Target, Update
+from pymc_ngvi.core.types import Array, BaseDraws, Density, Estimator, Evaluation, MeanHessian, Moments, Update
 from pymc_ngvi.estimators import stein
 from pymc_ngvi.estimators.summary import gap_of
 from pymc_ngvi.families.student_t import LEAST_SHAPE, MOST_SHAPE, StudentTState, mixing_variable
@@ -56,12 +56,12 @@ class GaussianPart:
 
     Parameters
     ----------
-    density : Target
+    density : Density
         log p.
     q : StudentTState
     """
 
-    def __init__(self, density: Target, q: StudentTState) -> None:
+    def __init__(self, density: Density, q: StudentTState) -> None:
         self._density, self._q = density, q
 
     def mean_hessian(self, theta: Array) -> MeanHessian:
@@ -171,7 +171,7 @@ class ScaleMoments:
 
 
 def measured(
-    target: Target,
+    target: Density,
     q: StudentTState,
     base: BaseDraws,
     evaluation: Evaluation,
@@ -187,7 +187,7 @@ def measured(
 
     Parameters
     ----------
-    target : Target
+    target : Density
     q : StudentTState
     base : BaseDraws
         z is (n_draws, n_dim + 1): standard normals and, in the last column, uniforms; at least two replicates.

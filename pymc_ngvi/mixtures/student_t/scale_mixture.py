@@ -12,9 +12,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from numpy.typing import NDArray
+
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Assessment, Estimator, Evaluation, Target, Update
+from pymc_ngvi.core.types import Assessment, Density, Estimator, Evaluation, StepRule, Update
 from pymc_ngvi.families.student_t import MOST_SHAPE, StudentTState
 from pymc_ngvi.mixtures.student_t.gradients import LEAST_TAIL, Tails
 from pymc_ngvi.mixtures.student_t.tails import AsStudentT, StudentTSteps
@@ -92,13 +94,18 @@ class AsGaussian:
         """Draws left out so far because log p or its gradient was not finite."""
         return self.n_lost + self.of_gaussian.n_dropped
 
+    @property
+    def growing(self) -> NDArray[np.intp]:
+        """Coordinates whose standard deviations grow without end."""
+        return self.of_gaussian.growing
 
-class ScaleMixture:
+
+class ScaleMixture(StepRule[StudentTState, AsGaussian | AsStudentT]):
     """Natural-gradient steps of a Student-t that need no learning rate.
 
     Parameters
     ----------
-    target : Target
+    target : Density
     update, estimator : callable
         Rows of the registries, of the Gaussian inside.
     seed : int
@@ -116,7 +123,7 @@ class ScaleMixture:
 
     def __init__(
         self,
-        target: Target,
+        target: Density,
         update: Update,
         estimator: Estimator,
         *,

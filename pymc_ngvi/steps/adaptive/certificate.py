@@ -1,13 +1,11 @@
 """What speaks against a fit that seems to have converged: lost draws, and kinks that Hessians do not see."""
 
-from typing import Any
-
 import numpy as np
 
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.status import Status
-from pymc_ngvi.core.types import Assessment, BaseDraws, Evaluation, Moments, Target
+from pymc_ngvi.core.types import Assessment, BaseDraws, Density, Evaluation, GaussianState, Moments
 from pymc_ngvi.estimators.metric import in_full_metric
 from pymc_ngvi.steps.adaptive.state import AdaptiveState
 from pymc_ngvi.steps.schedule.base import FEW_DRAWS, MAX_LOST
@@ -26,7 +24,7 @@ def loses_draws(evaluation: Evaluation) -> bool:
     return evaluation.lost > MAX_LOST
 
 
-def has_diverged(q: Any, evaluation: Evaluation, units: NDArray[np.intp], first_elbo: float) -> bool:
+def has_diverged(q: GaussianState, evaluation: Evaluation, units: NDArray[np.intp], first_elbo: float) -> bool:
     """Tell whether a fit ended far below its start.
 
     Steps on noise may lose a little, and a minibatch says little of all the data. The ELBO of the result is therefore
@@ -56,12 +54,12 @@ def has_diverged(q: Any, evaluation: Evaluation, units: NDArray[np.intp], first_
     return bool(2.0 * max(elbos) - min(elbos) < first_elbo - q.n_dim)
 
 
-def assessed(target: Target, state: AdaptiveState, most: float) -> Assessment:
+def assessed(target: Density, state: AdaptiveState, most: float) -> Assessment:
     """Return what the fresh draws of a state say of it.
 
     Parameters
     ----------
-    target : Target
+    target : Density
     state : AdaptiveState
         On fresh draws.
     most : float
@@ -78,7 +76,7 @@ def assessed(target: Target, state: AdaptiveState, most: float) -> Assessment:
     return Assessment(evaluation.theta, evaluation.logp, state.base.pairs(), gap, gap_sd, against)
 
 
-def is_kinked(q: Any, base: BaseDraws, evaluation: Evaluation, moments: Moments) -> bool:
+def is_kinked(q: GaussianState, base: BaseDraws, evaluation: Evaluation, moments: Moments) -> bool:
     """Tell whether gradients show a curvature that Hessians miss: that of kinks, where log p has no Hessian.
 
     By Stein's identity the diagonal of A is 1 - E[w z] with w = C^T grad log p + z, kinks included.

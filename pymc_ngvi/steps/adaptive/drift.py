@@ -8,12 +8,12 @@ not: what is the same in all of them is no noise.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array, BaseDraws, Evaluation, Moments
+from pymc_ngvi.core.types import Array, BaseDraws, Evaluation, GaussianState, Moments
 
 #: Standard errors, and whitened units, beyond which a gradient that several sets share is no noise.
 _N_SE, _LEAST = 3.0, 0.1
@@ -54,7 +54,7 @@ class Drift:
     n_sets: int
 
     @classmethod
-    def measured(cls, before: "Drift | None", q: Any, moments: Moments, n_draws: int) -> "Drift | None":
+    def measured(cls, before: "Drift | None", q: GaussianState, moments: Moments, n_draws: int) -> "Drift | None":
         """Return the drift with one more set; None for a q that does not tell globals from the rest."""
         if q.globals_ is None:
             return None
@@ -64,7 +64,7 @@ class Drift:
         new = cls(n_draws * grad, (n_draws * se) ** 2, n_draws, 1)
         return new if before is None else before._with(new)
 
-    def listened(self, q: Any, evaluated: Callable[[int], tuple[BaseDraws, Evaluation]]) -> "Drift":
+    def listened(self, q: GaussianState, evaluated: Callable[[int], tuple[BaseDraws, Evaluation]]) -> "Drift":
         """Return the drift with further sets of draws, of gradients alone, until its noise is low enough to judge.
 
         Parameters
@@ -121,7 +121,7 @@ class Drift:
         return Stride(np.where(moves, np.clip(stretch * mean, -_STRIDE, _STRIDE), 0.0), stretch)
 
 
-def _of_gradients(q: Any, base: BaseDraws, evaluation: Evaluation) -> Drift | None:
+def _of_gradients(q: GaussianState, base: BaseDraws, evaluation: Evaluation) -> Drift | None:
     """Return the drift that gradients at one more set of draws show; None where one is not finite."""
     if base.n_replicates < 2 or not evaluation.finite.all():
         return None
@@ -131,7 +131,7 @@ def _of_gradients(q: Any, base: BaseDraws, evaluation: Evaluation) -> Drift | No
     return Drift(base.n_draws * grads.mean(axis=0), base.n_draws**2 * variance, base.n_draws, 1)
 
 
-def with_stride(q: Any, moments: Moments, step: Array) -> Moments:
+def with_stride(q: GaussianState, moments: Moments, step: Array) -> Moments:
     """Return moments with the gradient of some global parameters, where ``step`` is not 0, replaced by it."""
     grad = moments.grad.copy()
     grad[q.globals_] = np.where(step != 0.0, step, grad[q.globals_])

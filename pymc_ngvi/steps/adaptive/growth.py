@@ -6,14 +6,14 @@ however small, is seen; then the standard deviation stays.
 """
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, VariationalState
 
 #: Iterations between two looks, and looks that are kept.
 _SPAN, _N_LOOKS = 20, 3
@@ -41,7 +41,7 @@ class Growth:
     first: Array | None = None
     looks: tuple[Array, ...] = ()
 
-    def after(self, q: Any) -> Self:
+    def after(self, q: VariationalState) -> Self:
         """Return what is known after one more iteration, which led to ``q``."""
         n = self.n + 1
         if self.first is not None and n % _SPAN:

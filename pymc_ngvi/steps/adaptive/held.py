@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.types import Array, MeanHessian, Target
+from pymc_ngvi.core.types import Array, Density, MeanHessian
 
 
 class Held:
@@ -17,17 +17,16 @@ class Held:
 
     Parameters
     ----------
-    target : Target
-        Counts the evaluations.
+    target : Density
     index : ndarray of int, shape (n_held,)
         Coordinates that are held.
     point, sd : ndarray, shape (n_held,)
         Of their Gaussian; what the others are given is ``point``.
     """
 
-    def __init__(self, target: Target, index: NDArray[np.intp], point: Array, sd: Array) -> None:
+    def __init__(self, target: Density, index: NDArray[np.intp], point: Array, sd: Array) -> None:
         self._target, self._index, self._point, self._sd = target, index, point, sd
-        self.n_dim, self.has_hessian, self.has_minibatch = target.n_dim, target.has_hessian, target.has_minibatch
+        self.n_dim, self.has_hessian = target.n_dim, target.has_hessian
 
     def logp_grad(self, theta: Array) -> tuple[Array, Array]:
         """Return log p, (n_draws,), and its gradient, (n_draws, n_dim)."""

@@ -1,12 +1,12 @@
 """How many nats a state still lacks, measured on fresh draws, and what speaks against believing it."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from pymc_ngvi.core.draws import sobol_draws
 from pymc_ngvi.core.status import Status
-from pymc_ngvi.core.types import Estimator, Target
+from pymc_ngvi.core.types import Estimator, GaussianState, Target
 from pymc_ngvi.estimators import price, stein
 from pymc_ngvi.estimators.metric import SEEN, in_full_metric
 from pymc_ngvi.steps.adaptive.certificate import is_kinked, loses_draws
@@ -38,7 +38,7 @@ class Measured(NamedTuple):
 UNKNOWN = Measured(np.nan, np.inf)
 
 
-def measured_gap(target: Target, q: Any, rng: np.random.Generator, *, second_order: bool) -> Measured:
+def measured_gap(target: Target, q: GaussianState, rng: np.random.Generator, *, second_order: bool) -> Measured:
     """Measure the gap of a state on fresh draws.
 
     With Hessians where the fit has used them, or where they add little to what it has cost. They miss kinks: where
@@ -65,7 +65,9 @@ def measured_gap(target: Target, q: Any, rng: np.random.Generator, *, second_ord
     return _measured(target, q, rng, stein, _N_GRADIENTS)
 
 
-def _measured(target: Target, q: Any, rng: np.random.Generator, estimator: Estimator, n_draws: int) -> Measured:
+def _measured(
+    target: Target, q: GaussianState, rng: np.random.Generator, estimator: Estimator, n_draws: int
+) -> Measured:
     base = sobol_draws(n_draws, target.n_dim, rng)
     evaluation = estimator.evaluate(target, q, base)
     if not evaluation.finite.any():

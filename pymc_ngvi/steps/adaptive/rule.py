@@ -11,7 +11,7 @@ import numpy as np
 
 from pymc_ngvi.core.draws import MAX_SOBOL_DIM, globals_first
 from pymc_ngvi.core.status import Status
-from pymc_ngvi.core.types import Array, Assessment, BaseDraws, Evaluation, GaussianState, Moments
+from pymc_ngvi.core.types import Array, Assessment, BaseDraws, Evaluation, GaussianState, Moments, StepRule
 from pymc_ngvi.steps.adaptive.certificate import assessed, is_kinked
 from pymc_ngvi.steps.adaptive.drift import Drift, with_stride
 from pymc_ngvi.steps.adaptive.growth import Growth
@@ -46,7 +46,7 @@ _EXHAUSTED = 0.25
 _LISTENING_LEVEL, _RECOVERY_LEVEL = 4_000_000, 6_000_000
 
 
-class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation]):
+class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[GaussianState, AdaptiveState]):
     """Second-order steps of a Gaussian that need no learning rate; the parameters are those of `Schedule`."""
 
     def base_draws(self, level: int, n_draws: int, q: GaussianState | None = None) -> BaseDraws:

@@ -12,13 +12,13 @@ for as long as the ELBO rises.
 import functools
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.types import BaseDraws, Estimator, Evaluation, Moments, Target, Update
+from pymc_ngvi.core.types import BaseDraws, Density, Estimator, Evaluation, GaussianState, Moments, Update
 from pymc_ngvi.steps.adaptive.held import Held
 from pymc_ngvi.steps.schedule.linesearch import Failure, search
 
@@ -41,14 +41,14 @@ _MANY = 200
 class Tools(NamedTuple):
     """What a fit moves with: its target, update and estimator, and draws to move on and to judge by."""
 
-    target: Target
+    target: Density
     update: Update
     estimator: Estimator
     base: BaseDraws
     fresh: BaseDraws
 
 
-def lost_scales(target: Target, q: Any) -> list[NDArray[np.intp]]:
+def lost_scales(target: Density, q: GaussianState) -> list[NDArray[np.intp]]:
     """Return the coordinates of scales that follow q instead of the data, those in one array to be moved together.
 
     It takes one Hessian, and none for a target that does not tell which coordinates are logarithms of positive
@@ -69,7 +69,7 @@ def lost_scales(target: Target, q: Any) -> list[NDArray[np.intp]]:
     return groups
 
 
-def recovered(tools: Tools, q: Any) -> Any | None:
+def recovered(tools: Tools, q: GaussianState) -> GaussianState | None:
     """Return a state of higher ELBO in which scales were moved; None where there is none.
 
     Parameters
@@ -90,7 +90,9 @@ def recovered(tools: Tools, q: Any) -> Any | None:
     return None if q is start else q
 
 
-def _climb(tools: Tools, q: Any, best: Evaluation, index: NDArray[np.intp], stride: float) -> tuple[Any, Evaluation]:
+def _climb(
+    tools: Tools, q: GaussianState, best: Evaluation, index: NDArray[np.intp], stride: float
+) -> tuple[GaussianState, Evaluation]:
     """Move some scales by strides for as long as the ELBO rises on draws that the others were not fitted to."""
     origin, sd = q.mean()[index], q.sd()[index]
     trial = q
@@ -113,7 +115,7 @@ def _is_better(new: Evaluation, old: Evaluation) -> bool:
     return bool(gain > max(_LEAST_GAIN, _N_SE * se))
 
 
-def _fitted(tools: Tools, held: Any, q: Any) -> Any:
+def _fitted(tools: Tools, held: Held, q: GaussianState) -> GaussianState:
     """Return the state after a few natural steps given the coordinates that are held."""
     evaluation = tools.estimator.evaluate(held, q, tools.base)
     for _ in range(_MOST_STEPS):
@@ -136,7 +138,7 @@ def _fitted(tools: Tools, held: Any, q: Any) -> Any:
     return q
 
 
-def _stepped(update: Update, q: Any, moments: Moments, rho: float) -> Any:
+def _stepped(update: Update, q: GaussianState, moments: Moments, rho: float) -> GaussianState | None:
     return update(q, moments, rho, True)
 
 

@@ -13,12 +13,12 @@ References
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array, Moments
+from pymc_ngvi.core.types import Array, GaussianState, Moments
 
 #: Step over change of gradient, at most: a flatter direction than this is not extrapolated.
 _MAX_STRETCH = 10.0
@@ -39,13 +39,13 @@ class Pair(NamedTuple):
     change: Array
 
 
-def natural_gradient(state: Any, moments: Moments) -> Array:
+def natural_gradient(state: GaussianState, moments: Moments) -> Array:
     """Return the natural gradient in coordinates in which its squared length is twice the gap, (n_params,)."""
     error = state.flat(state.curvature_error(moments.curvature))
     return np.concatenate([moments.grad, error / np.sqrt(2.0)])
 
 
-def moments_of(state: Any, moments: Moments, direction: Array) -> Moments:
+def moments_of(state: GaussianState, moments: Moments, direction: Array) -> Moments:
     """Return moments whose natural gradient is ``direction``: the inverse of `natural_gradient`."""
     n_dim = len(moments.grad)
     error = state.unflat(np.sqrt(2.0) * direction[n_dim:])
@@ -53,7 +53,7 @@ def moments_of(state: Any, moments: Moments, direction: Array) -> Moments:
     return replace(moments, grad=direction[:n_dim], curvature=identity + error)
 
 
-def trusted(pair: Pair, q: Any) -> bool:
+def trusted(pair: Pair, q: GaussianState) -> bool:
     """Tell whether a pair measures a curvature that can be used.
 
     Parameters

@@ -7,20 +7,19 @@ data.
 """
 
 from dataclasses import replace
-from typing import Any
 
-from pymc_ngvi.core.types import Moments
+from pymc_ngvi.core.types import GaussianState, Moments
 
 #: Steps at most, and nats a coordinate that one must gain to be followed by another.
 MAX_SETTLING, LEAST_GAIN = 6, 0.01
 
 
-def can_settle(q: Any) -> bool:
+def can_settle(q: GaussianState) -> bool:
     """Tell whether a state has both global parameters and others."""
     return q.globals_ is not None and 0 < len(q.globals_) < q.n_dim
 
 
-def without_globals(q: Any, moments: Moments) -> Moments:
+def without_globals(q: GaussianState, moments: Moments) -> Moments:
     """Return moments whose step leaves the global parameters where they are."""
     grad, curvature = q.held(moments.grad, moments.curvature)
     return replace(moments, grad=grad, curvature=curvature, replicates=None)

@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from numpy.typing import NDArray
+
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Evaluation, GaussianState, Moments
 from pymc_ngvi.steps.adaptive.drift import Drift, Stride
@@ -46,3 +50,8 @@ class AdaptiveState(ScheduleState):
     stride: Stride | None = None
     growth: Growth = field(default_factory=Growth)
     n_recoveries: int = 0
+
+    @property
+    def growing(self) -> NDArray[np.intp]:
+        """Coordinates whose standard deviations grow without end, those that grew most first."""
+        return self.growth.coordinates()

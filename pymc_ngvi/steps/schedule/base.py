@@ -20,7 +20,7 @@ import numpy as np
 
 from pymc_ngvi.core.draws import BASE_DRAWS
 from pymc_ngvi.core.status import Status
-from pymc_ngvi.core.types import Assessment, BaseDraws, Direction, Estimator, Target, Update, VariationalState
+from pymc_ngvi.core.types import Assessment, BaseDraws, Density, Direction, Estimator, FittedState, Update
 from pymc_ngvi.steps.schedule.belief import UNKNOWN, Belief
 from pymc_ngvi.steps.schedule.linesearch import Failure
 from pymc_ngvi.steps.schedule.state import Evaluated, ScheduleState, Step
@@ -50,12 +50,12 @@ _GROWTH, _GROWTH_INEXACT = 2, 4
 _ASSESSMENT_LEVEL = 1_000_000
 
 
-class Schedule[S: ScheduleState, Q: VariationalState, E: Evaluated](abc.ABC):
+class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
     """Many steps on one set of draws, then one on each fresh set.
 
     Parameters
     ----------
-    target : Target
+    target : Density
     update, estimator : callable
         Rows of the registries.
     seed : int
@@ -81,7 +81,7 @@ class Schedule[S: ScheduleState, Q: VariationalState, E: Evaluated](abc.ABC):
 
     def __init__(
         self,
-        target: Target,
+        target: Density,
         update: Update,
         estimator: Estimator,
         *,

@@ -5,7 +5,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from pymc_ngvi.core.types import Array, BaseDraws, VariationalState
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.types import Array, BaseDraws, FittedState
 from pymc_ngvi.steps.schedule.belief import UNKNOWN, Belief, Nats
 
 
@@ -34,7 +36,7 @@ class ScheduleState:
 
     Parameters
     ----------
-    q : VariationalState
+    q : FittedState
     level : int
         Sets of draws used so far; names the random stream of the current one.
     base : BaseDraws
@@ -66,7 +68,7 @@ class ScheduleState:
         Draws left out so far because log p or its gradient was not finite.
     """
 
-    q: VariationalState
+    q: FittedState
     level: int
     base: BaseDraws
     evaluation: Evaluated
@@ -106,13 +108,18 @@ class ScheduleState:
         """Draws in use."""
         return self.base.n_draws
 
+    @property
+    def growing(self) -> NDArray[np.intp]:
+        """Coordinates whose standard deviations grow without end: none that this schedule looks for."""
+        return np.empty(0, dtype=np.intp)
+
 
 class Step[Q, E](NamedTuple):
     """A step on a fixed set that was accepted.
 
     Parameters
     ----------
-    q : VariationalState
+    q : FittedState
         Where it led.
     evaluation : Evaluated
         There.

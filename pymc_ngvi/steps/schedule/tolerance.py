@@ -1,8 +1,8 @@
 """How many nats a converged fit may have left: the one meaning of ``tol``."""
 
-from typing import Any
-
 import numpy as np
+
+from pymc_ngvi.core.types import FittedState
 
 #: At the default tolerance: nats per dimension that a converged fit may lack (a root-mean-square error of .03 sd in
 #: the mean), and the nats below which nothing is asked.
@@ -29,16 +29,16 @@ class Tolerance:
     def __init__(self, tol: float) -> None:
         self._tol = tol
 
-    def most(self, q: Any) -> float:
+    def most(self, q: FittedState) -> float:
         """Return the tolerance however far the posterior is from Gaussian."""
         # Among group effects, errors that are small in each add up; elsewhere nothing tells them from global ones.
         return self._tol * (1.0 if q.globals_ is None else max(1.0, _PER_DIM * float(q.n_dim)))
 
-    def least(self, q: Any) -> float:
+    def least(self, q: FittedState) -> float:
         """Return the tolerance where the posterior is near-Gaussian."""
         return min(self._tol * max(_PER_DIM * float(q.n_dim), _LEAST), self.most(q))
 
-    def at(self, q: Any, spread: float, *, exact: bool = True) -> float:
+    def at(self, q: FittedState, spread: float, *, exact: bool = True) -> float:
         """Return the tolerance for a state.
 
         Where the posterior is far from it, half the variance of log p - log q under q tells how many nats the best q of
@@ -46,7 +46,7 @@ class Tolerance:
 
         Parameters
         ----------
-        q : VariationalState
+        q : FittedState
         spread : float
             That variance.
         exact : bool

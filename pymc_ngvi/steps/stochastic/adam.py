@@ -6,12 +6,12 @@ References
    https://doi.org/10.48550/arXiv.1412.6980
 """
 
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array, Moments, Parameters
+from pymc_ngvi.core.types import Array, GaussianState, Moments, Parameters
 from pymc_ngvi.steps.stochastic.base import Advance, Stochastic, StochasticState
 from pymc_ngvi.steps.stochastic.coordinates import Coordinates, zeros_like
 
@@ -27,7 +27,7 @@ class _Memory(NamedTuple):
     second: Parameters
 
 
-class Adam(Coordinates):
+class Adam(Coordinates[_Memory]):
     """Adam along the direction of the update; options as for `Stochastic`.
 
     ``step_size`` is .001 by default, but .01 for a factor of the precision, with entries like 1 / standard deviation.
@@ -35,10 +35,12 @@ class Adam(Coordinates):
 
     takes: ClassVar[frozenset[str]] = Stochastic.takes | {"step_decay"}
 
-    def _remember(self, q: Any) -> _Memory:
+    def _remember(self, q: GaussianState) -> _Memory:
         return _Memory(zeros_like(q), zeros_like(q))
 
-    def _follow(self, state: StochasticState, direction: Parameters, moments: Moments) -> Advance | None:
+    def _follow(
+        self, state: StochasticState[_Memory], direction: Parameters, moments: Moments
+    ) -> Advance[_Memory] | None:
         memory = _Memory(
             Parameters(*(_averaged(*pair, _BETA_1) for pair in zip(state.memory.first, direction, strict=True))),
             Parameters(*(_averaged(m, d * d, _BETA_2) for m, d in zip(state.memory.second, direction, strict=True))),

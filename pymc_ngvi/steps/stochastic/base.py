@@ -6,10 +6,14 @@ ends when its slope over the last three is below .01 nats per window, which is n
 measured on draws of its own. Where Hessians are used, an average of measured gaps below the tolerance ends it sooner.
 """
 
+import abc
+
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
+
+from numpy.typing import NDArray
 
 from pymc_ngvi.core.draws import BASE_DRAWS, sobol_draws
 from pymc_ngvi.core.status import Status
@@ -20,7 +24,9 @@ from pymc_ngvi.core.types import (
     Direction,
     Estimator,
     Evaluation,
+    GaussianState,
     Moments,
+    StepRule,
     Target,
     Update,
 )
@@ -48,7 +54,7 @@ _ASSESSMENT = 1_000_000_000
 
 @stored("stochastic.state")
 @dataclass(frozen=True)
-class StochasticState:
+class StochasticState[M]:
     """What one iteration hands to the next.
 
     Parameters
@@ -78,8 +84,8 @@ class StochasticState:
         ELBO of the start on a few draws.
     """
 
-    q: Any
-    iterate: Any
+    q: GaussianState
+    iterate: GaussianState
     t: int
     elbo: float
     gap: float
@@ -87,23 +93,28 @@ class StochasticState:
     step_size: float
     levels: Windows
     gaps: Windows
-    memory: Any = None
+    memory: M
     n_dropped: int = 0
     n_failed: int = 0
     first_elbo: float = -np.inf
 
+    @property
+    def growing(self) -> NDArray[np.intp]:
+        """Coordinates whose standard deviations grow without end: none that these rules look for."""
+        return np.empty(0, dtype=np.intp)
+
 
 @stored("stochastic.advance")
-class Advance(NamedTuple):
+class Advance[M](NamedTuple):
     """Where one step leads; parts of `StochasticState`."""
 
-    q: Any
-    iterate: Any
+    q: GaussianState
+    iterate: GaussianState
     step_size: float
-    memory: Any = None
+    memory: M
 
 
-class Stochastic:
+class Stochastic[M](StepRule[GaussianState, StochasticState[M]]):
     """Steps on fresh draws; the subclass says how far and along what.
 
     Parameters
@@ -177,23 +188,23 @@ class Stochastic:
 
     # --- what a subclass says -------------------------------------------------------------------------------------
 
-    def _remember(self, q: Any) -> Any:
+    @abc.abstractmethod
+    def _remember(self, q: GaussianState) -> M:
         """Return what the rule remembers before the first iteration."""
-        return None
 
-    def _advance(self, state: StochasticState, moments: Moments) -> Advance | None:
+    @abc.abstractmethod
+    def _advance(self, state: StochasticState[M], moments: Moments) -> Advance[M] | None:
         """Return where one step leads; None where no step is valid. ``state.t`` counts the iteration, from 1."""
-        raise NotImplementedError
 
     def _guarded(
-        self, state: StochasticState, advance: Advance, moments: Moments, base: BaseDraws, evaluation: Evaluation
-    ) -> Advance | None:
+        self, state: StochasticState[M], advance: Advance[M], moments: Moments, base: BaseDraws, evaluation: Evaluation
+    ) -> Advance[M] | None:
         """Return a step, or another in its place, after a look at where it leads."""
         return advance
 
     # --- verbs of the loop ----------------------------------------------------------------------------------------
 
-    def init(self, q: Any) -> StochasticState:
+    def init(self, q: GaussianState) -> StochasticState[M]:
         """Return the state before the first iteration."""
         first = self.first_evaluation(q).elbo
         return StochasticState(
@@ -210,12 +221,12 @@ class Stochastic:
             memory=self._remember(q),
         )
 
-    def step(self, state: StochasticState) -> StochasticState:
+    def step(self, state: StochasticState[M]) -> StochasticState[M]:
         """Take one step."""
         with np.errstate(all="ignore"):  # what overflows is seen in what comes out, and not stepped to
             return self._step(state)
 
-    def _step(self, state: StochasticState) -> StochasticState:
+    def _step(self, state: StochasticState[M]) -> StochasticState[M]:
         rng = np.random.default_rng([self._seed, state.t])
         if self._target.has_minibatch:
             self._target.take_batch(self._seed, state.t)
@@ -245,7 +256,7 @@ class Stochastic:
             n_failed=0,
         )
 
-    def terminate(self, state: StochasticState) -> Status | None:
+    def terminate(self, state: StochasticState[M]) -> Status | None:
         """Return why to stop, or None to go on."""
         if state.n_failed >= _MAX_FAILED:
             return Status.STALLED
@@ -253,18 +264,18 @@ class Stochastic:
             return Status.CONVERGED
         return Status.LEVELLED if state.levels.has_levelled else None
 
-    def _seems_converged(self, state: StochasticState) -> bool:
+    def _seems_converged(self, state: StochasticState[M]) -> bool:
         """Tell whether the gaps measured on the way, each on draws of its own, are below the tolerance."""
         if np.isnan(state.gap):  # one pair of draws knows nothing of its noise: look now and then, at powers of 2
             return self._measures_gap and state.t > 0 and state.t & (state.t - 1) == 0
         return state.gaps.just_completed and state.gaps.means[-1] + 2.0 * state.gaps.se < self._tolerance.most(state.q)
 
-    def _is_certified(self, state: StochasticState) -> bool:
+    def _is_certified(self, state: StochasticState[M]) -> bool:
         """Measure the gap of the result, which may be an average that lags behind, on draws of their own."""
         measured = self._measure(state.q, np.random.default_rng([self._seed, state.t, 1]))
         return measured.against is None and self._is_within(state.q, measured)
 
-    def _is_within(self, q: Any, measured: Measured) -> bool:
+    def _is_within(self, q: GaussianState, measured: Measured) -> bool:
         return measured.gap + 2.0 * measured.sd < self._tolerance.at(q, measured.spread)
 
     def conclude(self, status: Status, assessment: Assessment) -> Status:
@@ -277,23 +288,23 @@ class Stochastic:
             return assessment.against
         return Status.CONVERGED if assessment.certified else status
 
-    def reopen(self, state: StochasticState) -> StochasticState:
+    def reopen(self, state: StochasticState[M]) -> StochasticState[M]:
         """Return a state in which a fit that ended may go on for three windows at least."""
         return replace(state, n_failed=0, levels=Windows(self._window), gaps=Windows(_GAP_WINDOW))
 
     # --- evaluations ----------------------------------------------------------------------------------------------
 
-    def first_evaluation(self, q: Any) -> Evaluation:
+    def first_evaluation(self, q: GaussianState) -> Evaluation:
         """Evaluate a starting state on the draws that serve to compare such states."""
         rng = np.random.default_rng([self._seed, _ASSESSMENT - 1])
         return self._estimator.evaluate(self._target, q, sobol_draws(_N_FIRST, self._target.n_dim, rng))
 
-    def assess(self, state: StochasticState) -> Assessment:
+    def assess(self, state: StochasticState[M]) -> Assessment:
         """Evaluate a state on draws, and minibatches, that had no part in reaching it."""
         with np.errstate(all="ignore"):
             return self._assess(state)
 
-    def _assess(self, state: StochasticState) -> Assessment:
+    def _assess(self, state: StochasticState[M]) -> Assessment:
         rng = np.random.default_rng([self._seed, _ASSESSMENT + state.t])
         measured = self._measure(state.q, rng)
         gap, gap_sd, against = measured.gap, measured.sd, measured.against
@@ -310,12 +321,12 @@ class Stochastic:
         certified = self._is_within(state.q, measured)
         return Assessment(evaluation.theta, evaluation.logp, units, gap, gap_sd, against, certified)
 
-    def _measure(self, q: Any, rng: np.random.Generator) -> Measured:
+    def _measure(self, q: GaussianState, rng: np.random.Generator) -> Measured:
         if self._target.has_minibatch:
             return UNKNOWN
         return measured_gap(self._target, q, rng, second_order=self._second_order)
 
-    def _evaluate_on_batches(self, q: Any, base: BaseDraws, rng: np.random.Generator) -> Evaluation:
+    def _evaluate_on_batches(self, q: GaussianState, base: BaseDraws, rng: np.random.Generator) -> Evaluation:
         """Evaluate each replicate of the draws on a minibatch of its own."""
         parts = []
         for rows in base.replicates():
@@ -338,7 +349,9 @@ class Stochastic:
     def _decayed(self, first: float, t: int) -> float:
         return float(first / (1.0 + t) ** self._step_decay)
 
-    def _updated(self, iterate: Any, moments: Moments, step_size: float) -> tuple[Any, float] | None:
+    def _updated(
+        self, iterate: GaussianState, moments: Moments, step_size: float
+    ) -> tuple[GaussianState, float] | None:
         """Apply the update, with a halved step where it is not valid."""
         for _ in range(MAX_HALVINGS):
             q = self._update(iterate, moments, step_size, True)

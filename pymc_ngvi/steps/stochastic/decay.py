@@ -18,12 +18,12 @@ References
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import BaseDraws, Evaluation, Moments
+from pymc_ngvi.core.types import BaseDraws, Evaluation, GaussianState, Moments
 from pymc_ngvi.steps.schedule.linesearch import Failure, search
 from pymc_ngvi.steps.stochastic.base import Advance, Stochastic, StochasticState
 from pymc_ngvi.steps.stochastic.pilot import pilot_fit
@@ -50,10 +50,10 @@ class Steps:
     """
 
     n_steps: int = 0
-    start: Any = None
+    start: GaussianState | None = None
 
 
-class Decay(Stochastic):
+class Decay(Stochastic[Steps]):
     """Steps 2/(2 + t) with averaging; options as for `Stochastic`, without step sizes."""
 
     path_draws_within: ClassVar[tuple[int, int]] = (128, 1_024)  # a first step of size 1 takes their noise as it is
@@ -62,18 +62,20 @@ class Decay(Stochastic):
     def _rate(self, t: int) -> float:
         return 2.0 / (2.0 + t)
 
-    def _remember(self, q: Any) -> Steps:
+    def _remember(self, q: GaussianState) -> Steps:
         return Steps(0, q)
 
-    def _advance(self, state: StochasticState, moments: Moments) -> Advance | None:
+    def _advance(self, state: StochasticState[Steps], moments: Moments) -> Advance[Steps] | None:
         n_steps = state.memory.n_steps  # valid ones: the first of them forgets the start
         found = self._updated(state.iterate, moments, self._rate(n_steps))
         if found is None:
             return None
         return self._averaged(state, *found)
 
-    def _averaged(self, state: StochasticState, iterate: Any, step_size: float) -> Advance | None:
-        memory: Steps = state.memory
+    def _averaged(
+        self, state: StochasticState[Steps], iterate: GaussianState, step_size: float
+    ) -> Advance[Steps] | None:
+        memory = state.memory
         weight = self._rate(memory.n_steps)
         try:
             average = iterate if weight == 1.0 else state.q.merged(iterate, weight)
@@ -83,8 +85,13 @@ class Decay(Stochastic):
         return Advance(average, iterate, step_size, Steps(memory.n_steps + 1, start))
 
     def _guarded(
-        self, state: StochasticState, advance: Advance, moments: Moments, base: BaseDraws, evaluation: Evaluation
-    ) -> Advance | None:
+        self,
+        state: StochasticState[Steps],
+        advance: Advance[Steps],
+        moments: Moments,
+        base: BaseDraws,
+        evaluation: Evaluation,
+    ) -> Advance[Steps] | None:
         if advance.step_size**2 * moments.gap < _SMALL:
             return advance
         least = evaluation.elbo - _SLACK * self._target.n_dim - 1e-9 * abs(evaluation.elbo)

@@ -6,11 +6,11 @@ solution for n rows is within about sqrt(N / n) posterior standard deviations of
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from pymc_ngvi.core.types import Array, MeanHessian, Target, Update, Whitener
+from pymc_ngvi.core.types import Array, Density, GaussianState, MeanHessian, Target, Update, Whitener
 from pymc_ngvi.estimators import price
 from pymc_ngvi.steps.adaptive.rule import Adaptive
 
@@ -23,7 +23,7 @@ _TOL = 0.5
 class Pilot(NamedTuple):
     """A state, and how many minibatches it has seen."""
 
-    q: Any
+    q: GaussianState
     n_batches: int
 
 
@@ -39,22 +39,11 @@ class Pooled:
     n_batches : int
     """
 
-    has_minibatch = False
     has_hessian = True
 
     def __init__(self, target: Target, seed: int, n_batches: int) -> None:
         self._target, self._seed, self._n_batches = target, seed, n_batches
         self.n_dim = target.n_dim
-
-    @property
-    def n_gradients(self) -> int:
-        """Evaluations of gradients of the target, on a minibatch each."""
-        return self._target.n_gradients
-
-    @property
-    def n_hessians(self) -> int:
-        """Evaluations of Hessians."""
-        return self._target.n_hessians
 
     def _mean(self, evaluate: Callable[[], tuple[Array, ...]]) -> list[Array]:
         parts = []
@@ -95,7 +84,7 @@ class _PooledHessian(MeanHessian):
         return self.pooled.mean_over_hessians(lambda hessian: hessian.whitened(state), self.theta)
 
 
-def pilot_fit(target: Target, update: Update, q: Any, seed: int) -> Pilot | None:
+def pilot_fit(target: Target, update: Update, q: GaussianState, seed: int) -> Pilot | None:
     """Solve the problem on the first minibatches.
 
     Parameters
@@ -115,7 +104,7 @@ def pilot_fit(target: Target, update: Update, q: Any, seed: int) -> Pilot | None
     if not target.has_hessian:
         return None
     n_batches = min(target.n_batches, _N_BATCHES) if target.has_minibatch else 1
-    pooled: Any = Pooled(target, seed, n_batches) if target.has_minibatch else target
+    pooled: Density = Pooled(target, seed, n_batches) if target.has_minibatch else target
     rule = Adaptive(pooled, update, price, seed=seed, tol=_TOL)
     if not rule.first_evaluation(q).finite.any():
         return None

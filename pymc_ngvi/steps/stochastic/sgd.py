@@ -1,10 +1,10 @@
 """Step rule `sgd`: stochastic gradient ascent in the coordinates of mean and Cholesky factor, for comparison."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from pymc_ngvi.core.types import Moments, Parameters
+from pymc_ngvi.core.types import GaussianState, Moments, Parameters
 from pymc_ngvi.steps.stochastic.base import Advance, Stochastic, StochasticState
 from pymc_ngvi.steps.stochastic.coordinates import Coordinates
 
@@ -12,7 +12,7 @@ from pymc_ngvi.steps.stochastic.coordinates import Coordinates
 _FIRST_LENGTH = 0.1
 
 
-class SGD(Coordinates):
+class SGD(Coordinates[float | None]):
     """Plain gradient steps; options as for `Stochastic`.
 
     ``step_size`` is in the units of the coordinates; by default the first step is as long as a tenth of the
@@ -22,13 +22,18 @@ class SGD(Coordinates):
 
     takes: ClassVar[frozenset[str]] = Stochastic.takes | {"step_decay"}
 
-    def _follow(self, state: StochasticState, direction: Parameters, moments: Moments) -> Advance | None:
+    def _remember(self, q: GaussianState) -> None:
+        pass
+
+    def _follow(
+        self, state: StochasticState[float | None], direction: Parameters, moments: Moments
+    ) -> Advance[float | None] | None:
         iterate = state.iterate
         first = state.memory or self._step_size or self._first_rate(iterate, direction)
         rate = self._decayed(first, state.t - 1)
         return self._moved(iterate, rate * direction.location, rate * direction.factor, step_size=rate, memory=first)
 
-    def _first_rate(self, iterate: Any, direction: Parameters) -> float:
+    def _first_rate(self, iterate: GaussianState, direction: Parameters) -> float:
         sd = iterate.sd()
         # Near an optimum with these standard deviations, the ELBO bends by 1/sd^2 along the mean and a factor of the
         # covariance, by sd^2 along a factor of the precision: a longer step would overshoot.

@@ -12,11 +12,11 @@ References
    https://doi.org/10.48550/arXiv.2109.00375
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from pymc_ngvi.core.types import Array, Moments, Outer, Parameters
+from pymc_ngvi.core.types import Array, GaussianState, Moments, Outer, Parameters
 from pymc_ngvi.steps.stochastic.base import Advance, StochasticState
 from pymc_ngvi.steps.stochastic.coordinates import Coordinates, zeros_like
 
@@ -25,7 +25,7 @@ _MOMENTUM = 0.9
 _LENGTH = 0.001
 
 
-class SNNGM(Coordinates):
+class SNNGM(Coordinates[Parameters]):
     """Normalised natural gradients with momentum; options as for `Stochastic`.
 
     ``step_size`` is the length alpha of a step, by default .001 times the square root of the number of parameters.
@@ -33,10 +33,12 @@ class SNNGM(Coordinates):
 
     default_path_draws: ClassVar[int | None] = 1
 
-    def _remember(self, q: Any) -> Parameters:
+    def _remember(self, q: GaussianState) -> Parameters:
         return zeros_like(q)
 
-    def _follow(self, state: StochasticState, direction: Parameters, moments: Moments) -> Advance | None:
+    def _follow(
+        self, state: StochasticState[Parameters], direction: Parameters, moments: Moments
+    ) -> Advance[Parameters] | None:
         iterate = state.iterate
         norm = _riemannian_norm(iterate, moments) if iterate.factor_sign < 0 else _euclidean_norm(direction)
         if not np.isfinite(norm):
@@ -60,7 +62,7 @@ def _euclidean_norm(direction: Parameters) -> float:
     return float(np.sqrt(np.vdot(direction.location, direction.location) + np.vdot(direction.factor, direction.factor)))
 
 
-def _riemannian_norm(state: Any, moments: Moments) -> float:
+def _riemannian_norm(state: GaussianState, moments: Moments) -> float:
     """Return the length of the natural gradient in the Fisher metric: its square is twice the gap it predicts."""
     error = moments.error(state)
     whole = state.factor_values.ndim == 2  # a packed one leaves entries out
@@ -68,7 +70,7 @@ def _riemannian_norm(state: Any, moments: Moments) -> float:
         squares = _sum_of_lower_squares(error.left[0] ** 2, error.right[0] ** 2)
     else:
         flat = state.flat(state.curvature_error(moments.curvature))
-        squares = 0.5 * np.vdot(flat, flat)
+        squares = 0.5 * float(np.vdot(flat, flat))
     return float(np.sqrt(np.vdot(moments.grad, moments.grad) + squares))
 
 
