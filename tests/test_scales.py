@@ -9,7 +9,7 @@ import pytest
 from pymc_ngvi import LogDensity, fit_ngvi
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.steps.adaptive import rule as adaptive
-from pymc_ngvi.steps.adaptive.held import Held
+from pymc_ngvi.steps.adaptive.conditioned import Conditioned
 from pymc_ngvi.steps.adaptive.scales import lost_scales
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")
@@ -107,14 +107,14 @@ def _with_own_curvature(density, location):
     return DiagonalState.from_scale(location, 1.0 / np.sqrt(np.abs(curvature)))
 
 
-def test_held_coordinates_have_a_gaussian_of_their_own_and_the_others_the_density_given_them(density):
+def test_given_coordinates_have_a_gaussian_of_their_own_and_the_others_the_density_given_them(density):
     index, point, sd = np.array([2, 16]), np.array([40.0, 3.0]), np.array([5.0, 0.5])
-    held = Held(density, index, point, sd)
+    conditioned = Conditioned(density, index, point, sd)
     theta = density.initial_point() + np.random.default_rng(1).standard_normal((3, density.n_dim))
     given = theta.copy()
     given[:, index] = point
     standard = (theta[:, index] - point) / sd
-    logp, grad = held.logp_grad(theta)
+    logp, grad = conditioned.logp_grad(theta)
     np.testing.assert_allclose(logp, density.logp(given) - 0.5 * (standard**2).sum(axis=1))
     expected = density.grad(given)
     expected[:, index] = -standard / sd
@@ -122,9 +122,9 @@ def test_held_coordinates_have_a_gaussian_of_their_own_and_the_others_the_densit
     hessian = density.hessian(given).mean(axis=0)
     hessian[index], hessian[:, index] = 0.0, 0.0
     hessian[index, index] = -1.0 / sd**2
-    np.testing.assert_allclose(held.mean_hessian(theta).products(np.eye(density.n_dim)), hessian, atol=1e-12)
-    np.testing.assert_allclose(held.mean_hessian(theta).diagonal(), np.diag(hessian), atol=1e-12)
-    values = density.pattern.symmetric(held.mean_hessian(theta).values()).toarray()
+    np.testing.assert_allclose(conditioned.mean_hessian(theta).products(np.eye(density.n_dim)), hessian, atol=1e-12)
+    np.testing.assert_allclose(conditioned.mean_hessian(theta).diagonal(), np.diag(hessian), atol=1e-12)
+    values = density.pattern.symmetric(conditioned.mean_hessian(theta).values()).toarray()
     np.testing.assert_allclose(values, hessian, atol=1e-12)
     q = FullState.from_scale(theta[0], np.ones(density.n_dim))
-    np.testing.assert_allclose(held.mean_hessian(theta).whitened(q), -hessian, atol=1e-12)
+    np.testing.assert_allclose(conditioned.mean_hessian(theta).whitened(q), -hessian, atol=1e-12)

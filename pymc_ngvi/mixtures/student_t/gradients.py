@@ -158,11 +158,11 @@ class ScaleMoments:
 
         With a part of the step of the shape, ``trust`` from 0 to 1, and the size of Sigma that goes with it.
         """
-        full: Array = self.metric.divided(self.vector[None])[0]
+        full: Array = self.metric.solve(self.vector[None])[0]
         if trust == 1.0:
             return full
-        held: Array = self.metric.holding_shape().divided(np.append(self.vector[:-1], 0.0)[None])[0]
-        return trust * full + (1.0 - trust) * held
+        same_shape: Array = self.metric.holding_shape().solve(np.append(self.vector[:-1], 0.0)[None])[0]
+        return trust * full + (1.0 - trust) * same_shape
 
     @property
     def gap_of_gaussian(self) -> float:
@@ -210,11 +210,11 @@ def measured(
         m = m if m.is_finite() and m.floor <= other.floor else other
     sizes, shapes = _by_replicate(q, inner, within_q, stl=stl)
     tail, least, most = 1.0 / q.shape, LEAST_TAIL * (1.0 + _ROUNDING), MOST_TAIL * (1.0 - _ROUNDING)
-    held = bool((tail <= least and shapes.mean() < 0.0) or (tail >= most and shapes.mean() > 0.0))
-    shapes = np.zeros_like(shapes) if held else shapes
+    at_bound = bool((tail <= least and shapes.mean() < 0.0) or (tail >= most and shapes.mean() > 0.0))
+    shapes = np.zeros_like(shapes) if at_bound else shapes
     unit = q.gaussian.flat(q.gaussian.add_to_diagonal(np.zeros_like(m.curvature), 1.0)) / np.sqrt(q.n_dim)
     metric = Metric.of(q, unit)
-    metric = metric.holding_shape() if held else metric
+    metric = metric.holding_shape() if at_bound else metric
     error = q.gaussian.flat(q.gaussian.curvature_error(m.curvature)) / -np.sqrt(2.0)
     row = np.concatenate([m.grad, error, [shapes.mean()]])[None]
     vector = metric.with_size(row, sizes.mean(keepdims=True))
@@ -230,7 +230,7 @@ def measured(
         u = metric.with_size(np.column_stack([m.replicates, shapes]), sizes)
         gap, floor, floor_sd = gap_of(metric.whitened(u))
         own = replace(m, gap=gap, floor=floor, floor_sd=floor_sd, replicates=None)
-        steps = metric.divided(u)[:, -1]
+        steps = metric.solve(u)[:, -1]
     steps = steps / np.sqrt(shape_information(q.shape))
     se = float(steps.std(ddof=1) / np.sqrt(len(steps))) if len(steps) > 1 else np.inf
     return ScaleMoments(replace(own, curvature=curvature), m, vector[0], metric, float(steps.mean()), se)
@@ -271,7 +271,7 @@ class Tails:
         """Measure them at draws of a Gaussian, from gradients alone."""
         q = StudentTState(gaussian, float(np.log(MOST_SHAPE)))
         rows = np.column_stack(_by_replicate(q, base, evaluation, stl=True))
-        steps = Metric.of(q, np.ones(1)).divided(rows)[:, -1] / np.sqrt(shape_information(q.shape))
+        steps = Metric.of(q, np.ones(1)).solve(rows)[:, -1] / np.sqrt(shape_information(q.shape))
         return cls(float(steps.mean()), float(steps.std(ddof=1) / np.sqrt(len(steps))) if len(steps) > 1 else np.inf)
 
     def gain(self, n_se: float) -> bool:

@@ -95,7 +95,7 @@ class Metric:
         """Return L^-1 times each row: of a natural gradient, half of its square is the gap."""
         return self._applied(gradients, 1.0 / self.root, lambda rows: np.linalg.solve(self.block, rows))
 
-    def divided(self, gradients: Array) -> Array:
+    def solve(self, gradients: Array) -> Array:
         """Return M^-1 times each row: of a natural gradient, that in the Fisher information of theta alone."""
         return self._applied(
             gradients,

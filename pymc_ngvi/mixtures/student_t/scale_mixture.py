@@ -33,8 +33,8 @@ _N_GRADIENTS, _MAX_GRADIENTS, _GRADIENTS_PER_DIM = 64, 16_384, 4
 _FEW_DRAWS, _FEW_TIMES_DIM, _LEAST_DRAWS = 128, 512, 16
 #: Standard errors by which heavier tails must gain something: along the way, and on the larger set at the end.
 _N_SE, _N_SE_AT_END = 3.0, 2.0
-#: Nats for each dimension below which tails are judged: far from the optimum they could only make up for other errors.
-_JUDGED_PER_DIM = 0.1
+#: Nats for each dimension below which tails are looked at: far from the optimum they would make up for other errors.
+_NEAR_PER_DIM = 0.1
 #: Times that a fit may find that the tails are no heavier than a Gaussian's after all.
 _MAX_RETURNS = 2
 #: Nats below the ELBO of the Gaussian that it began from, at which a t is given up.
@@ -202,8 +202,8 @@ class ScaleMixture(StepRule[StudentTState, AsGaussian | AsStudentT]):
             evaluation = self._estimator.evaluate(self._target, q, base)
             n_se = _N_SE_AT_END
         else:
-            judged = inner.fresh and inner.n_draws >= FEW_DRAWS and inner.gap < NEAR_NATS + _JUDGED_PER_DIM * q.n_dim
-            if not judged or loses_draws(inner.evaluation):
+            near = inner.gap < NEAR_NATS + _NEAR_PER_DIM * q.n_dim
+            if not (inner.fresh and near) or inner.n_draws < FEW_DRAWS or loses_draws(inner.evaluation):
                 return moved
             base, evaluation, n_se = inner.base, inner.evaluation, _N_SE
         begun = None

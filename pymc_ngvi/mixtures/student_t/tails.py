@@ -20,7 +20,7 @@ from pymc_ngvi.mixtures.student_t.gradients import (
     within,
 )
 from pymc_ngvi.steps.adaptive.certificate import MAX_CURVATURE_ERROR, is_kinked
-from pymc_ngvi.steps.adaptive.drift import MAX_ERROR
+from pymc_ngvi.steps.adaptive.global_gradient import MAX_ERROR
 from pymc_ngvi.steps.adaptive.nearness import is_near
 from pymc_ngvi.steps.schedule.base import Schedule
 from pymc_ngvi.steps.schedule.belief import Belief

@@ -3,7 +3,7 @@
 import numpy as np
 
 from pymc_ngvi.core.types import GaussianState, Moments
-from pymc_ngvi.steps.adaptive.rest import judged
+from pymc_ngvi.steps.adaptive.rest import coordinatewise
 from pymc_ngvi.steps.adaptive.state import AdaptiveState
 from pymc_ngvi.steps.schedule.base import NEAR_NATS
 
@@ -80,6 +80,6 @@ def slack_among_effects(state: AdaptiveState, slack: float, tol: float) -> float
 
 def _are_small(q: GaussianState, moments: Moments) -> bool:
     """Tell whether whitened errors of means and scales are small."""
-    grad, curvature = judged(q, moments)
+    grad, curvature = coordinatewise(q, moments)
     errors_of_scales = np.abs(curvature - 1.0)
     return bool(np.max(np.abs(grad), initial=0.0) < NEAR_ERROR and np.max(errors_of_scales, initial=0.0) < NEAR_ERROR)

@@ -4,11 +4,11 @@ import numpy as np
 
 from pymc_ngvi.core.types import Array, GaussianState, Moments
 from pymc_ngvi.steps.adaptive.certificate import MAX_CURVATURE_ERROR
-from pymc_ngvi.steps.adaptive.drift import MAX_ERROR
+from pymc_ngvi.steps.adaptive.global_gradient import MAX_ERROR
 from pymc_ngvi.steps.adaptive.state import AdaptiveState
 
 
-def judged(q: GaussianState, moments: Moments) -> tuple[Array, Array]:
+def coordinatewise(q: GaussianState, moments: Moments) -> tuple[Array, Array]:
     """Return whitened gradient and diagonal curvature of the coordinates that are looked at one by one.
 
     Of a q that tells them from group effects, these are the global parameters: of thousands of effects, one is always
@@ -26,7 +26,7 @@ def no_coordinate_is_off(state: AdaptiveState) -> bool:
     Global parameters must have come to rest, too, as far as all draws tell since the last large step.
     """
     m, index = state.moments, state.q.globals_
-    grad, curvature = judged(state.q, m)
+    grad, curvature = coordinatewise(state.q, m)
     grad_se, curvature_se = (m.grad_se, m.curvature_se) if index is None else (m.grad_se[index], m.curvature_se[index])
     error, curvature_error = np.abs(grad) - 2.0 * grad_se, np.abs(curvature - 1.0) - 2.0 * curvature_se
     if index is not None and (state.drift is None or not state.drift.is_settled()):

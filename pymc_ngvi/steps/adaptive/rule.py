@@ -13,7 +13,7 @@ from pymc_ngvi.core.draws import MAX_SOBOL_DIM, globals_first
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.types import Array, Assessment, BaseDraws, Evaluation, GaussianState, Moments, StepRule
 from pymc_ngvi.steps.adaptive.certificate import assessed, is_kinked
-from pymc_ngvi.steps.adaptive.drift import Drift, with_stride
+from pymc_ngvi.steps.adaptive.global_gradient import GlobalGradient, with_stride
 from pymc_ngvi.steps.adaptive.growth import Growth
 from pymc_ngvi.steps.adaptive.nearness import (
     MANY,
@@ -43,7 +43,7 @@ _FAST_RATE, _N_LEARNED = 0.15, 6
 #: Part of its noise to which a set is solved when it has no more to teach of a hierarchical model.
 _EXHAUSTED = 0.25
 #: Random streams from here on serve only to look, never to move a state.
-_LISTENING_LEVEL, _RECOVERY_LEVEL = 4_000_000, 6_000_000
+_GRADIENTS_LEVEL, _RECOVERY_LEVEL = 4_000_000, 6_000_000
 
 
 class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[GaussianState, AdaptiveState]):
@@ -76,7 +76,7 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
             belief=Belief.of(moments),
             n_dropped=evaluation.n_dropped,
             n_settling=MAX_SETTLING if can_settle(q) else 0,
-            drift=Drift.measured(None, q, moments, base.n_draws),
+            drift=GlobalGradient.measured(None, q, moments, base.n_draws),
             growth=Growth(first=q.sd()),
             n_recoveries=MAX_RECOVERIES,
         )
@@ -139,11 +139,11 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
         new = super()._redraw(state, n_draws)
         if new.level == state.level:
             return new
-        drift = Drift.measured(state.drift, new.q, new.moments, n_draws)
+        drift = GlobalGradient.measured(state.drift, new.q, new.moments, n_draws)
         if drift is not None and has_effects(new.q, TENS_OF_THOUSANDS) and new.belief.bound < self._tol_at(new):
             # Only noise in the global parameters keeps the fit from ending, which Hessians would not lower.
-            stream = _LISTENING_LEVEL + 1_000 * new.level
-            drift = drift.listened(new.q, lambda k: self._at(new.q, stream + k, n_draws))
+            stream = _GRADIENTS_LEVEL + 1_000 * new.level
+            drift = drift.with_more_sets(new.q, lambda k: self._at(new.q, stream + k, n_draws))
         return replace(new, drift=drift)
 
     def _is_exact(self, state: AdaptiveState) -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import BaseDraws, Density, Estimator, Evaluation, GaussianState, Moments, Update
-from pymc_ngvi.steps.adaptive.held import Held
+from pymc_ngvi.steps.adaptive.conditioned import Conditioned
 from pymc_ngvi.steps.schedule.linesearch import Failure, search
 
 #: Times that lost scales are looked for in one fit, and draws to move on and to judge by.
@@ -97,8 +97,8 @@ def _climb(
     origin, sd = q.mean()[index], q.sd()[index]
     trial = q
     for k in range(_MOST_STRIDES):
-        held = Held(tools.target, index, origin + (k + 1) * stride, sd)
-        trial = _fitted(tools, held, trial)
+        given = Conditioned(tools.target, index, origin + (k + 1) * stride, sd)
+        trial = _fitted(tools, given, trial)
         evaluation = tools.estimator.evaluate(tools.target, trial, tools.fresh)
         if not _is_better(evaluation, best):
             break
@@ -115,16 +115,16 @@ def _is_better(new: Evaluation, old: Evaluation) -> bool:
     return bool(gain > max(_LEAST_GAIN, _N_SE * se))
 
 
-def _fitted(tools: Tools, held: Held, q: GaussianState) -> GaussianState:
-    """Return the state after a few natural steps given the coordinates that are held."""
-    evaluation = tools.estimator.evaluate(held, q, tools.base)
+def _fitted(tools: Tools, given: Conditioned, q: GaussianState) -> GaussianState:
+    """Return the state after a few natural steps given some coordinates."""
+    evaluation = tools.estimator.evaluate(given, q, tools.base)
     for _ in range(_MOST_STEPS):
         if not evaluation.finite.any():
             break
-        moments = tools.estimator.moments(held, q, tools.base, evaluation)
+        moments = tools.estimator.moments(given, q, tools.base, evaluation)
         found = search(
             functools.partial(_stepped, tools.update, q, moments),
-            lambda state: tools.estimator.evaluate(held, state, tools.base),
+            lambda state: tools.estimator.evaluate(given, state, tools.base),
             _not_below(evaluation),
             elbo=evaluation.elbo,
             slope=2.0 * moments.gap,

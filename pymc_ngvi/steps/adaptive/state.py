@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Evaluation, GaussianState, Moments
-from pymc_ngvi.steps.adaptive.drift import Drift, Stride
+from pymc_ngvi.steps.adaptive.global_gradient import GlobalGradient, Stride
 from pymc_ngvi.steps.adaptive.growth import Growth
 from pymc_ngvi.steps.adaptive.secant import Pair
 from pymc_ngvi.steps.schedule.state import ScheduleState
@@ -29,7 +29,7 @@ class AdaptiveState(ScheduleState):
         Steps on fixed sets near the optimum that were looked at for it; `_N_LEARNED` if one showed there is no need.
     n_settling : int
         Steps of group effects alone that may follow, at the start.
-    drift : Drift or None
+    drift : GlobalGradient or None
         Of global parameters, over the fresh sets since the last large step.
     stride : Stride or None
         The last one of global parameters that drifted.
@@ -46,7 +46,7 @@ class AdaptiveState(ScheduleState):
     pairs: tuple[Pair, ...] = ()
     n_learned: int = 0
     n_settling: int = 0
-    drift: Drift | None = None
+    drift: GlobalGradient | None = None
     stride: Stride | None = None
     growth: Growth = field(default_factory=Growth)
     n_recoveries: int = 0

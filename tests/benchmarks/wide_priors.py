@@ -8,7 +8,7 @@ Examples
 --------
 ::
 
-    python wide_scales.py --seeds 20
+    python wide_priors.py --seeds 20
 """
 
 import functools
@@ -183,7 +183,7 @@ MODELS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Fit each model with each seed and from each dispersed start that is missing, and write the table."""
-    parser = parser_of(__doc__, MODELS, "wide_scales", 20)
+    parser = parser_of(__doc__, MODELS, "wide_priors", 20)
     parser.add_argument("--starts", type=int, default=20, help="dispersed starts")
     options = parser.parse_args(arguments)
     records = Records(options.out, FIELDS)

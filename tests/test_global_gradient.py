@@ -8,7 +8,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from pymc_ngvi.core.types import BaseDraws, Evaluation, Moments
-from pymc_ngvi.steps.adaptive.drift import Drift, with_stride
+from pymc_ngvi.steps.adaptive.global_gradient import GlobalGradient, with_stride
 from pymc_ngvi.steps.adaptive.nearness import is_solved_for_globals
 
 Q = SimpleNamespace(globals_=np.array([1, 3]))
@@ -24,7 +24,7 @@ def moments(grad, se):
 def measured(*sets):
     drift = None
     for grad, se, n_draws in sets:
-        drift = Drift.measured(drift, Q, moments(grad, se), n_draws)
+        drift = GlobalGradient.measured(drift, Q, moments(grad, se), n_draws)
     return drift
 
 
@@ -67,7 +67,7 @@ def test_when_globals_are_settled(grad, se, expected):
 
 
 def test_a_family_without_globals_has_no_drift():
-    assert Drift.measured(None, SimpleNamespace(globals_=None), moments([1.0, 1.0], [0.1, 0.1]), 64) is None
+    assert GlobalGradient.measured(None, SimpleNamespace(globals_=None), moments([1.0, 1.0], [0.1, 0.1]), 64) is None
 
 
 def test_a_stride_replaces_the_gradient_only_where_it_goes():
@@ -78,7 +78,7 @@ def test_a_stride_replaces_the_gradient_only_where_it_goes():
 # --- gradients alone --------------------------------------------------------------------------------------------------
 
 
-class Listened:
+class Sets:
     """q and evaluations whose whitened gradient of the globals is a mean plus noise, counted."""
 
     def __init__(self, mean, sd, n_draws=64, seed=1):
@@ -96,10 +96,10 @@ class Listened:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_listening_ends_when_the_noise_is_low(seed):
+def test_adding_sets_ends_when_the_noise_is_low(seed):
     first = measured(([0.0, 0.0], [0.2, 0.2], 64))
-    heard = Listened([0.05, -0.05], 0.8, seed=seed)
-    drift = first.listened(heard.q, heard)
+    heard = Sets([0.05, -0.05], 0.8, seed=seed)
+    drift = first.with_more_sets(heard.q, heard)
     assert 2 <= heard.n_sets < 16
     assert np.max(drift.se) <= 0.05
     assert drift.n_sets == first.n_sets  # sets between which q has moved are another matter
@@ -107,15 +107,15 @@ def test_listening_ends_when_the_noise_is_low(seed):
     assert np.all(np.abs(drift.mean - (1 - weight) * heard.mean) < 5 * drift.se)
 
 
-def test_listening_ends_when_a_parameter_moves_for_certain():
-    heard = Listened([2.0, 0.0], 0.8)
-    measured(([2.0, 0.0], [0.2, 0.2], 64)).listened(heard.q, heard)
+def test_adding_sets_ends_when_a_parameter_moves_for_certain():
+    heard = Sets([2.0, 0.0], 0.8)
+    measured(([2.0, 0.0], [0.2, 0.2], 64)).with_more_sets(heard.q, heard)
     assert heard.n_sets == 0
 
 
-def test_listening_does_not_go_on_for_ever():
-    heard = Listened([0.0, 0.0], 50.0)
-    measured(([0.0, 0.0], [9.0, 9.0], 64)).listened(heard.q, heard)
+def test_adding_sets_does_not_go_on_for_ever():
+    heard = Sets([0.0, 0.0], 50.0)
+    measured(([0.0, 0.0], [9.0, 9.0], 64)).with_more_sets(heard.q, heard)
     assert heard.n_sets == 16
 
 

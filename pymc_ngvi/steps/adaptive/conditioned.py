@@ -1,4 +1,4 @@
-"""A log density with some of its coordinates held: they get a narrow Gaussian of their own."""
+"""A log density given some of its coordinates, which get a narrow Gaussian of their own."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.types import Array, Density, MeanHessian
 
 
-class Held:
+class Conditioned:
     """The density of the other coordinates given some, times a Gaussian of these.
 
     A fit of it is one of the conditional posterior, by any family, in the coordinates of the whole.
@@ -18,9 +18,9 @@ class Held:
     Parameters
     ----------
     target : Density
-    index : ndarray of int, shape (n_held,)
-        Coordinates that are held.
-    point, sd : ndarray, shape (n_held,)
+    index : ndarray of int, shape (n_given,)
+        Coordinates that are given.
+    point, sd : ndarray, shape (n_given,)
         Of their Gaussian; what the others are given is ``point``.
     """
 
@@ -38,7 +38,7 @@ class Held:
 
     def mean_hessian(self, theta: Array) -> MeanHessian:
         """Return the mean of hess log p over draws."""
-        return _HeldHessian(self._target.mean_hessian(self._given(theta)), self._index, self._sd**2, self.n_dim)
+        return _GivenHessian(self._target.mean_hessian(self._given(theta)), self._index, self._sd**2, self.n_dim)
 
     def _given(self, theta: Array) -> Array:
         given = theta.copy()
@@ -47,8 +47,8 @@ class Held:
 
 
 @dataclass(frozen=True)
-class _HeldHessian(MeanHessian):
-    """Some rows and columns are 0 but for the diagonal: minus the inverse of ``variance``, (n_held,)."""
+class _GivenHessian(MeanHessian):
+    """Some rows and columns are 0 but for the diagonal: minus the inverse of ``variance``, (n_given,)."""
 
     whole: MeanHessian
     index: NDArray[np.intp]
@@ -81,8 +81,8 @@ class _HeldHessian(MeanHessian):
         assert pattern is not None
         own = np.zeros(self.n_dim)
         own[self.index] = -1.0 / self.variance
-        is_held = own != 0.0
-        values[is_held[pattern.rows] | is_held[pattern.cols]] = 0.0
-        diagonal = is_held[pattern.rows] & (pattern.rows == pattern.cols)
+        is_given = own != 0.0
+        values[is_given[pattern.rows] | is_given[pattern.cols]] = 0.0
+        diagonal = is_given[pattern.rows] & (pattern.rows == pattern.cols)
         values[diagonal] = own[pattern.rows[diagonal]]
         return values

@@ -8,7 +8,7 @@ not: what is the same in all of them is no noise.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class Stride(NamedTuple):
 
 @stored("adaptive.drift")
 @dataclass(frozen=True)
-class Drift:
+class GlobalGradient:
     """Whitened gradient of the global parameters, averaged over fresh sets of draws along the way.
 
     Parameters
@@ -54,8 +54,8 @@ class Drift:
     n_sets: int
 
     @classmethod
-    def measured(cls, before: "Drift | None", q: GaussianState, moments: Moments, n_draws: int) -> "Drift | None":
-        """Return the drift with one more set; None for a q that does not tell globals from the rest."""
+    def measured(cls, before: Self | None, q: GaussianState, moments: Moments, n_draws: int) -> Self | None:
+        """Return it with one more set; None for a q that does not tell globals from the rest."""
         if q.globals_ is None:
             return None
         grad, se = moments.grad[q.globals_], moments.grad_se[q.globals_]
@@ -64,8 +64,8 @@ class Drift:
         new = cls(n_draws * grad, (n_draws * se) ** 2, n_draws, 1)
         return new if before is None else before._with(new)
 
-    def listened(self, q: GaussianState, evaluated: Callable[[int], tuple[BaseDraws, Evaluation]]) -> "Drift":
-        """Return the drift with further sets of draws, of gradients alone, until its noise is low enough to judge.
+    def with_more_sets(self, q: GaussianState, evaluated: Callable[[int], tuple[BaseDraws, Evaluation]]) -> Self:
+        """Return it with further sets of draws, of gradients alone, until its noise is low enough to judge.
 
         Parameters
         ----------
@@ -88,9 +88,9 @@ class Drift:
         moves = np.abs(self.mean) > MAX_ERROR + _N_SE * self.se
         return bool(np.max(self.se, initial=0.0) <= _MAX_NOISE or moves.any())
 
-    def _with(self, other: "Drift") -> "Drift":
+    def _with(self, other: "GlobalGradient") -> Self:
         total, variance = self.total + other.total, self.variance + other.variance
-        return Drift(total, variance, self.n_draws + other.n_draws, self.n_sets + 1)
+        return type(self)(total, variance, self.n_draws + other.n_draws, self.n_sets + 1)
 
     @property
     def mean(self) -> Array:
@@ -108,7 +108,7 @@ class Drift:
         error = np.abs(self.mean) - self.se
         return bool(np.max(error, initial=0.0) <= MAX_ERROR and np.max(self.se, initial=0.0) <= _MAX_NOISE)
 
-    def stride(self, last: "Stride | None") -> "Stride | None":
+    def stride(self, last: Stride | None) -> Stride | None:
         """Return how far to go in the parameters that move; None where none is known to."""
         mean = self.mean
         moves = (np.abs(mean) > np.maximum(_LEAST, _N_SE * self.se)) & (self.n_sets >= _N_SETS)
@@ -121,14 +121,14 @@ class Drift:
         return Stride(np.where(moves, np.clip(stretch * mean, -_STRIDE, _STRIDE), 0.0), stretch)
 
 
-def _of_gradients(q: GaussianState, base: BaseDraws, evaluation: Evaluation) -> Drift | None:
-    """Return the drift that gradients at one more set of draws show; None where one is not finite."""
+def _of_gradients(q: GaussianState, base: BaseDraws, evaluation: Evaluation) -> GlobalGradient | None:
+    """Return the mean gradient at one more set of draws; None where one is not finite."""
     if base.n_replicates < 2 or not evaluation.finite.all():
         return None
     whitened = q.whiten(evaluation.grad)[:, q.globals_] + base.z[:, q.globals_]
     grads = np.array([whitened[rows].mean(axis=0) for rows in base.replicates()])
     variance = grads.var(axis=0, ddof=1) / base.n_replicates
-    return Drift(base.n_draws * grads.mean(axis=0), base.n_draws**2 * variance, base.n_draws, 1)
+    return GlobalGradient(base.n_draws * grads.mean(axis=0), base.n_draws**2 * variance, base.n_draws, 1)
 
 
 def with_stride(q: GaussianState, moments: Moments, step: Array) -> Moments:
