@@ -33,7 +33,7 @@ def fit_ngvi(
         Default: the model of the context.
     {options}
     **unknown
-        Refused: an option of another method with what to use instead, a misspelt one with the name that was meant.
+        Other options are refused. The message says what to use instead, or which name was meant.
 
     Returns
     -------

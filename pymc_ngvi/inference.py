@@ -56,9 +56,9 @@ class Arguments(FitOptions):
 class NGVI(Inference):
     """Natural-gradient variational inference.
 
-    Fits a Gaussian on the unconstrained scale, by default with second-order natural-gradient steps: there is no
-    learning rate, the number of Monte Carlo draws grows by itself, the fit stops by itself. Other updates, estimators
-    and step rules are a word each.
+    Fits a Gaussian on the unconstrained scale, by default with second-order natural-gradient steps. There is no
+    learning rate, the number of Monte Carlo draws grows as needed, and the fit stops by itself. Other updates,
+    estimators and step rules are options.
 
     Parameters
     ----------
@@ -69,8 +69,8 @@ class NGVI(Inference):
     start : mapping or NGVIApproximation, optional
         Starting means by variable name (constrained scale) or by value-variable name such as ``sd_log__``
         (unconstrained scale); the result of ``pm.find_MAP`` will do. Or an earlier fit, of this model or of one that
-        shares variables with it: its mean and, without ``start_sigma``, its covariance, as far as the family can hold
-        it; of an exact posterior, those of the Gaussian fit that it began from.
+        shares variables with it. Its mean is taken and, without ``start_sigma``, its covariance, as far as the family
+        can hold it. Of an exact posterior, those of its Gaussian fit are taken.
     start_sigma : mapping or float, optional
         Starting standard deviations on the unconstrained scale. Default: the best of 1, .3, .1, .03 and .01.
     family : {"auto", "full", "diagonal", "block", "sparse", "mixture", "student_t"}, optional
@@ -81,9 +81,9 @@ class NGVI(Inference):
         Parametrisation, estimator of the gradients, and step rule. Each that is left out gets the default that goes
         with the others; see `pymc_ngvi.fitting.registry.ALLOWED`.
     tol : float, default 0.05
-        Nats of ELBO that a converged fit may still lack. In fewer than 100 dimensions less, in proportion to the
-        dimension down to a tenth, unless the posterior is far from every q of the family; for the family "sparse", the
-        proportion goes on above 100.
+        Nats of ELBO that a converged fit may still lack. In fewer than 100 dimensions it is less, in proportion to the
+        dimension down to a tenth, unless the posterior is far from every q of the family. For the family "sparse", it
+        grows in proportion to the dimension above 100.
     n_draws : int, optional
         Draws in the first set (step="adaptive": 8, a power of 2), or in each iteration (other step rules).
     max_draws : int, optional
@@ -101,26 +101,27 @@ class NGVI(Inference):
         from one window to the next, over three windows. Default: 1,000 ("snngm", "adam", "sgd"), or as many as make
         1,000 draws, at least 50.
     factor : {"covariance", "precision"}, optional
-        What update="euclidean" has the Cholesky factor of: with family="full" the precision.
+        The matrix whose Cholesky factor update="euclidean" moves. Default for family="full": the precision.
     blocks : sequence of sequences of str, optional
         With family="block": names of variables, or labels of single coordinates such as ``"z[0,1]"``, that share a
-        block. Variables that are not named have a block each; with ``reparam`` and no names, groups have.
+        block. Variables that are not named have a block each. With ``reparam`` and no names, each group has a block.
     reparam : {"rvb1", "rvb2", "noncentred"}, optional
         For hierarchical models: fit group effects relative to their conditional modes and scales given the global
         parameters [2]_. "rvb2": those of the model. "rvb1": those of a quadratic expansion about the data, for Poisson,
         Bernoulli and Normal likelihoods with canonical links. "noncentred": those of the prior. q
         is then no Gaussian on the unconstrained scale, but its density is exact.
     posterior : {"auto", "gaussian", "exact"}, default "auto"
-        What is returned. "gaussian": the fit. "exact": the posterior up to simulation error. After a Gaussian fit,
-        parameters in small blocks that are independent given the others, such as the effects of a group, are integrated
-        by quadrature, and the others, up to 100, sampled by importance; of a model without such blocks, all of up to
-        15. "auto": the exact posterior where it takes about as long as a few fits and all checks of it hold, and the
-        Gaussian otherwise, with the reason in ``approx.record.posterior``; also where ``family``, ``update``,
-        ``estimator``, ``step`` or ``reparam`` is named, whose result is returned as it is. "exact" raises a ValueError
-        where the model does not allow it, and `NotExactError` where a check fails. An exact posterior has draws and
-        moments, but no density; ``approx.gaussian`` is the Gaussian fit.
+        What is returned. "gaussian": the fit. "exact": the posterior up to simulation error. For this, parameters in
+        small blocks that are independent given the others, such as the effects of a group, are integrated by quadrature
+        after the Gaussian fit. The others, up to 100, are sampled by importance. In a model without such blocks, all
+        parameters are sampled so, up to 15. "auto": the exact posterior where it takes about as long as a few fits and
+        all its checks hold, and the Gaussian otherwise, with the reason in ``approx.record.posterior``. Where
+        ``family``, ``update``, ``estimator``, ``step`` or ``reparam`` is named, "auto" returns the fit as it is.
+        "exact" raises a ValueError where the model does not allow it, and `NotExactError` where a check fails. An exact
+        posterior has draws and moments, but no density; ``approx.gaussian`` is the Gaussian fit.
     n_components : int or "auto", optional
-        Of family="mixture": components, at most; "auto" (default) adds them while each gains more than ``tol``.
+        Of family="mixture": the largest number of components. "auto" (default) adds components while each gains more
+        than ``tol``.
     components : {"full", "diagonal", "sparse"}, optional
         What the components of a mixture are: Gaussians with a dense covariance, without correlations, or with a
         precision that has the sparsity of the model's Hessian. Default: as for ``family="auto"``.
@@ -189,9 +190,9 @@ class NGVI(Inference):
     def approx(self) -> NGVIApproximation:
         """The approximation of the last fit.
 
-        Before the first fit: the mean at which that will start (its scale is chosen then), and the object that is
-        fitted, so that callbacks can use its nodes. Only another model or family takes another object. Where an exact
-        posterior comes after the fit, it is an object of its own, and the one that was fitted its ``gaussian``.
+        Before the first fit it has the mean at which that will start; the scale is chosen in the fit. It is the object
+        that will be fitted, so that callbacks can use its nodes. Only another model or family takes another object. An
+        exact posterior is an object of its own, whose ``gaussian`` is the one that was fitted.
         """
         if self._result is not None:
             return self._result

@@ -42,8 +42,8 @@ class ComponentMethods(Fitted):
         """Means and standard deviations of the components of a mixture, unconstrained, and their weights.
 
         By value name (``sd_log__``), with dims ``component``, ``moment`` ("mean", "sd") and those of the variable;
-        ``weights`` by component. A name that the model has taken itself gets ``q_`` before it: ``q_weights`` where it
-        has a variable called ``weights``.
+        ``weights`` by component. Where the model has a variable of such a name, ``q_`` is put before it, as in
+        ``q_weights``.
 
         Raises
         ------
@@ -144,7 +144,7 @@ class ComponentMethods(Fitted):
         Parameters
         ----------
         draws : int, default 10_000
-            Of each, made of the same standard normals.
+            Draws of each of the two, from the same standard normals.
         random_seed : int, list of int, SeedSequence, Generator, RandomState or None
             The same seed gives the k-hat of `khat`.
         gaussian : VariationalState, optional

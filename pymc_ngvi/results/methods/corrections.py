@@ -28,7 +28,7 @@ class CorrectionMethods(Fitted):
             Of q; at least 100.
         random_seed : int, list of int, SeedSequence, Generator, RandomState or None
         include_transformed : bool, optional
-            Have the unconstrained variables, too. Default: the attribute of that name.
+            Include the unconstrained variables. Default: the attribute of that name.
 
         Returns
         -------
@@ -77,15 +77,15 @@ class CorrectionMethods(Fitted):
     ) -> LinearResponse:
         """Return covariances with the correlations that a diagonal or block family leaves out [1]_.
 
-        It is how the mean of q moves when log p is tilted, from the Hessian of the ELBO at the optimum on fixed
-        quasi-random draws: exact where the posterior is Gaussian. Means stay those of q.
+        The covariance is how the mean of q moves when log p is tilted. It comes from the Hessian of the ELBO at the
+        optimum, on fixed quasi-random draws, and is exact where the posterior is Gaussian. Means stay those of q.
 
         Parameters
         ----------
         names : str or sequence of str, optional
-            Of unconstrained values (``sd_log__``), of random variables on their constrained scale (``sd``), or of
-            Deterministics; the last two by the delta method at the mean of q. Default: all unconstrained values. Only
-            what is asked for is solved for.
+            Unconstrained values (``sd_log__``), random variables on their constrained scale (``sd``), or
+            Deterministics. The last two are found by the delta method at the mean of q. Default: all unconstrained
+            values. Fewer names take less time.
         draws : int, default 128
             A power of 2, at least 2.
         tol : float, default 1e-6

@@ -19,17 +19,17 @@ class DiagnosisMethods(Fitted):
         Parameters
         ----------
         draws : int, optional
-            By default 10,000; fewer where they would cost much more than the fit did; a message says so.
+            Default: 10,000, or fewer where these would cost much more than the fit did. A message says so.
         random_seed : int, Generator or None
-            By default one that belongs to the fit: without arguments, k-hat is computed once and kept until q changes.
-            With any, it is computed anew, and scatters by about .1 at 10,000 draws.
+            Default: a seed that belongs to the fit. Without arguments, k-hat is computed once and kept until q changes.
+            With an argument it is computed anew, and varies by about .1 at 10,000 draws.
 
         Returns
         -------
         float
-            Of an exact posterior, that of its pool of global parameters, whatever the arguments. Otherwise: up to .7,
-            importance weights can correct q. Above, they can't, unless they are nearly equal:
-            `NGVIApproximation.diagnose` and `summary` tell, and give its standard error.
+            Up to .7, importance weights can correct q. Above .7 they can't, unless they are nearly equal.
+            `NGVIApproximation.diagnose` and `summary` say whether they are, and give the standard error of k-hat. For
+            an exact posterior, the k-hat is that of its pool of global parameters, whatever the arguments.
 
         Raises
         ------
@@ -44,10 +44,10 @@ class DiagnosisMethods(Fitted):
     def diagnose(self, *, thorough: bool = False, draws: int | None = None, random_seed: Seed = None) -> Diagnosis:
         """Return whether means and standard deviations of q can be relied on, why not, and what to do.
 
-        Pareto k-hat sees tails, but not how much the bulk of q is off, nor a mode that q misses. So draws of q are
-        also moved towards the posterior, by a few Hamiltonian trajectories: what their moments then change by, q is
-        off by, at least. And labels are exchanged and signs changed: where log p stays the same, but q does not, q
-        covers one of several equal modes.
+        Pareto k-hat describes the tails of the weights. It does not show how far the bulk of q is off, or that q misses
+        a mode. Therefore draws of q are also moved towards the posterior, by a few Hamiltonian trajectories: the error
+        of q is at least the change in their moments. Labels are exchanged as well, and signs changed. Where log p stays
+        the same then, but q does not, q covers one of several equal modes.
 
         Parameters
         ----------
@@ -55,10 +55,10 @@ class DiagnosisMethods(Fitted):
             Move more draws for longer, look for other modes from dispersed points, and fit once more from a dispersed
             start.
         draws : int, optional
-            Behind k-hat and the effective sample size, at least 100; fewer are used above 3,300 dimensions. Default:
-            10,000, or, where evaluations are dear, as many as a budget allows; a number has no budget.
+            For k-hat and the effective sample size; at least 100. Fewer are used above 3,300 dimensions. Default:
+            10,000, or as many as a budget allows where evaluations are expensive. A number that is given has no budget.
         random_seed : int, Generator or None
-            By default one that belongs to the fit: the diagnosis is made once and kept until q changes.
+            Default: a seed that belongs to the fit. The diagnosis is then made once and kept until q changes.
 
         Returns
         -------
@@ -73,10 +73,11 @@ class DiagnosisMethods(Fitted):
 
         Notes
         -----
-        Cost: ``draws`` log densities and up to about 8,000 gradients; thorough, about 50,000 gradients more and another
-        fit. By default there is a budget, of what the fit took or some seconds: a number of evaluations that follows
-        from the graph, the sizes of the data and the evaluations of the fit, not from the clock. Where it is too small
-        to tell, the verdict is "not judged". The report says what it took, and what was left out.
+        A diagnosis takes ``draws`` log densities and up to about 8,000 gradients. ``thorough=True`` takes about 50,000
+        gradients more, and another fit. By default there is a budget, about as long as the fit took or some seconds. It
+        is a number of evaluations that follows from the graph, the sizes of the data and the evaluations of the fit,
+        not from the clock. Where the budget is too small to tell, the verdict is "not judged". The report says what was
+        evaluated, and what was left out.
 
         References
         ----------

@@ -55,7 +55,7 @@ class DrawMethods(Fitted):
         draws : int, default 500
             Of each chain.
         chains : int, default 1
-            Draws of q are independent: chains only arrange them as other tools expect.
+            Draws of q are independent. Chains only arrange them as other tools expect.
         var_names : str or sequence of str, optional
             Free variables, Deterministics, or unconstrained values (``sd_log__``): only these are evaluated and kept.
         importance : {"psis", "psir"}, optional
@@ -69,7 +69,7 @@ class DrawMethods(Fitted):
         include_transformed : bool, optional
             Keep the unconstrained variables too. Default: the attribute of that name.
         log_p : bool, default False
-            Evaluate the log densities of the model and of q at each draw, for ``sample_stats``. With much data that
+            Evaluate the log densities of the model and of q at each draw, for ``sample_stats``. With much data this
             takes much longer than the draws.
         **kwargs
             Passed to ``pymc.to_inference_data``, for instance ``coords``, ``dims``, ``log_likelihood=True``.
@@ -85,10 +85,10 @@ class DrawMethods(Fitted):
             of the tree and of ``posterior`` say how the fit ended: ``status``, ``family``, ``elbo``, ``elbo_se``,
             ``gap`` and, if `NGVIApproximation.diagnose` or ``summary`` has been asked, ``verdict``.
 
-            Of an exact posterior, ``log_q`` is not known. Attributes of the groups have ``effective_sample_size``, that
-            of the pool of global parameters which the draws were taken from, and ``distinct_global_draws``: so many
-            draws differ in their global parameters. ``global_draw`` in ``sample_stats`` is a number that is the same
-            for those that do not; each of these has group effects of its own.
+            For an exact posterior, ``log_q`` is not known. Its groups have two more attributes:
+            ``effective_sample_size``, of the pool of global parameters that the draws come from, and
+            ``distinct_global_draws``, the number of draws that differ in their global parameters. Draws with equal
+            global parameters have the same number ``global_draw`` in ``sample_stats``. Their group effects differ.
 
         Raises
         ------

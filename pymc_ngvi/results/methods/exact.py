@@ -18,7 +18,7 @@ class ExactMethods(Fitted):
 
     @property
     def checks(self) -> Checks | None:
-        """What was measured of an exact posterior; None of any other."""
+        """The measurements that an exact posterior was judged by; None for any other."""
         state = self._state
         return state.checks if isinstance(state, ExactState) else None
 
@@ -26,14 +26,15 @@ class ExactMethods(Fitted):
     def log_marginal_likelihood(self) -> LogMarginalLikelihood:
         """The log marginal likelihood, log p(y), with its standard error, of an exact posterior.
 
-        Where the posterior has several modes, it is that of the one that was found: with K equal modes by symmetry,
-        log K more is that of all. Constants of the likelihood are included, as PyMC has them.
+        If the posterior has several modes, only the one that was found is counted. Where symmetry makes K equal modes,
+        add log K. Constants of the likelihood are included, as PyMC has them.
 
         Raises
         ------
         ValueError
-            Where the posterior is not exact; where it means nothing: improper priors (``pm.Flat``), terms without a
-            normalising constant (``pm.ICAR``, a Potential, unless `pymc_ngvi.normalised` says otherwise).
+            Where the posterior is not exact, or the value would mean nothing: with improper priors (``pm.Flat``), or
+            with terms without a normalising constant (``pm.ICAR``, a Potential, unless `pymc_ngvi.normalised` says
+            otherwise).
 
         Examples
         --------
@@ -51,7 +52,7 @@ class ExactMethods(Fitted):
     def leave_one_group_out(self) -> xr.Dataset:
         """Return the predictive density of each group's data given those of all other groups.
 
-        Groups are the independent blocks of the model: of nested groups, the outermost.
+        Groups are the independent blocks of the model. Where groups are nested, these are the outermost.
 
         Returns
         -------

@@ -49,9 +49,9 @@ class MomentMethods(Fitted):
         Returns
         -------
         xarray.DataArray
-            Square; labels on both axes. Of the unconstrained coordinates of free variables (``sd_log__``), exact, by
-            default. With Deterministics among the names, which have one scale only, or with ``constrained=True``: from
-            10,000 draws with a fixed seed.
+            Square, with labels on both axes. By default it is that of the unconstrained coordinates of free variables
+            (``sd_log__``), and exact. With Deterministics among the names, which have one scale only, or with
+            ``constrained=True``, it comes from 10,000 draws with a fixed seed.
 
         Raises
         ------

@@ -19,12 +19,12 @@ from pymc_ngvi.results.sampling import Sampling, sample_tree
 
 
 class SavingMethods(Fitted):
-    """Files and pickles; a pickle is made by cloudpickle, whoever pickles, with what the fit needs to go on."""
+    """Files and pickles. A pickle is always made by cloudpickle, and holds what the fit needs to go on."""
 
     def to_datatree(
         self, draws: int = 0, *, random_seed: Seed = None, resumable: bool = True, **kwargs: Any
     ) -> xr.DataTree:
-        """Return the approximation as a tree, which `pymc_ngvi.load` makes one of again.
+        """Return the approximation as a tree, from which `pymc_ngvi.load` restores it.
 
         Parameters
         ----------

@@ -44,10 +44,10 @@ class SummaryMethods(Fitted):
 
         Notes
         -----
-        What belongs to a group is read from the model: effects have an axis along which they depend on each other
-        through other parameters only, and a parameter in their prior, or one that multiplies them. Deterministics with
-        a value for each of more than 20 observations, and standardised effects that others are computed from, are left
-        out. A sentence below the table says so. Nothing else is.
+        Which variables are effects of groups is read from the model. Effects have an axis along which they depend on
+        each other through other parameters only, and a parameter in their prior or one that multiplies them. Two kinds
+        of variables are left out: Deterministics with a value for each of more than 20 observations, and standardised
+        effects that others are computed from. A sentence below the table says so.
         """
         return summarise(
             self._posterior, self._kept, draws, self.generator(random_seed),
