@@ -25,7 +25,7 @@ def check_draws(n: Any) -> int:
     return int(n)
 
 
-def check_chains(chains: Any) -> int:
+def check_chains(chains: object) -> int:
     """Return a number of chains; raise ValueError if it is not a whole number of at least 1."""
     if not isinstance(chains, int | np.integer) or isinstance(chains, bool) or chains < 1:
         raise ValueError(f"chains should be a whole number of at least 1; got {chains!r}.")

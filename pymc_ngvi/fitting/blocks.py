@@ -56,7 +56,7 @@ def block_labels(layout: Layout, blocks: Sequence[Sequence[str]] | None = None) 
     return rank
 
 
-def _parsed(blocks: Any) -> list[list[str]]:
+def _parsed(blocks: object) -> list[list[str]]:
     """Return the names in each block."""
     if blocks is None:
         return []
@@ -72,7 +72,7 @@ def _parsed(blocks: Any) -> list[list[str]]:
     return parsed
 
 
-def _checked(value: Any, what: str) -> list[Any]:
+def _checked(value: object, what: str) -> list[Any]:
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise ValueError(f"{_EXPECTED}; {what} is {value!r}.")
     return list(value)

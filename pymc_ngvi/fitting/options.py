@@ -4,7 +4,7 @@ import inspect
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeGuard, get_args
 
 import numpy as np
 
@@ -53,7 +53,7 @@ _REFUSED = {
 }
 
 
-def _checked_number(name: str, value: Any) -> float | None:
+def _checked_number(name: str, value: object) -> float | None:
     if value is None:
         return None
     if not _is_positive(value):
@@ -61,13 +61,13 @@ def _checked_number(name: str, value: Any) -> float | None:
     return float(value)
 
 
-def _checked_exponent(name: str, value: Any) -> float | None:
+def _checked_exponent(name: str, value: object) -> float | None:
     if value is None or (_is_positive(value) and value <= 1.0) or (_is_number(value) and value == 0):
         return None if value is None else float(value)
     raise ValueError(f"{name} is an exponent from 0 (no decay) to 1; got {value!r}.")
 
 
-def _checked_count(name: str, value: Any) -> int | None:
+def _checked_count(name: str, value: object) -> int | None:
     if value is None:
         return None
     if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
@@ -75,7 +75,7 @@ def _checked_count(name: str, value: Any) -> int | None:
     return int(value)
 
 
-def _checked_components_number(name: str, value: Any) -> int | str | None:
+def _checked_components_number(name: str, value: object) -> int | str | None:
     if value == AUTO and isinstance(value, str):
         return AUTO
     try:
@@ -84,17 +84,17 @@ def _checked_components_number(name: str, value: Any) -> int | str | None:
         raise ValueError(f"{name} should be 'auto' or a whole number of at least 1; got {value!r}.") from None
 
 
-def _checked_kind(name: str, value: Any) -> str | None:
+def _checked_kind(name: str, value: object) -> str | None:
     if value is None or (isinstance(value, str) and value in BASE_DRAWS):
         return value
     raise ValueError(f"Unknown {name} {value!r}: {suggestion(value, BASE_DRAWS)}")
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
-def _is_positive(value: Any) -> bool:
+def _is_positive(value: object) -> TypeGuard[float]:
     return _is_number(value) and bool(0 < value < np.inf)
 
 
@@ -177,7 +177,7 @@ class FitOptions:
         """What names the step rule: its name, or that of the family that implies it."""
         return f"step={self.step!r}" if self.step else f"family={self.family!r}"
 
-    def of_rule(self) -> dict[str, Any]:
+    def of_rule(self) -> dict[str, object]:
         """Return the options of the step rule that were given."""
         given = {name: getattr(self, name) for name in OF_RULE}
         return {name: value for name, value in given.items() if value is not None}
@@ -202,7 +202,7 @@ def _of_families() -> dict[str, list[str]]:
     return {name: [f for f, family in FAMILIES.items() if name in family.traits.options] for name in names}
 
 
-def _check_reparam(reparam: Any, choice: Choice) -> None:
+def _check_reparam(reparam: object, choice: Choice) -> None:
     """Raise ValueError for an unknown reparametrisation, or one that does not go with the estimator."""
     if reparam is None:
         return
@@ -217,7 +217,7 @@ def _check_reparam(reparam: Any, choice: Choice) -> None:
         raise ValueError("gauss_newton works on the model's own coordinates: leave reparam out.")
 
 
-def _check_posterior(posterior: Any, reparam: Any, choice: Choice) -> None:
+def _check_posterior(posterior: object, reparam: object, choice: Choice) -> None:
     """Raise ValueError for an unknown value, or for an exact posterior where the fit is not a Gaussian."""
     values = get_args(PosteriorName)
     if not isinstance(posterior, str) or posterior not in values:
@@ -230,7 +230,7 @@ def _check_posterior(posterior: Any, reparam: Any, choice: Choice) -> None:
         raise ValueError(f"posterior='exact' begins from a Gaussian on the model's own coordinates: leave {other} out.")
 
 
-def _checked_components(choice: Choice, components: Any) -> str | None:
+def _checked_components(choice: Choice, components: object) -> str | None:
     """Return what the components of a mixture are."""
     if components is None:
         return next(iter(COMPONENTS)) if traits_of(choice.family).has_components else None
@@ -270,7 +270,7 @@ def _checked_factor(choice: Choice, factor: str | None) -> str:
     )
 
 
-def _check_rule_takes(choice: Choice, of_rule: Mapping[str, Any], *, step_is_default: bool) -> None:
+def _check_rule_takes(choice: Choice, of_rule: Mapping[str, object], *, step_is_default: bool) -> None:
     """Raise ValueError for an option that the step rule does not use."""
     takes = RULES[choice.step].takes
     own = traits_of(choice.family).own_rule
@@ -311,15 +311,14 @@ def _check_draws(choice: Choice, of_rule: Mapping[str, Any]) -> None:
         raise ValueError(f"max_draws={max_draws} is below n_draws={n_draws}; raise it or lower n_draws.")
 
 
-def check_n(n: Any) -> int:
+def check_n(n: object) -> int:
     """Return the number of iterations as an int; raise ValueError for a negative or broken number."""
-    whole = isinstance(n, int | np.integer) and not isinstance(n, bool)
-    if not whole or n < 0:
+    if not isinstance(n, int | np.integer) or isinstance(n, bool) or n < 0:
         raise ValueError(f"n is the most iterations, a whole number of at least 0; got {n!r}.")
     return int(n)
 
 
-def check_callbacks(callbacks: Any) -> list[Callable[..., Any]]:
+def check_callbacks(callbacks: Any) -> list[Callable[..., object]]:
     """Return the callbacks as a list; raise TypeError for anything that can't be called."""
     if callable(callbacks):
         raise TypeError(f"callbacks should be a list of functions; got one function: write [{_name(callbacks)}].")
@@ -330,12 +329,12 @@ def check_callbacks(callbacks: Any) -> list[Callable[..., Any]]:
     return listed
 
 
-def _name(function: Any) -> str:
+def _name(function: object) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
 def split_options(
-    options: Mapping[str, Any], constructor: Callable[..., Any], method: Callable[..., Any]
+    options: Mapping[str, Any], constructor: Callable[..., object], method: Callable[..., object]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the options that a constructor takes, and those of a method; raise TypeError for any other."""
     refuse_unknown(options, constructor, method)
@@ -346,7 +345,7 @@ def split_options(
     )
 
 
-def refuse_unknown(given: Mapping[str, Any], *accepted_by: Callable[..., Any]) -> None:
+def refuse_unknown(given: Mapping[str, object], *accepted_by: Callable[..., object]) -> None:
     """Raise TypeError for the first option that none of the callables takes, with what to use instead."""
     valid = {
         name

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from pymc_ngvi.core.types import Array, Density
@@ -211,7 +212,7 @@ def addition(
     return None
 
 
-def _candidates(q: MixtureState, rng: np.random.Generator) -> tuple[Array, Any]:
+def _candidates(q: MixtureState, rng: np.random.Generator) -> tuple[Array, NDArray[np.intp]]:
     """Return draws of q and of wider versions of it, with the component of each."""
     thetas, parents = [], []
     for inflation in _INFLATIONS:

@@ -6,7 +6,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.types import Array, Outer
+from pymc_ngvi.core.types import Array, GaussianState, Outer
 from pymc_ngvi.families.mixture import MixtureState
 from pymc_ngvi.mixtures.finite.evaluation import MixtureEvaluation
 
@@ -75,7 +75,7 @@ def join_overlapping(q: MixtureState, evaluation: MixtureEvaluation) -> MixtureS
     return joined.without(np.arange(q.n_components) == c)
 
 
-def _together(state: Any) -> NDArray[np.intp]:
+def _together(state: GaussianState) -> NDArray[np.intp]:
     """Return the coordinates whose whitened curvature a state stores whole: in these a direction may be any."""
     if not state.exact_metric:
         return np.empty(0, dtype=np.intp)

@@ -7,7 +7,7 @@ import numpy as np
 
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Assessment, BaseDraws, GaussianState
+from pymc_ngvi.core.types import Assessment, BaseDraws, Density, Estimator, GaussianState, Update
 from pymc_ngvi.families.mixture import MixtureState
 from pymc_ngvi.mixtures.finite.evaluation import (
     MixtureEvaluation,
@@ -73,15 +73,15 @@ class MixtureSchedule(Schedule[MixtureSteps, MixtureState, MixtureEvaluation]):
 
     Parameters
     ----------
-    *args, **options
+    target, update, estimator, **options
         Of `Schedule`; the update is applied to each component, and numbers of draws are those of each.
     """
 
     default_draws = (16, 128)
     max_idle = 40  # a candidate may go down
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, target: Density, update: Update, estimator: Estimator, **options: Any) -> None:
+        super().__init__(target, update, estimator, **options)
         self._max_draws = self._n_draws << int(np.log2(self._max_draws // self._n_draws))
         self.few_draws = min(FEW_DRAWS, self._max_draws)
         self._propose = Proposal(self._update)
@@ -93,7 +93,7 @@ class MixtureSchedule(Schedule[MixtureSteps, MixtureState, MixtureEvaluation]):
 
     def base_draws(self, level: int, n_draws: int | None = None, *, times: int = 1) -> BaseDraws:
         """Return the base draws of one level, as many as the largest set has, or a multiple, if no number is given."""
-        rng = np.random.default_rng([self._seed, level, 7])
+        rng = np.random.default_rng([self.seed, level, 7])
         return self._draw(n_draws or times * self._max_draws, self._target.n_dim, rng)
 
     def evaluated(self, q: MixtureState, base: BaseDraws) -> MixtureEvaluation:
@@ -112,24 +112,26 @@ class MixtureSchedule(Schedule[MixtureSteps, MixtureState, MixtureEvaluation]):
         """Return what is left to gain, and along what."""
         return mixture_moments(self._target, q, evaluation, self._estimator, stl=self._stl)
 
-    def begin(self, q: MixtureState, level: int, n_draws: int | None = None, **fields: Any) -> MixtureSteps | None:
+    def begin(
+        self, q: MixtureState, level: int, single: GaussianState | None, n_draws: int | None = None
+    ) -> MixtureSteps | None:
         """Return a mixture on a new set of draws; None where no draw is finite.
 
         Parameters
         ----------
         q : MixtureState
         level : int
+        single : GaussianState or None
+            The Gaussian that the mixture began from.
         n_draws : int, optional
             Of each component; default: those of the first set.
-        **fields
-            Of the state.
         """
         base = self.base_draws(level, n_draws or self._n_draws)
         q, evaluation = self.sound(q, base)
         if not np.isfinite(evaluation.elbo):
             return None
         moments = self.moments(q, evaluation)
-        return MixtureSteps(q, level, base, evaluation, moments, belief=Belief.of(moments), **fields)
+        return MixtureSteps(q, level, base, evaluation, moments, belief=Belief.of(moments), single=single)
 
     def larger(self, state: MixtureSteps) -> MixtureSteps | None:
         """Return a candidate on a larger set; None where it has the largest."""
@@ -224,7 +226,7 @@ class MixtureSchedule(Schedule[MixtureSteps, MixtureState, MixtureEvaluation]):
         if new is None:
             return None
         before = self.evaluated(state.q, new.base)
-        if new.elbo >= before.elbo - self._tolerance.most(state.q):
+        if new.elbo >= before.elbo - self.tolerance.most(state.q):
             return new
         kept = self._measured(replace(new, q=state.q, evaluation=before, n_refused=state.n_refused + 1))
         return replace(kept, n_pooled=state.n_pooled, belief=state.belief.measured(kept.moments))

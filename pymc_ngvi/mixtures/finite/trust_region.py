@@ -26,7 +26,6 @@ from pymc_ngvi.mixtures.finite.steps import MixtureSchedule, MixtureSteps
 from pymc_ngvi.steps.adaptive.certificate import is_kinked
 from pymc_ngvi.steps.adaptive.rule import Adaptive
 from pymc_ngvi.steps.schedule.base import MAX_LOST, Schedule
-from pymc_ngvi.steps.schedule.tolerance import Tolerance
 
 #: Times the largest set, to compare: gradients are cheap, and what a component gains may be little.
 _MANY = 4
@@ -57,15 +56,10 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
     target : Target
     update, estimator : callable
         Rows of the registries, applied to each component.
-    seed : int
-    tol : float, default 0.05
-        Nats that may be left to gain, see `Tolerance`; and that a component should gain.
-    n_draws, max_draws : int, optional
-        Draws of each component in the first and in the largest set: 16 and 128, powers of 2 where quasi-random.
-    base_draws : {"sobol", "antithetic", "plain"}
     n_components : int or "auto", default "auto"
     **options
-        Others of `Schedule`.
+        Of `Schedule`: numbers of draws are those of each component, 16 and 128 by default; ``tol`` is also what a
+        component should gain.
     """
 
     #: Options that the rule takes, for the messages that refuse others.
@@ -77,24 +71,18 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
         update: Update,
         estimator: Estimator,
         *,
-        seed: int,
-        tol: float = 0.05,
-        n_draws: int | None = None,
-        max_draws: int | None = None,
-        base_draws: str = "sobol",
         n_components: int | str = "auto",
         **options: Any,
     ) -> None:
-        self._target, self._seed, self._worth = target, seed, tol
         self._auto = n_components == "auto"
         self._n_components = _MOST if n_components == "auto" else int(n_components)
-        parts = (target, update, estimator)
-        options |= {"seed": seed, "tol": tol, "n_draws": n_draws, "base_draws": base_draws}
-        self._steps = MixtureSchedule(*parts, max_draws=max_draws, **options)
-        # What the Gaussian lacks by the noise of few draws, the mixture that begins from it makes good.
-        most = max_draws or (None if self._n_components == 1 else max(_GAUSSIAN_DRAWS, n_draws or 0))
-        self._gaussian = Adaptive(*parts, max_draws=most, **options)
-        self._tolerance = Tolerance(tol)
+        self._steps = MixtureSchedule(target, update, estimator, **options)
+        if self._n_components > 1 and options.get("max_draws") is None:
+            # What the Gaussian lacks by the noise of few draws, the mixture that begins from it makes good.
+            options["max_draws"] = max(_GAUSSIAN_DRAWS, options.get("n_draws") or 0)
+        self._gaussian = Adaptive(target, update, estimator, **options)
+        self._target, self._seed, self._tolerance = target, self._steps.seed, self._steps.tolerance
+        self._worth = self._tolerance.tol
 
     def first_evaluation(self, q: MixtureState) -> Evaluation:
         """Evaluate a start, of one component, on the first base draws."""
@@ -216,9 +204,11 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
     def _begin(self, state: MixtureFit, q: MixtureState) -> MixtureFit:
         """Put a candidate on trial."""
         level, n_lost = state.level + 1, state.n_dropped
-        begun = self._steps.begin(q, level, single=state.gaussian, to_beat=_accepted(state).elbo)
-        begun_at = replace(state, stage="solve", level=level, of_mixture=begun, n_lost=n_lost)
-        return begun_at if begun is not None else self._failed(begun_at)
+        begun = self._steps.begin(q, level, state.gaussian)
+        moved = replace(state, stage="solve", level=level, of_mixture=begun, n_lost=n_lost)
+        if begun is None:
+            return self._failed(moved)
+        return replace(moved, of_mixture=replace(begun, to_beat=_accepted(state).elbo))
 
     def _solve(self, state: MixtureFit) -> MixtureFit:
         """Take a step of the candidate; decide on it once it is solved."""
@@ -272,12 +262,11 @@ class TrustRegion(StepRule[MixtureState, MixtureFit]):
         """Go to fresh draws of the accepted mixture, of which steps are averaged."""
         q, level = _accepted(state).q, state.level + 1
         n_pooled = _GAUSSIAN_DRAWS if q.n_components == 1 else _SOLVED_DRAWS
-        options: dict[str, Any] = {"single": state.gaussian, "is_candidate": False, "n_pooled": n_pooled}
-        begun = self._steps.begin(q, level, self._steps.draws_at_end, **options)
+        begun = self._steps.begin(q, level, state.gaussian, self._steps.draws_at_end)
         moved = replace(state, stage="average", level=level, n_lost=state.n_dropped)
         if begun is None:
             return replace(moved, status=Status.OUTSIDE_SUPPORT)
-        return replace(moved, of_mixture=begun)
+        return replace(moved, of_mixture=replace(begun, is_candidate=False, n_pooled=n_pooled))
 
     def _average(self, state: MixtureFit) -> MixtureFit:
         inner = self._steps.step(_under_way(state))

@@ -1,7 +1,6 @@
 """Whether a mixture was worth it: what it gains over the single Gaussian that it began from."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, WeightVerdict, khat_limit, weigh
 from pymc_ngvi.core.types import Array, VariationalState
 from pymc_ngvi.families import MixtureState
+from pymc_ngvi.model import LogDensity
 
 #: Standard errors that a gain has to exceed.
 _N_SE = 2.0
@@ -147,7 +147,7 @@ class Worth:
 
 
 def worth_between(
-    mixture: MixtureState, gaussian: VariationalState, density: Any, n_draws: int, rng: np.random.Generator
+    mixture: MixtureState, gaussian: VariationalState, density: LogDensity, n_draws: int, rng: np.random.Generator
 ) -> Worth:
     """Return what a mixture gains over a Gaussian, from draws of both that are made of the same standard normals.
 

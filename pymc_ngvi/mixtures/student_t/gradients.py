@@ -20,7 +20,17 @@ import numpy as np
 from scipy.special import polygamma
 
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array, BaseDraws, Density, Estimator, Evaluation, MeanHessian, Moments, Update
+from pymc_ngvi.core.types import (
+    Array,
+    BaseDraws,
+    Density,
+    Estimator,
+    Evaluation,
+    GaussianState,
+    MeanHessian,
+    Moments,
+    Update,
+)
 from pymc_ngvi.estimators import stein
 from pymc_ngvi.estimators.summary import gap_of
 from pymc_ngvi.families.student_t import LEAST_SHAPE, MOST_SHAPE, StudentTState, mixing_variable
@@ -267,7 +277,7 @@ class Tails:
     se: float
 
     @classmethod
-    def beyond(cls, gaussian: Any, base: BaseDraws, evaluation: Evaluation) -> Self:
+    def beyond(cls, gaussian: GaussianState, base: BaseDraws, evaluation: Evaluation) -> Self:
         """Measure them at draws of a Gaussian, from gradients alone."""
         q = StudentTState(gaussian, float(np.log(MOST_SHAPE)))
         rows = np.column_stack(_by_replicate(q, base, evaluation, stl=True))

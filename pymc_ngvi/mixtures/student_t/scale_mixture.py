@@ -113,7 +113,6 @@ class ScaleMixture(StepRule[StudentTState, AsGaussian | AsStudentT]):
     n_draws, max_draws : int, optional
         Sizes of the first and of the largest set of draws, powers of 2 where quasi-random. With Hessians 8 and 1,024;
         from gradients alone four times the dimension, 64 at least, and 16,384.
-    base_draws : {"sobol", "antithetic", "plain"}
     **options
         Others of `Schedule`.
     """
@@ -130,7 +129,6 @@ class ScaleMixture(StepRule[StudentTState, AsGaussian | AsStudentT]):
         seed: int,
         n_draws: int | None = None,
         max_draws: int | None = None,
-        base_draws: str = "sobol",
         **options: Any,
     ) -> None:
         first, most = Schedule.default_draws
@@ -141,7 +139,7 @@ class ScaleMixture(StepRule[StudentTState, AsGaussian | AsStudentT]):
         most = max(max_draws or most, n_draws)
         few = max(_FEW_DRAWS, _power_of_2(_FEW_TIMES_DIM / max(target.n_dim, 1)))
         few = max(min(few, most), _LEAST_DRAWS)
-        parts, options = (target, update, estimator), {**options, "max_draws": most, "base_draws": base_draws}
+        parts, options = (target, update, estimator), {**options, "max_draws": most}
         self._target, self._estimator = target, estimator
         self._gaussian = Adaptive(*parts, seed=seed, n_draws=n_draws, **options)
         self._later = Adaptive(*parts, seed=seed + _LATER, n_draws=few, **options)

@@ -9,7 +9,7 @@ from scipy.special import erf
 
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array, Assessment, BaseDraws, Evaluation
+from pymc_ngvi.core.types import Array, Assessment, BaseDraws, Density, Estimator, Evaluation, Update
 from pymc_ngvi.families.student_t import StudentTState
 from pymc_ngvi.mixtures.student_t.gradients import (
     TAIL_ATOL,
@@ -61,14 +61,16 @@ class StudentTSteps(Schedule[AsStudentT, StudentTState, Evaluation]):
 
     Parameters
     ----------
-    *args, **options
+    target, update, estimator, **options
         Of `Schedule`; update and estimator are those of the Gaussian inside.
     few_draws : int
         Draws below which nothing is certified.
     """
 
-    def __init__(self, *args: Any, few_draws: int, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(
+        self, target: Density, update: Update, estimator: Estimator, *, few_draws: int, **options: Any
+    ) -> None:
+        super().__init__(target, update, estimator, **options)
         self.few_draws = few_draws
 
     def base_draws(self, level: int, n_draws: int) -> BaseDraws:
@@ -76,7 +78,7 @@ class StudentTSteps(Schedule[AsStudentT, StudentTState, Evaluation]):
 
         The uniform is an even function of a normal, so that a pair z, -z shares its mixing variable: odd parts cancel.
         """
-        base = self._draw(n_draws, self._target.n_dim + 1, np.random.default_rng([self._seed, _LEVEL + level]))
+        base = self._draw(n_draws, self._target.n_dim + 1, np.random.default_rng([self.seed, _LEVEL + level]))
         uniforms = erf(np.abs(base.z[:, 0]) / np.sqrt(2.0))
         return replace(base, z=np.column_stack([base.z[:, 1:], uniforms]))
 
@@ -132,7 +134,7 @@ class StudentTSteps(Schedule[AsStudentT, StudentTState, Evaluation]):
 
     def _assessed(self, state: AsStudentT) -> Assessment:
         evaluation, gap, gap_sd = state.evaluation, state.gap, state.belief.sd
-        against = Status.NOISE_LIMITED if gap - 2.0 * gap_sd > self._tolerance.most(state.q) else None
+        against = Status.NOISE_LIMITED if gap - 2.0 * gap_sd > self.tolerance.most(state.q) else None
         return Assessment(evaluation.theta, evaluation.logp, state.base.pairs(), gap, gap_sd, against)
 
     # --- steps ----------------------------------------------------------------------------------------------------

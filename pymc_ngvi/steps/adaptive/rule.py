@@ -51,7 +51,7 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
 
     def base_draws(self, level: int, n_draws: int, q: GaussianState | None = None) -> BaseDraws:
         """Return the base draws of one level: a function of the seed, the level and the global coordinates of q."""
-        base = self._draw(n_draws, self._target.n_dim, np.random.default_rng([self._seed, level]))
+        base = self._draw(n_draws, self._target.n_dim, np.random.default_rng([self.seed, level]))
         # In more dimensions than quasi-random points have, global parameters come first.
         if q is None or q.globals_ is None or q.n_dim <= MAX_SOBOL_DIM:
             return base
@@ -168,7 +168,7 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
         return Status.UNBOUNDED if state.growth.seems_unbounded else super()._why_given_up(state)
 
     def _assessed(self, state: AdaptiveState) -> Assessment:
-        return assessed(self._target, state, self._tolerance.most(state.q))
+        return assessed(self._target, state, self.tolerance.most(state.q))
 
     # --- averaged steps -------------------------------------------------------------------------------------------
 
@@ -224,7 +224,7 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
         )
 
     def _slack(self, state: AdaptiveState) -> float:
-        return slack_among_effects(state, super()._slack(state), self._tolerance.least(state.q))
+        return slack_among_effects(state, super()._slack(state), self.tolerance.least(state.q))
 
     def _is_solved(self, state: AdaptiveState) -> bool:
         if has_effects(state.q, MANY):

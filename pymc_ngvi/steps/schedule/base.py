@@ -95,7 +95,7 @@ class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
     ) -> None:
         first, most = self.default_draws
         self._target, self._update, self._estimator, self._stl = target, update, estimator, stl
-        self._draw, self._seed, self._tolerance = BASE_DRAWS[base_draws], seed, Tolerance(tol)
+        self._draw, self.seed, self.tolerance = BASE_DRAWS[base_draws], seed, Tolerance(tol)
         self._n_draws = n_draws or min(first, max_draws or first)
         self._max_draws = max(max_draws or most, self._n_draws)
 
@@ -199,15 +199,15 @@ class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
 
     def _tol_at(self, state: S) -> float:
         """Return the nats that may be left at a state."""
-        return self._tolerance.at(state.q, self._spread(state), exact=self._is_exact(state))
+        return self.tolerance.at(state.q, self._spread(state), exact=self._is_exact(state))
 
     def _is_certified(self, state: S) -> bool:
-        m, noiseless = state.moments, _NO_NOISE * self._tolerance.least(state.q)
+        m, noiseless = state.moments, _NO_NOISE * self.tolerance.least(state.q)
         # A set that is its own first use certifies nothing unless its size lets the noise be judged.
         if self._loses_draws(state) or not (state.n_draws >= self.few_draws or m.floor_sd <= noiseless):
             return False
         # Nor must the sampling error of the draws behind the state speak against it.
-        met = self._most_left(state) < self._tol_at(state) and state.gap < self._tolerance.most(state.q)
+        met = self._most_left(state) < self._tol_at(state) and state.gap < self.tolerance.most(state.q)
         return met and self._is_at_rest(state)
 
     def _most_left(self, state: S) -> float:
@@ -278,7 +278,7 @@ class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
         if isinstance(step, Failure):
             return self._next_set(self._stuck(state, step))
         best = max(state.best, state.elbo)
-        gained = step.evaluation.elbo - best > _GAIN * self._tolerance.least(step.q)
+        gained = step.evaluation.elbo - best > _GAIN * self.tolerance.least(step.q)
         moved = replace(
             state,
             q=step.q,
@@ -320,7 +320,7 @@ class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
 
         Within the sampling error the fixed point of the update and the maximum on these draws need not agree.
         """
-        return 1e-9 * abs(state.elbo) + 0.5 * min(state.moments.floor, self._tolerance.least(state.q))
+        return 1e-9 * abs(state.elbo) + 0.5 * min(state.moments.floor, self.tolerance.least(state.q))
 
     def _is_solved(self, state: S) -> bool:
         """Tell whether a set of draws has little more to give: at most its noise."""
@@ -328,7 +328,7 @@ class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
 
     def _solved(self, state: S) -> float:
         """Return the nats below which a set counts as solved, whatever its noise."""
-        return _SOLVED * self._tolerance.least(state.q)
+        return _SOLVED * self.tolerance.least(state.q)
 
     def _next_set(self, state: S) -> S:
         """Go to fresh draws after a set is solved, or as far solved as it can be."""
@@ -338,7 +338,7 @@ class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
     def _draws_to_solve(self, state: S) -> int:
         """Return the size of the set that follows one that is solved, or as far solved as it can be."""
         near = self._is_near(state, state.moments.gap) and not state.stalled
-        too_noisy = state.moments.floor > max(NEAR_NATS, 4.0 * self._tolerance.least(state.q))
+        too_noisy = state.moments.floor > max(NEAR_NATS, 4.0 * self.tolerance.least(state.q))
         grows = state.n_draws < self.few_draws or not near or too_noisy or self._loses_draws(state)
         growth = _GROWTH if self._is_exact(state) else _GROWTH_INEXACT
         return min(state.n_draws * growth, self._max_draws) if grows else state.n_draws

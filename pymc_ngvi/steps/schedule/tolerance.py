@@ -1,5 +1,7 @@
 """How many nats a converged fit may have left: the one meaning of ``tol``."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from pymc_ngvi.core.types import FittedState
@@ -13,6 +15,7 @@ _UNREACHABLE = 0.03
 _INEXACT = 0.3
 
 
+@dataclass(frozen=True)
 class Tolerance:
     """Nats of ELBO that a converged fit may still lack, with every step rule.
 
@@ -26,17 +29,16 @@ class Tolerance:
         Of a fit in 100 dimensions.
     """
 
-    def __init__(self, tol: float) -> None:
-        self._tol = tol
+    tol: float
 
     def most(self, q: FittedState) -> float:
         """Return the tolerance however far the posterior is from Gaussian."""
         # Among group effects, errors that are small in each add up; elsewhere nothing tells them from global ones.
-        return self._tol * (1.0 if q.globals_ is None else max(1.0, _PER_DIM * float(q.n_dim)))
+        return self.tol * (1.0 if q.globals_ is None else max(1.0, _PER_DIM * float(q.n_dim)))
 
     def least(self, q: FittedState) -> float:
         """Return the tolerance where the posterior is near-Gaussian."""
-        return min(self._tol * max(_PER_DIM * float(q.n_dim), _LEAST), self.most(q))
+        return min(self.tol * max(_PER_DIM * float(q.n_dim), _LEAST), self.most(q))
 
     def at(self, q: FittedState, spread: float, *, exact: bool = True) -> float:
         """Return the tolerance for a state.
