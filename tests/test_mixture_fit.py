@@ -17,7 +17,7 @@ from pymc_ngvi.estimators import price
 from pymc_ngvi.families import DiagonalState, FullState, MixtureFamily, MixtureState
 from pymc_ngvi.fitting.registry import ALLOWED
 from pymc_ngvi.mixtures.finite.evaluation import evaluate_mixture, mixture_moments, without_idle
-from pymc_ngvi.mixtures.finite.proposal import Proposal
+from pymc_ngvi.mixtures.finite.proposal import moved_within
 from pymc_ngvi.mixtures.finite.search import addition, ascend, local_component, modes
 from pymc_ngvi.mixtures.finite.splitting import join_overlapping, split
 from pymc_ngvi.mixtures.finite.weights import LEAST_LOG_WEIGHT, stepped
@@ -420,8 +420,7 @@ def test_steps_stay_within_the_radius():
     base = sobol_draws(256, 2, np.random.default_rng(1))
     evaluation = evaluate_mixture(density, q, base, price)
     moments = mixture_moments(density, q, evaluation, price)
-    propose = Proposal(natural)
-    far, near = (propose(q, evaluation, moments, 1.0, radius) for radius in (1e6, 0.05))
+    far, near = (moved_within(r, natural, q, evaluation.rewards, moments.parts, 1.0) for r in (1e6, 0.05))
     for new, old in zip(near.components, q.components, strict=True):
         assert new.divergence(old) <= 0.05
     assert np.exp(near.log_weights) @ (near.log_weights - q.log_weights) <= 0.05

@@ -211,8 +211,8 @@ class StepRule[Q, S: RuleState](Protocol):
         ...
 
     def conclude(self, status: Status, assessment: Assessment) -> Status:
-        """Return the status in the light of what was measured at the end."""
-        ...
+        """Return the status in the light of what was measured at the end: by default, what spoke against it."""
+        return assessment.against or status if status is Status.CONVERGED else status
 
     def reopen(self, state: S) -> S:
         """Return a state in which a fit that ended may try again."""

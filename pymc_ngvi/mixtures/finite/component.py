@@ -41,6 +41,7 @@ class Share(NamedTuple):
     score: Array
 
 
+@dataclass(frozen=True)
 class ComponentTarget:
     """The log density that one component of a mixture approximates.
 
@@ -53,62 +54,55 @@ class ComponentTarget:
         Of the component.
     """
 
-    def __init__(self, density: Density, mixture: MixtureState, index: int) -> None:
-        self._density, self._mixture, self._index = density, mixture, index
+    density: Density
+    mixture: MixtureState
+    index: int
 
     @property
     def n_dim(self) -> int:
         """Number of unconstrained coordinates."""
-        return self._density.n_dim
+        return self.density.n_dim
 
     @property
     def has_hessian(self) -> bool:
         """Whether log p has second derivatives that can be evaluated."""
-        return self._density.has_hessian
+        return self.density.has_hessian
 
     def logp_grad(self, theta: Array) -> tuple[Array, Array]:
         """Return log p + log(q_c / q), (n_draws,), and its gradient, (n_draws, n_dim)."""
-        logp, grad = self._density.logp_grad(theta)
+        logp, grad = self.density.logp_grad(theta)
         share = self.share(theta)
         return logp + share.log_share, grad + share.score
 
-    def share(self, theta: Array) -> "Share":
+    def share(self, theta: Array) -> Share:
         """Return log q, log(q_c / q) and the gradient of the latter at the rows of ``theta``."""
-        terms = self._mixture.log_densities(theta)
+        terms = self.mixture.log_densities(theta)
         log_q = logsumexp(terms, axis=1)
-        log_share = terms[:, self._index] - self._mixture.log_weights[self._index] - log_q
+        log_share = terms[:, self.index] - self.mixture.log_weights[self.index] - log_q
         scores, mean_score = self.scores(theta, np.exp(terms - log_q[:, None]))
-        return Share(log_q, log_share, scores[self._index] - mean_score)
+        return Share(log_q, log_share, scores[self.index] - mean_score)
 
     def mean_hessian(self, theta: Array) -> MeanHessian:
         """Return the mean of hess (log p + log(q_c / q)) over draws of the component."""
-        return _ComponentHessian(self, self._density.mean_hessian(theta), theta)
+        return _ComponentHessian(self, self.density.mean_hessian(theta), theta)
 
     # --- pieces ---
 
     @functools.cached_property
     def precisions(self) -> list[Array]:
         """The precision of each component, whitened by this one."""
-        return [self.component.whitened_precision(c) for c in self._mixture.components]
+        return [self.component.whitened_precision(c) for c in self.mixture.components]
 
     @property
     def component(self) -> Any:
         """The component."""
-        return self._mixture.components[self._index]
+        return self.mixture.components[self.index]
 
     def scores(self, theta: Array, responsibilities: Array) -> tuple[Array, Array]:
         """Return the gradients of log q_k, (n_components, n_draws, n_dim), and those of log q, (n_draws, n_dim)."""
-        components = self._mixture.components
+        components = self.mixture.components
         scores = np.stack([-c.precision_product(theta - c.location) for c in components])
         return scores, np.einsum("nk,knd->nd", responsibilities, scores)
-
-    def responsibilities(self, theta: Array) -> Array:
-        """Return those of all components, (n_draws, n_components)."""
-        return self._mixture.responsibilities(theta)
-
-    def precision_products(self, directions: Array) -> list[Array]:
-        """Return the precision of each component times each direction."""
-        return [c.precision_product(directions) for c in self._mixture.components]
 
 
 @dataclass(frozen=True)
@@ -125,10 +119,10 @@ class _ComponentHessian(MeanHessian):
 
     def products(self, directions: Array) -> Array:
         """Return the matrix times each direction, (n_directions, n_dim)."""
-        responsibilities = self.target.responsibilities(self.theta)
+        responsibilities = self.target.mixture.responsibilities(self.theta)
         scores, mean_score = self.target.scores(self.theta, responsibilities)
         products = self.of_density.products(directions) - self.target.component.precision_product(directions)
-        precise = self.target.precision_products(directions)
+        precise = [c.precision_product(directions) for c in self.target.mixture.components]
         for score, share, of_precision in zip(scores, responsibilities.T, precise, strict=True):
             products += share.mean() * of_precision - (directions @ score.T * share) @ score / len(score)
         result: Array = products + (directions @ mean_score.T) @ mean_score / len(mean_score)
@@ -144,7 +138,7 @@ class _ComponentHessian(MeanHessian):
         What the others add to the Hessian has no sparsity of its own: it is projected onto the form of the component in
         the metric of the Fisher information, in which whitened entries are orthogonal.
         """
-        responsibilities = self.target.responsibilities(self.theta)
+        responsibilities = self.target.mixture.responsibilities(self.theta)
         scores, mean_score = self.target.scores(self.theta, responsibilities)
         result = state.add_to_diagonal(self.of_density.whitened(state), 1.0)
         for score, share, precision in zip(scores, responsibilities.T, self.target.precisions, strict=True):

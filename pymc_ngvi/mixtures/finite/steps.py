@@ -15,7 +15,7 @@ from pymc_ngvi.mixtures.finite.evaluation import (
     evaluate_mixture,
     mixture_moments,
 )
-from pymc_ngvi.mixtures.finite.proposal import Proposal
+from pymc_ngvi.mixtures.finite.proposal import moved_within
 from pymc_ngvi.steps.schedule.base import FEW_DRAWS, Schedule
 from pymc_ngvi.steps.schedule.belief import Belief
 from pymc_ngvi.steps.schedule.linesearch import Failure
@@ -84,7 +84,6 @@ class MixtureSchedule(Schedule[MixtureSteps, MixtureState, MixtureEvaluation]):
         super().__init__(target, update, estimator, **options)
         self._max_draws = self._n_draws << int(np.log2(self._max_draws // self._n_draws))
         self.few_draws = min(FEW_DRAWS, self._max_draws)
-        self._propose = Proposal(self._update)
 
     @property
     def draws_at_end(self) -> int:
@@ -176,7 +175,7 @@ class MixtureSchedule(Schedule[MixtureSteps, MixtureState, MixtureEvaluation]):
     def _found(self, state: MixtureSteps) -> tuple[MixtureSteps, Step[MixtureState, MixtureEvaluation] | Failure]:
         radius = state.radius
         while radius > _MIN_RADIUS:
-            q = self._propose(state.q, state.evaluation, state.moments, 1.0, radius)
+            q = self._moved(state, 1.0, radius)
             evaluation = self.evaluated(q, state.base)
             if self._accepts(state, evaluation):
                 if self._is_lost(q, state.single):
@@ -218,7 +217,10 @@ class MixtureSchedule(Schedule[MixtureSteps, MixtureState, MixtureEvaluation]):
         return replace(new, waits=True, failure=Status.OUTSIDE_SUPPORT) if new.level == state.level else new
 
     def _averaged(self, state: MixtureSteps, rho: float) -> MixtureSteps:
-        return self._pooled(state, self._propose(state.q, state.evaluation, state.moments, rho, _RADIUS), rho)
+        return self._pooled(state, self._moved(state, rho, _RADIUS), rho)
+
+    def _moved(self, state: MixtureSteps, rho: float, radius: float) -> MixtureState:
+        return moved_within(radius, self._update, state.q, state.evaluation.rewards, state.moments.parts, rho)
 
     def _average(self, state: MixtureSteps) -> MixtureSteps | None:
         """Take the step that pools this set with all before it, unless fresh draws say that it does harm."""

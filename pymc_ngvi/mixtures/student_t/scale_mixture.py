@@ -178,10 +178,6 @@ class ScaleMixture(StepRule[StudentTState, AsGaussian | AsStudentT]):
             return self._gaussian.assess(state.of_gaussian)
         return self._t.assess(state)
 
-    def conclude(self, status: Status, assessment: Assessment) -> Status:
-        """Return the status in the light of what was measured at the end."""
-        return assessment.against or status if status is Status.CONVERGED else status
-
     def reopen(self, state: AsGaussian | AsStudentT) -> AsGaussian | AsStudentT:
         """Return a state in which a fit that gave up may try again."""
         if isinstance(state, AsGaussian):

@@ -187,10 +187,6 @@ class Schedule[S: ScheduleState, Q: FittedState, E: Evaluated](abc.ABC):
     def _assessed(self, state: S) -> Assessment:
         """Return what the fresh draws of a state say of it."""
 
-    def conclude(self, status: Status, assessment: Assessment) -> Status:
-        """Return the status in the light of what was measured at the end."""
-        return assessment.against or status if status is Status.CONVERGED else status
-
     def reopen(self, state: S) -> S:
         """Return a state in which a fit that gave up may try again."""
         return replace(state, rounds=0)
