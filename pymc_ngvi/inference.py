@@ -339,7 +339,7 @@ class NGVI(Inference):
         earlier = Earlier.of(start, problem.density) if isinstance(start, NGVIApproximation) else None
         return *problem.start(start if earlier is None else earlier.mean, self._given["start_sigma"]), earlier
 
-    def _start(self, problem: Problem, include_transformed: bool) -> tuple[NGVIApproximation, Any, int]:
+    def _start(self, problem: Problem, include_transformed: bool) -> tuple[NGVIApproximation, VariationalState, int]:
         """Return the approximation at the start of a fit, the state behind it, and the seed of the fit."""
         seed, density = self._seed(), problem.density
         point, scales, earlier = self._begin(problem)

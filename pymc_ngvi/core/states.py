@@ -1,7 +1,8 @@
 """Protocols of approximations; `types` has the conventions."""
 
 from collections.abc import Callable
-from typing import Protocol, Self
+from dataclasses import Field
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 
@@ -73,6 +74,7 @@ class GaussianState(FittedState, Whitener, Protocol):
 
     location: Array
     factor_sign: int
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     @property
     def exact_metric(self) -> bool:

@@ -27,7 +27,7 @@ class Stored:
     content: tuple[str, ...]
     make: Callable[..., Any]
 
-    def fields(self, value: Any) -> dict[str, Any]:
+    def fields(self, value: object) -> dict[str, Any]:
         """Return what a file keeps of an instance."""
         return {name: getattr(value, name) for name in self.content}
 

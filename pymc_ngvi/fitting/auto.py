@@ -1,11 +1,12 @@
 """The family for a model, where the user names none: by what a step would cost, and whether it fits in memory."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pymc_ngvi.core.linalg import fits_in_memory
 from pymc_ngvi.families import DENSE, INDEPENDENT, STRUCTURED, FullState, SparseFamily
 from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.families.dissection import find_structure, step_flops
+from pymc_ngvi.model import LogDensity
 
 #: Dimensions below which a dense covariance costs nothing worth saving.
 _SMALL = 40
@@ -33,7 +34,7 @@ class FamilyChoice(NamedTuple):
     is_makeshift: bool = False
 
 
-def choose_family(density: Any) -> FamilyChoice:
+def choose_family(density: LogDensity) -> FamilyChoice:
     """Return the family that suits a model.
 
     Parameters

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from pymc_ngvi.core.linalg import check_memory
 from pymc_ngvi.core.types import Array, Rule, Target, VariationalState
@@ -47,14 +47,14 @@ class Problem:
         return state if self.pushforward is None else PushforwardState(state, self.pushforward)
 
     def first_state(
-        self, rule: Rule, point: Array, scales: Sequence[Array], start: Mapping[str, Any] | None
+        self, rule: Rule, point: Array, scales: Sequence[Array], start: Mapping[str, ArrayLike] | None
     ) -> VariationalState:
         """Return the best state to start from, about a mean and with one of some scales, as `start` returns them."""
         large = starting.large_scales(self.density, point, start) if self.pushforward is None else []
         return starting.choose_start(rule, self.family, point, scales, self.density, large)
 
     def start(
-        self, start: Mapping[str, Any] | None, start_sigma: Mapping[str, Any] | float | None
+        self, start: Mapping[str, ArrayLike] | None, start_sigma: Mapping[str, ArrayLike] | float | None
     ) -> tuple[Array, list[Array]]:
         """Return the starting mean, and the standard deviations to choose among, (n_dim,) each."""
         point = starting.start_point(self.density, start)

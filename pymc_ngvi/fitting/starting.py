@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.core.status import StartError
@@ -23,7 +23,7 @@ START_SCALES = (1.0, 0.3, 0.1, 0.03, 0.01)
 _POSITIVE, _FAR, _MOST_LOWERED = "_log__", 1.7, 10
 
 
-def start_point(density: LogDensity, start: Mapping[str, Any] | None) -> Array:
+def start_point(density: LogDensity, start: Mapping[str, ArrayLike] | None) -> Array:
     """Return the flat unconstrained starting mean, (n_dim,).
 
     Parameters
@@ -82,7 +82,7 @@ def _shape_message(given: str, shape: tuple[int, ...], variable: Variable, rv: A
     )
 
 
-def start_scales(density: LogDensity, start_sigma: Mapping[str, Any] | float | None) -> list[Array]:
+def start_scales(density: LogDensity, start_sigma: Mapping[str, ArrayLike] | float | None) -> list[Array]:
     """Return the starting standard deviations to choose among, (n_dim,) each.
 
     Parameters
@@ -116,7 +116,7 @@ def start_scales(density: LogDensity, start_sigma: Mapping[str, Any] | float | N
     return scales[:1] if len(named) == len(density.layout.variables) else scales
 
 
-def large_scales(density: LogDensity, point: Array, start: Mapping[str, Any] | None) -> list[NDArray[np.intp]]:
+def large_scales(density: LogDensity, point: Array, start: Mapping[str, ArrayLike] | None) -> list[NDArray[np.intp]]:
     """Return the coordinates, by variable, of positive parameters that start far above 1 and that the user left alone.
 
     The initial point of a scale is that of its prior, which may be wide by design (Bambi's are): effects of groups
@@ -186,7 +186,7 @@ def choose_start(
     raise StartError(_start_message(density.model, density.layout.unflatten(point), float(scales[-1].max(initial=0.0))))
 
 
-def _start_message(model: pm.Model, point: Mapping[str, Any], scale: float) -> str:
+def _start_message(model: pm.Model, point: Mapping[str, ArrayLike], scale: float) -> str:
     with without_c(model):
         terms = model.point_logps(dict(point), round_vals=4, mode="FAST_COMPILE")
     bad = {name: value for name, value in terms.items() if not np.isfinite(value)}

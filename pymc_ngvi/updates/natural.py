@@ -66,4 +66,4 @@ def natural[S: GaussianState](state: S, moments: Moments, step_size: float, corr
     if divided is None:
         return None
     new, displacement = divided
-    return replace(new, location=state.location + rho * displacement)  # type: ignore[type-var]
+    return replace(new, location=state.location + rho * displacement)

@@ -51,4 +51,4 @@ def natural_pd[S: GaussianState](state: S, moments: Moments, step_size: float, c
         )
     if divided is None:
         return None
-    return replace(divided[0], location=state.location + rho * state.unwhiten(moments.grad))  # type: ignore[type-var]
+    return replace(divided[0], location=state.location + rho * state.unwhiten(moments.grad))
