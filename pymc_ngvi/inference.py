@@ -360,7 +360,7 @@ class NGVI(Inference):
     def _second_start(self, problem: Problem, seed: int) -> SecondStart | None:
         """Return where a fit may begin once more; None where the user has said where it begins."""
         options, density = self._options, problem.density
-        served = options.choice.step == "adaptive" and problem.pushforward is None and not density.has_minibatch
+        served = options.choice.step == "adaptive" and problem.transform is None and not density.has_minibatch
         if not served or self._given["start"] is not None:
             return None
         scales = starting.start_scales(density, self._given["start_sigma"])

@@ -21,7 +21,7 @@ from pymc_ngvi.families import (
     MixtureFamily,
     SparseFamily,
 )
-from pymc_ngvi.families.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.fitting import loop, session, starting
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.registry import ALLOWED, ON_FIXED_DRAWS, Choice
@@ -82,7 +82,7 @@ def family_object(family, n_dim):
 def state_of(family, mean, cov):
     """Return the state of a family with a given mean and covariance; what it can't represent is left out."""
     if family == "diagonal":
-        return DiagonalState.from_params({"mean": mean, "sd": np.sqrt(np.diag(cov))})
+        return DiagonalState(mean, np.sqrt(np.diag(cov)))
     if family == "full precision":
         return FullPrecisionState(mean, np.linalg.cholesky(np.linalg.inv(cov)))
     if family == "full":
@@ -118,9 +118,7 @@ def as_curvature(state, matrix):
 
 def as_matrix(state, curvature):
     """Return a curvature as a matrix."""
-    if hasattr(state, "structure"):
-        return state.structure.dense(curvature)
-    return np.diag(curvature) if curvature.ndim == 1 else curvature
+    return state.structure.dense(curvature)
 
 
 def factor_matrix(state, factor=None):

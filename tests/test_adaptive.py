@@ -25,7 +25,7 @@ from targets import Quadratic, Walled, cauchy, flat, kinked, logistic, poisson, 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.families import SparseFamily
-from pymc_ngvi.families.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.fitting import loop, session
 from pymc_ngvi.fitting.registry import Choice
 from pymc_ngvi.steps.adaptive.settling import LEAST_GAIN, MAX_SETTLING

@@ -143,7 +143,7 @@ def test_separators_cut_a_chain_evenly():
 def test_a_dense_pattern_is_all_border(n):
     structure = find_structure(Pattern.of(np.ones((n, n))))
     np.testing.assert_array_equal(structure.border, np.arange(n))
-    assert structure.blocks is None
+    assert not structure.n_local
 
 
 def test_coordinates_that_touch_nothing_are_blocks_of_their_own():

@@ -9,7 +9,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import expit
 
-from pymc_ngvi.families.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.model import LogDensity, guide
 from pymc_ngvi.model.guide import quadratic_guide
 from pymc_ngvi.reparam import reparametrised

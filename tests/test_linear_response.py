@@ -30,8 +30,10 @@ def random_q(kind, n_dim, seed):
     if kind == "diagonal":
         return q
     made = BlockFamily(BlockStructure(LABELS[:n_dim])).from_scale(q.location, q.scale)
-    lower = [np.tril(0.3 * rng.normal(size=c.shape), -1) for c in made.structure.unpack(made.factor)]
-    return dataclasses.replace(made, factor=made.factor + made.structure.pack(lower))
+    parts = made.structure.unpack(made.factor.copy())
+    for c in parts.blocks:
+        c += np.tril(0.3 * rng.normal(size=c.shape), -1)
+    return dataclasses.replace(made, factor=made.structure.pack(parts))
 
 
 def held_or_differences(monkeypatch, products):

@@ -20,7 +20,7 @@ from test_updates import whitened_moments
 from pymc_ngvi.core.draws import sobol_draws
 from pymc_ngvi.estimators import gauss_newton, price
 from pymc_ngvi.families import MixtureState
-from pymc_ngvi.families.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.mixture import COMPONENTS
 from pymc_ngvi.mixtures import ComponentTarget
 from pymc_ngvi.mixtures.finite.weights import stepped

@@ -15,7 +15,7 @@ from pymc_ngvi import ConvergenceWarning
 from pymc_ngvi.core.draws import sobol_draws
 from pymc_ngvi.estimators import price
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState, SparseFamily, SparseState
-from pymc_ngvi.families.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.mixtures.finite.evaluation import evaluate_mixture
 from pymc_ngvi.mixtures.finite.search import local_component
 from pymc_ngvi.mixtures.finite.splitting import join_overlapping, split
@@ -101,7 +101,8 @@ def test_two_that_make_a_singular_one_stay_two(far):
 @each_structure
 def test_arrays_make_the_same_mixture(labels, rng):
     q = MixtureState.of([sparse(labels, rng) for _ in range(3)], np.log([0.2, 0.3, 0.5]))
-    again = MixtureState.from_params(q.params())
+    again = MixtureState.of_arrays(q.arrays())
+    assert again.components[0].structure is again.components[2].structure
     theta = rng.standard_normal((5, len(labels)))
     np.testing.assert_allclose(again.log_density(theta), q.log_density(theta), rtol=1e-12)
 

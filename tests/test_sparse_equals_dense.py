@@ -17,8 +17,8 @@ from pymc_ngvi import LogDensity, fit_ngvi
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.types import MatrixHessian
 from pymc_ngvi.families import FullPrecisionState, SparseFamily
-from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.families.dissection import find_structure
+from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.registry import choose
 

@@ -24,7 +24,7 @@ from targets import (
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.families import BlockFamily, BlockStructure, FullPrecisionState, FullState, SparseFamily
-from pymc_ngvi.families.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.registry import choose
 from pymc_ngvi.steps.stochastic.base import Stochastic

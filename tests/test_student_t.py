@@ -164,13 +164,14 @@ def test_draws_are_scaled_by_quantiles_of_the_inverse_gamma_distribution(shape, 
 @each_gaussian
 def test_params_round_trip(gaussian, rng):
     q = state(gaussian, 3, 2.5)
-    copy = StudentTState.from_params({name: array.copy() for name, array in q.params().items()})
     base = np.column_stack([rng.standard_normal((4, 3)), rng.random(4)])
-    np.testing.assert_array_equal(copy.draws(base), q.draws(base))
-    assert copy.log_shape == q.log_shape
-    assert type(copy.gaussian) is gaussian
-    with pytest.raises(ValueError, match="No Gaussian has the arrays \\['mean'\\]"):
-        StudentTState.from_params({"mean": np.zeros(2), "log_shape": np.array(1.0)})
+    other = state(gaussian, 3, 7.0)
+    for copy in (other.from_params(q.params()), StudentTState.of_arrays(q.arrays())):
+        np.testing.assert_array_equal(copy.draws(base), q.draws(base))
+        assert copy.log_shape == q.log_shape
+        assert type(copy.gaussian) is gaussian
+    with pytest.raises(ValueError, match="No Gaussian has the tag"):
+        StudentTState.of_arrays(q.arrays() | {"of": np.array("family.block")})
 
 
 @each_gaussian

@@ -27,7 +27,7 @@ from targets import Quadratic, logistic, random_covariance, restrict
 
 from pymc_ngvi.core.draws import plain_draws
 from pymc_ngvi.core.types import Evaluation, Moments, Outer
-from pymc_ngvi.families import lower
+from pymc_ngvi.families.matrices.structure import SUFFIX_SUMS
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.registry import AXES, Choice
 from pymc_ngvi.updates import natural
@@ -314,7 +314,7 @@ def test_one_draw_in_explicit_loops(family, update, seed, stl):
 @pytest.mark.parametrize(("estimator", "stl"), [("pathwise", False), ("stein", True)])
 @pytest.mark.parametrize(
     ("n_dim", "n_draws"),
-    [(5, 8), (5, 1), (lower.SUFFIX_SUMS + 1, 1), (2 * lower.SUFFIX_SUMS + 1, 1), (2 * lower.SUFFIX_SUMS + 1, 2)],
+    [(5, 8), (5, 1), (SUFFIX_SUMS + 1, 1), (2 * SUFFIX_SUMS + 1, 1), (2 * SUFFIX_SUMS + 1, 2)],
 )
 def test_outer_products_and_matrices_give_the_same_step(family, update, estimator, stl, n_dim, n_draws, rng):
     """Few outer products in many dimensions are added one by one, others go through a matrix."""
@@ -337,7 +337,7 @@ def test_outer_products_and_matrices_give_the_same_step(family, update, estimato
 @pytest.mark.parametrize(("n_outer", "above"), [(1, 0), (1, 1), (2, 0), (2, 1)])
 def test_suffix_sums_and_matrix_products_agree_at_the_threshold(seed, of_precision, n_outer, above):
     rng = np.random.default_rng(seed)
-    n_dim = lower.SUFFIX_SUMS * n_outer + above
+    n_dim = SUFFIX_SUMS * n_outer + above
     state = state_of("full precision" if of_precision else "full", np.zeros(n_dim), random_covariance(rng, n_dim))
     outer = Outer(rng.standard_normal((n_outer, n_dim)), rng.standard_normal((n_outer, n_dim)), 0.7)
     error = outer.left.T @ outer.right / n_outer + 0.7 * np.eye(n_dim)

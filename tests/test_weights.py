@@ -11,7 +11,7 @@ from scipy.stats import multivariate_normal
 from targets import NumpyTarget, Quadratic, random_covariance
 from test_mixture_gradients import Case
 
-from pymc_ngvi.families import MixtureFamily, MixtureState
+from pymc_ngvi.families import DiagonalState, MixtureFamily, MixtureState
 from pymc_ngvi.families.mixture import COMPONENTS
 from pymc_ngvi.mixtures.finite.weights import LEAST_LOG_WEIGHT, stepped
 
@@ -107,14 +107,16 @@ def test_arrays_make_the_same_mixture(family, rng):
     q, _ = random_mixture(family, rng)
     params, theta = q.params(), rng.standard_normal((5, 3))
     assert all(len(array) == 4 for array in params.values())
-    again = MixtureState.from_params(params)
-    assert all(isinstance(c, COMPONENTS[family].traits.states) for c in again.components)
-    np.testing.assert_array_equal(again.log_density(theta), q.log_density(theta))
+    two = MixtureState.of(q.components[:2])
+    for again in (two.from_params(params), MixtureState.of_arrays(q.arrays())):
+        assert all(isinstance(c, COMPONENTS[family].traits.states) for c in again.components)
+        np.testing.assert_array_equal(again.log_density(theta), q.log_density(theta))
 
 
 def test_arrays_of_no_class_of_components_are_refused():
-    with pytest.raises(ValueError, match=r"\['mean', 'width'\]"):
-        MixtureState.from_params({"log_weights": np.zeros(1), "mean": np.zeros((1, 2)), "width": np.ones((1, 2))})
+    q = MixtureState.of([DiagonalState(np.zeros(2), np.ones(2))])
+    with pytest.raises(ValueError, match="No Gaussian has the tag"):
+        MixtureState.of_arrays(q.arrays() | {"of": np.array(["family.mixture"])})
 
 
 @each_family

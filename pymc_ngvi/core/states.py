@@ -29,9 +29,8 @@ class VariationalState(Protocol):
         """Return the arrays that define the state, by name; ``from_params`` is the inverse."""
         ...
 
-    @classmethod
-    def from_params(cls, params: dict[str, Array]) -> Self:
-        """Make a state of its arrays."""
+    def from_params(self, params: dict[str, Array]) -> Self:
+        """Return the state that has other arrays, and all else in common; it may be a class method."""
         ...
 
     def draws(self, base: Array) -> Array:
@@ -93,6 +92,10 @@ class GaussianState(FittedState, Whitener, Protocol):
 
     def entropy(self) -> float:
         """Return -E_q[log q]."""
+        ...
+
+    def cov_block(self, index: NDArray[np.intp]) -> Array:
+        """Return the covariance of some coordinates, (len(index), len(index)), without that of the others."""
         ...
 
     # --- between the space of theta and the whitened one ---

@@ -5,8 +5,8 @@ from typing import Literal
 from pymc_ngvi.families.block import BlockFamily, BlockState, BlockStructure
 from pymc_ngvi.families.diagonal import DiagonalFamily, DiagonalState
 from pymc_ngvi.families.family import Family, FamilyOptions, Maker, ModelForm, Traits
-from pymc_ngvi.families.full import FullFamily, FullState
-from pymc_ngvi.families.full_precision import FullPrecisionState
+from pymc_ngvi.families.full import FullFamily, FullPrecisionState, FullState
+from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.families.mixture import COMPONENTS, MixtureFamily, MixtureState
 from pymc_ngvi.families.sparse import SparseFamily, SparseState
 from pymc_ngvi.families.student_t import StudentTFamily, StudentTState
@@ -59,6 +59,7 @@ __all__ = [
     "FullFamily",
     "FullPrecisionState",
     "FullState",
+    "Gaussian",
     "Maker",
     "MixtureFamily",
     "MixtureState",

@@ -22,7 +22,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.families.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.arrow import ArrowStructure
 
 #: Borders tried at most: those of as many different degrees.
 _N_DEGREES = 24

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.states import VariationalState
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.families.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.arrow import ArrowStructure
 
 
 class Product(NamedTuple):

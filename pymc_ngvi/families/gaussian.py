@@ -1,56 +1,360 @@
-"""What all Gaussians share, whatever they hold of the covariance."""
+"""Gaussians: a mean and a factor of the covariance or of the precision, whatever structure the factor has."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from pymc_ngvi.core.types import Array, Outer
+from numpy.typing import NDArray
+
+from pymc_ngvi.core import linalg
+from pymc_ngvi.core.stored import entry_of, with_tag
+from pymc_ngvi.core.types import Array, MeanHessian, Outer
+from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.families.family import Family
+from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.structure import LOG_2PI, Structure
+
+#: The tag of the class among the arrays of a Gaussian.
+TAG = "of"
 
 
-@dataclass(frozen=True)
-class Gaussian:
-    """A mean.
+@dataclass(frozen=True, eq=False)
+class Gaussian[S: Structure]:
+    """N(mean, C C^T), held by a lower-triangular factor F of the covariance, C = F, or of the precision, C = F^-T.
 
     Parameters
     ----------
     location : ndarray, shape (n_dim,)
         Mean, unconstrained.
+    factor : ndarray
+        With a positive diagonal, as its structure holds it.
+    structure : Structure
+        Of the factor. A curvature is a symmetric matrix of the same structure.
     """
 
     location: Array
+    factor: Array
+    structure: S
 
-    n_uniform = 0
+    #: 1 where F is a factor of the covariance, -1 of the precision.
+    factor_sign: ClassVar[int] = 1
+    #: The factor among the arrays of a state.
+    factor_name: ClassVar[str]
+    #: The class of structures.
+    form: ClassVar[Any]
+    exact_metric: ClassVar[bool]
+    n_uniform: ClassVar[int] = 0
+
+    @classmethod
+    def of_scale(cls, structure: S, location: Array, scale: Array) -> Self:
+        """Return the state with uncorrelated coordinates of standard deviations ``scale``, (n_dim,)."""
+        entries = np.asarray(scale, dtype=np.float64) ** cls.factor_sign
+        return cls(np.array(location, dtype=np.float64), structure.from_diagonal(entries), structure)
+
+    def params(self) -> dict[str, Array]:
+        """Return the mean and the factor, by name."""
+        return {"mean": self.location, self.factor_name: self.factor}
+
+    def from_params(self, params: dict[str, Array]) -> Self:
+        """Return the state of the same structure with another mean and factor."""
+        return type(self)(params["mean"], params[self.factor_name], self.structure)
+
+    def arrays(self) -> dict[str, AnyArray]:
+        """Return what files keep: mean and factor, and what makes the structure."""
+        return {**self.params(), **self.structure.arrays()}
+
+    @classmethod
+    def of_arrays(cls, arrays: dict[str, AnyArray]) -> Self:
+        """Return the state of these arrays: the inverse of `arrays`; raise ValueError where they make no structure."""
+        return cls(arrays["mean"], arrays[cls.factor_name], cls.form.of_arrays(arrays))
 
     @property
     def n_dim(self) -> int:
         """Number of unconstrained coordinates."""
         return len(self.location)
 
+    @property
+    def n_params(self) -> int:
+        """Numbers in the mean and in the factor."""
+        return self.n_dim + self.structure.n_lower(self.n_dim)
+
+    @property
+    def factor_values(self) -> Array:
+        """The factor, as the structure holds it."""
+        return self.factor
+
+    @property
+    def globals_(self) -> NDArray[np.intp] | None:
+        """Coordinates of global parameters; None where the structure does not tell them apart."""
+        return None
+
+    # --- the distribution ---
+
+    def draws(self, base: Array) -> Array:
+        """Map standard normals, (n_draws, n_dim), to draws."""
+        result: Array = self.location + self.unwhiten(base)
+        return result
+
+    def log_density(self, theta: Array) -> Array:
+        """Return log q at the rows of ``theta``."""
+        z = self._standardised(theta - self.location)
+        result: Array = -0.5 * np.sum(z * z, axis=-1) - self._log_det() - 0.5 * self.n_dim * LOG_2PI
+        return result
+
+    def entropy(self) -> float:
+        """Return -E_q[log q]."""
+        return self._log_det() + 0.5 * self.n_dim * (LOG_2PI + 1.0)
+
     def mean(self) -> Array:
         """Return a copy of the mean."""
         return self.location.copy()
 
-    def add_to_diagonal(self, curvature: Array, value: float) -> Array:
-        """Return A + value * I."""
-        raise NotImplementedError
+    def sd(self) -> Array:
+        """Return the standard deviations."""
+        result: Array = np.sqrt(self.structure.variances(self.factor, self.factor_sign))
+        return result
+
+    def cov(self) -> Array:
+        """Return the covariance, dense."""
+        if self.factor_sign > 0:
+            return self.structure.dense(self.structure.gram(self.factor))
+        return self.cov_block(np.arange(self.n_dim))
+
+    def cov_block(self, index: NDArray[np.intp]) -> Array:
+        """Return the covariance of some coordinates, (len(index), len(index)), without that of the others."""
+        unit = np.zeros((len(index), self.n_dim))
+        unit[np.arange(len(index)), index] = 1.0
+        roots = self.whiten(unit)
+        result: Array = roots @ roots.T
+        return result
+
+    # --- between the space of theta and the whitened one; vectors are (..., n_dim) ---
+
+    def whiten(self, grad: Array) -> Array:
+        """Return C^T times each gradient."""
+        return self._whitener(grad, transposed=True)
+
+    def unwhiten(self, step: Array) -> Array:
+        """Return C times each whitened step."""
+        return self._whitener(step)
+
+    def dewhiten(self, grad: Array) -> Array:
+        """Return C^-T times each whitened gradient."""
+        return self._whitener(grad, inverse=True, transposed=True)
+
+    def _standardised(self, apart: Array) -> Array:
+        """Return C^-1 times each difference to the mean."""
+        return self._whitener(apart, inverse=True)
+
+    def _whitener(self, vectors: Array, *, inverse: bool = False, transposed: bool = False) -> Array:
+        """Return C times vectors, or its inverse, transpose or inverse transpose."""
+        of_covariance = self.factor_sign > 0
+        operation = self.structure.solve if inverse == of_covariance else self.structure.times
+        return operation(self.factor, vectors, transposed=transposed == of_covariance)
+
+    # --- curvatures ---
+
+    def curvature(self, hessian: MeanHessian) -> Array:
+        """Return A = -C^T H C, with H the mean Hessian."""
+        return self.structure.curvature(self.factor, self.factor_sign, hessian)
 
     def curvature_error(self, curvature: Array) -> Array:
         """Return A - I."""
         return self.add_to_diagonal(curvature, -1.0)
 
+    def curvature_diagonal(self, curvature: Array) -> Array:
+        """Return the diagonal of A."""
+        result: Array = curvature.reshape(-1)[self.structure.on_diagonal(curvature)]
+        return result
+
+    def add_to_diagonal(self, curvature: Array, value: float | Array) -> Array:
+        """Return A + value * I, or the sum with a diagonal matrix."""
+        result = curvature.copy()
+        result.reshape(-1)[self.structure.on_diagonal(curvature)] += value
+        return result
+
+    def flat(self, curvature: Array) -> Array:
+        """Return a vector whose inner products are those of the matrices."""
+        return self.structure.flat(curvature)
+
+    def unflat(self, vector: Array) -> Array:
+        """Return the curvature of a vector: the inverse of `flat`."""
+        return self.structure.unflat(vector)
+
+    def squared(self, curvature: Array) -> Array:
+        """Return A A, where the structure is closed under it."""
+        return self.structure.squared(curvature)
+
     def outer(self, whitened: Array, z: Array) -> Outer:
-        """Order whitened gradients and base draws: the lower triangle is that of E[w z^T]."""
-        return Outer(whitened, z, 0.0)
+        """Order whitened gradients w and base draws so that the lower triangle is that of E[w z^T], or E[z w^T]."""
+        return Outer(whitened, z, 0.0) if self.factor_sign > 0 else Outer(z, whitened, 0.0)
+
+    def outer_mean(self, outer: Outer) -> Array:
+        """Return the symmetric matrix with the lower triangle of ``outer``."""
+        mean = self.structure.mirrored(self.structure.outer(outer.left, outer.right))
+        return self.add_to_diagonal(mean, outer.diagonal) if outer.diagonal else mean
 
     def outer_diagonal(self, outer: Outer) -> Array:
         """Return the diagonal of the mean of outer products."""
         result: Array = np.einsum("bi,bi->i", outer.left, outer.right) / len(outer.left) + outer.diagonal
         return result
 
+    # --- steps ---
+
+    def divided(self, matrix: Array, grad: Array) -> tuple[Self, Array] | None:
+        """Return the state of covariance C M^-1 C^T, and C M^-1 grad; None where M is not positive definite."""
+        return self._divided(self.structure.cholesky(matrix, reverse=self.factor_sign > 0), grad)
+
     def divided_by_function(
         self, curvature: Array, function: Callable[[Array], Array], grad: Array
     ) -> tuple[Self, Array] | None:
-        """Return None: not every family can divide by a function of the eigenvalues of a curvature."""
-        return None
+        """As `divided`, by a positive function of the eigenvalues of ``curvature``.
+
+        None where that is not finite, where values are so far apart that rounding hides the small ones, and where the
+        structure is not closed under it.
+        """
+        if self.factor_sign < 0 or not np.isfinite(curvature).all():
+            return None
+        return self._divided(self.structure.cholesky_of_function(curvature, function), grad)
+
+    def _divided(self, root: Array | None, grad: Array) -> tuple[Self, Array] | None:
+        """Divide by M = L^T L, or L L^T for a factor of the precision: F' = F L^-1, or F L."""
+        if root is None:
+            return None
+        of_covariance, structure = self.factor_sign > 0, self.structure
+        with np.errstate(over="ignore", invalid="ignore"):  # beyond what numbers can hold: no state then
+            factor = structure.divided(self.factor, root) if of_covariance else structure.product(self.factor, root)
+        if not ((self.curvature_diagonal(factor) > 0.0).all() and linalg.all_finite(factor)):
+            return None
+        new = type(self)(self.location, factor, structure)
+        return new, new.unwhiten(structure.solve(root, grad, transposed=of_covariance))
+
+    def half_product(self, error: Array | Outer) -> Array:
+        """Return the factor times the lower triangle of I - A with a halved diagonal."""
+        if not isinstance(error, Outer):
+            return self.structure.product(self.factor, self.structure.half(error))
+        product = self.structure.half_product(self.factor, error.left, error.right)
+        return product + 0.5 * error.diagonal * self.factor if error.diagonal else product
+
+    def inverse_product(self, error: Array | Outer) -> Array:
+        """Return the entries that the factor has of its inverse transpose times I - A."""
+        if not isinstance(error, Outer):
+            return self.structure.lower_solve(self.factor, error)
+        solved = self.structure.solve(self.factor, error.left, transposed=True)
+        lower = self.structure.lower(self.structure.outer(solved, error.right))
+        return self.add_to_diagonal(lower, error.diagonal / self.curvature_diagonal(self.factor))
+
+    def scaled_columns(self, scale: Array) -> Array:
+        """Return the factor with each column multiplied."""
+        result: Array = self.factor * scale[self.structure.columns]
+        return result
+
+    def plus(self, location_step: Array, factor_step: Array, *, signed: bool = False) -> Self | None:
+        """Add to mean and factor; None where a diagonal entry of it would not stay positive (if signed: not 0)."""
+        location, factor = self.location + location_step, self.factor + factor_step
+        before, step = self.curvature_diagonal(self.factor), self.curvature_diagonal(factor_step)
+        valid = linalg.keeps_its_sign(before, step, signed=signed) and linalg.all_finite(location, factor)
+        return type(self)(location, factor, self.structure) if valid else None
+
+    def unsigned(self) -> Self:
+        """Return the same Gaussian with a factor of positive diagonal."""
+        entries = self.curvature_diagonal(self.factor)
+        if (entries > 0.0).all():
+            return self
+        return type(self)(self.location, self.scaled_columns(np.sign(entries)), self.structure)
+
+    # --- beside others of the same structure ---
+
+    def divergence(self, other: Self) -> float:
+        """Return KL(self || other), nats; inf beyond what numbers can hold."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            apart = other._standardised(self.location - other.location)
+            square = float(np.sum(self._relative(other) ** 2)) + float(apart @ apart)
+            value = 0.5 * (square - self.n_dim) + other._log_det() - self._log_det()
+        return value if np.isfinite(value) else np.inf
+
+    def precision_product(self, vectors: Array) -> Array:
+        """Return the precision times each vector, (n_vectors, n_dim)."""
+        return self.dewhiten(self._standardised(vectors))
+
+    def whitened_precision(self, other: Self) -> Array:
+        """Return C^T S C for the precision S of another state."""
+        return self.structure.gram(self._relative(other), transposed=self.factor_sign > 0)
+
+    def merged(self, other: Self, weight: float) -> Self:
+        """Return the Gaussian with the first two moments, within the structure, of a mixture with another.
+
+        Raises
+        ------
+        LinAlgError
+            Where their covariance is singular to rounding.
+        """
+        apart = other.location - self.location
+        factor = self.structure.merged((self.factor, other.factor), apart, weight, self.factor_sign)
+        if factor is None:
+            raise np.linalg.LinAlgError("The covariance of the two together is nearly singular.")
+        return type(self)(self.location + weight * apart, factor, self.structure)
+
+    # --- pieces ---
+
+    def _log_det(self) -> float:
+        """Return the log determinant of C."""
+        return self.factor_sign * float(np.sum(np.log(np.abs(self.curvature_diagonal(self.factor)))))
+
+    def _relative(self, other: Self) -> Array:
+        """Return the factor R of the other precision, whitened: R^T R, or R R^T for factors of precisions."""
+        pair = (other.factor, self.factor) if self.factor_sign > 0 else (self.factor, other.factor)
+        return self.structure.quotient(*pair)
+
+
+def with_tag_of(gaussian: Gaussian[Any]) -> dict[str, AnyArray]:
+    """Return what files keep of a Gaussian inside something else: its arrays, and the tag of its class."""
+    entry = entry_of(type(gaussian))
+    assert entry is not None
+    return {**gaussian.arrays(), TAG: np.array(entry.tag)}
+
+
+def of_tag(arrays: dict[str, AnyArray]) -> Any:
+    """Return the Gaussian of these arrays: the inverse of `with_tag_of`; raise ValueError where the tag is of none."""
+    entry = with_tag(str(arrays[TAG]))
+    if entry is None or not issubclass(entry.cls, Gaussian):
+        raise ValueError(f"No Gaussian has the tag {arrays[TAG]}.")
+    return entry.cls.of_arrays(arrays)
+
+
+class Unstructured[S: Structure](Gaussian[S]):
+    """A Gaussian whose structure follows from the number of coordinates: a class makes states by itself."""
+
+    @classmethod
+    def from_scale(cls, location: Array, scale: Array) -> Self:
+        """Return the state with uncorrelated coordinates of standard deviations ``scale``, (n_dim,)."""
+        return cls.of_scale(cls.form(), location, scale)
+
+    @classmethod
+    def memory_bytes(cls, n_dim: int) -> int:
+        """Return the memory that a fit takes beyond the model's own, at its peak."""
+        return int(cls.form().memory_bytes(n_dim))
+
+
+@dataclass(frozen=True)
+class StructuredFamily(Family):
+    """The Gaussians of one structure, which a model gives.
+
+    Parameters
+    ----------
+    structure : ArrowStructure
+    """
+
+    structure: ArrowStructure
+
+    state: ClassVar[type[Gaussian[Any]]]
+
+    def from_scale(self, location: Array, scale: Array) -> Any:
+        """Return the state with uncorrelated coordinates of standard deviations ``scale``, (n_dim,)."""
+        return self.state.of_scale(self.structure, location, scale)
+
+    def memory_bytes(self, n_dim: int) -> int:
+        """Return the memory that a fit takes beyond the model's own, at its peak: about 56 packed factors."""
+        return self.structure.memory_bytes(n_dim)

@@ -10,10 +10,12 @@ from scipy.special import logsumexp
 
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.families.diagonal import DiagonalFamily, DiagonalState
+from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.families.diagonal import DiagonalFamily
 from pymc_ngvi.families.family import Family, FamilyOptions, Maker, ModelForm, Product, Refusal, Traits
-from pymc_ngvi.families.full import FullFamily, FullState
-from pymc_ngvi.families.sparse import SparseFamily, SparseState
+from pymc_ngvi.families.full import FullFamily
+from pymc_ngvi.families.gaussian import of_tag, with_tag_of
+from pymc_ngvi.families.sparse import SparseFamily
 
 #: What components can be.
 COMPONENTS: dict[str, type[Family]] = {
@@ -89,26 +91,27 @@ class MixtureState:
 
     def params(self) -> dict[str, Array]:
         """Return the arrays that define the state; those of components are stacked along the first axis."""
-        each = [c.params() for c in self.components]
-        return {_LOG_WEIGHTS: self.log_weights, **{name: np.stack([p[name] for p in each]) for name in each[0]}}
+        return {_LOG_WEIGHTS: self.log_weights, **_stacked([c.params() for c in self.components])}
+
+    def from_params(self, params: dict[str, Array]) -> Self:
+        """Return the mixture with other arrays, of components of the same form; their number may be another one."""
+        return self._of(self.components[0], params)
+
+    def arrays(self) -> dict[str, AnyArray]:
+        """Return what files keep: those of components, stacked, and the tags of their class."""
+        return {_LOG_WEIGHTS: self.log_weights, **_stacked([with_tag_of(c) for c in self.components])}
 
     @classmethod
-    def from_params(cls, params: dict[str, Array]) -> Self:
-        """Make a state of its arrays.
+    def of_arrays(cls, arrays: dict[str, AnyArray]) -> Self:
+        """Return the mixture of these arrays: the inverse of `arrays`; raise ValueError where there is none."""
+        return cls._of(of_tag({name: a[0] for name, a in arrays.items()}), arrays)
 
-        Raises
-        ------
-        ValueError
-            If their names are those of no class of components.
-        """
-        stacked = {name: array for name, array in params.items() if name != _LOG_WEIGHTS}
-        kinds = {"cholesky_factor": FullState, "sd": DiagonalState, "precision_cholesky_blocks": SparseState}
-        kind = next((kinds[name] for name in stacked if name in kinds), None)
-        if kind is None:
-            raise ValueError(f"No components have the arrays {sorted(stacked)}.")
+    @classmethod
+    def _of(cls, like: Any, params: dict[str, Array]) -> Self:
+        """Return the mixture with components like a Gaussian."""
         n = len(params[_LOG_WEIGHTS])
-        made = [kind.from_params({name: array[c] for name, array in stacked.items()}) for c in range(n)]  # type: ignore[attr-defined]
-        return cls(params[_LOG_WEIGHTS], tuple(made))
+        each = [{name: params[name][c] for name in like.params()} for c in range(n)]
+        return cls(params[_LOG_WEIGHTS], tuple(like.from_params(own) for own in each))
 
     # --- the distribution ---
 
@@ -156,7 +159,7 @@ class MixtureState:
     def cov_block(self, index: NDArray[np.intp]) -> Array:
         """Return the covariance of some coordinates, (len(index), len(index))."""
         apart = (self.means - self.mean())[:, index]
-        within = [w * _cov_block(c, index) for w, c in zip(self.weights, self.components, strict=True)]
+        within = [w * c.cov_block(index) for w, c in zip(self.weights, self.components, strict=True)]
         result: Array = np.sum(within, axis=0) + (apart.T * self.weights) @ apart
         return result
 
@@ -183,10 +186,8 @@ class MixtureState:
         return type(self).of(kept, self.log_weights[~drop])
 
 
-def _cov_block(component: Any, index: NDArray[np.intp]) -> Array:
-    block = getattr(component, "cov_block", None)
-    result: Array = component.cov()[np.ix_(index, index)] if block is None else block(index)
-    return result
+def _stacked(each: list[dict[str, Any]]) -> dict[str, AnyArray]:
+    return {name: np.stack([one[name] for one in each]) for name in each[0]}
 
 
 @stored("family.mixture")

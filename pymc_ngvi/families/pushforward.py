@@ -1,8 +1,6 @@
 """A Gaussian seen through a transform of its coordinates: q of theta where the Gaussian is that of phi."""
 
 import functools
-import uuid
-import weakref
 
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
@@ -40,39 +38,7 @@ class Transform(Protocol):
         ...
 
 
-class Pushforward:
-    """What the Gaussians of one family become by one transform.
-
-    It goes by a number, ``key``, among the arrays of a state; the number stays when it is pickled.
-
-    Parameters
-    ----------
-    transform : Transform
-    state_class : type
-        Of the Gaussians.
-    key : int, optional
-    """
-
-    def __init__(self, transform: Transform, state_class: type[GaussianState], key: int | None = None) -> None:
-        self.transform = transform
-        self.state_class = state_class
-        self.key = uuid.uuid4().int >> 66 if key is None else key
-        self.last: PushforwardState | None = None
-        _KNOWN[self.key] = self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Return what makes it again: the one of that number, where it is there still."""
-        return _restored, (self.transform, self.state_class, self.key)
-
-
-_KNOWN: weakref.WeakValueDictionary[int, Pushforward] = weakref.WeakValueDictionary()
-
-
-def _restored(transform: Transform, state_class: type[GaussianState], key: int) -> Pushforward:
-    return _KNOWN.get(key) or Pushforward(transform, state_class, key)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PushforwardState:
     """The distribution of ``theta = transform(phi)`` for a Gaussian phi.
 
@@ -83,15 +49,15 @@ class PushforwardState:
     ----------
     gaussian : GaussianState
         Of phi.
-    family : Pushforward
+    transform : Transform
 
     Examples
     --------
     >>> import numpy as np
     >>> import pymc as pm
     >>> from pymc_ngvi.families import DiagonalState
-    >>> from pymc_ngvi.families.arrow import ArrowStructure
-    >>> from pymc_ngvi.families.pushforward import Pushforward, PushforwardState
+    >>> from pymc_ngvi.families.matrices.arrow import ArrowStructure
+    >>> from pymc_ngvi.families.pushforward import PushforwardState
     >>> from pymc_ngvi.model import LogDensity
     >>> from pymc_ngvi.model.conditional import GuideFunctions
     >>> from pymc_ngvi.reparam import Conditional
@@ -102,14 +68,14 @@ class PushforwardState:
     >>> structure = ArrowStructure.of([-1, 0])
     >>> transform = Conditional(GuideFunctions(density, structure), structure, density.initial_point())
     >>> gaussian = DiagonalState.from_scale(np.zeros(2), np.ones(2))
-    >>> q = PushforwardState(gaussian, Pushforward(transform, DiagonalState))
+    >>> q = PushforwardState(gaussian, transform)
     >>> q.cov().round(2)
     array([[1.  , 1.  ],
            [1.  , 1.25]])
     """
 
     gaussian: GaussianState
-    family: Pushforward = field(repr=False)
+    transform: Transform = field(repr=False)
 
     @property
     def n_dim(self) -> int:
@@ -122,42 +88,22 @@ class PushforwardState:
         return self.gaussian.n_uniform
 
     def params(self) -> dict[str, Array]:
-        """Return the arrays of the Gaussian, and the number of the transform, an int."""
-        return {**self.gaussian.params(), "transform": np.array([self.family.key])}
+        """Return the arrays of the Gaussian."""
+        return self.gaussian.params()
 
-    @classmethod
-    def from_params(cls, params: dict[str, Array]) -> Self:
-        """Make a state of its arrays.
-
-        Raises
-        ------
-        ValueError
-            If no transform of that number is in memory: neither made nor unpickled in this process, or no longer used.
-        """
-        key = int(params["transform"][0])
-        family = _KNOWN.get(key)
-        if family is None:
-            raise ValueError(
-                f"No transform has the number {key}: arrays alone don't tell it. Keep, or pickle, the approximation "
-                "that they come from."
-            )
-        last = family.last
-        # Moments take many draws, and whoever holds arrays alone comes back with the same ones.
-        if last is not None and type(last) is cls and _equal(last.params(), params):
-            return last
-        state = cls(family.state_class.from_params(params), family)
-        family.last = state
-        return state
+    def from_params(self, params: dict[str, Array]) -> Self:
+        """Return the image of another Gaussian under the same transform."""
+        return type(self)(self.gaussian.from_params(params), self.transform)
 
     # --- the distribution ---
 
     def draws(self, base: Array) -> Array:
         """Map standard normals, (n_draws, n_dim), to draws; NaN where the transform fails."""
-        return self.family.transform.forward(self.gaussian.draws(base))[0]
+        return self.transform.forward(self.gaussian.draws(base))[0]
 
     def log_density(self, theta: Array) -> Array:
         """Return log q at the rows of ``theta``; NaN where the transform fails."""
-        phi, log_det = self.family.transform.inverse(theta)
+        phi, log_det = self.transform.inverse(theta)
         return self.gaussian.log_density(phi) - log_det
 
     def entropy(self) -> float:
@@ -181,7 +127,7 @@ class PushforwardState:
         index = np.asarray(index)
         border = self._border
         if np.isin(index, border).all():
-            return self._gaussian_block(index)
+            return self.gaussian.cov_block(index)
         columns = [theta[:, np.concatenate([index, border])] for theta, _ in self._sets()]
         draws = np.concatenate(columns)
         draws = draws[np.isfinite(draws).all(axis=1)]
@@ -189,7 +135,7 @@ class PushforwardState:
         covariance = draws.T @ draws / len(draws)
         n = len(index)
         weights = _regression(covariance[:, n:], covariance[n:, n:])[:n]
-        change = self._gaussian_block(border) - covariance[n:, n:]
+        change = self.gaussian.cov_block(border) - covariance[n:, n:]
         result: Array = covariance[:n, :n] + linalg.symmetrise(weights @ change @ weights.T)
         return result
 
@@ -197,14 +143,9 @@ class PushforwardState:
 
     @property
     def _border(self) -> NDArray[np.intp]:
-        border: NDArray[np.intp] = self.family.transform.structure.border
+        border: NDArray[np.intp] = self.transform.structure.border
         # More coordinates than draws tell apart: their sample moments are left as they are.
         return border if 8 * len(border) <= _N_SETS * _SET_SIZE else border[:0]
-
-    def _gaussian_block(self, index: NDArray[np.intp]) -> Array:
-        block = getattr(self.gaussian, "cov_block", None)
-        result: Array = self.gaussian.cov()[np.ix_(index, index)] if block is None else block(index)
-        return result
 
     def _sets(self) -> Any:
         """Yield draws and log determinants, set by set: of one Sobol sequence and its negative."""
@@ -214,14 +155,14 @@ class PushforwardState:
         for _ in range(_N_SETS):
             z = rng.standard_normal((_SET_SIZE // 2, self.n_dim))
             z[:, :n_quasi] = ndtri(np.clip(sequence.random(len(z)), 1e-10, 1.0 - 1e-10))
-            yield self.family.transform.forward(self.gaussian.draws(np.concatenate([z, -z])))
+            yield self.transform.forward(self.gaussian.draws(np.concatenate([z, -z])))
 
     @functools.cached_property
     def _moments(self) -> tuple[Array, Array, float]:
         """Mean, standard deviations, and mean log determinant."""
         border = self._border
         at, total, n_draws = self.gaussian.mean(), 0.0, 0
-        at = self.family.transform.forward(at[None])[0][0]
+        at = self.transform.forward(at[None])[0][0]
         at = np.where(np.isfinite(at), at, 0.0)
         first, second, mixed = np.zeros(self.n_dim), np.zeros(self.n_dim), np.zeros((self.n_dim, len(border)))
         for theta, log_det in self._sets():
@@ -234,7 +175,7 @@ class PushforwardState:
         shift = first / n_draws
         with_border = mixed / n_draws - np.outer(shift, shift[border])
         weights = _regression(with_border, with_border[border])
-        change = self._gaussian_block(border) - with_border[border]
+        change = self.gaussian.cov_block(border) - with_border[border]
         mean = at + shift
         mean += weights @ (self.gaussian.mean() - mean)[border]
         variance = second / n_draws - shift**2 + np.einsum("ij,jk,ik->i", weights, change, weights)
@@ -249,7 +190,3 @@ def _regression(covariances: Array, border: Array) -> Array:
     half = linalg.solve_lower(factor, np.ascontiguousarray(covariances.T))
     weights: Array = linalg.solve_lower(factor, half, transpose=True).T
     return weights
-
-
-def _equal(left: dict[str, Array], right: dict[str, Array]) -> bool:
-    return left.keys() == right.keys() and all(np.array_equal(left[name], right[name]) for name in left)

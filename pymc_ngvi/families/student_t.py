@@ -19,18 +19,17 @@ from scipy.special import digamma, gammainccinv, gammaln
 
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.families.diagonal import DiagonalState
+from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.families.family import Family, FamilyOptions, Maker, ModelForm, Product, Refusal, Traits
 from pymc_ngvi.families.full import FullState
+from pymc_ngvi.families.gaussian import of_tag, with_tag_of
+from pymc_ngvi.families.matrices.structure import LOG_2PI
 
 #: Least and largest shape a of a fit: 2.2 degrees of freedom, and 20,000, where q is as good as a Gaussian.
 LEAST_SHAPE, MOST_SHAPE = 1.1, 1e4
 #: Shape at the start of a fit, which begins as that of a Gaussian.
 START_SHAPE = MOST_SHAPE
-_LOG_2PI = float(np.log(2 * np.pi))
 _LOG_SHAPE = "log_shape"
-#: Gaussians by an array that only they have.
-_GAUSSIANS: dict[str, Any] = {"cholesky_factor": FullState, "sd": DiagonalState}
 
 
 def _scale_of(sd: Array, shape: float) -> Array:
@@ -117,19 +116,18 @@ class StudentTState:
         """Return the arrays that define the state: those of the Gaussian, and log a."""
         return {**self.gaussian.params(), _LOG_SHAPE: np.array(self.log_shape)}
 
-    @classmethod
-    def from_params(cls, params: dict[str, Array]) -> Self:
-        """Make a state of its arrays.
+    def from_params(self, params: dict[str, Array]) -> Self:
+        """Return the state with other arrays, around a Gaussian of the same form."""
+        return type(self)(self.gaussian.from_params(params), float(params[_LOG_SHAPE]))
 
-        Raises
-        ------
-        ValueError
-            If their names are those of no Gaussian.
-        """
-        kind = next((kind for name, kind in _GAUSSIANS.items() if name in params), None)
-        if kind is None:
-            raise ValueError(f"No Gaussian has the arrays {sorted(set(params) - {_LOG_SHAPE})}.")
-        return cls(kind.from_params(params), float(params[_LOG_SHAPE]))
+    def arrays(self) -> dict[str, AnyArray]:
+        """Return what files keep: the arrays of the Gaussian with the tag of its class, and log a."""
+        return {**with_tag_of(self.gaussian), _LOG_SHAPE: np.array(self.log_shape)}
+
+    @classmethod
+    def of_arrays(cls, arrays: dict[str, AnyArray]) -> Self:
+        """Return the state of these arrays: the inverse of `arrays`; raise ValueError where there is none."""
+        return cls(of_tag(arrays), float(arrays[_LOG_SHAPE]))
 
     # --- the distribution ---
 
@@ -145,20 +143,20 @@ class StudentTState:
     def log_density(self, theta: Array) -> Array:
         """Return log q at the rows of ``theta``."""
         a, half = self.shape, 0.5 * self.n_dim
-        peak = gammaln(a + half) - gammaln(a) - half * (_LOG_2PI + np.log(a)) - self._log_det()
+        peak = gammaln(a + half) - gammaln(a) - half * (LOG_2PI + np.log(a)) - self._log_det()
         result: Array = peak - (a + half) * np.log1p(self.squared_distance(theta) / (2.0 * a))
         return result
 
     def squared_distance(self, theta: Array) -> Array:
         """Return (theta - mu)^T Sigma^-1 (theta - mu), (n_draws,)."""
-        peak = -self._log_det() - 0.5 * self.n_dim * _LOG_2PI
+        peak = -self._log_det() - 0.5 * self.n_dim * LOG_2PI
         result: Array = np.maximum(2.0 * (peak - self.gaussian.log_density(theta)), 0.0)
         return result
 
     def entropy(self) -> float:
         """Return -E_q[log q]."""
         a, half = self.shape, 0.5 * self.n_dim
-        peak = gammaln(a + half) - gammaln(a) - half * (_LOG_2PI + np.log(a)) - self._log_det()
+        peak = gammaln(a + half) - gammaln(a) - half * (LOG_2PI + np.log(a)) - self._log_det()
         return float((a + half) * (digamma(a + half) - digamma(a)) - peak)
 
     def mean(self) -> Array:
@@ -177,9 +175,7 @@ class StudentTState:
 
     def cov_block(self, index: NDArray[np.intp]) -> Array:
         """Return the covariance of some coordinates, (len(index), len(index))."""
-        block = getattr(self.gaussian, "cov_block", None)
-        of_gaussian = self.gaussian.cov()[np.ix_(index, index)] if block is None else block(index)
-        inflation = self._inflation()
+        of_gaussian, inflation = self.gaussian.cov_block(index), self._inflation()
         result: Array = inflation * of_gaussian if np.isfinite(inflation) else np.full_like(of_gaussian, np.inf)
         return result
 
@@ -187,7 +183,7 @@ class StudentTState:
 
     def _log_det(self) -> float:
         """Return the log determinant of C."""
-        return float(self.gaussian.entropy()) - 0.5 * self.n_dim * (_LOG_2PI + 1.0)
+        return float(self.gaussian.entropy()) - 0.5 * self.n_dim * (LOG_2PI + 1.0)
 
     def _inflation(self) -> float:
         """Return E[w], by which the covariance exceeds Sigma."""

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 from pymc_ngvi.core.linalg import fits_in_memory
 from pymc_ngvi.families import DENSE, INDEPENDENT, STRUCTURED, FullState, SparseFamily
-from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.families.dissection import find_structure, step_flops
+from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.model import LogDensity
 
 #: Dimensions below which a dense covariance costs nothing worth saving.

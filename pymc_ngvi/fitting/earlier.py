@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import methodcaller
 from typing import Any, Protocol
 
 import numpy as np
@@ -106,8 +107,8 @@ class Earlier:
 
     def _states(self, problem: Problem, point: Array, scales: Sequence[Array]) -> Iterator[VariationalState]:
         taken = np.arange(len(self.ours))
-        if problem.pushforward is not None:  # relative to the global parameters, others are not what they were
-            border = problem.pushforward.transform.structure.border
+        if problem.transform is not None:  # relative to the global parameters, others are not what they were
+            border = problem.transform.structure.border
             taken = np.flatnonzero(np.isin(self.ours, border))
         ours, theirs = self.ours[taken], self.theirs[taken]
         sd = self.q.sd()[theirs]
@@ -115,7 +116,7 @@ class Earlier:
             scale = scale.copy()
             scale[ours] = sd
             template = problem.family.from_scale(point, scale)
-            if problem.pushforward is None and self._is_of_kind(template):
+            if problem.transform is None and self._is_of_kind(template):
                 yield self.q
             else:
                 yield _with_precision(template, self._precision(scale, ours, theirs), point)
@@ -124,7 +125,7 @@ class Earlier:
         """Whether q is a state of the new family as it is: one of the same class, form and coordinates."""
         if type(template) is not type(self.q) or not np.array_equal(self.ours, self.theirs):
             return False
-        new, old = template.params(), self.q.params()
+        new, old = map(methodcaller("arrays"), (template, self.q))
         return new.keys() == old.keys() and all(
             a.shape == old[name].shape and (a.dtype.kind == "f" or np.array_equal(a, old[name]))
             for name, a in new.items()

@@ -11,9 +11,9 @@ from numpy.typing import ArrayLike, NDArray
 from pymc_ngvi.core.linalg import check_memory
 from pymc_ngvi.core.types import Array, Rule, Target, VariationalState
 from pymc_ngvi.families import FAMILIES, Family
-from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.families.dissection import find_structure
-from pymc_ngvi.families.pushforward import Pushforward, PushforwardState
+from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.families.pushforward import PushforwardState, Transform
 from pymc_ngvi.fitting import starting
 from pymc_ngvi.fitting.blocks import block_labels
 from pymc_ngvi.fitting.options import FitOptions
@@ -33,24 +33,24 @@ class Problem:
         What is fitted: ``density`` itself, or its reparametrisation.
     family : Family
         Makes states of location and scale.
-    pushforward : Pushforward or None
-        What states become on the model's own unconstrained scale; None where they are on it.
+    transform : Transform or None
+        From the scale of states to the model's own unconstrained scale; None where they are on it.
     """
 
     density: LogDensity
     target: Target
     family: Family
-    pushforward: Pushforward | None = None
+    transform: Transform | None = None
 
     def on_model_scale(self, state: Any) -> VariationalState:
         """Return the approximation of the model that a state stands for."""
-        return state if self.pushforward is None else PushforwardState(state, self.pushforward)
+        return state if self.transform is None else PushforwardState(state, self.transform)
 
     def first_state(
         self, rule: Rule, point: Array, scales: Sequence[Array], start: Mapping[str, ArrayLike] | None
     ) -> VariationalState:
         """Return the best state to start from, about a mean and with one of some scales, as `start` returns them."""
-        large = starting.large_scales(self.density, point, start) if self.pushforward is None else []
+        large = starting.large_scales(self.density, point, start) if self.transform is None else []
         return starting.choose_start(rule, self.family, point, scales, self.density, large)
 
     def start(
@@ -59,7 +59,7 @@ class Problem:
         """Return the starting mean, and the standard deviations to choose among, (n_dim,) each."""
         point = starting.start_point(self.density, start)
         scales = starting.start_scales(self.density, start_sigma)
-        if self.pushforward is None:
+        if self.transform is None:
             return point, scales
         # Relative to their conditional modes and scales, local coordinates begin where a Gaussian has them.
         transform: Conditional = self.target.transform  # type: ignore[attr-defined]
@@ -98,8 +98,7 @@ def problem_of(density: LogDensity, options: FitOptions) -> Problem:
     target = reparametrised(density, structure, options.reparam)
     family = make_family(options, density, structure)
     _check(family, options, density.n_dim)
-    made: Any = family.from_scale(np.zeros(density.n_dim), np.ones(density.n_dim))
-    return Problem(density, target, family, Pushforward(target.transform, type(made)))
+    return Problem(density, target, family, target.transform)
 
 
 @dataclass(frozen=True)
@@ -124,7 +123,7 @@ class _Form:
     def labels(self, blocks: Sequence[Sequence[str]] | None) -> NDArray[np.intp]:
         """Return the block of each coordinate: of those named, of a group, or of a variable."""
         if self.known is not None and blocks is None:
-            return self.known.labels()
+            return self.known.labels
         return block_labels(self.density.layout, blocks)
 
     def structure(self) -> ArrowStructure | None:

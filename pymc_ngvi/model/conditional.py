@@ -19,7 +19,7 @@ from pytensor.tensor.type import TensorType
 from pytensor.xtensor.type import XTensorType, as_xtensor
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.families.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.layout import Layout
@@ -58,7 +58,7 @@ class GuideFunctions:
     --------
     >>> import numpy as np
     >>> import pymc as pm
-    >>> from pymc_ngvi.families.arrow import ArrowStructure
+    >>> from pymc_ngvi.families.matrices.arrow import ArrowStructure
     >>> from pymc_ngvi.model import LogDensity
     >>> from pymc_ngvi.model.conditional import GuideFunctions
     >>> with pm.Model() as model:

@@ -29,7 +29,7 @@ from pytensor.xtensor.vectorization import XRV, XElemwise
 from scipy.special import expit, logit
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.families.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.model.graphs.backends import quick_mode, without_c
 from pymc_ngvi.model.logdensity import LogDensity
 
@@ -83,7 +83,7 @@ def quadratic_guide(density: LogDensity, structure: ArrowStructure) -> Variable:
     Examples
     --------
     >>> import pymc as pm
-    >>> from pymc_ngvi.families.arrow import ArrowStructure
+    >>> from pymc_ngvi.families.matrices.arrow import ArrowStructure
     >>> from pymc_ngvi.model import LogDensity
     >>> from pymc_ngvi.model.conditional import GuideFunctions
     >>> from pymc_ngvi.model.guide import quadratic_guide
@@ -96,7 +96,7 @@ def quadratic_guide(density: LogDensity, structure: ArrowStructure) -> Variable:
     >>> guide = quadratic_guide(density, structure)
     >>> functions = GuideFunctions(density, structure, guide)
     """
-    if structure.blocks is None:
+    if not structure.n_local:
         raise ValueError(
             "reparam='rvb1' standardises local coordinates, such as the effects of groups that are independent given "
             "the others; this model has none. Fit it without reparam."
@@ -130,7 +130,7 @@ def prior_guide(density: LogDensity) -> Variable:
     Examples
     --------
     >>> import pymc as pm
-    >>> from pymc_ngvi.families.arrow import ArrowStructure
+    >>> from pymc_ngvi.families.matrices.arrow import ArrowStructure
     >>> from pymc_ngvi.model import LogDensity
     >>> from pymc_ngvi.model.conditional import GuideFunctions
     >>> from pymc_ngvi.model.guide import prior_guide

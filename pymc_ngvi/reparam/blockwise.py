@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.families import stacks
-from pymc_ngvi.families.arrow import ArrowStructure
+from pymc_ngvi.families.matrices import stacks
+from pymc_ngvi.families.matrices.arrow import ArrowStructure
 
 #: Part of a diagonal entry that its pivot must exceed, or the matrix counts as singular.
 _LEAST_PIVOT = 1e-13
@@ -43,7 +43,7 @@ class Blocks:
     """
 
     def __init__(self, structure: ArrowStructure) -> None:
-        if structure.blocks is None:
+        if not structure.n_local:
             raise ValueError(
                 "A reparametrisation needs local coordinates, such as the effects of groups that are independent given "
                 "the others; this model has none. Fit it without reparam."
@@ -51,7 +51,7 @@ class Blocks:
         self.structure = structure
         self.border = structure.border
         self.coordinates = structure.order[: structure.n_local]
-        self._stacks = structure.blocks.stacks
+        self._stacks = structure.stacks
         sizes = structure.sizes
         self.n_blocks = len(sizes)
         self.starts = np.cumsum(sizes) - sizes

@@ -1,6 +1,6 @@
 """From a model and a word to the reparametrised density."""
 
-from pymc_ngvi.families.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.conditional import GuideFunctions
 from pymc_ngvi.model.guide import prior_guide, quadratic_guide
@@ -36,7 +36,7 @@ def reparametrised(density: LogDensity, structure: ArrowStructure, reparam: str)
             f"The model reads pm.Minibatch data; reparam={reparam!r} needs conditional modes given all of the data. "
             "Pass the data as they are, or leave reparam out."
         )
-    if structure.blocks is None:
+    if not structure.n_local:
         raise ValueError(
             f"reparam={reparam!r} standardises local coordinates, such as the effects of groups that are independent "
             "given the others; the Hessian of this model shows none. Leave reparam out."

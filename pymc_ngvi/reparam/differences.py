@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.families.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.reparam.blockwise import Matrices
 
 #: Half of the distance of a difference, in units of the scale: the errors of its terms beyond the first, about its

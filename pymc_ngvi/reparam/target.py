@@ -50,7 +50,7 @@ class ReparametrisedDensity:
     --------
     >>> import numpy as np
     >>> import pymc as pm
-    >>> from pymc_ngvi.families.arrow import ArrowStructure
+    >>> from pymc_ngvi.families.matrices.arrow import ArrowStructure
     >>> from pymc_ngvi.model import LogDensity
     >>> from pymc_ngvi.model.conditional import GuideFunctions
     >>> from pymc_ngvi.reparam import Conditional, ReparametrisedDensity

@@ -19,7 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.families.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.reparam.blockwise import Blocks
 from pymc_ngvi.reparam.modes import Guide, Modes, find_modes
 
@@ -56,7 +56,7 @@ class Conditional:
     --------
     >>> import numpy as np
     >>> import pymc as pm
-    >>> from pymc_ngvi.families.arrow import ArrowStructure
+    >>> from pymc_ngvi.families.matrices.arrow import ArrowStructure
     >>> from pymc_ngvi.model import LogDensity
     >>> from pymc_ngvi.model.conditional import GuideFunctions
     >>> from pymc_ngvi.reparam import Conditional

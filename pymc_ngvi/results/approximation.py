@@ -4,7 +4,7 @@ import contextlib
 import functools
 import warnings
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 
-from numpy.typing import NDArray
 from pymc.variational.opvi import Approximation, Group, node_property
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import Op
@@ -52,13 +51,36 @@ def _support_numba() -> None:
         basic.numba_funcify.register(_StateOp, funcify)
 
 
+class _Current:
+    """The q of some arrays: a new one only where they are others than those of the last one.
+
+    Parameters
+    ----------
+    q : VariationalState
+    """
+
+    def __init__(self, q: VariationalState) -> None:
+        self.take(q)
+
+    def take(self, q: VariationalState) -> None:
+        """Take another q."""
+        # Contiguous and writeable, as compiled functions are specialised to them.
+        self.q, self.arrays = q, {name: np.require(a, requirements=["C", "W"]) for name, a in q.params().items()}
+
+    def of(self, arrays: Mapping[str, Array]) -> VariationalState:
+        """Return the q of these arrays."""
+        if not all(arrays[name] is a or np.array_equal(arrays[name], a) for name, a in self.arrays.items()):
+            self.q, self.arrays = self.q.from_params(dict(arrays)), dict(arrays)
+        return self.q
+
+
 class _StateOp(Op):
     """An Op on the arrays that define a state; the subclass says what it computes."""
 
-    __props__: tuple[str, ...] = ("state_class", "names", "n_dim")
+    __props__: tuple[str, ...] = ("current", "names", "n_dim")
 
-    def __init__(self, state_class: type[VariationalState], names: tuple[str, ...], n_dim: int) -> None:
-        self.state_class = state_class
+    def __init__(self, current: _Current, names: tuple[str, ...], n_dim: int) -> None:
+        self.current = current
         self.names = names
         self.n_dim = n_dim
 
@@ -68,7 +90,7 @@ class _StateOp(Op):
 
     def perform(self, node: Apply, inputs: Sequence[Array], output_storage: list[list[Array | None]]) -> None:
         n_points = len(inputs) - len(self.names)
-        state = self.state_class.from_params(dict(zip(self.names, inputs[n_points:], strict=True)))
+        state = self.current.of(dict(zip(self.names, inputs[n_points:], strict=True)))
         result = self._compute(state, *(np.asarray(i, dtype=np.float64) for i in inputs[:n_points]))
         # A copy: moments may be the state's own arrays, and PyTensor may work in place on what it is given.
         output_storage[0][0] = np.array(result, dtype=np.float64, order="C")
@@ -110,10 +132,10 @@ class _LogDensityOfQ(_StateOp):
 class _Moment(_StateOp):
     """A moment of q: the method ``mean``, ``sd`` or ``cov`` of the state."""
 
-    __props__ = ("state_class", "names", "n_dim", "moment")
+    __props__ = ("current", "names", "n_dim", "moment")
 
-    def __init__(self, state_class: type[VariationalState], names: tuple[str, ...], n_dim: int, moment: str) -> None:
-        super().__init__(state_class, names, n_dim)
+    def __init__(self, current: _Current, names: tuple[str, ...], n_dim: int, moment: str) -> None:
+        super().__init__(current, names, n_dim)
         self.moment = moment
 
     def _output_type(self) -> TensorType:
@@ -166,7 +188,7 @@ class NGVIGroup(Group):
         self.layout = layout
         self.state_class = type(q)
         self.n_uniform = q.n_uniform
-        self._q = q
+        self._current = _Current(q)
         free = {rv.name: rv for rv in model.free_RVs}
         super().__init__([free[v.name] for v in layout.variables], model=model, random_seed=random_seed)
 
@@ -187,8 +209,8 @@ class NGVIGroup(Group):
             self.replacements[value] = part
             self.ordering[value.name] = (value.name, v.where, v.shape, dtype)
         self.symbolic_initial = self._initial_type("NGVIGroup_symbolic_initial_tensor")
-        self._arrays = _arrays_of(self._q)
-        self.shared_params = {name: pytensor.shared(array, name, borrow=True) for name, array in self._arrays.items()}
+        arrays = self._current.arrays
+        self.shared_params = {name: pytensor.shared(array, name, borrow=True) for name, array in arrays.items()}
         self._finalize_init()
 
     def set_state(self, q: VariationalState) -> None:
@@ -199,22 +221,19 @@ class NGVIGroup(Group):
         ValueError
             If ``q`` is of another class, or its parameters have other names.
         """
-        arrays = _arrays_of(q)
-        if type(q) is not self.state_class or set(arrays) != set(self.shared_params):
+        names = set(q.params())
+        if type(q) is not self.state_class or names != set(self.shared_params):
             raise ValueError(
                 f"This approximation is a {self.state_class.__name__} with parameters {sorted(self.shared_params)}; "
-                f"got a {type(q).__name__} with {sorted(arrays)}. Make a new NGVIApproximation of it."
+                f"got a {type(q).__name__} with {sorted(names)}. Make a new NGVIApproximation of it."
             )
-        for name, array in arrays.items():
+        self._current.take(q)
+        for name, array in self._current.arrays.items():
             self.shared_params[name].set_value(array, borrow=True)
-        self._q, self._arrays = q, arrays
 
     def current_state(self) -> VariationalState:
         """Return q, made anew where the user has set other values in `params`."""
-        arrays = {name: p.get_value(borrow=True) for name, p in self.shared_params.items()}
-        if any(arrays[name] is not self._arrays[name] for name in arrays):
-            self._q, self._arrays = self.state_class.from_params(arrays), arrays
-        return self._q
+        return self._current.of({name: p.get_value(borrow=True) for name, p in self.shared_params.items()})
 
     def _initial_type(self, name: str) -> TensorVariable:
         return pt.matrix(name, shape=(None, self.ddim + self.n_uniform))
@@ -231,7 +250,7 @@ class NGVIGroup(Group):
         return pt.concatenate([normals, uniforms.astype(normals.dtype)], axis=1)
 
     def _apply(self, op_class: type[_StateOp], *points: TensorVariable, **props: str) -> TensorVariable:
-        op = op_class(self.state_class, tuple(self.shared_params), self.ddim, **props)
+        op = op_class(self._current, tuple(self.shared_params), self.ddim, **props)
         return op(*points, *self.shared_params.values())
 
     @_node_property
@@ -273,11 +292,6 @@ def _generator(random_seed: Seed) -> np.random.Generator:
     """Return a generator apart from the streams that a fit with the same seed draws from."""
     whole = isinstance(random_seed, int | np.integer)
     return generator_of([random_seed, _DRAWS_STREAM] if whole else random_seed)
-
-
-def _arrays_of(q: VariationalState) -> dict[str, NDArray[np.generic]]:
-    """Return the parameters contiguous and writeable, as compiled functions are specialised to them."""
-    return {name: np.require(a, requirements=["C", "W"]) for name, a in q.params().items()}
 
 
 class NGVIApproximation(Methods, Approximation):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.messages import OURS
 from pymc_ngvi.core.types import Array, GaussianState, Target
-from pymc_ngvi.families.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.pushforward import Transform
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.model import Layout, LogDensity

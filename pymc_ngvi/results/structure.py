@@ -13,8 +13,8 @@ import pandas as pd  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.families.arrow import ArrowStructure
 from pymc_ngvi.families.dissection import find_structure
+from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.model.layout import Layout
 
 Integers = NDArray[np.intp]
@@ -130,7 +130,7 @@ class ModelStructure:
         """Entries in the lower triangle of the Hessian, the diagonal included, that can differ from 0."""
         if self.pattern is not None:
             return self.pattern.n_entries
-        return self.n_dim * (self.n_dim + 1) // 2 if self.arrow is None else self.arrow.n_lower
+        return self.n_dim * (self.n_dim + 1) // 2 if self.arrow is None else self.arrow.n_lower(self.n_dim)
 
     @property
     def density(self) -> float:

@@ -27,7 +27,8 @@ from scipy.sparse.linalg import LinearOperator, cg
 
 from pymc_ngvi.core.linalg import all_finite
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.families import BlockState, BlockStructure, DiagonalState
+from pymc_ngvi.families import BlockState, DiagonalState
+from pymc_ngvi.families.matrices.structure import Structure
 from pymc_ngvi.model import LogDensity
 
 #: Numbers in the Hessians at all draws that are held, at most: 128 MiB.
@@ -62,30 +63,27 @@ class ElboHessian:
 
     def __init__(self, q: DiagonalState | BlockState, z: Array, products: Products) -> None:
         self._q = q
-        self._structure = q.structure if isinstance(q, BlockState) else BlockStructure(np.arange(q.n_dim))
+        self._structure: Structure = q.structure
         self._products = products
-        self._z = self._structure.split(z)
-        self._n_draws = len(z)
+        self._z = z
+        self._diagonal = self._structure.on_diagonal(q.factor)
         self.n_products = 0
 
     @property
     def size(self) -> int:
         """Length of the vectors (u, E): the blocks of E are packed with their upper triangles, which stay 0."""
-        return self._q.n_dim + self._structure.n_entries
+        return self._q.n_dim + self._q.factor.size
 
     def __call__(self, vector: Array) -> Array:
         """Multiply with a vector (u, E); raise ValueError where the curvature along it is not positive."""
         n_dim, structure = self._q.n_dim, self._structure
         vector = vector.ravel()
-        blocks = structure.unpack(vector[n_dim:])
-        moved = structure.join([e @ z for e, z in zip(blocks, self._z, strict=True)], (self._n_draws,))
+        moved = structure.times(vector[n_dim:], self._z)
         turned = -self._q.whiten(self._products(self._q.unwhiten(vector[:n_dim] + moved)))
-        self.n_products += self._n_draws
-        pairs = zip(structure.split(turned), self._z, strict=True)
-        outer = [np.tril(y @ z.swapaxes(1, 2)) / self._n_draws for y, z in pairs]
-        result = np.concatenate([turned.mean(axis=0), structure.pack(outer)])
-        at = n_dim + structure.diagonal
-        result[at] += vector[at]  # of the entropy
+        self.n_products += len(self._z)
+        of_factor = structure.lower(structure.outer(turned, self._z))
+        of_factor[self._diagonal] += vector[n_dim:][self._diagonal]  # of the entropy
+        result = np.concatenate([turned.mean(axis=0), of_factor])
         curvature = vector @ result
         if not curvature > 0.0 and vector.any():
             what = "is not finite" if not np.isfinite(curvature) else "is not negative definite"
@@ -95,7 +93,7 @@ class ElboHessian:
     def preconditioner(self) -> LinearOperator:
         """Return the inverse of what this is at the optimum for a target whose coordinates are independent."""
         scale = np.ones(self.size)
-        scale[self._q.n_dim + self._structure.diagonal] = 0.5
+        scale[self._q.n_dim :][self._diagonal] = 0.5
         return LinearOperator((self.size, self.size), matvec=lambda v: scale * v.ravel(), dtype=np.float64)
 
     def responses(self, tilts: Array, tol: float) -> Array:

@@ -16,7 +16,7 @@ from pymc_ngvi.core.draws import base_of, draws_of
 from pymc_ngvi.core.sizes import check_cov_size
 from pymc_ngvi.core.types import Array, GaussianState, VariationalState
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState, StudentTState, name_of
-from pymc_ngvi.families.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.pushforward import PushforwardState
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.mixtures.finite.worth import effective_components, worth_between
@@ -106,9 +106,9 @@ class StateDistribution[Q: VariationalState](Distribution):
     def cov_block(self, index: NDArray[np.intp]) -> Array:
         """Return the covariance of some coordinates, without forming the whole where the family can."""
         block = getattr(self.q, "cov_block", None)
+        check_cov_size(self.n_dim if block is None else len(index))
         if block is not None:
             return np.asarray(block(index))
-        check_cov_size(self.n_dim)
         return self.cov()[np.ix_(index, index)]
 
     @property
@@ -205,7 +205,7 @@ class PushforwardDistribution(StateDistribution[PushforwardState]):
 
     def plan(self, density: LogDensity) -> Plan:
         """Move draws of the Gaussian, in its coordinates."""
-        transform = cast(Conditional, self.q.family.transform)
+        transform = cast(Conditional, self.q.transform)
         target = ReparametrisedDensity(density, transform)
         return Plan(target, self.gaussian, self.gaussian.draws, coupled=True, transform=transform)
 

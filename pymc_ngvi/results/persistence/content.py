@@ -14,10 +14,10 @@ import pymc as pm
 import xarray as xr
 
 from pymc_ngvi.core.stored import all_stored, entry_of, with_tag
-from pymc_ngvi.core.types import GaussianState, VariationalState
+from pymc_ngvi.core.types import VariationalState
 from pymc_ngvi.core.version import __version__
 from pymc_ngvi.families import FAMILIES
-from pymc_ngvi.families.pushforward import Pushforward, PushforwardState
+from pymc_ngvi.families.pushforward import PushforwardState
 from pymc_ngvi.fitting.memory import memory_of, remember
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.model import LogDensity
@@ -38,7 +38,7 @@ _JSON = "json"
 #: Generators of random numbers whose state can be kept.
 _GENERATORS = ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")
 #: Classes of q by tag.
-_STATES: dict[str, type[GaussianState]] = {
+_STATES: dict[str, Any] = {
     tag: entry.cls
     for tag, entry in all_stored().items()
     if any(entry.cls in family.traits.states for family in FAMILIES.values())
@@ -174,20 +174,15 @@ def content_of_q(q: VariationalState, record: FitRecord | None) -> Content:
                 "Of an approximation with a transform that was made by hand, a file can hold nothing: only those of "
                 "fits with reparam can be saved."
             )
-        transform = q.family.transform
-        return {
-            **content_of_q(q.gaussian, record),
-            "reparam": record.reparam,
-            "structure": transform.structure,
-            "memory": memory_of(transform),
-        }
+        own = {"reparam": record.reparam, "structure": q.transform.structure, "memory": memory_of(q.transform)}
+        return {**content_of_q(q.gaussian, record), **own}
     entry = entry_of(type(q))
     if entry is not None and hasattr(q, "content"):
         return {"class": entry.tag, "content": q.content()}
-    if entry is None or entry.tag not in _STATES:
+    if entry is None or not hasattr(q, "arrays"):
         known = ", ".join(kind.__name__ for kind in _STATES.values())
         raise TypeError(f"q is a {type(q).__name__}, which is none of {known}: it can't be saved.")
-    return {"class": entry.tag, **q.params()}
+    return {"class": entry.tag, **q.arrays()}
 
 
 def q_of(content: Content, density: LogDensity) -> VariationalState:
@@ -204,16 +199,20 @@ def q_of(content: Content, density: LogDensity) -> VariationalState:
         raise DamagedError(f"q is a {tag!r}, which is none")
     kind = _STATES[tag]
     reparam, structure, memory = (params.pop(name, None) for name in ("reparam", "structure", "memory"))
-    q = kind.from_params(params)
+    if not hasattr(kind, "factor_name"):  # older files do not name the class of the Gaussians in it
+        of = next((tag for tag, inner in _STATES.items() if getattr(inner, "factor_name", "") in params), "none")
+        params.setdefault("of", np.full(np.shape(params.get("log_weights", 0.0)), of))
+    q = kind.of_arrays(params)
     base = np.full((1, density.n_dim + q.n_uniform), 0.5)
     theta = q.draws(base)
     if q.n_dim != density.n_dim or theta.shape != (1, density.n_dim) or not np.isfinite(q.log_density(theta)).all():
         raise DamagedError("the arrays of q don't go together")
     if reparam is None:
-        return q
+        found: VariationalState = q
+        return found
     transform = reparametrised(density, structure, reparam).transform
     remember(transform, memory)
-    return PushforwardState(q, Pushforward(transform, kind))
+    return PushforwardState(q, transform)
 
 
 def content_of_generator(rng: np.random.Generator) -> Content | None:

@@ -4,6 +4,8 @@ A stack is (n_blocks, k, k), its right-hand sides (n_blocks, k, n_columns). Loop
 the matrices. A single matrix is handed to LAPACK as it is.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from pymc_ngvi.core import linalg
@@ -43,6 +45,28 @@ def half_triangle(stack: Array) -> Array:
     return result
 
 
+def suffix_products(factors: Array, left: Array, right: Array) -> Array:
+    """Return each factor times the lower triangle, with a halved diagonal, of a mean of outer products.
+
+    One outer product takes no more than O(k^2) for a matrix of size k: sums over the columns from j on are suffix sums.
+
+    Parameters
+    ----------
+    factors : ndarray, shape (n_blocks, k, k)
+    left, right : ndarray, shape (n_blocks, k, n_outer)
+    """
+    total: Array = np.zeros_like(factors)
+    sums = np.empty_like(factors)
+    for b in range(left.shape[2]):
+        terms = factors * left[:, None, :, b]
+        np.cumsum(terms[:, :, ::-1], axis=2, out=sums[:, :, ::-1])
+        terms *= 0.5
+        sums -= terms
+        sums *= right[:, None, :, b] / left.shape[2]
+        total += sums
+    return total
+
+
 def solve_lower(factors: Array, rhs: Array) -> Array:
     """Solve ``factor x = rhs`` for a stack of lower-triangular factors, by halves."""
     n_blocks, size = factors.shape[:2]
@@ -55,6 +79,11 @@ def solve_lower(factors: Array, rhs: Array) -> Array:
     top = solve_lower(factors[:, :half, :half], rhs[:, :half])
     bottom = solve_lower(factors[:, half:, half:], rhs[:, half:] - factors[:, half:, :half] @ top)
     return np.concatenate([top, bottom], axis=1)
+
+
+def inverse(factors: Array) -> Array:
+    """Return the inverses of lower-triangular factors."""
+    return solve_lower(factors, np.broadcast_to(np.eye(factors.shape[1]), factors.shape))
 
 
 def solve_upper(factors: Array, rhs: Array) -> Array:
@@ -102,11 +131,27 @@ def cholesky_of_product(roots: Array) -> Array | None:
 
     None where the rank of any is less but for what rounding leaves, in units of its rows.
     """
+    if len(roots) == 1:
+        factor = linalg.cholesky_of_product(roots[0])
+        return None if factor is None else factor[None]
     lower: Array = transposed(np.linalg.qr(transposed(roots), mode="r"))
     lower = np.ascontiguousarray(lower * np.where(diagonal(lower) < 0.0, -1.0, 1.0)[:, None, :])
     with np.errstate(all="ignore"):  # a row of zeros: NaN, which is not smaller
         scaled = lower / np.abs(lower).max(axis=2, keepdims=True)
     return lower if _exceeds(scaled, linalg.ROUNDING) else None
+
+
+def reverse_cholesky_of_function(stack: Array, function: Callable[[Array], Array]) -> Array | None:
+    """Return the upper U with ``f(matrix) = U U^T`` for a positive function of the eigenvalues of symmetric matrices.
+
+    None where that is not finite, or where values are so far apart that rounding hides the small ones.
+    """
+    eigenvalues, vectors = np.linalg.eigh(stack)
+    with np.errstate(all="ignore"):
+        values = function(eigenvalues)
+    if not (np.isfinite(values) & (values > 0.0)).all():
+        return None
+    return reverse_cholesky_of_product(vectors * np.sqrt(values)[:, None, :])
 
 
 def reverse_cholesky_of_product(roots: Array) -> Array | None:
@@ -122,8 +167,7 @@ def _exceeds(factors: Array, least: float) -> bool:
     if factors.shape[1] == 1 or not above:
         return above
     # There is no batched estimate: the norm of the inverse itself, which takes as long as the factors did.
-    identity = np.broadcast_to(np.eye(factors.shape[1]), factors.shape)
     with np.errstate(all="ignore"):
         norm = np.maximum(np.abs(factors).sum(axis=1).max(axis=1), 1.0)
-        condition = norm * np.abs(solve_lower(factors, identity)).sum(axis=1).max(axis=1)
+        condition = norm * np.abs(inverse(factors)).sum(axis=1).max(axis=1)
     return bool((condition < 1.0 / least).all())

@@ -1,0 +1,359 @@
+"""Arrow matrices: block-diagonal but for a border that all blocks may touch, in packed form.
+
+With the border last, lower-triangular arrow matrices are closed under products and inverses, and so is a congruence by
+one of a symmetric arrow matrix: no operation fills in more entries, and none loops over blocks.
+
+An arrow matrix, blocks dense and border last, leaves out no entry that its factor would fill in, so the Gaussian of
+given covariances in its entries, of largest entropy, has a closed form [1]_: that of the border, and the regressions of
+each block on it.
+
+References
+----------
+.. [1] S. L. Lauritzen (1996). Graphical Models. Oxford University Press, section 5.3.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from numpy.typing import ArrayLike, NDArray
+
+from pymc_ngvi.core import linalg
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Array, MeanHessian
+from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.families.matrices import stacks
+from pymc_ngvi.families.matrices.packing import Packing, Parts
+from pymc_ngvi.families.matrices.structure import Structure
+
+#: Pivots this many times the least one are taken for as large as the singular values, which are smaller.
+_CLEAR = 1e3
+
+
+@stored("structure.arrow", content=("order", "sizes"), make="from_arrays")
+@dataclass(frozen=True, eq=False)
+class ArrowStructure(Packing, Structure):
+    """Arrow matrices with given blocks.
+
+    Parameters
+    ----------
+    labels : ndarray of int, shape (n_dim,)
+        Of each coordinate's block; -1 in the border.
+    """
+
+    @classmethod
+    def of(cls, labels: ArrayLike) -> Self:
+        """Return the structure with a block for each label, (n_dim,); negative ones mark the border."""
+        return cls(np.asarray(labels))
+
+    def n_lower(self, n_dim: int) -> int:
+        """Return the number of entries of a factor."""
+        triangle = self.n_border * (self.n_border + 1) // 2
+        return (self.n_in_blocks + self.n_local) // 2 + self.n_local * self.n_border + triangle
+
+    def memory_bytes(self, n_dim: int) -> int:
+        """Return the memory that a fit takes beyond the model's own, at its peak: about 56 packed factors."""
+        return 8 * (56 * self.n_entries + 64 * n_dim)
+
+    def on_diagonal(self, matrix: Array) -> NDArray[np.intp]:
+        """Return where a packed matrix has the diagonal."""
+        return self.diagonal
+
+    def from_diagonal(self, entries: Array) -> Array:
+        """Return a diagonal matrix."""
+        packed = np.zeros(self.n_entries)
+        packed[self.diagonal] = entries
+        return packed
+
+    def flat(self, curvature: Array) -> Array:
+        """Return a vector whose inner products are those of the matrices."""
+        result = curvature.copy()
+        result[self.in_border] *= np.sqrt(2.0)
+        return result
+
+    def unflat(self, vector: Array) -> Array:
+        """Return the curvature of a vector: the inverse of `flat`."""
+        result = vector.copy()
+        result[self.in_border] /= np.sqrt(2.0)
+        return result
+
+    def arrays(self) -> dict[str, AnyArray]:
+        """Return what files keep of the structure beside its matrices."""
+        return {"block_order": self.order, "block_sizes": self.sizes}
+
+    @classmethod
+    def of_arrays(cls, arrays: dict[str, AnyArray]) -> Self:
+        """Return the structure of these arrays; raise ValueError as `from_arrays` does."""
+        return cls.from_arrays(arrays["block_order"], arrays["block_sizes"])
+
+    # --- factors and vectors ---
+
+    def times(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
+        """Return the factor, or its transpose, times each vector."""
+        t, (local, border) = self.unpack(factor), self.split(vectors)
+        if transposed:
+            first, last = self._rows("transposed times", t.blocks, local), t.corner.T @ border
+            first = first + t.border @ border if self.n_border else first
+        else:
+            first, last = self._rows("times", t.blocks, local), t.border.T @ local + t.corner @ border
+        return self.join(first, last, vectors.shape[:-1])
+
+    def solve(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
+        """Return the inverse of the factor, or of its transpose, times each vector."""
+        t, (local, border) = self.unpack(factor), self.split(vectors)
+        if transposed:
+            last = _solve_corner(t.corner, border, transpose=True)
+            first = self._rows("transposed solve", t.blocks, local - t.border @ last if self.n_border else local)
+        else:
+            first = self._rows("solve", t.blocks, local)
+            last = _solve_corner(t.corner, border - t.border.T @ first)
+        return self.join(first, last, vectors.shape[:-1])
+
+    def _rows(self, operation: str, blocks: list[Array], rows: Array) -> Array:
+        """Return blocks times rows of local coordinates, (n_local, m), or the solution of a triangular system."""
+        if not rows.size:
+            return rows.copy()
+        parts = [
+            _OPERATIONS[operation](b, r).reshape(-1, rows.shape[1])
+            for b, r in zip(blocks, self.stacked(rows), strict=True)
+        ]
+        return np.concatenate(parts) if len(parts) > 1 else parts[0]
+
+    # --- factors ---
+
+    def product(self, left: Array, right: Array) -> Array:
+        """Return the product of two factors."""
+        a, b = self.unpack(left), self.unpack(right)
+        border = self._rows("transposed times", b.blocks, a.border) + b.border @ a.corner.T
+        return self.pack(Parts(list(map(_times, a.blocks, b.blocks)), border, a.corner @ b.corner))
+
+    def quotient(self, left: Array, right: Array) -> Array:
+        """Return the inverse of the first factor times the second one."""
+        a, b = self.unpack(left), self.unpack(right)
+        blocks = [np.tril(stacks.solve_lower(x, y)) for x, y in zip(a.blocks, b.blocks, strict=True)]
+        beside = b.border - self._rows("transposed times", blocks, a.border)
+        corner = np.tril(_solve_corner(a.corner, b.corner))
+        return self.pack(Parts(blocks, _solve_corner(a.corner, beside.T).T, corner))
+
+    def divided(self, left: Array, right: Array) -> Array:
+        """Return the first factor times the inverse of the second one."""
+        a, b = self.unpack(left), self.unpack(right)
+        blocks = [
+            np.tril(stacks.transposed(_OPERATIONS["transposed solve"](y, stacks.transposed(x))))
+            for x, y in zip(a.blocks, b.blocks, strict=True)
+        ]
+        corner = np.tril(_solve_corner(b.corner, a.corner.T, transpose=True).T)
+        border = self._rows("transposed solve", b.blocks, a.border - b.border @ corner.T)
+        return self.pack(Parts(blocks, border, corner))
+
+    def gram(self, factor: Array, *, transposed: bool = False) -> Array:
+        """Return F F^T, or, without a border, F^T F."""
+        assert not (transposed and self.n_border)
+        t = self.unpack(factor)
+        turned = list(map(stacks.transposed, t.blocks))
+        blocks = list(map(_times, *((turned, t.blocks) if transposed else (t.blocks, turned))))
+        border = self._rows("times", t.blocks, t.border)
+        return self.pack(Parts(blocks, border, t.border.T @ t.border + t.corner @ t.corner.T))
+
+    def variances(self, factor: Array, sign: int) -> Array:
+        """Return the diagonal of F F^T, or, for sign -1, of its inverse: Takahashi's recursions, block by block."""
+        t = self.unpack(factor)
+        if sign > 0:
+            local = [np.sum(b**2, axis=2).ravel() for b in t.blocks]
+            last = np.sum(t.border**2, axis=0) + np.sum(t.corner**2, axis=1)
+        else:
+            corner, beside = self._border_roots(t)
+            local = [np.sum(stacks.inverse(b) ** 2, axis=1).ravel() for b in t.blocks]
+            local, last = [np.concatenate([*local, np.empty(0)]) + np.sum(beside**2, axis=1)], np.sum(corner**2, axis=1)
+        return np.concatenate([*local, last])[self.place]
+
+    def merged(self, factors: tuple[Array, Array], apart: Array, weight: float, sign: int) -> Array | None:
+        """Return the factor for the mean, and the covariances within the structure, of a mixture of two Gaussians."""
+        first, second = (self.unpack(factor) for factor in factors)
+        if sign > 0:
+            return self._merged_covariances(first.blocks, second.blocks, apart, weight)
+        between = self.outer(apart[None], apart[None])
+        mixed = (1.0 - weight) * self._covariance(first) + weight * self._covariance(second)
+        return self._factor_of_covariance(self.unpack(mixed + weight * (1.0 - weight) * between))
+
+    def _merged_covariances(self, first: list[Array], second: list[Array], apart: Array, weight: float) -> Array | None:
+        assert not self.n_border
+        blocks = []
+        between = self.stacked(self.split(np.sqrt(weight * (1.0 - weight)) * apart)[0])
+        for c, d, b in zip(first, second, between, strict=True):
+            roots = np.concatenate([np.sqrt(1.0 - weight) * c, np.sqrt(weight) * d, b], axis=2)
+            factors = stacks.cholesky(roots @ stacks.transposed(roots))
+            if factors is None:  # nearly singular: triangularise the roots themselves
+                factors = stacks.cholesky_of_product(roots)
+            if factors is None:
+                return None
+            blocks.append(factors)
+        return self._blocks(blocks)
+
+    # --- curvatures ---
+
+    def curvature(self, factor: Array, sign: int, hessian: MeanHessian) -> Array:
+        """Return T^-1 P T^-T for the factor T of a precision and P = -H, with H the mean Hessian."""
+        assert sign < 0
+        if hessian.pattern is None:
+            raise ValueError("The Hessian of this target counts as dense: take another family.")
+        matrix = self.unpack(-self.from_values(hessian.pattern, hessian.values()))
+        with np.errstate(invalid="ignore", over="ignore"):  # a Hessian that is not finite: the update will see
+            return self.congruence(self.unpack(factor), matrix)
+
+    def congruence(self, t: Parts, matrix: Parts) -> Array:
+        """Return T^-1 P T^-T for a lower-triangular T and a symmetric P, packed."""
+        blocks = [_between(a, p) for a, p in zip(t.blocks, matrix.blocks, strict=True)]
+        beside = self._rows("solve", t.blocks, matrix.border)
+        turned = self._rows("times", blocks, t.border)
+        crossed = t.border.T @ (beside - 0.5 * turned)
+        corner = _solve_corner(t.corner, matrix.corner - crossed - crossed.T)
+        corner = linalg.symmetrise(_solve_corner(t.corner, corner.T))
+        return self.pack(Parts(blocks, _solve_corner(t.corner, (beside - turned).T).T, corner))
+
+    def squared(self, curvature: Array) -> Array:
+        """Return A A where there is no border: others would be filled in."""
+        assert not self.n_border
+        return self._blocks([a @ a for a in self.unpack(curvature).blocks])
+
+    def cholesky(self, curvature: Array, *, reverse: bool) -> Array | None:
+        """Return the factor L with A = L L^T, or, without a border, L^T L; None where A is not positive definite.
+
+        Nor is a relative precision, of sums with 1, that cancels to rounding: in a block, in the border, or across the
+        two.
+        """
+        assert not (reverse and self.n_border)
+        matrix = self.unpack(curvature)
+        blocks, least, terms = [], 1.0, [linalg.relative_terms(stacks.diagonal(block)) for block in matrix.blocks]
+        for block, size in zip(matrix.blocks, terms, strict=True):
+            factor = stacks.reverse_cholesky(block, size) if reverse else stacks.cholesky(block, size)
+            if factor is None:
+                return None
+            blocks.append(stacks.transposed(factor) if reverse else factor)
+            least = min(least, float(np.min(stacks.diagonal(factor) / np.sqrt(size))))
+        if not self.n_border:
+            return self._blocks(blocks)
+        border, size = self._rows("solve", blocks, matrix.border), linalg.relative_terms(np.diagonal(matrix.corner))
+        corner = linalg.cholesky(matrix.corner - border.T @ border, size)
+        if corner is None:
+            return None
+        least *= float(np.min(np.diagonal(corner) / np.sqrt(size), initial=1.0))
+        if blocks and least < _CLEAR * linalg.LEAST_PIVOT:
+            # Of the inverse of L, in units of the terms, what its border has: no column may exceed an inverse pivot.
+            across = self._rows("transposed solve", blocks, _solve_corner(corner, border.T).T)
+            if np.max(np.sqrt(np.concatenate(terms, axis=None)) * np.abs(across).sum(axis=1)) >= 1 / linalg.LEAST_PIVOT:
+                return None
+        return self.pack(Parts(blocks, border, corner))
+
+    def cholesky_of_function(self, curvature: Array, function: Callable[[Array], Array]) -> Array | None:
+        """Return L with f(A) = L^T L for a positive function of the eigenvalues of blocks without a border.
+
+        None where that is not finite, or where values are so far apart that rounding hides the small ones.
+        """
+        assert not self.n_border
+        roots = []
+        for a in self.unpack(curvature).blocks:
+            upper = stacks.reverse_cholesky_of_function(a, function)
+            if upper is None:
+                return None
+            roots.append(stacks.transposed(upper))
+        return self._blocks(roots)
+
+    def half(self, curvature: Array) -> Array:
+        """Return the lower triangle with a halved diagonal."""
+        a = self.unpack(curvature)
+        return self.pack(Parts(list(map(stacks.half_triangle, a.blocks)), a.border, linalg.half_triangle(a.corner)))
+
+    def lower_solve(self, factor: Array, curvature: Array) -> Array:
+        """Return the entries that a factor has of F^-T A."""
+        t, a = self.unpack(factor), self.unpack(curvature)
+        last = _solve_corner(t.corner, a.border.T, transpose=True)
+        through = zip(t.blocks, a.blocks, self.stacked(t.border), self.stacked(last.T), strict=True)
+        blocks = [
+            np.tril(_OPERATIONS["transposed solve"](b, m - r @ stacks.transposed(c) if self.n_border else m))
+            for b, m, r, c in through
+        ]
+        return self.pack(Parts(blocks, last.T, np.tril(_solve_corner(t.corner, a.corner, transpose=True))))
+
+    # --- outer products ---
+
+    def outer(self, left: Array, right: Array) -> Array:
+        """Return the mean of left_b right_b^T, without what is between blocks and above the border."""
+        n = len(left)
+        (first, first_last), (second, second_last) = self.split(left), self.split(right)
+        pairs = zip(self.stacked(first), self.stacked(second), strict=True)
+        blocks = [a @ stacks.transposed(b) / n for a, b in pairs]
+        return self.pack(Parts(blocks, second @ (first_last.T / n), first_last @ (second_last.T / n)))
+
+    def lower(self, outer: Array) -> Array:
+        """Return the entries of a factor."""
+        a = self.unpack(outer)
+        return self.pack(Parts(list(map(np.tril, a.blocks)), a.border, np.tril(a.corner)))
+
+    def mirrored(self, outer: Array) -> Array:
+        """Return the curvature that has these in its lower triangle."""
+        a = self.unpack(outer)
+        corner = np.tril(a.corner) + np.tril(a.corner, -1).T
+        return self.pack(Parts(list(map(stacks.mirrored, a.blocks)), a.border, corner))
+
+    # --- covariances, of a factor of the precision ---
+
+    def _border_roots(self, t: Parts) -> tuple[Array, Array]:
+        """Return R_G and, by rows, R_i for which R_G R_G^T is the covariance of the border, R_i R_G^T with a block."""
+        corner = _solve_corner(t.corner, np.eye(self.n_border), transpose=True)
+        return corner, -self._rows("transposed solve", t.blocks, t.border @ corner)
+
+    def _covariance(self, t: Parts) -> Array:
+        """Return the entries of (T T^T)^-1 in the structure, packed."""
+        corner, beside = self._border_roots(t)
+        roots = zip(map(stacks.inverse, t.blocks), self.stacked(beside), strict=True)
+        blocks = [stacks.transposed(root) @ root + r @ stacks.transposed(r) for root, r in roots]
+        return self.pack(Parts(blocks, beside @ corner.T, corner @ corner.T))
+
+    def _factor_of_covariance(self, covariance: Parts) -> Array | None:
+        """Return T, packed, with these entries of (T T^T)^-1; None where they are no covariances."""
+        upper = linalg.reverse_cholesky(covariance.corner) if self.n_border else covariance.corner
+        if upper is None:
+            return None
+        # The border's own precision is U^-T U^-1; the roots of what it explains are cov U^-T.
+        corner = linalg.solve_upper(upper, np.eye(self.n_border)).T if self.n_border else upper
+        explained = covariance.border @ corner
+        blocks = []
+        for cov, r in zip(covariance.blocks, self.stacked(explained), strict=True):
+            of_rest = stacks.reverse_cholesky(cov - r @ stacks.transposed(r), stacks.diagonal(cov))
+            if of_rest is None:
+                return None
+            blocks.append(np.tril(stacks.inverse(stacks.transposed(of_rest))))
+        # T T_G^T of block and border: minus the block's precision given the border, times the regression on it.
+        border = -self._rows("transposed times", blocks, explained @ corner.T)
+        return self.pack(Parts(blocks, border, np.tril(corner)))
+
+    def _blocks(self, blocks: list[Array]) -> Array:
+        """Return the packed matrix with these blocks and no border."""
+        return self.pack(Parts(blocks, np.empty((self.n_local, 0)), np.empty((0, 0))))
+
+
+def _times(a: Array, b: Array) -> Array:
+    # A stack of numbers: the product of stacks of 1 x 1 matrices takes ten times as long.
+    return a * b if a.shape[1] == 1 else a @ b
+
+
+_OPERATIONS: dict[str, Callable[[Array, Array], Array]] = {
+    "times": _times,
+    "transposed times": lambda a, b: _times(stacks.transposed(a), b),
+    "solve": stacks.solve_lower,
+    "transposed solve": lambda a, b: stacks.solve_upper(stacks.transposed(a), b),
+}
+
+
+def _solve_corner(corner: Array, rhs: Array, *, transpose: bool = False) -> Array:
+    """Solve with a lower-triangular corner, which may be empty."""
+    return linalg.solve_lower(corner, rhs, transpose=transpose) if len(corner) else rhs
+
+
+def _between(factors: Array, matrices: Array) -> Array:
+    """Return T^-1 P T^-T for each block."""
+    half = stacks.solve_lower(factors, matrices)
+    return stacks.symmetrise(stacks.solve_lower(factors, np.ascontiguousarray(stacks.transposed(half))))
