@@ -249,10 +249,10 @@ def _gaussian(natural: Array, n_dim: int) -> FullState:
     entries = np.diagonal(precision)
     scale = 1.0 / np.sqrt(np.where(entries > 0.0, entries, 1.0))
     relative = precision * np.outer(scale, scale)
-    divided = FullState.from_scale(np.zeros(n_dim), scale).divided(relative, scale * natural[:n_dim])
-    if divided is None:
+    scaled = FullState.from_scale(np.zeros(n_dim), scale).precision_scaled_by(relative, scale * natural[:n_dim])
+    if scaled is None:
         raise ValueError("The natural parameters have a precision that is not positive definite: take shorter steps.")
-    state, mean = divided
+    state, mean = scaled
     return replace(state, location=mean)
 
 

@@ -93,7 +93,7 @@ def state_of(family, mean, cov):
     target = Quadratic(mean, precision)
     if of_precision:
         target.pattern = start.structure.pattern
-    return start.divided(start.curvature(target.mean_hessian(mean[None])), np.zeros(len(mean)))[0]
+    return start.precision_scaled_by(start.curvature(target.mean_hessian(mean[None])), np.zeros(len(mean)))[0]
 
 
 def random_state(family, n_dim, rng):

@@ -179,12 +179,16 @@ def test_cholesky_is_the_dense_one(structure, name, rng):
 
 @two_seeds
 @each_structure
-@pytest.mark.parametrize("operation", ["product", "quotient", "divided"])
+@pytest.mark.parametrize("operation", ["product", "left_quotient", "right_quotient"])
 def test_factors_are_closed_under_products_and_quotients(structure, name, rng, operation):
     left, right = (random_lower(rng, structure, LABELS[name]) for _ in range(2))
     result = getattr(structure, operation)(packed(structure, left), packed(structure, right))
     inverse = np.linalg.inv
-    expected = {"product": left @ right, "quotient": inverse(left) @ right, "divided": left @ inverse(right)}
+    expected = {
+        "product": left @ right,
+        "left_quotient": inverse(left) @ right,
+        "right_quotient": left @ inverse(right),
+    }
     np.testing.assert_allclose(
         structure.dense(result, triangular=True), expected[operation], rtol=1e-8, atol=1e-9 * np.abs(result).max()
     )

@@ -286,7 +286,7 @@ def test_curvature_of_a_hessian_that_is_not_finite_warns_of_nothing(states, rng,
     hessian = symmetric(rng, MASK)
     hessian[1, 1] = bad
     curvature = state.curvature(Watched(hessian).mean_hessian(np.zeros((1, N_DIM))))
-    assert state.divided(curvature, np.zeros(N_DIM)) is None
+    assert state.precision_scaled_by(curvature, np.zeros(N_DIM)) is None
 
 
 class Watched(NumpyTarget):
@@ -327,7 +327,7 @@ def test_outer_products_are_those_of_a_dense_state_in_the_blocks(states, rng, de
     np.testing.assert_allclose(dense(state.outer_mean(outer)), full.outer_mean(outer) * MASK, rtol=1e-12, atol=1e-14)
     # In the blocks alone: the lower triangle of I - A, masked, has no effect outside them.
     error = full.outer_mean(outer) * MASK
-    for method in ("half_product", "inverse_product"):
+    for method in ("times_lower_half", "inverse_transpose_times"):
         product = getattr(state, method)(outer)
         np.testing.assert_allclose(dense(product), getattr(full, method)(error), rtol=1e-9, atol=1e-10)
         np.testing.assert_allclose(product, getattr(state, method)(state.outer_mean(outer)), rtol=1e-9, atol=1e-10)
@@ -356,8 +356,8 @@ def test_estimators_from_gradients_agree_with_a_dense_state_in_the_blocks(
     assert isinstance(error, Outer) == (n_replicates == 1)
     error = full.outer_mean(error) if isinstance(error, Outer) else error
     np.testing.assert_allclose(
-        dense(state.half_product(moments.error(state))),
-        full.half_product(error * MASK),
+        dense(state.times_lower_half(moments.error(state))),
+        full.times_lower_half(error * MASK),
         rtol=1e-9,
         atol=1e-10,
     )
@@ -439,7 +439,7 @@ def test_single_coordinates_are_the_diagonal_family(rng, update):
     assert state.n_params == diagonal.n_params
     outer = random_outer(rng, 2, 4)
     np.testing.assert_allclose(
-        state.curvature_diagonal(state.half_product(outer)), diagonal.half_product(outer), rtol=1e-12
+        state.curvature_diagonal(state.times_lower_half(outer)), diagonal.times_lower_half(outer), rtol=1e-12
     )
 
 
@@ -493,8 +493,8 @@ def test_curvatures_that_are_not_finite_are_refused(states, rng, bad, label):
     at = np.flatnonzero(label == LABELS)
     curvature[at[-1], at[0]] = curvature[at[0], at[-1]] = bad
     matrix = packed(state.structure, curvature)
-    assert state.divided(matrix, grad) is None
-    assert state.divided_by_function(matrix, np.exp, grad) is None
+    assert state.precision_scaled_by(matrix, grad) is None
+    assert state.precision_scaled_by_function(matrix, np.exp, grad) is None
     with np.errstate(invalid="ignore"):
         assert state.plus(grad, matrix) is None
     assert UPDATES["natural"](state, moments_of(grad, matrix), 1.0, True) is None
@@ -505,7 +505,7 @@ def test_curvatures_that_are_not_finite_are_refused(states, rng, bad, label):
 def test_functions_without_finite_positive_values_are_refused(states, pack, values):
     state, _ = states
     one_bad = lambda a: np.asarray(values) if a.shape == (2, 2) else np.ones_like(a)  # noqa: E731
-    assert state.divided_by_function(pack(np.eye(N_DIM)), one_bad, np.zeros(N_DIM)) is None
+    assert state.precision_scaled_by_function(pack(np.eye(N_DIM)), one_bad, np.zeros(N_DIM)) is None
 
 
 @pytest.mark.parametrize("labels", [[0, 0], [0, 0, 1, 1], [0, 0, 1]], ids=["one", "stacked", "with a single one"])
@@ -517,18 +517,18 @@ def test_numerically_singular_blocks_are_refused_whatever_their_scales(labels):
     nearly[0, 1] = nearly[1, 0] = 1.0 - 1e-15
     scales[1] = 1e-6
     assert np.linalg.cholesky(nearly)[1, 1] > 0.0
-    assert state.divided(packed(structure, nearly), np.zeros(len(labels))) is None
+    assert state.precision_scaled_by(packed(structure, nearly), np.zeros(len(labels))) is None
     nearly[0, 1] = nearly[1, 0] = 0.9
     scaled = nearly * np.outer(scales, scales)
-    new, _ = state.divided(packed(structure, scaled), np.zeros(len(labels)))
+    new, _ = state.precision_scaled_by(packed(structure, scaled), np.zeros(len(labels)))
     np.testing.assert_allclose(new.cov() @ scaled, np.eye(len(labels)), atol=1e-8)
 
 
 def test_rounding_left_in_a_single_coordinate_is_no_precision():
     structure = BlockStructure(np.array([0, 1]))
     state = BlockFamily(structure).from_scale(np.zeros(2), np.ones(2))
-    assert state.divided(np.array([1.0, 1e-14]), np.zeros(2)) is None
-    assert state.divided(np.array([1.0, 1e-10]), np.zeros(2)) is not None
+    assert state.precision_scaled_by(np.array([1.0, 1e-14]), np.zeros(2)) is None
+    assert state.precision_scaled_by(np.array([1.0, 1e-10]), np.zeros(2)) is not None
 
 
 @two_seeds
@@ -569,7 +569,7 @@ def test_thousands_of_small_blocks_take_a_few_calls_and_no_dense_matrix():
     curvature = state.curvature(target.mean_hessian(np.zeros((2, n_dim))))
     assert target.n_hessians == 2
     assert target.most_directions <= n_dim // 2
-    new, _ = state.divided(curvature, np.zeros(n_dim))
+    new, _ = state.precision_scaled_by(curvature, np.zeros(n_dim))
     expected = np.linalg.inv([[2.0, 0.9], [0.9, 2.0]])
     (c,) = new.structure.unpack(new.factor).blocks
     np.testing.assert_allclose(c @ c.swapaxes(1, 2), np.broadcast_to(expected, c.shape), rtol=1e-12)

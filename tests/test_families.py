@@ -215,12 +215,14 @@ def test_products_with_a_factor_of_a_few_outer_products(state, family, rng, n_ou
     lower = np.tril(outer.left.T @ outer.right) / n_outer + outer.diagonal * np.eye(N_DIM)
     lower = restrict(family, lower)
     np.testing.assert_allclose(
-        factor_matrix(state, state.half_product(outer)), factor @ half(lower), rtol=1e-8, atol=1e-10
+        factor_matrix(state, state.times_lower_half(outer)), factor @ half(lower), rtol=1e-8, atol=1e-10
     )
     # Of the product with the inverse transpose, what the family does not store is left out at the end.
     whole = restrict(family, outer.left.T @ outer.right / n_outer + outer.diagonal * np.eye(N_DIM))
     expected = np.tril(np.linalg.solve(factor.T, whole))
-    np.testing.assert_allclose(factor_matrix(state, state.inverse_product(outer)), expected, rtol=1e-7, atol=1e-8)
+    np.testing.assert_allclose(
+        factor_matrix(state, state.inverse_transpose_times(outer)), expected, rtol=1e-7, atol=1e-8
+    )
 
 
 @each_family
@@ -229,10 +231,12 @@ def test_products_with_a_factor_of_a_matrix(state, family, rng):
     matrix = restrict(family, matrix + matrix.T)
     error, factor = packed(state, matrix), factor_matrix(state)
     np.testing.assert_allclose(
-        factor_matrix(state, state.half_product(error)), factor @ half(matrix), rtol=1e-7, atol=1e-7
+        factor_matrix(state, state.times_lower_half(error)), factor @ half(matrix), rtol=1e-7, atol=1e-7
     )
     expected = np.tril(np.linalg.solve(factor.T, matrix))
-    np.testing.assert_allclose(factor_matrix(state, state.inverse_product(error)), expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        factor_matrix(state, state.inverse_transpose_times(error)), expected, rtol=1e-6, atol=1e-6
+    )
 
 
 @each_family
@@ -241,7 +245,7 @@ def test_products_are_gradients_of_the_elbo(state, family, rng):
     target = Quadratic(rng.standard_normal(N_DIM), np.linalg.inv(random_covariance(rng, N_DIM)))
     base = np.zeros((1, N_DIM))
     error = -state.curvature_error(state.curvature(target.mean_hessian(base)))
-    gradient = state.factor_sign * state.inverse_product(error)
+    gradient = state.factor_sign * state.inverse_transpose_times(error)
     direction = restrict(family, np.tril(rng.standard_normal((N_DIM, N_DIM))))
     # In the form of a factor: the difference of two states.
     entries = state.factor_values
@@ -309,7 +313,7 @@ def test_division_by_a_precision(state, family, rng):
     root = rng.standard_normal((N_DIM, 2 * N_DIM))
     matrix, grad, c = restrict(family, root @ root.T), rng.standard_normal(N_DIM), whitener(state)
     before = state.factor_values.copy()
-    new, displacement = state.divided(packed(state, matrix), grad)
+    new, displacement = state.precision_scaled_by(packed(state, matrix), grad)
     np.testing.assert_allclose(new.cov(), c @ np.linalg.solve(matrix, c.T), rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(displacement, c @ np.linalg.solve(matrix, grad), rtol=1e-6, atol=1e-8)
     np.testing.assert_array_equal(new.location, state.location)
@@ -317,27 +321,30 @@ def test_division_by_a_precision(state, family, rng):
     np.testing.assert_array_equal(factor, np.tril(factor))
     assert (np.diag(factor) > 0.0).all()
     np.testing.assert_array_equal(state.factor_values, before)
-    assert state.divided(packed(state, -matrix), grad) is None
+    assert state.precision_scaled_by(packed(state, -matrix), grad) is None
     one_lost = restrict(family, np.diag([1.0, 1.0, 1.0, 1.0, -1e-3]))
-    assert state.divided(packed(state, one_lost), grad) is None
+    assert state.precision_scaled_by(packed(state, one_lost), grad) is None
 
 
 @of_covariance
 def test_division_by_a_function_of_a_curvature(state, family, rng):
     root = rng.standard_normal((N_DIM, 2 * N_DIM))
     matrix, grad, c = restrict(family, root @ root.T), rng.standard_normal(N_DIM), whitener(state)
-    by_function, moved = state.divided_by_function(packed(state, matrix), lambda a: np.sqrt(a) + 1.0, grad)
+    by_function, moved = state.precision_scaled_by_function(packed(state, matrix), lambda a: np.sqrt(a) + 1.0, grad)
     eigenvalues, vectors = np.linalg.eigh(matrix)
     inverse = (vectors / (np.sqrt(eigenvalues) + 1.0)) @ vectors.T
     np.testing.assert_allclose(by_function.cov(), c @ inverse @ c.T, rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(moved, c @ inverse @ grad, rtol=1e-6, atol=1e-8)
-    assert state.divided_by_function(packed(state, matrix), lambda a: -a, grad) is None
+    assert state.precision_scaled_by_function(packed(state, matrix), lambda a: -a, grad) is None
 
 
 @pytest.mark.parametrize("family", OF_PRECISION)
 def test_a_factor_of_the_precision_is_not_divided_by_functions(state, family, rng):
     """A function of the eigenvalues of an arrow matrix is none; steps are shortened instead, here and when dense."""
-    assert state.divided_by_function(packed(state, np.eye(N_DIM)), np.ones_like, rng.standard_normal(N_DIM)) is None
+    assert (
+        state.precision_scaled_by_function(packed(state, np.eye(N_DIM)), np.ones_like, rng.standard_normal(N_DIM))
+        is None
+    )
 
 
 @of_covariance
@@ -367,8 +374,8 @@ def test_a_held_step_is_the_one_of_the_others_given_the_global_parameters(state,
     """The natural step of the conditional of the first three coordinates; mean and precision of the last stay."""
     root = rng.standard_normal((N_DIM, 2 * N_DIM))
     precision, grad = np.linalg.inv(state.cov()), rng.standard_normal(N_DIM)
-    whitened_grad, curvature = state.held(state.whiten(grad), packed(state, root @ root.T))
-    new, displacement = state.divided(curvature, whitened_grad)
+    whitened_grad, curvature = state.without_globals(state.whiten(grad), packed(state, root @ root.T))
+    new, displacement = state.precision_scaled_by(curvature, whitened_grad)
     np.testing.assert_allclose(displacement[3:], 0.0, atol=1e-12)
     np.testing.assert_allclose(new.cov()[3:, 3:], state.cov()[3:, 3:], rtol=1e-7, atol=1e-9)
     factor = factor_matrix(state)[:3, :3]

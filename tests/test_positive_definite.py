@@ -218,7 +218,7 @@ def test_values_too_far_apart_for_rounding_give_none(family, labels):
         vectors = np.linalg.qr(np.random.default_rng(seed).standard_normal((3, 3)))[0]
         curvature = np.kron(np.eye(n_dim // 3), (vectors * [1.0, 2.0, 3.0]) @ vectors.T)
         for largest in (1e16, 1e40):
-            new = state.divided_by_function(
+            new = state.precision_scaled_by_function(
                 as_curvature(state, curvature), lambda a, most=largest: np.where(a > 2.5, most, 1.0), np.ones(n_dim)
             )
             assert (new is None) == (largest > 1e30)
@@ -257,6 +257,6 @@ def test_a_factor_that_numbers_can_not_hold_is_no_state(family):
     state = family_object(family, 4).from_scale(np.zeros(4), np.full(4, 1e-300))
     assert state.plus(np.zeros(4), -state.factor_values) is None
     huge = state.add_to_diagonal(np.zeros_like(state.factor_values), 1e60)
-    assert state.divided(huge, np.ones(4)) is None
+    assert state.precision_scaled_by(huge, np.ones(4)) is None
     tiny = family_object(family, 4).from_scale(np.zeros(4), np.full(4, 1.0))
-    assert tiny.divided(huge, np.ones(4)) is not None
+    assert tiny.precision_scaled_by(huge, np.ones(4)) is not None

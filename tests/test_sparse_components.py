@@ -41,7 +41,7 @@ def sparse(labels, rng):
 def of_precision(labels, mean, precision):
     """Return the state with these entries of a precision."""
     start = SparseFamily(ArrowStructure.of(labels)).from_scale(mean, np.ones(len(mean)))
-    return start.divided(
+    return start.precision_scaled_by(
         start.curvature(Target(labels, mean, precision).mean_hessian(mean[None])), np.zeros(len(mean))
     )[0]
 

@@ -64,7 +64,7 @@ def dense_twin(n_local):
         def globals_(self):
             return np.arange(n_local, self.n_dim)
 
-        def held(self, grad, curvature):
+        def without_globals(self, grad, curvature):
             grad, curvature = grad.copy(), curvature.copy()
             grad[n_local:] = 0.0
             curvature[n_local:], curvature[:, n_local:] = 0.0, 0.0

@@ -208,7 +208,7 @@ def test_curvature_of_a_hessian_that_is_not_finite_warns_of_nothing(pair, rng, b
         hessian = -pair.definite(rng)
         hessian[coordinate, coordinate] = bad
         curvature = pair.state.curvature(Sparse(pair.in_model(hessian)).mean_hessian(np.zeros((1, pair.n_dim))))
-        assert pair.state.divided(curvature, np.zeros(pair.n_dim)) is None
+        assert pair.state.precision_scaled_by(curvature, np.zeros(pair.n_dim)) is None
 
 
 @two_seeds
@@ -250,10 +250,10 @@ def test_outer_products_are_those_of_a_dense_state(pair, rng, n_outer):
     np.testing.assert_allclose(pair.dense(state.outer_mean(outer)), mean * pair.mask, rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(state.outer_diagonal(outer)[pair.order], np.diag(mean), rtol=1e-10, atol=1e-12)
     # A Euclidean gradient in some entries is that in all, without the others: no mask before.
-    gradient = full.inverse_product(mean) * pair.lower
+    gradient = full.inverse_transpose_times(mean) * pair.lower
     # A natural gradient is projected: masked before the product.
-    natural = full.half_product(mean * pair.mask)
-    for method, expected in (("inverse_product", gradient), ("half_product", natural)):
+    natural = full.times_lower_half(mean * pair.mask)
+    for method, expected in (("inverse_transpose_times", gradient), ("times_lower_half", natural)):
         scale = np.abs(expected).max()
         for error in (outer, state.outer_mean(outer)):
             product = getattr(state, method)(error)
@@ -266,8 +266,8 @@ def test_the_step_of_algorithm_2c_is_the_projection_of_the_dense_natural_gradien
     """Its distance to the dense one is orthogonal, in the Fisher metric, to each entry that the factor has."""
     outer, ordered = pair.outer(rng, 2, diagonal=0.0)
     factor = pair.full.factor
-    natural = pair.full.half_product(ordered)
-    projected = pair.triangle(pair.state.half_product(outer))
+    natural = pair.full.times_lower_half(ordered)
+    projected = pair.triangle(pair.state.times_lower_half(outer))
     cov = np.linalg.inv(factor @ factor.T)
 
     def precision_change(step):
@@ -356,7 +356,9 @@ def test_no_step_without_a_positive_definite_precision(pair, rng):
         for correct in (True, False):
             assert UPDATES["natural"](pair.state, moments, 0.5, correct) is None
         assert UPDATES["natural"](pair.state, moments, 0.2, False) is not None
-    assert pair.state.divided_by_function(pair.packed(np.eye(pair.n_dim)), np.abs, np.zeros(pair.n_dim)) is None
+    assert (
+        pair.state.precision_scaled_by_function(pair.packed(np.eye(pair.n_dim)), np.abs, np.zeros(pair.n_dim)) is None
+    )
 
 
 @two_seeds

@@ -372,7 +372,9 @@ def test_a_first_step_in_the_fisher_metric_has_the_length_alpha(seed, estimator,
         family, target = "sparse", Arrow(labels, seed)
         start = SparseFamily(ArrowStructure.of(labels)).from_scale(np.zeros(5), np.linspace(0.5, 1.5, 5))
         other = Arrow(labels, seed + 10)
-        q, _ = start.divided(start.curvature(other.mean_hessian(np.zeros((1, 5)))), np.zeros(5))  # with its covariance
+        q, _ = start.precision_scaled_by(
+            start.curvature(other.mean_hessian(np.zeros((1, 5)))), np.zeros(5)
+        )  # with its covariance
     choice = choose(family=family, update="cholesky_precision", estimator=estimator, step="snngm")
     rule = make_rule(target, choice, seed=3, n_draws=2 if estimator == "price" else 1, step_size=0.03)
     new = path(rule, q, 1)[-1].iterate

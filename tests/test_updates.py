@@ -342,7 +342,7 @@ def test_suffix_sums_and_matrix_products_agree_at_the_threshold(seed, of_precisi
     outer = Outer(rng.standard_normal((n_outer, n_dim)), rng.standard_normal((n_outer, n_dim)), 0.7)
     error = outer.left.T @ outer.right / n_outer + 0.7 * np.eye(n_dim)
     expected = state.factor_values @ half_triangle(error)
-    result = state.half_product(outer)
+    result = state.times_lower_half(outer)
     np.testing.assert_allclose(result, expected, rtol=1e-10, atol=1e-11)
     np.testing.assert_array_equal(result, np.tril(result))
 

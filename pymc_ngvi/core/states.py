@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.target import Whitener
-from pymc_ngvi.core.values import Array, Outer
+from pymc_ngvi.core.values import AnyArray, Array, Outer
 
 
 class VariationalState(Protocol):
@@ -62,6 +62,10 @@ class FittedState(VariationalState, Protocol):
         """Coordinates that are global parameters, judged apart from group effects; None where unknown."""
         ...
 
+    def arrays(self) -> dict[str, AnyArray]:
+        """Return what files keep, by name: the parameters, and what makes the form."""
+        ...
+
 
 class GaussianState(FittedState, Whitener, Protocol):
     """A Gaussian q that can whiten: what estimators and updates work with.
@@ -71,9 +75,17 @@ class GaussianState(FittedState, Whitener, Protocol):
     stores: dense, the diagonal alone, or packed blocks.
     """
 
-    location: Array
-    factor_sign: int
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def location(self) -> Array:
+        """The mean, (n_dim,)."""
+        ...
+
+    @property
+    def factor_sign(self) -> int:
+        """1 for a factor of the covariance, -1 for one of the precision."""
+        ...
 
     @property
     def exact_metric(self) -> bool:
@@ -126,7 +138,7 @@ class GaussianState(FittedState, Whitener, Protocol):
         """Return the curvature of a vector: the inverse of `flat`."""
         ...
 
-    def held(self, grad: Array, curvature: Array) -> tuple[Array, Array]:
+    def without_globals(self, grad: Array, curvature: Array) -> tuple[Array, Array]:
         """Return gradient and curvature of a step without global parameters, in families that tell them apart."""
         ...
 
@@ -144,8 +156,8 @@ class GaussianState(FittedState, Whitener, Protocol):
 
     # --- steps ---
 
-    def divided(self, matrix: Array, grad: Array) -> tuple[Self, Array] | None:
-        """Divide the covariance by a whitened precision.
+    def precision_scaled_by(self, matrix: Array, grad: Array) -> tuple[Self, Array] | None:
+        """Multiply the precision by a whitened matrix.
 
         Returns
         -------
@@ -154,17 +166,20 @@ class GaussianState(FittedState, Whitener, Protocol):
         """
         ...
 
-    def divided_by_function(
+    def precision_scaled_by_function(
         self, curvature: Array, function: Callable[[Array], Array], grad: Array
     ) -> tuple[Self, Array] | None:
-        """As `divided`, by ``function`` of the eigenvalues of a curvature, positive; None where that is not finite."""
+        """As `precision_scaled_by`, by a positive function of the eigenvalues of a curvature.
+
+        None where that is not finite, or where the form is not closed under it.
+        """
         ...
 
-    def half_product(self, error: Array | Outer) -> Array:
+    def times_lower_half(self, error: Array | Outer) -> Array:
         """Return the factor times the lower triangle of I - A with a halved diagonal, in the form of a factor."""
         ...
 
-    def inverse_product(self, error: Array | Outer) -> Array:
+    def inverse_transpose_times(self, error: Array | Outer) -> Array:
         """Return the lower triangle of the factor's inverse transpose times I - A."""
         ...
 
@@ -188,11 +203,9 @@ class GaussianState(FittedState, Whitener, Protocol):
         """Return the state with the expectation parameters (1 - weight) of this one plus weight of the other's."""
         ...
 
+    # --- beside others of the same form ---
 
-class ComponentState(GaussianState, Protocol):
-    """A Gaussian that can be a component of a mixture."""
-
-    def from_scale(self, location: Array, scale: Array) -> Self:
+    def with_scale(self, location: Array, scale: Array) -> Self:
         """Return a state of the same form with uncorrelated coordinates of standard deviations ``scale``, (n_dim,)."""
         ...
 
@@ -205,5 +218,5 @@ class ComponentState(GaussianState, Protocol):
         ...
 
     def whitened_precision(self, other: Self) -> Array:
-        """Return C^T S C for the precision S of another state, in the form of a curvature."""
+        """Return C^T S C for the precision S of another state."""
         ...

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.moments import Moments, PathMoments
-from pymc_ngvi.core.states import ComponentState, FittedState, GaussianState, VariationalState
+from pymc_ngvi.core.states import FittedState, GaussianState, VariationalState
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.target import Density, GaussNewtonTarget, MatrixHessian, MeanHessian, Target, Whitener
 from pymc_ngvi.core.values import Array, Assessment, BaseDraws, Evaluation, Outer, Parameters
@@ -23,7 +23,6 @@ __all__ = [
     "Array",
     "Assessment",
     "BaseDraws",
-    "ComponentState",
     "Density",
     "Direction",
     "Estimator",

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from pymc_ngvi.core.types import FittedState
 from pymc_ngvi.families.block import BlockFamily, BlockState, BlockStructure
 from pymc_ngvi.families.diagonal import DiagonalFamily, DiagonalState
 from pymc_ngvi.families.family import Family, FamilyOptions, Maker, ModelForm, Traits
@@ -11,7 +12,7 @@ from pymc_ngvi.families.mixture import COMPONENTS, MixtureFamily, MixtureState
 from pymc_ngvi.families.sparse import SparseFamily, SparseState
 from pymc_ngvi.families.student_t import StudentTFamily, StudentTState
 
-FAMILIES: dict[str, type[Family]] = {
+FAMILIES: dict[str, type[Family[FittedState]]] = {
     "full": FullFamily,
     "diagonal": DiagonalFamily,
     "block": BlockFamily,

@@ -36,7 +36,7 @@ class DiagonalState(Unstructured[Diagonal]):
 
 
 @dataclass(frozen=True)
-class DiagonalFamily(Family):
+class DiagonalFamily(Family[DiagonalState]):
     """The Gaussians with independent coordinates."""
 
     traits: ClassVar = Traits(

@@ -8,7 +8,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.states import VariationalState
+from pymc_ngvi.core.states import FittedState
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 
@@ -133,10 +133,10 @@ class FamilyOptions(Protocol):
         ...
 
 
-class Maker(Protocol):
+class Maker[Q: FittedState](Protocol):
     """Makes approximations: a family for one model, or a class of states that needs no more than location and scale."""
 
-    def from_scale(self, location: Array, scale: Array) -> VariationalState:
+    def from_scale(self, location: Array, scale: Array) -> Q:
         """Return the state with uncorrelated coordinates of standard deviations ``scale``, (n_dim,)."""
         ...
 
@@ -145,7 +145,7 @@ class Maker(Protocol):
         ...
 
 
-class Family(Maker, Protocol):
+class Family[Q: FittedState](Maker[Q], Protocol):
     """The approximations of one structure. `FAMILIES` has each by its name."""
 
     traits: ClassVar[Traits]

@@ -52,7 +52,7 @@ class FullPrecisionState(Unstructured[Dense]):
 
 
 @dataclass(frozen=True)
-class FullFamily(Family):
+class FullFamily(Family[FullState | FullPrecisionState]):
     """All Gaussians.
 
     Parameters

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.stored import entry_of, with_tag
-from pymc_ngvi.core.types import Array, MeanHessian, Outer
+from pymc_ngvi.core.types import Array, GaussianState, MeanHessian, Outer
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.families.family import Family
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
@@ -203,42 +203,42 @@ class Gaussian[S: Structure]:
 
     # --- steps ---
 
-    def divided(self, matrix: Array, grad: Array) -> tuple[Self, Array] | None:
+    def precision_scaled_by(self, matrix: Array, grad: Array) -> tuple[Self, Array] | None:
         """Return the state of covariance C M^-1 C^T, and C M^-1 grad; None where M is not positive definite."""
-        return self._divided(self.structure.cholesky(matrix, reverse=self.factor_sign > 0), grad)
+        return self._precision_scaled_by(self.structure.cholesky(matrix, reverse=self.factor_sign > 0), grad)
 
-    def divided_by_function(
+    def precision_scaled_by_function(
         self, curvature: Array, function: Callable[[Array], Array], grad: Array
     ) -> tuple[Self, Array] | None:
-        """As `divided`, by a positive function of the eigenvalues of ``curvature``.
+        """As `precision_scaled_by`, by a positive function of the eigenvalues of ``curvature``.
 
         None where that is not finite, where values are so far apart that rounding hides the small ones, and where the
         structure is not closed under it.
         """
         if self.factor_sign < 0 or not np.isfinite(curvature).all():
             return None
-        return self._divided(self.structure.cholesky_of_function(curvature, function), grad)
+        return self._precision_scaled_by(self.structure.cholesky_of_function(curvature, function), grad)
 
-    def _divided(self, root: Array | None, grad: Array) -> tuple[Self, Array] | None:
-        """Divide by M = L^T L, or L L^T for a factor of the precision: F' = F L^-1, or F L."""
+    def _precision_scaled_by(self, root: Array | None, grad: Array) -> tuple[Self, Array] | None:
+        """Multiply by M = L^T L, or L L^T for a factor of the precision: F' = F L^-1, or F L."""
         if root is None:
             return None
         of_covariance, structure = self.factor_sign > 0, self.structure
         with np.errstate(over="ignore", invalid="ignore"):  # beyond what numbers can hold: no state then
-            factor = structure.divided(self.factor, root) if of_covariance else structure.product(self.factor, root)
+            factor = (structure.right_quotient if of_covariance else structure.product)(self.factor, root)
         if not ((self.curvature_diagonal(factor) > 0.0).all() and linalg.all_finite(factor)):
             return None
         new = type(self)(self.location, factor, structure)
         return new, new.unwhiten(structure.solve(root, grad, transposed=of_covariance))
 
-    def half_product(self, error: Array | Outer) -> Array:
+    def times_lower_half(self, error: Array | Outer) -> Array:
         """Return the factor times the lower triangle of I - A with a halved diagonal."""
         if not isinstance(error, Outer):
             return self.structure.product(self.factor, self.structure.half(error))
-        product = self.structure.half_product(self.factor, error.left, error.right)
+        product = self.structure.times_lower_half(self.factor, error.left, error.right)
         return product + 0.5 * error.diagonal * self.factor if error.diagonal else product
 
-    def inverse_product(self, error: Array | Outer) -> Array:
+    def inverse_transpose_times(self, error: Array | Outer) -> Array:
         """Return the entries that the factor has of its inverse transpose times I - A."""
         if not isinstance(error, Outer):
             return self.structure.lower_solve(self.factor, error)
@@ -265,7 +265,15 @@ class Gaussian[S: Structure]:
             return self
         return type(self)(self.location, self.scaled_columns(np.sign(entries)), self.structure)
 
+    def without_globals(self, grad: Array, curvature: Array) -> tuple[Array, Array]:
+        """Return gradient and curvature of a step without global parameters; not every structure tells them apart."""
+        raise NotImplementedError
+
     # --- beside others of the same structure ---
+
+    def with_scale(self, location: Array, scale: Array) -> Self:
+        """Return the state of the same structure with uncorrelated coordinates of standard deviations ``scale``."""
+        return self.of_scale(self.structure, location, scale)
 
     def divergence(self, other: Self) -> float:
         """Return KL(self || other), nats; inf beyond what numbers can hold."""
@@ -306,10 +314,10 @@ class Gaussian[S: Structure]:
     def _relative(self, other: Self) -> Array:
         """Return the factor R of the other precision, whitened: R^T R, or R R^T for factors of precisions."""
         pair = (other.factor, self.factor) if self.factor_sign > 0 else (self.factor, other.factor)
-        return self.structure.quotient(*pair)
+        return self.structure.left_quotient(*pair)
 
 
-def with_tag_of(gaussian: Gaussian[Any]) -> dict[str, AnyArray]:
+def with_tag_of(gaussian: GaussianState) -> dict[str, AnyArray]:
     """Return what files keep of a Gaussian inside something else: its arrays, and the tag of its class."""
     entry = entry_of(type(gaussian))
     assert entry is not None

@@ -1,5 +1,6 @@
 """Finite mixture of Gaussians: components of one family, weights in log space."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.families.diagonal import DiagonalFamily
 from pymc_ngvi.families.family import Family, FamilyOptions, Maker, ModelForm, Product, Refusal, Traits
@@ -18,7 +19,7 @@ from pymc_ngvi.families.gaussian import of_tag, with_tag_of
 from pymc_ngvi.families.sparse import SparseFamily
 
 #: What components can be.
-COMPONENTS: dict[str, type[Family]] = {
+COMPONENTS: dict[str, type[Family[GaussianState]]] = {
     family.traits.name: family for family in (FullFamily, DiagonalFamily, SparseFamily)
 }
 #: Components that a mixture is taken to have at least, where their number is to be found.
@@ -50,7 +51,7 @@ class MixtureState:
     """
 
     log_weights: Array
-    components: tuple[Any, ...]
+    components: tuple[GaussianState, ...]
 
     n_uniform = 1
     #: No coordinate is known to be that of a group effect.
@@ -83,7 +84,7 @@ class MixtureState:
         return np.array([c.sd() for c in self.components])
 
     @classmethod
-    def of(cls, components: Any, log_weights: Array | None = None) -> Self:
+    def of(cls, components: Iterable[GaussianState], log_weights: Array | None = None) -> Self:
         """Make a state of components and log weights that need not be normalised; equal ones by default."""
         components = tuple(components)
         given = np.zeros(len(components)) if log_weights is None else np.asarray(log_weights, dtype=np.float64)
@@ -107,7 +108,7 @@ class MixtureState:
         return cls._of(of_tag({name: a[0] for name, a in arrays.items()}), arrays)
 
     @classmethod
-    def _of(cls, like: Any, params: dict[str, Array]) -> Self:
+    def _of(cls, like: GaussianState, params: dict[str, Array]) -> Self:
         """Return the mixture with components like a Gaussian."""
         n = len(params[_LOG_WEIGHTS])
         each = [{name: params[name][c] for name in like.params()} for c in range(n)]
@@ -165,7 +166,7 @@ class MixtureState:
 
     # --- components ---
 
-    def with_component(self, index: int, component: Any) -> Self:
+    def with_component(self, index: int, component: GaussianState) -> Self:
         """Return the mixture with one component replaced."""
         components = list(self.components)
         components[index] = component
@@ -175,7 +176,7 @@ class MixtureState:
         """Return the mixture with other weights, which are normalised."""
         return replace(self, log_weights=log_weights - logsumexp(log_weights))
 
-    def joined(self, component: Any, log_weight: float) -> Self:
+    def joined(self, component: GaussianState, log_weight: float) -> Self:
         """Return the mixture with one more component of a weight below 1; the others make room in proportion."""
         others = self.log_weights + np.log1p(-np.exp(log_weight))
         return type(self).of((*self.components, component), np.append(others, log_weight))
@@ -192,7 +193,7 @@ def _stacked(each: list[dict[str, Any]]) -> dict[str, AnyArray]:
 
 @stored("family.mixture")
 @dataclass(frozen=True)
-class MixtureFamily(Family):
+class MixtureFamily(Family[MixtureState]):
     """The mixtures of Gaussians of one family.
 
     Parameters
@@ -203,7 +204,7 @@ class MixtureFamily(Family):
         At most.
     """
 
-    component: Maker
+    component: Maker[GaussianState]
     n_components: int = 1
 
     traits: ClassVar = Traits(

@@ -45,16 +45,12 @@ class SparseState(Gaussian[ArrowStructure]):
     factor_name = "precision_cholesky_blocks"
     exact_metric = True
 
-    def from_scale(self, location: Array, scale: Array) -> "SparseState":
-        """Return the state of the same structure with uncorrelated coordinates of standard deviations ``scale``."""
-        return self.of_scale(self.structure, location, scale)
-
     @property
     def globals_(self) -> NDArray[np.intp]:
         """Coordinates of the border."""
         return self.structure.border
 
-    def held(self, grad: Array, curvature: Array) -> tuple[Array, Array]:
+    def without_globals(self, grad: Array, curvature: Array) -> tuple[Array, Array]:
         """Return whitened gradient and curvature for which a step leaves the coordinates of the border alone."""
         grad, parts = grad.copy(), self.structure.unpack(curvature)
         grad[self.structure.border] = 0.0

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.special import digamma, gammainccinv, gammaln
 
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.families.family import Family, FamilyOptions, Maker, ModelForm, Product, Refusal, Traits
 from pymc_ngvi.families.full import FullState
@@ -192,7 +192,7 @@ class StudentTState:
 
 @stored("family.student_t")
 @dataclass(frozen=True)
-class StudentTFamily(Family):
+class StudentTFamily(Family[StudentTState]):
     """The t densities around the Gaussians of one family.
 
     Parameters
@@ -203,7 +203,7 @@ class StudentTFamily(Family):
         The shape a at the start, above 1; where it is that large, `scale_mixture` begins as for a Gaussian.
     """
 
-    gaussian: Maker = FullState
+    gaussian: Maker[GaussianState] = FullState
     shape: float = START_SHAPE
 
     traits: ClassVar = Traits(

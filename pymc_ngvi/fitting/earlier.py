@@ -154,5 +154,5 @@ def _with_precision(state: Any, precision: Array | None, point: Array) -> Any:
     if isinstance(state, StudentTState):
         return replace(state, gaussian=_with_precision(state.gaussian, precision, point))
     hessian = MatrixHessian(-precision, state.structure.pattern if isinstance(state, SparseState) else None)
-    found = state.divided(state.curvature(hessian), np.zeros(len(point)))
+    found = state.precision_scaled_by(state.curvature(hessian), np.zeros(len(point)))
     return state if found is None else found[0]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pymc_ngvi.core.linalg import check_memory
-from pymc_ngvi.core.types import Array, Rule, Target, VariationalState
+from pymc_ngvi.core.types import Array, FittedState, Rule, Target, VariationalState
 from pymc_ngvi.families import FAMILIES, Family
 from pymc_ngvi.families.dissection import find_structure
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
@@ -39,7 +39,7 @@ class Problem:
 
     density: LogDensity
     target: Target
-    family: Family
+    family: Family[FittedState]
     transform: Transform | None = None
 
     def on_model_scale(self, state: Any) -> VariationalState:
@@ -133,7 +133,9 @@ class _Form:
         return find_structure(self.density.pattern)
 
 
-def make_family(options: FitOptions, density: LogDensity, structure: ArrowStructure | None = None) -> Family:
+def make_family(
+    options: FitOptions, density: LogDensity, structure: ArrowStructure | None = None
+) -> Family[FittedState]:
     """Return what makes a state of location and scale.
 
     Parameters
@@ -151,5 +153,5 @@ def make_family(options: FitOptions, density: LogDensity, structure: ArrowStruct
     return FAMILIES[options.choice.family].of(_Form(density, structure), options)
 
 
-def _check(family: Family, options: FitOptions, n_dim: int) -> None:
+def _check(family: Family[FittedState], options: FitOptions, n_dim: int) -> None:
     check_memory(family.memory_bytes(n_dim), options.choice.family, n_dim, list(FAMILIES))

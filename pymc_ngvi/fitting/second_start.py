@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.status import StartError
-from pymc_ngvi.core.types import Array, Rule, VariationalState
+from pymc_ngvi.core.types import Array, FittedState, Rule, VariationalState
 from pymc_ngvi.families import Maker
 from pymc_ngvi.fitting.starting import choose_start
 from pymc_ngvi.model import LogDensity
@@ -89,7 +89,7 @@ class SecondStart:
 
     density: LogDensity
     rule: Rule
-    family: Maker
+    family: Maker[FittedState]
     scales: list[Array]
     seed: int
 

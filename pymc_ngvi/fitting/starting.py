@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.core.status import StartError
-from pymc_ngvi.core.types import Array, Rule, VariationalState
+from pymc_ngvi.core.types import Array, FittedState, Rule, VariationalState
 from pymc_ngvi.families import Maker
 from pymc_ngvi.model import LogDensity, without_c
 from pymc_ngvi.model.initial import initial_point_function
@@ -134,7 +134,7 @@ def large_scales(density: LogDensity, point: Array, start: Mapping[str, ArrayLik
 
 def choose_start(
     rule: Rule,
-    family: Maker,
+    family: Maker[FittedState],
     point: Array,
     scales: Sequence[Array],
     density: LogDensity,

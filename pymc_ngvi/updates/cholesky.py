@@ -31,7 +31,7 @@ def natural_direction(state: GaussianState, moments: Moments) -> Parameters:
     location, factor : the direction in the coordinates of each
     """
     # A precision factor shrinks where the covariance grows.
-    return Parameters(state.unwhiten(moments.grad), state.factor_sign * state.half_product(moments.error(state)))
+    return Parameters(state.unwhiten(moments.grad), state.factor_sign * state.times_lower_half(moments.error(state)))
 
 
 def cholesky[S: GaussianState](state: S, moments: Moments, step_size: float, correct: bool) -> S | None:

@@ -31,7 +31,9 @@ def euclidean_direction(state: GaussianState, moments: Moments) -> Parameters:
     -------
     location, factor : the direction in the coordinates of each
     """
-    return Parameters(state.dewhiten(moments.grad), state.factor_sign * state.inverse_product(moments.error(state)))
+    return Parameters(
+        state.dewhiten(moments.grad), state.factor_sign * state.inverse_transpose_times(moments.error(state))
+    )
 
 
 def euclidean[S: GaussianState](state: S, moments: Moments, step_size: float, correct: bool) -> S | None:

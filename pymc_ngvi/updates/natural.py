@@ -60,10 +60,10 @@ def natural[S: GaussianState](state: S, moments: Moments, step_size: float, corr
     if not moments.is_finite():
         return None
     rho, curvature = step_size, moments.curvature
-    divided = state.divided(state.add_to_diagonal(rho * curvature, 1.0 - rho), moments.grad)
-    if divided is None and correct:
-        divided = state.divided_by_function(curvature, lambda a: _corrected_eigenvalues(a, rho), moments.grad)
-    if divided is None:
+    scaled = state.precision_scaled_by(state.add_to_diagonal(rho * curvature, 1.0 - rho), moments.grad)
+    if scaled is None and correct:
+        scaled = state.precision_scaled_by_function(curvature, lambda a: _corrected_eigenvalues(a, rho), moments.grad)
+    if scaled is None:
         return None
-    new, displacement = divided
+    new, displacement = scaled
     return replace(new, location=state.location + rho * displacement)

@@ -44,11 +44,11 @@ def natural_pd[S: GaussianState](state: S, moments: Moments, step_size: float, c
     relative = state.add_to_diagonal(rho * moments.curvature, identity_part)
     with np.errstate(over="ignore", invalid="ignore"):  # squares may overflow: no precision then
         matrix = state.add_to_diagonal(0.5 * state.squared(relative), 0.5)
-    divided = state.divided(matrix, moments.grad)
-    if divided is None:  # so far from the identity that its square is singular to rounding
-        divided = state.divided_by_function(
+    scaled = state.precision_scaled_by(matrix, moments.grad)
+    if scaled is None:  # so far from the identity that its square is singular to rounding
+        scaled = state.precision_scaled_by_function(
             moments.curvature, lambda a: 0.5 + 0.5 * (identity_part + rho * a) ** 2, moments.grad
         )
-    if divided is None:
+    if scaled is None:
         return None
-    return replace(divided[0], location=state.location + rho * state.unwhiten(moments.grad))
+    return replace(scaled[0], location=state.location + rho * state.unwhiten(moments.grad))

@@ -129,7 +129,7 @@ class ArrowStructure(Packing, Structure):
         border = self._rows("transposed times", b.blocks, a.border) + b.border @ a.corner.T
         return self.pack(Parts(list(map(_times, a.blocks, b.blocks)), border, a.corner @ b.corner))
 
-    def quotient(self, left: Array, right: Array) -> Array:
+    def left_quotient(self, left: Array, right: Array) -> Array:
         """Return the inverse of the first factor times the second one."""
         a, b = self.unpack(left), self.unpack(right)
         blocks = [np.tril(stacks.solve_lower(x, y)) for x, y in zip(a.blocks, b.blocks, strict=True)]
@@ -137,7 +137,7 @@ class ArrowStructure(Packing, Structure):
         corner = np.tril(_solve_corner(a.corner, b.corner))
         return self.pack(Parts(blocks, _solve_corner(a.corner, beside.T).T, corner))
 
-    def divided(self, left: Array, right: Array) -> Array:
+    def right_quotient(self, left: Array, right: Array) -> Array:
         """Return the first factor times the inverse of the second one."""
         a, b = self.unpack(left), self.unpack(right)
         blocks = [

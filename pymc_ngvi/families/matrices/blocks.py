@@ -74,7 +74,7 @@ class BlockStructure(ArrowStructure):
             pairs = zip(self.unpack(products).blocks, blocks, strict=True)
             return self._blocks([stacks.symmetrise(-(p @ c)) for p, c in pairs])
 
-    def half_product(self, factor: Array, left: Array, right: Array) -> Array:
+    def times_lower_half(self, factor: Array, left: Array, right: Array) -> Array:
         """Return the factor times a halved lower triangle: few outer products take O(k^2) for a block of size k."""
         first, second = (self.stacked(self.split(side)[0]) for side in (left, right))
         blocks = []

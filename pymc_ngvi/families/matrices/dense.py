@@ -68,11 +68,11 @@ class Dense(Structure):
         result: Array = left @ right
         return result
 
-    def quotient(self, left: Array, right: Array) -> Array:
+    def left_quotient(self, left: Array, right: Array) -> Array:
         """Return the inverse of the first factor times the second one."""
         return linalg.solve_lower(left, right)
 
-    def divided(self, left: Array, right: Array) -> Array:
+    def right_quotient(self, left: Array, right: Array) -> Array:
         """Return the first factor times the inverse of the second one."""
         return linalg.solve_lower(right, left.T, transpose=True).T
 
@@ -152,9 +152,9 @@ class Dense(Structure):
         linalg.diagonal(result)[:] = np.diagonal(outer)
         return result
 
-    def half_product(self, factor: Array, left: Array, right: Array) -> Array:
+    def times_lower_half(self, factor: Array, left: Array, right: Array) -> Array:
         """Return the factor times a lower triangle with a halved diagonal: few outer products take O(n_dim^2)."""
         if len(factor) <= SUFFIX_SUMS * len(left):
-            return super().half_product(factor, left, right)
+            return super().times_lower_half(factor, left, right)
         (product,) = stacks.suffix_products(factor[None], left.T[None], right.T[None])
         return np.asarray(product)

@@ -48,11 +48,11 @@ class Diagonal(Structure):
         """Return the product."""
         return left * right
 
-    def quotient(self, left: Array, right: Array) -> Array:
+    def left_quotient(self, left: Array, right: Array) -> Array:
         """Return the inverse of the first one times the second one."""
         return right / left
 
-    def divided(self, left: Array, right: Array) -> Array:
+    def right_quotient(self, left: Array, right: Array) -> Array:
         """Return the first one times the inverse of the second one."""
         return left / right
 

@@ -79,11 +79,11 @@ class Structure(Protocol):
         """Return the product of two factors."""
         ...
 
-    def quotient(self, left: Array, right: Array) -> Array:
+    def left_quotient(self, left: Array, right: Array) -> Array:
         """Return the inverse of the first factor times the second one."""
         ...
 
-    def divided(self, left: Array, right: Array) -> Array:
+    def right_quotient(self, left: Array, right: Array) -> Array:
         """Return the first factor times the inverse of the second one."""
         ...
 
@@ -158,6 +158,6 @@ class Structure(Protocol):
         """Return the curvature that has these in its lower triangle."""
         ...
 
-    def half_product(self, factor: Array, left: Array, right: Array) -> Array:
+    def times_lower_half(self, factor: Array, left: Array, right: Array) -> Array:
         """Return the factor times the lower triangle of the mean of left_b right_b^T with a halved diagonal."""
         return self.product(factor, self.half(self.outer(left, right)))

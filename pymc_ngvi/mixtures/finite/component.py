@@ -14,13 +14,13 @@ References
 import functools
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from scipy.special import logsumexp
 
-from pymc_ngvi.core.types import Array, Density, MeanHessian, Outer, Whitener
+from pymc_ngvi.core.types import Array, Density, GaussianState, MeanHessian, Outer, Whitener
 from pymc_ngvi.families.mixture import MixtureState
 
 
@@ -94,7 +94,7 @@ class ComponentTarget:
         return [self.component.whitened_precision(c) for c in self.mixture.components]
 
     @property
-    def component(self) -> Any:
+    def component(self) -> GaussianState:
         """The component."""
         return self.mixture.components[self.index]
 

@@ -10,11 +10,10 @@ References
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from pymc_ngvi.core.types import Array, Moments, Update
+from pymc_ngvi.core.types import Array, GaussianState, Moments, Update
 from pymc_ngvi.families.mixture import MixtureState
 from pymc_ngvi.mixtures.finite.weights import stepped
 
@@ -48,9 +47,11 @@ def moved_within(
     return MixtureState(_weights_within(radius, q.log_weights, rewards, step_size), components)
 
 
-def _component_within(radius: float, update: Update, component: Any, moments: Moments, rho: float) -> Any:
+def _component_within(
+    radius: float, update: Update, component: GaussianState, moments: Moments, rho: float
+) -> GaussianState:
     for _ in range(_MAX_HALVINGS):
-        new: Any = update(component, moments, rho, True)
+        new = update(component, moments, rho, True)
         if new is not None and new.divergence(component) <= radius:
             return new
         rho *= 0.5

@@ -1,14 +1,13 @@
 """Where components may begin: at modes of log p found from dispersed points, and where q has too little mass."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
-from pymc_ngvi.core.types import Array, Density
+from pymc_ngvi.core.types import Array, Density, GaussianState
 from pymc_ngvi.families.mixture import MixtureState
 
 #: Points that ascend log p together, their steps at most, and the nats below which a step counts as the last.
@@ -79,8 +78,8 @@ def _barzilai_borwein(moved: Array, fall: Array, otherwise: Array, *, long: bool
 
 
 def modes(
-    density: Density, around: Any, extra: Array, rng: np.random.Generator, n_most: int
-) -> tuple[list[Any], Array]:
+    density: Density, around: GaussianState, extra: Array, rng: np.random.Generator, n_most: int
+) -> tuple[list[GaussianState], Array]:
     """Look for modes of log p from dispersed points, and make a component of each.
 
     Parameters
@@ -102,8 +101,8 @@ def modes(
         Log of the mass of log p that each stands for, by Laplace's method.
     """
     # A start that was shrunk, so that a single Gaussian has a good one, is no place to look around from.
-    around = around.from_scale(around.location, np.maximum(around.sd(), _LEAST_SCALE))
-    found: list[Any] = []
+    around = around.with_scale(around.location, np.maximum(around.sd(), _LEAST_SCALE))
+    found: list[GaussianState] = []
     masses: list[float] = []
     for scale in _SCALES:
         normals = rng.standard_normal((_N_POINTS, density.n_dim)) * scale
@@ -126,7 +125,7 @@ def modes(
     return [found[i] for i in order], log_mass[order]
 
 
-def _is_at(component: Any, point: Array) -> bool:
+def _is_at(component: GaussianState, point: Array) -> bool:
     """Tell whether a point is near the mean of a component, in its own units."""
     apart = (point - component.location)[None]
     square = float(apart[0] @ component.precision_product(apart)[0])
@@ -134,8 +133,8 @@ def _is_at(component: Any, point: Array) -> bool:
 
 
 def local_component(
-    density: Density, like: Any, point: Array, tightness: tuple[float, float] | None = None
-) -> Any | None:
+    density: Density, like: GaussianState, point: Array, tightness: tuple[float, float] | None = None
+) -> GaussianState | None:
     """Return a Gaussian about a point with the curvature of log p there, kept within limits.
 
     Parameters
@@ -158,14 +157,14 @@ def local_component(
         return here
     curvature = density.mean_hessian(point[None]).whitened(here)
     nowhere = np.zeros(len(point))
-    divided = here.divided_by_function(curvature, lambda a: np.clip(a, least, most), nowhere)
-    if divided is None:  # a form that eigenvalues do not keep: as much of the identity as it takes
+    scaled = here.precision_scaled_by_function(curvature, lambda a: np.clip(a, least, most), nowhere)
+    if scaled is None:  # a form that eigenvalues do not keep: as much of the identity as it takes
         raised = (here.add_to_diagonal(curvature, by) for by in least * _RAISED)
-        divided = next(filter(None, (here.divided(matrix, nowhere) for matrix in raised)), None)
-    return None if divided is None else divided[0]
+        scaled = next(filter(None, (here.precision_scaled_by(matrix, nowhere) for matrix in raised)), None)
+    return None if scaled is None else scaled[0]
 
 
-def _moved_to(state: Any, point: Array) -> Any:
+def _moved_to(state: GaussianState, point: Array) -> GaussianState:
     return replace(state, location=np.array(point, dtype=np.float64))
 
 

@@ -1,6 +1,6 @@
 """Components in two halves, where one misses the shape of log p, and two in one, where they overlap."""
 
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
@@ -43,11 +43,11 @@ def split(q: MixtureState, evaluation: MixtureEvaluation, rank: int = 0) -> Mixt
     direction = _direction(evaluation.base.z, ratios, _together(whole))
     tighter = 1.0 / (1.0 - _APART**2) - 1.0
     matrix = tighter * whole.outer_mean(Outer(direction[None], direction[None], 0.0))
-    divided = whole.divided(whole.add_to_diagonal(matrix, 1.0), np.zeros(q.n_dim))
-    if divided is None:
+    scaled = whole.precision_scaled_by(whole.add_to_diagonal(matrix, 1.0), np.zeros(q.n_dim))
+    if scaled is None:
         return None
     step = whole.unwhiten(_APART * direction)
-    halves = [_moved(divided[0], sign * step) for sign in (1.0, -1.0)]
+    halves = [replace(scaled[0], location=whole.location + sign * step) for sign in (1.0, -1.0)]
     log_half = q.log_weights[c] - np.log(2.0)
     log_weights = np.append(q.log_weights, log_half)
     log_weights[c] = log_half
@@ -93,7 +93,3 @@ def _direction(z: Array, ratios: Array, together: NDArray[np.intp]) -> Array:
     else:
         direction[np.argmax(np.sum(weighted * z[keep], axis=0))] = 1.0
     return direction
-
-
-def _moved(state: Any, step: Array) -> Any:
-    return state.plus(step, np.zeros_like(state.factor_values))

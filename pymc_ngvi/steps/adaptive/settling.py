@@ -21,5 +21,5 @@ def can_settle(q: GaussianState) -> bool:
 
 def without_globals(q: GaussianState, moments: Moments) -> Moments:
     """Return moments whose step leaves the global parameters where they are."""
-    grad, curvature = q.held(moments.grad, moments.curvature)
+    grad, curvature = q.without_globals(moments.grad, moments.curvature)
     return replace(moments, grad=grad, curvature=curvature, replicates=None)
