@@ -126,20 +126,19 @@ class MixtureState:
             result[rows] = self.components[c].draws(base[rows, :-1])
         return result
 
-    def log_densities(self, theta: Array) -> Array:
-        """Return log w_c + log q_c at the rows of ``theta``, (n_draws, n_components)."""
-        result: Array = np.stack([c.log_density(theta) for c in self.components], axis=1) + self.log_weights
-        return result
+    def log_densities(self, theta: Array) -> tuple[Array, Array]:
+        """Return log w_c + log q_c at the rows of ``theta``, (n_draws, n_components), and log q, (n_draws,)."""
+        terms: Array = np.stack([c.log_density(theta) for c in self.components], axis=1) + self.log_weights
+        return terms, logsumexp(terms, axis=1)
 
     def log_density(self, theta: Array) -> Array:
         """Return log q at the rows of ``theta``."""
-        result: Array = logsumexp(self.log_densities(theta), axis=1)
-        return result
+        return self.log_densities(theta)[1]
 
     def responsibilities(self, theta: Array) -> Array:
         """Return the probability that a draw belongs to each component, (n_draws, n_components)."""
-        terms = self.log_densities(theta)
-        result: Array = np.exp(terms - logsumexp(terms, axis=1, keepdims=True))
+        terms, log_q = self.log_densities(theta)
+        result: Array = np.exp(terms - log_q[:, None])
         return result
 
     def mean(self) -> Array:

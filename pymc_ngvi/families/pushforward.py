@@ -2,8 +2,9 @@
 
 import functools
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from scipy.stats import qmc
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.draws import MAX_SOBOL_DIM
 from pymc_ngvi.core.types import Array, GaussianState
+from pymc_ngvi.families.matrices.arrow import ArrowStructure
 
 #: Draws behind the moments, set by set, and their seed: fixed, so that moments do not change by themselves.
 _N_SETS, _SET_SIZE, _SEED = 8, 512, 20_210_401
@@ -22,7 +24,7 @@ _N_SETS, _SET_SIZE, _SEED = 8, 512, 20_210_401
 class Transform(Protocol):
     """An invertible map of vectors that leaves some coordinates, the border of ``structure``, as they are."""
 
-    structure: Any
+    structure: ArrowStructure
 
     @property
     def n_dim(self) -> int:
@@ -147,7 +149,7 @@ class PushforwardState:
         # More coordinates than draws tell apart: their sample moments are left as they are.
         return border if 8 * len(border) <= _N_SETS * _SET_SIZE else border[:0]
 
-    def _sets(self) -> Any:
+    def _sets(self) -> Iterator[tuple[Array, Array]]:
         """Yield draws and log determinants, set by set: of one Sobol sequence and its negative."""
         rng = np.random.default_rng(_SEED)
         n_quasi = min(self.n_dim, MAX_SOBOL_DIM)

@@ -10,7 +10,7 @@ References
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -66,7 +66,7 @@ class StudentTState:
     5.0 [1.] [2.582]
     """
 
-    gaussian: Any
+    gaussian: GaussianState
     log_shape: float
 
     n_uniform = 1

@@ -3,15 +3,16 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import methodcaller
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from numpy.typing import NDArray
 
 from pymc_ngvi.core import linalg
-from pymc_ngvi.core.types import Array, MatrixHessian, Rule, VariationalState
+from pymc_ngvi.core.types import Array, FittedState, GaussianState, MatrixHessian, Rule, VariationalState
 from pymc_ngvi.families import MixtureState, SparseState, StudentTState
+from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.fitting.problem import Problem
 from pymc_ngvi.model import Layout, LogDensity
 
@@ -119,7 +120,8 @@ class Earlier:
             if problem.transform is None and self._is_of_kind(template):
                 yield self.q
             else:
-                yield _with_precision(template, self._precision(scale, ours, theirs), point)
+                precision = self._precision(scale, ours, theirs)
+                yield template if precision is None else _with_precision(template, precision)
 
     def _is_of_kind(self, template: VariationalState) -> bool:
         """Whether q is a state of the new family as it is: one of the same class, form and coordinates."""
@@ -145,14 +147,16 @@ class Earlier:
         return half.T @ half  # families keep some of its entries
 
 
-def _with_precision(state: Any, precision: Array | None, point: Array) -> Any:
+def _with_precision(state: FittedState, precision: Array) -> FittedState:
     """Return the state with a precision, or what its family holds of that; the state itself where that is no state."""
-    if precision is None:
-        return state
     if isinstance(state, MixtureState):
-        return MixtureState.of([_with_precision(state.components[0], precision, point)])
+        return MixtureState.of([_gaussian_with(state.components[0], precision)])
     if isinstance(state, StudentTState):
-        return replace(state, gaussian=_with_precision(state.gaussian, precision, point))
+        return replace(state, gaussian=_gaussian_with(state.gaussian, precision))
+    return _gaussian_with(state, precision) if isinstance(state, Gaussian) else state
+
+
+def _gaussian_with(state: GaussianState, precision: Array) -> GaussianState:
     hessian = MatrixHessian(-precision, state.structure.pattern if isinstance(state, SparseState) else None)
-    found = state.precision_scaled_by(state.curvature(hessian), np.zeros(len(point)))
+    found = state.precision_scaled_by(state.curvature(hessian), np.zeros(state.n_dim))
     return state if found is None else found[0]

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -12,8 +11,9 @@ from pymc_ngvi.core.linalg import check_memory
 from pymc_ngvi.core.types import Array, FittedState, Rule, Target, VariationalState
 from pymc_ngvi.families import FAMILIES, Family
 from pymc_ngvi.families.dissection import find_structure
+from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
-from pymc_ngvi.families.pushforward import PushforwardState, Transform
+from pymc_ngvi.families.pushforward import PushforwardState
 from pymc_ngvi.fitting import starting
 from pymc_ngvi.fitting.blocks import block_labels
 from pymc_ngvi.fitting.options import FitOptions
@@ -33,18 +33,21 @@ class Problem:
         What is fitted: ``density`` itself, or its reparametrisation.
     family : Family
         Makes states of location and scale.
-    transform : Transform or None
+    transform : Conditional or None
         From the scale of states to the model's own unconstrained scale; None where they are on it.
     """
 
     density: LogDensity
     target: Target
     family: Family[FittedState]
-    transform: Transform | None = None
+    transform: Conditional | None = None
 
-    def on_model_scale(self, state: Any) -> VariationalState:
+    def on_model_scale(self, state: VariationalState) -> VariationalState:
         """Return the approximation of the model that a state stands for."""
-        return state if self.transform is None else PushforwardState(state, self.transform)
+        if self.transform is None:
+            return state
+        assert isinstance(state, Gaussian)
+        return PushforwardState(state, self.transform)
 
     def first_state(
         self, rule: Rule, point: Array, scales: Sequence[Array], start: Mapping[str, ArrayLike] | None
@@ -62,7 +65,7 @@ class Problem:
         if self.transform is None:
             return point, scales
         # Relative to their conditional modes and scales, local coordinates begin where a Gaussian has them.
-        transform: Conditional = self.target.transform  # type: ignore[attr-defined]
+        transform = self.transform
         transform.recentre(point)
         is_border = np.zeros(len(point), dtype=bool)
         is_border[transform.structure.border] = True

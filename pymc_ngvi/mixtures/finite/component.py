@@ -18,8 +18,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scipy.special import logsumexp
-
 from pymc_ngvi.core.types import Array, Density, GaussianState, MeanHessian, Outer, Whitener
 from pymc_ngvi.families.mixture import MixtureState
 
@@ -76,8 +74,7 @@ class ComponentTarget:
 
     def share(self, theta: Array) -> Share:
         """Return log q, log(q_c / q) and the gradient of the latter at the rows of ``theta``."""
-        terms = self.mixture.log_densities(theta)
-        log_q = logsumexp(terms, axis=1)
+        terms, log_q = self.mixture.log_densities(theta)
         log_share = terms[:, self.index] - self.mixture.log_weights[self.index] - log_q
         scores, mean_score = self.scores(theta, np.exp(terms - log_q[:, None]))
         return Share(log_q, log_share, scores[self.index] - mean_score)

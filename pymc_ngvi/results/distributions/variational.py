@@ -9,7 +9,6 @@ import numpy as np
 import xarray as xr
 
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.draws import base_of, draws_of
@@ -176,12 +175,11 @@ class MixtureDistribution(StateDistribution[MixtureState]):
 
     def stats(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[np.generic]]:
         """Add the component of each draw, drawn with its responsibilities: draw and component have their joint law."""
-        terms = self.q.log_densities(theta)
-        total: Array = logsumexp(terms, axis=1)
-        ends = np.cumsum(np.exp(terms - total[:, None]), axis=1)
+        terms, log_density = self.q.log_densities(theta)
+        ends = np.cumsum(np.exp(terms - log_density[:, None]), axis=1)
         # u < 1 times the last end: at least one end, the last, is above it.
         component = np.sum(ends <= rng.random((len(theta), 1)) * ends[:, -1:], axis=1)
-        return {"component": component, "log_q": total} if log_q else {"component": component}
+        return {"component": component, "log_q": log_density} if log_q else {"component": component}
 
     def groups(self, layout: Layout) -> dict[str, xr.Dataset]:
         """Return weights, means and standard deviations of the components."""
