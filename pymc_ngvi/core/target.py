@@ -14,19 +14,15 @@ class Whitener(Protocol):
 
     def whiten(self, grad: Array) -> Array:
         """Return C^T times each gradient, (..., n_dim)."""
-        ...
 
     def curvature(self, hessian: "MeanHessian") -> Array:
         """Return the whitened curvature A = -C^T H C, in the form of the family."""
-        ...
 
     def add_to_diagonal(self, curvature: Array, value: float) -> Array:
         """Return A + value * identity."""
-        ...
 
     def outer_mean(self, outer: Outer) -> Array:
         """Return the symmetric matrix with the lower triangle of ``outer``, in the form of a curvature."""
-        ...
 
 
 class MeanHessian(Protocol):
@@ -39,11 +35,9 @@ class MeanHessian(Protocol):
 
     def products(self, directions: Array) -> Array:
         """Return the matrix times each direction, (n_directions, n_dim)."""
-        ...
 
     def diagonal(self) -> Array:
         """Return the diagonal, (n_dim,)."""
-        ...
 
     def values(self) -> Array:
         """Return the entries of ``pattern``, (n_entries,).
@@ -101,20 +95,16 @@ class Density(Protocol):
     @property
     def n_dim(self) -> int:
         """Number of unconstrained coordinates."""
-        ...
 
     @property
     def has_hessian(self) -> bool:
         """Whether log p has second derivatives that can be evaluated."""
-        ...
 
     def logp_grad(self, theta: Array) -> tuple[Array, Array]:
         """Return log p, (n_draws,), and its gradient, (n_draws, n_dim)."""
-        ...
 
     def mean_hessian(self, theta: Array) -> MeanHessian:
         """Return the mean of hess log p over draws, (n_draws, n_dim), to be evaluated."""
-        ...
 
 
 class Target(Density, Protocol):
@@ -126,20 +116,16 @@ class Target(Density, Protocol):
     @property
     def has_minibatch(self) -> bool:
         """Whether log p is that of a random part of the data, the same until `next_batch`."""
-        ...
 
     def next_batch(self, rng: np.random.Generator) -> None:
         """Go to the next minibatch of the data; nothing where there is none."""
-        ...
 
     def take_batch(self, seed: int, number: int) -> None:
         """Go to a minibatch of passes through the data in random orders; not called without `has_minibatch`."""
-        ...
 
     @property
     def n_batches(self) -> int:
         """Minibatches in one pass; not called without `has_minibatch`."""
-        ...
 
 
 @runtime_checkable
@@ -148,4 +134,3 @@ class GaussNewtonTarget(Protocol):
 
     def mean_gauss_newton_diagonal(self, theta: Array) -> Array:
         """Return the mean over draws of the Gauss-Newton diagonal, an estimate of -diag hess log p, (n_dim,)."""
-        ...

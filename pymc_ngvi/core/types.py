@@ -52,15 +52,12 @@ class Estimator(Protocol):
     @property
     def uses_hessians(self) -> bool:
         """Whether moments take second derivatives of log p."""
-        ...
 
     def evaluate(self, target: Density, state: VariationalState, base: BaseDraws) -> Evaluation:
         """Return log p, its gradient and the ELBO of a state."""
-        ...
 
     def evaluate_each(self, target: Density, states: Sequence[VariationalState], base: BaseDraws) -> list[Evaluation]:
         """Return those of several states, all from the same base draws."""
-        ...
 
     def moments(
         self, target: Density, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
@@ -79,7 +76,6 @@ class Estimator(Protocol):
             Sticking the landing, the path derivative: gradients are those of log p - log q, which have no noise at
             q = p. Of log p alone otherwise.
         """
-        ...
 
 
 class Update(Protocol):
@@ -103,7 +99,6 @@ class Update(Protocol):
         GaussianState or None
             None where no valid state results.
         """
-        ...
 
 
 class Direction(Protocol):
@@ -111,7 +106,6 @@ class Direction(Protocol):
 
     def __call__(self, state: GaussianState, moments: Moments) -> Parameters:
         """Return the direction at a state."""
-        ...
 
 
 class RuleState(Protocol):
@@ -120,37 +114,30 @@ class RuleState(Protocol):
     @property
     def q(self) -> VariationalState:
         """The approximation if the fit ended here."""
-        ...
 
     @property
     def elbo(self) -> float:
         """ELBO on the current draws."""
-        ...
 
     @property
     def gap(self) -> float:
         """Nats of ELBO still to be gained, estimated; NaN where unknown."""
-        ...
 
     @property
     def n_draws(self) -> int:
         """Draws in use."""
-        ...
 
     @property
     def step_size(self) -> float:
         """The last step size."""
-        ...
 
     @property
     def n_dropped(self) -> int:
         """Draws left out so far because log p or its gradient was not finite."""
-        ...
 
     @property
     def growing(self) -> NDArray[np.intp]:
         """Coordinates whose standard deviations grow without end, those that grew most first."""
-        ...
 
 
 class StepRule[Q, S: RuleState](Protocol):
@@ -191,23 +178,18 @@ class StepRule[Q, S: RuleState](Protocol):
 
     def first_evaluation(self, q: Q) -> Evaluation:
         """Evaluate a starting state on the draws that serve to compare such states."""
-        ...
 
     def init(self, q: Q) -> S:
         """Return the state before the first iteration."""
-        ...
 
     def step(self, state: S) -> S:
         """Return the state after one more iteration; the given one is not modified."""
-        ...
 
     def terminate(self, state: S) -> Status | None:
         """Return why to stop, or None to go on."""
-        ...
 
     def assess(self, state: S) -> Assessment:
         """Evaluate a state on draws that had no part in reaching it."""
-        ...
 
     def conclude(self, status: Status, assessment: Assessment) -> Status:
         """Return the status in the light of what was measured at the end: by default, what spoke against it."""
@@ -215,7 +197,6 @@ class StepRule[Q, S: RuleState](Protocol):
 
     def reopen(self, state: S) -> S:
         """Return a state in which a fit that ended may try again."""
-        ...
 
 
 #: Any of them: only the options of a fit tell which rule goes with which approximation.

@@ -98,15 +98,12 @@ class ModelForm(Protocol):
     @property
     def n_dim(self) -> int:
         """Number of unconstrained coordinates."""
-        ...
 
     def labels(self, blocks: Sequence[Sequence[str]] | None) -> NDArray[np.intp]:
         """Return the block of each coordinate, (n_dim,), ints, for blocks of names; by default of each variable."""
-        ...
 
     def structure(self) -> ArrowStructure | None:
         """Return the structure of the Hessian; None where that counts as dense."""
-        ...
 
 
 class FamilyOptions(Protocol):
@@ -115,22 +112,18 @@ class FamilyOptions(Protocol):
     @property
     def blocks(self) -> Sequence[Sequence[str]] | None:
         """Names of coordinates that share a block."""
-        ...
 
     @property
     def factor(self) -> str | None:
         """What the Cholesky factor is of."""
-        ...
 
     @property
     def components(self) -> str | None:
         """Family of the components."""
-        ...
 
     @property
     def n_components(self) -> int | str | None:
         """Components, at most."""
-        ...
 
 
 class Maker[Q: FittedState](Protocol):
@@ -138,11 +131,9 @@ class Maker[Q: FittedState](Protocol):
 
     def from_scale(self, location: Array, scale: Array) -> Q:
         """Return the state with uncorrelated coordinates of standard deviations ``scale``, (n_dim,)."""
-        ...
 
     def memory_bytes(self, n_dim: int) -> int:
         """Return the memory that a fit takes beyond the model's own, at its peak."""
-        ...
 
 
 class Family[Q: FittedState](Maker[Q], Protocol):
@@ -159,7 +150,6 @@ class Family[Q: FittedState](Maker[Q], Protocol):
         ValueError
             Where the model has not the structure that it takes.
         """
-        ...
 
 
 _PATH = ("pathwise", "stein")

@@ -29,15 +29,12 @@ class Transform(Protocol):
     @property
     def n_dim(self) -> int:
         """Number of coordinates."""
-        ...
 
     def forward(self, phi: Array) -> tuple[Array, Array]:
         """Return theta, (n_draws, n_dim), and the log determinant of the derivative, (n_draws,)."""
-        ...
 
     def inverse(self, theta: Array) -> tuple[Array, Array]:
         """Return phi and the log determinant of the derivative of `forward` there."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

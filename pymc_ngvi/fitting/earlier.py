@@ -26,17 +26,14 @@ class EarlierFit(Protocol):
     @property
     def layout(self) -> Layout:
         """Where each variable is in the flat vector."""
-        ...
 
     @property
     def gaussian(self) -> "EarlierFit":
         """The fit that an exact posterior began from, or this one."""
-        ...
 
     @property
     def q(self) -> VariationalState:
         """The approximation."""
-        ...
 
 
 @dataclass(frozen=True)

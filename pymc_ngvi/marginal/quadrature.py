@@ -22,11 +22,9 @@ class Terms(Protocol):
 
     def chunk(self, n_nodes: int) -> int:
         """Return how many draws to evaluate at once."""
-        ...
 
     def terms(self, g: Array, local: Array) -> tuple[Array, Array]:
         """Return the term of the globals and those of local coordinates."""
-        ...
 
 
 class Integral(NamedTuple):

@@ -28,15 +28,12 @@ class Guide(Protocol):
 
     def slopes(self, theta: Array, directions: Array) -> tuple[Array, Array]:
         """Return gradients, and Hessians times local directions, in the local coordinates."""
-        ...
 
     def through(self, theta: Array, directions: Array) -> Array:
         """Return Hessians times local directions, in all coordinates."""
-        ...
 
     def third(self, theta: Array, left: Array, right: Array) -> Array:
         """Return gradients of ``left^T hess right``."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -30,11 +30,9 @@ class StateHolder(Protocol):
 
     def current_state(self) -> VariationalState:
         """Return q."""
-        ...
 
     def set_state(self, q: VariationalState) -> None:
         """Replace q."""
-        ...
 
 
 class NextStep(Protocol):
@@ -42,7 +40,6 @@ class NextStep(Protocol):
 
     def again[A: Fitted](self, approx: A) -> A:
         """Bring an approximation up to date."""
-        ...
 
 
 class Fitted:

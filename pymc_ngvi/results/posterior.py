@@ -65,12 +65,10 @@ class Distribution(Protocol):
     @property
     def n_dim(self) -> int:
         """Number of coordinates."""
-        ...
 
     @property
     def name(self) -> str:
         """Its name, for titles and errors: ``FullState``."""
-        ...
 
     @property
     def detail(self) -> str:
@@ -80,7 +78,6 @@ class Distribution(Protocol):
     @property
     def family(self) -> str:
         """The name of its family, for results that no fit made: ``full``."""
-        ...
 
     @property
     def arrow(self) -> ArrowStructure | None:
@@ -92,11 +89,9 @@ class Distribution(Protocol):
 
     def base(self, n: int, rng: np.random.Generator) -> Array:
         """Return what ``n`` draws are made of, a row each: base draws, or the draws themselves."""
-        ...
 
     def draw(self, n: int, rng: np.random.Generator) -> Array:
         """Return independent draws of equal weight, (n, n_dim); rows may be NaN."""
-        ...
 
     def draw_matched(self, n: int, rng: np.random.Generator) -> Array:
         """Return draws whose mean and covariance are those of the distribution, as far as that can be had."""
@@ -110,24 +105,19 @@ class Distribution(Protocol):
 
     def mean(self) -> Array:
         """Return the mean, (n_dim,)."""
-        ...
 
     def sd(self) -> Array:
         """Return the standard deviations, (n_dim,)."""
-        ...
 
     def cov(self) -> Array:
         """Return the covariance, (n_dim, n_dim)."""
-        ...
 
     def cov_block(self, index: NDArray[np.intp]) -> Array:
         """Return the covariance of some coordinates; raise ValueError where that would take too much memory."""
-        ...
 
     @property
     def gaussian(self) -> GaussianState:
         """A Gaussian of about its spread: a `GaussianState` that whitens."""
-        ...
 
     # --- densities, and weights ---
 
@@ -149,7 +139,6 @@ class Distribution(Protocol):
 
     def log_weights(self, theta: Array, density: LogDensity) -> Array:
         """Return the logarithms of their weights, (n_draws,), whose mean is the ELBO: log p - log q."""
-        ...
 
     # --- for single reports ---
 
@@ -171,11 +160,9 @@ class Distribution(Protocol):
 
     def plan(self, density: LogDensity) -> Plan:
         """Return how its draws are moved towards the posterior."""
-        ...
 
     def costs(self, density: LogDensity, record: FitRecord | None) -> Costs:
         """Return what evaluations cost."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

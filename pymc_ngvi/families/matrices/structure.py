@@ -28,23 +28,18 @@ class Structure(Protocol):
 
     def n_lower(self, n_dim: int) -> int:
         """Return the number of entries of a factor."""
-        ...
 
     def memory_bytes(self, n_dim: int) -> int:
         """Return the memory that a fit takes beyond the model's own, at its peak."""
-        ...
 
     def on_diagonal(self, matrix: Array) -> Any:
         """Return where the raveled array has the diagonal, in the order of the coordinates."""
-        ...
 
     def from_diagonal(self, entries: Array) -> Array:
         """Return a diagonal matrix."""
-        ...
 
     def dense(self, curvature: Array) -> Array:
         """Return a symmetric matrix as (n_dim, n_dim)."""
-        ...
 
     def flat(self, curvature: Array) -> Array:
         """Return a vector whose inner products are those of the matrices."""
@@ -67,33 +62,26 @@ class Structure(Protocol):
 
     def times(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
         """Return the factor, or its transpose, times each vector."""
-        ...
 
     def solve(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
         """Return the inverse of the factor, or of its transpose, times each vector."""
-        ...
 
     # --- factors ---
 
     def product(self, left: Array, right: Array) -> Array:
         """Return the product of two factors."""
-        ...
 
     def left_quotient(self, left: Array, right: Array) -> Array:
         """Return the inverse of the first factor times the second one."""
-        ...
 
     def right_quotient(self, left: Array, right: Array) -> Array:
         """Return the first factor times the inverse of the second one."""
-        ...
 
     def gram(self, factor: Array, *, transposed: bool = False) -> Array:
         """Return F F^T, or F^T F."""
-        ...
 
     def variances(self, factor: Array, sign: int) -> Array:
         """Return the diagonal of F F^T, or, for sign -1, of its inverse."""
-        ...
 
     def merged(self, factors: tuple[Array, Array], apart: Array, weight: float, sign: int) -> Array | None:
         """Return the factor for the first two moments, as far as these are held, of a mixture of two Gaussians.
@@ -113,13 +101,11 @@ class Structure(Protocol):
         ndarray or None
             None where that covariance is singular to rounding.
         """
-        ...
 
     # --- curvatures ---
 
     def curvature(self, factor: Array, sign: int, hessian: MeanHessian) -> Array:
         """Return -C^T H C with the mean Hessian H and C = F, or, for sign -1, C = F^-T."""
-        ...
 
     def squared(self, curvature: Array) -> Array:
         """Return A A; not every structure is closed under it."""
@@ -130,7 +116,6 @@ class Structure(Protocol):
 
         Its diagonal counts as sums with 1, as those of relative precisions are: see `linalg.relative_terms`.
         """
-        ...
 
     def cholesky_of_function(self, curvature: Array, function: Callable[[Array], Array]) -> Array | None:
         """Return L with f(A) = L^T L for a positive function of the eigenvalues; None where there is none."""
@@ -138,25 +123,20 @@ class Structure(Protocol):
 
     def half(self, curvature: Array) -> Array:
         """Return the lower triangle with a halved diagonal."""
-        ...
 
     def lower_solve(self, factor: Array, curvature: Array) -> Array:
         """Return the entries that a factor has of F^-T A."""
-        ...
 
     # --- outer products, (n_outer, n_dim) on each side ---
 
     def outer(self, left: Array, right: Array) -> Array:
         """Return the mean of left_b right_b^T, in the form of a curvature that is not symmetric."""
-        ...
 
     def lower(self, outer: Array) -> Array:
         """Return the entries of a factor."""
-        ...
 
     def mirrored(self, outer: Array) -> Array:
         """Return the curvature that has these in its lower triangle."""
-        ...
 
     def times_lower_half(self, factor: Array, left: Array, right: Array) -> Array:
         """Return the factor times the lower triangle of the mean of left_b right_b^T with a halved diagonal."""

@@ -145,11 +145,9 @@ class Spread(Protocol):
 
     def mean(self) -> NDArray[np.float64]:
         """Return the mean, (n_dim,)."""
-        ...
 
     def sd(self) -> NDArray[np.float64]:
         """Return the standard deviations, (n_dim,)."""
-        ...
 
 
 def findings_of(

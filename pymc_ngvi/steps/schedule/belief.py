@@ -26,17 +26,14 @@ class Nats(Protocol):
     @property
     def gap(self) -> float:
         """Half the squared length of the natural gradient."""
-        ...
 
     @property
     def floor(self) -> float:
         """What noise alone would make it."""
-        ...
 
     @property
     def floor_sd(self) -> float:
         """Standard deviation of the difference at the optimum."""
-        ...
 
 
 @stored("adaptive.belief")

@@ -17,17 +17,14 @@ class Evaluated(Protocol):
     @property
     def elbo(self) -> float:
         """ELBO on these draws; -inf where none is finite."""
-        ...
 
     @property
     def n_dropped(self) -> int:
         """Draws at which log p or its gradient is not finite."""
-        ...
 
     @property
     def lost(self) -> float:
         """Part of q that they stand for."""
-        ...
 
 
 @dataclass(frozen=True)
