@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array, GaussianState, Moments, Parameters
+from pymc_ngvi.core.types import Array, Moments, Parameters
 from pymc_ngvi.steps.stochastic.base import Advance, Stochastic, StochasticState
 from pymc_ngvi.steps.stochastic.coordinates import Coordinates, zeros_like
 
@@ -35,18 +35,16 @@ class Adam(Coordinates[_Memory]):
 
     takes: ClassVar[frozenset[str]] = Stochastic.takes | {"step_decay"}
 
-    def _remember(self, q: GaussianState) -> _Memory:
-        return _Memory(zeros_like(q), zeros_like(q))
-
     def _follow(
         self, state: StochasticState[_Memory], direction: Parameters, moments: Moments
     ) -> Advance[_Memory] | None:
+        first, second = state.memory or [zeros_like(state.iterate)] * 2
         memory = _Memory(
-            Parameters(*(_averaged(*pair, _BETA_1) for pair in zip(state.memory.first, direction, strict=True))),
-            Parameters(*(_averaged(m, d * d, _BETA_2) for m, d in zip(state.memory.second, direction, strict=True))),
+            Parameters(*(_averaged(*pair, _BETA_1) for pair in zip(first, direction, strict=True))),
+            Parameters(*(_averaged(m, d * d, _BETA_2) for m, d in zip(second, direction, strict=True))),
         )
-        first = self._step_size or (_RATE if state.iterate.factor_sign > 0 else _RATE_PRECISION)
-        rate = self._decayed(first, state.t - 1)
+        first_rate = self._step_size or (_RATE if state.iterate.factor_sign > 0 else _RATE_PRECISION)
+        rate = self._decayed(first_rate, state.t - 1)
         root = np.sqrt(1.0 - _BETA_2**state.t)
         scale = rate * root / (1.0 - _BETA_1**state.t)
         steps = [_ratio(*pair, root * _EPSILON, scale) for pair in zip(*memory, strict=True)]

@@ -75,7 +75,7 @@ class StochasticState[M]:
     levels, gaps : Windows
         Of the ELBO, and of the gap.
     memory : object
-        What the rule remembers, like momentum.
+        What the rule remembers, like momentum; None before its first step.
     n_dropped : int
         Draws left out so far because log p or its gradient was not finite.
     n_failed : int
@@ -93,7 +93,7 @@ class StochasticState[M]:
     step_size: float
     levels: Windows
     gaps: Windows
-    memory: M
+    memory: M | None = None
     n_dropped: int = 0
     n_failed: int = 0
     first_elbo: float = -np.inf
@@ -111,7 +111,7 @@ class Advance[M](NamedTuple):
     q: GaussianState
     iterate: GaussianState
     step_size: float
-    memory: M
+    memory: M | None = None
 
 
 class Stochastic[M](StepRule[GaussianState, StochasticState[M]]):
@@ -189,10 +189,6 @@ class Stochastic[M](StepRule[GaussianState, StochasticState[M]]):
     # --- what a subclass says -------------------------------------------------------------------------------------
 
     @abc.abstractmethod
-    def _remember(self, q: GaussianState) -> M:
-        """Return what the rule remembers before the first iteration."""
-
-    @abc.abstractmethod
     def _advance(self, state: StochasticState[M], moments: Moments) -> Advance[M] | None:
         """Return where one step leads; None where no step is valid. ``state.t`` counts the iteration, from 1."""
 
@@ -218,7 +214,6 @@ class Stochastic[M](StepRule[GaussianState, StochasticState[M]]):
             step_size=self._rate(0),
             levels=Windows(self._window),
             gaps=Windows(_GAP_WINDOW),
-            memory=self._remember(q),
         )
 
     def step(self, state: StochasticState[M]) -> StochasticState[M]:

@@ -4,16 +4,13 @@ With the natural-parameter update, exact Hessians and one antithetic pair, a ste
 for a Gaussian posterior.
 """
 
-from pymc_ngvi.core.types import GaussianState, Moments
+from pymc_ngvi.core.types import Moments
 from pymc_ngvi.steps.stochastic.base import Advance, Stochastic, StochasticState
 
 
 class Constant(Stochastic[None]):
     """Apply the update with a constant step size, .1 by default; options as for `Stochastic`."""
 
-    def _remember(self, q: GaussianState) -> None:
-        pass
-
     def _advance(self, state: StochasticState[None], moments: Moments) -> Advance[None] | None:
         found = self._updated(state.iterate, moments, self._rate(state.t - 1))
-        return None if found is None else Advance(found[0], *found, None)
+        return None if found is None else Advance(found[0], *found)

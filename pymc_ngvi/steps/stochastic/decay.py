@@ -62,11 +62,8 @@ class Decay(Stochastic[Steps]):
     def _rate(self, t: int) -> float:
         return 2.0 / (2.0 + t)
 
-    def _remember(self, q: GaussianState) -> Steps:
-        return Steps(0, q)
-
     def _advance(self, state: StochasticState[Steps], moments: Moments) -> Advance[Steps] | None:
-        n_steps = state.memory.n_steps  # valid ones: the first of them forgets the start
+        n_steps = _memory(state).n_steps  # valid ones: the first of them forgets the start
         found = self._updated(state.iterate, moments, self._rate(n_steps))
         if found is None:
             return None
@@ -75,7 +72,7 @@ class Decay(Stochastic[Steps]):
     def _averaged(
         self, state: StochasticState[Steps], iterate: GaussianState, step_size: float
     ) -> Advance[Steps] | None:
-        memory = state.memory
+        memory = _memory(state)
         weight = self._rate(memory.n_steps)
         try:
             average = iterate if weight == 1.0 else state.q.merged(iterate, weight)
@@ -101,8 +98,9 @@ class Decay(Stochastic[Steps]):
 
         if accepts(self._estimator.evaluate(self._target, advance.iterate, base)):
             return advance
-        if state.memory.start is not None:
-            pilot = pilot_fit(self._target, self._update, state.memory.start, self._seed)
+        start = _memory(state).start
+        if start is not None:
+            pilot = pilot_fit(self._target, self._update, start, self._seed)
             if pilot is not None:
                 return Advance(pilot.q, pilot.q, advance.step_size, Steps(pilot.n_batches))
         found = search(
@@ -114,3 +112,7 @@ class Decay(Stochastic[Steps]):
             first=0.5 * advance.step_size,
         )
         return None if isinstance(found, Failure) else self._averaged(state, found.q, found.size)
+
+
+def _memory(state: StochasticState[Steps]) -> Steps:
+    return state.memory or Steps(0, state.q)

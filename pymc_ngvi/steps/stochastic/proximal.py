@@ -11,7 +11,7 @@ References
 
 from typing import ClassVar
 
-from pymc_ngvi.core.types import GaussianState, Moments
+from pymc_ngvi.core.types import Moments
 from pymc_ngvi.steps.stochastic.base import Advance, Stochastic, StochasticState
 
 
@@ -24,10 +24,7 @@ class Proximal(Stochastic[None]):
     takes: ClassVar[frozenset[str]] = Stochastic.takes | {"step_decay"}
     default_step_size: ClassVar[float] = 0.25
 
-    def _remember(self, q: GaussianState) -> None:
-        pass
-
     def _advance(self, state: StochasticState[None], moments: Moments) -> Advance[None] | None:
         beta = self._rate(state.t - 1)
         found = self._updated(state.iterate, moments, beta / (1.0 + beta))
-        return None if found is None else Advance(found[0], *found, None)
+        return None if found is None else Advance(found[0], *found)

@@ -12,7 +12,7 @@ from pymc_ngvi.steps.stochastic.coordinates import Coordinates
 _FIRST_LENGTH = 0.1
 
 
-class SGD(Coordinates[float | None]):
+class SGD(Coordinates[float]):
     """Plain gradient steps; options as for `Stochastic`.
 
     ``step_size`` is in the units of the coordinates; by default the first step is as long as a tenth of the
@@ -22,12 +22,7 @@ class SGD(Coordinates[float | None]):
 
     takes: ClassVar[frozenset[str]] = Stochastic.takes | {"step_decay"}
 
-    def _remember(self, q: GaussianState) -> None:
-        pass
-
-    def _follow(
-        self, state: StochasticState[float | None], direction: Parameters, moments: Moments
-    ) -> Advance[float | None] | None:
+    def _follow(self, state: StochasticState[float], direction: Parameters, moments: Moments) -> Advance[float] | None:
         iterate = state.iterate
         first = state.memory or self._step_size or self._first_rate(iterate, direction)
         rate = self._decayed(first, state.t - 1)

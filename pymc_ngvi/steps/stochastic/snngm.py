@@ -33,9 +33,6 @@ class SNNGM(Coordinates[Parameters]):
 
     default_path_draws: ClassVar[int | None] = 1
 
-    def _remember(self, q: GaussianState) -> Parameters:
-        return zeros_like(q)
-
     def _follow(
         self, state: StochasticState[Parameters], direction: Parameters, moments: Moments
     ) -> Advance[Parameters] | None:
@@ -44,7 +41,8 @@ class SNNGM(Coordinates[Parameters]):
         if not np.isfinite(norm):
             return None
         part = (1.0 - _MOMENTUM) / norm if norm > 0.0 else 0.0  # at the very optimum, path gradients are 0
-        momentum = Parameters(*(_averaged(m, d, part) for m, d in zip(state.memory, direction, strict=True)))
+        before = state.memory or zeros_like(iterate)
+        momentum = Parameters(*(_averaged(m, d, part) for m, d in zip(before, direction, strict=True)))
         length = self._step_size or _LENGTH * np.sqrt(iterate.n_params)
         scale = length / (1.0 - _MOMENTUM**state.t)
         return self._moved(
