@@ -101,6 +101,25 @@ def _compiled_once():
 
 
 @pytest.fixture(autouse=True, scope="session")
+def once():
+    """Simplify and compile equal graphs once."""
+    from once import Once  # after what has to be set before PyTensor and Matplotlib are imported
+
+    with pytest.MonkeyPatch.context() as patch:
+        made = Once()
+        made.install(patch)
+        yield made
+
+
+@pytest.fixture
+def _anew(once):
+    """Simplify and compile every graph; for tests of that."""
+    once.is_active = False
+    yield
+    once.is_active = True
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _rewrite_errors_raise():
     """Make a failing PyTensor rewrite an error instead of a line in the log; do not record where nodes are made."""
     with pytensor.config.change_flags(on_opt_error="raise", traceback__limit=0):

@@ -15,6 +15,8 @@ from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.graphs import graph, large
 from pymc_ngvi.model.graphs.backends import quick_mode
 
+pytestmark = pytest.mark.usefixtures("_anew")
+
 Y = np.array([0.3, 1.1, 1.9, 2.2, 3.4, 3.9, 4.2, 5.8, 6.1, 6.3, 7.7, 8.2, 8.4])
 
 

@@ -18,7 +18,7 @@ from pymc_ngvi.model.second_order import SecondOrder
 
 def python_mode():
     # Fused Elemwise can't run in Python; fusion changes speed only.
-    return Mode("py", "fast_run").excluding("fusion")
+    return Mode("py", "fast_run").excluding("fusion", "inplace")
 
 
 def pymc_logp_dlogp(model):
@@ -342,6 +342,7 @@ ASKED = {
 }
 
 
+@pytest.mark.usefixtures("_anew")
 @pytest.mark.parametrize("make", [crossed, few_dims])
 def test_bits_do_not_depend_on_what_was_asked_before(make):
     """Graphs share nodes, and functions could serve for one another: none of it may show."""

@@ -441,7 +441,7 @@ def test_groups_alone():
 class Derivative(Op):
     """The derivative of sin of some order; of the last one there is no derivative."""
 
-    __props__ = ("order",)
+    __props__ = ("order", "last")
 
     def __init__(self, order, last):
         self.order, self.last = order, last

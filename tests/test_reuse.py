@@ -15,6 +15,8 @@ import pymc_ngvi
 
 from pymc_ngvi.model import CannotReuse, LogDensity
 
+pytestmark = pytest.mark.usefixtures("_anew")
+
 N_GROUPS, N_OBS = 50, 150
 _RNG = np.random.default_rng(3)
 GROUP = np.concatenate([np.arange(N_GROUPS), _RNG.integers(N_GROUPS, size=N_OBS - N_GROUPS)])

@@ -21,6 +21,8 @@ from test_quick_mode import python_reference
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.graphs import graph, rewrites
 
+pytestmark = pytest.mark.usefixtures("_anew")
+
 N = 300
 SIGMA = 0.5
 
