@@ -135,7 +135,7 @@ def test_full_steps_near_a_gaussian_optimum_square_the_error(choice):
         assert new < 2.0 * old**2 + 1e-20
 
 
-@for_seeds(1, 2, 3, 4, others=(1, 2))
+@for_seeds(1, 2, 3, others=(1,))
 @pytest.mark.parametrize("make", [logistic, poisson, correlated])
 def test_converges_to_within_the_tolerance_and_says_so_truly(choice, seed, make):
     """Gaps may be off by a factor of 3; below .02 nats nobody cares."""

@@ -103,7 +103,7 @@ def attempt(update, state, moments, step):
 
 
 @each_pair
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(data=st.data(), seed=seeds, scale=st.floats(-4.0, 4.0), push=size(1e-6, 1e6))
 def test_any_symmetric_curvature_gives_a_valid_state_or_none(family, update, data, seed, scale, push):
     rng = np.random.default_rng(seed)
@@ -114,7 +114,7 @@ def test_any_symmetric_curvature_gives_a_valid_state_or_none(family, update, dat
 
 
 @always_valid
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(data=st.data(), seed=seeds)
 def test_updates_of_the_precision_need_no_shorter_step(family, update, data, seed):
     """For whitened curvatures up to 1e8; the plain natural-parameter step only where the precision stays positive.
@@ -142,7 +142,7 @@ def test_updates_of_the_precision_need_no_shorter_step(family, update, data, see
 
 @each_pair
 @pytest.mark.parametrize("estimator", ["stein", "pathwise"])
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(data=st.data(), seed=seeds, n_draws=st.sampled_from([1, 1, 2]), stl=st.booleans())
 def test_noise_of_a_single_draw_gives_a_valid_state_or_none(family, update, estimator, data, seed, n_draws, stl):
     """Outer products of rank 1, at a state that may be far from the posterior."""
@@ -153,7 +153,7 @@ def test_noise_of_a_single_draw_gives_a_valid_state_or_none(family, update, esti
 
 
 @each_pair
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(data=st.data(), seed=seeds, where=st.integers(0, N_DIM - 1), bad=st.sampled_from([np.nan, np.inf, -np.inf]))
 def test_moments_that_are_not_finite_give_none(family, update, data, seed, where, bad):
     """One entry of the curvature on the diagonal, two beside it, or one of the gradient."""
