@@ -32,7 +32,7 @@ def pymc_values(model, density, theta):
         function = pymc_compile(
             model.value_vars,
             model.replace_rvs_by_values(model.unobserved_value_vars),
-            mode=Mode("py", "fast_run").excluding("fusion", "inplace"),
+            mode=Mode("py", "fast_compile"),
             on_unused_input="ignore",
         )
         rows = [function(*density.layout.unflatten(row).values()) for row in theta]

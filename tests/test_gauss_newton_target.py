@@ -218,7 +218,7 @@ def test_equals_differences_of_pymc(name):
     model = OTHERS[name]()
     density = LogDensity(model, "quick")
     with model, without_c():
-        mode = Mode("py", "fast_run").excluding("fusion", "inplace")
+        mode = Mode("py", "fast_compile")
         rows = pt.concatenate([row.ravel() for row in model.logp(vars=model.observed_RVs, sum=False)])
         function = pymc_compile(
             model.value_vars, [rows, model.logp(vars=model.free_RVs)], mode=mode, on_unused_input="ignore"

@@ -11,14 +11,17 @@ import pytest
 
 from pymc.pytensorf import compile as pymc_compile
 from pytensor.compile.mode import Mode
+from pytensor.link.c.basic import CLinker
+from pytensor.link.numba.linker import NumbaLinker
+from test_quick_mode import check_loops
 
 from pymc_ngvi.model import LogDensity, logdensity, without_c
 from pymc_ngvi.model.second_order import SecondOrder
 
 
 def python_mode():
-    # Fused Elemwise can't run in Python; fusion changes speed only.
-    return Mode("py", "fast_run").excluding("fusion", "inplace")
+    # Next to no rewrites: the numbers are those of the graph as PyMC writes it.
+    return Mode("py", "fast_compile")
 
 
 def pymc_logp_dlogp(model):
@@ -38,9 +41,30 @@ def values_of(model, theta):
     return values
 
 
+def _refuse(*args, **kwargs):
+    raise AssertionError("the quick mode should not generate code")
+
+
 @pytest.fixture(scope="module", params=list(models.FEATURES))
-def density(request):
-    return LogDensity(models.FEATURES[request.param](), "quick")
+def density(request, once):
+    """Compiled, initial point and constants included, where generating code is an error."""
+    once.is_active = False
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CLinker, "make_thunk", _refuse)
+        patch.setattr(NumbaLinker, "fgraph_convert", _refuse)
+        density = LogDensity(models.FEATURES[request.param](), "quick")
+        density.logp_grad(density.initial_point()[None])
+        density.hessian(density.initial_point()[None])
+    once.is_active = True
+    return density
+
+
+def test_nothing_runs_element_by_element(density):
+    """Neither in the graph nor in those inside it (Scan, log-sum-exp)."""
+    check_loops(density)
+    theta = models.random_points(density, 2, 1)
+    assert np.isfinite(density.logp_grad(theta)[0]).all()
+    assert np.isfinite(density.hessian(theta)).all()
 
 
 def test_equals_pymc(density):

@@ -19,8 +19,6 @@ from pytensor.compile.inner_function import HasInnerFunction
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Constant
 from pytensor.graph.traversal import ancestors, toposort
-from pytensor.link.c.basic import CLinker
-from pytensor.link.numba.linker import NumbaLinker
 from pytensor.scalar.math import log1mexp, softplus, tri_gamma
 from pytensor.tensor.elemwise import CAReduce, Elemwise
 
@@ -225,23 +223,6 @@ def check_loops(density):
 
 def test_no_python_loops_in_the_likelihoods(pair):
     check_loops(pair[1])
-
-
-def _refuse(*args, **kwargs):
-    raise AssertionError("the quick mode should not generate code")
-
-
-@pytest.mark.usefixtures("_anew")
-@pytest.mark.parametrize("name", list(models.FEATURES))
-def test_no_python_loops_and_nothing_compiled_in_other_models(name, monkeypatch):
-    """Neither the graph nor those inside it (Scan, log-sum-exp), initial points and constants included."""
-    monkeypatch.setattr(CLinker, "make_thunk", _refuse)
-    monkeypatch.setattr(NumbaLinker, "fgraph_convert", _refuse)
-    density = LogDensity(models.FEATURES[name](), "quick")
-    check_loops(density)
-    theta = models.random_points(density, 2, 1)
-    assert np.isfinite(density.logp_grad(theta)[0]).all()
-    assert np.isfinite(density.hessian(theta)).all()
 
 
 class Wobble(ps.UnaryScalarOp):
