@@ -15,8 +15,6 @@ import pymc_ngvi
 
 from pymc_ngvi.model import CannotReuse, LogDensity
 
-pytestmark = pytest.mark.usefixtures("_anew")
-
 N_GROUPS, N_OBS = 50, 150
 _RNG = np.random.default_rng(3)
 GROUP = np.concatenate([np.arange(N_GROUPS), _RNG.integers(N_GROUPS, size=N_OBS - N_GROUPS)])
@@ -25,7 +23,7 @@ FIRST, SECOND = (_RNG.poisson(np.exp(0.3 + 0.5 * X + _RNG.normal(0.0, 0.5, N_GRO
 
 
 @pytest.fixture
-def compilations(monkeypatch):
+def compilations(monkeypatch, _anew):
     """A list with an entry for each function that PyTensor makes."""
     made, original = [], FunctionMaker.__init__
 
