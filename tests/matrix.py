@@ -123,7 +123,7 @@ def as_matrix(state, curvature):
 
 def factor_matrix(state, factor=None):
     """Return what has the form of a factor, by default the factor itself, as a matrix."""
-    factor = state.factor_values if factor is None else factor
+    factor = state.factor if factor is None else factor
     if "precision_cholesky_blocks" in state.params():  # of which one packed border stands for a triangle, or for both
         return state.structure.dense(factor, triangular=True)
     return as_matrix(state, factor)

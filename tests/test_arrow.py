@@ -196,15 +196,19 @@ def test_factors_are_closed_under_products_and_quotients(structure, name, rng, o
 
 @two_seeds
 @each_structure
-def test_gram_and_variances_of_a_factor(structure, name, rng):
+def test_gram_and_standard_deviations_of_a_factor(structure, name, rng):
     lower = random_lower(rng, structure, LABELS[name])
     factor, product = packed(structure, lower), lower @ lower.T
     gram = dense(structure, structure.unpack(structure.gram(factor)), triangular=False)
     mask = ordered_mask(structure, LABELS[name])
     np.testing.assert_allclose(gram, product * mask, rtol=1e-10, atol=1e-11)
     for sign, matrix in ((1, product), (-1, np.linalg.inv(product))):
-        variances = structure.variances(factor, sign)
-        np.testing.assert_allclose(variances[structure.order], np.diag(matrix), rtol=1e-8)
+        sd = structure.sd(factor, sign)
+        np.testing.assert_allclose(sd[structure.order] ** 2, np.diag(matrix), rtol=1e-8)
+        vectors = rng.standard_normal((3, structure.n_dim))
+        ordered = vectors[:, structure.order]
+        expected = np.sum(ordered * np.linalg.solve(matrix, ordered.T).T, axis=1)
+        np.testing.assert_allclose(structure.squares(factor, sign, vectors), expected, rtol=1e-6)
 
 
 @two_seeds

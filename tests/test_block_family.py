@@ -417,7 +417,7 @@ def test_one_block_is_the_full_family(rng, update):
         rtol=1e-12,
         atol=1e-13,
     )
-    assert (state.n_params, state.factor_values.size) == (full.n_params, 36)
+    assert (state.n_params, state.factor.size) == (full.n_params, 36)
 
 
 @two_seeds

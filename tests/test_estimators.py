@@ -338,7 +338,7 @@ def test_reparam_is_what_automatic_differentiation_through_the_factor_gives(seed
     target, rng = logistic(), np.random.default_rng(seed)
     state = off_optimum(target, "full", seed)
     base = plain_draws(n_draws, target.n_dim, rng)
-    c, derivative = state.factor_values, np.zeros((target.n_dim, target.n_dim))
+    c, derivative = state.factor, np.zeros((target.n_dim, target.n_dim))
     for z, grad in zip(base.z, target._grad(state.draws(base.z)), strict=True):
         p = half_triangle(c.T @ np.tril(np.outer(grad, z)))
         one = 0.5 * np.linalg.solve(c.T, p + p.T) @ np.linalg.inv(c)

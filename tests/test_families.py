@@ -248,19 +248,19 @@ def test_products_are_gradients_of_the_elbo(state, family, rng):
     gradient = state.factor_sign * state.inverse_transpose_times(error)
     direction = restrict(family, np.tril(rng.standard_normal((N_DIM, N_DIM))))
     # In the form of a factor: the difference of two states.
-    entries = state.factor_values
+    entries = state.factor
     steps = [pack_lower(state, 1e-6 * sign * direction) for sign in (1.0, -1.0)]
     up, down = (state.plus(np.zeros(N_DIM), step) for step in steps)
     slope = (target.elbo(up.mean(), up.cov()) - target.elbo(down.mean(), down.cov())) / 2e-6
     np.testing.assert_allclose(np.vdot(gradient, steps[0]) / 1e-6, slope, rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(entries, state.factor_values)
+    np.testing.assert_array_equal(entries, state.factor)
 
 
 def pack_lower(state, matrix):
     """Return a lower-triangular matrix in the form of a factor."""
-    if state.factor_values.ndim == 2:
+    if state.factor.ndim == 2:
         return matrix
-    if state.factor_values.shape == (N_DIM,):
+    if state.factor.shape == (N_DIM,):
         return np.diag(matrix).copy()
     order = factor_matrix(state, np.arange(1, state.structure.n_entries + 1))
     values = np.zeros(state.structure.n_entries)
@@ -281,13 +281,13 @@ def test_plus_adds_to_mean_and_factor_and_keeps_the_diagonal_positive(state, rng
     columns[2] = 0.5
     new = state.plus(step, state.scaled_columns(columns - 1.0))
     np.testing.assert_array_equal(new.location, state.location + step)
-    np.testing.assert_allclose(new.factor_values, state.scaled_columns(columns), rtol=1e-12)
+    np.testing.assert_allclose(new.factor, state.scaled_columns(columns), rtol=1e-12)
     for bad in (0.0, -0.5, np.nan, np.inf):
         columns[2] = bad
         with np.errstate(invalid="ignore"):
-            scaled = state.scaled_columns(columns) - state.factor_values
+            scaled = state.scaled_columns(columns) - state.factor
         assert state.plus(step, scaled) is None, bad
-    assert state.plus(np.full(N_DIM, np.inf), np.zeros_like(state.factor_values)) is None
+    assert state.plus(np.full(N_DIM, np.inf), np.zeros_like(state.factor)) is None
 
 
 @each_family
@@ -303,7 +303,7 @@ def test_a_factor_with_negative_entries_is_of_the_same_gaussian(state, rng):
         np.testing.assert_allclose(same.cov(), state.cov(), rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(same.entropy(), state.entropy(), rtol=1e-12)
     assert (np.diag(factor_matrix(negative)) * columns > 0).all()
-    np.testing.assert_allclose(positive.factor_values, state.factor_values, rtol=1e-12)
+    np.testing.assert_allclose(positive.factor, state.factor, rtol=1e-12)
     assert state.unsigned() is state
     assert state.plus(still, state.scaled_columns(np.where(columns < 0, -1.0, 0.0)), signed=True) is None
 
@@ -312,7 +312,7 @@ def test_a_factor_with_negative_entries_is_of_the_same_gaussian(state, rng):
 def test_division_by_a_precision(state, family, rng):
     root = rng.standard_normal((N_DIM, 2 * N_DIM))
     matrix, grad, c = restrict(family, root @ root.T), rng.standard_normal(N_DIM), whitener(state)
-    before = state.factor_values.copy()
+    before = state.factor.copy()
     new, displacement = state.precision_scaled_by(packed(state, matrix), grad)
     np.testing.assert_allclose(new.cov(), c @ np.linalg.solve(matrix, c.T), rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(displacement, c @ np.linalg.solve(matrix, grad), rtol=1e-6, atol=1e-8)
@@ -320,7 +320,7 @@ def test_division_by_a_precision(state, family, rng):
     factor = factor_matrix(new)
     np.testing.assert_array_equal(factor, np.tril(factor))
     assert (np.diag(factor) > 0.0).all()
-    np.testing.assert_array_equal(state.factor_values, before)
+    np.testing.assert_array_equal(state.factor, before)
     assert state.precision_scaled_by(packed(state, -matrix), grad) is None
     one_lost = restrict(family, np.diag([1.0, 1.0, 1.0, 1.0, -1e-3]))
     assert state.precision_scaled_by(packed(state, one_lost), grad) is None

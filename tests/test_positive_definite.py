@@ -234,8 +234,8 @@ def test_values_too_far_apart_for_rounding_give_none(family, labels):
 def test_a_factor_that_cancels_to_rounding_is_no_state(family, signed, part, rng):
     """Be what is left positive or negative: which of the two depends on the processor."""
     state = random_state(family, 4, rng)
-    assert state.plus(np.zeros(4), -part * state.factor_values, signed=signed) is None
-    assert state.plus(np.zeros(4), -0.999 * state.factor_values, signed=signed) is not None
+    assert state.plus(np.zeros(4), -part * state.factor, signed=signed) is None
+    assert state.plus(np.zeros(4), -0.999 * state.factor, signed=signed) is not None
 
 
 @pytest.mark.parametrize("family", ["full", "block"])
@@ -248,15 +248,15 @@ def test_two_gaussians_whose_covariance_is_singular_to_rounding_are_not_merged(f
         narrow.merged(narrow, 0.5)
     factor[1, 1] = 1e-10
     narrow = replace(state, factor=factor if family == "full" else factor.ravel())
-    np.testing.assert_allclose(narrow.merged(narrow, 0.5).factor_values, narrow.factor, rtol=1e-4)
+    np.testing.assert_allclose(narrow.merged(narrow, 0.5).factor, narrow.factor, rtol=1e-4)
 
 
 @each_family
 def test_a_factor_that_numbers_can_not_hold_is_no_state(family):
     """Halving a step needs to be told; a standard deviation of 0 would end the fit with an error."""
     state = family_object(family, 4).from_scale(np.zeros(4), np.full(4, 1e-300))
-    assert state.plus(np.zeros(4), -state.factor_values) is None
-    huge = state.add_to_diagonal(np.zeros_like(state.factor_values), 1e60)
+    assert state.plus(np.zeros(4), -state.factor) is None
+    huge = state.add_to_diagonal(np.zeros_like(state.factor), 1e60)
     assert state.precision_scaled_by(huge, np.ones(4)) is None
     tiny = family_object(family, 4).from_scale(np.zeros(4), np.full(4, 1.0))
     assert tiny.precision_scaled_by(huge, np.ones(4)) is not None

@@ -494,7 +494,7 @@ def sparse_state(structure, seed=0):
     state = SparseFamily(structure).from_scale(
         0.3 * rng.standard_normal(structure.n_dim), np.full(structure.n_dim, 0.5)
     )
-    factor = state.factor_values + 0.2 * rng.standard_normal(len(state.factor_values))
+    factor = state.factor + 0.2 * rng.standard_normal(len(state.factor))
     parts = structure.unpack(factor)
     for block in [*parts.blocks, parts.corner[None]]:
         block[:] = np.tril(block)

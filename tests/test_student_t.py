@@ -181,7 +181,7 @@ def test_families_start_with_the_standard_deviations_given(gaussian):
     np.testing.assert_allclose(q.sd(), scale, rtol=1e-12)
     np.testing.assert_array_equal(q.mean(), location)
     assert q.degrees_of_freedom == pytest.approx(5.0)
-    np.testing.assert_allclose(StudentTState.from_scale(location, scale).sd(), scale, rtol=1e-12)
+    np.testing.assert_allclose(StudentTFamily().from_scale(location, scale).sd(), scale, rtol=1e-12)
     assert StudentTFamily(gaussian).memory_bytes(50) == gaussian.memory_bytes(50)
 
 
@@ -707,7 +707,7 @@ def test_the_same_seed_gives_the_same_fit_and_another_one_another(estimator):
 def test_a_fit_goes_on_as_if_it_had_not_stopped(estimator):
     target = student_t(3).fresh()
     rule = ScaleMixture(target, natural, estimator, seed=1)
-    begun = loop.start(rule, StudentTState.from_scale(np.zeros(3), np.ones(3)))
+    begun = loop.start(rule, StudentTFamily().from_scale(np.zeros(3), np.ones(3)))
     whole = loop.run(rule, begun, 300, lambda s: None)
     halfway = loop.run(rule, begun, whole.n_iterations // 2, lambda s: None)
     assert halfway.status is Status.MAX_ITERATIONS
@@ -754,7 +754,7 @@ def test_tails_are_looked_at_even_if_the_start_is_the_best_gaussian():
 
 @pytest.mark.parametrize(("n_dim", "n_draws"), [(1, 64), (20, 128)])
 def test_first_sets_from_gradients_alone_have_four_draws_for_each_dimension(n_dim, n_draws):
-    start = StudentTState.from_scale(np.zeros(n_dim), np.ones(n_dim))
+    start = StudentTFamily().from_scale(np.zeros(n_dim), np.ones(n_dim))
     for estimator, expected in ((stein, n_draws), (price, 8)):
         rule = ScaleMixture(student_t(n_dim), natural, estimator, seed=1)
         assert len(rule.first_evaluation(start).theta) == expected
@@ -765,7 +765,7 @@ def test_a_t_that_does_worse_than_the_gaussian_it_began_from_is_given_up(estimat
     """Under a t, the expectation of exp is infinite: a few draws far out leave no way down from heavy tails."""
     target = Walled(poisson(), 15.0).fresh()  # and some of them are lost
     rule = ScaleMixture(target, natural, estimator, seed=2)
-    good = StudentTState.from_scale(np.array([0.0, 0.0, 0.0, 0.0]), np.full(4, 0.2))
+    good = StudentTFamily().from_scale(np.array([0.0, 0.0, 0.0, 0.0]), np.full(4, 0.2))
     begun = rule.init(StudentTFamily(FullState, 1.2).from_scale(np.zeros(4), np.full(4, 3.0)))
     assert begun.n_dropped > 0
     begun = replace(begun, origin=good, origin_elbo=rule.first_evaluation(good).elbo)

@@ -43,6 +43,12 @@ def half_triangle(matrix: Array) -> Array:
     return lower
 
 
+def lower_triangle(matrix: Array) -> Array:
+    """Return the lower triangle of a square matrix; all entries should be finite."""
+    lower: Array = matrix * _lower_weights(len(matrix), 1.0)
+    return lower
+
+
 def strict_triangle(matrix: Array) -> Array:
     """Return what is below the diagonal of a square matrix; all entries should be finite."""
     lower: Array = matrix * _lower_weights(len(matrix), 0.0)
@@ -117,12 +123,6 @@ def cholesky_of_product(root: Array) -> Array | None:
     with np.errstate(all="ignore"):  # a row of zeros: NaN, which is not larger
         scaled = lower / np.abs(lower).max(axis=1, keepdims=True)
     return lower if least_singular_value(scaled) > ROUNDING else None
-
-
-def reverse_cholesky_of_product(root: Array) -> Array | None:
-    """Return the upper U with ``root root^T = U U^T``, as `cholesky_of_product`."""
-    factor = cholesky_of_product(root[::-1])
-    return None if factor is None else np.ascontiguousarray(factor[::-1, ::-1])
 
 
 def keeps_its_sign(before: Array, step: Array, *, signed: bool = False) -> bool:

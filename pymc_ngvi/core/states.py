@@ -83,7 +83,7 @@ class GaussianState(FittedState, Whitener, Protocol):
         """Numbers that define the state: those of the mean and of the factor."""
 
     @property
-    def factor_values(self) -> Array:
+    def factor(self) -> Array:
         """The factor, in the form of the family."""
 
     def entropy(self) -> float:

@@ -20,7 +20,7 @@ from pymc_ngvi.families.family import (
     ModelForm,
     Traits,
 )
-from pymc_ngvi.families.gaussian import Gaussian, StructuredFamily
+from pymc_ngvi.families.gaussian import Gaussian, GaussianFamily
 from pymc_ngvi.families.matrices.blocks import BlockStructure
 
 __all__ = ["BlockFamily", "BlockState", "BlockStructure"]
@@ -45,9 +45,9 @@ class BlockState(Gaussian[BlockStructure]):
     exact_metric = False
 
 
-@stored("family.block")
+@stored("family.block", content=("structure",))
 @dataclass(frozen=True)
-class BlockFamily(StructuredFamily):
+class BlockFamily(GaussianFamily[BlockState]):
     """The Gaussians whose covariance has these blocks.
 
     Parameters
@@ -56,8 +56,8 @@ class BlockFamily(StructuredFamily):
     """
 
     structure: BlockStructure
+    state: type[BlockState] = BlockState
 
-    state: ClassVar = BlockState
     traits: ClassVar = Traits(
         name="block",
         also_called="blockdiagonal blocks",

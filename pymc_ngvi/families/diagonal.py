@@ -5,8 +5,8 @@ from typing import ClassVar, Self
 
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.families.family import NO_OTHER_FACTOR, OF_COVARIANCE, Family, FamilyOptions, ModelForm, Product, Traits
-from pymc_ngvi.families.gaussian import Unstructured
+from pymc_ngvi.families.family import NO_OTHER_FACTOR, OF_COVARIANCE, FamilyOptions, ModelForm, Product, Traits
+from pymc_ngvi.families.gaussian import GaussianFamily, Unstructured
 from pymc_ngvi.families.matrices.diagonal import Diagonal
 
 
@@ -36,8 +36,11 @@ class DiagonalState(Unstructured[Diagonal]):
 
 
 @dataclass(frozen=True)
-class DiagonalFamily(Family[DiagonalState]):
+class DiagonalFamily(GaussianFamily[DiagonalState]):
     """The Gaussians with independent coordinates."""
+
+    state: type[DiagonalState] = DiagonalState
+    structure: Diagonal = DiagonalState.structure
 
     traits: ClassVar = Traits(
         name="diagonal",
@@ -52,11 +55,3 @@ class DiagonalFamily(Family[DiagonalState]):
     def of(cls, model: ModelForm, options: FamilyOptions) -> Self:
         """Return the family, the same for every model."""
         return cls()
-
-    def from_scale(self, location: Array, scale: Array) -> DiagonalState:
-        """Return the state with uncorrelated coordinates of standard deviations ``scale``, (n_dim,)."""
-        return DiagonalState.from_scale(location, scale)
-
-    def memory_bytes(self, n_dim: int) -> int:
-        """Return the memory that a fit takes beyond the model's own."""
-        return DiagonalState.memory_bytes(n_dim)

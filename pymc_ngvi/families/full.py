@@ -4,9 +4,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array
-from pymc_ngvi.families.family import ALL_GAUSSIAN, NO_GAUSS_NEWTON, Family, FamilyOptions, ModelForm, Traits
-from pymc_ngvi.families.gaussian import Unstructured
+from pymc_ngvi.families.family import ALL_GAUSSIAN, NO_GAUSS_NEWTON, FamilyOptions, ModelForm, Traits
+from pymc_ngvi.families.gaussian import GaussianFamily, Unstructured
 from pymc_ngvi.families.matrices.dense import Dense
 
 
@@ -52,7 +51,7 @@ class FullPrecisionState(Unstructured[Dense]):
 
 
 @dataclass(frozen=True)
-class FullFamily(Family[FullState | FullPrecisionState]):
+class FullFamily(GaussianFamily[FullState | FullPrecisionState]):
     """All Gaussians.
 
     Parameters
@@ -62,6 +61,7 @@ class FullFamily(Family[FullState | FullPrecisionState]):
     """
 
     state: type[FullState] | type[FullPrecisionState] = FullState
+    structure: Dense = FullState.structure
 
     traits: ClassVar = Traits(
         name="full",
@@ -76,11 +76,3 @@ class FullFamily(Family[FullState | FullPrecisionState]):
     def of(cls, model: ModelForm, options: FamilyOptions) -> Self:
         """Return the family with the factor that the options ask for."""
         return cls(FullPrecisionState if options.factor == "precision" else FullState)
-
-    def from_scale(self, location: Array, scale: Array) -> FullState | FullPrecisionState:
-        """Return the state with uncorrelated coordinates of standard deviations ``scale``, (n_dim,)."""
-        return self.state.from_scale(location, scale)
-
-    def memory_bytes(self, n_dim: int) -> int:
-        """Return the memory that a fit takes beyond the model's own: about 56 dense matrices."""
-        return self.state.memory_bytes(n_dim)

@@ -13,7 +13,6 @@ from pymc_ngvi.core.stored import entry_of, with_tag
 from pymc_ngvi.core.types import Array, GaussianState, MeanHessian, Outer
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.families.family import Family
-from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.matrices.structure import LOG_2PI, Structure
 
 #: The tag of the class among the arrays of a Gaussian.
@@ -81,11 +80,6 @@ class Gaussian[S: Structure]:
         return self.n_dim + self.structure.n_lower(self.n_dim)
 
     @property
-    def factor_values(self) -> Array:
-        """The factor, as the structure holds it."""
-        return self.factor
-
-    @property
     def globals_(self) -> NDArray[np.intp] | None:
         """Coordinates of global parameters; None where the structure does not tell them apart."""
         return None
@@ -99,9 +93,8 @@ class Gaussian[S: Structure]:
 
     def log_density(self, theta: Array) -> Array:
         """Return log q at the rows of ``theta``."""
-        z = self._standardised(theta - self.location)
-        result: Array = -0.5 * np.sum(z * z, axis=-1) - self._log_det() - 0.5 * self.n_dim * LOG_2PI
-        return result
+        squares = self.structure.squares(self.factor, self.factor_sign, theta - self.location)
+        return -0.5 * squares - self._log_det() - 0.5 * self.n_dim * LOG_2PI
 
     def entropy(self) -> float:
         """Return -E_q[log q]."""
@@ -113,8 +106,7 @@ class Gaussian[S: Structure]:
 
     def sd(self) -> Array:
         """Return the standard deviations."""
-        result: Array = np.sqrt(self.structure.variances(self.factor, self.factor_sign))
-        return result
+        return self.structure.sd(self.factor, self.factor_sign)
 
     def cov(self) -> Array:
         """Return the covariance, dense."""
@@ -144,10 +136,6 @@ class Gaussian[S: Structure]:
         """Return C^-T times each whitened gradient."""
         return self._whitener(grad, inverse=True, transposed=True)
 
-    def _standardised(self, apart: Array) -> Array:
-        """Return C^-1 times each difference to the mean."""
-        return self._whitener(apart, inverse=True)
-
     def _whitener(self, vectors: Array, *, inverse: bool = False, transposed: bool = False) -> Array:
         """Return C times vectors, or its inverse, transpose or inverse transpose."""
         of_covariance = self.factor_sign > 0
@@ -169,11 +157,14 @@ class Gaussian[S: Structure]:
         result: Array = curvature.reshape(-1)[self.structure.on_diagonal(curvature)]
         return result
 
-    def add_to_diagonal(self, curvature: Array, value: float | Array) -> Array:
-        """Return A + value * I, or the sum with a diagonal matrix."""
-        result = curvature.copy()
-        result.reshape(-1)[self.structure.on_diagonal(curvature)] += value
-        return result
+    def add_to_diagonal(self, curvature: Array, value: float) -> Array:
+        """Return A + value * I."""
+        return self._plus_diagonal(curvature.copy(), value)
+
+    def _plus_diagonal(self, matrix: Array, value: float | Array) -> Array:
+        """Add to a matrix in place."""
+        matrix.reshape(-1)[self.structure.on_diagonal(matrix)] += value
+        return matrix
 
     def flat(self, curvature: Array) -> Array:
         """Return a vector whose inner products are those of the matrices."""
@@ -194,7 +185,7 @@ class Gaussian[S: Structure]:
     def outer_mean(self, outer: Outer) -> Array:
         """Return the symmetric matrix with the lower triangle of ``outer``."""
         mean = self.structure.mirrored(self.structure.outer(outer.left, outer.right))
-        return self.add_to_diagonal(mean, outer.diagonal) if outer.diagonal else mean
+        return self._plus_diagonal(mean, outer.diagonal)
 
     def outer_diagonal(self, outer: Outer) -> Array:
         """Return the diagonal of the mean of outer products."""
@@ -244,7 +235,7 @@ class Gaussian[S: Structure]:
             return self.structure.lower_solve(self.factor, error)
         solved = self.structure.solve(self.factor, error.left, transposed=True)
         lower = self.structure.lower(self.structure.outer(solved, error.right))
-        return self.add_to_diagonal(lower, error.diagonal / self.curvature_diagonal(self.factor))
+        return self._plus_diagonal(lower, error.diagonal / self.curvature_diagonal(self.factor))
 
     def scaled_columns(self, scale: Array) -> Array:
         """Return the factor with each column multiplied."""
@@ -278,14 +269,14 @@ class Gaussian[S: Structure]:
     def divergence(self, other: Self) -> float:
         """Return KL(self || other), nats; inf beyond what numbers can hold."""
         with np.errstate(over="ignore", invalid="ignore"):
-            apart = other._standardised(self.location - other.location)
-            square = float(np.sum(self._relative(other) ** 2)) + float(apart @ apart)
+            apart = self.structure.squares(other.factor, other.factor_sign, (self.location - other.location)[None])
+            square = float(np.sum(self._relative(other) ** 2)) + float(apart[0])
             value = 0.5 * (square - self.n_dim) + other._log_det() - self._log_det()
         return value if np.isfinite(value) else np.inf
 
     def precision_product(self, vectors: Array) -> Array:
         """Return the precision times each vector, (n_vectors, n_dim)."""
-        return self.dewhiten(self._standardised(vectors))
+        return self.dewhiten(self._whitener(vectors, inverse=True))
 
     def whitened_precision(self, other: Self) -> Array:
         """Return C^T S C for the precision S of another state."""
@@ -346,23 +337,16 @@ class Unstructured[S: Structure](Gaussian[S]):
         return int(cls.form().memory_bytes(n_dim))
 
 
-@dataclass(frozen=True)
-class StructuredFamily(Family):
-    """The Gaussians of one structure, which a model gives.
+class GaussianFamily[Q: Gaussian[Any]](Family[Q]):
+    """The Gaussians of one class and structure."""
 
-    Parameters
-    ----------
-    structure : ArrowStructure
-    """
+    state: type[Q]
+    structure: Any
 
-    structure: ArrowStructure
-
-    state: ClassVar[type[Gaussian[Any]]]
-
-    def from_scale(self, location: Array, scale: Array) -> Any:
+    def from_scale(self, location: Array, scale: Array) -> Q:
         """Return the state with uncorrelated coordinates of standard deviations ``scale``, (n_dim,)."""
         return self.state.of_scale(self.structure, location, scale)
 
     def memory_bytes(self, n_dim: int) -> int:
-        """Return the memory that a fit takes beyond the model's own, at its peak: about 56 packed factors."""
-        return self.structure.memory_bytes(n_dim)
+        """Return the memory that a fit takes beyond the model's own, at its peak."""
+        return int(self.structure.memory_bytes(n_dim))

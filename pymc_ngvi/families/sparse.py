@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.families.family import NO_GAUSS_NEWTON, OF_PRECISION, FamilyOptions, ModelForm, Refusal, Traits
-from pymc_ngvi.families.gaussian import Gaussian, StructuredFamily
+from pymc_ngvi.families.gaussian import Gaussian, GaussianFamily
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.matrices.packing import Parts
 
@@ -58,9 +58,9 @@ class SparseState(Gaussian[ArrowStructure]):
         return grad, self.structure.pack(Parts(parts.blocks, np.zeros_like(parts.border), corner))
 
 
-@stored("family.sparse")
+@stored("family.sparse", content=("structure",))
 @dataclass(frozen=True)
-class SparseFamily(StructuredFamily):
+class SparseFamily(GaussianFamily[SparseState]):
     """The Gaussians whose precision is an arrow matrix of one structure.
 
     Parameters
@@ -69,8 +69,8 @@ class SparseFamily(StructuredFamily):
     """
 
     structure: ArrowStructure
+    state: type[SparseState] = SparseState
 
-    state: ClassVar = SparseState
     traits: ClassVar = Traits(
         name="sparse",
         also_called="sparseprecision structured hierarchical",

@@ -32,12 +32,6 @@ START_SHAPE = MOST_SHAPE
 _LOG_SHAPE = "log_shape"
 
 
-def _scale_of(sd: Array, shape: float) -> Array:
-    """Return the scale parameters that give standard deviations."""
-    result: Array = np.sqrt((shape - 1.0) / shape) * np.asarray(sd, dtype=np.float64)
-    return result
-
-
 def mixing_variable(shape: float, rate: float, uniforms: Array) -> Array:
     """Return the quantiles of InvGamma(shape, rate) at ``uniforms``, an array of numbers from 0 (included) to 1."""
     result: Array = rate / gammainccinv(shape, uniforms)
@@ -71,16 +65,6 @@ class StudentTState:
 
     n_uniform = 1
     globals_ = None
-
-    @classmethod
-    def from_scale(cls, location: Array, scale: Array) -> Self:
-        """Return the state with uncorrelated coordinates of standard deviations ``scale``, as good as a Gaussian."""
-        return cls(FullState.from_scale(location, _scale_of(scale, START_SHAPE)), float(np.log(START_SHAPE)))
-
-    @staticmethod
-    def memory_bytes(n_dim: int) -> int:
-        """Return the memory that a fit takes beyond the model's own: that of the Gaussian."""
-        return FullState.memory_bytes(n_dim)
 
     @property
     def n_dim(self) -> int:
@@ -244,7 +228,7 @@ class StudentTFamily(Family[StudentTState]):
 
     def from_scale(self, location: Array, scale: Array) -> StudentTState:
         """Return the state with uncorrelated coordinates of standard deviations ``scale``."""
-        scale = _scale_of(scale, self.shape)
+        scale = np.sqrt((self.shape - 1.0) / self.shape) * np.asarray(scale, dtype=np.float64)
         return StudentTState(self.gaussian.from_scale(location, scale), float(np.log(self.shape)))
 
     def memory_bytes(self, n_dim: int) -> int:

@@ -12,7 +12,7 @@ References
 .. [1] S. L. Lauritzen (1996). Graphical Models. Oxford University Press, section 5.3.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Self
 
@@ -92,33 +92,39 @@ class ArrowStructure(Packing, Structure):
 
     def times(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
         """Return the factor, or its transpose, times each vector."""
+        return self.join(*self._times(factor, vectors, transposed), vectors.shape[:-1])
+
+    def _times(self, factor: Array, vectors: Array, transposed: bool) -> tuple[Array, Array]:
         t, (local, border) = self.unpack(factor), self.split(vectors)
-        if transposed:
-            first, last = self._rows("transposed times", t.blocks, local), t.corner.T @ border
-            first = first + t.border @ border if self.n_border else first
-        else:
-            first, last = self._rows("times", t.blocks, local), t.border.T @ local + t.corner @ border
-        return self.join(first, last, vectors.shape[:-1])
+        if not transposed:
+            return self._rows(stacks.times, t.blocks, local), t.border.T @ local + t.corner @ border
+        first = self._rows(stacks.times, _turned(t.blocks), local)
+        return first + t.border @ border if self.n_border else first, t.corner.T @ border
 
     def solve(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
         """Return the inverse of the factor, or of its transpose, times each vector."""
-        t, (local, border) = self.unpack(factor), self.split(vectors)
-        if transposed:
-            last = _solve_corner(t.corner, border, transpose=True)
-            first = self._rows("transposed solve", t.blocks, local - t.border @ last if self.n_border else local)
-        else:
-            first = self._rows("solve", t.blocks, local)
-            last = _solve_corner(t.corner, border - t.border.T @ first)
-        return self.join(first, last, vectors.shape[:-1])
+        return self.join(*self._solve(factor, vectors, transposed), vectors.shape[:-1])
 
-    def _rows(self, operation: str, blocks: list[Array], rows: Array) -> Array:
-        """Return blocks times rows of local coordinates, (n_local, m), or the solution of a triangular system."""
+    def _solve(self, factor: Array, vectors: Array, transposed: bool) -> tuple[Array, Array]:
+        t, (local, border) = self.unpack(factor), self.split(vectors)
+        if not transposed:
+            first = self._rows(stacks.solve_lower, t.blocks, local)
+            return first, _solve_corner(t.corner, border - t.border.T @ first)
+        last = _solve_corner(t.corner, border, transpose=True)
+        local = local - t.border @ last if self.n_border else local
+        return self._rows(stacks.solve_upper, _turned(t.blocks), local), last
+
+    def squares(self, factor: Array, sign: int, vectors: Array) -> Array:
+        """Return v^T P v for the precision P of each vector, where the factor is of the covariance, or of P."""
+        first, last = (self._solve if sign > 0 else self._times)(factor, vectors, sign < 0)
+        result: Array = np.sum(first**2, axis=0) + np.sum(last**2, axis=0)
+        return result
+
+    def _rows(self, operation: Callable[[Array, Array], Array], blocks: list[Array], rows: Array) -> Array:
+        """Return what an operation makes of blocks and of their rows of local coordinates, (n_local, m)."""
         if not rows.size:
             return rows.copy()
-        parts = [
-            _OPERATIONS[operation](b, r).reshape(-1, rows.shape[1])
-            for b, r in zip(blocks, self.stacked(rows), strict=True)
-        ]
+        parts = [operation(b, r).reshape(-1, rows.shape[1]) for b, r in zip(blocks, self.stacked(rows), strict=True)]
         return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
     # --- factors ---
@@ -126,14 +132,14 @@ class ArrowStructure(Packing, Structure):
     def product(self, left: Array, right: Array) -> Array:
         """Return the product of two factors."""
         a, b = self.unpack(left), self.unpack(right)
-        border = self._rows("transposed times", b.blocks, a.border) + b.border @ a.corner.T
-        return self.pack(Parts(list(map(_times, a.blocks, b.blocks)), border, a.corner @ b.corner))
+        border = self._rows(stacks.times, _turned(b.blocks), a.border) + b.border @ a.corner.T
+        return self.pack(Parts(list(map(stacks.times, a.blocks, b.blocks)), border, a.corner @ b.corner))
 
     def left_quotient(self, left: Array, right: Array) -> Array:
         """Return the inverse of the first factor times the second one."""
         a, b = self.unpack(left), self.unpack(right)
         blocks = [np.tril(stacks.solve_lower(x, y)) for x, y in zip(a.blocks, b.blocks, strict=True)]
-        beside = b.border - self._rows("transposed times", blocks, a.border)
+        beside = b.border - self._rows(stacks.times, _turned(blocks), a.border)
         corner = np.tril(_solve_corner(a.corner, b.corner))
         return self.pack(Parts(blocks, _solve_corner(a.corner, beside.T).T, corner))
 
@@ -141,56 +147,45 @@ class ArrowStructure(Packing, Structure):
         """Return the first factor times the inverse of the second one."""
         a, b = self.unpack(left), self.unpack(right)
         blocks = [
-            np.tril(stacks.transposed(_OPERATIONS["transposed solve"](y, stacks.transposed(x))))
+            np.tril(stacks.transposed(stacks.solve_upper(stacks.transposed(y), stacks.transposed(x))))
             for x, y in zip(a.blocks, b.blocks, strict=True)
         ]
         corner = np.tril(_solve_corner(b.corner, a.corner.T, transpose=True).T)
-        border = self._rows("transposed solve", b.blocks, a.border - b.border @ corner.T)
+        border = self._rows(stacks.solve_upper, _turned(b.blocks), a.border - b.border @ corner.T)
         return self.pack(Parts(blocks, border, corner))
 
     def gram(self, factor: Array, *, transposed: bool = False) -> Array:
         """Return F F^T, or, without a border, F^T F."""
         assert not (transposed and self.n_border)
         t = self.unpack(factor)
-        turned = list(map(stacks.transposed, t.blocks))
-        blocks = list(map(_times, *((turned, t.blocks) if transposed else (t.blocks, turned))))
-        border = self._rows("times", t.blocks, t.border)
+        turned = _turned(t.blocks)
+        blocks = list(map(stacks.times, *((turned, t.blocks) if transposed else (t.blocks, turned))))
+        border = self._rows(stacks.times, t.blocks, t.border)
         return self.pack(Parts(blocks, border, t.border.T @ t.border + t.corner @ t.corner.T))
 
-    def variances(self, factor: Array, sign: int) -> Array:
-        """Return the diagonal of F F^T, or, for sign -1, of its inverse: Takahashi's recursions, block by block."""
+    def sd(self, factor: Array, sign: int) -> Array:
+        """Return the standard deviations; of a precision by Takahashi's recursions, block by block."""
         t = self.unpack(factor)
         if sign > 0:
             local = [np.sum(b**2, axis=2).ravel() for b in t.blocks]
             last = np.sum(t.border**2, axis=0) + np.sum(t.corner**2, axis=1)
         else:
             corner, beside = self._border_roots(t)
-            local = [np.sum(stacks.inverse(b) ** 2, axis=1).ravel() for b in t.blocks]
-            local, last = [np.concatenate([*local, np.empty(0)]) + np.sum(beside**2, axis=1)], np.sum(corner**2, axis=1)
-        return np.concatenate([*local, last])[self.place]
+            within = [np.sum(stacks.inverse(b) ** 2, axis=1).ravel() for b in t.blocks]
+            local, last = [np.concatenate([*within, []]) + np.sum(beside**2, axis=1)], np.sum(corner**2, axis=1)
+        return np.sqrt(np.concatenate([*local, last]))[self.place]
 
     def merged(self, factors: tuple[Array, Array], apart: Array, weight: float, sign: int) -> Array | None:
         """Return the factor for the mean, and the covariances within the structure, of a mixture of two Gaussians."""
         first, second = (self.unpack(factor) for factor in factors)
         if sign > 0:
-            return self._merged_covariances(first.blocks, second.blocks, apart, weight)
+            assert not self.n_border
+            columns = self.stacked(self.split(apart)[0])
+            made = map(stacks.merged, first.blocks, second.blocks, columns, [weight] * len(columns))
+            return self._all_blocks(made)
         between = self.outer(apart[None], apart[None])
         mixed = (1.0 - weight) * self._covariance(first) + weight * self._covariance(second)
         return self._factor_of_covariance(self.unpack(mixed + weight * (1.0 - weight) * between))
-
-    def _merged_covariances(self, first: list[Array], second: list[Array], apart: Array, weight: float) -> Array | None:
-        assert not self.n_border
-        blocks = []
-        between = self.stacked(self.split(np.sqrt(weight * (1.0 - weight)) * apart)[0])
-        for c, d, b in zip(first, second, between, strict=True):
-            roots = np.concatenate([np.sqrt(1.0 - weight) * c, np.sqrt(weight) * d, b], axis=2)
-            factors = stacks.cholesky(roots @ stacks.transposed(roots))
-            if factors is None:  # nearly singular: triangularise the roots themselves
-                factors = stacks.cholesky_of_product(roots)
-            if factors is None:
-                return None
-            blocks.append(factors)
-        return self._blocks(blocks)
 
     # --- curvatures ---
 
@@ -206,8 +201,8 @@ class ArrowStructure(Packing, Structure):
     def congruence(self, t: Parts, matrix: Parts) -> Array:
         """Return T^-1 P T^-T for a lower-triangular T and a symmetric P, packed."""
         blocks = [_between(a, p) for a, p in zip(t.blocks, matrix.blocks, strict=True)]
-        beside = self._rows("solve", t.blocks, matrix.border)
-        turned = self._rows("times", blocks, t.border)
+        beside = self._rows(stacks.solve_lower, t.blocks, matrix.border)
+        turned = self._rows(stacks.times, blocks, t.border)
         crossed = t.border.T @ (beside - 0.5 * turned)
         corner = _solve_corner(t.corner, matrix.corner - crossed - crossed.T)
         corner = linalg.symmetrise(_solve_corner(t.corner, corner.T))
@@ -235,14 +230,17 @@ class ArrowStructure(Packing, Structure):
             least = min(least, float(np.min(stacks.diagonal(factor) / np.sqrt(size))))
         if not self.n_border:
             return self._blocks(blocks)
-        border, size = self._rows("solve", blocks, matrix.border), linalg.relative_terms(np.diagonal(matrix.corner))
+        border, size = (
+            self._rows(stacks.solve_lower, blocks, matrix.border),
+            linalg.relative_terms(np.diagonal(matrix.corner)),
+        )
         corner = linalg.cholesky(matrix.corner - border.T @ border, size)
         if corner is None:
             return None
         least *= float(np.min(np.diagonal(corner) / np.sqrt(size), initial=1.0))
         if blocks and least < _CLEAR * linalg.LEAST_PIVOT:
             # Of the inverse of L, in units of the terms, what its border has: no column may exceed an inverse pivot.
-            across = self._rows("transposed solve", blocks, _solve_corner(corner, border.T).T)
+            across = self._rows(stacks.solve_upper, _turned(blocks), _solve_corner(corner, border.T).T)
             if np.max(np.sqrt(np.concatenate(terms, axis=None)) * np.abs(across).sum(axis=1)) >= 1 / linalg.LEAST_PIVOT:
                 return None
         return self.pack(Parts(blocks, border, corner))
@@ -253,13 +251,8 @@ class ArrowStructure(Packing, Structure):
         None where that is not finite, or where values are so far apart that rounding hides the small ones.
         """
         assert not self.n_border
-        roots = []
-        for a in self.unpack(curvature).blocks:
-            upper = stacks.reverse_cholesky_of_function(a, function)
-            if upper is None:
-                return None
-            roots.append(stacks.transposed(upper))
-        return self._blocks(roots)
+        uppers = (stacks.reverse_cholesky_of_function(a, function) for a in self.unpack(curvature).blocks)
+        return self._all_blocks(None if upper is None else stacks.transposed(upper) for upper in uppers)
 
     def half(self, curvature: Array) -> Array:
         """Return the lower triangle with a halved diagonal."""
@@ -272,7 +265,7 @@ class ArrowStructure(Packing, Structure):
         last = _solve_corner(t.corner, a.border.T, transpose=True)
         through = zip(t.blocks, a.blocks, self.stacked(t.border), self.stacked(last.T), strict=True)
         blocks = [
-            np.tril(_OPERATIONS["transposed solve"](b, m - r @ stacks.transposed(c) if self.n_border else m))
+            np.tril(stacks.solve_upper(stacks.transposed(b), m - r @ stacks.transposed(c) if self.n_border else m))
             for b, m, r, c in through
         ]
         return self.pack(Parts(blocks, last.T, np.tril(_solve_corner(t.corner, a.corner, transpose=True))))
@@ -303,7 +296,7 @@ class ArrowStructure(Packing, Structure):
     def _border_roots(self, t: Parts) -> tuple[Array, Array]:
         """Return R_G and, by rows, R_i for which R_G R_G^T is the covariance of the border, R_i R_G^T with a block."""
         corner = _solve_corner(t.corner, np.eye(self.n_border), transpose=True)
-        return corner, -self._rows("transposed solve", t.blocks, t.border @ corner)
+        return corner, -self._rows(stacks.solve_upper, _turned(t.blocks), t.border @ corner)
 
     def _covariance(self, t: Parts) -> Array:
         """Return the entries of (T T^T)^-1 in the structure, packed."""
@@ -327,25 +320,22 @@ class ArrowStructure(Packing, Structure):
                 return None
             blocks.append(np.tril(stacks.inverse(stacks.transposed(of_rest))))
         # T T_G^T of block and border: minus the block's precision given the border, times the regression on it.
-        border = -self._rows("transposed times", blocks, explained @ corner.T)
+        border = -self._rows(stacks.times, _turned(blocks), explained @ corner.T)
         return self.pack(Parts(blocks, border, np.tril(corner)))
 
-    def _blocks(self, blocks: list[Array]) -> Array:
+    def _blocks(self, blocks: Iterable[Array]) -> Array:
         """Return the packed matrix with these blocks and no border."""
-        return self.pack(Parts(blocks, np.empty((self.n_local, 0)), np.empty((0, 0))))
+        return self.pack(Parts(list(blocks), np.empty((self.n_local, 0)), np.empty((0, 0))))
+
+    def _all_blocks(self, blocks: Iterable[Array | None]) -> Array | None:
+        """Return the packed matrix with these blocks and no border; None where one is None."""
+        found = list(blocks)
+        kept = [block for block in found if block is not None]
+        return self._blocks(kept) if len(kept) == len(found) else None
 
 
-def _times(a: Array, b: Array) -> Array:
-    # A stack of numbers: the product of stacks of 1 x 1 matrices takes ten times as long.
-    return a * b if a.shape[1] == 1 else a @ b
-
-
-_OPERATIONS: dict[str, Callable[[Array, Array], Array]] = {
-    "times": _times,
-    "transposed times": lambda a, b: _times(stacks.transposed(a), b),
-    "solve": stacks.solve_lower,
-    "transposed solve": lambda a, b: stacks.solve_upper(stacks.transposed(a), b),
-}
+def _turned(blocks: list[Array]) -> list[Array]:
+    return list(map(stacks.transposed, blocks))
 
 
 def _solve_corner(corner: Array, rhs: Array, *, transpose: bool = False) -> Array:

@@ -81,22 +81,17 @@ class Dense(Structure):
         result: Array = factor.T @ factor if transposed else factor @ factor.T
         return result
 
-    def variances(self, factor: Array, sign: int) -> Array:
-        """Return the diagonal of F F^T, or, for sign -1, of its inverse."""
+    def sd(self, factor: Array, sign: int) -> Array:
+        """Return the standard deviations for a factor of the covariance, or, for sign -1, of the precision."""
         root = factor if sign > 0 else linalg.solve_lower(factor, np.eye(len(factor))).T
-        result: Array = np.einsum("ij,ij->i", root, root)
+        result: Array = np.sqrt(np.einsum("ij,ij->i", root, root))
         return result
 
     def merged(self, factors: tuple[Array, Array], apart: Array, weight: float, sign: int) -> Array | None:
         """Return the factor for the first two moments of a mixture of two Gaussians: of the covariance only."""
         assert sign > 0
-        first, second = np.sqrt(1.0 - weight) * factors[0], np.sqrt(weight) * factors[1]
-        cov = first @ first.T + second @ second.T + weight * (1.0 - weight) * np.outer(apart, apart)
-        factor = linalg.cholesky(cov)
-        if factor is None:  # nearly singular: triangularise the roots themselves
-            roots = np.column_stack([first, second, np.sqrt(weight * (1.0 - weight)) * apart])
-            factor = linalg.cholesky_of_product(roots)
-        return factor
+        factor = stacks.merged(factors[0][None], factors[1][None], apart[None, :, None], weight)
+        return None if factor is None else factor[0]
 
     # --- curvatures ---
 
@@ -143,7 +138,7 @@ class Dense(Structure):
 
     def lower(self, outer: Array) -> Array:
         """Return the lower triangle."""
-        return np.tril(outer)
+        return linalg.lower_triangle(outer)
 
     def mirrored(self, outer: Array) -> Array:
         """Return the symmetric matrix that has these in its lower triangle."""

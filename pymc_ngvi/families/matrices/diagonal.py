@@ -60,9 +60,10 @@ class Diagonal(Structure):
         """Return the square."""
         return factor**2
 
-    def variances(self, factor: Array, sign: int) -> Array:
-        """Return the square, or, for sign -1, its inverse."""
-        return factor ** (2 * sign)
+    def sd(self, factor: Array, sign: int) -> Array:
+        """Return the sizes of the entries, or, for sign -1, their inverses."""
+        result: Array = np.abs(factor) ** sign
+        return result
 
     def merged(self, factors: tuple[Array, Array], apart: Array, weight: float, sign: int) -> Array:
         """Return the factor for the first two moments of a mixture of two Gaussians, coordinate by coordinate."""

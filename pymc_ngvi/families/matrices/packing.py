@@ -230,15 +230,10 @@ class Packing:
         """
         sizes = np.repeat(self.sizes, self.sizes)
         firsts = np.repeat(np.cumsum(self.sizes) - self.sizes, self.sizes)
-        starts = np.repeat(np.cumsum(self.sizes**2) - self.sizes**2, self.sizes)
         if not np.array_equal(firsts[rows], firsts[cols]):
             raise ValueError("The pattern has an entry between two blocks of the structure.")
-        places: NDArray[np.intp] = starts[rows] + (rows - firsts[rows]) * sizes[rows] + (cols - firsts[rows])
+        places: NDArray[np.intp] = (np.cumsum(sizes) - sizes)[rows] + cols - firsts[rows]
         return places
-
-    @functools.cached_property
-    def _maps(self) -> dict[int, tuple[Pattern, NDArray[np.intp], NDArray[np.intp]]]:
-        return {}
 
     def from_values(self, pattern: Pattern, values: Array) -> Array:
         """Return the packed symmetric matrix with these values in the entries of a pattern.
@@ -248,29 +243,10 @@ class Packing:
         ValueError
             If the pattern has an entry between two blocks.
         """
-        known = self._maps.get(id(pattern))
-        if known is None or known[0] is not pattern:
-            self._maps.clear()
-            known = self._maps[id(pattern)] = (pattern, *self._places(pattern))
+        places, sources = _places(self, pattern)
         packed = np.zeros(self.n_entries)
-        packed[known[1]] = values[known[2]]
+        packed[places] = values[sources]
         return packed
-
-    def _places(self, pattern: Pattern) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return places in a packed matrix, and for each the entry of the pattern that belongs there."""
-        n, g, start = self.n_local, self.n_border, self.n_in_blocks
-        later, earlier = self.place[pattern.rows], self.place[pattern.cols]
-        later, earlier = np.maximum(later, earlier), np.minimum(later, earlier)
-        entry = np.arange(pattern.n_entries)
-        inside, corner = later < n, earlier >= n
-        beside = ~inside & ~corner
-        i, j = later[inside], earlier[inside]
-        a, b = later[corner] - n, earlier[corner] - n
-        last = start + n * g
-        places = [self.in_blocks(i, j), self.in_blocks(j, i), start + earlier[beside] * g + (later[beside] - n)]
-        places += [last + a * g + b, last + b * g + a]
-        sources = [entry[inside], entry[inside], entry[beside], entry[corner], entry[corner]]
-        return np.concatenate(places), np.concatenate(sources)
 
     def dense(self, packed: Array, *, triangular: bool = False) -> Array:
         """Return a packed matrix as (n_dim, n_dim): symmetric, or lower triangular in the order of `order`."""
@@ -306,3 +282,21 @@ def _read_only[A: NDArray[Any]](array: A) -> A:
     """Protect an array: one structure serves many states."""
     array.flags.writeable = False
     return array
+
+
+@functools.lru_cache(maxsize=8)
+def _places(packing: Packing, pattern: Pattern) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return places in a packed matrix, and for each the entry of the pattern that belongs there."""
+    n, g, start = packing.n_local, packing.n_border, packing.n_in_blocks
+    later, earlier = packing.place[pattern.rows], packing.place[pattern.cols]
+    later, earlier = np.maximum(later, earlier), np.minimum(later, earlier)
+    entry = np.arange(pattern.n_entries)
+    inside, corner = later < n, earlier >= n
+    beside = ~inside & ~corner
+    i, j = later[inside], earlier[inside]
+    a, b = later[corner] - n, earlier[corner] - n
+    last = start + n * g
+    places = [packing.in_blocks(i, j), packing.in_blocks(j, i), start + earlier[beside] * g + (later[beside] - n)]
+    places += [last + a * g + b, last + b * g + a]
+    sources = [entry[inside], entry[inside], entry[beside], entry[corner], entry[corner]]
+    return np.concatenate(places), np.concatenate(sources)

@@ -66,6 +66,12 @@ class Structure(Protocol):
     def solve(self, factor: Array, vectors: Array, *, transposed: bool = False) -> Array:
         """Return the inverse of the factor, or of its transpose, times each vector."""
 
+    def squares(self, factor: Array, sign: int, vectors: Array) -> Array:
+        """Return v^T P v for the precision P of each vector, where the factor is of the covariance, or of P."""
+        half = self.solve(factor, vectors) if sign > 0 else self.times(factor, vectors, transposed=True)
+        result: Array = np.sum(half * half, axis=-1)
+        return result
+
     # --- factors ---
 
     def product(self, left: Array, right: Array) -> Array:
@@ -80,8 +86,8 @@ class Structure(Protocol):
     def gram(self, factor: Array, *, transposed: bool = False) -> Array:
         """Return F F^T, or F^T F."""
 
-    def variances(self, factor: Array, sign: int) -> Array:
-        """Return the diagonal of F F^T, or, for sign -1, of its inverse."""
+    def sd(self, factor: Array, sign: int) -> Array:
+        """Return the standard deviations for a factor of the covariance, or, for sign -1, of the precision."""
 
     def merged(self, factors: tuple[Array, Array], apart: Array, weight: float, sign: int) -> Array | None:
         """Return the factor for the first two moments, as far as these are held, of a mixture of two Gaussians.

@@ -40,4 +40,4 @@ class Coordinates[M](Stochastic[M]):
 
 def zeros_like(q: GaussianState) -> Parameters:
     """Return zeros in the coordinates of a state: a memory before the first iteration."""
-    return Parameters(np.zeros_like(q.location), np.zeros_like(q.factor_values))
+    return Parameters(np.zeros_like(q.location), np.zeros_like(q.factor))

@@ -63,7 +63,7 @@ def _euclidean_norm(direction: Parameters) -> float:
 def _riemannian_norm(state: GaussianState, moments: Moments) -> float:
     """Return the length of the natural gradient in the Fisher metric: its square is twice the gap it predicts."""
     error = moments.error(state)
-    whole = state.factor_values.ndim == 2  # a packed one leaves entries out
+    whole = state.factor.ndim == 2  # a packed one leaves entries out
     if whole and isinstance(error, Outer) and len(error.left) == 1 and not error.diagonal:
         squares = _sum_of_lower_squares(error.left[0] ** 2, error.right[0] ** 2)
     else:
