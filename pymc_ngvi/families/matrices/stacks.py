@@ -60,15 +60,14 @@ def suffix_products(factors: Array, left: Array, right: Array) -> Array:
     factors : ndarray, shape (n_blocks, k, k)
     left, right : ndarray, shape (n_blocks, k, n_outer)
     """
-    total: Array = np.zeros_like(factors)
-    sums = np.empty_like(factors)
+    total = sums = np.empty_like(factors)
     for b in range(left.shape[2]):
         terms = factors * left[:, None, :, b]
         np.cumsum(terms[:, :, ::-1], axis=2, out=sums[:, :, ::-1])
         terms *= 0.5
         sums -= terms
         sums *= right[:, None, :, b] / left.shape[2]
-        total += sums
+        total, sums = (total + sums, sums) if b else (sums, np.empty_like(sums))
     return total
 
 
