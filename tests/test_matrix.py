@@ -171,7 +171,7 @@ def test_many_seeds_agree_on_random_intercepts(choice):
     z = np.random.default_rng(1).standard_normal((1000, density.n_dim))
     z = np.concatenate([z, -z])
     elbos = []
-    for seed in range(6 if choice.family == "full" else 3):
+    for seed in range(4 if choice.family == "full" else 2):
         rule = make_rule(density, choice, seed=seed)
         scales = starting.start_scales(density, None)
         family = make_family(FitOptions(**choice.given()), density)
