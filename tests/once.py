@@ -5,6 +5,7 @@ time of the suite.
 """
 
 import collections
+import functools
 
 import numpy as np
 
@@ -19,6 +20,16 @@ from pymc_ngvi.model.graphs import graph
 
 #: Results that are kept, those that were last asked for, and bytes of a constant that are compared.
 _MOST, _MOST_BYTES = 200, 100_000
+
+
+class Signature(tuple):
+    """What tells graphs apart; operations take long to hash, so that it is done once."""
+
+    def __init__(self, parts):
+        self._hash = super().__hash__()
+
+    def __hash__(self):
+        return self._hash
 
 
 def signature(inputs, outputs):
@@ -44,11 +55,9 @@ def signature(inputs, outputs):
             rows.append((node.op, *map(number, node.inputs), *((out.type, out.name) for out in node.outputs)))
             for out in node.outputs:
                 numbers[out] = len(numbers)
-        found = (*rows, *map(number, outputs))
-        hash(found)
+        return Signature((*rows, *map(number, outputs)))
     except TypeError:
         return None
-    return found
 
 
 def _content(data):
@@ -59,41 +68,50 @@ def _content(data):
     return data.dtype.str, data.shape, data.tobytes()
 
 
+#: Functions from graphs to graphs: what each is given, the variables first that it treats in a way of their own.
+_DERIVED = {
+    "simplify": lambda outputs: ([], outputs),
+    "gradient": lambda logp, theta: ([theta], [logp]),
+    "hessian_product": lambda grad, theta, direction: ([theta, direction], [grad]),
+    "over_draws": lambda outputs, theta: ([theta], outputs),
+    "over_directions": lambda product, direction: ([direction], [product]),
+    "over_draws_and_directions": lambda product, theta, direction: ([theta, direction], [product]),
+}
+
+
 class Once:
-    """What was simplified and compiled; `install` puts it in the place of the package's own functions."""
+    """What was derived and compiled; `install` puts it in the place of the package's own functions."""
 
     def __init__(self):
         self.is_active = True
         self._kept = collections.OrderedDict()
-        self._simplify, self._compile = graph.simplify, flat.Functions.compile
-        self._compile_initial_point = initial_point.compile
+        self._compile, self._compile_initial_point = flat.Functions.compile, initial_point.compile
 
     def install(self, patch):
-        patch.setattr(graph, "simplify", self.simplify)
+        for name in _DERIVED:
+            patch.setattr(graph, name, functools.partial(self.derive, name, getattr(graph, name)))
         patch.setattr(flat.Functions, "compile", lambda functions, *args: self.compile(functions, *args))
         patch.setattr(initial_point, "compile", self.compile_initial_point)
 
     def _once(self, key, make):
         if not self.is_active or key is None:
             return make()
-        if key not in self._kept:
-            self._kept[key] = make()
-            if len(self._kept) > _MOST:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
-        return self._kept[key]
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        self._kept[key] = made = make()
+        if len(self._kept) > _MOST:
+            self._kept.popitem(last=False)
+        return made
 
-    def simplify(self, outputs, **options):
-        """Return the simplified graphs, on the inputs of these."""
-        roots = _roots(outputs)
+    def derive(self, name, function, *graphs, **options):
+        """Return the graphs that a function makes of others, on the inputs of these."""
+        special, outputs = _DERIVED[name](*graphs)
+        roots = [*special, *(var for var in _roots(outputs) if var not in special)]
         of_graph = signature(roots, outputs)
-        key = of_graph and ("simplify", of_graph, config.floatX, *sorted(options.items()))
-        made_on, made = self._once(key, lambda: (roots, self._simplify(outputs, **options)))
-        if made_on is roots:
-            return made
-        own = dict(zip(made_on, roots, strict=True))
-        own = clone_get_equiv([], made, copy_inputs=False, copy_orphans=False, memo=own)
-        return [own.get(var, var) for var in made]
+        key = of_graph and (name, of_graph, config.floatX, *sorted(options.items()))
+        made_on, made = self._once(key, lambda: (roots, function(*graphs, **options)))
+        return made if made_on is roots else _on(made, dict(zip(made_on, roots, strict=True)))
 
     def compile(self, functions, inputs, outputs):
         """Return the compiled function; where it was made earlier, the same object."""
@@ -107,6 +125,20 @@ class Once:
         of_graph = signature(inputs, outputs)
         key = of_graph and ("initial point", of_graph, config.floatX, config.cxx)
         return self._once(key, lambda: self._compile_initial_point(inputs, outputs, **options))
+
+
+def _on(made, roots):
+    """Return graphs, in whatever tuples and lists they are, on other inputs; what they share stays shared."""
+    own = clone_get_equiv([], list(_flat(made)), copy_inputs=False, copy_orphans=False, memo=dict(roots))
+
+    def replaced(part):
+        return own.get(part, part) if isinstance(part, Variable) else type(part)(map(replaced, part))
+
+    return replaced(made)
+
+
+def _flat(made):
+    return [made] if isinstance(made, Variable) else [var for part in made for var in _flat(part)]
 
 
 def _roots(outputs):
