@@ -40,6 +40,8 @@ _N_PAIRS, _N_PAIRS_INEXACT = 6, 12
 #: A step near the optimum that leaves less than this part of the gap tells that there is nothing to correct; otherwise
 #: so many of them are looked at on a fixed set before averaging begins.
 _FAST_RATE, _N_LEARNED = 0.15, 6
+#: Part of a corrected step, at least: one that has to be shorter tells that its secants are none.
+_LEAST_CORRECTED = 0.01
 #: Part of its noise to which a set is solved when it has no more to teach of a hierarchical model.
 _EXHAUSTED = 0.25
 #: Random streams from here on serve only to look, never to move a state.
@@ -201,7 +203,7 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
         direction, moments = self._corrected(state)
         corrected = moments is not state.moments
         step = self._line_search(state, moments, 1.0 if corrected else state.next_step_size)
-        if isinstance(step, Failure) and corrected:
+        if corrected and (isinstance(step, Failure) or step.size < _LEAST_CORRECTED):
             direction = natural_gradient(state.q, state.moments)
             state = replace(state, pairs=())
             step = self._line_search(state, state.moments, 1.0)
