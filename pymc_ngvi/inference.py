@@ -105,6 +105,8 @@ class NGVI(Inference):
     blocks : sequence of sequences of str, optional
         With family="block": names of variables, or labels of single coordinates such as ``"z[0,1]"``, that share a
         block. Variables that are not named have a block each. With ``reparam`` and no names, each group has a block.
+    rank : int, optional
+        With family="lowrank": the rank of the matrix beside the diagonal of the precision. Default: 10.
     reparam : {"rvb1", "rvb2", "noncentred"}, optional
         For hierarchical models: fit group effects relative to their conditional modes and scales given the global
         parameters [2]_. "rvb2": those of the model. "rvb1": those of a quadratic expansion about the data, for Poisson,
@@ -379,9 +381,9 @@ def _observer(approx: NGVIApproximation, callbacks: Sequence[Callback]) -> Obser
 
 
 def _makes_another_state(new: FitOptions, old: FitOptions) -> bool:
-    return any(getattr(new, name) != getattr(old, name) for name in ("factor", "blocks", "reparam", "components")) or (
-        new.choice.family != old.choice.family
-    )
+    return any(
+        getattr(new, name) != getattr(old, name) for name in ("factor", "blocks", "rank", "reparam", "components")
+    ) or (new.choice.family != old.choice.family)
 
 
 def _refuse(options: Mapping[str, object]) -> None:

@@ -122,6 +122,11 @@ class FamilyOptions(Protocol):
         """Family of the components."""
 
     @property
+    def rank(self) -> int | None:
+        """Columns of a low-rank part."""
+        ...
+
+    @property
     def n_components(self) -> int | str | None:
         """Components, at most."""
 

@@ -114,7 +114,7 @@ class FitOptions:
     n_draws, max_draws, base_draws : optional
     stl : bool
     step_size, step_decay, window : optional
-    factor, blocks, reparam, n_components, components : optional
+    factor, blocks, rank, reparam, n_components, components : optional
     family_reason : str
         Why the family was chosen, where the user named none; the user can't give it.
 
@@ -138,6 +138,7 @@ class FitOptions:
     window: int | None = field(default=None, metadata={"check": _checked_count})
     factor: FactorName | None = None
     blocks: Sequence[Sequence[str]] | None = None
+    rank: int | None = None
     reparam: ReparamName | None = None
     posterior: PosteriorName = "auto"
     n_components: int | Literal["auto"] | None = field(default=None, metadata={"check": _checked_components_number})
@@ -154,7 +155,9 @@ class FitOptions:
         for name, families in _of_families().items():
             if getattr(self, name) is not None and choice.family not in families:
                 one = " or ".join(map(repr, families))
-                raise ValueError(f"{name} are those of family={one}; the family is {choice.family!r}.")
+                goes_with = "are those" if name.endswith("s") else "is that"
+                raise ValueError(f"{name} {goes_with} of family={one}; the family is {choice.family!r}.")
+        _checked_count("rank", self.rank)
         _check_reparam(self.reparam, choice)
         _check_posterior(self.posterior, self.reparam, choice)
         of_rule = {name: _CHECKS[name](name, getattr(self, name)) for name in OF_RULE}
