@@ -135,7 +135,7 @@ def test_what_is_affine():
     eta = 2.0 * theta[:3] - theta[3:][::-1] / 4.0 + np.arange(3.0)
     logp = -pt.exp(eta[[0, 1, 1]]).sum() - (theta[5] * theta[0]) + pt.cumsum(theta)[2]
     found = predictors(logp, theta, Facts(logp, theta))
-    assert sorted(var.type.shape for var in found) == [(), (), (), (3,)]
+    assert sorted(var.type.shape for var in found) == [(3,), (6,), (6,)]  # eta, theta, its cumulative sums
 
 
 def test_what_a_condition_alone_reads_is_a_predictor_too():

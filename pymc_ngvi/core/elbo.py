@@ -12,14 +12,14 @@ _HUGE = 1e9
 
 @stored("fit.elbo")
 class Elbo(NamedTuple):
-    """Evidence lower bound, estimated on draws that had no part in the fit.
+    """Evidence lower bound, estimated on draws that had no part in the fit, or found by quadrature.
 
     Parameters
     ----------
     value : float
         In nats.
     se : float
-        Monte Carlo standard error.
+        Monte Carlo standard error; of quadrature, the error at most.
     """
 
     value: float

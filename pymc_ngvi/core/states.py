@@ -86,6 +86,10 @@ class GaussianState(FittedState, Whitener, Protocol):
     def factor(self) -> Array:
         """The factor, in the form of the family."""
 
+    def covariances(self, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
+        """Return entries of the covariance, (n,)."""
+        ...
+
     def entropy(self) -> float:
         """Return -E_q[log q]."""
 

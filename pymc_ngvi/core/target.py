@@ -1,9 +1,11 @@
 """Protocols of a log density that is fitted, and of its mean Hessian; `types` has the conventions."""
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+
+from numpy.typing import NDArray
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.values import Array, Outer
@@ -134,3 +136,49 @@ class GaussNewtonTarget(Protocol):
 
     def mean_gauss_newton_diagonal(self, theta: Array) -> Array:
         """Return the mean over draws of the Gauss-Newton diagonal, an estimate of -diag hess log p, (n_dim,)."""
+
+
+class Expectation(NamedTuple):
+    """What log p is on average under one q.
+
+    Parameters
+    ----------
+    value : float
+        E[log p], nats; not finite where that does not exist, or can't be told.
+    error : float
+        Nats by which it may be wrong, as far as finer rules of quadrature tell; NaN where none was tried.
+    grad : ndarray, shape (n_dim,)
+        E[grad log p].
+    hessian : MeanHessian
+        E[hess log p].
+    """
+
+    value: float
+    error: float
+    grad: Array
+    hessian: MeanHessian
+
+
+@runtime_checkable
+class RowsTarget(Protocol):
+    """What a target has beside, if it is a sum over rows, each a function of a few affine functions of theta."""
+
+    def expected(self, q: "Spread", *, check: bool = False) -> Expectation:
+        """Return the expectation under a Gaussian; ``check`` compares it with finer rules of quadrature."""
+
+
+class Spread(Protocol):
+    """The part of a Gaussian state that says how affine functions of theta are distributed."""
+
+    @property
+    def location(self) -> Array:
+        """The mean, (n_dim,)."""
+
+    def covariances(self, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
+        """Return entries of the covariance, (n,).
+
+        Raises
+        ------
+        ValueError
+            Where a family that holds some entries only lacks one.
+        """

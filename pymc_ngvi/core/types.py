@@ -16,7 +16,17 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.moments import Moments, PathMoments
 from pymc_ngvi.core.states import FittedState, GaussianState, VariationalState
 from pymc_ngvi.core.status import Status
-from pymc_ngvi.core.target import Density, GaussNewtonTarget, MatrixHessian, MeanHessian, Target, Whitener
+from pymc_ngvi.core.target import (
+    Density,
+    Expectation,
+    GaussNewtonTarget,
+    MatrixHessian,
+    MeanHessian,
+    RowsTarget,
+    Spread,
+    Target,
+    Whitener,
+)
 from pymc_ngvi.core.values import Array, Assessment, BaseDraws, Evaluation, Outer, Parameters
 
 __all__ = [
@@ -27,6 +37,7 @@ __all__ = [
     "Direction",
     "Estimator",
     "Evaluation",
+    "Expectation",
     "FittedState",
     "GaussNewtonTarget",
     "GaussianState",
@@ -36,8 +47,10 @@ __all__ = [
     "Outer",
     "Parameters",
     "PathMoments",
+    "RowsTarget",
     "Rule",
     "RuleState",
+    "Spread",
     "StepRule",
     "Target",
     "Update",
@@ -76,6 +89,10 @@ class Estimator(Protocol):
             Sticking the landing, the path derivative: gradients are those of log p - log q, which have no noise at
             q = p. Of log p alone otherwise.
         """
+
+    def hessian_at_mean(self, target: Density, state: GaussianState) -> MeanHessian:
+        """Return the Hessian of log p at the mean of a state."""
+        ...
 
 
 class Update(Protocol):
@@ -162,6 +179,8 @@ class StepRule[Q, S: RuleState](Protocol):
 
     #: Options that the rule takes, for the messages that refuse others.
     takes: ClassVar[frozenset[str]]
+    #: Whether the first start with a finite ELBO will do, so that others need not be tried.
+    takes_any_start: ClassVar[bool] = False
 
     def __init__(
         self,

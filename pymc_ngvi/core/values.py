@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
 
@@ -124,6 +125,8 @@ class Assessment(NamedTuple):
         What a fit that seems to have converged is in truth.
     certified : bool
         The gap is known to be within the tolerance: a fit that has not converged by its own account has.
+    elbo : Elbo or None
+        Where it is known without draws.
     """
 
     theta: Array
@@ -133,6 +136,7 @@ class Assessment(NamedTuple):
     gap_sd: float
     against: Status | None = None
     certified: bool = False
+    elbo: Elbo | None = None
 
 
 @stored("moments.parameters")

@@ -5,7 +5,7 @@ from typing import cast
 
 import numpy as np
 
-from pymc_ngvi.core.types import Array, BaseDraws, Density, Evaluation, GaussianState, VariationalState
+from pymc_ngvi.core.types import Array, BaseDraws, Density, Evaluation, GaussianState, MeanHessian, VariationalState
 
 
 class AtDraws:
@@ -25,6 +25,10 @@ class AtDraws:
         logp, grad = target.logp_grad(np.concatenate(thetas))
         rows = [slice(k * base.n_draws, (k + 1) * base.n_draws) for k in range(len(thetas))]
         return [_evaluation(q, theta, logp[at], grad[at]) for q, theta, at in zip(states, thetas, rows, strict=True)]
+
+    def hessian_at_mean(self, target: Density, state: GaussianState) -> MeanHessian:
+        """Return the Hessian of log p at the mean of a state."""
+        return target.mean_hessian(state.mean()[None])
 
 
 def _evaluation(state: VariationalState, theta: Array, logp: Array, grad: Array) -> Evaluation:

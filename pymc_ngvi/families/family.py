@@ -158,6 +158,8 @@ class Family[Q: FittedState](Maker[Q], Protocol):
 
 
 _PATH = ("pathwise", "stein")
+#: Where log p is a sum over rows.
+BY_ROWS = Product(("natural",), ("quadrature",), ("linesearch",))
 #: What a Gaussian goes with that holds a factor of the covariance or of the precision, as the update asks.
 ALL_GAUSSIAN = (
     Product(("natural",), ("price",), ("adaptive", "decay", "proximal", "constant")),
@@ -172,6 +174,7 @@ ALL_GAUSSIAN = (
     Product(("cholesky_precision",), (*_PATH, "price"), ("adam", "constant")),
     Product(("natural",), _PATH, ("decay", "proximal", "constant")),
     Product(("natural_pd", "sqrt"), _PATH, ("constant",)),
+    BY_ROWS,
 )
 #: And one that holds a factor of the covariance only, and one that holds a factor of the precision only.
 OF_COVARIANCE = tuple(product for product in ALL_GAUSSIAN if product.updates != ("cholesky_precision",))
@@ -181,6 +184,7 @@ OF_PRECISION = (
     Product(("cholesky_precision",), (*_PATH, "price"), ("snngm", "adam", "constant")),
     Product(("euclidean",), (*_PATH, "price"), ("adam", "sgd")),
     Product(("natural",), _PATH, ("proximal", "constant")),
+    BY_ROWS,
 )
 NO_GAUSS_NEWTON = Refusal(
     "estimator",

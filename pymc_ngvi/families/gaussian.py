@@ -126,6 +126,10 @@ class Gaussian[S: Structure]:
         result: Array = roots @ roots.T
         return result
 
+    def covariances(self, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
+        """Return entries of the covariance, (n,); raise ValueError for one that a sparse precision does not hold."""
+        return self.structure.covariances(self.factor, self.factor_sign, rows, cols)
+
     # --- between the space of theta and the whitened one; vectors are (..., n_dim) ---
 
     def whiten(self, grad: Array) -> Array:

@@ -17,8 +17,8 @@ __all__ = [
 ]
 
 UpdateName = Literal["natural", "natural_pd", "cholesky", "cholesky_precision", "sqrt", "euclidean"]
-EstimatorName = Literal["price", "stein", "pathwise", "gauss_newton"]
-StepName = Literal["adaptive", "constant", "decay", "proximal", "snngm", "adam", "sgd"]
+EstimatorName = Literal["price", "stein", "pathwise", "gauss_newton", "quadrature"]
+StepName = Literal["adaptive", "linesearch", "constant", "decay", "proximal", "snngm", "adam", "sgd"]
 BaseDrawsName = Literal["sobol", "antithetic", "plain"]
 FactorName = Literal["covariance", "precision"]
 PosteriorName = Literal["auto", "gaussian", "exact"]

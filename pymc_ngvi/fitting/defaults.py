@@ -8,7 +8,7 @@ from typing import Any
 from pymc_ngvi.core.messages import OURS
 from pymc_ngvi.families import STRUCTURED, traits_of
 from pymc_ngvi.fitting.auto import FamilyChoice, choose_family
-from pymc_ngvi.fitting.options import AUTO, OPTIONS, FitOptions
+from pymc_ngvi.fitting.options import AUTO, OF_RULE, OPTIONS, FitOptions
 from pymc_ngvi.fitting.registry import AXES, ON_FIXED_DRAWS, stochastic_step
 from pymc_ngvi.model import LogDensity, MissingDerivativeError
 
@@ -42,6 +42,8 @@ def options_for(given: Given, density: LogDensity | None = None) -> FitOptions:
         filled |= _components_for(given, density)
     if density is not None and density.has_minibatch and given["step"] is None:
         filled["step"] = stochastic_step(**{axis: filled[axis] for axis in AXES})
+    if density is not None and _may_go_by_rows(given, filled) and density.rows is not None:
+        filled["estimator"] = "quadrature"
     options = FitOptions(**filled)
     if density is None:
         return options
@@ -59,6 +61,17 @@ def _names_a_method(given: Given) -> bool:
     """Tell whether a method was named, whose result nothing is to be done to."""
     named = [given[name] for name in (*AXES, "reparam") if name != "family"]
     return given["family"] not in (None, AUTO) or any(value is not None for value in named)
+
+
+def _may_go_by_rows(given: Given, filled: Given) -> bool:
+    """Tell whether exact expectations of rows go with what was given, and nothing that was asks for draws."""
+    if any(given[name] is not None for name in (*OF_RULE, "estimator", "step", "reparam")) or not given["stl"]:
+        return False
+    try:
+        FitOptions(**{**filled, "estimator": "quadrature"})
+    except ValueError:
+        return False
+    return True
 
 
 def _family_for(given: Given, density: LogDensity) -> Mapping[str, str | None]:

@@ -31,7 +31,7 @@ AXES: dict[str, Mapping[str, Any]] = {
 }
 
 #: Rules that solve a problem on fixed draws, with all of the data in every evaluation.
-ON_FIXED_DRAWS = ("adaptive", *MIXTURE_STEPS)
+ON_FIXED_DRAWS = ("adaptive", "linesearch", *MIXTURE_STEPS)
 
 
 def _rows() -> tuple[tuple[str, str, str, str], ...]:
@@ -48,7 +48,7 @@ def _rows() -> tuple[tuple[str, str, str, str], ...]:
 _ALSO_CALLED = {
     "family": {name: family.traits.also_called for name, family in FAMILIES.items()},
     "estimator": {"price": "hessian bonnet", "pathwise": "reparam reparameterization reparametrization"},
-    "step": {"adaptive": "auto linesearch"},
+    "step": {"adaptive": "auto"},
 }
 
 #: Combinations that are allowed: family, update, estimator, step rule. The first that agrees with what the user chose
@@ -72,6 +72,15 @@ _REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
         {"step": ("adaptive",), "estimator": ("stein", "pathwise")},
         "adaptive maximises the ELBO on fixed draws, for which curvatures must be those of log p; gradients alone "
         "overfit draws that are fewer than the dimensions: take estimator='price', or another step rule",
+    ),
+    (
+        {"estimator": ("quadrature",)},
+        "quadrature gives exact expectations under one Gaussian, for natural steps by a line search: take "
+        "update='natural' and step='linesearch', and a Gaussian family",
+    ),
+    (
+        {"step": ("linesearch",)},
+        "linesearch needs an ELBO without noise: take estimator='quadrature' and update='natural'",
     ),
     (
         {"step": ("adaptive",), "update": ("euclidean",)},

@@ -267,7 +267,9 @@ class FitSession:
         self._state = dataclasses.replace(self._state, status=status)
 
     def _widen(self, q: VariationalState) -> None:
-        """Begin again from where a state is, with the entries of the Hessian that were left out."""
+        """Begin again from where a state is, with what was left out of the Hessian, or of the rows."""
+        if self._options.choice.estimator == "quadrature" and self._problem.density.rows is None:
+            self._options = dataclasses.replace(self._options, estimator=None, step=None)
         self._problem, self._rule, self._state = _Begun.wider(self._problem.density, self._options, self._seed, q)
 
     @property
@@ -331,7 +333,9 @@ def make_rule(target: Target, options: FitOptions, seed: int) -> Rule:
 
 
 def _elbo(q: VariationalState, assessment: Assessment) -> Elbo:
-    """Return the ELBO on draws that had no part in reaching the state."""
+    """Return the ELBO on draws that had no part in reaching the state, or without draws where it is known so."""
+    if assessment.elbo is not None:
+        return assessment.elbo
     h: Array = assessment.logp - q.log_density(assessment.theta)
     keep, units = np.isfinite(h), assessment.units
     if not keep.any():

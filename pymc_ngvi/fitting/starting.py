@@ -162,7 +162,9 @@ def choose_start(
 
     def best_at(location: Array) -> tuple[VariationalState | None, float]:
         best, best_elbo = None, -np.inf
-        for scale in scales:
+        for scale in _in_order(rule, scales):
+            if best is not None and rule.takes_any_start:
+                break
             state = family.from_scale(location, scale)
             evaluation = rule.first_evaluation(state)
             # All draws inside the support, or the ELBO of a wide start would be a mean over those that are.
@@ -184,6 +186,14 @@ def choose_start(
     if rule.first_evaluation(last).finite.any():
         return last
     raise StartError(_start_message(density.model, density.layout.unflatten(point), float(scales[-1].max(initial=0.0))))
+
+
+def _in_order(rule: Rule, scales: Sequence[Array]) -> Sequence[Array]:
+    """Return starting scales as they are to be tried: where any will do, a small one first."""
+    if not rule.takes_any_start or len(scales) == 1:
+        return scales
+    middle = len(scales) // 2
+    return [*scales[middle:], *scales[:middle]]
 
 
 def _start_message(model: pm.Model, point: Mapping[str, ArrayLike], scale: float) -> str:

@@ -82,7 +82,7 @@ class Functions:
     def __init__(
         self, model: pm.Model, backend: str, compile_kwargs: Mapping[str, object] | None, *, is_large: bool
     ) -> None:
-        self._model, self.backend, self._is_large = model, backend, is_large
+        self._model, self.backend, self._is_large, self._is_auto = model, backend, is_large, backend == "auto"
         self.compile_kwargs = compile_kwargs
         self.made: dict[str, Any] = {}
         self.seconds = 0.0
@@ -114,13 +114,20 @@ class Functions:
 
     def compile(self, inputs: list[Variable], outputs: Variable | Outputs) -> Function:
         """Compile a function."""
+        return self._compiled(inputs, outputs, self.backend)
+
+    def compile_for_few(self, inputs: list[Variable], outputs: Variable | Outputs) -> Function:
+        """Compile a function that will be called some tens of times: quickly, where the user chose no backend."""
+        return self._compiled(inputs, outputs, "quick" if self._is_auto else self.backend)
+
+    def _compiled(self, inputs: list[Variable], outputs: Variable | Outputs, backend: str) -> Function:
         # PyMC's own compile advances random generators in the graph; the model's context carries `check_bounds`.
-        with self._model, compile_flags(self.backend):
+        with self._model, compile_flags(backend):
             function: Function = pymc_compile(
                 inputs,
                 outputs,
                 on_unused_input="ignore",
                 trust_input=True,
-                **compile_options(self.backend, self.compile_kwargs, is_large=self._is_large),
+                **compile_options(backend, self.compile_kwargs, is_large=self._is_large),
             )
         return function

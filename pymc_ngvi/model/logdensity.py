@@ -11,7 +11,7 @@ import pymc as pm
 from pytensor.compile import Function
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, Expectation, Spread
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.model.checks import check_model
 from pymc_ngvi.model.data import DataSnapshot
@@ -22,10 +22,12 @@ from pymc_ngvi.model.info import ModelInfo
 from pymc_ngvi.model.initial import initial_point_function
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.minibatch import Minibatches
+from pymc_ngvi.model.predictors.expectations import Expectations
 from pymc_ngvi.model.reuse import CannotReuse, ModelState
 from pymc_ngvi.model.rows import Rows
 from pymc_ngvi.model.second_order import ModelHessian, SecondOrder
-from pymc_ngvi.model.sparsity.hessian import CACHED_ELEMENTS, slices
+from pymc_ngvi.model.sparsity.dependence_sets import TooDenseError
+from pymc_ngvi.model.sparsity.hessian import CACHED_ELEMENTS, PatternWidened, slices
 
 #: Evaluations that `backend="auto"` expects of a fit: gradients, and draws at which a dense Hessian is needed.
 _EXPECTED_GRADIENTS, _EXPECTED_HESSIANS = 1_600, 1_200
@@ -37,6 +39,8 @@ _BATCH_ELEMENTS = CACHED_ELEMENTS
 _LOGP_SECONDS = 0.5
 #: Elements of the largest intermediate times the dimension, below which one thread does best.
 _SMALL = 1_000_000
+#: Points about the start, and how far from it, at which rows are compared with log p.
+_N_CHECKED, _AROUND = 3, 0.3
 
 
 class LogDensity:
@@ -307,6 +311,71 @@ class LogDensity:
         outputs = [graphs.logp] if name == "logp" else [graphs.logp, graphs.grad]
         draws, batched = graph.over_draws(outputs, graphs.theta)
         return self.functions.compile([draws], batched)
+
+    # --- by rows ---
+
+    @property
+    def rows(self) -> Expectations | None:
+        """Log p as a sum over rows, each a function of a few linear predictors; None where it has other parts."""
+        if self.functions.fixed_size or self.has_minibatch or self.graphs.is_large:
+            return None
+        found: Expectations | None = self.functions.named("rows", self._find_rows)
+        if found is not None:
+            with self.functions.timed():
+                try:
+                    if found.refresh() and not self._agree(found):
+                        found = self.functions.made["rows"] = None
+                except (ValueError, TooDenseError):
+                    found = self.functions.made["rows"] = None
+        return found
+
+    def _find_rows(self) -> Expectations | None:
+        graphs = self.graphs
+        simplify = functools.partial(graph.simplify, check_bounds=False)
+        try:
+            found = Expectations(graphs.logp, graphs.theta, simplify, self.functions.compile_for_few)
+        except (ValueError, TooDenseError):
+            return None
+        return found if self._agree(found) else None
+
+    def _agree(self, rows: Expectations) -> bool:
+        """Tell whether rows add up to log p around the start, where it is finite."""
+        around = np.random.default_rng(0).standard_normal((_N_CHECKED, self.n_dim))
+        theta = self.info.start + _AROUND * np.concatenate([np.zeros((1, self.n_dim)), around])
+        logp = self._logp_at_few(theta)
+        return bool(np.isfinite(logp[0])) and rows.anchor(theta, logp)
+
+    def _logp_at_few(self, theta: Array) -> Array:
+        """Evaluate log p alone, (n_points,), by a function that is compiled quickly."""
+        function = self.functions.named("logp at few", self._compile_for_few)
+        with np.errstate(all="ignore"):
+            return np.array([function(point) for point in theta])
+
+    def _compile_for_few(self) -> Function:
+        return self.functions.compile_for_few([self.graphs.theta], self.graphs.logp)
+
+    def expected(self, q: Spread, *, check: bool = False) -> Expectation:
+        """Return the expectation of log p under a Gaussian, by quadrature; it counts as a gradient and a Hessian.
+
+        Raises
+        ------
+        ValueError
+            Where log p is no sum over rows.
+        PatternWidened
+            Where ``check`` finds that the rows don't add up to log p: they are given up.
+        """
+        rows = self.rows
+        if rows is None:
+            raise ValueError(
+                "This model's log density is no sum over rows, each a function of at most three linear predictors: "
+                "leave estimator='quadrature' out."
+            )
+        if check and not rows.agrees(q.location[None], self._logp_at_few(q.location[None])):
+            self.functions.made["rows"] = None
+            raise PatternWidened("the rows are not all of log p")
+        self.n_gradients += 1
+        self.n_hessians += 1
+        return rows.under(q, self.pattern, check=check)
 
     # --- second derivatives ---
 

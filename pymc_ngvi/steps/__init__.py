@@ -2,6 +2,7 @@
 
 from pymc_ngvi.core.types import Rule
 from pymc_ngvi.steps.adaptive.rule import Adaptive
+from pymc_ngvi.steps.linesearch import LineSearch
 from pymc_ngvi.steps.stochastic.adam import Adam
 from pymc_ngvi.steps.stochastic.constant import Constant
 from pymc_ngvi.steps.stochastic.decay import Decay
@@ -11,6 +12,7 @@ from pymc_ngvi.steps.stochastic.snngm import SNNGM
 
 STEPS: dict[str, type[Rule]] = {
     "adaptive": Adaptive,
+    "linesearch": LineSearch,
     "constant": Constant,
     "decay": Decay,
     "proximal": Proximal,
@@ -19,4 +21,4 @@ STEPS: dict[str, type[Rule]] = {
     "sgd": SGD,
 }
 
-__all__ = ["SGD", "SNNGM", "STEPS", "Adam", "Adaptive", "Constant", "Decay", "Proximal"]
+__all__ = ["SGD", "SNNGM", "STEPS", "Adam", "Adaptive", "Constant", "Decay", "LineSearch", "Proximal"]

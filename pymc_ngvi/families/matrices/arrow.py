@@ -175,6 +175,17 @@ class ArrowStructure(Packing, Structure):
             local, last = [np.concatenate([*within, []]) + np.sum(beside**2, axis=1)], np.sum(corner**2, axis=1)
         return np.sqrt(np.concatenate([*local, last]))[self.place]
 
+    def covariances(self, factor: Array, sign: int, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
+        """Return entries of F F^T, (n,), or, for sign -1, of its inverse, in the structure.
+
+        Raises
+        ------
+        ValueError
+            If one is between two blocks that a border makes dependent.
+        """
+        packed = self.gram(factor) if sign > 0 else self._covariance(self.unpack(factor))
+        return self.entries(packed, rows, cols)
+
     def merged(self, factors: tuple[Array, Array], apart: Array, weight: float, sign: int) -> Array | None:
         """Return the factor for the mean, and the covariances within the structure, of a mixture of two Gaussians."""
         first, second = (self.unpack(factor) for factor in factors)

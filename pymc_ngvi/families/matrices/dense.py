@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from numpy.typing import NDArray
+
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.types import Array, MeanHessian
 from pymc_ngvi.families.matrices import stacks
@@ -85,6 +87,12 @@ class Dense(Structure):
         """Return the standard deviations for a factor of the covariance, or, for sign -1, of the precision."""
         root = factor if sign > 0 else linalg.solve_lower(factor, np.eye(len(factor))).T
         result: Array = np.sqrt(np.einsum("ij,ij->i", root, root))
+        return result
+
+    def covariances(self, factor: Array, sign: int, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
+        """Return entries of F F^T, (n,), or, for sign -1, of its inverse."""
+        root = factor if sign > 0 else linalg.solve_lower(factor, np.eye(len(factor))).T
+        result: Array = (root @ root.T)[rows, cols]
         return result
 
     def merged(self, factors: tuple[Array, Array], apart: Array, weight: float, sign: int) -> Array | None:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from numpy.typing import NDArray
+
 from pymc_ngvi.core.linalg import ROUNDING, relative_terms
 from pymc_ngvi.core.types import Array, MeanHessian
 from pymc_ngvi.families.matrices.structure import Structure
@@ -64,6 +66,10 @@ class Diagonal(Structure):
         """Return the sizes of the entries, or, for sign -1, their inverses."""
         result: Array = np.abs(factor) ** sign
         return result
+
+    def covariances(self, factor: Array, sign: int, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
+        """Return entries of the square, or, for sign -1, of its inverse, (n,)."""
+        return np.where(rows == cols, factor[rows] ** (2 * sign), 0.0)
 
     def merged(self, factors: tuple[Array, Array], apart: Array, weight: float, sign: int) -> Array:
         """Return the factor for the first two moments of a mixture of two Gaussians, coordinate by coordinate."""

@@ -5,6 +5,8 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from numpy.typing import NDArray
+
 from pymc_ngvi.core.types import Array, MeanHessian
 from pymc_ngvi.core.values import AnyArray
 
@@ -88,6 +90,10 @@ class Structure(Protocol):
 
     def sd(self, factor: Array, sign: int) -> Array:
         """Return the standard deviations for a factor of the covariance, or, for sign -1, of the precision."""
+
+    def covariances(self, factor: Array, sign: int, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
+        """Return entries of F F^T, (n,), or, for sign -1, of its inverse."""
+        ...
 
     def merged(self, factors: tuple[Array, Array], apart: Array, weight: float, sign: int) -> Array | None:
         """Return the factor for the first two moments, as far as these are held, of a mixture of two Gaussians.

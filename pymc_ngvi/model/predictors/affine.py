@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytensor.scalar as ps
 
 from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import toposort
 from pytensor.sparse.math import Dot as SparseDot
 from pytensor.sparse.math import StructuredDot
@@ -41,40 +42,80 @@ def predictors(logp: Variable, theta: Variable, facts: Facts) -> list[Variable]:
     >>> found.type.shape
     (5,)
     """
+    affine, nodes = _affine(theta, facts)
+    # Conditions count, too, through which no derivative passes.
+    others = (node for node in toposort([logp]) if node not in nodes)
+    return list(dict.fromkeys(_root(i, facts) for node in others for i in node.inputs if i in affine))
+
+
+def grouped(logp: Variable, theta: Variable, facts: Facts) -> Variable:
+    """Return log p with the affine operands of sums that are not affine added up first."""
+    affine, nodes = _affine(theta, facts)
+    sums = {}
+    for node in facts.nodes:
+        if node in nodes or not isinstance(node.op, Elemwise) or not isinstance(node.op.scalar_op, ps.Add):
+            continue
+        parts = [i for i in node.inputs if i in affine]
+        others = [i for i in node.inputs if i not in affine]
+        if len(parts) > 1:
+            sums[node.outputs[0]] = node.op(node.op(*parts), *others)
+    if not sums:
+        return logp
+    # Sums within sums: the outer ones are made of the inner ones that stand in for them.
+    [result] = clone_replace([logp], sums, rebuild_strict=False)
+    return result
+
+
+def _affine(theta: Variable, facts: Facts) -> tuple[set[Variable], set[Apply]]:
+    """Return the variables that are affine functions of theta, and the nodes that make them."""
     affine, nodes = {theta}, set[Apply]()
     for node in facts.nodes:
         if _is_affine(node, facts, affine):
             affine.update(node.outputs)
             nodes.add(node)
-    # Conditions count, too, through which no derivative passes.
-    others = (node for node in toposort([logp]) if node not in nodes)
-    return list(dict.fromkeys(i for node in others for i in node.inputs if i in affine))
+    return affine, nodes
+
+
+def _root(var: Variable, facts: Facts) -> Variable:
+    """Return the affine function that a variable is a rescaled, shifted or rearranged copy of."""
+    while var.owner is not None:
+        varying = set(varying_inputs(var.owner, facts))
+        copies = isinstance(var.owner.op, Elemwise) or moved_inputs(var.owner, facts) is not None
+        if not copies or len(varying) != 1:
+            break
+        [var] = varying
+    return var
 
 
 def _is_affine(node: Apply, facts: Facts, affine: set[Variable]) -> bool:
     """Tell whether the outputs of a node are affine functions of theta, given which variables before it are."""
-    active = facts.active_inputs(node)
-    if not all(i in affine for i in active) or any(_is_step(i, facts) for i in node.inputs):
+    if not all(i in affine for i in varying_inputs(node, facts)):
         return False
+    return is_linear(node, facts)
+
+
+def is_linear(node: Apply, facts: Facts) -> bool:
+    """Tell whether the outputs of a node are affine functions of those of its inputs that are not known."""
     if (moved := moved_inputs(node, facts)) is not None:
-        return all(i in moved for i in active)
+        return all(i in moved for i in varying_inputs(node, facts))
     op = core_op(node.op)
     rules = [rule for kind, rule in _RULES.items() if isinstance(op, kind) and (op is node.op or kind in _BATCHED)]
     return bool(rules) and rules[0](node, facts)
 
 
-def _is_step(var: Variable, facts: Facts) -> bool:
-    return not (facts.is_known(var) or facts.is_active(var))
+def varying_inputs(node: Apply, facts: Facts) -> list[Variable]:
+    """Return the inputs of a node that are not known: those through which derivatives pass, and steps."""
+    return [i for i in node.inputs if not facts.is_known(i)]
 
 
 def _elemwise(node: Apply, facts: Facts) -> bool:
-    scalar_op, active = node.op.scalar_op, facts.active_inputs(node)
+    scalar_op, varying = node.op.scalar_op, varying_inputs(node, facts)
     if isinstance(scalar_op, ps.Add | ps.Sub | ps.Neg | ps.Identity | ps.Cast):
         return True
     if isinstance(scalar_op, ps.Mul):
-        return sum(i in active for i in node.inputs) == 1
+        return len(varying) == 1
     if isinstance(scalar_op, ps.TrueDiv):
-        return not facts.is_active(node.inputs[1])
+        return facts.is_known(node.inputs[1])
     return isinstance(scalar_op, ps.Switch) and facts.is_known(node.inputs[0])
 
 

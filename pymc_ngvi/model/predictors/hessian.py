@@ -7,29 +7,21 @@ each row: as many products as a row has predictors give it, however many coordin
 from collections.abc import Callable
 
 import numpy as np
-import pytensor.tensor as pt
 
-from pytensor.compile import Function
-from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
-from pytensor.graph.replace import graph_replace
-from pytensor.graph.traversal import ancestors
 from scipy import sparse
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.model.graphs import cost, graph
 from pymc_ngvi.model.graphs.backends import without_c
-from pymc_ngvi.model.predictors.affine import predictors
+from pymc_ngvi.model.predictors.found import Compile, Predictors
 from pymc_ngvi.model.predictors.linear_map import LinearMap
 from pymc_ngvi.model.sparsity.colouring import Colouring
-from pymc_ngvi.model.sparsity.dependence import Dependences
-from pymc_ngvi.model.sparsity.dependence_sets import Dependence, TooDenseError, joined
-from pymc_ngvi.model.sparsity.dependence_values import Facts
+from pymc_ngvi.model.sparsity.dependence_sets import TooDenseError
 from pymc_ngvi.model.sparsity.hessian import ColouredHessian, colour, slices
 from pymc_ngvi.model.sparsity.interaction import PatternSearch
 
-type Compile = Callable[[list[Variable], Variable | list[Variable]], Function]
 type Simplify = Callable[[list[Variable]], list[Variable]]
 
 #: Numbers in the predictors of draws that are evaluated at a time.
@@ -56,43 +48,21 @@ class PredictorHessian:
     """
 
     def __init__(self, logp: Variable, theta: Variable, simplify: Simplify, compile_: Compile) -> None:
-        self._theta = theta
-        self._facts = Facts(logp, theta)
-        self._found = predictors(logp, theta, self._facts)
-        if self._found in ([], [theta]):
+        self._predictors = Predictors(logp, theta, compile_)
+        if self._predictors.are_theta:
             raise ValueError("no affine function but theta itself")
-        self._shared = [v for v in ancestors([logp]) if isinstance(v, SharedVariable)]
-        eta = pt.vector("predictors", dtype="float64", shape=(sum(map(self._size, self._found)),))
+        eta = self._predictors.vector
         with without_c():
-            [inner] = simplify([self._on_predictors(logp, eta)])
+            [inner] = simplify([self._predictors.density()])
             self._search = PatternSearch(inner, eta)
-            self._data = self._now()
             found = self._colour()  # before anything is compiled
             [grad] = simplify([graph.gradient(inner, eta)])
             direction = eta.type("direction")
             [product] = simplify([graph.hessian_product(grad, eta, direction)])
             draws, directions, along = graph.over_draws_and_directions(product, eta, direction)
-            points, [values] = graph.over_draws([pt.concatenate([var.ravel() for var in self._found])], theta)
         self._function = compile_([draws, directions], along)
-        self._evaluate = compile_([points], values)
         self._widest = cost.estimate([inner, grad]).widest
         self._coloured = ColouredHessian(*found, self._products, self._widest)
-        self._map = self._linear_map()
-
-    def _size(self, var: Variable) -> int:
-        return int(np.prod(self._facts.shape(var)))
-
-    def _on_predictors(self, logp: Variable, eta: Variable) -> Variable:
-        """Return log p as a function of all predictors, one after the other."""
-        pieces, start = {}, 0
-        for var in self._found:
-            shape = self._facts.shape(var)
-            pieces[var] = pt.specify_shape(eta[start : start + self._size(var)].reshape(shape), shape)
-            start += self._size(var)
-        [inner] = graph_replace([logp], pieces, strict=False)
-        if self._theta in set(ancestors([inner])):
-            raise ValueError("theta has a part that is no predictor's")
-        return inner
 
     def _colour(self) -> tuple[Pattern, Colouring]:
         pattern = self._search.run().pattern
@@ -105,22 +75,10 @@ class PredictorHessian:
         with np.errstate(all="ignore"):  # densities overflow far from the mode: the caller sees what is not finite
             return np.asarray(self._function(np.ascontiguousarray(points), np.ascontiguousarray(directions)))
 
-    def _linear_map(self) -> LinearMap:
-        dependences, n_dim = Dependences(self._facts, self._theta), self._theta.type.shape[0]
-        sets, indices = joined([dependences.of(var) for var in self._found])
-        of_all = Dependence(sets, np.concatenate([index.ravel() for index in indices]))
-        return LinearMap.of(lambda theta: np.asarray(self._evaluate(theta)), of_all, n_dim)
-
-    def _now(self) -> list[object]:
-        return [var.get_value(borrow=True) for var in self._shared]
-
     def _refresh(self) -> None:
-        """Take the data as they are now: ``pm.set_data`` puts other arrays in the place of the old ones."""
-        now = self._now()
-        if any(new is not old for new, old in zip(now, self._data, strict=True)):
-            self._facts.refresh()
+        """Take the data as they are now."""
+        if self._predictors.refresh():
             self._coloured = ColouredHessian(*self._colour(), self._products, self._widest)
-            self._map, self._data = self._linear_map(), now
 
     @property
     def n_colours(self) -> int:
@@ -131,7 +89,7 @@ class PredictorHessian:
     def linear_map(self) -> LinearMap:
         """The predictors as functions of theta."""
         self._refresh()
-        return self._map
+        return self._predictors.linear_map
 
     def mean(self, theta: Array) -> sparse.csr_array:
         """Return the mean Hessian with respect to the predictors over draws, (n_draws, n_dim).

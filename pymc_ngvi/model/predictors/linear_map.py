@@ -14,8 +14,13 @@ from pymc_ngvi.model.sparsity.dependence_sets import Dependence
 
 #: Share of the rows from which on a column is kept as a dense one.
 _DENSE = 0.2
+#: Time of a product of two entries of a sparse matrix in that of one in a dense product; entries of a dense matrix, at
+#: most.
+_SLOWER, _MOST_DENSE = 200.0, 2**27
 #: Numbers of all predictors that are evaluated at once.
 _MOST_ELEMENTS = 2**22
+#: Numbers of dense columns that are multiplied at once.
+_AT_A_TIME = 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +58,7 @@ class LinearMap:
         index = dependence.index.ravel()
         sets = dependence.sets.astype(np.int64)
         share = (sets.T @ np.bincount(index, minlength=sets.shape[0])) / max(len(index), 1)
-        is_dense = np.asarray(share > _DENSE)
+        is_dense = np.asarray(share > _DENSE) | _is_cheaper_dense(sets, index)
         columns = np.flatnonzero(is_dense)
         few = _with_columns(sets, ~is_dense)
         colours = _colours(few)
@@ -97,10 +102,10 @@ class LinearMap:
 
     def quadratic(self, matrix: sparse.csr_array) -> Array:
         """Return X^T M X, (n_dim, n_dim), for a symmetric sparse matrix M."""
-        result: Array = self._of_rest(matrix).toarray()
+        result: Array = self._of_rest(matrix).toarray() if self.rest.nnz else np.zeros((self.rest.shape[1],) * 2)
         if len(self.columns):
-            product = matrix @ self.dense
-            result[np.ix_(self.columns, self.columns)] += self.dense.T @ product
+            product = matrix @ self.dense if self.rest.nnz else np.empty(0)
+            result[np.ix_(self.columns, self.columns)] += self._of_dense(matrix)
             if self.rest.nnz:
                 across = self.rest.T @ product
                 result[:, self.columns] += across
@@ -130,6 +135,23 @@ class LinearMap:
         result[self.columns] += np.einsum("ij,ij->j", self.dense, matrix @ self.dense)
         return result
 
+    def _of_dense(self, matrix: sparse.csr_array) -> Array:
+        """Return D^T M D for the dense columns D."""
+        n, p = self.dense.shape
+        total = np.zeros((p, p))
+        weights = (
+            matrix.diagonal() if matrix.nnz <= n and not (matrix - sparse.diags_array(matrix.diagonal())).nnz else None
+        )
+        sign = 0.0 if weights is None else float(np.all(weights >= 0.0)) - float(np.all(weights <= 0.0))
+        for start in range(0, n, max(1, _AT_A_TIME // p)):
+            rows = slice(start, start + max(1, _AT_A_TIME // p))
+            if weights is not None and sign:  # a matrix times its transpose takes half of the work
+                half = np.sqrt(np.abs(weights[rows]))[:, None] * self.dense[rows]
+                total += sign * (half.T @ half)
+            else:
+                total += self.dense[rows].T @ (matrix[rows] @ self.dense)
+        return total
+
     def _of_rest(self, matrix: sparse.csr_array) -> sparse.csr_array:
         return sparse.csr_array(self.rest.T @ (matrix @ self.rest))
 
@@ -144,6 +166,13 @@ def entries_of(matrix: sparse.csr_array, pattern: Pattern) -> Array:
     if not len(there):
         return np.zeros(len(wanted))
     return np.where(there[at] == wanted, matrix.data[at], 0.0)
+
+
+def _is_cheaper_dense(sets: sparse.csr_array, index: NDArray[np.int64]) -> bool:
+    """Tell whether sparse products would take longer than dense ones, entry by entry as they are."""
+    n_entries = np.diff(sets.indptr).astype(np.float64)[index]
+    n_dim = np.count_nonzero(np.bincount(sets.indices, minlength=sets.shape[1]))
+    return n_dim * len(index) <= _MOST_DENSE and n_dim**2 * len(index) < _SLOWER * float(np.sum(n_entries**2))
 
 
 def _colours(sets: sparse.csr_array) -> NDArray[np.intp]:

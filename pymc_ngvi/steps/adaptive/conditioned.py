@@ -1,13 +1,14 @@
 """A log density given some of its coordinates, which get a narrow Gaussian of their own."""
 
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.types import Array, Density, MeanHessian
+from pymc_ngvi.core.types import Array, Density, Expectation, MeanHessian, RowsTarget, Spread
 
 
 class Conditioned:
@@ -40,10 +41,33 @@ class Conditioned:
         """Return the mean of hess log p over draws."""
         return _GivenHessian(self._target.mean_hessian(self._given(theta)), self._index, self._sd**2, self.n_dim)
 
+    def expected(self, q: Spread, *, check: bool = False) -> Expectation:
+        """Return the expectation under a Gaussian, where that of the whole is known without draws."""
+        whole = cast(RowsTarget, self._target).expected(_Given(q, self._index, self._point), check=check)
+        apart, grad = q.location[self._index] - self._point, whole.grad.copy()
+        grad[self._index] = -apart / self._sd**2
+        square = (apart**2 + q.covariances(self._index, self._index)) / self._sd**2
+        hessian = _GivenHessian(whole.hessian, self._index, self._sd**2, self.n_dim)
+        return Expectation(whole.value - 0.5 * float(square.sum()), whole.error, grad, hessian)
+
     def _given(self, theta: Array) -> Array:
         given = theta.copy()
         given[:, self._index] = self._point
         return given
+
+
+class _Given:
+    """A Gaussian with some coordinates at a point."""
+
+    def __init__(self, q: Spread, index: NDArray[np.intp], point: Array) -> None:
+        self._q, self._is_given = q, np.zeros(len(q.location), dtype=bool)
+        self._is_given[index] = True
+        self.location = q.location.copy()
+        self.location[index] = point
+
+    def covariances(self, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
+        """Return entries of the covariance, (n,)."""
+        return np.where(self._is_given[rows] | self._is_given[cols], 0.0, self._q.covariances(rows, cols))
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class Tools(NamedTuple):
     fresh: BaseDraws
 
 
-def lost_scales(target: Density, q: GaussianState) -> list[NDArray[np.intp]]:
+def lost_scales(target: Density, estimator: Estimator, q: GaussianState) -> list[NDArray[np.intp]]:
     """Return the coordinates of scales that follow q instead of the data, those in one array to be moved together.
 
     It takes one Hessian, and none for a target that does not tell which coordinates are logarithms of positive
@@ -57,7 +57,7 @@ def lost_scales(target: Density, q: GaussianState) -> list[NDArray[np.intp]]:
     positive: Sequence[NDArray[np.intp]] = getattr(getattr(target, "info", None), "positive", ())
     if not positive or not target.has_hessian or not hasattr(q, "precision_product"):
         return []
-    own = -target.mean_hessian(q.mean()[None]).diagonal()
+    own = -estimator.hessian_at_mean(target, q).diagonal()
     groups: list[NDArray[np.intp]] = []
     for index in (i for i in positive if len(i) <= _MANY):
         unit = np.zeros((len(index), q.n_dim))
@@ -77,7 +77,7 @@ def recovered(tools: Tools, q: GaussianState) -> GaussianState | None:
     tools : Tools
     q : GaussianState
     """
-    groups = lost_scales(tools.target, q)
+    groups = lost_scales(tools.target, tools.estimator, q)
     if not groups:
         return None
     start, best = q, tools.estimator.evaluate(tools.target, q, tools.fresh)
@@ -110,6 +110,8 @@ def _is_better(new: Evaluation, old: Evaluation) -> bool:
     if not (new.finite.all() and old.finite.all()):
         return bool(np.isfinite(new.elbo) and new.finite.sum() > old.finite.sum())
     gain = new.elbo - old.elbo
+    if not len(new.logp):  # known without draws
+        return bool(gain > _LEAST_GAIN)
     difference = new.logp - old.logp
     se = float(np.std(difference, ddof=1)) / np.sqrt(len(difference))
     return bool(gain > max(_LEAST_GAIN, _N_SE * se))

@@ -1,0 +1,111 @@
+"""Quadrature rules for expectations under normal distributions of few dimensions.
+
+Gauss-Hermite rules are exact for polynomials and all but exact where a normal is narrow beside what is integrated.
+Elsewhere the trapezoidal rule converges faster than any power of its spacing [1]_; each further level has half of it,
+and reaches farther. In four and more dimensions, grids are sparse [2]_.
+
+References
+----------
+.. [1] L. N. Trefethen and J. A. C. Weideman (2014). The exponentially convergent trapezoidal rule. SIAM Review 56(3).
+   https://doi.org/10.1137/130932132
+.. [2] F. Heiss and V. Winschel (2008). Likelihood approximation by numerical integration on sparse grids. Journal of
+   Econometrics 144(1). https://doi.org/10.1016/j.jeconom.2007.12.004
+"""
+
+import functools
+import math
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pymc_ngvi.core.values import Array
+
+#: Nodes of Gauss-Hermite rules, by level, in each of one, two and three dimensions; and of the trapezoidal rules that
+#: follow, spacing and reach.
+_GAUSS = {1: (6, 12), 2: (6, 12), 3: (5, 9, 14)}
+_TRAPEZOIDAL = {
+    1: ((0.5, 8.0), (0.25, 12.0), (0.125, 16.0), (0.0625, 20.0), (0.03125, 24.0), (0.015625, 24.0)),
+    2: ((0.5, 8.0), (0.25, 12.0)),
+    3: (),
+}
+#: Levels of sparse grids in more dimensions, and the nodes of the rules of one dimension that they are made of.
+_SPARSE, _NODES = (2, 3, 4), (1, 3, 5, 7, 9)
+
+
+#: Nodes nearer to 0 are 0; decimals in which nodes are told apart.
+_ZERO, _DECIMALS = 1e-12, 12
+
+
+class Rule(NamedTuple):
+    """Nodes, and the weights of expectations with them.
+
+    Parameters
+    ----------
+    nodes : ndarray, shape (n_nodes, k)
+    weights : ndarray, shape (1 + k + k (k + 1) / 2, n_nodes)
+        Those of f, of z f, and of (z z^T - I) f, lower triangle by rows, for a standard normal z.
+    """
+
+    nodes: Array
+    weights: Array
+
+
+def n_levels(k: int) -> int:
+    """Return the number of rules in ``k`` dimensions."""
+    return len(_GAUSS[k]) + len(_TRAPEZOIDAL[k]) if k in _GAUSS else len(_SPARSE)
+
+
+@functools.cache
+def rule(k: int, level: int) -> Rule:
+    """Return a rule; each level is finer than the one before."""
+    if k not in _GAUSS:
+        nodes, weights = _sparse_grid(k, _SPARSE[level])
+    elif level < len(_GAUSS[k]):
+        nodes, weights = _product([_gauss(_GAUSS[k][level])] * k)
+    else:
+        nodes, weights = _product([_trapezoidal(*_TRAPEZOIDAL[k][level - len(_GAUSS[k])])] * k)
+    i, j = np.tril_indices(k)
+    second = nodes[:, i] * nodes[:, j] - (i == j)
+    parts = np.concatenate([np.ones((len(nodes), 1)), nodes, second], axis=1)
+    return Rule(nodes, np.ascontiguousarray((weights[:, None] * parts).T))
+
+
+def _gauss(n: int) -> tuple[Array, Array]:
+    z, w = np.polynomial.hermite_e.hermegauss(n)
+    return np.where(np.abs(z) < _ZERO, 0.0, z), w / w.sum()
+
+
+def _trapezoidal(spacing: float, reach: float) -> tuple[Array, Array]:
+    n = round(reach / spacing)
+    z = spacing * np.arange(-n, n + 1)
+    w = np.exp(-0.5 * z * z)
+    return z, w / w.sum()
+
+
+def _product(axes: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
+    """Return nodes, (n_nodes, k), and weights of a product of rules of one dimension."""
+    nodes = np.stack([z.ravel() for z in np.meshgrid(*[z for z, _ in axes], indexing="ij")], axis=1)
+    return nodes, functools.reduce(np.multiply.outer, [w for _, w in axes]).ravel()
+
+
+def _sparse_grid(k: int, level: int) -> tuple[Array, Array]:
+    """Return a sparse grid: a sum of products of rules that are fine in few dimensions at a time [2]_."""
+    nodes, weights = [], []
+    for total in range(max(0, level - k + 1), level + 1):
+        sign = (-1) ** (level - total) * math.comb(k - 1, level - total)
+        for sizes in _compositions(total, k):
+            z, w = _product([_gauss(_NODES[i]) for i in sizes])
+            nodes.append(z)
+            weights.append(sign * w)
+    distinct, place = np.unique(np.round(np.concatenate(nodes), _DECIMALS), axis=0, return_inverse=True)
+    return distinct, np.bincount(place.ravel(), np.concatenate(weights))
+
+
+def _compositions(total: int, k: int) -> Iterator[tuple[int, ...]]:
+    if k == 1:
+        yield (total,)
+        return
+    for first in range(total + 1):
+        yield from ((first, *others) for others in _compositions(total - first, k - 1))

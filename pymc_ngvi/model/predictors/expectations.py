@@ -1,0 +1,158 @@
+"""Expectations of log p under a Gaussian q of theta, where log p is a sum over rows: without draws."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from pytensor.graph.basic import Variable
+from scipy import sparse
+
+from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.target import Expectation, Spread
+from pymc_ngvi.core.values import Array
+from pymc_ngvi.model.graphs import graph
+from pymc_ngvi.model.graphs.backends import without_c
+from pymc_ngvi.model.predictors.covariances import PairCovariances
+from pymc_ngvi.model.predictors.expectation import RowFunction, roots
+from pymc_ngvi.model.predictors.found import Compile, Predictors
+from pymc_ngvi.model.predictors.mean_hessian import PredictorMeanHessian
+from pymc_ngvi.model.predictors.terms import Terms, terms_of
+from pymc_ngvi.model.sparsity.dependence_values import Facts
+
+type Simplify = Callable[[list[Variable]], list[Variable]]
+
+#: Nats that quadrature may be off by, all rows together, where their functions are smooth; the least for a row.
+_TOLERANCE, _LEAST = 1e-5, 1e-13
+#: Relative difference of two values of log p that is rounding.
+_ROUNDING = 1e-9
+
+
+class Expectations:
+    """Expectations of a log density that is a sum over rows.
+
+    Parameters
+    ----------
+    logp : pytensor scalar
+        Simplified.
+    theta : pytensor vector
+    simplify, compile_ : callable
+        How graphs are simplified, and compiled.
+
+    Raises
+    ------
+    ValueError, TooDenseError
+        Where log p has a part that is no row.
+    """
+
+    def __init__(
+        self,
+        logp: Variable,
+        theta: Variable,
+        simplify: Simplify,
+        compile_: Compile,
+    ) -> None:
+        self._compile, self._n = compile_, 0
+        self._predictors = Predictors(logp, theta, compile_)
+        with without_c():
+            # Checks of parameters tie all rows together; where one would fail, log p is not finite anyway.
+            [self._inner] = graph.inline_inner_graphs(simplify([self._predictors.density()]))
+        self._facts = Facts(self._inner, self._predictors.vector)
+        self._take_apart()
+
+    def _take_apart(self) -> None:
+        self.terms: Terms = terms_of(self._inner, self._predictors.vector, self._facts)
+        if self.terms.rest:
+            raise ValueError("log p has a part that is no row")
+        self._rows = [RowFunction.of(rows, self._compile) for rows in self.terms.rows]
+        self._pairs = [(rows, a, b) for rows in self._rows for a in range(rows.k) for b in range(a + 1)]
+        self._covariances = PairCovariances(
+            self._predictors.linear_map, [rows.index[:, [a, b]] for rows, a, b in self._pairs]
+        )
+        self._constant = 0.0
+
+    def anchor(self, theta: Array, logp: Array) -> bool:
+        """Take what is constant in log p from its value at a point, and tell whether others agree.
+
+        Parameters
+        ----------
+        theta : ndarray, shape (n_points, n_dim)
+        logp : ndarray, shape (n_points,)
+            There; finite at the first point.
+        """
+        self._constant = 0.0
+        rows = self.at(theta)
+        self._constant = float(logp[0] - rows[0])
+        return self.agrees(theta, logp)
+
+    def agrees(self, theta: Array, logp: Array) -> bool:
+        """Tell whether log p is what the rows add up to at points, (n_points, n_dim), where it is finite."""
+        keep = np.isfinite(logp)
+        rows = self.at(theta[keep])
+        size = 1.0 + np.abs(logp[keep]) + abs(self._constant)
+        with np.errstate(invalid="ignore"):
+            return bool(np.all(np.abs(rows - logp[keep]) <= _ROUNDING * size))
+
+    def at(self, theta: Array) -> Array:
+        """Return log p at points, (n_points,)."""
+        eta = self._predictors.linear_map(theta)
+        total: Array = self._constant + eta @ self.terms.slope
+        for rows in self._rows:
+            total += rows.values([eta[:, at] for at in rows.index.T], slice(None)).sum(axis=1)
+        return total
+
+    def refresh(self) -> bool:
+        """Take the data as they are now; tell whether they have changed, so that `anchor` is needed again.
+
+        Raises
+        ------
+        ValueError, TooDenseError
+            Where log p does not come apart any more.
+        """
+        if not self._predictors.refresh():
+            return False
+        self._facts.refresh()
+        self._take_apart()
+        return True
+
+    @property
+    def n_rows(self) -> int:
+        """Rows, all kinds together."""
+        return sum(len(rows.index) for rows in self._rows)
+
+    def under(self, q: Spread, pattern: Pattern | None, *, check: bool = False) -> Expectation:
+        """Return expectations under a Gaussian.
+
+        Parameters
+        ----------
+        q : GaussianState
+        pattern : Pattern or None
+            Entries that are asked of the Hessian.
+        check : bool
+            Whether to compare rules of quadrature, and to choose those of the rows anew.
+        """
+        linear = self._predictors.linear_map
+        self._n += 1
+        check = check or self._n & (self._n - 1) == 0
+        eta = linear(q.location[None])[0]
+        covariances = iter(self._covariances.of(q.covariances))
+        value, grad = self._constant + float(self.terms.slope @ eta), self.terms.slope.copy()
+        error = 0.0 if check else np.nan
+        entries: list[tuple[Array, Array, Array]] = []
+        tolerance = max(_TOLERANCE / max(self.n_rows, 1), _LEAST)
+        for rows in self._rows:
+            cov = np.empty((len(rows.index), rows.k, rows.k))
+            for a in range(rows.k):
+                for b in range(a + 1):
+                    cov[:, a, b] = cov[:, b, a] = next(covariances)
+            mean = eta[rows.index]
+            if check:
+                error += float(rows.refine(mean, roots(cov), tolerance).sum())
+            f, slope, second = rows.moments(mean, cov)
+            value += float(f.sum())
+            for a, at in enumerate(rows.index.T):
+                grad += np.bincount(at, slope[:, a], minlength=len(grad))
+                entries += [(second[:, a, b], at, other) for b, other in enumerate(rows.index.T)]
+        values, i, j = (np.concatenate(part) for part in zip(*entries, strict=True))
+        matrix = sparse.csr_array((values, (i, j)), shape=(len(eta), len(eta)))
+        hessian = PredictorMeanHessian(linear, matrix, pattern)
+        return Expectation(value, error, linear.transposed_times(grad[None])[0], hessian)

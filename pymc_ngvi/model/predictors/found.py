@@ -1,0 +1,115 @@
+"""The linear predictors of a log density: affine functions of theta that all else is made of."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytensor.tensor as pt
+
+from pytensor.compile import Function
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import graph_replace
+from pytensor.graph.traversal import ancestors
+
+from pymc_ngvi.core.values import Array
+from pymc_ngvi.model.graphs import graph
+from pymc_ngvi.model.graphs.backends import without_c
+from pymc_ngvi.model.predictors.affine import grouped, predictors
+from pymc_ngvi.model.predictors.linear_map import LinearMap
+from pymc_ngvi.model.sparsity.dependence import Dependences
+from pymc_ngvi.model.sparsity.dependence_sets import Dependence, joined
+from pymc_ngvi.model.sparsity.dependence_values import Facts
+
+type Compile = Callable[[list[Variable], Variable | list[Variable]], Function]
+
+
+class Predictors:
+    """Linear predictors, and log p as a function of them.
+
+    Parameters
+    ----------
+    logp : pytensor scalar
+        Simplified.
+    theta : pytensor vector
+    compile_ : callable
+        How graphs are compiled.
+
+    Attributes
+    ----------
+    vector : pytensor vector
+        All of them, one after the other.
+
+    Raises
+    ------
+    ValueError
+        Where log p has a part that is no function of them.
+    """
+
+    def __init__(self, logp: Variable, theta: Variable, compile_: Compile) -> None:
+        self._theta = theta
+        facts = Facts(logp, theta)
+        self._logp = grouped(logp, theta, facts)
+        self._facts = facts if self._logp is logp else Facts(self._logp, theta)
+        self._found = predictors(self._logp, theta, self._facts)
+        if not self._found:
+            raise ValueError("log p has no predictors")
+        self._shared = [v for v in ancestors([logp]) if isinstance(v, SharedVariable)]
+        self.vector = pt.vector("predictors", dtype="float64", shape=(sum(map(self._size, self._found)),))
+        self._evaluate = (lambda points: points) if self.are_theta else self._compiled(compile_)
+        self._data, self._map = self._now(), self._linear_map()
+
+    def _compiled(self, compile_: Compile) -> Callable[[Array], Array]:
+        with without_c():
+            everything = pt.concatenate([var.ravel() for var in self._found])
+            points, [values] = graph.over_draws([everything], self._theta)
+        function = compile_([points], values)
+        return lambda theta: np.asarray(function(theta))
+
+    @property
+    def are_theta(self) -> bool:
+        """Whether the only predictors are the coordinates themselves."""
+        return self._found == [self._theta]
+
+    def density(self) -> Variable:
+        """Return log p as a function of `vector`."""
+        pieces, start = {}, 0
+        for var in self._found:
+            shape = self._facts.shape(var)
+            pieces[var] = pt.specify_shape(self.vector[start : start + self._size(var)].reshape(shape), shape)
+            start += self._size(var)
+        [inner] = graph_replace([self._logp], pieces, strict=False)
+        if self._theta in set(ancestors([inner])):
+            raise ValueError("theta has a part that is no predictor's")
+        return inner
+
+    def refresh(self) -> bool:
+        """Take the data as they are now: ``pm.set_data`` puts other arrays in the place of the old ones.
+
+        Returns
+        -------
+        bool
+            Whether they have changed.
+        """
+        now = self._now()
+        if all(new is old for new, old in zip(now, self._data, strict=True)):
+            return False
+        self._facts.refresh()
+        self._data, self._map = now, self._linear_map()
+        return True
+
+    @property
+    def linear_map(self) -> LinearMap:
+        """The predictors as functions of theta."""
+        return self._map
+
+    def _size(self, var: Variable) -> int:
+        return int(np.prod(self._facts.shape(var)))
+
+    def _linear_map(self) -> LinearMap:
+        dependences, n_dim = Dependences(self._facts, self._theta), self._theta.type.shape[0]
+        sets, indices = joined([dependences.of(var) for var in self._found])
+        of_all = Dependence(sets, np.concatenate([index.ravel() for index in indices]))
+        return LinearMap.of(self._evaluate, of_all, n_dim)
+
+    def _now(self) -> list[object]:
+        return [var.get_value(borrow=True) for var in self._shared]

@@ -1,0 +1,152 @@
+"""Log p, a function of predictors, as a sum: of rows, each a function of a few of these, and of a rest."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+
+from pytensor.graph.basic import Variable
+
+from pymc_ngvi.core.values import Array
+from pymc_ngvi.model.graphs.backends import quick_mode, without_c
+from pymc_ngvi.model.predictors.affine import is_linear, varying_inputs
+from pymc_ngvi.model.predictors.lift import Apart, CannotLift, Lift
+from pymc_ngvi.model.sparsity.dependence_sets import Ints
+from pymc_ngvi.model.sparsity.dependence_values import Facts
+
+#: Predictors of a row, at most; groups of elements that come from different variables, at most.
+_MOST_PREDICTORS, _MOST_GROUPS = 8, 64
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Elements of log p that are the same function of different predictors.
+
+    Parameters
+    ----------
+    index : ndarray of int, shape (n_rows, k)
+        The predictors of each row.
+    slots : list of pytensor variables
+        Inputs of the function, (n_points, n_rows), one for each of the k.
+    data : dict
+        Inputs for known values, (1, n_rows) or (1, 1), with these.
+    value : pytensor variable
+        The function, (n_points, n_rows).
+    """
+
+    index: Ints
+    slots: list[Variable]
+    data: dict[Variable, Array]
+    value: Variable
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """A function of predictors as a sum.
+
+    Parameters
+    ----------
+    rows : list of Rows
+    slope : ndarray, shape (n_predictors,)
+        What is linear.
+    rest : list of (pytensor variable, ndarray)
+        Variables, functions of the predictors, that are no rows, with the weight of each of their elements.
+    """
+
+    rows: list[Rows]
+    slope: Array
+    rest: list[tuple[Variable, Array]]
+
+
+def terms_of(logp: Variable, predictors: Variable, facts: Facts) -> Terms:
+    """Take a function of predictors apart."""
+    parts = _summands(logp, predictors, facts)
+    slope = np.zeros(predictors.type.shape)
+    rest: list[tuple[Variable, Array]] = []
+    groups: dict[tuple[bytes, ...], list[Rows]] = {}
+    for var, weight in parts:
+        if var is predictors:
+            slope += weight
+            continue
+        try:
+            for rows in _rows(var, weight, predictors, facts):
+                groups.setdefault(tuple(column.tobytes() for column in rows.index.T), []).append(rows)
+        except CannotLift:
+            rest.append((var, weight))
+    return Terms([_merged(group) for group in groups.values()], slope, rest)
+
+
+def _summands(logp: Variable, predictors: Variable, facts: Facts) -> list[tuple[Variable, Array]]:
+    """Return variables that log p is linear in, up to a constant, with the weights of their elements."""
+    parts, stack, seen = [], [logp], {logp}
+    while stack:
+        var = stack.pop()
+        node = var.owner
+        if var is predictors or node is None or not is_linear(node, facts):
+            parts.append(var)
+            continue
+        for other in varying_inputs(node, facts):
+            if other not in seen:
+                seen.add(other)
+                stack.append(other)
+    weights = _weights(logp, parts, facts)
+    return [(var, w) for var, w in zip(parts, weights, strict=True) if w.any()]
+
+
+def _weights(logp: Variable, parts: list[Variable], facts: Facts) -> list[Array]:
+    if parts == [logp]:
+        return [np.ones(())]
+    # As a part may be an input of another, each stands in for itself.
+    stand_in = [part.type() for part in parts]
+    outer = pytensor.graph.replace.clone_replace([logp], dict(zip(parts, stand_in, strict=True)), rebuild_strict=False)[
+        0
+    ]
+    with without_c():
+        # The slopes are constant, but may be written with the shapes of what they are slopes in.
+        function = pytensor.function(
+            stand_in, pytensor.grad(outer, stand_in), mode=quick_mode(), on_unused_input="ignore"
+        )
+        return [np.asarray(w, dtype=np.float64) for w in function(*[np.zeros(facts.shape(part)) for part in parts])]
+
+
+def _rows(var: Variable, weight: Array, predictors: Variable, facts: Facts) -> Iterator[Rows]:
+    """Lift the elements of a variable that count, in as many groups as it takes."""
+    flat = weight.ravel()
+    waiting = [np.flatnonzero(flat)]
+    made: list[Rows] = []
+    while waiting:
+        index = waiting.pop()
+        lift = Lift(facts, predictors)
+        try:
+            value = lift.of(var, index)
+        except Apart as apart:
+            waiting += [index[apart.labels == label] for label in np.unique(apart.labels)]
+            if len(waiting) + len(made) > _MOST_GROUPS:
+                raise CannotLift("elements come from too many variables") from apart
+            continue
+        if not 0 < len(lift.slots) <= _MOST_PREDICTORS:
+            raise CannotLift(f"an element depends on {len(lift.slots)} predictors")
+        factor = pt.tensor("weight", dtype="float64", shape=(1, None))
+        columns = [np.broadcast_to(at, len(index)) for at in lift.slots.values()]
+        data = {**lift.data, factor: flat[index][None]}
+        made.append(Rows(np.stack(columns, axis=1), list(lift.slots), data, factor * value))
+    yield from made
+
+
+def _merged(group: list[Rows]) -> Rows:
+    """Return the sum of rows that are functions of the same predictors."""
+    first, *others = group
+    if not others:
+        return first
+    data = dict(first.data)
+    value = first.value
+    for other in others:
+        data.update(other.data)
+        with without_c():
+            [same] = pytensor.graph.replace.clone_replace(
+                [other.value], dict(zip(other.slots, first.slots, strict=True)), rebuild_strict=False
+            )
+        value = value + same
+    return Rows(first.index, first.slots, data, value)

@@ -1,0 +1,260 @@
+r"""Natural steps by a line search on an ELBO that is exact.
+
+Nothing is random: a step of size 1 is taken where the ELBO rises by it, a shorter one where it would fall, and the fit
+ends where neither the gradient nor the last step promises more than a small part of the tolerance. Secants correct the
+natural gradient near the optimum, where it creeps along scales of group effects.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.elbo import Elbo
+from pymc_ngvi.core.status import Status
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import (
+    Array,
+    Assessment,
+    BaseDraws,
+    Direction,
+    Estimator,
+    Evaluation,
+    GaussianState,
+    Moments,
+    StepRule,
+    Target,
+    Update,
+)
+from pymc_ngvi.estimators.quadrature import ExactEvaluation, Quadrature
+from pymc_ngvi.steps.adaptive.growth import Growth
+from pymc_ngvi.steps.adaptive.scales import MAX_RECOVERIES, Tools, recovered
+from pymc_ngvi.steps.adaptive.secant import Pair, correct, moments_of, natural_gradient, trusted
+from pymc_ngvi.steps.schedule.linesearch import Failure, search
+from pymc_ngvi.steps.schedule.state import Step
+from pymc_ngvi.steps.schedule.tolerance import Tolerance
+
+#: Steps kept for the secant correction: where the metric is exact, and where it is not; the gap in nats, and for each
+#: coordinate, below which steps are learned from; part of what its slope promises that a corrected step must gain.
+_N_PAIRS, _N_PAIRS_INEXACT, _NEAR, _NEAR_PER_DIM, _LEAST_RATIO = 8, 12, 0.5, 5e-3, 0.1
+#: Part of what the slope promises, from which on a step could have been longer, and the longest.
+_FLAT, _LONGEST = 0.75, 64.0
+#: Part of the tolerance that a converged fit may have left: what is exact may as well be found exactly.
+_PART = 0.02
+#: Steps in a row that gain nothing, after which there is nothing to gain.
+_MOST_IDLE = 3
+#: Relative rounding of an ELBO.
+_ROUNDING = 1e-12
+_NO_DRAWS = BaseDraws(np.empty((0, 0)), 1)
+
+
+@stored("linesearch.state")
+@dataclass(frozen=True)
+class LineSearchState:
+    """What one iteration hands to the next.
+
+    Parameters
+    ----------
+    q : GaussianState
+    elbo : float
+    moments : Moments
+    step_size : float
+        The last one accepted.
+    next_step_size : float
+        To be tried next.
+    pairs : tuple of Pair
+        Recent steps.
+    left : float
+        Nats still to be gained, as the gradient and the curvature that the steps have met tell.
+    gain : float
+        Nats gained by the last step.
+    idle : int
+        Steps in a row that gained nothing.
+    stalled, blind : bool
+        The last search found no step; none of those that it tried has a finite ELBO.
+    growth : Growth
+        Of standard deviations.
+    n_recoveries : int
+        Times that may follow in which lost scales are looked for.
+    """
+
+    q: GaussianState
+    elbo: float
+    moments: Moments
+    step_size: float = 1.0
+    next_step_size: float = 1.0
+    pairs: tuple[Pair, ...] = ()
+    left: float = np.inf
+    gain: float = np.inf
+    idle: int = 0
+    stalled: bool = False
+    blind: bool = False
+    growth: Growth = field(default_factory=Growth)
+    n_recoveries: int = MAX_RECOVERIES
+
+    n_draws = 0
+    n_dropped = 0
+
+    @property
+    def gap(self) -> float:
+        """Nats still to be gained, estimated."""
+        return max(self.moments.gap, self.left) if np.isfinite(self.left) else self.moments.gap
+
+    @property
+    def growing(self) -> NDArray[np.intp]:
+        """Coordinates whose standard deviations grow without end, those that grew most first."""
+        return self.growth.coordinates()
+
+
+class LineSearch(StepRule[GaussianState, LineSearchState]):
+    """Natural steps that never lower an exact ELBO; see `StepRule` for the parameters."""
+
+    takes: ClassVar[frozenset[str]] = frozenset()
+    takes_any_start = True
+
+    def __init__(
+        self,
+        target: Target,
+        update: Update,
+        estimator: Estimator,
+        *,
+        direction: Direction | None = None,
+        seed: int,
+        tol: float = 0.05,
+        stl: bool = True,
+    ) -> None:
+        if not isinstance(estimator, Quadrature):
+            raise TypeError("a line search needs an ELBO without noise: take estimator='quadrature'")
+        self._target, self._update, self._estimator = target, update, estimator
+        self._tolerance = Tolerance(tol)
+
+    def first_evaluation(self, q: GaussianState) -> Evaluation:
+        """Evaluate a starting state."""
+        return self._estimator.evaluate(self._target, q, _NO_DRAWS)
+
+    def init(self, q: GaussianState) -> LineSearchState:
+        """Return the state before the first iteration."""
+        evaluation = self.first_evaluation(q)
+        return LineSearchState(q, evaluation.elbo, self._measured(q, evaluation), growth=Growth(first=q.sd()))
+
+    def step(self, state: LineSearchState) -> LineSearchState:
+        """Take one step."""
+        new = self._stepped(state)
+        # Where the gradient promises little, scales may be lost.
+        is_near = new.moments.gap < _near(new.q) <= state.moments.gap
+        return self._with_scales(new) if new.n_recoveries and (is_near or self._is_solved(new)) else new
+
+    def _with_scales(self, state: LineSearchState) -> LineSearchState:
+        """Look for lost scales elsewhere; return the state as it is where none are."""
+        tools = Tools(self._target, self._update, self._estimator, _NO_DRAWS, _NO_DRAWS)
+        q = recovered(tools, state.q)
+        if q is None:
+            return replace(state, n_recoveries=0 if self._is_solved(state) else state.n_recoveries)
+        return replace(self.init(q), growth=state.growth, n_recoveries=state.n_recoveries - 1)
+
+    def _stepped(self, state: LineSearchState) -> LineSearchState:
+        gradient = natural_gradient(state.q, state.moments)
+        if state.pairs and state.moments.gap < _near(state.q):
+            direction = correct(state.pairs, gradient)
+            slope = float(direction @ gradient)
+            step = self._search(state, direction, slope) if slope > 0.0 else Failure.NOT_ACCEPTED
+            if not isinstance(step, Failure) and self._gain(state, step) >= _LEAST_RATIO * step.size * slope:
+                return self._moved(state, step, gradient, slope)
+        state = replace(state, pairs=())
+        slope = 2.0 * state.moments.gap
+        step = self._search(state, gradient, slope)
+        if isinstance(step, Failure):
+            return replace(state, stalled=True, blind=step is Failure.NOT_FINITE, next_step_size=1.0)
+        return self._moved(state, step, gradient, slope)
+
+    def terminate(self, state: LineSearchState) -> Status | None:
+        """Return why to stop, or None to go on."""
+        if state.growth.is_unbounded:
+            return Status.UNBOUNDED
+        if self._is_solved(state):
+            return Status.CONVERGED
+        if state.stalled:
+            return Status.NO_FINITE_TRIAL if state.blind else Status.STALLED
+        return None
+
+    def assess(self, state: LineSearchState) -> Assessment:
+        """Compare the quadrature with finer rules."""
+        evaluation = self._estimator.checked(self._target, state.q)
+        elbo = Elbo(evaluation.elbo, evaluation.expectation.error)
+        none = evaluation.theta
+        return Assessment(none, none[:, 0], np.empty((0, 1), dtype=np.intp), state.gap, 0.0, elbo=elbo)
+
+    def conclude(self, status: Status, assessment: Assessment) -> Status:
+        """Return the status as it is."""
+        return status
+
+    def reopen(self, state: LineSearchState) -> LineSearchState:
+        """Return a state in which a fit that ended may try again."""
+        return replace(state, stalled=False, idle=0, pairs=())
+
+    def _measured(self, q: GaussianState, evaluation: Evaluation) -> Moments:
+        return self._estimator.moments(self._target, q, _NO_DRAWS, evaluation)
+
+    def _is_solved(self, state: LineSearchState) -> bool:
+        if state.idle >= _MOST_IDLE or state.stalled:
+            return state.gap < self._tolerance.least(state.q)
+        return max(state.gap, state.gain) < _PART * self._tolerance.least(state.q)
+
+    def _gain(self, state: LineSearchState, step: Step[GaussianState, ExactEvaluation]) -> float:
+        return step.evaluation.elbo - state.elbo
+
+    def _search(
+        self, state: LineSearchState, direction: Array, slope: float
+    ) -> Step[GaussianState, ExactEvaluation] | Failure:
+        """Go along a direction as far as the ELBO does not fall."""
+        slack = _ROUNDING * (1.0 + abs(state.elbo))
+
+        def propose(rho: float) -> GaussianState | None:
+            # Beyond a full step, the direction is longer, not the part of the old precision that is left negative.
+            moments = moments_of(state.q, state.moments, max(rho, 1.0) * direction)
+            return self._update(state.q, moments, min(rho, 1.0), True)
+
+        found = search(
+            propose,
+            lambda q: self._estimator.evaluate(self._target, q, _NO_DRAWS),
+            lambda evaluation: bool(np.isfinite(evaluation.elbo) and evaluation.elbo >= state.elbo - slack),
+            elbo=state.elbo,
+            slope=slope,
+            first=state.next_step_size,
+        )
+        return found if isinstance(found, Failure) else found._replace(direction=found.size * direction)
+
+    def _moved(
+        self, state: LineSearchState, step: Step[GaussianState, ExactEvaluation], gradient: Array, slope: float
+    ) -> LineSearchState:
+        moments = self._measured(step.q, step.evaluation)
+        gain = self._gain(state, step)
+        after = natural_gradient(step.q, moments)
+        pairs, most = state.pairs, _N_PAIRS if state.q.exact_metric else _N_PAIRS_INEXACT
+        if step.direction is not None and (not state.q.exact_metric or state.moments.gap < _near(state.q)):
+            pair = Pair(step.direction, gradient - after)
+            pairs = (*pairs, pair)[-most:] if trusted(pair, state.q) else pairs
+        # A quadratic whose curvature is the metric's gains half of what its slope promises; more tells of a plateau.
+        is_flat = gain > _FLAT * step.size * slope
+        longest = _LONGEST if is_flat and step.size >= 1.0 else 1.0
+        return replace(
+            state,
+            q=step.q,
+            elbo=step.evaluation.elbo,
+            moments=moments,
+            step_size=step.size,
+            next_step_size=min(longest, 2.0 * step.size),
+            pairs=pairs,
+            left=0.5 * float(after @ correct(pairs, after)),
+            gain=gain,
+            idle=0 if gain > _ROUNDING * (1.0 + abs(state.elbo)) else state.idle + 1,
+            stalled=False,
+            growth=state.growth.after(step.q),
+        )
+
+
+def _near(q: GaussianState) -> float:
+    """Return the gap below which steps are learned from."""
+    return _NEAR + _NEAR_PER_DIM * q.n_dim
