@@ -74,7 +74,8 @@ def rule(k: int, level: int) -> Rule:
 
 def _gauss(n: int) -> tuple[Array, Array]:
     z, w = np.polynomial.hermite_e.hermegauss(n)
-    return np.where(np.abs(z) < _ZERO, 0.0, z), w / w.sum()
+    nodes: Array = np.where(np.abs(z) < _ZERO, 0.0, z)
+    return nodes, w / w.sum()
 
 
 def _trapezoidal(spacing: float, reach: float) -> tuple[Array, Array]:
@@ -87,7 +88,8 @@ def _trapezoidal(spacing: float, reach: float) -> tuple[Array, Array]:
 def _product(axes: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
     """Return nodes, (n_nodes, k), and weights of a product of rules of one dimension."""
     nodes = np.stack([z.ravel() for z in np.meshgrid(*[z for z, _ in axes], indexing="ij")], axis=1)
-    return nodes, functools.reduce(np.multiply.outer, [w for _, w in axes]).ravel()
+    weights: Array = functools.reduce(np.multiply.outer, [w for _, w in axes]).ravel()
+    return nodes, weights
 
 
 def _sparse_grid(k: int, level: int) -> tuple[Array, Array]:

@@ -54,7 +54,7 @@ class RowFunction:
     @property
     def k(self) -> int:
         """Predictors of a row."""
-        return self.index.shape[1]
+        return int(self.index.shape[1])
 
     def values(self, predictors: list[Array], at: NDArray[np.int64] | slice) -> Array:
         """Return values, (n_points, n_rows), at predictors of that shape each."""

@@ -172,7 +172,8 @@ def _is_cheaper_dense(sets: sparse.csr_array, index: NDArray[np.int64]) -> bool:
     """Tell whether sparse products would take longer than dense ones, entry by entry as they are."""
     n_entries = np.diff(sets.indptr).astype(np.float64)[index]
     n_dim = np.count_nonzero(np.bincount(sets.indices, minlength=sets.shape[1]))
-    return n_dim * len(index) <= _MOST_DENSE and n_dim**2 * len(index) < _SLOWER * float(np.sum(n_entries**2))
+    fits, work = n_dim * len(index) <= _MOST_DENSE, float(n_dim) ** 2 * len(index)
+    return bool(fits and work < _SLOWER * np.sum(n_entries**2))
 
 
 def _colours(sets: sparse.csr_array) -> NDArray[np.intp]:
