@@ -2,7 +2,7 @@
 
 Gauss-Hermite rules are exact for polynomials and all but exact where a normal is narrow beside what is integrated.
 Elsewhere the trapezoidal rule converges faster than any power of its spacing [1]_; each further level has half of it,
-and reaches farther. In four and more dimensions, grids are sparse [2]_.
+and reaches farther. In three and more dimensions, grids are sparse [2]_.
 
 References
 ----------
@@ -22,16 +22,15 @@ import numpy as np
 
 from pymc_ngvi.core.values import Array
 
-#: Nodes of Gauss-Hermite rules, by level, in each of one, two and three dimensions; and of the trapezoidal rules that
+#: Nodes of Gauss-Hermite rules, by level, in each of one and two dimensions; and of the trapezoidal rules that
 #: follow, spacing and reach.
-_GAUSS = {1: (6, 12), 2: (6, 12), 3: (5, 9, 14)}
+_GAUSS = {1: (6, 12), 2: (6, 12)}
 _TRAPEZOIDAL = {
     1: ((0.5, 8.0), (0.25, 12.0), (0.125, 16.0), (0.0625, 20.0), (0.03125, 24.0), (0.015625, 24.0)),
     2: ((0.5, 8.0), (0.25, 12.0)),
-    3: (),
 }
 #: Levels of sparse grids in more dimensions, and the nodes of the rules of one dimension that they are made of.
-_SPARSE, _NODES = (2, 3, 4), (1, 3, 5, 7, 9)
+_SPARSE, _NODES = (2, 3, 4, 5), (1, 3, 5, 7, 9, 11)
 
 
 #: Nodes nearer to 0 are 0; decimals in which nodes are told apart.

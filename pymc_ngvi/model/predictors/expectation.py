@@ -7,7 +7,7 @@ Gradient and Hessian with respect to the mean of the predictors come from values
 which holds for functions with kinks, too.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,12 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pytensor.compile import Function
 
-from pymc_ngvi.core.normal_rules import n_levels, rule
+from pymc_ngvi.core.normal_rules import Rule, n_levels, rule
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.model.predictors.terms import Rows
 
 #: Values of a function that are computed at a time.
 _CACHED = 2**16
+#: Rules for predictors that are in no sum, and along the sum, by level; where there are no others.
+_PAIRS, _ALONG = ((0, 0), (1, 1), (1, 2), (2, 2), (2, 3)), tuple((0, level) for level in range(6))
+#: Values of a function that one expectation may take, where finer rules have not settled it.
+_MOST_VALUES = 2**22
 #: Part of a variance that has to be left, given the predictors before, for one to have a direction of its own.
 _LEAST_VARIANCE = 1e-12
 
@@ -46,21 +50,28 @@ class RowFunction:
     def __post_init__(self) -> None:
         self.level = np.zeros(len(self.index), dtype=np.int64)
 
-    @classmethod
-    def of(cls, rows: Rows, compile_: Callable[..., Function]) -> "RowFunction":
-        """Compile rows."""
-        return cls(compile_([*rows.slots, *rows.data], rows.value), rows.index, list(rows.data.values()))
-
     @property
     def k(self) -> int:
         """Predictors of a row."""
         return int(self.index.shape[1])
 
-    def values(self, predictors: list[Array], at: NDArray[np.int64] | slice) -> Array:
+    @property
+    def n_levels(self) -> int:
+        """Rules of quadrature, from coarse to fine."""
+        return n_levels(self.k)
+
+    def n_nodes(self, level: int) -> int:
+        """Nodes of a rule."""
+        return len(rule(self.k, level).nodes)
+
+    def values(self, predictors: Sequence[Array], at: NDArray[np.int64] | slice) -> Array:
         """Return values, (n_points, n_rows), at predictors of that shape each."""
+        return self._evaluated(self.function, predictors, at)
+
+    def _evaluated(self, function: Function, predictors: Sequence[Array], at: NDArray[np.int64] | slice) -> Array:
         data = [d if d.shape[1] == 1 else np.ascontiguousarray(d[:, at]) for d in self.data]
         with np.errstate(all="ignore"):
-            result = np.asarray(self.function(*predictors, *data))
+            result = np.asarray(function(*predictors, *data))
         return np.broadcast_to(result, predictors[0].shape)
 
     def whitened(self, mean: Array, root: Array, level: int, at: NDArray[np.int64]) -> Array:
@@ -68,14 +79,8 @@ class RowFunction:
         nodes, weights = rule(self.k, level)
         result = np.empty((len(weights), len(at)))
         for part in _slices(len(at), max(1, _CACHED // len(nodes))):
-            m, r = mean[part], root[part]
-            predictors = []
-            for a in range(self.k):
-                u = m[:, a] + np.multiply.outer(nodes[:, 0], r[:, a, 0])
-                for b in range(1, a + 1):
-                    u += np.multiply.outer(nodes[:, b], r[:, a, b])
-                predictors.append(u)
-            result[:, part] = weights @ self.values(predictors, at[part])
+            points = _points(mean[part], root[part], nodes)
+            result[:, part] = weights @ self.values(points, at[part])
         return result
 
     def refine(self, mean: Array, root: Array, tolerance: float) -> Array:
@@ -83,7 +88,9 @@ class RowFunction:
         left = np.arange(len(self.index))
         error = np.full(len(left), np.inf)
         last = self.whitened(mean, root, 0, left)
-        for level in range(n_levels(self.k) - 1):
+        for level in range(self.n_levels - 1):
+            if level and self.n_nodes(level + 1) * len(left) > _MOST_VALUES:
+                break
             finer = self.whitened(mean[left], root[left], level + 1, left)
             apart = np.abs(finer - last).max(axis=0)
             self.level[left], error[left] = level, np.where(np.isfinite(apart), apart, np.inf)
@@ -107,6 +114,112 @@ class RowFunction:
         second[:, i, j] = second[:, j, i] = whitened[1 + self.k :].T
         grad = np.einsum("rba,br->ra", inverse, whitened[1 : 1 + self.k])
         return whitened[0], grad, inverse.swapaxes(1, 2) @ second @ inverse
+
+
+@dataclass
+class SummedRowFunction(RowFunction):
+    """One that depends on its last predictors through a sum alone.
+
+    Given the others, u, only one direction counts of what these are made of, z: that in which the sum moves. What is
+    perpendicular to it integrates out.
+
+    Parameters
+    ----------
+    sum_ : Function
+        Of all predictors and the data: affine in the last ``n_summed``.
+    n_summed : int
+    """
+
+    sum_: Function
+    n_summed: int
+
+    @property
+    def n_levels(self) -> int:
+        """Pairs of rules, from coarse to fine: for the others, and along the sum."""
+        return len(self._levels)
+
+    @property
+    def _levels(self) -> tuple[tuple[int, int], ...]:
+        return _PAIRS if self._n_others else _ALONG
+
+    def n_nodes(self, level: int) -> int:
+        """Nodes of a pair of rules."""
+        others, along = self._levels[level]
+        return (len(rule(self._n_others, others).nodes) if self._n_others else 1) * len(rule(1, along).nodes)
+
+    @property
+    def _n_others(self) -> int:
+        return self.k - self.n_summed
+
+    def whitened(self, mean: Array, root: Array, level: int, at: NDArray[np.int64]) -> Array:
+        """Return E[f], E[f z] and E[f (z z^T - I)], (1 + k + k (k + 1) / 2, n_rows)."""
+        others, along = self._levels[level]
+        first = rule(self._n_others, others) if self._n_others else Rule(np.zeros((1, 0)), np.ones((1, 1)))
+        second = rule(1, along)
+        result = np.empty((1 + self.k + self.k * (self.k + 1) // 2, len(at)))
+        for part in _slices(len(at), max(1, _CACHED // (len(first.nodes) * len(second.nodes)))):
+            result[:, part] = self._part(mean[part], root[part], first, second, at[part])
+        return result
+
+    def _part(self, mean: Array, root: Array, first: Rule, second: Rule, at: NDArray[np.int64]) -> Array:
+        m, n_rows = self._n_others, len(at)
+        padded = np.concatenate([first.nodes, np.zeros((len(first.nodes), self.n_summed))], axis=1)
+        points = _points(mean, root, padded)
+        direction = self._direction(points, root[:, m:, m:], at)
+        step = np.einsum("rab,nrb->anr", root[:, m:, m:], direction)
+        zeta = second.nodes[:, 0]
+        shape = (len(zeta) * len(padded), n_rows)
+        full = [np.broadcast_to(u, (len(zeta), *u.shape)).reshape(shape) for u in points[:m]]
+        full += [(u + zeta[:, None, None] * s).reshape(shape) for u, s in zip(points[m:], step, strict=True)]
+        values = self.values(full, at).reshape(len(zeta), -1)
+        value, slope, bend = (second.weights @ values).reshape(3, len(padded), n_rows)
+        weight, lower = first.weights[0], list(zip(*np.tril_indices(self.k), strict=True))
+        of_u = first.weights @ value
+        n_u, u_entries = 1 + m, {pair: 1 + m + n for n, pair in enumerate(zip(*np.tril_indices(m), strict=True))}
+        result = [of_u[0], *of_u[1:n_u]]
+        result += [np.einsum("n,nr,nr->r", weight, slope, direction[:, :, a]) for a in range(self.n_summed)]
+        for a, b in lower:
+            if a < m:
+                result.append(of_u[u_entries[a, b]])
+            elif b < m:
+                result.append(np.einsum("n,nr,nr->r", first.weights[1 + b], slope, direction[:, :, a - m]))
+            else:
+                both = direction[:, :, a - m] * direction[:, :, b - m]
+                result.append(np.einsum("n,nr,nr->r", weight, bend, both))
+        return np.stack(result)
+
+    def _direction(self, points: list[Array], root: Array, at: NDArray[np.int64]) -> Array:
+        """Return the unit vectors of z along which the sum moves, (n_nodes, n_rows, n_summed)."""
+        m, zero = self._n_others, np.zeros_like(points[0])
+        others = points[:m]
+        start = self._evaluated(self.sum_, [*others, *[zero] * self.n_summed], at)
+        slopes = []
+        for a in range(self.n_summed):
+            unit = [np.ones_like(zero) if b == a else zero for b in range(self.n_summed)]
+            slopes.append(self._evaluated(self.sum_, [*others, *unit], at) - start)
+        moved = np.einsum("anr,rab->nrb", np.stack(slopes), root)
+        length = np.linalg.norm(moved, axis=2, keepdims=True)
+        return np.divide(moved, length, out=np.zeros_like(moved), where=length > 0.0)
+
+
+def row_function(rows: Rows, compile_: Callable[..., Function]) -> RowFunction:
+    """Compile rows."""
+    inputs, data = [*rows.slots, *rows.data], list(rows.data.values())
+    if rows.sum_ is None:
+        return RowFunction(compile_(inputs, rows.value), rows.index, data)
+    function, sum_ = compile_(inputs, rows.value), compile_(inputs, rows.sum_)
+    return SummedRowFunction(function, rows.index, data, sum_, rows.n_summed)
+
+
+def _points(mean: Array, root: Array, nodes: Array) -> list[Array]:
+    """Return predictors, (n_nodes, n_rows) each, at nodes, (n_nodes, k)."""
+    points = []
+    for a in range(nodes.shape[1]):
+        u = mean[:, a] + np.multiply.outer(nodes[:, 0], root[:, a, 0])
+        for b in range(1, a + 1):
+            u += np.multiply.outer(nodes[:, b], root[:, a, b])
+        points.append(u)
+    return points
 
 
 def roots(cov: Array) -> Array:

@@ -13,7 +13,7 @@ from pymc_ngvi.core.values import Array
 from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.predictors.covariances import PairCovariances
-from pymc_ngvi.model.predictors.expectation import RowFunction, roots
+from pymc_ngvi.model.predictors.expectation import roots, row_function
 from pymc_ngvi.model.predictors.found import Compile, Predictors
 from pymc_ngvi.model.predictors.mean_hessian import PredictorMeanHessian
 from pymc_ngvi.model.predictors.terms import Terms, terms_of
@@ -22,7 +22,7 @@ from pymc_ngvi.model.sparsity.dependence_values import Facts
 type Simplify = Callable[[list[Variable]], list[Variable]]
 
 #: Nats that quadrature may be off by, all rows together, where their functions are smooth; the least for a row.
-_TOLERANCE, _LEAST = 1e-5, 1e-13
+_TOLERANCE, _LEAST = 3e-4, 1e-12
 #: Relative difference of two values of log p that is rounding.
 _ROUNDING = 1e-9
 
@@ -63,7 +63,7 @@ class Expectations:
         self.terms: Terms = terms_of(self._inner, self._predictors.vector, self._facts)
         if self.terms.rest:
             raise ValueError("log p has a part that is no row")
-        self._rows = [RowFunction.of(rows, self._compile) for rows in self.terms.rows]
+        self._rows = [row_function(rows, self._compile) for rows in self.terms.rows]
         self._pairs = [(rows, a, b) for rows in self._rows for a in range(rows.k) for b in range(a + 1)]
         self._covariances = PairCovariances(
             self._predictors.linear_map, [rows.index[:, [a, b]] for rows, a, b in self._pairs]

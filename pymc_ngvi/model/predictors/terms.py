@@ -12,12 +12,16 @@ from pytensor.graph.basic import Variable
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.model.graphs.backends import quick_mode, without_c
 from pymc_ngvi.model.predictors.affine import is_linear, varying_inputs
+from pymc_ngvi.model.predictors.directions import sum_of
 from pymc_ngvi.model.predictors.lift import Apart, CannotLift, Lift
 from pymc_ngvi.model.sparsity.dependence_sets import Ints
 from pymc_ngvi.model.sparsity.dependence_values import Facts
 
-#: Predictors of a row, at most; groups of elements that come from different variables, at most.
-_MOST_PREDICTORS, _MOST_GROUPS = 8, 64
+#: Predictors of a row, at most, those that come in by one sum counted as one, and as many; groups of elements that
+#: come from different variables, at most.
+_MOST_PREDICTORS, _MOST_SLOTS, _MOST_GROUPS = 8, 24, 64
+#: Predictors of a row, up to which nothing is gained by taking sums of them together.
+_FEW = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,12 +38,35 @@ class Rows:
         Inputs for known values, (1, n_rows) or (1, 1), with these.
     value : pytensor variable
         The function, (n_points, n_rows).
+    sum_ : pytensor variable or None
+        Through which alone it depends on the last ``n_summed`` predictors, an affine function of these given the
+        others.
+    n_summed : int
     """
 
     index: Ints
     slots: list[Variable]
     data: dict[Variable, Array]
     value: Variable
+    sum_: Variable | None = None
+    n_summed: int = 0
+
+    def by_sum(self) -> "Rows":
+        """Return the same rows, with predictors that come in by one sum last."""
+        found = sum_of(self.value, self.slots) if len(self.slots) > _FEW else None
+        if found is None:
+            return self
+        order = [i for i, s in enumerate(self.slots) if s not in found[1]]
+        order += [i for i, s in enumerate(self.slots) if s in found[1]]
+        return Rows(
+            np.ascontiguousarray(self.index[:, order]), [self.slots[i] for i in order], self.data, self.value,
+            found[0], len(found[1]),
+        )  # fmt: skip
+
+    @property
+    def n_directions(self) -> int:
+        """Predictors, those of the sum counted as one."""
+        return len(self.slots) - max(self.n_summed - 1, 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +102,9 @@ def terms_of(logp: Variable, predictors: Variable, facts: Facts) -> Terms:
                 groups.setdefault(tuple(column.tobytes() for column in rows.index.T), []).append(rows)
         except CannotLift:
             rest.append((var, weight))
-    return Terms([_merged(group) for group in groups.values()], slope, rest)
+    merged = [_merged(group).by_sum() for group in groups.values()]
+    rest += [(rows.value, np.ones(())) for rows in merged if rows.n_directions > _MOST_PREDICTORS]
+    return Terms(merged, slope, rest)
 
 
 def _summands(logp: Variable, predictors: Variable, facts: Facts) -> list[tuple[Variable, Array]]:
@@ -126,7 +155,7 @@ def _rows(var: Variable, weight: Array, predictors: Variable, facts: Facts) -> I
             if len(waiting) + len(made) > _MOST_GROUPS:
                 raise CannotLift("elements come from too many variables") from apart
             continue
-        if not 0 < len(lift.slots) <= _MOST_PREDICTORS:
+        if not 0 < len(lift.slots) <= _MOST_SLOTS:
             raise CannotLift(f"an element depends on {len(lift.slots)} predictors")
         factor = pt.tensor("weight", dtype="float64", shape=(1, None))
         columns = [np.broadcast_to(at, len(index)) for at in lift.slots.values()]
