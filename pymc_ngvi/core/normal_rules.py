@@ -72,9 +72,9 @@ def rule(k: int, level: int) -> Rule:
 
 
 def _gauss(n: int) -> tuple[Array, Array]:
-    z, w = np.polynomial.hermite_e.hermegauss(n)
-    nodes: Array = np.where(np.abs(z) < _ZERO, 0.0, z)
-    return nodes, w / w.sum()
+    z, w = (np.asarray(part, dtype=np.float64) for part in np.polynomial.hermite_e.hermegauss(n))
+    z[np.abs(z) < _ZERO] = 0.0
+    return z, w / w.sum()
 
 
 def _trapezoidal(spacing: float, reach: float) -> tuple[Array, Array]:

@@ -175,10 +175,4 @@ class Spread(Protocol):
         """The mean, (n_dim,)."""
 
     def covariances(self, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
-        """Return entries of the covariance, (n,).
-
-        Raises
-        ------
-        ValueError
-            Where a family that holds some entries only lacks one.
-        """
+        """Return entries of the covariance, (n,)."""

@@ -127,7 +127,7 @@ class Gaussian[S: Structure]:
         return result
 
     def covariances(self, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
-        """Return entries of the covariance, (n,); raise ValueError for one that a sparse precision does not hold."""
+        """Return entries of the covariance, (n,)."""
         return self.structure.covariances(self.factor, self.factor_sign, rows, cols)
 
     # --- between the space of theta and the whitened one; vectors are (..., n_dim) ---

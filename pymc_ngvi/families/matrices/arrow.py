@@ -176,15 +176,15 @@ class ArrowStructure(Packing, Structure):
         return np.sqrt(np.concatenate([*local, last]))[self.place]
 
     def covariances(self, factor: Array, sign: int, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
-        """Return entries of F F^T, (n,), or, for sign -1, of its inverse, in the structure.
-
-        Raises
-        ------
-        ValueError
-            If one is between two blocks that a border makes dependent.
-        """
-        packed = self.gram(factor) if sign > 0 else self._covariance(self.unpack(factor))
-        return self.entries(packed, rows, cols)
+        """Return entries of F F^T, (n,), or, for sign -1, of its inverse."""
+        if sign > 0:
+            return self.entries(self.gram(factor), rows, cols)[0]
+        t = self.unpack(factor)
+        result, apart = self.entries(self._covariance(t), rows, cols)
+        beside = self._border_roots(t)[1]  # of two blocks, what the border makes of them
+        i, j = self.place[rows[apart]], self.place[cols[apart]]
+        result[apart] = np.einsum("ij,ij->i", beside[i], beside[j])
+        return result
 
     def merged(self, factors: tuple[Array, Array], apart: Array, weight: float, sign: int) -> Array | None:
         """Return the factor for the mean, and the covariances within the structure, of a mixture of two Gaussians."""

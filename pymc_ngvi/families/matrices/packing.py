@@ -248,27 +248,21 @@ class Packing:
         packed[places] = values[sources]
         return packed
 
-    def entries(self, packed: Array, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
-        """Return entries of a packed symmetric matrix, (n,): 0 between two blocks, of which there must be no border.
-
-        Raises
-        ------
-        ValueError
-            If one is between two blocks, and there is a border.
-        """
+    def entries(self, packed: Array, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> tuple[Array, NDArray[np.bool_]]:
+        """Return entries of a packed symmetric matrix, (n,), 0 between two blocks, and which are there."""
         n, g, start = self.n_local, self.n_border, self.n_in_blocks
         one, other = self.place[rows], self.place[cols]
         later, earlier = np.maximum(one, other), np.minimum(one, other)
         inside, corner = later < n, earlier >= n
         beside = ~inside & ~corner
-        if not g:  # blocks are independent
-            block = np.repeat(np.arange(len(self.sizes)), self.sizes)
-            inside &= block[later] == block[earlier]
+        block = np.append(np.repeat(np.arange(len(self.sizes)), self.sizes), np.full(g, -1))
+        apart = inside & (block[later] != block[earlier])
+        inside &= ~apart
         result = np.zeros(len(rows))
         result[inside] = packed[self.in_blocks(later[inside], earlier[inside])]
         result[beside] = packed[start + earlier[beside] * g + (later[beside] - n)]
         result[corner] = packed[start + n * g + (later[corner] - n) * g + (earlier[corner] - n)]
-        return result
+        return result, apart
 
     def dense(self, packed: Array, *, triangular: bool = False) -> Array:
         """Return a packed matrix as (n_dim, n_dim): symmetric, or lower triangular in the order of `order`."""
