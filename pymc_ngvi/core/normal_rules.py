@@ -72,16 +72,18 @@ def rule(k: int, level: int) -> Rule:
 
 
 def _gauss(n: int) -> tuple[Array, Array]:
-    z, w = (np.asarray(part, dtype=np.float64) for part in np.polynomial.hermite_e.hermegauss(n))
+    found = np.polynomial.hermite_e.hermegauss(n)
+    z, w = np.array(found[0], dtype=np.float64), np.array(found[1], dtype=np.float64)
     z[np.abs(z) < _ZERO] = 0.0
-    return z, w / w.sum()
+    w /= w.sum()
+    return z, w
 
 
 def _trapezoidal(spacing: float, reach: float) -> tuple[Array, Array]:
     n = round(reach / spacing)
-    z = spacing * np.arange(-n, n + 1)
+    z = np.asarray(spacing * np.arange(-n, n + 1), dtype=np.float64)
     w = np.exp(-0.5 * z * z)
-    return z, w / w.sum()
+    return z, np.asarray(w / w.sum(), dtype=np.float64)
 
 
 def _product(axes: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:

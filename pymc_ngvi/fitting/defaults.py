@@ -12,6 +12,8 @@ from pymc_ngvi.fitting.options import AUTO, OF_RULE, OPTIONS, FitOptions
 from pymc_ngvi.fitting.registry import AXES, ON_FIXED_DRAWS, stochastic_step
 from pymc_ngvi.model import LogDensity, MissingDerivativeError
 
+#: Directions in which functions of rows may vary, beyond which draws of all coordinates are the quicker.
+_FEW_DIRECTIONS = 3
 #: Options by name, as users give them.
 type Given = Mapping[str, Any]
 
@@ -42,8 +44,10 @@ def options_for(given: Given, density: LogDensity | None = None) -> FitOptions:
         filled |= _components_for(given, density)
     if density is not None and density.has_minibatch and given["step"] is None:
         filled["step"] = stochastic_step(**{axis: filled[axis] for axis in AXES})
-    if density is not None and _may_go_by_rows(given, filled) and density.rows is not None:
-        filled["estimator"] = "quadrature"
+    if density is not None and _may_go_by_rows(given, filled):
+        rows = density.rows
+        if rows is not None and rows.n_directions <= _FEW_DIRECTIONS:
+            filled["estimator"] = "quadrature"
     options = FitOptions(**filled)
     if density is None:
         return options

@@ -224,6 +224,8 @@ class FitSession:
                 try:
                     self._state = loop.run(self._rule, self._state, last - self._state.n_iterations, observe)
                     self._assess()
+                    if self._rows_fail():
+                        raise PatternWidened("a Gaussian leaves the support of rows, or they are too wild")
                     break
                 except PatternWidened:
                     history = self._state.history
@@ -268,9 +270,21 @@ class FitSession:
 
     def _widen(self, q: VariationalState) -> None:
         """Begin again from where a state is, with what was left out of the Hessian, or of the rows."""
-        if self._options.choice.estimator == "quadrature" and self._problem.density.rows is None:
+        density = self._problem.density
+        if self._options.choice.estimator == "quadrature" and (density.rows is None or self._rows_fail()):
+            logger.info("Expectations by quadrature do not serve this model: the fit goes on with draws.")
             self._options = dataclasses.replace(self._options, estimator=None, step=None)
+            problem = problem_of(density, self._options)
+            start = problem.family.from_scale(q.mean(), q.sd())
+            self._problem, self._rule, self._state = _Begun.at(problem, self._options, self._seed, start)
+            return
         self._problem, self._rule, self._state = _Begun.wider(self._problem.density, self._options, self._seed, q)
+
+    def _rows_fail(self) -> bool:
+        """Tell whether a fit by quadrature ended because a Gaussian leaves the support of rows."""
+        if self._options.choice.estimator != "quadrature":
+            return False
+        return self._state.status is Status.NO_FINITE_TRIAL
 
     @property
     def seed(self) -> int:

@@ -64,6 +64,11 @@ class RowFunction:
         """Nodes of a rule."""
         return len(rule(self.k, level).nodes)
 
+    @property
+    def n_directions(self) -> int:
+        """Directions in which the function varies, all others given."""
+        return self.k
+
     def values(self, predictors: Sequence[Array], at: NDArray[np.int64] | slice) -> Array:
         """Return values, (n_points, n_rows), at predictors of that shape each."""
         return self._evaluated(self.function, predictors, at)
@@ -92,7 +97,8 @@ class RowFunction:
             if level and self.n_nodes(level + 1) * len(left) > _MOST_VALUES:
                 break
             finer = self.whitened(mean[left], root[left], level + 1, left)
-            apart = np.abs(finer - last).max(axis=0)
+            with np.errstate(invalid="ignore"):
+                apart = np.abs(finer - last).max(axis=0)
             self.level[left], error[left] = level, np.where(np.isfinite(apart), apart, np.inf)
             far = ~(apart <= tolerance)
             left, last = left[far], finer[:, far]
@@ -137,6 +143,11 @@ class SummedRowFunction(RowFunction):
     def n_levels(self) -> int:
         """Pairs of rules, from coarse to fine: for the others, and along the sum."""
         return len(self._levels)
+
+    @property
+    def n_directions(self) -> int:
+        """Directions in which the function varies, all others given."""
+        return self._n_others + 1
 
     @property
     def _levels(self) -> tuple[tuple[int, int], ...]:
@@ -199,7 +210,8 @@ class SummedRowFunction(RowFunction):
             slopes.append(self._evaluated(self.sum_, [*others, *unit], at) - start)
         moved = np.einsum("anr,rab->nrb", np.stack(slopes), root)
         length = np.linalg.norm(moved, axis=2, keepdims=True)
-        return np.divide(moved, length, out=np.zeros_like(moved), where=length > 0.0)
+        result: Array = np.divide(moved, length, out=np.zeros_like(moved), where=length > 0.0)
+        return result
 
 
 def row_function(rows: Rows, compile_: Callable[..., Function]) -> RowFunction:

@@ -115,6 +115,11 @@ class Expectations:
         return True
 
     @property
+    def n_directions(self) -> int:
+        """Directions in which the functions of rows vary, at most."""
+        return max((rows.n_directions for rows in self._rows), default=0)
+
+    @property
     def n_rows(self) -> int:
         """Rows, all kinds together."""
         return sum(len(rows.index) for rows in self._rows)
