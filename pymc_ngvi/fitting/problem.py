@@ -17,7 +17,7 @@ from pymc_ngvi.families.pushforward import PushforwardState
 from pymc_ngvi.fitting import starting
 from pymc_ngvi.fitting.blocks import block_labels
 from pymc_ngvi.fitting.options import FitOptions
-from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model import NO_ROWS, LogDensity
 from pymc_ngvi.reparam import Conditional, reparametrised
 
 
@@ -86,6 +86,8 @@ def problem_of(density: LogDensity, options: FitOptions) -> Problem:
     MemoryError
         Where the approximation does not fit in memory.
     """
+    if options.choice.estimator == "quadrature" and density.rows is None:
+        raise ValueError(NO_ROWS)
     if options.reparam is None:
         family = make_family(options, density)
         _check(family, options, density.n_dim)

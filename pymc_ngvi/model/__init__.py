@@ -3,8 +3,17 @@
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.graphs.graph import MissingDerivativeError
 from pymc_ngvi.model.layout import Layout, Variable
-from pymc_ngvi.model.logdensity import LogDensity
+from pymc_ngvi.model.logdensity import NO_ROWS, LogDensity
 from pymc_ngvi.model.reuse import CannotReuse
 from pymc_ngvi.model.sparsity.hessian import PatternWidened
 
-__all__ = ["CannotReuse", "Layout", "LogDensity", "MissingDerivativeError", "PatternWidened", "Variable", "without_c"]
+__all__ = [
+    "NO_ROWS",
+    "CannotReuse",
+    "Layout",
+    "LogDensity",
+    "MissingDerivativeError",
+    "PatternWidened",
+    "Variable",
+    "without_c",
+]

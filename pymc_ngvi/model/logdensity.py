@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pymc as pm
 
+from numpy.typing import NDArray
 from pytensor.compile import Function
 
 from pymc_ngvi.core.pattern import Pattern
@@ -41,6 +42,11 @@ _LOGP_SECONDS = 0.5
 _SMALL = 1_000_000
 #: Points about the start, and how far from it, at which rows are compared with log p.
 _N_CHECKED, _AROUND = 3, 0.3
+#: Of models that have none.
+NO_ROWS = (
+    "This model's log density is no sum over rows, each a function of a few linear predictors: leave "
+    "estimator='quadrature' out."
+)
 
 
 class LogDensity:
@@ -95,6 +101,9 @@ class LogDensity:
     (1, 3)
     """
 
+    #: On what the bits of the next evaluation hang.
+    learned = ("row_rules",)
+
     def __init__(
         self, model: pm.Model, backend: str = "auto", compile_kwargs: Mapping[str, object] | None = None
     ) -> None:
@@ -105,6 +114,7 @@ class LogDensity:
         rows = Rows.of(model)
         data = DataSnapshot(model)
         self.n_gradients = self.n_hessians = 0
+        self._rows: Expectations | None = None
         self._find_point: Callable[[], dict[str, AnyArray]] | None = initial_point_function(model)
         point = self._find_point()
         with without_c(model):
@@ -137,7 +147,7 @@ class LogDensity:
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: compiled functions are made again when they are needed."""
-        return {**self.__dict__, "_find_point": None}
+        return {**self.__dict__, "_find_point": None, "_rows": None}
 
     def again(self, backend: str = "auto", compile_kwargs: Mapping[str, object] | None = None) -> "LogDensity":
         """Return the log density for another fit, with the data as they are now, building nothing anew.
@@ -173,6 +183,7 @@ class LogDensity:
         start = layout.flatten(point)
         other.info = ModelInfo(self.model, layout, DataSnapshot(self.model), start)
         other.n_gradients = other.n_hessians = 0
+        other._rows = None
         other._seconds_before = self.functions.seconds
         other.second = self.second.again(start, other._grad)
         if other._choose() != self.backend:
@@ -319,15 +330,29 @@ class LogDensity:
         """Log p as a sum over rows, each a function of a few linear predictors; None where it has other parts."""
         if self.functions.fixed_size or self.has_minibatch or self.graphs.is_large:
             return None
-        found: Expectations | None = self.functions.named("rows", self._find_rows)
-        if found is not None:
-            with self.functions.timed():
-                try:
-                    if found.refresh() and not self._agree(found):
-                        found = self.functions.made["rows"] = None
-                except (ValueError, TooDenseError):
-                    found = self.functions.made["rows"] = None
-        return found
+        made: Expectations | None = self.functions.named("rows", self._find_rows)
+        if made is None:
+            return None
+        if self._rows is None:
+            self._rows = made.again()
+        with self.functions.timed():
+            try:
+                agree = not self._rows.refresh() or self._agree(self._rows)
+            except (ValueError, TooDenseError):
+                agree = False
+        if not agree:
+            self._rows = self.functions.made["rows"] = None
+        return self._rows
+
+    @property
+    def row_rules(self) -> NDArray[np.int64]:
+        """Rules of quadrature of the rows in use; empty where there are none."""
+        return np.empty(0, dtype=np.int64) if self._rows is None else self._rows.rules
+
+    @row_rules.setter
+    def row_rules(self, value: NDArray[np.int64]) -> None:
+        if self._rows is not None:
+            self._rows.rules = value
 
     def _find_rows(self) -> Expectations | None:
         graphs = self.graphs
@@ -366,16 +391,19 @@ class LogDensity:
         """
         rows = self.rows
         if rows is None:
-            raise ValueError(
-                "This model's log density is no sum over rows, each a function of at most three linear predictors: "
-                "leave estimator='quadrature' out."
-            )
+            raise ValueError(NO_ROWS)
         if check and not rows.agrees(q.location[None], self._logp_at_few(q.location[None])):
-            self.functions.made["rows"] = None
+            self._rows = self.functions.made["rows"] = None
             raise PatternWidened("the rows are not all of log p")
         self.n_gradients += 1
         self.n_hessians += 1
-        return rows.under(q, self.pattern, check=check)
+        if not check:
+            return rows.under(q, self.pattern)
+        before = rows.rules
+        try:
+            return rows.under(q, self.pattern, check=True)
+        finally:  # a look does not change what follows
+            rows.rules = before
 
     # --- second derivatives ---
 

@@ -7,6 +7,8 @@ Gradient and Hessian with respect to the mean of the predictors come from values
 which holds for functions with kinks, too.
 """
 
+import copy
+
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -49,6 +51,12 @@ class RowFunction:
 
     def __post_init__(self) -> None:
         self.level = np.zeros(len(self.index), dtype=np.int64)
+
+    def again(self) -> "RowFunction":
+        """Return the same with coarse rules."""
+        other = copy.copy(self)
+        other.level = np.zeros_like(self.level)
+        return other
 
     @property
     def k(self) -> int:

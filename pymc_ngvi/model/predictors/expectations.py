@@ -1,9 +1,12 @@
 """Expectations of log p under a Gaussian q of theta, where log p is a sum over rows: without draws."""
 
+import copy
+
 from collections.abc import Callable
 
 import numpy as np
 
+from numpy.typing import NDArray
 from pytensor.graph.basic import Variable
 from scipy import sparse
 
@@ -51,7 +54,7 @@ class Expectations:
         simplify: Simplify,
         compile_: Compile,
     ) -> None:
-        self._compile, self._n = compile_, 0
+        self._compile = compile_
         self._predictors = Predictors(logp, theta, compile_)
         with without_c():
             # Checks of parameters tie all rows together; where one would fail, log p is not finite anyway.
@@ -60,14 +63,13 @@ class Expectations:
         self._take_apart()
 
     def _take_apart(self) -> None:
+        self._version, self._n = self._predictors.version, 0
         self.terms: Terms = terms_of(self._inner, self._predictors.vector, self._facts)
         if self.terms.rest:
             raise ValueError("log p has a part that is no row")
         self._rows = [row_function(rows, self._compile) for rows in self.terms.rows]
-        self._pairs = [(rows, a, b) for rows in self._rows for a in range(rows.k) for b in range(a + 1)]
-        self._covariances = PairCovariances(
-            self._predictors.linear_map, [rows.index[:, [a, b]] for rows, a, b in self._pairs]
-        )
+        pairs = [rows.index[:, [a, b]] for rows in self._rows for a in range(rows.k) for b in range(a + 1)]
+        self._covariances = PairCovariances(self._predictors.linear_map, pairs)
         self._constant = 0.0
 
     def anchor(self, theta: Array, logp: Array) -> bool:
@@ -108,11 +110,30 @@ class Expectations:
         ValueError, TooDenseError
             Where log p does not come apart any more.
         """
-        if not self._predictors.refresh():
+        self._predictors.refresh()
+        if self._predictors.version == self._version:
             return False
         self._facts.refresh()
         self._take_apart()
         return True
+
+    def again(self) -> "Expectations":
+        """Return the same for another fit: what is compiled is shared, the choice of rules begins anew."""
+        other = copy.copy(self)
+        other._n, other._rows = 0, [rows.again() for rows in self._rows]
+        return other
+
+    @property
+    def rules(self) -> NDArray[np.int64]:
+        """Expectations taken so far, and the rule of each row, kind after kind: what the next one hangs on."""
+        return np.concatenate([[self._n], *[rows.level for rows in self._rows]])
+
+    @rules.setter
+    def rules(self, value: NDArray[np.int64]) -> None:
+        self._n, start = int(value[0]), 1
+        for rows in self._rows:
+            rows.level = value[start : start + len(rows.level)].copy()
+            start += len(rows.level)
 
     @property
     def n_directions(self) -> int:

@@ -38,6 +38,8 @@ class Predictors:
     ----------
     vector : pytensor vector
         All of them, one after the other.
+    version : int
+        Number of the data that they were found with.
 
     Raises
     ------
@@ -56,7 +58,7 @@ class Predictors:
         self._shared = [v for v in ancestors([logp]) if isinstance(v, SharedVariable)]
         self.vector = pt.vector("predictors", dtype="float64", shape=(sum(map(self._size, self._found)),))
         self._evaluate = (lambda points: points) if self.are_theta else self._compiled(compile_)
-        self._data, self._map = self._now(), self._linear_map()
+        self._data, self._map, self.version = self._now(), self._linear_map(), 0
 
     def _compiled(self, compile_: Compile) -> Callable[[Array], Array]:
         with without_c():
@@ -94,7 +96,7 @@ class Predictors:
         if all(new is old for new, old in zip(now, self._data, strict=True)):
             return False
         self._facts.refresh()
-        self._data, self._map = now, self._linear_map()
+        self._data, self._map, self.version = now, self._linear_map(), self.version + 1
         return True
 
     @property
