@@ -282,7 +282,7 @@ def _check_rule_takes(choice: Choice, of_rule: Mapping[str, object], *, step_is_
             rule = f"family={choice.family!r}" if own else f"step={choice.step!r}"
             default = ", the default here," if step_is_default and not own else ""
             raise ValueError(
-                f"{rule}{default} does not use {name}={value!r}; it takes {', '.join(sorted(takes)) or 'none of these'}. "
+                f"{rule}{default} does not use {name}={value!r}; it takes {', '.join(sorted(takes)) or 'none'}. "
                 f"{name} goes with {_taken_by(name)}{': name one' * (step_is_default and not own)}."
             )
 
