@@ -283,7 +283,7 @@ def test_the_class_does_what_the_name_does():
 @pytest.mark.parametrize("seed", [1, 2])
 def test_instance_honours_seed_and_start(seed):
     """PyMC drops both where an instance is given; here they count as if given to the constructor."""
-    options = {"start": {"rate": 3.0}, "start_sigma": 0.5, "callbacks": [stop_at(2)], **QUIET}
+    options = {"start": {"rate": 3.0}, "start_sigma": 0.5, "callbacks": [stop_at(2)], "estimator": "price", **QUIET}
     inference = NGVI(skewed_model(), random_seed=99, start={"rate": 0.1})
     approx = pm.fit(method=inference, random_seed=seed, **options)
     expected = fit_ngvi(model=skewed_model(), random_seed=seed, **options)

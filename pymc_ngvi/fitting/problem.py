@@ -17,7 +17,8 @@ from pymc_ngvi.families.pushforward import PushforwardState
 from pymc_ngvi.fitting import starting
 from pymc_ngvi.fitting.blocks import block_labels
 from pymc_ngvi.fitting.options import FitOptions
-from pymc_ngvi.model import NO_ROWS, LogDensity
+from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model.logdensity import NO_ROWS
 from pymc_ngvi.reparam import Conditional, reparametrised
 
 

@@ -55,12 +55,13 @@ _ALSO_CALLED = {
 #: fills in the rest.
 ALLOWED: tuple[tuple[str, str, str, str], ...] = _rows()
 
+_NOT_NATURAL = ("natural_pd", "cholesky", "cholesky_precision", "sqrt", "euclidean")
 #: Why others are not, whatever the family: the first whose entries are all in a combination.
 _REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
     (
         {
             "estimator": ("gauss_newton",),
-            "update": ("natural_pd", "cholesky", "cholesky_precision", "sqrt", "euclidean"),
+            "update": _NOT_NATURAL,
         },
         "gauss_newton replaces the curvature in the natural-parameter update: take update='natural'",
     ),
@@ -74,13 +75,30 @@ _REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
         "overfit draws that are fewer than the dimensions: take estimator='price', or another step rule",
     ),
     (
-        {"estimator": ("quadrature",)},
-        "quadrature gives exact expectations under one Gaussian, for natural steps by a line search: take "
-        "update='natural' and step='linesearch', and a Gaussian family",
+        {"estimator": ("quadrature",), "update": _NOT_NATURAL},
+        "quadrature gives exact expectations, which go with natural gradients: take update='natural'",
     ),
     (
-        {"step": ("linesearch",)},
-        "linesearch needs an ELBO without noise: take estimator='quadrature' and update='natural'",
+        {"estimator": ("quadrature",), "step": tuple(name for name in STEPS if name != "linesearch")},
+        "quadrature gives exact expectations, for which there is a line search: take step='linesearch'",
+    ),
+    (
+        {"step": ("linesearch",), "estimator": ("price", "stein", "pathwise", "gauss_newton")},
+        "linesearch needs an ELBO without noise: take estimator='quadrature'",
+    ),
+    (
+        {"step": ("linesearch",), "update": _NOT_NATURAL},
+        "linesearch goes along natural gradients: take update='natural'",
+    ),
+    (
+        {"family": ("lowrank", "mixture", "student_t"), "estimator": ("quadrature",)},
+        "quadrature gives expectations under a Gaussian whose covariances are at hand: take family='full', 'diagonal', "
+        "'block' or 'sparse'",
+    ),
+    (
+        {"family": ("lowrank",), "step": ("linesearch",)},
+        "linesearch goes with estimator='quadrature', which needs covariances at hand: take family='full', 'diagonal', "
+        "'block' or 'sparse'",
     ),
     (
         {"step": ("adaptive",), "update": ("euclidean",)},
@@ -89,7 +107,7 @@ _REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
     (
         {
             "step": ("decay", "proximal"),
-            "update": ("natural_pd", "cholesky", "cholesky_precision", "sqrt", "euclidean"),
+            "update": _NOT_NATURAL,
         },
         "decay and proximal are rules for natural parameters: take update='natural', or step='constant'",
     ),

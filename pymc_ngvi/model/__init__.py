@@ -3,12 +3,11 @@
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.graphs.graph import MissingDerivativeError
 from pymc_ngvi.model.layout import Layout, Variable
-from pymc_ngvi.model.logdensity import NO_ROWS, LogDensity
+from pymc_ngvi.model.logdensity import LogDensity
 from pymc_ngvi.model.reuse import CannotReuse
 from pymc_ngvi.model.sparsity.hessian import PatternWidened
 
 __all__ = [
-    "NO_ROWS",
     "CannotReuse",
     "Layout",
     "LogDensity",
