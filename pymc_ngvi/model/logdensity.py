@@ -335,11 +335,10 @@ class LogDensity:
             return None
         if self._rows is None:
             self._rows = made.again()
-        with self.functions.timed():
-            try:
-                agree = not self._rows.refresh() or self._agree(self._rows)
-            except (ValueError, TooDenseError):
-                agree = False
+        try:
+            agree = not self._rows.refresh() or self._agree(self._rows)
+        except (ValueError, TooDenseError):
+            agree = False
         if not agree:
             self._rows = self.functions.made["rows"] = None
         return self._rows

@@ -9,7 +9,7 @@ which holds for functions with kinks, too.
 
 import copy
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +19,7 @@ from pytensor.compile import Function
 
 from pymc_ngvi.core.normal_rules import Rule, n_levels, rule
 from pymc_ngvi.core.values import Array
+from pymc_ngvi.model.predictors.compiled import CompiledOnce
 from pymc_ngvi.model.predictors.terms import Rows
 
 #: Values of a function that are computed at a time.
@@ -84,8 +85,8 @@ class RowFunction:
     def _evaluated(self, function: Function, predictors: Sequence[Array], at: NDArray[np.int64] | slice) -> Array:
         data = [d if d.shape[1] == 1 else np.ascontiguousarray(d[:, at]) for d in self.data]
         with np.errstate(all="ignore"):
-            result = np.asarray(function(*predictors, *data))
-        return np.broadcast_to(result, predictors[0].shape)
+            [result] = function(*predictors, *data)
+        return np.broadcast_to(np.asarray(result), predictors[0].shape)
 
     def whitened(self, mean: Array, root: Array, level: int, at: NDArray[np.int64]) -> Array:
         """Return E[f], E[f z] and E[f (z z^T - I)], (1 + k + k (k + 1) / 2, n_rows)."""
@@ -222,13 +223,13 @@ class SummedRowFunction(RowFunction):
         return result
 
 
-def row_function(rows: Rows, compile_: Callable[..., Function]) -> RowFunction:
+def row_function(rows: Rows, compile_: CompiledOnce) -> RowFunction:
     """Compile rows."""
     inputs, data = [*rows.slots, *rows.data], list(rows.data.values())
+    function = compile_(inputs, [rows.value])
     if rows.sum_ is None:
-        return RowFunction(compile_(inputs, rows.value), rows.index, data)
-    function, sum_ = compile_(inputs, rows.value), compile_(inputs, rows.sum_)
-    return SummedRowFunction(function, rows.index, data, sum_, rows.n_summed)
+        return RowFunction(function, rows.index, data)
+    return SummedRowFunction(function, rows.index, data, compile_(inputs, [rows.sum_]), rows.n_summed)
 
 
 def _points(mean: Array, root: Array, nodes: Array) -> list[Array]:

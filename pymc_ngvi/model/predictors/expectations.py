@@ -15,6 +15,7 @@ from pymc_ngvi.core.target import Expectation, Spread
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.backends import without_c
+from pymc_ngvi.model.predictors.compiled import CompiledOnce, quickly
 from pymc_ngvi.model.predictors.covariances import PairCovariances
 from pymc_ngvi.model.predictors.expectation import roots, row_function
 from pymc_ngvi.model.predictors.found import Compile, Predictors
@@ -54,7 +55,7 @@ class Expectations:
         simplify: Simplify,
         compile_: Compile,
     ) -> None:
-        self._compile = compile_
+        self._compile, self._of_weights = CompiledOnce(compile_), CompiledOnce(quickly)
         self._predictors = Predictors(logp, theta, compile_)
         with without_c():
             # Checks of parameters tie all rows together; where one would fail, log p is not finite anyway.
@@ -64,7 +65,7 @@ class Expectations:
 
     def _take_apart(self) -> None:
         self._version, self._n = self._predictors.version, 0
-        self.terms: Terms = terms_of(self._inner, self._predictors.vector, self._facts)
+        self.terms: Terms = terms_of(self._inner, self._predictors.vector, self._facts, self._of_weights)
         if self.terms.rest:
             raise ValueError("log p has a part that is no row")
         self._rows = [row_function(rows, self._compile) for rows in self.terms.rows]

@@ -10,8 +10,9 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.model.graphs.backends import quick_mode, without_c
+from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.predictors.affine import is_linear, varying_inputs
+from pymc_ngvi.model.predictors.compiled import CompiledOnce
 from pymc_ngvi.model.predictors.directions import sum_of
 from pymc_ngvi.model.predictors.lift import Apart, CannotLift, Lift
 from pymc_ngvi.model.sparsity.dependence_sets import Ints
@@ -87,9 +88,9 @@ class Terms:
     rest: list[tuple[Variable, Array]]
 
 
-def terms_of(logp: Variable, predictors: Variable, facts: Facts) -> Terms:
+def terms_of(logp: Variable, predictors: Variable, facts: Facts, compile_: CompiledOnce) -> Terms:
     """Take a function of predictors apart."""
-    parts = _summands(logp, predictors, facts)
+    parts = _summands(logp, predictors, facts, compile_)
     slope = np.zeros(predictors.type.shape)
     rest: list[tuple[Variable, Array]] = []
     groups: dict[tuple[bytes, ...], list[Rows]] = {}
@@ -107,7 +108,9 @@ def terms_of(logp: Variable, predictors: Variable, facts: Facts) -> Terms:
     return Terms(merged, slope, rest)
 
 
-def _summands(logp: Variable, predictors: Variable, facts: Facts) -> list[tuple[Variable, Array]]:
+def _summands(
+    logp: Variable, predictors: Variable, facts: Facts, compile_: CompiledOnce
+) -> list[tuple[Variable, Array]]:
     """Return variables that log p is linear in, up to a constant, with the weights of their elements."""
     parts, stack, seen = [], [logp], {logp}
     while stack:
@@ -120,11 +123,11 @@ def _summands(logp: Variable, predictors: Variable, facts: Facts) -> list[tuple[
             if other not in seen:
                 seen.add(other)
                 stack.append(other)
-    weights = _weights(logp, parts, facts)
+    weights = _weights(logp, parts, facts, compile_)
     return [(var, w) for var, w in zip(parts, weights, strict=True) if w.any()]
 
 
-def _weights(logp: Variable, parts: list[Variable], facts: Facts) -> list[Array]:
+def _weights(logp: Variable, parts: list[Variable], facts: Facts, compile_: CompiledOnce) -> list[Array]:
     if parts == [logp]:
         return [np.ones(())]
     # As a part may be an input of another, each stands in for itself.
@@ -134,9 +137,7 @@ def _weights(logp: Variable, parts: list[Variable], facts: Facts) -> list[Array]
     ]
     with without_c():
         # The slopes are constant, but may be written with the shapes of what they are slopes in.
-        function = pytensor.function(
-            stand_in, pytensor.grad(outer, stand_in), mode=quick_mode(), on_unused_input="ignore"
-        )
+        function = compile_(stand_in, pytensor.grad(outer, stand_in))
         return [np.asarray(w, dtype=np.float64) for w in function(*[np.zeros(facts.shape(part)) for part in parts])]
 
 
