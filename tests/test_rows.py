@@ -37,6 +37,11 @@ def poisson():
     pm.Poisson("y", pm.math.exp(predictor()), observed=COUNTS)
 
 
+def shared_data():
+    counts, x = pm.Data("counts", COUNTS), pm.Data("x", X)
+    pm.Poisson("y", pm.math.exp(pm.Normal("a", 0, 2) + pm.Normal("b", 0, 2) * x), observed=counts)
+
+
 def negative_binomial():
     pm.NegativeBinomial("y", mu=pm.math.exp(predictor()), alpha=pm.Exponential("shape", 1), observed=COUNTS)
 
@@ -94,8 +99,8 @@ def walk():
 
 
 MODELS = (
-    logistic, poisson, negative_binomial, zero_inflated, student, censored, missing, ordered, categorical, potential,
-    custom, noncentred, noncentred_normal, walk,
+    logistic, poisson, shared_data, negative_binomial, zero_inflated, student, censored, missing, ordered, categorical,
+    potential, custom, noncentred, noncentred_normal, walk,
 )  # fmt: skip
 
 

@@ -59,7 +59,7 @@ class Expectations:
         with without_c():
             # Checks of parameters tie all rows together; where one would fail, log p is not finite anyway.
             [self._inner] = graph.inline_inner_graphs(simplify([self._predictors.density()]))
-        self._facts = Facts(self._inner, self._predictors.vector)
+        self._facts = Facts(self._inner, self._predictors.vector, conditions=True)
         self._take_apart()
 
     def _take_apart(self) -> None:
