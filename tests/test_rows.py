@@ -223,6 +223,17 @@ def test_families_know_the_covariances_of_rows(densities, family):
     assert_allclose(density.expected(q).grad, density.expected(same).grad, rtol=1e-7, atol=1e-8)
 
 
+def overflowing():
+    pm.Poisson("y", pm.math.exp(predictor(centred=False)), observed=COUNTS)
+
+
+@pytest.mark.parametrize("build", [poisson, overflowing], ids=lambda build: build.__name__)
+def test_a_gaussian_under_which_rows_overflow(densities, build):
+    density = densities(build)
+    q = FullState(density.initial_point(), np.diag(np.full(density.n_dim, 1e3)))
+    assert not np.isfinite(density.expected(q, check=True).value)  # and no warning
+
+
 def test_exact_fits_hang_on_no_seed():
     rng = np.random.default_rng(1)
     x = rng.normal(size=(200, 5))

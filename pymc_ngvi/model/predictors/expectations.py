@@ -145,6 +145,8 @@ class Expectations:
         """Rows, all kinds together."""
         return sum(len(rows.index) for rows in self._rows)
 
+    # Densities overflow far from the mode: the caller sees what is not finite.
+    @np.errstate(all="ignore")
     def under(self, q: Spread, pattern: Pattern | None, *, check: bool = False) -> Expectation:
         """Return expectations under a Gaussian.
 
