@@ -296,13 +296,13 @@ def test_same_seed_same_bits(make):
 
 
 def test_other_seed_other_bits():
-    assert not same_bits(fit(random_seed=7), fit(random_seed=8))
-    assert not same_bits(fit(random_seed=None), fit(random_seed=None))
+    assert not same_bits(fit(random_seed=7, estimator="price"), fit(random_seed=8, estimator="price"))
+    assert not same_bits(fit(random_seed=None, estimator="price"), fit(random_seed=None, estimator="price"))
 
 
 def test_generator_goes_on():
     rng = np.random.default_rng(7)
-    assert not same_bits(fit(random_seed=rng), fit(random_seed=rng))
+    assert not same_bits(fit(random_seed=rng, estimator="price"), fit(random_seed=rng, estimator="price"))
 
 
 def test_global_generator_is_left_alone():
@@ -431,7 +431,7 @@ def test_refining_with_more_draws_cures_noise():
     ids=["tol", "max_draws", "n"],
 )
 def test_refining_with_broken_options_changes_nothing(options, message):
-    approx = fit(2)
+    approx = fit(2, estimator="price")
     before, record = approx.mean_flat.copy(), approx.record
     with pytest.raises(ValueError, match=message):
         approx.refine(**{"n": 5, "progressbar": False, **options})
@@ -599,8 +599,8 @@ def test_backends_agree(backend):
     """The same draws, so the same result but for rounding."""
     if backend == "jax":
         pytest.importorskip("jax", reason="jax is in the dependency group bench")
-    plain = fit(3)
-    compiled = fit(3, backend=backend)
+    plain = fit(3, estimator="price")
+    compiled = fit(3, estimator="price", backend=backend)
     assert compiled.backend == backend
     np.testing.assert_allclose(compiled.mean_flat, plain.mean_flat, rtol=1e-6)
     np.testing.assert_allclose(compiled.q.cov(), plain.q.cov(), rtol=1e-6)
@@ -612,7 +612,7 @@ def test_backends_agree(backend):
 def test_record_and_closing_line(caplog):
     model, clock = skewed_model.__wrapped__(), time.perf_counter()  # not compiled yet
     with caplog.at_level(logging.INFO, logger="pymc.ngvi"):
-        approx = fit(model=model)
+        approx = fit(model=model, estimator="price")
     wall = time.perf_counter() - clock
     record = approx.record
     [line] = [r for r in caplog.records if r.name == "pymc.ngvi"]

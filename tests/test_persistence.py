@@ -97,6 +97,23 @@ def heavy_tails():
     return model
 
 
+def four_directions():
+    """Return a model whose rows have too many predictors for expectations without draws, but could have them."""
+    with pm.Model() as model:
+        b = pm.Normal("b", 0.0, 1.0, shape=4)
+        pm.Poisson("y", pm.math.exp(b[0] + b[1] * X[:, 0]) + pm.math.exp(b[2] * X[:, 1] + b[3]), observed=Y)
+        pm.Potential("sum", pm.math.sin(b[0]) * pm.math.sin(b[1]) * pm.math.sin(b[2]) * pm.math.sin(b[3]))
+    return model
+
+
+def left_support():
+    """Return a model with rates that a Gaussian makes negative."""
+    with pm.Model() as model:
+        level, slope = pm.Normal("level", 3.0, 1.0), pm.Normal("slope", 0.0, 1.0)
+        pm.Poisson("y", level + slope * X[:12, 0], observed=np.arange(12) % 4)
+    return model
+
+
 def minibatches():
     x, y = pm.Minibatch(X[:, 0], X[:, 1], batch_size=10)
     with pm.Model() as model:
@@ -180,6 +197,7 @@ KINDS = {
     "named blocks": {"family": "block", "blocks": [["level", "spread"], ["slope"]]},
     "sparse adam": {"family": "sparse", "step": "adam"},
     "mixture of sparse": {"family": "mixture", "components": "sparse", "model": many_groups, "n_components": 2},
+    "four directions": {"model": four_directions},
     "rvb1": {"reparam": "rvb1", "model": hierarchical},
     "rvb2": {"reparam": "rvb2", "model": hierarchical},
     "noncentred": {"reparam": "noncentred", "model": hierarchical, "family": "block"},
@@ -208,7 +226,15 @@ def test_goes_on_as_if_it_had_not_stopped(kind, tmp_path):
     assert again.record.n_iterations >= 8
 
 
-@pytest.mark.parametrize(("kind", "seed"), [("adaptive", 1), ("sparse", 1), ("decay", 2)])
+def test_a_fit_that_went_on_with_draws():
+    model = made(left_support)
+    approx = fit(model, 20)
+    assert approx.record.estimator == "price"
+    again = load(approx.to_datatree(), model)
+    assert_same(refined(approx, 3), refined(again, 3))
+
+
+@pytest.mark.parametrize(("kind", "seed"), [("adaptive", 1), ("linesearch", 1), ("sparse", 1), ("decay", 2)])
 def test_in_parts_is_as_in_one(kind, seed, tmp_path):
     options = dict(KINDS[kind])
     model = made(options.pop("model", None) or MODELS.get(options.get("family"), regression))
@@ -261,11 +287,11 @@ def test_a_loaded_fit_can_be_saved_before_and_after_it_goes_on(file, tmp_path):
     first = load(file, made(regression))
     first.save(tmp_path / "second.nc")
     second = load(tmp_path / "second.nc", made(regression))
-    assert_same(refined(first, 20), refined(second, 20))
+    assert_same(refined(first, 4), refined(second, 4))
     second.save(file)
     third = load(file, made(regression))
     assert_same(second, third)
-    assert third.record.n_iterations == 25
+    assert third.record.n_iterations == 9
 
 
 def test_without_the_fit(fitted, tmp_path):
@@ -280,7 +306,7 @@ def test_options_of_a_fit_are_kept(tmp_path):
     approx = fit(made(regression), 3, tol=0.02, max_draws=64)
     again = load(approx.to_datatree(), made(regression))
     assert_same(refined(approx, 50, tol=0.5), refined(again, 50, tol=0.5))
-    assert again.record.n_gradients < fit(made(regression), 50, tol=0.02).record.n_gradients
+    assert again.record.n_gradients < fit(made(regression), 50, tol=0.02, estimator="price").record.n_gradients
 
 
 def test_the_diagnosis_is_kept(tmp_path):

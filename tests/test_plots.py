@@ -102,6 +102,12 @@ def test_all_iterations_are_in_sight_where_none_is_far():
     assert words_of(elbo)[-1] == ""
 
 
+def test_no_draws_where_there_are_none():
+    for ax in plot_fit(*ten_iterations(), dataclasses.replace(RECORD, estimator="quadrature"), tol=0.05):
+        assert not any("draws" in label for label in lines_of(ax))
+        assert any(label.startswith("at the end: ") for label in lines_of(ax))
+
+
 def test_the_end_and_the_tolerance_are_marked():
     elbo, gap = plot_fit(*ten_iterations(), RECORD, tol=0.05)
     end = lines_of(elbo)["at the end, on fresh draws: -12.50"]

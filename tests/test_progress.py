@@ -70,7 +70,7 @@ def test_on_shows_where_the_fit_ended(capsys, through):
 
 
 def test_numbers_are_those_of_the_fit(fields):
-    approx = fit_ngvi(model=skewed_model(), random_seed=1, backend="quick")
+    approx = fit_ngvi(model=skewed_model(), estimator="price", random_seed=1, backend="quick")
     last = fields[-1]
     assert last["completed"] == approx.n_iterations
     assert last["elbo"] == f"{-approx.hist[-1]:,.2f}"

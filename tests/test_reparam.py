@@ -631,7 +631,8 @@ def test_effects_relative_to_the_prior_are_the_non_centred_model():
         return made_
 
     options = {"family": "sparse", "random_seed": 2, "tol": 0.02, "progressbar": False, "start_sigma": 0.3}
-    by_hand = fit_ngvi(model=model(centred=False), **options | {"start_sigma": {"mu": 0.3, "sd": 0.3, "z": 1.0}})
+    scales = {"mu": 0.3, "sd": 0.3, "z": 1.0}
+    by_hand = fit_ngvi(model=model(centred=False), estimator="price", **options | {"start_sigma": scales})
     relative = fit_ngvi(model=model(centred=True), reparam="noncentred", **options)
     np.testing.assert_allclose(relative.elbo.value, by_hand.elbo.value, atol=1e-4)
     gaussian = relative.q.gaussian

@@ -37,6 +37,11 @@ def poisson():
     pm.Poisson("y", pm.math.exp(predictor()), observed=COUNTS)
 
 
+def shared_data():
+    counts, x = pm.Data("counts", COUNTS), pm.Data("x", X)
+    pm.Poisson("y", pm.math.exp(pm.Normal("a", 0, 2) + pm.Normal("b", 0, 2) * x), observed=counts)
+
+
 def negative_binomial():
     pm.NegativeBinomial("y", mu=pm.math.exp(predictor()), alpha=pm.Exponential("shape", 1), observed=COUNTS)
 
@@ -94,8 +99,8 @@ def walk():
 
 
 MODELS = (
-    logistic, poisson, negative_binomial, zero_inflated, student, censored, missing, ordered, categorical, potential,
-    custom, noncentred, noncentred_normal, walk,
+    logistic, poisson, shared_data, negative_binomial, zero_inflated, student, censored, missing, ordered, categorical,
+    potential, custom, noncentred, noncentred_normal, walk,
 )  # fmt: skip
 
 
@@ -216,6 +221,17 @@ def test_families_know_the_covariances_of_rows(densities, family):
     same = FullState(q.location, np.linalg.cholesky(q.cov()))
     assert_allclose(density.expected(q, check=True).value, density.expected(same, check=True).value, rtol=1e-9)
     assert_allclose(density.expected(q).grad, density.expected(same).grad, rtol=1e-7, atol=1e-8)
+
+
+def overflowing():
+    pm.Poisson("y", pm.math.exp(predictor(centred=False)), observed=COUNTS)
+
+
+@pytest.mark.parametrize("build", [poisson, overflowing], ids=lambda build: build.__name__)
+def test_a_gaussian_under_which_rows_overflow(densities, build):
+    density = densities(build)
+    q = FullState(density.initial_point(), np.diag(np.full(density.n_dim, 1e3)))
+    assert not np.isfinite(density.expected(q, check=True).value)  # and no warning
 
 
 def test_exact_fits_hang_on_no_seed():

@@ -45,7 +45,7 @@ def fitted(model, seed=1, **options):
 
 @pytest.fixture(scope="module")
 def easy():
-    return fitted(poisson_regression(), 7)
+    return fitted(poisson_regression(), 7, estimator="price")
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ class Status(Enum):
     )
     CONVERGED = (
         "converged",
-        "The ELBO still to be gained within this family is below the tolerance, as measured on fresh draws.",
+        "The ELBO still to be gained within this family is below the tolerance.",
         "Nothing to do; diagnose() says whether the best of the family is near enough to the posterior.",
     )
     LEVELLED = (

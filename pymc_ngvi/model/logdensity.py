@@ -353,6 +353,10 @@ class LogDensity:
         if self._rows is not None:
             self._rows.rules = value
 
+    def leave_rows(self) -> None:
+        """Forget the rules of rows: no expectations of them are asked for."""
+        self._rows = None
+
     def _find_rows(self) -> Expectations | None:
         graphs = self.graphs
         simplify = functools.partial(graph.simplify, check_bounds=False)

@@ -60,7 +60,7 @@ class Expectations:
         with without_c():
             # Checks of parameters tie all rows together; where one would fail, log p is not finite anyway.
             [self._inner] = graph.inline_inner_graphs(simplify([self._predictors.density()]))
-        self._facts = Facts(self._inner, self._predictors.vector)
+        self._facts = Facts(self._inner, self._predictors.vector, conditions=True)
         self._take_apart()
 
     def _take_apart(self) -> None:
@@ -146,6 +146,8 @@ class Expectations:
         """Rows, all kinds together."""
         return sum(len(rows.index) for rows in self._rows)
 
+    # Densities overflow far from the mode: the caller sees what is not finite.
+    @np.errstate(all="ignore")
     def under(self, q: Spread, pattern: Pattern | None, *, check: bool = False) -> Expectation:
         """Return expectations under a Gaussian.
 

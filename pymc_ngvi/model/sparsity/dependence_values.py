@@ -42,6 +42,8 @@ class Facts:
         Of known length.
     varying : collection of shared variables
         Their values are not to be used: they change, but their shapes don't.
+    conditions : bool
+        Whether values and shapes are wanted of all that depends on theta, conditions of switches among it.
 
     Attributes
     ----------
@@ -49,7 +51,9 @@ class Facts:
         Those through which derivatives of ``output`` pass, each after its inputs.
     """
 
-    def __init__(self, output: Variable, theta: Variable, varying: Collection[Variable] = ()) -> None:
+    def __init__(
+        self, output: Variable, theta: Variable, varying: Collection[Variable] = (), *, conditions: bool = False
+    ) -> None:
         order = list(toposort([output]))
         self._kinds: dict[Variable, Kind] = {theta: Kind.ACTIVE, **dict.fromkeys(varying, Kind.STEP)}
         for node in order:
@@ -60,7 +64,7 @@ class Facts:
         self.nodes = self._on_the_way(output, order)
         self._values: dict[Variable, Any] = {}
         self._shapes: dict[Variable, tuple[int, ...]] = {}
-        self._prepare(output, theta)
+        self._prepare(output, theta, self._varying(order) if conditions else self.nodes)
         self.refresh()
 
     def kind(self, var: Variable) -> Kind:
@@ -112,9 +116,12 @@ class Facts:
                 wanted.update(self.active_inputs(node))
         return found[::-1]
 
-    def _prepare(self, output: Variable, theta: Variable) -> None:
+    def _varying(self, order: list[Apply]) -> list[Apply]:
+        return [node for node in order if not all(self.is_known(out) for out in node.outputs)]
+
+    def _prepare(self, output: Variable, theta: Variable, nodes: list[Apply]) -> None:
         """Make one function of the known inputs that are no constants, and of the shapes that types don't tell."""
-        around = dict.fromkeys(var for node in self.nodes for var in (*node.inputs, *node.outputs))
+        around = dict.fromkeys(var for node in nodes for var in (*node.inputs, *node.outputs))
         known = [var for var in around if self.is_known(var) and not isinstance(var, Constant | SharedVariable)]
         shapeless = [var for var in around if not self.is_known(var) and None in _static_shape(var)]
         shapes = self._symbolic_shapes(output, shapeless)

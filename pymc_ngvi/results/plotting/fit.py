@@ -114,6 +114,14 @@ def _label_iterations(ax: Axes, n: int) -> None:
     ax.set_xlim(1.0 - max(margin, 0.3), n + max(margin, 0.3))
 
 
+def _has_draws(record: FitRecord) -> bool:
+    return record.estimator != "quadrature"
+
+
+def _at_end(record: FitRecord) -> str:
+    return "at the end, on fresh draws" if _has_draws(record) else "at the end"
+
+
 # --- the panels ---
 
 
@@ -122,9 +130,9 @@ def _draw_elbo(ax: Axes, losses: Array, gaps: Array, record: FitRecord, tol: flo
 
     elbos = np.where(np.isfinite(losses), -losses, np.nan)
     low, high = _limits(elbos, record.elbo.value)
-    _draw(ax, _curve(elbos), "on the draws in use")
+    _draw(ax, _curve(elbos), "on the draws in use" if _has_draws(record) else "")
     if np.isfinite(record.elbo.value):
-        text = f"at the end, on fresh draws: {format_elbo(round(record.elbo.value, 2) + 0.0)}"  # no -0.00
+        text = f"{_at_end(record)}: {format_elbo(round(record.elbo.value, 2) + 0.0)}"  # no -0.00
         ax.axhline(record.elbo.value, color=OTHER, linewidth=1.0, linestyle="--", label=text)
     ax.set_ylim(low, high)
     ax.set_ylabel("ELBO (nats)")
@@ -144,7 +152,7 @@ def _draw_gap(ax: Axes, losses: Array, gaps: Array, record: FitRecord, tol: floa
     ax.set_yscale("log")
     _draw(ax, _curve(np.where(np.isfinite(gaps), np.maximum(gaps, bottom), np.nan)), "")
     if np.isfinite(record.gap):
-        text = f"at the end, on fresh draws: {format_gap(record.gap)}"
+        text = f"{_at_end(record)}: {format_gap(record.gap)}"
         end = float(np.clip(record.gap, bottom, 3.0 * top))
         ax.plot(len(gaps), end, "D", color=OTHER, markersize=4, label=text, clip_on=False, zorder=3)
     if tol is not None:
