@@ -5,6 +5,7 @@ import functools
 from dataclasses import replace
 
 import numpy as np
+import pymc as pm
 import pytest
 
 from matrix import OF_GAUSSIANS, OF_PRECISION, as_curvature, as_matrix, random_state, state_of, two_seeds, whitener
@@ -15,6 +16,7 @@ from pymc_ngvi.core.draws import BASE_DRAWS, plain_draws, sobol_draws
 from pymc_ngvi.core.types import BaseDraws, Evaluation, Outer
 from pymc_ngvi.estimators.metric import in_full_metric
 from pymc_ngvi.fitting.registry import AXES
+from pymc_ngvi.model import LogDensity
 
 #: Family (the second factorisation of a dense one included) and estimator of every allowed combination, each once.
 ALL_PAIRS = tuple(dict.fromkeys((state_kind(choice), choice.estimator) for choice in OF_GAUSSIANS))
@@ -451,6 +453,45 @@ def test_shifted_base_draws_give_another_answer(family, estimator, rng):
     first = estimate(estimator, target, state, base)
     second = estimate(estimator, target, state, replace(base, z=0.5 * base.z))
     assert np.abs(first.grad - second.grad).max() > 1e-3
+
+
+# --- without draws ----------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def rows_of_logistic():
+    """Return the log density of `logistic`, as a model."""
+    target = logistic()
+    with pm.Model() as model:
+        b = pm.Normal("b", 0.0, target.prior_sd, shape=target.n_dim)
+        pm.Bernoulli("y", logit_p=pm.math.dot(target.design, b), observed=target.y)
+    return LogDensity(model)
+
+
+# A sparse precision takes no Hessian that counts as dense.
+@pytest.mark.parametrize("family", [family for family, e in ALL_PAIRS if e == "quadrature" and family != "sparse"])
+@two_seeds
+def test_moments_without_draws_are_exact(family, seed):
+    """Of the family's own entries; there is no noise, and so no floor."""
+    target, density, estimator = logistic(), rows_of_logistic().again(), AXES["estimator"]["quadrature"]
+    state = off_optimum(target, family, seed)
+    base = sobol_draws(2, target.n_dim, np.random.default_rng(seed))
+    evaluation = estimator.evaluate(density, state, base)
+    moments = estimator.moments(density, state, base, evaluation)
+    grad, curvature = exact_moments(target, state, family)
+    np.testing.assert_allclose(moments.grad, grad, rtol=0.0, atol=1e-4)
+    np.testing.assert_allclose(as_matrix(state, moments.curvature), curvature, rtol=0.0, atol=1e-4)
+    np.testing.assert_allclose(moments.gap, exact_gap(target, state, family, "price"), rtol=1e-3)
+    assert moments.gap > 0.01
+    assert moments.floor == moments.floor_sd == 0.0
+    assert (density.n_gradients, density.n_hessians) == (1, 1)
+    np.testing.assert_allclose(evaluation.elbo, target.elbo(state.mean(), state.cov()), rtol=0.0, atol=3e-4)
+
+
+def test_without_rows_there_are_no_expectations(rng):
+    state = off_optimum(logistic(), "full", 1)
+    with pytest.raises(ValueError, match="this target has none"):
+        AXES["estimator"]["quadrature"].evaluate(logistic(), state, sobol_draws(2, 5, rng))
 
 
 # --- families without correlations ------------------------------------------------------------------------------------
