@@ -8,6 +8,7 @@ import pytest
 
 from pymc_ngvi import LogDensity, fit_ngvi
 from pymc_ngvi.families import DiagonalState, FullState
+from pymc_ngvi.estimators import Price
 from pymc_ngvi.steps.adaptive import rule as adaptive
 from pymc_ngvi.steps.adaptive.conditioned import Conditioned
 from pymc_ngvi.steps.adaptive.scales import lost_scales
@@ -91,9 +92,9 @@ def test_lost_scales_are_those_whose_curvature_is_owed_to_the_spread(density):
     location = density.initial_point()
     location[names["mu"]], location[sd], location[names["sigma"]] = 500.0, 0.0, np.log(100.0)
     q = _with_own_curvature(density, location)
-    assert [g.tolist() for g in lost_scales(density, q)] == [[sd]]
+    assert [g.tolist() for g in lost_scales(density, Price(), q)] == [[sd]]
     location[names["b"]], location[sd] = np.linspace(-90.0, 90.0, 15), np.log(50.0)
-    assert lost_scales(density, _with_own_curvature(density, location)) == []
+    assert lost_scales(density, Price(), _with_own_curvature(density, location)) == []
 
 
 def _with_own_curvature(density, location):

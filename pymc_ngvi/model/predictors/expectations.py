@@ -145,6 +145,7 @@ class Expectations:
         """Rows, all kinds together."""
         return sum(len(rows.index) for rows in self._rows)
 
+    @np.errstate(all="ignore")  # beyond the support of a row nothing is finite, and the caller sees it
     def under(self, q: Spread, pattern: Pattern | None, *, check: bool = False) -> Expectation:
         """Return expectations under a Gaussian.
 
