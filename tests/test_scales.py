@@ -7,8 +7,8 @@ import pymc as pm
 import pytest
 
 from pymc_ngvi import LogDensity, fit_ngvi
-from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.estimators import Price
+from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.steps.adaptive import rule as adaptive
 from pymc_ngvi.steps.adaptive.conditioned import Conditioned
 from pymc_ngvi.steps.adaptive.scales import lost_scales
