@@ -16,7 +16,8 @@ from pymc.variational.inference import Inference
 from rich.theme import Theme
 
 from pymc_ngvi.core.seeds import Seed, seed_of
-from pymc_ngvi.core.types import Array, VariationalState
+from pymc_ngvi.core.status import StartError
+from pymc_ngvi.core.types import Array, Rule, VariationalState
 from pymc_ngvi.fitting import starting
 from pymc_ngvi.fitting.defaults import options_for
 from pymc_ngvi.fitting.earlier import Earlier
@@ -25,7 +26,7 @@ from pymc_ngvi.fitting.outcome import report_outcome
 from pymc_ngvi.fitting.problem import Problem, problem_of
 from pymc_ngvi.fitting.progress import FitProgress
 from pymc_ngvi.fitting.second_start import SecondStart
-from pymc_ngvi.fitting.session import FitSession, Observer, make_rule
+from pymc_ngvi.fitting.session import BY_DRAWS, FitSession, Observer, make_rule
 from pymc_ngvi.fitting.signatures import takes
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.model import CannotReuse, LogDensity
@@ -345,13 +346,12 @@ class NGVI(Inference):
         """Return the approximation at the start of a fit, the state behind it, and the seed of the fit."""
         seed, density = self._seed(), problem.density
         point, scales, earlier = self._begin(problem)
-        rule = make_rule(problem.target, self._options, seed)
-        state = None
+        rule, state = make_rule(problem.target, self._options, seed), None
         if earlier is not None and self._given["start_sigma"] is None:
             state = earlier.state(rule, problem, point, scales)
         if state is None:
             start = self._given["start"] if earlier is None else earlier.mean
-            state = problem.first_state(rule, point, scales, start)
+            state = self._first_state(problem, rule, point, scales, start, seed)
         q = problem.on_model_scale(state)
         if self._prepared is not None and type(self._prepared.q) is not type(q):
             self._prepared = None
@@ -359,11 +359,26 @@ class NGVI(Inference):
         approx.restart(density, q, random_seed=seed, include_transformed=include_transformed)
         return approx, state, seed
 
+    def _first_state(
+        self, problem: Problem, rule: Rule, point: Array, scales: list[Array], start: Any, seed: int
+    ) -> VariationalState:
+        """Return the best state to start from; the fit is one with draws where no Gaussian stays in the support."""
+        try:
+            return problem.first_state(rule, point, scales, start)
+        except StartError:
+            options = self._options.with_draws()
+            if options == self._options:
+                raise
+        state = problem.first_state(make_rule(problem.target, options, seed), point, scales, start)
+        self._options = options
+        logger.info(BY_DRAWS)
+        return state
+
     def _second_start(self, problem: Problem, seed: int) -> SecondStart | None:
         """Return where a fit may begin once more; None where the user has said where it begins."""
         options, density = self._options, problem.density
-        served = options.choice.step == "adaptive" and problem.transform is None and not density.has_minibatch
-        if not served or self._given["start"] is not None:
+        served = options.choice.step in ("adaptive", "linesearch") and problem.transform is None
+        if not served or density.has_minibatch or self._given["start"] is not None:
             return None
         scales = starting.start_scales(density, self._given["start_sigma"])
         return SecondStart(density, make_rule(problem.target, options, seed), problem.family, scales, seed)

@@ -140,7 +140,7 @@ def test_what_is_affine():
 
 def test_what_a_condition_alone_reads_is_a_predictor_too():
     theta = pt.vector("theta", shape=(12,))
-    logp = pt.switch(theta[11] > 0.0, -(theta[:11] ** 4).sum(), -np.inf)
+    logp = pt.switch(theta[11] > 0.0, -((theta[:11] + theta[1:]) ** 4).sum(), -np.inf)
     found = predictors(logp, theta, Facts(logp, theta))
     assert sorted(var.type.shape for var in found) == [(11,), (12,)]
 

@@ -7,6 +7,7 @@ import pymc as pm
 import pytest
 
 from pymc_ngvi import LogDensity, fit_ngvi
+from pymc_ngvi.estimators import Price
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.steps.adaptive import rule as adaptive
 from pymc_ngvi.steps.adaptive.conditioned import Conditioned
@@ -55,11 +56,11 @@ def best_elbo(family):
     return fit_ngvi(model=raw_intercepts(), family=family, random_seed=9, start=right, **QUIET).elbo.value
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("seed", "estimator"), [(1, None), (1, "price"), (2, "price")], ids=str)
 @pytest.mark.parametrize("family", ["full", "sparse"])
-def test_a_scale_that_collapsed_is_found(family, seed):
+def test_a_scale_that_collapsed_is_found(family, seed, estimator):
     """Left to natural steps, sd ends below 1, several nats lower, and the fit calls itself converged."""
-    approx = fit_ngvi(model=raw_intercepts(), family=family, random_seed=seed, **QUIET)
+    approx = fit_ngvi(model=raw_intercepts(), family=family, estimator=estimator, random_seed=seed, **QUIET)
     assert approx.converged
     assert approx.elbo.value > best_elbo(family) - 0.3  # tolerance of both, and noise of .02 nats each
     assert np.exp(approx.mean_data["sd_log__"]) > 20.0
@@ -67,18 +68,20 @@ def test_a_scale_that_collapsed_is_found(family, seed):
 
 def test_nothing_changes_where_no_scale_is_lost(monkeypatch):
     """The same bits, and two Hessians: one after the first set, one at the end."""
-    approx = fit_ngvi(model=raw_line(), random_seed=3, **QUIET)
+    approx = fit_ngvi(model=raw_line(), random_seed=3, estimator="price", **QUIET)
     monkeypatch.setattr(adaptive, "MAX_RECOVERIES", 0)
-    plain = fit_ngvi(model=raw_line(), random_seed=3, **QUIET)
+    plain = fit_ngvi(model=raw_line(), random_seed=3, estimator="price", **QUIET)
     np.testing.assert_array_equal(approx.mean_flat, plain.mean_flat)
     assert approx.n_gradients == plain.n_gradients
     assert approx.n_hessians == plain.n_hessians + 2
 
 
-@pytest.mark.parametrize("seed", [3, 11, 14])
-def test_a_regression_on_raw_data_gets_away_from_its_start(seed):
-    """Of these seeds two stalled at a start a hundred thousand nats below."""
-    approx = fit_ngvi(model=raw_line(), random_seed=seed, **QUIET)
+@pytest.mark.parametrize(
+    ("seed", "options"), [(1, {}), *[(seed, {"estimator": "price"}) for seed in (3, 11, 14)]], ids=str
+)
+def test_a_regression_on_raw_data_gets_away_from_its_start(seed, options):
+    """Of the seeds of draws two stalled at a start a hundred thousand nats below."""
+    approx = fit_ngvi(model=raw_line(), random_seed=seed, **options, **QUIET)
     assert approx.converged
     assert abs(approx.mean_data["sigma_log__"] - np.log(9.0)) < 0.2  # posterior standard deviation .05
     assert approx.elbo.value > -760.0
@@ -91,9 +94,9 @@ def test_lost_scales_are_those_whose_curvature_is_owed_to_the_spread(density):
     location = density.initial_point()
     location[names["mu"]], location[sd], location[names["sigma"]] = 500.0, 0.0, np.log(100.0)
     q = _with_own_curvature(density, location)
-    assert [g.tolist() for g in lost_scales(density, q)] == [[sd]]
+    assert [g.tolist() for g in lost_scales(density, Price(), q)] == [[sd]]
     location[names["b"]], location[sd] = np.linspace(-90.0, 90.0, 15), np.log(50.0)
-    assert lost_scales(density, _with_own_curvature(density, location)) == []
+    assert lost_scales(density, Price(), _with_own_curvature(density, location)) == []
 
 
 def _with_own_curvature(density, location):

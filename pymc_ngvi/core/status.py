@@ -63,7 +63,8 @@ class Status(Enum):
         "not smooth",
         "The slopes of log p imply another curvature than its Hessian shows: log p has kinks (a Laplace prior or "
         "likelihood, abs, switch), which exact Hessians do not see; standard deviations are too wide.",
-        "Replace the kinked term by a smooth one (StudentT in place of Laplace), or use pm.sample.",
+        "Take estimator='quadrature', to which kinks are no obstacle, where log p is a sum over rows; or replace the "
+        "kinked term by a smooth one (StudentT in place of Laplace), or use pm.sample.",
     )
     DIVERGED = (
         "diverged",

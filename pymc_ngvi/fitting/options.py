@@ -189,6 +189,10 @@ class FitOptions:
         """Return these options with some replaced, checked anew; None leaves an option as it is."""
         return replace(self, **{name: value for name, value in options.items() if value is not None})
 
+    def with_draws(self) -> "FitOptions":
+        """Return these options with draws in place of exact expectations, where they ask for these."""
+        return replace(self, estimator=None, step=None) if self.choice.estimator == "quadrature" else self
+
 
 #: Options that the user gives, in order, with their defaults; those of the step rules among them, and how each of these
 #: is checked.

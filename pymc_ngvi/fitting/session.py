@@ -37,6 +37,10 @@ type Observer = Callable[[VariationalState, Array | None, int], None]
 
 #: Times that the structure of a Hessian may turn out to be too narrow, at most.
 _MAX_WIDENED = 5
+#: Points at which entries of the Hessian are looked for that exact expectations have and its structure has not.
+_N_LOOKED_AT = 4
+#: Said where a fit by quadrature becomes one with draws.
+BY_DRAWS = "Expectations by quadrature do not serve this model: the fit goes on with draws."
 _NO_STRUCTURE = (
     "The Hessian of this model's log density turned out to have many more entries than its graph shows: take "
     "family='full', 'block' or 'diagonal'."
@@ -64,6 +68,9 @@ class _Begun(NamedTuple):
         """Begin again from where a state is, for a Hessian that has turned out to have more entries than it seemed."""
         for _ in range(_MAX_WIDENED):
             logger.info("The Hessian of log p has entries that its structure left out: q gets them, too.")
+            if options.choice.estimator == "quadrature":  # draws have been looked at already
+                z = np.random.default_rng(seed).standard_normal((_N_LOOKED_AT, q.n_dim))
+                density.widen(q.mean() + q.sd() * z)
             if options.family_reason and density.pattern is None:
                 raise ValueError(_NO_STRUCTURE)
             problem = problem_of(density, options)
@@ -272,8 +279,8 @@ class FitSession:
         """Begin again from where a state is, with what was left out of the Hessian, or of the rows."""
         density = self._problem.density
         if self._options.choice.estimator == "quadrature" and (density.rows is None or self._rows_fail()):
-            logger.info("Expectations by quadrature do not serve this model: the fit goes on with draws.")
-            self._options = dataclasses.replace(self._options, estimator=None, step=None)
+            logger.info(BY_DRAWS)
+            self._options = self._options.with_draws()
             problem = problem_of(density, self._options)
             start = problem.family.from_scale(q.mean(), q.sd())
             self._problem, self._rule, self._state = _Begun.at(problem, self._options, self._seed, start)

@@ -136,8 +136,12 @@ class LineSearch(StepRule[GaussianState, LineSearchState]):
 
     def init(self, q: GaussianState) -> LineSearchState:
         """Return the state before the first iteration."""
-        evaluation = self.first_evaluation(q)
-        return LineSearchState(q, evaluation.elbo, self._measured(q, evaluation), growth=Growth(first=q.sd()))
+        evaluation, growth = self.first_evaluation(q), Growth(first=q.sd())
+        if not evaluation.finite.all():  # rules may have become finer since the start was chosen
+            none = np.zeros(q.n_dim)
+            nothing = Moments(none, none, none, none, np.inf, floor=0.0, floor_sd=0.0)
+            return LineSearchState(q, -np.inf, nothing, stalled=True, blind=True, growth=growth)
+        return LineSearchState(q, evaluation.elbo, self._measured(q, evaluation), growth=growth)
 
     def step(self, state: LineSearchState) -> LineSearchState:
         """Take one step."""
@@ -214,7 +218,7 @@ class LineSearch(StepRule[GaussianState, LineSearchState]):
         def propose(rho: float) -> GaussianState | None:
             # Beyond a full step, the direction is longer, not the part of the old precision that is left negative.
             moments = moments_of(state.q, state.moments, max(rho, 1.0) * direction)
-            return self._update(state.q, moments, min(rho, 1.0), True)
+            return self._update(state.q, moments, min(rho, 1.0), rho <= 1.0)
 
         found = search(
             propose,

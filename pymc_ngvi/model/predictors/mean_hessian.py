@@ -12,6 +12,7 @@ from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.target import MeanHessian
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.model.predictors.linear_map import LinearMap
+from pymc_ngvi.model.sparsity.hessian import PatternWidened
 
 #: Relative difference of two products with a random vector that is rounding.
 _ROUNDING = 1e-8
@@ -56,7 +57,9 @@ class PredictorMeanHessian(MeanHessian):
         Raises
         ------
         ValueError
-            Where the matrix counts as dense, or has entries that the pattern lacks.
+            Where the matrix counts as dense.
+        PatternWidened
+            Where it has entries that the pattern lacks, and still does.
         """
         if self.pattern is None:
             return super().values()
@@ -65,5 +68,5 @@ class PredictorMeanHessian(MeanHessian):
         expected = self.linear.quadratic_times(self.matrix, probe)[0]
         found = self.pattern.symmetric(values) @ probe[0]
         if np.abs(found - expected).max(initial=0.0) > _ROUNDING * np.abs(expected).max(initial=0.0):
-            raise ValueError("The Hessian has entries that its pattern lacks.")
+            raise PatternWidened("rows have entries that the pattern lacks")
         return values
