@@ -10,6 +10,7 @@ import pytest
 from numpy.testing import assert_allclose
 from scipy import stats
 
+from pymc_ngvi import ConvergenceWarning
 from pymc_ngvi.core.normal_rules import n_levels, rule
 from pymc_ngvi.families import BlockState, DiagonalState, FullState
 from pymc_ngvi.fitting.options import FitOptions
@@ -309,3 +310,18 @@ def test_blocks_are_independent(densities):
     )
     assert isinstance(q, BlockState)
     assert q.covariances(np.array([0, 0]), np.array([0, density.n_dim - 1])).tolist() == pytest.approx([0.09, 0.0])
+
+
+@pytest.mark.parametrize(("n", "status"), [(2, "iteration limit"), (100, "not smooth")])
+def test_a_fit_goes_on_with_draws_where_a_gaussian_leaves_the_support(n, status):
+    """At whatever iteration it ends: rates are linear in what they depend on, and may become negative."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        with pm.Model():
+            rate = pm.Normal("level", 3.0, 1.0) + pm.Normal("slope", 0.0, 1.0) * X[:12]
+            pm.Poisson("y", rate, observed=np.arange(12) % 4)
+            approx = pm.fit(n, method="ngvi", posterior="gaussian", random_seed=1, progressbar=False)
+    assert approx.record.estimator == "price"
+    assert np.isfinite(approx.elbo.value)
+    assert str(approx.status) == status
+    assert approx.n_iterations <= n

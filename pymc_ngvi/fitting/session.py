@@ -237,7 +237,8 @@ class FitSession:
                 except PatternWidened:
                     history = self._state.history
                     self._widen(self._state.rule.q)
-                    self._state = dataclasses.replace(self._state, history=history)
+                    status = Status.MAX_ITERATIONS if history.n else Status.NOT_STARTED  # unless there are more to come
+                    self._state = dataclasses.replace(self._state, history=history, status=status)
             else:
                 raise ValueError(_NO_STRUCTURE)
             self._begin_again(last, observe)

@@ -191,8 +191,9 @@ class LineSearch(StepRule[GaussianState, LineSearchState]):
         return Assessment(none, none[:, 0], np.empty((0, 1), dtype=np.intp), state.gap, 0.0, elbo=elbo)
 
     def conclude(self, status: Status, assessment: Assessment) -> Status:
-        """Return the status as it is."""
-        return status
+        """Return how the fit ended, given whether finer rules find points where log p is not finite."""
+        elbo = assessment.elbo
+        return status if elbo is None or np.isfinite(elbo.value) else Status.NO_FINITE_TRIAL
 
     def reopen(self, state: LineSearchState) -> LineSearchState:
         """Return a state in which a fit that ended may try again."""
