@@ -25,8 +25,9 @@ from pymc_ngvi.model.sparsity.dependence_values import Facts
 
 type Simplify = Callable[[list[Variable]], list[Variable]]
 
-#: Nats that quadrature may be off by, all rows together, where their functions are smooth; the least for a row.
-_TOLERANCE, _LEAST = 3e-4, 1e-12
+#: Nats that quadrature may be off by, all rows together, where their functions are smooth, or, if that is more, for each
+#: coordinate; the least for a row.
+_TOLERANCE, _PER_DIM, _LEAST = 3e-4, 3e-6, 1e-12
 #: Relative difference of two values of log p that is rounding.
 _ROUNDING = 1e-9
 
@@ -167,7 +168,8 @@ class Expectations:
         value, grad = self._constant + float(self.terms.slope @ eta), self.terms.slope.copy()
         error = 0.0 if check else np.nan
         entries: list[tuple[Array, Array, Array]] = []
-        tolerance = max(_TOLERANCE / max(self.n_rows, 1), _LEAST)
+        in_all = max(_TOLERANCE, _PER_DIM * len(q.location))
+        tolerance = max(in_all / max(self.n_rows, 1), _LEAST)
         for rows in self._rows:
             cov = np.empty((len(rows.index), rows.k, rows.k))
             for a in range(rows.k):
