@@ -25,8 +25,8 @@ from pymc_ngvi.model.sparsity.dependence_values import Facts
 
 type Simplify = Callable[[list[Variable]], list[Variable]]
 
-#: Nats that quadrature may be off by, all rows together, where their functions are smooth, or, if that is more, for each
-#: coordinate; the least for a row.
+#: Nats that quadrature may be off by, all rows together, where their functions are smooth; for each coordinate, where
+#: that is more; the least for a row.
 _TOLERANCE, _PER_DIM, _LEAST = 3e-4, 3e-6, 1e-12
 #: Relative difference of two values of log p that is rounding.
 _ROUNDING = 1e-9
