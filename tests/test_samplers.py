@@ -311,7 +311,7 @@ def test_dense_covariances_have_a_limit():
     assert isinstance(approx.sampler_init(1), SamplerInit)
 
 
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # NUTS looks where log p is not finite
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NUTS looks where log p overflows, or is not finite
 @pytest.mark.usefixtures("_uncompiled")
 def test_the_examples_of_the_page_run():
     run((Path(__file__).parents[1] / "docs" / "samplers.md").read_text(encoding="utf-8"))
