@@ -134,6 +134,21 @@ def test_a_column_that_is_spent_on_one_coordinate_is_freed():
     assert kl(stepped(trapped, matrix, 20), matrix) < 1e-4
 
 
+def test_steps_of_the_mean_do_not_overshoot_along_narrow_directions_that_q_lacks():
+    """However small the step: what other axes tell of the target is kept from one to the next."""
+    matrix = precision(6, (1.0,))
+    q = stepped(start(RANK), matrix, 40)
+    answer = np.random.default_rng(1).standard_normal(N_DIM) * q.sd()
+    curvature = q.curvature(MatrixHessian(-matrix))
+    _, step = q.precision_scaled_by(q.add_to_diagonal(0.01 * curvature, 0.99), q.whiten(matrix @ answer))
+
+    def missed(step):
+        return (step - answer) @ matrix @ (step - answer) / (answer @ matrix @ answer)
+
+    assert missed(step) < 0.2
+    assert missed(q.cov() @ matrix @ answer) > 2.0
+
+
 # --- fits -------------------------------------------------------------------------------------------------------------
 
 
