@@ -219,14 +219,10 @@ def test_estimates_in_explicit_matrices(family, estimator, stl, kind, n_draws, r
         np.testing.assert_allclose(moments.grad, grad, rtol=1e-9, atol=1e-12)
         found = as_matrix(state, moments.curvature)
         np.testing.assert_allclose(found, curvature, rtol=1e-9, atol=1e-11)
-<<<<<<< HEAD
         if "axes" in state.params():  # made into a matrix by products
             np.testing.assert_allclose(found, found.T, rtol=0.0, atol=1e-14)
         else:
             np.testing.assert_array_equal(found, found.T)
-=======
-        np.testing.assert_allclose(found, found.T, rtol=0.0, atol=1e-13)
->>>>>>> main
 
 
 @of_pairs_and_seeds()

@@ -170,6 +170,10 @@ class LineSearch(StepRule[GaussianState, LineSearchState]):
         slope = 2.0 * state.moments.gap
         step = self._search(state, gradient, slope)
         if isinstance(step, Failure):
+            # Rules of quadrature may have changed since, and with them what the ELBO is here.
+            state = replace(state, elbo=self.first_evaluation(state.q).elbo)
+            step = self._search(state, gradient, slope)
+        if isinstance(step, Failure):
             return replace(state, stalled=True, blind=step is Failure.NOT_FINITE, next_step_size=1.0)
         return self._moved(state, step, gradient, slope)
 
