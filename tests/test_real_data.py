@@ -6,14 +6,12 @@ The best Gaussian of a logistic regression, and the ELBO of any, follow from int
 
 import functools
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
-import pymc as pm
 import pytest
 
 from matrix import COMBINATIONS, ignore, make_rule
+from real_models import epilepsy, regression
 from scipy.special import expit
 from targets import LOGISTIC, Glm
 
@@ -23,21 +21,12 @@ from pymc_ngvi.families import FullState
 from pymc_ngvi.fitting import loop, starting
 
 PRIOR_SD = 10.0
-EXAMPLE_DATA = Path(__file__).parents[1] / "examples" / "data"
 #: Design with the response in column ``y``; reference moments; ELBO of the best Gaussian as Tan (2025) prints it.
 REAL = {
     "german": ("german_credit_design.csv", "german.npz", -625.6),
     "heart": ("heart_statlog_design.csv", "heart.npz", -144.0),
     "icu": ("icu_design.csv", "icu.npz", -115.3),
 }
-
-
-def regression(design, y):
-    """Return a logistic regression as a PyMC model, with a coefficient for each column."""
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0, PRIOR_SD, shape=design.shape[1])
-        pm.Bernoulli("y", logit_p=design @ beta, observed=y)
-    return model
 
 
 @functools.cache
@@ -72,9 +61,8 @@ def check_against_the_best_gaussian(target, approx):
 @pytest.mark.parametrize("seed", range(20))
 def test_synthetic_twin(seed):
     target = twin()
-    approx = fit_ngvi(
-        model=regression(target.design, target.y.astype(int)), random_seed=seed, progressbar=False, posterior="gaussian"
-    )
+    model = regression(target.design, target.y.astype(int), PRIOR_SD)
+    approx = fit_ngvi(model=model, random_seed=seed, progressbar=False, posterior="gaussian")
     check_against_the_best_gaussian(target, approx)
 
 
@@ -84,7 +72,7 @@ def test_published_regressions(name, seed, data_dir, references_dir):
     file, reference, published = REAL[name]
     table = pd.read_csv(data_dir / file)
     design, y = table.drop(columns="y").to_numpy(dtype=float), table["y"].to_numpy()
-    approx = fit_ngvi(model=regression(design, y), random_seed=seed, progressbar=False, posterior="gaussian")
+    approx = fit_ngvi(model=regression(design, y, PRIOR_SD), random_seed=seed, progressbar=False, posterior="gaussian")
     best = check_against_the_best_gaussian(Glm(design, y.astype(float), LOGISTIC, PRIOR_SD), approx)
     assert best > published - 0.05
     with np.load(references_dir / reference) as moments:
@@ -94,22 +82,6 @@ def test_published_regressions(name, seed, data_dir, references_dir):
     # The best Gaussian itself has em up to .03 and es up to .045 (icu).
     assert em < 0.06
     assert es < 0.06
-
-
-def epilepsy():
-    """Return the Poisson GLMM of the example, without names."""
-    table = pd.read_csv(EXAMPLE_DATA / "epilepsy.csv")
-    log_age = np.log(table["age"].to_numpy(dtype=float))
-    base, treated, visit = (table[c].to_numpy(dtype=float) for c in ("log_base4", "trt", "visit_code"))
-    design = np.column_stack([np.ones(len(table)), base, treated, base * treated, log_age - log_age.mean(), visit])
-    patient = table["subject"].to_numpy() - 1
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0, 10, shape=6)
-        sd = pm.HalfNormal("sd", 1, shape=2)
-        z = pm.Normal("z", 0, 1, shape=(59, 2))
-        eta = design @ beta + sd[0] * z[patient, 0] + sd[1] * z[patient, 1] * visit
-        pm.Poisson("seizures", pm.math.exp(eta), observed=table["seizures"].to_numpy())
-    return model
 
 
 @pytest.mark.usefixtures("_one_blas_thread")

@@ -23,10 +23,13 @@ import pymc as pm
 
 from environment import describe_environment
 
+sys.path.append(str(Path(__file__).parents[1]))  # models that the tests fit, too
+
+import real_models
+
 from pymc_ngvi import LogDensity, fit_ngvi
 from pymc_ngvi.core.types import Array
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "data"
 COLUMNS: dict[str, dict[str, Any]] = {
     "diagonal": {"family": "diagonal"},
     **{f"rank {rank}": {"family": "lowrank", "rank": rank} for rank in (1, 5, 10, 25, 50, 100)},
@@ -35,18 +38,10 @@ COLUMNS: dict[str, dict[str, Any]] = {
 SEEDS = 1, 2, 3
 
 
-def regression(design: Array, y: Array, sd: float) -> pm.Model:
-    """Return a logistic regression with a coefficient for each column."""
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0, sd, shape=design.shape[1])
-        pm.Bernoulli("y", logit_p=design @ beta, observed=y)
-    return model
-
-
 def german(data: Path) -> pm.Model:
     """Return the regression of the German credit data."""
     table = pd.read_csv(data / "german_credit_design.csv")
-    return regression(table.drop(columns="y").to_numpy(dtype=float), table["y"].to_numpy(), 10.0)
+    return real_models.regression(table.drop(columns="y").to_numpy(dtype=float), table["y"].to_numpy(), 10.0)
 
 
 def few_rows(data: Path) -> pm.Model:
@@ -54,23 +49,7 @@ def few_rows(data: Path) -> pm.Model:
     rng = np.random.default_rng(5)
     design = 0.15 * rng.standard_normal((100, 500))
     beta = rng.standard_normal(500) * (rng.random(500) < 0.05)
-    return regression(design, (0.5 * rng.logistic(size=100) + design @ beta > 0.0).astype(int), 1.0)
-
-
-def epilepsy(data: Path) -> pm.Model:
-    """Return the Poisson GLMM with a random intercept and slope of 59 patients, non-centred."""
-    table = pd.read_csv(EXAMPLES / "epilepsy.csv")
-    log_age = np.log(table["age"].to_numpy(dtype=float))
-    base, treated, visit = (table[c].to_numpy(dtype=float) for c in ("log_base4", "trt", "visit_code"))
-    design = np.column_stack([np.ones(len(table)), base, treated, base * treated, log_age - log_age.mean(), visit])
-    patient = table["subject"].to_numpy() - 1
-    with pm.Model() as model:
-        beta = pm.Normal("beta", 0, 10, shape=6)
-        sd = pm.HalfNormal("sd", 1, shape=2)
-        z = pm.Normal("z", 0, 1, shape=(59, 2))
-        eta = design @ beta + sd[0] * z[patient, 0] + sd[1] * z[patient, 1] * visit
-        pm.Poisson("seizures", pm.math.exp(eta), observed=table["seizures"].to_numpy())
-    return model
+    return real_models.regression(design, (0.5 * rng.logistic(size=100) + design @ beta > 0.0).astype(int), 1.0)
 
 
 def factors(data: Path) -> pm.Model:
@@ -84,7 +63,7 @@ def factors(data: Path) -> pm.Model:
 MODELS: dict[str, Callable[[Path], pm.Model]] = {
     "German credit, 49 coefficients": german,
     "100 rows, 500 coefficients": few_rows,
-    "epilepsy, 126 coordinates": epilepsy,
+    "epilepsy, 126 coordinates": lambda data: real_models.epilepsy(),
     "three factors, 200 coordinates": factors,
 }
 
