@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.values import Array, Outer
 
 
@@ -138,6 +139,23 @@ class GaussNewtonTarget(Protocol):
         """Return the mean over draws of the Gauss-Newton diagonal, an estimate of -diag hess log p, (n_dim,)."""
 
 
+@stored("row_rules")
+@dataclass(frozen=True)
+class RowRules:
+    """Which rule of quadrature the expectation of each row is taken by.
+
+    Parameters
+    ----------
+    level : ndarray of int, shape (n_rows,)
+        From 0, coarse, to fine.
+    sd : ndarray, shape (n_rows,)
+        The largest standard deviation of the predictors of each row under the q for which its rule was chosen.
+    """
+
+    level: NDArray[np.int8]
+    sd: NDArray[np.float32]
+
+
 class Expectation(NamedTuple):
     """What log p is on average under one q.
 
@@ -151,20 +169,32 @@ class Expectation(NamedTuple):
         E[grad log p].
     hessian : MeanHessian
         E[hess log p].
+    rules : RowRules
+        What it was taken by.
     """
 
     value: float
     error: float
     grad: Array
     hessian: MeanHessian
+    rules: RowRules
 
 
 @runtime_checkable
 class RowsTarget(Protocol):
     """What a target has beside, if it is a sum over rows, each a function of a few affine functions of theta."""
 
-    def expected(self, q: "Spread", *, check: bool = False) -> Expectation:
-        """Return the expectation under a Gaussian; ``check`` compares it with finer rules of quadrature."""
+    def expected(self, q: "Spread", rules: RowRules | None = None, *, finer: bool = False) -> Expectation:
+        """Return the expectation under a Gaussian.
+
+        Parameters
+        ----------
+        q : GaussianState
+        rules : RowRules, optional
+            To be used as they are. Default: those that q needs.
+        finer : bool
+            Whether to take finer ones where q needs them for predictors that are wider than they were.
+        """
 
 
 class Spread(Protocol):

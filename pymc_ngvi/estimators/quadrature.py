@@ -27,6 +27,7 @@ from pymc_ngvi.core.types import (
     GaussianState,
     MeanHessian,
     Moments,
+    RowRules,
     RowsTarget,
     VariationalState,
 )
@@ -71,13 +72,15 @@ class Quadrature:
         ValueError
             If the target is no `RowsTarget`.
         """
-        return self.checked(target, cast(GaussianState, state), check=False)
+        return self.by_rules(target, cast(GaussianState, state))
 
-    def checked(self, target: Density, state: GaussianState, *, check: bool = True) -> ExactEvaluation:
-        """As `evaluate`, with the error of the quadrature."""
+    def by_rules(
+        self, target: Density, state: GaussianState, rules: RowRules | None = None, *, finer: bool = False
+    ) -> ExactEvaluation:
+        """As `evaluate`, by rules that are given; see `RowsTarget.expected`."""
         if not isinstance(target, RowsTarget):
             raise ValueError("quadrature goes through the rows of log p: this target has none.")
-        expectation = target.expected(state, check=check)
+        expectation = target.expected(state, rules, finer=finer)
         finite = bool(np.isfinite(expectation.value) and np.isfinite(expectation.grad).all())
         elbo = expectation.value + state.entropy() if finite else -np.inf
         none = np.empty((0, state.n_dim))

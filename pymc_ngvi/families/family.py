@@ -186,6 +186,12 @@ OF_PRECISION = (
     Product(("natural",), _PATH, ("proximal", "constant")),
     BY_ROWS,
 )
+NO_QUADRATURE = Refusal(
+    "estimator",
+    ("quadrature",),
+    "expectations of rows are taken under a Gaussian whose covariances are at hand: take family='full', 'diagonal', "
+    "'block' or 'sparse'",
+)
 NO_GAUSS_NEWTON = Refusal(
     "estimator",
     ("gauss_newton",),

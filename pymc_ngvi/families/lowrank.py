@@ -7,18 +7,21 @@ step takes D from outside the span of P, and eigenvectors of A, in units of D, f
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import ClassVar, Never, Self
 
 import numpy as np
+
+from numpy.typing import NDArray
 
 from pymc_ngvi.core.linalg import ROUNDING, cholesky, relative_terms, solve_lower, symmetrise
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, MeanHessian
-from pymc_ngvi.families.family import Family, FamilyOptions, ModelForm, Product, Refusal, Traits
+from pymc_ngvi.families.family import NO_QUADRATURE, Family, FamilyOptions, ModelForm, Product, Refusal, Traits
 from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.families.matrices.diagonal import Diagonal
 
 _OTHERS = ("axes", "core", "beside")
+_TURNS = "P turns: take step='adaptive'"
 _OF_FACTORS = ("natural_pd", "cholesky", "cholesky_precision", "sqrt", "euclidean")
 
 
@@ -89,6 +92,17 @@ class LowRankState(Gaussian[Diagonal]):
         """Return the standard deviations."""
         p, (root, _), _ = self._span
         return np.sqrt(1.0 + np.sum((p @ (root @ root - np.eye(len(root)))) * p, axis=1)) / self.factor
+
+    def covariances(self, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
+        """Return entries of the covariance, (n,)."""
+        p, (root, _), _ = self._span
+        within = np.einsum("nk,nk->n", (p @ (root @ root - np.eye(len(root))))[rows], p[cols])
+        return np.asarray((within + (rows == cols)) / (self.factor[rows] * self.factor[cols]))
+
+    def _refuse(self, *args: object, **kwargs: object) -> Never:
+        raise NotImplementedError("a low-rank Gaussian is no diagonal one: this is not known of it")
+
+    divergence = whitened_precision = outer_mean = squared = scaled_columns = _refuse
 
     def curvature(self, hessian: MeanHessian) -> Array:
         """Return the curvature, from products with the mean Hessian and its diagonal."""
@@ -177,9 +191,10 @@ class LowRankFamily(Family[LowRankState]):
         options=("rank",),
         goes_with=(Product(("natural",), ("price",), ("adaptive",)),),
         refuses=(
+            NO_QUADRATURE,
             Refusal("update", _OF_FACTORS, "it has no triangular factor: take update='natural'"),
             Refusal("estimator", ("stein", "pathwise", "gauss_newton"), "it needs Hessians: take estimator='price'"),
-            Refusal("step", ("constant", "decay", "proximal", "snngm", "adam", "sgd"), "P turns: take step='adaptive'"),
+            Refusal("step", ("constant", "decay", "proximal", "snngm", "adam", "sgd", "linesearch"), _TURNS),
         ),
     )
 

@@ -87,9 +87,7 @@ def problem_of(density: LogDensity, options: FitOptions) -> Problem:
     MemoryError
         Where the approximation does not fit in memory.
     """
-    if options.choice.estimator != "quadrature":
-        density.leave_rows()
-    elif density.rows is None:
+    if options.choice.estimator == "quadrature" and density.rows is None:
         raise ValueError(NO_ROWS)
     if options.reparam is None:
         family = make_family(options, density)

@@ -91,16 +91,6 @@ _REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
         "linesearch goes along natural gradients: take update='natural'",
     ),
     (
-        {"family": ("lowrank", "mixture", "student_t"), "estimator": ("quadrature",)},
-        "quadrature gives expectations under a Gaussian whose covariances are at hand: take family='full', 'diagonal', "
-        "'block' or 'sparse'",
-    ),
-    (
-        {"family": ("lowrank",), "step": ("linesearch",)},
-        "linesearch goes with estimator='quadrature', which needs covariances at hand: take family='full', 'diagonal', "
-        "'block' or 'sparse'",
-    ),
-    (
         {"step": ("adaptive",), "update": ("euclidean",)},
         "adaptive starts from steps of size 1, which are right for natural gradients only: take step='adam'",
     ),

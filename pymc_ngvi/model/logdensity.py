@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pymc as pm
 
-from numpy.typing import NDArray
 from pytensor.compile import Function
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.types import Array, Expectation, Spread
+from pymc_ngvi.core.types import Array, Expectation, RowRules, Spread
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.model.checks import check_model
 from pymc_ngvi.model.data import DataSnapshot
@@ -101,9 +100,6 @@ class LogDensity:
     (1, 3)
     """
 
-    #: On what the bits of the next evaluation hang.
-    learned = ("row_rules",)
-
     def __init__(
         self, model: pm.Model, backend: str = "auto", compile_kwargs: Mapping[str, object] | None = None
     ) -> None:
@@ -114,7 +110,6 @@ class LogDensity:
         rows = Rows.of(model)
         data = DataSnapshot(model)
         self.n_gradients = self.n_hessians = 0
-        self._rows: Expectations | None = None
         self._find_point: Callable[[], dict[str, AnyArray]] | None = initial_point_function(model)
         point = self._find_point()
         with without_c(model):
@@ -147,7 +142,7 @@ class LogDensity:
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: compiled functions are made again when they are needed."""
-        return {**self.__dict__, "_find_point": None, "_rows": None}
+        return {**self.__dict__, "_find_point": None}
 
     def again(self, backend: str = "auto", compile_kwargs: Mapping[str, object] | None = None) -> "LogDensity":
         """Return the log density for another fit, with the data as they are now, building nothing anew.
@@ -183,7 +178,6 @@ class LogDensity:
         start = layout.flatten(point)
         other.info = ModelInfo(self.model, layout, DataSnapshot(self.model), start)
         other.n_gradients = other.n_hessians = 0
-        other._rows = None
         other._seconds_before = self.functions.seconds
         other.second = self.second.again(start, other._grad)
         if other._choose() != self.backend:
@@ -330,32 +324,16 @@ class LogDensity:
         """Log p as a sum over rows, each a function of a few linear predictors; None where it has other parts."""
         if self.functions.fixed_size or self.has_minibatch or self.graphs.is_large:
             return None
-        made: Expectations | None = self.functions.named("rows", self._find_rows)
-        if made is None:
+        rows: Expectations | None = self.functions.named("rows", self._find_rows)
+        if rows is None:
             return None
-        if self._rows is None:
-            self._rows = made.again()
         try:
-            agree = not self._rows.refresh() or self._agree(self._rows)
+            agree = not rows.refresh() or self._agree(rows)
         except (ValueError, TooDenseError):
             agree = False
         if not agree:
-            self._rows = self.functions.made["rows"] = None
-        return self._rows
-
-    @property
-    def row_rules(self) -> NDArray[np.int64]:
-        """Rules of quadrature of the rows in use; empty where there are none."""
-        return np.empty(0, dtype=np.int64) if self._rows is None else self._rows.rules
-
-    @row_rules.setter
-    def row_rules(self, value: NDArray[np.int64]) -> None:
-        if self._rows is not None:
-            self._rows.rules = value
-
-    def leave_rows(self) -> None:
-        """Forget the rules of rows: no expectations of them are asked for."""
-        self._rows = None
+            self.functions.made["rows"] = None
+        return rows if agree else None
 
     def _find_rows(self) -> Expectations | None:
         graphs = self.graphs
@@ -382,31 +360,27 @@ class LogDensity:
     def _compile_for_few(self) -> Function:
         return self.functions.compile_for_few([self.graphs.theta], self.graphs.logp)
 
-    def expected(self, q: Spread, *, check: bool = False) -> Expectation:
+    def expected(self, q: Spread, rules: RowRules | None = None, *, finer: bool = False) -> Expectation:
         """Return the expectation of log p under a Gaussian, by quadrature; it counts as a gradient and a Hessian.
+
+        See `RowsTarget` for the parameters. Rows are checked whenever rules are chosen.
 
         Raises
         ------
         ValueError
             Where log p is no sum over rows.
         PatternWidened
-            Where ``check`` finds that the rows don't add up to log p: they are given up.
+            Where the rows don't add up to log p: they are given up.
         """
         rows = self.rows
         if rows is None:
             raise ValueError(NO_ROWS)
-        if check and not rows.agrees(q.location[None], self._logp_at_few(q.location[None])):
-            self._rows = self.functions.made["rows"] = None
+        if rules is None and not rows.agrees(q.location[None], self._logp_at_few(q.location[None])):
+            self.functions.made["rows"] = None
             raise PatternWidened("the rows are not all of log p")
         self.n_gradients += 1
         self.n_hessians += 1
-        if not check:
-            return rows.under(q, self.pattern)
-        before = rows.rules
-        try:
-            return rows.under(q, self.pattern, check=True)
-        finally:  # a look does not change what follows
-            rows.rules = before
+        return rows.under(q, self.pattern, rules, finer=finer)
 
     # --- second derivatives ---
 

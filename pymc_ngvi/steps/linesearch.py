@@ -5,8 +5,11 @@ ends where neither the gradient nor the last step promises more than a small par
 natural gradient near the optimum, where it creeps along scales of group effects.
 """
 
+import functools
+
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -24,6 +27,7 @@ from pymc_ngvi.core.types import (
     Evaluation,
     GaussianState,
     Moments,
+    RowRules,
     StepRule,
     Target,
     Update,
@@ -43,8 +47,12 @@ _N_PAIRS, _N_PAIRS_INEXACT, _NEAR, _NEAR_PER_DIM, _LEAST_RATIO = 8, 12, 0.5, 5e-
 _FLAT, _LONGEST = 0.75, 64.0
 #: Part of the tolerance that a converged fit may have left: what is exact may as well be found exactly.
 _PART = 0.02
+#: Iterations at which rules of quadrature are chosen anew: coarse ones may do where q has become narrow.
+_ANEW = frozenset(2 * 4**n for n in range(12))
 #: Steps in a row that gain nothing, after which there is nothing to gain.
 _MOST_IDLE = 3
+#: Nats between two ELBOs beyond which it does not matter that they are by different rules of quadrature.
+_CLOSE = 1.0
 #: Relative rounding of an ELBO.
 _ROUNDING = 1e-12
 _NO_DRAWS = BaseDraws(np.empty((0, 0)), 1)
@@ -60,6 +68,10 @@ class LineSearchState:
     q : GaussianState
     elbo : float
     moments : Moments
+    rules : RowRules or None
+        By which the ELBO was taken; None where it is not finite.
+    error : float
+        Nats by which it may be wrong; NaN where the rules were chosen for another state.
     step_size : float
         The last one accepted.
     next_step_size : float
@@ -83,6 +95,8 @@ class LineSearchState:
     q: GaussianState
     elbo: float
     moments: Moments
+    rules: RowRules | None = None
+    error: float = np.nan
     step_size: float = 1.0
     next_step_size: float = 1.0
     pairs: tuple[Pair, ...] = ()
@@ -106,6 +120,36 @@ class LineSearchState:
     def growing(self) -> NDArray[np.intp]:
         """Coordinates whose standard deviations grow without end, those that grew most first."""
         return self.growth.coordinates()
+
+
+class _Found(NamedTuple):
+    """A step that was accepted, and the nats gained."""
+
+    step: Step[GaussianState, ExactEvaluation]
+    gain: float
+
+
+class _Trials:
+    """Trials of one search, compared with the state where it starts by the same rules of quadrature, if it is close."""
+
+    def __init__(self, by_rules: Callable[..., ExactEvaluation], state: LineSearchState, *, anew: bool) -> None:
+        self._by_rules, self._q, self._anew = by_rules, state.q, anew
+        self.rules, self.elbo = state.rules, state.elbo
+
+    def evaluate(self, q: GaussianState) -> ExactEvaluation:
+        """Evaluate a trial, and the start once more where that took other rules."""
+        evaluation = self._by_rules(q, None if self._anew else self.rules, finer=True)
+        found, before = evaluation.expectation.rules, self.rules
+        same = before is None or np.array_equal(found.level, before.level)
+        if not same and abs(evaluation.elbo - self.elbo) < _CLOSE:
+            self.elbo = self._by_rules(self._q, found).elbo
+        self.rules, self._anew = found, False
+        return evaluation
+
+    def accept(self, evaluation: ExactEvaluation) -> bool:
+        """Tell whether the ELBO does not fall."""
+        slack = _ROUNDING * (1.0 + abs(self.elbo))
+        return bool(np.isfinite(evaluation.elbo) and evaluation.elbo >= self.elbo - slack)
 
 
 class LineSearch(StepRule[GaussianState, LineSearchState]):
@@ -132,20 +176,27 @@ class LineSearch(StepRule[GaussianState, LineSearchState]):
 
     def first_evaluation(self, q: GaussianState) -> Evaluation:
         """Evaluate a starting state."""
-        return self._estimator.evaluate(self._target, q, _NO_DRAWS)
+        return self._estimator.by_rules(self._target, q)
 
     def init(self, q: GaussianState) -> LineSearchState:
         """Return the state before the first iteration."""
-        evaluation, growth = self.first_evaluation(q), Growth(first=q.sd())
-        if not evaluation.finite.all():  # rules may have become finer since the start was chosen
-            none = np.zeros(q.n_dim)
-            nothing = Moments(none, none, none, none, np.inf, floor=0.0, floor_sd=0.0)
-            return LineSearchState(q, -np.inf, nothing, stalled=True, blind=True, growth=growth)
-        return LineSearchState(q, evaluation.elbo, self._measured(q, evaluation), growth=growth)
+        none = np.zeros(q.n_dim)
+        nothing = Moments(none, none, none, none, np.inf, floor=0.0, floor_sd=0.0)
+        return self._anew(LineSearchState(q, -np.inf, nothing, growth=Growth(first=q.sd(), exact=True)))
+
+    def _anew(self, state: LineSearchState) -> LineSearchState:
+        """Measure a state by the rules that it needs."""
+        evaluation = self._estimator.by_rules(self._target, state.q)
+        if not evaluation.finite.all():
+            return replace(state, elbo=-np.inf, stalled=True, blind=True)
+        found, moments = evaluation.expectation, self._measured(state.q, evaluation)
+        return replace(state, elbo=evaluation.elbo, moments=moments, rules=found.rules, error=found.error)
 
     def step(self, state: LineSearchState) -> LineSearchState:
         """Take one step."""
         new = self._stepped(state)
+        if self._is_solved(new) and np.isnan(new.error):
+            new = self._anew(new)
         # Where the gradient promises little, scales may be lost.
         is_near = new.moments.gap < _near(new.q) <= state.moments.gap
         return self._with_scales(new) if new.n_recoveries and (is_near or self._is_solved(new)) else new
@@ -163,19 +214,17 @@ class LineSearch(StepRule[GaussianState, LineSearchState]):
         if state.pairs and state.moments.gap < _near(state.q):
             direction = correct(state.pairs, gradient)
             slope = float(direction @ gradient)
-            step = self._search(state, direction, slope) if slope > 0.0 else Failure.NOT_ACCEPTED
-            if not isinstance(step, Failure) and self._gain(state, step) >= _LEAST_RATIO * step.size * slope:
-                return self._moved(state, step, gradient, slope)
+            found = self._search(state, direction, slope) if slope > 0.0 else Failure.NOT_ACCEPTED
+            if not isinstance(found, Failure) and found.gain >= _LEAST_RATIO * found.step.size * slope:
+                return self._moved(state, found, gradient, slope)
         state = replace(state, pairs=())
         slope = 2.0 * state.moments.gap
-        step = self._search(state, gradient, slope)
-        if isinstance(step, Failure):
-            # Rules of quadrature may have changed since, and with them what the ELBO is here.
-            state = replace(state, elbo=self.first_evaluation(state.q).elbo)
-            step = self._search(state, gradient, slope)
-        if isinstance(step, Failure):
-            return replace(state, stalled=True, blind=step is Failure.NOT_FINITE, next_step_size=1.0)
-        return self._moved(state, step, gradient, slope)
+        found = self._search(state, gradient, slope)
+        if not isinstance(found, Failure):
+            return self._moved(state, found, gradient, slope)
+        if np.isnan(state.error):
+            return self._stepped(self._anew(state))
+        return replace(state, stalled=True, blind=found is Failure.NOT_FINITE, next_step_size=1.0)
 
     def terminate(self, state: LineSearchState) -> Status | None:
         """Return why to stop, or None to go on."""
@@ -189,10 +238,10 @@ class LineSearch(StepRule[GaussianState, LineSearchState]):
 
     def assess(self, state: LineSearchState) -> Assessment:
         """Compare the quadrature with finer rules."""
-        evaluation = self._estimator.checked(self._target, state.q)
-        elbo = Elbo(evaluation.elbo, evaluation.expectation.error)
-        none = evaluation.theta
-        return Assessment(none, none[:, 0], np.empty((0, 1), dtype=np.intp), state.gap, 0.0, elbo=elbo)
+        checked = self._anew(state) if np.isnan(state.error) else state
+        none = np.empty((0, state.q.n_dim))
+        elbo = Elbo(checked.elbo, checked.error)
+        return Assessment(none, np.empty(0), np.empty((0, 1), dtype=np.intp), state.gap, 0.0, elbo=elbo)
 
     def conclude(self, status: Status, assessment: Assessment) -> Status:
         """Return how the fit ended, given whether finer rules find points where log p is not finite."""
@@ -211,14 +260,10 @@ class LineSearch(StepRule[GaussianState, LineSearchState]):
             return state.gap < self._tolerance.least(state.q)
         return max(state.gap, state.gain) < _PART * self._tolerance.least(state.q)
 
-    def _gain(self, state: LineSearchState, step: Step[GaussianState, ExactEvaluation]) -> float:
-        return step.evaluation.elbo - state.elbo
-
-    def _search(
-        self, state: LineSearchState, direction: Array, slope: float
-    ) -> Step[GaussianState, ExactEvaluation] | Failure:
+    def _search(self, state: LineSearchState, direction: Array, slope: float) -> _Found | Failure:
         """Go along a direction as far as the ELBO does not fall."""
-        slack = _ROUNDING * (1.0 + abs(state.elbo))
+        by_rules = functools.partial(self._estimator.by_rules, self._target)
+        trials = _Trials(by_rules, state, anew=state.growth.n in _ANEW)
 
         def propose(rho: float) -> GaussianState | None:
             # Beyond a full step, the direction is longer, not the part of the old precision that is left negative.
@@ -227,19 +272,19 @@ class LineSearch(StepRule[GaussianState, LineSearchState]):
 
         found = search(
             propose,
-            lambda q: self._estimator.evaluate(self._target, q, _NO_DRAWS),
-            lambda evaluation: bool(np.isfinite(evaluation.elbo) and evaluation.elbo >= state.elbo - slack),
+            trials.evaluate,
+            trials.accept,
             elbo=state.elbo,
             slope=slope,
             first=state.next_step_size,
         )
-        return found if isinstance(found, Failure) else found._replace(direction=found.size * direction)
+        if isinstance(found, Failure):
+            return found
+        return _Found(found._replace(direction=found.size * direction), found.evaluation.elbo - trials.elbo)
 
-    def _moved(
-        self, state: LineSearchState, step: Step[GaussianState, ExactEvaluation], gradient: Array, slope: float
-    ) -> LineSearchState:
+    def _moved(self, state: LineSearchState, found: _Found, gradient: Array, slope: float) -> LineSearchState:
+        step, gain = found
         moments = self._measured(step.q, step.evaluation)
-        gain = self._gain(state, step)
         after = natural_gradient(step.q, moments)
         pairs, most = state.pairs, _N_PAIRS if state.q.exact_metric else _N_PAIRS_INEXACT
         if step.direction is not None and (not state.q.exact_metric or state.moments.gap < _near(state.q)):
@@ -253,6 +298,8 @@ class LineSearch(StepRule[GaussianState, LineSearchState]):
             q=step.q,
             elbo=step.evaluation.elbo,
             moments=moments,
+            rules=step.evaluation.expectation.rules,
+            error=step.evaluation.expectation.error,
             step_size=step.size,
             next_step_size=min(longest, 2.0 * step.size),
             pairs=pairs,

@@ -7,10 +7,8 @@ Gradient and Hessian with respect to the mean of the predictors come from values
 which holds for functions with kinks, too.
 """
 
-import copy
-
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,6 +19,8 @@ from pymc_ngvi.core.normal_rules import Rule, n_levels, rule
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.model.predictors.compiled import CompiledOnce
 from pymc_ngvi.model.predictors.terms import Rows
+
+type Levels = NDArray[np.int8]
 
 #: Values of a function that are computed at a time.
 _CACHED = 2**16
@@ -34,7 +34,7 @@ _LEAST_VARIANCE = 1e-12
 
 @dataclass
 class RowFunction:
-    """A function of the predictors of a row, compiled, with what is known of each row.
+    """A function of the predictors of a row, compiled, with the data of each row.
 
     Parameters
     ----------
@@ -48,16 +48,6 @@ class RowFunction:
     function: Function
     index: NDArray[np.int64]
     data: list[Array]
-    level: NDArray[np.int64] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.level = np.zeros(len(self.index), dtype=np.int64)
-
-    def again(self) -> "RowFunction":
-        """Return the same with coarse rules."""
-        other = copy.copy(self)
-        other.level = np.zeros_like(self.level)
-        return other
 
     @property
     def k(self) -> int:
@@ -97,31 +87,50 @@ class RowFunction:
             result[:, part] = weights @ self.values(points, at[part])
         return result
 
-    def refine(self, mean: Array, root: Array, tolerance: float) -> Array:
-        """Choose the rule of each row, and return what is wrong with its expectation, (n_rows,), at most."""
-        left = np.arange(len(self.index))
-        error = np.full(len(left), np.inf)
-        last = self.whitened(mean, root, 0, left)
-        for level in range(self.n_levels - 1):
-            if level and self.n_nodes(level + 1) * len(left) > _MOST_VALUES:
-                break
-            finer = self.whitened(mean[left], root[left], level + 1, left)
-            with np.errstate(invalid="ignore"):
-                apart = np.abs(finer - last).max(axis=0)
-            self.level[left], error[left] = level, np.where(np.isfinite(apart), apart, np.inf)
-            far = ~(apart <= tolerance)
-            left, last = left[far], finer[:, far]
-            if not len(left):
-                break
-            self.level[left] = level + 1
-        return error
+    def rules(
+        self, mean: Array, root: Array, rows: NDArray[np.intp], least: Levels, tolerance: float
+    ) -> tuple[Levels, Array]:
+        """Choose the rule of each row.
 
-    def moments(self, mean: Array, cov: Array) -> tuple[Array, Array, Array]:
+        Parameters
+        ----------
+        mean, root : ndarray, shapes (n_rows, k), (n_rows, k, k)
+            Of the predictors: mean, and Cholesky factor of the covariance.
+        rows : ndarray of int, shape (n_rows,)
+            Which rows these are.
+        least : ndarray of int, shape (n_rows,)
+            Level to begin with.
+        tolerance : float
+            Nats that the expectation of a row may be off by.
+
+        Returns
+        -------
+        level : ndarray of int, shape (n_rows,)
+        error : ndarray, shape (n_rows,)
+            What is wrong with the expectation by this rule, at most, nats.
+        """
+        level = np.minimum(least, self.n_levels - 2).astype(np.int8)
+        error = np.full(len(level), np.inf)
+        left = np.arange(len(level))
+        while len(left):
+            now = int(level[left].min())
+            at = left[level[left] == now]
+            if now and self.n_nodes(now + 1) * len(at) > _MOST_VALUES:
+                break
+            coarse, fine = (self.whitened(mean[at], root[at], now + more, rows[at]) for more in (0, 1))
+            with np.errstate(invalid="ignore"):
+                apart = np.abs(fine - coarse).max(axis=0)
+            error[at] = np.where(np.isfinite(apart), apart, np.inf)
+            level[at[~(apart <= tolerance)]] += 1
+            left = np.flatnonzero((error > tolerance) & (level < self.n_levels - 1))
+        return level, error
+
+    def moments(self, mean: Array, cov: Array, levels: Levels) -> tuple[Array, Array, Array]:
         """Return E[f], (n_rows,), E[grad f], (n_rows, k), and E[hess f], (n_rows, k, k)."""
         root = roots(cov)
         whitened = np.empty((1 + self.k + self.k * (self.k + 1) // 2, len(mean)))
-        for level in np.unique(self.level):
-            at = np.flatnonzero(self.level == level)
+        for level in np.unique(levels):
+            at = np.flatnonzero(levels == level)
             whitened[:, at] = self.whitened(mean[at], root[at], int(level), at)
         inverse = inverse_roots(root)
         i, j = np.tril_indices(self.k)

@@ -1,7 +1,5 @@
 """Expectations of log p under a Gaussian q of theta, where log p is a sum over rows: without draws."""
 
-import copy
-
 from collections.abc import Callable
 
 import numpy as np
@@ -11,7 +9,7 @@ from pytensor.graph.basic import Variable
 from scipy import sparse
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.target import Expectation, Spread
+from pymc_ngvi.core.target import Expectation, RowRules, Spread
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.backends import without_c
@@ -28,6 +26,8 @@ type Simplify = Callable[[list[Variable]], list[Variable]]
 #: Nats that quadrature may be off by, all rows together, where their functions are smooth; for each coordinate, where
 #: that is more; the least for a row.
 _TOLERANCE, _PER_DIM, _LEAST = 3e-4, 3e-6, 1e-12
+#: Times wider than it was, for which a predictor needs another look at its rule.
+_WIDER = 1.5
 #: Relative difference of two values of log p that is rounding.
 _ROUNDING = 1e-9
 
@@ -65,7 +65,7 @@ class Expectations:
         self._take_apart()
 
     def _take_apart(self) -> None:
-        self._version, self._n = self._predictors.version, 0
+        self._version = self._predictors.version
         self.terms: Terms = terms_of(self._inner, self._predictors.vector, self._facts, self._of_weights)
         if self.terms.rest:
             raise ValueError("log p has a part that is no row")
@@ -119,24 +119,6 @@ class Expectations:
         self._take_apart()
         return True
 
-    def again(self) -> "Expectations":
-        """Return the same for another fit: what is compiled is shared, the choice of rules begins anew."""
-        other = copy.copy(self)
-        other._n, other._rows = 0, [rows.again() for rows in self._rows]
-        return other
-
-    @property
-    def rules(self) -> NDArray[np.int64]:
-        """Expectations taken so far, and the rule of each row, kind after kind: what the next one hangs on."""
-        return np.concatenate([[self._n], *[rows.level for rows in self._rows]])
-
-    @rules.setter
-    def rules(self, value: NDArray[np.int64]) -> None:
-        self._n, start = int(value[0]), 1
-        for rows in self._rows:
-            rows.level = value[start : start + len(rows.level)].copy()
-            start += len(rows.level)
-
     @property
     def n_directions(self) -> int:
         """Directions in which the functions of rows vary, at most."""
@@ -149,7 +131,9 @@ class Expectations:
 
     # Densities overflow far from the mode: the caller sees what is not finite.
     @np.errstate(all="ignore")
-    def under(self, q: Spread, pattern: Pattern | None, *, check: bool = False) -> Expectation:
+    def under(
+        self, q: Spread, pattern: Pattern | None, rules: RowRules | None = None, *, finer: bool = False
+    ) -> Expectation:
         """Return expectations under a Gaussian.
 
         Parameters
@@ -157,28 +141,17 @@ class Expectations:
         q : GaussianState
         pattern : Pattern or None
             Entries that are asked of the Hessian.
-        check : bool
-            Whether to compare rules of quadrature, and to choose those of the rows anew.
+        rules, finer
+            See `RowsTarget.expected`.
         """
         linear = self._predictors.linear_map
-        self._n += 1
-        check = check or self._n & (self._n - 1) == 0
         eta = linear(q.location[None])[0]
-        covariances = iter(self._covariances.of(q.covariances))
+        covariances = self._covariances_of_rows(q)
+        rules, error = self._chosen(eta, covariances, rules, finer=finer)
         value, grad = self._constant + float(self.terms.slope @ eta), self.terms.slope.copy()
-        error = 0.0 if check else np.nan
         entries: list[tuple[Array, Array, Array]] = []
-        in_all = max(_TOLERANCE, _PER_DIM * len(q.location))
-        tolerance = max(in_all / max(self.n_rows, 1), _LEAST)
-        for rows in self._rows:
-            cov = np.empty((len(rows.index), rows.k, rows.k))
-            for a in range(rows.k):
-                for b in range(a + 1):
-                    cov[:, a, b] = cov[:, b, a] = next(covariances)
-            mean = eta[rows.index]
-            if check:
-                error += float(rows.refine(mean, roots(cov), tolerance).sum())
-            f, slope, second = rows.moments(mean, cov)
+        for rows, cov, level in zip(self._rows, covariances, self._by_kind(rules.level), strict=True):
+            f, slope, second = rows.moments(eta[rows.index], cov, level)
             value += float(f.sum())
             for a, at in enumerate(rows.index.T):
                 grad += np.bincount(at, slope[:, a], minlength=len(grad))
@@ -186,4 +159,40 @@ class Expectations:
         values, i, j = (np.concatenate(part) for part in zip(*entries, strict=True))
         matrix = sparse.csr_array((values, (i, j)), shape=(len(eta), len(eta)))
         hessian = PredictorMeanHessian(linear, matrix, pattern)
-        return Expectation(value, error, linear.transposed_times(grad[None])[0], hessian)
+        return Expectation(value, error, linear.transposed_times(grad[None])[0], hessian, rules)
+
+    def _covariances_of_rows(self, q: Spread) -> list[Array]:
+        """Return covariances of the predictors of each row, (n_rows, k, k), kind after kind."""
+        pairs, result = iter(self._covariances.of(q.covariances)), []
+        for rows in self._rows:
+            cov = np.empty((len(rows.index), rows.k, rows.k))
+            for a in range(rows.k):
+                for b in range(a + 1):
+                    cov[:, a, b] = cov[:, b, a] = next(pairs)
+            result.append(cov)
+        return result
+
+    def _chosen(
+        self, eta: Array, covariances: list[Array], rules: RowRules | None, *, finer: bool
+    ) -> tuple[RowRules, float]:
+        """Return the rules to use, and what is wrong with the sum of all rows by them where all are chosen here."""
+        if rules is not None and not finer:
+            return rules, np.nan
+        largest = [np.sqrt(cov.diagonal(axis1=1, axis2=2).max(axis=1)) for cov in covariances]
+        sd = np.concatenate(largest, dtype=np.float32)
+        look = np.ones(len(sd), dtype=bool) if rules is None else sd > _WIDER * rules.sd
+        if rules is not None and not look.any():
+            return rules, np.nan
+        levels = np.zeros(len(sd), dtype=np.int8) if rules is None else rules.level.copy()
+        tolerance, error = max(_TOLERANCE / max(len(sd), 1), _LEAST), 0.0
+        kinds = zip(self._rows, covariances, self._by_kind(levels), self._by_kind(look), strict=True)
+        for rows, cov, level, wider in kinds:
+            at = np.flatnonzero(wider)
+            level[at], errors = rows.rules(eta[rows.index[at]], roots(cov[at]), at, level[at], tolerance)
+            error += float(errors.sum())
+        widest = sd if rules is None else np.where(look, sd, rules.sd)
+        return RowRules(levels, widest), error if rules is None else np.nan
+
+    def _by_kind[T: np.generic](self, values: NDArray[T]) -> list[NDArray[T]]:
+        """Return the parts of an array, (n_rows,), that belong to each kind of rows: views."""
+        return np.split(values, np.cumsum([len(rows.index) for rows in self._rows])[:-1])

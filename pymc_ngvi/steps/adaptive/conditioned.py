@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.types import Array, Density, Expectation, MeanHessian, RowsTarget, Spread
+from pymc_ngvi.core.types import Array, Density, Expectation, MeanHessian, RowRules, RowsTarget, Spread
 
 
 class Conditioned:
@@ -41,14 +41,15 @@ class Conditioned:
         """Return the mean of hess log p over draws."""
         return _GivenHessian(self._target.mean_hessian(self._given(theta)), self._index, self._sd**2, self.n_dim)
 
-    def expected(self, q: Spread, *, check: bool = False) -> Expectation:
+    def expected(self, q: Spread, rules: RowRules | None = None, *, finer: bool = False) -> Expectation:
         """Return the expectation under a Gaussian, where that of the whole is known without draws."""
-        whole = cast(RowsTarget, self._target).expected(_Given(q, self._index, self._point), check=check)
+        given = _Given(q, self._index, self._point)
+        whole = cast(RowsTarget, self._target).expected(given, rules, finer=finer)
         apart, grad = q.location[self._index] - self._point, whole.grad.copy()
         grad[self._index] = -apart / self._sd**2
         square = (apart**2 + q.covariances(self._index, self._index)) / self._sd**2
         hessian = _GivenHessian(whole.hessian, self._index, self._sd**2, self.n_dim)
-        return Expectation(whole.value - 0.5 * float(square.sum()), whole.error, grad, hessian)
+        return whole._replace(value=whole.value - 0.5 * float(square.sum()), grad=grad, hessian=hessian)
 
     def _given(self, theta: Array) -> Array:
         given = theta.copy()

@@ -5,7 +5,7 @@ logarithm of the scale each time. A proper posterior that is wide is reached in 
 however small, is seen; then the standard deviation stays.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -20,6 +20,8 @@ _SPAN, _N_LOOKS = 20, 3
 #: Growth that tells: from each look to the next, over those that are kept, and since the start; the latter also for a
 #: fit that found no optimum.
 _PER_SPAN, _LATELY, _IN_ALL, _IN_ALL_ENDED = 2.0, 100.0, 1e6, 1e3
+#: The first three where the ELBO is exact: what grows there does not grow by chance, but may grow slowly.
+_EXACT = 1.1, 10.0, 1e4
 
 
 @stored("adaptive.growth")
@@ -35,19 +37,23 @@ class Growth:
         At the start.
     looks : tuple of ndarray, shape (n_dim,)
         After every twentieth iteration, the last three of them.
+    exact : bool
+        Whether the fit is one without noise.
     """
 
     n: int = 0
     first: Array | None = None
     looks: tuple[Array, ...] = ()
+    exact: bool = False
 
     def after(self, q: VariationalState) -> Self:
         """Return what is known after one more iteration, which led to ``q``."""
         n = self.n + 1
         if self.first is not None and n % _SPAN:
-            return type(self)(n, self.first, self.looks)
+            return replace(self, n=n)
         sd = q.sd()
-        return type(self)(n, sd if self.first is None else self.first, (*self.looks, sd)[-_N_LOOKS:])
+        first = sd if self.first is None else self.first
+        return replace(self, n=n, first=first, looks=(*self.looks, sd)[-_N_LOOKS:])
 
     def coordinates(self) -> NDArray[np.intp]:
         """Return the coordinates whose standard deviations keep growing, those that grew most first."""
@@ -57,7 +63,7 @@ class Growth:
     @property
     def is_unbounded(self) -> bool:
         """Whether some standard deviation has grown by orders of magnitude, and goes on."""
-        return bool(np.any(self._grown() >= _IN_ALL))
+        return bool(np.any(self._grown() >= self._least[2]))
 
     @property
     def seems_unbounded(self) -> bool:
@@ -70,6 +76,11 @@ class Growth:
             return np.zeros(0)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             looks = np.array(self.looks)
-            goes_on = (looks[1:] / looks[:-1]).min(axis=0) >= _PER_SPAN
-            goes_on &= looks[-1] / looks[0] >= _LATELY
+            goes_on = (looks[1:] / looks[:-1]).min(axis=0) >= self._least[0]
+            goes_on &= looks[-1] / looks[0] >= self._least[1]
             return np.where(goes_on, looks[-1] / self.first, 0.0)
+
+    @property
+    def _least(self) -> tuple[float, float, float]:
+        """Growth from each look to the next, over those that are kept, and in all, that tells."""
+        return _EXACT if self.exact else (_PER_SPAN, _LATELY, _IN_ALL)
