@@ -184,7 +184,8 @@ class Expectations:
         if rules is not None and not look.any():
             return rules, np.nan
         levels = np.zeros(len(sd), dtype=np.int8) if rules is None else rules.level.copy()
-        tolerance, error = max(_TOLERANCE / max(len(sd), 1), _LEAST), 0.0
+        in_all = max(_TOLERANCE, _PER_DIM * self._predictors.linear_map.rest.shape[1])
+        tolerance, error = max(in_all / max(len(sd), 1), _LEAST), 0.0
         kinds = zip(self._rows, covariances, self._by_kind(levels), self._by_kind(look), strict=True)
         for rows, cov, level, wider in kinds:
             at = np.flatnonzero(wider)
