@@ -112,11 +112,11 @@ def fitted(name, **options):
 def nats_apart(a, b):
     """Return the difference of two ELBOs, and what it may be: the gap of the lower one and three standard errors.
 
-    A gap is estimated from the curvature that the last steps met: about as many nats, not more than half as many again.
+    A gap is estimated from the curvature that the last steps met: about as many nats, not more than twice as many.
     """
     low, high = sorted([a.record, b.record], key=lambda record: record.elbo.value)
     se = np.hypot(low.elbo.se, high.elbo.se)
-    return high.elbo.value - low.elbo.value, 1.5 * low.gap + 3.0 * se
+    return high.elbo.value - low.elbo.value, 2.0 * low.gap + 3.0 * se
 
 
 @pytest.mark.parametrize("name", [*WORDS, *slow(SLOW_WORDS)])
