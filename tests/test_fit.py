@@ -634,6 +634,8 @@ def test_record_and_closing_line(caplog):
         ({"n_iterations": 12_345}, " 12,345 iterations, "),
         ({"gap": 123456.0}, " gap 1.2e+05 nats, "),
         ({"elbo": Elbo(-12_345.678, 0.123)}, " ELBO -12,345.68 +- 0.12, "),
+        ({"estimator": "price", "n_gradients": 1_200, "n_hessians": 80}, " 1,200 gradients, 80 Hessians, "),
+        ({"estimator": "quadrature", "n_gradients": 1_200, "n_hessians": 12}, " iterations, 12 expectations, "),
         ({"compile_seconds": 0.26, "run_seconds": 61.04}, " 0.3 s compiling + 61.0 s running "),
     ],
 )

@@ -17,7 +17,7 @@ FLOORS = (
     "model.layout", "model.graphs", "model.sparsity", "model.predictors", "model",
     "steps.schedule", "steps.adaptive", "steps.stochastic", "steps", "reparam", "mixtures.finite",
     "mixtures.student_t", "mixtures", "marginal", "fitting", "results.costs",
-    "results.structure", "results.convert", "results.components",
+    "results.row_words", "results.structure", "results.convert", "results.components",
     "results.posterior", "results.distributions", "results.corrections", "results.diagnosis", "results.sampling",
     "results.moments", "results.marginal_likelihood", "results.samplers", "results.plotting", "results.summary",
     "results.fitted", "results.exact_step", "results.persistence", "results.methods", "results", "inference",

@@ -43,6 +43,7 @@ class FitProgress:
         for header, key in _COLUMNS.items():
             column = Column(header, justify="right", no_wrap=True)
             columns.append(TextColumn(f"{{task.fields[{key}]}}", justify="right", table_column=column))
+        self._of_draws = columns[1 + list(_COLUMNS.values()).index("draws")]
         columns.append(TimeElapsedColumn(table_column=Column("Elapsed", no_wrap=True)))
         self._progress = CustomProgress(
             *columns,
@@ -50,6 +51,7 @@ class FitProgress:
             disable=not enabled,
             include_headers=True,
         )
+        self._columns = self._progress.columns
         self._task = TaskID(0)
         self._updated = 0.0
 
@@ -73,6 +75,8 @@ class FitProgress:
             return
         self._updated = now
         rule = state.rule
+        # Expectations that are exact take no draws.
+        self._progress.columns = tuple(c for c in self._columns if rule.n_draws or c is not self._of_draws)
         self._progress.update(
             self._task,
             completed=state.n_iterations,

@@ -120,6 +120,12 @@ class FitRecord:
             return ""
         return "approx.summary() says whether the best of this family is near enough to the posterior."
 
+    def _evaluations(self) -> str:
+        if self.estimator == "quadrature":
+            n = min(self.n_gradients, self.n_hessians)  # each counts as both
+            return f"{n:,} expectation{'s'[: n != 1]}"
+        return f"{self.n_gradients:,} gradients, {self.n_hessians:,} Hessians"
+
     def closing_line(self) -> str:
         """Return the outcome in one line."""
         gaussian = "Gaussian fit " if self.is_exact else ""
@@ -128,7 +134,7 @@ class FitRecord:
             f"{gaussian}{label}: ELBO {self.elbo}, "
             f"gap {format_gap(self.gap, ' nats')}, "
             f"{self.n_iterations:,} iteration{'s'[: self.n_iterations != 1]}, "
-            f"{self.n_gradients:,} gradients, {self.n_hessians:,} Hessians, "
+            f"{self._evaluations()}, "
             f"{self.compile_seconds:.1f} s compiling + {self.run_seconds:.1f} s running "
             f"({self._what()}; {self.backend} backend)."
         )

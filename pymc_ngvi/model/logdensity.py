@@ -4,6 +4,7 @@ import functools
 import time
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pymc as pm
@@ -24,6 +25,7 @@ from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.minibatch import Minibatches
 from pymc_ngvi.model.predictors.expectations import Expectations
 from pymc_ngvi.model.reuse import CannotReuse, ModelState
+from pymc_ngvi.model.row_kinds import ModelRows, kinds_of_rows
 from pymc_ngvi.model.rows import Rows
 from pymc_ngvi.model.second_order import ModelHessian, SecondOrder
 from pymc_ngvi.model.sparsity.dependence_sets import TooDenseError
@@ -41,6 +43,8 @@ _LOGP_SECONDS = 0.5
 _SMALL = 1_000_000
 #: Points about the start, and how far from it, at which rows are compared with log p.
 _N_CHECKED, _AROUND = 3, 0.3
+#: Of models whose rows have too many entries.
+TOO_DENSE = "covariances of predictors would take too much memory"
 #: Of models that have none.
 NO_ROWS = (
     "This model's log density is no sum over rows, each a function of a few linear predictors: leave "
@@ -340,9 +344,26 @@ class LogDensity:
         simplify = functools.partial(graph.simplify, check_bounds=False)
         try:
             found = Expectations(graphs.logp, graphs.theta, simplify, self.functions.compile_for_few)
-        except (ValueError, TooDenseError):
+        except (ValueError, TooDenseError) as error:
+            self.functions.made["why no rows"] = str(error) or TOO_DENSE
             return None
-        return found if self._agree(found) else None
+        if self._agree(found):
+            return found
+        self.functions.made["why no rows"] = "rows don't add up to log p near the start"
+        return None
+
+    def described_rows(self) -> ModelRows:
+        """Return what the rows are, for people to read; this takes log p apart once more, variable by variable."""
+        try:
+            found = kinds_of_rows(self.model, self.graphs)
+        except (ValueError, TooDenseError) as error:
+            found = ModelRows(why_not=str(error) or TOO_DENSE)
+        if self.functions.fixed_size or self.has_minibatch or self.graphs.is_large:
+            why = "minibatches" if self.has_minibatch else "a recursion" if self.graphs.is_large else "backend='jax'"
+            return replace(found, why_not=f"{why}: all is taken by draws")
+        if self.rows is None and not found.why_not:
+            return replace(found, why_not=self.functions.made.get("why no rows", "the data have changed"))
+        return found
 
     def _agree(self, rows: Expectations) -> bool:
         """Tell whether rows add up to log p around the start, where it is finite."""

@@ -1,4 +1,4 @@
-"""What a model's sparsity is, in words and as a table: the border, the blocks, and which variables they are of."""
+"""What a model is made of, in words and as a table: the border, the blocks, the rows, and whose they are."""
 
 import functools
 
@@ -16,6 +16,8 @@ from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.families.dissection import find_structure
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.model.layout import Layout
+from pymc_ngvi.model.row_kinds import ModelRows
+from pymc_ngvi.results.row_words import rows_in_words
 
 Integers = NDArray[np.intp]
 
@@ -48,7 +50,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ModelStructure:
-    """Which coordinates of a model are independent of each other given which others.
+    """Which coordinates of a model are independent of each other given which others, and what log p is a sum over.
 
     ``print`` says it in words. The *border* are coordinates that blocks may depend on: global parameters, and
     separators that cut a chain or a field. Given the border, blocks are independent of each other.
@@ -60,6 +62,8 @@ class ModelStructure:
         Of the Hessian of log p; without it, that of ``arrow``, and dense without either.
     arrow : ArrowStructure, optional
         Without it, the one that `find_structure` finds in ``pattern``.
+    rows : ModelRows, optional
+        What log p is a sum over; nothing is said of rows without it.
 
     Raises
     ------
@@ -86,6 +90,7 @@ class ModelStructure:
     layout: Layout
     pattern: Pattern | None = None
     arrow: ArrowStructure | None = None
+    rows: ModelRows | None = None
 
     def __post_init__(self) -> None:
         for part in (self.pattern, self.arrow):
@@ -231,6 +236,12 @@ class ModelStructure:
     # --- in words ---
 
     def __str__(self) -> str:
+        of_rows = [] if self.rows is None else rows_in_words(self.rows, self.layout)
+        return "\n".join([self.in_blocks, *of_rows])
+
+    @property
+    def in_blocks(self) -> str:
+        """Which coordinates are independent of each other given which others, in a sentence."""
         n = self.n_dim
         if n < 2:
             return f"{_count(n, 'coordinate')}."
@@ -246,7 +257,7 @@ class ModelStructure:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        words = escape(str(self)).split("`")  # names, in code
+        words = escape(str(self)).replace("\n", "<br>").split("`")  # names, in code
         return f"<p>{''.join(f'<code>{w}</code>' if i % 2 else w for i, w in enumerate(words))}</p>"
 
     def _of_kind(self, kind: str) -> list[Part]:

@@ -1,7 +1,7 @@
 """Log p, a function of predictors, as a sum: of rows, each a function of a few of these, and of a rest."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytensor
@@ -81,11 +81,14 @@ class Terms:
         What is linear.
     rest : list of (pytensor variable, ndarray)
         Variables, functions of the predictors, that are no rows, with the weight of each of their elements.
+    why : list of str
+        Why each of these is none.
     """
 
     rows: list[Rows]
     slope: Array
     rest: list[tuple[Variable, Array]]
+    why: list[str] = field(default_factory=list)
 
 
 def terms_of(logp: Variable, predictors: Variable, facts: Facts, compile_: CompiledOnce) -> Terms:
@@ -93,6 +96,7 @@ def terms_of(logp: Variable, predictors: Variable, facts: Facts, compile_: Compi
     parts = _summands(logp, predictors, facts, compile_)
     slope = np.zeros(predictors.type.shape)
     rest: list[tuple[Variable, Array]] = []
+    why: list[str] = []
     groups: dict[tuple[bytes, ...], list[Rows]] = {}
     for var, weight in parts:
         if var is predictors:
@@ -101,11 +105,14 @@ def terms_of(logp: Variable, predictors: Variable, facts: Facts, compile_: Compi
         try:
             for rows in _rows(var, weight, predictors, facts):
                 groups.setdefault(tuple(column.tobytes() for column in rows.index.T), []).append(rows)
-        except CannotLift:
+        except CannotLift as error:
             rest.append((var, weight))
+            why.append(str(error))
     merged = [_merged(group).by_sum() for group in groups.values()]
-    rest += [(rows.value, np.ones(())) for rows in merged if rows.n_directions > _MOST_PREDICTORS]
-    return Terms(merged, slope, rest)
+    wide = [rows for rows in merged if rows.n_directions > _MOST_PREDICTORS]
+    rest += [(rows.value, np.ones(())) for rows in wide]
+    why += [f"an element depends on {rows.n_directions} predictors" for rows in wide]
+    return Terms(merged, slope, rest, why)
 
 
 def _summands(

@@ -1,6 +1,7 @@
 """The pictures that an approximation draws of itself."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,8 @@ class PlotMethods(Fitted):
 
     @property
     def structure(self) -> ModelStructure:
-        """Which coordinates are independent of each other given which others; ``print`` says it in words."""
-        return self._posterior.structure
+        """Which coordinates are independent of each other given which others, and the rows; ``print`` says it."""
+        return replace(self._posterior.structure, rows=self.density.described_rows())
 
     def plot_structure(self, ax: Axes | None = None) -> Axes:
         """Draw which entries the posterior precision can have; see `plot_structure`.
@@ -37,7 +38,7 @@ class PlotMethods(Fitted):
         -------
         matplotlib.axes.Axes
         """
-        return plot_structure(self.structure, ax)
+        return plot_structure(self._posterior.structure, ax)
 
     def plot_fit(self, *, tol: float | None = None, figure: Figure | None = None) -> AxesArray:
         """Plot ELBO and gap by iteration; see `pymc_ngvi.results.plotting.plot_fit`.

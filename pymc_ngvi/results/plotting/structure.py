@@ -181,7 +181,7 @@ def _label(segment: _Segment) -> str:
 
 def _write(ax: Axes, structure: ModelStructure) -> None:
     """Write the structure in words above the image, and what a cell is below it."""
-    write_title(ax, str(structure).replace("`", ""), max_lines=4)
+    write_title(ax, structure.in_blocks.replace("`", ""), max_lines=4)
     per_cell = structure.n_dim / _N_CELLS
     if per_cell > 1.0:
         side = f"{per_cell:.2g}" if per_cell < 10.0 else f"{per_cell:,.0f}"
