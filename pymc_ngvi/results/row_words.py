@@ -28,7 +28,7 @@ def rows_in_words(rows: ModelRows, layout: Layout) -> list[str]:
     lines = [f"Log p is a sum over {_count(n, 'row')}:"]
     if rows.rest:
         lines = [f"Not all of log p is a sum over rows: {_rest(rows.rest)}. The other parts are:"]
-    lines += [f"- {words}" for words in _kinds(rows.kinds, layout)]
+    lines += [f"- {words}" for _, words in kinds_in_words(rows.kinds, layout)]
     lines.append(_matrix(rows))
     if rows.why_not and not rows.rest:
         lines.append(f"No expectations are taken by rows: {rows.why_not}.")
@@ -44,8 +44,8 @@ def _of(part: RowKind | NoRows) -> str:
     return f"{before}`{part.variable}`"
 
 
-def _kinds(kinds: Sequence[RowKind], layout: Layout) -> list[str]:
-    """Return the words for each kind, those of single coordinates together."""
+def kinds_in_words(kinds: Sequence[RowKind], layout: Layout) -> list[tuple[list[RowKind], str]]:
+    """Return kinds of rows that are said together, and the words; priors of single coordinates are."""
     of_variable: dict[tuple[str, str], list[RowKind]] = {}
     alone = [kind for kind in kinds if kind.role == "prior" and _is_of_one_coordinate(kind)]
     for kind in kinds:
@@ -53,12 +53,14 @@ def _kinds(kinds: Sequence[RowKind], layout: Layout) -> list[str]:
             of_variable.setdefault((kind.role, kind.variable), []).append(kind)
     words = []
     for group in of_variable.values():
-        words += [_kind(kind, layout) for kind in group] if len(group) <= _N_KINDS else [_many(group)]
+        few = len(group) <= _N_KINDS
+        words += [([kind], _kind(kind, layout)) for kind in group] if few else [(group, _many(group))]
     if alone:
         names = list(dict.fromkeys(f"`{kind.variable}`" for kind in alone))
         prior = "prior" if len(names) == 1 else "priors"
         n = sum(kind.n for kind in alone)
-        words.append(f"{_count(n, 'row')} of the {prior} of {_listed(names)}, each a function of one coordinate")
+        said = f"{_count(n, 'row')} of the {prior} of {_listed(names)}, each a function of one coordinate"
+        words.append((alone, said))
     return words
 
 

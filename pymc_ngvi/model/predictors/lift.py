@@ -17,11 +17,11 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import CumOp
-from pytensor.tensor.math import All
+from pytensor.tensor.math import All, Dot
 from pytensor.tensor.special import LogSoftmax, LogSumExp, Softmax
 
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.model.sparsity.dependence import moved_inputs, origins
+from pymc_ngvi.model.sparsity.dependence import core_op, moved_inputs, origins
 from pymc_ngvi.model.sparsity.dependence_sets import Ints
 from pymc_ngvi.model.sparsity.dependence_values import Facts
 
@@ -113,7 +113,10 @@ class Lift:
             return self._softmax(node, index)
         if isinstance(node.op, CumOp) and node.op.mode == "add":
             return self._cumulative(node, index)
-        raise CannotLift(f"elements of {node.op} depend on all of its inputs")
+        op = core_op(node.op)
+        if isinstance(op, Dot):
+            raise CannotLift("it has a product of two unknown matrices")
+        raise CannotLift(f"PyTensor's {type(op).__name__} makes each element of many")
 
     def _slot(self, index: Ints) -> Variable:
         slot = pt.matrix(f"predictor {len(self.slots)}", dtype="float64", shape=(None, None))

@@ -111,7 +111,7 @@ def terms_of(logp: Variable, predictors: Variable, facts: Facts, compile_: Compi
     merged = [_merged(group).by_sum() for group in groups.values()]
     wide = [rows for rows in merged if rows.n_directions > _MOST_PREDICTORS]
     rest += [(rows.value, np.ones(())) for rows in wide]
-    why += [f"an element depends on {rows.n_directions} predictors" for rows in wide]
+    why += [f"an element varies in {rows.n_directions} directions" for rows in wide]
     return Terms(merged, slope, rest, why)
 
 
