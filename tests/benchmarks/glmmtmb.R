@@ -1,8 +1,9 @@
-# Fits a random-intercept logistic regression with glmmTMB (Laplace approximation, its default) and prints JSON.
+# Fits a regression with effects of groups with glmmTMB (Laplace approximation, its default) and prints JSON.
 #
-#   Rscript glmmtmb.R FILE
+#   Rscript glmmtmb.R FILE [FAMILY [EFFECTS]]
 #
-# FILE is a CSV table with the response y (0 or 1), the grouping column g, and the predictors; an intercept is added.
+# FILE is a CSV table with the response y, the grouping column g, and the predictors; an intercept is added. FAMILY is
+# binomial by default, EFFECTS "(1 | g)".
 
 arguments <- commandArgs(trailingOnly = TRUE)
 clock <- function() proc.time()[["elapsed"]]
@@ -18,10 +19,12 @@ data$g <- factor(data$g)
 seconds_read <- clock() - start
 
 predictors <- setdiff(names(data), c("y", "g"))
-formula <- as.formula(paste("y ~", paste(c(predictors, "(1 | g)"), collapse = " + ")))
+family <- if (length(arguments) > 1) arguments[[2]] else "binomial"
+effects <- if (length(arguments) > 2) arguments[[3]] else "(1 | g)"
+formula <- as.formula(paste("y ~", paste(c(predictors, effects), collapse = " + ")))
 start <- clock()
 start_processor <- processor()
-fit <- glmmTMB(formula, data = data, family = binomial())
+fit <- glmmTMB(formula, data = data, family = get(family)())
 seconds <- clock() - start
 seconds_processor <- processor() - start_processor
 
@@ -31,7 +34,7 @@ if (file.exists("/proc/self/status")) {
   peak <- as.numeric(gsub("[^0-9]", "", line)) / 1024
 }
 estimates <- fixef(fit)$cond
-# One number beside the fixed effects: the log standard deviation of the intercepts.
+# Beside the fixed effects: the log standard deviation of the first random effect.
 log_sd <- fit$fit$par[["theta"]]
 errors <- sqrt(diag(fit$sdr$cov.fixed))
 array <- function(x) paste0("[", paste(sprintf("%.10g", x), collapse = ", "), "]")
