@@ -111,6 +111,15 @@ def test_where_they_are_of_no_use_it_says_why():
     assert "minibatches" in words(model)[-1]
 
 
+def test_a_long_recursion_is_not_looked_at(monkeypatch):
+    """Each of its thousands of nodes would be."""
+    density = LogDensity(multilevel(centred=True))
+    monkeypatch.setattr(density.graphs, "is_large", True)
+    assert rows_in_words(density.described_rows(), density.layout) == [
+        "No rows: a recursion is written out in the graph."
+    ]
+
+
 # --- as a picture -----------------------------------------------------------------------------------------------------
 
 

@@ -354,13 +354,15 @@ class LogDensity:
 
     def described_rows(self) -> ModelRows:
         """Return what the rows are, for people to read; this takes log p apart once more, variable by variable."""
+        if self.graphs.is_large:  # thousands of nodes, each of which would be looked at
+            return ModelRows(why_not="a recursion is written out in the graph")
         try:
             found = kinds_of_rows(self.model, self.graphs)
         except (ValueError, TooDenseError) as error:
             found = ModelRows(why_not=str(error) or TOO_DENSE)
-        if self.functions.fixed_size or self.has_minibatch or self.graphs.is_large:
-            why = "minibatches" if self.has_minibatch else "a recursion" if self.graphs.is_large else "backend='jax'"
-            return replace(found, why_not=f"{why}: all is taken by draws")
+        if self.functions.fixed_size or self.has_minibatch:
+            why = "the data are minibatches" if self.has_minibatch else "backend='jax' has none"
+            return replace(found, why_not=why)
         if self.rows is None and not found.why_not:
             return replace(found, why_not=self.functions.made.get("why no rows", "the data have changed"))
         return found

@@ -155,7 +155,7 @@ class Lift:
         over = range(len(shape)) if axis is None else np.atleast_1d(axis) % len(shape)
         n_reduced = math.prod(shape[a] for a in over)
         if not 0 < n_reduced <= _MOST_REDUCED:
-            raise CannotLift(f"{node.op} is over {n_reduced} elements")
+            raise CannotLift(f"it has a {type(node.op).__name__} over {n_reduced} elements")
         positions = np.moveaxis(np.arange(math.prod(shape)).reshape(shape), tuple(over), range(-len(over), 0))
         columns = positions.reshape(-1, n_reduced)[index].T
         return [self.of(operand, _one_if_scalar(np.ascontiguousarray(column), shape)) for column in columns]
