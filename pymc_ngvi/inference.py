@@ -377,7 +377,7 @@ class NGVI(Inference):
     def _second_start(self, problem: Problem, seed: int) -> SecondStart | None:
         """Return where a fit may begin once more; None where the user has said where it begins."""
         options, density = self._options, problem.density
-        served = options.choice.step in ("adaptive", "linesearch") and problem.transform is None
+        served = options.choice.step in ("adaptive", "linesearch") and problem.has_own_coordinates
         if not served or density.has_minibatch or self._given["start"] is not None:
             return None
         scales = starting.start_scales(density, self._given["start_sigma"])

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from pymc_ngvi.core.messages import OURS
-from pymc_ngvi.families import STRUCTURED, traits_of
+from pymc_ngvi.families import DENSE, STRUCTURED, traits_of
 from pymc_ngvi.fitting.auto import FamilyChoice, choose_family
 from pymc_ngvi.fitting.options import AUTO, OF_RULE, OPTIONS, FitOptions
 from pymc_ngvi.fitting.registry import AXES, ON_FIXED_DRAWS, stochastic_step
 from pymc_ngvi.model import LogDensity, MissingDerivativeError
+from pymc_ngvi.reparam.row_space import in_words
 
 #: Directions in which functions of rows may vary, beyond which draws of all coordinates are the quicker.
 _FEW_DIRECTIONS = 3
@@ -81,7 +82,7 @@ def _may_go_by_rows(given: Given, filled: Given) -> bool:
 def _family_for(given: Given, density: LogDensity) -> Mapping[str, str | None]:
     """Return the family that suits the model, and why, where it goes with what was given."""
     # Where group effects are told from global parameters, a sparse precision is there for the asking.
-    chosen = FamilyChoice(STRUCTURED) if given["reparam"] else choose_family(density)
+    chosen = FamilyChoice(STRUCTURED) if given["reparam"] else _chosen(given, density)
     filled = {"family": chosen.name, "family_reason": chosen.reason}
     try:
         FitOptions(**{**given, **filled})
@@ -91,6 +92,16 @@ def _family_for(given: Given, density: LogDensity) -> Mapping[str, str | None]:
         chosen, "q gets a diagonal covariance, which ignores correlations: {}. Name a family for another."
     )
     return filled
+
+
+def _chosen(given: Given, density: LogDensity) -> FamilyChoice:
+    """Return the family that suits a model, in the space of its rows where that has far fewer dimensions."""
+    chosen = choose_family(density)
+    if (chosen.name == DENSE or chosen.is_makeshift) and _may_go_by_rows(given, {**given, "family": DENSE}):
+        seen = density.seen_from_rows
+        if seen is not None:
+            return FamilyChoice(DENSE, in_words(seen.space))
+    return chosen
 
 
 def _components_for(given: Given, density: LogDensity) -> Mapping[str, str | None]:

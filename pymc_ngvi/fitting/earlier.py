@@ -15,6 +15,7 @@ from pymc_ngvi.families import MixtureState, SparseState, StudentTState
 from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.fitting.problem import Problem
 from pymc_ngvi.model import Layout, LogDensity
+from pymc_ngvi.reparam.row_space import RowSpaceDensity
 
 #: Dimensions up to which covariances are taken over; above, standard deviations are.
 _MOST_DIMS = 5_000
@@ -104,6 +105,9 @@ class Earlier:
         return best
 
     def _states(self, problem: Problem, point: Array, scales: Sequence[Array]) -> Iterator[VariationalState]:
+        if isinstance(problem.target, RowSpaceDensity):
+            yield from (problem.family.from_scale(point, scale) for scale in scales)
+            return
         taken = np.arange(len(self.ours))
         if problem.transform is not None:  # relative to the global parameters, others are not what they were
             border = problem.transform.structure.border

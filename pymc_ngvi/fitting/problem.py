@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
 from numpy.typing import ArrayLike, NDArray
 
 from pymc_ngvi.core.linalg import check_memory
-from pymc_ngvi.core.types import Array, FittedState, Rule, Target, VariationalState
-from pymc_ngvi.families import FAMILIES, Family
+from pymc_ngvi.core.types import Array, FittedState, GaussianState, Rule, Target, VariationalState
+from pymc_ngvi.families import DENSE, FAMILIES, Family
 from pymc_ngvi.families.dissection import find_structure
 from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
@@ -20,6 +21,7 @@ from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.logdensity import NO_ROWS
 from pymc_ngvi.reparam import Conditional, reparametrised
+from pymc_ngvi.reparam.row_space import RowSpaceDensity
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,15 @@ class Problem:
     family: Family[FittedState]
     transform: Conditional | None = None
 
+    @property
+    def has_own_coordinates(self) -> bool:
+        """Whether states are on the model's own unconstrained scale."""
+        return self.target is self.density
+
     def on_model_scale(self, state: VariationalState) -> VariationalState:
         """Return the approximation of the model that a state stands for."""
+        if isinstance(self.target, RowSpaceDensity):
+            return self.target.gaussian(cast(GaussianState, state))
         if self.transform is None:
             return state
         assert isinstance(state, Gaussian)
@@ -54,7 +63,7 @@ class Problem:
         self, rule: Rule, point: Array, scales: Sequence[Array], start: Mapping[str, ArrayLike] | None
     ) -> VariationalState:
         """Return the best state to start from, about a mean and with one of some scales, as `start` returns them."""
-        large = starting.large_scales(self.density, point, start) if self.transform is None else []
+        large = starting.large_scales(self.density, point, start) if self.has_own_coordinates else []
         return starting.choose_start(rule, self.family, point, scales, self.density, large)
 
     def start(
@@ -63,6 +72,9 @@ class Problem:
         """Return the starting mean, and the standard deviations to choose among, (n_dim,) each."""
         point = starting.start_point(self.density, start)
         scales = starting.start_scales(self.density, start_sigma)
+        if isinstance(self.target, RowSpaceDensity):
+            space = self.target.space
+            return space.of_theta(point), [space.sd_of(scale) for scale in scales]
         if self.transform is None:
             return point, scales
         # Relative to their conditional modes and scales, local coordinates begin where a Gaussian has them.
@@ -75,6 +87,24 @@ class Problem:
             phi = transform.inverse(point[None])[0][0]
             location = phi if np.isfinite(phi).all() else location
         return location, [np.where(is_border, scale, 1.0) for scale in scales]
+
+    def labels(self, index: Sequence[int] | NDArray[np.intp]) -> tuple[str, ...]:
+        """Return the names of coordinates, of those that are the model's own."""
+        if isinstance(self.target, RowSpaceDensity):
+            kept = self.target.space.kept
+            index = [int(kept[i]) for i in index if i < len(kept)]
+        return tuple(self.density.layout.label(int(i)) for i in index)
+
+    def mean_and_sd(self, state: VariationalState) -> tuple[Array, Array]:
+        """Return what another problem of the same model may begin from: on the model's own scale, if that is known."""
+        known = state if self.transform is not None else self.on_model_scale(state)
+        return known.mean(), known.sd()
+
+    def state_about(self, mean: Array, sd: Array) -> VariationalState:
+        """Return the state with this mean and these standard deviations, as `mean_and_sd` returns them."""
+        if isinstance(self.target, RowSpaceDensity):
+            mean, sd = self.target.space.of_theta(mean), self.target.space.sd_of(sd)
+        return self.family.from_scale(mean, sd)
 
 
 def problem_of(density: LogDensity, options: FitOptions) -> Problem:
@@ -91,8 +121,9 @@ def problem_of(density: LogDensity, options: FitOptions) -> Problem:
         raise ValueError(NO_ROWS)
     if options.reparam is None:
         family = make_family(options, density)
-        _check(family, options, density.n_dim)
-        return Problem(density, density, family)
+        target = _target(density, options)
+        _check(family, options, target.n_dim)
+        return Problem(density, target, family)
     density.widen(density.initial_point()[None])  # what the graph does not tell, if anything
     pattern = density.structural_pattern
     if pattern is None:
@@ -105,6 +136,13 @@ def problem_of(density: LogDensity, options: FitOptions) -> Problem:
     family = make_family(options, density, structure)
     _check(family, options, density.n_dim)
     return Problem(density, target, family, target.transform)
+
+
+def _target(density: LogDensity, options: FitOptions) -> Target:
+    """Return a density in the space of its rows, where that has far fewer dimensions; or as it is."""
+    dense = options.choice.family == DENSE and options.factor != "precision"
+    seen = density.seen_from_rows if dense and options.choice.estimator == "quadrature" else None
+    return density if seen is None else RowSpaceDensity(density, seen)
 
 
 @dataclass(frozen=True)

@@ -61,22 +61,22 @@ class _Begun(NamedTuple):
         try:
             return cls(problem, rule, loop.start(rule, q))
         except PatternWidened:
-            return cls.wider(problem.density, options, seed, q)
+            return cls.wider(problem.density, options, seed, *problem.mean_and_sd(q))
 
     @classmethod
-    def wider(cls, density: LogDensity, options: FitOptions, seed: int, q: VariationalState) -> "_Begun":
+    def wider(cls, density: LogDensity, options: FitOptions, seed: int, mean: Array, sd: Array) -> "_Begun":
         """Begin again from where a state is, for a Hessian that has turned out to have more entries than it seemed."""
         for _ in range(_MAX_WIDENED):
             logger.info("The Hessian of log p has entries that its structure left out: q gets them, too.")
             if options.choice.estimator == "quadrature":  # draws have been looked at already
-                z = np.random.default_rng(seed).standard_normal((_N_LOOKED_AT, q.n_dim))
-                density.widen(q.mean() + q.sd() * z)
+                z = np.random.default_rng(seed).standard_normal((_N_LOOKED_AT, density.n_dim))
+                density.widen(mean + sd * z)
             if options.family_reason and density.pattern is None:
                 raise ValueError(_NO_STRUCTURE)
             problem = problem_of(density, options)
             rule = make_rule(problem.target, options, seed)
             try:
-                return cls(problem, rule, loop.start(rule, problem.family.from_scale(q.mean(), q.sd())))
+                return cls(problem, rule, loop.start(rule, problem.state_about(mean, sd)))
             except PatternWidened:
                 continue
         raise ValueError(_NO_STRUCTURE)
@@ -278,15 +278,15 @@ class FitSession:
 
     def _widen(self, q: VariationalState) -> None:
         """Begin again from where a state is, with what was left out of the Hessian, or of the rows."""
-        density = self._problem.density
+        density, (mean, sd) = self._problem.density, self._problem.mean_and_sd(q)
         if self._options.choice.estimator == "quadrature" and (density.rows is None or self._rows_fail()):
             logger.info(BY_DRAWS)
             self._options = self._options.with_draws()
             problem = problem_of(density, self._options)
-            start = problem.family.from_scale(q.mean(), q.sd())
+            start = problem.state_about(mean, sd)
             self._problem, self._rule, self._state = _Begun.at(problem, self._options, self._seed, start)
             return
-        self._problem, self._rule, self._state = _Begun.wider(self._problem.density, self._options, self._seed, q)
+        self._problem, self._rule, self._state = _Begun.wider(density, self._options, self._seed, mean, sd)
 
     def _rows_fail(self) -> bool:
         """Tell whether a fit by quadrature ended because a Gaussian leaves the support of rows."""
@@ -314,7 +314,7 @@ class FitSession:
         """Return the coordinates whose standard deviations keep growing, where that ended the fit."""
         if self._state.status is not Status.UNBOUNDED:
             return ()
-        return tuple(self._problem.density.layout.label(int(i)) for i in self._state.rule.growing)
+        return self._problem.labels(self._state.rule.growing)
 
     def _record(self) -> FitRecord:
         density, target = self._problem.density, self._problem.target

@@ -24,6 +24,7 @@ from pymc_ngvi.model.initial import initial_point_function
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.minibatch import Minibatches
 from pymc_ngvi.model.predictors.expectations import Expectations
+from pymc_ngvi.model.predictors.row_space import SeenFromRows, seen_from_rows
 from pymc_ngvi.model.reuse import CannotReuse, ModelState
 from pymc_ngvi.model.row_kinds import ModelRows, kinds_of_rows
 from pymc_ngvi.model.rows import Rows
@@ -339,6 +340,12 @@ class LogDensity:
             self.functions.made["rows"] = None
         return rows if agree else None
 
+    @property
+    def seen_from_rows(self) -> SeenFromRows | None:
+        """Log p in the space of its rows, where these are far fewer than coordinates with fixed normal priors."""
+        rows = self.rows
+        return None if rows is None else seen_from_rows(rows)
+
     def _find_rows(self) -> Expectations | None:
         graphs = self.graphs
         simplify = functools.partial(graph.simplify, check_bounds=False)
@@ -398,12 +405,28 @@ class LogDensity:
         rows = self.rows
         if rows is None:
             raise ValueError(NO_ROWS)
-        if rules is None and not rows.agrees(q.location[None], self._logp_at_few(q.location[None])):
+        if rules is None:
+            self.check_rows(q.location)
+        self.count_expectation()
+        return rows.under(q, self.pattern, rules, finer=finer)
+
+    def check_rows(self, theta: Array) -> None:
+        """Compare rows with log p at a point, (n_dim,).
+
+        Raises
+        ------
+        PatternWidened
+            Where the rows don't add up to log p: they are given up.
+        """
+        rows = self.rows
+        if rows is not None and not rows.agrees(theta[None], self._logp_at_few(theta[None])):
             self.functions.made["rows"] = None
             raise PatternWidened("the rows are not all of log p")
+
+    def count_expectation(self) -> None:
+        """Count an expectation: as a gradient and a Hessian."""
         self.n_gradients += 1
         self.n_hessians += 1
-        return rows.under(q, self.pattern, rules, finer=finer)
 
     # --- second derivatives ---
 

@@ -46,7 +46,7 @@ _N_PAIRS, _N_PAIRS_INEXACT, _NEAR, _NEAR_PER_DIM, _LEAST_RATIO = 8, 12, 0.5, 5e-
 #: Part of what the slope promises, from which on a step could have been longer, and the longest.
 _FLAT, _LONGEST = 0.75, 64.0
 #: Part of the tolerance that a converged fit may have left: what is exact may as well be found exactly.
-_PART = 0.02
+_PART = 0.002
 #: Iterations at which rules of quadrature are chosen anew: coarse ones may do where q has become narrow.
 _ANEW = frozenset(2 * 4**n for n in range(12))
 #: Steps in a row that gain nothing, after which there is nothing to gain.

@@ -8,7 +8,7 @@ which holds for functions with kinks, too.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -48,6 +48,11 @@ class RowFunction:
     function: Function
     index: NDArray[np.int64]
     data: list[Array]
+
+    def at(self, index: NDArray[np.int64], keep: NDArray[np.bool_]) -> "RowFunction":
+        """Return some of the rows, with other numbers for the predictors, (n_rows, k)."""
+        data = [d if d.shape[1] == 1 else np.ascontiguousarray(d[:, keep]) for d in self.data]
+        return replace(self, index=np.ascontiguousarray(index[keep]), data=data)
 
     @property
     def k(self) -> int:

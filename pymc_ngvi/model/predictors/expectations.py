@@ -1,6 +1,9 @@
 """Expectations of log p under a Gaussian q of theta, where log p is a sum over rows: without draws."""
 
+import copy
+
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,8 +18,9 @@ from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.predictors.compiled import CompiledOnce, quickly
 from pymc_ngvi.model.predictors.covariances import PairCovariances
-from pymc_ngvi.model.predictors.expectation import roots, row_function
+from pymc_ngvi.model.predictors.expectation import RowFunction, roots, row_function
 from pymc_ngvi.model.predictors.found import Compile, Predictors
+from pymc_ngvi.model.predictors.linear_map import LinearMap
 from pymc_ngvi.model.predictors.mean_hessian import PredictorMeanHessian
 from pymc_ngvi.model.predictors.terms import Terms, terms_of
 from pymc_ngvi.model.sparsity.dependence_values import Facts
@@ -58,6 +62,7 @@ class Expectations:
     ) -> None:
         self._compile, self._of_weights = CompiledOnce(compile_), CompiledOnce(quickly)
         self._predictors = Predictors(logp, theta, compile_)
+        self._other: LinearMap | None = None
         with without_c():
             # Checks of parameters tie all rows together; where one would fail, log p is not finite anyway.
             [self._inner] = graph.inline_inner_graphs(simplify([self._predictors.density()]))
@@ -70,8 +75,7 @@ class Expectations:
         if self.terms.rest:
             raise ValueError("log p has a part that is no row")
         self._rows = [row_function(rows, self._compile) for rows in self.terms.rows]
-        pairs = [rows.index[:, [a, b]] for rows in self._rows for a in range(rows.k) for b in range(a + 1)]
-        self._covariances = PairCovariances(self._predictors.linear_map, pairs)
+        self._covariances = PairCovariances(self._predictors.linear_map, self._pairs())
         self._constant = 0.0
 
     def anchor(self, theta: Array, logp: Array) -> bool:
@@ -98,7 +102,7 @@ class Expectations:
 
     def at(self, theta: Array) -> Array:
         """Return log p at points, (n_points,)."""
-        eta = self._predictors.linear_map(theta)
+        eta = self.linear_map(theta)
         total: Array = self._constant + eta @ self.terms.slope
         for rows in self._rows:
             total += rows.values([eta[:, at] for at in rows.index.T], slice(None)).sum(axis=1)
@@ -118,6 +122,50 @@ class Expectations:
         self._facts.refresh()
         self._take_apart()
         return True
+
+    # --- in other coordinates ---
+
+    @property
+    def linear_map(self) -> LinearMap:
+        """The predictors as functions of theta."""
+        return self._predictors.linear_map if self._other is None else self._other
+
+    @property
+    def functions(self) -> list[RowFunction]:
+        """The functions of rows, kind by kind."""
+        return self._rows
+
+    def times_used(self) -> NDArray[np.int64]:
+        """Return how often each predictor occurs, (n_predictors,)."""
+        result = np.asarray(self.terms.slope != 0.0, dtype=np.int64)
+        for rows in self._rows:
+            result += np.bincount(rows.index.ravel(), minlength=len(result))
+        return result
+
+    def on(self, linear: LinearMap, predictors: NDArray[np.intp], constant: float) -> "Expectations":
+        """Return the sum of those rows that are functions of some predictors, these being affine in other coordinates.
+
+        Parameters
+        ----------
+        linear : LinearMap
+            To these predictors.
+        predictors : ndarray of int, shape (n_predictors,)
+            Ascending.
+        constant : float
+            To be added.
+        """
+        other = copy.copy(self)
+        place = np.full(len(self.terms.slope), -1, dtype=np.int64)
+        place[predictors] = np.arange(len(predictors))
+        other._rows = [rows.at(place[rows.index], (place[rows.index] >= 0).all(axis=1)) for rows in self._rows]
+        other._rows = [rows for rows in other._rows if len(rows.index)]
+        other.terms = replace(self.terms, slope=self.terms.slope[predictors])
+        other._other, other._constant = linear, self._constant + constant
+        other._covariances = PairCovariances(linear, other._pairs())
+        return other
+
+    def _pairs(self) -> list[NDArray[np.int64]]:
+        return [rows.index[:, [a, b]] for rows in self._rows for a in range(rows.k) for b in range(a + 1)]
 
     @property
     def n_directions(self) -> int:
@@ -144,7 +192,7 @@ class Expectations:
         rules, finer
             See `RowsTarget.expected`.
         """
-        linear = self._predictors.linear_map
+        linear = self.linear_map
         eta = linear(q.location[None])[0]
         covariances = self._covariances_of_rows(q)
         rules, error = self._chosen(eta, covariances, rules, finer=finer)
@@ -184,7 +232,7 @@ class Expectations:
         if rules is not None and not look.any():
             return rules, np.nan
         levels = np.zeros(len(sd), dtype=np.int8) if rules is None else rules.level.copy()
-        in_all = max(_TOLERANCE, _PER_DIM * self._predictors.linear_map.rest.shape[1])
+        in_all = max(_TOLERANCE, _PER_DIM * self.linear_map.rest.shape[1])
         tolerance, error = max(in_all / max(len(sd), 1), _LEAST), 0.0
         kinds = zip(self._rows, covariances, self._by_kind(levels), self._by_kind(look), strict=True)
         for rows, cov, level, wider in kinds:

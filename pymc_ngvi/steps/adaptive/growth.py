@@ -21,7 +21,7 @@ _SPAN, _N_LOOKS = 20, 3
 #: fit that found no optimum.
 _PER_SPAN, _LATELY, _IN_ALL, _IN_ALL_ENDED = 2.0, 100.0, 1e6, 1e3
 #: The first three where the ELBO is exact: what grows there does not grow by chance, but may grow slowly.
-_EXACT = 1.1, 10.0, 1e4
+_EXACT = 1.1, 1.3, 1e4
 
 
 @stored("adaptive.growth")

@@ -1,0 +1,134 @@
+"""The log density of a model in the space of its rows, as a target of a fit, and what a Gaussian there stands for."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.linalg import cholesky, solve_lower
+from pymc_ngvi.core.types import Array, Expectation, GaussianState, MatrixHessian, MeanHessian, RowRules, Spread
+from pymc_ngvi.families.lowrank import LowRankState
+from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model.predictors.row_space import RowSpace, SeenFromRows
+
+
+class RowSpaceDensity:
+    """Log density of a model in the coordinates of a `RowSpace`; all that is perpendicular integrated out.
+
+    Parameters
+    ----------
+    density : LogDensity
+        Of the model; counts evaluations.
+    seen : SeenFromRows
+    """
+
+    has_minibatch, has_hessian = False, True
+
+    def __init__(self, density: LogDensity, seen: SeenFromRows) -> None:
+        self.density, self.space, self._rows = density, seen.space, seen.rows
+        self.n_dim = seen.space.n_dim
+        self.info = _Positive(seen.space.places_of(density.info.positive))
+
+    def expected(self, q: Spread, rules: RowRules | None = None, *, finer: bool = False) -> Expectation:
+        """Return the expectation under a Gaussian; see `LogDensity.expected`."""
+        if rules is None:
+            self.density.check_rows(self.space.to_theta(q.location[None])[0])
+        self.density.count_expectation()
+        inside = np.arange(len(self.space.kept), self.n_dim)
+        found, mean = self._rows.under(q, None, rules, finer=finer), q.location[inside]
+        grad = found.grad.copy()
+        grad[inside] -= mean
+        prior = -0.5 * float(mean @ mean + q.covariances(inside, inside).sum())
+        hessian = _WithPrior(found.hessian, inside)
+        return found._replace(value=found.value + prior, grad=grad, hessian=hessian)
+
+    def logp_grad(self, theta: Array) -> tuple[Array, Array]:
+        """Return log p, (n_draws,), and its gradient, (n_draws, n_dim), where nothing is perpendicular."""
+        logp, grad = self.density.logp_grad(self.space.to_theta(theta))
+        return logp + self.space.constant, self._from_theta(grad)
+
+    def mean_hessian(self, theta: Array) -> MeanHessian:
+        """Return the mean of hess log p over draws."""
+        return MatrixHessian(
+            self._from_theta(self.density.mean_hessian(self.space.to_theta(theta)).products(self._map))
+        )
+
+    def next_batch(self, rng: np.random.Generator) -> None:
+        """Do nothing: all of the data are read."""
+
+    n_batches = 1
+
+    def take_batch(self, seed: int, number: int) -> None:
+        """Do nothing: all of the data are read."""
+
+    @property
+    def _map(self) -> Array:
+        """Directions of these coordinates in theta, (n_dim, n_theta)."""
+        return (self.space.axes() * self.space.scale()[:, None]).T
+
+    def _from_theta(self, grad: Array) -> Array:
+        result: Array = grad @ self._map.T
+        return result
+
+    def gaussian(self, q: GaussianState) -> LowRankState:
+        """Return the Gaussian of theta that a Gaussian of these coordinates stands for."""
+        half = q.whiten(np.eye(self.n_dim))
+        root = cholesky(half @ half.T)
+        assert root is not None
+        inverse = solve_lower(root, np.eye(self.n_dim))
+        core = inverse.T @ inverse - np.eye(self.n_dim)
+        mean = self.space.to_theta(q.location[None])[0]
+        return LowRankState(mean, 1.0 / self.space.scale(), self.space.axes(), core, np.empty(0))
+
+    # --- counts are those of the model ---
+
+    @property
+    def n_gradients(self) -> int:
+        """Expectations and gradients so far."""
+        return self.density.n_gradients
+
+    @n_gradients.setter
+    def n_gradients(self, value: int) -> None:
+        self.density.n_gradients = value
+
+    @property
+    def n_hessians(self) -> int:
+        """Expectations and Hessians so far."""
+        return self.density.n_hessians
+
+    @n_hessians.setter
+    def n_hessians(self, value: int) -> None:
+        self.density.n_hessians = value
+
+
+@dataclass(frozen=True)
+class _Positive:
+    """Coordinates that are logarithms, an array for each positive variable."""
+
+    positive: list[NDArray[np.intp]]
+
+
+@dataclass(frozen=True)
+class _WithPrior(MeanHessian):
+    """A Hessian with that of standard normals added."""
+
+    of_rows: MeanHessian
+    index: NDArray[np.intp]
+
+    def products(self, directions: Array) -> Array:
+        """Return the matrix times each direction, (n_directions, n_dim)."""
+        result = np.array(self.of_rows.products(directions))
+        result[:, self.index] -= directions[:, self.index]
+        return result
+
+    def diagonal(self) -> Array:
+        """Return the diagonal, (n_dim,)."""
+        result = np.array(self.of_rows.diagonal())
+        result[self.index] -= 1.0
+        return result
+
+
+def in_words(space: RowSpace) -> str:
+    """Return how many coefficients there are, and in how many dimensions the data see them."""
+    return f"the data see {len(space.normal):,} coefficients in {space.basis.shape[1]:,} dimensions"
