@@ -58,13 +58,13 @@ def test_a_regression_has_a_dense_matrix():
 def test_what_is_no_row_is_named():
     with pm.Model() as model:
         a = pm.Normal("a", 0.0, 2.0)
-        chol, _, _ = pm.LKJCholeskyCov("chol", n=2, eta=2.0, sd_dist=pm.HalfNormal.dist(1.0, shape=2))
-        z = pm.Normal("z", shape=(8, 2))
-        pm.Normal("y", a + (z @ chol.T)[GROUP, 0], 1.0, observed=np.arange(40.0))
+        pm.LKJCholeskyCov("chol", n=4, eta=2.0, sd_dist=pm.HalfNormal.dist(1.0, shape=4))
+        z, local = pm.Normal("z", shape=20), pm.Normal("local", shape=20)
+        pm.Normal("y", a + np.ones((40, 20)) @ (local * z), 1.0, observed=np.arange(40.0))
         pm.Normal("w", a, 1.0, observed=np.arange(3.0))
     found = LogDensity(model).described_rows()
     assert [(part.variable, part.role) for part in found.rest] == [("chol", "prior"), ("y", "observed")]
-    assert [(kind.variable, kind.n) for kind in found.kinds] == [("w", 3), ("a", 1), ("z", 16)]
+    assert [(kind.variable, kind.n) for kind in found.kinds] == [("w", 3), ("a", 1), ("z", 20), ("local", 20)]
     first, *others = words(model)
     assert first.startswith("Not all of log p is a sum over rows: the prior of `chol` is none (")
     assert others[0] == "- 3 rows of `w`, each a function of 1 predictor: `a`, shared by all"

@@ -99,9 +99,30 @@ def walk():
     pm.Poisson("y", pm.math.exp(x), observed=COUNTS)
 
 
+def correlated():
+    """A Cholesky factor, whose elements are put in place one by one, times effects; its prior is one row of three."""
+    chol, _, _ = pm.LKJCholeskyCov("chol", n=2, eta=2.0, sd_dist=pm.Exponential.dist(1.0))
+    u = pm.Normal("z", 0, 1, shape=(J, 2)) @ chol.T
+    pm.Bernoulli("y", logit_p=u[GROUP, 0] + u[GROUP, 1] * X, observed=BINARY)
+
+
+def process():
+    """A Gaussian process with unknown kernel, integrated out: one row of three predictors."""
+    length, height, sd = pm.Gamma("length", 3, 2), pm.HalfNormal("height", 1), pm.HalfNormal("sd", 1)
+    kernel = height**2 * pt.exp(-0.5 * ((X[:, None] - X) / length) ** 2)
+    pm.MvNormal("y", np.zeros(N), kernel + (sd**2 + 1e-6) * pt.eye(N), observed=REAL)
+
+
+def sums():
+    """Elements to which others are added."""
+    a, b = pm.Normal("a", 0, 1, shape=N), pm.Normal("b", 0, 1, shape=3)
+    pm.Poisson("y", pt.inc_subtensor(pt.exp(0.3 * a)[1:4], pt.exp(b)), observed=COUNTS)
+
+
 MODELS = (
     logistic, poisson, shared_data, negative_binomial, zero_inflated, student, censored, missing, ordered, categorical,
     potential, custom, noncentred, noncentred_normal, walk,
+    correlated, process, sums,
 )  # fmt: skip
 
 
@@ -234,6 +255,18 @@ def test_a_gaussian_under_which_rows_overflow(densities, build):
     density = densities(build)
     q = FullState(density.initial_point(), np.diag(np.full(density.n_dim, 1e3)))
     assert not np.isfinite(density.expected(q).value)  # and no warning
+
+
+@pytest.mark.parametrize(("build", "n_directions"), [(correlated, 4), (process, 3), (sums, 2)])
+def test_what_is_more_than_arithmetic_is_one_row_of_few_predictors(densities, build, n_directions):
+    assert densities(build).rows.n_directions == n_directions
+
+
+def test_a_determinant_of_many_unknowns_is_no_row():
+    with pm.Model() as model:
+        x = pm.Normal("x", 0, 1, shape=(2, 2))
+        pm.Potential("det", pt.log(pt.abs(pt.linalg.det(x + 5.0 * np.eye(2)))))
+    assert LogDensity(model).rows is None
 
 
 def test_exact_fits_hang_on_no_seed():

@@ -7,7 +7,9 @@ Gradient and Hessian with respect to the mean of the predictors come from values
 which holds for functions with kinks, too.
 """
 
-from collections.abc import Iterator, Sequence
+import functools
+
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,6 +24,8 @@ from pymc_ngvi.model.predictors.terms import Rows
 
 type Levels = NDArray[np.int8]
 
+#: Points at a time of a function that is more than arithmetic with numbers.
+_AT_A_TIME = 32
 #: Values of a function that are computed at a time.
 _CACHED = 2**16
 #: Rules for predictors that are in no sum, and along the sum, by level; where there are no others.
@@ -38,14 +42,14 @@ class RowFunction:
 
     Parameters
     ----------
-    function : Function
+    function : callable
     index : ndarray of int, shape (n_rows, k)
         Predictors.
     data : list of ndarray
         (1, n_rows) or (1, 1) each.
     """
 
-    function: Function
+    function: Callable[..., Sequence[Array]]
     index: NDArray[np.int64]
     data: list[Array]
 
@@ -77,7 +81,9 @@ class RowFunction:
         """Return values, (n_points, n_rows), at predictors of that shape each."""
         return self._evaluated(self.function, predictors, at)
 
-    def _evaluated(self, function: Function, predictors: Sequence[Array], at: NDArray[np.int64] | slice) -> Array:
+    def _evaluated(
+        self, function: Callable[..., Sequence[Array]], predictors: Sequence[Array], at: NDArray[np.int64] | slice
+    ) -> Array:
         data = [d if d.shape[1] == 1 else np.ascontiguousarray(d[:, at]) for d in self.data]
         with np.errstate(all="ignore"):
             [result] = function(*predictors, *data)
@@ -241,9 +247,17 @@ def row_function(rows: Rows, compile_: CompiledOnce) -> RowFunction:
     """Compile rows."""
     inputs, data = [*rows.slots, *rows.data], list(rows.data.values())
     function = compile_(inputs, [rows.value])
+    if rows.is_whole:
+        return RowFunction(functools.partial(_few_at_a_time, function), rows.index, data)
     if rows.sum_ is None:
         return RowFunction(function, rows.index, data)
     return SummedRowFunction(function, rows.index, data, compile_(inputs, [rows.sum_]), rows.n_summed)
+
+
+def _few_at_a_time(function: Function, *predictors: Array) -> list[Array]:
+    """Evaluate what may take much memory at a point."""
+    parts = [function(*[p[at] for p in predictors])[0] for at in _slices(len(predictors[0]), _AT_A_TIME)]
+    return [np.concatenate(parts)]
 
 
 def _points(mean: Array, root: Array, nodes: Array) -> list[Array]:

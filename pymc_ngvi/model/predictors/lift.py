@@ -21,7 +21,7 @@ from pytensor.tensor.math import All, Dot
 from pytensor.tensor.special import LogSoftmax, LogSumExp, Softmax
 
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.model.sparsity.dependence import core_op, moved_inputs, origins
+from pymc_ngvi.model.sparsity.dependence import core_op, increment_targets, is_increment, moved_inputs, origins
 from pymc_ngvi.model.sparsity.dependence_sets import Ints
 from pymc_ngvi.model.sparsity.dependence_values import Facts
 
@@ -114,8 +114,10 @@ class Lift:
         if isinstance(node.op, CumOp) and node.op.mode == "add":
             return self._cumulative(node, index)
         op = core_op(node.op)
+        if is_increment(op):
+            return self._incremented(node, index)
         if isinstance(op, Dot):
-            raise CannotLift("it has a product of two unknown matrices")
+            return self._product(node, index)
         raise CannotLift(f"PyTensor's {type(op).__name__} makes each element of many")
 
     def _slot(self, index: Ints) -> Variable:
@@ -168,6 +170,36 @@ class Lift:
         parts = self._operands(node, _broadcast(index, shape, kept), node.op.axis)
         log_p = self.of(operand, index) - functools.reduce(pt.logaddexp, parts)
         return log_p if isinstance(node.op, LogSoftmax) else pt.exp(log_p)
+
+    def _incremented(self, node: Apply, index: Ints) -> Variable:
+        """Return elements to each of which another is added, or to none of which."""
+        base, added = node.inputs[:2]
+        targets = increment_targets(node, self.facts)
+        if targets is None or np.unique(targets).size < targets.size:
+            raise CannotLift("it adds to elements several times")
+        targets = targets.ravel()
+        source = np.full(math.prod(self.facts.shape(base)), -1, dtype=np.int64)
+        source[targets] = np.arange(len(targets))
+        from_ = source[index]
+        if ((from_ >= 0) != (from_[0] >= 0)).any():
+            raise Apart((from_ >= 0).astype(np.int64))
+        value = self.of(base, index)
+        return value if from_[0] < 0 else value + self.of(added, _one_if_scalar(from_, self.facts.shape(added)))
+
+    def _product(self, node: Apply, index: Ints) -> Variable:
+        """Return the elements of a product of two matrices, or vectors, as sums."""
+        shapes = [self.facts.shape(i) for i in node.inputs]
+        if not isinstance(node.op, Dot) or max(map(len, shapes)) > 2:
+            raise CannotLift("it has a product of unknown arrays")
+        (n, inner), (_, p) = (shapes[0] if len(shapes[0]) == 2 else (1, *shapes[0])), (*shapes[1], 1)[:2]
+        if not 0 < inner <= _MOST_REDUCED:
+            raise CannotLift(f"it has a product of unknown matrices over {inner} elements")
+        row, col = np.unravel_index(index, (n, p))
+        parts = []
+        for at in range(inner):
+            left, right = self.of(node.inputs[0], row * inner + at), self.of(node.inputs[1], at * p + col)
+            parts.append(left * right)
+        return functools.reduce(pt.add, parts)
 
     def _cumulative(self, node: Apply, index: Ints) -> Variable:
         """Return the sum of the elements up to each, for elements that have as many before them."""

@@ -8,19 +8,24 @@ import pytensor
 import pytensor.tensor as pt
 
 from pytensor.graph.basic import Variable
+from pytensor.graph.replace import graph_replace
 
 from pymc_ngvi.core.values import Array
+from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.predictors.affine import is_linear, varying_inputs
 from pymc_ngvi.model.predictors.compiled import CompiledOnce
 from pymc_ngvi.model.predictors.directions import sum_of
 from pymc_ngvi.model.predictors.lift import Apart, CannotLift, Lift
+from pymc_ngvi.model.sparsity.dependence import Dependences
 from pymc_ngvi.model.sparsity.dependence_sets import Ints
 from pymc_ngvi.model.sparsity.dependence_values import Facts
 
 #: Predictors of a row, at most, those that come in by one sum counted as one, and as many; groups of elements that
 #: come from different variables, at most.
 _MOST_PREDICTORS, _MOST_SLOTS, _MOST_GROUPS = 8, 24, 64
+#: Predictors of a row that is more than arithmetic with numbers, such as a determinant.
+_MOST_WHOLE = 3
 #: Predictors of a row, up to which nothing is gained by taking sums of them together.
 _FEW = 2
 
@@ -43,6 +48,8 @@ class Rows:
         Through which alone it depends on the last ``n_summed`` predictors, an affine function of these given the
         others.
     n_summed : int
+    is_whole : bool
+        Whether this is one row, and more than arithmetic with numbers.
     """
 
     index: Ints
@@ -51,6 +58,7 @@ class Rows:
     value: Variable
     sum_: Variable | None = None
     n_summed: int = 0
+    is_whole: bool = False
 
     def by_sum(self) -> "Rows":
         """Return the same rows, with predictors that come in by one sum last."""
@@ -98,6 +106,8 @@ def terms_of(logp: Variable, predictors: Variable, facts: Facts, compile_: Compi
     rest: list[tuple[Variable, Array]] = []
     why: list[str] = []
     groups: dict[tuple[bytes, ...], list[Rows]] = {}
+    wholes: list[Rows] = []
+    dependences = Dependences(facts, predictors)
     for var, weight in parts:
         if var is predictors:
             slope += weight
@@ -106,9 +116,13 @@ def terms_of(logp: Variable, predictors: Variable, facts: Facts, compile_: Compi
             for rows in _rows(var, weight, predictors, facts):
                 groups.setdefault(tuple(column.tobytes() for column in rows.index.T), []).append(rows)
         except CannotLift as error:
-            rest.append((var, weight))
-            why.append(str(error))
-    merged = [_merged(group).by_sum() for group in groups.values()]
+            whole = _whole(var, weight, predictors, dependences)
+            if whole is None:
+                rest.append((var, weight))
+                why.append(str(error))
+            else:
+                wholes.append(whole)
+    merged = [*[_merged(group).by_sum() for group in groups.values()], *wholes]
     wide = [rows for rows in merged if rows.n_directions > _MOST_PREDICTORS]
     rest += [(rows.value, np.ones(())) for rows in wide]
     why += [f"an element varies in {rows.n_directions} directions" for rows in wide]
@@ -170,6 +184,22 @@ def _rows(var: Variable, weight: Array, predictors: Variable, facts: Facts) -> I
         data = {**lift.data, factor: flat[index][None]}
         made.append(Rows(np.stack(columns, axis=1), list(lift.slots), data, factor * value))
     yield from made
+
+
+def _whole(var: Variable, weight: Array, predictors: Variable, dependences: Dependences) -> Rows | None:
+    """Return a variable, whatever it does, as one row, where it depends on few predictors; None where on more."""
+    of_var = dependences.of(var)
+    sets = of_var.sets.tocsr()[np.unique(of_var.index.ravel()[np.flatnonzero(weight)])]
+    at = np.unique(sets.indices).astype(np.int64)
+    if not 0 < len(at) <= _MOST_WHOLE:
+        return None
+    few = pt.vector("predictors of the row", dtype="float64", shape=(len(at),))
+    every = pt.set_subtensor(pt.zeros(predictors.type.shape)[at], few)
+    [inner] = graph_replace([pt.sum(weight * var)], {predictors: every}, strict=False)
+    points, [values] = graph.over_draws([inner], few)
+    slots: list[Variable] = [pt.matrix(f"predictor {n}", dtype="float64", shape=(None, 1)) for n in range(len(at))]
+    [value] = graph_replace([values[:, None]], {points: pt.concatenate(slots, axis=1)}, strict=False)
+    return Rows(at[None], slots, {}, value, is_whole=True)
 
 
 def _merged(group: list[Rows]) -> Rows:
