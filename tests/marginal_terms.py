@@ -11,6 +11,7 @@ from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.fitting import Sampler
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.log_marginal import LogMarginal
+from pymc_ngvi.marginal.parts import whole
 from pymc_ngvi.marginal.state import ExactState
 from pymc_ngvi.model.graphs.ufuncs import softplus
 
@@ -36,6 +37,9 @@ class NumpyTerms:
 
     def chunk(self, n_nodes):
         return self._size
+
+    def plan(self, forest, n_draws, n_nodes):
+        return whole(self, forest, n_nodes)
 
     def terms(self, g, local):
         self.n_evaluations += local.shape[0] * local.shape[1]

@@ -170,7 +170,7 @@ def test_moments_of_a_file_compile_nothing(name, monkeypatch):
     def refuse(*args):
         raise AssertionError("terms were compiled")
 
-    monkeypatch.setattr(on_model, "SplitDensity", refuse)
+    monkeypatch.setattr(on_model, "RowTerms", refuse)
     again = load(tree, model_of(name))
     assert_array_equal(again.mean_flat, fitted(name).mean_flat)
     assert again._state.checks == fitted(name)._state.checks

@@ -237,7 +237,8 @@ def test_terms_that_do_not_split(monkeypatch):
     def refuse(*args):
         raise exact.CannotSplit("an element of log p depends on two blocks")
 
-    monkeypatch.setattr("pymc_ngvi.marginal.on_model.SplitDensity", refuse)
+    for terms in ("RowTerms", "SplitDensity"):
+        monkeypatch.setattr(f"pymc_ngvi.marginal.on_model.{terms}", refuse)
     approx = fit(glmm())
     assert not approx.is_exact
     assert approx.record.posterior == "Gaussian: an element of log p depends on two blocks."

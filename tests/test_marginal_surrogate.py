@@ -95,11 +95,11 @@ def test_beyond_what_the_base_rule_has_learned_the_reference_is_asked(state):
     expected = quadrature.reference(g).log_marginal
     value, lost = quadrature(g)
     assert not lost.any()
-    assert value[1] == expected[1]
+    assert_allclose(value[1], expected[1], rtol=1e-12)
     assert value[0] != expected[0]
     assert_allclose(value[0], expected[0], atol=0.3)
     learned_there = dataclasses.replace(quadrature.base, gram=1e12 * quadrature.base.gram)
-    assert _with_base(quadrature, learned_there)(g)[0][1] != expected[1]
+    assert _with_base(quadrature, learned_there)(g)[0][1] != pytest.approx(expected[1], abs=1e-3)
 
 
 def _with_base(quadrature, base):

@@ -8,10 +8,14 @@ import pytest
 from marginal_terms import forest_of as by_hand
 from marginal_terms import singles
 
+from pymc_ngvi.marginal import parts
 from pymc_ngvi.marginal.exact import forest_of
 from pymc_ngvi.marginal.forest import Forest
+from pymc_ngvi.marginal.parts import ByRows
 from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.split import CannotSplit, SplitDensity
+from pymc_ngvi.model.predictors.blocks import CannotSplit, RowTerms
+from pymc_ngvi.model.predictors.compiled import CompiledOnce
+from pymc_ngvi.model.split import SplitDensity
 
 N_GROUPS, N_OBS = 12, 40
 _RNG = np.random.default_rng(5)
@@ -169,6 +173,40 @@ def test_terms(make, rng):
         assert not (changed & ~below).any()
 
 
+#: Models with a part that is no row: a multivariate normal prior with unknown correlations.
+NO_ROWS = {slopes_with_lkj}
+
+
+@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
+def test_terms_of_rows(make, rng, monkeypatch):
+    """They are those of the elements of log p, part by part, and without what is left out where a draw is alone."""
+    monkeypatch.setattr(parts, "_CACHED", 64)
+    density, forest, split = made(make)
+    rows = density.rows
+    assert (rows is None) == (make in NO_ROWS)
+    if rows is None:
+        return
+    terms = ByRows(RowTerms(rows, forest, CompiledOnce(density.functions.compile_for_few)), forest)
+    theta = points(density, 6)
+    g, b = theta[:, forest.globals_], theta[:, forest.locals_]
+    nodes = b[:, None] + 0.3 * rng.normal(size=(6, 3, forest.n_local))
+    assert len(terms.plan(6, 3).parts) > 1
+    of_globals, of_locals = terms.terms(g, nodes)
+    np.testing.assert_allclose(of_globals + of_locals[:, 1].sum(axis=1), density.logp(_joined(forest, g, nodes[:, 1])))
+    # A row may be several elements, and constants are nobody's: what changes is the same.
+    _, expected = split.terms(g, nodes)
+    np.testing.assert_allclose(np.diff(of_locals, axis=1), np.diff(expected, axis=1), rtol=1e-8, atol=1e-8)
+    first, alone = terms.terms(g[2:3], nodes[2:3, 1:2])
+    np.testing.assert_allclose(first[0], of_globals[2], rtol=1e-12)
+    np.testing.assert_allclose(alone[0, 0], of_locals[2, 1], rtol=1e-10, atol=1e-12)
+
+
+def _joined(forest, g, b):
+    theta = np.empty((len(g), forest.n_dim))
+    theta[:, forest.globals_], theta[:, forest.locals_] = g, b
+    return theta
+
+
 def test_a_group_without_observations_has_its_prior_alone():
     density, forest, split = made(centred)
     theta = points(density, 3)
@@ -238,6 +276,9 @@ def test_an_element_of_several_blocks_is_refused(make):
     density = LogDensity(model)
     with pytest.raises(CannotSplit, match="depends on several blocks of local coordinates at once"):
         SplitDensity(density, singles(n_local), density.initial_point())
+    if density.rows is not None:
+        with pytest.raises(CannotSplit, match="depends on several blocks of local coordinates at once"):
+            RowTerms(density.rows, singles(n_local), CompiledOnce(density.functions.compile_for_few))
 
 
 def test_two_coordinates_of_a_tree_that_are_not_on_one_path_are_refused():

@@ -41,10 +41,22 @@ class Centres:
         """Return those of some draws."""
         return Centres(self.mean[rows], self.factor[rows])
 
-    def replaced(self, rows: NDArray[np.integer] | NDArray[np.bool_], new: "Centres") -> "Centres":
-        """Return a copy with those of some draws replaced."""
+    @classmethod
+    def empty(cls, n: int, forest: Forest) -> "Centres":
+        """Return centres to be put in, with factors of 0; in memory, draws are neighbours."""
+        factor = np.zeros((forest.n_levels, forest.n_local, n))
+        return cls(np.empty((forest.n_local, n)).T, factor.transpose(2, 1, 0))
+
+    def put(self, rows: slice, places: NDArray[np.intp] | slice, other: "Centres") -> None:
+        """Put those of some trees at some draws in their place."""
+        self.mean[rows, places] = other.mean
+        self.factor[rows, places, : other.factor.shape[2]] = other.factor
+
+    def replaced(self, rows: NDArray[np.integer], new: "Centres", places: NDArray[np.bool_]) -> "Centres":
+        """Return a copy with some of those of some draws replaced: where ``places``, (n_rows, n_local), says so."""
         mean, factor = self.mean.copy(), self.factor.copy()
-        mean[rows], factor[rows] = new.mean, new.factor
+        mean[rows] = np.where(places, new.mean, mean[rows])
+        factor[rows] = np.where(places[..., None], new.factor, factor[rows])
         return Centres(mean, factor)
 
     @staticmethod
@@ -52,13 +64,24 @@ class Centres:
         """Return those of several sets of draws, one after the other."""
         return Centres(np.concatenate([p.mean for p in parts]), np.concatenate([p.factor for p in parts]))
 
+    def of(self, places: NDArray[np.intp] | slice, n_levels: int) -> "Centres":
+        """Return those of some trees, with paths of at most ``n_levels`` coordinates."""
+        return Centres(self.mean[:, places], self.factor[:, places, :n_levels])
+
     def at(self, nodes: Array) -> Array:
-        """Return m + L z, (n, n_nodes, n_local), for the same nodes z, (n_nodes, n_levels), in all trees."""
-        result: Array = self.mean[:, None] + np.einsum("ncd,jd->njc", self.factor, nodes)
-        return result
+        """Return m + L z, (n, n_nodes, n_local), for the same nodes z, (n_nodes, n_levels), in all trees.
+
+        In memory, draws are neighbours.
+        """
+        result = np.repeat(self.mean.T[:, None], len(nodes), axis=1)
+        for factor, z in zip(np.moveaxis(self.factor, 2, 0), nodes.T, strict=True):
+            result += factor.T[:, None] * z[:, None]
+        return result.transpose(2, 1, 0)
 
     def at_own(self, z: Array, forest: Forest) -> Array:
         """Return m + L z, (n, k, n_local), for standardised coordinates z, (n, k, n_local)."""
+        if forest.n_levels == 1:
+            return self.mean[:, None] + self.factor[:, None, :, 0] * z
         result = self.mean[:, None] + 0.0 * z
         for level in range(forest.n_levels):
             result += self.factor[:, None, :, level] * z[:, :, forest.path[:, level]]
@@ -66,6 +89,8 @@ class Centres:
 
     def own(self, forest: Forest) -> Array:
         """Return the entries of the diagonal, (n, n_local)."""
+        if forest.n_levels == 1:
+            return self.factor[:, :, 0]
         return np.take_along_axis(self.factor, forest.level[None, :, None], axis=2)[:, :, 0]
 
     def variance(self) -> Array:
@@ -87,7 +112,7 @@ class Shape:
         Third standardised cumulant.
     peak, width : ndarray, shape (n, n_local)
         Where a parabola through the largest value and its neighbours has its top, given the coordinates above, and the
-        standard deviation of the Gaussian that it is the logarithm of.
+        standard deviation of the Gaussian that it is the logarithm of; 0 and 1 where nodes are not far off.
     """
 
     mean: Array
@@ -96,14 +121,45 @@ class Shape:
     peak: Array
     width: Array
 
-    def distance(self) -> tuple[Array, Array, Array]:
-        """Return the largest |mean|, the least and the largest variance in any direction of a path, (n,) each."""
-        if self.cov.shape[-1] == 1:
-            variance: Array = self.cov[..., 0, 0]
-        else:
-            values = np.linalg.eigvalsh(np.where(np.isfinite(self.cov), self.cov, 0.0))
-            variance = np.asarray(values).reshape(len(self.mean), -1)
-        return np.abs(self.mean).max(axis=1), variance.min(axis=1), variance.max(axis=1)
+    @classmethod
+    def empty(cls, n: int, forest: Forest) -> "Shape":
+        """Return what is asked for, at ``n`` draws; in memory, draws are neighbours."""
+        shape, depth = (forest.n_local, n), forest.n_levels
+        cov = np.zeros((depth, depth, *shape))
+        cov[range(depth), range(depth)] = 1.0
+        mean, skew, peak = (np.zeros(shape).T for _ in range(3))
+        return cls(mean, cov.transpose(3, 2, 0, 1), skew, peak, np.ones(shape).T)
+
+    def put(self, rows: slice, places: NDArray[np.intp] | slice, other: "Shape") -> None:
+        """Put the moments of some trees at some draws in their place."""
+        depth = other.cov.shape[-1]
+        self.cov[rows, places, :depth, :depth] = other.cov
+        for name in ("mean", "skew", "peak", "width"):
+            getattr(self, name)[rows, places] = getattr(other, name)
+
+    def own(self, forest: Forest) -> Array:
+        """Return the variance of each coordinate, (n, n_local)."""
+        if forest.n_levels == 1:
+            return self.cov[..., 0, 0]
+        return np.take_along_axis(np.diagonal(self.cov, axis1=2, axis2=3), forest.level[None, :, None], axis=2)[..., 0]
+
+    def variances(self) -> tuple[Array, Array]:
+        """Return the least and the largest variance in any direction of the path of each coordinate, (n, n_local)."""
+        cov = self.cov
+        if cov.shape[-1] == 1:
+            return cov[..., 0, 0], cov[..., 0, 0]
+        if cov.shape[-1] == 2:
+            middle, half = 0.5 * (cov[..., 0, 0] + cov[..., 1, 1]), 0.5 * (cov[..., 0, 0] - cov[..., 1, 1])
+            radius: Array = np.sqrt(half**2 + cov[..., 0, 1] ** 2)
+            return middle - radius, middle + radius
+        values: Array = np.asarray(np.linalg.eigvalsh(np.where(np.isfinite(cov), cov, 0.0)), dtype=np.float64)
+        return values[..., 0], values[..., -1]
+
+
+def far_off(mean: Array, variance: Array) -> NDArray[np.bool_]:
+    """Tell where the nodes see one flank, or all of the mass is at one of them."""
+    result: NDArray[np.bool_] = (variance < _LEAST) | (variance > _MOST) | (np.abs(mean) > _FARTHEST)
+    return result
 
 
 def corrected(centres: Centres, shape: Shape, forest: Forest) -> Centres:
@@ -114,8 +170,8 @@ def corrected(centres: Centres, shape: Shape, forest: Forest) -> Centres:
     .. [1] J. C. Naylor and A. F. M. Smith (1982). Applications of a method for the efficient computation of posterior
        distributions. Journal of the Royal Statistical Society C 31(3). https://doi.org/10.2307/2347995
     """
-    own = np.take_along_axis(np.diagonal(shape.cov, axis1=2, axis2=3), forest.level[None, :, None], axis=2)[:, :, 0]
-    far = (own < _LEAST) | (own > _MOST) | (np.abs(shape.mean) > _FARTHEST)
+    own = shape.own(forest)
+    far = far_off(shape.mean, own)
     mean = centres.at_own(np.where(far, shape.peak, shape.mean)[:, None], forest)[:, 0]
     if forest.n_levels == 1:
         scale = np.where(far, shape.width, np.sqrt(np.clip(own, _LEAST, _MOST)))

@@ -16,7 +16,8 @@ from scipy.special import ndtri
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.quadrature import Terms, upwards
+from pymc_ngvi.marginal.parts import Terms
+from pymc_ngvi.marginal.quadrature import upwards
 from pymc_ngvi.marginal.surrogate import Surrogate
 
 #: Candidates in each coordinate, by levels of the trees.

@@ -8,6 +8,7 @@ import numpy as np
 
 from scipy import sparse
 
+from pymc_ngvi.core.target import MeanHessian, RowRules
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.marginal.conditional_gaussian import linear_centres
 from pymc_ngvi.marginal.fitting import WANTED, Hopeless, Sampled, Sampler
@@ -18,10 +19,13 @@ from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.marginal.proposals import effective_size
 from pymc_ngvi.marginal.state import ExactState
 from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.split import CannotSplit
+from pymc_ngvi.model.predictors.blocks import CannotSplit
+from pymc_ngvi.model.sparsity.hessian import PatternWidened
 
 logger = logging.getLogger("pymc.ngvi")
 
+#: Level of the rules of quadrature behind the precision of the local coordinates.
+_COARSE = 1
 #: Globals up to which a model without local coordinates is sampled.
 _MOST_PLAIN = 15
 #: Draws behind the precision of the local coordinates, and behind the look at the weights of q; their seed.
@@ -171,9 +175,22 @@ def _cov_of_globals(q: GaussianState, forest: Forest) -> Array:
 
 def _precision(density: LogDensity, q: GaussianState) -> sparse.csr_array:
     """Return minus the mean Hessian of log p under q, on the pattern of the model."""
+    if (rows := density.rows) is not None and hasattr(q, "covariances"):
+        coarse = RowRules(np.full(rows.n_rows, _COARSE, dtype=np.int8), np.zeros(rows.n_rows, dtype=np.float32))
+        try:
+            precision = _as_matrix(density.expected(q, coarse).hessian)
+            if np.isfinite(precision.data).all():
+                return precision
+        except PatternWidened:
+            logger.debug("Rows have entries that the pattern lacks.", exc_info=True)
     theta = q.draws(np.random.default_rng(_SEED).standard_normal((_N_PRECISION, q.n_dim)))
-    hessian = density.mean_hessian(theta)
+    return _as_matrix(density.mean_hessian(theta))
+
+
+def _as_matrix(hessian: MeanHessian) -> sparse.csr_array:
+    """Return minus a Hessian."""
     if hessian.pattern is not None:
         return hessian.pattern.symmetric(-hessian.values())
-    products = hessian.products(np.eye(density.n_dim))
+    n_dim = len(hessian.diagonal())
+    products = hessian.products(np.eye(n_dim))
     return sparse.csr_array(-0.5 * (products + products.T))

@@ -18,7 +18,7 @@ from pymc_ngvi.marginal.proposals import (
     first_proposal,
     tempered,
 )
-from pymc_ngvi.marginal.regression import Whitening, n_polynomial
+from pymc_ngvi.marginal.regression import Whitening, covering, n_polynomial
 from pymc_ngvi.marginal.sampling import Plain, Pool, Round, Sequences, evenly_picked, pooled
 from pymc_ngvi.marginal.tails import Bend, find_tails
 
@@ -38,12 +38,16 @@ _MOST_ROUNDS, _GOOD, _MOST_IN_ROUND = 8, 0.5, 1_024
 _PATIENCE, _HOPELESS = 4, 0.005
 #: Draws at which log m is finite, at least.
 _FEWEST_FINITE = 10
+#: Draws that the base rule is to be within reach of; how often it is looked at.
+_N_COVERED, _MOST_COVERS = 512, 2
 #: Numbers in what is kept of draws evaluated by the reference rule.
 _MOST_KNOWN = 2**23
 #: Draws from which the base rule is learned, at least, and for each number of its polynomial.
 _LEAST_LEARNED, _LEARNED_PER_FEATURE = 96, 5.0
 #: Residual of a base rule, an sd in nats: while proposals are adapted; for the pool. Power of m that draws count by.
 _ROUGH, _RESIDUAL, _FLATTENED = 0.3, 0.15, 0.25
+#: Change of log m that more nodes may bring while proposals are adapted, an sd in nats.
+_ROUGH_RULE = 0.15
 #: Variance of its predictions, in that of residuals, up to which they are used: while adapting; for the pool.
 _ROUGH_REACH, _REACH = 3.0, 1.0
 #: Draws of a pool for each one of its effective size, about.
@@ -145,7 +149,8 @@ class Sampler:
         assert quadrature is not None
         pool, least, taught = None, self._least_nodes, False
         while True:
-            self._learn(_RESIDUAL, least)
+            if self._learn(_RESIDUAL, least):
+                self._cover(proposal, least)
             self._refuse_too_many()
             proposal, pool = self._pool(proposal, pool)
             weights = pool.weights()[0]
@@ -223,7 +228,7 @@ class Sampler:
             raise Hopeless("log p is not finite at draws about the Gaussian fit")
         rows = evenly_picked(_weights(tempered(log_weights, 20.0)), _N_COMPARED, self._rng.random())
         before = quadrature.rule
-        quadrature.choose_rule(points[rows])
+        quadrature.choose_rule(points[rows], tolerance=_ROUGH_RULE)
         if quadrature.rule != before:
             rows = np.unique(
                 evenly_picked(_weights(tempered(log_weights, self._n_learned)), self._n_learned, self._rng.random())
@@ -267,6 +272,29 @@ class Sampler:
         reach = _REACH if tolerance < _ROUGH else _ROUGH_REACH
         quadrature.learn_base(known, weights, tolerance=tolerance, least=least, reach=reach)
         return quadrature.base is not None
+
+    def _cover(self, proposal: Proposal, least: int) -> None:
+        """See that the base rule is within reach of nearly all draws of a proposal: others take the reference."""
+        quadrature = self._quadrature
+        assert quadrature is not None
+        assert quadrature.whitening is not None
+        for _ in range(_MOST_COVERS):
+            base, known = quadrature.base, self._known
+            assert base is not None
+            g = proposal.draws(_N_COVERED, self._rng)
+            log_density = proposal.log_density(g)
+            weights = np.exp(_FLATTENED * (log_density - log_density.max()))
+            rows = covering(base.gram, quadrature.whitening.features(g), weights, base.reach, self._n_learned)
+            if not len(rows):
+                return
+            points = quadrature.reference(g[rows])
+            self._known = joined([known, points])
+            self._learn(_RESIDUAL, least)
+            apart = points.log_marginal - quadrature.by_base(points.g)[0] if quadrature.base is not None else np.inf
+            if not np.sqrt(np.mean(apart**2)) < _RESIDUAL:  # the polynomial does not go so far
+                self._known = known
+                self._learn(_RESIDUAL, least)
+                return
 
     def _check(self, g: Array, log_marginal: Array, weights: Array) -> float:
         """Return how far log m is from the reference at some draws, an sd in nats, and remember these."""

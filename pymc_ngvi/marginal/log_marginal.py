@@ -14,14 +14,16 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.marginal.centres import Centres, corrected
+from pymc_ngvi.marginal.centres import Centres
+from pymc_ngvi.marginal.confirmed import confirmed
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.nodes import Rule, first_rule, ladder, references, wide_rule
-from pymc_ngvi.marginal.quadrature import Terms, integrate, off_centre
+from pymc_ngvi.marginal.parts import Terms
+from pymc_ngvi.marginal.quadrature import by_rule, integrate
 from pymc_ngvi.marginal.regression import Whitening, gram_of, leverage_of, predictor, regressed
 
-#: Corrections of centres before a draw counts as lost; from which on the nodes are as many as can be had.
-_MOST_CORRECTIONS, _WIDEST_FROM = 8, 3
+#: Corrections of centres from which on the nodes are as many as can be had.
+_WIDEST_FROM = 3
 #: Numbers in the moments of draws that are corrected at a time.
 _HELD = 2**22
 #: Range of predicted log scales.
@@ -188,27 +190,23 @@ class LogMarginal:
     def _reference(self, g: Array) -> Points:
         first = self.first_centres if self._coefficients is None else None
         centres = self.predicted(g) if first is None else first(g)
-        n = len(g)
-        log_marginal, skew = np.full(n, -np.inf), np.zeros(centres.mean.shape)
-        found = centres
-        left, rule, about = np.arange(n), self.rule, centres
-        for turn in range(_MOST_CORRECTIONS):
-            integral = integrate(self.terms, self.forest, rule, g[left], about)
-            assert integral.shape is not None
-            shape = integral.shape
-            new = corrected(about, shape, self.forest)
-            log_marginal[left], skew[left] = integral.log_marginal, shape.skew
-            found = new if len(left) == n else found.replaced(left, new)
-            bad = off_centre(shape, rule, integral.log_marginal)
-            if not bad.any():
-                left = left[:0]
-                break
-            self.n_corrected += int(bad.sum())
-            left, about = left[bad], new[bad]
-            rule = self._wider(turn)
-        lost = np.zeros(n, dtype=bool)
-        lost[left] = True
-        return Points(g, log_marginal, found, skew, lost)
+        n, n_local = len(g), self.forest.n_local
+        log_marginal, lost = np.zeros(n), np.zeros(n, dtype=bool)
+        found, skew = Centres.empty(n, self.forest), np.empty((n_local, n)).T
+        plan = self.terms.plan(self.forest, n, len(self.rule.nodes))
+        for start in range(0, n, plan.size):
+            rows = slice(start, start + plan.size)
+            n_corrected = np.zeros(len(g[rows]), dtype=np.intp)
+            for part in plan.parts:
+                one = confirmed(part, self.rule, g[rows], centres[rows], self._wider)
+                log_marginal[rows] += one.log_marginal
+                found.put(rows, part.places, one.centres)
+                skew[rows, part.places] = one.skew
+                lost[rows] |= one.lost
+                n_corrected = np.maximum(n_corrected, one.n_corrected)
+            self.n_corrected += int(n_corrected.sum())
+        bad = ~np.isfinite(log_marginal)
+        return Points(g, np.where(bad, -np.inf, log_marginal), found, skew, lost | bad)
 
     def _wider(self, turn: int) -> Rule:
         rules = ladder(self.forest.n_levels)
@@ -244,9 +242,12 @@ class LogMarginal:
         assert self.whitening is not None
         assert self._coefficients is not None
         forest, n_local = self.forest, self.forest.n_local
-        values = self.whitening.features(g, cubes=False) @ self._coefficients
+        # In memory, draws are neighbours.
+        values = (self._coefficients.T @ self.whitening.features(g, cubes=False).T).T
         own = np.exp(np.clip(values[:, n_local : 2 * n_local], -_LOG_SCALE, _LOG_SCALE))
-        factor = np.zeros((len(g), n_local, forest.n_levels))
+        if forest.n_levels == 1:
+            return Centres(values[:, :n_local], own[:, :, None])
+        factor = Centres.empty(len(g), forest).factor
         factor[:, np.arange(n_local), forest.level] = own
         start = 2 * n_local
         for level in range(forest.n_levels - 1):
@@ -267,12 +268,12 @@ class LogMarginal:
 
     # --- how many nodes ---
 
-    def choose_rule(self, points: Points, *, least: int = 0) -> None:
+    def choose_rule(self, points: Points, *, least: int = 0, tolerance: float = TOLERANCE) -> None:
         """Take the fewest nodes, ``least`` or more, whose log m is but for a constant that of the next two rules.
 
-        One more rule may err in the same direction.
+        One more rule may err in the same direction. A rougher ``tolerance`` holds from the first rule on.
         """
-        rules = references(self.forest.n_levels)
+        rules, usual = references(self.forest.n_levels), first_rule(self.forest.n_levels).n_nodes
         values: list[Array] = []
 
         def error(at: int, other: int) -> float:
@@ -283,10 +284,10 @@ class LogMarginal:
 
         first = min(next(i for i, r in enumerate(rules) if r.n_nodes >= least), len(rules) - 2)
         for i in range(first, len(rules) - 1):
-            self.rule_error = error(i, i + 1)
-            if self.rule_error < TOLERANCE and i + 2 < len(rules):
+            self.rule_error, limit = error(i, i + 1), tolerance if rules[i].n_nodes >= usual else TOLERANCE
+            if self.rule_error < limit and i + 2 < len(rules):
                 self.rule_error = max(self.rule_error, error(i, i + 2))
-            if self.rule_error < TOLERANCE:
+            if self.rule_error < limit:
                 self.rule = rules[i] if rules[i].n_nodes >= least else rules[i + 1]
                 return
         self.rule = rules[-1]
@@ -335,22 +336,25 @@ class LogMarginal:
         if self.base is None or self.whitening is None:
             points = self.reference(g)
             return points.log_marginal, points.lost
-        rule = self.base.rule
-        size = self.terms.chunk(len(rule.nodes))
-        log_marginal, lost = np.empty(len(g)), np.zeros(len(g), dtype=bool)
-        again: list[NDArray[np.intp]] = []
-        for start in range(0, len(g), size):
-            rows = slice(start, start + size)
-            integral = integrate(
-                self.terms, self.forest, rule, g[rows], self.predicted(g[rows]), moments=rule.n_nodes > 1
-            )
-            log_marginal[rows] = integral.log_marginal
-            if integral.shape is not None:
-                again.append(start + np.flatnonzero(off_centre(integral.shape, rule, integral.log_marginal, _SLACK)))
-        features = self.whitening.features(g)
-        log_marginal += features @ self.base.coefficients
-        again.append(np.flatnonzero(self.base.is_beyond(features)))
-        if len(off := np.unique(np.concatenate(again))):
-            points = self.reference(g[off])
-            log_marginal[off], lost[off] = points.log_marginal, points.lost
+        log_marginal, off = self.by_base(g)
+        off |= self.base.is_beyond(self.whitening.features(g))
+        lost = np.zeros(len(g), dtype=bool)
+        if len(again := np.flatnonzero(off)):
+            points = self.reference(g[again])
+            log_marginal[again], lost[again] = points.log_marginal, points.lost
         return np.where(np.isfinite(log_marginal), log_marginal, -np.inf), lost
+
+    def by_base(self, g: Array) -> tuple[Array, NDArray[np.bool_]]:
+        """Return log m(g) by the base rule, and which draws have nodes about wrong centres, as far as it can say."""
+        assert self.base is not None
+        assert self.whitening is not None
+        rule, n = self.base.rule, len(g)
+        log_marginal, off = np.empty(n), np.zeros(n, dtype=bool)
+        size = max(1, _HELD // (self.forest.n_local * self.forest.n_levels))
+        for start in range(0, n, size):
+            rows = slice(start, start + size)
+            centres = self.predicted(g[rows])
+            log_marginal[rows], off[rows] = by_rule(self.terms, self.forest, rule, g[rows], centres, _SLACK)
+        if rule.n_nodes > 1:
+            off |= ~np.isfinite(log_marginal)
+        return log_marginal + self.whitening.features(g) @ self.base.coefficients, off

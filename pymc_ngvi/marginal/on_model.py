@@ -6,7 +6,10 @@ import numpy as np
 
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.forest import Forest
+from pymc_ngvi.marginal.parts import ByRows, Plan, whole
 from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model.predictors.blocks import CannotSplit, RowTerms
+from pymc_ngvi.model.predictors.compiled import CompiledOnce
 from pymc_ngvi.model.split import SplitDensity
 
 #: Relative change of log p at a point that is no rounding error.
@@ -31,7 +34,7 @@ class FittedDensity:
     def __init__(self, density: LogDensity, forest: Forest, point: Array, log_p: float | None = None) -> None:
         self._density, self._forest, self._point = density, forest, point
         self._log_p, self._is_checked = log_p, log_p is None
-        self._terms: SplitDensity | None = None
+        self._terms: SplitDensity | ByRows | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what to pickle: all but what is compiled."""
@@ -60,8 +63,13 @@ class FittedDensity:
         with self._density.info.data.restored():
             return split.terms(g, local)
 
-    def split(self) -> SplitDensity:
-        """Return the terms, compiled.
+    def plan(self, forest: Forest, n_draws: int, n_nodes: int) -> Plan:
+        """Return how to evaluate the terms by parts."""
+        split = self.split()
+        return split.plan(n_draws, n_nodes) if isinstance(split, ByRows) else whole(self, forest, n_nodes)
+
+    def split(self) -> SplitDensity | ByRows:
+        """Return the terms, compiled: those of rows where log p is a sum of these.
 
         Raises
         ------
@@ -71,8 +79,20 @@ class FittedDensity:
         if self._terms is None:
             with self._density.info.data.restored():
                 self._check()
-                self._terms = SplitDensity(self._density, self._forest, self._point)
+                self._terms = self._of_rows() or SplitDensity(self._density, self._forest, self._point)
         return self._terms
+
+    def _of_rows(self) -> ByRows | None:
+        density = self._density
+        rows = density.rows
+        if rows is None:
+            return None
+        compiled = density.functions.named("rows by blocks", lambda: CompiledOnce(density.functions.compile_for_few))
+        try:
+            with density.functions.timed():
+                return ByRows(RowTerms(rows, self._forest, compiled), self._forest)
+        except CannotSplit:
+            return None
 
     def _check(self) -> None:
         """Raise ValueError where log p is not what it was: the model is another one."""

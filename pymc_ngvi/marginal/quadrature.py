@@ -1,15 +1,16 @@
 """Integrals over trees of local coordinates: messages from the leaves to the roots, weights back."""
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.marginal.centres import Centres, Shape
+from pymc_ngvi.marginal.centres import Centres, Shape, far_off
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.nodes import Rule
+from pymc_ngvi.marginal.parts import Part, Terms
 
 #: Standardised variances are at least this where they divide.
 _LEAST_VARIANCE = 1e-6
@@ -17,14 +18,22 @@ _LEAST_VARIANCE = 1e-6
 _WIDEST, _STEP, _FARTHEST = 5.0, 3.0, 1e6
 
 
-class Terms(Protocol):
-    """The terms of log p; see `pymc_ngvi.model.split.SplitDensity`."""
+class PartIntegral(NamedTuple):
+    """What one pass of quadrature gives for some blocks.
 
-    def chunk(self, n_nodes: int) -> int:
-        """Return how many draws to evaluate at once."""
+    Parameters
+    ----------
+    of_globals : ndarray, shape (n,)
+        The term of the globals, in one of the parts; 0 in all others.
+    of_blocks : ndarray, shape (n, n_blocks)
+        The logarithm of the integral of each block.
+    shape : Shape or None
+        Moments, where they were asked for.
+    """
 
-    def terms(self, g: Array, local: Array) -> tuple[Array, Array]:
-        """Return the term of the globals and those of local coordinates."""
+    of_globals: Array
+    of_blocks: Array
+    shape: Shape | None
 
 
 class Integral(NamedTuple):
@@ -68,42 +77,62 @@ def integrate(
     moments : bool, default True
     by_block : bool, default False
     """
-    size = terms.chunk(len(rule.nodes))
-    parts = []
-    for start in range(0, len(g), size):
-        rows = slice(start, start + size)
+    n = len(g)
+    plan = terms.plan(forest, n, len(rule.nodes))
+    log_marginal = np.zeros(n)
+    shape = Shape.empty(n, forest) if moments else None
+    of_blocks = np.empty((forest.n_blocks, n)).T if by_block else None
+    for start in range(0, n, plan.size):
+        rows = slice(start, start + plan.size)
         near = centres[rows]
-        of_globals, of_locals = terms.terms(g[rows], near.at(rule.nodes))
-        with np.errstate(all="ignore"):
-            parts.append(_integrate(forest, rule, near, of_globals, of_locals, moments, by_block))
-    log_marginal = np.concatenate([p.log_marginal for p in parts])
-    shape, of_blocks = None, None
-    if moments:
-        fields = zip(*[vars(s).values() for p in parts if (s := p.shape) is not None], strict=True)
-        shape = Shape(*(np.concatenate(f) for f in fields))
-    if by_block:
-        of_blocks = np.concatenate([p.of_blocks for p in parts if p.of_blocks is not None])
-    return Integral(log_marginal, shape, of_blocks)
-
-
-def _integrate(
-    forest: Forest, rule: Rule, centres: Centres, of_globals: Array, of_locals: Array, moments: bool, by_block: bool
-) -> Integral:
-    values = np.where(np.isfinite(of_locals), of_locals, -np.inf)
-    tables, messages = upwards(forest, rule.n_nodes, values, rule.log_weight[None, :, None])
-    own = np.log(centres.own(forest))
-    roots = messages[0][:, 0]  # (n, n_roots)
-    log_marginal = of_globals + roots.sum(axis=1) + own.sum(axis=1)
+        for part in plan.parts:
+            one = integral_of(part, rule, g[rows], near.of(part.places, part.forest.n_levels), moments=moments)
+            log_marginal[rows] += one.of_globals + one.of_blocks.sum(axis=1)
+            if shape is not None and one.shape is not None:
+                shape.put(rows, part.places, one.shape)
+            if of_blocks is not None:
+                of_blocks[rows, part.blocks] = one.of_blocks
     log_marginal = np.where(np.isnan(log_marginal), -np.inf, log_marginal)
-    of_blocks = None
-    if by_block:
-        of_blocks = roots + _by_root(forest, own)
-    shape = _moments(forest, rule, tables, messages) if moments else None
     return Integral(log_marginal, shape, of_blocks)
+
+
+def integral_of(part: Part, rule: Rule, g: Array, near: Centres, *, moments: bool = True) -> PartIntegral:
+    """Integrate the local coordinates of one part out, about centres that are its own."""
+    forest = part.forest
+    rule = Rule(rule.n_nodes, forest.n_levels)
+    of_globals, of_locals = part.terms(g, near.at(rule.nodes))
+    with np.errstate(all="ignore"):
+        values = np.where(np.isfinite(of_locals), of_locals, -np.inf)
+        tables, messages = upwards(forest, rule.n_nodes, values, rule.log_weight[None, :, None])
+        of_blocks = messages[0][:, 0] + _by_root(forest, np.log(near.own(forest)))
+        shape = _moments(forest, rule, tables, messages) if moments else None
+    return PartIntegral(of_globals, of_blocks, shape)
+
+
+def by_rule(
+    terms: Terms, forest: Forest, rule: Rule, g: Array, centres: Centres, slack: float
+) -> tuple[Array, NDArray[np.bool_]]:
+    """Return log m, (n,), and which draws have nodes about the wrong centres; of one node, none are known to."""
+    n = len(g)
+    plan = terms.plan(forest, n, len(rule.nodes))
+    log_marginal, off = np.zeros(n), np.zeros(n, dtype=bool)
+    for start in range(0, n, plan.size):
+        rows = slice(start, start + plan.size)
+        near = centres[rows]
+        for part in plan.parts:
+            own = near.of(part.places, part.forest.n_levels)
+            one = integral_of(part, rule, g[rows], own, moments=rule.n_nodes > 1)
+            log_marginal[rows] += one.of_globals + one.of_blocks.sum(axis=1)
+            if one.shape is not None:
+                off[rows] |= _is_off(one.shape, rule, slack).any(axis=1)
+    wrong = np.isnan(log_marginal)
+    return np.where(wrong, -np.inf, log_marginal), off | wrong
 
 
 def _by_root(forest: Forest, values: Array) -> Array:
     """Return sums over trees, (n, n_blocks), of values of their coordinates, (n, n_local)."""
+    if forest.n_levels == 1:
+        return values
     order = np.argsort(forest.block, kind="stable")
     starts = np.searchsorted(forest.block[order], np.arange(forest.n_blocks))
     result: Array = np.add.reduceat(values[:, order], starts, axis=1)
@@ -154,10 +183,9 @@ def upwards(forest: Forest, k: int, values: Array, log_weight: Array) -> tuple[l
 
 def _moments(forest: Forest, rule: Rule, tables: list[Array], messages: list[Array]) -> Shape:
     """Return the moments of the standardised coordinates, from the roots down."""
-    n, n_local, depth = len(messages[0]), forest.n_local, forest.n_levels
-    mean, skew, peak, width = (np.zeros((n, n_local)) for _ in range(4))
-    cov = np.zeros((n, n_local, depth, depth))
-    cov[:] = np.eye(depth)
+    n, n_local = len(messages[0]), forest.n_local
+    shape = Shape.empty(n, forest)
+    mean, cov, skew = shape.mean, shape.cov, shape.skew
     weights_above: Array | None = None
     place_in_level = np.empty(n_local, dtype=np.intp)
     for level, at in enumerate(forest.at_level):
@@ -169,32 +197,38 @@ def _moments(forest: Forest, rule: Rule, tables: list[Array], messages: list[Arr
             weights = weights * above[:, :, None]
         weights = weights.reshape(n, rule.n_nodes ** (level + 1), len(at))
         z = Rule(rule.n_nodes, level + 1).nodes
-        first = np.einsum("njc,jd->ncd", weights, z)
-        second = np.einsum("njc,jd->ncd", weights, (z[:, :, None] * z[:, None]).reshape(len(z), -1))
-        second = second.reshape(*first.shape, level + 1) - first[..., None] * first[..., None, :]
-        cov[:, at, : level + 1, : level + 1] = second
-        m, v = first[..., level], np.maximum(second[..., level, level], _LEAST_VARIANCE)
-        third = np.einsum("njc,j->nc", weights, z[:, level] ** 3) - 3.0 * m * (v + m**2) + 2.0 * m**3
-        mean[:, at], skew[:, at] = m, third / v**1.5
-        peak[:, at], width[:, at] = _parabola(rule, tables[level], weights)
+        powers = np.concatenate([z.T, (z[:, :, None] * z[:, None]).reshape(len(z), -1).T, z[None, :, level] ** 3])
+        moments = (powers @ weights.T).transpose(1, 2, 0)  # (n_powers, n, n_places)
+        first = moments[: level + 1]
+        second = moments[level + 1 : -1].reshape(level + 1, level + 1, n, len(at)) - first[:, None] * first
+        to = slice(None) if forest.n_levels == 1 else at  # quicker than by number
+        cov[:, to, : level + 1, : level + 1] = second.transpose(2, 3, 0, 1)
+        m, v = first[level], np.maximum(second[level, level], _LEAST_VARIANCE)
+        third = moments[-1] - 3.0 * m * (v + m**2) + 2.0 * m**3
+        mean[:, to], skew[:, to] = m, third / (v * np.sqrt(v))
+        draws, places = np.nonzero(far_off(m, second[level, level]))
+        if len(draws):
+            table = tables[level][draws, :, :, places]
+            peak, width = _parabola(rule, table, weights.reshape(n, -1, rule.n_nodes, len(at))[draws, :, :, places])
+            shape.peak[draws, at[places]], shape.width[draws, at[places]] = peak, width
         weights_above = weights
-    return Shape(mean, cov, skew, peak, width)
+    return shape
 
 
 def _parabola(rule: Rule, table: Array, weights: Array) -> tuple[Array, Array]:
-    """Return top and width of a parabola through the largest value and its neighbours, (n, n_places) each.
+    """Return top and width of a parabola through the largest value and its neighbours, (m,) each, from (m, n_above, k).
 
     At the most likely nodes of the coordinates above. For a Gaussian it is exact, however far off the nodes are.
     """
-    n, n_above, k, n_places = table.shape
-    most = weights.reshape(n, n_above, k, n_places).sum(axis=2).argmax(axis=1)  # (n, n_places)
-    values = np.take_along_axis(table, most[:, None, None], axis=1)[:, 0] - rule.log_weight[:, None]
-    values = np.where(np.isfinite(values), values, -1e300)
+    m, _, k = table.shape
     if k < 3:
-        return np.zeros((n, n_places)), np.ones((n, n_places))
-    middle = np.clip(values.argmax(axis=1), 1, k - 2)[:, None]
-    y0, y1, y2 = (np.take_along_axis(values, middle + i, axis=1)[:, 0] for i in (-1, 0, 1))
-    x0, x1, x2 = (rule.line[middle[:, 0] + i] for i in (-1, 0, 1))
+        return np.zeros(m), np.ones(m)
+    each = np.arange(m)
+    values = table[each, weights.sum(axis=2).argmax(axis=1)] - rule.log_weight
+    values = np.where(np.isfinite(values), values, -1e300)
+    middle = np.clip(values.argmax(axis=1), 1, k - 2)
+    y0, y1, y2 = (values[each, middle + i] for i in (-1, 0, 1))
+    x0, x1, x2 = (rule.line[middle + i] for i in (-1, 0, 1))
     left, right = (y1 - y0) / (x1 - x0), (y2 - y1) / (x2 - x1)
     curvature = -2.0 * (right - left) / (x2 - x0)
     slope = (left * (x2 - x1) + right * (x1 - x0)) / (x2 - x0)
@@ -206,9 +240,22 @@ def _parabola(rule: Rule, table: Array, weights: Array) -> tuple[Array, Array]:
 
 def off_centre(shape: Shape, rule: Rule, log_marginal: Array, slack: float = 1.0) -> NDArray[np.bool_]:
     """Tell which draws have nodes about the wrong centres, (n,)."""
+    bad: NDArray[np.bool_] = _is_off(shape, rule, slack).any(axis=1) | ~np.isfinite(log_marginal)
+    return bad
+
+
+def blocks_off_centre(forest: Forest, shape: Shape, rule: Rule, of_blocks: Array) -> NDArray[np.bool_]:
+    """Tell which blocks of which draws have nodes about the wrong centres, (n, n_blocks)."""
+    off = _is_off(shape, rule, 1.0)
+    if forest.n_levels > 1:
+        off = _by_root(forest, off.astype(np.float64)) > 0.0
+    bad: NDArray[np.bool_] = off | ~np.isfinite(of_blocks)
+    return bad
+
+
+def _is_off(shape: Shape, rule: Rule, slack: float) -> NDArray[np.bool_]:
+    """Tell which coordinates have nodes about the wrong centres, (n, n_local)."""
     far, least, most = rule.limits
-    distance, low, high = shape.distance()
-    bad: NDArray[np.bool_] = (
-        (distance > far * slack) | (low < least / slack) | (high > most * slack) | ~np.isfinite(log_marginal)
-    )
+    low, high = shape.variances()
+    bad: NDArray[np.bool_] = (np.abs(shape.mean) > far * slack) | (low < least / slack) | (high > most * slack)
     return bad

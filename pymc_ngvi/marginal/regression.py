@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from numpy.typing import NDArray
+
 from pymc_ngvi.core.types import Array
 
 #: Globals up to which regressions have all products of two of them, and cubes; beyond, squares alone.
@@ -13,6 +15,9 @@ _MOST_PRODUCTS = 14
 _FARTHEST, _FARTHEST_CUBED = 7.0, 3.5
 #: Ridge of the terms of the second order, for each draw; of all where there are few draws; of the others.
 _RIDGE, _RIDGE_OF_FEW, _NO_RIDGE = 1e-3, 0.1, 1e-8
+
+#: Part of the draws that are left beyond reach.
+_BEYOND = 0.05
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +90,38 @@ def leverage_of(gram: Array, features: Array) -> Array:
     """Return the variances of predictions, in that of residuals."""
     result: Array = np.sum(features * np.linalg.solve(gram, features.T).T, axis=1)
     return result
+
+
+def covering(gram: Array, features: Array, weights: Array, reach: float, most: int) -> NDArray[np.intp]:
+    """Choose draws to add to those of a regression, so that it is within reach of all but the farthest.
+
+    Each one is that which lowers the mean variance of predictions most.
+
+    Parameters
+    ----------
+    gram : ndarray, shape (n_features, n_features)
+    features : ndarray, shape (n, n_features)
+    weights : ndarray, shape (n,)
+        That each one would have.
+    reach : float
+        Variance of a prediction, in that of residuals, that is within reach.
+    most : int
+
+    Returns
+    -------
+    ndarray of int, shape (at most ``most``,)
+    """
+    cov = features @ np.linalg.solve(gram, features.T)
+    # What is farthest would have all the say, and a polynomial may not be right there.
+    near = np.flatnonzero(cov.diagonal() <= np.quantile(cov.diagonal(), 1.0 - _BEYOND))
+    cov, weights = cov[np.ix_(near, near)], weights[near]
+    chosen: list[int] = []
+    while len(chosen) < min(most, len(near)) and (cov.diagonal() > reach).any():
+        gain = weights * np.sum(cov**2, axis=0) / (1.0 + weights * cov.diagonal())
+        gain[chosen] = 0.0
+        chosen.append(i := int(np.argmax(gain)))
+        cov -= np.multiply.outer(cov[i], cov[i] * (weights[i] / (1.0 + weights[i] * cov[i, i])))
+    return near[np.sort(np.array(chosen, dtype=np.intp))]
 
 
 def regressed(features: Array, values: Array, weights: Array, p: int) -> tuple[Array, float]:

@@ -12,7 +12,7 @@ import numpy as np
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.quadrature import Terms
+from pymc_ngvi.marginal.parts import Terms
 from pymc_ngvi.marginal.regression import Whitening
 
 #: Points that a polynomial is fitted to, and its degree.

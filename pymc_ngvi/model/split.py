@@ -26,6 +26,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.logdensity import LogDensity
+from pymc_ngvi.model.predictors.blocks import CannotSplit
 
 Integers = NDArray[np.intp]
 
@@ -33,10 +34,6 @@ Integers = NDArray[np.intp]
 _CACHED = 2**17
 #: Points about which coordinates are moved, and their seed.
 _N_POINTS, _SEED = 2, 20_260_301
-
-
-class CannotSplit(ValueError):
-    """An element of log p depends on local coordinates that are not on one path."""
 
 
 class Trees(Protocol):

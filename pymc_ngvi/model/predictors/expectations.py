@@ -168,6 +168,11 @@ class Expectations:
         return [rows.index[:, [a, b]] for rows in self._rows for a in range(rows.k) for b in range(a + 1)]
 
     @property
+    def constant(self) -> float:
+        """What is constant in log p."""
+        return self._constant
+
+    @property
     def n_directions(self) -> int:
         """Directions in which the functions of rows vary, at most."""
         return max((rows.n_directions for rows in self._rows), default=0)
