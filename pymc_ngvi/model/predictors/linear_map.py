@@ -68,12 +68,18 @@ class LinearMap:
         directions[colours[coloured], coloured] = 1.0
         directions[n_colours + np.arange(len(columns)), columns] = 1.0
         offset, size = evaluate(np.zeros((1, n_dim)))[0], max(1, _MOST_ELEMENTS // max(len(index), 1))
-        parts = [evaluate(directions[i : i + size]) - offset for i in range(0, len(directions), size)]
-        values = np.concatenate(parts) if parts else np.empty((0, len(index)))
         entries = few[index].tocoo()
-        data = values[colours[entries.col], entries.row]
+        colour, data = colours[entries.col], np.empty(entries.nnz)
+        dense = np.empty((len(index), len(columns)))  # filled part by part: X is there once, however large it is
+        for start in range(0, len(directions), size):
+            part = evaluate(directions[start : start + size]) - offset
+            here = np.flatnonzero((colour >= start) & (colour < start + len(part)))
+            data[here] = part[colour[here] - start, entries.row[here]]
+            n_few = min(max(n_colours - start, 0), len(part))
+            first = start + n_few - n_colours
+            dense[:, first : first + len(part) - n_few] = part[n_few:].T
         rest = sparse.csr_array((data, (entries.row, entries.col)), shape=(len(index), n_dim))
-        return cls(offset, np.ascontiguousarray(values[n_colours:].T), columns, rest)
+        return cls(offset, dense, columns, rest)
 
     def __call__(self, theta: Array) -> Array:
         """Return the predictors, (n, n_rows), at points (n, n_dim)."""
