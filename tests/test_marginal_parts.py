@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from marginal_terms import Gaussian, NumpyTerms, forest_of
+from marginal_terms import Gaussian, Groups, NumpyTerms, exact_state, forest_of
 from numpy.testing import assert_allclose
 
 from pymc_ngvi.marginal.centres import Centres
@@ -67,3 +67,16 @@ def test_draws_are_added_until_nearly_all_are_within_reach(rng):
     assert after.mean() <= 0.05
     assert len(covering(gram, features, weights, 1.0, 3)) == 3
     assert not len(covering(gram, features, weights, 1e6, 50))
+
+
+def test_of_many_blocks_log_m_is_a_polynomial_by_itself():
+    """Globals of many groups are all but Gaussian: means and sds are those of brute force, without nodes for most."""
+    rng = np.random.default_rng(4)
+    size, effects = 6, 0.4 + 1.1 * rng.normal(size=4_000)
+    groups = Groups.logit(rng.binomial(size, 1.0 / (1.0 + np.exp(-effects))), size)
+    truth = groups.brute_force(np.linspace(0.25, 0.55, 41), np.linspace(-0.11, 0.25, 41))
+    state = exact_state(groups, truth.mean[:2] + 0.3 * truth.sd[:2], np.diag((0.8 * truth.sd[:2]) ** 2))
+    assert state.quadrature.base.rule.n_nodes == 0
+    assert state.checks.is_exact
+    assert_allclose((state.mean() - truth.mean) / truth.sd, 0.0, atol=0.08)
+    assert_allclose(state.sd() / truth.sd, 1.0, atol=0.07)

@@ -335,7 +335,7 @@ class Sampler:
     @property
     def _least_nodes(self) -> int:
         # One node follows no skewness that changes with the scale, as it does where a scale may be 0.
-        return 2 if self._bend.tails else 1
+        return 2 if self._bend.tails else 0
 
     @property
     def _n_learned(self) -> int:

@@ -30,6 +30,8 @@ _HELD = 2**22
 _LOG_SCALE = 12.0
 #: Change of log m, an sd over draws in nats, that the next rule may bring.
 TOLERANCE = 0.03
+#: Local coordinates from which on a polynomial alone is tried; residual that it may have, in that of a base rule.
+_MANY, _OF_TOLERANCE = 1_000, 0.4
 #: Factor by which centres of base rules may be further off than those of the reference.
 _SLACK = 1.3
 
@@ -78,6 +80,7 @@ class BaseRule:
     Parameters
     ----------
     rule : Rule
+        Of no nodes where the polynomial is log m by itself.
     coefficients : ndarray, shape (n_features,)
     residual : float
         Leave-one-out, an sd in nats.
@@ -309,7 +312,6 @@ class LogMarginal:
         """
         assert self.whitening is not None
         self.base = None
-        features = self.whitening.features(points.g)
         usable = np.isfinite(points.log_marginal) & ~points.lost
         weights = np.where(usable, weights, 0.0)
         weights = weights / weights.sum()
@@ -323,11 +325,30 @@ class LogMarginal:
             good = usable & np.isfinite(difference)
             if good.mean() < 0.95:
                 continue
-            coefficients, residual = regressed(features[good], difference[good], weights[good], points.g.shape[1])
-            if residual < tolerance:
-                gram = gram_of(features[good], weights[good] / weights.max())
-                self.base = BaseRule(rule, coefficients, residual, gram, reach)
-                return
+            known = points[np.flatnonzero(good)]
+            base = self._fitted(rule, known.g, difference[good], weights[good], tolerance, reach)
+            if base is None:
+                continue
+            # Where a rule is right, centres are as predicted; of many blocks, even one node takes long.
+            if least <= 0 and self.forest.n_local >= _MANY:
+                none = Rule(0, self.forest.n_levels)
+                of_none = self._fitted(
+                    none, known.g, known.log_marginal, weights[good], _OF_TOLERANCE * tolerance, reach
+                )
+                base = of_none or base
+            self.base = base
+            return
+
+    def _fitted(
+        self, rule: Rule, g: Array, values: Array, weights: Array, tolerance: float, reach: float
+    ) -> BaseRule | None:
+        """Fit the polynomial to what it is to add; None where the residual is larger than the tolerance."""
+        assert self.whitening is not None
+        features = self.whitening.features(g)
+        coefficients, residual = regressed(features, values, weights, g.shape[1])
+        if not residual < tolerance:
+            return None
+        return BaseRule(rule, coefficients, residual, gram_of(features, weights / weights.max()), reach)
 
     # --- by the base rule ---
 
@@ -349,7 +370,10 @@ class LogMarginal:
         assert self.base is not None
         assert self.whitening is not None
         rule, n = self.base.rule, len(g)
-        log_marginal, off = np.empty(n), np.zeros(n, dtype=bool)
+        log_marginal, off = np.zeros(n), np.zeros(n, dtype=bool)
+        polynomial: Array = self.whitening.features(g) @ self.base.coefficients
+        if not rule.n_nodes:
+            return polynomial, off
         size = max(1, _HELD // (self.forest.n_local * self.forest.n_levels))
         for start in range(0, n, size):
             rows = slice(start, start + size)
@@ -357,4 +381,4 @@ class LogMarginal:
             log_marginal[rows], off[rows] = by_rule(self.terms, self.forest, rule, g[rows], centres, _SLACK)
         if rule.n_nodes > 1:
             off |= ~np.isfinite(log_marginal)
-        return log_marginal + self.whitening.features(g) @ self.base.coefficients, off
+        return log_marginal + polynomial, off

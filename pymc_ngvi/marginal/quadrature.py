@@ -204,7 +204,7 @@ def _moments(forest: Forest, rule: Rule, tables: list[Array], messages: list[Arr
         to = slice(None) if forest.n_levels == 1 else at  # quicker than by number
         cov[:, to, : level + 1, : level + 1] = second.transpose(2, 3, 0, 1)
         m, v = first[level], np.maximum(second[level, level], _LEAST_VARIANCE)
-        third = moments[-1] - 3.0 * m * (v + m**2) + 2.0 * m**3
+        third = moments[-1] - m * (3.0 * v + m**2)
         mean[:, to], skew[:, to] = m, third / (v * np.sqrt(v))
         draws, places = np.nonzero(far_off(m, second[level, level]))
         if len(draws):
