@@ -89,6 +89,14 @@ def scan_of_elements():
     return model
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _without_rows():
+    """Hessians from all coordinates, also of models that are sums over rows."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LogDensity, "rows", None)
+        yield
+
+
 #: name: (model, the most colours that it may take)
 SPARSE = {
     "random intercepts": (random_intercepts, 4),

@@ -194,7 +194,12 @@ def test_many_draws_are_evaluated_in_parts(monkeypatch):
 
 
 @pytest.fixture
-def _always(monkeypatch):
+def _without_rows(monkeypatch):
+    monkeypatch.setattr(LogDensity, "rows", None)
+
+
+@pytest.fixture
+def _always(monkeypatch, _without_rows):
     monkeypatch.setattr(second_order, "_WORTH", 0.0)
 
 
@@ -204,6 +209,7 @@ def fitted(make, **options):
         return pymc_ngvi.fit_ngvi(posterior="gaussian", random_seed=1, progressbar=False, **options)
 
 
+@pytest.mark.usefixtures("_without_rows")
 @pytest.mark.parametrize(
     ("make", "family"), [(crossed, "full"), (many_groups, "sparse"), (crossed, "diagonal"), (crossed, "block")]
 )

@@ -134,7 +134,7 @@ def test_what_the_data_decide_is_that_of_a_new_density(change, compilations, rng
     compilations.clear()
     again = old.again()
     found = [*again.logp_grad(theta), again.mean_hessian(theta).values(), again.pattern, again.initial_point()]
-    assert not compilations
+    assert not compilations or change == "switch", "rows for which data choose another branch are other functions"
     new = LogDensity(model)
     expected = [*new.logp_grad(theta), new.mean_hessian(theta).values(), new.pattern, new.initial_point()]
     for one, other in zip(found, expected, strict=True):

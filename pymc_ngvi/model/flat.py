@@ -1,6 +1,7 @@
 """The graphs of a model on the flat vector, and the functions that are compiled of them."""
 
 import contextlib
+import functools
 import time
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +15,7 @@ from pytensor.graph.basic import Variable
 
 from pymc_ngvi.model.graphs import graph, large
 from pymc_ngvi.model.graphs.backends import compile_flags, compile_options, without_c
+from pymc_ngvi.model.graphs.cost import Cost, estimate
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.minibatch import Minibatches
 
@@ -22,7 +24,7 @@ Outputs = list[Variable]
 
 
 class FlatGraphs:
-    """Log density and gradient as graphs of one flat vector, simplified.
+    """Log density and gradient as graphs of one flat vector, simplified. The gradient is made when it is asked for.
 
     Parameters
     ----------
@@ -35,10 +37,15 @@ class FlatGraphs:
 
     Attributes
     ----------
-    theta, logp, grad : pytensor variables
+    theta, logp : pytensor variables
     minibatches : Minibatches
         The rows in use.
     is_large : bool
+
+    Raises
+    ------
+    MissingDerivativeError
+        If an operation of the model has no gradient.
     """
 
     def __init__(self, model: pm.Model, layout: Layout, logp: Variable, *, may_be_large: bool) -> None:
@@ -50,7 +57,29 @@ class FlatGraphs:
             [logp] = self.on_flat_vector([logp])
             self.is_large = may_be_large and large.is_large(logp)
             [logp] = self.simplify([logp])
-            self.logp, self.grad = self.simplify([logp, graph.gradient(logp, self.theta)])
+            self._raw_grad = graph.gradient(logp, self.theta)
+            self.logp = logp
+
+    @functools.cached_property
+    def logp_grad(self) -> Outputs:
+        """Log p and its gradient, simplified together."""
+        with without_c():
+            return self.simplify([self.logp, self._raw_grad])
+
+    @property
+    def grad(self) -> Variable:
+        """The gradient."""
+        return self.logp_grad[1]
+
+    @functools.cached_property
+    def cost(self) -> Cost:
+        """Estimated cost of log p and its gradient."""
+        return estimate(self.logp_grad)
+
+    @functools.cached_property
+    def cost_of_logp(self) -> Cost:
+        """Estimated cost of log p alone."""
+        return estimate([self.logp])
 
     def on_flat_vector(self, outputs: Outputs) -> Outputs:
         """Return functions of the value variables as functions of theta, on the minibatch in use."""
@@ -70,6 +99,8 @@ class Functions:
     backend : str
     compile_kwargs : dict or None
     is_large : bool
+    choose : callable
+        Returns the backend, where that is "auto", when the first function is compiled.
 
     Attributes
     ----------
@@ -80,9 +111,16 @@ class Functions:
     """
 
     def __init__(
-        self, model: pm.Model, backend: str, compile_kwargs: Mapping[str, object] | None, *, is_large: bool
+        self,
+        model: pm.Model,
+        backend: str,
+        compile_kwargs: Mapping[str, object] | None,
+        *,
+        is_large: bool,
+        choose: Callable[[], str],
     ) -> None:
-        self._model, self.backend, self._is_large, self._is_auto = model, backend, is_large, backend == "auto"
+        self._model, self._backend, self._is_large, self._is_auto = model, backend, is_large, backend == "auto"
+        self._choose = choose
         self.compile_kwargs = compile_kwargs
         self.made: dict[str, Any] = {}
         self.seconds = 0.0
@@ -92,9 +130,26 @@ class Functions:
         return {**self.__dict__, "made": {}}
 
     @property
+    def backend(self) -> str:
+        """The backend in use."""
+        if self._backend == "auto":
+            self._backend = self._choose()
+        return self._backend
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the user gave a mode."""
+        return self._backend == "given mode"
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether the backend has been asked for."""
+        return self._backend != "auto"
+
+    @property
     def fixed_size(self) -> bool:
         """Whether a new shape of the inputs would be compiled anew."""
-        return self.backend == "jax"
+        return self._backend == "jax"  # never chosen here
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:

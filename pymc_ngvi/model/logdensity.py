@@ -12,8 +12,9 @@ import pymc as pm
 from pytensor.compile import Function
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.types import Array, Expectation, RowRules, Spread
+from pymc_ngvi.core.types import Array, Expectation, MeanHessian, RowRules, Spread
 from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.model.by_rows import TOO_DENSE, ByRows, RowsHessian
 from pymc_ngvi.model.checks import check_model
 from pymc_ngvi.model.data import DataSnapshot
 from pymc_ngvi.model.flat import FlatGraphs, Functions
@@ -30,7 +31,7 @@ from pymc_ngvi.model.row_kinds import ModelRows, kinds_of_rows
 from pymc_ngvi.model.rows import Rows
 from pymc_ngvi.model.second_order import ModelHessian, SecondOrder
 from pymc_ngvi.model.sparsity.dependence_sets import TooDenseError
-from pymc_ngvi.model.sparsity.hessian import CACHED_ELEMENTS, PatternWidened, slices
+from pymc_ngvi.model.sparsity.hessian import CACHED_ELEMENTS, slices
 
 #: Evaluations that `backend="auto"` expects of a fit: gradients, and draws at which a dense Hessian is needed.
 _EXPECTED_GRADIENTS, _EXPECTED_HESSIANS = 1_600, 1_200
@@ -42,10 +43,8 @@ _BATCH_ELEMENTS = CACHED_ELEMENTS
 _LOGP_SECONDS = 0.5
 #: Elements of the largest intermediate times the dimension, below which one thread does best.
 _SMALL = 1_000_000
-#: Points about the start, and how far from it, at which rows are compared with log p.
-_N_CHECKED, _AROUND = 3, 0.3
-#: Of models whose rows have too many entries.
-TOO_DENSE = "covariances of predictors would take too much memory"
+#: Times that a gradient takes of log p alone, at most.
+_MOST_TIMES = 10
 #: Of models that have none.
 NO_ROWS = (
     "This model's log density is no sum over rows, each a function of a few linear predictors: leave "
@@ -79,9 +78,7 @@ class LogDensity:
         Model, layout, data and start, as they were when the object was made.
     graphs : FlatGraphs
     functions : Functions
-    cost : Cost
-        Estimated from the graph.
-    second : SecondOrder
+    by_rows : ByRows
     n_gradients, n_hessians : int
         Draws at which the gradient, and the Hessian (along any number of directions), were evaluated so far.
 
@@ -125,25 +122,30 @@ class LogDensity:
         self.info = ModelInfo(model, layout, data, start)
         given = bool(compile_kwargs and "mode" in compile_kwargs)
         self.graphs = FlatGraphs(model, layout, logp, may_be_large=backend in ("auto", "quick") and not given)
-        self.cost = cost.estimate([self.graphs.logp, self.graphs.grad])
-        is_large = self.graphs.is_large
-        self.functions = Functions(model, "given mode" if given else backend, compile_kwargs, is_large=is_large)
-        self.second = SecondOrder(self.graphs, self.functions, rows, start, self.cost, self._grad)
-        self.functions.backend = self._choose()
-        self._seconds_before = 0.0
+        self.functions = Functions(
+            model, "given mode" if given else backend, compile_kwargs, is_large=self.graphs.is_large,
+            choose=self._choose,
+        )  # fmt: skip
+        self.by_rows = ByRows(self.graphs, self.functions, start)
+        self._observed, self._seconds_before = rows, 0.0
         self.functions.seconds = time.perf_counter() - began
 
     def _choose(self) -> str:
         """Return the backend."""
-        if self._requested != "auto" or self.functions.backend == "given mode":
+        if self._requested != "auto" or self.functions.is_given:
             return self.functions.backend
         if self.graphs.is_large:
             return "quick"  # compilers take longer still for thousands of nodes
-        # Sparsity only ever makes for less work: where compiling would not pay anyway, it is not looked for.
-        numba = self.cost.prefers_numba(_work(self.n_dim))
-        if numba and self.n_dim <= _MOST_COLOURED:
-            numba = self.cost.prefers_numba(_work(self.second.sparse.n_colours_by_graph()))
-        return "numba" if numba else "quick"
+        # Where compiling would not pay anyway, no gradient is made. Sparsity only ever makes for less work.
+        if not self.graphs.cost_of_logp.prefers_numba(_MOST_TIMES * _work(self.n_dim)):
+            return "quick"
+        if not self.cost.prefers_numba(_work(self.n_dim)):
+            return "quick"
+        if self.rows is not None:
+            return "numba" if self.cost.prefers_numba(_work(self.n_products)) else "quick"
+        if self.n_dim <= _MOST_COLOURED:
+            return "numba" if self.cost.prefers_numba(_work(self.second.sparse.n_colours_by_graph())) else "quick"
+        return "numba"
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: compiled functions are made again when they are needed."""
@@ -184,10 +186,23 @@ class LogDensity:
         other.info = ModelInfo(self.model, layout, DataSnapshot(self.model), start)
         other.n_gradients = other.n_hessians = 0
         other._seconds_before = self.functions.seconds
-        other.second = self.second.again(start, other._grad)
-        if other._choose() != self.backend:
+        other.by_rows = ByRows(self.graphs, self.functions, start)
+        if "second" in other.__dict__:
+            other.second = self.second.again(start, other._grad)
+        if self.functions.is_chosen and other._choose() != self.backend:
             raise CannotReuse("with these data, another backend is faster")
         return other
+
+    @functools.cached_property
+    def second(self) -> SecondOrder:
+        """Second derivatives from the graph of log p."""
+        graphs, functions = self.graphs, self.functions
+        return SecondOrder(graphs, functions, self._observed, self.info.start, self.cost, self._grad)
+
+    @property
+    def cost(self) -> cost.Cost:
+        """Estimated from the graph."""
+        return self.graphs.cost
 
     @functools.cached_property
     def batch_size(self) -> int:
@@ -202,7 +217,7 @@ class LogDensity:
     @property
     def is_small(self) -> bool:
         """Whether a batch is too little work to share among threads."""
-        return self.cost.widest * self.n_dim < _SMALL
+        return self.graphs.cost_of_logp.widest * self.n_dim < _SMALL
 
     # --- what is known of the model ---
 
@@ -318,7 +333,7 @@ class LogDensity:
 
     def _compile(self, name: str) -> Function:
         graphs = self.graphs
-        outputs = [graphs.logp] if name == "logp" else [graphs.logp, graphs.grad]
+        outputs = [graphs.logp] if name == "logp" else graphs.logp_grad
         draws, batched = graph.over_draws(outputs, graphs.theta)
         return self.functions.compile([draws], batched)
 
@@ -327,37 +342,13 @@ class LogDensity:
     @property
     def rows(self) -> Expectations | None:
         """Log p as a sum over rows, each a function of a few linear predictors; None where it has other parts."""
-        if self.functions.fixed_size or self.has_minibatch or self.graphs.is_large:
-            return None
-        rows: Expectations | None = self.functions.named("rows", self._find_rows)
-        if rows is None:
-            return None
-        try:
-            agree = not rows.refresh() or self._agree(rows)
-        except (ValueError, TooDenseError):
-            agree = False
-        if not agree:
-            self.functions.made["rows"] = None
-        return rows if agree else None
+        return self.by_rows.found
 
     @property
     def seen_from_rows(self) -> SeenFromRows | None:
         """Log p in the space of its rows, where these are far fewer than coordinates with fixed normal priors."""
         rows = self.rows
         return None if rows is None else seen_from_rows(rows)
-
-    def _find_rows(self) -> Expectations | None:
-        graphs = self.graphs
-        simplify = functools.partial(graph.simplify, check_bounds=False)
-        try:
-            found = Expectations(graphs.logp, graphs.theta, simplify, self.functions.compile_for_few)
-        except (ValueError, TooDenseError) as error:
-            self.functions.made["why no rows"] = str(error) or TOO_DENSE
-            return None
-        if self._agree(found):
-            return found
-        self.functions.made["why no rows"] = "rows don't add up to log p near the start"
-        return None
 
     def described_rows(self) -> ModelRows:
         """Return what the rows are, for people to read; this takes log p apart once more, variable by variable."""
@@ -371,24 +362,8 @@ class LogDensity:
             why = "the data are minibatches" if self.has_minibatch else "backend='jax' has none"
             return replace(found, why_not=why)
         if self.rows is None and not found.why_not:
-            return replace(found, why_not=self.functions.made.get("why no rows", "the data have changed"))
+            return replace(found, why_not=self.by_rows.why_not)
         return found
-
-    def _agree(self, rows: Expectations) -> bool:
-        """Tell whether rows add up to log p around the start, where it is finite."""
-        around = np.random.default_rng(0).standard_normal((_N_CHECKED, self.n_dim))
-        theta = self.info.start + _AROUND * np.concatenate([np.zeros((1, self.n_dim)), around])
-        logp = self._logp_at_few(theta)
-        return bool(np.isfinite(logp[0])) and rows.anchor(theta, logp)
-
-    def _logp_at_few(self, theta: Array) -> Array:
-        """Evaluate log p alone, (n_points,), by a function that is compiled quickly."""
-        function = self.functions.named("logp at few", self._compile_for_few)
-        with np.errstate(all="ignore"):
-            return np.array([function(point) for point in theta])
-
-    def _compile_for_few(self) -> Function:
-        return self.functions.compile_for_few([self.graphs.theta], self.graphs.logp)
 
     def expected(self, q: Spread, rules: RowRules | None = None, *, finer: bool = False) -> Expectation:
         """Return the expectation of log p under a Gaussian, by quadrature; it counts as a gradient and a Hessian.
@@ -406,7 +381,7 @@ class LogDensity:
         if rows is None:
             raise ValueError(NO_ROWS)
         if rules is None:
-            self.check_rows(q.location)
+            self.by_rows.check(q.location)
         self.count_expectation()
         return rows.under(q, self.pattern, rules, finer=finer)
 
@@ -418,10 +393,7 @@ class LogDensity:
         PatternWidened
             Where the rows don't add up to log p: they are given up.
         """
-        rows = self.rows
-        if rows is not None and not rows.agrees(theta[None], self._logp_at_few(theta[None])):
-            self.functions.made["rows"] = None
-            raise PatternWidened("the rows are not all of log p")
+        self.by_rows.check(theta)
 
     def count_expectation(self) -> None:
         """Count an expectation: as a gradient and a Hessian."""
@@ -433,16 +405,16 @@ class LogDensity:
     @property
     def has_hessian(self) -> bool:
         """Whether every operation of the model has a second derivative."""
-        return self.hessian_error() is None
+        return (self.rows is not None and self.by_rows.is_smooth) or self.hessian_error() is None
 
     def hessian_error(self) -> graph.MissingDerivativeError | None:
         """Return the error that names the operation without a second derivative, if there is one."""
-        return self.second.error()
+        return self.second.error() if self.rows is None else self.by_rows.error()
 
     @property
     def pattern(self) -> Pattern | None:
         """Entries of the Hessian that can differ from 0; None where it counts as dense."""
-        return self.second.sparse.pattern
+        return self.second.sparse.pattern if self.rows is None else self.by_rows.pattern
 
     @property
     def structural_pattern(self) -> Pattern | None:
@@ -450,6 +422,8 @@ class LogDensity:
 
         None only where it would have too many to hold.
         """
+        if self.rows is not None:
+            return self.by_rows.structure
         return self.pattern or self.second.sparse.pattern_by_graph
 
     def widen(self, theta: Array) -> bool:
@@ -457,9 +431,15 @@ class LogDensity:
 
         Where these are too many to look at, the Hessian counts as dense from now on.
         """
-        return self.second.sparse.widen(np.atleast_2d(theta))
+        # That of rows is wide enough as long as they add up to log p, which is seen to when they are evaluated.
+        return self.rows is None and self.second.sparse.widen(np.atleast_2d(theta))
 
-    def mean_hessian(self, theta: Array) -> ModelHessian:
+    @property
+    def n_products(self) -> int:
+        """Products with a vector that take as long as one Hessian."""
+        return self.second.n_products if self.rows is None else self.by_rows.n_products
+
+    def mean_hessian(self, theta: Array) -> MeanHessian:
         """Return the mean of the Hessian over draws, (n_draws, n_dim): an object that evaluates what it is asked for.
 
         Examples
@@ -472,6 +452,10 @@ class LogDensity:
         >>> density.mean_hessian(density.initial_point()[None]).diagonal()
         array([-0.25, -0.25, -0.25])
         """
+        from_graph = functools.partial(self._hessian_from_graph, theta)
+        return from_graph() if self.rows is None else RowsHessian(self, self.by_rows, theta, from_graph)
+
+    def _hessian_from_graph(self, theta: Array) -> ModelHessian:
         return ModelHessian(self, self.second, theta)
 
     def hessian_products(self, theta: Array, directions: Array) -> Array:

@@ -103,7 +103,7 @@ class SecondOrder:
     def gradient_seconds(self) -> float:
         """Estimated time of log p and its gradient at one point, from the graph and the sizes of the data alone."""
         compiled = self._functions.backend not in ("quick", "c")
-        return cost.evaluation_seconds([self._graphs.logp, self._graphs.grad], self._cost, compiled)
+        return cost.evaluation_seconds(self._graphs.logp_grad, self._cost, compiled)
 
     def error(self) -> graph.MissingDerivativeError | None:
         """Return the error that names the operation without a second derivative, if there is one."""

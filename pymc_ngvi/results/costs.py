@@ -57,4 +57,4 @@ def reparametrised_costs(
 def _hessian_in_gradients(density: LogDensity, record: FitRecord | None) -> float:
     if record is None or not record.n_hessians:
         return _HESSIAN
-    return max(_HESSIAN, _PER_PRODUCT * float(density.second.n_products))
+    return max(_HESSIAN, _PER_PRODUCT * float(density.n_products))

@@ -1,5 +1,8 @@
 """The graphs of a model on one flat float64 vector: log density, gradient, Hessian-vector products, outputs."""
 
+import contextlib
+
+from collections.abc import Iterator
 from copy import copy
 
 import pymc as pm
@@ -175,6 +178,13 @@ def inline_inner_graphs(outputs: list[Variable]) -> list[Variable]:
     return list(fgraph.outputs)
 
 
+def with_branches(outputs: list[Variable]) -> list[Variable]:
+    """Write maxima, minima and clipped values as branches, whose derivatives are simplified correctly."""
+    fgraph = _copy_of(outputs)
+    rewrites.branches.rewrite(fgraph)
+    return list(fgraph.outputs)
+
+
 def simplify(outputs: list[Variable], *, check_bounds: bool = True, is_large: bool = False) -> list[Variable]:
     """Canonicalise and stabilise a graph.
 
@@ -249,18 +259,34 @@ def gauss_newton(
     return pt.add(*squares, -(direction * hessian_product(grad, theta, direction)).sum())
 
 
+def slopes(cost: Variable, variables: list[Variable], order: str) -> list[Variable | None]:
+    """Return the derivatives of a scalar, first or second ones of log p; None by what it does not depend on."""
+    with _named("gradient" if order == "first" else "Hessian", order):
+        result: list[Variable | None] = pt.grad(
+            cost, variables, disconnected_inputs="ignore", return_disconnected="none"
+        )
+    return result
+
+
 def _differentiate(cost: Variable, theta: Variable, constants: list[Variable], what: str, order: str) -> Variable:
-    try:
+    with _named(what, order):
         result = pt.grad(cost, theta, consider_constant=constants, disconnected_inputs="ignore")
+    if isinstance(result.type, DisconnectedType):  # a log density that does not depend on theta
+        return pt.zeros_like(theta)
+    return result
+
+
+@contextlib.contextmanager
+def _named(what: str, order: str) -> Iterator[None]:
+    """Turn the errors of an operation without a derivative into one that says what can't be formed."""
+    try:
+        yield
     except (NotImplementedError, MethodNotDefined, TypeError, AttributeError) as error:
         raise MissingDerivativeError(
             f"The {what} of this model's log density can't be formed: {error}. An operation in the model has no "
             f"{order} derivative in PyTensor; rewrite that term with differentiable functions, or use "
             f"{'pm.sample' if order == 'first' else _INSTEAD_OF_HESSIANS}."
         ) from error
-    if isinstance(result.type, DisconnectedType):  # a log density that does not depend on theta
-        return pt.zeros_like(theta)
-    return result
 
 
 def over_draws(outputs: list[Variable], theta: Variable) -> tuple[Variable, list[Variable]]:

@@ -173,6 +173,11 @@ class Expectations:
         return self._constant
 
     @property
+    def predictors(self) -> Predictors:
+        """The predictors of all rows."""
+        return self._predictors
+
+    @property
     def n_directions(self) -> int:
         """Directions in which the functions of rows vary, at most."""
         return max((rows.n_directions for rows in self._rows), default=0)

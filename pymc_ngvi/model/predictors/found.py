@@ -40,6 +40,10 @@ class Predictors:
         All of them, one after the other.
     version : int
         Number of the data that they were found with.
+    linear_map : LinearMap
+        The predictors as functions of theta.
+    dependence : Dependence
+        The coordinates that each depends on.
 
     Raises
     ------
@@ -58,7 +62,8 @@ class Predictors:
         self._shared = [v for v in ancestors([logp]) if isinstance(v, SharedVariable)]
         self.vector = pt.vector("predictors", dtype="float64", shape=(sum(map(self._size, self._found)),))
         self._evaluate = (lambda points: points) if self.are_theta else self._compiled(compile_)
-        self._data, self._map, self.version = self._now(), self._linear_map(), 0
+        self.version = -1
+        self._take()
 
     def _compiled(self, compile_: Compile) -> Callable[[Array], Array]:
         with without_c():
@@ -92,26 +97,21 @@ class Predictors:
         bool
             Whether they have changed.
         """
-        now = self._now()
-        if all(new is old for new, old in zip(now, self._data, strict=True)):
+        if all(new is old for new, old in zip(self._now(), self._data, strict=True)):
             return False
         self._facts.refresh()
-        self._data, self._map, self.version = now, self._linear_map(), self.version + 1
+        self._take()
         return True
 
-    @property
-    def linear_map(self) -> LinearMap:
-        """The predictors as functions of theta."""
-        return self._map
+    def _take(self) -> None:
+        self._data, self.version = self._now(), self.version + 1
+        dependences, n_dim = Dependences(self._facts, self._theta), self._theta.type.shape[0]
+        sets, indices = joined([dependences.of(var) for var in self._found])
+        self.dependence = Dependence(sets, np.concatenate([index.ravel() for index in indices]))
+        self.linear_map = LinearMap.of(self._evaluate, self.dependence, n_dim)
 
     def _size(self, var: Variable) -> int:
         return int(np.prod(self._facts.shape(var)))
-
-    def _linear_map(self) -> LinearMap:
-        dependences, n_dim = Dependences(self._facts, self._theta), self._theta.type.shape[0]
-        sets, indices = joined([dependences.of(var) for var in self._found])
-        of_all = Dependence(sets, np.concatenate([index.ravel() for index in indices]))
-        return LinearMap.of(self._evaluate, of_all, n_dim)
 
     def _now(self) -> list[object]:
         return [var.get_value(borrow=True) for var in self._shared]

@@ -15,6 +15,7 @@ import pytensor.scalar as ps
 import pytensor.tensor as pt
 
 from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.traversal import ancestors
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import CumOp
 from pytensor.tensor.math import All, Dot
@@ -102,9 +103,14 @@ class Lift:
             return self._moved(node, var, index)
         if _checks_parameters(node):
             return self.of(node.inputs[1], _broadcast(index, self.facts.shape(var), self.facts.shape(node.inputs[1])))
+        if (
+            isinstance(node.op, Elemwise)
+            and isinstance(node.op.scalar_op, ps.Switch)
+            and self.facts.is_known(node.inputs[0])
+        ):
+            return self._switched(node, var, index)
         if isinstance(node.op, Elemwise) and len(node.outputs) == 1:
-            shape = np.broadcast_shapes(*[self.facts.shape(i) for i in node.inputs])
-            return node.op(*[self.of(i, _broadcast(index, shape, self.facts.shape(i))) for i in node.inputs])
+            return node.op(*self._elements(node, index))
         if isinstance(node.op, CAReduce):
             return functools.reduce(Elemwise(node.op.scalar_op), self._operands(node, index, node.op.axis))
         if isinstance(node.op, LogSumExp):
@@ -119,6 +125,26 @@ class Lift:
         if isinstance(op, Dot):
             return self._product(node, index)
         raise CannotLift(f"PyTensor's {type(op).__name__} makes each element of many")
+
+    def _elements(self, node: Apply, index: Ints) -> list[Variable]:
+        """Return the elements of the inputs that those of an elementwise function are made of."""
+        shape = np.broadcast_shapes(*[self.facts.shape(i) for i in node.inputs])
+        return [self.of(i, _broadcast(index, shape, self.facts.shape(i))) for i in node.inputs]
+
+    def _switched(self, node: Apply, var: Variable, index: Ints) -> Variable:
+        """Return elements that data choose from two branches: rows of different predictors are kept apart."""
+        try:
+            condition = np.broadcast_to(self.facts.value(node.inputs[0]), self.facts.shape(var)).ravel()[index] != 0
+        except KeyError:
+            return node.op(*self._elements(node, index))
+        if len(index) and (condition == condition[0]).all():
+            branch = node.inputs[1 if condition[0] else 2]
+            return self.of(branch, _broadcast(index, self.facts.shape(var), self.facts.shape(branch)))
+        result = node.op(*self._elements(node, index))
+        reads = [{v for v in ancestors([branch]) if v in self.slots} for branch in result.owner.inputs[1:]]
+        if reads[0] != reads[1] and all(reads):
+            raise Apart(condition.astype(np.int64))
+        return result
 
     def _slot(self, index: Ints) -> Variable:
         slot = pt.matrix(f"predictor {len(self.slots)}", dtype="float64", shape=(None, None))

@@ -357,9 +357,18 @@ def significant(rows: Array) -> NDArray[np.bool_]:
     return result
 
 
+def is_dense(pattern: Pattern | None) -> bool:
+    """Tell whether a matrix counts as dense, whatever it takes to evaluate its entries."""
+    return pattern is None or pattern.n_dim < _SMALLEST or _is_full(pattern)
+
+
+def _is_full(pattern: Pattern) -> bool:
+    return pattern.n_entries > _DENSE * pattern.n_dim * (pattern.n_dim + 1) / 2
+
+
 def colour(pattern: Pattern | None) -> Colouring | None:
     """Return a colouring; None where the matrix counts as dense: where it would not save half of the products."""
-    if pattern is None or pattern.n_entries > _DENSE * pattern.n_dim * (pattern.n_dim + 1) / 2:
+    if pattern is None or _is_full(pattern):
         return None
     colouring = Colouring.of(pattern)
     few = 2 * colouring.n_colours <= pattern.n_dim and colouring.n_colours * pattern.n_dim <= _MOST_PRODUCTS

@@ -1,0 +1,262 @@
+"""A log density as a sum over rows: found when it is first asked for, checked, and what follows from it."""
+
+import functools
+import logging
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pytensor.compile import Function
+
+from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.types import Array, MeanHessian, Target
+from pymc_ngvi.model.flat import FlatGraphs, Functions
+from pymc_ngvi.model.graphs import graph
+from pymc_ngvi.model.predictors.compiled import CompiledOnce
+from pymc_ngvi.model.predictors.expectations import Expectations
+from pymc_ngvi.model.predictors.interacting import interacting, is_smooth
+from pymc_ngvi.model.predictors.mean_hessian import PredictorMeanHessian
+from pymc_ngvi.model.predictors.pattern import pattern_of
+from pymc_ngvi.model.predictors.row_hessian import RowHessian, SecondDerivatives
+from pymc_ngvi.model.sparsity.dependence_sets import TooDenseError
+from pymc_ngvi.model.sparsity.hessian import PatternWidened, is_dense
+
+#: Points about the start, and how far from it, at which rows are compared with log p.
+_N_CHECKED, _AROUND = 3, 0.3
+#: Of models whose rows have too many entries.
+TOO_DENSE = "covariances of predictors would take too much memory"
+
+logger = logging.getLogger("pymc.ngvi")
+
+
+class ByRows:
+    """The rows of a log density, where they are all of it.
+
+    What was found serves all fits of a model, which share what is compiled.
+
+    Parameters
+    ----------
+    graphs : FlatGraphs
+    functions : Functions
+    start : ndarray, shape (n_dim,)
+        About which rows are compared with log p.
+    """
+
+    def __init__(self, graphs: FlatGraphs, functions: Functions, start: Array) -> None:
+        self._graphs, self._functions, self._start = graphs, functions, start
+        self._n_calls = 0
+
+    @property
+    def found(self) -> Expectations | None:
+        """The rows; None where log p has other parts."""
+        functions, graphs = self._functions, self._graphs
+        if functions.fixed_size or graphs.minibatches or graphs.is_large:
+            return None
+        rows: Expectations | None = functions.named("rows", self._find)
+        if rows is None:
+            return None
+        try:
+            agree = not rows.refresh() or self._agree(rows)
+        except (ValueError, TooDenseError):
+            agree = False
+        if not agree:
+            self.give_up()
+        return rows if agree else None
+
+    def give_up(self) -> None:
+        """Go without rows from now on."""
+        self._functions.made["rows"] = None
+
+    def _find(self) -> Expectations | None:
+        graphs = self._graphs
+        simplify = functools.partial(graph.simplify, check_bounds=False)
+        try:
+            found = Expectations(graphs.logp, graphs.theta, simplify, self._functions.compile_for_few)
+        except (ValueError, TooDenseError) as error:
+            self._functions.made["why no rows"] = str(error) or TOO_DENSE
+            return None
+        if self._agree(found):
+            return found
+        self._functions.made["why no rows"] = "rows don't add up to log p near the start"
+        return None
+
+    @property
+    def why_not(self) -> str:
+        """Why there are none."""
+        why: str = self._functions.made.get("why no rows", "the data have changed")
+        return why
+
+    def _agree(self, rows: Expectations) -> bool:
+        """Tell whether rows add up to log p around the start, where it is finite."""
+        around = np.random.default_rng(0).standard_normal((_N_CHECKED, len(self._start)))
+        theta = self._start + _AROUND * np.concatenate([np.zeros((1, len(self._start))), around])
+        logp = self.logp(theta)
+        return bool(np.isfinite(logp[0])) and rows.anchor(theta, logp)
+
+    def logp(self, theta: Array) -> Array:
+        """Evaluate log p alone, (n_points,), by a function that is compiled quickly."""
+        function = self._functions.named("logp at few", self._compile_for_few)
+        with np.errstate(all="ignore"):
+            return np.array([function(point) for point in theta])
+
+    def _compile_for_few(self) -> Function:
+        return self._functions.compile_for_few([self._graphs.theta], self._graphs.logp)
+
+    def check(self, point: Array) -> None:
+        """See whether the rows add up to log p at a point, (n_dim,).
+
+        Raises
+        ------
+        PatternWidened
+            Where they don't: they are given up.
+        """
+        rows = self.found
+        if rows is not None and not rows.agrees(point[None], self.logp(point[None])):
+            self.give_up()
+            raise PatternWidened("the rows are not all of log p")
+
+    # --- second derivatives ---
+
+    def error(self) -> graph.MissingDerivativeError | None:
+        """Return the error that names the operation without a second derivative, if there is one."""
+        try:
+            self._derivatives  # noqa: B018 (made once)
+        except graph.MissingDerivativeError as error:
+            return error.with_traceback(None)
+        return None
+
+    @property
+    def is_smooth(self) -> bool:
+        """Whether rows are made of operations alone that are known to have second derivatives: no graph is made."""
+        smooth: bool = self._of_terms("smooth rows", lambda rows: all(map(is_smooth, rows.terms.rows)))
+        return smooth
+
+    @property
+    def structure(self) -> Pattern | None:
+        """Entries of the Hessian that can differ from 0; None where they are too many to hold."""
+        pattern: Pattern | None = self._of_terms("structure by rows", self._structure)
+        return pattern
+
+    @property
+    def pattern(self) -> Pattern | None:
+        """The same; None where the Hessian counts as dense."""
+        return None if is_dense(self.structure) else self.structure
+
+    @property
+    def n_products(self) -> int:
+        """Products with a vector that take as long as one Hessian."""
+        return max((rows.index.shape[1] for rows in self._rows.terms.rows), default=1)
+
+    def evaluated(self, theta: Array) -> PredictorMeanHessian | None:
+        """Return the mean of the Hessian over draws, (n_draws, n_dim).
+
+        None, and rows are given up, where a check shows that they, or their second derivatives, are not those of log p.
+        It is made at the first call, the second, fourth, eighth, ...
+        """
+        if self.found is None:
+            return None
+        hessian: RowHessian = self._of_terms("Hessian by rows", self._compiled)
+        self._n_calls += 1
+        if len(theta) and self._n_calls & (self._n_calls - 1) == 0:
+            point = theta.mean(axis=0)
+            agree = self._rows.agrees(point[None], self.logp(point[None]))
+            if not (agree and hessian.agrees(point, self._rows.at, np.random.default_rng(self._n_calls))):
+                logger.info("The Hessian by rows is not that of log p: it is found from all coordinates.")
+                self.give_up()
+                return None
+        return PredictorMeanHessian(hessian.linear, hessian.mean(theta), self.pattern)
+
+    @property
+    def _rows(self) -> Expectations:
+        rows = self.found
+        assert rows is not None
+        return rows
+
+    @property
+    def _derivatives(self) -> list[SecondDerivatives]:
+        found: list[SecondDerivatives] = self._of_terms("derivatives of rows", self._differentiated)
+        return found
+
+    def _of_terms(self, name: str, make: Callable[[Expectations], Any]) -> Any:
+        """Return what follows from the rows, made once for the same data."""
+        rows, made = self._rows, self._functions.made
+        if name not in made:
+            with self._functions.timed():
+                made[name] = (rows.terms, make(rows))
+        elif made[name][0] is not rows.terms:  # nothing is compiled for other data
+            made[name] = (rows.terms, make(rows))
+        return made[name][1]
+
+    @staticmethod
+    def _differentiated(rows: Expectations) -> list[SecondDerivatives]:
+        return [SecondDerivatives.of(part) for part in rows.terms.rows]
+
+    def _structure(self, rows: Expectations) -> Pattern | None:
+        pairs = [(part.index[:, a], part.index[:, b]) for part in rows.terms.rows for a, b in interacting(part)]
+        try:
+            return pattern_of(rows.predictors.dependence, pairs)
+        except TooDenseError:
+            return None
+
+    def _compiled(self, rows: Expectations) -> RowHessian:
+        compile_ = self._functions.named("second derivatives", lambda: CompiledOnce(self._functions.compile))
+        return RowHessian(rows.predictors.linear_map, self._derivatives, compile_)
+
+
+class RowsHessian(MeanHessian):
+    """The mean over draws of the Hessian of a sum over rows.
+
+    It counts as one evaluation at each of its draws.
+
+    Parameters
+    ----------
+    counter : Target
+        Counts the evaluation.
+    by_rows : ByRows
+    theta : ndarray, shape (n_draws, n_dim)
+    otherwise : callable
+        Returns what takes its place where rows turn out not to be those of log p.
+    """
+
+    def __init__(self, counter: Target, by_rows: ByRows, theta: Array, otherwise: Callable[[], MeanHessian]) -> None:
+        self._counter, self._by_rows, self._theta, self._otherwise = counter, by_rows, theta, otherwise
+
+    @property
+    def pattern(self) -> Pattern | None:
+        """Entries that can differ from 0; None where the matrix counts as dense."""
+        return self._otherwise().pattern if self._by_rows.found is None else self._by_rows.pattern
+
+    @functools.cached_property
+    def _evaluated(self) -> MeanHessian:
+        found = self._by_rows.evaluated(self._theta)
+        if found is None:
+            return self._otherwise()
+        self._counter.n_hessians += len(self._theta)
+        return found
+
+    def products(self, directions: Array) -> Array:
+        """Return the matrix times each direction, (n_directions, n_dim)."""
+        return self._evaluated.products(directions)
+
+    def diagonal(self) -> Array:
+        """Return the diagonal, (n_dim,)."""
+        return self._evaluated.diagonal()
+
+    def values(self) -> Array:
+        """Return the entries of `pattern`, (n_entries,).
+
+        Raises
+        ------
+        PatternWidened
+            Where the rows turn out not to be those of log p, whose pattern is another one.
+        ValueError
+            Where the Hessian counts as dense.
+        """
+        if self.pattern is None:
+            return super().values()
+        evaluated = self._evaluated
+        if not isinstance(evaluated, PredictorMeanHessian):
+            raise PatternWidened("the rows are not those of log p")
+        return evaluated.values()
