@@ -12,6 +12,7 @@ import pytest
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model.by_rows import ByRows
 from pymc_ngvi.model.sparsity import hessian, interaction
 from pymc_ngvi.model.sparsity.colouring import Colouring
 from pymc_ngvi.model.sparsity.hessian import ColouredHessian, PatternWidened
@@ -93,7 +94,7 @@ def scan_of_elements():
 def _without_rows():
     """Hessians from all coordinates, also of models that are sums over rows."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LogDensity, "rows", None)
+        patch.setattr(ByRows, "found", None)
         yield
 
 

@@ -12,6 +12,7 @@ import pymc_ngvi
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.model import LogDensity, second_order
+from pymc_ngvi.model.by_rows import ByRows
 from pymc_ngvi.model.predictors.affine import predictors
 from pymc_ngvi.model.predictors.hessian import PredictorHessian, predictor_hessian
 from pymc_ngvi.model.predictors.linear_map import LinearMap
@@ -195,7 +196,7 @@ def test_many_draws_are_evaluated_in_parts(monkeypatch):
 
 @pytest.fixture
 def _without_rows(monkeypatch):
-    monkeypatch.setattr(LogDensity, "rows", None)
+    monkeypatch.setattr(ByRows, "found", None)
 
 
 @pytest.fixture

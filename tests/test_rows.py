@@ -206,7 +206,7 @@ def test_a_sum_of_predictors_is_integrated_along_one_direction(densities):
     z, w = np.polynomial.hermite_e.hermegauss(30)
     nodes = np.stack([axis.ravel() for axis in np.meshgrid(z, z, z, indexing="ij")], axis=1)
     weights = np.multiply.outer(np.multiply.outer(w, w), w).ravel() / w.sum() ** 3
-    linear = density.rows._predictors.linear_map
+    linear = density.rows.linear_map
     mean = linear(q.location[None])[0][rows.index]
     matrix = linear.times(np.eye(density.n_dim)).T
     root = np.linalg.cholesky(np.einsum("rai,ij,rbj->rab", matrix[rows.index], q.cov(), matrix[rows.index]))

@@ -7,7 +7,6 @@ import numpy as np
 
 from numpy.typing import NDArray
 from scipy.special import ndtri
-from scipy.stats import qmc
 
 from pymc_ngvi.core.types import Array, BaseDraws, VariationalState
 
@@ -134,6 +133,8 @@ def _sobol(n_points: int, n_dim: int, rng: np.random.Generator) -> Array:
     """Return scrambled Sobol points, (n_points, n_dim); a single point is any, since it is shifted anyway."""
     if n_points == 1 or n_dim == 0:
         return np.zeros((n_points, n_dim))
+    from scipy.stats import qmc  # .4 s to import
+
     points: Array = qmc.Sobol(n_dim, scramble=True, rng=rng).random(n_points)
     return points
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from numpy.typing import NDArray
 from scipy.special import ndtri
-from scipy.stats import qmc
 
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.draws import MAX_SOBOL_DIM
@@ -150,6 +149,8 @@ class PushforwardState:
         """Yield draws and log determinants, set by set: of one Sobol sequence and its negative."""
         rng = np.random.default_rng(_SEED)
         n_quasi = min(self.n_dim, MAX_SOBOL_DIM)
+        from scipy.stats import qmc  # .4 s to import
+
         sequence = qmc.Sobol(n_quasi, scramble=True, rng=rng)
         for _ in range(_N_SETS):
             z = rng.standard_normal((_SET_SIZE // 2, self.n_dim))

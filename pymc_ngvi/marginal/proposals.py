@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 
 from scipy.special import gammaln, logsumexp, ndtri
-from scipy.stats import chi2, qmc
 
 from pymc_ngvi.core.linalg import solve_lower
 from pymc_ngvi.core.stored import stored
@@ -62,6 +61,8 @@ class StudentMixture:
 
     def draws(self, n: int, rng: np.random.Generator) -> Array:
         """Return ``n`` draws from one scrambled Sobol sequence."""
+        from scipy.stats import chi2, qmc  # .4 s to import
+
         p = self.means.shape[1]
         uniform = qmc.Sobol(p + 2, scramble=True, rng=rng).random_base2(int(np.ceil(np.log2(max(n, 2)))))[:n]
         uniform = np.clip(uniform, _END, 1.0 - _END)

@@ -119,6 +119,11 @@ class ByRows:
 
     # --- second derivatives ---
 
+    @property
+    def gives_hessians(self) -> bool:
+        """Whether Hessians at draws come from rows: where these are arithmetic with numbers, and nothing else."""
+        return self.found is not None and not any(rows.is_whole for rows in self._rows.terms.rows)
+
     def error(self) -> graph.MissingDerivativeError | None:
         """Return the error that names the operation without a second derivative, if there is one."""
         try:

@@ -136,16 +136,20 @@ class LogDensity:
             return self.functions.backend
         if self.graphs.is_large:
             return "quick"  # compilers take longer still for thousands of nodes
-        # Where compiling would not pay anyway, no gradient is made. Sparsity only ever makes for less work.
-        if not self.graphs.cost_of_logp.prefers_numba(_MOST_TIMES * _work(self.n_dim)):
+        # Where compiling would not pay anyway, no gradient is made. Sparsity and rows only ever make for less work.
+        if not self._may_prefer_numba(self.n_dim):
             return "quick"
-        if not self.cost.prefers_numba(_work(self.n_dim)):
-            return "quick"
-        if self.rows is not None:
-            return "numba" if self.cost.prefers_numba(_work(self.n_products)) else "quick"
-        if self.n_dim <= _MOST_COLOURED:
-            return "numba" if self.cost.prefers_numba(_work(self.second.sparse.n_colours_by_graph())) else "quick"
-        return "numba"
+        n_products = self.n_dim
+        if self.by_rows.gives_hessians:
+            n_products = self.n_products
+        elif self.n_dim <= _MOST_COLOURED and self.cost.prefers_numba(_work(self.n_dim)):
+            n_products = self.second.sparse.n_colours_by_graph()
+        numba = self._may_prefer_numba(n_products) and self.cost.prefers_numba(_work(n_products))
+        return "numba" if numba else "quick"
+
+    def _may_prefer_numba(self, n_products: int) -> bool:
+        """Tell whether compiling may pay, from the graph of log p alone."""
+        return self.graphs.cost_of_logp.prefers_numba(_MOST_TIMES * _work(n_products))
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: compiled functions are made again when they are needed."""
@@ -405,16 +409,16 @@ class LogDensity:
     @property
     def has_hessian(self) -> bool:
         """Whether every operation of the model has a second derivative."""
-        return (self.rows is not None and self.by_rows.is_smooth) or self.hessian_error() is None
+        return (self.by_rows.gives_hessians and self.by_rows.is_smooth) or self.hessian_error() is None
 
     def hessian_error(self) -> graph.MissingDerivativeError | None:
         """Return the error that names the operation without a second derivative, if there is one."""
-        return self.second.error() if self.rows is None else self.by_rows.error()
+        return self.by_rows.error() if self.by_rows.gives_hessians else self.second.error()
 
     @property
     def pattern(self) -> Pattern | None:
         """Entries of the Hessian that can differ from 0; None where it counts as dense."""
-        return self.second.sparse.pattern if self.rows is None else self.by_rows.pattern
+        return self.by_rows.pattern if self.by_rows.gives_hessians else self.second.sparse.pattern
 
     @property
     def structural_pattern(self) -> Pattern | None:
@@ -422,7 +426,7 @@ class LogDensity:
 
         None only where it would have too many to hold.
         """
-        if self.rows is not None:
+        if self.by_rows.gives_hessians:
             return self.by_rows.structure
         return self.pattern or self.second.sparse.pattern_by_graph
 
@@ -432,12 +436,12 @@ class LogDensity:
         Where these are too many to look at, the Hessian counts as dense from now on.
         """
         # That of rows is wide enough as long as they add up to log p, which is seen to when they are evaluated.
-        return self.rows is None and self.second.sparse.widen(np.atleast_2d(theta))
+        return not self.by_rows.gives_hessians and self.second.sparse.widen(np.atleast_2d(theta))
 
     @property
     def n_products(self) -> int:
         """Products with a vector that take as long as one Hessian."""
-        return self.second.n_products if self.rows is None else self.by_rows.n_products
+        return self.by_rows.n_products if self.by_rows.gives_hessians else self.second.n_products
 
     def mean_hessian(self, theta: Array) -> MeanHessian:
         """Return the mean of the Hessian over draws, (n_draws, n_dim): an object that evaluates what it is asked for.
@@ -453,7 +457,7 @@ class LogDensity:
         array([-0.25, -0.25, -0.25])
         """
         from_graph = functools.partial(self._hessian_from_graph, theta)
-        return from_graph() if self.rows is None else RowsHessian(self, self.by_rows, theta, from_graph)
+        return RowsHessian(self, self.by_rows, theta, from_graph) if self.by_rows.gives_hessians else from_graph()
 
     def _hessian_from_graph(self, theta: Array) -> ModelHessian:
         return ModelHessian(self, self.second, theta)

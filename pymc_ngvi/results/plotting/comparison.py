@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import xarray as xr
 
-from arviz_base import rcParams
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array
@@ -81,6 +80,8 @@ def plot_comparison(
     both = _paired({name: columns[name] for name in shown})
     plots = _arviz_plots()
     figure = {"figsize": _size(kind, len(shown)), "figsize_units": "inches"}
+    from arviz_base import rcParams  # .8 s to import, with JAX
+
     is_matplotlib = (options.get("backend") or rcParams["plot.backend"]) == "matplotlib"
     of_matplotlib = {"layout": "constrained"} if is_matplotlib else {}
     chosen = {"figure_kwargs": {**figure, **of_matplotlib}, **options}
