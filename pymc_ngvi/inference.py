@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Never
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pymc as pm
@@ -52,6 +53,10 @@ class Arguments(FitOptions):
     random_seed: Seed = None
     start: Mapping[str, ArrayLike] | NGVIApproximation | None = None
     start_sigma: Mapping[str, ArrayLike] | float | None = None
+
+
+#: Of models, by identity, for as long as the result of a fit holds them: the next fit builds nothing anew.
+_BUILT: WeakValueDictionary[int, LogDensity] = WeakValueDictionary()
 
 
 class NGVI(Inference):
@@ -322,13 +327,17 @@ class NGVI(Inference):
 
     def _log_density(self, backend: str, compile_kwargs: dict[str, Any] | None) -> LogDensity:
         """Return the log density for the next fit: what was built for the last one serves again, where it can."""
-        last, model = self._density, self._given["model"]
+        model = self._given["model"]
+        last = self._density or _BUILT.get(id(model))
+        density = None
         if last is not None and last.model is model:
             try:
-                return last.again(backend, compile_kwargs)
+                density = last.again(backend, compile_kwargs)
             except CannotReuse as reason:
                 logger.info(f"The functions of the model are built anew: {reason}.")
-        return LogDensity(model, backend, compile_kwargs)
+        density = density or LogDensity(model, backend, compile_kwargs)
+        _BUILT[id(model)] = density
+        return density
 
     def _seed(self) -> int:
         """Return the seed of the next fit: that of the approximation made for it, or a new one."""
