@@ -328,7 +328,7 @@ class FitSession:
             n_dropped=self._state.rule.n_dropped,
             compile_seconds=self._compile_seconds,
             run_seconds=max(self._seconds - self._compile_seconds, 0.0),
-            backend=density.backend,
+            backend=density.backend_in_use,
             family_reason=self._options.family_reason,
             reparam=self._options.reparam,
             gaussian=getattr(self._state.rule, "gaussian", None),

@@ -246,6 +246,11 @@ class LogDensity:
         return self.functions.backend
 
     @property
+    def backend_in_use(self) -> str:
+        """That of the functions compiled so far: a fit by rows needs none for which a compiler would pay."""
+        return self.backend if self.functions.is_chosen else "quick"
+
+    @property
     def compile_seconds(self) -> float:
         """Spent so far on building and compiling graphs."""
         return self.functions.seconds - self._seconds_before

@@ -32,6 +32,8 @@ type Simplify = Callable[[list[Variable]], list[Variable]]
 _TOLERANCE, _PER_DIM, _LEAST = 3e-4, 3e-6, 1e-12
 #: Times wider than it was, for which a predictor needs another look at its rule.
 _WIDER = 1.5
+#: Predictors that are evaluated at once.
+_MOST_AT_ONCE = 2**22
 #: Relative difference of two values of log p that is rounding.
 _ROUNDING = 1e-9
 
@@ -102,6 +104,8 @@ class Expectations:
 
     def at(self, theta: Array) -> Array:
         """Return log p at points, (n_points,)."""
+        if len(theta) > 1 and len(theta) * len(self.terms.slope) > _MOST_AT_ONCE:
+            return np.concatenate([self.at(point[None]) for point in theta])
         eta = self.linear_map(theta)
         total: Array = self._constant + eta @ self.terms.slope
         for rows in self._rows:
