@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.marginal.log_marginal import LogMarginal, Points, joined
+from pymc_ngvi.marginal.log_marginal import TOLERANCE, LogMarginal, Points, joined
 from pymc_ngvi.marginal.proposals import (
     Base,
     Proposal,
@@ -48,6 +48,8 @@ _LEAST_LEARNED, _LEARNED_PER_FEATURE = 96, 5.0
 _ROUGH, _RESIDUAL, _FLATTENED = 0.3, 0.15, 0.25
 #: Change of log m that more nodes may bring while proposals are adapted, an sd in nats.
 _ROUGH_RULE = 0.15
+#: Part of the usual tolerance that it may bring before there is a pool: otherwise, that would often be evaluated twice.
+_OF_TOLERANCE = 0.6
 #: Variance of its predictions, in that of residuals, up to which they are used: while adapting; for the pool.
 _ROUGH_REACH, _REACH = 3.0, 1.0
 #: Draws of a pool for each one of its effective size, about.
@@ -138,7 +140,7 @@ class Sampler:
             return Sampled(pool, proposal, self._bend, 0.0, n_adapted)
         near = pooled(self._used())
         weights = _weights(tempered(near.log_weights, _N_COMPARED))
-        if not self._needs_more_nodes(near.g, weights):
+        if not self._needs_more_nodes(near.g, weights, _OF_TOLERANCE * TOLERANCE):
             self._learn_from_more(near.g, weights)
         proposal, pool, difference = self._settled(proposal)
         return Sampled(pool, proposal, self._bend, difference, n_adapted)
@@ -238,13 +240,13 @@ class Sampler:
         self._learn(_ROUGH, self._least_nodes)
         return self._function(g)[0]
 
-    def _needs_more_nodes(self, g: Array, weights: Array) -> bool:
+    def _needs_more_nodes(self, g: Array, weights: Array, tolerance: float = TOLERANCE) -> bool:
         """Tell whether the reference, chosen about the first proposal, has too few nodes at the posterior; mend it."""
         quadrature = self._quadrature
         assert quadrature is not None
         before = quadrature.rule
         rows = np.unique(evenly_picked(weights, _N_COMPARED, self._rng.random()))
-        quadrature.choose_rule(quadrature.reference(g[rows]), least=before.n_nodes)
+        quadrature.choose_rule(quadrature.reference(g[rows]), least=before.n_nodes, tolerance=tolerance)
         if quadrature.rule == before:
             return False
         rows = np.union1d(evenly_picked(weights, self._n_learned, self._rng.random()), self._farthest(g, weights))
@@ -290,11 +292,21 @@ class Sampler:
             points = quadrature.reference(g[rows])
             self._known = joined([known, points])
             self._learn(_RESIDUAL, least)
-            apart = points.log_marginal - quadrature.by_base(points.g)[0] if quadrature.base is not None else np.inf
-            if not np.sqrt(np.mean(apart**2)) < _RESIDUAL:  # the polynomial does not go so far
-                self._known = known
+            if not base.rule.n_nodes and not self._is_right_at(points):
+                self._learn(_RESIDUAL, 1)  # a polynomial alone may be too stiff where one node is not
+            most = max(base.rule.n_nodes, 1)
+            if not self._is_right_at(points) or (quadrature.base and quadrature.base.rule.n_nodes > most):
+                self._known = known  # no polynomial goes so far
                 self._learn(_RESIDUAL, least)
                 return
+
+    def _is_right_at(self, points: Points) -> bool:
+        """Tell whether the base rule is right at points that it was told of."""
+        quadrature = self._quadrature
+        if quadrature is None or quadrature.base is None:
+            return False
+        apart = points.log_marginal - quadrature.by_base(points.g)[0]
+        return bool(np.sqrt(np.mean(apart**2)) < _RESIDUAL)
 
     def _check(self, g: Array, log_marginal: Array, weights: Array) -> float:
         """Return how far log m is from the reference at some draws, an sd in nats, and remember these."""

@@ -287,7 +287,8 @@ class LogMarginal:
 
         first = min(next(i for i, r in enumerate(rules) if r.n_nodes >= least), len(rules) - 2)
         for i in range(first, len(rules) - 1):
-            self.rule_error, limit = error(i, i + 1), tolerance if rules[i].n_nodes >= usual else TOLERANCE
+            self.rule_error = error(i, i + 1)
+            limit = tolerance if rules[i].n_nodes >= usual else min(tolerance, TOLERANCE)
             if self.rule_error < limit and i + 2 < len(rules):
                 self.rule_error = max(self.rule_error, error(i, i + 2))
             if self.rule_error < limit:
