@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 from scipy import stats
 
 from pymc_ngvi import ConvergenceWarning
-from pymc_ngvi.core.normal_rules import n_levels, rule
+from pymc_ngvi.core.normal_rules import blocks, n_levels, n_nodes, rule
 from pymc_ngvi.families import BlockState, DiagonalState, FullState
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.problem import make_family
@@ -212,22 +212,30 @@ def test_a_sum_of_predictors_is_integrated_along_one_direction(densities):
     root = np.linalg.cholesky(np.einsum("rai,ij,rbj->rab", matrix[rows.index], q.cov(), matrix[rows.index]))
     at = mean[None] + np.einsum("rab,nb->nra", root, nodes)
     expected = weights @ rows.values(list(np.moveaxis(at, 2, 0)), slice(None))
-    assert_allclose(rows.moments(mean, root @ root.swapaxes(1, 2), levels)[0], expected, atol=1e-6)
+    assert_allclose(rows.whitened(mean, root, levels, np.arange(len(mean)))[0], expected, atol=4e-6)
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
 def test_rules_are_exact_for_exponentials(k):
     slope = np.linspace(0.2, 0.5, k)
-    square = np.eye(k)[np.tril_indices(k)]
-    for level in range(n_levels(k)):
-        nodes, weights = rule(k, level)
+    for level in range(n_levels(blocks(k)[0]) if k != 2 else 7):
+        nodes, weights = rule(k, (level,) * len(blocks(k)))
         found = weights @ np.exp(nodes @ slope)
         outer = np.multiply.outer(slope, slope)[np.tril_indices(k)]
         expected = np.exp(0.5 * slope @ slope) * np.concatenate([[1.0], slope, outer])
-        finest = level == n_levels(k) - 1
+        finest = level == n_levels(blocks(k)[0]) - 1
         assert_allclose(found, expected, atol=1e-6 if finest else 0.05)
         assert_allclose(weights.sum(axis=1), np.eye(len(weights))[0], atol=1e-10)
-        assert len(square) == len(outer)
+
+
+def test_levels_of_two_directions_are_their_own():
+    """Three nodes are exact for a square, and far from it for a wide exponential."""
+    nodes, weights = rule(2, (0, 4))
+    found = weights @ (nodes[:, 0] ** 2 * np.exp(2.0 * nodes[:, 1]))
+    assert len(nodes) == n_nodes(1, 0) * n_nodes(1, 4)
+    assert_allclose(found, np.exp(2.0) * np.array([1.0, 0.0, 2.0, 2.0, 0.0, 4.0]), rtol=1e-6, atol=1e-6)
+    nodes, weights = rule(2, (4, 0))
+    assert weights[0] @ (nodes[:, 0] ** 2 * np.exp(2.0 * nodes[:, 1])) < 0.9 * np.exp(2.0)
 
 
 def many_groups():
@@ -346,8 +354,8 @@ def test_blocks_are_independent(densities):
     assert q.covariances(np.array([0, 0]), np.array([0, density.n_dim - 1])).tolist() == pytest.approx([0.09, 0.0])
 
 
-@pytest.mark.parametrize(("n", "status"), [(2, "iteration limit"), (100, "not smooth")])
-def test_a_fit_goes_on_with_draws_where_a_gaussian_leaves_the_support(n, status):
+@pytest.mark.parametrize(("n", "statuses"), [(2, ["iteration limit"]), (100, ["not smooth", "outside the support"])])
+def test_a_fit_goes_on_with_draws_where_a_gaussian_leaves_the_support(n, statuses):
     """At whatever iteration it ends: rates are linear in what they depend on, and may become negative."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -357,5 +365,5 @@ def test_a_fit_goes_on_with_draws_where_a_gaussian_leaves_the_support(n, status)
             approx = pm.fit(n, method="ngvi", posterior="gaussian", random_seed=1, progressbar=False)
     assert approx.record.estimator == "price"
     assert np.isfinite(approx.elbo.value)
-    assert str(approx.status) == status
+    assert str(approx.status) in statuses
     assert approx.n_iterations <= n

@@ -2,7 +2,8 @@
 
 Gauss-Hermite rules are exact for polynomials and all but exact where a normal is narrow beside what is integrated.
 Elsewhere the trapezoidal rule converges faster than any power of its spacing [1]_; each further level has half of it,
-and reaches farther. In three and more dimensions, grids are sparse [2]_.
+and reaches farther. In two dimensions each has a level of its own. In three and more, grids are sparse [2]_, with one
+level for all of them.
 
 References
 ----------
@@ -22,13 +23,12 @@ import numpy as np
 
 from pymc_ngvi.core.values import Array
 
-#: Nodes of Gauss-Hermite rules, by level, in each of one and two dimensions; and of the trapezoidal rules that
-#: follow, spacing and reach.
-_GAUSS = {1: (6, 12), 2: (6, 12)}
-_TRAPEZOIDAL = {
-    1: ((0.5, 8.0), (0.25, 12.0), (0.125, 16.0), (0.0625, 20.0), (0.03125, 24.0), (0.015625, 24.0)),
-    2: ((0.5, 8.0), (0.25, 12.0)),
-}
+#: Nodes of the Gauss-Hermite rules of one dimension, by level; and of the trapezoidal rules that follow, spacing and
+#: reach.
+_GAUSS = (3, 5, 8, 12, 18)
+_TRAPEZOIDAL = ((0.5, 8.0), (0.25, 12.0), (0.125, 16.0), (0.0625, 20.0), (0.03125, 24.0), (0.015625, 24.0))
+#: Dimensions up to which each has a level of its own.
+_FEW = 2
 #: Levels of sparse grids in more dimensions, and the nodes of the rules of one dimension that they are made of.
 _SPARSE, _NODES = (2, 3, 4, 5), (1, 3, 5, 7, 9, 11)
 
@@ -51,24 +51,42 @@ class Rule(NamedTuple):
     weights: Array
 
 
-def n_levels(k: int) -> int:
-    """Return the number of rules in ``k`` dimensions."""
-    return len(_GAUSS[k]) + len(_TRAPEZOIDAL[k]) if k in _GAUSS else len(_SPARSE)
+def blocks(k: int) -> tuple[int, ...]:
+    """Return how many of ``k`` dimensions each level of a rule is for."""
+    return (1,) * k if k <= _FEW else (k,)
+
+
+def n_levels(size: int) -> int:
+    """Return the number of levels for a block of dimensions; each is finer than the one before."""
+    return len(_GAUSS) + len(_TRAPEZOIDAL) if size == 1 else len(_SPARSE)
 
 
 @functools.cache
-def rule(k: int, level: int) -> Rule:
-    """Return a rule; each level is finer than the one before."""
-    if k not in _GAUSS:
-        nodes, weights = _sparse_grid(k, _SPARSE[level])
-    elif level < len(_GAUSS[k]):
-        nodes, weights = _product([_gauss(_GAUSS[k][level])] * k)
+def rule(k: int, levels: tuple[int, ...]) -> Rule:
+    """Return the rule in ``k`` dimensions that has a level for each of its `blocks`."""
+    if len(levels) != len(blocks(k)):
+        raise ValueError(f"{k} dimensions have {len(blocks(k))} levels, not {len(levels)}")
+    if k > _FEW:
+        nodes, weights = _sparse_grid(k, _SPARSE[levels[0]])
     else:
-        nodes, weights = _product([_trapezoidal(*_TRAPEZOIDAL[k][level - len(_GAUSS[k])])] * k)
+        nodes, weights = _product([_line(level) for level in levels])
     i, j = np.tril_indices(k)
     second = nodes[:, i] * nodes[:, j] - (i == j)
     parts = np.concatenate([np.ones((len(nodes), 1)), nodes, second], axis=1)
     return Rule(nodes, np.ascontiguousarray((weights[:, None] * parts).T))
+
+
+@functools.cache
+def n_nodes(size: int, level: int) -> int:
+    """Return the number of nodes for a block of dimensions; a product of rules has as many as the product of theirs."""
+    return len(rule(size, (level,)).nodes)
+
+
+def _line(level: int) -> tuple[Array, Array]:
+    """Return nodes and weights of a rule of one dimension."""
+    if level < len(_GAUSS):
+        return _gauss(_GAUSS[level])
+    return _trapezoidal(*_TRAPEZOIDAL[level - len(_GAUSS)])
 
 
 def _gauss(n: int) -> tuple[Array, Array]:
@@ -87,7 +105,9 @@ def _trapezoidal(spacing: float, reach: float) -> tuple[Array, Array]:
 
 
 def _product(axes: Sequence[tuple[Array, Array]]) -> tuple[Array, Array]:
-    """Return nodes, (n_nodes, k), and weights of a product of rules of one dimension."""
+    """Return nodes, (n_nodes, k), and weights of a product of rules of one dimension; of none, one node."""
+    if not axes:
+        return np.zeros((1, 0)), np.ones(1)
     nodes = np.stack([z.ravel() for z in np.meshgrid(*[z for z, _ in axes], indexing="ij")], axis=1)
     weights: Array = functools.reduce(np.multiply.outer, [w for _, w in axes]).ravel()
     return nodes, weights

@@ -147,12 +147,12 @@ class RowRules:
     Parameters
     ----------
     level : ndarray of int, shape (n_rows,)
-        From 0, coarse, to fine.
+        Codes of the levels in all directions; 0 is the coarsest rule.
     sd : ndarray, shape (n_rows,)
         The largest standard deviation of the predictors of each row under the q for which its rule was chosen.
     """
 
-    level: NDArray[np.int8]
+    level: NDArray[np.int16]
     sd: NDArray[np.float32]
 
 
@@ -184,7 +184,9 @@ class Expectation(NamedTuple):
 class RowsTarget(Protocol):
     """What a target has beside, if it is a sum over rows, each a function of a few affine functions of theta."""
 
-    def expected(self, q: "Spread", rules: RowRules | None = None, *, finer: bool = False) -> Expectation:
+    def expected(
+        self, q: "Spread", rules: RowRules | None = None, *, finer: bool = False, least: float = -np.inf
+    ) -> Expectation:
         """Return the expectation under a Gaussian.
 
         Parameters
@@ -194,6 +196,8 @@ class RowsTarget(Protocol):
             To be used as they are. Default: those that q needs.
         finer : bool
             Whether to take finer ones where q needs them for predictors that are wider than they were.
+        least : float
+            Nats; no other rules are taken where the value by these, or the coarsest, is lower.
         """
 
 

@@ -75,12 +75,18 @@ class Quadrature:
         return self.by_rules(target, cast(GaussianState, state))
 
     def by_rules(
-        self, target: Density, state: GaussianState, rules: RowRules | None = None, *, finer: bool = False
+        self,
+        target: Density,
+        state: GaussianState,
+        rules: RowRules | None = None,
+        *,
+        finer: bool = False,
+        least: float = -np.inf,
     ) -> ExactEvaluation:
-        """As `evaluate`, by rules that are given; see `RowsTarget.expected`."""
+        """As `evaluate`, by rules that are given; see `RowsTarget.expected`, where ``least`` is without the entropy."""
         if not isinstance(target, RowsTarget):
             raise ValueError("quadrature goes through the rows of log p: this target has none.")
-        expectation = target.expected(state, rules, finer=finer)
+        expectation = target.expected(state, rules, finer=finer, least=least - state.entropy())
         finite = bool(np.isfinite(expectation.value) and np.isfinite(expectation.grad).all())
         elbo = expectation.value + state.entropy() if finite else -np.inf
         none = np.empty((0, state.n_dim))

@@ -374,7 +374,9 @@ class LogDensity:
             return replace(found, why_not=self.by_rows.why_not)
         return found
 
-    def expected(self, q: Spread, rules: RowRules | None = None, *, finer: bool = False) -> Expectation:
+    def expected(
+        self, q: Spread, rules: RowRules | None = None, *, finer: bool = False, least: float = -np.inf
+    ) -> Expectation:
         """Return the expectation of log p under a Gaussian, by quadrature; it counts as a gradient and a Hessian.
 
         See `RowsTarget` for the parameters. Rows are checked whenever rules are chosen.
@@ -392,7 +394,7 @@ class LogDensity:
         if rules is None:
             self.by_rows.check(q.location)
         self.count_expectation()
-        return rows.under(q, self.pattern, rules, finer=finer)
+        return rows.under(q, self.pattern, rules, finer=finer, least=least)
 
     def check_rows(self, theta: Array) -> None:
         """Compare rows with log p at a point, (n_dim,).

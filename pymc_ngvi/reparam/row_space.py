@@ -30,16 +30,19 @@ class RowSpaceDensity:
         self.n_dim = seen.space.n_dim
         self.info = _Positive(seen.space.places_of(density.info.positive))
 
-    def expected(self, q: Spread, rules: RowRules | None = None, *, finer: bool = False) -> Expectation:
+    def expected(
+        self, q: Spread, rules: RowRules | None = None, *, finer: bool = False, least: float = -np.inf
+    ) -> Expectation:
         """Return the expectation under a Gaussian; see `LogDensity.expected`."""
         if rules is None:
             self.density.check_rows(self.space.to_theta(q.location[None])[0])
         self.density.count_expectation()
         inside = np.arange(len(self.space.kept), self.n_dim)
-        found, mean = self._rows.under(q, None, rules, finer=finer), q.location[inside]
+        mean = q.location[inside]
+        prior = -0.5 * float(mean @ mean + q.covariances(inside, inside).sum())
+        found = self._rows.under(q, None, rules, finer=finer, least=least - prior)
         grad = found.grad.copy()
         grad[inside] -= mean
-        prior = -0.5 * float(mean @ mean + q.covariances(inside, inside).sum())
         hessian = _WithPrior(found.hessian, inside)
         return found._replace(value=found.value + prior, grad=grad, hessian=hessian)
 

@@ -9,7 +9,7 @@ import functools
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, cast
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from pymc_ngvi.core.types import (
     Array,
     Assessment,
     BaseDraws,
+    Density,
     Direction,
     Estimator,
     Evaluation,
@@ -31,6 +32,7 @@ from pymc_ngvi.core.types import (
     StepRule,
     Target,
     Update,
+    VariationalState,
 )
 from pymc_ngvi.estimators.quadrature import ExactEvaluation, Quadrature
 from pymc_ngvi.steps.adaptive.growth import Growth
@@ -48,11 +50,11 @@ _FLAT, _LONGEST = 0.75, 64.0
 #: Part of the tolerance that a converged fit may have left: what is exact may as well be found exactly.
 _PART = 0.002
 #: Iterations at which rules of quadrature are chosen anew: coarse ones may do where q has become narrow.
-_ANEW = frozenset(2 * 4**n for n in range(12))
+_ANEW = frozenset(3 * 4**n for n in range(12))
 #: Steps in a row that gain nothing, after which there is nothing to gain.
 _MOST_IDLE = 3
 #: Nats between two ELBOs beyond which it does not matter that they are by different rules of quadrature.
-_CLOSE = 1.0
+_CLOSE = 0.05
 #: Relative rounding of an ELBO.
 _ROUNDING = 1e-12
 _NO_DRAWS = BaseDraws(np.empty((0, 0)), 1)
@@ -138,7 +140,11 @@ class _Trials:
 
     def evaluate(self, q: GaussianState) -> ExactEvaluation:
         """Evaluate a trial, and the start once more where that took other rules."""
-        evaluation = self._by_rules(q, None if self._anew else self.rules, finer=True)
+        evaluation = self._by_rules(q, self.rules, finer=True, least=self._least)
+        if not self.accept(evaluation):  # whatever finer rules say
+            return evaluation
+        if self._anew and evaluation.expectation.rules.level.any():
+            evaluation = self._by_rules(q)
         found, before = evaluation.expectation.rules, self.rules
         same = before is None or np.array_equal(found.level, before.level)
         if not same and abs(evaluation.elbo - self.elbo) < _CLOSE:
@@ -148,8 +154,24 @@ class _Trials:
 
     def accept(self, evaluation: ExactEvaluation) -> bool:
         """Tell whether the ELBO does not fall."""
-        slack = _ROUNDING * (1.0 + abs(self.elbo))
-        return bool(np.isfinite(evaluation.elbo) and evaluation.elbo >= self.elbo - slack)
+        return bool(np.isfinite(evaluation.elbo) and evaluation.elbo >= self._least)
+
+    @property
+    def _least(self) -> float:
+        return self.elbo - _ROUNDING * (1.0 + abs(self.elbo))
+
+
+class _Following(Quadrature):
+    """Expectations by the rules of the one before, and finer ones where they are needed."""
+
+    def __init__(self, rules: RowRules | None) -> None:
+        self._rules = rules
+
+    def evaluate(self, target: Density, state: VariationalState, base: BaseDraws) -> ExactEvaluation:
+        """Take the expectation of log p under a Gaussian."""
+        evaluation = self.by_rules(target, cast(GaussianState, state), self._rules, finer=True)
+        self._rules = evaluation.expectation.rules
+        return evaluation
 
 
 class LineSearch(StepRule[GaussianState, LineSearchState]):
@@ -203,7 +225,7 @@ class LineSearch(StepRule[GaussianState, LineSearchState]):
 
     def _with_scales(self, state: LineSearchState) -> LineSearchState:
         """Look for lost scales elsewhere; return the state as it is where none are."""
-        tools = Tools(self._target, self._update, self._estimator, _NO_DRAWS, _NO_DRAWS)
+        tools = Tools(self._target, self._update, _Following(state.rules), _NO_DRAWS, _NO_DRAWS)
         q = recovered(tools, state.q)
         if q is None:
             return replace(state, n_recoveries=0 if self._is_solved(state) else state.n_recoveries)
@@ -223,7 +245,8 @@ class LineSearch(StepRule[GaussianState, LineSearchState]):
         if not isinstance(found, Failure):
             return self._moved(state, found, gradient, slope)
         if np.isnan(state.error):
-            return self._stepped(self._anew(state))
+            anew = self._anew(state)
+            return anew if anew.blind else self._stepped(anew)
         return replace(state, stalled=True, blind=found is Failure.NOT_FINITE, next_step_size=1.0)
 
     def terminate(self, state: LineSearchState) -> Status | None:

@@ -7,7 +7,7 @@ Gradient and Hessian with respect to the mean of the predictors come from values
 which holds for functions with kinks, too.
 """
 
-import functools
+import math
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,23 +15,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from numpy.typing import NDArray
-from pytensor.compile import Function
 
-from pymc_ngvi.core.normal_rules import Rule, n_levels, rule
+from pymc_ngvi.core import normal_rules
+from pymc_ngvi.core.normal_rules import Rule, rule
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.model.predictors.compiled import CompiledOnce
-from pymc_ngvi.model.predictors.terms import Rows
+from pymc_ngvi.model.predictors.levels import Index, Levels, by_code, unpacked
 
-type Levels = NDArray[np.int8]
+type Compiled = Callable[..., Sequence[Array]]
 
-#: Points at a time of a function that is more than arithmetic with numbers.
-_AT_A_TIME = 32
 #: Values of a function that are computed at a time.
 _CACHED = 2**16
-#: Rules for predictors that are in no sum, and along the sum, by level; where there are no others.
-_PAIRS, _ALONG = ((0, 0), (1, 1), (1, 2), (2, 2), (2, 3)), tuple((0, level) for level in range(6))
-#: Values of a function that one expectation may take, where finer rules have not settled it.
-_MOST_VALUES = 2**22
+#: Levels for predictors that others in a sum are multiplied by. E[exp(z e^s)] is not finite: what counts is where q has
+#: its mass, and finer rules, which reach farther, would see how far out it gets large.
+_FEW_LEVELS = 5
 #: Part of a variance that has to be left, given the predictors before, for one to have a direction of its own.
 _LEAST_VARIANCE = 1e-12
 
@@ -49,7 +45,7 @@ class RowFunction:
         (1, n_rows) or (1, 1) each.
     """
 
-    function: Callable[..., Sequence[Array]]
+    function: Compiled
     index: NDArray[np.int64]
     data: list[Array]
 
@@ -64,91 +60,67 @@ class RowFunction:
         return int(self.index.shape[1])
 
     @property
-    def n_levels(self) -> int:
-        """Rules of quadrature, from coarse to fine."""
-        return n_levels(self.k)
-
-    def n_nodes(self, level: int) -> int:
-        """Nodes of a rule."""
-        return len(rule(self.k, level).nodes)
-
-    @property
     def n_directions(self) -> int:
         """Directions in which the function varies, all others given."""
         return self.k
 
-    def values(self, predictors: Sequence[Array], at: NDArray[np.int64] | slice) -> Array:
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """How many of the directions each level of a rule is for."""
+        return normal_rules.blocks(self.k)
+
+    @property
+    def n_levels(self) -> tuple[int, ...]:
+        """Levels that each of these has."""
+        return tuple(map(normal_rules.n_levels, self.blocks))
+
+    def n_nodes(self, code: int) -> int:
+        """Nodes of a rule."""
+        levels = unpacked(code, len(self.blocks))
+        return math.prod(map(normal_rules.n_nodes, self.blocks, levels))
+
+    def values(self, predictors: Sequence[Array], at: Index | slice) -> Array:
         """Return values, (n_points, n_rows), at predictors of that shape each."""
-        return self._evaluated(self.function, predictors, at)
+        return evaluated(self.function, [*predictors, *self.data_of(at)], predictors[0].shape)
 
-    def _evaluated(
-        self, function: Callable[..., Sequence[Array]], predictors: Sequence[Array], at: NDArray[np.int64] | slice
-    ) -> Array:
-        data = [d if d.shape[1] == 1 else np.ascontiguousarray(d[:, at]) for d in self.data]
-        with np.errstate(all="ignore"):
-            [result] = function(*predictors, *data)
-        return np.broadcast_to(np.asarray(result), predictors[0].shape)
+    def data_of(self, at: Index | slice) -> list[Array]:
+        """Return the data of some rows."""
+        return [d if d.shape[1] == 1 else np.ascontiguousarray(d[:, at]) for d in self.data]
 
-    def whitened(self, mean: Array, root: Array, level: int, at: NDArray[np.int64]) -> Array:
-        """Return E[f], E[f z] and E[f (z z^T - I)], (1 + k + k (k + 1) / 2, n_rows)."""
-        nodes, weights = rule(self.k, level)
-        result = np.empty((len(weights), len(at)))
-        for part in _slices(len(at), max(1, _CACHED // len(nodes))):
-            points = _points(mean[part], root[part], nodes)
-            result[:, part] = weights @ self.values(points, at[part])
-        return result
-
-    def rules(
-        self, mean: Array, root: Array, rows: NDArray[np.intp], least: Levels, tolerance: float
-    ) -> tuple[Levels, Array]:
-        """Choose the rule of each row.
+    def whitened(self, mean: Array, root: Array, codes: Levels, rows: Index) -> Array:
+        """Return E[f], E[f z] and E[f (z z^T - I)] of rows, each by its own rule.
 
         Parameters
         ----------
         mean, root : ndarray, shapes (n_rows, k), (n_rows, k, k)
             Of the predictors: mean, and Cholesky factor of the covariance.
+        codes : ndarray of int, shape (n_rows,)
+            Rules.
         rows : ndarray of int, shape (n_rows,)
             Which rows these are.
-        least : ndarray of int, shape (n_rows,)
-            Level to begin with.
-        tolerance : float
-            Nats that the expectation of a row may be off by.
 
         Returns
         -------
-        level : ndarray of int, shape (n_rows,)
-        error : ndarray, shape (n_rows,)
-            What is wrong with the expectation by this rule, at most, nats.
+        ndarray, shape (1 + k + k (k + 1) / 2, n_rows)
         """
-        level = np.minimum(least, self.n_levels - 2).astype(np.int8)
-        error = np.full(len(level), np.inf)
-        left = np.arange(len(level))
-        while len(left):
-            now = int(level[left].min())
-            at = left[level[left] == now]
-            if now and self.n_nodes(now + 1) * len(at) > _MOST_VALUES:
-                break
-            coarse, fine = (self.whitened(mean[at], root[at], now + more, rows[at]) for more in (0, 1))
-            with np.errstate(invalid="ignore"):
-                apart = np.abs(fine - coarse).max(axis=0)
-            error[at] = np.where(np.isfinite(apart), apart, np.inf)
-            level[at[~(apart <= tolerance)]] += 1
-            left = np.flatnonzero((error > tolerance) & (level < self.n_levels - 1))
-        return level, error
+        result = np.empty((1 + self.k + self.k * (self.k + 1) // 2, len(codes)))
+        for code, at in by_code(codes):
+            result[:, at] = self._by_rule(code, mean[at], root[at], rows[at])
+        return result
 
-    def moments(self, mean: Array, cov: Array, levels: Levels) -> tuple[Array, Array, Array]:
-        """Return E[f], (n_rows,), E[grad f], (n_rows, k), and E[hess f], (n_rows, k, k)."""
-        root = roots(cov)
-        whitened = np.empty((1 + self.k + self.k * (self.k + 1) // 2, len(mean)))
-        for level in np.unique(levels):
-            at = np.flatnonzero(levels == level)
-            whitened[:, at] = self.whitened(mean[at], root[at], int(level), at)
-        inverse = inverse_roots(root)
-        i, j = np.tril_indices(self.k)
-        second = np.empty((len(mean), self.k, self.k))
-        second[:, i, j] = second[:, j, i] = whitened[1 + self.k :].T
-        grad = np.einsum("rba,br->ra", inverse, whitened[1 : 1 + self.k])
-        return whitened[0], grad, inverse.swapaxes(1, 2) @ second @ inverse
+    def _by_rule(self, code: int, mean: Array, root: Array, rows: Index) -> Array:
+        size = max(1, _CACHED // self.n_nodes(code))
+        levels = unpacked(code, len(self.blocks))
+        parts = [
+            self._part(levels, mean[part], root[part], self.data_of(rows[part])) for part in slices(len(mean), size)
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+    def _part(self, levels: tuple[int, ...], mean: Array, root: Array, data: list[Array]) -> Array:
+        nodes, weights = rule(self.k, levels)
+        points = points_at(mean, root, nodes)
+        result: Array = weights @ evaluated(self.function, [*points, *data], points[0].shape)
+        return result
 
 
 @dataclass
@@ -156,22 +128,26 @@ class SummedRowFunction(RowFunction):
     """One that depends on its last predictors through a sum alone.
 
     Given the others, u, only one direction counts of what these are made of, z: that in which the sum moves. What is
-    perpendicular to it integrates out.
+    perpendicular to it integrates out. What hangs on u alone is computed once for all nodes along the sum.
 
     Parameters
     ----------
-    sum_ : Function
-        Of all predictors and the data: affine in the last ``n_summed``.
     n_summed : int
+    path : callable
+        From u and the data to the sum where all that it is a sum of is 0, and its slopes in these.
+    of_sum : callable
+        The function, given those of u that it depends on otherwise, the sum, and the data.
+    beside : list of int
+        Which of u these are.
+    per_row : list of bool
+        Whether data are those of each row, not of all.
     """
 
-    sum_: Function
     n_summed: int
-
-    @property
-    def n_levels(self) -> int:
-        """Pairs of rules, from coarse to fine: for the others, and along the sum."""
-        return len(self._levels)
+    path: Compiled
+    of_sum: Compiled
+    beside: list[int]
+    per_row: list[bool]
 
     @property
     def n_directions(self) -> int:
@@ -179,96 +155,81 @@ class SummedRowFunction(RowFunction):
         return self._n_others + 1
 
     @property
-    def _levels(self) -> tuple[tuple[int, int], ...]:
-        return _PAIRS if self._n_others else _ALONG
+    def blocks(self) -> tuple[int, ...]:
+        """Those of the others, and the sum."""
+        return (*normal_rules.blocks(self._n_others), 1)
 
-    def n_nodes(self, level: int) -> int:
-        """Nodes of a pair of rules."""
-        others, along = self._levels[level]
-        return (len(rule(self._n_others, others).nodes) if self._n_others else 1) * len(rule(1, along).nodes)
+    @property
+    def n_levels(self) -> tuple[int, ...]:
+        """Levels that each of these has."""
+        *others, along = super().n_levels
+        return (*(min(n, _FEW_LEVELS) for n in others), along)
 
     @property
     def _n_others(self) -> int:
         return self.k - self.n_summed
 
-    def whitened(self, mean: Array, root: Array, level: int, at: NDArray[np.int64]) -> Array:
-        """Return E[f], E[f z] and E[f (z z^T - I)], (1 + k + k (k + 1) / 2, n_rows)."""
-        others, along = self._levels[level]
-        first = rule(self._n_others, others) if self._n_others else Rule(np.zeros((1, 0)), np.ones((1, 1)))
-        second = rule(1, along)
-        result = np.empty((1 + self.k + self.k * (self.k + 1) // 2, len(at)))
-        for part in _slices(len(at), max(1, _CACHED // (len(first.nodes) * len(second.nodes)))):
-            result[:, part] = self._part(mean[part], root[part], first, second, at[part])
-        return result
+    def _part(self, levels: tuple[int, ...], mean: Array, root: Array, data: list[Array]) -> Array:
+        first, second = rule(self._n_others, levels[:-1]), rule(1, levels[-1:])
+        m, shape = self._n_others, (len(first.nodes), len(mean))
+        points = points_at(mean, root[:, :, :m], first.nodes)
+        middle, step = self._along(points, root[:, m:, m:], data)
+        sd = np.sqrt(sum(s * s for s in step))
+        per_sd = np.divide(1.0, sd, out=np.zeros_like(sd), where=sd > 0.0)
+        of_sum = self._of_sum(points, middle, sd, second, data).reshape(3, *shape)
+        return _joined(first, of_sum, [s * per_sd for s in step])
 
-    def _part(self, mean: Array, root: Array, first: Rule, second: Rule, at: NDArray[np.int64]) -> Array:
-        m, n_rows = self._n_others, len(at)
-        padded = np.concatenate([first.nodes, np.zeros((len(first.nodes), self.n_summed))], axis=1)
-        points = _points(mean, root, padded)
-        direction = self._direction(points, root[:, m:, m:], at)
-        step = np.einsum("rab,nrb->anr", root[:, m:, m:], direction)
-        zeta = second.nodes[:, 0]
-        shape = (len(zeta) * len(padded), n_rows)
-        full = [np.broadcast_to(u, (len(zeta), *u.shape)).reshape(shape) for u in points[:m]]
-        full += [(u + zeta[:, None, None] * s).reshape(shape) for u, s in zip(points[m:], step, strict=True)]
-        values = self.values(full, at).reshape(len(zeta), -1)
-        value, slope, bend = (second.weights @ values).reshape(3, len(padded), n_rows)
-        weight, lower = first.weights[0], list(zip(*np.tril_indices(self.k), strict=True))
-        of_u = first.weights @ value
-        n_u, u_entries = 1 + m, {pair: 1 + m + n for n, pair in enumerate(zip(*np.tril_indices(m), strict=True))}
-        result = [of_u[0], *of_u[1:n_u]]
-        result += [np.einsum("n,nr,nr->r", weight, slope, direction[:, :, a]) for a in range(self.n_summed)]
-        for a, b in lower:
-            if a < m:
-                result.append(of_u[u_entries[a, b]])
-            elif b < m:
-                result.append(np.einsum("n,nr,nr->r", first.weights[1 + b], slope, direction[:, :, a - m]))
-            else:
-                both = direction[:, :, a - m] * direction[:, :, b - m]
-                result.append(np.einsum("n,nr,nr->r", weight, bend, both))
-        return np.stack(result)
+    def _along(self, points: list[Array], root: Array, data: list[Array]) -> tuple[Array, list[Array]]:
+        """Return the mean of the sum, (n_nodes, n_rows), and how each of z moves it, given u."""
+        m, shape = self._n_others, points[0].shape
+        start, *slopes = self.path(*points[:m], *data)
+        middle = start + sum(slope * point for slope, point in zip(slopes, points[m:], strict=True))
+        step = [sum(slopes[b] * root[:, b, a] for b in range(a, self.n_summed)) for a in range(self.n_summed)]
+        return np.broadcast_to(middle, shape), [np.broadcast_to(s, shape) for s in step]
 
-    def _direction(self, points: list[Array], root: Array, at: NDArray[np.int64]) -> Array:
-        """Return the unit vectors of z along which the sum moves, (n_nodes, n_rows, n_summed)."""
-        m, zero = self._n_others, np.zeros_like(points[0])
-        others = points[:m]
-        start = self._evaluated(self.sum_, [*others, *[zero] * self.n_summed], at)
-        slopes = []
-        for a in range(self.n_summed):
-            unit = [np.ones_like(zero) if b == a else zero for b in range(self.n_summed)]
-            slopes.append(self._evaluated(self.sum_, [*others, *unit], at) - start)
-        moved = np.einsum("anr,rab->nrb", np.stack(slopes), root)
-        length = np.linalg.norm(moved, axis=2, keepdims=True)
-        result: Array = np.divide(moved, length, out=np.zeros_like(moved), where=length > 0.0)
+    def _of_sum(self, points: list[Array], middle: Array, sd: Array, along: Rule, data: list[Array]) -> Array:
+        """Return expectations, times 1, zeta and zeta^2 - 1, given u, (3, n_nodes * n_rows)."""
+        sums = np.multiply.outer(along.nodes[:, 0], sd.ravel())
+        sums += middle.ravel()
+        beside = [points[a].reshape(1, -1) for a in self.beside]
+        repeated = [np.tile(d, len(middle)) if own else d for d, own in zip(data, self.per_row, strict=True)]
+        result: Array = along.weights @ evaluated(self.of_sum, [*beside, sums, *repeated], sums.shape)
         return result
 
 
-def row_function(rows: Rows, compile_: CompiledOnce) -> RowFunction:
-    """Compile rows."""
-    inputs, data = [*rows.slots, *rows.data], list(rows.data.values())
-    function = compile_(inputs, [rows.value])
-    if rows.is_whole:
-        return RowFunction(functools.partial(_few_at_a_time, function), rows.index, data)
-    if rows.sum_ is None:
-        return RowFunction(function, rows.index, data)
-    return SummedRowFunction(function, rows.index, data, compile_(inputs, [rows.sum_]), rows.n_summed)
+def _joined(first: Rule, of_sum: Array, direction: list[Array]) -> Array:
+    """Return expectations in all directions from those along the sum, (3, n_nodes, n_rows), at nodes of the others."""
+    value, slope, bend = of_sum
+    m = first.nodes.shape[1]
+    of_u = first.weights @ value
+    across = [first.weights[: 1 + m] @ (slope * d) for d in direction]
+    result = [*of_u[: 1 + m], *(of_z[0] for of_z in across), *of_u[1 + m :]]
+    for a, d in enumerate(direction):
+        bent = bend * d
+        result += [*across[a][1:], *(first.weights[0] @ (bent * direction[b]) for b in range(a + 1))]
+    return np.stack(result)
 
 
-def _few_at_a_time(function: Function, *predictors: Array) -> list[Array]:
-    """Evaluate what may take much memory at a point."""
-    parts = [function(*[p[at] for p in predictors])[0] for at in _slices(len(predictors[0]), _AT_A_TIME)]
-    return [np.concatenate(parts)]
+def evaluated(function: Compiled, inputs: Sequence[Array], shape: tuple[int, ...]) -> Array:
+    """Return the only output of a function, as an array of the shape of its points."""
+    [result] = function(*inputs)
+    return np.broadcast_to(np.asarray(result), shape)
 
 
-def _points(mean: Array, root: Array, nodes: Array) -> list[Array]:
-    """Return predictors, (n_nodes, n_rows) each, at nodes, (n_nodes, k)."""
-    points = []
-    for a in range(nodes.shape[1]):
-        u = mean[:, a] + np.multiply.outer(nodes[:, 0], root[:, a, 0])
-        for b in range(1, a + 1):
-            u += np.multiply.outer(nodes[:, b], root[:, a, b])
-        points.append(u)
-    return points
+def points_at(mean: Array, root: Array, nodes: Array) -> list[Array]:
+    """Return predictors, (n_nodes, n_rows) each, at nodes in the directions of the columns of the root."""
+    return [nodes @ root[:, a].T + mean[:, a] for a in range(mean.shape[1])]
+
+
+def derivatives(whitened: Array, root: Array) -> tuple[Array, Array]:
+    """Return E[grad f], (n_rows, k), and E[hess f], (n_rows, k, k), from `RowFunction.whitened`."""
+    k = root.shape[1]
+    inverse = inverse_roots(root)
+    i, j = np.tril_indices(k)
+    second = np.empty((len(root), k, k))
+    second[:, i, j] = second[:, j, i] = whitened[1 + k :].T
+    grad = np.einsum("rba,br->ra", inverse, whitened[1 : 1 + k])
+    return grad, inverse.swapaxes(1, 2) @ second @ inverse
 
 
 def roots(cov: Array) -> Array:
@@ -297,5 +258,6 @@ def inverse_roots(root: Array) -> Array:
     return inverse
 
 
-def _slices(n: int, size: int) -> Iterator[slice]:
+def slices(n: int, size: int) -> Iterator[slice]:
+    """Cut ``n`` elements into parts of a size."""
     return (slice(start, min(start + size, n)) for start in range(0, n, size))

@@ -9,7 +9,6 @@ import numpy as np
 
 from numpy.typing import NDArray
 from pytensor.graph.basic import Variable
-from scipy import sparse
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.target import Expectation, RowRules, Spread
@@ -18,10 +17,13 @@ from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.predictors.compiled import CompiledOnce, quickly
 from pymc_ngvi.model.predictors.covariances import PairCovariances
-from pymc_ngvi.model.predictors.expectation import RowFunction, roots, row_function
+from pymc_ngvi.model.predictors.expectation import RowFunction
 from pymc_ngvi.model.predictors.found import Compile, Predictors
 from pymc_ngvi.model.predictors.linear_map import LinearMap
 from pymc_ngvi.model.predictors.mean_hessian import PredictorMeanHessian
+from pymc_ngvi.model.predictors.row_functions import row_function
+from pymc_ngvi.model.predictors.scatter import Scatter
+from pymc_ngvi.model.predictors.taken import Taken
 from pymc_ngvi.model.predictors.terms import Terms, terms_of
 from pymc_ngvi.model.sparsity.dependence_values import Facts
 
@@ -29,9 +31,7 @@ type Simplify = Callable[[list[Variable]], list[Variable]]
 
 #: Nats that quadrature may be off by, all rows together, where their functions are smooth; for each coordinate, where
 #: that is more; the least for a row.
-_TOLERANCE, _PER_DIM, _LEAST = 3e-4, 3e-6, 1e-12
-#: Times wider than it was, for which a predictor needs another look at its rule.
-_WIDER = 1.5
+_TOLERANCE, _PER_DIM, _LEAST = 1e-4, 1e-6, 1e-12
 #: Predictors that are evaluated at once.
 _MOST_AT_ONCE = 2**22
 #: Relative difference of two values of log p that is rounding.
@@ -77,7 +77,7 @@ class Expectations:
         if self.terms.rest:
             raise ValueError("log p has a part that is no row")
         self._rows = [row_function(rows, self._compile) for rows in self.terms.rows]
-        self._covariances = PairCovariances(self._predictors.linear_map, self._pairs())
+        self._sum_up(self._predictors.linear_map)
         self._constant = 0.0
 
     def anchor(self, theta: Array, logp: Array) -> bool:
@@ -165,11 +165,14 @@ class Expectations:
         other._rows = [rows for rows in other._rows if len(rows.index)]
         other.terms = replace(self.terms, slope=self.terms.slope[predictors])
         other._other, other._constant = linear, self._constant + constant
-        other._covariances = PairCovariances(linear, other._pairs())
+        other._sum_up(linear)
         return other
 
-    def _pairs(self) -> list[NDArray[np.int64]]:
-        return [rows.index[:, [a, b]] for rows in self._rows for a in range(rows.k) for b in range(a + 1)]
+    def _sum_up(self, linear: LinearMap) -> None:
+        """Find what of the covariance of q rows need, and where in the derivatives theirs belong."""
+        pairs = [rows.index[:, [a, b]] for rows in self._rows for a in range(rows.k) for b in range(a + 1)]
+        self._covariances = PairCovariances(linear, pairs)
+        self._scatter = Scatter([rows.index for rows in self._rows], len(self.terms.slope))
 
     @property
     def constant(self) -> float:
@@ -194,7 +197,13 @@ class Expectations:
     # Densities overflow far from the mode: the caller sees what is not finite.
     @np.errstate(all="ignore")
     def under(
-        self, q: Spread, pattern: Pattern | None, rules: RowRules | None = None, *, finer: bool = False
+        self,
+        q: Spread,
+        pattern: Pattern | None,
+        rules: RowRules | None = None,
+        *,
+        finer: bool = False,
+        least: float = -np.inf,
     ) -> Expectation:
         """Return expectations under a Gaussian.
 
@@ -203,58 +212,38 @@ class Expectations:
         q : GaussianState
         pattern : Pattern or None
             Entries that are asked of the Hessian.
-        rules, finer
+        rules, finer, least
             See `RowsTarget.expected`.
         """
         linear = self.linear_map
         eta = linear(q.location[None])[0]
-        covariances = self._covariances_of_rows(q)
-        rules, error = self._chosen(eta, covariances, rules, finer=finer)
-        value, grad = self._constant + float(self.terms.slope @ eta), self.terms.slope.copy()
-        entries: list[tuple[Array, Array, Array]] = []
-        for rows, cov, level in zip(self._rows, covariances, self._by_kind(rules.level), strict=True):
-            f, slope, second = rows.moments(eta[rows.index], cov, level)
-            value += float(f.sum())
-            for a, at in enumerate(rows.index.T):
-                grad += np.bincount(at, slope[:, a], minlength=len(grad))
-                entries += [(second[:, a, b], at, other) for b, other in enumerate(rows.index.T)]
-        values, i, j = (np.concatenate(part) for part in zip(*entries, strict=True))
-        matrix = sparse.csr_array((values, (i, j)), shape=(len(eta), len(eta)))
-        hessian = PredictorMeanHessian(linear, matrix, pattern)
-        return Expectation(value, error, linear.transposed_times(grad[None])[0], hessian, rules)
+        fixed = self._constant + float(self.terms.slope @ eta)
+        kinds = self._taken(eta, q, rules)
+        if (rules is None or finer) and not fixed + sum(kind.value for kind in kinds) < least:
+            tolerance = max(_TOLERANCE, _PER_DIM * linear.rest.shape[1]) / max(self.n_rows, 1)
+            for kind in kinds:
+                kind.choose(max(tolerance, _LEAST))
+        grad, matrix = self._scatter(*zip(*[kind.derivatives() for kind in kinds], strict=True))
+        slope = linear.transposed_times((self.terms.slope + grad)[None])[0]
+        return Expectation(
+            fixed + sum(kind.value for kind in kinds),
+            sum(kind.error for kind in kinds),
+            slope,
+            PredictorMeanHessian(linear, matrix, pattern),
+            RowRules(np.concatenate([kind.codes for kind in kinds]), np.concatenate([kind.sd for kind in kinds])),
+        )
 
-    def _covariances_of_rows(self, q: Spread) -> list[Array]:
-        """Return covariances of the predictors of each row, (n_rows, k, k), kind after kind."""
+    def _taken(self, eta: Array, q: Spread, rules: RowRules | None) -> list[Taken]:
+        """Take the expectations of each kind of rows by the rules that are given, or the coarsest."""
         pairs, result = iter(self._covariances.of(q.covariances)), []
+        given = zip(self._by_kind(rules.level), self._by_kind(rules.sd), strict=True) if rules is not None else None
         for rows in self._rows:
             cov = np.empty((len(rows.index), rows.k, rows.k))
             for a in range(rows.k):
                 for b in range(a + 1):
                     cov[:, a, b] = cov[:, b, a] = next(pairs)
-            result.append(cov)
+            result.append(Taken(rows, eta[rows.index], cov, next(given) if given is not None else None))
         return result
-
-    def _chosen(
-        self, eta: Array, covariances: list[Array], rules: RowRules | None, *, finer: bool
-    ) -> tuple[RowRules, float]:
-        """Return the rules to use, and what is wrong with the sum of all rows by them where all are chosen here."""
-        if rules is not None and not finer:
-            return rules, np.nan
-        largest = [np.sqrt(cov.diagonal(axis1=1, axis2=2).max(axis=1)) for cov in covariances]
-        sd = np.concatenate(largest, dtype=np.float32)
-        look = np.ones(len(sd), dtype=bool) if rules is None else sd > _WIDER * rules.sd
-        if rules is not None and not look.any():
-            return rules, np.nan
-        levels = np.zeros(len(sd), dtype=np.int8) if rules is None else rules.level.copy()
-        in_all = max(_TOLERANCE, _PER_DIM * self.linear_map.rest.shape[1])
-        tolerance, error = max(in_all / max(len(sd), 1), _LEAST), 0.0
-        kinds = zip(self._rows, covariances, self._by_kind(levels), self._by_kind(look), strict=True)
-        for rows, cov, level, wider in kinds:
-            at = np.flatnonzero(wider)
-            level[at], errors = rows.rules(eta[rows.index[at]], roots(cov[at]), at, level[at], tolerance)
-            error += float(errors.sum())
-        widest = sd if rules is None else np.where(look, sd, rules.sd)
-        return RowRules(levels, widest), error if rules is None else np.nan
 
     def _by_kind[T: np.generic](self, values: NDArray[T]) -> list[NDArray[T]]:
         """Return the parts of an array, (n_rows,), that belong to each kind of rows: views."""

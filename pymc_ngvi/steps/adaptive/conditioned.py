@@ -41,15 +41,19 @@ class Conditioned:
         """Return the mean of hess log p over draws."""
         return _GivenHessian(self._target.mean_hessian(self._given(theta)), self._index, self._sd**2, self.n_dim)
 
-    def expected(self, q: Spread, rules: RowRules | None = None, *, finer: bool = False) -> Expectation:
+    def expected(
+        self, q: Spread, rules: RowRules | None = None, *, finer: bool = False, least: float = -np.inf
+    ) -> Expectation:
         """Return the expectation under a Gaussian, where that of the whole is known without draws."""
         given = _Given(q, self._index, self._point)
-        whole = cast(RowsTarget, self._target).expected(given, rules, finer=finer)
-        apart, grad = q.location[self._index] - self._point, whole.grad.copy()
-        grad[self._index] = -apart / self._sd**2
+        apart = q.location[self._index] - self._point
         square = (apart**2 + q.covariances(self._index, self._index)) / self._sd**2
+        own = -0.5 * float(square.sum())
+        whole = cast(RowsTarget, self._target).expected(given, rules, finer=finer, least=least - own)
+        grad = whole.grad.copy()
+        grad[self._index] = -apart / self._sd**2
         hessian = _GivenHessian(whole.hessian, self._index, self._sd**2, self.n_dim)
-        return whole._replace(value=whole.value - 0.5 * float(square.sum()), grad=grad, hessian=hessian)
+        return whole._replace(value=whole.value + own, grad=grad, hessian=hessian)
 
     def _given(self, theta: Array) -> Array:
         given = theta.copy()

@@ -1,0 +1,64 @@
+"""Functions of rows, compiled."""
+
+import functools
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+
+from pytensor.compile import Function
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.traversal import ancestors
+
+from pymc_ngvi.core.values import Array
+from pymc_ngvi.model.graphs.backends import without_c
+from pymc_ngvi.model.predictors.compiled import CompiledOnce
+from pymc_ngvi.model.predictors.expectation import RowFunction, SummedRowFunction, slices
+from pymc_ngvi.model.predictors.terms import Rows
+
+#: Points at a time of a function that is more than arithmetic with numbers.
+_AT_A_TIME = 32
+
+
+def row_function(rows: Rows, compile_: CompiledOnce) -> RowFunction:
+    """Compile rows."""
+    given, data = list(rows.data), list(rows.data.values())
+    function = compile_([*rows.slots, *given], [rows.value])
+    if rows.is_whole:
+        return RowFunction(functools.partial(_few_at_a_time, function), rows.index, data)
+    if rows.sum_ is None:
+        return RowFunction(function, rows.index, data)
+    with without_c():
+        path = _path(rows, rows.sum_)
+        beside, inputs, value = _of_sum(rows, rows.sum_)
+    compiled = compile_([*rows.slots[: -rows.n_summed], *given], path), compile_([*inputs, *given], [value])
+    per_row = [not d.type.broadcastable[1] for d in given]
+    return SummedRowFunction(function, rows.index, data, rows.n_summed, *compiled, beside, per_row)
+
+
+def _few_at_a_time(function: Function, *predictors: Array) -> list[Array]:
+    """Evaluate what may take much memory at a point."""
+    parts = [function(*[p[at] for p in predictors])[0] for at in slices(len(predictors[0]), _AT_A_TIME)]
+    return [np.concatenate(parts)]
+
+
+def _path(rows: Rows, sum_: Variable) -> list[Variable]:
+    """Return the sum where all that it is a sum of is 0, and its slopes in these: functions of the others."""
+    summed = rows.slots[-rows.n_summed :]
+    zeros = {slot: pt.zeros((1, 1)) for slot in summed}
+    outputs = [sum_, *pytensor.grad(sum_.sum(), summed)]
+    result: list[Variable] = clone_replace(outputs, zeros, rebuild_strict=False)
+    return result
+
+
+def _of_sum(rows: Rows, sum_: Variable) -> tuple[list[int], list[Variable], Variable]:
+    """Return which of the others a row depends on beside the sum, its inputs (these, and the sum), and the row."""
+    others = rows.slots[: -rows.n_summed]
+    total = pt.matrix("sum", dtype="float64")
+    flat = [pt.tensor("other", dtype="float64", shape=(1, None)) for _ in others]
+    replaced = {sum_: total, **dict(zip(others, flat, strict=True))}
+    [value] = clone_replace([rows.value], replaced, rebuild_strict=False)
+    used = set(ancestors([value]))
+    beside = [a for a, var in enumerate(flat) if var in used]
+    return beside, [*(flat[a] for a in beside), total], value

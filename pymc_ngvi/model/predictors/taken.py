@@ -1,0 +1,65 @@
+"""Expectations of rows of one kind under one Gaussian, by rules that are given or chosen."""
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.values import Array
+from pymc_ngvi.model.predictors.choice import chosen
+from pymc_ngvi.model.predictors.expectation import RowFunction, derivatives, roots
+from pymc_ngvi.model.predictors.levels import Levels
+
+#: Times wider than it was, for which a predictor needs another look at its rule.
+_WIDER = 1.25
+
+
+class Taken:
+    """Expectations of rows of one kind.
+
+    Parameters
+    ----------
+    rows : RowFunction
+    mean, cov : ndarray, shapes (n_rows, k), (n_rows, k, k)
+        Of the predictors.
+    given : tuple of ndarray, shape (n_rows,) each, or None
+        Rules, and the standard deviations that they were chosen for; the coarsest by default.
+
+    Attributes
+    ----------
+    codes, sd : ndarray, shape (n_rows,)
+        Rules, and the standard deviations that they were chosen for.
+    error : float
+        Nats by which the sum may be wrong; NaN where not all rules were chosen here.
+    """
+
+    def __init__(
+        self, rows: RowFunction, mean: Array, cov: Array, given: tuple[Levels, NDArray[np.float32]] | None
+    ) -> None:
+        self._rows, self._mean, self._root = rows, mean, roots(cov)
+        self._sd = np.sqrt(cov.diagonal(axis1=1, axis2=2).max(axis=1)).astype(np.float32)
+        nothing = np.zeros(len(mean), dtype=np.int16), np.zeros(len(mean), dtype=np.float32)
+        self._is_new = given is None
+        self.codes, self.sd = nothing if given is None else given
+        self.error = np.nan
+        self._whitened = rows.whitened(mean, self._root, self.codes, np.arange(len(mean)))
+
+    @property
+    def value(self) -> float:
+        """The expectation of the sum of all rows."""
+        return float(self._whitened[0].sum())
+
+    def choose(self, tolerance: float) -> None:
+        """Choose the rules of rows that are wider than those they have were chosen for."""
+        look = np.ones(len(self.codes), dtype=bool) if self._is_new else self._sd > _WIDER * self.sd
+        at = np.flatnonzero(look)
+        if not len(at):
+            return
+        found = chosen(self._rows, self._mean[at], self._root[at], at, self.codes[at], self._whitened[:, at], tolerance)
+        self.codes, self.sd = self.codes.copy(), self.sd.copy()
+        self.codes[at], self.sd[at], self._whitened[:, at] = found.codes, self._sd[at], found.whitened
+        if look.all():
+            self.error = float(found.error.sum())
+
+    def derivatives(self) -> tuple[Array, Array]:
+        """Return E[grad f], (n_rows, k), and E[hess f], (n_rows, k, k)."""
+        return derivatives(self._whitened, self._root)
