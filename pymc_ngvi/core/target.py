@@ -185,7 +185,7 @@ class RowsTarget(Protocol):
     """What a target has beside, if it is a sum over rows, each a function of a few affine functions of theta."""
 
     def expected(
-        self, q: "Spread", rules: RowRules | None = None, *, finer: bool = False, least: float = -np.inf
+        self, q: "Spread", rules: RowRules | None = None, *, adapt: bool = False, least: float = -np.inf
     ) -> Expectation:
         """Return the expectation under a Gaussian.
 
@@ -194,8 +194,8 @@ class RowsTarget(Protocol):
         q : GaussianState
         rules : RowRules, optional
             To be used as they are. Default: those that q needs.
-        finer : bool
-            Whether to take finer ones where q needs them for predictors that are wider than they were.
+        adapt : bool
+            Whether to choose others for rows whose predictors are wider than they were, or much narrower.
         least : float
             Nats; no other rules are taken where the value by these, or the coarsest, is lower.
         """

@@ -80,13 +80,13 @@ class Quadrature:
         state: GaussianState,
         rules: RowRules | None = None,
         *,
-        finer: bool = False,
+        adapt: bool = False,
         least: float = -np.inf,
     ) -> ExactEvaluation:
         """As `evaluate`, by rules that are given; see `RowsTarget.expected`, where ``least`` is without the entropy."""
         if not isinstance(target, RowsTarget):
             raise ValueError("quadrature goes through the rows of log p: this target has none.")
-        expectation = target.expected(state, rules, finer=finer, least=least - state.entropy())
+        expectation = target.expected(state, rules, adapt=adapt, least=least - state.entropy())
         finite = bool(np.isfinite(expectation.value) and np.isfinite(expectation.grad).all())
         elbo = expectation.value + state.entropy() if finite else -np.inf
         none = np.empty((0, state.n_dim))

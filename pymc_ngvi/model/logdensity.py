@@ -375,7 +375,7 @@ class LogDensity:
         return found
 
     def expected(
-        self, q: Spread, rules: RowRules | None = None, *, finer: bool = False, least: float = -np.inf
+        self, q: Spread, rules: RowRules | None = None, *, adapt: bool = False, least: float = -np.inf
     ) -> Expectation:
         """Return the expectation of log p under a Gaussian, by quadrature; it counts as a gradient and a Hessian.
 
@@ -394,7 +394,7 @@ class LogDensity:
         if rules is None:
             self.by_rows.check(q.location)
         self.count_expectation()
-        return rows.under(q, self.pattern, rules, finer=finer, least=least)
+        return rows.under(q, self.pattern, rules, adapt=adapt, least=least)
 
     def check_rows(self, theta: Array) -> None:
         """Compare rows with log p at a point, (n_dim,).

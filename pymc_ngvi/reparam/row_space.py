@@ -31,7 +31,7 @@ class RowSpaceDensity:
         self.info = _Positive(seen.space.places_of(density.info.positive))
 
     def expected(
-        self, q: Spread, rules: RowRules | None = None, *, finer: bool = False, least: float = -np.inf
+        self, q: Spread, rules: RowRules | None = None, *, adapt: bool = False, least: float = -np.inf
     ) -> Expectation:
         """Return the expectation under a Gaussian; see `LogDensity.expected`."""
         if rules is None:
@@ -40,7 +40,7 @@ class RowSpaceDensity:
         inside = np.arange(len(self.space.kept), self.n_dim)
         mean = q.location[inside]
         prior = -0.5 * float(mean @ mean + q.covariances(inside, inside).sum())
-        found = self._rows.under(q, None, rules, finer=finer, least=least - prior)
+        found = self._rows.under(q, None, rules, adapt=adapt, least=least - prior)
         grad = found.grad.copy()
         grad[inside] -= mean
         hessian = _WithPrior(found.hessian, inside)

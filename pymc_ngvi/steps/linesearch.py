@@ -49,8 +49,6 @@ _N_PAIRS, _N_PAIRS_INEXACT, _NEAR, _NEAR_PER_DIM, _LEAST_RATIO = 8, 12, 0.5, 5e-
 _FLAT, _LONGEST = 0.75, 64.0
 #: Part of the tolerance that a converged fit may have left: what is exact may as well be found exactly.
 _PART = 0.002
-#: Iterations at which rules of quadrature are chosen anew: coarse ones may do where q has become narrow.
-_ANEW = frozenset(3 * 4**n for n in range(12))
 #: Steps in a row that gain nothing, after which there is nothing to gain.
 _MOST_IDLE = 3
 #: Nats between two ELBOs beyond which it does not matter that they are by different rules of quadrature.
@@ -134,22 +132,20 @@ class _Found(NamedTuple):
 class _Trials:
     """Trials of one search, compared with the state where it starts by the same rules of quadrature, if it is close."""
 
-    def __init__(self, by_rules: Callable[..., ExactEvaluation], state: LineSearchState, *, anew: bool) -> None:
-        self._by_rules, self._q, self._anew = by_rules, state.q, anew
+    def __init__(self, by_rules: Callable[..., ExactEvaluation], state: LineSearchState) -> None:
+        self._by_rules, self._q = by_rules, state.q
         self.rules, self.elbo = state.rules, state.elbo
 
     def evaluate(self, q: GaussianState) -> ExactEvaluation:
         """Evaluate a trial, and the start once more where that took other rules."""
-        evaluation = self._by_rules(q, self.rules, finer=True, least=self._least)
-        if not self.accept(evaluation):  # whatever finer rules say
+        evaluation = self._by_rules(q, self.rules, adapt=True, least=self._least)
+        if not self.accept(evaluation):  # whatever other rules say
             return evaluation
-        if self._anew and evaluation.expectation.rules.level.any():
-            evaluation = self._by_rules(q)
         found, before = evaluation.expectation.rules, self.rules
         same = before is None or np.array_equal(found.level, before.level)
         if not same and abs(evaluation.elbo - self.elbo) < _CLOSE:
             self.elbo = self._by_rules(self._q, found).elbo
-        self.rules, self._anew = found, False
+        self.rules = found
         return evaluation
 
     def accept(self, evaluation: ExactEvaluation) -> bool:
@@ -162,14 +158,14 @@ class _Trials:
 
 
 class _Following(Quadrature):
-    """Expectations by the rules of the one before, and finer ones where they are needed."""
+    """Expectations by the rules of the one before, and by others where its rows are wider or narrower."""
 
     def __init__(self, rules: RowRules | None) -> None:
         self._rules = rules
 
     def evaluate(self, target: Density, state: VariationalState, base: BaseDraws) -> ExactEvaluation:
         """Take the expectation of log p under a Gaussian."""
-        evaluation = self.by_rules(target, cast(GaussianState, state), self._rules, finer=True)
+        evaluation = self.by_rules(target, cast(GaussianState, state), self._rules, adapt=True)
         self._rules = evaluation.expectation.rules
         return evaluation
 
@@ -286,7 +282,7 @@ class LineSearch(StepRule[GaussianState, LineSearchState]):
     def _search(self, state: LineSearchState, direction: Array, slope: float) -> _Found | Failure:
         """Go along a direction as far as the ELBO does not fall."""
         by_rules = functools.partial(self._estimator.by_rules, self._target)
-        trials = _Trials(by_rules, state, anew=state.growth.n in _ANEW)
+        trials = _Trials(by_rules, state)
 
         def propose(rho: float) -> GaussianState | None:
             # Beyond a full step, the direction is longer, not the part of the old precision that is left negative.

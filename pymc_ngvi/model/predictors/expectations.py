@@ -202,7 +202,7 @@ class Expectations:
         pattern: Pattern | None,
         rules: RowRules | None = None,
         *,
-        finer: bool = False,
+        adapt: bool = False,
         least: float = -np.inf,
     ) -> Expectation:
         """Return expectations under a Gaussian.
@@ -212,14 +212,14 @@ class Expectations:
         q : GaussianState
         pattern : Pattern or None
             Entries that are asked of the Hessian.
-        rules, finer, least
+        rules, adapt, least
             See `RowsTarget.expected`.
         """
         linear = self.linear_map
         eta = linear(q.location[None])[0]
         fixed = self._constant + float(self.terms.slope @ eta)
         kinds = self._taken(eta, q, rules)
-        if (rules is None or finer) and not fixed + sum(kind.value for kind in kinds) < least:
+        if (rules is None or adapt) and not fixed + sum(kind.value for kind in kinds) < least:
             tolerance = max(_TOLERANCE, _PER_DIM * linear.rest.shape[1]) / max(self.n_rows, 1)
             for kind in kinds:
                 kind.choose(max(tolerance, _LEAST))

@@ -9,8 +9,9 @@ from pymc_ngvi.model.predictors.choice import chosen
 from pymc_ngvi.model.predictors.expectation import RowFunction, derivatives, roots
 from pymc_ngvi.model.predictors.levels import Levels
 
-#: Times wider than it was, for which a predictor needs another look at its rule.
-_WIDER = 1.25
+#: Times wider than it was for which a predictor needs another look at its rule, and part of its width for which it may
+#: do with a coarser one.
+_WIDER, _NARROWER = 1.25, 0.5
 
 
 class Taken:
@@ -49,15 +50,19 @@ class Taken:
         return float(self._whitened[0].sum())
 
     def choose(self, tolerance: float) -> None:
-        """Choose the rules of rows that are wider than those they have were chosen for."""
-        look = np.ones(len(self.codes), dtype=bool) if self._is_new else self._sd > _WIDER * self.sd
-        at = np.flatnonzero(look)
+        """Choose the rules of rows that are wider than those they have were chosen for, or much narrower."""
+        narrower = (self._sd < _NARROWER * self.sd) & (self.codes > 0)
+        at = np.arange(len(self.codes)) if self._is_new else np.flatnonzero(narrower | (self._sd > _WIDER * self.sd))
         if not len(at):
             return
-        found = chosen(self._rows, self._mean[at], self._root[at], at, self.codes[at], self._whitened[:, at], tolerance)
-        self.codes, self.sd = self.codes.copy(), self.sd.copy()
+        self.codes, self.sd = np.where(narrower, 0, self.codes).astype(np.int16), self.sd.copy()
+        coarser = np.flatnonzero(narrower)
+        mean, root = self._mean, self._root
+        if len(coarser):
+            self._whitened[:, coarser] = self._rows.whitened(mean[coarser], root[coarser], self.codes[coarser], coarser)
+        found = chosen(self._rows, mean[at], root[at], at, self.codes[at], self._whitened[:, at], tolerance)
         self.codes[at], self.sd[at], self._whitened[:, at] = found.codes, self._sd[at], found.whitened
-        if look.all():
+        if len(at) == len(self.codes):
             self.error = float(found.error.sum())
 
     def derivatives(self) -> tuple[Array, Array]:

@@ -42,14 +42,14 @@ class Conditioned:
         return _GivenHessian(self._target.mean_hessian(self._given(theta)), self._index, self._sd**2, self.n_dim)
 
     def expected(
-        self, q: Spread, rules: RowRules | None = None, *, finer: bool = False, least: float = -np.inf
+        self, q: Spread, rules: RowRules | None = None, *, adapt: bool = False, least: float = -np.inf
     ) -> Expectation:
         """Return the expectation under a Gaussian, where that of the whole is known without draws."""
         given = _Given(q, self._index, self._point)
         apart = q.location[self._index] - self._point
         square = (apart**2 + q.covariances(self._index, self._index)) / self._sd**2
         own = -0.5 * float(square.sum())
-        whole = cast(RowsTarget, self._target).expected(given, rules, finer=finer, least=least - own)
+        whole = cast(RowsTarget, self._target).expected(given, rules, adapt=adapt, least=least - own)
         grad = whole.grad.copy()
         grad[self._index] = -apart / self._sd**2
         hessian = _GivenHessian(whole.hessian, self._index, self._sd**2, self.n_dim)
