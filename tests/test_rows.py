@@ -12,6 +12,7 @@ from scipy import stats
 
 from pymc_ngvi import ConvergenceWarning
 from pymc_ngvi.core.normal_rules import blocks, n_levels, n_nodes, rule
+from pymc_ngvi.core.target import RowRules
 from pymc_ngvi.families import BlockState, DiagonalState, FullState
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.problem import make_family
@@ -236,6 +237,44 @@ def test_levels_of_two_directions_are_their_own():
     assert_allclose(found, np.exp(2.0) * np.array([1.0, 0.0, 2.0, 2.0, 0.0, 4.0]), rtol=1e-6, atol=1e-6)
     nodes, weights = rule(2, (4, 0))
     assert weights[0] @ (nodes[:, 0] ** 2 * np.exp(2.0 * nodes[:, 1])) < 0.9 * np.exp(2.0)
+
+
+@pytest.mark.parametrize("build", [logistic, student, noncentred, zero_inflated, censored], ids=lambda b: b.__name__)
+@pytest.mark.parametrize("seed", [11, 12])
+def test_the_error_is_not_less_than_what_finer_rules_tell(densities, build, seed):
+    density = densities(build)
+    q = dense(density, seed)
+    found = density.expected(q)
+    # Two levels more in each direction, where these are few.
+    level = found.rules.level + sum(2 << 4 * block for block in range(2))
+    few = np.concatenate([np.full(len(f.index), f.n_levels[-1] > 4 and len(f.blocks) <= 2) for f in density.rows._rows])
+    finer = density.expected(q, RowRules(np.where(few, level, found.rules.level), found.rules.sd))
+    assert abs(finer.value - found.value) <= found.error + 1e-9
+    assert found.error < 2e-4
+
+
+def test_bends_far_out_are_seen():
+    """At four and a half standard deviations, where rules of few nodes have none."""
+    with pm.Model() as model:
+        pm.Potential("y", -1e4 * pt.maximum(pm.Normal("x", 0, 1) - 4.5, 0.0))
+    q = FullState(np.zeros(1), np.eye(1))
+    found = LogDensity(model).expected(q)
+    beyond = stats.norm.pdf(4.5) - 4.5 * stats.norm.sf(4.5)
+    prior = -0.5 * np.log(2.0 * np.pi) - 0.5
+    assert abs(found.value - (prior - 1e4 * beyond)) < found.error + 1e-6
+    assert found.error < 1e-3
+
+
+def test_rules_follow_widths(densities):
+    density = densities(logistic)
+    narrow, wide = (DiagonalState.from_scale(density.initial_point(), np.full(density.n_dim, sd)) for sd in (0.05, 1.0))
+    of_narrow, of_wide = density.expected(narrow), density.expected(wide)
+    assert of_wide.rules.level.sum() > of_narrow.rules.level.sum()
+    assert_allclose(density.expected(narrow, of_wide.rules, adapt=True).rules.level, of_narrow.rules.level)
+    assert abs(density.expected(wide, of_narrow.rules, adapt=True).value - of_wide.value) < 1e-3
+    for options in ({}, {"adapt": True, "least": 1e9}):
+        kept = density.expected(wide, of_narrow.rules, **options).rules
+        assert np.array_equal(kept.level, of_narrow.rules.level)
 
 
 def many_groups():

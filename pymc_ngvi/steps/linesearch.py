@@ -55,6 +55,8 @@ _MOST_IDLE = 3
 _CLOSE = 0.05
 #: Relative rounding of an ELBO.
 _ROUNDING = 1e-12
+#: Step size below which a fit gets nowhere that is held back by where finer rules are not finite.
+_CREEPING = 1e-3
 _NO_DRAWS = BaseDraws(np.empty((0, 0)), 1)
 
 
@@ -130,19 +132,27 @@ class _Found(NamedTuple):
 
 
 class _Trials:
-    """Trials of one search, compared with the state where it starts by the same rules of quadrature, if it is close."""
+    """Trials of one search, compared with the state where it starts by the same rules of quadrature, if it is close.
+
+    Attributes
+    ----------
+    left_support : bool
+        Whether rules that a trial needs found points where log p is not finite, and those of the start none.
+    """
 
     def __init__(self, by_rules: Callable[..., ExactEvaluation], state: LineSearchState) -> None:
         self._by_rules, self._q = by_rules, state.q
         self.rules, self.elbo = state.rules, state.elbo
+        self.left_support = False
 
     def evaluate(self, q: GaussianState) -> ExactEvaluation:
         """Evaluate a trial, and the start once more where that took other rules."""
         evaluation = self._by_rules(q, self.rules, adapt=True, least=self._least)
-        if not self.accept(evaluation):  # whatever other rules say
-            return evaluation
         found, before = evaluation.expectation.rules, self.rules
         same = before is None or np.array_equal(found.level, before.level)
+        if not self.accept(evaluation):  # whatever other rules say
+            self.left_support |= not same and not evaluation.finite.all()
+            return evaluation
         if not same and abs(evaluation.elbo - self.elbo) < _CLOSE:
             self.elbo = self._by_rules(self._q, found).elbo
         self.rules = found
@@ -213,7 +223,7 @@ class LineSearch(StepRule[GaussianState, LineSearchState]):
     def step(self, state: LineSearchState) -> LineSearchState:
         """Take one step."""
         new = self._stepped(state)
-        if self._is_solved(new) and np.isnan(new.error):
+        if (self._is_solved(new) or new.idle >= _MOST_IDLE) and np.isnan(new.error):
             new = self._anew(new)
         # Where the gradient promises little, scales may be lost.
         is_near = new.moments.gap < _near(new.q) <= state.moments.gap
@@ -251,7 +261,7 @@ class LineSearch(StepRule[GaussianState, LineSearchState]):
             return Status.UNBOUNDED
         if self._is_solved(state):
             return Status.CONVERGED
-        if state.stalled:
+        if state.stalled or state.idle >= _MOST_IDLE:
             return Status.NO_FINITE_TRIAL if state.blind else Status.STALLED
         return None
 
@@ -299,6 +309,8 @@ class LineSearch(StepRule[GaussianState, LineSearchState]):
         )
         if isinstance(found, Failure):
             return found
+        if trials.left_support and found.size < _CREEPING:
+            return Failure.NOT_FINITE
         return _Found(found._replace(direction=found.size * direction), found.evaluation.elbo - trials.elbo)
 
     def _moved(self, state: LineSearchState, found: _Found, gradient: Array, slope: float) -> LineSearchState:
