@@ -51,6 +51,8 @@ _FLAT, _LONGEST = 0.75, 64.0
 _PART = 0.002
 #: Steps in a row that gain nothing, after which there is nothing to gain.
 _MOST_IDLE = 3
+#: Nats to which an ELBO is known at best, as the tolerance of quadrature has it: a smaller gap means nothing.
+_KNOWN = 1e-4
 #: Nats between two ELBOs beyond which it does not matter that they are by different rules of quadrature.
 _CLOSE = 0.05
 #: Relative rounding of an ELBO.
@@ -286,7 +288,8 @@ class LineSearch(StepRule[GaussianState, LineSearchState]):
 
     def _is_solved(self, state: LineSearchState) -> bool:
         if state.idle >= _MOST_IDLE or state.stalled:
-            return state.gap < self._tolerance.least(state.q)
+            known = min(state.error, _KNOWN) if np.isfinite(state.error) else 0.0
+            return state.gap < max(self._tolerance.least(state.q), known)
         return max(state.gap, state.gain) < _PART * self._tolerance.least(state.q)
 
     def _search(self, state: LineSearchState, direction: Array, slope: float) -> _Found | Failure:
