@@ -195,6 +195,9 @@ def test_work():
     assert not exact.Work(900.0, 100.0, 0.0001).is_too_much
     assert not exact.Work(300.0, 100.0, 10.0).is_too_much
     assert "would take about 9 times as long as the fit" in exact.Work(900.0, 100.0, 0.01).reason
+    # An expectation over rows takes as long as many gradients: tens of these are as good a reason as hundreds of draws.
+    assert exact.work_of(singles(10_000, 3), 30, 30, 0.01).is_too_much
+    assert not exact.work_of(singles(10_000, 3), 30, 30, 0.01, by_quadrature=True).is_too_much
 
 
 def test_a_large_regression_is_left_to_the_gaussian():

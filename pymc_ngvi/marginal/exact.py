@@ -36,6 +36,8 @@ _EVEN = 0.002
 _MOST_WORK, _ALWAYS = 4.0, 1.0
 #: Draws of the globals that adapting takes, about, for each of them; part of a gradient that a value of log p costs.
 _ADAPTING, _OF_GRADIENT = 60.0, 0.4
+#: The same part where log p is a sum over rows; gradients that an expectation over rows takes as long as.
+_OF_ROWS, _OF_EXPECTATION = 0.25, 15.0
 
 
 class Unavailable(Exception):
@@ -98,14 +100,27 @@ def forest_of(density: LogDensity) -> Forest:
     return forest
 
 
-def work_of(forest: Forest, n_gradients: int, n_hessians: int, seconds: float) -> Work:
-    """Return what the exact step would cost beside a fit of so many gradients (each of these seconds) and Hessians."""
+def work_of(forest: Forest, n_gradients: int, n_hessians: int, seconds: float, *, by_quadrature: bool = False) -> Work:
+    """Return what the exact step would cost beside the fit.
+
+    Parameters
+    ----------
+    forest : Forest
+    n_gradients, n_hessians : int
+        That the fit took.
+    seconds : float
+        Of a gradient.
+    by_quadrature : bool
+        Whether they were expectations over rows, at many nodes each.
+    """
     n_draws = 1.5 * WANTED + _ADAPTING * forest.n_globals
     n_nodes = len(first_rule(forest.n_levels).nodes) if forest.n_local else 1
     # Most draws are evaluated at one node, some by the reference rule.
-    exact = _OF_GRADIENT * (n_draws + (300.0 * n_nodes if forest.n_local else 0.0))
+    n_values = n_draws + (300.0 * n_nodes if forest.n_local else 0.0)
+    if by_quadrature:
+        return Work(_OF_ROWS * n_values, _OF_EXPECTATION * n_gradients, seconds)
     directions = forest.n_globals + forest.widest if forest.n_local else forest.n_globals
-    return Work(exact, n_gradients + _OF_GRADIENT * directions * n_hessians, seconds)
+    return Work(_OF_GRADIENT * n_values, n_gradients + _OF_GRADIENT * directions * n_hessians, seconds)
 
 
 def is_even(density: LogDensity, q: GaussianState) -> bool:

@@ -107,7 +107,13 @@ class ExactStep:
         forest, most = forest_of(density), np.inf
         with few_threads(density), WorkProgress("Exact posterior", 1):
             if self.wanted == "auto":
-                work = work_of(forest, record.n_gradients, record.n_hessians, density.gradient_seconds)
+                work = work_of(
+                    forest,
+                    record.n_gradients,
+                    record.n_hessians,
+                    density.gradient_seconds,
+                    by_quadrature=record.estimator == "quadrature",
+                )
                 most = work.most_evaluations
                 if work.is_too_much:
                     raise Unavailable(f"{work.reason}; posterior='exact' asks for it")
