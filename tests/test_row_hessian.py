@@ -8,11 +8,12 @@ import pytest
 
 import pymc_ngvi
 
-from pymc_ngvi.model import LogDensity, PatternWidened
+from pymc_ngvi.model import LogDensity, PatternWidened, by_rows
 from pymc_ngvi.model.by_rows import ByRows
 from pymc_ngvi.model.flat import FlatGraphs, Functions
 from pymc_ngvi.model.predictors.row_hessian import CompiledDerivatives
 from pymc_ngvi.model.second_order import SecondOrder
+from pymc_ngvi.model.sparsity import hessian
 
 _RNG = np.random.default_rng(61)
 GROUP = np.repeat(np.arange(12), 4)
@@ -53,6 +54,12 @@ def branches():
 def clipped():
     b = pm.Normal("b", shape=12)
     pm.Potential("p", -(pt.exp(pt.clip(b[GROUP], -0.2, 0.3)) + pt.maximum(b[GROUP], 0.1) ** 2).sum())
+
+
+@pytest.fixture(autouse=True)
+def _always(monkeypatch):
+    """Also of rows that have many predictors, and are few."""
+    monkeypatch.setattr(by_rows, "_FEW_PREDICTORS", 30)
 
 
 MODELS = [intercepts, not_centred, ordered, simplex, branches, clipped]
@@ -127,6 +134,23 @@ def test_wrong_second_derivatives_are_not_used(monkeypatch):
     found = density.mean_hessian(theta).products(np.eye(density.n_dim))
     np.testing.assert_allclose(found, expected, atol=1e-12 * np.abs(expected).max())
     assert density.rows is None
+
+
+@pytest.mark.parametrize("most_saved", [0.0, 1.0])
+def test_few_rows_of_many_predictors_give_the_pattern_alone(monkeypatch, most_saved):
+    """Whether colours pay for it or not."""
+    monkeypatch.setattr(by_rows, "_FEW_PREDICTORS", 3)
+    monkeypatch.setattr(hessian, "_DENSE", 0.75 * most_saved)
+    monkeypatch.setattr(by_rows, "is_dense", lambda pattern: False)
+    density = density_of(not_centred)
+    theta = models.random_points(density, 3, 4)
+    expected = density.hessian(theta).mean(axis=0)
+    atol = 1e-12 * np.abs(expected).max()
+    found = density.mean_hessian(theta)
+    assert (density.second.sparse.pattern is None) == (most_saved == 0.0)
+    np.testing.assert_allclose(density.pattern.symmetric(found.values()).toarray(), expected, atol=atol)
+    np.testing.assert_allclose(found.products(np.eye(density.n_dim)), expected, atol=atol)
+    assert "Hessian by rows" not in density.functions.made
 
 
 # --- what a cold fit does not make ------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.predictors.compiled import CompiledOnce
 from pymc_ngvi.model.predictors.expectations import Expectations
 from pymc_ngvi.model.predictors.interacting import interacting, is_smooth
+from pymc_ngvi.model.predictors.linear_map import entries_of
 from pymc_ngvi.model.predictors.mean_hessian import PredictorMeanHessian
 from pymc_ngvi.model.predictors.pattern import pattern_of
 from pymc_ngvi.model.predictors.row_hessian import RowHessian, SecondDerivatives
@@ -25,6 +26,8 @@ from pymc_ngvi.model.sparsity.hessian import PatternWidened, is_dense
 
 #: Points about the start, and how far from it, at which rows are compared with log p.
 _N_CHECKED, _AROUND = 3, 0.3
+#: Predictors of a row whose second derivatives are quickly compiled; elements of log p from which on it pays anyway.
+_FEW_PREDICTORS, _MANY_ROWS = 3, 10_000
 #: Of models whose rows have too many entries.
 TOO_DENSE = "covariances of predictors would take too much memory"
 
@@ -120,9 +123,21 @@ class ByRows:
     # --- second derivatives ---
 
     @property
-    def gives_hessians(self) -> bool:
-        """Whether Hessians at draws come from rows: where these are arithmetic with numbers, and nothing else."""
+    def gives_pattern(self) -> bool:
+        """Whether the pattern of the Hessian follows from rows: where these are arithmetic with numbers alone."""
         return self.found is not None and not any(rows.is_whole for rows in self._rows.terms.rows)
+
+    @property
+    def gives_hessians(self) -> bool:
+        """Whether Hessians at draws come from rows, too.
+
+        They do where rows have few predictors, or are many. Else compiling second derivatives by all pairs of
+        predictors takes longer than it saves.
+        """
+        if not self.gives_pattern:
+            return False
+        most = max((rows.index.shape[1] for rows in self._rows.terms.rows), default=0)
+        return most <= _FEW_PREDICTORS or self._graphs.cost_of_logp.widest >= _MANY_ROWS
 
     def error(self) -> graph.MissingDerivativeError | None:
         """Return the error that names the operation without a second derivative, if there is one."""
@@ -208,6 +223,58 @@ class ByRows:
     def _compiled(self, rows: Expectations) -> RowHessian:
         compile_ = self._functions.named("second derivatives", lambda: CompiledOnce(self._functions.compile))
         return RowHessian(rows.predictors.linear_map, self._derivatives, compile_)
+
+
+class PatternedHessian(MeanHessian):
+    """The mean over draws of a Hessian that is not evaluated by rows, at the entries that rows tell of.
+
+    Parameters
+    ----------
+    by_rows : ByRows
+    whole : MeanHessian
+    n_dim : int
+    """
+
+    def __init__(self, by_rows: ByRows, whole: MeanHessian, n_dim: int) -> None:
+        self._by_rows, self._whole, self._n_dim = by_rows, whole, n_dim
+
+    @property
+    def pattern(self) -> Pattern | None:
+        """Entries that can differ from 0; None where the matrix counts as dense."""
+        return self._by_rows.pattern if self._by_rows.gives_pattern else self._whole.pattern
+
+    def products(self, directions: Array) -> Array:
+        """Return the matrix times each direction, (n_directions, n_dim)."""
+        return self._whole.products(directions)
+
+    def diagonal(self) -> Array:
+        """Return the diagonal, (n_dim,)."""
+        return self._whole.diagonal()
+
+    def values(self) -> Array:
+        """Return the entries of `pattern`, (n_entries,).
+
+        Raises
+        ------
+        PatternWidened
+            Where the Hessian has entries that rows tell nothing of: they are given up.
+        ValueError
+            Where the Hessian counts as dense.
+        """
+        pattern = self.pattern
+        if pattern is None or not self._by_rows.gives_pattern:
+            return self._whole.values()
+        if self._whole.pattern is None:
+            values: Array = self._whole.products(np.eye(self._n_dim))[pattern.rows, pattern.cols]
+            return values
+        try:
+            values = self._whole.values()
+        except PatternWidened:
+            self._by_rows.give_up()
+            raise
+        own = self._whole.pattern
+        same = np.array_equal(own.rows, pattern.rows) and np.array_equal(own.cols, pattern.cols)
+        return values if same else entries_of(own.symmetric(values), pattern)
 
 
 class RowsHessian(MeanHessian):

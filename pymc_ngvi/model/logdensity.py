@@ -11,10 +11,11 @@ import pymc as pm
 
 from pytensor.compile import Function
 
+from pymc_ngvi.core.heap import keep_freed_memory
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.types import Array, Expectation, MeanHessian, RowRules, Spread
 from pymc_ngvi.core.values import AnyArray
-from pymc_ngvi.model.by_rows import TOO_DENSE, ByRows, RowsHessian
+from pymc_ngvi.model.by_rows import TOO_DENSE, ByRows, PatternedHessian, RowsHessian
 from pymc_ngvi.model.checks import check_model
 from pymc_ngvi.model.data import DataSnapshot
 from pymc_ngvi.model.flat import FlatGraphs, Functions
@@ -107,6 +108,7 @@ class LogDensity:
     ) -> None:
         _check_backend(backend, compile_kwargs)
         check_model(model)
+        keep_freed_memory()
         began = time.perf_counter()
         self._requested, self._state = backend, ModelState.of(model)
         rows = Rows.of(model)
@@ -416,7 +418,7 @@ class LogDensity:
     @property
     def has_hessian(self) -> bool:
         """Whether every operation of the model has a second derivative."""
-        return (self.by_rows.gives_hessians and self.by_rows.is_smooth) or self.hessian_error() is None
+        return (self.by_rows.gives_pattern and self.by_rows.is_smooth) or self.hessian_error() is None
 
     def hessian_error(self) -> graph.MissingDerivativeError | None:
         """Return the error that names the operation without a second derivative, if there is one."""
@@ -425,7 +427,7 @@ class LogDensity:
     @property
     def pattern(self) -> Pattern | None:
         """Entries of the Hessian that can differ from 0; None where it counts as dense."""
-        return self.by_rows.pattern if self.by_rows.gives_hessians else self.second.sparse.pattern
+        return self.by_rows.pattern if self.by_rows.gives_pattern else self.second.sparse.pattern
 
     @property
     def structural_pattern(self) -> Pattern | None:
@@ -433,7 +435,7 @@ class LogDensity:
 
         None only where it would have too many to hold.
         """
-        if self.by_rows.gives_hessians:
+        if self.by_rows.gives_pattern:
             return self.by_rows.structure
         return self.pattern or self.second.sparse.pattern_by_graph
 
@@ -443,7 +445,7 @@ class LogDensity:
         Where these are too many to look at, the Hessian counts as dense from now on.
         """
         # That of rows is wide enough as long as they add up to log p, which is seen to when they are evaluated.
-        return not self.by_rows.gives_hessians and self.second.sparse.widen(np.atleast_2d(theta))
+        return not self.by_rows.gives_pattern and self.second.sparse.widen(np.atleast_2d(theta))
 
     @property
     def n_products(self) -> int:
@@ -464,7 +466,10 @@ class LogDensity:
         array([-0.25, -0.25, -0.25])
         """
         from_graph = functools.partial(self._hessian_from_graph, theta)
-        return RowsHessian(self, self.by_rows, theta, from_graph) if self.by_rows.gives_hessians else from_graph()
+        if self.by_rows.gives_hessians:
+            return RowsHessian(self, self.by_rows, theta, from_graph)
+        whole = from_graph()
+        return PatternedHessian(self.by_rows, whole, self.n_dim) if self.by_rows.gives_pattern else whole
 
     def _hessian_from_graph(self, theta: Array) -> ModelHessian:
         return ModelHessian(self, self.second, theta)
