@@ -27,7 +27,7 @@ from pymc_ngvi.model.sparsity.hessian import PatternWidened, is_dense
 #: Points about the start, and how far from it, at which rows are compared with log p.
 _N_CHECKED, _AROUND = 3, 0.3
 #: Predictors of a row whose second derivatives are quickly compiled; elements of log p from which on it pays anyway.
-_FEW_PREDICTORS, _MANY_ROWS = 3, 10_000
+_FEW_PREDICTORS, _MANY_ROWS = 5, 10_000
 #: Of models whose rows have too many entries.
 TOO_DENSE = "covariances of predictors would take too much memory"
 
