@@ -6,7 +6,7 @@ import numpy as np
 
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.model.predictors.expectation import RowFunction
-from pymc_ngvi.model.predictors.levels import Index, Levels, by_code, one_finer, unpacked
+from pymc_ngvi.model.predictors.levels import Index, Levels, by_code, merged, one_finer, unpacked
 
 #: Values of a function that one expectation may take, and nodes of a rule, where finer ones have not settled it.
 _MOST_VALUES, _MOST_NODES = 2**22, 10_000
@@ -64,7 +64,10 @@ def chosen(
             search.refine(block, at)
             search.compare(block, at)
         left = left[worst >= 0]
-    return Choice(search.codes, search.whitened, search.apart.sum(axis=0))
+    codes = merged(search.codes, len(function.blocks), function.n_nodes)
+    other = np.flatnonzero(codes != search.codes)
+    search.whitened[:, other] = function.whitened(mean[other], root[other], codes[other], rows[other])
+    return Choice(codes, search.whitened, search.apart.sum(axis=0))
 
 
 class _Search:

@@ -1,6 +1,6 @@
 """Which rule of quadrature each row has: a level for each block of its directions, all in one number."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 #: Bits of a level.
 _BITS = 4
+#: Values of a function that take as long as one more group of rows.
+_GROUP = 2**13
 
 type Levels = NDArray[np.int16]
 type Index = NDArray[np.intp]
@@ -30,3 +32,34 @@ def by_code(codes: Levels) -> Iterator[tuple[int, Index | slice]]:
         return
     for code in np.unique(codes):
         yield int(code), np.flatnonzero(codes == code)
+
+
+def merged(codes: Levels, n_blocks: int, n_nodes: Callable[[int], int]) -> Levels:
+    """Return codes of rules as fine or finer, and no more of them than save time.
+
+    Parameters
+    ----------
+    codes : ndarray of int, shape (n_rows,)
+    n_blocks : int
+    n_nodes : callable
+        From a code to the nodes of its rule.
+    """
+    found, place, counts = np.unique(codes, return_inverse=True, return_counts=True)
+    becomes = {code: code for code in found.tolist()}
+    n_rows = dict(zip(found.tolist(), counts.tolist(), strict=True))
+    while len(n_rows) > 1:
+        least = min(n_rows, key=n_rows.__getitem__)
+        pairs = [((least, other), _finest(least, other, n_blocks)) for other in n_rows if other != least]
+        pair, both = min(pairs, key=lambda p: sum(n_rows[c] * (n_nodes(p[1]) - n_nodes(c)) for c in p[0]))
+        if sum(n_rows[code] * (n_nodes(both) - n_nodes(code)) for code in pair) > _GROUP:
+            break
+        n_joined = sum(n_rows.pop(code) for code in pair)
+        n_rows[both] = n_rows.get(both, 0) + n_joined
+        becomes = {code: both if now in pair else now for code, now in becomes.items()}
+    return np.array([becomes[code] for code in found.tolist()], dtype=np.int16)[place]
+
+
+def _finest(first: int, second: int, n_blocks: int) -> int:
+    """Return the code that has the finer level of two in each block."""
+    both = zip(unpacked(first, n_blocks), unpacked(second, n_blocks), strict=True)
+    return sum(max(pair) * one_finer(block) for block, pair in enumerate(both))

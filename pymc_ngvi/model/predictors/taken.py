@@ -10,8 +10,8 @@ from pymc_ngvi.model.predictors.expectation import RowFunction, derivatives, roo
 from pymc_ngvi.model.predictors.levels import Levels
 
 #: Times wider than it was for which a predictor needs another look at its rule, and part of its width for which it may
-#: do with a coarser one.
-_WIDER, _NARROWER = 1.25, 0.5
+#: do with a coarser one; with these, those are looked at that will need it soon.
+_WIDER, _NARROWER, _SOON_WIDER, _SOON_NARROWER = 1.25, 0.5, 1.1, 0.7
 
 
 class Taken:
@@ -51,8 +51,8 @@ class Taken:
 
     def choose(self, tolerance: float) -> None:
         """Choose the rules of rows that are wider than those they have were chosen for, or much narrower."""
-        narrower = (self._sd < _NARROWER * self.sd) & (self.codes > 0)
-        at = np.arange(len(self.codes)) if self._is_new else np.flatnonzero(narrower | (self._sd > _WIDER * self.sd))
+        wider, narrower = self._changed()
+        at = np.flatnonzero(wider | narrower)
         if not len(at):
             return
         self.codes, self.sd = np.where(narrower, 0, self.codes).astype(np.int16), self.sd.copy()
@@ -64,6 +64,16 @@ class Taken:
         self.codes[at], self.sd[at], self._whitened[:, at] = found.codes, self._sd[at], found.whitened
         if len(at) == len(self.codes):
             self.error = float(found.error.sum())
+
+    def _changed(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return which rows are wider, and which narrower, than those that their rules were chosen for."""
+        if self._is_new:
+            return np.ones(len(self.codes), dtype=bool), np.zeros(len(self.codes), dtype=bool)
+        fine = self.codes > 0
+        wider, narrower = self._sd > _WIDER * self.sd, fine & (self._sd < _NARROWER * self.sd)
+        if wider.any() or narrower.any():
+            wider, narrower = self._sd > _SOON_WIDER * self.sd, fine & (self._sd < _SOON_NARROWER * self.sd)
+        return wider, narrower
 
     def derivatives(self) -> tuple[Array, Array]:
         """Return E[grad f], (n_rows, k), and E[hess f], (n_rows, k, k)."""
