@@ -71,7 +71,7 @@ start = time.perf_counter()
 with model:
     approx = pm.fit(method="ngvi", posterior="gaussian", random_seed=1, progressbar=False)
 seconds = time.perf_counter() - start
-print(f"{approx.status} after {seconds:.1f} s: {approx.n_iterations} iterations, {approx.n_gradients:,} gradients")
+print(f"{approx.status} after {seconds:.1f} s: {approx.n_iterations} iterations, {approx.n_gradients:,} expectations")
 print(f"ELBO {approx.elbo}, gap {approx.gap:.3f} nats")
 
 # %% [markdown]
@@ -153,10 +153,10 @@ print(f"{np.abs(sparse.sd_flat / dense.sd_flat - 1).max():.1%}")
 # %% [markdown]
 # ## How cost grows
 #
-# Each gradient and each Hessian costs in proportion to the number of clinics. How many of them a fit takes varies from
-# one data set to the next, by how flat the ELBO is along the two standard deviations, and does not grow with the
-# clinics. Seconds are those of the machine that ran the notebook, whatever else it did; evaluations are the same
-# anywhere.
+# The fit takes no draws: it goes by exact expectations of log p, and each costs in proportion to the number of clinics.
+# How many of them a fit takes varies from one data set to the next, by how flat the ELBO is along the two standard
+# deviations, and does not grow with the clinics. Seconds are those of the machine that ran the notebook, whatever else
+# it did; expectations are the same anywhere.
 
 # %%
 sizes, fits, taken = [100, 300, 900], [], []
@@ -171,10 +171,8 @@ sizes, fits, taken = [*sizes, 1_500], [*fits, approx], [*taken, seconds]
 fig, axes = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
 axes[0].plot(sizes, taken, marker="o")
 axes[0].set(xlabel="clinics", ylabel="seconds from the call", xlim=0, ylim=0)
-axes[1].plot(sizes, [f.n_gradients for f in fits], marker="o", label="gradients")
-axes[1].plot(sizes, [f.n_hessians for f in fits], marker="s", linestyle="--", label="Hessians")
-axes[1].set(xlabel="clinics", ylabel="evaluations", xlim=0, ylim=0)
-_ = axes[1].legend(frameon=False)
+axes[1].plot(sizes, [f.n_gradients for f in fits], marker="o")
+_ = axes[1].set(xlabel="clinics", ylabel="expectations", xlim=0, ylim=0)
 
 # %% [markdown]
 # ## Checks

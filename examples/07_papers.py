@@ -18,7 +18,7 @@
 #
 # | | update | estimator | step |
 # |---|---|---|---|
-# | this package's default | `natural` | `price`: Hessians | `adaptive` |
+# | this package's default | `natural` | `quadrature`: exact expectations | `linesearch` |
 # | Khan and Nielsen (2018) | `natural` | `price` | `constant` |
 # | Lin et al. (2020) | `natural_pd` | `price` | `constant` |
 # | Kumar et al. (2025) | `sqrt` | `price` | `constant` |
@@ -163,11 +163,12 @@ outcome.round({"nats below the best": 2, "seconds": 1})
 draw(traces, best, "Logistic regression, 19 coefficients", top=1e3)
 
 # %% [markdown]
-# With Hessians the updates reach the optimum in a hundred iterations at most, the default in about ten: on a posterior
-# that is nearly Gaussian, a natural-gradient step is nearly a Newton step. How far to go (`step`) counts for more than
-# in which coordinates (`update`). With gradients alone each iteration says less. Tan's normalised steps take several
-# times as many gradients as Hessian methods do, ordinary gradients with Adam several times more. Wu and Gardner's
-# decaying steps, which suit minibatches, have many draws to an iteration: few iterations, and the most gradients.
+# The default takes no draws: each of its expectations counts as one gradient, and about ten are enough. With Hessians
+# at draws, the other updates reach the optimum in a hundred iterations at most: on a posterior that is nearly
+# Gaussian, a natural-gradient step is nearly a Newton step. How far to go (`step`) counts for more than in which
+# coordinates (`update`). With gradients alone each iteration says less. Tan's normalised steps take several times as
+# many gradients as Hessian methods do, ordinary gradients with Adam several times more. Wu and Gardner's decaying
+# steps, which suit minibatches, have many draws to an iteration: few iterations, and the most gradients.
 #
 # ## A hierarchical model
 #

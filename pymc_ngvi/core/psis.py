@@ -10,6 +10,7 @@ import numpy as np
 
 from scipy.special import logsumexp
 
+from pymc_ngvi.core.imports import imported
 from pymc_ngvi.core.types import Array
 
 #: Fewer draws leave too short a tail to fit a Pareto distribution to.
@@ -45,10 +46,9 @@ def smoothed(log_ratio: Array) -> tuple[Array, float]:
     filled = np.where(finite, log_ratio, log_ratio[finite].min() - _NO_WEIGHT)
     if np.ptp(filled) < _ALL_EQUAL:
         return filled, float("-inf")
-    from arviz_stats.base import array_stats  # .7 s to import
-
+    stats = imported("arviz_stats.base")  # .7 s
     try:
-        smooth, khat = array_stats.psislw(-filled)  # expects the negated log ratio
+        smooth, khat = stats.array_stats.psislw(-filled)  # expects the negated log ratio
     except ValueError:  # all weights of the tail are equal: as light as a tail can be
         smooth, khat = filled, -np.inf
     return np.where(finite, smooth, -np.inf), float("inf") if np.isnan(khat) else float(khat)

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import xarray as xr
 
+from pymc_ngvi.core.imports import imported
 from pymc_ngvi.model.roles import Extent, Roles, find_roles
 from pymc_ngvi.results.convert import to_datatree, to_multitrace
 from pymc_ngvi.results.diagnosis.kept import Kept
@@ -143,8 +144,7 @@ def _table(
     options: dict[str, Any],
 ) -> Summary:
     """Return a summary without sentences above the table."""
-    from arviz_stats import summary as table_of  # .7 s to import
-
+    table_of = imported("arviz_stats").summary  # .7 s
     by_sd = options.get("kind", "stats") == "stats" and options.get("round_to", "auto") == "auto"
     chosen = any(options.get(name) is not None for name in _CHOOSING)
     options = {"kind": "stats", **options}
