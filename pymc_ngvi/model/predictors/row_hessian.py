@@ -92,7 +92,7 @@ class CompiledDerivatives:
 
     def add(self, eta: Array, total: Array) -> None:
         """Add the sums over draws to a total, (n_pairs, n_rows); ``eta`` is (n_draws, n_predictors)."""
-        n_rows = min(len(self.index), max(1, _CACHED // len(eta)))
+        n_rows = min(len(self.index), _CACHED)  # rows of one draw lie side by side
         size = max(1, _CACHED // n_rows)
         for draws in (slice(start, start + size) for start in range(0, len(eta), size)):
             for rows in (slice(start, start + n_rows) for start in range(0, len(self.index), n_rows)):
