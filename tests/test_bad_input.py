@@ -21,6 +21,7 @@ from pytensor.graph.op import Op
 from scipy import integrate
 
 from pymc_ngvi import ConvergenceWarning, MissingDerivativeError, StartError, Status, fit_ngvi
+from pymc_ngvi.model.by_rows import ByRows
 from pymc_ngvi.steps import Adaptive, LineSearch
 
 QUIET = {"progressbar": False, "backend": "quick"}
@@ -208,8 +209,16 @@ def test_missing_second_derivative_where_one_is_asked_for(options):
         fit_ngvi(model=once_differentiable_model(), **options, **QUIET)
 
 
+@pytest.mark.parametrize("options", [{}, {"family": "diagonal"}])
+def test_models_without_second_derivatives_are_fitted_without_draws_where_they_have_rows(options):
+    approx = fit(once_differentiable_model(), **options)
+    assert (approx.record.estimator, approx.converged) == ("quadrature", True)
+    np.testing.assert_allclose(approx.sd_flat, 3**-0.5, rtol=1e-3)
+
+
 @pytest.mark.parametrize("options", [{}, {"family": "diagonal"}, {"update": "natural_pd"}], ids=str)
-def test_models_without_second_derivatives_are_fitted_from_gradients_and_say_so(options):
+def test_models_without_second_derivatives_are_fitted_from_gradients_and_say_so(options, monkeypatch):
+    monkeypatch.setattr(ByRows, "found", None)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         approx = fit_ngvi(model=once_differentiable_model(), random_seed=1, **options, **QUIET)

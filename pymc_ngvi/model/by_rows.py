@@ -134,7 +134,7 @@ class ByRows:
         They do where rows have few predictors, or are many. Else compiling second derivatives by all pairs of
         predictors takes longer than it saves.
         """
-        if not self.gives_pattern:
+        if not self.gives_pattern or "no Hessian by rows" in self._functions.made:
             return False
         most = max((rows.index.shape[1] for rows in self._rows.terms.rows), default=0)
         return most <= _FEW_PREDICTORS or self._graphs.cost_of_logp.widest >= _MANY_ROWS
@@ -172,10 +172,10 @@ class ByRows:
     def evaluated(self, theta: Array) -> PredictorMeanHessian | None:
         """Return the mean of the Hessian over draws, (n_draws, n_dim).
 
-        None, and rows are given up, where a check shows that they, or their second derivatives, are not those of log p.
-        It is made at the first call, the second, fourth, eighth, ...
+        None where a check shows that they are not those of log p. It is made at the first call, the second, fourth,
+        eighth, ... Rows that do not add up to log p are given up; those with kinks serve for expectations yet.
         """
-        if self.found is None:
+        if self.found is None or "no Hessian by rows" in self._functions.made:
             return None
         hessian: RowHessian = self._of_terms("Hessian by rows", self._compiled)
         self._n_calls += 1
@@ -184,7 +184,9 @@ class ByRows:
             agree = self._rows.agrees(point[None], self.logp(point[None]))
             if not (agree and hessian.agrees(point, self._rows.at, np.random.default_rng(self._n_calls))):
                 logger.info("The Hessian by rows is not that of log p: it is found from all coordinates.")
-                self.give_up()
+                self._functions.made["no Hessian by rows"] = True
+                if not agree:
+                    self.give_up()
                 return None
         return PredictorMeanHessian(hessian.linear, hessian.mean(theta), self.pattern)
 

@@ -218,7 +218,7 @@ class LineSearch(StepRule[GaussianState, LineSearchState]):
         """Measure a state by the rules that it needs."""
         evaluation = self._estimator.by_rules(self._target, state.q)
         if not evaluation.finite.all():
-            return replace(state, elbo=-np.inf, stalled=True, blind=True)
+            return replace(state, stalled=True, blind=True)
         found, moments = evaluation.expectation, self._measured(state.q, evaluation)
         return replace(state, elbo=evaluation.elbo, moments=moments, rules=found.rules, error=found.error)
 

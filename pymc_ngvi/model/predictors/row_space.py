@@ -132,7 +132,7 @@ def seen_from_rows(rows: Expectations) -> SeenFromRows | None:
     coordinates, at, mean, sd, value = _fixed_normals(rows)
     used = np.setdiff1d(np.flatnonzero(rows.times_used()), at)
     kept = np.setdiff1d(np.arange(n_dim), coordinates)
-    if len(kept) + len(used) > _PART * n_dim or len(used) * n_dim > _MOST_ENTRIES:
+    if not len(used) or len(kept) + len(used) > _PART * n_dim or len(used) * n_dim > _MOST_ENTRIES:
         return None
     matrix = _dense_rows(linear, used)
     basis = _basis((matrix[:, coordinates] * sd).T)

@@ -188,7 +188,10 @@ def _rows(var: Variable, weight: Array, predictors: Variable, facts: Facts) -> I
 
 def _whole(var: Variable, weight: Array, predictors: Variable, dependences: Dependences) -> Rows | None:
     """Return a variable, whatever it does, as one row, where it depends on few predictors; None where on more."""
-    of_var = dependences.of(var)
+    try:
+        of_var = dependences.of(var)
+    except KeyError:  # a variable that is not of this graph
+        return None
     sets = of_var.sets.tocsr()[np.unique(of_var.index.ravel()[np.flatnonzero(weight)])]
     at = np.unique(sets.indices).astype(np.int64)
     if not 0 < len(at) <= _MOST_WHOLE:
