@@ -1,7 +1,7 @@
 r"""Exact expectations of rows, by quadrature in the space of their predictors.
 
 Under a Gaussian q a row of log p sees no more than the Gaussian of the few predictors that it is a function of. Its
-expectation, and those of its first and second derivatives, are integrals of one to three dimensions: no Monte Carlo
+expectation, and those of its first and second derivatives, are integrals of few dimensions: no Monte Carlo
 error, no draws, and an ELBO that says of itself whether a step has gained anything [1]_.
 
 References

@@ -14,7 +14,7 @@ from pymc_ngvi.model import LogDensity, MissingDerivativeError
 from pymc_ngvi.reparam.row_space import in_words
 
 #: Directions in which functions of rows may vary, beyond which draws of all coordinates are the quicker.
-_FEW_DIRECTIONS = 3
+_FEW_DIRECTIONS = 5
 #: Options by name, as users give them.
 type Given = Mapping[str, Any]
 

@@ -271,7 +271,7 @@ class LineSearch(StepRule[GaussianState, LineSearchState]):
         """Compare the quadrature with finer rules."""
         checked = self._anew(state) if np.isnan(state.error) else state
         none = np.empty((0, state.q.n_dim))
-        elbo = Elbo(checked.elbo, checked.error)
+        elbo = Elbo(-np.inf if checked.blind else checked.elbo, checked.error)
         return Assessment(none, np.empty(0), np.empty((0, 1), dtype=np.intp), state.gap, 0.0, elbo=elbo)
 
     def conclude(self, status: Status, assessment: Assessment) -> Status:
