@@ -128,12 +128,13 @@ def test_wrong_second_derivatives_are_not_used(monkeypatch):
     theta = models.random_points(density, 3, 3)
     with pytest.raises(PatternWidened):
         density.mean_hessian(theta).values()
-    assert density.rows is None
+    assert not density.by_rows.gives_hessians
+    assert density.rows is not None  # their values are those of log p
     density = density_of(intercepts)
     expected = density.hessian(theta).mean(axis=0)
     found = density.mean_hessian(theta).products(np.eye(density.n_dim))
     np.testing.assert_allclose(found, expected, atol=1e-12 * np.abs(expected).max())
-    assert density.rows is None
+    assert not density.by_rows.gives_hessians
 
 
 @pytest.mark.parametrize("most_saved", [0.0, 1.0])
