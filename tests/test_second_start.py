@@ -58,7 +58,7 @@ def regression():
 
 @pytest.fixture(scope="module")
 def sines():
-    return NGVI(model=sine(), posterior="gaussian")
+    return NGVI(model=sine(), posterior="gaussian", estimator="price")  # without draws, the first fit finds the sine
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_a_density_that_costs_nothing_to_evaluate_ends_as_ever():
 
 @pytest.mark.slow
 def test_a_start_of_the_user_is_the_only_one():
-    approx = fit_ngvi(model=sine(), random_seed=2, start={"phase": 0.0}, **QUIET)
+    approx = fit_ngvi(model=sine(), estimator="price", random_seed=2, start={"phase": 0.0}, **QUIET)
     assert not approx.record.restarted
     assert approx.elbo.value < -140.0
 
