@@ -71,6 +71,17 @@ def test_the_distribution_is_that_of_its_covariance(state):
     assert_allclose(state.precision_product(theta), theta @ held, rtol=1e-8, atol=1e-8)
 
 
+def test_entries_of_the_covariance(state):
+    rows, cols = np.array([0, 3, 3, 5]), np.array([0, 3, 1, 2])
+    assert_allclose(state.covariances(rows, cols), state.cov()[rows, cols], rtol=1e-9, atol=1e-12)
+
+
+def test_what_holds_for_diagonal_gaussians_alone_is_refused(state):
+    for name in ("divergence", "whitened_precision", "outer_mean", "squared", "scaled_columns"):
+        with pytest.raises(NotImplementedError, match="low-rank"):
+            getattr(state, name)(state)
+
+
 def test_a_curvature_is_known_on_the_axes_and_on_the_diagonal(state):
     matrix, c = precision(6, seed=2), whitener(state)
     whole = c.T @ matrix @ c

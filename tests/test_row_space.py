@@ -84,6 +84,32 @@ def test_a_step_is_the_natural_step_of_all_coordinates(make, n_dim, seed, rho, m
 
 
 @pytest.mark.parametrize("make", [logistic, linear, poisson])
+def test_the_density_is_that_of_the_model_with_what_is_perpendicular_integrated_out(make):
+    density = density_of(make)
+    target = RowSpaceDensity(density, density.seen_from_rows)
+    rng = np.random.default_rng(3)
+    z = 0.3 * rng.standard_normal((4, target.n_dim))
+    logp, grad = target.logp_grad(z)
+    narrow = FullState(z[0], 1e-5 * np.eye(target.n_dim))
+    assert_allclose(logp[0], target.expected(narrow).value, rtol=1e-7)
+    step, unit = 1e-5, np.eye(target.n_dim)
+    ahead, behind = (target.logp_grad(z[0] + sign * step * unit) for sign in (1.0, -1.0))
+    assert_allclose(grad[0], (ahead[0] - behind[0]) / (2.0 * step), rtol=1e-5, atol=1e-4)
+    assert_allclose(
+        target.mean_hessian(z[:1]).products(unit), (ahead[1] - behind[1]) / (2.0 * step), rtol=1e-5, atol=1e-4
+    )
+
+
+def test_positive_variables_are_where_their_coordinates_are():
+    density = density_of(linear)
+    target = RowSpaceDensity(density, density.seen_from_rows)
+    z = np.random.default_rng(1).standard_normal(target.n_dim)
+    [ours], [theirs] = target.info.positive, density.info.positive
+    assert_allclose(z[ours], target.space.to_theta(z[None])[0, theirs])
+    assert_allclose(target.space.of_theta(target.space.to_theta(z[None])[0]), z, atol=1e-12)
+
+
+@pytest.mark.parametrize("make", [logistic, linear, poisson])
 def test_the_fit_is_that_of_a_dense_covariance(make, monkeypatch):
     with pm.Model():
         make()

@@ -86,9 +86,10 @@ class Quadrature:
         """As `evaluate`, by rules that are given; see `RowsTarget.expected`, where ``least`` is without the entropy."""
         if not isinstance(target, RowsTarget):
             raise ValueError("quadrature goes through the rows of log p: this target has none.")
-        expectation = target.expected(state, rules, adapt=adapt, least=least - state.entropy())
+        entropy = state.entropy()
+        expectation = target.expected(state, rules, adapt=adapt, least=least - entropy)
         finite = bool(np.isfinite(expectation.value) and np.isfinite(expectation.grad).all())
-        elbo = expectation.value + state.entropy() if finite else -np.inf
+        elbo = expectation.value + entropy if finite else -np.inf
         none = np.empty((0, state.n_dim))
         return ExactEvaluation(none, np.empty(0), none, np.array([finite]), elbo, expectation)
 

@@ -26,7 +26,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.logdensity import LogDensity
-from pymc_ngvi.model.predictors.blocks import CannotSplit
+from pymc_ngvi.model.predictors.blocks import CannotSplit, Trees
 
 Integers = NDArray[np.intp]
 
@@ -36,21 +36,11 @@ _CACHED = 2**17
 _N_POINTS, _SEED = 2, 20_260_301
 
 
-class Trees(Protocol):
-    """What is needed of a `pymc_ngvi.marginal.forest.Forest`."""
+class TreesByLevel(Trees, Protocol):
+    """What is needed of a `pymc_ngvi.marginal.forest.Forest` beside."""
 
     @property
-    def globals_(self) -> Integers: ...  # noqa: D102
-    @property
-    def locals_(self) -> Integers: ...  # noqa: D102
-    @property
-    def n_local(self) -> int: ...  # noqa: D102
-    @property
-    def path(self) -> Integers: ...  # noqa: D102
-    @property
     def at_level(self) -> tuple[Integers, ...]: ...  # noqa: D102
-    @property
-    def level(self) -> Integers: ...  # noqa: D102
 
 
 class SplitDensity:
@@ -78,7 +68,7 @@ class SplitDensity:
         If an element depends on local coordinates that are not on one path.
     """
 
-    def __init__(self, density: LogDensity, forest: Trees, point: Array) -> None:
+    def __init__(self, density: LogDensity, forest: TreesByLevel, point: Array) -> None:
         self.forest = forest
         self.n_evaluations = 0
         self._pieces = _Pieces(forest, density.n_dim)
@@ -285,7 +275,7 @@ class _Sums(NamedTuple):
 class _Pieces:
     """Stands for the flat vector where graphs are put on it: pieces are taken from globals or local coordinates."""
 
-    def __init__(self, forest: Trees, n_dim: int) -> None:
+    def __init__(self, forest: TreesByLevel, n_dim: int) -> None:
         self.global_ = pt.vector("g", dtype="float64", shape=(len(forest.globals_),))
         self.local = pt.vector("b", dtype="float64", shape=(forest.n_local,))
         self._is_global = np.zeros(n_dim, dtype=bool)
@@ -304,7 +294,7 @@ class _Pieces:
         return pt.concatenate([self.global_[rank[of_globals]], self.local[rank[~of_globals]]])[at]
 
 
-def _deeper(forest: Trees, new: Integers, old: Integers) -> NDArray[np.bool_]:
+def _deeper(forest: TreesByLevel, new: Integers, old: Integers) -> NDArray[np.bool_]:
     level = np.append(forest.level, -1)  # of no coordinate
     deeper: NDArray[np.bool_] = level[new] > level[old]
     return deeper
