@@ -21,6 +21,7 @@ from pymc_ngvi.model.predictors.linear_map import entries_of
 from pymc_ngvi.model.predictors.mean_hessian import PredictorMeanHessian
 from pymc_ngvi.model.predictors.pattern import pattern_of
 from pymc_ngvi.model.predictors.row_hessian import RowHessian, SecondDerivatives
+from pymc_ngvi.model.predictors.row_space import SeenFromRows, seen_from_rows
 from pymc_ngvi.model.sparsity.dependence_sets import TooDenseError
 from pymc_ngvi.model.sparsity.hessian import PatternWidened, is_dense
 
@@ -119,6 +120,12 @@ class ByRows:
         if rows is not None and not rows.agrees(point[None], self.logp(point[None])):
             self.give_up()
             raise PatternWidened("the rows are not all of log p")
+
+    @property
+    def seen(self) -> SeenFromRows | None:
+        """Log p in the space of its rows, where these are far fewer than coordinates with fixed normal priors."""
+        seen: SeenFromRows | None = None if self.found is None else self._of_terms("seen from rows", seen_from_rows)
+        return seen
 
     # --- second derivatives ---
 

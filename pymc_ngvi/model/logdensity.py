@@ -26,7 +26,7 @@ from pymc_ngvi.model.initial import initial_point_function
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.minibatch import Minibatches
 from pymc_ngvi.model.predictors.expectations import Expectations
-from pymc_ngvi.model.predictors.row_space import SeenFromRows, seen_from_rows
+from pymc_ngvi.model.predictors.row_space import SeenFromRows
 from pymc_ngvi.model.reuse import CannotReuse, ModelState
 from pymc_ngvi.model.row_kinds import ModelRows, kinds_of_rows
 from pymc_ngvi.model.rows import Rows
@@ -358,8 +358,7 @@ class LogDensity:
     @property
     def seen_from_rows(self) -> SeenFromRows | None:
         """Log p in the space of its rows, where these are far fewer than coordinates with fixed normal priors."""
-        rows = self.rows
-        return None if rows is None else seen_from_rows(rows)
+        return self.by_rows.seen
 
     def described_rows(self) -> ModelRows:
         """Return what the rows are, for people to read; this takes log p apart once more, variable by variable."""
