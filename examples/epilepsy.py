@@ -61,7 +61,7 @@ def plot(approx, posterior):
     axes["elbo"].plot(iteration, -approx.hist, marker="o", markersize=3)
     # The first iterations are far away: show where the fit settles.
     axes["elbo"].set_ylim(np.quantile(-approx.hist, 0.3), (-approx.hist).max() + 5)
-    axes["elbo"].set(xlabel="Iteration", ylabel="Nats", title="Gaussian fit: ELBO on the draws in use")
+    axes["elbo"].set(xlabel="Iteration", ylabel="Nats", title="Gaussian fit: ELBO after each iteration")
     for axis in axes.values():
         axis.spines[["top", "right"]].set_visible(False)
     fig.suptitle("Seizures of 59 patients in four periods: Poisson GLMM")

@@ -19,7 +19,7 @@ class LoopState:
     rule : RuleState
     status : Status
     history : History
-        -ELBO and estimated gap after each iteration, on the draws then in use.
+        -ELBO and estimated gap after each iteration, on the draws then in use or by quadrature.
     """
 
     rule: RuleState

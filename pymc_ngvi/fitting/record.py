@@ -24,12 +24,12 @@ class FitRecord:
     status : Status
     elbo : Elbo
     gap : float
-        Nats of ELBO that the estimate on fresh draws says are still to be gained in this family, at least 0; NaN where
-        unknown (minibatches).
+        Nats of ELBO that are still to be gained in this family, estimated on fresh draws or by quadrature, at least 0;
+        NaN where unknown (minibatches).
     n_iterations : int
     n_gradients, n_hessians : int
         Draws at which the gradient, and the Hessian, of the density that was fitted were evaluated: log p, or its
-        reparametrisation.
+        reparametrisation. Each expectation by quadrature counts as one of both.
     n_dropped : int
         Draws left out because log p or its gradient was not finite there.
     compile_seconds, run_seconds : float

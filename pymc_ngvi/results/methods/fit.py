@@ -15,12 +15,12 @@ class FitMethods(Fitted):
 
     @property
     def elbo(self) -> Elbo:
-        """Evidence lower bound in nats, on draws that had no part in the fit: ``value`` and ``se``."""
+        """Evidence lower bound in nats, on draws that had no part in the fit or by quadrature: ``value`` and ``se``."""
         return self._record_of("elbo").elbo
 
     @property
     def gap(self) -> float:
-        """Nats of ELBO still to be gained within the family, estimated on fresh draws."""
+        """Nats of ELBO still to be gained within the family, estimated on fresh draws or by quadrature."""
         return self._record_of("gap").gap
 
     @property
@@ -40,12 +40,12 @@ class FitMethods(Fitted):
 
     @property
     def n_gradients(self) -> int:
-        """Draws at which the gradient of log p was evaluated."""
+        """Draws at which the gradient of log p was evaluated; without draws, its expectations."""
         return self._record_of("n_gradients").n_gradients
 
     @property
     def n_hessians(self) -> int:
-        """Draws at which the Hessian of log p was evaluated."""
+        """Draws at which the Hessian of log p was evaluated; without draws, its expectations."""
         return self._record_of("n_hessians").n_hessians
 
     @property

@@ -55,7 +55,7 @@ def plot_fit(
     Parameters
     ----------
     losses : ndarray, shape (n_iterations,)
-        -ELBO in nats on the draws then in use; empty where it was not kept.
+        -ELBO in nats, on the draws then in use or by quadrature; empty where it was not kept.
     gaps : ndarray, shape (n_iterations,)
         Estimated nats still to be gained; NaN where not known.
     record : FitRecord
