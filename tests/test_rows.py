@@ -409,6 +409,27 @@ def test_a_fit_goes_on_with_draws_where_a_gaussian_leaves_the_support(n, statuse
     assert approx.n_iterations <= n
 
 
+@pytest.mark.parametrize(
+    ("holds", "estimator"),
+    [
+        (lambda x: pt.all(x > -0.5), "price"),
+        (lambda x: pt.all(x > -40.0), "quadrature"),
+        (lambda x: pt.exp(x).sum() < 30.0, "price"),
+    ],
+    ids=["often", "all but never", "sum"],
+)
+def test_constraints_on_many_elements_are_seen(holds, estimator):
+    """Rows leave them out, as they do PyMC's checks of parameters: draws tell whether they matter."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        with pm.Model():
+            x = pm.Normal("x", shape=20)
+            pm.Potential("constraint", pt.switch(holds(x), 0.0, -np.inf))
+            approx = pm.fit(30, method="ngvi", posterior="gaussian", random_seed=1, progressbar=False)
+    assert approx.record.estimator == estimator
+    assert (str(approx.status) == "converged") == (estimator == "quadrature")
+
+
 def test_few_rows_join_others_by_a_rule_as_fine():
     codes = np.array([0x11] * 200 + [0x12] * 3 + [0x21] * 2 + [0x77] * 50, dtype=np.int16)
     found = merged(codes, 2, lambda code: (2 + code % 16) * (2 + code // 16))

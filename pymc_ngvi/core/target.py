@@ -200,6 +200,9 @@ class RowsTarget(Protocol):
             Nats; no other rules are taken where the value by these, or the coarsest, is lower.
         """
 
+    def rows_cover(self, theta: Array) -> bool:
+        """Tell whether rows are all of log p at draws, (n_draws, n_dim), some of which may be outside its support."""
+
 
 class Spread(Protocol):
     """The part of a Gaussian state that says how affine functions of theta are distributed."""

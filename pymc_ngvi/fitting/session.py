@@ -12,7 +12,7 @@ import numpy as np
 from rich.theme import Theme
 
 from pymc_ngvi.core.elbo import Elbo
-from pymc_ngvi.core.status import Status
+from pymc_ngvi.core.status import StartError, Status
 from pymc_ngvi.core.types import Array, Assessment, Rule, Target, VariationalState
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.memory import memory_of, remember
@@ -24,6 +24,7 @@ from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.fitting.registry import AXES, RULES
 from pymc_ngvi.fitting.second_start import SecondStart, is_better
 from pymc_ngvi.fitting.snapshot import Snapshot, filled, thinned
+from pymc_ngvi.fitting.starting import choose_start
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.model import LogDensity, PatternWidened
 from pymc_ngvi.updates import DIRECTIONS
@@ -39,6 +40,8 @@ type Observer = Callable[[VariationalState, Array | None, int], None]
 _MAX_WIDENED = 5
 #: Points at which entries of the Hessian are looked for that exact expectations have and its structure has not.
 _N_LOOKED_AT = 4
+#: Parts of standard deviations to begin with where a Gaussian has left the support.
+_NARROWER = (1.0, 0.1, 0.01)
 #: Said where a fit by quadrature becomes one with draws.
 BY_DRAWS = "Expectations by quadrature do not serve this model: the fit goes on with draws."
 _NO_STRUCTURE = (
@@ -62,6 +65,18 @@ class _Begun(NamedTuple):
             return cls(problem, rule, loop.start(rule, q))
         except PatternWidened:
             return cls.wider(problem.density, options, seed, *problem.mean_and_sd(q))
+
+    @classmethod
+    def by_draws(cls, density: LogDensity, options: FitOptions, seed: int, mean: Array, sd: Array) -> "_Begun":
+        """Begin with draws where rows have led, from narrower states where those would be outside the support."""
+        problem = problem_of(density, options)
+        rule = make_rule(problem.target, options, seed)
+        narrower = [part * sd for part in _NARROWER]
+        try:
+            start = choose_start(rule, problem.family, mean, narrower, density)
+        except StartError:  # nor is the mean inside
+            start = choose_start(rule, problem.family, density.initial_point(), narrower, density)
+        return cls.at(problem, options, seed, start)
 
     @classmethod
     def wider(cls, density: LogDensity, options: FitOptions, seed: int, mean: Array, sd: Array) -> "_Begun":
@@ -282,9 +297,7 @@ class FitSession:
         if self._options.choice.estimator == "quadrature" and (density.rows is None or self._rows_fail()):
             logger.info(BY_DRAWS)
             self._options = self._options.with_draws()
-            problem = problem_of(density, self._options)
-            start = problem.state_about(mean, sd)
-            self._problem, self._rule, self._state = _Begun.at(problem, self._options, self._seed, start)
+            self._problem, self._rule, self._state = _Begun.by_draws(density, self._options, self._seed, mean, sd)
             return
         self._problem, self._rule, self._state = _Begun.wider(density, self._options, self._seed, mean, sd)
 

@@ -121,6 +121,13 @@ class ByRows:
             self.give_up()
             raise PatternWidened("the rows are not all of log p")
 
+    def cover(self, theta: Array) -> bool:
+        """Tell whether rows are all of log p at draws, (n_draws, n_dim), some of which may be outside its support."""
+        rows = self.found
+        return rows is not None and (
+            not rows.leaves_out_conditions or rows.agrees(theta, self.logp(theta), everywhere=True)
+        )
+
     @property
     def seen(self) -> SeenFromRows | None:
         """Log p in the space of its rows, where these are far fewer than coordinates with fixed normal priors."""

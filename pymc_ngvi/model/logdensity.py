@@ -407,6 +407,10 @@ class LogDensity:
         """
         self.by_rows.check(theta)
 
+    def rows_cover(self, theta: Array) -> bool:
+        """Tell whether rows are all of log p at draws, (n_draws, n_dim); see `RowsTarget`."""
+        return self.by_rows.cover(theta)
+
     def count_expectation(self) -> None:
         """Count an expectation: as a gradient and a Hessian."""
         self.n_gradients += 1

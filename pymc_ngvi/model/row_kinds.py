@@ -23,6 +23,7 @@ from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.predictors.affine import grouped, predictors
 from pymc_ngvi.model.predictors.compiled import CompiledOnce, quickly
+from pymc_ngvi.model.predictors.distribute import as_sum, factors_outside, without_checks
 from pymc_ngvi.model.predictors.terms import Rows, Terms, terms_of
 from pymc_ngvi.model.sparsity.dependence import Dependences
 from pymc_ngvi.model.sparsity.dependence_sets import Dependence, Ints, TooDenseError, joined
@@ -138,6 +139,7 @@ def kinds_of_rows(model: pm.Model, graphs: FlatGraphs) -> ModelRows:
     theta = graphs.theta
     with without_c():
         logp = _stacked([factor for _, _, factor in factors])
+        logp = factors_outside(logp, Facts(logp, theta))
         logp = grouped(logp, theta, Facts(logp, theta))
         outer = Facts(logp, theta)
         found = predictors(logp, theta, outer)
@@ -146,7 +148,9 @@ def kinds_of_rows(model: pm.Model, graphs: FlatGraphs) -> ModelRows:
         sizes = [int(np.prod(outer.shape(var))) for var in found]
         vector = pt.vector("predictors", dtype="float64", shape=(sum(sizes),))
         inner = _of_predictors(logp, theta, vector, {var: outer.shape(var) for var in found})
-    facts = Facts(_stacked(inner), vector, conditions=True)
+    whole = as_sum(without_checks(_stacked(inner)), vector)
+    inner = list(whole.owner.inputs)
+    facts = Facts(whole, vector, conditions=True)
     depends = _dependence(outer, theta, found)
     is_coordinate = np.repeat([var is theta for var in found], sizes)
     compile_ = CompiledOnce(quickly)
@@ -200,7 +204,6 @@ def _of_predictors(
     inner = graph_replace(list(logp.owner.inputs), pieces, strict=False)
     if theta in set(ancestors(inner)):
         raise ValueError("theta has a part that is no predictor's")
-    # Checks of parameters tie all rows together; where one would fail, log p is not finite anyway.
     simplified: list[Variable] = graph.inline_inner_graphs(graph.simplify(inner, check_bounds=False))
     return simplified
 

@@ -46,6 +46,10 @@ class RowSpaceDensity:
         hessian = _WithPrior(found.hessian, inside)
         return found._replace(value=found.value + prior, grad=grad, hessian=hessian)
 
+    def rows_cover(self, theta: Array) -> bool:
+        """Tell whether rows are all of log p at draws; see `LogDensity.rows_cover`."""
+        return self.density.rows_cover(self.space.to_theta(theta))
+
     def logp_grad(self, theta: Array) -> tuple[Array, Array]:
         """Return log p, (n_draws,), and its gradient, (n_draws, n_dim), where nothing is perpendicular."""
         logp, grad = self.density.logp_grad(self.space.to_theta(theta))

@@ -29,6 +29,7 @@ from pymc_ngvi.core.types import (
     GaussianState,
     Moments,
     RowRules,
+    RowsTarget,
     StepRule,
     Target,
     Update,
@@ -59,6 +60,8 @@ _CLOSE = 0.05
 _ROUNDING = 1e-12
 #: Step size below which a fit gets nowhere that is held back by where finer rules are not finite.
 _CREEPING = 1e-3
+#: Draws of a converged q at which conditions that rows leave out are looked for.
+_N_CHECKED = 32
 _NO_DRAWS = BaseDraws(np.empty((0, 0)), 1)
 
 
@@ -202,7 +205,7 @@ class LineSearch(StepRule[GaussianState, LineSearchState]):
         if not isinstance(estimator, Quadrature):
             raise TypeError("a line search needs an ELBO without noise: take estimator='quadrature'")
         self._target, self._update, self._estimator = target, update, estimator
-        self._tolerance = Tolerance(tol)
+        self._tolerance, self._seed = Tolerance(tol), seed
 
     def first_evaluation(self, q: GaussianState) -> Evaluation:
         """Evaluate a starting state."""
@@ -268,14 +271,16 @@ class LineSearch(StepRule[GaussianState, LineSearchState]):
         return None
 
     def assess(self, state: LineSearchState) -> Assessment:
-        """Compare the quadrature with finer rules."""
+        """Compare the quadrature with finer rules, and the rows with log p at draws."""
         checked = self._anew(state) if np.isnan(state.error) else state
         none = np.empty((0, state.q.n_dim))
-        elbo = Elbo(-np.inf if checked.blind else checked.elbo, checked.error)
+        draws = state.q.draws(np.random.default_rng(self._seed).standard_normal((_N_CHECKED, state.q.n_dim)))
+        outside = checked.blind or not cast(RowsTarget, self._target).rows_cover(draws)
+        elbo = Elbo(-np.inf if outside else checked.elbo, checked.error)
         return Assessment(none, np.empty(0), np.empty((0, 1), dtype=np.intp), state.gap, 0.0, elbo=elbo)
 
     def conclude(self, status: Status, assessment: Assessment) -> Status:
-        """Return how the fit ended, given whether finer rules find points where log p is not finite."""
+        """Return how the fit ended, given whether finer rules, or draws, find points where log p is not finite."""
         elbo = assessment.elbo
         return status if elbo is None or np.isfinite(elbo.value) else Status.NO_FINITE_TRIAL
 

@@ -17,6 +17,7 @@ from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.predictors.compiled import CompiledOnce, quickly
 from pymc_ngvi.model.predictors.covariances import PairCovariances
+from pymc_ngvi.model.predictors.distribute import as_sum, without_checks
 from pymc_ngvi.model.predictors.expectation import RowFunction
 from pymc_ngvi.model.predictors.found import Compile, Predictors
 from pymc_ngvi.model.predictors.linear_map import LinearMap
@@ -49,6 +50,12 @@ class Expectations:
     simplify, compile_ : callable
         How graphs are simplified, and compiled.
 
+    Attributes
+    ----------
+    terms : Terms
+    leaves_out_conditions : bool
+        Whether log p is -inf under conditions that rows know nothing of.
+
     Raises
     ------
     ValueError, TooDenseError
@@ -66,8 +73,10 @@ class Expectations:
         self._predictors = Predictors(logp, theta, compile_)
         self._other: LinearMap | None = None
         with without_c():
-            # Checks of parameters tie all rows together; where one would fail, log p is not finite anyway.
-            [self._inner] = graph.inline_inner_graphs(simplify([self._predictors.density()]))
+            [inner] = graph.inline_inner_graphs(simplify([self._predictors.density()]))
+        checked = without_checks(inner)
+        self.leaves_out_conditions = checked is not inner
+        self._inner = as_sum(checked, self._predictors.vector)
         self._facts = Facts(self._inner, self._predictors.vector, conditions=True)
         self._take_apart()
 
@@ -94,13 +103,22 @@ class Expectations:
         self._constant = float(logp[0] - rows[0])
         return self.agrees(theta, logp)
 
-    def agrees(self, theta: Array, logp: Array) -> bool:
-        """Tell whether log p is what the rows add up to at points, (n_points, n_dim), where it is finite."""
-        keep = np.isfinite(logp)
-        rows = self.at(theta[keep])
-        size = 1.0 + np.abs(logp[keep]) + abs(self._constant)
+    def agrees(self, theta: Array, logp: Array, *, everywhere: bool = False) -> bool:
+        """Tell whether log p is what the rows add up to at points, (n_points, n_dim), where it is finite.
+
+        Parameters
+        ----------
+        theta : ndarray, shape (n_points, n_dim)
+        logp : ndarray, shape (n_points,)
+            There.
+        everywhere : bool
+            Whether rows that add up to a finite number where log p is -inf are to count as wrong.
+        """
+        rows, finite = self.at(theta), np.isfinite(logp)
+        size = 1.0 + np.abs(logp[finite]) + abs(self._constant)
         with np.errstate(invalid="ignore"):
-            return bool(np.all(np.abs(rows - logp[keep]) <= _ROUNDING * size))
+            agree = bool(np.all(np.abs(rows[finite] - logp[finite]) <= _ROUNDING * size))
+        return agree and not (everywhere and np.isfinite(rows[np.isneginf(logp)]).any())
 
     def at(self, theta: Array) -> Array:
         """Return log p at points, (n_points,)."""

@@ -16,9 +16,9 @@ import pytensor.tensor as pt
 
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import ancestors
-from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.extra_ops import CumOp
-from pytensor.tensor.math import All, Dot
+from pytensor.tensor.math import Dot
 from pytensor.tensor.special import LogSoftmax, LogSumExp, Softmax
 
 from pymc_ngvi.core.values import Array
@@ -101,8 +101,6 @@ class Lift:
             raise CannotLift(f"{var} varies")
         if moved_inputs(node, self.facts) is not None:
             return self._moved(node, var, index)
-        if _checks_parameters(node):
-            return self.of(node.inputs[1], _broadcast(index, self.facts.shape(var), self.facts.shape(node.inputs[1])))
         if (
             isinstance(node.op, Elemwise)
             and isinstance(node.op.scalar_op, ps.Switch)
@@ -242,30 +240,6 @@ class Lift:
             here = (*places[:axis], np.full_like(before, at), *places[axis + 1 :])
             parts.append(self.of(operand, np.ravel_multi_index(here, shape)))
         return functools.reduce(pt.add, parts)
-
-
-def _checks_parameters(node: Apply) -> bool:
-    """Tell whether a node is a value with a check of all elements of a parameter, -inf where one fails."""
-    if not (isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, ps.Switch)):
-        return False
-    condition, _, otherwise = node.inputs
-    while (
-        condition.owner is not None
-        and isinstance(condition.owner.op, DimShuffle | Elemwise)
-        and len(condition.owner.inputs) == 1
-    ):
-        [condition] = condition.owner.inputs
-    if condition.owner is None or not (isinstance(condition.owner.op, All) or _is_and(condition.owner)):
-        return False
-    return bool(np.all(getattr(otherwise, "data", 0.0) == -np.inf))
-
-
-def _is_and(node: Apply) -> bool:
-    return (
-        isinstance(node.op, Elemwise)
-        and isinstance(node.op.scalar_op, ps.AND)
-        and all(isinstance(i.owner and i.owner.op, All) for i in node.inputs)
-    )
 
 
 def _broadcast(index: Ints, shape: tuple[int, ...], inner: tuple[int, ...]) -> Ints:

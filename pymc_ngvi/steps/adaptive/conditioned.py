@@ -55,6 +55,10 @@ class Conditioned:
         hessian = _GivenHessian(whole.hessian, self._index, self._sd**2, self.n_dim)
         return whole._replace(value=whole.value + own, grad=grad, hessian=hessian)
 
+    def rows_cover(self, theta: Array) -> bool:
+        """Tell whether rows are all of log p at draws; see `RowsTarget`."""
+        return cast(RowsTarget, self._target).rows_cover(self._given(theta))
+
     def _given(self, theta: Array) -> Array:
         given = theta.copy()
         given[:, self._index] = self._point
