@@ -114,11 +114,11 @@ class Expectations:
         everywhere : bool
             Whether rows that add up to a finite number where log p is -inf are to count as wrong.
         """
-        rows, finite = self.at(theta), np.isfinite(logp)
-        size = 1.0 + np.abs(logp[finite]) + abs(self._constant)
+        keep = np.isfinite(logp)
+        size = 1.0 + np.abs(logp[keep]) + abs(self._constant)
         with np.errstate(invalid="ignore"):
-            agree = bool(np.all(np.abs(rows[finite] - logp[finite]) <= _ROUNDING * size))
-        return agree and not (everywhere and np.isfinite(rows[np.isneginf(logp)]).any())
+            agree = bool(np.all(np.abs(self.at(theta[keep]) - logp[keep]) <= _ROUNDING * size))
+        return agree and not (everywhere and np.isfinite(self.at(theta[np.isneginf(logp)])).any())
 
     def at(self, theta: Array) -> Array:
         """Return log p at points, (n_points,)."""
