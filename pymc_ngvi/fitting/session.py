@@ -55,9 +55,8 @@ class _Begun(NamedTuple):
     state: loop.LoopState
 
     @classmethod
-    def at(cls, problem: Problem, options: FitOptions, seed: int, q: VariationalState) -> "_Begun":
+    def at(cls, problem: Problem, rule: Rule, options: FitOptions, seed: int, q: VariationalState) -> "_Begun":
         """Begin from a state, or from its mean and standard deviations where the Hessian turns out to be wider."""
-        rule = make_rule(problem.target, options, seed)
         try:
             return cls(problem, rule, loop.start(rule, q))
         except PatternWidened:
@@ -123,6 +122,7 @@ class FitSession:
     def begin(
         cls,
         problem: Problem,
+        rule: Rule,
         q: VariationalState,
         options: FitOptions,
         seed: int,
@@ -138,6 +138,8 @@ class FitSession:
         ----------
         problem : Problem
             What is fitted.
+        rule : StepRule
+            That evaluated the start, from the options.
         q : VariationalState
             The start, in the coordinates of the problem.
         options, seed, score, observer, second_start
@@ -146,7 +148,7 @@ class FitSession:
             ``time.perf_counter()`` when the fit began; default: now.
         """
         clock = time.perf_counter() if clock is None else clock
-        begun = _Begun.at(problem, options, seed, q)
+        begun = _Begun.at(problem, rule, options, seed, q)
         return cls(
             begun, options, seed, score=score, seconds=time.perf_counter() - clock,
             compile_seconds=problem.density.compile_seconds, observer=observer, second_start=second_start,
@@ -255,7 +257,7 @@ class FitSession:
         begin, self._second_start = self._second_start, None
         if begin is None or not first.status.ended_by_itself or first.n_iterations >= last:
             return
-        place = begin.after(first.rule.q, elbo.value)
+        place = begin.after(self._rule, self._problem.family, first.rule.q, elbo.value)
         if place is None:
             return
         try:
@@ -283,8 +285,8 @@ class FitSession:
             logger.info(BY_DRAWS)
             self._options = self._options.with_draws()
             problem = problem_of(density, self._options)
-            start = problem.state_about(mean, sd)
-            self._problem, self._rule, self._state = _Begun.at(problem, self._options, self._seed, start)
+            rule, start = make_rule(problem.target, self._options, self._seed), problem.state_about(mean, sd)
+            self._problem, self._rule, self._state = _Begun.at(problem, rule, self._options, self._seed, start)
             return
         self._problem, self._rule, self._state = _Begun.wider(density, self._options, self._seed, mean, sd)
 
