@@ -271,11 +271,11 @@ class NGVI(Inference):
         with FitProgress(progressbar, progressbar_theme) as progress:
             problem = self._problem(backend, compile_kwargs)
             with few_threads(problem.density):
-                approx, q, seed = self._start(problem, include_transformed)
+                approx, rule, q, seed = self._start(problem, include_transformed)
                 scored, self._result = score in (None, True), None
                 self._session = FitSession.begin(
-                    problem, q, self._options, seed, score=scored, observer=_observer(approx, callbacks), clock=clock,
-                    second_start=self._second_start(problem, seed),
+                    problem, rule, q, self._options, seed, score=scored, clock=clock,
+                    observer=_observer(approx, callbacks), second_start=self._second_start(problem, seed),
                 )  # fmt: skip
                 self._fitted, self._prepared, self._next_seed = approx, None, None
                 approx._session = self._session
@@ -351,8 +351,10 @@ class NGVI(Inference):
         earlier = Earlier.of(start, problem.density) if isinstance(start, NGVIApproximation) else None
         return *problem.start(start if earlier is None else earlier.mean, self._given["start_sigma"]), earlier
 
-    def _start(self, problem: Problem, include_transformed: bool) -> tuple[NGVIApproximation, VariationalState, int]:
-        """Return the approximation at the start of a fit, the state behind it, and the seed of the fit."""
+    def _start(
+        self, problem: Problem, include_transformed: bool
+    ) -> tuple[NGVIApproximation, Rule, VariationalState, int]:
+        """Return the approximation at the start of a fit, the rule, the state behind it, and the seed of the fit."""
         seed, density = self._seed(), problem.density
         point, scales, earlier = self._begin(problem)
         rule, state = make_rule(problem.target, self._options, seed), None
@@ -360,28 +362,29 @@ class NGVI(Inference):
             state = earlier.state(rule, problem, point, scales)
         if state is None:
             start = self._given["start"] if earlier is None else earlier.mean
-            state = self._first_state(problem, rule, point, scales, start, seed)
+            rule, state = self._first_state(problem, rule, point, scales, start, seed)
         q = problem.on_model_scale(state)
         if self._prepared is not None and type(self._prepared.q) is not type(q):
             self._prepared = None
         approx = self._prepared or NGVIApproximation(density, q)
         approx.restart(density, q, random_seed=seed, include_transformed=include_transformed)
-        return approx, state, seed
+        return approx, rule, state, seed
 
     def _first_state(
         self, problem: Problem, rule: Rule, point: Array, scales: list[Array], start: Any, seed: int
-    ) -> VariationalState:
+    ) -> tuple[Rule, VariationalState]:
         """Return the best state to start from; the fit is one with draws where no Gaussian stays in the support."""
         try:
-            return problem.first_state(rule, point, scales, start)
+            return rule, problem.first_state(rule, point, scales, start)
         except StartError:
             options = self._options.with_draws()
             if options == self._options:
                 raise
-        state = problem.first_state(make_rule(problem.target, options, seed), point, scales, start)
+        rule = make_rule(problem.target, options, seed)
+        state = problem.first_state(rule, point, scales, start)
         self._options = options
         logger.info(BY_DRAWS)
-        return state
+        return rule, state
 
     def _second_start(self, problem: Problem, seed: int) -> SecondStart | None:
         """Return where a fit may begin once more; None where the user has said where it begins."""
@@ -390,7 +393,7 @@ class NGVI(Inference):
         if not served or density.has_minibatch or self._given["start"] is not None:
             return None
         scales = starting.start_scales(density, self._given["start_sigma"])
-        return SecondStart(density, make_rule(problem.target, options, seed), problem.family, scales, seed)
+        return SecondStart(density, scales, seed)
 
 
 def _observer(approx: NGVIApproximation, callbacks: Sequence[Callback]) -> Observer | None:

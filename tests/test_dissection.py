@@ -8,6 +8,7 @@ from scipy import sparse
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.families import dissection
 from pymc_ngvi.families.dissection import find_structure, step_flops
+from pymc_ngvi.families.matrices.sparse import order
 
 
 def with_globals(local, n_globals):
@@ -164,8 +165,8 @@ def test_separate_groups_need_no_border():
 
 def test_a_long_chain_takes_few_rounds(monkeypatch):
     """Ties broken in the order of the chain would take a round for every second coordinate."""
-    calls, function = [], dissection._least_neighbour
-    monkeypatch.setattr(dissection, "_least_neighbour", lambda *args: (calls.append(1), function(*args))[1])
+    calls, function = [], order._least_neighbour
+    monkeypatch.setattr(order, "_least_neighbour", lambda *args: (calls.append(1), function(*args))[1])
     pattern = Pattern.of(chain(10_000))
     structure = find_structure(pattern)
     assert 0 < len(calls) < 40

@@ -244,5 +244,5 @@ def test_few_draws_of_the_prior_are_made_where_data_were_used(sd, asked, rng):
             return np.array([sd])
 
     made = []
-    assert SecondStart(Density(), None, None, [], 1).after(Q(), np.inf) is None
+    assert SecondStart(Density(), [], 1).after(None, None, Q(), np.inf) is None
     assert made == asked

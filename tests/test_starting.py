@@ -7,6 +7,9 @@ import pytensor.tensor as pt
 import pytest
 
 from pymc_ngvi import LogDensity, StartError, fit_ngvi
+from pymc_ngvi.families import FullState
+from pymc_ngvi.fitting.options import FitOptions
+from pymc_ngvi.fitting.session import make_rule
 from pymc_ngvi.fitting.starting import START_SCALES, large_scales, start_point, start_scales
 
 QUIET = {"progressbar": False, "backend": "quick"}
@@ -362,3 +365,35 @@ def test_a_scale_that_the_data_need_stays_high():
     assert approx.converged
     assert len(large_scales(density, start_point(density, None), None)) == 1
     assert seen[0] > -5_000
+
+
+@pytest.mark.parametrize(("wide", "n_starts"), [(1.0, 1), (100.0, 2)])
+def test_a_start_without_draws_is_evaluated_once(wide, n_starts):
+    """A scale that starts far above 1 is tried lower, too; the ELBO is that of the better one."""
+    with pm.Model() as model:
+        sd = pm.HalfNormal("sd", wide)
+        pm.Normal("y", pm.Normal("x", 0.0, 1.0), sd, observed=[0.3, -1.2, 0.7])
+        approx = pm.fit(0, method="ngvi", posterior="gaussian", random_seed=1, progressbar=False)
+    assert approx.record.estimator == "quadrature"
+    assert approx.n_gradients == n_starts
+    density = LogDensity(model)
+    np.testing.assert_allclose(approx.elbo.value, density.expected(approx.q).value + approx.q.entropy(), rtol=1e-12)
+
+
+def test_a_line_search_measures_the_state_that_it_is_given():
+    """Whatever was tried as a start before."""
+    with pm.Model() as model:
+        pm.Poisson("y", pm.math.exp(pm.Normal("x", 0.0, 1.0, shape=2)), observed=[2, 4])
+    density = LogDensity(model)
+    rule = make_rule(density, FitOptions(estimator="quadrature"), 1)
+    poor, good, other = (FullState.from_scale(np.full(2, at), np.full(2, 0.5)) for at in (0.0, 1.0, 0.7))
+    known = [rule.first_evaluation(q).elbo for q in (good, poor)]
+    assert known[0] > known[1]
+    for q in (poor, other, good):
+        expected = density.expected(q).value + q.entropy()
+        assert rule.init(q).elbo == pytest.approx(expected, rel=1e-12)
+    for q in (good, poor):
+        rule.first_evaluation(q)
+    n = density.n_gradients
+    rule.init(good)
+    assert density.n_gradients == n

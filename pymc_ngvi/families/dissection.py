@@ -23,6 +23,7 @@ from scipy.sparse import csgraph
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.sparse.order import independent
 
 #: Borders tried at most: those of as many different degrees.
 _N_DEGREES = 24
@@ -128,27 +129,6 @@ def _levels(graph: sparse.csr_array) -> NDArray[np.intp]:
 
 def by_independence(graph: sparse.csr_array) -> Dissection:
     """Leave out of the border a largest set of coordinates that touch each other nowhere, as far as it is found."""
-    n_dim = graph.shape[0]
-    # Those of low degree first; equals in an arbitrary order that is always the same: in that of their indices, a chain
-    # would take a round for each coordinate.
-    ties = np.random.default_rng(0).permutation(n_dim)
-    rank = np.argsort(np.lexsort((ties, np.diff(graph.indptr)))).astype(np.float64) + 1.0
-    links = (graph.astype(np.float64) - sparse.diags_array(graph.diagonal().astype(np.float64))).tocsr()
-    links.eliminate_zeros()
-    chosen, open_ = np.zeros(n_dim, dtype=bool), np.ones(n_dim, dtype=bool)
-    while open_.any():
-        nearest = _least_neighbour(links, np.where(open_, rank, np.inf))
-        new = open_ & (rank < nearest)
-        chosen |= new
-        open_ &= ~new & ~(links @ new.astype(np.float64) > 0.0)
+    chosen = independent(graph)
     # A single one is independent of nothing: the pattern is dense.
     return _dissected(graph, ~chosen | (chosen.sum() == 1))
-
-
-def _least_neighbour(links: sparse.csr_array, rank: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the least rank among the neighbours of each vertex, inf where there are none."""
-    result = np.full(links.shape[0], np.inf)
-    some = np.flatnonzero(np.diff(links.indptr))
-    if len(some):
-        result[some] = np.minimum.reduceat(rank[links.indices], links.indptr[some])
-    return result

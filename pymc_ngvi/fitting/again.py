@@ -46,8 +46,9 @@ def fitted_again(model: pm.Model, record: FitRecord, point: Array, seed: int, mo
             start = density.layout.unflatten(point)
             with few_threads(density), FitProgress(enabled=False) as progress:
                 mean, scales = problem.start(start, None)
-                state = problem.first_state(make_rule(problem.target, options, seed), mean, scales, start)
-                session = FitSession.begin(problem, state, options, seed)
+                rule = make_rule(problem.target, options, seed)
+                state = problem.first_state(rule, mean, scales, start)
+                session = FitSession.begin(problem, rule, state, options, seed)
                 session.run(most_iterations, progress)
                 return session.outcome()
     except (ValueError, ArithmeticError):

@@ -78,9 +78,6 @@ class SecondStart:
     Parameters
     ----------
     density : LogDensity
-    rule : StepRule
-    family : Family
-        Of the first fit.
     scales : list of ndarray, shape (n_dim,)
         Standard deviations to choose among.
     seed : int
@@ -88,16 +85,17 @@ class SecondStart:
     """
 
     density: LogDensity
-    rule: Rule
-    family: Maker[FittedState]
     scales: list[Array]
     seed: int
 
-    def after(self, q: VariationalState, elbo: float) -> Place | None:
+    def after(self, rule: Rule, family: Maker[FittedState], q: VariationalState, elbo: float) -> Place | None:
         """Return where to begin once more; None if there is no need.
 
         Parameters
         ----------
+        rule : StepRule
+        family : Family
+            Of the first fit, as it ended.
         q : VariationalState
             Of the first fit.
         elbo : float
@@ -118,7 +116,7 @@ class SecondStart:
         if not mass > elbo + _PROMISE:
             return None
         try:
-            state = choose_start(self.rule, self.family, point, [sd, *self.scales], density)
+            state = choose_start(rule, family, point, [sd, *self.scales], density)
         except StartError:
             return None
         return Place(state, tuple(density.layout.label(int(i)) for i in unused), len(prior))

@@ -58,9 +58,8 @@ class _Begun(NamedTuple):
     state: loop.LoopState
 
     @classmethod
-    def at(cls, problem: Problem, options: FitOptions, seed: int, q: VariationalState) -> "_Begun":
+    def at(cls, problem: Problem, rule: Rule, options: FitOptions, seed: int, q: VariationalState) -> "_Begun":
         """Begin from a state, or from its mean and standard deviations where the Hessian turns out to be wider."""
-        rule = make_rule(problem.target, options, seed)
         try:
             return cls(problem, rule, loop.start(rule, q))
         except PatternWidened:
@@ -76,7 +75,7 @@ class _Begun(NamedTuple):
             start = choose_start(rule, problem.family, mean, narrower, density)
         except StartError:  # nor is the mean inside
             start = choose_start(rule, problem.family, density.initial_point(), narrower, density)
-        return cls.at(problem, options, seed, start)
+        return cls.at(problem, rule, options, seed, start)
 
     @classmethod
     def wider(cls, density: LogDensity, options: FitOptions, seed: int, mean: Array, sd: Array) -> "_Begun":
@@ -138,6 +137,7 @@ class FitSession:
     def begin(
         cls,
         problem: Problem,
+        rule: Rule,
         q: VariationalState,
         options: FitOptions,
         seed: int,
@@ -153,6 +153,8 @@ class FitSession:
         ----------
         problem : Problem
             What is fitted.
+        rule : StepRule
+            That evaluated the start, from the options.
         q : VariationalState
             The start, in the coordinates of the problem.
         options, seed, score, observer, second_start
@@ -161,7 +163,7 @@ class FitSession:
             ``time.perf_counter()`` when the fit began; default: now.
         """
         clock = time.perf_counter() if clock is None else clock
-        begun = _Begun.at(problem, options, seed, q)
+        begun = _Begun.at(problem, rule, options, seed, q)
         return cls(
             begun, options, seed, score=score, seconds=time.perf_counter() - clock,
             compile_seconds=problem.density.compile_seconds, observer=observer, second_start=second_start,
@@ -270,7 +272,7 @@ class FitSession:
         begin, self._second_start = self._second_start, None
         if begin is None or not first.status.ended_by_itself or first.n_iterations >= last:
             return
-        place = begin.after(first.rule.q, elbo.value)
+        place = begin.after(self._rule, self._problem.family, first.rule.q, elbo.value)
         if place is None:
             return
         try:

@@ -129,6 +129,13 @@ class LineSearchState:
         return self.growth.coordinates()
 
 
+class _Start(NamedTuple):
+    """A state that was tried as a start."""
+
+    q: GaussianState
+    evaluation: ExactEvaluation
+
+
 class _Found(NamedTuple):
     """A step that was accepted, and the nats gained."""
 
@@ -206,20 +213,26 @@ class LineSearch(StepRule[GaussianState, LineSearchState]):
             raise TypeError("a line search needs an ELBO without noise: take estimator='quadrature'")
         self._target, self._update, self._estimator = target, update, estimator
         self._tolerance, self._seed = Tolerance(tol), seed
+        self._best_start: _Start | None = None
 
     def first_evaluation(self, q: GaussianState) -> Evaluation:
-        """Evaluate a starting state."""
-        return self._estimator.by_rules(self._target, q)
+        """Evaluate a starting state; what is found of the best one serves `init`."""
+        evaluation = self._estimator.by_rules(self._target, q)
+        if self._best_start is None or evaluation.elbo > self._best_start.evaluation.elbo:
+            self._best_start = _Start(q, evaluation)
+        return evaluation
 
     def init(self, q: GaussianState) -> LineSearchState:
         """Return the state before the first iteration."""
         none = np.zeros(q.n_dim)
         nothing = Moments(none, none, none, none, np.inf, floor=0.0, floor_sd=0.0)
-        return self._anew(LineSearchState(q, -np.inf, nothing, growth=Growth(first=q.sd(), exact=True)))
+        start, self._best_start = self._best_start, None
+        known = start.evaluation if start is not None and start.q is q else None
+        return self._anew(LineSearchState(q, -np.inf, nothing, growth=Growth(first=q.sd(), exact=True)), known)
 
-    def _anew(self, state: LineSearchState) -> LineSearchState:
-        """Measure a state by the rules that it needs."""
-        evaluation = self._estimator.by_rules(self._target, state.q)
+    def _anew(self, state: LineSearchState, known: ExactEvaluation | None = None) -> LineSearchState:
+        """Measure a state by the rules that it needs, unless that is known."""
+        evaluation = self._estimator.by_rules(self._target, state.q) if known is None else known
         if not evaluation.finite.all():
             return replace(state, stalled=True, blind=True)
         found, moments = evaluation.expectation, self._measured(state.q, evaluation)

@@ -1,0 +1,334 @@
+r"""The Cholesky factor of a sparse matrix, solutions, the inverse on its entries, and the metric of Gaussians.
+
+A precision S = L L^T whose pattern is that of L + L^T has no entry that its factor would fill in. On such matrices,
+:math:`\mathrm{tr}(S^{-1} E S^{-1} E)`, the Fisher metric of a Gaussian, is a sum of squares of as many numbers as L has
+[1]_: with :math:`S_N = L_N L_N^T` what is left of a front's own block when its turn comes, B what is beside,
+:math:`G = L_{BN} L_N^{-1}`, :math:`V = S^{-1}`, and E carried along as the elimination goes,
+
+.. math:: \sum_N |L_N^{-1} E_N L_N^{-T}|^2 + 2 |R^T (E_B - G E_N) L_N^{-T}|^2, \qquad R R^T = V_{BB}.
+
+References
+----------
+.. [1] M. S. Andersen, J. Dahl and L. Vandenberghe (2013). Logarithmic barriers for sparse matrix cones. Optimization
+   Methods and Software 28(3). https://doi.org/10.1080/10556788.2012.684353
+"""
+
+import functools
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from threadpoolctl import ThreadpoolController
+
+from pymc_ngvi.core import linalg
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.families.matrices import stacks as dense
+from pymc_ngvi.families.matrices.sparse.fronts import Fronts, Stack
+
+_ROOT_2 = float(np.sqrt(2.0))
+
+
+@functools.cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
+def _one_thread[**P, T](operation: Callable[P, T]) -> Callable[P, T]:
+    """Keep BLAS to one thread: fronts are small, and to wake others takes longer than the work."""
+
+    @functools.wraps(operation)
+    def alone(*args: P.args, **kwargs: P.kwargs) -> T:
+        with _blas().limit(limits=1, user_api="blas"):
+            return operation(*args, **kwargs)
+
+    return alone
+
+
+class _Triangles:
+    """Lower-triangular matrices to solve with."""
+
+    def __init__(self, factors: Array) -> None:
+        self.factors = factors if factors.shape[1] == 1 or len(factors) > 1 else np.ascontiguousarray(factors)
+
+    @functools.cached_property
+    def inverse(self) -> Array:
+        """Their inverses."""
+        return _inverse(self.factors)
+
+    def solve(self, rhs: Array, *, transposed: bool = False) -> Array:
+        """Solve with them, or their transposes."""
+        if self.factors.shape[1] == 1:
+            result: Array = rhs / self.factors
+            return result
+        if len(self.factors) == 1:  # LAPACK; among many, calls would take longer than products
+            return linalg.solve_lower(self.factors[0], rhs[0], transpose=transposed)[None]
+        return (dense.transposed(self.inverse) if transposed else self.inverse) @ rhs
+
+
+@dataclass(frozen=True, eq=False)
+class SparseCholesky:
+    """A factor L of a sparse matrix, in the order of elimination.
+
+    Parameters
+    ----------
+    fronts : Fronts
+    panels : ndarray, shape (n_panels,)
+        The columns of L, front by front.
+    """
+
+    fronts: Fronts
+    panels: Array
+
+    @classmethod
+    @_one_thread
+    def of(cls, fronts: Fronts, matrix: Array) -> "SparseCholesky | None":
+        """Return the factor of a matrix, its lower triangle in the form of panels; None where it is not positive."""
+        if not np.isfinite(matrix).all():
+            return None
+        work = _on_fronts(fronts, matrix)
+        panels = np.empty(fronts.n_panels)
+        for stack in fronts.stacks:
+            _, k, m = stack.shape
+            front = _shaped(stack, work[stack.of_fronts])
+            work[stack.at + stack.filled] = 1.0
+            own = _cholesky(front[:, :k, :k])
+            if own is None:
+                return None
+            panel = _shaped(stack, panels[stack.of_panels])
+            panel[:, :k] = own
+            if m:
+                beside = dense.transposed(_Triangles(own).solve(dense.transposed(front[:, k:, :k])))
+                panel[:, k:] = beside
+                _pass_on(stack, work, front[:, k:, k:] - beside @ dense.transposed(beside))
+        before = matrix[fronts.diagonal]
+        after = panels[fronts.diagonal]
+        return cls(fronts, panels) if (after > linalg.LEAST_PIVOT * np.sqrt(before)).all() else None
+
+    def log_det(self) -> float:
+        """Return the log determinant of L."""
+        return float(np.sum(np.log(self.panels[self.fronts.diagonal])))
+
+    @functools.cached_property
+    def _own(self) -> list[_Triangles]:
+        """Of each stack, what the panels have in rows of their own."""
+        return [_Triangles(self._panel(stack)[:, : stack.shape[1]]) for stack in self.fronts.stacks]
+
+    @functools.cached_property
+    def _slopes(self) -> list[Array]:
+        """Of each stack, the rows of its panels beside, times the inverse of their own."""
+        slopes = []
+        for stack, own in zip(self.fronts.stacks, self._own, strict=True):
+            beside = self._panel(stack)[:, stack.shape[1] :]
+            slopes.append(dense.transposed(own.solve(dense.transposed(beside), transposed=True)))
+        return slopes
+
+    # --- vectors are columns, (n_dim, n_vectors), in the order of the coordinates ---
+
+    @_one_thread
+    def solve(self, vectors: Array, *, transposed: bool = False) -> Array:
+        """Return L^-1, or L^-T, times vectors."""
+        x = self._ordered(vectors)
+        both = list(zip(self.fronts.stacks, self._own, strict=True))
+        for stack, own in reversed(both) if transposed else both:
+            beside = self._panel(stack)[:, stack.shape[1] :]
+            if transposed:
+                there = x[stack.own] - dense.transposed(beside) @ x[stack.beside] if stack.shape[2] else x[stack.own]
+                x[stack.own] = own.solve(there, transposed=True)
+            else:
+                here = own.solve(x[stack.own])
+                x[stack.own] = here
+                if stack.shape[2]:
+                    np.subtract.at(x, stack.beside, beside @ here)
+            x[-1] = 0.0
+        return x[self.fronts.symbolic.place]
+
+    @_one_thread
+    def times(self, vectors: Array, *, transposed: bool = False) -> Array:
+        """Return L, or L^T, times vectors."""
+        x = self._ordered(vectors)
+        result = np.zeros_like(x)
+        for stack in self.fronts.stacks:
+            k, m = stack.shape[1:]
+            panel = self._panel(stack)
+            own, beside = panel[:, :k], panel[:, k:]
+            here = x[stack.own]
+            if transposed:
+                total = dense.transposed(own) @ here
+                result[stack.own] = total + dense.transposed(beside) @ x[stack.beside] if m else total
+            else:
+                result[stack.own] += own @ here
+                if m:
+                    np.add.at(result, stack.beside, beside @ here)
+        return result[self.fronts.symbolic.place]
+
+    def _ordered(self, vectors: Array) -> Array:
+        """Return the vectors in the order of elimination, and zeros for what was filled up."""
+        x = np.zeros((len(vectors) + 1, vectors.shape[1]))
+        x[:-1] = vectors[self.fronts.order]
+        return x
+
+    def _panel(self, stack: Stack) -> Array:
+        return _shaped(stack, self.panels[stack.of_panels])
+
+    # --- matrices in the form of panels ---
+
+    @_one_thread
+    def gram(self) -> Array:
+        """Return the lower triangle of L L^T."""
+        work = np.zeros(self.fronts.n_fronts)
+        result = np.empty_like(self.panels)
+        for stack in self.fronts.stacks:
+            _, k, m = stack.shape
+            front, panel = _shaped(stack, work[stack.of_fronts]), self._panel(stack)
+            front += panel @ dense.transposed(panel)
+            _shaped(stack, result[stack.of_panels])[:] = front[:, :, :k]
+            if m:
+                _pass_on(stack, work, front[:, k:, k:])
+        return _lower(self.fronts, result)
+
+    @functools.cached_property
+    @_one_thread
+    def _inverse_fronts(self) -> Array:
+        """The inverse of L L^T on all fronts."""
+        work = np.empty(self.fronts.n_fronts)
+        for stack, own, slope in reversed(list(zip(self.fronts.stacks, self._own, self._slopes, strict=True))):
+            k, m = stack.shape[1:]
+            front = _shaped(stack, work[stack.of_fronts])
+            front[:, :k, :k] = dense.transposed(own.inverse) @ own.inverse
+            if m:
+                among = _gathered(stack, work)
+                between = -among @ slope
+                front[:, k:, k:], front[:, k:, :k] = among, between
+                front[:, :k, k:] = dense.transposed(between)
+                front[:, :k, :k] -= dense.transposed(slope) @ between
+        return work
+
+    @functools.cached_property
+    def inverse(self) -> Array:
+        """The inverse of L L^T where the lower triangle can differ from 0."""
+        return _lower(self.fronts, self._inverse_fronts[self.fronts.in_front])
+
+    @functools.cached_property
+    @_one_thread
+    def _roots(self) -> list[_Triangles]:
+        """Of each stack, the roots of the inverse beside."""
+        return [self._root(stack) for stack in self.fronts.stacks]
+
+    def _root(self, stack: Stack) -> _Triangles:
+        k, m = stack.shape[1:]
+        among = _shaped(stack, self._inverse_fronts[stack.of_fronts])[:, k:, k:]
+        if not m:
+            return _Triangles(among)
+        among = among.copy()
+        of, row = np.nonzero(stack.beside == self.fronts.n_dim)
+        among[of, row], among[of, :, row] = 0.0, 0.0
+        among[of, row, row] = 1.0
+        root = _cholesky(among)
+        if root is None:
+            raise np.linalg.LinAlgError("The precision is singular to rounding.")
+        return _Triangles(root)
+
+    @_one_thread
+    def whitened(self, matrix: Array) -> Array:
+        """Return a vector whose inner products are tr(V E V F), V the inverse, for symmetric matrices as panels."""
+        work = _on_fronts(self.fronts, matrix)
+        result = np.empty_like(matrix)
+        for stack, own, slope, root in zip(self.fronts.stacks, self._own, self._slopes, self._roots, strict=True):
+            _, k, m = stack.shape
+            front = _shaped(stack, work[stack.of_fronts])
+            out = _shaped(stack, result[stack.of_panels])
+            mine = dense.mirrored(front[:, :k, :k])
+            inner = own.solve(dense.transposed(own.solve(mine)))
+            out[:, :k] = np.tril(inner) + (_ROOT_2 - 1.0) * np.tril(inner, -1)
+            if m:
+                beside = front[:, k:, :k]
+                apart = beside - slope @ mine
+                out[:, k:] = _ROOT_2 * dense.transposed(
+                    own.solve(dense.transposed(dense.transposed(root.factors) @ apart))
+                )
+                crossed = slope @ dense.transposed(beside)
+                change = crossed + apart @ dense.transposed(slope)
+                _pass_on(stack, work, front[:, k:, k:] - change)
+        return result
+
+    @_one_thread
+    def unwhitened(self, vector: Array) -> Array:
+        """Return the matrix of a vector: the inverse of `whitened`."""
+        work = np.zeros(self.fronts.n_fronts)
+        result = np.empty_like(vector)
+        for stack, slope, root in zip(self.fronts.stacks, self._slopes, self._roots, strict=True):
+            _, k, m = stack.shape
+            front, panel = _shaped(stack, work[stack.of_fronts]), self._panel(stack)
+            given, out = _shaped(stack, vector[stack.of_panels]), _shaped(stack, result[stack.of_panels])
+            own = panel[:, :k]
+            inner = dense.mirrored(np.tril(given[:, :k], -1) / _ROOT_2 + given[:, :k] * np.eye(k))
+            mine = own @ inner @ dense.transposed(own)
+            out[:, :k] = np.tril(mine - front[:, :k, :k])
+            if m:
+                apart = root.solve(given[:, k:] / _ROOT_2, transposed=True) @ dense.transposed(own)
+                beside = apart + slope @ mine
+                out[:, k:] = beside - front[:, k:, :k]
+                change = slope @ dense.transposed(beside) + apart @ dense.transposed(slope)
+                _pass_on(stack, work, front[:, k:, k:] - change)
+        return result
+
+
+def _shaped(stack: Stack, numbers: Array) -> Array:
+    """Return fronts or panels of a stack, as a view."""
+    n, k, m = stack.shape
+    return numbers.reshape(n, k + m, -1)
+
+
+def _on_fronts(fronts: Fronts, matrix: Array) -> Array:
+    """Return the fronts that have a matrix in their panels, and nothing beside."""
+    work = np.zeros(fronts.n_fronts)
+    work[fronts.in_front] = matrix
+    return work
+
+
+def _lower(fronts: Fronts, panels: Array) -> Array:
+    """Return panels, in place, with zeros above the diagonal and in what was filled up."""
+    panels *= fronts.used
+    return panels
+
+
+def _pass_on(stack: Stack, work: Array, change: Array) -> None:
+    """Add what is beside to the fronts of the parents."""
+    i, j = stack.lower
+    np.add.at(work, stack.to.ravel(), change[:, i, j].ravel())
+
+
+def _gathered(stack: Stack, work: Array) -> Array:
+    """Return what the fronts of the parents have beside."""
+    n, _, m = stack.shape
+    i, j = stack.lower
+    result = np.empty((n, m, m))
+    result[:, i, j] = work[stack.to]
+    result[:, j, i] = result[:, i, j]
+    return result
+
+
+def _cholesky(matrices: Array) -> Array | None:
+    try:
+        factors: Array = np.linalg.cholesky(matrices)
+    except np.linalg.LinAlgError:
+        return None
+    return factors
+
+
+def _inverse(factors: Array) -> Array:
+    """Return the inverses of lower-triangular factors, by halves."""
+    size = factors.shape[1]
+    if size == 1:
+        return 1.0 / factors
+    if len(factors) == 1:
+        return linalg.solve_lower(factors[0], np.eye(size))[None]
+    half = size // 2
+    result = np.zeros_like(factors)
+    first, last = _inverse(factors[:, :half, :half]), _inverse(factors[:, half:, half:])
+    result[:, :half, :half], result[:, half:, half:] = first, last
+    np.matmul(last @ factors[:, half:, :half], first, out=result[:, half:, :half])
+    np.negative(result[:, half:, :half], out=result[:, half:, :half])
+    return result
