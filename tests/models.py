@@ -300,7 +300,7 @@ def compiled(density, *names):
     """Return the compiled PyTensor functions behind ``logp``, ``logp_grad`` or ``products``."""
     makers = {"products": density.second._compile_products, "gauss_newton": density.second._compile_gauss_newton}
     return [
-        density.functions.named(name, makers.get(name) or functools.partial(density._compile, name))
+        density.functions.named(name, makers.get(name) or functools.partial(density._evaluations.compiled, name))
         for name in names or ("logp_grad", "products")
     ]
 

@@ -15,7 +15,7 @@ from pytensor.link.c.basic import CLinker
 from pytensor.link.numba.linker import NumbaLinker
 from test_quick_mode import check_loops
 
-from pymc_ngvi.model import LogDensity, logdensity, without_c
+from pymc_ngvi.model import LogDensity, evaluations, without_c
 from pymc_ngvi.model.second_order import SecondOrder
 
 
@@ -156,7 +156,7 @@ def logistic():
 
 @pytest.mark.parametrize("n_draws", [0, 1, 3, 4, 5, 8, 9])
 def test_batches_of_four_equal_single_draws(logistic, monkeypatch, n_draws):
-    monkeypatch.setattr(logdensity, "_BATCH_ELEMENTS", 4 * logistic.cost.widest)
+    monkeypatch.setattr(evaluations, "_BATCH_ELEMENTS", 4 * logistic.cost.widest)
     assert logistic.batch_size == 4
     theta = models.random_points(logistic, n_draws, 8, scale=1.0)
     logp, grad = logistic.logp_grad(theta)

@@ -19,7 +19,7 @@ from pymc_ngvi.fitting import starting
 from pymc_ngvi.fitting.blocks import block_labels
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.logdensity import NO_ROWS
+from pymc_ngvi.model.by_rows import NO_ROWS
 from pymc_ngvi.reparam import Conditional, reparametrised
 from pymc_ngvi.reparam.row_space import RowSpaceDensity
 

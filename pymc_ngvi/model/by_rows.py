@@ -11,13 +11,12 @@ import numpy as np
 from pytensor.compile import Function
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.types import Array, MeanHessian, Target
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.model.flat import FlatGraphs, Functions
 from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.predictors.compiled import CompiledOnce
 from pymc_ngvi.model.predictors.expectations import Expectations
 from pymc_ngvi.model.predictors.interacting import interacting, is_smooth
-from pymc_ngvi.model.predictors.linear_map import entries_of
 from pymc_ngvi.model.predictors.mean_hessian import PredictorMeanHessian
 from pymc_ngvi.model.predictors.pattern import pattern_of
 from pymc_ngvi.model.predictors.row_hessian import RowHessian, SecondDerivatives
@@ -29,6 +28,11 @@ from pymc_ngvi.model.sparsity.hessian import PatternWidened, is_dense
 _N_CHECKED, _AROUND = 3, 0.3
 #: Predictors of a row whose second derivatives are quickly compiled; elements of log p from which on it pays anyway.
 _FEW_PREDICTORS, _MANY_ROWS = 5, 10_000
+#: Of models that have none.
+NO_ROWS = (
+    "This model's log density is no sum over rows, each a function of a few linear predictors: leave "
+    "estimator='quadrature' out."
+)
 #: Of models whose rows have too many entries.
 TOO_DENSE = "covariances of predictors would take too much memory"
 
@@ -239,112 +243,3 @@ class ByRows:
     def _compiled(self, rows: Expectations) -> RowHessian:
         compile_ = self._functions.named("second derivatives", lambda: CompiledOnce(self._functions.compile))
         return RowHessian(rows.predictors.linear_map, self._derivatives, compile_)
-
-
-class PatternedHessian(MeanHessian):
-    """The mean over draws of a Hessian that is not evaluated by rows, at the entries that rows tell of.
-
-    Parameters
-    ----------
-    by_rows : ByRows
-    whole : MeanHessian
-    n_dim : int
-    """
-
-    def __init__(self, by_rows: ByRows, whole: MeanHessian, n_dim: int) -> None:
-        self._by_rows, self._whole, self._n_dim = by_rows, whole, n_dim
-
-    @property
-    def pattern(self) -> Pattern | None:
-        """Entries that can differ from 0; None where the matrix counts as dense."""
-        return self._by_rows.pattern if self._by_rows.gives_pattern else self._whole.pattern
-
-    def products(self, directions: Array) -> Array:
-        """Return the matrix times each direction, (n_directions, n_dim)."""
-        return self._whole.products(directions)
-
-    def diagonal(self) -> Array:
-        """Return the diagonal, (n_dim,)."""
-        return self._whole.diagonal()
-
-    def values(self) -> Array:
-        """Return the entries of `pattern`, (n_entries,).
-
-        Raises
-        ------
-        PatternWidened
-            Where the Hessian has entries that rows tell nothing of: they are given up.
-        ValueError
-            Where the Hessian counts as dense.
-        """
-        pattern = self.pattern
-        if pattern is None or not self._by_rows.gives_pattern:
-            return self._whole.values()
-        if self._whole.pattern is None:
-            values: Array = self._whole.products(np.eye(self._n_dim))[pattern.rows, pattern.cols]
-            return values
-        try:
-            values = self._whole.values()
-        except PatternWidened:
-            self._by_rows.give_up()
-            raise
-        own = self._whole.pattern
-        same = np.array_equal(own.rows, pattern.rows) and np.array_equal(own.cols, pattern.cols)
-        return values if same else entries_of(own.symmetric(values), pattern)
-
-
-class RowsHessian(MeanHessian):
-    """The mean over draws of the Hessian of a sum over rows.
-
-    It counts as one evaluation at each of its draws.
-
-    Parameters
-    ----------
-    counter : Target
-        Counts the evaluation.
-    by_rows : ByRows
-    theta : ndarray, shape (n_draws, n_dim)
-    otherwise : callable
-        Returns what takes its place where rows turn out not to be those of log p.
-    """
-
-    def __init__(self, counter: Target, by_rows: ByRows, theta: Array, otherwise: Callable[[], MeanHessian]) -> None:
-        self._counter, self._by_rows, self._theta, self._otherwise = counter, by_rows, theta, otherwise
-
-    @property
-    def pattern(self) -> Pattern | None:
-        """Entries that can differ from 0; None where the matrix counts as dense."""
-        return self._otherwise().pattern if self._by_rows.found is None else self._by_rows.pattern
-
-    @functools.cached_property
-    def _evaluated(self) -> MeanHessian:
-        found = self._by_rows.evaluated(self._theta)
-        if found is None:
-            return self._otherwise()
-        self._counter.n_hessians += len(self._theta)
-        return found
-
-    def products(self, directions: Array) -> Array:
-        """Return the matrix times each direction, (n_directions, n_dim)."""
-        return self._evaluated.products(directions)
-
-    def diagonal(self) -> Array:
-        """Return the diagonal, (n_dim,)."""
-        return self._evaluated.diagonal()
-
-    def values(self) -> Array:
-        """Return the entries of `pattern`, (n_entries,).
-
-        Raises
-        ------
-        PatternWidened
-            Where the rows turn out not to be those of log p, whose pattern is another one.
-        ValueError
-            Where the Hessian counts as dense.
-        """
-        if self.pattern is None:
-            return super().values()
-        evaluated = self._evaluated
-        if not isinstance(evaluated, PredictorMeanHessian):
-            raise PatternWidened("the rows are not those of log p")
-        return evaluated.values()

@@ -7,7 +7,7 @@ import pymc as pm
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.values import Array
+from pymc_ngvi.core.values import AnyArray, Array
 from pymc_ngvi.model.data import DataSnapshot
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.prior import prior_draws
@@ -32,6 +32,12 @@ class ModelInfo:
     layout: Layout
     data: DataSnapshot
     start: Array
+
+    @classmethod
+    def of(cls, model: pm.Model, point: dict[str, AnyArray]) -> "ModelInfo":
+        """Return what is known of a model now; its initial point is given, by unconstrained values."""
+        layout = Layout.from_model(model, point)
+        return cls(model, layout, DataSnapshot(model), layout.flatten(point))
 
     @property
     def n_dim(self) -> int:

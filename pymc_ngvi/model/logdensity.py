@@ -1,56 +1,34 @@
 """The log density of a PyMC model on one flat unconstrained vector."""
 
-import functools
 import time
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import numpy as np
 import pymc as pm
-
-from pytensor.compile import Function
 
 from pymc_ngvi.core.heap import keep_freed_memory
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.types import Array, Expectation, MeanHessian, RowRules, Spread
 from pymc_ngvi.core.values import AnyArray
-from pymc_ngvi.model.by_rows import TOO_DENSE, ByRows, PatternedHessian, RowsHessian
+from pymc_ngvi.model.backend_choice import check_backend, fastest_backend
+from pymc_ngvi.model.by_rows import NO_ROWS, ByRows
 from pymc_ngvi.model.checks import check_model
-from pymc_ngvi.model.data import DataSnapshot
+from pymc_ngvi.model.evaluations import Evaluations
 from pymc_ngvi.model.flat import FlatGraphs, Functions
 from pymc_ngvi.model.graphs import cost, graph
-from pymc_ngvi.model.graphs.backends import BACKENDS, without_c
+from pymc_ngvi.model.graphs.backends import without_c
+from pymc_ngvi.model.hessians import Hessians
 from pymc_ngvi.model.info import ModelInfo
 from pymc_ngvi.model.initial import initial_point_function
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.minibatch import Minibatches
 from pymc_ngvi.model.predictors.expectations import Expectations
 from pymc_ngvi.model.predictors.row_space import SeenFromRows
-from pymc_ngvi.model.reuse import CannotReuse, ModelState
-from pymc_ngvi.model.row_kinds import ModelRows, kinds_of_rows
+from pymc_ngvi.model.reuse import CannotReuse, ModelState, same_options
+from pymc_ngvi.model.row_kinds import ModelRows, described_rows
 from pymc_ngvi.model.rows import Rows
-from pymc_ngvi.model.second_order import ModelHessian, SecondOrder
-from pymc_ngvi.model.sparsity.dependence_sets import TooDenseError
-from pymc_ngvi.model.sparsity.hessian import CACHED_ELEMENTS, slices
-
-#: Evaluations that `backend="auto"` expects of a fit: gradients, and draws at which a dense Hessian is needed.
-_EXPECTED_GRADIENTS, _EXPECTED_HESSIANS = 1_600, 1_200
-#: Dimensions up to which it looks at the sparsity of the Hessian.
-_MOST_COLOURED = 100_000
-#: Elements of a temporary in one batch.
-_BATCH_ELEMENTS = CACHED_ELEMENTS
-#: Estimated seconds of evaluating gradients, beyond which a function for log p alone is compiled.
-_LOGP_SECONDS = 0.5
-#: Elements of the largest intermediate times the dimension, below which one thread does best.
-_SMALL = 1_000_000
-#: Times that a gradient takes of log p alone, at most.
-_MOST_TIMES = 10
-#: Of models that have none.
-NO_ROWS = (
-    "This model's log density is no sum over rows, each a function of a few linear predictors: leave "
-    "estimator='quadrature' out."
-)
+from pymc_ngvi.model.second_order import SecondOrder
 
 
 class LogDensity:
@@ -106,52 +84,36 @@ class LogDensity:
     def __init__(
         self, model: pm.Model, backend: str = "auto", compile_kwargs: Mapping[str, object] | None = None
     ) -> None:
-        _check_backend(backend, compile_kwargs)
+        check_backend(backend, compile_kwargs)
         check_model(model)
         keep_freed_memory()
         began = time.perf_counter()
-        self._requested, self._state = backend, ModelState.of(model)
-        rows = Rows.of(model)
-        data = DataSnapshot(model)
+        self._requested, self._state, self._seconds_before = backend, ModelState.of(model), 0.0
+        observed = Rows.of(model)
         self.n_gradients = self.n_hessians = 0
         self._find_point: Callable[[], dict[str, AnyArray]] | None = initial_point_function(model)
         point = self._find_point()
         with without_c(model):
             logp = model.logp()
         with without_c():
-            layout = Layout.from_model(model, point)
-            start = layout.flatten(point)
-        self.info = ModelInfo(model, layout, data, start)
+            self.info = ModelInfo.of(model, point)
         given = bool(compile_kwargs and "mode" in compile_kwargs)
-        self.graphs = FlatGraphs(model, layout, logp, may_be_large=backend in ("auto", "quick") and not given)
+        self.graphs = FlatGraphs(model, self.layout, logp, may_be_large=backend in ("auto", "quick") and not given)
         self.functions = Functions(
             model, "given mode" if given else backend, compile_kwargs, is_large=self.graphs.is_large,
             choose=self._choose,
         )  # fmt: skip
+        self._evaluations = Evaluations(self.graphs, self.functions)
+        start = self.info.start
         self.by_rows = ByRows(self.graphs, self.functions, start)
-        self._observed, self._seconds_before = rows, 0.0
+        self._hessians = Hessians(self.graphs, self.functions, observed, self.by_rows, self._evaluations, start)
         self.functions.seconds = time.perf_counter() - began
 
     def _choose(self) -> str:
         """Return the backend."""
         if self._requested != "auto" or self.functions.is_given:
             return self.functions.backend
-        if self.graphs.is_large:
-            return "quick"  # compilers take longer still for thousands of nodes
-        # Where compiling would not pay anyway, no gradient is made. Sparsity and rows only ever make for less work.
-        if not self._may_prefer_numba(self.n_dim):
-            return "quick"
-        n_products = self.n_dim
-        if self.by_rows.gives_hessians:
-            n_products = self.n_products
-        elif self.n_dim <= _MOST_COLOURED and self.cost.prefers_numba(_work(self.n_dim)):
-            n_products = self.second.sparse.n_colours_by_graph()
-        numba = self._may_prefer_numba(n_products) and self.cost.prefers_numba(_work(n_products))
-        return "numba" if numba else "quick"
-
-    def _may_prefer_numba(self, n_products: int) -> bool:
-        """Tell whether compiling may pay, from the graph of log p alone."""
-        return self.graphs.cost_of_logp.prefers_numba(_MOST_TIMES * _work(n_products))
+        return fastest_backend(self.graphs, self.by_rows, self._hessians, self.n_dim)
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: compiled functions are made again when they are needed."""
@@ -174,46 +136,40 @@ class LogDensity:
             Where a new object is needed: for another backend; after a change of the model, or of the shapes of the
             data; where the model reads minibatches; or if a change of the data makes another backend the faster one.
         """
-        _check_backend(backend, compile_kwargs)
-        if backend != self._requested or not _equal(compile_kwargs, self.functions.compile_kwargs):
+        check_backend(backend, compile_kwargs)
+        if backend != self._requested or not same_options(compile_kwargs, self.functions.compile_kwargs):
             raise CannotReuse("other options of the compilation were given")
         if self.has_minibatch:
             raise CannotReuse("it reads minibatches, whose rows are part of its functions")
-        now = ModelState.of(self.model)
-        self._state.check(now)
+        self._state.check(ModelState.of(self.model))
         other = LogDensity.__new__(LogDensity)
         other.__dict__.update(self.__dict__)  # a copy would be without the functions, as a pickle is
         other._find_point = self._find_point or initial_point_function(self.model)
-        point = other._find_point()
-        layout = Layout.from_model(self.model, point)
-        if layout.variables != self.layout.variables:
+        other.info = ModelInfo.of(self.model, other._find_point())
+        if other.layout.variables != self.layout.variables:
             raise CannotReuse("the shapes or dims of its variables have changed")
-        start = layout.flatten(point)
-        other.info = ModelInfo(self.model, layout, DataSnapshot(self.model), start)
         other.n_gradients = other.n_hessians = 0
         other._seconds_before = self.functions.seconds
-        other.by_rows = ByRows(self.graphs, self.functions, start)
-        if "second" in other.__dict__:
-            other.second = self.second.again(start, other._grad)
+        other.by_rows = ByRows(self.graphs, self.functions, other.info.start)
+        other._hessians = self._hessians.again(other.by_rows, other.info.start)
         if self.functions.is_chosen and other._choose() != self.backend:
             raise CannotReuse("with these data, another backend is faster")
         return other
 
-    @functools.cached_property
+    @property
     def second(self) -> SecondOrder:
         """Second derivatives from the graph of log p."""
-        graphs, functions = self.graphs, self.functions
-        return SecondOrder(graphs, functions, self._observed, self.info.start, self.cost, self._grad)
+        return self._hessians.second
 
     @property
     def cost(self) -> cost.Cost:
         """Estimated from the graph."""
         return self.graphs.cost
 
-    @functools.cached_property
+    @property
     def batch_size(self) -> int:
         """Draws evaluated in one call."""
-        return int(np.clip(_BATCH_ELEMENTS // max(self.cost.widest, 1), 1, 64))
+        return self._evaluations.batch_size
 
     @property
     def gradient_seconds(self) -> float:
@@ -223,7 +179,7 @@ class LogDensity:
     @property
     def is_small(self) -> bool:
         """Whether a batch is too little work to share among threads."""
-        return self.graphs.cost_of_logp.widest * self.n_dim < _SMALL
+        return self._evaluations.is_small
 
     # --- what is known of the model ---
 
@@ -274,25 +230,11 @@ class LogDensity:
     # --- evaluation ---
 
     def next_batch(self, rng: np.random.Generator) -> None:
-        """Draw the rows of the next minibatch, as ``pm.Minibatch`` does: uniformly, with replacement.
-
-        Parameters
-        ----------
-        rng : numpy.random.Generator
-            The only source of randomness; untouched where the model reads no minibatch.
-        """
+        """Draw the rows of the next minibatch by ``rng``, as ``pm.Minibatch`` does: uniformly, with replacement."""
         self.minibatches.next_batch(rng)
 
     def take_batch(self, seed: int, number: int) -> None:
-        """Take one of the minibatches that make passes through the data, each row once in a pass, in random order.
-
-        Parameters
-        ----------
-        seed : int
-            Of the orders.
-        number : int
-            Of the batch, counted from 0 over all passes.
-        """
+        """Take a minibatch, numbered from 0, of passes through the data, each of which has each row once, at random."""
         self.minibatches.take_batch(seed, number)
 
     @property
@@ -315,38 +257,15 @@ class LogDensity:
         grad : ndarray, shape (n_draws, n_dim)
         """
         self.n_gradients += len(theta)
-        results = [self._batched("logp_grad", theta[rows]) for rows in slices(len(theta), self.batch_size)]
-        return np.concatenate([r[0] for r in results]), np.concatenate([r[1] for r in results])
+        return self._evaluations.logp_grad(theta)
 
     def logp(self, theta: Array) -> Array:
         """Evaluate the log density alone, (n_draws,), at points (n_draws, n_dim)."""
-        # Gradients that nobody asked for cost less than compiling another function, but for much data.
-        name = "logp" if len(theta) * self.cost.quick_seconds > _LOGP_SECONDS else "logp_grad"
-        parts = [self._batched(name, theta[rows])[0] for rows in slices(len(theta), self.batch_size)]
-        return np.concatenate(parts)
+        return self._evaluations.logp(theta)
 
     def grad(self, theta: Array) -> Array:
         """Evaluate the gradient alone, (n_draws, n_dim)."""
         return self.logp_grad(theta)[1]
-
-    def _grad(self, theta: Array) -> Array:
-        """Evaluate the gradient without counting it."""
-        return self._batched("logp_grad", theta)[1]
-
-    def _batched(self, name: str, theta: Array) -> tuple[Array, ...]:
-        n_draws = len(theta)
-        if self.functions.fixed_size and n_draws < self.batch_size:
-            theta = np.concatenate([theta, np.repeat(theta[-1:], self.batch_size - n_draws, axis=0)])
-        function = self.functions.named(name, lambda: self._compile(name))
-        with np.errstate(all="ignore"):
-            outputs = function(np.ascontiguousarray(theta, dtype=np.float64))
-        return tuple(np.asarray(out)[:n_draws] for out in outputs)
-
-    def _compile(self, name: str) -> Function:
-        graphs = self.graphs
-        outputs = [graphs.logp] if name == "logp" else graphs.logp_grad
-        draws, batched = graph.over_draws(outputs, graphs.theta)
-        return self.functions.compile([draws], batched)
 
     # --- by rows ---
 
@@ -362,18 +281,7 @@ class LogDensity:
 
     def described_rows(self) -> ModelRows:
         """Return what the rows are, for people to read; this takes log p apart once more, variable by variable."""
-        if self.graphs.is_large:  # thousands of nodes, each of which would be looked at
-            return ModelRows(why_not="a recursion is written out in the graph")
-        try:
-            found = kinds_of_rows(self.model, self.graphs)
-        except (ValueError, TooDenseError) as error:
-            found = ModelRows(why_not=str(error) or TOO_DENSE)
-        if self.functions.fixed_size or self.has_minibatch:
-            why = "the data are minibatches" if self.has_minibatch else "backend='jax' has none"
-            return replace(found, why_not=why)
-        if self.rows is None and not found.why_not:
-            return replace(found, why_not=self.by_rows.why_not)
-        return found
+        return described_rows(self.model, self.graphs, self.functions, self.by_rows)
 
     def expected(
         self, q: Spread, rules: RowRules | None = None, *, adapt: bool = False, least: float = -np.inf
@@ -421,16 +329,16 @@ class LogDensity:
     @property
     def has_hessian(self) -> bool:
         """Whether every operation of the model has a second derivative."""
-        return (self.by_rows.gives_pattern and self.by_rows.is_smooth) or self.hessian_error() is None
+        return self._hessians.exist
 
     def hessian_error(self) -> graph.MissingDerivativeError | None:
         """Return the error that names the operation without a second derivative, if there is one."""
-        return self.by_rows.error() if self.by_rows.gives_hessians else self.second.error()
+        return self._hessians.error()
 
     @property
     def pattern(self) -> Pattern | None:
         """Entries of the Hessian that can differ from 0; None where it counts as dense."""
-        return self.by_rows.pattern if self.by_rows.gives_pattern else self.second.sparse.pattern
+        return self._hessians.pattern
 
     @property
     def structural_pattern(self) -> Pattern | None:
@@ -438,22 +346,19 @@ class LogDensity:
 
         None only where it would have too many to hold.
         """
-        if self.by_rows.gives_pattern:
-            return self.by_rows.structure
-        return self.pattern or self.second.sparse.pattern_by_graph
+        return self._hessians.structural_pattern
 
     def widen(self, theta: Array) -> bool:
         """Add the entries that `pattern` lacks at the rows of ``theta``; tell whether there are any.
 
         Where these are too many to look at, the Hessian counts as dense from now on.
         """
-        # That of rows is wide enough as long as they add up to log p, which is seen to when they are evaluated.
-        return not self.by_rows.gives_pattern and self.second.sparse.widen(np.atleast_2d(theta))
+        return self._hessians.widen(theta)
 
     @property
     def n_products(self) -> int:
         """Products with a vector that take as long as one Hessian."""
-        return self.by_rows.n_products if self.by_rows.gives_hessians else self.second.n_products
+        return self._hessians.n_products
 
     def mean_hessian(self, theta: Array) -> MeanHessian:
         """Return the mean of the Hessian over draws, (n_draws, n_dim): an object that evaluates what it is asked for.
@@ -468,14 +373,7 @@ class LogDensity:
         >>> density.mean_hessian(density.initial_point()[None]).diagonal()
         array([-0.25, -0.25, -0.25])
         """
-        from_graph = functools.partial(self._hessian_from_graph, theta)
-        if self.by_rows.gives_hessians:
-            return RowsHessian(self, self.by_rows, theta, from_graph)
-        whole = from_graph()
-        return PatternedHessian(self.by_rows, whole, self.n_dim) if self.by_rows.gives_pattern else whole
-
-    def _hessian_from_graph(self, theta: Array) -> ModelHessian:
-        return ModelHessian(self, self.second, theta)
+        return self._hessians.mean(theta, self)
 
     def hessian_products(self, theta: Array, directions: Array) -> Array:
         """Multiply the Hessian at each draw with each direction.
@@ -502,29 +400,3 @@ class LogDensity:
         """Return the mean over draws of the Gauss-Newton diagonal, (n_dim,); see `SecondOrder`."""
         self.n_hessians += len(theta)
         return self.second.mean_gauss_newton_diagonal(theta)
-
-
-def _work(n_directions: int) -> int:
-    """Return the evaluations expected of a fit, in gradients."""
-    # A product along one of many directions costs about .4 of a gradient: the rest is shared among them.
-    return _EXPECTED_GRADIENTS + int(0.4 * n_directions * _EXPECTED_HESSIANS)
-
-
-def _equal(one: Mapping[str, object] | None, other: Mapping[str, object] | None) -> bool:
-    """Tell whether options are the same; where their values can't be compared, they must be the same objects."""
-    one, other = one or {}, other or {}
-    return one.keys() == other.keys() and all(one[k] is other[k] or _is_true(one[k] == other[k]) for k in one)
-
-
-def _is_true(comparison: object) -> bool:
-    return isinstance(comparison, bool) and comparison
-
-
-def _check_backend(backend: str, compile_kwargs: Mapping[str, object] | None) -> None:
-    if backend not in BACKENDS:
-        raise ValueError(f"backend should be one of {', '.join(map(repr, BACKENDS))}; got {backend!r}.")
-    if backend != "auto" and compile_kwargs and "mode" in compile_kwargs:
-        raise ValueError(
-            f"backend={backend!r} and compile_kwargs['mode']={compile_kwargs['mode']!r} both choose how to compile; "
-            "give one of them."
-        )

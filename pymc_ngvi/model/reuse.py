@@ -1,5 +1,6 @@
 """Whether what was built of a model serves another fit of it: all but the values of the data is built in."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pymc as pm
@@ -51,3 +52,13 @@ class ModelState:
             shapes = ", ".join(sorted({f"{shape} then and {now.shapes[v]} now" for v, shape in changed.items()}))
             names = quoted(sorted(str(v.name) for v in changed))
             raise CannotReuse(f"the shapes of {names} have changed ({shapes})")
+
+
+def same_options(one: Mapping[str, object] | None, other: Mapping[str, object] | None) -> bool:
+    """Tell whether options are the same; where their values can't be compared, they must be the same objects."""
+    one, other = one or {}, other or {}
+    return one.keys() == other.keys() and all(one[k] is other[k] or _is_true(one[k] == other[k]) for k in one)
+
+
+def _is_true(comparison: object) -> bool:
+    return isinstance(comparison, bool) and comparison

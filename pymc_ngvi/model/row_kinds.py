@@ -6,7 +6,7 @@ Each variable's part of log p is taken apart by itself, with predictors that all
 import functools
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -18,7 +18,8 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.model.flat import FlatGraphs
+from pymc_ngvi.model.by_rows import TOO_DENSE, ByRows
+from pymc_ngvi.model.flat import FlatGraphs, Functions
 from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.predictors.affine import grouped, predictors
@@ -119,6 +120,32 @@ class ModelRows:
     n_linear: int = 0
     n_entries: int = 0
     why_not: str = ""
+
+
+def described_rows(model: pm.Model, graphs: FlatGraphs, functions: Functions, by_rows: ByRows) -> ModelRows:
+    """Return what the rows of a model are, or why there are none; variable by variable.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    graphs : FlatGraphs
+    functions : Functions
+    by_rows : ByRows
+        Those that a fit goes by.
+    """
+    if graphs.is_large:  # thousands of nodes, each of which would be looked at
+        return ModelRows(why_not="a recursion is written out in the graph")
+    try:
+        found = kinds_of_rows(model, graphs)
+    except (ValueError, TooDenseError) as error:
+        found = ModelRows(why_not=str(error) or TOO_DENSE)
+    if graphs.minibatches:
+        return replace(found, why_not="the data are minibatches")
+    if functions.fixed_size:
+        return replace(found, why_not="backend='jax' has none")
+    if by_rows.found is None and not found.why_not:
+        return replace(found, why_not=by_rows.why_not)
+    return found
 
 
 def kinds_of_rows(model: pm.Model, graphs: FlatGraphs) -> ModelRows:

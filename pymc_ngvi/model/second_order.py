@@ -1,4 +1,4 @@
-"""Second derivatives of a log density: products, mean Hessians, and what a known sparsity saves of them."""
+"""Second derivatives of a log density from its graph: products, means, and what a known sparsity saves of them."""
 
 import contextlib
 import functools
@@ -13,8 +13,7 @@ from pytensor.compile import Function
 from pytensor.graph.basic import Variable
 from scipy import sparse
 
-from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.types import Array, MeanHessian, Target
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.model.flat import FlatGraphs, Functions
 from pymc_ngvi.model.graphs import cost, graph
 from pymc_ngvi.model.graphs.backends import without_c
@@ -36,8 +35,6 @@ _LEAST_BATCH = 4
 _PRODUCT, _WORTH = 0.4, 2e-3
 #: How many products by coordinates one by predictors has to save.
 _FEWER = 2
-#: Relative difference of two products with a random vector that is rounding.
-_ROUNDING = 1e-8
 
 logger = logging.getLogger("pymc.ngvi")
 
@@ -308,94 +305,3 @@ class SecondOrder:
             [along] = graphs.simplify([graph.gauss_newton(rows, scales, rest, graphs.theta, direction)])
             directions, batched = graph.over_directions(along, direction)
         return self._functions.compile([graphs.theta, directions], batched)
-
-
-class ModelHessian(MeanHessian):
-    """The mean over draws of the Hessian of a model's log density.
-
-    It counts as one evaluation at each of its draws, in however many calls.
-
-    Parameters
-    ----------
-    counter : Target
-        Counts the evaluation.
-    second : SecondOrder
-    theta : ndarray, shape (n_draws, n_dim)
-    """
-
-    def __init__(self, counter: Target, second: SecondOrder, theta: Array) -> None:
-        self._counter, self._second, self._theta = counter, second, theta
-        self._counted = False
-
-    @property
-    def pattern(self) -> Pattern | None:
-        """Entries that can differ from 0; None where the matrix counts as dense."""
-        return self._second.sparse.pattern
-
-    def products(self, directions: Array) -> Array:
-        """Return the matrix times each direction, (n_directions, n_dim)."""
-        self._count()
-        if self._by_predictors is None:
-            return self._second.mean_products(self._theta, directions)
-        if 2 * len(directions) < self._second.n_dim:
-            linear, matrix = self._by_predictors
-            return linear.quadratic_times(matrix, directions)
-        result: Array = directions @ self._dense
-        return result
-
-    def diagonal(self) -> Array:
-        """Return the diagonal, (n_dim,).
-
-        It takes a product for each coordinate, for each colour of `pattern`, or for each predictor of a row, but never
-        holds a matrix of all of them.
-        """
-        self._count()
-        if self._by_predictors is None:
-            return self._second.mean_diagonal(self._theta)
-        linear, matrix = self._by_predictors
-        return linear.quadratic_diagonal(matrix)
-
-    def values(self) -> Array:
-        """Return the entries of `pattern`, (n_entries,): the lower triangle, in the order of the pattern.
-
-        It takes one product for each of a few sums of columns, whose entries don't overlap.
-
-        Raises
-        ------
-        PatternWidened
-            Where a check, now and then, found that the pattern lacked entries: it has them now.
-        ValueError
-            Where the Hessian counts as dense.
-        """
-        values = self._values_by_predictors()
-        if values is None:
-            values = self._second.sparse.mean_values(self._theta)
-        self._count()
-        return values
-
-    def _values_by_predictors(self) -> Array | None:
-        """Return them by predictors; None without these, and where the pattern lacks entries that these have."""
-        pattern = self.pattern
-        if self._by_predictors is None or pattern is None:
-            return None
-        linear, matrix = self._by_predictors
-        values = linear.quadratic_entries(matrix, pattern)
-        probe = np.random.default_rng(0).standard_normal((1, pattern.n_dim))
-        expected, found = linear.quadratic_times(matrix, probe)[0], pattern.symmetric(values) @ probe[0]
-        scale = np.abs(expected).max(initial=0.0)
-        return values if np.abs(found - expected).max(initial=0.0) <= _ROUNDING * scale else None
-
-    @functools.cached_property
-    def _by_predictors(self) -> tuple[LinearMap, sparse.csr_array] | None:
-        return self._second.by_predictors(self._theta)
-
-    @functools.cached_property
-    def _dense(self) -> Array:
-        assert self._by_predictors is not None
-        linear, matrix = self._by_predictors
-        return linear.quadratic(matrix)
-
-    def _count(self) -> None:
-        if not self._counted:
-            self._counter.n_hessians += len(self._theta)
-            self._counted = True

@@ -1,0 +1,74 @@
+"""Log p and its gradient at many points."""
+
+import functools
+
+import numpy as np
+
+from pytensor.compile import Function
+
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.model.flat import FlatGraphs, Functions
+from pymc_ngvi.model.graphs import graph
+from pymc_ngvi.model.sparsity.hessian import CACHED_ELEMENTS, slices
+
+#: Elements of a temporary in one batch.
+_BATCH_ELEMENTS = CACHED_ELEMENTS
+#: Estimated seconds of evaluating gradients, beyond which a function for log p alone is compiled.
+_LOGP_SECONDS = 0.5
+#: Elements of the largest intermediate times the dimension, below which one thread does best.
+_SMALL = 1_000_000
+
+
+class Evaluations:
+    """Evaluates log p and its gradient, many points in a call.
+
+    Parameters
+    ----------
+    graphs : FlatGraphs
+    functions : Functions
+    """
+
+    def __init__(self, graphs: FlatGraphs, functions: Functions) -> None:
+        self._graphs, self._functions = graphs, functions
+
+    @functools.cached_property
+    def batch_size(self) -> int:
+        """Points evaluated in one call."""
+        return int(np.clip(_BATCH_ELEMENTS // max(self._graphs.cost.widest, 1), 1, 64))
+
+    @property
+    def is_small(self) -> bool:
+        """Whether a batch is too little work to share among threads."""
+        return self._graphs.cost_of_logp.widest * self._graphs.layout.n_dim < _SMALL
+
+    def logp_grad(self, theta: Array) -> tuple[Array, Array]:
+        """Return log p, (n_points,), and its gradient, (n_points, n_dim)."""
+        results = [self._batch("logp_grad", theta[rows]) for rows in slices(len(theta), self.batch_size)]
+        return np.concatenate([r[0] for r in results]), np.concatenate([r[1] for r in results])
+
+    def logp(self, theta: Array) -> Array:
+        """Return log p, (n_points,)."""
+        # Gradients that nobody asked for cost less than compiling another function, but for much data.
+        name = "logp" if len(theta) * self._graphs.cost.quick_seconds > _LOGP_SECONDS else "logp_grad"
+        parts = [self._batch(name, theta[rows])[0] for rows in slices(len(theta), self.batch_size)]
+        return np.concatenate(parts)
+
+    def grad_in_one_call(self, theta: Array) -> Array:
+        """Return the gradient, (n_points, n_dim), at few points."""
+        return self._batch("logp_grad", theta)[1]
+
+    def _batch(self, name: str, theta: Array) -> tuple[Array, ...]:
+        n_points = len(theta)
+        if self._functions.fixed_size and n_points < self.batch_size:
+            theta = np.concatenate([theta, np.repeat(theta[-1:], self.batch_size - n_points, axis=0)])
+        function = self._functions.named(name, lambda: self.compiled(name))
+        with np.errstate(all="ignore"):
+            outputs = function(np.ascontiguousarray(theta, dtype=np.float64))
+        return tuple(np.asarray(out)[:n_points] for out in outputs)
+
+    def compiled(self, name: str) -> Function:
+        """Compile a function of points, (n_points, n_dim): "logp" or "logp_grad"."""
+        graphs = self._graphs
+        outputs = [graphs.logp] if name == "logp" else graphs.logp_grad
+        draws, batched = graph.over_draws(outputs, graphs.theta)
+        return self._functions.compile([draws], batched)
