@@ -80,7 +80,15 @@ def random_walk():
     pm.Poisson("y", pm.math.exp(pt.cumsum(steps)), observed=COUNTS)
 
 
+def correlated():
+    """The prior of the effects is no sum over rows."""
+    factor, *_ = pm.LKJCholeskyCov("factor", n=3, eta=2.0, sd_dist=pm.HalfNormal.dist(1.0, shape=3))
+    u = pm.MvNormal("u", np.zeros(3), chol=factor, shape=(GROUPS, 3))
+    pm.Bernoulli("y", logit_p=pm.Normal("a") + pt.sum(X[:, :3] * u[FIRST], axis=-1), observed=BINARY)
+
+
 MODELS = [
+    correlated,
     logistic,
     unknown_scale,
     crossed,
@@ -100,9 +108,7 @@ def density_of(make):
 
 
 def by_predictors(density):
-    return PredictorHessian(
-        density.graphs.logp, density.graphs.theta, density.graphs.simplify, density.functions.compile
-    )
+    return PredictorHessian(density.by_rows.parts, density.graphs.simplify, density.functions.compile)
 
 
 def draws_of(density, n=3, seed=1):
@@ -127,8 +133,17 @@ def test_hessians_are_those_from_all_coordinates(make):
 
 
 def test_rows_take_as_many_products_as_they_have_predictors():
-    n_colours = {make.__name__: by_predictors(density_of(make)).n_colours for make in MODELS[:3]}
-    assert n_colours == {"logistic": 1, "unknown_scale": 2, "crossed": 3}
+    densities = {make.__name__: density_of(make) for make in (logistic, unknown_scale, noncentred)}
+    taken = {name: by_predictors(density).products_of(density.cost) for name, density in densities.items()}
+    assert taken == {"logistic": 1, "unknown_scale": 2, "noncentred": 3}
+
+
+def test_what_is_no_row_takes_products_of_its_own():
+    density = density_of(correlated)
+    found = by_predictors(density)
+    assert 0 < found._rest.n_colours <= 9 + 3
+    taken = found.products_of(density.cost)
+    assert 1 < taken < 1 + found._rest.n_colours  # each takes less time than one of the whole
 
 
 def test_what_is_affine():
@@ -165,8 +180,8 @@ def test_what_couples_all_coordinates_does_not_come_apart():
         pm.Potential("all", -pt.log1p((pm.Normal("x", shape=20) ** 2).sum()))
 
     density = density_of(make)
-    graphs = density.graphs
-    assert predictor_hessian(graphs.logp, graphs.theta, graphs.simplify, density.functions.compile) is None
+    assert density.by_rows.parts.terms.rest
+    assert predictor_hessian(density.by_rows.parts, density.graphs.simplify, density.functions.compile) is None
 
 
 def test_other_data_give_another_hessian():
@@ -187,7 +202,7 @@ def test_many_draws_are_evaluated_in_parts(monkeypatch):
     density = density_of(crossed)
     found, theta = by_predictors(density), draws_of(density, 7)
     whole = found.mean(theta)
-    monkeypatch.setattr("pymc_ngvi.model.predictors.hessian._MOST_ELEMENTS", 2 * len(found.linear_map.offset))
+    monkeypatch.setattr("pymc_ngvi.model.predictors.row_hessian._MOST_ELEMENTS", 2 * len(found.linear_map.offset))
     assert_allclose(found.mean(theta).toarray(), whole.toarray(), rtol=1e-12)
 
 

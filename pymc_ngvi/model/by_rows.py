@@ -19,15 +19,15 @@ from pymc_ngvi.model.predictors.expectations import Expectations
 from pymc_ngvi.model.predictors.interacting import interacting, is_smooth
 from pymc_ngvi.model.predictors.mean_hessian import PredictorMeanHessian
 from pymc_ngvi.model.predictors.pattern import pattern_of
-from pymc_ngvi.model.predictors.row_hessian import RowHessian, SecondDerivatives
+from pymc_ngvi.model.predictors.row_hessian import FEW_PREDICTORS, RowHessian, SecondDerivatives
 from pymc_ngvi.model.predictors.row_space import SeenFromRows, seen_from_rows
 from pymc_ngvi.model.sparsity.dependence_sets import TooDenseError
 from pymc_ngvi.model.sparsity.hessian import PatternWidened, is_dense
 
 #: Points about the start, and how far from it, at which rows are compared with log p.
 _N_CHECKED, _AROUND = 3, 0.3
-#: Predictors of a row whose second derivatives are quickly compiled; elements of log p from which on it pays anyway.
-_FEW_PREDICTORS, _MANY_ROWS = 5, 10_000
+#: Elements of log p from which on it pays to compile second derivatives of rows of many predictors.
+_MANY_ROWS = 10_000
 #: Of models that have none.
 NO_ROWS = (
     "This model's log density is no sum over rows, each a function of a few linear predictors: leave "
@@ -57,16 +57,22 @@ class ByRows:
         self._n_calls = 0
 
     @property
-    def found(self) -> Expectations | None:
-        """The rows; None where log p has other parts."""
+    def parts(self) -> Expectations | None:
+        """Log p taken apart, into rows and a rest; None where it does not come apart."""
         functions, graphs = self._functions, self._graphs
         if functions.fixed_size or graphs.minibatches or graphs.is_large:
             return None
-        rows: Expectations | None = functions.named("rows", self._find)
-        if rows is None:
+        parts: Expectations | None = functions.named("rows", self._find)
+        return parts
+
+    @property
+    def found(self) -> Expectations | None:
+        """The rows; None where log p has other parts."""
+        rows = self.parts
+        if rows is None or rows.terms.rest:
             return None
         try:
-            agree = not rows.refresh() or self._agree(rows)
+            agree = not rows.refresh() or (not rows.terms.rest and self._agree(rows))
         except (ValueError, TooDenseError):
             agree = False
         if not agree:
@@ -85,6 +91,9 @@ class ByRows:
         except (ValueError, TooDenseError) as error:
             self._functions.made["why no rows"] = str(error) or TOO_DENSE
             return None
+        if found.terms.rest:
+            self._functions.made["why no rows"] = "log p has a part that is no row"
+            return found
         if self._agree(found):
             return found
         self._functions.made["why no rows"] = "rows don't add up to log p near the start"
@@ -155,7 +164,7 @@ class ByRows:
         if not self.gives_pattern or "no Hessian by rows" in self._functions.made:
             return False
         most = max((rows.index.shape[1] for rows in self._rows.terms.rows), default=0)
-        return most <= _FEW_PREDICTORS or self._graphs.cost_of_logp.widest >= _MANY_ROWS
+        return most <= FEW_PREDICTORS or self._graphs.cost_of_logp.widest >= _MANY_ROWS
 
     def error(self) -> graph.MissingDerivativeError | None:
         """Return the error that names the operation without a second derivative, if there is one."""

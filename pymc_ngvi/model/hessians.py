@@ -46,14 +46,14 @@ class Hessians:
         """Return what a new object would be for the data as they are now, without the work that is done already."""
         other = Hessians(self._graphs, self._functions, self._observed, by_rows, self._evaluations, start)
         if "second" in self.__dict__:
-            other.second = self.second.again(start, self._evaluations.grad_in_one_call)
+            other.second = self.second.again(start, self._evaluations.grad_in_one_call, by_rows)
         return other
 
     @functools.cached_property
     def second(self) -> SecondOrder:
         """Those from the graph."""
         graphs, gradient = self._graphs, self._evaluations.grad_in_one_call
-        return SecondOrder(graphs, self._functions, self._observed, self._start, graphs.cost, gradient)
+        return SecondOrder(graphs, self._functions, self._observed, self._start, graphs.cost, gradient, self._by_rows)
 
     @property
     def exist(self) -> bool:

@@ -190,9 +190,7 @@ def kinds_of_rows(model: pm.Model, graphs: FlatGraphs) -> ModelRows:
         if isinstance(terms, str):
             rest.append(NoRows(name, role, terms))
             continue
-        rest_of = {var for var, _ in terms.rest}
-        rows_of = [rows for rows in terms.rows if rows.value not in rest_of]
-        kinds += _united([_kind(name, role, rows, depends, is_coordinate) for rows in rows_of])
+        kinds += _united([_kind(name, role, rows, depends, is_coordinate) for rows in terms.rows])
         if terms.rest:
             rest.append(NoRows(name, role, terms.why[0]))
     slots = [p.number for kind in kinds for p in kind.predictors if not p.is_coordinate]

@@ -14,6 +14,7 @@ from pytensor.graph.basic import Variable
 from scipy import sparse
 
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.model.by_rows import ByRows
 from pymc_ngvi.model.flat import FlatGraphs, Functions
 from pymc_ngvi.model.graphs import cost, graph
 from pymc_ngvi.model.graphs.backends import without_c
@@ -54,6 +55,8 @@ class SecondOrder:
         Of log p and its gradient.
     gradient : callable
         From points, (n, n_dim), to gradients there, which nobody counts.
+    by_rows : ByRows
+        Takes log p apart.
 
     Attributes
     ----------
@@ -68,7 +71,9 @@ class SecondOrder:
         start: Array,
         estimated: cost.Cost,
         gradient: Callable[[Array], Array],
+        by_rows: ByRows,
     ) -> None:
+        self._by_rows = by_rows
         self._graphs, self._functions, self._rows = graphs, functions, rows
         self._cost, self._gradient = estimated, gradient
         self.n_dim, self._widest, self._n_by_predictors = len(start), estimated.widest, 0
@@ -84,11 +89,11 @@ class SecondOrder:
             functions.fixed_size,
         )
 
-    def again(self, start: Array, gradient: Callable[[Array], Array]) -> "SecondOrder":
+    def again(self, start: Array, gradient: Callable[[Array], Array], by_rows: ByRows) -> "SecondOrder":
         """Return what a new object would be for the data as they are now, without the work that is done already."""
         other = SecondOrder.__new__(SecondOrder)
         other.__dict__.update(self.__dict__)
-        other._gradient, other._n_by_predictors = gradient, 0
+        other._gradient, other._by_rows, other._n_by_predictors = gradient, by_rows, 0
         other.sparse = self.sparse.again(start, other.products_of_draws, other.error)
         return other
 
@@ -149,8 +154,8 @@ class SecondOrder:
         if graphs.minibatches or functions.fixed_size or graphs.is_large or seconds < _WORTH or self.error():
             return None
         with functions.timed():
-            found = predictor_hessian(graphs.logp, graphs.theta, graphs.simplify, functions.compile)
-        return found if found is not None and _FEWER * found.n_colours <= self.n_products else None
+            found = predictor_hessian(self._by_rows.parts, graphs.simplify, functions.compile)
+        return found if found is not None and _FEWER * found.products_of(self._cost) <= self.n_products else None
 
     def by_predictors(self, theta: Array) -> tuple[LinearMap, sparse.csr_array] | None:
         """Return the predictors, and the mean Hessian with respect to them; None where they are not used.

@@ -40,7 +40,7 @@ _ROUNDING = 1e-9
 
 
 class Expectations:
-    """Expectations of a log density that is a sum over rows.
+    """A log density taken apart, and its expectations where it is a sum over rows.
 
     Parameters
     ----------
@@ -53,13 +53,14 @@ class Expectations:
     Attributes
     ----------
     terms : Terms
+        With a rest, they are all there is to be had.
     leaves_out_conditions : bool
         Whether log p is -inf under conditions that rows know nothing of.
 
     Raises
     ------
     ValueError, TooDenseError
-        Where log p has a part that is no row.
+        Where it does not come apart.
     """
 
     def __init__(
@@ -83,11 +84,11 @@ class Expectations:
     def _take_apart(self) -> None:
         self._version = self._predictors.version
         self.terms: Terms = terms_of(self._inner, self._predictors.vector, self._facts, self._of_weights)
-        if self.terms.rest:
-            raise ValueError("log p has a part that is no row")
+        self._constant = 0.0
+        if self.terms.rest:  # no expectation is ever taken
+            return
         self._rows = [row_function(rows, self._compile) for rows in self.terms.rows]
         self._sum_up(self._predictors.linear_map)
-        self._constant = 0.0
 
     def anchor(self, theta: Array, logp: Array) -> bool:
         """Take what is constant in log p from its value at a point, and tell whether others agree.

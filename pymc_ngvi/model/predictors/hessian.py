@@ -1,23 +1,27 @@
-"""Mean Hessians by predictors: second derivatives with respect to these, which are few a row, and two products with X.
+"""Mean Hessians by predictors of a log density that is, in part, a sum over rows.
 
-A log density that is a sum over rows is, given its linear predictors, a function whose Hessian has a few entries for
-each row: as many products as a row has predictors give it, however many coordinates the predictors are made of.
+Rows are differentiated elementwise. What else there is, a function of the same predictors, takes products with sums of
+columns that don't overlap; it has no part in what rows cost.
 """
+
+import functools
 
 from collections.abc import Callable
 
 import numpy as np
+import pytensor.tensor as pt
 
 from pytensor.graph.basic import Variable
 from scipy import sparse
 
-from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.model.graphs import cost, graph
 from pymc_ngvi.model.graphs.backends import without_c
-from pymc_ngvi.model.predictors.found import Compile, Predictors
+from pymc_ngvi.model.predictors.compiled import CompiledOnce
+from pymc_ngvi.model.predictors.expectations import Expectations
+from pymc_ngvi.model.predictors.found import Compile
 from pymc_ngvi.model.predictors.linear_map import LinearMap
-from pymc_ngvi.model.sparsity.colouring import Colouring
+from pymc_ngvi.model.predictors.row_hessian import FEW_PREDICTORS, RowHessian, SecondDerivatives
 from pymc_ngvi.model.sparsity.dependence_sets import TooDenseError
 from pymc_ngvi.model.sparsity.hessian import ColouredHessian, colour, slices
 from pymc_ngvi.model.sparsity.interaction import PatternSearch
@@ -31,79 +35,66 @@ _STEP, _TOLERANCE = 1e-5, 1e-3
 
 
 class PredictorHessian:
-    """Mean Hessians of a log density by its linear predictors.
+    """Mean Hessians of a log density by its linear predictors: elementwise those of rows, by products that of the rest.
 
     Parameters
     ----------
-    logp : pytensor scalar
-        Simplified.
-    theta : pytensor vector
+    parts : Expectations
+        The density, taken apart.
     simplify, compile_ : callable
         How graphs are simplified, and compiled.
 
     Raises
     ------
-    ValueError
-        Where log p does not come apart into predictors with few interactions.
+    ValueError, TooDenseError
+        Where in the rest, predictors interact with too many others.
+    MissingDerivativeError
+        If an operation of a row has no second derivative.
     """
 
-    def __init__(self, logp: Variable, theta: Variable, simplify: Simplify, compile_: Compile) -> None:
-        self._predictors = Predictors(logp, theta, compile_)
-        if self._predictors.are_theta:
-            raise ValueError("no affine function but theta itself")
-        eta = self._predictors.vector
-        with without_c():
-            [inner] = simplify([self._predictors.density()])
-            self._search = PatternSearch(inner, eta)
-            found = self._colour()  # before anything is compiled
-            [grad] = simplify([graph.gradient(inner, eta)])
-            direction = eta.type("direction")
-            [product] = simplify([graph.hessian_product(grad, eta, direction)])
-            draws, directions, along = graph.over_draws_and_directions(product, eta, direction)
-        self._function = compile_([draws, directions], along)
-        self._widest = cost.estimate([inner, grad]).widest
-        self._coloured = ColouredHessian(*found, self._products, self._widest)
+    def __init__(self, parts: Expectations, simplify: Simplify, compile_: Compile) -> None:
+        self._parts, self._simplify, self._compile = parts, simplify, compile_
+        self._compile_rows = CompiledOnce(compile_)
+        self._take()
 
-    def _colour(self) -> tuple[Pattern, Colouring]:
-        pattern = self._search.run().pattern
-        colouring = colour(pattern)
-        if pattern is None or colouring is None:
-            raise ValueError("predictors interact with too many others")
-        return pattern, colouring
+    def _take(self) -> None:
+        self._terms, eta = self._parts.terms, self._parts.predictors.vector
+        rows = [part for part in self._terms.rows if part.index.shape[1] <= FEW_PREDICTORS and not part.is_whole]
+        rest = [*self._terms.rest, *[part.of(eta) for part in self._terms.rows if part not in rows]]
+        self._rest = RestHessian(rest, eta, self._simplify, self._compile) if rest else None
+        derivatives = [SecondDerivatives.of(part) for part in rows]
+        self._rows = RowHessian(self._parts.linear_map, derivatives, self._compile_rows)
+        self._most = max((part.index.shape[1] for part in rows), default=0)
 
-    def _products(self, points: Array, directions: Array) -> Array:
-        with np.errstate(all="ignore"):  # densities overflow far from the mode: the caller sees what is not finite
-            return np.asarray(self._function(np.ascontiguousarray(points), np.ascontiguousarray(directions)))
-
-    def _refresh(self) -> None:
-        """Take the data as they are now."""
-        if self._predictors.refresh():
-            self._coloured = ColouredHessian(*self._colour(), self._products, self._widest)
-
-    @property
-    def n_colours(self) -> int:
-        """Products for one Hessian with respect to the predictors."""
-        return self._coloured.n_colours
+    def products_of(self, estimated: cost.Cost) -> float:
+        """Return how many products with the Hessian of log p, given what that costs, take as long as one Hessian."""
+        if self._rest is None:
+            return self._most
+        return self._most + self._rest.n_colours * min(self._rest.cost.quick_seconds / estimated.quick_seconds, 1.0)
 
     @property
     def linear_map(self) -> LinearMap:
         """The predictors as functions of theta."""
         self._refresh()
-        return self._predictors.linear_map
+        return self._parts.linear_map
 
     def mean(self, theta: Array) -> sparse.csr_array:
         """Return the mean Hessian with respect to the predictors over draws, (n_draws, n_dim).
 
         Raises
         ------
-        ValueError
+        ValueError, TooDenseError
             Where data have changed so that log p does not come apart any more.
         """
-        linear = self.linear_map
-        total = np.zeros(self._coloured.pattern.n_entries)
-        for rows in slices(len(theta), max(1, _MOST_ELEMENTS // len(linear.offset))):
-            total += len(theta[rows]) * self._coloured.mean_values(linear(theta[rows]))
-        return self._coloured.pattern.symmetric(total / len(theta))
+        self._refresh()
+        rows = self._rows.mean(theta)
+        return rows if self._rest is None else rows + self._rest.mean(self._parts.linear_map, theta)
+
+    def _refresh(self) -> None:
+        """Take the data as they are now."""
+        self._parts.refresh()
+        if self._parts.terms is not self._terms:
+            self._take()
 
     def agrees(self, point: Array, gradient: Callable[[Array], Array], rng: np.random.Generator) -> bool:
         """Tell whether the Hessian at a point, times a random vector, is what differences of gradients are there."""
@@ -117,11 +108,54 @@ class PredictorHessian:
         return not np.isfinite(scale) or bool(np.abs(found - expected).max(initial=0.0) <= _TOLERANCE * scale)
 
 
-def predictor_hessian(
-    logp: Variable, theta: Variable, simplify: Simplify, compile_: Compile
-) -> PredictorHessian | None:
+class RestHessian:
+    """Mean Hessians of what is no sum over rows, by predictors.
+
+    Parameters
+    ----------
+    parts : list of pytensor scalars
+        Functions of the predictors, to be added.
+    predictors : pytensor vector
+    simplify, compile_ : callable
+
+    Raises
+    ------
+    ValueError, TooDenseError
+        Where predictors interact with too many others.
+    """
+
+    def __init__(self, parts: list[Variable], predictors: Variable, simplify: Simplify, compile_: Compile) -> None:
+        with without_c():
+            [rest] = simplify([functools.reduce(pt.add, parts)])
+            pattern = PatternSearch(rest, predictors).run().pattern
+            colouring = colour(pattern)  # before anything is compiled
+            if pattern is None or colouring is None:
+                raise ValueError("predictors interact with too many others")
+            [grad] = simplify([graph.gradient(rest, predictors)])
+            direction = predictors.type("direction")
+            [product] = simplify([graph.hessian_product(grad, predictors, direction)])
+            draws, directions, along = graph.over_draws_and_directions(product, predictors, direction)
+        self._function = compile_([draws, directions], along)
+        self.cost, self.n_colours = cost.estimate([rest, grad]), colouring.n_colours
+        self._coloured = ColouredHessian(pattern, colouring, self._products, self.cost.widest)
+
+    def _products(self, points: Array, directions: Array) -> Array:
+        with np.errstate(all="ignore"):  # densities overflow far from the mode: the caller sees what is not finite
+            return np.asarray(self._function(np.ascontiguousarray(points), np.ascontiguousarray(directions)))
+
+    def mean(self, linear: LinearMap, theta: Array) -> sparse.csr_array:
+        """Return the mean over draws, (n_draws, n_dim)."""
+        total = np.zeros(self._coloured.pattern.n_entries)
+        for rows in slices(len(theta), max(1, _MOST_ELEMENTS // len(linear.offset))):
+            total += len(theta[rows]) * self._coloured.mean_values(linear(theta[rows]))
+        return self._coloured.pattern.symmetric(total / len(theta))
+
+
+def predictor_hessian(parts: Expectations | None, simplify: Simplify, compile_: Compile) -> PredictorHessian | None:
     """Return a `PredictorHessian` with arguments as it has; None where log p does not come apart."""
+    if parts is None:
+        return None
     try:
-        return PredictorHessian(logp, theta, simplify, compile_)
+        return PredictorHessian(parts, simplify, compile_)
     except (ValueError, TooDenseError):
         return None

@@ -19,6 +19,8 @@ from pymc_ngvi.model.predictors.linear_map import LinearMap
 from pymc_ngvi.model.predictors.terms import Rows
 from pymc_ngvi.model.sparsity.dependence_sets import Ints
 
+#: Predictors of a row whose second derivatives are quickly compiled.
+FEW_PREDICTORS = 5
 #: Values of a second derivative that are computed at a time; numbers in the predictors of draws.
 _CACHED, _MOST_ELEMENTS = 2**16, 2**22
 #: Fourth power of the step of the differences that check a Hessian, for values and curvatures of about 1, and the

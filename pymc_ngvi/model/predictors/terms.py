@@ -72,6 +72,13 @@ class Rows:
             found[0], len(found[1]),
         )  # fmt: skip
 
+    def of(self, predictors: Variable) -> Variable:
+        """Return the sum over rows as a function of all predictors, a vector."""
+        given = {slot: predictors[column][None] for slot, column in zip(self.slots, self.index.T, strict=True)}
+        given |= {var: pt.constant(value) for var, value in self.data.items()}
+        [total] = graph_replace([self.value.sum()], given, strict=False)
+        return total
+
     @property
     def n_directions(self) -> int:
         """Predictors, those of the sum counted as one."""
@@ -87,15 +94,15 @@ class Terms:
     rows : list of Rows
     slope : ndarray, shape (n_predictors,)
         What is linear.
-    rest : list of (pytensor variable, ndarray)
-        Variables, functions of the predictors, that are no rows, with the weight of each of their elements.
+    rest : list of pytensor scalars
+        What is no sum over rows, as functions of the predictors.
     why : list of str
         Why each of these is none.
     """
 
     rows: list[Rows]
     slope: Array
-    rest: list[tuple[Variable, Array]]
+    rest: list[Variable]
     why: list[str] = field(default_factory=list)
 
 
@@ -103,7 +110,7 @@ def terms_of(logp: Variable, predictors: Variable, facts: Facts, compile_: Compi
     """Take a function of predictors apart."""
     parts = _summands(logp, predictors, facts, compile_)
     slope = np.zeros(predictors.type.shape)
-    rest: list[tuple[Variable, Array]] = []
+    rest: list[Variable] = []
     why: list[str] = []
     groups: dict[tuple[bytes, ...], list[Rows]] = {}
     wholes: list[Rows] = []
@@ -118,15 +125,15 @@ def terms_of(logp: Variable, predictors: Variable, facts: Facts, compile_: Compi
         except CannotLift as error:
             whole = _whole(var, weight, predictors, dependences)
             if whole is None:
-                rest.append((var, weight))
+                rest.append(pt.sum(weight * var))
                 why.append(str(error))
             else:
                 wholes.append(whole)
     merged = [*[_merged(group).by_sum() for group in groups.values()], *wholes]
     wide = [rows for rows in merged if rows.n_directions > _MOST_PREDICTORS]
-    rest += [(rows.value, np.ones(())) for rows in wide]
+    rest += [rows.of(predictors) for rows in wide]
     why += [f"an element varies in {rows.n_directions} directions" for rows in wide]
-    return Terms(merged, slope, rest, why)
+    return Terms([rows for rows in merged if rows not in wide], slope, rest, why)
 
 
 def _summands(
