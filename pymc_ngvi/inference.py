@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Never
-from weakref import WeakValueDictionary
 
 import numpy as np
 import pymc as pm
@@ -20,6 +19,7 @@ from pymc_ngvi.core.seeds import Seed, seed_of
 from pymc_ngvi.core.status import StartError
 from pymc_ngvi.core.types import Array, Rule, VariationalState
 from pymc_ngvi.fitting import starting
+from pymc_ngvi.fitting.built import density_of
 from pymc_ngvi.fitting.defaults import options_for
 from pymc_ngvi.fitting.earlier import Earlier
 from pymc_ngvi.fitting.options import OF_CONSTRUCTOR, OPTIONS, FitOptions, check_callbacks, check_n, refuse_unknown
@@ -30,7 +30,7 @@ from pymc_ngvi.fitting.second_start import SecondStart
 from pymc_ngvi.fitting.session import BY_DRAWS, FitSession, Observer, make_rule
 from pymc_ngvi.fitting.signatures import takes
 from pymc_ngvi.fitting.threads import few_threads
-from pymc_ngvi.model import CannotReuse, LogDensity
+from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.graphs.backends import Backend
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.exact_step import ExactStep, check_wanted
@@ -53,10 +53,6 @@ class Arguments(FitOptions):
     random_seed: Seed = None
     start: Mapping[str, ArrayLike] | NGVIApproximation | None = None
     start_sigma: Mapping[str, ArrayLike] | float | None = None
-
-
-#: Of models, by identity, for as long as the result of a fit holds them: the next fit builds nothing anew.
-_BUILT: WeakValueDictionary[int, LogDensity] = WeakValueDictionary()
 
 
 class NGVI(Inference):
@@ -188,7 +184,7 @@ class NGVI(Inference):
         options = {name: value for name, value in options.items() if value is not None}
         given = self._given | options
         validated = options_for(given)
-        if given["model"] is not self._given["model"] or _makes_another_state(validated, options_for(self._given)):
+        if given["model"] is not self._given["model"] or validated.has_other_states(options_for(self._given)):
             self._prepared = None
         if "random_seed" in options:
             self._next_seed = None
@@ -317,27 +313,13 @@ class NGVI(Inference):
 
     def _problem(self, backend: str | None, compile_kwargs: dict[str, Any] | None) -> Problem:
         """Return what is to be fitted, if an approximation in its dimension fits into memory."""
-        self._density = density = self._log_density(backend or "auto", compile_kwargs)
+        self._density = density = density_of(self._given["model"], self._density, backend or "auto", compile_kwargs)
         if not density.n_dim:
             names = ", ".join(repr(v.name) for v in density.layout.variables)
             raise ValueError(f"The free variables of the model ({names}) have no elements: there is nothing to fit.")
         self._options = options_for(self._given, density)
         check_wanted(self._options, density)
         return problem_of(density, self._options)
-
-    def _log_density(self, backend: str, compile_kwargs: dict[str, Any] | None) -> LogDensity:
-        """Return the log density for the next fit: what was built for the last one serves again, where it can."""
-        model = self._given["model"]
-        last = self._density or _BUILT.get(id(model))
-        density = None
-        if last is not None and last.model is model:
-            try:
-                density = last.again(backend, compile_kwargs)
-            except CannotReuse as reason:
-                logger.info(f"The functions of the model are built anew: {reason}.")
-        density = density or LogDensity(model, backend, compile_kwargs)
-        _BUILT[id(model)] = density
-        return density
 
     def _seed(self) -> int:
         """Return the seed of the next fit: that of the approximation made for it, or a new one."""
@@ -405,12 +387,6 @@ def _observer(approx: NGVIApproximation, callbacks: Sequence[Callback]) -> Obser
             callback(approx, losses, n_iterations)
 
     return observe if callbacks else None
-
-
-def _makes_another_state(new: FitOptions, old: FitOptions) -> bool:
-    return any(
-        getattr(new, name) != getattr(old, name) for name in ("factor", "blocks", "rank", "reparam", "components")
-    ) or (new.choice.family != old.choice.family)
 
 
 def _refuse(options: Mapping[str, object]) -> None:

@@ -193,6 +193,12 @@ class FitOptions:
         """Return these options with draws in place of exact expectations, where they ask for these."""
         return replace(self, estimator=None, step=None) if self.choice.estimator == "quadrature" else self
 
+    def has_other_states(self, other: "FitOptions") -> bool:
+        """Tell whether approximations have another form than with other options."""
+        names = ("factor", "blocks", "rank", "reparam", "components")
+        same = all(getattr(self, name) == getattr(other, name) for name in names)
+        return not same or self.choice.family != other.choice.family
+
 
 #: Options that the user gives, in order, with their defaults; those of the step rules among them, and how each of these
 #: is checked.

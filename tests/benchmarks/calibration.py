@@ -181,10 +181,10 @@ class Experiment:
 
     def fit(self, i: int) -> Any:
         """Fit data set ``i``."""
-        import pymc_ngvi.inference
+        from pymc_ngvi.fitting import built
 
         self.density.n_gradients = self.density.n_hessians = 0
-        reused = patch.object(pymc_ngvi.inference, "LogDensity", lambda *_: self.density)  # else each fit compiles anew
+        reused = patch.object(built, "LogDensity", lambda *_: self.density)  # else each fit compiles anew
         with self.model, warnings.catch_warnings(), reused:
             warnings.simplefilter("ignore")  # the status is in the row
             pm.set_data({"data": self.data[i]})
