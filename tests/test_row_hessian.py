@@ -59,7 +59,7 @@ def clipped():
 @pytest.fixture(autouse=True)
 def _always(monkeypatch):
     """Also of rows that have many predictors, and are few."""
-    monkeypatch.setattr(by_rows, "_FEW_PREDICTORS", 30)
+    monkeypatch.setattr(by_rows, "FEW_PREDICTORS", 30)
 
 
 MODELS = [intercepts, not_centred, ordered, simplex, branches, clipped]
@@ -140,7 +140,7 @@ def test_wrong_second_derivatives_are_not_used(monkeypatch):
 @pytest.mark.parametrize("most_saved", [0.0, 1.0])
 def test_few_rows_of_many_predictors_give_the_pattern_alone(monkeypatch, most_saved):
     """Whether colours pay for it or not."""
-    monkeypatch.setattr(by_rows, "_FEW_PREDICTORS", 3)
+    monkeypatch.setattr(by_rows, "FEW_PREDICTORS", 3)
     monkeypatch.setattr(hessian, "_DENSE", 0.75 * most_saved)
     monkeypatch.setattr(by_rows, "is_dense", lambda pattern: False)
     density = density_of(not_centred)
