@@ -16,6 +16,7 @@ from pytensor.graph.basic import Variable
 from pymc_ngvi.model.graphs import graph, large
 from pymc_ngvi.model.graphs.backends import compile_flags, compile_options, without_c
 from pymc_ngvi.model.graphs.cost import Cost, estimate
+from pymc_ngvi.model.graphs.matrices import hold_matrices
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.minibatch import Minibatches
 
@@ -83,7 +84,8 @@ class FlatGraphs:
 
     def on_flat_vector(self, outputs: Outputs) -> Outputs:
         """Return functions of the value variables as functions of theta, on the minibatch in use."""
-        return graph.on_flat_vector(self.model, self.layout, self.minibatches.hold(outputs), self.theta)
+        outputs = hold_matrices(self.minibatches.hold(outputs))
+        return graph.on_flat_vector(self.model, self.layout, outputs, self.theta)
 
     def simplify(self, outputs: Outputs) -> Outputs:
         """Canonicalise and stabilise graphs."""

@@ -34,7 +34,7 @@ type Simplify = Callable[[list[Variable]], list[Variable]]
 #: that is more; the least for a row.
 _TOLERANCE, _PER_DIM, _LEAST = 1e-4, 1e-6, 1e-12
 #: Predictors that are evaluated at once.
-_MOST_AT_ONCE = 2**22
+_MOST_AT_ONCE = 2**20
 #: Relative difference of two values of log p that is rounding.
 _ROUNDING = 1e-9
 

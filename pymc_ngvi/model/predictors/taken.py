@@ -6,12 +6,15 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.model.predictors.choice import chosen
-from pymc_ngvi.model.predictors.expectation import RowFunction, derivatives, roots
+from pymc_ngvi.model.predictors.expectation import RowFunction, derivatives, roots, slices
 from pymc_ngvi.model.predictors.levels import Levels
 
 #: Times wider than it was for which a predictor needs another look at its rule, and part of its width for which it may
 #: do with a coarser one; with these, those are looked at that will need it soon.
 _WIDER, _NARROWER, _SOON_WIDER, _SOON_NARROWER = 1.25, 0.5, 1.1, 0.7
+
+#: Rows whose rules are chosen at a time.
+_AT_A_TIME = 2**17
 
 
 class Taken:
@@ -57,13 +60,17 @@ class Taken:
             return
         self.codes, self.sd = np.where(narrower, 0, self.codes).astype(np.int16), self.sd.copy()
         coarser = np.flatnonzero(narrower)
-        mean, root = self._mean, self._root
+        mean, root, error = self._mean, self._root, 0.0
         if len(coarser):
             self._whitened[:, coarser] = self._rows.whitened(mean[coarser], root[coarser], self.codes[coarser], coarser)
-        found = chosen(self._rows, mean[at], root[at], at, self.codes[at], self._whitened[:, at], tolerance)
-        self.codes[at], self.sd[at], self._whitened[:, at] = found.codes, self._sd[at], found.whitened
+        for part in (at[here] for here in slices(len(at), _AT_A_TIME)):
+            found = chosen(
+                self._rows, mean[part], root[part], part, self.codes[part], self._whitened[:, part], tolerance
+            )
+            self.codes[part], self.sd[part], self._whitened[:, part] = found.codes, self._sd[part], found.whitened
+            error += float(found.error.sum())
         if len(at) == len(self.codes):
-            self.error = float(found.error.sum())
+            self.error = error
 
     def _changed(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Return which rows are wider, and which narrower, than those that their rules were chosen for."""
