@@ -294,7 +294,7 @@ def test_large_matrices_that_multiply_are_no_constants(monkeypatch, rng):
         pm.Potential("once", pt.exp(pt.dot(x, b)).sum() + pt.dot(pt.constant(x).T, pt.exp(c)).sum())
         pm.Potential("also", pt.cos(squares + b).sum())
     density = LogDensity(model)
-    found = ancestors([density.graphs.logp])
+    found = list(ancestors([density.graphs.logp]))
     [held] = [v for v in found if isinstance(v, SharedVariable)]  # used twice, it is held once
     assert held.get_value(borrow=True) is x or np.shares_memory(held.get_value(borrow=True), x)
     constants = [v.data for v in found if isinstance(v, Constant) and np.size(v.data) >= 12]
