@@ -43,6 +43,8 @@ class PairCovariances:
         codes = [np.maximum(a, b) * n_dim + np.minimum(a, b) for _, a, b, _ in found]
         entries = np.unique(np.concatenate([*codes, np.empty(0, dtype=np.int64)]))
         self._rows, self._cols = entries // n_dim, entries % n_dim
+        self._used = np.unique(rest.indices) if len(linear.columns) else np.empty(0, dtype=np.intp)
+        self._of_used = rest[:, self._used]
         self._sums = [
             sparse.csr_array((value, (row, np.searchsorted(entries, code))), shape=(len(pair), len(entries)))
             for (row, _, _, value), code, pair in zip(found, codes, pairs, strict=True)
@@ -56,11 +58,11 @@ class PairCovariances:
         n_dense = len(linear.columns)
         if not n_dense:
             return result
-        columns, used = linear.columns, np.unique(linear.rest.indices)
+        columns, used = linear.columns, self._used
         among = entries(np.repeat(columns, n_dense), np.tile(columns, n_dense)).reshape(n_dense, n_dense)
         if len(used):
             between = entries(np.repeat(columns, len(used)), np.tile(used, n_dense)).reshape(n_dense, -1)
-            beside = linear.rest[:, used] @ between.T
+            beside = self._of_used @ between.T
         root = None if len(used) else cholesky(among)
         for total, pair in zip(result, self._pairs, strict=True):
             for start in range(0, len(pair), max(1, _AT_A_TIME // n_dense)):

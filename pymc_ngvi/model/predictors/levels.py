@@ -30,8 +30,8 @@ def by_code(codes: Levels) -> Iterator[tuple[int, Index | slice]]:
     if len(codes) and (codes == codes[0]).all():
         yield int(codes[0]), slice(None)
         return
-    for code in np.unique(codes):
-        yield int(code), np.flatnonzero(codes == code)
+    for code in np.flatnonzero(np.bincount(codes)).tolist():
+        yield code, np.flatnonzero(codes == code)
 
 
 def merged(codes: Levels, n_blocks: int, n_nodes: Callable[[int], int]) -> Levels:
@@ -44,9 +44,10 @@ def merged(codes: Levels, n_blocks: int, n_nodes: Callable[[int], int]) -> Level
     n_nodes : callable
         From a code to the nodes of its rule.
     """
-    found, place, counts = np.unique(codes, return_inverse=True, return_counts=True)
+    counts = np.bincount(codes)
+    found = np.flatnonzero(counts)
     becomes = {code: code for code in found.tolist()}
-    n_rows = dict(zip(found.tolist(), counts.tolist(), strict=True))
+    n_rows = dict(zip(found.tolist(), counts[found].tolist(), strict=True))
     while len(n_rows) > 1:
         least = min(n_rows, key=n_rows.__getitem__)
         pairs = [((least, other), _finest(least, other, n_blocks)) for other in n_rows if other != least]
@@ -56,7 +57,9 @@ def merged(codes: Levels, n_blocks: int, n_nodes: Callable[[int], int]) -> Level
         n_joined = sum(n_rows.pop(code) for code in pair)
         n_rows[both] = n_rows.get(both, 0) + n_joined
         becomes = {code: both if now in pair else now for code, now in becomes.items()}
-    return np.array([becomes[code] for code in found.tolist()], dtype=np.int16)[place]
+    table = np.zeros(len(counts), dtype=np.int16)
+    table[found] = [becomes[code] for code in found.tolist()]
+    return table[codes]
 
 
 def _finest(first: int, second: int, n_blocks: int) -> int:
