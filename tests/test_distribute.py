@@ -12,6 +12,7 @@ from numpy.testing import assert_allclose
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.predictors.distribute import as_sum, factors_outside
+from pymc_ngvi.model.predictors.scaled_matrices import scales_outside
 from pymc_ngvi.model.sparsity.dependence_values import Facts
 
 N, P = 60, 20
@@ -61,11 +62,27 @@ def autoregression_in_space():
     pm.Poisson("y", pm.math.exp(pm.Normal("a") + field), observed=COUNTS)
 
 
+def scaled_covariance():
+    u = pm.MvNormal("u", np.zeros(P), cov=pm.HalfNormal("scale") ** 2 * PRECISION)
+    pm.Normal("y", X @ u, pm.HalfNormal("sd"), observed=REAL)
+
+
+def scaled_precision():
+    u = pm.MvNormal("u", np.zeros(P), tau=PRECISION / pm.HalfNormal("variance"))
+    pm.Bernoulli("y", logit_p=X @ u, observed=BINARY)
+
+
+def scaled_factor_of_many():
+    u = pm.MvNormal("u", pm.Normal("mean"), chol=pm.HalfNormal("scale") * np.linalg.cholesky(PRECISION), shape=(3, P))
+    pm.Normal("y", X @ u.T, 1.0, observed=RNG.normal(size=(N, 3)))
+
+
 @pytest.mark.parametrize(
     ("build", "n_directions"),
     [
         (scaled_coefficients, 2), (scaled_columns, 2), (scaled_walk, 2), (squares_by_hand, 2), (squares_of_groups, 2),
-        (quadratic_form, 3), (autoregression_in_space, 4),
+        (quadratic_form, 3), (autoregression_in_space, 4), (scaled_covariance, 2), (scaled_precision, 3),
+        (scaled_factor_of_many, 2),
     ],
 )  # fmt: skip
 def test_rows_are_found_behind_factors(build, n_directions):
@@ -125,6 +142,26 @@ def test_sums_are_brought_outside_without_change(name):
     [logp] = graph.simplify([SUMS[name]])
     written = as_sum(logp, THETA)
     assert (written is logp) == (name == "two sums")
+    compare(logp, written)
+
+
+K = PRECISION[:4, :4]
+SCALED = {
+    "a factor": pt.linalg.cholesky(SCALE * K) @ REST[:, None],
+    "a divisor, twice": pt.linalg.cholesky(K / SCALE / PAIR[1] ** 2) @ REST[:, None],
+    "a triangular solution": pt.linalg.solve_triangular(SCALE * np.linalg.cholesky(K), REST[:, None], lower=True),
+    "a solution": pt.linalg.solve(SCALE * K, REST, b_ndim=1),
+    "a transpose": (SCALE * X[:4, :4]).T @ REST[:, None],
+    "a product of two": (SCALE * K) @ REST.reshape((4, 1)) @ (PAIR[:1, None] * np.ones((1, 3))),
+    "an unknown matrix": pt.linalg.cholesky(SCALE * K + pt.eye(4)) @ REST[:, None],
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_scales_of_matrices_are_taken_out_without_change(name):
+    [logp] = graph.simplify([pt.exp(0.1 * SCALED[name]).sum()])
+    written = scales_outside(logp, Facts(logp, THETA))
+    assert (written is logp) == (name == "an unknown matrix")
     compare(logp, written)
 
 

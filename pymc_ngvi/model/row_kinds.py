@@ -25,6 +25,7 @@ from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.predictors.affine import grouped, predictors
 from pymc_ngvi.model.predictors.compiled import CompiledOnce, quickly
 from pymc_ngvi.model.predictors.distribute import as_sum, factors_outside, without_checks
+from pymc_ngvi.model.predictors.scaled_matrices import scales_outside
 from pymc_ngvi.model.predictors.terms import Rows, Terms, terms_of
 from pymc_ngvi.model.sparsity.dependence import Dependences
 from pymc_ngvi.model.sparsity.dependence_sets import Dependence, Ints, TooDenseError, joined
@@ -166,6 +167,7 @@ def kinds_of_rows(model: pm.Model, graphs: FlatGraphs) -> ModelRows:
     theta = graphs.theta
     with without_c():
         logp = _stacked([factor for _, _, factor in factors])
+        logp = scales_outside(logp, Facts(logp, theta))
         logp = factors_outside(logp, Facts(logp, theta))
         logp = grouped(logp, theta, Facts(logp, theta))
         outer = Facts(logp, theta)

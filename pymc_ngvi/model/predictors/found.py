@@ -17,6 +17,7 @@ from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.predictors.affine import grouped, predictors
 from pymc_ngvi.model.predictors.distribute import factors_outside
 from pymc_ngvi.model.predictors.linear_map import LinearMap
+from pymc_ngvi.model.predictors.scaled_matrices import scales_outside
 from pymc_ngvi.model.sparsity.dependence import Dependences
 from pymc_ngvi.model.sparsity.dependence_sets import Dependence, joined
 from pymc_ngvi.model.sparsity.dependence_values import Facts
@@ -54,9 +55,10 @@ class Predictors:
 
     def __init__(self, logp: Variable, theta: Variable, compile_: Compile) -> None:
         self._theta = theta
-        facts = Facts(logp, theta)
-        written = factors_outside(logp, facts)
-        facts = facts if written is logp else Facts(written, theta)
+        written, facts = logp, Facts(logp, theta)
+        for write in (scales_outside, factors_outside):
+            before, written = written, write(written, facts)
+            facts = facts if written is before else Facts(written, theta)
         self._logp = grouped(written, theta, facts)
         self._facts = facts if self._logp is written else Facts(self._logp, theta)
         self._found = predictors(self._logp, theta, self._facts)
