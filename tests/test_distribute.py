@@ -134,6 +134,9 @@ SUMS = {
     "a product with data": SCALE * pt.dot(X[:1, :4], REST**2)[0],
     "two sums": (REST**2).sum() * pt.exp(REST).sum() * SCALE,
     "cumulative sums": SCALE * pt.cumsum(REST**2)[2],
+    "a choice by data": SCALE * pt.switch(np.array([True, False]), (REST.reshape((2, 2)) ** 2).sum(axis=1), 3.0).sum(),
+    "known and unknown parts": SCALE * pt.concatenate([(REST**2).sum()[None], np.array([2.0, 3.0])]).sum(),
+    "a sum into an element": SCALE * pt.set_subtensor(pt.constant(np.arange(3.0))[1], (REST**2).sum()).sum(),
 }
 
 

@@ -23,11 +23,13 @@ from pytensor.tensor.linalg.solvers.core import SolveBase
 from pytensor.tensor.math import All, Dot
 
 from pymc_ngvi.model.predictors.affine import is_linear, varying_inputs
-from pymc_ngvi.model.sparsity.dependence import constant_operand, core_op
+from pymc_ngvi.model.sparsity.dependence import constant_operand, core_op, moved_inputs
 from pymc_ngvi.model.sparsity.dependence_values import Facts
 
 #: Summands with factors of their own, at most, of what is multiplied by a matrix.
 _MOST_SUMMANDS = 8
+#: Sums within sums, at most, that a factor goes to.
+_MOST_NESTED = 50
 #: Elements that a condition on single rows reduces, at most.
 _MOST_REDUCED = 16
 
@@ -199,13 +201,14 @@ def sums_outside(logp: Variable, facts: Facts) -> Variable:
     >>> sums_outside(logp, Facts(logp, theta)).owner.inputs[0].type.shape
     (2,)
     """
+    sums = _Sums(facts)
     written, stack, seen = {}, [logp], {logp}
     while stack:
         node = stack.pop().owner
         if node is None:
             continue
-        if (found := _factor_of_sum(node, facts)) is not None:
-            written[node.outputs[0]] = _times(*found, facts)
+        if (found := sums.factor_of(node)) is not None:
+            written[node.outputs[0]] = sums.times(*found)
         elif is_linear(node, facts):
             stack += [i for i in varying_inputs(node, facts) if i not in seen]
             seen.update(node.inputs)
@@ -239,47 +242,59 @@ class _Factor:
         return _Factor(self.value.reshape(shape), shape) if all(n == 1 for n in self.shape) else None
 
 
-def _factor_of_sum(node: Apply, facts: Facts) -> tuple[Variable, _Factor] | None:
-    """Return the sum that a product has among its factors, and the others; None for what is no such product."""
-    if not isinstance(node.op, Elemwise) or len(varying := varying_inputs(node, facts)) < 2:
-        return None
-    if isinstance(node.op.scalar_op, ps.TrueDiv):
-        numerator, denominator = node.inputs
-        if not _has_sum(numerator, facts):
+class _Sums:
+    """Variables that are linear functions of others, some of which are added up."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._found: set[Variable] = set()
+        for node in facts.nodes:
+            if self._has_sum(node):
+                self._found.update(node.outputs)
+
+    def _has_sum(self, node: Apply) -> bool:
+        if self.factor_of(node) is not None:
+            return True
+        varying = varying_inputs(node, self._facts)
+        adds = _added_axes(node, self._facts) is not None or any(i in self._found for i in varying)
+        return adds and is_linear(node, self._facts)
+
+    def factor_of(self, node: Apply) -> tuple[Variable, _Factor] | None:
+        """Return the sum that a product has among its factors, and the others; None for what is no such product."""
+        facts = self._facts
+        if not isinstance(node.op, Elemwise) or len(varying := varying_inputs(node, facts)) < 2:
             return None
-        return numerator, _Factor(1.0 / denominator, facts.shape(denominator))
-    sums = [i for i in varying if _has_sum(i, facts)] if isinstance(node.op.scalar_op, ps.Mul) else []
-    return (sums[0], _Factor.of([i for i in node.inputs if i is not sums[0]], facts)) if len(sums) == 1 else None
+        if isinstance(node.op.scalar_op, ps.TrueDiv):
+            numerator, divisor = node.inputs
+            return (numerator, _Factor(1.0 / divisor, facts.shape(divisor))) if numerator in self._found else None
+        found = [i for i in varying if i in self._found] if isinstance(node.op.scalar_op, ps.Mul) else []
+        return (found[0], _Factor.of([i for i in node.inputs if i is not found[0]], facts)) if len(found) == 1 else None
 
+    def times(self, var: Variable, factor: _Factor, depth: int = 0) -> Variable:
+        """Return a variable times a factor of as many axes, which goes to what is added up."""
+        node = var.owner
+        if var not in self._found or depth > _MOST_NESTED:
+            return factor.value * var
+        if (found := self.factor_of(node)) is not None:
+            return self.times(found[0], found[1].times(factor), depth + 1)
+        multiplied = self._multiplied(node)
+        inner: _Factor | None = factor
+        if isinstance(node.op, CAReduce):
+            inner = factor.expanded(_added_axes(node, self._facts) or ())
+        elif not isinstance(node.op, Elemwise):
+            inner = factor.alone(multiplied[0].type.ndim) if multiplied else None
+        if inner is None:
+            return factor.value * var
+        return node.op(*[self.times(i, inner, depth + 1) if i in multiplied else i for i in node.inputs])
 
-def _has_sum(var: Variable, facts: Facts) -> bool:
-    """Tell whether a variable is a linear function of others, some of which are added up."""
-    node = var.owner
-    if node is None or facts.is_known(var):
-        return False
-    if _factor_of_sum(node, facts) is not None:
-        return True
-    if not is_linear(node, facts):
-        return False
-    return _added_axes(node, facts) is not None or any(_has_sum(i, facts) for i in varying_inputs(node, facts))
-
-
-def _times(var: Variable, factor: _Factor, facts: Facts) -> Variable:
-    """Return a variable times a factor of as many axes, which goes to what is added up."""
-    node = var.owner
-    if not _has_sum(var, facts):
-        return factor.value * var
-    if (found := _factor_of_sum(node, facts)) is not None:
-        return _times(found[0], found[1].times(factor), facts)
-    varying = varying_inputs(node, facts)
-    if isinstance(node.op, Elemwise):
-        adds = isinstance(node.op.scalar_op, ps.Add | ps.Sub)
-        return node.op(*[_times(i, factor, facts) if adds or i in varying else i for i in node.inputs])
-    if isinstance(node.op, CAReduce):
-        inner: _Factor | None = factor.expanded(_added_axes(node, facts) or ())
-    else:
-        inner = factor.alone(varying[0].type.ndim) if len(varying) == 1 else None
-    if inner is None:
-        return factor.value * var
-    inputs = [_times(i, inner, facts) if i is varying[0] else i for i in node.inputs]
-    return node.op(*inputs)
+    def _multiplied(self, node: Apply) -> list[Variable]:
+        """Return the inputs to multiply, in order to multiply what a node makes; none where that can't be told."""
+        varying = varying_inputs(node, self._facts)
+        if isinstance(node.op, Elemwise):
+            scalar_op = node.op.scalar_op
+            if isinstance(scalar_op, ps.Add | ps.Sub):
+                return list(node.inputs)
+            return list(node.inputs[1:]) if isinstance(scalar_op, ps.Switch) else varying
+        if moved_inputs(node, self._facts) == varying or _added_axes(node, self._facts) is not None:
+            return varying[:1]
+        return []
