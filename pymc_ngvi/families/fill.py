@@ -7,16 +7,16 @@ from pymc_ngvi.families.dissection import find_structure, step_flops
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
 
-#: Calls of small functions for each stack of fronts, in the unit of `step_flops`; for an arrow, those for each size of
-#: block.
-_PER_STACK, _PER_SIZE = 3e5, 1.5e5
+#: What arithmetic on fronts costs in the unit of `step_flops`; calls of small functions for each stack of them; and for
+#: each size of block of an arrow.
+_PER_FLOP, _PER_STACK, _PER_SIZE = 2.0, 8e5, 1.5e5
 #: Part of the cost of a step with an arrow, beyond which that stays.
-_MUCH = 0.5
+_MUCH = 0.8
 
 
 @functools.lru_cache(maxsize=4)
 def find_filled(pattern: Pattern) -> FilledStructure | None:
-    """Return the structure of a factor with fill-in, where its steps cost far less than with an arrow; None elsewhere.
+    """Return the structure of a factor with fill-in, where its steps cost less than with an arrow; None elsewhere.
 
     Parameters
     ----------
@@ -49,4 +49,4 @@ def arrow_cost(structure: ArrowStructure) -> float:
 
 def filled_cost(structure: FilledStructure) -> float:
     """Return that of a step with fill-in, in the same unit."""
-    return structure.fronts.flops + _PER_STACK * structure.fronts.n_stacks
+    return _PER_FLOP * structure.fronts.flops + _PER_STACK * structure.fronts.n_stacks

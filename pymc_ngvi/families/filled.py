@@ -50,6 +50,13 @@ class FilledState(Gaussian[FilledStructure]):
         """Coordinates that touch a large part of the others."""
         return self.structure.globals_
 
+    def without_globals(self, grad: Array, curvature: Array) -> tuple[Array, Array]:
+        """Return whitened gradient and curvature of a step that leaves global coordinates alone, to first order."""
+        grad, curvature = grad.copy(), np.where(self.structure.of_globals, 0.0, curvature)
+        grad[self.globals_] = 0.0
+        curvature[self.structure.fronts.diagonal[self.globals_]] = 1.0
+        return grad, curvature
+
     def precision_scaled_by(self, matrix: Array, grad: Array) -> tuple[Self, Array] | None:
         """Return the state of a whitened precision M, and C M^-1 C^T C^-T times the gradient.
 

@@ -261,7 +261,8 @@ def _symbolic(pattern: Pattern, parts: Parts) -> _Symbolic:
     """Find what is beside each part, from the deepest on."""
     part, depth = parts
     n, n_parts = pattern.n_dim, len(depth)
-    sequence = np.lexsort((part, -depth[part]))
+    touched = np.bincount(np.concatenate([pattern.rows, pattern.cols]), minlength=n)
+    sequence = np.lexsort((touched, part, -depth[part]))  # within parts, those that touch most come last
     place = np.empty(n, dtype=np.int64)
     place[sequence] = np.arange(n)
     n_own = np.bincount(part, minlength=n_parts)

@@ -61,10 +61,11 @@ class FilledStructure(Structure):
         """
         rows, cols, part, depth = (np.asarray(a, dtype=np.int64) for a in (rows, cols, part, depth))
         n_dim = len(part)
-        codes = rows * n_dim + cols
-        in_order = len(rows) == len(cols) and (np.diff(codes) > 0).all() and ((rows >= cols) & (cols >= 0)).all()
-        if not in_order or rows.max(initial=-1) >= n_dim or np.sum(rows == cols) != n_dim:
+        same = len(rows) == len(cols)
+        if not same or not (np.diff(rows * n_dim + cols) > 0).all() or not ((rows >= cols) & (cols >= 0)).all():
             raise ValueError("the pattern of the precision is none")
+        if not np.array_equal(rows[rows == cols], np.arange(n_dim)):
+            raise ValueError("the pattern of the precision is none: it should have the whole diagonal")
         if not np.array_equal(np.unique(part), np.arange(len(depth))) or depth.min(initial=0) < 0:
             raise ValueError("the order of elimination is none")
         return cls(Fronts(Pattern(rows, cols, n_dim), Parts(part, depth)))
@@ -86,9 +87,24 @@ class FilledStructure(Structure):
 
     @functools.cached_property
     def globals_(self) -> NDArray[np.intp]:
-        """Coordinates that touch a large part of the others."""
-        touched = np.diff(self.pattern.matrix.indptr) - 1
-        return np.flatnonzero(touched > max(_GLOBAL * self.n_dim, 4.0 * touched.mean()))
+        """Coordinates that touch a large part of the others, and come last."""
+        order = self.fronts.order
+        touched = (np.diff(self.pattern.matrix.indptr) - 1)[order]
+        is_local = (touched <= max(_GLOBAL * self.n_dim, 4.0 * touched.mean())) | (
+            self.part[order] != self.part[order[-1]]
+        )
+        n_last = int(np.argmax(is_local[::-1])) if is_local.any() else self.n_dim
+        return np.sort(order[self.n_dim - n_last :])
+
+    @functools.cached_property
+    def of_globals(self) -> NDArray[np.bool_]:
+        """Which entries of panels are in a row of a global coordinate."""
+        n, first = self.n_dim, self.n_dim - len(self.globals_)
+        parts = []
+        for stack in self.fronts.stacks:
+            row = np.concatenate([stack.own, stack.beside], axis=1)
+            parts.append(np.repeat((row >= first) & (row < n), stack.shape[1]))
+        return np.concatenate(parts)
 
     # --- form ---
 

@@ -83,7 +83,7 @@ def _from_upper(matrix: Array) -> Array:
 def _are_few(factors: Array) -> bool:
     """Tell whether a call for each matrix takes no longer than a few for each of its rows."""
     n, k = factors.shape[:2]
-    return k > 1 and n <= _CALLS * k
+    return bool(k > 1 and n <= _CALLS * k)
 
 
 def _inverse(factors: Array) -> Array:
