@@ -136,6 +136,26 @@ def test_a_step_that_is_not_positive_definite_is_none(pair):
     assert pair.state.precision_scaled_by(np.full_like(curvature, np.nan), np.zeros(pair.n_dim)) is None
 
 
+def test_what_is_known_of_a_curvature_is_what_would_be_found(pair):
+    """Sums with the identity are known; others, and those of another state, are not."""
+    curvature = pair.state.curvature(pair.hessian(pair.matrix(1.5)))
+    known = pair.structure._curvature[0]
+    diagonal = pair.structure.fronts.diagonal
+    plain = pair.state.add_to_diagonal(0.3 * curvature, 0.7)
+    assert known.parts(plain, diagonal) == pytest.approx((0.7, 0.3))
+    bent = plain.copy()
+    bent[diagonal[3]] += 1e-9
+    assert known.parts(bent, diagonal) is None
+    assert known.parts(np.full_like(plain, np.nan), diagonal) is None
+    cholesky = pair.structure.factor(pair.state.factor)
+    np.testing.assert_allclose(
+        pair.structure.unwhitened(pair.state.factor, plain), cholesky.unwhitened(plain), atol=1e-10
+    )
+    other = pair.of(pair.location, 2.0 * pair.precision)
+    found = pair.structure.unwhitened(other.factor, plain)
+    np.testing.assert_allclose(found, pair.structure.factor(other.factor).unwhitened(plain), atol=1e-10)
+
+
 def test_a_step_without_globals_leaves_them_alone(pair):
     matrix, grad = pair.matrix(1.5), pair.rng.standard_normal(pair.n_dim)
     grad, curvature = pair.state.without_globals(grad, pair.state.curvature(pair.hessian(matrix)))
@@ -281,7 +301,11 @@ def test_draws_fit_it_too(fitted):
     assert np.sqrt(np.mean(error**2)) < 0.1
 
 
-def test_other_updates_take_an_arrow(always):
+def test_other_updates_and_components_take_an_arrow(always):
+    model = map_of_counts(6)
     with pytest.warns(ConvergenceWarning):
-        approx = fit_ngvi(2, model=map_of_counts(6), family="sparse", update="cholesky_precision", **QUIET)
+        approx = fit_ngvi(2, model=model, family="sparse", update="cholesky_precision", **QUIET)
+    with pytest.warns(ConvergenceWarning):
+        mixture = fit_ngvi(2, model=model, family="mixture", components="sparse", n_components=1, **QUIET)
     assert isinstance(approx.q, SparseState)
+    assert isinstance(mixture.q.components[0], SparseState)

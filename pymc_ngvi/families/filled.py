@@ -65,7 +65,7 @@ class FilledState(Gaussian[FilledStructure]):
         if not np.isfinite(matrix).all():
             return None
         old = self._cholesky
-        factor = SparseCholesky.of(self.structure.fronts, old.unwhitened(matrix), old.squares())
+        factor = SparseCholesky.of(self.structure.fronts, self.structure.unwhitened(self.factor, matrix), old.squares())
         if factor is None:
             return None
         self.structure.remember(factor)
@@ -76,13 +76,13 @@ class FilledState(Gaussian[FilledStructure]):
         """Return KL(self || other), nats; inf beyond what numbers can hold."""
         with np.errstate(over="ignore", invalid="ignore"):
             apart = self.structure.squares(other.factor, -1, (self.location - other.location)[None])
-            value = 0.5 * (self._cholesky.product_trace(other._cholesky.gram()) + float(apart[0]) - self.n_dim)
+            value = 0.5 * (self._cholesky.product_trace(other._cholesky.matrix) + float(apart[0]) - self.n_dim)
             value += other._log_det() - self._log_det()
         return value if np.isfinite(value) else np.inf
 
     def whitened_precision(self, other: Self) -> Array:
         """Return the precision of another state, whitened."""
-        return self._cholesky.whitened(other._cholesky.gram())
+        return self._cholesky.whitened(other._cholesky.matrix)
 
     @property
     def _cholesky(self) -> SparseCholesky:

@@ -120,10 +120,11 @@ class SparseFamily(GaussianFamily[SparseState | FilledState]):
     def of(cls, model: ModelForm, options: FamilyOptions) -> Self:
         """Return the family with the structure of the model's Hessian; raise ValueError if that counts as dense.
 
-        With fill-in where that costs far less than an arrow, and the steps are those that it goes with.
+        With fill-in where that costs less than an arrow, and the steps are those that it goes with.
         """
         given = (options.update, options.estimator, options.step)
-        structure = (model.filled() if goes_with_fill(*given) else None) or model.structure()
+        may_fill = options.step is not None and goes_with_fill(*given)  # components of mixtures have no step rule
+        structure = (model.filled() if may_fill else None) or model.structure()
         if structure is None:
             raise ValueError(
                 "A sparse precision saves work only where the Hessian of log p has zeros, and this one has too few: it "

@@ -100,7 +100,7 @@ class SparseCholesky:
         if not (after > linalg.LEAST_PIVOT * np.sqrt(before)).all():
             return None
         factor = cls(fronts, panels)
-        factor.__dict__["_own"] = owns  # with their inverses, which are known by now
+        factor.__dict__.update(_own=owns, matrix=matrix)  # which are known by now
         return factor
 
     def log_det(self) -> float:
@@ -179,9 +179,10 @@ class SparseCholesky:
 
     # --- matrices in the form of panels ---
 
+    @functools.cached_property
     @_one_thread
-    def gram(self) -> Array:
-        """Return the lower triangle of L L^T."""
+    def matrix(self) -> Array:
+        """The lower triangle of L L^T."""
         work = np.zeros(self.fronts.n_fronts)
         result = np.empty_like(self.panels)
         for stack in self.fronts.stacks:

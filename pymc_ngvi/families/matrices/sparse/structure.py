@@ -4,7 +4,7 @@ import functools
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Never, Self
+from typing import NamedTuple, Never, Self
 
 import numpy as np
 
@@ -25,6 +25,36 @@ _GLOBAL = 0.1
 _N_LISTS, _N_FACTORS = 4, 2
 #: Pairs of coordinates that the factor has not, at a time.
 _AT_A_TIME = 256
+#: Relative difference of two matrices that is rounding.
+_SAME = 1e-13
+
+
+class _Curvature(NamedTuple):
+    """A matrix that was whitened.
+
+    Parameters
+    ----------
+    factor, whitened, precision : ndarray, shape (n_panels,)
+        By which it was; what it became; and the matrix.
+    """
+
+    factor: Array
+    whitened: Array
+    precision: Array
+
+    def parts(self, curvature: Array, diagonal: Ints) -> tuple[float, float] | None:
+        """Return which multiples of the identity, and of this matrix, add up to another one; None where none do."""
+        beside = self.whitened.copy()
+        beside[diagonal] = 0.0
+        size = float(beside @ beside)
+        if not (np.isfinite(size) and size > 0.0):
+            return None
+        of_this = float(beside @ curvature) / size
+        rest = curvature - of_this * self.whitened
+        of_identity = float(rest[diagonal].mean())
+        rest[diagonal] -= of_identity
+        scale = abs(of_identity) + abs(of_this) * float(np.abs(self.whitened).max())
+        return (of_identity, of_this) if np.abs(rest).max() <= _SAME * scale else None
 
 
 @stored("structure.filled", content=("rows", "cols", "part", "depth"), make="from_arrays")
@@ -141,15 +171,12 @@ class FilledStructure(Structure):
 
     def factor(self, panels: Array) -> SparseCholesky:
         """Return the factor with these panels; of the last few, what was found of it is remembered."""
-        for known in self._factors:
-            if known.panels is panels:
-                return known
-        return self.remember(SparseCholesky(self.fronts, panels))
+        known = next((factor for factor in self._factors if factor.panels is panels), None)
+        return self.remember(known or SparseCholesky(self.fronts, panels))
 
     def remember(self, factor: SparseCholesky) -> SparseCholesky:
-        """Return a factor, and remember it."""
-        self._factors.insert(0, factor)
-        del self._factors[_N_FACTORS:]
+        """Return a factor, and remember it as the last one that was used."""
+        self._factors[:] = [factor, *(other for other in self._factors if other is not factor)][:_N_FACTORS]
         return factor
 
     @functools.cached_property
@@ -197,8 +224,27 @@ class FilledStructure(Structure):
 
     def curvature(self, factor: Array, sign: int, hessian: MeanHessian) -> Array:
         """Return minus a mean Hessian, whitened."""
+        precision = self.precision(hessian)
         with np.errstate(invalid="ignore", over="ignore"):  # a Hessian that is not finite: the update will see
-            return self.factor(factor).whitened(self.precision(hessian))
+            whitened = self.factor(factor).whitened(precision)
+        self._curvature[:] = [_Curvature(factor, whitened, precision)]
+        return whitened
+
+    def unwhitened(self, factor: Array, curvature: Array) -> Array:
+        """Return the matrix of a whitened one, as panels.
+
+        Of the last curvature, and of sums of it with the identity, it is known already: those are plain natural steps.
+        """
+        cholesky = self.factor(factor)
+        for known in self._curvature:
+            parts = known.parts(curvature, self.fronts.diagonal) if known.factor is factor else None
+            if parts is not None:
+                return parts[0] * cholesky.matrix + parts[1] * known.precision
+        return cholesky.unwhitened(curvature)
+
+    @functools.cached_property
+    def _curvature(self) -> list["_Curvature"]:
+        return []
 
     def dense(self, curvature: Array) -> Array:
         """Return a symmetric matrix, held as panels, as (n_dim, n_dim)."""
