@@ -6,6 +6,7 @@ from pymc_ngvi.core.types import FittedState
 from pymc_ngvi.families.block import BlockFamily, BlockState, BlockStructure
 from pymc_ngvi.families.diagonal import DiagonalFamily, DiagonalState
 from pymc_ngvi.families.family import Family, FamilyOptions, Maker, ModelForm, Traits
+from pymc_ngvi.families.filled import FilledState
 from pymc_ngvi.families.full import FullFamily, FullPrecisionState, FullState
 from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.families.lowrank import LowRankFamily, LowRankState
@@ -59,6 +60,7 @@ __all__ = [
     "Family",
     "FamilyName",
     "FamilyOptions",
+    "FilledState",
     "FullFamily",
     "FullPrecisionState",
     "FullState",

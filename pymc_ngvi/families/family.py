@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.states import FittedState
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
 
 
 class Product(NamedTuple):
@@ -105,6 +106,9 @@ class ModelForm(Protocol):
     def structure(self) -> ArrowStructure | None:
         """Return the structure of the Hessian; None where that counts as dense."""
 
+    def filled(self) -> FilledStructure | None:
+        """Return the structure of the factor of the Hessian as it is, where it saves much; None elsewhere."""
+
 
 class FamilyOptions(Protocol):
     """Options of a fit that families read; `FitOptions` says what they mean."""
@@ -120,6 +124,21 @@ class FamilyOptions(Protocol):
     @property
     def components(self) -> str | None:
         """Family of the components."""
+
+    @property
+    def update(self) -> str | None:
+        """The update."""
+        ...
+
+    @property
+    def estimator(self) -> str | None:
+        """The estimator."""
+        ...
+
+    @property
+    def step(self) -> str | None:
+        """The step rule."""
+        ...
 
     @property
     def rank(self) -> int | None:

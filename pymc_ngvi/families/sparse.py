@@ -1,7 +1,8 @@
 """Gaussian with a sparse precision: blocks that are independent given a border of global coordinates [1]_.
 
 The posterior precision of a hierarchical model is an arrow matrix: given the global parameters, groups are independent.
-q holds the Cholesky factor of the precision, which has no more entries, with the border last.
+q holds the Cholesky factor of the precision, which has no more entries, with the border last. Crossed effects, chains
+and maps are no such matrix; `filled` has the Gaussians for these.
 
 References
 ----------
@@ -19,9 +20,11 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.families.family import NO_GAUSS_NEWTON, OF_PRECISION, FamilyOptions, ModelForm, Refusal, Traits
+from pymc_ngvi.families.filled import FilledState
 from pymc_ngvi.families.gaussian import Gaussian, GaussianFamily
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.matrices.packing import Parts
+from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
 
 
 @stored("gaussian.sparse")
@@ -58,23 +61,36 @@ class SparseState(Gaussian[ArrowStructure]):
         return grad, self.structure.pack(Parts(parts.blocks, np.zeros_like(parts.border), corner))
 
 
+#: Updates, estimators and step rules that go with a precision with fill-in.
+_WITH_FILL = (("natural",), ("quadrature", "price"), ("linesearch", "adaptive"))
+
+
+def goes_with_fill(*given: str | None) -> bool:
+    """Tell whether update, estimator and step rule go with fill-in, as far as they are given."""
+    return all(name in (None, *known) for name, known in zip(given, _WITH_FILL, strict=True))
+
+
 @stored("family.sparse", content=("structure",))
 @dataclass(frozen=True)
-class SparseFamily(GaussianFamily[SparseState]):
-    """The Gaussians whose precision is an arrow matrix of one structure.
+class SparseFamily(GaussianFamily[SparseState | FilledState]):
+    """The Gaussians whose precision is an arrow matrix of one structure, or has a sparse pattern of any shape.
 
     Parameters
     ----------
-    structure : ArrowStructure
+    structure : ArrowStructure or FilledStructure
     """
 
-    structure: ArrowStructure
-    state: type[SparseState] = SparseState
+    structure: ArrowStructure | FilledStructure
+
+    @property
+    def state(self) -> type[SparseState] | type[FilledState]:  # type: ignore[override]
+        """The class of its states."""
+        return FilledState if isinstance(self.structure, FilledStructure) else SparseState
 
     traits: ClassVar = Traits(
         name="sparse",
         also_called="sparseprecision structured hierarchical",
-        states=(SparseState,),
+        states=(SparseState, FilledState),
         goes_with=OF_PRECISION,
         refuses=(
             NO_GAUSS_NEWTON,
@@ -102,8 +118,13 @@ class SparseFamily(GaussianFamily[SparseState]):
 
     @classmethod
     def of(cls, model: ModelForm, options: FamilyOptions) -> Self:
-        """Return the family with the structure of the model's Hessian; raise ValueError if that counts as dense."""
-        structure = model.structure()
+        """Return the family with the structure of the model's Hessian; raise ValueError if that counts as dense.
+
+        With fill-in where that costs less than an arrow, and the steps are those that it goes with.
+        """
+        given = (options.update, options.estimator, options.step)
+        may_fill = options.step is not None and goes_with_fill(*given)  # components of mixtures have no step rule
+        structure = (model.filled() if may_fill else None) or model.structure()
         if structure is None:
             raise ValueError(
                 "A sparse precision saves work only where the Hessian of log p has zeros, and this one has too few: it "

@@ -4,16 +4,18 @@ from typing import NamedTuple
 
 from pymc_ngvi.core.linalg import fits_in_memory
 from pymc_ngvi.families import DENSE, INDEPENDENT, STRUCTURED, FullState, SparseFamily
-from pymc_ngvi.families.dissection import find_structure, step_flops
+from pymc_ngvi.families.dissection import find_structure
+from pymc_ngvi.families.fill import arrow_cost, filled_cost, find_filled
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
 from pymc_ngvi.model import LogDensity
 
 #: Dimensions below which a dense covariance costs nothing worth saving.
 _SMALL = 40
 #: Cost of a step with a dense covariance in the unit of `step_flops`, over the cube of the dimension.
 _DENSE = 4.0
-#: Calls of small functions, in the same unit: for a step, and for each size of block.
-_CALLS, _CALLS_PER_SIZE = 3e5, 1.5e5
+#: Calls of small functions, in the same unit.
+_CALLS = 3e5
 
 
 class FamilyChoice(NamedTuple):
@@ -34,12 +36,14 @@ class FamilyChoice(NamedTuple):
     is_makeshift: bool = False
 
 
-def choose_family(density: LogDensity) -> FamilyChoice:
+def choose_family(density: LogDensity, *, may_fill: bool = False) -> FamilyChoice:
     """Return the family that suits a model.
 
     Parameters
     ----------
     density : LogDensity
+    may_fill : bool
+        Whether the fit goes with a sparse precision with fill-in.
 
     Returns
     -------
@@ -55,10 +59,9 @@ def choose_family(density: LogDensity) -> FamilyChoice:
         if dense_fits:
             return FamilyChoice(DENSE, "the Hessian is dense")
         return FamilyChoice(INDEPENDENT, "the Hessian is dense, and a dense covariance does not fit in memory", True)
-    structure = find_structure(density.pattern)
-    cost = (
-        step_flops(structure.sizes, structure.n_border) + _CALLS + _CALLS_PER_SIZE * len(set(structure.sizes.tolist()))
-    )
+    filled = find_filled(density.pattern) if may_fill else None
+    structure = filled or find_structure(density.pattern)
+    cost = _CALLS + (filled_cost(structure) if isinstance(structure, FilledStructure) else arrow_cost(structure))
     sparse_fits = fits_in_memory(SparseFamily(structure).memory_bytes(n_dim))
     if sparse_fits and (cost < _DENSE * n_dim**3 or not dense_fits):
         return FamilyChoice(STRUCTURED, in_short(structure))
@@ -67,8 +70,11 @@ def choose_family(density: LogDensity) -> FamilyChoice:
     return FamilyChoice(INDEPENDENT, "neither a dense covariance nor a sparse precision fits in memory", True)
 
 
-def in_short(structure: ArrowStructure) -> str:
-    """Return how many coordinates are global and how many blocks there are."""
+def in_short(structure: ArrowStructure | FilledStructure) -> str:
+    """Return how many coordinates are global and how many blocks there are, or how large a factor with fill-in is."""
+    if isinstance(structure, FilledStructure):
+        n, rows = structure.fronts.n_entries, structure.n_dim
+        return f"a precision whose Cholesky factor has {n:,} entries, {n / rows:,.0f} in a row"
     n, sizes = structure.n_border, structure.sizes
     if not len(sizes):
         return f"all {n:,} coordinates are global"

@@ -7,6 +7,7 @@ from typing import Any
 
 from pymc_ngvi.core.messages import OURS
 from pymc_ngvi.families import DENSE, STRUCTURED, traits_of
+from pymc_ngvi.families.sparse import goes_with_fill
 from pymc_ngvi.fitting.auto import FamilyChoice, choose_family
 from pymc_ngvi.fitting.options import AUTO, OF_RULE, OPTIONS, FitOptions
 from pymc_ngvi.fitting.registry import AXES, ON_FIXED_DRAWS, stochastic_step
@@ -96,7 +97,8 @@ def _family_for(given: Given, density: LogDensity) -> Mapping[str, str | None]:
 
 def _chosen(given: Given, density: LogDensity) -> FamilyChoice:
     """Return the family that suits a model, in the space of its rows where that has far fewer dimensions."""
-    chosen = choose_family(density)
+    given_steps = (given[name] for name in ("update", "estimator", "step"))
+    chosen = choose_family(density, may_fill=not density.has_minibatch and goes_with_fill(*given_steps))
     if (chosen.name == DENSE or chosen.is_makeshift) and _may_go_by_rows(given, {**given, "family": DENSE}):
         seen = density.seen_from_rows
         if seen is not None:

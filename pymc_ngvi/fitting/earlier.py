@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.types import Array, FittedState, GaussianState, MatrixHessian, Rule, VariationalState
-from pymc_ngvi.families import MixtureState, SparseState, StudentTState
+from pymc_ngvi.families import FilledState, MixtureState, SparseState, StudentTState
 from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.fitting.problem import Problem
 from pymc_ngvi.model import Layout, LogDensity
@@ -158,6 +158,8 @@ def _with_precision(state: FittedState, precision: Array) -> FittedState:
 
 
 def _gaussian_with(state: GaussianState, precision: Array) -> GaussianState:
-    hessian = MatrixHessian(-precision, state.structure.pattern if isinstance(state, SparseState) else None)
+    hessian = MatrixHessian(
+        -precision, state.structure.pattern if isinstance(state, SparseState | FilledState) else None
+    )
     found = state.precision_scaled_by(state.curvature(hessian), np.zeros(state.n_dim))
     return state if found is None else found[0]

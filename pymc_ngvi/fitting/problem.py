@@ -12,8 +12,10 @@ from pymc_ngvi.core.linalg import check_memory
 from pymc_ngvi.core.types import Array, FittedState, GaussianState, Rule, Target, VariationalState
 from pymc_ngvi.families import DENSE, FAMILIES, Family
 from pymc_ngvi.families.dissection import find_structure
+from pymc_ngvi.families.fill import find_filled
 from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
 from pymc_ngvi.families.pushforward import PushforwardState
 from pymc_ngvi.fitting import starting
 from pymc_ngvi.fitting.blocks import block_labels
@@ -175,6 +177,12 @@ class _Form:
         if self.known is not None or self.density.pattern is None:
             return self.known
         return find_structure(self.density.pattern)
+
+    def filled(self) -> FilledStructure | None:
+        """Return the structure of the factor of the Hessian as it is, where it saves much; None elsewhere."""
+        if self.known is not None or self.density.pattern is None:
+            return None
+        return find_filled(self.density.pattern)
 
 
 def make_family(

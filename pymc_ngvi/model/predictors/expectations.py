@@ -123,6 +123,8 @@ class Expectations:
 
     def at(self, theta: Array) -> Array:
         """Return log p at points, (n_points,)."""
+        if not len(theta):
+            return np.empty(0)
         if len(theta) > 1 and len(theta) * len(self.terms.slope) > _MOST_AT_ONCE:
             return np.concatenate([self.at(point[None]) for point in theta])
         eta = self.linear_map(theta)

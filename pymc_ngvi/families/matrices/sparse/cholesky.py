@@ -26,6 +26,7 @@ from pymc_ngvi.core import linalg
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.families.matrices import stacks as dense
 from pymc_ngvi.families.matrices.sparse.fronts import Fronts, Stack
+from pymc_ngvi.families.matrices.sparse.triangles import Triangles
 
 _ROOT_2 = float(np.sqrt(2.0))
 
@@ -46,27 +47,6 @@ def _one_thread[**P, T](operation: Callable[P, T]) -> Callable[P, T]:
     return alone
 
 
-class _Triangles:
-    """Lower-triangular matrices to solve with."""
-
-    def __init__(self, factors: Array) -> None:
-        self.factors = factors if factors.shape[1] == 1 or len(factors) > 1 else np.ascontiguousarray(factors)
-
-    @functools.cached_property
-    def inverse(self) -> Array:
-        """Their inverses."""
-        return _inverse(self.factors)
-
-    def solve(self, rhs: Array, *, transposed: bool = False) -> Array:
-        """Solve with them, or their transposes."""
-        if self.factors.shape[1] == 1:
-            result: Array = rhs / self.factors
-            return result
-        if len(self.factors) == 1:  # LAPACK; among many, calls would take longer than products
-            return linalg.solve_lower(self.factors[0], rhs[0], transpose=transposed)[None]
-        return (dense.transposed(self.inverse) if transposed else self.inverse) @ rhs
-
-
 @dataclass(frozen=True, eq=False)
 class SparseCholesky:
     """A factor L of a sparse matrix, in the order of elimination.
@@ -83,37 +63,62 @@ class SparseCholesky:
 
     @classmethod
     @_one_thread
-    def of(cls, fronts: Fronts, matrix: Array) -> "SparseCholesky | None":
-        """Return the factor of a matrix, its lower triangle in the form of panels; None where it is not positive."""
+    def of(cls, fronts: Fronts, matrix: Array, terms: Array | None = None) -> "SparseCholesky | None":
+        """Return the factor of a matrix; None where that is not positive definite.
+
+        Parameters
+        ----------
+        fronts : Fronts
+        matrix : ndarray, shape (n_panels,)
+            Its lower triangle, as panels.
+        terms : ndarray, shape (n_dim,), optional
+            Sizes of numbers that the diagonal was added up from, beside what is left: pivots that are the rounding of
+            these are none.
+        """
         if not np.isfinite(matrix).all():
             return None
-        work = _on_fronts(fronts, matrix)
+        work = np.zeros(fronts.n_fronts)
         panels = np.empty(fronts.n_panels)
+        owns = []
         for stack in fronts.stacks:
             _, k, m = stack.shape
             front = _shaped(stack, work[stack.of_fronts])
+            front[:, :, :k] += _shaped(stack, matrix[stack.of_panels])
             work[stack.at + stack.filled] = 1.0
             own = _cholesky(front[:, :k, :k])
             if own is None:
                 return None
             panel = _shaped(stack, panels[stack.of_panels])
             panel[:, :k] = own
+            owns.append(Triangles(own))
             if m:
-                beside = dense.transposed(_Triangles(own).solve(dense.transposed(front[:, k:, :k])))
+                beside = dense.transposed(owns[-1].solve(dense.transposed(front[:, k:, :k])))
                 panel[:, k:] = beside
                 _pass_on(stack, work, front[:, k:, k:] - beside @ dense.transposed(beside))
-        before = matrix[fronts.diagonal]
-        after = panels[fronts.diagonal]
-        return cls(fronts, panels) if (after > linalg.LEAST_PIVOT * np.sqrt(before)).all() else None
+        before, after = matrix[fronts.diagonal], panels[fronts.diagonal]
+        before = before if terms is None else np.maximum(before, terms)
+        if not (after > linalg.LEAST_PIVOT * np.sqrt(before)).all():
+            return None
+        factor = cls(fronts, panels)
+        factor.__dict__.update(_own=owns, matrix=matrix)  # which are known by now
+        return factor
 
     def log_det(self) -> float:
         """Return the log determinant of L."""
         return float(np.sum(np.log(self.panels[self.fronts.diagonal])))
 
+    def squares(self) -> Array:
+        """Return the diagonal of L L^T, (n_dim,)."""
+        total = np.zeros(self.fronts.n_dim + 1)
+        for stack in self.fronts.stacks:
+            row_sums = np.einsum("nij,nij->ni", panel := self._panel(stack), panel)
+            np.add.at(total, np.concatenate([stack.own, stack.beside], axis=1).ravel(), row_sums.ravel())
+        return total[self.fronts.symbolic.place]
+
     @functools.cached_property
-    def _own(self) -> list[_Triangles]:
+    def _own(self) -> list[Triangles]:
         """Of each stack, what the panels have in rows of their own."""
-        return [_Triangles(self._panel(stack)[:, : stack.shape[1]]) for stack in self.fronts.stacks]
+        return [Triangles(self._panel(stack)[:, : stack.shape[1]]) for stack in self.fronts.stacks]
 
     @functools.cached_property
     def _slopes(self) -> list[Array]:
@@ -174,9 +179,10 @@ class SparseCholesky:
 
     # --- matrices in the form of panels ---
 
+    @functools.cached_property
     @_one_thread
-    def gram(self) -> Array:
-        """Return the lower triangle of L L^T."""
+    def matrix(self) -> Array:
+        """The lower triangle of L L^T."""
         work = np.zeros(self.fronts.n_fronts)
         result = np.empty_like(self.panels)
         for stack in self.fronts.stacks:
@@ -196,7 +202,7 @@ class SparseCholesky:
         for stack, own, slope in reversed(list(zip(self.fronts.stacks, self._own, self._slopes, strict=True))):
             k, m = stack.shape[1:]
             front = _shaped(stack, work[stack.of_fronts])
-            front[:, :k, :k] = dense.transposed(own.inverse) @ own.inverse
+            front[:, :k, :k] = own.inverse_gram()
             if m:
                 among = _gathered(stack, work)
                 between = -among @ slope
@@ -208,19 +214,28 @@ class SparseCholesky:
     @functools.cached_property
     def inverse(self) -> Array:
         """The inverse of L L^T where the lower triangle can differ from 0."""
-        return _lower(self.fronts, self._inverse_fronts[self.fronts.in_front])
+        result = np.empty_like(self.panels)
+        for stack in self.fronts.stacks:
+            front = _shaped(stack, self._inverse_fronts[stack.of_fronts])
+            _shaped(stack, result[stack.of_panels])[:] = front[:, :, : stack.shape[1]]
+        return _lower(self.fronts, result)
+
+    def product_trace(self, matrix: Array) -> float:
+        """Return the trace of the inverse times a symmetric matrix, as panels."""
+        at = self.fronts.diagonal
+        return float(2.0 * (self.inverse @ matrix) - self.inverse[at] @ matrix[at])
 
     @functools.cached_property
     @_one_thread
-    def _roots(self) -> list[_Triangles]:
+    def _roots(self) -> list[Triangles]:
         """Of each stack, the roots of the inverse beside."""
         return [self._root(stack) for stack in self.fronts.stacks]
 
-    def _root(self, stack: Stack) -> _Triangles:
+    def _root(self, stack: Stack) -> Triangles:
         k, m = stack.shape[1:]
         among = _shaped(stack, self._inverse_fronts[stack.of_fronts])[:, k:, k:]
         if not m:
-            return _Triangles(among)
+            return Triangles(among, once=True)
         among = among.copy()
         of, row = np.nonzero(stack.beside == self.fronts.n_dim)
         among[of, row], among[of, :, row] = 0.0, 0.0
@@ -228,22 +243,22 @@ class SparseCholesky:
         root = _cholesky(among)
         if root is None:
             raise np.linalg.LinAlgError("The precision is singular to rounding.")
-        return _Triangles(root)
+        return Triangles(root, once=True)
 
     @_one_thread
     def whitened(self, matrix: Array) -> Array:
         """Return a vector whose inner products are tr(V E V F), V the inverse, for symmetric matrices as panels."""
-        work = _on_fronts(self.fronts, matrix)
+        work = np.zeros(self.fronts.n_fronts)
         result = np.empty_like(matrix)
         for stack, own, slope, root in zip(self.fronts.stacks, self._own, self._slopes, self._roots, strict=True):
             _, k, m = stack.shape
             front = _shaped(stack, work[stack.of_fronts])
+            front[:, :, :k] += _shaped(stack, matrix[stack.of_panels])
             out = _shaped(stack, result[stack.of_panels])
-            mine = dense.mirrored(front[:, :k, :k])
-            inner = own.solve(dense.transposed(own.solve(mine)))
-            out[:, :k] = np.tril(inner) + (_ROOT_2 - 1.0) * np.tril(inner, -1)
+            out[:, :k] = own.within(front[:, :k, :k])
+            out[:, :k] *= _weights(k, _ROOT_2)
             if m:
-                beside = front[:, k:, :k]
+                beside, mine = front[:, k:, :k], dense.mirrored(front[:, :k, :k])
                 apart = beside - slope @ mine
                 out[:, k:] = _ROOT_2 * dense.transposed(
                     own.solve(dense.transposed(dense.transposed(root.factors) @ apart))
@@ -258,16 +273,15 @@ class SparseCholesky:
         """Return the matrix of a vector: the inverse of `whitened`."""
         work = np.zeros(self.fronts.n_fronts)
         result = np.empty_like(vector)
-        for stack, slope, root in zip(self.fronts.stacks, self._slopes, self._roots, strict=True):
+        for stack, own, slope, root in zip(self.fronts.stacks, self._own, self._slopes, self._roots, strict=True):
             _, k, m = stack.shape
-            front, panel = _shaped(stack, work[stack.of_fronts]), self._panel(stack)
+            front = _shaped(stack, work[stack.of_fronts])
             given, out = _shaped(stack, vector[stack.of_panels]), _shaped(stack, result[stack.of_panels])
-            own = panel[:, :k]
-            inner = dense.mirrored(np.tril(given[:, :k], -1) / _ROOT_2 + given[:, :k] * np.eye(k))
-            mine = own @ inner @ dense.transposed(own)
-            out[:, :k] = np.tril(mine - front[:, :k, :k])
+            mine = own.around(given[:, :k] * _weights(k, 1.0 / _ROOT_2))
+            np.subtract(mine, front[:, :k, :k], out=out[:, :k])
+            out[:, :k] *= _weights(k, 1.0)
             if m:
-                apart = root.solve(given[:, k:] / _ROOT_2, transposed=True) @ dense.transposed(own)
+                apart = root.solve(given[:, k:] / _ROOT_2, transposed=True) @ dense.transposed(own.factors)
                 beside = apart + slope @ mine
                 out[:, k:] = beside - front[:, k:, :k]
                 change = slope @ dense.transposed(beside) + apart @ dense.transposed(slope)
@@ -275,17 +289,17 @@ class SparseCholesky:
         return result
 
 
+def _weights(k: int, below: float) -> Array:
+    """Return 1 on the diagonal, a number below it, 0 above."""
+    weights = np.tri(k, k, -1) * below
+    np.fill_diagonal(weights, 1.0)
+    return weights
+
+
 def _shaped(stack: Stack, numbers: Array) -> Array:
     """Return fronts or panels of a stack, as a view."""
     n, k, m = stack.shape
     return numbers.reshape(n, k + m, -1)
-
-
-def _on_fronts(fronts: Fronts, matrix: Array) -> Array:
-    """Return the fronts that have a matrix in their panels, and nothing beside."""
-    work = np.zeros(fronts.n_fronts)
-    work[fronts.in_front] = matrix
-    return work
 
 
 def _lower(fronts: Fronts, panels: Array) -> Array:
@@ -296,18 +310,20 @@ def _lower(fronts: Fronts, panels: Array) -> Array:
 
 def _pass_on(stack: Stack, work: Array, change: Array) -> None:
     """Add what is beside to the fronts of the parents."""
+    n, _, m = stack.shape
     i, j = stack.lower
-    np.add.at(work, stack.to.ravel(), change[:, i, j].ravel())
+    np.add.at(work, stack.to.ravel(), change.reshape(n, m * m).take(i * m + j, axis=1).ravel())
 
 
 def _gathered(stack: Stack, work: Array) -> Array:
     """Return what the fronts of the parents have beside."""
     n, _, m = stack.shape
     i, j = stack.lower
-    result = np.empty((n, m, m))
-    result[:, i, j] = work[stack.to]
-    result[:, j, i] = result[:, i, j]
-    return result
+    result = np.empty((n, m * m))
+    entries = work.take(stack.to)
+    result[:, i * m + j] = entries
+    result[:, j * m + i] = entries
+    return result.reshape(n, m, m)
 
 
 def _cholesky(matrices: Array) -> Array | None:
@@ -316,19 +332,3 @@ def _cholesky(matrices: Array) -> Array | None:
     except np.linalg.LinAlgError:
         return None
     return factors
-
-
-def _inverse(factors: Array) -> Array:
-    """Return the inverses of lower-triangular factors, by halves."""
-    size = factors.shape[1]
-    if size == 1:
-        return 1.0 / factors
-    if len(factors) == 1:
-        return linalg.solve_lower(factors[0], np.eye(size))[None]
-    half = size // 2
-    result = np.zeros_like(factors)
-    first, last = _inverse(factors[:, :half, :half]), _inverse(factors[:, half:, half:])
-    result[:, :half, :half], result[:, half:, half:] = first, last
-    np.matmul(last @ factors[:, half:, :half], first, out=result[:, half:, :half])
-    np.negative(result[:, half:, :half], out=result[:, half:, :half])
-    return result

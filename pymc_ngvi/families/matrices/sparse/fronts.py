@@ -153,6 +153,16 @@ class Fronts:
         return self.pattern.n_dim
 
     @property
+    def flops(self) -> float:
+        """Cost of a factorisation, and of the inverse on its entries, to a factor."""
+        return self.symbolic.flops
+
+    @property
+    def n_stacks(self) -> int:
+        """Number of stacks."""
+        return len(self._layout.stacks)
+
+    @property
     def n_entries(self) -> int:
         """Entries of the factor."""
         k, m = self.symbolic.n_own, self.symbolic.n_beside
@@ -219,6 +229,16 @@ class Fronts:
         return self.places(every, every)
 
     @functools.cached_property
+    def filled_diagonal(self) -> Ints:
+        """Where the panels have the diagonal of columns that were filled up."""
+        parts = []
+        for stack in self.stacks:
+            _, k, m = stack.shape
+            of, col = np.nonzero(stack.own == self.n_dim)
+            parts.append(stack.panels + of * (k + m) * k + col * (k + 1))
+        return np.concatenate(parts)
+
+    @functools.cached_property
     def used(self) -> NDArray[np.bool_]:
         """Which entries of the panels are in the lower triangle, and were not filled up."""
         parts = []
@@ -230,29 +250,19 @@ class Fronts:
             parts.append((row[:, :, None] & col[:, None, :] & below).ravel())
         return np.concatenate(parts)
 
-    @functools.cached_property
-    def in_front(self) -> Ints:
-        """Where the fronts have what the panels have."""
-        parts = []
-        for stack in self.stacks:
-            n, k, m = stack.shape
-            size = k + m
-            at = stack.at + size**2 * np.arange(n)[:, None, None]
-            parts.append((at + size * np.arange(size)[:, None] + np.arange(k)).ravel())
-        return np.concatenate(parts)
-
 
 def fronts_of(pattern: Pattern) -> Fronts:
     """Return the fronts of a pattern, in the best order that is found."""
     found = [Fronts(pattern, parts) for parts in order.candidates(pattern.matrix)]
-    return min(found, key=lambda fronts: fronts.symbolic.flops)
+    return min(found, key=lambda fronts: fronts.flops)
 
 
 def _symbolic(pattern: Pattern, parts: Parts) -> _Symbolic:
     """Find what is beside each part, from the deepest on."""
     part, depth = parts
     n, n_parts = pattern.n_dim, len(depth)
-    sequence = np.lexsort((part, -depth[part]))
+    touched = np.bincount(np.concatenate([pattern.rows, pattern.cols]), minlength=n)
+    sequence = np.lexsort((touched, part, -depth[part]))  # within parts, those that touch most come last
     place = np.empty(n, dtype=np.int64)
     place[sequence] = np.arange(n)
     n_own = np.bincount(part, minlength=n_parts)

@@ -1,0 +1,52 @@
+"""Where a sparse precision is held as it is, with what elimination fills in, and where as an arrow."""
+
+import functools
+
+from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.families.dissection import find_structure, step_flops
+from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
+
+#: What arithmetic on fronts costs in the unit of `step_flops`; calls of small functions for each stack of them; and for
+#: each size of block of an arrow.
+_PER_FLOP, _PER_STACK, _PER_SIZE = 2.0, 8e5, 1.5e5
+#: Part of the cost of a step with an arrow, beyond which that stays.
+_MUCH = 0.8
+
+
+@functools.lru_cache(maxsize=4)
+def find_filled(pattern: Pattern) -> FilledStructure | None:
+    """Return the structure of a factor with fill-in, where its steps cost less than with an arrow; None elsewhere.
+
+    Parameters
+    ----------
+    pattern : Pattern
+        Of the precision.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from scipy import sparse
+    >>> n = 5_000
+    >>> chain = Pattern.of(sparse.diags_array([np.ones(n), np.ones(n - 1)], offsets=[0, 1]))
+    >>> structure = find_filled(chain)
+    >>> structure.fronts.n_entries < 6 * n
+    True
+    >>> find_filled(Pattern.of(np.eye(n))) is None
+    True
+    """
+    of_arrow = arrow_cost(find_structure(pattern))
+    if _MUCH * of_arrow < _PER_STACK:
+        return None
+    structure = FilledStructure.of(pattern)
+    return structure if filled_cost(structure) < _MUCH * of_arrow else None
+
+
+def arrow_cost(structure: ArrowStructure) -> float:
+    """Return the cost of the linear algebra of one step, calls of functions included."""
+    return step_flops(structure.sizes, structure.n_border) + _PER_SIZE * len(set(structure.sizes.tolist()))
+
+
+def filled_cost(structure: FilledStructure) -> float:
+    """Return that of a step with fill-in, in the same unit."""
+    return _PER_FLOP * structure.fronts.flops + _PER_STACK * structure.fronts.n_stacks
