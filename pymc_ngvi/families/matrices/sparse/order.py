@@ -27,6 +27,8 @@ _LEAF = 10
 _LEAST_HALF, _MOST_BETWEEN = 0.05, 0.3
 #: Multiples of the mean degree beyond which coordinates are set apart.
 _HIGH = (4.0, 16.0, 64.0)
+#: Part of the coordinates that touch one other at most, from which on they are eliminated first, as those of trees are.
+_MANY = 0.05
 #: Pairs of coordinates that touch one of those that come first, at most.
 _MOST_PAIRS = 2e8
 #: Part of those that are still open among which some are chosen in a slow round.
@@ -60,6 +62,10 @@ def candidates(graph: sparse.csr_array) -> list[Parts]:
     """
     degree = np.diff(graph.indptr)
     limits = np.unique(np.array(_HIGH) * degree.mean())
+    leaves = _leaves(graph, degree > limits[1])
+    if leaves.sum() >= _MANY * len(degree) and not leaves.all():
+        rest, filled = _without(graph, leaves)
+        return [_joined(parts, rest, leaves) for parts in candidates(filled)]
     found, largest = {}, np.inf
     for limit in limits:
         apart = np.flatnonzero(degree > limit)
@@ -94,16 +100,36 @@ def _one_side(graph: sparse.csr_array, apart: NDArray[np.bool_]) -> NDArray[np.b
     return result
 
 
-def _beside(graph: sparse.csr_array, first: NDArray[np.bool_]) -> Parts:
-    """Eliminate independent coordinates first, and dissect what is left, filled in by that."""
+def _leaves(graph: sparse.csr_array, apart: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return coordinates that touch no more than one other, but for those apart; of two that touch each other, one."""
+    whole = graph.tocoo()
+    inner = (whole.row != whole.col) & ~apart[whole.row] & ~apart[whole.col]
+    row, col = whole.row[inner], whole.col[inner]
+    result = ~apart & (np.bincount(row, minlength=len(apart)) <= 1)
+    result[row[result[row] & result[col] & (row > col)]] = False
+    return result
+
+
+def _without(graph: sparse.csr_array, first: NDArray[np.bool_]) -> tuple[Ints, sparse.csr_array]:
+    """Return which coordinates are left when independent ones were eliminated, and their pattern, filled in by that."""
     rest, inner = np.flatnonzero(~first), np.flatnonzero(first)
     among, between = graph[rest][:, rest].astype(np.int32), graph[rest][:, inner].astype(np.int32)
-    filled = (among + between @ between.T).astype(bool).tocsr()
-    degree = np.diff(filled.indptr)
-    found = _dissected(filled, np.flatnonzero(degree > _HIGH[0] * degree.mean()))
-    part = np.empty(graph.shape[0], dtype=np.int64)
+    return rest, (among + between @ between.T).astype(bool).tocsr()
+
+
+def _joined(found: Parts, rest: Ints, first: NDArray[np.bool_]) -> Parts:
+    """Return the order of all from that of the rest, which comes after ``first``."""
+    inner = np.flatnonzero(first)
+    part = np.empty(len(first), dtype=np.int64)
     part[rest], part[inner] = found.part, len(found.depth) + np.arange(len(inner))
     return Parts(part, np.append(found.depth, np.full(len(inner), found.depth.max(initial=-1) + 1)))
+
+
+def _beside(graph: sparse.csr_array, first: NDArray[np.bool_]) -> Parts:
+    """Eliminate independent coordinates first, and dissect what is left."""
+    rest, filled = _without(graph, first)
+    degree = np.diff(filled.indptr)
+    return _joined(_dissected(filled, np.flatnonzero(degree > _HIGH[0] * degree.mean())), rest, first)
 
 
 def _dissected(graph: sparse.csr_array, apart: Ints) -> Parts:
