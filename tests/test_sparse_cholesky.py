@@ -35,12 +35,20 @@ def scattered(n, n_entries, n_global):
     return dense
 
 
+def tree(n):
+    """Return a binary tree, beside a coordinate that touches everything."""
+    child = np.arange(1, n)
+    inner = sparse.coo_array((np.ones(n - 1), (child, (child - 1) // 2)), shape=(n, n)).toarray()
+    return np.block([[np.ones((1, 1)), np.ones((1, n))], [np.zeros((n, 1)), inner]])
+
+
 PATTERNS = {
     "chain": Pattern.of(chain(157)),
     "grid": Pattern.of(grid(13)),
     "crossed": Pattern.of(crossed(90, 35, 400)),
     "scattered, with globals": Pattern.of(scattered(120, 90, 3)),
     "two chains apart": Pattern.of(sparse.block_diag([chain(40), chain(70)])),
+    "tree": Pattern.of(tree(150)),
     "diagonal": Pattern.of(np.eye(30)),
     "dense": Pattern.of(np.ones((14, 14))),
     "one": Pattern.of(np.ones((1, 1))),
@@ -202,8 +210,9 @@ def test_entries_outside_have_no_place():
         (Pattern.of(chain(3000)), 6 * 3000),
         (Pattern.of(grid(60)), 24 * 60**2),  # 31 n^2 log n / 4 is nested dissection's bound on a grid of n^2
         (Pattern.of(crossed(2000, 60, 9000)), 9000 + 2060 + 60 * 61 // 2),  # the smaller side fills in, and no more
+        (Pattern.of(tree(1023)), 3.2 * 1023),  # hardly anything need be filled in
     ],
-    ids=["chain", "grid", "crossed"],
+    ids=["chain", "grid", "crossed", "tree"],
 )
 def test_little_is_filled_in(pattern, most):
     fronts = fronts_of(pattern)

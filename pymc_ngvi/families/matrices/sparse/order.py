@@ -27,6 +27,12 @@ _LEAF = 10
 _LEAST_HALF, _MOST_BETWEEN = 0.05, 0.3
 #: Multiples of the mean degree beyond which coordinates are set apart.
 _HIGH = (4.0, 16.0, 64.0)
+#: Part of the coordinates that touch one other at most, from which on they are eliminated first, as those of trees are.
+_MANY = 0.05
+#: Pairs of coordinates that touch one of those that come first, at most.
+_MOST_PAIRS = 2e8
+#: Part of those that are still open among which some are chosen in a slow round.
+_SLOWLY = 0.1
 #: Multiple of the root of the dimension that separators don't exceed in chains and maps.
 _SMALL = 4.0
 
@@ -56,22 +62,23 @@ def candidates(graph: sparse.csr_array) -> list[Parts]:
     """
     degree = np.diff(graph.indptr)
     limits = np.unique(np.array(_HIGH) * degree.mean())
-    found, seen = [], set()
+    leaves = _leaves(graph, degree > limits[1])
+    if leaves.sum() >= _MANY * len(degree) and not leaves.all():
+        rest, filled = _without(graph, leaves)
+        return [_joined(parts, rest, leaves) for parts in candidates(filled)]
+    found, largest = {}, np.inf
     for limit in limits:
         apart = np.flatnonzero(degree > limit)
-        if len(apart) not in seen:
-            seen.add(len(apart))
-            found.append(_dissected(graph, apart))
-    if min(_largest(parts) for parts in found) <= _SMALL * np.sqrt(graph.shape[0]):
-        return found
+        if len(apart) not in found:
+            found[len(apart)] = parts = _dissected(graph, apart)
+            sizes = np.bincount(parts.part)[int(len(apart) > 0) :]
+            largest = min(largest, int(sizes.max(initial=0)))
+    if largest <= _SMALL * np.sqrt(graph.shape[0]):
+        return list(found.values())
     # Nothing separates.
-    firsts = [independent(graph), *(_one_side(graph, degree > limit) for limit in limits[-1:])]
-    return found + [_beside(graph, first) for first in firsts if first.sum() > 1]
-
-
-def _largest(parts: Parts) -> int:
-    """Return the size of the largest part, but for coordinates apart."""
-    return int(np.bincount(parts.part)[1:].max(initial=1))
+    firsts = [independent(graph, slowly=True), *(_one_side(graph, degree > limit) for limit in limits[-1:])]
+    bearable = [first for first in firsts if first.sum() > 1 and np.sum(degree[first].astype(float) ** 2) < _MOST_PAIRS]
+    return [*found.values(), *(_beside(graph, first) for first in bearable)]
 
 
 def _one_side(graph: sparse.csr_array, apart: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -93,16 +100,36 @@ def _one_side(graph: sparse.csr_array, apart: NDArray[np.bool_]) -> NDArray[np.b
     return result
 
 
-def _beside(graph: sparse.csr_array, first: NDArray[np.bool_]) -> Parts:
-    """Eliminate independent coordinates first, and dissect what is left, filled in by that."""
+def _leaves(graph: sparse.csr_array, apart: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return coordinates that touch no more than one other, but for those apart; of two that touch each other, one."""
+    whole = graph.tocoo()
+    inner = (whole.row != whole.col) & ~apart[whole.row] & ~apart[whole.col]
+    row, col = whole.row[inner], whole.col[inner]
+    result = ~apart & (np.bincount(row, minlength=len(apart)) <= 1)
+    result[row[result[row] & result[col] & (row > col)]] = False
+    return result
+
+
+def _without(graph: sparse.csr_array, first: NDArray[np.bool_]) -> tuple[Ints, sparse.csr_array]:
+    """Return which coordinates are left when independent ones were eliminated, and their pattern, filled in by that."""
     rest, inner = np.flatnonzero(~first), np.flatnonzero(first)
     among, between = graph[rest][:, rest].astype(np.int32), graph[rest][:, inner].astype(np.int32)
-    filled = (among + between @ between.T).astype(bool).tocsr()
-    degree = np.diff(filled.indptr)
-    found = _dissected(filled, np.flatnonzero(degree > _HIGH[0] * degree.mean()))
-    part = np.empty(graph.shape[0], dtype=np.int64)
+    return rest, (among + between @ between.T).astype(bool).tocsr()
+
+
+def _joined(found: Parts, rest: Ints, first: NDArray[np.bool_]) -> Parts:
+    """Return the order of all from that of the rest, which comes after ``first``."""
+    inner = np.flatnonzero(first)
+    part = np.empty(len(first), dtype=np.int64)
     part[rest], part[inner] = found.part, len(found.depth) + np.arange(len(inner))
     return Parts(part, np.append(found.depth, np.full(len(inner), found.depth.max(initial=-1) + 1)))
+
+
+def _beside(graph: sparse.csr_array, first: NDArray[np.bool_]) -> Parts:
+    """Eliminate independent coordinates first, and dissect what is left."""
+    rest, filled = _without(graph, first)
+    degree = np.diff(filled.indptr)
+    return _joined(_dissected(filled, np.flatnonzero(degree > _HIGH[0] * degree.mean())), rest, first)
 
 
 def _dissected(graph: sparse.csr_array, apart: Ints) -> Parts:
@@ -189,8 +216,16 @@ def _depths(order: Ints, before: Ints) -> Ints:
     return result
 
 
-def independent(graph: sparse.csr_array) -> NDArray[np.bool_]:
-    """Return a largest set of coordinates that touch each other nowhere, as far as it is found; those of low degree."""
+def independent(graph: sparse.csr_array, *, slowly: bool = False) -> NDArray[np.bool_]:
+    """Return a largest set of coordinates that touch each other nowhere, as far as it is found; those of low degree.
+
+    Parameters
+    ----------
+    graph : csr_array of bool, shape (n_dim, n_dim)
+    slowly : bool
+        Whether to choose some at a time, of lowest degree among what is left: that finds the levels of one factor where
+        several are crossed.
+    """
     n_dim = graph.shape[0]
     # Those of low degree first; equals in an arbitrary order that is always the same: in that of their indices, a chain
     # would take a round for each coordinate.
@@ -200,8 +235,13 @@ def independent(graph: sparse.csr_array) -> NDArray[np.bool_]:
     links.eliminate_zeros()
     chosen, open_ = np.zeros(n_dim, dtype=bool), np.ones(n_dim, dtype=bool)
     while open_.any():
+        few = open_
+        if slowly:
+            left = links @ open_.astype(np.float64)
+            rank = np.argsort(np.lexsort((ties, left, ~open_))).astype(np.float64) + 1.0
+            few = open_ & (rank <= max(1.0, _SLOWLY * open_.sum()))
         nearest = _least_neighbour(links, np.where(open_, rank, np.inf))
-        new = open_ & (rank < nearest)
+        new = few & (rank < nearest)
         chosen |= new
         open_ &= ~new & ~(links @ new.astype(np.float64) > 0.0)
     return chosen
