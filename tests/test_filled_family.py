@@ -10,7 +10,7 @@ from pymc_ngvi import ConvergenceWarning, Status, fit_ngvi, load
 from pymc_ngvi.core.moments import Moments
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.target import MatrixHessian
-from pymc_ngvi.families import FilledState, FullPrecisionState, SparseFamily, SparseState
+from pymc_ngvi.families import FilledState, FullPrecisionState, SparseFamily, SparseState, fill
 from pymc_ngvi.families.fill import find_filled
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
 from pymc_ngvi.steps.adaptive.secant import moments_of, natural_gradient
@@ -257,7 +257,7 @@ def map_of_counts(side=18):
 def always():
     """Take fill-in wherever it can be had: models that gain by it are large."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pymc_ngvi.families.fill._MUCH", np.inf)
+        patch.setattr(fill, "_MUCH", np.inf)
         find_filled.cache_clear()
         yield
     find_filled.cache_clear()

@@ -30,7 +30,7 @@ def find_filled(pattern: Pattern) -> FilledStructure | None:
     >>> n = 5_000
     >>> chain = Pattern.of(sparse.diags_array([np.ones(n), np.ones(n - 1)], offsets=[0, 1]))
     >>> structure = find_filled(chain)
-    >>> structure.fronts.n_entries < 6 * n
+    >>> structure.fronts.n_entries < 8 * n
     True
     >>> find_filled(Pattern.of(np.eye(n))) is None
     True
