@@ -437,3 +437,18 @@ def test_few_rows_join_others_by_a_rule_as_fine():
     assert (levels >= before).all()
     assert (found[:200] != 0x77).all()  # for a few hundred rows the finest rule would take longer than one more group
     assert len(np.unique(found)) == 2
+
+
+def test_a_fit_that_stalls_goes_on_with_draws_and_loses_nothing():
+    """Log-linear rates of scaled coefficients: far out, an exponential of a product of two weighs ever more."""
+    rng = np.random.default_rng(66)
+    x, y = rng.normal(size=(80, 6)), rng.gamma(2, 1, 80)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        with pm.Model():
+            eta = pm.Normal("a") + x @ (pm.HalfNormal("scale", 3) * pm.Normal("z", shape=6))
+            pm.Gamma("y", alpha=pm.HalfNormal("shape", 2), beta=pt.exp(-eta), observed=y)
+            approx = pm.fit(method="ngvi", posterior="gaussian", random_seed=1, progressbar=False)
+    assert approx.elbo.value > -130.0
+    assert str(approx.status) in ("converged", "stalled")
+    assert (approx.record.estimator == "price") == (str(approx.status) == "converged")

@@ -96,6 +96,17 @@ class _Begun(NamedTuple):
         raise ValueError(_NO_STRUCTURE)
 
 
+class _Ended(NamedTuple):
+    """Where a fit has ended, and how good that is."""
+
+    problem: Problem
+    rule: Rule
+    state: loop.LoopState
+    options: FitOptions
+    elbo: Elbo
+    gap: float
+
+
 class FitSession:
     """A fit that can be gone on with from where it ended; `begin` and `resumed` make one.
 
@@ -242,7 +253,7 @@ class FitSession:
                 losses = state.losses if self._score else None
                 self._observer(self._problem.on_model_scale(state.rule.q), losses, state.n_iterations)
 
-        last = self._state.n_iterations + n
+        last, stalled = self._state.n_iterations + n, None
         try:
             for _ in range(_MAX_WIDENED):
                 try:
@@ -252,12 +263,14 @@ class FitSession:
                         raise PatternWidened("a Gaussian leaves the support of rows, or they are too wild")
                     break
                 except PatternWidened:
+                    stalled = self._ended() if self._state.status is Status.STALLED else stalled
                     history = self._state.history
                     self._widen(self._state.rule.q)
                     status = Status.MAX_ITERATIONS if history.n else Status.NOT_STARTED  # unless there are more to come
                     self._state = dataclasses.replace(self._state, history=history, status=status)
             else:
                 raise ValueError(_NO_STRUCTURE)
+            self._choose_between(stalled)
             self._begin_again(last, observe)
         except KeyboardInterrupt:  # nothing is lost but the fresh draws: the loop has figures of its own
             self._elbo, self._gap = Elbo(self._state.rule.elbo, np.inf), self._state.rule.gap
@@ -265,6 +278,17 @@ class FitSession:
         self._seconds += time.perf_counter() - clock
         # Not what sampling in between compiled.
         self._compile_seconds += self._problem.density.compile_seconds - compiled
+
+    def _ended(self) -> "_Ended":
+        return _Ended(self._problem, self._rule, self._state, self._options, self._elbo, self._gap)
+
+    def _choose_between(self, earlier: "_Ended | None") -> None:
+        """Take an earlier end as the result, after iterations that have led to nothing better."""
+        if earlier is None or self._state.status is Status.CONVERGED or self._elbo.value >= earlier.elbo.value:
+            return
+        self._problem, self._rule, self._options = earlier.problem, earlier.rule, earlier.options
+        self._state = dataclasses.replace(earlier.state, history=self._state.history)
+        self._elbo, self._gap = earlier.elbo, earlier.gap
 
     def _begin_again(self, last: int, observe: loop.Observer) -> None:
         """Fit once more from another start, where that promises more; keep the better of both."""
@@ -304,10 +328,14 @@ class FitSession:
         self._problem, self._rule, self._state = _Begun.wider(density, self._options, self._seed, mean, sd)
 
     def _rows_fail(self) -> bool:
-        """Tell whether a fit by quadrature ended because a Gaussian leaves the support of rows."""
+        """Tell whether a fit by quadrature ended because a Gaussian leaves the support of rows, or they are too wild.
+
+        Far out, some rows weigh more the farther one looks, as an exponential of a product does: what finer rules say
+        of the gradient is not what the ELBO by others does.
+        """
         if self._options.choice.estimator != "quadrature":
             return False
-        return self._state.status is Status.NO_FINITE_TRIAL
+        return self._state.status in (Status.NO_FINITE_TRIAL, Status.STALLED)
 
     @property
     def seed(self) -> int:

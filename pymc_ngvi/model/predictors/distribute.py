@@ -5,7 +5,6 @@
 """
 
 import functools
-import math
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.extra_ops import CumOp
 from pytensor.tensor.linalg.solvers.core import SolveBase
-from pytensor.tensor.math import All, Dot
+from pytensor.tensor.math import Dot
 
 from pymc_ngvi.model.predictors.affine import is_linear, varying_inputs
 from pymc_ngvi.model.sparsity.dependence import constant_operand, core_op, moved_inputs
@@ -30,8 +29,6 @@ from pymc_ngvi.model.sparsity.dependence_values import Facts
 _MOST_SUMMANDS = 8
 #: Sums within sums, at most, that a factor goes to.
 _MOST_NESTED = 50
-#: Elements that a condition on single rows reduces, at most.
-_MOST_REDUCED = 16
 
 
 def factors_outside(logp: Variable, facts: Facts) -> Variable:
@@ -146,21 +143,13 @@ def without_checks(logp: Variable) -> Variable:
 
 
 def _is_check(node: Apply) -> bool:
-    """Tell whether a node is a value under one condition on many elements, -inf where that fails."""
+    """Tell whether a node is a value under one condition on several elements, -inf where that fails."""
     if not (isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, ps.Switch)):
         return False
     condition, _, otherwise = node.inputs
     if not all(condition.type.broadcastable) or not np.all(getattr(otherwise, "data", 0.0) == -np.inf):
         return False
-    return any(_reduces_many(var.owner) for var in ancestors([condition]))
-
-
-def _reduces_many(node: Apply | None) -> bool:
-    """Tell whether a node asks whether something holds for all elements, or reduces more than a row may have."""
-    if node is None or not isinstance(node.op, CAReduce):
-        return False
-    shape = node.inputs[0].type.shape
-    return isinstance(node.op, All) or None in shape or math.prod(shape) > _MOST_REDUCED
+    return any(var.owner is not None and isinstance(var.owner.op, CAReduce) for var in ancestors([condition]))
 
 
 def _with(written: dict[Variable, Variable], logp: Variable) -> Variable:
