@@ -43,11 +43,14 @@ class RowFunction:
         Predictors.
     data : list of ndarray
         (1, n_rows) or (1, 1) each.
+    interacts : ndarray of bool, shape (k, k)
+        By which pairs of predictors a second derivative may differ from 0.
     """
 
     function: Compiled
     index: NDArray[np.int64]
     data: list[Array]
+    interacts: NDArray[np.bool_]
 
     def at(self, index: NDArray[np.int64], keep: NDArray[np.bool_]) -> "RowFunction":
         """Return some of the rows, with other numbers for the predictors, (n_rows, k)."""

@@ -6,6 +6,7 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 
+from numpy.typing import NDArray
 from pytensor.compile import Function
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
@@ -15,6 +16,7 @@ from pymc_ngvi.core.values import Array
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.predictors.compiled import CompiledOnce
 from pymc_ngvi.model.predictors.expectation import RowFunction, SummedRowFunction, slices
+from pymc_ngvi.model.predictors.interacting import interacting
 from pymc_ngvi.model.predictors.terms import Rows
 
 #: Points at a time of a function that is more than arithmetic with numbers.
@@ -24,17 +26,28 @@ _AT_A_TIME = 32
 def row_function(rows: Rows, compile_: CompiledOnce) -> RowFunction:
     """Compile rows."""
     given, data = list(rows.data), list(rows.data.values())
-    function = compile_([*rows.slots, *given], [rows.value])
+    function, interacts = compile_([*rows.slots, *given], [rows.value]), _interacts(rows)
     if rows.is_whole:
-        return RowFunction(functools.partial(_few_at_a_time, function), rows.index, data)
+        return RowFunction(functools.partial(_few_at_a_time, function), rows.index, data, interacts)
     if rows.sum_ is None:
-        return RowFunction(function, rows.index, data)
+        return RowFunction(function, rows.index, data, interacts)
     with without_c():
         path = _path(rows, rows.sum_)
         beside, inputs, value = _of_sum(rows, rows.sum_)
     compiled = compile_([*rows.slots[: -rows.n_summed], *given], path), compile_([*inputs, *given], [value])
     per_row = [not d.type.broadcastable[1] for d in given]
-    return SummedRowFunction(function, rows.index, data, rows.n_summed, *compiled, beside, per_row)
+    return SummedRowFunction(function, rows.index, data, interacts, rows.n_summed, *compiled, beside, per_row)
+
+
+def _interacts(rows: Rows) -> NDArray[np.bool_]:
+    """Return by which pairs of predictors second derivatives may differ from 0: any, of what is not looked into."""
+    k = len(rows.slots)
+    if rows.is_whole:
+        return np.ones((k, k), dtype=bool)
+    result = np.zeros((k, k), dtype=bool)
+    for a, b in interacting(rows):
+        result[a, b] = result[b, a] = True
+    return result
 
 
 def _few_at_a_time(function: Function, *predictors: Array) -> list[Array]:
