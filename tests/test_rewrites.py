@@ -7,6 +7,7 @@ import hierarchical
 import numpy as np
 import pymc as pm
 import pytensor
+import pytensor.sparse
 import pytensor.tensor as pt
 import pytest
 
@@ -19,7 +20,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.scalar.math import Softplus
 from pytensor.tensor.linalg.solvers.core import SolveBase
 from pytensor.tensor.math import All
-from scipy import special, stats
+from scipy import sparse, special, stats
 from test_quick_mode import Reference
 
 from pymc_ngvi.model import LogDensity, without_c
@@ -305,3 +306,24 @@ def test_large_matrices_that_multiply_are_no_constants(monkeypatch, rng):
         expected = LogDensity(model)
     assert_allclose(density.logp_grad(theta)[1], expected.logp_grad(theta)[1], rtol=1e-12)
     assert_allclose(density.hessian(theta), expected.hessian(theta), rtol=1e-12)
+
+
+def test_products_with_sparse_matrices_are_taken_for_all_draws(rng):
+    x, w = (
+        sparse.random(9, 4, 0.4, format="csr", random_state=1),
+        sparse.random(4, 3, 0.5, format="csc", random_state=2),
+    )
+
+    def density(left, right):
+        with pm.Model() as model:
+            b = pm.Normal("b", shape=(4, 2))
+            pm.Potential("p", -pt.exp(left(b)).sum() - pt.exp(right(b.T)).sum())
+        return LogDensity(model)
+
+    made = density(lambda b: pytensor.sparse.structured_dot(x, b), lambda b: pytensor.sparse.dot(b, w))
+    dense = density(lambda b: pt.dot(x.toarray(), b), lambda b: pt.dot(b, w.toarray()))
+    theta = rng.normal(size=(3, 8))
+    for found, expected in zip(made.logp_grad(theta), dense.logp_grad(theta), strict=True):
+        assert_allclose(found, expected, rtol=1e-12)
+    assert_allclose(made.hessian(theta), dense.hessian(theta), rtol=1e-12, atol=1e-13)
+    assert made.rows is not None

@@ -452,3 +452,15 @@ def test_a_fit_that_stalls_goes_on_with_draws_and_loses_nothing():
     assert approx.elbo.value > -130.0
     assert str(approx.status) in ("converged", "stalled")
     assert (approx.record.estimator == "price") == (str(approx.status) == "converged")
+
+
+def test_hessians_of_rows_that_no_pattern_holds_are_given_up(monkeypatch):
+    """However that comes about, a fit takes draws instead of an exception."""
+    monkeypatch.setattr("pymc_ngvi.model.predictors.mean_hessian._ROUNDING", -1.0)
+    with pm.Model():
+        group = np.repeat(np.arange(60), 3)
+        u = pm.Normal("u", 0.0, pm.HalfNormal("s"), shape=60)
+        pm.Normal("y", u[group], 1.0, observed=np.random.default_rng(1).normal(size=180))
+        approx = pm.fit(method="ngvi", posterior="gaussian", random_seed=1, progressbar=False)
+    assert (approx.record.family, approx.record.estimator) == ("sparse", "price")
+    assert str(approx.status) == "converged"

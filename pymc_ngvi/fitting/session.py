@@ -51,17 +51,18 @@ _NO_STRUCTURE = (
 
 
 class _Begun(NamedTuple):
-    """A problem, what takes its steps, and where these have led."""
+    """A problem, what takes its steps, where these have led, and the options, which may have become others."""
 
     problem: Problem
     rule: Rule
     state: loop.LoopState
+    options: FitOptions
 
     @classmethod
     def at(cls, problem: Problem, rule: Rule, options: FitOptions, seed: int, q: VariationalState) -> "_Begun":
         """Begin from a state, or from its mean and standard deviations where the Hessian turns out to be wider."""
         try:
-            return cls(problem, rule, loop.start(rule, q))
+            return cls(problem, rule, loop.start(rule, q), options)
         except PatternWidened:
             return cls.wider(problem.density, options, seed, *problem.mean_and_sd(q))
 
@@ -90,10 +91,14 @@ class _Begun(NamedTuple):
             problem = problem_of(density, options)
             rule = make_rule(problem.target, options, seed)
             try:
-                return cls(problem, rule, loop.start(rule, problem.state_about(mean, sd)))
+                return cls(problem, rule, loop.start(rule, problem.state_about(mean, sd)), options)
             except PatternWidened:
                 continue
-        raise ValueError(_NO_STRUCTURE)
+        if options.choice.estimator != "quadrature":
+            raise ValueError(_NO_STRUCTURE)
+        density.by_rows.give_up()
+        logger.info(BY_DRAWS)
+        return cls.by_draws(density, options.with_draws(), seed, mean, sd)
 
 
 class _Ended(NamedTuple):
@@ -113,8 +118,7 @@ class FitSession:
     Parameters
     ----------
     begun : tuple
-        The problem, the step rule, and the state of the loop.
-    options : FitOptions
+        The problem, the step rule, the state of the loop, and the options.
     seed : int
         Of the base draws.
     score : bool
@@ -130,7 +134,6 @@ class FitSession:
     def __init__(
         self,
         begun: _Begun,
-        options: FitOptions,
         seed: int,
         *,
         score: bool,
@@ -139,8 +142,8 @@ class FitSession:
         observer: Observer | None = None,
         second_start: SecondStart | None = None,
     ) -> None:
-        self._problem, self._rule, self._state = begun
-        self._options, self._seed, self._score = options, seed, score
+        self._problem, self._rule, self._state, self._options = begun
+        self._seed, self._score = seed, score
         self._seconds, self._compile_seconds = seconds, compile_seconds
         self._observer, self._second_start, self._restarted = observer, second_start, ""
 
@@ -176,7 +179,7 @@ class FitSession:
         clock = time.perf_counter() if clock is None else clock
         begun = _Begun.at(problem, rule, options, seed, q)
         return cls(
-            begun, options, seed, score=score, seconds=time.perf_counter() - clock,
+            begun, seed, score=score, seconds=time.perf_counter() - clock,
             compile_seconds=problem.density.compile_seconds, observer=observer, second_start=second_start,
         )  # fmt: skip
 
@@ -193,11 +196,11 @@ class FitSession:
         target, rule = problem.target, make_rule(problem.target, snapshot.options, snapshot.seed)
         remember(target, snapshot.memory)
         state = dataclasses.replace(snapshot.state, rule=filled(rule, snapshot.state.rule))
-        begun = _Begun(problem, rule, loop.settled(rule, state))
+        begun = _Begun(problem, rule, loop.settled(rule, state), snapshot.options)
         # Not what it took to get here.
         target.n_gradients, target.n_hessians = snapshot.n_gradients, snapshot.n_hessians
         return cls(
-            begun, snapshot.options, snapshot.seed, score=snapshot.scored, seconds=snapshot.seconds,
+            begun, snapshot.seed, score=snapshot.scored, seconds=snapshot.seconds,
             compile_seconds=snapshot.compile_seconds,
         )  # fmt: skip
 
@@ -322,10 +325,11 @@ class FitSession:
         density, (mean, sd) = self._problem.density, self._problem.mean_and_sd(q)
         if self._options.choice.estimator == "quadrature" and (density.rows is None or self._rows_fail()):
             logger.info(BY_DRAWS)
-            self._options = self._options.with_draws()
-            self._problem, self._rule, self._state = _Begun.by_draws(density, self._options, self._seed, mean, sd)
-            return
-        self._problem, self._rule, self._state = _Begun.wider(density, self._options, self._seed, mean, sd)
+            options = self._options.with_draws()
+            begun = _Begun.by_draws(density, options, self._seed, mean, sd)
+        else:
+            begun = _Begun.wider(density, self._options, self._seed, mean, sd)
+        self._problem, self._rule, self._state, self._options = begun
 
     def _rows_fail(self) -> bool:
         """Tell whether a fit by quadrature ended because a Gaussian leaves the support of rows, or they are too wild.

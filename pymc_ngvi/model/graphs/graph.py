@@ -27,7 +27,7 @@ from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.rewriting.shape import local_Shape_i_ground, local_shape_to_shape_i, local_track_shape_i
 from pytensor.xtensor.type import XTensorType, as_xtensor
 
-from pymc_ngvi.model.graphs import large, rewrites
+from pymc_ngvi.model.graphs import large, rewrites, sparse_products  # noqa: F401 (registers)
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.layout import Variable as Place
 
