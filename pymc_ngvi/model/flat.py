@@ -13,7 +13,7 @@ from pymc.pytensorf import compile as pymc_compile
 from pytensor.compile import Function
 from pytensor.graph.basic import Variable
 
-from pymc_ngvi.model.graphs import graph, large
+from pymc_ngvi.model.graphs import graph, large, loops
 from pymc_ngvi.model.graphs.backends import compile_flags, compile_options, without_c
 from pymc_ngvi.model.graphs.cost import Cost, estimate
 from pymc_ngvi.model.graphs.matrices import hold_matrices
@@ -81,6 +81,11 @@ class FlatGraphs:
     def cost_of_logp(self) -> Cost:
         """Estimated cost of log p alone."""
         return estimate([self.logp])
+
+    @functools.cached_property
+    def has_loops(self) -> bool:
+        """Whether log p has loops, whose steps take a time that hardly depends on the number of draws."""
+        return loops.has_loops([self.logp])
 
     def on_flat_vector(self, outputs: Outputs) -> Outputs:
         """Return functions of the value variables as functions of theta, on the minibatch in use."""
