@@ -9,7 +9,7 @@ from pytensor.compile import Function
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.model.flat import FlatGraphs, Functions
 from pymc_ngvi.model.graphs import graph
-from pymc_ngvi.model.graphs.loops import draws_of_loops
+from pymc_ngvi.model.graphs.loops import draws_in_call
 from pymc_ngvi.model.sparsity.hessian import CACHED_ELEMENTS, slices
 
 #: Elements of a temporary in one batch.
@@ -37,7 +37,7 @@ class Evaluations:
         """Points evaluated in one call."""
         widest = max(self._graphs.cost.widest, 1)
         in_cache = int(np.clip(_BATCH_ELEMENTS // widest, 1, 64))
-        return max(in_cache, draws_of_loops(widest)) if self._graphs.has_loops else in_cache
+        return max(in_cache, draws_in_call(widest)) if self._graphs.shares_calls else in_cache
 
     @property
     def is_small(self) -> bool:

@@ -96,7 +96,7 @@ class Hessians:
 
     def means(self, draws: list[Array], counter: Target) -> list[MeanHessian]:
         """Return the mean over each of several sets of draws, to be evaluated."""
-        if self._by_rows.gives_pattern or len(draws) < 2 or not self._graphs.has_loops:
+        if self._by_rows.gives_pattern or len(draws) < 2 or not self._graphs.shares_calls:
             return [self.mean(theta, counter) for theta in draws]
         together = Together(self.second, draws)
         return [

@@ -18,7 +18,7 @@ from pymc_ngvi.model.by_rows import ByRows
 from pymc_ngvi.model.flat import FlatGraphs, Functions
 from pymc_ngvi.model.graphs import cost, graph
 from pymc_ngvi.model.graphs.backends import without_c
-from pymc_ngvi.model.graphs.loops import draws_of_loops
+from pymc_ngvi.model.graphs.loops import draws_in_call
 from pymc_ngvi.model.predictors.hessian import PredictorHessian, predictor_hessian
 from pymc_ngvi.model.predictors.linear_map import LinearMap
 from pymc_ngvi.model.rows import Rows
@@ -207,8 +207,8 @@ class SecondOrder:
     def _batch(self, n_directions: int) -> tuple[int, int]:
         """Return how many draws and directions to evaluate in one call."""
         n_draws, n_directions = batch(self._widest, n_directions)
-        if self._graphs.has_loops:
-            n_draws = max(n_draws, draws_of_loops(self._widest * n_directions))
+        if self._graphs.shares_calls:
+            n_draws = max(n_draws, draws_in_call(self._widest * n_directions))
         return n_draws, n_directions
 
     def mean_diagonal(self, theta: Array) -> Array:

@@ -26,7 +26,7 @@ from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.rewriting.shape import local_Shape_i_ground, local_shape_to_shape_i, local_track_shape_i
 from pytensor.xtensor.type import XTensorType, as_xtensor
 
-from pymc_ngvi.model.graphs import large, rewrites
+from pymc_ngvi.model.graphs import large, odes, rewrites
 from pymc_ngvi.model.graphs.inner import copy_of
 from pymc_ngvi.model.graphs.inner import inline_inner_graphs as inline_inner_graphs  # part of what this module offers
 from pymc_ngvi.model.graphs.loops import vectorised
@@ -50,6 +50,7 @@ def flat_input(layout: Layout) -> Variable:
 
 def on_flat_vector(model: pm.Model, layout: Layout, outputs: list[Variable], theta: Variable) -> list[Variable]:
     """Return ``outputs``, functions of the value variables, as functions of the flat vector, in float64."""
+    outputs = odes.with_solutions(outputs)
     values = {value.name: value for value in model.value_vars}
     replacements = {values[v.value_name]: _piece(theta, v, values[v.value_name].type) for v in layout.variables}
     if _has_named_dims([*outputs, *replacements]):
@@ -273,7 +274,7 @@ def over_draws(outputs: list[Variable], theta: Variable) -> tuple[Variable, list
     matrix, outputs : the symbolic draws, (n_draws, n_dim), and the outputs with a leading axis of draws
     """
     matrix = pt.matrix("draws", dtype="float64", shape=(None, theta.type.shape[0]))
-    batched = vectorised(outputs, {theta: matrix})
+    batched = vectorised(odes.solved_once(outputs), {theta: matrix})
     # What does not depend on theta comes back without the axis.
     return matrix, [
         b if b.type.ndim == o.type.ndim + 1 else pt.broadcast_to(b, (matrix.shape[0], *b.shape))

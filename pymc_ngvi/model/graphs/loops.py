@@ -19,7 +19,7 @@ from pytensor.tensor.subtensor import IncSubtensor, inc_subtensor, indices_from_
 
 from pymc_ngvi.model.graphs.inner import copy_of, inline_inner_graphs
 
-#: Elements of a temporary, and draws, in one call of a function with loops: thunks take longer than their work.
+#: Elements of a temporary, and draws, in one call of a function whose thunks take longer than their work.
 _MOST_ELEMENTS, _MOST_DRAWS = 2**22, 128
 
 
@@ -28,7 +28,7 @@ def has_loops(outputs: list[Variable]) -> bool:
     return any(var.owner is not None and isinstance(var.owner.op, Scan) for var in ancestors(outputs))
 
 
-def draws_of_loops(n_elements: int) -> int:
+def draws_in_call(n_elements: int) -> int:
     """Return how many draws one call should take, from the elements of the largest temporary of one."""
     return min(max(_MOST_ELEMENTS // max(n_elements, 1), 1), _MOST_DRAWS)
 
