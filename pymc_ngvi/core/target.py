@@ -110,6 +110,21 @@ class Density(Protocol):
         """Return the mean of hess log p over draws, (n_draws, n_dim), to be evaluated."""
 
 
+@runtime_checkable
+class ManyHessians(Protocol):
+    """A log density that evaluates Hessians at several sets of draws together."""
+
+    def mean_hessians(self, draws: list[Array]) -> list[MeanHessian]:
+        """Return the mean of hess log p over each set of draws."""
+
+
+def mean_hessians(target: Density, draws: list[Array]) -> list[MeanHessian]:
+    """Return the mean of hess log p over each set of draws, (n_draws, n_dim), to be evaluated."""
+    if isinstance(target, ManyHessians):
+        return target.mean_hessians(draws)
+    return [target.mean_hessian(theta) for theta in draws]
+
+
 class Target(Density, Protocol):
     """What a fit needs of a model: its log density, which counts evaluations and may read minibatches."""
 

@@ -27,6 +27,7 @@ from pymc_ngvi.core.target import (
     Spread,
     Target,
     Whitener,
+    mean_hessians,
 )
 from pymc_ngvi.core.values import Array, Assessment, BaseDraws, Evaluation, Outer, Parameters
 
@@ -58,6 +59,7 @@ __all__ = [
     "Update",
     "VariationalState",
     "Whitener",
+    "mean_hessians",
 ]
 
 

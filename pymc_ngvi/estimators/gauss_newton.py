@@ -34,8 +34,8 @@ class GaussNewton(AtDraws):
         if not isinstance(target, GaussNewtonTarget):
             raise ValueError("gauss_newton squares the gradients of single observations: this target has none.")
 
-        def curvature(theta: Array) -> Array:
+        def curvatures(draws: list[Array]) -> list[Array]:
             # The diagonal of C^T G C for a diagonal C.
-            return state.whiten(state.whiten(target.mean_gauss_newton_diagonal(theta)))
+            return [state.whiten(state.whiten(target.mean_gauss_newton_diagonal(theta))) for theta in draws]
 
-        return by_replicate(curvature, state, base, evaluation, stl=stl)
+        return by_replicate(curvatures, state, base, evaluation, stl=stl)

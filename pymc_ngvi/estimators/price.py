@@ -10,7 +10,7 @@ References
    https://doi.org/10.1162/neco.2008.08-07-592
 """
 
-from pymc_ngvi.core.types import BaseDraws, Density, Evaluation, GaussianState, Moments
+from pymc_ngvi.core.types import Array, BaseDraws, Density, Evaluation, GaussianState, Moments, mean_hessians
 from pymc_ngvi.estimators.draws import AtDraws
 from pymc_ngvi.estimators.summary import by_replicate
 
@@ -27,4 +27,8 @@ class Price(AtDraws):
 
         Antithetic draws make no difference between the two values of ``stl``, but where a draw was left out.
         """
-        return by_replicate(lambda theta: target.mean_hessian(theta).whitened(state), state, base, evaluation, stl=stl)
+
+        def curvatures(draws: list[Array]) -> list[Array]:
+            return [hessian.whitened(state) for hessian in mean_hessians(target, draws)]
+
+        return by_replicate(curvatures, state, base, evaluation, stl=stl)

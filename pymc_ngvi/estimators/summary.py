@@ -11,19 +11,19 @@ _MAX_KEPT = 16_000_000
 
 
 def by_replicate(
-    curvature: Callable[[Array], Array],
+    curvatures: Callable[[list[Array]], list[Array]],
     state: GaussianState,
     base: BaseDraws,
     evaluation: Evaluation,
     *,
     stl: bool,
 ) -> Moments:
-    """Estimate the gradient by its mean over draws, the curvature by a function of the draws of a replicate.
+    """Estimate the gradient by its mean over draws, the curvature by a function of the draws of each replicate.
 
     Parameters
     ----------
-    curvature : callable
-        Draws of q, (n_draws, n_dim), to their whitened curvature, in the form of the family.
+    curvatures : callable
+        Draws of q, (n_draws, n_dim), of each replicate to its whitened curvature, in the form of the family.
     state : GaussianState
     base : BaseDraws
         The draws of ``evaluation``.
@@ -36,7 +36,7 @@ def by_replicate(
     -------
     Moments
     """
-    grads, curvatures = [], []
+    grads, draws = [], []
     for rows in base.replicates():
         keep = evaluation.finite[rows]
         if not keep.any():
@@ -45,8 +45,8 @@ def by_replicate(
         if stl:
             whitened = whitened + base.z[rows][keep]
         grads.append(whitened.mean(axis=0))
-        curvatures.append(curvature(evaluation.theta[rows][keep]))
-    return summarise(state, np.array(grads), np.array(curvatures))
+        draws.append(evaluation.theta[rows][keep])
+    return summarise(state, np.array(grads), np.array(curvatures(draws)))
 
 
 def summarise(state: GaussianState, grads: Array, curvatures: Array) -> Moments:

@@ -28,8 +28,8 @@ def check_backend(backend: str, compile_kwargs: Mapping[str, object] | None) -> 
 
 def fastest_backend(graphs: FlatGraphs, by_rows: ByRows, hessians: Hessians, n_dim: int) -> str:
     """Return the backend with which a fit should be over first: "quick" or "numba"."""
-    if graphs.is_large:
-        return "quick"  # compilers take longer still for thousands of nodes
+    if graphs.is_large or graphs.has_equations:
+        return "quick"  # compilers take longer still for thousands of nodes, and do not compile integrations
     # Where compiling would not pay anyway, no gradient is made. Sparsity and rows only ever make for less work.
     if not _may_prefer_numba(graphs, n_dim):
         return "quick"

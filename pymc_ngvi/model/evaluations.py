@@ -9,6 +9,7 @@ from pytensor.compile import Function
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.model.flat import FlatGraphs, Functions
 from pymc_ngvi.model.graphs import graph
+from pymc_ngvi.model.graphs.loops import draws_in_call
 from pymc_ngvi.model.sparsity.hessian import CACHED_ELEMENTS, slices
 
 #: Elements of a temporary in one batch.
@@ -34,7 +35,9 @@ class Evaluations:
     @functools.cached_property
     def batch_size(self) -> int:
         """Points evaluated in one call."""
-        return int(np.clip(_BATCH_ELEMENTS // max(self._graphs.cost.widest, 1), 1, 64))
+        widest = max(self._graphs.cost.widest, 1)
+        in_cache = int(np.clip(_BATCH_ELEMENTS // widest, 1, 64))
+        return max(in_cache, draws_in_call(widest)) if self._graphs.shares_calls else in_cache
 
     @property
     def is_small(self) -> bool:

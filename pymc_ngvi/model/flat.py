@@ -13,7 +13,7 @@ from pymc.pytensorf import compile as pymc_compile
 from pytensor.compile import Function
 from pytensor.graph.basic import Variable
 
-from pymc_ngvi.model.graphs import graph, large
+from pymc_ngvi.model.graphs import graph, large, loops, odes
 from pymc_ngvi.model.graphs.backends import compile_flags, compile_options, without_c
 from pymc_ngvi.model.graphs.cost import Cost, estimate
 from pymc_ngvi.model.graphs.matrices import hold_matrices
@@ -81,6 +81,16 @@ class FlatGraphs:
     def cost_of_logp(self) -> Cost:
         """Estimated cost of log p alone."""
         return estimate([self.logp])
+
+    @functools.cached_property
+    def shares_calls(self) -> bool:
+        """Whether a call takes about as long for one draw as for many: loops, equations, thousands of nodes."""
+        return self.is_large or self.has_equations or loops.has_loops([self.logp])
+
+    @functools.cached_property
+    def has_equations(self) -> bool:
+        """Whether log p has differential equations."""
+        return odes.has_equations([self.logp])
 
     def on_flat_vector(self, outputs: Outputs) -> Outputs:
         """Return functions of the value variables as functions of theta, on the minibatch in use."""

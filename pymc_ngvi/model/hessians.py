@@ -10,7 +10,7 @@ from pymc_ngvi.model.by_rows import ByRows
 from pymc_ngvi.model.evaluations import Evaluations
 from pymc_ngvi.model.flat import FlatGraphs, Functions
 from pymc_ngvi.model.graphs import graph
-from pymc_ngvi.model.mean_hessians import ModelHessian, PatternedHessian, RowsHessian
+from pymc_ngvi.model.mean_hessians import ModelHessian, PatternedHessian, RowsHessian, Together
 from pymc_ngvi.model.rows import Rows
 from pymc_ngvi.model.second_order import SecondOrder
 
@@ -93,6 +93,16 @@ class Hessians:
             return RowsHessian(counter, self._by_rows, theta, from_graph)
         whole = from_graph()
         return PatternedHessian(self._by_rows, whole, len(self._start)) if self._by_rows.gives_pattern else whole
+
+    def means(self, draws: list[Array], counter: Target) -> list[MeanHessian]:
+        """Return the mean over each of several sets of draws, to be evaluated."""
+        if self._by_rows.gives_pattern or len(draws) < 2 or not self._graphs.shares_calls:
+            return [self.mean(theta, counter) for theta in draws]
+        together = Together(self.second, draws)
+        return [
+            ModelHessian(counter, self.second, theta, functools.partial(together.products, k))
+            for k, theta in enumerate(draws)
+        ]
 
     def _from_graph(self, theta: Array, counter: Target) -> ModelHessian:
         return ModelHessian(counter, self.second, theta)

@@ -375,6 +375,10 @@ class LogDensity:
         """
         return self._hessians.mean(theta, self)
 
+    def mean_hessians(self, draws: list[Array]) -> list[MeanHessian]:
+        """Return the mean of the Hessian over each of several sets of draws; loops run once for all of them."""
+        return self._hessians.means(draws, self)
+
     def hessian_products(self, theta: Array, directions: Array) -> Array:
         """Multiply the Hessian at each draw with each direction.
 

@@ -20,6 +20,30 @@ from pymc_ngvi.model.sparsity.hessian import PatternWidened
 _ROUNDING = 1e-8
 
 
+class Together:
+    """Products of the mean Hessians over several sets of draws, evaluated for all sets when they are for the first.
+
+    Parameters
+    ----------
+    second : SecondOrder
+    draws : list of ndarray, shape (n_draws, n_dim)
+    """
+
+    def __init__(self, second: SecondOrder, draws: list[Array]) -> None:
+        self._second, self._draws = second, draws
+        self._directions: Array | None = None
+        self._found: list[Array] | None = None
+
+    def products(self, k: int, directions: Array) -> Array | None:
+        """Return those of the mean over one set; None for other directions, or where one set at a time is faster."""
+        if self._directions is None:
+            self._directions = directions.copy()
+            self._found = self._second.mean_products_of_each(self._draws, directions)
+        if self._found is None or not np.array_equal(directions, self._directions):
+            return None
+        return self._found[k]
+
+
 class ModelHessian(MeanHessian):
     """The mean over draws of the Hessian of a model's log density.
 
@@ -31,10 +55,18 @@ class ModelHessian(MeanHessian):
         Counts the evaluation.
     second : SecondOrder
     theta : ndarray, shape (n_draws, n_dim)
+    together : callable, optional
+        From directions to products, or None, where Hessians at other draws are evaluated as well.
     """
 
-    def __init__(self, counter: Target, second: SecondOrder, theta: Array) -> None:
-        self._counter, self._second, self._theta = counter, second, theta
+    def __init__(
+        self,
+        counter: Target,
+        second: SecondOrder,
+        theta: Array,
+        together: Callable[[Array], Array | None] = lambda directions: None,
+    ) -> None:
+        self._counter, self._second, self._theta, self._together = counter, second, theta, together
         self._counted = False
 
     @property
@@ -46,7 +78,8 @@ class ModelHessian(MeanHessian):
         """Return the matrix times each direction, (n_directions, n_dim)."""
         self._count()
         if self._by_predictors is None:
-            return self._second.mean_products(self._theta, directions)
+            found = self._together(directions)
+            return self._second.mean_products(self._theta, directions) if found is None else found
         if 2 * len(directions) < self._second.n_dim:
             linear, matrix = self._by_predictors
             return linear.quadratic_times(matrix, directions)

@@ -18,6 +18,7 @@ from pymc_ngvi.model.by_rows import ByRows
 from pymc_ngvi.model.flat import FlatGraphs, Functions
 from pymc_ngvi.model.graphs import cost, graph
 from pymc_ngvi.model.graphs.backends import without_c
+from pymc_ngvi.model.graphs.loops import draws_in_call
 from pymc_ngvi.model.predictors.hessian import PredictorHessian, predictor_hessian
 from pymc_ngvi.model.predictors.linear_map import LinearMap
 from pymc_ngvi.model.rows import Rows
@@ -183,7 +184,7 @@ class SecondOrder:
         coloured = self.sparse.coloured
         if coloured is not None:  # the function is there, or will be needed
             return coloured.mean_products(theta, directions)
-        n_draws, n_directions = batch(self._widest, len(directions))
+        n_draws, n_directions = self._batch(len(directions))
         total = np.zeros((len(directions), self.n_dim))
         if n_directions < len(directions) or not self._takes_draws:
             for point in theta:
@@ -192,6 +193,23 @@ class SecondOrder:
             for rows in slices(len(theta), n_draws):
                 total += self.products_of_draws(theta[rows], directions).sum(axis=0)
         return total / len(theta)
+
+    def mean_products_of_each(self, draws: list[Array], directions: Array) -> list[Array] | None:
+        """Return `mean_products` over each set of draws, in few calls; None where sparsity saves more than that."""
+        n_draws, n_directions = self._batch(len(directions))
+        if self.sparse.coloured is not None or n_directions < len(directions) or not self._takes_draws:
+            return None
+        theta = np.concatenate(draws)
+        products = np.concatenate([self.products_of_draws(theta[r], directions) for r in slices(len(theta), n_draws)])
+        ends = np.cumsum([len(part) for part in draws])
+        return [part.mean(axis=0) for part in np.split(products, ends[:-1])]
+
+    def _batch(self, n_directions: int) -> tuple[int, int]:
+        """Return how many draws and directions to evaluate in one call."""
+        n_draws, n_directions = batch(self._widest, n_directions)
+        if self._graphs.shares_calls:
+            n_draws = max(n_draws, draws_in_call(self._widest * n_directions))
+        return n_draws, n_directions
 
     def mean_diagonal(self, theta: Array) -> Array:
         """Return the mean over draws of the diagonal, (n_dim,)."""
@@ -277,7 +295,7 @@ class SecondOrder:
         """
         if self.sparse.needs_products:
             return True
-        return not self._functions.fixed_size and batch(self._widest, self.n_dim)[0] >= _LEAST_BATCH
+        return not self._functions.fixed_size and self._batch(self.n_dim)[0] >= _LEAST_BATCH
 
     def products_of_draws(self, theta: Array, directions: Array) -> Array:
         """Multiply the Hessians at draws with directions in one call, (n_draws, n_directions, n_dim)."""

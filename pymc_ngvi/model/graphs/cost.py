@@ -71,7 +71,7 @@ def estimate(outputs: list[Variable], batch: int = 16) -> Cost:
     arithmetic = sum(sizes) * _SECONDS_PER_ELEMENT
     return Cost(
         quick_seconds=arithmetic
-        + (len(nodes) / batch + inner_thunks) * _SECONDS_PER_NODE
+        + (len(nodes) + inner_thunks) / batch * _SECONDS_PER_NODE
         + in_python * _SECONDS_PER_PYTHON_ELEMENT,
         numba_seconds=arithmetic / _NUMBA_SPEEDUP + _NUMBA_SECONDS_PER_CALL,
         numba_compile_seconds=_NUMBA_SECONDS_TO_COMPILE + _NUMBA_SECONDS_PER_NODE * len(nodes),

@@ -9,9 +9,8 @@ import pymc as pm
 import pytensor.tensor as pt
 
 from pytensor.compile.builders import OpFromGraph
-from pytensor.compile.rewriting import inline_ofg_node
 from pytensor.gradient import DisconnectedType
-from pytensor.graph.basic import Apply, Constant, Variable, clone
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.graph.replace import graph_replace, vectorize_graph
@@ -27,7 +26,10 @@ from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.rewriting.shape import local_Shape_i_ground, local_shape_to_shape_i, local_track_shape_i
 from pytensor.xtensor.type import XTensorType, as_xtensor
 
-from pymc_ngvi.model.graphs import large, rewrites, sparse_products  # noqa: F401 (registers)
+from pymc_ngvi.model.graphs import large, odes, rewrites, sparse_products  # noqa: F401 (the last registers)
+from pymc_ngvi.model.graphs.inner import copy_of
+from pymc_ngvi.model.graphs.inner import inline_inner_graphs as inline_inner_graphs  # part of what this module offers
+from pymc_ngvi.model.graphs.loops import vectorised
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.layout import Variable as Place
 
@@ -48,6 +50,7 @@ def flat_input(layout: Layout) -> Variable:
 
 def on_flat_vector(model: pm.Model, layout: Layout, outputs: list[Variable], theta: Variable) -> list[Variable]:
     """Return ``outputs``, functions of the value variables, as functions of the flat vector, in float64."""
+    outputs = odes.with_solutions(outputs)
     values = {value.name: value for value in model.value_vars}
     replacements = {values[v.value_name]: _piece(theta, v, values[v.value_name].type) for v in layout.variables}
     if _has_named_dims([*outputs, *replacements]):
@@ -130,11 +133,6 @@ def _widened_op(op: Op) -> Op:
     return wide
 
 
-@node_rewriter([OpFromGraph])  # type: ignore[untyped-decorator]
-def _inline(fgraph: FunctionGraph, node: Apply) -> list[Variable]:
-    return list(inline_ofg_node(node))
-
-
 @node_rewriter([Blockwise])  # type: ignore[untyped-decorator]
 def _inline_batched(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     if not isinstance(node.op.core_op, OpFromGraph):
@@ -145,15 +143,6 @@ def _inline_batched(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None
     return list(vectorize_graph(outputs, dict(zip(entries, node.inputs, strict=True))))
 
 
-def _copy_of(outputs: list[Variable]) -> FunctionGraph:
-    """Return a graph to rewrite, with the same inputs.
-
-    Graphs of a model share their nodes. Without a copy, the rounding of a gradient would depend on whether its
-    derivatives were made before it was compiled.
-    """
-    return FunctionGraph(outputs=clone([], outputs, copy_inputs=False)[1], clone=False, copy_inputs=False)
-
-
 def inline_batched_graphs(outputs: list[Variable]) -> list[Variable]:
     """Replace every graph that is run for each entry of a batch by one for the whole batch.
 
@@ -161,26 +150,14 @@ def inline_batched_graphs(outputs: list[Variable]) -> list[Variable]:
     when it is first run: 18 s for a Gaussian process. It is done before the graph is simplified, which makes constants
     of the shapes that it brings; with those as they are, vectorising takes minutes.
     """
-    fgraph = _copy_of(outputs)
+    fgraph = copy_of(outputs)
     dfs_rewriter(_inline_batched).rewrite(fgraph)
-    return list(fgraph.outputs)
-
-
-def inline_inner_graphs(outputs: list[Variable]) -> list[Variable]:
-    """Replace every node that wraps a graph of its own (log-sum-exp, softmax, ...) by that graph.
-
-    Last thing before vectorising, after all derivatives, which those nodes define in a stable way: a wrapped graph
-    would be run draw by draw, and compiled by itself.
-    """
-    fgraph = _copy_of(outputs)
-    while any(isinstance(node.op, OpFromGraph) for node in fgraph.apply_nodes):
-        dfs_rewriter(_inline).rewrite(fgraph)
     return list(fgraph.outputs)
 
 
 def with_branches(outputs: list[Variable]) -> list[Variable]:
     """Write maxima, minima and clipped values as branches, whose derivatives are simplified correctly."""
-    fgraph = _copy_of(outputs)
+    fgraph = copy_of(outputs)
     rewrites.branches.rewrite(fgraph)
     return list(fgraph.outputs)
 
@@ -195,7 +172,7 @@ def simplify(outputs: list[Variable], *, check_bounds: bool = True, is_large: bo
     parameter_checks = "local_check_parameter_to_ninf_switch" if check_bounds else "local_remove_check_parameter"
     include = ("canonicalize", "stabilize", "ShapeOpt", parameter_checks, *rewrites.INCLUDED)
     exclude = ("inplace", *rewrites.EXCLUDED, *(large.FLATTENING if is_large else ()))
-    fgraph = _copy_of(outputs)
+    fgraph = copy_of(outputs)
     rewrites.wide_indices.rewrite(fgraph)
     rewrites.stable_sigmoid.rewrite(fgraph)
     for rewrite in rewrites.shorter:
@@ -210,7 +187,7 @@ def simplify(outputs: list[Variable], *, check_bounds: bool = True, is_large: bo
 
 def simplify_little(outputs: list[Variable]) -> list[Variable]:
     """Take out of a large graph what a derivative has made in vain, but for what takes long."""
-    return list(rewrite_graph(_copy_of(outputs), include=("ShapeOpt", *large.FEW), exclude=("inplace",)).outputs)
+    return list(rewrite_graph(copy_of(outputs), include=("ShapeOpt", *large.FEW), exclude=("inplace",)).outputs)
 
 
 def gradient(logp: Variable, theta: Variable) -> Variable:
@@ -297,7 +274,7 @@ def over_draws(outputs: list[Variable], theta: Variable) -> tuple[Variable, list
     matrix, outputs : the symbolic draws, (n_draws, n_dim), and the outputs with a leading axis of draws
     """
     matrix = pt.matrix("draws", dtype="float64", shape=(None, theta.type.shape[0]))
-    batched = vectorize_graph(inline_inner_graphs(outputs), {theta: matrix})
+    batched = vectorised(odes.solved_once(outputs), {theta: matrix})
     # What does not depend on theta comes back without the axis.
     return matrix, [
         b if b.type.ndim == o.type.ndim + 1 else pt.broadcast_to(b, (matrix.shape[0], *b.shape))
@@ -308,7 +285,7 @@ def over_draws(outputs: list[Variable], theta: Variable) -> tuple[Variable, list
 def over_directions(product: Variable, direction: Variable) -> tuple[Variable, Variable]:
     """Vectorise a function of a direction, as a Hessian-vector product is, over directions, (n_directions, n_dim)."""
     matrix = pt.matrix("directions", dtype="float64", shape=(None, direction.type.shape[0]))
-    batched = vectorize_graph(inline_inner_graphs([product])[0], {direction: matrix})
+    [batched] = vectorised([product], {direction: matrix})
     if batched.type.ndim == product.type.ndim:  # does not depend on the direction: a Hessian of zeros
         batched = pt.broadcast_to(batched, (matrix.shape[0], *batched.shape))
     return matrix, batched
@@ -316,7 +293,7 @@ def over_directions(product: Variable, direction: Variable) -> tuple[Variable, V
 
 def with_shapes(outputs: list[Variable]) -> list[Variable]:
     """Say what is known of shapes, and leave all else as it is: vectorising a shape may take half a minute."""
-    return list(rewrite_graph(_copy_of(outputs), custom_rewrite=_SHAPES, include=("ShapeOpt",)).outputs)
+    return list(rewrite_graph(copy_of(outputs), custom_rewrite=_SHAPES, include=("ShapeOpt",)).outputs)
 
 
 def over_draws_and_directions(
