@@ -1,5 +1,6 @@
 """Protocols of a log density that is fitted, and of its mean Hessian; `types` has the conventions."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -215,8 +216,14 @@ class RowsTarget(Protocol):
             Nats; no other rules are taken where the value by these, or the coarsest, is lower.
         """
 
-    def rows_cover(self, theta: Array) -> bool:
-        """Tell whether rows are all of log p at draws, (n_draws, n_dim), some of which may be outside its support."""
+    def rows_cover(self, draw: Callable[[], Array]) -> bool:
+        """Tell whether rows are all of log p at draws, some of which may be outside its support.
+
+        Parameters
+        ----------
+        draw : callable
+            Returns draws, (n_draws, n_dim); not called where rows leave nothing out.
+        """
 
 
 class Spread(Protocol):

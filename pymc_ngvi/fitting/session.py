@@ -69,6 +69,8 @@ class _Begun(NamedTuple):
     @classmethod
     def by_draws(cls, density: LogDensity, options: FitOptions, seed: int, mean: Array, sd: Array) -> "_Begun":
         """Begin with draws where rows have led, from narrower states where those would be outside the support."""
+        logger.info(BY_DRAWS)
+        options = options.with_draws()
         problem = problem_of(density, options)
         rule = make_rule(problem.target, options, seed)
         narrower = [part * sd for part in _NARROWER]
@@ -97,17 +99,13 @@ class _Begun(NamedTuple):
         if options.choice.estimator != "quadrature":
             raise ValueError(_NO_STRUCTURE)
         density.by_rows.give_up()
-        logger.info(BY_DRAWS)
-        return cls.by_draws(density, options.with_draws(), seed, mean, sd)
+        return cls.by_draws(density, options, seed, mean, sd)
 
 
 class _Ended(NamedTuple):
     """Where a fit has ended, and how good that is."""
 
-    problem: Problem
-    rule: Rule
-    state: loop.LoopState
-    options: FitOptions
+    fit: _Begun
     elbo: Elbo
     gap: float
 
@@ -283,14 +281,15 @@ class FitSession:
         self._compile_seconds += self._problem.density.compile_seconds - compiled
 
     def _ended(self) -> "_Ended":
-        return _Ended(self._problem, self._rule, self._state, self._options, self._elbo, self._gap)
+        return _Ended(_Begun(self._problem, self._rule, self._state, self._options), self._elbo, self._gap)
 
     def _choose_between(self, earlier: "_Ended | None") -> None:
         """Take an earlier end as the result, after iterations that have led to nothing better."""
         if earlier is None or self._state.status is Status.CONVERGED or self._elbo.value >= earlier.elbo.value:
             return
-        self._problem, self._rule, self._options = earlier.problem, earlier.rule, earlier.options
-        self._state = dataclasses.replace(earlier.state, history=self._state.history)
+        history = self._state.history
+        self._problem, self._rule, state, self._options = earlier.fit
+        self._state = dataclasses.replace(state, history=history)
         self._elbo, self._gap = earlier.elbo, earlier.gap
 
     def _begin_again(self, last: int, observe: loop.Observer) -> None:
@@ -324,11 +323,10 @@ class FitSession:
         """Begin again from where a state is, with what was left out of the Hessian, or of the rows."""
         density, (mean, sd) = self._problem.density, self._problem.mean_and_sd(q)
         if self._options.choice.estimator == "quadrature" and (density.rows is None or self._rows_fail()):
-            logger.info(BY_DRAWS)
-            options = self._options.with_draws()
-            begun = _Begun.by_draws(density, options, self._seed, mean, sd)
+            begin = _Begun.by_draws
         else:
-            begun = _Begun.wider(density, self._options, self._seed, mean, sd)
+            begin = _Begun.wider
+        begun = begin(density, self._options, self._seed, mean, sd)
         self._problem, self._rule, self._state, self._options = begun
 
     def _rows_fail(self) -> bool:

@@ -16,7 +16,7 @@ from pymc_ngvi.model.flat import FlatGraphs, Functions
 from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.predictors.compiled import CompiledOnce
 from pymc_ngvi.model.predictors.expectations import Expectations
-from pymc_ngvi.model.predictors.interacting import interacting, is_smooth
+from pymc_ngvi.model.predictors.interacting import is_smooth
 from pymc_ngvi.model.predictors.mean_hessian import PredictorMeanHessian
 from pymc_ngvi.model.predictors.pattern import pattern_of
 from pymc_ngvi.model.predictors.row_hessian import FEW_PREDICTORS, RowHessian, SecondDerivatives
@@ -134,12 +134,13 @@ class ByRows:
             self.give_up()
             raise PatternWidened("the rows are not all of log p")
 
-    def cover(self, theta: Array) -> bool:
-        """Tell whether rows are all of log p at draws, (n_draws, n_dim), some of which may be outside its support."""
+    def cover(self, draw: Callable[[], Array]) -> bool:
+        """Tell whether rows are all of log p at draws; see `RowsTarget.rows_cover`."""
         rows = self.found
-        return rows is not None and (
-            not rows.leaves_out_conditions or rows.agrees(theta, self.logp(theta), everywhere=True)
-        )
+        if rows is None or not rows.leaves_out_conditions:
+            return rows is not None
+        theta = draw()
+        return rows.agrees(theta, self.logp(theta), everywhere=True)
 
     @property
     def seen(self) -> SeenFromRows | None:
@@ -243,7 +244,11 @@ class ByRows:
         return [SecondDerivatives.of(part) for part in rows.terms.rows]
 
     def _structure(self, rows: Expectations) -> Pattern | None:
-        pairs = [(part.index[:, a], part.index[:, b]) for part in rows.terms.rows for a, b in interacting(part)]
+        pairs = [
+            (part.index[:, a], part.index[:, b])
+            for part in rows.functions
+            for a, b in np.argwhere(np.tril(part.interacts))
+        ]
         try:
             return pattern_of(rows.predictors.dependence, pairs)
         except TooDenseError:

@@ -315,9 +315,9 @@ class LogDensity:
         """
         self.by_rows.check(theta)
 
-    def rows_cover(self, theta: Array) -> bool:
-        """Tell whether rows are all of log p at draws, (n_draws, n_dim); see `RowsTarget`."""
-        return self.by_rows.cover(theta)
+    def rows_cover(self, draw: Callable[[], Array]) -> bool:
+        """Tell whether rows are all of log p at draws; see `RowsTarget`."""
+        return self.by_rows.cover(draw)
 
     def count_expectation(self) -> None:
         """Count an expectation: as a gradient and a Hessian."""

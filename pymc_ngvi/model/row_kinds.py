@@ -22,10 +22,10 @@ from pymc_ngvi.model.by_rows import TOO_DENSE, ByRows
 from pymc_ngvi.model.flat import FlatGraphs, Functions
 from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.backends import without_c
-from pymc_ngvi.model.predictors.affine import grouped, predictors
+from pymc_ngvi.model.predictors.affine import predictors
 from pymc_ngvi.model.predictors.compiled import CompiledOnce, quickly
-from pymc_ngvi.model.predictors.distribute import as_sum, factors_outside, without_checks
-from pymc_ngvi.model.predictors.scaled_matrices import scales_outside
+from pymc_ngvi.model.predictors.distribute import as_sum, without_checks
+from pymc_ngvi.model.predictors.found import written_apart
 from pymc_ngvi.model.predictors.terms import Rows, Terms, terms_of
 from pymc_ngvi.model.sparsity.dependence import Dependences
 from pymc_ngvi.model.sparsity.dependence_sets import Dependence, Ints, TooDenseError, joined
@@ -166,11 +166,7 @@ def kinds_of_rows(model: pm.Model, graphs: FlatGraphs) -> ModelRows:
     factors = _factors(model, graphs)
     theta = graphs.theta
     with without_c():
-        logp = _stacked([factor for _, _, factor in factors])
-        logp = scales_outside(logp, Facts(logp, theta))
-        logp = factors_outside(logp, Facts(logp, theta))
-        logp = grouped(logp, theta, Facts(logp, theta))
-        outer = Facts(logp, theta)
+        logp, outer = written_apart(_stacked([factor for _, _, factor in factors]), theta)
         found = predictors(logp, theta, outer)
         if not found:
             raise ValueError("log p has no predictors")

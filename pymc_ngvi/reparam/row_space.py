@@ -1,5 +1,6 @@
 """The log density of a model in the space of its rows, as a target of a fit, and what a Gaussian there stands for."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,9 +47,9 @@ class RowSpaceDensity:
         hessian = _WithPrior(found.hessian, inside)
         return found._replace(value=found.value + prior, grad=grad, hessian=hessian)
 
-    def rows_cover(self, theta: Array) -> bool:
-        """Tell whether rows are all of log p at draws; see `LogDensity.rows_cover`."""
-        return self.density.rows_cover(self.space.to_theta(theta))
+    def rows_cover(self, draw: Callable[[], Array]) -> bool:
+        """Tell whether rows are all of log p at draws; see `RowsTarget`."""
+        return self.density.rows_cover(lambda: self.space.to_theta(draw()))
 
     def logp_grad(self, theta: Array) -> tuple[Array, Array]:
         """Return log p, (n_draws,), and its gradient, (n_draws, n_dim), where nothing is perpendicular."""

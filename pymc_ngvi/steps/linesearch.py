@@ -15,6 +15,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.draws import draws_of
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
@@ -287,8 +288,9 @@ class LineSearch(StepRule[GaussianState, LineSearchState]):
         """Compare the quadrature with finer rules, and the rows with log p at draws."""
         checked = self._anew(state) if np.isnan(state.error) else state
         none = np.empty((0, state.q.n_dim))
-        draws = state.q.draws(np.random.default_rng(self._seed).standard_normal((_N_CHECKED, state.q.n_dim)))
-        outside = checked.blind or not cast(RowsTarget, self._target).rows_cover(draws)
+        rng = np.random.default_rng(self._seed)
+        draw = functools.partial(draws_of, state.q, _N_CHECKED, rng)
+        outside = checked.blind or not cast(RowsTarget, self._target).rows_cover(draw)
         elbo = Elbo(-np.inf if outside else checked.elbo, checked.error)
         return Assessment(none, np.empty(0), np.empty((0, 1), dtype=np.intp), state.gap, 0.0, elbo=elbo)
 

@@ -48,7 +48,7 @@ def predictors(logp: Variable, theta: Variable, facts: Facts) -> list[Variable]:
     return list(dict.fromkeys(_root(i, facts) for node in others for i in node.inputs if i in affine))
 
 
-def grouped(logp: Variable, theta: Variable, facts: Facts) -> Variable:
+def grouped(logp: Variable, facts: Facts, theta: Variable) -> Variable:
     """Return log p with the affine operands of sums that are not affine added up first."""
     affine, nodes = _affine(theta, facts)
     sums = {}
@@ -59,10 +59,14 @@ def grouped(logp: Variable, theta: Variable, facts: Facts) -> Variable:
         others = [i for i in node.inputs if i not in affine]
         if len(parts) > 1:
             sums[node.outputs[0]] = node.op(node.op(*parts), *others)
-    if not sums:
+    return with_others(logp, sums)
+
+
+def with_others(logp: Variable, others: dict[Variable, Variable]) -> Variable:
+    """Return log p with other variables in the place of some; these may be made of one another."""
+    if not others:
         return logp
-    # Sums within sums: the outer ones are made of the inner ones that stand in for them.
-    [result] = clone_replace([logp], sums, rebuild_strict=False)
+    [result] = clone_replace([logp], others, rebuild_strict=False)
     return result
 
 

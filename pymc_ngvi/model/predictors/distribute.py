@@ -14,14 +14,13 @@ import pytensor.scalar as ps
 import pytensor.tensor as pt
 
 from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.extra_ops import CumOp
 from pytensor.tensor.linalg.solvers.core import SolveBase
 from pytensor.tensor.math import Dot
 
-from pymc_ngvi.model.predictors.affine import is_linear, varying_inputs
+from pymc_ngvi.model.predictors.affine import is_linear, varying_inputs, with_others
 from pymc_ngvi.model.sparsity.dependence import constant_operand, core_op, moved_inputs
 from pymc_ngvi.model.sparsity.dependence_values import Facts
 
@@ -64,7 +63,7 @@ def factors_outside(logp: Variable, facts: Facts) -> Variable:
         summands = list(_factored(operand, axes, facts))
         if len(summands) <= _MOST_SUMMANDS and any(factors for factors, _ in summands):
             written[node.outputs[0]] = _added(node, operand, summands, facts)
-    return _with(written, logp)
+    return with_others(logp, written)
 
 
 def _added_axes(node: Apply, facts: Facts) -> tuple[int, ...] | None:
@@ -139,7 +138,7 @@ def without_checks(logp: Variable) -> Variable:
     for node in toposort([logp]):
         if _is_check(node) and node.inputs[1].type.broadcastable == node.outputs[0].type.broadcastable:
             checks[node.outputs[0]] = node.inputs[1]
-    return _with(checks, logp)
+    return with_others(logp, checks)
 
 
 def _is_check(node: Apply) -> bool:
@@ -152,14 +151,6 @@ def _is_check(node: Apply) -> bool:
     return any(var.owner is not None and isinstance(var.owner.op, CAReduce) for var in ancestors([condition]))
 
 
-def _with(written: dict[Variable, Variable], logp: Variable) -> Variable:
-    """Return log p with other variables in the place of some; those may be made of one another."""
-    if not written:
-        return logp
-    [result] = clone_replace([logp], written, rebuild_strict=False)
-    return result
-
-
 def _products_as_sums(logp: Variable, facts: Facts) -> Variable:
     """Write the inner product of two unknown vectors as the sum of the products of their elements."""
     written = {}
@@ -168,7 +159,7 @@ def _products_as_sums(logp: Variable, facts: Facts) -> Variable:
             [product], (left, right) = node.outputs, node.inputs
             if max(facts.shape(product), default=1) == 1:
                 written[product] = (left.ravel() * right.ravel()).sum().reshape(facts.shape(product))
-    return _with(written, logp)
+    return with_others(logp, written)
 
 
 def sums_outside(logp: Variable, facts: Facts) -> Variable:
@@ -201,7 +192,7 @@ def sums_outside(logp: Variable, facts: Facts) -> Variable:
         elif is_linear(node, facts):
             stack += [i for i in varying_inputs(node, facts) if i not in seen]
             seen.update(node.inputs)
-    return _with(written, logp)
+    return with_others(logp, written)
 
 
 @dataclass(frozen=True)

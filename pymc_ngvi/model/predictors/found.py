@@ -1,5 +1,7 @@
 """The linear predictors of a log density: affine functions of theta that all else is made of."""
 
+import functools
+
 from collections.abc import Callable
 
 import numpy as np
@@ -23,6 +25,15 @@ from pymc_ngvi.model.sparsity.dependence_sets import Dependence, joined
 from pymc_ngvi.model.sparsity.dependence_values import Facts
 
 type Compile = Callable[[list[Variable], Variable | list[Variable]], Function]
+
+
+def written_apart(logp: Variable, theta: Variable) -> tuple[Variable, Facts]:
+    """Write log p, or a vector of its parts, so that its predictors can be seen; return it with its facts."""
+    facts = Facts(logp, theta)
+    for write in (scales_outside, factors_outside, functools.partial(grouped, theta=theta)):
+        before, logp = logp, write(logp, facts)
+        facts = facts if logp is before else Facts(logp, theta)
+    return logp, facts
 
 
 class Predictors:
@@ -55,12 +66,7 @@ class Predictors:
 
     def __init__(self, logp: Variable, theta: Variable, compile_: Compile) -> None:
         self._theta = theta
-        written, facts = logp, Facts(logp, theta)
-        for write in (scales_outside, factors_outside):
-            before, written = written, write(written, facts)
-            facts = facts if written is before else Facts(written, theta)
-        self._logp = grouped(written, theta, facts)
-        self._facts = facts if self._logp is written else Facts(self._logp, theta)
+        self._logp, self._facts = written_apart(logp, theta)
         self._found = predictors(self._logp, theta, self._facts)
         if not self._found:
             raise ValueError("log p has no predictors")

@@ -12,14 +12,13 @@ import pytensor.scalar as ps
 import pytensor.tensor as pt
 
 from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.replace import clone_replace
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.linalg.decomposition.cholesky import Cholesky
 from pytensor.tensor.linalg.solvers.general import Solve
 from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
 from pytensor.tensor.math import Dot
 
-from pymc_ngvi.model.predictors.affine import varying_inputs
+from pymc_ngvi.model.predictors.affine import varying_inputs, with_others
 from pymc_ngvi.model.sparsity.dependence import core_op
 from pymc_ngvi.model.sparsity.dependence_values import Facts
 
@@ -53,10 +52,7 @@ def scales_outside(logp: Variable, facts: Facts) -> Variable:
                 written[out] = found.factor * found.matrix
         elif (result := _applied(node, scaled)) is not None:
             written[out] = result
-    if not written:
-        return logp
-    [result] = clone_replace([logp], written, rebuild_strict=False)
-    return result
+    return with_others(logp, written)
 
 
 def _as_scaled(node: Apply, scaled: dict[Variable, _Scaled], facts: Facts) -> _Scaled | None:

@@ -1,5 +1,6 @@
 """A log density given some of its coordinates, which get a narrow Gaussian of their own."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -55,9 +56,9 @@ class Conditioned:
         hessian = _GivenHessian(whole.hessian, self._index, self._sd**2, self.n_dim)
         return whole._replace(value=whole.value + own, grad=grad, hessian=hessian)
 
-    def rows_cover(self, theta: Array) -> bool:
+    def rows_cover(self, draw: Callable[[], Array]) -> bool:
         """Tell whether rows are all of log p at draws; see `RowsTarget`."""
-        return cast(RowsTarget, self._target).rows_cover(self._given(theta))
+        return cast(RowsTarget, self._target).rows_cover(lambda: self._given(draw()))
 
     def _given(self, theta: Array) -> Array:
         given = theta.copy()
