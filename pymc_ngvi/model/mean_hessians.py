@@ -1,23 +1,19 @@
 """Mean Hessians of a model's log density: from its graph, by rows, and from its graph at the entries of rows."""
 
+import dataclasses
 import functools
 
 from collections.abc import Callable
 
 import numpy as np
 
-from scipy import sparse
-
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.types import Array, MeanHessian, Target
 from pymc_ngvi.model.by_rows import ByRows
-from pymc_ngvi.model.predictors.linear_map import LinearMap, entries_of
+from pymc_ngvi.model.predictors.linear_map import entries_of
 from pymc_ngvi.model.predictors.mean_hessian import PredictorMeanHessian
 from pymc_ngvi.model.second_order import SecondOrder
 from pymc_ngvi.model.sparsity.hessian import PatternWidened
-
-#: Relative difference of two products with a random vector that is rounding.
-_ROUNDING = 1e-8
 
 
 class Together:
@@ -77,14 +73,10 @@ class ModelHessian(MeanHessian):
     def products(self, directions: Array) -> Array:
         """Return the matrix times each direction, (n_directions, n_dim)."""
         self._count()
-        if self._by_predictors is None:
-            found = self._together(directions)
-            return self._second.mean_products(self._theta, directions) if found is None else found
-        if 2 * len(directions) < self._second.n_dim:
-            linear, matrix = self._by_predictors
-            return linear.quadratic_times(matrix, directions)
-        result: Array = directions @ self._dense
-        return result
+        if self._by_predictors is not None:
+            return self._by_predictors.products(directions)
+        found = self._together(directions)
+        return self._second.mean_products(self._theta, directions) if found is None else found
 
     def diagonal(self) -> Array:
         """Return the diagonal, (n_dim,).
@@ -93,10 +85,8 @@ class ModelHessian(MeanHessian):
         holds a matrix of all of them.
         """
         self._count()
-        if self._by_predictors is None:
-            return self._second.mean_diagonal(self._theta)
-        linear, matrix = self._by_predictors
-        return linear.quadratic_diagonal(matrix)
+        found = self._by_predictors
+        return self._second.mean_diagonal(self._theta) if found is None else found.diagonal()
 
     def values(self) -> Array:
         """Return the entries of `pattern`, (n_entries,): the lower triangle, in the order of the pattern.
@@ -118,25 +108,17 @@ class ModelHessian(MeanHessian):
 
     def _values_by_predictors(self) -> Array | None:
         """Return them by predictors; None without these, and where the pattern lacks entries that these have."""
-        pattern = self.pattern
-        if self._by_predictors is None or pattern is None:
+        if self._by_predictors is None or self.pattern is None:
             return None
-        linear, matrix = self._by_predictors
-        values = linear.quadratic_entries(matrix, pattern)
-        probe = np.random.default_rng(0).standard_normal((1, pattern.n_dim))
-        expected, found = linear.quadratic_times(matrix, probe)[0], pattern.symmetric(values) @ probe[0]
-        scale = np.abs(expected).max(initial=0.0)
-        return values if np.abs(found - expected).max(initial=0.0) <= _ROUNDING * scale else None
+        try:
+            return dataclasses.replace(self._by_predictors, pattern=self.pattern).values()
+        except PatternWidened:
+            return None
 
     @functools.cached_property
-    def _by_predictors(self) -> tuple[LinearMap, sparse.csr_array] | None:
-        return self._second.by_predictors(self._theta)
-
-    @functools.cached_property
-    def _dense(self) -> Array:
-        assert self._by_predictors is not None
-        linear, matrix = self._by_predictors
-        return linear.quadratic(matrix)
+    def _by_predictors(self) -> PredictorMeanHessian | None:
+        found = self._second.by_predictors(self._theta)
+        return None if found is None else PredictorMeanHessian(*found)
 
     def _count(self) -> None:
         if not self._counted:
