@@ -9,6 +9,7 @@ import pytest
 from models import random_points
 from numpy.testing import assert_allclose
 
+from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.predictors.distribute import as_sum, factors_outside
@@ -173,3 +174,20 @@ def compare(before, after):
     function = pytensor.function([THETA], [before, after], mode="FAST_COMPILE")
     for theta in np.random.default_rng(1).normal(size=(2, 6)):
         assert_allclose(*function(theta), rtol=1e-12)
+
+
+def test_linear_directions_have_no_curvature_by_quadrature():
+    """A product of scales and effects is linear in one of them, whatever rules of quadrature are off by."""
+    place = np.arange(100)
+    apart = np.abs(place[:, None] // 10 - place // 10) + np.abs(place[:, None] % 10 - place % 10)
+    with pm.Model() as model:
+        precision = 1.0 / pm.HalfNormal("sd") ** 2
+        field = pm.CAR("field", np.zeros(100), (apart == 1).astype(int), pm.Beta("alpha", 2, 2), precision)
+        pm.Poisson("y", pm.math.exp(pm.Normal("a") + field), observed=np.random.default_rng(0).poisson(2.0, 100))
+    density = LogDensity(model)
+    hessian = density.expected(DiagonalState.from_scale(density.initial_point(), np.full(density.n_dim, 0.3))).hessian
+    matrix, rows, cols = hessian.products(np.eye(density.n_dim)), density.pattern.rows, density.pattern.cols
+    inside = np.zeros(matrix.shape, dtype=bool)
+    inside[rows, cols] = inside[cols, rows] = True
+    assert np.abs(matrix[~inside]).max() == 0.0
+    assert_allclose(hessian.values(), matrix[rows, cols])
