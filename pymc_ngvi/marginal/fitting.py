@@ -117,7 +117,7 @@ class Sampler:
     ) -> None:
         self._most = most
         self._quadrature = function if isinstance(function, LogMarginal) else None
-        self._function = function if isinstance(function, LogMarginal) else Plain(function)
+        self._function = function if isinstance(function, LogMarginal | Plain) else Plain(function)
         self._mean, self._cov, self._p = mean, cov, len(mean)
         self._df = max(_LEAST_DF, float(self._p))
         self.sequences = Sequences(self._function, seed)
@@ -129,10 +129,8 @@ class Sampler:
         """Adapt the proposal, then draw the pool."""
         self._bend = find_tails(lambda g: self._function(g)[0], self._mean, np.sqrt(np.diag(self._cov)))
         self._base = self._moments_of_y()
-        if self._quadrature is not None:
-            self._quadrature.whitening = Whitening(
-                self._bend.forward, *self._base, tuple(t.at for t in self._bend.tails)
-            )
+        whitening = Whitening(self._bend.forward, *self._base, tuple(t.at for t in self._bend.tails))
+        self._function.standardise(whitening, self._bend)
         proposal = self._adapted()
         n_adapted = sum(len(r.g) for r in self._rounds)
         if self._quadrature is None:

@@ -21,6 +21,7 @@ from pymc_ngvi.marginal.nodes import Rule, first_rule, ladder, references, wide_
 from pymc_ngvi.marginal.parts import Terms
 from pymc_ngvi.marginal.quadrature import by_rule, integrate
 from pymc_ngvi.marginal.regression import Whitening, gram_of, leverage_of, predictor, regressed
+from pymc_ngvi.marginal.tails import Bend
 
 #: Corrections of centres from which on the nodes are as many as can be had.
 _WIDEST_FROM = 3
@@ -140,6 +141,10 @@ class LogMarginal:
 
     def __post_init__(self) -> None:
         self.rule = first_rule(self.forest.n_levels)
+
+    def standardise(self, whitening: Whitening, bend: Bend) -> None:
+        """Predict in standardised globals from now on."""
+        self.whitening = whitening
 
     def content(self) -> dict[str, Any]:
         """Return what was learned, for files: all but the terms, the forest and the map to y."""

@@ -23,6 +23,8 @@ from pymc_ngvi.core.psis import smoothed
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.proposals import Proposal, effective_size
+from pymc_ngvi.marginal.regression import Whitening
+from pymc_ngvi.marginal.tails import Bend
 
 #: Sequences that a pool is made of at least, and draws of each; draws of the pool at most.
 N_SCRAMBLINGS, _OF_SEQUENCE, _MOST_DRAWS = 8, 250, 16_000
@@ -181,6 +183,9 @@ class Plain:
 
     def __init__(self, log_p: Callable[[Array], Array]) -> None:
         self._log_p = log_p
+
+    def standardise(self, whitening: Whitening, bend: Bend) -> None:
+        """Do nothing: nothing is predicted."""
 
     def __call__(self, g: Array) -> tuple[Array, NDArray[np.bool_]]:
         """Return log p, -inf where it is not finite, and that no draw is lost."""

@@ -92,10 +92,17 @@ class Bend:
             mirrored = y.copy()
             mirrored[:, at] *= signs
             parts.append(of_y(mirrored))
+        folded: Array = logsumexp(parts, axis=0) + self.log_slope(g)
+        return folded
+
+    def log_slope(self, g: Array) -> Array:
+        """Return log dy/dg, (n,)."""
+        if not self.tails:
+            return np.zeros(len(g))
         # dy/dg is a logistic function.
         slopes = [-np.logaddexp(0.0, t.side * t.rate * (g[:, t.at] - t.corner)) for t in self.tails]
-        folded: Array = logsumexp(parts, axis=0) + np.sum(slopes, axis=0)
-        return folded
+        result: Array = np.sum(slopes, axis=0)
+        return result
 
     @cached_property
     def _signs(self) -> list[Array]:

@@ -26,6 +26,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.logdensity import LogDensity
+from pymc_ngvi.model.pieces import Pieces
 from pymc_ngvi.model.predictors.blocks import CannotSplit, Trees
 
 Integers = NDArray[np.intp]
@@ -71,7 +72,7 @@ class SplitDensity:
     def __init__(self, density: LogDensity, forest: TreesByLevel, point: Array) -> None:
         self.forest = forest
         self.n_evaluations = 0
-        self._pieces = _Pieces(forest, density.n_dim)
+        self._pieces = Pieces.of(forest.globals_, density.n_dim)
         before = density.compile_seconds
         self._of_globals, self._of_locals = self._functions(density)
         self.compile_seconds = density.compile_seconds - before
@@ -270,28 +271,6 @@ class _Sums(NamedTuple):
                 result += sums
             else:
                 result[..., self.places] += sums
-
-
-class _Pieces:
-    """Stands for the flat vector where graphs are put on it: pieces are taken from globals or local coordinates."""
-
-    def __init__(self, forest: TreesByLevel, n_dim: int) -> None:
-        self.global_ = pt.vector("g", dtype="float64", shape=(len(forest.globals_),))
-        self.local = pt.vector("b", dtype="float64", shape=(forest.n_local,))
-        self._is_global = np.zeros(n_dim, dtype=bool)
-        self._is_global[forest.globals_] = True
-        self._rank = np.where(self._is_global, np.cumsum(self._is_global), np.cumsum(~self._is_global)) - 1
-
-    def __getitem__(self, where: slice) -> Variable:
-        of_globals, rank = self._is_global[where], self._rank[where]
-        if of_globals.all():
-            return self.global_[int(rank[0]) : int(rank[-1]) + 1]
-        if not of_globals.any():
-            return self.local[int(rank[0]) : int(rank[-1]) + 1]
-        at = np.empty(len(rank), dtype=np.intp)
-        at[of_globals] = np.arange(int(of_globals.sum()))
-        at[~of_globals] = int(of_globals.sum()) + np.arange(int((~of_globals).sum()))
-        return pt.concatenate([self.global_[rank[of_globals]], self.local[rank[~of_globals]]])[at]
 
 
 def _deeper(forest: TreesByLevel, new: Integers, old: Integers) -> NDArray[np.bool_]:

@@ -4,6 +4,7 @@ import copy
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,6 +38,20 @@ _TOLERANCE, _PER_DIM, _LEAST = 1e-4, 1e-6, 1e-12
 _MOST_AT_ONCE = 2**20
 #: Relative difference of two values of log p that is rounding.
 _ROUNDING = 1e-9
+
+
+class Seen(NamedTuple):
+    """What rows see of a Gaussian.
+
+    Parameters
+    ----------
+    mean : ndarray, shape (n_predictors,)
+    covariances : list of ndarray
+        Of all pairs of predictors that a row has: an array, (n_rows,), for each pair of each kind of rows.
+    """
+
+    mean: Array
+    covariances: list[Array]
 
 
 class Expectations:
@@ -215,8 +230,12 @@ class Expectations:
         """Rows, all kinds together."""
         return sum(len(rows.index) for rows in self._rows)
 
-    # Densities overflow far from the mode: the caller sees what is not finite.
     @np.errstate(all="ignore")
+    def seen(self, q: Spread) -> Seen:
+        """Return what rows see of a Gaussian."""
+        eta: Array = self.linear_map(q.location[None])[0]
+        return Seen(eta, self._covariances.of(q.covariances))
+
     def under(
         self,
         q: Spread,
@@ -236,10 +255,23 @@ class Expectations:
         rules, adapt, least
             See `RowsTarget.expected`.
         """
-        linear = self.linear_map
-        eta = linear(q.location[None])[0]
+        return self.under_seen(self.seen(q), pattern, rules, adapt=adapt, least=least)
+
+    # Densities overflow far from the mode: the caller sees what is not finite.
+    @np.errstate(all="ignore")
+    def under_seen(
+        self,
+        seen: Seen,
+        pattern: Pattern | None,
+        rules: RowRules | None = None,
+        *,
+        adapt: bool = False,
+        least: float = -np.inf,
+    ) -> Expectation:
+        """Return expectations where the predictors are distributed so; see `under`."""
+        linear, eta = self.linear_map, seen.mean
         fixed = self._constant + float(self.terms.slope @ eta)
-        kinds = self._taken(eta, q, rules)
+        kinds = self._taken(seen, rules)
         if (rules is None or adapt) and not fixed + sum(kind.value for kind in kinds) < least:
             tolerance = max(_TOLERANCE, _PER_DIM * linear.rest.shape[1]) / max(self.n_rows, 1)
             for kind in kinds:
@@ -254,16 +286,16 @@ class Expectations:
             RowRules(np.concatenate([kind.codes for kind in kinds]), np.concatenate([kind.sd for kind in kinds])),
         )
 
-    def _taken(self, eta: Array, q: Spread, rules: RowRules | None) -> list[Taken]:
+    def _taken(self, seen: Seen, rules: RowRules | None) -> list[Taken]:
         """Take the expectations of each kind of rows by the rules that are given, or the coarsest."""
-        pairs, result = iter(self._covariances.of(q.covariances)), []
+        pairs, result = iter(seen.covariances), []
         given = zip(self._by_kind(rules.level), self._by_kind(rules.sd), strict=True) if rules is not None else None
         for rows in self._rows:
             cov = np.empty((len(rows.index), rows.k, rows.k))
             for a in range(rows.k):
                 for b in range(a + 1):
                     cov[:, a, b] = cov[:, b, a] = next(pairs)
-            result.append(Taken(rows, eta[rows.index], cov, next(given) if given is not None else None))
+            result.append(Taken(rows, seen.mean[rows.index], cov, next(given) if given is not None else None))
         return result
 
     def _by_kind[T: np.generic](self, values: NDArray[T]) -> list[NDArray[T]]:

@@ -1,0 +1,127 @@
+"""Log p as a function of some coordinates alone, the others being given: a sum over rows, whatever these are.
+
+Where hyperparameters are given, a Gaussian process, a random walk, a map or crossed effects are latent Gaussian models:
+the predictors of all rows are affine in what is left, by a matrix that depends on the hyperparameters. These are shared
+variables of the graph. To the search for rows they are data, and what has been found stays when they change.
+"""
+
+import functools
+
+import numpy as np
+import pytensor
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.types import Array, Expectation, RowRules, Spread
+from pymc_ngvi.model.graphs import graph
+from pymc_ngvi.model.graphs.backends import without_c
+from pymc_ngvi.model.logdensity import LogDensity
+from pymc_ngvi.model.pieces import Pieces, local_input
+from pymc_ngvi.model.predictors.expectations import Expectations, Seen
+from pymc_ngvi.model.predictors.pattern import pattern_of
+from pymc_ngvi.model.sparsity.dependence_sets import TooDenseError
+from pymc_ngvi.model.sparsity.hessian import is_dense
+
+#: How far from the start values are given first: at special ones, such as a correlation of 0, entries are missing.
+_AROUND = 0.1
+
+
+class NotRows(Exception):
+    """Given these coordinates, log p is no sum over rows of the others; the message says why, in a clause."""
+
+
+class RowsGiven:
+    """Log p as rows in the coordinates that are left where others are given.
+
+    Parameters
+    ----------
+    density : LogDensity
+        Without minibatches.
+    outside : ndarray of int, shape (n_outside,)
+        Coordinates that are given, ascending.
+
+    Attributes
+    ----------
+    inside : ndarray of int, shape (n_dim,)
+        All others.
+    rows : Expectations
+    pattern : Pattern or None
+        Entries of the Hessian that can differ from 0; None where it counts as dense.
+
+    Raises
+    ------
+    NotRows
+    """
+
+    def __init__(self, density: LogDensity, outside: NDArray[np.intp]) -> None:
+        graphs, functions = density.graphs, density.functions
+        self.outside = outside
+        self.inside = np.setdiff1d(np.arange(density.n_dim), outside)
+        start = density.initial_point()
+        self._start = start[self.inside]
+        first = start[outside] + _AROUND * np.random.default_rng(0).standard_normal(len(outside))
+        with functions.timed(), without_c():
+            self._given = pytensor.shared(first, "given", shape=(len(outside),))
+            theta = local_input(len(self.inside))
+            pieces = Pieces(outside, density.n_dim, self._given, theta)
+            [logp] = graph.on_flat_vector(density.model, density.layout, [density.model.logp()], pieces)
+            [logp] = graphs.simplify([logp])
+            simplify = functools.partial(graph.simplify, check_bounds=False)
+            try:
+                self.rows = Expectations(logp, theta, simplify, functions.compile_for_few)
+            except (ValueError, TooDenseError) as error:
+                raise NotRows(str(error) or "too many predictors have covariances") from None
+            if self.rows.terms.rest:
+                raise NotRows(self.rows.terms.why[0])
+            self._logp = functions.compile_for_few([theta], logp)
+        self.pattern = self._pattern()
+
+    @property
+    def n_dim(self) -> int:
+        """Number of coordinates that are left."""
+        return len(self.inside)
+
+    def start(self) -> Array:
+        """Return where the model starts, (n_dim,)."""
+        return self._start.copy()
+
+    def give(self, values: Array) -> bool:
+        """Take values of the coordinates that are given, (n_outside,); tell whether rows add up to log p there."""
+        self._given.set_value(np.asarray(values, dtype=np.float64))
+        try:
+            self.rows.refresh()
+        except (ValueError, TooDenseError, np.linalg.LinAlgError):
+            return False
+        return bool(np.isfinite(logp := self.logp(self._start[None]))[0]) and self.rows.anchor(self._start[None], logp)
+
+    def logp(self, theta: Array) -> Array:
+        """Return log p, (n_points,), at points (n_points, n_dim)."""
+        with np.errstate(all="ignore"):
+            return np.array([self._logp(point) for point in theta])
+
+    def seen(self, q: Spread) -> Seen:
+        """Return what rows see of a Gaussian."""
+        return self.rows.seen(q)
+
+    def under_seen(self, seen: Seen) -> Expectation:
+        """Return expectations where predictors are distributed as they were, perhaps at other values."""
+        return self.rows.under_seen(seen, self.pattern)
+
+    def expected(
+        self, q: Spread, rules: RowRules | None = None, *, adapt: bool = False, least: float = -np.inf
+    ) -> Expectation:
+        """Return the expectation under a Gaussian; see `RowsTarget`."""
+        return self.rows.under(q, self.pattern, rules, adapt=adapt, least=least)
+
+    def _pattern(self) -> Pattern | None:
+        pairs = [
+            (part.index[:, a], part.index[:, b])
+            for part in self.rows.functions
+            for a, b in np.argwhere(np.tril(part.interacts))
+        ]
+        try:
+            pattern = pattern_of(self.rows.predictors.dependence, pairs)
+        except TooDenseError:
+            return None
+        return None if is_dense(pattern) else pattern

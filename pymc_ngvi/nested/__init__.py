@@ -1,0 +1,1 @@
+"""Latent Gaussian models: hyperparameters sampled, latent variables by a Gaussian for each value of these."""

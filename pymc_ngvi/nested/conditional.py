@@ -1,0 +1,190 @@
+"""Gaussian fits of the latent variables, hyperparameters being given."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pymc_ngvi.core.status import Status
+from pymc_ngvi.core.target import MeanHessian
+from pymc_ngvi.core.types import Array, Density, Expectation, GaussianState, RowRules, Spread
+from pymc_ngvi.estimators.quadrature import Quadrature
+from pymc_ngvi.families.dissection import find_structure
+from pymc_ngvi.families.filled import FilledState
+from pymc_ngvi.families.fill import find_filled
+from pymc_ngvi.families.full import FullState
+from pymc_ngvi.families.gaussian import Gaussian
+from pymc_ngvi.families.matrices.dense import Dense
+from pymc_ngvi.families.sparse import SparseState
+from pymc_ngvi.model.predictors.expectations import Seen
+from pymc_ngvi.model.predictors.mean_hessian import PredictorMeanHessian
+from pymc_ngvi.model.rows_given import RowsGiven
+from pymc_ngvi.model.sparsity.hessian import PatternWidened
+from pymc_ngvi.steps.linesearch import LineSearch
+from pymc_ngvi.updates.natural import natural
+
+#: Nats that a conditional fit may lack, before what a line search makes of it; steps at most.
+_TOL, _MOST_STEPS = 0.01, 60
+#: Nats that a fit may lack that has not converged.
+_USABLE = 0.1
+#: Standard deviations to begin with where nothing is known.
+_FIRST_SCALES = (1.0, 0.1, 0.01)
+
+
+class _Given(Density):
+    """Log p of the latent variables, as a line search takes it."""
+
+    has_hessian = True
+    has_minibatch = False
+    n_batches = 1
+
+    def __init__(self, given: RowsGiven) -> None:
+        self._given = given
+        self.n_gradients = self.n_hessians = 0
+
+    @property
+    def n_dim(self) -> int:
+        """Number of latent variables."""
+        return self._given.n_dim
+
+    def expected(
+        self, q: Spread, rules: RowRules | None = None, *, adapt: bool = False, least: float = -np.inf
+    ) -> Expectation:
+        """Return the expectation of log p."""
+        self.n_gradients += 1
+        self.n_hessians += 1
+        return self._given.expected(q, rules, adapt=adapt, least=least)
+
+    def rows_cover(self, draw: Callable[[], Array]) -> bool:
+        """Return True: rows are compared with log p where they are found."""
+        return True
+
+    def logp_grad(self, theta: Array) -> tuple[Array, Array]:
+        """Raise: expectations are all that is taken."""
+        raise NotImplementedError
+
+    def mean_hessian(self, theta: Array) -> MeanHessian:
+        """Raise: expectations are all that is taken."""
+        raise NotImplementedError
+
+    def next_batch(self, rng: np.random.Generator) -> None:
+        """Do nothing: there are no minibatches."""
+
+    def take_batch(self, seed: int, number: int) -> None:
+        """Do nothing: there are no minibatches."""
+
+
+@dataclass(frozen=True, eq=False)
+class Conditional:
+    """The Gaussian of the latent variables at one value of the hyperparameters.
+
+    Parameters
+    ----------
+    q : GaussianState
+    elbo : float
+        Nats, of log p at these hyperparameters.
+    seen : Seen
+        What rows see of q: from which a fit at other hyperparameters begins.
+    """
+
+    q: GaussianState
+    elbo: float
+    seen: Seen
+
+
+class ConditionalFits:
+    """Fits the latent variables at one value of the hyperparameters after another.
+
+    Parameters
+    ----------
+    given : RowsGiven
+
+    Attributes
+    ----------
+    n_fits, n_expectations : int
+        Taken so far.
+    """
+
+    def __init__(self, given: RowsGiven) -> None:
+        self._given, self._target = given, _Given(given)
+        self._state, self._structure = _form(given)
+        self.n_fits = 0
+
+    @property
+    def n_expectations(self) -> int:
+        """Expectations taken so far, but for those that fits begin with."""
+        return self._target.n_hessians
+
+    def fit(self, values: Array, near: Conditional | None) -> Conditional | None:
+        """Return the fit at some values, (n_outside,); None where there is none.
+
+        Parameters
+        ----------
+        values : ndarray, shape (n_outside,)
+        near : Conditional or None
+            A fit at other values to begin from.
+        """
+        self.n_fits += 1
+        if not self._given.give(values):
+            return None
+        try:
+            starts = self._starts(near)
+            for start in starts:
+                rule = LineSearch(self._target, natural, Quadrature(), seed=0, tol=_TOL)  # type: ignore[arg-type]
+                state = rule.init(start)
+                if not np.isfinite(state.elbo):
+                    continue
+                for _ in range(_MOST_STEPS):
+                    if (status := rule.terminate(state)) is not None:
+                        break
+                    state = rule.step(state)
+                if status is not Status.CONVERGED and not state.gap < _USABLE:
+                    continue
+                return Conditional(state.q, state.elbo, self._given.seen(state.q))
+        except (PatternWidened, np.linalg.LinAlgError):
+            pass
+        return None
+
+    def _starts(self, near: Conditional | None) -> Any:
+        """Yield states to begin from, the most promising one first."""
+        if near is not None:
+            with np.errstate(all="ignore"):
+                start = self._by_sites(near.seen)
+            if start is not None:
+                yield start
+            yield near.q
+        for scale in _FIRST_SCALES:
+            yield self._of_scale(self._given.start(), np.full(self._given.n_dim, scale))
+
+    def _of_scale(self, location: Array, scale: Array) -> Any:
+        return self._state.of_scale(self._structure, location, scale)
+
+    def _by_sites(self, seen: Seen) -> GaussianState | None:
+        """Return the natural step of size 1 from where predictors are as they were at other hyperparameters.
+
+        What rows say of their predictors changes little, and what the prior says is exact after a step: coordinates of
+        their own scale, as those of a Gaussian process that is written with a Cholesky factor, do not matter.
+        """
+        expectation = self._given.under_seen(seen)
+        hessian = expectation.hessian
+        assert isinstance(hessian, PredictorMeanHessian)
+        linear = hessian.linear
+        slope = expectation.grad + linear.transposed_times((hessian.matrix @ (linear.offset - seen.mean))[None])[0]
+        if not (np.isfinite(slope).all() and np.isfinite(hessian.matrix.data).all()):
+            return None
+        base = self._of_scale(np.zeros(self._given.n_dim), np.ones(self._given.n_dim))
+        found = base.precision_scaled_by(base.curvature(hessian), slope)
+        if found is None:
+            return None
+        state, location = found
+        result: GaussianState = replace(state, location=location)
+        return result
+
+
+def _form(given: RowsGiven) -> tuple[type[Gaussian[Any]], Any]:
+    """Return the class of Gaussians that costs least, and their structure."""
+    if given.pattern is None:
+        return FullState, Dense()
+    filled = find_filled(given.pattern)
+    return (FilledState, filled) if filled is not None else (SparseState, find_structure(given.pattern))

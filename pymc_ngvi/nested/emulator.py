@@ -1,0 +1,224 @@
+"""A function of few numbers that is dear to evaluate, known at some points and predicted elsewhere.
+
+Universal kriging [1]_: a polynomial of the second degree, and a Gaussian process for what it leaves. The length scale is
+the one whose predictions of each point from all others are best.
+
+References
+----------
+.. [1] J. Sacks, W. J. Welch, T. J. Mitchell and H. P. Wynn (1989). Design and analysis of computer experiments.
+   Statistical Science 4(4). https://doi.org/10.1214/ss/1177012413
+"""
+
+import itertools
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pymc_ngvi.core.linalg import solve_lower, solve_upper
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.marginal.regression import Whitening
+from pymc_ngvi.marginal.sampling import Plain
+from pymc_ngvi.marginal.tails import Bend
+
+#: Length scales that are tried, in units of the whitened space; parts of the variance that are noise.
+_LENGTHS, _NUGGETS = (1.0, 1.5, 2.5, 4.0, 7.0), (1e-11, 1e-9, 1e-7)
+#: Nats below the top beyond which a value is no more than "none", and more for each dimension.
+_DEEP, _DEEP_PER_DIM = 15.0, 3.0
+#: Standard deviation of a prediction at the top, in nats, that is near enough; nats below it for which it may be so
+#: much larger again.
+_NEAR, _SLACKER = 0.05, 3.0
+#: Whitened coordinates up to which values are used.
+_FARTHEST = 6.5
+#: Points after which the length scale is chosen anew; points that are predicted at a time.
+_ANEW, _AT_A_TIME = 8, 4_096
+
+
+@dataclass(frozen=True, eq=False)
+class Kriging:
+    """Predictions from values at points.
+
+    Parameters
+    ----------
+    points : ndarray, shape (n, p)
+    length, nugget : float
+    alpha, beta : ndarray, shapes (n,), (n_terms,)
+        Weights of the kernel, and of the polynomial.
+    root, basis, triangle : ndarray
+        Cholesky factor of the kernel matrix, and an orthogonal factorisation of the polynomial whitened by it.
+    variance : float
+        Of the process.
+    score : float
+        Minus twice the mean log density of each value given all others.
+    """
+
+    points: Array
+    length: float
+    nugget: float
+    alpha: Array
+    beta: Array
+    root: Array
+    basis: Array
+    triangle: Array
+    variance: float
+    score: float
+
+    @classmethod
+    def of(cls, points: Array, values: Array, length: float, nugget: float) -> "Kriging":
+        """Fit to values, (n,), at points, (n, p)."""
+        kernel = _kernel(points, points, length) + nugget * np.eye(len(points))
+        root = np.linalg.cholesky(kernel)
+        basis, triangle = np.linalg.qr(solve_lower(root, _terms(points)))
+        whitened = solve_lower(root, values)
+        beta = solve_upper(triangle, basis.T @ whitened)
+        alpha = solve_lower(root, whitened - basis @ (basis.T @ whitened), transpose=True)
+        # Of what is projected off the polynomial: what each value is from its prediction by the others.
+        half = solve_lower(root, np.eye(len(points)))
+        half -= basis @ (basis.T @ half)
+        precision = np.maximum((half**2).sum(axis=0), 1e-12)
+        square = (alpha / precision) ** 2 * precision
+        variance = float(square.mean())
+        score = float(np.mean(np.log(variance / precision) + square / variance)) if variance else -np.inf
+        return cls(points, length, nugget, alpha, beta, root, basis, triangle, variance, score)
+
+    def __call__(self, points: Array) -> tuple[Array, Array]:
+        """Return predictions and their standard deviations, (n,) each, at points (n, p)."""
+        kernel, terms = _kernel(points, self.points, self.length), _terms(points)
+        solved = solve_lower(self.root, np.ascontiguousarray(kernel.T))
+        left = solve_lower(
+            np.ascontiguousarray(self.triangle.T), np.ascontiguousarray(terms.T - self.basis_terms.T @ solved)
+        )
+        part = 1.0 + self.nugget - (solved**2).sum(axis=0) + (left**2).sum(axis=0)
+        return terms @ self.beta + kernel @ self.alpha, np.sqrt(self.variance * np.maximum(part, 0.0))
+
+    @property
+    def basis_terms(self) -> Array:
+        """The polynomial at the points, whitened."""
+        result: Array = self.basis @ self.triangle
+        return result
+
+
+def _kernel(a: Array, b: Array, length: float) -> Array:
+    squares = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1) - 2.0 * a @ b.T
+    result: Array = np.exp(-0.5 * np.maximum(squares, 0.0) / length**2)
+    return result
+
+
+def _terms(points: Array) -> Array:
+    i, j = np.triu_indices(points.shape[1])
+    return np.concatenate([np.ones((len(points), 1)), points, points[:, i] * points[:, j]], axis=1)
+
+
+class Emulated(Plain):
+    """A log density that is evaluated where its prediction is not near enough, and predicted elsewhere.
+
+    Parameters
+    ----------
+    function : callable
+        From one point, (p,), to the value there; -inf where there is none.
+    most : int
+        Evaluations at most.
+
+    Notes
+    -----
+    All is evaluated before `standardise`.
+    """
+
+    def __init__(self, function: Callable[[Array], float], most: int) -> None:
+        super().__init__(self._values)
+        self._function, self._most = function, most
+        self._points: list[Array] = []
+        self._known: list[float] = []
+        self._kriging: Kriging | None = None
+        self._n_used = 0
+        self._whitening: Whitening | None = None
+        self._bend = Bend()
+
+    @property
+    def n_evaluated(self) -> int:
+        """Points at which the function has been evaluated."""
+        return len(self._points)
+
+    def standardise(self, whitening: Whitening, bend: Bend) -> None:
+        """Predict from now on, in standardised coordinates without straight tails, in which the density is smooth."""
+        self._whitening, self._bend, self._kriging = whitening, bend, None
+
+    @property
+    def top(self) -> float:
+        """The largest value so far."""
+        return max(self._known, default=-np.inf)
+
+    def evaluate(self, point: Array) -> float:
+        """Evaluate at a point."""
+        value = self._function(point)
+        self._points.append(np.array(point))
+        self._known.append(value)
+        self._refit()
+        return value
+
+    def tell(self, point: Array, value: float) -> None:
+        """Take a value that is known."""
+        self._points.append(np.array(point))
+        self._known.append(value)
+        self._kriging = None
+
+    def predict(self, points: Array) -> tuple[Array, Array]:
+        """Return predictions and their standard deviations."""
+        assert self._whitening is not None
+        if self._kriging is None:
+            self._refit()
+        if self._kriging is None:
+            return np.full(len(points), self.top), np.full(len(points), np.inf)
+        mean, sd = self._kriging(self._whitening.whitened(points))
+        return mean + self._bend.log_slope(points), sd
+
+    def _values(self, points: Array) -> Array:
+        if self._whitening is None:
+            return np.array([self.evaluate(point) for point in points])
+        parts = [self._near_enough(points[at : at + _AT_A_TIME]) for at in range(0, len(points), _AT_A_TIME)]
+        return np.concatenate(parts)
+
+    def _near_enough(self, points: Array) -> Array:
+        """Evaluate at the point whose prediction is worst, until all are near enough."""
+        own: dict[int, float] = {}
+        while True:
+            mean, sd = self.predict(points)
+            depth = np.maximum(self.top - mean, 0.0)
+            is_none = mean + 3.0 * sd < self.top - self._deep(points.shape[1])
+            excess = np.where(is_none, 0.0, sd / (_NEAR * (1.0 + depth / _SLACKER)))
+            excess[list(own)] = 0.0
+            worst = int(np.argmax(excess))
+            if excess[worst] <= 1.0 or self.n_evaluated >= self._most:
+                break
+            own[worst] = self.evaluate(points[worst])
+        mean[list(own)] = list(own.values())
+        return mean
+
+    def _refit(self) -> None:
+        """Fit to what is known, of what is not too far down."""
+        if self._whitening is None:
+            return
+        values = np.array(self._known)
+        points = np.array(self._points)
+        u, of_y = self._whitening.whitened(points), values - self._bend.log_slope(points)
+        keep = (values > self.top - self._deep(u.shape[1])) & (np.abs(u) < _FARTHEST).all(axis=1)
+        u = u[keep]
+        n_terms = _terms(u[:1]).shape[1]
+        if len(u) < n_terms + 2:
+            self._kriging = None
+            return
+        old = self._kriging
+        try:
+            if old is not None and len(u) < self._n_used + _ANEW:
+                self._kriging = Kriging.of(u, of_y[keep], old.length, old.nugget)
+                return
+            fits = [Kriging.of(u, of_y[keep], *kind) for kind in itertools.product(_LENGTHS, _NUGGETS)]
+            self._kriging, self._n_used = min(fits, key=lambda fit: fit.score), len(u)
+        except np.linalg.LinAlgError:
+            self._kriging = None
+
+    @staticmethod
+    def _deep(p: int) -> float:
+        return _DEEP + _DEEP_PER_DIM * p
+
