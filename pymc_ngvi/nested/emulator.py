@@ -26,9 +26,9 @@ from pymc_ngvi.marginal.tails import Bend
 _LENGTHS, _NUGGETS = (1.0, 1.5, 2.5, 4.0, 7.0), (1e-11, 1e-9, 1e-7)
 #: Nats below the top beyond which a value is no more than "none", and more for each dimension.
 _DEEP, _DEEP_PER_DIM = 15.0, 3.0
-#: Standard deviation of a prediction at the top, in nats, that is near enough; nats below it for which it may be so
-#: much larger again.
-_NEAR, _SLACKER = 0.05, 3.0
+#: Standard deviation of a prediction at the top, in nats, that is near enough; nats below it at which it may be e times
+#: as large: there is little weight there.
+_NEAR, _SLACKER = 0.05, 4.0
 #: Whitened coordinates up to which values are used.
 _FARTHEST = 6.5
 #: Points after which the length scale is chosen anew; points that are predicted at a time.
@@ -42,6 +42,8 @@ class Kriging:
     Parameters
     ----------
     points : ndarray, shape (n, p)
+    terms : ndarray, shape (n, n_terms)
+        Of the polynomial, and whatever else is added up.
     length, nugget : float
     alpha, beta : ndarray, shapes (n,), (n_terms,)
         Weights of the kernel, and of the polynomial.
@@ -54,6 +56,7 @@ class Kriging:
     """
 
     points: Array
+    terms: Array
     length: float
     nugget: float
     alpha: Array
@@ -65,11 +68,11 @@ class Kriging:
     score: float
 
     @classmethod
-    def of(cls, points: Array, values: Array, length: float, nugget: float) -> "Kriging":
-        """Fit to values, (n,), at points, (n, p)."""
+    def of(cls, points: Array, terms: Array, values: Array, length: float, nugget: float) -> "Kriging":
+        """Fit to values, (n,), at points, (n, p), with terms (n, n_terms)."""
         kernel = _kernel(points, points, length) + nugget * np.eye(len(points))
         root = np.linalg.cholesky(kernel)
-        basis, triangle = np.linalg.qr(solve_lower(root, _terms(points)))
+        basis, triangle = np.linalg.qr(solve_lower(root, terms))
         whitened = solve_lower(root, values)
         beta = solve_upper(triangle, basis.T @ whitened)
         alpha = solve_lower(root, whitened - basis @ (basis.T @ whitened), transpose=True)
@@ -80,11 +83,11 @@ class Kriging:
         square = (alpha / precision) ** 2 * precision
         variance = float(square.mean())
         score = float(np.mean(np.log(variance / precision) + square / variance)) if variance else -np.inf
-        return cls(points, length, nugget, alpha, beta, root, basis, triangle, variance, score)
+        return cls(points, terms, length, nugget, alpha, beta, root, basis, triangle, variance, score)
 
-    def __call__(self, points: Array) -> tuple[Array, Array]:
+    def __call__(self, points: Array, terms: Array) -> tuple[Array, Array]:
         """Return predictions and their standard deviations, (n,) each, at points (n, p)."""
-        kernel, terms = _kernel(points, self.points, self.length), _terms(points)
+        kernel = _kernel(points, self.points, self.length)
         solved = solve_lower(self.root, np.ascontiguousarray(kernel.T))
         left = solve_lower(
             np.ascontiguousarray(self.triangle.T), np.ascontiguousarray(terms.T - self.basis_terms.T @ solved)
@@ -103,11 +106,6 @@ def _kernel(a: Array, b: Array, length: float) -> Array:
     squares = (a**2).sum(axis=1)[:, None] + (b**2).sum(axis=1) - 2.0 * a @ b.T
     result: Array = np.exp(-0.5 * np.maximum(squares, 0.0) / length**2)
     return result
-
-
-def _terms(points: Array) -> Array:
-    i, j = np.triu_indices(points.shape[1])
-    return np.concatenate([np.ones((len(points), 1)), points, points[:, i] * points[:, j]], axis=1)
 
 
 class Emulated(Plain):
@@ -170,7 +168,7 @@ class Emulated(Plain):
             self._refit()
         if self._kriging is None:
             return np.full(len(points), self.top), np.full(len(points), np.inf)
-        mean, sd = self._kriging(self._whitening.whitened(points))
+        mean, sd = self._kriging(self._whitening.whitened(points), self._whitening.features(points, cubes=False))
         return mean + self._bend.log_slope(points), sd
 
     def _values(self, points: Array) -> Array:
@@ -186,7 +184,7 @@ class Emulated(Plain):
             mean, sd = self.predict(points)
             depth = np.maximum(self.top - mean, 0.0)
             is_none = mean + 3.0 * sd < self.top - self._deep(points.shape[1])
-            excess = np.where(is_none, 0.0, sd / (_NEAR * (1.0 + depth / _SLACKER)))
+            excess = np.where(is_none, 0.0, sd / (_NEAR * np.exp(depth / _SLACKER)))
             excess[list(own)] = 0.0
             worst = int(np.argmax(excess))
             if excess[worst] <= 1.0 or self.n_evaluated >= self._most:
@@ -203,17 +201,16 @@ class Emulated(Plain):
         points = np.array(self._points)
         u, of_y = self._whitening.whitened(points), values - self._bend.log_slope(points)
         keep = (values > self.top - self._deep(u.shape[1])) & (np.abs(u) < _FARTHEST).all(axis=1)
-        u = u[keep]
-        n_terms = _terms(u[:1]).shape[1]
-        if len(u) < n_terms + 2:
+        u, terms = u[keep], self._whitening.features(points[keep], cubes=False)
+        if len(u) < terms.shape[1] + 2:
             self._kriging = None
             return
         old = self._kriging
         try:
             if old is not None and len(u) < self._n_used + _ANEW:
-                self._kriging = Kriging.of(u, of_y[keep], old.length, old.nugget)
+                self._kriging = Kriging.of(u, terms, of_y[keep], old.length, old.nugget)
                 return
-            fits = [Kriging.of(u, of_y[keep], *kind) for kind in itertools.product(_LENGTHS, _NUGGETS)]
+            fits = [Kriging.of(u, terms, of_y[keep], *kind) for kind in itertools.product(_LENGTHS, _NUGGETS)]
             self._kriging, self._n_used = min(fits, key=lambda fit: fit.score), len(u)
         except np.linalg.LinAlgError:
             self._kriging = None
