@@ -264,4 +264,4 @@ def exact_state(groups, mean, cov, seed=1):
     """Return the exact posterior of groups, from a Gaussian with these moments of the globals."""
     quadrature = LogMarginal(groups.terms, groups.forest, groups.start)
     sampler = Sampler(quadrature, np.asarray(mean, dtype=float), np.asarray(cov, dtype=float), seed)
-    return ExactState(groups.forest, sampler.run(), sampler.sequences, quadrature, None, None)
+    return ExactState(sampler.run(), sampler.sequences, None, groups.forest, quadrature, None)

@@ -287,7 +287,7 @@ def test_lost_draws_count_in_the_verdict(binary):
     log_marginal = np.where(lost, pool.log_marginal - 1e4, pool.log_marginal)
     spoiled = Pool(pool.g, log_marginal, pool.log_density, pool.scrambling, lost)
     sampled = dataclasses.replace(state.sampled, pool=spoiled)
-    checks = ExactState(state.forest, sampled, state.sequences, state.quadrature, None, None).checks
+    checks = ExactState(sampled, state.sequences, None, state.forest, state.quadrature, None).checks
     assert checks.lost == pytest.approx(state.weights[lost].sum(), rel=0.5)
     assert any("quadrature nodes off their centres" in clause for clause in checks.failures)
 

@@ -28,13 +28,13 @@ def near(state, expected, slack=5e-4):
 def sampled(terms, forest, mean, cov, first_centres, seed=1):
     quadrature = LogMarginal(terms, forest, first_centres)
     sampler = Sampler(quadrature, np.asarray(mean, dtype=float), np.asarray(cov, dtype=float), seed)
-    return ExactState(forest, sampler.run(), sampler.sequences, quadrature, None, None)
+    return ExactState(sampler.run(), sampler.sequences, None, forest, quadrature, None)
 
 
 def plain(log_p, mean, cov, seed=1):
     """Return the posterior of a model without local coordinates."""
     sampler = Sampler(log_p, np.asarray(mean, dtype=float), np.asarray(cov, dtype=float), seed)
-    return ExactState(forest_of([], len(mean)), sampler.run(), sampler.sequences, None, None, None)
+    return ExactState(sampler.run(), sampler.sequences, None, forest_of([], len(mean)), None, None)
 
 
 # --- with local coordinates -------------------------------------------------------------------------------------------

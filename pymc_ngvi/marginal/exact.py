@@ -157,7 +157,7 @@ def exact_posterior(
     fitted = FittedDensity(density, forest, mean)
     if not forest.n_local:
         sampler = Sampler(fitted.logp, mean, cov, seed)
-        return ExactState(forest, _run(sampler), sampler.sequences, None, q, fitted)
+        return ExactState(_run(sampler), sampler.sequences, q, forest, None, fitted)
     try:
         fitted.split()
     except CannotSplit as reason:
@@ -168,7 +168,7 @@ def exact_posterior(
     centres = linear_centres(forest, _precision(density, q), mean)
     quadrature = LogMarginal(fitted, forest, centres)
     sampler = Sampler(quadrature, mean[forest.globals_], cov, seed, most)
-    return ExactState(forest, _run(sampler), sampler.sequences, quadrature, q, fitted)
+    return ExactState(_run(sampler), sampler.sequences, q, forest, quadrature, fitted)
 
 
 def _run(sampler: Sampler) -> Sampled:

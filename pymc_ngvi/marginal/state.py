@@ -1,11 +1,8 @@
 """The exact posterior as a distribution of flat vectors: a weighted pool of globals, local coordinates given them."""
 
 import functools
-import uuid
-import weakref
 
-from dataclasses import dataclass, field
-from typing import Any, Self
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,57 +12,42 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.conditionals import Conditionals
 from pymc_ngvi.marginal.files import InFiles
-from pymc_ngvi.marginal.fitting import Sampled
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.joint_moments import covariance, mean_and_sd
 from pymc_ngvi.marginal.log_marginal import LogMarginal
 from pymc_ngvi.marginal.nodes import ladder
 from pymc_ngvi.marginal.on_model import FittedDensity
+from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.quadrature import integrate
-from pymc_ngvi.marginal.sampling import Pool, Sequences, evenly_picked, picked
+from pymc_ngvi.marginal.sampling import Pool, evenly_picked, picked
 from pymc_ngvi.marginal.verdict import Checks
 
 #: Draws at which the reference is compared with the rule in use, and with more nodes.
 _N_REFERENCE, _N_COMPARED = 256, 16
-_KNOWN: "weakref.WeakValueDictionary[int, ExactState]" = weakref.WeakValueDictionary()
 
 
 @stored("exact.state")
 @dataclass(frozen=True, eq=False)
-class ExactState(InFiles):
+class ExactState(InFiles, PoolState):
     """The posterior of a model whose local coordinates can be integrated.
 
     Parameters
     ----------
     forest : Forest
-    sampled : Sampled
-        Globals as weighted draws.
-    sequences : Sequences
-        Make more of them.
     quadrature : LogMarginal or None
         Gives local coordinates; None where there are none.
-    gaussian : GaussianState
-        The fit that it began from.
     density : FittedDensity
         What all of these evaluate.
-    number : int
-        Stands for it among the shared variables of a graph; the same when it is pickled.
+    sampled, sequences, gaussian, number
+        See `PoolState`.
     """
 
     forest: Forest
-    sampled: Sampled
-    sequences: Sequences
     quadrature: LogMarginal | None
-    gaussian: Any
     density: FittedDensity
-    number: int = field(default_factory=lambda: uuid.uuid4().int >> 66)
 
-    def __post_init__(self) -> None:
-        _KNOWN[self.number] = self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Return what makes it again: the one of that number, where it is there still."""
-        return _restored, (self.number, {k: v for k, v in self.__dict__.items() if k not in ("_last", "_conditionals")})
+    kind = "exact"
+    computed = ("_last", "_conditionals")
 
     @property
     def n_dim(self) -> int:
@@ -73,66 +55,14 @@ class ExactState(InFiles):
         return self.forest.n_dim
 
     @property
+    def globals_(self) -> NDArray[np.intp]:
+        """Coordinates that are in the pool."""
+        return self.forest.globals_
+
+    @property
     def n_uniform(self) -> int:
         """Uniform numbers behind a draw: one for the globals, two for each local coordinate."""
         return 1 + 2 * self.forest.n_local
-
-    def params(self) -> dict[str, Array]:
-        """Return what stands for the state among the shared variables of a graph: its number, and the pool."""
-        return {
-            "exact": np.array([self.number]),
-            "globals": self.pool.g,
-            "log_weights": self.log_weights,
-        }
-
-    @classmethod
-    def from_params(cls, params: dict[str, Array]) -> "ExactState":
-        """Return the state with these parameters.
-
-        Raises
-        ------
-        ValueError
-            If it is not in memory any more.
-        """
-        known = _KNOWN.get(int(params["exact"][0]))
-        if known is None:
-            raise ValueError(
-                "No exact posterior has this number: arrays alone don't tell it. Keep, or pickle, the approximation "
-                "that they come from."
-            )
-        return known
-
-    # --- the globals ---
-
-    @property
-    def pool(self) -> Pool:
-        """The weighted draws of the globals."""
-        return self.sampled.pool
-
-    @functools.cached_property
-    def _smoothed(self) -> tuple[Array, float]:
-        return self.pool.weights()
-
-    @property
-    def weights(self) -> Array:
-        """Smoothed weights of the pool, (n,); they add up to 1."""
-        return self._smoothed[0]
-
-    @property
-    def log_weights(self) -> Array:
-        """Their logarithms."""
-        with np.errstate(divide="ignore"):
-            return np.log(self.weights)
-
-    @property
-    def khat(self) -> float:
-        """Pareto k-hat of the weights."""
-        return self._smoothed[1]
-
-    @property
-    def effective_size(self) -> float:
-        """Effective number of draws of the globals."""
-        return _effective(self.weights)
 
     def log_normaliser(self) -> tuple[float, float]:
         """Return the logarithm of the integral of exp(log p), and its standard error."""
@@ -161,25 +91,6 @@ class ExactState(InFiles):
         )
         value = float(np.log(apart.mean()) + np.mean(many - few))
         return value, float(np.hypot(_error(apart) / apart.mean(), _error(many - few)))
-
-    def for_draws(self, n: int) -> Pool:
-        """Return a pool whose effective size is ``n``, as far as the budget goes; the last one is kept."""
-        if n <= self.effective_size:
-            return self.pool
-        if self._last.get("n") != n:
-            pool = self.sequences.enlarged(self.pool, self.sampled.proposal, n)
-            self._last.update(n=n, pool=pool)
-        result: Pool = self._last["pool"]
-        return result
-
-    @functools.cached_property
-    def _last(self) -> dict[str, Any]:
-        return {}
-
-    def effective_size_for(self, n: int) -> float:
-        """Return the effective size of the pool that ``n`` draws are taken from."""
-        pool = self.for_draws(n)
-        return self.effective_size if pool is self.pool else _effective(pool.weights()[0])
 
     # --- draws ---
 
@@ -252,24 +163,6 @@ class ExactState(InFiles):
             lost=self.pool.part_lost(self.weights),
             candidates=self._conditionals.efficiency(),
         )
-
-    def __copy__(self) -> Self:
-        """Return itself: nothing of it changes."""
-        return self
-
-
-def _restored(number: int, parts: dict[str, Any]) -> ExactState:
-    known = _KNOWN.get(number)
-    if known is not None:
-        return known
-    state = ExactState.__new__(ExactState)
-    vars(state).update(parts)
-    state.__post_init__()
-    return state
-
-
-def _effective(weights: Array) -> float:
-    return float(1.0 / np.sum(weights**2))
 
 
 def _error(values: Array) -> float:

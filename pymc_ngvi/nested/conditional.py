@@ -1,6 +1,6 @@
 """Gaussian fits of the latent variables, hyperparameters being given."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -112,18 +112,24 @@ class ConditionalFits:
         self.n_fits = 0
 
     @property
+    def state_bytes(self) -> int:
+        """Memory of one fit."""
+        start = self._of_scale(self._given.start(), np.ones(self._given.n_dim))
+        return int(start.factor.nbytes + start.location.nbytes)
+
+    @property
     def n_expectations(self) -> int:
         """Expectations taken so far, but for those that fits begin with."""
         return self._target.n_hessians
 
-    def fit(self, values: Array, near: Conditional | None) -> Conditional | None:
+    def fit(self, values: Array, near: Seen | None) -> Conditional | None:
         """Return the fit at some values, (n_outside,); None where there is none.
 
         Parameters
         ----------
         values : ndarray, shape (n_outside,)
-        near : Conditional or None
-            A fit at other values to begin from.
+        near : Seen or None
+            What rows see of a fit at other values, to begin from.
         """
         self.n_fits += 1
         if not self._given.give(values):
@@ -146,14 +152,13 @@ class ConditionalFits:
             pass
         return None
 
-    def _starts(self, near: Conditional | None) -> Any:
+    def _starts(self, near: Seen | None) -> Iterator[GaussianState]:
         """Yield states to begin from, the most promising one first."""
         if near is not None:
             with np.errstate(all="ignore"):
-                start = self._by_sites(near.seen)
+                start = self._by_sites(near)
             if start is not None:
                 yield start
-            yield near.q
         for scale in _FIRST_SCALES:
             yield self._of_scale(self._given.start(), np.full(self._given.n_dim, scale))
 

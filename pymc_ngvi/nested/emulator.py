@@ -13,10 +13,12 @@ import itertools
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from pymc_ngvi.core.linalg import solve_lower, solve_upper
+from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.regression import Whitening
 from pymc_ngvi.marginal.sampling import Plain
@@ -35,6 +37,7 @@ _FARTHEST = 6.5
 _ANEW, _AT_A_TIME = 8, 4_096
 
 
+@stored("nested.kriging")
 @dataclass(frozen=True, eq=False)
 class Kriging:
     """Predictions from values at points.
@@ -108,6 +111,47 @@ def _kernel(a: Array, b: Array, length: float) -> Array:
     return result
 
 
+@stored("nested.predicted", content=("kriging", "bend", "mean", "factor"), make="of_content")
+class Predicted(Plain):
+    """A log density as it is predicted, wherever.
+
+    Parameters
+    ----------
+    kriging : Kriging
+    whitening : Whitening
+    bend : Bend
+    """
+
+    def __init__(self, kriging: Kriging, whitening: Whitening, bend: Bend) -> None:
+        super().__init__(lambda points: self.predict(points)[0])
+        self.kriging, self.whitening, self.bend = kriging, whitening, bend
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what makes it again."""
+        return type(self).of_content, (self.kriging, self.bend, self.mean, self.factor)
+
+    @property
+    def mean(self) -> Array:
+        """Of the whitening, (p,)."""
+        return self.whitening.mean
+
+    @property
+    def factor(self) -> Array:
+        """Of the whitening, (p, p)."""
+        return self.whitening.factor
+
+    @classmethod
+    def of_content(cls, kriging: Kriging, bend: Bend, mean: Array, factor: Array) -> "Predicted":
+        """Return what a file holds."""
+        whitening = Whitening(bend.forward, mean, factor, tuple(t.at for t in bend.tails))
+        return cls(kriging, whitening, bend)
+
+    def predict(self, points: Array) -> tuple[Array, Array]:
+        """Return predictions and their standard deviations, (n,) each."""
+        mean, sd = self.kriging(self.whitening.whitened(points), self.whitening.features(points, cubes=False))
+        return mean + self.bend.log_slope(points), sd
+
+
 class Emulated(Plain):
     """A log density that is evaluated where its prediction is not near enough, and predicted elsewhere.
 
@@ -168,8 +212,14 @@ class Emulated(Plain):
             self._refit()
         if self._kriging is None:
             return np.full(len(points), self.top), np.full(len(points), np.inf)
-        mean, sd = self._kriging(self._whitening.whitened(points), self._whitening.features(points, cubes=False))
-        return mean + self._bend.log_slope(points), sd
+        return Predicted(self._kriging, self._whitening, self._bend).predict(points)
+
+    def predicted(self) -> Predicted | None:
+        """Return what is predicted of all that is known; None where that is too little."""
+        assert self._whitening is not None
+        if self._kriging is None:
+            self._refit()
+        return None if self._kriging is None else Predicted(self._kriging, self._whitening, self._bend)
 
     def _values(self, points: Array) -> Array:
         if self._whitening is None:

@@ -4,17 +4,37 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.marginal.fitting import Hopeless, Sampled, Sampler
-from pymc_ngvi.marginal.sampling import Pool, Sequences, evenly_picked
-from pymc_ngvi.nested.emulator import Emulated
+from pymc_ngvi.marginal.sampling import Pool, evenly_picked
+from pymc_ngvi.nested.emulator import Emulated, Predicted
 from pymc_ngvi.nested.log_marginal import Evaluated, LatentMarginal
 from pymc_ngvi.nested.mode import find_mode
 
-#: Evaluations of log m at most, and for each hyperparameter; values at which predictions are checked.
-_MOST, _MOST_OF_EACH, N_CHECKED = 120, 60, 32
+#: Evaluations of log m at most, and for each hyperparameter.
+_MOST, _MOST_OF_EACH = 120, 60
+#: Values at which predictions are checked, and conditional fits kept: at most, and as memory goes; at least.
+_N_CHECKED, _MOST_BYTES, _FEWEST = 32, 2**28, 8
 #: Differences from predictions, an sd in nats, with which a pool is good enough; pools at most.
 _GOOD, _MOST_POOLS = 0.05, 4
+
+
+@dataclass(frozen=True, eq=False)
+class Supported:
+    """Values of the hyperparameters, picked evenly by weight.
+
+    Parameters
+    ----------
+    evaluated : list of Evaluated
+    states : list of GaussianState
+        The latent variables at each.
+    difference : float
+        Between log m and what was predicted before they were evaluated, an sd in nats.
+    """
+
+    evaluated: list[Evaluated]
+    states: list[GaussianState]
+    difference: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,20 +44,14 @@ class Explored:
     Parameters
     ----------
     sampled : Sampled
-    sequences : Sequences
-    supports : list of Evaluated
-        Of equal weight.
-    difference : float
-        Between log m and its predictions at these, which these were made without, an sd in nats.
-    n_fits : int
-        Conditional fits.
+    predicted : Predicted
+        Their log density.
+    supported : Supported
     """
 
     sampled: Sampled
-    sequences: Sequences
-    supports: list[Evaluated]
-    difference: float
-    n_fits: int
+    predicted: Predicted
+    supported: Supported
 
 
 def explore(marginal: LatentMarginal, start: Array, scale: Array, seed: int) -> Explored:
@@ -65,28 +79,27 @@ def explore(marginal: LatentMarginal, start: Array, scale: Array, seed: int) -> 
         emulated.tell(known.g, known.value)
     sampler = Sampler(emulated, mode.at, mode.cov, seed)
     sampled = sampler.run()
-    rng = np.random.default_rng(seed)
-    for _ in range(_MOST_POOLS):
-        supports, difference = _checked(marginal, emulated, sampled.pool, float(rng.random()))
-        if difference < _GOOD:
+    at = np.random.default_rng(seed).random(_MOST_POOLS)
+    for number in range(_MOST_POOLS):
+        supported = _supported(marginal, emulated, sampled.pool, float(at[number]))
+        if supported.difference < _GOOD or number == _MOST_POOLS - 1:
             break
         sampled.pool = sampler.sequences.again(sampled.pool)
-    sampled.difference = difference
-    return Explored(sampled, sampler.sequences, supports, difference, marginal.fits.n_fits)
+    sampled.difference = supported.difference
+    predicted = emulated.predicted()
+    if predicted is None:
+        raise Hopeless("the latent variables can be fitted at few of the hyperparameters")
+    return Explored(sampled, predicted, supported)
 
 
-def _checked(
-    marginal: LatentMarginal, emulated: Emulated, pool: Pool, at: float
-) -> tuple[list[Evaluated], float]:
+def _supported(marginal: LatentMarginal, emulated: Emulated, pool: Pool, at: float) -> Supported:
     """Evaluate log m at values picked by weight, compare it with predictions, and then let these know."""
-    weights = pool.weights()[0]
-    rows = evenly_picked(weights, N_CHECKED, at)
-    found = [marginal.at(g) for g in pool.g[rows]]
-    supports = [one for one in found if one is not None]
-    if len(supports) < N_CHECKED // 2:
+    n = max(_FEWEST, min(_N_CHECKED, _MOST_BYTES // marginal.fits.state_bytes))
+    rows = evenly_picked(pool.weights()[0], n, at)
+    found = [(row, result) for row in rows if (result := marginal.at(pool.g[row])) is not None]
+    if 2 * len(found) < n:
         raise Hopeless("the latent variables can't be fitted at most of the hyperparameters")
-    values = np.array([one.value for one in supports])
-    predicted = np.array([p for p, one in zip(pool.log_marginal[rows], found, strict=True) if one is not None])
-    for one in supports:
-        emulated.tell(one.g, one.value)
-    return supports, float(np.std(values - predicted))
+    apart = [evaluated.value - pool.log_marginal[row] for row, (evaluated, _) in found]
+    for _, (evaluated, _) in found:
+        emulated.tell(evaluated.g, evaluated.value)
+    return Supported([e for _, (e, _) in found], [q for _, (_, q) in found], float(np.std(apart)))

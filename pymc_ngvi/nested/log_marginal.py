@@ -15,7 +15,8 @@ import numpy as np
 
 from scipy.special import logsumexp
 
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, GaussianState
+from pymc_ngvi.model.predictors.expectations import Seen
 from pymc_ngvi.model.rows_given import RowsGiven
 from pymc_ngvi.nested.conditional import Conditional, ConditionalFits
 
@@ -41,14 +42,15 @@ class Evaluated(NamedTuple):
         What was added to the ELBO.
     doubt : float
         By how much half of the variance is more than the mean weight says.
-    conditional : Conditional
+    seen : Seen
+        What rows see of the conditional fit.
     """
 
     g: Array
     value: float
     correction: float
     doubt: float
-    conditional: Conditional
+    seen: Seen
 
 
 class LatentMarginal:
@@ -78,23 +80,23 @@ class LatentMarginal:
     def __call__(self, g: Array) -> float:
         """Return log m at one value, -inf where there is no fit."""
         found = self.at(g)
-        return -np.inf if found is None else found.value
+        return -np.inf if found is None else found[0].value
 
-    def at(self, g: Array) -> Evaluated | None:
-        """Return what is found at one value of the hyperparameters, (p,); None where there is no fit."""
+    def at(self, g: Array) -> tuple[Evaluated, GaussianState] | None:
+        """Return what is found at one value of the hyperparameters, (p,), and the fit; None where there is none."""
         conditional = self.fits.fit(g, self._nearest(g))
         if conditional is None:
             return None
         correction, doubt = self._missing(conditional)
-        found = Evaluated(np.array(g), conditional.elbo + correction, correction, doubt, conditional)
+        found = Evaluated(np.array(g), conditional.elbo + correction, correction, doubt, conditional.seen)
         self.known.append(found)
-        return found
+        return found, conditional.q
 
-    def _nearest(self, g: Array) -> Conditional | None:
+    def _nearest(self, g: Array) -> Seen | None:
         if not self.known:
             return None
         apart = (np.array([k.g for k in self.known]) - g) / self.scale
-        return self.known[int(np.argmin((apart**2).sum(axis=1)))].conditional
+        return self.known[int(np.argmin((apart**2).sum(axis=1)))].seen
 
     def _missing(self, conditional: Conditional) -> tuple[float, float]:
         """Return log E_q[p / q] less the ELBO, and how far that is from half of the variance."""

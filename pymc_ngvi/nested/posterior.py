@@ -1,0 +1,87 @@
+"""The nested posterior of a latent Gaussian model [1]_, with variational fits in the place of Laplace's method.
+
+References
+----------
+.. [1] H. Rue, S. Martino and N. Chopin (2009). Approximate Bayesian inference for latent Gaussian models by using
+   integrated nested Laplace approximations. Journal of the Royal Statistical Society: Series B 71(2).
+   https://doi.org/10.1111/j.1467-9868.2008.00700.x
+"""
+
+import numpy as np
+
+from pymc_ngvi.core.types import Array, GaussianState
+from pymc_ngvi.marginal.exact import Unavailable
+from pymc_ngvi.marginal.fitting import Hopeless
+from pymc_ngvi.marginal.pooled import effective_size_of
+from pymc_ngvi.marginal.sampling import Sequences
+from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model.hyperparameters import latent_rows
+from pymc_ngvi.model.rows_given import NotRows, RowsGiven
+from pymc_ngvi.nested.exploring import Explored, explore
+from pymc_ngvi.nested.log_marginal import LatentMarginal
+from pymc_ngvi.nested.state import NestedState
+from pymc_ngvi.nested.supports import Supports
+from pymc_ngvi.nested.verdict import NestedChecks
+
+#: Standard deviations of hyperparameters to begin with; those of a Gaussian fit times this, within limits.
+_SCALE, _OF_FIT, _LEAST, _MOST = 0.5, 2.0, 0.05, 1.0
+
+
+def rows_of(density: LogDensity) -> RowsGiven:
+    """Return log p as rows, hyperparameters given; raise Unavailable where that is no latent Gaussian model."""
+    try:
+        return latent_rows(density)
+    except NotRows as reason:
+        raise Unavailable(f"no latent Gaussian model: {reason}") from None
+
+
+def nested_posterior(density: LogDensity, gaussian: GaussianState | None, seed: int) -> NestedState:
+    """Return the nested posterior.
+
+    Parameters
+    ----------
+    density : LogDensity
+    gaussian : GaussianState or None
+        A fit of all coordinates to begin from.
+    seed : int
+
+    Raises
+    ------
+    Unavailable
+    """
+    given = rows_of(density)
+    start = (density.initial_point() if gaussian is None else gaussian.mean())[given.outside]
+    scale = np.full(len(start), _SCALE)
+    if gaussian is not None:
+        scale = np.clip(_OF_FIT * gaussian.sd()[given.outside], _LEAST, _MOST)
+    marginal = LatentMarginal(given, seed)
+    try:
+        explored = explore(marginal, start, scale, seed)
+    except Hopeless as reason:
+        raise Unavailable(str(reason)) from None
+    except np.linalg.LinAlgError:
+        raise Unavailable("a covariance of the hyperparameters is singular") from None
+    return _state(given, marginal, explored, gaussian, seed)
+
+
+def _state(
+    given: RowsGiven, marginal: LatentMarginal, explored: Explored, gaussian: GaussianState | None, seed: int
+) -> NestedState:
+    supported, predicted, pool = explored.supported, explored.predicted, explored.sampled.pool
+    points: Array = np.array([one.g for one in supported.evaluated])
+    weights, khat = pool.weights()
+    checks = NestedChecks(
+        khat=khat,
+        effective_size=effective_size_of(weights),
+        n_draws=len(weights),
+        n_globals=len(given.outside),
+        n_local=given.n_dim,
+        n_fits=marginal.fits.n_fits,
+        difference=supported.difference,
+        doubt=float(np.std([one.doubt for one in supported.evaluated])),
+        correction=float(np.std([one.correction for one in supported.evaluated])),
+    )
+    supports = Supports(predicted.whitening.whitened(points), supported.states)
+    return NestedState(
+        explored.sampled, Sequences(predicted, seed), gaussian, given.outside, given.inside, supports, predicted, checks
+    )

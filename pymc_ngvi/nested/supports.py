@@ -1,0 +1,127 @@
+"""Latent variables given hyperparameters, from Gaussian fits at a few values of these."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from numpy.typing import NDArray
+from scipy.spatial import cKDTree
+
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.families.gaussian import of_tag, with_tag_of
+
+#: Fits for each number of a polynomial, at least, for which that has squares and products; ridge of these.
+_PER_TERM, _RIDGE = 2.0, 1e-3
+
+
+@stored("nested.supports", content=("points", "means", "factors", "first"), make="of_content")
+@dataclass(frozen=True, eq=False)
+class Supports:
+    """Gaussians of the latent variables at some values of the hyperparameters.
+
+    In between, the mean moves as a polynomial fitted to all of them does, and all else is that of the nearest.
+
+    Parameters
+    ----------
+    points : ndarray, shape (n, p)
+        The hyperparameters, standardised.
+    states : list of GaussianState
+        Of one structure.
+    """
+
+    points: Array
+    states: list[Any]
+
+    def __post_init__(self) -> None:
+        means = np.array([q.location for q in self.states])
+        terms = self._terms(self.points)
+        apart = means - means.mean(axis=0)
+        gram = terms.T @ terms + _RIDGE * len(terms) * np.eye(terms.shape[1])
+        slopes = np.linalg.solve(gram, (terms - terms.mean(axis=0)).T @ apart)
+        vars(self).update(
+            _slopes=slopes, _offsets=means - terms @ slopes, _tree=cKDTree(self.points),
+            _sds=[None] * len(self.states),
+        )  # fmt: skip
+
+    # --- files ---
+
+    @property
+    def means(self) -> Array:
+        """Means, (n, n_dim)."""
+        return np.array([q.location for q in self.states])
+
+    @property
+    def factors(self) -> Array:
+        """Factors, one after the other."""
+        return np.array([q.factor for q in self.states])
+
+    @property
+    def first(self) -> dict[str, Any]:
+        """The arrays of the first state, with its tag: those of the structure are the same for all."""
+        return with_tag_of(self.states[0])
+
+    @classmethod
+    def of_content(cls, points: Array, means: Array, factors: Array, first: dict[str, Any]) -> "Supports":
+        """Return what a file holds."""
+        made = of_tag(first)
+        name = made.factor_name
+        states = [made.from_params({"mean": m, name: f}) for m, f in zip(means, factors, strict=True)]
+        return cls(points, states)
+
+    # --- what is there ---
+
+    @property
+    def n_dim(self) -> int:
+        """Number of latent variables."""
+        return len(self.states[0].location)
+
+    def nearest(self, points: Array) -> NDArray[np.intp]:
+        """Return the number of the nearest support, (n,), of standardised hyperparameters, (n, p)."""
+        result: NDArray[np.intp] = self._tree.query(points)[1]
+        return result
+
+    def mean(self, points: Array, index: NDArray[np.intp] | slice = slice(None)) -> Array:
+        """Return conditional means of some latent variables, (n, n_index)."""
+        result: Array = self._offsets[:, index][self.nearest(points)] + self._terms(points) @ self._slopes[:, index]
+        return result
+
+    def draw(self, points: Array, base: Array) -> Array:
+        """Return draws, (n, n_dim), one for each of some standardised hyperparameters, from standard normals."""
+        near, result = self.nearest(points), np.empty_like(base)
+        for k in np.unique(near):
+            rows = np.flatnonzero(near == k)
+            result[rows] = self.states[k].unwhiten(base[rows])
+        result += self._terms(points) @ self._slopes
+        result += self._offsets[near]
+        return result
+
+    def moments(self, points: Array, weights: Array) -> tuple[Array, Array]:
+        """Return mean and standard deviations, (n_dim,) each, over weighted hyperparameters."""
+        near, terms = self.nearest(points), self._terms(points)
+        guess = self._offsets.mean(axis=0)
+        mean, square = weights @ terms @ self._slopes, np.zeros(self.n_dim)
+        square += np.einsum("fi,fi->i", self._slopes, (terms.T * weights) @ terms @ self._slopes)
+        for k in np.unique(near):
+            rows = near == k
+            weight, offset = float(weights[rows].sum()), self._offsets[k] - guess
+            mean += weight * offset
+            square += weight * (self.states[k].sd() ** 2 + offset**2)
+            square += 2.0 * offset * (weights[rows] @ terms[rows] @ self._slopes)
+        return guess + mean, np.sqrt(np.maximum(square - mean**2, 0.0))
+
+    def covariance(self, points: Array, weights: Array, index: NDArray[np.intp]) -> Array:
+        """Return the mean over weighted hyperparameters of the conditional covariance of some latent variables."""
+        near, result = self.nearest(points), np.zeros((len(index), len(index)))
+        for k in np.unique(near) if len(index) else []:
+            result += float(weights[near == k].sum()) * self.states[k].cov_block(index)
+        return result
+
+    def _terms(self, points: Array) -> Array:
+        """Return the numbers that the mean is a polynomial in, (n, n_terms)."""
+        p = points.shape[1]
+        if len(self.points) < _PER_TERM * (1 + p + p * (p + 1) // 2):
+            return points
+        i, j = np.triu_indices(p)
+        return np.concatenate([points, points[:, i] * points[:, j]], axis=1)
