@@ -15,7 +15,7 @@ from exact import GROUP, MODELS, fit, one
 from numpy.testing import assert_allclose, assert_array_equal
 
 from pymc_ngvi import load
-from pymc_ngvi.marginal import on_model, state
+from pymc_ngvi.marginal import on_model, pooled
 from pymc_ngvi.model.data import DataSnapshot
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")
@@ -48,11 +48,11 @@ def elsewhere(approx):
     """Return what is unpickled where there is no other copy in memory, as in another process."""
     data = cloudpickle.dumps(approx)
     number = approx._state.number
-    kept = state._KNOWN.pop(number)
+    kept = pooled._KNOWN.pop(number)
     try:
         return pickle.loads(data)
     finally:
-        state._KNOWN[number] = kept
+        pooled._KNOWN[number] = kept
 
 
 def assert_same(left, right):

@@ -231,16 +231,16 @@ def _check_reparam(reparam: object, choice: Choice) -> None:
 
 
 def _check_posterior(posterior: object, reparam: object, choice: Choice) -> None:
-    """Raise ValueError for an unknown value, or for an exact posterior where the fit is not a Gaussian."""
+    """Raise ValueError for an unknown value, or for more than the fit where that is not a Gaussian."""
     values = get_args(PosteriorName)
     if not isinstance(posterior, str) or posterior not in values:
         raise ValueError(f"Unknown posterior {posterior!r}: {suggestion(posterior, values)}")
-    if posterior != "exact":
+    if posterior not in ("exact", "nested"):
         return
     other = "" if traits_of(choice.family).is_gaussian else f"family={choice.family!r}"
     other = other or (f"reparam={reparam!r}" if reparam else "")
     if other:
-        raise ValueError(f"posterior='exact' begins from a Gaussian on the model's own coordinates: leave {other} out.")
+        raise ValueError(f"posterior={posterior!r} begins from a Gaussian on the model's own coordinates: leave {other} out.")
 
 
 def _checked_components(choice: Choice, components: object) -> str | None:

@@ -47,7 +47,7 @@ def report_outcome(q: VariationalState, record: FitRecord) -> None:
         logger.info(remark)
     if record.n_dropped:
         logger.info(f"{record.n_dropped} draws were left out because log p or its gradient was not finite there.")
-    if record.is_exact:
+    if record.is_pool:
         return
     status = record.status
     if status in (Status.NOT_STARTED, Status.RUNNING, Status.INTERRUPTED, Status.STOPPED):

@@ -50,8 +50,11 @@ class FitRecord:
         Of the fit; that of its verdict follows from it.
     posterior : str
         Which posterior came of it, in a sentence: an exact one, or the Gaussian, and why.
-    is_exact : bool
-        Whether it is an exact one; elbo, gap and numbers of evaluations are those of the Gaussian fit before it.
+    is_exact, is_nested : bool
+        Whether it is an exact one, or a nested one; elbo, gap and numbers of evaluations are those of the Gaussian fit
+        before it.
+    doubts : tuple of str
+        What stands against relying on a nested one, in clauses.
     """
 
     status: Status
@@ -76,6 +79,8 @@ class FitRecord:
     seed: int = 0
     posterior: str = ""
     is_exact: bool = False
+    is_nested: bool = False
+    doubts: tuple[str, ...] = ()
 
     def _what(self) -> str:
         """Return the family, on which coordinates, and why."""
@@ -92,6 +97,11 @@ class FitRecord:
         which = "standard deviation" if len(self.growing) == 1 else "standard deviations"
         verb = "keeps" if len(self.growing) == 1 else "keep"
         return f"The {which} of {named}{more} {verb} growing: the posterior may be improper."
+
+    @property
+    def is_pool(self) -> bool:
+        """Whether the posterior is a weighted pool of draws, which came after the fit."""
+        return self.is_exact or self.is_nested
 
     @property
     def converged(self) -> bool:
@@ -116,7 +126,7 @@ class FitRecord:
     @property
     def next_step(self) -> str:
         """What to do after a fit, as a sentence; empty where the status says it, and without effects of groups."""
-        if self.is_exact or not self.converged or not (traits_of(self.family).from_structure or self.reparam):
+        if self.is_pool or not self.converged or not (traits_of(self.family).from_structure or self.reparam):
             return ""
         return "approx.summary() says whether the best of this family is near enough to the posterior."
 
@@ -128,7 +138,7 @@ class FitRecord:
 
     def closing_line(self) -> str:
         """Return the outcome in one line."""
-        gaussian = "Gaussian fit " if self.is_exact else ""
+        gaussian = "Gaussian fit " if self.is_pool else ""
         label = f"{self.status.label[0].upper()}{self.status.label[1:]}" if not gaussian else self.status.label
         return (
             f"{gaussian}{label}: ELBO {self.elbo}, "

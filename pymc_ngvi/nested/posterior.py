@@ -10,6 +10,8 @@ References
 import numpy as np
 
 from pymc_ngvi.core.types import Array, GaussianState
+from pymc_ngvi.families.dissection import find_structure
+from pymc_ngvi.families.fill import arrow_cost, filled_cost, find_filled
 from pymc_ngvi.marginal.exact import Unavailable
 from pymc_ngvi.marginal.fitting import Hopeless
 from pymc_ngvi.marginal.pooled import effective_size_of
@@ -23,6 +25,9 @@ from pymc_ngvi.nested.state import NestedState
 from pymc_ngvi.nested.supports import Supports
 from pymc_ngvi.nested.verdict import NestedChecks
 
+#: Conditional fits, and for each hyperparameter; expectations that one takes, about; seconds of a fit, of a row, and of
+#: a floating-point operation.
+_FITS, _FITS_OF_EACH, _EXPECTATIONS, _PER_FIT, _PER_ROW, _PER_FLOP = 60.0, 10.0, 5.0, 0.03, 2e-6, 2e-10
 #: Standard deviations of hyperparameters to begin with; those of a Gaussian fit times this, within limits.
 _SCALE, _OF_FIT, _LEAST, _MOST = 0.5, 2.0, 0.05, 1.0
 
@@ -33,6 +38,19 @@ def rows_of(density: LogDensity) -> RowsGiven:
         return latent_rows(density)
     except NotRows as reason:
         raise Unavailable(f"no latent Gaussian model: {reason}") from None
+
+
+def seconds_of(given: RowsGiven) -> float:
+    """Return about how long a nested posterior takes, from sizes alone: it is the same on a busy machine."""
+    n_rows, n = given.rows.n_rows, given.n_dim
+    if given.pattern is None:
+        algebra = _PER_FLOP * 3.0 * n**2 * (n + n_rows)
+    else:
+        filled = find_filled(given.pattern)
+        cost = arrow_cost(find_structure(given.pattern)) if filled is None else filled_cost(filled)
+        algebra = _PER_FLOP * 3.0 * cost
+    n_fits = _FITS + _FITS_OF_EACH * len(given.outside)
+    return n_fits * (_PER_FIT + _EXPECTATIONS * (_PER_ROW * n_rows + algebra))
 
 
 def nested_posterior(density: LogDensity, gaussian: GaussianState | None, seed: int) -> NestedState:

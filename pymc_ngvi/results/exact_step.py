@@ -1,4 +1,4 @@
-"""After the Gaussian fit: the exact posterior, where there is one, or the reason why not."""
+"""After the Gaussian fit: the exact or the nested posterior, where there is one, or the reason why not."""
 
 import dataclasses
 import logging
@@ -20,23 +20,34 @@ from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.marginal.exact import Unavailable, exact_posterior, forest_of, is_even, work_of
 from pymc_ngvi.marginal.state import ExactState
 from pymc_ngvi.model import LogDensity
+from pymc_ngvi.nested.posterior import nested_posterior, rows_of, seconds_of
+from pymc_ngvi.nested.state import NestedState
 from pymc_ngvi.results.fitted import Fitted
 
 logger = logging.getLogger("pymc.ngvi")
 
 #: Number of the random stream behind the exact step.
 _STREAM = 6_000_000
+#: Seconds that nested fits always may take, and how many times as long as the Gaussian fit.
+_ALWAYS, _MOST_WORK = 30.0, 4.0
 _EVEN = "its importance weights are nearly equal: the Gaussian is the posterior near this mode"
 
 
+class _Even(Unavailable):
+    """The Gaussian is the posterior."""
+
+
 def check_wanted(options: FitOptions, density: LogDensity) -> None:
-    """Raise ValueError, before anything is computed, where an exact posterior is asked for and can't be had."""
-    if options.posterior != "exact":
-        return
+    """Raise ValueError, before anything is computed, where a posterior is asked for that can't be had."""
     try:
-        forest_of(density)
+        if options.posterior == "exact":
+            forest_of(density)
+        elif options.posterior == "nested":
+            rows_of(density)
     except Unavailable as reason:
-        raise ValueError(f"This model has no exact posterior: {reason}. Leave posterior out for a Gaussian.") from None
+        raise ValueError(
+            f"This model has no {options.posterior} posterior: {reason}. Leave posterior out for a Gaussian."
+        ) from None
 
 
 @stored("exact.step")
@@ -46,7 +57,7 @@ class ExactStep:
 
     Parameters
     ----------
-    wanted : {"auto", "exact"}
+    wanted : {"auto", "exact", "nested"}
     seed : int
         Of the fit.
     """
@@ -55,7 +66,7 @@ class ExactStep:
     seed: int
 
     def after[A: Fitted](self, gaussian: A, make: Callable[..., A]) -> A:
-        """Return the exact posterior, or the Gaussian with the reason why not.
+        """Return the exact or the nested posterior, or the Gaussian with the reason why not.
 
         Parameters
         ----------
@@ -74,16 +85,16 @@ class ExactStep:
         try:
             state = self._state(gaussian, record)
         except Unavailable as reason:
-            if self.wanted == "exact":
+            if self.wanted != "auto":
                 raise NotExactError(
-                    f"No exact posterior: {reason}. The Gaussian fit is kept: `error.approx`.", gaussian
+                    f"No {self.wanted} posterior: {reason}. The Gaussian fit is kept: `error.approx`.", gaussian
                 ) from None
             gaussian.record = dataclasses.replace(record, posterior=f"Gaussian: {reason}.")
             return gaussian
         compiling = gaussian.density.compile_seconds - before
         running = time.perf_counter() - clock - compiling
         approx = make(gaussian.density, state, random_seed=self.seed, include_transformed=gaussian.include_transformed)
-        approx.take(gaussian, self, _with_exact(record, state, compiling, running))
+        approx.take(gaussian, self, _with_pool(record, state, compiling, running))
         return approx
 
     def again[A: Fitted](self, approx: A) -> A:
@@ -94,18 +105,46 @@ class ExactStep:
         try:
             state = self._state(gaussian, record)
         except Unavailable as reason:
-            logger.info(f"The exact posterior stays as it was: {reason}.")
+            logger.info(f"The posterior stays as it was: {reason}.")
             return approx
         approx.set_state(cast(VariationalState, state))  # but for a density
-        approx.take(gaussian, self, _with_exact(record, state, 0.0, 0.0))
+        approx.take(gaussian, self, _with_pool(record, state, 0.0, 0.0))
         return approx
 
-    def _state(self, gaussian: Fitted, record: FitRecord) -> ExactState:
-        density, q = gaussian.density, cast(GaussianState, gaussian.q)
+    def _state(self, gaussian: Fitted, record: FitRecord) -> ExactState | NestedState:
+        """Return what is wanted; where all will do, the exact posterior, or else the nested one."""
         if not record.status.can_be_followed:
             raise Unavailable(f"the fit ended {str(record.status)!r}")
+        seed = int(np.random.default_rng([_STREAM, self.seed]).integers(2**62))
+        density = gaussian.density
+        before = density.n_gradients, density.n_hessians
+        try:
+            with few_threads(density):
+                return self._of_kinds(density, cast(GaussianState, gaussian.q), record, seed)
+        finally:
+            density.n_gradients, density.n_hessians = before  # those of the fit
+
+    def _of_kinds(
+        self, density: LogDensity, q: GaussianState, record: FitRecord, seed: int
+    ) -> ExactState | NestedState:
+        if self.wanted == "nested":
+            return self._nested(density, q, record, seed)
+        try:
+            return self._exact(density, q, record, seed)
+        except _Even:
+            raise
+        except Unavailable as reason:
+            if self.wanted == "exact":
+                raise
+            try:
+                return self._nested(density, q, record, seed)
+            except Unavailable as other:
+                logger.debug("No nested posterior: %s.", other)
+                raise reason from None
+
+    def _exact(self, density: LogDensity, q: GaussianState, record: FitRecord, seed: int) -> ExactState:
         forest, most = forest_of(density), np.inf
-        with few_threads(density), WorkProgress("Exact posterior", 1):
+        with WorkProgress("Exact posterior", 1):
             if self.wanted == "auto":
                 work = work_of(
                     forest,
@@ -118,24 +157,33 @@ class ExactStep:
                 if work.is_too_much:
                     raise Unavailable(f"{work.reason}; posterior='exact' asks for it")
                 if is_even(density, q):
-                    raise Unavailable(_EVEN)
-            before = density.n_gradients, density.n_hessians
-            try:
-                seed = int(np.random.default_rng([_STREAM, self.seed]).integers(2**62))
-                state = exact_posterior(density, q, forest, seed, most)
-                checks = state.checks
-            finally:
-                density.n_gradients, density.n_hessians = before  # those of the fit
+                    raise _Even(_EVEN)
+            state = exact_posterior(density, q, forest, seed, most)
+            checks = state.checks
         if not checks.is_exact:
             raise Unavailable("; ".join(checks.failures))
         return state
 
+    def _nested(self, density: LogDensity, q: GaussianState, record: FitRecord, seed: int) -> NestedState:
+        given = rows_of(density)
+        if self.wanted == "auto":
+            seconds = seconds_of(given)
+            if seconds > max(_ALWAYS, _MOST_WORK * record.run_seconds):
+                raise Unavailable("it would take many times as long as the fit; posterior='nested' asks for it")
+            if is_even(density, q):
+                raise _Even(_EVEN)
+        with WorkProgress("Nested posterior", 1):
+            return nested_posterior(density, q, seed)
 
-def _with_exact(record: FitRecord, state: ExactState, compiling: float, running: float) -> FitRecord:
+
+def _with_pool(record: FitRecord, state: ExactState | NestedState, compiling: float, running: float) -> FitRecord:
+    is_nested = isinstance(state, NestedState)
     return dataclasses.replace(
         record,
         posterior=state.checks.sentence,
-        is_exact=True,
+        is_exact=not is_nested,
+        is_nested=is_nested,
+        doubts=state.checks.failures if is_nested else (),
         compile_seconds=record.compile_seconds + compiling,
         run_seconds=record.run_seconds + running,
     )

@@ -10,7 +10,7 @@ import xarray as xr
 from pymc_ngvi.marginal.left_out import leave_groups_out
 from pymc_ngvi.marginal.state import ExactState
 from pymc_ngvi.model.normalised import unnormalised
-from pymc_ngvi.results.distributions.exact import ExactDistribution
+from pymc_ngvi.results.distributions.exact import PoolDistribution
 from pymc_ngvi.results.posterior import Posterior
 
 logger = logging.getLogger("pymc.ngvi")
@@ -61,8 +61,9 @@ def leave_one_group_out(posterior: Posterior) -> xr.Dataset:
 
 
 def _exact_state(posterior: Posterior, what: str) -> ExactState:
-    if not isinstance(posterior.distribution, ExactDistribution):
+    state = posterior.distribution.q if isinstance(posterior.distribution, PoolDistribution) else None
+    if not isinstance(state, ExactState):
         reason = "" if posterior.record is None else posterior.record.posterior
         why = f" ({reason})" if reason else ""
         raise ValueError(f"{what} of an exact posterior, and this is none{why}: pm.fit(..., posterior='exact').")
-    return posterior.distribution.q
+    return state

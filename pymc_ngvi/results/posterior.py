@@ -243,12 +243,12 @@ class Posterior:
         """Raise ValueError where draws are weighted already, and nothing is left to correct."""
         if self.distribution.kept_log_weights() is not None:
             raise ValueError(
-                f"There is nothing for {what} to correct: this posterior is exact up to simulation error."
+                f"There is nothing for {what} to correct: this posterior is a pool of draws with weights of its own."
                 + self._of_exact("The Gaussian fit that it began from is approx.gaussian.")
             )
 
     def _of_exact(self, sentence: str) -> str:
-        return f" {sentence}" if self.record is not None and self.record.is_exact else ""
+        return f" {sentence}" if self.record is not None and self.record.is_pool else ""
 
     def changed_data(self) -> list[str]:
         """Return the names of the data that were changed since the fit."""

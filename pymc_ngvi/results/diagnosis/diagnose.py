@@ -98,7 +98,7 @@ def diagnose(
         weights, elbo, khats = _weights_of(posterior, budget, of_weights, progress)
         how = (*(_THOROUGH if thorough else _QUICK)[:2], budget)
         moved, drift = _moved(posterior, rng, *how, progress.advance)
-        if record is not None and record.is_exact and drift is not None and stands_out(drift):
+        if record is not None and record.is_pool and drift is not None and stands_out(drift):
             # Of thousands of coordinates some err by chance: what other checks speak against has to be seen twice, in
             # the same coordinates.
             moved, again = _moved(posterior, rng, *how, lambda _: None)
@@ -107,7 +107,7 @@ def diagnose(
     fewer = budget.cut and (moved.n_trajectories < _QUICK[1] or len(moved.end) + moved.n_lost < most)
     n_gradients = density.n_gradients - before
     places = _elsewhere(posterior, elbo.value, rng) if thorough else []
-    gap = float("nan") if record is None or record.is_exact else record.gap
+    gap = float("nan") if record is None or record.is_pool else record.gap
     q = posterior.distribution
     found = findings_of(context_of(posterior), gap, elbo.value, weights, moved, drift, equal, places, q)
     return Diagnosis(
@@ -125,7 +125,7 @@ def diagnose(
         n_gradients=density.n_gradients - before if thorough else n_gradients,
         n_log_p=weights.n_draws + n_compared,
         layout=layout,
-        posterior=record.posterior if record is not None and record.is_exact else "",
+        posterior=record.posterior if record is not None and record.is_pool else "",
         left_out=_left_out(budget, moved, fewer, n_compared > 0),
         open=_open(budget, moved, drift) if fewer else "",
     )
@@ -170,7 +170,7 @@ def context_of(posterior: Posterior) -> Context:
     return Context(
         layout=layout,
         record=record,
-        family=posterior.distribution.family if record is None or record.is_exact else record.family,
+        family=posterior.distribution.family if record is None or record.is_pool else record.family,
         has_groups=_has_groups(posterior.structure.parts),
         has_hessian=posterior.density.has_hessian,
         of_bambi=any("|" in v.name and v.name.endswith("_offset") for v in layout.variables),
@@ -181,7 +181,7 @@ def context_of(posterior: Posterior) -> Context:
 def _can_be_exact(posterior: Posterior) -> bool:
     """Tell whether ``posterior="exact"`` is worth a try: the same fit, and after it what was not tried."""
     record = posterior.record
-    if record is None or record.is_exact or record.reparam is not None:
+    if record is None or record.is_pool or record.reparam is not None:
         return False
     if not (traits_of(record.family).is_gaussian and record.status.can_be_followed):
         return False

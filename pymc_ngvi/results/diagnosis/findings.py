@@ -44,6 +44,9 @@ _FIXED = {
     "sign": "Fix the sign by a positive prior (pm.HalfNormal) of one of these variables, or of one entry of it.",
 }
 
+#: What to do about a nested posterior that is not known well enough.
+_NESTED_CURE = "Give the hyperparameters more informative priors, fit with another random_seed, or use pm.sample."
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -194,10 +197,12 @@ def findings_of(
 def _of_fit(context: Context, gap: float) -> list[Finding]:
     record, n_dim = context.record, context.layout.n_dim
     result = []
-    if record is not None and not (record.converged or record.is_exact):
+    if record is not None and not (record.converged or record.is_pool):
         result.append(
             Finding(f"The fit did not converge ({record.status}): {record.sentence}", record.status.cure, True)
         )
+    if record is not None:
+        result += [Finding(f"Of the nested posterior, {doubt}.", _NESTED_CURE, True) for doubt in record.doubts]
     if gap > min(0.5 * _GAP_MEAN**2 * n_dim, max(_GAP_MUCH, 0.01 * _GAP_MUCH * n_dim)):
         text = f"A better q of the same family is {format_gap(gap)} nats away, which is much in {n_dim:,} dimensions."
         result.append(Finding(text, "Go on with approx.refine(n, tol=...) and a smaller tol.", True))
@@ -205,7 +210,7 @@ def _of_fit(context: Context, gap: float) -> list[Finding]:
 
 
 def _of_support(context: Context, weights: Weights) -> list[Finding]:
-    if not weights.n_lost or context.family == "exact":  # draws of a proposal may lie anywhere
+    if not weights.n_lost or context.family in ("exact", "nested"):  # draws of a proposal may lie anywhere
         return []
     part = weights.n_lost / weights.n_draws
     text = f"log p or log q is not finite at {weights.n_lost:,} of {weights.n_draws:,} draws of q ({100 * part:.2g} %)."

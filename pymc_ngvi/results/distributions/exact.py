@@ -1,4 +1,4 @@
-"""The exact posterior as reports read it."""
+"""Exact and nested posteriors as reports read them."""
 
 from dataclasses import dataclass
 
@@ -12,21 +12,24 @@ from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.marginal.proposals import effective_size
 from pymc_ngvi.marginal.state import ExactState
 from pymc_ngvi.model import LogDensity
+from pymc_ngvi.nested.state import NestedState
 from pymc_ngvi.results.costs import Costs, direct_costs
 from pymc_ngvi.results.distributions.variational import distribution_of
 from pymc_ngvi.results.posterior import Distribution, Plan
 
+type AnyPool = ExactState | NestedState
+
 
 @dataclass(frozen=True, eq=False)
-class ExactDistribution(Distribution):
-    """An exact posterior: draws and moments, and weights of its pool; no density.
+class PoolDistribution(Distribution):
+    """An exact or nested posterior: draws and moments, and weights of its pool; no density.
 
     Parameters
     ----------
-    q : ExactState
+    q : PoolState
     """
 
-    q: ExactState
+    q: AnyPool
 
     @property
     def n_dim(self) -> int:
@@ -36,7 +39,7 @@ class ExactDistribution(Distribution):
     @property
     def name(self) -> str:
         """Its name, for titles and errors."""
-        return "exact posterior"
+        return f"{self.q.kind} posterior"
 
     @property
     def detail(self) -> str:
@@ -45,8 +48,8 @@ class ExactDistribution(Distribution):
 
     @property
     def family(self) -> str:
-        """The name of its family: ``exact``."""
-        return "exact"
+        """The name of its family: ``exact`` or ``nested``."""
+        return self.q.kind
 
     def base(self, n: int, rng: np.random.Generator) -> Array:
         """Return draws: they are made of nothing else."""
@@ -95,7 +98,7 @@ class ExactDistribution(Distribution):
 
     def log_weights(self, theta: Array, density: LogDensity) -> Array:
         """Raise: weights are kept."""
-        raise NotImplementedError("An exact posterior keeps the weights of its draws.")
+        raise NotImplementedError(f"The {self.name} keeps the weights of its draws.")
 
     def stats(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[np.generic]]:
         """Return a number for each draw that is the same where the global parameters are."""
@@ -110,7 +113,7 @@ class ExactDistribution(Distribution):
 
     def _distinct(self, theta: Array) -> tuple[Array, NDArray[np.intp]]:
         """Return the different values of the globals, and which of them each draw has."""
-        g = np.ascontiguousarray(theta[:, self.q.forest.globals_])
+        g = np.ascontiguousarray(theta[:, self.q.globals_])
         rows = g.view(np.dtype((np.void, g.itemsize * g.shape[1])))[:, 0]
         _, first, number = np.unique(rows, return_index=True, return_inverse=True)
         return g[first], number
@@ -130,4 +133,9 @@ def _as_they_are(draws: Array) -> Array:
 
 @distribution_of.register
 def _(q: ExactState) -> Distribution:  # type: ignore[misc]  # it has no density
-    return ExactDistribution(q)
+    return PoolDistribution(q)
+
+
+@distribution_of.register
+def _(q: NestedState) -> Distribution:  # type: ignore[misc]  # it has no density
+    return PoolDistribution(q)

@@ -4,6 +4,8 @@ import xarray as xr
 
 from pymc_ngvi.marginal.state import ExactState
 from pymc_ngvi.marginal.verdict import Checks
+from pymc_ngvi.nested.state import NestedState
+from pymc_ngvi.nested.verdict import NestedChecks
 from pymc_ngvi.results.fitted import Fitted
 from pymc_ngvi.results.marginal_likelihood import LogMarginalLikelihood, leave_one_group_out, log_marginal_likelihood
 
@@ -17,10 +19,15 @@ class ExactMethods(Fitted):
         return isinstance(self._state, ExactState)
 
     @property
-    def checks(self) -> Checks | None:
-        """The measurements that an exact posterior was judged by; None for any other."""
+    def is_nested(self) -> bool:
+        """Whether this is a nested posterior: hyperparameters sampled, latent variables by Gaussians given these."""
+        return isinstance(self._state, NestedState)
+
+    @property
+    def checks(self) -> Checks | NestedChecks | None:
+        """The measurements that an exact or nested posterior was judged by; None for any other."""
         state = self._state
-        return state.checks if isinstance(state, ExactState) else None
+        return state.checks if isinstance(state, ExactState | NestedState) else None
 
     @property
     def log_marginal_likelihood(self) -> LogMarginalLikelihood:

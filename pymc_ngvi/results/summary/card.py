@@ -34,7 +34,7 @@ def html_card(title: str, record: FitRecord | None, verdict: str | None, body: s
     if record is None:
         outcome, numbers = "Not fitted", {}
     else:
-        outcome = "Gaussian fit " * record.is_exact + record.status.label
+        outcome = "Gaussian fit " * record.is_pool + record.status.label
         outcome = outcome[0].upper() + outcome[1:]
         numbers = {
             "ELBO": str(record.elbo).replace("+-", "±"),
@@ -43,7 +43,7 @@ def html_card(title: str, record: FitRecord | None, verdict: str | None, body: s
             "time": f"{record.compile_seconds:.1f} s compiling + {record.run_seconds:.1f} s running",
         }
     parts = [f'<div style="font-size:1.1em"><b>{escape(outcome)}</b> · {escape(title)}</div>']
-    if record is not None and not (record.converged or record.is_exact):
+    if record is not None and not (record.converged or record.is_pool):
         parts.append(_line(f"{record.status.sentence} {record.status.cure}"))
     if record is not None and record.posterior:
         parts.append(_line(record.posterior))

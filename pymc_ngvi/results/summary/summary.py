@@ -131,7 +131,7 @@ def card_of(posterior: Posterior, kept: Kept) -> str:
     if n_dim <= _CARD_DIM:
         made = _table(posterior, kept, _CARD_DRAWS, np.random.default_rng(_CARD_SEED), False, {})
         body = replace(made, max_rows=_CARD_ROWS)._repr_html_()
-    kind = posterior.distribution.name if record is None or record.is_exact else f"{record.family} family"
+    kind = posterior.distribution.name if record is None or record.is_pool else f"{record.family} family"
     return html_card(f"{kind}, {n_dim:,} free parameters", record, kept.verdict, body)
 
 

@@ -80,14 +80,14 @@ def _lines_of_fit(record: FitRecord | None) -> list[str]:
     if record is None:
         return ["This approximation was not made by a fit."]
     lines = [record.closing_line(), record.posterior]
-    if not (record.converged or record.is_exact):
+    if not (record.converged or record.is_pool):
         lines.insert(1, f"{record.sentence} {record.status.cure}")
     return list(filter(None, lines))
 
 
 def _verdict(posterior: Posterior, kept: Kept, khat_draws: int | None, rng: np.random.Generator) -> Verdict:
     record = posterior.record
-    converged = record is None or record.converged or record.is_exact
+    converged = record is None or record.converged or record.is_pool
     if khat_draws is None:
         return Verdict("not judged", "")
     if posterior.density.has_minibatch or posterior.changed_data():
