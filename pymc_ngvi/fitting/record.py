@@ -10,6 +10,8 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import VariationalState
 from pymc_ngvi.families import traits_of
 
+#: The step of a nested posterior that no fit came before.
+NESTED = "nested"
 #: Coordinates named in a sentence, at most.
 _MOST_NAMED = 5
 
@@ -104,6 +106,13 @@ class FitRecord:
         return self.is_exact or self.is_nested
 
     @property
+    def outcome(self) -> str:
+        """How the fit ended, in two or three words."""
+        prefix = "Gaussian fit " if self.is_pool and self.step != NESTED else ""
+        words = f"{prefix}{self.status.label}"
+        return words[0].upper() + words[1:]
+
+    @property
     def converged(self) -> bool:
         """Whether the fit stopped because it had converged."""
         return self.status is Status.CONVERGED
@@ -138,6 +147,11 @@ class FitRecord:
 
     def closing_line(self) -> str:
         """Return the outcome in one line."""
+        if self.step == NESTED:
+            return (
+                f"{self.n_iterations:,} Gaussian fits of the latent variables, {self.compile_seconds:.1f} s compiling + "
+                f"{self.run_seconds:.1f} s running ({self.backend} backend)."
+            )
         gaussian = "Gaussian fit " if self.is_pool else ""
         label = f"{self.status.label[0].upper()}{self.status.label[1:]}" if not gaussian else self.status.label
         return (

@@ -65,6 +65,11 @@ class ExactStep:
     wanted: str
     seed: int
 
+    @property
+    def stream(self) -> int:
+        """Seed of what it draws, apart from those of the fit."""
+        return int(np.random.default_rng([_STREAM, self.seed]).integers(2**62))
+
     def after[A: Fitted](self, gaussian: A, make: Callable[..., A]) -> A:
         """Return the exact or the nested posterior, or the Gaussian with the reason why not.
 
@@ -94,7 +99,7 @@ class ExactStep:
         compiling = gaussian.density.compile_seconds - before
         running = time.perf_counter() - clock - compiling
         approx = make(gaussian.density, state, random_seed=self.seed, include_transformed=gaussian.include_transformed)
-        approx.take(gaussian, self, _with_pool(record, state, compiling, running))
+        approx.take(gaussian, self, with_pool(record, state, compiling, running))
         return approx
 
     def again[A: Fitted](self, approx: A) -> A:
@@ -108,15 +113,14 @@ class ExactStep:
             logger.info(f"The posterior stays as it was: {reason}.")
             return approx
         approx.set_state(cast(VariationalState, state))  # but for a density
-        approx.take(gaussian, self, _with_pool(record, state, 0.0, 0.0))
+        approx.take(gaussian, self, with_pool(record, state, 0.0, 0.0))
         return approx
 
     def _state(self, gaussian: Fitted, record: FitRecord) -> ExactState | NestedState:
         """Return what is wanted; where all will do, the exact posterior, or else the nested one."""
         if not record.status.can_be_followed:
             raise Unavailable(f"the fit ended {str(record.status)!r}")
-        seed = int(np.random.default_rng([_STREAM, self.seed]).integers(2**62))
-        density = gaussian.density
+        seed, density = self.stream, gaussian.density
         before = density.n_gradients, density.n_hessians
         try:
             with few_threads(density):
@@ -176,7 +180,8 @@ class ExactStep:
             return nested_posterior(density, q, seed)
 
 
-def _with_pool(record: FitRecord, state: ExactState | NestedState, compiling: float, running: float) -> FitRecord:
+def with_pool(record: FitRecord, state: ExactState | NestedState, compiling: float, running: float) -> FitRecord:
+    """Return the record of a fit after which there is an exact or a nested posterior."""
     is_nested = isinstance(state, NestedState)
     return dataclasses.replace(
         record,

@@ -34,8 +34,7 @@ def html_card(title: str, record: FitRecord | None, verdict: str | None, body: s
     if record is None:
         outcome, numbers = "Not fitted", {}
     else:
-        outcome = "Gaussian fit " * record.is_pool + record.status.label
-        outcome = outcome[0].upper() + outcome[1:]
+        outcome = record.outcome
         numbers = {
             "ELBO": str(record.elbo).replace("+-", "±"),
             "gap": format_gap(record.gap, " nats"),

@@ -1,0 +1,115 @@
+"""Latent Gaussian models whose log density is no sum over rows but for given hyperparameters: the nested posterior.
+
+A Gaussian process with an unknown kernel is one. A Gaussian fit of all coordinates would take draws, and minutes, for a
+result that is further from the posterior.
+"""
+
+import time
+
+from collections.abc import Callable
+
+import numpy as np
+
+from pymc_ngvi.core.elbo import Elbo
+from pymc_ngvi.core.status import Status
+from pymc_ngvi.core.types import GaussianState
+from pymc_ngvi.families.diagonal import DiagonalState
+from pymc_ngvi.families.full import FullState
+from pymc_ngvi.fitting.options import FitOptions
+from pymc_ngvi.fitting.progress import WorkProgress
+from pymc_ngvi.fitting.record import NESTED, FitRecord
+from pymc_ngvi.fitting.threads import few_threads
+from pymc_ngvi.marginal.exact import Unavailable, forest_of
+from pymc_ngvi.model import LogDensity
+from pymc_ngvi.nested.posterior import nested_posterior, rows_of, seconds_of
+from pymc_ngvi.nested.state import NestedState
+from pymc_ngvi.results.exact_step import ExactStep, with_pool
+from pymc_ngvi.results.fitted import Fitted
+
+#: Seconds that it may take without being asked for; dimensions up to which its Gaussian has all correlations.
+_MOST_SECONDS, _MOST_DENSE = 120.0, 2_000
+#: Draws behind the ELBO of that Gaussian.
+_N_DRAWS = 64
+_FROM_MOMENTS = "it has the moments of the nested posterior"
+
+
+def comes_first(options: FitOptions, density: LogDensity) -> bool:
+    """Tell whether a nested posterior is to be had without a Gaussian fit of all coordinates before it."""
+    if options.posterior not in ("auto", "nested") or density.has_minibatch or density.rows is not None:
+        return False
+    try:
+        if forest_of(density).n_local:
+            return False
+    except Unavailable:
+        pass
+    try:
+        given = rows_of(density)
+    except Unavailable:
+        return False
+    return options.posterior == "nested" or seconds_of(given) <= _MOST_SECONDS
+
+
+def nested_first[A: Fitted](
+    options: FitOptions, density: LogDensity, seed: int, make: Callable[..., A], *, include_transformed: bool
+) -> A | None:
+    """Return the nested posterior; None where there is none, after all.
+
+    Parameters
+    ----------
+    options : FitOptions
+    density : LogDensity
+    seed : int
+    make : callable
+        The class of approximations.
+    include_transformed : bool
+    """
+    clock, step = time.perf_counter(), ExactStep("nested", seed)
+    before = density.compile_seconds
+    try:
+        with few_threads(density), WorkProgress("Nested posterior", 1):
+            state = nested_posterior(density, None, step.stream)
+    except Unavailable:
+        return None
+    if not state.checks.is_reliable and options.posterior == "auto":
+        return None
+    q = _with_moments_of(state)
+    object.__setattr__(state, "gaussian", q)
+    gaussian = make(density, q, random_seed=seed, include_transformed=include_transformed)
+    gaussian.record = _record(density, q, state, seed, time.perf_counter() - clock - density.compile_seconds + before)
+    approx = make(density, state, random_seed=seed, include_transformed=include_transformed)
+    approx.take(gaussian, step, with_pool(gaussian.record, state, 0.0, 0.0))
+    return approx
+
+
+def _with_moments_of(state: NestedState) -> GaussianState:
+    """Return the Gaussian with the moments of a nested posterior."""
+    if state.n_dim > _MOST_DENSE:
+        return DiagonalState.from_scale(state.mean(), state.sd())
+    return FullState(state.mean(), np.linalg.cholesky(state.cov()))
+
+
+def _record(density: LogDensity, q: GaussianState, state: NestedState, seed: int, seconds: float) -> FitRecord:
+    """Return what there is to say of that Gaussian."""
+    theta = q.draws(np.random.default_rng(seed).standard_normal((_N_DRAWS, q.n_dim)))
+    h = density.logp(theta) - q.log_density(theta)
+    elbo = Elbo(float(h.mean()), float(h.std(ddof=1) / np.sqrt(len(h))))
+    if not np.isfinite(h).all():
+        elbo = Elbo(-np.inf, np.inf)
+    return FitRecord(
+        status=Status.CONVERGED,
+        elbo=elbo,
+        gap=float("nan"),
+        n_iterations=state.checks.n_fits,
+        n_gradients=density.n_gradients,
+        n_hessians=density.n_hessians,
+        n_dropped=0,
+        compile_seconds=density.compile_seconds,
+        run_seconds=max(seconds, 0.0),
+        family="full" if isinstance(q, FullState) else "diagonal",
+        update="natural",
+        estimator="quadrature",
+        step=NESTED,
+        backend=density.backend_in_use,
+        family_reason=_FROM_MOMENTS,
+        seed=seed,
+    )
