@@ -127,7 +127,7 @@ def diagnose(
         layout=layout,
         posterior=record.posterior if record is not None and record.is_pool else "",
         left_out=_left_out(budget, moved, fewer, n_compared > 0),
-        open=_open(budget, moved, drift) if fewer else "",
+        open=_open(budget, moved, drift) if fewer and not (record is not None and record.is_nested) else "",
     )
 
 
