@@ -11,13 +11,19 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.tensor.blockwise import Blockwise
 from scipy import special
 
-from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model import LogDensity, flat
 from pymc_ngvi.model.graphs import graph, large
 from pymc_ngvi.model.graphs.backends import quick_mode
 
-pytestmark = pytest.mark.usefixtures("_anew")
+pytestmark = pytest.mark.usefixtures("_anew", "_backwards")
 
 Y = np.array([0.3, 1.1, 1.9, 2.2, 3.4, 3.9, 4.2, 5.8, 6.1, 6.3, 7.7, 8.2, 8.4])
+
+
+@pytest.fixture
+def _backwards(monkeypatch):
+    """Derivatives by PyTensor, also in few dimensions."""
+    monkeypatch.setattr(flat, "MOST_DIMENSIONS", 0)
 
 
 def smoothing():

@@ -11,7 +11,7 @@ from pytensor.scan.op import Scan
 from pytensor.scan.utils import until
 from pytensor.tensor.blockwise import Blockwise
 
-from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model import LogDensity, flat
 from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.backends import quick_mode, without_c
 from pymc_ngvi.model.graphs.cost import estimate
@@ -97,6 +97,18 @@ def loops(outputs):
     return [v.owner for v in ancestors(outputs) if v.owner is not None and isinstance(v.owner.op, Scan)]
 
 
+@pytest.fixture(params=[0, 20], ids=["backwards", "forwards"])
+def _either_way(request, monkeypatch):
+    """Derivatives by PyTensor, and those that are carried along."""
+    monkeypatch.setattr(flat, "MOST_DIMENSIONS", request.param)
+
+
+@pytest.fixture
+def _backwards(monkeypatch):
+    monkeypatch.setattr(flat, "MOST_DIMENSIONS", 0)
+
+
+@pytest.mark.usefixtures("_either_way")
 @pytest.mark.parametrize("name", MODELS)
 def test_values_and_gradients_are_those_of_one_draw_at_a_time(name):
     density = LogDensity(MODELS[name](), "quick")
@@ -108,6 +120,7 @@ def test_values_and_gradients_are_those_of_one_draw_at_a_time(name):
         np.testing.assert_allclose(grad[i], expected_grad, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.usefixtures("_backwards")
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ("filtered", "nested"))) for n in MODELS]
 )

@@ -101,6 +101,12 @@ def walk():
     pm.Poisson("y", pm.math.exp(x), observed=COUNTS)
 
 
+def shared_last():
+    """The number that is the same for all comes in after what is each row's own."""
+    shift = pm.Normal("shift", 0, 1)
+    pm.Potential("p", -pt.logaddexp(pt.sqr(predictor()), pt.sqr(shift)))
+
+
 def correlated():
     """A Cholesky factor, whose elements are put in place one by one, times effects; its prior is one row of three."""
     chol, _, _ = pm.LKJCholeskyCov("chol", n=2, eta=2.0, sd_dist=pm.Exponential.dist(1.0))
@@ -124,7 +130,7 @@ def sums():
 MODELS = (
     logistic, poisson, shared_data, negative_binomial, zero_inflated, student, censored, missing, ordered, categorical,
     potential, custom, noncentred, noncentred_normal, walk,
-    correlated, process, sums,
+    correlated, process, sums, shared_last,
 )  # fmt: skip
 
 
@@ -215,6 +221,21 @@ def test_a_sum_of_predictors_is_integrated_along_one_direction(densities):
     at = mean[None] + np.einsum("rab,nb->nra", root, nodes)
     expected = weights @ rows.values(list(np.moveaxis(at, 2, 0)), slice(None))
     assert_allclose(rows.whitened(mean, root, levels, np.arange(len(mean)))[0], expected, atol=4e-6)
+
+
+@pytest.mark.parametrize(
+    ("build", "n_shared"),
+    [(logistic, 0), (negative_binomial, 1), (student, 2), (zero_inflated, 1), (walk, 1), (shared_last, 1)],
+)
+def test_what_hangs_on_predictors_that_rows_share_is_computed_once(densities, build, n_shared):
+    """They come first, whatever the order in the model, and the function takes one number at each node for them."""
+    functions = [rows for rows in densities(build).rows.functions if len(rows.index) >= N - 1]
+    most = max(functions, key=lambda rows: rows.k)
+    assert most.n_shared == n_shared
+    is_shared = (most.index == most.index[0]).all(axis=0)
+    assert is_shared.tolist() == [True] * n_shared + [False] * (most.k - n_shared)
+    widths = [i.variable.type.shape[1] for i in most.function.maker.inputs[: most.k]]
+    assert widths == [1] * n_shared + [None] * (most.k - n_shared)
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5])

@@ -1,4 +1,4 @@
-"""Pareto-smoothed importance sampling, by ``arviz_stats``: weights, k-hat, and what they say of q.
+"""Pareto-smoothed importance sampling: weights, k-hat, and what they say of q.
 
 `Weights.verdict` is the one judgement that summaries, diagnoses, corrections and pictures share.
 """
@@ -10,7 +10,7 @@ import numpy as np
 
 from scipy.special import logsumexp
 
-from pymc_ngvi.core.imports import imported
+from pymc_ngvi.core.pareto import smoothed_tail
 from pymc_ngvi.core.types import Array
 
 #: Fewer draws leave too short a tail to fit a Pareto distribution to.
@@ -46,12 +46,8 @@ def smoothed(log_ratio: Array) -> tuple[Array, float]:
     filled = np.where(finite, log_ratio, log_ratio[finite].min() - _NO_WEIGHT)
     if np.ptp(filled) < _ALL_EQUAL:
         return filled, float("-inf")
-    stats = imported("arviz_stats.base")  # .7 s
-    try:
-        smooth, khat = stats.array_stats.psislw(-filled)  # expects the negated log ratio
-    except ValueError:  # all weights of the tail are equal: as light as a tail can be
-        smooth, khat = filled, -np.inf
-    return np.where(finite, smooth, -np.inf), float("inf") if np.isnan(khat) else float(khat)
+    smooth, khat = smoothed_tail(filled)
+    return np.where(finite, smooth, -np.inf), khat
 
 
 def pareto_khat(log_p: Array, log_q: Array) -> float:

@@ -2,14 +2,15 @@
 
 import functools
 
+from collections.abc import Callable
+
 import numpy as np
 
-from pytensor.compile import Function
-
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.model.flat import FlatGraphs, Functions
+from pymc_ngvi.model.flat import FlatGraphs, Functions, jets_of
 from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.loops import draws_in_call
+from pymc_ngvi.model.jets.evaluation import Jets
 from pymc_ngvi.model.sparsity.hessian import CACHED_ELEMENTS, slices
 
 #: Elements of a temporary in one batch.
@@ -52,7 +53,8 @@ class Evaluations:
     def logp(self, theta: Array) -> Array:
         """Return log p, (n_points,)."""
         # Gradients that nobody asked for cost less than compiling another function, but for much data.
-        name = "logp" if len(theta) * self._graphs.cost.quick_seconds > _LOGP_SECONDS else "logp_grad"
+        takes_long = len(theta) * self._graphs.cost.quick_seconds > _LOGP_SECONDS
+        name = "logp" if takes_long or self._jets is not None else "logp_grad"
         parts = [self._batch(name, theta[rows])[0] for rows in slices(len(theta), self.batch_size)]
         return np.concatenate(parts)
 
@@ -69,9 +71,16 @@ class Evaluations:
             outputs = function(np.ascontiguousarray(theta, dtype=np.float64))
         return tuple(np.asarray(out)[:n_points] for out in outputs)
 
-    def compiled(self, name: str) -> Function:
+    @property
+    def _jets(self) -> Jets | None:
+        return jets_of(self._graphs, self._functions)
+
+    def compiled(self, name: str) -> Callable[[Array], tuple[Array, ...]]:
         """Compile a function of points, (n_points, n_dim): "logp" or "logp_grad"."""
-        graphs = self._graphs
+        graphs, jets = self._graphs, self._jets
+        if jets is not None:
+            return jets.logp if name == "logp" else jets.logp_grad
         outputs = [graphs.logp] if name == "logp" else graphs.logp_grad
         draws, batched = graph.over_draws(outputs, graphs.theta)
-        return self._functions.compile([draws], batched)
+        function: Callable[[Array], tuple[Array, ...]] = self._functions.compile([draws], batched)
+        return function

@@ -15,8 +15,10 @@ from pytensor.graph.basic import Variable
 
 from pymc_ngvi.model.graphs import graph, large, loops, odes
 from pymc_ngvi.model.graphs.backends import compile_flags, compile_options, without_c
-from pymc_ngvi.model.graphs.cost import Cost, estimate
+from pymc_ngvi.model.graphs.cost import Cost, estimate, estimate_of_jets
 from pymc_ngvi.model.graphs.matrices import hold_matrices
+from pymc_ngvi.model.jets.arrays import CannotFollow
+from pymc_ngvi.model.jets.evaluation import MOST_DIMENSIONS, ForwardMode, Jets
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.minibatch import Minibatches
 
@@ -57,9 +59,29 @@ class FlatGraphs:
             self.minibatches = Minibatches([logp])
             [logp] = self.on_flat_vector([logp])
             self.is_large = may_be_large and large.is_large(logp)
-            [logp] = self.simplify([logp])
-            self._raw_grad = graph.gradient(logp, self.theta)
-            self.logp = logp
+            [self.logp] = self.simplify([logp])
+        if self.forward is None:
+            self._raw_grad  # noqa: B018 (made once)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return what to pickle: rules are made again."""
+        return {name: value for name, value in self.__dict__.items() if name != "forward"}
+
+    @functools.cached_property
+    def forward(self) -> ForwardMode | None:
+        """Log p as rules on jets; None where derivatives by PyTensor serve better, or a rule is missing."""
+        if not self.shares_calls or self.has_equations or self.layout.n_dim > MOST_DIMENSIONS:
+            return None
+        try:
+            with without_c():
+                return ForwardMode(self.logp, self.theta)
+        except CannotFollow:
+            return None
+
+    @functools.cached_property
+    def _raw_grad(self) -> Variable:
+        with without_c():
+            return graph.gradient(self.logp, self.theta)
 
     @functools.cached_property
     def logp_grad(self) -> Outputs:
@@ -75,6 +97,8 @@ class FlatGraphs:
     @functools.cached_property
     def cost(self) -> Cost:
         """Estimated cost of log p and its gradient."""
+        if self.forward is not None:
+            return estimate_of_jets([self.logp], self.layout.n_dim)
         return estimate(self.logp_grad)
 
     @functools.cached_property
@@ -198,3 +222,12 @@ class Functions:
                 **compile_options(backend, self.compile_kwargs, is_large=self._is_large),
             )
         return function
+
+
+def jets_of(graphs: FlatGraphs, functions: Functions) -> Jets | None:
+    """Return what evaluates log p with its derivatives carried along; None where functions are compiled of graphs."""
+    forward = graphs.forward
+    if forward is None or functions.backend != "quick":
+        return None
+    jets: Jets = functions.named("jets", lambda: forward.compiled(functions.compile))
+    return jets

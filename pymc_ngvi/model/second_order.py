@@ -15,10 +15,11 @@ from scipy import sparse
 
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.model.by_rows import ByRows
-from pymc_ngvi.model.flat import FlatGraphs, Functions
+from pymc_ngvi.model.flat import FlatGraphs, Functions, jets_of
 from pymc_ngvi.model.graphs import cost, graph
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.graphs.loops import draws_in_call
+from pymc_ngvi.model.jets.evaluation import Jets
 from pymc_ngvi.model.predictors.hessian import PredictorHessian, predictor_hessian
 from pymc_ngvi.model.predictors.linear_map import LinearMap
 from pymc_ngvi.model.rows import Rows
@@ -105,11 +106,19 @@ class SecondOrder:
     @functools.cached_property
     def gradient_seconds(self) -> float:
         """Estimated time of log p and its gradient at one point, from the graph and the sizes of the data alone."""
+        if self._graphs.forward is not None:
+            return self._cost.quick_seconds
         compiled = self._functions.backend not in ("quick", "c")
         return cost.evaluation_seconds(self._graphs.logp_grad, self._cost, compiled)
 
+    @property
+    def _jets(self) -> Jets | None:
+        return jets_of(self._graphs, self._functions)
+
     def error(self) -> graph.MissingDerivativeError | None:
         """Return the error that names the operation without a second derivative, if there is one."""
+        if self._jets is not None:
+            return None
         if "_product" not in self.__dict__ and self._no_hessian is None:
             with self._functions.timed():
                 try:
@@ -141,6 +150,10 @@ class SecondOrder:
     def at_draws(self, theta: Array, directions: Array) -> Array:
         """Multiply the Hessian at each draw with each direction, (n_draws, n_directions, n_dim)."""
         products = np.empty((len(theta), len(directions), self.n_dim))
+        if self._jets is not None:
+            for rows in slices(len(theta), self._batch(len(directions))[0]):
+                products[rows] = self.products_of_draws(theta[rows], directions)
+            return products
         for out, point in zip(products, theta, strict=True):
             out[:] = self._products(point, directions)
         return products
@@ -152,7 +165,8 @@ class SecondOrder:
         """Makes Hessians from fewer products than the pattern does; None where that is not worth its while."""
         graphs, functions = self._graphs, self._functions
         seconds = _PRODUCT * self.n_products * self.gradient_seconds
-        if graphs.minibatches or functions.fixed_size or graphs.is_large or seconds < _WORTH or self.error():
+        in_vain = functions.fixed_size or graphs.is_large or self._jets is not None
+        if graphs.minibatches or in_vain or seconds < _WORTH or self.error():
             return None
         with functions.timed():
             found = predictor_hessian(self._by_rows.parts, graphs.simplify, functions.compile)
@@ -216,6 +230,8 @@ class SecondOrder:
         found = self._by_colours(theta, self.n_dim)
         if found is not None:
             return found[0].diagonal(found[1])
+        if self._jets is not None:
+            return self.mean_products(theta, np.eye(self.n_dim)).diagonal().copy()
         total = np.zeros(self.n_dim)
         for point in theta:
             for at, axes in self._axes():
@@ -278,7 +294,7 @@ class SecondOrder:
     def _at_point(self, point: Array, directions: Array) -> Array:
         """Multiply the Hessian at one draw with directions, (n_directions, n_dim), in one call."""
         products: Array
-        if self.sparse.needs_products:
+        if self.sparse.needs_products or self._jets is not None:
             products = self.products_of_draws(point[None], directions)[0]
             return products
         function = self._functions.named("products", self._compile_products)
@@ -293,16 +309,19 @@ class SecondOrder:
         They are where the pattern needs it, and where calls of a function for one draw would take longer than the work.
         It depends on the model alone, not on what is compiled: evaluations have the same bits, in whatever order.
         """
-        if self.sparse.needs_products:
+        if self.sparse.needs_products or self._jets is not None:
             return True
         return not self._functions.fixed_size and self._batch(self.n_dim)[0] >= _LEAST_BATCH
 
     def products_of_draws(self, theta: Array, directions: Array) -> Array:
         """Multiply the Hessians at draws with directions in one call, (n_draws, n_directions, n_dim)."""
+        jets = self._jets
+        if jets is not None:
+            with np.errstate(all="ignore"):
+                return np.asarray(np.matmul(directions, jets.hessians(theta)))
         function = self._functions.named("coloured", self._compile_over_draws)
         with np.errstate(all="ignore"):
-            products: Array = np.asarray(function(np.ascontiguousarray(theta), np.ascontiguousarray(directions)))
-        return products
+            return np.asarray(function(np.ascontiguousarray(theta), np.ascontiguousarray(directions)))
 
     # --- compilation ---
 

@@ -1,6 +1,6 @@
 """What a graph costs to evaluate, from its nodes and the sizes of the data alone: no clock."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,6 +22,7 @@ _SECONDS_PER_ELEMENT = 2e-9  # one NumPy pass
 _SECONDS_PER_PYTHON_ELEMENT = 4e-7  # an Elemwise without a NumPy function
 _SECONDS_PER_READ = 4.5e-10  # an element of a matrix that is multiplied
 _SECONDS_PER_FUNCTION = 5e-9  # an exp, a log and the like, beside the pass
+_JETS_BATCH, _JETS_PASSES = 128, 4  # points in a call, and NumPy passes for a rule
 _CACHED_SPEEDUP, _CACHED_ELEMENTS = 2.0, 2**16  # arrays that stay in the cache from one pass to the next
 _NUMBA_SPEEDUP = 2.0
 _NUMBA_SECONDS_PER_CALL = 1e-5
@@ -57,8 +58,17 @@ class Cost:
         return saved > self.numba_compile_seconds
 
 
-def estimate(outputs: list[Variable], batch: int = 16) -> Cost:
-    """Estimate the cost of one evaluation of ``outputs`` from static shapes; unknown ones count as the data's."""
+def estimate(outputs: list[Variable], batch: int = 16, passes: int = 1) -> Cost:
+    """Estimate the cost of one evaluation of ``outputs`` from static shapes; unknown ones count as the data's.
+
+    Parameters
+    ----------
+    outputs : list of pytensor variables
+    batch : int, default 16
+        Evaluations in one call, which share the time of the thunks.
+    passes : int, default 1
+        Over the elements of each node.
+    """
     nodes = list(toposort(outputs))
     unknown = max(data_sizes(nodes), default=1)
     sizes = [max((_elements(out, unknown) for out in node.outputs), default=1) for node in nodes]
@@ -70,13 +80,19 @@ def estimate(outputs: list[Variable], batch: int = 16) -> Cost:
     )
     arithmetic = sum(sizes) * _SECONDS_PER_ELEMENT
     return Cost(
-        quick_seconds=arithmetic
+        quick_seconds=arithmetic * passes
         + (len(nodes) + inner_thunks) / batch * _SECONDS_PER_NODE
         + in_python * _SECONDS_PER_PYTHON_ELEMENT,
         numba_seconds=arithmetic / _NUMBA_SPEEDUP + _NUMBA_SECONDS_PER_CALL,
         numba_compile_seconds=_NUMBA_SECONDS_TO_COMPILE + _NUMBA_SECONDS_PER_NODE * len(nodes),
         widest=max(sizes, default=1),
     )
+
+
+def estimate_of_jets(outputs: list[Variable], n_dim: int) -> Cost:
+    """Estimate the cost of one evaluation of ``outputs`` with first derivatives that are carried along."""
+    cost = estimate(outputs, batch=_JETS_BATCH, passes=_JETS_PASSES * (1 + n_dim))
+    return replace(cost, widest=cost.widest * (1 + n_dim))
 
 
 def evaluation_seconds(outputs: list[Variable], cost: Cost, compiled: bool) -> float:

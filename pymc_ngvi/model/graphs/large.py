@@ -94,7 +94,12 @@ def _short_derivative(fgraph: FunctionGraph, node: Apply) -> list[Variable] | No
         return None
     if isinstance(node.op, LogSumExp):
         return [_ShortLogSumExp(axis=node.op.axis)(*node.inputs)]
-    return [reduce(_log_add_exp, node.inputs)]
+    return [short_log_add_exp(node.inputs)]
+
+
+def short_log_add_exp(terms: list[Variable]) -> Variable:
+    """Return the log of the sum of exponentials of variables, with derivatives of few nodes."""
+    return reduce(_log_add_exp, terms)
 
 
 #: Puts in the place of log-sums of exponentials, of which recursions consist, others with fewer nodes.

@@ -10,7 +10,7 @@ which holds for functions with kinks, too.
 import math
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -45,12 +45,16 @@ class RowFunction:
         (1, n_rows) or (1, 1) each.
     interacts : ndarray of bool, shape (k, k)
         By which pairs of predictors a second derivative may differ from 0.
+    n_shared : int, default 0
+        How many of the first predictors are the same for all rows, as a scale is: the function takes these with one
+        column, and what hangs on them alone is computed once.
     """
 
     function: Compiled
     index: NDArray[np.int64]
     data: list[Array]
     interacts: NDArray[np.bool_]
+    n_shared: int = field(default=0, kw_only=True)
 
     def at(self, index: NDArray[np.int64], keep: NDArray[np.bool_]) -> "RowFunction":
         """Return some of the rows, with other numbers for the predictors, (n_rows, k)."""
@@ -84,7 +88,8 @@ class RowFunction:
 
     def values(self, predictors: Sequence[Array], at: Index | slice) -> Array:
         """Return values, (n_points, n_rows), at predictors of that shape each."""
-        return evaluated(self.function, [*predictors, *self.data_of(at)], predictors[0].shape)
+        points = [p[:, :1] if a < self.n_shared else p for a, p in enumerate(predictors)]
+        return evaluated(self.function, [*points, *self.data_of(at)], predictors[0].shape)
 
     def data_of(self, at: Index | slice) -> list[Array]:
         """Return the data of some rows."""
@@ -121,8 +126,11 @@ class RowFunction:
 
     def _part(self, levels: tuple[int, ...], mean: Array, root: Array, data: list[Array]) -> Array:
         nodes, weights = rule(self.k, levels)
-        points = points_at(mean, root, nodes)
-        result: Array = weights @ evaluated(self.function, [*points, *data], points[0].shape)
+        points = [
+            *points_at(mean[:1, : self.n_shared], root[:1], nodes),
+            *points_at(mean[:, self.n_shared :], root[:, self.n_shared :], nodes),
+        ]
+        result: Array = weights @ evaluated(self.function, [*points, *data], (len(nodes), len(mean)))
         return result
 
 

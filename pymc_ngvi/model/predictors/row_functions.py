@@ -2,6 +2,8 @@
 
 import functools
 
+from dataclasses import replace
+
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
@@ -26,17 +28,31 @@ _AT_A_TIME = 32
 def row_function(rows: Rows, compile_: CompiledOnce) -> RowFunction:
     """Compile rows."""
     given, data = list(rows.data), list(rows.data.values())
+    if rows.sum_ is None and not rows.is_whole:
+        return _by_shared(rows, compile_)
     function, interacts = compile_([*rows.slots, *given], [rows.value]), _interacts(rows)
-    if rows.is_whole:
-        return RowFunction(functools.partial(_few_at_a_time, function), rows.index, data, interacts)
     if rows.sum_ is None:
-        return RowFunction(function, rows.index, data, interacts)
+        return RowFunction(functools.partial(_few_at_a_time, function), rows.index, data, interacts)
     with without_c():
         path = _path(rows, rows.sum_)
         beside, inputs, value = _of_sum(rows, rows.sum_)
     compiled = compile_([*rows.slots[: -rows.n_summed], *given], path), compile_([*inputs, *given], [value])
     per_row = [not d.type.broadcastable[1] for d in given]
     return SummedRowFunction(function, rows.index, data, interacts, rows.n_summed, *compiled, beside, per_row)
+
+
+def _by_shared(rows: Rows, compile_: CompiledOnce) -> RowFunction:
+    """Compile rows, with predictors that all of them share first, and these with one column."""
+    is_shared = (rows.index == rows.index[0]).all(axis=0) & (len(rows.index) > 1)
+    order, n_shared = np.argsort(~is_shared, kind="stable"), int(is_shared.sum())
+    rows = replace(rows, index=np.ascontiguousarray(rows.index[:, order]), slots=[rows.slots[a] for a in order])
+    shared = [pt.matrix(slot.name, dtype="float64", shape=(None, 1)) for slot in rows.slots[:n_shared]]
+    with without_c():
+        [value] = clone_replace(
+            [rows.value], dict(zip(rows.slots[:n_shared], shared, strict=True)), rebuild_strict=False
+        )
+    function = compile_([*shared, *rows.slots[n_shared:], *rows.data], [value])
+    return RowFunction(function, rows.index, list(rows.data.values()), _interacts(rows), n_shared=n_shared)
 
 
 def _interacts(rows: Rows) -> NDArray[np.bool_]:

@@ -1,0 +1,157 @@
+"""Derivatives of scalar operations: from PyTensor, as calls of NumPy functions on arrays."""
+
+import importlib
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+import pytensor.scalar as ps
+import pytensor.tensor as pt
+
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.rewriting.basic import dfs_rewriter
+from pytensor.graph.traversal import toposort
+from pytensor.tensor.elemwise import Elemwise
+
+from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.model.graphs import graph, rewrites
+from pymc_ngvi.model.graphs.inner import copy_of
+from pymc_ngvi.model.jets.arrays import CannotFollow
+
+_ON_NUMPY = dfs_rewriter(rewrites.expand_composite, rewrites.vectorise_elemwise)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A scalar operation, and by which of its arguments it is differentiated.
+
+    Parameters
+    ----------
+    scalar_op : ScalarOp
+    dtypes : tuple of str
+        Of the arguments.
+    by : tuple of int
+    """
+
+    scalar_op: ps.ScalarOp
+    dtypes: tuple[str, ...]
+    by: tuple[int, ...]
+
+    def outputs(self) -> tuple[list[Variable], list[Variable]]:
+        """Return the arguments, and the graphs of the value, the derivatives, and those of each pair."""
+        inputs = [pt.scalar(dtype=dtype) for dtype in self.dtypes]
+        value = Elemwise(self.scalar_op)(*inputs)
+        if not self.by:
+            return inputs, [value]
+        at = [inputs[k] for k in self.by]
+        first = _derivatives(value, at, "first")
+        second = [_derivatives(first[a], at[: a + 1], "second") for a in range(len(at))]
+        return inputs, [value, *first, *[d for row in second for d in row]]
+
+
+def _derivatives(value: Variable, at: list[Variable], order: str) -> list[Variable]:
+    if value.type.dtype not in ("float32", "float64"):
+        return [pt.constant(0.0) for _ in at]
+    return [pt.constant(0.0) if d is None else d for d in graph.slopes(value, at, order)]
+
+
+class ScalarFunctions:
+    """Evaluates the value and the derivatives of an operation on arrays that broadcast.
+
+    Parameters
+    ----------
+    inputs, outputs : list of pytensor scalars
+
+    Attributes
+    ----------
+    constants : list of float or None
+        Of each output, its value where that is always the same.
+
+    Raises
+    ------
+    CannotFollow
+        Where a part has no NumPy function.
+    """
+
+    def __init__(self, inputs: list[Variable], outputs: list[Variable]) -> None:
+        self.constants = [_number(out) for out in outputs]
+        self._value, self._all = _Calls(inputs, outputs[:1]), _Calls(inputs, outputs)
+
+    def value(self, inputs: Sequence[AnyArray]) -> AnyArray:
+        """Return the value alone."""
+        return self._value(inputs)[0]
+
+    def __call__(self, inputs: Sequence[AnyArray]) -> list[AnyArray]:
+        """Return the value, the derivatives, and the second derivatives."""
+        return self._all(inputs)
+
+
+def scalar_functions(operations: list[Operation]) -> dict[Operation, ScalarFunctions]:
+    """Differentiate operations; they are simplified together, which takes less time."""
+    made = {operation: operation.outputs() for operation in operations}
+    outputs = [out for _, outputs in made.values() for out in outputs]
+    fgraph = copy_of(graph.simplify(outputs) if outputs else [])
+    _ON_NUMPY.rewrite(fgraph)
+    rest = iter(fgraph.outputs)
+    return {
+        operation: ScalarFunctions(inputs, [next(rest) for _ in outputs])
+        for operation, (inputs, outputs) in made.items()
+    }
+
+
+def _number(var: Variable) -> float | None:
+    return float(var.data) if isinstance(var, Constant) else None
+
+
+class _Calls:
+    """A list of calls of NumPy functions."""
+
+    def __init__(self, inputs: list[Variable], outputs: list[Variable]) -> None:
+        self._slots = {var: k for k, var in enumerate(inputs)}
+        self._n_inputs, self._constants = len(inputs), dict[int, AnyArray]()
+        self._calls: list[tuple[Callable[..., AnyArray], list[int], int]] = []
+        for node in toposort(outputs):
+            read = [self._slot(i) for i in node.inputs]
+            self._calls.append((_numpy_function(node.op, len(read)), read, self._new(node.outputs[0])))
+        self._outputs = [self._slot(out) for out in outputs]
+
+    def _new(self, var: Variable) -> int:
+        self._slots[var] = len(self._slots)
+        return self._slots[var]
+
+    def _slot(self, var: Variable) -> int:
+        if var not in self._slots:
+            if not isinstance(var, Constant):
+                raise CannotFollow(f"{var} is no argument")
+            self._constants[self._new(var)] = np.asarray(var.data)
+        return self._slots[var]
+
+    def __call__(self, inputs: Sequence[AnyArray]) -> list[AnyArray]:
+        values: list[AnyArray] = [*inputs, *[np.empty(0)] * (len(self._slots) - self._n_inputs)]
+        for slot, constant in self._constants.items():
+            values[slot] = constant
+        for function, read, out in self._calls:
+            values[out] = function(*[values[k] for k in read])
+        return [values[k] for k in self._outputs]
+
+
+def _numpy_function(op: object, n_inputs: int) -> Callable[..., AnyArray]:
+    if not isinstance(op, Elemwise) or not rewrites.runs_on_numpy(op.scalar_op, n_inputs):
+        raise CannotFollow(f"{op} has no NumPy function")
+    scalar_op = op.scalar_op
+    if isinstance(scalar_op, ps.Cast):
+        dtype = np.dtype(scalar_op.o_type.dtype)
+        return lambda x: np.asarray(x).astype(dtype)
+    function = _named((op.nfunc_spec or scalar_op.nfunc_spec)[0])
+    if isinstance(scalar_op, ps.Add | ps.Mul) and n_inputs != 2:
+        return lambda *x: reduce(function, x)
+    return function
+
+
+def _named(name: str) -> Callable[..., AnyArray]:
+    """Return the function of a name such as "exp" or "scipy.special.expit"."""
+    module, _, name = name.rpartition(".")
+    function: Callable[..., AnyArray] = getattr(importlib.import_module(module or "numpy"), name)
+    return function
