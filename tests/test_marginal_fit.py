@@ -14,6 +14,7 @@ import pymc_ngvi
 from pymc_ngvi import NotExactError
 from pymc_ngvi.marginal import exact
 from pymc_ngvi.marginal.state import ExactState
+from pymc_ngvi.results import exact_step
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")
 
