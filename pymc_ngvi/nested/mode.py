@@ -1,4 +1,13 @@
-"""The mode of a smooth function of few numbers and its curvature there, by differences over standard deviations."""
+"""The mode of a smooth function of few numbers that is dear to evaluate, and its curvature there, without derivatives.
+
+A quadratic is fitted to what is known near the best point, with as little change of its second derivatives as the values
+allow [1]_; the next point is its maximum within a region in which it has proved right.
+
+References
+----------
+.. [1] M. J. D. Powell (2006). The NEWUOA software for unconstrained optimization without derivatives. Large-Scale
+   Nonlinear Optimization. https://doi.org/10.1007/0-387-30065-1_16
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -7,13 +16,16 @@ import numpy as np
 
 from pymc_ngvi.core.types import Array
 
-#: Iterations at most; halvings of a step; nats that a step must promise; farthest step, and largest change of a scale
-#: in one iteration, in units of scales.
-_MOST, _HALVINGS, _LEFT, _FARTHEST, _CHANGE = 15, 5, 0.1, 3.0, 3.0
-#: Curvature over a scale below which a direction counts as flat; nats by which the function falls at a scale.
-_FLAT, _FALL = 0.1, 0.5
-#: Where two coordinates are moved together, in scales.
-_TOGETHER = 0.7
+#: Evaluations on the way at most, and for each coordinate; nats that a step must promise.
+_MOST, _MOST_OF_EACH, _LEFT = 30, 10, 0.1
+#: Nats below the best over which values count e times less, and distances, in scales, beyond which they do not.
+_SOFT, _FARTHEST = 4.0, 8.0
+#: First, least and largest radius of the region, in scales; parts of a promised gain that make it smaller, and larger.
+_RADIUS, _LEAST, _LARGEST, _POOR, _GOOD = 2.0, 0.25, 4.0, 0.25, 0.7
+#: Weight of a change of second derivatives; largest change of a scale at a time; curvature over a scale that is flat.
+_STIFF, _CHANGE, _FLAT = 1e-3, 2.0, 0.1
+#: Where two coordinates are moved together, in scales; what stands for a value that is not finite, below the lowest.
+_TOGETHER, _BELOW = 0.7, 10.0
 
 
 class Mode(NamedTuple):
@@ -30,8 +42,56 @@ class Mode(NamedTuple):
     cov: Array
 
 
+class _Quadratic(NamedTuple):
+    """Slope, (p,), and minus the second derivatives, (p, p), in units of scales, about the best point."""
+
+    slope: Array
+    curvature: Array
+
+
+class _Known:
+    """Points, and values there."""
+
+    def __init__(self, function: Callable[[Array], float]) -> None:
+        self._function = function
+        self.points: list[Array] = []
+        self.values: list[float] = []
+
+    def evaluate(self, point: Array) -> float:
+        """Evaluate at a point."""
+        value = self._function(point)
+        if not np.isfinite(value):
+            value = min(self.values, default=0.0) - _BELOW
+        self.points.append(point)
+        self.values.append(value)
+        return value
+
+    @property
+    def best(self) -> int:
+        """The number of the highest."""
+        return int(np.argmax(self.values))
+
+    def quadratic(self, scale: Array, before: Array) -> _Quadratic:
+        """Fit to the neighbours of the best point, near to second derivatives ``before``."""
+        best = self.best
+        u = (np.array(self.points) - self.points[best]) / scale
+        below = np.array(self.values) - self.values[best]
+        weights = np.where(np.abs(u).max(axis=1) <= _FARTHEST, np.exp(below / _SOFT), 0.0)
+        p = u.shape[1]
+        i, j = np.triu_indices(p)
+        terms = np.where(i == j, -0.5, -1.0) * u[:, i] * u[:, j]
+        left = below - terms @ before[i, j]
+        design = np.concatenate([u, terms], axis=1)
+        ridge = np.concatenate([np.full(p, 1e-8), np.full(len(i), _STIFF)])
+        gram = (design.T * weights) @ design + np.diag(ridge)
+        found = np.linalg.solve(gram, (design.T * weights) @ left)
+        curvature = np.zeros((p, p))
+        curvature[i, j] = curvature[j, i] = before[i, j] + found[p:]
+        return _Quadratic(found[:p], curvature)
+
+
 def find_mode(function: Callable[[Array], float], start: Array, scale: Array) -> Mode | None:
-    """Go up by Newton's method; None where the function is not finite at the start.
+    """Go up; None where the function is not finite at the start.
 
     Parameters
     ----------
@@ -40,86 +100,62 @@ def find_mode(function: Callable[[Array], float], start: Array, scale: Array) ->
     scale : ndarray, shape (p,)
         Standard deviations, roughly.
     """
-    at, scale, value = start, scale.copy(), function(start)
-    if not np.isfinite(value):
+    p, known, scale = len(start), _Known(function), np.array(scale)
+    if not np.isfinite(function_at_start := function(start)):
         return None
-    p = len(start)
-    across: Array | None = None
-    for _ in range(_MOST):
-        ends = _ends(function, at, scale)
-        slope, fall = 0.5 * (ends[1] - ends[0]), 2.0 * value - ends[0] - ends[1]
-        if across is None and np.max(np.abs(slope) / np.maximum(np.abs(fall), _FLAT)) < _FARTHEST:
-            across = _correlations(function, at, scale, value, ends)
-        curvature = _positive(fall, across if across is not None else np.eye(p))
-        step = np.linalg.solve(curvature, slope)
-        step *= min(1.0, _FARTHEST / np.abs(step).max(initial=1e-300))
-        promised = float(slope @ step) * 0.5
-        best = max(range(2 * p), key=lambda i: ends.ravel()[i])
-        moved = _moved(function, at, value, scale * step) if promised > _LEFT else None
-        if moved is None and ends.max() > value + _LEFT:  # a neighbour is higher
-            side, i = divmod(best, p)
-            there = at.copy()
-            there[i] += (2 * side - 1) * scale[i]
-            moved = there, float(ends.max())
-        wider = np.sqrt(2.0 * _FALL / np.maximum(fall, _FLAT))
-        is_near = bool((np.abs(np.log(wider)) < np.log(2.0)).all())
-        if moved is None and is_near and across is not None:
+    known.points.append(np.array(start))
+    known.values.append(function_at_start)
+    for point in _around(start, scale):
+        known.evaluate(point)
+    radius, curvature = _RADIUS, np.eye(p)
+    for _ in range(_MOST + _MOST_OF_EACH * p):
+        model = known.quadratic(scale, curvature)
+        step, promised = _step(model, radius)
+        if promised < _LEFT:
             break
-        scale = scale * np.clip(wider, 1.0 / _CHANGE, _CHANGE)
-        if moved is not None:
-            at, value = moved
-    ends = _ends(function, at, scale)
-    fall = 2.0 * value - ends[0] - ends[1]
-    across = _correlations(function, at, scale, value, ends)
-    inverse = np.linalg.inv(_positive(fall, across))
-    return Mode(at, scale[:, None] * inverse * scale)
+        before, at = known.values[known.best], known.points[known.best]
+        part = (known.evaluate(at + scale * step) - before) / promised
+        if part < _POOR:
+            radius = max(0.5 * radius, _LEAST)
+        elif part > _GOOD:
+            radius = min(2.0 * radius, _LARGEST)
+        size = np.sqrt(np.maximum(np.diagonal(model.curvature), _FLAT))
+        change = np.clip(1.0 / size, 1.0 / _CHANGE, _CHANGE)
+        curvature, scale = model.curvature * np.outer(change, change), scale * change
+    return _with_curvature(known, scale)
 
 
-def _ends(function: Callable[[Array], float], at: Array, scale: Array) -> Array:
-    """Return the values a scale away on both sides of each coordinate, (2, p)."""
-    result = np.empty((2, len(at)))
+def _with_curvature(known: _Known, scale: Array) -> Mode:
+    """Look around the best point, first at single coordinates, then at pairs."""
+    at, value = known.points[known.best], known.values[known.best]
+    ends = np.array([known.evaluate(point) for point in _around(at, scale)]).reshape(-1, 2)
+    slope, fall = 0.5 * (ends[:, 1] - ends[:, 0]), np.maximum(2.0 * value - ends.sum(axis=1), _FLAT)
+    across = np.eye(len(at))
     for i in range(len(at)):
-        for side in (0, 1):
-            there = at.copy()
-            there[i] += (2 * side - 1) * scale[i]
-            value = function(there)
-            result[side, i] = value
-    lowest = np.min(result[np.isfinite(result)], initial=0.0)
-    return np.where(np.isfinite(result), result, lowest - 10.0)
-
-
-def _correlations(function: Callable[[Array], float], at: Array, scale: Array, value: float, ends: Array) -> Array:
-    """Return mixed second differences over the geometric means of the two others, (p, p)."""
-    p = len(at)
-    result = np.eye(p)
-    slope, fall = 0.5 * (ends[1] - ends[0]), 2.0 * value - ends[0] - ends[1]
-    size = np.sqrt(np.maximum(np.abs(fall), _FLAT))
-    for i in range(p):
         for j in range(i):
             there = at.copy()
             there[[i, j]] += _TOGETHER * scale[[i, j]]
-            found = function(there)
-            if not np.isfinite(found):
-                continue
             straight = value + _TOGETHER * (slope[i] + slope[j]) - 0.5 * _TOGETHER**2 * (fall[i] + fall[j])
-            mixed = (straight - found) / _TOGETHER**2
-            result[i, j] = result[j, i] = mixed / (size[i] * size[j])
-    return result
-
-
-def _positive(fall: Array, across: Array) -> Array:
-    """Return the matrix of second differences, made positive definite."""
-    size = np.sqrt(np.maximum(np.abs(fall), _FLAT))
+            mixed = (straight - known.evaluate(there)) / _TOGETHER**2
+            across[i, j] = across[j, i] = mixed / np.sqrt(fall[i] * fall[j])
     values, vectors = np.linalg.eigh(across)
-    result: Array = size[:, None] * ((vectors * np.maximum(np.abs(values), 0.05)) @ vectors.T) * size
-    return result
+    inverse = (vectors / np.maximum(values, 0.05)) @ vectors.T
+    size = scale / np.sqrt(fall)
+    return Mode(known.points[known.best], size[:, None] * inverse * size)
 
 
-def _moved(function: Callable[[Array], float], at: Array, value: float, step: Array) -> tuple[Array, float] | None:
-    """Return the first point along a step, halved as often as it takes, where the function is higher."""
-    for n in range(_HALVINGS):
-        there = at + 0.5**n * step
-        found = function(there)
-        if found > value:
-            return there, found
-    return None
+def _around(at: Array, scale: Array) -> list[Array]:
+    """Return the points a scale away, below and above, coordinate by coordinate."""
+    unit = np.diag(scale)
+    return [at + sign * direction for direction in unit for sign in (-1.0, 1.0)]
+
+
+def _step(model: _Quadratic, radius: float) -> tuple[Array, float]:
+    """Return the highest point of a quadratic in a ball, and its height."""
+    values, vectors = np.linalg.eigh(model.curvature)
+    slope = vectors.T @ model.slope
+    shift = max(0.0, 1e-3 - float(values[0]))
+    while np.linalg.norm(slope / (values + shift)) > radius:
+        shift = 1.3 * shift + 1e-2
+    inner = slope / (values + shift)
+    return vectors @ inner, float(slope @ inner - 0.5 * inner @ (values * inner))
