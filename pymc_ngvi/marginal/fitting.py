@@ -22,7 +22,7 @@ from pymc_ngvi.marginal.regression import Whitening, covering, n_polynomial
 from pymc_ngvi.marginal.sampling import Plain, Pool, Round, Sequences, evenly_picked, pooled
 from pymc_ngvi.marginal.tails import Bend, find_tails
 
-#: Effective size that the pool is to have.
+#: Effective size that the pool is to have, where nothing else is said.
 WANTED = 2_000
 #: Least degrees of freedom of proposals; width of the first one over that of q.
 _LEAST_DF, _FIRST_SCALE = 7.0, 1.3
@@ -100,6 +100,8 @@ class Sampler:
     seed : int
     most : float
         Evaluations of log p that the pool may take where no cheap rule will do.
+    wanted : float
+        Effective size that the pool is to have.
 
     Attributes
     ----------
@@ -114,8 +116,9 @@ class Sampler:
         cov: Array,
         seed: int,
         most: float = np.inf,
+        wanted: float = WANTED,
     ) -> None:
-        self._most = most
+        self._most, self._wanted = most, wanted
         self._quadrature = function if isinstance(function, LogMarginal) else None
         self._function = function if isinstance(function, LogMarginal | Plain) else Plain(function)
         self._mean, self._cov, self._p = mean, cov, len(mean)
@@ -173,7 +176,7 @@ class Sampler:
         if self._quadrature is None or self._quadrature.base is not None:
             return
         n = len(self._quadrature.rule.nodes)
-        if _DRAWS_PER_WANTED * WANTED * n > self._most:
+        if _DRAWS_PER_WANTED * self._wanted * n > self._most:
             raise Hopeless(
                 f"each draw of the global parameters takes {n} evaluations of log p, which would be many times as long "
                 "as the fit; posterior='exact' asks for it"
@@ -366,7 +369,7 @@ class Sampler:
             proposal = self._best()
             proposal = proposal.widened() if khat > _HEAVY else proposal
             pool = self.sequences.first(proposal)
-        return proposal, self.sequences.enlarged(pool, proposal, WANTED)
+        return proposal, self.sequences.enlarged(pool, proposal, self._wanted)
 
 
 def _weights(log_weights: Array) -> Array:

@@ -13,6 +13,8 @@ from pymc_ngvi.nested.mode import find_mode
 
 #: Evaluations of log m at most, and for each hyperparameter.
 _MOST, _MOST_OF_EACH = 120, 60
+#: Effective size of the pool: predictions cost nothing.
+_WANTED = 8_000
 #: Values at which predictions are checked, and conditional fits kept: at most, and as memory goes; at least.
 _N_CHECKED, _MOST_BYTES, _FEWEST = 32, 2**28, 8
 #: Differences from predictions, an sd in nats, with which a pool is good enough; pools at most.
@@ -77,7 +79,7 @@ def explore(marginal: LatentMarginal, start: Array, scale: Array, seed: int) -> 
     emulated = Emulated(marginal, _MOST + _MOST_OF_EACH * p)
     for known in marginal.known:
         emulated.tell(known.g, known.value)
-    sampler = Sampler(emulated, mode.at, mode.cov, seed)
+    sampler = Sampler(emulated, mode.at, mode.cov, seed, wanted=_WANTED)
     sampled = sampler.run()
     at = np.random.default_rng(seed).random(_MOST_POOLS)
     for number in range(_MOST_POOLS):
