@@ -32,7 +32,7 @@ _DEEP, _DEEP_PER_DIM = 15.0, 3.0
 #: as large: there is little weight there.
 _NEAR, _SLACKER = 0.05, 6.0
 #: Whitened coordinates up to which values are used.
-_FARTHEST = 6.5
+_FARTHEST = 15.0
 #: Points after which the length scale is chosen anew; points that are predicted at a time.
 _ANEW, _AT_A_TIME = 8, 4_096
 
@@ -111,6 +111,14 @@ def _kernel(a: Array, b: Array, length: float) -> Array:
     return result
 
 
+def _standardised(points: Array, whitening: Whitening) -> tuple[Array, Array]:
+    """Return standardised points, however far they are, and the terms of the polynomial."""
+    u: Array = np.linalg.solve(whitening.factor, (whitening.forward(points) - whitening.mean).T).T
+    i, j = np.triu_indices(u.shape[1])
+    straight = points[:, list(whitening.tailed)]
+    return u, np.concatenate([np.ones((len(u), 1)), u, u[:, i] * u[:, j], straight], axis=1)
+
+
 @stored("nested.predicted", content=("kriging", "bend", "mean", "factor"), make="of_content")
 class Predicted(Plain):
     """A log density as it is predicted, wherever.
@@ -148,7 +156,7 @@ class Predicted(Plain):
 
     def predict(self, points: Array) -> tuple[Array, Array]:
         """Return predictions and their standard deviations, (n,) each."""
-        mean, sd = self.kriging(self.whitening.whitened(points), self.whitening.features(points, cubes=False))
+        mean, sd = self.kriging(*_standardised(points, self.whitening))
         return mean + self.bend.log_slope(points), sd
 
 
@@ -249,9 +257,9 @@ class Emulated(Plain):
             return
         values = np.array(self._known)
         points = np.array(self._points)
-        u, of_y = self._whitening.whitened(points), values - self._bend.log_slope(points)
+        (u, terms), of_y = _standardised(points, self._whitening), values - self._bend.log_slope(points)
         keep = (values > self.top - self._deep(u.shape[1])) & (np.abs(u) < _FARTHEST).all(axis=1)
-        u, terms = u[keep], self._whitening.features(points[keep], cubes=False)
+        u, terms = u[keep], terms[keep]
         if len(u) < terms.shape[1] + 2:
             self._kriging = None
             return
