@@ -141,7 +141,9 @@ def _with_curvature(known: _Known, scale: Array) -> Mode:
     values, vectors = np.linalg.eigh(across)
     inverse = (vectors / np.maximum(values, 0.05)) @ vectors.T
     size = scale / np.sqrt(fall)
-    return Mode(known.points[known.best], size[:, None] * inverse * size)
+    cov = size[:, None] * inverse * size
+    known.evaluate(at + cov @ (slope / scale))  # which is the top, if that is near
+    return Mode(known.points[known.best], cov)
 
 
 def _around(at: Array, scale: Array) -> list[Array]:

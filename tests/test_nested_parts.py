@@ -1,0 +1,232 @@
+"""What nested posteriors are made of: modes, predictions, conditional fits, and what their ELBO lacks."""
+
+import numpy as np
+import pytest
+
+from latent_models import counts, level, one_effect, process
+from scipy import integrate, stats
+
+from pymc_ngvi.families import FullState
+from pymc_ngvi.marginal.regression import Whitening
+from pymc_ngvi.marginal.tails import Bend, Tail
+from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model.hyperparameters import latent_rows
+from pymc_ngvi.nested.emulator import Emulated, Kriging
+from pymc_ngvi.nested.log_marginal import LatentMarginal
+from pymc_ngvi.nested.mode import find_mode
+from pymc_ngvi.nested.supports import Supports
+
+
+class Counted:
+    def __init__(self, function):
+        self.function, self.n = function, 0
+
+    def __call__(self, x):
+        self.n += 1
+        return self.function(x)
+
+
+# --- the mode ---
+
+PRECISION = np.array([[2.0, 0.9, 0.0], [0.9, 1.0, -0.3], [0.0, -0.3, 5.0]])
+
+
+def quadratic(x):
+    apart = x - np.array([3.0, -2.0, 0.5])
+    return -0.5 * apart @ PRECISION @ apart
+
+
+def test_the_mode_of_a_quadratic_and_its_curvature():
+    function = Counted(quadratic)
+    mode = find_mode(function, np.zeros(3), np.full(3, 0.5))
+    assert quadratic(mode.at) > -0.1  # what a step must promise
+    np.testing.assert_allclose(mode.cov, np.linalg.inv(PRECISION), rtol=1e-6, atol=1e-8)
+    assert function.n < 30
+
+
+def test_the_mode_of_what_is_no_quadratic():
+    """Far from the start, and steep on one side."""
+
+    def function(x):
+        return -np.exp(-0.8 * x[0]) - 0.4 * x[0] - 2.0 * (x[1] - 0.3 * x[0] ** 2) ** 2
+
+    counted = Counted(function)
+    mode = find_mode(counted, np.array([4.0, -1.0]), np.full(2, 0.5))
+    best = np.log(2.0) / 0.8
+    assert function(mode.at) > function(np.array([best, 0.3 * best**2])) - 0.15
+    assert counted.n < 60
+
+
+def test_no_mode_where_the_function_is_not_finite():
+    assert find_mode(lambda x: -np.inf, np.zeros(2), np.ones(2)) is None
+
+
+def test_the_mode_keeps_away_from_where_the_function_is_not_finite():
+    mode = find_mode(lambda x: -((x[0] - 1.0) ** 2) if x[0] < 1.5 else np.nan, np.zeros(1), np.ones(1))
+    assert abs(mode.at[0] - 1.0) < 0.5
+
+
+# --- predictions ---
+
+
+def terms(u):
+    i, j = np.triu_indices(u.shape[1])
+    return np.concatenate([np.ones((len(u), 1)), u, u[:, i] * u[:, j]], axis=1)
+
+
+def test_kriging_knows_polynomials_and_its_own_error():
+    rng = np.random.default_rng(1)
+    known, new = rng.standard_normal((30, 2)), rng.standard_normal((400, 2))
+
+    def function(u):
+        return 1.0 - u[:, 0] ** 2 + 0.5 * u[:, 0] * u[:, 1]
+
+    exact = Kriging.of(known, terms(known), function(known), 2.5, 1e-9)
+    np.testing.assert_allclose(exact(new, terms(new))[0], function(new), atol=1e-5)
+
+    def wavy(u):
+        return function(u) + 0.3 * np.sin(2.0 * u[:, 0])
+
+    fitted = Kriging.of(known, terms(known), wavy(known), 1.5, 1e-9)
+    mean, sd = fitted(new, terms(new))
+    apart = (mean - wavy(new)) / sd
+    inside = np.abs(new).max(axis=1) < 1.5
+    assert 0.2 < np.sqrt(np.mean(apart[inside] ** 2)) < 3.0
+    np.testing.assert_allclose(fitted(known, terms(known))[0], wavy(known), atol=1e-4)
+
+
+def emulated(function, bend=None, most=100):
+    bend = bend or Bend()
+    result = Emulated(function, most)
+    result.standardise(Whitening(bend.forward, np.zeros(2), np.eye(2), tuple(t.at for t in bend.tails)), bend)
+    return result
+
+
+def test_few_values_are_evaluated_and_the_others_predicted():
+    def function(x):
+        return -0.5 * x @ x - 0.1 * x[0] ** 3 / (1.0 + 0.1 * x[0] ** 2)
+
+    counted = Counted(function)
+    values = emulated(counted)
+    points = np.random.default_rng(2).standard_normal((1_000, 2))
+    found = values(points)[0]
+    expected = np.array([function(x) for x in points])
+    high = expected > expected.max() - 4.0
+    assert counted.n < 60
+    assert np.std(found[high] - expected[high]) < 0.06
+    assert values.n_evaluated == counted.n
+
+
+def test_straight_tails_are_predicted_far_out():
+    """In the coordinate of a tail, the density is smooth; it is one of g all the same."""
+
+    def function(x):
+        return 1.3 * x[0] - np.exp(x[0]) - 0.5 * x[1] ** 2
+
+    bend = Bend((Tail(0, -1, 1.0, -1.0),))
+    counted = Counted(function)
+    values = emulated(counted, bend)
+    points = np.stack([np.linspace(-14.0, 2.0, 400), np.zeros(400)], axis=1)
+    found = values(points)[0]
+    expected = np.array([function(x) for x in points])
+    high = expected > expected.max() - 8.0
+    assert counted.n < 60
+    assert np.abs(found[high] - expected[high]).max() < 0.5
+
+
+def test_there_is_an_end_to_evaluations():
+    counted = Counted(lambda x: float(np.random.default_rng(int(1e6 * abs(x[0]))).normal()))
+    emulated(counted, most=25)(np.random.default_rng(3).standard_normal((500, 2)))
+    assert counted.n == 25
+
+
+# --- conditional fits ---
+
+
+def marginal_of(make, seed=1):
+    density = LogDensity(make())
+    given = latent_rows(density)
+    return density, given, LatentMarginal(given, seed)
+
+
+def test_log_m_of_a_gaussian_model_is_exact():
+    density, given, marginal = marginal_of(level)
+    y = density.model["y"].owner  # noqa: F841 (the data are in the model)
+    data = density.model.rvs_to_values[density.model["y"]].data
+    n = len(data)
+    for log_step, log_noise in ((-0.7, 0.1), (-1.5, 0.4), (0.3, -0.5)):
+        step, noise = np.exp(log_step), np.exp(log_noise)
+        times = np.arange(n)
+        cov = 9.0 + step**2 * np.minimum(times[:, None], times) + noise**2 * np.eye(n)
+        expected = stats.multivariate_normal(np.zeros(n), cov).logpdf(data)
+        expected += stats.halfnorm(scale=1.0).logpdf(step) + log_step + stats.halfnorm(scale=2.0).logpdf(noise) + log_noise
+        found = marginal(np.array([log_step, log_noise]))
+        assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_what_the_elbo_lacks_is_added():
+    """One latent variable, whose integral is known."""
+    _, _, marginal = marginal_of(one_effect)
+    for log_s in (-1.0, 0.0, 1.0):
+        s = np.exp(log_s)
+
+        def density(b, s=s):
+            likelihood = np.prod(stats.poisson(np.exp(b)).pmf([0, 1, 4]))
+            return stats.norm(0.0, s).pdf(b) * likelihood
+
+        exact = np.log(integrate.quad(density, -12.0, 8.0, epsabs=1e-14)[0])
+        exact += stats.halfnorm.logpdf(s) + log_s
+        found, _ = marginal.at(np.array([log_s]))
+        elbo = found.value - found.correction
+        assert elbo < exact
+        assert abs(found.value - exact) < 0.2 * (exact - elbo) + 1e-4
+
+
+@pytest.mark.parametrize("make", [process, counts])
+def test_a_fit_does_not_hang_on_where_it_begins(make):
+    density, given, marginal = marginal_of(make)
+    start = density.initial_point()[given.outside]
+    there = marginal(start + 0.4)
+    for step in (0.0, -0.5, 1.0):
+        marginal(start + step)
+    assert marginal(start + 0.4) == pytest.approx(there, abs=1e-3)
+
+
+def test_a_fit_near_another_takes_few_expectations():
+    density, given, marginal = marginal_of(process)
+    start = density.initial_point()[given.outside]
+    marginal(start)
+    first = marginal.fits.n_expectations
+    for step in (0.1, 0.2, 0.3, 0.4):
+        marginal(start + step)
+    assert marginal.fits.n_expectations - first <= 4 * 7
+    assert marginal.fits.n_fits == 5
+
+
+# --- supports ---
+
+
+def test_moments_of_supports_are_those_of_their_draws():
+    rng = np.random.default_rng(4)
+    points = rng.standard_normal((16, 2))
+    slope = rng.standard_normal((2, 3))
+    states = []
+    for point in points:
+        factor = np.tril(rng.standard_normal((3, 3))) * 0.3 + np.eye(3)
+        states.append(FullState(point @ slope + 0.1 * rng.standard_normal(3), factor))
+    supports = Supports(points, states)
+    pool = rng.standard_normal((500, 2))
+    weights = rng.uniform(size=500)
+    weights /= weights.sum()
+    mean, sd = supports.moments(pool, weights)
+    rows = rng.choice(500, 200_000, p=weights)
+    draws = supports.draw(pool[rows], rng.standard_normal((200_000, 3)))
+    error = sd / np.sqrt(len(draws))
+    assert (np.abs(draws.mean(axis=0) - mean) < 5.0 * error).all()
+    np.testing.assert_allclose(draws.std(axis=0), sd, rtol=0.01)
+    index = np.array([2, 0])
+    inner = supports.mean(pool, index)
+    inner = inner - weights @ inner
+    cov = (weights[:, None] * inner).T @ inner + supports.covariance(pool, weights, index)
+    np.testing.assert_allclose(np.sqrt(np.diag(cov)), sd[index], rtol=1e-9)
+    np.testing.assert_allclose(cov, np.cov(draws[:, index].T), atol=0.03)

@@ -1,0 +1,102 @@
+"""Log p as rows of the latent variables, hyperparameters being given."""
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+
+from latent_models import counts, level, process, regression
+
+from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model.hyperparameters import latent_rows
+from pymc_ngvi.model.rows_given import NotRows, RowsGiven
+
+
+def names_of(density, index):
+    return [density.layout.label(int(i)) for i in index]
+
+
+@pytest.mark.parametrize("make", [level, process, counts])
+def test_rows_are_log_p_at_all_hyperparameters(make):
+    """Those that were given first have no part in it: the matrix of the predictors follows."""
+    density = LogDensity(make())
+    given, rng = latent_rows(density), np.random.default_rng(1)
+    start = density.initial_point()
+    for _ in range(3):
+        theta = start + 0.3 * rng.standard_normal((4, density.n_dim))
+        theta[:, given.outside] = theta[0, given.outside]
+        assert given.give(theta[0, given.outside])
+        np.testing.assert_allclose(given.rows.at(theta[:, given.inside]), density.logp(theta), rtol=1e-9)
+
+
+def test_what_is_given():
+    """Scales, correlations and parameters of kernels; intercepts and coefficients stay."""
+    for make, expected in (
+        (level, ["step_log__", "noise_log__"]),
+        (process, ["length_log__", "size_log__"]),
+        (counts, ["rho_interval__", "s_log__"]),
+    ):
+        density = LogDensity(make())
+        assert names_of(density, latent_rows(density).outside) == expected
+
+
+def test_a_parameter_without_a_transform_is_given_where_rows_read_it_beside_a_predictor():
+    with pm.Model() as model:
+        log_s = pm.Normal("log_s", 0.0, 1.0)
+        s = pm.HalfNormal("s", 1.0)
+        x = pm.Normal("x", 0.0, pt.exp(log_s), shape=8)
+        pm.Normal("y", x, s, observed=np.arange(8.0))
+    density = LogDensity(model)
+    assert names_of(density, latent_rows(density).outside) == ["log_s", "s_log__"]
+
+
+def test_models_without_hyperparameters_say_so():
+    with pytest.raises(NotRows, match="no scale, correlation or other transformed parameter"):
+        latent_rows(LogDensity(regression()))
+
+
+def test_what_is_no_row_is_refused_with_a_reason():
+    """Given its scale, the elements of a covariance that is unknown in many ways stay."""
+    with pm.Model() as model:
+        s = pm.HalfNormal("s", 1.0)
+        x = pm.Normal("x", 0.0, s, shape=12)
+        pm.Potential("coupled", -pt.log1p(pt.exp((x[:, None] * x).sum())) * pt.sum(x**2) ** 0.5)
+        pm.Normal("y", x, 1.0, observed=np.ones(12))
+    with pytest.raises(NotRows):
+        latent_rows(LogDensity(model))
+
+
+def test_too_many_hyperparameters_are_refused():
+    with pm.Model() as model:
+        scales = [pm.HalfNormal(f"s{i}", 1.0) for i in range(11)]
+        x = pm.Normal("x", 0.0, pt.stack(scales), shape=11)
+        pm.Normal("y", x, 1.0, observed=np.ones(11))
+    with pytest.raises(NotRows, match="11 hyperparameters are more than 10"):
+        latent_rows(LogDensity(model))
+
+
+def test_where_log_p_is_not_finite_nothing_is_given():
+    density = LogDensity(level())
+    given = RowsGiven(density, np.array([0, 1]))
+    assert not given.give(np.array([800.0, 0.0]))
+    assert given.give(np.zeros(2))
+
+
+def test_other_data_are_taken():
+    """What was found of a model serves the next fit, with the data as they are then."""
+    with pm.Model() as model:
+        y = pm.Data("y_data", np.ones(6))
+        s = pm.HalfNormal("s", 1.0)
+        x = pm.Normal("x", 0.0, s, shape=6)
+        pm.Normal("y", x, 1.0, observed=y)
+    density = LogDensity(model)
+    given = latent_rows(density)
+    assert given.give(np.zeros(1))
+    before = given.rows.at(np.ones((1, 6)))
+    with model:
+        pm.set_data({"y_data": np.full(6, 3.0)})
+    assert given.give(np.zeros(1))
+    theta = np.concatenate([np.zeros((1, 1)), np.ones((1, 6))], axis=1)
+    after = given.rows.at(np.ones((1, 6)))
+    np.testing.assert_allclose(after, density.logp(theta), rtol=1e-9)
+    assert abs(after[0] - before[0]) > 1.0
