@@ -126,7 +126,7 @@ def test_straight_tails_are_predicted_far_out():
     bend = Bend((Tail(0, -1, 1.0, -1.0),))
     counted = Counted(function)
     values = emulated(counted, bend)
-    points = np.stack([np.linspace(-14.0, 2.0, 400), np.zeros(400)], axis=1)
+    points = np.stack([np.linspace(-14.0, 2.0, 400), np.random.default_rng(5).standard_normal(400)], axis=1)
     found = values(points)[0]
     expected = np.array([function(x) for x in points])
     high = expected > expected.max() - 8.0
@@ -179,7 +179,9 @@ def test_what_the_elbo_lacks_is_added():
         found, _ = marginal.at(np.array([log_s]))
         elbo = found.value - found.correction
         assert elbo < exact
-        assert abs(found.value - exact) < 0.2 * (exact - elbo) + 1e-4
+        error = np.sqrt(2.0 * (exact - elbo) / 512)  # half of the variance of log weights is missing
+        assert abs(found.value - exact) < 3.0 * error
+        assert 3.0 * error < 0.5 * (exact - elbo) or exact - elbo < 0.1
 
 
 @pytest.mark.parametrize("make", [process, counts])

@@ -253,7 +253,7 @@ class Emulated(Plain):
 
     def _refit(self) -> None:
         """Fit to what is known, of what is not too far down."""
-        if self._whitening is None:
+        if self._whitening is None or not self._known:
             return
         values = np.array(self._known)
         points = np.array(self._points)
