@@ -113,6 +113,10 @@ class Quadrature:
         none = np.zeros(len(grad))
         return Moments(grad, curvature, none, none, gap, floor=0.0, floor_sd=0.0)
 
+    def has_hessian(self, target: Density) -> bool:
+        """Tell whether `hessian_at_mean` can be formed: it takes no second derivative of log p."""
+        return True
+
     def hessian_at_mean(self, target: Density, state: GaussianState) -> MeanHessian:
         """Return the Hessian of log p at the mean of a state."""
         return cast(RowsTarget, target).expected(_Narrow(state)).hessian

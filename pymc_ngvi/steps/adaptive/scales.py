@@ -55,7 +55,7 @@ def lost_scales(target: Density, estimator: Estimator, q: GaussianState) -> list
     variables.
     """
     positive: Sequence[NDArray[np.intp]] = getattr(getattr(target, "info", None), "positive", ())
-    if not positive or not target.has_hessian or not hasattr(q, "precision_product"):
+    if not positive or not hasattr(q, "precision_product") or not estimator.has_hessian(target):
         return []
     hessian = estimator.hessian_at_mean(target, q)
     own, groups = -hessian.diagonal(), list[NDArray[np.intp]]()
