@@ -66,6 +66,12 @@ class ByRows:
         return parts
 
     @property
+    def are_known(self) -> bool:
+        """Whether rows were found already, and log p is no more than these; nothing is looked for."""
+        rows = self._functions.made.get("rows")
+        return isinstance(rows, Expectations) and not rows.terms.rest
+
+    @property
     def found(self) -> Expectations | None:
         """The rows; None where log p has other parts."""
         rows = self.parts
