@@ -23,14 +23,8 @@ from pymc_ngvi.model.jets.evaluation import Jets
 from pymc_ngvi.model.predictors.hessian import PredictorHessian, predictor_hessian
 from pymc_ngvi.model.predictors.linear_map import AffineMap
 from pymc_ngvi.model.rows import Rows
-from pymc_ngvi.model.sparsity.hessian import (
-    CACHED_ELEMENTS,
-    ColouredHessian,
-    PatternWidened,
-    SparseHessian,
-    batch,
-    slices,
-)
+from pymc_ngvi.model.sparsity.coloured import CACHED_ELEMENTS, ColouredHessian, batch, slices
+from pymc_ngvi.model.sparsity.hessian import PatternWidened, SparseHessian
 
 #: Draws that one call should take of a small dense Hessian.
 _LEAST_BATCH = 4

@@ -22,8 +22,9 @@ from pymc_ngvi.model.predictors.expectations import Expectations
 from pymc_ngvi.model.predictors.found import Compile
 from pymc_ngvi.model.predictors.linear_map import AffineMap
 from pymc_ngvi.model.predictors.row_hessian import FEW_PREDICTORS, RowHessian, SecondDerivatives
+from pymc_ngvi.model.sparsity.coloured import ColouredHessian, slices
 from pymc_ngvi.model.sparsity.dependence_sets import TooDenseError
-from pymc_ngvi.model.sparsity.hessian import ColouredHessian, colour, slices
+from pymc_ngvi.model.sparsity.hessian import colour
 from pymc_ngvi.model.sparsity.interaction import PatternSearch
 
 type Simplify = Callable[[list[Variable]], list[Variable]]
