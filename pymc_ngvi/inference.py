@@ -16,9 +16,9 @@ from pymc.variational.inference import Inference
 from rich.theme import Theme
 
 from pymc_ngvi.core.seeds import Seed, seed_of
-from pymc_ngvi.core.status import StartError
 from pymc_ngvi.core.types import Array, Rule, VariationalState
 from pymc_ngvi.fitting import starting
+from pymc_ngvi.fitting.begun import first_state
 from pymc_ngvi.fitting.built import density_of
 from pymc_ngvi.fitting.defaults import options_for
 from pymc_ngvi.fitting.earlier import Earlier
@@ -27,7 +27,7 @@ from pymc_ngvi.fitting.outcome import report_outcome
 from pymc_ngvi.fitting.problem import Problem, problem_of
 from pymc_ngvi.fitting.progress import FitProgress
 from pymc_ngvi.fitting.second_start import SecondStart
-from pymc_ngvi.fitting.session import BY_DRAWS, FitSession, Observer, make_rule
+from pymc_ngvi.fitting.session import FitSession, Observer
 from pymc_ngvi.fitting.signatures import takes
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.model import LogDensity
@@ -205,7 +205,9 @@ class NGVI(Inference):
             return self._fitted
         if self._prepared is None:
             problem = self._problem(None, None)
-            point, scales, _ = self._begin(problem)
+            start = self._from(problem.density)
+            means = start.mean if isinstance(start, Earlier) else start
+            point, scales = problem.start(means, self._given["start_sigma"])
             self._next_seed = self._seed()
             q = problem.on_model_scale(problem.family.from_scale(point, scales[0]))
             self._prepared = NGVIApproximation(problem.density, q, random_seed=self._next_seed)
@@ -276,7 +278,7 @@ class NGVI(Inference):
             self._next_seed = seed
         with FitProgress(progressbar, progressbar_theme) as progress:
             with few_threads(problem.density):
-                approx, rule, q, seed = self._start(problem, include_transformed)
+                approx, problem, rule, q, seed = self._start(problem, include_transformed)
                 scored, self._result = score in (None, True), None
                 self._session = FitSession.begin(
                     problem, rule, q, self._options, seed, score=scored, clock=clock,
@@ -344,46 +346,25 @@ class NGVI(Inference):
             return self._next_seed
         return seed_of(self._given["random_seed"])
 
-    def _begin(self, problem: Problem) -> tuple[Array, list[Array], Earlier | None]:
-        """Return the starting mean, the standard deviations to choose among, and the earlier fit they come from."""
+    def _from(self, density: LogDensity) -> Mapping[str, ArrayLike] | Earlier | None:
+        """Return the means to start from, or the earlier fit."""
         start = self._given["start"]
-        earlier = Earlier.of(start, problem.density) if isinstance(start, NGVIApproximation) else None
-        return *problem.start(start if earlier is None else earlier.mean, self._given["start_sigma"]), earlier
+        return Earlier.of(start, density) if isinstance(start, NGVIApproximation) else start
 
     def _start(
         self, problem: Problem, include_transformed: bool
-    ) -> tuple[NGVIApproximation, Rule, VariationalState, int]:
-        """Return the approximation at the start of a fit, the rule, the state behind it, and the seed of the fit."""
+    ) -> tuple[NGVIApproximation, Problem, Rule, VariationalState, int]:
+        """Return the approximation at the start of a fit, what is fitted, the rule, the state, and the seed."""
         seed, density = self._seed(), problem.density
-        point, scales, earlier = self._begin(problem)
-        rule, state = make_rule(problem.target, self._options, seed), None
-        if earlier is not None and self._given["start_sigma"] is None:
-            state = earlier.state(rule, problem, point, scales)
-        if state is None:
-            start = self._given["start"] if earlier is None else earlier.mean
-            rule, state = self._first_state(problem, rule, point, scales, start, seed)
+        problem, rule, state, self._options = first_state(
+            problem, self._options, seed, self._from(density), self._given["start_sigma"]
+        )
         q = problem.on_model_scale(state)
         if self._prepared is not None and type(self._prepared.q) is not type(q):
             self._prepared = None
         approx = self._prepared or NGVIApproximation(density, q)
         approx.restart(density, q, random_seed=seed, include_transformed=include_transformed)
-        return approx, rule, state, seed
-
-    def _first_state(
-        self, problem: Problem, rule: Rule, point: Array, scales: list[Array], start: Any, seed: int
-    ) -> tuple[Rule, VariationalState]:
-        """Return the best state to start from; the fit is one with draws where no Gaussian stays in the support."""
-        try:
-            return rule, problem.first_state(rule, point, scales, start)
-        except StartError:
-            options = self._options.with_draws()
-            if options == self._options:
-                raise
-        rule = make_rule(problem.target, options, seed)
-        state = problem.first_state(rule, point, scales, start)
-        self._options = options
-        logger.info(BY_DRAWS)
-        return rule, state
+        return approx, problem, rule, state, seed
 
     def _second_start(self, problem: Problem, seed: int) -> SecondStart | None:
         """Return where a fit may begin once more; None where the user has said where it begins."""
@@ -399,7 +380,7 @@ def _observer(approx: NGVIApproximation, callbacks: Sequence[Callback]) -> Obser
     """Return what calls the user's callbacks, with the approximation up to date."""
 
     def observe(q: VariationalState, losses: Array | None, n_iterations: int) -> None:
-        approx.set_state(q)
+        approx.become(q)
         for callback in callbacks:
             callback(approx, losses, n_iterations)
 

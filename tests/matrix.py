@@ -22,7 +22,7 @@ from pymc_ngvi.families import (
     SparseFamily,
 )
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
-from pymc_ngvi.fitting import loop, session, starting
+from pymc_ngvi.fitting import begun, loop, starting
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.registry import ALLOWED, ON_FIXED_DRAWS, Choice
 
@@ -147,7 +147,7 @@ def whitener(state):
 
 def make_rule(target, choice, *, seed, **options):
     """Return the step rule of a combination on a target."""
-    return session.make_rule(target, FitOptions(**choice.given(), **options), seed)
+    return begun.make_rule(target, FitOptions(**choice.given(), **options), seed)
 
 
 def first_state(rule, target, choice, location=None):

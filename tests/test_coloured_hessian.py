@@ -13,9 +13,10 @@ import pytest
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.by_rows import ByRows
-from pymc_ngvi.model.sparsity import hessian, interaction
+from pymc_ngvi.model.sparsity import coloured, hessian, interaction
+from pymc_ngvi.model.sparsity.coloured import ColouredHessian, batch
 from pymc_ngvi.model.sparsity.colouring import Colouring
-from pymc_ngvi.model.sparsity.hessian import ColouredHessian, PatternWidened
+from pymc_ngvi.model.sparsity.hessian import PatternWidened
 
 _RNG = np.random.default_rng(51)
 GROUP = np.repeat(np.arange(12), 4)
@@ -138,7 +139,8 @@ def test_equals_the_dense_hessian(pair):
     assert density.n_hessians == 4 * len(theta)
     assert density.second.sparse.n_widened == 0
     assert density.has_hessian
-    assert set(density.functions.made) == {"coloured"}, "one function for all of them"
+    made = "coloured" if density.graphs.forward is None else "jets"
+    assert set(density.functions.made) == {made}, "one function for all of them"
     np.testing.assert_allclose(density.hessian(theta).mean(axis=0), expected, rtol=1e-10, atol=1e-12 * scale)
 
 
@@ -147,20 +149,20 @@ def test_any_cut_into_calls_gives_the_same(pair, monkeypatch, cached, most):
     density, _, _ = pair
     theta = models.random_points(density, 7, 3)
     expected = density.mean_hessian(theta).values()
-    monkeypatch.setattr(hessian, "CACHED_ELEMENTS", cached)
-    monkeypatch.setattr(hessian, "_MOST_ELEMENTS", most)
+    monkeypatch.setattr(coloured, "CACHED_ELEMENTS", cached)
+    monkeypatch.setattr(coloured, "_MOST_ELEMENTS", most)
     # Matrix products of other sizes add in other orders.
     atol = 1e-13 * np.abs(expected).max()
     np.testing.assert_allclose(density.mean_hessian(theta).values(), expected, rtol=1e-12, atol=atol)
 
 
 def test_calls_are_cut_to_fit():
-    assert hessian.batch(widest=10, n_directions=4) == (64, 4)
-    assert hessian.batch(widest=2_000, n_directions=7) == (4, 7)
-    assert hessian.batch(widest=9_000, n_directions=7) == (1, 7)
-    assert hessian.batch(widest=1_000_000, n_directions=7) == (1, 4)
-    assert hessian.batch(widest=10**9, n_directions=7) == (1, 1)
-    assert hessian.batch(widest=0, n_directions=0) == (64, 1)
+    assert coloured.batch(widest=10, n_directions=4) == (64, 4)
+    assert coloured.batch(widest=2_000, n_directions=7) == (4, 7)
+    assert coloured.batch(widest=9_000, n_directions=7) == (1, 7)
+    assert coloured.batch(widest=1_000_000, n_directions=7) == (1, 4)
+    assert coloured.batch(widest=10**9, n_directions=7) == (1, 1)
+    assert coloured.batch(widest=0, n_directions=0) == (64, 1)
 
 
 def test_calls_of_one_shape():
@@ -173,7 +175,7 @@ def test_calls_of_one_shape():
 
     tridiagonal = Pattern.of(np.eye(30) + np.eye(30, k=1))
     coloured = ColouredHessian(tridiagonal, Colouring.of(tridiagonal), products, 8192, fixed_size=True)
-    assert hessian.batch(8192, 3) == (2, 3)
+    assert batch(8192, 3) == (2, 3)
     theta = np.random.default_rng(4).normal(size=(5, 30))
     values = coloured.mean_values(theta)
     np.testing.assert_allclose(tridiagonal.symmetric(values).toarray(), np.diag(np.mean(theta**2, axis=0)), rtol=1e-14)
@@ -200,15 +202,15 @@ def test_dense_hessians_have_no_pattern(make):
 
 def test_where_no_pattern_is_found_one_function_is_compiled():
     with pm.Model() as model:
-        x = pm.Normal("x", 0.1, 1.3, shape=12)
+        x = pm.Normal("x", 0.1, 1.3, shape=24)
         total = pytensor.scan(
             lambda e, s: s + e, sequences=[x], outputs_info=[pt.zeros((), "float64")], return_updates=False
         )
         pm.Potential("p", -(total[-1] ** 4))
-    density, theta = LogDensity(model, "quick"), 0.3 * np.ones((2, 12))
+    density, theta = LogDensity(model, "quick"), 0.3 * np.ones((2, 24))
     assert density.pattern is None
-    expected = -12.0 * 3.6**2 - np.eye(12) / 1.3**2
-    np.testing.assert_allclose(density.mean_hessian(theta).products(np.eye(12)), expected, rtol=1e-12)
+    expected = -12.0 * 7.2**2 - np.eye(24) / 1.3**2
+    np.testing.assert_allclose(density.mean_hessian(theta).products(np.eye(24)), expected, rtol=1e-12)
     np.testing.assert_allclose(density.mean_hessian(theta).diagonal(), np.diagonal(expected), rtol=1e-12)
     assert set(density.functions.made) == {"coloured"}
 
@@ -255,10 +257,10 @@ def test_missed_entries_are_added(blind):
     assert blind.n_hessians == 3
 
 
-@pytest.mark.parametrize("searched", [hessian._MOST_SEARCHED, 0])
+@pytest.mark.parametrize("searched", [coloured._MOST_SEARCHED, 0])
 def test_products_see_to_missed_entries_themselves(blind, monkeypatch, searched):
     """Also where nobody looks for them: then the Hessian counts as dense."""
-    monkeypatch.setattr(hessian, "_MOST_SEARCHED", searched)
+    monkeypatch.setattr(coloured, "_MOST_SEARCHED", searched)
     theta = models.random_points(blind, 3, 11)
     directions = np.random.default_rng(12).normal(size=(15, 15))
     expected = directions @ LogDensity(random_intercepts(), "quick").hessian(theta).mean(axis=0)

@@ -12,6 +12,7 @@ from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.backends import quick_mode, without_c
 from pymc_ngvi.model.jets.arrays import CannotFollow
 from pymc_ngvi.model.jets.evaluation import ForwardMode
+from pymc_ngvi.model.jets.scalars import Operation
 
 X = np.array([[0.7, -0.4, 1.3], [0.2, 0.9, -1.1], [-0.6, 0.3, 0.5], [1.4, -1.2, 0.1]])
 A = np.array([[0.5, -0.2, 0.7], [1.1, 0.4, -0.3]])
@@ -31,6 +32,7 @@ def matrices(x):
 
 FUNCTIONS = {
     "arithmetic": lambda x: (x[0] * x[1] - x[2] / (2.0 + x[0] ** 2)) * 3.0 - 2.0 / pt.exp(x[1]) - x[1],
+    "of many": lambda x: x[0] * x[1] * x[2] * 2.0 * (x[1] + 3.0 + x + A.sum(axis=0) + x[0] * x).sum() - (1.0 - x[2]),
     "functions": lambda x: pt.sum(
         pt.gammaln(pt.exp(x)) + pt.sigmoid(x) * pt.softplus(x[::-1]) + pt.log1p(x**2) + pt.tanh(x)
     ),
@@ -84,6 +86,18 @@ def test_what_does_not_depend_on_the_point_may_be_anything():
     np.testing.assert_allclose(jets.hessians(X)[1], np.diag([2.0, 4.0, 6.0]))
     data.set_value(np.array([1.0, 5.0, 0.0]))
     np.testing.assert_allclose(jets.logp_grad(X)[1], 2.0 * X * [0.0, 1.0, 5.0])
+
+
+def test_long_sums_take_no_derivatives_by_pairs(monkeypatch):
+    by, outputs = [], Operation.outputs
+    monkeypatch.setattr(Operation, "outputs", lambda operation: by.append(len(operation.by)) or outputs(operation))
+    theta = pt.vector("theta", shape=(3,))
+    rng = np.random.default_rng(0)
+    terms = [weight * theta[k % 3] ** 2 for k, weight in enumerate(rng.random(400))]
+    jets = ForwardMode(pt.add(*terms) ** 2, theta).compiled(None)
+    assert jets.hessians(X).shape == (4, 3, 3)
+    assert by
+    assert max(by) <= 2
 
 
 @pytest.mark.parametrize("function", [lambda x: pt.sort(x)[0], lambda x: x[pt.argmax(x)]], ids=["sorted", "at"])

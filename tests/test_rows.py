@@ -209,7 +209,7 @@ def test_a_sum_of_predictors_is_integrated_along_one_direction(densities):
     [rows] = [r for r in density.rows._rows if r.k == 3]
     assert rows.n_summed == 2
     q = dense(density, 8)
-    rules = density.rows.under(q, None).rules
+    rules = density.rows.under(q).rules
     levels = dict(zip(map(id, density.rows._rows), density.rows._by_kind(rules.level), strict=True))[id(rows)]
     z, w = np.polynomial.hermite_e.hermegauss(30)
     nodes = np.stack([axis.ravel() for axis in np.meshgrid(z, z, z, indexing="ij")], axis=1)

@@ -9,6 +9,7 @@ import pytest
 from pymc_ngvi import LogDensity, fit_ngvi
 from pymc_ngvi.estimators import Price
 from pymc_ngvi.families import DiagonalState, FullState
+from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.steps.adaptive import rule as adaptive
 from pymc_ngvi.steps.adaptive.conditioned import Conditioned
 from pymc_ngvi.steps.adaptive.scales import lost_scales
@@ -131,3 +132,15 @@ def test_given_coordinates_have_a_gaussian_of_their_own_and_the_others_the_densi
     np.testing.assert_allclose(values, hessian, atol=1e-12)
     q = FullState.from_scale(theta[0], np.ones(density.n_dim))
     np.testing.assert_allclose(conditioned.mean_hessian(theta).whitened(q), -hessian, atol=1e-12)
+
+
+def test_no_graph_of_a_hessian_is_made_where_a_row_is_a_whole_density(monkeypatch):
+    y = np.random.default_rng(0).normal(size=(40, 2))
+    with pm.Model() as model:
+        scale = pm.HalfNormal("scale", 2.0)
+        mean = pm.Normal("mean")
+        pm.MvNormal("y", mean * np.ones(2), cov=scale * np.eye(2) + 0.3, observed=y)
+    monkeypatch.setattr(graph, "hessian_product", lambda *_: pytest.fail("a Hessian product was made"))
+    approx = fit_ngvi(model=model, posterior="gaussian", random_seed=1, **QUIET)
+    assert approx.record.estimator == "quadrature"
+    assert approx.converged

@@ -117,4 +117,4 @@ E1, E2 = np.eye(2)
     ],
 )
 def test_which_pairs_are_trusted(pair, exact_metric, expected):
-    assert trusted(pair, SimpleNamespace(exact_metric=exact_metric)) is expected
+    assert trusted(pair, SimpleNamespace(exact_metric=exact_metric, inner=lambda a, b: float(a @ b))) is expected

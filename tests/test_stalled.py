@@ -6,8 +6,9 @@ import pytest
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.history import History
 from pymc_ngvi.core.status import Status
+from pymc_ngvi.fitting.begun import Begun
 from pymc_ngvi.fitting.loop import LoopState
-from pymc_ngvi.fitting.session import FitSession, _Begun, _Ended
+from pymc_ngvi.fitting.session import FitSession, _Ended
 
 STALLED = -10.0
 
@@ -23,8 +24,8 @@ STALLED = -10.0
 )
 def test_the_better_end_is_the_result(status, elbo, kept):
     history = History().appended(12.0, 3.0).appended(11.0, 2.0)
-    first = _Begun("rows", "by rows", LoopState("quadrature", Status.STALLED, History().appended(12.0, 3.0)), "exact")
-    second = _Begun("log p", "by draws", LoopState("draws", status, history), "with draws")
+    first = Begun("rows", "by rows", LoopState("quadrature", Status.STALLED, History().appended(12.0, 3.0)), "exact")
+    second = Begun("log p", "by draws", LoopState("draws", status, history), "with draws")
     session = FitSession(second, 1, score=True, seconds=0.0, compile_seconds=0.0)
     session._elbo, session._gap = Elbo(elbo, 0.1), 2.0
     session._choose_between(_Ended(first, Elbo(STALLED, 0.0), 3.0))
@@ -37,7 +38,7 @@ def test_the_better_end_is_the_result(status, elbo, kept):
 
 
 def test_a_fit_that_never_stalled_keeps_its_end():
-    begun = _Begun("log p", "by draws", LoopState("draws", Status.STALLED, History()), "with draws")
+    begun = Begun("log p", "by draws", LoopState("draws", Status.STALLED, History()), "with draws")
     session = FitSession(begun, 1, score=True, seconds=0.0, compile_seconds=0.0)
     session._elbo, session._gap = Elbo(-np.inf, np.inf), np.inf
     session._choose_between(None)

@@ -8,8 +8,8 @@ import pytest
 
 from pymc_ngvi import LogDensity, StartError, fit_ngvi
 from pymc_ngvi.families import FullState
+from pymc_ngvi.fitting.begun import make_rule
 from pymc_ngvi.fitting.options import FitOptions
-from pymc_ngvi.fitting.session import make_rule
 from pymc_ngvi.fitting.starting import START_SCALES, large_scales, start_point, start_scales
 
 QUIET = {"progressbar": False, "backend": "quick"}

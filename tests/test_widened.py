@@ -9,7 +9,7 @@ import pytest
 import pymc_ngvi
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model import LogDensity, PatternWidened
 from pymc_ngvi.model.by_rows import ByRows
 
 
@@ -54,3 +54,41 @@ def test_a_missed_entry_is_found_and_the_fit_goes_on(monkeypatch, missed, caplog
     assert approx.density.pattern.n_entries == expected.density.pattern.n_entries
     np.testing.assert_allclose(approx.sd_flat, expected.sd_flat, rtol=0.05)
     np.testing.assert_allclose(approx.mean_flat, expected.mean_flat, atol=0.05 * expected.sd_flat.max())
+
+
+@pytest.mark.parametrize("start", [None, {"mu": 0.5, "sd": 0.4}, "earlier"])
+def test_rows_that_fail_at_the_first_state_are_given_up(monkeypatch, start, caplog):
+    model = grouped()
+    expected = pymc_ngvi.fit_ngvi(model=model, posterior="gaussian", random_seed=1, progressbar=False)
+    assert expected.record.estimator == "quadrature"
+
+    def fails(by_rows, point):
+        by_rows.give_up()
+        raise PatternWidened("the rows are not all of log p")
+
+    model = grouped()
+    if start == "earlier":
+        start = expected
+    monkeypatch.setattr(ByRows, "check", fails)
+    with caplog.at_level("INFO", logger="pymc.ngvi"):
+        approx = pymc_ngvi.fit_ngvi(model=model, posterior="gaussian", random_seed=1, start=start, progressbar=False)
+    assert "goes on with draws" in caplog.text
+    assert approx.record.estimator == "price"
+    assert approx.converged
+    np.testing.assert_allclose(approx.sd_flat, expected.sd_flat, rtol=0.1)
+
+
+def test_entries_that_are_missed_at_the_first_state_are_looked_for(monkeypatch, caplog):
+    right, times = LogDensity.expected, iter([True, False, True])
+
+    def expected(density, *args, **options):
+        if next(times, False):
+            raise PatternWidened("rows have entries that the pattern lacks")
+        return right(density, *args, **options)
+
+    monkeypatch.setattr(LogDensity, "expected", expected)
+    with caplog.at_level("INFO", logger="pymc.ngvi"):
+        approx = pymc_ngvi.fit_ngvi(model=grouped(), posterior="gaussian", random_seed=1, progressbar=False)
+    assert caplog.text.count("q gets them, too") == 2
+    assert approx.record.estimator == "quadrature"
+    assert approx.converged

@@ -64,3 +64,35 @@ class Pattern:
         cols = np.concatenate([self.cols, self.rows[below]])
         data = np.concatenate([values, values[below]])
         return sparse.coo_array((data, (rows, cols)), shape=(self.n_dim, self.n_dim)).tocsr()
+
+
+@dataclass(frozen=True, eq=False)
+class SummedPattern:
+    """Where a symmetric matrix can differ from 0 that is sparse but for sums t = A theta over many coordinates.
+
+    Parameters
+    ----------
+    pattern : Pattern
+        Of the matrix by theta and t together, (n_dim + n_sums).
+    weights : ndarray, shape (n_sums, n_dim)
+        A.
+    """
+
+    pattern: Pattern
+    weights: NDArray[np.float64]
+
+    @property
+    def n_dim(self) -> int:
+        """Number of coordinates, without the sums."""
+        return int(self.weights.shape[1])
+
+    @property
+    def n_pairs(self) -> int:
+        """Pairs of coordinates that are in one of the sums together, repetitions counted."""
+        return int((np.count_nonzero(self.weights, axis=1).astype(np.int64) ** 2).sum())
+
+    @functools.cached_property
+    def among(self) -> Pattern:
+        """The part that is by theta alone."""
+        inner = self.pattern.rows < self.n_dim
+        return Pattern(self.pattern.rows[inner], self.pattern.cols[inner], self.n_dim)

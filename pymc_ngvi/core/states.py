@@ -90,6 +90,10 @@ class GaussianState(FittedState, Whitener, Protocol):
         """Return entries of the covariance, (n,)."""
         ...
 
+    def covariance_times(self, vectors: Array) -> Array:
+        """Return the covariance times each vector, (n_vectors, n_dim)."""
+        ...
+
     def entropy(self) -> float:
         """Return -E_q[log q]."""
 
@@ -117,6 +121,9 @@ class GaussianState(FittedState, Whitener, Protocol):
 
     def unflat(self, vector: Array) -> Array:
         """Return the curvature of a vector: the inverse of `flat`."""
+
+    def inner(self, first: Array, second: Array) -> float:
+        """Return the inner product of two curvatures, as `flat` returns them, or of two natural gradients."""
 
     def without_globals(self, grad: Array, curvature: Array) -> tuple[Array, Array]:
         """Return gradient and curvature of a step without global parameters, in families that tell them apart."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.values import Array, Outer
 
@@ -52,6 +52,21 @@ class MeanHessian(Protocol):
             Where the matrix counts as dense.
         """
         raise ValueError("This Hessian counts as dense: it has no pattern.")
+
+    @property
+    def summed(self) -> SummedPattern | None:
+        """Entries that can differ from 0 beside sums over many coordinates; None where there are no such sums."""
+        return None
+
+    def summed_values(self) -> Array:
+        """Return the entries of ``summed``, by coordinates and sums, (n_entries,).
+
+        Raises
+        ------
+        ValueError
+            Where it is None.
+        """
+        raise ValueError("This Hessian is known by no sums over many coordinates.")
 
     def whitened(self, state: Whitener) -> Array:
         """Return the whitened curvature, as a state stores it.
@@ -235,3 +250,7 @@ class Spread(Protocol):
 
     def covariances(self, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
         """Return entries of the covariance, (n,)."""
+        ...
+
+    def covariance_times(self, vectors: Array) -> Array:
+        """Return the covariance times each vector, (n_vectors, n_dim)."""

@@ -94,6 +94,10 @@ class Estimator(Protocol):
             q = p. Of log p alone otherwise.
         """
 
+    def has_hessian(self, target: Density) -> bool:
+        """Tell whether `hessian_at_mean` can be formed."""
+        ...
+
     def hessian_at_mean(self, target: Density, state: GaussianState) -> MeanHessian:
         """Return the Hessian of log p at the mean of a state."""
         ...

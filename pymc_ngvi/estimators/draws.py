@@ -26,6 +26,10 @@ class AtDraws:
         rows = [slice(k * base.n_draws, (k + 1) * base.n_draws) for k in range(len(thetas))]
         return [_evaluation(q, theta, logp[at], grad[at]) for q, theta, at in zip(states, thetas, rows, strict=True)]
 
+    def has_hessian(self, target: Density) -> bool:
+        """Tell whether `hessian_at_mean` can be formed."""
+        return target.has_hessian
+
     def hessian_at_mean(self, target: Density, state: GaussianState) -> MeanHessian:
         """Return the Hessian of log p at the mean of a state."""
         return target.mean_hessian(state.mean()[None])

@@ -46,6 +46,10 @@ class _Narrow:
         """Return entries of the covariance, (n,)."""
         return _NARROW * self._q.covariances(rows, cols)
 
+    def covariance_times(self, vectors: Array) -> Array:
+        """Return the covariance times each vector, (n_vectors, n_dim)."""
+        return _NARROW * self._q.covariance_times(vectors)
+
 
 @dataclass(frozen=True)
 class ExactEvaluation(Evaluation):
@@ -105,9 +109,13 @@ class Quadrature:
         grad: Array = state.whiten(expectation.grad[None])[0]
         curvature = expectation.hessian.whitened(state)
         error = state.flat(state.curvature_error(curvature))
-        gap = 0.5 * float(grad @ grad) + 0.25 * float(error @ error)
+        gap = 0.5 * float(grad @ grad) + 0.25 * state.inner(error, error)
         none = np.zeros(len(grad))
         return Moments(grad, curvature, none, none, gap, floor=0.0, floor_sd=0.0)
+
+    def has_hessian(self, target: Density) -> bool:
+        """Tell whether `hessian_at_mean` can be formed: it takes no second derivative of log p."""
+        return True
 
     def hessian_at_mean(self, target: Density, state: GaussianState) -> MeanHessian:
         """Return the Hessian of log p at the mean of a state."""

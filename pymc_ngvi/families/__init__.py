@@ -13,6 +13,7 @@ from pymc_ngvi.families.lowrank import LowRankFamily, LowRankState
 from pymc_ngvi.families.mixture import COMPONENTS, MixtureFamily, MixtureState
 from pymc_ngvi.families.sparse import SparseFamily, SparseState
 from pymc_ngvi.families.student_t import StudentTFamily, StudentTState
+from pymc_ngvi.families.summed import SummedState
 
 FAMILIES: dict[str, type[Family[FittedState]]] = {
     "full": FullFamily,
@@ -75,6 +76,7 @@ __all__ = [
     "SparseState",
     "StudentTFamily",
     "StudentTState",
+    "SummedState",
     "Traits",
     "name_of",
     "traits_of",

@@ -106,8 +106,14 @@ class ModelForm(Protocol):
     def structure(self) -> ArrowStructure | None:
         """Return the structure of the Hessian; None where that counts as dense."""
 
-    def filled(self) -> FilledStructure | None:
-        """Return the structure of the factor of the Hessian as it is, where it saves much; None elsewhere."""
+    def filled(self, *, sums: bool) -> FilledStructure | None:
+        """Return the structure of the factor of the Hessian as it is, where it saves much; None elsewhere.
+
+        Parameters
+        ----------
+        sums : bool
+            Whether there may be sums over many coordinates beside what is sparse.
+        """
 
 
 class FamilyOptions(Protocol):

@@ -1,15 +1,18 @@
-"""Where a sparse precision is held as it is, with what elimination fills in, and where as an arrow."""
+"""Where a sparse precision is held as it is, with what elimination fills in, beside sums; and where as an arrow."""
 
 import functools
 
-from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.families.dissection import find_structure, step_flops
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
+from pymc_ngvi.families.matrices.sparse.summed import SummedStructure
 
 #: What arithmetic on fronts costs in the unit of `step_flops`; calls of small functions for each stack of them; and for
 #: each size of block of an arrow.
 _PER_FLOP, _PER_STACK, _PER_SIZE = 2.0, 8e5, 1.5e5
+#: Times that vectors of each sum go through the fronts in a step, in passes with a matrix.
+_PER_SUM = 0.5
 #: Part of the cost of a step with an arrow, beyond which that stays.
 _MUCH = 0.8
 
@@ -42,11 +45,18 @@ def find_filled(pattern: Pattern) -> FilledStructure | None:
     return structure if filled_cost(structure) < _MUCH * of_arrow else None
 
 
+@functools.lru_cache(maxsize=4)
+def find_summed(pattern: SummedPattern) -> SummedStructure:
+    """Return the structure of a factor with fill-in beside sums."""
+    return SummedStructure.of_sums(pattern)
+
+
 def arrow_cost(structure: ArrowStructure) -> float:
     """Return the cost of the linear algebra of one step, calls of functions included."""
     return step_flops(structure.sizes, structure.n_border) + _PER_SIZE * len(set(structure.sizes.tolist()))
 
 
 def filled_cost(structure: FilledStructure) -> float:
-    """Return that of a step with fill-in, in the same unit."""
-    return _PER_FLOP * structure.fronts.flops + _PER_STACK * structure.fronts.n_stacks
+    """Return that of a step with fill-in, beside sums or not, in the same unit."""
+    cost = _PER_FLOP * structure.fronts.flops + _PER_STACK * structure.fronts.n_stacks
+    return cost * (1.0 + _PER_SUM * structure.n_sums) if isinstance(structure, SummedStructure) else cost

@@ -130,6 +130,10 @@ class Gaussian[S: Structure]:
         """Return entries of the covariance, (n,)."""
         return self.structure.covariances(self.factor, self.factor_sign, rows, cols)
 
+    def covariance_times(self, vectors: Array) -> Array:
+        """Return the covariance times each vector, (n_vectors, n_dim)."""
+        return self.unwhiten(self.whiten(vectors))
+
     # --- between the space of theta and the whitened one; vectors are (..., n_dim) ---
 
     def whiten(self, grad: Array) -> Array:
@@ -181,6 +185,10 @@ class Gaussian[S: Structure]:
     def unflat(self, vector: Array) -> Array:
         """Return the curvature of a vector: the inverse of `flat`."""
         return self.structure.unflat(vector)
+
+    def inner(self, first: Array, second: Array) -> float:
+        """Return the inner product of two curvatures, as `flat` returns them, or of two natural gradients."""
+        return float(first @ second)
 
     def squared(self, curvature: Array) -> Array:
         """Return A A, where the structure is closed under it."""

@@ -25,6 +25,8 @@ from pymc_ngvi.families.gaussian import Gaussian, GaussianFamily
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.matrices.packing import Parts
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
+from pymc_ngvi.families.matrices.sparse.summed import SummedStructure
+from pymc_ngvi.families.summed import SummedState
 
 
 @stored("gaussian.sparse")
@@ -63,6 +65,8 @@ class SparseState(Gaussian[ArrowStructure]):
 
 #: Updates, estimators and step rules that go with a precision with fill-in.
 _WITH_FILL = (("natural",), ("quadrature", "price"), ("linesearch", "adaptive"))
+#: And with sums beside it.
+_WITH_SUMS = (("natural",), ("quadrature",), ("linesearch",))
 
 
 def goes_with_fill(*given: str | None) -> bool:
@@ -70,27 +74,34 @@ def goes_with_fill(*given: str | None) -> bool:
     return all(name in (None, *known) for name, known in zip(given, _WITH_FILL, strict=True))
 
 
+def goes_with_sums(*given: str | None) -> bool:
+    """Tell the same of fill-in beside sums over many coordinates."""
+    return all(name in (None, *known) for name, known in zip(given, _WITH_SUMS, strict=True))
+
+
 @stored("family.sparse", content=("structure",))
 @dataclass(frozen=True)
-class SparseFamily(GaussianFamily[SparseState | FilledState]):
+class SparseFamily(GaussianFamily[SparseState | FilledState | SummedState]):
     """The Gaussians whose precision is an arrow matrix of one structure, or has a sparse pattern of any shape.
 
     Parameters
     ----------
-    structure : ArrowStructure or FilledStructure
+    structure : ArrowStructure, FilledStructure or SummedStructure
     """
 
     structure: ArrowStructure | FilledStructure
 
     @property
-    def state(self) -> type[SparseState] | type[FilledState]:  # type: ignore[override]
+    def state(self) -> type[SparseState] | type[FilledState] | type[SummedState]:  # type: ignore[override]
         """The class of its states."""
+        if isinstance(self.structure, SummedStructure):
+            return SummedState
         return FilledState if isinstance(self.structure, FilledStructure) else SparseState
 
     traits: ClassVar = Traits(
         name="sparse",
         also_called="sparseprecision structured hierarchical",
-        states=(SparseState, FilledState),
+        states=(SparseState, FilledState, SummedState),
         goes_with=OF_PRECISION,
         refuses=(
             NO_GAUSS_NEWTON,
@@ -124,7 +135,7 @@ class SparseFamily(GaussianFamily[SparseState | FilledState]):
         """
         given = (options.update, options.estimator, options.step)
         may_fill = options.step is not None and goes_with_fill(*given)  # components of mixtures have no step rule
-        structure = (model.filled() if may_fill else None) or model.structure()
+        structure = (model.filled(sums=goes_with_sums(*given)) if may_fill else None) or model.structure()
         if structure is None:
             raise ValueError(
                 "A sparse precision saves work only where the Hessian of log p has zeros, and this one has too few: it "

@@ -2,12 +2,15 @@
 
 from typing import NamedTuple
 
+import numpy as np
+
 from pymc_ngvi.core.linalg import fits_in_memory
 from pymc_ngvi.families import DENSE, INDEPENDENT, STRUCTURED, FullState, SparseFamily
 from pymc_ngvi.families.dissection import find_structure
-from pymc_ngvi.families.fill import arrow_cost, filled_cost, find_filled
+from pymc_ngvi.families.fill import arrow_cost, filled_cost, find_filled, find_summed
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
+from pymc_ngvi.families.matrices.sparse.summed import SummedStructure
 from pymc_ngvi.model import LogDensity
 
 #: Dimensions below which a dense covariance costs nothing worth saving.
@@ -16,6 +19,8 @@ _SMALL = 40
 _DENSE = 4.0
 #: Calls of small functions, in the same unit.
 _CALLS = 3e5
+#: Pairs of coordinates in sums, beyond which the Hessian is not looked at without these.
+_MANY_PAIRS = 1e6
 
 
 class FamilyChoice(NamedTuple):
@@ -36,7 +41,7 @@ class FamilyChoice(NamedTuple):
     is_makeshift: bool = False
 
 
-def choose_family(density: LogDensity, *, may_fill: bool = False) -> FamilyChoice:
+def choose_family(density: LogDensity, *, may_fill: bool = False, may_sum: bool = False) -> FamilyChoice:
     """Return the family that suits a model.
 
     Parameters
@@ -44,6 +49,8 @@ def choose_family(density: LogDensity, *, may_fill: bool = False) -> FamilyChoic
     density : LogDensity
     may_fill : bool
         Whether the fit goes with a sparse precision with fill-in.
+    may_sum : bool
+        Whether it goes with one beside sums over many coordinates, too.
 
     Returns
     -------
@@ -55,11 +62,11 @@ def choose_family(density: LogDensity, *, may_fill: bool = False) -> FamilyChoic
     if n_dim < _SMALL:
         return FamilyChoice(DENSE)
     dense_fits = fits_in_memory(FullState.memory_bytes(n_dim))
-    if density.pattern is None:
+    filled = cheapest_filled(density, sums=may_sum) if may_fill else None
+    if filled is None and density.pattern is None:
         if dense_fits:
             return FamilyChoice(DENSE, "the Hessian is dense")
         return FamilyChoice(INDEPENDENT, "the Hessian is dense, and a dense covariance does not fit in memory", True)
-    filled = find_filled(density.pattern) if may_fill else None
     structure = filled or find_structure(density.pattern)
     cost = _CALLS + (filled_cost(structure) if isinstance(structure, FilledStructure) else arrow_cost(structure))
     sparse_fits = fits_in_memory(SparseFamily(structure).memory_bytes(n_dim))
@@ -70,11 +77,35 @@ def choose_family(density: LogDensity, *, may_fill: bool = False) -> FamilyChoic
     return FamilyChoice(INDEPENDENT, "neither a dense covariance nor a sparse precision fits in memory", True)
 
 
+def cheapest_filled(density: LogDensity, *, sums: bool) -> FilledStructure | None:
+    """Return the structure of a factor with fill-in that costs least; None where another form costs less.
+
+    Parameters
+    ----------
+    density : LogDensity
+    sums : bool
+        Whether there may be sums over many coordinates beside what is sparse.
+    """
+    summed = density.summed if sums else None
+    beside = None if summed is None else find_summed(summed)
+    # The pattern of all coordinates is not looked at where it would be large.
+    if beside is not None and summed is not None and summed.n_pairs > _MANY_PAIRS:
+        return beside
+    filled = None if density.pattern is None else find_filled(density.pattern)
+    if beside is None:
+        return filled
+    others = [] if density.pattern is None else [arrow_cost(find_structure(density.pattern))]
+    others += [] if filled is None else [filled_cost(filled)]
+    return beside if filled_cost(beside) < min(others, default=np.inf) else filled
+
+
 def in_short(structure: ArrowStructure | FilledStructure) -> str:
     """Return how many coordinates are global and how many blocks there are, or how large a factor with fill-in is."""
     if isinstance(structure, FilledStructure):
         n, rows = structure.fronts.n_entries, structure.n_dim
-        return f"a precision whose Cholesky factor has {n:,} entries, {n / rows:,.0f} in a row"
+        words = f"a precision whose Cholesky factor has {n:,} entries, {n / rows:,.0f} in a row"
+        n_sums = structure.n_sums if isinstance(structure, SummedStructure) else 0
+        return words + (f", beside {n_sums} sum{'s'[: n_sums != 1]} over many coordinates" if n_sums else "")
     n, sizes = structure.n_border, structure.sizes
     if not len(sizes):
         return f"all {n:,} coordinates are global"

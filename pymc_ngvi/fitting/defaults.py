@@ -7,7 +7,7 @@ from typing import Any
 
 from pymc_ngvi.core.messages import OURS
 from pymc_ngvi.families import DENSE, STRUCTURED, traits_of
-from pymc_ngvi.families.sparse import goes_with_fill
+from pymc_ngvi.families.sparse import goes_with_fill, goes_with_sums
 from pymc_ngvi.fitting.auto import FamilyChoice, choose_family
 from pymc_ngvi.fitting.options import AUTO, OF_RULE, OPTIONS, FitOptions
 from pymc_ngvi.fitting.registry import AXES, ON_FIXED_DRAWS, stochastic_step
@@ -46,10 +46,8 @@ def options_for(given: Given, density: LogDensity | None = None) -> FitOptions:
         filled |= _components_for(given, density)
     if density is not None and density.has_minibatch and given["step"] is None:
         filled["step"] = stochastic_step(**{axis: filled[axis] for axis in AXES})
-    if density is not None and _may_go_by_rows(given, filled):
-        rows = density.rows
-        if rows is not None and rows.n_directions <= _FEW_DIRECTIONS:
-            filled["estimator"] = "quadrature"
+    if density is not None and _goes_by_rows(given, filled, density):
+        filled["estimator"] = "quadrature"
     options = FitOptions(**filled)
     if density is None:
         return options
@@ -80,6 +78,16 @@ def _may_go_by_rows(given: Given, filled: Given) -> bool:
     return True
 
 
+def _goes_by_rows(given: Given, filled: Given, density: LogDensity) -> bool:
+    """Tell whether a fit takes exact expectations of rows."""
+    if filled["estimator"] == "quadrature":
+        return True
+    if not _may_go_by_rows(given, filled):
+        return False
+    rows = density.rows
+    return rows is not None and rows.n_directions <= _FEW_DIRECTIONS
+
+
 def _family_for(given: Given, density: LogDensity) -> Mapping[str, str | None]:
     """Return the family that suits the model, and why, where it goes with what was given."""
     # Where group effects are told from global parameters, a sparse precision is there for the asking.
@@ -97,8 +105,10 @@ def _family_for(given: Given, density: LogDensity) -> Mapping[str, str | None]:
 
 def _chosen(given: Given, density: LogDensity) -> FamilyChoice:
     """Return the family that suits a model, in the space of its rows where that has far fewer dimensions."""
-    given_steps = (given[name] for name in ("update", "estimator", "step"))
-    chosen = choose_family(density, may_fill=not density.has_minibatch and goes_with_fill(*given_steps))
+    steps = [given[name] for name in ("update", "estimator", "step")]
+    may_fill = not density.has_minibatch and goes_with_fill(*steps)
+    may_sum = may_fill and goes_with_sums(*steps) and _goes_by_rows(given, {**given, "family": STRUCTURED}, density)
+    chosen = choose_family(density, may_fill=may_fill, may_sum=may_sum)
     if (chosen.name == DENSE or chosen.is_makeshift) and _may_go_by_rows(given, {**given, "family": DENSE}):
         seen = density.seen_from_rows
         if seen is not None:

@@ -1,8 +1,8 @@
 """What is fitted: a density, the family of its approximations, and how these become approximations of the model's."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 
@@ -10,14 +10,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from pymc_ngvi.core.linalg import check_memory
 from pymc_ngvi.core.types import Array, FittedState, GaussianState, Rule, Target, VariationalState
-from pymc_ngvi.families import DENSE, FAMILIES, Family
+from pymc_ngvi.families import DENSE, FAMILIES, STRUCTURED, Family
 from pymc_ngvi.families.dissection import find_structure
-from pymc_ngvi.families.fill import find_filled
 from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
 from pymc_ngvi.families.pushforward import PushforwardState
 from pymc_ngvi.fitting import starting
+from pymc_ngvi.fitting.auto import cheapest_filled, choose_family
 from pymc_ngvi.fitting.blocks import block_labels
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.model import LogDensity
@@ -140,6 +140,24 @@ def problem_of(density: LogDensity, options: FitOptions) -> Problem:
     return Problem(density, target, family, target.transform)
 
 
+def problem_by_draws(density: LogDensity, options: FitOptions) -> tuple[Problem, FitOptions]:
+    """Return what the options make of a model with draws in place of exact expectations, and the options.
+
+    What was chosen to be sparse beside sums over many coordinates is not so by draws: another family takes its place.
+
+    Raises
+    ------
+    ValueError
+        Where such a precision was asked for by name.
+    """
+    options = options.with_draws()
+    if options.family_reason and options.choice.family == STRUCTURED and density.pattern is None:
+        chosen = choose_family(density)
+        family = {"family": chosen.name, "family_reason": chosen.reason, "factor": None}
+        options = replace(options, **cast(dict[str, Any], family))
+    return problem_of(density, options), options
+
+
 def _target(density: LogDensity, options: FitOptions) -> Target:
     """Return a density in the space of its rows, where that has far fewer dimensions; or as it is."""
     dense = options.choice.family == DENSE and options.factor != "precision"
@@ -178,11 +196,9 @@ class _Form:
             return self.known
         return find_structure(self.density.pattern)
 
-    def filled(self) -> FilledStructure | None:
+    def filled(self, *, sums: bool) -> FilledStructure | None:
         """Return the structure of the factor of the Hessian as it is, where it saves much; None elsewhere."""
-        if self.known is not None or self.density.pattern is None:
-            return None
-        return find_filled(self.density.pattern)
+        return None if self.known is not None else cheapest_filled(self.density, sums=sums)
 
 
 def make_family(

@@ -101,7 +101,7 @@ class SecondStart:
         elbo : float
         """
         density = self.density
-        if q.n_dim > _MOST_DIMENSIONS or not q.sd().max() > _LEAST_SD or not density.has_hessian:
+        if q.n_dim > _MOST_DIMENSIONS or not q.sd().max() > _LEAST_SD:
             return None
         n = _affordable(density.gradient_seconds, _LEAST_PRIOR, _MOST_PRIOR)
         seed = int(np.random.default_rng([_STREAM, self.seed]).integers(2**31))
@@ -110,7 +110,7 @@ class SecondStart:
             return None
         prior = density.info.prior_draws(n, seed)
         unused = at_prior(q, prior)
-        if not len(unused):
+        if not len(unused) or not density.has_hessian:  # asked last, as a graph may have to be made for it
             return None
         point, mass, sd = best_mode(density, prior)
         if not mass > elbo + _PROMISE:

@@ -12,22 +12,20 @@ import numpy as np
 from rich.theme import Theme
 
 from pymc_ngvi.core.elbo import Elbo
-from pymc_ngvi.core.status import StartError, Status
-from pymc_ngvi.core.types import Array, Assessment, Rule, Target, VariationalState
+from pymc_ngvi.core.status import Status
+from pymc_ngvi.core.types import Array, Assessment, Rule, VariationalState
 from pymc_ngvi.fitting import loop
+from pymc_ngvi.fitting.begun import MAX_WIDENED, NO_STRUCTURE, Begun, make_rule
 from pymc_ngvi.fitting.memory import memory_of, remember
 from pymc_ngvi.fitting.options import FitOptions, check_n
 from pymc_ngvi.fitting.outcome import Outcome
 from pymc_ngvi.fitting.problem import Problem, problem_of
 from pymc_ngvi.fitting.progress import FitProgress
 from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.fitting.registry import AXES, RULES
 from pymc_ngvi.fitting.second_start import SecondStart, is_better
 from pymc_ngvi.fitting.snapshot import Snapshot, filled, thinned
-from pymc_ngvi.fitting.starting import choose_start
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.model import LogDensity, PatternWidened
-from pymc_ngvi.updates import DIRECTIONS
 
 # A child of PyMC's logger, which has the handler.
 logger = logging.getLogger("pymc.ngvi")
@@ -36,76 +34,11 @@ logger = logging.getLogger("pymc.ngvi")
 #: iterations; StopIteration ends the fit.
 type Observer = Callable[[VariationalState, Array | None, int], None]
 
-#: Times that the structure of a Hessian may turn out to be too narrow, at most.
-_MAX_WIDENED = 5
-#: Points at which entries of the Hessian are looked for that exact expectations have and its structure has not.
-_N_LOOKED_AT = 4
-#: Parts of standard deviations to begin with where a Gaussian has left the support.
-_NARROWER = (1.0, 0.1, 0.01)
-#: Said where a fit by quadrature becomes one with draws.
-BY_DRAWS = "Expectations by quadrature do not serve this model: the fit goes on with draws."
-_NO_STRUCTURE = (
-    "The Hessian of this model's log density turned out to have many more entries than its graph shows: take "
-    "family='full', 'block' or 'diagonal'."
-)
-
-
-class _Begun(NamedTuple):
-    """A problem, what takes its steps, where these have led, and the options, which may have become others."""
-
-    problem: Problem
-    rule: Rule
-    state: loop.LoopState
-    options: FitOptions
-
-    @classmethod
-    def at(cls, problem: Problem, rule: Rule, options: FitOptions, seed: int, q: VariationalState) -> "_Begun":
-        """Begin from a state, or from its mean and standard deviations where the Hessian turns out to be wider."""
-        try:
-            return cls(problem, rule, loop.start(rule, q), options)
-        except PatternWidened:
-            return cls.wider(problem.density, options, seed, *problem.mean_and_sd(q))
-
-    @classmethod
-    def by_draws(cls, density: LogDensity, options: FitOptions, seed: int, mean: Array, sd: Array) -> "_Begun":
-        """Begin with draws where rows have led, from narrower states where those would be outside the support."""
-        logger.info(BY_DRAWS)
-        options = options.with_draws()
-        problem = problem_of(density, options)
-        rule = make_rule(problem.target, options, seed)
-        narrower = [part * sd for part in _NARROWER]
-        try:
-            start = choose_start(rule, problem.family, mean, narrower, density)
-        except StartError:  # nor is the mean inside
-            start = choose_start(rule, problem.family, density.initial_point(), narrower, density)
-        return cls.at(problem, rule, options, seed, start)
-
-    @classmethod
-    def wider(cls, density: LogDensity, options: FitOptions, seed: int, mean: Array, sd: Array) -> "_Begun":
-        """Begin again from where a state is, for a Hessian that has turned out to have more entries than it seemed."""
-        for _ in range(_MAX_WIDENED):
-            logger.info("The Hessian of log p has entries that its structure left out: q gets them, too.")
-            if options.choice.estimator == "quadrature":  # draws have been looked at already
-                z = np.random.default_rng(seed).standard_normal((_N_LOOKED_AT, density.n_dim))
-                density.widen(mean + sd * z)
-            if options.family_reason and density.pattern is None:
-                raise ValueError(_NO_STRUCTURE)
-            problem = problem_of(density, options)
-            rule = make_rule(problem.target, options, seed)
-            try:
-                return cls(problem, rule, loop.start(rule, problem.state_about(mean, sd)), options)
-            except PatternWidened:
-                continue
-        if options.choice.estimator != "quadrature":
-            raise ValueError(_NO_STRUCTURE)
-        density.by_rows.give_up()
-        return cls.by_draws(density, options, seed, mean, sd)
-
 
 class _Ended(NamedTuple):
     """Where a fit has ended, and how good that is."""
 
-    fit: _Begun
+    fit: Begun
     elbo: Elbo
     gap: float
 
@@ -131,7 +64,7 @@ class FitSession:
 
     def __init__(
         self,
-        begun: _Begun,
+        begun: Begun,
         seed: int,
         *,
         score: bool,
@@ -175,7 +108,7 @@ class FitSession:
             ``time.perf_counter()`` when the fit began; default: now.
         """
         clock = time.perf_counter() if clock is None else clock
-        begun = _Begun.at(problem, rule, options, seed, q)
+        begun = Begun.at(problem, rule, options, seed, q)
         return cls(
             begun, seed, score=score, seconds=time.perf_counter() - clock,
             compile_seconds=problem.density.compile_seconds, observer=observer, second_start=second_start,
@@ -194,7 +127,7 @@ class FitSession:
         target, rule = problem.target, make_rule(problem.target, snapshot.options, snapshot.seed)
         remember(target, snapshot.memory)
         state = dataclasses.replace(snapshot.state, rule=filled(rule, snapshot.state.rule))
-        begun = _Begun(problem, rule, loop.settled(rule, state), snapshot.options)
+        begun = Begun(problem, rule, loop.settled(rule, state), snapshot.options)
         # Not what it took to get here.
         target.n_gradients, target.n_hessians = snapshot.n_gradients, snapshot.n_hessians
         return cls(
@@ -256,7 +189,7 @@ class FitSession:
 
         last, stalled = self._state.n_iterations + n, None
         try:
-            for _ in range(_MAX_WIDENED):
+            for _ in range(MAX_WIDENED):
                 try:
                     self._state = loop.run(self._rule, self._state, last - self._state.n_iterations, observe)
                     self._assess()
@@ -270,7 +203,7 @@ class FitSession:
                     status = Status.MAX_ITERATIONS if history.n else Status.NOT_STARTED  # unless there are more to come
                     self._state = dataclasses.replace(self._state, history=history, status=status)
             else:
-                raise ValueError(_NO_STRUCTURE)
+                raise ValueError(NO_STRUCTURE)
             self._choose_between(stalled)
             self._begin_again(last, observe)
         except KeyboardInterrupt:  # nothing is lost but the fresh draws: the loop has figures of its own
@@ -281,7 +214,7 @@ class FitSession:
         self._compile_seconds += self._problem.density.compile_seconds - compiled
 
     def _ended(self) -> "_Ended":
-        return _Ended(_Begun(self._problem, self._rule, self._state, self._options), self._elbo, self._gap)
+        return _Ended(Begun(self._problem, self._rule, self._state, self._options), self._elbo, self._gap)
 
     def _choose_between(self, earlier: "_Ended | None") -> None:
         """Take an earlier end as the result, after iterations that have led to nothing better."""
@@ -323,9 +256,9 @@ class FitSession:
         """Begin again from where a state is, with what was left out of the Hessian, or of the rows."""
         density, (mean, sd) = self._problem.density, self._problem.mean_and_sd(q)
         if self._options.choice.estimator == "quadrature" and (density.rows is None or self._rows_fail()):
-            begin = _Begun.by_draws
+            begin = Begun.by_draws
         else:
-            begin = _Begun.wider
+            begin = Begun.wider
         begun = begin(density, self._options, self._seed, mean, sd)
         self._problem, self._rule, self._state, self._options = begun
 
@@ -382,21 +315,6 @@ class FitSession:
             seed=self._seed,
             **vars(self._options.choice),
         )
-
-
-def make_rule(target: Target, options: FitOptions, seed: int) -> Rule:
-    """Return the step rule that the options name."""
-    choice = options.choice
-    return RULES[choice.step](
-        target,
-        AXES["update"][choice.update],
-        AXES["estimator"][choice.estimator],
-        direction=DIRECTIONS.get(choice.update),
-        seed=seed,
-        tol=options.tol,
-        stl=options.stl,
-        **options.of_rule(),
-    )
 
 
 def _elbo(q: VariationalState, assessment: Assessment) -> Elbo:

@@ -8,5 +8,10 @@ from pymc_ngvi.model import LogDensity
 
 
 def few_threads(density: LogDensity) -> AbstractContextManager[object]:
-    """Keep BLAS to one thread for small models: waking others takes longer than the work."""
-    return threadpool_limits(1, user_api="blas") if density.is_small else nullcontext()
+    """Keep BLAS to one thread where waking others takes longer than the work.
+
+    Small models are such, and sums over rows of any size: their products are many and thin, one for each part of the
+    rows that fits in the cache.
+    """
+    alone = density.is_small or density.by_rows.are_known
+    return threadpool_limits(1, user_api="blas") if alone else nullcontext()

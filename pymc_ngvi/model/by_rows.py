@@ -10,18 +10,18 @@ import numpy as np
 
 from pytensor.compile import Function
 
-from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.model.flat import FlatGraphs, Functions
 from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.predictors.compiled import CompiledOnce
 from pymc_ngvi.model.predictors.expectations import Expectations
 from pymc_ngvi.model.predictors.interacting import is_smooth
-from pymc_ngvi.model.predictors.mean_hessian import PredictorMeanHessian
+from pymc_ngvi.model.predictors.mean_hessian import Known, PredictorMeanHessian
 from pymc_ngvi.model.predictors.pattern import pattern_of
 from pymc_ngvi.model.predictors.row_hessian import FEW_PREDICTORS, RowHessian, SecondDerivatives
 from pymc_ngvi.model.predictors.row_space import SeenFromRows, seen_from_rows
-from pymc_ngvi.model.sparsity.dependence_sets import TooDenseError
+from pymc_ngvi.model.sparsity.dependence_sets import Dependence, TooDenseError
 from pymc_ngvi.model.sparsity.hessian import PatternWidened, is_dense
 
 #: Points about the start, and how far from it, at which rows are compared with log p.
@@ -64,6 +64,12 @@ class ByRows:
             return None
         parts: Expectations | None = functions.named("rows", self._find)
         return parts
+
+    @property
+    def are_known(self) -> bool:
+        """Whether rows were found already, and log p is no more than these; nothing is looked for."""
+        rows = self._functions.made.get("rows")
+        return isinstance(rows, Expectations) and not rows.terms.rest
 
     @property
     def found(self) -> Expectations | None:
@@ -193,6 +199,14 @@ class ByRows:
         return None if is_dense(self.structure) else self.structure
 
     @property
+    def summed(self) -> SummedPattern | None:
+        """Entries that can differ from 0 beside sums over many coordinates; None where there are no such sums."""
+        if self.found is None or self._rows.joint is None or not self.gives_pattern:
+            return None
+        pattern: SummedPattern | None = self._of_terms("structure with sums", self._with_sums)
+        return pattern
+
+    @property
     def n_products(self) -> int:
         """Products with a vector that take as long as one Hessian."""
         return max((rows.index.shape[1] for rows in self._rows.terms.rows), default=1)
@@ -216,7 +230,7 @@ class ByRows:
                 if not agree:
                     self.give_up()
                 return None
-        return PredictorMeanHessian(hessian.linear, hessian.mean(theta), self.pattern)
+        return PredictorMeanHessian(hessian.linear, hessian.mean(theta), Known(self.pattern))
 
     @property
     def _rows(self) -> Expectations:
@@ -244,16 +258,25 @@ class ByRows:
         return [SecondDerivatives.of(part) for part in rows.terms.rows]
 
     def _structure(self, rows: Expectations) -> Pattern | None:
+        return self._pattern_of(rows, rows.predictors.dependence)
+
+    def _with_sums(self, rows: Expectations) -> SummedPattern | None:
+        assert rows.joint is not None
+        pattern = self._pattern_of(rows, rows.joint.dependence)
+        return None if pattern is None else SummedPattern(pattern, rows.joint.linear_map.weights)
+
+    @staticmethod
+    def _pattern_of(rows: Expectations, dependence: Dependence) -> Pattern | None:
         pairs = [
             (part.index[:, a], part.index[:, b])
             for part in rows.functions
             for a, b in np.argwhere(np.tril(part.interacts))
         ]
         try:
-            return pattern_of(rows.predictors.dependence, pairs)
+            return pattern_of(dependence, pairs)
         except TooDenseError:
             return None
 
     def _compiled(self, rows: Expectations) -> RowHessian:
         compile_ = self._functions.named("second derivatives", lambda: CompiledOnce(self._functions.compile))
-        return RowHessian(rows.predictors.linear_map, self._derivatives, compile_)
+        return RowHessian(rows.linear_map, self._derivatives, compile_)

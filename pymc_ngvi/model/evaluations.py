@@ -11,7 +11,7 @@ from pymc_ngvi.model.flat import FlatGraphs, Functions, jets_of
 from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.loops import draws_in_call
 from pymc_ngvi.model.jets.evaluation import Jets
-from pymc_ngvi.model.sparsity.hessian import CACHED_ELEMENTS, slices
+from pymc_ngvi.model.sparsity.coloured import CACHED_ELEMENTS, slices
 
 #: Elements of a temporary in one batch.
 _BATCH_ELEMENTS = CACHED_ELEMENTS

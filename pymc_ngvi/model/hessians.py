@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 
-from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.types import Array, MeanHessian, Target
 from pymc_ngvi.model.by_rows import ByRows
 from pymc_ngvi.model.evaluations import Evaluations
@@ -13,6 +13,9 @@ from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.mean_hessians import ModelHessian, PatternedHessian, RowsHessian, Together
 from pymc_ngvi.model.rows import Rows
 from pymc_ngvi.model.second_order import SecondOrder
+
+#: Pairs of coordinates in sums, beyond which no pattern that has them all is made for reading.
+_MOST_PAIRS = 10_000_000
 
 
 class Hessians:
@@ -70,10 +73,17 @@ class Hessians:
         return self._by_rows.pattern if self._by_rows.gives_pattern else self.second.sparse.pattern
 
     @property
+    def summed(self) -> SummedPattern | None:
+        """The same beside sums over many coordinates; None where there are no such sums."""
+        return self._by_rows.summed
+
+    @property
     def structural_pattern(self) -> Pattern | None:
-        """The same as the graph tells, of whatever use; None only where the entries are too many to hold."""
+        """The same as the graph tells, of whatever use; None only where the entries are too many to hold or to read."""
         if self._by_rows.gives_pattern:
-            return self._by_rows.structure
+            summed = self._by_rows.summed
+            many = summed is not None and summed.n_pairs > _MOST_PAIRS
+            return None if many else self._by_rows.structure
         return self.pattern or self.second.sparse.pattern_by_graph
 
     def widen(self, theta: Array) -> bool:

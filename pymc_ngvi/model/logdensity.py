@@ -8,7 +8,7 @@ import numpy as np
 import pymc as pm
 
 from pymc_ngvi.core.heap import keep_freed_memory
-from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.types import Array, Expectation, MeanHessian, RowRules, Spread
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.model.backend_choice import check_backend, fastest_backend
@@ -303,7 +303,7 @@ class LogDensity:
         if rules is None:
             self.by_rows.check(q.location)
         self.count_expectation()
-        return rows.under(q, self.pattern, rules, adapt=adapt, least=least)
+        return rows.under(q, self, rules, adapt=adapt, least=least)
 
     def check_rows(self, theta: Array) -> None:
         """Compare rows with log p at a point, (n_dim,).
@@ -339,6 +339,11 @@ class LogDensity:
     def pattern(self) -> Pattern | None:
         """Entries of the Hessian that can differ from 0; None where it counts as dense."""
         return self._hessians.pattern
+
+    @property
+    def summed(self) -> SummedPattern | None:
+        """Entries that can differ from 0 beside sums over many coordinates; None where there are no such sums."""
+        return self._hessians.summed
 
     @property
     def structural_pattern(self) -> Pattern | None:

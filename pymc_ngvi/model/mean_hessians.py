@@ -11,7 +11,7 @@ from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.types import Array, MeanHessian, Target
 from pymc_ngvi.model.by_rows import ByRows
 from pymc_ngvi.model.predictors.linear_map import entries_of
-from pymc_ngvi.model.predictors.mean_hessian import PredictorMeanHessian
+from pymc_ngvi.model.predictors.mean_hessian import Known, PredictorMeanHessian
 from pymc_ngvi.model.second_order import SecondOrder
 from pymc_ngvi.model.sparsity.hessian import PatternWidened
 
@@ -111,7 +111,7 @@ class ModelHessian(MeanHessian):
         if self._by_predictors is None or self.pattern is None:
             return None
         try:
-            return dataclasses.replace(self._by_predictors, pattern=self.pattern).values()
+            return dataclasses.replace(self._by_predictors, entries=Known(self.pattern)).values()
         except PatternWidened:
             return None
 

@@ -139,7 +139,8 @@ def described_rows(model: pm.Model, graphs: FlatGraphs, functions: Functions, by
     try:
         found = kinds_of_rows(model, graphs)
     except (ValueError, TooDenseError) as error:
-        found = ModelRows(why_not=str(error) or TOO_DENSE)
+        # With sums over many coordinates, rows may be too wide to be told of.
+        found = ModelRows(why_not=(str(error) or TOO_DENSE) if by_rows.found is None else "")
     if graphs.minibatches:
         return replace(found, why_not="the data are minibatches")
     if functions.fixed_size:

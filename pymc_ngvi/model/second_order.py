@@ -21,16 +21,10 @@ from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.graphs.loops import draws_in_call
 from pymc_ngvi.model.jets.evaluation import Jets
 from pymc_ngvi.model.predictors.hessian import PredictorHessian, predictor_hessian
-from pymc_ngvi.model.predictors.linear_map import LinearMap
+from pymc_ngvi.model.predictors.linear_map import AffineMap
 from pymc_ngvi.model.rows import Rows
-from pymc_ngvi.model.sparsity.hessian import (
-    CACHED_ELEMENTS,
-    ColouredHessian,
-    PatternWidened,
-    SparseHessian,
-    batch,
-    slices,
-)
+from pymc_ngvi.model.sparsity.coloured import CACHED_ELEMENTS, ColouredHessian, batch, slices
+from pymc_ngvi.model.sparsity.hessian import PatternWidened, SparseHessian
 
 #: Draws that one call should take of a small dense Hessian.
 _LEAST_BATCH = 4
@@ -172,7 +166,7 @@ class SecondOrder:
             found = predictor_hessian(self._by_rows.parts, graphs.simplify, functions.compile)
         return found if found is not None and _FEWER * found.products_of(self._cost) <= self.n_products else None
 
-    def by_predictors(self, theta: Array) -> tuple[LinearMap, sparse.csr_array] | None:
+    def by_predictors(self, theta: Array) -> tuple[AffineMap, sparse.csr_array] | None:
         """Return the predictors, and the mean Hessian with respect to them; None where they are not used.
 
         A check, now and then, sees whether that is the derivative of the gradient.

@@ -41,7 +41,7 @@ class RowSpaceDensity:
         inside = np.arange(len(self.space.kept), self.n_dim)
         mean = q.location[inside]
         prior = -0.5 * float(mean @ mean + q.covariances(inside, inside).sum())
-        found = self._rows.under(q, None, rules, adapt=adapt, least=least - prior)
+        found = self._rows.under(q, rules=rules, adapt=adapt, least=least - prior)
         grad = found.grad.copy()
         grad[inside] -= mean
         hessian = _WithPrior(found.hessian, inside)

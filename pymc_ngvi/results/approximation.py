@@ -374,6 +374,12 @@ class NGVIApproximation(Methods, Approximation):
         self._data = DataSnapshot(density.model)
         self._constrainer = Constrainer.of(density)
 
+    def become(self, q: VariationalState) -> None:
+        """Replace q by one that a fit has come to; where it is of another class, nodes made before keep the old one."""
+        if type(q) is not self.groups[0].state_class:
+            super().__init__([NGVIGroup(self.layout, q, model=self.model)], model=self.model)
+        self.set_state(q)
+
     def __repr__(self) -> str:
         """Return the kind of q, the dimension and how the fit ended."""
         kind = f"{self._distribution.name} {self._distribution.detail}".rstrip()

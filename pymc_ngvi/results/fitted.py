@@ -106,6 +106,10 @@ class Fitted:
         """
         self.groups[0].set_state(q)
 
+    def become(self, q: VariationalState) -> None:
+        """Replace q by one that a fit has come to, of another class where it went on with another family."""
+        self.set_state(q)
+
     def take(self, gaussian: Self, step: NextStep, record: FitRecord) -> None:
         """Take over what a Gaussian fit has to say, after an exact step.
 
@@ -121,7 +125,7 @@ class Fitted:
 
     def _follow(self, outcome: Outcome) -> None:
         """Take over what a fit has come to."""
-        self.set_state(outcome.q)
+        self.become(outcome.q)
         self.record, self.hist, self.gap_hist = outcome.record, outcome.hist, outcome.gap_hist
 
     @property

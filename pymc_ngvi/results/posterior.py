@@ -214,7 +214,11 @@ class Posterior:
     @property
     def structure(self) -> ModelStructure:
         """Which coordinates are independent of each other given which others."""
-        return ModelStructure(self.layout, self.density.structural_pattern, self.distribution.arrow)
+        summed = self.density.summed
+        if summed is None:
+            return ModelStructure(self.layout, self.density.structural_pattern, self.distribution.arrow)
+        sums = tuple(np.flatnonzero(weights) for weights in summed.weights)
+        return ModelStructure(self.layout, summed.among, self.distribution.arrow, sums=sums)
 
     def draw(self, n: int, rng: np.random.Generator) -> Array:
         """Return unconstrained draws, (n, n_dim); warn where some are NaN."""

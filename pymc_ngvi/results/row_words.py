@@ -23,6 +23,8 @@ def rows_in_words(rows: ModelRows, layout: Layout) -> list[str]:
         Of the coordinates.
     """
     n = sum(kind.n for kind in rows.kinds)
+    if not (n or rows.why_not or rows.rest):
+        return []
     if not n:
         return [f"No rows: {rows.why_not or _rest(rows.rest)}."]
     lines = [f"Log p is a sum over {_count(n, 'row')}:"]

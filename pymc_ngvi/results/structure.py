@@ -64,6 +64,8 @@ class ModelStructure:
         Without it, the one that `find_structure` finds in ``pattern``.
     rows : ModelRows, optional
         What log p is a sum over; nothing is said of rows without it.
+    sums : tuple of ndarray of int
+        Coordinates of each sum over many that couples these beside what ``pattern`` has.
 
     Raises
     ------
@@ -91,6 +93,7 @@ class ModelStructure:
     pattern: Pattern | None = None
     arrow: ArrowStructure | None = None
     rows: ModelRows | None = None
+    sums: tuple[Integers, ...] = ()
 
     def __post_init__(self) -> None:
         for part in (self.pattern, self.arrow):
@@ -132,7 +135,7 @@ class ModelStructure:
 
     @property
     def n_entries(self) -> int:
-        """Entries in the lower triangle of the Hessian, the diagonal included, that can differ from 0."""
+        """Entries in the lower triangle of the Hessian, the diagonal included, that can differ from 0, sums aside."""
         if self.pattern is not None:
             return self.pattern.n_entries
         return self.n_dim * (self.n_dim + 1) // 2 if self.arrow is None else self.arrow.n_lower(self.n_dim)
@@ -252,7 +255,7 @@ class ModelStructure:
             return f"Treated as dense: {share}, and to cut its {n:,} coordinates into blocks would not pay."
         kinds = [self._of_kind(kind) for kind in ("global", "blocks", "cut", "alone")]
         sentences = [self._globals(kinds[0]), *self._blocks(kinds[1]), self._cuts(kinds[2]), self._singles(kinds[3])]
-        return "; ".join(s for s in sentences if s) + "."
+        return "; ".join(s for s in [*sentences, *self._sums()] if s) + "."
 
     __repr__ = __str__
 
@@ -299,6 +302,14 @@ class ModelStructure:
             return ""
         split = [p._replace(variables=(v,), coordinates=self._within(p, v)) for p in parts for v in p.variables]
         return f"{_count(n, 'coordinate')} that {verb} on no other ({self._numbers(split)})"
+
+    def _sums(self) -> list[str]:
+        """Return what couples the coordinates of sums, all with all."""
+        found = []
+        for inside in self.sums:
+            names = _listed([self.name(v) for v in self._variables_of(inside)], "and")
+            found.append(f"beside these, a sum over {_count(len(inside), 'coordinate')} of {names}")
+        return found
 
     def _within(self, part: Part, variable: int) -> Integers:
         inside: Integers = part.coordinates[self._variable[part.coordinates] == variable]

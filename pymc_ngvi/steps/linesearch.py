@@ -259,8 +259,8 @@ class LineSearch(StepRule[GaussianState, LineSearchState]):
     def _stepped(self, state: LineSearchState) -> LineSearchState:
         gradient = natural_gradient(state.q, state.moments)
         if state.pairs and state.moments.gap < _near(state.q):
-            direction = correct(state.pairs, gradient)
-            slope = float(direction @ gradient)
+            direction = correct(state.pairs, gradient, state.q.inner)
+            slope = state.q.inner(direction, gradient)
             found = self._search(state, direction, slope) if slope > 0.0 else Failure.NOT_ACCEPTED
             if not isinstance(found, Failure) and found.gain >= _LEAST_RATIO * found.step.size * slope:
                 return self._moved(state, found, gradient, slope)
@@ -357,7 +357,7 @@ class LineSearch(StepRule[GaussianState, LineSearchState]):
             step_size=step.size,
             next_step_size=min(longest, 2.0 * step.size),
             pairs=pairs,
-            left=0.5 * float(after @ correct(pairs, after)),
+            left=0.5 * step.q.inner(after, correct(pairs, after, step.q.inner)),
             gain=gain,
             idle=0 if gain > _ROUNDING * (1.0 + abs(state.elbo)) else state.idle + 1,
             stalled=False,

@@ -29,6 +29,7 @@ import pytensor.tensor as pt
 from environment import describe_environment
 from isolated import peak_memory, report, run_process, script
 from pages import measured_on, table, write_between_marks
+from scipy.spatial import Delaunay
 
 R_SCRIPT = Path(__file__).with_name("crossed.R")
 #: Of the prior of a map: the precision of the difference of two neighbours.
@@ -87,6 +88,38 @@ def icar(side: int) -> pm.Model:
     return model
 
 
+def regions(n: int) -> pm.Model:
+    """Return counts in regions of a random map with a structured and an unstructured effect, by `pm.ICAR` (BYM2)."""
+    rng = np.random.default_rng(0)
+    corners = Delaunay(rng.uniform(size=(n, 2))).simplices
+    adjacent = np.zeros((n, n), dtype=int)
+    for a, b in ((0, 1), (1, 2), (0, 2)):
+        adjacent[corners[:, a], corners[:, b]] = adjacent[corners[:, b], corners[:, a]] = 1
+    x, expected = rng.normal(size=n), rng.uniform(2.0, 8.0, size=n)
+    y = rng.poisson(expected * np.exp(0.2 + 0.3 * x + 0.4 * rng.normal(size=n)))
+    with pm.Model() as model:
+        level, slope = pm.Normal("level", 0.0, 2.0), pm.Normal("slope", 0.0, 1.0)
+        scale, part = pm.HalfNormal("scale", 1.0), pm.Beta("part", 0.5, 0.5)
+        apart, effect = pm.Normal("apart", shape=n), pm.ICAR("effect", W=adjacent)
+        eta = level + slope * x + scale * (pt.sqrt(part) * effect + pt.sqrt(1.0 - part) * apart)
+        pm.Poisson("y", expected * pt.exp(eta), observed=y)
+    return model
+
+
+def zero_sum(n: int) -> pm.Model:
+    """Return counts with effects of groups that sum to zero, and of 40 others."""
+    rng = np.random.default_rng(0)
+    group, other, x = np.repeat(np.arange(n), 5), rng.integers(0, 40, size=5 * n), rng.normal(size=5 * n)
+    rate = 0.3 + 0.4 * x + 0.6 * rng.normal(size=n)[group] + 0.3 * rng.normal(size=40)[other]
+    with pm.Model() as model:
+        level, slope = pm.Normal("level", 0.0, 2.0), pm.Normal("slope", 0.0, 1.0)
+        sd, sd_other = pm.HalfNormal("sd", 1.0), pm.HalfNormal("sd_other", 1.0)
+        effect, of_other = pm.ZeroSumNormal("effect", sigma=sd, shape=n), pm.Normal("other", 0.0, sd_other, shape=40)
+        eta = level + slope * x + effect[group] + of_other[other]
+        pm.Poisson("y", pt.exp(eta), observed=rng.poisson(np.exp(rate)))
+    return model
+
+
 def walk(n: int) -> pm.Model:
     """Return a random walk with a free scale, seen with noise."""
     rng = np.random.default_rng(0)
@@ -127,6 +160,9 @@ SIMULATED: dict[str, Callable[[], pm.Model]] = {
     "map of 100 x 100": functools.partial(map_of, 100),
     "map of 316 x 316": functools.partial(map_of, 316),
     "pm.ICAR, 30 x 30": functools.partial(icar, 30),
+    "pm.ICAR, 60 x 60": functools.partial(icar, 60),
+    "BYM2, 3,000 regions": functools.partial(regions, 3_000),
+    "pm.ZeroSumNormal, 2,000 levels": functools.partial(zero_sum, 2_000),
     "walk of 5,000 steps": functools.partial(walk, 5_000),
     "walk of 100,000 steps": functools.partial(walk, 100_000),
     "volatility of 5,000 days": functools.partial(volatility, 5_000),

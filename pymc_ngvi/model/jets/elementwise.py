@@ -1,6 +1,7 @@
 """Rules for operations element by element."""
 
 from collections.abc import Callable
+from functools import reduce
 
 import numpy as np
 import pytensor.scalar as ps
@@ -10,6 +11,9 @@ from pytensor.graph.basic import Apply
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.model.jets.arrays import CannotFollow, Kind, Space
 from pymc_ngvi.model.jets.scalars import Operation, ScalarFunctions
+
+#: Arguments by which an operation is differentiated at most: there are derivatives by all pairs.
+_MOST_JETS = 8
 
 #: From the points and jets of the inputs to jets of the output.
 type Rule = Callable[..., AnyArray]
@@ -31,12 +35,18 @@ def elementwise(node: Apply, kinds: list[Kind]) -> "Rule | Operation":
         return lambda space, x, y: _switch(space, _is_at_least(x[:1], y[:1]), x, y)
     if isinstance(scalar_op, ps.ScalarMinimum) and len(kinds) == 2:
         return lambda space, x, y: _switch(space, _is_at_least(-x[:1], -y[:1]), x, y)
-    if isinstance(scalar_op, ps.Add | ps.Sub | ps.Neg) and len(jets) == len(kinds) <= 2:
-        return _on_all_terms({ps.Add: np.add, ps.Sub: np.subtract, ps.Neg: np.negative}[type(scalar_op)])
+    if isinstance(scalar_op, ps.Add):
+        return _add
+    if isinstance(scalar_op, ps.Sub):
+        return _on_all_terms(np.subtract) if len(jets) == 2 else lambda space, x, y: _add(space, x, -y)
+    if isinstance(scalar_op, ps.Neg):
+        return _on_all_terms(np.negative)
     if isinstance(scalar_op, ps.Mul) and len(jets) == 1 and len(kinds) == 2:
         return _on_all_terms(np.multiply)
     if isinstance(scalar_op, ps.TrueDiv) and jets == [0]:
         return _on_all_terms(np.true_divide)
+    if len(jets) > _MOST_JETS:
+        raise CannotFollow(f"{op} has {len(jets)} arguments that have derivatives")
     return Operation(scalar_op, dtypes, tuple(jets))
 
 
@@ -51,6 +61,19 @@ def _is_at_least(x: AnyArray, y: AnyArray) -> AnyArray:
 def _on_all_terms(function: Callable[..., AnyArray]) -> Rule:
     """Return the rule of a function that is linear in its jets."""
     return lambda space, *x: function(*x)
+
+
+def _add(space: Space, *terms: AnyArray) -> AnyArray:
+    """Add up jets, and what has no derivatives."""
+    jets, rest = ([x for x in terms if (len(x) == space.n_terms) is is_jet] for is_jet in (True, False))
+    out = reduce(np.add, jets)
+    if not rest:
+        return out
+    more = reduce(np.add, rest)
+    shape = np.broadcast_shapes(out.shape[1:], more.shape[1:])
+    out = np.broadcast_to(out, (len(out), *shape)).copy() if out.shape[1:] != shape or len(jets) == 1 else out
+    out[0] += more[0]
+    return out
 
 
 def _switch(space: Space, condition: AnyArray, x: AnyArray, y: AnyArray) -> AnyArray:

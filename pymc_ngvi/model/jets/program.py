@@ -1,8 +1,10 @@
 """A graph as a list of rules on jets."""
 
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
+import pytensor.scalar as ps
 
 from pytensor.compile.builders import OpFromGraph
 from pytensor.graph.basic import Apply, Constant, Variable
@@ -60,6 +62,14 @@ def _rule(operation: Operation, functions: ScalarFunctions) -> Rule:
     return lambda space, *inputs: np.asarray(functions.value([x[0] for x in inputs]))[None]
 
 
+def _stands_for_others(node: Apply) -> bool:
+    """Tell whether other nodes take the place of one: a graph that it wraps, or products of two for that of many."""
+    op = node.op
+    if isinstance(op, Elemwise):
+        return isinstance(op.scalar_op, ps.Mul) and len(node.inputs) > 2
+    return isinstance(op, LogAddExp) or (isinstance(op, OpFromGraph) and not isinstance(op, LogSumExp))
+
+
 class Program:
     """Evaluates outputs of a graph, with their derivatives.
 
@@ -106,7 +116,7 @@ class Program:
 
     def _translate(self, node: Apply) -> None:
         op = node.op
-        if isinstance(op, LogAddExp) or (isinstance(op, OpFromGraph) and not isinstance(op, LogSumExp)):
+        if _stands_for_others(node):
             self._inline(node)
             return
         read = [self._slot(i) for i in node.inputs]
@@ -122,9 +132,11 @@ class Program:
         self._call(rule, read, [self._new(node.outputs[0], kind)])
 
     def _inline(self, node: Apply) -> None:
-        """Go through the graph that a node wraps."""
+        """Go through the graph that a node stands for."""
         if isinstance(node.op, LogAddExp):
             outputs = [short_log_add_exp(node.inputs)]
+        elif isinstance(node.op, Elemwise):
+            outputs = [reduce(node.op, node.inputs)]
         else:
             inner = node.op.fgraph
             outputs = inner.bind(dict(zip(inner.inputs, node.inputs, strict=True)))

@@ -202,7 +202,7 @@ class RowTerms:
 
     def __init__(self, rows: Expectations, forest: Trees, compiled: CompiledOnce) -> None:
         self._forest = forest
-        self._linear = linear = rows.linear_map
+        self._linear = linear = rows.linear_map.plain
         whole = linear.rest.tocsc()
         dense = sparse.csc_array(
             (linear.dense.T.ravel(), np.tile(np.arange(len(linear.dense)), linear.dense.shape[1]),

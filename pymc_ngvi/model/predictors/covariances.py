@@ -1,20 +1,14 @@
 """Covariances of linear predictors under a q of theta, of those only that are asked for."""
 
-from collections.abc import Callable
-
 import numpy as np
 
-from numpy.typing import NDArray
 from scipy import sparse
 from scipy.linalg.blas import dtrmm
 
 from pymc_ngvi.core.linalg import cholesky
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.model.predictors.linear_map import LinearMap
+from pymc_ngvi.model.predictors.linear_map import Entries, LinearMap
 from pymc_ngvi.model.sparsity.dependence_sets import Ints, TooDenseError
-
-#: From rows and columns, (n,) each, to entries of the covariance of theta.
-type Entries = Callable[[NDArray[np.intp], NDArray[np.intp]], Array]
 
 #: Products of two entries of X that covariances may be sums of, at most; numbers of predictors at a time.
 _MOST_PRODUCTS, _AT_A_TIME = 50_000_000, 2**20

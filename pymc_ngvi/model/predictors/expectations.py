@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pytensor.graph.basic import Variable
 
-from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.target import Expectation, RowRules, Spread
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.model.graphs import graph
@@ -21,10 +20,11 @@ from pymc_ngvi.model.predictors.covariances import PairCovariances
 from pymc_ngvi.model.predictors.distribute import as_sum, without_checks
 from pymc_ngvi.model.predictors.expectation import RowFunction
 from pymc_ngvi.model.predictors.found import Compile, Predictors
-from pymc_ngvi.model.predictors.linear_map import LinearMap
-from pymc_ngvi.model.predictors.mean_hessian import PredictorMeanHessian
+from pymc_ngvi.model.predictors.linear_map import AffineMap
+from pymc_ngvi.model.predictors.mean_hessian import NO_PATTERNS, Patterns, PredictorMeanHessian
 from pymc_ngvi.model.predictors.row_functions import row_function
 from pymc_ngvi.model.predictors.scatter import Scatter
+from pymc_ngvi.model.predictors.sums import JointPredictors
 from pymc_ngvi.model.predictors.taken import Taken
 from pymc_ngvi.model.predictors.terms import Terms, terms_of
 from pymc_ngvi.model.sparsity.dependence_values import Facts
@@ -87,7 +87,7 @@ class Expectations:
     ) -> None:
         self._compile, self._of_weights = CompiledOnce(compile_), CompiledOnce(quickly)
         self._predictors = Predictors(logp, theta, compile_)
-        self._other: LinearMap | None = None
+        self._other: AffineMap | None = None
         with without_c():
             [inner] = graph.inline_inner_graphs(simplify([self._predictors.density()]))
         checked = without_checks(inner)
@@ -100,10 +100,13 @@ class Expectations:
         self._version = self._predictors.version
         self.terms: Terms = terms_of(self._inner, self._predictors.vector, self._facts, self._of_weights)
         self._constant = 0.0
+        self._joint: JointPredictors | None = None
         if self.terms.rest:  # no expectation is ever taken
             return
         self._rows = [row_function(rows, self._compile) for rows in self.terms.rows]
-        self._sum_up(self._predictors.linear_map)
+        used = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *(rows.index.ravel() for rows in self._rows)]))
+        self._joint = self._predictors.with_sums(used)
+        self._sum_up(self.linear_map)
 
     def anchor(self, theta: Array, logp: Array) -> bool:
         """Take what is constant in log p from its value at a point, and tell whether others agree.
@@ -166,9 +169,16 @@ class Expectations:
     # --- in other coordinates ---
 
     @property
-    def linear_map(self) -> LinearMap:
+    def linear_map(self) -> AffineMap:
         """The predictors as functions of theta."""
-        return self._predictors.linear_map if self._other is None else self._other
+        if self._other is not None:
+            return self._other
+        return self._predictors.linear_map if self._joint is None else self._joint.linear_map
+
+    @property
+    def joint(self) -> JointPredictors | None:
+        """The predictors as functions of coordinates and sums over many of these; None where there are no such sums."""
+        return self._joint
 
     @property
     def functions(self) -> list[RowFunction]:
@@ -182,12 +192,12 @@ class Expectations:
             result += np.bincount(rows.index.ravel(), minlength=len(result))
         return result
 
-    def on(self, linear: LinearMap, predictors: NDArray[np.intp], constant: float) -> "Expectations":
+    def on(self, linear: AffineMap, predictors: NDArray[np.intp], constant: float) -> "Expectations":
         """Return the sum of those rows that are functions of some predictors, these being affine in other coordinates.
 
         Parameters
         ----------
-        linear : LinearMap
+        linear : AffineMap
             To these predictors.
         predictors : ndarray of int, shape (n_predictors,)
             Ascending.
@@ -204,10 +214,10 @@ class Expectations:
         other._sum_up(linear)
         return other
 
-    def _sum_up(self, linear: LinearMap) -> None:
+    def _sum_up(self, linear: AffineMap) -> None:
         """Find what of the covariance of q rows need, and where in the derivatives theirs belong."""
         pairs = [rows.index[:, [a, b]] for rows in self._rows for a in range(rows.k) for b in range(a + 1)]
-        self._covariances = PairCovariances(linear, pairs)
+        self._covariances = PairCovariances(linear.joint, pairs)
         self._scatter = Scatter([rows.index for rows in self._rows], len(self.terms.slope))
 
     @property
@@ -234,12 +244,12 @@ class Expectations:
     def seen(self, q: Spread) -> Seen:
         """Return what rows see of a Gaussian."""
         eta: Array = self.linear_map(q.location[None])[0]
-        return Seen(eta, self._covariances.of(q.covariances))
+        return Seen(eta, self._covariances.of(self.linear_map.covariances(q)))
 
     def under(
         self,
         q: Spread,
-        pattern: Pattern | None,
+        entries: Patterns = NO_PATTERNS,
         rules: RowRules | None = None,
         *,
         adapt: bool = False,
@@ -250,8 +260,8 @@ class Expectations:
         Parameters
         ----------
         q : GaussianState
-        pattern : Pattern or None
-            Entries that are asked of the Hessian.
+        entries : Patterns
+            Those that may be asked of the Hessian.
         rules, adapt, least
             See `RowsTarget.expected`.
         """
@@ -273,7 +283,7 @@ class Expectations:
         fixed = self._constant + float(self.terms.slope @ eta)
         kinds = self._taken(seen, rules)
         if (rules is None or adapt) and not fixed + sum(kind.value for kind in kinds) < least:
-            tolerance = max(_TOLERANCE, _PER_DIM * linear.rest.shape[1]) / max(self.n_rows, 1)
+            tolerance = max(_TOLERANCE, _PER_DIM * linear.n_dim) / max(self.n_rows, 1)
             for kind in kinds:
                 kind.choose(max(tolerance, _LEAST))
         grad, matrix = self._scatter(*zip(*[kind.derivatives() for kind in kinds], strict=True))
@@ -282,7 +292,7 @@ class Expectations:
             fixed + sum(kind.value for kind in kinds),
             sum(kind.error for kind in kinds),
             slope,
-            PredictorMeanHessian(linear, matrix, pattern),
+            PredictorMeanHessian(linear, matrix, entries),
             RowRules(np.concatenate([kind.codes for kind in kinds]), np.concatenate([kind.sd for kind in kinds])),
         )
 

@@ -20,8 +20,9 @@ from pymc_ngvi.model.predictors.affine import grouped, predictors
 from pymc_ngvi.model.predictors.distribute import factors_outside
 from pymc_ngvi.model.predictors.linear_map import LinearMap
 from pymc_ngvi.model.predictors.scaled_matrices import scales_outside
+from pymc_ngvi.model.predictors.sums import JointPredictors, joint_predictors
 from pymc_ngvi.model.sparsity.dependence import Dependences
-from pymc_ngvi.model.sparsity.dependence_sets import Dependence, joined
+from pymc_ngvi.model.sparsity.dependence_sets import Dependence, Ints, joined
 from pymc_ngvi.model.sparsity.dependence_values import Facts
 
 type Compile = Callable[[list[Variable], Variable | list[Variable]], Function]
@@ -53,10 +54,6 @@ class Predictors:
         All of them, one after the other.
     version : int
         Number of the data that they were found with.
-    linear_map : LinearMap
-        The predictors as functions of theta.
-    dependence : Dependence
-        The coordinates that each depends on.
 
     Raises
     ------
@@ -72,15 +69,18 @@ class Predictors:
             raise ValueError("log p has no predictors")
         self._shared = [v for v in ancestors([logp]) if isinstance(v, SharedVariable)]
         self.vector = pt.vector("predictors", dtype="float64", shape=(sum(map(self._size, self._found)),))
-        self._evaluate = (lambda points: points) if self.are_theta else self._compiled(compile_)
+        self._compile = compile_
         self.version = -1
         self._take()
 
-    def _compiled(self, compile_: Compile) -> Callable[[Array], Array]:
+    @functools.cached_property
+    def _evaluate(self) -> Callable[[Array], Array]:
+        if self.are_theta:
+            return lambda theta: theta
         with without_c():
             everything = pt.concatenate([var.ravel() for var in self._found])
             points, [values] = graph.over_draws([everything], self._theta)
-        function = compile_([points], values)
+        function = self._compile([points], values)
         return lambda theta: np.asarray(function(theta))
 
     @property
@@ -116,10 +116,30 @@ class Predictors:
 
     def _take(self) -> None:
         self._data, self.version = self._now(), self.version + 1
-        dependences, n_dim = Dependences(self._facts, self._theta), self._theta.type.shape[0]
+        for name in ("dependence", "linear_map"):  # made when they are asked for, anew
+            self.__dict__.pop(name, None)
+
+    @functools.cached_property
+    def dependence(self) -> Dependence:
+        """The coordinates that each depends on."""
+        dependences = Dependences(self._facts, self._theta)
         sets, indices = joined([dependences.of(var) for var in self._found])
-        self.dependence = Dependence(sets, np.concatenate([index.ravel() for index in indices]))
-        self.linear_map = LinearMap.of(self._evaluate, self.dependence, n_dim)
+        return Dependence(sets, np.concatenate([index.ravel() for index in indices]))
+
+    @functools.cached_property
+    def linear_map(self) -> LinearMap:
+        """The predictors as functions of theta."""
+        return LinearMap.of(self._evaluate, self.dependence, self._theta.type.shape[0])
+
+    def with_sums(self, used: Ints) -> JointPredictors | None:
+        """Return them as functions of coordinates and sums over many of these; None where there are no such sums.
+
+        Parameters
+        ----------
+        used : ndarray of int
+            Those in which log p is not linear.
+        """
+        return joint_predictors(self._found, self._theta, self._facts, used, self._compile)
 
     def _size(self, var: Variable) -> int:
         return int(np.prod(self._facts.shape(var)))

@@ -20,10 +20,11 @@ from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.predictors.compiled import CompiledOnce
 from pymc_ngvi.model.predictors.expectations import Expectations
 from pymc_ngvi.model.predictors.found import Compile
-from pymc_ngvi.model.predictors.linear_map import LinearMap
+from pymc_ngvi.model.predictors.linear_map import AffineMap
 from pymc_ngvi.model.predictors.row_hessian import FEW_PREDICTORS, RowHessian, SecondDerivatives
+from pymc_ngvi.model.sparsity.coloured import ColouredHessian, slices
 from pymc_ngvi.model.sparsity.dependence_sets import TooDenseError
-from pymc_ngvi.model.sparsity.hessian import ColouredHessian, colour, slices
+from pymc_ngvi.model.sparsity.hessian import colour
 from pymc_ngvi.model.sparsity.interaction import PatternSearch
 
 type Simplify = Callable[[list[Variable]], list[Variable]]
@@ -73,7 +74,7 @@ class PredictorHessian:
         return self._most + self._rest.n_colours * min(self._rest.cost.quick_seconds / estimated.quick_seconds, 1.0)
 
     @property
-    def linear_map(self) -> LinearMap:
+    def linear_map(self) -> AffineMap:
         """The predictors as functions of theta."""
         self._refresh()
         return self._parts.linear_map
@@ -143,7 +144,7 @@ class RestHessian:
         with np.errstate(all="ignore"):  # densities overflow far from the mode: the caller sees what is not finite
             return np.asarray(self._function(np.ascontiguousarray(points), np.ascontiguousarray(directions)))
 
-    def mean(self, linear: LinearMap, theta: Array) -> sparse.csr_array:
+    def mean(self, linear: AffineMap, theta: Array) -> sparse.csr_array:
         """Return the mean over draws, (n_draws, n_dim)."""
         total = np.zeros(self._coloured.pattern.n_entries)
         for rows in slices(len(theta), max(1, _MOST_ELEMENTS // len(linear.offset))):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.target import Spread
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.model.sparsity.dependence_sets import Dependence
 
@@ -21,6 +23,37 @@ _SLOWER, _MOST_DENSE = 200.0, 2**27
 _MOST_ELEMENTS = 2**22
 #: Numbers of dense columns that are multiplied at once.
 _AT_A_TIME = 2**20
+
+#: From rows and columns, (n,) each, to entries of a covariance.
+type Entries = Callable[[NDArray[np.intp], NDArray[np.intp]], Array]
+
+
+class AffineMap(Protocol):
+    """Predictors eta = offset + X theta, however X is held."""
+
+    @property
+    def offset(self) -> Array: ...  # noqa: D102
+    @property
+    def n_dim(self) -> int: ...  # noqa: D102
+    @property
+    def plain(self) -> "LinearMap":
+        """X as a matrix."""
+
+    @property
+    def joint(self) -> "LinearMap":
+        """X as a matrix of theta and of sums over many coordinates, if there are any."""
+        ...
+
+    def covariances(self, q: Spread) -> Entries:
+        """Return what gives entries of the covariance under q of what `joint` is a matrix of."""
+
+    def __call__(self, theta: Array) -> Array: ...  # noqa: D102
+    def times(self, vectors: Array) -> Array: ...  # noqa: D102
+    def transposed_times(self, vectors: Array) -> Array: ...  # noqa: D102
+    def quadratic_times(self, matrix: sparse.csr_array, vectors: Array) -> Array: ...  # noqa: D102
+    def quadratic(self, matrix: sparse.csr_array) -> Array: ...  # noqa: D102
+    def quadratic_entries(self, matrix: sparse.csr_array, pattern: Pattern) -> Array: ...  # noqa: D102
+    def quadratic_diagonal(self, matrix: sparse.csr_array) -> Array: ...  # noqa: D102
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +113,22 @@ class LinearMap:
             dense[:, first : first + len(part) - n_few] = part[n_few:].T
         rest = sparse.csr_array((data, (entries.row, entries.col)), shape=(len(index), n_dim))
         return cls(offset, dense, columns, rest)
+
+    @property
+    def n_dim(self) -> int:
+        """Number of coordinates."""
+        return int(self.rest.shape[1])
+
+    @property
+    def plain(self) -> "LinearMap":
+        """Itself; see `AffineMap`."""
+        return self
+
+    joint = plain
+
+    def covariances(self, q: Spread) -> Entries:
+        """Return what gives entries of the covariance of theta under a Gaussian."""
+        return q.covariances
 
     def __call__(self, theta: Array) -> Array:
         """Return the predictors, (n, n_rows), at points (n, n_dim)."""

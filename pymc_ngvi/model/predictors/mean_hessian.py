@@ -3,19 +3,43 @@
 import functools
 
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from scipy import sparse
 
-from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.target import MeanHessian
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.model.predictors.linear_map import LinearMap
+from pymc_ngvi.model.predictors.linear_map import AffineMap
 from pymc_ngvi.model.sparsity.hessian import PatternWidened
 
 #: Relative difference of two products with a random vector that is rounding.
 _ROUNDING = 1e-8
+
+
+class Patterns(Protocol):
+    """What says where a Hessian can differ from 0."""
+
+    @property
+    def pattern(self) -> Pattern | None:
+        """Entries that can; None where it counts as dense."""
+
+    @property
+    def summed(self) -> SummedPattern | None:
+        """The same beside sums over many coordinates; None where there are no such sums."""
+
+
+class Known(NamedTuple):
+    """Patterns that are known."""
+
+    pattern: Pattern | None = None
+    summed: SummedPattern | None = None
+
+
+#: Of a Hessian of which no entries will be asked.
+NO_PATTERNS = Known()
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,17 +48,27 @@ class PredictorMeanHessian(MeanHessian):
 
     Parameters
     ----------
-    linear : LinearMap
+    linear : AffineMap
         The predictors.
     matrix : scipy.sparse.csr_array, shape (n_predictors, n_predictors)
         M.
-    pattern : Pattern or None
-        Entries that `values` returns.
+    entries : Patterns
+        Entries that `values` and `summed_values` return; asked only where one of these is.
     """
 
-    linear: LinearMap
+    linear: AffineMap
     matrix: sparse.csr_array
-    pattern: Pattern | None = None
+    entries: Patterns = NO_PATTERNS
+
+    @property
+    def pattern(self) -> Pattern | None:
+        """Entries that `values` returns; None where the matrix counts as dense."""
+        return self.entries.pattern
+
+    @property
+    def summed(self) -> SummedPattern | None:
+        """Entries that `summed_values` returns; None where there are no sums over many coordinates."""
+        return self.entries.summed
 
     @functools.cached_property
     def _dense(self) -> Array:
@@ -61,12 +95,27 @@ class PredictorMeanHessian(MeanHessian):
         PatternWidened
             Where it has entries that the pattern lacks, and still does.
         """
-        if self.pattern is None:
-            return super().values()
-        values = self.linear.quadratic_entries(self.matrix, self.pattern)
-        probe = np.random.default_rng(0).standard_normal((1, self.pattern.n_dim))
-        expected = self.linear.quadratic_times(self.matrix, probe)[0]
-        found = self.pattern.symmetric(values) @ probe[0]
+        pattern = self.pattern
+        return super().values() if pattern is None else self._in(pattern, self.linear)
+
+    def summed_values(self) -> Array:
+        """Return the entries of `summed`, by coordinates and sums, (n_entries,).
+
+        Raises
+        ------
+        ValueError
+            Where there are no sums.
+        PatternWidened
+            Where the matrix has entries that the pattern lacks.
+        """
+        summed = self.summed
+        return super().summed_values() if summed is None else self._in(summed.pattern, self.linear.joint)
+
+    def _in(self, pattern: Pattern, linear: AffineMap) -> Array:
+        values = linear.quadratic_entries(self.matrix, pattern)
+        probe = np.random.default_rng(0).standard_normal((1, pattern.n_dim))
+        expected = linear.quadratic_times(self.matrix, probe)[0]
+        found = pattern.symmetric(values) @ probe[0]
         if np.abs(found - expected).max(initial=0.0) > _ROUNDING * np.abs(expected).max(initial=0.0):
             raise PatternWidened("rows have entries that the pattern lacks")
         return values

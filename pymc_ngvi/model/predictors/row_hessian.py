@@ -15,7 +15,7 @@ from pymc_ngvi.core.values import Array
 from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.predictors.compiled import CompiledOnce
-from pymc_ngvi.model.predictors.linear_map import LinearMap
+from pymc_ngvi.model.predictors.linear_map import AffineMap
 from pymc_ngvi.model.predictors.terms import Rows
 from pymc_ngvi.model.sparsity.dependence_sets import Ints
 
@@ -117,13 +117,13 @@ class RowHessian:
 
     Parameters
     ----------
-    linear : LinearMap
+    linear : AffineMap
         The predictors.
     derivatives : list of SecondDerivatives
     compile_ : CompiledOnce
     """
 
-    def __init__(self, linear: LinearMap, derivatives: list[SecondDerivatives], compile_: CompiledOnce) -> None:
+    def __init__(self, linear: AffineMap, derivatives: list[SecondDerivatives], compile_: CompiledOnce) -> None:
         self.linear = linear
         self._kinds = [d.compile(compile_) for d in derivatives if d.pairs]
 

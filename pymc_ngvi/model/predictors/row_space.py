@@ -125,7 +125,7 @@ def seen_from_rows(rows: Expectations) -> SeenFromRows | None:
     rows : Expectations
         Anchored.
     """
-    linear = rows.linear_map
+    linear = rows.linear_map.plain
     n_dim = linear.rest.shape[1]
     if n_dim < _LEAST:
         return None
@@ -148,7 +148,7 @@ def seen_from_rows(rows: Expectations) -> SeenFromRows | None:
 
 def _fixed_normals(rows: Expectations) -> tuple[NDArray[np.intp], NDArray[np.intp], Array, Array, float]:
     """Return coordinates with fixed normal priors, the predictors that these are, mean, sd, and log p at the means."""
-    linear = rows.linear_map
+    linear = rows.linear_map.plain
     single, coordinate, factor = _single(linear)
     times = rows.times_used()
     parts = []

@@ -193,4 +193,7 @@ def roles_of(posterior: Posterior, few: xr.Dataset) -> Roles:
         dims = [d for d in draws.dims if d not in ("chain", "draw")]
         named = [None if str(d).startswith(f"{name}_dim_") else str(d) for d in dims]
         extents[str(name)] = Extent(tuple(named), tuple(draws.sizes[d] for d in dims))
-    return find_roles(posterior.model, posterior.layout, posterior.density.structural_pattern, extents)
+    pattern, summed = posterior.density.structural_pattern, posterior.density.summed
+    if pattern is None and summed is not None:
+        pattern = summed.among
+    return find_roles(posterior.model, posterior.layout, pattern, extents)

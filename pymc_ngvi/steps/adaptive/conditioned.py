@@ -8,7 +8,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.types import Array, Density, Expectation, MeanHessian, RowRules, RowsTarget, Spread
 
 
@@ -28,7 +28,12 @@ class Conditioned:
 
     def __init__(self, target: Density, index: NDArray[np.intp], point: Array, sd: Array) -> None:
         self._target, self._index, self._point, self._sd = target, index, point, sd
-        self.n_dim, self.has_hessian = target.n_dim, target.has_hessian
+        self.n_dim = target.n_dim
+
+    @property
+    def has_hessian(self) -> bool:
+        """Whether every operation of the model has a second derivative."""
+        return self._target.has_hessian
 
     def logp_grad(self, theta: Array) -> tuple[Array, Array]:
         """Return log p, (n_draws,), and its gradient, (n_draws, n_dim)."""
@@ -79,6 +84,12 @@ class _Given:
         """Return entries of the covariance, (n,)."""
         return np.where(self._is_given[rows] | self._is_given[cols], 0.0, self._q.covariances(rows, cols))
 
+    def covariance_times(self, vectors: Array) -> Array:
+        """Return the covariance times each vector, (n_vectors, n_dim)."""
+        result = self._q.covariance_times(np.where(self._is_given, 0.0, vectors))
+        result[:, self._is_given] = 0.0
+        return result
+
 
 @dataclass(frozen=True)
 class _GivenHessian(MeanHessian):
@@ -110,10 +121,23 @@ class _GivenHessian(MeanHessian):
 
     def values(self) -> Array:
         """Return the entries of ``pattern``, (n_entries,)."""
-        values = self.whole.values().copy()
         pattern = self.pattern
         assert pattern is not None
-        own = np.zeros(self.n_dim)
+        return self._given(pattern, self.whole.values())
+
+    @property
+    def summed(self) -> SummedPattern | None:
+        """That of the whole; None where a sum has one of the given coordinates."""
+        summed = self.whole.summed
+        return None if summed is None or summed.weights[:, self.index].any() else summed
+
+    def summed_values(self) -> Array:
+        """Return the entries of ``summed``, (n_entries,)."""
+        summed = self.summed
+        return super().summed_values() if summed is None else self._given(summed.pattern, self.whole.summed_values())
+
+    def _given(self, pattern: Pattern, of_whole: Array) -> Array:
+        values, own = of_whole.copy(), np.zeros(pattern.n_dim)
         own[self.index] = -1.0 / self.variance
         is_given = own != 0.0
         values[is_given[pattern.rows] | is_given[pattern.cols]] = 0.0

@@ -55,11 +55,14 @@ def lost_scales(target: Density, estimator: Estimator, q: GaussianState) -> list
     variables.
     """
     positive: Sequence[NDArray[np.intp]] = getattr(getattr(target, "info", None), "positive", ())
-    if not positive or not target.has_hessian or not hasattr(q, "precision_product"):
+    if not positive or not hasattr(q, "precision_product") or not estimator.has_hessian(target):
         return []
-    own = -estimator.hessian_at_mean(target, q).diagonal()
-    groups: list[NDArray[np.intp]] = []
+    hessian = estimator.hessian_at_mean(target, q)
+    own, groups = -hessian.diagonal(), list[NDArray[np.intp]]()
+    summed = None if hessian.summed is None else hessian.summed.weights.any(axis=0)
     for index in (i for i in positive if len(i) <= _MANY):
+        if summed is not None and summed[index].any():  # what is given of a sum leaves another sum
+            continue
         unit = np.zeros((len(index), q.n_dim))
         unit[np.arange(len(index)), index] = 1.0
         curvature = q.precision_product(unit)[np.arange(len(index)), index]

@@ -11,7 +11,7 @@ References
    https://doi.org/10.1090/S0025-5718-1980-0572855-7
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -62,8 +62,8 @@ def trusted(pair: Pair, q: GaussianState) -> bool:
     q : GaussianState
         From which the step was taken.
     """
-    product = float(pair.step @ pair.change)
-    step_square, change_square = float(pair.step @ pair.step), float(pair.change @ pair.change)
+    product = q.inner(pair.step, pair.change)
+    step_square, change_square = q.inner(pair.step, pair.step), q.inner(pair.change, pair.change)
     if step_square < _LEAST_STEP**2:
         return False
     if not q.exact_metric:
@@ -72,16 +72,24 @@ def trusted(pair: Pair, q: GaussianState) -> bool:
     return product * _MAX_STRETCH > step_square and change_square <= _MAX_STIFFNESS * product
 
 
-def correct(pairs: Sequence[Pair], gradient: Array) -> Array:
-    """Multiply a natural gradient by the inverse-BFGS matrix of the pairs (two-loop recursion)."""
+def correct(pairs: Sequence[Pair], gradient: Array, inner: Callable[[Array, Array], float] = np.dot) -> Array:
+    """Multiply a natural gradient by the inverse-BFGS matrix of the pairs (two-loop recursion).
+
+    Parameters
+    ----------
+    pairs : sequence of Pair
+    gradient : ndarray, shape (n_params,)
+    inner : callable, optional
+        Inner product, where it is not that of vectors.
+    """
     direction = gradient.copy()
     coefficients = []
     for step, change in reversed(pairs):
-        coefficient = float(step @ direction) / float(step @ change)
+        coefficient = inner(step, direction) / inner(step, change)
         direction -= coefficient * change
         coefficients.append(coefficient)
     for (step, change), coefficient in zip(pairs, reversed(coefficients), strict=True):
-        direction += (coefficient - float(change @ direction) / float(step @ change)) * step
+        direction += (coefficient - inner(change, direction) / inner(step, change)) * step
     return direction
 
 

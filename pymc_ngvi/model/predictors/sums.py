@@ -1,0 +1,162 @@
+"""Sums over many coordinates among what predictors are made of: a row that sees them all makes the Hessian dense."""
+
+import itertools
+import math
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import pytensor.tensor as pt
+
+from pytensor.compile import Function
+from pytensor.graph.basic import Variable, equal_computations
+from pytensor.graph.replace import graph_replace
+from pytensor.graph.traversal import ancestors
+
+from pymc_ngvi.core.values import Array
+from pymc_ngvi.model.graphs import graph
+from pymc_ngvi.model.graphs.backends import without_c
+from pymc_ngvi.model.predictors.affine import affine_nodes
+from pymc_ngvi.model.predictors.compiled import quickly
+from pymc_ngvi.model.predictors.linear_map import LinearMap
+from pymc_ngvi.model.predictors.summed_map import SummedMap
+from pymc_ngvi.model.sparsity.dependence import Dependences
+from pymc_ngvi.model.sparsity.dependence_sets import Dependence, Ints, joined
+from pymc_ngvi.model.sparsity.dependence_values import Facts
+
+type Compile = Callable[[list[Variable], Variable], Function]
+
+#: Coordinates in a sum, at least, and sums, at most.
+_MANY, _MOST_SUMS = 200, 6
+
+
+def wide_sums(found: list[Variable], theta: Variable, facts: Facts) -> list[list[Variable]]:
+    """Return affine functions of theta, few numbers each of which depends on many coordinates.
+
+    Parameters
+    ----------
+    found : list of pytensor variables
+        Predictors, affine functions of theta.
+    theta : pytensor vector
+    facts : Facts
+
+    Returns
+    -------
+    list of list of pytensor variables
+        Those together that are equal; no one a function of another; none where they are too many.
+    """
+    below, affine = set(ancestors(found)), affine_nodes(theta, facts)
+    dependences, sums = Dependences(facts, theta), list[list[Variable]]()
+    for node in facts.nodes:
+        [out, *others] = node.outputs
+        if node not in affine or others or out not in below or math.prod(facts.shape(out)) > _MOST_SUMS:
+            continue
+        if max(math.prod(facts.shape(i)) for i in facts.active_inputs(node)) < _MANY:  # of numbers that are few already
+            continue
+        depends = dependences.of(out)
+        if not (np.diff(depends.sets.indptr)[depends.index] >= _MANY).all():
+            continue
+        equal = next((same for same in sums if equal_computations([out], [same[0]])), None)
+        if equal is None:
+            sums.append([out])
+        else:
+            equal.append(out)
+    return sums if sum(math.prod(facts.shape(var)) for var, *_ in sums) <= _MOST_SUMS else []
+
+
+class JointPredictors(NamedTuple):
+    """Predictors as functions of coordinates and sums.
+
+    Parameters
+    ----------
+    linear_map : SummedMap
+    dependence : Dependence
+        On which coordinates, and then sums, each predictor depends.
+    """
+
+    linear_map: SummedMap
+    dependence: Dependence
+
+
+def joint_predictors(
+    found: list[Variable], theta: Variable, facts: Facts, used: Ints, compile_: Compile
+) -> JointPredictors | None:
+    """Return predictors as functions of coordinates and sums over many; None where there are no such sums.
+
+    Parameters
+    ----------
+    found : list of pytensor variables
+    theta : pytensor vector
+    facts : Facts
+    used : ndarray of int
+        Those predictors in which log p is not linear: sums that no one of them has count as none.
+    compile_ : callable
+    """
+    sums = wide_sums(found, theta, facts)
+    with without_c():
+        while sums:
+            outputs, point = _of_joint(found, theta, facts, sums)
+            everything = pt.concatenate([var.ravel() for var in outputs])
+            depends = _dependence(outputs, Facts(everything, point), point)
+            seen = np.asarray(depends.sets[np.unique(depends.index[used])].sum(axis=0)).ravel() > 0
+            kept = [same for same, at in zip(sums, _places(theta, facts, sums), strict=True) if seen[at].any()]
+            if len(kept) == len(sums):
+                first = [var for var, *_ in sums]
+                return JointPredictors(_map(everything, point, depends, theta, first, compile_), depends)
+            sums = kept
+    return None
+
+
+def _of_joint(
+    found: list[Variable], theta: Variable, facts: Facts, sums: list[list[Variable]]
+) -> tuple[list[Variable], Variable]:
+    """Return predictors with sums as coordinates of their own, and the vector of both."""
+    places = _places(theta, facts, sums)
+    [n_dim] = theta.type.shape
+    point = pt.vector("theta and sums", dtype="float64", shape=(places[-1].stop,))
+    new = {theta: pt.specify_shape(point[:n_dim], (n_dim,))}
+    for same, at in zip(sums, places, strict=True):
+        shape = facts.shape(same[0])
+        new.update(dict.fromkeys(same, pt.specify_shape(point[at].reshape(shape), shape)))
+    others = [var for var in found if var not in new]
+    made = dict(zip(others, graph_replace(others, new, strict=False), strict=True)) if others else {}
+    return [new[var] if var in new else made[var] for var in found], point
+
+
+def _places(theta: Variable, facts: Facts, sums: list[list[Variable]]) -> list[slice]:
+    """Return where each of the sums is, after theta."""
+    ends = np.cumsum([theta.type.shape[0], *(math.prod(facts.shape(var)) for var, *_ in sums)]).tolist()
+    return [slice(start, stop) for start, stop in itertools.pairwise(ends)]
+
+
+def _dependence(outputs: list[Variable], facts: Facts, point: Variable) -> Dependence:
+    dependences = Dependences(facts, point)
+    sets, indices = joined([dependences.of(var) for var in outputs])
+    return Dependence(sets, np.concatenate([index.ravel() for index in indices]))
+
+
+def _map(
+    everything: Variable,
+    point: Variable,
+    depends: Dependence,
+    theta: Variable,
+    sums: list[Variable],
+    compile_: Compile,
+) -> SummedMap:
+    points, [values] = graph.over_draws([everything], point)
+    function = compile_([points], values)
+    joint = LinearMap.of(lambda at: np.asarray(function(at)), depends, point.type.shape[0])
+    n_dim = theta.type.shape[0]
+    offset, weights = _weights(theta, sums, point.type.shape[0] - n_dim)
+    # Sums are counted without what they are where theta is 0.
+    shift = joint.times(np.concatenate([np.zeros(n_dim), offset])[None])[0]
+    return SummedMap(LinearMap(joint.offset + shift, joint.dense, joint.columns, joint.rest), weights)
+
+
+def _weights(theta: Variable, sums: list[Variable], n: int) -> tuple[Array, Array]:
+    """Return sums where theta is 0, and their derivatives, (n_sums, n_dim)."""
+    flat = pt.concatenate([var.ravel() for var in sums])
+    slopes = [graph.gradient(flat[k], theta) for k in range(n)]
+    offset, *rows = quickly([theta], [flat, *slopes])(np.zeros(theta.type.shape[0]))
+    return np.asarray(offset), np.array(rows, dtype=np.float64)
