@@ -2,6 +2,10 @@
 
 import functools
 
+from collections.abc import Callable
+
+import numpy as np
+
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.families.dissection import find_structure, step_flops
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
@@ -13,6 +17,8 @@ from pymc_ngvi.families.matrices.sparse.summed import SummedStructure
 _PER_FLOP, _PER_STACK, _PER_SIZE = 2.0, 8e5, 1.5e5
 #: Times that vectors of each sum go through the fronts in a step, in passes with a matrix.
 _PER_SUM = 0.5
+#: Pairs of coordinates in sums, beyond which the precision is not looked at without these.
+_MANY_PAIRS = 1e6
 #: Part of the cost of a step with an arrow, beyond which that stays.
 _MUCH = 0.8
 
@@ -49,6 +55,30 @@ def find_filled(pattern: Pattern) -> FilledStructure | None:
 def find_summed(pattern: SummedPattern) -> SummedStructure:
     """Return the structure of a factor with fill-in beside sums."""
     return SummedStructure.of_sums(pattern)
+
+
+def cheapest_with_fill(
+    summed: SummedPattern | None, pattern: Callable[[], Pattern | None]
+) -> FilledStructure | None:
+    """Return the structure of a factor with fill-in that costs least; None where another form costs less.
+
+    Parameters
+    ----------
+    summed : SummedPattern or None
+        Of the precision beside sums over many coordinates, where there may be any.
+    pattern : callable
+        Returns that of all coordinates, None where it counts as dense; not called where it would be large.
+    """
+    beside = None if summed is None else find_summed(summed)
+    if beside is not None and summed is not None and summed.n_pairs > _MANY_PAIRS:
+        return beside
+    without = pattern()
+    filled = None if without is None else find_filled(without)
+    if beside is None:
+        return filled
+    others = [] if without is None else [arrow_cost(find_structure(without))]
+    others += [] if filled is None else [filled_cost(filled)]
+    return beside if filled_cost(beside) < min(others, default=np.inf) else filled
 
 
 def arrow_cost(structure: ArrowStructure) -> float:

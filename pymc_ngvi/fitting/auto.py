@@ -7,7 +7,7 @@ import numpy as np
 from pymc_ngvi.core.linalg import fits_in_memory
 from pymc_ngvi.families import DENSE, INDEPENDENT, STRUCTURED, FullState, SparseFamily
 from pymc_ngvi.families.dissection import find_structure
-from pymc_ngvi.families.fill import arrow_cost, filled_cost, find_filled, find_summed
+from pymc_ngvi.families.fill import arrow_cost, cheapest_with_fill, filled_cost
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
 from pymc_ngvi.families.matrices.sparse.summed import SummedStructure
@@ -19,8 +19,6 @@ _SMALL = 40
 _DENSE = 4.0
 #: Calls of small functions, in the same unit.
 _CALLS = 3e5
-#: Pairs of coordinates in sums, beyond which the Hessian is not looked at without these.
-_MANY_PAIRS = 1e6
 
 
 class FamilyChoice(NamedTuple):
@@ -86,17 +84,7 @@ def cheapest_filled(density: LogDensity, *, sums: bool) -> FilledStructure | Non
     sums : bool
         Whether there may be sums over many coordinates beside what is sparse.
     """
-    summed = density.summed if sums else None
-    beside = None if summed is None else find_summed(summed)
-    # The pattern of all coordinates is not looked at where it would be large.
-    if beside is not None and summed is not None and summed.n_pairs > _MANY_PAIRS:
-        return beside
-    filled = None if density.pattern is None else find_filled(density.pattern)
-    if beside is None:
-        return filled
-    others = [] if density.pattern is None else [arrow_cost(find_structure(density.pattern))]
-    others += [] if filled is None else [filled_cost(filled)]
-    return beside if filled_cost(beside) < min(others, default=np.inf) else filled
+    return cheapest_with_fill(density.summed if sums else None, lambda: density.pattern)
 
 
 def in_short(structure: ArrowStructure | FilledStructure) -> str:

@@ -12,7 +12,7 @@ import pytensor
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.types import Array, Expectation, RowRules, Spread
 from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.backends import without_c
@@ -20,7 +20,7 @@ from pymc_ngvi.model.logdensity import LogDensity
 from pymc_ngvi.model.pieces import Pieces, local_input
 from pymc_ngvi.model.predictors.expectations import Expectations, Seen
 from pymc_ngvi.model.predictors.pattern import pattern_of
-from pymc_ngvi.model.sparsity.dependence_sets import TooDenseError
+from pymc_ngvi.model.sparsity.dependence_sets import Dependence, TooDenseError
 from pymc_ngvi.model.sparsity.hessian import is_dense
 
 #: How far from the start values are given first: at special ones, such as a correlation of 0, entries are missing.
@@ -46,8 +46,6 @@ class RowsGiven:
     inside : ndarray of int, shape (n_dim,)
         All others.
     rows : Expectations
-    pattern : Pattern or None
-        Entries of the Hessian that can differ from 0; None where it counts as dense.
 
     Raises
     ------
@@ -75,7 +73,7 @@ class RowsGiven:
             if self.rows.terms.rest:
                 raise NotRows(self.rows.terms.why[0])
             self._logp = functions.compile_for_few([theta], logp)
-        self.pattern = self._pattern()
+        self._around = self._start + _AROUND * np.random.default_rng(1).standard_normal((1, self.n_dim))
 
     @property
     def n_dim(self) -> int:
@@ -89,11 +87,17 @@ class RowsGiven:
     def give(self, values: Array) -> bool:
         """Take values of the coordinates that are given, (n_outside,); tell whether rows add up to log p there."""
         self._given.set_value(np.asarray(values, dtype=np.float64))
+        points = np.concatenate([self._start[None], self._around])
+        logp = self.logp(points)
+        if not np.isfinite(logp[0]):
+            return False
         try:
-            self.rows.refresh()
+            if self.rows.renew() and self.rows.anchor(points, logp):
+                return True
+            self.rows.retake()
         except (ValueError, TooDenseError, np.linalg.LinAlgError):
             return False
-        return bool(np.isfinite(logp := self.logp(self._start[None]))[0]) and self.rows.anchor(self._start[None], logp)
+        return not self.rows.terms.rest and self.rows.anchor(points, logp)
 
     def logp(self, theta: Array) -> Array:
         """Return log p, (n_points,), at points (n_points, n_dim)."""
@@ -106,22 +110,34 @@ class RowsGiven:
 
     def under_seen(self, seen: Seen) -> Expectation:
         """Return expectations where predictors are distributed as they were, perhaps at other values."""
-        return self.rows.under_seen(seen, self.pattern)
+        return self.rows.under_seen(seen, self)
 
     def expected(
         self, q: Spread, rules: RowRules | None = None, *, adapt: bool = False, least: float = -np.inf
     ) -> Expectation:
         """Return the expectation under a Gaussian; see `RowsTarget`."""
-        return self.rows.under(q, self.pattern, rules, adapt=adapt, least=least)
+        return self.rows.under(q, self, rules, adapt=adapt, least=least)
 
-    def _pattern(self) -> Pattern | None:
+    @functools.cached_property
+    def pattern(self) -> Pattern | None:
+        """Entries of the Hessian that can differ from 0; None where it counts as dense."""
+        pattern = self._pattern_of(self.rows.predictors.dependence)
+        return None if is_dense(pattern) else pattern
+
+    @functools.cached_property
+    def summed(self) -> SummedPattern | None:
+        """The same beside sums over many coordinates; None where there are no such sums."""
+        joint = self.rows.joint
+        pattern = None if joint is None else self._pattern_of(joint.dependence)
+        return None if joint is None or pattern is None else SummedPattern(pattern, joint.linear_map.weights)
+
+    def _pattern_of(self, dependence: Dependence) -> Pattern | None:
         pairs = [
             (part.index[:, a], part.index[:, b])
             for part in self.rows.functions
             for a, b in np.argwhere(np.tril(part.interacts))
         ]
         try:
-            pattern = pattern_of(self.rows.predictors.dependence, pairs)
+            return pattern_of(dependence, pairs)
         except TooDenseError:
             return None
-        return None if is_dense(pattern) else pattern

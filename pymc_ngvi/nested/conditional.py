@@ -12,11 +12,13 @@ from pymc_ngvi.core.types import Array, Density, Expectation, GaussianState, Row
 from pymc_ngvi.estimators.quadrature import Quadrature
 from pymc_ngvi.families.dissection import find_structure
 from pymc_ngvi.families.filled import FilledState
-from pymc_ngvi.families.fill import find_filled
+from pymc_ngvi.families.fill import cheapest_with_fill
 from pymc_ngvi.families.full import FullState
 from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.families.matrices.dense import Dense
+from pymc_ngvi.families.matrices.sparse.summed import SummedStructure
 from pymc_ngvi.families.sparse import SparseState
+from pymc_ngvi.families.summed import SummedState
 from pymc_ngvi.model.predictors.expectations import Seen
 from pymc_ngvi.model.predictors.mean_hessian import PredictorMeanHessian
 from pymc_ngvi.model.rows_given import RowsGiven
@@ -175,7 +177,8 @@ class ConditionalFits:
         hessian = expectation.hessian
         assert isinstance(hessian, PredictorMeanHessian)
         linear = hessian.linear
-        slope = expectation.grad + linear.transposed_times((hessian.matrix @ (linear.offset - seen.mean))[None])[0]
+        back = hessian.matrix @ (linear.offset - seen.mean)
+        slope = expectation.grad + linear.transposed_times(back[None])[0]
         if not (np.isfinite(slope).all() and np.isfinite(hessian.matrix.data).all()):
             return None
         base = self._of_scale(np.zeros(self._given.n_dim), np.ones(self._given.n_dim))
@@ -189,7 +192,9 @@ class ConditionalFits:
 
 def _form(given: RowsGiven) -> tuple[type[Gaussian[Any]], Any]:
     """Return the class of Gaussians that costs least, and their structure."""
-    if given.pattern is None:
-        return FullState, Dense()
-    filled = find_filled(given.pattern)
-    return (FilledState, filled) if filled is not None else (SparseState, find_structure(given.pattern))
+    filled = cheapest_with_fill(given.summed, lambda: given.pattern)
+    if isinstance(filled, SummedStructure):
+        return SummedState, filled
+    if filled is not None:
+        return FilledState, filled
+    return (FullState, Dense()) if given.pattern is None else (SparseState, find_structure(given.pattern))

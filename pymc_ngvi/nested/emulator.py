@@ -33,6 +33,8 @@ _DEEP, _DEEP_PER_DIM = 15.0, 3.0
 _NEAR, _SLACKER = 0.05, 6.0
 #: Whitened coordinates up to which values are used.
 _FARTHEST = 15.0
+#: Points that predictions rest on at least: for each number of the polynomial, and more.
+_PER_TERM, _MORE = 1.5, 4
 #: Points after which the length scale is chosen anew; points that are predicted at a time.
 _ANEW, _AT_A_TIME = 8, 4_096
 
@@ -260,7 +262,7 @@ class Emulated(Plain):
         (u, terms), of_y = _standardised(points, self._whitening), values - self._bend.log_slope(points)
         keep = (values > self.top - self._deep(u.shape[1])) & (np.abs(u) < _FARTHEST).all(axis=1)
         u, terms = u[keep], terms[keep]
-        if len(u) < terms.shape[1] + 2:
+        if len(u) < _PER_TERM * terms.shape[1] + _MORE:
             self._kriging = None
             return
         old = self._kriging

@@ -11,7 +11,7 @@ import numpy as np
 
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.families.dissection import find_structure
-from pymc_ngvi.families.fill import arrow_cost, filled_cost, find_filled
+from pymc_ngvi.families.fill import arrow_cost, cheapest_with_fill, filled_cost
 from pymc_ngvi.marginal.exact import Unavailable
 from pymc_ngvi.marginal.fitting import Hopeless
 from pymc_ngvi.marginal.pooled import effective_size_of
@@ -43,12 +43,14 @@ def rows_of(density: LogDensity) -> RowsGiven:
 def seconds_of(given: RowsGiven) -> float:
     """Return about how long a nested posterior takes, from sizes alone: it is the same on a busy machine."""
     n_rows, n = given.rows.n_rows, given.n_dim
-    if given.pattern is None:
-        algebra = _PER_FLOP * 3.0 * n**2 * (n + n_rows)
+    filled = cheapest_with_fill(given.summed, lambda: given.pattern)
+    if filled is not None:
+        algebra = filled_cost(filled)
+    elif given.pattern is not None:
+        algebra = arrow_cost(find_structure(given.pattern))
     else:
-        filled = find_filled(given.pattern)
-        cost = arrow_cost(find_structure(given.pattern)) if filled is None else filled_cost(filled)
-        algebra = _PER_FLOP * 3.0 * cost
+        algebra = float(n) ** 2 * (n + n_rows)
+    algebra *= 3.0 * _PER_FLOP
     n_fits = _FITS + _FITS_OF_EACH * len(given.outside)
     return n_fits * (_PER_FIT + _EXPECTATIONS * (_PER_ROW * n_rows + algebra))
 

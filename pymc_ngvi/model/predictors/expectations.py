@@ -22,11 +22,12 @@ from pymc_ngvi.model.predictors.expectation import RowFunction
 from pymc_ngvi.model.predictors.found import Compile, Predictors
 from pymc_ngvi.model.predictors.linear_map import AffineMap
 from pymc_ngvi.model.predictors.mean_hessian import NO_PATTERNS, Patterns, PredictorMeanHessian
-from pymc_ngvi.model.predictors.row_functions import row_function
+from pymc_ngvi.model.predictors.row_functions import row_function, with_data
 from pymc_ngvi.model.predictors.scatter import Scatter
 from pymc_ngvi.model.predictors.sums import JointPredictors
 from pymc_ngvi.model.predictors.taken import Taken
 from pymc_ngvi.model.predictors.terms import Terms, terms_of
+from pymc_ngvi.model.sparsity.dependence_sets import Ints
 from pymc_ngvi.model.sparsity.dependence_values import Facts
 
 type Simplify = Callable[[list[Variable]], list[Variable]]
@@ -104,9 +105,12 @@ class Expectations:
         if self.terms.rest:  # no expectation is ever taken
             return
         self._rows = [row_function(rows, self._compile) for rows in self.terms.rows]
-        used = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *(rows.index.ravel() for rows in self._rows)]))
-        self._joint = self._predictors.with_sums(used)
+        self._joint = self._predictors.with_sums(self._used())
         self._sum_up(self.linear_map)
+
+    def _used(self) -> Ints:
+        """Return the predictors in which log p is not linear."""
+        return np.unique(np.concatenate([np.empty(0, dtype=np.int64), *(rows.index.ravel() for rows in self._rows)]))
 
     def anchor(self, theta: Array, logp: Array) -> bool:
         """Take what is constant in log p from its value at a point, and tell whether others agree.
@@ -165,6 +169,34 @@ class Expectations:
         self._facts.refresh()
         self._take_apart()
         return True
+
+    def renew(self) -> bool:
+        """Take the values of data as they are now, the same elements of log p being rows as before.
+
+        Returns
+        -------
+        bool
+            False where that does not serve: `retake` is needed. That the rows add up to log p is not seen to.
+        """
+        if self.terms.rest:
+            return False
+        self._predictors.renew()
+        self._facts.refresh()
+        terms = self.terms.renewed(self._predictors.vector, self._facts)
+        if terms is None:
+            return False
+        self._version, self.terms, self._constant = self._predictors.version, terms, 0.0
+        self._rows = [with_data(function, rows) for function, rows in zip(self._rows, terms.rows, strict=True)]
+        if self._joint is not None:
+            self._joint = self._predictors.with_sums(self._used())
+        self._sum_up(self.linear_map)
+        return True
+
+    def retake(self) -> None:
+        """Take the data as they are now, and log p apart once more; raises as `refresh`."""
+        self._predictors.retake()
+        self._facts.refresh()
+        self._take_apart()
 
     # --- in other coordinates ---
 
@@ -265,14 +297,14 @@ class Expectations:
         rules, adapt, least
             See `RowsTarget.expected`.
         """
-        return self.under_seen(self.seen(q), pattern, rules, adapt=adapt, least=least)
+        return self.under_seen(self.seen(q), entries, rules, adapt=adapt, least=least)
 
     # Densities overflow far from the mode: the caller sees what is not finite.
     @np.errstate(all="ignore")
     def under_seen(
         self,
         seen: Seen,
-        pattern: Pattern | None,
+        entries: Patterns = NO_PATTERNS,
         rules: RowRules | None = None,
         *,
         adapt: bool = False,

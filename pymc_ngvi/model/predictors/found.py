@@ -18,7 +18,7 @@ from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.predictors.affine import grouped, predictors
 from pymc_ngvi.model.predictors.distribute import factors_outside
-from pymc_ngvi.model.predictors.linear_map import LinearMap
+from pymc_ngvi.model.predictors.linear_map import LinearMap, MatrixPlan
 from pymc_ngvi.model.predictors.scaled_matrices import scales_outside
 from pymc_ngvi.model.predictors.sums import JointPredictors, joint_predictors
 from pymc_ngvi.model.sparsity.dependence import Dependences
@@ -110,14 +110,27 @@ class Predictors:
         """
         if all(new is old for new, old in zip(self._now(), self._data, strict=True)):
             return False
-        self._facts.refresh()
-        self._take()
+        self.retake()
         return True
 
     def _take(self) -> None:
         self._data, self.version = self._now(), self.version + 1
-        for name in ("dependence", "linear_map"):  # made when they are asked for, anew
+        self._forget("dependence", "_plan", "linear_map")
+
+    def _forget(self, *names: str) -> None:
+        """Make what was computed anew when it is asked for."""
+        for name in names:
             self.__dict__.pop(name, None)
+
+    def renew(self) -> None:
+        """Take the values of the data as they are now, for predictors that depend on the same coordinates as before."""
+        self._data, self.version = self._now(), self.version + 1
+        self._forget("linear_map")
+
+    def retake(self) -> None:
+        """Take the data as they are now, changed or not."""
+        self._facts.refresh()
+        self._take()
 
     @functools.cached_property
     def dependence(self) -> Dependence:
@@ -129,7 +142,11 @@ class Predictors:
     @functools.cached_property
     def linear_map(self) -> LinearMap:
         """The predictors as functions of theta."""
-        return LinearMap.of(self._evaluate, self.dependence, self._theta.type.shape[0])
+        return self._plan.matrix(self._evaluate)
+
+    @functools.cached_property
+    def _plan(self) -> MatrixPlan:
+        return MatrixPlan.of(self.dependence, self._theta.type.shape[0])
 
     def with_sums(self, used: Ints) -> JointPredictors | None:
         """Return them as functions of coordinates and sums over many of these; None where there are no such sums.

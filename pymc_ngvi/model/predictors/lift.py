@@ -9,6 +9,7 @@ import hashlib
 import math
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import pytensor.scalar as ps
@@ -48,6 +49,23 @@ class Apart(Exception):
         self.labels = labels
 
 
+class Source(NamedTuple):
+    """Where known values of rows are from.
+
+    Parameters
+    ----------
+    var : pytensor variable
+        Whose value they are elements of; or, of weights, whose elements they weigh.
+    index : ndarray of int
+        Which, flat.
+    is_weight : bool
+    """
+
+    var: Variable
+    index: Ints
+    is_weight: bool = False
+
+
 @dataclass
 class Lift:
     """Lifts elements of variables to rows.
@@ -63,12 +81,15 @@ class Lift:
         Inputs of the lifted function, (n_points, n_rows) each, with the predictor that each row reads there.
     data : dict
         Inputs for known values, (1, n_rows) each or (1, 1), with these.
+    sources : dict
+        Where these are from.
     """
 
     facts: Facts
     predictors: Variable
     slots: dict[Variable, Ints] = field(default_factory=dict)
     data: dict[Variable, Array] = field(default_factory=dict)
+    sources: dict[Variable, Source] = field(default_factory=dict)
     _done: dict[tuple[Variable, bytes], Variable] = field(default_factory=dict)
 
     def of(self, var: Variable, index: Ints) -> Variable:
@@ -158,7 +179,7 @@ class Lift:
             raise CannotLift(f"the value of {var} is not at hand") from error
         rows = value.reshape(1, -1)[:, index]
         given = pt.tensor(f"data {len(self.data)}", dtype=rows.dtype, shape=(1, 1 if len(index) == 1 else None))
-        self.data[given] = rows
+        self.data[given], self.sources[given] = rows, Source(var, index)
         return given
 
     def _moved(self, node: Apply, var: Variable, index: Ints) -> Variable:

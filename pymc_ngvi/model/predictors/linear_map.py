@@ -88,31 +88,7 @@ class LinearMap:
             On which coordinates each of the rows depends.
         n_dim : int
         """
-        index = dependence.index.ravel()
-        sets = dependence.sets.astype(np.int64)
-        share = (sets.T @ np.bincount(index, minlength=sets.shape[0])) / max(len(index), 1)
-        is_dense = np.asarray(share > _DENSE) | _is_cheaper_dense(sets, index)
-        columns = np.flatnonzero(is_dense)
-        few = _with_columns(sets, ~is_dense)
-        colours = _colours(few)
-        n_colours = int(colours.max(initial=-1)) + 1
-        directions = np.zeros((n_colours + len(columns), n_dim))
-        coloured = np.flatnonzero(colours >= 0)
-        directions[colours[coloured], coloured] = 1.0
-        directions[n_colours + np.arange(len(columns)), columns] = 1.0
-        offset, size = evaluate(np.zeros((1, n_dim)))[0], max(1, _MOST_ELEMENTS // max(len(index), 1))
-        entries = few[index].tocoo()
-        colour, data = colours[entries.col], np.empty(entries.nnz)
-        dense = np.empty((len(index), len(columns)))  # filled part by part: X is there once, however large it is
-        for start in range(0, len(directions), size):
-            part = evaluate(directions[start : start + size]) - offset
-            here = np.flatnonzero((colour >= start) & (colour < start + len(part)))
-            data[here] = part[colour[here] - start, entries.row[here]]
-            n_few = min(max(n_colours - start, 0), len(part))
-            first = start + n_few - n_colours
-            dense[:, first : first + len(part) - n_few] = part[n_few:].T
-        rest = sparse.csr_array((data, (entries.row, entries.col)), shape=(len(index), n_dim))
-        return cls(offset, dense, columns, rest)
+        return MatrixPlan.of(dependence, n_dim).matrix(evaluate)
 
     @property
     def n_dim(self) -> int:
@@ -209,6 +185,63 @@ class LinearMap:
 
     def _of_rest(self, matrix: sparse.csr_array) -> sparse.csr_array:
         return sparse.csr_array(self.rest.T @ (matrix @ self.rest))
+
+
+@dataclass(frozen=True, eq=False)
+class MatrixPlan:
+    """How to find the matrix of an affine function from its values, whatever these are.
+
+    Parameters
+    ----------
+    n_rows : int
+    columns : ndarray of int
+        Those to be held as dense ones.
+    directions : ndarray, shape (n_directions, n_dim)
+        Where to evaluate: sums of columns that no row has two of, then the dense ones.
+    rows, cols, colours : ndarray of int, shape (n_entries,)
+        Entries of the others, and which of the directions each is read from.
+    """
+
+    n_rows: int
+    columns: NDArray[np.intp]
+    directions: Array
+    rows: NDArray[np.intp]
+    cols: NDArray[np.intp]
+    colours: NDArray[np.intp]
+
+    @classmethod
+    def of(cls, dependence: Dependence, n_dim: int) -> "MatrixPlan":
+        """Return the plan for rows that depend on some of ``n_dim`` coordinates."""
+        index = dependence.index.ravel()
+        sets = dependence.sets.astype(np.int64)
+        share = (sets.T @ np.bincount(index, minlength=sets.shape[0])) / max(len(index), 1)
+        is_dense = np.asarray(share > _DENSE) | _is_cheaper_dense(sets, index)
+        columns = np.flatnonzero(is_dense)
+        few = _with_columns(sets, ~is_dense)
+        colours = _colours(few)
+        n_colours = int(colours.max(initial=-1)) + 1
+        directions = np.zeros((n_colours + len(columns), n_dim))
+        coloured = np.flatnonzero(colours >= 0)
+        directions[colours[coloured], coloured] = 1.0
+        directions[n_colours + np.arange(len(columns)), columns] = 1.0
+        entries = few[index].tocoo()
+        return cls(len(index), columns, directions, entries.row, entries.col, colours[entries.col])
+
+    def matrix(self, evaluate: Callable[[Array], Array]) -> LinearMap:
+        """Return offset and matrix."""
+        n_dim, n_colours = self.directions.shape[1], len(self.directions) - len(self.columns)
+        offset, size = evaluate(np.zeros((1, n_dim)))[0], max(1, _MOST_ELEMENTS // max(self.n_rows, 1))
+        data = np.empty(len(self.rows))
+        dense = np.empty((self.n_rows, len(self.columns)))  # filled part by part: X is there once, however large it is
+        for start in range(0, len(self.directions), size):
+            part = evaluate(self.directions[start : start + size]) - offset
+            here = np.flatnonzero((self.colours >= start) & (self.colours < start + len(part)))
+            data[here] = part[self.colours[here] - start, self.rows[here]]
+            n_few = min(max(n_colours - start, 0), len(part))
+            first = start + n_few - n_colours
+            dense[:, first : first + len(part) - n_few] = part[n_few:].T
+        rest = sparse.csr_array((data, (self.rows, self.cols)), shape=(self.n_rows, n_dim))
+        return LinearMap(offset, dense, self.columns, rest)
 
 
 def entries_of(matrix: sparse.csr_array, pattern: Pattern) -> Array:

@@ -41,6 +41,11 @@ def row_function(rows: Rows, compile_: CompiledOnce) -> RowFunction:
     return SummedRowFunction(function, rows.index, data, interacts, rows.n_summed, *compiled, beside, per_row)
 
 
+def with_data(function: RowFunction, rows: Rows) -> RowFunction:
+    """Return the function of the same rows with other data."""
+    return replace(function, data=list(rows.data.values()))
+
+
 def _by_shared(rows: Rows, compile_: CompiledOnce) -> RowFunction:
     """Compile rows, with predictors that all of them share first, and these with one column."""
     is_shared = (rows.index == rows.index[0]).all(axis=0) & (len(rows.index) > 1)

@@ -1,7 +1,7 @@
 """Log p, a function of predictors, as a sum: of rows, each a function of a few of these, and of a rest."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytensor
@@ -16,7 +16,7 @@ from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.predictors.affine import is_linear, varying_inputs
 from pymc_ngvi.model.predictors.compiled import CompiledOnce
 from pymc_ngvi.model.predictors.directions import sum_of
-from pymc_ngvi.model.predictors.lift import Apart, CannotLift, Lift
+from pymc_ngvi.model.predictors.lift import Apart, CannotLift, Lift, Source
 from pymc_ngvi.model.sparsity.dependence import Dependences
 from pymc_ngvi.model.sparsity.dependence_sets import Ints
 from pymc_ngvi.model.sparsity.dependence_values import Facts
@@ -50,6 +50,8 @@ class Rows:
     n_summed : int
     is_whole : bool
         Whether this is one row, and more than arithmetic with numbers.
+    sources : dict
+        Where data are from.
     """
 
     index: Ints
@@ -59,6 +61,7 @@ class Rows:
     sum_: Variable | None = None
     n_summed: int = 0
     is_whole: bool = False
+    sources: dict[Variable, Source] = field(default_factory=dict)
 
     def by_sum(self) -> "Rows":
         """Return the same rows, with predictors that come in by one sum last."""
@@ -69,7 +72,7 @@ class Rows:
         order += [i for i, s in enumerate(self.slots) if s in found[1]]
         return Rows(
             np.ascontiguousarray(self.index[:, order]), [self.slots[i] for i in order], self.data, self.value,
-            found[0], len(found[1]),
+            found[0], len(found[1]), sources=self.sources,
         )  # fmt: skip
 
     def of(self, predictors: Variable) -> Variable:
@@ -98,17 +101,45 @@ class Terms:
         What is no sum over rows, as functions of the predictors.
     why : list of str
         Why each of these is none.
+    weigh : callable
+        Returns the variables that log p is linear in, with the weights of their elements, for the data as they are.
     """
 
     rows: list[Rows]
     slope: Array
     rest: list[Variable]
-    why: list[str] = field(default_factory=list)
+    why: list[str]
+    weigh: Callable[[], list[tuple[Variable, Array]]]
+
+    def renewed(self, predictors: Variable, facts: Facts) -> "Terms | None":
+        """Return the same terms with the values that data have now; None where other elements count.
+
+        What else hangs on values, such as which branch is taken, is as it was: that the sum is right, has to be seen.
+        """
+        weights = {var: weight.ravel() for var, weight in self.weigh()}
+        slope, made = np.zeros_like(self.slope), []
+        for var, weight in weights.items():
+            if var is predictors:
+                slope += weight
+        for rows in self.rows:
+            if rows.is_whole:
+                return None
+            data = {}
+            for given, source in rows.sources.items():
+                values = weights.get(source.var) if source.is_weight else np.asarray(facts.value(source.var)).ravel()
+                if values is None:
+                    return None
+                data[given] = values[source.index][None].astype(given.type.dtype)
+            made.append(replace(rows, data=data))
+        n_counted = sum(np.count_nonzero(weight) for var, weight in weights.items() if var is not predictors)
+        n_before = sum(len(s.index) for rows in self.rows for s in rows.sources.values() if s.is_weight)
+        return Terms(made, slope, [], [], self.weigh) if n_counted == n_before else None
 
 
 def terms_of(logp: Variable, predictors: Variable, facts: Facts, compile_: CompiledOnce) -> Terms:
     """Take a function of predictors apart."""
-    parts = _summands(logp, predictors, facts, compile_)
+    weigh = _summands(logp, predictors, facts, compile_)
+    parts = weigh()
     slope = np.zeros(predictors.type.shape)
     rest: list[Variable] = []
     why: list[str] = []
@@ -133,13 +164,13 @@ def terms_of(logp: Variable, predictors: Variable, facts: Facts, compile_: Compi
     wide = [rows for rows in merged if rows.n_directions > _MOST_PREDICTORS]
     rest += [rows.of(predictors) for rows in wide]
     why += [f"an element varies in {rows.n_directions} directions" for rows in wide]
-    return Terms([rows for rows in merged if rows not in wide], slope, rest, why)
+    return Terms([rows for rows in merged if rows not in wide], slope, rest, why, weigh)
 
 
 def _summands(
     logp: Variable, predictors: Variable, facts: Facts, compile_: CompiledOnce
-) -> list[tuple[Variable, Array]]:
-    """Return variables that log p is linear in, up to a constant, with the weights of their elements."""
+) -> Callable[[], list[tuple[Variable, Array]]]:
+    """Return what returns variables that log p is linear in, up to a constant, with the weights of their elements."""
     parts, stack, seen = [], [logp], {logp}
     while stack:
         var = stack.pop()
@@ -152,12 +183,14 @@ def _summands(
                 seen.add(other)
                 stack.append(other)
     weights = _weights(logp, parts, facts, compile_)
-    return [(var, w) for var, w in zip(parts, weights, strict=True) if w.any()]
+    return lambda: [(var, w) for var, w in zip(parts, weights(), strict=True) if w.any()]
 
 
-def _weights(logp: Variable, parts: list[Variable], facts: Facts, compile_: CompiledOnce) -> list[Array]:
+def _weights(
+    logp: Variable, parts: list[Variable], facts: Facts, compile_: CompiledOnce
+) -> Callable[[], list[Array]]:
     if parts == [logp]:
-        return [np.ones(())]
+        return lambda: [np.ones(())]
     # As a part may be an input of another, each stands in for itself.
     stand_in = [part.type() for part in parts]
     outer = pytensor.graph.replace.clone_replace([logp], dict(zip(parts, stand_in, strict=True)), rebuild_strict=False)[
@@ -166,7 +199,13 @@ def _weights(logp: Variable, parts: list[Variable], facts: Facts, compile_: Comp
     with without_c():
         # The slopes are constant, but may be written with the shapes of what they are slopes in.
         function = compile_(stand_in, pytensor.grad(outer, stand_in))
-        return [np.asarray(w, dtype=np.float64) for w in function(*[np.zeros(facts.shape(part)) for part in parts])]
+
+    def weights() -> list[Array]:
+        with without_c():
+            found = function(*[np.zeros(facts.shape(part)) for part in parts])
+        return [np.array(w, dtype=np.float64) for w in found]
+
+    return weights
 
 
 def _rows(var: Variable, weight: Array, predictors: Variable, facts: Facts) -> Iterator[Rows]:
@@ -189,7 +228,8 @@ def _rows(var: Variable, weight: Array, predictors: Variable, facts: Facts) -> I
         factor = pt.tensor("weight", dtype="float64", shape=(1, None))
         columns = [np.broadcast_to(at, len(index)) for at in lift.slots.values()]
         data = {**lift.data, factor: flat[index][None]}
-        made.append(Rows(np.stack(columns, axis=1), list(lift.slots), data, factor * value))
+        sources = {**lift.sources, factor: Source(var, index, is_weight=True)}
+        made.append(Rows(np.stack(columns, axis=1), list(lift.slots), data, factor * value, sources=sources))
     yield from made
 
 
@@ -217,13 +257,14 @@ def _merged(group: list[Rows]) -> Rows:
     first, *others = group
     if not others:
         return first
-    data = dict(first.data)
+    data, sources = dict(first.data), dict(first.sources)
     value = first.value
     for other in others:
         data.update(other.data)
+        sources.update(other.sources)
         with without_c():
             [same] = pytensor.graph.replace.clone_replace(
                 [other.value], dict(zip(other.slots, first.slots, strict=True)), rebuild_strict=False
             )
         value = value + same
-    return Rows(first.index, first.slots, data, value)
+    return Rows(first.index, first.slots, data, value, sources=sources)
