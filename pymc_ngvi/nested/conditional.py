@@ -8,7 +8,7 @@ import numpy as np
 
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.target import MeanHessian
-from pymc_ngvi.core.types import Array, Density, Expectation, GaussianState, RowRules, Spread
+from pymc_ngvi.core.types import Array, BaseDraws, Density, Expectation, GaussianState, RowRules, Spread
 from pymc_ngvi.estimators.quadrature import Quadrature
 from pymc_ngvi.families.dissection import find_structure
 from pymc_ngvi.families.filled import FilledState
@@ -28,6 +28,9 @@ from pymc_ngvi.updates.natural import natural
 
 #: Nats that a conditional fit may lack, before what a line search makes of it; steps at most.
 _TOL, _MOST_STEPS = 0.01, 60
+#: Full steps that are tried first, at most, and nats that these may leave.
+_MOST_FULL, _SOLVED = 8, 1e-4
+_NO_DRAWS = BaseDraws(np.empty((0, 0)), 1)
 #: Nats that a fit may lack that has not converged.
 _USABLE = 0.1
 #: Standard deviations to begin with where nothing is known.
@@ -137,22 +140,43 @@ class ConditionalFits:
         if not self._given.give(values):
             return None
         try:
-            starts = self._starts(near)
-            for start in starts:
-                rule = LineSearch(self._target, natural, Quadrature(), seed=0, tol=_TOL)  # type: ignore[arg-type]
-                state = rule.init(start)
-                if not np.isfinite(state.elbo):
-                    continue
-                for _ in range(_MOST_STEPS):
-                    if (status := rule.terminate(state)) is not None:
-                        break
-                    state = rule.step(state)
-                if status is not Status.CONVERGED and not state.gap < _USABLE:
-                    continue
-                return Conditional(state.q, state.elbo, self._given.seen(state.q))
+            for start in self._starts(near):
+                if (found := self._by_full_steps(start) or self._by_search(start)) is not None:
+                    return found
         except (PatternWidened, np.linalg.LinAlgError):
             pass
         return None
+
+    def _by_full_steps(self, start: GaussianState) -> Conditional | None:
+        """Take natural steps of size 1, each of which has to raise the ELBO; None where one does not."""
+        quadrature, q = Quadrature(), start
+        now = quadrature.by_rules(self._target, q)
+        for _ in range(_MOST_FULL):
+            if not now.finite.all():
+                return None
+            moments = quadrature.moments(self._target, q, _NO_DRAWS, now)
+            if moments.gap < _SOLVED:
+                return Conditional(q, now.elbo, self._given.seen(q))
+            new = natural(q, moments, 1.0, False)
+            if new is None:
+                return None
+            then = quadrature.by_rules(self._target, new, now.expectation.rules, adapt=True)
+            if not then.elbo > now.elbo:
+                return None
+            q, now = new, then
+        return None
+
+    def _by_search(self, start: GaussianState) -> Conditional | None:
+        """Fit by a line search."""
+        rule = LineSearch(self._target, natural, Quadrature(), seed=0, tol=_TOL)  # type: ignore[arg-type]
+        state, status = rule.init(start), None
+        for _ in range(_MOST_STEPS):
+            if (status := rule.terminate(state)) is not None:
+                break
+            state = rule.step(state)
+        if not np.isfinite(state.elbo) or (status is not Status.CONVERGED and not state.gap < _USABLE):
+            return None
+        return Conditional(state.q, state.elbo, self._given.seen(state.q))
 
     def _starts(self, near: Seen | None) -> Iterator[GaussianState]:
         """Yield states to begin from, the most promising one first."""
