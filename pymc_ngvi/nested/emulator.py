@@ -246,12 +246,20 @@ class Emulated(Plain):
             is_none = mean + 3.0 * sd < self.top - self._deep(points.shape[1])
             excess = np.where(is_none, 0.0, sd / (_NEAR * np.exp(depth / _SLACKER)))
             excess[list(own)] = 0.0
-            worst = int(np.argmax(excess))
+            worst = int(np.argmax(excess)) if self._kriging is not None else self._loneliest(points)
             if excess[worst] <= 1.0 or self.n_evaluated >= self._most:
                 break
             own[worst] = self.evaluate(points[worst])
         mean[list(own)] = list(own.values())
         return mean
+
+    def _loneliest(self, points: Array) -> int:
+        """Return which point is farthest from all that is known: the first ones are to fill the space."""
+        assert self._whitening is not None
+        if not self._points:
+            return 0
+        known, new = (self._whitening.whitened(np.array(p)) for p in (self._points, points))
+        return int(np.argmax(((new[:, None] - known) ** 2).sum(axis=2).min(axis=1)))
 
     def _refit(self) -> None:
         """Fit to what is known, of what is not too far down."""
