@@ -29,7 +29,7 @@ def process(n=25, seed=2):
     return model
 
 
-def counts(n=60, seed=3):
+def counts(n=24, seed=3):
     """Counts about an autoregression, with an intercept."""
     rng = np.random.default_rng(seed)
     h = np.zeros(n)

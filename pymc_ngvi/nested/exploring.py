@@ -7,6 +7,7 @@ import numpy as np
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.marginal.fitting import Hopeless, Sampled, Sampler
 from pymc_ngvi.marginal.sampling import Pool, evenly_picked
+from pymc_ngvi.marginal.verdict import MOST_KHAT
 from pymc_ngvi.nested.emulator import Emulated, Predicted
 from pymc_ngvi.nested.log_marginal import Evaluated, LatentMarginal
 from pymc_ngvi.nested.mode import find_mode
@@ -17,6 +18,8 @@ _MOST, _MOST_OF_EACH = 120, 60
 _WANTED = 8_000
 #: Values at which predictions are checked, and conditional fits kept: at most, and as memory goes; at least.
 _N_CHECKED, _MOST_BYTES, _FEWEST = 32, 2**28, 8
+#: Draws of most weight that are evaluated where weights are too uneven.
+_N_HEAVIEST = 8
 #: Differences from predictions, an sd in nats, with which a pool is good enough; pools at most.
 _GOOD, _MOST_POOLS = 0.05, 4
 
@@ -84,8 +87,11 @@ def explore(marginal: LatentMarginal, start: Array, scale: Array, seed: int) -> 
     at = np.random.default_rng(seed).random(_MOST_POOLS)
     for number in range(_MOST_POOLS):
         supported = _supported(marginal, emulated, sampled.pool, float(at[number]))
-        if supported.difference < _GOOD or number == _MOST_POOLS - 1:
+        is_good = supported.difference < _GOOD and sampled.pool.weights()[1] < MOST_KHAT
+        if is_good or number == _MOST_POOLS - 1:
             break
+        for row in np.argsort(-sampled.pool.log_ratio)[:_N_HEAVIEST]:  # of which predictions may be too high
+            emulated.evaluate(sampled.pool.g[row])
         sampled.pool = sampler.sequences.again(sampled.pool)
     sampled.difference = supported.difference
     predicted = emulated.predicted()
