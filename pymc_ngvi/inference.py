@@ -276,17 +276,16 @@ class NGVI(Inference):
             if nested is not None:
                 return self._taken(nested)
             self._next_seed = seed
-        with FitProgress(progressbar, progressbar_theme) as progress:
-            with few_threads(problem.density):
-                approx, problem, rule, q, seed = self._start(problem, include_transformed)
-                scored, self._result = score in (None, True), None
-                self._session = FitSession.begin(
-                    problem, rule, q, self._options, seed, score=scored, clock=clock,
-                    observer=_observer(approx, callbacks), second_start=self._second_start(problem, seed),
-                )  # fmt: skip
-                self._fitted, self._prepared, self._next_seed = approx, None, None
-                approx._session = self._session
-                self._session.run(n, progress)
+        with FitProgress(progressbar, progressbar_theme) as progress, few_threads(problem.density):
+            approx, problem, rule, q, seed = self._start(problem, include_transformed)
+            scored, self._result = score in (None, True), None
+            self._session = FitSession.begin(
+                problem, rule, q, self._options, seed, score=scored, clock=clock,
+                observer=_observer(approx, callbacks), second_start=self._second_start(problem, seed),
+            )  # fmt: skip
+            self._fitted, self._prepared, self._next_seed = approx, None, None
+            approx._session = self._session
+            self._session.run(n, progress)
         approx._follow(self._session.outcome())
         wanted = self._options.posterior
         self._result = approx if wanted == "gaussian" else ExactStep(wanted, seed).after(approx, NGVIApproximation)

@@ -97,7 +97,9 @@ def test_a_fit_that_goes_on_is_followed_by_another():
 
 def test_asked_for():
     assert not fit_ngvi(model=counts(), posterior="gaussian", random_seed=1, progressbar=False).is_nested
-    with pytest.raises(ValueError, match="This model has no nested posterior: no latent Gaussian model: it has no scale"):
+    with pytest.raises(
+        ValueError, match="This model has no nested posterior: no latent Gaussian model: it has no scale"
+    ):
         fit_ngvi(model=regression(), posterior="nested", progressbar=False)
     with pytest.raises(ValueError, match="posterior='nested' begins from a Gaussian"):
         fit_ngvi(model=counts(), posterior="nested", family="mixture", progressbar=False)

@@ -153,8 +153,7 @@ def marginal_of(make, seed=1):
 
 
 def test_log_m_of_a_gaussian_model_is_exact():
-    density, given, marginal = marginal_of(level)
-    y = density.model["y"].owner  # noqa: F841 (the data are in the model)
+    density, _, marginal = marginal_of(level)
     data = density.model.rvs_to_values[density.model["y"]].data
     n = len(data)
     for log_step, log_noise in ((-0.7, 0.1), (-1.5, 0.4), (0.3, -0.5)):
@@ -162,7 +161,9 @@ def test_log_m_of_a_gaussian_model_is_exact():
         times = np.arange(n)
         cov = 9.0 + step**2 * np.minimum(times[:, None], times) + noise**2 * np.eye(n)
         expected = stats.multivariate_normal(np.zeros(n), cov).logpdf(data)
-        expected += stats.halfnorm(scale=1.0).logpdf(step) + log_step + stats.halfnorm(scale=2.0).logpdf(noise) + log_noise
+        expected += (
+            stats.halfnorm(scale=1.0).logpdf(step) + log_step + stats.halfnorm(scale=2.0).logpdf(noise) + log_noise
+        )
         found = marginal(np.array([log_step, log_noise]))
         assert found == pytest.approx(expected, abs=1e-6)
 

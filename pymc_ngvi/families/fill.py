@@ -57,9 +57,7 @@ def find_summed(pattern: SummedPattern) -> SummedStructure:
     return SummedStructure.of_sums(pattern)
 
 
-def cheapest_with_fill(
-    summed: SummedPattern | None, pattern: Callable[[], Pattern | None]
-) -> FilledStructure | None:
+def cheapest_with_fill(summed: SummedPattern | None, pattern: Callable[[], Pattern | None]) -> FilledStructure | None:
     """Return the structure of a factor with fill-in that costs least; None where another form costs less.
 
     Parameters

@@ -240,7 +240,9 @@ def _check_posterior(posterior: object, reparam: object, choice: Choice) -> None
     other = "" if traits_of(choice.family).is_gaussian else f"family={choice.family!r}"
     other = other or (f"reparam={reparam!r}" if reparam else "")
     if other:
-        raise ValueError(f"posterior={posterior!r} begins from a Gaussian on the model's own coordinates: leave {other} out.")
+        raise ValueError(
+            f"posterior={posterior!r} begins from a Gaussian on the model's own coordinates: leave {other} out."
+        )
 
 
 def _checked_components(choice: Choice, components: object) -> str | None:

@@ -149,8 +149,8 @@ class FitRecord:
         """Return the outcome in one line."""
         if self.step == NESTED:
             return (
-                f"{self.n_iterations:,} Gaussian fits of the latent variables, {self.compile_seconds:.1f} s compiling + "
-                f"{self.run_seconds:.1f} s running ({self.backend} backend)."
+                f"{self.n_iterations:,} Gaussian fits of the latent variables, {self.compile_seconds:.1f} s compiling "
+                f"+ {self.run_seconds:.1f} s running ({self.backend} backend)."
             )
         gaussian = "Gaussian fit " if self.is_pool else ""
         label = f"{self.status.label[0].upper()}{self.status.label[1:]}" if not gaussian else self.status.label

@@ -14,7 +14,7 @@ from pymc_ngvi.model.rows_given import NotRows, RowsGiven
 
 #: Elements of a variable that may be given, and of all of them, at most.
 _MOST_OF_ONE, _MOST = 6, 10
-#: Points on a line at which functions of rows are looked at: a polynomial of the second degree has no third differences.
+#: Points on a line at which functions of rows are looked at: a parabola has no third differences.
 _ON_LINE = np.arange(-2.0, 3.0)
 _ROUNDING = 1e-7
 

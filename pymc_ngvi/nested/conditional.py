@@ -11,8 +11,8 @@ from pymc_ngvi.core.target import MeanHessian
 from pymc_ngvi.core.types import Array, BaseDraws, Density, Expectation, GaussianState, RowRules, Spread
 from pymc_ngvi.estimators.quadrature import Quadrature
 from pymc_ngvi.families.dissection import find_structure
-from pymc_ngvi.families.filled import FilledState
 from pymc_ngvi.families.fill import cheapest_with_fill
+from pymc_ngvi.families.filled import FilledState
 from pymc_ngvi.families.full import FullState
 from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.families.matrices.dense import Dense

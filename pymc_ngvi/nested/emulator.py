@@ -1,7 +1,7 @@
 """A function of few numbers that is dear to evaluate, known at some points and predicted elsewhere.
 
-Universal kriging [1]_: a polynomial of the second degree, and a Gaussian process for what it leaves. The length scale is
-the one whose predictions of each point from all others are best.
+Universal kriging [1]_: a polynomial of the second degree, and a Gaussian process for what it leaves. The length scale
+is the one whose predictions of each point from all others are best.
 
 References
 ----------
@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from numpy.typing import NDArray
+from scipy.spatial import cKDTree
 
 from pymc_ngvi.core.linalg import solve_lower, solve_upper
 from pymc_ngvi.core.stored import stored
@@ -242,16 +245,30 @@ class Emulated(Plain):
         own: dict[int, float] = {}
         while True:
             mean, sd = self.predict(points)
+            lowest = self.top - self._deep(points.shape[1])
             depth = np.maximum(self.top - mean, 0.0)
-            is_none = mean + 3.0 * sd < self.top - self._deep(points.shape[1])
-            excess = np.where(is_none, 0.0, sd / (_NEAR * np.exp(depth / _SLACKER)))
+            excess = np.where(mean + 3.0 * sd < lowest, 0.0, sd / (_NEAR * np.exp(depth / _SLACKER)))
+            beside = self._beside_nothing(points, lowest)
+            excess = np.where(beside & (mean > lowest), np.inf, excess)
             excess[list(own)] = 0.0
             worst = int(np.argmax(excess)) if self._kriging is not None else self._loneliest(points)
             if excess[worst] <= 1.0 or self.n_evaluated >= self._most:
                 break
             own[worst] = self.evaluate(points[worst])
+        # Where there is no more to be evaluated: rather too low than too high, which would take all of the weight.
+        mean = np.where(excess > 1.0, np.where(beside, np.minimum(mean, lowest), mean - 2.0 * sd), mean)
         mean[list(own)] = list(own.values())
         return mean
+
+    def _beside_nothing(self, points: Array, lowest: float) -> NDArray[np.bool_]:
+        """Tell which points are nearest to one at which the function is so low that predictions know nothing of it."""
+        assert self._whitening is not None
+        if not self._points:
+            return np.zeros(len(points), dtype=bool)
+        tree = cKDTree(_standardised(np.array(self._points), self._whitening)[0])
+        nearest = tree.query(_standardised(points, self._whitening)[0])[1]
+        result: NDArray[np.bool_] = np.array(self._known)[nearest] < lowest
+        return result
 
     def _loneliest(self, points: Array) -> int:
         """Return which point is farthest from all that is known: the first ones are to fill the space."""
@@ -286,4 +303,3 @@ class Emulated(Plain):
     @staticmethod
     def _deep(p: int) -> float:
         return _DEEP + _DEEP_PER_DIM * p
-

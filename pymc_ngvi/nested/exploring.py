@@ -6,11 +6,12 @@ import numpy as np
 
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.marginal.fitting import Hopeless, Sampled, Sampler
+from pymc_ngvi.marginal.proposals import effective_size
 from pymc_ngvi.marginal.sampling import Pool, evenly_picked
-from pymc_ngvi.marginal.verdict import MOST_KHAT
 from pymc_ngvi.nested.emulator import Emulated, Predicted
 from pymc_ngvi.nested.log_marginal import Evaluated, LatentMarginal
 from pymc_ngvi.nested.mode import find_mode
+from pymc_ngvi.nested.verdict import EVEN
 
 #: Evaluations of log m at most, and for each hyperparameter.
 _MOST, _MOST_OF_EACH = 120, 60
@@ -87,8 +88,8 @@ def explore(marginal: LatentMarginal, start: Array, scale: Array, seed: int) -> 
     at = np.random.default_rng(seed).random(_MOST_POOLS)
     for number in range(_MOST_POOLS):
         supported = _supported(marginal, emulated, sampled.pool, float(at[number]))
-        is_good = supported.difference < _GOOD and sampled.pool.weights()[1] < MOST_KHAT
-        if is_good or number == _MOST_POOLS - 1:
+        is_even = effective_size(sampled.pool.log_ratio) > EVEN * len(sampled.pool.g)
+        if (supported.difference < _GOOD and is_even) or number == _MOST_POOLS - 1:
             break
         for row in np.argsort(-sampled.pool.log_ratio)[:_N_HEAVIEST]:  # of which predictions may be too high
             emulated.evaluate(sampled.pool.g[row])

@@ -1,7 +1,7 @@
 r"""log m(g), the log density of hyperparameters with the latent variables integrated out.
 
-The ELBO of the conditional fit is below it, by little: what is missing, log E_q[p / q], is estimated with the same draws
-at all g. To second order it is half of the variance of log p / q [1]_, which takes over where weights vary too much.
+The ELBO of the conditional fit is below it, by little: what is missing, log E_q[p / q], is estimated with the same
+draws at all g. To second order it is half of the variance of log p / q [1]_, which takes over where weights vary much.
 
 References
 ----------

@@ -1,7 +1,7 @@
-"""The mode of a smooth function of few numbers that is dear to evaluate, and its curvature there, without derivatives.
+"""The mode of a smooth function of few numbers that is dear to evaluate, and its curvature, without derivatives.
 
-A quadratic is fitted to what is known near the best point, with as little change of its second derivatives as the values
-allow [1]_; the next point is its maximum within a region in which it has proved right.
+A quadratic is fitted to what is known near the best point, with as little change of its second derivatives as the
+values allow [1]_; the next point is its maximum within a region in which it has proved right.
 
 References
 ----------

@@ -10,6 +10,8 @@ from pymc_ngvi.marginal.verdict import LEAST_SIZE, MOST_KHAT
 
 #: Error of log m, an sd over the hyperparameters in nats, up to which a posterior is reliable.
 MOST_ERROR = 0.1
+#: Part of the draws that are effective from which on a heavy tail of weights does not matter.
+EVEN = 0.7
 
 
 @stored("nested.checks")
@@ -56,7 +58,8 @@ class NestedChecks:
         """What stands against relying on the posterior, in clauses; empty if nothing does."""
         found = []
         error = khat_error(self.khat, self.n_draws)
-        if not self.khat < MOST_KHAT + (error if np.isfinite(error) else 0.0):
+        is_uneven = not self.khat < MOST_KHAT + (error if np.isfinite(error) else 0.0)
+        if is_uneven and self.effective_size < EVEN * self.n_draws:
             found.append(f"k-hat of the weights of the hyperparameters is {self.khat:.2f}, above {MOST_KHAT}")
         if not self.effective_size >= LEAST_SIZE:
             found.append(f"the effective size of their draws is {self.effective_size:,.0f}, below {LEAST_SIZE:,.0f}")

@@ -13,8 +13,7 @@ import numpy as np
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.types import GaussianState
-from pymc_ngvi.families.diagonal import DiagonalState
-from pymc_ngvi.families.full import FullState
+from pymc_ngvi.families import DENSE, INDEPENDENT, DiagonalState, FullState
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.progress import WorkProgress
 from pymc_ngvi.fitting.record import NESTED, FitRecord
@@ -105,7 +104,7 @@ def _record(density: LogDensity, q: GaussianState, state: NestedState, seed: int
         n_dropped=0,
         compile_seconds=density.compile_seconds,
         run_seconds=max(seconds, 0.0),
-        family="full" if isinstance(q, FullState) else "diagonal",
+        family=DENSE if isinstance(q, FullState) else INDEPENDENT,
         update="natural",
         estimator="quadrature",
         step=NESTED,

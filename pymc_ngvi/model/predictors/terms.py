@@ -186,9 +186,7 @@ def _summands(
     return lambda: [(var, w) for var, w in zip(parts, weights(), strict=True) if w.any()]
 
 
-def _weights(
-    logp: Variable, parts: list[Variable], facts: Facts, compile_: CompiledOnce
-) -> Callable[[], list[Array]]:
+def _weights(logp: Variable, parts: list[Variable], facts: Facts, compile_: CompiledOnce) -> Callable[[], list[Array]]:
     if parts == [logp]:
         return lambda: [np.ones(())]
     # As a part may be an input of another, each stands in for itself.
