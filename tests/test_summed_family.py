@@ -325,6 +325,12 @@ def test_a_fit_is_that_of_the_dense_family(name, tmp_path):
     assert isinstance(again.q, SummedState)
     np.testing.assert_array_equal(again.q.sd(), approx.q.sd())
     np.testing.assert_allclose(approx.cov_of("level").to_numpy(), approx.q.sd()[:1, None] ** 2, rtol=1e-8)
+    # Where another fit began from it, or from the dense one, it ends at once, or there.
+    for start, most in ((approx, 3), (full, approx.n_iterations + 5)):
+        other = fit_ngvi(model=model, start=start, **QUIET)
+        assert isinstance(other.q, SummedState)
+        assert other.n_iterations <= most
+        assert abs(other.elbo.value - full.elbo.value) < 1e-3
     words = {"pm.ICAR": "a sum over 36 coordinates of `phi`", "pm.ZeroSumNormal": "39 coordinates of `u_zerosum__`"}
     assert words[name] in str(approx.structure)
     assert np.isfinite(approx.sample(20, random_seed=1).posterior["level"].to_numpy()).all()
