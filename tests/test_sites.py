@@ -1,15 +1,20 @@
 """Sites of observations: against conjugate posteriors, sums by hand, and fits without an observation."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
+import xarray as xr
 
 from scipy.special import expit, log_expit
 from scipy.stats import norm
 
-from pymc_ngvi import fit_ngvi
+from pymc_ngvi import fit_ngvi, load
 from pymc_ngvi.families import FullState
 from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model.predictors.basis import Basis
 from pymc_ngvi.results.approximation import NGVIApproximation
 
 RNG = np.random.default_rng(7)
@@ -183,6 +188,58 @@ def test_a_likelihood_that_is_not_concave_may_have_negative_precisions():
     assert np.isfinite(found["log_density"]).all()
 
 
+def test_slopes_are_those_in_the_linear_predictor_however_the_density_is_written():
+    """PyTensor makes log a - eta of it, too: a, not that, is what stays where it is when eta moves."""
+    y = np.exp(0.4 * X[:, 1] + 0.5 * RNG.normal(size=N))
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0.0, 1.0, shape=3)
+        weibull = pm.Weibull.dist(pm.HalfNormal("a", 2.0), pm.math.exp(X @ beta))
+        pm.Censored("y", weibull, lower=None, upper=100.0, observed=y)
+    approx = gaussian(model)
+    found, q = approx.sites(), approx.q
+    z = np.stack(np.meshgrid(NODES[::10], NODES[::10]), axis=-1).reshape(-1, 2)
+    w = np.exp(-0.5 * (z**2).sum(axis=1))
+    for i in (0, 23):
+        rows = np.array([[*X[i], 0.0], [0.0, 0.0, 0.0, 1.0]])
+        root = np.linalg.cholesky(rows @ q.cov() @ rows.T)
+        near = (z**2).sum(axis=1) < 40.0  # E exp(c exp(s)) does not exist, but for where q has its mass
+        eta, log_a = (rows @ q.mean() + z[near] @ root.T).T
+        slope = np.exp(log_a) * ((y[i] * np.exp(-eta)) ** np.exp(log_a) - 1.0)
+        assert found["alpha"].values[i] == pytest.approx(w[near] @ slope / w.sum(), abs=1e-4)
+        assert found["mean"].values[i] == pytest.approx(X[i] @ q.mean()[:3])
+
+
+def test_the_linear_predictor_is_on_its_own_scale():
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0.0, 0.5, shape=3)
+        pm.Poisson("y", pm.math.exp(3.0 * (X @ beta)), observed=COUNTS)
+    approx = gaussian(model)
+    found = approx.sites()
+    mean, variance = of_rows(approx.q, 3.0 * X)
+    np.testing.assert_allclose(found["mean"], mean, rtol=1e-7)
+    np.testing.assert_allclose(found["gamma"], np.exp(mean + variance / 2), rtol=1e-5)
+    np.testing.assert_allclose(found["alpha"], COUNTS - np.exp(mean + variance / 2), atol=1e-5)
+
+
+def test_predictors_that_are_the_same_numbers_are_written_as_one():
+    """Those that are asked for stay; the others are functions of them, in every row with its own slope."""
+    a, b, c = (pt.matrix(name, dtype="float64") for name in "abc")
+    slopes = np.array([2.0, -1.0, 0.5])
+
+    def predictors(n):
+        free = np.random.default_rng(0).normal(size=(n, 6))
+        return np.concatenate([free, free[:, :3] * slopes + free[:, 3:] + 1.0], axis=1)
+
+    lift = SimpleNamespace(slots={a: np.arange(3), b: np.arange(3, 6), c: np.arange(6, 9)})
+    basis = Basis(lift, 3, predictors, [c, b])
+    assert basis.slots == [c, b]
+    assert basis.index(basis.slots).tolist() == [[6, 3], [7, 4], [8, 5]]
+    value, data = basis.of(a * 10.0, {})
+    eta = predictors(1)
+    found = value.eval({c: eta[:, 6:], b: eta[:, 3:6], **data})
+    np.testing.assert_allclose(found, 10.0 * eta[:, :3], rtol=1e-9)
+
+
 def test_without_one_linear_predictor_there_is_the_density_alone():
     with pm.Model() as model:
         ability, slope = pm.Normal("ability", 0.0, 1.0, shape=8), pm.LogNormal("slope", 0.0, 0.5, shape=5)
@@ -215,6 +272,13 @@ def test_multivariate_observations_are_one_each():
         )
     found = gaussian(model).sites()
     assert found["log_density"].shape == (9,)
+
+
+def test_a_fit_from_a_file_has_the_same_sites(tmp_path):
+    model = poisson(centred=False)
+    approx = gaussian(model)
+    approx.save(tmp_path / "fit.nc")
+    xr.testing.assert_identical(load(tmp_path / "fit.nc", model=model).sites(), approx.sites())
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -260,5 +324,6 @@ def test_observations_that_depend_on_each_other():
         length = pm.HalfNormal("length", 1.0)
         cov = pm.math.exp(-((X[:, 1:2] - X[:, 1]) ** 2) / length) + np.eye(N)
         pm.MvNormal("y", pm.Normal("mu", shape=N), cov, observed=X[:, 2])
+    approx = NGVIApproximation(LogDensity(model), FullState.from_scale(np.zeros(N + 1), np.ones(N + 1)))
     with pytest.raises(ValueError, match=r"The observations of 'y' have no sites"):
-        gaussian(model).sites()
+        approx.sites()

@@ -4,7 +4,7 @@
 inverse link of a generalised linear model, offset and all, with effects that are not centred, too.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,6 @@ import pytensor.tensor as pt
 
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
 from pytensor.graph.basic import Variable
-from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.random.op import RNGConsumerOp
@@ -23,6 +22,7 @@ from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.logdensity import LogDensity
 from pymc_ngvi.model.predictors.affine import affine_functions, varying_inputs
+from pymc_ngvi.model.predictors.basis import Basis
 from pymc_ngvi.model.predictors.compiled import CompiledOnce, quickly
 from pymc_ngvi.model.predictors.distribute import without_checks
 from pymc_ngvi.model.predictors.expectation import RowFunction
@@ -128,7 +128,7 @@ class _Search:
         self._theta, self._compile = graphs.theta, density.functions.compile_for_few
         with without_c(model):
             [logp] = model.logp(vars=[rv], sum=False)
-            parameters = [var for var in model.replace_rvs_by_values(list(_parameters(rv))) if not _is_random(var)]
+            parameters = model.replace_rvs_by_values(list(_parameters(rv, model.free_RVs)))
         flat = graphs.on_flat_vector([pt.as_tensor(logp, allow_xtensor_conversion=True)])
         [self._logp] = graphs.simplify(flat)
         function = density.functions.compile_for_few([self._theta], self._logp)
@@ -136,7 +136,7 @@ class _Search:
         self._points = density.initial_point() + _AROUND * around
         self._values = np.stack([np.asarray(function(point)) for point in self._points])
         self._shape = self._values.shape[1:]
-        written = [*flat, *self._candidates(graphs.on_flat_vector(parameters))]
+        written = [*flat, *self._candidates(graphs.on_flat_vector([var for var in parameters if not _is_random(var)]))]
         whole = [(var + pt.zeros(self._shape)).ravel() for var in written]
         self._outputs = pt.join(0, *graphs.simplify(whole))
 
@@ -156,21 +156,21 @@ class _Search:
         [inner] = graph.inline_inner_graphs(graph.simplify([predictors.density()], check_bounds=False))
         inner = without_checks(inner)
         facts = Facts(inner, predictors.vector, conditions=True)
-        n = int(np.prod(self._shape))
-        compile_ = CompiledOnce(quickly)
-        eta = predictors.linear_map(np.random.default_rng(0).standard_normal((_N_CHECKED, self._theta.type.shape[0])))
+        n, compile_ = int(np.prod(self._shape)), CompiledOnce(quickly)
+        starts = range(n, facts.shape(inner)[0], n)
         kinds = []
         for index, lift, value in lifted(inner, np.arange(n), predictors.vector, facts):
-            rows = Rows(lift.columns(len(index)), list(lift.slots), dict(lift.data), value).by_sum()
-            if rows.n_directions > _MOST_PREDICTORS:
-                raise CannotLift(f"an observation varies in {rows.n_directions} directions")
-            beside = [_lifted_too(lift, inner, index + start, eta) for start in range(n, facts.shape(inner)[0], n)]
-            linear = _linear_predictor(rows, [found for found in beside if found is not None], compile_)
-            kinds.append(ObservedKind(index, row_function(rows, compile_), linear))
+            beside = [c for start in starts if (c := _lifted_too(lift, inner, index + start)) is not None]
+            kinds.append(_kind(index, lift, value, beside, self._at(predictors), compile_))
         result = ObservedRows(self._shape, kinds, predictors.linear_map)
         if not self._agree(result):
             raise ValueError("its rows are not what its log density is made of")
         return result
+
+    def _at(self, predictors: Predictors) -> Callable[[int], Array]:
+        """Return what evaluates predictors at a number of points."""
+        n_dim = self._theta.type.shape[0]
+        return lambda n: predictors.linear_map(np.random.default_rng(0).standard_normal((n, n_dim)))
 
     def _agree(self, found: ObservedRows) -> bool:
         """Tell whether rows are the log density at some points."""
@@ -184,15 +184,15 @@ class _Search:
         return bool(np.all(np.abs(values - wanted)[keep] <= _ROUNDING * (1.0 + np.abs(wanted[keep]))))
 
 
-def _parameters(rv: Variable) -> Iterator[Variable]:
+def _parameters(rv: Variable, free: list[Variable]) -> Iterator[Variable]:
     """Return the parameters of a distribution, and those of the distributions that it is made of."""
     try:
         parameters = rv.owner.op.dist_params(rv.owner)
     except (AttributeError, NotImplementedError, TypeError, ValueError):
         return
     for var in parameters:
-        if var.owner is not None and hasattr(var.owner.op, "dist_params"):
-            yield from _parameters(var)
+        if var.owner is not None and hasattr(var.owner.op, "dist_params") and var not in free:
+            yield from _parameters(var, free)
         else:
             yield var
 
@@ -222,40 +222,43 @@ def _linear_parts(var: Variable, affine: set[Variable], facts: Facts) -> list[Va
     return [v for _, found in below for v in found]
 
 
-def _lifted_too(lift: Lift, var: Variable, index: Ints, eta: Array) -> tuple[Variable, dict[Variable, Array]] | None:
-    """Return other elements as a function of the same predictors, and its data; None where it needs others.
-
-    What was written otherwise may be made of other predictors that are the same numbers; these are recognised by their
-    values ``eta``, (n_points, n_predictors).
-    """
-    other = lift.copy()
+def _lifted_too(lift: Lift, var: Variable, index: Ints) -> Variable | None:
+    """Lift other elements of the same rows; None where that can't be."""
+    before = lift.copy()
     try:
-        value = other.of(var, index)
+        return lift.of(var, index)
     except (Apart, CannotLift):
+        lift.back_to(before)
         return None
-    same, data = {}, dict(other.data)
-    for slot in [slot for slot in other.slots if slot not in lift.slots]:
-        found = _same(eta[:, other.slots[slot]], [eta[:, at] for at in lift.slots.values()])
-        if found is None:
-            return None
-        place, slope, offset = found
-        given = [pt.tensor(name, dtype="float64", shape=(1, None)) for name in ("slope", "offset")]
-        same[slot] = given[0] * list(lift.slots)[place] + given[1]
-        data |= {given[0]: np.broadcast_to(slope, (1, len(index))), given[1]: np.broadcast_to(offset, (1, len(index)))}
-    if same:
-        [value] = clone_replace([value], same, rebuild_strict=False)
-    return value, data
 
 
-def _same(values: Array, others: list[Array]) -> tuple[int, Array, Array] | None:
-    """Return which of other predictors one is an affine function of, the same at all points, its slope and offset."""
-    for place, other in enumerate(others):
-        with np.errstate(divide="ignore", invalid="ignore"):
-            slope = (values[1] - values[0]) / (other[1] - other[0])
-        offset = values[0] - slope * other[0]
-        if (np.abs(offset + slope * other - values) <= _ROUNDING * (1.0 + np.abs(values))).all():
-            return place, slope, offset
-    return None
+def _kind(
+    index: Ints,
+    lift: Lift,
+    value: Variable,
+    candidates: list[Variable],
+    predictors: Callable[[int], Array],
+    compile_: CompiledOnce,
+) -> ObservedKind:
+    """Return rows as functions of the predictors that candidates are made of, as far as these go."""
+    used = set(ancestors(candidates))
+    basis = Basis(lift, len(index), predictors, [slot for slot in lift.slots if slot in used])
+    value, data = basis.of(value, lift.data)
+    needed = set(ancestors([value]))
+    slots = [slot for slot in basis.slots if slot in needed]
+    rows = Rows(basis.index(slots), slots, _of(value, data), value).by_sum()
+    if rows.n_directions > _MOST_PREDICTORS:
+        raise CannotLift(f"an observation varies in {rows.n_directions} directions")
+    written = [basis.of(candidate, lift.data) for candidate in candidates]
+    others = set(basis.slots) - needed
+    usable = [(c, _of(c, data)) for c, data in written if others.isdisjoint(ancestors([c]))]
+    return ObservedKind(index, row_function(rows, compile_), _linear_predictor(rows, usable, compile_))
+
+
+def _of(value: Variable, data: dict[Variable, Array]) -> dict[Variable, Array]:
+    """Return the data that a function has among its inputs."""
+    needed = set(ancestors([value]))
+    return {var: values for var, values in data.items() if var in needed}
 
 
 def _linear_predictor(

@@ -102,6 +102,8 @@ def _of_linear_predictor(kind: ObservedKind, of_rows: RowSites) -> dict[str, Arr
     mean, variance = moments(function, of_rows.mean, of_rows.cov)
     cavity_mean, cavity_variance = moments(function, of_rows.cavity_mean, of_rows.cavity_cov)
     alpha, gamma = of_rows.grad[:, along] / slope, -of_rows.hessian[:, along, along] / slope**2
+    unclear = ~of_rows.are_free | (of_rows.cov[:, along, along] == 0.0)
+    alpha[unclear] = gamma[unclear] = np.nan
     step = np.divide(alpha, gamma, out=np.full_like(alpha, np.nan), where=gamma > 0.0)
     return {
         "mean": mean,

@@ -198,7 +198,7 @@ def psis(approx: pymc_ngvi.NGVIApproximation, model: pm.Model, wanted: Array) ->
     draws = approx.sample(N_DRAWS, random_seed=SEED)
     pm.compute_log_likelihood(draws, model=model, progressbar=False)
     loo = az.loo(draws, pointwise=True)
-    return loo.elpd_i.to_numpy(), wanted, int((loo.pareto_k.to_numpy() > MOST_KHAT).sum())
+    return loo.elpd_i.to_numpy(), wanted, int((~(loo.pareto_k.to_numpy() <= MOST_KHAT)).sum())
 
 
 if __name__ == "__main__":

@@ -21,9 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.model.predictors.choice import chosen
-from pymc_ngvi.model.predictors.expectation import Compiled, RowFunction, roots
-from pymc_ngvi.model.predictors.taken import Taken
+from pymc_ngvi.model.predictors.choice import Choice, chosen
+from pymc_ngvi.model.predictors.expectation import Compiled, RowFunction, derivatives, roots
 
 #: Error that each expectation may have, in nats of a row or relative.
 _TOLERANCE = 1e-9
@@ -41,6 +40,8 @@ class RowSites:
         Of the predictors under q.
     grad, hessian : ndarray, shapes (n_rows, k), (n_rows, k, k)
         E[grad f], E[hess f].
+    are_free : ndarray of bool, shape (n_rows,)
+        Whether q lets all predictors vary by themselves: else derivatives in them may be many things.
     influence : ndarray, shape (n_rows,)
         The part of the precision of q that is the site's, in the direction in which it is largest.
     cavity_mean, cavity_cov : ndarray, shapes (n_rows, k), (n_rows, k, k)
@@ -55,6 +56,7 @@ class RowSites:
     cov: Array
     grad: Array
     hessian: Array
+    are_free: NDArray[np.bool_]
     influence: Array
     cavity_mean: Array
     cavity_cov: Array
@@ -73,11 +75,10 @@ def row_sites(rows: RowFunction, mean: Array, cov: Array) -> RowSites:
     mean, cov : ndarray, shapes (n_rows, k), (n_rows, k, k)
         Of the predictors under q.
     """
-    taken = Taken(rows, mean, cov, None)
-    taken.choose(_TOLERANCE)
-    grad, hessian = taken.derivatives()
     root = roots(cov)
+    value, grad, hessian, own_error = _expected(rows, mean, root)
     across = root.swapaxes(1, 2)
+    are_free = (root.diagonal(axis1=1, axis2=2) > 0.0) | (cov.diagonal(axis1=1, axis2=2) == 0.0)
     left = np.eye(rows.k) + across @ hessian @ root
     usable = np.isfinite(left).all(axis=(1, 2)) & np.isfinite(grad).all(axis=1)
     left[~usable] = np.eye(rows.k)
@@ -89,11 +90,22 @@ def row_sites(rows: RowFunction, mean: Array, cov: Array) -> RowSites:
     cavity_cov = root @ np.linalg.solve(left, across)
     cavity_mean = mean - (root @ moved[..., None])[..., 0]
     normaliser = 0.5 * np.linalg.slogdet(left)[1] - 0.5 * np.einsum("ra,ra->r", whitened, moved)
-    ratio, error = _without_sites(rows, mean, root, taken.values, grad, hessian)
-    log_predictive = np.log(ratio) + taken.values + normaliser
+    ratio, error = _without_sites(rows, mean, root, value, grad, hessian)
+    log_predictive = np.log(ratio) + value + normaliser
     for result in (cavity_mean, cavity_cov, log_predictive):
         result[~usable] = np.nan
-    return RowSites(mean, cov, grad, hessian, influence, cavity_mean, cavity_cov, log_predictive, error / ratio)
+    return RowSites(
+        mean,
+        cov,
+        grad,
+        hessian,
+        are_free.all(axis=1),
+        influence,
+        cavity_mean,
+        cavity_cov,
+        log_predictive,
+        own_error + error / ratio,
+    )
 
 
 def _without_sites(
@@ -109,9 +121,21 @@ def _without_sites(
     tilted = RowFunction(
         _Tilted(rows.function, k), rows.index, [*rows.data, *numbers.T[:, None]], np.ones((k, k), dtype=np.bool_)
     )
-    every, coarsest = np.arange(n), np.zeros(n, dtype=np.int16)
-    found = chosen(tilted, mean, root, every, coarsest, tilted.whitened(mean, root, coarsest, every), _TOLERANCE)
+    found = _by_quadrature(tilted, mean, root)
     return found.whitened[0], found.error
+
+
+def _expected(rows: RowFunction, mean: Array, root: Array) -> tuple[Array, Array, Array, Array]:
+    """Return E[f], E[grad f], E[hess f] and an error of the first, row by row."""
+    found = _by_quadrature(rows, mean, root)
+    grad, hessian = derivatives(found.whitened, root)
+    hessian[:, ~rows.interacts] = 0.0
+    return found.whitened[0], grad, hessian, found.error
+
+
+def _by_quadrature(rows: RowFunction, mean: Array, root: Array) -> Choice:
+    every, coarsest = np.arange(len(mean)), np.zeros(len(mean), dtype=np.int16)
+    return chosen(rows, mean, root, every, coarsest, rows.whitened(mean, root, coarsest, every), _TOLERANCE)
 
 
 @dataclass(frozen=True)
@@ -170,9 +194,8 @@ def _are(index: NDArray[np.intp], n: int) -> NDArray[np.bool_]:
 
 
 def _mean(rows: RowFunction, mean: Array, cov: Array) -> Array:
-    taken = Taken(rows, mean, cov, None)
-    taken.choose(_TOLERANCE)
-    return taken.values
+    result: Array = _by_quadrature(rows, mean, roots(cov)).whitened[0]
+    return result
 
 
 @dataclass(frozen=True)
