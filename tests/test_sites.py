@@ -274,6 +274,19 @@ def test_multivariate_observations_are_one_each():
     assert found["log_density"].shape == (9,)
 
 
+def test_predictors_with_sums_over_many_coordinates():
+    n = 210
+    counts = RNG.poisson(2.0, n)
+    with pm.Model() as model:
+        effect, mean = pm.Normal("effect", 0.0, 1.0, shape=n), pm.Normal("mean", 0.0, 2.0)
+        pm.Poisson("y", pm.math.exp(mean + effect - effect.mean()), observed=counts)
+    approx = gaussian(model)
+    found, x = approx.sites(), np.column_stack([np.eye(n) - 1.0 / n, np.ones(n)])
+    mean, variance = x @ approx.q.mean(), np.einsum("ij,jk,ik->i", x, approx.q.cov_block(np.arange(n + 1)), x)
+    np.testing.assert_allclose(found["mean"], mean, atol=1e-9)
+    np.testing.assert_allclose(found["variance"], variance, rtol=1e-7)
+
+
 def test_a_fit_from_a_file_has_the_same_sites(tmp_path):
     model = poisson(centred=False)
     approx = gaussian(model)

@@ -28,7 +28,7 @@ from pymc_ngvi.model.predictors.distribute import without_checks
 from pymc_ngvi.model.predictors.expectation import RowFunction
 from pymc_ngvi.model.predictors.found import Predictors
 from pymc_ngvi.model.predictors.lift import Apart, CannotLift, Lift
-from pymc_ngvi.model.predictors.linear_map import LinearMap
+from pymc_ngvi.model.predictors.linear_map import AffineMap
 from pymc_ngvi.model.predictors.row_functions import row_function
 from pymc_ngvi.model.predictors.terms import Rows, lifted
 from pymc_ngvi.model.sparsity.dependence import moved_inputs
@@ -87,13 +87,13 @@ class ObservedRows:
     shape : tuple of int
         Of its log density, elementwise.
     kinds : list of ObservedKind
-    linear_map : LinearMap
+    linear_map : AffineMap
         Of all predictors.
     """
 
     shape: tuple[int, ...]
     kinds: list[ObservedKind]
-    linear_map: LinearMap
+    linear_map: AffineMap
 
 
 def observed_rows(density: LogDensity, name: str) -> ObservedRows:
@@ -156,21 +156,23 @@ class _Search:
         [inner] = graph.inline_inner_graphs(graph.simplify([predictors.density()], check_bounds=False))
         inner = without_checks(inner)
         facts = Facts(inner, predictors.vector, conditions=True)
+        joint = predictors.with_sums(np.arange(predictors.vector.type.shape[0]))
+        linear_map = predictors.linear_map if joint is None else joint.linear_map
         n, compile_ = int(np.prod(self._shape)), CompiledOnce(quickly)
         starts = range(n, facts.shape(inner)[0], n)
         kinds = []
         for index, lift, value in lifted(inner, np.arange(n), predictors.vector, facts):
             beside = [c for start in starts if (c := _lifted_too(lift, inner, index + start)) is not None]
-            kinds.append(_kind(index, lift, value, beside, self._at(predictors), compile_))
-        result = ObservedRows(self._shape, kinds, predictors.linear_map)
+            kinds.append(_kind(index, lift, value, beside, self._at(linear_map), compile_))
+        result = ObservedRows(self._shape, kinds, linear_map)
         if not self._agree(result):
             raise ValueError("its rows are not what its log density is made of")
         return result
 
-    def _at(self, predictors: Predictors) -> Callable[[int], Array]:
+    def _at(self, linear_map: AffineMap) -> Callable[[int], Array]:
         """Return what evaluates predictors at a number of points."""
         n_dim = self._theta.type.shape[0]
-        return lambda n: predictors.linear_map(np.random.default_rng(0).standard_normal((n, n_dim)))
+        return lambda n: linear_map(np.random.default_rng(0).standard_normal((n, n_dim)))
 
     def _agree(self, found: ObservedRows) -> bool:
         """Tell whether rows are the log density at some points."""

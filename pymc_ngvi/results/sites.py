@@ -83,9 +83,10 @@ def _observed(posterior: Posterior, var_name: str | None) -> str:
 
 def _sites_of(found: ObservedRows, q: GaussianState) -> Iterator[RowSites]:
     """Return the sites of each kind of rows."""
+    linear = found.linear_map
     pairs = [kind.rows.index[:, [a, b]] for kind in found.kinds for a in range(kind.rows.k) for b in range(a + 1)]
-    covariances = iter(PairCovariances(found.linear_map, pairs).of(q.covariances))
-    eta = found.linear_map(q.location[None])[0]
+    covariances = iter(PairCovariances(linear.joint, pairs).of(linear.covariances(q)))
+    eta = linear(q.location[None])[0]
     for kind in found.kinds:
         k = kind.rows.k
         cov = np.empty((len(kind.elements), k, k))

@@ -22,10 +22,12 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.model.predictors.choice import Choice, chosen
-from pymc_ngvi.model.predictors.expectation import Compiled, RowFunction, derivatives, roots
+from pymc_ngvi.model.predictors.expectation import Compiled, RowFunction, derivatives, roots, slices
 
 #: Error that each expectation may have, in nats of a row or relative.
 _TOLERANCE = 1e-9
+#: Rows whose rules are chosen at a time: of fewer, finer ones may be tried.
+_AT_A_TIME = 2**12
 #: Part of the precision of q, in any direction, that has to be left for a cavity.
 _LEAST_LEFT = 1e-9
 
@@ -134,8 +136,14 @@ def _expected(rows: RowFunction, mean: Array, root: Array) -> tuple[Array, Array
 
 
 def _by_quadrature(rows: RowFunction, mean: Array, root: Array) -> Choice:
-    every, coarsest = np.arange(len(mean)), np.zeros(len(mean), dtype=np.int16)
-    return chosen(rows, mean, root, every, coarsest, rows.whitened(mean, root, coarsest, every), _TOLERANCE)
+    parts = []
+    for part in slices(len(mean), _AT_A_TIME):
+        at = np.arange(part.start, part.stop)
+        coarsest = np.zeros(len(at), dtype=np.int16)
+        whitened = rows.whitened(mean[part], root[part], coarsest, at)
+        parts.append(chosen(rows, mean[part], root[part], at, coarsest, whitened, _TOLERANCE))
+    codes, expected, errors = zip(*parts, strict=True)
+    return Choice(np.concatenate(codes), np.concatenate(expected, axis=1), np.concatenate(errors))
 
 
 @dataclass(frozen=True)
