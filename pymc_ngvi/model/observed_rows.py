@@ -29,7 +29,7 @@ from pymc_ngvi.model.predictors.expectation import RowFunction
 from pymc_ngvi.model.predictors.found import Predictors
 from pymc_ngvi.model.predictors.lift import Apart, CannotLift, Lift
 from pymc_ngvi.model.predictors.linear_map import AffineMap
-from pymc_ngvi.model.predictors.row_functions import row_function
+from pymc_ngvi.model.predictors.row_functions import row_function, shared_first
 from pymc_ngvi.model.predictors.terms import Rows, lifted
 from pymc_ngvi.model.sparsity.dependence import moved_inputs
 from pymc_ngvi.model.sparsity.dependence_sets import Ints, TooDenseError
@@ -249,6 +249,7 @@ def _kind(
     needed = set(ancestors([value]))
     slots = [slot for slot in basis.slots if slot in needed]
     rows = Rows(basis.index(slots), slots, _of(value, data), value).by_sum()
+    rows = rows if rows.n_summed else shared_first(rows)[0]  # in the order of the function that is compiled
     if rows.n_directions > _MOST_PREDICTORS:
         raise CannotLift(f"an observation varies in {rows.n_directions} directions")
     written = [basis.of(candidate, lift.data) for candidate in candidates]

@@ -121,7 +121,11 @@ def _without_sites(
     k, n = rows.k, len(mean)
     numbers = np.concatenate([mean, grad, hessian.reshape(n, k * k), shift[:, None]], axis=1)
     tilted = RowFunction(
-        _Tilted(rows.function, k), rows.index, [*rows.data, *numbers.T[:, None]], np.ones((k, k), dtype=np.bool_)
+        _Tilted(rows.function, k),
+        rows.index,
+        [*rows.data, *numbers.T[:, None]],
+        np.ones((k, k), dtype=np.bool_),
+        n_shared=rows.n_shared,
     )
     found = _by_quadrature(tilted, mean, root)
     return found.whitened[0], found.error
