@@ -19,9 +19,9 @@ FLOORS = (
     "mixtures.student_t", "mixtures", "marginal", "nested", "fitting", "results.costs",
     "results.row_words", "results.structure", "results.convert", "results.components",
     "results.posterior", "results.distributions", "results.corrections", "results.diagnosis", "results.sampling",
-    "results.moments", "results.marginal_likelihood", "results.samplers", "results.plotting", "results.summary",
-    "results.fitted", "results.exact_step", "results.nested_first", "results.persistence", "results.methods", "results",
-    "inference", "function", "register", "",
+    "results.moments", "results.marginal_likelihood", "results.sites", "results.samplers", "results.plotting",
+    "results.summary", "results.fitted", "results.exact_step", "results.nested_first", "results.persistence",
+    "results.methods", "results", "inference", "function", "register", "",
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.types import Array, FittedState, GaussianState, MatrixHessian, Rule, VariationalState
-from pymc_ngvi.families import FilledState, MixtureState, SparseState, StudentTState
+from pymc_ngvi.families import FilledState, MixtureState, SparseState, StudentTState, SummedState
 from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.fitting.problem import Problem
 from pymc_ngvi.model import Layout, LogDensity
@@ -129,9 +129,9 @@ class Earlier:
         if type(template) is not type(self.q) or not np.array_equal(self.ours, self.theirs):
             return False
         new, old = map(methodcaller("arrays"), (template, self.q))
+        params = template.params()  # the others are of the form
         return new.keys() == old.keys() and all(
-            a.shape == old[name].shape and (a.dtype.kind == "f" or np.array_equal(a, old[name]))
-            for name, a in new.items()
+            a.shape == old[name].shape and (name in params or np.array_equal(a, old[name])) for name, a in new.items()
         )
 
     def _precision(self, scale: Array, ours: NDArray[np.intp], theirs: NDArray[np.intp]) -> Array | None:
@@ -158,6 +158,8 @@ def _with_precision(state: FittedState, precision: Array) -> FittedState:
 
 
 def _gaussian_with(state: GaussianState, precision: Array) -> GaussianState:
+    if isinstance(state, SummedState):  # which sums a dense matrix has is not known
+        return state
     hessian = MatrixHessian(
         -precision, state.structure.pattern if isinstance(state, SparseState | FilledState) else None
     )

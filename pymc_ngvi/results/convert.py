@@ -13,6 +13,7 @@ from pymc.backends.base import MultiTrace
 from pymc.backends.ndarray import NDArray as NDArrayTrace
 
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.core.version import __version__
 from pymc_ngvi.model import Layout
 from pymc_ngvi.model.layout import Variable
@@ -144,16 +145,35 @@ def constrained_dataset(model: pm.Model, values: dict[str, NDArray[np.generic]])
     """Return one value of each variable, (...), as a Dataset with the dims and coords of the model."""
     data = {}
     for name, value in values.items():
-        dims = model.named_vars_to_dims.get(name)
-        if dims is None or None in dims or len(dims) != np.ndim(value):
-            dims = _plain_dims(name, np.shape(value))
-        coords = {}
-        for dim, length in zip(dims, np.shape(value), strict=True):
-            labels = model.coords.get(dim)
-            if labels is not None and len(labels) == length:
-                coords[dim] = np.asarray(labels)
+        dims, coords = axes_of(model, name, np.shape(value))
         data[name] = xr.DataArray(value, dims=dims, coords=coords)
     return xr.Dataset(data)
+
+
+def axes_of(
+    model: pm.Model, name: str, shape: tuple[int, ...], *, leading: bool = False
+) -> tuple[tuple[str, ...], dict[str, AnyArray]]:
+    """Return the dims and coords of a variable of a model, or of a part of it.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    name : str
+    shape : tuple of int
+        Its own, or that of its first axes.
+    leading : bool, default False
+        Whether the shape may be that of the first axes alone.
+    """
+    named = model.named_vars_to_dims.get(name)
+    dims = None if named is None else named[: len(shape)] if leading else named
+    if dims is None or None in dims or len(dims) != len(shape):
+        dims = _plain_dims(name, shape)
+    coords = {}
+    for dim, length in zip(dims, shape, strict=True):
+        labels = model.coords.get(dim)
+        if labels is not None and len(labels) == length:
+            coords[dim] = np.asarray(labels)
+    return tuple(dims), coords
 
 
 def _dims_that_do_not_fit(trace: MultiTrace, model: pm.Model) -> dict[str, list[str]]:

@@ -42,7 +42,7 @@ def predictors(logp: Variable, theta: Variable, facts: Facts) -> list[Variable]:
     >>> found.type.shape
     (5,)
     """
-    affine, nodes = _affine(theta, facts)
+    affine, nodes = affine_functions(theta, facts)
     # Conditions count, too, through which no derivative passes.
     others = (node for node in toposort([logp]) if node not in nodes)
     return list(dict.fromkeys(_root(i, facts) for node in others for i in node.inputs if i in affine))
@@ -50,7 +50,7 @@ def predictors(logp: Variable, theta: Variable, facts: Facts) -> list[Variable]:
 
 def grouped(logp: Variable, facts: Facts, theta: Variable) -> Variable:
     """Return log p with the affine operands of sums that are not affine added up first."""
-    affine, nodes = _affine(theta, facts)
+    affine, nodes = affine_functions(theta, facts)
     sums = {}
     for node in facts.nodes:
         if node in nodes or not isinstance(node.op, Elemwise) or not isinstance(node.op.scalar_op, ps.Add):
@@ -72,10 +72,10 @@ def with_others(logp: Variable, others: dict[Variable, Variable]) -> Variable:
 
 def affine_nodes(theta: Variable, facts: Facts) -> set[Apply]:
     """Return the nodes whose outputs are affine functions of theta."""
-    return _affine(theta, facts)[1]
+    return affine_functions(theta, facts)[1]
 
 
-def _affine(theta: Variable, facts: Facts) -> tuple[set[Variable], set[Apply]]:
+def affine_functions(theta: Variable, facts: Facts) -> tuple[set[Variable], set[Apply]]:
     """Return the variables that are affine functions of theta, and the nodes that make them."""
     affine, nodes = {theta}, set[Apply]()
     for node in facts.nodes:

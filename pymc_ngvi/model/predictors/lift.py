@@ -112,6 +112,18 @@ class Lift:
             self._done[key] = self._lifted(var, index)
         return self._done[key]
 
+    def copy(self) -> "Lift":
+        """Return another one that has lifted the same, and goes on by itself."""
+        return Lift(self.facts, self.predictors, dict(self.slots), dict(self.data), dict(self._done))
+
+    def back_to(self, other: "Lift") -> None:
+        """Forget what was lifted since another one was like this one."""
+        self.slots, self.data, self._done = other.slots, other.data, other._done
+
+    def columns(self, n_rows: int) -> Ints:
+        """Return the predictors of each row, (n_rows, n_slots)."""
+        return np.stack([np.broadcast_to(at, n_rows) for at in self.slots.values()], axis=1)
+
     def _lifted(self, var: Variable, index: Ints) -> Variable:
         if var is self.predictors:
             return self._slot(index)

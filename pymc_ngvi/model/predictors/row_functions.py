@@ -48,9 +48,7 @@ def with_data(function: RowFunction, rows: Rows) -> RowFunction:
 
 def _by_shared(rows: Rows, compile_: CompiledOnce) -> RowFunction:
     """Compile rows, with predictors that all of them share first, and these with one column."""
-    is_shared = (rows.index == rows.index[0]).all(axis=0) & (len(rows.index) > 1)
-    order, n_shared = np.argsort(~is_shared, kind="stable"), int(is_shared.sum())
-    rows = replace(rows, index=np.ascontiguousarray(rows.index[:, order]), slots=[rows.slots[a] for a in order])
+    rows, n_shared = shared_first(rows)
     shared = [pt.matrix(slot.name, dtype="float64", shape=(None, 1)) for slot in rows.slots[:n_shared]]
     with without_c():
         [value] = clone_replace(
@@ -58,6 +56,14 @@ def _by_shared(rows: Rows, compile_: CompiledOnce) -> RowFunction:
         )
     function = compile_([*shared, *rows.slots[n_shared:], *rows.data], [value])
     return RowFunction(function, rows.index, list(rows.data.values()), _interacts(rows), n_shared=n_shared)
+
+
+def shared_first(rows: Rows) -> tuple[Rows, int]:
+    """Return rows with predictors that all of them share first, and how many these are; none of a single row."""
+    is_shared = (rows.index == rows.index[0]).all(axis=0) & (len(rows.index) > 1)
+    order = np.argsort(~is_shared, kind="stable")
+    index, slots = np.ascontiguousarray(rows.index[:, order]), [rows.slots[a] for a in order]
+    return replace(rows, index=index, slots=slots), int(is_shared.sum())
 
 
 def _interacts(rows: Rows) -> NDArray[np.bool_]:

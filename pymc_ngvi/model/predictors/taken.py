@@ -50,7 +50,13 @@ class Taken:
     @property
     def value(self) -> float:
         """The expectation of the sum of all rows."""
-        return float(self._whitened[0].sum())
+        return float(self.values.sum())
+
+    @property
+    def values(self) -> Array:
+        """The expectation of each row, (n_rows,)."""
+        result: Array = self._whitened[0]
+        return result
 
     def choose(self, tolerance: float) -> None:
         """Choose the rules of rows that are wider than those they have were chosen for, or much narrower."""

@@ -209,8 +209,35 @@ def _weights(logp: Variable, parts: list[Variable], facts: Facts, compile_: Comp
 def _rows(var: Variable, weight: Array, predictors: Variable, facts: Facts) -> Iterator[Rows]:
     """Lift the elements of a variable that count, in as many groups as it takes."""
     flat = weight.ravel()
-    waiting = [np.flatnonzero(flat)]
-    made: list[Rows] = []
+    for index, lift, value in lifted(var, np.flatnonzero(flat), predictors, facts):
+        factor = pt.tensor("weight", dtype="float64", shape=(1, None))
+        data = {**lift.data, factor: flat[index][None]}
+        sources = {**lift.sources, factor: Source(var, index, is_weight=True)}
+        yield Rows(lift.columns(len(index)), list(lift.slots), data, factor * value, sources=sources)
+
+
+def lifted(var: Variable, index: Ints, predictors: Variable, facts: Facts) -> list[tuple[Ints, Lift, Variable]]:
+    """Lift elements of a variable, in as many groups as it takes.
+
+    Parameters
+    ----------
+    var : pytensor variable
+    index : ndarray of int, shape (n_elements,)
+        Flat positions in it.
+    predictors : pytensor vector
+    facts : Facts
+
+    Returns
+    -------
+    list of (ndarray of int, Lift, pytensor variable)
+        The elements of each group, what they were lifted by, and the function of rows.
+
+    Raises
+    ------
+    CannotLift
+    """
+    waiting = [index]
+    made: list[tuple[Ints, Lift, Variable]] = []
     while waiting:
         index = waiting.pop()
         lift = Lift(facts, predictors)
@@ -223,12 +250,8 @@ def _rows(var: Variable, weight: Array, predictors: Variable, facts: Facts) -> I
             continue
         if not 0 < len(lift.slots) <= _MOST_SLOTS:
             raise CannotLift(f"an element depends on {len(lift.slots)} predictors")
-        factor = pt.tensor("weight", dtype="float64", shape=(1, None))
-        columns = [np.broadcast_to(at, len(index)) for at in lift.slots.values()]
-        data = {**lift.data, factor: flat[index][None]}
-        sources = {**lift.sources, factor: Source(var, index, is_weight=True)}
-        made.append(Rows(np.stack(columns, axis=1), list(lift.slots), data, factor * value, sources=sources))
-    yield from made
+        made.append((index, lift, value))
+    return made
 
 
 def _whole(var: Variable, weight: Array, predictors: Variable, dependences: Dependences) -> Rows | None:

@@ -10,6 +10,7 @@ from pymc_ngvi.results.methods.moments import MomentMethods
 from pymc_ngvi.results.methods.plots import PlotMethods
 from pymc_ngvi.results.methods.samplers import SamplerMethods
 from pymc_ngvi.results.methods.saving import SavingMethods
+from pymc_ngvi.results.methods.sites import SiteMethods
 from pymc_ngvi.results.methods.summary import SummaryMethods
 
 
@@ -24,6 +25,7 @@ class Methods(
     ComponentMethods,
     PlotMethods,
     SamplerMethods,
+    SiteMethods,
     SavingMethods,
 ):
     """What `NGVIApproximation` inherits beside ``pymc.Approximation``."""

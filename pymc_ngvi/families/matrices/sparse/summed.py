@@ -160,7 +160,7 @@ class SummedStructure(FilledStructure):
             If it has no sums, or others, or entries that the factor has not.
         """
         found = hessian.summed
-        if found is None or found.weights.shape != self.weights.shape:
+        if found is None or not np.array_equal(found.weights, self.weights):
             raise ValueError("The Hessian of this target has other sums than the structure of the precision.")
         values, n = -hessian.summed_values(), self.n_dim
         rows, cols = found.pattern.rows, found.pattern.cols
