@@ -10,7 +10,7 @@ from pymc_ngvi import LogDensity, Status, fit_ngvi, load
 from pymc_ngvi.core.moments import Moments
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.target import MeanHessian
-from pymc_ngvi.families import FullPrecisionState, FullState, SparseFamily, SummedState
+from pymc_ngvi.families import FullPrecisionState, FullState, SparseFamily, SummedState, fill
 from pymc_ngvi.families.matrices.sparse.summed import SummedStructure
 from pymc_ngvi.fitting import auto, session
 from pymc_ngvi.model.predictors import sums as wide
@@ -265,10 +265,11 @@ MODELS = {
 def few(monkeypatch):
     """Let sums be over few coordinates: models of users have hundreds."""
     monkeypatch.setattr(wide, "_MANY", 20)
-    monkeypatch.setattr(auto, "_MANY_PAIRS", 0)
+    monkeypatch.setattr(fill, "_MANY_PAIRS", 0)
     monkeypatch.setattr(auto, "_SMALL", 10)
     monkeypatch.setattr(auto, "_CALLS", 0.0)
-    monkeypatch.setattr(auto, "filled_cost", lambda structure: 1.0)
+    for module in (auto, fill):
+        monkeypatch.setattr(module, "filled_cost", lambda structure: 1.0)
 
 
 @pytest.mark.usefixtures("few")

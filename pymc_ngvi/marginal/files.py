@@ -60,7 +60,7 @@ class InFiles:
         if forest.n_local:
             quadrature = LogMarginal.of_content(content["quadrature"], fitted, forest, sampled.bend.forward)
         sequences = Sequences(quadrature or Plain(fitted.logp), content["seed"])
-        state = cls(sampled, sequences, gaussian, forest, quadrature, fitted)  # type: ignore[call-arg]
+        state = cls(sampled, sequences, gaussian, forest, quadrature, fitted)
         vars(state).update(_moments=moments, checks=checks)
         return state
 

@@ -111,7 +111,7 @@ class Sampler:
 
     def __init__(
         self,
-        function: LogMarginal | Callable[[Array], Array],
+        function: LogMarginal | Plain | Callable[[Array], Array],
         mean: Array,
         cov: Array,
         seed: int,

@@ -168,7 +168,7 @@ class ConditionalFits:
 
     def _by_search(self, start: GaussianState) -> Conditional | None:
         """Fit by a line search."""
-        rule = LineSearch(self._target, natural, Quadrature(), seed=0, tol=_TOL)  # type: ignore[arg-type]
+        rule = LineSearch(self._target, natural, Quadrature(), seed=0, tol=_TOL)
         state, status = rule.init(start), None
         for _ in range(_MOST_STEPS):
             if (status := rule.terminate(state)) is not None:

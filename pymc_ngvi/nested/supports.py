@@ -1,6 +1,5 @@
 """Latent variables given hyperparameters, from Gaussian fits at a few values of these."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ _PER_TERM, _RIDGE = 2.0, 1e-3
 
 
 @stored("nested.supports", content=("points", "means", "factors", "first"), make="of_content")
-@dataclass(frozen=True, eq=False)
 class Supports:
     """Gaussians of the latent variables at some values of the hyperparameters.
 
@@ -31,19 +29,15 @@ class Supports:
         Of one structure.
     """
 
-    points: Array
-    states: list[Any]
-
-    def __post_init__(self) -> None:
-        means = np.array([q.location for q in self.states])
+    def __init__(self, points: Array, states: list[Any]) -> None:
+        self.points, self.states = points, states
+        means = self.means
         terms = self._terms(self.points)
         apart = means - means.mean(axis=0)
         gram = terms.T @ terms + _RIDGE * len(terms) * np.eye(terms.shape[1])
-        slopes = np.linalg.solve(gram, (terms - terms.mean(axis=0)).T @ apart)
-        vars(self).update(
-            _slopes=slopes, _offsets=means - terms @ slopes, _tree=cKDTree(self.points),
-            _sds=[None] * len(self.states),
-        )  # fmt: skip
+        self._slopes: Array = np.linalg.solve(gram, (terms - terms.mean(axis=0)).T @ apart)
+        self._offsets: Array = means - terms @ self._slopes
+        self._tree = cKDTree(points)
 
     # --- files ---
 

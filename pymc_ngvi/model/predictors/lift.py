@@ -56,13 +56,13 @@ class Source(NamedTuple):
     ----------
     var : pytensor variable
         Whose value they are elements of; or, of weights, whose elements they weigh.
-    index : ndarray of int
+    elements : ndarray of int
         Which, flat.
     is_weight : bool
     """
 
     var: Variable
-    index: Ints
+    elements: Ints
     is_weight: bool = False
 
 

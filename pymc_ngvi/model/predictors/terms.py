@@ -129,10 +129,10 @@ class Terms:
                 values = weights.get(source.var) if source.is_weight else np.asarray(facts.value(source.var)).ravel()
                 if values is None:
                     return None
-                data[given] = values[source.index][None].astype(given.type.dtype)
+                data[given] = values[source.elements][None].astype(given.type.dtype)
             made.append(replace(rows, data=data))
         n_counted = sum(np.count_nonzero(weight) for var, weight in weights.items() if var is not predictors)
-        n_before = sum(len(s.index) for rows in self.rows for s in rows.sources.values() if s.is_weight)
+        n_before = sum(len(s.elements) for rows in self.rows for s in rows.sources.values() if s.is_weight)
         return Terms(made, slope, [], [], self.weigh) if n_counted == n_before else None
 
 
