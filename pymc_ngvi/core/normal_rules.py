@@ -33,6 +33,8 @@ _FEW = 2
 _SPARSE, _NODES = (2, 3, 4, 5), (1, 3, 5, 7, 9, 11)
 
 
+#: Nodes from which on a rule of one dimension tells of third and fourth derivatives.
+_BENDS = 5
 #: Nodes nearer to 0 are 0; decimals in which nodes are told apart.
 _ZERO, _DECIMALS = 1e-12, 12
 
@@ -74,6 +76,18 @@ def rule(k: int, levels: tuple[int, ...]) -> Rule:
     second = nodes[:, i] * nodes[:, j] - (i == j)
     parts = np.concatenate([np.ones((len(nodes), 1)), nodes, second], axis=1)
     return Rule(nodes, np.ascontiguousarray((weights[:, None] * parts).T))
+
+
+@functools.cache
+def bend_weights(level: int) -> Array:
+    """Return the weights of (z^3 - 3 z) f and (z^4 - 6 z^2 + 3) f in one dimension, (2, n_nodes); 0 of coarse rules.
+
+    With three nodes they would tell of second derivatives.
+    """
+    z, w = _line(level)
+    if len(z) < _BENDS:
+        return np.zeros((2, len(z)))
+    return np.asarray(w * np.stack([z**3 - 3.0 * z, z**4 - 6.0 * z**2 + 3.0]))
 
 
 @functools.cache

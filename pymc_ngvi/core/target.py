@@ -187,6 +187,25 @@ class RowRules:
     sd: NDArray[np.float32]
 
 
+@stored("row_bends")
+@dataclass(frozen=True, eq=False)
+class Bends:
+    """How the expected derivatives of rows change with q, where each row is a function f of one predictor.
+
+    Parameters
+    ----------
+    second, third, fourth : ndarray, shape (n_rows,)
+        E[f''], E[f^(3)], E[f^(4)].
+    is_bent : ndarray of bool, shape (n_rows,)
+        Where the last two are more than rounding.
+    """
+
+    second: Array
+    third: Array
+    fourth: Array
+    is_bent: NDArray[np.bool_]
+
+
 class Expectation(NamedTuple):
     """What log p is on average under one q.
 
@@ -202,6 +221,8 @@ class Expectation(NamedTuple):
         E[hess log p].
     rules : RowRules
         What it was taken by.
+    bends : Bends or None
+        None where some row is a function of several predictors.
     """
 
     value: float
@@ -209,6 +230,7 @@ class Expectation(NamedTuple):
     grad: Array
     hessian: MeanHessian
     rules: RowRules
+    bends: Bends | None = None
 
 
 @runtime_checkable
@@ -230,6 +252,9 @@ class RowsTarget(Protocol):
         least : float
             Nats; no other rules are taken where the value by these, or the coarsest, is lower.
         """
+
+    def directions(self, rows: NDArray[np.intp]) -> Array:
+        """Return the slopes of the only predictor of each of some rows, (n, n_dim)."""
 
     def rows_cover(self, draw: Callable[[], Array]) -> bool:
         """Tell whether rows are all of log p at draws, some of which may be outside its support.

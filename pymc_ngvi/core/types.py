@@ -17,6 +17,7 @@ from pymc_ngvi.core.moments import Moments, PathMoments
 from pymc_ngvi.core.states import FittedState, GaussianState, VariationalState
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.target import (
+    Bends,
     Density,
     Expectation,
     GaussNewtonTarget,
@@ -35,6 +36,7 @@ __all__ = [
     "Array",
     "Assessment",
     "BaseDraws",
+    "Bends",
     "Density",
     "Direction",
     "Estimator",

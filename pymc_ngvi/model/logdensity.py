@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pymc as pm
 
+from numpy.typing import NDArray
+
 from pymc_ngvi.core.heap import keep_freed_memory
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.types import Array, Expectation, MeanHessian, RowRules, Spread
@@ -304,6 +306,11 @@ class LogDensity:
             self.by_rows.check(q.location)
         self.count_expectation()
         return rows.under(q, self, rules, adapt=adapt, least=least)
+
+    def directions(self, rows: NDArray[np.intp]) -> Array:
+        """Return the slopes of the only predictor of each of some rows; see `RowsTarget`."""
+        assert self.rows is not None
+        return self.rows.directions(rows)
 
     def check_rows(self, theta: Array) -> None:
         """Compare rows with log p at a point, (n_dim,).

@@ -47,6 +47,10 @@ class RowSpaceDensity:
         hessian = _WithPrior(found.hessian, inside)
         return found._replace(value=found.value + prior, grad=grad, hessian=hessian)
 
+    def directions(self, rows: NDArray[np.intp]) -> Array:
+        """Return the slopes of the only predictor of each of some rows; see `RowsTarget`."""
+        return self._rows.directions(rows)
+
     def rows_cover(self, draw: Callable[[], Array]) -> bool:
         """Tell whether rows are all of log p at draws; see `RowsTarget`."""
         return self.density.rows_cover(lambda: self.space.to_theta(draw()))

@@ -23,7 +23,7 @@ from pymc_ngvi.core.types import (
     Array,
     Assessment,
     BaseDraws,
-    Density,
+    Bends,
     Direction,
     Estimator,
     Evaluation,
@@ -34,15 +34,16 @@ from pymc_ngvi.core.types import (
     StepRule,
     Target,
     Update,
-    VariationalState,
 )
 from pymc_ngvi.estimators.quadrature import ExactEvaluation, Quadrature
 from pymc_ngvi.steps.adaptive.growth import Growth
 from pymc_ngvi.steps.adaptive.scales import MAX_RECOVERIES, Tools, recovered
 from pymc_ngvi.steps.adaptive.secant import Pair, correct, moments_of, natural_gradient, trusted
+from pymc_ngvi.steps.newton import Newton, newton
 from pymc_ngvi.steps.schedule.linesearch import Failure, search
 from pymc_ngvi.steps.schedule.state import Step
 from pymc_ngvi.steps.schedule.tolerance import Tolerance
+from pymc_ngvi.steps.trials import ROUNDING, Following, Trials
 
 #: Steps kept for the secant correction: where the metric is exact, and where it is not; the gap in nats, and for each
 #: coordinate, below which steps are learned from; part of what its slope promises that a corrected step must gain.
@@ -55,12 +56,11 @@ _PART = 0.002
 _MOST_IDLE = 3
 #: Nats to which an ELBO is known at best, as the tolerance of quadrature has it: a smaller gap means nothing.
 _KNOWN = 1e-4
-#: Nats between two ELBOs beyond which it does not matter that they are by different rules of quadrature.
-_CLOSE = 0.05
-#: Relative rounding of an ELBO.
-_ROUNDING = 1e-12
 #: Step size below which a fit gets nowhere that is held back by where finer rules are not finite.
 _CREEPING = 1e-3
+#: Standard deviations that a mean may move without another look at how fine rules have to be; steps of Newton that are
+#: tried along one direction, and times that none may be found.
+_FAR, _FEW_TRIALS, _MOST_FAILURES = 0.5, 3, 3
 #: Draws of a converged q at which conditions that rows leave out are looked for.
 _N_CHECKED = 32
 _NO_DRAWS = BaseDraws(np.empty((0, 0)), 1)
@@ -98,6 +98,14 @@ class LineSearchState:
         Of standard deviations.
     n_recoveries : int
         Times that may follow in which lost scales are looked for.
+    bends : Bends or None
+        How expected derivatives of rows change.
+    sites : ndarray, shape (n_rows,), or None
+        The part of the precision that is of each row; None where it is not known.
+    bent : bool
+        Whether the ELBO fell by a natural step of full size: steps of Newton are tried from then on.
+    n_newton : int
+        Times that these may fail, or leave the support.
     """
 
     q: GaussianState
@@ -115,6 +123,10 @@ class LineSearchState:
     blind: bool = False
     growth: Growth = field(default_factory=Growth)
     n_recoveries: int = MAX_RECOVERIES
+    bends: Bends | None = None
+    sites: Array | None = None
+    bent: bool = False
+    n_newton: int = _MOST_FAILURES
 
     n_draws = 0
     n_dropped = 0
@@ -138,59 +150,11 @@ class _Start(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """A step that was accepted, and the nats gained."""
+    """A step that was accepted, the nats gained, and whether log p is finite at what was tried before."""
 
     step: Step[GaussianState, ExactEvaluation]
     gain: float
-
-
-class _Trials:
-    """Trials of one search, compared with the state where it starts by the same rules of quadrature, if it is close.
-
-    Attributes
-    ----------
-    left_support : bool
-        Whether rules that a trial needs found points where log p is not finite, and those of the start none.
-    """
-
-    def __init__(self, by_rules: Callable[..., ExactEvaluation], state: LineSearchState) -> None:
-        self._by_rules, self._q = by_rules, state.q
-        self.rules, self.elbo = state.rules, state.elbo
-        self.left_support = False
-
-    def evaluate(self, q: GaussianState) -> ExactEvaluation:
-        """Evaluate a trial, and the start once more where that took other rules."""
-        evaluation = self._by_rules(q, self.rules, adapt=True, least=self._least)
-        found, before = evaluation.expectation.rules, self.rules
-        same = before is None or np.array_equal(found.level, before.level)
-        if not self.accept(evaluation):  # whatever other rules say
-            self.left_support |= not same and not evaluation.finite.all()
-            return evaluation
-        if not same and abs(evaluation.elbo - self.elbo) < _CLOSE:
-            self.elbo = self._by_rules(self._q, found).elbo
-        self.rules = found
-        return evaluation
-
-    def accept(self, evaluation: ExactEvaluation) -> bool:
-        """Tell whether the ELBO does not fall."""
-        return bool(np.isfinite(evaluation.elbo) and evaluation.elbo >= self._least)
-
-    @property
-    def _least(self) -> float:
-        return self.elbo - _ROUNDING * (1.0 + abs(self.elbo))
-
-
-class _Following(Quadrature):
-    """Expectations by the rules of the one before, and by others where its rows are wider or narrower."""
-
-    def __init__(self, rules: RowRules | None) -> None:
-        self._rules = rules
-
-    def evaluate(self, target: Density, state: VariationalState, base: BaseDraws) -> ExactEvaluation:
-        """Take the expectation of log p under a Gaussian."""
-        evaluation = self.by_rules(target, cast(GaussianState, state), self._rules, adapt=True)
-        self._rules = evaluation.expectation.rules
-        return evaluation
+    all_finite: bool
 
 
 class LineSearch(StepRule[GaussianState, LineSearchState]):
@@ -237,7 +201,9 @@ class LineSearch(StepRule[GaussianState, LineSearchState]):
         if not evaluation.finite.all():
             return replace(state, stalled=True, blind=True)
         found, moments = evaluation.expectation, self._measured(state.q, evaluation)
-        return replace(state, elbo=evaluation.elbo, moments=moments, rules=found.rules, error=found.error)
+        return replace(
+            state, elbo=evaluation.elbo, moments=moments, rules=found.rules, error=found.error, bends=found.bends
+        )
 
     def step(self, state: LineSearchState) -> LineSearchState:
         """Take one step."""
@@ -250,13 +216,19 @@ class LineSearch(StepRule[GaussianState, LineSearchState]):
 
     def _with_scales(self, state: LineSearchState) -> LineSearchState:
         """Look for lost scales elsewhere; return the state as it is where none are."""
-        tools = Tools(self._target, self._update, _Following(state.rules), _NO_DRAWS, _NO_DRAWS)
+        tools = Tools(self._target, self._update, Following(state.rules), _NO_DRAWS, _NO_DRAWS)
         q = recovered(tools, state.q)
         if q is None:
             return replace(state, n_recoveries=0 if self._is_solved(state) else state.n_recoveries)
         return replace(self.init(q), growth=state.growth, n_recoveries=state.n_recoveries - 1)
 
     def _stepped(self, state: LineSearchState) -> LineSearchState:
+        known = self._newton(state)
+        if known is not None:
+            new = self._by_newton(state, known)
+            if new is not None:
+                return new
+            state = replace(state, n_newton=state.n_newton - 1)
         gradient = natural_gradient(state.q, state.moments)
         if state.pairs and state.moments.gap < _near(state.q):
             direction = correct(state.pairs, gradient, state.q.inner)
@@ -268,11 +240,34 @@ class LineSearch(StepRule[GaussianState, LineSearchState]):
         slope = 2.0 * state.moments.gap
         found = self._search(state, gradient, slope)
         if not isinstance(found, Failure):
-            return self._moved(state, found, gradient, slope)
+            moved = self._moved(state, found, gradient, slope)
+            rho = found.step.size
+            bent = state.bent or (found.all_finite and rho < min(1.0, state.next_step_size))
+            return replace(moved, sites=_mixed(state, rho), bent=bent)
         if np.isnan(state.error):
             anew = self._anew(state)
             return anew if anew.blind else self._stepped(anew)
         return replace(state, stalled=True, blind=found is Failure.NOT_FINITE, next_step_size=1.0)
+
+    def _newton(self, state: LineSearchState) -> Newton | None:
+        if not (state.bent and state.n_newton):
+            return None
+        return newton(cast(RowsTarget, self._target), state.q, state.moments, state.bends, state.sites)
+
+    def _by_newton(self, state: LineSearchState, known: Newton) -> LineSearchState | None:
+        """Take a step of Newton; None where the ELBO falls by it."""
+        least = _PART * self._tolerance.least(state.q)
+        if max(known.slope, state.gap) < least:
+            return replace(state, gain=known.slope)
+        # Rules of quadrature are those of widths: where means go far, they are chosen anew.
+        start = replace(state, rules=None) if known.farthest > _FAR else state
+        found = self._along(start, known.propose, known.slope, known.first, _FEW_TRIALS)
+        if isinstance(found, Failure):
+            anew = self._anew(state) if np.isnan(state.error) else state
+            again = None if anew is state or np.isnan(anew.error) else self._newton(anew)
+            return None if again is None else self._by_newton(anew, again)
+        n_newton = state.n_newton - (not found.all_finite)
+        return replace(self._arrived(state, found), sites=known.sites_after(found.step.size), n_newton=n_newton)
 
     def terminate(self, state: LineSearchState) -> Status | None:
         """Return why to stop, or None to go on."""
@@ -314,32 +309,40 @@ class LineSearch(StepRule[GaussianState, LineSearchState]):
 
     def _search(self, state: LineSearchState, direction: Array, slope: float) -> _Found | Failure:
         """Go along a direction as far as the ELBO does not fall."""
-        by_rules = functools.partial(self._estimator.by_rules, self._target)
-        trials = _Trials(by_rules, state)
 
         def propose(rho: float) -> GaussianState | None:
             # Beyond a full step, the direction is longer, not the part of the old precision that is left negative.
             moments = moments_of(state.q, state.moments, max(rho, 1.0) * direction)
             return self._update(state.q, moments, min(rho, 1.0), rho <= 1.0)
 
+        found = self._along(state, propose, slope, state.next_step_size)
+        if isinstance(found, Failure):
+            return found
+        return found._replace(step=found.step._replace(direction=found.step.size * direction))
+
+    def _along(
+        self,
+        state: LineSearchState,
+        propose: Callable[[float], GaussianState | None],
+        slope: float,
+        first: float,
+        most_trials: int = 8,
+    ) -> _Found | Failure:
+        by_rules = functools.partial(self._estimator.by_rules, self._target)
+        trials = Trials(by_rules, state)
         found = search(
-            propose,
-            trials.evaluate,
-            trials.accept,
-            elbo=state.elbo,
-            slope=slope,
-            first=state.next_step_size,
+            propose, trials.evaluate, trials.accept, elbo=state.elbo, slope=slope, first=first, most_trials=most_trials
         )
         if isinstance(found, Failure):
             return found
         if trials.left_support and found.size < _CREEPING:
             return Failure.NOT_FINITE
-        return _Found(found._replace(direction=found.size * direction), found.evaluation.elbo - trials.elbo)
+        return _Found(found, found.evaluation.elbo - trials.elbo, trials.all_finite)
 
     def _moved(self, state: LineSearchState, found: _Found, gradient: Array, slope: float) -> LineSearchState:
-        step, gain = found
-        moments = self._measured(step.q, step.evaluation)
-        after = natural_gradient(step.q, moments)
+        step, gain = found.step, found.gain
+        new = self._arrived(state, found)
+        after = natural_gradient(step.q, new.moments)
         pairs, most = state.pairs, _N_PAIRS if state.q.exact_metric else _N_PAIRS_INEXACT
         if step.direction is not None and (not state.q.exact_metric or state.moments.gap < _near(state.q)):
             pair = Pair(step.direction, gradient - after)
@@ -347,22 +350,38 @@ class LineSearch(StepRule[GaussianState, LineSearchState]):
         # A quadratic whose curvature is the metric's gains half of what its slope promises; more tells of a plateau.
         is_flat = gain > _FLAT * step.size * slope
         longest = _LONGEST if is_flat and step.size >= 1.0 else 1.0
+        left = 0.5 * step.q.inner(after, correct(pairs, after, step.q.inner))
+        return replace(new, next_step_size=min(longest, 2.0 * step.size), pairs=pairs, left=left)
+
+    def _arrived(self, state: LineSearchState, found: _Found) -> LineSearchState:
+        """Return the state after a step, with nothing learned from it."""
+        step, gain = found.step, found.gain
+        expectation, moments = step.evaluation.expectation, self._measured(step.q, step.evaluation)
         return replace(
             state,
             q=step.q,
             elbo=step.evaluation.elbo,
             moments=moments,
-            rules=step.evaluation.expectation.rules,
-            error=step.evaluation.expectation.error,
+            rules=expectation.rules,
+            error=expectation.error,
             step_size=step.size,
-            next_step_size=min(longest, 2.0 * step.size),
-            pairs=pairs,
-            left=0.5 * step.q.inner(after, correct(pairs, after, step.q.inner)),
+            pairs=(),
+            left=moments.gap,
             gain=gain,
-            idle=0 if gain > _ROUNDING * (1.0 + abs(state.elbo)) else state.idle + 1,
+            idle=0 if gain > ROUNDING * (1.0 + abs(state.elbo)) else state.idle + 1,
             stalled=False,
             growth=state.growth.after(step.q),
+            bends=expectation.bends,
+            sites=None,
         )
+
+
+def _mixed(state: LineSearchState, rho: float) -> Array | None:
+    """Return the sites after a natural step of a size; None where they are not known."""
+    if state.bends is None or (state.sites is None and rho != 1.0):
+        return None
+    curvature = -state.bends.second
+    return curvature if state.sites is None else state.sites + rho * (curvature - state.sites)
 
 
 def _near(q: GaussianState) -> float:

@@ -91,6 +91,11 @@ class Dense(Structure):
 
     def covariances(self, factor: Array, sign: int, rows: NDArray[np.intp], cols: NDArray[np.intp]) -> Array:
         """Return entries of F F^T, (n,), or, for sign -1, of its inverse."""
+        if not len(rows):
+            return np.empty(0)
+        if rows is cols or np.array_equal(rows, cols):
+            variances: Array = self.sd(factor, sign)[rows] ** 2
+            return variances
         root = factor if sign > 0 else linalg.solve_lower(factor, np.eye(len(factor))).T
         result: Array = (root @ root.T)[rows, cols]
         return result

@@ -126,7 +126,7 @@ class _Search:
 
     def _apart(self, new: Array, old: Array) -> Array:
         with np.errstate(invalid="ignore"):
-            apart = np.abs(new - old)
+            apart = np.abs(new - old)[: self._function.n_moments]
             apart[1:] *= _OF_DERIVATIVES
         result: Array = np.where(np.isfinite(apart).all(axis=0), apart.max(axis=0), np.inf)
         return result

@@ -4,9 +4,10 @@ Gradient and Hessian with respect to the mean of the predictors come from values
 
     E[grad f] = L^-T E[f z],   E[hess f] = L^-T E[f (z z^T - I)] L^-1,   predictors = mean + L z,
 
-which holds for functions with kinks, too.
+which holds for functions with kinks, too. So do those of third and fourth order, of rows with one predictor.
 """
 
+import functools
 import math
 
 from collections.abc import Callable, Iterator, Sequence
@@ -81,6 +82,16 @@ class RowFunction:
         """Levels that each of these has."""
         return tuple(map(normal_rules.n_levels, self.blocks))
 
+    @property
+    def n_moments(self) -> int:
+        """Expectations that gradient and Hessian are made of, and the value."""
+        return 1 + self.k + self.k * (self.k + 1) // 2
+
+    @property
+    def n_bends(self) -> int:
+        """Expectations of third and fourth order beside these."""
+        return 2 if self.k == 1 else 0
+
     def n_nodes(self, code: int) -> int:
         """Nodes of a rule."""
         levels = unpacked(code, len(self.blocks))
@@ -98,6 +109,8 @@ class RowFunction:
     def whitened(self, mean: Array, root: Array, codes: Levels, rows: Index) -> Array:
         """Return E[f], E[f z] and E[f (z z^T - I)] of rows, each by its own rule.
 
+        Of rows with one predictor, E[f (z^3 - 3 z)] and E[f (z^4 - 6 z^2 + 3)] as well.
+
         Parameters
         ----------
         mean, root : ndarray, shapes (n_rows, k), (n_rows, k, k)
@@ -109,9 +122,9 @@ class RowFunction:
 
         Returns
         -------
-        ndarray, shape (1 + k + k (k + 1) / 2, n_rows)
+        ndarray, shape (n_moments + n_bends, n_rows)
         """
-        result = np.empty((1 + self.k + self.k * (self.k + 1) // 2, len(codes)))
+        result = np.empty((self.n_moments + self.n_bends, len(codes)))
         for code, at in by_code(codes):
             result[:, at] = self._by_rule(code, mean[at], root[at], rows[at])
         return result
@@ -126,6 +139,8 @@ class RowFunction:
 
     def _part(self, levels: tuple[int, ...], mean: Array, root: Array, data: list[Array]) -> Array:
         nodes, weights = rule(self.k, levels)
+        if self.n_bends:
+            weights = _with_bends(levels[0])
         points = [
             *points_at(mean[:1, : self.n_shared], root[:1], nodes),
             *points_at(mean[:, self.n_shared :], root[:, self.n_shared :], nodes),
@@ -208,6 +223,12 @@ class SummedRowFunction(RowFunction):
         return result
 
 
+@functools.cache
+def _with_bends(level: int) -> Array:
+    """Return the weights of a rule of one dimension, and those of third and fourth order, (5, n_nodes)."""
+    return np.concatenate([rule(1, (level,)).weights, normal_rules.bend_weights(level)])
+
+
 def _joined(first: Rule, of_sum: Array, direction: list[Array]) -> Array:
     """Return expectations in all directions from those along the sum, (3, n_nodes, n_rows), at nodes of the others."""
     value, slope, bend = of_sum
@@ -238,7 +259,7 @@ def derivatives(whitened: Array, root: Array) -> tuple[Array, Array]:
     inverse = inverse_roots(root)
     i, j = np.tril_indices(k)
     second = np.empty((len(root), k, k))
-    second[:, i, j] = second[:, j, i] = whitened[1 + k :].T
+    second[:, i, j] = second[:, j, i] = whitened[1 + k : 1 + k + len(i)].T
     grad = np.einsum("rba,br->ra", inverse, whitened[1 : 1 + k])
     return grad, inverse.swapaxes(1, 2) @ second @ inverse
 

@@ -2,7 +2,7 @@
 
 import copy
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pytensor.graph.basic import Variable
 
-from pymc_ngvi.core.target import Expectation, RowRules, Spread
+from pymc_ngvi.core.target import Bends, Expectation, RowRules, Spread
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.backends import without_c
@@ -326,7 +326,12 @@ class Expectations:
             slope,
             PredictorMeanHessian(linear, matrix, entries),
             RowRules(np.concatenate([kind.codes for kind in kinds]), np.concatenate([kind.sd for kind in kinds])),
+            _bends(kinds),
         )
+
+    def directions(self, rows: NDArray[np.intp]) -> Array:
+        """Return the slopes of the only predictor of each of some rows, (n, n_dim)."""
+        return self.linear_map.plain.rows(np.concatenate([kind.index[:, 0] for kind in self._rows])[rows])
 
     def _taken(self, seen: Seen, rules: RowRules | None) -> list[Taken]:
         """Take the expectations of each kind of rows by the rules that are given, or the coarsest."""
@@ -343,3 +348,12 @@ class Expectations:
     def _by_kind[T: np.generic](self, values: NDArray[T]) -> list[NDArray[T]]:
         """Return the parts of an array, (n_rows,), that belong to each kind of rows: views."""
         return np.split(values, np.cumsum([len(rows.index) for rows in self._rows])[:-1])
+
+
+def _bends(kinds: Sequence[Taken]) -> Bends | None:
+    """Return how expected derivatives change; None where some rows have several predictors."""
+    found = [bends for bends in (kind.bends() for kind in kinds) if bends is not None]
+    if not found or len(found) < len(kinds):
+        return None
+    second, third, fourth, is_bent = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return Bends(second, third, fourth, is_bent)

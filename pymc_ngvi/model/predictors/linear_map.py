@@ -127,6 +127,12 @@ class LinearMap:
         result[:, self.columns] += vectors @ self.dense
         return result
 
+    def rows(self, index: NDArray[np.intp]) -> Array:
+        """Return rows of X, dense, (n, n_dim)."""
+        result: Array = self.rest[index].toarray()
+        result[:, self.columns] += self.dense[index]
+        return result
+
     def quadratic_times(self, matrix: sparse.csr_array, vectors: Array) -> Array:
         """Return X^T M X times each vector, (n, n_dim)."""
         return self.transposed_times((matrix @ self.times(vectors).T).T)

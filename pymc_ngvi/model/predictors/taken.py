@@ -13,6 +13,8 @@ from pymc_ngvi.model.predictors.levels import Levels
 #: do with a coarser one; with these, those are looked at that will need it soon.
 _WIDER, _NARROWER, _SOON_WIDER, _SOON_NARROWER = 1.25, 0.5, 1.1, 0.7
 
+#: Whitened third and fourth derivatives, relative to the value, that are rounding.
+_STRAIGHT = 1e-9
 #: Rows whose rules are chosen at a time.
 _AT_A_TIME = 2**17
 
@@ -87,6 +89,16 @@ class Taken:
         if wider.any() or narrower.any():
             wider, narrower = self._sd > _SOON_WIDER * self.sd, fine & (self._sd < _SOON_NARROWER * self.sd)
         return wider, narrower
+
+    def bends(self) -> tuple[Array, Array, Array, NDArray[np.bool_]] | None:
+        """Return E[f''], E[f^(3)], E[f^(4)], and where there are such; None for rows with several predictors."""
+        if not self._rows.n_bends:
+            return None
+        second, third, fourth = self._whitened[2:]
+        sd = self._root[:, 0, 0]
+        per_sd = np.divide(1.0, sd, out=np.zeros_like(sd), where=sd > 0.0)
+        is_bent = np.abs(third) + np.abs(fourth) > _STRAIGHT * (1.0 + np.abs(self._whitened[0]))
+        return second * per_sd**2, third * per_sd**3, fourth * per_sd**4, is_bent
 
     def derivatives(self) -> tuple[Array, Array]:
         """Return E[grad f], (n_rows, k), and E[hess f], (n_rows, k, k)."""

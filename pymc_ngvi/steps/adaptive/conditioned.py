@@ -61,6 +61,12 @@ class Conditioned:
         hessian = _GivenHessian(whole.hessian, self._index, self._sd**2, self.n_dim)
         return whole._replace(value=whole.value + own, grad=grad, hessian=hessian)
 
+    def directions(self, rows: NDArray[np.intp]) -> Array:
+        """Return the slopes of the only predictor of each of some rows; see `RowsTarget`."""
+        slopes = cast(RowsTarget, self._target).directions(rows)
+        slopes[:, self._index] = 0.0
+        return slopes
+
     def rows_cover(self, draw: Callable[[], Array]) -> bool:
         """Tell whether rows are all of log p at draws; see `RowsTarget`."""
         return cast(RowsTarget, self._target).rows_cover(lambda: self._given(draw()))

@@ -10,7 +10,7 @@ from pymc_ngvi.steps.schedule.state import Evaluated, Step
 #: Steps evaluated along one direction; each at least this part of the one before, and at most half of it.
 _MAX_TRIALS, _LEAST_PART = 8, 0.25
 #: Steps proposed along one direction, those included that lead to no state, and those that are hopeless.
-_MAX_PROPOSED = 30
+_MAX_PROPOSED, _PROPOSED_PER_TRIAL = 30, 4
 #: Nats, and multiples of the rise that was promised, by which the ELBO falls at a step that is hopeless.
 _HOPELESS, _TIMES = 1e3, 10.0
 
@@ -32,6 +32,7 @@ def search[Q, E: Evaluated](
     elbo: float,
     slope: float,
     first: float,
+    most_trials: int = _MAX_TRIALS,
 ) -> Step[Q, E] | Failure:
     """Find a step that is accepted.
 
@@ -46,6 +47,8 @@ def search[Q, E: Evaluated](
         Rise of the ELBO with the step size there, nats.
     first : float
         Step size to try first.
+    most_trials : int
+        That are not hopeless.
 
     Returns
     -------
@@ -57,7 +60,7 @@ def search[Q, E: Evaluated](
     the direction, and do not count among those after which it is given up.
     """
     rho, trials, elbos = first, 0, []
-    for _ in range(_MAX_PROPOSED):
+    for _ in range(min(_MAX_PROPOSED, _PROPOSED_PER_TRIAL * most_trials)):
         q = propose(rho)
         if q is None:
             rho *= 0.5
@@ -68,7 +71,7 @@ def search[Q, E: Evaluated](
         elbos.append(evaluation.elbo)
         gained = evaluation.elbo - elbo
         trials += not _is_hopeless(rho * slope, gained)
-        if trials == _MAX_TRIALS:
+        if trials == most_trials:
             break
         rho *= _shorter(rho * slope, gained)
     return Failure.NOT_FINITE if elbos and not np.isfinite(elbos).any() else Failure.NOT_ACCEPTED
