@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from numpy.typing import NDArray
+
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.target import MeanHessian
 from pymc_ngvi.core.types import Array, BaseDraws, Density, Expectation, GaussianState, RowRules, Spread
@@ -64,6 +66,10 @@ class _Given(Density):
     def rows_cover(self, draw: Callable[[], Array]) -> bool:
         """Return True: rows are compared with log p where they are found."""
         return True
+
+    def directions(self, rows: NDArray[np.intp]) -> Array:
+        """Return the slopes of the only predictor of each of some rows, (n, n_dim)."""
+        return self._given.rows.directions(rows)
 
     def logp_grad(self, theta: Array) -> tuple[Array, Array]:
         """Raise: expectations are all that is taken."""
