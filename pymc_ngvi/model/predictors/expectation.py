@@ -175,6 +175,8 @@ class SummedRowFunction(RowFunction):
     beside: list[int]
     per_row: list[bool]
 
+    n_bends = 0
+
     @property
     def n_directions(self) -> int:
         """Directions in which the function varies, all others given."""

@@ -326,7 +326,7 @@ class Expectations:
             slope,
             PredictorMeanHessian(linear, matrix, entries),
             RowRules(np.concatenate([kind.codes for kind in kinds]), np.concatenate([kind.sd for kind in kinds])),
-            _bends(kinds),
+            _bends(kinds) if all(rows.n_bends for rows in self._rows) else None,
         )
 
     def directions(self, rows: NDArray[np.intp]) -> Array:
@@ -351,9 +351,8 @@ class Expectations:
 
 
 def _bends(kinds: Sequence[Taken]) -> Bends | None:
-    """Return how expected derivatives change; None where some rows have several predictors."""
-    found = [bends for bends in (kind.bends() for kind in kinds) if bends is not None]
-    if not found or len(found) < len(kinds):
+    """Return how expected derivatives change, where all rows have one predictor; None of no rows."""
+    if not kinds:
         return None
-    second, third, fourth, is_bent = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    second, third, fourth, is_bent = (np.concatenate(part) for part in zip(*[k.bends() for k in kinds], strict=True))
     return Bends(second, third, fourth, is_bent)

@@ -90,10 +90,8 @@ class Taken:
             wider, narrower = self._sd > _SOON_WIDER * self.sd, fine & (self._sd < _SOON_NARROWER * self.sd)
         return wider, narrower
 
-    def bends(self) -> tuple[Array, Array, Array, NDArray[np.bool_]] | None:
-        """Return E[f''], E[f^(3)], E[f^(4)], and where there are such; None for rows with several predictors."""
-        if not self._rows.n_bends:
-            return None
+    def bends(self) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
+        """Return E[f''], E[f^(3)], E[f^(4)] of rows with one predictor, and where the last two are not rounding."""
         second, third, fourth = self._whitened[2:]
         sd = self._root[:, 0, 0]
         per_sd = np.divide(1.0, sd, out=np.zeros_like(sd), where=sd > 0.0)
