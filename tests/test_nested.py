@@ -6,6 +6,7 @@ import pymc as pm
 import pytest
 
 from latent_models import counts, level, process, regression
+from scipy.special import logsumexp
 
 import pymc_ngvi
 
@@ -30,7 +31,7 @@ def fitted(make):
 
 
 def on_grid(make, *axes):
-    """Return means and standard deviations of hyperparameters by summing over a grid."""
+    """Return means and standard deviations of hyperparameters, and log p(y), by summing over a grid."""
     marginal = LatentMarginal(latent_rows(LogDensity(make())), 1)
     points = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(axes))
     values = np.empty(len(points))
@@ -40,17 +41,20 @@ def on_grid(make, *axes):
     weights = np.exp(values - values.max())
     weights /= weights.sum()
     mean = weights @ points
-    return mean, np.sqrt(weights @ (points - mean) ** 2)
+    cell = np.prod([axis[1] - axis[0] for axis in axes])
+    return mean, np.sqrt(weights @ (points - mean) ** 2), float(logsumexp(values) + np.log(cell))
 
 
 def test_hyperparameters_are_those_of_a_grid():
     """A model whose log m is exact: steps of a walk may vanish, which leaves a tail."""
-    mean, sd = on_grid(level, np.linspace(-9.0, 1.2, 45), np.linspace(-1.0, 0.8, 19))
+    mean, sd, evidence = on_grid(level, np.linspace(-9.0, 1.2, 45), np.linspace(-1.0, 0.8, 19))
     for seed in (1, 2):
         state = nested_posterior(LogDensity(level()), None, seed)
         error = 5.0 / np.sqrt(state.effective_size)
         np.testing.assert_allclose((state.mean()[:2] - mean) / sd, 0.0, atol=error + 0.02)
         np.testing.assert_allclose(state.sd()[:2] / sd, 1.0, atol=error + 0.02)
+        value, se = state.log_normaliser()
+        assert abs(value - evidence) < 4.0 * se + 0.02
         assert state.checks.is_reliable
         assert state.checks.n_fits < 200
 
@@ -64,6 +68,7 @@ def test_what_users_get(make):
     assert "approximate" in approx.record.posterior
     assert approx.checks.error < 0.1
     assert "Reliable" in str(approx.summary())
+    assert np.isfinite(approx.log_marginal_likelihood.value)
     draws = approx.sample(1_000, random_seed=1).posterior
     assert draws.sizes["draw"] == 1_000
     sd = np.sqrt(np.diag(approx.cov_of([v.name for v in approx.layout.variables[:2]])))

@@ -88,8 +88,9 @@ class NestedState(PoolState):
         return 1
 
     def log_normaliser(self) -> tuple[float, float]:
-        """Return the logarithm of the integral of exp(log p), and its error, beside that of log m itself."""
-        return self.pool.log_normaliser()
+        """Return the logarithm of the integral of exp(log p), and its error, with that of log m."""
+        value, se = self.pool.log_normaliser()
+        return value, float(np.hypot(se, self.checks.error))
 
     def draws(self, base: Array) -> Array:
         """Map base draws to draws: normals, of which some have no part, and behind them a uniform."""

@@ -1,4 +1,4 @@
-"""Marginal likelihoods of exact posteriors: of all data, and of each group given the others."""
+"""Marginal likelihoods of exact and nested posteriors: of all data, and of each group given the others."""
 
 import logging
 
@@ -10,6 +10,7 @@ import xarray as xr
 from pymc_ngvi.marginal.left_out import leave_groups_out
 from pymc_ngvi.marginal.state import ExactState
 from pymc_ngvi.model.normalised import unnormalised
+from pymc_ngvi.nested.state import NestedState
 from pymc_ngvi.results.distributions.exact import PoolDistribution
 from pymc_ngvi.results.posterior import Posterior
 
@@ -27,7 +28,8 @@ class LogMarginalLikelihood(NamedTuple):
     value : float
         In nats.
     se : float
-        Monte Carlo standard error, from independent sequences of draws.
+        Monte Carlo standard error, from independent sequences of draws; of a nested posterior, with the error of the
+        log density of its hyperparameters.
     """
 
     value: float
@@ -40,7 +42,11 @@ class LogMarginalLikelihood(NamedTuple):
 
 def log_marginal_likelihood(posterior: Posterior) -> LogMarginalLikelihood:
     """Return log p(y); see `NGVIApproximation.log_marginal_likelihood`."""
-    state = _exact_state(posterior, "log_marginal_likelihood is that")
+    distribution = posterior.distribution
+    if isinstance(distribution, PoolDistribution) and isinstance(distribution.q, NestedState):
+        state: ExactState | NestedState = distribution.q
+    else:
+        state = _exact_state(posterior, "log_marginal_likelihood is that")
     if reasons := unnormalised(posterior.model):
         raise ValueError(f"The model has no marginal likelihood: {'; '.join(reasons)}.")
     return LogMarginalLikelihood(*state.log_normaliser())

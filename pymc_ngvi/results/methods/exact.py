@@ -31,7 +31,7 @@ class ExactMethods(Fitted):
 
     @property
     def log_marginal_likelihood(self) -> LogMarginalLikelihood:
-        """The log marginal likelihood, log p(y), with its standard error, of an exact posterior.
+        """The log marginal likelihood, log p(y), with its standard error, of an exact or nested posterior.
 
         If the posterior has several modes, only the one that was found is counted. Where symmetry makes K equal modes,
         add log K. Constants of the likelihood are included, as PyMC has them.
@@ -39,7 +39,7 @@ class ExactMethods(Fitted):
         Raises
         ------
         ValueError
-            Where the posterior is not exact, or the value would mean nothing: with improper priors (``pm.Flat``), or
+            Where the posterior is neither, or the value would mean nothing: with improper priors (``pm.Flat``), or
             with terms without a normalising constant (``pm.ICAR``, a Potential, unless `pymc_ngvi.normalised` says
             otherwise).
 
