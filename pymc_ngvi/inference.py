@@ -115,15 +115,19 @@ class NGVI(Inference):
         parameters [2]_. "rvb2": those of the model. "rvb1": those of a quadratic expansion about the data, for Poisson,
         Bernoulli and Normal likelihoods with canonical links. "noncentred": those of the prior. q
         is then no Gaussian on the unconstrained scale, but its density is exact.
-    posterior : {"auto", "gaussian", "exact"}, default "auto"
+    posterior : {"auto", "gaussian", "exact", "nested"}, default "auto"
         What is returned. "gaussian": the fit. "exact": the posterior up to simulation error. For this, parameters in
         small blocks that are independent given the others, such as the effects of a group, are integrated by quadrature
         after the Gaussian fit. The others, up to 100, are sampled by importance. In a model without such blocks, all
-        parameters are sampled so, up to 15. "auto": the exact posterior where it takes about as long as a few fits and
-        all its checks hold, and the Gaussian otherwise, with the reason in ``approx.record.posterior``. Where
+        parameters are sampled so, up to 15. "nested": of a latent Gaussian model, such as a Gaussian process, a random
+        walk, a map or crossed effects. Its hyperparameters, up to 10, are sampled by importance, and the others are
+        Gaussian given these: approximate, with an estimate of the error. "auto": the exact posterior where it takes
+        about as long as a few fits and all its checks hold; otherwise the nested one, where the model has one and it
+        does not take too long; and the Gaussian otherwise, with the reason in ``approx.record.posterior``. Where
         ``family``, ``update``, ``estimator``, ``step`` or ``reparam`` is named, "auto" returns the fit as it is.
-        "exact" raises a ValueError where the model does not allow it, and `NotExactError` where a check fails. An exact
-        posterior has draws and moments, but no density; ``approx.gaussian`` is the Gaussian fit.
+        "exact" and "nested" raise a ValueError where the model does not allow it, and `NotExactError` where it turns
+        out that there is none. Exact and nested posteriors have draws and moments, but no density; ``approx.gaussian``
+        is the Gaussian fit.
     n_components : int or "auto", optional
         Of family="mixture": the largest number of components. "auto" (default) adds components while each gains more
         than ``tol``.

@@ -279,3 +279,12 @@ class Spread(Protocol):
 
     def covariance_times(self, vectors: Array) -> Array:
         """Return the covariance times each vector, (n_vectors, n_dim)."""
+
+
+@runtime_checkable
+class Rooted(Protocol):
+    """A Gaussian with a dense factor of its covariance."""
+
+    @property
+    def root(self) -> Array:
+        """C with the covariance C C^T, lower triangular, (n_dim, n_dim)."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
 from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.families.family import ALL_GAUSSIAN, NO_GAUSS_NEWTON, FamilyOptions, ModelForm, Traits
 from pymc_ngvi.families.gaussian import GaussianFamily, Unstructured
 from pymc_ngvi.families.matrices.dense import Dense
@@ -27,6 +28,11 @@ class FullState(Unstructured[Dense]):
     form = Dense
     factor_name = "cholesky_factor"
     exact_metric = True
+
+    @property
+    def root(self) -> Array:
+        """The factor of the covariance."""
+        return self.factor
 
 
 @stored("gaussian.full_precision", content=("location", "factor"))

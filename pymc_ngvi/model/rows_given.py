@@ -72,7 +72,8 @@ class RowsGiven:
                 raise NotRows(str(error) or "too many predictors have covariances") from None
             if self.rows.terms.rest:
                 raise NotRows(self.rows.terms.why[0])
-            self._logp = functions.compile_for_few([theta], logp)
+            points, [values] = graph.over_draws([logp], theta)
+            self._logp = functions.compile_for_few([points], values)
         self._around = self._start + _AROUND * np.random.default_rng(1).standard_normal((1, self.n_dim))
 
     @property
@@ -102,7 +103,7 @@ class RowsGiven:
     def logp(self, theta: Array) -> Array:
         """Return log p, (n_points,), at points (n_points, n_dim)."""
         with np.errstate(all="ignore"):
-            return np.array([self._logp(point) for point in theta])
+            return np.asarray(self._logp(theta))
 
     def seen(self, q: Spread) -> Seen:
         """Return what rows see of a Gaussian."""

@@ -212,7 +212,7 @@ class ConditionalFits:
         if not (np.isfinite(slope).all() and np.isfinite(hessian.matrix.data).all()):
             return None
         base = self._of_scale(np.zeros(self._given.n_dim), np.ones(self._given.n_dim))
-        found = base.precision_scaled_by(base.curvature(hessian), slope)
+        found = base.precision_scaled_by(hessian.whitened(base), slope)
         if found is None:
             return None
         state, location = found

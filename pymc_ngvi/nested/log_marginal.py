@@ -74,6 +74,8 @@ class LatentMarginal:
         n = max(_FEWEST, min(_N_DRAWS, _MOST_NUMBERS // max(given.n_dim, 1)))
         half = np.random.default_rng(seed).standard_normal((n // 2, given.n_dim))
         self._base = np.concatenate([half, -half])
+        #: log q at draws is this, less the entropy.
+        self._log_standard = 0.5 * (given.n_dim - np.sum(self._base**2, axis=1))
         self.known: list[Evaluated] = []
         self.scale = np.ones(len(given.outside))
 
@@ -101,9 +103,9 @@ class LatentMarginal:
     def _missing(self, conditional: Conditional) -> tuple[float, float]:
         """Return log E_q[p / q] less the ELBO, and how far that is from half of the variance."""
         q = conditional.q
-        theta = q.draws(self._base)
+        theta, log_q = q.draws(self._base), self._log_standard - q.entropy()
         with np.errstate(all="ignore"):
-            log_ratio = self._given.rows.at(theta) - q.log_density(theta) - conditional.elbo
+            log_ratio = self._given.rows.at(theta) - log_q - conditional.elbo
         keep = np.isfinite(log_ratio)
         if keep.mean() < 1.0 - _MOST_LOST:
             return 0.0, np.inf

@@ -22,6 +22,10 @@ class PairCovariances:
     linear : LinearMap
     pairs : list of ndarray of int, shape (n_pairs, 2)
 
+    Attributes
+    ----------
+    pairs : list of ndarray of int
+
     Raises
     ------
     TooDenseError
@@ -29,7 +33,7 @@ class PairCovariances:
     """
 
     def __init__(self, linear: LinearMap, pairs: list[Ints]) -> None:
-        self._linear, self._pairs = linear, pairs
+        self._linear, self.pairs = linear, pairs
         rest = linear.rest
         rest.sort_indices()
         found = [_products(rest, pair) for pair in pairs]
@@ -58,7 +62,7 @@ class PairCovariances:
             between = entries(np.repeat(columns, len(used)), np.tile(used, n_dense)).reshape(n_dense, -1)
             beside = self._of_used @ between.T
         root = None if len(used) else cholesky(among)
-        for total, pair in zip(result, self._pairs, strict=True):
+        for total, pair in zip(result, self.pairs, strict=True):
             for start in range(0, len(pair), max(1, _AT_A_TIME // n_dense)):
                 part = slice(start, start + max(1, _AT_A_TIME // n_dense))
                 i, j = pair[part].T

@@ -5,6 +5,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from pymc_ngvi.model.predictors.expectation import RowFunction
 from pymc_ngvi.model.predictors.found import Compile, Predictors
 from pymc_ngvi.model.predictors.linear_map import AffineMap
 from pymc_ngvi.model.predictors.mean_hessian import NO_PATTERNS, Patterns, PredictorMeanHessian
+from pymc_ngvi.model.predictors.roots import Roots
 from pymc_ngvi.model.predictors.row_functions import row_function, with_data
 from pymc_ngvi.model.predictors.scatter import Scatter
 from pymc_ngvi.model.predictors.sums import JointPredictors
@@ -250,6 +252,7 @@ class Expectations:
         """Find what of the covariance of q rows need, and where in the derivatives theirs belong."""
         pairs = [rows.index[:, [a, b]] for rows in self._rows for a in range(rows.k) for b in range(a + 1)]
         self._covariances = PairCovariances(linear.joint, pairs)
+        self._roots = WeakKeyDictionary[Spread, Roots]()
         self._scatter = Scatter([rows.index for rows in self._rows], len(self.terms.slope))
 
     @property
@@ -276,7 +279,16 @@ class Expectations:
     def seen(self, q: Spread) -> Seen:
         """Return what rows see of a Gaussian."""
         eta: Array = self.linear_map(q.location[None])[0]
+        roots = self._roots_of(q)
+        if roots is not None:
+            return Seen(eta, roots.covariances(self._covariances.pairs))
         return Seen(eta, self._covariances.of(self.linear_map.covariances(q)))
+
+    def _roots_of(self, q: Spread) -> Roots | None:
+        """Return X C, which is kept as long as there is q; None where something else costs less."""
+        if (found := self._roots.get(q)) is None and (found := Roots.of(self.linear_map, q)) is not None:
+            self._roots[q] = found
+        return found
 
     def under(
         self,
@@ -297,7 +309,8 @@ class Expectations:
         rules, adapt, least
             See `RowsTarget.expected`.
         """
-        return self.under_seen(self.seen(q), entries, rules, adapt=adapt, least=least)
+        seen = self.seen(q)
+        return self.under_seen(seen, entries, rules, adapt=adapt, least=least, roots=self._roots_of(q))
 
     # Densities overflow far from the mode: the caller sees what is not finite.
     @np.errstate(all="ignore")
@@ -309,8 +322,9 @@ class Expectations:
         *,
         adapt: bool = False,
         least: float = -np.inf,
+        roots: Roots | None = None,
     ) -> Expectation:
-        """Return expectations where the predictors are distributed so; see `under`."""
+        """Return expectations where the predictors are distributed so; see `under`, and `PredictorMeanHessian`."""
         linear, eta = self.linear_map, seen.mean
         fixed = self._constant + float(self.terms.slope @ eta)
         kinds = self._taken(seen, rules)
@@ -324,7 +338,7 @@ class Expectations:
             fixed + sum(kind.value for kind in kinds),
             sum(kind.error for kind in kinds),
             slope,
-            PredictorMeanHessian(linear, matrix, entries),
+            PredictorMeanHessian(linear, matrix, entries, roots),
             RowRules(np.concatenate([kind.codes for kind in kinds]), np.concatenate([kind.sd for kind in kinds])),
             _bends(kinds) if all(rows.n_bends for rows in self._rows) else None,
         )

@@ -236,11 +236,14 @@ class MatrixPlan:
     def matrix(self, evaluate: Callable[[Array], Array]) -> LinearMap:
         """Return offset and matrix."""
         n_dim, n_colours = self.directions.shape[1], len(self.directions) - len(self.columns)
-        offset, size = evaluate(np.zeros((1, n_dim)))[0], max(1, _MOST_ELEMENTS // max(self.n_rows, 1))
+        size = max(1, _MOST_ELEMENTS // max(self.n_rows, 1))
+        # What does not depend on theta, such as a Cholesky factor, is computed once in each evaluation.
+        first_part = evaluate(np.concatenate([np.zeros((1, n_dim)), self.directions[:size]]))
+        offset = first_part[0].copy()
         data = np.empty(len(self.rows))
         dense = np.empty((self.n_rows, len(self.columns)))  # filled part by part: X is there once, however large it is
         for start in range(0, len(self.directions), size):
-            part = evaluate(self.directions[start : start + size]) - offset
+            part = (evaluate(self.directions[start : start + size]) if start else first_part[1:]) - offset
             here = np.flatnonzero((self.colours >= start) & (self.colours < start + len(part)))
             data[here] = part[self.colours[here] - start, self.rows[here]]
             n_few = min(max(n_colours - start, 0), len(part))

@@ -10,9 +10,10 @@ import numpy as np
 from scipy import sparse
 
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
-from pymc_ngvi.core.target import MeanHessian
+from pymc_ngvi.core.target import MeanHessian, Rooted, Whitener
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.model.predictors.linear_map import AffineMap
+from pymc_ngvi.model.predictors.roots import Roots
 from pymc_ngvi.model.sparsity.hessian import PatternWidened
 
 #: Relative difference of two products with a random vector that is rounding.
@@ -54,11 +55,14 @@ class PredictorMeanHessian(MeanHessian):
         M.
     entries : Patterns
         Entries that `values` and `summed_values` return; asked only where one of these is.
+    roots : Roots, optional
+        X C for the Gaussian that the expectation was taken under.
     """
 
     linear: AffineMap
     matrix: sparse.csr_array
     entries: Patterns = NO_PATTERNS
+    roots: Roots | None = None
 
     @property
     def pattern(self) -> Pattern | None:
@@ -73,6 +77,17 @@ class PredictorMeanHessian(MeanHessian):
     @functools.cached_property
     def _dense(self) -> Array:
         return self.linear.quadratic(self.matrix)
+
+    def whitened(self, state: Whitener) -> Array:
+        """Return the whitened curvature, as a state stores it."""
+        if not isinstance(state, Rooted):
+            return super().whitened(state)
+        if self.roots is not None and self.roots.is_of(state):
+            return self.roots.curvature(self.matrix)
+        scale = np.diagonal(state.root)
+        if np.count_nonzero(state.root) == len(scale):  # coordinates that are independent
+            return -scale[:, None] * self._dense * scale
+        return super().whitened(state)
 
     def products(self, directions: Array) -> Array:
         """Return the matrix times each direction, (n_directions, n_dim)."""
