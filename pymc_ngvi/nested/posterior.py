@@ -100,6 +100,7 @@ def _state(
         difference=supported.difference,
         doubt=float(np.std([one.doubt for one in supported.evaluated])),
         correction=float(np.std([one.correction for one in supported.evaluated])),
+        lacking=float(np.mean([one.correction for one in supported.evaluated])),
     )
     supports = Supports(predicted.whitening.whitened(points), supported.states)
     return NestedState(

@@ -92,6 +92,11 @@ class NestedState(PoolState):
         value, se = self.pool.log_normaliser()
         return value, float(np.hypot(se, self.checks.error))
 
+    def elbo(self) -> tuple[float, float]:
+        """Return the ELBO of the distribution of hyperparameters and latent variables, and its error, nats."""
+        value, se = self.log_normaliser()
+        return value - self.checks.lacking, se
+
     def draws(self, base: Array) -> Array:
         """Map base draws to draws: normals, of which some have no part, and behind them a uniform."""
         rows = picked(self.weights, base[:, self.n_dim])

@@ -9,17 +9,21 @@ from scipy.spatial import cKDTree
 
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.families.full import FullState
 from pymc_ngvi.families.gaussian import of_tag, with_tag_of
 
 #: Fits for each number of a polynomial, at least, for which that has squares and products; ridge of these.
 _PER_TERM, _RIDGE = 2.0, 1e-3
+#: Part of the squared differences between neighbours that a polynomial may leave of their factors.
+_BETTER = 0.5
 
 
 @stored("nested.supports", content=("points", "means", "factors", "first"), make="of_content")
 class Supports:
     """Gaussians of the latent variables at some values of the hyperparameters.
 
-    In between, the mean moves as a polynomial fitted to all of them does, and all else is that of the nearest.
+    In between, mean and factor of the covariance are those of the nearest, moved as polynomials that are fitted to all
+    of them do.
 
     Parameters
     ----------
@@ -38,6 +42,7 @@ class Supports:
         self._slopes: Array = np.linalg.solve(gram, (terms - terms.mean(axis=0)).T @ apart)
         self._offsets: Array = means - terms @ self._slopes
         self._tree = cKDTree(points)
+        self._factor_slopes = self._of_factors()
 
     # --- files ---
 
@@ -86,9 +91,44 @@ class Supports:
         near, result = self.nearest(points), np.empty_like(base)
         for k in np.unique(near):
             rows = np.flatnonzero(near == k)
-            result[rows] = self.states[k].unwhiten(base[rows])
+            result[rows] = self._unwhitened(int(k), points[rows], base[rows])
         result += self._terms(points) @ self._slopes
         result += self._offsets[near]
+        return result
+
+    def _of_factors(self) -> Array:
+        """Return how entries of the factor of a covariance change with terms, (n_terms, n_entries).
+
+        None of a precision, whose entries change by orders of magnitude where a scale does, and none where that is no
+        better than the factor of a neighbour.
+        """
+        first, terms = self.states[0], self._terms(self.points)
+        none: Array = np.empty((0, first.factor.size))
+        if not isinstance(first, FullState) or len(terms) < _PER_TERM * terms.shape[1]:
+            return none
+        apart = terms - terms.mean(axis=0)
+        gram = apart.T @ apart + _RIDGE * len(apart) * np.eye(apart.shape[1])
+        total = np.zeros((apart.shape[1], first.factor.size))
+        for row, q in zip(apart, self.states, strict=True):  # all factors at once may take much memory
+            total += row[:, None] * q.factor.ravel()
+        slopes: Array = np.linalg.solve(gram, total)
+        near = self._tree.query(self.points, k=2)[1][:, 1]
+        before, after = np.zeros(len(near)), np.zeros(len(near))
+        for k, other in enumerate(near):
+            change = (self.states[k].factor - self.states[other].factor).ravel()
+            size = np.linalg.norm(self.states[k].factor)
+            before[k] = np.linalg.norm(change) / size
+            after[k] = np.linalg.norm(change - (terms[k] - terms[other]) @ slopes) / size
+        return slopes if (after**2).sum() < _BETTER * (before**2).sum() and after.max() < before.max() else none
+
+    def _unwhitened(self, k: int, points: Array, base: Array) -> Array:
+        """Return C times standard normals, (n, n_dim), with the factor as it is at points near to a support."""
+        q = self.states[k]
+        result: Array = q.unwhiten(base)
+        if len(self._factor_slopes):
+            apart = self._terms(points) - self._terms(self.points[k : k + 1])
+            for distance, slope in zip(apart.T, self._factor_slopes, strict=True):
+                result += distance[:, None] * q.structure.times(slope.reshape(q.factor.shape), base)
         return result
 
     def moments(self, points: Array, weights: Array) -> tuple[Array, Array]:

@@ -36,6 +36,8 @@ class NestedChecks:
         Between two estimates of what the ELBO lacks of log m, an sd over the hyperparameters in nats.
     correction : float
         What the ELBO lacks of log m by the one in use, an sd over the hyperparameters in nats.
+    lacking : float
+        The same, in the mean.
     """
 
     khat: float
@@ -47,6 +49,7 @@ class NestedChecks:
     difference: float
     doubt: float
     correction: float
+    lacking: float = 0.0
 
     @property
     def error(self) -> float:

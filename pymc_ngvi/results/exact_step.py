@@ -30,6 +30,8 @@ logger = logging.getLogger("pymc.ngvi")
 _STREAM = 6_000_000
 #: Seconds that nested fits always may take, and how many times as long as the Gaussian fit.
 _ALWAYS, _MOST_WORK = 30.0, 4.0
+#: Globals beyond which a nested posterior is tried before the exact one.
+MANY_GLOBALS = 30
 _EVEN = "its importance weights are nearly equal: the Gaussian is the posterior near this mode"
 
 
@@ -133,18 +135,20 @@ class ExactStep:
     ) -> ExactState | NestedState:
         if self.wanted == "nested":
             return self._nested(density, q, record, seed)
-        try:
+        if self.wanted == "exact":
             return self._exact(density, q, record, seed)
-        except _Even:
-            raise
-        except Unavailable as reason:
-            if self.wanted == "exact":
-                raise
+        kinds: list[Callable[..., ExactState | NestedState]] = [self._exact, self._nested]
+        if _has_many_globals(density):
+            kinds.reverse()
+        reasons = []
+        for kind in kinds:
             try:
-                return self._nested(density, q, record, seed)
-            except Unavailable as other:
-                logger.debug("No nested posterior: %s.", other)
-                raise reason from None
+                return kind(density, q, record, seed)
+            except _Even:
+                raise
+            except Unavailable as reason:
+                reasons.append(reason)
+        raise reasons[kinds.index(self._exact)]
 
     def _exact(self, density: LogDensity, q: GaussianState, record: FitRecord, seed: int) -> ExactState:
         forest, most = forest_of(density), np.inf
@@ -178,6 +182,14 @@ class ExactStep:
                 raise _Even(_EVEN)
         with WorkProgress("Nested posterior", 1):
             return nested_posterior(density, q, seed)
+
+
+def _has_many_globals(density: LogDensity) -> bool:
+    """Tell whether importance sampling of the globals beside independent blocks is not promising."""
+    try:
+        return forest_of(density).n_globals > MANY_GLOBALS
+    except Unavailable:
+        return False
 
 
 def with_pool(record: FitRecord, state: ExactState | NestedState, compiling: float, running: float) -> FitRecord:

@@ -4,6 +4,7 @@ A Gaussian process with an unknown kernel is one. A Gaussian fit of all coordina
 result that is further from the posterior.
 """
 
+import dataclasses
 import time
 
 from collections.abc import Callable
@@ -22,11 +23,13 @@ from pymc_ngvi.marginal.exact import Unavailable, forest_of
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.nested.posterior import nested_posterior, rows_of, seconds_of
 from pymc_ngvi.nested.state import NestedState
-from pymc_ngvi.results.exact_step import ExactStep, with_pool
+from pymc_ngvi.results.exact_step import MANY_GLOBALS, ExactStep, with_pool
 from pymc_ngvi.results.fitted import Fitted
 
 #: Seconds that it may take without being asked for; dimensions up to which its Gaussian has all correlations.
 _MOST_SECONDS, _MOST_DENSE = 120.0, 2_000
+#: Latent variables for each hyperparameter, from which on it is worth while.
+_MANY = 3
 #: Draws behind the ELBO of that Gaussian.
 _N_DRAWS = 64
 _FROM_MOMENTS = "it has the moments of the nested posterior"
@@ -37,7 +40,8 @@ def comes_first(options: FitOptions, density: LogDensity) -> bool:
     if options.posterior not in ("auto", "nested") or density.has_minibatch or density.rows is not None:
         return False
     try:
-        if forest_of(density).n_local:
+        forest = forest_of(density)
+        if forest.n_local and forest.n_globals <= MANY_GLOBALS:
             return False
     except Unavailable:
         pass
@@ -45,7 +49,9 @@ def comes_first(options: FitOptions, density: LogDensity) -> bool:
         given = rows_of(density)
     except Unavailable:
         return False
-    return options.posterior == "nested" or seconds_of(given) <= _MOST_SECONDS
+    if options.posterior == "nested":
+        return True
+    return given.n_dim >= _MANY * len(given.outside) and seconds_of(given) <= _MOST_SECONDS
 
 
 def nested_first[A: Fitted](
@@ -76,7 +82,8 @@ def nested_first[A: Fitted](
     gaussian = make(density, q, random_seed=seed, include_transformed=include_transformed)
     gaussian.record = _record(density, q, state, seed, time.perf_counter() - clock - density.compile_seconds + before)
     approx = make(density, state, random_seed=seed, include_transformed=include_transformed)
-    approx.take(gaussian, step, with_pool(gaussian.record, state, 0.0, 0.0))
+    own = dataclasses.replace(gaussian.record, elbo=Elbo(*state.elbo()))
+    approx.take(gaussian, step, with_pool(own, state, 0.0, 0.0))
     return approx
 
 
