@@ -136,3 +136,15 @@ def test_many_points_are_evaluated_part_by_part(monkeypatch):
     expected = given.rows.at(theta)
     monkeypatch.setattr(expectations, "_MOST_AT_ONCE", 4 * len(given.rows.terms.slope))
     np.testing.assert_allclose(given.rows.at(theta), expected, rtol=1e-13)
+
+
+def test_log_p_at_all_coordinates_leaves_what_is_given():
+    density = LogDensity(process())
+    given, rng = latent_rows(density), np.random.default_rng(2)
+    start = density.initial_point()
+    assert given.give(start[given.outside])
+    inside = start[None, given.inside]
+    before = given.logp(inside)
+    theta = start + 0.3 * rng.standard_normal((4, density.n_dim))
+    np.testing.assert_allclose(given.logp_of_all(theta), density.logp(theta), rtol=1e-9)
+    np.testing.assert_array_equal(given.logp(inside), before)
