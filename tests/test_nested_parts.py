@@ -1,5 +1,7 @@
 """What nested posteriors are made of: modes, predictions, conditional fits, and what their ELBO lacks."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -14,6 +16,7 @@ from pymc_ngvi.model.hyperparameters import latent_rows
 from pymc_ngvi.nested.emulator import Emulated, Kriging
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.mode import find_mode
+from pymc_ngvi.nested.posterior import seconds_of
 from pymc_ngvi.nested.supports import Supports
 
 
@@ -241,3 +244,14 @@ def test_moments_of_supports_are_those_of_their_draws():
     cov = (weights[:, None] * inner).T @ inner + supports.covariance(pool, weights, index)
     np.testing.assert_allclose(np.sqrt(np.diag(cov)), sd[index], rtol=1e-9)
     np.testing.assert_allclose(cov, np.cov(draws[:, index].T), atol=0.03)
+
+
+def test_seconds_are_those_of_the_form():
+    """A process of a thousand points is taken without being asked for; one of four thousand is not."""
+    assert _seconds(1_000) < 120.0 < _seconds(4_000)
+
+
+def _seconds(n):
+    return seconds_of(
+        SimpleNamespace(rows=SimpleNamespace(n_rows=2 * n), n_dim=n, summed=None, pattern=None, outside=[0, 1])
+    )

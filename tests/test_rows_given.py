@@ -9,6 +9,7 @@ from latent_models import counts, level, process, regression
 
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.hyperparameters import latent_rows
+from pymc_ngvi.model.predictors import expectations
 from pymc_ngvi.model.rows_given import NotRows, RowsGiven
 
 
@@ -100,3 +101,50 @@ def test_other_data_are_taken():
     after = given.rows.at(np.ones((1, 6)))
     np.testing.assert_allclose(after, density.logp(theta), rtol=1e-9)
     assert abs(after[0] - before[0]) > 1.0
+
+
+def of_a_sum(n=220):
+    """Levels, and their sum with weights that are unknown but for a hyperparameter."""
+    with pm.Model() as model:
+        s = pm.HalfNormal("s", 1.0)
+        x = pm.Normal("x", 0.0, s, shape=n)
+        pm.Normal("y", x, 1.0, observed=np.linspace(-1.0, 1.0, n))
+        pm.Poisson("k", pt.exp(0.1 * (x * pt.exp(-s * np.arange(n) / n)).sum()), observed=2)
+    return model
+
+
+def test_sums_over_many_coordinates_follow_what_is_given():
+    density = LogDensity(of_a_sum())
+    given, rng = latent_rows(density), np.random.default_rng(1)
+    weights = []
+    for value in (-0.5, 0.4):
+        assert given.give(np.array([value]))
+        theta = 0.3 * rng.standard_normal((3, density.n_dim))
+        theta[:, given.outside] = value
+        np.testing.assert_allclose(given.rows.at(theta[:, given.inside]), density.logp(theta), rtol=1e-9)
+        weights.append(given.rows.joint.linear_map.weights)
+        plain, vectors = given.rows.linear_map.plain, rng.standard_normal((2, given.n_dim))
+        np.testing.assert_allclose(plain.times(vectors), given.rows.linear_map.times(vectors), rtol=1e-9, atol=1e-12)
+    assert np.abs(weights[1] - weights[0]).max() > 0.01
+
+
+def test_many_points_are_evaluated_part_by_part(monkeypatch):
+    density = LogDensity(level())
+    given = latent_rows(density)
+    assert given.give(np.zeros(2))
+    theta = np.random.default_rng(0).standard_normal((11, given.n_dim))
+    expected = given.rows.at(theta)
+    monkeypatch.setattr(expectations, "_MOST_AT_ONCE", 4 * len(given.rows.terms.slope))
+    np.testing.assert_allclose(given.rows.at(theta), expected, rtol=1e-13)
+
+
+def test_log_p_at_all_coordinates_leaves_what_is_given():
+    density = LogDensity(process())
+    given, rng = latent_rows(density), np.random.default_rng(2)
+    start = density.initial_point()
+    assert given.give(start[given.outside])
+    inside = start[None, given.inside]
+    before = given.logp(inside)
+    theta = start + 0.3 * rng.standard_normal((4, density.n_dim))
+    np.testing.assert_allclose(given.logp_of_all(theta), density.logp(theta), rtol=1e-9)
+    np.testing.assert_array_equal(given.logp(inside), before)

@@ -105,6 +105,16 @@ class RowsGiven:
         with np.errstate(all="ignore"):
             return np.asarray(self._logp(theta))
 
+    def logp_of_all(self, theta: Array) -> Array:
+        """Return log p, (n_points,), at points of all coordinates; what is given stays."""
+        given = self._given.get_value()
+        result = np.empty(len(theta))
+        for row, point in enumerate(theta):
+            self._given.set_value(point[self.outside])
+            result[row] = self.logp(point[None, self.inside])[0]
+        self._given.set_value(given)
+        return result
+
     def seen(self, q: Spread) -> Seen:
         """Return what rows see of a Gaussian."""
         return self.rows.seen(q)

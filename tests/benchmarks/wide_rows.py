@@ -52,14 +52,20 @@ def squared_exponential(x: np.ndarray, scale: float) -> np.ndarray:
     return np.exp(-0.5 * np.maximum(square[:, None] + square - 2.0 * x @ x.T, 0.0) / scale**2)
 
 
-def khan(data: Path, file: str, log_scale: float, log_sd: float, n_train: int | None = None) -> pm.Model:
-    """Return a classification of Khan et al.: the training rows of a file, or some of them at random."""
-    frame = pd.read_csv(data / file)
+def split(file: Path, n_train: int | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return features, labels, and which rows are for tests: those of the file, or all but some at random."""
+    frame = pd.read_csv(file)
     y, is_test = frame.pop("y").to_numpy(), frame.pop("is_test").to_numpy() == 1
     x = frame.to_numpy(float)
     if n_train is not None:
         x, is_test = x / 1000.0, np.ones(len(y), dtype=bool)
         is_test[np.random.default_rng(0).permutation(len(y))[:n_train]] = False
+    return x, y, is_test
+
+
+def khan(data: Path, file: str, log_scale: float, log_sd: float, n_train: int | None = None) -> pm.Model:
+    """Return a classification of Khan et al.: the training rows of a file, or some of them at random."""
+    x, y, is_test = split(data / file, n_train)
     return process(x[~is_test], y[~is_test], np.exp(log_scale), np.exp(log_sd))
 
 

@@ -149,8 +149,10 @@ class Expectations:
         """Return log p at points, (n_points,)."""
         if not len(theta):
             return np.empty(0)
-        if len(theta) > 1 and len(theta) * len(self.terms.slope) > _MOST_AT_ONCE:
-            return np.concatenate([self.at(point[None]) for point in theta])
+        at_once = max(1, _MOST_AT_ONCE // max(len(self.terms.slope), 1))
+        if len(theta) > at_once:
+            parts = range(0, len(theta), at_once)
+            return np.concatenate([self.at(theta[start : start + at_once]) for start in parts])
         eta = self.linear_map(theta)
         total: Array = self._constant + eta @ self.terms.slope
         for rows in self._rows:
@@ -190,7 +192,7 @@ class Expectations:
         self._version, self.terms, self._constant = self._predictors.version, terms, 0.0
         self._rows = [with_data(function, rows) for function, rows in zip(self._rows, terms.rows, strict=True)]
         if self._joint is not None:
-            self._joint = self._predictors.with_sums(self._used())
+            self._joint = self._joint.renewed()
         self._sum_up(self.linear_map)
         return True
 

@@ -4,7 +4,7 @@ import itertools
 import math
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytensor.tensor as pt
@@ -19,7 +19,7 @@ from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.predictors.affine import affine_nodes
 from pymc_ngvi.model.predictors.compiled import quickly
-from pymc_ngvi.model.predictors.linear_map import LinearMap
+from pymc_ngvi.model.predictors.linear_map import LinearMap, MatrixPlan
 from pymc_ngvi.model.predictors.summed_map import SummedMap
 from pymc_ngvi.model.sparsity.dependence import Dependences
 from pymc_ngvi.model.sparsity.dependence_sets import Dependence, Ints, joined
@@ -65,7 +65,8 @@ def wide_sums(found: list[Variable], theta: Variable, facts: Facts) -> list[list
     return sums if sum(math.prod(facts.shape(var)) for var, *_ in sums) <= _MOST_SUMS else []
 
 
-class JointPredictors(NamedTuple):
+@dataclass(frozen=True)
+class JointPredictors:
     """Predictors as functions of coordinates and sums.
 
     Parameters
@@ -73,10 +74,36 @@ class JointPredictors(NamedTuple):
     linear_map : SummedMap
     dependence : Dependence
         On which coordinates, and then sums, each predictor depends.
+    evaluate : callable
+        From coordinates and sums, (n, n_dim + n_sums), to predictors, (n, n_predictors).
+    plan : MatrixPlan
+        How to find their matrix.
+    weights : callable
+        From theta, (n_dim,), to the sums and the rows of their derivatives.
     """
 
     linear_map: SummedMap
     dependence: Dependence
+    evaluate: Callable[[Array], Array]
+    plan: MatrixPlan
+    weights: Callable[[Array], list[Array]]
+
+    @classmethod
+    def of(
+        cls,
+        dependence: Dependence,
+        n_joint: int,
+        evaluate: Callable[[Array], Array],
+        weights: Callable[[Array], list[Array]],
+        n_dim: int,
+    ) -> "JointPredictors":
+        """Return the predictors that functions evaluate."""
+        plan = MatrixPlan.of(dependence, n_joint)
+        return cls(_map(plan, evaluate, weights, n_dim), dependence, evaluate, plan, weights)
+
+    def renewed(self) -> "JointPredictors":
+        """Return the same with the values of data as they are now."""
+        return replace(self, linear_map=_map(self.plan, self.evaluate, self.weights, self.linear_map.n_dim))
 
 
 def joint_predictors(
@@ -103,7 +130,9 @@ def joint_predictors(
             kept = [same for same, at in zip(sums, _places(theta, facts, sums), strict=True) if seen[at].any()]
             if len(kept) == len(sums):
                 first = [var for var, *_ in sums]
-                return JointPredictors(_map(everything, point, depends, theta, first, compile_), depends)
+                [n_joint], [n_dim] = point.type.shape, theta.type.shape
+                evaluate, weights = _function(everything, point, compile_), _weights(theta, first, n_joint - n_dim)
+                return JointPredictors.of(depends, n_joint, evaluate, weights, n_dim)
             sums = kept
     return None
 
@@ -136,27 +165,29 @@ def _dependence(outputs: list[Variable], facts: Facts, point: Variable) -> Depen
     return Dependence(sets, np.concatenate([index.ravel() for index in indices]))
 
 
-def _map(
-    everything: Variable,
-    point: Variable,
-    depends: Dependence,
-    theta: Variable,
-    sums: list[Variable],
-    compile_: Compile,
-) -> SummedMap:
+def _function(everything: Variable, point: Variable, compile_: Compile) -> Callable[[Array], Array]:
+    """Return the predictors as a function of coordinates and sums."""
     points, [values] = graph.over_draws([everything], point)
     function = compile_([points], values)
-    joint = LinearMap.of(lambda at: np.asarray(function(at)), depends, point.type.shape[0])
-    n_dim = theta.type.shape[0]
-    offset, weights = _weights(theta, sums, point.type.shape[0] - n_dim)
+    return lambda at: np.asarray(function(at))
+
+
+def _weights(theta: Variable, sums: list[Variable], n: int) -> Callable[[Array], list[Array]]:
+    """Return the sums, and then the rows of their derivatives, as a function of theta."""
+    flat = pt.concatenate([var.ravel() for var in sums])
+    function: Callable[[Array], list[Array]] = quickly(
+        [theta], [flat, *(graph.gradient(flat[k], theta) for k in range(n))]
+    )
+    return function
+
+
+def _map(
+    plan: MatrixPlan, evaluate: Callable[[Array], Array], weights: Callable[[Array], list[Array]], n_dim: int
+) -> SummedMap:
+    """Return the predictors as affine functions of coordinates and sums, by their values."""
+    joint = plan.matrix(evaluate)
+    offset, *rows = weights(np.zeros(n_dim))
     # Sums are counted without what they are where theta is 0.
     shift = joint.times(np.concatenate([np.zeros(n_dim), offset])[None])[0]
-    return SummedMap(LinearMap(joint.offset + shift, joint.dense, joint.columns, joint.rest), weights)
-
-
-def _weights(theta: Variable, sums: list[Variable], n: int) -> tuple[Array, Array]:
-    """Return sums where theta is 0, and their derivatives, (n_sums, n_dim)."""
-    flat = pt.concatenate([var.ravel() for var in sums])
-    slopes = [graph.gradient(flat[k], theta) for k in range(n)]
-    offset, *rows = quickly([theta], [flat, *slopes])(np.zeros(theta.type.shape[0]))
-    return np.asarray(offset), np.array(rows, dtype=np.float64)
+    of_sums = np.array(rows, dtype=np.float64)
+    return SummedMap(LinearMap(joint.offset + shift, joint.dense, joint.columns, joint.rest), of_sums)
