@@ -29,9 +29,10 @@ logger = logging.getLogger("pymc.ngvi")
 #: Number of the random stream behind the exact step.
 _STREAM = 6_000_000
 #: Seconds that nested fits always may take, and how many times as long as the Gaussian fit.
-_ALWAYS, _MOST_WORK = 30.0, 4.0
+_ALWAYS, _MOST_WORK = 120.0, 4.0
 #: Globals beyond which a nested posterior is tried before the exact one.
 MANY_GLOBALS = 30
+_TOO_LONG = "the nested posterior would take many times as long as the fit; posterior='nested' asks for it"
 _EVEN = "its importance weights are nearly equal: the Gaussian is the posterior near this mode"
 
 
@@ -148,7 +149,8 @@ class ExactStep:
                 raise
             except Unavailable as reason:
                 reasons.append(reason)
-        raise reasons[kinds.index(self._exact)]
+        too_long = [reason for reason in reasons if str(reason) == _TOO_LONG]
+        raise (too_long or [reasons[kinds.index(self._exact)]])[0]
 
     def _exact(self, density: LogDensity, q: GaussianState, record: FitRecord, seed: int) -> ExactState:
         forest, most = forest_of(density), np.inf
@@ -177,7 +179,7 @@ class ExactStep:
         if self.wanted == "auto":
             seconds = seconds_of(given)
             if seconds > max(_ALWAYS, _MOST_WORK * record.run_seconds):
-                raise Unavailable("it would take many times as long as the fit; posterior='nested' asks for it")
+                raise Unavailable(_TOO_LONG)
             if is_even(density, q):
                 raise _Even(_EVEN)
         with WorkProgress("Nested posterior", 1):
