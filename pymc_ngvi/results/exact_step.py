@@ -149,8 +149,9 @@ class ExactStep:
                 raise
             except Unavailable as reason:
                 reasons.append(reason)
-        too_long = [reason for reason in reasons if str(reason) == _TOO_LONG]
-        raise (too_long or [reasons[kinds.index(self._exact)]])[0]
+        of_exact, of_nested = reasons if kinds[0] == self._exact else reasons[::-1]
+        # What can be had by asking for it counts most.
+        raise of_nested if str(of_nested) == _TOO_LONG and "asks for it" not in str(of_exact) else of_exact
 
     def _exact(self, density: LogDensity, q: GaussianState, record: FitRecord, seed: int) -> ExactState:
         forest, most = forest_of(density), np.inf
