@@ -31,7 +31,7 @@ from pymc_ngvi.nested.verdict import NestedChecks
 _FITS, _FITS_OF_EACH, _EXPECTATIONS, _PER_FIT, _PER_ROW = 60.0, 10.0, 5.0, 0.03, 2e-6
 #: Seconds of a unit of the cost of linear algebra: in products of dense matrices, with sums, and in other sparse forms,
 #: as measured with hundreds to thousands of latent variables on one thread.
-_PER_DENSE, _PER_SUMMED, _PER_SPARSE = 4e-11, 4e-10, 6e-10
+_PER_DENSE, _PER_SUMMED, _PER_SPARSE = 4e-11, 3e-10, 6e-10
 #: Standard deviations of hyperparameters to begin with; those of a Gaussian fit times this, within limits.
 _SCALE, _OF_FIT, _LEAST, _MOST = 0.5, 2.0, 0.05, 1.0
 

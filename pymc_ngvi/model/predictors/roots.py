@@ -71,10 +71,10 @@ class Roots:
 
     def curvature(self, matrix: sparse.csr_array) -> Array:
         """Return -Y^T M Y, (n_dim, n_dim), for a symmetric sparse matrix M."""
-        minus = -matrix
-        weights = minus.diagonal()
-        if (minus - sparse.diags_array(weights)).count_nonzero():
-            return symmetrise(self._rows.T @ (minus @ self._rows))
+        weights = -matrix.diagonal()
+        beside = matrix.indices != np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
+        if matrix.data[beside].any():
+            return -symmetrise(self._rows.T @ (matrix @ self._rows))
         if not np.isfinite(weights).all():
             return np.full(self._root.shape, np.nan)
         result = np.zeros(self._root.shape)
