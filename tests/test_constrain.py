@@ -142,3 +142,22 @@ def test_survives_a_pickle(density, constrainer):
     restored = pickle.loads(cloudpickle.dumps(constrainer))
     for name, value in constrainer(theta).items():
         np.testing.assert_array_equal(restored(theta)[name], value)
+
+
+def test_what_is_added_to_a_model_after_a_fit_is_left_to_predictions():
+    """As the values of a Gaussian process elsewhere: they are no part of what was fitted."""
+    with pm.Model() as model:
+        x = pm.Normal("x", 0.0, 1.0)
+        pm.Deterministic("twice", 2.0 * x)
+        pm.Normal("y", x, 1.0, observed=1.0)
+    density = LogDensity(model)
+    constrainer = Constrainer(density)
+    before = constrainer(np.array([[0.3], [0.5]]))
+    with model:
+        new = pm.LogNormal("new", x, 1.0)
+        pm.Deterministic("of_new", 2.0 * new)
+        pm.Deterministic("more", 3.0 * x)
+    after = Constrainer(density)(np.array([[0.3], [0.5]]))
+    assert set(before) == {"x", "twice"}
+    assert set(after) == {"x", "twice", "more"}
+    np.testing.assert_allclose(after["more"], [0.9, 1.5])

@@ -8,7 +8,7 @@ from pymc.pytensorf import compile as pymc_compile
 from pymc.pytensorf import find_rng_nodes, reseed_rngs
 from pytensor.compile import Function
 from pytensor.graph.basic import Variable
-from pytensor.graph.traversal import toposort
+from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.random.op import RNGConsumerOp
 
 from pymc_ngvi.core.types import Array
@@ -118,7 +118,7 @@ class Constrainer:
             their constrained scale (``sd``), then Deterministics; the names and the order of a PyMC trace.
         """
         flat = self.layout.unflatten(np.ascontiguousarray(theta, dtype=np.float64))
-        value_vars = [self.model.rvs_to_values[rv] for rv in self.model.free_RVs]
+        value_vars = [self.model.rvs_to_values[rv] for rv in self._fitted()]
         values: Values = {
             v.name: flat[v.name].astype(v.type.dtype, copy=False) for v in value_vars if self._is_wanted(v.name)
         }
@@ -136,10 +136,20 @@ class Constrainer:
                 values[name] = value.astype(self.model[name].type.dtype, copy=False)
         return values
 
+    def _fitted(self) -> list[Variable]:
+        """Return the free variables, but for those that were added to the model after the fit, to be predicted."""
+        names = {v.name for v in self.layout.variables}
+        return [rv for rv in self.model.free_RVs if rv.name in names]
+
+    def _is_known(self, deterministic: Variable) -> bool:
+        """Tell whether a Deterministic is one of what was fitted."""
+        added = set(self.model.free_RVs) - set(self._fitted())
+        return not added or added.isdisjoint(ancestors([deterministic]))
+
     def _computed_names(self) -> list[str]:
         model = self.model
-        transformed = [rv.name for rv in model.free_RVs if model.rvs_to_transforms[rv] is not None]
-        listed = transformed + [d.name for d in model.deterministics if self._deterministics]
+        transformed = [rv.name for rv in self._fitted() if model.rvs_to_transforms[rv] is not None]
+        listed = transformed + [d.name for d in model.deterministics if self._deterministics and self._is_known(d)]
         return [name for name in listed if self._is_wanted(name)]
 
     def _is_wanted(self, name: str) -> bool:
