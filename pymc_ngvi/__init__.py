@@ -16,6 +16,8 @@ from pymc_ngvi.function import fit_ngvi
 from pymc_ngvi.inference import NGVI
 from pymc_ngvi.model import LogDensity, MissingDerivativeError
 from pymc_ngvi.model.normalised import normalised
+from pymc_ngvi.model.shards.errors import BrokenExecutorError, ShardError
+from pymc_ngvi.model.shards.shards import Shards
 from pymc_ngvi.register import register, unregister
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.bambi import uncentre_bambi_intercept
@@ -23,6 +25,7 @@ from pymc_ngvi.results.loading import load
 
 __all__ = [
     "NGVI",
+    "BrokenExecutorError",
     "ConvergenceWarning",
     "DivergedError",
     "Elbo",
@@ -31,6 +34,8 @@ __all__ = [
     "MissingDerivativeError",
     "NGVIApproximation",
     "NotExactError",
+    "ShardError",
+    "Shards",
     "StartError",
     "Status",
     "fit_ngvi",

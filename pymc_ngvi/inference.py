@@ -32,6 +32,8 @@ from pymc_ngvi.fitting.signatures import takes
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.graphs.backends import Backend
+from pymc_ngvi.model.shards.errors import BrokenExecutorError, ShardError
+from pymc_ngvi.model.shards.shards import Shards
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.exact_step import ExactStep, check_wanted
 from pymc_ngvi.results.nested_first import comes_first, nested_first
@@ -51,6 +53,7 @@ class Arguments(FitOptions):
     """What `NGVI` takes: the options of a fit, its model, seed and start."""
 
     model: pm.Model | None = field(default=None, kw_only=False)
+    shards: Shards | None = None
     random_seed: Seed = None
     start: Mapping[str, ArrayLike] | NGVIApproximation | None = None
     start_sigma: Mapping[str, ArrayLike] | float | None = None
@@ -67,6 +70,8 @@ class NGVI(Inference):
     ----------
     model : pymc.Model, optional
         Continuous free variables only; default: the model of the context.
+    shards : Shards, optional
+        In the place of a model: one whose data are in parts, each evaluated where it is.
     random_seed : int, list of int, SeedSequence, Generator, RandomState or None
         The same seed gives the same bits for a given backend.
     start : mapping or NGVIApproximation, optional
@@ -167,7 +172,7 @@ class NGVI(Inference):
         refuse_unknown(options, NGVI.__init__)
         # Not `super().__init__`: PyMC's builds a symbolic objective, which is not used here.
         self._given = {name: options.get(name, OPTIONS.get(name)) for name in OF_CONSTRUCTOR}
-        self._given["model"] = modelcontext(model)
+        self._given["model"] = _fitted_model(model, self._given["shards"])
         self._options = options_for(self._given)
         self._session: FitSession | None = None
         self._fitted: NGVIApproximation | None = None  # what the last fit goes into, also where it was stopped
@@ -289,7 +294,12 @@ class NGVI(Inference):
             )  # fmt: skip
             self._fitted, self._prepared, self._next_seed = approx, None, None
             approx._session = self._session
-            self._session.run(n, progress)
+            try:
+                self._session.run(n, progress)
+            except (ShardError, BrokenExecutorError) as error:
+                approx._follow(self._session.outcome())
+                self._result = error.approx = approx
+                raise
         approx._follow(self._session.outcome())
         wanted = self._options.posterior
         self._result = approx if wanted == "gaussian" else ExactStep(wanted, seed).after(approx, NGVIApproximation)
@@ -335,7 +345,8 @@ class NGVI(Inference):
 
     def _problem(self, backend: str | None, compile_kwargs: dict[str, Any] | None) -> Problem:
         """Return what is to be fitted, if an approximation in its dimension fits into memory."""
-        self._density = density = density_of(self._given["model"], self._density, backend or "auto", compile_kwargs)
+        given = self._given["shards"] or self._given["model"]
+        self._density = density = density_of(given, self._density, backend or "auto", compile_kwargs)
         if not density.n_dim:
             names = ", ".join(repr(v.name) for v in density.layout.variables)
             raise ValueError(f"The free variables of the model ({names}) have no elements: there is nothing to fit.")
@@ -377,6 +388,23 @@ class NGVI(Inference):
             return None
         scales = starting.start_scales(density, self._given["start_sigma"])
         return SecondStart(density, scales, seed)
+
+
+def _fitted_model(model: pm.Model | None, shards: object) -> pm.Model | None:
+    """Return the model, given or of the context; None where there are shards in its place.
+
+    Raises
+    ------
+    TypeError
+        For a model beside shards; for shards that are none.
+    """
+    if shards is None:
+        return modelcontext(model)
+    if not isinstance(shards, Shards):
+        raise TypeError(f"shards should be pymc_ngvi.Shards(build, keys); got {shards!r}.")
+    if model is not None:
+        raise TypeError("Give a model or shards: these have models of their own.")
+    return None
 
 
 def _observer(approx: NGVIApproximation, callbacks: Sequence[Callback]) -> Observer | None:

@@ -8,6 +8,8 @@ from weakref import WeakValueDictionary
 import pymc as pm
 
 from pymc_ngvi.model import CannotReuse, LogDensity
+from pymc_ngvi.model.shards.density import ShardedDensity
+from pymc_ngvi.model.shards.shards import Shards
 
 logger = logging.getLogger("pymc.ngvi")
 #: Of models, by identity, for as long as the result of a fit holds them: the next fit builds nothing anew.
@@ -15,18 +17,20 @@ _BUILT: WeakValueDictionary[int, LogDensity] = WeakValueDictionary()
 
 
 def density_of(
-    model: pm.Model, last: LogDensity | None, backend: str, compile_kwargs: Mapping[str, object] | None
+    model: pm.Model | Shards, last: LogDensity | None, backend: str, compile_kwargs: Mapping[str, object] | None
 ) -> LogDensity:
     """Return the log density for the next fit: what was built for the last one serves again, where it can.
 
     Parameters
     ----------
-    model : pymc.Model
+    model : pymc.Model or Shards
     last : LogDensity or None
         Of the last fit, perhaps of another model.
     backend, compile_kwargs
         As of `LogDensity`.
     """
+    if isinstance(model, Shards):
+        return ShardedDensity(model, backend, compile_kwargs)
     last = last or _BUILT.get(id(model))
     density = None
     if last is not None and last.model is model:

@@ -84,8 +84,8 @@ def _goes_by_rows(given: Given, filled: Given, density: LogDensity) -> bool:
         return True
     if not _may_go_by_rows(given, filled):
         return False
-    rows = density.rows
-    return rows is not None and rows.n_directions <= _FEW_DIRECTIONS
+    n_directions = density.n_directions
+    return n_directions is not None and n_directions <= _FEW_DIRECTIONS
 
 
 def _family_for(given: Given, density: LogDensity) -> Mapping[str, str | None]:

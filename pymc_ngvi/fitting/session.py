@@ -26,6 +26,7 @@ from pymc_ngvi.fitting.second_start import SecondStart, is_better
 from pymc_ngvi.fitting.snapshot import Snapshot, filled, thinned
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.model import LogDensity, PatternWidened
+from pymc_ngvi.model.shards.errors import BrokenExecutorError, ShardError
 
 # A child of PyMC's logger, which has the handler.
 logger = logging.getLogger("pymc.ngvi")
@@ -206,12 +207,20 @@ class FitSession:
                 raise ValueError(NO_STRUCTURE)
             self._choose_between(stalled)
             self._begin_again(last, observe)
-        except KeyboardInterrupt:  # nothing is lost but the fresh draws: the loop has figures of its own
-            self._elbo, self._gap = Elbo(self._state.rule.elbo, np.inf), self._state.rule.gap
-        progress.update(self._state, last=True)
-        self._seconds += time.perf_counter() - clock
-        # Not what sampling in between compiled.
-        self._compile_seconds += self._problem.density.compile_seconds - compiled
+        except KeyboardInterrupt:
+            self._keep()
+        except (ShardError, BrokenExecutorError):
+            self._keep()
+            raise
+        finally:
+            progress.update(self._state, last=True)
+            self._seconds += time.perf_counter() - clock
+            # Not what sampling in between compiled.
+            self._compile_seconds += self._problem.density.compile_seconds - compiled
+
+    def _keep(self) -> None:
+        """Keep what there is: nothing is lost but a check at the end, as the loop has figures of its own."""
+        self._elbo, self._gap = Elbo(self._state.rule.elbo, np.inf), self._state.rule.gap
 
     def _ended(self) -> "_Ended":
         return _Ended(Begun(self._problem, self._rule, self._state, self._options), self._elbo, self._gap)

@@ -8,6 +8,7 @@ import numpy as np
 import pymc as pm
 
 from numpy.typing import NDArray
+from pytensor.graph.basic import Variable
 
 from pymc_ngvi.core.heap import keep_freed_memory
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
@@ -83,6 +84,9 @@ class LogDensity:
     (1, 3)
     """
 
+    #: Whether the data are in shards, of which there is no part here.
+    is_sharded = False
+
     def __init__(
         self, model: pm.Model, backend: str = "auto", compile_kwargs: Mapping[str, object] | None = None
     ) -> None:
@@ -96,7 +100,7 @@ class LogDensity:
         self._find_point: Callable[[], dict[str, AnyArray]] | None = initial_point_function(model)
         point = self._find_point()
         with without_c(model):
-            logp = model.logp()
+            logp = self._graph_of(model)
         with without_c():
             self.info = ModelInfo.of(model, point)
         given = bool(compile_kwargs and "mode" in compile_kwargs)
@@ -110,6 +114,10 @@ class LogDensity:
         self.by_rows = ByRows(self.graphs, self.functions, start)
         self._hessians = Hessians(self.graphs, self.functions, observed, self.by_rows, self._evaluations, start)
         self.functions.seconds = time.perf_counter() - began
+
+    def _graph_of(self, model: pm.Model) -> Variable:
+        """Return log p as a function of the value variables."""
+        return model.logp()
 
     def _choose(self) -> str:
         """Return the backend."""
@@ -275,6 +283,12 @@ class LogDensity:
     def rows(self) -> Expectations | None:
         """Log p as a sum over rows, each a function of a few linear predictors; None where it has other parts."""
         return self.by_rows.found
+
+    @property
+    def n_directions(self) -> int | None:
+        """Directions in which the functions of rows vary, at most; None where log p is no sum over rows."""
+        rows = self.rows
+        return None if rows is None else rows.n_directions
 
     @property
     def seen_from_rows(self) -> SeenFromRows | None:

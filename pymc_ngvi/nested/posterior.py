@@ -38,6 +38,8 @@ _SCALE, _OF_FIT, _LEAST, _MOST = 0.5, 2.0, 0.05, 1.0
 
 def rows_of(density: LogDensity) -> RowsGiven:
     """Return log p as rows, hyperparameters given; raise Unavailable where that is no latent Gaussian model."""
+    if density.is_sharded:
+        raise Unavailable("the data are in shards")
     try:
         return latent_rows(density)
     except NotRows as reason:

@@ -27,7 +27,7 @@ from pymc_ngvi.model.predictors.roots import Roots
 from pymc_ngvi.model.predictors.row_functions import row_function, with_data
 from pymc_ngvi.model.predictors.scatter import Scatter
 from pymc_ngvi.model.predictors.sums import JointPredictors
-from pymc_ngvi.model.predictors.taken import Taken
+from pymc_ngvi.model.predictors.taken import Taken, changed
 from pymc_ngvi.model.predictors.terms import Terms, terms_of
 from pymc_ngvi.model.sparsity.dependence_sets import Ints
 from pymc_ngvi.model.sparsity.dependence_values import Facts
@@ -344,6 +344,20 @@ class Expectations:
             RowRules(np.concatenate([kind.codes for kind in kinds]), np.concatenate([kind.sd for kind in kinds])),
             _bends(kinds) if all(rows.n_bends for rows in self._rows) else None,
         )
+
+    @np.errstate(all="ignore")
+    def are_stale(self, q: Spread, rules: RowRules) -> bool:
+        """Tell whether rows are wider, or much narrower, than those that rules were chosen for."""
+        now, covariances = [], iter(self.seen(q).covariances)
+        for rows in self._rows:
+            widest = np.zeros(len(rows.index))
+            for a in range(rows.k):
+                for b in range(a + 1):
+                    cov = next(covariances)
+                    widest = np.maximum(widest, cov) if a == b else widest
+            now.append(np.sqrt(widest).astype(np.float32))
+        wider, narrower = changed(rules.level, rules.sd, np.concatenate(now))
+        return bool(wider.any() or narrower.any())
 
     def directions(self, rows: NDArray[np.intp]) -> Array:
         """Return the slopes of the only predictor of each of some rows, (n, n_dim)."""

@@ -84,11 +84,7 @@ class Taken:
         """Return which rows are wider, and which narrower, than those that their rules were chosen for."""
         if self._is_new:
             return np.ones(len(self.codes), dtype=bool), np.zeros(len(self.codes), dtype=bool)
-        fine = self.codes > 0
-        wider, narrower = self._sd > _WIDER * self.sd, fine & (self._sd < _NARROWER * self.sd)
-        if wider.any() or narrower.any():
-            wider, narrower = self._sd > _SOON_WIDER * self.sd, fine & (self._sd < _SOON_NARROWER * self.sd)
-        return wider, narrower
+        return changed(self.codes, self.sd, self._sd)
 
     def bends(self) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
         """Return E[f''], E[f^(3)], E[f^(4)] of rows with one predictor, and where the last two are not rounding."""
@@ -104,3 +100,22 @@ class Taken:
         if not self._rows.interacts.all():  # quadrature is off by little, but not by nothing
             hessian[:, ~self._rows.interacts] = 0.0
         return grad, hessian
+
+
+def changed(
+    codes: Levels, before: NDArray[np.float32], now: NDArray[np.float32]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which rows are wider, and which narrower, than those that their rules were chosen for.
+
+    Parameters
+    ----------
+    codes : ndarray, shape (n_rows,)
+        Rules.
+    before, now : ndarray, shape (n_rows,)
+        Standard deviations of the widest predictor.
+    """
+    fine = codes > 0
+    wider, narrower = now > _WIDER * before, fine & (now < _NARROWER * before)
+    if wider.any() or narrower.any():
+        wider, narrower = now > _SOON_WIDER * before, fine & (now < _SOON_NARROWER * before)
+    return wider, narrower

@@ -1,5 +1,6 @@
 """What an approximation knows of its fit: the record of it, and how to go on."""
 
+from concurrent.futures import Executor
 from typing import Self
 
 from rich.theme import Theme
@@ -7,6 +8,7 @@ from rich.theme import Theme
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.fitting.outcome import report_outcome
+from pymc_ngvi.model.shards.density import shards_of
 from pymc_ngvi.results.fitted import Fitted
 
 
@@ -71,6 +73,7 @@ class FitMethods(Fitted):
         *,
         tol: float | None = None,
         max_draws: int | None = None,
+        executor: Executor | object | None = None,
     ) -> Self:
         """Go on with the fit for at most ``n`` iterations, in place, as if it had not stopped.
 
@@ -82,6 +85,9 @@ class FitMethods(Fitted):
         tol, max_draws : optional
             New values of these options; a fit that has converged goes on only with a smaller ``tol``.
 
+        executor : concurrent.futures.Executor or distributed.Client, optional
+            Where shards are evaluated from now on; see `Shards`.
+
         Returns
         -------
         NGVIApproximation
@@ -92,7 +98,8 @@ class FitMethods(Fitted):
         RuntimeError
             If the approximation was made without a fit, or saved without it.
         ValueError
-            For an option that makes no sense; where ``pm.set_data`` changed the data after the fit.
+            For an option that makes no sense, or an executor where there are no shards; where ``pm.set_data`` changed
+            the data after the fit.
         """
         gaussian = self.gaussian
         if gaussian._session is None:
@@ -101,6 +108,8 @@ class FitMethods(Fitted):
                 "Use pm.fit(method='ngvi', start=...)."
             )
         gaussian.refuse_changed_data("The fit can't go on with other data")
+        if executor is not None:
+            shards_of(gaussian.density).use(executor)
         gaussian._follow(gaussian._session.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws))
         approx = self if self._next_step is None else self._next_step.again(self)
         report_outcome(gaussian._state, approx._record_of("refine"))

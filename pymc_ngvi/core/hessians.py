@@ -1,0 +1,76 @@
+"""Mean Hessians whose entries are known, or will be."""
+
+import functools
+
+from collections.abc import Callable
+
+from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.target import MeanHessian
+from pymc_ngvi.core.values import Array
+
+
+class PatternHessian(MeanHessian):
+    """A sparse Hessian that is known.
+
+    Parameters
+    ----------
+    pattern : Pattern
+    values : ndarray, shape (n_entries,)
+    """
+
+    def __init__(self, pattern: Pattern, values: Array) -> None:
+        self._pattern, self._values = pattern, values
+
+    @property
+    def pattern(self) -> Pattern:
+        """Entries that can differ from 0."""
+        return self._pattern
+
+    def products(self, directions: Array) -> Array:
+        """Return the matrix times each direction, (n_directions, n_dim)."""
+        result: Array = (self._pattern.symmetric(self._values) @ directions.T).T
+        return result
+
+    def diagonal(self) -> Array:
+        """Return the diagonal, (n_dim,)."""
+        return self._values[~self._pattern.off_diagonal]
+
+    def values(self) -> Array:
+        """Return the entries of the pattern, (n_entries,)."""
+        return self._values
+
+
+class Later(MeanHessian):
+    """A Hessian that is evaluated when something is asked of it.
+
+    Parameters
+    ----------
+    pattern : Pattern or None
+        Entries that can differ from 0; None where the matrix counts as dense.
+    evaluate : callable
+        Returns it.
+    """
+
+    def __init__(self, pattern: Pattern | None, evaluate: Callable[[], MeanHessian]) -> None:
+        self._pattern, self._evaluate = pattern, evaluate
+
+    @functools.cached_property
+    def _known(self) -> MeanHessian:
+        return self._evaluate()
+
+    @property
+    def pattern(self) -> Pattern | None:
+        """Entries that can differ from 0; None where the matrix counts as dense."""
+        return self._pattern
+
+    def products(self, directions: Array) -> Array:
+        """Return the matrix times each direction, (n_directions, n_dim)."""
+        return self._known.products(directions)
+
+    def diagonal(self) -> Array:
+        """Return the diagonal, (n_dim,)."""
+        return self._known.diagonal()
+
+    def values(self) -> Array:
+        """Return the entries of the pattern, (n_entries,)."""
+        return self._known.values()

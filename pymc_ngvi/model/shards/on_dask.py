@@ -1,0 +1,129 @@
+"""Shards on Dask: each lives on a worker, and is made again on another where that dies."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import cloudpickle
+
+from pymc_ngvi.model.shards.engines import Done, hold_threads
+from pymc_ngvi.model.shards.errors import BrokenExecutorError
+from pymc_ngvi.model.shards.recipe import Recipe
+from pymc_ngvi.model.shards.requests import Request
+from pymc_ngvi.model.shards.shard import Shard
+
+#: Times that a shard may be lost in one evaluation.
+_MOST_LOST = 10
+
+
+class OnDask:
+    """Evaluates shards on the workers of a cluster.
+
+    The shards are results of tasks, so that Dask makes those of a lost worker again.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    """
+
+    name = "on Dask"
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._shards: dict[str, list[Any]] = {}
+
+    def answers(self, recipe: Recipe, request: Request, done: Done) -> list[object]:
+        """Return the answer of each shard, in the order of the keys."""
+        self._check()
+        pickled = cloudpickle.dumps(request)
+        shards = self._made(recipe)
+        futures = [self._asked(recipe, shard, pickled) for shard in shards]
+        result: list[object] = [None] * len(futures)
+        waiting, lost = dict(enumerate(futures)), 0
+        try:
+            while waiting:
+                again = []
+                for number, value in self._completed(waiting):
+                    if isinstance(value, _Lost):
+                        again.append(number)
+                        continue
+                    result[number] = value
+                    del waiting[number]
+                    done(len(futures) - len(waiting))
+                lost += bool(again)
+                if lost > _MOST_LOST:
+                    raise BrokenExecutorError(
+                        f"Shard {recipe.keys[again[0]]!r} was lost {_MOST_LOST} times: its workers die, perhaps for "
+                        "lack of memory. Make the shards smaller, or give workers more memory."
+                    )
+                for number in again:
+                    shards[number] = self._remade(recipe, number, shards[number])
+                    waiting[number] = self._asked(recipe, shards[number], pickled)
+        finally:
+            for future in waiting.values():
+                future.cancel()
+        return result
+
+    def close(self, recipe: Recipe) -> None:
+        """Forget the shards."""
+        self._shards.pop(recipe.name, None)
+
+    def _made(self, recipe: Recipe) -> list[Any]:
+        if recipe.name not in self._shards:
+            self._shards[recipe.name] = [self._task(recipe, number) for number in range(len(recipe.keys))]
+        return self._shards[recipe.name]
+
+    def _task(self, recipe: Recipe, number: int) -> Any:
+        return self._client.submit(_make, recipe, number, pure=False)
+
+    def _remade(self, recipe: Recipe, number: int, shard: Any) -> Any:
+        """Return a shard after an evaluation of it was lost: the same one, unless it is lost itself."""
+        return self._task(recipe, number) if shard.status in ("error", "lost", "cancelled") else shard
+
+    def _asked(self, recipe: Recipe, shard: Any, request: bytes) -> Any:
+        return self._client.submit(_answer, recipe, shard, request, pure=False)
+
+    def _completed(self, waiting: dict[int, Any]) -> Iterable[tuple[int, object]]:
+        """Yield numbers and answers as they come in; `_Lost` for those that went with their worker."""
+        from distributed import as_completed
+
+        numbers = {future.key: number for number, future in waiting.items()}
+        for future in as_completed(list(waiting.values()), raise_errors=False):
+            yield numbers[future.key], self._value(future)
+
+    def _value(self, future: Any) -> object:
+        from distributed import KilledWorker
+        from distributed.client import FutureCancelledError
+
+        try:
+            return future.result()
+        except (KilledWorker, FutureCancelledError):
+            self._check()
+            return _Lost()
+
+    def _check(self) -> None:
+        if self._client.status != "running":
+            raise BrokenExecutorError(
+                f"The Dask client that evaluates the shards is {self._client.status}. Make another one."
+            )
+
+
+class _Lost:
+    """An evaluation that went with its worker."""
+
+
+def _make(recipe: Recipe, number: int) -> Shard:
+    hold_threads(recipe)
+    return Shard(recipe, number)
+
+
+def _answer(recipe: Recipe, shard: Shard, request: bytes) -> object:
+    hold_threads(recipe)
+    return shard.answer(cloudpickle.loads(request))
+
+
+def client_of(executor: object) -> Any:
+    """Return the client of Dask behind an executor; None where it is no such thing."""
+    if not type(executor).__module__.startswith("distributed."):
+        return None
+    client = getattr(executor, "_client", None) or executor  # that of `client.get_executor()`
+    return client if hasattr(client, "get_executor") else None

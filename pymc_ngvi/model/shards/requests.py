@@ -1,0 +1,179 @@
+"""What is asked of a shard, and what it answers: small things that can be pickled."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.target import Spread
+from pymc_ngvi.core.types import Array
+
+#: Shape, dims and coordinates of each free variable, by its value's name.
+type Signature = Mapping[str, tuple[object, ...]]
+
+
+class Facts(NamedTuple):
+    """What a shard says of its model.
+
+    Parameters
+    ----------
+    signature : mapping
+        Of its free variables.
+    n_observed : int
+        Observed values.
+    log_prior : ndarray, shape (n_points,)
+        At the points of the request.
+    potentials : dict
+        Values of the model's potentials there, (n_points,), by name.
+    """
+
+    signature: Signature
+    n_observed: int
+    log_prior: Array
+    potentials: dict[str, Array]
+
+
+class Outline(NamedTuple):
+    """What a shard says of its log likelihood.
+
+    Parameters
+    ----------
+    n_rows, n_directions : int or None
+        Rows, and directions in which their functions vary at most; None where it is no sum over rows.
+    why_not : str
+        Why it is none.
+    pattern : Pattern or None
+        Entries of the Hessian that can differ from 0; None where they are too many.
+    derivative_error : str
+        Names the operation that has no second derivative, if there is one.
+    gradient_seconds : float
+        Estimated time of the gradient at one point.
+    leaves_out_conditions : bool
+        Whether it is -inf under conditions that rows know nothing of.
+    """
+
+    n_rows: int | None
+    n_directions: int | None
+    why_not: str
+    pattern: Pattern | None
+    derivative_error: str
+    gradient_seconds: float
+    leaves_out_conditions: bool
+
+
+class Part(NamedTuple):
+    """The expectation of the log likelihood of a shard under a Gaussian.
+
+    Parameters
+    ----------
+    value, error : float
+        As of `Expectation`.
+    grad : ndarray, shape (n_dim,)
+    hessian : ndarray
+        The values of the shard's pattern, or the matrix, (n_dim, n_dim).
+    rules : int
+        A number that tells rules of quadrature apart.
+    is_new : bool
+        Whether rules were chosen for this Gaussian.
+    agrees : bool
+        Whether the rows add up to the log likelihood, where that was looked at.
+    """
+
+    value: float
+    error: float
+    grad: Array
+    hessian: Array
+    rules: int
+    is_new: bool
+    agrees: bool
+
+
+@stored("shard_reference")
+@dataclass(frozen=True)
+class Reference:
+    """A Gaussian for which rules of quadrature are chosen.
+
+    Parameters
+    ----------
+    q : GaussianState
+    name : bytes
+        No other has it.
+    """
+
+    q: Spread
+    name: bytes
+
+
+@dataclass(frozen=True)
+class Expect:
+    """Ask for the expectation under a Gaussian.
+
+    Parameters
+    ----------
+    new : Reference
+        The Gaussian, as a reference for rules.
+    references : tuple of Reference
+        Those for which rules were chosen before.
+    which : ndarray of int, shape (n_shards,), or None
+        That of each shard; None: rules are chosen, and rows compared with the log likelihood at the mean.
+    adapt : bool
+        Whether to choose new rules where rows are wider than they were, or much narrower.
+    is_dense : bool
+        Whether the Hessian is to be a matrix.
+    """
+
+    new: Reference
+    references: tuple[Reference, ...]
+    which: NDArray[np.intp] | None
+    adapt: bool
+    is_dense: bool
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Ask for something at points.
+
+    Parameters
+    ----------
+    what : {"logp", "logp_grad", "mean_hessian", "gauss_newton", "covers"}
+    theta : ndarray, shape (n_points, n_dim)
+    is_dense : bool
+        Whether a Hessian is to be a matrix.
+    """
+
+    what: str
+    theta: Array
+    is_dense: bool = True
+
+
+@dataclass(frozen=True)
+class Look:
+    """Ask for the facts of a model, at points (n_points, n_dim)."""
+
+    theta: Array
+
+
+@dataclass(frozen=True)
+class Open:
+    """Ask for the outline of the log likelihood."""
+
+
+@dataclass(frozen=True)
+class Apply:
+    """Ask for a function of the model.
+
+    Parameters
+    ----------
+    function : callable
+        Of the key and the model; what it returns has to be small.
+    """
+
+    function: Callable[..., object]
+
+
+type Request = Expect | Evaluate | Look | Open | Apply

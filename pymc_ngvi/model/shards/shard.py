@@ -1,0 +1,245 @@
+"""One shard: a model of its own rows, made and evaluated where these are."""
+
+import contextlib
+import functools
+import hashlib
+import threading
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Mapping
+from typing import cast
+
+import cloudpickle
+import numpy as np
+import pymc as pm
+
+from pytensor.graph.basic import Variable
+
+from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.target import MeanHessian, RowRules
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.model.graphs.backends import without_c
+from pymc_ngvi.model.logdensity import LogDensity
+from pymc_ngvi.model.predictors.mean_hessian import Known
+from pymc_ngvi.model.shards.errors import ShardError
+from pymc_ngvi.model.shards.recipe import Recipe
+from pymc_ngvi.model.shards.requests import (
+    Apply,
+    Evaluate,
+    Expect,
+    Facts,
+    Look,
+    Outline,
+    Part,
+    Reference,
+    Request,
+    Signature,
+)
+
+#: Sets of rules of quadrature that a shard keeps; others are chosen once more when they are asked for.
+_N_RULES = 4
+#: Models are made one at a time.
+_LOCK = threading.RLock()
+
+
+class LogLikelihood(LogDensity):
+    """What a model says of its data: log p without the density of the free variables.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    without : tuple of str
+        Potentials that are left out.
+    """
+
+    def __init__(self, model: pm.Model, without: tuple[str, ...]) -> None:
+        self._without = without
+        super().__init__(model)
+
+    def _graph_of(self, model: pm.Model) -> Variable:
+        terms = [*model.observed_RVs, *(term for term in model.potentials if term.name not in self._without)]
+        return model.logp(vars=terms)
+
+
+class Shard:
+    """A shard in the process that holds its data.
+
+    Parameters
+    ----------
+    recipe : Recipe
+    number : int
+        Of the key.
+
+    Raises
+    ------
+    ShardError
+        Where there is no model, whatever the reason.
+    """
+
+    def __init__(self, recipe: Recipe, number: int) -> None:
+        self._recipe, self._number, self.key = recipe, number, recipe.keys[number]
+        self._rules = OrderedDict[bytes, RowRules]()
+        with _LOCK, _naming(self.key):
+            model = cloudpickle.loads(recipe.build)(self.key)
+            if not isinstance(model, pm.Model):
+                raise TypeError(f"build returned {model!r} instead of a pm.Model")
+        self._model = model
+
+    def __reduce__(self) -> tuple[type, tuple[Recipe, int]]:
+        """Return what to pickle: elsewhere, a shard is made again."""
+        return Shard, (self._recipe, self._number)
+
+    def answer(self, request: Request) -> object:
+        """Return what is asked for.
+
+        Raises
+        ------
+        ShardError
+            Where that fails, whatever the reason.
+        """
+        with _naming(self.key):
+            if isinstance(request, Expect):
+                return self._expected(request)
+            if isinstance(request, Evaluate):
+                return self._evaluated(request)
+            if isinstance(request, Apply):
+                return request.function(self.key, self._model)
+            with _LOCK:
+                return self._facts(request.theta) if isinstance(request, Look) else self._outline()
+
+    @functools.cached_property
+    def _likelihood(self) -> LogLikelihood:
+        return LogLikelihood(self._model, self._recipe.without)
+
+    @functools.cached_property
+    def _pattern(self) -> Pattern | None:
+        likelihood = self._likelihood
+        return likelihood.structural_pattern if likelihood.rows is not None else likelihood.pattern
+
+    def _facts(self, theta: Array) -> Facts:
+        """Return what the model is, with its prior at points, (n_points, n_dim)."""
+        model = self._model
+        n_observed = sum(int(np.prod(rv.shape.eval())) for rv in model.observed_RVs)
+        if not n_observed and not model.potentials:
+            raise ShardError(
+                f"Shard {self.key!r} is empty: its model has no observed values. Leave its key out.", self.key
+            )
+        signature = signature_of(model)
+        n_dim = sum(int(np.prod(shape)) for shape, *_ in signature.values())
+        if n_dim != theta.shape[1]:  # the caller compares signatures
+            return Facts(signature, n_observed, np.empty(0), {})
+        names = [term.name for term in model.potentials]
+        with without_c(model):
+            terms = [model.logp(vars=model.free_RVs), *(model.logp(vars=[term]) for term in model.potentials)]
+            function = model.compile_fn(terms, inputs=model.value_vars, mode="FAST_COMPILE", point_fn=True)
+            values = [function(_point(signature, row)) for row in theta]
+        prior, *potentials = np.array(values, dtype=np.float64).reshape(len(theta), -1).T
+        return Facts(signature, n_observed, prior, dict(zip(names, potentials, strict=True)))
+
+    def _outline(self) -> Outline:
+        """Return what the log likelihood is."""
+        likelihood, rows = self._likelihood, self._likelihood.rows
+        error = likelihood.hessian_error()
+        return Outline(
+            None if rows is None else rows.n_rows,
+            None if rows is None else rows.n_directions,
+            "" if rows is not None else likelihood.by_rows.why_not,
+            self._pattern,
+            "" if error is None else str(error),
+            likelihood.gradient_seconds,
+            rows is not None and rows.leaves_out_conditions,
+        )
+
+    def _expected(self, asked: Expect) -> Part:
+        """Return the expectation under a Gaussian."""
+        likelihood, rows = self._likelihood, self._likelihood.rows
+        if rows is None:
+            raise ShardError(f"The log likelihood of shard {self.key!r} is no sum over rows any more.", self.key)
+        pattern, agrees, q = None if asked.is_dense else self._pattern, True, asked.new.q
+        if is_new := asked.which is None:
+            location = q.location[None]
+            agrees = rows.agrees(location, likelihood.by_rows.logp(location))
+            rules = None
+        else:
+            rules = self._rules_of(asked.references[asked.which[self._number]])
+            is_new = asked.adapt and rows.are_stale(q, rules)
+        found = rows.under(q, Known(pattern), None if is_new else rules)
+        if is_new:
+            self._keep(asked.new.name, found.rules)
+        hessian = _entries(found.hessian, pattern, likelihood.n_dim)
+        return Part(found.value, found.error, found.grad, hessian, _number(found.rules), is_new, agrees)
+
+    def _rules_of(self, reference: Reference) -> RowRules:
+        """Return the rules for a Gaussian, chosen again where they are not kept: by the same numbers, the same rules."""
+        if reference.name not in self._rules:
+            rows = self._likelihood.rows
+            assert rows is not None
+            self._keep(reference.name, rows.under(reference.q).rules)
+        self._rules.move_to_end(reference.name)
+        return self._rules[reference.name]
+
+    def _keep(self, name: bytes, rules: RowRules) -> None:
+        self._rules[name] = rules
+        while len(self._rules) > _N_RULES:
+            self._rules.popitem(last=False)
+
+    def _evaluated(self, asked: Evaluate) -> object:
+        """Return what was asked for at points."""
+        likelihood, theta = self._likelihood, asked.theta
+        if asked.what == "covers":
+            return likelihood.rows_cover(lambda: theta)
+        if asked.what == "mean_hessian":
+            pattern = None if asked.is_dense else self._pattern
+            return _entries(likelihood.mean_hessian(theta), pattern, likelihood.n_dim)
+        if asked.what == "gauss_newton":
+            return likelihood.mean_gauss_newton_diagonal(theta)
+        return likelihood.logp(theta) if asked.what == "logp" else likelihood.logp_grad(theta)
+
+    def __sizeof__(self) -> int:
+        """Return the bytes of the data, so that a scheduler knows what moving them would cost."""
+        from_graph = getattr(self, "_n_bytes", None)
+        return int(from_graph) if from_graph is not None else object.__sizeof__(self)
+
+
+@contextlib.contextmanager
+def _naming(key: Hashable) -> Iterator[None]:
+    """Turn any error into one that names the shard."""
+    try:
+        yield
+    except ShardError:
+        raise
+    except Exception as error:
+        raise ShardError(f"Shard {key!r} can't be used: {type(error).__name__}: {error}", key) from error
+
+
+def signature_of(model: pm.Model) -> Signature:
+    """Return the shape, transform, dims and coordinates of each free variable."""
+    point = model.initial_point(random_seed=0)
+    result: dict[str, tuple[object, ...]] = {}
+    for value in model.value_vars:
+        rv = model.values_to_rvs[value]
+        dims = tuple(model.named_vars_to_dims.get(rv.name) or ())
+        coords = tuple((dim, tuple(model.coords.get(dim) or ())) for dim in dims)
+        result[value.name] = (np.shape(point[value.name]), rv.name, dims, coords)
+    return result
+
+
+def _point(signature: Mapping[str, tuple[object, ...]], row: Array) -> dict[str, Array]:
+    """Return values by name of a flat vector."""
+    point, start = {}, 0
+    for name, (shape, *_) in signature.items():
+        shape = cast(tuple[int, ...], shape)
+        size = int(np.prod(shape))
+        point[name] = row[start : start + size].reshape(shape)
+        start += size
+    return point
+
+
+def _entries(hessian: MeanHessian, pattern: Pattern | None, n_dim: int) -> Array:
+    """Return the values of a pattern, or the matrix."""
+    return hessian.products(np.eye(n_dim)) if pattern is None else hessian.values()
+
+
+def _number(rules: RowRules) -> int:
+    digest = hashlib.blake2b(rules.level.tobytes(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
