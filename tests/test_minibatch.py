@@ -11,9 +11,11 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
+from pytensor.graph.traversal import ancestors
+from pytensor.tensor.subtensor import AdvancedSubtensor
 from scipy import stats
 
-from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model import LogDensity, second_order
 from pymc_ngvi.model.constrain import Constrainer
 
 N, BATCH = 60, 8
@@ -289,6 +291,43 @@ def test_models_without_a_minibatch_leave_the_generator_alone():
     density.next_batch(rng)
     np.testing.assert_array_equal(density.logp(THETA), expected)
     assert rng.random() == np.random.default_rng(12).random()
+
+
+def test_hessians_by_predictors_follow_the_batch(monkeypatch):
+    """Rows have one column or two that are not 0, which are others in each batch."""
+    rng = np.random.default_rng(14)
+    design = np.zeros((N, 24))
+    design[np.arange(N), rng.integers(24, size=N)] = 1.0
+    design[np.arange(0, N, 2), rng.integers(24, size=N // 2)] += 0.5
+    x, y = pm.Minibatch(design, (Y > 0).astype(float), batch_size=BATCH)
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0.0, 2.0, shape=24)
+        pm.Bernoulli("y", logit_p=x @ beta, observed=y, total_size=N)
+    monkeypatch.setattr(second_order, "_WORTH_ANEW", 0.0)
+    density, theta = LogDensity(model, "quick"), rng.standard_normal((3, 24))
+    for _ in range(5):
+        density.next_batch(rng)
+        [rows] = rows_of(density)
+        p = 1.0 / (1.0 + np.exp(-theta @ design[rows].T))
+        weights = N / BATCH * (p * (1.0 - p)).mean(axis=0)
+        expected = -np.eye(24) / 4.0 - design[rows].T @ (weights[:, None] * design[rows])
+        np.testing.assert_allclose(density.mean_hessian(theta).products(np.eye(24)), expected, rtol=1e-9, atol=1e-12)
+    assert density.second._predictors is not None  # else they came from the graph
+    assert density.rows is None  # expectations over the rows of one batch would not be those of the data
+
+
+def test_rows_are_taken_from_arrays_that_are_stored_by_rows():
+    """Those of data frames are stored by columns."""
+    x, y = pm.Minibatch(np.asfortranarray(X), Y, batch_size=BATCH)
+    with pm.Model() as model:
+        pm.Normal("y", x @ pm.Normal("slope", 0.0, 2.0, shape=2), 0.5, observed=y, total_size=N)
+    density = LogDensity(model, "quick")
+    taken = [
+        v.owner.inputs[0] for v in ancestors(density.graphs.logp_grad) if isinstance(v.owner_op, AdvancedSubtensor)
+    ]
+    [matrix] = {v for v in taken if v.type.ndim == 2}
+    assert matrix.get_value(borrow=True).flags.c_contiguous
+    np.testing.assert_array_equal(matrix.get_value(), X)
 
 
 # --- models that make no sense ----------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ class ByRows:
     def parts(self) -> Expectations | None:
         """Log p taken apart, into rows and a rest; None where it does not come apart."""
         functions, graphs = self._functions, self._graphs
-        if functions.fixed_size or graphs.minibatches or graphs.is_large:
+        if functions.fixed_size or graphs.is_large:
             return None
         parts: Expectations | None = functions.named("rows", self._find)
         return parts
@@ -68,13 +68,13 @@ class ByRows:
     @property
     def are_known(self) -> bool:
         """Whether rows were found already, and log p is no more than these; nothing is looked for."""
-        rows = self._functions.made.get("rows")
+        rows = None if self._graphs.minibatches else self._functions.made.get("rows")
         return isinstance(rows, Expectations) and not rows.terms.rest
 
     @property
     def found(self) -> Expectations | None:
-        """The rows; None where log p has other parts."""
-        rows = self.parts
+        """The rows; None where log p has other parts, and on minibatches, whose rows are not all there are."""
+        rows = None if self._graphs.minibatches else self.parts
         if rows is None or rows.terms.rest:
             return None
         try:

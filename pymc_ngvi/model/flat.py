@@ -16,7 +16,7 @@ from pytensor.graph.basic import Variable
 from pymc_ngvi.model.graphs import graph, large, loops, odes
 from pymc_ngvi.model.graphs.backends import compile_flags, compile_options, without_c
 from pymc_ngvi.model.graphs.cost import Cost, estimate, estimate_of_jets
-from pymc_ngvi.model.graphs.matrices import hold_matrices
+from pymc_ngvi.model.graphs.matrices import hold_by_rows, hold_matrices
 from pymc_ngvi.model.jets.arrays import CannotFollow
 from pymc_ngvi.model.jets.evaluation import MOST_DIMENSIONS, ForwardMode, Jets
 from pymc_ngvi.model.layout import Layout
@@ -118,7 +118,7 @@ class FlatGraphs:
 
     def on_flat_vector(self, outputs: Outputs) -> Outputs:
         """Return functions of the value variables as functions of theta, on the minibatch in use."""
-        outputs = hold_matrices(self.minibatches.hold(outputs))
+        outputs = hold_matrices(hold_by_rows(self.minibatches.hold(outputs), self.minibatches.rows))
         return graph.on_flat_vector(self.model, self.layout, outputs, self.theta)
 
     def simplify(self, outputs: Outputs) -> Outputs:

@@ -28,8 +28,9 @@ from pymc_ngvi.model.sparsity.hessian import PatternWidened, SparseHessian
 
 #: Draws that one call should take of a small dense Hessian.
 _LEAST_BATCH = 4
-#: Products of a Hessian in gradients, and the seconds of one from which on it may be worth looking for predictors.
-_PRODUCT, _WORTH = 0.4, 2e-3
+#: Products of a Hessian in gradients, and the seconds of one from which on it may be worth looking for predictors; on
+#: minibatches, each of which has predictors of its own.
+_PRODUCT, _WORTH, _WORTH_ANEW = 0.4, 2e-3, 5e-3
 #: How many products by coordinates one by predictors has to save.
 _FEWER = 2
 
@@ -160,7 +161,7 @@ class SecondOrder:
         graphs, functions = self._graphs, self._functions
         seconds = _PRODUCT * self.n_products * self.gradient_seconds
         in_vain = functions.fixed_size or graphs.is_large or self._jets is not None
-        if graphs.minibatches or in_vain or seconds < _WORTH or self.error():
+        if in_vain or seconds < (_WORTH_ANEW if graphs.minibatches else _WORTH) or self.error():
             return None
         with functions.timed():
             found = predictor_hessian(self._by_rows.parts, graphs.simplify, functions.compile)

@@ -1,6 +1,7 @@
 """Large known matrices, held where PyTensor does not look at their elements."""
 
 from collections import defaultdict
+from collections.abc import Collection
 
 import numpy as np
 import pytensor
@@ -11,6 +12,7 @@ from pytensor.graph.traversal import toposort
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.math import Dot
+from pytensor.tensor.subtensor import AdvancedSubtensor
 from pytensor.tensor.variable import TensorConstant
 
 #: Elements from which on a matrix is large.
@@ -37,6 +39,26 @@ def hold_matrices(outputs: list[Variable]) -> list[Variable]:
             if place not in held:  # the same array, used twice
                 held[place] = pytensor.shared(data, borrow=True, shape=data.shape)
             found[var] = held[place]
+    return list(graph_replace(outputs, found, strict=False)) if found else outputs
+
+
+def hold_by_rows(outputs: list[Variable], indices: Collection[Variable]) -> list[Variable]:
+    """Make shared variables, stored row by row, of constants whose rows are taken by an index that changes.
+
+    Arrays made of data frames are stored column by column: taking 1,000 rows of 785 columns was seven times as slow.
+
+    Parameters
+    ----------
+    outputs : list of pytensor variables
+    indices : collection of pytensor variables
+        The indices of rows.
+    """
+    found = {}
+    for node in toposort(outputs):
+        if isinstance(node.op, AdvancedSubtensor) and node.inputs[1] in indices:
+            var = node.inputs[0]
+            if isinstance(var, TensorConstant) and var.type.ndim > 1:
+                found[var] = pytensor.shared(np.ascontiguousarray(var.data), borrow=True, shape=var.data.shape)
     return list(graph_replace(outputs, found, strict=False)) if found else outputs
 
 

@@ -1,14 +1,14 @@
 """Mean Hessians over draws of a sum over rows: elementwise second derivatives of each row, and products with X."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytensor.tensor as pt
 
 from numpy.typing import NDArray
 from pytensor.compile import Function
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Variable, equal_computations
 from scipy import sparse
 
 from pymc_ngvi.core.values import Array
@@ -65,6 +65,15 @@ class SecondDerivatives:
                         pairs.append((a, b))
                         graphs.append(second)
         return cls(rows, pairs, graphs)
+
+    def of_alike(self, rows: Rows) -> "SecondDerivatives | None":
+        """Return those of rows that are the same function, of other predictors and data; None for another function."""
+        old, new = [*self.rows.slots, *self.rows.data], [*rows.slots, *rows.data]
+        alike = [v.type for v in old] == [v.type for v in new]
+        if not alike or not equal_computations([rows.value], [self.rows.value], new, old):
+            return None
+        data = dict(zip(self.rows.data, rows.data.values(), strict=True))
+        return replace(self, rows=replace(self.rows, index=rows.index, data=data))
 
     def compile(self, compile_: CompiledOnce) -> "CompiledDerivatives":
         """Return what evaluates them."""
