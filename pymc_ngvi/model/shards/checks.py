@@ -10,7 +10,6 @@ from pymc_ngvi.model.shards.requests import Facts, Signature
 
 #: Relative difference of two log densities that is rounding.
 _ROUNDING = 1e-9
-_PARTS = ("shape", "name", "dims", "coordinates")
 
 
 def check_same(keys: Sequence[Hashable], facts: Sequence[Facts]) -> None:
@@ -46,12 +45,12 @@ def common_potentials(facts: Sequence[Facts]) -> tuple[str, ...]:
 def _check_variables(one: Hashable, first: Signature, key: Hashable, other: Signature) -> None:
     if list(first) != list(other):
         raise ShardError(
-            f"Shard {one!r} has the free variables {', '.join(first)}, and shard {key!r} has {', '.join(other)}: shards "
-            "are to be models of the same variables, in the same order.",
+            f"Shard {one!r} has the free variables {', '.join(first)}, and shard {key!r} has {', '.join(other)}: give "
+            "all shards the same variables, in the same order.",
             key,
         )
     for name, parts in first.items():
-        for what, here, there in zip(_PARTS, parts, other[name], strict=True):
+        for what, here, there in zip(parts._fields, parts, other[name], strict=True):
             if here != there:
                 raise ShardError(
                     f"The {what} of {name!r} differs between the shards {one!r} ({_short(here)}) and {key!r} "

@@ -125,8 +125,8 @@ class ShardedDensity(LogDensity):
         given = rules if isinstance(rules, ShardRules) else None
         own = super().expected(q, None if given is None else given.prior, adapt=adapt)
         new = Reference(q, uuid.uuid4().bytes)
-        before = ((), None) if given is None else (given.references, given.which)
-        parts: list[Part] = self.shards.ask(Expect(new, *before, adapt, self.pattern is None))
+        references, which = ((), None) if given is None else (given.references, given.which)
+        parts: list[Part] = self.shards.ask(Expect(new, references, which, adapt, self.pattern is None))
         self._see_that_rows_add_up(parts)
         return Expectation(
             own.value + sum(part.value for part in parts),
@@ -177,7 +177,7 @@ class ShardedDensity(LogDensity):
     # --- second derivatives ---
 
     @functools.cached_property
-    def structural_pattern(self) -> Pattern | None:  # type: ignore[override]
+    def structural_pattern(self) -> Pattern | None:
         """Entries of the Hessian that can differ from 0; None where they are too many."""
         patterns = [super().structural_pattern, *(outline.pattern for outline in self._outlines)]
         known = [pattern for pattern in patterns if pattern is not None]
@@ -186,7 +186,7 @@ class ShardedDensity(LogDensity):
         return Pattern.of(sum((p.matrix.astype(np.float64) for p in known[1:]), known[0].matrix.astype(np.float64)))
 
     @functools.cached_property
-    def pattern(self) -> Pattern | None:  # type: ignore[override]
+    def pattern(self) -> Pattern | None:
         """The same; None where the Hessian counts as dense."""
         return None if is_dense(self.structural_pattern) else self.structural_pattern
 
@@ -230,7 +230,7 @@ class ShardedDensity(LogDensity):
         return MissingDerivativeError(error) if error else super().hessian_error()
 
     def mean_hessian(self, theta: Array) -> MeanHessian:
-        """Return the mean of the Hessian over draws, (n_draws, n_dim): an object that evaluates what it is asked for."""
+        """Return the mean of the Hessian over draws, (n_draws, n_dim), which evaluates what it is asked for."""
         return Later(self.pattern, lambda: self._mean_hessian(theta))
 
     def mean_hessians(self, draws: list[Array]) -> list[MeanHessian]:

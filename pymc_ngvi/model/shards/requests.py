@@ -1,5 +1,7 @@
 """What is asked of a shard, and what it answers: small things that can be pickled."""
 
+import math
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,8 +15,34 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.target import Spread
 from pymc_ngvi.core.types import Array
 
-#: Shape, dims and coordinates of each free variable, by its value's name.
-type Signature = Mapping[str, tuple[object, ...]]
+
+class Form(NamedTuple):
+    """What a free variable is.
+
+    Parameters
+    ----------
+    variable : str
+        Its name.
+    shape : tuple of int
+        Of its unconstrained value.
+    dims : tuple
+    coordinates : tuple
+        The values along each dim.
+    """
+
+    variable: str
+    shape: tuple[int, ...]
+    dims: tuple[str | None, ...]
+    coordinates: tuple[object, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+#: Free variables by the names of their unconstrained values, in order.
+type Signature = Mapping[str, Form]
 
 
 class Facts(NamedTuple):

@@ -6,8 +6,7 @@ import hashlib
 import threading
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Mapping
-from typing import cast
+from collections.abc import Hashable, Iterator
 
 import cloudpickle
 import numpy as np
@@ -28,6 +27,7 @@ from pymc_ngvi.model.shards.requests import (
     Evaluate,
     Expect,
     Facts,
+    Form,
     Look,
     Outline,
     Part,
@@ -125,7 +125,7 @@ class Shard:
                 f"Shard {self.key!r} is empty: its model has no observed values. Leave its key out.", self.key
             )
         signature = signature_of(model)
-        n_dim = sum(int(np.prod(shape)) for shape, *_ in signature.values())
+        n_dim = sum(form.size for form in signature.values())
         if n_dim != theta.shape[1]:  # the caller compares signatures
             return Facts(signature, n_observed, np.empty(0), {})
         names = [term.name for term in model.potentials]
@@ -170,7 +170,7 @@ class Shard:
         return Part(found.value, found.error, found.grad, hessian, _number(found.rules), is_new, agrees)
 
     def _rules_of(self, reference: Reference) -> RowRules:
-        """Return the rules for a Gaussian, chosen again where they are not kept: by the same numbers, the same rules."""
+        """Return the rules for a Gaussian, chosen again where they are not kept: they are the same."""
         if reference.name not in self._rules:
             rows = self._likelihood.rows
             assert rows is not None
@@ -215,23 +215,21 @@ def _naming(key: Hashable) -> Iterator[None]:
 def signature_of(model: pm.Model) -> Signature:
     """Return the shape, transform, dims and coordinates of each free variable."""
     point = model.initial_point(random_seed=0)
-    result: dict[str, tuple[object, ...]] = {}
+    result = dict[str, Form]()
     for value in model.value_vars:
         rv = model.values_to_rvs[value]
         dims = tuple(model.named_vars_to_dims.get(rv.name) or ())
         coords = tuple((dim, tuple(model.coords.get(dim) or ())) for dim in dims)
-        result[value.name] = (np.shape(point[value.name]), rv.name, dims, coords)
+        result[value.name] = Form(rv.name, np.shape(point[value.name]), dims, coords)
     return result
 
 
-def _point(signature: Mapping[str, tuple[object, ...]], row: Array) -> dict[str, Array]:
+def _point(signature: Signature, row: Array) -> dict[str, Array]:
     """Return values by name of a flat vector."""
     point, start = {}, 0
-    for name, (shape, *_) in signature.items():
-        shape = cast(tuple[int, ...], shape)
-        size = int(np.prod(shape))
-        point[name] = row[start : start + size].reshape(shape)
-        start += size
+    for name, form in signature.items():
+        point[name] = row[start : start + form.size].reshape(form.shape)
+        start += form.size
     return point
 
 

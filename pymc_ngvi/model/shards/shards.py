@@ -17,7 +17,7 @@ from pymc_ngvi.model.shards.requests import Apply, Facts, Look, Request
 
 
 class Shards:
-    """Data in parts, each with a model of its own rows; ``pm.fit(method="ngvi", shards=...)`` fits all of them together.
+    """Data in parts, each with a model of its own rows: ``pm.fit(method="ngvi", shards=...)`` fits all together.
 
     Every shard has the same free variables and priors, and likelihoods of its own rows. The posterior is that of one
     model with all rows: priors count once. A potential counts once, too, where it is the same in all shards. Sums go
@@ -26,8 +26,8 @@ class Shards:
     Parameters
     ----------
     build : callable
-        Returns the ``pm.Model`` of a key. It is called where the shard is evaluated, and should read its data there. What
-        follows from the data, such as the levels of a factor or the scale of a prior, has to be that of all data.
+        Returns the ``pm.Model`` of a key. It is called where the shard is evaluated, and should read its data there.
+        What follows from the data, such as the levels of a factor or the scale of a prior, has to be that of all data.
     keys : sequence of hashable
         One for each shard: a path, a number of a row group, ...
     executor : concurrent.futures.Executor or distributed.Client, optional
@@ -188,8 +188,8 @@ def engine_of(executor: Executor | object | None) -> Engine:
         return OnDask(client)
     if not isinstance(executor, Executor):
         raise TypeError(
-            f"executor should be a concurrent.futures.Executor or a distributed.Client; got {executor!r}. For a cluster "
-            "of Dask, give Client(cluster)."
+            f"executor should be a concurrent.futures.Executor or a distributed.Client; got {executor!r}. For a Dask "
+            "cluster, give Client(cluster)."
         )
     return ByExecutor(executor)
 
