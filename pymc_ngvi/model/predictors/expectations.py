@@ -74,6 +74,9 @@ class Expectations:
         With a rest, they are all there is to be had.
     leaves_out_conditions : bool
         Whether log p is -inf under conditions that rows know nothing of.
+    n_rows_in_all : int
+        Rows among which the error of quadrature is to be shared, where this is a part of a log density; 0 where it is
+        not.
 
     Raises
     ------
@@ -88,6 +91,7 @@ class Expectations:
         simplify: Simplify,
         compile_: Compile,
     ) -> None:
+        self.n_rows_in_all = 0
         self._compile, self._of_weights = CompiledOnce(compile_), CompiledOnce(quickly)
         self._predictors = Predictors(logp, theta, compile_)
         self._other: AffineMap | None = None
@@ -331,7 +335,7 @@ class Expectations:
         fixed = self._constant + float(self.terms.slope @ eta)
         kinds = self._taken(seen, rules)
         if (rules is None or adapt) and not fixed + sum(kind.value for kind in kinds) < least:
-            tolerance = max(_TOLERANCE, _PER_DIM * linear.n_dim) / max(self.n_rows, 1)
+            tolerance = max(_TOLERANCE, _PER_DIM * linear.n_dim) / max(self.n_rows, self.n_rows_in_all, 1)
             for kind in kinds:
                 kind.choose(max(tolerance, _LEAST))
         grad, matrix = self._scatter(*zip(*[kind.derivatives() for kind in kinds], strict=True))

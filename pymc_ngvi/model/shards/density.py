@@ -113,6 +113,12 @@ class ShardedDensity(LogDensity):
         own = super().n_directions
         return None if own is None else max(own, *(outline.n_directions or 0 for outline in self._outlines))
 
+    @functools.cached_property
+    def _n_rows(self) -> int:
+        """Rows of the prior and of all shards."""
+        own = super().rows
+        return (0 if own is None else own.n_rows) + sum(outline.n_rows or 0 for outline in self._outlines)
+
     @property
     def seen_from_rows(self) -> None:
         """None: rows are not gathered in one place."""
@@ -123,10 +129,13 @@ class ShardedDensity(LogDensity):
     ) -> Expectation:
         """Return the expectation of log p under a Gaussian; see `LogDensity`."""
         given = rules if isinstance(rules, ShardRules) else None
+        rows = super().rows
+        if rows is not None:
+            rows.n_rows_in_all = self._n_rows
         own = super().expected(q, None if given is None else given.prior, adapt=adapt)
         new = Reference(q, uuid.uuid4().bytes)
         references, which = ((), None) if given is None else (given.references, given.which)
-        parts: list[Part] = self.shards.ask(Expect(new, references, which, adapt, self.pattern is None))
+        parts: list[Part] = self.shards.ask(Expect(new, references, which, adapt, self.pattern is None, self._n_rows))
         self._see_that_rows_add_up(parts)
         return Expectation(
             own.value + sum(part.value for part in parts),
@@ -251,10 +260,9 @@ class ShardedDensity(LogDensity):
         """Multiply the Hessian at each draw with each direction; see `LogDensity`."""
         return np.stack([self._mean_hessian(draw[None]).products(directions) for draw in theta])
 
-    def mean_gauss_newton_diagonal(self, theta: Array) -> Array:
-        """Return the mean over draws of the Gauss-Newton diagonal, (n_dim,); see `SecondOrder`."""
-        result: Array = sum(self.shards.ask(Evaluate("gauss_newton", theta)), super().mean_gauss_newton_diagonal(theta))
-        return result
+    def mean_gauss_newton_diagonal(self, theta: Array) -> Never:
+        """Raise: rows in shards are not told apart from the prior."""
+        raise ValueError("estimator='gauss_newton' does not go with shards: leave it out.")
 
 
 def shards_of(density: LogDensity) -> Shards:

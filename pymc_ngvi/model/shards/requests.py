@@ -153,6 +153,8 @@ class Expect:
         Whether to choose new rules where rows are wider than they were, or much narrower.
     is_dense : bool
         Whether the Hessian is to be a matrix.
+    n_rows : int
+        Rows of all shards and of the prior.
     """
 
     new: Reference
@@ -160,6 +162,7 @@ class Expect:
     which: NDArray[np.intp] | None
     adapt: bool
     is_dense: bool
+    n_rows: int
 
 
 @dataclass(frozen=True)
@@ -168,7 +171,7 @@ class Evaluate:
 
     Parameters
     ----------
-    what : {"logp", "logp_grad", "mean_hessian", "gauss_newton", "covers"}
+    what : {"logp", "logp_grad", "mean_hessian", "covers"}
     theta : ndarray, shape (n_points, n_dim)
     is_dense : bool
         Whether a Hessian is to be a matrix.

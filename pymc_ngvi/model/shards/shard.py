@@ -155,6 +155,7 @@ class Shard:
         likelihood, rows = self._likelihood, self._likelihood.rows
         if rows is None:
             raise ShardError(f"The log likelihood of shard {self.key!r} is no sum over rows any more.", self.key)
+        rows.n_rows_in_all = asked.n_rows
         pattern, agrees, q = None if asked.is_dense else self._pattern, True, asked.new.q
         if is_new := asked.which is None:
             location = q.location[None]
@@ -191,8 +192,6 @@ class Shard:
         if asked.what == "mean_hessian":
             pattern = None if asked.is_dense else self._pattern
             return _entries(likelihood.mean_hessian(theta), pattern, likelihood.n_dim)
-        if asked.what == "gauss_newton":
-            return likelihood.mean_gauss_newton_diagonal(theta)
         return likelihood.logp(theta) if asked.what == "logp" else likelihood.logp_grad(theta)
 
     def __sizeof__(self) -> int:

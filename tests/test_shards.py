@@ -1,0 +1,246 @@
+"""Models whose data are in shards: the posterior of all rows, whoever evaluates them, and if workers die."""
+
+import multiprocessing
+import os
+import pickle
+
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+import cloudpickle
+import numpy as np
+import pymc as pm
+import pytest
+import sharded_models as models
+
+import pymc_ngvi
+
+from pymc_ngvi import BrokenExecutorError, ShardError, Shards, Status
+
+KEYS = range(models.N_SHARDS)
+# Other processes import nothing from here.
+cloudpickle.register_pickle_by_value(models)
+
+
+def fit(shards=None, *, seed=1, **options):
+    options = {"posterior": "gaussian", **options}
+    return pm.fit(method="ngvi", shards=shards, random_seed=seed, progressbar=False, **options)
+
+
+def same_bits(one, other):
+    return np.array_equal(one.q.mean(), other.q.mean()) and np.array_equal(one.q.cov(), other.q.cov())
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return fit(Shards(models.of_rows(models.logistic), KEYS))
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    from distributed import Client, LocalCluster
+
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
+    with LocalCluster(**options) as cluster, Client(cluster) as client:
+        yield client
+
+
+@pytest.mark.parametrize("make", [models.logistic, models.normal, models.grouped])
+def test_the_posterior_is_that_of_all_rows(make):
+    whole, shards = fit(model=make()), fit(Shards(models.of_rows(make), KEYS))
+    sd = whole.q.sd()
+    assert shards.record.estimator == "quadrature"
+    np.testing.assert_allclose((shards.q.mean() - whole.q.mean()) / sd, 0.0, atol=1e-8)
+    np.testing.assert_allclose(shards.q.sd(), whole.q.sd(), rtol=1e-8)
+    assert shards.elbo.value == pytest.approx(whole.elbo.value, abs=1e-7)
+    assert shards.gap == pytest.approx(whole.gap, abs=1e-6)
+
+
+def test_draws_serve_as_well():
+    whole = fit(model=models.logistic(), estimator="price")
+    shards = fit(Shards(models.of_rows(models.logistic), KEYS), estimator="price")
+    np.testing.assert_allclose(shards.q.mean(), whole.q.mean(), atol=1e-10)
+    assert shards.n_gradients == whole.n_gradients
+
+
+def test_log_p_and_its_derivatives_are_sums_over_shards():
+    rng = np.random.default_rng(3)
+    density = fit(Shards(models.of_rows(models.grouped), KEYS), n=0).density
+    whole = pymc_ngvi.LogDensity(models.grouped())
+    theta = density.initial_point() + 0.3 * rng.standard_normal((3, density.n_dim))
+    for one, other in zip(density.logp_grad(theta), whole.logp_grad(theta), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(density.logp(theta), whole.logp(theta), rtol=1e-12)
+    directions = rng.standard_normal((2, density.n_dim))
+    np.testing.assert_allclose(
+        density.mean_hessian(theta).products(directions), whole.mean_hessian(theta).products(directions), atol=1e-8
+    )
+    np.testing.assert_allclose(density.mean_hessian(theta).diagonal(), whole.mean_hessian(theta).diagonal(), atol=1e-8)
+
+
+def test_the_order_of_the_keys_is_all_that_counts(reference):
+    with ThreadPoolExecutor(3) as threads:
+        assert same_bits(fit(Shards(models.of_rows(models.logistic), KEYS, threads)), reference)
+
+
+def test_a_pass_for_each_expectation(reference):
+    shards = Shards(models.of_rows(models.logistic), KEYS)
+    approx = fit(shards)
+    # One more says what the likelihoods are.
+    assert shards.n_passes == approx.n_gradients + 1 <= 12
+
+
+def test_a_worker_that_is_killed_changes_no_bit(tmp_path, cluster, reference):
+    shards = Shards(models.of_rows(models.logistic), KEYS, cluster)
+    killed = []
+
+    def kill(approx, losses, n):
+        if n <= 2:
+            pids = list(cluster.run(os.getpid).values())
+            os.kill(pids[n % len(pids)], 9)
+            killed.append(n)
+
+    assert same_bits(fit(shards, callbacks=[kill]), reference)
+    assert killed == [1, 2]
+    # A shard that kills the worker which makes it, once.
+    assert same_bits(fit(Shards(models.killing(tmp_path), KEYS, cluster.get_executor())), reference)
+
+
+def test_a_broken_pool_keeps_the_fit_which_goes_on_with_another(tmp_path, reference):
+    context = multiprocessing.get_context("forkserver")
+
+    def end(approx, losses, n):
+        if n == 2:
+            for process in multiprocessing.active_children():
+                process.kill()
+
+    with (
+        ProcessPoolExecutor(1, mp_context=context) as pool,
+        pytest.raises(BrokenExecutorError, match="Make another") as error,
+    ):
+        fit(Shards(models.of_rows(models.logistic), KEYS, pool), callbacks=[end])
+    approx = error.value.approx
+    assert approx.n_iterations == 2
+    assert approx.status is not Status.CONVERGED
+    assert np.isfinite(approx.elbo.value)
+    approx.refine(progressbar=False, executor=ThreadPoolExecutor(2))
+    assert approx.converged
+    assert same_bits(approx, reference)
+
+
+# --- shards that are no parts of one model ---
+
+
+def changed(key, change):
+    def build(shard):
+        model = models.logistic(models.rows_of(shard))
+        return change(model) if shard == key else model
+
+    return build
+
+
+def with_a_variable(model):
+    with model:
+        pm.Normal("gamma")
+    return model
+
+
+def other_prior(model):
+    X, y, *_ = models.data()
+    with pm.Model() as other:
+        beta = pm.Normal("beta", 0.0, 2.5, shape=models.N_DIM)
+        pm.Bernoulli("y", logit_p=X @ beta, observed=y)
+    return other
+
+
+def of_few(n, n_rows=10):
+    X, y, *_ = models.data()
+    with pm.Model(coords={"k": range(n)}) as other:
+        beta = pm.Normal("beta", 0.0, 2.0, dims="k")
+        pm.Bernoulli("y", logit_p=X[:n_rows, :n] @ beta, observed=y[:n_rows])
+    return other
+
+
+def raising(model):
+    raise OSError("no such file: part-2.parquet")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (with_a_variable, r"Shard 0 has the free variables beta, and shard 2 has beta, gamma"),
+        (other_prior, r"priors of shards 0 and 2 differ.*whole data"),
+        (lambda model: of_few(3), r"shape of 'beta' differs between the shards 0 \(\(5,\)\) and 2 \(\(3,\)\)"),
+        (lambda model: of_few(5), r"dims of 'beta' differs between the shards 0"),
+        (lambda model: of_few(5, 0), r"Shard 2 is empty"),
+        (raising, r"Shard 2 can't be used: OSError: no such file: part-2.parquet"),
+        (lambda model: None, r"Shard 2 can't be used: TypeError: build returned None instead of a pm.Model"),
+    ],
+)
+def test_a_shard_that_is_no_part_of_the_model_is_named(change, message):
+    with pytest.raises(ShardError, match=message) as error:
+        fit(Shards(changed(2, change), KEYS))
+    assert error.value.key == 2
+
+
+def test_an_error_of_a_shard_crosses_processes_with_its_key():
+    error = pickle.loads(pickle.dumps(ShardError("Shard 'a' is empty.", "a")))
+    assert (str(error), error.key) == ("Shard 'a' is empty.", "a")
+
+
+def test_a_shard_that_fails_in_mid_fit_keeps_the_fit(tmp_path, reference):
+    broken = tmp_path / "broken"
+
+    def build(key):
+        if broken.exists():
+            raise OSError("the disk is full")
+        return models.logistic(models.rows_of(key))
+
+    def fail(approx, losses, n):
+        if n == 2:
+            broken.touch()
+
+    with pytest.raises(ShardError, match="Shard 0 can't be used: OSError: the disk is full") as error:
+        fit(Shards(build, KEYS, keep=2), callbacks=[fail])
+    approx = error.value.approx
+    assert approx.n_iterations == 2
+    broken.unlink()
+    assert same_bits(approx.refine(progressbar=False), reference)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (([],), ValueError, "keys is empty"),
+        (([1, 2, 1],), ValueError, "key 1 occurs 2 times"),
+        (
+            (KEYS, "dask"),
+            TypeError,
+            "executor should be a concurrent.futures.Executor or a distributed.Client; got 'da",
+        ),
+    ],
+)
+def test_bad_arguments(arguments, error, message):
+    with pytest.raises(error, match=message):
+        Shards(models.logistic, *arguments)
+
+
+def test_what_can_not_be_a_fit_of_shards():
+    shards = Shards(models.of_rows(models.logistic), KEYS)
+    with pytest.raises(TypeError, match="Give a model or shards"):
+        fit(shards, model=models.logistic())
+    with pytest.raises(TypeError, match=r"shards should be pymc_ngvi.Shards"):
+        fit([1, 2])
+    with pytest.raises(TypeError, match="build should be a function"):
+        Shards(models.logistic(), KEYS)
+    with pytest.raises(ValueError, match="keep is a number of shards"):
+        Shards(models.logistic, KEYS, keep=0)
+    with pytest.raises(ValueError, match="does not go with shards"):
+        fit(shards, estimator="gauss_newton", family="diagonal")
+    with pytest.raises(ValueError, match="leave executor out"):
+        fit(model=models.logistic()).refine(progressbar=False, executor=ThreadPoolExecutor(1))
+
+
+def test_functions_are_applied_where_the_data_are():
+    shards = Shards(models.of_rows(models.logistic), KEYS)
+    sizes = dict(shards.map(lambda key, model: len(model["y"].eval())))
+    assert sizes == dict.fromkeys(KEYS, models.N_ROWS // models.N_SHARDS)
