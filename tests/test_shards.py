@@ -55,6 +55,19 @@ def test_the_posterior_is_that_of_all_rows(make):
     assert shards.gap == pytest.approx(whole.gap, abs=1e-6)
 
 
+@pytest.mark.parametrize("make", [models.normal, models.grouped])
+def test_the_exact_posterior_is_that_of_all_rows(make):
+    """Groups that have rows in several shards, too: their terms add up."""
+    whole, shards = fit(model=make(), posterior="exact"), fit(Shards(models.of_rows(make), KEYS), posterior="exact")
+    assert shards.is_exact
+    one, other = whole.exact_state, shards.exact_state
+    np.testing.assert_allclose((other.mean() - one.mean()) / one.sd(), 0.0, atol=1e-8)
+    np.testing.assert_allclose(other.sd(), one.sd(), rtol=1e-8)
+    assert other.log_normaliser()[0] == pytest.approx(one.log_normaliser()[0], abs=1e-8)
+    of_whole, of_shards = (approx.sample(20, random_seed=2).posterior["beta"] for approx in (whole, shards))
+    np.testing.assert_allclose(of_shards, of_whole, atol=1e-8)
+
+
 def test_draws_serve_as_well():
     whole = fit(model=models.logistic(), estimator="price")
     shards = fit(Shards(models.of_rows(models.logistic), KEYS), estimator="price")

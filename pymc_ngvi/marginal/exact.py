@@ -92,8 +92,8 @@ def forest_of(density: LogDensity) -> Forest:
         forest = find_forest(density.structural_pattern, density.n_dim, [v.where for v in density.layout.variables])
     except NoForest as reason:
         raise Unavailable(str(reason)) from None
-    if density.is_sharded and forest.n_local:
-        raise Unavailable("the groups of shards are not integrated out")
+    if density.is_sharded and forest.n_local and density.rows is None:
+        raise Unavailable("the data are in shards, and log p is no sum over rows")
     if not forest.n_local and forest.n_globals > _MOST_PLAIN:
         raise Unavailable(
             f"the model has no independent blocks, and its {forest.n_globals} parameters are more than the "

@@ -6,10 +6,12 @@ import numpy as np
 
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.forest import Forest
+from pymc_ngvi.marginal.in_shards import TermsInShards
 from pymc_ngvi.marginal.parts import ByRows, Plan, whole
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.predictors.blocks import CannotSplit, RowTerms
 from pymc_ngvi.model.predictors.compiled import CompiledOnce
+from pymc_ngvi.model.shards.density import ShardedDensity
 from pymc_ngvi.model.split import SplitDensity
 
 #: Relative change of log p at a point that is no rounding error.
@@ -34,7 +36,7 @@ class FittedDensity:
     def __init__(self, density: LogDensity, forest: Forest, point: Array, log_p: float | None = None) -> None:
         self._density, self._forest, self._point = density, forest, point
         self._log_p, self._is_checked = log_p, log_p is None
-        self._terms: SplitDensity | ByRows | None = None
+        self._terms: SplitDensity | ByRows | TermsInShards | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what to pickle: all but what is compiled."""
@@ -66,9 +68,9 @@ class FittedDensity:
     def plan(self, forest: Forest, n_draws: int, n_nodes: int) -> Plan:
         """Return how to evaluate the terms by parts."""
         split = self.split()
-        return split.plan(n_draws, n_nodes) if isinstance(split, ByRows) else whole(self, forest, n_nodes)
+        return whole(self, forest, n_nodes) if isinstance(split, SplitDensity) else split.plan(n_draws, n_nodes)
 
-    def split(self) -> SplitDensity | ByRows:
+    def split(self) -> SplitDensity | ByRows | TermsInShards:
         """Return the terms, compiled: those of rows where log p is a sum of these.
 
         Raises
@@ -82,8 +84,10 @@ class FittedDensity:
                 self._terms = self._of_rows() or SplitDensity(self._density, self._forest, self._point)
         return self._terms
 
-    def _of_rows(self) -> ByRows | None:
+    def _of_rows(self) -> ByRows | TermsInShards | None:
         density = self._density
+        if isinstance(density, ShardedDensity):
+            return TermsInShards(density, self._forest)
         rows = density.rows
         if rows is None:
             return None

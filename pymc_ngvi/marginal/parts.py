@@ -126,7 +126,7 @@ class ByRows:
         places = np.sort(self._order[self._starts[first] : self._starts[last]])
         of_blocks = self._terms.of_blocks(first, last, places).terms
         of_globals = self._terms.of_globals if first == 0 else _nothing
-        forest = _sub_forest(self._forest, places)
+        forest = sub_forest(self._forest, places)
         at = slice(int(places[0]), int(places[-1]) + 1) if places[-1] - places[0] == len(places) - 1 else places
         return Part(forest, at, slice(first, last), lambda g, local: (of_globals(g), of_blocks(g, local)))
 
@@ -135,7 +135,7 @@ def _nothing(g: Array) -> Array:
     return np.zeros(len(g))
 
 
-def _sub_forest(forest: Forest, places: Integers) -> Forest:
+def sub_forest(forest: Forest, places: Integers) -> Forest:
     """Return the forest of some whole trees."""
     parent = forest.parent[places]
     inner = np.where(parent < 0, -1, np.searchsorted(places, parent))

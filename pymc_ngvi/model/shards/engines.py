@@ -4,7 +4,7 @@ import functools
 import threading
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from typing import Protocol
 
@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits
 
 from pymc_ngvi.model.shards.errors import BrokenExecutorError, ShardError
 from pymc_ngvi.model.shards.recipe import Recipe
-from pymc_ngvi.model.shards.requests import Request
+from pymc_ngvi.model.shards.requests import Request, Requests
 from pymc_ngvi.model.shards.shard import Shard
 
 #: Is told how many shards are done.
@@ -26,8 +26,8 @@ class Engine(Protocol):
 
     name: str
 
-    def answers(self, recipe: "Recipe", request: Request, done: Done) -> list[object]:
-        """Return the answer of each shard to a request, in the order of the keys.
+    def answers(self, recipe: "Recipe", requests: Requests, done: Done) -> list[object]:
+        """Return the answer of each shard to a request, or to its own, in the order of the keys.
 
         Raises
         ------
@@ -68,6 +68,18 @@ def forget(name: str) -> None:
             del _SHARDS[at]
 
 
+def each(recipe: Recipe, requests: Requests) -> Sequence[Request]:
+    """Return the request to each shard."""
+    return requests if isinstance(requests, Sequence) else [requests] * len(recipe.keys)
+
+
+def pickled(recipe: Recipe, requests: Requests) -> list[bytes]:
+    """Return the request to each shard, pickled: once, where it is the same for all."""
+    if isinstance(requests, Sequence):
+        return [cloudpickle.dumps(request) for request in requests]
+    return [cloudpickle.dumps(requests)] * len(recipe.keys)
+
+
 def answer_of(recipe: Recipe, number: int, request: bytes) -> object:
     """Return what a shard answers to a pickled request, in whichever process this is."""
     hold_threads(recipe)
@@ -90,11 +102,11 @@ class InProcess:
 
     name = "in this process"
 
-    def answers(self, recipe: Recipe, request: Request, done: Done) -> list[object]:
+    def answers(self, recipe: Recipe, requests: Requests, done: Done) -> list[object]:
         """Return the answer of each shard, in the order of the keys."""
         result = []
         with threadpool_limits(1, user_api="blas"):
-            for number in range(len(recipe.keys)):
+            for number, request in enumerate(each(recipe, requests)):
                 result.append(kept(recipe, number).answer(request))
                 done(number + 1)
         return result
@@ -116,14 +128,13 @@ class ByExecutor:
         self._executor = executor
         self.name = f"by {type(executor).__name__}"
 
-    def answers(self, recipe: Recipe, request: Request, done: Done) -> list[object]:
+    def answers(self, recipe: Recipe, requests: Requests, done: Done) -> list[object]:
         """Return the answer of each shard, in the order of the keys."""
-        pickled = cloudpickle.dumps(request)
         futures: list[Future[object]] = []
         try:
             with threadpool_limits(1, user_api="blas"):
-                task = functools.partial(answer_of, recipe, request=pickled)
-                futures = [self._executor.submit(task, number) for number in range(len(recipe.keys))]
+                for number, request in enumerate(pickled(recipe, requests)):
+                    futures.append(self._executor.submit(answer_of, recipe, number, request))
                 for n, future in enumerate(as_completed(futures)):
                     future.result()
                     done(n + 1)

@@ -5,10 +5,10 @@ from typing import Any
 
 import cloudpickle
 
-from pymc_ngvi.model.shards.engines import Done, hold_threads
+from pymc_ngvi.model.shards.engines import Done, hold_threads, pickled
 from pymc_ngvi.model.shards.errors import BrokenExecutorError
 from pymc_ngvi.model.shards.recipe import Recipe
-from pymc_ngvi.model.shards.requests import Request
+from pymc_ngvi.model.shards.requests import Requests
 from pymc_ngvi.model.shards.shard import Shard
 
 #: Times that a shard may be lost in one evaluation.
@@ -31,12 +31,11 @@ class OnDask:
         self._client = client
         self._shards: dict[str, list[Any]] = {}
 
-    def answers(self, recipe: Recipe, request: Request, done: Done) -> list[object]:
+    def answers(self, recipe: Recipe, requests: Requests, done: Done) -> list[object]:
         """Return the answer of each shard, in the order of the keys."""
         self._check()
-        pickled = cloudpickle.dumps(request)
-        shards = self._made(recipe)
-        futures = [self._asked(recipe, shard, pickled) for shard in shards]
+        asked, shards = pickled(recipe, requests), self._made(recipe)
+        futures = [self._asked(recipe, *pair) for pair in zip(shards, asked, strict=True)]
         result: list[object] = [None] * len(futures)
         waiting, lost = dict(enumerate(futures)), 0
         try:
@@ -57,7 +56,7 @@ class OnDask:
                     )
                 for number in again:
                     shards[number] = self._remade(recipe, number, shards[number])
-                    waiting[number] = self._asked(recipe, shards[number], pickled)
+                    waiting[number] = self._asked(recipe, shards[number], asked[number])
         finally:
             for future in waiting.values():
                 future.cancel()

@@ -2,7 +2,7 @@
 
 import math
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -207,4 +207,21 @@ class Apply:
     function: Callable[..., object]
 
 
-type Request = Expect | Evaluate | Look | Open | Apply
+@dataclass(frozen=True)
+class Call:
+    """Ask for a function of the log likelihood.
+
+    Parameters
+    ----------
+    function : callable
+        Of the `LogLikelihood` and the arguments.
+    arguments : tuple
+    """
+
+    function: Callable[..., object]
+    arguments: tuple[object, ...]
+
+
+type Request = Expect | Evaluate | Look | Open | Apply | Call
+#: The same for all shards, or one for each.
+type Requests = Request | Sequence[Request]

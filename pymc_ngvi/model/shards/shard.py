@@ -24,6 +24,7 @@ from pymc_ngvi.model.shards.errors import ShardError
 from pymc_ngvi.model.shards.recipe import Recipe
 from pymc_ngvi.model.shards.requests import (
     Apply,
+    Call,
     Evaluate,
     Expect,
     Facts,
@@ -104,6 +105,8 @@ class Shard:
                 return self._evaluated(request)
             if isinstance(request, Apply):
                 return request.function(self.key, self._model)
+            if isinstance(request, Call):
+                return request.function(self._likelihood, *request.arguments)
             with _LOCK:
                 return self._facts(request.theta) if isinstance(request, Look) else self._outline()
 

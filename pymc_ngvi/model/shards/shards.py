@@ -13,7 +13,7 @@ from pymc_ngvi.model.shards.checks import check_same, common_potentials
 from pymc_ngvi.model.shards.engines import ByExecutor, Done, Engine, InProcess
 from pymc_ngvi.model.shards.on_dask import OnDask, client_of
 from pymc_ngvi.model.shards.recipe import Recipe
-from pymc_ngvi.model.shards.requests import Apply, Facts, Look, Request
+from pymc_ngvi.model.shards.requests import Apply, Facts, Look, Requests
 
 
 class Shards:
@@ -104,10 +104,10 @@ class Shards:
         """Evaluate shards elsewhere from now on."""
         self._engine = engine_of(executor)
 
-    def ask(self, request: Request, done: Done | None = None) -> list[Any]:
+    def ask(self, requests: Requests, done: Done | None = None) -> list[Any]:
         """Return the answer of each shard, in the order of the keys: one pass through the data."""
         self.n_passes += 1
-        return self._engine.answers(self._recipe, request, done or (lambda n: None))
+        return self._engine.answers(self._recipe, requests, done or (lambda n: None))
 
     def look(self, theta: Array) -> tuple[str, ...]:
         """Check that shards are parts of one model, at points (n_points, n_dim); return the potentials of its prior.
