@@ -60,7 +60,7 @@ def test_the_exact_posterior_is_that_of_all_rows(make):
     """Groups that have rows in several shards, too: their terms add up."""
     whole, shards = fit(model=make(), posterior="exact"), fit(Shards(models.of_rows(make), KEYS), posterior="exact")
     assert shards.is_exact
-    one, other = whole.exact_state, shards.exact_state
+    one, other = whole._state, shards._state
     np.testing.assert_allclose((other.mean() - one.mean()) / one.sd(), 0.0, atol=1e-8)
     np.testing.assert_allclose(other.sd(), one.sd(), rtol=1e-8)
     assert other.log_normaliser()[0] == pytest.approx(one.log_normaliser()[0], abs=1e-8)

@@ -8,7 +8,7 @@ import numpy as np
 
 from scipy import sparse
 
-from pymc_ngvi.core.target import MeanHessian, RowRules
+from pymc_ngvi.core.target import MeanHessian
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.marginal.conditional_gaussian import linear_centres
 from pymc_ngvi.marginal.fitting import WANTED, Hopeless, Sampled, Sampler
@@ -192,10 +192,9 @@ def _cov_of_globals(q: GaussianState, forest: Forest) -> Array:
 
 def _precision(density: LogDensity, q: GaussianState) -> sparse.csr_array:
     """Return minus the mean Hessian of log p under q, on the pattern of the model."""
-    if (rows := density.rows) is not None and hasattr(q, "covariances"):
-        coarse = RowRules(np.full(rows.n_rows, _COARSE, dtype=np.int8), np.zeros(rows.n_rows, dtype=np.float32))
+    if density.rows is not None and hasattr(q, "covariances"):
         try:
-            precision = _as_matrix(density.expected(q, coarse).hessian)
+            precision = _as_matrix(density.expected(q, density.rules_of_level(_COARSE)).hessian)
             if np.isfinite(precision.data).all():
                 return precision
         except PatternWidened:

@@ -321,6 +321,11 @@ class LogDensity:
         self.count_expectation()
         return rows.under(q, self, rules, adapt=adapt, least=least)
 
+    def rules_of_level(self, level: int) -> RowRules:
+        """Return rules that are the same for all rows, by their code."""
+        assert self.rows is not None
+        return self.rows.rules_of_level(level)
+
     def directions(self, rows: NDArray[np.intp]) -> Array:
         """Return the slopes of the only predictor of each of some rows; see `RowsTarget`."""
         assert self.rows is not None

@@ -349,6 +349,10 @@ class Expectations:
             _bends(kinds) if all(rows.n_bends for rows in self._rows) else None,
         )
 
+    def rules_of_level(self, level: int) -> RowRules:
+        """Return rules that are the same for all rows, by their code."""
+        return RowRules(np.full(self.n_rows, level, dtype=np.int16), np.zeros(self.n_rows, dtype=np.float32))
+
     @np.errstate(all="ignore")
     def are_stale(self, q: Spread, rules: RowRules) -> bool:
         """Tell whether rows are wider, or much narrower, than those that rules were chosen for."""

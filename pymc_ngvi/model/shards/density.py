@@ -135,7 +135,7 @@ class ShardedDensity(LogDensity):
         own = super().expected(q, None if given is None else given.prior, adapt=adapt)
         new = Reference(q, uuid.uuid4().bytes)
         references, which = ((), None) if given is None else (given.references, given.which)
-        parts: list[Part] = self.shards.ask(Expect(new, references, which, adapt, self.pattern is None, self._n_rows))
+        parts: list[Part] = self.shards.ask(Expect(q, new.name, references, which, adapt, self.pattern is None, self._n_rows))
         self._see_that_rows_add_up(parts)
         return Expectation(
             own.value + sum(part.value for part in parts),
@@ -144,6 +144,12 @@ class ShardedDensity(LogDensity):
             self._hessian(own.hessian, [part.hessian for part in parts]),
             ShardRules.of(own.rules, parts, new, given),
         )
+
+    def rules_of_level(self, level: int) -> RowRules:
+        """Return rules that are the same for all rows, by their code."""
+        own, n = super().rules_of_level(level), len(self.shards.keys)
+        levels = np.concatenate([own.level, np.full(n, level)])
+        return ShardRules(levels, own.sd, own, (Reference(level, uuid.uuid4().bytes),), np.zeros(n, dtype=np.intp))
 
     def _see_that_rows_add_up(self, parts: list[Part]) -> None:
         wrong = [key for key, part in zip(self.shards.keys, parts, strict=True) if not part.agrees]

@@ -124,16 +124,17 @@ class Part(NamedTuple):
 @stored("shard_reference")
 @dataclass(frozen=True)
 class Reference:
-    """A Gaussian for which rules of quadrature are chosen.
+    """What rules of quadrature are chosen for.
 
     Parameters
     ----------
-    q : GaussianState
+    q : GaussianState or int
+        Or the code of all rules.
     name : bytes
         No other has it.
     """
 
-    q: Spread
+    q: Spread | int
     name: bytes
 
 
@@ -143,8 +144,9 @@ class Expect:
 
     Parameters
     ----------
-    new : Reference
-        The Gaussian, as a reference for rules.
+    q : GaussianState
+    name : bytes
+        Of q as a reference for rules.
     references : tuple of Reference
         Those for which rules were chosen before.
     which : ndarray of int, shape (n_shards,), or None
@@ -157,7 +159,8 @@ class Expect:
         Rows of all shards and of the prior.
     """
 
-    new: Reference
+    q: Spread
+    name: bytes
     references: tuple[Reference, ...]
     which: NDArray[np.intp] | None
     adapt: bool

@@ -159,7 +159,7 @@ class Shard:
         if rows is None:
             raise ShardError(f"The log likelihood of shard {self.key!r} is no sum over rows any more.", self.key)
         rows.n_rows_in_all = asked.n_rows
-        pattern, agrees, q = None if asked.is_dense else self._pattern, True, asked.new.q
+        pattern, agrees, q = None if asked.is_dense else self._pattern, True, asked.q
         if is_new := asked.which is None:
             location = q.location[None]
             agrees = rows.agrees(location, likelihood.by_rows.logp(location))
@@ -169,7 +169,7 @@ class Shard:
             is_new = asked.adapt and rows.are_stale(q, rules)
         found = rows.under(q, Known(pattern), None if is_new else rules)
         if is_new:
-            self._keep(asked.new.name, found.rules)
+            self._keep(asked.name, found.rules)
         hessian = _entries(found.hessian, pattern, likelihood.n_dim)
         return Part(found.value, found.error, found.grad, hessian, _number(found.rules), is_new, agrees)
 
@@ -178,7 +178,8 @@ class Shard:
         if reference.name not in self._rules:
             rows = self._likelihood.rows
             assert rows is not None
-            self._keep(reference.name, rows.under(reference.q).rules)
+            q = reference.q
+            self._keep(reference.name, rows.rules_of_level(q) if isinstance(q, int) else rows.under(q).rules)
         self._rules.move_to_end(reference.name)
         return self._rules[reference.name]
 
