@@ -380,6 +380,18 @@ def test_a_start_without_draws_is_evaluated_once(wide, n_starts):
     np.testing.assert_allclose(approx.elbo.value, density.expected(approx.q).value + approx.q.entropy(), rtol=1e-12)
 
 
+def test_rates_beside_a_covariate_on_a_large_scale_start_narrower():
+    """With standard deviations of .1, rates of 10^20 are expected, and leaving these takes twice the evaluations."""
+    rng = np.random.default_rng(7)
+    x = rng.uniform(0.0, 100.0, 200)
+    with pm.Model() as model:
+        level, slope = pm.Normal("level", 0.0, 10.0), pm.Normal("slope", 0.0, 30.0)
+        pm.Poisson("y", pm.math.exp(level + slope * x), observed=rng.poisson(np.exp(0.5 + 0.02 * x)))
+    default, wide = (fit_ngvi(model=model, random_seed=1, start_sigma=sigma, **QUIET) for sigma in (None, 0.1))
+    assert default.record.estimator == "quadrature"
+    assert default.n_gradients < 0.6 * wide.n_gradients
+
+
 def test_a_line_search_measures_the_state_that_it_is_given():
     """Whatever was tried as a start before."""
     with pm.Model() as model:

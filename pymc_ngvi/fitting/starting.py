@@ -21,6 +21,9 @@ START_SCALES = (1.0, 0.3, 0.1, 0.03, 0.01)
 #: End of the names of unconstrained values of positive variables; their logarithm from which a start counts as far
 #: above 1; variables that are tried lower, at most.
 _POSITIVE, _FAR, _MOST_LOWERED = "_log__", 1.7, 10
+#: ELBO of a start that is too wide where any will do otherwise: rates of data beside covariates on large scales have
+#: expectations of such a size, and steps lead down from there slowly.
+_TOO_WIDE = -1e15
 
 
 def start_point(density: LogDensity, start: Mapping[str, ArrayLike] | None) -> Array:
@@ -163,7 +166,7 @@ def choose_start(
     def best_at(location: Array) -> tuple[VariationalState | None, float]:
         best, best_elbo = None, -np.inf
         for scale in _in_order(rule, scales):
-            if best is not None and rule.takes_any_start:
+            if best is not None and rule.takes_any_start and best_elbo > _TOO_WIDE:
                 break
             state = family.from_scale(location, scale)
             evaluation = rule.first_evaluation(state)
