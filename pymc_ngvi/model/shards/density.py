@@ -135,7 +135,9 @@ class ShardedDensity(LogDensity):
         own = super().expected(q, None if given is None else given.prior, adapt=adapt)
         new = Reference(q, uuid.uuid4().bytes)
         references, which = ((), None) if given is None else (given.references, given.which)
-        parts: list[Part] = self.shards.ask(Expect(q, new.name, references, which, adapt, self.pattern is None, self._n_rows))
+        parts: list[Part] = self.shards.ask(
+            Expect(q, new.name, references, which, adapt, self.pattern is None, self._n_rows)
+        )
         self._see_that_rows_add_up(parts)
         return Expectation(
             own.value + sum(part.value for part in parts),
