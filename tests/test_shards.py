@@ -37,10 +37,14 @@ def reference():
 
 @pytest.fixture(scope="module")
 def cluster():
+    import dask
+
     from distributed import Client, LocalCluster
 
+    # Processes start slowly on a busy machine.
+    patient = {"distributed.comm.timeouts.connect": "180s", "distributed.comm.timeouts.tcp": "180s"}
     options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
-    with LocalCluster(**options) as cluster, Client(cluster) as client:
+    with dask.config.set(patient), LocalCluster(**options) as cluster, Client(cluster, timeout=180) as client:
         yield client
 
 

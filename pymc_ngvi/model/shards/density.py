@@ -1,5 +1,6 @@
 """The log density of a model whose data are in shards: the prior here, the likelihood where its rows are."""
 
+import dataclasses
 import functools
 import uuid
 
@@ -135,9 +136,11 @@ class ShardedDensity(LogDensity):
         own = super().expected(q, None if given is None else given.prior, adapt=adapt)
         new = Reference(q, uuid.uuid4().bytes)
         references, which = ((), None) if given is None else (given.references, given.which)
-        parts: list[Part] = self.shards.ask(
-            Expect(q, new.name, references, which, adapt, self.pattern is None, self._n_rows)
-        )
+        names = tuple(reference.named for reference in references)
+        asked = Expect(q, new.name, names, which, adapt, self.pattern is None, self._n_rows)
+        parts: list[Part] = self.shards.ask(asked)
+        if any(part is None for part in parts):  # a shard that was made again has no rules
+            parts = self.shards.ask(dataclasses.replace(asked, references=references))
         self._see_that_rows_add_up(parts)
         return Expectation(
             own.value + sum(part.value for part in parts),

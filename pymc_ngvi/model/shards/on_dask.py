@@ -1,7 +1,7 @@
 """Shards on Dask: each lives on a worker, and is made again on another where that dies."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 
@@ -13,6 +13,8 @@ from pymc_ngvi.model.shards.shard import Shard
 
 #: Times that a shard may be lost in one evaluation.
 _MOST_LOST = 10
+#: Bytes from which on a request is no part of a task.
+_LARGE = 500_000
 
 
 class OnDask:
@@ -35,9 +37,8 @@ class OnDask:
         """Return the answer of each shard, in the order of the keys."""
         self._check()
         asked, shards = pickled(recipe, requests), self._made(recipe)
-        futures = [self._asked(recipe, *pair) for pair in zip(shards, asked, strict=True)]
-        result: list[object] = [None] * len(futures)
-        waiting, lost = dict(enumerate(futures)), 0
+        result: list[object] = [None] * len(shards)
+        waiting, lost = self._all_asked(recipe, shards, asked, range(len(shards))), 0
         try:
             while waiting:
                 again = []
@@ -47,7 +48,7 @@ class OnDask:
                         continue
                     result[number] = value
                     del waiting[number]
-                    done(len(futures) - len(waiting))
+                    done(len(shards) - len(waiting))
                 lost += bool(again)
                 if lost > _MOST_LOST:
                     raise BrokenExecutorError(
@@ -56,7 +57,7 @@ class OnDask:
                     )
                 for number in again:
                     shards[number] = self._remade(recipe, number, shards[number])
-                    waiting[number] = self._asked(recipe, shards[number], asked[number])
+                waiting |= self._all_asked(recipe, shards, asked, again)
         finally:
             for future in waiting.values():
                 future.cancel()
@@ -78,8 +79,19 @@ class OnDask:
         """Return a shard after an evaluation of it was lost: the same one, unless it is lost itself."""
         return self._task(recipe, number) if shard.status in ("error", "lost", "cancelled") else shard
 
-    def _asked(self, recipe: Recipe, shard: Any, request: bytes) -> Any:
-        return self._client.submit(_answer, recipe, shard, request, pure=False)
+    def _all_asked(
+        self, recipe: Recipe, shards: list[Any], requests: list[bytes], numbers: Iterable[int]
+    ) -> dict[int, Any]:
+        """Send some shards their requests; large ones once for all, and apart from the tasks."""
+        sent, futures = dict[int, Any](), {}
+        for number in numbers:
+            request = requests[number]
+            if len(request) > _LARGE and id(request) not in sent:
+                # Where it is lost with its worker, the evaluation is, too, and it is sent again.
+                sent[id(request)] = self._client.scatter(_Held(request), hash=False)
+            shipped = sent.get(id(request), request)
+            futures[number] = self._client.submit(_answer, recipe, shards[number], shipped, pure=False)
+        return futures
 
     def _completed(self, waiting: dict[int, Any]) -> Iterable[tuple[int, object]]:
         """Yield numbers and answers as they come in; `_Lost` for those that went with their worker."""
@@ -110,14 +122,20 @@ class _Lost:
     """An evaluation that went with its worker."""
 
 
+class _Held(NamedTuple):
+    """A request that lies on a worker."""
+
+    content: bytes
+
+
 def _make(recipe: Recipe, number: int) -> Shard:
     hold_threads(recipe)
     return Shard(recipe, number)
 
 
-def _answer(recipe: Recipe, shard: Shard, request: bytes) -> object:
+def _answer(recipe: Recipe, shard: Shard, request: "bytes | _Held") -> object:
     hold_threads(recipe)
-    return shard.answer(cloudpickle.loads(request))
+    return shard.answer(cloudpickle.loads(request.content if isinstance(request, _Held) else request))
 
 
 def client_of(executor: object) -> Any:

@@ -128,14 +128,19 @@ class Reference:
 
     Parameters
     ----------
-    q : GaussianState or int
-        Or the code of all rules.
+    q : GaussianState, int or None
+        Or the code of all rules; None where only the name is sent.
     name : bytes
         No other has it.
     """
 
-    q: Spread | int
+    q: Spread | int | None
     name: bytes
+
+    @property
+    def named(self) -> "Reference":
+        """The name alone, where the rest is large."""
+        return self if isinstance(self.q, int) else Reference(None, self.name)
 
 
 @dataclass(frozen=True)

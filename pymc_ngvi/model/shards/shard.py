@@ -153,8 +153,8 @@ class Shard:
             rows is not None and rows.leaves_out_conditions,
         )
 
-    def _expected(self, asked: Expect) -> Part:
-        """Return the expectation under a Gaussian."""
+    def _expected(self, asked: Expect) -> Part | None:
+        """Return the expectation under a Gaussian; None where rules are not kept, and not told how to be chosen."""
         likelihood, rows = self._likelihood, self._likelihood.rows
         if rows is None:
             raise ShardError(f"The log likelihood of shard {self.key!r} is no sum over rows any more.", self.key)
@@ -166,6 +166,8 @@ class Shard:
             rules = None
         else:
             rules = self._rules_of(asked.references[asked.which[self._number]])
+            if rules is None:
+                return None
             is_new = asked.adapt and rows.are_stale(q, rules)
         found = rows.under(q, Known(pattern), None if is_new else rules)
         if is_new:
@@ -173,9 +175,11 @@ class Shard:
         hessian = _entries(found.hessian, pattern, likelihood.n_dim)
         return Part(found.value, found.error, found.grad, hessian, _number(found.rules), is_new, agrees)
 
-    def _rules_of(self, reference: Reference) -> RowRules:
+    def _rules_of(self, reference: Reference) -> RowRules | None:
         """Return the rules for a Gaussian, chosen again where they are not kept: they are the same."""
         if reference.name not in self._rules:
+            if reference.q is None:
+                return None
             rows = self._likelihood.rows
             assert rows is not None
             q = reference.q
