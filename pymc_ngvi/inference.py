@@ -25,7 +25,7 @@ from pymc_ngvi.fitting.earlier import Earlier
 from pymc_ngvi.fitting.options import OF_CONSTRUCTOR, OPTIONS, FitOptions, check_callbacks, check_n, refuse_unknown
 from pymc_ngvi.fitting.outcome import report_outcome
 from pymc_ngvi.fitting.problem import Problem, problem_of
-from pymc_ngvi.fitting.progress import FitProgress
+from pymc_ngvi.fitting.progress import FitProgress, watching
 from pymc_ngvi.fitting.second_start import SecondStart
 from pymc_ngvi.fitting.session import FitSession, Observer
 from pymc_ngvi.fitting.signatures import takes
@@ -285,7 +285,8 @@ class NGVI(Inference):
             if nested is not None:
                 return self._taken(nested)
             self._next_seed = seed
-        with FitProgress(progressbar, progressbar_theme) as progress, few_threads(problem.density):
+        density = problem.density
+        with FitProgress(progressbar, progressbar_theme) as progress, few_threads(density), watching(density, progress):
             approx, problem, rule, q, seed = self._start(problem, include_transformed)
             scored, self._result = score in (None, True), None
             self._session = FitSession.begin(

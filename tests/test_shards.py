@@ -43,7 +43,7 @@ def cluster():
 
     # Processes start slowly on a busy machine.
     patient = {"distributed.comm.timeouts.connect": "180s", "distributed.comm.timeouts.tcp": "180s"}
-    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": 50}
     with dask.config.set(patient), LocalCluster(**options) as cluster, Client(cluster, timeout=180) as client:
         yield client
 
@@ -255,6 +255,31 @@ def test_what_can_not_be_a_fit_of_shards():
         fit(shards, estimator="gauss_newton", family="diagonal")
     with pytest.raises(ValueError, match="leave executor out"):
         fit(model=models.logistic()).refine(progressbar=False, executor=ThreadPoolExecutor(1))
+
+
+def test_a_saved_fit_goes_on_with_the_shards(tmp_path, reference):
+    with pytest.warns(pymc_ngvi.ConvergenceWarning):
+        approx = fit(Shards(models.of_rows(models.logistic), KEYS), n=2)
+    approx.save(tmp_path / "approx.nc")
+    again = pymc_ngvi.load(tmp_path / "approx.nc", Shards(models.of_rows(models.logistic), KEYS))
+    assert same_bits(again.refine(progressbar=False), reference)
+
+
+def test_what_is_read_off_single_rows_is_refused(reference):
+    with pytest.raises(ValueError, match="rows are in shards"):
+        reference.sites()
+    with pytest.raises(ValueError, match="data of groups, which are in shards"):
+        fit(Shards(models.of_rows(models.grouped), KEYS), reparam="rvb1")
+    with pytest.raises(ValueError, match="no nested posterior: the data are in shards"):
+        fit(Shards(models.of_rows(models.grouped), KEYS), posterior="nested")
+    assert reference.structure.rows is None
+
+
+def test_progress_shows_how_many_shards_are_done():
+    seen, shards = [], Shards(models.of_rows(models.logistic), KEYS)
+    with shards.watched(lambda done, total: seen.append((done, total))):
+        list(shards.map(lambda key, model: None))
+    assert seen == [(n, 4) for n in (1, 2, 3, 4)]
 
 
 def test_functions_are_applied_where_the_data_are():

@@ -126,6 +126,8 @@ def problem_of(density: LogDensity, options: FitOptions) -> Problem:
         target = _target(density, options)
         _check(family, options, target.n_dim)
         return Problem(density, target, family)
+    if density.is_sharded:
+        raise ValueError(f"reparam={options.reparam!r} reads the data of groups, which are in shards: leave it out.")
     density.widen(density.initial_point()[None])  # what the graph does not tell, if anything
     pattern = density.structural_pattern
     if pattern is None:

@@ -2,6 +2,7 @@
 
 import time
 
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Self
@@ -14,6 +15,8 @@ from rich.theme import Theme
 
 from pymc_ngvi.core.elbo import format_elbo, format_gap
 from pymc_ngvi.fitting.loop import LoopState
+from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model.shards.density import ShardedDensity
 
 _SECONDS_BETWEEN_UPDATES = 0.05
 #: Seconds of other work than a fit after which it shows how far it is.
@@ -25,6 +28,7 @@ _COLUMNS = {
     "Nats to gain": "gap",
     "Draws": "draws",
     "Step size": "step",
+    "Shards": "shards",
 }
 
 
@@ -43,7 +47,8 @@ class FitProgress:
         for header, key in _COLUMNS.items():
             column = Column(header, justify="right", no_wrap=True)
             columns.append(TextColumn(f"{{task.fields[{key}]}}", justify="right", table_column=column))
-        self._of_draws = columns[1 + list(_COLUMNS.values()).index("draws")]
+        self._of_draws, self._of_shards = (columns[1 + list(_COLUMNS.values()).index(k)] for k in ("draws", "shards"))
+        self._has_shards = False
         columns.append(TimeElapsedColumn(table_column=Column("Elapsed", no_wrap=True)))
         self._progress = CustomProgress(
             *columns,
@@ -76,7 +81,8 @@ class FitProgress:
         self._updated = now
         rule = state.rule
         # Expectations that are exact take no draws.
-        self._progress.columns = tuple(c for c in self._columns if rule.n_draws or c is not self._of_draws)
+        unused = {c for c, used in ((self._of_draws, rule.n_draws), (self._of_shards, self._has_shards)) if not used}
+        self._progress.columns = tuple(c for c in self._columns if c not in unused)
         self._progress.update(
             self._task,
             completed=state.n_iterations,
@@ -87,6 +93,21 @@ class FitProgress:
             draws=f"{rule.n_draws:,}",
             step=f"{rule.step_size:.2g}",
         )
+
+    def show_shards(self, done: int, total: int) -> None:
+        """Show how many shards have been evaluated in this pass, unless that was shown a moment ago."""
+        self._has_shards = True
+        now = time.monotonic()
+        if now - self._updated >= _SECONDS_BETWEEN_UPDATES or done == total:
+            self._updated = now
+            self._progress.update(self._task, shards=f"{done:,} of {total:,}")
+
+
+def watching(density: LogDensity, progress: FitProgress) -> AbstractContextManager[object]:
+    """Show how many shards are done, where there are any."""
+    if not isinstance(density, ShardedDensity):
+        return nullcontext()
+    return density.shards.watched(progress.show_shards)
 
 
 class WorkProgress:

@@ -20,7 +20,7 @@ from pymc_ngvi.fitting.memory import memory_of, remember
 from pymc_ngvi.fitting.options import FitOptions, check_n
 from pymc_ngvi.fitting.outcome import Outcome
 from pymc_ngvi.fitting.problem import Problem, problem_of
-from pymc_ngvi.fitting.progress import FitProgress
+from pymc_ngvi.fitting.progress import FitProgress, watching
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.fitting.second_start import SecondStart, is_better
 from pymc_ngvi.fitting.snapshot import Snapshot, filled, thinned
@@ -173,7 +173,8 @@ class FitSession:
                 self._widen(self._state.rule.q)
         if n and self._state.status is Status.CONVERGED:
             logger.info(f"The fit has converged already: pass a smaller tol than {self._options.tol} to refine it.")
-        with FitProgress(progressbar, progressbar_theme) as progress, few_threads(self._problem.density):
+        density = self._problem.density
+        with FitProgress(progressbar, progressbar_theme) as progress, few_threads(density), watching(density, progress):
             self.run(n, progress)
         return self.outcome()
 

@@ -295,7 +295,7 @@ class LogDensity:
         """Log p in the space of its rows, where these are far fewer than coordinates with fixed normal priors."""
         return self.by_rows.seen
 
-    def described_rows(self) -> ModelRows:
+    def described_rows(self) -> ModelRows | None:
         """Return what the rows are, for people to read; this takes log p apart once more, variable by variable."""
         return described_rows(self.model, self.graphs, self.functions, self.by_rows)
 

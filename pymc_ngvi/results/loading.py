@@ -13,6 +13,8 @@ from pymc import modelcontext
 
 from pymc_ngvi.core.messages import OURS
 from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model.shards.density import ShardedDensity
+from pymc_ngvi.model.shards.shards import Shards
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.persistence import files
 from pymc_ngvi.results.persistence.content import (
@@ -27,7 +29,7 @@ from pymc_ngvi.results.persistence.trees import restore
 
 
 def load(
-    source: str | os.PathLike[str] | xr.DataTree, model: pm.Model | None = None, **options: Any
+    source: str | os.PathLike[str] | xr.DataTree, model: pm.Model | Shards | None = None, **options: Any
 ) -> NGVIApproximation:
     """Read an approximation that `NGVIApproximation.save` has written, and put it on a model.
 
@@ -37,8 +39,8 @@ def load(
     ----------
     source : str, PathLike or DataTree
         A netCDF file or zarr store, or what `NGVIApproximation.to_datatree` returned.
-    model : pymc.Model, optional
-        The model that was fitted, made again; default: that of the context.
+    model : pymc.Model or Shards, optional
+        The model that was fitted, made again, or the shards; default: the model of the context.
     **options
         ``backend`` and ``compile_kwargs`` of `LogDensity`; by default the backend that the fit had. With another one,
         a fit goes on with other roundings.
@@ -80,7 +82,7 @@ def load(
     """
     if unknown := set(options) - {"backend", "compile_kwargs"}:
         raise TypeError(f"load does not know {', '.join(sorted(unknown))}; it takes backend and compile_kwargs.")
-    model = modelcontext(model)
+    given = model if isinstance(model, Shards) else modelcontext(model)
     name = "The tree" if isinstance(source, xr.DataTree) else repr(os.fspath(source))
     if isinstance(source, xr.DataTree):
         saved = Saved.of(source, name)
@@ -90,7 +92,8 @@ def load(
     content = saved.content
     if "compile_kwargs" not in options or "mode" not in (options["compile_kwargs"] or {}):
         options.setdefault("backend", "auto" if content["backend"] == "given mode" else content["backend"])
-    density = LogDensity(model, **options)
+    density = ShardedDensity(given, **options) if isinstance(given, Shards) else LogDensity(given, **options)
+    model = density.model
     found = differences(content["variables"], free_variables(model, density.layout))
     if found:
         raise ValueError(f"{name} does not fit the model: " + "; ".join(found) + ".")

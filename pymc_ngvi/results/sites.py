@@ -26,6 +26,8 @@ _OF_PREDICTOR = (
 
 def sites(posterior: Posterior, var_name: str | None) -> xr.Dataset:
     """Return the sites of an observed variable; see `NGVIApproximation.sites`."""
+    if posterior.density.is_sharded:
+        raise ValueError("The rows are in shards, and have no sites here. Fit a shard alone to see those of its rows.")
     q, name = _gaussian(posterior), _observed(posterior, var_name)
     posterior.check_weights()
     try:

@@ -115,7 +115,7 @@ def two_workers() -> Iterator[Any]:
     """Start a cluster of two processes."""
     from distributed import Client, LocalCluster
 
-    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": 50}
     with LocalCluster(**options) as cluster, Client(cluster) as client:
         yield client
 

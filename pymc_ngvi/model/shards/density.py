@@ -134,7 +134,7 @@ class ShardedDensity(LogDensity):
         if rows is not None:
             rows.n_rows_in_all = self._n_rows
         own = super().expected(q, None if given is None else given.prior, adapt=adapt)
-        new = Reference(q, uuid.uuid4().bytes)
+        new = Reference(q, uuid.uuid4().hex)
         references, which = ((), None) if given is None else (given.references, given.which)
         names = tuple(reference.named for reference in references)
         asked = Expect(q, new.name, names, which, adapt, self.pattern is None, self._n_rows)
@@ -154,7 +154,7 @@ class ShardedDensity(LogDensity):
         """Return rules that are the same for all rows, by their code."""
         own, n = super().rules_of_level(level), len(self.shards.keys)
         levels = np.concatenate([own.level, np.full(n, level)])
-        return ShardRules(levels, own.sd, own, (Reference(level, uuid.uuid4().bytes),), np.zeros(n, dtype=np.intp))
+        return ShardRules(levels, own.sd, own, (Reference(level, uuid.uuid4().hex),), np.zeros(n, dtype=np.intp))
 
     def _see_that_rows_add_up(self, parts: list[Part]) -> None:
         wrong = [key for key, part in zip(self.shards.keys, parts, strict=True) if not part.agrees]
@@ -169,6 +169,10 @@ class ShardedDensity(LogDensity):
         if not any(outline.leaves_out_conditions for outline in self._outlines):
             return True
         return all(self.shards.ask(Evaluate("covers", draw())))
+
+    def described_rows(self) -> None:
+        """None: rows are not read in one place."""
+        return
 
     # --- evaluation ---
 

@@ -130,12 +130,12 @@ class Reference:
     ----------
     q : GaussianState, int or None
         Or the code of all rules; None where only the name is sent.
-    name : bytes
+    name : str
         No other has it.
     """
 
     q: Spread | int | None
-    name: bytes
+    name: str
 
     @property
     def named(self) -> "Reference":
@@ -150,7 +150,7 @@ class Expect:
     Parameters
     ----------
     q : GaussianState
-    name : bytes
+    name : str
         Of q as a reference for rules.
     references : tuple of Reference
         Those for which rules were chosen before.
@@ -165,7 +165,7 @@ class Expect:
     """
 
     q: Spread
-    name: bytes
+    name: str
     references: tuple[Reference, ...]
     which: NDArray[np.intp] | None
     adapt: bool

@@ -12,7 +12,9 @@ import cloudpickle
 import numpy as np
 import pymc as pm
 
-from pytensor.graph.basic import Variable
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.target import MeanHessian, RowRules
@@ -79,12 +81,12 @@ class Shard:
 
     def __init__(self, recipe: Recipe, number: int) -> None:
         self._recipe, self._number, self.key = recipe, number, recipe.keys[number]
-        self._rules = OrderedDict[bytes, RowRules]()
+        self._rules = OrderedDict[str, RowRules]()
         with _LOCK, _naming(self.key):
             model = cloudpickle.loads(recipe.build)(self.key)
             if not isinstance(model, pm.Model):
                 raise TypeError(f"build returned {model!r} instead of a pm.Model")
-        self._model = model
+        self._model, self._n_bytes = model, bytes_of(model)
 
     def __reduce__(self) -> tuple[type, tuple[Recipe, int]]:
         """Return what to pickle: elsewhere, a shard is made again."""
@@ -187,7 +189,7 @@ class Shard:
         self._rules.move_to_end(reference.name)
         return self._rules[reference.name]
 
-    def _keep(self, name: bytes, rules: RowRules) -> None:
+    def _keep(self, name: str, rules: RowRules) -> None:
         self._rules[name] = rules
         while len(self._rules) > _N_RULES:
             self._rules.popitem(last=False)
@@ -203,9 +205,8 @@ class Shard:
         return likelihood.logp(theta) if asked.what == "logp" else likelihood.logp_grad(theta)
 
     def __sizeof__(self) -> int:
-        """Return the bytes of the data, so that a scheduler knows what moving them would cost."""
-        from_graph = getattr(self, "_n_bytes", None)
-        return int(from_graph) if from_graph is not None else object.__sizeof__(self)
+        """Return the bytes of the data, so that a scheduler knows what it holds."""
+        return object.__sizeof__(self) + self._n_bytes
 
 
 @contextlib.contextmanager
@@ -217,6 +218,18 @@ def _naming(key: Hashable) -> Iterator[None]:
         raise
     except Exception as error:
         raise ShardError(f"Shard {key!r} can't be used: {type(error).__name__}: {error}", key) from error
+
+
+def bytes_of(model: pm.Model) -> int:
+    """Return the bytes of the arrays of a model, those that are the same object counted once."""
+    values = [value for value in model.rvs_to_values.values() if value is not None]
+    found: dict[int, int] = {}
+    for var in ancestors([*model.basic_RVs, *model.potentials, *values]):
+        array = getattr(var, "data", None) if isinstance(var, Constant) else None
+        array = var.get_value(borrow=True) if isinstance(var, SharedVariable) else array
+        if isinstance(array, np.ndarray):
+            found[id(array)] = array.nbytes
+    return sum(found.values())
 
 
 def signature_of(model: pm.Model) -> Signature:

@@ -1,5 +1,7 @@
 """`Shards`: a model whose data lie in several places, for `pm.fit`."""
 
+import contextlib
+
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -10,10 +12,13 @@ import pymc as pm
 
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.model.shards.checks import check_same, common_potentials
-from pymc_ngvi.model.shards.engines import ByExecutor, Done, Engine, InProcess
+from pymc_ngvi.model.shards.engines import ByExecutor, Engine, InProcess
 from pymc_ngvi.model.shards.on_dask import OnDask, client_of
 from pymc_ngvi.model.shards.recipe import Recipe
 from pymc_ngvi.model.shards.requests import Apply, Facts, Look, Requests
+
+#: Is told how many shards are done, and how many there are.
+type Watch = Callable[[int, int], object]
 
 
 class Shards:
@@ -82,6 +87,7 @@ class Shards:
         self._build, self._recipe = build, Recipe.of(build, keys, keep)
         self._engine = engine_of(executor)
         self.n_passes = 0
+        self._watch: Watch | None = None
 
     def __repr__(self) -> str:
         """Return the number of shards and where they are evaluated."""
@@ -89,7 +95,7 @@ class Shards:
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: an executor can't be."""
-        return {**self.__dict__, "_engine": InProcess()}
+        return {**self.__dict__, "_engine": InProcess(), "_watch": None}
 
     @property
     def keys(self) -> tuple[Hashable, ...]:
@@ -104,10 +110,23 @@ class Shards:
         """Evaluate shards elsewhere from now on."""
         self._engine = engine_of(executor)
 
-    def ask(self, requests: Requests, done: Done | None = None) -> list[Any]:
+    @contextlib.contextmanager
+    def watched(self, watch: Watch) -> Iterator[None]:
+        """Tell how many shards are done, and of how many, whenever one is."""
+        self._watch = watch
+        try:
+            yield
+        finally:
+            self._watch = None
+
+    def ask(self, requests: Requests) -> list[Any]:
         """Return the answer of each shard, in the order of the keys: one pass through the data."""
         self.n_passes += 1
-        return self._engine.answers(self._recipe, requests, done or (lambda n: None))
+        return self._engine.answers(self._recipe, requests, self._done)
+
+    def _done(self, n: int) -> None:
+        if self._watch is not None:
+            self._watch(n, len(self.keys))
 
     def look(self, theta: Array) -> tuple[str, ...]:
         """Check that shards are parts of one model, at points (n_points, n_dim); return the potentials of its prior.
