@@ -19,8 +19,8 @@ from scipy.optimize import minimize
 _FEW, _STEPS, _DEPTH = 2, (0.75, 1.0), 10.0
 #: Step of the second differences of log m.
 _CURVED = 0.2
-#: Draws at each value of the hyperparameters.
-_N_DRAWS = 2**14
+#: Draws at each value of the hyperparameters, and numbers in these, at most; draws come in lots of the last.
+_N_DRAWS, _NUMBERS, _LOT = 2**14, 2**23, 2**12
 
 
 class _At(NamedTuple):
@@ -44,13 +44,14 @@ class Integral(NamedTuple):
 def integral(found: LogMarginals, *, is_gaussian: bool) -> Integral:
     """Return the moments of a model; ``is_gaussian``: its likelihood is Gaussian, given the hyperparameters."""
     given, parts = found.given, []
+    n_draws = min(_N_DRAWS, max(1, _NUMBERS // (given.n_dim * _LOT)) * _LOT)
     for number, g in enumerate(_lattice(found)):
         q = found.fit(g).q
         if is_gaussian:
             mode = found.laplace(g, q)
             parts.append(_At(g, mode.log_m, 0.0, mode.q.location, mode.q.sd() ** 2))
         else:
-            accurate = found.accurate(g, q, _N_DRAWS, number)
+            accurate = found.accurate(g, q, n_draws, number)
             parts.append(_At(g, accurate.log_m, accurate.error, accurate.mean, accurate.variance))
     g, log_m, errors, means, variances = (np.array(part) for part in zip(*parts, strict=True))
     w = np.exp(log_m - log_m.max())
@@ -60,7 +61,7 @@ def integral(found: LogMarginals, *, is_gaussian: bool) -> Integral:
         mean[where] = w @ values
         apart = (values - mean[where]) ** 2
         variance[where] = w @ (within + apart)
-        noise[where] = w**2 @ (errors[:, None] ** 2 * apart + within / _N_DRAWS * (not is_gaussian))
+        noise[where] = w**2 @ (errors[:, None] ** 2 * apart + within / n_draws * (not is_gaussian))
     with np.errstate(divide="ignore"):
         return Integral(mean, np.sqrt(variance), variance / noise)
 

@@ -22,8 +22,8 @@ from pymc_ngvi.nested.log_marginal import LatentMarginal
 _MOST_NEWTON, _SMALL = 100, 1e-10
 #: Variance, in those of a posterior, of the Gaussian whose expectations stand for values at its mean.
 _NARROW = 1e-6
-#: Draws behind an accurate value, and draws at once.
-N_ACCURATE, _AT_ONCE = 2**17, 2**12
+#: Draws behind an accurate value, and numbers in these, at most; draws at once.
+_N_ACCURATE, _MOST_NUMBERS, _AT_ONCE = 2**17, 2**26, 2**12
 #: Draws of which log p is compared with the sum over rows; directions in which Hessians are compared, their length in
 #: standard deviations, and what may be left of either in relation to the whole.
 _CHECKED, _DIRECTIONS, _LENGTH, _LEFT = 8, 3, 1e-3, 1e-3
@@ -167,6 +167,7 @@ def compared(model: pm.Model, n: int, seed: int) -> Compared:
         approx = pm.fit(method="ngvi", posterior="nested", random_seed=seed, progressbar=False)
     draws = unconstrain(approx.sample(n, random_seed=seed).posterior, model)[:, found.given.outside]
     marginal, rows = LatentMarginal(found.given, seed), []
+    n_draws = min(_N_ACCURATE, _MOST_NUMBERS // found.given.n_dim)
     for i, g in enumerate(draws):
         evaluated = marginal.at(g)
         if evaluated is None:
@@ -174,6 +175,6 @@ def compared(model: pm.Model, n: int, seed: int) -> Compared:
         at, q = evaluated
         mode = found.laplace(g, q)
         found.check(g, mode)
-        accurate = found.accurate(g, q, N_ACCURATE, i)
+        accurate = found.accurate(g, q, n_draws, i)
         rows.append((at.value - at.correction, at.value, mode.log_m, accurate.log_m, accurate.error, accurate.khat))
     return Compared(*np.array(rows).T)
