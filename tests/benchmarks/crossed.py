@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     records = Records(options.out, FIELDS)
     done = {tuple(row[name] for name in KEY) for row in records.read()}
     for response, method in _cells():
-        if (response, method) in done or (options.only and method not in options.only) or options.data is None:
+        if (response, method) in done or not _is_asked(response, method, options):
             continue
         found = _measured(response, method, options)
         when = datetime.datetime.now().isoformat(timespec="seconds")
@@ -69,6 +69,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _cells() -> Iterator[tuple[str, str]]:
     for response, methods in THEIRS.items():
         yield from ((response, method) for method in (*methods, *OURS))
+
+
+def _is_asked(response: str, method: str, options: argparse.Namespace) -> bool:
+    return bool(options.data and response in options.responses and (not options.only or method in options.only))
 
 
 def _measured(response: str, method: str, options: argparse.Namespace) -> dict[str, object]:
@@ -102,7 +106,17 @@ def _fit(response: str, method: str, data: Path) -> None:
 
 def _table(rows: Sequence[Row]) -> list[str]:
     order = {cell: place for place, cell in enumerate(_cells())}
-    header = ["response", "fit", "seconds", "intercept", "sd of students", "sd of lecturers", "noise", "error claimed"]
+    header = [
+        "response",
+        "fit",
+        "posterior",
+        "seconds",
+        "intercept",
+        "sd of students",
+        "sd of lecturers",
+        "noise",
+        "error claimed",
+    ]
     body = []
     for row in sorted(rows, key=lambda row: order[row["response"], row["method"]]):
         values = [_value(row, name) for name in ("intercept", *SCALES)]
@@ -110,7 +124,8 @@ def _table(rows: Sequence[Row]) -> list[str]:
             values[-1] = "-"
         claimed = f"{float(row['claimed']):.2f}" if row["claimed"] else "-"
         seconds = f"{float(row['cpu']):,.0f}" if row["cpu"] else row["status"]
-        body.append([row["response"], SHOWN.get(row["method"], row["method"]), seconds, *values, claimed])
+        kind = "-" if row["method"] not in OURS else "nested" if row["claimed"] else "Gaussian"
+        body.append([row["response"], SHOWN.get(row["method"], row["method"]), kind, seconds, *values, claimed])
     return table(header, body)
 
 
@@ -126,6 +141,7 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder of the data sets; without it, only the table is written")
     parser.add_argument("--only", nargs="+", choices=[*OURS, *THEIRS["normal"], *THEIRS["binary"]], metavar="METHOD")
+    parser.add_argument("--responses", nargs="+", choices=list(THEIRS), default=list(THEIRS))
     parser.add_argument("--limit", type=float, default=1_500.0, help="seconds for one process")
     parser.add_argument("--out", type=Path, default=docs / "crossed.csv")
     parser.add_argument("--table", type=Path, default=docs / "crossed.md", help="page with marks, or a new file")
