@@ -34,20 +34,21 @@ from pages import write_between_marks
 from records import Records
 from timed_fit import timed_fit
 
-FIT, LOG_M, MAKE = "fit", "log m", "reference"
+FIT, LOG_M, MAKE = "fit", "log m", ("NUTS", "integral")
 KEY = ("part", "model", "seed")
 FIELDS = (
     *KEY, "status", "posterior", "n_latent", "n_hyper", "cold", "cold_cpu", "compile_seconds", "memory", "n_fits",
-    "claimed", "verdict", "em_hyper", "es_hyper", "em_latent", "es_latent", "ess", "ess_latent", "worst", "elbo_at",
-    "elbo_sd", "corrected_at", "corrected_sd", "laplace_at", "laplace_sd", "error", "load", "note", "date",
+    "claimed", "verdict", "em_hyper", "es_hyper", "em_latent", "es_latent", "nuts_em_hyper", "nuts_es_hyper",
+    "nuts_em_latent", "nuts_es_latent", "ess", "accurate", "worst", "elbo_mean",
+    "elbo_sd", "corrected_mean", "corrected_sd", "laplace_mean", "laplace_sd", "error", "khat", "load", "note", "date",
     "environment",
 )  # fmt: skip
-#: Models whose log m is looked at closely, and values of their hyperparameters beside the mode.
+#: Models whose log m is looked at closely, and values of their hyperparameters.
 CLOSELY = (
-    "InstEval, logistic", "gp.Latent, Bernoulli", "gp.Latent, Poisson", "volatility, AR(1)", "AR(1), Poisson",
-    "BYM2, 100 regions", "CAR",
+    "InstEval, logistic", "gp.Latent, Bernoulli", "gp.Latent, Poisson", "volatility, walk of 500", "volatility, AR(1)",
+    "AR(1), Poisson", "BYM2, 100 regions", "CAR",
 )  # fmt: skip
-N_VALUES = 16
+N_VALUES = 20
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -69,7 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 when = datetime.datetime.now().isoformat(timespec="seconds")
                 records.append({**row, "date": when, "environment": describe_environment()})
                 print(*cell, *(f"{n} {row[n]}" for n in nested_tables.SHOWN if n in row), flush=True)
-    write_between_marks(options.table, nested_tables.write_tables(records.read()), Path(__file__).name)
+    order = [*nested_models.SIMULATED, *nested_models.CROSSED]
+    rows = sorted(records.read(), key=lambda row: order.index(row["model"]))
+    write_between_marks(options.table, nested_tables.write_tables(rows), Path(__file__).name)
 
 
 def cells(options: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
@@ -82,14 +85,8 @@ def cells(options: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
 def run_cell(part: str, name: str, seed: str, options: argparse.Namespace) -> None:
     """Do one measurement and report what was found as JSON."""
     model = nested_models.model_of(name, options.data)
-    if part == MAKE:
-        import nested_references
-
-        if name in nested_models.CONJUGATE:
-            made = nested_references.by_integral(model)
-        else:
-            made = nested_references.by_nuts(model, nested_models.for_nuts(name, options.data))
-        made.write(nested_references.file_of(options.moments, name))
+    if part in MAKE:
+        _make_one(part, name, model, options)
         return
     if part == LOG_M:
         _report_log_m(model, int(seed))
@@ -101,6 +98,17 @@ def run_cell(part: str, name: str, seed: str, options: argparse.Namespace) -> No
         return
     report(**_kind(approx))
     report(**_errors(name, approx, options))
+
+
+def _make_one(kind: str, name: str, model: Any, options: argparse.Namespace) -> None:
+    """Make one reference of a model."""
+    import nested_references
+
+    if kind == nested_references.NUTS:
+        made = nested_references.by_nuts(model, nested_models.for_nuts(name, options.data))
+    else:
+        made = nested_references.by_integral(model, is_gaussian=name in nested_models.CONJUGATE)
+    made.write(nested_references.file_of(options.moments, name, kind))
 
 
 def _kind(approx: Any) -> dict[str, object]:
@@ -126,24 +134,32 @@ def _kind(approx: Any) -> dict[str, object]:
 
 
 def _errors(name: str, approx: Any, options: argparse.Namespace) -> dict[str, object]:
-    """Return errors of means and standard deviations of hyperparameters and of latent variables."""
-    from nested_references import Moments, file_of
+    """Return errors of means and standard deviations against an integral: ours, and those of NUTS."""
+    import nested_references
 
-    file = None if options.moments is None else file_of(options.moments, name)
-    if file is None or not file.exists():
-        return {}
-    reference, names = Moments.read(file), coordinate_names(approx.model)
-    if names != reference.names:
-        raise ValueError(f"{file} has other coordinates")
-    of_mean = (approx.mean_flat - reference.mean) / reference.sd
-    of_sd = approx.sd_flat / reference.sd - 1.0
-    where = hyperparameters(approx.model)
     found: dict[str, object] = {}
-    for kind, index in (("hyper", where), ("latent", ~where)):
-        found[f"em_{kind}"], found[f"es_{kind}"] = (float(np.sqrt(np.mean(e[index] ** 2))) for e in (of_mean, of_sd))
-    worst = [f"{names[i]} {of_mean[i]:+.3f} {of_sd[i]:+.3f}" for i in np.flatnonzero(where)]
-    sizes = {"ess": float(np.min(reference.size[where])), "ess_latent": float(np.min(reference.size[~where]))}
-    return {**found, **sizes, "worst": "; ".join(worst)}
+    if options.moments is None:
+        return found
+    files = [nested_references.file_of(options.moments, name, kind) for kind in MAKE]
+    nuts, integral = (nested_references.Moments.read(file) if file.exists() else None for file in files)
+    if integral is None:
+        return found
+    names, where = coordinate_names(approx.model), hyperparameters(approx.model)
+    for prefix, other in (("", (names, approx.mean_flat, approx.sd_flat)), ("nuts_", nuts)):
+        if other is None:
+            continue
+        if list(other[0]) != integral.names:
+            raise ValueError(f"the integral of {name} has other coordinates")
+        of_mean, of_sd = (other[1] - integral.mean) / integral.sd, other[2] / integral.sd - 1.0
+        for kind, index in (("hyper", where), ("latent", ~where)):
+            for letter, error in (("em", of_mean), ("es", of_sd)):
+                found[f"{prefix}{letter}_{kind}"] = float(np.sqrt(np.mean(error[index] ** 2)))
+        if not prefix:
+            worst = [f"{names[i]} {of_mean[i]:+.3f} {of_sd[i]:+.3f}" for i in np.flatnonzero(where)]
+            found["worst"] = "; ".join(worst)
+    if nuts is not None:
+        found["ess"] = float(np.min(nuts.size[where]))
+    return {**found, "accurate": float(np.min(integral.size))}
 
 
 def hyperparameters(model: Any) -> np.ndarray:
@@ -162,8 +178,8 @@ def _report_log_m(model: Any, seed: int) -> None:
     found = compared(model, N_VALUES, seed)
     for name in ("elbo", "corrected", "laplace"):
         error = getattr(found, name) - found.accurate
-        report(**{f"{name}_at": float(error[0]), f"{name}_sd": float(error[1:].std(ddof=1))})
-    report(error=float(found.error.max()))
+        report(**{f"{name}_mean": float(error.mean()), f"{name}_sd": float(error.std(ddof=1))})
+    report(error=float(found.error.max()), khat=float(found.khat.max()))
 
 
 def _measured(cell: tuple[str, str, int], options: argparse.Namespace) -> dict[str, object]:
@@ -180,16 +196,17 @@ def _has_ratings(data: Path | None) -> bool:
     return data is not None and (data / "insteval.csv.gz").exists()
 
 
-def _make(name: str, options: argparse.Namespace) -> object:
-    """Make the reference of a model, if there is none."""
+def _make(name: str, options: argparse.Namespace) -> dict[str, object]:
+    """Make the references of a model that are missing."""
     import nested_references
 
-    if name in nested_models.TIMED:
-        return "too large for a reference"
-    if nested_references.file_of(options.moments, name).exists():
-        return "there"
-    found = _measured((MAKE, name, options.seed), options)
-    return found.get("status", "made")
+    result: dict[str, object] = {}
+    for kind, left_out in zip(MAKE, (nested_models.NOT_SAMPLED, nested_models.TIMED), strict=True):
+        if name in left_out:
+            continue
+        there = nested_references.file_of(options.moments, name, kind).exists()
+        result[kind] = "there" if there else _measured((kind, name, options.seed), options).get("status", "made")
+    return result
 
 
 def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:

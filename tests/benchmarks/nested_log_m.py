@@ -1,52 +1,60 @@
 """log m(g), the log density of hyperparameters with the latent variables integrated out, by several methods."""
 
-import itertools
-
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import pymc as pm
 
 from measure import Array, unconstrain
-from scipy.linalg import solve_triangular
-from scipy.optimize import minimize
 from scipy.special import logsumexp
 
+from pymc_ngvi.core.psis import smoothed
+from pymc_ngvi.core.types import GaussianState
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.hyperparameters import latent_rows
+from pymc_ngvi.model.predictors.expectations import Seen
 from pymc_ngvi.model.rows_given import RowsGiven
+from pymc_ngvi.nested.conditional import Conditional, ConditionalFits
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 
-#: Step of the differences of gradients; Newton steps at most; squared size of a step that ends them.
-_STEP, _MOST_NEWTON, _SMALL = 1e-4, 100, 1e-8
+#: Newton steps at most; squared size of a step that ends them.
+_MOST_NEWTON, _SMALL = 100, 1e-10
+#: Variance, in those of a posterior, of the Gaussian whose expectations stand for values at its mean.
+_NARROW = 1e-6
 #: Draws behind an accurate value, and numbers in these, at most; draws at once.
-_MOST_ACCURATE, _MOST_NUMBERS, _AT_ONCE = 2**16, 2**24, 2**12
-#: Draws of which log p is compared with the sum over rows.
-_CHECKED = 8
-#: Of the lattice of hyperparameters: its step in standard deviations, for few and for more, and nats below the top.
-_FEW, _LATTICE_STEPS, _DEPTH = 2, (0.5, 1.0), 12.0
-#: Step of the second differences of log m.
-_CURVED = 0.1
+_N_ACCURATE, _MOST_NUMBERS, _AT_ONCE = 2**17, 2**25, 2**12
+#: Draws of which log p is compared with the sum over rows; directions in which Hessians are compared, their length in
+#: standard deviations, and what may be left of either in relation to the whole.
+_CHECKED, _DIRECTIONS, _LENGTH, _LEFT = 8, 3, 1e-3, 1e-3
 
 
 class Mode(NamedTuple):
-    """Laplace's method at one value of the hyperparameters: log m, the mode, and the factor of minus the Hessian."""
+    """Laplace's method at one value of the hyperparameters: log m, and the Gaussian around the mode."""
 
     log_m: float
-    mode: Array
-    factor: Array
+    q: GaussianState
+
+
+class Accurate(NamedTuple):
+    """By importance sampling: log m, its standard error, k-hat, and means and variances of the latent variables."""
+
+    log_m: float
+    error: float
+    khat: float
+    mean: Array
+    variance: Array
 
 
 class Compared(NamedTuple):
-    """What methods find at some hyperparameters, (n,) each, the first at their posterior mode."""
+    """What methods find at some hyperparameters, (n,) each; standard errors and k-hats of the accurate values."""
 
     elbo: Array
     corrected: Array
     laplace: Array
     accurate: Array
     error: Array
+    khat: Array
 
 
 @dataclass
@@ -56,14 +64,15 @@ class LogMarginals:
     model: pm.Model
     density: LogDensity
     given: RowsGiven
-    last: Array
+    fits: ConditionalFits
+    last: Seen | None = None
 
     @classmethod
     def of(cls, model: pm.Model) -> "LogMarginals":
         """Return that of a model."""
         density = LogDensity(model)
         given = latent_rows(density)
-        return cls(model, density, given, given.start())
+        return cls(model, density, given, ConditionalFits(given))
 
     def together(self, g: Array, latent: Array) -> Array:
         """Return whole points, (n, d), of hyperparameters (p,) and latent variables (n, n_latent)."""
@@ -71,122 +80,101 @@ class LogMarginals:
         theta[:, self.given.outside], theta[:, self.given.inside] = g, latent
         return theta
 
-    def laplace(self, g: Array) -> Mode:
-        """Return Laplace's method, by Newton's method with halved steps, from the last mode."""
-        x = self.last
-        value, slope = self._at(g, x)
+    def laplace(self, g: Array, start: GaussianState | None = None) -> Mode:
+        """Return Laplace's method, by Newton's method with halved steps, from a Gaussian nearby."""
+        q = self.fit(g).q if start is None else start
+        self._give(g)
+        value = self._at(q.location)
         for _ in range(_MOST_NEWTON):
-            factor = np.linalg.cholesky(self._curvature(g, x))
-            half = solve_triangular(factor, slope, lower=True)
-            move = solve_triangular(factor.T, half)
-            if half @ half < _SMALL:
+            q, move, decrement = self._newton(q)
+            if decrement < _SMALL:
                 break
             for size in 0.5 ** np.arange(30):
-                new = self._at(g, x + size * move)
-                if new[0] > value - 1e-10 * abs(value):
+                moved = q.location + size * move
+                if (new := self._at(moved)) > value - 1e-10 * abs(value):
                     break
-            x, (value, slope) = x + size * move, new
+            q, value = replace(q, location=moved), new
         else:
             raise RuntimeError("no mode")
-        self.last = x
-        log_m = value + 0.5 * len(x) * np.log(2.0 * np.pi) - np.log(np.diag(factor)).sum()
-        return Mode(float(log_m), x, factor)
+        return Mode(value + q.entropy() - 0.5 * len(q.location), q)
 
-    def _at(self, g: Array, x: Array) -> tuple[float, Array]:
-        value, slope = self.density.logp_grad(self.together(g, x[None]))
-        return float(value[0]), slope[0, self.given.inside]
+    def fit(self, g: Array) -> Conditional:
+        """Return the conditional fit, which begins from what rows saw of the last one."""
+        found = self.fits.fit(g, self.last)
+        if found is None:
+            raise RuntimeError("no conditional fit")
+        self.last = found.seen
+        return found
 
-    def _curvature(self, g: Array, x: Array) -> Array:
-        """Return minus the Hessian by differences of gradients: exact, but for rounding, where that is constant."""
-        moves = _STEP * np.eye(len(x))
-        slopes = [self.density.logp_grad(self.together(g, x + s * moves))[1] for s in (1.0, -1.0)]
-        hessian = (slopes[1] - slopes[0])[:, self.given.inside] / (2.0 * _STEP)
-        return 0.5 * (hessian + hessian.T)
-
-    def accurate(self, g: Array, q: object, seed: int) -> tuple[float, float]:
-        """Return log m by importance sampling from a Gaussian of the latent variables, and its standard error."""
-        rng, parts = np.random.default_rng(seed), []
+    def _give(self, g: Array) -> None:
         if not self.given.give(g):
             raise RuntimeError("rows do not add up to log p")
-        n = min(_MOST_ACCURATE, _MOST_NUMBERS // self.given.n_dim)
-        for _ in range(n // _AT_ONCE):
-            latent = q.draws(rng.standard_normal((_AT_ONCE, self.given.n_dim)))
+
+    def _at(self, x: Array) -> float:
+        return float(self.given.rows.at(x[None])[0])
+
+    def _newton(self, q: GaussianState) -> tuple[GaussianState, Array, float]:
+        """Return q with the curvature at its mean, the Newton step from there, and twice what that should gain."""
+        rows = self.given.rows
+        seen = rows.seen(q)
+        narrow = Seen(seen.mean, [_NARROW * covariance for covariance in seen.covariances])
+        found = rows.under_seen(narrow, self.given)
+        slope = q.whiten(found.grad)
+        scaled = q.precision_scaled_by(found.hessian.whitened(q), slope)
+        if scaled is None:
+            raise RuntimeError("log p is not concave")
+        curved, move = scaled
+        return replace(curved, location=q.location), move, float(move @ found.grad)
+
+    def check(self, g: Array, mode: Mode) -> None:
+        """Compare what rows say of slope and curvature at a mode with gradients of the model's own log p."""
+        q, rng = mode.q, np.random.default_rng(0)
+        directions = q.draws(rng.standard_normal((_DIRECTIONS, self.given.n_dim))) - q.location
+        points = q.location + _LENGTH * np.concatenate([0.0 * directions[:1], directions, -directions])
+        slopes = self.density.logp_grad(self.together(g, points))[1][:, self.given.inside]
+        forth, back = slopes[1 : 1 + _DIRECTIONS], slopes[1 + _DIRECTIONS :]
+        curved = np.array([q.whiten(s) for s in (back - forth) / (2.0 * _LENGTH)])
+        expected = np.array([q.whiten(q.precision_product(d[None])[0]) for d in directions])
+        apart = np.linalg.norm(curved - expected, axis=1) / np.linalg.norm(expected, axis=1)
+        left = np.linalg.norm(q.whiten(slopes[0]))
+        if not (left < _LEFT and apart.max() < _LEFT):
+            raise RuntimeError(f"rows and log p differ at a mode: slope {left:.1e}, curvature {apart.max():.1e}")
+
+    def accurate(self, g: Array, q: GaussianState, n_draws: int, seed: int) -> Accurate:
+        """Return log m by importance sampling from a Gaussian of the latent variables, with pairs of opposite draws."""
+        rng, parts, sums, top = np.random.default_rng(seed), [], np.zeros((3, self.given.n_dim)), None
+        self._give(g)
+        for _ in range(n_draws // _AT_ONCE):
+            half = rng.standard_normal((_AT_ONCE // 2, self.given.n_dim))
+            latent = q.draws(np.concatenate([half, -half]))
             parts.append(self.given.rows.at(latent) - q.log_density(latent))
+            top = parts[0].max() if top is None else top
+            weights, apart = np.exp(parts[-1] - top), latent - q.location
+            sums += np.stack([weights @ apart**k for k in range(3)])
         own = self.density.logp(self.together(g, latent[:_CHECKED]))
-        np.testing.assert_allclose(parts[-1][:_CHECKED] + q.log_density(latent[:_CHECKED]), own, rtol=1e-8)
+        np.testing.assert_allclose(parts[-1][:_CHECKED] + q.log_density(latent[:_CHECKED]), own, rtol=1e-6)
         log_weights = np.concatenate(parts)
         value = float(logsumexp(log_weights) - np.log(len(log_weights)))
-        weights = np.exp(log_weights - value)
-        return value, float(weights.std() / np.sqrt(len(weights)))
+        pairs = np.exp(log_weights - value).reshape(-1, 2, _AT_ONCE // 2).mean(axis=1)
+        error, moved = float(pairs.std() / np.sqrt(pairs.size)), sums[1] / sums[0]
+        return Accurate(value, error, smoothed(log_weights)[1], q.location + moved, sums[2] / sums[0] - moved**2)
 
 
 def compared(model: pm.Model, n: int, seed: int) -> Compared:
-    """Return log m at the posterior mode of the hyperparameters and at draws from their posterior."""
+    """Return log m at draws of the hyperparameters from their posterior."""
     found = LogMarginals.of(model)
     with model:
         approx = pm.fit(method="ngvi", posterior="nested", random_seed=seed, progressbar=False)
     draws = unconstrain(approx.sample(n, random_seed=seed).posterior, model)[:, found.given.outside]
-    marginal = LatentMarginal(found.given, seed)
-    start = approx.mean_flat[found.given.outside]
-    top = minimize(lambda g: -marginal(g), start, method="Nelder-Mead", options={"xatol": 0.02, "fatol": 0.01})
-    rows = []
-    for i, g in enumerate([top.x, *draws]):
+    marginal, rows = LatentMarginal(found.given, seed), []
+    n_draws = min(_N_ACCURATE, _MOST_NUMBERS // found.given.n_dim)
+    for i, g in enumerate(draws):
         evaluated = marginal.at(g)
-        assert evaluated is not None
+        if evaluated is None:
+            raise RuntimeError("no fit at a draw")
         at, q = evaluated
-        found.last = q.location
-        rows.append((at.value - at.correction, at.value, found.laplace(g).log_m, *found.accurate(g, q, i)))
+        mode = found.laplace(g, q)
+        found.check(g, mode)
+        accurate = found.accurate(g, q, n_draws, i)
+        rows.append((at.value - at.correction, at.value, mode.log_m, accurate.log_m, accurate.error, accurate.khat))
     return Compared(*np.array(rows).T)
-
-
-def exact_moments(found: LogMarginals) -> tuple[Array, Array]:
-    """Return means and standard deviations of all coordinates where Laplace's method is exact: on a lattice."""
-    given = found.given
-    centre, root = _whitening(found)
-    step, weights, parts = _LATTICE_STEPS[len(centre) > _FEW], [], []
-    for g, mode in _lattice(found, centre, step * root):
-        inverse = solve_triangular(mode.factor, np.eye(given.n_dim), lower=True)
-        weights.append(mode.log_m)
-        parts.append((g, mode.mode, (inverse**2).sum(axis=0)))
-    w = np.exp(np.array(weights) - max(weights))
-    w /= w.sum()
-    g, modes, variances = (np.array(part) for part in zip(*parts, strict=True))
-    mean, variance = np.empty(found.density.n_dim), np.empty(found.density.n_dim)
-    for where, values, within in ((given.outside, g, 0.0 * g), (given.inside, modes, variances)):
-        mean[where] = w @ values
-        variance[where] = w @ (within + (values - mean[where]) ** 2)
-    return mean, np.sqrt(variance)
-
-
-def _whitening(found: LogMarginals) -> tuple[Array, Array]:
-    """Return the mode of log m, and a root of minus its inverse Hessian there."""
-    start = found.density.initial_point()[found.given.outside]
-    centre = minimize(lambda g: -found.laplace(g).log_m, start, method="Nelder-Mead", options={"fatol": 1e-3}).x
-    p, moves = len(centre), _CURVED * np.eye(len(centre))
-    hessian = np.empty((p, p))
-    for i, j in itertools.combinations_with_replacement(range(p), 2):
-        corners = [
-            a * b * found.laplace(centre + a * moves[i] + b * moves[j]).log_m
-            for a, b in itertools.product((1, -1), repeat=2)
-        ]
-        hessian[i, j] = hessian[j, i] = sum(corners) / (4.0 * _CURVED**2)
-    return centre, np.linalg.cholesky(np.linalg.inv(-hessian))
-
-
-def _lattice(found: LogMarginals, centre: Array, root: Array) -> Iterator[tuple[Array, Mode]]:
-    """Yield points of a lattice with log m, from the centre outwards as long as it is not far below the top."""
-    p = len(centre)
-    waiting, seen, top = [(0,) * p], {(0,) * p}, -np.inf
-    while waiting:
-        place = waiting.pop(0)
-        g = centre + root @ np.array(place, dtype=float)
-        mode = found.laplace(g)
-        top = max(top, mode.log_m)
-        yield g, mode
-        if mode.log_m < top - _DEPTH:
-            continue
-        for i, by in itertools.product(range(p), (1, -1)):
-            beside = (*place[:i], place[i] + by, *place[i + 1 :])
-            if beside not in seen:
-                seen.add(beside)
-                waiting.append(beside)

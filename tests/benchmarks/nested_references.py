@@ -1,4 +1,4 @@
-"""References of ``nested.py``: moments by long NUTS runs, or by the exact integral where the likelihood is Gaussian."""
+"""References of ``nested.py``: moments by long NUTS runs, or by an integral over the hyperparameters."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -8,14 +8,15 @@ import numpy as np
 import pymc as pm
 
 from measure import Array, coordinate_names, unconstrain
-from nested_log_m import LogMarginals, exact_moments
+from nested_integral import integral
+from nested_log_m import LogMarginals
 
+NUTS, INTEGRAL = "NUTS", "integral"
 N_CHAINS, N_TUNE, N_DRAWS, SEED, TARGET = 4, 2_000, 5_000, 7, 0.97
-_EXACT = "exact integral"
 
 
 class Moments(NamedTuple):
-    """Unconstrained names, means, standard deviations and effective sizes (infinite where exact), (d,) each."""
+    """Unconstrained names, means, standard deviations and effective sizes (of an integral, as accurate), (d,) each."""
 
     names: list[str]
     mean: Array
@@ -33,9 +34,9 @@ class Moments(NamedTuple):
         np.savez(file, uncon_names=self.names, uncon_mean=self.mean, uncon_sd=self.sd, uncon_ess=self.size)
 
 
-def file_of(folder: Path, name: str) -> Path:
-    """Return the file of a model's moments."""
-    return folder / f"{''.join(c if c.isalnum() else '_' for c in name)}.npz"
+def file_of(folder: Path, name: str, kind: str) -> Path:
+    """Return the file of a model's moments, by NUTS or by an integral."""
+    return folder / f"{''.join(c if c.isalnum() else '_' for c in name)}{'' if kind == NUTS else '_integral'}.npz"
 
 
 def by_nuts(model: pm.Model, sampled: pm.Model) -> Moments:
@@ -52,7 +53,6 @@ def by_nuts(model: pm.Model, sampled: pm.Model) -> Moments:
     return Moments(coordinate_names(model), flat.mean(axis=0), flat.std(axis=0), size)
 
 
-def by_integral(model: pm.Model) -> Moments:
-    """Return the moments of a model whose latent variables are Gaussian, given the hyperparameters and the data."""
-    mean, sd = exact_moments(LogMarginals.of(model))
-    return Moments(coordinate_names(model), mean, sd, np.full(len(mean), np.inf))
+def by_integral(model: pm.Model, *, is_gaussian: bool) -> Moments:
+    """Return the moments of a model by an integral; ``is_gaussian``: its likelihood is, given the hyperparameters."""
+    return Moments(coordinate_names(model), *integral(LogMarginals.of(model), is_gaussian=is_gaussian))
