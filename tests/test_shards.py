@@ -15,6 +15,11 @@ import sharded_models as models
 import pymc_ngvi
 
 from pymc_ngvi import BrokenExecutorError, ShardError, Shards, Status
+from pymc_ngvi.marginal.exact import forest_of
+from pymc_ngvi.marginal.in_shards import TermsInShards
+from pymc_ngvi.marginal.on_model import FittedDensity
+from pymc_ngvi.model.shards.density import ShardedDensity
+from pymc_ngvi.model.shards.engines import forget
 
 KEYS = range(models.N_SHARDS)
 # Other processes import nothing from here.
@@ -70,6 +75,22 @@ def test_the_exact_posterior_is_that_of_all_rows(make):
     assert other.log_normaliser()[0] == pytest.approx(one.log_normaliser()[0], abs=1e-8)
     of_whole, of_shards = (approx.sample(20, random_seed=2).posterior["beta"] for approx in (whole, shards))
     np.testing.assert_allclose(of_shards, of_whole, atol=1e-8)
+
+
+def test_terms_of_groups_add_up_and_are_found_again():
+    shards = Shards(models.of_rows(models.grouped), KEYS)
+    sharded, whole = ShardedDensity(shards), pymc_ngvi.LogDensity(models.grouped())
+    forest = forest_of(sharded)
+    assert forest.n_local == 40
+    rng = np.random.default_rng(5)
+    g, local = 0.5 * rng.standard_normal((3, forest.n_globals)), rng.standard_normal((3, 2, forest.n_local))
+    own = TermsInShards(sharded, forest)
+    found = own.terms(g, local)
+    for one, other in zip(found, FittedDensity(whole, forest, whole.initial_point()).terms(g, local), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-10, atol=1e-10)
+    forget(shards._recipe.name)  # as where a worker has died
+    for one, other in zip(own.terms(g, local), found, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_draws_serve_as_well():

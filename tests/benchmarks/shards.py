@@ -45,20 +45,22 @@ def flights(data: Path, group: int) -> pd.DataFrame:
     import pyarrow.parquet as pq
 
     frame = pq.ParquetFile(data / "flights_3m.parquet").read_row_group(group).to_pandas()
-    return frame.join(pd.read_csv(data / "flights_routes.csv").set_index("route"), on="route")
+    routes = pd.read_csv(data / "flights_routes.csv").set_index("route")
+    routes["airport"] = pd.factorize(routes["origin"], sort=True)[0]
+    return frame.join(routes[["airport", "distance"]], on="route")
 
 
-def predictors(data: Path, frame: pd.DataFrame) -> np.ndarray:
+def predictors(frame: pd.DataFrame) -> np.ndarray:
     """Return time of day, distance, date, day of the week and the first airports, (n, 53)."""
     angle, day = frame["minute"].to_numpy() / 1440 * 2 * np.pi, frame["day"].to_numpy()
-    airports = sorted(pd.read_csv(data / "flights_routes.csv")["origin"].unique())[:N_AIRPORTS]
+    airport = frame["airport"].to_numpy()
     columns = [
         np.ones(len(frame)),
         *(f(k * angle) for k in (1, 2) for f in (np.sin, np.cos)),
         np.log(frame["distance"].to_numpy(dtype=float) / 500),
         day / 100.0,
         *(day % 7 == k for k in range(1, 7)),
-        *(frame["origin"].to_numpy() == name for name in airports),
+        *(airport == k for k in range(N_AIRPORTS)),
     ]
     return np.column_stack(columns).astype(float)
 
@@ -68,7 +70,7 @@ def of_flights(data: Path, groups: Sequence[int]) -> pm.Model:
     frame = pd.concat([flights(data, group) for group in groups])
     with pm.Model() as model:
         beta = pm.Normal("beta", 0.0, 1.0, shape=5 + 2 + 6 + N_AIRPORTS)
-        eta = pm.math.dot(predictors(data, frame), beta)
+        eta = pm.math.dot(predictors(frame), beta)
         pm.Bernoulli("late", logit_p=eta, observed=(frame["delay"] > LATE).to_numpy(dtype=int))
     return model
 

@@ -304,6 +304,7 @@ class Expectations:
         *,
         adapt: bool = False,
         least: float = -np.inf,
+        seen: Seen | None = None,
     ) -> Expectation:
         """Return expectations under a Gaussian.
 
@@ -314,8 +315,10 @@ class Expectations:
             Those that may be asked of the Hessian.
         rules, adapt, least
             See `RowsTarget.expected`.
+        seen : Seen, optional
+            Of the Gaussian, where that is known.
         """
-        seen = self.seen(q)
+        seen = self.seen(q) if seen is None else seen
         return self.under_seen(seen, entries, rules, adapt=adapt, least=least, roots=self._roots_of(q))
 
     # Densities overflow far from the mode: the caller sees what is not finite.
@@ -354,9 +357,9 @@ class Expectations:
         return RowRules(np.full(self.n_rows, level, dtype=np.int16), np.zeros(self.n_rows, dtype=np.float32))
 
     @np.errstate(all="ignore")
-    def are_stale(self, q: Spread, rules: RowRules) -> bool:
+    def are_stale(self, seen: Seen, rules: RowRules) -> bool:
         """Tell whether rows are wider, or much narrower, than those that rules were chosen for."""
-        now, covariances = [], iter(self.seen(q).covariances)
+        now, covariances = [], iter(seen.covariances)
         for rows in self._rows:
             widest = np.zeros(len(rows.index))
             for a in range(rows.k):

@@ -161,7 +161,7 @@ class Shard:
         if rows is None:
             raise ShardError(f"The log likelihood of shard {self.key!r} is no sum over rows any more.", self.key)
         rows.n_rows_in_all = asked.n_rows
-        pattern, agrees, q = None if asked.is_dense else self._pattern, True, asked.q
+        pattern, agrees, q, seen = None if asked.is_dense else self._pattern, True, asked.q, rows.seen(asked.q)
         if is_new := asked.which is None:
             location = q.location[None]
             agrees = rows.agrees(location, likelihood.by_rows.logp(location))
@@ -170,8 +170,8 @@ class Shard:
             rules = self._rules_of(asked.references[asked.which[self._number]])
             if rules is None:
                 return None
-            is_new = asked.adapt and rows.are_stale(q, rules)
-        found = rows.under(q, Known(pattern), None if is_new else rules)
+            is_new = asked.adapt and rows.are_stale(seen, rules)
+        found = rows.under(q, Known(pattern), None if is_new else rules, seen=seen)
         if is_new:
             self._keep(asked.name, found.rules)
         hessian = _entries(found.hessian, pattern, likelihood.n_dim)
