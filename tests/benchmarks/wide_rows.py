@@ -39,6 +39,7 @@ from records import Records, Row
 from pymc_ngvi import fit_ngvi
 from pymc_ngvi.core.types import Density, GaussianState
 from pymc_ngvi.estimators.quadrature import ExactEvaluation, Quadrature
+from pymc_ngvi.results.approximation import NGVIApproximation
 
 DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
 FIELDS = ("model", "n_rows", "prior_sd", "expectation", "elbo", "seconds", "date", "environment")
@@ -115,8 +116,8 @@ MODELS: dict[str, tuple[int, float, str | None, Callable[..., pm.Model]]] = {
 }
 
 
-def elbos(model: pm.Model) -> tuple[list[float], float]:
-    """Return the ELBO of each expectation of a fit, in turn, and processor seconds of the fit."""
+def followed(model: pm.Model) -> tuple[list[float], float, NGVIApproximation]:
+    """Return the ELBO of each expectation of a fit, in turn, processor seconds of the fit, and what came out."""
     found: list[float] = []
     plain = Quadrature.by_rules
 
@@ -128,8 +129,8 @@ def elbos(model: pm.Model) -> tuple[list[float], float]:
     Quadrature.by_rules = counted
     try:
         start = time.process_time()
-        fit_ngvi(model=model, posterior="gaussian", random_seed=1, progressbar=False)
-        return found, time.process_time() - start
+        approx = fit_ngvi(model=model, posterior="gaussian", random_seed=1, progressbar=False)
+        return found, time.process_time() - start, approx
     finally:
         Quadrature.by_rules = plain
 
@@ -140,7 +141,7 @@ def measure(records: Records, name: str, data: Path | None) -> None:
     if file is not None and (data is None or not (data / file).exists()):
         print(f"{name}: left out, for there is no {file} in {data or 'a folder that --data names'}")
         return
-    found, seconds = elbos(make(data))
+    found, seconds, _ = followed(make(data))
     records.drop(lambda row: row["model"] == name)
     shared = {"date": datetime.datetime.now().isoformat(timespec="seconds"), "environment": describe_environment()}
     for number, elbo in enumerate(found, start=1):
