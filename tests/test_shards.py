@@ -18,6 +18,7 @@ from pymc_ngvi import BrokenExecutorError, ShardError, Shards, Status
 from pymc_ngvi.marginal.exact import forest_of
 from pymc_ngvi.marginal.in_shards import TermsInShards
 from pymc_ngvi.marginal.on_model import FittedDensity
+from pymc_ngvi.model.shards import on_dask
 from pymc_ngvi.model.shards.density import ShardedDensity
 from pymc_ngvi.model.shards.engines import forget
 
@@ -48,7 +49,7 @@ def cluster():
 
     # Processes start slowly on a busy machine.
     patient = {"distributed.comm.timeouts.connect": "180s", "distributed.comm.timeouts.tcp": "180s"}
-    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": 50}
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": "localhost:0", "silence_logs": 50}
     with dask.config.set(patient), LocalCluster(**options) as cluster, Client(cluster, timeout=180) as client:
         yield client
 
@@ -127,7 +128,9 @@ def test_a_pass_for_each_expectation(reference):
     assert shards.n_passes == approx.n_gradients + 1 <= 12
 
 
-def test_a_worker_that_is_killed_changes_no_bit(tmp_path, cluster, reference):
+@pytest.mark.parametrize("large", [0, 10**9], ids=["requests-apart", "requests-in-tasks"])
+def test_a_worker_that_is_killed_changes_no_bit(large, cluster, reference, monkeypatch):
+    monkeypatch.setattr(on_dask, "_LARGE", large)
     shards = Shards(models.of_rows(models.logistic), KEYS, cluster)
     killed = []
 
@@ -139,7 +142,9 @@ def test_a_worker_that_is_killed_changes_no_bit(tmp_path, cluster, reference):
 
     assert same_bits(fit(shards, callbacks=[kill]), reference)
     assert killed == [1, 2]
-    # A shard that kills the worker which makes it, once.
+
+
+def test_a_shard_that_kills_the_worker_which_makes_it(tmp_path, cluster, reference):
     assert same_bits(fit(Shards(models.killing(tmp_path), KEYS, cluster.get_executor())), reference)
 
 

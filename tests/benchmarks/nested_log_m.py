@@ -23,7 +23,7 @@ _MOST_NEWTON, _SMALL = 100, 1e-10
 #: Variance, in those of a posterior, of the Gaussian whose expectations stand for values at its mean.
 _NARROW = 1e-6
 #: Draws behind an accurate value, and numbers in these, at most; draws at once.
-_N_ACCURATE, _MOST_NUMBERS, _AT_ONCE = 2**17, 2**25, 2**12
+_N_ACCURATE, _MOST_NUMBERS, _AT_ONCE = 2**16, 2**25, 2**12
 #: Draws of which log p is compared with the sum over rows; directions in which Hessians are compared, their length in
 #: standard deviations, and what may be left of either in relation to the whole.
 _CHECKED, _DIRECTIONS, _LENGTH, _LEFT = 8, 3, 1e-3, 1e-3

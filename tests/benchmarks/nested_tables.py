@@ -28,8 +28,8 @@ _LOG_M = """\
 Error of log m(g) in nats: mean and sd over 20 draws of g from its posterior. An error that is the same at all g does
 not matter, so that the sd is what counts. "ELBO": of the conditional fit; "corrected": with what it is estimated to
 lack, as nested posteriors use it; "Laplace": by mode and curvature of log p(g, .). The accurate values are means of
-131,072 importance weights (65,536 of volatility, 32,768 of InstEval), from the conditional fit: the last two columns
-are their largest standard error, and the largest k-hat of their weights.
+65,536 importance weights (131,072 of CAR and gp.Latent, 32,768 of InstEval), from the conditional fit: the last two
+columns are their largest standard error, and the largest k-hat of their weights.
 """
 
 
@@ -67,7 +67,7 @@ def _fits(rows: Sequence[Row]) -> list[str]:
 def _references(rows: Sequence[Row]) -> list[str]:
     header = ["model", "em, hyper", "es, hyper", "em, latent", "es, latent", "ESS", "Integral"]
     body = []
-    for row in rows:
+    for row in (row for row in rows if row["accurate"]):
         errors = [_form(_number(row, f"nuts_{e}_{kind}"), ".3f") for kind in ("hyper", "latent") for e in ("em", "es")]
         size = _number(row, "accurate")
         known = "exact" if np.isinf(size) else _form(size, ",.0f")

@@ -65,7 +65,7 @@ def _same(one: Array, other: Array) -> bool:
 
 
 def _listed(values: Array) -> str:
-    return " and ".join(f"{value:.6g}" for value in values)
+    return f"({', '.join(f'{value:.6g}' for value in values)})"
 
 
 def _short(value: object) -> str:

@@ -1,5 +1,7 @@
 """Shards on Dask: each lives on a worker, and is made again on another where that dies."""
 
+import time
+
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -13,6 +15,8 @@ from pymc_ngvi.model.shards.shard import Shard
 
 #: Times that a shard may be lost in one evaluation.
 _MOST_LOST = 10
+#: Seconds to wait each time that a worker took no data.
+_PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0)
 #: Bytes from which on a request is no part of a task.
 _LARGE = 500_000
 
@@ -88,10 +92,20 @@ class OnDask:
             request = requests[number]
             if len(request) > _LARGE and id(request) not in sent:
                 # Where it is lost with its worker, the evaluation is, too, and it is sent again.
-                sent[id(request)] = self._client.scatter(_Held(request), hash=False)
+                sent[id(request)] = self._scattered(request)
             shipped = sent.get(id(request), request)
             futures[number] = self._client.submit(_answer, recipe, shards[number], shipped, pure=False)
         return futures
+
+    def _scattered(self, request: bytes) -> Any:
+        """Put a request on a worker: on another one, where Dask does not know yet that the first is dead."""
+        for pause in _PAUSES:
+            try:
+                return self._client.scatter(_Held(request), hash=False)
+            except OSError:  # of connections, or timeouts
+                self._check()
+                time.sleep(pause)
+        raise BrokenExecutorError("No worker of the cluster takes data. Start some, or make another client.")
 
     def _completed(self, waiting: dict[int, Any]) -> Iterable[tuple[int, object]]:
         """Yield numbers and answers as they come in; `_Lost` for those that went with their worker."""
