@@ -18,6 +18,7 @@ from pymc_ngvi.model import LogDensity, MissingDerivativeError
 from pymc_ngvi.model.normalised import normalised
 from pymc_ngvi.model.shards.errors import BrokenExecutorError, ShardError
 from pymc_ngvi.model.shards.shards import Shards
+from pymc_ngvi.model.streams.errors import BatchError
 from pymc_ngvi.register import register, unregister
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.bambi import uncentre_bambi_intercept
@@ -25,6 +26,7 @@ from pymc_ngvi.results.loading import load
 
 __all__ = [
     "NGVI",
+    "BatchError",
     "BrokenExecutorError",
     "ConvergenceWarning",
     "DivergedError",

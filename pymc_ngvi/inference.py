@@ -3,7 +3,7 @@
 import logging
 import time
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Never
 
@@ -34,6 +34,9 @@ from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.graphs.backends import Backend
 from pymc_ngvi.model.shards.errors import BrokenExecutorError, ShardError
 from pymc_ngvi.model.shards.shards import Shards
+from pymc_ngvi.model.streams.density import Streamed
+from pymc_ngvi.model.streams.errors import BatchError
+from pymc_ngvi.model.streams.source import Source
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.exact_step import ExactStep, check_wanted
 from pymc_ngvi.results.nested_first import comes_first, nested_first
@@ -54,6 +57,7 @@ class Arguments(FitOptions):
 
     model: pm.Model | None = field(default=None, kw_only=False)
     shards: Shards | None = None
+    batches: Iterable[Mapping[str, ArrayLike]] | None = None
     random_seed: Seed = None
     start: Mapping[str, ArrayLike] | NGVIApproximation | None = None
     start_sigma: Mapping[str, ArrayLike] | float | None = None
@@ -72,6 +76,10 @@ class NGVI(Inference):
         Continuous free variables only; default: the model of the context.
     shards : Shards, optional
         In the place of a model: one whose data are in parts, each evaluated where it is.
+    batches : iterable of dict, optional
+        The data, a part at a time: arrays for the model's ``pm.Data`` by name. Observed variables that depend on these
+        have a ``total_size``, the number of rows of all batches together. Where ``iter(batches)`` begins anew, they are
+        read several times; with ``__len__`` and ``__getitem__``, in a new random order each time.
     random_seed : int, list of int, SeedSequence, Generator, RandomState or None
         The same seed gives the same bits for a given backend.
     start : mapping or NGVIApproximation, optional
@@ -173,7 +181,10 @@ class NGVI(Inference):
         # Not `super().__init__`: PyMC's builds a symbolic objective, which is not used here.
         self._given = {name: options.get(name, OPTIONS.get(name)) for name in OF_CONSTRUCTOR}
         self._given["model"] = _fitted_model(model, self._given["shards"])
+        if self._given["shards"] is not None and self._given["batches"] is not None:
+            raise TypeError("Give shards or batches: shards read their data themselves.")
         self._options = options_for(self._given)
+        self._source: Source | None = None
         self._session: FitSession | None = None
         self._fitted: NGVIApproximation | None = None  # what the last fit goes into, also where it was stopped
         self._result: NGVIApproximation | None = None  # of the last fit
@@ -297,7 +308,7 @@ class NGVI(Inference):
             approx._session = self._session
             try:
                 self._session.run(n, progress)
-            except (ShardError, BrokenExecutorError) as error:
+            except (ShardError, BrokenExecutorError, BatchError) as error:
                 approx._follow(self._session.outcome())
                 self._result = error.approx = approx
                 raise
@@ -346,7 +357,7 @@ class NGVI(Inference):
 
     def _problem(self, backend: str | None, compile_kwargs: dict[str, Any] | None) -> Problem:
         """Return what is to be fitted, if an approximation in its dimension fits into memory."""
-        given = self._given["shards"] or self._given["model"]
+        given = self._given["shards"] or self._streamed() or self._given["model"]
         self._density = density = density_of(given, self._density, backend or "auto", compile_kwargs)
         if not density.n_dim:
             names = ", ".join(repr(v.name) for v in density.layout.variables)
@@ -354,6 +365,15 @@ class NGVI(Inference):
         self._options = options_for(self._given, density)
         check_wanted(self._options, density)
         return problem_of(density, self._options)
+
+    def _streamed(self) -> Streamed | None:
+        """Return the model with where its data come from, where that is in batches."""
+        batches, source = self._given["batches"], self._source
+        if batches is None:
+            return None
+        if source is None or source.given is not batches:
+            source = self._source = Source(batches)
+        return Streamed(self._given["model"], source)
 
     def _seed(self) -> int:
         """Return the seed of the next fit: that of the approximation made for it, or a new one."""
@@ -385,7 +405,7 @@ class NGVI(Inference):
         """Return where a fit may begin once more; None where the user has said where it begins."""
         options, density = self._options, problem.density
         served = options.choice.step in ("adaptive", "linesearch") and problem.has_own_coordinates
-        if not served or density.has_minibatch or self._given["start"] is not None:
+        if not served or density.has_minibatch or density.is_streamed or self._given["start"] is not None:
             return None
         scales = starting.start_scales(density, self._given["start_sigma"])
         return SecondStart(density, scales, seed)

@@ -89,6 +89,12 @@ class Status(Enum):
         "The limit of n iterations was reached before convergence.",
         "Call refine(n) to go on from here.",
     )
+    ONE_PASS = (
+        "one pass",
+        "The data could be read once, and more than the tolerance is still to be gained.",
+        "Give batches that can be read again: an object whose iter() begins anew, or one with __len__ and "
+        "__getitem__, such as a list.",
+    )
     INTERRUPTED = (
         "interrupted",
         "The fit was interrupted from the keyboard; the current approximation is kept.",

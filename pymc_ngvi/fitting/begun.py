@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from pymc_ngvi.core.status import StartError
+from pymc_ngvi.core.stream import StreamTarget
 from pymc_ngvi.core.types import Array, Rule, Target, VariationalState
 from pymc_ngvi.fitting import loop, starting
 from pymc_ngvi.fitting.earlier import Earlier
@@ -17,6 +18,7 @@ from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.problem import Problem, problem_by_draws, problem_of
 from pymc_ngvi.fitting.registry import AXES, RULES
 from pymc_ngvi.model import LogDensity, PatternWidened
+from pymc_ngvi.steps.incremental.rule import Incremental
 from pymc_ngvi.updates import DIRECTIONS
 
 # A child of PyMC's logger, which has the handler.
@@ -133,7 +135,7 @@ def first_state(
         try:
             return _tried(problem, options, seed, start, start_sigma)
         except StartError:
-            if options == options.with_draws():
+            if options == options.with_draws() or density.is_streamed:
                 raise
             logger.info(BY_DRAWS)
             problem, options = problem_by_draws(density, options)
@@ -168,7 +170,8 @@ def _tried(
 def make_rule(target: Target, options: FitOptions, seed: int) -> Rule:
     """Return the step rule that the options name."""
     choice = options.choice
-    return RULES[choice.step](
+    rule = Incremental if isinstance(target, StreamTarget) else RULES[choice.step]
+    return rule(
         target,
         AXES["update"][choice.update],
         AXES["estimator"][choice.estimator],

@@ -10,6 +10,7 @@ import pymc as pm
 from pymc_ngvi.model import CannotReuse, LogDensity
 from pymc_ngvi.model.shards.density import ShardedDensity
 from pymc_ngvi.model.shards.shards import Shards
+from pymc_ngvi.model.streams.density import StreamDensity, Streamed
 
 logger = logging.getLogger("pymc.ngvi")
 #: Of models, by identity, for as long as the result of a fit holds them: the next fit builds nothing anew.
@@ -17,13 +18,16 @@ _BUILT: WeakValueDictionary[int, LogDensity] = WeakValueDictionary()
 
 
 def density_of(
-    model: pm.Model | Shards, last: LogDensity | None, backend: str, compile_kwargs: Mapping[str, object] | None
+    model: pm.Model | Shards | Streamed,
+    last: LogDensity | None,
+    backend: str,
+    compile_kwargs: Mapping[str, object] | None,
 ) -> LogDensity:
     """Return the log density for the next fit: what was built for the last one serves again, where it can.
 
     Parameters
     ----------
-    model : pymc.Model or Shards
+    model : pymc.Model, Shards or Streamed
     last : LogDensity or None
         Of the last fit, perhaps of another model.
     backend, compile_kwargs
@@ -31,6 +35,8 @@ def density_of(
     """
     if isinstance(model, Shards):
         return ShardedDensity(model, backend, compile_kwargs)
+    if isinstance(model, Streamed):
+        return StreamDensity(model, backend, compile_kwargs)
     last = last or _BUILT.get(id(model))
     density = None
     if last is not None and last.model is model:

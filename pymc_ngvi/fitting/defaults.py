@@ -16,6 +16,8 @@ from pymc_ngvi.reparam.row_space import in_words
 
 #: Directions in which functions of rows may vary, beyond which draws of all coordinates are the quicker.
 _FEW_DIRECTIONS = 5
+#: Families whose form is known before the data are read.
+_OF_BATCHES = ("full", "diagonal", "block")
 #: Options by name, as users give them.
 type Given = Mapping[str, Any]
 
@@ -40,6 +42,8 @@ def options_for(given: Given, density: LogDensity | None = None) -> FitOptions:
     filled = dict(given)
     if given["posterior"] == AUTO and _names_a_method(given):
         filled["posterior"] = "gaussian"
+    if density is not None and density.is_streamed:
+        filled |= _for_batches(given)
     if density is not None and given["family"] in (None, AUTO):
         filled |= _family_for(given, density)
     if density is not None and traits_of(given["family"] or "").has_components and given["components"] is None:
@@ -59,6 +63,31 @@ def options_for(given: Given, density: LogDensity | None = None) -> FitOptions:
         )
     error = density.hessian_error() if options.choice.estimator == "price" else None
     return options if error is None else _without_hessians(given, filled, error)
+
+
+def _for_batches(given: Given) -> Mapping[str, str]:
+    """Return what goes with data in batches: expectations by quadrature, and a Gaussian.
+
+    Raises
+    ------
+    ValueError
+        For options that ask for something else.
+    """
+    wanted = {"update": "natural", "estimator": "quadrature", "step": "linesearch", "reparam": None}
+    for name, value in wanted.items():
+        if given[name] not in (None, value):
+            raise ValueError(
+                f"batches= takes natural steps with expectations by quadrature: leave {name}={given[name]!r} out. "
+                "pm.Minibatch goes with stochastic step rules."
+            )
+    if given["posterior"] not in (AUTO, "gaussian"):
+        raise ValueError(
+            f"posterior={given['posterior']!r} takes draws of log p on all data, which are not in memory: with "
+            "batches, leave it out."
+        )
+    if given["family"] not in (None, AUTO, *_OF_BATCHES):
+        raise ValueError(f"batches= goes with family={' or '.join(map(repr, _OF_BATCHES))}; got {given['family']!r}.")
+    return {"estimator": "quadrature", "posterior": "gaussian"}
 
 
 def _names_a_method(given: Given) -> bool:

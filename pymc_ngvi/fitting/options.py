@@ -206,7 +206,7 @@ OPTIONS = {option.name: option.default for option in fields(FitOptions) if optio
 _CHECKS = {option.name: option.metadata["check"] for option in fields(FitOptions) if "check" in option.metadata}
 OF_RULE = tuple(_CHECKS)
 #: Arguments of `NGVI`.
-OF_CONSTRUCTOR = ("model", "shards", "random_seed", "start", "start_sigma", *OPTIONS)
+OF_CONSTRUCTOR = ("model", "shards", "batches", "random_seed", "start", "start_sigma", *OPTIONS)
 
 
 def _of_families() -> dict[str, list[str]]:

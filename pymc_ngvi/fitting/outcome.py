@@ -42,13 +42,17 @@ def report_outcome(q: VariationalState, record: FitRecord) -> None:
     record : FitRecord
         Of what the user gets.
     """
-    logger.info(" ".join(filter(None, [record.closing_line(), record.posterior, record.next_step])))
+    stream = "" if record.stream is None else str(record.stream)
+    said = [record.closing_line(), stream, record.posterior, record.next_step]
+    logger.info(" ".join(filter(None, said)))
     for remark in filter(None, [getattr(q, "remark", ""), record.restarted]):
         logger.info(remark)
     if record.n_dropped:
         logger.info(f"{record.n_dropped} draws were left out because log p or its gradient was not finite there.")
     if record.is_pool:
         return
+    if record.stream is not None and record.stream.warning:
+        warnings.warn(record.stream.warning, UserWarning, skip_file_prefixes=OURS)
     status = record.status
     if status in (Status.NOT_STARTED, Status.RUNNING, Status.INTERRUPTED, Status.STOPPED):
         logger.info(f"{status.sentence} {status.cure}")
@@ -56,5 +60,7 @@ def report_outcome(q: VariationalState, record: FitRecord) -> None:
         unknown = status is Status.LEVELLED and math.isnan(record.gap)
         verdict = "Whether the fit has converged is not known" if unknown else "The fit did not converge"
         warnings.warn(
-            f"{verdict} ({status}). {record.sentence} {status.cure}", ConvergenceWarning, skip_file_prefixes=OURS
+            f"{verdict} ({status}). {record.sentence} {stream}{' ' * bool(stream)}{status.cure}",
+            ConvergenceWarning,
+            skip_file_prefixes=OURS,
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pymc_ngvi.core.elbo import Elbo, format_gap
 from pymc_ngvi.core.status import DivergedError, Status
 from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.stream import StreamReport
 from pymc_ngvi.core.types import VariationalState
 from pymc_ngvi.families import traits_of
 
@@ -48,6 +49,8 @@ class FitRecord:
         Unconstrained coordinates whose standard deviations kept growing, where the status is UNBOUNDED.
     restarted : str
         Why the fit is one from a second start, in a sentence; empty where it is from the first.
+    stream : StreamReport or None
+        What is known of data in batches; None where these are all in memory.
     seed : int
         Of the fit; that of its verdict follows from it.
     posterior : str
@@ -78,6 +81,7 @@ class FitRecord:
     gaussian: VariationalState | None = field(default=None, compare=False, repr=False)  # arrays have no truth value
     growing: tuple[str, ...] = ()
     restarted: str = ""
+    stream: StreamReport | None = None
     seed: int = 0
     posterior: str = ""
     is_exact: bool = False

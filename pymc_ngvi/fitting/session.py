@@ -5,7 +5,7 @@ import logging
 import time
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,8 @@ from pymc_ngvi.fitting.snapshot import Snapshot, filled, thinned
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.model import LogDensity, PatternWidened
 from pymc_ngvi.model.shards.errors import BrokenExecutorError, ShardError
+from pymc_ngvi.model.streams.errors import BatchError
+from pymc_ngvi.steps.incremental.state import IncrementalState
 
 # A child of PyMC's logger, which has the handler.
 logger = logging.getLogger("pymc.ngvi")
@@ -34,6 +36,13 @@ logger = logging.getLogger("pymc.ngvi")
 #: Is told, after each iteration, of q on the model's scale, the losses (None where they are not kept) and the number of
 #: iterations; StopIteration ends the fit.
 type Observer = Callable[[VariationalState, Array | None, int], None]
+
+
+#: Said of fits that were saved.
+_NO_BATCHES = (
+    "This fit was one to data in batches, which files do not keep: fit again with batches=, and with this "
+    "approximation as start=."
+)
 
 
 class _Ended(NamedTuple):
@@ -124,6 +133,8 @@ class FitSession:
         ValueError
             If the snapshot is not one of such a fit.
         """
+        if isinstance(snapshot.state.rule, IncrementalState):
+            raise ValueError(_NO_BATCHES)
         problem = problem_of(density, snapshot.options)
         target, rule = problem.target, make_rule(problem.target, snapshot.options, snapshot.seed)
         remember(target, snapshot.memory)
@@ -210,7 +221,7 @@ class FitSession:
             self._begin_again(last, observe)
         except KeyboardInterrupt:
             self._keep()
-        except (ShardError, BrokenExecutorError):
+        except (ShardError, BrokenExecutorError, BatchError):
             self._keep()
             raise
         finally:
@@ -278,7 +289,7 @@ class FitSession:
         Far out, some rows weigh more the farther one looks, as an exponential of a product does: what finer rules say
         of the gradient is not what the ELBO by others does.
         """
-        if self._options.choice.estimator != "quadrature":
+        if self._options.choice.estimator != "quadrature" or self._problem.density.is_streamed:
             return False
         return self._state.status in (Status.NO_FINITE_TRIAL, Status.STALLED)
 
@@ -297,6 +308,11 @@ class FitSession:
         state = self._state
         hist = state.losses.copy() if self._score else np.empty(0)
         return Outcome(self._problem.on_model_scale(state.rule.q), self._record(), hist, state.gaps.copy())
+
+    def _of_batches(self) -> dict[str, Any]:
+        """Return what is to be said of a fit to data in batches."""
+        state = self._state.rule
+        return {"step": "incremental", "stream": state.report} if isinstance(state, IncrementalState) else {}
 
     def _growing(self) -> tuple[str, ...]:
         """Return the coordinates whose standard deviations keep growing, where that ended the fit."""
@@ -323,7 +339,7 @@ class FitSession:
             growing=self._growing(),
             restarted=self._restarted,
             seed=self._seed,
-            **vars(self._options.choice),
+            **(vars(self._options.choice) | self._of_batches()),
         )
 
 

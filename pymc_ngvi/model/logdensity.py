@@ -84,6 +84,8 @@ class LogDensity(ByRowsMethods):
 
     #: Whether the data are in shards, of which there is no part here.
     is_sharded = False
+    #: Whether the data come in batches, one of which is here.
+    is_streamed = False
 
     def __init__(
         self, model: pm.Model, backend: str = "auto", compile_kwargs: Mapping[str, object] | None = None
@@ -230,6 +232,11 @@ class LogDensity(ByRowsMethods):
     def has_minibatch(self) -> bool:
         """Whether the log density depends on ``pm.Minibatch`` data."""
         return bool(self.graphs.minibatches)
+
+    @property
+    def why_in_part(self) -> str:
+        """Why log p is not to be had with all of the data, in a clause; empty where it is."""
+        return "the model reads pm.Minibatch data" if self.has_minibatch else ""
 
     def initial_point(self) -> Array:
         """Return the model's initial point, flat and unconstrained, (n_dim,)."""

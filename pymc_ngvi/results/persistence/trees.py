@@ -86,10 +86,10 @@ def resumable_fit(approx: Fitted) -> SavedFit | None:
 
 
 def _log_p_at_mean(approx: Fitted) -> float | None:
-    """Return log p at the mean of q, which tells models apart that differ in a prior; None for minibatches."""
+    """Return log p at the mean of q, which tells models apart that differ in a prior; None where that takes a pass."""
     if isinstance(approx._session, SavedFit) and approx._session.is_idle:
         return approx._session.log_p
-    if approx.density.has_minibatch or approx._data.changed():
+    if approx.density.why_in_part or approx.density.is_streamed or approx._data.changed():
         return None
     return float(approx.density.logp(approx._distribution.mean()[None])[0])
 

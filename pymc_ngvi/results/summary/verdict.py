@@ -90,8 +90,8 @@ def _verdict(posterior: Posterior, kept: Kept, khat_draws: int | None, rng: np.r
     converged = record is None or record.converged or record.is_pool
     if khat_draws is None:
         return Verdict("not judged", "")
-    if posterior.density.has_minibatch or posterior.changed_data():
-        why = "the model reads pm.Minibatch data" if posterior.density.has_minibatch else "the data were changed"
+    why = posterior.density.why_in_part or ("the data were changed" if posterior.changed_data() else "")
+    if why:
         return Verdict("not judged", f"Not judged: {why}.") if converged else Verdict("not reliable", "")
     weights = None
     if khat_draws != DRAWS:

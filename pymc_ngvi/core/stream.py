@@ -1,0 +1,155 @@
+"""Protocol of a log density whose data are read batch by batch; `types` has the conventions."""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from pymc_ngvi.core.elbo import format_gap
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.target import Expectation, RowRules, Spread
+
+
+@stored("stream.place")
+class Place(NamedTuple):
+    """Which batch is the next one.
+
+    Parameters
+    ----------
+    number : int
+        Of the pass through the data, from 0.
+    position : int
+        In that pass, from 0.
+    n_before : int
+        Rows of that pass that were read before.
+    """
+
+    number: int = 0
+    position: int = 0
+    n_before: int = 0
+
+
+class Batch(NamedTuple):
+    """A batch that was read.
+
+    Parameters
+    ----------
+    which : int
+        Tells batches of a pass apart; the same in each pass.
+    n_rows : int
+    is_last : bool
+        Whether it is the last one of its pass.
+    print : str
+        Other data have another one.
+    """
+
+    which: int
+    n_rows: int
+    is_last: bool
+    print: str
+
+
+@stored("stream.report")
+@dataclass(frozen=True)
+class StreamReport:
+    """What a fit has to say of data in batches.
+
+    Parameters
+    ----------
+    n_passes : int
+        Through all of the data.
+    n_more : int
+        Batches of another pass that was not ended.
+    n_batches, n_rows : int
+        That were read.
+    gap : float
+        Nats that the last of several passes has gained: less is left. After the only pass, the nats that another one
+        is to be expected to gain.
+    moved : float
+        How far means have moved by the last pass, or would by another one, in posterior standard deviations, at most.
+    was_read_once : bool
+        Whether there was one pass only, because the data could not be read again.
+    is_held : bool
+        Whether q moved at the ends of passes alone, because batches differ from pass to pass.
+    ordered : str
+        What speaks for an order of the data, in a clause; empty where nothing does.
+    """
+
+    n_passes: int
+    n_more: int
+    n_batches: int
+    n_rows: int
+    gap: float
+    moved: float
+    was_read_once: bool
+    is_held: bool
+    ordered: str
+
+    def __str__(self) -> str:
+        """Return the same in sentences."""
+        more = f" and {self.n_more} batches" if self.n_more else ""
+        passes = f"{self.n_passes} pass{'es'[: 2 * (self.n_passes != 1)]}{more}"
+        said = [f"{passes} through {self.n_batches} batches of {self.n_rows:,} rows."]
+        sds, gap = f"up to {self.moved:.2g} posterior standard deviations", format_gap(self.gap, " nats")
+        if self.gap < float("inf") and self.was_read_once:
+            said.append(f"Another pass is expected to move means by {sds}, and to gain {gap}.")
+        elif self.gap < float("inf"):
+            said.append(f"The last one moved means by {sds} and gained {gap}; less is left.")
+        if self.is_held:
+            said.append("Batches are not the same in each pass: q moved at the ends of passes alone.")
+        if self.ordered:
+            said.append(f"The data seem to be ordered: {self.ordered}.")
+        return " ".join(said)
+
+    @property
+    def warning(self) -> str:
+        """What is to be warned of; empty where nothing is."""
+        if not (self.ordered and self.was_read_once):
+            return ""
+        return (
+            f"The data seem to be ordered ({self.ordered}), and could be read once: the first batches are not like the "
+            "others. Give batches that can be read again, or shuffle the rows."
+        )
+
+
+@runtime_checkable
+class StreamTarget(Protocol):
+    """What a target has beside, if its data are read batch by batch: log p is a prior and likelihoods of batches."""
+
+    @property
+    def total_size(self) -> int:
+        """Rows of all batches together."""
+        ...
+
+    @property
+    def is_read_once(self) -> bool:
+        """Whether there is one pass through the data, and no other."""
+        ...
+
+    def read(self, seed: int, place: Place) -> Batch:
+        """Read the batch at a place; where there are passes in random orders, ``seed`` tells these."""
+        ...
+
+    def keep(self, which: int, q: Spread) -> tuple[int, Expectation]:
+        """Keep some rows of the batch that was read last; return their number, and their `of_kept`.
+
+        Of all batches together, these are about as many as one batch has.
+        """
+        ...
+
+    def of_kept(self, which: int, q: Spread) -> Expectation:
+        """Return the expectation of the log likelihood of rows that were kept of a batch, under a Gaussian."""
+        ...
+
+    def of_prior(self, q: Spread) -> Expectation:
+        """Return the expectation of what is no likelihood of a batch, under a Gaussian."""
+        ...
+
+    def of_batch(self, q: Spread, rules: RowRules | None = None) -> Expectation:
+        """Return the expectation of the log likelihood of the batch that was read last, under a Gaussian.
+
+        Parameters
+        ----------
+        q : GaussianState
+        rules : RowRules, optional
+            Those that another Gaussian needed for the same batch: others are chosen for wider rows alone.
+        """
+        ...

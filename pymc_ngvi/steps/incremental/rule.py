@@ -1,0 +1,323 @@
+r"""Natural steps batch by batch.
+
+q is the prior times a site for each batch, which is made anew at each visit [1]_ [2]_. Batches that were not seen yet
+are taken to say what those seen say on average. The ELBO of the model in which the other batches are their sites, and
+this one is itself, is exact; a step that is large has to raise it. Fits end after a pass that has shown that the q
+before it was within the tolerance.
+
+References
+----------
+.. [1] M. E. Khan and W. Lin (2017). Conjugate-computation variational inference. AISTATS.
+.. [2] N. Le Roux, M. Schmidt and F. Bach (2012). A stochastic gradient method with an exponential convergence rate for
+   finite training sets. NeurIPS.
+"""
+
+from dataclasses import replace
+from typing import ClassVar, NamedTuple, cast
+
+import numpy as np
+
+from pymc_ngvi.core.elbo import Elbo
+from pymc_ngvi.core.linalg import fits_in_memory
+from pymc_ngvi.core.status import Status
+from pymc_ngvi.core.stream import Batch, Place, StreamTarget
+from pymc_ngvi.core.types import (
+    Assessment,
+    BaseDraws,
+    Direction,
+    Estimator,
+    Evaluation,
+    Expectation,
+    GaussianState,
+    Moments,
+    StepRule,
+    Target,
+    Update,
+)
+from pymc_ngvi.estimators.quadrature import ExactEvaluation, Quadrature
+from pymc_ngvi.steps.incremental.measures import gap_of, moves
+from pymc_ngvi.steps.incremental.once import corrected
+from pymc_ngvi.steps.incremental.order import sign_of_order
+from pymc_ngvi.steps.incremental.sites import Quadratic, Seen, as_hessian, packed
+from pymc_ngvi.steps.incremental.state import Change, IncrementalState, Site
+from pymc_ngvi.steps.schedule.tolerance import Tolerance
+
+#: Nats that a step may promise and be taken unseen; steps on one batch, the first one of all and others, at most;
+#: times that a step is halved.
+_NEAR, _MOST_FIRST, _MOST_STEPS, _MOST_HALVED = 0.1, 30, 2, 12
+#: Passes without progress after which there is none to be expected, and what counts as progress.
+_MOST_IDLE, _PROGRESS = 4, 0.5
+_NO_DRAWS = BaseDraws(np.empty((0, 0)), 1)
+
+
+class _Tried(NamedTuple):
+    """A state with what is known of it.
+
+    Parameters
+    ----------
+    q : GaussianState
+    seen : Seen
+    batch : Expectation
+        Of the log likelihood of the batch.
+    elbo : float
+        Where other batches are their sites.
+    moments : Moments
+        Of that.
+    """
+
+    q: GaussianState
+    seen: Seen
+    batch: Expectation
+    elbo: float
+    moments: Moments
+
+
+class _Visit(NamedTuple):
+    """A batch, and what stands for the others.
+
+    Parameters
+    ----------
+    batch : Batch
+    others : Quadratic
+    weight : float
+        By which batches that were seen stand for all.
+    """
+
+    batch: Batch
+    others: Quadratic
+    weight: float
+
+
+class Incremental(StepRule[GaussianState, IncrementalState]):
+    """Natural steps on a sum of sites of batches; see `StepRule` for the parameters."""
+
+    takes: ClassVar[frozenset[str]] = frozenset()
+    takes_any_start = True
+
+    def __init__(
+        self,
+        target: Target,
+        update: Update,
+        estimator: Estimator,
+        *,
+        direction: Direction | None = None,
+        seed: int,
+        tol: float = 0.05,
+        stl: bool = True,
+    ) -> None:
+        self._target, self._update, self._seed = cast(StreamTarget, target), update, seed
+        self._estimator, self._tolerance = cast(Quadrature, estimator), Tolerance(tol)
+        self._first: Batch | None = None
+
+    def first_evaluation(self, q: GaussianState) -> Evaluation:
+        """Evaluate a starting state on the first batch alone, as if all others were like it."""
+        tried = self._tried(q, self._visit_of(self._first_batch(), Quadratic.none(q)))
+        return _evaluation(tried)
+
+    def _first_batch(self) -> Batch:
+        if self._first is None:
+            self._first = self._target.read(self._seed, Place())
+        return self._first
+
+    def init(self, q: GaussianState) -> IncrementalState:
+        """Return the state before the first batch."""
+        none = Quadratic.none(q)
+        self._check_memory(none)
+        change = Change(none.linear, none.precision)
+        return IncrementalState(q, -np.inf, Place(), (), none, change)
+
+    def _check_memory(self, site: Quadratic) -> None:
+        """Raise MemoryError where the sites of all batches would be too large."""
+        n_rows = self._first_batch().n_rows
+        n_batches = -(-self._target.total_size // n_rows)
+        needed = n_batches * (site.linear.nbytes + site.precision.nbytes)
+        if not fits_in_memory(needed):
+            raise MemoryError(
+                f"What {n_batches:,} batches of {n_rows:,} rows say of {len(site.linear):,} coordinates takes about "
+                f"{needed / 2**30:,.1f} GiB, more than this machine has: give batches of more rows, or take "
+                "family='diagonal', which ignores correlations."
+            )
+
+    # --- a visit ---
+
+    def step(self, state: IncrementalState) -> IncrementalState:
+        """Go to the next batch."""
+        batch, self._first = self._read(state.place), None
+        old = state.sites[batch.which] if batch.which < len(state.sites) else None
+        is_held = state.is_held or (old is not None and old.print != batch.print)
+        visit = self._visit_of(batch, state.total if old is None else state.total - old.content)
+        before = self._tried(state.q, visit)
+        if not np.isfinite(before.elbo):
+            return replace(state, is_blind=True)
+        is_first = not state.total.n_rows
+        after = before if is_held else self._improved(before, visit, _MOST_FIRST if is_first else _MOST_STEPS)
+        content = _content(after, batch.n_rows)
+        part = self._part(batch, after) if self._target.is_read_once else None
+        state = replace(
+            state,
+            sites=_with(state.sites, batch.which, Site(content, batch.print, part)),
+            total=visit.others + content,
+            change=_changed(state.change, before, old),
+            is_held=is_held,
+            is_blind=False,
+            place=Place(state.place.number, state.place.position + 1, state.place.n_before + batch.n_rows),
+        )
+        if not is_held or batch.is_last:
+            q = self._update(after.q, after.moments, 1.0, True)
+            state = replace(state, q=after.q if q is None else q)
+        state = replace(state, elbo=self._elbo_of(state))
+        return self._after_a_pass(state) if batch.is_last else state
+
+    def _read(self, place: Place) -> Batch:
+        if self._first is not None and place == Place():
+            return self._first
+        return self._target.read(self._seed, place)
+
+    def _visit_of(self, batch: Batch, others: Quadratic) -> _Visit:
+        return _Visit(batch, others, self._target.total_size / (others.n_rows + batch.n_rows))
+
+    def _tried(self, q: GaussianState, visit: _Visit, before: _Tried | None = None) -> _Tried:
+        """Evaluate a state on the prior, a batch, and the sites of the others."""
+        with np.errstate(all="ignore"):
+            seen, prior = Seen.of(q), self._target.of_prior(q)
+            batch = self._target.of_batch(q, None if before is None else before.batch.rules)
+            others, weight = visit.others, visit.weight
+            value = prior.value + weight * (batch.value + others.value(seen))
+            grad = prior.grad + weight * (batch.grad + others.grad(seen))
+            hessian = packed(prior, q) + weight * (packed(batch, q) - others.precision)
+            whole = Expectation(value, batch.error, grad, as_hessian(hessian, q.n_dim), batch.rules)
+            finite = np.isfinite(value) and np.isfinite(grad).all() and np.isfinite(hessian).all()
+            elbo = value + q.entropy() if finite else -np.inf
+            evaluation = _evaluation_of(whole, elbo)
+            moments = self._estimator.moments(cast(Target, self._target), q, _NO_DRAWS, evaluation)
+        return _Tried(q, seen, batch, elbo, moments)
+
+    def _improved(self, tried: _Tried, visit: _Visit, most: int) -> _Tried:
+        """Take steps that raise the ELBO, as long as they promise more than little."""
+        for _ in range(most):
+            if tried.moments.gap < _NEAR:
+                break
+            found = self._search(tried, visit)
+            if found is None:
+                break
+            tried = found
+        return tried
+
+    def _search(self, tried: _Tried, visit: _Visit) -> _Tried | None:
+        """Take the longest step of sizes 1, 1/2, ... that raises the ELBO; None where none does."""
+        for n in range(_MOST_HALVED):
+            q = self._update(tried.q, tried.moments, 0.5**n, True)
+            if q is None:
+                continue
+            found = self._tried(q, visit, tried)
+            if found.elbo > tried.elbo:
+                return found
+        return None
+
+    def _part(self, batch: Batch, tried: _Tried) -> Quadratic:
+        """Keep some rows of a batch, and return their site."""
+        n_rows, found = self._target.keep(batch.which, tried.q)
+        return Quadratic.of(n_rows, found.value, found.grad, packed(found, tried.q), tried.seen)
+
+    def _stepped(self, q: GaussianState, total: Quadratic) -> tuple[float, GaussianState]:
+        """Take a natural step where all batches are their sites; return the nats that it promised, too."""
+        seen, prior = Seen.of(q), self._target.of_prior(q)
+        hessian = packed(prior, q) - total.precision
+        whole = prior._replace(grad=prior.grad + total.grad(seen), hessian=as_hessian(hessian, q.n_dim))
+        moments = self._estimator.moments(cast(Target, self._target), q, _NO_DRAWS, _evaluation_of(whole, 0.0))
+        return moments.gap, self._update(q, moments, 1.0, True) or q
+
+    def _elbo_of(self, state: IncrementalState) -> float:
+        """Return the ELBO, as the sites have it."""
+        weight = self._target.total_size / state.total.n_rows
+        value = self._target.of_prior(state.q).value + weight * state.total.value(Seen.of(state.q))
+        return value + state.q.entropy()
+
+    # --- the end of a pass ---
+
+    def _after_a_pass(self, state: IncrementalState) -> IncrementalState:
+        """Measure what the pass has shown."""
+        number, sites = state.place.number, state.sites[: len(state.sites)]
+        if state.is_held:
+            sites = sites[: state.place.position]
+        kept = [site.content for site in sites if site is not None]
+        total = sum(kept[1:], kept[0])
+        none = Quadratic.none(state.q)
+        change, state = (
+            state.change,
+            replace(
+                state, sites=sites, total=total, place=Place(number + 1), change=Change(none.linear, none.precision)
+            ),
+        )
+        ordered = state.ordered or sign_of_order(state.q, kept)
+        state = replace(state, ordered=ordered)
+        if self._target.is_read_once:
+            state = corrected(self._target, self._stepped, state)
+            return replace(state, elbo=self._elbo_of(state))
+        if not number:
+            return state
+        gap = gap_of(state.q, change.grad, change.hessian)
+        error = abs(change.value) + change.error
+        moved = float(np.abs(moves(state.q, change.grad[None])).max())
+        return replace(state, gaps=(*state.gaps, gap), elbo_error=error, moved=moved)
+
+    def terminate(self, state: IncrementalState) -> Status | None:
+        """Return why to stop, or None to go on."""
+        if state.is_blind:
+            return Status.NO_FINITE_TRIAL
+        if not state.is_between_passes or not state.gaps:
+            return None
+        if state.gaps[-1] < self._tolerance.least(state.q):
+            return Status.CONVERGED
+        if self._target.is_read_once:
+            return Status.ONE_PASS
+        least = min(state.gaps[:-_MOST_IDLE], default=np.inf)
+        return Status.STALLED if min(state.gaps[-_MOST_IDLE:]) > _PROGRESS * least else None
+
+    def assess(self, state: IncrementalState) -> Assessment:
+        """Return what the last pass has told."""
+        none = np.empty((0, state.q.n_dim))
+        elbo = Elbo(state.elbo, state.elbo_error)
+        return Assessment(none, np.empty(0), np.empty((0, 1), dtype=np.intp), state.gap, 0.0, elbo=elbo)
+
+    def conclude(self, status: Status, assessment: Assessment) -> Status:
+        """Return how the fit ended."""
+        return status
+
+    def reopen(self, state: IncrementalState) -> IncrementalState:
+        """Return a state in which a fit that ended may try again."""
+        return replace(state, gaps=(), is_blind=False)
+
+
+def _content(tried: _Tried, n_rows: int) -> Quadratic:
+    return Quadratic.of(n_rows, tried.batch.value, tried.batch.grad, packed(tried.batch, tried.q), tried.seen)
+
+
+def _changed(change: Change, before: _Tried, old: Site | None) -> Change:
+    """Add what a batch says now, less what its site says."""
+    if old is None:
+        return replace(change, error=change.error + before.batch.error)
+    site, batch = old.content, before.batch
+    return Change(
+        change.grad + batch.grad - site.grad(before.seen),
+        change.hessian + packed(batch, before.q) + site.precision,
+        change.value + batch.value - site.value(before.seen),
+        change.error + batch.error,
+    )
+
+
+def _with(sites: tuple[Site | None, ...], which: int, site: Site) -> tuple[Site | None, ...]:
+    """Return sites with one of them replaced, or added."""
+    known = [*sites, *[None] * (which + 1 - len(sites))]
+    known[which] = site
+    return tuple(known)
+
+
+def _evaluation_of(whole: Expectation, elbo: float) -> ExactEvaluation:
+    none = np.empty((0, len(whole.grad)))
+    return ExactEvaluation(none, np.empty(0), none, np.array([np.isfinite(elbo)]), elbo, whole)
+
+
+def _evaluation(tried: _Tried) -> Evaluation:
+    none = np.empty((0, tried.q.n_dim))
+    return Evaluation(none, np.empty(0), none, np.array([np.isfinite(tried.elbo)]), tried.elbo)

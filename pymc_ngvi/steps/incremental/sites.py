@@ -1,0 +1,139 @@
+r"""Sites: what a batch says of theta, as a quadratic function.
+
+The expected log likelihood of a batch under a Gaussian near :math:`q = N(m, V)` is about that of
+:math:`c + \lambda^T \theta - \tfrac{1}{2} \theta^T \Lambda \theta`, where :math:`\Lambda = -E_q[H]` and
+:math:`\lambda = E_q[g] + \Lambda m`: the two have the same value, and the same derivatives by m and V.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Array, Expectation, GaussianState, MatrixHessian
+
+
+class Seen(NamedTuple):
+    """What quadratic functions see of a Gaussian.
+
+    Parameters
+    ----------
+    mean : ndarray, shape (n_dim,)
+    cov : ndarray
+        Packed, entries off the diagonal twice.
+    """
+
+    mean: Array
+    cov: Array
+
+    @classmethod
+    def of(cls, q: GaussianState) -> Self:
+        """Return what they see."""
+        if is_diagonal(q):
+            return cls(q.location, q.sd() ** 2)
+        cov = pack(q.cov()) * 2.0
+        cov[_diagonal(q.n_dim)] *= 0.5
+        return cls(q.location, cov)
+
+
+@stored("incremental.quadratic", content=("n_rows", "constant", "linear", "precision"))
+@dataclass(frozen=True, eq=False)
+class Quadratic:
+    """A quadratic function of theta, and of how many rows.
+
+    Parameters
+    ----------
+    n_rows : int
+    constant : float
+    linear : ndarray, shape (n_dim,)
+    precision : ndarray
+        The lower triangle by rows, (n_dim * (n_dim + 1) / 2,); or the diagonal, (n_dim,), for a q that takes no more.
+    """
+
+    n_rows: int
+    constant: float
+    linear: Array
+    precision: Array
+
+    @classmethod
+    def of(cls, n_rows: int, value: float, grad: Array, hessian: Array, seen: Seen) -> Self:
+        """Return the function with an expectation and derivatives, the Hessian packed, under a Gaussian."""
+        flat = cls(n_rows, 0.0, grad, -hessian)
+        linear = grad + flat.times(seen.mean)
+        without = cls(n_rows, 0.0, linear, -hessian)
+        return cls(n_rows, value - without.value(seen), linear, -hessian)
+
+    @classmethod
+    def none(cls, q: GaussianState) -> Self:
+        """Return 0."""
+        n_entries = q.n_dim if is_diagonal(q) else q.n_dim * (q.n_dim + 1) // 2
+        return cls(0, 0.0, np.zeros(q.n_dim), np.zeros(n_entries))
+
+    def __add__(self, other: "Quadratic") -> "Quadratic":
+        """Return the sum."""
+        linear, precision = self.linear + other.linear, self.precision + other.precision
+        return Quadratic(self.n_rows + other.n_rows, self.constant + other.constant, linear, precision)
+
+    def __sub__(self, other: "Quadratic") -> "Quadratic":
+        """Return the difference."""
+        linear, precision = self.linear - other.linear, self.precision - other.precision
+        return Quadratic(self.n_rows - other.n_rows, self.constant - other.constant, linear, precision)
+
+    def times_number(self, number: float) -> "Quadratic":
+        """Return a multiple, of as many rows."""
+        return Quadratic(self.n_rows, number * self.constant, number * self.linear, number * self.precision)
+
+    def times(self, theta: Array) -> Array:
+        """Return the precision times theta."""
+        n_dim = len(theta)
+        if len(self.precision) == n_dim and n_dim > 1:
+            return self.precision * theta
+        result: Array = unpack(self.precision, n_dim) @ theta
+        return result
+
+    def value(self, seen: Seen) -> float:
+        """Return the expectation under a Gaussian."""
+        mean = seen.mean
+        square = float(mean @ self.times(mean)) + float(self.precision @ seen.cov)
+        return self.constant + float(self.linear @ mean) - 0.5 * square
+
+    def grad(self, seen: Seen) -> Array:
+        """Return the expectation of the gradient."""
+        result: Array = self.linear - self.times(seen.mean)
+        return result
+
+
+def is_diagonal(q: GaussianState) -> bool:
+    """Tell whether a Gaussian has no correlations: the diagonal of a Hessian is all that it takes."""
+    return q.n_params <= 2 * q.n_dim
+
+
+def packed(found: Expectation, q: GaussianState) -> Array:
+    """Return the expected Hessian as quadratic functions keep it."""
+    return found.hessian.diagonal() if is_diagonal(q) else pack(found.hessian.products(np.eye(q.n_dim)))
+
+
+def as_hessian(values: Array, n_dim: int) -> MatrixHessian:
+    """Return a Hessian of what quadratic functions keep."""
+    return MatrixHessian(np.diag(values) if len(values) == n_dim else unpack(values, n_dim))
+
+
+def pack(matrix: Array) -> Array:
+    """Return the lower triangle, by rows."""
+    return matrix[np.tril_indices(len(matrix))]
+
+
+def unpack(values: Array, n_dim: int) -> Array:
+    """Return the symmetric matrix of a lower triangle."""
+    result = np.zeros((n_dim, n_dim))
+    result[np.tril_indices(n_dim)] = values
+    return result + np.tril(result, -1).T
+
+
+def _diagonal(n_dim: int) -> NDArray[np.intp]:
+    """Return where the diagonal is in a packed triangle."""
+    i = np.arange(n_dim)
+    return i * (i + 3) // 2
