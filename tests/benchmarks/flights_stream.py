@@ -94,7 +94,7 @@ class InOrder:
 
 
 #: By name, what gives the batches.
-SOURCES = {"random": lambda flights: flights, "in order": InOrder, "once": lambda flights: iter(InOrder(flights))}
+SOURCES = {"random": lambda flights: flights, "ordered": InOrder, "once": lambda flights: iter(InOrder(flights))}
 
 
 def logistic(first: dict[str, np.ndarray], total_size: int) -> pm.Model:
