@@ -144,6 +144,14 @@ def test_a_worker_that_is_killed_changes_no_bit(large, cluster, reference, monke
     assert killed == [1, 2]
 
 
+def test_shards_stay_where_they_are_wherever_requests_lie(cluster, monkeypatch):
+    """One that moves is made again and has forgotten its rules, for which it is asked once more."""
+    monkeypatch.setattr(on_dask, "_LARGE", 0)
+    shards = Shards(models.of_rows(models.grouped), range(models.N_SHARDS), cluster)
+    approx = fit(shards)
+    assert approx.n_gradients + 1 <= shards.n_passes <= approx.n_gradients + 2
+
+
 def test_a_shard_that_kills_the_worker_which_makes_it(tmp_path, cluster, reference):
     assert same_bits(fit(Shards(models.killing(tmp_path), KEYS, cluster.get_executor())), reference)
 

@@ -88,13 +88,18 @@ class OnDask:
     ) -> dict[int, Any]:
         """Send some shards their requests; large ones once for all, and apart from the tasks."""
         sent, futures = dict[int, Any](), {}
+        numbers = list(numbers)
+        held = self._client.who_has([shards[number] for number in numbers])
         for number in numbers:
             request = requests[number]
             if len(request) > _LARGE and id(request) not in sent:
                 # Where it is lost with its worker, the evaluation is, too, and it is sent again.
                 sent[id(request)] = self._scattered(request)
             shipped = sent.get(id(request), request)
-            futures[number] = self._client.submit(_answer, recipe, shards[number], shipped, pure=False)
+            # A large request lies anywhere: go where the shard is, if there is such a place still.
+            workers = list(held.get(shards[number].key, ()))
+            where = {"workers": workers, "allow_other_workers": True} if workers else {}
+            futures[number] = self._client.submit(_answer, recipe, shards[number], shipped, pure=False, **where)
         return futures
 
     def _scattered(self, request: bytes) -> Any:
