@@ -263,7 +263,9 @@ def test_what_is_read_once_says_how_far_it_is_off(make):
     assert off < 0.1
     assert off / 3.0 < stream.moved < 30.0 * off + 0.01
     assert abs(approx.elbo.value - full.elbo.value) < 3.0 * approx.elbo.se + 0.01
-    assert "Not judged: its data could be read once" in str(approx.summary())
+    summary = str(approx.summary())
+    assert "Not judged: its data could be read once" in summary
+    assert "Number of observations: 2,700" in summary
     with pytest.raises(pymc_ngvi.BatchError, match="no other pass through the data"):
         approx.refine(tol=1e-9, progressbar=False)
 
@@ -340,6 +342,18 @@ def test_a_source_that_fails_is_gone_on_with(n_read):
     same = fit(logistic(items.batches[0]), items.batches)
     assert approx.converged
     assert np.array_equal(approx.mean_flat, same.mean_flat)
+
+
+def test_a_source_may_fail_again():
+    items = Items(split(data_of(logistic)), [5, 8])
+    with pytest.raises(pymc_ngvi.BatchError) as caught:
+        fit(logistic(items.batches[0]), items)
+    approx = caught.value.approx
+    with pytest.raises(pymc_ngvi.BatchError) as caught:
+        approx.refine(progressbar=False)
+    assert caught.value.approx is approx
+    assert approx.n_iterations == 7
+    assert approx.refine(progressbar=False).converged
 
 
 def test_a_source_in_its_own_order_that_fails_is_gone_on_with():

@@ -37,3 +37,11 @@ def n_axes(rv: Any, n_dim: int) -> int:
     name = type(op).__name__
     each = name in _SERIES or (n_dim == support and name not in _ONE)
     return n_dim - support + (each and support > 0)
+
+
+def whole_shape(rv: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the lengths of axes in the whole data, of a variable that reads a part of it: those of ``total_size``."""
+    if rv.owner is None or not isinstance(rv.owner.op, MinibatchRandomVariable):
+        return shape
+    sizes = [getattr(size, "data", None) for size in rv.owner.inputs[1:]]
+    return tuple(n if size is None else int(size) for size, n in zip(sizes, shape, strict=False))

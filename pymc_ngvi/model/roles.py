@@ -16,7 +16,7 @@ from pymc.backends.arviz import find_observations
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.model.layout import Layout, Variable
 from pymc_ngvi.model.lineage import Lineage
-from pymc_ngvi.model.observations import n_axes
+from pymc_ngvi.model.observations import n_axes, whole_shape
 
 # A child of PyMC's logger, which has the handler.
 logger = logging.getLogger("pymc.ngvi")
@@ -166,7 +166,10 @@ def _search(model: pm.Model, layout: Layout, pattern: Pattern | None, extents: M
         if d.name in extents and _place(d, extents[d.name], groups, observed, lineage) == "rows"
     ]
     raw = _raw(rows, extents, set().union(*(g.names for g in groups)), lineage)
-    counts = {name.removesuffix("_observed"): math.prod(extent.shape) for name, extent in observed.items()}
+    counts = {
+        name.removesuffix("_observed"): math.prod(whole_shape(model[name], extent.shape))
+        for name, extent in observed.items()
+    }
     return Roles(tuple(_report(group, lineage) for group in groups), tuple(rows), tuple(raw), counts)
 
 
