@@ -161,10 +161,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         run_ours(options.ours)
         return
     records = Records(options.out, FIELDS)
-    done = {tuple(row[name] for name in KEY) for row in records.read()}
+    done = {(*(row[name] for name in KEY[:-1]), float(row["step_size"])) for row in records.read()}
     shared = {"date": datetime.datetime.now().isoformat(timespec="seconds"), "environment": describe_environment()}
     for cell in cells(options):
-        if tuple(map(str, cell)) in done:
+        if (*map(str, cell[:-1]), cell[-1]) in done:
             continue
         problem = problem_of(cell[0], options.data)
         if problem is None:
