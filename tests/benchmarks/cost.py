@@ -163,7 +163,7 @@ def make_family(name: str, n_dim: int) -> Any:
     """Return what makes states."""
     if name == "block":
         return BlockFamily(BlockStructure(np.arange(n_dim) // BLOCK))
-    return FullPrecisionState if name == "full precision" else FAMILIES[name]
+    return FullPrecisionState if name == "full precision" else FAMILIES[name]()
 
 
 def make_state(family: str, n_dim: int, rng: np.random.Generator) -> Any:

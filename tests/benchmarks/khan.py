@@ -27,13 +27,14 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 
+from iterations import iterates
+from logistic_regression import Logistic, breast_cancer
 from records import Records, Row
-from wu_gardner import Logistic, breast_cancer, iterates
 
 from pymc_ngvi.core.types import BaseDraws, Evaluation, Moments, Target
 from pymc_ngvi.estimators import ESTIMATORS
 from pymc_ngvi.estimators.draws import AtDraws
-from pymc_ngvi.families import FAMILIES, FullPrecisionState
+from pymc_ngvi.families import FullPrecisionState, FullState
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.steps import STEPS
 from pymc_ngvi.updates import DIRECTIONS, UPDATES
@@ -129,7 +130,7 @@ def run(
         base_draws="antithetic",
         step_size=step_size,
     )
-    family = FullPrecisionState if method.precision else FAMILIES["full"]
+    family = FullPrecisionState if method.precision else FullState
     start = family.from_scale(np.zeros(data.n_dim), np.ones(data.n_dim))
     in_pass = len(data.y) / (method.batch or len(data.y))
     left, end = list(DISTANCES), "not arrived"

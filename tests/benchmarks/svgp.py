@@ -37,12 +37,12 @@ import pandas as pd
 import pymc as pm
 
 from environment import describe_environment
+from iterations import independent_batch, iterates, recorded
 from measure import Array
 from pages import measured_on, table, write_between_marks
 from records import Records
 from scipy.cluster.vq import kmeans2
 from scipy.linalg import cho_factor, cho_solve
-from wu_gardner import independent_batch, iterates, recorded
 
 from pymc_ngvi import ConvergenceWarning, fit_ngvi
 from pymc_ngvi.core.types import GaussianState
