@@ -489,6 +489,12 @@ MODELS = {
         lambda: changed(lambda m: pm.Normal("u", observed=pm.Minibatch(np.zeros(50), batch_size=9), total_size=50)),
         "pm.Minibatch data, which are all in memory, and batches are given",
     ),
+    "no rows of the prior": (
+        lambda: changed(
+            lambda m: pm.Potential("p", -pm.math.logsumexp(pm.Normal("many", shape=30) ** 2 + m["beta"][0]) ** 2)
+        ),
+        "The prior is no sum over rows",
+    ),
     "no rows of few predictors": (
         lambda: changed(
             lambda m: pm.Normal(

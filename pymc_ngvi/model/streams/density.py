@@ -29,6 +29,10 @@ _MOST_KEPT, _MOST_ROWS = 16, 2.5
 #: Rows that are kept of a batch that can be read once, at least.
 _FEWEST_KEPT = 20
 _NO_HESSIAN = "Hessians at points are not to be had of data in batches: take shards=, or the whole data."
+_NO_ROWS = (
+    "is no sum over rows, each a function of a few linear predictors ({}), which batches= needs. Take pm.Minibatch, or "
+    "shards=, or the whole data."
+)
 
 
 class Streamed(NamedTuple):
@@ -78,6 +82,8 @@ class StreamDensity(LogDensity):
         self._form = replace(self._form, names=tuple(first), by_row=self._by_row(model, first))
         first = self._form.arrays(data, "The first batch")
         super().__init__(model, backend, compile_kwargs)
+        if self.rows is None:
+            raise ValueError(f"The prior {_NO_ROWS.format(self.by_rows.why_not)}")
         self._kept = OrderedDict[tuple[tuple[int, ...], ...], BatchLikelihood]()
         self._parts: dict[int, Mapping[str, AnyArray]] = {}
         self._arrays: Mapping[str, AnyArray] = first
@@ -176,11 +182,7 @@ class StreamDensity(LogDensity):
         found = self._kept[shapes]
         self._forget_some()
         if found.rows is None:
-            raise BatchError(
-                f"{where} can't be used: its log likelihood is no sum over rows, each a function of a few linear "
-                f"predictors ({found.by_rows.why_not}), which batches= needs. Take pm.Minibatch, or shards=, or the "
-                "whole data."
-            )
+            raise BatchError(f"{where} can't be used: its log likelihood {_NO_ROWS.format(found.by_rows.why_not)}")
         if len(set(found.n_rows)) > 1:
             raise BatchError(f"{where} has other numbers of rows by likelihood: {found.n_rows}.")
         return found
