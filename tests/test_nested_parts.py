@@ -8,7 +8,7 @@ import pytest
 from latent_models import counts, level, one_effect, process
 from scipy import integrate, stats
 
-from pymc_ngvi.families import FullState
+from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.marginal.regression import Whitening
 from pymc_ngvi.marginal.tails import Bend, Tail
 from pymc_ngvi.model import LogDensity
@@ -244,6 +244,23 @@ def test_moments_of_supports_are_those_of_their_draws():
     cov = (weights[:, None] * inner).T @ inner + supports.covariance(pool, weights, index)
     np.testing.assert_allclose(np.sqrt(np.diag(cov)), sd[index], rtol=1e-9)
     np.testing.assert_allclose(cov, np.cov(draws[:, index].T), atol=0.03)
+
+
+def test_standard_deviations_of_a_precision_move_between_supports_and_beyond():
+    """Those of a latent variable may grow with the exponential of a hyperparameter."""
+    rng = np.random.default_rng(5)
+    points, rate = np.linspace(-2.0, 2.0, 9)[:, None], np.array([0.8, -0.3, 0.0])
+    supports = Supports(points, [DiagonalState.from_scale(np.zeros(3), np.exp(rate * x)) for x in points[:, 0]])
+    pool = np.array([[-2.4], [0.25], [2.6]])
+    for at in pool:
+        rows = np.repeat(at[None], 100_000, axis=0)
+        draws = supports.draw(rows, rng.standard_normal((100_000, 3)))
+        np.testing.assert_allclose(draws.std(axis=0), np.exp(rate * at), rtol=0.02)
+    weights = np.array([0.2, 0.5, 0.3])
+    sd = np.sqrt(weights @ np.exp(2.0 * rate * pool))
+    np.testing.assert_allclose(supports.moments(pool, weights)[1], sd, rtol=0.01)
+    covariance = supports.covariance(pool, weights, np.arange(3))
+    np.testing.assert_allclose(np.sqrt(np.diag(covariance)), sd, rtol=0.01)
 
 
 def test_seconds_are_those_of_the_form():

@@ -1,5 +1,7 @@
 """Latent variables given hyperparameters, from Gaussian fits at a few values of these."""
 
+import functools
+
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,8 @@ from pymc_ngvi.families.gaussian import of_tag, with_tag_of
 _PER_TERM, _RIDGE = 2.0, 1e-3
 #: Part of the squared differences between neighbours that a polynomial may leave of their factors.
 _BETTER = 0.5
+#: Factor up to which standard deviations are moved, a logarithm; entries of a temporary.
+_MOST_MOVED, _AT_ONCE = 1.5, 2**22
 
 
 @stored("nested.supports", content=("points", "means", "factors", "first"), make="of_content")
@@ -23,7 +27,7 @@ class Supports:
     """Gaussians of the latent variables at some values of the hyperparameters.
 
     In between, mean and factor of the covariance are those of the nearest, moved as polynomials that are fitted to all
-    of them do.
+    of them do; or in place of the factor, the logarithms of the standard deviations.
 
     Parameters
     ----------
@@ -43,6 +47,7 @@ class Supports:
         self._offsets: Array = means - terms @ self._slopes
         self._tree = cKDTree(points)
         self._factor_slopes = self._of_factors()
+        self._sd_slopes = np.empty((0, self.n_dim)) if len(self._factor_slopes) else self._of_sds()
 
     # --- files ---
 
@@ -121,10 +126,40 @@ class Supports:
             after[k] = np.linalg.norm(change - (terms[k] - terms[other]) @ slopes) / size
         return slopes if (after**2).sum() < _BETTER * (before**2).sum() and after.max() < before.max() else none
 
+    @functools.cached_property
+    def _sds(self) -> Array:
+        """Standard deviations, (n, n_dim)."""
+        return np.array([q.sd() for q in self.states])
+
+    def _of_sds(self) -> Array:
+        """Return how logarithms of standard deviations change with terms, (n_terms, n_dim).
+
+        None where that is no better than those of a neighbour.
+        """
+        none, terms = np.empty((0, self.n_dim)), self._terms(self.points)
+        if len(terms) < _PER_TERM * terms.shape[1]:
+            return none
+        apart, log_sd = terms - terms.mean(axis=0), np.log(self._sds)
+        gram = apart.T @ apart + _RIDGE * len(apart) * np.eye(apart.shape[1])
+        slopes: Array = np.linalg.solve(gram, apart.T @ (log_sd - log_sd.mean(axis=0)))
+        near = self._tree.query(self.points, k=2)[1][:, 1]
+        before = log_sd - log_sd[near]
+        after = before - (terms - terms[near]) @ slopes
+        return slopes if (after**2).sum() < _BETTER * (before**2).sum() else none
+
+    def _widths(self, k: int, points: Array, index: NDArray[np.intp] | slice = slice(None)) -> Array:
+        """Return by how much standard deviations differ from those at a support, (n, n_index)."""
+        apart = self._terms(points) - self._terms(self.points[k : k + 1])
+        moved = apart @ self._sd_slopes[:, index]
+        result: Array = np.exp(np.clip(moved, -_MOST_MOVED, _MOST_MOVED))
+        return result
+
     def _unwhitened(self, k: int, points: Array, base: Array) -> Array:
         """Return C times standard normals, (n, n_dim), with the factor as it is at points near to a support."""
         q = self.states[k]
         result: Array = q.unwhiten(base)
+        if len(self._sd_slopes):
+            result *= self._widths(k, points)
         if len(self._factor_slopes):
             apart = self._terms(points) - self._terms(self.points[k : k + 1])
             for distance, slope in zip(apart.T, self._factor_slopes, strict=True):
@@ -141,15 +176,34 @@ class Supports:
             rows = near == k
             weight, offset = float(weights[rows].sum()), self._offsets[k] - guess
             mean += weight * offset
-            square += weight * (self.states[k].sd() ** 2 + offset**2)
+            square += self._mean_variance(int(k), points[rows], weights[rows]) + weight * offset**2
             square += 2.0 * offset * (weights[rows] @ terms[rows] @ self._slopes)
         return guess + mean, np.sqrt(np.maximum(square - mean**2, 0.0))
+
+    def _mean_variance(self, k: int, points: Array, weights: Array) -> Array:
+        """Return the weighted sum of variances, (n_dim,), over points near to a support."""
+        variance = self._sds[k] ** 2
+        if not len(self._sd_slopes):
+            result: Array = weights.sum() * variance
+            return result
+        total: Array = np.zeros(self.n_dim)
+        size = max(1, _AT_ONCE // self.n_dim)
+        for start in range(0, len(points), size):
+            part = slice(start, start + size)
+            total += weights[part] @ self._widths(k, points[part]) ** 2
+        total *= variance
+        return total
 
     def covariance(self, points: Array, weights: Array, index: NDArray[np.intp]) -> Array:
         """Return the mean over weighted hyperparameters of the conditional covariance of some latent variables."""
         near, result = self.nearest(points), np.zeros((len(index), len(index)))
         for k in np.unique(near) if len(index) else []:
-            result += float(weights[near == k].sum()) * self.states[k].cov_block(index)
+            rows = near == k
+            part: Array | float = float(weights[rows].sum())
+            if len(self._sd_slopes):
+                widths = self._widths(int(k), points[rows], index)
+                part = (widths * weights[rows, None]).T @ widths
+            result += part * self.states[k].cov_block(index)
         return result
 
     def _terms(self, points: Array) -> Array:
