@@ -14,7 +14,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("[0-9][0-9]_*.py"))
 NAMES = [path.stem for path in SCRIPTS]
 #: What a script needs beside the dependency group example.
-NEEDS = {"03_bambi": "bambi"}
+NEEDS = {"03_bambi": "bambi", "09_three_million_flights": "distributed"}
 #: Bytes of a notebook with its figures.
 MAX_SIZE = 300_000
 #: Seconds for one script: each takes less than one minute on two cores that have nothing else to do.
