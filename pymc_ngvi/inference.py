@@ -22,6 +22,7 @@ from pymc_ngvi.fitting.begun import first_state
 from pymc_ngvi.fitting.built import density_of
 from pymc_ngvi.fitting.defaults import options_for
 from pymc_ngvi.fitting.earlier import Earlier
+from pymc_ngvi.fitting.lost import keeping
 from pymc_ngvi.fitting.options import OF_CONSTRUCTOR, OPTIONS, FitOptions, check_callbacks, check_n, refuse_unknown
 from pymc_ngvi.fitting.outcome import report_outcome
 from pymc_ngvi.fitting.problem import Problem, problem_of
@@ -32,10 +33,8 @@ from pymc_ngvi.fitting.signatures import takes
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.graphs.backends import Backend
-from pymc_ngvi.model.shards.errors import BrokenExecutorError, ShardError
 from pymc_ngvi.model.shards.shards import Shards
 from pymc_ngvi.model.streams.density import Streamed
-from pymc_ngvi.model.streams.errors import BatchError
 from pymc_ngvi.model.streams.source import Source
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.exact_step import ExactStep, check_wanted
@@ -306,15 +305,13 @@ class NGVI(Inference):
             )  # fmt: skip
             self._fitted, self._prepared, self._next_seed = approx, None, None
             approx._session = self._session
-            try:
-                self._session.run(n, progress)
-            except (ShardError, BrokenExecutorError, BatchError) as error:
-                approx._follow(self._session.outcome())
-                self._result = error.approx = approx
-                raise
-        approx._follow(self._session.outcome())
+            session = self._session
+            with keeping(approx, lambda: approx._follow(session.outcome())):
+                session.run(n, progress)
+        approx._follow(session.outcome())
         wanted = self._options.posterior
-        self._result = approx if wanted == "gaussian" else ExactStep(wanted, seed).after(approx, NGVIApproximation)
+        with keeping(approx):
+            self._result = approx if wanted == "gaussian" else ExactStep(wanted, seed).after(approx, NGVIApproximation)
         assert self._result.record is not None
         report_outcome(approx.q, self._result.record)
         return self._result

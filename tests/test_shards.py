@@ -221,7 +221,7 @@ def raising(model):
         (with_a_variable, r"Shard 0 has the free variables beta, and shard 2 has beta, gamma"),
         (other_prior, r"priors of shards 0 and 2 differ.*whole data"),
         (lambda model: of_few(3), r"shape of 'beta' differs between the shards 0 \(\(5,\)\) and 2 \(\(3,\)\)"),
-        (lambda model: of_few(5), r"dims of 'beta' differs between the shards 0"),
+        (lambda model: of_few(5), r"dims of 'beta' differ between the shards 0"),
         (lambda model: of_few(5, 0), r"Shard 2 is empty"),
         (raising, r"Shard 2 can't be used: OSError: no such file: part-2.parquet"),
         (lambda model: None, r"Shard 2 can't be used: TypeError: build returned None instead of a pm.Model"),

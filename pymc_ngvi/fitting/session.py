@@ -16,6 +16,7 @@ from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.types import Array, Assessment, Rule, VariationalState
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.begun import MAX_WIDENED, NO_STRUCTURE, Begun, make_rule
+from pymc_ngvi.fitting.lost import LOST
 from pymc_ngvi.fitting.memory import memory_of, remember
 from pymc_ngvi.fitting.options import FitOptions, check_n
 from pymc_ngvi.fitting.outcome import Outcome
@@ -26,8 +27,6 @@ from pymc_ngvi.fitting.second_start import SecondStart, is_better
 from pymc_ngvi.fitting.snapshot import Snapshot, filled, thinned
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.model import LogDensity, PatternWidened
-from pymc_ngvi.model.shards.errors import BrokenExecutorError, ShardError
-from pymc_ngvi.model.streams.errors import BatchError
 from pymc_ngvi.steps.incremental.state import IncrementalState
 
 # A child of PyMC's logger, which has the handler.
@@ -221,7 +220,7 @@ class FitSession:
             self._begin_again(last, observe)
         except KeyboardInterrupt:
             self._keep()
-        except (ShardError, BrokenExecutorError, BatchError):
+        except LOST:
             self._keep()
             raise
         finally:
@@ -261,6 +260,9 @@ class FitSession:
             self._assess()
         except PatternWidened:
             self._state = first
+        except LOST:  # the first fit stands, and this one is made again by `refine`
+            self._state, self._second_start = first, begin
+            raise
         if self._state is not first and is_better(self._elbo, elbo):
             self._restarted = place.sentence(self._elbo.value - elbo.value)
         else:

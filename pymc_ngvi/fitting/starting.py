@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pymc as pm
 
 from numpy.typing import ArrayLike, NDArray
 
@@ -12,7 +11,7 @@ from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.core.status import StartError
 from pymc_ngvi.core.types import Array, FittedState, Rule, VariationalState
 from pymc_ngvi.families import Maker
-from pymc_ngvi.model import LogDensity, without_c
+from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.initial import initial_point_function
 from pymc_ngvi.model.layout import Variable
 
@@ -188,7 +187,7 @@ def choose_start(
     last = family.from_scale(point, scales[-1])
     if rule.first_evaluation(last).finite.any():
         return last
-    raise StartError(_start_message(density.model, density.layout.unflatten(point), float(scales[-1].max(initial=0.0))))
+    raise StartError(_start_message(density.terms(point), float(scales[-1].max(initial=0.0))))
 
 
 def _in_order(rule: Rule, scales: Sequence[Array]) -> Sequence[Array]:
@@ -199,9 +198,7 @@ def _in_order(rule: Rule, scales: Sequence[Array]) -> Sequence[Array]:
     return [*scales[middle:], *scales[:middle]]
 
 
-def _start_message(model: pm.Model, point: Mapping[str, ArrayLike], scale: float) -> str:
-    with without_c(model):
-        terms = model.point_logps(dict(point), round_vals=4, mode="FAST_COMPILE")
+def _start_message(terms: Mapping[str, float], scale: float) -> str:
     bad = {name: value for name, value in terms.items() if not np.isfinite(value)}
     listed = ", ".join(f"{name} ({value})" for name, value in bad.items())
     where = (

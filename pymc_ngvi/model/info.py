@@ -1,5 +1,6 @@
 """What is known of a model beside its log density: names, places in the flat vector, data, start, prior."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.values import AnyArray, Array
 from pymc_ngvi.model.data import DataSnapshot
+from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.prior import prior_draws
 
@@ -53,3 +55,10 @@ class ModelInfo:
     def prior_draws(self, n_draws: int, seed: int) -> Array:
         """Draw from the prior, (n, n_dim), unconstrained; fewer draws, or none, where it can't be drawn from."""
         return prior_draws(self.model, self.layout, n_draws, seed)
+
+
+def terms_of(model: pm.Model, point: Mapping[str, AnyArray]) -> dict[str, float]:
+    """Return the terms of log p by the names of their variables, at a point by unconstrained values."""
+    with without_c(model):
+        terms: dict[str, float] = model.point_logps(dict(point), round_vals=4, mode="FAST_COMPILE")
+    return terms

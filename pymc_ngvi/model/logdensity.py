@@ -21,7 +21,7 @@ from pymc_ngvi.model.flat import FlatGraphs, Functions
 from pymc_ngvi.model.graphs import cost, graph
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.hessians import Hessians
-from pymc_ngvi.model.info import ModelInfo
+from pymc_ngvi.model.info import ModelInfo, terms_of
 from pymc_ngvi.model.initial import initial_point_function
 from pymc_ngvi.model.layout import Layout
 from pymc_ngvi.model.minibatch import Minibatches
@@ -241,6 +241,10 @@ class LogDensity(ByRowsMethods):
     def initial_point(self) -> Array:
         """Return the model's initial point, flat and unconstrained, (n_dim,)."""
         return self.info.start.copy()
+
+    def terms(self, theta: Array) -> dict[str, float]:
+        """Return the terms of log p by the names of their variables, at a point (n_dim,)."""
+        return terms_of(self.model, self.layout.unflatten(theta))
 
     # --- evaluation ---
 

@@ -10,6 +10,7 @@ from pymc_ngvi.model.shards.requests import Facts, Signature
 
 #: Relative difference of two log densities that is rounding.
 _ROUNDING = 1e-9
+_DIFFER = dict.fromkeys(("dims", "coordinates"), "differ")
 
 
 def check_same(keys: Sequence[Hashable], facts: Sequence[Facts]) -> None:
@@ -21,6 +22,8 @@ def check_same(keys: Sequence[Hashable], facts: Sequence[Facts]) -> None:
         Naming the first that has other variables, or another prior.
     """
     first = facts[0]
+    if len(keys) > 1:
+        _check_complete(keys, facts)
     for key, other in zip(keys[1:], facts[1:], strict=True):
         _check_variables(keys[0], first.signature, key, other.signature)
         if not _same(first.log_prior, other.log_prior):
@@ -34,12 +37,42 @@ def check_same(keys: Sequence[Hashable], facts: Sequence[Facts]) -> None:
             raise ShardError(f"Shards {keys[0]!r} and {key!r} have other potentials.", key)
 
 
-def common_potentials(facts: Sequence[Facts]) -> tuple[str, ...]:
-    """Return the potentials that are the same in all shards: parts of the prior."""
+def common_potentials(keys: Sequence[Hashable], facts: Sequence[Facts]) -> tuple[str, ...]:
+    """Return the potentials that are the same in all shards: parts of the prior.
+
+    Raises
+    ------
+    ShardError
+        Where that can't be told.
+    """
     if len(facts) == 1:
         return ()
-    first = facts[0].potentials
-    return tuple(name for name in first if all(_same(first[name], other.potentials[name]) for other in facts[1:]))
+    return tuple(name for name in facts[0].potentials if _is_common(name, keys, facts))
+
+
+def _is_common(name: str, keys: Sequence[Hashable], facts: Sequence[Facts]) -> bool:
+    first, *others = (of_shard.potentials[name] for of_shard in facts)
+    if not all(_same(first.values, other.values) for other in others):
+        return False
+    for key, other in zip(keys[1:], others, strict=True):
+        if other.data != first.data:
+            raise ShardError(
+                f"The potential {name!r} has the same values in all shards, but reads other data in {key!r} than in "
+                f"{keys[0]!r}: it can't be told whether it is part of the prior, and counts once. If it is a "
+                "likelihood, make it an observed variable, such as a pm.CustomDist.",
+                key,
+            )
+    return True
+
+
+def _check_complete(keys: Sequence[Hashable], facts: Sequence[Facts]) -> None:
+    for key, of_shard in zip(keys, facts, strict=True):
+        if of_shard.lacking:
+            raise ShardError(
+                f"{of_shard.lacking[0]!r} lacks values in shard {key!r}. They are free variables, and those of shards "
+                "have to be the same. Leave out the rows that lack them.",
+                key,
+            )
 
 
 def _check_variables(one: Hashable, first: Signature, key: Hashable, other: Signature) -> None:
@@ -53,8 +86,8 @@ def _check_variables(one: Hashable, first: Signature, key: Hashable, other: Sign
         for what, here, there in zip(parts._fields, parts, other[name], strict=True):
             if here != there:
                 raise ShardError(
-                    f"The {what} of {name!r} differs between the shards {one!r} ({_short(here)}) and {key!r} "
-                    f"({_short(there)}). Where these follow from the data, such as groups or levels of a factor, they "
+                    f"The {what} of {name!r} {_DIFFER.get(what, 'differs')} between the shards {one!r} "
+                    f"({_short(here)}) and {key!r} ({_short(there)}). Where these follow from the data, such as groups or levels of a factor, they "
                     "have to be those of the whole data.",
                     key,
                 )

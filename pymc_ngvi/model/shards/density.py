@@ -19,7 +19,7 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.target import Expectation, MatrixHessian, MeanHessian, RowRules, Spread
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.model.graphs.graph import MissingDerivativeError
-from pymc_ngvi.model.info import ModelInfo
+from pymc_ngvi.model.info import ModelInfo, terms_of
 from pymc_ngvi.model.initial import initial_point_function
 from pymc_ngvi.model.logdensity import LogDensity
 from pymc_ngvi.model.predictors.expectations import Expectations
@@ -173,6 +173,14 @@ class ShardedDensity(LogDensity):
     def described_rows(self) -> None:
         """None: rows are not read in one place."""
         return
+
+    def terms(self, theta: Array) -> dict[str, float]:
+        """Return the terms of log p by the names of their variables, and of shards, at a point (n_dim,)."""
+        common = {str(rv.name) for rv in self.model.free_RVs} | set(self._common)
+        point, found = self.layout.unflatten(theta), dict[str, float]()
+        for key, terms in self.shards.map(lambda _, model: terms_of(model, point)):
+            found |= {name if name in common else f"{name} of shard {key!r}": value for name, value in terms.items()}
+        return found
 
     # --- evaluation ---
 

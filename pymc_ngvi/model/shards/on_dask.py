@@ -74,7 +74,10 @@ class OnDask:
     def _made(self, recipe: Recipe) -> list[Any]:
         if recipe.name not in self._shards:
             self._shards[recipe.name] = [self._task(recipe, number) for number in range(len(recipe.keys))]
-        return self._shards[recipe.name]
+        shards = self._shards[recipe.name]
+        for number, shard in enumerate(shards):  # those that could not be made in an earlier pass
+            shards[number] = self._remade(recipe, number, shard)
+        return shards
 
     def _task(self, recipe: Recipe, number: int) -> Any:
         return self._client.submit(_make, recipe, number, pure=False)

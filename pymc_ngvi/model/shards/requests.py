@@ -45,6 +45,20 @@ class Form(NamedTuple):
 type Signature = Mapping[str, Form]
 
 
+class Potential(NamedTuple):
+    """A potential of a shard's model.
+
+    Parameters
+    ----------
+    values : ndarray, shape (n_points,)
+    data : str
+        A digest of the arrays that it reads.
+    """
+
+    values: Array
+    data: str
+
+
 class Facts(NamedTuple):
     """What a shard says of its model.
 
@@ -57,13 +71,16 @@ class Facts(NamedTuple):
     log_prior : ndarray, shape (n_points,)
         At the points of the request.
     potentials : dict
-        Values of the model's potentials there, (n_points,), by name.
+        The model's potentials there, by name.
+    lacking : tuple of str
+        Observed variables that lack values, which are free variables instead.
     """
 
     signature: Signature
     n_observed: int
     log_prior: Array
-    potentials: dict[str, Array]
+    potentials: dict[str, Potential]
+    lacking: tuple[str, ...]
 
 
 class Outline(NamedTuple):

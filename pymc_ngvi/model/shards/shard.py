@@ -6,43 +6,42 @@ import hashlib
 import threading
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+from weakref import WeakValueDictionary
 
 import cloudpickle
 import numpy as np
 import pymc as pm
 
-from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Constant, Variable
-from pytensor.graph.traversal import ancestors
+from pytensor.graph.basic import Variable
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.target import MeanHessian, RowRules
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.logdensity import LogDensity
 from pymc_ngvi.model.predictors.mean_hessian import Known
 from pymc_ngvi.model.shards.errors import ShardError
+from pymc_ngvi.model.shards.facts import bytes_of, facts_of
 from pymc_ngvi.model.shards.recipe import Recipe
 from pymc_ngvi.model.shards.requests import (
     Apply,
     Call,
     Evaluate,
     Expect,
-    Facts,
-    Form,
     Look,
     Outline,
     Part,
     Reference,
     Request,
-    Signature,
 )
 
 #: Sets of rules of quadrature that a shard keeps; others are chosen once more when they are asked for.
 _N_RULES = 4
 #: Models are made one at a time.
 _LOCK = threading.RLock()
+#: Shards of this process by the identity of their models.
+_OF_MODELS: WeakValueDictionary[int, "Shard"] = WeakValueDictionary()
 
 
 class LogLikelihood(LogDensity):
@@ -82,11 +81,22 @@ class Shard:
     def __init__(self, recipe: Recipe, number: int) -> None:
         self._recipe, self._number, self.key = recipe, number, recipe.keys[number]
         self._rules = OrderedDict[str, RowRules]()
-        with _LOCK, _naming(self.key):
-            model = cloudpickle.loads(recipe.build)(self.key)
-            if not isinstance(model, pm.Model):
-                raise TypeError(f"build returned {model!r} instead of a pm.Model")
-        self._model, self._n_bytes = model, bytes_of(model)
+        # What is compiled is not for two threads at once: a request may come while one that was given up is under way.
+        self._lock = threading.RLock()
+        with _LOCK:
+            self._model = made(lambda key: cloudpickle.loads(recipe.build)(key), self.key)
+            self._see_that_it_is_new()
+        self._n_bytes = bytes_of(self._model)
+
+    def _see_that_it_is_new(self) -> None:
+        other = _OF_MODELS.get(id(self._model))
+        if other is not None and other.key != self.key:
+            raise ShardError(
+                f"build returned the same model for the shards {other.key!r} and {self.key!r}: let it make a new one "
+                "for each key.",
+                self.key,
+            )
+        _OF_MODELS[id(self._model)] = self
 
     def __reduce__(self) -> tuple[type, tuple[Recipe, int]]:
         """Return what to pickle: elsewhere, a shard is made again."""
@@ -100,7 +110,7 @@ class Shard:
         ShardError
             Where that fails, whatever the reason.
         """
-        with _naming(self.key):
+        with self._lock, _naming(self.key):
             if isinstance(request, Expect):
                 return self._expected(request)
             if isinstance(request, Evaluate):
@@ -110,7 +120,7 @@ class Shard:
             if isinstance(request, Call):
                 return request.function(self._likelihood, *request.arguments)
             with _LOCK:
-                return self._facts(request.theta) if isinstance(request, Look) else self._outline()
+                return facts_of(self.key, self._model, request.theta) if isinstance(request, Look) else self._outline()
 
     @functools.cached_property
     def _likelihood(self) -> LogLikelihood:
@@ -121,30 +131,16 @@ class Shard:
         likelihood = self._likelihood
         return likelihood.structural_pattern if likelihood.rows is not None else likelihood.pattern
 
-    def _facts(self, theta: Array) -> Facts:
-        """Return what the model is, with its prior at points, (n_points, n_dim)."""
-        model = self._model
-        n_observed = sum(int(np.prod(rv.shape.eval())) for rv in model.observed_RVs)
-        if not n_observed and not model.potentials:
-            raise ShardError(
-                f"Shard {self.key!r} is empty: its model has no observed values. Leave its key out.", self.key
-            )
-        signature = signature_of(model)
-        n_dim = sum(form.size for form in signature.values())
-        if n_dim != theta.shape[1]:  # the caller compares signatures
-            return Facts(signature, n_observed, np.empty(0), {})
-        names = [term.name for term in model.potentials]
-        with without_c(model):
-            terms = [model.logp(vars=model.free_RVs), *(model.logp(vars=[term]) for term in model.potentials)]
-            function = model.compile_fn(terms, inputs=model.value_vars, mode="FAST_COMPILE", point_fn=True)
-            values = [function(_point(signature, row)) for row in theta]
-        prior, *potentials = np.array(values, dtype=np.float64).reshape(len(theta), -1).T
-        return Facts(signature, n_observed, prior, dict(zip(names, potentials, strict=True)))
-
     def _outline(self) -> Outline:
         """Return what the log likelihood is."""
-        likelihood, rows = self._likelihood, self._likelihood.rows
-        error = likelihood.hessian_error()
+        likelihood = self._likelihood
+        if likelihood.has_minibatch:
+            raise ShardError(
+                f"The model of shard {self.key!r} reads pm.Minibatch data: shards are evaluated whole. Give it "
+                "the data themselves, without total_size.",
+                self.key,
+            )
+        rows, error = likelihood.rows, likelihood.hessian_error()
         return Outline(
             None if rows is None else rows.n_rows,
             None if rows is None else rows.n_directions,
@@ -209,6 +205,21 @@ class Shard:
         return object.__sizeof__(self) + self._n_bytes
 
 
+def made(build: Callable[[Any], object], key: Hashable) -> pm.Model:
+    """Return the model of a key.
+
+    Raises
+    ------
+    ShardError
+        Where there is none, whatever the reason.
+    """
+    with _naming(key):
+        model = build(key)
+        if not isinstance(model, pm.Model):
+            raise TypeError(f"build returned {model!r} instead of a pm.Model")
+    return model
+
+
 @contextlib.contextmanager
 def _naming(key: Hashable) -> Iterator[None]:
     """Turn any error into one that names the shard."""
@@ -218,39 +229,6 @@ def _naming(key: Hashable) -> Iterator[None]:
         raise
     except Exception as error:
         raise ShardError(f"Shard {key!r} can't be used: {type(error).__name__}: {error}", key) from error
-
-
-def bytes_of(model: pm.Model) -> int:
-    """Return the bytes of the arrays of a model, those that are the same object counted once."""
-    values = [value for value in model.rvs_to_values.values() if value is not None]
-    found: dict[int, int] = {}
-    for var in ancestors([*model.basic_RVs, *model.potentials, *values]):
-        array = getattr(var, "data", None) if isinstance(var, Constant) else None
-        array = var.get_value(borrow=True) if isinstance(var, SharedVariable) else array
-        if isinstance(array, np.ndarray):
-            found[id(array)] = array.nbytes
-    return sum(found.values())
-
-
-def signature_of(model: pm.Model) -> Signature:
-    """Return the shape, transform, dims and coordinates of each free variable."""
-    point = model.initial_point(random_seed=0)
-    result = dict[str, Form]()
-    for value in model.value_vars:
-        rv = model.values_to_rvs[value]
-        dims = tuple(model.named_vars_to_dims.get(rv.name) or ())
-        coords = tuple((dim, tuple(model.coords.get(dim) or ())) for dim in dims)
-        result[value.name] = Form(rv.name, np.shape(point[value.name]), dims, coords)
-    return result
-
-
-def _point(signature: Signature, row: Array) -> dict[str, Array]:
-    """Return values by name of a flat vector."""
-    point, start = {}, 0
-    for name, form in signature.items():
-        point[name] = row[start : start + form.size].reshape(form.shape)
-        start += form.size
-    return point
 
 
 def _entries(hessian: MeanHessian, pattern: Pattern | None, n_dim: int) -> Array:

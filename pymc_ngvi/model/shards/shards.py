@@ -2,7 +2,7 @@
 
 import contextlib
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
@@ -16,6 +16,7 @@ from pymc_ngvi.model.shards.engines import ByExecutor, Engine, InProcess
 from pymc_ngvi.model.shards.on_dask import OnDask, client_of
 from pymc_ngvi.model.shards.recipe import Recipe
 from pymc_ngvi.model.shards.requests import Apply, Facts, Look, Requests
+from pymc_ngvi.model.shards.shard import made
 
 #: Is told how many shards are done, and how many there are.
 type Watch = Callable[[int, int], object]
@@ -47,7 +48,8 @@ class Shards:
     ValueError
         Without keys, or for keys that occur twice.
     TypeError
-        Where ``build`` can't be called or sent to other processes, or for something that is no executor.
+        Where ``build`` can't be called or sent to other processes; for keys that are no sequence, or can't be hashed;
+        for something that is no executor.
 
     Examples
     --------
@@ -76,13 +78,13 @@ class Shards:
     ) -> None:
         if not callable(build):
             raise TypeError(f"build should be a function that returns the model of a key; got {build!r}.")
-        keys = tuple(keys)
+        keys = _checked(keys)
         if not keys:
             raise ValueError("There are no shards: keys is empty.")
         if len(set(keys)) < len(keys):
             twice = next(key for key in keys if keys.count(key) > 1)
             raise ValueError(f"The key {twice!r} occurs {keys.count(twice)} times: its rows would count as often.")
-        if keep is not None and keep < 1:
+        if keep is not None and (not isinstance(keep, int | np.integer) or keep < 1):
             raise ValueError(f"keep is a number of shards, at least 1; got {keep!r}.")
         self._build, self._recipe = build, Recipe.of(build, keys, keep)
         self._engine = engine_of(executor)
@@ -103,8 +105,14 @@ class Shards:
         return self._recipe.keys
 
     def model(self, key: Hashable) -> pm.Model:
-        """Return the model of a shard, made in this process."""
-        return self._build(key)
+        """Return the model of a shard, made in this process.
+
+        Raises
+        ------
+        ShardError
+            Where there is none.
+        """
+        return made(self._build, key)
 
     def use(self, executor: Executor | object | None) -> None:
         """Evaluate shards elsewhere from now on."""
@@ -138,7 +146,7 @@ class Shards:
         """
         facts: list[Facts] = self.ask(Look(theta))
         check_same(self.keys, facts)
-        common = common_potentials(facts)
+        common = common_potentials(self.keys, facts)
         if common != self._recipe.without:
             self._engine.close(self._recipe)
             self._recipe = replace(self._recipe, without=common, name=f"{self._recipe.name}-")
@@ -211,6 +219,18 @@ def engine_of(executor: Executor | object | None) -> Engine:
             "cluster, give Client(cluster)."
         )
     return ByExecutor(executor)
+
+
+def _checked(keys: Iterable[Hashable]) -> tuple[Hashable, ...]:
+    if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
+        raise TypeError(f"keys should be a sequence with a key for each shard; got {keys!r}.")
+    keys = tuple(keys)
+    for key in keys:
+        try:
+            hash(key)
+        except TypeError:
+            raise TypeError(f"The key {key!r} can't be hashed: take a string, number or tuple instead.") from None
+    return keys
 
 
 def points_to_compare(start: Array) -> Array:

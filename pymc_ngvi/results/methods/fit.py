@@ -7,11 +7,9 @@ from rich.theme import Theme
 
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.status import Status
+from pymc_ngvi.fitting.lost import keeping
 from pymc_ngvi.fitting.outcome import report_outcome
-from pymc_ngvi.fitting.session import FitSession
 from pymc_ngvi.model.shards.density import shards_of
-from pymc_ngvi.model.shards.errors import BrokenExecutorError, ShardError
-from pymc_ngvi.model.streams.errors import BatchError
 from pymc_ngvi.results.fitted import Fitted
 
 
@@ -113,14 +111,11 @@ class FitMethods(Fitted):
         gaussian.refuse_changed_data("The fit can't go on with other data")
         if executor is not None:
             shards_of(gaussian.density).use(executor)
-        try:
-            outcome = gaussian._session.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws)
-        except (ShardError, BrokenExecutorError, BatchError) as error:
-            if isinstance(gaussian._session, FitSession):
-                gaussian._follow(gaussian._session.outcome())
-            error.approx = self
-            raise
+        session = gaussian._session
+        with keeping(self, lambda: gaussian._follow(session.outcome())):
+            outcome = session.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws)
         gaussian._follow(outcome)
-        approx = self if self._next_step is None else self._next_step.again(self)
+        with keeping(self):
+            approx = self if self._next_step is None else self._next_step.again(self)
         report_outcome(gaussian._state, approx._record_of("refine"))
         return approx
