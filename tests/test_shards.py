@@ -1,8 +1,10 @@
 """Models whose data are in shards: the posterior of all rows, whoever evaluates them, and if workers die."""
 
+import functools
 import multiprocessing
 import os
 import pickle
+import time
 
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
@@ -14,13 +16,17 @@ import sharded_models as models
 
 import pymc_ngvi
 
-from pymc_ngvi import BrokenExecutorError, ShardError, Shards, Status
+from pymc_ngvi import BrokenExecutorError, ShardError, Shards, StartError, Status
 from pymc_ngvi.marginal.exact import forest_of
 from pymc_ngvi.marginal.in_shards import TermsInShards
 from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.model.shards import on_dask
 from pymc_ngvi.model.shards.density import ShardedDensity
 from pymc_ngvi.model.shards.engines import forget
+from pymc_ngvi.model.shards.recipe import Recipe
+from pymc_ngvi.model.shards.requests import Apply
+from pymc_ngvi.model.shards.shard import Shard
+from pymc_ngvi.results import exact_step
 
 KEYS = range(models.N_SHARDS)
 # Other processes import nothing from here.
@@ -233,6 +239,90 @@ def test_a_shard_that_is_no_part_of_the_model_is_named(change, message):
     assert error.value.key == 2
 
 
+@functools.cache
+def one_model():
+    return models.logistic(models.rows_of(0))
+
+
+def the_same_model(key):
+    return one_model()
+
+
+def reading(*, observed=True, batches=False, missing=False, potential=None, coords=None, deterministic=False):
+    """Return what builds shards that have a feature."""
+    X, _, z, _ = models.data()
+
+    def build(key):
+        x, y = X[models.rows_of(key), 1], z[models.rows_of(key)]
+        if batches:
+            x, y = pm.Minibatch(x, y, batch_size=20)
+        elif missing:
+            y = np.ma.masked_array(y, mask=np.arange(len(y)) == 7)
+        with pm.Model(coords=coords) as model:
+            slope = pm.Normal("slope", 0.0, 2.0, **({"dims": "k"} if coords else {"shape": 1}))
+            mu = slope[0] * x
+            if deterministic:
+                pm.Deterministic("mu", mu)
+                pm.Deterministic("twice", 2.0 * slope)
+            if potential is not None:
+                potential(key, slope)
+            pm.Normal("y", mu, 1.0, observed=y, **({"total_size": 150} if batches else {}))
+        return model
+
+    return build
+
+
+def same_in_all(key, slope):
+    """A likelihood of as many successes in each shard, in another order."""
+    pm.Potential("ups", pm.logp(pm.Bernoulli.dist(logit_p=slope[0]), np.roll([1, 1, 0, 0, 0], key)).sum())
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (the_same_model, "build returned the same model for the shards 0 and 1"),
+        (reading(batches=True), "The model of shard 0 reads pm.Minibatch data"),
+        (reading(missing=True), "'y' lacks values in shard 0"),
+        (reading(potential=same_in_all), "The potential 'ups' has the same values in all shards, but reads other data"),
+        (lambda key: None, "Shard 0 can't be used: TypeError: build returned None"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::pymc.exceptions.ImputationWarning")
+def test_what_would_give_another_posterior_than_that_of_all_rows_is_refused(build, message):
+    with pytest.raises(ShardError, match=message):
+        fit(Shards(build, KEYS))
+
+
+def test_coordinates_of_other_types_and_without_a_value_are_the_same():
+    coordinates = [
+        [0, np.nan],
+        np.array([0.0, np.nan]),
+        (np.float32(0.0), float("nan")),
+        np.array([0, None], dtype=float),
+    ]
+    model = fit(Shards(lambda key: reading(coords={"k": coordinates[key]})(key), KEYS), n=0).model
+    assert len(model.coords["k"]) == 2
+
+
+def test_a_shard_outside_the_support_at_the_start_is_named():
+    def outside(key, slope):
+        pm.Potential("limit", pm.math.switch(slope[0] > float(key - 2.5), 0.0, -np.inf) + 0.0 * key * slope[0])
+
+    with pytest.raises(StartError, match=r"limit of shard 3 \(-inf\)"):
+        fit(Shards(reading(potential=outside), KEYS))
+
+
+def test_draws_have_what_is_no_function_of_the_rows_of_a_shard():
+    approx = fit(Shards(reading(deterministic=True), KEYS))
+    draws = approx.sample(10, random_seed=1)
+    assert set(draws.children) == {"posterior", "sample_stats"}
+    assert set(draws.posterior.data_vars) == {"slope", "twice"}
+    with pytest.raises(ValueError, match="No variable is called 'mu'"):
+        approx.cov_of("mu")
+    with pytest.raises(ValueError, match="log_likelihood is one of rows"):
+        approx.sample(10, log_likelihood=True)
+
+
 def test_an_error_of_a_shard_crosses_processes_with_its_key():
     error = pickle.loads(pickle.dumps(ShardError("Shard 'a' is empty.", "a")))
     assert (str(error), error.key) == ("Shard 'a' is empty.", "a")
@@ -258,11 +348,51 @@ def test_a_shard_that_fails_in_mid_fit_keeps_the_fit(tmp_path, reference):
     assert same_bits(approx.refine(progressbar=False), reference)
 
 
+@pytest.mark.parametrize("when", ["the exact posterior", "refine"])
+def test_a_shard_that_fails_after_the_fit_keeps_it(when, monkeypatch):
+    approx = fit(Shards(models.of_rows(models.normal), KEYS))
+    n, shards = approx.n_iterations, approx.density.shards
+
+    def fail(*_):
+        raise ShardError("Shard 0 can't be used: OSError: the disk is full", 0)
+
+    if when == "refine":
+        monkeypatch.setattr(type(shards), "ask", fail)
+        with pytest.raises(ShardError) as error:
+            approx.refine(progressbar=False, tol=1e-12)
+        assert error.value.approx is approx
+    else:
+        monkeypatch.setattr(exact_step, "exact_posterior", fail)
+        with pytest.raises(ShardError) as error:
+            fit(Shards(models.of_rows(models.normal), KEYS), posterior="exact")
+        assert same_bits(error.value.approx, approx)
+        assert error.value.approx.converged
+    assert error.value.approx.n_iterations >= n
+
+
+def test_two_requests_to_a_shard_wait_for_each_other():
+    """Those of a pass that was given up may still be under way."""
+    shard = Shard(Recipe.of(models.of_rows(models.logistic), KEYS, None), 0)
+    events = []
+
+    def note(key, model):
+        events.append("in")
+        time.sleep(0.05)
+        events.append("out")
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(shard.answer, [Apply(note)] * 2))
+    assert events == ["in", "out"] * 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
         (([],), ValueError, "keys is empty"),
         (([1, 2, 1],), ValueError, "key 1 occurs 2 times"),
+        (([[1], [2]],), TypeError, r"The key \[1\] can't be hashed"),
+        (("part-1.parquet",), TypeError, "a key for each shard; got 'part-1.parquet'"),
+        ((3,), TypeError, "a key for each shard; got 3"),
         (
             (KEYS, "dask"),
             TypeError,
@@ -283,8 +413,9 @@ def test_what_can_not_be_a_fit_of_shards():
         fit([1, 2])
     with pytest.raises(TypeError, match="build should be a function"):
         Shards(models.logistic(), KEYS)
-    with pytest.raises(ValueError, match="keep is a number of shards"):
-        Shards(models.logistic, KEYS, keep=0)
+    for keep in (0, 1.5):
+        with pytest.raises(ValueError, match="keep is a number of shards"):
+            Shards(models.logistic, KEYS, keep=keep)
     with pytest.raises(ValueError, match="does not go with shards"):
         fit(shards, estimator="gauss_newton", family="diagonal")
     with pytest.raises(ValueError, match="leave executor out"):

@@ -43,6 +43,10 @@ class SavedFit:
         """Of the fit."""
         return self.snapshot().options
 
+    def outcome(self) -> Outcome | None:
+        """Return what the fit has come to since; None where it has not gone on yet."""
+        return None if self._session is None else self._session.outcome()
+
     def snapshot(self) -> Snapshot:
         """Return what the fit needs to go on in another process."""
         return self._snapshot if self._session is None else self._session.snapshot()

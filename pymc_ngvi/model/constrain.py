@@ -66,6 +66,7 @@ class Constrainer:
         self.layout = density.layout
         self._minibatches = density.minibatches
         self._deterministics = deterministics
+        self._left_out = {d.name for d in self.model.deterministics} - {d.name for d in density.deterministics}
         self.names = names
         self._forget()
 
@@ -94,6 +95,7 @@ class Constrainer:
             "_minibatches": self._minibatches,
             "_deterministics": self._deterministics,
             "names": self.names,
+            "_left_out": self._left_out,
         }
 
     def __setstate__(self, state: dict[str, object]) -> None:
@@ -143,6 +145,8 @@ class Constrainer:
 
     def _is_known(self, deterministic: Variable) -> bool:
         """Tell whether a Deterministic is one of what was fitted."""
+        if deterministic.name in self._left_out:
+            return False
         added = set(self.model.free_RVs) - set(self._fitted())
         return not added or added.isdisjoint(ancestors([deterministic]))
 

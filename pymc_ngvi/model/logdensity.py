@@ -242,6 +242,11 @@ class LogDensity(ByRowsMethods):
         """Return the model's initial point, flat and unconstrained, (n_dim,)."""
         return self.info.start.copy()
 
+    @property
+    def deterministics(self) -> list[Variable]:
+        """The model's Deterministics, those that can be evaluated here."""
+        return list(self.model.deterministics)
+
     def terms(self, theta: Array) -> dict[str, float]:
         """Return the terms of log p by the names of their variables, at a point (n_dim,)."""
         return terms_of(self.model, self.layout.unflatten(theta))

@@ -27,7 +27,7 @@ def _labelled(labels: list[str], matrix: Array, axis: str = "unconstrained") -> 
 def covariance_of(posterior: Posterior, names: str | Sequence[str], *, constrained: bool) -> xr.DataArray:
     """Return the covariance of some variables; see `NGVIApproximation.cov_of`."""
     wanted, layout = [names] if isinstance(names, str) else list(names), posterior.layout
-    derived = {d.name for d in posterior.model.deterministics}
+    derived = {d.name for d in posterior.density.deterministics}
     of_draws = derived & set(wanted)
     index = indices_of(layout, [name for name in wanted if name not in of_draws], derived)
     if of_draws or constrained:

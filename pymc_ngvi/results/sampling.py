@@ -41,6 +41,8 @@ class Sampling:
 
 
 _PLAIN = Sampling()
+#: Groups of a tree that hold data.
+_OF_ROWS = ("observed_data", "constant_data")
 
 
 def sample_trace(
@@ -82,10 +84,15 @@ def sample_tree(
     """Return draws as a tree; see `NGVIApproximation.sample`."""
     if how.var_names is not None and options.get("log_likelihood"):
         raise ValueError("log_likelihood needs the draws of all free variables: leave var_names out.")
+    in_shards = posterior.density.is_sharded
+    if in_shards and options.get("log_likelihood"):
+        raise ValueError("log_likelihood is one of rows, which are in shards: see `Shards.map`.")
     trace, attrs = sample_trace(posterior, kept, draws, rng, how)
     more = posterior.distribution.groups(posterior.layout)
     shown = how.transformed(posterior) or how.var_names is not None
     tree = to_datatree(trace, posterior.model, more, include_transformed=shown, **options)
+    if in_shards:  # the model is that of one shard
+        tree = xr.DataTree.from_dict({name: node for name, node in tree.children.items() if name not in _OF_ROWS})
     for group in {"posterior", "sample_stats"} & set(tree.children):
         tree[group].attrs.update(attrs)
     outcome = {} if posterior.record is None else posterior.record.attrs()
@@ -101,7 +108,7 @@ def _constrainer(posterior: Posterior, kept: Kept, how: Sampling) -> Constrainer
         return posterior.constrain
     names = frozenset([how.var_names] if isinstance(how.var_names, str) else how.var_names)
     values = {v.name: v.value_name for v in posterior.layout.variables}
-    valid = dict.fromkeys([*values, *(d.name for d in posterior.model.deterministics), *values.values()])
+    valid = dict.fromkeys([*values, *(d.name for d in posterior.density.deterministics), *values.values()])
     if unknown := sorted(names - valid.keys()):
         raise ValueError(f"var_names has {unknown[0]!r}, which the model has not: {suggestion(unknown[0], valid)}")
     if not names:

@@ -50,6 +50,12 @@ def common_potentials(keys: Sequence[Hashable], facts: Sequence[Facts]) -> tuple
     return tuple(name for name in facts[0].potentials if _is_common(name, keys, facts))
 
 
+def common_deterministics(facts: Sequence[Facts]) -> frozenset[str]:
+    """Return the names of Deterministics that read the same data in all shards."""
+    first, *others = (of_shard.deterministics.items() for of_shard in facts)
+    return frozenset(name for name, _ in set(first).intersection(*others))
+
+
 def _is_common(name: str, keys: Sequence[Hashable], facts: Sequence[Facts]) -> bool:
     first, *others = (of_shard.potentials[name] for of_shard in facts)
     if not all(_same(first.values, other.values) for other in others):
@@ -87,8 +93,8 @@ def _check_variables(one: Hashable, first: Signature, key: Hashable, other: Sign
             if here != there:
                 raise ShardError(
                     f"The {what} of {name!r} {_DIFFER.get(what, 'differs')} between the shards {one!r} "
-                    f"({_short(here)}) and {key!r} ({_short(there)}). Where these follow from the data, such as groups or levels of a factor, they "
-                    "have to be those of the whole data.",
+                    f"({_short(here)}) and {key!r} ({_short(there)}). Where these follow from the data, such as groups "
+                    "or levels of a factor, they have to be those of the whole data.",
                     key,
                 )
 

@@ -90,7 +90,7 @@ class ShardedDensity(LogDensity):
         self.shards = shards
         model = shards.model(shards.keys[0])
         info = ModelInfo.of(model, initial_point_function(model)())
-        self._common = shards.look(points_to_compare(info.start))
+        self._common, self._derived = shards.look(points_to_compare(info.start))
         super().__init__(model, backend, compile_kwargs)
         self._outlines: list[Outline] = shards.ask(Open())
 
@@ -100,6 +100,11 @@ class ShardedDensity(LogDensity):
     def again(self, backend: str = "auto", compile_kwargs: Mapping[str, object] | None = None) -> Never:
         """Raise: what shards have read is not looked at."""
         raise CannotReuse("its data are in shards")
+
+    @property
+    def deterministics(self) -> list[Variable]:
+        """The Deterministics that are no functions of a shard's own data."""
+        return [term for term in super().deterministics if term.name in self._derived]
 
     # --- by rows ---
 

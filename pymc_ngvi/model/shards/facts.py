@@ -29,20 +29,21 @@ def facts_of(key: Hashable, model: pm.Model, theta: Array) -> Facts:
     n_observed = sum(int(np.prod(rv.shape.eval())) for rv in model.observed_RVs)
     if not n_observed and not model.potentials:
         raise ShardError(f"Shard {key!r} is empty: its model has no observed values. Leave its key out.", key)
-    signature, lacking = signature_of(model), lacking_of(model)
+    signature, lacking, free = signature_of(model), lacking_of(model), model.free_RVs
+    deterministics = {str(term.name): digest_of(term, free) for term in model.deterministics}
     n_dim = sum(form.size for form in signature.values())
     if n_dim != theta.shape[1]:  # the caller compares signatures
-        return Facts(signature, n_observed, np.empty(0), {}, lacking)
+        return Facts(signature, n_observed, np.empty(0), {}, deterministics, lacking)
     with without_c(model):
-        terms = [model.logp(vars=model.free_RVs), *(model.logp(vars=[term]) for term in model.potentials)]
+        terms = [model.logp(vars=free), *(model.logp(vars=[term]) for term in model.potentials)]
         function = model.compile_fn(terms, inputs=model.value_vars, mode="FAST_COMPILE", point_fn=True)
         values = [function(_point(signature, row)) for row in theta]
     prior, *others = np.array(values, dtype=np.float64).reshape(len(theta), -1).T
     potentials = {
-        str(term.name): Potential(at_points, digest_of(term, model.free_RVs))
+        str(term.name): Potential(at_points, digest_of(term, free))
         for term, at_points in zip(model.potentials, others, strict=True)
     }
-    return Facts(signature, n_observed, prior, potentials, lacking)
+    return Facts(signature, n_observed, prior, potentials, deterministics, lacking)
 
 
 def signature_of(model: pm.Model) -> Signature:

@@ -59,6 +59,21 @@ class Potential(NamedTuple):
     data: str
 
 
+class Common(NamedTuple):
+    """What is the same in all shards.
+
+    Parameters
+    ----------
+    potentials : tuple of str
+        Those of the prior.
+    deterministics : frozenset of str
+        Those that are no functions of a shard's own data.
+    """
+
+    potentials: tuple[str, ...]
+    deterministics: frozenset[str]
+
+
 class Facts(NamedTuple):
     """What a shard says of its model.
 
@@ -72,6 +87,8 @@ class Facts(NamedTuple):
         At the points of the request.
     potentials : dict
         The model's potentials there, by name.
+    deterministics : dict
+        Digests of the data that Deterministics read, by name.
     lacking : tuple of str
         Observed variables that lack values, which are free variables instead.
     """
@@ -80,6 +97,7 @@ class Facts(NamedTuple):
     n_observed: int
     log_prior: Array
     potentials: dict[str, Potential]
+    deterministics: dict[str, str]
     lacking: tuple[str, ...]
 
 

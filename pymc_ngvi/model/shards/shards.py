@@ -11,11 +11,11 @@ import numpy as np
 import pymc as pm
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.model.shards.checks import check_same, common_potentials
+from pymc_ngvi.model.shards.checks import check_same, common_deterministics, common_potentials
 from pymc_ngvi.model.shards.engines import ByExecutor, Engine, InProcess
 from pymc_ngvi.model.shards.on_dask import OnDask, client_of
 from pymc_ngvi.model.shards.recipe import Recipe
-from pymc_ngvi.model.shards.requests import Apply, Facts, Look, Requests
+from pymc_ngvi.model.shards.requests import Apply, Common, Facts, Look, Requests
 from pymc_ngvi.model.shards.shard import made
 
 #: Is told how many shards are done, and how many there are.
@@ -28,12 +28,14 @@ class Shards:
     Every shard has the same free variables and priors, and likelihoods of its own rows. The posterior is that of one
     model with all rows: priors count once. A potential counts once, too, where it is the same in all shards. Sums go
     through the shards in the order of the keys, and are the same to the last bit, whichever worker computes a part.
+    Draws have the Deterministics that read the same data in all shards; `map` is for the others.
 
     Parameters
     ----------
     build : callable
-        Returns the ``pm.Model`` of a key. It is called where the shard is evaluated, and should read its data there.
-        What follows from the data, such as the levels of a factor or the scale of a prior, has to be that of all data.
+        Returns the ``pm.Model`` of a key: a new one for each, with the same data whenever it is called. It is called
+        where the shard is evaluated, and should read its data there. What follows from the data, such as the levels of
+        a factor or the scale of a prior, has to be that of all data.
     keys : sequence of hashable
         One for each shard: a path, a number of a row group, ...
     executor : concurrent.futures.Executor or distributed.Client, optional
@@ -136,8 +138,8 @@ class Shards:
         if self._watch is not None:
             self._watch(n, len(self.keys))
 
-    def look(self, theta: Array) -> tuple[str, ...]:
-        """Check that shards are parts of one model, at points (n_points, n_dim); return the potentials of its prior.
+    def look(self, theta: Array) -> Common:
+        """Check that shards are parts of one model, at points (n_points, n_dim); return what they have in common.
 
         Raises
         ------
@@ -151,7 +153,7 @@ class Shards:
             self._engine.close(self._recipe)
             self._recipe = replace(self._recipe, without=common, name=f"{self._recipe.name}-")
         self.n_passes = 0
-        return common
+        return Common(common, common_deterministics(facts))
 
     def map(self, function: Callable[[Hashable, pm.Model], Any]) -> Iterator[tuple[Hashable, Any]]:
         """Apply a function to each shard where it is.

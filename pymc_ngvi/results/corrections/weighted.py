@@ -159,7 +159,7 @@ def corrected(posterior: Posterior, draws: int, rng: np.random.Generator, *, tra
     seed, model = int(rng.integers(2**63)), posterior.model
     weights = _weights(posterior, draws, seed)
     weights.check()
-    shown = [rv.name for rv in model.free_RVs] + [d.name for d in model.deterministics]
+    shown = [rv.name for rv in model.free_RVs] + [d.name for d in posterior.density.deterministics]
     if transformed:
         shown += [v.value_name for v in posterior.layout.variables if v.value_name not in shown]
     sums = _sums(posterior, weights, seed, shown)

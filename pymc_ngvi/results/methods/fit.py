@@ -112,7 +112,12 @@ class FitMethods(Fitted):
         if executor is not None:
             shards_of(gaussian.density).use(executor)
         session = gaussian._session
-        with keeping(self, lambda: gaussian._follow(session.outcome())):
+
+        def follow() -> None:
+            if (reached := session.outcome()) is not None:
+                gaussian._follow(reached)
+
+        with keeping(self, follow):
             outcome = session.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws)
         gaussian._follow(outcome)
         with keeping(self):
