@@ -323,6 +323,21 @@ def test_draws_have_what_is_no_function_of_the_rows_of_a_shard():
         approx.sample(10, log_likelihood=True)
 
 
+def test_predictions_are_of_the_rows_of_each_shard():
+    """Not by a Deterministic of another one, which PyMC takes from the draws where they have it."""
+    shards = Shards(reading(deterministic=True), KEYS)
+    draws = fit(shards).sample(100, random_seed=1)
+
+    def error(key, model):
+        x = models.data()[0][models.rows_of(key), 1]
+        tree = pm.sample_posterior_predictive(draws, model=model, progressbar=False, random_seed=1)
+        mean = tree.posterior_predictive["y"].mean(["chain", "draw"]).to_numpy()
+        return float(np.abs(mean - draws.posterior["slope"].mean().item() * x).max())
+
+    # Means of 100 draws with sd 1, the largest of 150 of them.
+    assert max(largest for _, largest in shards.map(error)) < 5.0 / np.sqrt(100)
+
+
 def test_an_error_of_a_shard_crosses_processes_with_its_key():
     error = pickle.loads(pickle.dumps(ShardError("Shard 'a' is empty.", "a")))
     assert (str(error), error.key) == ("Shard 'a' is empty.", "a")
