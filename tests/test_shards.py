@@ -455,6 +455,10 @@ def test_what_is_read_off_single_rows_is_refused(reference):
     assert reference.structure.rows is None
 
 
+def test_a_summary_counts_the_rows_of_all_shards(reference):
+    assert f"Number of observations: {models.N_ROWS:,}." in str(reference.summary())
+
+
 def test_progress_shows_how_many_shards_are_done():
     seen, shards = [], Shards(models.of_rows(models.logistic), KEYS)
     with shards.watched(lambda done, total: seen.append((done, total))):

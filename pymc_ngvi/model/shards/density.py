@@ -75,6 +75,8 @@ class ShardedDensity(LogDensity):
     Attributes
     ----------
     shards : Shards
+    observations : dict
+        Number of observations by observed variable.
 
     Raises
     ------
@@ -90,7 +92,7 @@ class ShardedDensity(LogDensity):
         self.shards = shards
         model = shards.model(shards.keys[0])
         info = ModelInfo.of(model, initial_point_function(model)())
-        self._common, self._derived = shards.look(points_to_compare(info.start))
+        self._common, self._derived, self.observations = shards.look(points_to_compare(info.start))
         super().__init__(model, backend, compile_kwargs)
         self._outlines: list[Outline] = shards.ask(Open())
 

@@ -142,7 +142,8 @@ class ByExecutor:
             if isinstance(error, ShardError):
                 raise
             raise BrokenExecutorError(
-                f"The executor that evaluates the shards is broken: {type(error).__name__}: {error}. Make another one."
+                f"The executor that evaluates the shards is broken: {type(error).__name__}: {error}. Make another "
+                "one, and go on with it: approx.refine(executor=...) for a fit, shards.use(...) for all else."
             ) from error
         finally:
             for future in futures:

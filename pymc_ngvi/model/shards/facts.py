@@ -1,6 +1,7 @@
 """What there is to know of the model of a shard: its variables, its prior, whether it has data of its own."""
 
 import hashlib
+import math
 
 from collections.abc import Hashable, Iterable, Iterator
 
@@ -14,6 +15,7 @@ from pytensor.graph.traversal import ancestors
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.model.graphs.backends import without_c
+from pymc_ngvi.model.observations import n_axes
 from pymc_ngvi.model.shards.errors import ShardError
 from pymc_ngvi.model.shards.requests import Facts, Form, Potential, Signature
 
@@ -26,14 +28,15 @@ def facts_of(key: Hashable, model: pm.Model, theta: Array) -> Facts:
     ShardError
         Where the model has no observed values.
     """
-    n_observed = sum(int(np.prod(rv.shape.eval())) for rv in model.observed_RVs)
-    if not n_observed and not model.potentials:
+    shapes = {rv: tuple(rv.shape.eval()) for rv in model.observed_RVs}
+    if not any(map(math.prod, shapes.values())) and not model.potentials:
         raise ShardError(f"Shard {key!r} is empty: its model has no observed values. Leave its key out.", key)
+    observations = {str(rv.name): math.prod(shape[: n_axes(rv, len(shape))]) for rv, shape in shapes.items()}
     signature, lacking, free = signature_of(model), lacking_of(model), model.free_RVs
     deterministics = {str(term.name): digest_of(term, free) for term in model.deterministics}
     n_dim = sum(form.size for form in signature.values())
     if n_dim != theta.shape[1]:  # the caller compares signatures
-        return Facts(signature, n_observed, np.empty(0), {}, deterministics, lacking)
+        return Facts(signature, observations, np.empty(0), {}, deterministics, lacking)
     with without_c(model):
         terms = [model.logp(vars=free), *(model.logp(vars=[term]) for term in model.potentials)]
         function = model.compile_fn(terms, inputs=model.value_vars, mode="FAST_COMPILE", point_fn=True)
@@ -43,7 +46,7 @@ def facts_of(key: Hashable, model: pm.Model, theta: Array) -> Facts:
         str(term.name): Potential(at_points, digest_of(term, free))
         for term, at_points in zip(model.potentials, others, strict=True)
     }
-    return Facts(signature, n_observed, prior, potentials, deterministics, lacking)
+    return Facts(signature, observations, prior, potentials, deterministics, lacking)
 
 
 def signature_of(model: pm.Model) -> Signature:

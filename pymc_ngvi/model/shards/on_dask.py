@@ -136,7 +136,8 @@ class OnDask:
     def _check(self) -> None:
         if self._client.status != "running":
             raise BrokenExecutorError(
-                f"The Dask client that evaluates the shards is {self._client.status}. Make another one."
+                f"The Dask client that evaluates the shards is {self._client.status}. Make another one, and go on "
+                "with it: approx.refine(executor=...) for a fit, shards.use(...) for all else."
             )
 
 

@@ -68,10 +68,13 @@ class Common(NamedTuple):
         Those of the prior.
     deterministics : frozenset of str
         Those that are no functions of a shard's own data.
+    observations : dict
+        Number of observations of all shards by observed variable.
     """
 
     potentials: tuple[str, ...]
     deterministics: frozenset[str]
+    observations: dict[str, int]
 
 
 class Facts(NamedTuple):
@@ -81,8 +84,8 @@ class Facts(NamedTuple):
     ----------
     signature : mapping
         Of its free variables.
-    n_observed : int
-        Observed values.
+    observations : dict
+        Number of observations by observed variable.
     log_prior : ndarray, shape (n_points,)
         At the points of the request.
     potentials : dict
@@ -94,7 +97,7 @@ class Facts(NamedTuple):
     """
 
     signature: Signature
-    n_observed: int
+    observations: dict[str, int]
     log_prior: Array
     potentials: dict[str, Potential]
     deterministics: dict[str, str]

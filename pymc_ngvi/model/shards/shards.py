@@ -153,7 +153,9 @@ class Shards:
             self._engine.close(self._recipe)
             self._recipe = replace(self._recipe, without=common, name=f"{self._recipe.name}-")
         self.n_passes = 0
-        return Common(common, common_deterministics(facts))
+        names = dict.fromkeys(name for fact in facts for name in fact.observations)
+        observations = {name: sum(fact.observations.get(name, 0) for fact in facts) for name in names}
+        return Common(common, common_deterministics(facts), observations)
 
     def map(self, function: Callable[[Hashable, pm.Model], Any]) -> Iterator[tuple[Hashable, Any]]:
         """Apply a function to each shard where it is.

@@ -15,6 +15,7 @@ import xarray as xr
 
 from pymc_ngvi.core.imports import imported
 from pymc_ngvi.model.roles import Extent, Roles, find_roles
+from pymc_ngvi.model.shards.density import ShardedDensity
 from pymc_ngvi.results.convert import to_datatree, to_multitrace
 from pymc_ngvi.results.diagnosis.kept import Kept
 from pymc_ngvi.results.posterior import Posterior
@@ -196,4 +197,6 @@ def roles_of(posterior: Posterior, few: xr.Dataset) -> Roles:
     pattern, summed = posterior.density.structural_pattern, posterior.density.summed
     if pattern is None and summed is not None:
         pattern = summed.among
-    return find_roles(posterior.model, posterior.layout, pattern, extents)
+    roles = find_roles(posterior.model, posterior.layout, pattern, extents)
+    density = posterior.density
+    return replace(roles, observations=density.observations) if isinstance(density, ShardedDensity) else roles
