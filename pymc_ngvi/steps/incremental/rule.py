@@ -162,9 +162,10 @@ class Incremental(StepRule[GaussianState, IncrementalState]):
             is_blind=False,
             place=Place(state.place.number, state.place.position + 1, state.place.n_before + batch.n_rows),
         )
-        if not is_held or batch.is_last:
-            q = self._update(after.q, after.moments, 1.0, True)
-            state = replace(state, q=after.q if q is None else q)
+        # Of a large step that was not tried, nothing is known.
+        takes_step = batch.is_last if is_held else after.moments.gap < _NEAR
+        q = self._update(after.q, after.moments, 1.0, True) if takes_step else None
+        state = replace(state, q=after.q if q is None else q)
         state = replace(state, elbo=self._elbo_of(state))
         return self._after_a_pass(state) if batch.is_last else state
 
@@ -237,20 +238,17 @@ class Incremental(StepRule[GaussianState, IncrementalState]):
 
     def _after_a_pass(self, state: IncrementalState) -> IncrementalState:
         """Measure what the pass has shown."""
-        number, sites = state.place.number, state.sites[: len(state.sites)]
-        if state.is_held:
-            sites = sites[: state.place.position]
+        number, change, none = state.place.number, state.change, Quadratic.none(state.q)
+        sites = state.sites[: state.place.position]  # there may have been more in the pass before
         kept = [site.content for site in sites if site is not None]
-        total = sum(kept[1:], kept[0])
-        none = Quadratic.none(state.q)
-        change, state = (
-            state.change,
-            replace(
-                state, sites=sites, total=total, place=Place(number + 1), change=Change(none.linear, none.precision)
-            ),
+        state = replace(
+            state,
+            sites=sites,
+            total=sum(kept[1:], kept[0]),
+            place=Place(number + 1),
+            change=Change(none.linear, none.precision),
+            ordered=state.ordered or sign_of_order(state.q, kept),
         )
-        ordered = state.ordered or sign_of_order(state.q, kept)
-        state = replace(state, ordered=ordered)
         if self._target.is_read_once:
             state = corrected(self._target, self._stepped, state)
             return replace(state, elbo=self._elbo_of(state))
