@@ -162,6 +162,20 @@ def test_a_shard_that_kills_the_worker_which_makes_it(tmp_path, cluster, referen
     assert same_bits(fit(Shards(models.killing(tmp_path), KEYS, cluster.get_executor())), reference)
 
 
+def test_a_shard_that_kills_all_workers_ends_the_fit(cluster, monkeypatch):
+    monkeypatch.setattr(on_dask, "_MOST_LOST", 1)
+    monkeypatch.setattr(cluster.cluster.scheduler, "allowed_failures", 0)
+
+    def build(key):
+        if key == 2 and os.getpid() != home:
+            os.kill(os.getpid(), 9)
+        return models.logistic(models.rows_of(key))
+
+    home = os.getpid()
+    with pytest.raises(BrokenExecutorError, match=r"Shard \d was lost [2-9] times: its workers die"):
+        fit(Shards(build, KEYS, cluster))
+
+
 def test_a_broken_pool_keeps_the_fit_which_goes_on_with_another(tmp_path, reference):
     context = multiprocessing.get_context("forkserver")
 

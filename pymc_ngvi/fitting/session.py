@@ -251,10 +251,11 @@ class FitSession:
         begin, self._second_start = self._second_start, None
         if begin is None or not first.status.ended_by_itself or first.n_iterations >= last:
             return
-        place = begin.after(self._rule, self._problem.family, first.rule.q, elbo.value)
-        if place is None:
-            return
+        place = None
         try:
+            place = begin.after(self._rule, self._problem.family, first.rule.q, elbo.value)
+            if place is None:
+                return
             self._state = dataclasses.replace(loop.start(self._rule, place.state), history=first.history)
             self._state = loop.run(self._rule, self._state, last - first.n_iterations, observe)
             self._assess()
@@ -263,7 +264,7 @@ class FitSession:
         except LOST:  # the first fit stands, and this one is made again by `refine`
             self._state, self._second_start = first, begin
             raise
-        if self._state is not first and is_better(self._elbo, elbo):
+        if place is not None and self._state is not first and is_better(self._elbo, elbo):
             self._restarted = place.sentence(self._elbo.value - elbo.value)
         else:
             self._state, self._elbo, self._gap = first, elbo, gap

@@ -2,6 +2,7 @@
 
 import time
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from pymc_ngvi.model.shards.recipe import Recipe
 from pymc_ngvi.model.shards.requests import Requests
 from pymc_ngvi.model.shards.shard import Shard
 
-#: Times that a shard may be lost in one evaluation.
+#: Workers that may die in one evaluation of a shard, one after another.
 _MOST_LOST = 10
 #: Seconds to wait each time that a worker took no data.
 _PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0)
@@ -42,26 +43,28 @@ class OnDask:
         self._check()
         asked, shards = pickled(recipe, requests), self._made(recipe)
         result: list[object] = [None] * len(shards)
-        waiting, lost = self._all_asked(recipe, shards, asked, range(len(shards))), 0
+        waiting, lost = self._all_asked(recipe, shards, asked, range(len(shards))), Counter[int]()
         try:
             while waiting:
                 again = []
                 for number, value in self._completed(waiting):
                     if isinstance(value, _Lost):
                         again.append(number)
+                        lost[number] += value.n_workers
                         continue
                     result[number] = value
                     del waiting[number]
                     done(len(shards) - len(waiting))
-                lost += bool(again)
-                if lost > _MOST_LOST:
+                if again and max(lost.values()) > _MOST_LOST:
+                    [(number, times)] = lost.most_common(1)
                     raise BrokenExecutorError(
-                        f"Shard {recipe.keys[again[0]]!r} was lost {_MOST_LOST} times: its workers die, perhaps for "
+                        f"Shard {recipe.keys[number]!r} was lost {times} times: its workers die, perhaps for "
                         "lack of memory. Make the shards smaller, or give workers more memory."
                     )
                 for number in again:
                     shards[number] = self._remade(recipe, number, shards[number])
-                waiting |= self._all_asked(recipe, shards, asked, again)
+                if again:
+                    waiting |= self._all_asked(recipe, shards, asked, again)
         finally:
             for future in waiting.values():
                 future.cancel()
@@ -129,9 +132,12 @@ class OnDask:
 
         try:
             return future.result()
-        except (KilledWorker, FutureCancelledError):
+        except KilledWorker as error:  # Dask has tried several before it gives up
             self._check()
-            return _Lost()
+            return _Lost(error.allowed_failures + 1)
+        except FutureCancelledError:
+            self._check()
+            return _Lost(1)
 
     def _check(self) -> None:
         if self._client.status != "running":
@@ -141,8 +147,10 @@ class OnDask:
             )
 
 
-class _Lost:
-    """An evaluation that went with its worker."""
+class _Lost(NamedTuple):
+    """An evaluation that went with its worker, or with several, one after another."""
+
+    n_workers: int
 
 
 class _Held(NamedTuple):
