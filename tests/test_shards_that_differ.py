@@ -2,8 +2,12 @@
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 import sharded_models as models
+
+from pymc.distributions.dist_math import check_parameters
+from test_bad_input import OnceDifferentiableSquare
 
 import pymc_ngvi
 
@@ -13,8 +17,10 @@ from pymc_ngvi.fitting.second_start import SecondStart
 from pymc_ngvi.marginal.exact import forest_of
 from pymc_ngvi.marginal.in_shards import TermsInShards
 from pymc_ngvi.marginal.on_model import FittedDensity
+from pymc_ngvi.model import PatternWidened
+from pymc_ngvi.model.predictors.expectations import Expectations
 from pymc_ngvi.model.shards.density import ShardedDensity
-from pymc_ngvi.model.shards.engines import forget
+from pymc_ngvi.model.shards.engines import forget, kept
 
 KEYS = range(models.N_SHARDS)
 
@@ -126,3 +132,50 @@ def test_a_shard_that_is_gone_while_a_second_start_is_tried_leaves_the_first_fit
     monkeypatch.setattr(SecondStart, "after", lambda *_: tried.append(1))
     assert approx.refine(progressbar=False).converged
     assert tried == [1]
+
+
+def with_a_term_in_the_third(term):
+    """Return what builds shards, the third of which has another potential."""
+
+    def build(key):
+        X, _, z, _ = (part[models.rows_of(key)] for part in models.data())
+        with pm.Model() as model:
+            beta = pm.Normal("beta", 0.0, 2.0, shape=2)
+            pm.Normal("z", X[:, :2] @ beta, 0.7, observed=z)
+            pm.Potential("term", term(beta[0]) if key == 2 else 0.0 * beta[0])
+        return model
+
+    return build
+
+
+def test_conditions_that_rows_of_one_shard_leave_out_are_looked_at():
+    def below_one(slope):
+        both = pt.stack([slope, 2.0 * slope])
+        return check_parameters(-(both**2), pt.all(both < 1.0)).sum()
+
+    density = ShardedDensity(Shards(with_a_term_in_the_third(below_one), KEYS))
+    assert density.rows is not None
+    inside, outside = np.zeros((1, 2)), np.full((1, 2), 1.5)
+    assert density.rows_cover(lambda: inside)
+    assert not density.rows_cover(lambda: outside)
+
+
+def test_a_second_derivative_that_one_shard_lacks_is_named():
+    density = ShardedDensity(Shards(with_a_term_in_the_third(lambda b: -OnceDifferentiableSquare()(b)), KEYS))
+    assert not density.has_hessian
+    assert "no second derivative" in str(density.hessian_error())
+
+
+def test_rows_that_are_not_all_of_a_shard_are_given_up(monkeypatch):
+    density = ShardedDensity(Shards(with_a_term_in_the_third(lambda b: -((b + 1.0) ** 2)), KEYS))
+    q = FullState.from_scale(density.initial_point(), np.full(density.n_dim, 0.3))
+    agrees = Expectations.agrees
+
+    def but_for_the_third(self, theta, logp, **options):
+        return agrees(self, theta, logp, **options) and not np.isclose(logp[0], of_third)
+
+    of_third = kept(density.shards._recipe, 2)._likelihood.logp(q.location[None])[0]
+    monkeypatch.setattr(Expectations, "agrees", but_for_the_third)
+    with pytest.raises(PatternWidened, match="the rows of shard 2 are not all"):
+        density.expected(q)
+    assert density.rows is None
