@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pymc_ngvi.core.messages import OURS
-from pymc_ngvi.families import DENSE, STRUCTURED, traits_of
+from pymc_ngvi.families import DENSE, FAMILIES, STRUCTURED, traits_of
 from pymc_ngvi.families.sparse import goes_with_fill, goes_with_sums
 from pymc_ngvi.fitting.auto import FamilyChoice, choose_family
 from pymc_ngvi.fitting.options import AUTO, OF_RULE, OPTIONS, FitOptions
@@ -16,8 +16,13 @@ from pymc_ngvi.reparam.row_space import in_words
 
 #: Directions in which functions of rows may vary, beyond which draws of all coordinates are the quicker.
 _FEW_DIRECTIONS = 5
-#: Families whose form is known before the data are read.
-_OF_BATCHES = ("full", "diagonal", "block")
+#: Families whose form is known before the data are read, and that take exact expectations.
+_OF_BATCHES = tuple(
+    name
+    for name, family in FAMILIES.items()
+    if not family.traits.from_structure
+    and any("quadrature" in product.estimators for product in family.traits.goes_with)
+)
 #: Options by name, as users give them.
 type Given = Mapping[str, Any]
 
