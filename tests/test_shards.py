@@ -1,6 +1,7 @@
 """Models whose data are in shards: the posterior of all rows, whoever evaluates them, and if workers die."""
 
 import functools
+import gc
 import multiprocessing
 import os
 import pickle
@@ -20,7 +21,7 @@ from pymc_ngvi import BrokenExecutorError, ShardError, Shards, StartError, Statu
 from pymc_ngvi.marginal.exact import forest_of
 from pymc_ngvi.marginal.in_shards import TermsInShards
 from pymc_ngvi.marginal.on_model import FittedDensity
-from pymc_ngvi.model.shards import on_dask
+from pymc_ngvi.model.shards import engines, on_dask
 from pymc_ngvi.model.shards.density import ShardedDensity
 from pymc_ngvi.model.shards.engines import forget
 from pymc_ngvi.model.shards.recipe import Recipe
@@ -449,6 +450,17 @@ def test_what_can_not_be_a_fit_of_shards():
         fit(shards, estimator="gauss_newton", family="diagonal")
     with pytest.raises(ValueError, match="leave executor out"):
         fit(model=models.logistic()).refine(progressbar=False, executor=ThreadPoolExecutor(1))
+
+
+def test_data_of_shards_go_with_these():
+    shards = Shards(models.of_rows(models.normal), KEYS)
+    # A potential of the prior, which gives the shards another name.
+    density = ShardedDensity(shards)
+    name = shards._recipe.name
+    assert sum(at[0] == name for at in engines._SHARDS) == models.N_SHARDS
+    del density, shards
+    gc.collect()
+    assert not any(at[0].startswith(name.rstrip("-")) for at in engines._SHARDS)
 
 
 def test_a_saved_fit_goes_on_with_the_shards(tmp_path, reference):

@@ -55,16 +55,16 @@ def kept(recipe: Recipe, number: int) -> Shard:
             _SHARDS[at] = Shard(recipe, number)
         _SHARDS.move_to_end(at)
         shard = _SHARDS[at]
-        own = [other for other in _SHARDS if other[0] == recipe.name]
+        own = [other for other in list(_SHARDS) if other[0] == recipe.name]
         for other in own[: max(len(own) - (recipe.keep or len(own)), 0)]:
             del _SHARDS[other]
     return shard
 
 
 def forget(name: str) -> None:
-    """Forget the shards of a recipe, those of this process."""
+    """Forget the shards of a recipe, those of this process; it may be called while others are looked up."""
     with _LOCK:
-        for at in [at for at in _SHARDS if at[0] == name]:
+        for at in [at for at in list(_SHARDS) if at[0] == name]:
             del _SHARDS[at]
 
 

@@ -1,6 +1,7 @@
 """`Shards`: a model whose data lie in several places, for `pm.fit`."""
 
 import contextlib
+import weakref
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
@@ -12,7 +13,7 @@ import pymc as pm
 
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.model.shards.checks import check_same, common_deterministics, common_potentials
-from pymc_ngvi.model.shards.engines import ByExecutor, Engine, InProcess
+from pymc_ngvi.model.shards.engines import ByExecutor, Engine, InProcess, forget
 from pymc_ngvi.model.shards.on_dask import OnDask, client_of
 from pymc_ngvi.model.shards.recipe import Recipe
 from pymc_ngvi.model.shards.requests import Apply, Common, Facts, Look, Requests
@@ -89,6 +90,7 @@ class Shards:
         if keep is not None and (not isinstance(keep, int | np.integer) or keep < 1):
             raise ValueError(f"keep is a number of shards, at least 1; got {keep!r}.")
         self._build, self._recipe = build, Recipe.of(build, keys, keep)
+        weakref.finalize(self, forget, self._recipe.name)
         self._engine = engine_of(executor)
         self.n_passes = 0
         self._watch: Watch | None = None
@@ -152,6 +154,7 @@ class Shards:
         if common != self._recipe.without:
             self._engine.close(self._recipe)
             self._recipe = replace(self._recipe, without=common, name=f"{self._recipe.name}-")
+            weakref.finalize(self, forget, self._recipe.name)
         self.n_passes = 0
         names = dict.fromkeys(name for fact in facts for name in fact.observations)
         observations = {name: sum(fact.observations.get(name, 0) for fact in facts) for name in names}
