@@ -16,6 +16,7 @@ from scipy import sparse
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.model.by_rows import ByRows
 from pymc_ngvi.model.flat import FlatGraphs, Functions, jets_of
+from pymc_ngvi.model.gauss_newton.diagonal import GaussNewtonDiagonal
 from pymc_ngvi.model.graphs import cost, graph
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.graphs.loops import draws_in_call
@@ -58,6 +59,7 @@ class SecondOrder:
     Attributes
     ----------
     sparse : SparseHessian
+    gauss_newton : GaussNewtonDiagonal
     """
 
     def __init__(
@@ -71,7 +73,8 @@ class SecondOrder:
         by_rows: ByRows,
     ) -> None:
         self._by_rows = by_rows
-        self._graphs, self._functions, self._rows = graphs, functions, rows
+        self.gauss_newton = GaussNewtonDiagonal(graphs, functions, rows, start, estimated.widest)
+        self._graphs, self._functions = graphs, functions
         self._cost, self._gradient = estimated, gradient
         self.n_dim, self._widest, self._n_by_predictors = len(start), estimated.widest, 0
         self._no_hessian: graph.MissingDerivativeError | None = None
@@ -263,13 +266,7 @@ class SecondOrder:
         ValueError
             For models with Potentials, without observed variables, or with multivariate ones.
         """
-        function = self._functions.named("gauss_newton", self._compile_gauss_newton)
-        total = np.zeros(self.n_dim)
-        for point in theta:
-            for at, axes in self._axes():
-                with np.errstate(all="ignore"):
-                    total[at] += np.asarray(function(np.ascontiguousarray(point), axes))
-        return total / len(theta)
+        return self.gauss_newton.mean(theta)
 
     def _axes(self) -> Iterator[tuple[NDArray[np.intp], Array]]:
         """Go through the coordinate axes, (n_axes, n_dim), a block at a time, with their indices."""
@@ -331,14 +328,3 @@ class SecondOrder:
         with without_c():
             draws, directions, batched = graph.over_draws_and_directions(product, self._graphs.theta, direction)
         return self._functions.compile([draws, directions], batched)
-
-    def _compile_gauss_newton(self) -> Function:
-        graphs = self._graphs
-        direction = graphs.theta.type("direction")
-        with without_c():
-            rows, scales, rest = self._rows.graphs()
-            *rows, rest = graphs.simplify(graphs.on_flat_vector([*rows, *scales, rest]))
-            rows, scales = rows[: len(scales)], rows[len(scales) :]
-            [along] = graphs.simplify([graph.gauss_newton(rows, scales, rest, graphs.theta, direction)])
-            directions, batched = graph.over_directions(along, direction)
-        return self._functions.compile([graphs.theta, directions], batched)
