@@ -89,7 +89,7 @@ class GaussNewtonDiagonal:
         self._graphs, self._functions, self._rows, self._start = graphs, functions, rows, start
         self._widest = widest
         self.n_in_call = int(np.clip(2 * CACHED_ELEMENTS // max(widest, 1), 16, 4096))
-        self.draws_in_call = int(np.clip(CACHED_ELEMENTS // max(widest, 1), 1, 64))
+        self.draws_in_call = int(np.clip(2 * CACHED_ELEMENTS // max(widest, 1), 1, 64))
         self._made: tuple[list[Variable], list[Variable], Variable] | None = None
         self._rest: SparseHessian | None = None
 
@@ -171,18 +171,21 @@ class GaussNewtonDiagonal:
         """Tell whether squares by layers are those of explicit gradients, at random points, of rows at random."""
         theta, rng = self._graphs.theta, np.random.default_rng(0)
         grad = _weighted_gradient(rows, weights, theta)
-        outputs = self._graphs.simplify([total, grad, *[row.shape for row in rows], *scales])
-        function = self._functions.compile_for_few([theta, *weights], outputs)
-        zeros = [np.zeros([1 if n is None else n for n in row.type.shape]) for row in rows]
-        with contextlib.suppress(ValueError):  # of the sizes of data that are not known
-            for _ in range(_N_POINTS):
-                point = self._start + 0.5 * rng.standard_normal(len(self._start))
-                with np.errstate(all="ignore"):
-                    shapes = function(point, *zeros)[2 : 2 + len(rows)]
-                    if not _checked_at(function, point, [tuple(shape) for shape in shapes], rng):
-                        return False
-            return True
-        return False
+        function = self._functions.compile_for_few([theta, *weights], self._graphs.simplify([total, grad, *scales]))
+        shapes = self._shapes(rows)
+        for _ in range(_N_POINTS):
+            point = self._start + 0.5 * rng.standard_normal(len(self._start))
+            with np.errstate(all="ignore"):
+                if not _checked_at(function, point, shapes, rng):
+                    return False
+        return True
+
+    def _shapes(self, rows: list[Variable]) -> list[tuple[int, ...]]:
+        """Return the shapes of the log densities, for the data as they are now."""
+        if all(_size(row) is not None for row in rows):
+            return [row.type.shape for row in rows]
+        function = self._functions.compile_for_few([self._graphs.theta], [row.shape for row in rows])
+        return [tuple(int(n) for n in shape) for shape in function(self._start)]
 
     def _by_rows(self, rows: list[Variable], scales: list[Variable]) -> Function:
         graphs = self._graphs
@@ -261,7 +264,7 @@ def _checked_at(function: Function, point: Array, shapes: list[tuple[int, ...]],
         return [np.ascontiguousarray(flat[a:b].reshape(shape)) for a, b, shape in parts]
 
     total, _, *others = function(point, *at(chosen, factors))
-    scales = np.repeat([float(s) for s in others[len(shapes) :]], n_each)
+    scales = np.repeat([float(s) for s in others], n_each)
     expected = np.zeros(len(point))
     for element, factor in zip(chosen, factors, strict=True):
         gradient = function(point, *at(np.array([element]), np.array([factor])))[1]

@@ -1,0 +1,309 @@
+"""Squares of gradients of single rows in one backward pass, against derivatives of each row by complex steps."""
+
+import logging
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+
+from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model.gauss_newton import diagonal
+
+_RNG = np.random.default_rng(7)
+N, D, H, K = 12, 3, 5, 4
+X = _RNG.normal(size=(N, D))
+BINARY, LABELS = _RNG.integers(0, 2, size=N).astype(float), _RNG.integers(0, K, size=N)
+COUNTS, REAL, MANY = _RNG.poisson(2.0, size=N).astype(float), _RNG.normal(size=N), _RNG.normal(size=(N, K))
+GROUP = _RNG.integers(0, 4, size=N)
+
+
+def gradients(rows, theta):
+    """Return the derivatives of the log densities of rows, (n_rows, n_dim), exact to rounding."""
+    step = 1e-30
+    points = theta + 1j * step * np.eye(len(theta))
+    return np.stack([np.ravel(rows(point)).imag / step for point in points], axis=1)
+
+
+def split(theta, *shapes):
+    """Return parts of a flat vector, with these shapes."""
+    ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
+    parts = np.split(theta, ends[:-1])
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def check(model, rows, way, prior=1.0, scale=1.0):
+    """Compare squares at three points; priors are N(0, 1) but where ``prior`` says otherwise."""
+    density = LogDensity(model, "quick")
+    theta = 0.7 * np.random.default_rng(3).normal(size=(3, density.n_dim))
+    assert density.second.gauss_newton.squares().way == way
+    compare(density, theta, rows, prior, scale)
+    return density
+
+
+def compare(density, theta, rows, prior=1.0, scale=1.0):
+    expected = np.mean([scale * (gradients(rows, point) ** 2).sum(axis=0) for point in theta], axis=0)
+    if callable(prior):
+        prior = np.mean([prior(point) for point in theta], axis=0)
+    np.testing.assert_allclose(density.mean_gauss_newton_diagonal(theta), expected + prior, rtol=1e-9, atol=1e-12)
+
+
+def normal(name, *shape):
+    return pm.Normal(name, 0, 1, shape=shape)
+
+
+def relu(x):
+    return np.where(x.real > 0, x, 0)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def bernoulli(logits, y):
+    return -np.log1p(np.exp(np.where(y == 1, -logits, logits)))
+
+
+def log_softmax(x):
+    return x - np.log(np.exp(x).sum(axis=1, keepdims=True))
+
+
+# --- networks ---------------------------------------------------------------------------------------------------------
+
+
+def one_layer(x=X, y=BINARY, total_size=None, n_units=H):
+    with pm.Model() as model:
+        w1, b1, w2, b2 = normal("w1", D, n_units), normal("b1", n_units), normal("w2", n_units), normal("b2")
+        hidden = pm.math.maximum(pm.math.dot(x, w1) + b1, 0)
+        pm.Bernoulli("y", logit_p=pm.math.dot(hidden, w2) + b2, observed=y, total_size=total_size)
+    return model
+
+
+def one_layer_rows(theta, at=slice(None), n_units=H):
+    w1, b1, w2, b2 = split(theta, (D, n_units), n_units, n_units, ())
+    return bernoulli(relu(X[at] @ w1 + b1) @ w2 + b2, BINARY[at])
+
+
+def two_layers():
+    """A scale of its own: HalfNormal on the log scale."""
+    with pm.Model() as model:
+        w1, b1, w2, b2, w3 = normal("w1", D, H), normal("b1", H), normal("w2", H, K), normal("b2", K), normal("w3", K)
+        sigma = pm.HalfNormal("sigma", 1)
+        hidden = pm.math.sigmoid(pm.math.tanh(X @ w1 + b1) @ w2 + b2)
+        pm.Normal("y", hidden @ w3, sigma, observed=REAL)
+    return model
+
+
+def two_layers_rows(theta):
+    w1, b1, w2, b2, w3, log_sigma = split(theta, (D, H), H, (H, K), K, K, ())
+    mean = sigmoid(np.tanh(X @ w1 + b1) @ w2 + b2) @ w3
+    return -0.5 * ((REAL - mean) * np.exp(-log_sigma)) ** 2 - log_sigma
+
+
+def categorical(softmax):
+    with pm.Model() as model:
+        w1, b1, w2, b2 = normal("w1", D, H), normal("b1", H), normal("w2", H, K), normal("b2", K)
+        logits = pm.math.tanh(X @ w1 + b1) @ w2 + b2
+        given = {"p": pm.math.softmax(logits, axis=1)} if softmax else {"logit_p": logits}
+        pm.Categorical("y", **given, observed=LABELS)
+    return model
+
+
+def categorical_rows(theta):
+    w1, b1, w2, b2 = split(theta, (D, H), H, (H, K), K)
+    return log_softmax(np.tanh(X @ w1 + b1) @ w2 + b2)[np.arange(N), LABELS]
+
+
+def poisson():
+    with pm.Model() as model:
+        w1, b1, w2 = normal("w1", D, H), normal("b1", H), normal("w2", H)
+        pm.Poisson("y", mu=pt.exp(pm.math.tanh(X @ w1 + b1) @ w2), observed=COUNTS)
+    return model
+
+
+def poisson_rows(theta):
+    w1, b1, w2 = split(theta, (D, H), H, H)
+    eta = np.tanh(X @ w1 + b1) @ w2
+    return COUNTS * eta - np.exp(eta)
+
+
+def several_outputs():
+    """Each element of the data counts as a row: their gradients are squared one by one, not those of their sums."""
+    with pm.Model() as model:
+        w1, b1, w2, b2 = normal("w1", D, H), normal("b1", H), normal("w2", H, K), normal("b2", K)
+        pm.Normal("y", pm.math.tanh(X @ w1 + b1) @ w2 + b2, 0.5, observed=MANY)
+    return model
+
+
+def several_outputs_rows(theta):
+    w1, b1, w2, b2 = split(theta, (D, H), H, (H, K), K)
+    return -2.0 * (MANY - np.tanh(X @ w1 + b1) @ w2 - b2) ** 2
+
+
+def with_sigma(theta):
+    return np.append(np.ones(len(theta) - 1), 2 * np.exp(2 * theta[-1]))
+
+
+NETWORKS = {
+    "bernoulli, relu": (one_layer, one_layer_rows, 1.0),
+    "normal, two layers": (two_layers, two_layers_rows, with_sigma),
+    "categorical, logits": (lambda: categorical(False), categorical_rows, 1.0),
+    "categorical, softmax": (lambda: categorical(True), categorical_rows, 1.0),
+    "poisson": (poisson, poisson_rows, 1.0),
+    "normal, several outputs": (several_outputs, several_outputs_rows, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks(name):
+    make, rows, prior = NETWORKS[name]
+    check(make(), rows, "layers", prior)
+
+
+def test_as_many_units_as_rows():
+    """The axis of rows is not told by its length."""
+    check(one_layer(n_units=N), lambda theta: one_layer_rows(theta, n_units=N), "layers")
+
+
+def test_minibatches():
+    x, y = pm.Minibatch(X, BINARY, batch_size=5)
+    density, rng = LogDensity(one_layer(x, y, N), "quick"), np.random.default_rng(2)
+    theta = rng.normal(size=(3, density.n_dim))
+    for _ in range(3):
+        [at] = [rows.get_value() for rows in density.minibatches.rows]
+        compare(density, theta, lambda point, at=at: one_layer_rows(point, at), scale=N / 5)
+        density.next_batch(rng)
+    assert density.second.gauss_newton.squares().way == "layers"
+
+
+def test_data_of_a_length_that_is_not_known():
+    with pm.Model() as model:
+        x, y = pm.Data("x", X), pm.Data("labels", BINARY)
+        w1, b1, w2, b2 = normal("w1", D, H), normal("b1", H), normal("w2", H), normal("b2")
+        pm.Bernoulli("y", logit_p=pt.maximum(x @ w1 + b1, 0) @ w2 + b2, observed=y)
+    density = check(model, one_layer_rows, "layers")
+    with model:
+        pm.set_data({"x": X[:7], "labels": BINARY[:7]})
+    compare(density, np.full((1, density.n_dim), 0.3), lambda point: one_layer_rows(point, slice(7)))
+
+
+def test_groups():
+    """Effects that are taken by an index, and used again elsewhere."""
+    with pm.Model() as model:
+        slope, effect = normal("slope", D), normal("effect", 4)
+        pm.Poisson("y", mu=pt.exp(X @ slope + effect[GROUP]), observed=COUNTS)
+
+    def rows(theta):
+        eta = X @ theta[:D] + theta[D:][GROUP]
+        return COUNTS * eta - np.exp(eta)
+
+    check(model, rows, "layers")
+
+
+# --- weights that are used more than once -----------------------------------------------------------------------------
+
+
+def test_weights_of_two_layers():
+    with pm.Model() as model:
+        w1, w2, w3 = normal("w1", D, H), normal("w2", H, H), normal("w3", H)
+        hidden = pm.math.tanh(pm.math.tanh(pm.math.tanh(X @ w1) @ w2) @ w2)
+        pm.Normal("y", hidden @ w3, 1.0, observed=REAL)
+
+    def rows(theta):
+        w1, w2, w3 = split(theta, (D, H), (H, H), H)
+        return -0.5 * (REAL - np.tanh(np.tanh(np.tanh(X @ w1) @ w2) @ w2) @ w3) ** 2
+
+    check(model, rows, "layers")
+
+
+def tied(theta):
+    w, b = split(theta, (D, H), H)
+    return -0.5 * (REAL - (np.tanh(np.tanh(X @ w + b) @ w.T) @ w) @ b) ** 2
+
+
+def test_weights_and_their_transpose_and_biases_as_weights():
+    with pm.Model() as model:
+        w, b = normal("w", D, H), normal("b", H)
+        hidden = pm.math.tanh(pm.math.tanh(X @ w + b) @ w.T) @ w
+        pm.Normal("y", hidden @ b, 1.0, observed=REAL)
+    check(model, tied, "layers")
+
+
+def test_weights_that_are_scaled():
+    """Not centred: the weights are a function of two variables."""
+    with pm.Model() as model:
+        raw, scale, w2 = normal("raw", D, H), normal("scale"), normal("w2", H)
+        pm.Normal("y", pm.math.tanh(X @ (raw * pt.exp(scale))) @ w2, 1.0, observed=REAL)
+
+    def rows(theta):
+        raw, scale, w2 = split(theta, (D, H), (), H)
+        return -0.5 * (REAL - np.tanh(X @ (raw * np.exp(scale))) @ w2) ** 2
+
+    check(model, rows, "layers")
+
+
+def test_one_element_beside_the_whole():
+    with pm.Model() as model:
+        w = normal("w", D)
+        pm.Normal("y", X @ w + w[0] * w[1], 1.0, observed=REAL)
+    density = LogDensity(model, "quick")
+    theta = np.random.default_rng(3).normal(size=(3, density.n_dim))
+    compare(density, theta, lambda p: -0.5 * (REAL - X @ p - p[0] * p[1]) ** 2)
+
+
+# --- otherwise, one by one --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["rows", "axes"])
+def test_rows_that_depend_on_each_other(way):
+    """Hidden units less their means over rows, as of batch normalisation."""
+    n_units = H if way == "rows" else 2
+    with pm.Model() as model:
+        w1, w2 = normal("w1", D, n_units), normal("w2", n_units)
+        hidden = X @ w1
+        pm.Normal("y", pm.math.tanh(hidden - hidden.mean(axis=0)) @ w2, 1.0, observed=REAL)
+
+    def rows(theta):
+        w1, w2 = split(theta, (D, n_units), n_units)
+        hidden = X @ w1
+        return -0.5 * (REAL - np.tanh(hidden - hidden.mean(axis=0)) @ w2) ** 2
+
+    check(model, rows, way)
+
+
+@pytest.mark.parametrize("way", ["rows", "axes"])
+def test_operations_that_are_not_known(way):
+    n_units = H if way == "rows" else 2
+    with pm.Model() as model:
+        w1, w2 = normal("w1", D, n_units), normal("w2", n_units)
+        pm.Normal("y", pt.cumsum(X @ w1, axis=1) @ w2, 1.0, observed=REAL, total_size=3 * N)
+
+    def rows(theta):
+        w1, w2 = split(theta, (D, n_units), n_units)
+        return -0.5 * (REAL - np.cumsum(X @ w1, axis=1) @ w2) ** 2
+
+    check(model, rows, way, scale=3.0)
+
+
+def test_effects_that_a_row_takes_twice():
+    """(g_1 + g_2)^2, where a row has the same group in two columns."""
+    pairs = np.stack([GROUP, np.where(np.arange(N) % 2, GROUP, (GROUP + 1) % 4)], axis=1)
+    with pm.Model() as model:
+        effect = normal("effect", 4)
+        pm.Normal("y", effect[pairs].sum(axis=1), 1.0, observed=REAL)
+    density = LogDensity(model, "quick")
+    theta = np.random.default_rng(3).normal(size=(3, 4))
+    compare(density, theta, lambda p: -0.5 * (REAL - p[pairs].sum(axis=1)) ** 2)
+
+
+def test_squares_that_are_wrong_are_not_taken(monkeypatch, caplog):
+    right = diagonal.squares_by_rows
+
+    def wrong(row, theta, weights):
+        total = right(row, theta, weights)
+        return pt.set_subtensor(total[-1], 1.1 * total[-1])
+
+    monkeypatch.setattr(diagonal, "squares_by_rows", wrong)
+    with caplog.at_level(logging.INFO, logger="pymc.ngvi"):
+        check(one_layer(), one_layer_rows, "rows")
+    assert "not those of single rows" in caplog.text
