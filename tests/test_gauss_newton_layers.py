@@ -36,6 +36,7 @@ def check(model, rows, way, prior=1.0, scale=1.0):
     """Compare squares at three points; priors are N(0, 1) but where ``prior`` says otherwise."""
     density = LogDensity(model, "quick")
     theta = 0.7 * np.random.default_rng(3).normal(size=(3, density.n_dim))
+    density.second.gauss_newton.n_in_call = 5  # not a divisor of the rows
     assert density.second.gauss_newton.squares().way == way
     compare(density, theta, rows, prior, scale)
     return density

@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 from pytensor.compile import Function
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
+from pytensor.graph.utils import MethodNotDefined
 
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.model.flat import FlatGraphs, Functions
 from pymc_ngvi.model.gauss_newton.squares import squares_by_rows
 from pymc_ngvi.model.gauss_newton.taps import CannotSplitError
-from pymc_ngvi.model.graphs import graph
+from pymc_ngvi.model.graphs import cost, graph
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.rows import Rows
 from pymc_ngvi.model.sparsity.coloured import CACHED_ELEMENTS, slices
@@ -34,6 +35,11 @@ from pymc_ngvi.model.sparsity.hessian import PatternWidened, SparseHessian
 _N_CHECKED, _N_POINTS = 6, 2
 #: Relative error, and error relative to the largest entry, beyond which they are wrong.
 _RELATIVE, _ABSOLUTE = 1e-6, 1e-9
+
+#: Draws in one call, at most.
+_MOST_DRAWS = 64
+#: What PyTensor raises where an operation has no derivative.
+_NO_DERIVATIVE = (NotImplementedError, MethodNotDefined, TypeError)
 
 logger = logging.getLogger("pymc.ngvi")
 
@@ -51,12 +57,15 @@ class Squares:
     function : Function
         By layers: of draws, (n_draws, n_dim), summed over them. Else of one draw and of units, (n, n_rows), or
         directions, (n, n_dim).
+    n_in_call : int
+        By layers: draws in one call. Else units, or directions.
     n_units : int
         Rows, or axes, in all.
     """
 
     way: Way
     function: Function
+    n_in_call: int
     n_units: int = 0
 
 
@@ -74,8 +83,8 @@ class GaussNewtonDiagonal:
 
     Attributes
     ----------
-    n_in_call, draws_in_call : int
-        Directions in one call at one draw; draws in one call.
+    n_in_call : int
+        Directions in one call at one draw.
     """
 
     def __init__(
@@ -89,7 +98,6 @@ class GaussNewtonDiagonal:
         self._graphs, self._functions, self._rows, self._start = graphs, functions, rows, start
         self._widest = widest
         self.n_in_call = int(np.clip(2 * CACHED_ELEMENTS // max(widest, 1), 16, 4096))
-        self.draws_in_call = int(np.clip(2 * CACHED_ELEMENTS // max(widest, 1), 1, 64))
         self._made: tuple[list[Variable], list[Variable], Variable] | None = None
         self._rest: SparseHessian | None = None
 
@@ -104,7 +112,7 @@ class GaussNewtonDiagonal:
             if squares.way == "layers":
                 total = sum(
                     np.asarray(squares.function(np.ascontiguousarray(theta[rows])))
-                    for rows in slices(len(theta), self.draws_in_call)
+                    for rows in slices(len(theta), squares.n_in_call)
                 )
             else:
                 total = self._one_by_one(squares, theta)
@@ -118,7 +126,7 @@ class GaussNewtonDiagonal:
     def _one_by_one(self, squares: Squares, theta: Array) -> Array:
         total = np.zeros(theta.shape[1])
         for point in theta:
-            for at, units in _units(squares.n_units, self.n_in_call):
+            for at, units in _units(squares.n_units, squares.n_in_call):
                 values = np.asarray(squares.function(np.ascontiguousarray(point), units))
                 if squares.way == "axes":
                     total[at] += values
@@ -146,12 +154,14 @@ class GaussNewtonDiagonal:
         sizes = [_size(row) for row in rows]
         n_rows = sum(size for size in sizes if size is not None)
         if None not in sizes and n_rows < self._graphs.layout.n_dim:
-            return Squares("rows", self._by_rows(rows, scales), n_rows)
-        return Squares("axes", self._by_axes(rows, scales), self._graphs.layout.n_dim)
+            return Squares("rows", self._by_rows(rows, scales), self.n_in_call, n_rows)
+        return Squares("axes", self._by_axes(rows, scales), self.n_in_call, self._graphs.layout.n_dim)
 
     def _by_layers(self, rows: list[Variable], scales: list[Variable]) -> Squares | None:
         graphs, functions = self._graphs, self._functions
         theta, weights = graphs.theta, [row.type() for row in rows]
+        if graphs.shares_calls:  # recursions, whose steps are no layers
+            return None
         try:
             with without_c():
                 squares = [squares_by_rows(row, theta, w) / s for row, w, s in zip(rows, weights, scales, strict=True)]
@@ -162,10 +172,11 @@ class GaussNewtonDiagonal:
                 ones = {w: pt.ones_like(row) for w, row in zip(weights, rows, strict=True)}
                 [total] = graphs.simplify(list(graph_replace([total], ones, strict=False)))
                 draws, [batched] = graph.over_draws([total], theta)
-        except (CannotSplitError, graph.MissingDerivativeError, NotImplementedError) as error:
+        except (CannotSplitError, graph.MissingDerivativeError, *_NO_DERIVATIVE) as error:
             logger.debug("No squares by layers: %s", error)
             return None
-        return Squares("layers", functions.compile([draws], batched.sum(axis=0)))
+        n_draws = int(np.clip(2 * CACHED_ELEMENTS // max(cost.estimate([total]).widest, 1), 1, _MOST_DRAWS))
+        return Squares("layers", functions.compile([draws], batched.sum(axis=0)), n_draws)
 
     def _agrees(self, rows: list[Variable], scales: list[Variable], weights: list[Variable], total: Variable) -> bool:
         """Tell whether squares by layers are those of explicit gradients, at random points, of rows at random."""

@@ -23,7 +23,7 @@ from pymc_ngvi.model.graphs.loops import vectorised
 #: Uses of one matrix of weights, whose products are formed in pairs.
 _MOST_USES = 4
 #: Elements of the derivatives of all rows with respect to what they share, where these are found row by row.
-_MOST_ELEMENTS = 2**22
+_MOST_ELEMENTS = 2**21
 
 
 def squares_by_rows(row: Variable, theta: Variable, weights: Variable) -> Variable:
@@ -78,11 +78,9 @@ def _uses(taps: list[Tap], theta: Variable) -> dict[Variable, list[Tap]]:
 
 def _pieces(var: Variable, theta: Variable) -> list[Variable]:
     """Return the parts of theta, as they are taken from it, that a variable depends on."""
-    found: list[Variable] = []
-    for node in {v.owner for v in ancestors([var]) if v.owner is not None and theta in v.owner.inputs}:
-        piece = node.outputs[0] if isinstance(node.op, Subtensor) else theta
-        found += [piece] if piece not in found else []
-    return found or [theta]
+    nodes = dict.fromkeys(v.owner for v in ancestors([var]) if v.owner is not None and theta in v.owner.inputs)
+    pieces = [node.outputs[0] if isinstance(node.op, Subtensor) else theta for node in nodes]
+    return list(dict.fromkeys(pieces)) or [theta]
 
 
 def _elements(piece: Variable, theta: Variable) -> NDArray[np.intp]:
