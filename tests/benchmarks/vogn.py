@@ -18,9 +18,10 @@ Examples
 """
 
 import argparse
+import itertools
 import time
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,30 +45,24 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 DATA = {"australian": "Australian", "breast_cancer": "Breast cancer"}
-N_UNITS, BATCH, N_DRAWS, STEP_SIZE = 64, 128, 16, 1e-3
+N_UNITS, BATCH, N_DRAWS = 64, 128, 16
 #: Test log2 losses whose first iteration is told, and iterations at which the loss is.
 LEVELS, SHOWN = {"australian": (0.8, 0.7, 0.6), "breast_cancer": (0.3, 0.2, 0.15)}, (10, 100, 500, 1000, 2000, 5000)
 #: What is measured: columns of `losses`.
-MEASURES = ("together", "by_rows", "accuracy")
+MEASURES = ("by_rows", "together", "accuracy")
+#: Evaluations whose mean has to be below a level.
+N_BELOW = 10
+#: Step rules of the package: that of the paper, with its draws, and one without rates.
+RULES: dict[str, tuple[str, dict[str, Any]]] = {
+    "VOGN": ("constant", {"step_size": 1e-3, "base_draws": "plain", "stl": False}),
+    'VOGN, step="decay"': ("decay", {}),
+}
 
-#: What the authors' results hold, in the form of the table (iterations; the end; first below; no accuracy, no time).
+#: What the authors' results hold, of one seed, in the form of the table: means of ten evaluations.
 STORED = {
-    "VOGN, authors": ["1.44", ".704", ".602", ".576", ".565", ".557", "-", "51", "80", "158", "-", "-"],
-    "Bayes by Backprop, authors": [
-        "3.57",
-        "3.90",
-        "2.00",
-        "1.31",
-        ".862",
-        ".639",
-        "-",
-        "2,192",
-        "3,312",
-        "5,834",
-        "-",
-        "-",
-    ],
-    "Vadam, authors": ["2.47", "1.44", ".847", ".842", ".666", ".687", "-", "416", "1,039", "never", "-", "-"],
+    "VOGN, authors": "1.44, .704, .602, .576, .565, .557, .550, 51, 80, 158, .855, -",
+    "Bayes by Backprop, authors": "3.57, 3.90, 2.00, 1.31, .862, .639, .606, 2192, 3312, 5834, .858, -",
+    "Vadam, authors": "2.47, 1.44, .847, .842, .666, .687, .681, 416, 1039, never, .855, -",
 }
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -92,13 +87,19 @@ def network(x: Array, y: Array) -> pm.Model:
     return model
 
 
-def vogn(density: LogDensity, test: tuple[Array, Array], seed: int, n: int, evaluated: Collection[int]) -> Array:
+def vogn(
+    density: LogDensity,
+    test: tuple[Array, Array],
+    seed: int,
+    n: int,
+    evaluated: Collection[int],
+    method: str = "VOGN",
+) -> Array:
     """Return `losses` of the test data at the iterations that are evaluated, (n, 3)."""
     rng, layers = np.random.default_rng(seed), Network(test[0].shape[1], N_UNITS)
-    rule = STEPS["constant"](
-        density, UPDATES["natural"], ESTIMATORS["gauss_newton"], seed=seed, n_draws=N_DRAWS, step_size=STEP_SIZE,
-        base_draws="plain", stl=False,
-    )  # fmt: skip
+    step, options = RULES[method]
+    update, estimator = UPDATES["natural"], ESTIMATORS["gauss_newton"]
+    rule = STEPS[step](density, update, estimator, seed=seed, n_draws=N_DRAWS, **options)
     start = DiagonalState.from_scale(layers.start(rng), np.ones(layers.n_dim))
     found = []
     for t, state in iterates(rule, start, n):
@@ -113,68 +114,82 @@ def evaluations(n: int) -> list[int]:
     return sorted({*range(1, min(n, 300) + 1), *range(20, n + 1, 20), n})
 
 
-def measure(folder: Path, runs: Path, n: int, n_seeds: int) -> None:
+def file_of(name: str, method: str, seed: int | str) -> str:
+    """Return the name of the file of a run."""
+    return f"{name}-{''.join(c if c.isalpha() else '_' for c in method)}-{seed}.npz"
+
+
+def measure(folder: Path, runs: Path, n: int, n_seeds: int, methods: Collection[str]) -> None:
     """Run what is not there yet."""
     at = evaluations(n)
     for name in DATA:
         train, test = load(folder, name)
-        density = None
-        for method in ("VOGN", *METHODS):
-            for seed in range(n_seeds):
-                path = runs / f"{name}-{method.replace(' ', '_')}-{seed}.npz"
-                if path.exists():
-                    continue
-                began = time.process_time()
-                if method == "VOGN":
-                    density = density or LogDensity(network(*train))
-                    out = vogn(density, test, seed, n, set(at))
-                else:
-                    out = run(method, train, test, seed, n_iterations=n, evaluated=set(at))
-                seconds = time.process_time() - began
-                np.savez(path, at=at, losses=out, seconds=seconds)
-                print(name, method, seed, f"{seconds:.1f} s", flush=True)
+        density = LogDensity(network(*train)) if set(methods) & set(RULES) else None
+        for method, seed in itertools.product(methods, range(n_seeds)):
+            path = runs / file_of(name, method, seed)
+            if path.exists():
+                continue
+            began = time.process_time()
+            if density is not None and method in RULES:
+                out = vogn(density, test, seed, n, set(at), method)
+            else:
+                out = run(method, train, test, seed, n_iterations=n, evaluated=set(at))
+            seconds = time.process_time() - began
+            np.savez(path, at=at, losses=out, seconds=seconds)
+            print(name, method, seed, f"{seconds:.1f} s", flush=True)
 
 
 # --- pages ------------------------------------------------------------------------------------------------------------
 
 
+def kept(runs: Path) -> Iterator[tuple[str, str, list[Any]]]:
+    """Go through the runs: data, method and what was kept of each seed."""
+    for name, method in itertools.product(DATA, (*RULES, *METHODS)):
+        files = sorted(runs.glob(file_of(name, method, "*")))
+        if files:
+            yield name, method, [np.load(file) for file in files]
+
+
 def medians(runs: Path) -> pd.DataFrame:
     """Return the median over seeds of each measure, by data, method and iteration."""
     parts = []
-    for name in DATA:
-        for method in ("VOGN", *METHODS):
-            files = sorted(runs.glob(f"{name}-{method.replace(' ', '_')}-*.npz"))
-            if not files:
-                continue
-            found = [np.load(file) for file in files]
-            middle = np.median([f["losses"] for f in found], axis=0)
-            part = pd.DataFrame(middle, columns=["by_rows", "together", "accuracy"])
-            seconds = float(np.median([f["seconds"] for f in found]))
-            parts.append(
-                part.assign(data=name, method=method, iteration=found[0]["at"], seconds=seconds, n_seeds=len(files))
-            )
+    for name, method, found in kept(runs):
+        part = pd.DataFrame(np.median([f["losses"] for f in found], axis=0), columns=list(MEASURES))
+        seconds = float(np.median([f["seconds"] for f in found]))
+        part = part.assign(data=name, method=method, iteration=found[0]["at"], seconds=seconds, n_seeds=len(found))
+        parts.append(part)
     return pd.concat(parts, ignore_index=True)
 
 
-def first_below(part: pd.DataFrame, measure: str, level: float) -> str:
-    """Return the first iteration whose median loss is at most a level."""
-    below = part.loc[part[measure] <= level, "iteration"]
-    return f"{below.iloc[0]:,}" if len(below) else "never"
+def first_below(found: Sequence[Any], measure: str, level: float) -> str:
+    """Return the first of ten evaluations whose mean loss is at most a level: the median over seeds, and the range."""
+    firsts = []
+    for run_of_seed in found:
+        means = np.convolve(run_of_seed["losses"][:, MEASURES.index(measure)], np.ones(N_BELOW) / N_BELOW, "valid")
+        below = np.flatnonzero(means <= level)
+        firsts.append(float(run_of_seed["at"][below[0]]) if len(below) else np.inf)
+    least, middle, most = (
+        f"{t:,.0f}" if np.isfinite(t) else "never" for t in (min(firsts), float(np.median(firsts)), max(firsts))
+    )
+    return f"{middle} [{least}, {most}]"
 
 
-def losses_by_iteration(frame: pd.DataFrame, name: str, measure: str) -> list[str]:
+def losses_by_iteration(frame: pd.DataFrame, runs: Path, name: str, measure: str) -> list[str]:
     """Return the lines of a table: the median loss by iteration, and the first iterations below some levels."""
-    part, levels = frame[frame["data"] == name], LEVELS[name]
-    shown = [t for t in SHOWN if all(t in set(its["iteration"]) for _, its in part.groupby("method"))]
-    head = ["method", *(f"{t:,}" for t in shown), "end", *(f"below {level:g}" for level in levels), "accuracy", "s"]
+    levels = LEVELS[name]
+    head = ["method", *(f"{t:,}" for t in SHOWN), "end", *(f"below {level:g}" for level in levels), "accuracy", "s"]
     lines = []
-    for method, its in part.groupby("method", sort=False):
+    for data, method, found in kept(runs):
+        if data != name:
+            continue
+        its = frame[(frame["data"] == name) & (frame["method"] == method)]
         values, last = its.set_index("iteration")[measure], its.iloc[-1]
-        cells = [*(f"{values[t]:.3f}" for t in shown), f"{last[measure]:.3f} ({last['iteration']:,})"]
-        cells += [first_below(its, measure, level) for level in levels]
+        cells = [f"{values[t]:.3f}" if t in values.index else "-" for t in SHOWN]
+        cells += [f"{last[measure]:.3f} ({last['iteration']:,})"]
+        cells += [first_below(found, measure, level) for level in levels]
         lines.append([method, *cells, f"{last['accuracy']:.3f}", f"{last['seconds']:.0f}"])
     if name == "australian" and measure == "together":
-        lines += [[method, *row] for method, row in STORED.items()]
+        lines += [[method, *row.split(", ")] for method, row in STORED.items()]
     return table(head, lines)
 
 
@@ -182,7 +197,7 @@ def figure(frame: pd.DataFrame, path: Path) -> None:
     """Draw the median losses by iteration."""
     _, axes = plt.subplots(2, 2, figsize=(9, 6.5), sharex=True)
     for column, (name, label) in enumerate(DATA.items()):
-        for row, what in enumerate(MEASURES[:2]):
+        for row, what in enumerate(("together", "by_rows")):
             for method, part in frame[frame["data"] == name].groupby("method", sort=False):
                 axes[row, column].plot(part["iteration"], part[what], label=method, linewidth=1.2)
             axes[row, column].set(xscale="log", yscale="log", title=label if row == 0 else "")
@@ -200,14 +215,14 @@ def pages(runs: Path, out: Path) -> None:
     frame = medians(runs)
     last = frame.groupby(["data", "method"])["iteration"].transform("max")
     early = np.unique(np.geomspace(1, 300, 40).round()).astype(int)
-    kept = frame["iteration"].isin([*early, *SHOWN]) | (frame["iteration"] % 100 == 0) | (frame["iteration"] == last)
+    thin = frame["iteration"].isin([*early, *SHOWN]) | (frame["iteration"] % 100 == 0) | (frame["iteration"] == last)
     columns = ["data", "method", "iteration", "together", "by_rows", "accuracy", "seconds", "n_seeds"]
-    frame.loc[kept, columns].to_csv(out / "vogn.csv", index=False, float_format="%.5g")
+    frame.loc[thin, columns].to_csv(out / "vogn.csv", index=False, float_format="%.5g")
     figure(frame, out / "vogn.png")
     lines = [f"Measured on: {describe_environment()}, one thread. Medians of {frame['n_seeds'].min()} seeds.", ""]
     for name, label in DATA.items():
         for what, words in (("together", "all test rows together"), ("by_rows", "row by row")):
-            lines += [f"**{label}**, test log2 loss, {words}:", "", *losses_by_iteration(frame, name, what), ""]
+            lines += [f"**{label}**, test log2 loss, {words}:", "", *losses_by_iteration(frame, runs, name, what), ""]
     write_between_marks(out / "vogn.md", "\n".join(lines), "vogn.py")
 
 
@@ -220,9 +235,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--iterations", type=int, default=6144)
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--methods", nargs="+", default=[*RULES, *METHODS], choices=[*RULES, *METHODS])
     chosen = parser.parse_args()
     if chosen.what == "run":
-        measure(chosen.data, chosen.runs, chosen.iterations, chosen.seeds)
+        measure(chosen.data, chosen.runs, chosen.iterations, chosen.seeds, chosen.methods)
     else:
         pages(chosen.runs, chosen.out)
 

@@ -9,7 +9,8 @@ gives is at most 4V/(t + 2).
 Where a posterior is not conjugate, a step of size near 1 from a poor start can lead anywhere. A large step is therefore
 looked at on the data and the draws that led to it: where the ELBO falls on these, the step is too long. Then the fit
 begins again from a better start, the solution for some of the data, or, where it has one already, the step is halved.
-As long as this does not happen, and on conjugate models it does not, steps are those of the paper.
+With ``gauss_newton`` it is always halved: that solution would take Hessians. As long as this does not happen, and on
+conjugate models it does not, steps are those of the paper.
 
 References
 ----------
@@ -24,6 +25,7 @@ import numpy as np
 
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import BaseDraws, Evaluation, GaussianState, Moments
+from pymc_ngvi.estimators import gauss_newton
 from pymc_ngvi.steps.schedule.linesearch import Failure, search
 from pymc_ngvi.steps.stochastic.base import Advance, Stochastic, StochasticState
 from pymc_ngvi.steps.stochastic.pilot import pilot_fit
@@ -99,7 +101,7 @@ class Decay(Stochastic[Steps]):
         if accepts(self._estimator.evaluate(self._target, advance.iterate, base)):
             return advance
         start = _memory(state).start
-        if start is not None:
+        if start is not None and self._estimator is not gauss_newton:  # which is taken where Hessians take too long
             pilot = pilot_fit(self._target, self._update, start, self._seed)
             if pilot is not None:
                 return Advance(pilot.q, pilot.q, advance.step_size, Steps(pilot.n_batches))
