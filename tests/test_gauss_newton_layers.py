@@ -7,8 +7,11 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
+import pymc_ngvi
+
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.gauss_newton import diagonal
+from pymc_ngvi.steps.stochastic import decay
 
 _RNG = np.random.default_rng(7)
 N, D, H, K = 12, 3, 5, 4
@@ -308,3 +311,24 @@ def test_squares_that_are_wrong_are_not_taken(monkeypatch, caplog):
     with caplog.at_level(logging.INFO, logger="pymc.ngvi"):
         check(one_layer(), one_layer_rows, "rows")
     assert "not those of single rows" in caplog.text
+
+
+# --- fits -------------------------------------------------------------------------------------------------------------
+
+
+def test_long_steps_are_halved_without_hessians(monkeypatch):
+    """From PyMC's own start, where all weights are 0, the first steps of a network are too long."""
+    searched = []
+
+    def search(*arguments, **options):
+        searched.append(arguments)
+        return found(*arguments, **options)
+
+    found = decay.search
+    monkeypatch.setattr(decay, "search", search)
+    monkeypatch.setattr(decay, "pilot_fit", lambda *arguments: pytest.fail("a solution by Hessians"))
+    x, y = pm.Minibatch(np.tile(X, (30, 1)), np.tile(BINARY, 30), batch_size=120)
+    with one_layer(x, y, 30 * N, n_units=50), pytest.warns(pymc_ngvi.ConvergenceWarning, match="iteration limit"):
+        approx = pm.fit(20, method="ngvi", estimator="gauss_newton", step="decay", random_seed=1, progressbar=False)
+    assert searched
+    assert approx.elbo.value > -330.0

@@ -205,7 +205,7 @@ def figure(frame: pd.DataFrame, path: Path) -> None:
     axes[1, 0].set_ylabel("test log2 loss, row by row")
     for axis in axes[1]:
         axis.set_xlabel("iteration")
-    axes[0, 0].legend()
+    axes[0, 1].legend(loc="upper right", fontsize="small")
     plt.tight_layout()
     plt.savefig(path, dpi=110)
 
