@@ -3,7 +3,7 @@
 import logging
 import time
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Never
 
@@ -11,32 +11,31 @@ import numpy as np
 import pymc as pm
 
 from numpy.typing import ArrayLike
-from pymc.model import modelcontext
 from pymc.variational.inference import Inference
 from rich.theme import Theme
 
 from pymc_ngvi.core.seeds import Seed, seed_of
 from pymc_ngvi.core.types import Array, Rule, VariationalState
-from pymc_ngvi.fitting import starting
 from pymc_ngvi.fitting.begun import first_state
 from pymc_ngvi.fitting.built import density_of
 from pymc_ngvi.fitting.defaults import options_for
 from pymc_ngvi.fitting.earlier import Earlier
+from pymc_ngvi.fitting.given import check_not_empty, model_given, streamed
 from pymc_ngvi.fitting.lost import keeping
 from pymc_ngvi.fitting.options import OF_CONSTRUCTOR, OPTIONS, FitOptions, check_callbacks, check_n, refuse_unknown
 from pymc_ngvi.fitting.outcome import report_outcome
 from pymc_ngvi.fitting.problem import Problem, problem_of
 from pymc_ngvi.fitting.progress import FitProgress, watching
 from pymc_ngvi.fitting.second_start import SecondStart
-from pymc_ngvi.fitting.session import FitSession, Observer
+from pymc_ngvi.fitting.session import FitSession
 from pymc_ngvi.fitting.signatures import takes
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.graphs.backends import Backend
 from pymc_ngvi.model.shards.shards import Shards
 from pymc_ngvi.model.streams.density import Streamed
-from pymc_ngvi.model.streams.source import Source
 from pymc_ngvi.results.approximation import NGVIApproximation
+from pymc_ngvi.results.callbacks import Callback, observer_of
 from pymc_ngvi.results.exact_step import ExactStep, check_wanted
 from pymc_ngvi.results.nested_first import comes_first, nested_first
 
@@ -44,10 +43,6 @@ from pymc_ngvi.results.nested_first import comes_first, nested_first
 logger = logging.getLogger("pymc.ngvi")
 #: Iterations at most, where the user says nothing.
 MOST_ITERATIONS = 10_000
-
-
-#: Called with the approximation, the losses (None without ``score``) and the number of the iteration.
-type Callback = Callable[[NGVIApproximation, Array | None, int], object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,11 +174,9 @@ class NGVI(Inference):
         refuse_unknown(options, NGVI.__init__)
         # Not `super().__init__`: PyMC's builds a symbolic objective, which is not used here.
         self._given = {name: options.get(name, OPTIONS.get(name)) for name in OF_CONSTRUCTOR}
-        self._given["model"] = _fitted_model(model, self._given["shards"])
-        if self._given["shards"] is not None and self._given["batches"] is not None:
-            raise TypeError("Give shards or batches: shards read their data themselves.")
+        self._given["model"] = model_given(model, self._given["shards"], self._given["batches"])
         self._options = options_for(self._given)
-        self._source: Source | None = None
+        self._streamed: Streamed | None = None
         self._session: FitSession | None = None
         self._fitted: NGVIApproximation | None = None  # what the last fit goes into, also where it was stopped
         self._result: NGVIApproximation | None = None  # of the last fit
@@ -299,9 +292,10 @@ class NGVI(Inference):
         with FitProgress(progressbar, progressbar_theme) as progress, few_threads(density), watching(density, progress):
             approx, problem, rule, q, seed = self._start(problem, include_transformed)
             scored, self._result = score in (None, True), None
+            second = SecondStart.of(problem, self._options, self._given["start"], self._given["start_sigma"], seed)
             self._session = FitSession.begin(
                 problem, rule, q, self._options, seed, score=scored, clock=clock,
-                observer=_observer(approx, callbacks), second_start=self._second_start(problem, seed),
+                observer=observer_of(approx, callbacks), second_start=second,
             )  # fmt: skip
             self._fitted, self._prepared, self._next_seed = approx, None, None
             approx._session = self._session
@@ -354,23 +348,14 @@ class NGVI(Inference):
 
     def _problem(self, backend: str | None, compile_kwargs: dict[str, Any] | None) -> Problem:
         """Return what is to be fitted, if an approximation in its dimension fits into memory."""
-        given = self._given["shards"] or self._streamed() or self._given["model"]
-        self._density = density = density_of(given, self._density, backend or "auto", compile_kwargs)
-        if not density.n_dim:
-            names = ", ".join(repr(v.name) for v in density.layout.variables)
-            raise ValueError(f"The free variables of the model ({names}) have no elements: there is nothing to fit.")
+        model, shards, batches = (self._given[name] for name in ("model", "shards", "batches"))
+        if batches is not None:
+            model = self._streamed = streamed(model, batches, self._streamed)
+        self._density = density = density_of(shards or model, self._density, backend or "auto", compile_kwargs)
+        check_not_empty(density)
         self._options = options_for(self._given, density)
         check_wanted(self._options, density)
         return problem_of(density, self._options)
-
-    def _streamed(self) -> Streamed | None:
-        """Return the model with where its data come from, where that is in batches."""
-        batches, source = self._given["batches"], self._source
-        if batches is None:
-            return None
-        if source is None or source.given is not batches:
-            source = self._source = Source(batches)
-        return Streamed(self._given["model"], source)
 
     def _seed(self) -> int:
         """Return the seed of the next fit: that of the approximation made for it, or a new one."""
@@ -397,43 +382,6 @@ class NGVI(Inference):
         approx = self._prepared or NGVIApproximation(density, q)
         approx.restart(density, q, random_seed=seed, include_transformed=include_transformed)
         return approx, problem, rule, state, seed
-
-    def _second_start(self, problem: Problem, seed: int) -> SecondStart | None:
-        """Return where a fit may begin once more; None where the user has said where it begins."""
-        options, density = self._options, problem.density
-        served = options.choice.step in ("adaptive", "linesearch") and problem.has_own_coordinates
-        if not served or density.has_minibatch or density.is_streamed or self._given["start"] is not None:
-            return None
-        scales = starting.start_scales(density, self._given["start_sigma"])
-        return SecondStart(density, scales, seed)
-
-
-def _fitted_model(model: pm.Model | None, shards: object) -> pm.Model | None:
-    """Return the model, given or of the context; None where there are shards in its place.
-
-    Raises
-    ------
-    TypeError
-        For a model beside shards; for shards that are none.
-    """
-    if shards is None:
-        return modelcontext(model)
-    if not isinstance(shards, Shards):
-        raise TypeError(f"shards should be pymc_ngvi.Shards(build, keys); got {shards!r}.")
-    if model is not None:
-        raise TypeError("Give a model or shards: these have models of their own.")
-    return None
-
-
-def _observer(approx: NGVIApproximation, callbacks: Sequence[Callback]) -> Observer | None:
-    """Return what calls the user's callbacks, with the approximation up to date."""
-
-    def observe(q: VariationalState, losses: Array | None, n_iterations: int) -> None:
-        approx.become(q)
-        for callback in callbacks:
-            callback(approx, losses, n_iterations)
-
-    return observe if callbacks else None
 
 
 def _refuse(options: Mapping[str, object]) -> None:

@@ -79,7 +79,10 @@ def test_the_top_level_has_three_modules_beside_its_init():
 
 def test_only_the_model_and_the_approximation_import_pytensor():
     found = {name for name, path in MODULES.items() if any(n.split(".")[0] == "pytensor" for n in imports_of(path))}
-    assert {name for name in found if not name.startswith("model.")} == {"results.approximation"}
+    assert {name for name in found if not name.startswith("model.")} == {
+        "results.approximation",
+        "results.group",
+    }
 
 
 def test_methods_of_the_approximation_override_nothing():

@@ -6,18 +6,21 @@ the best of them climb log p for some steps, and the mode with most mass, by Lap
 begins. The better of both is kept.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.status import StartError
 from pymc_ngvi.core.types import Array, FittedState, Rule, VariationalState
 from pymc_ngvi.families import Maker
-from pymc_ngvi.fitting.starting import choose_start
+from pymc_ngvi.fitting.options import FitOptions
+from pymc_ngvi.fitting.problem import Problem
+from pymc_ngvi.fitting.starting import choose_start, start_scales
 from pymc_ngvi.model import LogDensity
 
 #: Dimensions beyond which draws of the prior are too far from everything.
@@ -87,6 +90,22 @@ class SecondStart:
     density: LogDensity
     scales: list[Array]
     seed: int
+
+    @classmethod
+    def of(
+        cls,
+        problem: Problem,
+        options: FitOptions,
+        start: object,
+        start_sigma: Mapping[str, ArrayLike] | float | None,
+        seed: int,
+    ) -> "SecondStart | None":
+        """Return where a fit may begin once more; None where the user has said where it begins."""
+        density = problem.density
+        served = options.choice.step in ("adaptive", "linesearch") and problem.has_own_coordinates
+        if not served or density.has_minibatch or density.is_streamed or start is not None:
+            return None
+        return cls(density, start_scales(density, start_sigma), seed)
 
     def after(self, rule: Rule, family: Maker[FittedState], q: VariationalState, elbo: float) -> Place | None:
         """Return where to begin once more; None if there is no need.
