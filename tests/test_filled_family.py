@@ -7,9 +7,9 @@ import pytest
 from scipy import sparse
 
 from pymc_ngvi import ConvergenceWarning, Status, fit_ngvi, load
+from pymc_ngvi.core.hessians import MatrixHessian
 from pymc_ngvi.core.moments import Moments
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.target import MatrixHessian
 from pymc_ngvi.families import FilledState, FullPrecisionState, SparseFamily, SparseState, fill
 from pymc_ngvi.families.fill import find_filled
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure

@@ -10,8 +10,8 @@ from scipy.stats import multivariate_normal
 from targets import LOGISTIC, Glm, logistic
 
 from pymc_ngvi import fit_ngvi, load
+from pymc_ngvi.core.hessians import MatrixHessian
 from pymc_ngvi.core.status import Status
-from pymc_ngvi.core.types import MatrixHessian
 from pymc_ngvi.families.lowrank import LowRankFamily
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.registry import choose

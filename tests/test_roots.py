@@ -6,7 +6,7 @@ import pytest
 from latent_models import process
 from scipy import sparse
 
-from pymc_ngvi.core.target import MatrixHessian
+from pymc_ngvi.core.hessians import MatrixHessian
 from pymc_ngvi.families import FullState
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.hyperparameters import latent_rows

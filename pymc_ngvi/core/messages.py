@@ -1,4 +1,4 @@
-"""What messages share: suggestions for names, and whose line of code a warning points at."""
+"""What messages share: suggestions for names, values cut short, and whose line of code a warning points at."""
 
 import os
 import re
@@ -35,6 +35,12 @@ def suggestion(name: object, valid: Iterable[str], also_called: Mapping[str, str
     near = [known[_plain(name)]] if _plain(name) in known else get_close_matches(str(name), valid, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"{hint}Valid: {', '.join(repr(v) for v in valid)}."
+
+
+def shortened(value: object, length: int = 80) -> str:
+    """Return what a value prints as, cut off where that is long."""
+    text = repr(value)
+    return text if len(text) < length else text[: length - 3] + "..."
 
 
 def _plain(name: object) -> str:

@@ -77,37 +77,6 @@ class MeanHessian(Protocol):
         return state.curvature(self)
 
 
-@dataclass(frozen=True)
-class MatrixHessian(MeanHessian):
-    """A Hessian that is known: a symmetric matrix.
-
-    Parameters
-    ----------
-    matrix : ndarray, shape (n_dim, n_dim)
-    pattern : Pattern, optional
-        Entries that `values` returns.
-    """
-
-    matrix: Array
-    pattern: Pattern | None = None
-
-    def products(self, directions: Array) -> Array:
-        """Return the matrix times each direction, (n_directions, n_dim)."""
-        result: Array = directions @ self.matrix
-        return result
-
-    def diagonal(self) -> Array:
-        """Return the diagonal, (n_dim,)."""
-        return np.diagonal(self.matrix)
-
-    def values(self) -> Array:
-        """Return the entries of ``pattern``, (n_entries,)."""
-        if self.pattern is None:
-            return super().values()
-        result: Array = self.matrix[self.pattern.rows, self.pattern.cols]
-        return result
-
-
 class Density(Protocol):
     """A log density on the flat unconstrained vector: what estimators evaluate, and steps on fixed draws need."""
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.hessians import MatrixHessian
 from pymc_ngvi.core.moments import Moments, PathMoments
 from pymc_ngvi.core.states import FittedState, GaussianState, VariationalState
 from pymc_ngvi.core.status import Status
@@ -21,7 +22,6 @@ from pymc_ngvi.core.target import (
     Density,
     Expectation,
     GaussNewtonTarget,
-    MatrixHessian,
     MeanHessian,
     RowRules,
     RowsTarget,

@@ -9,7 +9,7 @@ import functools
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -24,25 +24,21 @@ from pymc_ngvi.core.types import (
     Assessment,
     BaseDraws,
     Bends,
-    Direction,
-    Estimator,
     Evaluation,
     GaussianState,
     Moments,
     RowRules,
     RowsTarget,
-    StepRule,
     Target,
-    Update,
 )
-from pymc_ngvi.estimators.quadrature import ExactEvaluation, Quadrature
+from pymc_ngvi.estimators.quadrature import ExactEvaluation
 from pymc_ngvi.steps.adaptive.growth import Growth
 from pymc_ngvi.steps.adaptive.scales import MAX_RECOVERIES, Tools, recovered
 from pymc_ngvi.steps.adaptive.secant import Pair, correct, moments_of, natural_gradient, trusted
+from pymc_ngvi.steps.exact import ExactRule
 from pymc_ngvi.steps.newton import Newton, newton
 from pymc_ngvi.steps.schedule.linesearch import Failure, search
 from pymc_ngvi.steps.schedule.state import Step
-from pymc_ngvi.steps.schedule.tolerance import Tolerance
 from pymc_ngvi.steps.trials import ROUNDING, Following, Trials
 
 #: Steps kept for the secant correction: where the metric is exact, and where it is not; the gap in nats, and for each
@@ -157,28 +153,10 @@ class _Found(NamedTuple):
     all_finite: bool
 
 
-class LineSearch(StepRule[GaussianState, LineSearchState]):
+class LineSearch(ExactRule[Target, LineSearchState]):
     """Natural steps that never lower an exact ELBO; see `StepRule` for the parameters."""
 
-    takes: ClassVar[frozenset[str]] = frozenset()
-    takes_any_start = True
-
-    def __init__(
-        self,
-        target: Target,
-        update: Update,
-        estimator: Estimator,
-        *,
-        direction: Direction | None = None,
-        seed: int,
-        tol: float = 0.05,
-        stl: bool = True,
-    ) -> None:
-        if not isinstance(estimator, Quadrature):
-            raise TypeError("a line search needs an ELBO without noise: take estimator='quadrature'")
-        self._target, self._update, self._estimator = target, update, estimator
-        self._tolerance, self._seed = Tolerance(tol), seed
-        self._best_start: _Start | None = None
+    _best_start: _Start | None = None
 
     def first_evaluation(self, q: GaussianState) -> Evaluation:
         """Evaluate a starting state; what is found of the best one serves `init`."""

@@ -4,6 +4,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
+from pymc_ngvi.core.messages import shortened
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.model.shards.errors import ShardError
 from pymc_ngvi.model.shards.requests import Facts, Signature
@@ -93,8 +94,8 @@ def _check_variables(one: Hashable, first: Signature, key: Hashable, other: Sign
             if here != there:
                 raise ShardError(
                     f"The {what} of {name!r} {_DIFFER.get(what, 'differs')} between the shards {one!r} "
-                    f"({_short(here)}) and {key!r} ({_short(there)}). Where these follow from the data, such as groups "
-                    "or levels of a factor, they have to be those of the whole data.",
+                    f"({shortened(here)}) and {key!r} ({shortened(there)}). Where these follow from the data, such "
+                    "as groups or levels of a factor, they have to be those of the whole data.",
                     key,
                 )
 
@@ -105,8 +106,3 @@ def _same(one: Array, other: Array) -> bool:
 
 def _listed(values: Array) -> str:
     return f"({', '.join(f'{value:.6g}' for value in values)})"
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) < 80 else text[:77] + "..."

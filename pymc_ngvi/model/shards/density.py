@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pytensor.graph.basic import Variable
 
-from pymc_ngvi.core.hessians import Later, PatternHessian
+from pymc_ngvi.core.hessians import Later, MatrixHessian, PatternHessian
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.target import Expectation, MatrixHessian, MeanHessian, RowRules, Spread
+from pymc_ngvi.core.target import Expectation, MeanHessian, RowRules, Spread
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.model.graphs.graph import MissingDerivativeError
 from pymc_ngvi.model.info import ModelInfo, terms_of

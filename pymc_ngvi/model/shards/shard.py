@@ -19,6 +19,7 @@ from pytensor.graph.basic import Variable
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.target import MeanHessian, RowRules
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.model.likelihood import log_likelihood
 from pymc_ngvi.model.logdensity import LogDensity
 from pymc_ngvi.model.predictors.mean_hessian import Known
 from pymc_ngvi.model.shards.errors import ShardError
@@ -59,8 +60,8 @@ class LogLikelihood(LogDensity):
         super().__init__(model)
 
     def _graph_of(self, model: pm.Model) -> Variable:
-        terms = [*model.observed_RVs, *(term for term in model.potentials if term.name not in self._without)]
-        return model.logp(vars=terms)
+        potentials = [term for term in model.potentials if term.name not in self._without]
+        return log_likelihood(model, {rv: model.rvs_to_values[rv] for rv in model.observed_RVs}, potentials)
 
 
 class Shard:

@@ -11,8 +11,9 @@ import pymc as pm
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 
+from pymc_ngvi.core.hessians import MatrixHessian
 from pymc_ngvi.core.stream import Batch, Place
-from pymc_ngvi.core.target import Expectation, MatrixHessian, RowRules, Spread
+from pymc_ngvi.core.target import Expectation, RowRules, Spread
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.model.checks import quoted

@@ -8,7 +8,6 @@ import pymc as pm
 import pytensor
 
 from pymc.data import MinibatchOp
-from pymc.logprob.basic import transformed_conditional_logp
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
@@ -18,6 +17,7 @@ from pytensor.graph.traversal import ancestors, walk
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.model.checks import quoted
 from pymc_ngvi.model.graphs.backends import quick_mode, without_c
+from pymc_ngvi.model.likelihood import log_likelihood
 from pymc_ngvi.model.logdensity import LogDensity
 from pymc_ngvi.model.streams.batch import Form
 
@@ -154,14 +154,10 @@ class BatchLikelihood(LogDensity):
         super().__init__(model)
 
     def _graph_of(self, model: pm.Model) -> Variable:
-        values = {rv: value for rv, value in model.rvs_to_values.items() if rv in model.free_RVs}
-        values |= {part.rv: part.value for part in self._likelihoods}
-        transforms = {**model.rvs_to_transforms, **{part.rv: None for part in self._likelihoods}}
-        rvs = [part.rv for part in self._likelihoods]
-        terms = transformed_conditional_logp(rvs=rvs, rvs_to_values=values, rvs_to_transforms=transforms)
+        total = log_likelihood(model, {part.rv: part.value for part in self._likelihoods})
         lengths = [part.value.shape[0] for part in self._likelihoods]
         own = {model[name]: var for name, var in self._data.items()}
-        total, *lengths = graph_replace([sum(term.sum() for term in terms), *lengths], own, strict=False)
+        total, *lengths = graph_replace([total, *lengths], own, strict=False)
         with without_c():
             self._lengths = pytensor.function([], lengths, mode=quick_mode())
         return total

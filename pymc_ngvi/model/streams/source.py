@@ -7,6 +7,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.messages import shortened
 from pymc_ngvi.core.stream import Place
 from pymc_ngvi.model.streams.errors import BatchError
 
@@ -55,7 +56,7 @@ class Source:
         self.given = given
         is_factory = callable(given) and not hasattr(given, "__iter__") and not hasattr(given, "__getitem__")
         if isinstance(given, Mapping | str | bytes | np.ndarray) or not (is_factory or _is_iterable(given)):
-            raise TypeError(f"{_WHAT}; got {_short(given)}.")
+            raise TypeError(f"{_WHAT}; got {shortened(given)}.")
         self._iterate: Callable[[], Iterator[Any]] = (lambda: iter(given())) if is_factory else (lambda: iter(given))
         self.n_batches = _length(given) if hasattr(given, "__getitem__") else None
         self.is_read_once = isinstance(given, Iterator)
@@ -201,8 +202,3 @@ def _length(given: Any) -> int | None:
         return len(given)
     except TypeError:
         return None
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) < 80 else f"{type(value).__name__} {text[:60]}..."

@@ -13,7 +13,7 @@ References
 """
 
 from dataclasses import replace
-from typing import ClassVar, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -24,23 +24,19 @@ from pymc_ngvi.core.stream import Batch, Place, StreamTarget
 from pymc_ngvi.core.types import (
     Assessment,
     BaseDraws,
-    Direction,
-    Estimator,
     Evaluation,
     Expectation,
     GaussianState,
     Moments,
-    StepRule,
     Target,
-    Update,
 )
-from pymc_ngvi.estimators.quadrature import ExactEvaluation, Quadrature
+from pymc_ngvi.estimators.quadrature import ExactEvaluation
+from pymc_ngvi.steps.exact import ExactRule
 from pymc_ngvi.steps.incremental.measures import gap_of, moves
 from pymc_ngvi.steps.incremental.once import corrected
 from pymc_ngvi.steps.incremental.order import sign_of_order
 from pymc_ngvi.steps.incremental.sites import Quadratic, Seen, as_hessian, packed
 from pymc_ngvi.steps.incremental.state import Change, IncrementalState, Site
-from pymc_ngvi.steps.schedule.tolerance import Tolerance
 
 #: Nats that a step may promise and be taken unseen; steps on one batch, the first one of all and others, at most;
 #: times that a step is halved.
@@ -88,26 +84,10 @@ class _Visit(NamedTuple):
     weight: float
 
 
-class Incremental(StepRule[GaussianState, IncrementalState]):
+class Incremental(ExactRule[StreamTarget, IncrementalState]):
     """Natural steps on a sum of sites of batches; see `StepRule` for the parameters."""
 
-    takes: ClassVar[frozenset[str]] = frozenset()
-    takes_any_start = True
-
-    def __init__(
-        self,
-        target: Target,
-        update: Update,
-        estimator: Estimator,
-        *,
-        direction: Direction | None = None,
-        seed: int,
-        tol: float = 0.05,
-        stl: bool = True,
-    ) -> None:
-        self._target, self._update, self._seed = cast(StreamTarget, target), update, seed
-        self._estimator, self._tolerance = cast(Quadrature, estimator), Tolerance(tol)
-        self._first: Batch | None = None
+    _first: Batch | None = None
 
     def first_evaluation(self, q: GaussianState) -> Evaluation:
         """Evaluate a starting state on the first batch alone, as if all others were like it."""

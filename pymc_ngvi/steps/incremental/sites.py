@@ -12,8 +12,9 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.hessians import MatrixHessian
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array, Expectation, GaussianState, MatrixHessian
+from pymc_ngvi.core.types import Array, Expectation, GaussianState
 
 
 class Seen(NamedTuple):
