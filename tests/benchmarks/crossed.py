@@ -25,7 +25,7 @@ from environment import describe_environment
 from isolated import report, run_process, script
 from pages import measured_on, table, write_between_marks
 from records import Records, Row
-from sparse import crossed, ratings
+from sparse_models import crossed, ratings
 from timed_fit import timed_fit
 
 R_SCRIPT = Path(__file__).with_name("crossed.R")

@@ -1,5 +1,6 @@
 """Describe the machine and the versions that a result was measured with."""
 
+import datetime
 import os
 import platform
 
@@ -28,6 +29,11 @@ def describe_versions() -> str:
 def describe_environment() -> str:
     """Return machine and versions as one line, the form that is stored with every result."""
     return f"{describe_machine()}; {describe_versions()}"
+
+
+def today_and_here() -> dict[str, str]:
+    """Return the date and the environment, as columns of a result."""
+    return {"date": datetime.date.today().isoformat(), "environment": describe_environment()}
 
 
 def _cpu_model() -> str:

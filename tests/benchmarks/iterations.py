@@ -5,8 +5,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pymc as pm
 
 from measure import Array
+
+from pymc_ngvi.model import LogDensity
 
 #: Iterations of a run, about, that are kept.
 N_RECORDED = 32
@@ -26,9 +29,15 @@ def recorded(n: int, n_kept: int = N_RECORDED) -> set[int]:
     return {0, *np.unique(np.geomspace(1, n, n_kept).round().astype(int)).tolist()}
 
 
-def independent_batch(target: Any, seed: int, number: int) -> None:
-    """Draw rows with replacement, as Wu and Gardner (2024) do, in place of those of a pass through the data."""
-    target.next_batch(np.random.default_rng([seed, number, 1]))
+def on_independent_batches(model: pm.Model) -> LogDensity:
+    """Return log p on rows with replacement, as Wu and Gardner (2024) have it, not on those of passes."""
+    density = LogDensity(model)
+
+    def draw(seed: int, number: int) -> None:
+        density.next_batch(np.random.default_rng([seed, number, 1]))
+
+    density.take_batch = draw  # type: ignore[method-assign]
+    return density
 
 
 def slope_of_mean(runs: pd.DataFrame) -> str:

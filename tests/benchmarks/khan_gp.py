@@ -21,7 +21,6 @@ Examples
 """
 
 import argparse
-import datetime
 import time
 
 from collections.abc import Iterator, Sequence
@@ -30,8 +29,9 @@ from pathlib import Path
 import numpy as np
 import pymc as pm
 
-from environment import describe_environment
-from khan_gp_methods import NUGGET, SETTINGS, Problem, Q, descent, proximal, read, rivals, sgd
+from environment import today_and_here
+from khan_gp_data import NUGGET, SETTINGS, process
+from khan_gp_methods import Problem, Q, descent, proximal, read, rivals, sgd
 from khan_gp_pages import ARRIVED, draw, tables
 from pages import write_between_marks
 from records import Records
@@ -60,7 +60,7 @@ class Runs:
 
     def __init__(self, path: Path) -> None:
         self.records = Records(path, FIELDS)
-        self.shared = {"date": datetime.date.today().isoformat(), "environment": describe_environment()}
+        self.shared = today_and_here()
         self.done = {tuple(row[name] for name in FIELDS[:4]) for row in self.records.read()}
 
     def run(
@@ -103,11 +103,8 @@ def figure_two_optimum(problem: Problem, name: str, runs: Runs) -> None:
     if keys[0] in runs.done:
         return
     start, setting = time.process_time(), problem.setting
-    with pm.Model() as model:
-        kernel = pm.gp.cov.ExpQuad(problem.x.shape[1], ls=np.exp(setting.log_length))
-        gp = pm.gp.Latent(cov_func=np.exp(setting.log_sd) ** 2 * kernel)
-        f = gp.prior("f", X=problem.x, jitter=NUGGET)
-        pm.Bernoulli("y", logit_p=f, observed=(problem.sign > 0).astype(int))
+    y = (problem.sign > 0).astype(int)
+    model, gp = process(problem.x, y, np.exp(setting.log_length), np.exp(setting.log_sd))
     approx = fit_ngvi(model=model, posterior="gaussian", random_seed=1, progressbar=False)
     seconds = round(time.process_time() - start, 2)
     factor = np.linalg.cholesky(problem.kernel)  # PyMC's parameters are factor^-1 f

@@ -1,4 +1,4 @@
-"""Gaussian processes for classification: data, exact expectations, PG-SVI, and gradient descent with its rules.
+"""Gaussian processes for classification: exact expectations, PG-SVI, and gradient descent with its rules.
 
 What ``khan_gp.py`` runs.
 """
@@ -12,43 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
+from khan_gp_data import NUGGET, SETTINGS, Setting, split
 from measure import Array
 from scipy.linalg import solve_triangular
 from scipy.linalg.blas import dtrmm
 from scipy.optimize import least_squares
 from scipy.special import expit, ndtr
-from wide_rows import split
 
-#: Seed of the order of rows; nugget of the authors' code; what their rules add to squares.
-SEED, NUGGET, EPSILON = 5, 1e-4, 1e-8
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Kernel, batch and step sizes of a data set, as the paper and its code have them."""
-
-    file: str
-    log_length: float
-    log_sd: float
-    n_train: int | None
-    batch: int
-    beta_n: float
-    sgd: tuple[float, float]  #: decay of steps, and the first one times n
-    adagrad: float
-    rmsprop: tuple[float, float]
-    adadelta: tuple[float, float]  #: step size, and 1 - rho
-    adam: float
-    passes: tuple[int, int]  #: of PG-SVI, and of gradients
-
-
-_USPS = ((0.6, 800.0), 8.0, (0.1, 0.9), (1.0, 1e-12), 2.5)
-SETTINGS = {
-    "Sonar": Setting(
-        "sonar.csv", -1.0, 6.0, None, 5, 0.2, (0.8, 1200.0), 4.5, (0.1, 0.9), (1.0, 5e-10), 0.04, passes=(100, 500)
-    ),
-    "USPS, 2 against 4": Setting("usps_2vs4.csv.gz", 2.5, 5.0, 884, 20, 2.5, *_USPS, passes=(20, 40)),
-    "USPS, 3 against 5": Setting("usps_3vs5.csv.gz", 2.5, 5.0, 767, 20, 2.5, *_USPS, passes=(20, 40)),
-}
+#: Seed of the order of rows; what the rules of the authors' code add to squares.
+SEED, EPSILON = 5, 1e-8
 
 
 # --- expectations and scores ------------------------------------------------------------------------------------------

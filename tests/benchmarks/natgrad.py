@@ -32,23 +32,29 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import wide_rows
 
 from environment import describe_environment
 from isolated import report, run_process, script
+from khan_gp_data import SETTINGS, process, split
 from natgrad_problem import Problem, one_core
 from natgrad_tables import write_tables
 from pages import write_between_marks
 from records import Records
+from wide_rows import followed
 
 DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
 KEY = ("problem", "method", "variant", "nodes", "step_size")
 FIELDS = (*KEY, "evaluation", "loss", "own", "cold", "warm", "status", "versions", "date", "environment")
+
+
+def _of_khan(name: str) -> tuple[str, float, float, int | None]:
+    setting = SETTINGS[name]
+    return setting.file, float(np.exp(setting.log_length)), float(np.exp(setting.log_sd)), setting.n_train
+
+
 #: Name: file, length scale, standard deviation, training rows (None: those of the file). No file: simulated.
 PROBLEMS: dict[str, tuple[str | None, float, float, int | None]] = {
-    "Sonar": ("sonar.csv", float(np.exp(-1)), float(np.exp(6)), None),
-    "USPS, 3 against 5": ("usps_3vs5.csv.gz", float(np.exp(2.5)), float(np.exp(5)), 767),
-    "USPS, 2 against 4": ("usps_2vs4.csv.gz", float(np.exp(2.5)), float(np.exp(5)), 884),
+    **{name: _of_khan(name) for name in ("Sonar", "USPS, 3 against 5", "USPS, 2 against 4")},
     "simulated, sd 2": (None, 0.7, 2.0, 200),
     "USPS, 3 against 5, sd 3": ("usps_3vs5.csv.gz", float(np.exp(2.5)), 3.0, 767),
 }
@@ -71,7 +77,7 @@ def problem_of(name: str, data: Path | None) -> Problem | None:
         return Problem(x, np.where(rng.uniform(size=n) < 1.0 / (1.0 + np.exp(-signal)), 1.0, -1.0), length, sd)
     if data is None or not (data / file).exists():
         return None
-    x, y, is_test = wide_rows.split(data / file, n)
+    x, y, is_test = split(data / file, n)
     return Problem(x[~is_test], 2.0 * y[~is_test] - 1.0, length, sd)
 
 
@@ -89,8 +95,8 @@ def run_ours(file: Path) -> None:
     one_core()
     problem = Problem.read(file)
     sign, how = (problem.sign > 0).astype(int), (problem.length, problem.sd)
-    _, cold, _ = wide_rows.followed(wide_rows.process(problem.x, sign, *how))
-    found, warm, approx = wide_rows.followed(wide_rows.process(problem.x, sign, *how))
+    _, cold, _ = followed(process(problem.x, sign, *how)[0])
+    found, warm, approx = followed(process(problem.x, sign, *how)[0])
     own = [-elbo for elbo in found]
     # PyMC's parameters are those in which the prior is standard normal, too.
     loss = problem.loss(approx.q.mean(), np.linalg.cholesky(approx.q.cov()))

@@ -13,7 +13,6 @@ Examples
 """
 
 import argparse
-import datetime
 import logging
 
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 
-from environment import describe_environment
+from environment import today_and_here
 from measure import Array
 from pages import measured_on, table, write_between_marks
 from users_models import MODELS
@@ -83,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     header = ["model", "d", "rows", "of the gradient's variance", "of the variance of log p"]
     body = [[name, *measured(CASES[name]())] for name in options.models]
-    when = {"date": datetime.date.today().isoformat(), "environment": describe_environment()}
+    when = today_and_here()
     write_between_marks(options.table, "\n".join([*measured_on([when]), *table(header, body), ""]), Path(__file__).name)
 
 

@@ -12,7 +12,6 @@ Examples
 
 import argparse
 import contextlib
-import datetime
 import functools
 import os
 import signal
@@ -28,7 +27,7 @@ import numpy as np
 import pandas as pd
 import pymc as pm
 
-from environment import describe_environment
+from environment import today_and_here
 from isolated import peak_memory, report, run_process, script
 from pages import measured_on, table, write_between_marks
 
@@ -163,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         found = {cell: _measured(cell, options, Path(folder)) for cell in cells}
     header = ["model", "shards", "seconds", "processor", "MiB", "before", "passes", "mean", "sd", "same bits", "ended"]
-    lines = measured_on([{"date": datetime.date.today().isoformat(), "environment": describe_environment()}])
+    lines = measured_on([today_and_here()])
     lines += [*table(header, [_row(cell, found) for cell in cells]), ""]
     write_between_marks(options.table, "\n".join(lines), Path(__file__).name)
 

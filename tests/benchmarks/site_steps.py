@@ -20,7 +20,6 @@ Examples
 """
 
 import argparse
-import datetime
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,7 +27,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from environment import describe_environment
+from environment import today_and_here
 from measure import Array
 from pages import measured_on, table, write_between_marks
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
@@ -143,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         lines.append([name, *(f"{found[n]:.3g}" for n in PASSES)])
         print(*table(header, lines[-1:]), sep="\n", flush=True)
     if given.table is not None:
-        measured = {"date": datetime.date.today().isoformat(), "environment": describe_environment()}
+        measured = today_and_here()
         text = [*measured_on([measured]), *table(header, lines)]
         write_between_marks(given.table, "\n".join(text) + "\n", "site_steps.py")
 

@@ -13,7 +13,6 @@ Examples
 """
 
 import argparse
-import datetime
 import logging
 import time
 
@@ -26,7 +25,7 @@ import numpy as np
 import pandas as pd
 import pymc as pm
 
-from environment import describe_environment
+from environment import today_and_here
 from measure import Array
 from pages import measured_on, table, write_between_marks
 from scipy.special import gammaln, log_expit, logsumexp
@@ -142,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(*table(header, rows), sep="\n", flush=True)
         lines += rows
     if given.table is not None:
-        measured = {"date": datetime.date.today().isoformat(), "environment": describe_environment()}
+        measured = today_and_here()
         text = [*measured_on([measured]), *table(header, lines)]
         write_between_marks(given.table, "\n".join(text) + "\n", "sites.py")
 

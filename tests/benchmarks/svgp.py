@@ -22,7 +22,6 @@ Examples
 """
 
 import argparse
-import datetime
 import functools
 import time
 import warnings
@@ -36,8 +35,8 @@ import numpy as np
 import pandas as pd
 import pymc as pm
 
-from environment import describe_environment
-from iterations import independent_batch, iterates, recorded
+from environment import today_and_here
+from iterations import iterates, on_independent_batches, recorded
 from measure import Array
 from pages import measured_on, table, write_between_marks
 from records import Records
@@ -180,11 +179,10 @@ def run(process: SparseProcess, n_steps: int, rows: str, n_seeds: int, records: 
 
     Rows are "independent", as in the paper, or those of "passes" through the data, as the package has it.
     """
-    density = LogDensity(process.model(BATCH))
-    if rows == "independent":
-        density.take_batch = functools.partial(independent_batch, density)  # type: ignore[method-assign]
+    model = process.model(BATCH)
+    density = on_independent_batches(model) if rows == "independent" else LogDensity(model)
     done = {row["seed"] for row in records.read() if row["rows"] == rows}
-    shared = {"date": datetime.date.today().isoformat(), "environment": describe_environment()}
+    shared = today_and_here()
     keep = recorded(n_steps)
     for seed in range(1, n_seeds + 1):
         if str(seed) in done:

@@ -3,7 +3,6 @@
 What ``topics.py`` runs.
 """
 
-import datetime
 import functools
 import time
 import warnings
@@ -15,7 +14,7 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 
-from environment import describe_environment
+from environment import today_and_here
 from measure import Array
 from records import Records
 from scipy.special import logsumexp, softmax
@@ -230,7 +229,7 @@ def approximations(topics: Topics, n: int) -> dict[str, Callable[[list[Documents
 
 def compare(corpus: Corpus, topics: Topics, records: Records) -> None:
     """Fit the chosen documents by every method, and keep how far each is from importance sampling."""
-    shared = {"date": datetime.date.today().isoformat(), "environment": describe_environment()}
+    shared = today_and_here()
     done = {(row["set"], row["method"]) for row in records.read()}
     for name, documents in chosen(corpus).items():
         methods = {

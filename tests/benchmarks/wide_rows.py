@@ -29,10 +29,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pymc as pm
 
 from environment import describe_environment
+from khan_gp_data import SETTINGS, process, split
 from pages import measured_on, table, write_between_marks
 from records import Records, Row
 
@@ -47,43 +47,12 @@ FIELDS = ("model", "n_rows", "prior_sd", "expectation", "elbo", "seconds", "date
 DISTANCES, EXPECTATIONS = (10.0, 1.0, 0.1, 0.01), (1, 2, 4, 6, 8, 10, 11, 12, 13, 14, 16, 18, 20)
 
 
-def squared_exponential(x: np.ndarray, scale: float) -> np.ndarray:
-    """Return correlations of points, (n, n_features)."""
-    square = (x**2).sum(axis=1)
-    return np.exp(-0.5 * np.maximum(square[:, None] + square - 2.0 * x @ x.T, 0.0) / scale**2)
-
-
-def split(file: Path, n_train: int | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return features, labels, and which rows are for tests: those of the file, or all but some at random."""
-    frame = pd.read_csv(file)
-    y, is_test = frame.pop("y").to_numpy(), frame.pop("is_test").to_numpy() == 1
-    x = frame.to_numpy(float)
-    if n_train is not None:
-        x, is_test = x / 1000.0, np.ones(len(y), dtype=bool)
-        is_test[np.random.default_rng(0).permutation(len(y))[:n_train]] = False
-    return x, y, is_test
-
-
-def khan(data: Path, file: str, log_scale: float, log_sd: float, n_train: int | None = None) -> pm.Model:
-    """Return a classification of Khan et al.: the training rows of a file, or some of them at random."""
-    x, y, is_test = split(data / file, n_train)
-    return process(x[~is_test], y[~is_test], np.exp(log_scale), np.exp(log_sd))
-
-
-def process(x: np.ndarray, y: np.ndarray, scale: float, sd: float) -> pm.Model:
-    """Return a classification by a Gaussian process."""
-    with pm.Model() as model:
-        gp = pm.gp.Latent(cov_func=sd**2 * pm.gp.cov.ExpQuad(x.shape[1], ls=scale))
-        pm.Bernoulli("y", logit_p=gp.prior("f", X=x, jitter=1e-4), observed=y)
-    return model
-
-
 def simulated_process(data: Path | None) -> pm.Model:
     """Return a classification of 200 points in two dimensions."""
     rng = np.random.default_rng(5)
     x = rng.uniform(0.0, 3.0, (200, 2))
     signal = 6.0 * np.sin(3.0 * x[:, 0]) * np.cos(2.0 * x[:, 1])
-    return process(x, (rng.uniform(size=200) < 1.0 / (1.0 + np.exp(-signal))).astype(int), 0.7, 400.0)
+    return process(x, (rng.uniform(size=200) < 1.0 / (1.0 + np.exp(-signal))).astype(int), 0.7, 400.0)[0]
 
 
 def separable(data: Path | None) -> pm.Model:
@@ -96,21 +65,23 @@ def separable(data: Path | None) -> pm.Model:
     return model
 
 
+def khan(data: Path, name: str) -> pm.Model:
+    """Return a classification of Khan et al."""
+    setting = SETTINGS[name]
+    x, y, is_test = split(data / setting.file, setting.n_train)
+    return process(x[~is_test], y[~is_test], np.exp(setting.log_length), np.exp(setting.log_sd))[0]
+
+
+def _of_khan(name: str, n_rows: int) -> tuple[int, int, str, Callable[..., pm.Model]]:
+    setting = SETTINGS[name]
+    return n_rows, round(np.exp(setting.log_sd)), setting.file, functools.partial(khan, name=name)
+
+
 #: Name: rows, prior sd, file of the data if there is one, and what makes the model.
-MODELS: dict[str, tuple[int, float, str | None, Callable[..., pm.Model]]] = {
-    "Sonar": (165, 403, "sonar.csv", functools.partial(khan, file="sonar.csv", log_scale=-1.0, log_sd=6.0)),
-    "USPS, 2 against 4": (
-        884,
-        148,
-        "usps_2vs4.csv.gz",
-        functools.partial(khan, file="usps_2vs4.csv.gz", log_scale=2.5, log_sd=5.0, n_train=884),
-    ),
-    "USPS, 3 against 5": (
-        767,
-        148,
-        "usps_3vs5.csv.gz",
-        functools.partial(khan, file="usps_3vs5.csv.gz", log_scale=2.5, log_sd=5.0, n_train=767),
-    ),
+MODELS: dict[str, tuple[int, int, str | None, Callable[..., pm.Model]]] = {
+    "Sonar": _of_khan("Sonar", 165),
+    "USPS, 2 against 4": _of_khan("USPS, 2 against 4", 884),
+    "USPS, 3 against 5": _of_khan("USPS, 3 against 5", 767),
     "simulated, Gaussian process": (200, 400, None, simulated_process),
     "simulated, separable": (150, 100, None, separable),
 }

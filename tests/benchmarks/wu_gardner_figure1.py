@@ -20,7 +20,6 @@ Examples
 """
 
 import argparse
-import datetime
 import functools
 import time
 
@@ -34,8 +33,8 @@ import numpy as np
 import pandas as pd
 import pymc as pm
 
-from environment import describe_environment
-from iterations import independent_batch, iterates, recorded, slope_of_mean
+from environment import today_and_here
+from iterations import iterates, on_independent_batches, recorded, slope_of_mean
 from measure import Array
 from pages import measured_on, table, write_between_marks
 from records import Records, Row
@@ -153,10 +152,9 @@ def rule_of(method: str, density: LogDensity, seed: int) -> Any:
 
 def run(data: Linear, n_steps: int, records: Records) -> None:
     """Take steps on batches of independent rows, as in the paper, or of passes, as the package has them."""
-    paper, passes = LogDensity(data.model()), LogDensity(data.model())
-    paper.take_batch = functools.partial(independent_batch, paper)  # type: ignore[method-assign]
+    paper, passes = on_independent_batches(data.model()), LogDensity(data.model())
     done = {(row["method"], int(row["seed"])) for row in records.read()}
-    shared = {"date": datetime.date.today().isoformat(), "environment": describe_environment()}
+    shared = today_and_here()
     keep = recorded(n_steps, 40) | {t for t in SHOWN if t < n_steps}
     for method, n_runs in RUNS.items():
         for seed in range(1, n_runs + 1):

@@ -22,8 +22,6 @@ Examples
 """
 
 import argparse
-import datetime
-import functools
 import time
 
 from collections.abc import Iterator, Sequence
@@ -34,8 +32,8 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 
-from environment import describe_environment
-from iterations import independent_batch, iterates, recorded
+from environment import today_and_here
+from iterations import iterates, on_independent_batches, recorded
 from logistic_regression import Logistic
 from pages import measured_on, table, write_between_marks
 from records import Records, Row
@@ -103,7 +101,7 @@ class Runs:
     def __init__(self, name: str, data: Logistic, path: Path) -> None:
         self.name, self.data, self.setting = name, data, SETTINGS[name]
         self.records = Records(path, FIELDS)
-        self.shared = {"date": datetime.date.today().isoformat(), "environment": describe_environment()}
+        self.shared = today_and_here()
         self.done = {tuple(row[key] for key in KEYS) for row in self.records.read()}
 
     def missing(self) -> None:
@@ -124,10 +122,8 @@ class Runs:
 
     def density(self, batch: int | None) -> LogDensity:
         """Return log p, on batches of independent rows if these are asked for."""
-        density = LogDensity(self.data.model(batch))
-        if batch is not None:
-            density.take_batch = functools.partial(independent_batch, density)  # type: ignore[method-assign]
-        return density
+        model = self.data.model(batch)
+        return LogDensity(model) if batch is None else on_independent_batches(model)
 
     def optimum(self) -> Iterator[tuple[int, float, int]]:
         """Yield the loss of the best Gaussian, by natural steps without noise."""

@@ -7,12 +7,11 @@ Examples
 --------
 ::
 
-    python sparse.py --data DATA
-    python sparse.py --models "map of 30 x 30" --table few.md
+    python sparse_models.py --data DATA
+    python sparse_models.py --models "map of 30 x 30" --table few.md
 """
 
 import argparse
-import datetime
 import functools
 import tempfile
 import time
@@ -26,7 +25,7 @@ import pandas as pd
 import pymc as pm
 import pytensor.tensor as pt
 
-from environment import describe_environment
+from environment import today_and_here
 from isolated import peak_memory, report, run_process, script
 from pages import measured_on, table, write_between_marks
 from scipy.spatial import Delaunay
@@ -180,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     ours = [name for name in options.models if name in SIMULATED or options.data]
     found = {name: _measured(name, options) for name in ours}
-    lines = measured_on([{"date": datetime.date.today().isoformat(), "environment": describe_environment()}])
+    lines = measured_on([today_and_here()])
     header = ["model", "d", "seconds", "processor", "compiling", "peak MiB", "ELBO", "expectations", "ended"]
     keys = ("n_dim", "seconds", "cpu", "compile_seconds", "peak", "elbo", "n_gradients", "status")
     lines += [*table(header, [[name, *(_form(found[name].get(key)) for key in keys)] for name in ours]), ""]
