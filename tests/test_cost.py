@@ -39,6 +39,15 @@ def test_unknown_shapes_count_as_the_largest_data():
     assert cost.estimate([pt.exp(x)]).widest == 1
 
 
+def test_what_evaluations_share_does_not_limit_their_number():
+    """Rows of a minibatch are the same for all draws: ten outputs for each draw, not 5,000 elements."""
+    x, data = pt.vector("x", shape=(10,)), pt.matrix("data", shape=(500, 10))
+    outputs = [pt.dot(pt.exp(data).T, pt.dot(pt.exp(data), x))]
+    assert cost.estimate(outputs).widest == 5_000
+    assert cost.estimate(outputs, along=x).widest == 500
+    assert cost.estimate(outputs, along=x).quick_seconds == cost.estimate(outputs).quick_seconds
+
+
 def test_steps_of_a_scan_count():
     def seconds(n_steps):
         density = LogDensity(models.scan_ar1(n_steps), "quick")

@@ -15,6 +15,8 @@ from pytensor.link.c.basic import CLinker
 from pytensor.link.numba.linker import NumbaLinker
 from test_quick_mode import check_loops
 
+from pymc_ngvi.fitting.options import FitOptions
+from pymc_ngvi.fitting.problem import problem_of
 from pymc_ngvi.model import LogDensity, evaluations, without_c
 from pymc_ngvi.model.second_order import SecondOrder
 
@@ -271,6 +273,29 @@ def test_auto_is_quick_for_small_models_and_numba_for_huge_data():
     assert LogDensity(many_observations(100)).backend == "quick"
     assert LogDensity(many_observations(3_000_000)).backend == "numba"
     assert LogDensity(many_observations(3_000_000), "quick").backend == "quick"
+
+
+def wide_network(n_units):
+    rng = np.random.default_rng(0)
+    x, y = pm.Minibatch(rng.standard_normal((500, 400)), rng.integers(2, size=500).astype(float), batch_size=128)
+    with pm.Model() as model:
+        w, v = pm.Normal("w", shape=(400, n_units)), pm.Normal("v", shape=n_units)
+        hidden = pm.math.maximum(pm.math.dot(x, w), 0.0)
+        pm.Bernoulli("y", logit_p=pm.math.dot(hidden, v), observed=y, total_size=500)
+    return model
+
+
+def test_a_fit_without_hessians_does_not_compile_for_their_sake():
+    """12,000 weights: Hessians would take as many products each, gradients alone are no reason to compile."""
+    model = wide_network(30)
+    assert LogDensity(model).backend == "numba"
+    for estimator, backend in [("gauss_newton", "quick"), ("stein", "quick")]:
+        density = LogDensity(model)
+        problem_of(density, FitOptions(family="diagonal", estimator=estimator))
+        assert density.backend == backend
+    huge = LogDensity(many_observations(3_000_000))
+    problem_of(huge, FitOptions(family="diagonal", estimator="stein"))
+    assert huge.backend == "numba"
 
 
 def test_auto_goes_by_no_clock(monkeypatch):

@@ -20,6 +20,7 @@ from pymc_ngvi.fitting import starting
 from pymc_ngvi.fitting.auto import cheapest_filled, choose_family
 from pymc_ngvi.fitting.blocks import block_labels
 from pymc_ngvi.fitting.options import FitOptions
+from pymc_ngvi.fitting.registry import BY_GRADIENTS
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.by_rows import NO_ROWS
 from pymc_ngvi.reparam import Conditional, reparametrised
@@ -121,6 +122,7 @@ def problem_of(density: LogDensity, options: FitOptions) -> Problem:
     """
     if options.choice.estimator == "quadrature" and density.rows is None:
         raise ValueError(NO_ROWS)
+    density.needs_hessians = options.choice.estimator not in BY_GRADIENTS
     if options.reparam is None:
         family = make_family(options, density)
         target = _target(density, options)

@@ -9,6 +9,8 @@ from pymc_ngvi.model.hessians import Hessians
 
 #: Evaluations that `backend="auto"` expects of a fit: gradients, and draws at which a dense Hessian is needed.
 _EXPECTED_GRADIENTS, _EXPECTED_HESSIANS = 1_600, 1_200
+#: Gradients that it expects of a fit without Hessians: some thousand iterations, with 8 draws in each.
+_EXPECTED_ALONE = 16_000
 #: Dimensions up to which it looks at the sparsity of the Hessian.
 _MOST_COLOURED = 100_000
 #: Times that a gradient takes of log p alone, at most.
@@ -26,10 +28,14 @@ def check_backend(backend: str, compile_kwargs: Mapping[str, object] | None) -> 
         )
 
 
-def fastest_backend(graphs: FlatGraphs, by_rows: ByRows, hessians: Hessians, n_dim: int) -> str:
+def fastest_backend(
+    graphs: FlatGraphs, by_rows: ByRows, hessians: Hessians, n_dim: int, *, needs_hessians: bool = True
+) -> str:
     """Return the backend with which a fit should be over first: "quick" or "numba"."""
     if graphs.is_large or graphs.has_equations:
         return "quick"  # compilers take longer still for thousands of nodes, and do not compile integrations
+    if not needs_hessians:
+        return "numba" if graphs.forward is None and graphs.cost.prefers_numba(_EXPECTED_ALONE) else "quick"
     if graphs.forward is not None and _forward_seconds(graphs, n_dim) < graphs.cost.numba_compile_seconds:
         return "quick"
     # Where compiling would not pay anyway, no gradient is made. Sparsity and rows only ever make for less work.

@@ -13,8 +13,8 @@ from pymc_ngvi.model.graphs.loops import draws_in_call
 from pymc_ngvi.model.jets.evaluation import Jets
 from pymc_ngvi.model.sparsity.coloured import CACHED_ELEMENTS, slices
 
-#: Elements of a temporary in one batch.
-_BATCH_ELEMENTS = CACHED_ELEMENTS
+#: Elements of a temporary in one batch: more than the cache has, as most temporaries of a model are smaller.
+_BATCH_ELEMENTS = 4 * CACHED_ELEMENTS
 #: Estimated seconds of evaluating gradients, beyond which a function for log p alone is compiled.
 _LOGP_SECONDS = 0.5
 #: Elements of the largest intermediate times the dimension, below which one thread does best.

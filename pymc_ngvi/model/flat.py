@@ -99,12 +99,12 @@ class FlatGraphs:
         """Estimated cost of log p and its gradient."""
         if self.forward is not None:
             return estimate_of_jets([self.logp], self.layout.n_dim)
-        return estimate(self.logp_grad)
+        return estimate(self.logp_grad, along=self.theta)
 
     @functools.cached_property
     def cost_of_logp(self) -> Cost:
         """Estimated cost of log p alone."""
-        return estimate([self.logp])
+        return estimate([self.logp], along=self.theta)
 
     @functools.cached_property
     def shares_calls(self) -> bool:

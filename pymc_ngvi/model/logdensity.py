@@ -86,6 +86,8 @@ class LogDensity(ByRowsMethods):
     is_sharded = False
     #: Whether the data come in batches, one of which is here.
     is_streamed = False
+    #: Whether Hessians are to be expected, for the choice of a backend: compiling may pay for these alone.
+    needs_hessians = True
 
     def __init__(
         self, model: pm.Model, backend: str = "auto", compile_kwargs: Mapping[str, object] | None = None
@@ -123,7 +125,8 @@ class LogDensity(ByRowsMethods):
         """Return the backend."""
         if self._requested != "auto" or self.functions.is_given:
             return self.functions.backend
-        return fastest_backend(self.graphs, self.by_rows, self._hessians, self.n_dim)
+        needs_hessians = self.needs_hessians
+        return fastest_backend(self.graphs, self.by_rows, self._hessians, self.n_dim, needs_hessians=needs_hessians)
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: compiled functions are made again when they are needed."""

@@ -36,8 +36,8 @@ _N_CHECKED, _N_POINTS = 6, 2
 #: Relative error, and error relative to the largest entry, beyond which they are wrong.
 _RELATIVE, _ABSOLUTE = 1e-6, 1e-9
 
-#: Draws in one call, at most.
-_MOST_DRAWS = 64
+#: Elements of a temporary in one call by layers, and draws, at most.
+_BATCH_ELEMENTS, _MOST_DRAWS = 4 * CACHED_ELEMENTS, 64
 #: What PyTensor raises where an operation has no derivative.
 _NO_DERIVATIVE = (NotImplementedError, MethodNotDefined, TypeError)
 
@@ -175,7 +175,8 @@ class GaussNewtonDiagonal:
         except (CannotSplitError, graph.MissingDerivativeError, *_NO_DERIVATIVE) as error:
             logger.debug("No squares by layers: %s", error)
             return None
-        n_draws = int(np.clip(2 * CACHED_ELEMENTS // max(cost.estimate([total]).widest, 1), 1, _MOST_DRAWS))
+        widest = cost.estimate([total], along=theta).widest
+        n_draws = int(np.clip(_BATCH_ELEMENTS // max(widest, 1), 1, _MOST_DRAWS))
         return Squares("layers", functions.compile([draws], batched.sum(axis=0)), n_draws)
 
     def _agrees(self, rows: list[Variable], scales: list[Variable], weights: list[Variable], total: Variable) -> bool:

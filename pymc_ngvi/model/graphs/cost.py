@@ -44,7 +44,7 @@ class Cost:
         One evaluation, compiled.
     numba_compile_seconds : float
     widest : int
-        Elements of the largest intermediate of one evaluation.
+        Elements of the largest intermediate of one evaluation, of those that each evaluation has anew.
     """
 
     quick_seconds: float
@@ -58,12 +58,15 @@ class Cost:
         return saved > self.numba_compile_seconds
 
 
-def estimate(outputs: list[Variable], batch: int = 16, passes: int = 1) -> Cost:
+def estimate(outputs: list[Variable], batch: int = 16, passes: int = 1, *, along: Variable | None = None) -> Cost:
     """Estimate the cost of one evaluation of ``outputs`` from static shapes; unknown ones count as the data's.
 
     Parameters
     ----------
     outputs : list of pytensor variables
+    along : Variable, optional
+        What differs from one evaluation of a batch to the next: the others share what does not depend on it, such as
+        the rows of a minibatch. By default, everything counts for each.
     batch : int, default 16
         Evaluations in one call, which share the time of the thunks.
     passes : int, default 1
@@ -72,6 +75,7 @@ def estimate(outputs: list[Variable], batch: int = 16, passes: int = 1) -> Cost:
     nodes = list(toposort(outputs))
     unknown = max(data_sizes(nodes), default=1)
     sizes = [max((_elements(out, unknown) for out in node.outputs), default=1) for node in nodes]
+    anew = set(nodes) if along is None else _depending(nodes, along)
     inner_thunks = sum(
         _steps(node, unknown) * len(node.op.fgraph.apply_nodes) for node in nodes if isinstance(node.op, Scan)
     )
@@ -85,8 +89,17 @@ def estimate(outputs: list[Variable], batch: int = 16, passes: int = 1) -> Cost:
         + in_python * _SECONDS_PER_PYTHON_ELEMENT,
         numba_seconds=arithmetic / _NUMBA_SPEEDUP + _NUMBA_SECONDS_PER_CALL,
         numba_compile_seconds=_NUMBA_SECONDS_TO_COMPILE + _NUMBA_SECONDS_PER_NODE * len(nodes),
-        widest=max(sizes, default=1),
+        widest=max((size for node, size in zip(nodes, sizes, strict=True) if node in anew), default=1),
     )
+
+
+def _depending(nodes: list[Apply], variable: Variable) -> set[Apply]:
+    """Return the nodes, given in order, that depend on a variable."""
+    found: set[Apply] = set()
+    for node in nodes:
+        if any(i is variable or i.owner in found for i in node.inputs):
+            found.add(node)
+    return found
 
 
 def estimate_of_jets(outputs: list[Variable], n_dim: int) -> Cost:
