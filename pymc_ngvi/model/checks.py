@@ -82,6 +82,12 @@ def _check_minibatches(model: pm.Model) -> None:
         )
 
 
+def of_batches(model: pm.Model) -> frozenset[str]:
+    """Return the names of the Deterministics that read ``pm.Minibatch`` data: their rows are those of one batch."""
+    free = set(model.free_RVs)
+    return frozenset(d.name for d in model.deterministics if _reads_minibatch([d], free))
+
+
 def _reads_minibatch(inputs: list[Variable], variables: set[Variable]) -> bool:
     """Tell whether values of Minibatch data enter, other than through the model's ``variables`` or through shapes."""
 

@@ -15,7 +15,7 @@ from pymc_ngvi.core.types import Array, MeanHessian
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.model.backend_choice import check_backend, fastest_backend
 from pymc_ngvi.model.by_rows import ByRows
-from pymc_ngvi.model.checks import check_model
+from pymc_ngvi.model.checks import check_model, of_batches
 from pymc_ngvi.model.evaluations import Evaluations
 from pymc_ngvi.model.flat import FlatGraphs, Functions
 from pymc_ngvi.model.graphs import cost, graph
@@ -249,6 +249,11 @@ class LogDensity(ByRowsMethods):
     def deterministics(self) -> list[Variable]:
         """The model's Deterministics, those that can be evaluated here."""
         return list(self.model.deterministics)
+
+    @property
+    def of_batches(self) -> frozenset[str]:
+        """The names of the Deterministics that have the rows of one minibatch."""
+        return of_batches(self.model)
 
     def terms(self, theta: Array) -> dict[str, float]:
         """Return the terms of log p by the names of their variables, at a point (n_dim,)."""

@@ -13,6 +13,7 @@ from pymc.backends.base import MultiTrace
 
 from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.core.sizes import check_chains, check_draws
+from pymc_ngvi.model.checks import quoted
 from pymc_ngvi.model.constrain import Constrainer
 from pymc_ngvi.results.convert import to_datatree, to_multitrace
 from pymc_ngvi.results.corrections.weighted import weighted_draws
@@ -27,13 +28,17 @@ type Names = str | Sequence[str] | None
 
 @dataclass(frozen=True)
 class Sampling:
-    """Options of `NGVIApproximation.sample`, which documents them."""
+    """Options of `NGVIApproximation.sample`, which documents them.
+
+    With ``of_batches=False``, Deterministics that read ``pm.Minibatch`` data are there by name only.
+    """
 
     chains: int = 1
     var_names: Names = None
     importance: str | None = None
     include_transformed: bool | None = None
     log_p: bool = False
+    of_batches: bool = True
 
     def transformed(self, posterior: Posterior) -> bool:
         """Whether to keep the unconstrained variables."""
@@ -43,6 +48,7 @@ class Sampling:
 _PLAIN = Sampling()
 #: Groups of a tree that hold data.
 _OF_ROWS = ("observed_data", "constant_data")
+_ON_ALL_ROWS = "pm.sample_posterior_predictive has them, in a model of all rows or of new ones"
 
 
 def sample_trace(
@@ -104,17 +110,26 @@ def sample_tree(
 
 def _constrainer(posterior: Posterior, kept: Kept, how: Sampling) -> Constrainer:
     """Return what evaluates the named variables."""
-    if how.var_names is None:
+    left_out = frozenset() if how.of_batches else posterior.density.of_batches
+    if how.var_names is None and not left_out:
         return posterior.constrain
-    names = frozenset([how.var_names] if isinstance(how.var_names, str) else how.var_names)
     values = {v.name: v.value_name for v in posterior.layout.variables}
     valid = dict.fromkeys([*values, *(d.name for d in posterior.density.deterministics), *values.values()])
+    if how.var_names is None:
+        logger.info(f"Without {quoted(sorted(left_out))}, of the rows of one minibatch: {_ON_ALL_ROWS}.")
+        return _narrow(posterior, kept, frozenset(valid) - left_out)
+    names = frozenset([how.var_names] if isinstance(how.var_names, str) else how.var_names)
     if unknown := sorted(names - valid.keys()):
         raise ValueError(f"var_names has {unknown[0]!r}, which the model has not: {suggestion(unknown[0], valid)}")
     if not names:
         raise ValueError("var_names is empty: name at least one variable, or leave it out for all of them.")
     if how.transformed(posterior):
         names |= {values[name] for name in names & values.keys()}
+    return _narrow(posterior, kept, names)
+
+
+def _narrow(posterior: Posterior, kept: Kept, names: frozenset[str]) -> Constrainer:
+    """Return what evaluates some variables, kept until others are asked for."""
     if kept.narrow is None or kept.narrow.names != names:
         kept.narrow = Constrainer.of(posterior.density, names=names)
     return kept.narrow

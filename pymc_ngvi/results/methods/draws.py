@@ -58,6 +58,8 @@ class DrawMethods(Fitted):
             Draws of q are independent. Chains only arrange them as other tools expect.
         var_names : str or sequence of str, optional
             Free variables, Deterministics, or unconstrained values (``sd_log__``): only these are evaluated and kept.
+            Default: all, but for Deterministics that read ``pm.Minibatch`` data, which have the rows of one batch. For
+            all rows, or new ones: ``pm.sample_posterior_predictive`` in a model of these.
         importance : {"psis", "psir"}, optional
             Correct q by Pareto-smoothed importance weights. "psis": draws of q, with ``log_weight`` in
             ``sample_stats``, normalised. "psir": draws without weights, resampled from ten times as many (at least
@@ -101,7 +103,7 @@ class DrawMethods(Fitted):
         UserWarning
             Where the Monte Carlo error of the weights is larger than what they correct.
         """
-        how = Sampling(chains, var_names, importance, include_transformed, log_p)
+        how = Sampling(chains, var_names, importance, include_transformed, log_p, of_batches=False)
         rng = self.generator(random_seed)
         if return_inferencedata:
             return sample_tree(self._posterior, self._kept, draws, rng, how, **kwargs)
