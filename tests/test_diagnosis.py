@@ -24,8 +24,8 @@ from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.results.approximation import NGVIApproximation
-from pymc_ngvi.results.diagnosis.diagnose import context_of
-from pymc_ngvi.results.diagnosis.findings import Context, Finding, findings_of
+from pymc_ngvi.results.diagnosis.cures import Context, context_of
+from pymc_ngvi.results.diagnosis.findings import Finding, findings_of
 from pymc_ngvi.results.diagnosis.missed_mass import MissedMass, other_modes
 from pymc_ngvi.results.diagnosis.moves import Moved
 from pymc_ngvi.results.distributions.variational import distribution_of
@@ -233,6 +233,26 @@ def test_an_exact_posterior_is_no_cure_where_there_is_none():
     approx = fit(model)
     assert not approx.record.posterior
     assert "exact" not in context_of(approx._posterior).shape_cure()
+
+
+@pytest.mark.parametrize(("n_levels", "posterior"), [(6, "exact"), (40, "nested")])
+def test_crossed_effects_are_told_of_a_posterior_and_not_of_the_reparametrisation(n_levels, posterior):
+    """Those of one factor are global parameters: modes of the others given these do not help, and take long."""
+    rng = np.random.default_rng(2)
+    one, other = rng.integers(0, 50, 500), rng.integers(0, n_levels, 500)
+    with pm.Model() as model:
+        scales = pm.HalfNormal("sd_a", 1.0), pm.HalfNormal("sd_b", 1.0)
+        a, b = (pm.Normal(name, 0.0, sd, shape=n) for name, sd, n in zip("ab", scales, (50, n_levels), strict=True))
+        pm.Bernoulli("y", logit_p=a[one] + b[other], observed=rng.integers(0, 2, 500))
+    context = context_of(fit(model)._posterior)
+    assert context.has_groups
+    assert context.shape_cure().startswith(f"Try posterior='{posterior}', another parametrisation")
+    assert "reparam" not in context.shape_cure()
+
+
+def test_a_nested_posterior_is_no_cure_where_it_was_tried(schools):
+    record = dataclasses.replace(schools.record, posterior="Gaussian: the effective sample size is 9.")
+    assert "nested" not in context_of(dataclasses.replace(schools._posterior, record=record)).shape_cure()
 
 
 # --- the report ---

@@ -13,6 +13,7 @@ from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stream import Place
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.model.streams.source import Source
+from pymc_ngvi.results.diagnosis.cures import context_of
 from pymc_ngvi.steps.incremental.order import sign_of_order
 from pymc_ngvi.steps.incremental.sites import Quadratic, Seen, pack
 
@@ -268,6 +269,13 @@ def test_what_is_read_once_says_how_far_it_is_off(make):
     assert "Number of observations: 2,700" in summary
     with pytest.raises(pymc_ngvi.BatchError, match="no other pass through the data"):
         approx.refine(tol=1e-9, progressbar=False)
+
+
+def test_cures_are_options_that_batches_take():
+    """Other posteriors take draws of log p on all data."""
+    data = data_of(groups)
+    cure = context_of(fit(groups(data), split(data))._posterior).shape_cure()
+    assert not any(word in cure for word in ("posterior=", "reparam="))
 
 
 def test_an_order_of_what_is_read_once_is_warned_of():

@@ -14,7 +14,7 @@ from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.by_rows import ByRows
 from pymc_ngvi.results.diagnosis.budget import DIAGNOSIS, SUMMARY, seconds_of
-from pymc_ngvi.results.diagnosis.diagnose import context_of
+from pymc_ngvi.results.diagnosis.cures import context_of
 from pymc_ngvi.results.diagnosis.kept import Kept
 from pymc_ngvi.results.distributions.variational import distribution_of
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.model import LogDensity
 
+#: Global parameters beyond which another posterior is to be tried before the exact one.
+MANY_GLOBALS = 30
 #: A Hessian, in gradients, at least, and for each of its products: .2 of a gradient in regressions on many rows, which
 #: are products of matrices, to .4 elsewhere.
 _HESSIAN, _PER_PRODUCT = 3.0, 0.3

@@ -22,6 +22,7 @@ from pymc_ngvi.marginal.state import ExactState
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.nested.posterior import nested_posterior, rows_of, seconds_of
 from pymc_ngvi.nested.state import NestedState
+from pymc_ngvi.results.costs import MANY_GLOBALS
 from pymc_ngvi.results.fitted import Fitted
 
 logger = logging.getLogger("pymc.ngvi")
@@ -30,8 +31,6 @@ logger = logging.getLogger("pymc.ngvi")
 _STREAM = 6_000_000
 #: Seconds that nested fits always may take, and how many times as long as the Gaussian fit.
 _ALWAYS, _MOST_WORK = 120.0, 4.0
-#: Globals beyond which a nested posterior is tried before the exact one.
-MANY_GLOBALS = 30
 _TOO_LONG = "the nested posterior would take many times as long as the fit; posterior='nested' asks for it"
 _EVEN = "its importance weights are nearly equal: the Gaussian is the posterior near this mode"
 

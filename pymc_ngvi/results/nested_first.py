@@ -23,7 +23,8 @@ from pymc_ngvi.marginal.exact import Unavailable, forest_of
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.nested.posterior import nested_posterior, rows_of, seconds_of
 from pymc_ngvi.nested.state import NestedState
-from pymc_ngvi.results.exact_step import MANY_GLOBALS, ExactStep, with_pool
+from pymc_ngvi.results.costs import MANY_GLOBALS
+from pymc_ngvi.results.exact_step import ExactStep, with_pool
 from pymc_ngvi.results.fitted import Fitted
 
 #: Seconds that it may take without being asked for; dimensions up to which its Gaussian has all correlations.

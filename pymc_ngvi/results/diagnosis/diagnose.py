@@ -13,14 +13,13 @@ from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, Weights
 from pymc_ngvi.core.sizes import check_draws
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.families import traits_of
 from pymc_ngvi.fitting.progress import WorkProgress
 from pymc_ngvi.fitting.threads import few_threads
-from pymc_ngvi.marginal.exact import Unavailable, forest_of
 from pymc_ngvi.results.diagnosis.budget import DIAGNOSIS, Budget
+from pymc_ngvi.results.diagnosis.cures import context_of
 from pymc_ngvi.results.diagnosis.diagnosis import SYMMETRIES, Diagnosis
 from pymc_ngvi.results.diagnosis.equal_modes import MOST_EVALUATIONS, N_DRAWS, EqualModes, equal_modes
-from pymc_ngvi.results.diagnosis.findings import Context, findings_of, not_moved, stands_out, unsettled
+from pymc_ngvi.results.diagnosis.findings import findings_of, not_moved, stands_out, unsettled
 from pymc_ngvi.results.diagnosis.kept import Kept
 from pymc_ngvi.results.diagnosis.missed_mass import MissedMass, other_fit, other_modes
 from pymc_ngvi.results.diagnosis.moment_drift import MomentDrift, drift_of
@@ -36,7 +35,6 @@ from pymc_ngvi.results.diagnosis.weights import (
     weights_and_elbo,
 )
 from pymc_ngvi.results.posterior import Posterior
-from pymc_ngvi.results.structure import Part
 
 #: Draws that are moved, trajectories of each, and gradients of all, about: by default, and thorough.
 _QUICK, _THOROUGH = (256, 4, 6_000), (512, 16, 40_000)
@@ -46,8 +44,6 @@ _MOST_KHATS = 200
 _MOVED_ELEMENTS, _FEWEST_MOVED = 2**20, 48
 #: Moved draws below which nothing is said of their moments.
 _LEAST_MOVED = 32
-#: Blocks from which on local coordinates count as effects of groups.
-_FEWEST_GROUPS = 3
 #: Number of the random stream behind the draws at which symmetries are looked for.
 _SYMMETRY_STREAM = 3_000_002
 #: Number of the random stream behind the draws of the standing diagnosis that are moved.
@@ -164,36 +160,6 @@ def requested_diagnosis(
     return found
 
 
-def context_of(posterior: Posterior) -> Context:
-    """Return what cures depend on."""
-    record, layout = posterior.record, posterior.layout
-    return Context(
-        layout=layout,
-        record=record,
-        family=posterior.distribution.family if record is None or record.is_pool else record.family,
-        has_groups=_has_groups(posterior.structure.parts),
-        has_hessian=posterior.density.has_hessian,
-        of_bambi=any("|" in v.name and v.name.endswith("_offset") for v in layout.variables),
-        can_be_exact=_can_be_exact(posterior),
-    )
-
-
-def _can_be_exact(posterior: Posterior) -> bool:
-    """Tell whether ``posterior="exact"`` is worth a try: the same fit, and after it what was not tried."""
-    record = posterior.record
-    if record is None or record.is_pool or record.reparam is not None:
-        return False
-    if not (traits_of(record.family).is_gaussian and record.status.can_be_followed):
-        return False
-    if record.posterior:  # tried, or left out: of what is too dear, the reason says how to have it all the same
-        return "posterior='exact'" in record.posterior
-    try:
-        forest_of(posterior.density)
-    except Unavailable:
-        return False
-    return True
-
-
 def _weights_of(
     posterior: Posterior, budget: Budget, of_weights: np.random.Generator | OwnRatio, progress: WorkProgress
 ) -> tuple[Weights, Elbo, Array]:
@@ -278,12 +244,6 @@ def _columns(drift: MomentDrift | None, n_dim: int) -> dict[str, Array]:
         result[name] = np.full(n_dim, np.nan) if estimates is None else estimates.value
         result[f"{name}_se"] = np.full(n_dim, np.nan) if estimates is None else estimates.se
     return result
-
-
-def _has_groups(parts: tuple[Part, ...]) -> bool:
-    """Tell whether there are several blocks given global parameters: not a chain that is cut, nor a field."""
-    local = sum(len(part.sizes) for part in parts if part.kind == "blocks")
-    return local >= _FEWEST_GROUPS and any(part.kind == "global" for part in parts)
 
 
 def _left_out(budget: Budget, moved: Moved, fewer: bool, compared: bool) -> tuple[str, ...]:

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.elbo import format_elbo, format_gap
 from pymc_ngvi.core.psis import Weights, WeightVerdict
-from pymc_ngvi.families import DENSE, SEVERAL_MODES, STRUCTURED, Traits, traits_of
-from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.model import Layout
+from pymc_ngvi.results.diagnosis.cures import Context
 from pymc_ngvi.results.diagnosis.equal_modes import EqualModes
 from pymc_ngvi.results.diagnosis.missed_mass import MissedMass
 from pymc_ngvi.results.diagnosis.moment_drift import Estimates, MomentDrift
@@ -28,8 +27,6 @@ SLIGHT_MEAN, SLIGHT_SD, SLIGHT_SKEWNESS = 0.15, 0.12, 0.5
 _GAP_MEAN, _GAP_MUCH = 0.15, 0.5
 #: Part of the draws that may be lost, of all mass that may be elsewhere, and nats by which another fit may be better.
 _LOST, _ELSEWHERE, _BETTER = 0.02, 0.02, 0.5
-#: Largest dimension for which a mixture of dense components is worth a try.
-_MOST_MIXED = 300
 #: Variables that a sentence names at most.
 _N_NAMED = 3
 #: Equal modes that are counted; of more, it is said that they are many.
@@ -71,78 +68,6 @@ class Finding:
         return f"{self.text} {self.cure}".rstrip()
 
 
-@dataclass(frozen=True)
-class Context:
-    """What cures depend on.
-
-    Parameters
-    ----------
-    layout : Layout
-    record : FitRecord or None
-    family : str
-    has_groups : bool
-        Whether effects of groups are independent given global parameters.
-    has_hessian : bool
-    of_bambi : bool
-        Whether Bambi made its group effects non-centred.
-    can_be_exact : bool
-        Whether an exact posterior was left out for its cost, or because a Gaussian was asked for.
-    """
-
-    layout: Layout
-    record: FitRecord | None
-    family: str
-    has_groups: bool
-    has_hessian: bool
-    of_bambi: bool = False
-    can_be_exact: bool = False
-
-    @property
-    def traits(self) -> Traits:
-        """What is known of the family."""
-        return traits_of(self.family)
-
-    @property
-    def relative(self) -> bool:
-        """Whether group effects are relative to their conditional modes."""
-        return self.family == "pushforward" or (self.record is not None and self.record.reparam is not None)
-
-    def shape_cure(self) -> str:
-        """Return what may help where q has not the shape of the posterior."""
-        options = ["posterior='exact'"] if self.can_be_exact else []
-        if not self.traits.has_all_correlations:
-            options.append(f"family={STRUCTURED if self.has_groups else DENSE!r}")
-        if self.of_bambi:
-            options.append("noncentered=False in bmb.Model")
-        if self.has_groups and not self.relative:
-            options.append("reparam='rvb2'")
-            if not self.of_bambi:
-                options.append("another parametrisation (non-centred in place of centred, or the reverse)")
-        if self.traits.has_components:
-            options.append("more components (n_components)")
-        elif self.has_hessian and not self.relative and (self.has_groups or self.layout.n_dim <= _MOST_MIXED):
-            options.append(f"family={SEVERAL_MODES!r}")
-        if not options:
-            options.append("another parametrisation of the model")
-        return f"Try {', '.join(options)}, or pm.sample."
-
-    def several_modes_cure(self) -> str:
-        """Return what covers several modes."""
-        if self.traits.has_components:
-            return "More components (n_components) may cover all of them."
-        if self.has_hessian and not self.relative:
-            return f"family={SEVERAL_MODES!r} can cover a few modes."
-        return "pm.sample with several chains shows them all."
-
-    def mode_cure(self) -> str:
-        """Return what may help where q misses a mode."""
-        if self.traits.has_components:
-            return "Try more components (n_components), a wider start_sigma, or pm.sample with several chains."
-        if self.has_hessian and not self.relative:
-            return f"Try family={SEVERAL_MODES!r}, or rule out all but one mode by an ordering or a prior."
-        return "Bar one of the modes by an ordering or a prior, or try pm.sample with several chains."
-
-
 class Spread(Protocol):
     """What places are told apart from: a distribution with a mean and standard deviations."""
 
@@ -181,7 +106,7 @@ def findings_of(
         Asked for its mean and standard deviations where places are named only: they may take thousands of draws.
     """
     if any(p.kind == "mode" and p.share > _ELSEWHERE for p in places):
-        context = replace(context, can_be_exact=False)  # it would miss the same modes
+        context = replace(context, can_be_exact=False, can_be_nested=bool)  # they would miss the same modes
     found = [
         *_of_fit(context, gap),
         *_of_equal_modes(context, equal),

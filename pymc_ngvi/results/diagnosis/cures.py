@@ -1,0 +1,174 @@
+"""What may help where q is not near enough to the posterior, by what is known of the model and the fit."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pymc_ngvi.families import DENSE, SEVERAL_MODES, STRUCTURED, Traits, traits_of
+from pymc_ngvi.fitting.record import FitRecord
+from pymc_ngvi.marginal.exact import Unavailable, forest_of
+from pymc_ngvi.model import Layout
+from pymc_ngvi.nested.posterior import rows_of
+from pymc_ngvi.results.costs import MANY_GLOBALS
+from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.results.structure import ModelStructure
+
+#: Largest dimension for which a mixture of dense components is worth a try.
+_MOST_MIXED = 300
+#: Blocks from which on local coordinates count as effects of groups.
+_FEWEST_GROUPS = 3
+
+
+@dataclass(frozen=True)
+class Context:
+    """What cures depend on.
+
+    Parameters
+    ----------
+    layout : Layout
+    record : FitRecord or None
+    family : str
+    has_groups : bool
+        Whether effects of groups are independent given global parameters.
+    has_hessian : bool
+    of_bambi : bool
+        Whether Bambi made its group effects non-centred.
+    can_be_exact : bool
+        Whether an exact posterior was left out for its cost, or because a Gaussian was asked for.
+    has_many_globals : bool
+        Whether these are so many that another one is to be tried before an exact posterior.
+    can_be_nested : callable
+        Tells the same of a nested posterior as ``can_be_exact`` does of an exact one.
+    can_be_relative : bool
+        Whether effects of groups can be fitted relative to their conditional modes in reasonable time.
+    """
+
+    layout: Layout
+    record: FitRecord | None
+    family: str
+    has_groups: bool
+    has_hessian: bool
+    of_bambi: bool = False
+    can_be_exact: bool = False
+    has_many_globals: bool = False
+    can_be_nested: Callable[[], bool] = bool
+    can_be_relative: bool = True
+
+    @property
+    def traits(self) -> Traits:
+        """What is known of the family."""
+        return traits_of(self.family)
+
+    @property
+    def relative(self) -> bool:
+        """Whether group effects are relative to their conditional modes."""
+        return self.family == "pushforward" or (self.record is not None and self.record.reparam is not None)
+
+    def _other_posterior(self) -> list[str]:
+        """Return the option that gives a posterior that is no Gaussian, where there is one to try."""
+        if self.can_be_exact and not self.has_many_globals:
+            return ["posterior='exact'"]
+        if self.can_be_nested():
+            return ["posterior='nested'"]
+        return ["posterior='exact'"] if self.can_be_exact else []
+
+    def shape_cure(self) -> str:
+        """Return what may help where q has not the shape of the posterior."""
+        options = self._other_posterior()
+        if not self.traits.has_all_correlations:
+            options.append(f"family={STRUCTURED if self.has_groups else DENSE!r}")
+        if self.of_bambi:
+            options.append("noncentered=False in bmb.Model")
+        if self.has_groups and not self.relative:
+            if self.can_be_relative:
+                options.append("reparam='rvb2'")
+            if not self.of_bambi:
+                options.append("another parametrisation (non-centred in place of centred, or the reverse)")
+        if self.traits.has_components:
+            options.append("more components (n_components)")
+        elif self.has_hessian and not self.relative and (self.has_groups or self.layout.n_dim <= _MOST_MIXED):
+            options.append(f"family={SEVERAL_MODES!r}")
+        if not options:
+            options.append("another parametrisation of the model")
+        return f"Try {', '.join(options)}, or pm.sample."
+
+    def several_modes_cure(self) -> str:
+        """Return what covers several modes."""
+        if self.traits.has_components:
+            return "More components (n_components) may cover all of them."
+        if self.has_hessian and not self.relative:
+            return f"family={SEVERAL_MODES!r} can cover a few modes."
+        return "pm.sample with several chains shows them all."
+
+    def mode_cure(self) -> str:
+        """Return what may help where q misses a mode."""
+        if self.traits.has_components:
+            return "Try more components (n_components), a wider start_sigma, or pm.sample with several chains."
+        if self.has_hessian and not self.relative:
+            return f"Try family={SEVERAL_MODES!r}, or rule out all but one mode by an ordering or a prior."
+        return "Bar one of the modes by an ordering or a prior, or try pm.sample with several chains."
+
+
+def context_of(posterior: Posterior) -> Context:
+    """Return what cures depend on."""
+    record, layout, structure = posterior.record, posterior.layout, posterior.structure
+    n_globals = _globals_of_exact(posterior)
+    return Context(
+        layout=layout,
+        record=record,
+        family=posterior.distribution.family if record is None or record.is_pool else record.family,
+        has_groups=_has_groups(structure),
+        has_hessian=posterior.density.has_hessian,
+        of_bambi=any("|" in v.name and v.name.endswith("_offset") for v in layout.variables),
+        can_be_exact=n_globals is not None,
+        has_many_globals=n_globals is not None and n_globals > MANY_GLOBALS,
+        can_be_nested=lambda: _can_be_nested(posterior),
+        can_be_relative=not posterior.density.is_streamed and _can_be_relative(structure),
+    )
+
+
+def _is_left(posterior: Posterior, kind: str) -> bool:
+    """Tell whether another posterior can follow the fit and was not tried."""
+    record = posterior.record
+    if record is None or record.is_pool or record.reparam is not None or posterior.density.is_streamed:
+        return False
+    if not (traits_of(record.family).is_gaussian and record.status.can_be_followed):
+        return False
+    # Tried, or left out: of what is too dear, the reason says how to have it all the same.
+    return not record.posterior or f"posterior={kind!r}" in record.posterior
+
+
+def _globals_of_exact(posterior: Posterior) -> int | None:
+    """Return the global parameters of an exact posterior that is worth a try; None where there is none."""
+    if not _is_left(posterior, "exact"):
+        return None
+    try:
+        return forest_of(posterior.density).n_globals
+    except Unavailable:
+        return None
+
+
+def _can_be_nested(posterior: Posterior) -> bool:
+    """Tell whether ``posterior="nested"`` is worth a try."""
+    if not _is_left(posterior, "nested"):
+        return False
+    try:
+        rows_of(posterior.density)
+    except Unavailable:
+        return False
+    return True
+
+
+def _has_groups(structure: ModelStructure) -> bool:
+    """Tell whether there are several blocks given global parameters: not a chain that is cut, nor a field."""
+    local = sum(len(part.sizes) for part in structure.parts if part.kind == "blocks")
+    return local >= _FEWEST_GROUPS and any(part.kind == "global" for part in structure.parts)
+
+
+def _can_be_relative(structure: ModelStructure) -> bool:
+    """Tell whether there are few global parameters, and blocks are effects of groups.
+
+    Of crossed effects, those of one factor are global: each costs two gradients of every draw. Their scale is a block,
+    which has no mode where all of them are 0, as at a start.
+    """
+    blocks = [part for part in structure.parts if part.kind == "blocks"]
+    return structure.n_global <= MANY_GLOBALS and all(len(part.sizes) >= _FEWEST_GROUPS for part in blocks)
