@@ -105,7 +105,7 @@ class NGVI(Inference):
         Sticking the landing: gradients are those of log p - log q, which have no noise where q is the posterior.
     step_size, step_decay : float, optional
         Of the step rules that take them, which have defaults of their own; step k, from 0, has size
-        ``step_size / (1 + k)**step_decay``.
+        ``step_size / (1 + k)**step_decay``, or ``step_size / (1 + k / 100)**step_decay`` with "ivon".
     window : int, optional
         Iterations over which stochastic step rules average the ELBO; they stop where it rises by less than .01 nats
         from one window to the next, over three windows. Default: 1,000 ("snngm", "adam", "sgd"), or as many as make

@@ -77,8 +77,8 @@ EVERY = rows()
 
 #: Part of the initial gap that 60 iterations close. What follows the natural gradient of a quadratic forgets its start
 #: like .9^60 and faster; the others walk steps of a fixed length in the coordinates, whatever the scale of the target.
-LEAST = {"constant": 0.9, "decay": 0.9, "proximal": 0.9, "adam": 0.85, "snngm": 0.4, "sgd": 0.6}
-LEAST_ILL_SCALED = {"constant": 0.9, "decay": 0.9, "proximal": 0.9, "adam": 0.85, "snngm": 0.025, "sgd": 0.1}
+LEAST = {"constant": 0.9, "decay": 0.9, "proximal": 0.9, "adam": 0.85, "snngm": 0.4, "sgd": 0.6, "ivon": 0.9}
+LEAST_ILL_SCALED = LEAST | {"snngm": 0.025, "sgd": 0.1}
 
 
 def options_for(choice, name):

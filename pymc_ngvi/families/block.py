@@ -14,6 +14,7 @@ from typing import ClassVar, Self
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.families.family import (
     NO_GAUSS_NEWTON,
+    NO_IVON,
     NO_OTHER_FACTOR,
     OF_COVARIANCE,
     FamilyOptions,
@@ -63,7 +64,7 @@ class BlockFamily(GaussianFamily[BlockState]):
         also_called="blockdiagonal blocks",
         states=(BlockState,),
         goes_with=OF_COVARIANCE,
-        refuses=(NO_GAUSS_NEWTON, NO_OTHER_FACTOR),
+        refuses=(NO_IVON, NO_GAUSS_NEWTON, NO_OTHER_FACTOR),
         options=("blocks",),
         has_all_correlations=False,
     )

@@ -46,7 +46,11 @@ class DiagonalFamily(GaussianFamily[DiagonalState]):
         name="diagonal",
         also_called="meanfield mf mfvi advi factorised factorized diag independent",
         states=(DiagonalState,),
-        goes_with=(*OF_COVARIANCE, Product(("natural",), ("gauss_newton",), ("constant", "decay", "proximal"))),
+        goes_with=(
+            *OF_COVARIANCE,
+            Product(("natural",), ("gauss_newton",), ("constant", "decay", "proximal")),
+            Product(("natural_pd",), ("stein",), ("ivon",)),
+        ),
         refuses=(NO_OTHER_FACTOR,),
         has_all_correlations=False,
     )

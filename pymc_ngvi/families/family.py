@@ -222,6 +222,11 @@ NO_GAUSS_NEWTON = Refusal(
     ("gauss_newton",),
     "gauss_newton keeps the squares of gradients only, which is a diagonal: take family='diagonal'",
 )
+NO_IVON = Refusal(
+    "step",
+    ("ivon",),
+    "ivon averages the curvatures of single draws, which tell a diagonal only: take family='diagonal'",
+)
 NO_OTHER_FACTOR = Refusal(
     "update",
     ("cholesky_precision",),

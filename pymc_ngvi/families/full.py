@@ -5,7 +5,7 @@ from typing import ClassVar, Self
 
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.families.family import ALL_GAUSSIAN, NO_GAUSS_NEWTON, FamilyOptions, ModelForm, Traits
+from pymc_ngvi.families.family import ALL_GAUSSIAN, NO_GAUSS_NEWTON, NO_IVON, FamilyOptions, ModelForm, Traits
 from pymc_ngvi.families.gaussian import GaussianFamily, Unstructured
 from pymc_ngvi.families.matrices.dense import Dense
 
@@ -74,7 +74,7 @@ class FullFamily(GaussianFamily[FullState | FullPrecisionState]):
         also_called="fullrank fullrankadvi mvn mvnormal multivariatenormal gaussian normal dense laplace unstructured",
         states=(FullState, FullPrecisionState),
         goes_with=ALL_GAUSSIAN,
-        refuses=(NO_GAUSS_NEWTON,),
+        refuses=(NO_IVON, NO_GAUSS_NEWTON),
         factors=("covariance", "precision"),
     )
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.linalg import ROUNDING, cholesky, relative_terms, solve_lower, symmetrise
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, MeanHessian
-from pymc_ngvi.families.family import NO_QUADRATURE, Family, FamilyOptions, ModelForm, Product, Refusal, Traits
+from pymc_ngvi.families.family import NO_IVON, NO_QUADRATURE, Family, FamilyOptions, ModelForm, Product, Refusal, Traits
 from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.families.matrices.diagonal import Diagonal
 
@@ -191,6 +191,7 @@ class LowRankFamily(Family[LowRankState]):
         options=("rank",),
         goes_with=(Product(("natural",), ("price",), ("adaptive",)),),
         refuses=(
+            NO_IVON,
             NO_QUADRATURE,
             Refusal("update", _OF_FACTORS, "it has no triangular factor: take update='natural'"),
             Refusal("estimator", ("stein", "pathwise", "gauss_newton"), "it needs Hessians: take estimator='price'"),

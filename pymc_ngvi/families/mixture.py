@@ -13,7 +13,17 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.families.diagonal import DiagonalFamily
-from pymc_ngvi.families.family import NO_QUADRATURE, Family, FamilyOptions, Maker, ModelForm, Product, Refusal, Traits
+from pymc_ngvi.families.family import (
+    NO_IVON,
+    NO_QUADRATURE,
+    Family,
+    FamilyOptions,
+    Maker,
+    ModelForm,
+    Product,
+    Refusal,
+    Traits,
+)
 from pymc_ngvi.families.full import FullFamily
 from pymc_ngvi.families.gaussian import of_tag, with_tag_of
 from pymc_ngvi.families.sparse import SparseFamily
@@ -212,6 +222,7 @@ class MixtureFamily(Family[MixtureState]):
         states=(MixtureState,),
         goes_with=(Product(("natural", "natural_pd", "cholesky", "sqrt"), ("price",), ("trust_region",)),),
         refuses=(
+            NO_IVON,
             NO_QUADRATURE,
             Refusal(
                 "estimator",

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.families.family import NO_GAUSS_NEWTON, OF_PRECISION, FamilyOptions, ModelForm, Refusal, Traits
+from pymc_ngvi.families.family import NO_GAUSS_NEWTON, NO_IVON, OF_PRECISION, FamilyOptions, ModelForm, Refusal, Traits
 from pymc_ngvi.families.filled import FilledState
 from pymc_ngvi.families.gaussian import Gaussian, GaussianFamily
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
@@ -104,6 +104,7 @@ class SparseFamily(GaussianFamily[SparseState | FilledState | SummedState]):
         states=(SparseState, FilledState, SummedState),
         goes_with=OF_PRECISION,
         refuses=(
+            NO_IVON,
             NO_GAUSS_NEWTON,
             Refusal(
                 "update",

@@ -20,7 +20,17 @@ from scipy.special import digamma, gammainccinv, gammaln
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.core.values import AnyArray
-from pymc_ngvi.families.family import NO_QUADRATURE, Family, FamilyOptions, Maker, ModelForm, Product, Refusal, Traits
+from pymc_ngvi.families.family import (
+    NO_IVON,
+    NO_QUADRATURE,
+    Family,
+    FamilyOptions,
+    Maker,
+    ModelForm,
+    Product,
+    Refusal,
+    Traits,
+)
 from pymc_ngvi.families.full import FullState
 from pymc_ngvi.families.gaussian import of_tag, with_tag_of
 from pymc_ngvi.families.matrices.structure import LOG_2PI
@@ -199,6 +209,7 @@ class StudentTFamily(Family[StudentTState]):
             Product(("natural",), ("stein",), ("scale_mixture",)),
         ),
         refuses=(
+            NO_IVON,
             NO_QUADRATURE,
             Refusal(
                 "estimator",

@@ -18,7 +18,7 @@ __all__ = [
 
 UpdateName = Literal["natural", "natural_pd", "cholesky", "cholesky_precision", "sqrt", "euclidean"]
 EstimatorName = Literal["price", "stein", "pathwise", "gauss_newton", "quadrature"]
-StepName = Literal["adaptive", "linesearch", "constant", "decay", "proximal", "snngm", "adam", "sgd"]
+StepName = Literal["adaptive", "linesearch", "constant", "decay", "proximal", "snngm", "adam", "sgd", "ivon"]
 BaseDrawsName = Literal["sobol", "antithetic", "plain"]
 FactorName = Literal["covariance", "precision"]
 PosteriorName = Literal["auto", "gaussian", "exact", "nested"]

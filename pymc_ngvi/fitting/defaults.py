@@ -10,7 +10,7 @@ from pymc_ngvi.families import DENSE, FAMILIES, STRUCTURED, traits_of
 from pymc_ngvi.families.sparse import goes_with_fill, goes_with_sums
 from pymc_ngvi.fitting.auto import FamilyChoice, choose_family
 from pymc_ngvi.fitting.options import AUTO, OF_RULE, OPTIONS, FitOptions
-from pymc_ngvi.fitting.registry import AXES, ON_FIXED_DRAWS, stochastic_step
+from pymc_ngvi.fitting.registry import AXES, ON_FIXED_DRAWS, only_family, stochastic_step
 from pymc_ngvi.model import LogDensity, MissingDerivativeError
 from pymc_ngvi.reparam.row_space import in_words
 
@@ -124,6 +124,8 @@ def _goes_by_rows(given: Given, filled: Given, density: LogDensity) -> bool:
 
 def _family_for(given: Given, density: LogDensity) -> Mapping[str, str | None]:
     """Return the family that suits the model, and why, where it goes with what was given."""
+    if only_family(**{axis: given[axis] for axis in AXES if axis != "family"}):
+        return {"family": None}  # there is no choice, whatever the model
     # Where group effects are told from global parameters, a sparse precision is there for the asking.
     chosen = FamilyChoice(STRUCTURED) if given["reparam"] else _chosen(given, density)
     filled = {"family": chosen.name, "family_reason": chosen.reason}

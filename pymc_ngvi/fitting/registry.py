@@ -61,6 +61,14 @@ _NOT_NATURAL = ("natural_pd", "cholesky", "cholesky_precision", "sqrt", "euclide
 #: Why others are not, whatever the family: the first whose entries are all in a combination.
 _REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
     (
+        {"step": ("ivon",), "update": ("natural", "cholesky", "cholesky_precision", "sqrt", "euclidean")},
+        "ivon takes noisy steps in precisions, which have to stay positive: take update='natural_pd'",
+    ),
+    (
+        {"step": ("ivon",), "estimator": ("price", "pathwise", "gauss_newton", "quadrature")},
+        "ivon averages curvatures from gradients alone over many iterations: take estimator='stein'",
+    ),
+    (
         {
             "estimator": ("gauss_newton",),
             "update": _NOT_NATURAL,
@@ -166,22 +174,28 @@ def choose(**chosen: str | None) -> Choice:
     for axis, name in chosen.items():
         if name is not None and (not isinstance(name, str) or name not in AXES[axis]):
             raise ValueError(f"Unknown {axis} {name!r}: {suggestion(name, AXES[axis], _ALSO_CALLED.get(axis))}")
-    for row in ALLOWED:
-        choice = Choice(*row)
-        if all(name is None or getattr(choice, axis) == name for axis, name in chosen.items()):
-            return choice
+    agreeing = _agreeing(chosen)
+    if agreeing:
+        return agreeing[0]
     given = ", ".join(f"{axis}={name!r}" for axis, name in chosen.items() if name is not None)
     raise ValueError(f"{given} don't go together: {_reason(chosen)}.")
 
 
 def stochastic_step(**chosen: str | None) -> str | None:
     """Return the step rule that suits what was chosen and evaluates each step on data of its own."""
-    for row in ALLOWED:
-        choice = Choice(*row)
-        agrees = all(name is None or getattr(choice, axis) == name for axis, name in chosen.items())
-        if agrees and choice.step not in ON_FIXED_DRAWS:
-            return choice.step
-    return None
+    return next((choice.step for choice in _agreeing(chosen) if choice.step not in ON_FIXED_DRAWS), None)
+
+
+def only_family(**chosen: str | None) -> str | None:
+    """Return the family, where what was chosen goes with no other."""
+    families = {choice.family for choice in _agreeing(chosen)}
+    return families.pop() if len(families) == 1 else None
+
+
+def _agreeing(chosen: Mapping[str, str | None]) -> list[Choice]:
+    """Return the rows of `ALLOWED` that have all that was chosen, in their order."""
+    rows = (Choice(*row) for row in ALLOWED)
+    return [row for row in rows if all(name in (None, getattr(row, axis)) for axis, name in chosen.items())]
 
 
 def _implied(step: str | None) -> str:

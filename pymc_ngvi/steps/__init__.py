@@ -6,6 +6,7 @@ from pymc_ngvi.steps.linesearch import LineSearch
 from pymc_ngvi.steps.stochastic.adam import Adam
 from pymc_ngvi.steps.stochastic.constant import Constant
 from pymc_ngvi.steps.stochastic.decay import Decay
+from pymc_ngvi.steps.stochastic.ivon import IVON
 from pymc_ngvi.steps.stochastic.proximal import Proximal
 from pymc_ngvi.steps.stochastic.sgd import SGD
 from pymc_ngvi.steps.stochastic.snngm import SNNGM
@@ -19,6 +20,7 @@ STEPS: dict[str, type[Rule]] = {
     "snngm": SNNGM,
     "adam": Adam,
     "sgd": SGD,
+    "ivon": IVON,
 }
 
-__all__ = ["SGD", "SNNGM", "STEPS", "Adam", "Adaptive", "Constant", "Decay", "LineSearch", "Proximal"]
+__all__ = ["IVON", "SGD", "SNNGM", "STEPS", "Adam", "Adaptive", "Constant", "Decay", "LineSearch", "Proximal"]

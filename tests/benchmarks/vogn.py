@@ -1,8 +1,9 @@
-"""VOGN on Bayesian neural networks as in figure 1b of Khan & Nielsen (2018), beside Bayes by Backprop and Vadam.
+"""VOGN on Bayesian neural networks as in figure 1b of Khan & Nielsen (2018), beside IVON, Bayes by Backprop and Vadam.
 
 A network of 64 ReLU units, written in plain PyMC, on the data and splits of the authors' public code, with its
-settings. VOGN is this package; the other two are `vogn_baselines`. Runs are kept in a folder, and those that are there
-are not run again; the page is made of them. From a checkout that is not installed, set ``PYTHONPATH`` to its root.
+settings. VOGN and IVON are this package; the other two are `vogn_baselines`. Runs are kept in a folder, and those that
+are there are not run again; the page is made of them. From a checkout that is not installed, set ``PYTHONPATH`` to its
+root.
 
 References
 ----------
@@ -37,6 +38,7 @@ from vogn_baselines import METHODS, N_PREDICTIVE, Network, losses, run
 
 from pymc_ngvi.estimators import ESTIMATORS
 from pymc_ngvi.families import DiagonalState
+from pymc_ngvi.fitting.registry import choose
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.steps import STEPS
 from pymc_ngvi.updates import UPDATES
@@ -52,10 +54,11 @@ LEVELS, SHOWN = {"australian": (0.8, 0.7, 0.6), "breast_cancer": (0.3, 0.2, 0.15
 MEASURES = ("by_rows", "together", "accuracy")
 #: Evaluations whose mean has to be below a level.
 N_BELOW = 10
-#: Step rules of the package: that of the paper, with its draws, and one without rates.
-RULES: dict[str, tuple[str, dict[str, Any]]] = {
-    "VOGN": ("constant", {"step_size": 1e-3, "base_draws": "plain", "stl": False}),
-    'VOGN, step="decay"': ("decay", {}),
+#: Methods of the package: estimator and step rule, that of the paper, with its draws, and others without rates.
+RULES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "VOGN": ("gauss_newton", "constant", {"step_size": 1e-3, "base_draws": "plain", "stl": False}),
+    'VOGN, step="decay"': ("gauss_newton", "decay", {}),
+    "IVON": ("stein", "ivon", {}),
 }
 
 #: What the authors' results hold, of one seed, in the form of the table: means of ten evaluations.
@@ -97,9 +100,9 @@ def vogn(
 ) -> Array:
     """Return `losses` of the test data at the iterations that are evaluated, (n, 3)."""
     rng, layers = np.random.default_rng(seed), Network(test[0].shape[1], N_UNITS)
-    step, options = RULES[method]
-    update, estimator = UPDATES["natural"], ESTIMATORS["gauss_newton"]
-    rule = STEPS[step](density, update, estimator, seed=seed, n_draws=N_DRAWS, **options)
+    estimator, step, options = RULES[method]
+    update = UPDATES[choose(estimator=estimator, step=step).update]
+    rule = STEPS[step](density, update, ESTIMATORS[estimator], seed=seed, n_draws=N_DRAWS, **options)
     start = DiagonalState.from_scale(layers.start(rng), np.ones(layers.n_dim))
     found = []
     for t, state in iterates(rule, start, n):

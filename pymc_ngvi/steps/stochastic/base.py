@@ -145,6 +145,8 @@ class Stochastic[M](StepRule[GaussianState, StochasticState[M]]):
     takes: ClassVar[frozenset[str]] = frozenset({"n_draws", "base_draws", "step_size", "window"})
     #: Step size if none is given.
     default_step_size: ClassVar[float] = 0.1
+    #: Its exponent kappa, likewise.
+    default_step_decay: ClassVar[float] = 0.0
     #: Iterations in a window if none are given; None: as many as make 1,000 draws.
     default_window: ClassVar[int | None] = None
     #: Draws if none are given, with gradients alone; None: as many as the dimension, within limits.
@@ -183,7 +185,7 @@ class Stochastic[M](StepRule[GaussianState, StochasticState[M]]):
         self._n_draws = n_draws or max(self._default_draws(target.n_dim), 2 if pairs else 1)
         self._draw = BASE_DRAWS[base_draws or ("plain" if self._n_draws % 2 else "antithetic")]
         self._step_size = step_size
-        self._step_decay = step_decay or 0.0
+        self._step_decay = self.default_step_decay if step_decay is None else step_decay
         self._window = window or self.default_window or self._default_window()
 
     # --- what a subclass says -------------------------------------------------------------------------------------
