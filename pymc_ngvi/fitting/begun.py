@@ -1,8 +1,9 @@
 """Where a fit begins: from the best of some states, and again where the structure of the Hessian was too narrow."""
 
+import functools
 import logging
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from pymc_ngvi.core.stream import StreamTarget
 from pymc_ngvi.core.types import Array, Rule, Target, VariationalState
 from pymc_ngvi.fitting import loop, starting
 from pymc_ngvi.fitting.earlier import Earlier
+from pymc_ngvi.fitting.on_jax import rows_on_jax
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.problem import Problem, problem_by_draws, problem_of
 from pymc_ngvi.fitting.registry import AXES, RULES
@@ -170,7 +172,11 @@ def _tried(
 def make_rule(target: Target, options: FitOptions, seed: int) -> Rule:
     """Return the step rule that the options name."""
     choice = options.choice
-    rule = Incremental if isinstance(target, StreamTarget) else RULES[choice.step]
+    rule: Callable[..., Rule] = Incremental if isinstance(target, StreamTarget) else RULES[choice.step]
+    if choice.step == "linesearch" and (on_jax := rows_on_jax(target, options)) is not None:
+        from pymc_ngvi.steps.jitted.rule import JittedLineSearch
+
+        rule = functools.partial(JittedLineSearch, rows=on_jax)
     return rule(
         target,
         AXES["update"][choice.update],

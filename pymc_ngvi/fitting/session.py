@@ -203,7 +203,7 @@ class FitSession:
         try:
             for _ in range(MAX_WIDENED):
                 try:
-                    self._state = loop.run(self._rule, self._state, last - self._state.n_iterations, observe)
+                    self._state = self._looped(last, observe)
                     self._assess()
                     if self._rows_fail():
                         raise PatternWidened("a Gaussian leaves the support of rows, or they are too wild")
@@ -228,6 +228,11 @@ class FitSession:
             self._seconds += time.perf_counter() - clock
             # Not what sampling in between compiled.
             self._compile_seconds += self._problem.density.compile_seconds - compiled
+
+    def _looped(self, last: int, observe: loop.Observer) -> loop.LoopState:
+        """Return where the loop ends, at some iteration at the latest; callbacks are told of each."""
+        n, one_by_one = last - self._state.n_iterations, self._observer is not None
+        return loop.run(self._rule, self._state, n, observe, one_by_one=one_by_one)
 
     def _keep(self) -> None:
         """Keep what there is: nothing is lost but a check at the end, as the loop has figures of its own."""
@@ -257,7 +262,7 @@ class FitSession:
             if place is None:
                 return
             self._state = dataclasses.replace(loop.start(self._rule, place.state), history=first.history)
-            self._state = loop.run(self._rule, self._state, last - first.n_iterations, observe)
+            self._state = self._looped(last, observe)
             self._assess()
         except PatternWidened:
             self._state = first

@@ -38,7 +38,7 @@ class TermsInShards:
 
     def __init__(self, density: ShardedDensity, forest: Forest) -> None:
         assert density.rows is not None
-        compiled = CompiledOnce(density.functions.compile_for_few)
+        compiled = CompiledOnce(density.functions.compile_for_rows)
         self._prior = ByRows(RowTerms(density.rows, forest, compiled), forest)
         self._shards, self._forest = density.shards, forest
         self._places: list[Integers] = self._shards.ask(Call(_places, (forest,)))
@@ -92,4 +92,4 @@ def _terms(likelihood: LogDensity, forest: Forest | None, g: Array, local: Array
 
 
 def _by_rows(rows: Expectations, forest: Forest, likelihood: LogDensity) -> ByRows:
-    return ByRows(RowTerms(rows, forest, CompiledOnce(likelihood.functions.compile_for_few)), forest)
+    return ByRows(RowTerms(rows, forest, CompiledOnce(likelihood.functions.compile_for_rows)), forest)

@@ -91,7 +91,7 @@ class FittedDensity:
         rows = density.rows
         if rows is None:
             return None
-        compiled = density.functions.named("rows by blocks", lambda: CompiledOnce(density.functions.compile_for_few))
+        compiled = density.functions.named("rows by blocks", lambda: CompiledOnce(density.functions.compile_for_rows))
         try:
             with density.functions.timed():
                 return ByRows(RowTerms(rows, self._forest, compiled), self._forest)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pymc_ngvi.model.by_rows import ByRows
 from pymc_ngvi.model.flat import FlatGraphs
 from pymc_ngvi.model.graphs.backends import BACKENDS
+from pymc_ngvi.model.graphs.jaxed import check_installed
 from pymc_ngvi.model.hessians import Hessians
 
 #: Evaluations that `backend="auto"` expects of a fit: gradients, and draws at which a dense Hessian is needed.
@@ -18,7 +19,7 @@ _MOST_TIMES = 10
 
 
 def check_backend(backend: str, compile_kwargs: Mapping[str, object] | None) -> None:
-    """Raise ValueError for an unknown backend, and for one beside a mode."""
+    """Raise ValueError for an unknown backend, and for one beside a mode; ImportError for one that is not installed."""
     if backend not in BACKENDS:
         raise ValueError(f"backend should be one of {', '.join(map(repr, BACKENDS))}; got {backend!r}.")
     if backend != "auto" and compile_kwargs and "mode" in compile_kwargs:
@@ -26,6 +27,8 @@ def check_backend(backend: str, compile_kwargs: Mapping[str, object] | None) -> 
             f"backend={backend!r} and compile_kwargs['mode']={compile_kwargs['mode']!r} both choose how to compile; "
             "give one of them."
         )
+    if backend == "jax":
+        check_installed()
 
 
 def fastest_backend(

@@ -11,6 +11,7 @@ import numpy as np
 from pytensor.compile import Function
 
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
+from pymc_ngvi.core.target import RowsOnDevice
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.model.flat import FlatGraphs, Functions
 from pymc_ngvi.model.graphs import graph
@@ -60,8 +61,12 @@ class ByRows:
     def parts(self) -> Expectations | None:
         """Log p taken apart, into rows and a rest; None where it does not come apart."""
         functions, graphs = self._functions, self._graphs
-        if functions.fixed_size or graphs.is_large:
+        if graphs.is_large:
             return None
+        if functions.fixed_size and "rows" not in functions.made:
+            functions.named("rows", self._find)
+            if why := self._why_not_jitted():
+                self.leave_to_pytensor(why)
         parts: Expectations | None = functions.named("rows", self._find)
         return parts
 
@@ -89,11 +94,44 @@ class ByRows:
         """Go without rows from now on."""
         self._functions.made["rows"] = None
 
+    # --- on JAX ---
+
+    def leave_to_pytensor(self, why: str) -> None:
+        """Say why steps are not jitted whole, and go without rows: PyTensor compiles functions one by one."""
+        logger.info(f"backend='jax' compiles log p and its derivatives, not whole steps: {why}.")
+        self._functions.made["why no rows"] = why
+        self.give_up()
+
+    def _why_not_jitted(self) -> str:
+        """Return why steps are not jitted whole, in a clause; empty where they are."""
+        rows = self._functions.made["rows"]
+        if self._graphs.minibatches:
+            return "the data are minibatches"
+        if rows is None or rows.terms.rest:
+            return self.why_not
+        from pymc_ngvi.model.jitted.rows import NotOnJax
+
+        try:
+            self.on_jax  # noqa: B018 (made once)
+        except NotOnJax as error:
+            return str(error)
+        return ""
+
+    @property
+    def on_jax(self) -> RowsOnDevice | None:
+        """The rows as arrays and functions of JAX, where that was asked for; None elsewhere."""
+        if not self._functions.fixed_size or self.found is None:
+            return None
+        from pymc_ngvi.model.jitted.rows import RowsOnJax
+
+        on_jax: RowsOnDevice = self._of_terms("rows on JAX", lambda rows: RowsOnJax(rows, self._functions.timed))
+        return on_jax
+
     def _find(self) -> Expectations | None:
         graphs = self._graphs
         simplify = functools.partial(graph.simplify, check_bounds=False)
         try:
-            found = Expectations(graphs.logp, graphs.theta, simplify, self._functions.compile_for_few)
+            found = Expectations(graphs.logp, graphs.theta, simplify, self._functions.compile_for_rows)
         except (ValueError, TooDenseError) as error:
             self._functions.made["why no rows"] = str(error) or TOO_DENSE
             return None
@@ -125,7 +163,7 @@ class ByRows:
             return np.array([function(point) for point in theta])
 
     def _compile_for_few(self) -> Function:
-        return self._functions.compile_for_few([self._graphs.theta], self._graphs.logp)
+        return self._functions.compile_for_rows([self._graphs.theta], self._graphs.logp)
 
     def check(self, point: Array) -> None:
         """See whether the rows add up to log p at a point, (n_dim,).
@@ -168,7 +206,8 @@ class ByRows:
         They do where rows have few predictors, or are many. Else compiling second derivatives by all pairs of
         predictors takes longer than it saves.
         """
-        if not self.gives_pattern or "no Hessian by rows" in self._functions.made:
+        functions = self._functions
+        if functions.fixed_size or not self.gives_pattern or "no Hessian by rows" in functions.made:
             return False
         most = max((rows.index.shape[1] for rows in self._rows.terms.rows), default=0)
         return most <= FEW_PREDICTORS or self._graphs.cost_of_logp.widest >= _MANY_ROWS
@@ -217,7 +256,7 @@ class ByRows:
         None where a check shows that they are not those of log p. It is made at the first call, the second, fourth,
         eighth, ... Rows that do not add up to log p are given up; those with kinks serve for expectations yet.
         """
-        if self.found is None or "no Hessian by rows" in self._functions.made:
+        if self.found is None or self._functions.fixed_size or "no Hessian by rows" in self._functions.made:
             return None
         hessian: RowHessian = self._of_terms("Hessian by rows", self._compiled)
         self._n_calls += 1

@@ -5,7 +5,7 @@ import functools
 import time
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import pymc as pm
 
@@ -16,6 +16,7 @@ from pytensor.graph.basic import Variable
 from pymc_ngvi.model.graphs import graph, large, loops, odes
 from pymc_ngvi.model.graphs.backends import compile_flags, compile_options, without_c
 from pymc_ngvi.model.graphs.cost import Cost, estimate, estimate_of_jets
+from pymc_ngvi.model.graphs.jaxed import InFloat64, in_float64
 from pymc_ngvi.model.graphs.matrices import hold_by_rows, hold_matrices
 from pymc_ngvi.model.jets.arrays import CannotFollow
 from pymc_ngvi.model.jets.evaluation import MOST_DIMENSIONS, ForwardMode, Jets
@@ -211,9 +212,14 @@ class Functions:
         """Compile a function that will be called some tens of times: quickly, where the user chose no backend."""
         return self._compiled(inputs, outputs, "quick" if self._is_auto else self.backend)
 
+    def compile_for_rows(self, inputs: list[Variable], outputs: Variable | Outputs) -> Function:
+        """Compile a function of rows, which is called with other numbers of them, and of points, each time."""
+        return self._compiled(inputs, outputs, "quick" if self._is_auto or self.fixed_size else self.backend)
+
     def _compiled(self, inputs: list[Variable], outputs: Variable | Outputs, backend: str) -> Function:
         # PyMC's own compile advances random generators in the graph; the model's context carries `check_bounds`.
-        with self._model, compile_flags(backend):
+        on_jax = backend == "jax"
+        with self._model, compile_flags(backend), in_float64() if on_jax else contextlib.nullcontext():
             function: Function = pymc_compile(
                 inputs,
                 outputs,
@@ -221,7 +227,7 @@ class Functions:
                 trust_input=True,
                 **compile_options(backend, self.compile_kwargs, is_large=self._is_large),
             )
-        return function
+        return cast(Function, InFloat64(function)) if on_jax else function
 
 
 def jets_of(graphs: FlatGraphs, functions: Functions) -> Jets | None:

@@ -143,8 +143,6 @@ def described_rows(model: pm.Model, graphs: FlatGraphs, functions: Functions, by
         found = ModelRows(why_not=(str(error) or TOO_DENSE) if by_rows.found is None else "")
     if graphs.minibatches:
         return replace(found, why_not="the data are minibatches")
-    if functions.fixed_size:
-        return replace(found, why_not="backend='jax' has none")
     if by_rows.found is None and not found.why_not:
         return replace(found, why_not=by_rows.why_not)
     return found

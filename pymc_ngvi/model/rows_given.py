@@ -67,13 +67,13 @@ class RowsGiven:
             [logp] = graphs.simplify([logp])
             simplify = functools.partial(graph.simplify, check_bounds=False)
             try:
-                self.rows = Expectations(logp, theta, simplify, functions.compile_for_few)
+                self.rows = Expectations(logp, theta, simplify, functions.compile_for_rows)
             except (ValueError, TooDenseError) as error:
                 raise NotRows(str(error) or "too many predictors have covariances") from None
             if self.rows.terms.rest:
                 raise NotRows(self.rows.terms.why[0])
             points, [values] = graph.over_draws([logp], theta)
-            self._logp = functions.compile_for_few([points], values)
+            self._logp = functions.compile_for_rows([points], values)
         self._around = self._start + _AROUND * np.random.default_rng(1).standard_normal((1, self.n_dim))
 
     @property

@@ -127,11 +127,9 @@ def newton(
         None where rows have several predictors or are too many, where the covariance is not dense, and where no rise
         of the ELBO is in sight.
     """
-    if bends is None or not q.exact_metric or moments.curvature.shape != (q.n_dim, q.n_dim):
+    if bends is None or not may_serve(q, bends) or moments.curvature.shape != (q.n_dim, q.n_dim):
         return None
     rows = np.flatnonzero(bends.is_bent)
-    if not 0 < len(rows) <= min(_MOST_ROWS, _PER_DIM * q.n_dim):
-        return None
     root = linalg.cholesky(moments.curvature)
     if root is None:
         return None
@@ -147,6 +145,13 @@ def newton(
         return None
     farthest = float(np.max(np.abs(equations.whitened @ grad) / np.sqrt(equations.variance)))
     return Newton(q, moments, rows, equations.whitened, sites, excess, grad, change, slope, farthest)
+
+
+def may_serve(q: GaussianState, bends: Bends | None) -> bool:
+    """Tell whether rows have one predictor each, and those that are not quadratic are few enough."""
+    if bends is None or not q.exact_metric:
+        return False
+    return 0 < int(np.count_nonzero(bends.is_bent)) <= min(_MOST_ROWS, _PER_DIM * q.n_dim)
 
 
 class _Equations:

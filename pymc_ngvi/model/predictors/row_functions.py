@@ -49,12 +49,8 @@ def with_data(function: RowFunction, rows: Rows) -> RowFunction:
 def _by_shared(rows: Rows, compile_: CompiledOnce) -> RowFunction:
     """Compile rows, with predictors that all of them share first, and these with one column."""
     rows, n_shared = shared_first(rows)
-    shared = [pt.matrix(slot.name, dtype="float64", shape=(None, 1)) for slot in rows.slots[:n_shared]]
-    with without_c():
-        [value] = clone_replace(
-            [rows.value], dict(zip(rows.slots[:n_shared], shared, strict=True)), rebuild_strict=False
-        )
-    function = compile_([*shared, *rows.slots[n_shared:], *rows.data], [value])
+    slots, value = with_one_column(rows, n_shared)
+    function = compile_([*slots, *rows.data], [value])
     return RowFunction(function, rows.index, list(rows.data.values()), _interacts(rows), n_shared=n_shared)
 
 
@@ -64,6 +60,16 @@ def shared_first(rows: Rows) -> tuple[Rows, int]:
     order = np.argsort(~is_shared, kind="stable")
     index, slots = np.ascontiguousarray(rows.index[:, order]), [rows.slots[a] for a in order]
     return replace(rows, index=index, slots=slots), int(is_shared.sum())
+
+
+def with_one_column(rows: Rows, n_shared: int) -> tuple[list[Variable], Variable]:
+    """Return predictors and function of rows where those that all share, which are first, have one column."""
+    shared = [pt.matrix(slot.name, dtype="float64", shape=(None, 1)) for slot in rows.slots[:n_shared]]
+    with without_c():
+        [value] = clone_replace(
+            [rows.value], dict(zip(rows.slots[:n_shared], shared, strict=True)), rebuild_strict=False
+        )
+    return [*shared, *rows.slots[n_shared:]], value
 
 
 def _interacts(rows: Rows) -> NDArray[np.bool_]:

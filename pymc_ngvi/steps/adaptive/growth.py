@@ -16,7 +16,7 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, VariationalState
 
 #: Iterations between two looks, and looks that are kept.
-_SPAN, _N_LOOKS = 20, 3
+SPAN, _N_LOOKS = 20, 3
 #: Growth that tells: from each look to the next, over those that are kept, and since the start; the latter also for a
 #: fit that found no optimum.
 _PER_SPAN, _LATELY, _IN_ALL, _IN_ALL_ENDED = 2.0, 100.0, 1e6, 1e3
@@ -49,7 +49,7 @@ class Growth:
     def after(self, q: VariationalState) -> Self:
         """Return what is known after one more iteration, which led to ``q``."""
         n = self.n + 1
-        if self.first is not None and n % _SPAN:
+        if self.first is not None and n % SPAN:
             return replace(self, n=n)
         sd = q.sd()
         first = sd if self.first is None else self.first

@@ -21,14 +21,14 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, GaussianState, Moments
 
 #: Step over change of gradient, at most: a flatter direction than this is not extrapolated.
-_MAX_STRETCH = 10.0
+MAX_STRETCH = 10.0
 #: Where the Fisher information is the curvature of a Gaussian target: change of gradient over step, at most. Beyond it,
 #: the pair tells of curvature far from here.
-_MAX_STIFFNESS = 3.0
+MAX_STIFFNESS = 3.0
 #: Where it is not (a diagonal q ignores correlations): cosine between step and change, at least; stretch, at most.
-_MIN_COSINE, _MAX_STRETCH_INEXACT = 1e-3, 1e4
+MIN_COSINE, MAX_STRETCH_INEXACT = 1e-3, 1e4
 #: Whitened length of a step, at least: the change over a shorter one may be rounding.
-_LEAST_STEP = 1e-6
+LEAST_STEP = 1e-6
 
 
 @stored("adaptive.secant_pair")
@@ -64,12 +64,12 @@ def trusted(pair: Pair, q: GaussianState) -> bool:
     """
     product = q.inner(pair.step, pair.change)
     step_square, change_square = q.inner(pair.step, pair.step), q.inner(pair.change, pair.change)
-    if step_square < _LEAST_STEP**2:
+    if step_square < LEAST_STEP**2:
         return False
     if not q.exact_metric:
         cosine = product / float(np.sqrt(step_square * change_square)) if change_square > 0.0 else 0.0
-        return cosine > _MIN_COSINE and product * _MAX_STRETCH_INEXACT > step_square
-    return product * _MAX_STRETCH > step_square and change_square <= _MAX_STIFFNESS * product
+        return cosine > MIN_COSINE and product * MAX_STRETCH_INEXACT > step_square
+    return product * MAX_STRETCH > step_square and change_square <= MAX_STIFFNESS * product
 
 
 def correct(pairs: Sequence[Pair], gradient: Array, inner: Callable[[Array, Array], float] = np.dot) -> Array:

@@ -8,11 +8,11 @@ import numpy as np
 from pymc_ngvi.steps.schedule.state import Evaluated, Step
 
 #: Steps evaluated along one direction; each at least this part of the one before, and at most half of it.
-_MAX_TRIALS, _LEAST_PART = 8, 0.25
+MAX_TRIALS, LEAST_PART = 8, 0.25
 #: Steps proposed along one direction, those included that lead to no state, and those that are hopeless.
-_MAX_PROPOSED, _PROPOSED_PER_TRIAL = 30, 4
+MAX_PROPOSED, _PROPOSED_PER_TRIAL = 30, 4
 #: Nats, and multiples of the rise that was promised, by which the ELBO falls at a step that is hopeless.
-_HOPELESS, _TIMES = 1e3, 10.0
+HOPELESS, TIMES = 1e3, 10.0
 
 
 class Failure(Enum):
@@ -32,7 +32,7 @@ def search[Q, E: Evaluated](
     elbo: float,
     slope: float,
     first: float,
-    most_trials: int = _MAX_TRIALS,
+    most_trials: int = MAX_TRIALS,
 ) -> Step[Q, E] | Failure:
     """Find a step that is accepted.
 
@@ -60,7 +60,7 @@ def search[Q, E: Evaluated](
     the direction, and do not count among those after which it is given up.
     """
     rho, trials, elbos = first, 0, []
-    for _ in range(min(_MAX_PROPOSED, _PROPOSED_PER_TRIAL * most_trials)):
+    for _ in range(min(MAX_PROPOSED, _PROPOSED_PER_TRIAL * most_trials)):
         q = propose(rho)
         if q is None:
             rho *= 0.5
@@ -79,10 +79,10 @@ def search[Q, E: Evaluated](
 
 def _is_hopeless(slope: float, gained: float) -> bool:
     """Tell whether a trial ended nowhere near where it began."""
-    return not np.isfinite(gained) or -gained > max(_HOPELESS, _TIMES * slope)
+    return not np.isfinite(gained) or -gained > max(HOPELESS, TIMES * slope)
 
 
 def _shorter(slope: float, gained: float) -> float:
     """Return the part of a step to try next: the top of the parabola of slope ``slope`` through ``gained``, or near."""
     top = 0.5 * slope / (slope - gained) if np.isfinite(gained) and slope > gained else 0.5
-    return float(np.clip(top, _LEAST_PART, 0.5))
+    return float(np.clip(top, LEAST_PART, 0.5))

@@ -1,0 +1,97 @@
+"""Graphs as functions of JAX, in float64, whatever the user's JAX is set to."""
+
+import functools
+import importlib.util
+import sys
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from pytensor.compile.mode import get_mode
+from pytensor.graph.basic import Variable
+from pytensor.graph.fg import FunctionGraph
+
+from pymc_ngvi.model.graphs.backends import without_c
+
+#: Said where JAX is asked for and not there.
+INSTALL = "backend='jax' needs JAX, which is not installed: pip install 'pymc-ngvi[jax]', or pip install jax."
+
+
+def check_installed() -> None:
+    """Raise ImportError where there is no JAX, saying what to install."""
+    if "jax" not in sys.modules and importlib.util.find_spec("jax") is None:
+        raise ImportError(INSTALL)
+
+
+def in_float64() -> AbstractContextManager[Any]:
+    """Return a context in which JAX computes in float64; outside it, nothing changes."""
+    _dispatch()
+    import jax
+
+    if hasattr(jax, "enable_x64"):
+        context: AbstractContextManager[Any] = jax.enable_x64(True)
+        return context
+    from jax.experimental import enable_x64
+
+    old: AbstractContextManager[Any] = enable_x64(True)
+    return old
+
+
+class InFloat64:
+    """A function that PyTensor compiles for JAX, called inside `in_float64`.
+
+    Parameters
+    ----------
+    function : pytensor function
+    """
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the function."""
+        with in_float64():
+            return self._function(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the function has."""
+        return getattr(self.__dict__["_function"], name)
+
+
+def jaxed(inputs: Sequence[Variable], output: Variable) -> Callable[..., Any]:
+    """Return a graph as a function that JAX can trace; to be called, and traced, inside `in_float64`.
+
+    Raises
+    ------
+    NotImplementedError
+        Where an operation has no version in JAX.
+    """
+    funcify = _dispatch()
+    with without_c(), in_float64():
+        fgraph = FunctionGraph(list(inputs), [output], clone=True)
+        get_mode("JAX").optimizer.rewrite(fgraph)
+        function = funcify(fgraph)
+
+    def evaluate(*values: Any) -> Any:
+        [result] = function(*values)
+        return result
+
+    return evaluate
+
+
+@functools.cache
+def _dispatch() -> Callable[..., Any]:
+    """Import what PyTensor knows of JAX.
+
+    At its first import, PyTensor sets all of JAX to float64. A setting that was there before, in a process that uses
+    JAX already, is put back.
+    """
+    known = sys.modules.get("jax")
+    before = known.config.jax_enable_x64 if known is not None else None
+    from pytensor.link.jax.dispatch import jax_funcify
+
+    if known is not None and known.config.jax_enable_x64 != before:
+        known.config.update("jax_enable_x64", before)
+    funcify: Callable[..., Any] = jax_funcify
+    return funcify

@@ -1,0 +1,1 @@
+"""Rows on JAX: expectations as functions that are jitted."""

@@ -1,0 +1,184 @@
+"""The rows of a log density as arrays and functions of JAX."""
+
+import functools
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.normal_rules import rule
+from pymc_ngvi.core.target import RowRules
+from pymc_ngvi.core.values import Array
+from pymc_ngvi.model.graphs.jaxed import in_float64, jaxed
+from pymc_ngvi.model.jitted.sums import KindOnJax
+from pymc_ngvi.model.predictors.expectation import RowFunction
+from pymc_ngvi.model.predictors.expectations import Expectations
+from pymc_ngvi.model.predictors.levels import Levels, unpacked
+from pymc_ngvi.model.predictors.linear_map import LinearMap
+from pymc_ngvi.model.predictors.row_functions import shared_first, with_one_column
+from pymc_ngvi.model.predictors.terms import Rows
+
+#: Numbers of X, at most.
+_MOST_NUMBERS = 2**28
+#: Rows that are evaluated at once: on a processor, what its cache holds; elsewhere, what keeps it busy.
+_AT_A_TIME, _ON_DEVICE = 2**13, 2**18
+#: Rules and nodes for which there is always room, so that other rules are other numbers, not other shapes.
+_FEW_RULES, _FEW_NODES = 4, 64
+
+
+class NotOnJax(Exception):
+    """Why rows cannot go by JAX, in a clause."""
+
+
+class RowsOnJax:
+    """Rows on a device of JAX; to be made and used inside `in_float64`.
+
+    Parameters
+    ----------
+    rows : Expectations
+        All rows, anchored.
+    timed : callable
+        Returns a context in which time counts as spent on compiling.
+
+    Attributes
+    ----------
+    kinds : tuple of KindOnJax
+    compiled : dict
+        What was compiled of them.
+
+    Raises
+    ------
+    NotOnJax
+    """
+
+    def __init__(self, rows: Expectations, timed: Callable[[], AbstractContextManager[None]]) -> None:
+        self._rows, self.timed, linear = rows, timed, rows.linear_map.plain
+        n_numbers = sum(len(kind.index) * (kind.k - kind.n_shared) for kind in rows.functions) * linear.n_dim
+        if n_numbers > _MOST_NUMBERS:
+            raise NotOnJax(f"its predictors would be matrices of {n_numbers:,} numbers, most of them 0")
+        with in_float64():
+            self.kinds = tuple(
+                _kind(part, function) for part, function in zip(rows.terms.rows, rows.functions, strict=True)
+            )
+        self.compiled: dict[Any, Any] = {}
+
+    @functools.cached_property
+    def _fixed(self) -> dict[str, Any]:
+        """What does not depend on rules."""
+        rows, linear = self._rows, self._rows.linear_map.plain
+        constant = rows.constant + float(rows.terms.slope @ linear.offset)
+        slope = linear.transposed_times(rows.terms.slope[None])[0]
+        kinds = [_matrices(linear, kind) for kind in rows.functions]
+        return {"kinds": kinds, "slope": jnp.asarray(slope), "constant": jnp.asarray(constant)}
+
+    @property
+    def n_rows(self) -> int:
+        """All kinds together."""
+        return self._rows.n_rows
+
+    def arrays(self, rules: RowRules) -> Any:
+        """Return what `sums` takes: what depends on theta, and the rules."""
+        starts = np.cumsum([kind.n_rows for kind in self.kinds])[:-1]
+        levels, sds = np.split(rules.level, starts), np.split(rules.sd, starts)
+        with in_float64():
+            by_kind = zip(self._rows.functions, self._fixed["kinds"], levels, sds, strict=True)
+            kinds = [fixed | _by_rules(function, level, sd) for function, fixed, level, sd in by_kind]
+            return self._fixed | {"kinds": kinds}
+
+
+def _kind(rows: Rows, function: RowFunction) -> KindOnJax:
+    """Return the function of rows.
+
+    Raises
+    ------
+    NotOnJax
+        Where an operation of theirs has no version in JAX.
+    """
+    if rows.sum_ is not None:
+        raise NotOnJax("a row depends on several predictors through their sum")
+    slots, value = rows.slots, rows.value
+    if not rows.is_whole:
+        slots, value = with_one_column(*shared_first(rows))
+    try:
+        traced = jaxed([*slots, *rows.data], value)
+        shapes = [jax.ShapeDtypeStruct((1, 1), jnp.float64) for _ in slots]
+        jax.eval_shape(traced, *shapes, *[jnp.asarray(d[:, :1]) for d in rows.data.values()])
+    except Exception as error:
+        raise NotOnJax(f"an operation has no version in JAX ({str(error).splitlines()[0]})") from error
+    interacts = tuple(tuple(map(bool, line)) for line in function.interacts)
+    return KindOnJax(traced, function.k, function.n_shared, len(function.index), interacts)
+
+
+def _matrices(linear: LinearMap, kind: RowFunction) -> dict[str, Any]:
+    """Return offsets and rows of X for each predictor; of those that all rows share, one."""
+    x, offset = [], []
+    for a in range(kind.k):
+        index = kind.index[:, a]
+        if a < kind.n_shared:
+            x.append(jnp.asarray(linear.rows(index[:1])[0]))
+            offset.append(jnp.asarray(linear.offset[index[0]]))
+        else:
+            x.append(jnp.asarray(_rows_of(linear, index)))
+            offset.append(jnp.asarray(linear.offset[index]))
+    return {"x": x, "offset": offset}
+
+
+def _rows_of(linear: LinearMap, index: NDArray[np.int64]) -> Array:
+    """Return rows of X, as a view where that is possible."""
+    first, last, all_columns = int(index[0]), int(index[-1]), np.arange(linear.n_dim)
+    follow = len(index) == last - first + 1 and (np.diff(index) == 1).all()
+    if follow and not linear.rest.nnz and np.array_equal(linear.columns, all_columns):
+        return linear.dense[first : last + 1]
+    return linear.rows(index)
+
+
+def _by_rules(function: RowFunction, codes: Levels, sd: NDArray[np.float32]) -> dict[str, Any]:
+    """Return rows in the order of their rules, each rule's padded to whole parts, and the rules themselves."""
+    found, number = np.unique(codes, return_inverse=True)
+    size = _part_size(len(codes))
+    places, rules = [], []
+    for i in range(len(found)):
+        at = np.flatnonzero(number == i)
+        n_parts = -(-len(at) // size)
+        places.append(np.pad(at, (0, n_parts * size - len(at)), mode="edge"))
+        rules += [i] * n_parts
+    n_rules = _at_least(len(found), _FEW_RULES)
+    room = -(-len(codes) // size) + n_rules  # parts, however the rules are shared out
+    order = np.pad(np.concatenate(places), (0, (room - len(rules)) * size))
+    place = np.empty(len(codes), dtype=np.int64)
+    place[order[: len(rules) * size][::-1]] = np.arange(len(rules) * size)[::-1]  # padding comes after what it repeats
+    data = [d if d.shape[1] == 1 else d[:, order] for d in function.data]
+    return {
+        "order": jnp.asarray(order), "place": jnp.asarray(place), "data": [jnp.asarray(d) for d in data],
+        "rule": jnp.asarray(np.pad(np.array(rules, dtype=np.int64), (0, room - len(rules)))),
+        "n_parts": jnp.asarray(len(rules)), "sd": jnp.asarray(sd), "fine": jnp.asarray(codes > 0),
+        **_tables(function, found, n_rules),
+    }  # fmt: skip
+
+
+def _tables(function: RowFunction, codes: Levels, n_rules: int) -> dict[str, Any]:
+    """Return nodes and weights of rules, with room for more."""
+    rules = [rule(function.k, unpacked(int(code), len(function.blocks))) for code in codes]
+    n_nodes = np.array([len(r.nodes) for r in rules] + [0] * (n_rules - len(rules)))
+    most = _at_least(int(n_nodes.max()), _FEW_NODES)
+    nodes, weights = np.zeros((n_rules, most, function.k)), np.zeros((n_rules, function.n_moments, most))
+    for i, r in enumerate(rules):
+        nodes[i, : len(r.nodes)], weights[i, :, : len(r.nodes)] = r.nodes, r.weights
+    return {"nodes": jnp.asarray(nodes), "weights": jnp.asarray(weights), "n_nodes": jnp.asarray(n_nodes)}
+
+
+def _at_least(n: int, least: int) -> int:
+    """Return a power of 2 that is as large as either."""
+    return max(least, 1 << (n - 1).bit_length())
+
+
+def _part_size(n_rows: int) -> int:
+    """Return how many rows are evaluated at once."""
+    most = _AT_A_TIME if jax.default_backend() == "cpu" else _ON_DEVICE
+    return min(most, _at_least(n_rows, 1))
