@@ -12,8 +12,6 @@ def why_not_jitted(options: FitOptions) -> str:
     choice = options.choice
     if choice.family not in (DENSE, INDEPENDENT):
         return f"they go with family='full' or 'diagonal', and this is family={choice.family!r}"
-    if options.factor == "precision":
-        return "they go with factor='covariance'"
     if choice.estimator != "quadrature":
         return f"they take estimator='quadrature', and this is estimator={choice.estimator!r}"
     if options.reparam is not None:

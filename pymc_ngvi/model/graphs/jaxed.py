@@ -20,7 +20,8 @@ INSTALL = "backend='jax' needs JAX, which is not installed: pip install 'pymc-ng
 
 def check_installed() -> None:
     """Raise ImportError where there is no JAX, saying what to install."""
-    if "jax" not in sys.modules and importlib.util.find_spec("jax") is None:
+    known = sys.modules["jax"] if "jax" in sys.modules else importlib.util.find_spec("jax")
+    if known is None:
         raise ImportError(INSTALL)
 
 

@@ -29,7 +29,7 @@ _MOST_NUMBERS = 2**28
 #: Rows that are evaluated at once: on a processor, what its cache holds; elsewhere, what keeps it busy.
 _AT_A_TIME, _ON_DEVICE = 2**13, 2**18
 #: Rules and nodes for which there is always room, so that other rules are other numbers, not other shapes.
-_FEW_RULES, _FEW_NODES = 4, 64
+_FEW_RULES, _FEW_NODES = 8, 256
 
 
 class NotOnJax(Exception):
