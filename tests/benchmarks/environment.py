@@ -7,7 +7,7 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PACKAGES = ("numpy", "scipy", "pymc", "pytensor", "numba", "pymc-extras", "nutpie", "pymc-ngvi")
+PACKAGES = ("numpy", "scipy", "pymc", "pytensor", "numba", "jax", "pymc-extras", "nutpie", "pymc-ngvi")
 
 
 def describe_machine() -> str:
