@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from jax import lax
 
 from pymc_ngvi.families.matrices.on_jax import Form, Traced
 
-#: Numbers of X that are multiplied at once.
-_AT_A_TIME = 2**18
+#: Numbers of X that are multiplied at once: on a processor, what its cache holds; elsewhere, what keeps it busy.
+_AT_A_TIME, _ON_DEVICE = 2**18, 2**25
 #: As in `expectation`, and in `taken`.
 _LEAST_VARIANCE, _WIDER, _NARROWER = 1e-12, 1.25, 0.5
 
@@ -126,7 +127,8 @@ def _distribution(
 
 def _size(n_rows: int, n_dim: int) -> int:
     """Return the rows of X that are multiplied at once."""
-    return min(n_rows, max(1, _AT_A_TIME // n_dim))
+    most = _AT_A_TIME if jax.default_backend() == "cpu" else _ON_DEVICE
+    return min(n_rows, max(1, most // n_dim))
 
 
 def _part(x: Traced, start: Traced, size: int) -> Traced:
