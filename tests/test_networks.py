@@ -99,10 +99,10 @@ def whole():
 
 @pytest.fixture(scope="module")
 def batches():
-    """A network on batches of the model's data, and its fit."""
-    with pm.Model(coords=COORDS) as model:
-        x, y = pm.Minibatch(pm.Data("x", X), pm.Data("labels", LABELS), batch_size=BATCH)
-        network(x, y, total_size=N)
+    """A network on batches of the model's data, which have dims, and its fit."""
+    with pm.Model(coords=COORDS | {"row": np.arange(N)}) as model:
+        data = pm.Data("x", X, dims=("row", "feature")), pm.Data("labels", LABELS, dims="row")
+        network(*pm.Minibatch(*data, batch_size=BATCH), total_size=N)
     return model, fit(model)
 
 
@@ -142,7 +142,7 @@ def test_a_fit_on_batches_predicts_all_rows_and_new_ones_without_the_batches(bat
     all_rows = remove_minibatched_nodes(model)
     check(predict(all_rows, tree, predictions=False).posterior_predictive, tree, X)
     with all_rows:
-        pm.set_data({"x": X_NEW, "labels": np.zeros(NEW, int)})
+        pm.set_data({"x": X_NEW, "labels": np.zeros(NEW, int)}, coords={"row": np.arange(N, N + NEW)})
     check(predict(all_rows, tree).predictions, tree, X_NEW)
 
 
@@ -180,3 +180,16 @@ def test_other_deterministics_of_a_fit_on_batches_are_in_its_draws():
     posterior = fit(model, n=2).sample(5, random_seed=3).posterior
     assert list(posterior.data_vars) == [*WEIGHTS, "size", "share"]
     np.testing.assert_allclose(posterior["size"], np.sqrt((posterior["w1"] ** 2).sum(("feature", "unit"))))
+
+
+def test_log_likelihoods_of_a_fit_on_batches_are_those_of_a_model_of_all_rows(batches):
+    """PyMC would give each draw the rows of another batch, scaled to all."""
+    approx = batches[1]
+    with pytest.raises(ValueError, match="each draw would have the rows of another batch"):
+        approx.sample(5, log_likelihood=True)
+    tree = approx.sample(50, random_seed=3)
+    with pm.Model(coords=COORDS) as second:
+        network(X, LABELS)
+    pm.compute_log_likelihood(tree, model=second, progressbar=False)
+    p = by_hand(tree.posterior, X)
+    np.testing.assert_allclose(tree["log_likelihood"]["y"][0], np.log(np.where(LABELS == 1, p, 1 - p)), rtol=1e-10)

@@ -93,6 +93,11 @@ def sample_tree(
     in_shards = posterior.density.is_sharded
     if in_shards and options.get("log_likelihood"):
         raise ValueError("log_likelihood is one of rows, which are in shards: see `Shards.map`.")
+    if posterior.density.has_minibatch and options.get("log_likelihood"):
+        raise ValueError(
+            "log_likelihood is one of all rows, and the model reads pm.Minibatch data: each draw would have the rows "
+            "of another batch. Ask pm.compute_log_likelihood(draws) in a model of all rows, with the same names."
+        )
     trace, attrs = sample_trace(posterior, kept, draws, rng, how)
     more = posterior.distribution.groups(posterior.layout)
     shown = how.transformed(posterior) or how.var_names is not None

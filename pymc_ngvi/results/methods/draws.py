@@ -95,8 +95,9 @@ class DrawMethods(Fitted):
         Raises
         ------
         ValueError
-            For a name that the model does not have; with ``importance``: where k-hat says that weights can't help,
-            where the data were changed, for a model that reads minibatches, and of an exact posterior.
+            For a name that the model does not have; for the ``log_likelihood`` of a model that reads minibatches; with
+            ``importance``: where k-hat says that weights can't help, where the data were changed, for a model that
+            reads minibatches, and of an exact posterior.
 
         Warns
         -----
