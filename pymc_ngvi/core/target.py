@@ -260,6 +260,13 @@ class RowsOnDevice(Protocol):
     def arrays(self, rules: RowRules) -> Any:
         """Return what functions of rows take: X, the data, and the rules."""
 
+    def takes(self, q: "Spread") -> bool:
+        """Tell whether expectations under a Gaussian by rules that NumPy chooses are worth products on the device."""
+        ...
+
+    def under(self, q: "Spread", entries: Any, rules: RowRules | None, *, adapt: bool, least: float) -> Expectation:
+        """Return the expectation of log p under a Gaussian; see `RowsTarget`."""
+
 
 class Spread(Protocol):
     """The part of a Gaussian state that says how affine functions of theta are distributed."""

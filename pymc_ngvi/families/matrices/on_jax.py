@@ -9,6 +9,10 @@ import jax.numpy as jnp
 
 from jax.scipy.linalg import solve_triangular
 
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.families.diagonal import DiagonalState
+from pymc_ngvi.families.full import FullState
+
 #: What JAX computes with: an array, or one that it will have.
 type Traced = Any
 
@@ -172,3 +176,20 @@ class DiagonalOnJax:
         new = factor / root
         safe = (matrix > _LEAST_PIVOT**2 * terms).all() & (new > 0.0).all() & jnp.isfinite(new).all()
         return new, new * (grad / root), safe
+
+
+#: One of each, so that what they are part of is compiled once.
+DENSE, DIAGONAL = DenseOnJax(), DiagonalOnJax()
+
+
+def form_of(q: object) -> Form | None:
+    """Return how a Gaussian holds the factor of its covariance; None for others."""
+    if isinstance(q, FullState):
+        return DENSE
+    return DIAGONAL if isinstance(q, DiagonalState) else None
+
+
+def factor_of(q: object) -> Array:
+    """Return that factor."""
+    assert isinstance(q, FullState | DiagonalState)
+    return q.factor

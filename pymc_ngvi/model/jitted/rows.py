@@ -2,8 +2,9 @@
 
 import functools
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,19 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.normal_rules import rule
-from pymc_ngvi.core.target import RowRules
+from pymc_ngvi.core.target import Expectation, RowRules, Spread
 from pymc_ngvi.core.values import Array
+from pymc_ngvi.families.matrices.on_jax import DENSE, DIAGONAL, Form, factor_of, form_of
 from pymc_ngvi.model.graphs.jaxed import in_float64, jaxed
-from pymc_ngvi.model.jitted.sums import KindOnJax
+from pymc_ngvi.model.jitted.sums import KindOnJax, distribution, hessian_added
 from pymc_ngvi.model.predictors.expectation import RowFunction
-from pymc_ngvi.model.predictors.expectations import Expectations
+from pymc_ngvi.model.predictors.expectations import Expectations, Seen
 from pymc_ngvi.model.predictors.levels import Levels, unpacked
 from pymc_ngvi.model.predictors.linear_map import LinearMap
+from pymc_ngvi.model.predictors.mean_hessian import Patterns, PredictorMeanHessian
 from pymc_ngvi.model.predictors.row_functions import shared_first, with_one_column
 from pymc_ngvi.model.predictors.terms import Rows
 
-#: Numbers of X, at most.
-_MOST_NUMBERS = 2**28
+#: Numbers of X, at most; from which on NumPy leaves products with it to the device.
+_MOST_NUMBERS, _LARGE = 2**28, 2**23
 #: Rows that are evaluated at once: on a processor, what its cache holds; elsewhere, what keeps it busy.
 _AT_A_TIME, _ON_DEVICE = 2**13, 2**18
 #: Rules and nodes for which there is always room, so that other rules are other numbers, not other shapes.
@@ -59,9 +62,9 @@ class RowsOnJax:
 
     def __init__(self, rows: Expectations, timed: Callable[[], AbstractContextManager[None]]) -> None:
         self._rows, self.timed, linear = rows, timed, rows.linear_map.plain
-        n_numbers = sum(len(kind.index) * (kind.k - kind.n_shared) for kind in rows.functions) * linear.n_dim
-        if n_numbers > _MOST_NUMBERS:
-            raise NotOnJax(f"its predictors would be matrices of {n_numbers:,} numbers, most of them 0")
+        self._n_numbers = sum(len(kind.index) * (kind.k - kind.n_shared) for kind in rows.functions) * linear.n_dim
+        if self._n_numbers > _MOST_NUMBERS:
+            raise NotOnJax(f"the matrices of its predictors would have {self._n_numbers:,} numbers")
         with in_float64():
             self.kinds = tuple(
                 _kind(part, function) for part, function in zip(rows.terms.rows, rows.functions, strict=True)
@@ -82,6 +85,42 @@ class RowsOnJax:
         """All kinds together."""
         return self._rows.n_rows
 
+    def takes(self, q: Spread) -> bool:
+        """Tell whether products with X are worth a device, under a Gaussian with a factor of its covariance."""
+        return self._n_numbers >= _LARGE and form_of(q) is not None
+
+    def under(self, q: Spread, entries: Patterns, rules: RowRules | None, *, adapt: bool, least: float) -> Expectation:
+        """Return expectations under a Gaussian as `Expectations.under` does, with products with X on the device."""
+        with in_float64():
+            found = self._called(_covariances, form_of(q), jnp.asarray(q.location), jnp.asarray(factor_of(q)))
+            wide = [
+                np.broadcast_to(np.asarray(cov), (kind.n_rows,))
+                for kind, of_kind in zip(self.kinds, found, strict=True)
+                for cov in of_kind
+            ]
+        seen = Seen(self._rows.linear_map(q.location[None])[0], wide)
+        expectation = self._rows.under_seen(seen, entries, rules, adapt=adapt, least=least)
+        plain = expectation.hessian
+        assert isinstance(plain, PredictorMeanHessian)
+        hessian = HessianOnJax(plain.linear, plain.matrix, entries, None, plain.of_rows, self)
+        return expectation._replace(hessian=hessian)
+
+    def hessian(self, form: Form, of_rows: Sequence[tuple[Array, Array]]) -> Array:
+        """Return the sum of X_a^T diag(h_ab) X_b over kinds and pairs of predictors, or its diagonal."""
+        with in_float64():
+            bends = [
+                {(a, b): jnp.asarray(h[:, a, b]) for a, b in kind.pairs()}
+                for kind, (_, h) in zip(self.kinds, of_rows, strict=True)
+            ]
+            return np.array(self._called(_hessian, form, bends))
+
+    def _called(self, function: Callable[..., Any], form: Form | None, *given: Any) -> Any:
+        """Call a function of kinds, a form, what does not depend on rules, and more; it is compiled once."""
+        key = function, form
+        if key not in self.compiled:
+            self.compiled[key] = jax.jit(functools.partial(function, self.kinds, form))
+        return self.compiled[key](self._fixed, *given)
+
     def arrays(self, rules: RowRules) -> Any:
         """Return what `sums` takes: what depends on theta, and the rules."""
         starts = np.cumsum([kind.n_rows for kind in self.kinds])[:-1]
@@ -90,6 +129,42 @@ class RowsOnJax:
             by_kind = zip(self._rows.functions, self._fixed["kinds"], levels, sds, strict=True)
             kinds = [fixed | _by_rules(function, level, sd) for function, fixed, level, sd in by_kind]
             return self._fixed | {"kinds": kinds}
+
+
+@dataclass(frozen=True, eq=False)
+class HessianOnJax(PredictorMeanHessian):
+    """One whose products with X are made on the device.
+
+    Parameters
+    ----------
+    on_jax : RowsOnJax
+    """
+
+    on_jax: RowsOnJax | None = None
+
+    @functools.cached_property
+    def _dense(self) -> Array:
+        assert self.on_jax is not None
+        return self.on_jax.hessian(DENSE, self.of_rows)
+
+    def diagonal(self) -> Array:
+        """Return the diagonal, (n_dim,)."""
+        assert self.on_jax is not None
+        return self.on_jax.hessian(DIAGONAL, self.of_rows)
+
+
+def _covariances(kinds: tuple[KindOnJax, ...], form: Form, fixed: Any, mean: Any, factor: Any) -> list[list[Any]]:
+    """Return the covariances of each kind of rows, pair by pair."""
+    found = [distribution(kind, form, x, mean, factor)[1] for kind, x in zip(kinds, fixed["kinds"], strict=True)]
+    return [[cov[pair] for pair in kind.pairs()] for kind, cov in zip(kinds, found, strict=True)]
+
+
+def _hessian(kinds: tuple[KindOnJax, ...], form: Form, fixed: Any, bends: list[Any]) -> Any:
+    """Return the Hessian of all rows."""
+    total = form.zeros(len(fixed["slope"]))
+    for kind, x, of_kind in zip(kinds, fixed["kinds"], bends, strict=True):
+        total = hessian_added(kind, form, x, of_kind, total)
+    return total
 
 
 def _kind(rows: Rows, function: RowFunction) -> KindOnJax:

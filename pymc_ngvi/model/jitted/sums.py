@@ -89,12 +89,13 @@ def sums(kinds: tuple[KindOnJax, ...], form: Form, arrays: Any, mean: Traced, fa
     value = arrays["constant"] + arrays["slope"] @ mean
     is_stale, second = jnp.array(False), []
     for kind, of_kind in zip(kinds, arrays["kinds"], strict=True):
-        eta, cov = _distribution(kind, form, of_kind, mean, factor)
+        eta, cov = distribution(kind, form, of_kind, mean, factor)
         root = _roots(kind, cov)
         whitened = _whitened(kind, of_kind, eta, root)
         slopes, bends = _derivatives(kind, whitened, root)
         value = value + whitened[0].sum()
-        grad, hessian = _added(kind, form, of_kind, (slopes, bends), (grad, hessian))
+        grad = _gradient_added(kind, of_kind, slopes, grad)
+        hessian = hessian_added(kind, form, of_kind, bends, hessian)
         is_stale = is_stale | _stale(kind, of_kind, cov)
         second.append(bends[0, 0] if kind.k == 1 else jnp.zeros(0))
     return Sums(value, grad, hessian, is_stale, second)
@@ -103,7 +104,7 @@ def sums(kinds: tuple[KindOnJax, ...], form: Form, arrays: Any, mean: Traced, fa
 # --- how predictors are distributed ---
 
 
-def _distribution(
+def distribution(
     kind: KindOnJax, form: Form, arrays: Any, mean: Traced, factor: Traced
 ) -> tuple[list[Traced], dict[tuple[int, int], Traced]]:
     """Return means and covariances of the predictors of each row; of those that all rows share, one number."""
@@ -221,24 +222,29 @@ def _inverse_roots(k: int, root: dict[tuple[int, int], Traced]) -> dict[tuple[in
 # --- sums by coordinate ---
 
 
-def _added(
-    kind: KindOnJax, form: Form, arrays: Any, of_rows: tuple[list[Traced], dict[tuple[int, int], Traced]], to: Any
-) -> tuple[Traced, Traced]:
-    """Add X^T alpha to a gradient, and X_a^T diag(h_ab) X_b to a Hessian."""
-    (slopes, bends), (grad, hessian), x = of_rows, to, arrays["x"]
+def _gradient_added(kind: KindOnJax, arrays: Any, slopes: list[Traced], grad: Traced) -> Traced:
+    """Add X^T alpha to a gradient."""
+    for a, (x, slope) in enumerate(zip(arrays["x"], slopes, strict=True)):
+        grad = grad + (x * slope.sum() if a < kind.n_shared else slope @ x)
+    return grad
+
+
+def hessian_added(
+    kind: KindOnJax, form: Form, arrays: Any, bends: dict[tuple[int, int], Traced], hessian: Traced
+) -> Traced:
+    """Add X_a^T diag(h_ab) X_b to a Hessian, for each pair of predictors."""
+    x = arrays["x"]
     for a in range(kind.n_shared):
-        grad = grad + x[a] * slopes[a].sum()
         for b in range(a + 1):
             product = form.outer(x[a], x[b]) * bends[a, b].sum()
             hessian = hessian + (product if a == b else product + form.transposed(product))
     for a in kind.own:
-        grad = grad + slopes[a] @ x[a]
         for b in range(kind.n_shared):
             product = form.outer(bends[a, b] @ x[a], x[b])
             hessian = hessian + product + form.transposed(product)
     if not kind.own:
-        return grad, hessian
-    n, size = kind.n_rows, _size(kind.n_rows, len(grad))
+        return hessian
+    n, size = kind.n_rows, _size(kind.n_rows, len(hessian))
 
     def add(i: Traced, total: Traced) -> Traced:
         start = jnp.minimum(i * size, n - size)
@@ -251,4 +257,4 @@ def _added(
                 total = total + (product if a == b else product + form.transposed(product))
         return total
 
-    return grad, lax.fori_loop(0, -(-n // size), add, hessian)
+    return lax.fori_loop(0, -(-n // size), add, hessian)

@@ -334,20 +334,20 @@ class Expectations:
         roots: Roots | None = None,
     ) -> Expectation:
         """Return expectations where the predictors are distributed so; see `under`, and `PredictorMeanHessian`."""
-        linear, eta = self.linear_map, seen.mean
-        fixed = self._constant + float(self.terms.slope @ eta)
+        linear, fixed = self.linear_map, self._constant + float(self.terms.slope @ seen.mean)
         kinds = self._taken(seen, rules)
         if (rules is None or adapt) and not fixed + sum(kind.value for kind in kinds) < least:
             tolerance = max(_TOLERANCE, _PER_DIM * linear.n_dim) / max(self.n_rows, self.n_rows_in_all, 1)
             for kind in kinds:
                 kind.choose(max(tolerance, _LEAST))
-        grad, matrix = self._scatter(*zip(*[kind.derivatives() for kind in kinds], strict=True))
+        of_rows = [kind.derivatives() for kind in kinds]
+        grad, matrix = self._scatter(*zip(*of_rows, strict=True))
         slope = linear.transposed_times((self.terms.slope + grad)[None])[0]
         return Expectation(
             fixed + sum(kind.value for kind in kinds),
             sum(kind.error for kind in kinds),
             slope,
-            PredictorMeanHessian(linear, matrix, entries, roots),
+            PredictorMeanHessian(linear, matrix, entries, roots, of_rows),
             RowRules(np.concatenate([kind.codes for kind in kinds]), np.concatenate([kind.sd for kind in kinds])),
             _bends(kinds) if all(rows.n_bends for rows in self._rows) else None,
         )

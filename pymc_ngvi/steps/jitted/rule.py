@@ -11,7 +11,7 @@ import numpy as np
 
 from pymc_ngvi.core.target import RowRules, RowsOnDevice
 from pymc_ngvi.core.types import GaussianState, Moments
-from pymc_ngvi.families.matrices.on_jax import DenseOnJax, DiagonalOnJax, Form
+from pymc_ngvi.families.matrices.on_jax import factor_of, form_of
 from pymc_ngvi.model.graphs.jaxed import in_float64
 from pymc_ngvi.model.jitted.sums import sums
 from pymc_ngvi.steps import linesearch
@@ -85,8 +85,10 @@ class JittedLineSearch(LineSearch):
 
     def _span(self, q: GaussianState, given: Any) -> Any:
         """Return the loop, compiled once for the same rows and arrays of the same shapes."""
+        form = form_of(q)
+        assert form is not None
         settings = Settings(
-            form=_form(q),
+            form=form,
             exact_metric=q.exact_metric,
             near=linesearch.near(q),
             solved=linesearch.PART * self._tolerance.least(q),
@@ -104,7 +106,7 @@ class JittedLineSearch(LineSearch):
 
     def _state_of(self, before: LineSearchState, end: Carried, n: int, *, with_sites: bool) -> LineSearchState:
         """Return the state that JAX has led to."""
-        q = before.q.from_params({"mean": np.array(end.mean), _factor_name(before.q): np.array(end.factor)})
+        q = replace(before.q, location=np.array(end.mean), factor=np.array(end.factor))
         none = np.zeros(q.n_dim)
         moments = Moments(
             np.array(end.grad), np.array(end.curvature), none, none, float(end.gap), floor=0.0, floor_sd=0.0
@@ -125,20 +127,6 @@ class JittedLineSearch(LineSearch):
         return new
 
 
-#: One of each, so that loops are compiled once.
-_DENSE, _DIAGONAL = DenseOnJax(), DiagonalOnJax()
-
-
-def _form(q: GaussianState) -> Form:
-    return _DENSE if q.params()[_factor_name(q)].ndim > 1 else _DIAGONAL
-
-
-def _factor_name(q: GaussianState) -> str:
-    """Return what the factor is called among the arrays of a state."""
-    [name] = q.params().keys() - {"mean"}
-    return name
-
-
 def _carried(state: LineSearchState, *, with_sites: bool) -> Carried:
     """Return a state as JAX takes it."""
     q, most = state.q, linesearch.N_PAIRS if state.q.exact_metric else linesearch.N_PAIRS_INEXACT
@@ -151,7 +139,7 @@ def _carried(state: LineSearchState, *, with_sites: bool) -> Carried:
     sites = -second if state.sites is None or not with_sites else state.sites
     number, flag = _number, jnp.asarray
     return Carried(
-        jnp.asarray(q.location), jnp.asarray(q.params()[_factor_name(q)]), number(state.elbo),
+        jnp.asarray(q.location), jnp.asarray(factor_of(q)), number(state.elbo),
         jnp.asarray(state.moments.grad), jnp.asarray(curvature), number(state.moments.gap), number(state.step_size),
         number(state.next_step_size), Pairs(jnp.asarray(steps), jnp.asarray(changes), jnp.asarray(n)),
         number(state.left), number(state.gain), jnp.asarray(state.idle), jnp.asarray(sites), jnp.asarray(second),
