@@ -10,6 +10,7 @@ import pytest
 
 from pymc_ngvi import NGVI, fit_ngvi
 from pymc_ngvi.core.status import Status
+from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.fitting.defaults import options_for
 from pymc_ngvi.model import LogDensity
 
@@ -67,6 +68,22 @@ def test_a_fit_on_jax_is_that_of_numpy(make, family):
     np.testing.assert_allclose(jax.q.cov() / np.outer(sd, sd), numpy.q.cov() / np.outer(sd, sd), atol=1e-8)
     np.testing.assert_allclose(jax.hist, numpy.hist, rtol=1e-9)
     np.testing.assert_allclose((jax.elbo.value, jax.gap), (numpy.elbo.value, numpy.gap), rtol=1e-8, atol=1e-12)
+
+
+@needs_jax
+@pytest.mark.parametrize("state", [FullState, DiagonalState])
+def test_products_with_large_matrices_are_those_of_numpy(state, monkeypatch):
+    from pymc_ngvi.model.jitted import rows
+
+    (_, numpy), (_, jax) = fitted(student, "full", "quick"), fitted(student, "full", "jax")
+    monkeypatch.setattr(rows, "_LARGE", 0)
+    q = state.from_scale(np.array([0.3, -0.2, 0.1, -0.4]), np.array([0.2, 0.1, 0.3, 0.25]))
+    expected, found = numpy.expected(q), jax.expected(q)
+    assert isinstance(found.hessian, rows.HessianOnJax)
+    np.testing.assert_allclose(found.value, expected.value, rtol=1e-12)
+    np.testing.assert_allclose(found.grad, expected.grad, rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(found.hessian.whitened(q), expected.hessian.whitened(q), rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(found.hessian.diagonal(), expected.hessian.diagonal(), rtol=1e-9)
 
 
 @needs_jax

@@ -61,7 +61,9 @@ def options_for(given: Given, density: LogDensity | None = None) -> FitOptions:
     options = FitOptions(**filled)
     if density is None:
         return options
-    if density.functions.fixed_size and density.rows is not None and (why := why_not_jitted(options)):
+    in_parts = density.is_sharded or density.is_streamed  # whose rows are NumPy's
+    may_jit = density.functions.fixed_size and not in_parts and density.rows is not None
+    if may_jit and (why := why_not_jitted(options)):
         density.by_rows.leave_to_pytensor(why)
         options = FitOptions(**{**filled, "estimator": given["estimator"]})
     if density.has_minibatch and options.choice.step in ON_FIXED_DRAWS:
