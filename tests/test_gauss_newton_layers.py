@@ -7,6 +7,8 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
+from scipy import special
+
 import pymc_ngvi
 
 from pymc_ngvi.model import LogDensity
@@ -162,6 +164,71 @@ NETWORKS = {
 def test_networks(name):
     make, rows, prior = NETWORKS[name]
     check(make(), rows, "layers", prior)
+
+
+def gelu(z):
+    return 0.5 * z * (1 + pt.erf(z / np.sqrt(2)))
+
+
+def gelu_by_hand(z):
+    return 0.5 * z * (1 + special.erf(z / np.sqrt(2)))
+
+
+def normalised(z, sqrt):
+    z = z - z.mean(axis=1, keepdims=True)
+    return z / sqrt((z**2).mean(axis=1, keepdims=True) + 0.1)
+
+
+#: Hidden layers in other words: with PyTensor, of the weights (6, H); and with NumPy.
+HIDDEN = {
+    "tensordot": (lambda w: pt.tanh(pt.tensordot(X, w[:D], axes=1)), lambda w: np.tanh(X @ w[:D])),
+    "einsum": (lambda w: pt.tanh(pt.einsum("nf,fu->nu", X, w[:D])), lambda w: np.tanh(X @ w[:D])),
+    "weights on the left": (lambda w: pt.tanh((w[:D].T @ X.T).T), lambda w: np.tanh(X @ w[:D])),
+    "softplus": (lambda w: pt.softplus(X @ w[:D]), lambda w: np.log1p(np.exp(X @ w[:D]))),
+    "gelu": (lambda w: gelu(X @ w[:D]), lambda w: gelu_by_hand(X @ w[:D])),
+    "layer normalisation": (lambda w: normalised(X @ w[:D], pt.sqrt), lambda w: normalised(X @ w[:D], np.sqrt)),
+    "residual": (
+        lambda w: X @ w[:D] + pt.tanh(X @ w[D:]),
+        lambda w: X @ w[:D] + np.tanh(X @ w[D:]),
+    ),
+    "gates": (
+        lambda w: pt.tanh(X @ pt.concatenate([w[:D], w[D:]], axis=1))[:, :H] * pm.math.sigmoid(X @ w[D:]),
+        lambda w: np.tanh(X @ w[:D]) * sigmoid(X @ w[D:]),
+    ),
+    "join": (
+        lambda w: pt.concatenate([pt.tanh(X @ w[:D, :2]), X @ w[D:, 2:]], axis=1),
+        lambda w: np.concatenate([np.tanh(X @ w[:D, :2]), X @ w[D:, 2:]], axis=1),
+    ),
+    "embedding": (lambda w: pt.tanh(w[GROUP]), lambda w: np.tanh(w[GROUP])),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_layers_in_other_words(name):
+    in_pytensor, in_numpy = HIDDEN[name]
+    with pm.Model() as model:
+        w, v = normal("w", 2 * D, H), normal("v", H)
+        pm.Bernoulli("y", logit_p=in_pytensor(w) @ v, observed=BINARY)
+
+    def rows(theta):
+        w, v = split(theta, (2 * D, H), (H,))
+        return bernoulli(in_numpy(w) @ v, BINARY)
+
+    check(model, rows, "layers")
+
+
+def test_the_largest_of_some_units():
+    """Which one it is does not change along the derivatives."""
+    with pm.Model() as model:
+        w, v = normal("w", D, 2 * H), normal("v", H)
+        pm.Bernoulli("y", logit_p=(X @ w).reshape((N, H, 2)).max(axis=2) @ v, observed=BINARY)
+
+    def rows(theta):
+        w, v = split(theta, (D, 2 * H), (H,))
+        units = (X @ w).reshape(N, H, 2)
+        return bernoulli(np.where(units[..., 0].real > units[..., 1].real, units[..., 0], units[..., 1]) @ v, BINARY)
+
+    check(model, rows, "layers")
 
 
 def test_as_many_units_as_rows():
