@@ -1,5 +1,7 @@
 """The step rule of IVON against the paper's algorithm, written out plainly, and what it comes to."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -32,6 +34,7 @@ def rates(t, step_size=0.1):
 
 def test_one_word_chooses_the_rest():
     assert (CHOICE.family, CHOICE.update, CHOICE.estimator) == ("diagonal", "natural_pd", "stein")
+    assert choose(step="ivon", estimator="gauss_newton").update == "natural"
 
 
 @two_seeds
@@ -58,6 +61,22 @@ def test_each_step_is_that_of_the_paper(seed, monkeypatch):
         mean = mean - learning_rate * momentum / (1.0 - beta_1 ** (t + 1)) / h
         np.testing.assert_allclose(state.iterate.mean(), mean, rtol=1e-10)
         np.testing.assert_allclose(state.iterate.sd() ** -2, n * h, rtol=1e-10)
+
+
+@two_seeds
+def test_with_squares_of_gradients_precisions_are_averages_of_these(seed):
+    """VOGN's curvature, with the rates and the momentum of this rule."""
+    target = logistic()
+    q = DiagonalState.from_scale(np.full(5, 0.1), np.full(5, 0.4))
+    rule = make_rule(target, choose(step="ivon", estimator="gauss_newton"), seed=seed, n_draws=4)
+    precision = q.sd() ** -2
+    states = path(rule, q, 4)
+    for t, (before, after) in enumerate(itertools.pairwise(states)):
+        z = BASE_DRAWS["antithetic"](4, 5, np.random.default_rng([seed, t])).z
+        squares = target.mean_gauss_newton_diagonal(before.iterate.mean() + z * before.iterate.sd())
+        rate = rates(t)[1]
+        precision = (1.0 - rate) * precision + rate * squares
+        np.testing.assert_allclose(after.iterate.sd() ** -2, precision, rtol=1e-10)
 
 
 def test_the_result_is_an_average_that_forgets_early_iterates():

@@ -48,8 +48,8 @@ class DiagonalFamily(GaussianFamily[DiagonalState]):
         states=(DiagonalState,),
         goes_with=(
             *OF_COVARIANCE,
-            Product(("natural",), ("gauss_newton",), ("constant", "decay", "proximal")),
             Product(("natural_pd",), ("stein",), ("ivon",)),
+            Product(("natural",), ("gauss_newton",), ("constant", "decay", "proximal", "ivon")),
         ),
         refuses=(NO_OTHER_FACTOR,),
         has_all_correlations=False,

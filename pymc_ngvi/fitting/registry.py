@@ -61,12 +61,8 @@ _NOT_NATURAL = ("natural_pd", "cholesky", "cholesky_precision", "sqrt", "euclide
 #: Why others are not, whatever the family: the first whose entries are all in a combination.
 _REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
     (
-        {"step": ("ivon",), "update": ("natural", "cholesky", "cholesky_precision", "sqrt", "euclidean")},
-        "ivon takes noisy steps in precisions, which have to stay positive: take update='natural_pd'",
-    ),
-    (
-        {"step": ("ivon",), "estimator": ("price", "pathwise", "gauss_newton", "quadrature")},
-        "ivon averages curvatures from gradients alone over many iterations: take estimator='stein'",
+        {"step": ("ivon",), "estimator": ("price", "pathwise", "quadrature")},
+        "ivon averages noisy curvatures over many iterations: take estimator='stein' or 'gauss_newton'",
     ),
     (
         {
@@ -76,8 +72,12 @@ _REASONS: tuple[tuple[dict[str, tuple[str, ...]], str], ...] = (
         "gauss_newton replaces the curvature in the natural-parameter update: take update='natural'",
     ),
     (
+        {"step": ("ivon",), "update": ("natural", "cholesky", "cholesky_precision", "sqrt", "euclidean")},
+        "ivon takes noisy steps in precisions, which have to stay positive: take update='natural_pd'",
+    ),
+    (
         {"estimator": ("gauss_newton",), "step": ("adaptive", "snngm", "adam", "sgd")},
-        "gauss_newton goes with rules for natural parameters: take step='constant', 'decay' or 'proximal'",
+        "gauss_newton goes with rules for natural parameters: take step='constant', 'decay', 'proximal' or 'ivon'",
     ),
     (
         {"step": ("adaptive",), "estimator": ("stein", "pathwise")},

@@ -58,6 +58,7 @@ N_BELOW = 10
 RULES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "VOGN": ("gauss_newton", "constant", {"step_size": 1e-3, "base_draws": "plain", "stl": False}),
     'VOGN, step="decay"': ("gauss_newton", "decay", {}),
+    'VOGN, step="ivon"': ("gauss_newton", "ivon", {}),
     "IVON": ("stein", "ivon", {}),
 }
 
