@@ -82,7 +82,8 @@ class NGVI(Inference):
         shares variables with it. Its mean is taken and, without ``start_sigma``, its covariance, as far as the family
         can hold it. Of an exact posterior, those of its Gaussian fit are taken.
     start_sigma : mapping or float, optional
-        Starting standard deviations on the unconstrained scale. Default: the best of 1, .3, .1, .03 and .01.
+        Starting standard deviations on the unconstrained scale. Default: the best of 1, .3, .1, .03 and .01, or
+        less where log p falls exponentially over .01: predictors on scales of thousands.
     family : {"auto", "full", "diagonal", "block", "sparse", "mixture", "student_t"}, optional
         Form of q: a Gaussian with a dense covariance, without correlations, with some blocks of them, or with the
         sparse precision of a hierarchical model; several Gaussians; a multivariate t. "auto", the default, takes

@@ -280,6 +280,40 @@ def test_scale_with_draws_that_are_not_finite_is_no_candidate():
     assert approx.record.n_dropped == 0
 
 
+@pytest.mark.parametrize("scale", [1e3, 1e6])
+def test_rates_that_overflow_start_narrower(scale):
+    """A start of .01 has an ELBO of -1e13 or none, and steps from it led anywhere."""
+    rng = np.random.default_rng(0)
+    x = scale * rng.normal(size=(100, 3))
+    y = rng.poisson(np.exp(x @ [0.5, -0.3, 0.2] / scale))
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0.0, 10.0, shape=3)
+        pm.Poisson("y", pm.math.exp(x @ beta), observed=y)
+    exact, drawn = (fit_ngvi(model=model, estimator=name, random_seed=1, **QUIET) for name in ("quadrature", "price"))
+    assert drawn.converged
+    assert drawn.record.n_iterations < 30
+    assert abs(drawn.elbo.value - exact.elbo.value) < 0.05  # the tolerance
+
+
+@pytest.mark.parametrize("sd", [1e-4, 1e-6])
+def test_a_parabola_does_not_start_narrower(sd):
+    """One natural step solves it; steps on minibatches from a narrow start overshoot."""
+    with pm.Model() as model:
+        pm.Normal("x", 0.0, sd, shape=4)
+    approx = fit_ngvi(0, model=model, estimator="price", random_seed=1, **QUIET)
+    np.testing.assert_array_equal(approx.sd_flat, min(START_SCALES))
+
+
+def test_narrower_starts_leave_scales_that_are_given():
+    x = np.linspace(-1e6, 1e6, 50)
+    with pm.Model() as model:
+        level, slope = pm.Normal("level", 0.0, 1.0), pm.Normal("slope", 0.0, 1.0)
+        pm.Poisson("y", pm.math.exp(level + slope * x), observed=np.ones(50, dtype=int))
+    approx = fit_ngvi(0, model=model, estimator="price", start_sigma={"level": 0.5}, random_seed=1, **QUIET)
+    assert approx.std_data["level"] == 0.5
+    assert approx.std_data["slope"] < 1e-5
+
+
 # --- no good start ----------------------------------------------------------------------------------------------------
 
 
@@ -307,7 +341,7 @@ def test_density_finite_at_the_start_only_says_so():
         pm.Potential("point", pt.switch(pt.eq(x, 0.0), 0.0, -np.inf))
     with pytest.raises(StartError, match="finite at the starting point itself, but not around it") as error:
         fit_ngvi(model=model, **QUIET)
-    assert "0.01" in str(error.value)
+    assert "1e-11;" in str(error.value)
 
 
 def test_start_error_is_a_value_error():

@@ -15,9 +15,12 @@ from targets import NumpyTarget, Quadratic, Walled, kinked, logistic, poisson
 import pymc_ngvi
 
 from pymc_ngvi.core.status import ConvergenceWarning, Status
+from pymc_ngvi.core.types import Evaluation
+from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.registry import choose
 from pymc_ngvi.fitting.session import _elbo
+from pymc_ngvi.steps.adaptive.certificate import has_diverged
 from pymc_ngvi.steps.adaptive.measure import Measured
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
@@ -433,6 +436,25 @@ def test_refining_a_fit_that_has_levelled_off_goes_on():
         approx.refine(300, progressbar=False)
     assert n + 60 <= approx.record.n_iterations <= n + 300
     assert len(approx.hist) == approx.record.n_iterations
+
+
+# --- far below the start ----------------------------------------------------------------------------------------------
+
+
+def evaluated(h, q):
+    theta = q.draws(np.random.default_rng(1).standard_normal((len(h), q.n_dim)))
+    return Evaluation(theta, h + q.log_density(theta), theta, np.ones(len(h), dtype=bool), float(h.mean()))
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(("power", "on_batches"), [(3.0, False), (3.0, True), (30.0, False), (150.0, False)])
+def test_a_fit_is_below_its_start_also_where_log_p_falls_exponentially(seed, power, on_batches):
+    """Draws range over many orders of magnitude, and even the best of them are far below the start."""
+    q, units = DiagonalState(np.zeros(2), np.ones(2)), np.arange(1_024).reshape(8, -1)
+    h = -1e4 * np.exp(power * np.abs(np.random.default_rng(seed).standard_normal(1_024)))
+    assert has_diverged(q, evaluated(h, q), units, -100.0, on_batches=on_batches)
+    h[::3] = -100.0  # as good as the start: nothing is told by the others
+    assert not has_diverged(q, evaluated(h, q), units, -100.0, on_batches=on_batches)
 
 
 # --- what speaks against a certificate --------------------------------------------------------------------------------

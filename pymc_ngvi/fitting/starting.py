@@ -1,7 +1,9 @@
 """Where a fit starts: the mean from the model's initial point or the user's, the scale from a first look."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import functools
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,12 +19,23 @@ from pymc_ngvi.model.layout import Variable
 
 #: Standard deviations tried at the start, in every unconstrained coordinate.
 START_SCALES = (1.0, 0.3, 0.1, 0.03, 0.01)
+#: Times that a tenth of the narrowest is tried, at most. How many times as much log p has to rise by it as by the next
+#: tenth: of a parabola, it is a hundred times.
+_MOST_NARROWER, _STEEP = 10, 1e3
 #: End of the names of unconstrained values of positive variables; their logarithm from which a start counts as far
 #: above 1; variables that are tried lower, at most.
 _POSITIVE, _FAR, _MOST_LOWERED = "_log__", 1.7, 10
 #: ELBO of a start that is too wide where any will do otherwise: rates of data beside covariates on large scales have
 #: expectations of such a size, and steps lead down from there slowly.
 _TOO_WIDE = -1e15
+
+
+class _Tried(NamedTuple):
+    """A starting state, its ELBO, -inf where log p is not finite at a draw, and its scale."""
+
+    state: VariationalState
+    elbo: float
+    scale: Array
 
 
 def start_point(density: LogDensity, start: Mapping[str, ArrayLike] | None) -> Array:
@@ -144,6 +157,8 @@ def choose_start(
 ) -> VariationalState:
     """Return the starting state with the best ELBO on the first draws.
 
+    It is narrower than all scales where log p falls exponentially over the narrowest.
+
     Parameters
     ----------
     rule : StepRule
@@ -162,32 +177,59 @@ def choose_start(
         If log p is not finite at any draw of any of them, naming the terms of the model that are not.
     """
 
-    def best_at(location: Array) -> tuple[VariationalState | None, float]:
-        best, best_elbo = None, -np.inf
-        for scale in _in_order(rule, scales):
-            if best is not None and rule.takes_any_start and best_elbo > _TOO_WIDE:
-                break
-            state = family.from_scale(location, scale)
-            evaluation = rule.first_evaluation(state)
-            # All draws inside the support, or the ELBO of a wide start would be a mean over those that are.
-            elbo = evaluation.elbo if evaluation.finite.all() else -np.inf
-            if elbo > best_elbo:
-                best, best_elbo = state, elbo
-        return best, best_elbo
+    def tried(location: Array, scale: Array) -> _Tried:
+        state = family.from_scale(location, scale)
+        evaluation = rule.first_evaluation(state)
+        # All draws inside the support, or the ELBO of a wide start would be a mean over those that are.
+        inside = evaluation.finite.all() and not np.isnan(evaluation.elbo)
+        return _Tried(state, evaluation.elbo if inside else -np.inf, scale)
 
-    best, best_elbo = best_at(point)
+    def best_at(location: Array) -> _Tried:
+        found: list[_Tried] = []
+        for scale in _in_order(rule, scales):
+            found.append(tried(location, scale))
+            if rule.takes_any_start and found[-1].elbo > _TOO_WIDE:
+                return found[-1]
+        best = max(found, key=_elbo)
+        is_narrowest = len(scales) > 1 and (best.scale is scales[-1] or best.elbo == -np.inf)
+        return _narrowed(best, scales, functools.partial(tried, location)) if is_narrowest else best
+
+    best = best_at(point)
     for index in wide:
         lower = point.copy()
         lower[index] = 0.0
-        other, elbo = best_at(lower)
-        if elbo > best_elbo:
-            point, best, best_elbo = lower, other, elbo
-    if best is not None:
-        return best
+        other = best_at(lower)
+        if other.elbo > best.elbo:
+            point, best = lower, other
+    if best.elbo > -np.inf:
+        return best.state
     last = family.from_scale(point, scales[-1])
     if rule.first_evaluation(last).finite.any():
         return last
-    raise StartError(_start_message(density.terms(point), float(scales[-1].max(initial=0.0))))
+    raise StartError(_start_message(density.terms(point), float(best.scale.max(initial=0.0))))
+
+
+def _elbo(tried: _Tried) -> float:
+    return tried.elbo
+
+
+def _narrowed(best: _Tried, scales: Sequence[Array], tried: Callable[[Array], _Tried]) -> _Tried:
+    """Go to tenths of the narrowest scale for as long as log p falls more steeply than a parabola over it.
+
+    Steps know of parabolas, of which a tenth loses a hundredth. Of an exponential of predictors on a large scale it
+    loses next to nothing, and steps from the wider start lead anywhere.
+    """
+    is_free = scales[-1] != scales[-2]
+    of_entropy = float(np.log(10.0) * is_free.sum())
+    wide, narrow = best, tried(np.where(is_free, 0.1, 1.0) * scales[-1])
+    for power in range(2, _MOST_NARROWER + 1):
+        narrower = tried(np.where(is_free, 0.1**power, 1.0) * scales[-1])
+        if wide.elbo > -np.inf:
+            gain, next_gain = narrow.elbo - wide.elbo, narrower.elbo - narrow.elbo + of_entropy
+            if not (gain > 0.0 and gain + of_entropy > _STEEP * next_gain):
+                return wide
+        wide, narrow = narrow, narrower
+    return wide
 
 
 def _in_order(rule: Rule, scales: Sequence[Array]) -> Sequence[Array]:

@@ -15,8 +15,11 @@ MAX_CURVATURE_ERROR = 0.2
 #: Standard errors by which the curvature that gradients show must differ from the Hessians' to be no noise, in one
 #: dimension; in more, what the largest of so many normals adds.
 _N_SE_KINK = 2.5
-#: Parts of the draws on which the ELBO is compared with that of the start.
-_N_PARTS = 8
+#: Parts of the draws on which the ELBO is compared with that of the start; the quantile to which lower values of
+#: log p - log q are raised.
+_N_PARTS, _UPPER = 8, 0.75
+#: Nats below which nothing is told apart: sums of lower ones overflow.
+_LEAST = -1e200
 
 
 def loses_draws(evaluation: Evaluation) -> bool:
@@ -24,12 +27,15 @@ def loses_draws(evaluation: Evaluation) -> bool:
     return evaluation.lost > MAX_LOST
 
 
-def has_diverged(q: GaussianState, evaluation: Evaluation, units: NDArray[np.intp], first_elbo: float) -> bool:
+def has_diverged(
+    q: GaussianState, evaluation: Evaluation, units: NDArray[np.intp], first_elbo: float, *, on_batches: bool = False
+) -> bool:
     """Tell whether a fit ended far below its start.
 
     Steps on noise may lose a little, and a minibatch says little of all the data. The ELBO of the result is therefore
     taken on eight parts of the draws, on a minibatch each; the start has to be above the best of them by more than they
-    range over: of nine equals, one stands out so far by chance once in many thousands.
+    range over: of nine equals, one stands out so far by chance once in many thousands. Draws below the upper quartile
+    count as if they were there: that raises the ELBO, and where log p falls exponentially, few draws are all of it.
 
     Parameters
     ----------
@@ -41,12 +47,18 @@ def has_diverged(q: GaussianState, evaluation: Evaluation, units: NDArray[np.int
         Draws that are dependent.
     first_elbo : float
         Of the start, nats.
+    on_batches : bool
+        Whether each unit is evaluated on a minibatch of its own, of which it has the quartile.
     """
     if not (np.isfinite(q.mean()).all() and np.isfinite(q.sd()).all()):
         return True
     if not np.isfinite(first_elbo):
         return False
     h = np.where(evaluation.finite, evaluation.logp - q.log_density(evaluation.theta), np.nan)
+    h = np.maximum(h, _LEAST)
+    for own in units if on_batches else [units.ravel()]:
+        if np.isfinite(h[own]).any():
+            h[own] = np.maximum(h[own], np.nanquantile(h[own], _UPPER))
     parts = [h[part.ravel()] for part in np.array_split(units, _N_PARTS)]
     elbos = [float(np.mean(part[np.isfinite(part)])) for part in parts if np.isfinite(part).any()]
     if not elbos:

@@ -313,7 +313,7 @@ class Stochastic[M](StepRule[GaussianState, StochasticState[M]]):
             units, evaluation = base.pairs(), self._estimator.evaluate(self._target, state.q, base)
         if loses_draws(evaluation):
             against = Status.OUTSIDE_SUPPORT
-        if has_diverged(state.q, evaluation, units, state.first_elbo):
+        if has_diverged(state.q, evaluation, units, state.first_elbo, on_batches=self._target.has_minibatch):
             against = Status.DIVERGED
         certified = self._is_within(state.q, measured)
         return Assessment(evaluation.theta, evaluation.logp, units, gap, gap_sd, against, certified)
