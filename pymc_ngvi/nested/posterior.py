@@ -10,9 +10,6 @@ References
 import numpy as np
 
 from pymc_ngvi.core.types import Array, GaussianState
-from pymc_ngvi.families.dissection import find_structure
-from pymc_ngvi.families.fill import arrow_cost, cheapest_with_fill, filled_cost
-from pymc_ngvi.families.matrices.sparse.summed import SummedStructure
 from pymc_ngvi.marginal.exact import Unavailable
 from pymc_ngvi.marginal.fitting import Hopeless
 from pymc_ngvi.marginal.pooled import effective_size_of
@@ -26,12 +23,6 @@ from pymc_ngvi.nested.state import NestedState
 from pymc_ngvi.nested.supports import Supports
 from pymc_ngvi.nested.verdict import NestedChecks
 
-#: Conditional fits, and for each hyperparameter; expectations that one takes, about, with what comes before and after
-#: these; seconds of a fit, and of a row.
-_FITS, _FITS_OF_EACH, _EXPECTATIONS, _PER_FIT, _PER_ROW = 60.0, 10.0, 5.0, 0.03, 2e-6
-#: Seconds of a unit of the cost of linear algebra: in products of dense matrices, with sums, and in other sparse forms,
-#: as measured with hundreds to thousands of latent variables on one thread.
-_PER_DENSE, _PER_SUMMED, _PER_SPARSE = 4e-11, 3e-10, 6e-10
 #: Standard deviations of hyperparameters to begin with; those of a Gaussian fit times this, within limits.
 _SCALE, _OF_FIT, _LEAST, _MOST = 0.5, 2.0, 0.05, 1.0
 
@@ -44,20 +35,6 @@ def rows_of(density: LogDensity) -> RowsGiven:
         return latent_rows(density)
     except NotRows as reason:
         raise Unavailable(f"no latent Gaussian model: {reason}") from None
-
-
-def seconds_of(given: RowsGiven) -> float:
-    """Return about how long a nested posterior takes, from sizes alone: it is the same on a busy machine."""
-    n_rows, n = given.rows.n_rows, given.n_dim
-    filled = cheapest_with_fill(given.summed, lambda: given.pattern)
-    if filled is not None:
-        algebra = (_PER_SUMMED if isinstance(filled, SummedStructure) else _PER_SPARSE) * filled_cost(filled)
-    elif given.pattern is not None:
-        algebra = _PER_SPARSE * arrow_cost(find_structure(given.pattern))
-    else:
-        algebra = _PER_DENSE * float(n) ** 2 * (n + n_rows)
-    n_fits = _FITS + _FITS_OF_EACH * len(given.outside)
-    return n_fits * (_PER_FIT + _EXPECTATIONS * (_PER_ROW * n_rows + algebra))
 
 
 def nested_posterior(density: LogDensity, gaussian: GaussianState | None, seed: int) -> NestedState:

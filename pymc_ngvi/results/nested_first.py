@@ -21,7 +21,8 @@ from pymc_ngvi.fitting.record import NESTED, FitRecord
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.marginal.exact import Unavailable, forest_of
 from pymc_ngvi.model import LogDensity
-from pymc_ngvi.nested.posterior import nested_posterior, rows_of, seconds_of
+from pymc_ngvi.nested.posterior import nested_posterior, rows_of
+from pymc_ngvi.nested.seconds import seconds_of
 from pymc_ngvi.nested.state import NestedState
 from pymc_ngvi.results.costs import MANY_GLOBALS
 from pymc_ngvi.results.exact_step import ExactStep, with_pool

@@ -96,8 +96,8 @@ class _Symbolic(NamedTuple):
     @property
     def flops(self) -> float:
         """Cost of a factorisation, and of the inverse on its entries, to a factor."""
-        k, m = self.n_own.astype(float), self.n_beside.astype(float)
-        return float(np.sum(k**3 + 3.0 * k**2 * m + 3.0 * k * m**2 + 0.5 * m**3 + 20.0 * (k + m) ** 2))
+        size = (self.n_own + self.n_beside).astype(float)
+        return _products(self.n_own, self.n_beside) + 20.0 * float(np.sum(size**2))
 
 
 class _Layout(NamedTuple):
@@ -156,6 +156,11 @@ class Fronts:
     def flops(self) -> float:
         """Cost of a factorisation, and of the inverse on its entries, to a factor."""
         return self.symbolic.flops
+
+    @property
+    def n_products(self) -> float:
+        """Multiplications in products of fronts as they are filled up, to a factor."""
+        return _products(self._layout.k, self._layout.m)
 
     @property
     def n_stacks(self) -> int:
@@ -249,6 +254,12 @@ class Fronts:
             below = np.arange(k + m)[:, None] >= np.arange(k)
             parts.append((row[:, :, None] & col[:, None, :] & below).ravel())
         return np.concatenate(parts)
+
+
+def _products(own: Ints, beside: Ints) -> float:
+    """Return what products of matrices cost: a factorisation, and the inverse on its entries."""
+    k, m = own.astype(float), beside.astype(float)
+    return float(np.sum(k**3 + 3.0 * k**2 * m + 3.0 * k * m**2 + 0.5 * m**3))
 
 
 def fronts_of(pattern: Pattern) -> Fronts:
