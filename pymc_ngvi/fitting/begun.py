@@ -173,7 +173,8 @@ def make_rule(target: Target, options: FitOptions, seed: int) -> Rule:
     """Return the step rule that the options name."""
     choice = options.choice
     rule: Callable[..., Rule] = Incremental if isinstance(target, StreamTarget) else RULES[choice.step]
-    if choice.step == "linesearch" and (on_jax := rows_on_jax(target, options)) is not None:
+    on_jax = functools.partial(rows_on_jax, target, options)
+    if choice.step == "linesearch" and on_jax() is not None:
         from pymc_ngvi.steps.jitted.rule import JittedLineSearch
 
         rule = functools.partial(JittedLineSearch, rows=on_jax)

@@ -109,23 +109,24 @@ class ByRows:
             return "the data are minibatches"
         if rows is None or rows.terms.rest:
             return self.why_not
-        from pymc_ngvi.model.jitted.rows import NotOnJax
-
-        try:
-            self.on_jax  # noqa: B018 (made once)
-        except NotOnJax as error:
-            return str(error)
-        return ""
+        found = self._on_jax
+        return found if isinstance(found, str) else ""
 
     @property
     def on_jax(self) -> RowsOnDevice | None:
-        """The rows as arrays and functions of JAX, where that was asked for; None elsewhere."""
+        """The rows as arrays and functions of JAX, where that was asked for and can be; None elsewhere."""
         if not self._functions.fixed_size or self.found is None:
             return None
-        from pymc_ngvi.model.jitted.rows import RowsOnJax
+        found = self._on_jax
+        return None if isinstance(found, str) else found
 
-        on_jax: RowsOnDevice = self._of_terms("rows on JAX", lambda rows: RowsOnJax(rows, self._functions.timed))
-        return on_jax
+    @property
+    def _on_jax(self) -> RowsOnDevice | str:
+        """The same, or why not."""
+        from pymc_ngvi.model.jitted.rows import rows_on_jax
+
+        found: RowsOnDevice | str = self._of_terms("on JAX", lambda rows: rows_on_jax(rows, self._functions.timed))
+        return found
 
     def _find(self) -> Expectations | None:
         graphs = self._graphs

@@ -131,6 +131,14 @@ class RowsOnJax:
             return self._fixed | {"kinds": kinds}
 
 
+def rows_on_jax(rows: Expectations, timed: Callable[[], AbstractContextManager[None]]) -> RowsOnJax | str:
+    """Return rows on a device, or why they cannot go there, in a clause."""
+    try:
+        return RowsOnJax(rows, timed)
+    except NotOnJax as error:
+        return str(error)
+
+
 @dataclass(frozen=True, eq=False)
 class HessianOnJax(PredictorMeanHessian):
     """One whose products with X are made on the device.

@@ -2,6 +2,7 @@
 
 import functools
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -30,13 +31,13 @@ class JittedLineSearch(LineSearch):
     ----------
     *args, **kwargs
         Those of `LineSearch`.
-    rows : RowsOnDevice
-        Of the target.
+    rows : callable
+        Returns the rows of the target, which are others for other data; None where there are none any more.
     """
 
-    def __init__(self, *args: Any, rows: RowsOnDevice, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, rows: Callable[[], RowsOnDevice | None], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._rows, self._by_host = rows, False
+        self._find, self._rows, self._by_host = rows, rows(), False
         self._rules: RowRules | None = None
         self._arrays: Any = None
 
@@ -51,8 +52,8 @@ class JittedLineSearch(LineSearch):
         """
         by_host, self._by_host = self._by_host, False
         is_first = not state.growth.n  # widths will be others
-        if not (by_host or is_first or state.rules is None or self._by_newton_next(state)):
-            after, history = self._spanned(state, min(most, SPAN - state.growth.n % SPAN))
+        if not (by_host or is_first or state.rules is None or self._by_newton_next(state)) and (rows := self._now()):
+            after, history = self._spanned(rows, state, min(most, SPAN - state.growth.n % SPAN))
             if history:
                 return after, history
         new = self.step(state)
@@ -62,16 +63,25 @@ class JittedLineSearch(LineSearch):
         """Tell whether a step of Newton may be the next."""
         return bool(state.bent and state.n_newton) and may_serve(state.q, state.bends)
 
-    def _spanned(self, state: LineSearchState, most: int) -> tuple[LineSearchState, list[tuple[float, float]]]:
+    def _now(self) -> RowsOnDevice | None:
+        """Return the rows with the data as they are."""
+        rows = self._find()
+        if rows is not self._rows:
+            self._rows, self._rules = rows, None
+        return rows
+
+    def _spanned(
+        self, rows: RowsOnDevice, state: LineSearchState, most: int
+    ) -> tuple[LineSearchState, list[tuple[float, float]]]:
         """Go on by JAX for as long as that serves."""
         assert state.rules is not None
         newton = may_serve(state.q, state.bends)
         with in_float64():
             if self._rules is not state.rules:
-                self._rules, self._arrays = state.rules, self._rows.arrays(state.rules)
+                self._rules, self._arrays = state.rules, rows.arrays(state.rules)
             start = _carried(state, with_sites=newton)
             given = self._arrays, start, jnp.asarray(most), jnp.asarray(newton)
-            end = Carried(*self._span(state.q, given)(*given))
+            end = Carried(*self._span(rows, state.q, given)(*given))
             n = int(end.n)
             self._target.n_gradients += int(end.n_evaluated)
             self._target.n_hessians += int(end.n_evaluated)
@@ -83,7 +93,7 @@ class JittedLineSearch(LineSearch):
         last = self._looked_at(new, float(end.gap_before))
         return last, [*history[:-1], (last.elbo, last.gap)]
 
-    def _span(self, q: GaussianState, given: Any) -> Any:
+    def _span(self, rows: RowsOnDevice, q: GaussianState, given: Any) -> Any:
         """Return the loop, compiled once for the same rows and arrays of the same shapes."""
         form = form_of(q)
         assert form is not None
@@ -98,11 +108,11 @@ class JittedLineSearch(LineSearch):
             most_idle=linesearch.MOST_IDLE,
         )
         key = settings, str(jax.tree.map(jnp.shape, given))
-        if key not in self._rows.compiled:
-            with self._rows.timed():
-                of_rows = functools.partial(sums, self._rows.kinds, settings.form)
-                self._rows.compiled[key] = span_of(of_rows, settings).lower(*given).compile()
-        return self._rows.compiled[key]
+        if key not in rows.compiled:
+            with rows.timed():
+                of_rows = functools.partial(sums, rows.kinds, settings.form)
+                rows.compiled[key] = span_of(of_rows, settings).lower(*given).compile()
+        return rows.compiled[key]
 
     def _state_of(self, before: LineSearchState, end: Carried, n: int, *, with_sites: bool) -> LineSearchState:
         """Return the state that JAX has led to."""
