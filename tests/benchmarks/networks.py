@@ -26,7 +26,7 @@ import numpy as np
 import pymc as pm
 
 from environment import describe_environment
-from networks_data import N_IN, N_OUT, N_PREDICTIVE, N_UNITS, SHOWN, Array, Clock, measures, read, save, start
+from networks_data import N_IN, N_OUT, N_PREDICTIVE, N_UNITS, SHOWN, Array, Clock, elbo, measures, read, save, start
 from pages import table, write_between_marks
 
 import pymc_ngvi
@@ -85,10 +85,12 @@ def run(data: Path, runs: Path, method: str, batch: int, link: str, passes: int,
             -(-passes * len(y) // batch), model=model, random_seed=seed, start=start(seed), callbacks=[look],
             progressbar=False, **METHODS[method],
         )  # fmt: skip
+    q = approx.groups[0].current_state()
     a_pass = (seconds[-1] - seconds[0]) / (len(seconds) - 1) * len(y) / batch
     save(
         runs, f"{method}-{link}-{batch}-{seed}", method=method, batch=batch, link=link, first=seconds[0], a_pass=a_pass,
         found=found, memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, status=str(approx.status),
+        elbo=elbo(q.mean(), q.sd(), x, y), sd=float(np.median(q.sd())),
         backend=approx.record.backend, environment=describe_environment(),
     )  # fmt: skip
 

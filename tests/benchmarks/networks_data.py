@@ -16,6 +16,8 @@ N_IN, N_UNITS, N_OUT = 784, 25, 10
 SHAPES = {"w1": (N_IN, N_UNITS), "b1": (N_UNITS,), "w2": (N_UNITS, N_OUT), "b2": (N_OUT,)}
 #: Passes after which predictions are measured, draws of a prediction, and bins of confidence.
 SHOWN, N_PREDICTIVE, N_BINS = (1, 5, 10), 32, 15
+#: Draws that an ELBO is averaged over.
+N_ELBO = 8
 
 
 def read(folder: Path, name: str) -> tuple[Array, Array]:
@@ -57,6 +59,14 @@ def measures(draws: Sequence[Array], x: Array, y: Array) -> dict[str, float]:
     apart = np.bincount(bins, confidence, N_BINS) - np.bincount(bins, hit, N_BINS)
     loss = -float(np.log(p[np.arange(len(y)), y]).mean())
     return {"accuracy": float(hit.mean()), "loss": loss, "calibration": float(np.abs(apart).sum() / len(y))}
+
+
+def elbo(mean: Array, sd: Array, x: Array, y: Array) -> float:
+    """Return the ELBO of independent Gaussians on all rows, with priors N(0, 1), over some draws."""
+    z = np.random.default_rng(0).standard_normal((N_ELBO, len(mean)))
+    rows = np.arange(len(y))
+    fit = np.mean([np.log(probabilities([mean + sd * draw], x)[rows, y]).sum() for draw in z])
+    return float(fit - 0.5 * np.sum(mean**2 + sd**2 - 1.0) + np.log(sd).sum())
 
 
 class Clock:
