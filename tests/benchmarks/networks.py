@@ -101,35 +101,42 @@ def pages(runs: Path, out: Path) -> None:
     order = list(NAMES)
     found.sort(key=lambda row: (row["batch"], order.index(row["method"]), row.get("link", "")))
     environments = dict.fromkeys(row["environment"] for row in found)
-    lines = [f"Measured on: {'; '.join(environments)}. One thread.", ""]
-    head = ["method", "batch", "first iteration, s", "a pass, s", "memory, MB"]
-    head += [f"{what}, {n} pass{'es' * (n > 1)}" for n in SHOWN for what in ("accuracy", "log loss", "calibration")]
     whole = [row for row in found if len(row["found"]) == len(SHOWN)]
-    lines += table(head, [[*_costs(row), *_figures(row)] for row in whole])
+    lines = [
+        f"Measured on: {'; '.join(environments)}. One thread.",
+        "",
+        "Predictions, after passes through the data:",
+        "",
+    ]
+    head = [f"{what}, {n}" for what in ("accuracy", "log loss", "calibration error") for n in SHOWN]
+    lines += table(["method", "batch", *head, "ELBO", "median sd"], [_figures(row) for row in whole])
+    lines += ["", "Cost:", ""]
+    head = ["method", "batch", "first iteration, s", "a pass, s", "memory, MB"]
+    lines += table(head, [[*_name(row), *_seconds(row), f"{row['memory']:.0f}"] for row in whole])
+    lines += ["", "As users write the likelihood, batches of 128:", ""]
     linked = [row for row in found if row["method"] in METHODS and row["batch"] == 128]
-    lines += ["", "As users write the likelihood:", ""]
-    lines += table(["method", "likelihood", "first iteration, s", "a pass, s"], [_by_link(row) for row in linked])
+    head = ["method", "likelihood", "first iteration, s", "a pass, s"]
+    lines += table(head, [[_name(row)[0], _LINKS[row["link"]], *_seconds(row)] for row in linked])
     write_between_marks(out / "networks.md", "\n".join(lines) + "\n", "networks.py")
 
 
-def _costs(row: dict[str, Any]) -> list[str]:
-    return [
-        NAMES[row["method"]],
-        f"{row['batch']}",
-        f"{row['first']:.1f}",
-        f"{row['a_pass']:.1f}",
-        f"{row['memory']:.0f}",
-    ]
+_LINKS = {"logit_p": "`logit_p`", "p": "`p`, by softmax"}
+
+
+def _name(row: dict[str, Any]) -> list[str]:
+    options = "".join(f", {name}={value:g}" for name, value in row.get("set_by_hand", {}).items())
+    return [NAMES[row["method"]] + options, f"{row['batch']}"]
+
+
+def _seconds(row: dict[str, Any]) -> list[str]:
+    return [f"{row[name]:.1f}" for name in ("first", "a_pass")]
 
 
 def _figures(row: dict[str, Any]) -> list[str]:
-    each = (row["found"][str(n)] for n in SHOWN)
-    return [cell for at in each for cell in (f"{at['accuracy']:.4f}", f"{at['loss']:.3f}", f"{at['calibration']:.3f}")]
-
-
-def _by_link(row: dict[str, Any]) -> list[str]:
-    written = {"logit_p": "`logit_p=eta`", "p": "`p=softmax(eta)`"}[row["link"]]
-    return [NAMES[row["method"]], written, f"{row['first']:.1f}", f"{row['a_pass']:.1f}"]
+    forms = {"accuracy": ".4f", "loss": ".3f", "calibration": ".3f"}
+    cells = [format(row["found"][str(n)][what], form) for what, form in forms.items() for n in SHOWN]
+    of_q = [f"{row['elbo']:,.0f}", f"{row['sd']:.3f}"] if "elbo" in row else ["-", "-"]
+    return [*_name(row), *cells, *of_q]
 
 
 def main() -> None:
