@@ -96,6 +96,8 @@ RULES = {
         "step_size": 3e-5,
         "n": 600,
     },
+    "ivon": {"step": "ivon"},
+    "ivon-gauss_newton": {"estimator": "gauss_newton", "step": "ivon", "n": 1500},
 }
 each_rule = pytest.mark.parametrize("rule", RULES)
 #: All but one: the residuals of the start, squared, make a precision that is far too large, with which decaying steps
