@@ -39,6 +39,12 @@ def student():
     pm.StudentT("y", 4, mu=X @ beta, sigma=pm.HalfNormal("sigma", 2), observed=HEAVY)
 
 
+def groups():
+    """Predictors that come in by their sum, given a scale."""
+    level, scale, effect = pm.Normal("level"), pm.HalfNormal("scale", 1), pm.Normal("effect", shape=6)
+    pm.Poisson("y", pm.math.exp(level + (scale * effect)[np.arange(60) % 6]), observed=COUNTS[:60])
+
+
 def separated():
     """Rows bend where the prior is wide: natural steps are shortened, and steps of Newton follow."""
     beta = pm.Normal("beta", 0, 40, shape=3)
@@ -56,7 +62,14 @@ def fitted(make, family, backend):
 @needs_jax
 @pytest.mark.parametrize(
     ("make", "family"),
-    [(logistic, "full"), (student, "full"), (separated, "full"), (poisson, "diagonal"), (student, "diagonal")],
+    [
+        (logistic, "full"),
+        (student, "full"),
+        (groups, "full"),
+        (separated, "full"),
+        (poisson, "diagonal"),
+        (student, "diagonal"),
+    ],
 )
 def test_a_fit_on_jax_is_that_of_numpy(make, family):
     (numpy, _), (jax, density) = fitted(make, family, "quick"), fitted(make, family, "jax")
@@ -133,7 +146,7 @@ def test_what_jax_cannot_take_whole_is_compiled_as_before(make, given, why, capl
 def test_an_operation_that_jax_lacks_is_named(monkeypatch, caplog):
     from pymc_ngvi.model.jitted import rows
 
-    def lacking(inputs, output):
+    def lacking(inputs, outputs):
         raise NotImplementedError("No JAX conversion for the given `Op`: Bessel")
 
     monkeypatch.setattr(rows, "jaxed", lacking)

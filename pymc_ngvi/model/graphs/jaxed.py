@@ -60,8 +60,13 @@ class InFloat64:
         return getattr(self.__dict__["_function"], name)
 
 
-def jaxed(inputs: Sequence[Variable], output: Variable) -> Callable[..., Any]:
+def jaxed(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Callable[..., Any]:
     """Return a graph as a function that JAX can trace; to be called, and traced, inside `in_float64`.
+
+    Returns
+    -------
+    callable
+        From values of the inputs to a tuple of those of the outputs.
 
     Raises
     ------
@@ -70,15 +75,10 @@ def jaxed(inputs: Sequence[Variable], output: Variable) -> Callable[..., Any]:
     """
     funcify = _dispatch()
     with without_c(), in_float64():
-        fgraph = FunctionGraph(list(inputs), [output], clone=True)
+        fgraph = FunctionGraph(list(inputs), list(outputs), clone=True)
         get_mode("JAX").optimizer.rewrite(fgraph)
-        function = funcify(fgraph)
-
-    def evaluate(*values: Any) -> Any:
-        [result] = function(*values)
-        return result
-
-    return evaluate
+        function: Callable[..., Any] = funcify(fgraph)
+    return function
 
 
 @functools.cache

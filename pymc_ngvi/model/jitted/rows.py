@@ -12,19 +12,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpy.typing import NDArray
+from pytensor.graph.basic import Variable
 
-from pymc_ngvi.core.normal_rules import rule
+from pymc_ngvi.core.normal_rules import Rule, rule
 from pymc_ngvi.core.target import Expectation, RowRules, Spread
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.families.matrices.on_jax import DENSE, DIAGONAL, Form, factor_of, form_of
+from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.graphs.jaxed import in_float64, jaxed
+from pymc_ngvi.model.jitted.summed import SummedKindOnJax
 from pymc_ngvi.model.jitted.sums import KindOnJax, distribution, hessian_added
-from pymc_ngvi.model.predictors.expectation import RowFunction
+from pymc_ngvi.model.predictors.expectation import RowFunction, SummedRowFunction
 from pymc_ngvi.model.predictors.expectations import Expectations, Seen
 from pymc_ngvi.model.predictors.levels import Levels, unpacked
 from pymc_ngvi.model.predictors.linear_map import LinearMap
 from pymc_ngvi.model.predictors.mean_hessian import Patterns, PredictorMeanHessian
-from pymc_ngvi.model.predictors.row_functions import shared_first, with_one_column
+from pymc_ngvi.model.predictors.row_functions import of_sum, path_of, shared_first, with_one_column
 from pymc_ngvi.model.predictors.terms import Rows
 
 #: Numbers of X, at most; from which on NumPy leaves products with it to the device.
@@ -183,19 +186,39 @@ def _kind(rows: Rows, function: RowFunction) -> KindOnJax:
     NotOnJax
         Where an operation of theirs has no version in JAX.
     """
-    if rows.sum_ is not None:
-        raise NotOnJax("a row depends on several predictors through their sum")
-    slots, value = rows.slots, rows.value
-    if not rows.is_whole:
-        slots, value = with_one_column(*shared_first(rows))
     try:
-        traced = jaxed([*slots, *rows.data], value)
-        shapes = [jax.ShapeDtypeStruct((1, 1), jnp.float64) for _ in slots]
-        jax.eval_shape(traced, *shapes, *[jnp.asarray(d[:, :1]) for d in rows.data.values()])
+        if isinstance(function, SummedRowFunction):
+            return _summed_kind(rows, function)
+        slots, value = rows.slots, rows.value
+        if not rows.is_whole:
+            slots, value = with_one_column(*shared_first(rows))
+        traced = _traceable(slots, rows, [value])
     except Exception as error:
         raise NotOnJax(f"an operation has no version in JAX ({str(error).splitlines()[0]})") from error
-    interacts = tuple(tuple(map(bool, line)) for line in function.interacts)
-    return KindOnJax(traced, function.k, function.n_shared, len(function.index), interacts)
+    return KindOnJax(traced, function.k, function.n_shared, len(function.index), _interacts(function))
+
+
+def _summed_kind(rows: Rows, function: SummedRowFunction) -> SummedKindOnJax:
+    assert rows.sum_ is not None
+    with without_c():
+        path = _traceable(rows.slots[: -rows.n_summed], rows, path_of(rows, rows.sum_))
+        beside, inputs, value = of_sum(rows, rows.sum_)
+    return SummedKindOnJax(
+        _traceable(inputs, rows, [value]), function.k, 0, len(function.index), _interacts(function), rows.n_summed,
+        path, tuple(beside),
+    )  # fmt: skip
+
+
+def _traceable(inputs: Sequence[Variable], rows: Rows, outputs: Sequence[Variable]) -> Callable[..., Any]:
+    """Return a function of predictors and data, and see that JAX can trace it."""
+    traced = jaxed([*inputs, *rows.data], outputs)
+    shapes = [jax.ShapeDtypeStruct((1, 1), jnp.float64) for _ in inputs]
+    jax.eval_shape(traced, *shapes, *[jnp.asarray(d[:, :1]) for d in rows.data.values()])
+    return traced
+
+
+def _interacts(function: RowFunction) -> tuple[tuple[bool, ...], ...]:
+    return tuple(tuple(map(bool, line)) for line in function.interacts)
 
 
 def _matrices(linear: LinearMap, kind: RowFunction) -> dict[str, Any]:
@@ -241,16 +264,26 @@ def _by_rules(function: RowFunction, codes: Levels, sd: NDArray[np.float32]) -> 
         "order": jnp.asarray(order), "place": jnp.asarray(place), "data": [jnp.asarray(d) for d in data],
         "rule": jnp.asarray(np.pad(np.array(rules, dtype=np.int64), (0, room - len(rules)))),
         "n_parts": jnp.asarray(len(rules)), "sd": jnp.asarray(sd), "fine": jnp.asarray(codes > 0),
-        **_tables(function, found, n_rules),
+        "rules": _tables(function, found, n_rules),
     }  # fmt: skip
 
 
 def _tables(function: RowFunction, codes: Levels, n_rules: int) -> dict[str, Any]:
     """Return nodes and weights of rules, with room for more."""
-    rules = [rule(function.k, unpacked(int(code), len(function.blocks))) for code in codes]
+    levels = [unpacked(int(code), len(function.blocks)) for code in codes]
+    if isinstance(function, SummedRowFunction):
+        across = _table([rule(function.n_others, level[:-1]) for level in levels], n_rules)
+        nodes, weights, n_nodes = _table([rule(1, level[-1:]) for level in levels], n_rules).values()
+        return across | {"along": nodes[:, :, 0], "weights_along": weights, "n_along": n_nodes}
+    return _table([rule(function.k, level) for level in levels], n_rules)
+
+
+def _table(rules: list[Rule], n_rules: int) -> dict[str, Any]:
+    """Return nodes and weights, padded, and how many nodes there are."""
     n_nodes = np.array([len(r.nodes) for r in rules] + [0] * (n_rules - len(rules)))
     most = _at_least(int(n_nodes.max()), _FEW_NODES)
-    nodes, weights = np.zeros((n_rules, most, function.k)), np.zeros((n_rules, function.n_moments, most))
+    nodes = np.zeros((n_rules, most, rules[0].nodes.shape[1]))
+    weights = np.zeros((n_rules, len(rules[0].weights), most))
     for i, r in enumerate(rules):
         nodes[i, : len(r.nodes)], weights[i, :, : len(r.nodes)] = r.nodes, r.weights
     return {"nodes": jnp.asarray(nodes), "weights": jnp.asarray(weights), "n_nodes": jnp.asarray(n_nodes)}

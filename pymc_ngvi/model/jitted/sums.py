@@ -21,6 +21,10 @@ _AT_A_TIME, _ON_DEVICE = 2**18, 2**25
 _LEAST_VARIANCE, _WIDER, _NARROWER = 1e-12, 1.25, 0.5
 
 
+#: Entries of lower-triangular matrices, of each row.
+type Roots = dict[tuple[int, int], Traced]
+
+
 @dataclass(frozen=True, eq=False)
 class KindOnJax:
     """Rows that are the same function.
@@ -28,7 +32,7 @@ class KindOnJax:
     Parameters
     ----------
     function : callable
-        From predictors, (1, n_rows) or (1, 1) each, and data to values.
+        From predictors, (1, n_rows) or (1, 1) each, and data to a tuple of values.
     k, n_shared, n_rows : int
         Predictors of a row; how many of the first are the same for all; rows.
     interacts : tuple of tuple of bool
@@ -45,6 +49,33 @@ class KindOnJax:
     def own(self) -> range:
         """Predictors that differ from row to row."""
         return range(self.n_shared, self.k)
+
+    @property
+    def n_moments(self) -> int:
+        """Expectations that gradient and Hessian are made of, and the value."""
+        return 1 + self.k + self.k * (self.k + 1) // 2
+
+    def moments(self, rules: Any, at: Traced, mean: list[Traced], root: Roots, data: list[Traced]) -> Traced:
+        """Return E[f], E[f z] and E[f (z z^T - I)], (n_moments, n_rows), of rows that have the same rule.
+
+        Parameters
+        ----------
+        rules : dict
+            Nodes and weights of all rules.
+        at : int
+            Number of this one.
+        mean, root : array, shape (n_rows,), or scalars where all rows share them
+        data : list of array, shape (1, n_rows) or (1, 1)
+        """
+        size = mean[-1].size
+
+        def node(j: Traced, acc: Traced) -> Traced:
+            z = rules["nodes"][at, j]
+            points = [(mean[a] + sum(root[a, b] * z[b] for b in range(a + 1))).reshape(1, -1) for a in range(self.k)]
+            [values] = self.function(*points, *data)
+            return acc + rules["weights"][at, :, j][:, None] * jnp.broadcast_to(values, (1, size))
+
+        return lax.fori_loop(0, rules["n_nodes"][at], node, jnp.zeros((self.n_moments, size)))
 
     def pairs(self) -> Iterator[tuple[int, int]]:
         """Yield pairs of predictors, lower triangle by rows."""
@@ -104,9 +135,7 @@ def sums(kinds: tuple[KindOnJax, ...], form: Form, arrays: Any, mean: Traced, fa
 # --- how predictors are distributed ---
 
 
-def distribution(
-    kind: KindOnJax, form: Form, arrays: Any, mean: Traced, factor: Traced
-) -> tuple[list[Traced], dict[tuple[int, int], Traced]]:
+def distribution(kind: KindOnJax, form: Form, arrays: Any, mean: Traced, factor: Traced) -> tuple[list[Traced], Roots]:
     """Return means and covariances of the predictors of each row; of those that all rows share, one number."""
     eta = [x @ mean + offset for x, offset in zip(arrays["x"], arrays["offset"], strict=True)]
     shared = [form.spread(factor, x[None])[0] for x in arrays["x"][: kind.n_shared]]
@@ -136,7 +165,7 @@ def _part(x: Traced, start: Traced, size: int) -> Traced:
     return lax.dynamic_slice_in_dim(x, start, size)
 
 
-def _stale(kind: KindOnJax, arrays: Any, cov: dict[tuple[int, int], Traced]) -> Traced:
+def _stale(kind: KindOnJax, arrays: Any, cov: Roots) -> Traced:
     """Tell whether rows are wider, or much narrower, than those that rules were chosen for; as `changed`."""
     widest = cov[0, 0]
     for a in range(1, kind.k):
@@ -145,28 +174,29 @@ def _stale(kind: KindOnJax, arrays: Any, cov: dict[tuple[int, int], Traced]) -> 
     return ((now > _WIDER * before) | (arrays["fine"] & (now < _NARROWER * before))).any()
 
 
-def _roots(kind: KindOnJax, cov: dict[tuple[int, int], Traced]) -> dict[tuple[int, int], Traced]:
+def _roots(kind: KindOnJax, cov: Roots) -> Roots:
     """Return lower-triangular Cholesky factors, with zeros for what has no variance left."""
-    root: dict[tuple[int, int], Traced] = {}
+    root: Roots = {}
     for a in range(kind.k):
         for b in range(a):
             left = cov[a, b] - sum(root[a, c] * root[b, c] for c in range(b))
-            root[a, b] = left * _reciprocal(root[b, b])
+            root[a, b] = left * reciprocal(root[b, b])
         left = cov[a, a] - sum(root[a, c] ** 2 for c in range(a))
         root[a, a] = jnp.sqrt(jnp.where(left > _LEAST_VARIANCE * cov[a, a], left, 0.0))
     return root
 
 
-def _reciprocal(x: Traced) -> Traced:
+def reciprocal(x: Traced) -> Traced:
+    """Return 1 / x, and 0 of what is not positive."""
     return jnp.where(x > 0.0, 1.0 / jnp.where(x > 0.0, x, 1.0), 0.0)
 
 
 # --- expectations of each row ---
 
 
-def _whitened(kind: KindOnJax, arrays: Any, eta: list[Traced], root: dict[tuple[int, int], Traced]) -> Traced:
+def _whitened(kind: KindOnJax, arrays: Any, eta: list[Traced], root: Roots) -> Traced:
     """Return E[f], E[f z] and E[f (z z^T - I)], (n_moments, n_rows), each by its own rule."""
-    order, nodes, weights = arrays["order"], arrays["nodes"], arrays["weights"]
+    order = arrays["order"]
     eta = [eta[a] if a < kind.n_shared else eta[a][order] for a in range(kind.k)]
     root = {pair: r if pair[0] < kind.n_shared else r[order] for pair, r in root.items()}
     size = len(order) // len(arrays["rule"])
@@ -177,22 +207,14 @@ def _whitened(kind: KindOnJax, arrays: Any, eta: list[Traced], root: dict[tuple[
         own = {pair: r if pair[0] < kind.n_shared else _part(r, start, size) for pair, r in root.items()}
         data = [d if d.shape[1] == 1 else lax.dynamic_slice_in_dim(d, start, size, axis=1) for d in arrays["data"]]
 
-        def node(j: Traced, acc: Traced) -> Traced:
-            z = nodes[rule, j]
-            points = [(here[a] + sum(own[a, b] * z[b] for b in range(a + 1))).reshape(1, -1) for a in range(kind.k)]
-            values = jnp.broadcast_to(kind.function(*points, *data), (1, size))
-            return acc + weights[rule, :, j][:, None] * values
-
-        found = lax.fori_loop(0, arrays["n_nodes"][rule], node, jnp.zeros((weights.shape[1], size)))
+        found = kind.moments(arrays["rules"], rule, here, own, data)
         return lax.dynamic_update_slice(out, found, (0, start))
 
-    out = lax.fori_loop(0, arrays["n_parts"], part, jnp.zeros((weights.shape[1], len(order))))
+    out = lax.fori_loop(0, arrays["n_parts"], part, jnp.zeros((kind.n_moments, len(order))))
     return out[:, arrays["place"]]
 
 
-def _derivatives(
-    kind: KindOnJax, whitened: Traced, root: dict[tuple[int, int], Traced]
-) -> tuple[list[Traced], dict[tuple[int, int], Traced]]:
+def _derivatives(kind: KindOnJax, whitened: Traced, root: Roots) -> tuple[list[Traced], Roots]:
     """Return E[grad f], an array for each predictor, and E[hess f], one for each pair."""
     k, inverse = kind.k, _inverse_roots(kind.k, root)
     whole = {pair: whitened[1 + k + i] for i, pair in enumerate(kind.pairs())}
@@ -208,11 +230,11 @@ def _derivatives(
     return slopes, bends
 
 
-def _inverse_roots(k: int, root: dict[tuple[int, int], Traced]) -> dict[tuple[int, int], Traced]:
+def _inverse_roots(k: int, root: Roots) -> Roots:
     """Return inverses of lower-triangular matrices; what has a zero on the diagonal has zeros there."""
-    inverse: dict[tuple[int, int], Traced] = {}
+    inverse: Roots = {}
     for a in range(k):
-        inverse[a, a] = _reciprocal(root[a, a])
+        inverse[a, a] = reciprocal(root[a, a])
         for b in range(a):
             inner = sum(root[a, c] * inverse[c, b] for c in range(b, a))
             inverse[a, b] = -inner * inverse[a, a]
@@ -229,9 +251,7 @@ def _gradient_added(kind: KindOnJax, arrays: Any, slopes: list[Traced], grad: Tr
     return grad
 
 
-def hessian_added(
-    kind: KindOnJax, form: Form, arrays: Any, bends: dict[tuple[int, int], Traced], hessian: Traced
-) -> Traced:
+def hessian_added(kind: KindOnJax, form: Form, arrays: Any, bends: Roots, hessian: Traced) -> Traced:
     """Add X_a^T diag(h_ab) X_b to a Hessian, for each pair of predictors."""
     x = arrays["x"]
     for a in range(kind.n_shared):

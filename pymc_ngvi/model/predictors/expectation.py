@@ -180,12 +180,12 @@ class SummedRowFunction(RowFunction):
     @property
     def n_directions(self) -> int:
         """Directions in which the function varies, all others given."""
-        return self._n_others + 1
+        return self.n_others + 1
 
     @property
     def blocks(self) -> tuple[int, ...]:
         """Those of the others, and the sum."""
-        return (*normal_rules.blocks(self._n_others), 1)
+        return (*normal_rules.blocks(self.n_others), 1)
 
     @property
     def n_levels(self) -> tuple[int, ...]:
@@ -194,12 +194,13 @@ class SummedRowFunction(RowFunction):
         return (*(min(n, _FEW_LEVELS) for n in others), along)
 
     @property
-    def _n_others(self) -> int:
+    def n_others(self) -> int:
+        """Predictors beside those of the sum."""
         return self.k - self.n_summed
 
     def _part(self, levels: tuple[int, ...], mean: Array, root: Array, data: list[Array]) -> Array:
-        first, second = rule(self._n_others, levels[:-1]), rule(1, levels[-1:])
-        m, shape = self._n_others, (len(first.nodes), len(mean))
+        first, second = rule(self.n_others, levels[:-1]), rule(1, levels[-1:])
+        m, shape = self.n_others, (len(first.nodes), len(mean))
         points = points_at(mean, root[:, :, :m], first.nodes)
         middle, step = self._along(points, root[:, m:, m:], data)
         sd = np.sqrt(sum(s * s for s in step))
@@ -209,7 +210,7 @@ class SummedRowFunction(RowFunction):
 
     def _along(self, points: list[Array], root: Array, data: list[Array]) -> tuple[Array, list[Array]]:
         """Return the mean of the sum, (n_nodes, n_rows), and how each of z moves it, given u."""
-        m, shape = self._n_others, points[0].shape
+        m, shape = self.n_others, points[0].shape
         start, *slopes = self.path(*points[:m], *data)
         middle = start + sum(slope * point for slope, point in zip(slopes, points[m:], strict=True))
         step = [sum(slopes[b] * root[:, b, a] for b in range(a, self.n_summed)) for a in range(self.n_summed)]

@@ -34,8 +34,8 @@ def row_function(rows: Rows, compile_: CompiledOnce) -> RowFunction:
     if rows.sum_ is None:
         return RowFunction(functools.partial(_few_at_a_time, function), rows.index, data, interacts)
     with without_c():
-        path = _path(rows, rows.sum_)
-        beside, inputs, value = _of_sum(rows, rows.sum_)
+        path = path_of(rows, rows.sum_)
+        beside, inputs, value = of_sum(rows, rows.sum_)
     compiled = compile_([*rows.slots[: -rows.n_summed], *given], path), compile_([*inputs, *given], [value])
     per_row = [not d.type.broadcastable[1] for d in given]
     return SummedRowFunction(function, rows.index, data, interacts, rows.n_summed, *compiled, beside, per_row)
@@ -89,7 +89,7 @@ def _few_at_a_time(function: Function, *predictors: Array) -> list[Array]:
     return [np.concatenate(parts)]
 
 
-def _path(rows: Rows, sum_: Variable) -> list[Variable]:
+def path_of(rows: Rows, sum_: Variable) -> list[Variable]:
     """Return the sum where all that it is a sum of is 0, and its slopes in these: functions of the others."""
     summed = rows.slots[-rows.n_summed :]
     zeros = {slot: pt.zeros((1, 1)) for slot in summed}
@@ -98,7 +98,7 @@ def _path(rows: Rows, sum_: Variable) -> list[Variable]:
     return result
 
 
-def _of_sum(rows: Rows, sum_: Variable) -> tuple[list[int], list[Variable], Variable]:
+def of_sum(rows: Rows, sum_: Variable) -> tuple[list[int], list[Variable], Variable]:
     """Return which of the others a row depends on beside the sum, its inputs (these, and the sum), and the row."""
     others = rows.slots[: -rows.n_summed]
     total = pt.matrix("sum", dtype="float64")
