@@ -15,7 +15,7 @@ from pytensor.graph.fg import FunctionGraph
 from pymc_ngvi.model.graphs.backends import without_c
 
 #: Said where JAX is asked for and not there.
-INSTALL = "backend='jax' needs JAX, which is not installed: pip install 'pymc-ngvi[jax]', or pip install jax."
+INSTALL = "backend='jax' needs JAX, which is not installed: pip install jax, or this package with its extra `jax`."
 
 
 def check_installed() -> None:
