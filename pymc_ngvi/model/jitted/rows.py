@@ -35,7 +35,7 @@ _MOST_NUMBERS, _LARGE = 2**28, 2**23
 #: Rows that are evaluated at once: on a processor, what its cache holds; elsewhere, what keeps it busy.
 _AT_A_TIME, _ON_DEVICE = 2**13, 2**18
 #: Rules and nodes for which there is always room, so that other rules are other numbers, not other shapes.
-_FEW_RULES, _FEW_NODES = 8, 256
+_FEW_RULES, _FEW_NODES = 8, 512
 
 
 class NotOnJax(Exception):
