@@ -16,7 +16,7 @@ from scipy import optimize, stats
 from scipy.special import digamma, expit, gammaln, polygamma
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.types import MeanHessian
+from pymc_ngvi.core.types import MatrixHessian, MeanHessian
 
 LOG_2PI = np.log(2 * np.pi)
 
@@ -172,10 +172,10 @@ class Glm(NumpyTarget):
         weights = self._curvature(theta @ self.design.T)
         return -np.einsum("ki,nk,kj->nij", self.design, weights, self.design) - np.eye(self.n_dim) / self.prior_sd**2
 
-    def mean_gauss_newton_diagonal(self, theta):
+    def gauss_newton(self, theta):
         self.n_hessians += len(theta)
-        residuals = self.y - self._slope(theta @ self.design.T)
-        return np.mean(residuals**2 @ self.design**2, axis=0) + 1.0 / self.prior_sd**2
+        squares = np.mean((self.y - self._slope(theta @ self.design.T)) ** 2, axis=0)
+        return MatrixHessian(-(self.design.T * squares) @ self.design - np.eye(self.n_dim) / self.prior_sd**2)
 
     @property
     def _prior_constant(self):

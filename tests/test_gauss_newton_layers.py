@@ -41,7 +41,7 @@ def check(model, rows, way, prior=1.0, scale=1.0):
     """Compare squares at three points; priors are N(0, 1) but where ``prior`` says otherwise."""
     density = LogDensity(model, "quick")
     theta = 0.7 * np.random.default_rng(3).normal(size=(3, density.n_dim))
-    density.second.gauss_newton.n_in_call = 5  # not a divisor of the rows
+    density.second.gauss_newton.parts.n_in_call = 5  # not a divisor of the rows
     assert density.second.gauss_newton.squares().way == way
     compare(density, theta, rows, prior, scale)
     return density
@@ -51,7 +51,7 @@ def compare(density, theta, rows, prior=1.0, scale=1.0):
     expected = np.mean([scale * (gradients(rows, point) ** 2).sum(axis=0) for point in theta], axis=0)
     if callable(prior):
         prior = np.mean([prior(point) for point in theta], axis=0)
-    np.testing.assert_allclose(density.mean_gauss_newton_diagonal(theta), expected + prior, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(-density.gauss_newton(theta).diagonal(), expected + prior, rtol=1e-9, atol=1e-12)
 
 
 def normal(name, *shape):

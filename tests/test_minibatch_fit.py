@@ -110,7 +110,7 @@ class Spy:
 
     def __init__(self, monkeypatch):
         self.calls = []
-        for name in ("logp_grad", "mean_hessians", "mean_gauss_newton_diagonal"):
+        for name in ("logp_grad", "mean_hessians", "gauss_newton"):
             self._watch(monkeypatch, name)
         for name in ("take_batch", "next_batch"):
             self._watch(monkeypatch, name, first="next")
@@ -149,7 +149,7 @@ def test_every_step_sees_one_batch_of_its_own(rule, monkeypatch):
     # The assessment at the end takes batches of its own.
     steps = spy.steps(6)
     estimator = approx.record.estimator
-    second = {"price": "mean_hessians", "gauss_newton": "mean_gauss_newton_diagonal"}.get(estimator)
+    second = {"price": "mean_hessians", "gauss_newton": "gauss_newton"}.get(estimator)
     seen = []
     for step in steps:
         names = [name for name, _ in step]

@@ -136,8 +136,8 @@ class Target(Density, Protocol):
 class GaussNewtonTarget(Protocol):
     """What a target has beside, if it knows the gradients of single observations."""
 
-    def mean_gauss_newton_diagonal(self, theta: Array) -> Array:
-        """Return the mean over draws of the Gauss-Newton diagonal, an estimate of -diag hess log p, (n_dim,)."""
+    def gauss_newton(self, theta: Array) -> MeanHessian:
+        """Return the mean over draws of the Gauss-Newton matrix, an estimate of hess log p, to be evaluated."""
 
 
 @stored("row_rules")
@@ -290,3 +290,12 @@ class Rooted(Protocol):
     @property
     def root(self) -> Array:
         """C with the covariance C C^T, lower triangular, (n_dim, n_dim)."""
+
+
+@runtime_checkable
+class Independent(Protocol):
+    """A Gaussian with independent coordinates."""
+
+    @property
+    def scale(self) -> Array:
+        """The standard deviations, (n_dim,)."""

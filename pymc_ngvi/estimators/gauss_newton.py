@@ -1,9 +1,10 @@
 r"""Gauss-Newton estimator: squares of per-observation gradients in place of the likelihood's Hessian [1]_.
 
-With the diagonal family and the natural-parameter update this is variational online Gauss-Newton (VOGN):
-:math:`-E_q[\mathrm{diag} \nabla^2 \log p]` is replaced by :math:`E_q[\sum_i (\nabla \log p(y_i | \theta))^2]` (the
-sum of squares, not the square of the sum) plus the exact curvature of the prior. Never negative for the likelihood;
-biased where the model is misspecified: the fixed point is not the best q, but near it for many observations.
+With the natural-parameter update this is variational online Gauss-Newton (VON, and VOGN for a diagonal):
+:math:`-E_q[\nabla^2 \log p]` is replaced by :math:`E_q[\sum_i g_i g_i^T]`, with :math:`g_i = \nabla \log p(y_i |
+\theta)`, plus the exact curvature of the prior. For a diagonal these are sums of squares, not the square of the sum.
+Never negative for the likelihood; biased where the model is misspecified: the fixed point is not the best q, but near
+it for many observations.
 
 References
 ----------
@@ -17,14 +18,14 @@ from pymc_ngvi.estimators.summary import by_replicate
 
 
 class GaussNewton(AtDraws):
-    """Gradients at the draws, and squares of the gradients of single observations there; for diagonal families."""
+    """Gradients at the draws, and products of the gradients of single observations there."""
 
     uses_hessians = True
 
     def moments(
         self, target: Density, state: GaussianState, base: BaseDraws, evaluation: Evaluation, *, stl: bool = True
     ) -> Moments:
-        """Estimate the whitened gradient, and the diagonal of the curvature.
+        """Estimate whitened gradient and curvature.
 
         Raises
         ------
@@ -32,10 +33,9 @@ class GaussNewton(AtDraws):
             If the target is no `GaussNewtonTarget`.
         """
         if not isinstance(target, GaussNewtonTarget):
-            raise ValueError("gauss_newton squares the gradients of single observations: this target has none.")
+            raise ValueError("gauss_newton takes the gradients of single observations: this target has none.")
 
         def curvatures(draws: list[Array]) -> list[Array]:
-            # The diagonal of C^T G C for a diagonal C.
-            return [state.whiten(state.whiten(target.mean_gauss_newton_diagonal(theta))) for theta in draws]
+            return [target.gauss_newton(theta).whitened(state) for theta in draws]
 
         return by_replicate(curvatures, state, base, evaluation, stl=stl)

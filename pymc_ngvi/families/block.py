@@ -13,7 +13,7 @@ from typing import ClassVar, Self
 
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.families.family import (
-    NO_GAUSS_NEWTON,
+    GAUSS_NEWTON,
     NO_IVON,
     NO_OTHER_FACTOR,
     OF_COVARIANCE,
@@ -63,8 +63,8 @@ class BlockFamily(GaussianFamily[BlockState]):
         name="block",
         also_called="blockdiagonal blocks",
         states=(BlockState,),
-        goes_with=OF_COVARIANCE,
-        refuses=(NO_IVON, NO_GAUSS_NEWTON, NO_OTHER_FACTOR),
+        goes_with=(*OF_COVARIANCE, GAUSS_NEWTON),
+        refuses=(NO_IVON, NO_OTHER_FACTOR),
         options=("blocks",),
         has_all_correlations=False,
     )

@@ -5,7 +5,14 @@ from typing import ClassVar, Self
 
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.families.family import NO_OTHER_FACTOR, OF_COVARIANCE, FamilyOptions, ModelForm, Product, Traits
+from pymc_ngvi.families.family import (
+    GAUSS_NEWTON,
+    NO_OTHER_FACTOR,
+    OF_COVARIANCE,
+    FamilyOptions,
+    ModelForm,
+    Traits,
+)
 from pymc_ngvi.families.gaussian import GaussianFamily, Unstructured
 from pymc_ngvi.families.matrices.diagonal import Diagonal
 
@@ -49,7 +56,8 @@ class DiagonalFamily(GaussianFamily[DiagonalState]):
         goes_with=(
             *OF_COVARIANCE,
             Product(("natural_pd",), ("stein",), ("ivon",)),
-            Product(("natural",), ("gauss_newton",), ("constant", "decay", "proximal", "ivon")),
+            GAUSS_NEWTON,
+            Product(("natural",), ("gauss_newton",), ("ivon",)),
         ),
         refuses=(NO_OTHER_FACTOR,),
         has_all_correlations=False,

@@ -211,6 +211,8 @@ OF_PRECISION = (
     Product(("natural",), _PATH, ("proximal", "constant")),
     BY_ROWS,
 )
+#: Products of the gradients of rows.
+GAUSS_NEWTON = Product(("natural",), ("gauss_newton",), ("decay", "constant", "proximal"))
 NO_QUADRATURE = Refusal(
     "estimator",
     ("quadrature",),
@@ -220,7 +222,8 @@ NO_QUADRATURE = Refusal(
 NO_GAUSS_NEWTON = Refusal(
     "estimator",
     ("gauss_newton",),
-    "gauss_newton keeps the squares of gradients only, which is a diagonal: take family='diagonal'",
+    "gauss_newton adds up products of the gradients of rows, which no sparsity of the Hessian holds: take "
+    "family='diagonal', 'block' or 'full'",
 )
 NO_IVON = Refusal(
     "step",

@@ -5,7 +5,7 @@ from typing import ClassVar, Self
 
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.families.family import ALL_GAUSSIAN, NO_GAUSS_NEWTON, NO_IVON, FamilyOptions, ModelForm, Traits
+from pymc_ngvi.families.family import ALL_GAUSSIAN, GAUSS_NEWTON, NO_IVON, FamilyOptions, ModelForm, Traits
 from pymc_ngvi.families.gaussian import GaussianFamily, Unstructured
 from pymc_ngvi.families.matrices.dense import Dense
 
@@ -73,8 +73,8 @@ class FullFamily(GaussianFamily[FullState | FullPrecisionState]):
         name="full",
         also_called="fullrank fullrankadvi mvn mvnormal multivariatenormal gaussian normal dense laplace unstructured",
         states=(FullState, FullPrecisionState),
-        goes_with=ALL_GAUSSIAN,
-        refuses=(NO_IVON, NO_GAUSS_NEWTON),
+        goes_with=(*ALL_GAUSSIAN, GAUSS_NEWTON),
+        refuses=(NO_IVON,),
         factors=("covariance", "precision"),
     )
 

@@ -130,8 +130,8 @@ def _goes_by_rows(given: Given, filled: Given, density: LogDensity) -> bool:
 
 def _family_for(given: Given, density: LogDensity) -> Mapping[str, str | None]:
     """Return the family that suits the model, and why, where it goes with what was given."""
-    if only_family(**{axis: given[axis] for axis in AXES if axis != "family"}):
-        return {"family": None}  # there is no choice, whatever the model
+    if given["estimator"] == "gauss_newton" or only_family(**{axis: given[axis] for axis in AXES if axis != "family"}):
+        return {"family": None}  # as the registry has it, whatever the model
     # Where group effects are told from global parameters, a sparse precision is there for the asking.
     chosen = FamilyChoice(STRUCTURED) if given["reparam"] else _chosen(given, density)
     filled = {"family": chosen.name, "family_reason": chosen.reason}

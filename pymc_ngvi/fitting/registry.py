@@ -14,7 +14,7 @@ from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Rule
 from pymc_ngvi.estimators import ESTIMATORS
-from pymc_ngvi.families import FAMILIES, traits_of
+from pymc_ngvi.families import FAMILIES, INDEPENDENT, traits_of
 from pymc_ngvi.mixtures import MIXTURE_STEPS
 from pymc_ngvi.steps import STEPS
 from pymc_ngvi.updates import UPDATES
@@ -43,6 +43,8 @@ def _rows() -> tuple[tuple[str, str, str, str], ...]:
         for product in family.traits.goes_with
         for row in itertools.product(*product)
     ]
+    # Sums over rows of products of gradients are for models of many weights: independent ones, where no family is named.
+    rows.sort(key=lambda row: row[2] == "gauss_newton" and row[0] != INDEPENDENT)
     return tuple(dict.fromkeys(rows))
 
 

@@ -18,6 +18,7 @@ from pymc_ngvi.model.by_rows import ByRows
 from pymc_ngvi.model.checks import check_model, of_batches
 from pymc_ngvi.model.evaluations import Evaluations
 from pymc_ngvi.model.flat import FlatGraphs, Functions
+from pymc_ngvi.model.gauss_newton.matrix import GaussNewtonHessian
 from pymc_ngvi.model.graphs import cost, graph
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.hessians import Hessians
@@ -386,7 +387,26 @@ class LogDensity(ByRowsMethods):
         symmetric: Array = 0.5 * (products + products.swapaxes(-1, -2))
         return symmetric
 
-    def mean_gauss_newton_diagonal(self, theta: Array) -> Array:
-        """Return the mean over draws of the Gauss-Newton diagonal, (n_dim,); see `SecondOrder`."""
-        self.n_hessians += len(theta)
-        return self.second.mean_gauss_newton_diagonal(theta)
+    def gauss_newton(self, theta: Array) -> MeanHessian:
+        """Return the mean over draws of the Gauss-Newton matrix, in the place of the Hessian.
+
+        At each draw it is the Hessian of the rest of log p (priors with their Jacobians, and variables imputed for
+        missing data) less the sum over observations i of s_i g_i g_i^T. g_i is the gradient of the log density of one
+        element of an observed variable, and s_i its factor ``total_size`` / batch size (1 without). It estimates
+        E[hess log p]: the expectations agree where the data come from the model.
+
+        Parameters
+        ----------
+        theta : ndarray, shape (n_draws, n_dim)
+
+        Returns
+        -------
+        MeanHessian
+            To be evaluated, which raises ValueError for models with Potentials, without observed variables, or with
+            multivariate ones.
+        """
+
+        def count(n: int) -> None:
+            self.n_hessians += n
+
+        return GaussNewtonHessian(self.second.gauss_newton, theta, count)

@@ -16,7 +16,7 @@ from scipy import sparse
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.model.by_rows import ByRows
 from pymc_ngvi.model.flat import FlatGraphs, Functions, jets_of
-from pymc_ngvi.model.gauss_newton.diagonal import GaussNewtonDiagonal
+from pymc_ngvi.model.gauss_newton.matrix import GaussNewton
 from pymc_ngvi.model.graphs import cost, graph
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.graphs.loops import draws_in_call
@@ -46,7 +46,7 @@ class SecondOrder:
     graphs : FlatGraphs
     functions : Functions
     rows : Rows
-        For Gauss-Newton diagonals.
+        For Gauss-Newton matrices.
     start : ndarray, shape (n_dim,)
         A point where log p is finite.
     estimated : Cost
@@ -59,7 +59,7 @@ class SecondOrder:
     Attributes
     ----------
     sparse : SparseHessian
-    gauss_newton : GaussNewtonDiagonal
+    gauss_newton : GaussNewton
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class SecondOrder:
         by_rows: ByRows,
     ) -> None:
         self._by_rows = by_rows
-        self.gauss_newton = GaussNewtonDiagonal(graphs, functions, rows, start, estimated.widest)
+        self.gauss_newton = GaussNewton(graphs, functions, rows, start, estimated.widest)
         self._graphs, self._functions = graphs, functions
         self._cost, self._gradient = estimated, gradient
         self.n_dim, self._widest, self._n_by_predictors = len(start), estimated.widest, 0
@@ -244,29 +244,6 @@ class SecondOrder:
             with contextlib.suppress(PatternWidened):
                 return coloured, self.sparse.mean_values(theta)
         return None
-
-    def mean_gauss_newton_diagonal(self, theta: Array) -> Array:
-        """Return the mean over draws of the Gauss-Newton diagonal, (n_dim,).
-
-        At each draw it is the sum over observations i of s_i g_i^2, minus the diagonal of the Hessian of the rest of
-        log p: priors with their Jacobians, and variables imputed for missing data. g_i is the gradient of the log
-        density of one element of an observed variable, and s_i its factor ``total_size`` / batch size (1 without). It
-        estimates -E[diag hess log p]: the expectations agree where the data come from the model.
-
-        Parameters
-        ----------
-        theta : ndarray, shape (n_draws, n_dim)
-
-        Returns
-        -------
-        ndarray, shape (n_dim,)
-
-        Raises
-        ------
-        ValueError
-            For models with Potentials, without observed variables, or with multivariate ones.
-        """
-        return self.gauss_newton.mean(theta)
 
     def _axes(self) -> Iterator[tuple[NDArray[np.intp], Array]]:
         """Go through the coordinate axes, (n_axes, n_dim), a block at a time, with their indices."""

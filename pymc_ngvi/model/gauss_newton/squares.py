@@ -1,4 +1,4 @@
-r"""Sums of squares of the gradients of rows, as a graph: one backward pass for all rows.
+r"""The gradients of rows, and the sums of their squares, as graphs: one backward pass for all rows.
 
 Rows do not depend on each other, so that the derivatives of the sum of their log densities with respect to the outputs
 of a layer, :math:`\delta`, (n_rows, n_out), are those of each row. The derivatives of row i with respect to the weights
@@ -45,25 +45,63 @@ def squares_by_rows(row: Variable, theta: Variable, weights: Variable) -> Variab
     row, taps = find_taps(row, theta)
     if row.type.ndim == 1:
         return _squares((weights * row).sum(), theta, taps, row.type.shape[0])
-    n_columns = row.type.shape[1]
-    if n_columns is None:
-        raise CannotSplitError("columns without a number")
-    unit = pt.vector("unit", dtype="float64", shape=(n_columns,))
+    unit = _unit(row)
     total = _squares((weights * row * unit).sum(), theta, taps, row.type.shape[0])
-    [batched] = vectorised([total], {unit: pt.constant(np.eye(n_columns))})
+    [batched] = vectorised([total], {unit: pt.constant(np.eye(unit.type.shape[0]))})
     return batched.sum(axis=0) if batched.type.ndim == 2 else batched
 
 
-def _squares(cost: Variable, theta: Variable, taps: list[Tap], n_rows: int | None) -> Variable:
+def gradients_by_rows(row: Variable, theta: Variable, weights: Variable) -> Variable:
+    """Return w_i g_i, (n_rows, n_dim), where g_i is the gradient of an element of ``row``; as `squares_by_rows`.
+
+    Where ``row`` has columns, the gradients of the first column come first.
+    """
+    row, taps = find_taps(row, theta)
+    if row.type.ndim == 1:
+        return _gradients((weights * row).sum(), row, theta, taps)
+    unit = _unit(row)
+    total = _gradients((weights * row * unit).sum(), row, theta, taps)
+    [batched] = vectorised([total], {unit: pt.constant(np.eye(unit.type.shape[0]))})
+    return batched.reshape((-1, theta.type.shape[0])) if batched.type.ndim == 3 else batched
+
+
+def _unit(row: Variable) -> Variable:
+    """Return a vector that takes one column of a matrix, or several."""
+    n_columns = row.type.shape[1]
+    if n_columns is None:
+        raise CannotSplitError("columns without a number")
+    return pt.vector("unit", dtype="float64", shape=(n_columns,))
+
+
+def _slopes(cost: Variable, taps: list[Tap]) -> dict[Variable, Variable]:
+    """Return the derivatives of a scalar with respect to the taps."""
     slopes = pt.grad(cost, [tap.tap for tap in taps], disconnected_inputs="ignore") if taps else []
-    of = dict(zip([tap.tap for tap in taps], slopes, strict=True))
-    uses = _uses(taps, theta)
+    return dict(zip([tap.tap for tap in taps], slopes, strict=True))
+
+
+def _squares(cost: Variable, theta: Variable, taps: list[Tap], n_rows: int | None) -> Variable:
+    slopes, uses = _slopes(cost, taps), _uses(taps, theta)
     _check_apart([_elements(piece, theta) for piece in uses])
     total = pt.zeros_like(theta)
     for piece, its in uses.items():
-        squares = _of_piece(piece, its, theta, of, n_rows)
+        squares = _of_piece(piece, its, theta, slopes, n_rows)
         at = _elements(piece, theta)
         total = pt.inc_subtensor(total[int(at[0]) : int(at[-1]) + 1], squares.ravel()) if len(at) else total
+    return total
+
+
+def _gradients(cost: Variable, row: Variable, theta: Variable, taps: list[Tap]) -> Variable:
+    slopes, uses = _slopes(cost, taps), _uses(taps, theta)
+    _check_apart([_elements(piece, theta) for piece in uses])
+    total = pt.zeros((row.shape[0], theta.type.shape[0]))
+    for piece, its in uses.items():
+        shared = [tap for tap in its if isinstance(tap, Dense | Copied)]
+        if len(shared) < len(its):
+            raise CannotSplitError("parts of single rows")
+        gradients = _each_row(piece, shared, slopes)
+        at = _elements(piece, theta)
+        where = total[:, int(at[0]) : int(at[-1]) + 1]
+        total = pt.inc_subtensor(where, gradients.reshape((row.shape[0], len(at)))) if len(at) else total
     return total
 
 
@@ -119,7 +157,10 @@ def _of_piece(
     shared = [tap for tap in taps if isinstance(tap, Dense | Copied)]
     if len(shared) < len(taps):
         raise CannotSplitError("parts of single rows that are used more than once")
-    return (_each_row(piece, shared, slopes, n_rows) ** 2).sum(axis=0)
+    sizes = [int(np.prod([n or 1 for n in tap.shared.type.shape])) for tap in shared]
+    if (n_rows or 1) * sum(sizes) > _MOST_ELEMENTS:
+        raise CannotSplitError("too many derivatives")
+    return (_each_row(piece, shared, slopes) ** 2).sum(axis=0)
 
 
 def _products(taps: list[Dense], slopes: dict[Variable, Variable]) -> Variable:
@@ -140,13 +181,8 @@ def _back(var: Variable, values: Variable, piece: Variable) -> Variable:
     return pt.grad((var * values).sum(), piece, consider_constant=[values])
 
 
-def _each_row(
-    piece: Variable, taps: list[Dense | Copied], slopes: dict[Variable, Variable], n_rows: int | None
-) -> Variable:
+def _each_row(piece: Variable, taps: list[Dense | Copied], slopes: dict[Variable, Variable]) -> Variable:
     """Return the gradient of each row with respect to a part of theta, (n_rows, ...)."""
-    sizes = [int(np.prod([n or 1 for n in tap.shared.type.shape])) for tap in taps]
-    if (n_rows or 1) * sum(sizes) > _MOST_ELEMENTS:
-        raise CannotSplitError("too many derivatives")
     along = [tap.shared.type() for tap in taps]
     cost = pt.add(
         pt.constant(0.0), *[(tap.shared * direction).sum() for tap, direction in zip(taps, along, strict=True)]

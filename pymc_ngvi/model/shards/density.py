@@ -290,7 +290,7 @@ class ShardedDensity(LogDensity):
         """Multiply the Hessian at each draw with each direction; see `LogDensity`."""
         return np.stack([self._mean_hessian(draw[None]).products(directions) for draw in theta])
 
-    def mean_gauss_newton_diagonal(self, theta: Array) -> Never:
+    def gauss_newton(self, theta: Array) -> Never:
         """Raise: rows in shards are not told apart from the prior."""
         raise ValueError("estimator='gauss_newton' does not go with shards: leave it out.")
 

@@ -266,7 +266,7 @@ class StreamDensity(LogDensity):
         """Raise: see `has_hessian`."""
         raise ValueError(_NO_HESSIAN)
 
-    def mean_gauss_newton_diagonal(self, theta: Array) -> Never:
+    def gauss_newton(self, theta: Array) -> Never:
         """Raise: see `has_hessian`."""
         raise ValueError(_NO_HESSIAN)
 
