@@ -30,9 +30,10 @@ from pymc_ngvi.core.types import (
     Target,
     Update,
 )
-from pymc_ngvi.estimators import price
+from pymc_ngvi.estimators import gauss_newton, price
 from pymc_ngvi.steps.adaptive.certificate import has_diverged, loses_draws
-from pymc_ngvi.steps.adaptive.measure import UNKNOWN, Measured, measured_gap
+from pymc_ngvi.steps.adaptive.measure import Measured, measured_gap
+from pymc_ngvi.steps.stochastic.passes import measured_on_passes
 from pymc_ngvi.steps.schedule.tolerance import Tolerance
 from pymc_ngvi.steps.stochastic.levelling import Windows
 
@@ -320,8 +321,10 @@ class Stochastic[M](StepRule[GaussianState, StochasticState[M]]):
 
     def _measure(self, q: GaussianState, rng: np.random.Generator) -> Measured:
         if self._target.has_minibatch:
-            return UNKNOWN
-        return measured_gap(self._target, q, rng, second_order=self._second_order)
+            return measured_on_passes(self._target, q, rng)
+        # Gauss-Newton is taken where Hessians take too long, or where kinks have none.
+        second_order = self._second_order and self._estimator is not gauss_newton
+        return measured_gap(self._target, q, rng, second_order=second_order)
 
     def _evaluate_on_batches(self, q: GaussianState, base: BaseDraws, rng: np.random.Generator) -> Evaluation:
         """Evaluate each replicate of the draws on a minibatch of its own."""

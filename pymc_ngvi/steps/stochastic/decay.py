@@ -9,8 +9,11 @@ gives is at most 4V/(t + 2).
 Where a posterior is not conjugate, a step of size near 1 from a poor start can lead anywhere. A large step is therefore
 looked at on the data and the draws that led to it: where the ELBO falls on these, the step is too long. Then the fit
 begins again from a better start, the solution for some of the data, or, where it has one already, the step is halved.
-With ``gauss_newton`` it is always halved: that solution would take Hessians. As long as this does not happen, and on
-conjugate models it does not, steps are those of the paper.
+As long as this does not happen, and on conjugate models it does not, steps are those of the paper.
+
+With ``gauss_newton`` the curvature far from the optimum is not that of log p, and the first step does not forget the
+start. A step that is too long is always halved, and steps count only once the ELBO has stopped rising: until then, a
+window of steps in which it has risen is not counted, and the average begins again.
 
 References
 ----------
@@ -28,6 +31,7 @@ from pymc_ngvi.core.types import BaseDraws, Evaluation, GaussianState, Moments
 from pymc_ngvi.estimators import gauss_newton
 from pymc_ngvi.steps.schedule.linesearch import Failure, search
 from pymc_ngvi.steps.stochastic.base import Advance, Stochastic, StochasticState
+from pymc_ngvi.steps.stochastic.levelling import Windows
 from pymc_ngvi.steps.stochastic.pilot import pilot_fit
 
 #: Nats, to second order, by which a step may move q without a look at where it leads.
@@ -36,6 +40,12 @@ _SMALL = 1.0
 _SLACK = 1.0
 #: Valid steps after which the fit does not begin again.
 _MAX_BEGUN = 30
+#: Steps in a window over which the ELBO is averaged to see whether it rises, about, and at most.
+_WINDOW, _LONGEST = 16, 256
+#: Steps that count, at least, once it has been seen to rise.
+_LEAST = 14
+#: Standard errors of a rise.
+_RISES = 3.0
 
 
 @stored("decay.steps")
@@ -49,10 +59,13 @@ class Steps:
         Valid steps behind the average, or what the start is worth in such steps.
     start : GaussianState or None
         Where the fit began; None when it is needed no more.
+    rise : Windows or None
+        Of the ELBO, where steps count only once it has stopped rising.
     """
 
     n_steps: int = 0
     start: GaussianState | None = None
+    rise: Windows | None = None
 
 
 class Decay(Stochastic[Steps]):
@@ -81,7 +94,20 @@ class Decay(Stochastic[Steps]):
         except np.linalg.LinAlgError:  # both singular to rounding, or all but
             return None
         start = memory.start if memory.n_steps < _MAX_BEGUN else None
-        return Advance(average, iterate, step_size, Steps(memory.n_steps + 1, start))
+        rise = self._rise(state, memory)
+        n_steps = memory.n_steps + 1
+        if rise is not None and rise.just_completed and rise.has_risen(_RISES):
+            average, n_steps = iterate, max(n_steps - rise.size, min(n_steps, _LEAST))
+        return Advance(average, iterate, step_size, Steps(n_steps, start, rise))
+
+    def _rise(self, state: StochasticState[Steps], memory: Steps) -> Windows | None:
+        """Return the windows of the ELBO with the last one."""
+        if self._estimator is not gauss_newton:  # steps of size 1 with Hessians forget the start
+            return None
+        size = _WINDOW
+        if self._target.has_minibatch:  # whole passes have none of the noise of single batches
+            size = min(self._target.n_batches * -(-size // self._target.n_batches), _LONGEST)
+        return (memory.rise or Windows(size)).with_value(state.elbo)
 
     def _guarded(
         self,
