@@ -298,7 +298,10 @@ def random_points(density, n_points, seed, scale=0.3):
 
 def compiled(density, *names):
     """Return the compiled PyTensor functions behind ``logp``, ``logp_grad`` or ``products``."""
-    makers = {"products": density.second._compile_products, "gauss_newton": density.second.gauss_newton.squared._compile}
+    makers = {
+        "products": density.second._compile_products,
+        "gauss_newton": density.second.gauss_newton.squared._compile,
+    }
     made = [
         density.functions.named(name, makers.get(name) or functools.partial(density._evaluations.compiled, name))
         for name in names or ("logp_grad", "products")

@@ -1,18 +1,21 @@
 """Squares of gradients of single rows in one backward pass, against derivatives of each row by complex steps."""
 
 import logging
+import warnings
 
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
+from matrix import as_curvature, random_state, whitener
 from scipy import special
 
 import pymc_ngvi
 
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.gauss_newton import diagonal
+from pymc_ngvi.model.gauss_newton import gradients as row_gradients
 from pymc_ngvi.steps.stochastic import decay
 
 _RNG = np.random.default_rng(7)
@@ -45,6 +48,24 @@ def check(model, rows, way, prior=1.0, scale=1.0):
     assert density.second.gauss_newton.squares().way == way
     compare(density, theta, rows, prior, scale)
     return density
+
+
+def check_matrix(model, rows, way, scale=1.0):
+    """Compare all of the matrix, and what it is for families with correlations; priors are N(0, 1)."""
+    density = LogDensity(model, "quick")
+    n_dim, rng = density.n_dim, np.random.default_rng(3)
+    theta = 0.7 * rng.normal(size=(3, n_dim))
+    density.second.gauss_newton.parts.n_in_call = 5
+    each = [gradients(rows, point) for point in theta]
+    expected = np.eye(n_dim) + scale * np.mean([g.T @ g for g in each], axis=0)
+    hessian = density.gauss_newton(theta)
+    np.testing.assert_allclose(-hessian.products(np.eye(n_dim)), expected, rtol=1e-9, atol=1e-10)
+    assert density.functions.named("row_gradients", pytest.fail).way == way
+    for family in ("full", "block"):
+        state = random_state(family, n_dim, rng)
+        c = whitener(state)
+        curvature = as_curvature(state, c.T @ expected @ c)
+        np.testing.assert_allclose(hessian.whitened(state), curvature, rtol=1e-9, atol=1e-9 * np.abs(curvature).max())
 
 
 def compare(density, theta, rows, prior=1.0, scale=1.0):
@@ -231,6 +252,28 @@ def test_the_largest_of_some_units():
     check(model, rows, "layers")
 
 
+@pytest.mark.parametrize("name", ["bernoulli, relu", "categorical, logits", "normal, several outputs"])
+def test_matrices_of_networks(name):
+    make, rows, _ = NETWORKS[name]
+    check_matrix(make(), rows, "layers")
+
+
+def test_the_matrix_of_a_minibatch():
+    """A row of the batch counts N / 5 times."""
+    x, y = pm.Minibatch(X, BINARY, batch_size=5)
+    model = one_layer(x, y, N)
+    [at] = [rows.get_value() for rows in LogDensity(model, "quick").minibatches.rows]
+    check_matrix(model, lambda theta: one_layer_rows(theta, at), "layers", scale=N / 5)
+
+
+def test_gradients_that_take_too_much_memory_are_refused(monkeypatch):
+    monkeypatch.setattr(row_gradients, "_MOST", N * 26 - 1)
+    density = LogDensity(one_layer(), "quick")
+    with pytest.raises(ValueError, match=r"gradients of 12 rows in 26 dimensions.*pm\.Minibatch, or family='diagonal'"):
+        density.gauss_newton(np.zeros((1, 26))).products(np.eye(26))
+    assert np.isfinite(density.gauss_newton(np.ones((1, 26))).diagonal()).all()
+
+
 def test_as_many_units_as_rows():
     """The axis of rows is not told by its length."""
     check(one_layer(n_units=N), lambda theta: one_layer_rows(theta, n_units=N), "layers")
@@ -354,6 +397,7 @@ def test_operations_that_are_not_known(way):
         return -0.5 * (REAL - np.cumsum(X @ w1, axis=1) @ w2) ** 2
 
     check(model, rows, way, scale=3.0)
+    check_matrix(model, rows, way, scale=3.0)
 
 
 def test_effects_that_a_row_takes_twice():
@@ -380,6 +424,19 @@ def test_squares_that_are_wrong_are_not_taken(monkeypatch, caplog):
     assert "not those of single rows" in caplog.text
 
 
+def test_gradients_that_are_wrong_are_not_taken(monkeypatch, caplog):
+    right = row_gradients.gradients_by_rows
+
+    def wrong(row, theta, weights):
+        total = right(row, theta, weights)
+        return pt.set_subtensor(total[:, -1], 1.1 * total[:, -1])
+
+    monkeypatch.setattr(row_gradients, "gradients_by_rows", wrong)
+    with caplog.at_level(logging.INFO, logger="pymc.ngvi"):
+        check_matrix(one_layer(), one_layer_rows, "rows")
+    assert "not those of single rows" in caplog.text
+
+
 # --- fits -------------------------------------------------------------------------------------------------------------
 
 
@@ -399,3 +456,34 @@ def test_long_steps_are_halved_without_hessians(monkeypatch):
         approx = pm.fit(20, method="ngvi", estimator="gauss_newton", step="decay", random_seed=1, progressbar=False)
     assert searched
     assert approx.elbo.value > -330.0
+
+
+N_FAR = 400
+FAR_X = _RNG.normal(size=(N_FAR, 2))
+FAR_Y = 50.0 + FAR_X @ [3.0, -2.0] + 2.0 * _RNG.normal(size=N_FAR)
+
+
+def far_regression(batch_size=None):
+    """From 0, the mean is 25 standard deviations of the noise away, and squares of gradients are thousands of times too
+    large.
+    """
+    x, y = (FAR_X, FAR_Y) if batch_size is None else pm.Minibatch(FAR_X, FAR_Y, batch_size=batch_size)
+    with pm.Model() as model:
+        slope, intercept = pm.Normal("slope", 0, 10, shape=2), pm.Normal("intercept", 0, 100)
+        noise = pm.HalfNormal("noise", 10)
+        pm.Normal("y", intercept + x @ slope, noise, observed=y, total_size=N_FAR)
+    return model
+
+
+@pytest.mark.parametrize(("batch_size", "seed"), [(None, 1), (80, 1), (80, 2)])
+def test_a_far_start_is_left_behind(batch_size, seed):
+    """Steps count once the ELBO has stopped rising: else they are too small before the data are reached."""
+    quick = {"method": "ngvi", "backend": "quick", "progressbar": False}
+    with far_regression():
+        best = pm.fit(family="diagonal", **quick)
+    with far_regression(batch_size), warnings.catch_warnings():
+        warnings.simplefilter("ignore", pymc_ngvi.ConvergenceWarning)  # it is not waited for the end
+        approx = pm.fit(400, estimator="gauss_newton", random_seed=seed, **quick)
+    assert approx.record.step == "decay"
+    np.testing.assert_array_less(np.abs(approx.mean_flat - best.mean_flat) / best.sd_flat, 0.1)
+    np.testing.assert_allclose(approx.sd_flat, best.sd_flat, rtol=0.15)

@@ -17,6 +17,7 @@ import pymc_ngvi
 from pymc_ngvi.core.status import ConvergenceWarning, Status
 from pymc_ngvi.fitting.registry import choose
 from pymc_ngvi.model import LogDensity
+from pymc_ngvi.steps.stochastic.passes import on_passes
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 
@@ -221,17 +222,57 @@ def test_adaptive_is_refused_with_the_rule_to_take():
 
 
 @two_seeds
-def test_the_gap_is_unknown_and_never_certified(seed):
-    """The noise of a batch would count as a gap. A fit ends by levelling off only, and says so."""
+def test_short_fits_are_not_certified(seed):
+    """All of the data would take more gradients than the fit did. It ends by levelling off only, and says so."""
     with pytest.warns(ConvergenceWarning, match=r"levelled off.*if that is known"):
         approx = pymc_ngvi.fit_ngvi(
-            2_000, model=model(), random_seed=seed, step="decay", window=30, backend="quick", progressbar=False
+            2_000,
+            model=model(),
+            random_seed=seed,
+            step="decay",
+            n_draws=2,
+            window=30,
+            backend="quick",
+            progressbar=False,
         )
     assert approx.status is Status.LEVELLED
     assert approx.record.n_iterations >= 90
     assert np.isnan(approx.gap)
     assert np.isnan(approx.gap_hist).all()
     assert "gap unknown" in approx.record.closing_line()
+
+
+@pytest.mark.parametrize("batch_size", [BATCH, 48])
+@two_seeds
+def test_the_gap_on_passes_is_that_of_all_data(seed, batch_size):
+    """Unbiased, whether the batches of a pass have each row once or the last one begins another pass."""
+    density = LogDensity(model(batch_size), "quick")
+    sd = np.sqrt(np.diag(COV))
+    q = state_of("full", MEAN + 0.8 * sd, 1.5 * COV)
+    rng, found = np.random.default_rng(seed), []
+    for _ in range(20):
+        density.n_gradients = 4 * 128 * density.n_batches
+        found.append(on_passes(density, q, rng))
+    error = PRECISION @ (1.5 * COV) - np.eye(3)
+    expected = 0.5 * (0.8 * sd) @ PRECISION @ (1.5 * COV) @ PRECISION @ (0.8 * sd) + 0.25 * np.trace(error @ error)
+    gaps = np.array([passes.measured.gap for passes in found])
+    assert abs(gaps.mean() - expected) < 4 * gaps.std() / np.sqrt(len(gaps))
+    assert gaps.std() < 0.2 * expected
+    assert all(passes.evaluation.theta.shape == (128, 3) and passes.units.shape == (8, 16) for passes in found)
+    density.n_gradients = 4 * 63 * density.n_batches
+    assert on_passes(density, q, rng) is None
+
+
+@two_seeds
+def test_a_fit_on_minibatches_is_certified_on_passes(seed):
+    """Far from the posterior it is not, and the gap says how far; near it, it is."""
+    far = quietly(random_seed=seed, step="constant", step_size=0.02, n=60, n_draws=64)
+    exact = kl(far.q.mean(), far.q.cov())
+    assert far.status is not Status.CONVERGED
+    assert far.gap > 0.5 * exact > 1.0
+    near = quietly(random_seed=seed, step="decay", n=2_000)
+    assert near.status is Status.CONVERGED
+    assert kl(near.q.mean(), near.q.cov()) < 0.01
 
 
 @two_seeds
@@ -261,9 +302,10 @@ def test_refined_goes_on_with_the_next_batches():
 
 
 def test_a_batch_of_all_rows_is_all_of_the_data():
-    """Each row once: the posterior to rounding, though nothing certifies it."""
+    """Each row once: the posterior to rounding, and certified."""
     approx = quietly(model=model(N), n=40)
-    assert np.isnan(approx.gap)
+    assert approx.status is Status.CONVERGED
+    assert approx.gap < 1e-8
     assert kl(approx.q.mean(), approx.q.cov()) < 1e-8
 
 
@@ -295,7 +337,7 @@ def test_a_regression_with_unknown_noise_is_fitted_from_its_default_start():
     """The first natural steps on single batches overshoot by far: seen, and begun again from a better start."""
     full = full_fit()
     approx = quietly(n=10_000, model=regression(batch_size=100), random_seed=1)
-    assert approx.status is Status.LEVELLED
+    assert approx.status is Status.CONVERGED
     # Passes through the data leave .01 to .03 standard deviations; batches drawn independently would leave .2.
     np.testing.assert_array_less(np.abs(approx.q.mean() - full.q.mean()) / full.q.sd(), 0.1)
     np.testing.assert_allclose(approx.q.sd(), full.q.sd(), rtol=0.05)

@@ -11,6 +11,7 @@ from pymc_ngvi.families.family import (
     OF_COVARIANCE,
     FamilyOptions,
     ModelForm,
+    Product,
     Traits,
 )
 from pymc_ngvi.families.gaussian import GaussianFamily, Unstructured

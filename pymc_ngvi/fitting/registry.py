@@ -43,7 +43,7 @@ def _rows() -> tuple[tuple[str, str, str, str], ...]:
         for product in family.traits.goes_with
         for row in itertools.product(*product)
     ]
-    # Sums over rows of products of gradients are for models of many weights: independent ones, where no family is named.
+    # Products of gradients are for models of many weights: independent ones, where no family is named.
     rows.sort(key=lambda row: row[2] == "gauss_newton" and row[0] != INDEPENDENT)
     return tuple(dict.fromkeys(rows))
 

@@ -121,7 +121,9 @@ class SquaredGradients:
         parts = self._parts
         with without_c():
             direction, derivatives = parts.derivatives_along()
-            along = pt.add(pt.constant(0.0), *[(d**2).sum() / s for d, s in zip(derivatives, parts.scales, strict=True)])
+            along = pt.add(
+                pt.constant(0.0), *[(d**2).sum() / s for d, s in zip(derivatives, parts.scales, strict=True)]
+            )
             [along] = parts.graphs.simplify([along])
             directions, batched = graph.over_directions(along, direction)
         return parts.functions.compile([parts.theta, directions], batched)

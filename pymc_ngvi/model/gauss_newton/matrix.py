@@ -7,7 +7,7 @@ import numpy as np
 from pymc_ngvi.core.target import Independent, MeanHessian, Whitener
 from pymc_ngvi.core.values import Array, Outer
 from pymc_ngvi.model.flat import FlatGraphs, Functions
-from pymc_ngvi.model.gauss_newton.diagonal import Squares, SquaredGradients
+from pymc_ngvi.model.gauss_newton.diagonal import SquaredGradients, Squares
 from pymc_ngvi.model.gauss_newton.gradients import RowGradients
 from pymc_ngvi.model.gauss_newton.parts import Parts
 from pymc_ngvi.model.gauss_newton.rest import Rest

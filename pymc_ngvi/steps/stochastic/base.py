@@ -32,10 +32,10 @@ from pymc_ngvi.core.types import (
 )
 from pymc_ngvi.estimators import gauss_newton, price
 from pymc_ngvi.steps.adaptive.certificate import has_diverged, loses_draws
-from pymc_ngvi.steps.adaptive.measure import Measured, measured_gap
-from pymc_ngvi.steps.stochastic.passes import measured_on_passes
+from pymc_ngvi.steps.adaptive.measure import UNKNOWN, Measured, measured_gap
 from pymc_ngvi.steps.schedule.tolerance import Tolerance
 from pymc_ngvi.steps.stochastic.levelling import Windows
+from pymc_ngvi.steps.stochastic.passes import on_batches, on_passes, replicates
 
 #: Draws in one window of the stop rule, and iterations at least.
 _WINDOW_DRAWS, _WINDOW_LEAST = 1_000, 50
@@ -304,41 +304,27 @@ class Stochastic[M](StepRule[GaussianState, StochasticState[M]]):
 
     def _assess(self, state: StochasticState[M]) -> Assessment:
         rng = np.random.default_rng([self._seed, _ASSESSMENT + state.t])
-        measured = self._measure(state.q, rng)
-        gap, gap_sd, against = measured.gap, measured.sd, measured.against
+        passes = on_passes(self._target, state.q, rng) if self._target.has_minibatch else None
+        measured = self._measure(state.q, rng) if passes is None else passes.measured
         base = sobol_draws(_N_ASSESSED, self._target.n_dim, rng)
         if self._target.has_minibatch:
-            units = np.array([np.arange(rows.start, rows.stop) for rows in base.replicates()])
-            evaluation = self._evaluate_on_batches(state.q, base, rng)
+            units, evaluation = replicates(base), on_batches(self._target, state.q, base, rng)
         else:
             units, evaluation = base.pairs(), self._estimator.evaluate(self._target, state.q, base)
-        if loses_draws(evaluation):
-            against = Status.OUTSIDE_SUPPORT
+        against = Status.OUTSIDE_SUPPORT if loses_draws(evaluation) else measured.against
         if has_diverged(state.q, evaluation, units, state.first_elbo, on_batches=self._target.has_minibatch):
             against = Status.DIVERGED
+        if passes is not None and against is None:  # all of the data tell the ELBO with less noise
+            units, evaluation = passes.units, passes.evaluation
         certified = self._is_within(state.q, measured)
-        return Assessment(evaluation.theta, evaluation.logp, units, gap, gap_sd, against, certified)
+        return Assessment(evaluation.theta, evaluation.logp, units, measured.gap, measured.sd, against, certified)
 
     def _measure(self, q: GaussianState, rng: np.random.Generator) -> Measured:
         if self._target.has_minibatch:
-            return measured_on_passes(self._target, q, rng)
+            return UNKNOWN
         # Gauss-Newton is taken where Hessians take too long, or where kinks have none.
         second_order = self._second_order and self._estimator is not gauss_newton
         return measured_gap(self._target, q, rng, second_order=second_order)
-
-    def _evaluate_on_batches(self, q: GaussianState, base: BaseDraws, rng: np.random.Generator) -> Evaluation:
-        """Evaluate each replicate of the draws on a minibatch of its own."""
-        parts = []
-        for rows in base.replicates():
-            self._target.next_batch(rng)
-            parts.append(self._estimator.evaluate(self._target, q, BaseDraws(base.z[rows], 1)))
-        return Evaluation(
-            theta=np.concatenate([p.theta for p in parts]),
-            logp=np.concatenate([p.logp for p in parts]),
-            grad=np.concatenate([p.grad for p in parts]),
-            finite=np.concatenate([p.finite for p in parts]),
-            elbo=float(np.mean([p.elbo for p in parts])),
-        )
 
     # --- for subclasses -------------------------------------------------------------------------------------------
 

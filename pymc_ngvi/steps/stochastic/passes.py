@@ -4,7 +4,12 @@ Each replicate of the draws is evaluated on a pass through the data of its own, 
 has, as where its last batch begins another one, then is in the scatter of replicates, like that of the draws.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
+
+from numpy.typing import NDArray
 
 from pymc_ngvi.core.draws import sobol_draws
 from pymc_ngvi.core.status import Status
@@ -12,7 +17,7 @@ from pymc_ngvi.core.types import Array, BaseDraws, Evaluation, GaussianState, Ta
 from pymc_ngvi.estimators import stein
 from pymc_ngvi.estimators.metric import SEEN
 from pymc_ngvi.steps.adaptive.certificate import loses_draws
-from pymc_ngvi.steps.adaptive.measure import UNKNOWN, Measured
+from pymc_ngvi.steps.adaptive.measure import Measured
 
 #: Part of the gradients of a fit that a measurement may take.
 _PART = 0.25
@@ -20,8 +25,26 @@ _PART = 0.25
 _FEWEST, _MOST = 64, 2_048
 
 
-def measured_on_passes(target: Target, q: GaussianState, rng: np.random.Generator) -> Measured:
-    """Measure the gap of a state from gradients on all of the data.
+@dataclass(frozen=True, eq=False)
+class OnPasses:
+    """A state on all of the data.
+
+    Parameters
+    ----------
+    measured : Measured
+        What is left to gain.
+    evaluation : Evaluation
+    units : ndarray of int, shape (n_replicates, n_draws / n_replicates)
+        Draws on one pass.
+    """
+
+    measured: Measured
+    evaluation: Evaluation
+    units: NDArray[np.intp]
+
+
+def on_passes(target: Target, q: GaussianState, rng: np.random.Generator) -> OnPasses | None:
+    """Evaluate a state, and measure its gap from gradients, on all of the data.
 
     Parameters
     ----------
@@ -32,15 +55,33 @@ def measured_on_passes(target: Target, q: GaussianState, rng: np.random.Generato
 
     Returns
     -------
-    Measured
-        `UNKNOWN` where a fit has taken so few gradients that measuring would take longer.
+    OnPasses or None
+        None where the fit has taken so few gradients that this would take longer.
     """
     affordable = _PART * target.n_gradients / target.n_batches
     if affordable < _FEWEST:
-        return UNKNOWN
-    n_draws = min(2 ** int(np.log2(affordable)), _MOST)
-    base = sobol_draws(n_draws, target.n_dim, rng)
-    evaluation = _on_passes(target, q, base, rng)
+        return None
+    base = sobol_draws(min(2 ** int(np.log2(affordable)), _MOST), target.n_dim, rng)
+    evaluation = _by_replicate(q, base, lambda theta: _on_pass(target, theta, int(rng.integers(2**31))))
+    return OnPasses(_measured(target, q, base, evaluation), evaluation, replicates(base))
+
+
+def on_batches(target: Target, q: GaussianState, base: BaseDraws, rng: np.random.Generator) -> Evaluation:
+    """Evaluate each replicate of the draws on a minibatch of its own."""
+
+    def evaluate(theta: Array) -> tuple[Array, Array]:
+        target.next_batch(rng)
+        return target.logp_grad(theta)
+
+    return _by_replicate(q, base, evaluate)
+
+
+def replicates(base: BaseDraws) -> NDArray[np.intp]:
+    """Return the rows of each replicate, (n_replicates, n_draws / n_replicates)."""
+    return np.arange(base.n_draws).reshape(base.n_replicates, -1)
+
+
+def _measured(target: Target, q: GaussianState, base: BaseDraws, evaluation: Evaluation) -> Measured:
     if not evaluation.finite.any():
         return Measured(np.nan, np.inf, Status.OUTSIDE_SUPPORT)
     moments = stein.moments(target, q, base, evaluation)
@@ -50,12 +91,10 @@ def measured_on_passes(target: Target, q: GaussianState, rng: np.random.Generato
     return Measured(max(moments.gap - moments.floor, 0.0) / seen, moments.floor_sd / seen, against, spread)
 
 
-def _on_passes(target: Target, q: GaussianState, base: BaseDraws, rng: np.random.Generator) -> Evaluation:
-    """Evaluate log p and its gradient, each replicate on the mean over the batches of one pass."""
+def _by_replicate(q: GaussianState, base: BaseDraws, evaluate: Callable[[Array], tuple[Array, Array]]) -> Evaluation:
     theta = q.draws(base.z)
-    logp, grad = np.empty(len(theta)), np.empty_like(theta)
-    for rows in base.replicates():
-        logp[rows], grad[rows] = _on_pass(target, theta[rows], int(rng.integers(2**31)))
+    parts = [evaluate(theta[rows]) for rows in base.replicates()]
+    logp, grad = (np.concatenate(part) for part in zip(*parts, strict=True))
     finite = np.isfinite(logp) & np.isfinite(grad).all(axis=1)
     elbo = float(logp[finite].mean()) + q.entropy() if finite.any() else -np.inf
     return Evaluation(theta, logp, grad, finite, elbo)
