@@ -28,7 +28,7 @@ class FitRecord:
     elbo : Elbo
     gap : float
         Nats of ELBO that are still to be gained in this family, estimated on fresh draws or by quadrature, at least 0;
-        NaN where unknown (minibatches).
+        NaN where unknown, as in short fits on minibatches.
     n_iterations : int
     n_gradients, n_hessians : int
         Draws at which the gradient, and the Hessian, of the density that was fitted were evaluated: log p, or its
