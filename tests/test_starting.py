@@ -8,6 +8,7 @@ import pytest
 
 from pymc_ngvi import LogDensity, StartError, fit_ngvi
 from pymc_ngvi.families import FullState
+from pymc_ngvi.fitting import starting
 from pymc_ngvi.fitting.begun import make_rule
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.starting import START_SCALES, large_scales, start_point, start_scales
@@ -443,3 +444,46 @@ def test_a_line_search_measures_the_state_that_it_is_given():
     n = density.n_gradients
     rule.init(good)
     assert density.n_gradients == n
+
+
+# --- networks ---------------------------------------------------------------------------------------------------------
+
+
+def start_of_network(seed=1, start=None, **options):
+    with pm.Model() as model:
+        w1, b1 = pm.Normal("w1", 0, 1, shape=(50, 40)), pm.Normal("b1", 0, 1, shape=40)
+        w2, b2 = pm.Normal("w2", 0, 1, shape=40), pm.Normal("b2", 0, 1)
+        sd, set_by_hand = pm.HalfNormal("sd", 1, shape=3), pm.Normal("set", 0, 1, shape=3, initval=[0.0, 0.0, 1.0])
+        x = np.ones((4, 50))
+        mean = pm.math.tanh(x @ w1 + b1) @ w2 + b2 + set_by_hand.sum()
+        pm.Normal("y", mean, sd.sum(), observed=np.arange(4.0))
+    density = LogDensity(model, "quick")
+    return density, starting.units_apart(density, starting.start_point(density, start), start, seed)
+
+
+def test_units_of_a_network_start_apart():
+    """Weights about 0, with variance 2 / n; what else there is, and what the user gave, stays."""
+    density, point = start_of_network()
+    of = {v.name: point[v.where] for v in density.layout.variables}
+    for name, n in {"w1": 50, "b1": 40, "w2": 40}.items():
+        assert len(np.unique(of[name])) == of[name].size
+        # The standard error of a standard deviation of m numbers is 1 / sqrt(2 m) of it.
+        assert abs(of[name].std() / np.sqrt(2 / n) - 1) < 4 / np.sqrt(2 * of[name].size)
+    same = density.initial_point()
+    for name in ("b2", "sd", "set"):
+        [v] = [v for v in density.layout.variables if v.name == name]
+        np.testing.assert_array_equal(point[v.where], same[v.where])
+    np.testing.assert_array_equal(start_of_network()[1], point)
+    assert not np.array_equal(start_of_network(seed=2)[1], point)
+    given = {"w1": np.full((50, 40), 0.5), "b1": np.zeros(40)}
+    _, by_hand = start_of_network(start=given)
+    np.testing.assert_array_equal(by_hand[:2000], 0.5)
+    np.testing.assert_array_equal(by_hand[2000:2040], 0.0)
+
+
+def test_coefficients_without_units_start_where_pymc_has_them():
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 1, shape=5)
+        pm.Normal("y", np.ones((4, 5)) @ beta, 1.0, observed=np.arange(4.0))
+    density = LogDensity(model, "quick")
+    np.testing.assert_array_equal(starting.units_apart(density, np.zeros(5), None, 1), 0.0)

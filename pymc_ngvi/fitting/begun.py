@@ -161,6 +161,8 @@ def _tried(
 ) -> FirstState:
     earlier, means = (start, start.mean) if isinstance(start, Earlier) else (None, start)
     point, scales = problem.start(means, start_sigma)
+    if options.choice.is_for_networks:
+        point = starting.units_apart(problem.density, point, means, seed)
     rule, state = make_rule(problem.target, options, seed), None
     if earlier is not None and start_sigma is None:
         state = earlier.state(rule, problem, point, scales)

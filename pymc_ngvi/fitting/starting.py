@@ -25,6 +25,8 @@ _MOST_NARROWER, _STEEP = 10, 1e3
 #: End of the names of unconstrained values of positive variables; their logarithm from which a start counts as far
 #: above 1; variables that are tried lower, at most.
 _POSITIVE, _FAR, _MOST_LOWERED = "_log__", 1.7, 10
+#: Marks the random stream of the starts of weights.
+_UNITS = 7
 #: ELBO of a start that is too wide where any will do otherwise: rates of data beside covariates on large scales have
 #: expectations of such a size, and steps lead down from there slowly.
 _TOO_WIDE = -1e15
@@ -129,6 +131,34 @@ def start_scales(density: LogDensity, start_sigma: Mapping[str, ArrayLike] | flo
             scale[v.where] = np.broadcast_to(values, v.shape).ravel()
     named = {names[name].name for name in start_sigma}
     return scales[:1] if len(named) == len(density.layout.variables) else scales
+
+
+def units_apart(density: LogDensity, point: Array, start: Mapping[str, ArrayLike] | None, seed: int) -> Array:
+    """Return a starting mean in which the units of a network differ from each other.
+
+    Where a matrix has entries that all start at one value, as weights do in PyMC, it and all other such arrays get random
+    starts about it: normal, with variance 2 / n where n is the number of their rows [1]_. Else all units of a layer would
+    have the same gradients. Positive variables, and values that the user gave, stay as they are.
+
+    References
+    ----------
+    .. [1] K. He, X. Zhang, S. Ren and J. Sun (2015). Delving deep into rectifiers. ICCV.
+       https://doi.org/10.1109/ICCV.2015.123
+    """
+    point, rng = point.copy(), np.random.default_rng([seed, _UNITS])
+    alike = [
+        v
+        for v in density.layout.variables
+        if v.value_name == v.name
+        and not (start and v.name in start)
+        and v.where.stop > v.where.start + 1
+        and np.ptp(point[v.where]) == 0.0
+    ]
+    if not any(len(v.shape) > 1 and min(v.shape) > 1 for v in alike):
+        return point
+    for v in alike:
+        point[v.where] += rng.standard_normal(v.where.stop - v.where.start) * np.sqrt(2.0 / v.shape[0])
+    return point
 
 
 def large_scales(density: LogDensity, point: Array, start: Mapping[str, ArrayLike] | None) -> list[NDArray[np.intp]]:

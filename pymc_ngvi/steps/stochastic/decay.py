@@ -11,9 +11,9 @@ looked at on the data and the draws that led to it: where the ELBO falls on thes
 begins again from a better start, the solution for some of the data, or, where it has one already, the step is halved.
 As long as this does not happen, and on conjugate models it does not, steps are those of the paper.
 
-With ``gauss_newton`` the curvature far from the optimum is not that of log p, and the first step does not forget the
-start. A step that is too long is always halved, and steps count only once the ELBO has stopped rising: until then, a
-window of steps in which it has risen is not counted, and the average begins again.
+With ``gauss_newton`` the curvature far from the optimum is not that of log p, and a first step of size 1 does not forget
+the start. Steps are .1 until the ELBO has levelled off; only then they fall, and the average begins. A step that is too
+long is always halved.
 
 References
 ----------
@@ -26,12 +26,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import BaseDraws, Evaluation, GaussianState, Moments
 from pymc_ngvi.estimators import gauss_newton
 from pymc_ngvi.steps.schedule.linesearch import Failure, search
 from pymc_ngvi.steps.stochastic.base import Advance, Stochastic, StochasticState
-from pymc_ngvi.steps.stochastic.levelling import Windows
 from pymc_ngvi.steps.stochastic.pilot import pilot_fit
 
 #: Nats, to second order, by which a step may move q without a look at where it leads.
@@ -40,12 +40,8 @@ _SMALL = 1.0
 _SLACK = 1.0
 #: Valid steps after which the fit does not begin again.
 _MAX_BEGUN = 30
-#: Steps in a window over which the ELBO is averaged to see whether it rises, about, and at most.
-_WINDOW, _LONGEST = 16, 256
-#: Steps that count, at least, once it has been seen to rise.
-_LEAST = 14
-#: Standard errors of a rise.
-_RISES = 3.0
+#: Steps that the start is worth where steps are held until the ELBO has levelled off: their size is .1.
+_HELD = 18
 
 
 @stored("decay.steps")
@@ -59,13 +55,13 @@ class Steps:
         Valid steps behind the average, or what the start is worth in such steps.
     start : GaussianState or None
         Where the fit began; None when it is needed no more.
-    rise : Windows or None
-        Of the ELBO, where steps count only once it has stopped rising.
+    held : bool
+        Whether steps do not count yet.
     """
 
     n_steps: int = 0
     start: GaussianState | None = None
-    rise: Windows | None = None
+    held: bool = False
 
 
 class Decay(Stochastic[Steps]):
@@ -78,7 +74,7 @@ class Decay(Stochastic[Steps]):
         return 2.0 / (2.0 + t)
 
     def _advance(self, state: StochasticState[Steps], moments: Moments) -> Advance[Steps] | None:
-        n_steps = _memory(state).n_steps  # valid ones: the first of them forgets the start
+        n_steps = self._memory(state).n_steps  # valid ones: the first of them forgets the start
         found = self._updated(state.iterate, moments, self._rate(n_steps))
         if found is None:
             return None
@@ -87,27 +83,26 @@ class Decay(Stochastic[Steps]):
     def _averaged(
         self, state: StochasticState[Steps], iterate: GaussianState, step_size: float
     ) -> Advance[Steps] | None:
-        memory = _memory(state)
+        memory = self._memory(state)
+        if memory.held and not state.levels.has_levelled:
+            return Advance(iterate, iterate, step_size, memory)
         weight = self._rate(memory.n_steps)
         try:
             average = iterate if weight == 1.0 else state.q.merged(iterate, weight)
         except np.linalg.LinAlgError:  # both singular to rounding, or all but
             return None
         start = memory.start if memory.n_steps < _MAX_BEGUN else None
-        rise = self._rise(state, memory)
-        n_steps = memory.n_steps + 1
-        if rise is not None and rise.just_completed and rise.has_risen(_RISES):
-            average, n_steps = iterate, max(n_steps - rise.size, min(n_steps, _LEAST))
-        return Advance(average, iterate, step_size, Steps(n_steps, start, rise))
+        return Advance(average, iterate, step_size, Steps(memory.n_steps + 1, start))
 
-    def _rise(self, state: StochasticState[Steps], memory: Steps) -> Windows | None:
-        """Return the windows of the ELBO with the last one."""
-        if self._estimator is not gauss_newton:  # steps of size 1 with Hessians forget the start
-            return None
-        size = _WINDOW
-        if self._target.has_minibatch:  # whole passes have none of the noise of single batches
-            size = min(self._target.n_batches * -(-size // self._target.n_batches), _LONGEST)
-        return (memory.rise or Windows(size)).with_value(state.elbo)
+    def terminate(self, state: StochasticState[Steps]) -> Status | None:
+        """Return why to stop, or None to go on: once the ELBO has levelled off, steps that were held begin to fall."""
+        status = super().terminate(state)
+        return None if status is Status.LEVELLED and self._memory(state).held else status
+
+    def _memory(self, state: StochasticState[Steps]) -> Steps:
+        # Steps of size 1 with Hessians forget the start; those with Gauss-Newton may lead to another one as far away.
+        held = self._estimator is gauss_newton
+        return state.memory or Steps(_HELD if held else 0, state.q, held)
 
     def _guarded(
         self,
@@ -126,7 +121,7 @@ class Decay(Stochastic[Steps]):
 
         if accepts(self._estimator.evaluate(self._target, advance.iterate, base)):
             return advance
-        start = _memory(state).start
+        start = self._memory(state).start
         if start is not None and self._estimator is not gauss_newton:  # which is taken where Hessians take too long
             pilot = pilot_fit(self._target, self._update, start, self._seed)
             if pilot is not None:
@@ -140,7 +135,3 @@ class Decay(Stochastic[Steps]):
             first=0.5 * advance.step_size,
         )
         return None if isinstance(found, Failure) else self._averaged(state, found.q, found.size)
-
-
-def _memory(state: StochasticState[Steps]) -> Steps:
-    return state.memory or Steps(0, state.q)

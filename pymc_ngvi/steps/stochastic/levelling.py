@@ -63,12 +63,6 @@ class Windows:
         """Whether the last value completed a window."""
         return self.n == 0 and bool(self.means)
 
-    def has_risen(self, n_se: float) -> bool:
-        """Tell whether the last mean is above the one before by so many standard errors of their difference."""
-        if len(self.means) < 2:
-            return False
-        return bool(self.means[-1] - self.means[-2] > n_se * np.sqrt(2.0) * self.se)
-
     @property
     def slope(self) -> float:
         """Slope per window of the least-squares line through the last three means; inf before there are three."""
