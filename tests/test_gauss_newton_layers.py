@@ -13,6 +13,8 @@ from scipy import special
 
 import pymc_ngvi
 
+from pymc_ngvi.fitting.defaults import options_for
+from pymc_ngvi.fitting.registry import Choice
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.gauss_newton import diagonal
 from pymc_ngvi.model.gauss_newton import gradients as row_gradients
@@ -489,3 +491,18 @@ def test_a_far_start_is_left_behind(batch_size, seed):
     # A batch is a fifth of the data: the last iterate of 400 is .1 to .2 standard deviations off.
     np.testing.assert_array_less(np.abs(approx.mean_flat - best.mean_flat) / best.sd_flat, 0.3)
     np.testing.assert_allclose(approx.sd_flat, best.sd_flat, rtol=0.15)
+
+
+def test_large_networks_take_limited_steps():
+    """Beyond some thousands of weights, steps 2/(2 + t) take long to leave a far place; what is named is taken."""
+    x = _RNG.normal(size=(4, 130))
+    with pm.Model() as model:
+        w1, w2 = normal("w1", 130, 40), normal("w2", 40)
+        pm.Normal("y", pm.math.tanh(x @ w1) @ w2, 1.0, observed=np.arange(4.0))
+    density = LogDensity(model, "quick")
+    assert options_for({"estimator": "gauss_newton"}, density).choice == Choice(
+        "diagonal", "natural", "gauss_newton", "ivon"
+    )
+    for given in ({"step": "decay"}, {"family": "block"}):
+        assert options_for({"estimator": "gauss_newton", **given}, density).choice.step == "decay"
+    assert options_for({"estimator": "gauss_newton"}, LogDensity(one_layer(), "quick")).choice.step == "decay"

@@ -15,6 +15,8 @@ from pymc_ngvi.fitting.registry import AXES, ON_FIXED_DRAWS, only_family, stocha
 from pymc_ngvi.model import LogDensity, MissingDerivativeError
 from pymc_ngvi.reparam.row_space import in_words
 
+#: Weights of a network beyond which momentum and limited steps lead further in a few passes than averages do.
+_MANY_WEIGHTS = 5_000
 #: Directions in which functions of rows may vary, beyond which draws of all coordinates are the quicker.
 _FEW_DIRECTIONS = 5
 #: Families whose form is known before the data are read, and that take exact expectations.
@@ -56,6 +58,8 @@ def options_for(given: Given, density: LogDensity | None = None) -> FitOptions:
         filled |= _components_for(given, density)
     if density is not None and density.has_minibatch and given["step"] is None:
         filled["step"] = stochastic_step(**{axis: filled[axis] for axis in AXES})
+    if density is not None and given["estimator"] == "gauss_newton" and density.n_dim > _MANY_WEIGHTS:
+        filled |= _for_many_weights(given, filled)
     if density is not None and _goes_by_rows(given, filled, density):
         filled["estimator"] = "quadrature"
     options = FitOptions(**filled)
@@ -99,6 +103,17 @@ def _for_batches(given: Given) -> Mapping[str, str]:
     if given["family"] not in (None, AUTO, *_OF_BATCHES):
         raise ValueError(f"batches= goes with family={' or '.join(map(repr, _OF_BATCHES))}; got {given['family']!r}.")
     return {"estimator": "quadrature", "posterior": "gaussian"}
+
+
+def _for_many_weights(given: Given, filled: Given) -> Mapping[str, str]:
+    """Return the step rule for large networks, where it goes with what was given."""
+    if given["step"] is not None:
+        return {}
+    try:
+        FitOptions(**{**filled, "step": "ivon"})
+    except ValueError:
+        return {}
+    return {"step": "ivon"}
 
 
 def _names_a_method(given: Given) -> bool:

@@ -136,9 +136,9 @@ def start_scales(density: LogDensity, start_sigma: Mapping[str, ArrayLike] | flo
 def units_apart(density: LogDensity, point: Array, start: Mapping[str, ArrayLike] | None, seed: int) -> Array:
     """Return a starting mean in which the units of a network differ from each other.
 
-    Where a matrix has entries that all start at one value, as weights do in PyMC, it and all other such arrays get random
-    starts about it: normal, with variance 2 / n where n is the number of their rows [1]_. Else all units of a layer would
-    have the same gradients. Positive variables, and values that the user gave, stay as they are.
+    Where a matrix has entries that all start at one value, as weights do in PyMC, it and all other such arrays get
+    random starts about it: normal, with variance 2 / n where n is the number of their rows [1]_. Else all units of a
+    layer would have the same gradients. Positive variables, and values that the user gave, stay as they are.
 
     References
     ----------

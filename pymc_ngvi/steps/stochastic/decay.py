@@ -11,9 +11,9 @@ looked at on the data and the draws that led to it: where the ELBO falls on thes
 begins again from a better start, the solution for some of the data, or, where it has one already, the step is halved.
 As long as this does not happen, and on conjugate models it does not, steps are those of the paper.
 
-With ``gauss_newton`` the curvature far from the optimum is not that of log p, and a first step of size 1 does not forget
-the start. Steps are .1 until the ELBO has levelled off; only then they fall, and the average begins. A step that is too
-long is always halved.
+With ``gauss_newton`` the curvature far from the optimum is not that of log p, and a first step of size 1 does not
+forget the start. Steps are .1 until the ELBO has levelled off; only then they fall, and the average begins. A step that
+is too long is always halved.
 
 References
 ----------
@@ -75,7 +75,10 @@ class Decay(Stochastic[Steps]):
 
     def _advance(self, state: StochasticState[Steps], moments: Moments) -> Advance[Steps] | None:
         n_steps = self._memory(state).n_steps  # valid ones: the first of them forgets the start
-        found = self._updated(state.iterate, moments, self._rate(n_steps))
+        size = self._rate(n_steps)
+        if state.memory is not None and state.memory.held:  # steps that had to be halved grow again
+            size = min(size, 2.0 * state.step_size)
+        found = self._updated(state.iterate, moments, size)
         if found is None:
             return None
         return self._averaged(state, *found)
@@ -114,7 +117,8 @@ class Decay(Stochastic[Steps]):
     ) -> Advance[Steps] | None:
         if advance.step_size**2 * moments.gap < _SMALL:
             return advance
-        least = evaluation.elbo - _SLACK * self._target.n_dim - 1e-9 * abs(evaluation.elbo)
+        slack = 0.0 if self._estimator is gauss_newton else _SLACK
+        least = evaluation.elbo - slack * self._target.n_dim - 1e-9 * abs(evaluation.elbo)
 
         def accepts(new: Evaluation) -> bool:
             return bool(new.elbo >= least and new.finite.sum() >= evaluation.finite.sum())
