@@ -120,40 +120,31 @@ _ = axes[4].set(title="all 500 draws", xlabel="probability", yticks=[])
 # %% [markdown]
 # ## The fit
 #
-# One word beside the method, and a random start: PyMC starts all weights at 0, where no unit differs from another.
-
+# One word beside the method. The default family is `"diagonal"`, which serves networks of any size; with some hundred
+# weights, `"full"` can be had, too. Weights start at random, another way with each `random_seed`.
 
 # %%
-def random_start(seed):
-    """Return starting means of weights."""
-    rng = np.random.default_rng(seed)
-    return {name: rng.normal(size=model[name].shape.eval()) for name in ("w1", "b1", "w2")}
-
-
-options = {"method": "ngvi", "estimator": "gauss_newton", "random_seed": 1, "progressbar": False}
+options = {"method": "ngvi", "estimator": "gauss_newton", "progressbar": False}
 with model:
-    decay = pm.fit(step="decay", start=random_start(1), **options)
-    fits = [pm.fit(step="proximal", start=random_start(seed), **options) for seed in (1, 2, 3)]
-for name, fit in zip(["decay", "proximal", "start 2", "start 3"], [decay, *fits], strict=True):
+    diagonal = pm.fit(random_seed=1, **options)
+    fits = [pm.fit(family="full", random_seed=seed, **options) for seed in (1, 2)]
+for name, fit in zip(["diagonal", "full", "full, seed 2"], [diagonal, *fits], strict=True):
     print(f"{name}: {fit.status} after {fit.n_iterations} iterations, ELBO {fit.elbo}")
 
 # %% [markdown]
-# The ELBO tells fits of one model apart: the higher, the nearer q is to the posterior. Steps that decay average over
-# all iterations, those on the way included, which costs some nats here. Take the best one of a few starts. What does it
-# say of itself?
+# The ELBO tells fits of one model apart: the higher, the nearer q is to the posterior. What weights have to do with
+# each other is worth several nats here. Take the best one of a few starts. What does it say of itself?
 
 # %%
-other, *_, approx = sorted(fits, key=lambda fit: fit.elbo.value)
+other, approx = sorted(fits, key=lambda fit: fit.elbo.value)
 diagnosis = approx.diagnose(draws=2_000, random_seed=1)
 print(f"Reliable: {diagnosis.reliable}")
 for reason in diagnosis.reasons:
     print(textwrap.fill(f"- {reason}", 100, subsequent_indent="  "))
 
 # %% [markdown]
-# That is about means and standard deviations of *weights*. Two of the reasons say why there is little to be
-# had from these: units can be exchanged, and change their signs together, and the network is the same. The gap is
-# estimated with the same squares of gradients, and is an overestimate where these are larger than second derivatives:
-# no start, and no other step rule that we tried, gave an ELBO that is more than 3 nats higher.
+# That is about means and standard deviations of *weights*. Two of the reasons say why there is little to be had from
+# these: units can be exchanged, and change their signs together, and the network is the same.
 #
 # ## What weights can't tell
 #
@@ -165,7 +156,7 @@ for reason in diagnosis.reasons:
 draws, of_other = approx.sample(1_000, random_seed=2), other.sample(1_000, random_seed=2)
 p_test, p_other = predict(draws, x_test), predict(of_other, x_test)
 fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
-for fit, colour, name in [(approx, "C0", "the best fit"), (other, "C1", "the last of the three")]:
+for fit, colour, name in [(approx, "C0", "the best fit"), (other, "C1", "the other")]:
     means = fit.mean_data
     left.scatter(*means["w1"], s=10 + 60 * np.abs(means["w2"]), color=colour, alpha=0.7, label=name)
 left.axhline(0, color="0.8", linewidth=1, zorder=0)
@@ -175,7 +166,7 @@ left.set_ylim(-2.7, 3.1)
 left.legend(frameon=False, loc="upper center", ncols=2)
 right.plot([0, 1], [0, 1], color="0.7", linewidth=1)
 right.plot(p_test.mean(axis=0), p_other.mean(axis=0), ".", color="C0", markersize=3)
-right.set(title="probabilities of the test rows", xlabel="the best fit", ylabel="the last of the three", aspect="equal")
+right.set(title="probabilities of the test rows", xlabel="the best fit", ylabel="the other", aspect="equal")
 between = np.abs(p_test.mean(axis=0) - p_other.mean(axis=0))
 print(f"predictive probabilities differ by {between.max():.3f} at most")
 
@@ -199,17 +190,18 @@ print(f"the same networks in other words: probabilities differ by {np.abs(p_same
 
 # %%
 nuts = pd.read_csv(Path("data") / "networks_nuts.csv").set_index("at")
-p_grid = predict(draws, grid)
-fig, axes = plt.subplots(1, 4, figsize=(12, 3.1), layout="constrained")
-rows = [("fit", p_grid.mean(axis=0), p_grid.std(axis=0))]
+of_diagonal = diagonal.sample(1_000, random_seed=2)
+rows = [(name, predict(of, grid)) for name, of in [("full", draws), ("diagonal", of_diagonal)]]
+rows = [(name, p.mean(axis=0), p.std(axis=0)) for name, p in rows]
 rows += [("NUTS", nuts.loc["grid", "mean"].to_numpy(), nuts.loc["grid", "sd"].to_numpy())]
-for k, (name, mean, sd) in enumerate(rows):
-    drawn = show(axes[k], mean, f"{name}: probability", **PROBABILITY)
-    axes[k].contour(side, side, mean.reshape(31, 31), [0.5], colors="k")
-    spread = show(axes[2 + k], sd, f"{name}: its sd", cmap="viridis", levels=np.linspace(0, 0.4, 9))
-axes[0].plot(*x_train.T, ".", color="k", alpha=0.3, markersize=2, markeredgewidth=0)
-fig.colorbar(drawn, ax=axes[1], shrink=0.75, ticks=[0, 0.5, 1])
-_ = fig.colorbar(spread, ax=axes[3], shrink=0.75, ticks=[0, 0.2, 0.4])
+fig, axes = plt.subplots(2, 3, figsize=(9, 5.4), layout="constrained")
+for (name, mean, sd), (above, below) in zip(rows, axes.T, strict=True):
+    drawn = show(above, mean, f"{name}: probability", **PROBABILITY)
+    above.contour(side, side, mean.reshape(31, 31), [0.5], colors="k")
+    spread = show(below, sd, f"{name}: its sd", cmap="viridis", levels=np.linspace(0, 0.4, 9))
+axes[0, 0].plot(*x_train.T, ".", color="k", alpha=0.3, markersize=2, markeredgewidth=0)
+fig.colorbar(drawn, ax=axes[0], shrink=0.75, ticks=[0, 0.5, 1])
+_ = fig.colorbar(spread, ax=axes[1], shrink=0.75, ticks=[0, 0.2, 0.4])
 
 # %% [markdown]
 # Two lines through these maps, one among the data and one where there are none, with bands of one standard deviation:
@@ -218,24 +210,25 @@ _ = fig.colorbar(spread, ax=axes[3], shrink=0.75, ticks=[0, 0.2, 0.4])
 fig, axes = plt.subplots(1, 2, figsize=(10, 3.2), sharey=True, layout="constrained")
 for ax, second, title in [(axes[0], 0.0, "among the data"), (axes[1], -2.4, "below all data")]:
     line = np.isclose(grid[:, 1], second)
-    for (name, mean, sd), colour in zip(rows, ["C0", "0.3"], strict=True):
+    for (name, mean, sd), colour in zip(rows, ["C0", "C1", "0.3"], strict=True):
         ax.plot(side, mean[line], color=colour, label=name)
         ax.fill_between(side, mean[line] - sd[line], mean[line] + sd[line], color=colour, alpha=0.2, linewidth=0)
     ax.set(title=f"{title}: second input {second:g}", xlabel="first input", ylim=(-0.05, 1.05))
 axes[0].set_ylabel("probability")
 axes[0].legend(frameon=False)
-sd_test = p_test.std(axis=0) / nuts.loc["test", "sd"].to_numpy()
-print(f"sd of the fit over that of NUTS: {np.median(sd_test):.2f} at the test rows (median)")
+sds = {}
+for name, of in [("full", draws), ("diagonal", of_diagonal)]:
+    sds[name] = predict(of, x_test).std(axis=0).mean() / nuts.loc["test", "sd"].mean()
+    print(f"{name}: mean sd of the probabilities of test rows over that of NUTS {sds[name]:.2f}")
 far = np.flatnonzero(np.isclose(grid, [-2.0, -2.4]).all(axis=1))[0]
 for name, mean, sd in rows:
     print(f"{name} at (-2, -2.4), below all data: probability {mean[far]:.2f}, sd {sd[far]:.2f}")
 
 # %% [markdown]
-# Among the data, probabilities are right and their standard deviations too large: q has independent weights, and what
-# the posterior knows of their combinations is lost. Where there are no data, q is too sure of where the boundary goes:
-# it is about one way to arrange the units, and does not see what others say there.
-
-# %% [markdown]
+# Among the data, probabilities are right and their standard deviations half as large again. Where there are none, the
+# dense covariance is near NUTS, though q is about one way to arrange the units. With independent weights, q is too sure
+# of where the boundary goes.
+#
 # ## Calibration on rows that were held out
 #
 # Of the test rows with a probability near .8, are 80 % of the first moon? ArviZ draws the curve, and its band, from
@@ -264,9 +257,8 @@ _ = azp.plot_ppc_pava(held_out, backend="matplotlib", figure_kwargs={"figsize": 
 with pm.Model(coords=COORDS):
     x, y = pm.Minibatch(x_train, y_train.astype(float), batch_size=128)
     network(x, y, total_size=len(y_train))
-    in_batches = pm.fit(step="proximal", start=random_start(1), **options)
+    in_batches = pm.fit(family="full", random_seed=1, **options)
 print(f"{in_batches.status} after {in_batches.n_iterations} iterations")
-p_batches = predict(in_batches.sample(1_000, random_seed=2), x_test)
 
 # %% [markdown]
 # ## All of them
@@ -274,21 +266,22 @@ p_batches = predict(in_batches.sample(1_000, random_seed=2), x_test)
 # Losses on the test rows, in nats, and how far the probabilities are from those of NUTS.
 
 # %%
-table = {}
-for name, p in {
-    "decay": predict(decay.sample(1_000, random_seed=2), x_test),
-    "proximal, best start": p_test,
-    "proximal, last of three": p_other,
-    "proximal, minibatches": p_batches,
-}.items():
-    off = p.mean(axis=0) - nuts.loc["test", "mean"].to_numpy()
-    table[name] = {"mean": p.mean(axis=0), "off, rms": np.sqrt(np.mean(off**2)), "off, most": np.abs(off).max()}
-table["NUTS"] = {"mean": nuts.loc["test", "mean"].to_numpy(), "off, rms": 0.0, "off, most": 0.0}
-for row in table.values():
-    p = row.pop("mean")
-    row["log loss"] = -np.mean(np.log(np.where(y_test == 1, p, 1 - p)))
-    row["accuracy"] = np.mean((p > 0.5) == y_test)
-table = pd.DataFrame(table).T
+p_batches = predict(in_batches.sample(1_000, random_seed=2), x_test)
+means = {
+    "diagonal": predict(of_diagonal, x_test).mean(axis=0),
+    "full": p_test.mean(axis=0),
+    "full, the other start": p_other.mean(axis=0),
+    "full, minibatches": p_batches.mean(axis=0),
+    "NUTS": nuts.loc["test", "mean"].to_numpy(),
+}
+table = pd.DataFrame(
+    {
+        "off, rms": {name: np.sqrt(np.mean((p - means["NUTS"]) ** 2)) for name, p in means.items()},
+        "off, most": {name: np.abs(p - means["NUTS"]).max() for name, p in means.items()},
+        "log loss": {name: -np.mean(np.log(np.where(y_test == 1, p, 1 - p))) for name, p in means.items()},
+        "accuracy": {name: np.mean((p > 0.5) == y_test) for name, p in means.items()},
+    }
+)
 table.round(3)
 
 # %% [markdown]
@@ -307,16 +300,15 @@ for p in p_new.T:
 # What the text above says, as assertions.
 
 # %%
-best, of_nuts = table.loc["proximal, best start"], table.loc["NUTS"]
-assert approx.elbo.value > decay.elbo.value
+assert approx.elbo.value > diagonal.elbo.value + 3
 assert not diagnosis.reliable
 assert sum("equal modes" in reason for reason in diagnosis.reasons) == 2
 assert np.abs(p_same - p_test).max() < 1e-12
-assert best["off, rms"] < 0.05
-assert best["log loss"] < of_nuts["log loss"] + 0.02
+assert table.loc["full", "off, rms"] < 0.02
+assert table.loc["full", "log loss"] < table.loc["NUTS", "log loss"] + 0.01
 assert table["accuracy"].between(0.9, 0.94).all()
-assert np.median(sd_test) > 1
-assert rows[0][2][far] < rows[1][2][far]
+assert min(sds.values()) > 1
+assert rows[1][2][far] < 0.8 * rows[0][2][far]  # diagonal, full
 assert list(in_batches.sample(1).posterior.data_vars) == ["w1", "b1", "w2", "b2"]
 
 # %% [markdown]
