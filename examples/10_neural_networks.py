@@ -226,8 +226,8 @@ for name, mean, sd in rows:
 
 # %% [markdown]
 # Among the data, probabilities are right and their standard deviations half as large again. Where there are none, the
-# dense covariance is near NUTS, though q is about one way to arrange the units. With independent weights, q is too sure
-# of where the boundary goes.
+# dense covariance is nearer to NUTS, though q is about one way to arrange the units. With independent weights, q is too
+# sure of where the boundary goes.
 #
 # ## Calibration on rows that were held out
 #
