@@ -80,9 +80,9 @@ def load(folder: Path, name: str) -> tuple[tuple[Array, Array], tuple[Array, Arr
     return (x[train], y[train]), (x[test], y[test])
 
 
-def network(x: Array, y: Array) -> pm.Model:
+def network(x: Array, y: Array, batch: int | None = BATCH) -> pm.Model:
     """Return the model; its variables are in the order of `Network`."""
-    rows, labels = pm.Minibatch(x, y, batch_size=BATCH)
+    rows, labels = (x, y) if batch is None else pm.Minibatch(x, y, batch_size=batch)
     with pm.Model() as model:
         w1, b1 = pm.Normal("w1", 0, 1, shape=(x.shape[1], N_UNITS)), pm.Normal("b1", 0, 1, shape=N_UNITS)
         w2, b2 = pm.Normal("w2", 0, 1, shape=N_UNITS), pm.Normal("b2", 0, 1)
