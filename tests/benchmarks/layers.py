@@ -78,11 +78,12 @@ def pages(runs: Path, out: Path) -> None:
 
         def of(key: str, digits: str, rows: list[dict[str, Any]] = rows) -> str:
             values = [row[key] for row in rows]
-            return f"{np.median(values):{digits}} [{min(values):{digits}}, {max(values):{digits}}]"
+            spread = f" [{min(values):{digits}}, {max(values):{digits}}]" if len(values) > 1 else ""
+            return f"{np.median(values):{digits}}{spread}"
 
         cells.append(
             [DATA[name], f"`{family}`", f"{len(rows)}", of("elbo", ".1f"), of("by_rows", ".3f"),
-             of("together", ".3f"), of("accuracy", ".3f"), of("iterations", ",d"), of("seconds", ",.0f")]
+             of("together", ".3f"), of("accuracy", ".3f"), of("iterations", ",.0f"), of("seconds", ",.0f")]
         )  # fmt: skip
     head = ["data", "family", "seeds", "ELBO", "loss, by rows", "loss, together", "accuracy", "iterations", "s"]
     write_between_marks(out / "layers.md", "\n".join([*lines, *table(head, cells)]) + "\n", "layers.py")
