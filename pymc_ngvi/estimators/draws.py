@@ -17,14 +17,14 @@ class AtDraws:
         """Evaluate log p and its gradient at the draws of a state."""
         theta = state.draws(base.z)
         logp, grad = target.logp_grad(theta)
-        return _evaluation(state, theta, logp, grad)
+        return evaluation_of(state, theta, logp, grad)
 
     def evaluate_each(self, target: Density, states: Sequence[VariationalState], base: BaseDraws) -> list[Evaluation]:
         """Evaluate log p and its gradient at the draws of several states, in one batch."""
         thetas = [state.draws(base.z) for state in states]
         logp, grad = target.logp_grad(np.concatenate(thetas))
         rows = [slice(k * base.n_draws, (k + 1) * base.n_draws) for k in range(len(thetas))]
-        return [_evaluation(q, theta, logp[at], grad[at]) for q, theta, at in zip(states, thetas, rows, strict=True)]
+        return [evaluation_of(q, theta, logp[at], grad[at]) for q, theta, at in zip(states, thetas, rows, strict=True)]
 
     def has_hessian(self, target: Density) -> bool:
         """Tell whether `hessian_at_mean` can be formed."""
@@ -35,7 +35,8 @@ class AtDraws:
         return target.mean_hessian(state.mean()[None])
 
 
-def _evaluation(state: VariationalState, theta: Array, logp: Array, grad: Array) -> Evaluation:
+def evaluation_of(state: VariationalState, theta: Array, logp: Array, grad: Array) -> Evaluation:
+    """Return what log p and its gradient at draws of a state, (n_draws, n_dim), make of it."""
     finite = np.isfinite(logp) & np.isfinite(grad).all(axis=1)
     return Evaluation(theta, logp, grad, finite, _elbo(state, theta[finite], logp[finite]) if finite.any() else -np.inf)
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from pymc_ngvi.core.draws import sobol_draws
 from pymc_ngvi.core.status import Status
-from pymc_ngvi.core.types import Estimator, GaussianState, Target
+from pymc_ngvi.core.types import BaseDraws, Estimator, Evaluation, GaussianState, Target
 from pymc_ngvi.estimators import price, stein
 from pymc_ngvi.estimators.metric import SEEN, in_full_metric
 from pymc_ngvi.steps.adaptive.certificate import is_kinked, loses_draws
@@ -69,16 +69,41 @@ def _measured(
     target: Target, q: GaussianState, rng: np.random.Generator, estimator: Estimator, n_draws: int
 ) -> Measured:
     base = sobol_draws(n_draws, target.n_dim, rng)
-    evaluation = estimator.evaluate(target, q, base)
+    return measured_at(target, q, base, estimator.evaluate(target, q, base), estimator)
+
+
+def measured_at(
+    target: Target,
+    q: GaussianState,
+    base: BaseDraws,
+    evaluation: Evaluation,
+    estimator: Estimator,
+    *,
+    full_metric: bool = True,
+) -> Measured:
+    """Measure the gap of a state that has been evaluated.
+
+    Parameters
+    ----------
+    target : Target
+    q : GaussianState
+    base : BaseDraws
+        The draws of ``evaluation``.
+    evaluation : Evaluation
+    estimator : Estimator
+    full_metric : bool, default True
+        Whether Hessians of the target may tell the gap along correlations that q leaves out.
+    """
     if not evaluation.finite.any():
         return Measured(np.nan, np.inf, Status.OUTSIDE_SUPPORT)
     moments = estimator.moments(target, q, base, evaluation)
     against = Status.OUTSIDE_SUPPORT if loses_draws(evaluation) else None
     if against is None and estimator is price and is_kinked(q, base, evaluation, moments):
         against = Status.NOT_SMOOTH
-    full = None if q.exact_metric else in_full_metric(target, q, evaluation.theta[evaluation.finite], moments)
+    keep, full = evaluation.finite, None
+    if full_metric and not q.exact_metric:
+        full = in_full_metric(target, q, evaluation.theta[keep], moments)
     hidden = 1.0 if q.exact_metric or full is not None else SEEN
     moments = full or moments
-    keep = evaluation.finite
     spread = float(np.var(evaluation.logp[keep] - q.log_density(evaluation.theta[keep])))
     return Measured(max(moments.gap - moments.floor, 0.0) / hidden, moments.floor_sd / hidden, against, spread)

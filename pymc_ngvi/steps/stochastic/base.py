@@ -182,6 +182,7 @@ class Stochastic[M](StepRule[GaussianState, StochasticState[M]]):
         # noise of the batch would count as a gap.
         self._measures_gap = estimator is price and not target.has_minibatch
         self._second_order = estimator.uses_hessians
+        self._takes_gauss_newton = estimator is gauss_newton
         pairs = base_draws in ("sobol", "antithetic")
         self._n_draws = n_draws or max(self._default_draws(target.n_dim), 2 if pairs else 1)
         self._draw = BASE_DRAWS[base_draws or ("plain" if self._n_draws % 2 else "antithetic")]
@@ -323,7 +324,7 @@ class Stochastic[M](StepRule[GaussianState, StochasticState[M]]):
         if self._target.has_minibatch:
             return UNKNOWN
         # Gauss-Newton is taken where Hessians take too long, or where kinks have none.
-        second_order = self._second_order and self._estimator is not gauss_newton
+        second_order = self._second_order and not self._takes_gauss_newton
         return measured_gap(self._target, q, rng, second_order=second_order)
 
     # --- for subclasses -------------------------------------------------------------------------------------------

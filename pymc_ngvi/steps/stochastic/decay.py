@@ -29,7 +29,6 @@ import numpy as np
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import BaseDraws, Evaluation, GaussianState, Moments
-from pymc_ngvi.estimators import gauss_newton
 from pymc_ngvi.steps.schedule.linesearch import Failure, search
 from pymc_ngvi.steps.stochastic.base import Advance, Stochastic, StochasticState
 from pymc_ngvi.steps.stochastic.pilot import pilot_fit
@@ -55,13 +54,10 @@ class Steps:
         Valid steps behind the average, or what the start is worth in such steps.
     start : GaussianState or None
         Where the fit began; None when it is needed no more.
-    held : bool
-        Whether steps do not count yet.
     """
 
     n_steps: int = 0
     start: GaussianState | None = None
-    held: bool = False
 
 
 class Decay(Stochastic[Steps]):
@@ -76,7 +72,7 @@ class Decay(Stochastic[Steps]):
     def _advance(self, state: StochasticState[Steps], moments: Moments) -> Advance[Steps] | None:
         n_steps = self._memory(state).n_steps  # valid ones: the first of them forgets the start
         size = self._rate(n_steps)
-        if state.memory is not None and state.memory.held:  # steps that had to be halved grow again
+        if self._is_held(state):  # steps that had to be halved grow again
             size = min(size, 2.0 * state.step_size)
         found = self._updated(state.iterate, moments, size)
         if found is None:
@@ -87,7 +83,7 @@ class Decay(Stochastic[Steps]):
         self, state: StochasticState[Steps], iterate: GaussianState, step_size: float
     ) -> Advance[Steps] | None:
         memory = self._memory(state)
-        if memory.held and not state.levels.has_levelled:
+        if self._is_held(state) and not state.levels.has_levelled:
             return Advance(iterate, iterate, step_size, memory)
         weight = self._rate(memory.n_steps)
         try:
@@ -100,12 +96,15 @@ class Decay(Stochastic[Steps]):
     def terminate(self, state: StochasticState[Steps]) -> Status | None:
         """Return why to stop, or None to go on: once the ELBO has levelled off, steps that were held begin to fall."""
         status = super().terminate(state)
-        return None if status is Status.LEVELLED and self._memory(state).held else status
+        return None if status is Status.LEVELLED and self._is_held(state) else status
 
     def _memory(self, state: StochasticState[Steps]) -> Steps:
         # Steps of size 1 with Hessians forget the start; those with Gauss-Newton may lead to another one as far away.
-        held = self._estimator is gauss_newton
-        return state.memory or Steps(_HELD if held else 0, state.q, held)
+        return state.memory or Steps(_HELD if self._takes_gauss_newton else 0, state.q)
+
+    def _is_held(self, state: StochasticState[Steps]) -> bool:
+        """Tell whether steps do not count yet."""
+        return self._takes_gauss_newton and self._memory(state).n_steps == _HELD
 
     def _guarded(
         self,
@@ -117,7 +116,7 @@ class Decay(Stochastic[Steps]):
     ) -> Advance[Steps] | None:
         if advance.step_size**2 * moments.gap < _SMALL:
             return advance
-        slack = 0.0 if self._estimator is gauss_newton else _SLACK
+        slack = 0.0 if self._takes_gauss_newton else _SLACK
         least = evaluation.elbo - slack * self._target.n_dim - 1e-9 * abs(evaluation.elbo)
 
         def accepts(new: Evaluation) -> bool:
@@ -126,7 +125,7 @@ class Decay(Stochastic[Steps]):
         if accepts(self._estimator.evaluate(self._target, advance.iterate, base)):
             return advance
         start = self._memory(state).start
-        if start is not None and self._estimator is not gauss_newton:  # which is taken where Hessians take too long
+        if start is not None and not self._takes_gauss_newton:  # which is taken where Hessians take too long
             pilot = pilot_fit(self._target, self._update, start, self._seed)
             if pilot is not None:
                 return Advance(pilot.q, pilot.q, advance.step_size, Steps(pilot.n_batches))

@@ -12,12 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.draws import sobol_draws
-from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.types import Array, BaseDraws, Evaluation, GaussianState, Target
 from pymc_ngvi.estimators import stein
-from pymc_ngvi.estimators.metric import SEEN
-from pymc_ngvi.steps.adaptive.certificate import loses_draws
-from pymc_ngvi.steps.adaptive.measure import Measured
+from pymc_ngvi.estimators.draws import evaluation_of
+from pymc_ngvi.steps.adaptive.measure import Measured, measured_at
 
 #: Part of the gradients of a fit that a measurement may take.
 _PART = 0.25
@@ -63,7 +61,9 @@ def on_passes(target: Target, q: GaussianState, rng: np.random.Generator) -> OnP
         return None
     base = sobol_draws(min(2 ** int(np.log2(affordable)), _MOST), target.n_dim, rng)
     evaluation = _by_replicate(q, base, lambda theta: _on_pass(target, theta, int(rng.integers(2**31))))
-    return OnPasses(_measured(target, q, base, evaluation), evaluation, replicates(base))
+    # The Hessian that the target knows is that of one batch.
+    measured = measured_at(target, q, base, evaluation, stein, full_metric=False)
+    return OnPasses(measured, evaluation, replicates(base))
 
 
 def on_batches(target: Target, q: GaussianState, base: BaseDraws, rng: np.random.Generator) -> Evaluation:
@@ -81,23 +81,11 @@ def replicates(base: BaseDraws) -> NDArray[np.intp]:
     return np.arange(base.n_draws).reshape(base.n_replicates, -1)
 
 
-def _measured(target: Target, q: GaussianState, base: BaseDraws, evaluation: Evaluation) -> Measured:
-    if not evaluation.finite.any():
-        return Measured(np.nan, np.inf, Status.OUTSIDE_SUPPORT)
-    moments = stein.moments(target, q, base, evaluation)
-    against = Status.OUTSIDE_SUPPORT if loses_draws(evaluation) else None
-    seen, keep = 1.0 if q.exact_metric else SEEN, evaluation.finite
-    spread = float(np.var(evaluation.logp[keep] - q.log_density(evaluation.theta[keep])))
-    return Measured(max(moments.gap - moments.floor, 0.0) / seen, moments.floor_sd / seen, against, spread)
-
-
 def _by_replicate(q: GaussianState, base: BaseDraws, evaluate: Callable[[Array], tuple[Array, Array]]) -> Evaluation:
     theta = q.draws(base.z)
     parts = [evaluate(theta[rows]) for rows in base.replicates()]
     logp, grad = (np.concatenate(part) for part in zip(*parts, strict=True))
-    finite = np.isfinite(logp) & np.isfinite(grad).all(axis=1)
-    elbo = float(logp[finite].mean()) + q.entropy() if finite.any() else -np.inf
-    return Evaluation(theta, logp, grad, finite, elbo)
+    return evaluation_of(q, theta, logp, grad)
 
 
 def _on_pass(target: Target, theta: Array, seed: int) -> tuple[Array, Array]:
