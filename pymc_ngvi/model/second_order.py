@@ -17,6 +17,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.model.by_rows import ByRows
 from pymc_ngvi.model.flat import FlatGraphs, Functions, jets_of
 from pymc_ngvi.model.gauss_newton.matrix import GaussNewton
+from pymc_ngvi.model.gauss_newton.parts import Parts
 from pymc_ngvi.model.graphs import cost, graph
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.graphs.loops import draws_in_call
@@ -73,7 +74,7 @@ class SecondOrder:
         by_rows: ByRows,
     ) -> None:
         self._by_rows = by_rows
-        self.gauss_newton = GaussNewton(graphs, functions, rows, start, estimated.widest)
+        self.gauss_newton = GaussNewton(Parts(graphs, functions, rows, start, estimated.widest))
         self._graphs, self._functions = graphs, functions
         self._cost, self._gradient = estimated, gradient
         self.n_dim, self._widest, self._n_by_predictors = len(start), estimated.widest, 0

@@ -5,8 +5,6 @@ not depend on each other, and a check on single rows agrees. By rows: one backwa
 fewer than dimensions. By axes: the derivatives of all rows along each axis.
 """
 
-import logging
-
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,21 +12,18 @@ import numpy as np
 import pytensor.tensor as pt
 
 from pytensor.compile import Function
-from pytensor.graph.replace import graph_replace
+from pytensor.graph.basic import Variable
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.model.gauss_newton.agreement import agrees
-from pymc_ngvi.model.gauss_newton.parts import NO_DERIVATIVE, Parts, units
+from pymc_ngvi.model.gauss_newton.layers import by_layers
+from pymc_ngvi.model.gauss_newton.parts import Parts, units
 from pymc_ngvi.model.gauss_newton.squares import squares_by_rows
-from pymc_ngvi.model.gauss_newton.taps import CannotSplitError
 from pymc_ngvi.model.graphs import cost, graph
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.sparsity.coloured import CACHED_ELEMENTS, slices
 
 #: Draws in one call, at most.
 _MOST_DRAWS = 64
-
-logger = logging.getLogger("pymc.ngvi")
 
 #: How squares, or gradients, are found.
 Way = Literal["layers", "rows", "axes"]
@@ -97,25 +92,16 @@ class SquaredGradients:
 
     def _by_layers(self) -> Squares | None:
         parts, theta = self._parts, self._parts.theta
-        weights = [row.type() for row in parts.rows]
-        if parts.graphs.shares_calls:  # recursions, whose steps are no layers
+
+        def squares(weights: list[Variable]) -> Variable:
+            triples = zip(parts.rows, weights, parts.scales, strict=True)
+            return pt.add(pt.zeros_like(theta), *[squares_by_rows(row, theta, w) / s for row, w, s in triples])
+
+        layers = by_layers(parts, squares)
+        if layers is None:
             return None
-        try:
-            with without_c():
-                triples = zip(parts.rows, weights, parts.scales, strict=True)
-                squares = [squares_by_rows(row, theta, w) / s for row, w, s in triples]
-                total = pt.add(pt.zeros_like(theta), *squares)
-                if not agrees(parts, weights, total):
-                    logger.info("Gradients by layers are not those of single rows: squares are found one by one.")
-                    return None
-                ones = {w: pt.ones_like(row) for w, row in zip(weights, parts.rows, strict=True)}
-                [total] = parts.graphs.simplify(list(graph_replace([total], ones, strict=False)))
-                draws, [batched] = graph.over_draws([total], theta)
-        except (CannotSplitError, graph.MissingDerivativeError, *NO_DERIVATIVE) as error:
-            logger.debug("No squares by layers: %s", error)
-            return None
-        n_draws = int(np.clip(2 * CACHED_ELEMENTS // max(cost.estimate([total]).widest, 1), 1, _MOST_DRAWS))
-        return Squares("layers", parts.functions.compile([draws], batched.sum(axis=0)), n_draws)
+        n_draws = int(np.clip(2 * CACHED_ELEMENTS // max(cost.estimate([layers.found]).widest, 1), 1, _MOST_DRAWS))
+        return Squares("layers", parts.functions.compile([layers.draws], layers.batched.sum(axis=0)), n_draws)
 
     def _by_axes(self) -> Function:
         parts = self._parts

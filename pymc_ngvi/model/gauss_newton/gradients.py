@@ -3,8 +3,6 @@
 They are found by layers, by rows or by axes, as `diagonal` says of squares.
 """
 
-import logging
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,22 +10,19 @@ import numpy as np
 import pytensor.tensor as pt
 
 from pytensor.compile import Function
-from pytensor.graph.replace import graph_replace
+from pytensor.graph.basic import Variable
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.model.gauss_newton.agreement import agrees
 from pymc_ngvi.model.gauss_newton.diagonal import Way
-from pymc_ngvi.model.gauss_newton.parts import NO_DERIVATIVE, Parts, units
+from pymc_ngvi.model.gauss_newton.layers import by_layers
+from pymc_ngvi.model.gauss_newton.parts import Parts, units
 from pymc_ngvi.model.gauss_newton.squares import gradients_by_rows
-from pymc_ngvi.model.gauss_newton.taps import CannotSplitError
 from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.sparsity.coloured import slices
 
 #: Numbers in the gradients that one call returns, about, and in those at one draw, at most.
 _IN_CALL, _MOST = 4_000_000, 250_000_000
-
-logger = logging.getLogger("pymc.ngvi")
 
 
 @dataclass(frozen=True)
@@ -119,21 +114,10 @@ class RowGradients:
 
     def _by_layers(self) -> Function | None:
         parts, theta = self._parts, self._parts.theta
-        weights = [row.type() for row in parts.rows]
-        if parts.graphs.shares_calls:
-            return None
-        try:
-            with without_c():
-                triples = zip(parts.rows, weights, parts.scales, strict=True)
-                gradients = [gradients_by_rows(row, theta, w) / pt.sqrt(s) for row, w, s in triples]
-                joined = pt.concatenate(gradients, axis=0)
-                if not agrees(parts, weights, (joined**2).sum(axis=0)):
-                    logger.info("Gradients by layers are not those of single rows: they are found one by one.")
-                    return None
-                ones = {w: pt.ones_like(row) for w, row in zip(weights, parts.rows, strict=True)}
-                [joined] = parts.graphs.simplify(list(graph_replace([joined], ones, strict=False)))
-                draws, [batched] = graph.over_draws([joined], theta)
-        except (CannotSplitError, graph.MissingDerivativeError, *NO_DERIVATIVE) as error:
-            logger.debug("No gradients by layers: %s", error)
-            return None
-        return parts.functions.compile([draws], batched)
+
+        def gradients(weights: list[Variable]) -> Variable:
+            triples = zip(parts.rows, weights, parts.scales, strict=True)
+            return pt.concatenate([gradients_by_rows(row, theta, w) / pt.sqrt(s) for row, w, s in triples], axis=0)
+
+        layers = by_layers(parts, gradients, lambda found: (found**2).sum(axis=0))
+        return None if layers is None else parts.functions.compile([layers.draws], layers.batched)

@@ -6,12 +6,10 @@ import numpy as np
 
 from pymc_ngvi.core.target import Independent, MeanHessian, Whitener
 from pymc_ngvi.core.values import Array, Outer
-from pymc_ngvi.model.flat import FlatGraphs, Functions
-from pymc_ngvi.model.gauss_newton.diagonal import SquaredGradients, Squares
+from pymc_ngvi.model.gauss_newton.diagonal import SquaredGradients
 from pymc_ngvi.model.gauss_newton.gradients import RowGradients
 from pymc_ngvi.model.gauss_newton.parts import Parts
 from pymc_ngvi.model.gauss_newton.rest import Rest
-from pymc_ngvi.model.rows import Rows
 
 
 class GaussNewton:
@@ -19,25 +17,15 @@ class GaussNewton:
 
     Parameters
     ----------
-    graphs : FlatGraphs
-    functions : Functions
-    rows : Rows
-    start : ndarray, shape (n_dim,)
-    widest : int
-        Elements of the largest temporary of log p.
+    parts : Parts
     """
 
-    def __init__(self, graphs: FlatGraphs, functions: Functions, rows: Rows, start: Array, widest: int) -> None:
-        self.parts = Parts(graphs, functions, rows, start, widest)
-        self.squared, self.gradients = SquaredGradients(self.parts), RowGradients(self.parts)
-        self.rest = Rest(self.parts)
-
-    def squares(self) -> Squares:
-        """Return what evaluates the sums of squares."""
-        return self.squared.squares()
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.squared, self.gradients, self.rest = SquaredGradients(parts), RowGradients(parts), Rest(parts)
 
     def mean_diagonal(self, theta: Array) -> Array:
-        """Return the mean over draws of the diagonal, (n_dim,); see `SecondOrder.gauss_newton`."""
+        """Return the mean over draws of the diagonal, (n_dim,); see `LogDensity.gauss_newton`."""
         with np.errstate(all="ignore"):
             result: Array = self.rest.mean_diagonal(theta) - self.squared.mean(theta)
             return result
