@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
+
 from pytensor.compile.mode import get_mode
 from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
@@ -42,6 +44,8 @@ def in_float64() -> AbstractContextManager[Any]:
 class InFloat64:
     """A function that PyTensor compiles for JAX, called inside `in_float64`.
 
+    It returns arrays of NumPy: outside that context, JAX would go on with its own in the user's precision.
+
     Parameters
     ----------
     function : pytensor function
@@ -53,7 +57,8 @@ class InFloat64:
     def __call__(self, *args: Any) -> Any:
         """Call the function."""
         with in_float64():
-            return self._function(*args)
+            found = self._function(*args)
+        return [np.asarray(value) for value in found] if isinstance(found, list) else np.asarray(found)
 
     def __getattr__(self, name: str) -> Any:
         """Return what the function has."""
