@@ -1,6 +1,6 @@
 """Gaussian fits of the latent variables, hyperparameters being given."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -123,37 +123,39 @@ class ConditionalFits:
         self.n_fits = 0
 
     @property
-    def state_bytes(self) -> int:
-        """Memory of one fit."""
-        start = self._of_scale(self._given.start(), np.ones(self._given.n_dim))
-        return int(start.factor.nbytes + start.location.nbytes)
-
-    @property
     def n_expectations(self) -> int:
         """Expectations taken so far, but for those that fits begin with."""
         return self._target.n_hessians
 
-    def fit(self, values: Array, near: Seen | None) -> Conditional | None:
+    def fit(
+        self, values: Array, near: Sequence[Seen], *, left: float = _SOLVED, thorough: bool = True
+    ) -> Conditional | None:
         """Return the fit at some values, (n_outside,); None where there is none.
 
         Parameters
         ----------
         values : ndarray, shape (n_outside,)
-        near : Seen or None
-            What rows see of a fit at other values, to begin from.
+        near : sequence of Seen
+            What rows may see of it, to begin from.
+        left : float
+            Nats that a fit may lack.
+        thorough : bool
+            Whether to go on to a line search, and to other starts, where full steps from these lead nowhere.
         """
         self.n_fits += 1
         if not self._given.give(values):
             return None
         try:
-            for start in self._starts(near):
-                if (found := self._by_full_steps(start) or self._by_search(start)) is not None:
+            for start in self._starts(near, thorough):
+                if (found := self._by_full_steps(start, left)) is not None:
+                    return found
+                if thorough and (found := self._by_search(start)) is not None:
                     return found
         except (PatternWidened, np.linalg.LinAlgError):
             pass
         return None
 
-    def _by_full_steps(self, start: GaussianState) -> Conditional | None:
+    def _by_full_steps(self, start: GaussianState, left: float) -> Conditional | None:
         """Take natural steps of size 1, each of which has to raise the ELBO; None where one does not."""
         quadrature, q = Quadrature(), start
         now = quadrature.by_rules(self._target, q)
@@ -161,7 +163,7 @@ class ConditionalFits:
             if not now.finite.all():
                 return None
             moments = quadrature.moments(self._target, q, _NO_DRAWS, now)
-            if moments.gap < _SOLVED:
+            if moments.gap < left:
                 return Conditional(q, now.elbo, self._given.seen(q))
             new = natural(q, moments, 1.0, False)
             if new is None:
@@ -184,14 +186,14 @@ class ConditionalFits:
             return None
         return Conditional(state.q, state.elbo, self._given.seen(state.q))
 
-    def _starts(self, near: Seen | None) -> Iterator[GaussianState]:
+    def _starts(self, near: Sequence[Seen], thorough: bool) -> Iterator[GaussianState]:
         """Yield states to begin from, the most promising one first."""
-        if near is not None:
+        for seen in near:
             with np.errstate(all="ignore"):
-                start = self._by_sites(near)
+                start = self._by_sites(seen)
             if start is not None:
                 yield start
-        for scale in _FIRST_SCALES:
+        for scale in _FIRST_SCALES if thorough else ():
             yield self._of_scale(self._given.start(), np.full(self._given.n_dim, scale))
 
     def _of_scale(self, location: Array, scale: Array) -> Any:

@@ -33,7 +33,7 @@ _LENGTHS, _NUGGETS = (1.0, 1.5, 2.5, 4.0, 7.0), (1e-11, 1e-9, 1e-7)
 _DEEP, _DEEP_PER_DIM = 15.0, 3.0
 #: Standard deviation of a prediction at the top, in nats, that is near enough; nats below it at which it may be e times
 #: as large: there is little weight there.
-_NEAR, _SLACKER = 0.05, 6.0
+_NEAR, _SLACKER = 0.2, 6.0
 #: Whitened coordinates up to which values are used.
 _FARTHEST = 15.0
 #: Points that predictions rest on at least: for each number of the polynomial, and more.

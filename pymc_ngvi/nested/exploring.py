@@ -1,73 +1,68 @@
-"""Hyperparameters sampled by importance, log m being evaluated at few values and predicted at the others."""
+"""Hyperparameters sampled: log m is evaluated at few values and predicted elsewhere, and weights correct predictions."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from pymc_ngvi.core.types import Array, GaussianState
-from pymc_ngvi.marginal.fitting import Hopeless, Sampled, Sampler
-from pymc_ngvi.marginal.proposals import effective_size
-from pymc_ngvi.marginal.sampling import Pool, evenly_picked
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.marginal.fitting import Hopeless, Sampler
+from pymc_ngvi.marginal.proposals import Proposal, effective_size
+from pymc_ngvi.marginal.tails import Bend
 from pymc_ngvi.nested.emulator import Emulated, Predicted
-from pymc_ngvi.nested.log_marginal import Evaluated, LatentMarginal
+from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.mode import find_mode
-from pymc_ngvi.nested.verdict import EVEN
+from pymc_ngvi.nested.pairs import Pairs
+from pymc_ngvi.nested.rounds import Guess, Rounds
+from pymc_ngvi.nested.verdict import MOST_MOVED
 
 #: Evaluations of log m at most, and for each hyperparameter.
 _MOST, _MOST_OF_EACH = 120, 60
 #: Effective size of the pool: predictions cost nothing.
 _WANTED = 8_000
-#: Values at which predictions are checked, and conditional fits kept: at most, and as memory goes; at least.
-_N_CHECKED, _MOST_BYTES, _FEWEST = 32, 2**28, 8
-#: Draws of most weight that are evaluated where weights are too uneven.
-_N_HEAVIEST = 8
-#: Differences from predictions, an sd in nats, with which a pool is good enough; pools at most.
-_GOOD, _MOST_POOLS = 0.05, 4
-
-
-@dataclass(frozen=True, eq=False)
-class Supported:
-    """Values of the hyperparameters, picked evenly by weight.
-
-    Parameters
-    ----------
-    evaluated : list of Evaluated
-    states : list of GaussianState
-        The latent variables at each.
-    difference : float
-        Between log m and what was predicted before they were evaluated, an sd in nats.
-    """
-
-    evaluated: list[Evaluated]
-    states: list[GaussianState]
-    difference: float
+#: Rounds at most; part of the values that is effective, and k-hat, with which a round is good enough.
+_MOST_ROUNDS, _GOOD, _HEAVY = 3, 0.5, 0.5
+#: Values that predictions are told of after a round, at most.
+_MOST_TOLD = 120
+#: Standard deviations by which a wider round may move a mean in any case.
+_SMALL = 0.05
 
 
 @dataclass(frozen=True, eq=False)
 class Explored:
-    """What is known of the hyperparameters.
+    """What is known of the hyperparameters, and of the latent variables given these.
 
     Parameters
     ----------
-    sampled : Sampled
+    pairs : Pairs
+    proposal : Proposal
+        From which the farthest hyperparameters come.
+    bend : Bend
     predicted : Predicted
-        Their log density.
-    supported : Supported
+        The log density of the hyperparameters.
+    lost : float
+        Part of the predicted weight that is where there is no fit.
+    moved : float
+        By how much values from farther out move a mean, in its standard errors; 0 where it is by little.
     """
 
-    sampled: Sampled
+    pairs: Pairs
+    proposal: Proposal
+    bend: Bend
     predicted: Predicted
-    supported: Supported
+    lost: float
+    moved: float
 
 
-def explore(marginal: LatentMarginal, start: Array, scale: Array, seed: int) -> Explored:
-    """Sample the hyperparameters.
+def explore(marginal: LatentMarginal, start: Array, scale: Array, n_values: int, seed: int) -> Explored:
+    """Sample the hyperparameters, and the latent variables given these.
 
     Parameters
     ----------
     marginal : LatentMarginal
     start, scale : ndarray, shape (p,)
         Where to begin, and standard deviations, roughly.
+    n_values : int
+        Of the hyperparameters, in a round.
     seed : int
 
     Raises
@@ -85,30 +80,38 @@ def explore(marginal: LatentMarginal, start: Array, scale: Array, seed: int) -> 
         emulated.tell(known.g, known.value)
     sampler = Sampler(emulated, mode.at, mode.cov, seed, wanted=_WANTED)
     sampled = sampler.run()
-    at = np.random.default_rng(seed).random(_MOST_POOLS)
-    for number in range(_MOST_POOLS):
-        supported = _supported(marginal, emulated, sampled.pool, float(at[number]))
-        is_even = effective_size(sampled.pool.log_ratio) > EVEN * len(sampled.pool.g)
-        if (supported.difference < _GOOD and is_even) or number == _MOST_POOLS - 1:
+    rounds = Rounds(marginal, n_values, seed)
+    for number in range(_MOST_ROUNDS):
+        predicted = emulated.predicted()
+        if predicted is None:
+            raise Hopeless("the latent variables can be fitted at few of the hyperparameters")
+        rounds.add(Guess(predicted, predicted.whitening, sampled.pool), sampled.bend)
+        pairs, log_near, lost = rounds.pooled()
+        moved = _moved(pairs, log_near)
+        size = effective_size(pairs.log_marginal - pairs.log_density)
+        if size > _GOOD * len(pairs.g) and pairs.khat < _HEAVY and moved < MOST_MOVED:
             break
-        for row in np.argsort(-sampled.pool.log_ratio)[:_N_HEAVIEST]:  # of which predictions may be too high
-            emulated.evaluate(sampled.pool.g[row])
-        sampled.pool = sampler.sequences.again(sampled.pool)
-    sampled.difference = supported.difference
-    predicted = emulated.predicted()
-    if predicted is None:
-        raise Hopeless("the latent variables can be fitted at few of the hyperparameters")
-    return Explored(sampled, predicted, supported)
+        if number < _MOST_ROUNDS - 1:
+            _tell(emulated, pairs)
+            sampled.pool = sampler.sequences.again(sampled.pool)
+    return Explored(pairs, rounds.proposal, sampled.bend, predicted, lost, moved)
 
 
-def _supported(marginal: LatentMarginal, emulated: Emulated, pool: Pool, at: float) -> Supported:
-    """Evaluate log m at values picked by weight, compare it with predictions, and then let these know."""
-    n = max(_FEWEST, min(_N_CHECKED, _MOST_BYTES // marginal.fits.state_bytes))
-    rows = evenly_picked(pool.weights()[0], n, at)
-    found = [(row, result) for row in rows if (result := marginal.at(pool.g[row])) is not None]
-    if 2 * len(found) < n:
-        raise Hopeless("the latent variables can't be fitted at most of the hyperparameters")
-    apart = [evaluated.value - pool.log_marginal[row] for row, (evaluated, _) in found]
-    for _, (evaluated, _) in found:
-        emulated.tell(evaluated.g, evaluated.value)
-    return Supported([e for _, (e, _) in found], [q for _, (_, q) in found], float(np.std(apart)))
+def _tell(emulated: Emulated, pairs: Pairs) -> None:
+    """Let predictions know of the values of most weight, in the round and before it."""
+    for row in np.argsort(-pairs.weights)[:_MOST_TOLD]:
+        emulated.tell(pairs.g[row], float(pairs.log_by_elbo[row]))
+
+
+def _moved(pairs: Pairs, log_near: Array) -> float:
+    """Return by how much the wide proposal moves a mean, in its errors."""
+    before, after = pairs.without_wide(log_near), np.exp(pairs.log_marginal - pairs.log_density)
+    after /= after.sum()
+    values = np.concatenate([pairs.g, (pairs.g - after @ pairs.g) ** 2, pairs.means], axis=1)
+    apart = values - after @ values
+    error = np.sqrt(after**2 @ apart**2)
+    spread = np.sqrt(after @ apart**2)
+    spread[-pairs.means.shape[1] :] = np.sqrt(after @ (apart[:, -pairs.means.shape[1] :] ** 2 + pairs.sds**2))
+    change = np.abs(before @ values - after @ values)
+    large = change > _SMALL * spread
+    return float((change[large] / error[large]).max(initial=0.0))

@@ -9,25 +9,30 @@ References
    variable models. JMLR 14. https://jmlr.org/papers/v14/opper13a.html
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from scipy.special import logsumexp
 
-from pymc_ngvi.core.types import Array, GaussianState
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.model.predictors.expectations import Seen
 from pymc_ngvi.model.rows_given import RowsGiven
 from pymc_ngvi.nested.conditional import Conditional, ConditionalFits
 
-#: Draws behind a correction; numbers in these at most; fewest.
-_N_DRAWS, _MOST_NUMBERS, _FEWEST = 512, 2**22, 64
+#: Draws behind a correction; numbers in these, and values of rows, at most; fewest.
+_N_DRAWS, _MOST_NUMBERS, _MOST_VALUES, _FEWEST = 512, 2**22, 2**19, 64
 #: Variance of log weights up to which their mean is estimated well, and from which on it is not.
 _TAME, _WILD = 3.0, 6.0
 #: Variance beyond which nothing is added to an ELBO.
-_HOPELESS = 100.0
+HOPELESS = 100.0
 #: Part of the draws that may be outside the support.
 _MOST_LOST = 0.1
+#: Nats below the top up to which hyperparameters count.
+_NEAR = 4.0
+#: Nats that a fit may lack whose draws are weighted: weights see to them.
+_LEFT = 0.01
 
 
 class Evaluated(NamedTuple):
@@ -53,6 +58,26 @@ class Evaluated(NamedTuple):
     seen: Seen
 
 
+class Drawn(NamedTuple):
+    """The Gaussian of the latent variables at one value of the hyperparameters, and draws of it.
+
+    Parameters
+    ----------
+    elbo : float
+        Nats, of log p at these hyperparameters.
+    mean, sd : ndarray, shape (n_dim,)
+    latents : ndarray, shape (n_draws, n_dim)
+    log_ratio : ndarray, shape (n_draws,)
+        log p(y, x, theta) - log q(x | theta), -inf where p is 0.
+    """
+
+    elbo: float
+    mean: Array
+    sd: Array
+    latents: Array
+    log_ratio: Array
+
+
 class LatentMarginal:
     """Evaluates log m, each time from the nearest conditional fit.
 
@@ -71,46 +96,89 @@ class LatentMarginal:
 
     def __init__(self, given: RowsGiven, seed: int) -> None:
         self._given, self.fits = given, ConditionalFits(given)
-        n = max(_FEWEST, min(_N_DRAWS, _MOST_NUMBERS // max(given.n_dim, 1)))
+        most = min(_MOST_NUMBERS // max(given.n_dim, 1), _MOST_VALUES // max(given.rows.n_rows, 1))
+        n = max(_FEWEST, min(_N_DRAWS, most))
         half = np.random.default_rng(seed).standard_normal((n // 2, given.n_dim))
         self._base = np.concatenate([half, -half])
-        #: log q at draws is this, less the entropy.
-        self._log_standard = 0.5 * (given.n_dim - np.sum(self._base**2, axis=1))
         self.known: list[Evaluated] = []
         self.scale = np.ones(len(given.outside))
+
+    @property
+    def n_dim(self) -> int:
+        """Number of latent variables."""
+        return self._given.n_dim
+
+    @property
+    def kinds(self) -> list[int]:
+        """Predictors that rows have, kind by kind."""
+        return [rows.k for rows in self._given.rows.functions]
 
     def __call__(self, g: Array) -> float:
         """Return log m at one value, -inf where there is no fit."""
         found = self.at(g)
-        return -np.inf if found is None else found[0].value
+        return -np.inf if found is None else found.value
 
-    def at(self, g: Array) -> tuple[Evaluated, GaussianState] | None:
-        """Return what is found at one value of the hyperparameters, (p,), and the fit; None where there is none."""
+    def at(self, g: Array) -> Evaluated | None:
+        """Return what is found at one value of the hyperparameters, (p,); None where there is no fit."""
         conditional = self.fits.fit(g, self._nearest(g))
         if conditional is None:
             return None
         correction, doubt = self._missing(conditional)
         found = Evaluated(np.array(g), conditional.elbo + correction, correction, doubt, conditional.seen)
         self.known.append(found)
-        return found, conditional.q
+        return found
 
-    def _nearest(self, g: Array) -> Seen | None:
-        if not self.known:
+    def doubt(self) -> float:
+        """Return how far two estimates of what ELBOs lack are apart, an sd over the hyperparameters in nats."""
+        values, doubts = np.array([k.value for k in self.known]), np.array([k.doubt for k in self.known])
+        near = values > values.max() - _NEAR
+        return float(np.std(doubts[near]))
+
+    def drawn(self, g: Array, starts: Sequence[Seen], base: Array, *, thorough: bool) -> Drawn | None:
+        """Return the Gaussian at one value of the hyperparameters, and draws; None where there is none.
+
+        Parameters
+        ----------
+        g : ndarray, shape (p,)
+        starts : sequence of Seen
+            To begin from.
+        base : ndarray, shape (n_draws, n_dim)
+            Standard normals.
+        thorough : bool
+            Whether to take the long way where these lead nowhere.
+        """
+        conditional = self.fits.fit(g, starts, left=_LEFT, thorough=thorough)
+        if conditional is None:
             return None
+        q = conditional.q
+        latents, log_ratio = self._weighed(conditional, base)
+        return Drawn(conditional.elbo, q.mean(), q.sd(), latents, log_ratio)
+
+    def _weighed(self, conditional: Conditional, base: Array) -> tuple[Array, Array]:
+        """Return draws of a fit, and log p - log q there; -inf where that is no number."""
+        q = conditional.q
+        theta = q.draws(base)
+        log_q = 0.5 * (q.n_dim - np.sum(base**2, axis=1)) - q.entropy()
+        rows = self._given.rows
+        with np.errstate(all="ignore"):
+            log_p = self._given.logp(theta) if rows.leaves_out_conditions else rows.at(theta)
+            log_ratio = log_p - log_q
+        return theta, np.where(np.isfinite(log_ratio), log_ratio, -np.inf)
+
+    def _nearest(self, g: Array) -> tuple[Seen, ...]:
+        if not self.known:
+            return ()
         apart = (np.array([k.g for k in self.known]) - g) / self.scale
-        return self.known[int(np.argmin((apart**2).sum(axis=1)))].seen
+        return (self.known[int(np.argmin((apart**2).sum(axis=1)))].seen,)
 
     def _missing(self, conditional: Conditional) -> tuple[float, float]:
         """Return log E_q[p / q] less the ELBO, and how far that is from half of the variance."""
-        q = conditional.q
-        theta, log_q = q.draws(self._base), self._log_standard - q.entropy()
-        with np.errstate(all="ignore"):
-            log_ratio = self._given.rows.at(theta) - log_q - conditional.elbo
+        log_ratio = self._weighed(conditional, self._base)[1] - conditional.elbo
         keep = np.isfinite(log_ratio)
         if keep.mean() < 1.0 - _MOST_LOST:
             return 0.0, np.inf
         variance = float(np.var(log_ratio[keep]))
-        if variance > _HOPELESS:
+        if variance > HOPELESS:
             return 0.0, np.inf
         missing, half = float(logsumexp(log_ratio[keep]) - np.log(len(keep))), 0.5 * variance
         by_half = min(max((variance - _TAME) / (_WILD - _TAME), 0.0), 1.0)  # without a jump

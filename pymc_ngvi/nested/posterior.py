@@ -9,7 +9,7 @@ References
 
 import numpy as np
 
-from pymc_ngvi.core.types import Array, GaussianState
+from pymc_ngvi.core.types import GaussianState
 from pymc_ngvi.marginal.exact import Unavailable
 from pymc_ngvi.marginal.fitting import Hopeless
 from pymc_ngvi.marginal.pooled import effective_size_of
@@ -19,8 +19,8 @@ from pymc_ngvi.model.hyperparameters import latent_rows
 from pymc_ngvi.model.rows_given import NotRows, RowsGiven
 from pymc_ngvi.nested.exploring import Explored, explore
 from pymc_ngvi.nested.log_marginal import LatentMarginal
-from pymc_ngvi.nested.state import NestedState
-from pymc_ngvi.nested.supports import Supports
+from pymc_ngvi.nested.seconds import n_values_of
+from pymc_ngvi.nested.state import NestedState, sampled_of
 from pymc_ngvi.nested.verdict import NestedChecks
 
 #: Standard deviations of hyperparameters to begin with; those of a Gaussian fit times this, within limits.
@@ -58,7 +58,7 @@ def nested_posterior(density: LogDensity, gaussian: GaussianState | None, seed: 
         scale = np.clip(_OF_FIT * gaussian.sd()[given.outside], _LEAST, _MOST)
     marginal = LatentMarginal(given, seed)
     try:
-        explored = explore(marginal, start, scale, seed)
+        explored = explore(marginal, start, scale, n_values_of(given), seed)
     except Hopeless as reason:
         raise Unavailable(str(reason)) from None
     except np.linalg.LinAlgError:
@@ -69,22 +69,30 @@ def nested_posterior(density: LogDensity, gaussian: GaussianState | None, seed: 
 def _state(
     given: RowsGiven, marginal: LatentMarginal, explored: Explored, gaussian: GaussianState | None, seed: int
 ) -> NestedState:
-    supported, predicted, pool = explored.supported, explored.predicted, explored.sampled.pool
-    points: Array = np.array([one.g for one in supported.evaluated])
-    weights, khat = pool.weights()
+    pairs = explored.pairs
+    n_values, n_draws = pairs.log_ratio.shape
     checks = NestedChecks(
-        khat=khat,
-        effective_size=effective_size_of(weights),
-        n_draws=len(weights),
+        khat=pairs.khat,
+        effective_size=effective_size_of(pairs.weights),
+        n_values=n_values,
+        n_draws=n_draws,
+        pair_size=pairs.effective_size,
+        variance=pairs.variance,
         n_globals=len(given.outside),
         n_local=given.n_dim,
         n_fits=marginal.fits.n_fits,
-        difference=supported.difference,
-        doubt=float(np.std([one.doubt for one in supported.evaluated])),
-        correction=float(np.std([one.correction for one in supported.evaluated])),
-        lacking=float(np.mean([one.correction for one in supported.evaluated])),
+        moved=explored.moved,
+        lost=explored.lost,
+        error=0.0 if pairs.is_joint else marginal.doubt(),
+        lacking=pairs.lacking,
     )
-    supports = Supports(predicted.whitening.whitened(points), supported.states)
     return NestedState(
-        explored.sampled, Sequences(predicted, seed), gaussian, given.outside, given.inside, supports, predicted, checks
+        sampled_of(pairs, explored.proposal, explored.bend),
+        Sequences(explored.predicted, seed),
+        gaussian,
+        given.outside,
+        given.inside,
+        pairs,
+        explored.predicted,
+        checks,
     )

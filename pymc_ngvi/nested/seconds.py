@@ -17,6 +17,9 @@ from pymc_ngvi.model.rows_given import RowsGiven
 #: Conditional fits, and for each hyperparameter; expectations that one takes, about, with what comes before and after
 #: these; seconds of a fit, and of a row.
 _FITS, _FITS_OF_EACH, _EXPECTATIONS, _PER_FIT, _PER_ROW = 60.0, 10.0, 5.0, 0.03, 2e-6
+#: Expectations of a fit whose start is predicted; seconds that such fits may take all together, their number at least
+#: and at most.
+_EXPECTATIONS_OF_VALUE, _SECONDS_OF_VALUES, _FEWEST_VALUES, _MOST_VALUES = 2.5, 12.0, 128, 512
 #: Of an operation in a dense matrix of one state, and in the fronts or blocks of a sparse one; of a number in these,
 #: which is gathered and scattered; of the calls for a stack of fronts, and for a size of blocks.
 _PER_DENSE, _PER_FLOP, _PER_ENTRY, _PER_STACK, _PER_SIZE = 4.5e-11, 7e-11, 3.5e-8, 1.6e-4, 9e-4
@@ -27,7 +30,16 @@ _PER_SUM = 1.8
 def seconds_of(given: RowsGiven) -> float:
     """Return about how long a nested posterior takes."""
     n_fits = _FITS + _FITS_OF_EACH * len(given.outside)
-    return n_fits * (_PER_FIT + _EXPECTATIONS * (_PER_ROW * given.rows.n_rows + _of_algebra(given)))
+    return n_fits * _of_fit(given, _EXPECTATIONS) + n_values_of(given) * _of_fit(given, _EXPECTATIONS_OF_VALUE)
+
+
+def n_values_of(given: RowsGiven) -> int:
+    """Return at how many hyperparameters latent variables are drawn: as many as a few seconds allow."""
+    return int(np.clip(_SECONDS_OF_VALUES / _of_fit(given, _EXPECTATIONS_OF_VALUE), _FEWEST_VALUES, _MOST_VALUES))
+
+
+def _of_fit(given: RowsGiven, n_expectations: float) -> float:
+    return _PER_FIT + n_expectations * (_PER_ROW * given.rows.n_rows + _of_algebra(given))
 
 
 def _of_algebra(given: RowsGiven) -> float:

@@ -1,4 +1,4 @@
-"""A nested posterior as a distribution of flat vectors: hyperparameters from a pool, latent variables given these."""
+"""A nested posterior as a distribution of flat vectors: weighted pairs of hyperparameters and latent variables."""
 
 import functools
 
@@ -13,11 +13,23 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.fitting import Sampled
 from pymc_ngvi.marginal.pooled import PoolState
-from pymc_ngvi.marginal.regression import Whitening
-from pymc_ngvi.marginal.sampling import Pool, Sequences, picked
+from pymc_ngvi.marginal.sampling import Pool, Sequences
+from pymc_ngvi.nested.earlier import pairs_of_earlier
 from pymc_ngvi.nested.emulator import Predicted
-from pymc_ngvi.nested.supports import Supports
+from pymc_ngvi.nested.pairs import Pairs
 from pymc_ngvi.nested.verdict import NestedChecks
+
+#: Interleaved parts of the values of the hyperparameters, whose spread is the error of the normalising constant.
+_N_PARTS = 8
+
+
+def sampled_of(pairs: Pairs, proposal: Any, bend: Any) -> Sampled:
+    """Return the hyperparameters of some pairs as what pools are made of."""
+    n = len(pairs.g)
+    pool = Pool(
+        pairs.g, pairs.log_marginal, pairs.log_density, np.arange(n) % _N_PARTS, np.zeros(n, dtype=bool)
+    )  # neighbours are in different parts
+    return Sampled(pool, proposal, bend, 0.0, n)
 
 
 @stored("nested.state")
@@ -29,10 +41,10 @@ class NestedState(PoolState):
     ----------
     globals_, locals_ : ndarray of int
         Coordinates of the hyperparameters, and of the latent variables.
-    supports : Supports
-        The latent variables given hyperparameters.
+    pairs : Pairs
+        Of hyperparameters and latent variables.
     predicted : Predicted
-        Their log density, of which more draws may be made.
+        The log density of the hyperparameters.
     checks : NestedChecks
     sampled, sequences, gaussian, number
         See `PoolState`.
@@ -40,18 +52,18 @@ class NestedState(PoolState):
 
     globals_: NDArray[np.intp]
     locals_: NDArray[np.intp]
-    supports: Supports
+    pairs: Pairs
     predicted: Predicted
     checks: NestedChecks
 
     kind = "nested"
-    computed = ("_last", "_moments")
+    computed = ("_last", "_moments", "_smoothed")
 
     # --- files ---
 
     def content(self) -> dict[str, Any]:
         """Return what a file keeps."""
-        names = ("sampled", "gaussian", "globals_", "locals_", "supports", "predicted", "checks")
+        names = ("sampled", "gaussian", "globals_", "locals_", "pairs", "predicted", "checks")
         return {"seed": self.sequences.seed, **{name: getattr(self, name) for name in names}}
 
     @classmethod
@@ -64,16 +76,45 @@ class NestedState(PoolState):
             If the parts do not go together.
         """
         parts = dict(content)
-        kinds = {"sampled": Sampled, "supports": Supports, "predicted": Predicted, "checks": NestedChecks}
+        if "supports" in parts:
+            parts = pairs_of_earlier(parts)
+            sampled = parts["sampled"]
+            parts["sampled"] = sampled_of(parts["pairs"], sampled.proposal, sampled.bend)
+        kinds = {"sampled": Sampled, "pairs": Pairs, "predicted": Predicted, "checks": NestedChecks}
         for name, kind in kinds.items():
             if not isinstance(parts[name], kind):
                 raise ValueError(f"what the nested posterior has as {name!r} is something else")
         index = np.concatenate([parts["globals_"], parts["locals_"]])
         fits = np.array_equal(np.sort(index), np.arange(density.n_dim))
-        if not fits or parts["supports"].n_dim != len(parts["locals_"]) or parts["gaussian"].n_dim != density.n_dim:
+        if not fits or parts["gaussian"].n_dim != density.n_dim:
             raise ValueError("the nested posterior is of another dimension")
+        parts["pairs"].check(len(parts["globals_"]), len(parts["locals_"]))
         parts["sampled"].pool.check(len(parts["globals_"]))
         return cls(sequences=Sequences(parts["predicted"], parts.pop("seed")), **parts)
+
+    # --- weights ---
+
+    @functools.cached_property
+    def _smoothed(self) -> tuple[Array, float]:
+        return self.pairs.weights, self.pairs.khat
+
+    def for_draws(self, n: int) -> Pool:
+        """Return the pool: there is no other."""
+        return self.pool
+
+    def effective_size_for(self, n: int) -> float:
+        """Return the effective size of the pairs that ``n`` draws are taken from."""
+        return self.pairs.effective_size
+
+    def log_normaliser(self) -> tuple[float, float]:
+        """Return the logarithm of the integral of exp(log p), and its error, with that of log m."""
+        value, se = self.pool.log_normaliser()
+        return value, float(np.hypot(se, self.checks.error))
+
+    def elbo(self) -> tuple[float, float]:
+        """Return the ELBO of the distribution of hyperparameters and latent variables, and its error, nats."""
+        value, se = self.log_normaliser()
+        return value - self.checks.lacking, se
 
     # --- draws ---
 
@@ -87,32 +128,19 @@ class NestedState(PoolState):
         """Uniform numbers behind a draw."""
         return 1
 
-    def log_normaliser(self) -> tuple[float, float]:
-        """Return the logarithm of the integral of exp(log p), and its error, with that of log m."""
-        value, se = self.pool.log_normaliser()
-        return value, float(np.hypot(se, self.checks.error))
-
-    def elbo(self) -> tuple[float, float]:
-        """Return the ELBO of the distribution of hyperparameters and latent variables, and its error, nats."""
-        value, se = self.log_normaliser()
-        return value - self.checks.lacking, se
-
     def draws(self, base: Array) -> Array:
-        """Map base draws to draws: normals, of which some have no part, and behind them a uniform."""
-        rows = picked(self.weights, base[:, self.n_dim])
-        return self._joined(self.pool, rows, base[:, : len(self.locals_)])
+        """Map base draws to draws: normals, which have no part, and behind them a uniform."""
+        return self._picked(base[:, self.n_dim])
 
     def draw(self, n: int, rng: np.random.Generator) -> Array:
-        """Return ``n`` draws of equal weight; the pool they are taken from is made larger for many."""
-        pool = self.for_draws(n)
-        weights = self.weights if pool is self.pool else pool.weights()[0]
-        rows = picked(weights, rng.permutation((np.arange(n) + rng.random()) / n))
-        return self._joined(pool, rows, rng.standard_normal((n, len(self.locals_))))
+        """Return ``n`` draws of equal weight: as few repetitions as can be."""
+        return self._picked(rng.permutation((np.arange(n) + rng.random()) / n))
 
-    def _joined(self, pool: Pool, rows: NDArray[np.intp], base: Array) -> Array:
-        theta = np.empty((len(rows), self.n_dim))
-        theta[:, self.globals_] = pool.g[rows]
-        theta[:, self.locals_] = self.supports.draw(self._standardised(pool.g[rows]), base)
+    def _picked(self, uniform: Array) -> Array:
+        first, second = self.pairs.pick(uniform)
+        theta = np.empty((len(uniform), self.n_dim))
+        theta[:, self.globals_] = self.pairs.g[first]
+        theta[:, self.locals_] = self.pairs.latents[first, second]
         return theta
 
     # --- moments ---
@@ -131,7 +159,7 @@ class NestedState(PoolState):
         g, weights = self.pool.g, self.weights
         mean[self.globals_] = weights @ g
         sd[self.globals_] = np.sqrt(weights @ (g - mean[self.globals_]) ** 2)
-        mean[self.locals_], sd[self.locals_] = self.supports.moments(self._standardised(g), weights)
+        mean[self.locals_], sd[self.locals_] = self.pairs.moments()
         return mean, sd
 
     def cov(self) -> Array:
@@ -139,25 +167,17 @@ class NestedState(PoolState):
         return self.cov_block(np.arange(self.n_dim))
 
     def cov_block(self, index: NDArray[np.intp]) -> Array:
-        """Return the covariance of some coordinates, (len(index), len(index))."""
-        place = np.full(self.n_dim, -1, dtype=np.intp)
-        place[self.locals_] = np.arange(len(self.locals_))
+        """Return the covariance of some coordinates, (len(index), len(index)): correlations are those of the pairs."""
         index = np.asarray(index)
-        is_local = place[index] >= 0
-        local = place[index][is_local]
-        points = self._standardised(self.pool.g)
-        together = np.empty((len(points), len(index)))
-        together[:, ~is_local] = self.pool.g[:, np.searchsorted(self.globals_, index[~is_local])]
-        together[:, is_local] = self.supports.mean(points, local)
-        together -= self.weights @ together
-        result: Array = (self.weights[:, None] * together).T @ together
-        result[np.ix_(is_local, is_local)] += self.supports.covariance(points, self.weights, local)
+        place = np.empty(self.n_dim, dtype=np.intp)
+        place[self.globals_] = np.arange(len(self.globals_))
+        place[self.locals_] = np.arange(len(self.locals_))
+        is_local = np.isin(index, self.locals_)
+        g, x = self.pairs.correlations(place[index[is_local]])
+        columns = np.empty((len(g), len(index)))
+        columns[:, ~is_local] = g[:, place[index[~is_local]]]
+        columns[:, is_local] = x
+        sd = self._moments[1][index]
+        result: Array = (columns.T @ columns) * np.outer(sd, sd)
+        result[np.arange(len(index)), np.arange(len(index))] = sd**2
         return result
-
-    @property
-    def whitening(self) -> Whitening:
-        """Standardises the hyperparameters."""
-        return self.predicted.whitening
-
-    def _standardised(self, g: Array) -> Array:
-        return self.whitening.whitened(g)

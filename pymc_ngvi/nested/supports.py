@@ -1,4 +1,4 @@
-"""Latent variables given hyperparameters, from Gaussian fits at a few values of these."""
+"""Latent variables given hyperparameters, as files of earlier versions have them: from fits at a few values."""
 
 import functools
 
@@ -154,6 +154,11 @@ class Supports:
         result: Array = np.exp(np.clip(moved, -_MOST_MOVED, _MOST_MOVED))
         return result
 
+    def sd_at(self, points: Array) -> Array:
+        """Return standard deviations, (n_dim,), at standardised hyperparameters, (1, p)."""
+        k = int(self.nearest(points)[0])
+        return self._sds[k] * self._widths(k, points)[0] if len(self._sd_slopes) else self._sds[k]
+
     def _unwhitened(self, k: int, points: Array, base: Array) -> Array:
         """Return C times standard normals, (n, n_dim), with the factor as it is at points near to a support."""
         q = self.states[k]
@@ -164,46 +169,6 @@ class Supports:
             apart = self._terms(points) - self._terms(self.points[k : k + 1])
             for distance, slope in zip(apart.T, self._factor_slopes, strict=True):
                 result += distance[:, None] * q.structure.times(slope.reshape(q.factor.shape), base)
-        return result
-
-    def moments(self, points: Array, weights: Array) -> tuple[Array, Array]:
-        """Return mean and standard deviations, (n_dim,) each, over weighted hyperparameters."""
-        near, terms = self.nearest(points), self._terms(points)
-        guess = self._offsets.mean(axis=0)
-        mean, square = weights @ terms @ self._slopes, np.zeros(self.n_dim)
-        square += np.einsum("fi,fi->i", self._slopes, (terms.T * weights) @ terms @ self._slopes)
-        for k in np.unique(near):
-            rows = near == k
-            weight, offset = float(weights[rows].sum()), self._offsets[k] - guess
-            mean += weight * offset
-            square += self._mean_variance(int(k), points[rows], weights[rows]) + weight * offset**2
-            square += 2.0 * offset * (weights[rows] @ terms[rows] @ self._slopes)
-        return guess + mean, np.sqrt(np.maximum(square - mean**2, 0.0))
-
-    def _mean_variance(self, k: int, points: Array, weights: Array) -> Array:
-        """Return the weighted sum of variances, (n_dim,), over points near to a support."""
-        variance = self._sds[k] ** 2
-        if not len(self._sd_slopes):
-            result: Array = weights.sum() * variance
-            return result
-        total: Array = np.zeros(self.n_dim)
-        size = max(1, _AT_ONCE // self.n_dim)
-        for start in range(0, len(points), size):
-            part = slice(start, start + size)
-            total += weights[part] @ self._widths(k, points[part]) ** 2
-        total *= variance
-        return total
-
-    def covariance(self, points: Array, weights: Array, index: NDArray[np.intp]) -> Array:
-        """Return the mean over weighted hyperparameters of the conditional covariance of some latent variables."""
-        near, result = self.nearest(points), np.zeros((len(index), len(index)))
-        for k in np.unique(near) if len(index) else []:
-            rows = near == k
-            part: Array | float = float(weights[rows].sum())
-            if len(self._sd_slopes):
-                widths = self._widths(int(k), points[rows], index)
-                part = (widths * weights[rows, None]).T @ widths
-            result += part * self.states[k].cov_block(index)
         return result
 
     def _terms(self, points: Array) -> Array:

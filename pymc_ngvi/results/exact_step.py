@@ -201,7 +201,7 @@ def with_pool(record: FitRecord, state: ExactState | NestedState, compiling: flo
     return dataclasses.replace(
         record,
         posterior=state.checks.sentence,
-        is_exact=not is_nested,
+        is_exact=state.checks.is_exact,
         is_nested=is_nested,
         doubts=state.checks.failures if is_nested else (),
         compile_seconds=record.compile_seconds + compiling,

@@ -16,7 +16,8 @@ class ExactMethods(Fitted):
     @property
     def is_exact(self) -> bool:
         """Whether this is the posterior up to simulation error, rather than a Gaussian or another q."""
-        return isinstance(self._state, ExactState)
+        checks = self.checks
+        return checks is not None and checks.is_exact
 
     @property
     def is_nested(self) -> bool:

@@ -1,0 +1,252 @@
+"""Weighted pairs of hyperparameters and latent variables: some values of the first, draws of the second at each.
+
+Each value has a Gaussian of its own; a pair has the weight w = p(y, x, theta) / (g(theta) q(x | theta)). Where these
+are even, the pairs are the posterior up to simulation error. Where they vary too much given theta, those of theta
+alone are taken, by the ELBO of each Gaussian and what it lacks, and the pairs are those of q.
+"""
+
+import functools
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+
+from pymc_ngvi.core.psis import smoothed
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.marginal.sampling import picked
+
+#: Variance of log weights at given hyperparameters up to which pairs are weighted together.
+MOST_VARIANCE = 1.0
+#: Part of the effective size that calibrated weights may lose; largest factor of a weight.
+_LOSES, _MOST_FACTOR = 0.2, 3.0
+#: Numbers handled at once.
+_AT_ONCE = 2**22
+
+
+@stored("nested.pairs")
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Weighted pairs of hyperparameters and latent variables.
+
+    Parameters
+    ----------
+    g : ndarray, shape (n, p)
+        Hyperparameters, in an order in which neighbours are near each other.
+    log_density : ndarray, shape (n,)
+        Of the proposal of these.
+    log_ratio : ndarray, shape (n, m)
+        log p(y, x, theta) - log q(x | theta), -inf where p is 0.
+    elbo : ndarray, shape (n,)
+        Of log p at these hyperparameters.
+    log_by_elbo : ndarray, shape (n,)
+        log m by the ELBO and what it lacks, from a regression.
+    latents : ndarray, shape (n, m, d)
+        Draws of the latent variables.
+    means, sds : ndarray, shape (n, d)
+        Of the Gaussians that these are drawn from.
+    features : ndarray, shape (n, n_features)
+        Functions of the hyperparameters,
+    target : ndarray, shape (n_features,)
+        and their means under the predicted density of these, from many more draws.
+    predicted : ndarray, shape (n,)
+        That log density.
+    is_wide : ndarray of bool, shape (n,)
+        Which hyperparameters are of the wide proposal.
+    """
+
+    g: Array
+    log_density: Array
+    log_ratio: Array
+    elbo: Array
+    log_by_elbo: Array
+    latents: Array
+    means: Array
+    sds: Array
+    features: Array
+    target: Array
+    predicted: Array
+    is_wide: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        """Return the number of pairs."""
+        return int(self.log_ratio.size)
+
+    def check(self, n_globals: int, n_local: int) -> None:
+        """Raise ValueError where the arrays do not go together."""
+        n, m = self.log_ratio.shape
+        flat = {a.shape for a in (self.log_density, self.elbo, self.log_by_elbo, self.predicted, self.is_wide)}
+        shapes = self.g.shape == (n, n_globals) and self.latents.shape == (n, m, n_local)
+        moments = self.means.shape == self.sds.shape == (n, n_local)
+        if not (shapes and moments and flat == {(n,)} and self.features.shape == (n, len(self.target))):
+            raise ValueError("the arrays of the nested posterior do not go together")
+
+    # --- weights ---
+
+    @functools.cached_property
+    def variance(self) -> float:
+        """Variance of the log weights given the hyperparameters, in the mean over these."""
+        weights = np.exp(self.log_by_elbo - self.log_density)
+        return float(weights @ self.variances / weights.sum())
+
+    @functools.cached_property
+    def variances(self) -> Array:
+        """The same at each value, (n,)."""
+        return variances_of(self.log_ratio)
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether pairs are weighted together."""
+        return self.variance <= MOST_VARIANCE
+
+    @functools.cached_property
+    def log_marginal(self) -> Array:
+        """Log m at each value of the hyperparameters, (n,)."""
+        if not self.is_joint:
+            return self.log_by_elbo
+        result: Array = logsumexp(self.log_ratio, axis=1) - np.log(self.log_ratio.shape[1])
+        return result
+
+    @property
+    def lacking(self) -> float:
+        """Nats that ELBOs lack of log m, in the mean."""
+        return float(self.weights @ (self.log_marginal - self.elbo))
+
+    @functools.cached_property
+    def _smoothed(self) -> tuple[Array, float]:
+        log_weights, khat = smoothed(self.log_marginal - self.log_density)
+        weights = np.exp(log_weights - logsumexp(log_weights))
+        return self._calibrated(weights), khat
+
+    @property
+    def weights(self) -> Array:
+        """Of the hyperparameters, (n,); they add up to 1."""
+        return self._smoothed[0]
+
+    @property
+    def khat(self) -> float:
+        """Pareto k-hat of the weights of the hyperparameters."""
+        return self._smoothed[1]
+
+    @functools.cached_property
+    def of_pairs(self) -> Array:
+        """Weights of the pairs, (n, m); they add up to 1."""
+        m = self.log_ratio.shape[1]
+        if not self.is_joint:
+            return np.repeat(self.weights[:, None] / m, m, axis=1)
+        total = logsumexp(self.log_ratio, axis=1, keepdims=True)
+        within = np.exp(self.log_ratio - np.where(np.isfinite(total), total, 0.0))
+        result: Array = self.weights[:, None] * within
+        return result
+
+    @property
+    def effective_size(self) -> float:
+        """Of the pairs."""
+        return float(1.0 / np.sum(self.of_pairs**2))
+
+    def _calibrated(self, weights: Array) -> Array:
+        """Return weights that are moved a little, so that functions of the hyperparameters have known means.
+
+        What the few values here say of the predicted density of the hyperparameters can be compared with what many
+        more draws say: the difference is simulation error, most of which the posterior shares. This is the regression
+        estimator of survey sampling.
+        """
+        of_predicted = np.exp(self.predicted - self.log_density)
+        of_predicted /= of_predicted.sum()
+        apart = self.features - weights @ self.features
+        missing = self.target - of_predicted @ self.features
+        gram = (weights[:, None] * apart).T @ apart
+        scale = np.sqrt(np.maximum(np.diag(gram), 1e-300))
+        gram = gram / np.outer(scale, scale) + 1e-6 * np.eye(len(scale))
+        slope = np.linalg.solve(gram, missing / scale)
+        factor = 1.0 + (apart / scale) @ slope
+        moved = weights * np.clip(factor, 1.0 / _MOST_FACTOR, _MOST_FACTOR)
+        moved /= moved.sum()
+        loses = np.sum(moved**2) > np.sum(weights**2) / (1.0 - _LOSES)
+        return weights if loses else moved
+
+    # --- draws and moments ---
+
+    def pick(self, uniform: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Return the pairs that uniform numbers pick by weight: the hyperparameters, and the draw given these."""
+        rows = picked(self.of_pairs.ravel(), uniform)
+        first, second = np.divmod(rows, self.log_ratio.shape[1])
+        return first, second
+
+    def moments(self) -> tuple[Array, Array]:
+        """Return means and standard deviations of the latent variables, (d,) each.
+
+        The known moments of each Gaussian are control variates: what is left to the draws is what weights change.
+        """
+        within = self.of_pairs - self.weights[:, None] / self.log_ratio.shape[1]
+        mean = self.weights @ self.means
+        square = self.weights @ (self.sds**2 + (self.means - mean) ** 2)
+        change, of_square = np.zeros_like(mean), np.zeros_like(mean)
+        for rows in self._parts():
+            apart = self.latents[rows] - mean
+            change += np.einsum("sm,smd->d", within[rows], apart)
+            of_square += np.einsum("sm,smd->d", within[rows], apart**2)
+        variance = square + of_square - change**2
+        smallest = 0.1 * (self.weights @ self.sds**2)
+        return mean + change, np.sqrt(np.maximum(variance, smallest))
+
+    def correlations(self, index: NDArray[np.intp]) -> tuple[Array, Array]:
+        """Return weighted standardised pairs of hyperparameters and of some latent variables, (n m, p), (n m, k).
+
+        Rows are multiplied by the roots of the weights: inner products of columns are correlations.
+        """
+        root = np.sqrt(self.of_pairs.ravel())
+        m = self.log_ratio.shape[1]
+        g = np.repeat(self.g, m, axis=0)
+        x = self.latents[:, :, index].reshape(len(root), len(index))
+        return _standardised(g, root), _standardised(x, root)
+
+    def errors(self, values: Array) -> Array:
+        """Return standard errors of weighted means of functions of pairs, (k,), pairs of one theta being a cluster.
+
+        Parameters
+        ----------
+        values : ndarray, shape (n, m, k)
+        """
+        of_theta = np.einsum("sm,smk->sk", self.of_pairs, values - np.einsum("sm,smk->k", self.of_pairs, values))
+        result: Array = np.sqrt(np.sum(of_theta**2, axis=0))
+        return result
+
+    def without_wide(self, log_density: Array) -> Array:
+        """Return weights of the hyperparameters, (n,), 0 for those of the wide proposal.
+
+        Parameters
+        ----------
+        log_density : ndarray, shape (n,)
+            Of the other proposals.
+        """
+        log_weights = np.where(self.is_wide, -np.inf, self.log_marginal - log_density)
+        result: Array = np.exp(log_weights - logsumexp(log_weights))
+        return result
+
+    def _parts(self) -> list[slice]:
+        n, m, d = self.latents.shape
+        size = max(1, _AT_ONCE // max(m * d, 1))
+        return [slice(start, start + size) for start in range(0, n, size)]
+
+
+def variances_of(log_ratio: Array) -> Array:
+    """Return variances of log weights along the last axis, of those that are finite; inf where fewer than half are."""
+    finite = np.isfinite(log_ratio)
+    n = finite.sum(axis=-1)
+    filled = np.where(finite, log_ratio, 0.0)
+    mean = filled.sum(axis=-1) / np.maximum(n, 1)
+    squares = np.where(finite, (filled - mean[..., None]) ** 2, 0.0).sum(axis=-1)
+    return np.where(2 * n >= log_ratio.shape[-1], squares / np.maximum(n - 1, 1), np.inf)
+
+
+def _standardised(values: Array, root: Array) -> Array:
+    weights = root**2
+    apart = values - weights @ values
+    apart *= root[:, None]
+    norm = np.sqrt(np.sum(apart**2, axis=0))
+    result: Array = apart / np.where(norm > 0.0, norm, 1.0)
+    return result

@@ -1,0 +1,235 @@
+"""Rounds of hyperparameters, each with draws of its latent variables: from what is predicted, and from farther out."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.marginal.proposals import Base, Proposal, first_proposal
+from pymc_ngvi.marginal.regression import Whitening, predictor
+from pymc_ngvi.marginal.sampling import Pool, evenly_picked
+from pymc_ngvi.marginal.tails import Bend
+from pymc_ngvi.nested.emulator import Predicted
+from pymc_ngvi.nested.log_marginal import HOPELESS, Drawn, LatentMarginal
+from pymc_ngvi.nested.pairs import Pairs, variances_of
+from pymc_ngvi.nested.starts import Starts
+
+#: Draws of the latent variables at each value of the hyperparameters; numbers in all draws at most; fewest of each.
+N_DRAWS, _MOST_NUMBERS, FEWEST_VALUES, _FEWEST_DRAWS = 16, 2**25, 64, 2
+#: Part of the values that are drawn from farther out, by how much farther, and with what degrees of freedom.
+_OF_WIDE, _WIDER, _DF = 0.2, 2.0, 5.0
+#: Standard deviation of a prediction, in nats, beyond which it counts for less: nothing is known there.
+_KNOWN = 1.0
+#: Nats below the top, and more for each hyperparameter, beyond which only short ways to a fit are tried.
+_DEEP, _DEEP_PER_DIM = 12.0, 2.0
+#: Power of their density that hyperparameters count by in regressions.
+_FLATTENED = 0.25
+#: Numbers of the random streams.
+_STREAM, _PICKS = 8_000_000, 8_000_001
+
+
+class Guess:
+    """A predicted density of the hyperparameters, normalised and drawn from by a pool.
+
+    Parameters
+    ----------
+    predicted : Predicted
+    whitening : Whitening
+    pool : Pool
+        Draws of a proposal that covers it.
+    """
+
+    def __init__(self, predicted: Predicted, whitening: Whitening, pool: Pool) -> None:
+        self._predicted = predicted
+        self.values = self._of(pool.g)
+        log_ratio = self.values - pool.log_density
+        self._pool, self.whitening = pool, whitening
+        self.log_total = float(logsumexp(log_ratio) - np.log(len(log_ratio)))
+        self.weights: Array = np.exp(log_ratio - logsumexp(log_ratio))
+
+    def log_density(self, g: Array) -> Array:
+        """Return the log density at the rows of ``g``."""
+        return self._of(g) - self.log_total
+
+    def draws(self, n: int, at: float) -> Array:
+        """Return ``n`` values, as evenly as can be: by weight, along an order in which neighbours are near."""
+        order = _by_neighbours(self.whitening.whitened(self._pool.g), self.weights, 0.5 / n)
+        result: Array = self._pool.g[order[evenly_picked(self.weights[order], n, at)]]
+        return result
+
+    def mean(self, function: Callable[[Array], Array]) -> Array:
+        """Return the mean of functions of the hyperparameters."""
+        result: Array = self.weights @ function(self._pool.g)
+        return result
+
+    def wide(self, bend: Bend) -> Proposal:
+        """Return a proposal that is wider, with heavier tails."""
+        y = bend.forward(self._pool.g)
+        mean = self.weights @ y
+        cov = (self.weights[:, None] * (y - mean)).T @ (y - mean)
+        return first_proposal(Base(mean, np.linalg.cholesky(cov)), bend, _DF, _WIDER)
+
+    def _of(self, g: Array) -> Array:
+        mean, sd = self._predicted.predict(g)
+        result: Array = mean - np.maximum(sd - _KNOWN, 0.0)
+        return result
+
+
+@dataclass
+class _Round:
+    """Hyperparameters of one proposal, and what is found there."""
+
+    log_density: Callable[[Array], Array]
+    g: Array
+    found: list[Drawn | None]
+    is_wide: bool
+
+
+class Rounds:
+    """Evaluates rounds of hyperparameters and pools them.
+
+    Parameters
+    ----------
+    marginal : LatentMarginal
+    n_values : int
+        Of the hyperparameters, in a round.
+    seed : int
+
+    Attributes
+    ----------
+    proposal : Proposal
+        The wide one of the last round.
+    """
+
+    def __init__(self, marginal: LatentMarginal, n_values: int, seed: int) -> None:
+        self._marginal, self._seed = marginal, seed
+        n_dim = max(marginal.n_dim, 1)
+        at_once = _MOST_NUMBERS // n_dim
+        self._m = N_DRAWS if at_once >= N_DRAWS * FEWEST_VALUES else max(_FEWEST_DRAWS, at_once // FEWEST_VALUES)
+        self._n = max(FEWEST_VALUES, min(n_values, at_once // self._m))
+        self._rounds: list[_Round] = []
+        self._n_drawn = 0
+        self._rng = np.random.default_rng([seed, _PICKS])
+        self.proposal: Proposal
+
+    def add(self, guess: Guess, bend: Bend) -> None:
+        """Draw a round from what is predicted, and one from farther out."""
+        starts = Starts(self._marginal.known, guess.whitening, self._marginal.kinds)
+        n_wide = int(np.ceil(_OF_WIDE * self._n))
+        self.proposal = guess.wide(bend)
+        g = guess.draws(self._n, float(self._rng.random()))
+        self._rounds.append(_Round(guess.log_density, g, self._found(g, guess, starts), False))
+        g = self.proposal.draws(n_wide, self._rng)
+        self._rounds.append(_Round(self.proposal.log_density, g, self._found(g, guess, starts), True))
+        self._guess = guess
+
+    def _found(self, g: Array, guess: Guess, starts: Starts) -> list[Drawn | None]:
+        """Return what is found at values of the hyperparameters, None where there is no fit."""
+        lowest = guess.values.max() - _DEEP - _DEEP_PER_DIM * g.shape[1]
+        is_deep = guess._of(g) < lowest
+        result = []
+        for one, deep in zip(g, is_deep, strict=True):
+            rng = np.random.default_rng([self._seed, _STREAM, self._n_drawn])
+            half = rng.standard_normal(((self._m + 1) // 2, self._marginal.n_dim))
+            base = np.concatenate([half, -half])[: self._m]
+            result.append(self._marginal.drawn(one, starts.at(one), base, thorough=not deep))
+            self._n_drawn += 1
+        return result
+
+    def new(self) -> list[tuple[Array, Drawn]]:
+        """Return what the last two rounds have found, with the hyperparameters."""
+        pairs = [(g, found) for one in self._rounds[-2:] for g, found in zip(one.g, one.found, strict=True)]
+        return [(g, found) for g, found in pairs if found is not None]
+
+    def pooled(self) -> tuple[Pairs, Array, float]:
+        """Return all rounds as pairs, the log density of the proposals but for the wide ones, and what was lost.
+
+        Weights are those of draws of the mixture of all proposals. What was lost is the part of the predicted weight
+        that is where there is no fit.
+        """
+        g = np.concatenate([r.g for r in self._rounds])
+        log_parts = np.array([np.log(len(r.g)) + r.log_density(g) for r in self._rounds])
+        is_wide_round = np.array([r.is_wide for r in self._rounds])
+        log_all = logsumexp(log_parts, axis=0) - np.log(len(g))
+        n_near = sum(len(r.g) for r in self._rounds if not r.is_wide)
+        log_near = logsumexp(log_parts[~is_wide_round], axis=0) - np.log(n_near)
+        found = [f for r in self._rounds for f in r.found]
+        predicted = self._guess.log_density(g)
+        share = np.exp(predicted - log_all)
+        is_lost = np.array([f is None for f in found])
+        lost = float(share[is_lost].sum() / share.sum())
+        keep = np.flatnonzero(~is_lost)
+        u = self._guess.whitening.whitened(g[keep])
+        keep = keep[_by_neighbours(u, np.full(len(keep), 1.0 / len(keep)), 0.0)]
+        is_wide = np.concatenate([np.full(len(r.g), r.is_wide) for r in self._rounds])
+        some = [f for i in keep if (f := found[i]) is not None]
+        # Where there is no fit, there is no weight: the proposal's density is that of the values that are left.
+        left = np.log(len(keep) / len(g))
+        elbo = np.array([f.elbo for f in some])
+        pairs = Pairs(
+            g[keep],
+            log_all[keep] - left,
+            np.array([f.log_ratio for f in some]),
+            elbo,
+            elbo + self._lacking(g[keep], some),
+            np.array([f.latents for f in some]),
+            np.array([f.mean for f in some]),
+            np.array([f.sd for f in some]),
+            self._features(g[keep]),
+            self._guess.mean(self._features),
+            predicted[keep],
+            is_wide[keep],
+        )
+        return pairs, log_near[keep], lost
+
+    def _lacking(self, g: Array, found: list[Drawn]) -> Array:
+        """Return what ELBOs lack of log m, (n,): half of the variance of log weights, as a regression smooths it."""
+        half = 0.5 * variances_of(np.array([f.log_ratio for f in found]))
+        known = np.isfinite(half) & (half < 0.5 * HOPELESS)
+        features = np.concatenate([np.ones((len(g), 1)), self._features(g)], axis=1)
+        if known.sum() < 2 * features.shape[1]:
+            return np.zeros(len(g))
+        predicted = self._guess.log_density(g)
+        weights = known * np.exp(_FLATTENED * (predicted - predicted.max()))
+        slopes = predictor(features, np.where(known, half, 0.0)[:, None], weights, g.shape[1])
+        return np.clip((features @ slopes)[:, 0], 0.0, half[known].max())
+
+    def _features(self, g: Array) -> Array:
+        """Return whitened hyperparameters and, where there are values enough, their products."""
+        u = self._guess.whitening.whitened(g)
+        p = u.shape[1]
+        if 10 * (p + p * (p + 1) // 2) > self._n:
+            return u
+        i, j = np.triu_indices(p)
+        return np.concatenate([u, u[:, i] * u[:, j]], axis=1)
+
+
+def _by_neighbours(points: Array, weights: Array, least: float) -> NDArray[np.intp]:
+    """Return an order in which neighbours are near each other: halves by weight, halved again along what is longest.
+
+    Parameters
+    ----------
+    points : ndarray, shape (n, p)
+    weights : ndarray, shape (n,)
+    least : float
+        Weight below which a part is not divided.
+    """
+    parts, result = [np.arange(len(points))], []
+    while parts:
+        rows = parts.pop()
+        total = weights[rows].sum()
+        if len(rows) <= 2 or total <= least:
+            result.append(rows)
+            continue
+        here = points[rows]
+        mean = weights[rows] @ here / total if total > 0.0 else here.mean(axis=0)
+        axis = int(np.argmax(weights[rows] @ (here - mean) ** 2)) if total > 0.0 else 0
+        rows = rows[np.argsort(here[:, axis], kind="stable")]
+        reached = np.cumsum(weights[rows])
+        middle = int(np.clip(np.searchsorted(reached, 0.5 * reached[-1]), 1, len(rows) - 1))
+        parts += [rows[middle:], rows[:middle]]
+    return np.concatenate(result)
