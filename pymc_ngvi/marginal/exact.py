@@ -32,8 +32,8 @@ _MOST_PLAIN = 15
 _N_PRECISION, _N_WEIGHED, _SEED = 8, 256, 20_260_302
 #: Relative variance of the weights of q below which there is nothing to gain.
 _EVEN = 0.002
-#: Work that the exact step may take, in that of the Gaussian fit; estimated seconds that are never too many.
-_MOST_WORK, _ALWAYS = 4.0, 1.0
+#: Work that another posterior may take, in that of the Gaussian fit; estimated seconds that are never too many.
+_MOST_WORK, _ALWAYS = 4.0, 120.0
 #: Draws of the globals that adapting takes, about, for each of them; part of a gradient that a value of log p costs.
 _ADAPTING, _OF_GRADIENT = 60.0, 0.4
 #: The same part where log p is a sum over rows; gradients that an expectation over rows takes as long as.
@@ -61,14 +61,24 @@ class Work:
     seconds: float
 
     @property
+    def in_all(self) -> float:
+        """Estimated seconds of the exact step."""
+        return self.exact * self.seconds
+
+    @property
+    def budget(self) -> float:
+        """Estimated seconds that it may take without being asked for."""
+        return budget_after(self.gaussian * self.seconds)
+
+    @property
     def is_too_much(self) -> bool:
         """Whether it is left out unless it is asked for."""
-        return self.exact > _MOST_WORK * self.gaussian and self.exact * self.seconds > _ALWAYS
+        return self.in_all > self.budget
 
     @property
     def most_evaluations(self) -> float:
         """Evaluations of log p that a pool may take."""
-        return max(_MOST_WORK * self.gaussian, _ALWAYS / max(self.seconds, 1e-12))
+        return self.budget / max(self.seconds, 1e-12)
 
     @property
     def reason(self) -> str:
@@ -76,6 +86,11 @@ class Work:
         return (
             f"the exact posterior would take about {self.exact / max(self.gaussian, 1.0):,.0f} times as long as the fit"
         )
+
+
+def budget_after(seconds: float) -> float:
+    """Return the estimated seconds that another posterior may take after a Gaussian fit of some estimated seconds."""
+    return max(_ALWAYS, _MOST_WORK * seconds)
 
 
 def forest_of(density: LogDensity) -> Forest:

@@ -119,9 +119,9 @@ class RowsGiven:
         """Return what rows see of a Gaussian."""
         return self.rows.seen(q)
 
-    def under_seen(self, seen: Seen) -> Expectation:
+    def under_seen(self, seen: Seen, rules: RowRules | None = None) -> Expectation:
         """Return expectations where predictors are distributed as they were, perhaps at other values."""
-        return self.rows.under_seen(seen, self)
+        return self.rows.under_seen(seen, self, rules)
 
     def expected(
         self, q: Spread, rules: RowRules | None = None, *, adapt: bool = False, least: float = -np.inf

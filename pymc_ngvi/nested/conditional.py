@@ -97,11 +97,14 @@ class Conditional:
         Nats, of log p at these hyperparameters.
     seen : Seen
         What rows see of q: from which a fit at other hyperparameters begins.
+    rules : RowRules
+        By which rows were integrated.
     """
 
     q: GaussianState
     elbo: float
     seen: Seen
+    rules: RowRules
 
 
 class ConditionalFits:
@@ -128,7 +131,13 @@ class ConditionalFits:
         return self._target.n_hessians
 
     def fit(
-        self, values: Array, near: Sequence[Seen], *, left: float = _SOLVED, thorough: bool = True
+        self,
+        values: Array,
+        near: Sequence[Seen],
+        rules: RowRules | None = None,
+        *,
+        left: float = _SOLVED,
+        thorough: bool = True,
     ) -> Conditional | None:
         """Return the fit at some values, (n_outside,); None where there is none.
 
@@ -137,17 +146,19 @@ class ConditionalFits:
         values : ndarray, shape (n_outside,)
         near : sequence of Seen
             What rows may see of it, to begin from.
+        rules : RowRules, optional
+            By which rows are integrated: those of a fit near it. By default, they are chosen.
         left : float
             Nats that a fit may lack.
         thorough : bool
-            Whether to go on to a line search, and to other starts, where full steps from these lead nowhere.
+            Whether to go on to a line search where full steps from a start lead nowhere.
         """
         self.n_fits += 1
         if not self._given.give(values):
             return None
         try:
-            for start in self._starts(near, thorough):
-                if (found := self._by_full_steps(start, left)) is not None:
+            for start in self._starts(near, rules):
+                if (found := self._by_full_steps(start, rules, left)) is not None:
                     return found
                 if thorough and (found := self._by_search(start)) is not None:
                     return found
@@ -155,20 +166,20 @@ class ConditionalFits:
             pass
         return None
 
-    def _by_full_steps(self, start: GaussianState, left: float) -> Conditional | None:
+    def _by_full_steps(self, start: GaussianState, rules: RowRules | None, left: float) -> Conditional | None:
         """Take natural steps of size 1, each of which has to raise the ELBO; None where one does not."""
-        quadrature, q = Quadrature(), start
-        now = quadrature.by_rules(self._target, q)
+        quadrature, q, adapt = Quadrature(), start, rules is None
+        now = quadrature.by_rules(self._target, q, rules)
         for _ in range(_MOST_FULL):
             if not now.finite.all():
                 return None
             moments = quadrature.moments(self._target, q, _NO_DRAWS, now)
             if moments.gap < left:
-                return Conditional(q, now.elbo, self._given.seen(q))
+                return Conditional(q, now.elbo, self._given.seen(q), now.expectation.rules)
             new = natural(q, moments, 1.0, False)
             if new is None:
                 return None
-            then = quadrature.by_rules(self._target, new, now.expectation.rules, adapt=True)
+            then = quadrature.by_rules(self._target, new, now.expectation.rules, adapt=adapt)
             if not then.elbo > now.elbo:
                 return None
             q, now = new, then
@@ -184,28 +195,29 @@ class ConditionalFits:
             state = rule.step(state)
         if not np.isfinite(state.elbo) or (status is not Status.CONVERGED and not state.gap < _USABLE):
             return None
-        return Conditional(state.q, state.elbo, self._given.seen(state.q))
+        rules = Quadrature().by_rules(self._target, state.q).expectation.rules
+        return Conditional(state.q, state.elbo, self._given.seen(state.q), rules)
 
-    def _starts(self, near: Sequence[Seen], thorough: bool) -> Iterator[GaussianState]:
+    def _starts(self, near: Sequence[Seen], rules: RowRules | None) -> Iterator[GaussianState]:
         """Yield states to begin from, the most promising one first."""
         for seen in near:
             with np.errstate(all="ignore"):
-                start = self._by_sites(seen)
+                start = self._by_sites(seen, rules)
             if start is not None:
                 yield start
-        for scale in _FIRST_SCALES if thorough else ():
+        for scale in _FIRST_SCALES:
             yield self._of_scale(self._given.start(), np.full(self._given.n_dim, scale))
 
     def _of_scale(self, location: Array, scale: Array) -> Any:
         return self._state.of_scale(self._structure, location, scale)
 
-    def _by_sites(self, seen: Seen) -> GaussianState | None:
+    def _by_sites(self, seen: Seen, rules: RowRules | None) -> GaussianState | None:
         """Return the natural step of size 1 from where predictors are as they were at other hyperparameters.
 
         What rows say of their predictors changes little, and what the prior says is exact after a step: coordinates of
         their own scale, as those of a Gaussian process that is written with a Cholesky factor, do not matter.
         """
-        expectation = self._given.under_seen(seen)
+        expectation = self._given.under_seen(seen, rules)
         hessian = expectation.hessian
         assert isinstance(hessian, PredictorMeanHessian)
         linear = hessian.linear

@@ -1,4 +1,4 @@
-"""Hyperparameters sampled: log m is evaluated at few values and predicted elsewhere, and weights correct predictions."""
+"""Hyperparameters sampled: log m is evaluated at few values and predicted elsewhere; weights correct predictions."""
 
 from dataclasses import dataclass
 
@@ -11,16 +11,17 @@ from pymc_ngvi.marginal.tails import Bend
 from pymc_ngvi.nested.emulator import Emulated, Predicted
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.mode import find_mode
-from pymc_ngvi.nested.pairs import Pairs
+from pymc_ngvi.nested.pairs import Pairs, normalised
 from pymc_ngvi.nested.rounds import Guess, Rounds
 from pymc_ngvi.nested.verdict import MOST_MOVED
 
-#: Evaluations of log m at most, and for each hyperparameter.
-_MOST, _MOST_OF_EACH = 120, 60
+#: Evaluations of log m before there are weights, after those on the way to the mode, and for each hyperparameter.
+_MOST, _MOST_OF_EACH = 15, 15
 #: Effective size of the pool: predictions cost nothing.
 _WANTED = 8_000
-#: Rounds at most; part of the values that is effective, and k-hat, with which a round is good enough.
-_MOST_ROUNDS, _GOOD, _HEAVY = 3, 0.5, 0.5
+#: Parts of all values that are in each round: what the first has found makes predictions better, and the last is drawn
+#: only where less than a part of the values is effective, or k-hat is high.
+_PARTS, _GOOD, _HEAVY = (0.35, 0.65, 0.5), 0.5, 0.5
 #: Values that predictions are told of after a round, at most.
 _MOST_TOLD = 120
 #: Standard deviations by which a wider round may move a mean in any case.
@@ -75,26 +76,30 @@ def explore(marginal: LatentMarginal, start: Array, scale: Array, n_values: int,
     if mode is None:
         raise Hopeless("the latent variables can't be fitted where the hyperparameters start")
     marginal.scale = np.sqrt(np.diag(mode.cov))
-    emulated = Emulated(marginal, _MOST + _MOST_OF_EACH * p)
+    emulated = Emulated(marginal, len(marginal.known) + _MOST + _MOST_OF_EACH * p)
     for known in marginal.known:
         emulated.tell(known.g, known.value)
     sampler = Sampler(emulated, mode.at, mode.cov, seed, wanted=_WANTED)
     sampled = sampler.run()
     rounds = Rounds(marginal, n_values, seed)
-    for number in range(_MOST_ROUNDS):
+    for number, part in enumerate(_PARTS):
         predicted = emulated.predicted()
         if predicted is None:
             raise Hopeless("the latent variables can be fitted at few of the hyperparameters")
-        rounds.add(Guess(predicted, predicted.whitening, sampled.pool), sampled.bend)
+        rounds.add(Guess(predicted, predicted.whitening, sampled.pool), sampled.bend, part)
         pairs, log_near, lost = rounds.pooled()
         moved = _moved(pairs, log_near)
-        size = effective_size(pairs.log_marginal - pairs.log_density)
-        if size > _GOOD * len(pairs.g) and pairs.khat < _HEAVY and moved < MOST_MOVED:
+        if number == len(_PARTS) - 1 or (number and _is_good(pairs, moved)):
             break
-        if number < _MOST_ROUNDS - 1:
-            _tell(emulated, pairs)
-            sampled.pool = sampler.sequences.again(sampled.pool)
+        _tell(emulated, pairs)
+        sampled.pool = sampler.sequences.again(sampled.pool)
+    assert predicted is not None
     return Explored(pairs, rounds.proposal, sampled.bend, predicted, lost, moved)
+
+
+def _is_good(pairs: Pairs, moved: float) -> bool:
+    size = effective_size(pairs.log_marginal - pairs.log_density)
+    return size > _GOOD * len(pairs.g) and pairs.khat < _HEAVY and moved < MOST_MOVED
 
 
 def _tell(emulated: Emulated, pairs: Pairs) -> None:
@@ -105,8 +110,7 @@ def _tell(emulated: Emulated, pairs: Pairs) -> None:
 
 def _moved(pairs: Pairs, log_near: Array) -> float:
     """Return by how much the wide proposal moves a mean, in its errors."""
-    before, after = pairs.without_wide(log_near), np.exp(pairs.log_marginal - pairs.log_density)
-    after /= after.sum()
+    before, after = pairs.without_wide(log_near), normalised(pairs.log_marginal - pairs.log_density)
     values = np.concatenate([pairs.g, (pairs.g - after @ pairs.g) ** 2, pairs.means], axis=1)
     apart = values - after @ values
     error = np.sqrt(after**2 @ apart**2)

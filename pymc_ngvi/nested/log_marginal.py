@@ -16,7 +16,7 @@ import numpy as np
 
 from scipy.special import logsumexp
 
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, RowRules
 from pymc_ngvi.model.predictors.expectations import Seen
 from pymc_ngvi.model.rows_given import RowsGiven
 from pymc_ngvi.nested.conditional import Conditional, ConditionalFits
@@ -49,6 +49,8 @@ class Evaluated(NamedTuple):
         By how much half of the variance is more than the mean weight says.
     seen : Seen
         What rows see of the conditional fit.
+    rules : RowRules
+        By which these were integrated.
     """
 
     g: Array
@@ -56,6 +58,7 @@ class Evaluated(NamedTuple):
     correction: float
     doubt: float
     seen: Seen
+    rules: RowRules
 
 
 class Drawn(NamedTuple):
@@ -124,7 +127,9 @@ class LatentMarginal:
         if conditional is None:
             return None
         correction, doubt = self._missing(conditional)
-        found = Evaluated(np.array(g), conditional.elbo + correction, correction, doubt, conditional.seen)
+        found = Evaluated(
+            np.array(g), conditional.elbo + correction, correction, doubt, conditional.seen, conditional.rules
+        )
         self.known.append(found)
         return found
 
@@ -134,7 +139,7 @@ class LatentMarginal:
         near = values > values.max() - _NEAR
         return float(np.std(doubts[near]))
 
-    def drawn(self, g: Array, starts: Sequence[Seen], base: Array, *, thorough: bool) -> Drawn | None:
+    def drawn(self, g: Array, starts: Sequence[Seen], rules: RowRules, base: Array, *, thorough: bool) -> Drawn | None:
         """Return the Gaussian at one value of the hyperparameters, and draws; None where there is none.
 
         Parameters
@@ -142,12 +147,14 @@ class LatentMarginal:
         g : ndarray, shape (p,)
         starts : sequence of Seen
             To begin from.
+        rules : RowRules
+            By which rows are integrated.
         base : ndarray, shape (n_draws, n_dim)
             Standard normals.
         thorough : bool
             Whether to take the long way where these lead nowhere.
         """
-        conditional = self.fits.fit(g, starts, left=_LEFT, thorough=thorough)
+        conditional = self.fits.fit(g, starts, rules, left=_LEFT, thorough=thorough)
         if conditional is None:
             return None
         q = conditional.q

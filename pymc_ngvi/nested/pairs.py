@@ -89,8 +89,7 @@ class Pairs:
     @functools.cached_property
     def variance(self) -> float:
         """Variance of the log weights given the hyperparameters, in the mean over these."""
-        weights = np.exp(self.log_by_elbo - self.log_density)
-        return float(weights @ self.variances / weights.sum())
+        return float(normalised(self.log_by_elbo - self.log_density) @ self.variances)
 
     @functools.cached_property
     def variances(self) -> Array:
@@ -118,8 +117,7 @@ class Pairs:
     @functools.cached_property
     def _smoothed(self) -> tuple[Array, float]:
         log_weights, khat = smoothed(self.log_marginal - self.log_density)
-        weights = np.exp(log_weights - logsumexp(log_weights))
-        return self._calibrated(weights), khat
+        return self._calibrated(normalised(log_weights)), khat
 
     @property
     def weights(self) -> Array:
@@ -154,8 +152,7 @@ class Pairs:
         more draws say: the difference is simulation error, most of which the posterior shares. This is the regression
         estimator of survey sampling.
         """
-        of_predicted = np.exp(self.predicted - self.log_density)
-        of_predicted /= of_predicted.sum()
+        of_predicted = normalised(self.predicted - self.log_density)
         apart = self.features - weights @ self.features
         missing = self.target - of_predicted @ self.features
         gram = (weights[:, None] * apart).T @ apart
@@ -223,14 +220,18 @@ class Pairs:
         log_density : ndarray, shape (n,)
             Of the other proposals.
         """
-        log_weights = np.where(self.is_wide, -np.inf, self.log_marginal - log_density)
-        result: Array = np.exp(log_weights - logsumexp(log_weights))
-        return result
+        return normalised(np.where(self.is_wide, -np.inf, self.log_marginal - log_density))
 
     def _parts(self) -> list[slice]:
         n, m, d = self.latents.shape
         size = max(1, _AT_ONCE // max(m * d, 1))
         return [slice(start, start + size) for start in range(0, n, size)]
+
+
+def normalised(log_weights: Array) -> Array:
+    """Return weights that add up to 1."""
+    result: Array = np.exp(log_weights - logsumexp(log_weights))
+    return result
 
 
 def variances_of(log_ratio: Array) -> Array:

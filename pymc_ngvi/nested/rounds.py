@@ -116,12 +116,12 @@ class Rounds:
         self._rng = np.random.default_rng([seed, _PICKS])
         self.proposal: Proposal
 
-    def add(self, guess: Guess, bend: Bend) -> None:
-        """Draw a round from what is predicted, and one from farther out."""
+    def add(self, guess: Guess, bend: Bend, part: float) -> None:
+        """Draw a part of all values from what is predicted, and some from farther out."""
         starts = Starts(self._marginal.known, guess.whitening, self._marginal.kinds)
-        n_wide = int(np.ceil(_OF_WIDE * self._n))
+        n, n_wide = int(np.ceil(part * self._n)), int(np.ceil(part * _OF_WIDE * self._n))
         self.proposal = guess.wide(bend)
-        g = guess.draws(self._n, float(self._rng.random()))
+        g = guess.draws(n, float(self._rng.random()))
         self._rounds.append(_Round(guess.log_density, g, self._found(g, guess, starts), False))
         g = self.proposal.draws(n_wide, self._rng)
         self._rounds.append(_Round(self.proposal.log_density, g, self._found(g, guess, starts), True))
@@ -136,14 +136,9 @@ class Rounds:
             rng = np.random.default_rng([self._seed, _STREAM, self._n_drawn])
             half = rng.standard_normal(((self._m + 1) // 2, self._marginal.n_dim))
             base = np.concatenate([half, -half])[: self._m]
-            result.append(self._marginal.drawn(one, starts.at(one), base, thorough=not deep))
+            result.append(self._marginal.drawn(one, *starts.at(one), base, thorough=not deep))
             self._n_drawn += 1
         return result
-
-    def new(self) -> list[tuple[Array, Drawn]]:
-        """Return what the last two rounds have found, with the hyperparameters."""
-        pairs = [(g, found) for one in self._rounds[-2:] for g, found in zip(one.g, one.found, strict=True)]
-        return [(g, found) for g, found in pairs if found is not None]
 
     def pooled(self) -> tuple[Pairs, Array, float]:
         """Return all rounds as pairs, the log density of the proposals but for the wide ones, and what was lost.
@@ -194,7 +189,7 @@ class Rounds:
         if known.sum() < 2 * features.shape[1]:
             return np.zeros(len(g))
         predicted = self._guess.log_density(g)
-        weights = known * np.exp(_FLATTENED * (predicted - predicted.max()))
+        weights = np.where(known, np.exp(_FLATTENED * (predicted - predicted.max())), 0.0)
         slopes = predictor(features, np.where(known, half, 0.0)[:, None], weights, g.shape[1])
         return np.clip((features @ slopes)[:, 0], 0.0, half[known].max())
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.types import Array, RowRules
 from pymc_ngvi.marginal.regression import Whitening
 from pymc_ngvi.model.predictors.expectations import Seen
 from pymc_ngvi.nested.log_marginal import Evaluated
@@ -31,7 +31,7 @@ class Starts:
 
     def __init__(self, known: Sequence[Evaluated], whitening: Whitening, kinds: Sequence[int]) -> None:
         self._whitening, self._kinds = whitening, kinds
-        self._seen = [one.seen for one in known]
+        self._seen, self._rules = [one.seen for one in known], [one.rules for one in known]
         self._points = whitening.whitened(np.array([one.g for one in known]))
         self._lowest, self._highest = self._points.min(axis=0), self._points.max(axis=0)
         terms = self._terms(self._points)
@@ -42,13 +42,13 @@ class Starts:
         gram += _RIDGE * weights.sum() * np.diag(np.r_[0.0, np.ones(terms.shape[1] - 1)])
         self._slopes: Array = np.linalg.solve(gram, (weights[:, None] * terms).T @ targets)
 
-    def at(self, g: Array) -> list[Seen]:
-        """Return what rows may see at some hyperparameters, (p,): as predicted, and at the nearest of the fits."""
+    def at(self, g: Array) -> tuple[list[Seen], RowRules]:
+        """Return what rows may see at some hyperparameters, (p,): as predicted, and at the nearest fit; its rules."""
         u = self._whitening.whitened(g[None])
         inside = np.clip(u, self._lowest, self._highest)
         predicted = self._unpacked((self._terms(inside) @ self._slopes)[0])
         nearest = int(np.argmin(((self._points - u) ** 2).sum(axis=1)))
-        return [predicted, self._seen[nearest]]
+        return [predicted, self._seen[nearest]], self._rules[nearest]
 
     def _terms(self, u: Array) -> Array:
         p = u.shape[1]

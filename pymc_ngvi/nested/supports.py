@@ -157,7 +157,8 @@ class Supports:
     def sd_at(self, points: Array) -> Array:
         """Return standard deviations, (n_dim,), at standardised hyperparameters, (1, p)."""
         k = int(self.nearest(points)[0])
-        return self._sds[k] * self._widths(k, points)[0] if len(self._sd_slopes) else self._sds[k]
+        result: Array = self._sds[k] * self._widths(k, points)[0] if len(self._sd_slopes) else self._sds[k]
+        return result
 
     def _unwhitened(self, k: int, points: Array, base: Array) -> Array:
         """Return C times standard normals, (n, n_dim), with the factor as it is at points near to a support."""

@@ -1,12 +1,13 @@
 """After the Gaussian fit: the exact or the nested posterior, where there is one, or the reason why not."""
 
 import dataclasses
+import functools
 import logging
 import time
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -17,7 +18,8 @@ from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.progress import WorkProgress
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.fitting.threads import few_threads
-from pymc_ngvi.marginal.exact import Unavailable, exact_posterior, forest_of, is_even, work_of
+from pymc_ngvi.marginal.exact import Unavailable, budget_after, exact_posterior, forest_of, is_even, work_of
+from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.state import ExactState
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.nested.posterior import nested_posterior, rows_of
@@ -30,14 +32,15 @@ logger = logging.getLogger("pymc.ngvi")
 
 #: Number of the random stream behind the exact step.
 _STREAM = 6_000_000
-#: Seconds that nested fits always may take, and how many times as long as the Gaussian fit.
-_ALWAYS, _MOST_WORK = 120.0, 4.0
 _TOO_LONG = "the nested posterior would take many times as long as the fit; posterior='nested' asks for it"
-_EVEN = "its importance weights are nearly equal: the Gaussian is the posterior near this mode"
 
 
-class _Even(Unavailable):
-    """The Gaussian is the posterior."""
+class _TooDear(Unavailable):
+    """It can be had by asking for it."""
+
+
+class _Failed(Unavailable):
+    """It was tried."""
 
 
 def check_wanted(options: FitOptions, density: LogDensity) -> None:
@@ -91,7 +94,7 @@ class ExactStep:
         assert record is not None
         clock, before = time.perf_counter(), gaussian.density.compile_seconds
         try:
-            state = self._state(gaussian, record)
+            state, also = self._state(gaussian, record)
         except Unavailable as reason:
             if self.wanted != "auto":
                 raise NotExactError(
@@ -102,7 +105,7 @@ class ExactStep:
         compiling = gaussian.density.compile_seconds - before
         running = time.perf_counter() - clock - compiling
         approx = make(gaussian.density, state, random_seed=self.seed, include_transformed=gaussian.include_transformed)
-        approx.take(gaussian, self, with_pool(record, state, compiling, running))
+        approx.take(gaussian, self, with_pool(record, state, compiling, running, also))
         return approx
 
     def again[A: Fitted](self, approx: A) -> A:
@@ -111,15 +114,15 @@ class ExactStep:
         record = gaussian.record
         assert record is not None
         try:
-            state = self._state(gaussian, record)
+            state, also = self._state(gaussian, record)
         except Unavailable as reason:
             logger.info(f"The posterior stays as it was: {reason}.")
             return approx
         approx.set_state(cast(VariationalState, state))  # but for a density
-        approx.take(gaussian, self, with_pool(record, state, 0.0, 0.0))
+        approx.take(gaussian, self, with_pool(record, state, 0.0, 0.0, also))
         return approx
 
-    def _state(self, gaussian: Fitted, record: FitRecord) -> ExactState | NestedState:
+    def _state(self, gaussian: Fitted, record: FitRecord) -> tuple[ExactState | NestedState, str]:
         """Return what is wanted; where all will do, the exact posterior, or else the nested one."""
         if not record.status.can_be_followed:
             raise Unavailable(f"the fit ended {str(record.status)!r}")
@@ -133,74 +136,105 @@ class ExactStep:
 
     def _of_kinds(
         self, density: LogDensity, q: GaussianState, record: FitRecord, seed: int
-    ) -> ExactState | NestedState:
+    ) -> tuple[ExactState | NestedState, str]:
+        """Return the posterior that is wanted, and what there is to say of others that were tried."""
         if self.wanted == "nested":
-            return self._nested(density, q, record, seed)
+            return _nested(density, q, seed), ""
         if self.wanted == "exact":
-            return self._exact(density, q, record, seed)
-        kinds: list[Callable[..., ExactState | NestedState]] = [self._exact, self._nested]
-        if _has_many_globals(density):
-            kinds.reverse()
-        reasons = []
-        for kind in kinds:
+            return _exact(density, q, seed), ""
+        found: list[NestedState] = []
+        reasons: list[Unavailable] = []
+        for attempt in _attempts(density, q, record, seed, reasons):
             try:
-                return kind(density, q, record, seed)
-            except _Even:
-                raise
+                state = attempt.run()
             except Unavailable as reason:
                 reasons.append(reason)
-        of_exact, of_nested = reasons if kinds[0] == self._exact else reasons[::-1]
-        # What can be had by asking for it counts most.
-        raise of_nested if str(of_nested) == _TOO_LONG and "asks for it" not in str(of_exact) else of_exact
-
-    def _exact(self, density: LogDensity, q: GaussianState, record: FitRecord, seed: int) -> ExactState:
-        forest, most = forest_of(density), np.inf
-        with WorkProgress("Exact posterior", 1):
-            if self.wanted == "auto":
-                work = work_of(
-                    forest,
-                    record.n_gradients,
-                    record.n_hessians,
-                    density.gradient_seconds,
-                    by_quadrature=record.estimator == "quadrature",
-                )
-                most = work.most_evaluations
-                if work.is_too_much:
-                    raise Unavailable(f"{work.reason}; posterior='exact' asks for it")
-                if is_even(density, q):
-                    raise _Even(_EVEN)
-            state = exact_posterior(density, q, forest, seed, most)
-            checks = state.checks
-        if not checks.is_exact:
-            raise Unavailable("; ".join(checks.failures))
-        return state
-
-    def _nested(self, density: LogDensity, q: GaussianState, record: FitRecord, seed: int) -> NestedState:
-        given = rows_of(density)
-        if self.wanted == "auto":
-            seconds = seconds_of(given)
-            if seconds > max(_ALWAYS, _MOST_WORK * record.run_seconds):
-                raise Unavailable(_TOO_LONG)
-            if is_even(density, q):
-                raise _Even(_EVEN)
-        with WorkProgress("Nested posterior", 1):
-            return nested_posterior(density, q, seed)
+                continue
+            if isinstance(state, ExactState) or state.checks.is_exact:
+                return state, _also(reasons)
+            found.append(state)
+        if found:
+            return max(found, key=lambda state: state.checks.is_reliable), _also(reasons)
+        raise max(reasons, key=lambda reason: isinstance(reason, _TooDear))  # what can be had by asking for it
 
 
-def _has_many_globals(density: LogDensity) -> bool:
-    """Tell whether importance sampling of the globals beside independent blocks is not promising."""
+class _Attempt(NamedTuple):
+    """A posterior that may come of a model, and the seconds that it is estimated to take."""
+
+    seconds: float
+    is_last: bool
+    run: Callable[[], ExactState | NestedState]
+
+
+def _attempts(
+    density: LogDensity, q: GaussianState, record: FitRecord, seed: int, reasons: list[Unavailable]
+) -> list[_Attempt]:
+    """Return what to try, the cheapest first; add why others are left out to ``reasons``.
+
+    Raises
+    ------
+    Unavailable
+        Where the Gaussian is the posterior.
+    """
+    found = []
+    fit_seconds = record.n_gradients * density.gradient_seconds
     try:
-        return forest_of(density).n_globals > MANY_GLOBALS
-    except Unavailable:
-        return False
+        forest = forest_of(density)
+        work = work_of(
+            forest, record.n_gradients, record.n_hessians, density.gradient_seconds,
+            by_quadrature=record.estimator == "quadrature",
+        )  # fmt: skip
+        fit_seconds = work.gaussian * work.seconds
+        if work.is_too_much:
+            raise _TooDear(f"{work.reason}; posterior='exact' asks for it")
+        run = functools.partial(_exact, density, q, seed, forest, work.most_evaluations)
+        found.append(_Attempt(work.in_all, forest.n_globals > MANY_GLOBALS, run))
+    except Unavailable as reason:
+        reasons.append(reason)
+    try:
+        seconds = seconds_of(rows_of(density))
+        if seconds > budget_after(fit_seconds):
+            raise _TooDear(_TOO_LONG)
+        found.append(_Attempt(seconds, False, functools.partial(_nested, density, q, seed)))
+    except Unavailable as reason:
+        reasons.append(reason)
+    if found and is_even(density, q):
+        raise Unavailable("its importance weights are nearly equal: the Gaussian is the posterior near this mode")
+    return sorted(found, key=lambda attempt: (attempt.is_last, attempt.seconds))
 
 
-def with_pool(record: FitRecord, state: ExactState | NestedState, compiling: float, running: float) -> FitRecord:
+def _also(reasons: list[Unavailable]) -> str:
+    """Return what there is to say of posteriors that were left out, or failed."""
+    tried = [str(reason) for reason in reasons if isinstance(reason, _TooDear | _Failed)]
+    return f" Before it: {'; '.join(tried)}." if tried else ""
+
+
+def _exact(
+    density: LogDensity, q: GaussianState, seed: int, forest: Forest | None = None, most: float = np.inf
+) -> ExactState:
+    with WorkProgress("Exact posterior", 1):
+        try:
+            state = exact_posterior(density, q, forest or forest_of(density), seed, most)
+        except Unavailable as reason:
+            raise _Failed(f"{reason}") from None
+    if not state.checks.is_exact:
+        raise _Failed("; ".join(state.checks.failures))
+    return state
+
+
+def _nested(density: LogDensity, q: GaussianState, seed: int) -> NestedState:
+    with WorkProgress("Nested posterior", 1):
+        return nested_posterior(density, q, seed)
+
+
+def with_pool(
+    record: FitRecord, state: ExactState | NestedState, compiling: float, running: float, also: str = ""
+) -> FitRecord:
     """Return the record of a fit after which there is an exact or a nested posterior."""
     is_nested = isinstance(state, NestedState)
     return dataclasses.replace(
         record,
-        posterior=state.checks.sentence,
+        posterior=state.checks.sentence + also,
         is_exact=state.checks.is_exact,
         is_nested=is_nested,
         doubts=state.checks.failures if is_nested else (),
