@@ -32,12 +32,17 @@ _MOST_PLAIN = 15
 _N_PRECISION, _N_WEIGHED, _SEED = 8, 256, 20_260_302
 #: Relative variance of the weights of q below which there is nothing to gain.
 _EVEN = 0.002
-#: Work that another posterior may take, in that of the Gaussian fit; estimated seconds that are never too many.
-_MOST_WORK, _ALWAYS = 4.0, 120.0
+#: Work that another posterior may take, in that of the Gaussian fit; estimated seconds that are never
+#: too many, and where there are no blocks to integrate.
+_MOST_WORK, _ALWAYS, _ALWAYS_PLAIN = 4.0, 120.0, 1.0
+#: Times as long as another posterior that the exact one may take where no cheap rule of quadrature will do.
+_MOST_OF_OTHER = 1.5
 #: Draws of the globals that adapting takes, about, for each of them; part of a gradient that a value of log p costs.
 _ADAPTING, _OF_GRADIENT = 60.0, 0.4
-#: The same part where log p is a sum over rows; gradients that an expectation over rows takes as long as.
-_OF_ROWS, _OF_EXPECTATION = 0.25, 15.0
+#: Gradients that an expectation over rows takes as long as.
+_OF_EXPECTATION = 15.0
+#: Seconds of a value of log p by rows, on one thread: calls, and each row.
+_PER_VALUE, _PER_ROW = 2e-4, 3.3e-8
 
 
 class Unavailable(Exception):
@@ -46,46 +51,48 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class Work:
-    """What the exact step would cost, in gradients of log p.
+    """What the exact step would cost, in estimated seconds: the same on a busy machine.
 
     Parameters
     ----------
-    exact, gaussian : float
-        Of the exact step, and of the fit before it.
-    seconds : float
-        That one takes, estimated from the graph and the sizes of the data: it is the same on a busy machine.
+    n_values : float
+        Values of log p that it takes, where a cheap rule of quadrature will do.
+    each : float
+        Seconds of one.
+    of_fit : float
+        Of the Gaussian fit before it.
+    has_blocks : bool
+        Whether blocks are integrated: a Gaussian may be far off then, and weights of all coordinates no cure.
     """
 
-    exact: float
-    gaussian: float
-    seconds: float
-
-    @property
-    def in_all(self) -> float:
-        """Estimated seconds of the exact step."""
-        return self.exact * self.seconds
+    n_values: float
+    each: float
+    of_fit: float
+    has_blocks: bool = True
 
     @property
     def budget(self) -> float:
-        """Estimated seconds that it may take without being asked for."""
-        return budget_after(self.gaussian * self.seconds)
+        """Seconds that it may take without being asked for."""
+        return budget_after(self.of_fit) if self.has_blocks else max(_ALWAYS_PLAIN, _MOST_WORK * self.of_fit)
+
+    @property
+    def seconds(self) -> float:
+        """Of the exact step."""
+        return self.n_values * self.each
 
     @property
     def is_too_much(self) -> bool:
         """Whether it is left out unless it is asked for."""
-        return self.in_all > self.budget
+        return self.seconds > self.budget
 
-    @property
-    def most_evaluations(self) -> float:
-        """Evaluations of log p that a pool may take."""
-        return self.budget / max(self.seconds, 1e-12)
+    def most_values(self, other: float = np.inf) -> float:
+        """Return the values of log p that a pool may take, where another posterior would take some seconds."""
+        return min(self.budget, _MOST_OF_OTHER * other) / self.each
 
     @property
     def reason(self) -> str:
         """Why it is left out."""
-        return (
-            f"the exact posterior would take about {self.exact / max(self.gaussian, 1.0):,.0f} times as long as the fit"
-        )
+        return f"the exact posterior would take about {self.seconds / self.of_fit:,.0f} times as long as the fit"
 
 
 def budget_after(seconds: float) -> float:
@@ -117,7 +124,7 @@ def forest_of(density: LogDensity) -> Forest:
     return forest
 
 
-def work_of(forest: Forest, n_gradients: int, n_hessians: int, seconds: float, *, by_quadrature: bool = False) -> Work:
+def work_of(forest: Forest, n_gradients: int, n_hessians: int, seconds: float, n_rows: int = 0) -> Work:
     """Return what the exact step would cost beside the fit.
 
     Parameters
@@ -127,17 +134,19 @@ def work_of(forest: Forest, n_gradients: int, n_hessians: int, seconds: float, *
         That the fit took.
     seconds : float
         Of a gradient.
-    by_quadrature : bool
-        Whether they were expectations over rows, at many nodes each.
+    n_rows : int, default 0
+        Over which the fit took expectations, at many nodes each; 0 where it took draws.
     """
     n_draws = 1.5 * WANTED + _ADAPTING * forest.n_globals
     n_nodes = len(first_rule(forest.n_levels).nodes) if forest.n_local else 1
     # Most draws are evaluated at one node, some by the reference rule.
     n_values = n_draws + (300.0 * n_nodes if forest.n_local else 0.0)
-    if by_quadrature:
-        return Work(_OF_ROWS * n_values, _OF_EXPECTATION * n_gradients, seconds)
+    if n_rows:
+        of_fit = _OF_EXPECTATION * n_gradients * seconds
+        return Work(n_values, _PER_VALUE + _PER_ROW * n_rows, of_fit, forest.n_local > 0)
     directions = forest.n_globals + forest.widest if forest.n_local else forest.n_globals
-    return Work(_OF_GRADIENT * n_values, n_gradients + _OF_GRADIENT * directions * n_hessians, seconds)
+    of_fit = (n_gradients + _OF_GRADIENT * directions * n_hessians) * seconds
+    return Work(n_values, _OF_GRADIENT * seconds, of_fit, forest.n_local > 0)
 
 
 def is_even(density: LogDensity, q: GaussianState) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.fitting import Sampled
+from pymc_ngvi.marginal.proposals import effective_size
 from pymc_ngvi.marginal.sampling import Pool, Sequences
 
 _KNOWN: "weakref.WeakValueDictionary[int, PoolState]" = weakref.WeakValueDictionary()
@@ -123,6 +124,19 @@ class PoolState:
         """Return the effective size of the pool that ``n`` draws are taken from."""
         pool = self.for_draws(n)
         return self.effective_size if pool is self.pool else effective_size_of(pool.weights()[0])
+
+    def effective_size_for_globals(self, n: int) -> float:
+        """Return the effective size of the globals that ``n`` draws are taken from."""
+        return self.effective_size_for(n)
+
+    def effective_for(self, n: int) -> float:
+        """Return how many independent draws ``n`` of its draws are worth."""
+        reached = effective_size(self.for_draws(n).log_ratio) >= n
+        return float(n) if reached else min(float(n), self.effective_size_for(n))
+
+    def weight_of(self, theta: Array) -> Array | None:
+        """Return the log weights by which draws were picked, (n_draws,); None where only globals have some."""
+        return None
 
     def __copy__(self) -> Self:
         """Return itself: nothing of it changes."""

@@ -173,6 +173,21 @@ class Pairs:
         first, second = np.divmod(rows, self.log_ratio.shape[1])
         return first, second
 
+    def log_weights_of(self, g: Array, latents: Array) -> Array:
+        """Return the logarithms of the weights of some of the pairs, (n_pairs,); NaN for what is none of them."""
+        place = {row.tobytes(): i for i, row in enumerate(np.ascontiguousarray(self.g))}
+        result = np.full(len(g), np.nan)
+        with np.errstate(divide="ignore"):
+            log_weights = np.log(self.of_pairs)
+        for i, row in enumerate(np.ascontiguousarray(g)):
+            first = place.get(row.tobytes())
+            if first is None:
+                continue
+            is_same = (self.latents[first] == latents[i]).all(axis=1)
+            if is_same.any():
+                result[i] = log_weights[first, int(np.argmax(is_same))]
+        return result
+
     def moments(self) -> tuple[Array, Array]:
         """Return means and standard deviations of the latent variables, (d,) each.
 

@@ -106,6 +106,18 @@ class NestedState(PoolState):
         """Return the effective size of the pairs that ``n`` draws are taken from."""
         return self.pairs.effective_size
 
+    def effective_size_for_globals(self, n: int) -> float:
+        """Return the effective size of the hyperparameters."""
+        return self.effective_size
+
+    def effective_for(self, n: int) -> float:
+        """Return how many independent draws ``n`` of its draws are worth."""
+        return min(float(n), self.pairs.effective_size)
+
+    def weight_of(self, theta: Array) -> Array:
+        """Return the log weights of pairs, (n_draws,); NaN for what is none of these draws."""
+        return self.pairs.log_weights_of(theta[:, self.globals_], theta[:, self.locals_])
+
     def log_normaliser(self) -> tuple[float, float]:
         """Return the logarithm of the integral of exp(log p), and its error, with that of log m."""
         value, se = self.pool.log_normaliser()

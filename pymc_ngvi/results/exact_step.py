@@ -176,28 +176,27 @@ def _attempts(
     Unavailable
         Where the Gaussian is the posterior.
     """
-    found = []
-    fit_seconds = record.n_gradients * density.gradient_seconds
+    found, of_nested = [], np.inf
+    of_fit = record.n_gradients * density.gradient_seconds
+    try:
+        of_nested = seconds_of(rows_of(density))
+    except Unavailable as reason:
+        reasons.append(reason)
     try:
         forest = forest_of(density)
-        work = work_of(
-            forest, record.n_gradients, record.n_hessians, density.gradient_seconds,
-            by_quadrature=record.estimator == "quadrature",
-        )  # fmt: skip
-        fit_seconds = work.gaussian * work.seconds
+        n_rows = density.rows.n_rows if density.rows is not None and record.estimator == "quadrature" else 0
+        work = work_of(forest, record.n_gradients, record.n_hessians, density.gradient_seconds, n_rows)
+        of_fit = work.of_fit
         if work.is_too_much:
             raise _TooDear(f"{work.reason}; posterior='exact' asks for it")
-        run = functools.partial(_exact, density, q, seed, forest, work.most_evaluations)
-        found.append(_Attempt(work.in_all, forest.n_globals > MANY_GLOBALS, run))
+        run = functools.partial(_exact, density, q, seed, forest, work.most_values(of_nested))
+        found.append(_Attempt(work.seconds, forest.n_globals > MANY_GLOBALS, run))
     except Unavailable as reason:
         reasons.append(reason)
-    try:
-        seconds = seconds_of(rows_of(density))
-        if seconds > budget_after(fit_seconds):
-            raise _TooDear(_TOO_LONG)
-        found.append(_Attempt(seconds, False, functools.partial(_nested, density, q, seed)))
-    except Unavailable as reason:
-        reasons.append(reason)
+    if of_nested <= budget_after(of_fit):
+        found.append(_Attempt(of_nested, False, functools.partial(_nested, density, q, seed)))
+    elif np.isfinite(of_nested):
+        reasons.append(_TooDear(_TOO_LONG))
     if found and is_even(density, q):
         raise Unavailable("its importance weights are nearly equal: the Gaussian is the posterior near this mode")
     return sorted(found, key=lambda attempt: (attempt.is_last, attempt.seconds))

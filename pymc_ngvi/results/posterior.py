@@ -101,6 +101,10 @@ class Distribution(Protocol):
         """Return how many independent draws ``n`` of its draws are worth, for means."""
         return float(n)
 
+    def effective_globals(self, n: int) -> float:
+        """Return the same for means of global parameters alone, where these repeat more often than draws do."""
+        return self.effective(n)
+
     # --- moments ---
 
     def mean(self) -> Array:

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.sizes import check_cov_size
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.marginal.proposals import effective_size
 from pymc_ngvi.marginal.state import ExactState
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.nested.state import NestedState
@@ -61,8 +60,11 @@ class PoolDistribution(Distribution):
 
     def effective(self, n: int) -> float:
         """Return the effective size of the pool that they are taken from, where that can't be made as large."""
-        reached = effective_size(self.q.for_draws(n).log_ratio) >= n
-        return float(n) if reached else min(float(n), self.q.effective_size_for(n))
+        return self.q.effective_for(n)
+
+    def effective_globals(self, n: int) -> float:
+        """Return the same for means of the global parameters alone."""
+        return min(self.effective(n), self.q.effective_size_for_globals(n))
 
     def mean(self) -> Array:
         """Return the mean."""
@@ -101,13 +103,16 @@ class PoolDistribution(Distribution):
         raise NotImplementedError(f"The {self.name} keeps the weights of its draws.")
 
     def stats(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[np.generic]]:
-        """Return a number for each draw that is the same where the global parameters are."""
-        return {"global_draw": self._distinct(theta)[1]}
+        """Return a number for each draw that is the same where the global parameters are, and log weights of pairs."""
+        log_weight = self.q.weight_of(theta)
+        of_pairs = {} if log_weight is None else {"log_weight": log_weight}
+        return {"global_draw": self._distinct(theta)[1], **of_pairs}
 
     def attrs(self, theta: Array) -> dict[str, float]:
-        """Return the effective size of the pool, and how many of the draws have different global parameters."""
+        """Return effective sizes of the pool and of its globals, and how many draws have different globals."""
         return {
             "effective_sample_size": self.q.effective_size_for(len(theta)),
+            "effective_global_draws": self.q.effective_size_for_globals(len(theta)),
             "distinct_global_draws": len(self._distinct(theta)[0]),
         }
 

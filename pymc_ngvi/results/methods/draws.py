@@ -87,10 +87,12 @@ class DrawMethods(Fitted):
             of the tree and of ``posterior`` say how the fit ended: ``status``, ``family``, ``elbo``, ``elbo_se``,
             ``gap`` and, if `NGVIApproximation.diagnose` or ``summary`` has been asked, ``verdict``.
 
-            For an exact posterior, ``log_q`` is not known. Its groups have two more attributes:
-            ``effective_sample_size``, of the pool of global parameters that the draws come from, and
-            ``distinct_global_draws``, the number of draws that differ in their global parameters. Draws with equal
-            global parameters have the same number ``global_draw`` in ``sample_stats``. Their group effects differ.
+            For an exact or nested posterior, ``log_q`` is not known. Its groups have three more attributes:
+            ``effective_sample_size``, of the pool that the draws come from; ``effective_global_draws``, the same for
+            global parameters, which repeat more often; and ``distinct_global_draws``, the number of draws that differ
+            in these. Draws with equal global parameters have the same number ``global_draw`` in ``sample_stats``; what
+            they have beside these differs. For a nested posterior, ``sample_stats`` has ``log_weight``, the log weight
+            of each draw in the pool, by which it was picked.
 
         Raises
         ------

@@ -173,7 +173,11 @@ def _error_sentence(posterior: Posterior, draws: int) -> str:
     effective = posterior.distribution.effective(draws)
     weighted = posterior.distribution.kept_log_weights() is not None
     which = f" with an effective sample size of {effective:,.0f}" if weighted else ""
-    return f"From {draws:,} draws{which}: the Monte Carlo error of a mean is {1 / math.sqrt(effective):.2g} of its sd."
+    own = f"From {draws:,} draws{which}: the Monte Carlo error of a mean is {1 / math.sqrt(effective):.2g} of its sd"
+    of_globals = posterior.distribution.effective_globals(draws)
+    if of_globals >= effective:
+        return f"{own}."
+    return f"{own}, that of a hyperparameter {1 / math.sqrt(of_globals):.2g} at most."
 
 
 def _two_points(posterior: Posterior) -> xr.Dataset:
