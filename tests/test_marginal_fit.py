@@ -194,14 +194,18 @@ def test_work():
     """It grows with globals and levels; only what takes long, and many times as long as the fit, is too much."""
     few, many = exact.work_of(singles(50, 2), 200, 20, 0.01), exact.work_of(singles(50, 30), 200, 20, 0.01)
     deep = exact.work_of(forest_of([-1, 0, 1, 2] * 20, 2), 200, 20, 0.01)
-    assert few.exact < many.exact < deep.exact
-    assert exact.Work(900.0, 100.0, 0.01).is_too_much
-    assert not exact.Work(900.0, 100.0, 0.0001).is_too_much
-    assert not exact.Work(300.0, 100.0, 10.0).is_too_much
-    assert "would take about 9 times as long as the fit" in exact.Work(900.0, 100.0, 0.01).reason
-    # An expectation over rows takes as long as many gradients: tens of these are as good a reason as hundreds of draws.
-    assert exact.work_of(singles(10_000, 3), 30, 30, 0.01).is_too_much
-    assert not exact.work_of(singles(10_000, 3), 30, 30, 0.01, by_quadrature=True).is_too_much
+    assert few.seconds < many.seconds < deep.seconds
+    assert exact.Work(900.0, 1.0, 100.0).is_too_much
+    assert not exact.Work(90.0, 1.0, 1.0).is_too_much
+    assert exact.Work(90.0, 1.0, 1.0, has_blocks=False).is_too_much
+    assert not exact.Work(300.0, 1.0, 100.0).is_too_much
+    assert "would take about 9 times as long as the fit" in exact.Work(900.0, 1.0, 100.0).reason
+    # Of values by rows, calls count while rows are few.
+    rows = [exact.work_of(singles(50, 2), 20, 20, 1e-5, n).seconds for n in (100, 1_000, 1_000_000)]
+    assert rows[1] < 1.5 * rows[0]
+    assert rows[2] > 50.0 * rows[1]
+    # Where no cheap rule will do, another posterior may be had for less.
+    assert few.most_values(1.0) < few.most_values()
 
 
 def test_a_large_regression_is_left_to_the_gaussian():

@@ -19,7 +19,7 @@ from pymc_ngvi.model.hyperparameters import latent_rows
 from pymc_ngvi.nested.emulator import Emulated, Kriging
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.mode import find_mode
-from pymc_ngvi.nested.seconds import of_blocks, of_fronts, seconds_of
+from pymc_ngvi.nested.seconds import n_values_of, of_blocks, of_fronts, seconds_of
 from pymc_ngvi.nested.supports import Supports
 
 
@@ -186,7 +186,7 @@ def test_what_the_elbo_lacks_is_added():
 
         exact = np.log(integrate.quad(density, -12.0, 8.0, epsabs=1e-14)[0])
         exact += stats.halfnorm.logpdf(s) + log_s
-        found, _ = marginal.at(np.array([log_s]))
+        found = marginal.at(np.array([log_s]))
         elbo = found.value - found.correction
         assert elbo < exact
         error = np.sqrt(2.0 * (exact - elbo) / 512)  # half of the variance of log weights is missing
@@ -218,7 +218,8 @@ def test_a_fit_near_another_takes_few_expectations():
 # --- supports ---
 
 
-def test_moments_of_supports_are_those_of_their_draws():
+def test_draws_of_supports_move_with_the_hyperparameters():
+    """As files of earlier versions have them."""
     rng = np.random.default_rng(4)
     points = rng.standard_normal((16, 2))
     slope = rng.standard_normal((2, 3))
@@ -228,25 +229,14 @@ def test_moments_of_supports_are_those_of_their_draws():
         factor = root + 0.03 * np.tensordot(point, change, 1)
         states.append(FullState(point @ slope + 0.1 * rng.standard_normal(3), factor))
     supports = Supports(points, states)
-    pool = rng.standard_normal((500, 2))
-    weights = rng.uniform(size=500)
-    weights /= weights.sum()
-    mean, sd = supports.moments(pool, weights)
-    rows = rng.choice(500, 200_000, p=weights)
-    draws = supports.draw(pool[rows], rng.standard_normal((200_000, 3)))
-    error = sd / np.sqrt(len(draws))
-    assert (np.abs(draws.mean(axis=0) - mean) < 5.0 * error).all()
-    np.testing.assert_allclose(draws.std(axis=0), sd, rtol=0.02)
+    at = np.tile([[0.4, -0.3]], (200_000, 1))
+    draws = supports.draw(at, rng.standard_normal((200_000, 3)))
+    error = draws.std(axis=0) / np.sqrt(len(draws))
+    assert (np.abs(draws.mean(axis=0) - supports.mean(at[:1])[0]) < 5.0 * error).all()
     # In between, the factor is not that of the nearest.
     k = int(supports.nearest(np.zeros((1, 2)))[0])
     found = supports._unwhitened(k, np.zeros((3, 2)), np.eye(3)).T
     assert np.abs(found - root).max() < 0.2 * np.abs(states[k].factor - root).max()
-    index = np.array([2, 0])
-    inner = supports.mean(pool, index)
-    inner = inner - weights @ inner
-    cov = (weights[:, None] * inner).T @ inner + supports.covariance(pool, weights, index)
-    np.testing.assert_allclose(np.sqrt(np.diag(cov)), sd[index], rtol=1e-9)
-    np.testing.assert_allclose(cov, np.cov(draws[:, index].T), atol=0.03)
 
 
 def test_standard_deviations_of_a_precision_move_between_supports_and_beyond():
@@ -254,21 +244,21 @@ def test_standard_deviations_of_a_precision_move_between_supports_and_beyond():
     rng = np.random.default_rng(5)
     points, rate = np.linspace(-2.0, 2.0, 9)[:, None], np.array([0.8, -0.3, 0.0])
     supports = Supports(points, [DiagonalState.from_scale(np.zeros(3), np.exp(rate * x)) for x in points[:, 0]])
-    pool = np.array([[-2.4], [0.25], [2.6]])
-    for at in pool:
-        rows = np.repeat(at[None], 100_000, axis=0)
-        draws = supports.draw(rows, rng.standard_normal((100_000, 3)))
+    for at in np.array([[-2.4], [0.25], [2.6]]):
+        draws = supports.draw(np.repeat(at[None], 100_000, axis=0), rng.standard_normal((100_000, 3)))
         np.testing.assert_allclose(draws.std(axis=0), np.exp(rate * at), rtol=0.02)
-    weights = np.array([0.2, 0.5, 0.3])
-    sd = np.sqrt(weights @ np.exp(2.0 * rate * pool))
-    np.testing.assert_allclose(supports.moments(pool, weights)[1], sd, rtol=0.01)
-    covariance = supports.covariance(pool, weights, np.arange(3))
-    np.testing.assert_allclose(np.sqrt(np.diag(covariance)), sd, rtol=0.01)
+        np.testing.assert_allclose(supports.sd_at(at[None]), np.exp(rate * at), rtol=0.01)
 
 
 def test_seconds_are_those_of_the_form():
     """A process of a thousand points is taken without being asked for; one of four thousand is not."""
     assert _seconds(1_000) < 120.0 < _seconds(4_000)
+
+
+def test_values_of_hyperparameters_are_as_many_as_a_few_seconds_allow():
+    few, many = n_values_of(_sizes(2_000)), n_values_of(_sizes(50))
+    assert few == 128
+    assert many == 512
 
 
 def test_seconds_of_forms_agree():
@@ -286,7 +276,9 @@ def test_seconds_of_forms_agree():
     assert 0.003 < of_fronts(chain) < 0.013
 
 
+def _sizes(n):
+    return SimpleNamespace(rows=SimpleNamespace(n_rows=2 * n), n_dim=n, summed=None, pattern=None, outside=[0, 1])
+
+
 def _seconds(n):
-    return seconds_of(
-        SimpleNamespace(rows=SimpleNamespace(n_rows=2 * n), n_dim=n, summed=None, pattern=None, outside=[0, 1])
-    )
+    return seconds_of(_sizes(n))
