@@ -8,6 +8,7 @@ import numpy as np
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.marginal.sampling import evenly_picked
 from pymc_ngvi.nested.pairs import Pairs
+from pymc_ngvi.nested.rounds import by_neighbours
 from pymc_ngvi.nested.supports import Supports
 from pymc_ngvi.nested.verdict import NestedChecks
 
@@ -49,8 +50,10 @@ def pairs_of_earlier(content: dict[str, Any]) -> dict[str, Any]:
     if supports.n_dim != len(parts["locals_"]):
         raise ValueError("the nested posterior is of another dimension")
     n = max(2, min(_N_VALUES, _MOST_NUMBERS // (_N_DRAWS * supports.n_dim)))
-    rows = evenly_picked(pool.weights()[0], n, 0.5)
-    rng, whitened = np.random.default_rng(_SEED), parts["predicted"].whitening.whitened(pool.g[rows])
+    whitening, weights = parts["predicted"].whitening, pool.weights()[0]
+    order = by_neighbours(whitening.whitened(pool.g), weights, 0.5 / n)
+    rows = order[evenly_picked(weights[order], n, 0.5)]
+    rng, whitened = np.random.default_rng(_SEED), whitening.whitened(pool.g[rows])
     base = rng.standard_normal((n * _N_DRAWS, supports.n_dim))
     latents = supports.draw(np.repeat(whitened, _N_DRAWS, axis=0), base).reshape(n, _N_DRAWS, -1)
     level = pool.log_normaliser()[0]

@@ -57,7 +57,7 @@ class Guess:
 
     def draws(self, n: int, at: float) -> Array:
         """Return ``n`` values, as evenly as can be: by weight, along an order in which neighbours are near."""
-        order = _by_neighbours(self.whitening.whitened(self._pool.g), self.weights, 0.5 / n)
+        order = by_neighbours(self.whitening.whitened(self._pool.g), self.weights, 0.5 / n)
         result: Array = self._pool.g[order[evenly_picked(self.weights[order], n, at)]]
         return result
 
@@ -159,7 +159,7 @@ class Rounds:
         lost = float(share[is_lost].sum() / share.sum())
         keep = np.flatnonzero(~is_lost)
         u = self._guess.whitening.whitened(g[keep])
-        keep = keep[_by_neighbours(u, np.full(len(keep), 1.0 / len(keep)), 0.0)]
+        keep = keep[by_neighbours(u, np.full(len(keep), 1.0 / len(keep)), 0.0)]
         is_wide = np.concatenate([np.full(len(r.g), r.is_wide) for r in self._rounds])
         some = [f for i in keep if (f := found[i]) is not None]
         # Where there is no fit, there is no weight: the proposal's density is that of the values that are left.
@@ -203,7 +203,7 @@ class Rounds:
         return np.concatenate([u, u[:, i] * u[:, j]], axis=1)
 
 
-def _by_neighbours(points: Array, weights: Array, least: float) -> NDArray[np.intp]:
+def by_neighbours(points: Array, weights: Array, least: float) -> NDArray[np.intp]:
     """Return an order in which neighbours are near each other: halves by weight, halved again along what is longest.
 
     Parameters

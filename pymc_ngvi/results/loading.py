@@ -15,6 +15,7 @@ from pymc_ngvi.core.messages import OURS
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.shards.density import ShardedDensity
 from pymc_ngvi.model.shards.shards import Shards
+from pymc_ngvi.nested.state import NestedState
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.persistence import files
 from pymc_ngvi.results.persistence.content import (
@@ -121,4 +122,8 @@ def _approximation(name: str, content: Content, density: LogDensity, fit: Conten
         generator = generator_of(content["generator"])
     approx = NGVIApproximation(density, q, random_seed=generator, include_transformed=content["include_transformed"])
     restore(approx, name, content, fit)
+    if isinstance(q, NestedState) and q.checks.of_earlier and approx.record is not None:
+        # What that version said of its draws is not so.
+        approx.record = replace(approx.record, posterior=q.checks.sentence, doubts=q.checks.failures)
+        approx._kept.diagnosis = None
     return approx
