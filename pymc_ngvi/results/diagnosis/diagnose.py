@@ -229,6 +229,8 @@ def _of_weighted(
     if n < FEWEST_WEIGHED:
         return []
     theta = first_weighed(posterior, len(ratio), n, rng)
+    if posterior.distribution.log_density(theta[:1]) is None:
+        return []  # these are draws of a proposal, and not of q
     finite = np.isfinite(ratio[:n])
     try:
         return of_weighted(weighted_shift_of(functionals, theta[finite], ratio[:n][finite]))

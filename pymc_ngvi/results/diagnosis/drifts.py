@@ -1,16 +1,14 @@
 """Draws moved towards the posterior, and all that drifts: moments, log p, and what is computed of draws."""
 
-import functools
-
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.results.diagnosis.budget import Budget
 from pymc_ngvi.results.diagnosis.findings import stands_out
-from pymc_ngvi.results.diagnosis.functional_findings import functionals_stand_out
+from pymc_ngvi.results.diagnosis.functional_findings import may_be_off
 from pymc_ngvi.results.diagnosis.functionals import FunctionalDrift, Functionals, functional_drift_of
 from pymc_ngvi.results.diagnosis.joint_drift import JointDrift, joint_drift_of
 from pymc_ngvi.results.diagnosis.moment_drift import MomentDrift, drift_of
@@ -21,6 +19,8 @@ from pymc_ngvi.results.posterior import Posterior
 _MOVED_ELEMENTS, _FEWEST_MOVED = 2**20, 48
 #: Moved draws below which nothing is said of their moments.
 _LEAST_MOVED = 32
+#: How many times as many draws are moved where the first ask for more.
+_AGAIN = 2
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,16 @@ class Drifts:
         """Whether other moved draws may tell what is error from what is chance."""
         if self.moments is None or self.joint is None:
             return False
-        by_functionals = self.functionals is not None and functionals_stand_out(self.functionals)
+        by_functionals = self.functionals is not None and may_be_off(self.functionals)
         return stands_out(self.moments) or by_functionals or self.joint.is_suspicious
 
     def seen_again(self, other: "Drifts") -> "Drifts":
-        """Return, of moments, what this and an independent one have in common; of log p, what both show together."""
+        """Return, of moments, what this and an independent one have in common; of all else, what both show together."""
         if self.moments is None or self.joint is None or other.moments is None or other.joint is None:
             return other
         functionals = None
         if self.functionals is not None and other.functionals is not None:
-            functionals = self.functionals.seen_again(other.functionals)
+            functionals = self.functionals.with_others(other.functionals)
         return Drifts(
             other.moved, self.moments.seen_again(other.moments), self.joint.with_others(other.joint), functionals
         )
@@ -92,12 +92,14 @@ def drifts_of(
     Notes
     -----
     Of a pool, thousands of coordinates err by chance: what other checks speak against has to be seen twice, in the same
-    coordinates.
+    coordinates. What is computed of draws, and log p, are judged by both sets of draws together, of which the second is
+    larger: no importance weights tell what is wrong with these.
     """
-    once = functools.partial(_once, posterior, rng, n_draws, n_trajectories, budget, functionals)
-    found = once(advance)
+    found = _once(posterior, rng, n_draws, n_trajectories, budget, functionals, advance)
     if posterior.record is not None and posterior.record.is_pool and found.asks_for_more:
-        found = found.seen_again(once(lambda _: None))
+        if not budget.cut:
+            n_draws, budget = _AGAIN * n_draws, replace(budget, n_gradients=_AGAIN * budget.n_gradients)
+        found = found.seen_again(_once(posterior, rng, n_draws, n_trajectories, budget, functionals, lambda _: None))
     return found
 
 

@@ -23,9 +23,9 @@ _N_NAMED = 3
 _WEIGHTED_CURE = "approx.sample(importance='psis') draws with these weights."
 
 
-def functionals_stand_out(drift: FunctionalDrift) -> bool:
-    """Tell whether something that is computed of draws is off by much."""
-    return any(len(columns) for columns in drift.beyond(_MEAN, _SD, 1.0))
+def may_be_off(drift: FunctionalDrift) -> bool:
+    """Tell whether something that is computed of draws is off by much, or may be."""
+    return drift.is_suspicious(_MEAN, _SD) or any(len(columns) for columns in drift.beyond(_MEAN, _SD, 1.0))
 
 
 def of_functionals(context: Context, drift: FunctionalDrift) -> list[Finding]:

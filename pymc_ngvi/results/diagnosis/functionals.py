@@ -19,6 +19,8 @@ from pymc_ngvi.results.posterior import Posterior
 _MOST, _HELD = 300, 2**22
 #: Time of the evaluations, as a part of that of the gradients that moved the draws, and seconds in any case.
 _PART, _FLOOR = 0.15, 0.02
+#: Standard errors from which on a drift that counts is worth moving other draws for.
+_SUSPICIOUS = 2.3
 #: Names in a list.
 _N_NAMED = 4
 #: Draws on each side below which nothing is compared.
@@ -145,11 +147,14 @@ class FunctionalDrift:
     functionals : Functionals
     mean, sd : Estimates
         Of each column, as `rank_drift` has them.
+    n_draws : int
+        On each side.
     """
 
     functionals: Functionals
     mean: Estimates
     sd: Estimates
+    n_draws: int
 
     def beyond(self, mean: float, sd: float, certain: float) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Return the columns whose mean, and those whose standard deviation, drifts by more than a size."""
@@ -158,10 +163,24 @@ class FunctionalDrift:
     def _beyond(self, of: Estimates, size: float, certain: float) -> NDArray[np.intp]:
         return beyond_by_kind(self.functionals.is_whole, of, size, certain)
 
-    def seen_again(self, other: "FunctionalDrift") -> "FunctionalDrift":
-        """Return what this drift and an independent one have in common."""
-        mean, sd = self.mean.seen_again(other.mean), self.sd.seen_again(other.sd)
-        return FunctionalDrift(self.functionals, mean, sd)
+    def is_suspicious(self, mean: float, sd: float) -> bool:
+        """Tell whether more draws may show that something whole is off, which these are too few to be certain of."""
+        whole, pairs = self.functionals.is_whole, ((self.mean, mean), (self.sd, sd))
+        return any(
+            np.any(whole & (np.abs(of.value) > size) & (np.abs(of.value) > _SUSPICIOUS * of.se)) for of, size in pairs
+        )
+
+    def with_others(self, other: "FunctionalDrift") -> "FunctionalDrift":
+        """Return what two sets of moved draws show together."""
+        part = self.n_draws / (self.n_draws + other.n_draws)
+        mean, sd = _joined(self.mean, other.mean, part), _joined(self.sd, other.sd, part)
+        return FunctionalDrift(self.functionals, mean, sd, self.n_draws + other.n_draws)
+
+
+def _joined(one: Estimates, other: Estimates, part: float) -> Estimates:
+    """Return the mean of two estimates, of which the first has a part of the weight."""
+    value = part * one.value + (1.0 - part) * other.value
+    return Estimates(value, np.hypot(part * one.se, (1.0 - part) * other.se))
 
 
 def beyond_by_kind(whole: NDArray[np.bool_], of: Estimates, size: float, certain: float) -> NDArray[np.intp]:
@@ -226,7 +245,7 @@ def functional_drift_of(
         values = functionals.at(before[:n]), functionals.at(after[:n])
     except Exception:  # as above: it may fail at some draws alone
         return None
-    return FunctionalDrift(functionals, *rank_drift(*values))
+    return FunctionalDrift(functionals, *rank_drift(*values), n)
 
 
 def _deterministics(posterior: Posterior) -> list[str]:

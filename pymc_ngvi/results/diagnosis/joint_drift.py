@@ -55,7 +55,7 @@ class JointDrift:
 
     def is_much(self, drift: Elbo) -> bool:
         """Tell whether a drift counts: by the standard deviation of log p, and by its own error."""
-        return abs(drift.value) > max(_MUCH * np.sqrt(0.5 * self.n_dim), _CERTAIN * drift.se)
+        return bool(abs(drift.value) > max(_MUCH * np.sqrt(0.5 * self.n_dim), _CERTAIN * drift.se))
 
     @property
     def _excess(self) -> int:
