@@ -123,7 +123,8 @@ class Functionals:
         named = [f"{PREDICTORS}" if g.name == PREDICTORS else f"`{g.name}`" for g in self.groups]
         names = ", ".join(named[:_N_NAMED]) + (f" and {len(named) - _N_NAMED} more" if len(named) > _N_NAMED else "")
         sums = ", and sums" if any(g.has_sum for g in self.groups) else ""
-        return f"{sum(len(g.index) for g in self.groups):,} elements of {names}{sums}, before and after"
+        n = sum(len(g.index) for g in self.groups)
+        return f"{n:,} element{'s'[: n != 1]} of {names}{sums}, before and after"
 
     def affordable(self, seconds: float) -> int:
         """Return how many draws can be evaluated in estimated seconds, beside some that always may be."""

@@ -38,7 +38,7 @@ def rank_drift(before: Array, after: Array) -> tuple[Estimates, Estimates]:
     mean : Estimates
         In standard deviations of the scores before.
     sd : Estimates
-        Relative to these. Columns that are constant, or NaN somewhere, have the value 0 and an infinite error.
+        Relative to these. Columns that are constant, or NaN somewhere, have the value 0.
 
     Examples
     --------
@@ -69,4 +69,4 @@ def relative(log_ratio: Array, se: Array) -> Estimates:
 
 
 def _where(usable: NDArray[np.bool_], estimates: Estimates) -> Estimates:
-    return Estimates(np.where(usable, estimates.value, 0.0), np.where(usable, estimates.se, np.inf))
+    return Estimates(np.where(usable, estimates.value, 0.0), np.where(usable, estimates.se, 1.0))

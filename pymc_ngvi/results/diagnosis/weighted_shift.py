@@ -104,4 +104,4 @@ def _limit(scores: Array, weights: Array, level: float) -> Estimates:
 
 
 def _where(usable: NDArray[np.bool_], estimates: Estimates) -> Estimates:
-    return Estimates(np.where(usable, estimates.value, 0.0), np.where(usable, estimates.se, np.inf))
+    return Estimates(np.where(usable, estimates.value, 0.0), np.where(usable, estimates.se, 1.0))
