@@ -236,6 +236,8 @@ def test_predictors_are_compared_where_there_is_no_deterministic(seed):
     assert approx.density.by_rows.are_known
     functionals = functionals_of(approx._posterior)
     assert [g.name for g in functionals.groups] == [PREDICTORS]
+    theta = np.array([[1.0, 0.0], [0.5, -2.0]])
+    np.testing.assert_allclose(functionals.at(theta), np.column_stack([theta @ x.T, (theta @ x.T).sum(axis=1)]))
     apart = approx.q.cov().copy()
     apart[0, 1] = apart[1, 0] = 0.98 * np.sqrt(apart[0, 0] * apart[1, 1])
     wrong = NGVIApproximation(approx.density, FullState(approx.mean_flat, np.linalg.cholesky(apart)))

@@ -49,9 +49,9 @@ from pymc_ngvi.results.posterior import Distribution, Posterior
 _QUICK, _THOROUGH = (256, 4, 6_000), (512, 16, 40_000)
 #: Coordinates that get a k-hat of their own, at most: each takes two milliseconds.
 _MOST_KHATS = 200
-#: Weighed draws of which functionals are computed; relative variance of weights that can't move these by as much as
+#: Weighed draws of which functionals are computed, at most, and what they should be worth; relative variance of weights that can't move these by as much as
 #: counts: no mean moves by more than its root, in standard deviations.
-_MOST_COMPUTED, _EQUAL = 2_000, 0.02
+_MOST_COMPUTED, _WORTH, _EQUAL = 2_000, 500, 0.02
 #: Number of the random stream behind the draws at which symmetries are looked for.
 _SYMMETRY_STREAM = 3_000_002
 #: Number of the random stream behind the draws of the standing diagnosis that are moved.
@@ -225,7 +225,8 @@ def _of_weighted(
     if weights.n_draws < FEWEST_WEIGHED or weights.n_draws < (1.0 + _EQUAL) * weights.effective:
         return []
     took = posterior.distribution.costs(posterior.density, posterior.record).weight * len(ratio)
-    n = min(_MOST_COMPUTED, len(ratio), functionals.affordable(took))
+    wanted = min(_MOST_COMPUTED, int(_WORTH * weights.n_draws / max(weights.effective, 1.0)))
+    n = min(max(wanted, FEWEST_WEIGHED), len(ratio), functionals.affordable(took))
     if n < FEWEST_WEIGHED:
         return []
     theta = first_weighed(posterior, len(ratio), n, rng)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.model.predictors.linear_map import LinearMap
 from pymc_ngvi.results.diagnosis.moment_drift import Estimates
 from pymc_ngvi.results.diagnosis.ranks import rank_drift
 from pymc_ngvi.results.posterior import Posterior
@@ -97,11 +98,14 @@ class Functionals:
         Values by name of group, (n_draws, *shape), of draws, (n_draws, n_dim).
     seconds : float
         Estimated, of one draw.
+    of_predictors : callable, optional
+        The columns of the last group, where that is of linear predictors.
     """
 
     groups: tuple[Group, ...]
     evaluate: Evaluate
     seconds: float
+    of_predictors: Callable[[Array], Array] | None = None
 
     @property
     def is_whole(self) -> NDArray[np.bool_]:
@@ -111,12 +115,17 @@ class Functionals:
 
     def at(self, theta: Array) -> Array:
         """Return all columns at draws, (n_draws, n_columns)."""
-        held = max(1, _HELD // max(sum(g.size for g in self.groups), 1))
+        held = max(1, _HELD // max(sum(g.size for g in self.groups if g.name != PREDICTORS), 1))
         rows = []
         for start in range(0, len(theta), held):
             values = self.evaluate(theta[start : start + held])
-            rows.append(np.column_stack([g.columns(values[g.name]) for g in self.groups]))
+            rows.append(np.column_stack([self._columns(g, values, theta[start : start + held]) for g in self.groups]))
         return np.concatenate(rows)
+
+    def _columns(self, group: Group, values: dict[str, AnyArray], theta: Array) -> Array:
+        if group.name == PREDICTORS and self.of_predictors is not None:
+            return self.of_predictors(theta)
+        return group.columns(values[group.name])
 
     def in_words(self) -> str:
         """Return how many there are."""
@@ -208,17 +217,16 @@ def functionals_of(posterior: Posterior) -> Functionals | None:
         names, values, seconds = [], {}, 0.0
     shapes = {name: values[name].shape[1:] for name in names}
     if predictors is not None:
-        shapes[PREDICTORS] = (predictors(point).shape[1],)
-        seconds += 0.5 * posterior.density.gradient_seconds
+        shapes[PREDICTORS] = (len(predictors[1]),)
     groups = _groups(shapes)
     if not groups:
         return None
+    of_predictors = None if predictors is None else _of_columns(*predictors, groups[-1])
 
     def evaluate(theta: Array) -> dict[str, AnyArray]:
-        result = constrain(theta, random_seed=_SEED) if names else {}
-        return result if predictors is None else {**result, PREDICTORS: predictors(theta)}
+        return constrain(theta, random_seed=_SEED) if names else {}
 
-    return Functionals(groups, evaluate, seconds)
+    return Functionals(groups, evaluate, seconds, of_predictors)
 
 
 def functional_drift_of(
@@ -255,18 +263,30 @@ def _deterministics(posterior: Posterior) -> list[str]:
     return [name for name in posterior.constrain.computed if name in known]
 
 
-def _predictors(posterior: Posterior) -> Callable[[Array], Array] | None:
-    """Return the linear predictors of rows that depend on two coordinates or more, where rows are known already."""
+def _predictors(posterior: Posterior) -> tuple[LinearMap, NDArray[np.intp]] | None:
+    """Return linear predictors, and those that depend on two coordinates or more, where rows are known already."""
     if not posterior.density.by_rows.are_known or (rows := posterior.density.rows) is None:
         return None
     linear = rows.linear_map.plain
     entries = np.count_nonzero(linear.dense, axis=1) + np.diff(linear.rest.indptr)
     several = np.flatnonzero(entries > 1)
-    if not len(several):
-        return None
+    return (linear, several) if len(several) else None
+
+
+def _of_columns(linear: LinearMap, several: NDArray[np.intp], group: Group) -> Callable[[Array], Array]:
+    """Return what evaluates the columns of the group of predictors, without the others."""
+    shown, dense, rest = several[group.index], linear.dense[several], linear.rest[several]
+    matrix = np.zeros((group.n_columns, linear.n_dim))
+    matrix[: len(shown), linear.columns] = linear.dense[shown]
+    matrix[: len(shown)] += linear.rest[shown].toarray()
+    offset = linear.offset[shown]
+    if group.has_sum:
+        matrix[-1, linear.columns] = dense.sum(axis=0)
+        matrix[-1] += np.asarray(rest.sum(axis=0)).ravel()
+        offset = np.append(offset, linear.offset[several].sum())
 
     def at(theta: Array) -> Array:
-        result: Array = linear(theta)[:, several]
+        result: Array = offset + theta @ matrix.T
         return result
 
     return at
