@@ -17,7 +17,7 @@ from pymc_ngvi.results.costs import direct_costs
 from pymc_ngvi.results.diagnosis import diagnose as report
 from pymc_ngvi.results.diagnosis.functionals import PREDICTORS, Functionals, Group, functionals_of
 from pymc_ngvi.results.diagnosis.joint_drift import JointDrift, trimmed_mean
-from pymc_ngvi.results.diagnosis.ranks import rank_drift
+from pymc_ngvi.results.diagnosis.ranks import limit_drift, rank_drift
 from pymc_ngvi.results.diagnosis.weighted_shift import weighted_shift_of
 from pymc_ngvi.results.distributions.variational import StateDistribution, distribution_of
 from pymc_ngvi.results.posterior import ConditionalDistance, Plan
@@ -308,6 +308,23 @@ def test_rank_drift_of_the_same_law_is_within_its_errors(shape):
     for estimates in rank_drift(draw((256, 2_000)), draw((256, 2_000))):
         assert np.std(estimates.value / estimates.se) == pytest.approx(1.0, abs=0.1)
         assert len(estimates.beyond(0.0)) <= 2
+
+
+def test_limits_drift_where_a_tail_alone_is_longer():
+    rng = np.random.default_rng(4)
+    x, y = rng.standard_normal((2, 2_000, 30))
+    upper = limit_drift(np.exp(x), np.exp(np.where(y > 0.0, 1.4 * y, y)), 0.945)
+    assert upper.value.mean() == pytest.approx(0.4 * 1.598, abs=0.05)
+    assert len(upper.beyond(0.3, 1.0)) > 25
+    assert not len(limit_drift(np.exp(x), np.exp(np.where(y > 0.0, 1.4 * y, y)), 0.055).beyond(0.1))
+
+
+@pytest.mark.parametrize("level", [0.055, 0.945])
+def test_limits_of_the_same_law_are_within_their_errors(level):
+    rng = np.random.default_rng(5)
+    found = limit_drift(rng.standard_cauchy((256, 2_000)), rng.standard_cauchy((256, 2_000)), level)
+    assert np.std(found.value / found.se) == pytest.approx(1.0, abs=0.15)
+    assert len(found.beyond(0.0)) <= 2
 
 
 # --- weights ---

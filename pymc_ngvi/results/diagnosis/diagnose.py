@@ -49,8 +49,8 @@ from pymc_ngvi.results.posterior import Distribution, Posterior
 _QUICK, _THOROUGH = (256, 4, 6_000), (512, 16, 40_000)
 #: Coordinates that get a k-hat of their own, at most: each takes two milliseconds.
 _MOST_KHATS = 200
-#: Weighed draws of which functionals are computed, at most, and what they should be worth; relative variance of weights that can't move these by as much as
-#: counts: no mean moves by more than its root, in standard deviations.
+#: Weighed draws of which functionals are computed, at most, and what they should be worth; relative variance of weights
+#: that can't move these by as much as counts: no mean moves by more than its root, in standard deviations.
 _MOST_COMPUTED, _WORTH, _EQUAL = 2_000, 500, 0.02
 #: Number of the random stream behind the draws at which symmetries are looked for.
 _SYMMETRY_STREAM = 3_000_002

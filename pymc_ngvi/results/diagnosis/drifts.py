@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.results.diagnosis import findings, functional_findings
 from pymc_ngvi.results.diagnosis.budget import Budget
-from pymc_ngvi.results.diagnosis.findings import stands_out
-from pymc_ngvi.results.diagnosis.functional_findings import may_be_off
 from pymc_ngvi.results.diagnosis.functionals import FunctionalDrift, Functionals, functional_drift_of
 from pymc_ngvi.results.diagnosis.joint_drift import JointDrift, joint_drift_of
 from pymc_ngvi.results.diagnosis.moment_drift import MomentDrift, drift_of
@@ -20,7 +19,7 @@ _MOVED_ELEMENTS, _FEWEST_MOVED = 2**20, 48
 #: Moved draws below which nothing is said of their moments.
 _LEAST_MOVED = 32
 #: How many times as many draws are moved where the first ask for more.
-_AGAIN = 2
+_AGAIN = 3
 
 
 @dataclass(frozen=True)
@@ -42,13 +41,20 @@ class Drifts:
     joint: JointDrift | None = None
     functionals: FunctionalDrift | None = None
 
-    @property
-    def asks_for_more(self) -> bool:
-        """Whether other moved draws may tell what is error from what is chance."""
+    def asks_for_more(self, is_nested: bool) -> bool:
+        """Tell whether other moved draws may tell what is error from what is chance.
+
+        A nested posterior is Gaussian given its hyperparameters, and has no check of its own of what is computed of
+        draws: there, a suspicion is enough.
+        """
         if self.moments is None or self.joint is None:
             return False
-        by_functionals = self.functionals is not None and may_be_off(self.functionals)
-        return stands_out(self.moments) or by_functionals or self.joint.is_suspicious
+        functionals = self.functionals
+        by_functionals = functionals is not None and (
+            functional_findings.stands_out(functionals)
+            or (is_nested and functional_findings.is_suspicious(functionals))
+        )
+        return findings.stands_out(self.moments) or by_functionals or self.joint.is_suspicious
 
     def seen_again(self, other: "Drifts") -> "Drifts":
         """Return, of moments, what this and an independent one have in common; of all else, what both show together."""
@@ -96,7 +102,8 @@ def drifts_of(
     larger: no importance weights tell what is wrong with these.
     """
     found = _once(posterior, rng, n_draws, n_trajectories, budget, functionals, advance)
-    if posterior.record is not None and posterior.record.is_pool and found.asks_for_more:
+    record = posterior.record
+    if record is not None and record.is_pool and found.asks_for_more(record.is_nested):
         if not budget.cut:
             n_draws, budget = _AGAIN * n_draws, replace(budget, n_gradients=_AGAIN * budget.n_gradients)
         found = found.seen_again(_once(posterior, rng, n_draws, n_trajectories, budget, functionals, lambda _: None))

@@ -23,24 +23,37 @@ _N_NAMED = 3
 _WEIGHTED_CURE = "approx.sample(importance='psis') draws with these weights."
 
 
-def may_be_off(drift: FunctionalDrift) -> bool:
-    """Tell whether something that is computed of draws is off by much, or may be."""
-    return drift.is_suspicious(_MEAN, _SD) or any(len(columns) for columns in drift.beyond(_MEAN, _SD, 1.0))
+def stands_out(drift: FunctionalDrift) -> bool:
+    """Tell whether something that is computed of draws is off by much."""
+    pairs = ((drift.mean, _MEAN), (drift.sd, _SD), (drift.lower, _LIMIT), (drift.upper, _LIMIT))
+    return any(len(drift.beyond(of, size, 1.0)) for of, size in pairs)
+
+
+def is_suspicious(drift: FunctionalDrift) -> bool:
+    """Tell whether more draws may show that something is."""
+    return drift.is_suspicious(_MEAN, _SD, _LIMIT)
 
 
 def of_functionals(context: Context, drift: FunctionalDrift) -> list[Finding]:
     """Return what is off by much, or, where nothing is, by little."""
     of = drift.functionals
-    for sizes, certain, how in (((_MEAN, _SD), 1.0, "off"), ((_SLIGHT_MEAN, _SLIGHT_SD), 0.0, "slightly off")):
-        means, sds = drift.beyond(*sizes, certain)
-        parts = [
-            *_part("in the mean of", of, means, drift.mean, _in_sds),
-            *_part("in the standard deviation of", of, sds, drift.sd, _in_percent),
+    slight = (_SLIGHT_MEAN, _SLIGHT_SD, _SLIGHT_LIMIT)
+    for sizes, certain, how in (((_MEAN, _SD, _LIMIT), 1.0, "off"), (slight, 0.0, "slightly off")):
+        kinds = (
+            ("in the mean of", drift.mean, sizes[0], _in_sds),
+            ("in the standard deviation of", drift.sd, sizes[1], _in_percent),
+            ("in the lower 89 % limit of", drift.lower, sizes[2], _in_sds),
+            ("in the upper 89 % limit of", drift.upper, sizes[2], _in_sds),
+        )
+        found = [
+            (what, drift.beyond(estimates, size, certain), estimates, form) for what, estimates, size, form in kinds
         ]
+        parts = [part for what, columns, estimates, form in found for part in _part(what, of, columns, estimates, form)]
         if parts:
-            text = f"{_kind(of, means, sds)} are {how}: draws that are moved towards the posterior drift "
+            kind = _kind(of, *(columns for _, columns, _, _ in found))
+            text = f"{kind} are {how}: draws that are moved towards the posterior drift {', and '.join(parts)}."
             serious = certain > 0.0
-            return [Finding(f"{text}{', and '.join(parts)}.", context.shape_cure() if serious else "", serious)]
+            return [Finding(text, context.shape_cure() if serious else "", serious)]
     return []
 
 

@@ -13,7 +13,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.model.predictors.linear_map import LinearMap
 from pymc_ngvi.results.diagnosis.moment_drift import Estimates
-from pymc_ngvi.results.diagnosis.ranks import rank_drift
+from pymc_ngvi.results.diagnosis.ranks import limit_drift, rank_drift
 from pymc_ngvi.results.posterior import Posterior
 
 #: Elements that are compared at most; numbers that are held at once.
@@ -21,13 +21,16 @@ _MOST, _HELD = 300, 2**22
 #: Time of the evaluations, as a part of that of the gradients that moved the draws, and seconds in any case.
 _PART, _FLOOR = 0.15, 0.02
 #: Standard errors from which on a drift that counts is worth moving other draws for.
-_SUSPICIOUS = 2.3
+_SUSPICIOUS = 1.5
 #: Names in a list.
 _N_NAMED = 4
 #: Draws on each side below which nothing is compared.
 _LEAST_DRAWS = 32
 #: Seed of Deterministics that draw random numbers.
 _SEED = 3_000_003
+#: Probability below the lower limit, and above the upper one, of 89 % intervals; what is measured of each quantity.
+TAIL = 0.055
+_MEASURES = ("mean", "sd", "lower", "upper")
 #: The group of linear predictors.
 PREDICTORS = "linear predictors"
 
@@ -157,6 +160,8 @@ class FunctionalDrift:
     functionals : Functionals
     mean, sd : Estimates
         Of each column, as `rank_drift` has them.
+    lower, upper : Estimates
+        Of the limits of 89 % intervals, as `limit_drift` has them.
     n_draws : int
         On each side.
     """
@@ -164,18 +169,18 @@ class FunctionalDrift:
     functionals: Functionals
     mean: Estimates
     sd: Estimates
+    lower: Estimates
+    upper: Estimates
     n_draws: int
 
-    def beyond(self, mean: float, sd: float, certain: float) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return the columns whose mean, and those whose standard deviation, drifts by more than a size."""
-        return self._beyond(self.mean, mean, certain), self._beyond(self.sd, sd, certain)
-
-    def _beyond(self, of: Estimates, size: float, certain: float) -> NDArray[np.intp]:
+    def beyond(self, of: Estimates, size: float, certain: float) -> NDArray[np.intp]:
+        """Return the columns of which one of the estimates drifts by more than a size."""
         return beyond_by_kind(self.functionals.is_whole, of, size, certain)
 
-    def is_suspicious(self, mean: float, sd: float) -> bool:
+    def is_suspicious(self, mean: float, sd: float, limit: float) -> bool:
         """Tell whether more draws may show that something whole is off, which these are too few to be certain of."""
-        whole, pairs = self.functionals.is_whole, ((self.mean, mean), (self.sd, sd))
+        whole = self.functionals.is_whole
+        pairs = ((self.mean, mean), (self.sd, sd), (self.lower, limit), (self.upper, limit))
         return any(
             np.any(whole & (np.abs(of.value) > size) & (np.abs(of.value) > _SUSPICIOUS * of.se)) for of, size in pairs
         )
@@ -183,8 +188,8 @@ class FunctionalDrift:
     def with_others(self, other: "FunctionalDrift") -> "FunctionalDrift":
         """Return what two sets of moved draws show together."""
         part = self.n_draws / (self.n_draws + other.n_draws)
-        mean, sd = _joined(self.mean, other.mean, part), _joined(self.sd, other.sd, part)
-        return FunctionalDrift(self.functionals, mean, sd, self.n_draws + other.n_draws)
+        mean, sd, lower, upper = (_joined(getattr(self, name), getattr(other, name), part) for name in _MEASURES)
+        return FunctionalDrift(self.functionals, mean, sd, lower, upper, self.n_draws + other.n_draws)
 
 
 def _joined(one: Estimates, other: Estimates, part: float) -> Estimates:
@@ -254,7 +259,8 @@ def functional_drift_of(
         values = functionals.at(before[:n]), functionals.at(after[:n])
     except Exception:  # as above: it may fail at some draws alone
         return None
-    return FunctionalDrift(functionals, *rank_drift(*values), n)
+    lower, upper = (limit_drift(*values, level) for level in (TAIL, 1.0 - TAIL))
+    return FunctionalDrift(functionals, *rank_drift(*values), lower, upper, n)
 
 
 def _deterministics(posterior: Posterior) -> list[str]:

@@ -61,6 +61,33 @@ def rank_drift(before: Array, after: Array) -> tuple[Estimates, Estimates]:
     return _where(usable, Estimates(shift, shift_se)), _where(usable, growth)
 
 
+def limit_drift(before: Array, after: Array, level: float) -> Estimates:
+    """Return by how much a quantile changes, in normal scores of the draws before.
+
+    Its error is such that chance is judged by a sign test: of the outermost of all draws, as many should come from
+    before as from after. Quantiles of few draws have longer tails.
+
+    Parameters
+    ----------
+    before, after : ndarray, shape (n_draws, n_columns)
+    level : float
+        Of the quantile.
+    """
+    n = len(before)
+    at = np.sort(after, axis=0)[min(int(level * n), n - 1)]
+    n_outer = max(int(2 * n * min(level, 1.0 - level)), 1)
+    order = np.argsort(np.concatenate([before, after]), axis=0)
+    outer = order[-n_outer:] if level > 0.5 else order[:n_outer]
+    with np.errstate(invalid="ignore"):
+        below = (np.sum(before <= at, axis=0) + 0.5) / (n + 1)
+        varied = ~np.isnan(before + after).any(axis=0) & (np.sum(before == at, axis=0) <= 1)
+    value = ndtri(below) - ndtri(level)
+    certain = 2.0 * np.abs(np.sum(outer >= n, axis=0) - 0.5 * n_outer) / np.sqrt(n_outer)
+    density = np.exp(-0.5 * ndtri(level) ** 2) / np.sqrt(2.0 * np.pi)
+    least = np.sqrt(2.0 * level * (1.0 - level) / n) / density
+    return _where(varied, Estimates(value, np.maximum(np.abs(value) / np.maximum(certain, 0.1), 0.5 * least)))
+
+
 def relative(log_ratio: Array, se: Array) -> Estimates:
     """Return a ratio less 1 from its logarithm, as many standard errors from 0."""
     growth = np.expm1(log_ratio)

@@ -13,12 +13,10 @@ from scipy.special import ndtri
 
 from pymc_ngvi.core.psis import smoothed
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.results.diagnosis.functionals import Functionals, beyond_by_kind
+from pymc_ngvi.results.diagnosis.functionals import TAIL, Functionals, beyond_by_kind
 from pymc_ngvi.results.diagnosis.moment_drift import Estimates
 from pymc_ngvi.results.diagnosis.ranks import relative
 
-#: Probability below the lower limit, and above the upper one, of 89 % intervals.
-_TAIL = 0.055
 #: Part of the values that has to differ from the next one.
 _DIFFERENT = 0.9
 
@@ -63,7 +61,7 @@ def weighted_shift_of(functionals: Functionals, theta: Array, log_ratio: Array) 
     usable = _few_ties(np.take_along_axis(values, order, axis=0))
     scores = ndtri((np.arange(len(values)) + 0.5) / len(values))[:, None]
     sorted_weights = _weights(log_ratio)[order]  # of each column, in the order of its values, with the same scores
-    parts = (*_moments(scores, sorted_weights), *(_limit(scores, sorted_weights, p) for p in (_TAIL, 1.0 - _TAIL)))
+    parts = (*_moments(scores, sorted_weights), *(_limit(scores, sorted_weights, p) for p in (TAIL, 1.0 - TAIL)))
     return WeightedShift(functionals, *(_where(usable, part) for part in parts))
 
 
