@@ -16,7 +16,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 import pymc_ngvi
 
 from pymc_ngvi import NGVI
-from pymc_ngvi.results.diagnosis import diagnose as checks
+from pymc_ngvi.results.diagnosis import drifts as checks
 from pymc_ngvi.results.summary.summary import _error_sentence
 
 matplotlib.use("agg")
@@ -346,18 +346,18 @@ def test_bambi():
 )
 def test_what_moved_draws_have_against_an_exact_posterior_is_seen_twice(wrong, verdict, monkeypatch):
     """Some of thousands of coordinates stand out in a few draws by chance, but not the same one twice."""
-    moved, n_made = checks._moved, 0
+    moved, n_made = checks._once, 0
 
     def off(*args):
         nonlocal n_made
-        result, drift = moved(*args)
+        found = moved(*args)
         if wrong[n_made]:
             at, value = wrong[n_made]
-            drift.sd.value[at], drift.sd.se[at] = value, 0.04
+            found.moments.sd.value[at], found.moments.sd.se[at] = value, 0.04
         n_made += 1
-        return result, drift
+        return found
 
-    monkeypatch.setattr(checks, "_moved", off)
+    monkeypatch.setattr(checks, "_once", off)
     approx = fit(model_of("one"))
     assert approx.diagnose().verdict == verdict
     assert n_made == 2

@@ -86,6 +86,7 @@ class Constrainer:
         self._one_by_one = False
         self._rngs: list[Variable] = []
         self._widest = 1
+        self._seconds = 0.0
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: the compiled function is made again when it is needed."""
@@ -138,6 +139,14 @@ class Constrainer:
                 values[name] = value.astype(self.model[name].type.dtype, copy=False)
         return values
 
+    @property
+    def seconds(self) -> float:
+        """Estimated time of one draw, from the graph and the sizes of the data alone."""
+        if self._function is None and self._computed_names():
+            with without_c():
+                self._compile()
+        return self._seconds
+
     def _fitted(self) -> list[Variable]:
         """Return the free variables, but for those that were added to the model after the fit, to be predicted."""
         names = {v.name for v in self.layout.variables}
@@ -149,6 +158,11 @@ class Constrainer:
             return False
         added = set(self.model.free_RVs) - set(self._fitted())
         return not added or added.isdisjoint(ancestors([deterministic]))
+
+    @property
+    def computed(self) -> list[str]:
+        """Names of what is computed: transformed variables, then Deterministics."""
+        return self._computed_names()
 
     def _computed_names(self) -> list[str]:
         model = self.model
@@ -162,9 +176,10 @@ class Constrainer:
     def _compile(self) -> None:
         theta = graph.flat_input(self.layout)
         outputs = self._outputs(theta)
-        self._widest = cost.estimate(outputs).widest
         self._rngs = find_rng_nodes(outputs)
         draws_random_numbers = any(isinstance(node.op, RNGConsumerOp) for node in toposort(outputs))
+        estimated = cost.estimate(outputs, **({"batch": 1} if draws_random_numbers else {}))
+        self._widest, self._seconds = estimated.widest, cost.evaluation_seconds(outputs, estimated, compiled=False)
         if draws_random_numbers:
             # Vectorised, a random number that does not depend on theta would be the same in every draw.
             self._compile_one_by_one(theta, outputs)

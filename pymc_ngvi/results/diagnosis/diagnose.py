@@ -1,5 +1,6 @@
 """A diagnosis of an approximate posterior, made of its parts: weights, moved draws, and mass elsewhere."""
 
+import copy
 import functools
 
 from collections.abc import Callable
@@ -15,18 +16,26 @@ from pymc_ngvi.core.sizes import check_draws
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.fitting.progress import WorkProgress
 from pymc_ngvi.fitting.threads import few_threads
-from pymc_ngvi.results.diagnosis.budget import DIAGNOSIS, Budget
-from pymc_ngvi.results.diagnosis.cures import context_of
+from pymc_ngvi.results.diagnosis.budget import DIAGNOSIS, FEWEST_WEIGHED, Budget
+from pymc_ngvi.results.diagnosis.cures import Context, context_of
 from pymc_ngvi.results.diagnosis.diagnosis import SYMMETRIES, Diagnosis
+from pymc_ngvi.results.diagnosis.distances import distances_of
+from pymc_ngvi.results.diagnosis.drifts import Drifts, drifts_of, most_moved
 from pymc_ngvi.results.diagnosis.equal_modes import MOST_EVALUATIONS, N_DRAWS, EqualModes, equal_modes
-from pymc_ngvi.results.diagnosis.findings import findings_of, not_moved, stands_out, unsettled
+from pymc_ngvi.results.diagnosis.finding import Finding
+from pymc_ngvi.results.diagnosis.findings import findings_of, not_moved, unsettled
+from pymc_ngvi.results.diagnosis.functional_findings import of_functionals, of_weighted
+from pymc_ngvi.results.diagnosis.functionals import Functionals, functionals_of
+from pymc_ngvi.results.diagnosis.joint_findings import of_distances, of_joint
 from pymc_ngvi.results.diagnosis.kept import Kept
 from pymc_ngvi.results.diagnosis.missed_mass import MissedMass, other_fit, other_modes
-from pymc_ngvi.results.diagnosis.moment_drift import MomentDrift, drift_of
-from pymc_ngvi.results.diagnosis.moves import Moved, move
+from pymc_ngvi.results.diagnosis.moment_drift import MomentDrift
+from pymc_ngvi.results.diagnosis.moves import Moved
+from pymc_ngvi.results.diagnosis.weighted_shift import weighted_shift_of
 from pymc_ngvi.results.diagnosis.weights import (
     DRAWS,
     coordinate_khats,
+    first_weighed,
     most_weighed,
     own_coordinates,
     own_generator,
@@ -34,16 +43,15 @@ from pymc_ngvi.results.diagnosis.weights import (
     weighed,
     weights_and_elbo,
 )
-from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.results.posterior import Distribution, Posterior
 
 #: Draws that are moved, trajectories of each, and gradients of all, about: by default, and thorough.
 _QUICK, _THOROUGH = (256, 4, 6_000), (512, 16, 40_000)
 #: Coordinates that get a k-hat of their own, at most: each takes two milliseconds.
 _MOST_KHATS = 200
-#: Numbers in the draws that are moved; at least so many draws.
-_MOVED_ELEMENTS, _FEWEST_MOVED = 2**20, 48
-#: Moved draws below which nothing is said of their moments.
-_LEAST_MOVED = 32
+#: Weighed draws of which functionals are computed, at most, and what they should be worth; relative variance of weights
+#: that can't move these by as much as counts: no mean moves by more than its root, in standard deviations.
+_MOST_COMPUTED, _WORTH, _EQUAL = 2_000, 500, 0.02
 #: Number of the random stream behind the draws at which symmetries are looked for.
 _SYMMETRY_STREAM = 3_000_002
 #: Number of the random stream behind the draws of the standing diagnosis that are moved.
@@ -91,23 +99,23 @@ def diagnose(
     if budget.cut:
         budget = replace(budget, n_gradients=max(budget.n_gradients - n_compared, 0))
     with WorkProgress("Judging q", budget.n_weights + budget.n_gradients) as progress:
-        weights, elbo, khats = _weights_of(posterior, budget, of_weights, progress)
+        again = copy.deepcopy(of_weights) if isinstance(of_weights, np.random.Generator) else None
+        weights, elbo, khats, ratio = _weights_of(posterior, budget, of_weights, progress)
         how = (*(_THOROUGH if thorough else _QUICK)[:2], budget)
-        moved, drift = _moved(posterior, rng, *how, progress.advance)
-        if record is not None and record.is_pool and drift is not None and stands_out(drift):
-            # Of thousands of coordinates some err by chance: what other checks speak against has to be seen twice, in
-            # the same coordinates.
-            moved, again = _moved(posterior, rng, *how, lambda _: None)
-            drift = again if again is None else drift.seen_again(again)
-    most = _most_moved(layout.n_dim)
+        functionals = functionals_of(posterior)
+        found = drifts_of(posterior, rng, *how, functionals, progress.advance)
+    moved, drift = found.moved, found.moments
+    most = most_moved(layout.n_dim, _QUICK[0])
     fewer = budget.cut and (moved.n_trajectories < _QUICK[1] or len(moved.end) + moved.n_lost < most)
     n_gradients = density.n_gradients - before
     places = _elsewhere(posterior, elbo.value, rng) if thorough else []
     gap = float("nan") if record is None or record.is_pool else record.gap
     q = posterior.distribution
-    found = findings_of(context_of(posterior), gap, elbo.value, weights, moved, drift, equal, places, q)
+    context = context_of(posterior)
+    further = [*_of_drifts(context, found, q), *_of_weighted(posterior, functionals, weights, ratio, again)]
+    findings = findings_of(context, gap, elbo.value, weights, moved, drift, equal, places, q, further)
     return Diagnosis(
-        findings=found,
+        findings=findings,
         outcome="not made by a fit" if record is None else str(record.status),
         gap=gap,
         elbo=elbo,
@@ -124,6 +132,8 @@ def diagnose(
         posterior=record.posterior if record is not None and record.is_pool else "",
         left_out=_left_out(budget, moved, fewer, n_compared > 0),
         open=_open(budget, moved, drift) if fewer and not (record is not None and record.is_nested) else "",
+        joint="" if found.joint is None else found.joint.in_words(),
+        computed="" if found.functionals is None else found.functionals.functionals.in_words(),
     )
 
 
@@ -162,15 +172,15 @@ def requested_diagnosis(
 
 def _weights_of(
     posterior: Posterior, budget: Budget, of_weights: np.random.Generator | OwnRatio, progress: WorkProgress
-) -> tuple[Weights, Elbo, Array]:
-    """Return importance weights, the ELBO, and k-hats by coordinate, NaN where there are none."""
+) -> tuple[Weights, Elbo, Array, Array | None]:
+    """Return importance weights, the ELBO, k-hats by coordinate, NaN where there are none, and log weights of draws."""
     record, n = posterior.record, budget.n_weights
     khats = np.full(posterior.layout.n_dim, np.nan)
     if (kept := posterior.distribution.kept_log_weights()) is not None:
-        return weights_and_elbo(kept)[0], Elbo(np.nan, np.nan) if record is None else record.elbo, khats
+        return weights_and_elbo(kept)[0], Elbo(np.nan, np.nan) if record is None else record.elbo, khats, None
     if not n:
         elbo = Elbo(np.nan, np.nan) if record is None else record.elbo
-        return Weights(np.nan, np.nan, 0, 0), elbo, khats
+        return Weights(np.nan, np.nan, 0, 0), elbo, khats, None
     index = _shown_first(posterior, budget.n_khats)
     if isinstance(of_weights, np.random.Generator):
         ratio, of_draws = weighed(posterior, n, of_weights, index, progress.advance)
@@ -181,7 +191,7 @@ def _weights_of(
     if finite.sum() >= MIN_KHAT_DRAWS:
         mean, sd = posterior.distribution.mean()[index], posterior.distribution.sd()[index]
         khats[index] = coordinate_khats(ratio[finite], (of_draws[finite] - mean) / sd)
-    return *weights_and_elbo(ratio), khats
+    return *weights_and_elbo(ratio), khats, ratio
 
 
 def _shown_first(posterior: Posterior, n_most: int) -> NDArray[np.intp]:
@@ -193,31 +203,40 @@ def _shown_first(posterior: Posterior, n_most: int) -> NDArray[np.intp]:
     return np.concatenate([border, np.setdiff1d(np.arange(n_dim), border)])[:n_most]
 
 
-def _most_moved(n_dim: int, n_draws: int = _QUICK[0]) -> int:
-    """Return how many of some draws can be moved at once."""
-    return min(n_draws, max(_FEWEST_MOVED, _MOVED_ELEMENTS // max(n_dim, 1)))
+def _of_drifts(context: Context, found: Drifts, q: Distribution) -> list[Finding]:
+    """Return what moved draws show beside moments of coordinates."""
+    result: list[Finding] = []
+    if found.joint is not None and found.moments is not None:
+        result += of_joint(context, found.joint, found.moments)
+    result += [] if found.functionals is None else of_functionals(context, found.functionals)
+    return result + [finding for part in distances_of(q, found.moved) for finding in of_distances(context, part)]
 
 
-def _moved(
+def _of_weighted(
     posterior: Posterior,
-    rng: np.random.Generator,
-    n_draws: int,
-    n_trajectories: int,
-    budget: Budget,
-    advance: Callable[[float], None],
-) -> tuple[Moved, MomentDrift | None]:
-    """Move draws; no drift where too few of them could be."""
-    q, density = posterior.distribution, posterior.density
-    base, plan = q.base(_most_moved(q.n_dim, n_draws), rng), q.plan(density)
-    moved = move(
-        density, plan, base, rng, n_trajectories=n_trajectories, max_gradients=budget.n_gradients,
-        strict=budget.cut, advance=advance,
-    )  # fmt: skip
-    if len(moved.end) < _LEAST_MOVED:
-        return moved, None
-    start, control = q.log_density(moved.start), q.log_density(moved.control)
-    log_q = None if start is None or control is None else (start, control)
-    return moved, drift_of(moved, q.mean(), q.sd(), log_q)
+    functionals: Functionals | None,
+    weights: Weights,
+    ratio: Array | None,
+    rng: np.random.Generator | None,
+) -> list[Finding]:
+    """Return what importance weights say of functionals, where they can be used and are not all but equal."""
+    if functionals is None or ratio is None or not weights.verdict(posterior.layout.n_dim).helps:
+        return []
+    if weights.n_draws < FEWEST_WEIGHED or weights.n_draws < (1.0 + _EQUAL) * weights.effective:
+        return []
+    took = posterior.distribution.costs(posterior.density, posterior.record).weight * len(ratio)
+    wanted = min(_MOST_COMPUTED, int(_WORTH * weights.n_draws / max(weights.effective, 1.0)))
+    n = min(max(wanted, FEWEST_WEIGHED), len(ratio), functionals.affordable(took))
+    if n < FEWEST_WEIGHED:
+        return []
+    theta = first_weighed(posterior, len(ratio), n, rng)
+    if posterior.distribution.log_density(theta[:1]) is None:
+        return []  # these are draws of a proposal, and not of q
+    finite = np.isfinite(ratio[:n])
+    try:
+        return of_weighted(weighted_shift_of(functionals, theta[finite], ratio[:n][finite]))
+    except Exception:  # what a Deterministic raises at single draws is not for a diagnosis to tell
+        return []
 
 
 def _equal_modes(posterior: Posterior, budget: Budget) -> tuple[tuple[EqualModes, ...], int]:

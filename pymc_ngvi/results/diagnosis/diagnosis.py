@@ -17,7 +17,7 @@ from pymc_ngvi.core.psis import Weights, WeightVerdict, khat_limit
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.model import Layout
 from pymc_ngvi.results.convert import dims_of, flat_dataset
-from pymc_ngvi.results.diagnosis.findings import Finding
+from pymc_ngvi.results.diagnosis.finding import Finding
 
 #: Characters in a line at most; coordinates in the table.
 _MAX_WIDTH, _N_ROWS = 100, 8
@@ -64,6 +64,8 @@ class Diagnosis:
         Why that leaves the verdict open; empty where it does not.
     posterior : str
         Of an exact posterior: what was measured of it, in a sentence. Outcome, gap and ELBO are of the Gaussian fit.
+    joint, computed : str
+        What moved draws show of log p, and how many Deterministics and linear predictors were compared, in words.
 
     Examples
     --------
@@ -94,6 +96,8 @@ class Diagnosis:
     left_out: tuple[str, ...] = ()
     open: str = ""
     posterior: str = ""
+    joint: str = ""
+    computed: str = ""
 
     @property
     def verdict(self) -> str:
@@ -234,6 +238,7 @@ class Diagnosis:
             rows.append(("Weighted draws", f"{w.n_draws:,} are worth {w.effective:,.0f}{lost}"))
         if self.n_moved:
             rows.append(("Moved draws", f"{moved}; E[log p] drifts by {self.log_p_drift} nats"))
+        rows += [(name, text) for name, text in (("Joint density", self.joint), ("Computed", self.computed)) if text]
         rows.append(("Other modes", "looked for from dispersed starts" if self.thorough else self._search()))
         rows.append(("Cost", f"{self.n_gradients:,} gradients, {self.n_log_p:,} log densities"))
         if self.left_out:

@@ -3,7 +3,7 @@
 import math
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -15,13 +15,14 @@ from pymc_ngvi.core.psis import Weights, WeightVerdict
 from pymc_ngvi.model import Layout
 from pymc_ngvi.results.diagnosis.cures import Context
 from pymc_ngvi.results.diagnosis.equal_modes import EqualModes
+from pymc_ngvi.results.diagnosis.finding import Finding
 from pymc_ngvi.results.diagnosis.missed_mass import MissedMass
 from pymc_ngvi.results.diagnosis.moment_drift import Estimates, MomentDrift
 from pymc_ngvi.results.diagnosis.moves import LEAST_ACCEPTANCE, Moved
 
 #: Drift of the mean, in standard deviations, and of the standard deviation, relative, from which on q is not reliable;
-#: and from which on it is worth a remark. The same of skewness, and of E[log p] in its own standard deviations.
-MEAN, SD, SKEWNESS, LOG_P = 0.3, 0.2, 1.5, 0.5
+#: and from which on it is worth a remark. The same of skewness.
+MEAN, SD, SKEWNESS = 0.3, 0.2, 1.5
 SLIGHT_MEAN, SLIGHT_SD, SLIGHT_SKEWNESS = 0.15, 0.12, 0.5
 #: Mean square of the error, in standard deviations, that a gap may stand for; nats that are much in any case.
 _GAP_MEAN, _GAP_MUCH = 0.15, 0.5
@@ -45,29 +46,6 @@ _FIXED = {
 _NESTED_CURE = "Give the hyperparameters more informative priors, fit with another random_seed, or use pm.sample."
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was found.
-
-    Parameters
-    ----------
-    text : str
-        A sentence.
-    cure : str
-        Another one; empty where there is nothing to do.
-    serious : bool
-        Whether q is not reliable for it.
-    """
-
-    text: str
-    cure: str
-    serious: bool
-
-    def __str__(self) -> str:
-        """Return both sentences."""
-        return f"{self.text} {self.cure}".rstrip()
-
-
 class Spread(Protocol):
     """What places are told apart from: a distribution with a mean and standard deviations."""
 
@@ -88,6 +66,7 @@ def findings_of(
     equal: Sequence[EqualModes],
     places: Sequence[MissedMass],
     q: Spread,
+    further: Sequence[Finding] = (),
 ) -> tuple[Finding, ...]:
     """Return all findings, the serious ones first.
 
@@ -104,6 +83,8 @@ def findings_of(
     places : sequence of MissedMass
     q : Spread
         Asked for its mean and standard deviations where places are named only: they may take thousands of draws.
+    further : sequence of Finding, optional
+        What other checks of moved draws found.
     """
     if any(p.kind == "mode" and p.share > _ELSEWHERE for p in places):
         context = replace(context, can_be_exact=False, can_be_nested=bool)  # they would miss the same modes
@@ -112,6 +93,7 @@ def findings_of(
         *_of_equal_modes(context, equal),
         *_of_support(context, weights),
         *([] if drift is None or _stuck(moved) else _of_drift(context, drift)),
+        *([] if _stuck(moved) else further),
         *([] if not_moved(moved) else _of_movement(context, moved, drift)),
         *_of_weights(context, weights),
         *_of_places(context, elbo, places, q),
@@ -155,9 +137,6 @@ def _of_drift(context: Context, drift: MomentDrift) -> list[Finding]:
     ]
     if serious:
         return serious
-    if abs(drift.log_p.value) > max(LOG_P * np.sqrt(0.5 * layout.n_dim), 3.0 * drift.log_p.se):
-        text = f"E[log p] drifts by {drift.log_p} nats as draws are moved, though no single coordinate stands out."
-        return [Finding(text, cure, True)]
     slight = (SLIGHT_MEAN, SLIGHT_SD, SLIGHT_SKEWNESS)
     return [
         Finding(_off(what, names, "is slightly off"), "Take care with intervals there." * (what == "skewness"), False)

@@ -100,6 +100,17 @@ def own_coordinates(posterior: Posterior, n: int, index: NDArray[np.intp]) -> Ar
     return np.concatenate(parts)
 
 
+def first_weighed(posterior: Posterior, n: int, n_first: int, rng: np.random.Generator | None) -> Array:
+    """Return the first of ``n`` weighed draws, (n_first, n_dim): of a generator, or those that belong to the fit."""
+    rng = own_generator(posterior.record) if rng is None else rng
+    parts: list[Array] = []
+    for chunk in chunks(n, posterior.layout.n_dim):
+        parts.append(posterior.distribution.proposed(chunk, rng))
+        if sum(map(len, parts)) >= n_first:
+            break
+    return np.concatenate(parts)[:n_first]
+
+
 def weights_and_elbo(log_ratio: Array) -> tuple[Weights, Elbo]:
     """Return what log p - log q at draws says of weights, and the ELBO."""
     finite = np.isfinite(log_ratio)

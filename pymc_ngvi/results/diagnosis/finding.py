@@ -1,0 +1,26 @@
+"""One thing that a diagnosis has found: a sentence, and what may help."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was found.
+
+    Parameters
+    ----------
+    text : str
+        A sentence.
+    cure : str
+        Another one; empty where there is nothing to do.
+    serious : bool
+        Whether q is not reliable for it.
+    """
+
+    text: str
+    cure: str
+    serious: bool
+
+    def __str__(self) -> str:
+        """Return both sentences."""
+        return f"{self.text} {self.cure}".rstrip()

@@ -1,0 +1,124 @@
+"""What was found of Deterministics and linear predictors, in sentences."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.results.diagnosis.cures import Context
+from pymc_ngvi.results.diagnosis.finding import Finding
+from pymc_ngvi.results.diagnosis.functionals import PREDICTORS, FunctionalDrift, Functionals
+from pymc_ngvi.results.diagnosis.moment_drift import Estimates
+from pymc_ngvi.results.diagnosis.weighted_shift import WeightedShift
+
+#: Drift of the mean, in standard deviations, and of the standard deviation, relative, that is serious, by a standard
+#: error; and that is worth a remark. Of ranks, which show less than all of a large change.
+_MEAN, _SD = 0.3, 0.15
+_SLIGHT_MEAN, _SLIGHT_SD = 0.15, 0.1
+#: Standard deviations that a limit has to be off by under weights, to be serious; the same of what is worth a remark.
+_LIMIT, _SLIGHT_LIMIT = 0.3, 0.15
+#: Quantities that a sentence names at most.
+_N_NAMED = 3
+_WEIGHTED_CURE = "approx.sample(importance='psis') draws with these weights."
+
+
+def stands_out(drift: FunctionalDrift) -> bool:
+    """Tell whether something that is computed of draws is off by much."""
+    pairs = ((drift.mean, _MEAN), (drift.sd, _SD), (drift.lower, _LIMIT), (drift.upper, _LIMIT))
+    return any(len(drift.beyond(of, size, 1.0)) for of, size in pairs)
+
+
+def is_suspicious(drift: FunctionalDrift) -> bool:
+    """Tell whether more draws may show that something is."""
+    return drift.is_suspicious(_MEAN, _SD, _LIMIT)
+
+
+def of_functionals(context: Context, drift: FunctionalDrift) -> list[Finding]:
+    """Return what is off by much, or, where nothing is, by little."""
+    of = drift.functionals
+    slight = (_SLIGHT_MEAN, _SLIGHT_SD, _SLIGHT_LIMIT)
+    for sizes, certain, how in (((_MEAN, _SD, _LIMIT), 1.0, "off"), (slight, 0.0, "slightly off")):
+        kinds = (
+            ("in the mean of", drift.mean, sizes[0], _in_sds),
+            ("in the standard deviation of", drift.sd, sizes[1], _in_percent),
+            ("in the lower 89 % limit of", drift.lower, sizes[2], _in_sds),
+            ("in the upper 89 % limit of", drift.upper, sizes[2], _in_sds),
+        )
+        found = [
+            (what, drift.beyond(estimates, size, certain), estimates, form) for what, estimates, size, form in kinds
+        ]
+        parts = [part for what, columns, estimates, form in found for part in _part(what, of, columns, estimates, form)]
+        if parts:
+            kind = _kind(of, *(columns for _, columns, _, _ in found))
+            text = f"{kind} are {how}: draws that are moved towards the posterior drift {', and '.join(parts)}."
+            serious = certain > 0.0
+            return [Finding(text, context.shape_cure() if serious else "", serious)]
+    return []
+
+
+def of_weighted(shift: WeightedShift) -> list[Finding]:
+    """Return what importance weights change, where they can be used."""
+    of = shift.functionals
+    lower, upper = shift.beyond(shift.lower, _LIMIT, 1.0), shift.beyond(shift.upper, _LIMIT, 1.0)
+    parts = [
+        *_part("the lower 89 % limit of", of, lower, shift.lower, _in_sds),
+        *_part("the upper 89 % limit of", of, upper, shift.upper, _in_sds),
+    ]
+    if parts:
+        text = f"{_kind(of, lower, upper)} are skewed as q is not: importance weights move {', and '.join(parts)}."
+        return [Finding(text, _WEIGHTED_CURE, True)]
+    means, sds = shift.beyond(shift.mean, _SLIGHT_MEAN, 0.0), shift.beyond(shift.sd, _SD, 0.0)
+    limits = [shift.beyond(e, _SLIGHT_LIMIT, 0.0) for e in (shift.lower, shift.upper)]
+    parts = [
+        *_part("the mean of", of, means, shift.mean, _in_sds),
+        *_part("the standard deviation of", of, sds, shift.sd, _in_percent),
+        *_part("the lower 89 % limit of", of, limits[0], shift.lower, _in_sds),
+        *_part("the upper 89 % limit of", of, limits[1], shift.upper, _in_sds),
+    ]
+    if not parts:
+        return []
+    return [Finding(f"Importance weights move {', and '.join(parts)}.", _WEIGHTED_CURE, False)]
+
+
+def _kind(of: Functionals, *columns: NDArray[np.intp]) -> str:
+    """Return what all of some columns are."""
+    names = {of.where(int(c))[0].name for found in columns for c in found}
+    if names == {PREDICTORS}:
+        return PREDICTORS.capitalize()
+    return f"Deterministics and {PREDICTORS}" if PREDICTORS in names else "Deterministics"
+
+
+def _part(
+    what: str, of: Functionals, columns: NDArray[np.intp], estimates: Estimates, form: Callable[[float, float], str]
+) -> list[str]:
+    names = _named(of, columns, estimates, form)
+    return [f"{what} {', '.join(names)}"] if names else []
+
+
+def _named(
+    of: Functionals,
+    columns: Sequence[int] | NDArray[np.intp],
+    estimates: Estimates,
+    form: Callable[[float, float], str],
+) -> list[str]:
+    """Return columns by group, in their order: the first of each with figures, the others by their number."""
+    groups: dict[str, list[int]] = {}
+    for column in columns:
+        groups.setdefault(of.where(int(column))[0].name, []).append(int(column))
+    names = []
+    for found in list(groups.values())[:_N_NAMED]:
+        group, own = of.where(found[0])
+        more = f" and {len(found) - 1:,} more of {group.n_columns:,}" if len(found) > 1 else ""
+        value, se = float(estimates.value[found[0]]), float(estimates.se[found[0]])
+        names.append(f"{group.label(own)}{more} ({form(value, se)})")
+    others = len(groups) - len(names)
+    return [*names, f"{others:,} others"] if others else names
+
+
+def _in_sds(value: float, se: float) -> str:
+    return f"{value:+.2f} ± {se:.2f} sd"
+
+
+def _in_percent(value: float, se: float) -> str:
+    return f"{100 * value:+.0f} ± {100 * se:.0f} %"
