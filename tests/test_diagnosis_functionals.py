@@ -15,6 +15,7 @@ from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.results.costs import direct_costs
 from pymc_ngvi.results.diagnosis import diagnose as report
+from pymc_ngvi.results.diagnosis.first_order import first_order_of
 from pymc_ngvi.results.diagnosis.functionals import PREDICTORS, Functionals, Group, functionals_of
 from pymc_ngvi.results.diagnosis.joint_drift import JointDrift, trimmed_mean
 from pymc_ngvi.results.diagnosis.ranks import limit_drift, rank_drift
@@ -402,3 +403,22 @@ def test_no_distance_is_asked_of_other_distributions():
     state = DiagonalState(np.zeros(3), np.ones(3))
     assert distribution_of(state).conditional_distance(np.zeros((2, 3))) is None
     assert report.distances_of  # what `diagnose` asks
+
+
+def test_what_gaussians_miss_moves_means_of_cubes_and_not_of_coordinates():
+    """Of p = q exp(h) with h = a (x^3 - 3 x): E_p[f] - E_q[f] is a Cov_q(f, x^3 - 3 x), to first order in a."""
+    x = np.random.default_rng(4).standard_normal((64, 16, 1))
+    log_ratio = 0.05 * (x[:, :, 0] ** 3 - 3.0 * x[:, :, 0])
+
+    def evaluate(theta):
+        return {"cube": theta[:, 0] ** 3, "x": theta[:, 0]}
+
+    groups = tuple(Group(name, (), np.zeros(1, dtype=np.intp)) for name in ("cube", "x"))
+    found = first_order_of(Functionals(groups, evaluate, 1e-6), x, log_ratio)
+    expected = 0.05 * 6.0 / np.sqrt(15.0)
+    assert abs(found.value[0] - expected) < 4.0 * found.se[0]
+    assert found.value[0] > 4.0 * found.se[0]
+    assert abs(found.value[1]) < 4.0 * found.se[1]
+    # Constants of log p, other ones at each value of the hyperparameters, do not matter.
+    again = first_order_of(Functionals(groups, evaluate, 1e-6), x, log_ratio + np.arange(64.0)[:, None])
+    np.testing.assert_allclose(again.value, found.value, rtol=1e-9, atol=1e-12)

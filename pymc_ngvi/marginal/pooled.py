@@ -134,6 +134,10 @@ class PoolState:
         reached = effective_size(self.for_draws(n).log_ratio) >= n
         return float(n) if reached else min(float(n), self.effective_size_for(n))
 
+    def draws_with_ratio(self, n: int) -> tuple[Array, Array] | None:
+        """Return draws that are not weighted given their globals, and log weights they would have; None without."""
+        return None
+
     def weight_of(self, theta: Array) -> Array | None:
         """Return the log weights by which draws were picked, (n_draws,); None where only globals have some."""
         return None

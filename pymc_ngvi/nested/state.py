@@ -13,7 +13,7 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.fitting import Sampled
 from pymc_ngvi.marginal.pooled import PoolState
-from pymc_ngvi.marginal.sampling import Pool, Sequences
+from pymc_ngvi.marginal.sampling import Pool, Sequences, evenly_picked
 from pymc_ngvi.nested.earlier import pairs_of_earlier
 from pymc_ngvi.nested.emulator import Predicted
 from pymc_ngvi.nested.pairs import Pairs
@@ -113,6 +113,20 @@ class NestedState(PoolState):
     def effective_for(self, n: int) -> float:
         """Return how many independent draws ``n`` of its draws are worth."""
         return min(float(n), self.pairs.effective_size)
+
+    def draws_with_ratio(self, n: int) -> tuple[Array, Array] | None:
+        """Return all draws at ``n`` values of the hyperparameters, picked by weight, and log p - log q.
+
+        None where pairs are weighted together, and of an earlier version, which has no such weights.
+        """
+        if self.pairs.is_joint:
+            return None
+        rows = evenly_picked(self.weights, n, 0.5)
+        latents = self.pairs.latents[rows]
+        theta = np.empty((*latents.shape[:2], self.n_dim))
+        theta[:, :, self.globals_] = self.pairs.g[rows][:, None]
+        theta[:, :, self.locals_] = latents
+        return theta, self.pairs.log_ratio[rows]
 
     def weight_of(self, theta: Array) -> Array:
         """Return the log weights of pairs, (n_draws,); NaN for what is none of these draws."""

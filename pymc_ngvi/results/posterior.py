@@ -164,6 +164,13 @@ class Distribution(Protocol):
         """Return squared distances of draws, (n_draws, n_dim), from their conditional Gaussians; None without these."""
         return None
 
+    def draws_with_ratio(self, n: int) -> tuple[Array, Array] | None:
+        """Return draws at some values of hyperparameters, (n, m, n_dim), with log p - log q given these, (n, m).
+
+        None where there are no such draws, or where they are weighted by these already.
+        """
+        return None
+
     # --- for single reports ---
 
     def stats(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[np.generic]]:

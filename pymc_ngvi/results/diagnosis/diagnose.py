@@ -24,7 +24,8 @@ from pymc_ngvi.results.diagnosis.drifts import Drifts, drifts_of, most_moved
 from pymc_ngvi.results.diagnosis.equal_modes import MOST_EVALUATIONS, N_DRAWS, EqualModes, equal_modes
 from pymc_ngvi.results.diagnosis.finding import Finding
 from pymc_ngvi.results.diagnosis.findings import findings_of, not_moved, unsettled
-from pymc_ngvi.results.diagnosis.functional_findings import of_functionals, of_weighted
+from pymc_ngvi.results.diagnosis.first_order import first_order_of
+from pymc_ngvi.results.diagnosis.functional_findings import of_first_order, of_functionals, of_weighted
 from pymc_ngvi.results.diagnosis.functionals import Functionals, functionals_of
 from pymc_ngvi.results.diagnosis.joint_findings import of_distances, of_joint
 from pymc_ngvi.results.diagnosis.kept import Kept
@@ -52,6 +53,8 @@ _MOST_KHATS = 200
 #: Weighed draws of which functionals are computed, at most, and what they should be worth; relative variance of weights
 #: that can't move these by as much as counts: no mean moves by more than its root, in standard deviations.
 _MOST_COMPUTED, _WORTH, _EQUAL = 2_000, 500, 0.02
+#: Values of hyperparameters at which functionals are compared with what Gaussians miss.
+_N_VALUES = 64
 #: Number of the random stream behind the draws at which symmetries are looked for.
 _SYMMETRY_STREAM = 3_000_002
 #: Number of the random stream behind the draws of the standing diagnosis that are moved.
@@ -112,7 +115,11 @@ def diagnose(
     gap = float("nan") if record is None or record.is_pool else record.gap
     q = posterior.distribution
     context = context_of(posterior)
-    further = [*_of_drifts(context, found, q), *_of_weighted(posterior, functionals, weights, ratio, again)]
+    further = [
+        *_of_drifts(context, found, q),
+        *_of_weighted(posterior, functionals, weights, ratio, again),
+        *_of_first_order(posterior, functionals),
+    ]
     findings = findings_of(context, gap, elbo.value, weights, moved, drift, equal, places, q, further)
     return Diagnosis(
         findings=findings,
@@ -210,6 +217,17 @@ def _of_drifts(context: Context, found: Drifts, q: Distribution) -> list[Finding
         result += of_joint(context, found.joint, found.moments)
     result += [] if found.functionals is None else of_functionals(context, found.functionals)
     return result + [finding for part in distances_of(q, found.moved) for finding in of_distances(context, part)]
+
+
+def _of_first_order(posterior: Posterior, functionals: Functionals | None) -> list[Finding]:
+    """Return what an approximate nested posterior has off."""
+    found = None if functionals is None else posterior.distribution.draws_with_ratio(_N_VALUES)
+    if functionals is None or found is None:
+        return []
+    try:
+        return of_first_order(functionals, first_order_of(functionals, *found))
+    except Exception:  # what a Deterministic raises at single draws is not for a diagnosis to tell
+        return []
 
 
 def _of_weighted(

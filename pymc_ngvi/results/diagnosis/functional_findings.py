@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.results.diagnosis.cures import Context
 from pymc_ngvi.results.diagnosis.finding import Finding
-from pymc_ngvi.results.diagnosis.functionals import PREDICTORS, FunctionalDrift, Functionals
+from pymc_ngvi.results.diagnosis.functionals import PREDICTORS, FunctionalDrift, Functionals, beyond_by_kind
 from pymc_ngvi.results.diagnosis.moment_drift import Estimates
 from pymc_ngvi.results.diagnosis.weighted_shift import WeightedShift
 
@@ -18,6 +18,8 @@ _MEAN, _SD = 0.3, 0.15
 _SLIGHT_MEAN, _SLIGHT_SD = 0.15, 0.1
 #: Standard deviations that a limit has to be off by under weights, to be serious; the same of what is worth a remark.
 _LIMIT, _SLIGHT_LIMIT = 0.3, 0.15
+#: The same of a mean, to first order.
+_FIRST_ORDER = 0.1
 #: Quantities that a sentence names at most.
 _N_NAMED = 3
 _WEIGHTED_CURE = "approx.sample(importance='psis') draws with these weights."
@@ -79,6 +81,16 @@ def of_weighted(shift: WeightedShift) -> list[Finding]:
     if not parts:
         return []
     return [Finding(f"Importance weights move {', and '.join(parts)}.", _WEIGHTED_CURE, False)]
+
+
+def of_first_order(of: Functionals, estimates: Estimates) -> list[Finding]:
+    """Return what an approximate nested posterior has off, by covariances with what its Gaussians miss."""
+    for size, certain in ((_MEAN, 1.0), (_FIRST_ORDER, 0.0)):
+        columns = beyond_by_kind(of.is_whole, estimates, size, certain)
+        if parts := _part("the mean of", of, columns, estimates, _in_sds):
+            text = f"Given the hyperparameters, the posterior is no Gaussian, which moves {', '.join(parts)}."
+            return [Finding(text, "pm.sample draws from the posterior itself." if certain else "", certain > 0.0)]
+    return []
 
 
 def _kind(of: Functionals, *columns: NDArray[np.intp]) -> str:

@@ -102,6 +102,10 @@ class PoolDistribution(Distribution):
         """Raise: weights are kept."""
         raise NotImplementedError(f"The {self.name} keeps the weights of its draws.")
 
+    def draws_with_ratio(self, n: int) -> tuple[Array, Array] | None:
+        """Return draws of an approximate nested posterior; None of any other."""
+        return self.q.draws_with_ratio(n)
+
     def stats(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[np.generic]]:
         """Return a number for each draw that is the same where the global parameters are, and log weights of pairs."""
         log_weight = self.q.weight_of(theta)
