@@ -179,8 +179,6 @@ def test_what_costs_too_much_is_left_out(models, monkeypatch):
     """By counts, not by the clock; the reason is kept, and asking for it is enough."""
     monkeypatch.setattr(exact, "_MOST_WORK", 0.1)
     monkeypatch.setattr(exact, "_ALWAYS", 0.0)
-    monkeypatch.setattr(exact_step, "_MOST_WORK", 0.1)
-    monkeypatch.setattr(exact_step, "_ALWAYS", 0.0)
     approx = fit(models[True])
     assert not approx.is_exact
     assert not approx.is_nested

@@ -50,7 +50,7 @@ def on_grid(make, *axes):
 
 def test_hyperparameters_are_those_of_a_grid():
     """A model whose log m is exact: steps of a walk may vanish, which leaves a tail."""
-    mean, sd, evidence = on_grid(level, np.linspace(-9.0, 1.2, 45), np.linspace(-1.0, 0.8, 19))
+    mean, sd, evidence = on_grid(level, np.linspace(-9.0, 1.2, 45), np.linspace(-3.6, 0.8, 45))
     for seed in (1, 2):
         state = nested_posterior(LogDensity(level()), None, seed)
         error = 2.0 / np.sqrt(state.effective_size)  # spread evenly, hyperparameters have a fraction of this error

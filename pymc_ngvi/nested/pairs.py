@@ -175,17 +175,15 @@ class Pairs:
 
     def log_weights_of(self, g: Array, latents: Array) -> Array:
         """Return the logarithms of the weights of some of the pairs, (n_pairs,); NaN for what is none of them."""
-        place = {row.tobytes(): i for i, row in enumerate(np.ascontiguousarray(self.g))}
+        place: dict[bytes, list[int]] = {}
+        for i, row in enumerate(np.ascontiguousarray(self.g)):
+            place.setdefault(row.tobytes(), []).append(i)
         result = np.full(len(g), np.nan)
-        with np.errstate(divide="ignore"):
-            log_weights = np.log(self.of_pairs)
         for i, row in enumerate(np.ascontiguousarray(g)):
-            first = place.get(row.tobytes())
-            if first is None:
-                continue
-            is_same = (self.latents[first] == latents[i]).all(axis=1)
-            if is_same.any():
-                result[i] = log_weights[first, int(np.argmax(is_same))]
+            for first in place.get(row.tobytes(), []):
+                is_same = (self.latents[first] == latents[i]).all(axis=1)
+                if is_same.any():
+                    result[i] = np.log(self.of_pairs[first, int(np.argmax(is_same))])
         return result
 
     def moments(self) -> tuple[Array, Array]:

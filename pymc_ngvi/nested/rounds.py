@@ -26,6 +26,8 @@ _OF_WIDE, _WIDER, _DF = 0.2, 2.0, 5.0
 _KNOWN = 1.0
 #: Nats below the top, and more for each hyperparameter, beyond which only short ways to a fit are tried.
 _DEEP, _DEEP_PER_DIM = 12.0, 2.0
+#: Whitened hyperparameters are cut off here in regressions: beyond, few draws would have all the say.
+_BULK = 3.0
 #: Power of their density that hyperparameters count by in regressions.
 _FLATTENED = 0.25
 #: Numbers of the random streams.
@@ -44,10 +46,9 @@ class Guess:
     """
 
     def __init__(self, predicted: Predicted, whitening: Whitening, pool: Pool) -> None:
-        self._predicted = predicted
+        self._predicted, self._pool, self.whitening = predicted, pool, whitening
         self.values = self._of(pool.g)
         log_ratio = self.values - pool.log_density
-        self._pool, self.whitening = pool, whitening
         self.log_total = float(logsumexp(log_ratio) - np.log(len(log_ratio)))
         self.weights: Array = np.exp(log_ratio - logsumexp(log_ratio))
 
@@ -194,8 +195,8 @@ class Rounds:
         return np.clip((features @ slopes)[:, 0], 0.0, half[known].max())
 
     def _features(self, g: Array) -> Array:
-        """Return whitened hyperparameters and, where there are values enough, their products."""
-        u = self._guess.whitening.whitened(g)
+        """Return whitened hyperparameters and, where there are values enough, their products: of the bulk."""
+        u = np.clip(self._guess.whitening.whitened(g), -_BULK, _BULK)
         p = u.shape[1]
         if 10 * (p + p * (p + 1) // 2) > self._n:
             return u

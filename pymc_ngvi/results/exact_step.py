@@ -155,7 +155,8 @@ class ExactStep:
             found.append(state)
         if found:
             return max(found, key=lambda state: state.checks.is_reliable), _also(reasons)
-        raise max(reasons, key=lambda reason: isinstance(reason, _TooDear))  # what can be had by asking for it
+        # What can be had by asking for it counts most, then what was tried; of equals, what there is to say of the first.
+        raise max(reasons, key=lambda reason: 2 * isinstance(reason, _TooDear) + isinstance(reason, _Failed))
 
 
 class _Attempt(NamedTuple):
@@ -176,12 +177,12 @@ def _attempts(
     Unavailable
         Where the Gaussian is the posterior.
     """
-    found, of_nested = [], np.inf
+    found, of_nested, no_nested = [], np.inf, None
     of_fit = record.n_gradients * density.gradient_seconds
     try:
         of_nested = seconds_of(rows_of(density))
     except Unavailable as reason:
-        reasons.append(reason)
+        no_nested = reason
     try:
         forest = forest_of(density)
         n_rows = density.rows.n_rows if density.rows is not None and record.estimator == "quadrature" else 0
@@ -193,9 +194,11 @@ def _attempts(
         found.append(_Attempt(work.seconds, forest.n_globals > MANY_GLOBALS, run))
     except Unavailable as reason:
         reasons.append(reason)
-    if of_nested <= budget_after(of_fit):
+    if no_nested is not None:
+        reasons.append(no_nested)
+    elif of_nested <= budget_after(of_fit):
         found.append(_Attempt(of_nested, False, functools.partial(_nested, density, q, seed)))
-    elif np.isfinite(of_nested):
+    else:
         reasons.append(_TooDear(_TOO_LONG))
     if found and is_even(density, q):
         raise Unavailable("its importance weights are nearly equal: the Gaussian is the posterior near this mode")
