@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import os
 import numpy as np
 
 from numpy.typing import NDArray
@@ -19,7 +20,9 @@ from pymc_ngvi.marginal.proposals import (
     tempered,
 )
 from pymc_ngvi.marginal.regression import Whitening, covering, n_polynomial
-from pymc_ngvi.marginal.sampling import Plain, Pool, Round, Sequences, evenly_picked, pooled
+from pymc_ngvi.marginal.ridges import ridges
+from pymc_ngvi.marginal.rounds import Weighted, Rounds, moved, moments, rare_values
+from pymc_ngvi.marginal.sampling import Plain, Pool, Round, relative_sd_errors, Sequences, evenly_picked
 from pymc_ngvi.marginal.tails import Bend, find_tails
 
 #: Effective size that the pool is to have, where nothing else is said.
@@ -60,6 +63,11 @@ MOST_DIFFERENCE = 0.15
 _HEAVY, _POOR, _MOST_POOLS = 0.4, 0.3, 3
 
 
+#: Looks about a proposal at most, draws of each, and what they may move: a mean, in sds, or the log of an sd.
+_MOST_LOOKS, _N_LOOKED, MOST_MOVED = 3, 256, 0.05
+
+
+_MOST_REACHES, _OF_TAIL = 5, 0.3
 @stored("exact.sampled")
 @dataclass
 class Sampled:
@@ -125,7 +133,9 @@ class Sampler:
         self._df = max(_LEAST_DF, float(self._p))
         self.sequences = Sequences(self._function, seed)
         self._rng = np.random.default_rng(seed)
-        self._rounds: list[Round] = []
+        self._rounds, self._n_drawn = Rounds(), 0
+        self._values = None
+        self._start = None
         self._known: Points  # by the reference rule
 
     def run(self) -> Sampled:
@@ -135,11 +145,12 @@ class Sampler:
         whitening = Whitening(self._bend.forward, *self._base, tuple(t.at for t in self._bend.tails))
         self._function.standardise(whitening, self._bend)
         proposal = self._adapted()
-        n_adapted = sum(len(r.g) for r in self._rounds)
+        proposal = self._looked_about(proposal)
+        n_adapted = self._n_drawn
         if self._quadrature is None:
             proposal, pool = self._pool(proposal)
             return Sampled(pool, proposal, self._bend, 0.0, n_adapted)
-        near = pooled(self._used())
+        near = self._rounds.pooled()
         weights = _weights(tempered(near.log_weights, _N_COMPARED))
         if not self._needs_more_nodes(near.g, weights, _OF_TOLERANCE * TOLERANCE):
             self._learn_from_more(near.g, weights)
@@ -201,23 +212,66 @@ class Sampler:
         proposal = first_proposal(self._base, self._bend, self._df, scale)
         n = self._n_first
         g = proposal.draws(n, self._rng)
-        self._rounds = [Round(proposal, g, self._first_values(proposal, g))]
+        self._rounds.add(Round(proposal, g, self._first_values(proposal, g)))
+        self._n_drawn = n
+        efficiencies: list[float] = []
         n_large = 0
-        for _ in range(_MOST_ROUNDS):
+        for i in range(_MOST_ROUNDS):
             proposal, n = self._best(), min(2 * n, _MOST_IN_ROUND)
-            g = proposal.draws(n, self._rng)
-            self._rounds.append(last := Round(proposal, g, self._function(g)[0]))
+            last = self._drawn(proposal, n)
+            if i == 0:
+                self._rounds.forget_first()  # it is about q, and only used while there is no other
+            efficiencies.append(last.efficiency)
             weights = _weights(tempered(last.log_weights, _N_CHECKED))
             difference = self._check(last.g, last.log_marginal, weights)
             if last.efficiency > _GOOD and difference < _ROUGH:
                 break
-            if len(self._rounds) > 1 and n == _MOST_IN_ROUND:
+            if n == _MOST_IN_ROUND:
                 n_large += 1
-                if n_large >= _PATIENCE and max(r.efficiency for r in self._rounds[-_PATIENCE:]) < _HOPELESS:
+                if n_large >= _PATIENCE and max(efficiencies[-_PATIENCE:]) < _HOPELESS:
                     raise Hopeless(f"importance sampling of {self._p} global parameters does not come near to them")
             if self._learn(_ROUGH, self._least_nodes):
-                self._rounds = [Round(r.proposal, r.g, self._function(r.g)[0]) for r in self._used()]
+                self._rounds.evaluate_anew(self._function)
         return self._best()
+
+    def _drawn(self, proposal: Proposal, n: int) -> Round:
+        """Return a round of draws, which is added to those there are."""
+        g = proposal.draws(n, self._rng)
+        self._rounds.add(new := Round(proposal, g, self._function(g)[0]))
+        self._n_drawn += n
+        return new
+
+    def _looked_about(self, proposal: Proposal) -> Proposal:
+        """Return a proposal that has seen what is far from it: fitted anew while draws far out move its moments."""
+        for turn in range(_MOST_LOOKS):
+            before = self._rounds.pooled()
+            self._drawn(proposal.far(), _N_LOOKED)
+            after = self._rounds.pooled()
+            self._values = rare_values(after)
+            if os.environ.get("DBG"): print("   look", moved(before, after), self._rounds._rounds[-1].efficiency, [round(r.efficiency,2) for r in self._rounds._rounds], len(proposal.mixture.shares), (moments(after)[1]).round(2), self._values is None)
+            if moved(before, after) < MOST_MOVED and self._values is None:
+                return proposal
+            if turn == 0 and self._quadrature is None:
+                self._follow_ridges()
+            proposal = self._best()
+            self._drawn(proposal, _MOST_IN_ROUND)
+            self._values = rare_values(self._rounds.pooled())
+            proposal = self._best()
+        return proposal
+
+    def _follow_ridges(self) -> None:
+        """Draw about ridges of log m."""
+        g, log_marginal, _ = draws = self._rounds.pooled()
+        mode = self._bend.forward(g[[log_marginal.argmax()]])[0]
+        in_y = Weighted(self._bend.forward(g), log_marginal, draws.log_weights)
+        sd = moments(in_y)[1]
+        def of_y(y):
+            at = self._bend.inverse(y)
+            return self._function(at)[0] - self._bend.log_slope(at)
+        found = ridges(of_y, mode, sd, np.arange(self._p))
+        if found is not None:
+            self._start = found
+            self._drawn(Proposal(found, self._bend), _MOST_IN_ROUND)
 
     def _first_values(self, proposal: Proposal, g: Array) -> Array:
         """Return log m at the draws of the first round; learn centres and rules from them."""
@@ -332,18 +386,13 @@ class Sampler:
         bulk = order[: 1 + int(np.searchsorted(total, _OF_WEIGHT * total[-1]))]
         return bulk[np.argsort(-self._quadrature.leverage(g[bulk], self._known.g))[:_N_FAR]]
 
-    def _used(self) -> list[Round]:
-        """Return the rounds that are worth keeping; the first, about q, only while there is no other."""
-        late = self._rounds[1:] or self._rounds
-        most = max(r.efficiency for r in late)
-        return [r for r in late if r.efficiency >= 0.4 * most]
-
     def _best(self) -> Proposal:
-        g, log_marginal, log_weights = pooled(self._used())
+        g, log_marginal, log_weights = self._rounds.pooled()
+        if self._values is not None and len(self._values) == len(g): log_weights = log_weights + self._values; log_marginal = log_marginal + self._values
         if np.isfinite(log_weights).sum() < _FEWEST_FINITE:
             raise Hopeless("log p is not finite at draws about the Gaussian fit")
         weights = tempered(log_weights, max(2.5 * min(self._p, 12), 25.0))
-        return best_proposal(g, weights, log_marginal, self._base, self._bend, self._df)
+        return best_proposal(g, weights, log_marginal, self._base, self._bend, self._df, self._start)
 
     @property
     def _least_nodes(self) -> int:
@@ -360,14 +409,20 @@ class Sampler:
 
         An earlier pool is evaluated anew.
         """
-        pool = self.sequences.first(proposal) if pool is None else self.sequences.again(pool)
+        if pool is None:
+            proposal = proposal.defended()
+            pool = self.sequences.first(proposal)
+        else:
+            pool = self.sequences.again(pool)
         for _ in range(_MOST_POOLS):
             khat, efficiency = pool.weights()[1], effective_size(pool.log_ratio) / len(pool.g)
+            if os.environ.get("DBG"): print("   pool", khat, efficiency, len(proposal.mixture.shares))
             if khat < _HEAVY and efficiency > _POOR:
                 break
-            self._rounds = [*self._used()[-2:], Round(proposal, pool.g, pool.log_marginal)]
+            self._rounds.add(Round(proposal, pool.g, pool.log_marginal))
+            self._values = rare_values(self._rounds.pooled())
             proposal = self._best()
-            proposal = proposal.widened() if khat > _HEAVY else proposal
+            proposal = (proposal.widened() if khat > _HEAVY else proposal).defended()
             pool = self.sequences.first(proposal)
         return proposal, self.sequences.enlarged(pool, proposal, self._wanted)
 

@@ -16,14 +16,22 @@ from pymc_ngvi.marginal.tails import Bend
 _OF_TAIL, _OF_TAILS = 0.12, 0.4
 #: Part of a widened proposal that is wider, and by how much.
 _OF_WIDER, _WIDER = 0.2, 2.0
+#: Part of a defended proposal that is far wider; nats below its top that draws of a Gaussian so wide are on average.
+_OF_DEFENCE, _NATS_BELOW = 0.1, (5.0, 15.0)
 #: Weighted EM: iterations, least share of a component.
 _N_EM, _LEAST_SHARE = 12, 0.05
+#: Nats below the largest weight from which on draws are left out.
+_NO_WEIGHT = 16.0
 #: Seed of the folds that proposals are compared by.
 _FOLDS = 20_260_303
 #: Largest and least uniform number: the ends of a Student t.
 _END = 1e-12
 #: Weighted draws that a component needs, for each coordinate (up to 12 of them).
 _DRAWS_PER_COORDINATE = 6.0
+#: Numbers of components that are tried in turn where the most so far did best.
+_MORE = (5, 8)
+#: The kind that is fitted from given components; the least share of one of these.
+_FROM_START, _LEAST_OF_START = (0.0, None, 0), 0.005
 
 
 @stored("exact.student_mixture")
@@ -99,10 +107,42 @@ class Proposal:
 
     def widened(self) -> "Proposal":
         """Return a proposal of which a part is wider: weights that are heavy far out become lighter there."""
-        old = self.mixture
-        shares = np.concatenate([(1.0 - _OF_WIDER) * old.shares, _OF_WIDER * old.shares])
-        means, factors = np.concatenate([old.means, old.means]), np.concatenate([old.factors, _WIDER * old.factors])
-        return Proposal(StudentMixture(shares, means, factors, old.df), self.bend)
+        return self._joined(_OF_WIDER, _scaled(self.mixture, _WIDER))
+
+    def far(self) -> "Proposal":
+        """Return a proposal that is far wider, and looks for what this one misses.
+
+        Notes
+        -----
+        Under a Gaussian in p dimensions, draws of one that is s times as wide are p (s^2 - 1) / 2 nats below the top
+        that its own are, on average. Scales follow from these nats: where the posterior is as the proposal is, such
+        draws have little weight; where it is not, those that are this far down find it.
+        """
+        p = self.mixture.means.shape[1]
+        parts = [_scaled(self.mixture, float(np.sqrt(1.0 + 2.0 * nats / p))) for nats in _NATS_BELOW]
+        shares, means, factors = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("shares", "means", "factors")
+        )
+        return Proposal(StudentMixture(shares / len(parts), means, factors, self.mixture.df), self.bend)
+
+    def defended(self) -> "Proposal":
+        """Return a proposal of which a part is far wider: no weight is larger than ten times what it has there."""
+        return self._joined(_OF_DEFENCE, self.far().mixture)
+
+    def _joined(self, part: float, other: StudentMixture) -> "Proposal":
+        """Return a proposal of which a part is another mixture."""
+        return Proposal(joined_mixture(self.mixture, other, part), self.bend)
+
+
+def joined_mixture(old: StudentMixture, other: StudentMixture, part: float) -> StudentMixture:
+    """Return a mixture of which a part is another one."""
+    shares = np.concatenate([(1.0 - part) * old.shares, part * other.shares])
+    means, factors = np.concatenate([old.means, other.means]), np.concatenate([old.factors, other.factors])
+    return StudentMixture(shares, means, factors, old.df)
+
+
+def _scaled(mixture: StudentMixture, scale: float) -> StudentMixture:
+    return StudentMixture(mixture.shares, mixture.means, scale * mixture.factors, mixture.df)
 
 
 class Base(NamedTuple):
@@ -135,7 +175,15 @@ def tempered(log_weights: Array, least: float) -> Array:
     return power * log_weights
 
 
-def best_proposal(g: Array, log_weights: Array, log_marginal: Array, base: Base, bend: Bend, df: float) -> Proposal:
+def best_proposal(
+    g: Array,
+    log_weights: Array,
+    log_marginal: Array,
+    base: Base,
+    bend: Bend,
+    df: float,
+    start: StudentMixture | None = None,
+) -> Proposal:
     """Return the proposal of several kinds that does best on draws it was not fitted to.
 
     Parameters
@@ -148,15 +196,18 @@ def best_proposal(g: Array, log_weights: Array, log_marginal: Array, base: Base,
     bend : Bend
     df : float
         Degrees of freedom.
+    start : StudentMixture, optional
+        Of y: one more kind is fitted from its components.
 
     Notes
     -----
     Kinds differ in how a component's covariance is shrunk towards the base, and in the number of components. The score
     is an estimate, from held-out draws in two folds, of the logarithm of E_p[p / q], whose inverse is the efficiency.
     """
+    with_weight = log_weights > log_weights.max() - _NO_WEIGHT
+    g, log_weights, log_marginal = g[with_weight], log_weights[with_weight], log_marginal[with_weight]
     y = bend.forward(g)
     w = np.exp(log_weights - log_weights.max())
-    w = np.where(np.isfinite(w), w, 0.0)
     w /= w.sum()
     # At random: every second point of a Sobol sequence is in one half of the space.
     fold = np.random.default_rng(_FOLDS).permutation(len(g)) % 2
@@ -171,6 +222,8 @@ def best_proposal(g: Array, log_weights: Array, log_marginal: Array, base: Base,
 
     def make(kind: tuple[float, float | None, int], rows: Array) -> Proposal:
         part = w[rows] / w[rows].sum()
+        if kind == _FROM_START and start is not None:
+            return Proposal(_with_tails(_refined(start, y[rows], part), bend), bend)
         return Proposal(_with_tails(_fitted(y[rows], part, base, *kind), bend), bend)
 
     def score(kind: tuple[float, float | None, int]) -> float:
@@ -184,7 +237,17 @@ def best_proposal(g: Array, log_weights: Array, log_marginal: Array, base: Base,
             total -= float(logsumexp(np.log(part) + log_marginal[held] - log_q))
         return total
 
-    best = max(kinds, key=score)
+    scores = {kind: score(kind) for kind in kinds}
+    best = max(scores, key=lambda kind: scores[kind])
+    if start is not None:
+        scores[_FROM_START] = score(_FROM_START)
+    for k in _MORE:
+        if best[2] < max(kind[2] for kind in scores) or size < _DRAWS_PER_COORDINATE * k * min(y.shape[1], 12):
+            break
+        more = (*best[:2], k)
+        scores[more] = score(more)
+        best = max(best, more, key=lambda kind: scores[kind])
+    best = max(scores, key=lambda kind: scores[kind])
     return make(best, np.ones(len(g), dtype=bool))
 
 
@@ -233,18 +296,41 @@ def _by_em(y: Array, w: Array, k: int, df: float, mean: Array, cov: Array) -> St
     means = [mean + a * direction for a in np.linspace(-1.0, 1.0, k)]
     covs, shares = [0.7 * cov] * k, np.full(k, 1.0 / k)
     for _ in range(_N_EM):
-        log_parts, of_t = [], []
-        for m, c, share in zip(means, covs, shares, strict=True):
-            factor = np.linalg.cholesky(c)
-            square = _squares(factor, y - m)
-            log_parts.append(np.log(share) - np.log(np.diag(factor)).sum() - 0.5 * (df + p) * np.log1p(square / df))
-            of_t.append((df + p) / (df + square))
-        responsibilities = np.exp(log_parts - logsumexp(log_parts, axis=0)) * w
+        responsibilities, of_t = _responsibilities(y, w, shares, means, np.linalg.cholesky(np.array(covs)), df)
         shares = np.maximum(responsibilities.sum(axis=1), _LEAST_SHARE)
         shares /= shares.sum()
         new = [_component(y, r, t, mean, cov) for r, t in zip(responsibilities, of_t, strict=True)]
         means, covs = [m for m, _ in new], [c for _, c in new]
     return StudentMixture(shares, np.array(means), np.linalg.cholesky(np.array(covs)), df)
+
+
+def _refined(start: StudentMixture, y: Array, w: Array) -> StudentMixture:
+    """Fit the components of a mixture by weighted EM; they shrink towards what they were, and empty ones go."""
+    shares, means, factors, df = start.shares, start.means, start.factors, start.df
+    for _ in range(_N_EM):
+        responsibilities, of_t = _responsibilities(y, w, shares, list(means), factors, df)
+        shares = responsibilities.sum(axis=1)
+        kept = np.flatnonzero(shares > min(_LEAST_OF_START, 0.5 * shares.max()))
+        new = [
+            _component(y, responsibilities[i], of_t[i], means[i], factors[i] @ factors[i].T)
+            for i in kept
+        ]
+        shares = shares[kept] / shares[kept].sum()
+        means, factors = np.array([m for m, _ in new]), np.linalg.cholesky(np.array([c for _, c in new]))
+    return StudentMixture(shares, means, factors, df)
+
+
+def _responsibilities(
+    y: Array, w: Array, shares: Array, means: list[Array], factors: Array, df: float
+) -> tuple[Array, list[Array]]:
+    """Return the part of the weight of each draw that each component has, (k, n), and the weights of a t of each."""
+    p = y.shape[1]
+    log_parts, of_t = [], []
+    for mean, factor, share in zip(means, factors, shares, strict=True):
+        square = _squares(factor, y - mean)
+        log_parts.append(np.log(share) - np.log(np.diag(factor)).sum() - 0.5 * (df + p) * np.log1p(square / df))
+        of_t.append((df + p) / (df + square))
+    return np.exp(log_parts - logsumexp(log_parts, axis=0)) * w, of_t
 
 
 def _component(y: Array, responsibility: Array, of_t: Array, mean: Array, cov: Array) -> tuple[Array, Array]:

@@ -93,6 +93,29 @@ def pooled(rounds: list[Round]) -> Weighted:
     return Weighted(g, log_marginal, log_marginal - log_q)
 
 
+def relative_sd_errors(g: Array, weights: Array) -> Array:
+    """Return relative standard errors of standard deviations over weighted draws, (p,), by the delta method [1]_.
+
+    The influence of a draw on a variance v is w ((x - m)^2 - v). Of n equal weights of a Gaussian, this is
+    1 / sqrt(2 n); of a thin tail that few draws are in, it is many times as large.
+
+    Parameters
+    ----------
+    g : ndarray, shape (n, p)
+    weights : ndarray, shape (n,)
+        They add up to 1.
+
+    References
+    ----------
+    .. [1] A. B. Owen (2013). Monte Carlo theory, methods and examples, chapter 9. https://artowen.su.domains/mc/
+    """
+    square = (g - weights @ g) ** 2
+    variance = weights @ square
+    influence = weights[:, None] * (square - variance)
+    error: Array = 0.5 * np.sqrt(np.sum(influence**2, axis=0)) / np.where(variance > 0.0, variance, 1.0)
+    return error
+
+
 @stored("exact.pool")
 @dataclass(frozen=True, eq=False)
 class Pool:
@@ -135,6 +158,11 @@ class Pool:
         if len(means) < 2:
             return value, float("inf")
         return value, float(np.std(np.exp(means - value), ddof=1) / np.sqrt(len(means)))
+
+    def sd_errors(self) -> Array:
+        """Return the relative standard error of the standard deviation of each of the globals, (p,)."""
+        weights = self.weights()[0]
+        return relative_sd_errors(self.g, weights)
 
     def check(self, n_globals: int) -> None:
         """Raise ValueError where the arrays do not go together."""
