@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from numpy.typing import NDArray
 from scipy.special import gammaincinv, gammaln, logsumexp, ndtri
 
 from pymc_ngvi.core.linalg import solve_lower
@@ -18,10 +19,14 @@ _OF_TAIL, _OF_TAILS = 0.12, 0.4
 _OF_WIDER, _WIDER = 0.2, 2.0
 #: Part of a defended proposal that is far wider; nats below its top that draws of a Gaussian so wide are on average.
 _OF_DEFENCE, _NATS_BELOW = 0.1, (5.0, 15.0)
+#: Components that are made far wider one by one, at most: of more, one about all of them.
+_MOST_FAR = 3
 #: Weighted EM: iterations, least share of a component.
 _N_EM, _LEAST_SHARE = 12, 0.05
 #: Nats below the largest weight from which on draws are left out.
 _NO_WEIGHT = 16.0
+#: Draws that proposals are fitted to at most.
+_MOST_FITTED = 1_500
 #: Seed of the folds that proposals are compared by.
 _FOLDS = 20_260_303
 #: Largest and least uniform number: the ends of a Student t.
@@ -32,6 +37,8 @@ _DRAWS_PER_COORDINATE = 6.0
 _MORE = (5, 8)
 #: The kind that is fitted from given components; the least share of one of these.
 _FROM_START, _LEAST_OF_START = (0.0, None, 0), 0.005
+#: Iterations of EM from given components.
+_N_REFINED = 6
 
 
 @stored("exact.student_mixture")
@@ -119,11 +126,9 @@ class Proposal:
         draws have little weight; where it is not, those that are this far down find it.
         """
         p = self.mixture.means.shape[1]
-        parts = [_scaled(self.mixture, float(np.sqrt(1.0 + 2.0 * nats / p))) for nats in _NATS_BELOW]
-        shares, means, factors = (
-            np.concatenate([getattr(part, name) for part in parts]) for name in ("shares", "means", "factors")
-        )
-        return Proposal(StudentMixture(shares / len(parts), means, factors, self.mixture.df), self.bend)
+        bulk = self.mixture if len(self.mixture.shares) <= _MOST_FAR else _as_one(self.mixture)
+        near, far = (_scaled(bulk, float(np.sqrt(1.0 + 2.0 * nats / p))) for nats in _NATS_BELOW)
+        return Proposal(joined_mixture(near, far, 0.5), self.bend)
 
     def defended(self) -> "Proposal":
         """Return a proposal of which a part is far wider: no weight is larger than ten times what it has there."""
@@ -139,6 +144,26 @@ def joined_mixture(old: StudentMixture, other: StudentMixture, part: float) -> S
     shares = np.concatenate([(1.0 - part) * old.shares, part * other.shares])
     means, factors = np.concatenate([old.means, other.means]), np.concatenate([old.factors, other.factors])
     return StudentMixture(shares, means, factors, old.df)
+
+
+def _as_one(mixture: StudentMixture) -> StudentMixture:
+    """Return one component with the moments of a mixture."""
+    mean = mixture.shares @ mixture.means
+    apart = mixture.means - mean
+    within = np.einsum("k,kij,klj->il", mixture.shares, mixture.factors, mixture.factors)
+    cov = within + (mixture.shares[:, None] * apart).T @ apart
+    return StudentMixture(np.ones(1), mean[None], np.linalg.cholesky(cov)[None], mixture.df)
+
+
+def _few(weights: Array, n: int) -> tuple[NDArray[np.intp], Array]:
+    """Return the rows that have weight, and weights that add up to 1; of more than ``n``, some, evenly by weight."""
+    rows = np.flatnonzero(weights > np.exp(-_NO_WEIGHT) * weights.max())
+    w = weights[rows] / weights[rows].sum()
+    if len(rows) <= n:
+        return rows, w
+    picked = np.minimum(np.searchsorted(np.cumsum(w), (np.arange(n) + 0.5) / n), len(w) - 1)
+    which, counts = np.unique(picked, return_counts=True)
+    return rows[which], counts / n
 
 
 def _scaled(mixture: StudentMixture, scale: float) -> StudentMixture:
@@ -204,11 +229,9 @@ def best_proposal(
     Kinds differ in how a component's covariance is shrunk towards the base, and in the number of components. The score
     is an estimate, from held-out draws in two folds, of the logarithm of E_p[p / q], whose inverse is the efficiency.
     """
-    with_weight = log_weights > log_weights.max() - _NO_WEIGHT
-    g, log_weights, log_marginal = g[with_weight], log_weights[with_weight], log_marginal[with_weight]
+    rows, w = _few(np.exp(log_weights - log_weights.max()), _MOST_FITTED)
+    g, log_marginal = g[rows], log_marginal[rows]
     y = bend.forward(g)
-    w = np.exp(log_weights - log_weights.max())
-    w /= w.sum()
     # At random: every second point of a Sobol sequence is in one half of the space.
     fold = np.random.default_rng(_FOLDS).permutation(len(g)) % 2
     size = 1.0 / (w**2).sum()
@@ -307,7 +330,7 @@ def _by_em(y: Array, w: Array, k: int, df: float, mean: Array, cov: Array) -> St
 def _refined(start: StudentMixture, y: Array, w: Array) -> StudentMixture:
     """Fit the components of a mixture by weighted EM; they shrink towards what they were, and empty ones go."""
     shares, means, factors, df = start.shares, start.means, start.factors, start.df
-    for _ in range(_N_EM):
+    for _ in range(_N_REFINED):
         responsibilities, of_t = _responsibilities(y, w, shares, list(means), factors, df)
         shares = responsibilities.sum(axis=1)
         kept = np.flatnonzero(shares > min(_LEAST_OF_START, 0.5 * shares.max()))
