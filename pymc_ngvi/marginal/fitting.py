@@ -3,26 +3,23 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import os
 import numpy as np
 
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.marginal.adaptation import Adaptation, Hopeless
 from pymc_ngvi.marginal.log_marginal import TOLERANCE, LogMarginal, Points, joined
 from pymc_ngvi.marginal.proposals import (
     Base,
     Proposal,
-    best_proposal,
     effective_size,
     first_proposal,
     tempered,
 )
 from pymc_ngvi.marginal.regression import Whitening, covering, n_polynomial
-from pymc_ngvi.marginal.ridges import ridges
-from pymc_ngvi.marginal.rounds import Weighted, Rounds, moved, moments, rare_values
-from pymc_ngvi.marginal.sampling import Plain, Pool, Round, relative_sd_errors, Sequences, evenly_picked
+from pymc_ngvi.marginal.sampling import Plain, Pool, Sequences, evenly_picked
 from pymc_ngvi.marginal.tails import Bend, find_tails
 
 #: Effective size that the pool is to have, where nothing else is said.
@@ -39,8 +36,6 @@ _N_FAR, _OF_WEIGHT = 12, 0.999
 _MOST_ROUNDS, _GOOD, _MOST_IN_ROUND = 8, 0.5, 1_024
 #: Large rounds after which adapting is given up, and the efficiency below which it is.
 _PATIENCE, _HOPELESS = 4, 0.005
-#: Draws at which log m is finite, at least.
-_FEWEST_FINITE = 10
 #: Draws that the base rule is to be within reach of; how often it is looked at.
 _N_COVERED, _MOST_COVERS = 512, 2
 #: Numbers in what is kept of draws evaluated by the reference rule.
@@ -59,15 +54,11 @@ _ROUGH_REACH, _REACH = 3.0, 1.0
 _DRAWS_PER_WANTED = 1.5
 #: Difference between base and reference on draws held out, an sd in nats, beyond which the reference takes over.
 MOST_DIFFERENCE = 0.15
-#: k-hat of a first pool from which on the proposal is made wider; efficiency up to which it is fitted anew; how often.
-_HEAVY, _POOR, _MOST_POOLS = 0.4, 0.3, 3
+#: k-hat of a first pool from which on the proposal is made wider; efficiency up to which it is fitted anew, and error
+#: of a standard deviation from which on; how often.
+_HEAVY, _POOR, _UNSURE, _MOST_POOLS = 0.4, 0.3, 0.05, 3
 
 
-#: Looks about a proposal at most, draws of each, and what they may move: a mean, in sds, or the log of an sd.
-_MOST_LOOKS, _N_LOOKED, MOST_MOVED = 3, 256, 0.05
-
-
-_MOST_REACHES, _OF_TAIL = 5, 0.3
 @stored("exact.sampled")
 @dataclass
 class Sampled:
@@ -82,6 +73,8 @@ class Sampled:
         Between log m by the base rule and by the reference, on draws held out, an sd in nats; 0 without a base rule.
     n_adapted : int
         Draws that went into proposals.
+    missed : float, default 0
+        By how much draws far out move the moments of the pool, in what they may.
     """
 
     pool: Pool
@@ -89,10 +82,7 @@ class Sampled:
     bend: Bend
     difference: float
     n_adapted: int
-
-
-class Hopeless(Exception):
-    """Proposals do not come near to the posterior of the globals; the message says so."""
+    missed: float = 0.0
 
 
 class Sampler:
@@ -133,9 +123,7 @@ class Sampler:
         self._df = max(_LEAST_DF, float(self._p))
         self.sequences = Sequences(self._function, seed)
         self._rng = np.random.default_rng(seed)
-        self._rounds, self._n_drawn = Rounds(), 0
-        self._values = None
-        self._start = None
+        self._adaptation: Adaptation
         self._known: Points  # by the reference rule
 
     def run(self) -> Sampled:
@@ -144,18 +132,22 @@ class Sampler:
         self._base = self._moments_of_y()
         whitening = Whitening(self._bend.forward, *self._base, tuple(t.at for t in self._bend.tails))
         self._function.standardise(whitening, self._bend)
+        self._adaptation = Adaptation(
+            self._function, self._base, self._bend, self._df, self._rng, is_plain=self._quadrature is None
+        )
         proposal = self._adapted()
-        proposal = self._looked_about(proposal)
-        n_adapted = self._n_drawn
+        proposal = self._adaptation.looked_about(proposal)
+        n_adapted = self._adaptation.n_drawn
         if self._quadrature is None:
             proposal, pool = self._pool(proposal)
-            return Sampled(pool, proposal, self._bend, 0.0, n_adapted)
-        near = self._rounds.pooled()
+            return Sampled(pool, proposal, self._bend, 0.0, n_adapted, self._adaptation.missed(proposal, pool))
+        near = self._adaptation.rounds.pooled()
         weights = _weights(tempered(near.log_weights, _N_COMPARED))
         if not self._needs_more_nodes(near.g, weights, _OF_TOLERANCE * TOLERANCE):
             self._learn_from_more(near.g, weights)
         proposal, pool, difference = self._settled(proposal)
-        return Sampled(pool, proposal, self._bend, difference, n_adapted)
+        missed = self._adaptation.missed(proposal, pool)
+        return Sampled(pool, proposal, self._bend, difference, n_adapted, missed)
 
     def _settled(self, proposal: Proposal) -> tuple[Proposal, Pool, float]:
         """Return a pool on which rules have been checked, its proposal, and the difference between the rules."""
@@ -210,17 +202,15 @@ class Sampler:
         """Return a proposal that is near to the posterior."""
         scale = _FIRST_SCALE ** min(1.0, 4.0 / self._p)
         proposal = first_proposal(self._base, self._bend, self._df, scale)
-        n = self._n_first
-        g = proposal.draws(n, self._rng)
-        self._rounds.add(Round(proposal, g, self._first_values(proposal, g)))
-        self._n_drawn = n
+        adaptation, n = self._adaptation, self._n_first
+        adaptation.drawn(proposal, n, lambda g: self._first_values(proposal, g))
         efficiencies: list[float] = []
         n_large = 0
         for i in range(_MOST_ROUNDS):
-            proposal, n = self._best(), min(2 * n, _MOST_IN_ROUND)
-            last = self._drawn(proposal, n)
+            n = min(2 * n, _MOST_IN_ROUND)
+            last = adaptation.drawn(adaptation.best(), n)
             if i == 0:
-                self._rounds.forget_first()  # it is about q, and only used while there is no other
+                adaptation.rounds.forget_first()  # it is about q, and only used while there is no other
             efficiencies.append(last.efficiency)
             weights = _weights(tempered(last.log_weights, _N_CHECKED))
             difference = self._check(last.g, last.log_marginal, weights)
@@ -231,47 +221,8 @@ class Sampler:
                 if n_large >= _PATIENCE and max(efficiencies[-_PATIENCE:]) < _HOPELESS:
                     raise Hopeless(f"importance sampling of {self._p} global parameters does not come near to them")
             if self._learn(_ROUGH, self._least_nodes):
-                self._rounds.evaluate_anew(self._function)
-        return self._best()
-
-    def _drawn(self, proposal: Proposal, n: int) -> Round:
-        """Return a round of draws, which is added to those there are."""
-        g = proposal.draws(n, self._rng)
-        self._rounds.add(new := Round(proposal, g, self._function(g)[0]))
-        self._n_drawn += n
-        return new
-
-    def _looked_about(self, proposal: Proposal) -> Proposal:
-        """Return a proposal that has seen what is far from it: fitted anew while draws far out move its moments."""
-        for turn in range(_MOST_LOOKS):
-            before = self._rounds.pooled()
-            self._drawn(proposal.far(), _N_LOOKED)
-            after = self._rounds.pooled()
-            self._values = rare_values(after)
-            if os.environ.get("DBG"): print("   look", moved(before, after), self._rounds._rounds[-1].efficiency, [round(r.efficiency,2) for r in self._rounds._rounds], len(proposal.mixture.shares), (moments(after)[1]).round(2), self._values is None)
-            if moved(before, after) < MOST_MOVED and self._values is None:
-                return proposal
-            if turn == 0 and self._quadrature is None:
-                self._follow_ridges()
-            proposal = self._best()
-            self._drawn(proposal, _MOST_IN_ROUND)
-            self._values = rare_values(self._rounds.pooled())
-            proposal = self._best()
-        return proposal
-
-    def _follow_ridges(self) -> None:
-        """Draw about ridges of log m."""
-        g, log_marginal, _ = draws = self._rounds.pooled()
-        mode = self._bend.forward(g[[log_marginal.argmax()]])[0]
-        in_y = Weighted(self._bend.forward(g), log_marginal, draws.log_weights)
-        sd = moments(in_y)[1]
-        def of_y(y):
-            at = self._bend.inverse(y)
-            return self._function(at)[0] - self._bend.log_slope(at)
-        found = ridges(of_y, mode, sd, np.arange(self._p))
-        if found is not None:
-            self._start = found
-            self._drawn(Proposal(found, self._bend), _MOST_IN_ROUND)
+                adaptation.rounds.evaluate_anew(self._function)
+        return adaptation.best()
 
     def _first_values(self, proposal: Proposal, g: Array) -> Array:
         """Return log m at the draws of the first round; learn centres and rules from them."""
@@ -386,14 +337,6 @@ class Sampler:
         bulk = order[: 1 + int(np.searchsorted(total, _OF_WEIGHT * total[-1]))]
         return bulk[np.argsort(-self._quadrature.leverage(g[bulk], self._known.g))[:_N_FAR]]
 
-    def _best(self) -> Proposal:
-        g, log_marginal, log_weights = self._rounds.pooled()
-        if self._values is not None and len(self._values) == len(g): log_weights = log_weights + self._values; log_marginal = log_marginal + self._values
-        if np.isfinite(log_weights).sum() < _FEWEST_FINITE:
-            raise Hopeless("log p is not finite at draws about the Gaussian fit")
-        weights = tempered(log_weights, max(2.5 * min(self._p, 12), 25.0))
-        return best_proposal(g, weights, log_marginal, self._base, self._bend, self._df, self._start)
-
     @property
     def _least_nodes(self) -> int:
         # One node follows no skewness that changes with the scale, as it does where a scale may be 0.
@@ -416,12 +359,11 @@ class Sampler:
             pool = self.sequences.again(pool)
         for _ in range(_MOST_POOLS):
             khat, efficiency = pool.weights()[1], effective_size(pool.log_ratio) / len(pool.g)
-            if os.environ.get("DBG"): print("   pool", khat, efficiency, len(proposal.mixture.shares))
-            if khat < _HEAVY and efficiency > _POOR:
+            is_sure = pool.sd_errors().max() < _UNSURE and self._adaptation.missed(proposal, pool) < 1.0
+            if khat < _HEAVY and efficiency > _POOR and is_sure:
                 break
-            self._rounds.add(Round(proposal, pool.g, pool.log_marginal))
-            self._values = rare_values(self._rounds.pooled())
-            proposal = self._best()
+            self._adaptation.add(proposal, pool)
+            proposal = self._adaptation.best()
             proposal = (proposal.widened() if khat > _HEAVY else proposal).defended()
             pool = self.sequences.first(proposal)
         return proposal, self.sequences.enlarged(pool, proposal, self._wanted)

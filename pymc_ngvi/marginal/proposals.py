@@ -311,7 +311,6 @@ def _shrunk_moments(y: Array, w: Array, base: Base, shrinkage: float | None) -> 
 
 def _by_em(y: Array, w: Array, k: int, df: float, mean: Array, cov: Array) -> StudentMixture:
     """Fit a mixture by weighted EM, from components along the direction of most skewness; they shrink towards one."""
-    p = y.shape[1]
     root = np.linalg.cholesky(cov)
     standardised = solve_lower(root, np.ascontiguousarray((y - mean).T)).T
     skewness = w @ standardised**3
@@ -334,10 +333,7 @@ def _refined(start: StudentMixture, y: Array, w: Array) -> StudentMixture:
         responsibilities, of_t = _responsibilities(y, w, shares, list(means), factors, df)
         shares = responsibilities.sum(axis=1)
         kept = np.flatnonzero(shares > min(_LEAST_OF_START, 0.5 * shares.max()))
-        new = [
-            _component(y, responsibilities[i], of_t[i], means[i], factors[i] @ factors[i].T)
-            for i in kept
-        ]
+        new = [_component(y, responsibilities[i], of_t[i], means[i], factors[i] @ factors[i].T) for i in kept]
         shares = shares[kept] / shares[kept].sum()
         means, factors = np.array([m for m, _ in new]), np.linalg.cholesky(np.array([c for _, c in new]))
     return StudentMixture(shares, means, factors, df)

@@ -1,9 +1,9 @@
 """Ridges of log m: where it stays high far from the mode, along a curve that a Student t does not follow.
 
-A weight of a mixture near 0, a rate that saturates: some of the globals no longer matter then, and others are as wide as
-their priors. Draws about the bulk rarely hit such a ridge, which may be thin and bent, so that neither weights nor their
-k-hat say that it is missed. So it is followed: one coordinate is moved away from the mode in steps, and log m maximised
-over all others at each [1]_.
+A weight of a mixture near 0, a rate that saturates: some of the globals no longer matter then, and others are as wide
+as their priors. Draws about the bulk rarely hit such a ridge, which may be thin and bent, so that neither weights nor
+their k-hat say that it is missed. So it is followed: one coordinate is moved away from the mode in steps, and log m
+maximised over all others at each [1]_.
 
 References
 ----------
@@ -87,6 +87,12 @@ def ridges(
         return None
     n = len(means)
     return StudentMixture(np.full(n, 1.0 / n), mode + sd * np.array(means), sd[:, None] * np.array(factors), _DF)
+
+
+def work_of(p: int) -> int:
+    """Return the evaluations that following one coordinate in both directions takes at most."""
+    of_slopes = 1 + 2 * p + p * (p - 1) // 2
+    return 2 * len(_DISTANCES) * (_N_NEWTON * (of_slopes + len(_LENGTHS)) + of_slopes)
 
 
 def _maximised(of: Callable[[Array], Array], at: Array, fixed: NDArray[np.intp]) -> tuple[Array, Slopes]:

@@ -14,11 +14,12 @@ import numpy as np
 from scipy.special import logsumexp
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.marginal.sampling import relative_sd_errors, LogMarginalFunction, Round, Weighted
+from pymc_ngvi.marginal.sampling import LogMarginalFunction, Round, Weighted
 
 #: Nats below the largest weight from which on draws are not evaluated anew: all of them together have none to speak of.
 _NO_WEIGHT = 12.0
-_RARE=1.5
+#: What moments may move by: in standard deviations; in standard errors, those that a Gaussian has.
+_MAY_MOVE, _ERRORS = 0.05, 2.0
 
 
 class Rounds:
@@ -52,46 +53,46 @@ class Rounds:
         log_marginal = np.concatenate([one.log_marginal for one in self._rounds])
         return Weighted(np.concatenate([one.g for one in self._rounds]), log_marginal, log_marginal - log_q)
 
-    def evaluate_anew(self, function: LogMarginalFunction) -> None:
-        """Evaluate log m anew at the draws that have weight."""
+    def evaluate_anew(self, function: LogMarginalFunction, first: int = 0) -> None:
+        """Evaluate log m anew at the draws that have weight, of the rounds from ``first`` on."""
         log_weights = self.pooled().log_weights
         has_weight = log_weights > log_weights.max() - _NO_WEIGHT
         start = 0
         for i, one in enumerate(self._rounds):
             rows = np.flatnonzero(has_weight[start : start + len(one.g)])
             start += len(one.g)
-            if len(rows):
+            if len(rows) and i >= first:
                 values = one.log_marginal.copy()
                 values[rows] = function(one.g[rows])[0]
                 self._rounds[i] = Round(one.proposal, one.g, values)
 
 
-def moments(draws: Weighted) -> tuple[Array, Array]:
-    """Return means and standard deviations, (p,) each, of weighted draws of which one has weight at least."""
+def normalised(draws: Weighted) -> Array:
+    """Return weights that add up to 1, of draws of which one has weight at least."""
     weights = np.exp(draws.log_weights - draws.log_weights.max())
-    weights /= weights.sum()
+    result: Array = weights / weights.sum()
+    return result
+
+
+def moments(draws: Weighted) -> tuple[Array, Array]:
+    """Return means and standard deviations, (p,) each, of weighted draws."""
+    weights = normalised(draws)
     mean = weights @ draws.g
     return mean, np.sqrt(weights @ (draws.g - mean) ** 2)
 
 
 def moved(before: Weighted, after: Weighted) -> float:
-    """Return by how much more draws move a mean, in standard deviations, or the log of one: the most of any coordinate.
+    """Return by how much more draws move moments, in what they may: more than 1 says that some of the mass was missed.
 
-    inf where nothing can be said.
+    The most of all means and standard deviations. A mean may move by .05 standard deviations, and one of these by 5 %;
+    either by two of the standard errors that a Gaussian has, where that is more: after few draws. inf where nothing can
+    be said.
     """
     if not (np.isfinite(before.log_weights).any() and np.isfinite(after.log_weights).any()):
         return np.inf
     (mean, sd), (new_mean, new_sd) = moments(before), moments(after)
     if not ((sd > 0.0) & (new_sd > 0.0)).all():
         return np.inf
-    return float(max(np.abs((new_mean - mean) / new_sd).max(), np.abs(np.log(new_sd / sd)).max()))
-
-
-def rare_values(draws):
-    w = np.exp(draws.log_weights - draws.log_weights.max()); w /= w.sum()
-    mean, sd = moments(draws)
-    errors = relative_sd_errors(draws.g, w)
-    rare = errors > _RARE / np.sqrt(2/ (w**2).sum())
-    if not rare.any(): return None
-    z2 = ((draws.g[:, rare]-mean[rare])/sd[rare])**2
-    return np.log1p(z2.max(axis=1))
+    error = float(np.sqrt(np.sum(normalised(before) ** 2)))
+    of_mean, of_sd = max(_MAY_MOVE, _ERRORS * error), max(_MAY_MOVE, _ERRORS * error / np.sqrt(2.0))
+    return float(max((np.abs(new_mean - mean) / new_sd).max() / of_mean, np.abs(np.log(new_sd / sd)).max() / of_sd))
