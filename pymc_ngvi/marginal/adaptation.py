@@ -13,8 +13,8 @@ from pymc_ngvi.marginal.rounds import Rounds, moments, moved, normalised
 from pymc_ngvi.marginal.sampling import LogMarginalFunction, Pool, Round, Weighted, relative_sd_errors
 from pymc_ngvi.marginal.tails import Bend
 
-#: Looks about a proposal, at most; draws of each, and of the round after it.
-_MOST_LOOKS, _N_LOOKED, _N_AFTER = 3, 256, 1_024
+#: Looks about a proposal, at most; draws of each, the same where log m takes quadrature; and of the round after it.
+_MOST_LOOKS, _N_LOOKED, _N_LOOKED_BY_QUADRATURE, _N_AFTER = 3, 256, 128, 1_024
 #: Evaluations of log p that following ridges may take, where they cost no quadrature.
 _MOST_FOLLOWED = 30_000
 #: Error of a standard deviation, in that under a Gaussian, from which on its tail counts as thin.
@@ -100,7 +100,8 @@ class Adaptation:
         """Return a proposal that has seen what is far from it: fitted anew while draws far out move its moments."""
         for turn in range(_MOST_LOOKS):
             before = self.rounds.pooled()
-            self._far.append(self.drawn(proposal.far(), _N_LOOKED))
+            n = _N_LOOKED if self._is_plain else _N_LOOKED_BY_QUADRATURE
+            self._far.append(self.drawn(proposal.far(), n))
             after = self.rounds.pooled()
             if moved(before, after) < 1.0 and not thin_tails(after).any():
                 return proposal

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.marginal.adaptation import Adaptation, Hopeless
+from pymc_ngvi.marginal.adaptation import Adaptation
+from pymc_ngvi.marginal.adaptation import Hopeless as Hopeless
 from pymc_ngvi.marginal.log_marginal import TOLERANCE, LogMarginal, Points, joined
 from pymc_ngvi.marginal.proposals import (
     Base,

@@ -1,5 +1,7 @@
 """Proposals for the globals: mixtures of Student t, fitted to weighted draws, of several candidates the best one."""
 
+import itertools
+
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -235,13 +237,7 @@ def best_proposal(
     # At random: every second point of a Sobol sequence is in one half of the space.
     fold = np.random.default_rng(_FOLDS).permutation(len(g)) % 2
     size = 1.0 / (w**2).sum()
-    kinds = [
-        (tail, shrinkage, k)
-        for tail in sorted({df, 7.0})
-        for shrinkage in (None, 0.5, 0.1)
-        for k in (1, 2, 3)
-        if k == 1 or size > _DRAWS_PER_COORDINATE * k * min(y.shape[1], 12)
-    ]
+    enough = [k for k in (1, 2, 3, *_MORE) if k == 1 or size > _DRAWS_PER_COORDINATE * k * min(y.shape[1], 12)]
 
     def make(kind: tuple[float, float | None, int], rows: Array) -> Proposal:
         part = w[rows] / w[rows].sum()
@@ -260,16 +256,20 @@ def best_proposal(
             total -= float(logsumexp(np.log(part) + log_marginal[held] - log_q))
         return total
 
-    scores = {kind: score(kind) for kind in kinds}
+    scores: dict[tuple[float, float | None, int], float] = {}
+    for tail in sorted({df, 7.0}):
+        for shrinkage in (None, 0.5, 0.1):
+            for k in enough[:3]:
+                scores[tail, shrinkage, k] = score((tail, shrinkage, k))
+                if k > 1 and scores[tail, shrinkage, k] < scores[tail, shrinkage, k - 1]:
+                    break
     best = max(scores, key=lambda kind: scores[kind])
+    for before, k in itertools.pairwise(enough[2:]):
+        if best[2] == before:
+            scores[*best[:2], k] = score((*best[:2], k))
+            best = max(scores, key=lambda kind: scores[kind])
     if start is not None:
         scores[_FROM_START] = score(_FROM_START)
-    for k in _MORE:
-        if best[2] < max(kind[2] for kind in scores) or size < _DRAWS_PER_COORDINATE * k * min(y.shape[1], 12):
-            break
-        more = (*best[:2], k)
-        scores[more] = score(more)
-        best = max(best, more, key=lambda kind: scores[kind])
     best = max(scores, key=lambda kind: scores[kind])
     return make(best, np.ones(len(g), dtype=bool))
 
