@@ -161,8 +161,7 @@ class Pool:
 
     def sd_errors(self) -> Array:
         """Return the relative standard error of the standard deviation of each of the globals, (p,)."""
-        weights = self.weights()[0]
-        return relative_sd_errors(self.g, weights)
+        return relative_sd_errors(self.g, self.weights()[0])
 
     def check(self, n_globals: int) -> None:
         """Raise ValueError where the arrays do not go together."""

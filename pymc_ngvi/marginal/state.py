@@ -47,7 +47,7 @@ class ExactState(InFiles, PoolState):
     density: FittedDensity
 
     kind = "exact"
-    computed = ("_last", "_conditionals")
+    computed = ("_last", "sd_errors", "_conditionals")
 
     @property
     def n_dim(self) -> int:
@@ -153,8 +153,9 @@ class ExactState(InFiles, PoolState):
         """What was measured of it."""
         quadrature = self.quadrature
         common = (self.khat, self.effective_size, len(self.weights), self.forest.n_globals, self.forest.n_local)
+        sd_error, missed = float(self.sd_errors.max(initial=0.0)), self.sampled.missed
         if quadrature is None:
-            return Checks(*common)
+            return Checks(*common, sd_error=sd_error, missed=missed)
         return Checks(
             *common,
             n_nodes=quadrature.rule.n_nodes,
@@ -162,6 +163,8 @@ class ExactState(InFiles, PoolState):
             difference=self.sampled.difference,
             lost=self.pool.part_lost(self.weights),
             candidates=self._conditionals.efficiency(),
+            sd_error=sd_error,
+            missed=missed,
         )
 
 
