@@ -91,7 +91,7 @@ class Adaptation:
         draws = self.rounds.pooled()
         if np.isfinite(draws.log_weights).sum() < _FEWEST_FINITE:
             raise Hopeless("log p is not finite at draws about the Gaussian fit")
-        squares = np.log1p(thin_squares(draws))
+        squares = np.log1p(thin_squares(self._in_y(draws)))
         weights = tempered(draws.log_weights + squares, max(2.5 * min(len(self._base.mean), 12), 25.0))
         log_marginal = draws.log_marginal + squares
         return best_proposal(draws.g, weights, log_marginal, self._base, self._bend, self._df, self._ridges)
@@ -103,6 +103,7 @@ class Adaptation:
             n = _N_LOOKED if self._is_plain else _N_LOOKED_BY_QUADRATURE
             self._far.append(self.drawn(proposal.far(), n))
             after = self.rounds.pooled()
+            before, after = self._in_y(before), self._in_y(after)
             if moved(before, after) < 1.0 and not thin_tails(after).any():
                 return proposal
             if turn == 0 and self._is_plain:
@@ -119,18 +120,22 @@ class Adaptation:
         for one in self._far:
             together.add(one)
         together.evaluate_anew(self._function, first=1)
-        return moved(before, together.pooled())
+        return moved(self._in_y(before), self._in_y(together.pooled()))
 
     def _follow_ridges(self) -> None:
         """Draw about ridges of log m, along as many coordinates as the work allows, those of the thinnest tails."""
         draws = self.rounds.pooled()
-        y = Weighted(self._bend.forward(draws.g), draws.log_marginal, draws.log_weights)
+        y = self._in_y(draws)
         p = y.g.shape[1]
         along = np.argsort(-relative_sd_errors(y.g, normalised(y)))[: _MOST_FOLLOWED // work_of(p)]
         found = ridges(self._of_y, y.g[y.log_marginal.argmax()], moments(y)[1], along) if len(along) else None
         if found is not None:
             self._ridges = found
             self.drawn(Proposal(found, self._bend), _N_AFTER)
+
+    def _in_y(self, draws: Weighted) -> Weighted:
+        """Return draws in coordinates without straight tails: components of proposals see to these."""
+        return draws._replace(g=self._bend.forward(draws.g))
 
     def _of_y(self, y: Array) -> Array:
         """Return the log density of y."""

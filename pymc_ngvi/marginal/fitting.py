@@ -20,7 +20,7 @@ from pymc_ngvi.marginal.proposals import (
     tempered,
 )
 from pymc_ngvi.marginal.regression import Whitening, covering, n_polynomial
-from pymc_ngvi.marginal.sampling import Plain, Pool, Sequences, evenly_picked
+from pymc_ngvi.marginal.sampling import Plain, Pool, Sequences, evenly_picked, relative_sd_errors
 from pymc_ngvi.marginal.tails import Bend, find_tails
 
 #: Effective size that the pool is to have, where nothing else is said.
@@ -360,7 +360,8 @@ class Sampler:
             pool = self.sequences.again(pool)
         for _ in range(_MOST_POOLS):
             khat, efficiency = pool.weights()[1], effective_size(pool.log_ratio) / len(pool.g)
-            is_sure = pool.sd_errors().max() < _UNSURE and self._adaptation.missed(proposal, pool) < 1.0
+            errors = relative_sd_errors(self._bend.forward(pool.g), pool.weights()[0])
+            is_sure = errors.max() < _UNSURE and self._adaptation.missed(proposal, pool) < 1.0
             if khat < _HEAVY and efficiency > _POOR and is_sure:
                 break
             self._adaptation.add(proposal, pool)

@@ -21,6 +21,8 @@ _OF_TAIL, _OF_TAILS = 0.12, 0.4
 _OF_WIDER, _WIDER = 0.2, 2.0
 #: Part of a defended proposal that is far wider; nats below its top that draws of a Gaussian so wide are on average.
 _OF_DEFENCE, _NATS_BELOW = 0.1, (5.0, 15.0)
+#: How much wider at most, in few dimensions.
+_WIDEST = 3.0
 #: Components that are made far wider one by one, at most: of more, one about all of them.
 _MOST_FAR = 3
 #: Weighted EM: iterations, least share of a component.
@@ -128,8 +130,9 @@ class Proposal:
         draws have little weight; where it is not, those that are this far down find it.
         """
         p = self.mixture.means.shape[1]
-        bulk = self.mixture if len(self.mixture.shares) <= _MOST_FAR else _as_one(self.mixture)
-        near, far = (_scaled(bulk, float(np.sqrt(1.0 + 2.0 * nats / p))) for nats in _NATS_BELOW)
+        bulk = _first(self.mixture, len(self.mixture.shares) - len(self.bend.tails))  # tails have wide components
+        bulk = bulk if len(bulk.shares) <= _MOST_FAR else _as_one(bulk)
+        near, far = (_scaled(bulk, min(float(np.sqrt(1.0 + 2.0 * nats / p)), _WIDEST)) for nats in _NATS_BELOW)
         return Proposal(joined_mixture(near, far, 0.5), self.bend)
 
     def defended(self) -> "Proposal":
@@ -146,6 +149,11 @@ def joined_mixture(old: StudentMixture, other: StudentMixture, part: float) -> S
     shares = np.concatenate([(1.0 - part) * old.shares, part * other.shares])
     means, factors = np.concatenate([old.means, other.means]), np.concatenate([old.factors, other.factors])
     return StudentMixture(shares, means, factors, old.df)
+
+
+def _first(mixture: StudentMixture, n: int) -> StudentMixture:
+    shares = mixture.shares[:n]
+    return StudentMixture(shares / shares.sum(), mixture.means[:n], mixture.factors[:n], mixture.df)
 
 
 def _as_one(mixture: StudentMixture) -> StudentMixture:

@@ -11,8 +11,8 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.marginal.fitting import MOST_DIFFERENCE
 from pymc_ngvi.marginal.log_marginal import TOLERANCE
 
-#: Relative error of a standard deviation from which on it is said; error, and what draws far out may move moments by, in
-#: what they may, at most.
+#: Relative error of a standard deviation from which on it is said; error, and what draws far out may move moments by,
+#: in what they may, at most.
 SAID_ERROR, MOST_ERROR, MOST_MISSED = 0.05, 0.15, 1.0
 #: k-hat at most, but for its standard error; effective size at least; part of the weight on draws whose nodes are
 #: off-centre; part of the candidates of a local coordinate that are effective.
