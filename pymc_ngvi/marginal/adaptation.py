@@ -17,8 +17,8 @@ from pymc_ngvi.marginal.tails import Bend
 _MOST_LOOKS, _N_LOOKED, _N_LOOKED_BY_QUADRATURE, _N_AFTER = 3, 256, 128, 1_024
 #: Evaluations of log p that following ridges may take, where they cost no quadrature.
 _MOST_FOLLOWED = 30_000
-#: Error of a standard deviation, in that under a Gaussian, from which on its tail counts as thin.
-_THIN = 1.5
+#: Error of a standard deviation from which on its tail counts as thin: in that under a Gaussian, and at least.
+_THIN, _SEEN = 1.5, 0.05
 #: Draws at which log m is finite, at least.
 _FEWEST_FINITE = 10
 
@@ -147,7 +147,9 @@ class Adaptation:
 def thin_tails(draws: Weighted) -> NDArray[np.bool_]:
     """Tell of which coordinates the standard deviation is known less well than that of a Gaussian, (p,)."""
     weights = normalised(draws)
-    result: NDArray[np.bool_] = relative_sd_errors(draws.g, weights) > _THIN * np.sqrt(0.5 * np.sum(weights**2))
+    result: NDArray[np.bool_] = relative_sd_errors(draws.g, weights) > max(
+        _SEEN, _THIN * float(np.sqrt(0.5 * np.sum(weights**2)))
+    )
     return result
 
 

@@ -137,12 +137,14 @@ class Sampler:
             self._function, self._base, self._bend, self._df, self._rng, is_plain=self._quadrature is None
         )
         proposal = self._adapted()
-        proposal = self._adaptation.looked_about(proposal)
+        near, adapted = self._adaptation.rounds.pooled(), proposal
+        proposal = self._adaptation.looked_about(adapted)
         n_adapted = self._adaptation.n_drawn
         if self._quadrature is None:
             proposal, pool = self._pool(proposal)
             return Sampled(pool, proposal, self._bend, 0.0, n_adapted, self._adaptation.missed(proposal, pool))
-        near = self._adaptation.rounds.pooled()
+        if proposal is not adapted:  # rules need not be right far out where nothing is
+            near = self._adaptation.rounds.pooled()
         weights = _weights(tempered(near.log_weights, _N_COMPARED))
         if not self._needs_more_nodes(near.g, weights, _OF_TOLERANCE * TOLERANCE):
             self._learn_from_more(near.g, weights)
