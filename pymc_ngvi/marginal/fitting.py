@@ -13,6 +13,7 @@ from pymc_ngvi.marginal.adaptation import Adaptation
 from pymc_ngvi.marginal.adaptation import Hopeless as Hopeless
 from pymc_ngvi.marginal.log_marginal import TOLERANCE, LogMarginal, Points, joined
 from pymc_ngvi.marginal.proposals import (
+    OF_DEFENCE,
     Base,
     Proposal,
     effective_size,
@@ -350,16 +351,20 @@ class Sampler:
         assert self._quadrature is not None
         return max(_LEAST_LEARNED, int(_LEARNED_PER_FEATURE * self._quadrature.n_features))
 
+    @property
+    def _of_defence(self) -> float:
+        return OF_DEFENCE if self._quadrature is None else OF_DEFENCE / 2.0  # far out, log m takes longest
+
     def _pool(self, proposal: Proposal, pool: Pool | None = None) -> tuple[Proposal, Pool]:
         """Return a pool and its proposal, which is fitted anew to a first pool that is not good enough.
 
         An earlier pool is evaluated anew.
         """
         if pool is None:
-            proposal = proposal.defended()
+            proposal = proposal.defended(self._of_defence)
             pool = self.sequences.first(proposal)
         else:
-            pool = self.sequences.again(pool)
+            pool = self.sequences.again(pool, proposal)
         for _ in range(_MOST_POOLS):
             khat, efficiency = pool.weights()[1], effective_size(pool.log_ratio) / len(pool.g)
             errors = relative_sd_errors(self._bend.forward(pool.g), pool.weights()[0])
@@ -368,7 +373,7 @@ class Sampler:
                 break
             self._adaptation.add(proposal, pool)
             proposal = self._adaptation.best()
-            proposal = (proposal.widened() if khat > _HEAVY else proposal).defended()
+            proposal = (proposal.widened() if khat > _HEAVY else proposal).defended(self._of_defence)
             pool = self.sequences.first(proposal)
         return proposal, self.sequences.enlarged(pool, proposal, self._wanted)
 

@@ -360,10 +360,15 @@ class LogMarginal:
 
     def __call__(self, g: Array) -> tuple[Array, NDArray[np.bool_]]:
         """Return log m(g) by the cheapest rule that will do, and which draws are lost."""
+        return self.with_care(g, np.zeros(len(g), dtype=bool))
+
+    def with_care(self, g: Array, far: NDArray[np.bool_]) -> tuple[Array, NDArray[np.bool_]]:
+        """Return the same, by the reference where ``far`` says so: one node does not know that it is off its centre."""
         if self.base is None or self.whitening is None:
             points = self.reference(g)
             return points.log_marginal, points.lost
         log_marginal, off = self.by_base(g)
+        off |= far
         off |= self.base.is_beyond(self.whitening.features(g))
         lost = np.zeros(len(g), dtype=bool)
         if len(again := np.flatnonzero(off)):

@@ -20,7 +20,7 @@ _OF_TAIL, _OF_TAILS = 0.12, 0.4
 #: Part of a widened proposal that is wider, and by how much.
 _OF_WIDER, _WIDER = 0.2, 2.0
 #: Part of a defended proposal that is far wider; nats below its top that draws of a Gaussian so wide are on average.
-_OF_DEFENCE, _NATS_BELOW = 0.1, (5.0, 15.0)
+OF_DEFENCE, _NATS_BELOW = 0.1, (5.0, 15.0)
 #: How much wider at most, in few dimensions.
 _WIDEST = 3.0
 #: Components that are made far wider one by one, at most: of more, one about all of them.
@@ -103,10 +103,13 @@ class Proposal:
         Of y.
     bend : Bend
         Between y and the globals.
+    n_far : int, default 0
+        Components, the last ones, that are far wider than what was fitted.
     """
 
     mixture: StudentMixture
     bend: Bend
+    n_far: int = 0
 
     def log_density(self, g: Array) -> Array:
         """Return the log density at the rows of ``g``."""
@@ -115,6 +118,16 @@ class Proposal:
     def draws(self, n: int, rng: np.random.Generator) -> Array:
         """Return ``n`` quasi-random draws."""
         return self.bend.inverse(self.mixture.draws(n, rng))
+
+    def is_far(self, g: Array) -> NDArray[np.bool_]:
+        """Tell which globals are where components that are far wider have most of the density, (n,)."""
+        if not self.n_far:
+            return np.zeros(len(g), dtype=bool)
+        old, n = self.mixture, len(self.mixture.shares) - self.n_far
+        fitted = StudentMixture(old.shares[:n], old.means[:n], old.factors[:n], old.df)
+        log_fitted = self.bend.log_density(fitted.log_density, g)
+        result: NDArray[np.bool_] = log_fitted < self.log_density(g) - np.log(2.0)
+        return result
 
     def widened(self) -> "Proposal":
         """Return a proposal of which a part is wider: weights that are heavy far out become lighter there."""
@@ -135,9 +148,10 @@ class Proposal:
         near, far = (_scaled(bulk, min(float(np.sqrt(1.0 + 2.0 * nats / p)), _WIDEST)) for nats in _NATS_BELOW)
         return Proposal(joined_mixture(near, far, 0.5), self.bend)
 
-    def defended(self) -> "Proposal":
-        """Return a proposal of which a part is far wider: no weight is larger than ten times what it has there."""
-        return self._joined(_OF_DEFENCE, self.far().mixture)
+    def defended(self, part: float = OF_DEFENCE) -> "Proposal":
+        """Return a proposal of which a part is far wider: no weight is more than 1 / part times what it has there."""
+        far = self.far().mixture
+        return Proposal(joined_mixture(self.mixture, far, part), self.bend, len(far.shares))
 
     def _joined(self, part: float, other: StudentMixture) -> "Proposal":
         """Return a proposal of which a part is another mixture."""

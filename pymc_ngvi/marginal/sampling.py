@@ -241,9 +241,9 @@ class Sequences:
         """Return the smallest pool."""
         return self._drawn(proposal, 0, N_SCRAMBLINGS)
 
-    def again(self, pool: Pool) -> Pool:
-        """Return a pool with log m evaluated anew."""
-        log_marginal, lost = self._evaluated(pool.g)
+    def again(self, pool: Pool, proposal: Proposal | None = None) -> Pool:
+        """Return a pool with log m evaluated anew; its proposal tells which draws are far out."""
+        log_marginal, lost = self._evaluated(pool.g, proposal)
         return replace(pool, log_marginal=log_marginal, lost=lost)
 
     def enlarged(self, pool: Pool, proposal: Proposal, wanted: float) -> Pool:
@@ -259,12 +259,17 @@ class Sequences:
         """Draw ``n`` sequences, numbered from ``first`` on."""
         generators = [np.random.default_rng([self.seed, _STREAM, first + i]) for i in range(n)]
         g = np.concatenate([proposal.draws(_OF_SEQUENCE, rng) for rng in generators])
-        log_marginal, lost = self._evaluated(g)
+        log_marginal, lost = self._evaluated(g, proposal)
         scrambling = first + np.repeat(np.arange(n), _OF_SEQUENCE)
         return Pool(g, log_marginal, proposal.log_density(g), scrambling, lost)
 
-    def _evaluated(self, g: Array) -> tuple[Array, NDArray[np.bool_]]:
-        log_marginal, lost = self._function(g)
+    def _evaluated(self, g: Array, proposal: Proposal | None) -> tuple[Array, NDArray[np.bool_]]:
+        """Evaluate log m: far out, where no cheap rule was fitted, by the reference if there is one."""
+        careful = getattr(self._function, "with_care", None)
+        if careful is None or proposal is None:
+            log_marginal, lost = self._function(g)
+        else:
+            log_marginal, lost = careful(g, proposal.is_far(g))
         return np.where(np.isfinite(log_marginal), log_marginal, -np.inf), lost
 
 
