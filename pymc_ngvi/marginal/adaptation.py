@@ -17,7 +17,8 @@ from pymc_ngvi.marginal.tails import Bend
 _MOST_LOOKS, _N_LOOKED, _N_LOOKED_BY_QUADRATURE, _N_AFTER = 3, 256, 128, 1_024
 #: Evaluations of log p that following ridges may take, where they cost no quadrature.
 _MOST_FOLLOWED = 30_000
-#: Error of a standard deviation from which on its tail counts as thin: in that under a Gaussian, and at least.
+#: Error of a standard deviation from which on its tail counts as thin: in that under a Gaussian; at least, where log m
+#: takes quadrature.
 _THIN, _SEEN = 1.5, 0.05
 #: Draws at which log m is finite, at least.
 _FEWEST_FINITE = 10
@@ -62,6 +63,7 @@ class Adaptation:
     ) -> None:
         self._function, self._base, self._bend, self._df, self._rng = function, base, bend, df, rng
         self._is_plain = is_plain
+        self._least_error = 0.0 if is_plain else _SEEN
         self.rounds, self.n_drawn = Rounds(), 0
         self._far: list[Round] = []
         self._ridges: StudentMixture | None = None
@@ -91,7 +93,7 @@ class Adaptation:
         draws = self.rounds.pooled()
         if np.isfinite(draws.log_weights).sum() < _FEWEST_FINITE:
             raise Hopeless("log p is not finite at draws about the Gaussian fit")
-        squares = np.log1p(thin_squares(self._in_y(draws)))
+        squares = np.log1p(thin_squares(self._in_y(draws), self._least_error))
         weights = tempered(draws.log_weights + squares, max(2.5 * min(len(self._base.mean), 12), 25.0))
         log_marginal = draws.log_marginal + squares
         return best_proposal(draws.g, weights, log_marginal, self._base, self._bend, self._df, self._ridges)
@@ -104,7 +106,7 @@ class Adaptation:
             self._far.append(self.drawn(proposal.far(), n))
             after = self.rounds.pooled()
             before, after = self._in_y(before), self._in_y(after)
-            if moved(before, after) < 1.0 and not thin_tails(after).any():
+            if moved(before, after) < 1.0 and not thin_tails(after, self._least_error).any():
                 return proposal
             if turn == 0 and self._is_plain:
                 self._follow_ridges()
@@ -144,18 +146,17 @@ class Adaptation:
         return values
 
 
-def thin_tails(draws: Weighted) -> NDArray[np.bool_]:
-    """Tell of which coordinates the standard deviation is known less well than that of a Gaussian, (p,)."""
+def thin_tails(draws: Weighted, least: float = 0.0) -> NDArray[np.bool_]:
+    """Tell of which coordinates the sd is known less well than that of a Gaussian, and than ``least``, (p,)."""
     weights = normalised(draws)
-    result: NDArray[np.bool_] = relative_sd_errors(draws.g, weights) > max(
-        _SEEN, _THIN * float(np.sqrt(0.5 * np.sum(weights**2)))
-    )
+    of_gaussian = float(np.sqrt(0.5 * np.sum(weights**2)))
+    result: NDArray[np.bool_] = relative_sd_errors(draws.g, weights) > max(least, _THIN * of_gaussian)
     return result
 
 
-def thin_squares(draws: Weighted) -> Array:
+def thin_squares(draws: Weighted, least: float = 0.0) -> Array:
     """Return the largest square of coordinates with thin tails, standardised, (n,); 0 where there are none."""
-    thin = thin_tails(draws)
+    thin = thin_tails(draws, least)
     mean, sd = moments(draws)
     z = (draws.g[:, thin] - mean[thin]) / np.where(sd[thin] > 0.0, sd[thin], 1.0)
     result: Array = np.max(z**2, axis=1, initial=0.0)
