@@ -3,11 +3,15 @@
 import dataclasses
 
 import numpy as np
+import pymc as pm
 import pytest
 
 from marginal_terms import Groups
 from scipy.special import logsumexp
 
+import pymc_ngvi
+
+from pymc_ngvi.core.stored import entry_of
 from pymc_ngvi.marginal import log_marginal
 from pymc_ngvi.marginal.fitting import Sampler
 from pymc_ngvi.marginal.log_marginal import LogMarginal
@@ -261,3 +265,35 @@ def test_centres_of_lost_draws_are_found(monkeypatch):
     best = ladder(1)[-1]
     exact = integrate(groups.terms, groups.forest, best, points.g, points.centres, moments=False).log_marginal
     np.testing.assert_allclose(points.log_marginal, exact, atol=0.3)
+
+
+# --- what is said of it ---
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    with pm.Model() as model:
+        rate = pm.HalfNormal("rate", 1.0)
+        pm.Poisson("y", rate * np.array([1.0, 2.0, 3.0]), observed=[0, 1, 0])
+    return pymc_ngvi.fit_ngvi(model=model, posterior="exact", random_seed=1, progressbar=False)
+
+
+def test_a_summary_names_the_parameters_of_thin_tails(fitted, monkeypatch):
+    assert "thin tails" not in str(fitted.summary(draws=200))
+    monkeypatch.setitem(vars(fitted._state), "sd_errors", np.array([0.093]))
+    text = " ".join(str(fitted.summary(draws=200)).split())
+    assert "Few draws are in thin tails: the standard deviation is known of `rate_log__` within 9 % only." in text
+
+
+def test_a_gaussian_has_no_errors_of_weights(fitted):
+    assert fitted.gaussian._distribution.sd_errors() is None
+    np.testing.assert_array_equal(fitted._distribution.sd_errors(), fitted._state.sd_errors)
+
+
+def test_what_files_of_before_lack_has_a_value(fitted):
+    """Checks without errors of standard deviations, samples without what was missed, proposals without a defence."""
+    for value in (fitted.checks, fitted._state.sampled, fitted._state.sampled.proposal):
+        entry = entry_of(type(value))
+        kept = {k: v for k, v in entry.fields(value).items() if k not in ("sd_error", "missed", "n_far")}
+        made = entry.make(**kept)
+        assert {getattr(made, k, 0) for k in ("sd_error", "missed", "n_far")} == {0}

@@ -105,8 +105,10 @@ class ExactState(InFiles, PoolState):
         """Return ``n`` draws of equal weight; the pool they are taken from is made larger for many."""
         pool = self.for_draws(n)
         weights = self.weights if pool is self.pool else pool.weights()[0]
-        # Evenly by weight: as few repetitions as can be.
-        rows = picked(weights, rng.permutation((np.arange(n) + rng.random()) / n))
+        # Evenly by weight: as few repetitions as can be. In the order of the coordinate whose standard deviation is
+        # known least well, also evenly over its tail.
+        order = np.argsort(pool.g[:, self.sd_errors.argmax()], kind="stable")
+        rows = order[picked(weights[order], rng.permutation((np.arange(n) + rng.random()) / n))]
         shifts, choices = rng.random((n, self.forest.n_local)), rng.random((n, self.forest.n_local))
         return self._joined(pool, rows, shifts, choices)
 

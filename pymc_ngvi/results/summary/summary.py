@@ -186,8 +186,8 @@ def _thin_tails(posterior: Posterior) -> list[str]:
     if errors is None or not (errors > SAID_ERROR).any():
         return []
     worst = np.argsort(-np.nan_to_num(errors))[: min(_MOST_NAMED, int((errors > SAID_ERROR).sum()))]
-    known = ", ".join(f"that of `{posterior.layout.label(int(i))}` to {100 * errors[i]:.0f} %" for i in worst)
-    return [f"Few draws are in thin tails: of standard deviations, {known} is known only."]
+    known = ", ".join(f"of `{posterior.layout.label(int(i))}` within {100 * errors[i]:.0f} %" for i in worst)
+    return [f"Few draws are in thin tails: the standard deviation is known {known} only."]
 
 
 def _two_points(posterior: Posterior) -> xr.Dataset:
