@@ -134,12 +134,12 @@ class Sampler:
         self._base = self._moments_of_y()
         whitening = Whitening(self._bend.forward, *self._base, tuple(t.at for t in self._bend.tails))
         self._function.standardise(whitening, self._bend)
-        self._adaptation = Adaptation(
-            self._function, self._base, self._bend, self._df, self._rng, is_plain=self._quadrature is None
-        )
+        is_plain = self._quadrature is None and not self._is_predicted
+        self._adaptation = Adaptation(self._function, self._base, self._bend, self._df, self._rng, is_plain=is_plain)
         proposal = self._adapted()
         near, adapted = self._adaptation.rounds.pooled(), proposal
-        proposal = self._adaptation.looked_about(adapted)
+        if not self._is_predicted:
+            proposal = self._adaptation.looked_about(adapted)
         n_adapted = self._adaptation.n_drawn
         if self._quadrature is None:
             proposal, pool = self._pool(proposal)
@@ -352,8 +352,15 @@ class Sampler:
         return max(_LEAST_LEARNED, int(_LEARNED_PER_FEATURE * self._quadrature.n_features))
 
     @property
-    def _of_defence(self) -> float:
-        return OF_DEFENCE if self._quadrature is None else OF_DEFENCE / 2.0  # far out, log m takes longest
+    def _is_predicted(self) -> bool:
+        # By a function of its own, from few values: far from these, it tells nothing of what was missed.
+        return self._quadrature is None and type(self._function) is not Plain
+
+    def _defended(self, proposal: Proposal) -> Proposal:
+        """Return a proposal of which a part is far wider."""
+        if self._is_predicted:
+            return proposal
+        return proposal.defended(OF_DEFENCE if self._quadrature is None else OF_DEFENCE / 2.0)  # it takes longest there
 
     def _pool(self, proposal: Proposal, pool: Pool | None = None) -> tuple[Proposal, Pool]:
         """Return a pool and its proposal, which is fitted anew to a first pool that is not good enough.
@@ -361,7 +368,7 @@ class Sampler:
         An earlier pool is evaluated anew.
         """
         if pool is None:
-            proposal = proposal.defended(self._of_defence)
+            proposal = self._defended(proposal)
             pool = self.sequences.first(proposal)
         else:
             pool = self.sequences.again(pool, proposal)
@@ -373,7 +380,7 @@ class Sampler:
                 break
             self._adaptation.add(proposal, pool)
             proposal = self._adaptation.best()
-            proposal = (proposal.widened() if khat > _HEAVY else proposal).defended(self._of_defence)
+            proposal = self._defended(proposal.widened() if khat > _HEAVY else proposal)
             pool = self.sequences.first(proposal)
         return proposal, self.sequences.enlarged(pool, proposal, self._wanted)
 
