@@ -9,17 +9,19 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.marginal.adaptation import Adaptation
+from pymc_ngvi.marginal.adaptation import Hopeless as Hopeless
 from pymc_ngvi.marginal.log_marginal import TOLERANCE, LogMarginal, Points, joined
 from pymc_ngvi.marginal.proposals import (
+    OF_DEFENCE,
     Base,
     Proposal,
-    best_proposal,
     effective_size,
     first_proposal,
     tempered,
 )
 from pymc_ngvi.marginal.regression import Whitening, covering, n_polynomial
-from pymc_ngvi.marginal.sampling import Plain, Pool, Round, Sequences, evenly_picked, pooled
+from pymc_ngvi.marginal.sampling import Plain, Pool, Sequences, evenly_picked, relative_sd_errors
 from pymc_ngvi.marginal.tails import Bend, find_tails
 
 #: Effective size that the pool is to have, where nothing else is said.
@@ -36,8 +38,6 @@ _N_FAR, _OF_WEIGHT = 12, 0.999
 _MOST_ROUNDS, _GOOD, _MOST_IN_ROUND = 8, 0.5, 1_024
 #: Large rounds after which adapting is given up, and the efficiency below which it is.
 _PATIENCE, _HOPELESS = 4, 0.005
-#: Draws at which log m is finite, at least.
-_FEWEST_FINITE = 10
 #: Draws that the base rule is to be within reach of; how often it is looked at.
 _N_COVERED, _MOST_COVERS = 512, 2
 #: Numbers in what is kept of draws evaluated by the reference rule.
@@ -56,8 +56,9 @@ _ROUGH_REACH, _REACH = 3.0, 1.0
 _DRAWS_PER_WANTED = 1.5
 #: Difference between base and reference on draws held out, an sd in nats, beyond which the reference takes over.
 MOST_DIFFERENCE = 0.15
-#: k-hat of a first pool from which on the proposal is made wider; efficiency up to which it is fitted anew; how often.
-_HEAVY, _POOR, _MOST_POOLS = 0.4, 0.3, 3
+#: k-hat of a first pool from which on the proposal is made wider; efficiency up to which it is fitted anew, and error
+#: of a standard deviation from which on; how often.
+_HEAVY, _POOR, _UNSURE, _MOST_POOLS = 0.4, 0.3, 0.05, 3
 
 
 @stored("exact.sampled")
@@ -74,6 +75,8 @@ class Sampled:
         Between log m by the base rule and by the reference, on draws held out, an sd in nats; 0 without a base rule.
     n_adapted : int
         Draws that went into proposals.
+    missed : float, default 0
+        By how much draws far out move the moments of the pool, in what they may.
     """
 
     pool: Pool
@@ -81,10 +84,7 @@ class Sampled:
     bend: Bend
     difference: float
     n_adapted: int
-
-
-class Hopeless(Exception):
-    """Proposals do not come near to the posterior of the globals; the message says so."""
+    missed: float = 0.0
 
 
 class Sampler:
@@ -125,7 +125,7 @@ class Sampler:
         self._df = max(_LEAST_DF, float(self._p))
         self.sequences = Sequences(self._function, seed)
         self._rng = np.random.default_rng(seed)
-        self._rounds: list[Round] = []
+        self._adaptation: Adaptation
         self._known: Points  # by the reference rule
 
     def run(self) -> Sampled:
@@ -134,17 +134,24 @@ class Sampler:
         self._base = self._moments_of_y()
         whitening = Whitening(self._bend.forward, *self._base, tuple(t.at for t in self._bend.tails))
         self._function.standardise(whitening, self._bend)
+        is_plain = self._quadrature is None and not self._is_predicted
+        self._adaptation = Adaptation(self._function, self._base, self._bend, self._df, self._rng, is_plain=is_plain)
         proposal = self._adapted()
-        n_adapted = sum(len(r.g) for r in self._rounds)
+        near, adapted = self._adaptation.rounds.pooled(), proposal
+        if not self._is_predicted:
+            proposal = self._adaptation.looked_about(adapted)
+        n_adapted = self._adaptation.n_drawn
         if self._quadrature is None:
             proposal, pool = self._pool(proposal)
-            return Sampled(pool, proposal, self._bend, 0.0, n_adapted)
-        near = pooled(self._used())
+            return Sampled(pool, proposal, self._bend, 0.0, n_adapted, self._adaptation.missed(proposal, pool))
+        if proposal is not adapted:  # rules need not be right far out where nothing is
+            near = self._adaptation.rounds.pooled()
         weights = _weights(tempered(near.log_weights, _N_COMPARED))
         if not self._needs_more_nodes(near.g, weights, _OF_TOLERANCE * TOLERANCE):
             self._learn_from_more(near.g, weights)
         proposal, pool, difference = self._settled(proposal)
-        return Sampled(pool, proposal, self._bend, difference, n_adapted)
+        missed = self._adaptation.missed(proposal, pool)
+        return Sampled(pool, proposal, self._bend, difference, n_adapted, missed)
 
     def _settled(self, proposal: Proposal) -> tuple[Proposal, Pool, float]:
         """Return a pool on which rules have been checked, its proposal, and the difference between the rules."""
@@ -199,25 +206,27 @@ class Sampler:
         """Return a proposal that is near to the posterior."""
         scale = _FIRST_SCALE ** min(1.0, 4.0 / self._p)
         proposal = first_proposal(self._base, self._bend, self._df, scale)
-        n = self._n_first
-        g = proposal.draws(n, self._rng)
-        self._rounds = [Round(proposal, g, self._first_values(proposal, g))]
+        adaptation, n = self._adaptation, self._n_first
+        adaptation.drawn(proposal, n, lambda g: self._first_values(proposal, g))
+        efficiencies: list[float] = []
         n_large = 0
-        for _ in range(_MOST_ROUNDS):
-            proposal, n = self._best(), min(2 * n, _MOST_IN_ROUND)
-            g = proposal.draws(n, self._rng)
-            self._rounds.append(last := Round(proposal, g, self._function(g)[0]))
+        for i in range(_MOST_ROUNDS):
+            n = min(2 * n, _MOST_IN_ROUND)
+            last = adaptation.drawn(adaptation.best(), n)
+            if i == 0:
+                adaptation.rounds.forget_first()  # it is about q, and only used while there is no other
+            efficiencies.append(last.efficiency)
             weights = _weights(tempered(last.log_weights, _N_CHECKED))
             difference = self._check(last.g, last.log_marginal, weights)
             if last.efficiency > _GOOD and difference < _ROUGH:
                 break
-            if len(self._rounds) > 1 and n == _MOST_IN_ROUND:
+            if n == _MOST_IN_ROUND:
                 n_large += 1
-                if n_large >= _PATIENCE and max(r.efficiency for r in self._rounds[-_PATIENCE:]) < _HOPELESS:
+                if n_large >= _PATIENCE and max(efficiencies[-_PATIENCE:]) < _HOPELESS:
                     raise Hopeless(f"importance sampling of {self._p} global parameters does not come near to them")
             if self._learn(_ROUGH, self._least_nodes):
-                self._rounds = [Round(r.proposal, r.g, self._function(r.g)[0]) for r in self._used()]
-        return self._best()
+                adaptation.rounds.evaluate_anew(self._function)
+        return adaptation.best()
 
     def _first_values(self, proposal: Proposal, g: Array) -> Array:
         """Return log m at the draws of the first round; learn centres and rules from them."""
@@ -332,19 +341,6 @@ class Sampler:
         bulk = order[: 1 + int(np.searchsorted(total, _OF_WEIGHT * total[-1]))]
         return bulk[np.argsort(-self._quadrature.leverage(g[bulk], self._known.g))[:_N_FAR]]
 
-    def _used(self) -> list[Round]:
-        """Return the rounds that are worth keeping; the first, about q, only while there is no other."""
-        late = self._rounds[1:] or self._rounds
-        most = max(r.efficiency for r in late)
-        return [r for r in late if r.efficiency >= 0.4 * most]
-
-    def _best(self) -> Proposal:
-        g, log_marginal, log_weights = pooled(self._used())
-        if np.isfinite(log_weights).sum() < _FEWEST_FINITE:
-            raise Hopeless("log p is not finite at draws about the Gaussian fit")
-        weights = tempered(log_weights, max(2.5 * min(self._p, 12), 25.0))
-        return best_proposal(g, weights, log_marginal, self._base, self._bend, self._df)
-
     @property
     def _least_nodes(self) -> int:
         # One node follows no skewness that changes with the scale, as it does where a scale may be 0.
@@ -355,19 +351,36 @@ class Sampler:
         assert self._quadrature is not None
         return max(_LEAST_LEARNED, int(_LEARNED_PER_FEATURE * self._quadrature.n_features))
 
+    @property
+    def _is_predicted(self) -> bool:
+        # By a function of its own, from few values: far from these, it tells nothing of what was missed.
+        return self._quadrature is None and type(self._function) is not Plain
+
+    def _defended(self, proposal: Proposal) -> Proposal:
+        """Return a proposal of which a part is far wider."""
+        if self._is_predicted:
+            return proposal
+        return proposal.defended(OF_DEFENCE if self._quadrature is None else OF_DEFENCE / 2.0)  # it takes longest there
+
     def _pool(self, proposal: Proposal, pool: Pool | None = None) -> tuple[Proposal, Pool]:
         """Return a pool and its proposal, which is fitted anew to a first pool that is not good enough.
 
         An earlier pool is evaluated anew.
         """
-        pool = self.sequences.first(proposal) if pool is None else self.sequences.again(pool)
+        if pool is None:
+            proposal = self._defended(proposal)
+            pool = self.sequences.first(proposal)
+        else:
+            pool = self.sequences.again(pool, proposal)
         for _ in range(_MOST_POOLS):
             khat, efficiency = pool.weights()[1], effective_size(pool.log_ratio) / len(pool.g)
-            if khat < _HEAVY and efficiency > _POOR:
+            errors = relative_sd_errors(self._bend.forward(pool.g), pool.weights()[0])
+            is_sure = errors.max() < _UNSURE and self._adaptation.missed(proposal, pool) < 1.0
+            if khat < _HEAVY and efficiency > _POOR and is_sure:
                 break
-            self._rounds = [*self._used()[-2:], Round(proposal, pool.g, pool.log_marginal)]
-            proposal = self._best()
-            proposal = proposal.widened() if khat > _HEAVY else proposal
+            self._adaptation.add(proposal, pool)
+            proposal = self._adaptation.best()
+            proposal = self._defended(proposal.widened() if khat > _HEAVY else proposal)
             pool = self.sequences.first(proposal)
         return proposal, self.sequences.enlarged(pool, proposal, self._wanted)
 

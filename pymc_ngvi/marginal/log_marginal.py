@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from numpy.typing import NDArray
+from scipy.spatial import cKDTree
 
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
@@ -33,6 +34,8 @@ _LOG_SCALE = 12.0
 TOLERANCE = 0.03
 #: Local coordinates from which on a polynomial alone is tried; residual that it may have, in that of a base rule.
 _MANY, _OF_TOLERANCE = 1_000, 0.4
+#: Parts of the way to a lost draw at which centres are corrected, and how often the nearest is looked for.
+_WAY, _MOST_FOUND = (0.25, 0.5, 0.75, 1.0), 3
 #: Factor by which centres of base rules may be further off than those of the reference.
 _SLACK = 1.3
 
@@ -197,16 +200,43 @@ class LogMarginal:
 
     def _reference(self, g: Array) -> Points:
         first = self.first_centres if self._coefficients is None else None
-        centres = self.predicted(g) if first is None else first(g)
+        points = self._confirmed(g, self.predicted(g) if first is None else first(g), self.rule)
+        for _ in range(_MOST_FOUND):
+            if not self._find(points):
+                break
+        return points
+
+    def _find(self, points: Points) -> bool:
+        """Look for the centres of lost draws on the way from the nearest that is not; tell whether any was found.
+
+        Regressions extrapolate to draws far out. Conditional modes move steadily with the globals: about a centre that
+        is right at one of them, nodes see where it goes.
+        """
+        lost, known = np.flatnonzero(points.lost), np.flatnonzero(~points.lost)
+        if not len(lost) or not len(known):
+            return False
+        z = points.g / np.where((sd := points.g.std(axis=0)) > 0.0, sd, 1.0)
+        nearest = known[cKDTree(z[known]).query(z[lost])[1]]
+        start, centres = points.g[nearest], points.centres[nearest]
+        for part in _WAY:
+            on_way = self._confirmed(start + part * (points.g[lost] - start), centres, self._wider(_WIDEST_FROM))
+            centres = on_way.centres
+        for name in ("log_marginal", "skew", "lost"):
+            getattr(points, name)[lost] = getattr(on_way, name)
+        points.centres = points.centres.replaced(lost, centres, np.ones((len(lost), self.forest.n_local), dtype=bool))
+        return bool(not on_way.lost.all())
+
+    def _confirmed(self, g: Array, centres: Centres, rule: Rule) -> Points:
+        """Evaluate about given centres, which are corrected."""
         n, n_local = len(g), self.forest.n_local
         log_marginal, lost = np.zeros(n), np.zeros(n, dtype=bool)
         found, skew = Centres.empty(n, self.forest), np.empty((n_local, n)).T
-        plan = self.terms.plan(self.forest, n, len(self.rule.nodes))
+        plan = self.terms.plan(self.forest, n, len(rule.nodes))
         for start in range(0, n, plan.size):
             rows = slice(start, start + plan.size)
             n_corrected = np.zeros(len(g[rows]), dtype=np.intp)
             for part in plan.parts:
-                one = confirmed(part, self.rule, g[rows], centres[rows], self._wider)
+                one = confirmed(part, rule, g[rows], centres[rows], self._wider)
                 log_marginal[rows] += one.log_marginal
                 found.put(rows, part.places, one.centres)
                 skew[rows, part.places] = one.skew
@@ -360,10 +390,15 @@ class LogMarginal:
 
     def __call__(self, g: Array) -> tuple[Array, NDArray[np.bool_]]:
         """Return log m(g) by the cheapest rule that will do, and which draws are lost."""
+        return self.with_care(g, np.zeros(len(g), dtype=bool))
+
+    def with_care(self, g: Array, far: NDArray[np.bool_]) -> tuple[Array, NDArray[np.bool_]]:
+        """Return the same, by the reference where ``far`` says so: one node does not know that it is off its centre."""
         if self.base is None or self.whitening is None:
             points = self.reference(g)
             return points.log_marginal, points.lost
         log_marginal, off = self.by_base(g)
+        off |= far
         off |= self.base.is_beyond(self.whitening.features(g))
         lost = np.zeros(len(g), dtype=bool)
         if len(again := np.flatnonzero(off)):

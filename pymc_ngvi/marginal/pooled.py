@@ -12,7 +12,7 @@ import numpy as np
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.fitting import Sampled
 from pymc_ngvi.marginal.proposals import effective_size
-from pymc_ngvi.marginal.sampling import Pool, Sequences
+from pymc_ngvi.marginal.sampling import Pool, Sequences, relative_sd_errors
 
 _KNOWN: "weakref.WeakValueDictionary[int, PoolState]" = weakref.WeakValueDictionary()
 
@@ -41,7 +41,7 @@ class PoolState:
     #: What it is called among the shared variables of a graph, and in errors.
     kind: ClassVar[str]
     #: What is computed when it is asked for, and not pickled.
-    computed: ClassVar[tuple[str, ...]] = ("_last",)
+    computed: ClassVar[tuple[str, ...]] = ("_last", "sd_errors")
 
     def __post_init__(self) -> None:
         _KNOWN[self.number] = self
@@ -105,6 +105,11 @@ class PoolState:
     def effective_size(self) -> float:
         """Effective number of draws of the globals."""
         return effective_size_of(self.weights)
+
+    @functools.cached_property
+    def sd_errors(self) -> Array:
+        """Relative standard errors of the standard deviations of the globals, (n_globals,), from their weights."""
+        return relative_sd_errors(self.pool.g, self.weights)
 
     def for_draws(self, n: int) -> Pool:
         """Return a pool whose effective size is ``n``, as far as the budget goes; the last one is kept."""

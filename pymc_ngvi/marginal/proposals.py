@@ -1,10 +1,13 @@
 """Proposals for the globals: mixtures of Student t, fitted to weighted draws, of several candidates the best one."""
 
+import itertools
+
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from numpy.typing import NDArray
 from scipy.special import gammaincinv, gammaln, logsumexp, ndtri
 
 from pymc_ngvi.core.linalg import solve_lower
@@ -16,14 +19,30 @@ from pymc_ngvi.marginal.tails import Bend
 _OF_TAIL, _OF_TAILS = 0.12, 0.4
 #: Part of a widened proposal that is wider, and by how much.
 _OF_WIDER, _WIDER = 0.2, 2.0
+#: Part of a defended proposal that is far wider; nats below its top that draws of a Gaussian so wide are on average.
+OF_DEFENCE, _NATS_BELOW = 0.1, (5.0, 15.0)
+#: How much wider at most, in few dimensions.
+_WIDEST = 3.0
+#: Components that are made far wider one by one, at most: of more, one about all of them.
+_MOST_FAR = 3
 #: Weighted EM: iterations, least share of a component.
 _N_EM, _LEAST_SHARE = 12, 0.05
+#: Nats below the largest weight from which on draws are left out.
+_NO_WEIGHT = 16.0
+#: Draws that proposals are fitted to at most.
+_MOST_FITTED = 1_500
 #: Seed of the folds that proposals are compared by.
 _FOLDS = 20_260_303
 #: Largest and least uniform number: the ends of a Student t.
 _END = 1e-12
 #: Weighted draws that a component needs, for each coordinate (up to 12 of them).
 _DRAWS_PER_COORDINATE = 6.0
+#: Numbers of components that are tried in turn where the most so far did best.
+_MORE = (5, 8)
+#: The kind that is fitted from given components; the least share of one of these.
+_FROM_START, _LEAST_OF_START = (0.0, None, 0), 0.005
+#: Iterations of EM from given components.
+_N_REFINED = 6
 
 
 @stored("exact.student_mixture")
@@ -84,10 +103,13 @@ class Proposal:
         Of y.
     bend : Bend
         Between y and the globals.
+    n_far : int, default 0
+        Components, the last ones, that are far wider than what was fitted.
     """
 
     mixture: StudentMixture
     bend: Bend
+    n_far: int = 0
 
     def log_density(self, g: Array) -> Array:
         """Return the log density at the rows of ``g``."""
@@ -97,12 +119,79 @@ class Proposal:
         """Return ``n`` quasi-random draws."""
         return self.bend.inverse(self.mixture.draws(n, rng))
 
+    def is_far(self, g: Array) -> NDArray[np.bool_]:
+        """Tell which globals are where components that are far wider have most of the density, (n,)."""
+        if not self.n_far:
+            return np.zeros(len(g), dtype=bool)
+        old, n = self.mixture, len(self.mixture.shares) - self.n_far
+        fitted = StudentMixture(old.shares[:n], old.means[:n], old.factors[:n], old.df)
+        log_fitted = self.bend.log_density(fitted.log_density, g)
+        result: NDArray[np.bool_] = log_fitted < self.log_density(g) - np.log(2.0)
+        return result
+
     def widened(self) -> "Proposal":
         """Return a proposal of which a part is wider: weights that are heavy far out become lighter there."""
-        old = self.mixture
-        shares = np.concatenate([(1.0 - _OF_WIDER) * old.shares, _OF_WIDER * old.shares])
-        means, factors = np.concatenate([old.means, old.means]), np.concatenate([old.factors, _WIDER * old.factors])
-        return Proposal(StudentMixture(shares, means, factors, old.df), self.bend)
+        return self._joined(_OF_WIDER, _scaled(self.mixture, _WIDER))
+
+    def far(self) -> "Proposal":
+        """Return a proposal that is far wider, and looks for what this one misses.
+
+        Notes
+        -----
+        Under a Gaussian in p dimensions, draws of one that is s times as wide are p (s^2 - 1) / 2 nats below the top
+        that its own are, on average. Scales follow from these nats: where the posterior is as the proposal is, such
+        draws have little weight; where it is not, those that are this far down find it.
+        """
+        p = self.mixture.means.shape[1]
+        bulk = _first(self.mixture, len(self.mixture.shares) - len(self.bend.tails))  # tails have wide components
+        bulk = bulk if len(bulk.shares) <= _MOST_FAR else _as_one(bulk)
+        near, far = (_scaled(bulk, min(float(np.sqrt(1.0 + 2.0 * nats / p)), _WIDEST)) for nats in _NATS_BELOW)
+        return Proposal(joined_mixture(near, far, 0.5), self.bend)
+
+    def defended(self, part: float = OF_DEFENCE) -> "Proposal":
+        """Return a proposal of which a part is far wider: no weight is more than 1 / part times what it has there."""
+        far = self.far().mixture
+        return Proposal(joined_mixture(self.mixture, far, part), self.bend, len(far.shares))
+
+    def _joined(self, part: float, other: StudentMixture) -> "Proposal":
+        """Return a proposal of which a part is another mixture."""
+        return Proposal(joined_mixture(self.mixture, other, part), self.bend)
+
+
+def joined_mixture(old: StudentMixture, other: StudentMixture, part: float) -> StudentMixture:
+    """Return a mixture of which a part is another one."""
+    shares = np.concatenate([(1.0 - part) * old.shares, part * other.shares])
+    means, factors = np.concatenate([old.means, other.means]), np.concatenate([old.factors, other.factors])
+    return StudentMixture(shares, means, factors, old.df)
+
+
+def _first(mixture: StudentMixture, n: int) -> StudentMixture:
+    shares = mixture.shares[:n]
+    return StudentMixture(shares / shares.sum(), mixture.means[:n], mixture.factors[:n], mixture.df)
+
+
+def _as_one(mixture: StudentMixture) -> StudentMixture:
+    """Return one component with the moments of a mixture."""
+    mean = mixture.shares @ mixture.means
+    apart = mixture.means - mean
+    within = np.einsum("k,kij,klj->il", mixture.shares, mixture.factors, mixture.factors)
+    cov = within + (mixture.shares[:, None] * apart).T @ apart
+    return StudentMixture(np.ones(1), mean[None], np.linalg.cholesky(cov)[None], mixture.df)
+
+
+def _few(weights: Array, n: int) -> tuple[NDArray[np.intp], Array]:
+    """Return the rows that have weight, and weights that add up to 1; of more than ``n``, some, evenly by weight."""
+    rows = np.flatnonzero(weights > np.exp(-_NO_WEIGHT) * weights.max())
+    w = weights[rows] / weights[rows].sum()
+    if len(rows) <= n:
+        return rows, w
+    picked = np.minimum(np.searchsorted(np.cumsum(w), (np.arange(n) + 0.5) / n), len(w) - 1)
+    which, counts = np.unique(picked, return_counts=True)
+    return rows[which], counts / n
+
+
+def _scaled(mixture: StudentMixture, scale: float) -> StudentMixture:
+    return StudentMixture(mixture.shares, mixture.means, scale * mixture.factors, mixture.df)
 
 
 class Base(NamedTuple):
@@ -135,7 +224,15 @@ def tempered(log_weights: Array, least: float) -> Array:
     return power * log_weights
 
 
-def best_proposal(g: Array, log_weights: Array, log_marginal: Array, base: Base, bend: Bend, df: float) -> Proposal:
+def best_proposal(
+    g: Array,
+    log_weights: Array,
+    log_marginal: Array,
+    base: Base,
+    bend: Bend,
+    df: float,
+    start: StudentMixture | None = None,
+) -> Proposal:
     """Return the proposal of several kinds that does best on draws it was not fitted to.
 
     Parameters
@@ -148,29 +245,26 @@ def best_proposal(g: Array, log_weights: Array, log_marginal: Array, base: Base,
     bend : Bend
     df : float
         Degrees of freedom.
+    start : StudentMixture, optional
+        Of y: one more kind is fitted from its components.
 
     Notes
     -----
     Kinds differ in how a component's covariance is shrunk towards the base, and in the number of components. The score
     is an estimate, from held-out draws in two folds, of the logarithm of E_p[p / q], whose inverse is the efficiency.
     """
+    rows, w = _few(np.exp(log_weights - log_weights.max()), _MOST_FITTED)
+    g, log_marginal = g[rows], log_marginal[rows]
     y = bend.forward(g)
-    w = np.exp(log_weights - log_weights.max())
-    w = np.where(np.isfinite(w), w, 0.0)
-    w /= w.sum()
     # At random: every second point of a Sobol sequence is in one half of the space.
     fold = np.random.default_rng(_FOLDS).permutation(len(g)) % 2
     size = 1.0 / (w**2).sum()
-    kinds = [
-        (tail, shrinkage, k)
-        for tail in sorted({df, 7.0})
-        for shrinkage in (None, 0.5, 0.1)
-        for k in (1, 2, 3)
-        if k == 1 or size > _DRAWS_PER_COORDINATE * k * min(y.shape[1], 12)
-    ]
+    enough = [k for k in (1, 2, 3, *_MORE) if k == 1 or size > _DRAWS_PER_COORDINATE * k * min(y.shape[1], 12)]
 
     def make(kind: tuple[float, float | None, int], rows: Array) -> Proposal:
         part = w[rows] / w[rows].sum()
+        if kind == _FROM_START and start is not None:
+            return Proposal(_with_tails(_refined(start, y[rows], part), bend), bend)
         return Proposal(_with_tails(_fitted(y[rows], part, base, *kind), bend), bend)
 
     def score(kind: tuple[float, float | None, int]) -> float:
@@ -184,7 +278,21 @@ def best_proposal(g: Array, log_weights: Array, log_marginal: Array, base: Base,
             total -= float(logsumexp(np.log(part) + log_marginal[held] - log_q))
         return total
 
-    best = max(kinds, key=score)
+    scores: dict[tuple[float, float | None, int], float] = {}
+    for tail in sorted({df, 7.0}):
+        for shrinkage in (None, 0.5, 0.1):
+            for k in enough[:3]:
+                scores[tail, shrinkage, k] = score((tail, shrinkage, k))
+                if k > 1 and scores[tail, shrinkage, k] < scores[tail, shrinkage, k - 1]:
+                    break
+    best = max(scores, key=lambda kind: scores[kind])
+    for before, k in itertools.pairwise(enough[2:]):
+        if best[2] == before:
+            scores[*best[:2], k] = score((*best[:2], k))
+            best = max(scores, key=lambda kind: scores[kind])
+    if start is not None:
+        scores[_FROM_START] = score(_FROM_START)
+    best = max(scores, key=lambda kind: scores[kind])
     return make(best, np.ones(len(g), dtype=bool))
 
 
@@ -225,7 +333,6 @@ def _shrunk_moments(y: Array, w: Array, base: Base, shrinkage: float | None) -> 
 
 def _by_em(y: Array, w: Array, k: int, df: float, mean: Array, cov: Array) -> StudentMixture:
     """Fit a mixture by weighted EM, from components along the direction of most skewness; they shrink towards one."""
-    p = y.shape[1]
     root = np.linalg.cholesky(cov)
     standardised = solve_lower(root, np.ascontiguousarray((y - mean).T)).T
     skewness = w @ standardised**3
@@ -233,18 +340,38 @@ def _by_em(y: Array, w: Array, k: int, df: float, mean: Array, cov: Array) -> St
     means = [mean + a * direction for a in np.linspace(-1.0, 1.0, k)]
     covs, shares = [0.7 * cov] * k, np.full(k, 1.0 / k)
     for _ in range(_N_EM):
-        log_parts, of_t = [], []
-        for m, c, share in zip(means, covs, shares, strict=True):
-            factor = np.linalg.cholesky(c)
-            square = _squares(factor, y - m)
-            log_parts.append(np.log(share) - np.log(np.diag(factor)).sum() - 0.5 * (df + p) * np.log1p(square / df))
-            of_t.append((df + p) / (df + square))
-        responsibilities = np.exp(log_parts - logsumexp(log_parts, axis=0)) * w
+        responsibilities, of_t = _responsibilities(y, w, shares, means, np.linalg.cholesky(np.array(covs)), df)
         shares = np.maximum(responsibilities.sum(axis=1), _LEAST_SHARE)
         shares /= shares.sum()
         new = [_component(y, r, t, mean, cov) for r, t in zip(responsibilities, of_t, strict=True)]
         means, covs = [m for m, _ in new], [c for _, c in new]
     return StudentMixture(shares, np.array(means), np.linalg.cholesky(np.array(covs)), df)
+
+
+def _refined(start: StudentMixture, y: Array, w: Array) -> StudentMixture:
+    """Fit the components of a mixture by weighted EM; they shrink towards what they were, and empty ones go."""
+    shares, means, factors, df = start.shares, start.means, start.factors, start.df
+    for _ in range(_N_REFINED):
+        responsibilities, of_t = _responsibilities(y, w, shares, list(means), factors, df)
+        shares = responsibilities.sum(axis=1)
+        kept = np.flatnonzero(shares > min(_LEAST_OF_START, 0.5 * shares.max()))
+        new = [_component(y, responsibilities[i], of_t[i], means[i], factors[i] @ factors[i].T) for i in kept]
+        shares = shares[kept] / shares[kept].sum()
+        means, factors = np.array([m for m, _ in new]), np.linalg.cholesky(np.array([c for _, c in new]))
+    return StudentMixture(shares, means, factors, df)
+
+
+def _responsibilities(
+    y: Array, w: Array, shares: Array, means: list[Array], factors: Array, df: float
+) -> tuple[Array, list[Array]]:
+    """Return the part of the weight of each draw that each component has, (k, n), and the weights of a t of each."""
+    p = y.shape[1]
+    log_parts, of_t = [], []
+    for mean, factor, share in zip(means, factors, shares, strict=True):
+        square = _squares(factor, y - mean)
+        log_parts.append(np.log(share) - np.log(np.diag(factor)).sum() - 0.5 * (df + p) * np.log1p(square / df))
+        of_t.append((df + p) / (df + square))
+    return np.exp(log_parts - logsumexp(log_parts, axis=0)) * w, of_t
 
 
 def _component(y: Array, responsibility: Array, of_t: Array, mean: Array, cov: Array) -> tuple[Array, Array]:

@@ -93,6 +93,29 @@ def pooled(rounds: list[Round]) -> Weighted:
     return Weighted(g, log_marginal, log_marginal - log_q)
 
 
+def relative_sd_errors(g: Array, weights: Array) -> Array:
+    """Return relative standard errors of standard deviations over weighted draws, (p,), by the delta method [1]_.
+
+    The influence of a draw on a variance v is w ((x - m)^2 - v). Of n equal weights of a Gaussian, this is
+    1 / sqrt(2 n); of a thin tail that few draws are in, it is many times as large.
+
+    Parameters
+    ----------
+    g : ndarray, shape (n, p)
+    weights : ndarray, shape (n,)
+        They add up to 1.
+
+    References
+    ----------
+    .. [1] A. B. Owen (2013). Monte Carlo theory, methods and examples, chapter 9. https://artowen.su.domains/mc/
+    """
+    square = (g - weights @ g) ** 2
+    variance = weights @ square
+    influence = weights[:, None] * (square - variance)
+    error: Array = 0.5 * np.sqrt(np.sum(influence**2, axis=0)) / np.where(variance > 0.0, variance, 1.0)
+    return error
+
+
 @stored("exact.pool")
 @dataclass(frozen=True, eq=False)
 class Pool:
@@ -135,6 +158,10 @@ class Pool:
         if len(means) < 2:
             return value, float("inf")
         return value, float(np.std(np.exp(means - value), ddof=1) / np.sqrt(len(means)))
+
+    def sd_errors(self) -> Array:
+        """Return the relative standard error of the standard deviation of each of the globals, (p,)."""
+        return relative_sd_errors(self.g, self.weights()[0])
 
     def check(self, n_globals: int) -> None:
         """Raise ValueError where the arrays do not go together."""
@@ -214,9 +241,9 @@ class Sequences:
         """Return the smallest pool."""
         return self._drawn(proposal, 0, N_SCRAMBLINGS)
 
-    def again(self, pool: Pool) -> Pool:
-        """Return a pool with log m evaluated anew."""
-        log_marginal, lost = self._evaluated(pool.g)
+    def again(self, pool: Pool, proposal: Proposal | None = None) -> Pool:
+        """Return a pool with log m evaluated anew; its proposal tells which draws are far out."""
+        log_marginal, lost = self._evaluated(pool.g, proposal)
         return replace(pool, log_marginal=log_marginal, lost=lost)
 
     def enlarged(self, pool: Pool, proposal: Proposal, wanted: float) -> Pool:
@@ -232,12 +259,17 @@ class Sequences:
         """Draw ``n`` sequences, numbered from ``first`` on."""
         generators = [np.random.default_rng([self.seed, _STREAM, first + i]) for i in range(n)]
         g = np.concatenate([proposal.draws(_OF_SEQUENCE, rng) for rng in generators])
-        log_marginal, lost = self._evaluated(g)
+        log_marginal, lost = self._evaluated(g, proposal)
         scrambling = first + np.repeat(np.arange(n), _OF_SEQUENCE)
         return Pool(g, log_marginal, proposal.log_density(g), scrambling, lost)
 
-    def _evaluated(self, g: Array) -> tuple[Array, NDArray[np.bool_]]:
-        log_marginal, lost = self._function(g)
+    def _evaluated(self, g: Array, proposal: Proposal | None) -> tuple[Array, NDArray[np.bool_]]:
+        """Evaluate log m: far out, where no cheap rule was fitted, by the reference if there is one."""
+        careful = getattr(self._function, "with_care", None)
+        if careful is None or proposal is None:
+            log_marginal, lost = self._function(g)
+        else:
+            log_marginal, lost = careful(g, proposal.is_far(g))
         return np.where(np.isfinite(log_marginal), log_marginal, -np.inf), lost
 
 

@@ -47,7 +47,7 @@ class ExactState(InFiles, PoolState):
     density: FittedDensity
 
     kind = "exact"
-    computed = ("_last", "_conditionals")
+    computed = ("_last", "sd_errors", "_conditionals")
 
     @property
     def n_dim(self) -> int:
@@ -105,8 +105,10 @@ class ExactState(InFiles, PoolState):
         """Return ``n`` draws of equal weight; the pool they are taken from is made larger for many."""
         pool = self.for_draws(n)
         weights = self.weights if pool is self.pool else pool.weights()[0]
-        # Evenly by weight: as few repetitions as can be.
-        rows = picked(weights, rng.permutation((np.arange(n) + rng.random()) / n))
+        # Evenly by weight: as few repetitions as can be. In the order of the coordinate whose standard deviation is
+        # known least well, also evenly over its tail.
+        order = np.argsort(pool.g[:, self.sd_errors.argmax()], kind="stable")
+        rows = order[picked(weights[order], rng.permutation((np.arange(n) + rng.random()) / n))]
         shifts, choices = rng.random((n, self.forest.n_local)), rng.random((n, self.forest.n_local))
         return self._joined(pool, rows, shifts, choices)
 
@@ -153,8 +155,9 @@ class ExactState(InFiles, PoolState):
         """What was measured of it."""
         quadrature = self.quadrature
         common = (self.khat, self.effective_size, len(self.weights), self.forest.n_globals, self.forest.n_local)
+        sd_error, missed = float(self.sd_errors.max(initial=0.0)), self.sampled.missed
         if quadrature is None:
-            return Checks(*common)
+            return Checks(*common, sd_error=sd_error, missed=missed)
         return Checks(
             *common,
             n_nodes=quadrature.rule.n_nodes,
@@ -162,6 +165,8 @@ class ExactState(InFiles, PoolState):
             difference=self.sampled.difference,
             lost=self.pool.part_lost(self.weights),
             candidates=self._conditionals.efficiency(),
+            sd_error=sd_error,
+            missed=missed,
         )
 
 

@@ -11,6 +11,9 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.marginal.fitting import MOST_DIFFERENCE
 from pymc_ngvi.marginal.log_marginal import TOLERANCE
 
+#: Relative error of a standard deviation from which on it is said; error, and what draws far out may move moments by,
+#: in what they may, at most.
+SAID_ERROR, MOST_ERROR, MOST_MISSED = 0.05, 0.15, 1.0
 #: k-hat at most, but for its standard error; effective size at least; part of the weight on draws whose nodes are
 #: off-centre; part of the candidates of a local coordinate that are effective.
 MOST_KHAT, LEAST_SIZE, MOST_LOST, LEAST_CANDIDATES = 0.5, 1_000.0, 0.002, 0.35
@@ -39,6 +42,11 @@ class Checks:
         Part of the weight on draws whose quadrature nodes were not about the right centres, going by draws near them.
     candidates : float
         Least effective part of the candidates of any local coordinate; NaN where there are none.
+    sd_error : float
+        Largest relative error of a standard deviation of the globals, from the weights.
+    missed : float
+        By how much draws far out move means and standard deviations of the globals, in what they may: 1 is .05
+        standard deviations of a mean, and 5 % of a standard deviation.
     """
 
     khat: float
@@ -51,6 +59,8 @@ class Checks:
     difference: float = 0.0
     lost: float = 0.0
     candidates: float = float("nan")
+    sd_error: float = 0.0
+    missed: float = 0.0
 
     @property
     def failures(self) -> tuple[str, ...]:
@@ -63,6 +73,16 @@ class Checks:
             )
         if not self.effective_size >= LEAST_SIZE:
             found.append(f"the effective size of the draws is {self.effective_size:,.0f}, below {LEAST_SIZE:,.0f}")
+        if not self.sd_error <= MOST_ERROR:
+            found.append(
+                f"a standard deviation of the global parameters is known to {100 * self.sd_error:.0f} % only, from the "
+                "weights of a thin tail"
+            )
+        if not self.missed <= MOST_MISSED:
+            found.append(
+                "draws far out have weight, and move means or standard deviations of the global parameters: some of "
+                "the posterior has been missed"
+            )
         if not self.rule_error < TOLERANCE:
             found.append(
                 f"the quadrature has not settled with {self.n_nodes} nodes (log marginal density changes by "
@@ -85,8 +105,9 @@ class Checks:
     def sentence(self) -> str:
         """The verdict in a sentence."""
         if self.is_exact:
+            thin = f"; a standard deviation is known to {100 * self.sd_error:.0f} % only"
             return (
-                "Exact up to simulation error "
-                f"(effective sample size {self.effective_size:,.0f}), of the mode that was found."
+                f"Exact up to simulation error (effective sample size {self.effective_size:,.0f}"
+                f"{thin if self.sd_error > SAID_ERROR else ''}), of the mode that was found."
             )
         return f"Not exact: {'; '.join(self.failures)}."

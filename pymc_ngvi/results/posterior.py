@@ -153,6 +153,10 @@ class Distribution(Protocol):
         """Return the log weights of draws that it keeps; None where draws are made, and weighed, on call."""
         return None
 
+    def sd_errors(self) -> Array | None:
+        """Return the relative standard errors of standard deviations that rest on kept weights, NaN of others."""
+        return None
+
     def proposed(self, n: int, rng: np.random.Generator) -> Array:
         """Return the draws that importance weights are of, (n, n_dim): those of `draw`, or of what it is made of."""
         return self.draw(n, rng)

@@ -98,6 +98,12 @@ class PoolDistribution(Distribution):
         """Return the log weights of the pool."""
         return self.q.pool.log_ratio
 
+    def sd_errors(self) -> Array:
+        """Return the relative errors of the standard deviations of the globals; NaN for the others."""
+        errors = np.full(self.n_dim, np.nan)
+        errors[self.q.globals_] = self.q.sd_errors
+        return errors
+
     def log_weights(self, theta: Array, density: LogDensity) -> Array:
         """Raise: weights are kept."""
         raise NotImplementedError(f"The {self.name} keeps the weights of its draws.")

@@ -14,6 +14,7 @@ import pandas as pd  # type: ignore[import-untyped]
 import xarray as xr
 
 from pymc_ngvi.core.imports import imported
+from pymc_ngvi.marginal.verdict import SAID_ERROR
 from pymc_ngvi.model.roles import Extent, Roles, find_roles
 from pymc_ngvi.model.shards.density import ShardedDensity
 from pymc_ngvi.results.convert import to_datatree, to_multitrace
@@ -33,6 +34,8 @@ _MAX_WIDTH = 100
 _CARD_DRAWS, _CARD_SEED, _CARD_ROWS, _CARD_DIM = 1_000, 20_250_301, 24, 5_000
 #: Numbers that are held at once, at most, where not all of them are shown.
 _MOST_HELD = 2**24
+#: Standard deviations that few draws decide, and that are named, at most.
+_MOST_NAMED = 3
 #: Arguments of ``arviz_stats.summary`` that choose variables, or another kind of result: all of it is one table then.
 _CHOOSING = ("var_names", "filter_vars", "coords", "group", "fmt")
 
@@ -165,7 +168,8 @@ def _table(
     shown, where = arranged(made, plan, scales, terms_of(few, roles.groups))
     table = table_of(xr.DataTree.from_dict({"posterior": shown}), **options)
     sections = {heading: table.iloc[rows] for heading, rows in where.items()}
-    return Summary((), table, None, sections, (*plan.notes, _error_sentence(posterior, draws)), by_sd)
+    notes = (*plan.notes, _error_sentence(posterior, draws), *_thin_tails(posterior))
+    return Summary((), table, None, sections, notes, by_sd)
 
 
 def _error_sentence(posterior: Posterior, draws: int) -> str:
@@ -178,6 +182,16 @@ def _error_sentence(posterior: Posterior, draws: int) -> str:
     if of_globals >= effective:
         return f"{own}."
     return f"{own}, that of a hyperparameter {1 / math.sqrt(of_globals):.2g} at most."
+
+
+def _thin_tails(posterior: Posterior) -> list[str]:
+    """Return a sentence on the standard deviations that few weighted draws decide, where there are such."""
+    errors = posterior.distribution.sd_errors()
+    if errors is None or not (errors > SAID_ERROR).any():
+        return []
+    worst = np.argsort(-np.nan_to_num(errors))[: min(_MOST_NAMED, int((errors > SAID_ERROR).sum()))]
+    known = ", ".join(f"of `{posterior.layout.label(int(i))}` within {100 * errors[i]:.0f} %" for i in worst)
+    return [f"Few draws are in thin tails: the standard deviation is known {known} only."]
 
 
 def _two_points(posterior: Posterior) -> xr.Dataset:
