@@ -1,0 +1,137 @@
+"""References of ``functionals.py``: moments and limits of functionals and coordinates, by long NUTS runs."""
+
+import time
+
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import arviz as az
+import functionals_models
+import numpy as np
+import pymc as pm
+
+from measure import Array, coordinate_names, unconstrain
+from xarray import DataTree
+
+FOLDER = Path(__file__).parent / "functionals_references"
+#: The least effective sample size that is asked for.
+WANTED = 4_000
+N_CHAINS, N_TUNE, N_DRAWS, TARGET = 2, 1_000, 3_000, 0.95
+#: Ends of central intervals of 89 %.
+LIMITS = (0.055, 0.945)
+
+
+class Summary(NamedTuple):
+    """What is known of functionals, then coordinates (unconstrained), of a posterior: an array of each, (k,).
+
+    Attributes
+    ----------
+    names : list of str
+    is_functional : array
+        False of coordinates.
+    mean, sd, low, high, kurtosis : array
+        The limits are those of central intervals of 89 %.
+    size : array
+        Effective sample size of the mean; infinite where it is exact.
+    size_of_sd : array
+        That of the squared deviations.
+    """
+
+    names: list[str]
+    is_functional: Array
+    mean: Array
+    sd: Array
+    low: Array
+    high: Array
+    kurtosis: Array
+    size: Array
+    size_of_sd: Array
+
+    @classmethod
+    def of_draws(cls, draws: Array, names: list[str], n_functionals: int, n_chains: int, size: float = 0.0) -> Self:
+        """Summarise draws, (n, k), of chains one after the other; with a ``size``, that is their effective one."""
+        mean, sd = draws.mean(axis=0), draws.std(axis=0)
+        low, high = np.quantile(draws, LIMITS, axis=0)
+        kurtosis = np.mean((draws - mean) ** 4, axis=0) / np.maximum(sd, np.finfo(float).tiny) ** 4
+        if size:
+            sizes = np.full((2, len(names)), size)
+        else:
+            by_chain = draws.reshape(n_chains, -1, len(names))
+            sizes = np.array([effective_sizes(values) for values in (by_chain, (by_chain - mean) ** 2)])
+        is_functional = np.arange(len(names)) < n_functionals
+        return cls(names, is_functional, mean, sd, low, high, kurtosis, *sizes)
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """Read what `write` wrote."""
+        with np.load(file) as found:
+            return cls(found["names"].tolist(), *(found[name] for name in cls._fields[1:]))
+
+    def write(self, file: Path) -> None:
+        """Write a file, small enough to be kept in the tree."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(file, **{name: _small(np.array(value)) for name, value in self._asdict().items()})
+
+    def least_size(self) -> float:
+        """Return the least effective sample size of a mean, constants left out."""
+        return float(self.size[self.sd > 0].min())
+
+    def only(self, index: Array) -> Self:
+        """Return a part."""
+        names = [name for name, kept in zip(self.names, index, strict=True) if kept]
+        return type(self)(names, *(value[index] for value in self[1:]))
+
+
+def effective_sizes(values: Array) -> Array:
+    """Return the effective sample size of the mean of each column of (chains, draws, k)."""
+    return np.array([float(az.ess(values[:, :, i], method="mean")) for i in range(values.shape[2])])
+
+
+def file_of(name: str, folder: Path = FOLDER) -> Path:
+    """Return the file of the reference of a model."""
+    return folder / f"{'_'.join(''.join(c if c.isalnum() else ' ' for c in name).split())}.npz"
+
+
+def functionals(model: pm.Model) -> list[str]:
+    """Return the names of a model's Deterministics."""
+    return [variable.name for variable in model.deterministics]
+
+
+def flattened(posterior: DataTree, model: pm.Model) -> tuple[Array, list[str], int]:
+    """Return draws of functionals and coordinates, (n, k), their names, and the number of functionals."""
+    parts, names = [], []
+    for name in functionals(model):
+        values = posterior[name].to_numpy()  # (chain, draw, ...)
+        shape = values.shape[2:]
+        parts.append(values.reshape(values.shape[0] * values.shape[1], -1))
+        names += [f"{name}[{','.join(map(str, i))}]" if i else name for i in np.ndindex(shape)]
+    parts.append(unconstrain(posterior, model))
+    return np.concatenate(parts, axis=1), [*names, *coordinate_names(model)], len(names)
+
+
+def by_nuts(name: str, limit: float) -> Summary:
+    """Return the reference of a model: pairs of chains are added until the least effective size is `WANTED`.
+
+    None is begun after ``limit`` seconds.
+    """
+    import nutpie
+
+    model, start = functionals_models.model_of(name), time.perf_counter()
+    compiled, chains = nutpie.compile_pymc_model(functionals_models.for_nuts(name)), []
+    while True:
+        tree = nutpie.sample(
+            compiled, draws=N_DRAWS, tune=N_TUNE, chains=N_CHAINS, cores=1, seed=7 + len(chains),
+            target_accept=TARGET, progress_bar=False,
+        )  # fmt: skip
+        draws, names, n_functionals = flattened(tree["posterior"], model)
+        chains.append(draws)
+        found = Summary.of_draws(np.concatenate(chains), names, n_functionals, N_CHAINS * len(chains))
+        seconds = time.perf_counter() - start
+        divergences = int(tree["sample_stats"]["diverging"].sum())
+        print(f"{name}: {found.least_size():.0f} after {seconds:.0f} s, {divergences} diverge", flush=True)
+        if found.least_size() >= WANTED or seconds * (len(chains) + 1) / len(chains) > limit:
+            return found
+
+
+def _small(values: Array) -> Array:
+    return values.astype(np.float32) if values.dtype == float else values
