@@ -12,6 +12,8 @@ import functionals_rest as rest
 import functionals_series as series
 import pymc as pm
 
+#: Local levels, whose posterior is known by an integral: the standard deviation of their noise.
+NOISE = {"local level, much noise": 0.5, "local level, little noise": 0.1}
 #: In the order of the table.
 MODELS: dict[str, Callable[..., pm.Model]] = {
     "random intercepts, logistic": groups.intercepts_logistic,
@@ -24,8 +26,7 @@ MODELS: dict[str, Callable[..., pm.Model]] = {
     "crossed, not centred, low counts": partial(groups.crossed, centred=False, level=0.5),
     "crossed, centred, high counts": partial(groups.crossed, centred=True, level=5.0),
     "crossed, not centred, high counts": partial(groups.crossed, centred=False, level=5.0),
-    "local level, much noise": partial(series.local_level, noise=0.5),
-    "local level, little noise": partial(series.local_level, noise=0.1),
+    **{name: partial(series.local_level, noise=noise) for name, noise in NOISE.items()},
     "random walk, Poisson": series.walk_poisson,
     "spline": series.spline,
     "trend and season": series.trend_and_season,

@@ -31,9 +31,7 @@ def walk(name: str, sd: Variable, first: float, n: int, *, swapped: bool = False
     return pm.Deterministic(name, begin + sd * pt.concatenate([pt.zeros(1), pt.cumsum(steps)]))
 
 
-def autoregression(
-    name: str, rho: Variable, sd: Variable, n: int, *, swapped: bool = False
-) -> Variable:
+def autoregression(name: str, rho: Variable, sd: Variable, n: int, *, swapped: bool = False) -> Variable:
     """Return a stationary autoregression of order 1; ``swapped``: sampled in units of its innovations."""
     if swapped:
         first = pm.Normal.dist(0.0, 1.0 / pt.sqrt(1.0 - rho**2))

@@ -1,4 +1,4 @@
-"""References of ``functionals.py``: moments and limits of functionals and coordinates, by long NUTS runs."""
+"""References of ``functionals.py``: moments and limits of functionals and coordinates, by long NUTS runs or exactly."""
 
 import time
 
@@ -10,6 +10,7 @@ import functionals_models
 import numpy as np
 import pymc as pm
 
+from functionals_series import level_data
 from measure import Array, coordinate_names, unconstrain
 from xarray import DataTree
 
@@ -72,9 +73,14 @@ class Summary(NamedTuple):
         file.parent.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(file, **{name: _small(np.array(value)) for name, value in self._asdict().items()})
 
+    @property
+    def varies(self) -> Array:
+        """Which are not constants, as the diagonal of a correlation matrix is, (k,)."""
+        return self.sd > 1e-6 * (np.abs(self.mean) + np.finfo(np.float32).tiny)
+
     def least_size(self) -> float:
         """Return the least effective sample size of a mean, constants left out."""
-        return float(self.size[self.sd > 0].min())
+        return float(self.size[self.varies].min())
 
     def only(self, index: Array) -> Self:
         """Return a part."""
@@ -90,6 +96,24 @@ def effective_sizes(values: Array) -> Array:
 def file_of(name: str, folder: Path = FOLDER) -> Path:
     """Return the file of the reference of a model."""
     return folder / f"{'_'.join(''.join(c if c.isalnum() else ' ' for c in name).split())}.npz"
+
+
+def least_size(name: str, folder: Path = FOLDER) -> tuple[int, float] | None:
+    """Return the number of functionals and coordinates of a reference, and its least size; None where there is none."""
+    file = file_of(name, folder)
+    if not file.exists():
+        return None
+    found = Summary.read(file)
+    return int(found.varies.sum()), found.least_size()
+
+
+def make(name: str, limit: float) -> Summary:
+    """Make the reference of a model: an integral where there is one, or NUTS."""
+    if name in functionals_models.NOISE:
+        from functionals_integral import local_level
+
+        return local_level(level_data(functionals_models.NOISE[name]))
+    return by_nuts(name, limit)
 
 
 def functionals(model: pm.Model) -> list[str]:
@@ -112,7 +136,8 @@ def flattened(posterior: DataTree, model: pm.Model) -> tuple[Array, list[str], i
 def by_nuts(name: str, limit: float) -> Summary:
     """Return the reference of a model: pairs of chains are added until the least effective size is `WANTED`.
 
-    None is begun after ``limit`` seconds.
+    None is begun after ``limit`` seconds. The mass matrix knows which coordinates go together, as an intercept and
+    effects do: with a diagonal one, their effective size is a tenth.
     """
     import nutpie
 
@@ -121,7 +146,7 @@ def by_nuts(name: str, limit: float) -> Summary:
     while True:
         tree = nutpie.sample(
             compiled, draws=N_DRAWS, tune=N_TUNE, chains=N_CHAINS, cores=1, seed=7 + len(chains),
-            target_accept=TARGET, progress_bar=False,
+            target_accept=TARGET, adaptation="low_rank", progress_bar=False,
         )  # fmt: skip
         draws, names, n_functionals = flattened(tree["posterior"], model)
         chains.append(draws)

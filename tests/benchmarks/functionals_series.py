@@ -7,6 +7,9 @@ import pytensor.tensor as pt
 from functionals_parts import autoregression, differences, fitted, walk
 from scipy.interpolate import BSpline
 
+#: Prior standard deviation of the first value of the local level.
+FIRST_SD = 50.0
+
 
 def level_data(noise: float, n: int = 50) -> np.ndarray:
     """Return a walk with noise."""
@@ -19,7 +22,7 @@ def local_level(*, noise: float) -> pm.Model:
     y = level_data(noise)
     with pm.Model() as model:
         s, e = pm.HalfNormal("s", 1), pm.HalfNormal("e", 1)
-        first, z = pm.Normal("first", 0, 50), pm.Normal("z", shape=len(y))
+        first, z = pm.Normal("first", 0, FIRST_SD), pm.Normal("z", shape=len(y))
         pm.Normal("y", fitted(first + s * pt.cumsum(z)), e, observed=y)
     return model
 
