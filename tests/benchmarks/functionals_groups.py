@@ -76,18 +76,18 @@ def slopes(*, centred: bool, swapped: bool = False) -> pm.Model:
 
 
 def nested_groups(*, swapped: bool = False) -> pm.Model:
-    """Return counts in 24 broods of 10 places, with an effect of each of 70 rows."""
+    """Return counts in 24 broods of 12 places, with an effect of each of 72 rows."""
     rng = np.random.default_rng(15)
-    place = groups(10, 24, rng)
-    brood = groups(24, 70, rng)
+    place = groups(12, 24, rng)
+    brood = groups(24, 72, rng)
     x = rng.normal(size=len(brood))
-    of_places, of_broods, of_rows = (rng.normal(0, sd, n) for sd, n in ((0.6, 10), (0.5, 24), (0.4, 70)))
+    of_places, of_broods, of_rows = (rng.normal(0, sd, n) for sd, n in ((0.9, 12), (0.6, 24), (0.4, 72)))
     y = rng.poisson(np.exp(1.5 + 0.4 * x + of_places[place[brood]] + of_broods[brood] + of_rows))
     with pm.Model() as model:
         b, s = pm.Normal("b", 0, 3, shape=2), pm.HalfNormal("s", 1, shape=3)
-        u = effects("u_place", s[0], 10, centred=False, swapped=swapped)
+        u = effects("u_place", s[0], 12, centred=False, swapped=swapped)
         v = effects("u_brood", s[1], 24, centred=False, swapped=swapped)
-        w = effects("u_row", s[2], 70, centred=False, swapped=swapped)
+        w = effects("u_row", s[2], 72, centred=False, swapped=swapped)
         _of_groups(b[0] + u[place] + v)
         pm.Poisson("y", fitted(b[0] + b[1] * x + u[place[brood]] + v[brood] + w, pt.exp), observed=y)
     return model

@@ -137,25 +137,30 @@ def by_nuts(name: str, limit: float) -> Summary:
     """Return the reference of a model: pairs of chains are added until the least effective size is `WANTED`.
 
     None is begun after ``limit`` seconds. The mass matrix knows which coordinates go together, as an intercept and
-    effects do: with a diagonal one, their effective size is a tenth.
+    effects do: with a diagonal one, their effective size is often a tenth.
     """
     import nutpie
 
     model, start = functionals_models.model_of(name), time.perf_counter()
-    compiled, chains = nutpie.compile_pymc_model(functionals_models.for_nuts(name)), []
+    compiled, parts, known = nutpie.compile_pymc_model(functionals_models.for_nuts(name)), [], 0.0
+    adaptation = "diag" if name in functionals_models.DIAGONAL else "low_rank"
     while True:
         tree = nutpie.sample(
-            compiled, draws=N_DRAWS, tune=N_TUNE, chains=N_CHAINS, cores=1, seed=7 + len(chains),
-            target_accept=TARGET, adaptation="low_rank", progress_bar=False,
+            compiled, draws=N_DRAWS, tune=N_TUNE, chains=N_CHAINS, cores=1, seed=7 + len(parts),
+            target_accept=TARGET, adaptation=adaptation, progress_bar=False,
         )  # fmt: skip
         draws, names, n_functionals = flattened(tree["posterior"], model)
-        chains.append(draws)
-        found = Summary.of_draws(np.concatenate(chains), names, n_functionals, N_CHAINS * len(chains))
+        parts.append(draws)
+        known += Summary.of_draws(draws, names, n_functionals, N_CHAINS).least_size()
         seconds = time.perf_counter() - start
-        divergences = int(tree["sample_stats"]["diverging"].sum())
-        print(f"{name}: {found.least_size():.0f} after {seconds:.0f} s, {divergences} diverge", flush=True)
-        if found.least_size() >= WANTED or seconds * (len(chains) + 1) / len(chains) > limit:
+        print(f"{name}: {known:.0f} after {seconds:.0f} s", flush=True)
+        is_late = seconds * (len(parts) + 1) / len(parts) > limit
+        if known < WANTED and not is_late:
+            continue
+        found = Summary.of_draws(np.concatenate(parts), names, n_functionals, N_CHAINS * len(parts))
+        if found.least_size() >= WANTED or is_late:
             return found
+        known = found.least_size()
 
 
 def _small(values: Array) -> Array:
