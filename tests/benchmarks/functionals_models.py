@@ -62,7 +62,7 @@ _SWAPPED = (
     "volatility, normal, AR(1)", "volatility, Student-t, walk", "volatility, Student-t, AR(1)", "gp.Latent, centred",
 )  # fmt: skip
 #: Models that NUTS samples with a diagonal mass matrix: a fuller one does worse where scales are hardly known.
-DIAGONAL = ("nested groups, own effects",)
+DIAGONAL = ("nested groups, own effects", "trend and season")
 
 
 def model_of(name: str) -> pm.Model:

@@ -52,15 +52,15 @@ def spline(*, swapped: bool = False) -> pm.Model:
 
 
 def trend_and_season() -> pm.Model:
-    """Return five years of months: a local level, an effect of each month of the year, and noise."""
+    """Return seven years of months: a local level, an effect of each month of the year, and noise."""
     rng = np.random.default_rng(23)
-    month = np.arange(60) % 12
-    level = 10.0 + np.cumsum(rng.normal(0.03, 0.15, 60))
-    y = level + np.cos(2 * np.pi * month / 12) + rng.normal(0, 0.4, 60)
+    month = np.arange(84) % 12
+    level = 10.0 + np.cumsum(rng.normal(0.03, 0.15, 84))
+    y = level + np.cos(2 * np.pi * month / 12) + rng.normal(0, 0.5, 84)
     with pm.Model() as model:
         s, s_season, e = pm.HalfNormal("s", 0.5), pm.HalfNormal("s_season", 1), pm.HalfNormal("e", 1)
-        first, slope, z = pm.Normal("first", 10, 5), pm.Normal("slope", 0, 0.5), pm.Normal("z", shape=60)
-        trend = pm.Deterministic("trend", first + slope * np.arange(60) + s * pt.cumsum(z))
+        first, slope, z = pm.Normal("first", 10, 5), pm.Normal("slope", 0, 0.5), pm.Normal("z", shape=84)
+        trend = pm.Deterministic("trend", first + slope * np.arange(84) + s * pt.cumsum(z))
         season = pm.Deterministic("season", s_season * pm.ZeroSumNormal("z_season", shape=12))
         mu = fitted(trend + season[month])
         pm.Deterministic("last_year", mu[-12:].sum())
