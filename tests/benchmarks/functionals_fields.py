@@ -10,9 +10,20 @@ from nested_models import neighbours
 from scipy.special import expit
 
 
-def _places(n: int, seed: int) -> tuple[np.ndarray, np.random.Generator]:
+def places(n: int, seed: int) -> tuple[np.ndarray, np.random.Generator]:
+    """Return places on a line, and the generator of what is seen there."""
     rng = np.random.default_rng(seed)
     return np.sort(rng.uniform(0, 10, n)), rng
+
+
+def plane() -> np.ndarray:
+    """Return places on a plane."""
+    return np.random.default_rng(33).uniform(0, 6, (50, 2))
+
+
+def exposure(rng: np.random.Generator) -> np.ndarray:
+    """Return exposures, the first that is drawn after the places."""
+    return rng.uniform(1.0, 100.0, 40)
 
 
 def _latent(name: str, x: np.ndarray, *, centred: bool = False, scale: float = 2.0, beta: float = 5.0) -> object:
@@ -24,7 +35,7 @@ def _latent(name: str, x: np.ndarray, *, centred: bool = False, scale: float = 2
 
 def gp_poisson(*, centred: bool = False, swapped: bool = False) -> pm.Model:
     """Return counts of about 20 with a Gaussian process."""
-    x, rng = _places(40, 3)
+    x, rng = places(40, 3)
     y = rng.poisson(np.exp(3 + np.sin(x)))
     with pm.Model() as model:
         level = pm.Normal("level", 0, 5)
@@ -35,7 +46,7 @@ def gp_poisson(*, centred: bool = False, swapped: bool = False) -> pm.Model:
 
 def gp_bernoulli() -> pm.Model:
     """Return 0 and 1 with a Gaussian process."""
-    x, rng = _places(60, 31)
+    x, rng = places(60, 31)
     y = rng.binomial(1, expit(0.5 + 1.5 * np.sin(x)))
     with pm.Model() as model:
         level = pm.Normal("level", 0, 2)
@@ -45,7 +56,7 @@ def gp_bernoulli() -> pm.Model:
 
 def gp_binomial() -> pm.Model:
     """Return proportions of 200 with a Gaussian process."""
-    x, rng = _places(40, 32)
+    x, rng = places(40, 32)
     y = rng.binomial(200, expit(-0.5 + np.sin(x)))
     with pm.Model() as model:
         level = pm.Normal("level", 0, 2)
@@ -55,8 +66,7 @@ def gp_binomial() -> pm.Model:
 
 def gp_plane() -> pm.Model:
     """Return counts with a Gaussian process on a plane."""
-    rng = np.random.default_rng(33)
-    x = rng.uniform(0, 6, (50, 2))
+    x, rng = plane(), np.random.default_rng(330)
     y = rng.poisson(np.exp(1.5 + np.sin(x[:, 0]) * np.cos(x[:, 1])))
     with pm.Model() as model:
         level = pm.Normal("level", 0, 3)
@@ -66,19 +76,19 @@ def gp_plane() -> pm.Model:
 
 def gp_offset() -> pm.Model:
     """Return counts with a Gaussian process and an exposure."""
-    x, rng = _places(40, 34)
-    exposure = rng.uniform(1.0, 100.0, 40)
-    y = rng.poisson(exposure * np.exp(-0.5 + 0.7 * np.sin(x)))
+    x, rng = places(40, 34)
+    exposed = exposure(rng)
+    y = rng.poisson(exposed * np.exp(-0.5 + 0.7 * np.sin(x)))
     with pm.Model() as model:
         log_rate = pm.Normal("level", 0, 3) + _latent("f", x[:, None])
         pm.Deterministic("rate", pt.exp(log_rate))
-        pm.Poisson("y", fitted(np.log(exposure) + log_rate, pt.exp), observed=y)
+        pm.Poisson("y", fitted(np.log(exposed) + log_rate, pt.exp), observed=y)
     return model
 
 
 def gp_additive() -> pm.Model:
     """Return the sum of a slow and a quick Gaussian process, with noise."""
-    x, rng = _places(40, 35)
+    x, rng = places(40, 35)
     y = 2.0 + 0.15 * (x - 5) ** 2 / 2 + 0.6 * np.sin(3 * x) + rng.normal(0, 0.3, 40)
     with pm.Model() as model:
         level, noise = pm.Normal("level", 0, 5), pm.HalfNormal("noise", 1)
@@ -90,7 +100,7 @@ def gp_additive() -> pm.Model:
 
 def gp_hierarchical() -> pm.Model:
     """Return counts of four groups: a curve in common, and one of each group with the same length scale."""
-    x, rng = _places(15, 36)
+    x, rng = places(15, 36)
     own = np.array([[0.5], [-0.5], [0.3], [0.0]]) * np.sin(1.5 * x + np.arange(4)[:, None])
     y = rng.poisson(np.exp(2.0 + np.sin(x) + own))
     with pm.Model() as model:
@@ -106,7 +116,7 @@ def gp_hierarchical() -> pm.Model:
 
 def hsgp() -> pm.Model:
     """Return counts with a Gaussian process by its basis functions."""
-    x, rng = _places(80, 37)
+    x, rng = places(80, 37)
     y = rng.poisson(np.exp(1.0 + np.sin(x)))
     with pm.Model() as model:
         level = pm.Normal("level", 0, 2)
@@ -120,7 +130,7 @@ def bambi_hsgp() -> pm.Model:
     """Return Bambi's model of counts with a Gaussian process."""
     import bambi
 
-    x, rng = _places(80, 38)
+    x, rng = places(80, 38)
     data = pd.DataFrame({"x": x, "z": rng.normal(size=80)})
     data["y"] = rng.poisson(np.exp(1.5 + 0.3 * data["z"] + np.cos(x)))
     made = bambi.Model("y ~ 1 + z + hsgp(x, m=15, c=1.5)", data, family="poisson")
@@ -147,7 +157,7 @@ def bym2() -> pm.Model:
     both = np.sqrt(0.7) * effect + np.sqrt(0.3) * rng.normal(size=n)
     y = rng.poisson(expected * np.exp(0.1 + 0.3 * x + 0.5 * both))
     with pm.Model() as model:
-        b, sigma, rho = pm.Normal("b", 0, 1, shape=2), pm.HalfNormal("sigma", 1), pm.Beta("rho", 0.5, 0.5)
+        b, sigma, rho = pm.Normal("b", 0, 1, shape=2), pm.HalfNormal("sigma", 1), pm.Beta("rho", 1, 1)
         theta, phi = pm.Normal("theta", 0, 1, shape=n), pm.ICAR("phi", W=adjacent)
         mixed = pm.Deterministic("mixed", sigma * (pt.sqrt(1 - rho) * theta + pt.sqrt(rho / scale) * phi))
         _regions(pt.exp(b[0] + b[1] * x + mixed), adjacent)

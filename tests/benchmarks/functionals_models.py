@@ -55,11 +55,13 @@ MODELS: dict[str, Callable[..., pm.Model]] = {
 }
 #: Models of which it is enough not to be called reliable where they are not.
 MAY_FAIL = ("two additive GPs", "hierarchical GPs", "marketing mix", "2PL")
+#: Models with the posterior of another one, whose reference has all that they ask for.
+TWINS = {"gp.Latent, centred": "gp.Latent, Poisson"}
 #: Models that NUTS samples in their other form: centred where data say much, not centred where they say little.
 _SWAPPED = (
     "random intercepts, Poisson", "intercept and slope, LKJ, not centred", "crossed, centred, low counts",
     "crossed, not centred, high counts", "random walk, Poisson", "volatility, normal, walk",
-    "volatility, normal, AR(1)", "volatility, Student-t, walk", "volatility, Student-t, AR(1)", "gp.Latent, centred",
+    "volatility, normal, AR(1)", "volatility, Student-t, walk", "volatility, Student-t, AR(1)",
 )  # fmt: skip
 #: Models that NUTS samples with a diagonal mass matrix: a fuller one does worse where scales are hardly known.
 DIAGONAL = ("nested groups, own effects", "trend and season")

@@ -1,4 +1,4 @@
-"""References of ``functionals.py``: moments and limits of functionals and coordinates, by long NUTS runs or exactly."""
+"""References of ``functionals.py``: moments and limits of functionals and coordinates, by NUTS, weights or exactly."""
 
 import time
 
@@ -82,6 +82,15 @@ class Summary(NamedTuple):
         """Return the least effective sample size of a mean, constants left out."""
         return float(self.size[self.varies].min())
 
+    def chosen(self, model: pm.Model) -> Self:
+        """Return those of another model, whose coordinates are functionals or coordinates here."""
+        coordinates, where = coordinate_names(model), {name: i for i, name in enumerate(self.names)}
+        own = functionals(model)
+        names = [name for name in self.names if name.split("[")[0] in own]
+        index = [where[name] for name in (*names, *coordinates)]
+        is_functional = np.arange(len(index)) < len(names)
+        return type(self)([*names, *coordinates], is_functional, *(value[index] for value in self[2:]))
+
     def only(self, index: Array) -> Self:
         """Return a part."""
         names = [name for name, kept in zip(self.names, index, strict=True) if kept]
@@ -108,12 +117,21 @@ def least_size(name: str, folder: Path = FOLDER) -> tuple[int, float] | None:
 
 
 def make(name: str, limit: float) -> Summary:
-    """Make the reference of a model: an integral where there is one, or NUTS."""
+    """Make the reference of a model: exactly, by importance weights, or by NUTS."""
     if name in functionals_models.NOISE:
         from functionals_integral import local_level
 
         return local_level(level_data(functionals_models.NOISE[name]))
-    return by_nuts(name, limit)
+    from functionals_latent import LATENT
+
+    twin = functionals_models.TWINS.get(name, name)
+    if twin not in LATENT:
+        return by_nuts(name, limit)
+    from functionals_weights import weighted
+
+    model = functionals_models.model_of(twin)
+    found = weighted(model, LATENT[twin](model))
+    return found if twin == name else found.chosen(functionals_models.model_of(name))
 
 
 def functionals(model: pm.Model) -> list[str]:
