@@ -33,13 +33,13 @@ def _latent(name: str, x: np.ndarray, *, centred: bool = False, scale: float = 2
     return gp.prior(name, X=x, reparameterize=not centred)
 
 
-def gp_poisson(*, centred: bool = False, swapped: bool = False) -> pm.Model:
+def gp_poisson(*, centred: bool = False) -> pm.Model:
     """Return counts of about 20 with a Gaussian process."""
     x, rng = places(40, 3)
     y = rng.poisson(np.exp(3 + np.sin(x)))
     with pm.Model() as model:
         level = pm.Normal("level", 0, 5)
-        f = _latent("f", x[:, None], centred=centred and not swapped)
+        f = _latent("f", x[:, None], centred=centred)
         pm.Poisson("y", fitted(level + f, pt.exp), observed=y)
     return model
 

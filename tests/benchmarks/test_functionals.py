@@ -3,7 +3,9 @@
 import functionals
 import functionals_models as models
 import functionals_references as references
+import functionals_series as series
 import functionals_tables as tables
+import functionals_weights as weights
 import numpy as np
 import pymc as pm
 import pytest
@@ -107,6 +109,31 @@ def test_the_exact_local_level_is_that_of_weighted_prior_draws(rng):
     np.testing.assert_allclose(
         [w[d < limit].sum() for d, limit in zip(draws.T, found.high, strict=True)], 0.945, atol=se
     )
+
+
+def test_weighted_draws_of_a_local_level_are_as_near_as_they_say(monkeypatch):
+    monkeypatch.setattr(weights, "_N_FIRST", 400)
+    monkeypatch.setattr(weights, "_N", 1_000)
+    y = series.level_data(0.5)[::2] - 20.0
+    monkeypatch.setattr(series, "level_data", lambda noise: y)
+    latent = weights.Latent(
+        weights.Rows("normal", y),
+        0.0,
+        lambda h: np.column_stack([np.ones(len(y)), np.exp(h[0]) * np.tril(np.ones((len(y), len(y))))]),
+        lambda h: float(np.sum(h - 0.5 * np.exp(2.0 * h))),
+        np.array([-0.5, -0.5]),
+        ("s_log__", "e_log__"),
+        ("first", "z"),
+        np.concatenate([[FIRST_SD], np.ones(len(y))]),
+    )
+    found, exact = weights.weighted(series.local_level(noise=0.5), latent), local_level(y)
+    assert found.names == exact.names
+    assert found.least_size() > 300
+    z = (found.mean - exact.mean) / exact.sd * np.sqrt(found.size)
+    assert np.abs(z).max() < 4.5
+    is_scale = np.array([name.endswith("_log__") for name in found.names])  # the log of a noise has a long tail
+    np.testing.assert_allclose((found.sd / exact.sd)[~is_scale], 1.0, atol=0.2)
+    np.testing.assert_allclose((found.high - exact.high) / exact.sd, 0.0, atol=0.3)
 
 
 @pytest.mark.parametrize("centred", [True, False])
