@@ -126,7 +126,7 @@ def hsgp() -> pm.Model:
     return model
 
 
-def bambi_hsgp() -> pm.Model:
+def bambi_hsgp(*, swapped: bool = False) -> pm.Model:
     """Return Bambi's model of counts with a Gaussian process."""
     import bambi
 
@@ -142,6 +142,8 @@ def bambi_hsgp() -> pm.Model:
         pm.Deterministic("average", eta.mean())
         pm.Deterministic("total", mu.sum())
         pm.Deterministic("steps", differences(mu))
+    if swapped:
+        model.named_vars_to_dims.clear()  # nutpie does not read names of dimensions with commas
     return model
 
 
