@@ -130,7 +130,7 @@ def make(name: str, limit: float) -> Summary:
     from functionals_weights import weighted
 
     model = functionals_models.model_of(twin)
-    found = weighted(model, LATENT[twin](model))
+    found = weighted(model, LATENT[twin](model), WANTED)
     return found if twin == name else found.chosen(functionals_models.model_of(name))
 
 

@@ -96,10 +96,16 @@ class Latent(NamedTuple):
         return log_m + self.log_prior(h), x, factor
 
 
-def weighted(model: pm.Model, latent: Latent) -> Summary:
-    """Return the reference of a model."""
+def weighted(model: pm.Model, latent: Latent, wanted: float = 0.0) -> Summary:
+    """Return the reference of a model; with more draws, once, where the least effective size is below ``wanted``."""
+    found = _weighted(model, latent, _N)
+    least = found.least_size()
+    return found if least >= wanted else _weighted(model, latent, int(1.25 * _N * wanted / least))
+
+
+def _weighted(model: pm.Model, latent: Latent, n: int) -> Summary:
     rng = np.random.default_rng(_SEED)
-    h, log_q = _proposed(latent, rng)
+    h, log_q = _proposed(latent, rng, n)
     x, q = np.zeros(len(latent.sd)), len(latent.sd)
     theta = []
     log_densities = []
@@ -157,7 +163,7 @@ def _size(apart: Array, var: Array, weights: Array) -> Array:
     return var / np.maximum((by_hyper**2).sum(axis=0), np.finfo(float).tiny)
 
 
-def _proposed(latent: Latent, rng: np.random.Generator) -> tuple[Array, Array]:
+def _proposed(latent: Latent, rng: np.random.Generator, n: int) -> tuple[Array, Array]:
     """Return draws of the hyperparameters, (n, p), and the log density that they are from."""
     mode_x = np.zeros(len(latent.sd))
     p = len(latent.start)
@@ -176,9 +182,9 @@ def _proposed(latent: Latent, rng: np.random.Generator) -> tuple[Array, Array]:
     w = np.exp(log_w - logsumexp(log_w))
     spread = np.cov(first.T, aweights=w).reshape(p, p)
     narrow = np.linalg.cholesky(0.3 * spread)
-    centres = first[rng.choice(_N_FIRST, _N, p=w)]
-    wide = rng.uniform(size=_N) < 0.2
-    noise = _t(rng, _N, p)
+    centres = first[rng.choice(_N_FIRST, n, p=w)]
+    wide = rng.uniform(size=n) < 0.2
+    noise = _t(rng, n, p)
     h = np.where(wide[:, None], w @ first + noise @ (1.4 * np.linalg.cholesky(spread)).T, centres + noise @ narrow.T)
     near = np.array([logsumexp(_log_t(one, first, narrow) + log_w - logsumexp(log_w)) for one in h])
     far = _log_t(h, w @ first, 1.4 * np.linalg.cholesky(spread))
