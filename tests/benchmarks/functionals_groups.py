@@ -96,7 +96,7 @@ def nested_groups(*, swapped: bool = False) -> pm.Model:
 def crossed(*, centred: bool, level: float, swapped: bool = False) -> pm.Model:
     """Return counts with crossed effects; ``level`` is the log of a typical one."""
     rng = np.random.default_rng(1)
-    i, k, x = rng.integers(12, size=120), rng.integers(15, size=120), rng.normal(size=120)
+    i, k, x = rng.integers(12, size=200), rng.integers(15, size=200), rng.normal(size=200)
     y = rng.poisson(np.exp(level + 0.3 * x + rng.normal(0, 1.0, 12)[i] + rng.normal(0, 0.5, 15)[k]))
     with pm.Model() as model:
         b, s = pm.Normal("b", 0, 5, shape=2), pm.HalfNormal("s", 1, shape=2)

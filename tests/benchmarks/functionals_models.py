@@ -61,7 +61,7 @@ TWINS = {"gp.Latent, centred": "gp.Latent, Poisson"}
 _SWAPPED = (
     "random intercepts, Poisson", "intercept and slope, LKJ, not centred", "crossed, centred, low counts",
     "crossed, not centred, high counts", "random walk, Poisson", "volatility, normal, walk",
-    "volatility, normal, AR(1)", "volatility, Student-t, walk", "volatility, Student-t, AR(1)", "Bambi, hsgp",
+    "volatility, normal, AR(1)", "volatility, Student-t, walk", "volatility, Student-t, AR(1)",
 )  # fmt: skip
 #: Models that NUTS samples with a diagonal mass matrix: a fuller one does worse where scales are hardly known.
 DIAGONAL = ("nested groups, own effects", "trend and season", "HSGP", "Bambi, hsgp")
