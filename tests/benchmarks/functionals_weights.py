@@ -100,7 +100,7 @@ def weighted(model: pm.Model, latent: Latent, wanted: float = 0.0) -> Summary:
     """Return the reference of a model; with more draws, once, where the least effective size is below ``wanted``."""
     found = _weighted(model, latent, _N)
     least = found.least_size()
-    return found if least >= wanted else _weighted(model, latent, int(1.25 * _N * wanted / least))
+    return found if least >= wanted else _weighted(model, latent, int(1.8 * _N * wanted / least))
 
 
 def _weighted(model: pm.Model, latent: Latent, n: int) -> Summary:
