@@ -51,6 +51,8 @@ wheel: $(STAMP)wheel
 
 bench: $(STAMP)bench
 	$(BIN)/python tests/benchmarks/compare.py --help
+	@mkdir -p build && rm -f build/functionals.csv
+	$(BIN)/python tests/benchmarks/functionals.py --out build/functionals.csv --table build/functionals.md
 
 clean:
 	rm -rf $(VENV) $(VENV)-pymc-* build dist .pytest_cache .mypy_cache .ruff_cache examples/output docs/_build docs/examples

@@ -2,9 +2,10 @@
 
 Parameters from the prior, data from the model given these, a fit, and the rank of each true value among 999 draws
 (Talts, Betancourt, Simpson, Vehtari & Gelman 2018, https://doi.org/10.48550/arXiv.1804.06788). Draws of the posterior
-make all ranks from 0 to 999 as likely. Each data set is fitted once: the Gaussian fit that the exact posterior begins
-from is judged beside it. Nothing is compiled anew for a data set. A run can be stopped and resumed. From a checkout
-that is not installed, set ``PYTHONPATH`` to its root.
+make all ranks from 0 to 999 as likely, those of functionals too: the sum of the fitted means, and the difference of two
+groups. Each data set is fitted once: the Gaussian fit that the exact posterior begins from is judged beside it. Nothing
+is compiled anew for a data set. A run can be stopped and resumed. From a checkout that is not installed, set
+``PYTHONPATH`` to its root.
 
 Examples
 --------
@@ -33,6 +34,7 @@ from environment import describe_environment
 from measure import Array
 from pages import column_of, measured_on, median, table, write_between_marks
 from records import Records, Row
+from scipy.special import expit
 from scipy.stats import binom, chisquare, kstest
 
 #: Simulated at once, so that the data sets do not depend on how many of them are fitted.
@@ -46,6 +48,9 @@ LEVELS = (0.5, 0.9)
 POSTERIORS = ("exact", "gaussian")
 #: Value variables whose ranks are recorded, with their names in tables: ranks are the same on any monotone scale.
 PARAMETERS = {"intercept": "intercept", "slope": "slope", "scale_log__": "scale"}
+#: Functionals whose ranks are recorded after these: the sum of the fitted means, and a difference of two groups.
+FUNCTIONALS = ("total", "difference")
+RANKED = (*PARAMETERS.values(), *FUNCTIONALS)
 TITLES = {"bernoulli": "Bernoulli GLMM", "poisson": "Poisson GLMM"}
 KEY = ("model", "dataset")
 FIELDS = (
@@ -93,10 +98,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         draw(rows, options.figure)
 
 
+def design() -> tuple[Array, Array]:
+    """Return the covariate of rows and their groups."""
+    x = np.random.default_rng(DESIGN_SEED).normal(size=N_GROUPS * N_OF_GROUP)
+    return x, np.repeat(np.arange(N_GROUPS), N_OF_GROUP)
+
+
 def glmm(name: str) -> pm.Model:
     """Return a model of 0 and 1, or of counts, with random intercepts; its data are ``data``."""
-    x = np.random.default_rng(DESIGN_SEED).normal(size=N_GROUPS * N_OF_GROUP)
-    group = np.repeat(np.arange(N_GROUPS), N_OF_GROUP)
+    x, group = design()
     with pm.Model() as model:
         data = pm.Data("data", np.zeros(len(x), dtype=int))
         intercept, slope = pm.Normal("intercept", 0.0, 1.0), pm.Normal("slope", 0.0, 1.0)
@@ -110,6 +120,14 @@ def glmm(name: str) -> pm.Model:
     return model
 
 
+def functionals(name: str, intercept: Array, slope: Array, effect: Array) -> Array:
+    """Return the functionals of draws, (n, 2): parameters (n,), effects (n, groups)."""
+    x, group = design()
+    eta = intercept[:, None] + slope[:, None] * x + effect[:, group]
+    mean = np.exp(eta) if name == "poisson" else expit(eta)
+    return np.column_stack([mean.sum(axis=1), effect[:, 1] - effect[:, 0]])
+
+
 class Experiment:
     """The simulated data sets of one model, and what fits them: built with the first, serves for all.
 
@@ -121,16 +139,17 @@ class Experiment:
     def __init__(self, name: str) -> None:
         from pymc_ngvi import NGVI
 
-        self.model = glmm(name)
+        self.name, self.model = name, glmm(name)
         with self.model:
             simulated = pm.sample_prior_predictive(
                 MAX_DATASETS,
-                var_names=[*PARAMETERS.values(), "y"],
+                var_names=[*PARAMETERS.values(), "effect", "y"],
                 random_seed=SIMULATION_SEED,
                 compile_kwargs={"mode": "FAST_COMPILE"},
             )
-        truth = {name: simulated["prior"][name].to_numpy()[0] for name in PARAMETERS.values()}
-        self.truth = np.column_stack([truth["intercept"], truth["slope"], np.log(truth["scale"])])
+        truth = {name: simulated["prior"][name].to_numpy()[0] for name in (*PARAMETERS.values(), "effect")}
+        of_functionals = functionals(name, truth["intercept"], truth["slope"], truth["effect"])
+        self.truth = np.column_stack([truth["intercept"], truth["slope"], np.log(truth["scale"]), of_functionals])
         self.data = simulated["prior_predictive"]["y"].to_numpy()[0]
         self.inference = NGVI(self.model)
 
@@ -156,10 +175,12 @@ class Experiment:
         }
 
     def ranks(self, approx: Any, i: int) -> list[int]:
-        """Return the rank of each true parameter among draws, from 0 to their number."""
-        where = {v.value_name: v.where.start for v in approx.layout.variables}
-        draws = approx.draw_flat(N_DRAWS, random_seed=DRAWS_SEED + i)[:, [where[name] for name in PARAMETERS]]
-        return (draws < self.truth[i]).sum(axis=0).tolist()
+        """Return the rank of each true parameter and functional among draws, from 0 to their number."""
+        draws = approx.draw_flat(N_DRAWS, random_seed=DRAWS_SEED + i)
+        found = {v.value_name: draws[:, v.where] for v in approx.layout.variables}
+        of_functionals = functionals(self.name, found["intercept"][:, 0], found["slope"][:, 0], found["effect"])
+        ranked = np.column_stack([*(found[name] for name in PARAMETERS), of_functionals])
+        return (ranked < self.truth[i]).sum(axis=0).tolist()
 
 
 # --- statistics of ranks ----------------------------------------------------------------------------------------------
@@ -177,8 +198,10 @@ def bars(ranks: Array) -> Array:
 
 
 def ranks_of(rows: Sequence[Row], posterior: str) -> Array:
-    """Return the ranks, (n_datasets, n_parameters)."""
-    return np.array([json.loads(row[posterior]) for row in rows])
+    """Return the ranks, (n_datasets, n): of rows from before functionals were ranked, those of the parameters."""
+    found = [json.loads(row[posterior]) for row in rows]
+    n = min(map(len, found))
+    return np.array([ranks[:n] for ranks in found])
 
 
 # --- tables and figure ------------------------------------------------------------------------------------------------
@@ -215,9 +238,10 @@ def _fits(name: str, rows: Sequence[Row]) -> list[object]:
 
 def _ranked(name: str, rows: Sequence[Row]) -> list[list[object]]:
     lines: list[list[object]] = []
-    for j, parameter in enumerate(PARAMETERS.values()):
-        for posterior in POSTERIORS:
-            ranks = ranks_of(rows, posterior)[:, j]
+    by_posterior = {posterior: ranks_of(rows, posterior).T for posterior in POSTERIORS}
+    for j, parameter in enumerate(RANKED[: len(by_posterior["exact"])]):
+        for posterior, of in by_posterior.items():
+            ranks = of[j]
             spread = [np.sqrt(level * (1.0 - level) / len(ranks)) for level in LEVELS]
             shares = [f"{100 * covered(ranks, b):.1f} ± {100 * se:.1f}" for b, se in zip(LEVELS, spread, strict=True)]
             part = (ranks + 0.5) / (N_DRAWS + 1)
@@ -235,12 +259,13 @@ def draw(rows: Sequence[Row], file: Path) -> None:
     from matplotlib import pyplot
 
     lines = [(name, own, posterior) for name in TITLES if (own := _of(rows, name)) for posterior in POSTERIORS]
-    size = (9, 1.7 * len(lines))
-    figure, axes = pyplot.subplots(len(lines), len(PARAMETERS), figsize=size, layout="constrained", squeeze=False)
+    names = RANKED[: ranks_of(rows, "exact").shape[1]]
+    size = (3 * len(names), 1.7 * len(lines))
+    figure, axes = pyplot.subplots(len(lines), len(names), figsize=size, layout="constrained", squeeze=False)
     for panels, (name, own, posterior) in zip(axes, lines, strict=True):
         ranks, n = ranks_of(own, posterior), len(own)
         low, high = binom.ppf([0.005, 0.995], n, 1.0 / N_BINS)
-        for j, (ax, parameter) in enumerate(zip(panels, PARAMETERS.values(), strict=True)):
+        for j, (ax, parameter) in enumerate(zip(panels, names, strict=True)):
             ax.axhspan(low, high, color="0.88")
             ax.axhline(n / N_BINS, color="0.45", linewidth=0.8)
             colour = "#1c5c9e" if posterior == "exact" else "#d55e00"

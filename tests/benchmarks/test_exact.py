@@ -61,6 +61,18 @@ def test_ranks_of_draws_of_the_posterior_are_covered_at_the_nominal_level():
     assert calibration.covered(np.array([50, 949]), 0.9) == 1.0
 
 
+def test_functionals_are_ranked_where_rows_have_them(rng):
+    x, group = calibration.design()
+    intercept, slope, effect = rng.normal(size=(2, 1)), rng.normal(size=(2, 1)), rng.normal(size=(2, 30))
+    found = calibration.functionals("poisson", intercept[:, 0], slope[:, 0], effect)
+    np.testing.assert_allclose(found[:, 0], np.exp(intercept + slope * x + effect[:, group]).sum(axis=1))
+    np.testing.assert_allclose(found[:, 1], effect[:, 1] - effect[:, 0])
+    assert len(calibration.RANKED) == len(calibration.PARAMETERS) + found.shape[1]
+    rows = [{"exact": "[1, 2, 3, 4, 5]"}, {"exact": "[6, 7, 8, 9, 10]"}]
+    assert calibration.ranks_of(rows, "exact").shape == (2, 5)
+    assert calibration.ranks_of([*rows, {"exact": "[11, 12, 13]"}], "exact").tolist()[1:] == [[6, 7, 8], [11, 12, 13]]
+
+
 def test_tables_of_two_scripts_share_a_page(tmp_path):
     page = tmp_path / "page.md"
     marks = [f"<!-- tables: written by tests/benchmarks/{name}.py -->" for name in ("one", "two")]
