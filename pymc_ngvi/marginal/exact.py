@@ -36,7 +36,7 @@ _EVEN = 0.002
 #: too many, and where there are no blocks to integrate.
 _MOST_WORK, _ALWAYS, _ALWAYS_PLAIN = 4.0, 120.0, 1.0
 #: Times as long as another posterior that the exact one may take where no cheap rule of quadrature will do.
-_MOST_OF_OTHER = 1.5
+_MOST_OF_OTHER = 3.0
 #: Draws of the globals that adapting takes, about, for each of them; part of a gradient that a value of log p costs.
 _ADAPTING, _OF_GRADIENT = 60.0, 0.4
 #: Gradients that an expectation over rows takes as long as.

@@ -155,7 +155,7 @@ class ExactStep:
             found.append(state)
         if found:
             return max(found, key=lambda state: state.checks.is_reliable), _also(reasons)
-        # What can be had by asking for it counts most, then what was tried; of equals, what there is to say of the first.
+        # What can be had by asking for it counts most, then what was tried; of equals, the first.
         raise max(reasons, key=lambda reason: 2 * isinstance(reason, _TooDear) + isinstance(reason, _Failed))
 
 
