@@ -30,8 +30,8 @@ from pymc_ngvi.updates.natural import natural
 
 #: Nats that a conditional fit may lack, before what a line search makes of it; steps at most.
 _TOL, _MOST_STEPS = 0.01, 60
-#: Full steps that are tried first, at most, and nats that these may leave.
-_MOST_FULL, _SOLVED = 8, 1e-4
+#: Steps that are tried first, at most, their sizes, and nats that these may leave.
+_MOST_FULL, _SIZES, _SOLVED = 12, (1.0, 0.4, 0.15), 1e-4
 _NO_DRAWS = BaseDraws(np.empty((0, 0)), 1)
 #: Nats that a fit may lack that has not converged.
 _USABLE = 0.1
@@ -158,7 +158,7 @@ class ConditionalFits:
             return None
         try:
             for start in self._starts(near, rules):
-                if (found := self._by_full_steps(start, rules, left)) is not None:
+                if (found := self._by_steps(start, rules, left)) is not None:
                     return found
                 if thorough and (found := self._by_search(start)) is not None:
                     return found
@@ -166,8 +166,8 @@ class ConditionalFits:
             pass
         return None
 
-    def _by_full_steps(self, start: GaussianState, rules: RowRules | None, left: float) -> Conditional | None:
-        """Take natural steps of size 1, each of which has to raise the ELBO; None where one does not."""
+    def _by_steps(self, start: GaussianState, rules: RowRules | None, left: float) -> Conditional | None:
+        """Take natural steps of size 1, or a part of it, each of which has to raise the ELBO; None where none does."""
         quadrature, q, adapt = Quadrature(), start, rules is None
         now = quadrature.by_rules(self._target, q, rules)
         for _ in range(_MOST_FULL):
@@ -176,11 +176,14 @@ class ConditionalFits:
             moments = quadrature.moments(self._target, q, _NO_DRAWS, now)
             if moments.gap < left:
                 return Conditional(q, now.elbo, self._given.seen(q), now.expectation.rules)
-            new = natural(q, moments, 1.0, False)
-            if new is None:
-                return None
-            then = quadrature.by_rules(self._target, new, now.expectation.rules, adapt=adapt)
-            if not then.elbo > now.elbo:
+            for size in _SIZES:
+                new = natural(q, moments, size, False)
+                if new is None:
+                    continue
+                then = quadrature.by_rules(self._target, new, now.expectation.rules, adapt=adapt)
+                if then.elbo > now.elbo:
+                    break
+            else:
                 return None
             q, now = new, then
         return None

@@ -26,7 +26,7 @@ _N_DRAWS, _MOST_NUMBERS, _MOST_VALUES, _FEWEST = 512, 2**22, 2**19, 64
 #: Variance of log weights up to which their mean is estimated well, and from which on it is not.
 _TAME, _WILD = 3.0, 6.0
 #: Variance beyond which nothing is added to an ELBO.
-HOPELESS = 100.0
+_HOPELESS = 100.0
 #: Part of the draws that may be outside the support.
 _MOST_LOST = 0.1
 #: Nats below the top up to which hyperparameters count.
@@ -185,7 +185,7 @@ class LatentMarginal:
         if keep.mean() < 1.0 - _MOST_LOST:
             return 0.0, np.inf
         variance = float(np.var(log_ratio[keep]))
-        if variance > HOPELESS:
+        if variance > _HOPELESS:
             return 0.0, np.inf
         missing, half = float(logsumexp(log_ratio[keep]) - np.log(len(keep))), 0.5 * variance
         by_half = min(max((variance - _TAME) / (_WILD - _TAME), 0.0), 1.0)  # without a jump

@@ -14,8 +14,8 @@ from pymc_ngvi.marginal.regression import Whitening, predictor
 from pymc_ngvi.marginal.sampling import Pool, evenly_picked
 from pymc_ngvi.marginal.tails import Bend
 from pymc_ngvi.nested.emulator import Predicted
-from pymc_ngvi.nested.log_marginal import HOPELESS, Drawn, LatentMarginal
-from pymc_ngvi.nested.pairs import Pairs, variances_of
+from pymc_ngvi.nested.log_marginal import Drawn, LatentMarginal
+from pymc_ngvi.nested.pairs import Pairs
 from pymc_ngvi.nested.starts import Starts
 
 #: Draws of the latent variables at each value of the hyperparameters; numbers in all draws at most; fewest of each.
@@ -171,7 +171,7 @@ class Rounds:
             log_all[keep] - left,
             np.array([f.log_ratio for f in some]),
             elbo,
-            elbo + self._lacking(g[keep], some),
+            elbo + self._lacking(g[keep]),
             np.array([f.latents for f in some]),
             np.array([f.mean for f in some]),
             np.array([f.sd for f in some]),
@@ -182,17 +182,18 @@ class Rounds:
         )
         return pairs, log_near[keep], lost
 
-    def _lacking(self, g: Array, found: list[Drawn]) -> Array:
-        """Return what ELBOs lack of log m, (n,): half of the variance of log weights, as a regression smooths it."""
-        half = 0.5 * variances_of(np.array([f.log_ratio for f in found]))
-        known = np.isfinite(half) & (half < 0.5 * HOPELESS)
-        features = np.concatenate([np.ones((len(g), 1)), self._features(g)], axis=1)
-        if known.sum() < 2 * features.shape[1]:
+    def _lacking(self, g: Array) -> Array:
+        """Return what ELBOs lack of log m, (n,), by a regression on what the fits before the rounds have measured."""
+        known = [k for k in self._marginal.known if np.isfinite(k.doubt)]
+        features = self._features(np.array([k.g for k in known]))
+        if len(known) < 2 * (1 + features.shape[1]):
             return np.zeros(len(g))
-        predicted = self._guess.log_density(g)
-        weights = np.where(known, np.exp(_FLATTENED * (predicted - predicted.max())), 0.0)
-        slopes = predictor(features, np.where(known, half, 0.0)[:, None], weights, g.shape[1])
-        return np.clip((features @ slopes)[:, 0], 0.0, half[known].max())
+        values, lacking = np.array([k.value for k in known]), np.array([k.correction for k in known])
+        weights = np.exp(_FLATTENED * (values - values.max()))
+        one, ones = np.ones((len(known), 1)), np.ones((len(g), 1))
+        slopes = predictor(np.concatenate([one, features], axis=1), lacking[:, None], weights, g.shape[1])
+        found = np.concatenate([ones, self._features(g)], axis=1) @ slopes
+        return np.clip(found[:, 0], lacking.min(), lacking.max())
 
     def _features(self, g: Array) -> Array:
         """Return whitened hyperparameters and, where there are values enough, their products: of the bulk."""
