@@ -258,7 +258,7 @@ def test_seconds_are_those_of_the_form():
 def test_values_of_hyperparameters_are_as_many_as_a_few_seconds_allow():
     few, many = n_values_of(_sizes(2_000)), n_values_of(_sizes(50))
     assert few == 128
-    assert many == 512
+    assert many == 448
 
 
 def test_seconds_of_forms_agree():

@@ -19,7 +19,7 @@ from pymc_ngvi.model.rows_given import RowsGiven
 _FITS, _FITS_OF_EACH, _EXPECTATIONS, _PER_FIT, _PER_ROW = 60.0, 10.0, 5.0, 0.01, 2e-6
 #: Expectations of a fit whose start is predicted; seconds that such fits may take all together, their number at least
 #: and at most.
-_EXPECTATIONS_OF_VALUE, _SECONDS_OF_VALUES, _FEWEST_VALUES, _MOST_VALUES = 2.5, 10.0, 128, 512
+_EXPECTATIONS_OF_VALUE, _SECONDS_OF_VALUES, _FEWEST_VALUES, _MOST_VALUES = 2.5, 10.0, 128, 448
 #: Of an operation in a dense matrix of one state, and in the fronts or blocks of a sparse one; of a number in these,
 #: which is gathered and scattered; of the calls for a stack of fronts, and for a size of blocks.
 _PER_DENSE, _PER_FLOP, _PER_ENTRY, _PER_STACK, _PER_SIZE = 4.5e-11, 7e-11, 3.5e-8, 1.6e-4, 9e-4

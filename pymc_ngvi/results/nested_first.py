@@ -32,6 +32,8 @@ from pymc_ngvi.results.fitted import Fitted
 _MOST_SECONDS, _MOST_DENSE = 120.0, 2_000
 #: Latent variables for each hyperparameter, from which on it is worth while.
 _MANY = 3
+#: Effective size of the hyperparameters below which a Gaussian fit of all coordinates may know more.
+_FEWEST = 20.0
 #: Draws behind the ELBO of that Gaussian.
 _N_DRAWS = 64
 _FROM_MOMENTS = "it has the moments of the nested posterior"
@@ -77,7 +79,7 @@ def nested_first[A: Fitted](
             state = nested_posterior(density, None, step.stream)
     except Unavailable:
         return None
-    if not state.checks.is_reliable and options.posterior == "auto":
+    if state.checks.effective_size < _FEWEST and options.posterior == "auto":
         return None
     q = _with_moments_of(state)
     object.__setattr__(state, "gaussian", q)
