@@ -75,19 +75,22 @@ class Latent(NamedTuple):
     def given(self, h: Array, x: Array) -> tuple[float, Array, Array]:
         """Return Laplace's log p(y, h), the mode, and the lower factor of the precision there; ``x`` is a start."""
         a, precision = self.design(h), 1.0 / self.sd**2
+
+        def log_p(x: Array) -> float:
+            return self.rows.at(self.offset + a @ x, h)[0] - 0.5 * precision @ x**2
+
+        x = max(x, np.zeros(len(x)), key=log_p)  # the mode of other hyperparameters may be far out at these
         for _ in range(40):
-            value, gradient, weight = self.rows.at(self.offset + a @ x, h)
+            _, gradient, weight = self.rows.at(self.offset + a @ x, h)
             factor = np.linalg.cholesky((a.T * weight) @ a + np.diag(precision))
             slope = a.T @ gradient - precision * x
             step = solve_triangular(factor.T, solve_triangular(factor, slope, lower=True))
-            # Halved until it does not fall: counts far from the start make a full step too long.
-            now, size = value - 0.5 * precision @ x**2, 1.0
-            while size > 1e-4:
-                trial = x + size * step
-                if self.rows.at(self.offset + a @ trial, h)[0] - 0.5 * precision @ trial**2 >= now - 1e-9:
-                    break
+            size, now = 1.0, log_p(x)
+            while size > 1e-6 and log_p(x + size * step) < now - 1e-9:  # a full step may go too far
                 size /= 2.0
-            x = trial
+            if size <= 1e-6:
+                break
+            x = x + size * step
             if slope @ step < 1e-8:
                 break
         value, _, weight = self.rows.at(self.offset + a @ x, h)

@@ -148,6 +148,7 @@ def test_both_forms_have_the_same_variables(centred):
     assert names[0] <= names[1]
 
 
+@pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS")
 def test_every_model_has_a_reference_of_its_own_variables():
     assert set(models.MAY_FAIL) < set(models.MODELS)
     for name in models.MODELS:
