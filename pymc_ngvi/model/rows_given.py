@@ -25,6 +25,9 @@ from pymc_ngvi.model.sparsity.hessian import is_dense
 
 #: How far from the start values are given first: at special ones, such as a correlation of 0, entries are missing.
 _AROUND = 0.1
+#: The same of points at which rows are compared with log p: far ones tell more, and are rough: where a covariance is
+#: nearly singular, all digits of log p may be lost there.
+_DISTANCES = (0.1, 1e-3)
 
 
 class NotRows(Exception):
@@ -74,7 +77,7 @@ class RowsGiven:
                 raise NotRows(self.rows.terms.why[0])
             points, [values] = graph.over_draws([logp], theta)
             self._logp = functions.compile_for_rows([points], values)
-        self._around = self._start + _AROUND * np.random.default_rng(1).standard_normal((1, self.n_dim))
+        self._apart = np.random.default_rng(1).standard_normal((1, self.n_dim))
 
     @property
     def n_dim(self) -> int:
@@ -88,17 +91,24 @@ class RowsGiven:
     def give(self, values: Array) -> bool:
         """Take values of the coordinates that are given, (n_outside,); tell whether rows add up to log p there."""
         self._given.set_value(np.asarray(values, dtype=np.float64))
-        points = np.concatenate([self._start[None], self._around])
-        logp = self.logp(points)
-        if not np.isfinite(logp[0]):
-            return False
         try:
-            if self.rows.renew() and self.rows.anchor(points, logp):
+            if self.rows.renew() and self._is_anchored():
                 return True
             self.rows.retake()
         except (ValueError, TooDenseError, np.linalg.LinAlgError):
             return False
-        return not self.rows.terms.rest and self.rows.anchor(points, logp)
+        return not self.rows.terms.rest and self._is_anchored()
+
+    def _is_anchored(self) -> bool:
+        """Take what is constant in log p from its value at the start, and tell whether rows agree near it."""
+        for distance in _DISTANCES:
+            points = np.concatenate([self._start[None], self._start + distance * self._apart])
+            logp = self.logp(points)
+            if not np.isfinite(logp[0]):
+                return False
+            if self.rows.anchor(points, logp):
+                return True
+        return False
 
     def logp(self, theta: Array) -> Array:
         """Return log p, (n_points,), at points (n_points, n_dim)."""

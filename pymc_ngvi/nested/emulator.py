@@ -34,6 +34,8 @@ _DEEP, _DEEP_PER_DIM = 15.0, 3.0
 #: Standard deviation of a prediction at the top, in nats, that is near enough; nats below it at which it may be e times
 #: as large: there is little weight there.
 _NEAR, _SLACKER = 0.2, 6.0
+#: Standard deviation of a prediction, in nats, beyond which it counts for less: nothing is known there.
+_UNKNOWN = 1.0
 #: Whitened coordinates up to which values are used.
 _FARTHEST = 15.0
 #: Points that predictions rest on at least: for each number of the polynomial, and more.
@@ -233,6 +235,27 @@ class Emulated(Plain):
         if self._kriging is None:
             self._refit()
         return None if self._kriging is None else Predicted(self._kriging, self._whitening, self._bend)
+
+    def bounded(self) -> Callable[[Array], Array] | None:
+        """Return what is predicted of all that is known, low beside points at which there is next to nothing.
+
+        Such points are too far down for predictions, which know nothing of them. It stays as it is when more is known.
+        """
+        predicted = self.predicted()
+        if predicted is None:
+            return None
+        whitening = predicted.whitening
+        tree = cKDTree(_standardised(np.array(self._points), whitening)[0])
+        lowest = self.top - self._deep(len(whitening.mean))
+        is_nothing = np.array(self._known) < lowest
+
+        def value(points: Array) -> Array:
+            mean, sd = predicted.predict(points)
+            result: Array = mean - np.maximum(sd - _UNKNOWN, 0.0)
+            beside = is_nothing[tree.query(_standardised(points, whitening)[0])[1]]
+            return np.where(beside, np.minimum(result, lowest), result)
+
+        return value
 
     def _values(self, points: Array) -> Array:
         if self._whitening is None:

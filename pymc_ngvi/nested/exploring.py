@@ -7,13 +7,14 @@ import numpy as np
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.fitting import Hopeless, Sampler
 from pymc_ngvi.marginal.proposals import Proposal, effective_size
+from pymc_ngvi.marginal.sampling import Pool
 from pymc_ngvi.marginal.tails import Bend
 from pymc_ngvi.nested.emulator import Emulated, Predicted
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.mode import find_mode
 from pymc_ngvi.nested.pairs import Pairs, normalised
 from pymc_ngvi.nested.rounds import Guess, Rounds
-from pymc_ngvi.nested.verdict import MOST_MOVED
+from pymc_ngvi.nested.verdict import EVEN, MOST_MOVED
 
 #: Evaluations of log m before there are weights, after those on the way to the mode, and for each hyperparameter.
 _MOST, _MOST_OF_EACH = 15, 15
@@ -22,6 +23,8 @@ _WANTED = 8_000
 #: Parts of all values that are in each round: what the first has found makes predictions better, and the last is drawn
 #: only where less than a part of the values is effective, or k-hat is high.
 _PARTS, _GOOD, _HEAVY = (0.35, 0.65, 0.5), 0.5, 0.5
+#: Predicted weight of a draw from which on log m is evaluated there, and how often at most.
+_HEAVIEST, _MOST_HEAVY = 0.005, 30
 #: Values that predictions are told of after a round, at most.
 _MOST_TOLD = 120
 #: Standard deviations by which a wider round may move a mean in any case.
@@ -83,23 +86,41 @@ def explore(marginal: LatentMarginal, start: Array, scale: Array, n_values: int,
     sampled = sampler.run()
     rounds = Rounds(marginal, n_values, seed)
     for number, part in enumerate(_PARTS):
-        predicted = emulated.predicted()
-        if predicted is None:
-            raise Hopeless("the latent variables can be fitted at few of the hyperparameters")
-        rounds.add(Guess(predicted, predicted.whitening, sampled.pool), sampled.bend, part)
+        guess, predicted = _guess(emulated, sampled.pool)
+        rounds.add(guess, sampled.bend, part)
         pairs, log_near, lost = rounds.pooled()
         moved = _moved(pairs, log_near)
         if number == len(_PARTS) - 1 or (_is_good(pairs, moved) and number):
             break
         _tell(emulated, pairs)
         sampled.pool = sampler.sequences.again(sampled.pool)
-    assert predicted is not None
     return Explored(pairs, rounds.proposal, sampled.bend, predicted, lost, moved)
+
+
+def _guess(emulated: Emulated, pool: Pool) -> tuple[Guess, Predicted]:
+    """Return the predicted density, log m being evaluated where single draws would have much of the weight.
+
+    Beyond what is known, a polynomial may rise without end.
+    """
+    seen: list[int] = []
+    while True:
+        predicted, value = emulated.predicted(), emulated.bounded()
+        if predicted is None or value is None:
+            raise Hopeless("the latent variables can be fitted at few of the hyperparameters")
+        guess = Guess(value, predicted.whitening, pool)
+        heavy = guess.weights.copy()
+        heavy[seen] = 0.0
+        worst = int(np.argmax(heavy))
+        if heavy[worst] < _HEAVIEST or len(seen) >= _MOST_HEAVY:
+            return guess, predicted
+        emulated.evaluate(pool.g[worst])
+        seen.append(worst)
 
 
 def _is_good(pairs: Pairs, moved: float) -> bool:
     size = effective_size(pairs.log_marginal - pairs.log_density)
-    return size > _GOOD * len(pairs.g) and pairs.khat < _HEAVY and moved < MOST_MOVED
+    is_even = size > EVEN * len(pairs.g) or (size > _GOOD * len(pairs.g) and pairs.khat < _HEAVY)
+    return is_even and moved < MOST_MOVED
 
 
 def _tell(emulated: Emulated, pairs: Pairs) -> None:

@@ -13,7 +13,6 @@ from pymc_ngvi.marginal.proposals import Base, Proposal, first_proposal
 from pymc_ngvi.marginal.regression import Whitening, predictor
 from pymc_ngvi.marginal.sampling import Pool, evenly_picked
 from pymc_ngvi.marginal.tails import Bend
-from pymc_ngvi.nested.emulator import Predicted
 from pymc_ngvi.nested.log_marginal import Drawn, LatentMarginal
 from pymc_ngvi.nested.pairs import Pairs
 from pymc_ngvi.nested.starts import Starts
@@ -22,8 +21,6 @@ from pymc_ngvi.nested.starts import Starts
 N_DRAWS, _MOST_NUMBERS, FEWEST_VALUES, _FEWEST_DRAWS = 16, 2**25, 64, 2
 #: Part of the values that are drawn from farther out, by how much farther, and with what degrees of freedom.
 _OF_WIDE, _WIDER, _DF = 0.2, 2.0, 5.0
-#: Standard deviation of a prediction, in nats, beyond which it counts for less: nothing is known there.
-_KNOWN = 1.0
 #: Nats below the top, and more for each hyperparameter, beyond which only short ways to a fit are tried.
 _DEEP, _DEEP_PER_DIM = 12.0, 2.0
 #: Whitened hyperparameters are cut off here in regressions: beyond, few draws would have all the say.
@@ -39,14 +36,15 @@ class Guess:
 
     Parameters
     ----------
-    predicted : Predicted
+    value : callable
+        From points, (n, p), to predictions of log m.
     whitening : Whitening
     pool : Pool
         Draws of a proposal that covers it.
     """
 
-    def __init__(self, predicted: Predicted, whitening: Whitening, pool: Pool) -> None:
-        self._predicted, self._pool, self.whitening = predicted, pool, whitening
+    def __init__(self, value: Callable[[Array], Array], whitening: Whitening, pool: Pool) -> None:
+        self._value, self.whitening, self._pool = value, whitening, pool
         self.values = self._of(pool.g)
         log_ratio = self.values - pool.log_density
         self.log_total = float(logsumexp(log_ratio) - np.log(len(log_ratio)))
@@ -75,9 +73,7 @@ class Guess:
         return first_proposal(Base(mean, np.linalg.cholesky(cov)), bend, _DF, _WIDER)
 
     def _of(self, g: Array) -> Array:
-        mean, sd = self._predicted.predict(g)
-        result: Array = mean - np.maximum(sd - _KNOWN, 0.0)
-        return result
+        return self._value(g)
 
 
 @dataclass

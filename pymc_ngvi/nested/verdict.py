@@ -14,7 +14,7 @@ _EXACT_VALUES, _EXACT_PAIRS = 400.0, 1_000.0
 #: Effective size of the hyperparameters from which on a posterior is reliable, and k-hat up to which it is.
 _LEAST_VALUES, _HEAVIEST = 100.0, 0.7
 #: Part of the values that are effective from which on a heavy tail of weights does not matter.
-_EVEN = 0.7
+EVEN = 0.7
 #: Standard errors by which values from farther out may move a mean.
 MOST_MOVED = 2.0
 #: Error of log m, an sd over the hyperparameters in nats, up to which an approximate posterior is reliable; part of
@@ -115,7 +115,7 @@ class NestedChecks:
 
     def _has_tail(self, most: float) -> bool:
         """Tell whether the tail of the weights is light enough, or does not matter."""
-        return self.khat < most or self.effective_size > _EVEN * self.n_values
+        return self.khat < most or self.effective_size > EVEN * self.n_values
 
     @property
     def _why_not_joint(self) -> str:

@@ -115,8 +115,9 @@ def weights_and_elbo(log_ratio: Array) -> tuple[Weights, Elbo]:
     """Return what log p - log q at draws says of weights, and the ELBO."""
     finite = np.isfinite(log_ratio)
     n = int(finite.sum())
-    value = float(log_ratio[finite].mean()) if n else -np.inf
-    se = float(log_ratio[finite].std(ddof=1) / np.sqrt(n)) if n > 1 else np.inf
+    with np.errstate(over="ignore"):  # far draws of a proposal may have next to no density
+        value = float(log_ratio[finite].mean()) if n else -np.inf
+        se = float(log_ratio[finite].std(ddof=1) / np.sqrt(n)) if n > 1 else np.inf
     return weigh(log_ratio, np.zeros(len(log_ratio)))[1], Elbo(value, se)
 
 
