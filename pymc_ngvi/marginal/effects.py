@@ -21,7 +21,7 @@ from pymc_ngvi.marginal.quadrature import upwards
 from pymc_ngvi.marginal.surrogate import Surrogate
 
 #: Candidates in each coordinate, by levels of the trees.
-N_CANDIDATES = {1: 5, 2: 3, 3: 2, 4: 2, 5: 2}
+N_CANDIDATES = {1: 5, 2: 4, 3: 3, 4: 2, 5: 2}
 #: Width of the proposal over that of the conditional distribution.
 _WIDTH = 1.05
 #: Skewness of a split normal with scales 1 -+ d/2, over d, about 0; largest d.
