@@ -128,10 +128,10 @@ class NGVI(Inference):
         small blocks that are independent given the others, such as the effects of a group, are integrated by quadrature
         after the Gaussian fit. The others, up to 100, are sampled by importance. In a model without such blocks, all
         parameters are sampled so, up to 15. "nested": of a latent Gaussian model, such as a Gaussian process, a random
-        walk, a map or crossed effects. Its hyperparameters, up to 10, are sampled by importance, and the others are
-        Gaussian given these: approximate, with an estimate of the error. "auto": the exact posterior where it takes
-        about as long as a few fits and all its checks hold; otherwise the nested one, where the model has one and it
-        does not take too long; and the Gaussian otherwise, with the reason in ``approx.record.posterior``. Where
+        walk, a map or crossed effects. Its hyperparameters, up to 10, are sampled, the others are drawn from Gaussians
+        given these, and both are weighted together: exact where weights are even, and otherwise approximate. "auto":
+        the cheaper one of the two first, by estimate, where they do not take too long, until one is exact; and the
+        Gaussian where there is neither, with the reason in ``approx.record.posterior``. Where
         ``family``, ``update``, ``estimator``, ``step`` or ``reparam`` is named, "auto" returns the fit as it is.
         "exact" and "nested" raise a ValueError where the model does not allow it, and `NotExactError` where it turns
         out that there is none. Exact and nested posteriors have draws and moments, but no density; ``approx.gaussian``
