@@ -295,8 +295,15 @@ class LogMarginal:
         return Centres(values[:, :n_local], factor)
 
     def centres(self, g: Array) -> Centres:
-        """Return centres that are right: as predicted where the base rule rests on that, corrected otherwise."""
-        return self.reference(g).centres if self.base is None else self.predicted(g)
+        """Return centres that are right: as predicted within reach of a base rule, corrected elsewhere."""
+        if self.base is None or self.whitening is None:
+            return self.reference(g).centres
+        found = self.predicted(g)
+        far = np.flatnonzero(self.base.is_beyond(self.whitening.features(g)))
+        if not len(far):
+            return found
+        every = np.ones((len(far), self.forest.n_local), dtype=bool)
+        return found.replaced(far, self.reference(g[far]).centres, every)
 
     def leverage(self, g: Array, known: Array) -> Array:
         """Return how far regressions on the globals ``known`` are from these at ``g``: the variance they have there."""
