@@ -180,6 +180,26 @@ def test_far_draws_are_evaluated_with_care():
     assert asked[1] == asked[0] > 0
 
 
+def test_effects_of_far_globals_are_about_corrected_centres():
+    """Beyond the reach of a base rule regressions extrapolate, and effects that are drawn about these are far out."""
+    rng = np.random.default_rng(2)
+    group = np.repeat(np.arange(30), 6)
+    y = rng.poisson(np.exp(1.0 + rng.normal(0.0, 0.7, 30)[group]))
+    with pm.Model() as model:
+        b, s = pm.Normal("b", 0.0, 2.0), pm.HalfNormal("s", 1.0)
+        a = pm.Normal("a", 0.0, 1.0, shape=30)
+        pm.Poisson("y", pm.math.exp(b + s * a[group]), observed=y)
+    quadrature = pymc_ngvi.fit_ngvi(model=model, posterior="exact", random_seed=1, progressbar=False)._state.quadrature
+    assert quadrature.base is not None
+    factor, mean = quadrature.whitening.factor, quadrature.whitening.mean
+    g = quadrature.reference((mean + np.array([[0.0, 0.0], [12.0, -9.0]]) @ factor.T)).g
+    assert quadrature.base.is_beyond(quadrature.whitening.features(g)).tolist() == [False, True]
+    right, found, predicted = quadrature.reference(g[1:]).centres, quadrature.centres(g), quadrature.predicted(g)
+    np.testing.assert_allclose(found.mean[1], right.mean[0], rtol=1e-9)
+    np.testing.assert_array_equal(found.mean[0], predicted.mean[0])
+    assert np.abs(predicted.mean[1] - right.mean[0]).max() > 1.0
+
+
 # --- errors of standard deviations ---
 
 
