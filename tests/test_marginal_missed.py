@@ -192,7 +192,7 @@ def test_effects_of_far_globals_are_about_corrected_centres():
     quadrature = pymc_ngvi.fit_ngvi(model=model, posterior="exact", random_seed=1, progressbar=False)._state.quadrature
     assert quadrature.base is not None
     factor, mean = quadrature.whitening.factor, quadrature.whitening.mean
-    g = quadrature.reference((mean + np.array([[0.0, 0.0], [12.0, -9.0]]) @ factor.T)).g
+    g = quadrature.reference(mean + np.array([[0.0, 0.0], [12.0, -9.0]]) @ factor.T).g
     assert quadrature.base.is_beyond(quadrature.whitening.features(g)).tolist() == [False, True]
     right, found, predicted = quadrature.reference(g[1:]).centres, quadrature.centres(g), quadrature.predicted(g)
     np.testing.assert_allclose(found.mean[1], right.mean[0], rtol=1e-9)
