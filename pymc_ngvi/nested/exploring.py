@@ -90,7 +90,7 @@ def explore(marginal: LatentMarginal, start: Array, scale: Array, n_values: int,
         rounds.add(guess, sampled.bend, part)
         pairs, log_near, lost = rounds.pooled()
         moved = _moved(pairs, log_near)
-        if number == len(_PARTS) - 1 or (_is_good(pairs, moved) and number):
+        if number == len(_PARTS) - 1 or (number and _is_good(pairs, moved)):
             break
         _tell(emulated, pairs)
         sampled.pool = sampler.sequences.again(sampled.pool)

@@ -214,17 +214,6 @@ class Pairs:
         x = self.latents[:, :, index].reshape(len(root), len(index))
         return _standardised(g, root), _standardised(x, root)
 
-    def errors(self, values: Array) -> Array:
-        """Return standard errors of weighted means of functions of pairs, (k,), pairs of one theta being a cluster.
-
-        Parameters
-        ----------
-        values : ndarray, shape (n, m, k)
-        """
-        of_theta = np.einsum("sm,smk->sk", self.of_pairs, values - np.einsum("sm,smk->k", self.of_pairs, values))
-        result: Array = np.sqrt(np.sum(of_theta**2, axis=0))
-        return result
-
     def without_wide(self, log_density: Array) -> Array:
         """Return weights of the hyperparameters, (n,), 0 for those of the wide proposal.
 

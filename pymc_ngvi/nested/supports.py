@@ -18,8 +18,8 @@ from pymc_ngvi.families.gaussian import of_tag, with_tag_of
 _PER_TERM, _RIDGE = 2.0, 1e-3
 #: Part of the squared differences between neighbours that a polynomial may leave of their factors.
 _BETTER = 0.5
-#: Factor up to which standard deviations are moved, a logarithm; entries of a temporary.
-_MOST_MOVED, _AT_ONCE = 1.5, 2**22
+#: Factor up to which standard deviations are moved, a logarithm.
+_MOST_MOVED = 1.5
 
 
 @stored("nested.supports", content=("points", "means", "factors", "first"), make="of_content")
