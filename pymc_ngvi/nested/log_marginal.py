@@ -20,6 +20,7 @@ from pymc_ngvi.core.types import Array, RowRules
 from pymc_ngvi.model.predictors.expectations import Seen
 from pymc_ngvi.model.rows_given import RowsGiven
 from pymc_ngvi.nested.conditional import Conditional, ConditionalFits
+from pymc_ngvi.nested.defence import Defence
 
 #: Draws behind a correction; numbers in these, and values of rows, at most; fewest.
 _N_DRAWS, _MOST_NUMBERS, _MOST_VALUES, _FEWEST = 512, 2**22, 2**19, 64
@@ -71,7 +72,10 @@ class Drawn(NamedTuple):
     mean, sd : ndarray, shape (n_dim,)
     latents : ndarray, shape (n_draws, n_dim)
     log_ratio : ndarray, shape (n_draws,)
-        log p(y, x, theta) - log q(x | theta), -inf where p is 0.
+        log p(y, x, theta) - log q'(x | theta), -inf where p is 0: q' is what they are drawn from, a part of them from
+        farther out than q.
+    log_mixed : ndarray, shape (n_draws,)
+        log q' - log q.
     """
 
     elbo: float
@@ -79,6 +83,7 @@ class Drawn(NamedTuple):
     sd: Array
     latents: Array
     log_ratio: Array
+    log_mixed: Array
 
 
 class LatentMarginal:
@@ -139,7 +144,24 @@ class LatentMarginal:
         near = values > values.max() - _NEAR
         return float(np.std(doubts[near]))
 
-    def drawn(self, g: Array, starts: Sequence[Seen], rules: RowRules, base: Array, *, thorough: bool) -> Drawn | None:
+    def defence(self) -> Defence:
+        """Return in which directions draws are to come from farther out, by the highest of the fits so far."""
+        top = max(self.known, key=lambda one: one.value)
+        fit = self.fits.fit(top.g, (top.seen,), top.rules)
+        assert fit is not None  # where there was one before
+        return Defence.of(self._given, fit)
+
+    def drawn(
+        self,
+        g: Array,
+        starts: Sequence[Seen],
+        rules: RowRules,
+        base: Array,
+        defence: Defence,
+        rng: np.random.Generator,
+        *,
+        thorough: bool,
+    ) -> Drawn | None:
         """Return the Gaussian at one value of the hyperparameters, and draws; None where there is none.
 
         Parameters
@@ -151,6 +173,9 @@ class LatentMarginal:
             By which rows are integrated.
         base : ndarray, shape (n_draws, n_dim)
             Standard normals.
+        defence : Defence
+            By which the last of them are moved out.
+        rng : numpy.random.Generator
         thorough : bool
             Whether to take the long way where these lead nowhere.
         """
@@ -158,8 +183,9 @@ class LatentMarginal:
         if conditional is None:
             return None
         q = conditional.q
+        base, log_mixed = defence.moved(self._given, conditional, base, rng)
         latents, log_ratio = self._weighed(conditional, base)
-        return Drawn(conditional.elbo, q.mean(), q.sd(), latents, log_ratio)
+        return Drawn(conditional.elbo, q.mean(), q.sd(), latents, log_ratio - log_mixed, log_mixed)
 
     def _weighed(self, conditional: Conditional, base: Array) -> tuple[Array, Array]:
         """Return draws of a fit, and log p - log q there; -inf where that is no number."""

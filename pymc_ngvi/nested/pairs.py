@@ -7,7 +7,7 @@ alone are taken, by the ELBO of each Gaussian and what it lacks, and the pairs a
 
 import functools
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -39,7 +39,7 @@ class Pairs:
     log_density : ndarray, shape (n,)
         Of the proposal of these.
     log_ratio : ndarray, shape (n, m)
-        log p(y, x, theta) - log q(x | theta), -inf where p is 0.
+        log p(y, x, theta) - log q'(x | theta), -inf where p is 0: q' is what x is drawn from.
     elbo : ndarray, shape (n,)
         Of log p at these hyperparameters.
     log_by_elbo : ndarray, shape (n,)
@@ -56,6 +56,10 @@ class Pairs:
         That log density.
     is_wide : ndarray of bool, shape (n,)
         Which hyperparameters are of the wide proposal.
+    log_mixed : ndarray, shape (n, m)
+        log q' - log q; empty where all are draws of q.
+    n_far : int
+        How many of the m, the last ones, are drawn from farther out than q.
     """
 
     g: Array
@@ -70,6 +74,8 @@ class Pairs:
     target: Array
     predicted: Array
     is_wide: NDArray[np.bool_]
+    log_mixed: Array = field(default_factory=lambda: np.empty((0, 0)))
+    n_far: int = 0
 
     def __len__(self) -> int:
         """Return the number of pairs."""
@@ -81,7 +87,8 @@ class Pairs:
         flat = {a.shape for a in (self.log_density, self.elbo, self.log_by_elbo, self.predicted, self.is_wide)}
         shapes = self.g.shape == (n, n_globals) and self.latents.shape == (n, m, n_local)
         moments = self.means.shape == self.sds.shape == (n, n_local)
-        if not (shapes and moments and flat == {(n,)} and self.features.shape == (n, len(self.target))):
+        mixed = self.log_mixed.shape in {(n, m), (0, 0)} and 0 <= self.n_far < m
+        if not (shapes and moments and mixed and flat == {(n,)} and self.features.shape == (n, len(self.target))):
             raise ValueError("the arrays of the nested posterior do not go together")
 
     # --- weights ---
@@ -94,7 +101,23 @@ class Pairs:
     @functools.cached_property
     def variances(self) -> Array:
         """The same at each value, (n,)."""
-        return variances_of(self.log_ratio)
+        return variances_of(self.own_log_ratio)
+
+    @property
+    def n_own(self) -> int:
+        """Draws of q at each value."""
+        return self.log_ratio.shape[1] - self.n_far
+
+    @property
+    def own_log_ratio(self) -> Array:
+        """Log p - log q at the draws of q, (n, n_own)."""
+        own = self.log_ratio[:, : self.n_own]
+        return own + self.log_mixed[:, : self.n_own] if self.log_mixed.size else own
+
+    @property
+    def _of_own(self) -> Array:
+        """Weights of the draws at one value under q, (m,)."""
+        return np.where(np.arange(self.log_ratio.shape[1]) < self.n_own, 1.0 / self.n_own, 0.0)
 
     @property
     def is_joint(self) -> bool:
@@ -132,9 +155,8 @@ class Pairs:
     @functools.cached_property
     def of_pairs(self) -> Array:
         """Weights of the pairs, (n, m); they add up to 1."""
-        m = self.log_ratio.shape[1]
         if not self.is_joint:
-            return np.repeat(self.weights[:, None] / m, m, axis=1)
+            return self.weights[:, None] * self._of_own
         total = logsumexp(self.log_ratio, axis=1, keepdims=True)
         within = np.exp(self.log_ratio - np.where(np.isfinite(total), total, 0.0))
         result: Array = self.weights[:, None] * within
@@ -191,7 +213,7 @@ class Pairs:
 
         The known moments of each Gaussian are control variates: what is left to the draws is what weights change.
         """
-        within = self.of_pairs - self.weights[:, None] / self.log_ratio.shape[1]
+        within = self.of_pairs - self.weights[:, None] * self._of_own
         mean = self.weights @ self.means
         square = self.weights @ (self.sds**2 + (self.means - mean) ** 2)
         change, of_square = np.zeros_like(mean), np.zeros_like(mean)

@@ -13,6 +13,7 @@ from pymc_ngvi.marginal.proposals import Base, Proposal, first_proposal
 from pymc_ngvi.marginal.regression import Whitening, predictor
 from pymc_ngvi.marginal.sampling import Pool, evenly_picked
 from pymc_ngvi.marginal.tails import Bend
+from pymc_ngvi.nested.defence import Defence, n_far_of
 from pymc_ngvi.nested.log_marginal import Drawn, LatentMarginal
 from pymc_ngvi.nested.pairs import Pairs
 from pymc_ngvi.nested.starts import Starts
@@ -115,16 +116,16 @@ class Rounds:
 
     def add(self, guess: Guess, bend: Bend, part: float) -> None:
         """Draw a part of all values from what is predicted, and some from farther out."""
-        starts = Starts(self._marginal.known, guess.whitening, self._marginal.kinds)
+        starts, defence = Starts(self._marginal.known, guess.whitening, self._marginal.kinds), self._marginal.defence()
         n, n_wide = int(np.ceil(part * self._n)), int(np.ceil(part * _OF_WIDE * self._n))
         self.proposal = guess.wide(bend)
         g = guess.draws(n, float(self._rng.random()))
-        self._rounds.append(_Round(guess.log_density, g, self._found(g, guess, starts), False))
+        self._rounds.append(_Round(guess.log_density, g, self._found(g, guess, starts, defence), False))
         g = self.proposal.draws(n_wide, self._rng)
-        self._rounds.append(_Round(self.proposal.log_density, g, self._found(g, guess, starts), True))
+        self._rounds.append(_Round(self.proposal.log_density, g, self._found(g, guess, starts, defence), True))
         self._guess = guess
 
-    def _found(self, g: Array, guess: Guess, starts: Starts) -> list[Drawn | None]:
+    def _found(self, g: Array, guess: Guess, starts: Starts, defence: Defence) -> list[Drawn | None]:
         """Return what is found at values of the hyperparameters, None where there is no fit."""
         lowest = guess.values.max() - _DEEP - _DEEP_PER_DIM * g.shape[1]
         is_deep = guess._of(g) < lowest
@@ -133,7 +134,7 @@ class Rounds:
             rng = np.random.default_rng([self._seed, _STREAM, self._n_drawn])
             half = rng.standard_normal(((self._m + 1) // 2, self._marginal.n_dim))
             base = np.concatenate([half, -half])[: self._m]
-            result.append(self._marginal.drawn(one, *starts.at(one), base, thorough=not deep))
+            result.append(self._marginal.drawn(one, *starts.at(one), base, defence, rng, thorough=not deep))
             self._n_drawn += 1
         return result
 
@@ -175,6 +176,8 @@ class Rounds:
             self._guess.mean(self._features),
             predicted[keep],
             is_wide[keep],
+            np.array([f.log_mixed for f in some]),
+            n_far_of(self._m),
         )
         return pairs, log_near[keep], lost
 

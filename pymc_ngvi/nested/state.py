@@ -122,11 +122,11 @@ class NestedState(PoolState):
         if self.pairs.is_joint:
             return None
         rows = evenly_picked(self.weights, n, 0.5)
-        latents = self.pairs.latents[rows]
+        latents = self.pairs.latents[rows, : self.pairs.n_own]
         theta = np.empty((*latents.shape[:2], self.n_dim))
         theta[:, :, self.globals_] = self.pairs.g[rows][:, None]
         theta[:, :, self.locals_] = latents
-        return theta, self.pairs.log_ratio[rows]
+        return theta, self.pairs.own_log_ratio[rows]
 
     def weight_of(self, theta: Array) -> Array:
         """Return the log weights of pairs, (n_draws,); NaN for what is none of these draws."""

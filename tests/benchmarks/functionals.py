@@ -35,12 +35,13 @@ from isolated import first_line, report, run_process, script
 from measure import Array
 from pages import write_between_marks
 from records import Records
+from scipy.stats import norm
 from timed_fit import timed_fit
 
 DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
 KEY = ("model", "seed")
 FIELDS = (
-    *KEY, "status", "kind", "posterior", "reliable", "verdict", "summary_reliable", "reasons", "n_dim", "n_functionals",
+    *KEY, "status", "kind", "posterior", "reliable", "verdict", "summary_reliable", "reasons", "n_dim", "n_functionals", "n_heavy",
     "worst_mean", "worst_mean_at", "rms_mean", "worst_sd", "worst_sd_at", "worst_limit", "worst_limit_at", "beyond",
     "beyond_at", "joint", "coordinate_mean", "coordinate_mean_at", "coordinate_rms", "coordinate_sd",
     "coordinate_sd_at", "coordinate_limit", "coordinate_limit_at", "ess", "reference_ess", "cold", "cold_cpu",
@@ -50,6 +51,12 @@ N_DRAWS = 4_000
 #: A functional is right if its mean is this near, in standard deviations, and its standard deviation, relatively; or
 #: within so many standard errors of both sets of draws together.
 MEAN, SD, N_ERRORS = 0.15, 0.15, 3.0
+#: Kurtosis from which on a few thousand draws do not tell a standard deviation, nor often the mean, whoever makes them:
+#: of exp(eta) where eta has a standard deviation of .9 and more. Limits are compared there.
+HEAVY = 50.0
+LOW = references.LIMITS[0]
+#: The standard error of such a normal quantile from a share of n independent draws, times the root of n.
+_OF_QUANTILE = np.sqrt(LOW * (1.0 - LOW)) / norm.pdf(norm.ppf(LOW))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -98,7 +105,9 @@ def run_cell(name: str, seed: int, folder: Path) -> None:
     try:
         tree = approx.sample(N_DRAWS, random_seed=seed)
         size = float(min(N_DRAWS, tree["posterior"].attrs.get("effective_sample_size", N_DRAWS)))
-        report(**errors(_summary(tree, approx, size), Summary.read(references.file_of(name, folder))))
+        draws, names, n_functionals = references.flattened(tree["posterior"], approx.model)
+        ours = Summary.of_draws(draws, names, n_functionals, 1, size)
+        report(**errors(ours, Summary.read(references.file_of(name, folder)), draws))
         diagnosis = approx.diagnose(random_seed=seed)
         report(reliable=int(diagnosis.reliable), verdict=diagnosis.verdict, reasons=" | ".join(diagnosis.reasons))
         report(summary_reliable=int("Reliable" in str(approx.summary(random_seed=seed))))
@@ -111,15 +120,12 @@ def _kind(approx: Any) -> str:
     return "nested" if record.is_nested else "exact" if record.is_exact else "Gaussian"
 
 
-def _summary(tree: Any, approx: Any, size: float) -> Summary:
-    draws, names, n_functionals = references.flattened(tree["posterior"], approx.model)
-    return Summary.of_draws(draws, names, n_functionals, 1, size)
-
-
-def errors(ours: Summary, reference: Summary) -> dict[str, object]:
+def errors(ours: Summary, reference: Summary, draws: Array) -> dict[str, object]:
     """Return the columns about errors, in standard deviations of the reference; constants are left out.
 
-    ``beyond`` is the largest error of a functional's mean or standard deviation as a multiple of what is tolerated.
+    ``beyond`` is the largest error of a functional's mean or standard deviation as a multiple of what is tolerated; of
+    functionals with heavy tails, that of how many of our draws are beyond a limit of the reference, as a normal
+    quantile.
 
     Raises
     ------
@@ -129,14 +135,18 @@ def errors(ours: Summary, reference: Summary) -> dict[str, object]:
     if ours.names != reference.names:
         raise ValueError("the reference has other functionals or coordinates: make it anew")
     varies = reference.varies
-    ours, reference = ours.only(varies), reference.only(varies)
-    sd = reference.sd
+    ours, reference, draws = ours.only(varies), reference.only(varies), draws[:, varies]
+    sd, heavy = reference.sd, reference.kurtosis > HEAVY
     of_mean, of_sd = (ours.mean - reference.mean) / sd, ours.sd / sd - 1.0
     of_limit = np.maximum(np.abs(ours.low - reference.low), np.abs(ours.high - reference.high)) / sd
     joint, joint_sd = _joint_errors(ours, reference)
     beyond_mean = np.abs(of_mean) / np.maximum(MEAN, N_ERRORS * joint)
     beyond_sd = np.abs(of_sd) / np.maximum(SD, N_ERRORS * joint_sd)
     beyond = np.where(np.isfinite(of_mean) & np.isfinite(of_sd), np.maximum(beyond_mean, beyond_sd), np.inf)
+    if heavy.any():
+        by_share = _errors_of_shares(draws[:, heavy], reference.only(heavy))
+        of_mean[heavy], of_sd[heavy], of_limit[heavy] = 0.0, 0.0, by_share
+        beyond[heavy] = by_share / np.maximum(MEAN, N_ERRORS * _OF_QUANTILE * joint[heavy])
     first, second = np.flatnonzero(reference.is_functional), np.flatnonzero(~reference.is_functional)
     at = {
         "worst_mean": _worst(of_mean, first),
@@ -155,6 +165,7 @@ def errors(ours: Summary, reference: Summary) -> dict[str, object]:
         "coordinate_rms": float(np.sqrt(np.mean(of_mean[second] ** 2))),
         "joint": float(joint[at["beyond"]]),
         "n_functionals": len(first),
+        "n_heavy": int(heavy[first].sum()),
         "ess": float(ours.size.min()),
         "reference_ess": float(reference.size.min()),
     }
@@ -165,6 +176,14 @@ def _joint_errors(ours: Summary, reference: Summary) -> tuple[Array, Array]:
     both = 1.0 / ours.size + 1.0 / reference.size
     spread = 0.25 * np.maximum(reference.kurtosis - 1.0, 0.0)  # times 1 / n: the variance of a log sd
     return np.sqrt(both), np.sqrt(spread * (1.0 / ours.size_of_sd + 1.0 / reference.size_of_sd))
+
+
+def _errors_of_shares(draws: Array, reference: Summary) -> Array:
+    """Return by how many standard deviations of a normal the shares of draws beyond each limit are off, the larger."""
+    below, above = np.mean(draws < reference.low, axis=0), np.mean(draws > reference.high, axis=0)
+    error = np.maximum(np.abs(norm.ppf(below) - norm.ppf(LOW)), np.abs(norm.ppf(above) - norm.ppf(LOW)))
+    result: Array = np.where(np.isfinite(draws).all(axis=0), error, np.inf)
+    return result
 
 
 def _worst(error: Array, index: Array) -> int:

@@ -33,8 +33,14 @@ def reference():
     return summary([10.0, 1.0, 1.0, 0.0], [2.0, 0.5, 0.0, 1.0], 1e6)
 
 
+def errors(ours, reference):
+    """Return the errors of a summary with draws that have its limits."""
+    levels = (np.arange(20_000) + 0.5) / 20_000
+    return functionals.errors(ours, reference, ours.mean + ours.sd * norm.ppf(levels)[:, None])
+
+
 def test_errors_are_in_standard_deviations_of_the_reference(reference):
-    found = functionals.errors(summary([10.6, 1.0, 1.0, -0.2], [2.0, 0.4, 0.0, 1.1], 1e6), reference)
+    found = errors(summary([10.6, 1.0, 1.0, -0.2], [2.0, 0.4, 0.0, 1.1], 1e6), reference)
     assert (found["worst_mean_at"], found["worst_sd_at"], found["coordinate_mean_at"]) == ("total", "mu[0]", "x")
     assert found["worst_mean"] == pytest.approx(0.3)
     assert found["worst_sd"] == pytest.approx(-0.2)
@@ -46,21 +52,35 @@ def test_errors_are_in_standard_deviations_of_the_reference(reference):
 
 def test_three_joint_errors_are_tolerated_where_they_are_more(reference):
     ours = summary([10.6, 1.0, 1.0, 0.0], [2.0, 0.5, 0.0, 1.0], 100.0)
-    found = functionals.errors(ours, reference)
+    found = errors(ours, reference)
     assert found["joint"] == pytest.approx(0.1, rel=1e-3)
     assert found["beyond"] == pytest.approx(1.0, rel=1e-3)
-    wide = functionals.errors(summary([10.0, 1.0, 1.0, 0.0], [2.0, 0.5 * 1.3, 0.0, 1.0], 100.0), reference)
+    wide = errors(summary([10.0, 1.0, 1.0, 0.0], [2.0, 0.5 * 1.3, 0.0, 1.0], 100.0), reference)
     assert wide["beyond"] == pytest.approx(0.3 / (3.0 / np.sqrt(2.0 * 100.0)), rel=1e-3)
+
+
+def test_heavy_tails_are_compared_by_the_shares_of_draws_beyond_limits(reference):
+    """A standard deviation that is ten times too large says nothing there; limits that are moved do."""
+    heavy = reference._replace(kurtosis=np.array([1e3, 3.0, 3.0, 3.0]))
+    ours = summary([10.0, 1.0, 1.0, 0.0], [20.0, 0.501, 0.0, 1.0], 4_000.0)
+    levels = norm.ppf((np.arange(20_000) + 0.5) / 20_000)[:, None]
+    tail = np.where(np.abs(levels) > 3.0, 1e4 * levels, levels)  # far out, other draws, within limits the same
+    found = functionals.errors(ours, heavy, reference.mean + reference.sd * tail)
+    assert (found["n_heavy"], found["worst_sd_at"]) == (1, "mu[0]")
+    assert found["beyond"] < 0.05
+    found = functionals.errors(ours, heavy, reference.mean + reference.sd * (levels + 0.3))
+    assert found["beyond"] == pytest.approx(2.0, rel=0.01)
+    assert (found["beyond_at"], found["worst_limit"]) == ("total", pytest.approx(0.3, rel=0.01))
 
 
 def test_draws_that_are_not_finite_are_the_worst(reference):
     ours = summary([np.nan, 1.0, 1.0, 0.0], [np.nan, 0.5, 0.0, 1.0], 4_000.0)
-    assert functionals.errors(ours, reference)["beyond"] == np.inf
+    assert errors(ours, reference)["beyond"] == np.inf
 
 
 def test_a_reference_of_other_variables_is_refused(reference):
     with pytest.raises(ValueError, match="make it anew"):
-        functionals.errors(summary([0.0] * 4, [1.0] * 4, 10.0, names=["a", "b", "c", "d"]), reference)
+        errors(summary([0.0] * 4, [1.0] * 4, 10.0, names=["a", "b", "c", "d"]), reference)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,120 @@
+"""Draws of latent variables from farther out, in the directions in which their density falls more slowly than q's.
+
+Weights p / q are bounded where q has the heavier tails. Given the hyperparameters, q is a Gaussian: beyond some three
+standard deviations of the linear predictor of a row, p may be many times larger, and what is computed of it, a rate or a
+variance, with it. So a part of the draws has such a predictor moved out, all else following by its correlations with
+it. Weights are those of the mixture of both kinds of draws [1]_, which costs nothing where q is right.
+
+References
+----------
+.. [1] T. Hesterberg (1995). Weighted average importance sampling and defensive mixture distributions. Technometrics
+   37(2). https://doi.org/10.1080/00401706.1995.10484303
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.model.rows_given import RowsGiven
+from pymc_ngvi.nested.conditional import Conditional
+
+#: One of so many draws is from farther out.
+_OF_DRAWS = 8
+#: Mean and standard deviation of a predictor that is moved out, in standard deviations; where p and q are compared.
+_OUT, _WIDTH, _LOOK = 3.0, 1.5, 4.0
+#: Directions at most; numbers of rows in all looks, and of directions, at most.
+_MOST, _MOST_VALUES, _MOST_NUMBERS = 128, 2**22, 2**22
+
+
+def n_far_of(n_draws: int) -> int:
+    """Return how many of some draws are from farther out."""
+    return n_draws // _OF_DRAWS
+
+
+@dataclass(frozen=True, eq=False)
+class Defence:
+    """Directions in which draws are moved out, the same for all hyperparameters.
+
+    Parameters
+    ----------
+    predictors : ndarray of int, shape (n,)
+        Of rows: a direction is that in which one of them changes most.
+    signs : ndarray, shape (n,)
+        Whether it is moved up or down.
+    probabilities : ndarray, shape (n,)
+        By which one of them is picked; they add up to 1.
+    """
+
+    predictors: NDArray[np.intp]
+    signs: Array
+    probabilities: Array
+
+    @classmethod
+    def of(cls, given: RowsGiven, at: Conditional) -> "Defence":
+        """Return the directions in which log p - log q grows, by how much it does.
+
+        Parameters
+        ----------
+        given : RowsGiven
+            With the hyperparameters of the fit.
+        at : Conditional
+        """
+        rows, q = given.rows, at.q
+        used = np.unique(np.concatenate([kind.index.ravel() for kind in rows.functions]))
+        n = max(1, min(len(used), _MOST_VALUES // max(rows.n_rows, 1), _MOST_NUMBERS // max(given.n_dim, 1)))
+        used = used[(np.arange(n) * len(used)) // n]
+        directions = _directions(given, at, used)
+        with np.errstate(all="ignore"):
+            points = q.draws(np.concatenate([_LOOK * directions, -_LOOK * directions, np.zeros((1, q.n_dim))]))
+            log_ratio = rows.at(points) - q.log_density(points)
+        grows = np.nan_to_num(log_ratio[:-1] - log_ratio[-1], nan=0.0, posinf=0.0, neginf=0.0)
+        most = np.argsort(-grows, kind="stable")[:_MOST]
+        most = most[grows[most] > 0.0]
+        total = grows[most].sum()
+        return cls(used[most % n], np.where(most < n, 1.0, -1.0), grows[most] / total if len(most) else np.empty(0))
+
+    def __len__(self) -> int:
+        """Return the number of directions."""
+        return len(self.predictors)
+
+    def moved(self, given: RowsGiven, at: Conditional, base: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Return standard normals of which the last are moved out, and log q' - log q there, q' being the mixture.
+
+        Parameters
+        ----------
+        given : RowsGiven
+            With the hyperparameters of the fit.
+        at : Conditional
+        base : ndarray, shape (n_draws, n_dim)
+            Standard normals.
+        rng : numpy.random.Generator
+            Picks directions.
+        """
+        n_far = n_far_of(len(base))
+        if not n_far or not len(self):
+            return base, np.zeros(len(base))
+        directions = _directions(given, at, self.predictors)
+        moved, picked = base.copy(), rng.choice(len(self), n_far, p=self.probabilities)
+        along = directions[picked]
+        before = np.einsum("nd,nd->n", base[-n_far:], along)
+        after = self.signs[picked] * (_OUT + _WIDTH * before)
+        moved[-n_far:] += (after - before)[:, None] * along
+        part = n_far / len(base)
+        return moved, np.log1p(part * (self._density_ratio(moved @ directions.T) - 1.0))
+
+    def _density_ratio(self, along: Array) -> Array:
+        """Return the density of draws that are moved out, as a multiple of the normal density, (n_draws,)."""
+        squares = along**2 - ((self.signs * along - _OUT) / _WIDTH) ** 2
+        result: Array = (np.exp(0.5 * squares) / _WIDTH) @ self.probabilities
+        return result
+
+
+def _directions(given: RowsGiven, at: Conditional, predictors: NDArray[np.intp]) -> Array:
+    """Return unit vectors of whitened coordinates along which predictors change most, (n, n_dim); 0 for constants."""
+    whitened: Array = at.q.whiten(given.rows.linear_map.plain.rows(predictors))
+    norm = np.linalg.norm(whitened, axis=1, keepdims=True)
+    result: Array = whitened / np.where(norm > 0.0, norm, np.inf)
+    return result
