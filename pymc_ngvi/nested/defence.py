@@ -1,9 +1,9 @@
 """Draws of latent variables from farther out, in the directions in which their density falls more slowly than q's.
 
 Weights p / q are bounded where q has the heavier tails. Given the hyperparameters, q is a Gaussian: beyond some three
-standard deviations of the linear predictor of a row, p may be many times larger, and what is computed of it, a rate or a
-variance, with it. So a part of the draws has such a predictor moved out, all else following by its correlations with
-it. Weights are those of the mixture of both kinds of draws [1]_, which costs nothing where q is right.
+standard deviations of the linear predictor of a row, p may be many times larger, and what is computed of it, a rate or
+a variance, with it. So a part of the draws has such a predictor moved out, all else following by its correlations with
+it. Weights are those of the mixture of both kinds of draws [1]_, which costs little where q is right.
 
 References
 ----------

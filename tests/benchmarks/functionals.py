@@ -41,7 +41,8 @@ from timed_fit import timed_fit
 DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
 KEY = ("model", "seed")
 FIELDS = (
-    *KEY, "status", "kind", "posterior", "reliable", "verdict", "summary_reliable", "reasons", "n_dim", "n_functionals", "n_heavy",
+    *KEY, "status", "kind", "posterior", "reliable", "verdict", "summary_reliable", "reasons", "n_dim", "n_functionals",
+    "n_heavy",
     "worst_mean", "worst_mean_at", "rms_mean", "worst_sd", "worst_sd_at", "worst_limit", "worst_limit_at", "beyond",
     "beyond_at", "joint", "coordinate_mean", "coordinate_mean_at", "coordinate_rms", "coordinate_sd",
     "coordinate_sd_at", "coordinate_limit", "coordinate_limit_at", "ess", "reference_ess", "cold", "cold_cpu",
