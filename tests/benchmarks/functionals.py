@@ -1,6 +1,6 @@
 """Functionals of posteriors: are linear predictors, fitted means, sums and differences right, where one relies on them?
 
-Thirty-seven models as users write them, with what they look at as Deterministics. Each fit runs in a process of its
+Thirty-eight models as users write them, with what they look at as Deterministics. Each fit runs in a process of its
 own with an empty compile folder; 4,000 draws of it are compared with references (``functionals_references/``), which
 ``--make`` makes where they are missing. A run can be stopped and resumed: what is in the results file already is not
 measured again. From a checkout that is not installed, set ``PYTHONPATH`` to its root.

@@ -6,7 +6,7 @@ import pymc as pm
 import pytensor.tensor as pt
 
 from functionals_parts import differences, fitted
-from nested_models import neighbours
+from nested_models import COUNTS, neighbours
 from scipy.special import expit
 
 
@@ -41,6 +41,17 @@ def gp_poisson(*, centred: bool = False) -> pm.Model:
         level = pm.Normal("level", 0, 5)
         f = _latent("f", x[:, None], centred=centred)
         pm.Poisson("y", fitted(level + f, pt.exp), observed=y)
+    return model
+
+
+def gp_pois_regr() -> pm.Model:
+    """Return posteriordb's Poisson regression, its process by the Cholesky factor of its covariance."""
+    x = np.arange(-10.0, 11.0, 2.0)
+    with pm.Model() as model:
+        rho, alpha = pm.Gamma("rho", 25, 4), pm.HalfNormal("alpha", 2)
+        f_tilde = pm.Normal("f_tilde", shape=len(x))
+        cov = alpha**2 * pt.exp(-0.5 * ((x[:, None] - x) / rho) ** 2) + 1e-10 * np.eye(len(x))
+        pm.Poisson("k", fitted(pt.linalg.cholesky(cov) @ f_tilde, pt.exp), observed=COUNTS)
     return model
 
 

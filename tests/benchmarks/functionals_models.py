@@ -40,6 +40,7 @@ MODELS: dict[str, Callable[..., pm.Model]] = {
     "gp.Latent, plane": fields.gp_plane,
     "gp.Latent, centred": partial(fields.gp_poisson, centred=True),
     "gp.Latent, offset": fields.gp_offset,
+    "posteriordb, gp_pois_regr": fields.gp_pois_regr,
     "two additive GPs": fields.gp_additive,
     "hierarchical GPs": fields.gp_hierarchical,
     "HSGP": fields.hsgp,
