@@ -250,6 +250,24 @@ def test_what_can_t_be_fitted_falls_back(monkeypatch):
         fit_ngvi(model=counts(), posterior="nested", random_seed=1, progressbar=False)
 
 
+@pytest.mark.parametrize(("gaussian", "kept"), [(0.3, False), (0.01, True)])
+def test_of_what_is_not_reliable_that_with_the_better_weights_comes_back(monkeypatch, gaussian, kept):
+    """The weights of the nested posterior are made out to be poor; those of the Gaussian, better or worse still."""
+
+    def poor(*args):
+        state = nested_posterior(*args)
+        checks = replace(state.checks, effective_size=0.1 * state.checks.n_values, khat=1.2)
+        return replace(state, checks=checks)
+
+    monkeypatch.setattr("pymc_ngvi.results.exact_step.forest_of", _no_forest)
+    monkeypatch.setattr("pymc_ngvi.results.exact_step.nested_posterior", poor)
+    monkeypatch.setattr("pymc_ngvi.results.exact_step.efficiency_of", lambda *args: gaussian)
+    approx = fit_ngvi(model=level(), random_seed=1, progressbar=False)
+    assert approx.record.is_nested is kept
+    assert "k-hat of the weights of the hyperparameters is 1.20" in approx.record.posterior
+    assert not approx.diagnose().reliable or not kept
+
+
 def test_more_data_of_one_model():
     """The next fit of a model reads its data as they are then."""
     with pm.Model() as model:

@@ -151,11 +151,15 @@ def work_of(forest: Forest, n_gradients: int, n_hessians: int, seconds: float, n
 
 def is_even(density: LogDensity, q: GaussianState) -> bool:
     """Tell whether the importance weights of a Gaussian fit are nearly equal, so that it is the posterior."""
+    efficiency = efficiency_of(density, q)
+    return efficiency > 0.0 and 1.0 / efficiency - 1.0 < _EVEN
+
+
+def efficiency_of(density: LogDensity, q: GaussianState) -> float:
+    """Return the part of the draws of a Gaussian fit that is effective; 0 where one is outside the support."""
     theta = q.draws(np.random.default_rng(_SEED).standard_normal((_N_WEIGHED, q.n_dim)))
     log_ratio = density.logp(theta) - q.log_density(theta)
-    if not np.isfinite(log_ratio).all():
-        return False
-    return len(theta) / effective_size(log_ratio) - 1.0 < _EVEN
+    return effective_size(log_ratio) / len(theta) if np.isfinite(log_ratio).all() else 0.0
 
 
 def exact_posterior(

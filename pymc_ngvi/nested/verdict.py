@@ -135,6 +135,11 @@ class NestedChecks:
         return not self.failures
 
     @property
+    def efficiency(self) -> float:
+        """Part of the pairs that is effective, by the weights of hyperparameters and those given these."""
+        return self.effective_size / self.n_values * float(np.exp(-self.variance))
+
+    @property
     def sentence(self) -> str:
         """What the posterior is, in two sentences."""
         n = self.n_globals

@@ -18,7 +18,15 @@ from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.progress import WorkProgress
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.fitting.threads import few_threads
-from pymc_ngvi.marginal.exact import Unavailable, budget_after, exact_posterior, forest_of, is_even, work_of
+from pymc_ngvi.marginal.exact import (
+    Unavailable,
+    budget_after,
+    efficiency_of,
+    exact_posterior,
+    forest_of,
+    is_even,
+    work_of,
+)
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.state import ExactState
 from pymc_ngvi.model import LogDensity
@@ -154,9 +162,22 @@ class ExactStep:
                 return state, _also(reasons)
             found.append(state)
         if found:
-            return max(found, key=lambda state: state.checks.is_reliable), _also(reasons)
+            return _if_better(found[0], density, q), _also(reasons)
         # What can be had by asking for it counts most, then what was tried; of equals, the first.
         raise max(reasons, key=lambda reason: 2 * isinstance(reason, _TooDear) + isinstance(reason, _Failed))
+
+
+def _if_better(state: NestedState, density: LogDensity, q: GaussianState) -> NestedState:
+    """Return a nested posterior that is reliable, or whose weights are better than those of the Gaussian.
+
+    Raises
+    ------
+    Unavailable
+        Where it is neither.
+    """
+    if not state.checks.is_reliable and efficiency_of(density, q) > state.checks.efficiency:
+        raise _Failed(f"the weights of the nested posterior are worse than its own: {'; '.join(state.checks.failures)}")
+    return state
 
 
 class _Attempt(NamedTuple):
