@@ -100,7 +100,7 @@ class LogMarginals:
 
     def fit(self, g: Array) -> Conditional:
         """Return the conditional fit, which begins from what rows saw of the last one."""
-        found = self.fits.fit(g, self.last)
+        found = self.fits.fit(g, () if self.last is None else (self.last,))
         if found is None:
             raise RuntimeError("no conditional fit")
         self.last = found.seen
