@@ -23,7 +23,7 @@ logger = logging.getLogger("pymc.ngvi")
 #: Coordinates in all, and of those with flat priors, up to which tails are looked at.
 _MOST_DIM, _MOST_FLAT = 100, 20
 #: Distances at which they are: in standard deviations of q, and on the scale of a logarithm.
-_DISTANCES, _LOG_DISTANCES = 8.0 * 16.0 ** np.arange(6), 2.5 * 2.0 ** (0.5 * np.arange(8))
+_DISTANCES, _LOG_DISTANCES = 8.0 * 16.0 ** np.arange(10), 2.5 * 2.0 ** (0.5 * np.arange(8))
 #: Spans between these, the farthest ones, over all of which a tail does not fall; nats by which one has fallen for good.
 _SPANS, _DEEP = 3, 100.0
 #: Iterations after which a fit that is still under way is looked at.
@@ -96,7 +96,7 @@ def tails_of(density: LogDensity, mean: Array, sd: Array, *, level: bool = False
         Whether a tail that rises tells nothing, as while q is on its way to the data.
     """
     in_part = density.why_in_part or density.is_sharded or density.is_streamed
-    if in_part or not density.has_hessian or density.n_dim > _MOST_DIM:
+    if in_part or density.second.error() is not None or density.n_dim > _MOST_DIM:
         return Tails((), False)
     flat = flat_coordinates(density.model, density.layout)
     if not len(flat):
@@ -123,38 +123,49 @@ def _falls(density: LogDensity, at: int, mean: Array, sd: Array, level: bool) ->
         centre[at] = np.clip(centre[at], -_FARTHEST_LOG, _FARTHEST_LOG)
     distances = _LOG_DISTANCES if is_log else _DISTANCES * sd[at]
     most = 1.0 if level and not is_log else np.inf
-    found = [_side_falls(distances, _profile(density, centre, at, side * distances), most) for side in (-1.0, 1.0)]
+    least = np.log(distances[1:] / distances[:-1])
+    found = [_side_falls(_profile(density, centre, at, side * distances, least), least, most) for side in (-1.0, 1.0)]
     if False in found:
         return False
     return None if None in found else True
 
 
-def _side_falls(distances: Array, values: Array, most: float) -> bool | None:
-    """Tell whether a tail falls; None where that is not known, or where it rises by more than something."""
-    changes = np.diff(values)
-    if np.isneginf(values).any() or values.max(initial=-np.inf) - values[-1:].min(initial=np.inf) > _DEEP:
+def _side_falls(values: Array, least: Array, most: float) -> bool | None:
+    """Tell whether a tail falls by more than the least in each span; None where that is not known, or where it rises.
+
+    Parameters
+    ----------
+    values : ndarray
+        Log densities, from near to far.
+    least : ndarray
+    most : float
+        Nats by which it may rise and yet be known not to fall.
+    """
+    falls = -np.diff(values)
+    if np.isneginf(values).any() or falls.sum() > _DEEP:
         return True
-    if len(changes) < _SPANS:
+    if len(falls) < _SPANS:
         return None
-    enough = -np.log(distances[1:] / distances[:-1])[: len(changes)]
-    if not (changes > enough)[-_SPANS:].all():
+    if (falls >= least[: len(falls)])[-_SPANS:].any():
         return True
-    return None if (changes[-_SPANS:] > most).any() else False
+    return None if (falls[-_SPANS:] < -most).any() else False
 
 
-def _profile(density: LogDensity, centre: Array, at: int, shifts: Array) -> Array:
-    """Return the log density of a coordinate at some values, as far as Laplace's method goes."""
+def _profile(density: LogDensity, centre: Array, at: int, shifts: Array, least: Array) -> Array:
+    """Return the log density of a coordinate at some values, as far as Laplace's method goes or there is doubt."""
     free = np.flatnonzero(np.arange(len(centre)) != at)
     theta = centre.copy()
     values: list[float] = []
-    for shift in shifts:
+    for k, shift in enumerate(shifts):
         theta[at] = centre[at] + shift
         found = _laplace(density, theta, free)
         if found is None:
             break
         theta = found[0]
         values.append(found[1])
-        if np.isneginf(found[1]) or max(values) - found[1] > _DEEP:
+        falls = -np.diff(values[-_SPANS - 1 :])
+        steadily = len(falls) == _SPANS and (falls > 1.5 * least[k - _SPANS : k]).all()
+        if steadily or np.isneginf(found[1]) or values[0] - found[1] > _DEEP:
             break
     return np.array(values)
 
@@ -169,7 +180,7 @@ def _laplace(density: LogDensity, theta: Array, free: NDArray[np.intp]) -> tuple
             return None
         if not len(free):
             return theta, float(value)
-        precision = -density.mean_hessian(theta[None]).products(np.eye(len(theta))[free])[:, free]
+        precision = -density.second.mean_products(theta[None], np.eye(len(theta))[free])[:, free]
         size = np.sqrt(np.abs(np.diagonal(precision)))
         if not (np.isfinite(precision).all() and size.all()):
             return None

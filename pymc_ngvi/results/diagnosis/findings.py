@@ -104,7 +104,8 @@ def findings_of(
 def _of_fit(context: Context, gap: float) -> list[Finding]:
     record, n_dim = context.record, context.layout.n_dim
     result = []
-    if record is not None and not (record.converged or record.is_pool):
+    # Even weights of a pool make up for a fit before it that has not converged.
+    if record is not None and not (record.converged or record.is_exact):
         result.append(
             Finding(f"The fit did not converge ({record.status}): {record.sentence}", record.status.cure, True)
         )
