@@ -20,8 +20,9 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from scipy import integrate
 
-from pymc_ngvi import ConvergenceWarning, MissingDerivativeError, StartError, Status, fit_ngvi
+from pymc_ngvi import NGVI, ConvergenceWarning, MissingDerivativeError, StartError, Status, fit_ngvi
 from pymc_ngvi.model.by_rows import ByRows
+from pymc_ngvi.results import exact_step
 from pymc_ngvi.steps import Adaptive, LineSearch
 
 QUIET = {"progressbar": False, "backend": "quick"}
@@ -542,6 +543,59 @@ def test_interrupt_during_a_step_keeps_the_one_before(step, rule, options, monke
         np.testing.assert_allclose(approx.elbo.value, whole.elbo.value, atol=1e-3)
     else:
         assert same_bits(approx, whole)
+
+
+def in_groups():
+    y = np.random.default_rng(3).normal(np.repeat([-1.0, 0.0, 1.0, 2.0], 5))
+    return build(
+        lambda: pm.Normal("y", pm.Normal("a", 0.0, pm.HalfNormal("tau"), shape=4)[np.repeat(range(4), 5)], observed=y)
+    )
+
+
+@pytest.mark.usefixtures("_sigint")
+@pytest.mark.parametrize(("wanted", "said"), [("auto", "an exact or nested posterior"), ("exact", "the exact posterior")])
+def test_interrupt_after_the_gaussian_fit_keeps_it(wanted, said, monkeypatch, caplog):
+    def interrupted(*given):
+        signal.raise_signal(signal.SIGINT)
+
+    for step in ("_exact", "_nested"):
+        monkeypatch.setattr(exact_step, step, interrupted)
+    approx = fit(in_groups(), posterior=wanted)
+    assert approx.converged
+    assert not approx.record.is_pool
+    assert f"interrupted from the keyboard before {said} was there" in approx.record.posterior
+    assert approx.record.posterior in caplog.text
+    assert same_bits(approx, fit(in_groups()))
+
+
+def test_interrupt_while_an_exact_posterior_goes_on_keeps_it(monkeypatch, caplog):
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    approx = fit(in_groups(), posterior="exact")
+    before = approx.record.posterior
+    monkeypatch.setattr(exact_step, "_exact", interrupted)
+    with caplog.at_level("INFO", "pymc.ngvi"):
+        approx.refine(100, progressbar=False, tol=1e-3)
+    assert approx.is_exact
+    assert approx.record.posterior == before
+    assert "stays as it was: interrupted" in caplog.text
+
+
+@pytest.mark.parametrize("place", ["_start", "_problem"])
+def test_interrupt_before_there_is_anything_is_one(place, monkeypatch):
+    """No other error takes its place, and the next fit begins as if there had been none."""
+
+    def interrupted(*given, **options):
+        raise KeyboardInterrupt
+
+    inference = NGVI(in_groups(), random_seed=1, posterior="gaussian")
+    with monkeypatch.context() as patch:
+        patch.setattr(NGVI, place, interrupted)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            inference.fit(**QUIET)
+    assert caught.value.__context__ is None
+    assert same_bits(inference.fit(**QUIET), fit(in_groups()))
 
 
 @BY_DRAWS_OR_NOT
