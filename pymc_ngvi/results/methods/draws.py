@@ -104,8 +104,10 @@ class DrawMethods(Fitted):
         Warns
         -----
         UserWarning
-            Where the Monte Carlo error of the weights is larger than what they correct.
+            Where the Monte Carlo error of the weights is larger than what they correct; where ``pm.set_data`` changed
+            the data after the fit.
         """
+        self._posterior.warn_of_changed_data()
         how = Sampling(chains, var_names, importance, include_transformed, log_p, of_batches=False)
         rng = self.generator(random_seed)
         if return_inferencedata:

@@ -124,8 +124,11 @@ def summarise(
     options: dict[str, Any],
 ) -> Summary:
     """Return a summary; see `NGVIApproximation.summary`."""
-    made = _table(posterior, kept, draws, rng, group_effects, options)
+    with posterior.with_data_of_fit():
+        made = _table(posterior, kept, draws, rng, group_effects, options)
     lines, verdict = verdict_on(posterior, kept, khat_draws, rng)
+    if said := posterior.of_changed_data():
+        lines = (f"{said}: this is the posterior given those of the fit.", *lines)
     return replace(made, lines=lines, khat=verdict.khat)
 
 
@@ -133,7 +136,8 @@ def card_of(posterior: Posterior, kept: Kept) -> str:
     """Return an approximation as notebooks show it: HTML that takes no evaluation of log p."""
     record, n_dim, body = posterior.record, posterior.layout.n_dim, "<p>summary() shows the parameters.</p>"
     if n_dim <= _CARD_DIM:
-        made = _table(posterior, kept, _CARD_DRAWS, np.random.default_rng(_CARD_SEED), False, {})
+        with posterior.with_data_of_fit():
+            made = _table(posterior, kept, _CARD_DRAWS, np.random.default_rng(_CARD_SEED), False, {})
         body = replace(made, max_rows=_CARD_ROWS)._repr_html_()
     kind = posterior.distribution.name if record is None or record.is_pool else f"{record.family} family"
     return html_card(f"{kind}, {n_dim:,} free parameters", record, kept.verdict, body)
