@@ -49,6 +49,8 @@ class FitRecord:
         Unconstrained coordinates whose standard deviations kept growing, where the status is UNBOUNDED.
     improper : tuple of str
         Variables in which the posterior was found to be improper.
+    constant : tuple of str
+        Observed variables whose values are all equal, with these, where the fit did not converge.
     restarted : str
         Why the fit is one from a second start, in a sentence; empty where it is from the first.
     stream : StreamReport or None
@@ -90,6 +92,7 @@ class FitRecord:
     is_nested: bool = False
     doubts: tuple[str, ...] = ()
     improper: tuple[str, ...] = ()
+    constant: tuple[str, ...] = ()
 
     def _what(self) -> str:
         """Return the family, on which coordinates, and why."""
@@ -98,7 +101,16 @@ class FitRecord:
 
     @property
     def sentence(self) -> str:
-        """What happened, in a sentence: that of the status, with the names of coordinates where it is about some."""
+        """What happened: the sentence of the status, or one about some coordinates, and what is odd about the data."""
+        if not self.constant:
+            return self._of_status
+        return (
+            f"All values are equal of {', '.join(self.constant)}: where its standard deviation is unknown, nothing bounds "
+            f"that from below; check the data. {self._of_status}"
+        )
+
+    @property
+    def _of_status(self) -> str:
         if self.improper:
             return f"The posterior is improper: far out, its density does not fall in {_listed(self.improper)}."
         if not self.growing:

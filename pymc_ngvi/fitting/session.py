@@ -19,7 +19,7 @@ from pymc_ngvi.fitting.begun import MAX_WIDENED, NO_STRUCTURE, Begun, make_rule
 from pymc_ngvi.fitting.lost import LOST
 from pymc_ngvi.fitting.memory import memory_of, remember
 from pymc_ngvi.fitting.options import FitOptions, check_n
-from pymc_ngvi.fitting.outcome import Outcome
+from pymc_ngvi.fitting.outcome import Outcome, constant_after
 from pymc_ngvi.fitting.problem import Problem, problem_of
 from pymc_ngvi.fitting.progress import FitProgress, watching
 from pymc_ngvi.fitting.propriety import LOOK, Propriety
@@ -190,6 +190,7 @@ class FitSession:
             self.run(n, progress)
         return self.outcome()
 
+    @np.errstate(over="ignore")  # what overflows is seen in the ELBO
     def run(self, n: int, progress: FitProgress) -> None:
         """Run up to ``n`` more iterations and assess where they led."""
         clock, compiled = time.perf_counter(), self._problem.density.compile_seconds
@@ -372,6 +373,7 @@ class FitSession:
             gaussian=getattr(self._state.rule, "gaussian", None),
             growing=self._growing(),
             improper=self._propriety.improper,
+            constant=constant_after(self._state.status, density),
             restarted=self._restarted,
             seed=self._seed,
             **(vars(self._options.choice) | self._of_batches()),

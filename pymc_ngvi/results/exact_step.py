@@ -143,7 +143,7 @@ class ExactStep:
         seed, density = self.stream, gaussian.density
         before = density.n_gradients, density.n_hessians
         try:
-            with few_threads(density):
+            with few_threads(density), np.errstate(over="ignore"):  # what overflows has no weight
                 return self._of_kinds(density, cast(GaussianState, gaussian.q), record, seed)
         finally:
             density.n_gradients, density.n_hessians = before  # those of the fit
