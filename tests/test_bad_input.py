@@ -25,6 +25,7 @@ from pymc_ngvi.model.by_rows import ByRows
 from pymc_ngvi.results import exact_step
 from pymc_ngvi.steps import Adaptive, LineSearch
 
+ALIKE = np.full(30, 2.0)
 QUIET = {"progressbar": False, "backend": "quick"}
 
 
@@ -543,6 +544,52 @@ def test_interrupt_during_a_step_keeps_the_one_before(step, rule, options, monke
         np.testing.assert_allclose(approx.elbo.value, whole.elbo.value, atol=1e-3)
     else:
         assert same_bits(approx, whole)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("through", ["array", "data"])
+def test_predictors_that_are_not_finite_are_named(value, through):
+    """``pm.Data`` refuses NaN itself."""
+    x = np.linspace(-1.0, 1.0, 8)
+    x[[2, 5]] = value
+    with pm.Model() as model:
+        predictor = pm.Data("dose", np.zeros(8)) if through == "data" else x
+        pm.Normal("y", pm.Normal("a") + pm.Normal("b") * predictor, 1.0, observed=np.zeros(8))
+    if through == "data":
+        model["dose"].set_value(x)
+    what = "'dose'" if through == "data" else "an array in 'y'"
+    with pytest.raises(StartError, match=f"values that are not finite: {what}, 2 of 8.*Leave these rows out"):
+        fit(model)
+
+
+def test_infinite_bounds_are_no_bad_data():
+    def make():
+        latent = pm.Normal.dist(pm.Normal("a") - 1e200, 1.0)
+        pm.Censored("y", latent, lower=-np.inf, upper=np.full(4, np.inf), observed=np.zeros(4))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        with pytest.raises(StartError, match=r"not finite at the start.*give a `start`"):
+            fit(build(make))
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_data_that_do_not_vary_are_named(named):
+    """One warning, and no overflows."""
+
+    def make():
+        pm.Normal("y", pm.Normal("a"), pm.HalfNormal("sd"), observed=pm.Data("Y", ALIKE) if named else ALIKE)
+
+    with pytest.warns(ConvergenceWarning, match=r"All values are equal of 'y' \(2\): .*check the data") as caught:
+        approx = fit_ngvi(model=build(make), random_seed=1, **QUIET)
+    assert [w.category for w in caught] == [ConvergenceWarning]
+    assert "All values are equal of 'y' (2)" in str(approx.summary(100, khat_draws=None))
+
+
+def test_data_that_do_not_vary_are_fine_where_their_scale_is_given():
+    approx = fit(build(lambda: pm.Normal("y", pm.Normal("a", 0.0, 10.0), 1.0, observed=ALIKE)))
+    assert approx.converged
+    assert approx.record.constant == ()
 
 
 def in_groups():

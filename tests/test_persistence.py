@@ -458,6 +458,11 @@ def test_other_data(file, change, name):
         load(approx.to_datatree(), regression())
 
 
+def test_without_a_model_it_is_said_that_it_is_needed(file):
+    with pytest.raises(TypeError, match=r"build it again, and call load\(file, model\)"):
+        load(file)
+
+
 def test_data_can_be_set_back(file):
     model = regression(x=X + 1.0)
     with pytest.warns(UserWarning, match="other data"):

@@ -214,7 +214,8 @@ class Diagnosis:
         return " ".join([f"Not reliable{rest}.", self._texts(True)[0], *self._cures()])
 
     def _search(self) -> str:
-        return "not looked for" if SYMMETRIES in self.left_out or not self.n_log_p else "not looked for, but for those by symmetry"
+        compared = self.n_log_p and SYMMETRIES not in self.left_out
+        return "not looked for, but for those by symmetry" if compared else "not looked for"
 
     def _texts(self, serious: bool) -> list[str]:
         return [f.text for f in self.findings if f.serious is serious]
