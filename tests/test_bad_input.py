@@ -558,7 +558,7 @@ def test_predictors_that_are_not_finite_are_named(value, through):
     if through == "data":
         model["dose"].set_value(x)
     what = "'dose'" if through == "data" else "an array in 'y'"
-    with pytest.raises(StartError, match=f"values that are not finite: {what}, 2 of 8.*Leave these rows out"):
+    with pytest.raises(StartError, match=rf"because of data that are not: {what} \(2 of 8 values\).*Leave these rows out"):
         fit(model)
 
 

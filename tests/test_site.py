@@ -76,6 +76,19 @@ def test_links_of_the_texts_beside_the_site_are_not_broken(name):
             assert not heading or heading in map(anchor, headings), link
 
 
+@pytest.mark.parametrize(("kind", "selector"), [("python", "div.highlight pre"), ("text", "div.highlight-text pre")])
+def test_lines_fit_the_column(kind, selector):
+    """The style sheet makes letters so small that lines of a length fit: there are no longer ones."""
+    style = read(DOCS / "_static" / "site.css")
+    sized = rf"^\.bd-article {re.escape(selector)}[^{{}}]*{{[^}}]*100cqi / ([\d.]+)"
+    width = (float(re.search(sized, style, flags=re.MULTILINE)[1]) - 2.0) / 0.602
+    prose = {"citing", "benchmarks/networks"}  # wraps
+    for name in PAGES.keys() - prose:
+        found = re.findall(rf"^```{kind}\n(.*?)^```$", read(PAGES[name]), flags=re.MULTILINE | re.DOTALL)
+        longest = max((line for block in found for line in block.splitlines()), key=len, default="")
+        assert len(longest) <= width + 0.5, (name, longest)
+
+
 # --- reference --------------------------------------------------------------------------------------------------------
 
 

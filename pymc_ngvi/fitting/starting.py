@@ -276,8 +276,8 @@ def _start_message(density: LogDensity, point: Array, scale: float) -> str:
     listed = ", ".join(f"{name} ({value})" for name, value in bad.items())
     if data := not_finite_data(density.model, bad):
         return (
-            f"Data have values that are not finite: {'; '.join(data)}. Terms of log p that are not finite for it: "
-            f"{listed}. Leave these rows out, or impute the values."
+            "The log density is not finite at the start because of data that are not: "
+            f"{', '.join(data)}. Terms that are not finite: {listed}. Leave these rows out, or impute the values."
         )
     where = (
         f"Terms that are not finite there: {listed}."

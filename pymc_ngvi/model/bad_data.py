@@ -33,7 +33,7 @@ def not_finite_data(model: pm.Model, names: Iterable[str]) -> list[str]:
             bad = np.isnan(values) if may_be_infinite else ~np.isfinite(values)
             if bad.any():
                 which = repr(part.name) if part.name else f"an array in {name!r}"
-                found[f"{which}, {int(bad.sum()):,} of {bad.size:,}"] = None
+                found[f"{which} ({int(bad.sum()):,} of {bad.size:,} values)"] = None
     return list(found)
 
 
