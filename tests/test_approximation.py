@@ -261,7 +261,9 @@ def test_log_p_is_left_out_and_khat_refused_once_the_data_changed(model, approx)
         with pytest.raises(ValueError, match="'x' were changed after the fit"):
             approx.khat(200)
         summary = approx.summary(100)
-        assert summary.lines[0] == "The data 'x' were changed after the fit: this is the posterior given those of the fit."
+        assert (
+            summary.lines[0] == "The data 'x' were changed after the fit: this is the posterior given those of the fit."
+        )
         assert "k-hat" not in str(summary)
         pm.set_data({"x": original})
     assert "log_p" in approx.sample(3, log_p=True)["sample_stats"].data_vars

@@ -91,9 +91,9 @@ def proper_mean():
 )
 def test_an_improper_posterior_is_named_and_nothing_follows_it(make):
     """Some of these Gaussians converge, and pools after them would be taken for posteriors, after half a minute."""
+    with pm.Model() as model:
+        make()
     with pytest.warns(ConvergenceWarning, match=r"unbounded.*improper: .*does not fall in `tau`\..*proper priors"):
-        with pm.Model() as model:
-            make()
         approx = pymc_ngvi.fit_ngvi(model, random_seed=1, **QUIET)
     assert approx.record.improper == ("tau",)
     assert approx.record.n_iterations <= 120
@@ -112,7 +112,9 @@ def test_proper_posteriors_with_flat_priors_are_not_improper(n_groups):
 LARGE = 1e8 * (3.0 + 2.0 * X + np.random.default_rng(2).standard_normal(len(X)))
 
 
-@pytest.mark.parametrize("prior", [lambda name: pm.Flat(name), lambda name: pm.Normal(name, 0.0, 1e9)], ids=["flat", "wide"])
+@pytest.mark.parametrize(
+    "prior", [lambda name: pm.Flat(name), lambda name: pm.Normal(name, 0.0, 1e9)], ids=["flat", "wide"]
+)
 @pytest.mark.parametrize("scale", [lambda: 1e8, lambda: pm.HalfNormal("sd", 1e9)], ids=["given", "unknown"])
 def test_a_regression_of_large_numbers_fits(prior, scale):
     """Standard deviations grow by orders of magnitude, and then stay."""

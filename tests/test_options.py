@@ -542,7 +542,7 @@ def test_other_words_stand_for_options():
 
 
 def test_functions_that_are_refused_are_not_printed():
-    with pytest.raises(TypeError, match="^method 'ngvi' does not take obj_optimizer: natural-gradient"):
+    with pytest.raises(TypeError, match=r"^method 'ngvi' does not take obj_optimizer: natural-gradient"):
         fit_ngvi(model=normal_model(), obj_optimizer=pm.adagrad_window(learning_rate=0.01))
 
 

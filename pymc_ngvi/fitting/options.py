@@ -59,12 +59,12 @@ _REFUSED = {
 }
 #: Other words for options: those of other packages.
 _ALSO_CALLED = {
-    "n": "niter nsteps nepochs numsteps numiterations niterations iterations maxiter maxiters maxiterations steps epochs",
+    "n": "niter niters niterations numiterations iterations maxiter maxiters maxiterations nsteps numsteps steps epochs",
     "n_draws": "nsamples numsamples nmc samples elbosamples mcsamples",
     "tol": "tolerance tolrelobj",
     "progressbar": "progress showprogress verbose",
-    "backend": "numpyro nutssampler compiler",
-    "family": "approximation guide covariance",
+    "backend": "compiler",
+    "family": "approximation guide",
 }
 
 

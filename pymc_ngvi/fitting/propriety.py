@@ -1,8 +1,8 @@
 """Whether a posterior is improper, and in which variable: a look at its tails, far beyond q.
 
 The other coordinates are integrated out by Laplace's method at values of one with a flat prior, farther and farther
-out. A tail from r to 2 r has less mass than the one before it only where the log density falls by more than log 2; where
-it does not fall so much over orders of magnitude, the integral diverges.
+out. A tail from r to 2 r has less mass than the one before it only where the log density falls by more than log 2;
+where it does not fall so much over orders of magnitude, the integral diverges.
 """
 
 import logging
@@ -24,7 +24,8 @@ logger = logging.getLogger("pymc.ngvi")
 _MOST_DIM, _MOST_FLAT = 100, 20
 #: Distances at which they are: in standard deviations of q, and on the scale of a logarithm.
 _DISTANCES, _LOG_DISTANCES = 8.0 * 16.0 ** np.arange(10), 2.5 * 2.0 ** (0.5 * np.arange(8))
-#: Spans between these, the farthest ones, over all of which a tail does not fall; nats by which one has fallen for good.
+#: Spans between these, the farthest ones, over all of which a tail does not fall; nats by which one has fallen for
+#: good.
 _SPANS, _DEEP = 3, 100.0
 #: Iterations after which a fit that is still under way is looked at.
 LOOK = 100
@@ -123,7 +124,7 @@ def _falls(density: LogDensity, at: int, mean: Array, sd: Array, level: bool) ->
         centre[at] = np.clip(centre[at], -_FARTHEST_LOG, _FARTHEST_LOG)
     distances = _LOG_DISTANCES if is_log else _DISTANCES * sd[at]
     most = 1.0 if level and not is_log else np.inf
-    least = np.log(distances[1:] / distances[:-1])
+    least: Array = np.log(distances[1:] / distances[:-1])
     found = [_side_falls(_profile(density, centre, at, side * distances, least), least, most) for side in (-1.0, 1.0)]
     if False in found:
         return False

@@ -55,4 +55,4 @@ def constant_data(model: pm.Model) -> list[str]:
         observed = find_observations(model)
     continuous = {rv.name for rv in model.observed_RVs if rv.dtype.startswith("float")}
     values = {name: np.asarray(value) for name, value in observed.items() if name in continuous}
-    return [f"{name!r} ({v.flat[0]:g})" for name, v in values.items() if v.size > 1 and np.ptp(v) == 0.0]
+    return [f"{name!r} (all {v.flat[0]:g})" for name, v in values.items() if v.size > 1 and np.ptp(v) == 0.0]

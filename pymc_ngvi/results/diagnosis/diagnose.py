@@ -61,8 +61,8 @@ _SYMMETRY_STREAM = 3_000_002
 _MOVES_STREAM = 3_000_001
 _NO_BUDGET = "diagnose(draws=10_000) has no budget."
 _IN_PART = (
-    "the model reads pm.Minibatch data, and log p is that of one batch. Load what `save` writes on a model of all of the "
-    "data, pymc_ngvi.load(file, model), and ask there."
+    "the model reads pm.Minibatch data, and log p is that of one batch. Load what `save` writes on a model of all of "
+    "the data, pymc_ngvi.load(file, model), and ask there."
 )
 #: Importance weights of draws that belong to the fit: of a number of draws, telling how many are done.
 OwnRatio = Callable[[int, Callable[[float], None]], Array]
