@@ -339,14 +339,20 @@ def test_numbers_of_draws_that_make_no_sense_are_refused(draws, message, gaussia
         approx.diagnose(draws=draws)
 
 
-def test_models_of_minibatches_are_refused():
+def test_fits_to_minibatches_are_not_judged():
+    """But say how they ended, and where they are."""
     with pm.Model() as model:
         mu = pm.Normal("mu")
         y = pm.Minibatch(np.arange(20.0), batch_size=5)
         pm.Normal("y", mu, 1.0, observed=y, total_size=20)
     approx = NGVIApproximation(LogDensity(model), DiagonalState(np.zeros(1), np.ones(1)))
-    with pytest.raises(ValueError, match="Minibatch"):
-        approx.diagnose()
+    for diagnosis in (approx.diagnose(), approx.diagnose(draws=200, random_seed=1)):
+        assert (diagnosis.verdict, diagnosis.reasons) == ("not judged", [])
+        assert "Load what `save` writes on a model of all of the data" in diagnosis.headline()
+        assert np.isnan(diagnosis.khat)
+        assert np.isnan(diagnosis.by_coordinate["mean_drift"]).all()
+        assert "mu" in str(diagnosis)
+        assert set(diagnosis.to_dataset().data_vars) == {"mu"}
 
 
 def test_changed_data_are_refused():

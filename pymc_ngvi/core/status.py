@@ -35,8 +35,9 @@ class Status(Enum):
     NOISE_LIMITED = (
         "noise-limited",
         "The Monte Carlo noise at the largest number of draws hides whether the tolerance is met.",
-        "Raise max_draws; heavy noise also means a posterior far from Gaussian: look at khat(), "
-        "or reparametrise (non-centred hierarchies, standardised predictors).",
+        "Raise max_draws where little is missing (approx.gap), or where it was lowered. Otherwise the posterior is far "
+        "from Gaussian, as with a scale for each coefficient (a horseshoe), and more draws do not help: reparametrise "
+        "(non-centred hierarchies, standardised predictors), or use pm.sample; diagnose() says what is off.",
     )
     STALLED = (
         "stalled",

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeGuard, get_args
 import numpy as np
 
 from pymc_ngvi.core.draws import BASE_DRAWS
-from pymc_ngvi.core.messages import suggestion
+from pymc_ngvi.core.messages import shortened, suggestion
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.families import COMPONENTS, FAMILIES, traits_of
 from pymc_ngvi.fitting.choices import (
@@ -46,10 +46,25 @@ _REFUSED = {
     "seed": "use `random_seed`",
     "random_state": "use `random_seed`",
     "draws": "pass it to `approx.sample(draws)`; `n` is the most iterations",
+    "chains": "there is one fit; pass it to `approx.sample(draws, chains=4)`, which arranges draws in chains",
+    "cores": "BLAS has the threads that OMP_NUM_THREADS says; data in shards take processes",
+    "tune": "nothing is tuned; `n` is the most iterations, and the fit stops by itself",
+    "target_accept": "there are no proposals to accept; choose a rule with `step`",
+    "init": "use `start` for means, and `start_sigma` for standard deviations",
+    "initvals": "use `start`",
     "learning_rate": "the default needs none; rules with a constant step take `step_size`",
     "cost_part_grad_scale": "the ELBO is not split",
     "scale_cost_to_minibatch": "minibatches are always scaled to their `total_size`",
     "local_rv": "all free variables share one approximation",
+}
+#: Other words for options: those of other packages.
+_ALSO_CALLED = {
+    "n": "niter niters niterations numiterations iterations maxiter maxiters maxiterations nsteps numsteps steps epochs",
+    "n_draws": "nsamples numsamples nmc samples elbosamples mcsamples",
+    "tol": "tolerance tolrelobj",
+    "progressbar": "progress showprogress verbose",
+    "backend": "compiler",
+    "family": "approximation guide",
 }
 
 
@@ -370,6 +385,9 @@ def refuse_unknown(given: Mapping[str, object], *accepted_by: Callable[..., obje
     }
     for name in given:
         if name in _REFUSED:
-            raise TypeError(f"method 'ngvi' does not take {name}={given[name]!r}: {_REFUSED[name]}.")
+            value = "" if callable(given[name]) else f"={shortened(given[name])}"
+            raise TypeError(f"method 'ngvi' does not take {name}{value}: {_REFUSED[name]}.")
         if name not in valid:
-            raise TypeError(f"method 'ngvi' does not know the option {name!r}: {suggestion(name, sorted(valid))}")
+            also_called = {option: words for option, words in _ALSO_CALLED.items() if option in valid}
+            listed = suggestion(name, sorted(valid), also_called)
+            raise TypeError(f"method 'ngvi' does not know the option {name!r}: {listed}")

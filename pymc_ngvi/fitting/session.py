@@ -19,9 +19,10 @@ from pymc_ngvi.fitting.begun import MAX_WIDENED, NO_STRUCTURE, Begun, make_rule
 from pymc_ngvi.fitting.lost import LOST
 from pymc_ngvi.fitting.memory import memory_of, remember
 from pymc_ngvi.fitting.options import FitOptions, check_n
-from pymc_ngvi.fitting.outcome import Outcome
+from pymc_ngvi.fitting.outcome import Outcome, constant_after
 from pymc_ngvi.fitting.problem import Problem, problem_of
 from pymc_ngvi.fitting.progress import FitProgress, watching
+from pymc_ngvi.fitting.propriety import LOOK, Propriety
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.fitting.second_start import SecondStart, is_better
 from pymc_ngvi.fitting.snapshot import Snapshot, filled, thinned
@@ -86,6 +87,7 @@ class FitSession:
         self._seed, self._score = seed, score
         self._seconds, self._compile_seconds = seconds, compile_seconds
         self._observer, self._second_start, self._restarted = observer, second_start, ""
+        self._propriety = Propriety(self._problem.density)
 
     @classmethod
     def begin(
@@ -188,6 +190,7 @@ class FitSession:
             self.run(n, progress)
         return self.outcome()
 
+    @np.errstate(over="ignore")  # what overflows is seen in the ELBO
     def run(self, n: int, progress: FitProgress) -> None:
         """Run up to ``n`` more iterations and assess where they led."""
         clock, compiled = time.perf_counter(), self._problem.density.compile_seconds
@@ -218,6 +221,7 @@ class FitSession:
                 raise ValueError(NO_STRUCTURE)
             self._choose_between(stalled)
             self._begin_again(last, observe)
+            self._look_far_out()
         except KeyboardInterrupt:
             self._keep()
         except LOST:
@@ -231,8 +235,31 @@ class FitSession:
 
     def _looped(self, last: int, observe: loop.Observer) -> loop.LoopState:
         """Return where the loop ends, at some iteration at the latest; callbacks are told of each."""
-        n, one_by_one = last - self._state.n_iterations, self._observer is not None
-        return loop.run(self._rule, self._state, n, observe, one_by_one=one_by_one)
+
+        def until(state: loop.LoopState, end: int) -> loop.LoopState:
+            n, one_by_one = end - state.n_iterations, self._observer is not None
+            return loop.run(self._rule, state, n, observe, one_by_one=one_by_one)
+
+        state, propriety = self._state, self._propriety
+        if propriety.is_open and state.n_iterations < LOOK < last:
+            state = until(state, LOOK)
+            if state.status is Status.MAX_ITERATIONS and self._is_improper(state, ended=False):
+                return dataclasses.replace(state, status=Status.UNBOUNDED)
+        state = until(state, last)
+        while state.status is Status.UNBOUNDED and state.n_iterations < last:
+            if propriety.is_open and (self._is_improper(state, ended=False) or propriety.is_open):
+                break
+            # What is proper is only wide: the fit goes on, and standard deviations are compared with those of now.
+            state = until(dataclasses.replace(state, rule=self._rule.reopen(state.rule), status=Status.RUNNING), last)
+        return state
+
+    def _is_improper(self, state: loop.LoopState, *, ended: bool) -> bool:
+        return self._propriety.is_improper(*self._problem.mean_and_sd(state.rule.q), ended=ended)
+
+    def _look_far_out(self) -> None:
+        """Say so where a fit ended near a posterior that is improper."""
+        if self._state.status.can_be_followed and self._is_improper(self._state, ended=True):
+            self._state = dataclasses.replace(self._state, status=Status.UNBOUNDED)
 
     def _keep(self) -> None:
         """Keep what there is: nothing is lost but a check at the end, as the loop has figures of its own."""
@@ -345,6 +372,8 @@ class FitSession:
             reparam=self._options.reparam,
             gaussian=getattr(self._state.rule, "gaussian", None),
             growing=self._growing(),
+            improper=self._propriety.improper,
+            constant=constant_after(self._state.status, density),
             restarted=self._restarted,
             seed=self._seed,
             **(vars(self._options.choice) | self._of_batches()),

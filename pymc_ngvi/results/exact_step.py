@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from pymc_ngvi.core.status import NotExactError
+from pymc_ngvi.core.status import NotExactError, Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import GaussianState, VariationalState
 from pymc_ngvi.fitting.options import FitOptions
@@ -84,8 +84,16 @@ class ExactStep:
         """Seed of what it draws, apart from those of the fit."""
         return int(np.random.default_rng([_STREAM, self.seed]).integers(2**62))
 
+    @property
+    def _interrupted(self) -> str:
+        """What is said after an interrupt from the keyboard."""
+        kind = "an exact or nested" if self.wanted == "auto" else f"the {self.wanted}"
+        return (
+            f"interrupted from the keyboard before {kind} posterior was there; posterior='gaussian' stops at this fit."
+        )
+
     def after[A: Fitted](self, gaussian: A, make: Callable[..., A]) -> A:
-        """Return the exact or the nested posterior, or the Gaussian with the reason why not.
+        """Return the exact or the nested posterior, or the Gaussian with the reason why not, such as an interrupt.
 
         Parameters
         ----------
@@ -104,11 +112,14 @@ class ExactStep:
         try:
             state, also = self._state(gaussian, record)
         except Unavailable as reason:
-            if self.wanted != "auto":
+            if self.wanted != "auto" and record.status is not Status.INTERRUPTED:
                 raise NotExactError(
                     f"No {self.wanted} posterior: {reason}. The Gaussian fit is kept: `error.approx`.", gaussian
                 ) from None
             gaussian.record = dataclasses.replace(record, posterior=f"Gaussian: {reason}.")
+            return gaussian
+        except KeyboardInterrupt:
+            gaussian.record = dataclasses.replace(record, posterior=f"Gaussian: {self._interrupted}")
             return gaussian
         compiling = gaussian.density.compile_seconds - before
         running = time.perf_counter() - clock - compiling
@@ -126,6 +137,9 @@ class ExactStep:
         except Unavailable as reason:
             logger.info(f"The posterior stays as it was: {reason}.")
             return approx
+        except KeyboardInterrupt:
+            logger.info(f"The posterior stays as it was: {self._interrupted}")
+            return approx
         approx.set_state(cast(VariationalState, state))  # but for a density
         approx.take(gaussian, self, with_pool(record, state, 0.0, 0.0, also))
         return approx
@@ -137,7 +151,7 @@ class ExactStep:
         seed, density = self.stream, gaussian.density
         before = density.n_gradients, density.n_hessians
         try:
-            with few_threads(density):
+            with few_threads(density), np.errstate(over="ignore"):  # what overflows has no weight
                 return self._of_kinds(density, cast(GaussianState, gaussian.q), record, seed)
         finally:
             density.n_gradients, density.n_hessians = before  # those of the fit

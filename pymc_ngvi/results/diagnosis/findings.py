@@ -89,7 +89,7 @@ def findings_of(
     if any(p.kind == "mode" and p.share > _ELSEWHERE for p in places):
         context = replace(context, can_be_exact=False, can_be_nested=bool)  # they would miss the same modes
     found = [
-        *_of_fit(context, gap),
+        *of_fit(context, gap),
         *_of_equal_modes(context, equal),
         *_of_support(context, weights),
         *([] if drift is None or _stuck(moved) else _of_drift(context, drift)),
@@ -101,10 +101,12 @@ def findings_of(
     return tuple(sorted(found, key=lambda f: not f.serious))
 
 
-def _of_fit(context: Context, gap: float) -> list[Finding]:
+def of_fit(context: Context, gap: float) -> list[Finding]:
+    """Return what stands against a fit for how it ended."""
     record, n_dim = context.record, context.layout.n_dim
     result = []
-    if record is not None and not (record.converged or record.is_pool):
+    # Even weights of a pool make up for a fit before it that has not converged.
+    if record is not None and not (record.converged or record.is_exact):
         result.append(
             Finding(f"The fit did not converge ({record.status}): {record.sentence}", record.status.cure, True)
         )
