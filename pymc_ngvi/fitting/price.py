@@ -71,9 +71,9 @@ def _rounded_up(seconds: float) -> float:
 
 
 def in_words(seconds: float) -> str:
-    """Return seconds in words: about 40 s, about 12 min."""
+    """Return seconds in words: about 0.4 s, about 40 s, about 12 min."""
     if seconds < 120.0:
-        return f"about {max(seconds, 1.0):.0f} s"
+        return f"about {seconds:{'.0f' if seconds >= 1.0 else '.1g'}} s"
     if seconds < 7_200.0:
         return f"about {seconds / 60.0:.0f} min"
     return f"about {seconds / 3_600.0:,.0f} h"
