@@ -20,6 +20,7 @@ from pymc_ngvi.fitting.lost import LOST
 from pymc_ngvi.fitting.memory import memory_of, remember
 from pymc_ngvi.fitting.options import FitOptions, check_n
 from pymc_ngvi.fitting.outcome import Outcome, constant_after
+from pymc_ngvi.fitting.price import fit_seconds
 from pymc_ngvi.fitting.problem import Problem, problem_of
 from pymc_ngvi.fitting.progress import FitProgress, watching
 from pymc_ngvi.fitting.propriety import LOOK, Propriety
@@ -194,6 +195,8 @@ class FitSession:
     def run(self, n: int, progress: FitProgress) -> None:
         """Run up to ``n`` more iterations and assess where they led."""
         clock, compiled = time.perf_counter(), self._problem.density.compile_seconds
+        # What the start took counts with the first iterations.
+        before = self._estimated_seconds() if self._state.n_iterations else 0.0
 
         def observe(state: loop.LoopState) -> None:
             self._state = state
@@ -201,6 +204,9 @@ class FitSession:
             if self._observer is not None:
                 losses = state.losses if self._score else None
                 self._observer(self._problem.on_model_scale(state.rule.q), losses, state.n_iterations)
+            most = self._options.max_seconds
+            if most is not None and self._estimated_seconds() - before >= most:
+                raise loop.OutOfSeconds
 
         last, stalled = self._state.n_iterations + n, None
         try:
@@ -260,6 +266,11 @@ class FitSession:
         """Say so where a fit ended near a posterior that is improper."""
         if self._state.status.can_be_followed and self._is_improper(self._state, ended=True):
             self._state = dataclasses.replace(self._state, status=Status.UNBOUNDED)
+
+    def _estimated_seconds(self) -> float:
+        """Return what the evaluations so far take, by estimate."""
+        density, target = self._problem.density, self._problem.target
+        return fit_seconds(density, target.n_gradients, target.n_hessians, self._options.choice.estimator)
 
     def _keep(self) -> None:
         """Keep what there is: nothing is lost but a check at the end, as the loop has figures of its own."""

@@ -32,15 +32,8 @@ _MOST_PLAIN = 15
 _N_PRECISION, _N_WEIGHED, _SEED = 8, 256, 20_260_302
 #: Relative variance of the weights of q below which there is nothing to gain.
 _EVEN = 0.002
-#: Work that another posterior may take, in that of the Gaussian fit; estimated seconds that are never
-#: too many, and where there are no blocks to integrate.
-_MOST_WORK, _ALWAYS, _ALWAYS_PLAIN = 4.0, 120.0, 1.0
-#: Times as long as another posterior that the exact one may take where no cheap rule of quadrature will do.
-_MOST_OF_OTHER = 3.0
 #: Draws of the globals that adapting takes, about, for each of them; part of a gradient that a value of log p costs.
 _ADAPTING, _OF_GRADIENT = 60.0, 0.4
-#: Gradients that an expectation over rows takes as long as.
-_OF_EXPECTATION = 15.0
 #: Seconds of a value of log p by rows, on one thread: calls, and each row.
 _PER_VALUE, _PER_ROW = 2e-4, 3.3e-8
 
@@ -59,45 +52,22 @@ class Work:
         Values of log p that it takes, where a cheap rule of quadrature will do.
     each : float
         Seconds of one.
-    of_fit : float
-        Of the Gaussian fit before it.
     has_blocks : bool
         Whether blocks are integrated: a Gaussian may be far off then, and weights of all coordinates no cure.
     """
 
     n_values: float
     each: float
-    of_fit: float
     has_blocks: bool = True
-
-    @property
-    def budget(self) -> float:
-        """Seconds that it may take without being asked for."""
-        return budget_after(self.of_fit) if self.has_blocks else max(_ALWAYS_PLAIN, _MOST_WORK * self.of_fit)
 
     @property
     def seconds(self) -> float:
         """Of the exact step."""
         return self.n_values * self.each
 
-    @property
-    def is_too_much(self) -> bool:
-        """Whether it is left out unless it is asked for."""
-        return self.seconds > self.budget
-
-    def most_values(self, other: float = np.inf) -> float:
-        """Return the values of log p that a pool may take, where another posterior would take some seconds."""
-        return min(self.budget, _MOST_OF_OTHER * other) / self.each
-
-    @property
-    def reason(self) -> str:
-        """Why it is left out."""
-        return f"the exact posterior would take about {self.seconds / self.of_fit:,.0f} times as long as the fit"
-
-
-def budget_after(seconds: float) -> float:
-    """Return the estimated seconds that another posterior may take after a Gaussian fit of some estimated seconds."""
-    return max(_ALWAYS, _MOST_WORK * seconds)
+    def most_values(self, seconds: float) -> float:
+        """Return the values of log p that a pool may take in some seconds, and those that it is known to take."""
+        return max(seconds, self.seconds) / self.each
 
 
 def forest_of(density: LogDensity) -> Forest:
@@ -124,14 +94,12 @@ def forest_of(density: LogDensity) -> Forest:
     return forest
 
 
-def work_of(forest: Forest, n_gradients: int, n_hessians: int, seconds: float, n_rows: int = 0) -> Work:
-    """Return what the exact step would cost beside the fit.
+def work_of(forest: Forest, seconds: float, n_rows: int = 0) -> Work:
+    """Return what the exact step would cost.
 
     Parameters
     ----------
     forest : Forest
-    n_gradients, n_hessians : int
-        That the fit took.
     seconds : float
         Of a gradient.
     n_rows : int, default 0
@@ -141,12 +109,8 @@ def work_of(forest: Forest, n_gradients: int, n_hessians: int, seconds: float, n
     n_nodes = len(first_rule(forest.n_levels).nodes) if forest.n_local else 1
     # Most draws are evaluated at one node, some by the reference rule.
     n_values = n_draws + (300.0 * n_nodes if forest.n_local else 0.0)
-    if n_rows:
-        of_fit = _OF_EXPECTATION * n_gradients * seconds
-        return Work(n_values, _PER_VALUE + _PER_ROW * n_rows, of_fit, forest.n_local > 0)
-    directions = forest.n_globals + forest.widest if forest.n_local else forest.n_globals
-    of_fit = (n_gradients + _OF_GRADIENT * directions * n_hessians) * seconds
-    return Work(n_values, _OF_GRADIENT * seconds, of_fit, forest.n_local > 0)
+    each = _PER_VALUE + _PER_ROW * n_rows if n_rows else _OF_GRADIENT * seconds
+    return Work(n_values, max(each, 1e-9), forest.n_local > 0)
 
 
 def is_even(density: LogDensity, q: GaussianState) -> bool:

@@ -15,11 +15,13 @@ from pytensor.tensor.math import Dot
 
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.model.graphs.backends import python_loops
+from pymc_ngvi.model.graphs.incomplete import is_tail
 
 # Measured on one core of a 2020s server, rounded: enough to tell seconds from minutes.
 _SECONDS_PER_NODE = 5e-6  # one Python thunk
 _SECONDS_PER_ELEMENT = 2e-9  # one NumPy pass
 _SECONDS_PER_PYTHON_ELEMENT = 4e-7  # an Elemwise without a NumPy function
+_SECONDS_PER_TAIL = 1e-6  # a derivative of an incomplete beta or gamma function
 _SECONDS_PER_READ = 4.5e-10  # an element of a matrix that is multiplied
 _SECONDS_PER_FUNCTION = 5e-9  # an exp, a log and the like, beside the pass
 _JETS_BATCH, _JETS_PASSES = 128, 4  # points in a call, and NumPy passes for a rule
@@ -82,7 +84,8 @@ def estimate(outputs: list[Variable], batch: int = 16, passes: int = 1, *, along
     in_python = sum(
         size for node, size in zip(nodes, sizes, strict=True) if isinstance(node.op, Elemwise) and python_loops([node])
     )
-    arithmetic = sum(sizes) * _SECONDS_PER_ELEMENT
+    in_tails = sum(size for node, size in zip(nodes, sizes, strict=True) if is_tail(node))
+    arithmetic = sum(sizes) * _SECONDS_PER_ELEMENT + in_tails * _SECONDS_PER_TAIL
     return Cost(
         quick_seconds=arithmetic * passes
         + (len(nodes) + inner_thunks) / batch * _SECONDS_PER_NODE
