@@ -122,7 +122,7 @@ def _falls(density: LogDensity, at: int, mean: Array, sd: Array, level: bool) ->
     is_log, centre = variable.value_name != variable.name, mean.copy()
     if is_log:
         centre[at] = np.clip(centre[at], -_FARTHEST_LOG, _FARTHEST_LOG)
-    distances: Array = _LOG_DISTANCES if is_log else _DISTANCES * sd[at]
+    distances: Array = _LOG_DISTANCES if is_log else _DISTANCES * float(sd[at])
     most = 1.0 if level and not is_log else np.inf
     least: Array = np.log(distances[1:] / distances[:-1])
     found = [_side_falls(_profile(density, centre, at, side * distances, least), least, most) for side in (-1.0, 1.0)]
