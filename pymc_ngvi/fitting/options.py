@@ -59,7 +59,7 @@ _REFUSED = {
 }
 #: Other words for options: those of other packages.
 _ALSO_CALLED = {
-    "n": "niter niters niterations numiterations iterations maxiter maxiters maxiterations nsteps numsteps steps epochs",
+    "n": "niter niters niterations numiterations iterations maxiter maxiters maxiterations nsteps steps epochs",
     "n_draws": "nsamples numsamples nmc samples elbosamples mcsamples",
     "tol": "tolerance tolrelobj",
     "progressbar": "progress showprogress verbose",

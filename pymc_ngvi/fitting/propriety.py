@@ -23,7 +23,8 @@ logger = logging.getLogger("pymc.ngvi")
 #: Coordinates in all, and of those with flat priors, up to which tails are looked at.
 _MOST_DIM, _MOST_FLAT = 100, 20
 #: Distances at which they are: in standard deviations of q, and on the scale of a logarithm.
-_DISTANCES, _LOG_DISTANCES = 8.0 * 16.0 ** np.arange(10), 2.5 * 2.0 ** (0.5 * np.arange(8))
+_DISTANCES: Array = 8.0 * 16.0 ** np.arange(10.0)
+_LOG_DISTANCES: Array = 2.5 * 2.0 ** (0.5 * np.arange(8.0))
 #: Spans between these, the farthest ones, over all of which a tail does not fall; nats by which one has fallen for
 #: good.
 _SPANS, _DEEP = 3, 100.0
@@ -122,7 +123,7 @@ def _falls(density: LogDensity, at: int, mean: Array, sd: Array, level: bool) ->
     is_log, centre = variable.value_name != variable.name, mean.copy()
     if is_log:
         centre[at] = np.clip(centre[at], -_FARTHEST_LOG, _FARTHEST_LOG)
-    distances = _LOG_DISTANCES if is_log else _DISTANCES * sd[at]
+    distances: Array = _LOG_DISTANCES if is_log else _DISTANCES * sd[at]
     most = 1.0 if level and not is_log else np.inf
     least: Array = np.log(distances[1:] / distances[:-1])
     found = [_side_falls(_profile(density, centre, at, side * distances, least), least, most) for side in (-1.0, 1.0)]

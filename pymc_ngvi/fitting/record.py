@@ -105,8 +105,8 @@ class FitRecord:
         if not self.constant:
             return self._of_status
         return (
-            f"Observed values do not vary: {', '.join(self.constant)}. Where their standard deviation is unknown, nothing "
-            f"bounds it from below: check the data. {self._of_status}"
+            f"Observed values do not vary: {', '.join(self.constant)}. Where their standard deviation is unknown, "
+            f"nothing bounds it from below: check the data. {self._of_status}"
         )
 
     @property
