@@ -23,8 +23,8 @@ logger = logging.getLogger("pymc.ngvi")
 #: Coordinates in all, and of those with flat priors, up to which tails are looked at.
 _MOST_DIM, _MOST_FLAT = 100, 20
 #: Distances at which they are: in standard deviations of q, and on the scale of a logarithm.
-_DISTANCES: Array = 8.0 * np.power(16.0, np.arange(10))
-_LOG_DISTANCES: Array = 2.5 * np.power(2.0, 0.5 * np.arange(8))
+_DISTANCES: Array = 8.0 * 16.0 ** np.arange(10.0)
+_LOG_DISTANCES: Array = 2.5 * 2.0 ** (0.5 * np.arange(8.0))
 #: Spans between these, the farthest ones, over all of which a tail does not fall; nats by which one has fallen for
 #: good.
 _SPANS, _DEEP = 3, 100.0

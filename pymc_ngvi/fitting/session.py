@@ -1,6 +1,7 @@
 """One fit, under way or at its end: runs the loop, and says how it went."""
 
 import dataclasses
+import functools
 import logging
 import time
 
@@ -88,7 +89,6 @@ class FitSession:
         self._seed, self._score = seed, score
         self._seconds, self._compile_seconds = seconds, compile_seconds
         self._observer, self._second_start, self._restarted = observer, second_start, ""
-        self._propriety = Propriety(self._problem.density)
 
     @classmethod
     def begin(
@@ -258,6 +258,10 @@ class FitSession:
             # What is proper is only wide: the fit goes on, and standard deviations are compared with those of now.
             state = until(dataclasses.replace(state, rule=self._rule.reopen(state.rule), status=Status.RUNNING), last)
         return state
+
+    @functools.cached_property
+    def _propriety(self) -> Propriety:
+        return Propriety(self._problem.density)
 
     def _is_improper(self, state: loop.LoopState, *, ended: bool) -> bool:
         return self._propriety.is_improper(*self._problem.mean_and_sd(state.rule.q), ended=ended)
