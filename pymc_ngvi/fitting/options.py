@@ -59,7 +59,7 @@ _REFUSED = {
 }
 #: Other words for options: those of other packages.
 _ALSO_CALLED = {
-    "n": "niter niters niterations numiterations iterations maxiter maxiters maxiterations nsteps steps epochs",
+    "n": "niter niterations numiterations iterations maxiter maxiters maxiterations nsteps numsteps steps epochs",
     "n_draws": "nsamples numsamples nmc samples elbosamples mcsamples",
     "tol": "tolerance tolrelobj",
     "progressbar": "progress showprogress verbose",
@@ -74,6 +74,14 @@ def _checked_number(name: str, value: object) -> float | None:
     if not _is_positive(value):
         raise ValueError(f"{name} should be a positive number; got {value!r}.")
     return float(value)
+
+
+def _check_seconds(value: object) -> None:
+    if value is not None and not _is_positive(value):
+        raise ValueError(
+            f"max_seconds counts estimated seconds of the whole call and should be a positive number; got {value!r}. "
+            "Leave it out for the default: what follows a Gaussian fit takes three times as long at most, and 20 s."
+        )
 
 
 def _checked_exponent(name: str, value: object) -> float | None:
@@ -129,7 +137,7 @@ class FitOptions:
     n_draws, max_draws, base_draws : optional
     stl : bool
     step_size, step_decay, window : optional
-    factor, blocks, rank, reparam, n_components, components : optional
+    factor, blocks, rank, reparam, max_seconds, n_components, components : optional
     family_reason : str
         Why the family was chosen, where the user named none; the user can't give it.
 
@@ -156,6 +164,7 @@ class FitOptions:
     rank: int | None = None
     reparam: ReparamName | None = None
     posterior: PosteriorName = "auto"
+    max_seconds: float | None = None
     n_components: int | Literal["auto"] | None = field(default=None, metadata={"check": _checked_components_number})
     components: ComponentsName | None = None
     family_reason: str = ""
@@ -175,6 +184,7 @@ class FitOptions:
         _checked_count("rank", self.rank)
         _check_reparam(self.reparam, choice)
         _check_posterior(self.posterior, self.reparam, choice)
+        _check_seconds(self.max_seconds)
         of_rule = {name: _CHECKS[name](name, getattr(self, name)) for name in OF_RULE}
         _check_rule_takes(choice, of_rule, step_is_default=self.step is None)
         _check_draws(choice, of_rule)
