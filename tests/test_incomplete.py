@@ -92,6 +92,7 @@ def test_arguments_broadcast_and_what_is_kept_is_not_mixed_up():
     np.testing.assert_allclose(together, one_by_one, rtol=1e-13)
     first = tails.betainc_a(a, 2.0, x)
     first[:] = np.nan  # a caller's own
+    assert np.isfinite(tails.betainc_a(a, 2.0, x)).all()
     x[:] = x[::-1].copy()  # the same array, with other numbers
     np.testing.assert_allclose(tails.betainc_ab(a, 2.0, x), together[:, ::-1], rtol=1e-13)
 

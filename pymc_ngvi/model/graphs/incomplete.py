@@ -61,8 +61,10 @@ class ByParameters(ps.ScalarOp):
     def pullback(self, inputs: list[Variable], outputs: list[Variable], grads: list[Variable]) -> list[Variable]:
         """Return the derivatives by parameters, and by x, where these are second ones."""
         if len(self.by) == _HIGHEST_ORDER:
-            why = "It is a second derivative already, and there are no third ones"
-            return [grad_not_implemented(self, k, i, why) for k, i in enumerate(inputs)]
+            return [
+                grad_not_implemented(self, k, i, "It is a second derivative already, and there are no third ones")
+                for k, i in enumerate(inputs)
+            ]
         density, scores = _density(*inputs)
         by_parameters = [ByParameters("".join(sorted(self.by + p)))(*inputs) for p in self.parameters]
         by_x = density * scores[self.parameters.index(self.by)]
