@@ -62,14 +62,16 @@ class Propriety:
 
     def __init__(self, density: LogDensity) -> None:
         self._density = density
+        #: Whether all of log p can be evaluated at single points, far out.
+        self.can_be_told = not (density.is_sharded or density.is_streamed or density.has_minibatch)
         #: Whether the posterior may be improper at all.
-        self.is_open = density.is_sharded or density.is_streamed or not has_proper_priors(density.model)
+        self.is_open = not self.can_be_told or not has_proper_priors(density.model)
         #: The variables in which it is.
         self.improper: tuple[str, ...] = ()
 
     def is_improper(self, mean: Array, sd: Array, *, ended: bool = False) -> bool:
         """Tell whether the posterior is found to be improper, looking out from a Gaussian, or from the start."""
-        if not self.is_open or self.improper:
+        if not (self.is_open and self.can_be_told) or self.improper:
             return bool(self.improper)
         found = tails_of(self._density, mean, sd, level=not ended)
         if not (found.improper or found.known):
@@ -97,8 +99,7 @@ def tails_of(density: LogDensity, mean: Array, sd: Array, *, level: bool = False
     level : bool
         Whether a tail that rises tells nothing, as while q is on its way to the data.
     """
-    in_part = density.why_in_part or density.is_sharded or density.is_streamed
-    if in_part or density.second.error() is not None or density.n_dim > _MOST_DIM:
+    if density.second.error() is not None or density.n_dim > _MOST_DIM:
         return Tails((), False)
     flat = flat_coordinates(density.model, density.layout)
     if not len(flat):

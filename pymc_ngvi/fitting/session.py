@@ -247,7 +247,7 @@ class FitSession:
             return loop.run(self._rule, state, n, observe, one_by_one=one_by_one)
 
         state, propriety = self._state, self._propriety
-        if propriety.is_open and state.n_iterations < LOOK < last:
+        if propriety.is_open and propriety.can_be_told and state.n_iterations < LOOK < last:
             state = until(state, LOOK)
             if state.status is Status.MAX_ITERATIONS and self._is_improper(state, ended=False):
                 return dataclasses.replace(state, status=Status.UNBOUNDED)

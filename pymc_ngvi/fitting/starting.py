@@ -274,7 +274,8 @@ def _in_order(rule: Rule, scales: Sequence[Array]) -> Sequence[Array]:
 def _start_message(density: LogDensity, point: Array, scale: float) -> str:
     bad = {name: value for name, value in density.terms(point).items() if not np.isfinite(value)}
     listed = ", ".join(f"{name} ({value})" for name, value in bad.items())
-    if data := not_finite_data(density.model, bad):
+    in_shards = density.is_sharded  # their model is that of one of them
+    if data := not_finite_data(density.model, () if in_shards else bad):
         return (
             "The log density is not finite at the start because of data that are not: "
             f"{', '.join(data)}. Terms that are not finite: {listed}. Leave these rows out, or impute the values."
