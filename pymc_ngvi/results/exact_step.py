@@ -5,7 +5,7 @@ import functools
 import logging
 import time
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -14,6 +14,7 @@ import numpy as np
 from pymc_ngvi.core.status import NotExactError
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import GaussianState, VariationalState
+from pymc_ngvi.fitting.modes.found import N_SEEN, not_covered
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.progress import WorkProgress
 from pymc_ngvi.fitting.record import FitRecord
@@ -141,7 +142,7 @@ class ExactStep:
         if self.wanted == "nested":
             return _nested(density, q, seed), ""
         if self.wanted == "exact":
-            return _exact(density, q, seed), ""
+            return _exact(density, q, seed, others=_gaussians(record)), ""
         found: list[NestedState] = []
         reasons: list[Unavailable] = []
         for attempt in _attempts(density, q, record, seed, reasons):
@@ -190,7 +191,9 @@ def _attempts(
         of_fit = work.of_fit
         if work.is_too_much:
             raise _TooDear(f"{work.reason}; posterior='exact' asks for it")
-        run = functools.partial(_exact, density, q, seed, forest, work.most_values(of_nested))
+        run = functools.partial(
+            _exact, density, q, seed, forest, work.most_values(of_nested), others=_gaussians(record)
+        )
         found.append(_Attempt(work.seconds, forest.n_globals > MANY_GLOBALS, run))
     except Unavailable as reason:
         reasons.append(reason)
@@ -200,7 +203,7 @@ def _attempts(
         found.append(_Attempt(of_nested, False, functools.partial(_nested, density, q, seed)))
     else:
         reasons.append(_TooDear(_TOO_LONG))
-    if found and is_even(density, q):
+    if found and not record.modes and is_even(density, q):
         raise Unavailable("its importance weights are nearly equal: the Gaussian is the posterior near this mode")
     return sorted(found, key=lambda attempt: (attempt.is_last, attempt.seconds))
 
@@ -211,12 +214,22 @@ def _also(reasons: list[Unavailable]) -> str:
     return f" Before it: {'; '.join(tried)}." if tried else ""
 
 
+def _gaussians(record: FitRecord) -> list[GaussianState]:
+    """Return the fits at other modes."""
+    return [cast(GaussianState, mode.q) for mode in record.modes]
+
+
 def _exact(
-    density: LogDensity, q: GaussianState, seed: int, forest: Forest | None = None, most: float = np.inf
+    density: LogDensity,
+    q: GaussianState,
+    seed: int,
+    forest: Forest | None = None,
+    most: float = np.inf,
+    others: Sequence[GaussianState] = (),
 ) -> ExactState:
     with WorkProgress("Exact posterior", 1):
         try:
-            state = exact_posterior(density, q, forest or forest_of(density), seed, most)
+            state = exact_posterior(density, q, forest or forest_of(density), seed, most, others)
         except Unavailable as reason:
             raise _Failed(f"{reason}") from None
     if not state.checks.is_exact:
@@ -233,9 +246,12 @@ def with_pool(
     record: FitRecord, state: ExactState | NestedState, compiling: float, running: float, also: str = ""
 ) -> FitRecord:
     """Return the record of a fit after which there is an exact or a nested posterior."""
-    is_nested = isinstance(state, NestedState)
+    is_nested, modes = isinstance(state, NestedState), record.modes
+    if modes:
+        modes = not_covered(modes, state.gaussian, state.draw(N_SEEN, np.random.default_rng(record.seed)))
     return dataclasses.replace(
         record,
+        modes=modes,
         posterior=state.checks.sentence + also,
         is_exact=state.checks.is_exact,
         is_nested=is_nested,
