@@ -279,9 +279,7 @@ class FitSession:
         finally:
             self._state, self._elbo, self._gap = best
 
-    def _fit_from(
-        self, state: VariationalState, *, first: Ended, last: int, observe: loop.Observer
-    ) -> Ended | None:
+    def _fit_from(self, state: VariationalState, *, first: Ended, last: int, observe: loop.Observer) -> Ended | None:
         """Fit from another state; return None where nothing came of it."""
         try:
             start = dataclasses.replace(loop.start(self._rule, state), history=first.state.history)

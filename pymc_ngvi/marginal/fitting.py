@@ -1,7 +1,7 @@
 """From a Gaussian fit to the exact posterior: what is evaluated where, and when it is enough."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -379,7 +379,12 @@ class Sampler:
         """Return a proposal of which a part is far wider."""
         if self._is_predicted:
             return proposal
-        return proposal.defended(OF_DEFENCE if self._quadrature is None else OF_DEFENCE / 2.0)  # it takes longest there
+        # Wider draws take longest where there is quadrature.
+        wide = proposal.defended(OF_DEFENCE if self._quadrature is None else OF_DEFENCE / 2.0)
+        if not self._others:
+            return wide
+        modes = replace(self._at_modes(), df=wide.mixture.df)
+        return Proposal(joined_mixture(modes, wide.mixture, 1.0 - OF_DEFENCE), self._bend, wide.n_far)
 
     def _pool(self, proposal: Proposal, pool: Pool | None = None) -> tuple[Proposal, Pool]:
         """Return a pool and its proposal, which is fitted anew to a first pool that is not good enough.

@@ -4,7 +4,7 @@ import functools
 import itertools
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pymc as pm
@@ -30,12 +30,18 @@ class Case:
     moments : callable or None
         Returns means and standard deviations; None where they are not known, or mean nothing: a fit is to say so.
     names : tuple of str
-        Variables of which a reason has to name one, if there is a reason.
+        Variables of which a reason has to name one, if there is a reason; those whose moments are compared.
+    sampled : callable or None
+        The model that NUTS samples where moments are not known otherwise; None where it can't.
+    image : callable or None
+        Draws by name to draws of the other one of two equal modes.
     """
 
     build: Callable[[], pm.Model]
     moments: Callable[[], Moments] | None
-    names: tuple[str, ...] = field(default=())
+    names: tuple[str, ...] = ()
+    sampled: Callable[[], pm.Model] | None = None
+    image: Callable[[dict[str, Array]], dict[str, Array]] | None = None
 
 
 # --- differential equations ---
@@ -260,15 +266,31 @@ OF_USERS = (
 )  # fmt: skip
 
 
+def _swapped(draws: dict[str, Array]) -> dict[str, Array]:
+    """Exchange the labels of two components."""
+    return {n: 1.0 - x if n == "w" else x[..., ::-1] if x.ndim > 2 else x for n, x in draws.items()}
+
+
+def _mirrored(draws: dict[str, Array]) -> dict[str, Array]:
+    """Change the signs of a factor and its loadings."""
+    return {n: x if n == "sigma" else -x for n, x in draws.items()}
+
+
 def _of_users(name: str) -> Case:
-    return Case(USERS[name][1], None)
+    build = USERS[name][1]
+    sampled = build if name in OF_USERS[:2] else None  # `users.py` has references of the others
+    image = {"structured: label switching": _swapped, "structured: factor analysis": _mirrored}.get(name)
+    return Case(build, None, tuple(rv.name for rv in build().free_RVs), sampled, image)
 
 
+_exponentials, _mixture = functools.partial(two_exponentials, True), functools.partial(mixture, True)
 CASES: dict[str, Case] = {
     "Lotka-Volterra": Case(lotka_volterra, _lotka_volterra, ("theta", "z_init", "sigma")),
     "SIR": Case(sir, None, tuple(SIR_SCALES)),
-    "two exponentials, ordered": Case(functools.partial(two_exponentials, True), None, ("a", "log_k", "sigma")),
-    "two exponentials": Case(functools.partial(two_exponentials, False), None, ("a", "log_k")),
+    "two exponentials, ordered": Case(_exponentials, None, ("a", "log_k", "sigma"), _exponentials),
+    "two exponentials": Case(
+        functools.partial(two_exponentials, False), None, ("a", "log_k", "sigma"), _exponentials, _swapped
+    ),
     **{
         f"sinusoid {i}": Case(functools.partial(sinusoid, i), functools.partial(_sinusoid, i), ("f", "a", "b", "s"))
         for i in SINUSOIDS
@@ -281,8 +303,8 @@ CASES: dict[str, Case] = {
     },
     "y = u^2": Case(square, functools.partial(_square, 0.0), ("u",)),
     "y = u^2, off centre": Case(square_off_centre, functools.partial(_square, 1.0), ("u",)),
-    "factor signs": Case(factor_signs, None, ("loadings", "factor")),
-    "mixture, ordered": Case(functools.partial(mixture, True), None, ("w", "mu", "s")),
-    "mixture": Case(functools.partial(mixture, False), None, ("w", "mu", "s")),
+    "factor signs": Case(factor_signs, None, ("loadings", "factor", "sigma"), factor_signs, _mirrored),
+    "mixture, ordered": Case(_mixture, None, ("w", "mu", "s"), _mixture),
+    "mixture": Case(functools.partial(mixture, False), None, ("w", "mu", "s"), _mixture, _swapped),
     **{name: _of_users(name) for name in OF_USERS},
 }

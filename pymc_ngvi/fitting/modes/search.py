@@ -129,9 +129,7 @@ class ModeSearch:
         n_climbs = min(n_climbs, _MOST_CLIMBS)
         n_looked = min(int(0.5 * _OF_CLIMBS * seconds / each), _MOST_LOOKED)
         with in_few_steps(), WorkProgress("Looking for other modes", n_climbs * cost(density.n_dim)) as progress:
-            points = points_for(
-                density, q, np.random.default_rng(self.stream), n_climbs, n_looked, is_sound=is_sound
-            )
+            points = points_for(density, q, np.random.default_rng(self.stream), n_climbs, n_looked, is_sound=is_sound)
             if not len(points.theta):
                 return None
             modes, which = modes_from(density, q, points.theta, points.scales, progress.advance)
@@ -157,7 +155,9 @@ class ModeSearch:
 def _counts(mode: Mode, best: GaussianState, log_mass: float) -> bool:
     """Tell whether a mode may have mass enough beside the best one to matter, by itself or for its variance."""
     square = float(np.max((mode.point - best.mean()) ** 2 / best.sd() ** 2))
-    return mode.log_mass > log_mass - _WITHIN or mode.log_mass + np.log(max(square, 1.0)) > log_mass + np.log(_OF_VARIANCE)
+    return mode.log_mass > log_mass - _WITHIN or mode.log_mass + np.log(max(square, 1.0)) > log_mass + np.log(
+        _OF_VARIANCE
+    )
 
 
 def is_equal(mode: Mode, other: Mode) -> bool:

@@ -123,9 +123,7 @@ def is_better(new: Elbo, old: Elbo) -> bool:
 def _among(search: ModeSearch, ends: Sequence[Ended], other: VariationalState) -> int | None:
     """Return which of some ends has mass where another approximation is; None where none has."""
     covering = (
-        i
-        for i, end in enumerate(ends)
-        if not is_outside(search.density, end.q, end.elbo.value, other, search.stream)
+        i for i, end in enumerate(ends) if not is_outside(search.density, end.q, end.elbo.value, other, search.stream)
     )
     return next(covering, None)
 

@@ -123,7 +123,9 @@ class Slopes:
     def __call__(self, both: Array, t: Array | float) -> list[Array]:
         """Return f, (n_draws, n_states), and its derivatives, with an axis more each."""
         result = [np.zeros((len(both), *shape)) for shape in self._shapes]
-        values = self._function(*np.ascontiguousarray(both.T), np.broadcast_to(np.asarray(t, dtype=np.float64), len(both)))
+        values = self._function(
+            *np.ascontiguousarray(both.T), np.broadcast_to(np.asarray(t, dtype=np.float64), len(both))
+        )
         for (i, *axes), value in zip(self._places, values, strict=True):
             for order in set(permutations(axes)):
                 at: tuple[Any, ...] = (slice(None), i, *order)

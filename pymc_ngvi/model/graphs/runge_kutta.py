@@ -103,5 +103,3 @@ def _step(
     below = of_five + 0.01 * of_three
     error = np.abs(h) * of_five / np.sqrt(np.where(below > 0.0, below, 1.0))
     return new, slopes[n_stages], error
-
-
