@@ -23,6 +23,12 @@ _LEAST_CURVATURE, _MOST_LENGTH, _LAST_GAIN = 0.1, 3.0, 0.05
 _DIFFERENCE = 1e-5
 #: Slope of log p per root dimension, in units of a mode, below which a climb has ended at one: others end on ridges.
 _FLAT = 0.3
+#: Distance from a fit, in standard deviations and per root dimension, from which on a mode is another one.
+_FAR, _FAR_PER_ROOT = 4.0, 0.5
+#: Nats below a mode, and per dimension, at which another one has next to no mass; climbs one after the other, at most.
+_BELOW, _BELOW_PER_DIM, _MOST_TURNS = 10.0, 0.25, 4
+#: A Gaussian about a mode is no wider than so many times a fit, and no narrower than a part of it.
+_WIDEST, _NARROWEST = 100.0, 1e-6
 #: Modes that are looked at, at most, the best ones.
 _MOST_MODES = 16
 
@@ -54,7 +60,13 @@ def cost(n_dim: int) -> int:
 
 
 def modes_from(
-    density: LogDensity, q: GaussianState, points: Array, scales: Array, advance: Callable[[float], None]
+    density: LogDensity,
+    q: GaussianState,
+    points: Array,
+    scales: Array,
+    advance: Callable[[float], None],
+    *,
+    has_home: bool = False,
 ) -> tuple[list[Mode], NDArray[np.intp]]:
     """Return the modes that climbs end at.
 
@@ -67,6 +79,9 @@ def modes_from(
         Where climbs begin, and standard deviations that are about right there.
     advance : callable
         Told of gradients that were evaluated.
+    has_home : bool
+        Whether the first point is the mean of q: in many dimensions, where its climb ends is told of only if there are
+        other modes, as curvatures are dear.
 
     Returns
     -------
@@ -77,14 +92,42 @@ def modes_from(
     with np.errstate(all="ignore"):
         if density.n_dim <= MOST_NEWTON:
             ends, logp, grad = climbed(density, points, scales)
-            make: Callable[[int], GaussianState | None] = lambda i: _about(density, ends[i], grad[i], scales[i])
+
+            def make(i: int) -> GaussianState | None:
+                return _about(density, ends[i], grad[i], scales[i])
         else:
-            whitened = _Whitened(density, q)
-            ends, logp = ascend(whitened, whitened.of(points))
-            ends = np.asarray(q.draws(ends))
-            make = lambda i: local_component(density, q, ends[i], (1e-4, 1e12))
+            whitened: Any = _Whitened(density, q)
+            z, logp = ascend(whitened, whitened.of(points))
+            if has_home:
+                z, logp = _away(whitened, z, logp)
+            ends = np.asarray(q.draws(z))
+
+            def make(i: int) -> GaussianState | None:
+                return local_component(density, q, ends[i], (_WIDEST**-2, _NARROWEST**-2))
+
         advance(len(points) * cost(density.n_dim))
         return _distinct(density, ends, logp, make)
+
+
+def _away(density: Any, z: Array, logp: Array) -> tuple[Array, Array]:
+    """Let climbs that did not end about the first one go on, and return where they came to.
+
+    log p is -inf at all that end there, or far below it: everywhere where no other is left.
+    """
+    n_dim = z.shape[1]
+    low = logp[0] - _BELOW - _BELOW_PER_DIM * n_dim
+    for turn in range(_MOST_TURNS):
+        left = ~((np.linalg.norm(z - z[0], axis=1) < far_from(n_dim)) | (logp < low))
+        if turn == _MOST_TURNS - 1 or not left.any():
+            break
+        z[left], logp[left] = ascend(density, z[left])
+    left[0] = left.any()
+    return z, np.where(left, logp, -np.inf)
+
+
+def far_from(n_dim: int) -> float:
+    """Return the distance, in standard deviations, from which on a mode is another one."""
+    return float(max(_FAR, _FAR_PER_ROOT * np.sqrt(n_dim)))
 
 
 def _distinct(

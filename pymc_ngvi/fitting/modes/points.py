@@ -97,7 +97,8 @@ def _wide(q: GaussianState, width: float, n: int, rng: np.random.Generator) -> A
 def _spread(draws: Array) -> Array:
     """Return robust standard deviations."""
     lower, upper = np.quantile(draws, [0.25, 0.75], axis=0)
-    return np.maximum((upper - lower) / (2.0 * _QUARTILE), 1e-12)
+    result: Array = np.maximum((upper - lower) / (2.0 * _QUARTILE), 1e-12)
+    return result
 
 
 def _best_of_parts(density: LogDensity, q: GaussianState | None, draws: Array, n_parts: int) -> NDArray[np.intp]:
@@ -111,4 +112,5 @@ def _best_of_parts(density: LogDensity, q: GaussianState | None, draws: Array, n
 
 
 def _finite(values: Array) -> Array:
-    return np.where(np.isfinite(values), values, -np.inf)
+    result: Array = np.where(np.isfinite(values), values, -np.inf)
+    return result

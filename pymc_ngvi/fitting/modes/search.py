@@ -13,7 +13,7 @@ import numpy as np
 
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.families.gaussian import Gaussian
-from pymc_ngvi.fitting.modes.climbs import Mode, cost, modes_from
+from pymc_ngvi.fitting.modes.climbs import Mode, cost, far_from, modes_from
 from pymc_ngvi.fitting.modes.found import is_outside
 from pymc_ngvi.fitting.modes.points import points_for
 from pymc_ngvi.fitting.options import FitOptions
@@ -33,8 +33,6 @@ _MOST_CLIMBS, _MOST_LOOKED, _FEWEST_CLIMBS = 48, 768, 6
 _OF_EXPECTATION, _OF_HESSIAN = 15.0, 3.0
 #: Number of the random stream behind it.
 _STREAM = 7_000_000
-#: Distance from the fit, in standard deviations and per root dimension, from which on a mode is another one.
-_FAR, _FAR_PER_ROOT = 4.0, 0.5
 #: Nats that a mode may have less mass than the best one; or the variance that it is to add, as a part.
 _WITHIN, _OF_VARIANCE = 10.0, 0.02
 #: Differences of log p, and of log masses, within which modes are equal.
@@ -132,7 +130,9 @@ class ModeSearch:
             points = points_for(density, q, np.random.default_rng(self.stream), n_climbs, n_looked, is_sound=is_sound)
             if not len(points.theta):
                 return None
-            modes, which = modes_from(density, q, points.theta, points.scales, progress.advance)
+            modes, which = modes_from(
+                density, q, points.theta, points.scales, progress.advance, has_home=points.n_own > 0
+            )
         home = modes[which[0]] if points.n_own and which[0] >= 0 else None
         others = [mode for mode in modes if self._is_other(mode, home, q, elbo)]
         others = sorted(others, key=lambda mode: -mode.log_mass)
@@ -145,7 +145,7 @@ class ModeSearch:
         """Tell whether a mode is not the one that the fit is at."""
         if mode is home:
             return False
-        far = max(_FAR, _FAR_PER_ROOT * np.sqrt(q.n_dim))
+        far = far_from(q.n_dim)
         apart = mode.point - q.mean()
         if max(_distance(q, apart), _distance(mode.gaussian, apart)) < far:
             return False

@@ -1,11 +1,9 @@
 """Draws of a Gaussian with large weights, followed to where log p is highest: some may have hit another mode."""
 
-from typing import cast
-
 import numpy as np
 
 from pymc_ngvi.core.psis import Weights, WeightVerdict
-from pymc_ngvi.core.types import Array, GaussianState
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.families import traits_of
 from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.fitting.modes.climbs import cost, modes_from
@@ -52,8 +50,7 @@ def followed(
         return []
     heaviest = np.argsort(-np.where(np.isfinite(ratio), ratio, -np.inf))[:_N_FOLLOWED]
     theta = first_weighed(posterior, len(ratio), len(ratio), again)[heaviest]
-    state = cast(GaussianState, gaussian)
     scales = np.broadcast_to(q.sd(), theta.shape)
-    modes, _ = modes_from(density, state, theta, scales, lambda _: None)
+    modes, _ = modes_from(density, gaussian, theta, scales, lambda _: None)
     found = [outside(density, q, elbo, mode.gaussian, rng) for mode in modes]
     return sorted((place for place in found if place is not None), key=lambda place: -place.share)
