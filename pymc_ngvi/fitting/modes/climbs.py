@@ -27,6 +27,8 @@ _FLAT = 0.3
 _FAR, _FAR_PER_ROOT = 4.0, 0.5
 #: Nats below a mode, and per dimension, at which another one has next to no mass; climbs one after the other, at most.
 _BELOW, _BELOW_PER_DIM, _MOST_TURNS = 10.0, 0.25, 4
+#: Nats that log p falls between two modes, and points at which that is looked at.
+_VALLEY, _N_BETWEEN = 1.0, 17
 #: A Gaussian about a mode is no wider than so many times a fit, and no narrower than a part of it.
 _WIDEST, _NARROWEST = 100.0, 1e-6
 #: Modes that are looked at, at most, the best ones.
@@ -121,6 +123,10 @@ def _away(density: Any, z: Array, logp: Array) -> tuple[Array, Array]:
         if turn == _MOST_TURNS - 1 or not left.any():
             break
         z[left], logp[left] = ascend(density, z[left])
+    part = np.linspace(0.0, 1.0, _N_BETWEEN)[:, None]
+    for i in np.flatnonzero(left):
+        between = density.logp_grad((1.0 - part) * z[i] + part * z[0])[0]
+        left[i] = not between.min() > logp[i] - _VALLEY  # or a shelf, and no mode
     left[0] = left.any()
     return z, np.where(left, logp, -np.inf)
 
