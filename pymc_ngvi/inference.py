@@ -22,11 +22,11 @@ from pymc_ngvi.fitting.defaults import options_for
 from pymc_ngvi.fitting.earlier import Earlier
 from pymc_ngvi.fitting.given import check_not_empty, model_given, streamed
 from pymc_ngvi.fitting.lost import keeping
+from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.fitting.options import OF_CONSTRUCTOR, OPTIONS, FitOptions, check_callbacks, check_n, refuse_unknown
 from pymc_ngvi.fitting.outcome import report_outcome
 from pymc_ngvi.fitting.problem import Problem, problem_of
 from pymc_ngvi.fitting.progress import FitProgress, watching
-from pymc_ngvi.fitting.second_start import SecondStart
 from pymc_ngvi.fitting.session import FitSession
 from pymc_ngvi.fitting.signatures import takes
 from pymc_ngvi.fitting.threads import few_threads
@@ -300,10 +300,10 @@ class NGVI(Inference):
         with FitProgress(progressbar, progressbar_theme) as progress, few_threads(density), watching(density, progress):
             approx, problem, rule, q, seed = self._start(problem, include_transformed)
             scored, self._result = score in (None, True), None
-            second = SecondStart.of(problem, self._options, self._given["start"], self._given["start_sigma"], seed)
+            search = ModeSearch.of(problem, self._options, seed)
             self._session = FitSession.begin(
                 problem, rule, q, self._options, seed, score=scored, clock=clock,
-                observer=observer_of(approx, callbacks), second_start=second,
+                observer=observer_of(approx, callbacks), search=search,
             )  # fmt: skip
             self._fitted, self._prepared, self._next_seed = approx, None, None
             approx._session = self._session

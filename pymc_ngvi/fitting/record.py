@@ -10,6 +10,7 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.stream import StreamReport
 from pymc_ngvi.core.types import VariationalState
 from pymc_ngvi.families import traits_of
+from pymc_ngvi.fitting.modes.found import OtherMode
 
 #: The step of a nested posterior that no fit came before.
 NESTED = "nested"
@@ -53,6 +54,8 @@ class FitRecord:
         Observed variables whose values are all equal, with these, where the fit did not converge.
     restarted : str
         Why the fit is one from a second start, in a sentence; empty where it is from the first.
+    modes : tuple of OtherMode
+        Modes of the posterior that were found beside this one, the largest first.
     stream : StreamReport or None
         What is known of data in batches; None where these are all in memory.
     seed : int
@@ -85,6 +88,7 @@ class FitRecord:
     gaussian: VariationalState | None = field(default=None, compare=False, repr=False)  # arrays have no truth value
     growing: tuple[str, ...] = ()
     restarted: str = ""
+    modes: tuple[OtherMode, ...] = field(default=(), compare=False, repr=False)
     stream: StreamReport | None = None
     seed: int = 0
     posterior: str = ""

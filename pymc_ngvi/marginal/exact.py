@@ -2,11 +2,13 @@
 
 import logging
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from scipy import sparse
+from scipy.special import logsumexp
 
 from pymc_ngvi.core.target import MeanHessian
 from pymc_ngvi.core.types import Array, GaussianState
@@ -32,6 +34,8 @@ _MOST_PLAIN = 15
 _N_PRECISION, _N_WEIGHED, _SEED = 8, 256, 20_260_302
 #: Relative variance of the weights of q below which there is nothing to gain.
 _EVEN = 0.002
+#: How much wider draws are that look for mass elsewhere, and the log of the factor by which they may find more.
+_WIDER, _MOST_FARTHER = 3.0, 0.05
 #: Draws of the globals that adapting takes, about, for each of them; part of a gradient that a value of log p costs.
 _ADAPTING, _OF_GRADIENT = 60.0, 0.4
 #: Seconds of a value of log p by rows, on one thread: calls, and each row.
@@ -114,9 +118,24 @@ def work_of(forest: Forest, seconds: float, n_rows: int = 0) -> Work:
 
 
 def is_even(density: LogDensity, q: GaussianState) -> bool:
-    """Tell whether the importance weights of a Gaussian fit are nearly equal, so that it is the posterior."""
-    efficiency = efficiency_of(density, q)
-    return efficiency > 0.0 and 1.0 / efficiency - 1.0 < _EVEN
+    """Tell whether the importance weights of a Gaussian fit are nearly equal, so that it is the posterior.
+
+    Draws of q alone know nothing of what it misses: others, from a wider one, are not to find more mass.
+    """
+    z = np.random.default_rng(_SEED).standard_normal((2 * _N_WEIGHED, q.n_dim))
+    own, far = q.draws(z[:_N_WEIGHED]), q.draws(_WIDER * z[_N_WEIGHED:])
+    log_ratio = density.logp(own) - q.log_density(own)
+    if not np.isfinite(log_ratio).all():
+        return False
+    if not len(own) / effective_size(log_ratio) - 1.0 < _EVEN:
+        return False
+    theta = np.concatenate([own, far])
+    mean = q.mean()
+    of_wide = q.log_density(mean + (theta - mean) / _WIDER) - q.n_dim * np.log(_WIDER)
+    log_p = density.logp(theta)
+    log_p = np.where(np.isfinite(log_p), log_p, -np.inf)
+    mass = logsumexp(log_p - np.logaddexp(q.log_density(theta), of_wide)) - np.log(_N_WEIGHED)
+    return bool(mass - log_ratio.mean() < _MOST_FARTHER)
 
 
 def efficiency_of(density: LogDensity, q: GaussianState) -> float:
@@ -127,7 +146,12 @@ def efficiency_of(density: LogDensity, q: GaussianState) -> float:
 
 
 def exact_posterior(
-    density: LogDensity, q: GaussianState, forest: Forest, seed: int, most: float = np.inf
+    density: LogDensity,
+    q: GaussianState,
+    forest: Forest,
+    seed: int,
+    most: float = np.inf,
+    others: Sequence[GaussianState] = (),
 ) -> ExactState:
     """Return the exact posterior.
 
@@ -140,6 +164,8 @@ def exact_posterior(
     seed : int
     most : float
         Evaluations of log p that the pool may take where no cheap rule will do.
+    others : sequence of GaussianState
+        At other modes: globals are looked for there, too.
 
     Raises
     ------
@@ -148,10 +174,11 @@ def exact_posterior(
     """
     mean = q.mean()
     cov = _cov_of_globals(q, forest)
+    elsewhere = [(other.mean()[forest.globals_], _cov_of_globals(other, forest)) for other in others]
     fitted = FittedDensity(density, forest, mean)
     if not forest.n_local:
-        sampler = Sampler(fitted.logp, mean, cov, seed)
-        return ExactState(_run(sampler), sampler.sequences, q, forest, None, fitted)
+        sampler = Sampler(fitted.logp, mean, cov, seed, others=elsewhere)
+        return ExactState(_run(sampler), sampler.sequences, q, forest, None, fitted, others=tuple(others))
     try:
         fitted.split()
     except CannotSplit as reason:
@@ -161,8 +188,8 @@ def exact_posterior(
         raise Unavailable(f"the terms of log p can't be compiled one by one ({type(error).__name__})") from error
     centres = linear_centres(forest, _precision(density, q), mean)
     quadrature = LogMarginal(fitted, forest, centres)
-    sampler = Sampler(quadrature, mean[forest.globals_], cov, seed, most)
-    return ExactState(_run(sampler), sampler.sequences, q, forest, quadrature, fitted)
+    sampler = Sampler(quadrature, mean[forest.globals_], cov, seed, most, others=elsewhere)
+    return ExactState(_run(sampler), sampler.sequences, q, forest, quadrature, fitted, others=tuple(others))
 
 
 def _run(sampler: Sampler) -> Sampled:

@@ -5,7 +5,7 @@ import functools
 import logging
 import time
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -14,6 +14,7 @@ import numpy as np
 from pymc_ngvi.core.status import NotExactError, Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import GaussianState, VariationalState
+from pymc_ngvi.fitting.modes.found import N_SEEN, not_covered
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.price import Price, fit_seconds, in_words
 from pymc_ngvi.fitting.progress import announced
@@ -242,7 +243,7 @@ def _attempts(given: _Given, wanted: str, record: FitRecord, reasons: list[Unava
             found.append(_exact_attempt(given, record, of_nested if found else np.inf))
         except Unavailable as reason:
             reasons.insert(0, reason)
-    if found and wanted == "auto" and is_even(density, given.q):
+    if found and wanted == "auto" and not record.modes and is_even(density, given.q):
         raise Unavailable("its importance weights are nearly equal: the Gaussian is the posterior near this mode")
     return sorted(found, key=lambda attempt: (attempt.is_last, attempt.seconds))
 
@@ -263,7 +264,7 @@ def _exact_attempt(given: _Given, record: FitRecord, of_nested: float) -> _Attem
     # Where no cheap rule will do, it may take more, but leaves what the other one takes.
     may_take = left if np.isinf(of_nested) else min(left - of_nested, _MOST_OF_OTHER * of_nested)
     most = work.most_values(may_take)
-    run = functools.partial(_exact, given, forest, work.seconds, most)
+    run = functools.partial(_exact, given, forest, work.seconds, most, _gaussians(record))
     return _Attempt("exact", work.seconds, forest.n_globals > MANY_GLOBALS, run)
 
 
@@ -285,10 +286,15 @@ def _also(reasons: list[Unavailable]) -> str:
     return f" Before it: {'; '.join(tried)}." if tried else ""
 
 
-def _exact(given: _Given, forest: Forest, seconds: float, most: float) -> ExactState:
+def _gaussians(record: FitRecord) -> list[GaussianState]:
+    """Return the fits at other modes."""
+    return [cast(GaussianState, mode.q) for mode in record.modes]
+
+
+def _exact(given: _Given, forest: Forest, seconds: float, most: float, others: Sequence[GaussianState]) -> ExactState:
     with announced("Exact posterior", seconds, given.progressbar):
         try:
-            state = exact_posterior(given.density, given.q, forest, given.seed, most)
+            state = exact_posterior(given.density, given.q, forest, given.seed, most, others)
         except Unavailable as reason:
             raise _Failed(f"{reason}") from None
     if not state.checks.is_exact:
@@ -305,9 +311,12 @@ def with_pool(
     record: FitRecord, state: ExactState | NestedState, compiling: float, running: float, also: str = ""
 ) -> FitRecord:
     """Return the record of a fit after which there is an exact or a nested posterior."""
-    is_nested = isinstance(state, NestedState)
+    is_nested, modes = isinstance(state, NestedState), record.modes
+    if modes:
+        modes = not_covered(modes, state.gaussian, state.draw(N_SEEN, np.random.default_rng(record.seed)))
     return dataclasses.replace(
         record,
+        modes=modes,
         posterior=state.checks.sentence + also,
         is_exact=state.checks.is_exact,
         is_nested=is_nested,

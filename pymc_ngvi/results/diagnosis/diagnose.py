@@ -25,6 +25,7 @@ from pymc_ngvi.results.diagnosis.equal_modes import MOST_EVALUATIONS, N_DRAWS, E
 from pymc_ngvi.results.diagnosis.finding import Finding
 from pymc_ngvi.results.diagnosis.findings import findings_of, not_moved, of_fit, unsettled
 from pymc_ngvi.results.diagnosis.first_order import first_order_of
+from pymc_ngvi.results.diagnosis.followed import followed
 from pymc_ngvi.results.diagnosis.functional_findings import of_first_order, of_functionals, of_weighted
 from pymc_ngvi.results.diagnosis.functionals import Functionals, functionals_of
 from pymc_ngvi.results.diagnosis.joint_findings import of_distances, of_joint
@@ -117,6 +118,8 @@ def diagnose(
     fewer = budget.cut and (moved.n_trajectories < _QUICK[1] or len(moved.end) + moved.n_lost < most)
     n_gradients = density.n_gradients - before
     places = _elsewhere(posterior, elbo.value, rng) if thorough else []
+    if not thorough and not (record is not None and record.modes):
+        places = followed(posterior, budget, weights, ratio, copy.deepcopy(again), elbo.value, rng)
     gap = float("nan") if record is None or record.is_pool else record.gap
     q = posterior.distribution
     context = context_of(posterior)
