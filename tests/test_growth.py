@@ -2,6 +2,8 @@
 
 import warnings
 
+from dataclasses import replace
+
 import numpy as np
 import pymc as pm
 import pytest
@@ -11,6 +13,8 @@ from matrix import two_seeds
 import pymc_ngvi
 
 from pymc_ngvi.core.status import ConvergenceWarning, Status
+from pymc_ngvi.results.diagnosis.cures import Context
+from pymc_ngvi.results.diagnosis.findings import of_fit
 from pymc_ngvi.steps.adaptive.growth import Growth
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
@@ -172,3 +176,20 @@ def test_growth_that_ends_is_none():
     assert not ended.seems_unbounded
     assert going_on.is_unbounded
     np.testing.assert_array_equal(going_on.coordinates(), [1])
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "relied_on"),
+    [
+        (Status.CONVERGED, "is_nested", True),
+        (Status.STALLED, "is_nested", False),
+        (Status.STALLED, "is_exact", True),
+        (Status.STALLED, "", False),
+    ],
+)
+def test_what_has_not_converged_is_relied_on_where_its_weights_are_good(status, kind, relied_on):
+    """A pool is exact only if every check of its weights has passed; a nested one may be approximate."""
+    approx = fitted(lambda: pm.Normal("x"), 1)
+    record = replace(approx.record, status=status, **({kind: True} if kind else {}))
+    context = Context(approx.layout, record, "full", has_groups=False, has_hessian=True)
+    assert (not of_fit(context, 0.0)) is relied_on
