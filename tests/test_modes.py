@@ -24,6 +24,8 @@ from pymc_ngvi.results.diagnosis.mode_findings import of_modes
 from pymc_ngvi.results.diagnosis.moves import Moved
 
 QUIET = {"progressbar": False, "posterior": "gaussian"}
+#: Graphs of two modes apart differ in numbers alone.
+pytestmark = pytest.mark.usefixtures("_anew")
 
 
 def sine():
@@ -297,7 +299,6 @@ def test_a_density_that_is_nowhere_finite_has_no_mode():
     assert (which == -1).all()
 
 
-@pytest.mark.usefixtures("_anew")
 @pytest.mark.parametrize("n_dim", [2, 20])
 def test_both_ways_to_climb_find_both_modes(n_dim, rng):
     """Newton's method in few dimensions, steps without curvatures in many."""

@@ -12,7 +12,7 @@ from pymc_ngvi.core.status import StartError
 from pymc_ngvi.core.types import FittedState, GaussianState, Rule, VariationalState
 from pymc_ngvi.families import Maker
 from pymc_ngvi.fitting.loop import LoopState
-from pymc_ngvi.fitting.modes.climbs import Mode
+from pymc_ngvi.fitting.modes.climbs import MOST_NEWTON, Mode
 from pymc_ngvi.fitting.modes.found import OtherMode, is_outside, shares
 from pymc_ngvi.fitting.modes.search import FoundModes, ModeSearch, is_equal
 from pymc_ngvi.fitting.starting import choose_start
@@ -81,14 +81,21 @@ def explored(
     fit_from : callable
         Makes a fit from a state; None where there is none.
     """
-    ends, images, n_left = [first], [], found.n_fits
+    ends, n_left = [first], found.n_fits
+    images: list[tuple[VariationalState, int]] = []
     known: list[tuple[Mode, int]] = [] if found.home is None else [(found.home, 0)]
     left: list[VariationalState] = []
     largest = max([first.elbo.value, *(mode.log_mass for mode in found.modes)])
     for mode in found.modes:
         i = next((i for other, i in known if is_equal(mode, other)), None)
         if i is not None:
-            images.append((mode, i))
+            q: Any = ends[i].q
+            about: Any = dataclasses.replace(q, location=mode.point)
+            if n_left > 0 and about.n_dim > MOST_NEWTON:  # a mean may be far from the mode there
+                n_left -= 1
+                new = _fitted(search, rule, family, mode, fit_from)
+                about = about if new is None or _among(search, ends, new.q) is not None else new.q
+            images.append((about, i))
             continue
         i = _among(search, ends, mode.gaussian)
         if i is None and (n_left == 0 or mode.log_mass < largest - _LARGE):
@@ -156,7 +163,7 @@ def _shared(
     ends: Sequence[Ended],
     best: int,
     left: Sequence[VariationalState],
-    images: Sequence[tuple[Mode, int]],
+    images: Sequence[tuple[VariationalState, int]],
 ) -> tuple[OtherMode, ...]:
     """Return all modes but the best with their shares; images of one have its own."""
     if len(ends) == 1 and not (left or images):
@@ -165,10 +172,7 @@ def _shared(
     masses = masses / (1.0 + sum(float(masses[i]) for _, i in images))
     found = [OtherMode(end.q, float(masses[i])) for i, end in enumerate(ends) if i != best]
     found += [OtherMode(q, float(share)) for q, share in zip(left, masses[len(ends) :], strict=True)]
-    for mode, i in images:
-        q: Any = ends[i].q
-        image = dataclasses.replace(q, location=mode.point)
-        found.append(OtherMode(image, float(masses[i]), is_equal=i == best))
+    found += [OtherMode(image, float(masses[i]), is_equal=i == best) for image, i in images]
     mean, sd = ends[best].q.mean(), ends[best].q.sd()
     weight = [mode.share * (1.0 + float(np.max((np.asarray(mode.q.mean()) - mean) ** 2 / sd**2))) for mode in found]
     counting = [mode for mode, w in zip(found, weight, strict=True) if w > _LEAST_WEIGHT]
