@@ -22,11 +22,11 @@ from pymc_ngvi.fitting.defaults import options_for
 from pymc_ngvi.fitting.earlier import Earlier
 from pymc_ngvi.fitting.given import check_not_empty, model_given, streamed
 from pymc_ngvi.fitting.lost import keeping
+from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.fitting.options import OF_CONSTRUCTOR, OPTIONS, FitOptions, check_callbacks, check_n, refuse_unknown
 from pymc_ngvi.fitting.outcome import report_outcome
 from pymc_ngvi.fitting.problem import Problem, problem_of
 from pymc_ngvi.fitting.progress import FitProgress, watching
-from pymc_ngvi.fitting.second_start import SecondStart
 from pymc_ngvi.fitting.session import FitSession
 from pymc_ngvi.fitting.signatures import takes
 from pymc_ngvi.fitting.threads import few_threads
@@ -136,6 +136,12 @@ class NGVI(Inference):
         "exact" and "nested" raise a ValueError where the model does not allow it, and `NotExactError` where it turns
         out that there is none. Exact and nested posteriors have draws and moments, but no density; ``approx.gaussian``
         is the Gaussian fit.
+    max_seconds : float, optional
+        Estimated seconds that the whole call may take, without compiling: the Gaussian fit ends there ("out of
+        seconds"), and an exact or a nested posterior is taken only if it fits into what is left. They are counted in
+        evaluations and the sizes of the data, not by a clock: the same call gives the same result on any machine.
+        Default: no limit for the fit; what follows it takes three times as long as the fit at most, and 20 seconds.
+        Any number of seconds if ``posterior="exact"`` or ``"nested"`` asks for it.
     n_components : int or "auto", optional
         Of family="mixture": the largest number of components. "auto" (default) adds components while each gains more
         than ``tol``.
@@ -284,8 +290,9 @@ class NGVI(Inference):
         if not callbacks and n and self._given["start"] is None and comes_first(self._options, problem.density):
             seed = self._seed()
             nested = nested_first(
-                self._options, problem.density, seed, NGVIApproximation, include_transformed=include_transformed
-            )
+                self._options, problem.density, seed, NGVIApproximation,
+                include_transformed=include_transformed, progressbar=progressbar,
+            )  # fmt: skip
             if nested is not None:
                 return self._taken(nested)
             self._next_seed = seed
@@ -293,10 +300,10 @@ class NGVI(Inference):
         with FitProgress(progressbar, progressbar_theme) as progress, few_threads(density), watching(density, progress):
             approx, problem, rule, q, seed = self._start(problem, include_transformed)
             scored, self._result = score in (None, True), None
-            second = SecondStart.of(problem, self._options, self._given["start"], self._given["start_sigma"], seed)
+            search = ModeSearch.of(problem, self._options, seed)
             self._session = FitSession.begin(
                 problem, rule, q, self._options, seed, score=scored, clock=clock,
-                observer=observer_of(approx, callbacks), second_start=second,
+                observer=observer_of(approx, callbacks), search=search,
             )  # fmt: skip
             self._fitted, self._prepared, self._next_seed = approx, None, None
             approx._session = self._session
@@ -306,7 +313,10 @@ class NGVI(Inference):
         approx._follow(session.outcome())
         wanted = self._options.posterior
         with keeping(approx):
-            self._result = approx if wanted == "gaussian" else ExactStep(wanted, seed).after(approx, NGVIApproximation)
+            step = ExactStep(wanted, seed, self._options.max_seconds)
+            self._result = (
+                approx if wanted == "gaussian" else step.after(approx, NGVIApproximation, progressbar=progressbar)
+            )
         assert self._result.record is not None
         report_outcome(approx.q, self._result.record)
         return self._result

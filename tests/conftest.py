@@ -8,6 +8,9 @@ import zlib
 
 from pathlib import Path
 
+# As in `make test`, before anything imports NumPy: threads of BLAS that wait for each other take ten times as long.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import hypothesis
 import numpy as np
 import pytensor

@@ -20,10 +20,12 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from scipy import integrate
 
-from pymc_ngvi import ConvergenceWarning, MissingDerivativeError, StartError, Status, fit_ngvi
+from pymc_ngvi import NGVI, ConvergenceWarning, MissingDerivativeError, StartError, Status, fit_ngvi
 from pymc_ngvi.model.by_rows import ByRows
+from pymc_ngvi.results import exact_step
 from pymc_ngvi.steps import Adaptive, LineSearch
 
+ALIKE = np.full(30, 2.0)
 QUIET = {"progressbar": False, "backend": "quick"}
 
 
@@ -542,6 +544,111 @@ def test_interrupt_during_a_step_keeps_the_one_before(step, rule, options, monke
         np.testing.assert_allclose(approx.elbo.value, whole.elbo.value, atol=1e-3)
     else:
         assert same_bits(approx, whole)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("through", ["array", "data"])
+def test_predictors_that_are_not_finite_are_named(value, through):
+    """``pm.Data`` refuses NaN itself."""
+    x = np.linspace(-1.0, 1.0, 8)
+    x[[2, 5]] = value
+    with pm.Model() as model:
+        predictor = pm.Data("dose", np.zeros(8)) if through == "data" else x
+        pm.Normal("y", pm.Normal("a") + pm.Normal("b") * predictor, 1.0, observed=np.zeros(8))
+    if through == "data":
+        model["dose"].set_value(x)
+    what = "'dose'" if through == "data" else "an array in 'y'"
+    with pytest.raises(
+        StartError, match=rf"because of data that are not: {what} \(2 of 8 values\).*Leave these rows out"
+    ):
+        fit(model)
+
+
+def test_infinite_bounds_are_no_bad_data():
+    def make():
+        latent = pm.Normal.dist(pm.Normal("a") - 1e200, 1.0)
+        pm.Censored("y", latent, lower=-np.inf, upper=np.full(4, np.inf), observed=np.zeros(4))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        with pytest.raises(StartError, match=r"not finite at the start.*give a `start`"):
+            fit(build(make))
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_data_that_do_not_vary_are_named(named):
+    """One warning, and no overflows."""
+
+    def make():
+        pm.Normal("y", pm.Normal("a"), pm.HalfNormal("sd"), observed=pm.Data("Y", ALIKE) if named else ALIKE)
+
+    with pytest.warns(
+        ConvergenceWarning, match=r"Observed values do not vary: 'y' \(all 2\)\..*check the data"
+    ) as caught:
+        approx = fit_ngvi(model=build(make), random_seed=1, **QUIET)
+    assert [w.category for w in caught] == [ConvergenceWarning]
+    assert "Observed values do not vary: 'y' (all 2)" in str(approx.summary(100, khat_draws=None))
+
+
+def test_data_that_do_not_vary_are_fine_where_their_scale_is_given():
+    approx = fit(build(lambda: pm.Normal("y", pm.Normal("a", 0.0, 10.0), 1.0, observed=ALIKE)))
+    assert approx.converged
+    assert approx.record.constant == ()
+
+
+def in_groups():
+    y = np.random.default_rng(3).normal(np.repeat([-1.0, 0.0, 1.0, 2.0], 5))
+    return build(
+        lambda: pm.Normal("y", pm.Normal("a", 0.0, pm.HalfNormal("tau"), shape=4)[np.repeat(range(4), 5)], observed=y)
+    )
+
+
+@pytest.mark.usefixtures("_sigint")
+@pytest.mark.parametrize(
+    ("wanted", "said"), [("auto", "an exact or nested posterior"), ("exact", "the exact posterior")]
+)
+def test_interrupt_after_the_gaussian_fit_keeps_it(wanted, said, monkeypatch, caplog):
+    def interrupted(*given):
+        signal.raise_signal(signal.SIGINT)
+
+    for step in ("_exact", "_nested"):
+        monkeypatch.setattr(exact_step, step, interrupted)
+    approx = fit(in_groups(), posterior=wanted)
+    assert approx.converged
+    assert not approx.record.is_pool
+    assert f"interrupted from the keyboard before {said} was there" in approx.record.posterior
+    assert approx.record.posterior in caplog.text
+    assert same_bits(approx, fit(in_groups()))
+
+
+def test_interrupt_while_an_exact_posterior_goes_on_keeps_it(monkeypatch, caplog):
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    approx = fit(in_groups(), posterior="exact")
+    before = approx.record.posterior
+    monkeypatch.setattr(exact_step, "_exact", interrupted)
+    with caplog.at_level("INFO", "pymc.ngvi"):
+        approx.refine(100, progressbar=False, tol=1e-3)
+    assert approx.is_exact
+    assert approx.record.posterior == before
+    assert "stays as it was: interrupted" in caplog.text
+
+
+@pytest.mark.parametrize("place", ["_start", "_problem"])
+def test_interrupt_before_there_is_anything_is_one(place, monkeypatch):
+    """No other error takes its place, and the next fit begins as if there had been none."""
+
+    def interrupted(*given, **options):
+        raise KeyboardInterrupt
+
+    inference = NGVI(in_groups(), random_seed=1, posterior="gaussian")
+    with monkeypatch.context() as patch:
+        patch.setattr(NGVI, place, interrupted)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            inference.fit(**QUIET)
+    assert caught.value.__context__ is None
+    assert same_bits(inference.fit(**QUIET), fit(in_groups()))
 
 
 @BY_DRAWS_OR_NOT

@@ -85,9 +85,12 @@ def test_a_regression_that_a_gaussian_fits_is_reliable(thorough, seed):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_missed_mode_is_found_by_the_thorough_diagnosis_only(seed):
+def test_a_missed_mode_is_told_of_by_the_fit_and_found_by_the_thorough_diagnosis(seed):
     approx = fit(two_signs(centre=0.3), random_seed=seed, start={"theta": 2.0}, start_sigma=0.1)
-    assert approx.diagnose(draws=2_000, random_seed=seed).reliable  # it is no mirror image
+    (reason,) = approx.diagnose(draws=2_000, random_seed=seed).reasons
+    assert "another mode" in reason
+    assert "`theta` = -" in reason
+    approx.record = dataclasses.replace(approx.record, modes=())  # as of a fit that has not found it
     diagnosis = approx.diagnose(draws=2_000, random_seed=seed, thorough=True)
     (reason,) = diagnosis.reasons
     assert "misses a mode" in reason
@@ -339,14 +342,20 @@ def test_numbers_of_draws_that_make_no_sense_are_refused(draws, message, gaussia
         approx.diagnose(draws=draws)
 
 
-def test_models_of_minibatches_are_refused():
+def test_fits_to_minibatches_are_not_judged():
+    """But say how they ended, and where they are."""
     with pm.Model() as model:
         mu = pm.Normal("mu")
         y = pm.Minibatch(np.arange(20.0), batch_size=5)
         pm.Normal("y", mu, 1.0, observed=y, total_size=20)
     approx = NGVIApproximation(LogDensity(model), DiagonalState(np.zeros(1), np.ones(1)))
-    with pytest.raises(ValueError, match="Minibatch"):
-        approx.diagnose()
+    for diagnosis in (approx.diagnose(), approx.diagnose(draws=200, random_seed=1)):
+        assert (diagnosis.verdict, diagnosis.reasons) == ("not judged", [])
+        assert "Load what `save` writes on a model of all of the data" in diagnosis.headline()
+        assert np.isnan(diagnosis.khat)
+        assert np.isnan(diagnosis.by_coordinate["mean_drift"]).all()
+        assert "mu" in str(diagnosis)
+        assert set(diagnosis.to_dataset().data_vars) == {"mu"}
 
 
 def test_changed_data_are_refused():

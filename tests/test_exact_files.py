@@ -208,7 +208,10 @@ def test_draws_are_of_the_data_that_were_fitted(loaded):
     assert_array_equal(approx._distribution.cov().shape, (10, 10))
     assert model["member"].get_value() is not GROUP
     assert_array_equal(model["member"].get_value(), new)
-    assert "log_p" not in approx.sample(5, log_p=True).sample_stats
+    with pytest.warns(UserWarning, match="The data 'member' were changed after the fit"):
+        assert "log_p" not in approx.sample(5, log_p=True).sample_stats
+    assert "The data 'member' were changed" in str(approx.summary(100))
+    assert_array_equal(model["member"].get_value(), new)
     for call in (approx.refine, approx.khat, approx.diagnose, approx.to_datatree)[: 3 + (not loaded)]:
         with pytest.raises(ValueError, match="The data 'member' were changed after the fit"):
             call()

@@ -93,7 +93,8 @@ def test_posterior_predictive_loo_and_new_data(model, approx, python_mode):
             new = pm.sample_posterior_predictive(
                 tree, var_names=["mu", "y"], predictions=True, progressbar=False, random_seed=1
             )["predictions"]
-            of_new_draws = approx.sample(2_000, random_seed=1)
+            with pytest.warns(UserWarning, match="The data 'x' were changed after the fit"):
+                of_new_draws = approx.sample(2_000, random_seed=1)
         finally:
             pm.set_data({"x": X}, coords={"obs": np.arange(N)})
     assert seen.dims == ("chain", "draw", "obs")

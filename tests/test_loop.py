@@ -261,6 +261,12 @@ def test_every_status_says_what_happened_and_what_to_do(status):
     assert status.sentence.endswith(".")
     assert status.cure.endswith(".")
     assert len({s.sentence for s in Status}) == len({s.label for s in Status}) == len(Status)
-    goes_on = (Status.NOT_STARTED, Status.MAX_ITERATIONS, Status.INTERRUPTED, Status.STOPPED)
+    goes_on = (
+        Status.NOT_STARTED,
+        Status.MAX_ITERATIONS,
+        Status.OUT_OF_SECONDS,
+        Status.INTERRUPTED,
+        Status.STOPPED,
+    )
     assert status.resumable == (status in goes_on)
     assert status.ended_by_itself == (status not in (*goes_on, Status.RUNNING))

@@ -12,6 +12,7 @@ from marginal_terms import Groups, forest_of, singles
 import pymc_ngvi
 
 from pymc_ngvi import NotExactError
+from pymc_ngvi.fitting import price
 from pymc_ngvi.marginal import exact
 from pymc_ngvi.marginal.state import ExactState
 from pymc_ngvi.results import exact_step
@@ -177,33 +178,29 @@ def regression(n, p):
 
 def test_what_costs_too_much_is_left_out(models, monkeypatch):
     """By counts, not by the clock; the reason is kept, and asking for it is enough."""
-    monkeypatch.setattr(exact, "_MOST_WORK", 0.1)
-    monkeypatch.setattr(exact, "_ALWAYS", 0.0)
+    monkeypatch.setattr(price, "_MOST_WORK", 0.1)
+    monkeypatch.setattr(price, "_ALWAYS", 0.0)
     approx = fit(models[True])
     assert not approx.is_exact
     assert not approx.is_nested
-    cost = r"Gaussian: the exact posterior would take about [\d,]+ times as long as the fit; posterior='exact' asks"
+    cost = r"Gaussian: the exact posterior would take about [\d.]+ s; max_seconds=\d+ or posterior='exact' asks for it"
     assert re.match(cost, approx.record.posterior)
     # Also after a method that was named.
     assert fit(models[True], family="sparse", posterior="exact").is_exact
 
 
 def test_work():
-    """It grows with globals and levels; only what takes long, and many times as long as the fit, is too much."""
-    few, many = exact.work_of(singles(50, 2), 200, 20, 0.01), exact.work_of(singles(50, 30), 200, 20, 0.01)
-    deep = exact.work_of(forest_of([-1, 0, 1, 2] * 20, 2), 200, 20, 0.01)
+    """It grows with globals and levels."""
+    few, many = exact.work_of(singles(50, 2), 0.01), exact.work_of(singles(50, 30), 0.01)
+    deep = exact.work_of(forest_of([-1, 0, 1, 2] * 20, 2), 0.01)
     assert few.seconds < many.seconds < deep.seconds
-    assert exact.Work(900.0, 1.0, 100.0).is_too_much
-    assert not exact.Work(90.0, 1.0, 1.0).is_too_much
-    assert exact.Work(90.0, 1.0, 1.0, has_blocks=False).is_too_much
-    assert not exact.Work(300.0, 1.0, 100.0).is_too_much
-    assert "would take about 9 times as long as the fit" in exact.Work(900.0, 1.0, 100.0).reason
     # Of values by rows, calls count while rows are few.
-    rows = [exact.work_of(singles(50, 2), 20, 20, 1e-5, n).seconds for n in (100, 1_000, 1_000_000)]
+    rows = [exact.work_of(singles(50, 2), 1e-5, n).seconds for n in (100, 1_000, 1_000_000)]
     assert rows[1] < 1.5 * rows[0]
     assert rows[2] > 50.0 * rows[1]
-    # Where no cheap rule will do, another posterior may be had for less.
-    assert few.most_values(1.0) < few.most_values()
+    # A pool may take as many values as there are seconds for, and those that it is known to take.
+    assert few.most_values(100.0 * few.seconds) == pytest.approx(100.0 * few.n_values)
+    assert few.most_values(0.0) == pytest.approx(few.n_values)
 
 
 def test_a_large_regression_is_left_to_the_gaussian():

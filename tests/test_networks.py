@@ -114,7 +114,8 @@ def test_new_rows_with_dims(whole):
         pm.set_data({"x": X_NEW, "labels": np.zeros(NEW, int)}, coords={"row": np.arange(N, N + NEW)})
     try:
         predictions = predict(model, tree).predictions
-        later = approx.sample(2, random_seed=3)
+        with pytest.warns(UserWarning, match="The data 'x', 'labels' were changed after the fit"):
+            later = approx.sample(2, random_seed=3)
     finally:
         with model:
             pm.set_data({"x": X, "labels": LABELS}, coords={"row": np.arange(N)})

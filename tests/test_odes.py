@@ -43,13 +43,13 @@ def predator_model():
 
 @pytest.fixture(name="integrations")
 def _integrations(monkeypatch):
-    calls, inner = [], odes._integrate
+    calls, inner = [], odes._solve
 
-    def integrate(equations_, order, both):
+    def solve(equations_, order, both):
         calls.append((order, len(both)))
         return inner(equations_, order, both)
 
-    monkeypatch.setattr(odes, "_integrate", integrate)
+    monkeypatch.setattr(odes, "_solve", solve)
     return calls
 
 
@@ -139,3 +139,25 @@ def test_the_solution_with_leading_axes_is_that_of_each_draw():
 
 def test_nothing_is_compiled_for_equations():
     assert LogDensity(predator_model()).backend == "quick"
+
+
+def stiff(y, t, p):
+    return [-p[0] * (y[0] - pt.cos(t))]
+
+
+def test_draws_have_steps_of_their_own():
+    """What others are solved with changes no bit, and takes no steps."""
+    eq = equations(decay, 1, 1)
+    both = np.array([[1.0, 0.5], [2.0, 200.0], [np.nan, 1.0]])
+    together, alone = odes._solve(eq, 1, both), odes._solve(eq, 1, both[:1])
+    np.testing.assert_allclose(together[0], alone[0], rtol=1e-12)
+    assert np.isnan(together[2]).all()
+
+
+def test_stiff_equations_are_solved_but_for_a_search():
+    eq, both = equations(stiff, 1, 1), np.array([[0.0, 1e6], [0.0, 1.0]])
+    np.testing.assert_allclose(odes._solve(eq, 0, both)[0, :, 0], np.cos(TIMES), atol=1e-5)
+    with odes.in_few_steps():
+        found = odes._solve(eq, 0, both)
+    assert np.isnan(found[0]).all()
+    assert np.isfinite(found[1]).all()

@@ -22,7 +22,7 @@ from pymc_ngvi import NGVI, ConvergenceWarning, fit_ngvi
 from pymc_ngvi.core.draws import BASE_DRAWS
 from pymc_ngvi.families import COMPONENTS, FAMILIES
 from pymc_ngvi.fitting import choices, registry
-from pymc_ngvi.fitting.options import AUTO, FitOptions, check_n, refuse_unknown
+from pymc_ngvi.fitting.options import AUTO, OPTIONS, FitOptions, check_n, refuse_unknown
 
 #: Every option that is refused by name, and what its error has to mention.
 REFUSED = {
@@ -39,6 +39,12 @@ REFUSED = {
     "seed": "`random_seed`",
     "random_state": "`random_seed`",
     "draws": "approx.sample",
+    "chains": r"approx\.sample\(draws, chains=4\)",
+    "cores": "OMP_NUM_THREADS",
+    "tune": "`n` is the most iterations",
+    "target_accept": "`step`",
+    "init": "`start_sigma`",
+    "initvals": "`start`",
     "learning_rate": "rules with a constant step take `step_size`",
     "cost_part_grad_scale": "not split",
     "scale_cost_to_minibatch": "always scaled to their `total_size`",
@@ -523,6 +529,21 @@ def test_refused_by_name_with_a_replacement(name, through):
     }
     with pytest.raises(TypeError, match=rf"^method 'ngvi' does not take {name}=1: .*{REFUSED[name]}"):
         calls[through]()
+
+
+@pytest.mark.parametrize(("name", "meant"), [("n_iter", "n"), ("max_iter", "n"), ("num_samples", "n_draws")])
+def test_words_of_other_packages_are_answered_with_ours(name, meant):
+    with pytest.raises(TypeError, match=f"does not know the option '{name}': did you mean '{meant}'\\?"):
+        fit_ngvi(model=normal_model(), **{name: 100})
+
+
+def test_other_words_stand_for_options():
+    assert set(pymc_ngvi.fitting.options._ALSO_CALLED) - {"n", "progressbar", "backend"} <= set(OPTIONS)
+
+
+def test_functions_that_are_refused_are_not_printed():
+    with pytest.raises(TypeError, match=r"^method 'ngvi' does not take obj_optimizer: natural-gradient"):
+        fit_ngvi(model=normal_model(), obj_optimizer=pm.adagrad_window(learning_rate=0.01))
 
 
 def test_every_option_of_pymc_is_known():

@@ -448,7 +448,8 @@ def test_another_order_is_refused(file):
 def test_other_data(file, change, name):
     with pytest.warns(UserWarning, match=f"fitted to other data: {name} differ"):
         approx = load(file, regression(**change))
-    assert "log_p" not in approx.sample(5, random_seed=1)["sample_stats"]
+    with pytest.warns(UserWarning, match=f"The data {name} were changed after the fit"):
+        assert "log_p" not in approx.sample(5, random_seed=1)["sample_stats"]
     for call in (lambda: approx.refine(5), lambda: approx.khat(100)):
         with pytest.raises(ValueError, match=f"The data {name} were changed"):
             call()
@@ -456,6 +457,11 @@ def test_other_data(file, change, name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         load(approx.to_datatree(), regression())
+
+
+def test_without_a_model_it_is_said_that_it_is_needed(file):
+    with pytest.raises(TypeError, match=r"build it again, and call load\(file, model\)"):
+        load(file)
 
 
 def test_data_can_be_set_back(file):

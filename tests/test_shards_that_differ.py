@@ -13,7 +13,7 @@ import pymc_ngvi
 
 from pymc_ngvi import ShardError, Shards
 from pymc_ngvi.families.full import FullState
-from pymc_ngvi.fitting.second_start import SecondStart
+from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.marginal.exact import forest_of
 from pymc_ngvi.marginal.in_shards import TermsInShards
 from pymc_ngvi.marginal.on_model import FittedDensity
@@ -120,16 +120,16 @@ def test_one_shard_that_is_no_sum_over_rows_is_enough():
     assert approx.converged
 
 
-def test_a_shard_that_is_gone_while_a_second_start_is_tried_leaves_the_first_fit(monkeypatch):
-    def fail(*_):
+def test_a_shard_that_is_gone_while_other_modes_are_looked_for_leaves_the_first_fit(monkeypatch):
+    def fail(*_, **__):
         raise ShardError("Shard 0 can't be used: OSError: the disk is full", 0)
 
-    monkeypatch.setattr(SecondStart, "after", fail)
+    monkeypatch.setattr(ModeSearch, "after", fail)
     with pytest.raises(ShardError) as error:
         pm.fit(method="ngvi", shards=Shards(of_one_slope, KEYS), posterior="gaussian", random_seed=1, progressbar=False)
     approx, tried = error.value.approx, []
     assert approx.converged
-    monkeypatch.setattr(SecondStart, "after", lambda *_: tried.append(1))
+    monkeypatch.setattr(ModeSearch, "after", lambda *_, **__: tried.append(1))
     assert approx.refine(progressbar=False).converged
     assert tried == [1]
 

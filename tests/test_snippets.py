@@ -20,4 +20,6 @@ def test_the_snippets_of_a_page_run(path):
     text = path.read_text(encoding="utf-8")
     if 'backend="jax"' in "".join(blocks(text)):
         pytest.importorskip("jax", reason="JAX is not installed")
+    if "pymc_marketing" in text and path.stem == "marketing":
+        pytest.importorskip("pymc_marketing", reason="pymc-marketing is in no dependency group: it holds others back")
     run(text)

@@ -192,3 +192,15 @@ def test_status_and_structure_are_sentences(multilevel):
     assert str(Status.CONVERGED) == "converged"
     assert repr(multilevel.structure) == str(multilevel.structure)
     assert "<code>beta</code>" in multilevel.structure._repr_html_()
+
+
+@pytest.mark.parametrize(("given", "named"), [(["bet"], "bet"), ("~bet", "~bet"), (["mu", "sd"], "sd")])
+def test_a_variable_that_is_not_there_is_answered_with_the_names(multilevel, given, named):
+    with pytest.raises(ValueError, match=rf"var_names has '{named}', which the model has not: .*Valid: .*'beta'"):
+        multilevel.summary(100, var_names=given)
+
+
+def test_names_of_all_kinds_can_be_shown(multilevel):
+    shown = multilevel.summary(100, khat_draws=None, var_names=["~mu", "~z", "~chol"], kind="stats").table
+    assert any(label.startswith("beta") for label in shown.index)
+    assert list(multilevel.summary(100, khat_draws=None, var_names="sigma").table.index) == ["sigma"]

@@ -35,8 +35,9 @@ class Status(Enum):
     NOISE_LIMITED = (
         "noise-limited",
         "The Monte Carlo noise at the largest number of draws hides whether the tolerance is met.",
-        "Raise max_draws; heavy noise also means a posterior far from Gaussian: look at khat(), "
-        "or reparametrise (non-centred hierarchies, standardised predictors).",
+        "Raise max_draws where little is missing (approx.gap), or where it was lowered. Otherwise the posterior is far "
+        "from Gaussian, as with a scale for each coefficient (a horseshoe), and more draws do not help: reparametrise "
+        "(non-centred hierarchies, standardised predictors), or use pm.sample; diagnose() says what is off.",
     )
     STALLED = (
         "stalled",
@@ -89,6 +90,11 @@ class Status(Enum):
         "The limit of n iterations was reached before convergence.",
         "Call refine(n) to go on from here.",
     )
+    OUT_OF_SECONDS = (
+        "out of seconds",
+        "The estimated seconds of max_seconds were used up before convergence.",
+        "Give a larger max_seconds, or call refine() to go on from here for as many again.",
+    )
     ONE_PASS = (
         "one pass",
         "The data could be read once, and more than the tolerance is still to be gained.",
@@ -132,7 +138,13 @@ class Status(Enum):
     @property
     def resumable(self) -> bool:
         """Whether a fit that ended so goes on where it was when resumed."""
-        return self in (Status.NOT_STARTED, Status.MAX_ITERATIONS, Status.INTERRUPTED, Status.STOPPED)
+        return self in (
+            Status.NOT_STARTED,
+            Status.MAX_ITERATIONS,
+            Status.OUT_OF_SECONDS,
+            Status.INTERRUPTED,
+            Status.STOPPED,
+        )
 
 
 class ConvergenceWarning(UserWarning):

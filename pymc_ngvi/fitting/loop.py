@@ -44,6 +44,10 @@ class LoopState:
         return self.history.column(1)
 
 
+class OutOfSeconds(StopIteration):
+    """The estimated seconds that a fit may take are used up."""
+
+
 #: Called after each iteration with the state; may raise StopIteration.
 Observer = Callable[[LoopState], None]
 
@@ -63,8 +67,8 @@ def run(rule: Rule, state: LoopState, n: int, observe: Observer, *, one_by_one: 
         Not modified.
     n : int
     observe : callable
-        Called after each iteration. StopIteration from it ends the fit (status STOPPED); so does KeyboardInterrupt,
-        from it or during a step (INTERRUPTED), with the last completed iteration kept.
+        Called after each iteration. StopIteration from it ends the fit (status STOPPED, or OUT_OF_SECONDS); so does
+        KeyboardInterrupt, from it or during a step (INTERRUPTED), with the last completed iteration kept.
     one_by_one : bool, default True
         Whether it is to be called after each, where the rule may take several at once.
 
@@ -85,9 +89,9 @@ def run(rule: Rule, state: LoopState, n: int, observe: Observer, *, one_by_one: 
             observe(state)
     except KeyboardInterrupt:
         status = Status.INTERRUPTED
-    except StopIteration:
+    except StopIteration as stop:
         # A fit that had converged in this very iteration is no less converged for being stopped.
-        status = status or Status.STOPPED
+        status = status or (Status.OUT_OF_SECONDS if isinstance(stop, OutOfSeconds) else Status.STOPPED)
     return replace(state, status=status or Status.MAX_ITERATIONS)
 
 

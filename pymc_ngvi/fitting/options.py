@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeGuard, get_args
 import numpy as np
 
 from pymc_ngvi.core.draws import BASE_DRAWS
-from pymc_ngvi.core.messages import suggestion
+from pymc_ngvi.core.messages import shortened, suggestion
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.families import COMPONENTS, FAMILIES, traits_of
 from pymc_ngvi.fitting.choices import (
@@ -46,10 +46,25 @@ _REFUSED = {
     "seed": "use `random_seed`",
     "random_state": "use `random_seed`",
     "draws": "pass it to `approx.sample(draws)`; `n` is the most iterations",
+    "chains": "there is one fit; pass it to `approx.sample(draws, chains=4)`, which arranges draws in chains",
+    "cores": "BLAS has the threads that OMP_NUM_THREADS says; data in shards take processes",
+    "tune": "nothing is tuned; `n` is the most iterations, and the fit stops by itself",
+    "target_accept": "there are no proposals to accept; choose a rule with `step`",
+    "init": "use `start` for means, and `start_sigma` for standard deviations",
+    "initvals": "use `start`",
     "learning_rate": "the default needs none; rules with a constant step take `step_size`",
     "cost_part_grad_scale": "the ELBO is not split",
     "scale_cost_to_minibatch": "minibatches are always scaled to their `total_size`",
     "local_rv": "all free variables share one approximation",
+}
+#: Other words for options: those of other packages.
+_ALSO_CALLED = {
+    "n": "niter niterations numiterations iterations maxiter maxiters maxiterations nsteps numsteps steps epochs",
+    "n_draws": "nsamples numsamples nmc samples elbosamples mcsamples",
+    "tol": "tolerance tolrelobj",
+    "progressbar": "progress showprogress verbose",
+    "backend": "compiler",
+    "family": "approximation guide",
 }
 
 
@@ -59,6 +74,14 @@ def _checked_number(name: str, value: object) -> float | None:
     if not _is_positive(value):
         raise ValueError(f"{name} should be a positive number; got {value!r}.")
     return float(value)
+
+
+def _check_seconds(value: object) -> None:
+    if value is not None and not _is_positive(value):
+        raise ValueError(
+            f"max_seconds counts estimated seconds of the whole call and should be a positive number; got {value!r}. "
+            "Leave it out for the default: what follows a Gaussian fit takes three times as long at most, and 20 s."
+        )
 
 
 def _checked_exponent(name: str, value: object) -> float | None:
@@ -114,7 +137,7 @@ class FitOptions:
     n_draws, max_draws, base_draws : optional
     stl : bool
     step_size, step_decay, window : optional
-    factor, blocks, rank, reparam, n_components, components : optional
+    factor, blocks, rank, reparam, max_seconds, n_components, components : optional
     family_reason : str
         Why the family was chosen, where the user named none; the user can't give it.
 
@@ -141,6 +164,7 @@ class FitOptions:
     rank: int | None = None
     reparam: ReparamName | None = None
     posterior: PosteriorName = "auto"
+    max_seconds: float | None = None
     n_components: int | Literal["auto"] | None = field(default=None, metadata={"check": _checked_components_number})
     components: ComponentsName | None = None
     family_reason: str = ""
@@ -160,6 +184,7 @@ class FitOptions:
         _checked_count("rank", self.rank)
         _check_reparam(self.reparam, choice)
         _check_posterior(self.posterior, self.reparam, choice)
+        _check_seconds(self.max_seconds)
         of_rule = {name: _CHECKS[name](name, getattr(self, name)) for name in OF_RULE}
         _check_rule_takes(choice, of_rule, step_is_default=self.step is None)
         _check_draws(choice, of_rule)
@@ -370,6 +395,9 @@ def refuse_unknown(given: Mapping[str, object], *accepted_by: Callable[..., obje
     }
     for name in given:
         if name in _REFUSED:
-            raise TypeError(f"method 'ngvi' does not take {name}={given[name]!r}: {_REFUSED[name]}.")
+            value = "" if callable(given[name]) else f"={shortened(given[name])}"
+            raise TypeError(f"method 'ngvi' does not take {name}{value}: {_REFUSED[name]}.")
         if name not in valid:
-            raise TypeError(f"method 'ngvi' does not know the option {name!r}: {suggestion(name, sorted(valid))}")
+            also_called = {option: words for option, words in _ALSO_CALLED.items() if option in valid}
+            listed = suggestion(name, sorted(valid), also_called)
+            raise TypeError(f"method 'ngvi' does not know the option {name!r}: {listed}")

@@ -10,6 +10,8 @@ from pymc_ngvi.core.messages import OURS
 from pymc_ngvi.core.status import ConvergenceWarning, Status
 from pymc_ngvi.core.types import Array, VariationalState
 from pymc_ngvi.fitting.record import FitRecord
+from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model.bad_data import constant_data
 
 logger = logging.getLogger("pymc.ngvi")
 
@@ -30,6 +32,13 @@ class Outcome(NamedTuple):
     record: FitRecord
     hist: Array
     gap_hist: Array
+
+
+def constant_after(status: Status, density: LogDensity) -> tuple[str, ...]:
+    """Return the observed variables that do not vary, after a fit that ended without converging."""
+    if status is Status.CONVERGED or not status.ended_by_itself or density.is_sharded or density.is_streamed:
+        return ()
+    return tuple(constant_data(density.model))
 
 
 def report_outcome(q: VariationalState, record: FitRecord) -> None:

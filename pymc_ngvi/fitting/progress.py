@@ -1,7 +1,10 @@
 """The progress bar: PyMC's look, a few columns of numbers, at most 20 updates a second."""
 
+import contextlib
+import logging
 import time
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from types import TracebackType
@@ -15,12 +18,17 @@ from rich.theme import Theme
 
 from pymc_ngvi.core.elbo import format_elbo, format_gap
 from pymc_ngvi.fitting.loop import LoopState
+from pymc_ngvi.fitting.price import in_words
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.shards.density import ShardedDensity
+
+logger = logging.getLogger("pymc.ngvi")
 
 _SECONDS_BETWEEN_UPDATES = 0.05
 #: Seconds of other work than a fit after which it shows how far it is.
 _SECONDS_UNSEEN = 2.0
+#: Estimated seconds from which on the log says what is being done.
+_SECONDS_SAID = 10.0
 #: Headers, and the field that each shows.
 _COLUMNS = {
     "Iteration": "iteration",
@@ -157,6 +165,25 @@ class WorkProgress:
             self._progress.start()
             self._task = self._progress.add_task(self._description, total=self._total)
         self._progress.update(self._task, completed=min(self._done, self._total))
+
+
+@contextlib.contextmanager
+def announced(what: str, seconds: float, shown: bool = True) -> Iterator[None]:
+    """Say what is being done and about how long it takes, in estimated seconds, while it is done.
+
+    The log has a line where it is long; a terminal or notebook shows a clock beside it from two seconds on.
+    """
+    text = f"{what}: {in_words(seconds)}"
+    if seconds >= _SECONDS_SAID:
+        logger.info(f"{text}.")
+    console, in_text = _console(default_progress_theme)
+    if not shown or in_text or seconds < _SECONDS_UNSEEN or not (console.is_terminal or console.is_jupyter):
+        yield
+        return
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+        progress.add_task(text, total=None)
+        yield
 
 
 def _console(theme: Theme) -> tuple[Console, bool]:

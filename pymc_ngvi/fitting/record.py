@@ -10,6 +10,7 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.stream import StreamReport
 from pymc_ngvi.core.types import VariationalState
 from pymc_ngvi.families import traits_of
+from pymc_ngvi.fitting.modes.found import OtherMode
 
 #: The step of a nested posterior that no fit came before.
 NESTED = "nested"
@@ -47,8 +48,14 @@ class FitRecord:
         The single Gaussian that a mixture began from, on the unconstrained scale.
     growing : tuple of str
         Unconstrained coordinates whose standard deviations kept growing, where the status is UNBOUNDED.
+    improper : tuple of str
+        Variables in which the posterior was found to be improper.
+    constant : tuple of str
+        Observed variables whose values are all equal, with these, where the fit did not converge.
     restarted : str
         Why the fit is one from a second start, in a sentence; empty where it is from the first.
+    modes : tuple of OtherMode
+        Modes of the posterior that were found beside this one, the largest first.
     stream : StreamReport or None
         What is known of data in batches; None where these are all in memory.
     seed : int
@@ -81,12 +88,15 @@ class FitRecord:
     gaussian: VariationalState | None = field(default=None, compare=False, repr=False)  # arrays have no truth value
     growing: tuple[str, ...] = ()
     restarted: str = ""
+    modes: tuple[OtherMode, ...] = field(default=(), compare=False, repr=False)
     stream: StreamReport | None = None
     seed: int = 0
     posterior: str = ""
     is_exact: bool = False
     is_nested: bool = False
     doubts: tuple[str, ...] = ()
+    improper: tuple[str, ...] = ()
+    constant: tuple[str, ...] = ()
 
     def _what(self) -> str:
         """Return the family, on which coordinates, and why."""
@@ -95,14 +105,23 @@ class FitRecord:
 
     @property
     def sentence(self) -> str:
-        """What happened, in a sentence: that of the status, with the names of coordinates where it is about some."""
+        """What happened: the sentence of the status, or one about some coordinates, and what is odd about the data."""
+        if not self.constant:
+            return self._of_status
+        return (
+            f"Observed values do not vary: {', '.join(self.constant)}. Where their standard deviation is unknown, "
+            f"nothing bounds it from below: check the data. {self._of_status}"
+        )
+
+    @property
+    def _of_status(self) -> str:
+        if self.improper:
+            return f"The posterior is improper: far out, its density does not fall in {_listed(self.improper)}."
         if not self.growing:
             return self.status.sentence
-        named = ", ".join(f"`{name}`" for name in self.growing[:_MOST_NAMED])
-        more = f" and {len(self.growing) - _MOST_NAMED:,} more" if len(self.growing) > _MOST_NAMED else ""
         which = "standard deviation" if len(self.growing) == 1 else "standard deviations"
         verb = "keeps" if len(self.growing) == 1 else "keep"
-        return f"The {which} of {named}{more} {verb} growing: the posterior may be improper."
+        return f"The {which} of {_listed(self.growing)} {verb} growing: the posterior may be improper."
 
     @property
     def is_pool(self) -> bool:
@@ -166,3 +185,9 @@ class FitRecord:
             f"{self.compile_seconds:.1f} s compiling + {self.run_seconds:.1f} s running "
             f"({self._what()}; {self.backend} backend)."
         )
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    """Return names for a sentence."""
+    named = ", ".join(f"`{name}`" for name in names[:_MOST_NAMED])
+    return named + (f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else "")

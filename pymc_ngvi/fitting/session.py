@@ -1,6 +1,7 @@
 """One fit, under way or at its end: runs the loop, and says how it went."""
 
 import dataclasses
+import functools
 import logging
 import time
 
@@ -18,14 +19,18 @@ from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.begun import MAX_WIDENED, NO_STRUCTURE, Begun, make_rule
 from pymc_ngvi.fitting.lost import LOST
 from pymc_ngvi.fitting.memory import memory_of, remember
+from pymc_ngvi.fitting.modes.found import OtherMode
+from pymc_ngvi.fitting.modes.search import ModeSearch
+from pymc_ngvi.fitting.modes.visits import Ended, explored
 from pymc_ngvi.fitting.options import FitOptions, check_n
-from pymc_ngvi.fitting.outcome import Outcome
+from pymc_ngvi.fitting.outcome import Outcome, constant_after
+from pymc_ngvi.fitting.price import fit_seconds
 from pymc_ngvi.fitting.problem import Problem, problem_of
 from pymc_ngvi.fitting.progress import FitProgress, watching
 from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.fitting.second_start import SecondStart, is_better
 from pymc_ngvi.fitting.snapshot import Snapshot, filled, thinned
 from pymc_ngvi.fitting.threads import few_threads
+from pymc_ngvi.fitting.watched import Watched
 from pymc_ngvi.model import LogDensity, PatternWidened
 from pymc_ngvi.steps.incremental.state import IncrementalState
 
@@ -36,7 +41,6 @@ logger = logging.getLogger("pymc.ngvi")
 #: iterations; StopIteration ends the fit.
 type Observer = Callable[[VariationalState, Array | None, int], None]
 
-
 #: Said of fits that were saved.
 _NO_BATCHES = (
     "This fit was one to data in batches, which files do not keep: fit again with batches=, and with this "
@@ -44,8 +48,8 @@ _NO_BATCHES = (
 )
 
 
-class _Ended(NamedTuple):
-    """Where a fit has ended, and how good that is."""
+class _Earlier(NamedTuple):
+    """Where a fit that became another one had ended, and how good that is."""
 
     fit: Begun
     elbo: Elbo
@@ -67,8 +71,8 @@ class FitSession:
         Spent so far: in all, and on graphs.
     observer : callable, optional
         Is told of each iteration; see `Observer`.
-    second_start : SecondStart, optional
-        Where to begin once more, after the fit.
+    search : ModeSearch, optional
+        For other modes, after the fit.
     """
 
     def __init__(
@@ -80,12 +84,13 @@ class FitSession:
         seconds: float,
         compile_seconds: float,
         observer: Observer | None = None,
-        second_start: SecondStart | None = None,
+        search: ModeSearch | None = None,
     ) -> None:
         self._problem, self._rule, self._state, self._options = begun
         self._seed, self._score = seed, score
         self._seconds, self._compile_seconds = seconds, compile_seconds
-        self._observer, self._second_start, self._restarted = observer, second_start, ""
+        self._observer, self._search, self._restarted = observer, search, ""
+        self._modes: tuple[OtherMode, ...] = ()
 
     @classmethod
     def begin(
@@ -99,7 +104,7 @@ class FitSession:
         score: bool = True,
         observer: Observer | None = None,
         clock: float | None = None,
-        second_start: SecondStart | None = None,
+        search: ModeSearch | None = None,
     ) -> "FitSession":
         """Return a fit at its start.
 
@@ -111,7 +116,7 @@ class FitSession:
             That evaluated the start, from the options.
         q : VariationalState
             The start, in the coordinates of the problem.
-        options, seed, score, observer, second_start
+        options, seed, score, observer, search
             As of the class.
         clock : float, optional
             ``time.perf_counter()`` when the fit began; default: now.
@@ -120,7 +125,7 @@ class FitSession:
         begun = Begun.at(problem, rule, options, seed, q)
         return cls(
             begun, seed, score=score, seconds=time.perf_counter() - clock,
-            compile_seconds=problem.density.compile_seconds, observer=observer, second_start=second_start,
+            compile_seconds=problem.density.compile_seconds, observer=observer, search=search,
         )  # fmt: skip
 
     @classmethod
@@ -188,9 +193,12 @@ class FitSession:
             self.run(n, progress)
         return self.outcome()
 
+    @np.errstate(over="ignore")  # what overflows is seen in the ELBO
     def run(self, n: int, progress: FitProgress) -> None:
         """Run up to ``n`` more iterations and assess where they led."""
         clock, compiled = time.perf_counter(), self._problem.density.compile_seconds
+        # What the start took counts with the first iterations.
+        before = self._estimated_seconds() if self._state.n_iterations else 0.0
 
         def observe(state: loop.LoopState) -> None:
             self._state = state
@@ -198,6 +206,9 @@ class FitSession:
             if self._observer is not None:
                 losses = state.losses if self._score else None
                 self._observer(self._problem.on_model_scale(state.rule.q), losses, state.n_iterations)
+            most = self._options.max_seconds
+            if most is not None and self._estimated_seconds() - before >= most:
+                raise loop.OutOfSeconds
 
         last, stalled = self._state.n_iterations + n, None
         try:
@@ -217,7 +228,8 @@ class FitSession:
             else:
                 raise ValueError(NO_STRUCTURE)
             self._choose_between(stalled)
-            self._begin_again(last, observe)
+            self._look_elsewhere(last, observe)
+            self._state = self._watched.ended(self._state)
         except KeyboardInterrupt:
             self._keep()
         except LOST:
@@ -231,17 +243,25 @@ class FitSession:
 
     def _looped(self, last: int, observe: loop.Observer) -> loop.LoopState:
         """Return where the loop ends, at some iteration at the latest; callbacks are told of each."""
-        n, one_by_one = last - self._state.n_iterations, self._observer is not None
-        return loop.run(self._rule, self._state, n, observe, one_by_one=one_by_one)
+        return self._watched.run(self._rule, self._state, last, observe, one_by_one=self._observer is not None)
+
+    @functools.cached_property
+    def _watched(self) -> Watched:
+        return Watched(self._problem)
+
+    def _estimated_seconds(self) -> float:
+        """Return what the evaluations so far take, by estimate."""
+        density, target = self._problem.density, self._problem.target
+        return fit_seconds(density, target.n_gradients, target.n_hessians, self._options.choice.estimator)
 
     def _keep(self) -> None:
         """Keep what there is: nothing is lost but a check at the end, as the loop has figures of its own."""
         self._elbo, self._gap = Elbo(self._state.rule.elbo, np.inf), self._state.rule.gap
 
-    def _ended(self) -> "_Ended":
-        return _Ended(Begun(self._problem, self._rule, self._state, self._options), self._elbo, self._gap)
+    def _ended(self) -> "_Earlier":
+        return _Earlier(Begun(self._problem, self._rule, self._state, self._options), self._elbo, self._gap)
 
-    def _choose_between(self, earlier: "_Ended | None") -> None:
+    def _choose_between(self, earlier: "_Earlier | None") -> None:
         """Take an earlier end as the result, after iterations that have led to nothing better."""
         if earlier is None or self._state.status is Status.CONVERGED or self._elbo.value >= earlier.elbo.value:
             return
@@ -250,29 +270,41 @@ class FitSession:
         self._state = dataclasses.replace(state, history=history)
         self._elbo, self._gap = earlier.elbo, earlier.gap
 
-    def _begin_again(self, last: int, observe: loop.Observer) -> None:
-        """Fit once more from another start, where that promises more; keep the better of both."""
-        first, elbo, gap = self._state, self._elbo, self._gap
-        begin, self._second_start = self._second_start, None
-        if begin is None or not first.status.ended_by_itself or first.n_iterations >= last:
+    def _look_elsewhere(self, last: int, observe: loop.Observer) -> None:
+        """Look for other modes, fit from these, and keep the best of all."""
+        first = best = Ended(self._state, self._elbo, self._gap)
+        search, self._search = self._search, None
+        if search is None or not first.state.status.ended_by_itself or first.state.n_iterations >= last:
             return
-        place = None
+        target = self._problem.target
         try:
-            place = begin.after(self._rule, self._problem.family, first.rule.q, elbo.value)
-            if place is None:
+            found = search.after(
+                first.q, first.elbo.value, target.n_gradients, target.n_hessians,
+                by_rows=self._options.choice.estimator == "quadrature",
+                is_sound=first.state.status.can_be_followed,
+            )  # fmt: skip
+            if found is None or not found.modes:
                 return
-            self._state = dataclasses.replace(loop.start(self._rule, place.state), history=first.history)
+            fit_from = functools.partial(self._fit_from, first=first, last=last, observe=observe)
+            best, self._restarted, self._modes = explored(
+                search, found, self._rule, self._problem.family, first, fit_from
+            )
+        except LOST:  # the first fit stands, and this is done again by `refine`
+            self._search = search
+            raise
+        finally:
+            self._state, self._elbo, self._gap = best
+
+    def _fit_from(self, state: VariationalState, *, first: Ended, last: int, observe: loop.Observer) -> Ended | None:
+        """Fit from another state; return None where nothing came of it."""
+        try:
+            start = dataclasses.replace(loop.start(self._rule, state), history=first.state.history)
+            self._state = start
             self._state = self._looped(last, observe)
             self._assess()
         except PatternWidened:
-            self._state = first
-        except LOST:  # the first fit stands, and this one is made again by `refine`
-            self._state, self._second_start = first, begin
-            raise
-        if place is not None and self._state is not first and is_better(self._elbo, elbo):
-            self._restarted = place.sentence(self._elbo.value - elbo.value)
-        else:
-            self._state, self._elbo, self._gap = first, elbo, gap
+            return None
+        return Ended(self._state, self._elbo, self._gap)
 
     def _assess(self) -> None:
         """Measure the state on draws that had no part in reaching it."""
@@ -345,7 +377,10 @@ class FitSession:
             reparam=self._options.reparam,
             gaussian=getattr(self._state.rule, "gaussian", None),
             growing=self._growing(),
+            improper=self._watched.improper,
+            constant=constant_after(self._state.status, density),
             restarted=self._restarted,
+            modes=self._modes,
             seed=self._seed,
             **(vars(self._options.choice) | self._of_batches()),
         )

@@ -14,6 +14,7 @@ from pymc_ngvi.core.status import StartError
 from pymc_ngvi.core.types import Array, FittedState, Rule, VariationalState
 from pymc_ngvi.families import Maker
 from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model.bad_data import not_finite_data
 from pymc_ngvi.model.initial import initial_point_function
 from pymc_ngvi.model.layout import Variable
 
@@ -236,7 +237,7 @@ def choose_start(
     last = family.from_scale(point, scales[-1])
     if rule.first_evaluation(last).finite.any():
         return last
-    raise StartError(_start_message(density.terms(point), float(best.scale.max(initial=0.0))))
+    raise StartError(_start_message(density, point, float(best.scale.max(initial=0.0))))
 
 
 def _elbo(tried: _Tried) -> float:
@@ -270,9 +271,15 @@ def _in_order(rule: Rule, scales: Sequence[Array]) -> Sequence[Array]:
     return [*scales[middle:], *scales[:middle]]
 
 
-def _start_message(terms: Mapping[str, float], scale: float) -> str:
-    bad = {name: value for name, value in terms.items() if not np.isfinite(value)}
+def _start_message(density: LogDensity, point: Array, scale: float) -> str:
+    bad = {name: value for name, value in density.terms(point).items() if not np.isfinite(value)}
     listed = ", ".join(f"{name} ({value})" for name, value in bad.items())
+    in_shards = density.is_sharded  # their model is that of one of them
+    if data := not_finite_data(density.model, () if in_shards else bad):
+        return (
+            "The log density is not finite at the start because of data that are not: "
+            f"{', '.join(data)}. Terms that are not finite: {listed}. Leave these rows out, or impute the values."
+        )
     where = (
         f"Terms that are not finite there: {listed}."
         if listed

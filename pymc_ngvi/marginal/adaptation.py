@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.marginal.proposals import Base, Proposal, StudentMixture, best_proposal, tempered
+from pymc_ngvi.marginal.proposals import Base, Proposal, StudentMixture, best_proposal, joined_mixture, tempered
 from pymc_ngvi.marginal.ridges import ridges, work_of
 from pymc_ngvi.marginal.rounds import Rounds, moments, moved, normalised
 from pymc_ngvi.marginal.sampling import LogMarginalFunction, Pool, Round, Weighted, relative_sd_errors
@@ -43,6 +43,8 @@ class Adaptation:
     rng : Generator
     is_plain : bool
         Whether log m takes no quadrature.
+    start : StudentMixture, optional
+        Of y: from whose components a kind of proposals is fitted.
 
     Attributes
     ----------
@@ -60,13 +62,14 @@ class Adaptation:
         rng: np.random.Generator,
         *,
         is_plain: bool,
+        start: StudentMixture | None = None,
     ) -> None:
         self._function, self._base, self._bend, self._df, self._rng = function, base, bend, df, rng
         self._is_plain = is_plain
         self._least_error = 0.0 if is_plain else _SEEN
         self.rounds, self.n_drawn = Rounds(), 0
         self._far: list[Round] = []
-        self._ridges: StudentMixture | None = None
+        self._ridges = start
 
     def drawn(self, proposal: Proposal, n: int, values: Callable[[Array], Array] | None = None) -> Round:
         """Return a round of draws, which is added to those there are; ``values`` evaluates log m, if not the usual."""
@@ -132,7 +135,7 @@ class Adaptation:
         along = np.argsort(-relative_sd_errors(y.g, normalised(y)))[: _MOST_FOLLOWED // work_of(p)]
         found = ridges(self._of_y, y.g[y.log_marginal.argmax()], moments(y)[1], along) if len(along) else None
         if found is not None:
-            self._ridges = found
+            self._ridges = found if self._ridges is None else joined_mixture(self._ridges, found, 0.5)
             self.drawn(Proposal(found, self._bend), _N_AFTER)
 
     def _in_y(self, draws: Weighted) -> Weighted:

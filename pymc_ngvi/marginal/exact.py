@@ -2,11 +2,13 @@
 
 import logging
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from scipy import sparse
+from scipy.special import logsumexp
 
 from pymc_ngvi.core.target import MeanHessian
 from pymc_ngvi.core.types import Array, GaussianState
@@ -32,15 +34,10 @@ _MOST_PLAIN = 15
 _N_PRECISION, _N_WEIGHED, _SEED = 8, 256, 20_260_302
 #: Relative variance of the weights of q below which there is nothing to gain.
 _EVEN = 0.002
-#: Work that another posterior may take, in that of the Gaussian fit; estimated seconds that are never
-#: too many, and where there are no blocks to integrate.
-_MOST_WORK, _ALWAYS, _ALWAYS_PLAIN = 4.0, 120.0, 1.0
-#: Times as long as another posterior that the exact one may take where no cheap rule of quadrature will do.
-_MOST_OF_OTHER = 3.0
+#: How much wider draws are that look for mass elsewhere, and the log of the factor by which they may find more.
+_WIDER, _MOST_FARTHER = 3.0, 0.05
 #: Draws of the globals that adapting takes, about, for each of them; part of a gradient that a value of log p costs.
 _ADAPTING, _OF_GRADIENT = 60.0, 0.4
-#: Gradients that an expectation over rows takes as long as.
-_OF_EXPECTATION = 15.0
 #: Seconds of a value of log p by rows, on one thread: calls, and each row.
 _PER_VALUE, _PER_ROW = 2e-4, 3.3e-8
 
@@ -59,45 +56,22 @@ class Work:
         Values of log p that it takes, where a cheap rule of quadrature will do.
     each : float
         Seconds of one.
-    of_fit : float
-        Of the Gaussian fit before it.
     has_blocks : bool
         Whether blocks are integrated: a Gaussian may be far off then, and weights of all coordinates no cure.
     """
 
     n_values: float
     each: float
-    of_fit: float
     has_blocks: bool = True
-
-    @property
-    def budget(self) -> float:
-        """Seconds that it may take without being asked for."""
-        return budget_after(self.of_fit) if self.has_blocks else max(_ALWAYS_PLAIN, _MOST_WORK * self.of_fit)
 
     @property
     def seconds(self) -> float:
         """Of the exact step."""
         return self.n_values * self.each
 
-    @property
-    def is_too_much(self) -> bool:
-        """Whether it is left out unless it is asked for."""
-        return self.seconds > self.budget
-
-    def most_values(self, other: float = np.inf) -> float:
-        """Return the values of log p that a pool may take, where another posterior would take some seconds."""
-        return min(self.budget, _MOST_OF_OTHER * other) / self.each
-
-    @property
-    def reason(self) -> str:
-        """Why it is left out."""
-        return f"the exact posterior would take about {self.seconds / self.of_fit:,.0f} times as long as the fit"
-
-
-def budget_after(seconds: float) -> float:
-    """Return the estimated seconds that another posterior may take after a Gaussian fit of some estimated seconds."""
-    return max(_ALWAYS, _MOST_WORK * seconds)
+    def most_values(self, seconds: float) -> float:
+        """Return the values of log p that a pool may take in some seconds, and those that it is known to take."""
+        return max(seconds, self.seconds) / self.each
 
 
 def forest_of(density: LogDensity) -> Forest:
@@ -124,14 +98,12 @@ def forest_of(density: LogDensity) -> Forest:
     return forest
 
 
-def work_of(forest: Forest, n_gradients: int, n_hessians: int, seconds: float, n_rows: int = 0) -> Work:
-    """Return what the exact step would cost beside the fit.
+def work_of(forest: Forest, seconds: float, n_rows: int = 0) -> Work:
+    """Return what the exact step would cost.
 
     Parameters
     ----------
     forest : Forest
-    n_gradients, n_hessians : int
-        That the fit took.
     seconds : float
         Of a gradient.
     n_rows : int, default 0
@@ -141,18 +113,29 @@ def work_of(forest: Forest, n_gradients: int, n_hessians: int, seconds: float, n
     n_nodes = len(first_rule(forest.n_levels).nodes) if forest.n_local else 1
     # Most draws are evaluated at one node, some by the reference rule.
     n_values = n_draws + (300.0 * n_nodes if forest.n_local else 0.0)
-    if n_rows:
-        of_fit = _OF_EXPECTATION * n_gradients * seconds
-        return Work(n_values, _PER_VALUE + _PER_ROW * n_rows, of_fit, forest.n_local > 0)
-    directions = forest.n_globals + forest.widest if forest.n_local else forest.n_globals
-    of_fit = (n_gradients + _OF_GRADIENT * directions * n_hessians) * seconds
-    return Work(n_values, _OF_GRADIENT * seconds, of_fit, forest.n_local > 0)
+    each = _PER_VALUE + _PER_ROW * n_rows if n_rows else _OF_GRADIENT * seconds
+    return Work(n_values, max(each, 1e-9), forest.n_local > 0)
 
 
 def is_even(density: LogDensity, q: GaussianState) -> bool:
-    """Tell whether the importance weights of a Gaussian fit are nearly equal, so that it is the posterior."""
-    efficiency = efficiency_of(density, q)
-    return efficiency > 0.0 and 1.0 / efficiency - 1.0 < _EVEN
+    """Tell whether the importance weights of a Gaussian fit are nearly equal, so that it is the posterior.
+
+    Draws of q alone know nothing of what it misses: others, from a wider one, are not to find more mass.
+    """
+    z = np.random.default_rng(_SEED).standard_normal((2 * _N_WEIGHED, q.n_dim))
+    own, far = q.draws(z[:_N_WEIGHED]), q.draws(_WIDER * z[_N_WEIGHED:])
+    log_ratio = density.logp(own) - q.log_density(own)
+    if not np.isfinite(log_ratio).all():
+        return False
+    if not len(own) / effective_size(log_ratio) - 1.0 < _EVEN:
+        return False
+    theta = np.concatenate([own, far])
+    mean = q.mean()
+    of_wide = q.log_density(mean + (theta - mean) / _WIDER) - q.n_dim * np.log(_WIDER)
+    log_p = density.logp(theta)
+    log_p = np.where(np.isfinite(log_p), log_p, -np.inf)
+    mass = logsumexp(log_p - np.logaddexp(q.log_density(theta), of_wide)) - np.log(_N_WEIGHED)
+    return bool(mass - log_ratio.mean() < _MOST_FARTHER)
 
 
 def efficiency_of(density: LogDensity, q: GaussianState) -> float:
@@ -163,7 +146,12 @@ def efficiency_of(density: LogDensity, q: GaussianState) -> float:
 
 
 def exact_posterior(
-    density: LogDensity, q: GaussianState, forest: Forest, seed: int, most: float = np.inf
+    density: LogDensity,
+    q: GaussianState,
+    forest: Forest,
+    seed: int,
+    most: float = np.inf,
+    others: Sequence[GaussianState] = (),
 ) -> ExactState:
     """Return the exact posterior.
 
@@ -176,6 +164,8 @@ def exact_posterior(
     seed : int
     most : float
         Evaluations of log p that the pool may take where no cheap rule will do.
+    others : sequence of GaussianState
+        At other modes: globals are looked for there, too.
 
     Raises
     ------
@@ -184,10 +174,11 @@ def exact_posterior(
     """
     mean = q.mean()
     cov = _cov_of_globals(q, forest)
+    elsewhere = [(other.mean()[forest.globals_], _cov_of_globals(other, forest)) for other in others]
     fitted = FittedDensity(density, forest, mean)
     if not forest.n_local:
-        sampler = Sampler(fitted.logp, mean, cov, seed)
-        return ExactState(_run(sampler), sampler.sequences, q, forest, None, fitted)
+        sampler = Sampler(fitted.logp, mean, cov, seed, others=elsewhere)
+        return ExactState(_run(sampler), sampler.sequences, q, forest, None, fitted, others=tuple(others))
     try:
         fitted.split()
     except CannotSplit as reason:
@@ -197,8 +188,8 @@ def exact_posterior(
         raise Unavailable(f"the terms of log p can't be compiled one by one ({type(error).__name__})") from error
     centres = linear_centres(forest, _precision(density, q), mean)
     quadrature = LogMarginal(fitted, forest, centres)
-    sampler = Sampler(quadrature, mean[forest.globals_], cov, seed, most)
-    return ExactState(_run(sampler), sampler.sequences, q, forest, quadrature, fitted)
+    sampler = Sampler(quadrature, mean[forest.globals_], cov, seed, most, others=elsewhere)
+    return ExactState(_run(sampler), sampler.sequences, q, forest, quadrature, fitted, others=tuple(others))
 
 
 def _run(sampler: Sampler) -> Sampled:

@@ -20,6 +20,7 @@ class InFiles:
     sequences: Sequences
     quadrature: LogMarginal | None
     gaussian: Any
+    others: tuple[Any, ...]
     density: FittedDensity
     checks: Any
     _moments: Any
@@ -35,6 +36,7 @@ class InFiles:
             "seed": self.sequences.seed,
             "quadrature": None if self.quadrature is None else self.quadrature.content(),
             "gaussian": self.gaussian,
+            "others": self.others,
             "log_p": self.density.log_p_at_point(),
             "moments": self._moments,
             "checks": self.checks,
@@ -61,7 +63,7 @@ class InFiles:
             quadrature = LogMarginal.of_content(content["quadrature"], fitted, forest, sampled.bend.forward)
         sequences = Sequences(quadrature or Plain(fitted.logp), content["seed"])
         state = cls(sampled, sequences, gaussian, forest, quadrature, fitted)
-        vars(state).update(_moments=moments, checks=checks)
+        vars(state).update(_moments=moments, checks=checks, others=tuple(content.get("others", ())))
         return state
 
 

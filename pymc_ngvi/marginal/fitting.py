@@ -1,7 +1,7 @@
 """From a Gaussian fit to the exact posterior: what is evaluated where, and when it is enough."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,8 +16,10 @@ from pymc_ngvi.marginal.proposals import (
     OF_DEFENCE,
     Base,
     Proposal,
+    StudentMixture,
     effective_size,
     first_proposal,
+    joined_mixture,
     tempered,
 )
 from pymc_ngvi.marginal.regression import Whitening, covering, n_polynomial
@@ -28,6 +30,8 @@ from pymc_ngvi.marginal.tails import Bend, find_tails
 WANTED = 2_000
 #: Least degrees of freedom of proposals; width of the first one over that of q.
 _LEAST_DF, _FIRST_SCALE = 7.0, 1.3
+#: Part of the first proposal that goes to all modes, where there are several.
+_OF_MODES = 0.75
 #: Draws of the first round at least, and for each number that a polynomial has.
 _FIRST, _PER_FEATURE = 96, 1.6
 #: Draws on which rules are compared, and on which the base rule is checked.
@@ -102,6 +106,8 @@ class Sampler:
         Evaluations of log p that the pool may take where no cheap rule will do.
     wanted : float
         Effective size that the pool is to have.
+    others : sequence of tuple
+        Mean and covariance of the globals at other modes.
 
     Attributes
     ----------
@@ -117,8 +123,9 @@ class Sampler:
         seed: int,
         most: float = np.inf,
         wanted: float = WANTED,
+        others: Sequence[tuple[Array, Array]] = (),
     ) -> None:
-        self._most, self._wanted = most, wanted
+        self._most, self._wanted, self._others = most, wanted, others
         self._quadrature = function if isinstance(function, LogMarginal) else None
         self._function = function if isinstance(function, LogMarginal | Plain) else Plain(function)
         self._mean, self._cov, self._p = mean, cov, len(mean)
@@ -131,11 +138,14 @@ class Sampler:
     def run(self) -> Sampled:
         """Adapt the proposal, then draw the pool."""
         self._bend = find_tails(lambda g: self._function(g)[0], self._mean, np.sqrt(np.diag(self._cov)))
-        self._base = self._moments_of_y()
+        self._base = self._moments_of_y(self._mean, self._cov)
         whitening = Whitening(self._bend.forward, *self._base, tuple(t.at for t in self._bend.tails))
         self._function.standardise(whitening, self._bend)
         is_plain = self._quadrature is None and not self._is_predicted
-        self._adaptation = Adaptation(self._function, self._base, self._bend, self._df, self._rng, is_plain=is_plain)
+        modes = self._at_modes() if self._others else None
+        self._adaptation = Adaptation(
+            self._function, self._base, self._bend, self._df, self._rng, is_plain=is_plain, start=modes
+        )
         proposal = self._adapted()
         near, adapted = self._adaptation.rounds.pooled(), proposal
         if not self._is_predicted:
@@ -189,14 +199,20 @@ class Sampler:
                 "as the fit; posterior='exact' asks for it"
             )
 
-    def _moments_of_y(self) -> Base:
-        """Return mean and factor of y where the globals are those of q."""
-        factor = np.linalg.cholesky(self._cov)
+    def _moments_of_y(self, mean: Array, cov: Array) -> Base:
+        """Return mean and factor of y where the globals are those of a Gaussian."""
+        factor = np.linalg.cholesky(cov)
         if not self._bend.tails:
-            return Base(self._mean, factor)
+            return Base(mean, factor)
         z = np.random.default_rng(1).standard_normal((2_048, self._p))
-        y = self._bend.forward(self._mean + z @ factor.T)
+        y = self._bend.forward(mean + z @ factor.T)
         return Base(y.mean(axis=0), np.linalg.cholesky(np.cov(y.T).reshape(self._p, self._p)))
+
+    def _at_modes(self) -> StudentMixture:
+        """Return a component of y at each mode."""
+        bases = [self._base, *(self._moments_of_y(mean, cov) for mean, cov in self._others)]
+        means, factors = np.array([b.mean for b in bases]), np.array([b.factor for b in bases])
+        return StudentMixture(np.full(len(bases), 1.0 / len(bases)), means, factors, self._df)
 
     @property
     def _n_first(self) -> int:
@@ -207,6 +223,9 @@ class Sampler:
         scale = _FIRST_SCALE ** min(1.0, 4.0 / self._p)
         proposal = first_proposal(self._base, self._bend, self._df, scale)
         adaptation, n = self._adaptation, self._n_first
+        if self._others:
+            proposal = Proposal(joined_mixture(proposal.mixture, self._at_modes(), _OF_MODES), self._bend)
+            n *= 1 + len(self._others)
         adaptation.drawn(proposal, n, lambda g: self._first_values(proposal, g))
         efficiencies: list[float] = []
         n_large = 0
@@ -360,7 +379,12 @@ class Sampler:
         """Return a proposal of which a part is far wider."""
         if self._is_predicted:
             return proposal
-        return proposal.defended(OF_DEFENCE if self._quadrature is None else OF_DEFENCE / 2.0)  # it takes longest there
+        # Wider draws take longest where there is quadrature.
+        wide = proposal.defended(OF_DEFENCE if self._quadrature is None else OF_DEFENCE / 2.0)
+        if not self._others:
+            return wide
+        modes = replace(self._at_modes(), df=wide.mixture.df)
+        return Proposal(joined_mixture(modes, wide.mixture, 1.0 - OF_DEFENCE), self._bend, wide.n_far)
 
     def _pool(self, proposal: Proposal, pool: Pool | None = None) -> tuple[Proposal, Pool]:
         """Return a pool and its proposal, which is fitted anew to a first pool that is not good enough.

@@ -29,6 +29,8 @@ class PoolState:
         Make more of them.
     gaussian : GaussianState
         The fit that it began from.
+    others : tuple of GaussianState
+        Fits at other modes, where it began as well.
     number : int
         Stands for it among the shared variables of a graph; the same when it is pickled.
     """
@@ -36,6 +38,7 @@ class PoolState:
     sampled: Sampled
     sequences: Sequences
     gaussian: Any
+    others: tuple[Any, ...] = field(default=(), kw_only=True)
     number: int = field(default_factory=lambda: uuid.uuid4().int >> 66, kw_only=True)
 
     #: What it is called among the shared variables of a graph, and in errors.

@@ -156,8 +156,9 @@ class ExactState(InFiles, PoolState):
         quadrature = self.quadrature
         common = (self.khat, self.effective_size, len(self.weights), self.forest.n_globals, self.forest.n_local)
         sd_error, missed = float(self.sd_errors.max(initial=0.0)), self.sampled.missed
+        n_modes = 1 + len(self.others)
         if quadrature is None:
-            return Checks(*common, sd_error=sd_error, missed=missed)
+            return Checks(*common, sd_error=sd_error, missed=missed, n_modes=n_modes)
         return Checks(
             *common,
             n_nodes=quadrature.rule.n_nodes,
@@ -167,6 +168,7 @@ class ExactState(InFiles, PoolState):
             candidates=self._conditionals.efficiency(),
             sd_error=sd_error,
             missed=missed,
+            n_modes=n_modes,
         )
 
 

@@ -47,6 +47,8 @@ class Checks:
     missed : float
         By how much draws far out move means and standard deviations of the globals, in what they may: 1 is .05
         standard deviations of a mean, and 5 % of a standard deviation.
+    n_modes : int
+        Modes that it began from.
     """
 
     khat: float
@@ -61,6 +63,7 @@ class Checks:
     candidates: float = float("nan")
     sd_error: float = 0.0
     missed: float = 0.0
+    n_modes: int = 1
 
     @property
     def failures(self) -> tuple[str, ...]:
@@ -106,8 +109,9 @@ class Checks:
         """The verdict in a sentence."""
         if self.is_exact:
             thin = f"; a standard deviation is known to {100 * self.sd_error:.0f} % only"
+            modes = "mode that was" if self.n_modes == 1 else f"{self.n_modes} modes that were"
             return (
                 f"Exact up to simulation error (effective sample size {self.effective_size:,.0f}"
-                f"{thin if self.sd_error > SAID_ERROR else ''}), of the mode that was found."
+                f"{thin if self.sd_error > SAID_ERROR else ''}), of the {modes} found."
             )
         return f"Not exact: {'; '.join(self.failures)}."

@@ -35,7 +35,7 @@ def fastest_backend(
     graphs: FlatGraphs, by_rows: ByRows, hessians: Hessians, n_dim: int, *, needs_hessians: bool = True
 ) -> str:
     """Return the backend with which a fit should be over first: "quick" or "numba"."""
-    if graphs.is_large or graphs.has_equations:
+    if graphs.is_large or graphs.has_equations or graphs.has_tails:
         return "quick"  # compilers take longer still for thousands of nodes, and do not compile integrations
     if not needs_hessians:
         return "numba" if graphs.forward is None and graphs.cost.prefers_numba(_EXPECTED_ALONE) else "quick"

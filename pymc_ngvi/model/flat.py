@@ -13,7 +13,7 @@ from pymc.pytensorf import compile as pymc_compile
 from pytensor.compile import Function
 from pytensor.graph.basic import Variable
 
-from pymc_ngvi.model.graphs import graph, large, loops, odes
+from pymc_ngvi.model.graphs import graph, incomplete, large, loops, odes
 from pymc_ngvi.model.graphs.backends import compile_flags, compile_options, without_c
 from pymc_ngvi.model.graphs.cost import Cost, estimate, estimate_of_jets
 from pymc_ngvi.model.graphs.jaxed import InFloat64, in_float64
@@ -116,6 +116,11 @@ class FlatGraphs:
     def has_equations(self) -> bool:
         """Whether log p has differential equations."""
         return odes.has_equations([self.logp])
+
+    @functools.cached_property
+    def has_tails(self) -> bool:
+        """Whether the gradient has derivatives of incomplete beta or gamma functions by their parameters."""
+        return incomplete.has_parameters([self.logp], self.theta)
 
     def on_flat_vector(self, outputs: Outputs) -> Outputs:
         """Return functions of the value variables as functions of theta, on the minibatch in use."""

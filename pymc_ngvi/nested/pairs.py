@@ -106,7 +106,7 @@ class Pairs:
     @property
     def n_own(self) -> int:
         """Draws of q at each value."""
-        return self.log_ratio.shape[1] - self.n_far
+        return int(self.log_ratio.shape[1]) - self.n_far
 
     @property
     def own_log_ratio(self) -> Array:

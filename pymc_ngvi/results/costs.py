@@ -2,14 +2,12 @@
 
 from dataclasses import dataclass
 
+from pymc_ngvi.fitting.price import hessian_in_gradients
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.model import LogDensity
 
 #: Global parameters beyond which another posterior is to be tried before the exact one.
 MANY_GLOBALS = 30
-#: A Hessian, in gradients, at least, and for each of its products: .2 of a gradient in regressions on many rows, which
-#: are products of matrices, to .4 elsewhere.
-_HESSIAN, _PER_PRODUCT = 3.0, 0.3
 #: log p alone, as a part of a gradient.
 _LOG_P = 0.75
 #: Seconds that a draw and its log density take for each coordinate and each parameter of q.
@@ -57,6 +55,4 @@ def reparametrised_costs(
 
 
 def _hessian_in_gradients(density: LogDensity, record: FitRecord | None) -> float:
-    if record is None or not record.n_hessians:
-        return _HESSIAN
-    return max(_HESSIAN, _PER_PRODUCT * float(density.n_products))
+    return hessian_in_gradients(density, record.n_hessians if record is not None else 0)

@@ -5,28 +5,22 @@ import functools
 import logging
 import time
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 import numpy as np
 
-from pymc_ngvi.core.status import NotExactError
+from pymc_ngvi.core.status import NotExactError, Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import GaussianState, VariationalState
+from pymc_ngvi.fitting.modes.found import N_SEEN, not_covered
 from pymc_ngvi.fitting.options import FitOptions
-from pymc_ngvi.fitting.progress import WorkProgress
+from pymc_ngvi.fitting.price import Price, fit_seconds, in_words
+from pymc_ngvi.fitting.progress import announced
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.fitting.threads import few_threads
-from pymc_ngvi.marginal.exact import (
-    Unavailable,
-    budget_after,
-    efficiency_of,
-    exact_posterior,
-    forest_of,
-    is_even,
-    work_of,
-)
+from pymc_ngvi.marginal.exact import Unavailable, efficiency_of, exact_posterior, forest_of, is_even, work_of
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.state import ExactState
 from pymc_ngvi.model import LogDensity
@@ -40,7 +34,8 @@ logger = logging.getLogger("pymc.ngvi")
 
 #: Number of the random stream behind the exact step.
 _STREAM = 6_000_000
-_TOO_LONG = "the nested posterior would take many times as long as the fit; posterior='nested' asks for it"
+#: Times as long as another posterior that the exact one may take where no cheap rule of quadrature will do.
+_MOST_OF_OTHER = 3.0
 
 
 class _TooDear(Unavailable):
@@ -74,41 +69,57 @@ class ExactStep:
     wanted : {"auto", "exact", "nested"}
     seed : int
         Of the fit.
+    max_seconds : float, optional
+        Estimated seconds that the fit and what comes after it may take.
     """
 
     wanted: str
     seed: int
+    max_seconds: float | None = None
 
     @property
     def stream(self) -> int:
         """Seed of what it draws, apart from those of the fit."""
         return int(np.random.default_rng([_STREAM, self.seed]).integers(2**62))
 
-    def after[A: Fitted](self, gaussian: A, make: Callable[..., A]) -> A:
-        """Return the exact or the nested posterior, or the Gaussian with the reason why not.
+    @property
+    def _interrupted(self) -> str:
+        """What is said after an interrupt from the keyboard."""
+        kind = "an exact or nested" if self.wanted == "auto" else f"the {self.wanted}"
+        return (
+            f"interrupted from the keyboard before {kind} posterior was there; posterior='gaussian' stops at this fit."
+        )
+
+    def after[A: Fitted](self, gaussian: A, make: Callable[..., A], *, progressbar: bool = True) -> A:
+        """Return the exact or the nested posterior, or the Gaussian with the reason why not, such as an interrupt.
 
         Parameters
         ----------
         gaussian : NGVIApproximation
         make : callable
             The class of approximations.
+        progressbar : bool, default True
 
         Raises
         ------
         NotExactError
-            Where the exact posterior was asked for and a check of it failed; the Gaussian fit is its ``approx``.
+            Where the exact posterior was asked for and a check of it failed, or it would take more seconds than there
+            are; the Gaussian fit is its ``approx``.
         """
         record = gaussian.record
         assert record is not None
         clock, before = time.perf_counter(), gaussian.density.compile_seconds
         try:
-            state, also = self._state(gaussian, record)
+            state, also = self._state(gaussian, record, progressbar)
         except Unavailable as reason:
-            if self.wanted != "auto":
+            if self.wanted != "auto" and record.status is not Status.INTERRUPTED:
                 raise NotExactError(
                     f"No {self.wanted} posterior: {reason}. The Gaussian fit is kept: `error.approx`.", gaussian
                 ) from None
             gaussian.record = dataclasses.replace(record, posterior=f"Gaussian: {reason}.")
+            return gaussian
+        except KeyboardInterrupt:
+            gaussian.record = dataclasses.replace(record, posterior=f"Gaussian: {self._interrupted}")
             return gaussian
         compiling = gaussian.density.compile_seconds - before
         running = time.perf_counter() - clock - compiling
@@ -122,52 +133,73 @@ class ExactStep:
         record = gaussian.record
         assert record is not None
         try:
-            state, also = self._state(gaussian, record)
+            state, also = self._state(gaussian, record, progressbar=True)
         except Unavailable as reason:
             logger.info(f"The posterior stays as it was: {reason}.")
+            return approx
+        except KeyboardInterrupt:
+            logger.info(f"The posterior stays as it was: {self._interrupted}")
             return approx
         approx.set_state(cast(VariationalState, state))  # but for a density
         approx.take(gaussian, self, with_pool(record, state, 0.0, 0.0, also))
         return approx
 
-    def _state(self, gaussian: Fitted, record: FitRecord) -> tuple[ExactState | NestedState, str]:
+    def _state(self, gaussian: Fitted, record: FitRecord, progressbar: bool) -> tuple[ExactState | NestedState, str]:
         """Return what is wanted; where all will do, the exact posterior, or else the nested one."""
         if not record.status.can_be_followed:
             raise Unavailable(f"the fit ended {str(record.status)!r}")
         seed, density = self.stream, gaussian.density
         before = density.n_gradients, density.n_hessians
         try:
-            with few_threads(density):
-                return self._of_kinds(density, cast(GaussianState, gaussian.q), record, seed)
+            with few_threads(density), np.errstate(over="ignore"):  # what overflows has no weight
+                price = self._price(density, record)
+                given = _Given(density, cast(GaussianState, gaussian.q), seed, price, progressbar)
+                return self._of_kinds(given, record)
         finally:
             density.n_gradients, density.n_hessians = before  # those of the fit
 
-    def _of_kinds(
-        self, density: LogDensity, q: GaussianState, record: FitRecord, seed: int
-    ) -> tuple[ExactState | NestedState, str]:
+    def _price(self, density: LogDensity, record: FitRecord) -> Price:
+        """Return what the fit took, and what it leaves."""
+        of_fit = fit_seconds(density, record.n_gradients, record.n_hessians, record.estimator)
+        unlimited = self.wanted != "auto" and self.max_seconds is None
+        return Price(of_fit, np.inf if unlimited else self.max_seconds)
+
+    def _of_kinds(self, given: "_Given", record: FitRecord) -> tuple[ExactState | NestedState, str]:
         """Return the posterior that is wanted, and what there is to say of others that were tried."""
-        if self.wanted == "nested":
-            return _nested(density, q, seed), ""
-        if self.wanted == "exact":
-            return _exact(density, q, seed), ""
         found: list[NestedState] = []
         reasons: list[Unavailable] = []
-        for attempt in _attempts(density, q, record, seed, reasons):
+        left = given.price.left()
+        for attempt in _attempts(given, self.wanted, record, reasons):
+            if attempt.seconds > left:  # after another one
+                reasons.append(_too_dear(given.price, left, attempt.seconds, attempt.kind))
+                continue
+            left -= attempt.seconds
             try:
                 state = attempt.run()
             except Unavailable as reason:
                 reasons.append(reason)
                 continue
             if isinstance(state, ExactState) or state.checks.is_exact:
-                return state, _also(reasons)
+                return state, _also([reason for reason in reasons if isinstance(reason, _Failed)])
             found.append(state)
         if found:
-            return _if_better(found[0], density, q), _also(reasons)
+            return found[0] if self.wanted != "auto" else _if_better(found[0], given), _also(reasons)
         # What can be had by asking for it counts most, then what was tried; of equals, the first.
         raise max(reasons, key=lambda reason: 2 * isinstance(reason, _TooDear) + isinstance(reason, _Failed))
 
 
-def _if_better(state: NestedState, density: LogDensity, q: GaussianState) -> NestedState:
+@dataclass(frozen=True)
+class _Given:
+    """What other posteriors begin from: the Gaussian fit, a seed, and what they may take."""
+
+    density: LogDensity
+    q: GaussianState
+    seed: int
+    price: Price
+    progressbar: bool
+
+
+def _if_better(state: NestedState, given: _Given) -> NestedState:
     """Return a nested posterior that is reliable, or whose weights are better than those of the Gaussian.
 
     Raises
@@ -175,7 +207,7 @@ def _if_better(state: NestedState, density: LogDensity, q: GaussianState) -> Nes
     Unavailable
         Where it is neither.
     """
-    if not state.checks.is_reliable and efficiency_of(density, q) > state.checks.efficiency:
+    if not state.checks.is_reliable and efficiency_of(given.density, given.q) > state.checks.efficiency:
         raise _Failed(f"the weights of the nested posterior are worse than its own: {'; '.join(state.checks.failures)}")
     return state
 
@@ -183,47 +215,69 @@ def _if_better(state: NestedState, density: LogDensity, q: GaussianState) -> Nes
 class _Attempt(NamedTuple):
     """A posterior that may come of a model, and the seconds that it is estimated to take."""
 
+    kind: str
     seconds: float
     is_last: bool
     run: Callable[[], ExactState | NestedState]
 
 
-def _attempts(
-    density: LogDensity, q: GaussianState, record: FitRecord, seed: int, reasons: list[Unavailable]
-) -> list[_Attempt]:
-    """Return what to try, the cheapest first; add why others are left out to ``reasons``.
+def _attempts(given: _Given, wanted: str, record: FitRecord, reasons: list[Unavailable]) -> list[_Attempt]:
+    """Return what to try, the cheapest first, as far as it may be paid for; add why others are left out to ``reasons``.
 
     Raises
     ------
     Unavailable
         Where the Gaussian is the posterior.
     """
-    found, of_nested, no_nested = [], np.inf, None
-    of_fit = record.n_gradients * density.gradient_seconds
-    try:
-        of_nested = seconds_of(rows_of(density))
-    except Unavailable as reason:
-        no_nested = reason
-    try:
-        forest = forest_of(density)
-        n_rows = density.rows.n_rows if density.rows is not None and record.estimator == "quadrature" else 0
-        work = work_of(forest, record.n_gradients, record.n_hessians, density.gradient_seconds, n_rows)
-        of_fit = work.of_fit
-        if work.is_too_much:
-            raise _TooDear(f"{work.reason}; posterior='exact' asks for it")
-        run = functools.partial(_exact, density, q, seed, forest, work.most_values(of_nested))
-        found.append(_Attempt(work.seconds, forest.n_globals > MANY_GLOBALS, run))
-    except Unavailable as reason:
-        reasons.append(reason)
-    if no_nested is not None:
-        reasons.append(no_nested)
-    elif of_nested <= budget_after(of_fit):
-        found.append(_Attempt(of_nested, False, functools.partial(_nested, density, q, seed)))
-    else:
-        reasons.append(_TooDear(_TOO_LONG))
-    if found and is_even(density, q):
+    density, found = given.density, []
+    of_nested, left = np.inf, given.price.left()
+    if wanted != "exact":
+        try:
+            of_nested = seconds_of(rows_of(density))
+            _check(given.price, left, of_nested, "nested")
+            found.append(_Attempt("nested", of_nested, False, functools.partial(_nested, given, of_nested)))
+        except Unavailable as reason:
+            reasons.append(reason)
+    if wanted != "nested":
+        try:
+            found.append(_exact_attempt(given, record, of_nested if found else np.inf))
+        except Unavailable as reason:
+            reasons.insert(0, reason)
+    if found and wanted == "auto" and not record.modes and is_even(density, given.q):
         raise Unavailable("its importance weights are nearly equal: the Gaussian is the posterior near this mode")
     return sorted(found, key=lambda attempt: (attempt.is_last, attempt.seconds))
+
+
+def _exact_attempt(given: _Given, record: FitRecord, of_nested: float) -> _Attempt:
+    """Return how the exact posterior is to be had.
+
+    Raises
+    ------
+    Unavailable
+        Where there is none, or it takes too long.
+    """
+    density, forest = given.density, forest_of(given.density)
+    n_rows = density.rows.n_rows if density.rows is not None and record.estimator == "quadrature" else 0
+    work = work_of(forest, density.gradient_seconds, n_rows)
+    left = given.price.left(is_plain=not work.has_blocks)
+    _check(given.price, left, work.seconds, "exact")
+    # Where no cheap rule will do, it may take more, but leaves what the other one takes.
+    may_take = left if np.isinf(of_nested) else min(left - of_nested, _MOST_OF_OTHER * of_nested)
+    most = work.most_values(may_take)
+    run = functools.partial(_exact, given, forest, work.seconds, most, _gaussians(record))
+    return _Attempt("exact", work.seconds, forest.n_globals > MANY_GLOBALS, run)
+
+
+def _check(price: Price, left: float, seconds: float, kind: str) -> None:
+    """Raise where a posterior takes longer than it may."""
+    if seconds > left:
+        raise _too_dear(price, left, seconds, kind)
+
+
+def _too_dear(price: Price, left: float, seconds: float, kind: str) -> _TooDear:
+    than = f", and max_seconds={price.max_seconds:g} leaves {in_words(left)}" if price.max_seconds else ""
+    ask = f"max_seconds={price.asked_for(seconds)}" + ("" if price.max_seconds else f" or posterior={kind!r}")
+    return _TooDear(f"the {kind} posterior would take {in_words(seconds)}{than}; {ask} asks for it")
 
 
 def _also(reasons: list[Unavailable]) -> str:
@@ -232,12 +286,15 @@ def _also(reasons: list[Unavailable]) -> str:
     return f" Before it: {'; '.join(tried)}." if tried else ""
 
 
-def _exact(
-    density: LogDensity, q: GaussianState, seed: int, forest: Forest | None = None, most: float = np.inf
-) -> ExactState:
-    with WorkProgress("Exact posterior", 1):
+def _gaussians(record: FitRecord) -> list[GaussianState]:
+    """Return the fits at other modes."""
+    return [cast(GaussianState, mode.q) for mode in record.modes]
+
+
+def _exact(given: _Given, forest: Forest, seconds: float, most: float, others: Sequence[GaussianState]) -> ExactState:
+    with announced("Exact posterior", seconds, given.progressbar):
         try:
-            state = exact_posterior(density, q, forest or forest_of(density), seed, most)
+            state = exact_posterior(given.density, given.q, forest, given.seed, most, others)
         except Unavailable as reason:
             raise _Failed(f"{reason}") from None
     if not state.checks.is_exact:
@@ -245,18 +302,21 @@ def _exact(
     return state
 
 
-def _nested(density: LogDensity, q: GaussianState, seed: int) -> NestedState:
-    with WorkProgress("Nested posterior", 1):
-        return nested_posterior(density, q, seed)
+def _nested(given: _Given, seconds: float) -> NestedState:
+    with announced("Nested posterior", seconds, given.progressbar):
+        return nested_posterior(given.density, given.q, given.seed)
 
 
 def with_pool(
     record: FitRecord, state: ExactState | NestedState, compiling: float, running: float, also: str = ""
 ) -> FitRecord:
     """Return the record of a fit after which there is an exact or a nested posterior."""
-    is_nested = isinstance(state, NestedState)
+    is_nested, modes = isinstance(state, NestedState), record.modes
+    if modes:
+        modes = not_covered(modes, state.gaussian, state.draw(N_SEEN, np.random.default_rng(record.seed)))
     return dataclasses.replace(
         record,
+        modes=modes,
         posterior=state.checks.sentence + also,
         is_exact=state.checks.is_exact,
         is_nested=is_nested,

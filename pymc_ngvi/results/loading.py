@@ -56,6 +56,8 @@ def load(
     ------
     FileNotFoundError
         If there is no such file.
+    TypeError
+        Without a model.
     ValueError
         If the file is damaged, was not written by this package, or by a newer version of it; if the free variables of
         the model are not those of the file, with a list of what differs.
@@ -83,6 +85,11 @@ def load(
     """
     if unknown := set(options) - {"backend", "compile_kwargs"}:
         raise TypeError(f"load does not know {', '.join(sorted(unknown))}; it takes backend and compile_kwargs.")
+    if model is None and pm.Model.get_context(error_if_none=False) is None:
+        raise TypeError(
+            "load puts an approximation on the model that was fitted, which a file does not hold: build it again, and "
+            "call load(file, model), or load(file) within `with model:`."
+        )
     given = model if isinstance(model, Shards) else modelcontext(model)
     name = "The tree" if isinstance(source, xr.DataTree) else repr(os.fspath(source))
     if isinstance(source, xr.DataTree):

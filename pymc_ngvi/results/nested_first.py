@@ -16,7 +16,8 @@ from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.types import GaussianState
 from pymc_ngvi.families import DENSE, INDEPENDENT, DiagonalState, FullState
 from pymc_ngvi.fitting.options import FitOptions
-from pymc_ngvi.fitting.progress import WorkProgress
+from pymc_ngvi.fitting.price import Price, expected_seconds
+from pymc_ngvi.fitting.progress import announced
 from pymc_ngvi.fitting.record import NESTED, FitRecord
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.marginal.exact import Unavailable, forest_of
@@ -55,11 +56,25 @@ def comes_first(options: FitOptions, density: LogDensity) -> bool:
         return False
     if options.posterior == "nested":
         return True
-    return given.n_dim >= _MANY * len(given.outside) and seconds_of(given) <= _MOST_SECONDS
+    return given.n_dim >= _MANY * len(given.outside) and seconds_of(given) <= _affordable(options, density)
+
+
+def _affordable(options: FitOptions, density: LogDensity) -> float:
+    """Return the seconds that a nested posterior may take: as many as a Gaussian fit and what may follow it."""
+    if options.max_seconds is not None:
+        return options.max_seconds
+    of_fit = expected_seconds(density)
+    return min(of_fit + Price(of_fit).left(), _MOST_SECONDS)
 
 
 def nested_first[A: Fitted](
-    options: FitOptions, density: LogDensity, seed: int, make: Callable[..., A], *, include_transformed: bool
+    options: FitOptions,
+    density: LogDensity,
+    seed: int,
+    make: Callable[..., A],
+    *,
+    include_transformed: bool,
+    progressbar: bool = True,
 ) -> A | None:
     """Return the nested posterior; None where there is none, after all.
 
@@ -70,12 +85,12 @@ def nested_first[A: Fitted](
     seed : int
     make : callable
         The class of approximations.
-    include_transformed : bool
+    include_transformed, progressbar : bool
     """
-    clock, step = time.perf_counter(), ExactStep("nested", seed)
+    clock, step = time.perf_counter(), ExactStep("nested", seed, options.max_seconds)
     before = density.compile_seconds
     try:
-        with few_threads(density), WorkProgress("Nested posterior", 1):
+        with few_threads(density), announced("Nested posterior", seconds_of(rows_of(density)), progressbar):
             state = nested_posterior(density, None, step.stream)
     except Unavailable:
         return None

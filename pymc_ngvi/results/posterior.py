@@ -1,8 +1,9 @@
 """What reports read: an approximate posterior as one value, whatever its distribution is."""
 
+import contextlib
 import warnings
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -295,11 +296,33 @@ class Posterior:
 
     def refuse_changed_data(self, why: str) -> None:
         """Raise ValueError if ``pm.set_data`` changed the data since the fit."""
-        if changed := self.changed_data():
-            raise ValueError(
-                f"The data {', '.join(map(repr, changed))} were changed after the fit. {why}: set the data back with "
-                "pm.set_data, or fit again."
+        if said := self.of_changed_data():
+            raise ValueError(f"{said}. {why}: set the data back with pm.set_data, or fit again.")
+
+    def of_changed_data(self) -> str:
+        """Return which data were changed since the fit, in a clause; empty where none were."""
+        changed = self.changed_data()
+        return f"The data {', '.join(map(repr, changed))} were changed after the fit" if changed else ""
+
+    def warn_of_changed_data(self) -> None:
+        """Warn where draws of two kinds of variables are about different data."""
+        if said := self.of_changed_data():
+            warnings.warn(
+                f"{said}: draws of free variables are those given the data of the fit, but Deterministics, "
+                "observed_data and constant_data are of the data as they are now. Draw before pm.set_data, or fit "
+                "again.",
+                UserWarning,
+                skip_file_prefixes=OURS,
             )
+
+    @contextlib.contextmanager
+    def with_data_of_fit(self) -> Iterator[None]:
+        """Give the model the data of the fit, where they are known, for as long as the context lasts."""
+        with contextlib.ExitStack() as stack:
+            if self.changed_data() and self.data is not None:
+                with contextlib.suppress(ValueError):  # of a file, they may never have been seen
+                    stack.enter_context(self.data.restored())
+            yield
 
     def check_weights(self) -> None:
         """Raise ValueError where log p is not that of the posterior that was fitted."""

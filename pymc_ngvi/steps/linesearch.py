@@ -277,7 +277,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
 
     def reopen(self, state: LineSearchState) -> LineSearchState:
         """Return a state in which a fit that ended may try again."""
-        return replace(state, stalled=False, idle=0, pairs=())
+        return replace(state, stalled=False, idle=0, pairs=(), growth=Growth(first=state.q.sd(), exact=True))
 
     def _measured(self, q: GaussianState, evaluation: Evaluation) -> Moments:
         return self._estimator.moments(self._target, q, _NO_DRAWS, evaluation)

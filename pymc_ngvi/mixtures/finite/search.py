@@ -110,7 +110,7 @@ def modes(
         ends, logp = ascend(density, points)
         n_before = len(found)
         for row in np.argsort(-logp):
-            if np.isfinite(logp[row]) and not any(_is_at(c, ends[row]) for c in found):
+            if np.isfinite(logp[row]) and not any(is_at(c, ends[row]) for c in found):
                 component = local_component(density, around, ends[row])
                 if component is not None:
                     found.append(component)
@@ -125,7 +125,7 @@ def modes(
     return [found[i] for i in order], log_mass[order]
 
 
-def _is_at(component: GaussianState, point: Array) -> bool:
+def is_at(component: GaussianState, point: Array) -> bool:
     """Tell whether a point is near the mean of a component, in its own units."""
     apart = (point - component.location)[None]
     square = float(apart[0] @ component.precision_product(apart)[0])
@@ -200,7 +200,7 @@ def addition(
         if excess[row] == -np.inf:
             return None
         parent = q.components[parents[row]]
-        if any(_is_at(_moved_to(parent, place), thetas[row]) for place in tried):
+        if any(is_at(_moved_to(parent, place), thetas[row]) for place in tried):
             continue
         tried.append(thetas[row])
         component = local_component(density, parent, thetas[row], (_LEAST_TIGHT, _MOST_TIGHT))

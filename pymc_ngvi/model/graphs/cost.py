@@ -15,11 +15,14 @@ from pytensor.tensor.math import Dot
 
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.model.graphs.backends import python_loops
+from pymc_ngvi.model.graphs.incomplete import is_tail
+from pymc_ngvi.model.graphs.odes import Solution
 
 # Measured on one core of a 2020s server, rounded: enough to tell seconds from minutes.
 _SECONDS_PER_NODE = 5e-6  # one Python thunk
 _SECONDS_PER_ELEMENT = 2e-9  # one NumPy pass
 _SECONDS_PER_PYTHON_ELEMENT = 4e-7  # an Elemwise without a NumPy function
+_SECONDS_PER_TAIL = 1e-6  # a derivative of an incomplete beta or gamma function
 _SECONDS_PER_READ = 4.5e-10  # an element of a matrix that is multiplied
 _SECONDS_PER_FUNCTION = 5e-9  # an exp, a log and the like, beside the pass
 _JETS_BATCH, _JETS_PASSES = 128, 4  # points in a call, and NumPy passes for a rule
@@ -28,6 +31,7 @@ _NUMBA_SPEEDUP = 2.0
 _NUMBA_SECONDS_PER_CALL = 1e-5
 _NUMBA_SECONDS_TO_COMPILE = 30.0
 _NUMBA_SECONDS_PER_NODE = 0.5
+_SECONDS_PER_SOLUTION, _SOLVED_AT_ONCE = 0.1, 256  # of differential equations, about as long for many draws
 #: Functions of one argument that cost no more than a pass.
 _CHEAP = {"neg", "abs", "sqr", "sqrt", "cast", "identity", "sign", "isnan", "isinf", "invert", "reciprocal"}
 
@@ -82,10 +86,12 @@ def estimate(outputs: list[Variable], batch: int = 16, passes: int = 1, *, along
     in_python = sum(
         size for node, size in zip(nodes, sizes, strict=True) if isinstance(node.op, Elemwise) and python_loops([node])
     )
-    arithmetic = sum(sizes) * _SECONDS_PER_ELEMENT
+    in_tails = sum(size for node, size in zip(nodes, sizes, strict=True) if is_tail(node))
+    arithmetic = sum(sizes) * _SECONDS_PER_ELEMENT + in_tails * _SECONDS_PER_TAIL
     return Cost(
         quick_seconds=arithmetic * passes
         + (len(nodes) + inner_thunks) / batch * _SECONDS_PER_NODE
+        + sum(isinstance(node.op, Solution) for node in nodes) * _SECONDS_PER_SOLUTION / max(batch, _SOLVED_AT_ONCE)
         + in_python * _SECONDS_PER_PYTHON_ELEMENT,
         numba_seconds=arithmetic / _NUMBA_SPEEDUP + _NUMBA_SECONDS_PER_CALL,
         numba_compile_seconds=_NUMBA_SECONDS_TO_COMPILE + _NUMBA_SECONDS_PER_NODE * len(nodes),

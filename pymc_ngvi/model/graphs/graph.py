@@ -26,7 +26,7 @@ from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.rewriting.shape import local_Shape_i_ground, local_shape_to_shape_i, local_track_shape_i
 from pytensor.xtensor.type import XTensorType, as_xtensor
 
-from pymc_ngvi.model.graphs import large, odes, rewrites, sparse_products  # noqa: F401 (the last registers)
+from pymc_ngvi.model.graphs import incomplete, large, odes, rewrites, sparse_products  # noqa: F401 (the last registers)
 from pymc_ngvi.model.graphs.inner import copy_of
 from pymc_ngvi.model.graphs.inner import inline_inner_graphs as inline_inner_graphs  # part of what this module offers
 from pymc_ngvi.model.graphs.loops import vectorised
@@ -50,7 +50,7 @@ def flat_input(layout: Layout) -> Variable:
 
 def on_flat_vector(model: pm.Model, layout: Layout, outputs: list[Variable], theta: Variable) -> list[Variable]:
     """Return ``outputs``, functions of the value variables, as functions of the flat vector, in float64."""
-    outputs = odes.with_solutions(outputs)
+    outputs = incomplete.with_derivatives(odes.with_solutions(outputs))
     values = {value.name: value for value in model.value_vars}
     replacements = {values[v.value_name]: _piece(theta, v, values[v.value_name].type) for v in layout.variables}
     if _has_named_dims([*outputs, *replacements]):

@@ -15,6 +15,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
 
 from pymc_ngvi.model.graphs.backends import without_c
+from pymc_ngvi.model.graphs.incomplete import ByParameters
 
 #: Said where JAX is asked for and not there.
 INSTALL = "backend='jax' needs JAX, which is not installed: pip install jax, or this package with its extra `jax`."
@@ -99,5 +100,18 @@ def _dispatch() -> Callable[..., Any]:
 
     if known is not None and known.config.jax_enable_x64 != before:
         known.config.update("jax_enable_x64", before)
+    jax_funcify.register(ByParameters, _on_host)
     funcify: Callable[..., Any] = jax_funcify
     return funcify
+
+
+def _on_host(op: ByParameters, **kwargs: Any) -> Callable[..., Any]:
+    """Return derivatives of incomplete functions, which NumPy evaluates."""
+    import jax
+
+    def evaluated(*inputs: Any) -> Any:
+        inputs = jax.numpy.broadcast_arrays(*inputs)  # so that axes over which JAX maps come first in all of them
+        result = jax.ShapeDtypeStruct(inputs[0].shape, np.float64)
+        return jax.pure_callback(op.on_arrays, result, *inputs, vmap_method="broadcast_all")
+
+    return evaluated

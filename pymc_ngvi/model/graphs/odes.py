@@ -5,10 +5,12 @@ through these, so that Hessians of its graph are wrong. Here, the solutions at a
 first and second derivatives with respect to initial states and parameters where these are asked for.
 """
 
+import contextlib
+import contextvars
 import functools
 import warnings
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import permutations
 from typing import Any
 
@@ -29,11 +31,14 @@ from pymc_ngvi.core.values import Array
 from pymc_ngvi.model.graphs.backends import quick_mode, without_c
 from pymc_ngvi.model.graphs.inner import copy_of
 from pymc_ngvi.model.graphs.loops import vectorised
+from pymc_ngvi.model.graphs.runge_kutta import solved
 
 #: Derivatives of a solution: those of Hessians.
 _HIGHEST_ORDER = 2
 #: Steps of the integration from one time to the next.
 _MOST_STEPS = 5_000
+#: Whether equations that take many steps count as having no solution.
+_IN_FEW_STEPS = contextvars.ContextVar("in few steps", default=False)
 
 
 class Equations:
@@ -81,7 +86,8 @@ class Equations:
 
     def _compile(self, order: int) -> "Slopes":
         n = self.n_states + self.n_parameters
-        numbers, t = [pt.scalar(dtype="float64") for _ in range(n)], pt.scalar("t", dtype="float64")
+        numbers = [pt.scalar(dtype="float64") for _ in range(n)]
+        t, times = pt.scalar("t", dtype="float64"), pt.vector("t", dtype="float64")
         both = pt.stack(numbers)
         given = self.function(both[: self.n_states], t, both[self.n_states :])
         listed = given if isinstance(given, list | tuple) else [pt.atleast_1d(given)[i] for i in range(self.n_states)]
@@ -91,8 +97,8 @@ class Equations:
             level = _simplified(_differentiated(level, numbers))
             parts.update(level)
         vectors = [pt.vector(dtype="float64") for _ in numbers]
-        batched = vectorised(list(parts.values()), dict(zip(numbers, vectors, strict=True)))
-        function = pytensor.function([*vectors, t], batched, mode=quick_mode(), on_unused_input="ignore")
+        batched = vectorised(list(parts.values()), dict(zip([*numbers, t], [*vectors, times], strict=True)))
+        function = pytensor.function([*vectors, times], batched, mode=quick_mode(), on_unused_input="ignore")
         return Slopes(function, list(parts), [(self.n_states, *[n] * k) for k in range(order + 1)])
 
 
@@ -114,10 +120,12 @@ class Slopes:
     ) -> None:
         self._function, self._places, self._shapes = function, places, shapes
 
-    def __call__(self, both: Array, t: float) -> list[Array]:
+    def __call__(self, both: Array, t: Array | float) -> list[Array]:
         """Return f, (n_draws, n_states), and its derivatives, with an axis more each."""
         result = [np.zeros((len(both), *shape)) for shape in self._shapes]
-        values = self._function(*np.ascontiguousarray(both.T), t)
+        values = self._function(
+            *np.ascontiguousarray(both.T), np.broadcast_to(np.asarray(t, dtype=np.float64), len(both))
+        )
         for (i, *axes), value in zip(self._places, values, strict=True):
             for order in set(permutations(axes)):
                 at: tuple[Any, ...] = (slice(None), i, *order)
@@ -216,8 +224,33 @@ def _vectorised_solution(op: Solution, node: Apply, *inputs: Variable) -> Apply:
     return op.make_node(*inputs)
 
 
+@contextlib.contextmanager
+def in_few_steps() -> Iterator[None]:
+    """Solve no equations that take many steps: draws far from the data are not to take minutes."""
+    token = _IN_FEW_STEPS.set(True)
+    try:
+        yield
+    finally:
+        _IN_FEW_STEPS.reset(token)
+
+
 def _solve(equations: Equations, order: int, both: Array) -> Array:
-    """Return solutions and derivatives, flat, (n_draws, n_times, n); NaN where there is none.
+    """Return solutions and derivatives, flat, (n_draws, n_times, n); NaN where there is none."""
+    n_states = equations.n_states
+    slopes = equations.slopes(order)
+    stacked = functools.partial(_stacked, slopes, order, n_states)
+    result, done = solved(
+        lambda state, t, which: stacked(both[which, n_states:], state, t),
+        _initial(both[:, :n_states], both.shape[1], order), equations.start, np.array(equations.times, dtype=float),
+    )  # fmt: skip
+    if not _IN_FEW_STEPS.get() and len(rest := np.flatnonzero(~done)):
+        result[rest] = _solve_stiff(equations, order, both[rest])
+    result[~np.isfinite(result).all(axis=(1, 2))] = np.nan
+    return result
+
+
+def _solve_stiff(equations: Equations, order: int, both: Array) -> Array:
+    """Return the same by a method for stiff equations.
 
     Draws whose equations can't be solved spoil those that are solved with them: these are solved again, in halves.
     """
@@ -228,7 +261,7 @@ def _solve(equations: Equations, order: int, both: Array) -> Array:
     if len(both) <= 1:
         size = equations.n_states * sum(n**k for k in range(order + 1))
         return np.full((len(both), len(equations.times), size), np.nan)
-    return np.concatenate([_solve(equations, order, half) for half in np.array_split(both, 2)])
+    return np.concatenate([_solve_stiff(equations, order, half) for half in np.array_split(both, 2)])
 
 
 def _integrate(equations: Equations, order: int, both: Array) -> Array | None:
@@ -241,7 +274,9 @@ def _integrate(equations: Equations, order: int, both: Array) -> Array | None:
         warnings.simplefilter("ignore", ODEintWarning)
         # The norm of its errors is the largest of all. Equations of one draw do not depend on those of others.
         path, report = odeint(
-            functools.partial(_stacked, equations.slopes(order), order, both[:, n_states:], n_states),
+            lambda state, t: _stacked(
+                equations.slopes(order), order, n_states, both[:, n_states:], state.reshape(n_draws, -1), t
+            ).ravel(),
             start.ravel(),
             np.array([equations.start, *equations.times], dtype=float),
             ml=start.shape[1] - 1,
@@ -266,16 +301,15 @@ def _initial(y0: Array, n: int, order: int) -> Array:
     return np.concatenate(parts, axis=1)
 
 
-def _stacked(slopes: Slopes, order: int, p: Array, n_states: int, state: Array, t: float) -> Array:
-    """Return the derivatives by time of all states, and of their derivatives."""
+def _stacked(slopes: Slopes, order: int, n_states: int, p: Array, state: Array, t: Array | float) -> Array:
+    """Return the derivatives by time of all states, and of their derivatives, (n_draws, ...)."""
     n_draws = len(p)
     n = n_states + p.shape[1]
-    state = state.reshape(n_draws, -1)
     found = slopes(np.concatenate([state[:, :n_states], p], axis=1), t)
     result = np.empty(state.shape)
     result[:, :n_states] = found[0]
     if order == 0:
-        return result.ravel()
+        return result
     jacobian = found[1]
     # Derivatives of states and parameters by initial states and parameters.
     inner = np.zeros((n_draws, n, n))
@@ -283,13 +317,13 @@ def _stacked(slopes: Slopes, order: int, p: Array, n_states: int, state: Array, 
     inner[:, np.arange(n_states, n), np.arange(n_states, n)] = 1.0
     result[:, n_states : n_states * (1 + n)] = (jacobian @ inner).reshape(n_draws, -1)
     if order == 1:
-        return result.ravel()
+        return result
     hessian = found[2]
     second = state[:, n_states * (1 + n) :].reshape(n_draws, n_states, n * n)
     curved = inner[:, None].swapaxes(-1, -2) @ hessian @ inner[:, None]
     result[:, n_states * (1 + n) :] = (jacobian[:, :, :n_states] @ second).reshape(n_draws, -1)
     result[:, n_states * (1 + n) :] += curved.reshape(n_draws, -1)
-    return result.ravel()
+    return result
 
 
 @node_rewriter([DifferentialEquation])  # type: ignore[untyped-decorator]

@@ -67,7 +67,7 @@ class KindOnJax:
         mean, root : array, shape (n_rows,), or scalars where all rows share them
         data : list of array, shape (1, n_rows) or (1, 1)
         """
-        size = mean[-1].size
+        size = max(x.size for x in (*mean, *data))  # predictors of all may be shared, and data not
 
         def node(j: Traced, acc: Traced) -> Traced:
             z = rules["nodes"][at, j]

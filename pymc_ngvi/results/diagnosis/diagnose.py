@@ -23,8 +23,9 @@ from pymc_ngvi.results.diagnosis.distances import distances_of
 from pymc_ngvi.results.diagnosis.drifts import Drifts, drifts_of, most_moved
 from pymc_ngvi.results.diagnosis.equal_modes import MOST_EVALUATIONS, N_DRAWS, EqualModes, equal_modes
 from pymc_ngvi.results.diagnosis.finding import Finding
-from pymc_ngvi.results.diagnosis.findings import findings_of, not_moved, unsettled
+from pymc_ngvi.results.diagnosis.findings import findings_of, not_moved, of_fit, unsettled
 from pymc_ngvi.results.diagnosis.first_order import first_order_of
+from pymc_ngvi.results.diagnosis.followed import followed
 from pymc_ngvi.results.diagnosis.functional_findings import of_first_order, of_functionals, of_weighted
 from pymc_ngvi.results.diagnosis.functionals import Functionals, functionals_of
 from pymc_ngvi.results.diagnosis.joint_findings import of_distances, of_joint
@@ -59,6 +60,11 @@ _N_VALUES = 64
 _SYMMETRY_STREAM = 3_000_002
 #: Number of the random stream behind the draws of the standing diagnosis that are moved.
 _MOVES_STREAM = 3_000_001
+_NO_BUDGET = "diagnose(draws=10_000) has no budget."
+_IN_PART = (
+    "the model reads pm.Minibatch data, and log p is that of one batch. Load what `save` writes on a model of all of "
+    "the data, pymc_ngvi.load(file, model), and ask there."
+)
 #: Importance weights of draws that belong to the fit: of a number of draws, telling how many are done.
 OwnRatio = Callable[[int, Callable[[float], None]], Array]
 
@@ -112,6 +118,8 @@ def diagnose(
     fewer = budget.cut and (moved.n_trajectories < _QUICK[1] or len(moved.end) + moved.n_lost < most)
     n_gradients = density.n_gradients - before
     places = _elsewhere(posterior, elbo.value, rng) if thorough else []
+    if not thorough and not (record is not None and record.modes):
+        places = followed(posterior, budget, weights, ratio, copy.deepcopy(again), elbo.value, rng)
     gap = float("nan") if record is None or record.is_pool else record.gap
     q = posterior.distribution
     context = context_of(posterior)
@@ -163,6 +171,8 @@ def requested_diagnosis(
     """
     if draws is not None and check_draws(draws) < MIN_KHAT_DRAWS:
         raise ValueError(f"A diagnosis needs at least {MIN_KHAT_DRAWS} draws; got {draws}. Take 10,000.")
+    if posterior.density.has_minibatch:
+        return _not_judged(posterior)
     posterior.check_weights()
     if rng is None:
         return standing_diagnosis(posterior, kept, DIAGNOSIS)
@@ -175,6 +185,30 @@ def requested_diagnosis(
     if thorough:
         kept.diagnosis, kept.share = found, DIAGNOSIS
     return found
+
+
+def _not_judged(posterior: Posterior) -> Diagnosis:
+    """Return what is known of a fit to minibatches: how it ended."""
+    record, layout, unknown = posterior.record, posterior.layout, Elbo(np.nan, np.nan)
+    none = np.full(layout.n_dim, np.nan)
+    gap = float("nan") if record is None else record.gap
+    return Diagnosis(
+        findings=tuple(of_fit(context_of(posterior), gap)),
+        outcome="not made by a fit" if record is None else str(record.status),
+        gap=gap,
+        elbo=unknown if record is None else record.elbo,
+        weights=Weights(np.nan, np.nan, 0, 0),
+        by_coordinate={**_columns(None, layout.n_dim), "khat": none},
+        log_p_drift=unknown,
+        acceptance=float("nan"),
+        n_moved=0,
+        n_trajectories=0,
+        thorough=False,
+        n_gradients=0,
+        n_log_p=0,
+        layout=layout,
+        open=_IN_PART,
+    )
 
 
 def _weights_of(
@@ -307,9 +341,9 @@ def _open(budget: Budget, moved: Moved, drift: MomentDrift | None) -> str:
     if not_moved(moved):
         return (
             f"too few evaluations within the budget, {budget.n_gradients:,} gradients, to move draws of q towards the "
-            "posterior."
+            f"posterior. {_NO_BUDGET}"
         )
     return (
         f"{len(moved.end)} moved draws, all that the budget of {budget.n_gradients:,} gradients allows, do not tell "
-        "whether means and standard deviations are right."
+        f"whether means and standard deviations are right. {_NO_BUDGET}"
     )

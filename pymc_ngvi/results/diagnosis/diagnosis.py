@@ -61,7 +61,7 @@ class Diagnosis:
     left_out : tuple of str
         What was left out for want of evaluations within the budget.
     open : str
-        Why that leaves the verdict open; empty where it does not.
+        Why the verdict is open, and what settles it; empty where it is not.
     posterior : str
         Of an exact posterior: what was measured of it, in a sentence. Outcome, gap and ELBO are of the Gaussian fit.
     joint, computed : str
@@ -197,7 +197,7 @@ class Diagnosis:
     def headline(self) -> str:
         """Return the verdict in a sentence."""
         if self.verdict == "not judged":
-            return f"Not judged: {self.open} diagnose(draws=10_000) has no budget."
+            return f"Not judged: {self.open}"
         if self.reliable:
             searched = "" if self.thorough else f" Other modes were {self._search()} (thorough=True)."
             return f"{_RELIABLE}{searched}"
@@ -214,7 +214,8 @@ class Diagnosis:
         return " ".join([f"Not reliable{rest}.", self._texts(True)[0], *self._cures()])
 
     def _search(self) -> str:
-        return "not looked for" if SYMMETRIES in self.left_out else "not looked for, but for those by symmetry"
+        compared = self.n_log_p and SYMMETRIES not in self.left_out
+        return "not looked for, but for those by symmetry" if compared else "not looked for"
 
     def _texts(self, serious: bool) -> list[str]:
         return [f.text for f in self.findings if f.serious is serious]

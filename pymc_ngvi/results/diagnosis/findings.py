@@ -17,6 +17,7 @@ from pymc_ngvi.results.diagnosis.cures import Context
 from pymc_ngvi.results.diagnosis.equal_modes import EqualModes
 from pymc_ngvi.results.diagnosis.finding import Finding
 from pymc_ngvi.results.diagnosis.missed_mass import MissedMass
+from pymc_ngvi.results.diagnosis.mode_findings import of_modes, place_of
 from pymc_ngvi.results.diagnosis.moment_drift import Estimates, MomentDrift
 from pymc_ngvi.results.diagnosis.moves import LEAST_ACCEPTANCE, Moved
 
@@ -28,6 +29,9 @@ SLIGHT_MEAN, SLIGHT_SD, SLIGHT_SKEWNESS = 0.15, 0.12, 0.5
 _GAP_MEAN, _GAP_MUCH = 0.15, 0.5
 #: Part of the draws that may be lost, of all mass that may be elsewhere, and nats by which another fit may be better.
 _LOST, _ELSEWHERE, _BETTER = 0.02, 0.02, 0.5
+#: k-hat of a Gaussian's own weights that is a reason where moved draws tell nothing; part of the square of the distance
+#: between independent draws that these move by, on average, before they count as moved.
+_HEAVY, _FORGOTTEN = 0.7, 0.5
 #: Variables that a sentence names at most.
 _N_NAMED = 3
 #: Equal modes that are counted; of more, it is said that they are many.
@@ -89,22 +93,25 @@ def findings_of(
     if any(p.kind == "mode" and p.share > _ELSEWHERE for p in places):
         context = replace(context, can_be_exact=False, can_be_nested=bool)  # they would miss the same modes
     found = [
-        *_of_fit(context, gap),
+        *of_fit(context, gap),
         *_of_equal_modes(context, equal),
+        *_of_other_modes(context, equal, q),
         *_of_support(context, weights),
         *([] if drift is None or _stuck(moved) else _of_drift(context, drift)),
         *([] if _stuck(moved) else further),
         *([] if not_moved(moved) else _of_movement(context, moved, drift)),
-        *_of_weights(context, weights),
+        *_of_weights(context, weights, moved),
         *_of_places(context, elbo, places, q),
     ]
     return tuple(sorted(found, key=lambda f: not f.serious))
 
 
-def _of_fit(context: Context, gap: float) -> list[Finding]:
+def of_fit(context: Context, gap: float) -> list[Finding]:
+    """Return what stands against a fit for how it ended."""
     record, n_dim = context.record, context.layout.n_dim
     result = []
-    if record is not None and not (record.converged or record.is_pool):
+    # Even weights of a pool make up for a fit before it that has not converged.
+    if record is not None and not (record.converged or record.is_exact):
         result.append(
             Finding(f"The fit did not converge ({record.status}): {record.sentence}", record.status.cure, True)
         )
@@ -114,6 +121,11 @@ def _of_fit(context: Context, gap: float) -> list[Finding]:
         text = f"A better q of the same family is {format_gap(gap)} nats away, which is much in {n_dim:,} dimensions."
         result.append(Finding(text, "Go on with approx.refine(n, tol=...) and a smaller tol.", True))
     return result
+
+
+def _of_other_modes(context: Context, equal: Sequence[EqualModes], q: Spread) -> list[Finding]:
+    modes = () if context.record is None else context.record.modes
+    return of_modes(context, q.mean(), q.sd(), modes, has_symmetries=bool(equal)) if modes else []
 
 
 def _of_support(context: Context, weights: Weights) -> list[Finding]:
@@ -234,12 +246,24 @@ def _of_movement(context: Context, moved: Moved, drift: MomentDrift | None) -> l
 # --- weights, and other places ---
 
 
-def _of_weights(context: Context, weights: Weights) -> list[Finding]:
+def _of_weights(context: Context, weights: Weights, moved: Moved) -> list[Finding]:
+    """Say that weights are uneven: of a Gaussian, a reason where no draws have moved far enough to tell more."""
     verdict = weights.verdict(context.layout.n_dim)
     if verdict.helps or verdict is WeightVerdict.UNKNOWN:
         return []
     far = verdict is WeightVerdict.FAR
-    return [Finding(weights.sentence(context.layout.n_dim), context.shape_cure() if far else "", far)]
+    untold = context.traits.is_gaussian and weights.khat > _HEAVY and not (not_moved(moved) or _forgot(moved))
+    serious = far or untold
+    return [Finding(weights.sentence(context.layout.n_dim), context.shape_cure() if serious else "", serious)]
+
+
+def _forgot(moved: Moved) -> bool:
+    """Tell whether moved draws have forgotten where they began, in each coordinate."""
+    if len(moved.end) < 2 or _stuck(moved):
+        return False
+    square = np.mean((moved.end - moved.start) ** 2, axis=0)
+    independent = moved.end.var(axis=0) + moved.start.var(axis=0)
+    return bool(np.all(square >= _FORGOTTEN * independent))
 
 
 def _of_equal_modes(context: Context, equal: Sequence[EqualModes]) -> list[Finding]:
@@ -275,7 +299,7 @@ def _of_places(context: Context, elbo: float, places: Sequence[MissedMass], q: S
         number = f"{len(modes)} modes" if len(modes) > 1 else "a mode"
         text = (
             f"q misses {number} of the posterior; the largest has {100 * modes[0].share:.0f} % of the mass of both, at "
-            f"{_place(context.layout, modes[0], q)}."
+            f"{place_of(context.layout, modes[0].location, q.mean(), q.sd())}."
         )
         result.append(Finding(text, context.mode_cure(), True))
     for place in places:
@@ -286,16 +310,7 @@ def _of_places(context: Context, elbo: float, places: Sequence[MissedMass], q: S
         elif place.kind == "fit" and place.share > _ELSEWHERE and not modes:
             text = (
                 "Another fit, from a dispersed start, ends elsewhere, with an ELBO of "
-                f"{format_elbo(place.elbo)}, at {_place(context.layout, place, q)}."
+                f"{format_elbo(place.elbo)}, at {place_of(context.layout, place.location, q.mean(), q.sd())}."
             )
             result.append(Finding(text, context.mode_cure(), True))
     return result
-
-
-def _place(layout: Layout, place: MissedMass, q: Spread) -> str:
-    """Return the coordinates in which a place is farthest from q."""
-    mean = q.mean()
-    apart = np.abs(place.location - mean) / q.sd()
-    far = np.argsort(-apart)[:_N_NAMED]
-    far = far[apart[far] > 0.3 * apart[far[0]]]
-    return ", ".join(f"`{layout.label(int(i))}` = {place.location[i]:.3g} (q: {mean[i]:.3g})" for i in far)

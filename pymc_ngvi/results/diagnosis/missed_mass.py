@@ -70,7 +70,7 @@ def other_modes(density: LogDensity, q: Distribution, elbo: float, rng: np.rando
     prior = prior[np.isfinite(prior).all(axis=1)] if len(prior) else np.empty((0, q.n_dim))
     found, _ = modes(density, around, prior, rng, _N_MODES)
     found = [c for c in found if _is_mode(density, c)]
-    result = [place for c in found if (place := _outside(density, q, elbo, c, rng)) is not None]
+    result = [place for c in found if (place := outside(density, q, elbo, c, rng)) is not None]
     return sorted(result, key=lambda place: -place.share)
 
 
@@ -88,7 +88,7 @@ def _around(distribution: Distribution) -> Any:
     return kind.from_scale(mean, sd)
 
 
-def _outside(
+def outside(
     density: LogDensity,
     q: Distribution,
     elbo: float,
@@ -139,6 +139,6 @@ def other_fit(posterior: Posterior, elbo: float, rng: np.random.Generator) -> Mi
     other = fitted_again(posterior.model, record, point, int(rng.integers(2**31)), _MOST_ITERATIONS)
     if other is None or not other.record.converged:
         return None
-    place = _outside(posterior.density, q, elbo, other.q, rng, "fit")
+    place = outside(posterior.density, q, elbo, other.q, rng, "fit")
     share = 0.0 if place is None else place.share
     return MissedMass("fit", share, np.asarray(other.q.mean()), other.record.elbo.value)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from numpy.typing import NDArray
+from scipy.special import logsumexp
 
 from pymc_ngvi.core.sizes import check_cov_size
 from pymc_ngvi.core.types import Array, GaussianState
@@ -91,8 +92,11 @@ class PoolDistribution(Distribution):
         return gaussian
 
     def rough_log_density(self, theta: Array) -> Array | None:
-        """Return that of the Gaussian fit."""
-        return np.asarray(self.q.gaussian.log_density(np.asarray(theta, dtype=np.float64)))
+        """Return that of the Gaussian fit, or of the fits at all modes that it began from."""
+        theta = np.asarray(theta, dtype=np.float64)
+        fits = [self.q.gaussian, *self.q.others]
+        result: Array = logsumexp([fit.log_density(theta) for fit in fits], axis=0) - np.log(len(fits))
+        return result
 
     def kept_log_weights(self) -> Array | None:
         """Return the log weights of the pool."""

@@ -34,8 +34,7 @@ class DiagnosisMethods(Fitted):
         Raises
         ------
         ValueError
-            For fewer than 100 draws; where ``pm.set_data`` changed the data after the fit; for a model that reads
-            minibatches.
+            For fewer than 100 draws; where ``pm.set_data`` changed the data after the fit.
         """
         own = draws is None and random_seed is None
         ratio = log_ratio_of(self._posterior, self._kept, draws, None if own else self.generator(random_seed))
@@ -73,6 +72,8 @@ class DiagnosisMethods(Fitted):
 
         Notes
         -----
+        A fit to minibatches is "not judged": ask on a model of all of the data, on which `load` puts it.
+
         A diagnosis takes ``draws`` log densities and up to about 8,000 gradients. ``thorough=True`` takes about 50,000
         gradients more, and another fit. By default there is a budget, about as long as the fit took or some seconds. It
         is a number of evaluations that follows from the graph, the sizes of the data and the evaluations of the fit,

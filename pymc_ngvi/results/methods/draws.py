@@ -104,13 +104,18 @@ class DrawMethods(Fitted):
         Warns
         -----
         UserWarning
-            Where the Monte Carlo error of the weights is larger than what they correct.
+            Where the Monte Carlo error of the weights is larger than what they correct; where ``pm.set_data`` changed
+            the data after the fit.
         """
         how = Sampling(chains, var_names, importance, include_transformed, log_p, of_batches=False)
         rng = self.generator(random_seed)
+        drawn: xr.DataTree | MultiTrace
         if return_inferencedata:
-            return sample_tree(self._posterior, self._kept, draws, rng, how, **kwargs)
-        return sample_trace(self._posterior, self._kept, draws, rng, how)[0]
+            drawn = sample_tree(self._posterior, self._kept, draws, rng, how, **kwargs)
+        else:
+            drawn = sample_trace(self._posterior, self._kept, draws, rng, how)[0]
+        self._posterior.warn_of_changed_data()
+        return drawn
 
     def log_q(self, theta: Array) -> Array:
         """Return log q, (n_draws,), at unconstrained points, (n_draws, n_dim)."""

@@ -14,6 +14,7 @@ import pandas as pd  # type: ignore[import-untyped]
 import xarray as xr
 
 from pymc_ngvi.core.imports import imported
+from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.marginal.verdict import SAID_ERROR
 from pymc_ngvi.model.roles import Extent, Roles, find_roles
 from pymc_ngvi.model.shards.density import ShardedDensity
@@ -124,16 +125,34 @@ def summarise(
     options: dict[str, Any],
 ) -> Summary:
     """Return a summary; see `NGVIApproximation.summary`."""
-    made = _table(posterior, kept, draws, rng, group_effects, options)
+    _check_names(posterior, options)
+    with posterior.with_data_of_fit():
+        made = _table(posterior, kept, draws, rng, group_effects, options)
     lines, verdict = verdict_on(posterior, kept, khat_draws, rng)
+    if said := posterior.of_changed_data():
+        lines = (f"{said}: this is the posterior given those of the fit.", *lines)
     return replace(made, lines=lines, khat=verdict.khat)
+
+
+def _check_names(posterior: Posterior, options: dict[str, Any]) -> None:
+    """Raise ValueError for a variable to show that the model has not."""
+    given = options.get("var_names")
+    if given is None or options.get("filter_vars") is not None:
+        return
+    valid = [v.name for v in posterior.layout.variables] + [d.name for d in posterior.density.deterministics]
+    if posterior.include_transformed:
+        valid += [v.value_name for v in posterior.layout.variables]
+    for name in [given] if isinstance(given, str) else given:
+        if name not in valid and name.removeprefix("~") not in valid:
+            raise ValueError(f"var_names has {name!r}, which the model has not: {suggestion(name, valid)}")
 
 
 def card_of(posterior: Posterior, kept: Kept) -> str:
     """Return an approximation as notebooks show it: HTML that takes no evaluation of log p."""
     record, n_dim, body = posterior.record, posterior.layout.n_dim, "<p>summary() shows the parameters.</p>"
     if n_dim <= _CARD_DIM:
-        made = _table(posterior, kept, _CARD_DRAWS, np.random.default_rng(_CARD_SEED), False, {})
+        with posterior.with_data_of_fit():
+            made = _table(posterior, kept, _CARD_DRAWS, np.random.default_rng(_CARD_SEED), False, {})
         body = replace(made, max_rows=_CARD_ROWS)._repr_html_()
     kind = posterior.distribution.name if record is None or record.is_pool else f"{record.family} family"
     return html_card(f"{kind}, {n_dim:,} free parameters", record, kept.verdict, body)

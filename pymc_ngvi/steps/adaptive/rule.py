@@ -94,6 +94,10 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
         """Return why to stop, or None to go on."""
         return Status.UNBOUNDED if state.growth.is_unbounded else super().terminate(state)
 
+    def reopen(self, state: AdaptiveState) -> AdaptiveState:
+        """Return a state in which a fit that gave up may try again."""
+        return replace(super().reopen(state), growth=Growth(first=state.q.sd()))
+
     def _settle(self, state: AdaptiveState) -> AdaptiveState:
         """Take one step of the group effects alone."""
         step = self._line_search(state, without_globals(state.q, state.moments), 1.0)

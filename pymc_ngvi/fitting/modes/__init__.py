@@ -1,0 +1,1 @@
+"""Modes of log p beside the one that a fit came to: looked for, fitted, and told of."""

@@ -1,0 +1,270 @@
+"""Climbs of log p from many points at once, and the Gaussians about the modes that they end at."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.core import linalg
+from pymc_ngvi.core.types import Array, GaussianState
+from pymc_ngvi.families import FullState
+from pymc_ngvi.mixtures.finite.search import ascend, is_at, local_component
+from pymc_ngvi.model import LogDensity
+
+#: Dimensions up to which curvatures come from differences of gradients, and climbs take steps of Newton's method.
+MOST_NEWTON = 12
+#: Steps of these; gradients that another climb takes, about.
+N_STEPS, N_ASCENT = 20, 60
+#: Least curvature of a climb, in its scales; length of its steps; nats below which a step is the last.
+_LEAST_CURVATURE, _MOST_LENGTH, _LAST_GAIN = 0.1, 3.0, 0.05
+#: Length of differences of gradients, in the same scales.
+_DIFFERENCE = 1e-5
+#: Slope of log p per root dimension, in units of a mode, below which a climb has ended at one: others end on ridges.
+_FLAT = 0.3
+#: Distance from a fit, in standard deviations and per root dimension, from which on a mode is another one.
+_FAR, _FAR_PER_ROOT = 4.0, 0.5
+#: Nats below a mode, and per dimension, at which another one has next to no mass; climbs one after the other, at most.
+_BELOW, _BELOW_PER_DIM, _MOST_TURNS = 10.0, 0.25, 4
+#: Nats that log p falls between two modes, and points at which that is looked at.
+_VALLEY, _N_BETWEEN = 1.0, 17
+#: A Gaussian about a mode is no wider than so many times a fit, and no narrower than a part of it.
+_WIDEST, _NARROWEST = 100.0, 1e-6
+#: Modes that are looked at, at most, the best ones.
+_MOST_MODES = 16
+
+
+class Mode(NamedTuple):
+    """A mode of log p.
+
+    Parameters
+    ----------
+    gaussian : GaussianState
+        About it, with the curvature of log p there.
+    logp, log_mass : float
+        At the mode; of the mass about it, by Laplace's method.
+    """
+
+    gaussian: GaussianState
+    logp: float
+    log_mass: float
+
+    @property
+    def point(self) -> Array:
+        """Where it is."""
+        return np.asarray(self.gaussian.mean())
+
+
+def cost(n_dim: int) -> int:
+    """Return the gradients that a climb takes, about."""
+    return N_STEPS * (n_dim + 1) if n_dim <= MOST_NEWTON else N_ASCENT
+
+
+def modes_from(
+    density: LogDensity,
+    q: GaussianState,
+    points: Array,
+    scales: Array,
+    advance: Callable[[float], None],
+    *,
+    has_home: bool = False,
+) -> tuple[list[Mode], NDArray[np.intp]]:
+    """Return the modes that climbs end at.
+
+    Parameters
+    ----------
+    density : LogDensity
+    q : GaussianState
+        In many dimensions, climbs go in coordinates that it whitens, and Gaussians about modes are of its family.
+    points, scales : ndarray, shape (n_points, n_dim)
+        Where climbs begin, and standard deviations that are about right there.
+    advance : callable
+        Told of gradients that were evaluated.
+    has_home : bool
+        Whether the first point is the mean of q: in many dimensions, where its climb ends is told of only if there are
+        other modes, as curvatures are dear.
+
+    Returns
+    -------
+    modes : list of Mode
+    which : ndarray of int, shape (n_points,)
+        That each climb ended at; -1 where it ended at none of them.
+    """
+    with np.errstate(all="ignore"):
+        if density.n_dim <= MOST_NEWTON:
+            ends, logp, grad = climbed(density, points, scales)
+
+            def make(i: int) -> GaussianState | None:
+                return _about(density, ends[i], grad[i], scales[i])
+        else:
+            whitened: Any = _Whitened(density, q)
+            z, logp = ascend(whitened, whitened.of(points))
+            if has_home:
+                z, logp = _away(whitened, z, logp)
+            ends = np.asarray(q.draws(z))
+
+            def make(i: int) -> GaussianState | None:
+                return local_component(density, q, ends[i], (_WIDEST**-2, _NARROWEST**-2))
+
+        advance(len(points) * cost(density.n_dim))
+        return _distinct(density, ends, logp, make)
+
+
+def _away(density: Any, z: Array, logp: Array) -> tuple[Array, Array]:
+    """Let climbs that did not end about the first one go on, and return where they came to.
+
+    log p is -inf at all that end there, or far below it: everywhere where no other is left.
+    """
+    n_dim = z.shape[1]
+    low = logp[0] - _BELOW - _BELOW_PER_DIM * n_dim
+    for turn in range(_MOST_TURNS):
+        left = ~((np.linalg.norm(z - z[0], axis=1) < far_from(n_dim)) | (logp < low))
+        if turn == _MOST_TURNS - 1 or not left.any():
+            break
+        z[left], logp[left] = ascend(density, z[left])
+    part = np.linspace(0.0, 1.0, _N_BETWEEN)[:, None]
+    for i in np.flatnonzero(left):
+        between = density.logp_grad((1.0 - part) * z[i] + part * z[0])[0]
+        left[i] = not between.min() > logp[i] - _VALLEY  # or a shelf, and no mode
+    left[0] = left.any()
+    return z, np.where(left, logp, -np.inf)
+
+
+def far_from(n_dim: int) -> float:
+    """Return the distance, in standard deviations, from which on a mode is another one."""
+    return float(max(_FAR, _FAR_PER_ROOT * np.sqrt(n_dim)))
+
+
+def _distinct(
+    density: LogDensity, ends: Array, logp: Array, make: Callable[[int], GaussianState | None]
+) -> tuple[list[Mode], NDArray[np.intp]]:
+    """Return the modes among the ends of climbs, each once, and which of them each end is."""
+    found: list[Mode] = []
+    looked: list[tuple[GaussianState, int]] = []
+    which = np.full(len(ends), -1)
+    for i in np.argsort(-logp):
+        if not np.isfinite(logp[i]):
+            continue
+        known = next((number for about, number in looked if is_at(about, ends[i])), None)
+        if known is None:
+            if len(looked) >= _MOST_MODES:
+                continue
+            about = make(int(i))
+            if about is None:
+                continue
+            is_mode = _is_mode(density, about)
+            known = len(found) if is_mode else -1
+            looked.append((about, known))
+            if is_mode:
+                log_mass = float(logp[i]) - float(about.log_density(ends[i][None])[0])
+                found.append(Mode(about, float(logp[i]), log_mass))
+        which[i] = known
+    return found, which
+
+
+def _is_mode(density: LogDensity, about: GaussianState) -> bool:
+    """Tell whether log p is flat where a climb ended."""
+    slope = about.whiten(density.logp_grad(about.mean()[None])[1])
+    return bool(np.sum(slope**2) < _FLAT**2 * about.n_dim)
+
+
+class _Whitened:
+    """log p in coordinates whitened by a Gaussian."""
+
+    def __init__(self, density: LogDensity, q: GaussianState) -> None:
+        self._density, self._q, self.n_dim = density, q, density.n_dim
+
+    def of(self, theta: Array) -> Array:
+        """Return coordinates of points."""
+        state: Any = self._q
+        return np.asarray(state.whiten(state.precision_product(theta - state.mean())))
+
+    def logp_grad(self, z: Array) -> tuple[Array, Array]:
+        """Evaluate log p and its gradient."""
+        logp, grad = self._density.logp_grad(np.asarray(self._q.draws(z)))
+        return logp, np.asarray(self._q.whiten(grad))
+
+
+def climbed(density: LogDensity, points: Array, scale: Array) -> tuple[Array, Array, Array]:
+    """Climb log p from several points at once, by Newton steps with the absolute values of the curvatures.
+
+    Parameters
+    ----------
+    density : LogDensity
+    points : ndarray, shape (n_points, n_dim)
+    scale : ndarray, shape (n_points, n_dim)
+        In which least curvatures and lengths of steps are measured.
+
+    Returns
+    -------
+    points : ndarray, shape (n_points, n_dim)
+    logp : ndarray, shape (n_points,)
+        -inf where it is not finite.
+    grad : ndarray, shape (n_points, n_dim)
+    """
+    x = points.copy()
+    logp, grad = density.logp_grad(x)
+    active = np.isfinite(logp) & np.isfinite(grad).all(axis=1)
+    logp = np.where(active, logp, -np.inf)
+    direction, size, turn = np.zeros_like(x), np.ones(len(x)), active.copy()
+    for _ in range(N_STEPS):
+        turning = active & turn
+        direction[turning] = _newton_steps(density, x[turning], grad[turning], scale[turning])
+        rows = np.flatnonzero(active)
+        if not len(rows):
+            break
+        new = x[rows] + size[rows, None] * direction[rows]
+        new_logp, new_grad = density.logp_grad(new)
+        with np.errstate(invalid="ignore"):
+            better = (new_logp >= logp[rows]) & np.isfinite(new_logp) & np.isfinite(new_grad).all(axis=1)
+        up, down = rows[better], rows[~better]
+        gain = new_logp[better] - logp[up]
+        full = size[up] == 1.0
+        x[up], logp[up], grad[up] = new[better], new_logp[better], new_grad[better]
+        size[up], size[down] = np.minimum(2.0 * size[up], 1.0), 0.25 * size[down]
+        turn[:] = False
+        turn[up] = True
+        active[up[full & (gain < _LAST_GAIN)]] = False
+    return x, logp, grad
+
+
+def _newton_steps(density: LogDensity, points: Array, grad: Array, scale: Array) -> Array:
+    """Return a step for each point, (n_points, n_dim): along the gradient where there are no curvatures."""
+    curvatures, _ = _curvatures(density, points, grad, scale)
+    values, vectors = np.linalg.eigh(curvatures)
+    slopes = np.einsum("nji,nj->ni", vectors, scale * grad)
+    steps = np.einsum("nij,nj->ni", vectors, slopes / np.maximum(np.abs(values), _LEAST_CURVATURE))
+    longest = _MOST_LENGTH * np.sqrt(points.shape[1])
+    length = np.maximum(np.linalg.norm(steps, axis=1, keepdims=True), 1e-300)
+    result: Array = scale * steps * np.minimum(1.0, longest / length)
+    return result
+
+
+def _about(density: LogDensity, point: Array, grad: Array, scale: Array) -> GaussianState | None:
+    """Return the Gaussian with the curvature of log p at a point; None where it bends upwards."""
+    sd = scale.copy()
+    for _ in range(2):  # the second time over differences of the right length
+        [curvature], _ = _curvatures(density, point[None], grad[None], sd[None])
+        sd = sd / np.sqrt(np.maximum(np.diag(curvature), _LEAST_CURVATURE))
+    [curvature], [finite] = _curvatures(density, point[None], grad[None], sd[None])
+    upper = linalg.reverse_cholesky(curvature) if finite else None
+    if upper is None:
+        return None
+    factor = linalg.solve_lower(np.ascontiguousarray(upper.T), np.eye(len(point)))
+    return cast(GaussianState, FullState(point.copy(), sd[:, None] * factor))
+
+
+def _curvatures(density: LogDensity, points: Array, grad: Array, scales: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """Return minus the Hessian at each point, in its scales, from differences of gradients; 1 where not finite."""
+    n_points, n_dim = points.shape
+    if not n_points:
+        return np.empty((0, n_dim, n_dim)), np.empty(0, dtype=np.bool_)
+    moved = points[:, None, :] + _DIFFERENCE * scales[:, :, None] * np.eye(n_dim)
+    _, beside = density.logp_grad(moved.reshape(-1, n_dim))
+    with np.errstate(invalid="ignore", over="ignore"):
+        change = grad[:, None, :] - beside.reshape(n_points, n_dim, n_dim)
+        curvatures = scales[:, None, :] * change / _DIFFERENCE
+        curvatures = 0.5 * (curvatures + curvatures.transpose(0, 2, 1))
+    finite = np.isfinite(curvatures).all(axis=(1, 2))
+    return np.where(finite[:, None, None], curvatures, np.eye(n_dim)), finite

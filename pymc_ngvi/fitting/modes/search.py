@@ -1,0 +1,170 @@
+"""A search for other modes of log p after a fit, where it is not known to have one alone.
+
+Draws of the prior, and of t distributions 3, 10 and 30 times as wide as the fit, climb log p for some steps. Modes that
+are far from the fit, and may have much of the mass by Laplace's method, are where it begins once more.
+"""
+
+import logging
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from pymc_ngvi.core.types import Array, GaussianState
+from pymc_ngvi.families.gaussian import Gaussian
+from pymc_ngvi.fitting.modes.climbs import Mode, cost, far_from, modes_from
+from pymc_ngvi.fitting.modes.found import is_outside
+from pymc_ngvi.fitting.modes.points import points_for
+from pymc_ngvi.fitting.options import FitOptions
+from pymc_ngvi.fitting.problem import Problem
+from pymc_ngvi.fitting.progress import WorkProgress
+from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model.graphs.odes import in_few_steps
+from pymc_ngvi.model.one_mode import has_one_mode
+
+logger = logging.getLogger("pymc.ngvi")
+
+#: Estimated seconds that all of it may take at least, and the part of the time that climbs get.
+_LEAST_SECONDS, _OF_CLIMBS = 10.0, 0.25
+#: Climbs, and points to begin from: at most; climbs at least.
+_MOST_CLIMBS, _MOST_LOOKED, _FEWEST_CLIMBS = 48, 768, 6
+#: Gradients that an expectation over rows takes as long as, and a Hessian.
+_OF_EXPECTATION, _OF_HESSIAN = 15.0, 3.0
+#: Number of the random stream behind it.
+_STREAM = 7_000_000
+#: Nats that a mode may have less mass than the best one; or the variance that it is to add, as a part.
+_WITHIN, _OF_VARIANCE = 10.0, 0.02
+#: Differences of log p, and of log masses, within which modes are equal.
+_SAME_LOGP, _SAME_MASS = 1e-2, 0.1
+#: Fits from other places at most.
+_MOST_FITS = 4
+
+
+class FoundModes(NamedTuple):
+    """What a search has found.
+
+    Parameters
+    ----------
+    home : Mode or None
+        The one that the fit is at.
+    modes : list of Mode
+        Others, the one with most mass first.
+    n_prior, n_looked : int
+        Draws of the prior, and points in all, that were looked at.
+    n_fits : int
+        That the time allows.
+    """
+
+    home: Mode | None
+    modes: list[Mode]
+    n_prior: int
+    n_looked: int
+    n_fits: int
+
+
+@dataclass(frozen=True)
+class ModeSearch:
+    """A search for other modes.
+
+    Parameters
+    ----------
+    density : LogDensity
+    seed : int
+        Of the fit.
+    """
+
+    density: LogDensity
+    seed: int
+
+    @classmethod
+    def of(cls, problem: Problem, options: FitOptions, seed: int) -> "ModeSearch | None":
+        """Return the search for a problem; None where log p has one mode, or is not known as a whole."""
+        density = problem.density
+        served = options.choice.step in ("adaptive", "linesearch") and problem.has_own_coordinates
+        if not served or density.has_minibatch or density.is_streamed:
+            return None
+        return cls(density, seed)
+
+    @property
+    def stream(self) -> int:
+        """Seed of what it draws, apart from those of the fit."""
+        return int(np.random.default_rng([_STREAM, self.seed]).integers(2**31))
+
+    def after(
+        self, q: GaussianState, elbo: float, n_gradients: int, n_hessians: int, *, by_rows: bool, is_sound: bool
+    ) -> FoundModes | None:
+        """Look for modes away from a fit.
+
+        Parameters
+        ----------
+        q : GaussianState
+            The fit.
+        elbo : float
+        n_gradients, n_hessians : int
+            That it took.
+        by_rows : bool
+            Whether these are expectations over rows.
+        is_sound : bool
+            Whether it is a place to look around from.
+
+        Returns
+        -------
+        FoundModes or None
+            None where there is nothing to look for, or no time.
+        """
+        density = self.density
+        if not isinstance(q, Gaussian) or not np.isfinite(elbo) or has_one_mode(density):
+            return None
+        each = max(density.gradient_seconds, 1e-9)
+        of_draws = n_gradients + _OF_HESSIAN * n_hessians
+        of_fit = each * (_OF_EXPECTATION * min(n_gradients, n_hessians) if by_rows else of_draws)
+        seconds = max(_LEAST_SECONDS, of_fit)
+        n_climbs = int(_OF_CLIMBS * seconds / (each * cost(density.n_dim)))
+        if n_climbs < _FEWEST_CLIMBS:
+            logger.info("Other modes are not looked for: evaluations of this model are dear.")
+            return None
+        n_climbs = min(n_climbs, _MOST_CLIMBS)
+        n_looked = min(int(0.5 * _OF_CLIMBS * seconds / each), _MOST_LOOKED)
+        with in_few_steps(), WorkProgress("Looking for other modes", n_climbs * cost(density.n_dim)) as progress:
+            points = points_for(density, q, np.random.default_rng(self.stream), n_climbs, n_looked, is_sound=is_sound)
+            if not len(points.theta):
+                return None
+            modes, which = modes_from(
+                density, q, points.theta, points.scales, progress.advance, has_home=points.n_own > 0
+            )
+        home = modes[which[0]] if points.n_own and which[0] >= 0 else None
+        others = [mode for mode in modes if self._is_other(mode, home, q, elbo)]
+        others = sorted(others, key=lambda mode: -mode.log_mass)
+        best = others[0].log_mass if others and others[0].log_mass > elbo else elbo
+        others = [mode for mode in others if _counts(mode, q if best == elbo else others[0].gaussian, best)]
+        n_fits = int(np.clip((1.0 - _OF_CLIMBS) * seconds / max(of_fit, 1e-9), 1, _MOST_FITS))
+        return FoundModes(home, others, points.n_prior, points.n_looked, n_fits)
+
+    def _is_other(self, mode: Mode, home: Mode | None, q: GaussianState, elbo: float) -> bool:
+        """Tell whether a mode is not the one that the fit is at."""
+        if mode is home:
+            return False
+        far = far_from(q.n_dim)
+        apart = mode.point - q.mean()
+        if max(_distance(q, apart), _distance(mode.gaussian, apart)) < far:
+            return False
+        return is_outside(self.density, q, elbo, mode.gaussian, self.stream)
+
+
+def _counts(mode: Mode, best: GaussianState, log_mass: float) -> bool:
+    """Tell whether a mode may have mass enough beside the best one to matter, by itself or for its variance."""
+    square = float(np.max((mode.point - best.mean()) ** 2 / best.sd() ** 2))
+    return mode.log_mass > log_mass - _WITHIN or mode.log_mass + np.log(max(square, 1.0)) > log_mass + np.log(
+        _OF_VARIANCE
+    )
+
+
+def is_equal(mode: Mode, other: Mode) -> bool:
+    """Tell whether a mode is as high, and as wide, as another one: its image under a symmetry, where there is one."""
+    return abs(mode.logp - other.logp) < _SAME_LOGP and abs(mode.log_mass - other.log_mass) < _SAME_MASS
+
+
+def _distance(state: GaussianState, apart: Array) -> float:
+    """Return the length of a vector in the standard deviations of a Gaussian."""
+    return float(np.sqrt(max(apart @ state.precision_product(apart[None])[0], 0.0)))
