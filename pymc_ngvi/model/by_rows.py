@@ -4,19 +4,19 @@ import functools
 import logging
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from pytensor.compile import Function
 
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
-from pymc_ngvi.core.target import RowsOnDevice
+from pymc_ngvi.core.target import RowsOnDevice, Spread
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.model.flat import FlatGraphs, Functions
 from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.predictors.compiled import CompiledOnce
-from pymc_ngvi.model.predictors.expectations import Expectations
+from pymc_ngvi.model.predictors.expectations import Expectations, Seen
 from pymc_ngvi.model.predictors.interacting import is_smooth
 from pymc_ngvi.model.predictors.mean_hessian import Known, PredictorMeanHessian
 from pymc_ngvi.model.predictors.pattern import pattern_of
@@ -27,6 +27,8 @@ from pymc_ngvi.model.sparsity.hessian import PatternWidened, is_dense
 
 #: Points about the start, and how far from it, at which rows are compared with log p.
 _N_CHECKED, _AROUND = 3, 0.3
+#: Standard deviations of a Gaussian about a point, in those of a fit: much narrower ones are lost in rounding.
+_NARROW = 1e-3
 #: Elements of log p from which on it pays to compile second derivatives of rows of many predictors.
 _MANY_ROWS = 10_000
 #: Of models that have none.
@@ -271,6 +273,18 @@ class ByRows:
                     self.give_up()
                 return None
         return PredictorMeanHessian(hessian.linear, hessian.mean(theta), Known(self.pattern))
+
+    def about(self, point: Array, q: Spread) -> PredictorMeanHessian | None:
+        """Return the Hessian at a point, (n_dim,), by what expectations are taken with: nothing is compiled for it.
+
+        It is the mean under a Gaussian there, with a small part of the standard deviations of q; None without rows.
+        """
+        rows = self.found
+        if rows is None:
+            return None
+        [eta] = rows.linear_map(point[None])
+        narrow = Seen(eta, [_NARROW**2 * covariances for covariances in rows.seen(q).covariances])
+        return cast(PredictorMeanHessian, rows.under_seen(narrow, self, rows.rules_of_level(0)).hessian)
 
     @property
     def _rows(self) -> Expectations:

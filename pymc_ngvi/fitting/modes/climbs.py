@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core import linalg
+from pymc_ngvi.core.target import MeanHessian, Spread
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.families import FullState
 from pymc_ngvi.mixtures.finite.search import ascend, is_at, local_component
@@ -25,8 +26,12 @@ _DIFFERENCE = 1e-5
 _FLAT = 0.3
 #: Distance from a fit, in standard deviations and per root dimension, from which on a mode is another one.
 _FAR, _FAR_PER_ROOT = 4.0, 0.5
-#: Nats below a mode, and per dimension, at which another one has next to no mass; climbs one after the other, at most.
-_BELOW, _BELOW_PER_DIM, _MOST_TURNS = 10.0, 0.25, 4
+#: Nats below a mode, and per dimension, at which another one has next to no mass.
+_BELOW, _BELOW_PER_DIM = 10.0, 0.25
+#: Steps after which it is seen how climbs are getting on; how often they are at most.
+_STEPS_OF_TURN, _MOST_TURNS = 20, 7
+#: Nats that a climb gains in this time, below which it is asked how high the next mode may be.
+_SLOW = 10.0
 #: Nats that log p falls between two modes, and points at which that is looked at.
 _VALLEY, _N_BETWEEN = 1.0, 17
 #: A Gaussian about a mode is no wider than so many times a fit, and no narrower than a part of it.
@@ -68,7 +73,8 @@ def modes_from(
     scales: Array,
     advance: Callable[[float], None],
     *,
-    has_home: bool = False,
+    home_mass: float | None = None,
+    by_rows: bool = False,
 ) -> tuple[list[Mode], NDArray[np.intp]]:
     """Return the modes that climbs end at.
 
@@ -81,9 +87,11 @@ def modes_from(
         Where climbs begin, and standard deviations that are about right there.
     advance : callable
         Told of gradients that were evaluated.
-    has_home : bool
-        Whether the first point is the mean of q: in many dimensions, where its climb ends is told of only if there are
-        other modes, as curvatures are dear.
+    home_mass : float, optional
+        Log mass of q, where the first point is its mean: in many dimensions, where its climb ends is told of only if
+        there are other modes.
+    by_rows : bool
+        Whether q comes of expectations over rows, which then give curvatures as well.
 
     Returns
     -------
@@ -99,36 +107,122 @@ def modes_from(
                 return _about(density, ends[i], grad[i], scales[i])
         else:
             whitened: Any = _Whitened(density, q)
-            z, logp = ascend(whitened, whitened.of(points))
-            if has_home:
-                z, logp = _away(whitened, z, logp)
-            ends = np.asarray(q.draws(z))
+            curved: Any = _CurvedByRows(density, q) if by_rows else density
+
+            def about(point: Array) -> GaussianState | None:
+                return local_component(curved, q, point, (_WIDEST**-2, _NARROWEST**-2))
+
+            z = whitened.of(points)
+            z, logp = ascend(whitened, z) if home_mass is None else _away(whitened, z, home_mass, about)
+            ends = whitened.points(z)
 
             def make(i: int) -> GaussianState | None:
-                return local_component(density, q, ends[i], (_WIDEST**-2, _NARROWEST**-2))
+                return about(ends[i])
 
         advance(len(points) * cost(density.n_dim))
         return _distinct(density, ends, logp, make)
 
 
-def _away(density: Any, z: Array, logp: Array) -> tuple[Array, Array]:
-    """Let climbs that did not end about the first one go on, and return where they came to.
+def _away(density: "_Whitened", points: Array, mass: float, about: Callable[[Array], Any]) -> tuple[Array, Array]:
+    """Climb from points, and return where those came to that led away from the first one, with log p there.
 
-    log p is -inf at all that end there, or far below it: everywhere where no other is left.
+    log p is -inf at all others: everywhere where none did. All climbs go together, as a call takes about as long for
+    few points as for many, and they are looked at now and then, so that most are left after a few steps.
+
+    Parameters
+    ----------
+    density : Density
+        In coordinates whitened by the fit.
+    points : ndarray, shape (n_points, n_dim)
+    mass : float
+        Log mass of the fit.
+    about : callable
+        Returns a Gaussian with the curvature at a point; None where there is none.
     """
-    n_dim = z.shape[1]
-    low = logp[0] - _BELOW - _BELOW_PER_DIM * n_dim
+    z, n_dim = points.copy(), points.shape[1]
+    logp = np.array(density.logp_grad(z)[0])
+    logp[~np.isfinite(logp)] = -np.inf
+    below, is_home, slow_ones = _BELOW + _BELOW_PER_DIM * n_dim, np.arange(len(z)) == 0, _Slow(density, about, mass)
+    home = z[0].copy(), float(logp[0])
+    active = np.isfinite(logp) & ~is_home
+    left = active.copy()
     for turn in range(_MOST_TURNS):
-        left = ~((np.linalg.norm(z - z[0], axis=1) < far_from(n_dim)) | (logp < low))
-        if turn == _MOST_TURNS - 1 or not left.any():
+        rows = np.flatnonzero(active)
+        if not len(rows):
             break
-        z[left], logp[left] = ascend(density, z[left])
+        before = logp[rows]
+        z[rows], logp[rows] = ascend(density, z[rows], _STEPS_OF_TURN)
+        gain = logp[rows] - before
+        is_home[rows] = np.linalg.norm(z[rows] - z[0], axis=1) < far_from(n_dim)
+        to_gain = (_MOST_TURNS - 1 - turn) * gain  # at most: climbs to a mode get slower
+        is_lost = is_home[rows] | (logp[rows] + to_gain < logp[is_home].max() - below)
+        slow = np.flatnonzero(~is_lost & (gain < _SLOW))
+        is_lost[slow] = slow_ones.are_left(z[rows[slow]], logp[rows[slow]], to_gain[slow], home)
+        left[rows[is_lost]] = False
+        active[rows[is_lost | (gain < _LAST_GAIN)]] = False
+    left &= logp >= logp[is_home].max() - below
     part = np.linspace(0.0, 1.0, _N_BETWEEN)[:, None]
     for i in np.flatnonzero(left):
         between = density.logp_grad((1.0 - part) * z[i] + part * z[0])[0]
         left[i] = not between.min() > logp[i] - _VALLEY  # or a shelf, and no mode
-    left[0] = left.any()
+    if left.any():
+        left[0] = True
+        z[:1], logp[:1] = ascend(density, z[:1])
     return z, np.where(left, logp, -np.inf)
+
+
+class _Slow:
+    """Tells which climbs that get slow lead to no other mode: on shelves, on the way down funnels, to little mass.
+
+    Parameters
+    ----------
+    density : Density
+        In coordinates whitened by the fit.
+    about : callable
+        Returns a Gaussian with the curvature at a point; None where there is none.
+    mass : float
+        Log mass of the fit.
+    """
+
+    def __init__(self, density: "_Whitened", about: Callable[[Array], Any], mass: float) -> None:
+        self._density, self._about, self._mass = density, about, mass
+        self._known: list[Any] = []
+
+    def are_left(self, z: Array, logp: Array, to_gain: Array, home: tuple[Array, float]) -> NDArray[np.bool_]:
+        """Tell at which points it is so, after log p has risen by as many nats as it may at the rate that it does.
+
+        Either there is a slope yet: by the curvature at a point, a mode is half the square of the slope higher, in
+        units of that. Or there is next to no mass, by Laplace's method. What is near to such a point counts as the
+        same place.
+        """
+        result = np.zeros(len(z), dtype=np.bool_)
+        if not len(z):
+            return result
+        if not self._known:
+            point = self._density.points(home[0][None])[0]
+            self._known = [self._about(point)]
+            if self._known[0] is not None:  # by the same method, where that says less
+                self._mass = min(self._mass, _laplace(self._known[0], point, home[1]))
+        for i, (point, grad) in enumerate(zip(self._density.points(z), self._density.grads(z), strict=True)):
+            if any(is_at(known, point) for known in self._known[1:]):
+                result[i] = True
+                continue
+            here = self._about(point)
+            if here is None:
+                continue
+            is_steep = _steepness(here, grad) - 2.0 * to_gain[i] > _FLAT**2 * len(point)
+            most = _laplace(here, point, float(logp[i] + to_gain[i]))
+            result[i] = is_steep or most + _log_square(z[i] - home[0]) < self._mass - _BELOW
+            self._known += [here] * bool(result[i])
+        return result
+
+
+def _laplace(about: GaussianState, point: Array, logp: float) -> float:
+    return logp - float(about.log_density(point[None])[0])
+
+
+def _log_square(apart: Array) -> float:
+    return float(np.log(max(apart @ apart, 1.0)))
 
 
 def far_from(n_dim: int) -> float:
@@ -165,8 +259,12 @@ def _distinct(
 
 def _is_mode(density: LogDensity, about: GaussianState) -> bool:
     """Tell whether log p is flat where a climb ended."""
-    slope = about.whiten(density.logp_grad(about.mean()[None])[1])
-    return bool(np.sum(slope**2) < _FLAT**2 * about.n_dim)
+    return _steepness(about, density.logp_grad(about.mean()[None])[1][0]) < _FLAT**2 * about.n_dim
+
+
+def _steepness(about: GaussianState, grad: Array) -> float:
+    """Return the square of a gradient in units of a Gaussian."""
+    return float(np.sum(about.whiten(grad[None]) ** 2))
 
 
 class _Whitened:
@@ -180,10 +278,33 @@ class _Whitened:
         state: Any = self._q
         return np.asarray(state.whiten(state.precision_product(theta - state.mean())))
 
+    def grads(self, z: Array) -> Array:
+        """Return gradients in the coordinates of log p."""
+        return self._density.logp_grad(self.points(z))[1] if len(z) else z
+
+    def points(self, z: Array) -> Array:
+        """Return points of coordinates."""
+        return np.asarray(self._q.draws(z))
+
     def logp_grad(self, z: Array) -> tuple[Array, Array]:
         """Evaluate log p and its gradient."""
-        logp, grad = self._density.logp_grad(np.asarray(self._q.draws(z)))
+        logp, grad = self._density.logp_grad(self.points(z))
         return logp, np.asarray(self._q.whiten(grad))
+
+
+class _CurvedByRows:
+    """A log density whose Hessians come from its rows, as expectations over these do, at one point at a time."""
+
+    has_hessian = True
+
+    def __init__(self, density: LogDensity, q: GaussianState) -> None:
+        self._density, self._q = density, q
+
+    def mean_hessian(self, theta: Array) -> MeanHessian:
+        """Return the Hessian at the only point."""
+        [point] = theta
+        found = self._density.by_rows.about(point, cast(Spread, self._q))
+        return self._density.mean_hessian(theta) if found is None else found
 
 
 def climbed(density: LogDensity, points: Array, scale: Array) -> tuple[Array, Array, Array]:

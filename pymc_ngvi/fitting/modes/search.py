@@ -131,8 +131,9 @@ class ModeSearch:
             if not len(points.theta):
                 return None
             modes, which = modes_from(
-                density, q, points.theta, points.scales, progress.advance, has_home=points.n_own > 0
-            )
+                density, q, points.theta, points.scales, progress.advance,
+                home_mass=elbo if points.n_own else None, by_rows=by_rows,
+            )  # fmt: skip
         home = modes[which[0]] if points.n_own and which[0] >= 0 else None
         others = [mode for mode in modes if self._is_other(mode, home, q, elbo)]
         others = sorted(others, key=lambda mode: -mode.log_mass)

@@ -30,13 +30,15 @@ _RAISED = 0.1 * 10.0 ** np.arange(6)
 _FEW, _MANY = 0.02, 0.5
 
 
-def ascend(density: Density, points: Array) -> tuple[Array, Array]:
+def ascend(density: Density, points: Array, n_steps: int = _MAX_ASCENT) -> tuple[Array, Array]:
     """Climb log p from many points at once, each with Barzilai-Borwein steps of its own.
 
     Parameters
     ----------
     density : Density
     points : ndarray, shape (n_points, n_dim)
+    n_steps : int
+        At most.
 
     Returns
     -------
@@ -50,7 +52,7 @@ def ascend(density: Density, points: Array) -> tuple[Array, Array]:
     active = np.isfinite(logp) & np.isfinite(grad).all(axis=1)
     logp = np.where(active, logp, -np.inf)
     step = 1.0 / np.maximum(np.linalg.norm(np.where(active[:, None], grad, 1.0), axis=1), 1e-12)
-    for i in range(_MAX_ASCENT):
+    for i in range(n_steps):
         rows = np.flatnonzero(active)
         if not len(rows):
             break
