@@ -58,6 +58,8 @@ class FitRecord:
         Modes of the posterior that were found beside this one, the largest first.
     stream : StreamReport or None
         What is known of data in batches; None where these are all in memory.
+    searched : bool
+        Whether other modes were looked for.
     seed : int
         Of the fit; that of its verdict follows from it.
     posterior : str
@@ -97,6 +99,7 @@ class FitRecord:
     doubts: tuple[str, ...] = ()
     improper: tuple[str, ...] = ()
     constant: tuple[str, ...] = ()
+    searched: bool = False
 
     def _what(self) -> str:
         """Return the family, on which coordinates, and why."""

@@ -90,7 +90,7 @@ class FitSession:
         self._seed, self._score = seed, score
         self._seconds, self._compile_seconds = seconds, compile_seconds
         self._observer, self._search, self._restarted = observer, search, ""
-        self._modes: tuple[OtherMode, ...] = ()
+        self._modes: tuple[OtherMode, ...] | None = None
 
     @classmethod
     def begin(
@@ -283,12 +283,11 @@ class FitSession:
                 by_rows=self._options.choice.estimator == "quadrature",
                 is_sound=first.state.status.can_be_followed,
             )  # fmt: skip
+            self._modes = None if found is None else ()
             if found is None or not found.modes:
                 return
-            fit_from = functools.partial(self._fit_from, first=first, last=last, observe=observe)
-            best, self._restarted, self._modes = explored(
-                search, found, self._rule, self._problem.family, first, fit_from
-            )
+            fit = functools.partial(self._fit_from, first=first, last=last, observe=observe)
+            best, self._restarted, self._modes = explored(search, found, self._rule, self._problem.family, first, fit)
         except LOST:  # the first fit stands, and this is done again by `refine`
             self._search = search
             raise
@@ -380,7 +379,8 @@ class FitSession:
             improper=self._watched.improper,
             constant=constant_after(self._state.status, density),
             restarted=self._restarted,
-            modes=self._modes,
+            modes=self._modes or (),
+            searched=self._modes is not None,
             seed=self._seed,
             **(vars(self._options.choice) | self._of_batches()),
         )

@@ -1,13 +1,12 @@
 """From a Gaussian fit to the exact posterior: what is evaluated where, and when it is enough."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.adaptation import Adaptation
 from pymc_ngvi.marginal.adaptation import Hopeless as Hopeless
@@ -23,8 +22,8 @@ from pymc_ngvi.marginal.proposals import (
     tempered,
 )
 from pymc_ngvi.marginal.regression import Whitening, covering, n_polynomial
-from pymc_ngvi.marginal.sampling import Plain, Pool, Sequences, evenly_picked, relative_sd_errors
-from pymc_ngvi.marginal.tails import Bend, find_tails
+from pymc_ngvi.marginal.sampling import Plain, Pool, Sampled, Sequences, evenly_picked, relative_sd_errors
+from pymc_ngvi.marginal.tails import find_tails
 
 #: Effective size that the pool is to have, where nothing else is said.
 WANTED = 2_000
@@ -63,32 +62,6 @@ MOST_DIFFERENCE = 0.15
 #: k-hat of a first pool from which on the proposal is made wider; efficiency up to which it is fitted anew, and error
 #: of a standard deviation from which on; how often.
 _HEAVY, _POOR, _UNSURE, _MOST_POOLS = 0.4, 0.3, 0.05, 3
-
-
-@stored("exact.sampled")
-@dataclass
-class Sampled:
-    """Globals of the posterior, as weighted draws, and what was measured on the way.
-
-    Parameters
-    ----------
-    pool : Pool
-    proposal : Proposal
-    bend : Bend
-    difference : float
-        Between log m by the base rule and by the reference, on draws held out, an sd in nats; 0 without a base rule.
-    n_adapted : int
-        Draws that went into proposals.
-    missed : float, default 0
-        By how much draws far out move the moments of the pool, in what they may.
-    """
-
-    pool: Pool
-    proposal: Proposal
-    bend: Bend
-    difference: float
-    n_adapted: int
-    missed: float = 0.0
 
 
 class Sampler:

@@ -10,9 +10,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.marginal.fitting import Sampled
 from pymc_ngvi.marginal.proposals import effective_size
-from pymc_ngvi.marginal.sampling import Pool, Sequences, relative_sd_errors
+from pymc_ngvi.marginal.sampling import Pool, Sampled, Sequences, relative_sd_errors
 
 _KNOWN: "weakref.WeakValueDictionary[int, PoolState]" = weakref.WeakValueDictionary()
 

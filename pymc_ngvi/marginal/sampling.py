@@ -221,6 +221,32 @@ class Plain:
         return np.where(np.isfinite(values), values, -np.inf), np.zeros(len(g), dtype=bool)
 
 
+@stored("exact.sampled")
+@dataclass
+class Sampled:
+    """Globals of the posterior, as weighted draws, and what was measured on the way.
+
+    Parameters
+    ----------
+    pool : Pool
+    proposal : Proposal
+    bend : Bend
+    difference : float
+        Between log m by the base rule and by the reference, on draws held out, an sd in nats; 0 without a base rule.
+    n_adapted : int
+        Draws that went into proposals.
+    missed : float, default 0
+        By how much draws far out move the moments of the pool, in what they may.
+    """
+
+    pool: Pool
+    proposal: Proposal
+    bend: Bend
+    difference: float
+    n_adapted: int
+    missed: float = 0.0
+
+
 class Sequences:
     """Makes pools of scrambled sequences.
 

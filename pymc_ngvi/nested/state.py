@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.marginal.fitting import Sampled
 from pymc_ngvi.marginal.pooled import PoolState
-from pymc_ngvi.marginal.sampling import Pool, Sequences, evenly_picked
+from pymc_ngvi.marginal.sampling import Pool, Sampled, Sequences, evenly_picked
 from pymc_ngvi.nested.earlier import pairs_of_earlier
 from pymc_ngvi.nested.emulator import Predicted
 from pymc_ngvi.nested.pairs import Pairs

@@ -16,6 +16,7 @@ from pymc_ngvi.core.sizes import check_draws
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.fitting.progress import WorkProgress
 from pymc_ngvi.fitting.threads import few_threads
+from pymc_ngvi.model.one_mode import has_one_mode
 from pymc_ngvi.results.diagnosis.budget import DIAGNOSIS, FEWEST_WEIGHED, Budget
 from pymc_ngvi.results.diagnosis.cures import Context, context_of
 from pymc_ngvi.results.diagnosis.diagnosis import SYMMETRIES, Diagnosis
@@ -149,6 +150,8 @@ def diagnose(
         open=_open(budget, moved, drift) if fewer and not (record is not None and record.is_nested) else "",
         joint="" if found.joint is None else found.joint.in_words(),
         computed="" if found.functionals is None else found.functionals.functionals.in_words(),
+        searched=record is not None and record.searched,
+        has_one_mode=record is not None and record.estimator == "quadrature" and has_one_mode(density),
     )
 
 

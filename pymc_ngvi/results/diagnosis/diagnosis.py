@@ -66,6 +66,10 @@ class Diagnosis:
         Of an exact posterior: what was measured of it, in a sentence. Outcome, gap and ELBO are of the Gaussian fit.
     joint, computed : str
         What moved draws show of log p, and how many Deterministics and linear predictors were compared, in words.
+    searched : bool
+        Whether the fit looked for other modes.
+    has_one_mode : bool
+        Whether log p is known to have one alone.
 
     Examples
     --------
@@ -98,6 +102,8 @@ class Diagnosis:
     posterior: str = ""
     joint: str = ""
     computed: str = ""
+    searched: bool = False
+    has_one_mode: bool = False
 
     @property
     def verdict(self) -> str:
@@ -199,8 +205,7 @@ class Diagnosis:
         if self.verdict == "not judged":
             return f"Not judged: {self.open}"
         if self.reliable:
-            searched = "" if self.thorough else f" Other modes were {self._search()} (thorough=True)."
-            return f"{_RELIABLE}{searched}"
+            return f"{_RELIABLE}{self._of_search()}"
         n = len(self.reasons)
         return f"Not reliable, for {n} reason{'s'[: n != 1]}:"
 
@@ -213,7 +218,21 @@ class Diagnosis:
         rest = f" ({others} more reason{'s'[: others != 1]}: approx.diagnose())" if others else ""
         return " ".join([f"Not reliable{rest}.", self._texts(True)[0], *self._cures()])
 
+    def _of_search(self) -> str:
+        """Return a sentence on other modes, for a headline."""
+        if self.thorough:
+            return ""
+        if self.has_one_mode:
+            return " The posterior has one mode, as its log density is concave."
+        if self.searched:
+            return " A search found no other modes."
+        return f" Other modes were {self._search()} (thorough=True)."
+
     def _search(self) -> str:
+        if self.has_one_mode:
+            return "none, as the log density is concave"
+        if self.searched:
+            return "looked for after the fit"
         compared = self.n_log_p and SYMMETRIES not in self.left_out
         return "not looked for, but for those by symmetry" if compared else "not looked for"
 
