@@ -30,6 +30,8 @@ _FAR, _FAR_PER_ROOT = 4.0, 0.5
 _BELOW, _BELOW_PER_DIM = 10.0, 0.25
 #: Steps after which it is seen how climbs are getting on; how often they are at most.
 _STEPS_OF_TURN, _MOST_TURNS = 20, 7
+#: Of so many climbs, one is of the first wave.
+_WAVES = 3
 #: Nats that a climb gains in this time, below which it is asked how high the next mode may be.
 _SLOW = 10.0
 #: Nats that log p falls between two modes, and points at which that is looked at.
@@ -113,7 +115,7 @@ def modes_from(
                 return local_component(curved, q, point, (_WIDEST**-2, _NARROWEST**-2))
 
             z = whitened.of(points)
-            z, logp = ascend(whitened, z) if home_mass is None else _away(whitened, z, home_mass, about)
+            z, logp = ascend(whitened, z) if home_mass is None else _in_waves(whitened, z, home_mass, about)
             ends = whitened.points(z)
 
             def make(i: int) -> GaussianState | None:
@@ -121,6 +123,19 @@ def modes_from(
 
         advance(len(points) * cost(density.n_dim))
         return _distinct(density, ends, logp, make)
+
+
+def _in_waves(
+    density: "_Whitened", points: Array, mass: float, about: Callable[[Array], Any]
+) -> tuple[Array, Array]:
+    """Return the same as `_away`, but let most climbs be where the first ones all lead nowhere."""
+    z, logp = points.copy(), np.full(len(points), -np.inf)
+    first = np.arange(len(z)) % _WAVES == 0
+    z[first], logp[first] = _away(density, points[first], mass, about)
+    if np.isfinite(logp).any():
+        rest = np.append(0, np.flatnonzero(~first))
+        z[rest[1:]], logp[rest[1:]] = (part[1:] for part in _away(density, points[rest], mass, about))
+    return z, logp
 
 
 def _away(density: "_Whitened", points: Array, mass: float, about: Callable[[Array], Any]) -> tuple[Array, Array]:
