@@ -113,9 +113,19 @@ class ModeSearch:
         FoundModes or None
             None where there is nothing to look for, or no time.
         """
-        density = self.density
-        if not isinstance(q, Gaussian) or not np.isfinite(elbo) or has_one_mode(density):
+        if not isinstance(q, Gaussian) or not np.isfinite(elbo) or has_one_mode(self.density):
             return None
+        counted = self.density.n_gradients, self.density.n_hessians
+        try:
+            return self._found(q, elbo, n_gradients, n_hessians, by_rows=by_rows, is_sound=is_sound)
+        finally:
+            self.density.n_gradients, self.density.n_hessians = counted  # those of the fit
+
+    def _found(
+        self, q: GaussianState, elbo: float, n_gradients: int, n_hessians: int, *, by_rows: bool, is_sound: bool
+    ) -> FoundModes | None:
+        """Return what climbs lead to; see `after`."""
+        density = self.density
         each = max(density.gradient_seconds, 1e-9)
         of_draws = n_gradients + _OF_HESSIAN * n_hessians
         of_fit = each * (_OF_EXPECTATION * min(n_gradients, n_hessians) if by_rows else of_draws)
