@@ -1,6 +1,7 @@
 """Whether `diagnose` sees what is wrong with an approximation, says where, and is quiet where nothing is."""
 
 import dataclasses
+import re
 
 from pathlib import Path
 
@@ -289,6 +290,20 @@ def test_the_report_of_a_reliable_q_says_what_was_not_looked_for(gaussian):
     diagnosis = NGVIApproximation(gaussian, DiagonalState(MEANS, SDS)).diagnose(draws=1_000, random_seed=1)
     assert diagnosis.reliable
     assert str(diagnosis).startswith("Reliable, as far as these checks can tell. Other modes were not looked for")
+
+
+@pytest.mark.parametrize(
+    ("searched", "has_one_mode", "sentence", "row"),
+    [
+        (True, False, "A search found no other modes.", "looked for after the fit"),
+        (False, True, "one mode, as its log density is concave.", "none, as the log density is concave"),
+    ],
+)
+def test_the_report_says_what_was_done_about_other_modes(gaussian, searched, has_one_mode, sentence, row):
+    diagnosis = NGVIApproximation(gaussian, DiagonalState(MEANS, SDS)).diagnose(draws=1_000, random_seed=1)
+    diagnosis = dataclasses.replace(diagnosis, searched=searched, has_one_mode=has_one_mode)
+    assert diagnosis.headline().endswith(sentence)
+    assert re.search(f"Other modes +{row}", str(diagnosis))
 
 
 def test_the_report_is_html_in_notebooks(wrong):

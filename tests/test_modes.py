@@ -311,6 +311,29 @@ def test_both_ways_to_climb_find_both_modes(n_dim, rng):
     )
 
 
+def test_curvatures_by_rows_are_those_of_log_p(rng):
+    """Nothing is compiled for them; families of every form take them."""
+    density = LogDensity(regression())
+    q = FullState(np.array([1.0, 1.0, 0.0]), 0.1 * np.eye(3))
+    for point in q.mean() + rng.standard_normal((3, 3)):
+        whitened = density.by_rows.about(point, q).whitened(q)
+        np.testing.assert_allclose(whitened, density.mean_hessian(point[None]).whitened(q), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("n_dim", [2, 20])
+def test_climbs_that_come_home_end_there(n_dim, rng):
+    """In many dimensions, a search about the only mode takes few steps and finds none; another mode is found yet."""
+    points = np.concatenate([np.zeros((1, n_dim)), 3.0 * rng.standard_normal((40, n_dim))])
+    points[:, 0] += 4.0
+    q = FullState(points[0].copy(), np.eye(n_dim))
+    for weight, n_others in ((1.0 - 1e-12, 0), (0.7, 1)):
+        density = LogDensity(two_modes(8.0, weight, n_dim=n_dim))
+        home_mass = np.log(weight) + 0.5 * n_dim * np.log(2.0 * np.pi)
+        modes, _ = modes_from(density, q, points, np.ones_like(points), lambda _: None, home_mass=home_mass)
+        far = [mode for mode in modes if mode.point[0] < 0.0 and mode.log_mass > home_mass - 10.0]
+        assert len(far) == n_others
+
+
 def test_a_saddle_is_no_mode(rng):
     class Saddle:
         n_dim = 2

@@ -31,7 +31,7 @@ _BELOW, _BELOW_PER_DIM = 10.0, 0.25
 #: Steps after which it is seen how climbs are getting on; how often they are at most.
 _STEPS_OF_TURN, _MOST_TURNS = 20, 7
 #: Of so many climbs, one is of the first wave.
-_WAVES = 3
+_WAVES = 4
 #: Nats that a climb gains in this time, below which it is asked how high the next mode may be.
 _SLOW = 10.0
 #: Nats that log p falls between two modes, and points at which that is looked at.
@@ -125,9 +125,7 @@ def modes_from(
         return _distinct(density, ends, logp, make)
 
 
-def _in_waves(
-    density: "_Whitened", points: Array, mass: float, about: Callable[[Array], Any]
-) -> tuple[Array, Array]:
+def _in_waves(density: "_Whitened", points: Array, mass: float, about: Callable[[Array], Any]) -> tuple[Array, Array]:
     """Return the same as `_away`, but let most climbs be where the first ones all lead nowhere."""
     z, logp = points.copy(), np.full(len(points), -np.inf)
     first = np.arange(len(z)) % _WAVES == 0
