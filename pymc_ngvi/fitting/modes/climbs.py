@@ -235,7 +235,7 @@ def _laplace(about: GaussianState, point: Array, logp: float) -> float:
 
 
 def _log_square(apart: Array) -> float:
-    return float(np.log(max(apart @ apart, 1.0)))
+    return float(np.log(max(float(apart @ apart), 1.0)))
 
 
 def far_from(n_dim: int) -> float:

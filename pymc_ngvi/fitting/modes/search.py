@@ -119,7 +119,8 @@ class ModeSearch:
         try:
             return self._found(q, elbo, n_gradients, n_hessians, by_rows=by_rows, is_sound=is_sound)
         finally:
-            self.density.n_gradients, self.density.n_hessians = counted  # those of the fit
+            if by_rows:  # what the fit has counted are expectations
+                self.density.n_gradients, self.density.n_hessians = counted
 
     def _found(
         self, q: GaussianState, elbo: float, n_gradients: int, n_hessians: int, *, by_rows: bool, is_sound: bool

@@ -1,6 +1,7 @@
 """Where components may begin: at modes of log p found from dispersed points, and where q has too little mass."""
 
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 
@@ -30,12 +31,18 @@ _RAISED = 0.1 * 10.0 ** np.arange(6)
 _FEW, _MANY = 0.02, 0.5
 
 
-def ascend(density: Density, points: Array, n_steps: int = _MAX_ASCENT) -> tuple[Array, Array]:
+class HasGradient(Protocol):
+    """What can be climbed."""
+
+    def logp_grad(self, theta: Array, /) -> tuple[Array, Array]: ...  # noqa: D102
+
+
+def ascend(density: HasGradient, points: Array, n_steps: int = _MAX_ASCENT) -> tuple[Array, Array]:
     """Climb log p from many points at once, each with Barzilai-Borwein steps of its own.
 
     Parameters
     ----------
-    density : Density
+    density : HasGradient
     points : ndarray, shape (n_points, n_dim)
     n_steps : int
         At most.
