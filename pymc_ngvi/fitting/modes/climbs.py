@@ -136,7 +136,7 @@ def _in_waves(density: "_Whitened", points: Array, mass: float, about: Callable[
     return z, logp
 
 
-def _away(density: "_Whitened", points: Array, mass: float, about: Callable[[Array], Any]) -> tuple[Array, Array]:
+def _away(density: Any, points: Array, mass: float, about: Callable[[Array], Any]) -> tuple[Array, Array]:
     """Climb from points, and return where those came to that led away from the first one, with log p there.
 
     log p is -inf at all others: everywhere where none did. All climbs go together, as a call takes about as long for
@@ -235,7 +235,7 @@ def _laplace(about: GaussianState, point: Array, logp: float) -> float:
 
 
 def _log_square(apart: Array) -> float:
-    return float(np.log(max(apart @ apart, 1.0)))
+    return float(np.log(max(float(apart @ apart), 1.0)))
 
 
 def far_from(n_dim: int) -> float:
