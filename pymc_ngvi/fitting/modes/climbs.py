@@ -179,8 +179,9 @@ def _away(density: Any, points: Array, mass: float, about: Callable[[Array], Any
         between = density.logp_grad((1.0 - part) * z[i] + part * z[0])[0]
         left[i] = not between.min() > logp[i] - _VALLEY  # or a shelf, and no mode
     if left.any():
-        left[0] = True
         z[:1], logp[:1] = ascend(density, z[:1])
+        left &= np.linalg.norm(z - z[0], axis=1) >= far_from(n_dim)  # where a climb from the fit ends is home, too
+        left[0] = left.any()
     return z, np.where(left, logp, -np.inf)
 
 
