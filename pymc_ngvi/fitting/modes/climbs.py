@@ -136,7 +136,7 @@ def _in_waves(density: "_Whitened", points: Array, mass: float, about: Callable[
     return z, logp
 
 
-def _away(density: "_Whitened", points: Array, mass: float, about: Callable[[Array], Any]) -> tuple[Array, Array]:
+def _away(density: Any, points: Array, mass: float, about: Callable[[Array], Any]) -> tuple[Array, Array]:
     """Climb from points, and return where those came to that led away from the first one, with log p there.
 
     log p is -inf at all others: everywhere where none did. All climbs go together, as a call takes about as long for
@@ -179,8 +179,9 @@ def _away(density: "_Whitened", points: Array, mass: float, about: Callable[[Arr
         between = density.logp_grad((1.0 - part) * z[i] + part * z[0])[0]
         left[i] = not between.min() > logp[i] - _VALLEY  # or a shelf, and no mode
     if left.any():
-        left[0] = True
         z[:1], logp[:1] = ascend(density, z[:1])
+        left &= np.linalg.norm(z - z[0], axis=1) >= far_from(n_dim)  # where a climb from the fit ends is home, too
+        left[0] = left.any()
     return z, np.where(left, logp, -np.inf)
 
 
