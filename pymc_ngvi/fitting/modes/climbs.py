@@ -30,8 +30,8 @@ _FAR, _FAR_PER_ROOT = 4.0, 0.5
 _BELOW, _BELOW_PER_DIM = 10.0, 0.25
 #: Steps after which it is seen how climbs are getting on; how often they are at most.
 _STEPS_OF_TURN, _MOST_TURNS = 20, 7
-#: Of so many climbs, one is of the first wave.
-_WAVES = 4
+#: Of so many climbs, one is of the first wave: of fewer, a mode that few climbs lead to would be missed more often.
+_WAVES = 2
 #: Nats that a climb gains in this time, below which it is asked how high the next mode may be.
 _SLOW = 10.0
 #: Nats that log p falls between two modes, and points at which that is looked at.
