@@ -82,7 +82,7 @@ class ModeSearch:
         """Return the search for a problem; None where log p has one mode, or is not known as a whole."""
         density = problem.density
         served = options.choice.step in ("adaptive", "linesearch") and problem.has_own_coordinates
-        if not served or density.has_minibatch or density.is_streamed:
+        if not served or density.has_minibatch or density.is_streamed or density.is_sharded:
             return None
         return cls(density, seed)
 
