@@ -36,7 +36,7 @@ from isolated import first_line, report, run_process, script
 from measure import Reference, coordinate_names, unconstrain
 from pages import column_of, measured_on, table, write_between_marks
 from records import Records, Row
-from users_models import IMPROPER, MODELS, PARTIAL, SAMPLED_AS, SEVERAL_MODES, TWINS
+from users_models import EXCHANGEABLE, IMPROPER, MODELS, PARTIAL, SAMPLED_AS, SEVERAL_MODES, TWINS
 from xarray import DataTree
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -252,6 +252,12 @@ def read_reference(name: str) -> Reference | None:
             return None
         names = file[f"{name}/names"].tolist()
         mean, sd = (dict(zip(names, file[f"{name}/{of}"].tolist(), strict=True)) for of in ("mean", "sd"))
+    if name in EXCHANGEABLE:  # chains of NUTS seldom change labels: what each has is that of one order of these
+        same = [n for n in names if n.split("[")[0] == EXCHANGEABLE[name]]
+        centre = np.mean([mean[n] for n in same])
+        square = np.mean([mean[n] ** 2 + sd[n] ** 2 for n in same])
+        mean |= dict.fromkeys(same, float(centre))
+        sd |= dict.fromkeys(same, float(np.sqrt(square - centre**2)))
     return Reference(mean, sd)
 
 

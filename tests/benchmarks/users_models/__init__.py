@@ -27,6 +27,8 @@ PARTIAL = ("structured: minibatch",)
 IMPROPER = ("regression: separated flat", "structured: flat alone")
 #: Posteriors with several modes: as many chains start from the prior.
 SEVERAL_MODES = ("structured: label switching", "structured: factor analysis")
+#: Variables whose elements can be exchanged: all have the same posterior.
+EXCHANGEABLE = {"structured: label switching": "mu"}
 
 
 def _centred(posterior):
