@@ -14,6 +14,7 @@ from pytensor.compile.mode import get_mode
 from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
 
+from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.graphs.incomplete import ByParameters
 
@@ -106,12 +107,22 @@ def _dispatch() -> Callable[..., Any]:
 
 
 def _on_host(op: ByParameters, **kwargs: Any) -> Callable[..., Any]:
-    """Return derivatives of incomplete functions, which NumPy evaluates."""
+    """Return derivatives of incomplete functions, which NumPy evaluates.
+
+    Numbers go there and come back as their bits: a callback may run in a thread in which JAX is not set to float64.
+    """
     import jax
+
+    def on_bits(*bits: Any) -> AnyArray:
+        values = [np.ascontiguousarray(part).view(np.float64)[..., 0] for part in bits]
+        result: AnyArray = np.ascontiguousarray(op.on_arrays(*values), dtype=np.float64)[..., None].view(np.int32)
+        return result
 
     def evaluated(*inputs: Any) -> Any:
         inputs = jax.numpy.broadcast_arrays(*inputs)  # so that axes over which JAX maps come first in all of them
-        result = jax.ShapeDtypeStruct(inputs[0].shape, np.float64)
-        return jax.pure_callback(op.on_arrays, result, *inputs, vmap_method="broadcast_all")
+        bits = [jax.lax.bitcast_convert_type(part, np.int32) for part in inputs]
+        result = jax.ShapeDtypeStruct(bits[0].shape, np.int32)
+        found = jax.pure_callback(on_bits, result, *bits, vmap_method="broadcast_all")
+        return jax.lax.bitcast_convert_type(found, np.float64)
 
     return evaluated
