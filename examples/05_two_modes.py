@@ -74,8 +74,8 @@ print(f"Pareto k-hat: {gaussian.khat(random_seed=2):.2f}")
 
 # %% [markdown]
 # The fit has converged, to the larger one of the two answers. k-hat does not object to a missing mode: it looks at
-# draws of q, and none of them goes there. But other modes were looked for after the fit, and `diagnose()` names the one that
-# q misses.
+# draws of q, and none of them goes there. But other modes were looked for after the fit, and `diagnose()` names the
+# one that q misses.
 
 # %%
 diagnosis = gaussian.diagnose(thorough=True, random_seed=3)
