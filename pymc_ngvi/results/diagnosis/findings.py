@@ -247,12 +247,16 @@ def _of_movement(context: Context, moved: Moved, drift: MomentDrift | None) -> l
 
 
 def _of_weights(context: Context, weights: Weights, moved: Moved) -> list[Finding]:
-    """Say that weights are uneven: of a Gaussian, a reason where no draws have moved far enough to tell more."""
+    """Say that weights are uneven: of a Gaussian, a reason where no draws have moved far enough to tell more.
+
+    Those of a pool are judged with how many of them are effective, among its checks.
+    """
     verdict = weights.verdict(context.layout.n_dim)
     if verdict.helps or verdict is WeightVerdict.UNKNOWN:
         return []
     far = verdict is WeightVerdict.FAR
-    untold = context.traits.is_gaussian and weights.khat > _HEAVY and not (not_moved(moved) or _forgot(moved))
+    is_own = context.traits.is_gaussian and context.family not in ("exact", "nested")
+    untold = is_own and weights.khat > _HEAVY and not (not_moved(moved) or _forgot(moved))
     serious = far or untold
     return [Finding(weights.sentence(context.layout.n_dim), context.shape_cure() if serious else "", serious)]
 
