@@ -13,6 +13,7 @@ from pytensor.compile import FunctionMaker
 
 import pymc_ngvi
 
+from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.model import CannotReuse, LogDensity
 
 N_GROUPS, N_OBS = 50, 150
@@ -45,6 +46,13 @@ def glmm():
     return model
 
 
+@pytest.fixture
+def _no_search(monkeypatch):
+    """Leave out the search for modes, whose draws of the prior are compiled each time, as those of `pm.draw` are."""
+    monkeypatch.setattr(ModeSearch, "after", lambda *_, **__: None)
+
+
+@pytest.mark.usefixtures("_no_search")
 def test_a_second_fit_builds_nothing_and_is_the_fit_of_a_new_object(compilations):
     model = glmm()
     inference = pymc_ngvi.NGVI(model, random_seed=1, posterior="gaussian")
@@ -78,6 +86,7 @@ def test_a_second_fit_builds_nothing_and_is_the_fit_of_a_new_object(compilations
         first.refine(1, progressbar=False)
 
 
+@pytest.mark.usefixtures("_no_search")
 def test_terms_of_an_exact_step_serve_again_where_rows_have_other_groups(compilations):
     model = glmm()
     inference = pymc_ngvi.NGVI(model, random_seed=1)
