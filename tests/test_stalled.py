@@ -8,7 +8,7 @@ from pymc_ngvi.core.history import History
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.fitting.begun import Begun
 from pymc_ngvi.fitting.loop import LoopState
-from pymc_ngvi.fitting.session import FitSession, _Ended
+from pymc_ngvi.fitting.session import FitSession, _Earlier
 
 STALLED = -10.0
 
@@ -28,7 +28,7 @@ def test_the_better_end_is_the_result(status, elbo, kept):
     second = Begun("log p", "by draws", LoopState("draws", status, history), "with draws")
     session = FitSession(second, 1, score=True, seconds=0.0, compile_seconds=0.0)
     session._elbo, session._gap = Elbo(elbo, 0.1), 2.0
-    session._choose_between(_Ended(first, Elbo(STALLED, 0.0), 3.0))
+    session._choose_between(_Earlier(first, Elbo(STALLED, 0.0), 3.0))
     state, fit = session._state, (session._problem, session._rule, session._options)
     assert state.rule == kept
     assert fit == (("rows", "by rows", "exact") if kept == "quadrature" else ("log p", "by draws", "with draws"))
