@@ -288,9 +288,6 @@ class FitSession:
                 return
             fit = functools.partial(self._fit_from, first=first, last=last, observe=observe)
             best, self._restarted, self._modes = explored(search, found, self._rule, self._problem.family, first, fit)
-        except LOST:  # the first fit stands, and this is done again by `refine`
-            self._search = search
-            raise
         finally:
             self._state, self._elbo, self._gap = best
 
