@@ -15,9 +15,11 @@ from pymc_ngvi.families import FullState
 from pymc_ngvi.fitting.modes.climbs import modes_from
 from pymc_ngvi.fitting.modes.found import OtherMode, not_covered, shares
 from pymc_ngvi.fitting.modes.points import points_for
-from pymc_ngvi.fitting.modes.search import ModeSearch
+from pymc_ngvi.fitting.modes.search import ModeSearch, _say
+from pymc_ngvi.fitting.price import fit_seconds
 from pymc_ngvi.marginal.exact import is_even
 from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model.second_order import SecondOrder
 from pymc_ngvi.results.diagnosis.cures import Context
 from pymc_ngvi.results.diagnosis.findings import _of_weights
 from pymc_ngvi.results.diagnosis.mode_findings import of_modes
@@ -118,15 +120,17 @@ def test_states_that_begin_far_away_find_their_data():
     np.testing.assert_allclose(mu, [20.0, 26.0], atol=0.8)
 
 
-def test_what_was_looked_at_counts(sines, monkeypatch):
-    """The record of fits by draws has the evaluations of both fits and of what lies between them."""
+def test_evaluations_of_a_search_are_counted_apart_from_those_of_fits(sines, monkeypatch):
+    """The record has the evaluations of both fits, and those of what lies between them beside these."""
     one = fitted(sines, 4)
     assert one.record.restarted
+    assert one.record.n_searched > 512
     monkeypatch.setattr(ModeSearch, "after", lambda *_, **__: None)
     first = fitted(sines, 4)
     assert not first.record.restarted
     assert first.elbo.value < one.elbo.value - 30.0
-    assert one.n_gradients > first.n_gradients + 512
+    assert one.n_gradients > first.n_gradients + 16
+    assert first.record.n_searched == 0
 
 
 @pytest.mark.slow
@@ -147,7 +151,8 @@ def test_where_there_is_one_mode_the_fit_stays_bit_by_bit(monkeypatch):
     assert one.record.modes == ()
     assert one.record.searched
     assert not two.record.searched
-    assert one.n_gradients == two.n_gradients  # expectations; those of the search are of another kind
+    assert one.n_gradients == two.n_gradients
+    assert one.record.n_searched > 0 == two.record.n_searched
 
 
 def test_where_one_mode_is_known_nothing_is_evaluated(monkeypatch):
@@ -223,6 +228,63 @@ def test_modes_are_kept_in_files(tmp_path):
     np.testing.assert_array_equal(loaded.record.modes[0].q.mean(), approx.record.modes[0].q.mean())
 
 
+def of_search(record):
+    return record.searched, record.n_searched, record.restarted, [mode.share for mode in record.modes]
+
+
+@pytest.mark.parametrize("posterior", ["gaussian", "auto"])
+def test_what_a_search_has_found_is_kept_where_a_loaded_fit_goes_on(posterior, tmp_path):
+    model = two_modes(8.0, 0.9, -1.0)
+    approx = fit_ngvi(model=model, random_seed=1, progressbar=False, posterior=posterior)
+    approx.save(tmp_path / "fit.nc")
+    loaded = load(tmp_path / "fit.nc", model)
+    expected = of_search(approx.gaussian.record)
+    assert expected[0]
+    assert expected[2]
+    assert len(expected[3]) == 1
+    for one in (approx, loaded):
+        assert of_search(one.gaussian.record) == expected
+        one.refine(5, progressbar=False, tol=1e-3)
+        assert of_search(one.gaussian.record) == expected
+        assert one.is_exact == (posterior == "auto")
+        assert len(one.record.modes) == (posterior == "gaussian")
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_a_fit_that_has_not_ended_yet_is_searched_when_it_has(is_saved, tmp_path):
+    model = two_modes(8.0, 0.9, -1.0)
+    approx = fit_ngvi(2, model=model, random_seed=1, **QUIET)
+    assert not approx.record.searched
+    if is_saved:
+        approx.save(tmp_path / "fit.nc")
+        approx = load(tmp_path / "fit.nc", model)
+    approx.refine(progressbar=False)
+    assert approx.record.searched
+    np.testing.assert_allclose(approx.mean_flat, [4.0, 0.0], atol=0.05)
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(0.5, ""), (5.0, "5 s."), (40.0, "40 s.")])
+def test_a_search_that_takes_long_is_said_beforehand(seconds, said, caplog):
+    shown = []
+    with caplog.at_level("INFO", "pymc.ngvi"):
+        _say(seconds, 1.0 if seconds < 20.0 else 100.0, shown.append)
+    assert len(shown) == 1
+    assert len(caplog.records) == bool(said)
+    assert caplog.text.count("longer than the fit took") == (said == "5 s.")
+    assert all(record.message.startswith(shown[0]) for record in caplog.records)
+
+
+def test_max_seconds_limits_a_search(monkeypatch):
+    density = LogDensity(two_modes(8.0, 0.7))
+    q = FullState(np.array([4.0, 0.0]), np.eye(2))
+    monkeypatch.setattr(SecondOrder, "gradient_seconds", 1e-3)
+    of_two_fits = 2.0 * fit_seconds(density, 100, 50, "price")
+    for most, is_searched in ((None, True), (of_two_fits, False)):
+        search = ModeSearch(density, 1, "price", most)
+        assert (search.after(q, 0.0, 100, 50, is_sound=True) is not None) == is_searched
+        assert (density.n_gradients, density.n_hessians) == (0, 0)
+
+
 def context(n_dim=1):
     with pm.Model() as model:
         pm.Normal("x", shape=n_dim)
@@ -284,7 +346,7 @@ class Walled:
 
 def climb(density, points, scale=1.0):
     q = FullState(np.zeros(density.n_dim), np.eye(density.n_dim))
-    return modes_from(density, q, points, np.full(points.shape, scale), lambda _: None)
+    return modes_from(density, q, points, np.full(points.shape, scale))
 
 
 def test_modes_have_the_mass_of_gaussians_about_them(rng):
@@ -331,7 +393,7 @@ def test_climbs_that_come_home_end_there(n_dim, rng):
     for weight, n_others in ((1.0 - 1e-12, 0), (0.7, 1)):
         density = LogDensity(two_modes(8.0, weight, n_dim=n_dim))
         home_mass = np.log(weight) + 0.5 * n_dim * np.log(2.0 * np.pi)
-        modes, _ = modes_from(density, q, points, np.ones_like(points), lambda _: None, home_mass=home_mass)
+        modes, _ = modes_from(density, q, points, np.ones_like(points), home_mass=home_mass)
         far = [mode for mode in modes if mode.point[0] < 0.0 and mode.log_mass > home_mass - 10.0]
         assert len(far) == n_others
 

@@ -91,6 +91,7 @@ class FitSession:
         self._seconds, self._compile_seconds = seconds, compile_seconds
         self._observer, self._search, self._restarted = observer, search, ""
         self._modes: tuple[OtherMode, ...] | None = None
+        self._n_searched = 0
 
     @classmethod
     def begin(
@@ -146,10 +147,14 @@ class FitSession:
         begun = Begun(problem, rule, loop.settled(rule, state), snapshot.options)
         # Not what it took to get here.
         target.n_gradients, target.n_hessians = snapshot.n_gradients, snapshot.n_hessians
-        return cls(
+        search = ModeSearch.of(problem, snapshot.options, snapshot.seed) if snapshot.is_to_search else None
+        session = cls(
             begun, snapshot.seed, score=snapshot.scored, seconds=snapshot.seconds,
-            compile_seconds=snapshot.compile_seconds,
+            compile_seconds=snapshot.compile_seconds, search=search,
         )  # fmt: skip
+        session._restarted, session._modes = snapshot.restarted, snapshot.modes
+        session._n_searched = snapshot.n_searched
+        return session
 
     def snapshot(self) -> Snapshot:
         """Return what the fit needs to go on in another process."""
@@ -164,6 +169,10 @@ class FitSession:
             n_gradients=target.n_gradients,
             n_hessians=target.n_hessians,
             memory=memory_of(target),
+            restarted=self._restarted,
+            modes=self._modes,
+            n_searched=self._n_searched,
+            is_to_search=self._search is not None,
         )
 
     def refine(
@@ -228,7 +237,7 @@ class FitSession:
             else:
                 raise ValueError(NO_STRUCTURE)
             self._choose_between(stalled)
-            self._look_elsewhere(last, observe)
+            self._look_elsewhere(last, observe, progress)
             self._state = self._watched.ended(self._state)
         except KeyboardInterrupt:
             self._keep()
@@ -270,21 +279,22 @@ class FitSession:
         self._state = dataclasses.replace(state, history=history)
         self._elbo, self._gap = earlier.elbo, earlier.gap
 
-    def _look_elsewhere(self, last: int, observe: loop.Observer) -> None:
+    def _look_elsewhere(self, last: int, observe: loop.Observer, progress: FitProgress) -> None:
         """Look for other modes, fit from these, and keep the best of all."""
         first = best = Ended(self._state, self._elbo, self._gap)
+        if self._search is None or not first.state.status.ended_by_itself or first.state.n_iterations >= last:
+            return  # it may go on, and end later
         search, self._search = self._search, None
-        if search is None or not first.state.status.ended_by_itself or first.state.n_iterations >= last:
-            return
         target = self._problem.target
         try:
             found = search.after(
                 first.q, first.elbo.value, target.n_gradients, target.n_hessians,
-                by_rows=self._options.choice.estimator == "quadrature",
-                is_sound=first.state.status.can_be_followed,
+                is_sound=first.state.status.can_be_followed, show=progress.show,
             )  # fmt: skip
-            self._modes = None if found is None else ()
-            if found is None or not found.modes:
+            if found is None:
+                return
+            self._modes, self._n_searched = (), found.n_gradients
+            if not found.modes:
                 return
             fit = functools.partial(self._fit_from, first=first, last=last, observe=observe)
             best, self._restarted, self._modes = explored(search, found, self._rule, self._problem.family, first, fit)
@@ -378,6 +388,7 @@ class FitSession:
             restarted=self._restarted,
             modes=self._modes or (),
             searched=self._modes is not None,
+            n_searched=self._n_searched,
             seed=self._seed,
             **(vars(self._options.choice) | self._of_batches()),
         )

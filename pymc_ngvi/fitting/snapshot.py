@@ -7,6 +7,7 @@ import numpy as np
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Rule, RuleState
 from pymc_ngvi.fitting.loop import LoopState
+from pymc_ngvi.fitting.modes.found import OtherMode
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.steps.adaptive.rule import Adaptive
 from pymc_ngvi.steps.adaptive.state import AdaptiveState
@@ -29,6 +30,14 @@ class Snapshot:
         Evaluations so far.
     memory : dict
         What a reparametrised density has learned.
+    restarted : str
+        As of the record.
+    modes : tuple of OtherMode or None
+        Other modes that were found; None where they were not looked for.
+    n_searched : int
+        As of the record.
+    is_to_search : bool
+        Whether other modes are yet to be looked for.
     """
 
     options: FitOptions
@@ -40,6 +49,10 @@ class Snapshot:
     n_gradients: int
     n_hessians: int
     memory: dict[str, object]
+    restarted: str = ""
+    modes: tuple[OtherMode, ...] | None = None
+    n_searched: int = 0
+    is_to_search: bool = False
 
 
 def thinned(rule: Rule, state: RuleState) -> RuleState:

@@ -73,7 +73,6 @@ def modes_from(
     q: GaussianState,
     points: Array,
     scales: Array,
-    advance: Callable[[float], None],
     *,
     home_mass: float | None = None,
     by_rows: bool = False,
@@ -87,8 +86,6 @@ def modes_from(
         In many dimensions, climbs go in coordinates that it whitens, and Gaussians about modes are of its family.
     points, scales : ndarray, shape (n_points, n_dim)
         Where climbs begin, and standard deviations that are about right there.
-    advance : callable
-        Told of gradients that were evaluated.
     home_mass : float, optional
         Log mass of q, where the first point is its mean: in many dimensions, where its climb ends is told of only if
         there are other modes.
@@ -121,7 +118,6 @@ def modes_from(
             def make(i: int) -> GaussianState | None:
                 return about(ends[i])
 
-        advance(len(points) * cost(density.n_dim))
         return _distinct(density, ends, logp, make)
 
 
