@@ -23,6 +23,7 @@ from pymc_ngvi.model.second_order import SecondOrder
 from pymc_ngvi.results.diagnosis.cures import Context
 from pymc_ngvi.results.diagnosis.findings import _of_weights
 from pymc_ngvi.results.diagnosis.mode_findings import of_modes
+from pymc_ngvi.results.diagnosis.moment_drift import drift_of
 from pymc_ngvi.results.diagnosis.moves import Moved
 
 QUIET = {"progressbar": False, "posterior": "gaussian"}
@@ -304,6 +305,17 @@ def moved(apart):
 def test_a_heavy_tail_of_weights_is_a_reason_unless_draws_moved_far(khat, apart, serious):
     weights = Weights(khat, 1_000.0, 10_000, 0, 5.0, 100.0)
     assert [f.serious for f in _of_weights(context(), weights, moved(apart))] == ([serious] if khat > 0.7 else [])
+
+
+@pytest.mark.parametrize("has_missed", [True, False])
+def test_a_spread_that_draws_of_q_lack_as_well_is_no_drift(has_missed):
+    """As where most of the variance is that of a far mode with so little mass that none of the draws is there."""
+    rng = np.random.default_rng(3)
+    start, end = 0.8 * rng.standard_normal((2, 768, 1))
+    start = start if has_missed else start / 0.8
+    drift = drift_of(Moved(start, end, start, np.zeros(768), np.zeros(768), 0.9, 4, 0.5, 0, 4_000), 0.0, 1.0)
+    assert drift.sd.value[0] == pytest.approx(-0.2, abs=0.06)  # an error of .025
+    assert len(drift.sd.beyond(0.1)) == (not has_missed)
 
 
 @pytest.mark.parametrize(("share", "at", "told"), [(0.3, 6.0, 1), (0.001, 3.0, 0), (0.001, 30.0, 1)])

@@ -101,9 +101,10 @@ def modes_from(
     with np.errstate(all="ignore"):
         if density.n_dim <= MOST_NEWTON:
             ends, logp, grad = climbed(density, points, scales)
+            about_ends = _abouts(density, ends, grad, scales)
 
             def make(i: int) -> GaussianState | None:
-                return _about(density, ends[i], grad[i], scales[i])
+                return about_ends[i]
         else:
             whitened: Any = _Whitened(density, q)
             curved: Any = _CurvedByRows(density, q) if by_rows else density
@@ -372,14 +373,21 @@ def _newton_steps(density: LogDensity, points: Array, grad: Array, scale: Array)
     return result
 
 
-def _about(density: LogDensity, point: Array, grad: Array, scale: Array) -> GaussianState | None:
-    """Return the Gaussian with the curvature of log p at a point; None where it bends upwards."""
-    sd = scale.copy()
+def _abouts(density: LogDensity, points: Array, grad: Array, scales: Array) -> list[GaussianState | None]:
+    """Return Gaussians with the curvature of log p at points; None where it bends upwards, or is not finite."""
+    sd = scales.copy()
     for _ in range(2):  # the second time over differences of the right length
-        [curvature], _ = _curvatures(density, point[None], grad[None], sd[None])
-        sd = sd / np.sqrt(np.maximum(np.diag(curvature), _LEAST_CURVATURE))
-    [curvature], [finite] = _curvatures(density, point[None], grad[None], sd[None])
-    upper = linalg.reverse_cholesky(curvature) if finite else None
+        curvatures, _ = _curvatures(density, points, grad, sd)
+        sd = sd / np.sqrt(np.maximum(np.diagonal(curvatures, axis1=1, axis2=2), _LEAST_CURVATURE))
+    return [
+        _gaussian(point, curvature, scale) if is_finite else None
+        for point, curvature, is_finite, scale in zip(points, *_curvatures(density, points, grad, sd), sd, strict=True)
+    ]
+
+
+def _gaussian(point: Array, curvature: Array, sd: Array) -> GaussianState | None:
+    """Return the Gaussian about a point with a curvature in scales of its own; None where it bends upwards."""
+    upper = linalg.reverse_cholesky(curvature)
     if upper is None:
         return None
     factor = linalg.solve_lower(np.ascontiguousarray(upper.T), np.eye(len(point)))
