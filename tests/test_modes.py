@@ -163,6 +163,42 @@ def test_where_one_mode_is_known_nothing_is_evaluated(monkeypatch):
     assert one.n_gradients == fitted(solver, 2).n_gradients
 
 
+def latent():
+    """A Gaussian process with an unknown kernel: its nested posterior has no Gaussian fit before it."""
+    x = np.linspace(0.0, 1.0, 12)[:, None]
+    with pm.Model() as model:
+        kernel = pm.HalfNormal("size", 1.0) ** 2 * pm.gp.cov.Matern52(1, pm.InverseGamma("length", 5.0, 2.0))
+        f = pm.gp.Latent(cov_func=kernel).prior("f", x)
+        pm.Poisson("y", pt.exp(f), observed=np.arange(12) % 4)
+    return model
+
+
+def groups():
+    group = np.repeat(np.arange(6), 5)
+    with pm.Model() as model:
+        u = pm.Normal("u", pm.Normal("mu"), pm.HalfNormal("sd", 1.0), shape=6)
+        pm.Poisson("y", pt.exp(u[group]), observed=np.random.default_rng(1).poisson(2.0, 30))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        (latent, {}),
+        (groups, {"reparam": "rvb1", "posterior": "gaussian"}),
+        (regression, {"family": "student_t"}),
+        (regression, {"step": "constant", "posterior": "gaussian"}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::pymc_ngvi.ConvergenceWarning")
+def test_what_is_not_searched_is_not_called_so(model, options):
+    approx = fit_ngvi(50, model=model(), random_seed=1, progressbar=False, **options)
+    assert not approx.record.searched
+    assert "Other modes" in (report := str(approx.diagnose()))
+    assert "not looked for" in report
+    assert "A search found" not in report
+
+
 def test_a_start_at_the_poorer_mode_is_not_the_end():
     approx = fit_ngvi(model=two_modes(8.0, 0.9, -1.0), random_seed=1, **QUIET)
     np.testing.assert_allclose(approx.mean_flat, [4.0, 0.0], atol=0.05)

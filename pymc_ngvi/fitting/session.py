@@ -19,7 +19,7 @@ from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.begun import MAX_WIDENED, NO_STRUCTURE, Begun, make_rule
 from pymc_ngvi.fitting.lost import LOST
 from pymc_ngvi.fitting.memory import memory_of, remember
-from pymc_ngvi.fitting.modes.found import OtherMode
+from pymc_ngvi.fitting.modes.found import Searched
 from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.fitting.modes.visits import Ended, explored
 from pymc_ngvi.fitting.options import FitOptions, check_n
@@ -89,9 +89,8 @@ class FitSession:
         self._problem, self._rule, self._state, self._options = begun
         self._seed, self._score = seed, score
         self._seconds, self._compile_seconds = seconds, compile_seconds
-        self._observer, self._search, self._restarted = observer, search, ""
-        self._modes: tuple[OtherMode, ...] | None = None
-        self._n_searched = 0
+        self._observer, self._search = observer, search
+        self._searched: Searched | None = None
 
     @classmethod
     def begin(
@@ -152,8 +151,7 @@ class FitSession:
             begun, snapshot.seed, score=snapshot.scored, seconds=snapshot.seconds,
             compile_seconds=snapshot.compile_seconds, search=search,
         )  # fmt: skip
-        session._restarted, session._modes = snapshot.restarted, snapshot.modes
-        session._n_searched = snapshot.n_searched
+        session._searched = snapshot.searched
         return session
 
     def snapshot(self) -> Snapshot:
@@ -169,9 +167,7 @@ class FitSession:
             n_gradients=target.n_gradients,
             n_hessians=target.n_hessians,
             memory=memory_of(target),
-            restarted=self._restarted,
-            modes=self._modes,
-            n_searched=self._n_searched,
+            searched=self._searched,
             is_to_search=self._search is not None,
         )
 
@@ -291,13 +287,12 @@ class FitSession:
                 first.q, first.elbo.value, target.n_gradients, target.n_hessians,
                 is_sound=first.state.status.can_be_followed, show=progress.show,
             )  # fmt: skip
-            if found is None:
-                return
-            self._modes, self._n_searched = (), found.n_gradients
-            if not found.modes:
+            if found is None or not found.modes:
+                self._searched = None if found is None else Searched(n_searched=found.n_gradients)
                 return
             fit = functools.partial(self._fit_from, first=first, last=last, observe=observe)
-            best, self._restarted, self._modes = explored(search, found, self._rule, self._problem.family, first, fit)
+            best, why, modes = explored(search, found, self._rule, self._problem.family, first, fit)
+            self._searched = Searched(why, modes, found.n_gradients)
         finally:
             self._state, self._elbo, self._gap = best
 
@@ -385,12 +380,9 @@ class FitSession:
             growing=self._growing(),
             improper=self._watched.improper,
             constant=constant_after(self._state.status, density),
-            restarted=self._restarted,
-            modes=self._modes or (),
-            searched=self._modes is not None,
-            n_searched=self._n_searched,
+            searched=self._searched is not None,
             seed=self._seed,
-            **(vars(self._options.choice) | self._of_batches()),
+            **(vars(self._options.choice) | vars(self._searched or Searched()) | self._of_batches()),
         )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Rule, RuleState
 from pymc_ngvi.fitting.loop import LoopState
-from pymc_ngvi.fitting.modes.found import OtherMode
+from pymc_ngvi.fitting.modes.found import Searched
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.steps.adaptive.rule import Adaptive
 from pymc_ngvi.steps.adaptive.state import AdaptiveState
@@ -30,12 +30,8 @@ class Snapshot:
         Evaluations so far.
     memory : dict
         What a reparametrised density has learned.
-    restarted : str
-        As of the record.
-    modes : tuple of OtherMode or None
-        Other modes that were found; None where they were not looked for.
-    n_searched : int
-        As of the record.
+    searched : Searched or None
+        What came of a search for other modes, if there was one.
     is_to_search : bool
         Whether other modes are yet to be looked for.
     """
@@ -49,9 +45,7 @@ class Snapshot:
     n_gradients: int
     n_hessians: int
     memory: dict[str, object]
-    restarted: str = ""
-    modes: tuple[OtherMode, ...] | None = None
-    n_searched: int = 0
+    searched: Searched | None = None
     is_to_search: bool = False
 
 

@@ -55,8 +55,9 @@ Outcomes of the default fit. *right*: `approx.diagnose()` calls it reliable, and
 {MEAN:g} sd, no standard deviation by more than {SD:.0%}. *refused*: not reliable, and some moment is off, or no moments
 are known; *named* where a reason names a variable in question. *false alarm*: not reliable, though all moments are
 right.
-Moments are exact (two Gaussians, grids), posteriordb's (Lotka-Volterra), those of chains that a program of its own ran
-from draws of the prior (SIR), or those of NUTS with as many chains ({CHAINS}) from the prior; "worst" is the largest error of a mean in standard deviations, and of a standard deviation.
+Moments are exact (two Gaussians, grids), posteriordb's (Lotka-Volterra), those of chains that a program of its own
+ran (SIR), or those of NUTS with as many chains ({CHAINS}) from the prior; "worst" is the largest error of a mean in
+standard deviations, and of a standard deviation.
 Modes: those that were found beside the one of the fit, and that no exact posterior covers. Seconds are those of
 processors, for the first fit in a process, compiling included.
 """

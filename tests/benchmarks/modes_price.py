@@ -45,8 +45,8 @@ FIELDS = (*KEY, "cold", "warm", "n_dim", "searched", "posterior", "note", "date"
 
 CAPTION = """\
 Seconds of processors of a whole default fit with the search and without: cold, the first fit in a process, compiling
-included, and warm, another fit of the same model. The least of the repetitions counts. "Searched": whether there was
-anything to look for; where log p is known to be concave, or the posterior is found without a Gaussian fit, there is not.
+included, and warm, another fit of the same model. The least of the repetitions counts. Not searched are models whose
+log p is known to be concave, and those whose posterior is found without a Gaussian fit.
 """
 
 
