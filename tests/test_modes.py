@@ -15,12 +15,15 @@ from pymc_ngvi.families import FullState
 from pymc_ngvi.fitting.modes.climbs import modes_from
 from pymc_ngvi.fitting.modes.found import OtherMode, not_covered, shares
 from pymc_ngvi.fitting.modes.points import points_for
-from pymc_ngvi.fitting.modes.search import ModeSearch
+from pymc_ngvi.fitting.modes.search import ModeSearch, _say
+from pymc_ngvi.fitting.price import fit_seconds
 from pymc_ngvi.marginal.exact import is_even
 from pymc_ngvi.model import LogDensity
+from pymc_ngvi.model.second_order import SecondOrder
 from pymc_ngvi.results.diagnosis.cures import Context
 from pymc_ngvi.results.diagnosis.findings import _of_weights
 from pymc_ngvi.results.diagnosis.mode_findings import of_modes
+from pymc_ngvi.results.diagnosis.moment_drift import drift_of
 from pymc_ngvi.results.diagnosis.moves import Moved
 
 QUIET = {"progressbar": False, "posterior": "gaussian"}
@@ -118,15 +121,17 @@ def test_states_that_begin_far_away_find_their_data():
     np.testing.assert_allclose(mu, [20.0, 26.0], atol=0.8)
 
 
-def test_what_was_looked_at_counts(sines, monkeypatch):
-    """The record of fits by draws has the evaluations of both fits and of what lies between them."""
+def test_evaluations_of_a_search_are_counted_apart_from_those_of_fits(sines, monkeypatch):
+    """The record has the evaluations of both fits, and those of what lies between them beside these."""
     one = fitted(sines, 4)
     assert one.record.restarted
+    assert one.record.n_searched > 512
     monkeypatch.setattr(ModeSearch, "after", lambda *_, **__: None)
     first = fitted(sines, 4)
     assert not first.record.restarted
     assert first.elbo.value < one.elbo.value - 30.0
-    assert one.n_gradients > first.n_gradients + 512
+    assert one.n_gradients > first.n_gradients + 16
+    assert first.record.n_searched == 0
 
 
 @pytest.mark.slow
@@ -147,7 +152,8 @@ def test_where_there_is_one_mode_the_fit_stays_bit_by_bit(monkeypatch):
     assert one.record.modes == ()
     assert one.record.searched
     assert not two.record.searched
-    assert one.n_gradients == two.n_gradients  # expectations; those of the search are of another kind
+    assert one.n_gradients == two.n_gradients
+    assert one.record.n_searched > 0 == two.record.n_searched
 
 
 def test_where_one_mode_is_known_nothing_is_evaluated(monkeypatch):
@@ -155,6 +161,42 @@ def test_where_one_mode_is_known_nothing_is_evaluated(monkeypatch):
     one = fitted(solver, 2)
     monkeypatch.setattr(ModeSearch, "after", lambda *_, **__: None)
     assert one.n_gradients == fitted(solver, 2).n_gradients
+
+
+def latent():
+    """A Gaussian process with an unknown kernel: its nested posterior has no Gaussian fit before it."""
+    x = np.linspace(0.0, 1.0, 12)[:, None]
+    with pm.Model() as model:
+        kernel = pm.HalfNormal("size", 1.0) ** 2 * pm.gp.cov.Matern52(1, pm.InverseGamma("length", 5.0, 2.0))
+        f = pm.gp.Latent(cov_func=kernel).prior("f", x)
+        pm.Poisson("y", pt.exp(f), observed=np.arange(12) % 4)
+    return model
+
+
+def groups():
+    group = np.repeat(np.arange(6), 5)
+    with pm.Model() as model:
+        u = pm.Normal("u", pm.Normal("mu"), pm.HalfNormal("sd", 1.0), shape=6)
+        pm.Poisson("y", pt.exp(u[group]), observed=np.random.default_rng(1).poisson(2.0, 30))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        (latent, {}),
+        (groups, {"reparam": "rvb1", "posterior": "gaussian"}),
+        (regression, {"family": "student_t"}),
+        (regression, {"step": "constant", "posterior": "gaussian"}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::pymc_ngvi.ConvergenceWarning")
+def test_what_is_not_searched_is_not_called_so(model, options):
+    approx = fit_ngvi(50, model=model(), random_seed=1, progressbar=False, **options)
+    assert not approx.record.searched
+    assert "Other modes" in (report := str(approx.diagnose()))
+    assert "not looked for" in report
+    assert "A search found" not in report
 
 
 def test_a_start_at_the_poorer_mode_is_not_the_end():
@@ -223,6 +265,63 @@ def test_modes_are_kept_in_files(tmp_path):
     np.testing.assert_array_equal(loaded.record.modes[0].q.mean(), approx.record.modes[0].q.mean())
 
 
+def of_search(record):
+    return record.searched, record.n_searched, record.restarted, [mode.share for mode in record.modes]
+
+
+@pytest.mark.parametrize("posterior", ["gaussian", "auto"])
+def test_what_a_search_has_found_is_kept_where_a_loaded_fit_goes_on(posterior, tmp_path):
+    model = two_modes(8.0, 0.9, -1.0)
+    approx = fit_ngvi(model=model, random_seed=1, progressbar=False, posterior=posterior)
+    approx.save(tmp_path / "fit.nc")
+    loaded = load(tmp_path / "fit.nc", model)
+    expected = of_search(approx.gaussian.record)
+    assert expected[0]
+    assert expected[2]
+    assert len(expected[3]) == 1
+    for one in (approx, loaded):
+        assert of_search(one.gaussian.record) == expected
+        one.refine(5, progressbar=False, tol=1e-3)
+        assert of_search(one.gaussian.record) == expected
+        assert one.is_exact == (posterior == "auto")
+        assert len(one.record.modes) == (posterior == "gaussian")
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_a_fit_that_has_not_ended_yet_is_searched_when_it_has(is_saved, tmp_path):
+    model = two_modes(8.0, 0.9, -1.0)
+    approx = fit_ngvi(2, model=model, random_seed=1, **QUIET)
+    assert not approx.record.searched
+    if is_saved:
+        approx.save(tmp_path / "fit.nc")
+        approx = load(tmp_path / "fit.nc", model)
+    approx.refine(progressbar=False)
+    assert approx.record.searched
+    np.testing.assert_allclose(approx.mean_flat, [4.0, 0.0], atol=0.05)
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(0.5, ""), (5.0, "5 s."), (40.0, "40 s.")])
+def test_a_search_that_takes_long_is_said_beforehand(seconds, said, caplog):
+    shown = []
+    with caplog.at_level("INFO", "pymc.ngvi"):
+        _say(seconds, 1.0 if seconds < 20.0 else 100.0, shown.append)
+    assert len(shown) == 1
+    assert len(caplog.records) == bool(said)
+    assert caplog.text.count("longer than the fit took") == (said == "5 s.")
+    assert all(record.message.startswith(shown[0]) for record in caplog.records)
+
+
+def test_max_seconds_limits_a_search(monkeypatch):
+    density = LogDensity(two_modes(8.0, 0.7))
+    q = FullState(np.array([4.0, 0.0]), np.eye(2))
+    monkeypatch.setattr(SecondOrder, "gradient_seconds", 1e-3)
+    of_two_fits = 2.0 * fit_seconds(density, 100, 50, "price")
+    for most, is_searched in ((None, True), (of_two_fits, False)):
+        search = ModeSearch(density, 1, "price", most)
+        assert (search.after(q, 0.0, 100, 50, is_sound=True) is not None) == is_searched
+        assert (density.n_gradients, density.n_hessians) == (0, 0)
+
+
 def context(n_dim=1):
     with pm.Model() as model:
         pm.Normal("x", shape=n_dim)
@@ -242,6 +341,17 @@ def moved(apart):
 def test_a_heavy_tail_of_weights_is_a_reason_unless_draws_moved_far(khat, apart, serious):
     weights = Weights(khat, 1_000.0, 10_000, 0, 5.0, 100.0)
     assert [f.serious for f in _of_weights(context(), weights, moved(apart))] == ([serious] if khat > 0.7 else [])
+
+
+@pytest.mark.parametrize("has_missed", [True, False])
+def test_a_spread_that_draws_of_q_lack_as_well_is_no_drift(has_missed):
+    """As where most of the variance is that of a far mode with so little mass that none of the draws is there."""
+    rng = np.random.default_rng(3)
+    start, end = 0.8 * rng.standard_normal((2, 768, 1))
+    start = start if has_missed else start / 0.8
+    drift = drift_of(Moved(start, end, start, np.zeros(768), np.zeros(768), 0.9, 4, 0.5, 0, 4_000), 0.0, 1.0)
+    assert drift.sd.value[0] == pytest.approx(-0.2, abs=0.06)  # an error of .025
+    assert len(drift.sd.beyond(0.1)) == (not has_missed)
 
 
 @pytest.mark.parametrize(("share", "at", "told"), [(0.3, 6.0, 1), (0.001, 3.0, 0), (0.001, 30.0, 1)])
@@ -284,7 +394,7 @@ class Walled:
 
 def climb(density, points, scale=1.0):
     q = FullState(np.zeros(density.n_dim), np.eye(density.n_dim))
-    return modes_from(density, q, points, np.full(points.shape, scale), lambda _: None)
+    return modes_from(density, q, points, np.full(points.shape, scale))
 
 
 def test_modes_have_the_mass_of_gaussians_about_them(rng):
@@ -331,7 +441,7 @@ def test_climbs_that_come_home_end_there(n_dim, rng):
     for weight, n_others in ((1.0 - 1e-12, 0), (0.7, 1)):
         density = LogDensity(two_modes(8.0, weight, n_dim=n_dim))
         home_mass = np.log(weight) + 0.5 * n_dim * np.log(2.0 * np.pi)
-        modes, _ = modes_from(density, q, points, np.ones_like(points), lambda _: None, home_mass=home_mass)
+        modes, _ = modes_from(density, q, points, np.ones_like(points), home_mass=home_mass)
         far = [mode for mode in modes if mode.point[0] < 0.0 and mode.log_mass > home_mass - 10.0]
         assert len(far) == n_others
 

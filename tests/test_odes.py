@@ -11,6 +11,8 @@ from scipy import integrate, stats
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.graphs import odes
 from pymc_ngvi.model.graphs.backends import quick_mode, without_c
+from pymc_ngvi.model.graphs.calls import Calls, NoNumPyFunction
+from pymc_ngvi.steps.adaptive.conditioned import Conditioned
 
 TIMES = (0.5, 1.0, 2.5)
 OBSERVED = np.array([[1.2, 0.8], [1.3, 0.9], [0.9, 1.4]])
@@ -135,6 +137,42 @@ def test_the_solution_with_leading_axes_is_that_of_each_draw():
     one = odes._solve(eq, 1, np.concatenate([starts[1], rates[2]])[None])[0]
     np.testing.assert_allclose(values[1, 2], one[:, :2], rtol=1e-6)
     np.testing.assert_allclose(slopes[1, 2].reshape(3, -1), one[:, 2:], rtol=1e-5, atol=1e-7)
+
+
+def with_matrix(y, t, p):
+    return pt.dot(pt.stack([[p[0], 1.0], [0.0, p[1]]]), y)
+
+
+@pytest.mark.parametrize(("function", "has_calls"), [(predators, True), (with_matrix, False)])
+def test_slopes_without_thunks_are_those_with_them(function, has_calls, rng, monkeypatch):
+    """Where an operation has no function of NumPy, PyTensor evaluates all of them."""
+
+    def slopes():
+        return equations(function, 2, 3).slopes(2)
+
+    both = rng.uniform(0.5, 1.5, size=(4, 5))
+    found = slopes()
+    assert isinstance(found._function, Calls) == has_calls
+
+    def refuse(*_):
+        raise NoNumPyFunction
+
+    monkeypatch.setattr(odes, "Calls", refuse)
+    for one, other in zip(found(both, 0.3), slopes()(both, 0.3), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_hessians_given_some_coordinates_take_one_integration_for_all_sets_of_draws(integrations, rng):
+    density = LogDensity(predator_model())
+    index, one = np.array([1]), np.ones(1)
+    draws = [density.initial_point() + 0.1 * rng.standard_normal((2, density.n_dim)) for _ in range(3)]
+    given = Conditioned(density, index, 0.1 * one, one)
+    axes = np.eye(density.n_dim)
+    expected = [given.mean_hessian(theta).products(axes) for theta in draws]
+    integrations.clear()
+    found = [hessian.products(axes) for hessian in given.mean_hessians(draws)]
+    assert len(integrations) == 1
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)  # steps of the integration are others
 
 
 def test_nothing_is_compiled_for_equations():

@@ -3,6 +3,7 @@
 import functools
 import logging
 
+import cloudpickle
 import numpy as np
 import pymc as pm
 import pytensor
@@ -13,7 +14,6 @@ from pytensor.compile import FunctionMaker
 
 import pymc_ngvi
 
-from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.model import CannotReuse, LogDensity
 
 N_GROUPS, N_OBS = 50, 150
@@ -46,13 +46,6 @@ def glmm():
     return model
 
 
-@pytest.fixture
-def _no_search(monkeypatch):
-    """Leave out the search for modes, whose draws of the prior are compiled each time, as those of `pm.draw` are."""
-    monkeypatch.setattr(ModeSearch, "after", lambda *_, **__: None)
-
-
-@pytest.mark.usefixtures("_no_search")
 def test_a_second_fit_builds_nothing_and_is_the_fit_of_a_new_object(compilations):
     model = glmm()
     inference = pymc_ngvi.NGVI(model, random_seed=1, posterior="gaussian")
@@ -60,6 +53,7 @@ def test_a_second_fit_builds_nothing_and_is_the_fit_of_a_new_object(compilations
     first.sample(5)
     record, mean, evaluations = first.record, first.mean_flat.copy(), first.density.n_gradients
     assert record.family == "sparse"
+    assert record.searched
     assert len(compilations) > 0 < record.compile_seconds
     compilations.clear()
 
@@ -86,7 +80,6 @@ def test_a_second_fit_builds_nothing_and_is_the_fit_of_a_new_object(compilations
         first.refine(1, progressbar=False)
 
 
-@pytest.mark.usefixtures("_no_search")
 def test_terms_of_an_exact_step_serve_again_where_rows_have_other_groups(compilations):
     model = glmm()
     inference = pymc_ngvi.NGVI(model, random_seed=1)
@@ -100,6 +93,27 @@ def test_terms_of_an_exact_step_serve_again_where_rows_have_other_groups(compila
     assert again.record.is_exact
     np.testing.assert_array_equal(again.mean_flat, new.mean_flat)
     np.testing.assert_array_equal(again.sd_flat, new.sd_flat)
+
+
+def test_draws_of_the_prior_are_those_of_pymc_with_the_data_of_now(compilations):
+    """Compiled once for all fits of a model, and anew after pickling."""
+    with pm.Model() as model:
+        centre = pm.Data("centre", np.array([0.0, 50.0]))
+        sd = pm.HalfNormal("sd", 2.0)
+        x = pm.Normal("x", centre, sd)
+    first = LogDensity(model)
+    theta = first.info.prior_draws(20, 7)
+    drawn = pm.draw([pt.log(sd), x], 20, random_seed=7)
+    np.testing.assert_allclose(theta, np.column_stack(drawn), rtol=1e-12)
+    copied = cloudpickle.loads(cloudpickle.dumps(first)).info.prior_draws(20, 7)
+    np.testing.assert_allclose(copied, theta, rtol=1e-12)
+    again = first.again()
+    compilations.clear()
+    np.testing.assert_array_equal(again.info.prior_draws(20, 7), theta)
+    pm.set_data({"centre": np.array([0.0, -50.0])}, model=model)
+    moved = again.again().info.prior_draws(20, 7)
+    np.testing.assert_allclose(moved - theta, np.tile([0.0, 0.0, -100.0], (20, 1)), atol=1e-10)
+    assert not [made for made in compilations if len(made.fgraph.outputs) > 3]  # but for initial points
 
 
 EYE = np.tile(np.eye(10), (2, 1))

@@ -102,6 +102,11 @@ class FitProgress:
             step=f"{rule.step_size:.2g}",
         )
 
+    def show(self, what: str) -> None:
+        """Show what is being done that is no iteration."""
+        self._updated = time.monotonic()
+        self._progress.update(self._task, iteration=what)
+
     def show_shards(self, done: int, total: int) -> None:
         """Show how many shards have been evaluated in this pass, unless that was shown a moment ago."""
         self._has_shards = True

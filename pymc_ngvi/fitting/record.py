@@ -60,6 +60,9 @@ class FitRecord:
         What is known of data in batches; None where these are all in memory.
     searched : bool
         Whether other modes were looked for.
+    n_searched : int
+        Points at which the gradient of log p was evaluated for that, which are not among ``n_gradients``: those have
+        the evaluations of all fits.
     seed : int
         Of the fit; that of its verdict follows from it.
     posterior : str
@@ -100,6 +103,7 @@ class FitRecord:
     improper: tuple[str, ...] = ()
     constant: tuple[str, ...] = ()
     searched: bool = False
+    n_searched: int = 0
 
     def _what(self) -> str:
         """Return the family, on which coordinates, and why."""

@@ -19,7 +19,7 @@ from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.begun import MAX_WIDENED, NO_STRUCTURE, Begun, make_rule
 from pymc_ngvi.fitting.lost import LOST
 from pymc_ngvi.fitting.memory import memory_of, remember
-from pymc_ngvi.fitting.modes.found import OtherMode
+from pymc_ngvi.fitting.modes.found import Searched
 from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.fitting.modes.visits import Ended, explored
 from pymc_ngvi.fitting.options import FitOptions, check_n
@@ -89,8 +89,8 @@ class FitSession:
         self._problem, self._rule, self._state, self._options = begun
         self._seed, self._score = seed, score
         self._seconds, self._compile_seconds = seconds, compile_seconds
-        self._observer, self._search, self._restarted = observer, search, ""
-        self._modes: tuple[OtherMode, ...] | None = None
+        self._observer, self._search = observer, search
+        self._searched: Searched | None = None
 
     @classmethod
     def begin(
@@ -146,10 +146,13 @@ class FitSession:
         begun = Begun(problem, rule, loop.settled(rule, state), snapshot.options)
         # Not what it took to get here.
         target.n_gradients, target.n_hessians = snapshot.n_gradients, snapshot.n_hessians
-        return cls(
+        search = ModeSearch.of(problem, snapshot.options, snapshot.seed) if snapshot.is_to_search else None
+        session = cls(
             begun, snapshot.seed, score=snapshot.scored, seconds=snapshot.seconds,
-            compile_seconds=snapshot.compile_seconds,
+            compile_seconds=snapshot.compile_seconds, search=search,
         )  # fmt: skip
+        session._searched = snapshot.searched
+        return session
 
     def snapshot(self) -> Snapshot:
         """Return what the fit needs to go on in another process."""
@@ -164,6 +167,8 @@ class FitSession:
             n_gradients=target.n_gradients,
             n_hessians=target.n_hessians,
             memory=memory_of(target),
+            searched=self._searched,
+            is_to_search=self._search is not None,
         )
 
     def refine(
@@ -228,7 +233,7 @@ class FitSession:
             else:
                 raise ValueError(NO_STRUCTURE)
             self._choose_between(stalled)
-            self._look_elsewhere(last, observe)
+            self._look_elsewhere(last, observe, progress)
             self._state = self._watched.ended(self._state)
         except KeyboardInterrupt:
             self._keep()
@@ -270,24 +275,24 @@ class FitSession:
         self._state = dataclasses.replace(state, history=history)
         self._elbo, self._gap = earlier.elbo, earlier.gap
 
-    def _look_elsewhere(self, last: int, observe: loop.Observer) -> None:
+    def _look_elsewhere(self, last: int, observe: loop.Observer, progress: FitProgress) -> None:
         """Look for other modes, fit from these, and keep the best of all."""
         first = best = Ended(self._state, self._elbo, self._gap)
+        if self._search is None or not first.state.status.ended_by_itself or first.state.n_iterations >= last:
+            return  # it may go on, and end later
         search, self._search = self._search, None
-        if search is None or not first.state.status.ended_by_itself or first.state.n_iterations >= last:
-            return
         target = self._problem.target
         try:
             found = search.after(
                 first.q, first.elbo.value, target.n_gradients, target.n_hessians,
-                by_rows=self._options.choice.estimator == "quadrature",
-                is_sound=first.state.status.can_be_followed,
+                is_sound=first.state.status.can_be_followed, show=progress.show,
             )  # fmt: skip
-            self._modes = None if found is None else ()
             if found is None or not found.modes:
+                self._searched = None if found is None else Searched(n_searched=found.n_gradients)
                 return
             fit = functools.partial(self._fit_from, first=first, last=last, observe=observe)
-            best, self._restarted, self._modes = explored(search, found, self._rule, self._problem.family, first, fit)
+            best, why, modes = explored(search, found, self._rule, self._problem.family, first, fit)
+            self._searched = Searched(why, modes, found.n_gradients)
         finally:
             self._state, self._elbo, self._gap = best
 
@@ -375,11 +380,9 @@ class FitSession:
             growing=self._growing(),
             improper=self._watched.improper,
             constant=constant_after(self._state.status, density),
-            restarted=self._restarted,
-            modes=self._modes or (),
-            searched=self._modes is not None,
+            searched=self._searched is not None,
             seed=self._seed,
-            **(vars(self._options.choice) | self._of_batches()),
+            **(vars(self._options.choice) | vars(self._searched or Searched()) | self._of_batches()),
         )
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Rule, RuleState
 from pymc_ngvi.fitting.loop import LoopState
+from pymc_ngvi.fitting.modes.found import Searched
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.steps.adaptive.rule import Adaptive
 from pymc_ngvi.steps.adaptive.state import AdaptiveState
@@ -29,6 +30,10 @@ class Snapshot:
         Evaluations so far.
     memory : dict
         What a reparametrised density has learned.
+    searched : Searched or None
+        What came of a search for other modes, if there was one.
+    is_to_search : bool
+        Whether other modes are yet to be looked for.
     """
 
     options: FitOptions
@@ -40,6 +45,8 @@ class Snapshot:
     n_gradients: int
     n_hessians: int
     memory: dict[str, object]
+    searched: Searched | None = None
+    is_to_search: bool = False
 
 
 def thinned(rule: Rule, state: RuleState) -> RuleState:

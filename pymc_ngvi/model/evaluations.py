@@ -15,6 +15,9 @@ from pymc_ngvi.model.sparsity.coloured import CACHED_ELEMENTS, slices
 
 #: Elements of a temporary in one batch: more than the cache has, as most temporaries of a model are smaller.
 _BATCH_ELEMENTS = 4 * CACHED_ELEMENTS
+#: Points in one batch at most: of so many, calls take less time than their work even in small models. Of functions
+#: that are compiled for one number of points, which are filled up.
+_MOST_POINTS, _MOST_OF_FIXED = 256, 64
 #: Estimated seconds of evaluating gradients, beyond which a function for log p alone is compiled.
 _LOGP_SECONDS = 0.5
 #: Elements of the largest intermediate times the dimension, below which one thread does best.
@@ -37,7 +40,8 @@ class Evaluations:
     def batch_size(self) -> int:
         """Points evaluated in one call."""
         widest = max(self._graphs.cost.widest, 1)
-        in_cache = int(np.clip(_BATCH_ELEMENTS // widest, 1, 64))
+        most = _MOST_OF_FIXED if self._functions.fixed_size else _MOST_POINTS
+        in_cache = int(np.clip(_BATCH_ELEMENTS // widest, 1, most))
         return max(in_cache, draws_in_call(widest)) if self._graphs.shares_calls else in_cache
 
     @property

@@ -12,7 +12,7 @@ from pymc_ngvi.core.values import AnyArray, Array
 from pymc_ngvi.model.data import DataSnapshot
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.layout import Layout
-from pymc_ngvi.model.prior import prior_draws
+from pymc_ngvi.model.prior import Prior
 
 
 @dataclass(frozen=True)
@@ -28,18 +28,24 @@ class ModelInfo:
         The data that the model had.
     start : ndarray, shape (n_dim,)
         The model's initial point, flat and unconstrained.
+    prior : Prior
+        Makes draws of the prior.
     """
 
     model: pm.Model
     layout: Layout
     data: DataSnapshot
     start: Array
+    prior: Prior
 
     @classmethod
-    def of(cls, model: pm.Model, point: dict[str, AnyArray]) -> "ModelInfo":
-        """Return what is known of a model now; its initial point is given, by unconstrained values."""
+    def of(cls, model: pm.Model, point: dict[str, AnyArray], prior: Prior | None = None) -> "ModelInfo":
+        """Return what is known of a model now.
+
+        Its initial point is given, by unconstrained values, and what drew from its prior before, if anything did.
+        """
         layout = Layout.from_model(model, point)
-        return cls(model, layout, DataSnapshot(model), layout.flatten(point))
+        return cls(model, layout, DataSnapshot(model), layout.flatten(point), prior or Prior(model))
 
     @property
     def n_dim(self) -> int:
@@ -54,7 +60,7 @@ class ModelInfo:
 
     def prior_draws(self, n_draws: int, seed: int) -> Array:
         """Draw from the prior, (n, n_dim), unconstrained; fewer draws, or none, where it can't be drawn from."""
-        return prior_draws(self.model, self.layout, n_draws, seed)
+        return self.prior.draws(self.layout, n_draws, seed)
 
 
 def terms_of(model: pm.Model, point: Mapping[str, AnyArray]) -> dict[str, float]:

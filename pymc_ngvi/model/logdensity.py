@@ -159,7 +159,7 @@ class LogDensity(ByRowsMethods):
         other = LogDensity.__new__(LogDensity)
         other.__dict__.update(self.__dict__)  # a copy would be without the functions, as a pickle is
         other._find_point = self._find_point or initial_point_function(self.model)
-        other.info = ModelInfo.of(self.model, other._find_point())
+        other.info = ModelInfo.of(self.model, other._find_point(), self.info.prior)
         if other.layout.variables != self.layout.variables:
             raise CannotReuse("the shapes or dims of its variables have changed")
         other.n_gradients = other.n_hessians = 0

@@ -161,6 +161,8 @@ class ExactStep:
     def _price(self, density: LogDensity, record: FitRecord) -> Price:
         """Return what the fit took, and what it leaves."""
         of_fit = fit_seconds(density, record.n_gradients, record.n_hessians, record.estimator)
+        if self.max_seconds is not None:
+            of_fit += record.n_searched * density.gradient_seconds
         unlimited = self.wanted != "auto" and self.max_seconds is None
         return Price(of_fit, np.inf if unlimited else self.max_seconds)
 

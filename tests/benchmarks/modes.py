@@ -29,7 +29,7 @@ import pymc as pm
 
 from environment import describe_environment
 from isolated import first_line, report, run_process, script
-from modes_models import CASES, Moments
+from modes_models import CASES, Case, Moments
 from pages import measured_on, table, write_between_marks
 from records import Records, Row
 from users_models import MODELS as USERS
@@ -55,8 +55,9 @@ Outcomes of the default fit. *right*: `approx.diagnose()` calls it reliable, and
 {MEAN:g} sd, no standard deviation by more than {SD:.0%}. *refused*: not reliable, and some moment is off, or no moments
 are known; *named* where a reason names a variable in question. *false alarm*: not reliable, though all moments are
 right.
-Moments are exact (two Gaussians, grids), posteriordb's (Lotka-Volterra), or those of NUTS with as many chains
-({CHAINS}) from the prior; "worst" is the largest error of a mean in standard deviations, and of a standard deviation.
+Moments are exact (two Gaussians, grids), posteriordb's (Lotka-Volterra), those of chains that a program of its own
+ran (SIR), or those of NUTS with as many chains ({CHAINS}) from the prior; "worst" is the largest error of a mean in
+standard deviations, and of a standard deviation.
 Modes: those that were found beside the one of the fit, and that no exact posterior covers. Seconds are those of
 processors, for the first fit in a process, compiling included.
 """
@@ -186,23 +187,27 @@ def references() -> dict[str, Moments]:
 
 def make_references(names: Sequence[str]) -> None:
     """Sample the models whose moments are not known otherwise; of two equal modes, draws of one are those of both."""
-    import nutpie
-
     known = json.loads(REFERENCES.read_text()) if REFERENCES.exists() else {}
     for name in names:
         case = CASES[name]
-        if case.moments is not None or name in known or case.sampled is None:
+        if case.moments is not None or name in known or (case.sampled or case.drawn) is None:
             continue
-        posterior = nutpie.sample(
-            nutpie.compile_pymc_model(case.sampled()), chains=CHAINS, cores=1, tune=TUNE, draws=DRAWS, seed=1,
-            progress_bar=False, target_accept=0.95,
-        ).posterior  # fmt: skip
-        draws = {of: np.asarray(posterior[of]) for of in case.names}
+        draws = _by_nuts(case) if case.drawn is None else case.drawn()
         if case.image is not None:
             draws = {of: np.concatenate([x, case.image(draws)[of]]) for of, x in draws.items()}
         known[name] = {of: [x.mean(axis=(0, 1)).tolist(), x.std(axis=(0, 1)).tolist()] for of, x in draws.items()}
         REFERENCES.write_text(json.dumps(known, indent=1))
         print(name, flush=True)
+
+
+def _by_nuts(case: Case) -> dict[str, Any]:
+    import nutpie
+
+    posterior = nutpie.sample(
+        nutpie.compile_pymc_model(case.sampled()), chains=CHAINS, cores=1, tune=TUNE, draws=DRAWS, seed=1,
+        progress_bar=False, target_accept=0.95,
+    ).posterior  # fmt: skip
+    return {of: np.asarray(posterior[of]) for of in case.names}
 
 
 # --- the page ---

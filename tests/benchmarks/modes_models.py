@@ -35,6 +35,8 @@ class Case:
         The model that NUTS samples where moments are not known otherwise; None where it can't.
     image : callable or None
         Draws by name to draws of the other one of two equal modes.
+    drawn : callable or None
+        Returns draws by name, (n_chains, n_draws, ...), by other means than NUTS of PyMC's model.
     """
 
     build: Callable[[], pm.Model]
@@ -42,6 +44,7 @@ class Case:
     names: tuple[str, ...] = ()
     sampled: Callable[[], pm.Model] | None = None
     image: Callable[[dict[str, Array]], dict[str, Array]] | None = None
+    drawn: Callable[[], dict[str, Array]] | None = None
 
 
 # --- differential equations ---
@@ -107,6 +110,63 @@ def sir() -> pm.Model:
 
 
 SIR_SCALES = {"beta": 2.5, "gamma": 1.0, "xi": 25.0, "delta": 1.0}
+#: Chains, steps and kept ones of the reference, and steps a day of its integration.
+_CHAINS, _STEPS, _KEPT, _A_DAY = 300, 1_000, 300, 8
+#: Nats below the best, after 20 steps, at which a chain has led to nothing.
+_NO_MASS = 100.0
+
+
+def sir_draws() -> dict[str, Array]:
+    """Draws of the same posterior by a program of its own: chains that begin at draws of the prior.
+
+    Differential evolution Markov chains (ter Braak 2006, https://doi.org/10.1007/s11222-006-8769-1), with equations
+    solved by the classical Runge-Kutta method at fixed steps. Before any draw is kept, chains that are stuck at poor
+    modes go to where others are.
+    """
+    rng, scales = np.random.default_rng(1), np.array(list(SIR_SCALES.values()))
+    u = np.log(np.abs(scales * rng.standard_cauchy((_CHAINS, 4))))
+    logp, kept = _sir_logp(u), []
+    for step in range(_STEPS):
+        one, other = ((np.arange(_CHAINS) + rng.integers(1, _CHAINS, _CHAINS)) % _CHAINS for _ in range(2))
+        gamma = 1.0 if step % 10 == 0 else 2.38 / np.sqrt(8.0)
+        new = u + gamma * (u[one] - u[other]) + 1e-4 * rng.standard_normal(u.shape)
+        of_new = _sir_logp(new)
+        taken = logp + np.log(rng.random(_CHAINS)) < of_new  # those without a density move to any that have one
+        u, logp = np.where(taken[:, None], new, u), np.where(taken, of_new, logp)
+        if step % 20 == 0 and step < _STEPS - 2 * _KEPT:  # what has no mass is left before anything is kept
+            poor = ~(logp > logp.max() - _NO_MASS)
+            better = rng.choice(np.flatnonzero(~poor), poor.sum())
+            u[poor], logp[poor] = u[better], logp[better]
+        if step >= _STEPS - _KEPT:
+            kept.append(np.exp(u))
+    rates = np.stack(kept, axis=1)
+    return {name: rates[..., i] for i, name in enumerate(SIR_SCALES)}
+
+
+@np.errstate(all="ignore")
+def _sir_logp(u: Array) -> Array:
+    """Return log p at logarithms of the rates, (n, 4)."""
+    rates, h = np.exp(u), 1.0 / _A_DAY
+    y = np.broadcast_to([[1e4], [0.0], [0.0], [1e4]], (4, len(u))).copy()
+    path = []
+    for step in range(7 * _A_DAY * len(INFECTED)):
+        k1 = _infections_of(y, rates.T)
+        k2 = _infections_of(y + 0.5 * h * k1, rates.T)
+        k3 = _infections_of(y + 0.5 * h * k2, rates.T)
+        y = y + h / 6.0 * (k1 + 2.0 * k2 + 2.0 * k3 + _infections_of(y + h * k3, rates.T))
+        if (step + 1) % (7 * _A_DAY) == 0:
+            path.append(y)
+    solved = np.stack(path)
+    new = -np.diff(np.concatenate([np.full((1, len(u)), 1e4), solved[:, 0]]), axis=0)
+    infected = INFECTED[:, None] * np.log(new) - new
+    bacteria = -0.5 * ((np.log(BACTERIA)[:, None] - np.log(solved[:, 3])) / 0.15) ** 2
+    prior = (u - np.log1p((rates / np.array(list(SIR_SCALES.values()))) ** 2)).sum(axis=1)
+    logp = infected.sum(axis=0) + bacteria.sum(axis=0) + prior
+    return np.where(np.isfinite(logp), logp, -np.inf)
+
+
+def _infections_of(y: Array, p: Array) -> Array:
+    return np.stack(_infections(y, 0.0, p))
 
 
 # --- curves ---
@@ -286,7 +346,7 @@ def _of_users(name: str) -> Case:
 _exponentials, _mixture = functools.partial(two_exponentials, True), functools.partial(mixture, True)
 CASES: dict[str, Case] = {
     "Lotka-Volterra": Case(lotka_volterra, _lotka_volterra, ("theta", "z_init", "sigma")),
-    "SIR": Case(sir, None, tuple(SIR_SCALES)),
+    "SIR": Case(sir, None, tuple(SIR_SCALES), drawn=sir_draws),
     "two exponentials, ordered": Case(_exponentials, None, ("a", "log_k", "sigma"), _exponentials),
     "two exponentials": Case(
         functools.partial(two_exponentials, False), None, ("a", "log_k", "sigma"), _exponentials, _swapped

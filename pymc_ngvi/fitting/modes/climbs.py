@@ -7,21 +7,16 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core import linalg
 from pymc_ngvi.core.target import MeanHessian, Spread
 from pymc_ngvi.core.types import Array, GaussianState
-from pymc_ngvi.families import FullState
+from pymc_ngvi.fitting.modes.newton import N_STEPS, abouts, climbed
 from pymc_ngvi.mixtures.finite.search import ascend, is_at, local_component
 from pymc_ngvi.model import LogDensity
 
 #: Dimensions up to which curvatures come from differences of gradients, and climbs take steps of Newton's method.
 MOST_NEWTON = 12
-#: Steps of these; gradients that another climb takes, about.
-N_STEPS, N_ASCENT = 20, 60
-#: Least curvature of a climb, in its scales; length of its steps; nats below which a step is the last.
-_LEAST_CURVATURE, _MOST_LENGTH, _LAST_GAIN = 0.1, 3.0, 0.05
-#: Length of differences of gradients, in the same scales.
-_DIFFERENCE = 1e-5
+#: Gradients that another climb takes, about; nats below which a step is the last.
+_N_ASCENT, _LAST_GAIN = 60, 0.05
 #: Slope of log p per root dimension, in units of a mode, below which a climb has ended at one: others end on ridges.
 _FLAT = 0.3
 #: Distance from a fit, in standard deviations and per root dimension, from which on a mode is another one.
@@ -65,7 +60,7 @@ class Mode(NamedTuple):
 
 def cost(n_dim: int) -> int:
     """Return the gradients that a climb takes, about."""
-    return N_STEPS * (n_dim + 1) if n_dim <= MOST_NEWTON else N_ASCENT
+    return N_STEPS * (n_dim + 1) if n_dim <= MOST_NEWTON else _N_ASCENT
 
 
 def modes_from(
@@ -73,7 +68,6 @@ def modes_from(
     q: GaussianState,
     points: Array,
     scales: Array,
-    advance: Callable[[float], None],
     *,
     home_mass: float | None = None,
     by_rows: bool = False,
@@ -87,8 +81,6 @@ def modes_from(
         In many dimensions, climbs go in coordinates that it whitens, and Gaussians about modes are of its family.
     points, scales : ndarray, shape (n_points, n_dim)
         Where climbs begin, and standard deviations that are about right there.
-    advance : callable
-        Told of gradients that were evaluated.
     home_mass : float, optional
         Log mass of q, where the first point is its mean: in many dimensions, where its climb ends is told of only if
         there are other modes.
@@ -104,9 +96,10 @@ def modes_from(
     with np.errstate(all="ignore"):
         if density.n_dim <= MOST_NEWTON:
             ends, logp, grad = climbed(density, points, scales)
+            about_ends = abouts(density, ends, grad, scales)
 
             def make(i: int) -> GaussianState | None:
-                return _about(density, ends[i], grad[i], scales[i])
+                return about_ends[i]
         else:
             whitened: Any = _Whitened(density, q)
             curved: Any = _CurvedByRows(density, q) if by_rows else density
@@ -121,7 +114,6 @@ def modes_from(
             def make(i: int) -> GaussianState | None:
                 return about(ends[i])
 
-        advance(len(points) * cost(density.n_dim))
         return _distinct(density, ends, logp, make)
 
 
@@ -319,87 +311,3 @@ class _CurvedByRows:
         [point] = theta
         found = self._density.by_rows.about(point, cast(Spread, self._q))
         return self._density.mean_hessian(theta) if found is None else found
-
-
-def climbed(density: LogDensity, points: Array, scale: Array) -> tuple[Array, Array, Array]:
-    """Climb log p from several points at once, by Newton steps with the absolute values of the curvatures.
-
-    Parameters
-    ----------
-    density : LogDensity
-    points : ndarray, shape (n_points, n_dim)
-    scale : ndarray, shape (n_points, n_dim)
-        In which least curvatures and lengths of steps are measured.
-
-    Returns
-    -------
-    points : ndarray, shape (n_points, n_dim)
-    logp : ndarray, shape (n_points,)
-        -inf where it is not finite.
-    grad : ndarray, shape (n_points, n_dim)
-    """
-    x = points.copy()
-    logp, grad = density.logp_grad(x)
-    active = np.isfinite(logp) & np.isfinite(grad).all(axis=1)
-    logp = np.where(active, logp, -np.inf)
-    direction, size, turn = np.zeros_like(x), np.ones(len(x)), active.copy()
-    for _ in range(N_STEPS):
-        turning = active & turn
-        direction[turning] = _newton_steps(density, x[turning], grad[turning], scale[turning])
-        rows = np.flatnonzero(active)
-        if not len(rows):
-            break
-        new = x[rows] + size[rows, None] * direction[rows]
-        new_logp, new_grad = density.logp_grad(new)
-        with np.errstate(invalid="ignore"):
-            better = (new_logp >= logp[rows]) & np.isfinite(new_logp) & np.isfinite(new_grad).all(axis=1)
-        up, down = rows[better], rows[~better]
-        gain = new_logp[better] - logp[up]
-        full = size[up] == 1.0
-        x[up], logp[up], grad[up] = new[better], new_logp[better], new_grad[better]
-        size[up], size[down] = np.minimum(2.0 * size[up], 1.0), 0.25 * size[down]
-        turn[:] = False
-        turn[up] = True
-        active[up[full & (gain < _LAST_GAIN)]] = False
-    return x, logp, grad
-
-
-def _newton_steps(density: LogDensity, points: Array, grad: Array, scale: Array) -> Array:
-    """Return a step for each point, (n_points, n_dim): along the gradient where there are no curvatures."""
-    curvatures, _ = _curvatures(density, points, grad, scale)
-    values, vectors = np.linalg.eigh(curvatures)
-    slopes = np.einsum("nji,nj->ni", vectors, scale * grad)
-    steps = np.einsum("nij,nj->ni", vectors, slopes / np.maximum(np.abs(values), _LEAST_CURVATURE))
-    longest = _MOST_LENGTH * np.sqrt(points.shape[1])
-    length = np.maximum(np.linalg.norm(steps, axis=1, keepdims=True), 1e-300)
-    result: Array = scale * steps * np.minimum(1.0, longest / length)
-    return result
-
-
-def _about(density: LogDensity, point: Array, grad: Array, scale: Array) -> GaussianState | None:
-    """Return the Gaussian with the curvature of log p at a point; None where it bends upwards."""
-    sd = scale.copy()
-    for _ in range(2):  # the second time over differences of the right length
-        [curvature], _ = _curvatures(density, point[None], grad[None], sd[None])
-        sd = sd / np.sqrt(np.maximum(np.diag(curvature), _LEAST_CURVATURE))
-    [curvature], [finite] = _curvatures(density, point[None], grad[None], sd[None])
-    upper = linalg.reverse_cholesky(curvature) if finite else None
-    if upper is None:
-        return None
-    factor = linalg.solve_lower(np.ascontiguousarray(upper.T), np.eye(len(point)))
-    return cast(GaussianState, FullState(point.copy(), sd[:, None] * factor))
-
-
-def _curvatures(density: LogDensity, points: Array, grad: Array, scales: Array) -> tuple[Array, NDArray[np.bool_]]:
-    """Return minus the Hessian at each point, in its scales, from differences of gradients; 1 where not finite."""
-    n_points, n_dim = points.shape
-    if not n_points:
-        return np.empty((0, n_dim, n_dim)), np.empty(0, dtype=np.bool_)
-    moved = points[:, None, :] + _DIFFERENCE * scales[:, :, None] * np.eye(n_dim)
-    _, beside = density.logp_grad(moved.reshape(-1, n_dim))
-    with np.errstate(invalid="ignore", over="ignore"):
-        change = grad[:, None, :] - beside.reshape(n_points, n_dim, n_dim)
-        curvatures = scales[:, None, :] * change / _DIFFERENCE
-        curvatures = 0.5 * (curvatures + curvatures.transpose(0, 2, 1))
-    finite = np.isfinite(curvatures).all(axis=(1, 2))
-    return np.where(finite[:, None, None], curvatures, np.eye(n_dim)), finite

@@ -42,6 +42,26 @@ class OtherMode:
     is_equal: bool = False
 
 
+@stored("fit.searched")
+@dataclass(frozen=True)
+class Searched:
+    """What came of a search for other modes, as a record has it.
+
+    Parameters
+    ----------
+    restarted : str
+        Why the fit is one from another mode, in a sentence; empty where it is not.
+    modes : tuple of OtherMode
+        That are left besides.
+    n_searched : int
+        Gradients that the search took.
+    """
+
+    restarted: str = ""
+    modes: tuple[OtherMode, ...] = ()
+    n_searched: int = 0
+
+
 def is_outside(density: LogDensity, q: VariationalState, elbo: float, other: VariationalState, seed: int) -> bool:
     """Tell whether most of another approximation is where q lacks mass.
 

@@ -6,6 +6,7 @@ are far from the fit, and may have much of the mass by Laplace's method, are whe
 
 import logging
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,8 +18,8 @@ from pymc_ngvi.fitting.modes.climbs import Mode, cost, far_from, modes_from
 from pymc_ngvi.fitting.modes.found import is_outside
 from pymc_ngvi.fitting.modes.points import points_for
 from pymc_ngvi.fitting.options import FitOptions
+from pymc_ngvi.fitting.price import fit_seconds, in_words
 from pymc_ngvi.fitting.problem import Problem
-from pymc_ngvi.fitting.progress import WorkProgress
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.graphs.odes import in_few_steps
 from pymc_ngvi.model.one_mode import has_one_mode
@@ -29,8 +30,8 @@ logger = logging.getLogger("pymc.ngvi")
 _LEAST_SECONDS, _OF_CLIMBS = 10.0, 0.25
 #: Climbs, and points to begin from: at most; climbs at least.
 _MOST_CLIMBS, _MOST_LOOKED, _FEWEST_CLIMBS = 48, 768, 6
-#: Gradients that an expectation over rows takes as long as, and a Hessian.
-_OF_EXPECTATION, _OF_HESSIAN = 15.0, 3.0
+#: Seconds of a search that takes longer than the fit from which on that is said beforehand; and of any search.
+_SAID, _LONG = 2.0, 10.0
 #: Number of the random stream behind it.
 _STREAM = 7_000_000
 #: Nats that a mode may have less mass than the best one; or the variance that it is to add, as a part.
@@ -54,6 +55,8 @@ class FoundModes(NamedTuple):
         Draws of the prior, and points in all, that were looked at.
     n_fits : int
         That the time allows.
+    n_gradients : int
+        That it took.
     """
 
     home: Mode | None
@@ -61,6 +64,15 @@ class FoundModes(NamedTuple):
     n_prior: int
     n_looked: int
     n_fits: int
+    n_gradients: int
+
+
+def _say(seconds: float, of_fit: float, show: Callable[[str], None]) -> None:
+    """Say what is being done: in the log, too, where it takes long, or longer than the fit."""
+    text = f"Looking for other modes: {in_words(seconds)}"
+    show(text)
+    if seconds >= _LONG or seconds >= max(_SAID, of_fit):
+        logger.info(f"{text}{', longer than the fit took' if seconds > of_fit else ''}.")
 
 
 @dataclass(frozen=True)
@@ -72,10 +84,16 @@ class ModeSearch:
     density : LogDensity
     seed : int
         Of the fit.
+    estimator : str
+        Of the fit.
+    max_seconds : float or None
+        Estimated seconds that the whole call may take.
     """
 
     density: LogDensity
     seed: int
+    estimator: str
+    max_seconds: float | None = None
 
     @classmethod
     def of(cls, problem: Problem, options: FitOptions, seed: int) -> "ModeSearch | None":
@@ -84,7 +102,7 @@ class ModeSearch:
         served = options.choice.step in ("adaptive", "linesearch") and problem.has_own_coordinates
         if not served or density.has_minibatch or density.is_streamed or density.is_sharded:
             return None
-        return cls(density, seed)
+        return cls(density, seed, options.choice.estimator, options.max_seconds)
 
     @property
     def stream(self) -> int:
@@ -92,9 +110,16 @@ class ModeSearch:
         return int(np.random.default_rng([_STREAM, self.seed]).integers(2**31))
 
     def after(
-        self, q: GaussianState, elbo: float, n_gradients: int, n_hessians: int, *, by_rows: bool, is_sound: bool
+        self,
+        q: GaussianState,
+        elbo: float,
+        n_gradients: int,
+        n_hessians: int,
+        *,
+        is_sound: bool,
+        show: Callable[[str], None] = lambda _: None,
     ) -> FoundModes | None:
-        """Look for modes away from a fit.
+        """Look for modes away from a fit; what is evaluated counts with nothing else.
 
         Parameters
         ----------
@@ -102,56 +127,58 @@ class ModeSearch:
             The fit.
         elbo : float
         n_gradients, n_hessians : int
-            That it took.
-        by_rows : bool
-            Whether these are expectations over rows.
+            That it took: expectations of both, where there are no draws.
         is_sound : bool
             Whether it is a place to look around from.
+        show : callable
+            Shows what is being done.
 
         Returns
         -------
         FoundModes or None
             None where there is nothing to look for, or no time.
         """
-        if not isinstance(q, Gaussian) or not np.isfinite(elbo) or has_one_mode(self.density):
-            return None
-        counted = self.density.n_gradients, self.density.n_hessians
-        try:
-            return self._found(q, elbo, n_gradients, n_hessians, by_rows=by_rows, is_sound=is_sound)
-        finally:
-            if by_rows:  # what the fit has counted are expectations
-                self.density.n_gradients, self.density.n_hessians = counted
-
-    def _found(
-        self, q: GaussianState, elbo: float, n_gradients: int, n_hessians: int, *, by_rows: bool, is_sound: bool
-    ) -> FoundModes | None:
-        """Return what climbs lead to; see `after`."""
         density = self.density
-        each = max(density.gradient_seconds, 1e-9)
-        of_draws = n_gradients + _OF_HESSIAN * n_hessians
-        of_fit = each * (_OF_EXPECTATION * min(n_gradients, n_hessians) if by_rows else of_draws)
+        if not isinstance(q, Gaussian) or not np.isfinite(elbo) or has_one_mode(density):
+            return None
+        each, of_climb = max(density.gradient_seconds, 1e-9), cost(density.n_dim)
+        of_fit = fit_seconds(density, n_gradients, n_hessians, self.estimator)
         seconds = max(_LEAST_SECONDS, of_fit)
-        n_climbs = int(_OF_CLIMBS * seconds / (each * cost(density.n_dim)))
+        if self.max_seconds is not None:
+            seconds = min(seconds, max(self.max_seconds - of_fit, 0.0))
+        n_climbs = int(_OF_CLIMBS * seconds / (each * of_climb))
         if n_climbs < _FEWEST_CLIMBS:
             logger.info("Other modes are not looked for: evaluations of this model are dear.")
             return None
         n_climbs = min(n_climbs, _MOST_CLIMBS)
         n_looked = min(int(0.5 * _OF_CLIMBS * seconds / each), _MOST_LOOKED)
-        with in_few_steps(), WorkProgress("Looking for other modes", n_climbs * cost(density.n_dim)) as progress:
+        n_fits = int(np.clip((1.0 - _OF_CLIMBS) * seconds / max(of_fit, 1e-9), 1, _MOST_FITS))
+        _say((n_climbs * of_climb + n_looked) * each, of_fit, show)
+        counted = density.n_gradients, density.n_hessians
+        try:
+            return self._found(q, elbo, n_climbs, n_looked, n_fits, is_sound=is_sound)
+        finally:
+            density.n_gradients, density.n_hessians = counted
+
+    def _found(
+        self, q: GaussianState, elbo: float, n_climbs: int, n_looked: int, n_fits: int, *, is_sound: bool
+    ) -> FoundModes | None:
+        """Return what climbs lead to; see `after`."""
+        density, before = self.density, self.density.n_gradients
+        with in_few_steps():
             points = points_for(density, q, np.random.default_rng(self.stream), n_climbs, n_looked, is_sound=is_sound)
             if not len(points.theta):
                 return None
             modes, which = modes_from(
-                density, q, points.theta, points.scales, progress.advance,
-                home_mass=elbo if points.n_own else None, by_rows=by_rows,
+                density, q, points.theta, points.scales,
+                home_mass=elbo if points.n_own else None, by_rows=self.estimator == "quadrature",
             )  # fmt: skip
         home = modes[which[0]] if points.n_own and which[0] >= 0 else None
         others = [mode for mode in modes if self._is_other(mode, home, q, elbo)]
         others = sorted(others, key=lambda mode: -mode.log_mass)
         best = others[0].log_mass if others and others[0].log_mass > elbo else elbo
         others = [mode for mode in others if _counts(mode, q if best == elbo else others[0].gaussian, best)]
-        n_fits = int(np.clip((1.0 - _OF_CLIMBS) * seconds / max(of_fit, 1e-9), 1, _MOST_FITS))
-        return FoundModes(home, others, points.n_prior, points.n_looked, n_fits)
+        return FoundModes(home, others, points.n_prior, points.n_looked, n_fits, density.n_gradients - before)
 
     def _is_other(self, mode: Mode, home: Mode | None, q: GaussianState, elbo: float) -> bool:
         """Tell whether a mode is not the one that the fit is at."""

@@ -10,7 +10,7 @@ import contextvars
 import functools
 import warnings
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import permutations
 from typing import Any
 
@@ -19,6 +19,7 @@ import pytensor
 import pytensor.tensor as pt
 
 from pymc.ode import DifferentialEquation
+from pytensor.compile import Function
 from pytensor.gradient import DisconnectedType
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import Op
@@ -29,6 +30,7 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.model.graphs.backends import quick_mode, without_c
+from pymc_ngvi.model.graphs.calls import Calls, NoNumPyFunction
 from pymc_ngvi.model.graphs.inner import copy_of
 from pymc_ngvi.model.graphs.loops import vectorised
 from pymc_ngvi.model.graphs.runge_kutta import solved
@@ -39,6 +41,9 @@ _HIGHEST_ORDER = 2
 _MOST_STEPS = 5_000
 #: Whether equations that take many steps count as having no solution.
 _IN_FEW_STEPS = contextvars.ContextVar("in few steps", default=False)
+
+#: From each state and parameter, and t, (n_draws,), to parts of the right-hand side and its derivatives.
+type PartsOf = Callable[[Sequence[Array]], list[Array]]
 
 
 class Equations:
@@ -99,7 +104,8 @@ class Equations:
         vectors = [pt.vector(dtype="float64") for _ in numbers]
         batched = vectorised(list(parts.values()), dict(zip([*numbers, t], [*vectors, times], strict=True)))
         function = pytensor.function([*vectors, times], batched, mode=quick_mode(), on_unused_input="ignore")
-        return Slopes(function, list(parts), [(self.n_states, *[n] * k) for k in range(order + 1)])
+        shapes = [(self.n_states, *[n] * k) for k in range(order + 1)]
+        return Slopes(_with_little_overhead(function), list(parts), shapes)
 
 
 class Slopes:
@@ -108,29 +114,36 @@ class Slopes:
     Parameters
     ----------
     function : callable
-        From each state and parameter, (n_draws,), and t to the parts.
+        From a list of each state and parameter, (n_draws,), and t, to the parts.
     places : list of tuple
         Where each part is in f or a derivative; axes of derivatives in ascending order stand for all orders.
     shapes : list of tuple
         Of f and its derivatives.
     """
 
-    def __init__(
-        self, function: Callable[..., list[Array]], places: list[tuple[int, ...]], shapes: list[tuple[int, ...]]
-    ) -> None:
-        self._function, self._places, self._shapes = function, places, shapes
+    def __init__(self, function: PartsOf, places: list[tuple[int, ...]], shapes: list[tuple[int, ...]]) -> None:
+        self._function, self._shapes = function, shapes
+        every: Any = slice(None)
+        self._places = [(len(axes), [(every, i, *order) for order in set(permutations(axes))]) for i, *axes in places]
 
     def __call__(self, both: Array, t: Array | float) -> list[Array]:
         """Return f, (n_draws, n_states), and its derivatives, with an axis more each."""
         result = [np.zeros((len(both), *shape)) for shape in self._shapes]
         values = self._function(
-            *np.ascontiguousarray(both.T), np.broadcast_to(np.asarray(t, dtype=np.float64), len(both))
+            [*np.ascontiguousarray(both.T), np.broadcast_to(np.asarray(t, dtype=np.float64), len(both))]
         )
-        for (i, *axes), value in zip(self._places, values, strict=True):
-            for order in set(permutations(axes)):
-                at: tuple[Any, ...] = (slice(None), i, *order)
-                result[len(axes)][at] = value
+        for (order, places), value in zip(self._places, values, strict=True):
+            for at in places:
+                result[order][at] = value
         return result
+
+
+def _with_little_overhead(function: Function) -> PartsOf:
+    """Return a function by calls of NumPy alone, where there are such: thunks would take most of the time."""
+    try:
+        return Calls(function.maker.fgraph.inputs, function.maker.fgraph.outputs)
+    except NoNumPyFunction:
+        return lambda numbers: function(*numbers)
 
 
 def _differentiated(level: dict[tuple[int, ...], Variable], numbers: list[Variable]) -> dict[tuple[int, ...], Variable]:

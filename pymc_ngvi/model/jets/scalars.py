@@ -1,22 +1,18 @@
 """Derivatives of scalar operations: from PyTensor, as calls of NumPy functions on arrays."""
 
-import importlib
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 
-import numpy as np
 import pytensor.scalar as ps
 import pytensor.tensor as pt
 
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.rewriting.basic import dfs_rewriter
-from pytensor.graph.traversal import toposort
 from pytensor.tensor.elemwise import Elemwise
 
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.model.graphs import graph, rewrites
+from pymc_ngvi.model.graphs.calls import Calls, NoNumPyFunction
 from pymc_ngvi.model.graphs.inner import copy_of
 from pymc_ngvi.model.jets.arrays import CannotFollow
 
@@ -77,7 +73,10 @@ class ScalarFunctions:
 
     def __init__(self, inputs: list[Variable], outputs: list[Variable]) -> None:
         self.constants = [_number(out) for out in outputs]
-        self._value, self._all = _Calls(inputs, outputs[:1]), _Calls(inputs, outputs)
+        try:
+            self._value, self._all = Calls(inputs, outputs[:1]), Calls(inputs, outputs)
+        except NoNumPyFunction as reason:
+            raise CannotFollow(str(reason)) from None
 
     def value(self, inputs: Sequence[AnyArray]) -> AnyArray:
         """Return the value alone."""
@@ -103,55 +102,3 @@ def scalar_functions(operations: list[Operation]) -> dict[Operation, ScalarFunct
 
 def _number(var: Variable) -> float | None:
     return float(var.data) if isinstance(var, Constant) else None
-
-
-class _Calls:
-    """A list of calls of NumPy functions."""
-
-    def __init__(self, inputs: list[Variable], outputs: list[Variable]) -> None:
-        self._slots = {var: k for k, var in enumerate(inputs)}
-        self._n_inputs, self._constants = len(inputs), dict[int, AnyArray]()
-        self._calls: list[tuple[Callable[..., AnyArray], list[int], int]] = []
-        for node in toposort(outputs):
-            read = [self._slot(i) for i in node.inputs]
-            self._calls.append((_numpy_function(node.op, len(read)), read, self._new(node.outputs[0])))
-        self._outputs = [self._slot(out) for out in outputs]
-
-    def _new(self, var: Variable) -> int:
-        self._slots[var] = len(self._slots)
-        return self._slots[var]
-
-    def _slot(self, var: Variable) -> int:
-        if var not in self._slots:
-            if not isinstance(var, Constant):
-                raise CannotFollow(f"{var} is no argument")
-            self._constants[self._new(var)] = np.asarray(var.data)
-        return self._slots[var]
-
-    def __call__(self, inputs: Sequence[AnyArray]) -> list[AnyArray]:
-        values: list[AnyArray] = [*inputs, *[np.empty(0)] * (len(self._slots) - self._n_inputs)]
-        for slot, constant in self._constants.items():
-            values[slot] = constant
-        for function, read, out in self._calls:
-            values[out] = function(*[values[k] for k in read])
-        return [values[k] for k in self._outputs]
-
-
-def _numpy_function(op: object, n_inputs: int) -> Callable[..., AnyArray]:
-    if not isinstance(op, Elemwise) or not rewrites.runs_on_numpy(op.scalar_op, n_inputs):
-        raise CannotFollow(f"{op} has no NumPy function")
-    scalar_op = op.scalar_op
-    if isinstance(scalar_op, ps.Cast):
-        dtype = np.dtype(scalar_op.o_type.dtype)
-        return lambda x: np.asarray(x).astype(dtype)
-    function = _named((op.nfunc_spec or scalar_op.nfunc_spec)[0])
-    if isinstance(scalar_op, ps.Add | ps.Mul) and n_inputs != 2:
-        return lambda *x: reduce(function, x)
-    return function
-
-
-def _named(name: str) -> Callable[..., AnyArray]:
-    """Return the function of a name such as "exp" or "scipy.special.expit"."""
-    module, _, name = name.rpartition(".")
-    function: Callable[..., AnyArray] = getattr(importlib.import_module(module or "numpy"), name)
-    return function

@@ -111,10 +111,20 @@ def drift_of(moved: Moved, mean: Array, sd: Array, log_q: tuple[Array, Array] | 
 
 
 def _controlled(values: Array, control: Array) -> Estimates:
-    """Return means over draws, less what draws of a control, whose mean is 0, say of their error."""
-    n_draws = len(values)
+    """Return means over draws, less what draws of a control, whose mean is 0, say of their error.
+
+    Where the control is further from 0 than its standard errors tell, it has missed what is rare but counts, such as a
+    far mode with little mass; so may the others have, and the error is at least as large.
+    """
     rest = values - _slope(values, control) * control
-    return Estimates(rest.mean(axis=0), rest.std(axis=0, ddof=1) / np.sqrt(n_draws))
+    se, own, own_se = _standard_error(rest), np.abs(control.mean(axis=0)), _standard_error(control)
+    se = np.where(own > critical(len(own)) * own_se, np.maximum(se, own), se)
+    return Estimates(rest.mean(axis=0), se)
+
+
+def _standard_error(values: Array) -> Array:
+    result: Array = values.std(axis=0, ddof=1) / np.sqrt(len(values))
+    return result
 
 
 def _slope(values: Array, control: Array) -> Array:

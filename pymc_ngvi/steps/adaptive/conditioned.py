@@ -9,7 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
-from pymc_ngvi.core.types import Array, Density, Expectation, MeanHessian, RowRules, RowsTarget, Spread
+from pymc_ngvi.core.types import (
+    Array,
+    Density,
+    Expectation,
+    MeanHessian,
+    RowRules,
+    RowsTarget,
+    Spread,
+    mean_hessians,
+)
 
 
 class Conditioned:
@@ -45,7 +54,12 @@ class Conditioned:
 
     def mean_hessian(self, theta: Array) -> MeanHessian:
         """Return the mean of hess log p over draws."""
-        return _GivenHessian(self._target.mean_hessian(self._given(theta)), self._index, self._sd**2, self.n_dim)
+        return self.mean_hessians([theta])[0]
+
+    def mean_hessians(self, draws: list[Array]) -> list[MeanHessian]:
+        """Return the mean of hess log p over each of several sets of draws, together where the whole has them so."""
+        found = mean_hessians(self._target, [self._given(theta) for theta in draws])
+        return [_GivenHessian(hessian, self._index, self._sd**2, self.n_dim) for hessian in found]
 
     def expected(
         self, q: Spread, rules: RowRules | None = None, *, adapt: bool = False, least: float = -np.inf
