@@ -11,12 +11,12 @@ import pytensor.tensor as pt
 import pytest
 
 from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.refusal import PatternWidened
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.by_rows import ByRows
 from pymc_ngvi.model.sparsity import coloured, hessian, interaction
 from pymc_ngvi.model.sparsity.coloured import ColouredHessian, batch
 from pymc_ngvi.model.sparsity.colouring import Colouring
-from pymc_ngvi.model.sparsity.hessian import PatternWidened
 
 _RNG = np.random.default_rng(51)
 GROUP = np.repeat(np.arange(12), 4)

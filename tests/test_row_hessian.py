@@ -8,8 +8,9 @@ import pytest
 
 import pymc_ngvi
 
+from pymc_ngvi.core.refusal import RowHessianGivenUp
 from pymc_ngvi.fitting.modes.search import ModeSearch
-from pymc_ngvi.model import LogDensity, PatternWidened, by_rows
+from pymc_ngvi.model import LogDensity, by_rows
 from pymc_ngvi.model.by_rows import ByRows
 from pymc_ngvi.model.flat import FlatGraphs, Functions
 from pymc_ngvi.model.predictors.row_hessian import CompiledDerivatives
@@ -127,7 +128,7 @@ def test_wrong_second_derivatives_are_not_used(monkeypatch):
     monkeypatch.setattr(CompiledDerivatives, "entries", lambda self, mean: entries(self, 1.01 * mean))
     density = density_of(intercepts)
     theta = models.random_points(density, 3, 3)
-    with pytest.raises(PatternWidened):
+    with pytest.raises(RowHessianGivenUp):
         density.mean_hessian(theta).values()
     assert not density.by_rows.gives_hessians
     assert density.rows is not None  # their values are those of log p

@@ -11,6 +11,7 @@ import numpy as np
 from pytensor.compile import Function
 
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
+from pymc_ngvi.core.refusal import RowsGivenUp
 from pymc_ngvi.core.target import RowsOnDevice, Spread
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.model.flat import FlatGraphs, Functions
@@ -23,7 +24,7 @@ from pymc_ngvi.model.predictors.pattern import pattern_of
 from pymc_ngvi.model.predictors.row_hessian import FEW_PREDICTORS, RowHessian, SecondDerivatives
 from pymc_ngvi.model.predictors.row_space import SeenFromRows, seen_from_rows
 from pymc_ngvi.model.sparsity.dependence_sets import Dependence, TooDenseError
-from pymc_ngvi.model.sparsity.hessian import PatternWidened, is_dense
+from pymc_ngvi.model.sparsity.hessian import is_dense
 
 #: Points about the start, and how far from it, at which rows are compared with log p.
 _N_CHECKED, _AROUND = 3, 0.3
@@ -173,13 +174,13 @@ class ByRows:
 
         Raises
         ------
-        PatternWidened
+        RowsGivenUp
             Where they don't: they are given up.
         """
         rows = self.found
         if rows is not None and not rows.agrees(point[None], self.logp(point[None])):
             self.give_up()
-            raise PatternWidened("the rows are not all of log p")
+            raise RowsGivenUp("the rows are not all of log p")
 
     def cover(self, draw: Callable[[], Array]) -> bool:
         """Tell whether rows are all of log p at draws; see `RowsTarget.rows_cover`."""

@@ -13,6 +13,7 @@ from pytensor.compile import Function
 from pytensor.graph.basic import Variable
 from scipy import sparse
 
+from pymc_ngvi.core.refusal import PatternWidened
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.model.by_rows import ByRows
 from pymc_ngvi.model.flat import FlatGraphs, Functions, jets_of
@@ -26,7 +27,7 @@ from pymc_ngvi.model.predictors.hessian import PredictorHessian, predictor_hessi
 from pymc_ngvi.model.predictors.linear_map import AffineMap
 from pymc_ngvi.model.rows import Rows
 from pymc_ngvi.model.sparsity.coloured import CACHED_ELEMENTS, ColouredHessian, batch, slices
-from pymc_ngvi.model.sparsity.hessian import PatternWidened, SparseHessian
+from pymc_ngvi.model.sparsity.hessian import SparseHessian
 
 #: Draws that one call should take of a small dense Hessian.
 _LEAST_BATCH = 4

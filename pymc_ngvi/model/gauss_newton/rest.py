@@ -7,11 +7,12 @@ import pytensor.tensor as pt
 
 from pytensor.compile import Function
 
+from pymc_ngvi.core.refusal import PatternWidened
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.model.gauss_newton.parts import Parts, units
 from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.backends import without_c
-from pymc_ngvi.model.sparsity.hessian import PatternWidened, SparseHessian
+from pymc_ngvi.model.sparsity.hessian import SparseHessian
 
 
 class Rest:
