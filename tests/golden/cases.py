@@ -294,4 +294,4 @@ PAPERS = {
     "minibatch": lambda: fitted(_logistic(batch=30), is_short=True, n=FEW),
 }  # fmt: skip
 
-FITS = PAPERS | COMBINED
+FITS = {name: _user(name) for name in MODELS if name.startswith("users: ")} | PAPERS | COMBINED
