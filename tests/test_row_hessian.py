@@ -153,7 +153,7 @@ def test_few_rows_of_many_predictors_give_the_pattern_alone(monkeypatch, most_sa
     assert (density.second.sparse.pattern is None) == (most_saved == 0.0)
     np.testing.assert_allclose(density.pattern.symmetric(found.values()).toarray(), expected, atol=atol)
     np.testing.assert_allclose(found.products(np.eye(density.n_dim)), expected, atol=atol)
-    assert "Hessian by rows" not in density.functions.made
+    assert not density.functions.made.rows.hessian.is_made
 
 
 # --- what a cold fit does not make ------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def test_fits_with_draws_take_hessians_from_rows_too(monkeypatch):
             )
 
     approx = fit()
-    assert "coloured" not in approx.density.functions.made
+    assert not approx.density.functions.made.coloured.is_made
     monkeypatch.setattr(ByRows, "found", None)
     expected = fit()
     assert (approx.n_gradients, approx.n_hessians) == (expected.n_gradients, expected.n_hessians)

@@ -64,7 +64,7 @@ def test_rows_that_fail_at_the_first_state_are_given_up(monkeypatch, start, capl
     assert expected.record.estimator == "quadrature"
 
     def fails(by_rows, point):
-        by_rows.give_up()
+        by_rows.give_up("the rows are not all of log p")
         raise RowsGivenUp("the rows are not all of log p")
 
     model = grouped()

@@ -84,7 +84,7 @@ class Begun(NamedTuple):
                 continue
         if options.choice.estimator != "quadrature":
             raise ValueError(NO_STRUCTURE)
-        density.by_rows.give_up()
+        density.by_rows.give_up("rows go on having entries that the pattern of the Hessian lacks")
         return cls.by_draws(density, options, seed, mean, sd)
 
 

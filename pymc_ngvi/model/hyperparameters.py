@@ -31,17 +31,17 @@ def latent_rows(density: LogDensity) -> RowsGiven:
     NotRows
         Where no such choice is found; the message says why, in a clause.
     """
-    made = density.functions.made
-    if "latent rows" not in made:
-        try:
-            made["latent rows"] = _found(density)
-        except NotRows as reason:
-            made["latent rows"] = reason
-    found = made["latent rows"]
+    found: RowsGiven | NotRows = density.functions.made.latent_rows.of(lambda: _found_or_not(density))
     if isinstance(found, NotRows):
         raise found
-    result: RowsGiven = found
-    return result
+    return found
+
+
+def _found_or_not(density: LogDensity) -> RowsGiven | NotRows:
+    try:
+        return _found(density)
+    except NotRows as reason:
+        return reason
 
 
 def _found(density: LogDensity) -> RowsGiven:

@@ -171,8 +171,8 @@ class PatternedHessian(MeanHessian):
         try:
             values = self._whole.values()
         except PatternWidened as widened:
-            self._by_rows.give_up()
-            raise RowsGivenUp("the Hessian has entries that rows tell nothing of") from widened
+            self._by_rows.give_up(why := "the Hessian has entries that rows tell nothing of")
+            raise RowsGivenUp(why) from widened
         own = self._whole.pattern
         same = np.array_equal(own.rows, pattern.rows) and np.array_equal(own.cols, pattern.cols)
         return values if same else entries_of(own.symmetric(values), pattern)

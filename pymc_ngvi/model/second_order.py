@@ -268,7 +268,7 @@ class SecondOrder:
         if self.sparse.needs_products or self._jets is not None:
             products = self.products_of_draws(point[None], directions)[0]
             return products
-        function = self._functions.named("products", self._compile_products)
+        function = self._functions.once(self._functions.made.products, self._compile_products)
         with np.errstate(all="ignore"):  # far from the mode, densities overflow: the caller sees what is not finite
             products = np.asarray(function(np.ascontiguousarray(point), np.ascontiguousarray(directions)))
         return products
@@ -290,7 +290,7 @@ class SecondOrder:
         if jets is not None:
             with np.errstate(all="ignore"):
                 return np.asarray(np.matmul(directions, jets.hessians(theta)))
-        function = self._functions.named("coloured", self._compile_over_draws)
+        function = self._functions.once(self._functions.made.coloured, self._compile_over_draws)
         with np.errstate(all="ignore"):
             return np.asarray(function(np.ascontiguousarray(theta), np.ascontiguousarray(directions)))
 

@@ -59,7 +59,7 @@ class Rest:
         return self._sparse
 
     def _products(self, theta: Array, directions: Array) -> Array:
-        function = self._parts.functions.named("gauss_newton_rest", self._compile)
+        function = self._parts.functions.once(self._parts.functions.made.rest, self._compile)
         with np.errstate(all="ignore"):
             return np.asarray(function(np.ascontiguousarray(theta), np.ascontiguousarray(directions)))
 

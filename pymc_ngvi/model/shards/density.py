@@ -167,8 +167,8 @@ class ShardedDensity(LogDensity):
     def _see_that_rows_add_up(self, parts: list[Part]) -> None:
         wrong = [key for key, part in zip(self.shards.keys, parts, strict=True) if not part.agrees]
         if wrong:
-            self.by_rows.give_up()
-            raise RowsGivenUp(f"the rows of shard {wrong[0]!r} are not all of its log likelihood")
+            self.by_rows.give_up(why := f"the rows of shard {wrong[0]!r} are not all of its log likelihood")
+            raise RowsGivenUp(why)
 
     def rows_cover(self, draw: Callable[[], Array]) -> bool:
         """Tell whether rows are all of log p at draws; see `RowsTarget`."""
