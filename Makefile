@@ -13,7 +13,7 @@ OF_PYMC := $(patsubst %,tests/test_%.py,approximation constrain export guide int
 # The supported minor version that $(VENV) has not.
 OTHER_PYMC = $(shell $(BIN)/python -c 'import importlib.metadata as m; print("6.3" if m.version("pymc").startswith("6.4.") else "6.4")')
 
-.PHONY: example test test-all test-kernels test-pymc lint docs notebooks wheel bench clean check-python
+.PHONY: example test test-all test-kernels test-pymc record lint docs notebooks wheel bench clean check-python
 
 example: $(STAMP)example
 	$(BIN)/python examples/epilepsy.py
@@ -33,6 +33,10 @@ test-pymc: $(STAMP)test
 test-pymc-%: $(VENV)-pymc-%/.installed
 	$(VENV)-pymc-$*/bin/python -m pytest -m "not slow" -k "not goes_on and not in_parts" --numprocesses=logical \
 		--dist=loadfile $(OF_PYMC)
+
+# What tests/test_golden.py compares with, anew: read what differs before it is committed.
+record: $(STAMP)test
+	cd tests && ../$(BIN)/python -m golden --make
 
 lint: $(STAMP)test
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -300,10 +300,13 @@ def compiled(density, *names):
     """Return the compiled PyTensor functions behind ``logp``, ``logp_grad`` or ``products``."""
     makers = {
         "products": density.second._compile_products,
-        "gauss_newton": density.second.gauss_newton.squared._compile,
+        "squares": density.second.gauss_newton.squared._compile,
     }
+    functions = density.functions
     made = [
-        density.functions.named(name, makers.get(name) or functools.partial(density._evaluations.compiled, name))
+        functions.once(
+            getattr(functions.made, name), makers.get(name) or functools.partial(density._evaluations.compiled, name)
+        )
         for name in names or ("logp_grad", "products")
     ]
     return [getattr(function, "function", function) for function in made]

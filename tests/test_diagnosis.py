@@ -187,7 +187,9 @@ def test_the_cure_of_a_model_with_groups_names_the_exact_posterior_and_the_repar
     ("changes", "expected"),
     [
         ({}, True),  # a Gaussian was asked for
-        ({"posterior": "Gaussian: it would take 9 times as long; posterior='exact' asks for it."}, True),
+        ({"posterior": "Gaussian: it would take long.", "on_request": "exact"}, True),
+        ({"posterior": "Gaussian: it would take long, and so would posterior='exact'."}, False),
+        ({"posterior": "Gaussian: it would take long.", "on_request": "nested"}, False),
         ({"posterior": "Gaussian: k-hat of the global parameters is 0.9."}, False),  # tried already
         ({"is_exact": True}, False),
         ({"status": Status.UNBOUNDED}, False),

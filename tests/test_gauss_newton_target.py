@@ -228,7 +228,7 @@ def test_equals_differences_of_pymc(name):
 
         theta = models.random_points(density, 2, 11)
         check(density, lambda point: part(0, point), lambda point: part(1, point), theta)
-    [compiled] = models.compiled(density, "gauss_newton")
+    [compiled] = models.compiled(density, "squares")
     assert python_loops(models.all_nodes(compiled.maker.fgraph.apply_nodes)) == []
 
 

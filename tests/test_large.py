@@ -168,5 +168,5 @@ def test_gaussian_process_has_no_graph_within_a_graph():
     hessian = density.mean_hessian(np.repeat(theta[None], 4, axis=0)).products(np.eye(2))
     slopes = [(density.grad(np.array([theta + h, theta - h])) * [[1.0], [-1.0]]).sum(axis=0) for h in step * np.eye(2)]
     np.testing.assert_allclose(hessian, np.array(slopes) / (2.0 * step), rtol=1e-5)
-    ops = [node.op for node in density.functions.made["coloured"].maker.fgraph.apply_nodes]
+    ops = [node.op for node in density.functions.made.coloured.value.maker.fgraph.apply_nodes]
     assert OpFromGraph not in [type(op.core_op if isinstance(op, Blockwise) else op) for op in ops]

@@ -12,6 +12,7 @@ from marginal_terms import Groups, forest_of, singles
 import pymc_ngvi
 
 from pymc_ngvi import NotExactError
+from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.fitting import price
 from pymc_ngvi.marginal import exact
 from pymc_ngvi.marginal.state import ExactState
@@ -224,10 +225,11 @@ def test_a_gaussian_posterior_is_left_as_it_is():
     approx = fit(model)
     assert not approx.is_exact
     assert approx.record.posterior.startswith("Gaussian: its importance weights are nearly equal")
+    assert (approx.record.reason, approx.record.on_request) == (Reason.SUPERFLUOUS, "")
 
 
 def _no_latent_rows(density):
-    raise exact.Unavailable("no latent Gaussian model")
+    raise exact.Unavailable(Reason.NOT_LATENT, "no latent Gaussian model")
 
 
 def test_a_check_that_fails(models, monkeypatch):
@@ -237,6 +239,7 @@ def test_a_check_that_fails(models, monkeypatch):
     approx = fit(models[True])
     assert not approx.is_exact
     assert approx.record.posterior.startswith("Gaussian: the effective size of the draws is ")
+    assert approx.record.reason == Reason.NOT_PASSED
     with pytest.raises(NotExactError, match="the effective size of the draws is") as caught:
         fit(models[True], posterior="exact")
     np.testing.assert_array_equal(caught.value.approx.mean_flat, approx.mean_flat)

@@ -14,6 +14,7 @@ from scipy.special import logsumexp
 import pymc_ngvi
 
 from pymc_ngvi import fit_ngvi
+from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.marginal import exact
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.hyperparameters import latent_rows
@@ -236,7 +237,7 @@ def test_checks_say_what_is_wrong():
 
 
 def _no_forest(density):
-    raise exact.Unavailable("there are no blocks")
+    raise exact.Unavailable(Reason.NO_FOREST, "there are no blocks")
 
 
 def test_what_can_t_be_fitted_falls_back(monkeypatch):

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from pymc_ngvi import NotExactError, fit_ngvi
+from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.status import ConvergenceWarning, Status
 from pymc_ngvi.fitting import price, progress
 from pymc_ngvi.fitting.defaults import options_for
@@ -20,6 +21,7 @@ from pymc_ngvi.fitting.progress import announced
 from pymc_ngvi.marginal.exact import Unavailable, Work
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.results import exact_step, nested_first
+from pymc_ngvi.results.diagnosis.cures import context_of
 
 
 def grouped(n_groups=8, per_group=4):
@@ -136,6 +138,8 @@ def test_what_is_left_out_says_what_asks_for_it():
     model = grouped()
     approx = fit(model)
     assert not approx.is_exact
+    assert (approx.record.reason, approx.record.on_request) == (Reason.TOO_DEAR, "exact")
+    assert "exact" in context_of(approx._posterior).shape_cure()
     seconds = float(re.search(r"max_seconds=(\d+)", approx.record.posterior).group(1))
     assert fit(model, max_seconds=seconds).is_exact
     assert fit(model, posterior="exact").is_exact
@@ -155,7 +159,7 @@ def _tried(monkeypatch):
     def fails(kind):
         def run(given, *args):
             tried.append(kind)
-            raise exact_step._Failed(f"the {kind} one failed")
+            raise exact_step._Failed(Reason.NOT_PASSED, f"the {kind} one failed")
 
         return run
 
@@ -170,6 +174,7 @@ def test_two_posteriors_share_what_there_is(tried):
     approx = fit(grouped())
     assert tried == ["exact"]
     assert re.search("the nested posterior would take about 12 s; max_seconds=", approx.record.posterior)
+    assert (approx.record.reason, approx.record.on_request) == (Reason.TOO_DEAR, "nested")
     fit(grouped(), max_seconds=60.0)
     assert tried == ["exact", "exact", "nested"]
 

@@ -10,8 +10,9 @@ import pytest
 
 import pymc_ngvi
 
+from pymc_ngvi.core.refusal import RowHessianGivenUp
 from pymc_ngvi.fitting.modes.search import ModeSearch
-from pymc_ngvi.model import LogDensity, PatternWidened, by_rows
+from pymc_ngvi.model import LogDensity, by_rows
 from pymc_ngvi.model.by_rows import ByRows
 from pymc_ngvi.model.flat import FlatGraphs, Functions
 from pymc_ngvi.model.predictors.row_hessian import CompiledDerivatives
@@ -129,7 +130,7 @@ def test_wrong_second_derivatives_are_not_used(monkeypatch):
     monkeypatch.setattr(CompiledDerivatives, "entries", lambda self, mean: entries(self, 1.01 * mean))
     density = density_of(intercepts)
     theta = models.random_points(density, 3, 3)
-    with pytest.raises(PatternWidened):
+    with pytest.raises(RowHessianGivenUp):
         density.mean_hessian(theta).values()
     assert not density.by_rows.gives_hessians
     assert density.rows is not None  # their values are those of log p
@@ -154,7 +155,7 @@ def test_few_rows_of_many_predictors_give_the_pattern_alone(monkeypatch, most_sa
     assert (density.second.sparse.pattern is None) == (most_saved == 0.0)
     np.testing.assert_allclose(density.pattern.symmetric(found.values()).toarray(), expected, atol=atol)
     np.testing.assert_allclose(found.products(np.eye(density.n_dim)), expected, atol=atol)
-    assert "Hessian by rows" not in density.functions.made
+    assert not density.functions.made.rows.hessian.is_made
 
 
 # --- what a cold fit does not make ------------------------------------------------------------------------------------
@@ -203,7 +204,7 @@ def test_fits_with_draws_take_hessians_from_rows_too(monkeypatch):
             )
 
     approx = fit()
-    assert "coloured" not in approx.density.functions.made
+    assert not approx.density.functions.made.coloured.is_made
     monkeypatch.setattr(ByRows, "found", None)
     expected = fit()
     assert (approx.n_gradients, approx.n_hessians) == (expected.n_gradients, expected.n_hessians)

@@ -12,12 +12,12 @@ from test_bad_input import OnceDifferentiableSquare
 import pymc_ngvi
 
 from pymc_ngvi import Shards
+from pymc_ngvi.core.refusal import RowsGivenUp
 from pymc_ngvi.families.full import FullState
 from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.marginal.exact import forest_of
 from pymc_ngvi.marginal.in_shards import TermsInShards
 from pymc_ngvi.marginal.on_model import FittedDensity
-from pymc_ngvi.model import PatternWidened
 from pymc_ngvi.model.predictors.expectations import Expectations
 from pymc_ngvi.model.shards.density import ShardedDensity
 from pymc_ngvi.model.shards.engines import forget, kept
@@ -172,6 +172,6 @@ def test_rows_that_are_not_all_of_a_shard_are_given_up(monkeypatch):
 
     of_third = kept(density.shards._recipe, 2)._likelihood.logp(q.location[None])[0]
     monkeypatch.setattr(Expectations, "agrees", but_for_the_third)
-    with pytest.raises(PatternWidened, match="the rows of shard 2 are not all"):
+    with pytest.raises(RowsGivenUp, match="the rows of shard 2 are not all"):
         density.expected(q)
     assert density.rows is None

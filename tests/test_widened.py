@@ -9,7 +9,8 @@ import pytest
 import pymc_ngvi
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.model import LogDensity, PatternWidened
+from pymc_ngvi.core.refusal import PatternLacks, RowsGivenUp
+from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.by_rows import ByRows
 
 
@@ -63,8 +64,8 @@ def test_rows_that_fail_at_the_first_state_are_given_up(monkeypatch, start, capl
     assert expected.record.estimator == "quadrature"
 
     def fails(by_rows, point):
-        by_rows.give_up()
-        raise PatternWidened("the rows are not all of log p")
+        by_rows.give_up("the rows are not all of log p")
+        raise RowsGivenUp("the rows are not all of log p")
 
     model = grouped()
     if start == "earlier":
@@ -83,7 +84,7 @@ def test_entries_that_are_missed_at_the_first_state_are_looked_for(monkeypatch, 
 
     def expected(density, *args, **options):
         if next(times, False):
-            raise PatternWidened("rows have entries that the pattern lacks")
+            raise PatternLacks("rows have entries that the pattern lacks")
         return right(density, *args, **options)
 
     monkeypatch.setattr(LogDensity, "expected", expected)

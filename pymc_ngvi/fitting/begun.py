@@ -10,6 +10,7 @@ import numpy as np
 
 from numpy.typing import ArrayLike
 
+from pymc_ngvi.core.refusal import OtherForm, RowsGivenUp
 from pymc_ngvi.core.status import StartError
 from pymc_ngvi.core.stream import StreamTarget
 from pymc_ngvi.core.types import Array, Rule, Target, VariationalState
@@ -19,7 +20,7 @@ from pymc_ngvi.fitting.on_jax import rows_on_jax
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.problem import Problem, problem_by_draws, problem_of
 from pymc_ngvi.fitting.registry import AXES, RULES
-from pymc_ngvi.model import LogDensity, PatternWidened
+from pymc_ngvi.model import LogDensity
 from pymc_ngvi.steps.incremental.rule import Incremental
 from pymc_ngvi.updates import DIRECTIONS
 
@@ -54,7 +55,7 @@ class Begun(NamedTuple):
         """Begin from a state, or from its mean and standard deviations where the Hessian turns out to be wider."""
         try:
             return cls(problem, rule, loop.start(rule, q), options)
-        except PatternWidened:
+        except OtherForm:
             return cls.wider(problem.density, options, seed, *problem.mean_and_sd(q))
 
     @classmethod
@@ -79,11 +80,11 @@ class Begun(NamedTuple):
             rule = make_rule(problem.target, options, seed)
             try:
                 return cls(problem, rule, loop.start(rule, problem.state_about(mean, sd)), options)
-            except PatternWidened:
+            except OtherForm:
                 continue
         if options.choice.estimator != "quadrature":
             raise ValueError(NO_STRUCTURE)
-        density.by_rows.give_up()
+        density.by_rows.give_up("rows go on having entries that the pattern of the Hessian lacks")
         return cls.by_draws(density, options, seed, mean, sd)
 
 
@@ -141,8 +142,8 @@ def first_state(
                 raise
             logger.info(BY_DRAWS)
             problem, options = problem_by_draws(density, options)
-        except PatternWidened:
-            if options.choice.estimator == "quadrature" and density.rows is None:
+        except OtherForm as other:
+            if options.choice.estimator == "quadrature" and isinstance(other, RowsGivenUp):
                 logger.info(BY_DRAWS)
                 problem, options = problem_by_draws(density, options)
             else:

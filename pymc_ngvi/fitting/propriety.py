@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
+from pymc_ngvi.core.refusal import OtherForm
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.model import LogDensity, PatternWidened
+from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.priors import flat_coordinates, has_proper_priors
 
 logger = logging.getLogger("pymc.ngvi")
@@ -109,7 +110,7 @@ def tails_of(density: LogDensity, mean: Array, sd: Array, *, level: bool = False
     try:
         with np.errstate(all="ignore"):
             falls = {int(i): _falls(density, int(i), mean, sd, level) for i in flat[:_MOST_FLAT]}
-    except PatternWidened:
+    except OtherForm:
         logger.debug("The Hessian has entries that its pattern lacks.", exc_info=True)
         return Tails((), False)
     finally:

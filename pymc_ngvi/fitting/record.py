@@ -67,6 +67,10 @@ class FitRecord:
         Of the fit; that of its verdict follows from it.
     posterior : str
         Which posterior came of it, in a sentence: an exact one, or the Gaussian, and why.
+    reason : str
+        Why it is the Gaussian, as a `Reason`; empty where it is not, and where a Gaussian was asked for.
+    on_request : str
+        The value of the option ``posterior`` that would have given another one all the same; empty where none would.
     is_exact, is_nested : bool
         Whether it is an exact one, or a nested one; elbo, gap and numbers of evaluations are those of the Gaussian fit
         before it.
@@ -104,6 +108,8 @@ class FitRecord:
     constant: tuple[str, ...] = ()
     searched: bool = False
     n_searched: int = 0
+    reason: str = ""
+    on_request: str = ""
 
     def _what(self) -> str:
         """Return the family, on which coordinates, and why."""

@@ -1,5 +1,6 @@
 """One fit, under way or at its end: runs the loop, and says how it went."""
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -13,6 +14,7 @@ import numpy as np
 from rich.theme import Theme
 
 from pymc_ngvi.core.elbo import Elbo
+from pymc_ngvi.core.refusal import OtherForm
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.types import Array, Assessment, Rule, VariationalState
 from pymc_ngvi.fitting import loop
@@ -31,7 +33,7 @@ from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.fitting.snapshot import Snapshot, filled, thinned
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.fitting.watched import Watched
-from pymc_ngvi.model import LogDensity, PatternWidened
+from pymc_ngvi.model import LogDensity
 from pymc_ngvi.steps.incremental.state import IncrementalState
 
 # A child of PyMC's logger, which has the handler.
@@ -189,7 +191,7 @@ class FitSession:
         if n:
             try:
                 self._state = loop.reopen(self._rule, self._state)
-            except PatternWidened:
+            except OtherForm:
                 self._widen(self._state.rule.q)
         if n and self._state.status is Status.CONVERGED:
             logger.info(f"The fit has converged already: pass a smaller tol than {self._options.tol} to refine it.")
@@ -218,18 +220,16 @@ class FitSession:
         last, stalled = self._state.n_iterations + n, None
         try:
             for _ in range(MAX_WIDENED):
-                try:
+                with contextlib.suppress(OtherForm):
                     self._state = self._looped(last, observe)
                     self._assess()
-                    if self._rows_fail():
-                        raise PatternWidened("a Gaussian leaves the support of rows, or they are too wild")
-                    break
-                except PatternWidened:
-                    stalled = self._ended() if self._state.status is Status.STALLED else stalled
-                    history = self._state.history
-                    self._widen(self._state.rule.q)
-                    status = Status.MAX_ITERATIONS if history.n else Status.NOT_STARTED  # unless there are more to come
-                    self._state = dataclasses.replace(self._state, history=history, status=status)
+                    if not self._rows_fail():
+                        break
+                stalled = self._ended() if self._state.status is Status.STALLED else stalled
+                history = self._state.history
+                self._widen(self._state.rule.q)
+                status = Status.MAX_ITERATIONS if history.n else Status.NOT_STARTED  # unless there are more to come
+                self._state = dataclasses.replace(self._state, history=history, status=status)
             else:
                 raise ValueError(NO_STRUCTURE)
             self._choose_between(stalled)
@@ -303,7 +303,7 @@ class FitSession:
             self._state = start
             self._state = self._looped(last, observe)
             self._assess()
-        except PatternWidened:
+        except OtherForm:
             return None
         return Ended(self._state, self._elbo, self._gap)
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.refusal import Reason, Refused
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.proposals import Base, Proposal, StudentMixture, best_proposal, joined_mixture, tempered
 from pymc_ngvi.marginal.ridges import ridges, work_of
@@ -24,8 +25,8 @@ _THIN, _SEEN = 1.5, 0.05
 _FEWEST_FINITE = 10
 
 
-class Hopeless(Exception):
-    """Proposals do not come near to the posterior of the globals; the message says so."""
+class Hopeless(Refused):
+    """Proposals do not come near to the posterior of the globals; the sentence says so."""
 
 
 class Adaptation:
@@ -95,7 +96,7 @@ class Adaptation:
         """
         draws = self.rounds.pooled()
         if np.isfinite(draws.log_weights).sum() < _FEWEST_FINITE:
-            raise Hopeless("log p is not finite at draws about the Gaussian fit")
+            raise Hopeless(Reason.HOPELESS, "log p is not finite at draws about the Gaussian fit")
         squares = np.log1p(thin_squares(self._in_y(draws), self._least_error))
         weights = tempered(draws.log_weights + squares, max(2.5 * min(len(self._base.mean), 12), 25.0))
         log_marginal = draws.log_marginal + squares

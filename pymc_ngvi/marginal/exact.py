@@ -10,6 +10,7 @@ import numpy as np
 from scipy import sparse
 from scipy.special import logsumexp
 
+from pymc_ngvi.core.refusal import OtherForm, Reason, Refused
 from pymc_ngvi.core.target import MeanHessian
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.marginal.conditional_gaussian import linear_centres
@@ -23,7 +24,6 @@ from pymc_ngvi.marginal.sampling import Sampled
 from pymc_ngvi.marginal.state import ExactState
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.predictors.blocks import CannotSplit
-from pymc_ngvi.model.sparsity.hessian import PatternWidened
 
 logger = logging.getLogger("pymc.ngvi")
 
@@ -43,8 +43,21 @@ _ADAPTING, _OF_GRADIENT = 60.0, 0.4
 _PER_VALUE, _PER_ROW = 2e-4, 3.3e-8
 
 
-class Unavailable(Exception):
-    """There is no exact step for a fit; the message says why, in a clause."""
+class Unavailable(Refused):
+    """There is no exact step for a fit.
+
+    Parameters
+    ----------
+    code : Reason
+    sentence : str
+        Why, in a clause.
+    on_request : str
+        The value of ``posterior`` that would have it all the same; empty where none has.
+    """
+
+    def __init__(self, code: Reason, sentence: str, on_request: str = "") -> None:
+        super().__init__(code, sentence)
+        self.on_request = on_request
 
 
 @dataclass(frozen=True)
@@ -84,17 +97,18 @@ def forest_of(density: LogDensity) -> Forest:
         Where it has none that will do.
     """
     if density.has_minibatch:
-        raise Unavailable("the model reads pm.Minibatch data")
+        raise Unavailable(Reason.IN_PART, "the model reads pm.Minibatch data")
     try:
         forest = find_forest(density.structural_pattern, density.n_dim, [v.where for v in density.layout.variables])
     except NoForest as reason:
-        raise Unavailable(str(reason)) from None
+        raise Unavailable(reason.code, reason.sentence) from None
     if density.is_sharded and forest.n_local and density.rows is None:
-        raise Unavailable("the data are in shards, and log p is no sum over rows")
+        raise Unavailable(Reason.IN_PART, "the data are in shards, and log p is no sum over rows")
     if not forest.n_local and forest.n_globals > _MOST_PLAIN:
         raise Unavailable(
+            Reason.NO_FOREST,
             f"the model has no independent blocks, and its {forest.n_globals} parameters are more than the "
-            f"{_MOST_PLAIN} that can be sampled"
+            f"{_MOST_PLAIN} that can be sampled",
         )
     return forest
 
@@ -183,10 +197,11 @@ def exact_posterior(
     try:
         fitted.split()
     except CannotSplit as reason:
-        raise Unavailable(str(reason)) from None
+        raise Unavailable(Reason.NOT_SPLIT, str(reason)) from None
     except Exception as error:  # an operation that is not to be vectorised: the Gaussian is there all the same
         logger.debug("The terms of log p can't be compiled one by one.", exc_info=True)
-        raise Unavailable(f"the terms of log p can't be compiled one by one ({type(error).__name__})") from error
+        said = f"the terms of log p can't be compiled one by one ({type(error).__name__})"
+        raise Unavailable(Reason.NOT_SPLIT, said) from error
     centres = linear_centres(forest, _precision(density, q), mean)
     quadrature = LogMarginal(fitted, forest, centres)
     sampler = Sampler(quadrature, mean[forest.globals_], cov, seed, most, others=elsewhere)
@@ -197,9 +212,10 @@ def _run(sampler: Sampler) -> Sampled:
     try:
         return sampler.run()
     except Hopeless as reason:
-        raise Unavailable(str(reason)) from None
+        on_request = "exact" if reason.code is Reason.TOO_LONG else ""
+        raise Unavailable(reason.code, reason.sentence, on_request) from None
     except np.linalg.LinAlgError:
-        raise Unavailable("a covariance of the global parameters is singular") from None
+        raise Unavailable(Reason.SINGULAR, "a covariance of the global parameters is singular") from None
 
 
 def _cov_of_globals(q: GaussianState, forest: Forest) -> Array:
@@ -217,7 +233,7 @@ def _precision(density: LogDensity, q: GaussianState) -> sparse.csr_array:
             precision = _as_matrix(density.expected(q, density.rules_of_level(_COARSE)).hessian)
             if np.isfinite(precision.data).all():
                 return precision
-        except PatternWidened:
+        except OtherForm:
             logger.debug("Rows have entries that the pattern lacks.", exc_info=True)
     theta = q.draws(np.random.default_rng(_SEED).standard_normal((_N_PRECISION, q.n_dim)))
     return _as_matrix(density.mean_hessian(theta))

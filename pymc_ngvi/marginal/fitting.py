@@ -7,6 +7,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.adaptation import Adaptation
 from pymc_ngvi.marginal.adaptation import Hopeless as Hopeless
@@ -168,8 +169,9 @@ class Sampler:
         n = len(self._quadrature.rule.nodes)
         if _DRAWS_PER_WANTED * self._wanted * n > self._most:
             raise Hopeless(
+                Reason.TOO_LONG,
                 f"each draw of the global parameters takes {n} evaluations of log p, which would be many times as long "
-                "as the fit; posterior='exact' asks for it"
+                "as the fit; posterior='exact' asks for it",
             )
 
     def _moments_of_y(self, mean: Array, cov: Array) -> Base:
@@ -215,7 +217,8 @@ class Sampler:
             if n == _MOST_IN_ROUND:
                 n_large += 1
                 if n_large >= _PATIENCE and max(efficiencies[-_PATIENCE:]) < _HOPELESS:
-                    raise Hopeless(f"importance sampling of {self._p} global parameters does not come near to them")
+                    said = f"importance sampling of {self._p} global parameters does not come near to them"
+                    raise Hopeless(Reason.HOPELESS, said)
             if self._learn(_ROUGH, self._least_nodes):
                 adaptation.rounds.evaluate_anew(self._function)
         return adaptation.best()
@@ -229,7 +232,7 @@ class Sampler:
         quadrature.learn_centres(points)
         log_weights = points.log_marginal - proposal.log_density(g)
         if not np.isfinite(log_weights).any():
-            raise Hopeless("log p is not finite at draws about the Gaussian fit")
+            raise Hopeless(Reason.HOPELESS, "log p is not finite at draws about the Gaussian fit")
         rows = evenly_picked(_weights(tempered(log_weights, 20.0)), _N_COMPARED, self._rng.random())
         before = quadrature.rule
         quadrature.choose_rule(points[rows], tolerance=_ROUGH_RULE)

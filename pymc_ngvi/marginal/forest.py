@@ -19,6 +19,7 @@ from scipy import sparse
 from scipy.sparse import csgraph
 
 from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.refusal import Reason, Refused
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.families.dissection import by_degree, by_independence
@@ -33,8 +34,8 @@ _SMALL, _FEW = 15, 3
 _NODES = 3.0
 
 
-class NoForest(Exception):
-    """The coordinates do not fall into small blocks beside few globals; the message says which limit it is."""
+class NoForest(Refused):
+    """The coordinates do not fall into small blocks beside few globals; the sentence says which limit it is."""
 
 
 @stored("exact.forest")
@@ -186,7 +187,7 @@ def find_forest(pattern: Pattern | None, n_dim: int, variables: Sequence[slice] 
         try:
             forest = _grown(graph, label)
         except NoForest as reason:
-            reasons.append((n_globals, str(reason)))
+            reasons.append((n_globals, reason.sentence))
         else:
             found.append((_cost(forest), i, forest))
     if found:
@@ -194,7 +195,7 @@ def find_forest(pattern: Pattern | None, n_dim: int, variables: Sequence[slice] 
     if n_dim <= MOST_GLOBALS:
         return _only_globals(n_dim)
     fewest = min((n for v in labels.values() if (n := int(np.sum(v < 0)))), default=n_dim)
-    raise NoForest(reasons[-1][1] if reasons else _too_many(fewest, n_dim))
+    raise NoForest(Reason.NO_FOREST, reasons[-1][1] if reasons else _too_many(fewest, n_dim))
 
 
 def _by_size(graph: sparse.csr_array, variables: Sequence[slice]) -> Iterator[Integers]:
@@ -214,7 +215,7 @@ def _by_size(graph: sparse.csr_array, variables: Sequence[slice]) -> Iterator[In
 
 def _only_globals(n_dim: int) -> Forest:
     if n_dim > MOST_GLOBALS:
-        raise NoForest(_too_many(n_dim, n_dim))
+        raise NoForest(Reason.NO_FOREST, _too_many(n_dim, n_dim))
     none = np.empty(0, dtype=np.intp)
     return Forest(np.arange(n_dim), none, none, none)
 
@@ -246,7 +247,8 @@ def _grown(graph: sparse.csr_array, labels: Integers) -> Forest:
         parent[left[roots]], level[left[roots]] = above[left[roots]], depth
         above[left] = left[roots][component]
         left = np.delete(left, roots)
-    raise NoForest(f"blocks of up to {widest:,} coordinates have no tree of at most {MOST_LEVELS} levels")
+    said = f"blocks of up to {widest:,} coordinates have no tree of at most {MOST_LEVELS} levels"
+    raise NoForest(Reason.NO_FOREST, said)
 
 
 def _roots(links: sparse.csr_array, component: Integers) -> Integers:

@@ -10,13 +10,11 @@ from pymc_ngvi.marginal.parts import ByRows, Integers, Part, Plan, sub_forest
 from pymc_ngvi.model.logdensity import LogDensity
 from pymc_ngvi.model.predictors.blocks import RowTerms
 from pymc_ngvi.model.predictors.compiled import CompiledOnce
-from pymc_ngvi.model.predictors.expectations import Expectations
 from pymc_ngvi.model.shards.density import ShardedDensity
 from pymc_ngvi.model.shards.requests import Call
 
 #: Numbers that are sent at a time, and draws at least.
 _SENT, _FEWEST = 2**23, 1
-_NAME = "terms by blocks"
 
 
 class TermsInShards:
@@ -79,17 +77,16 @@ def _places(likelihood: LogDensity, forest: Forest) -> Integers:
 
 def _terms(likelihood: LogDensity, forest: Forest | None, g: Array, local: Array) -> tuple[Array, Array] | None:
     """Return the terms of a shard at its own local coordinates; None where it has to be told the forest."""
-    made = likelihood.functions.made
-    if forest is None and _NAME not in made:
+    made = likelihood.functions.made.terms_of_shard
+    if forest is None and not made.is_made:
         return None
-    if _NAME not in made:
-        rows = likelihood.rows
-        assert rows is not None
-        assert forest is not None
-        made[_NAME] = _by_rows(rows, sub_forest(forest, _places(likelihood, forest)), likelihood)
-    terms: ByRows = made[_NAME]
+    terms: ByRows = made.of(lambda: _by_rows(likelihood, forest))
     return terms.terms(g, local)
 
 
-def _by_rows(rows: Expectations, forest: Forest, likelihood: LogDensity) -> ByRows:
+def _by_rows(likelihood: LogDensity, whole: Forest | None) -> ByRows:
+    rows = likelihood.rows
+    assert rows is not None
+    assert whole is not None
+    forest = sub_forest(whole, _places(likelihood, whole))
     return ByRows(RowTerms(rows, forest, CompiledOnce(likelihood.functions.compile_for_rows)), forest)

@@ -91,7 +91,8 @@ class FittedDensity:
         rows = density.rows
         if rows is None:
             return None
-        compiled = density.functions.named("rows by blocks", lambda: CompiledOnce(density.functions.compile_for_rows))
+        functions = density.functions
+        compiled = functions.once(functions.made.by_blocks, lambda: CompiledOnce(functions.compile_for_rows))
         try:
             with density.functions.timed():
                 return ByRows(RowTerms(rows, self._forest, compiled), self._forest)

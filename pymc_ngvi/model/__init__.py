@@ -5,14 +5,12 @@ from pymc_ngvi.model.graphs.graph import MissingDerivativeError
 from pymc_ngvi.model.layout import Layout, Variable
 from pymc_ngvi.model.logdensity import LogDensity
 from pymc_ngvi.model.reuse import CannotReuse
-from pymc_ngvi.model.sparsity.hessian import PatternWidened
 
 __all__ = [
     "CannotReuse",
     "Layout",
     "LogDensity",
     "MissingDerivativeError",
-    "PatternWidened",
     "Variable",
     "without_c",
 ]

@@ -4,17 +4,21 @@ import functools
 import logging
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
 from pytensor.compile import Function
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
+from pymc_ngvi.core.refusal import Reason, Refused, RowsGivenUp
 from pymc_ngvi.core.target import RowsOnDevice, Spread
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.model.flat import FlatGraphs, Functions
 from pymc_ngvi.model.graphs import graph
+from pymc_ngvi.model.made import DataSeen, OfTerms, RowsFound
 from pymc_ngvi.model.predictors.compiled import CompiledOnce
 from pymc_ngvi.model.predictors.expectations import Expectations, Seen
 from pymc_ngvi.model.predictors.interacting import is_smooth
@@ -23,7 +27,7 @@ from pymc_ngvi.model.predictors.pattern import pattern_of
 from pymc_ngvi.model.predictors.row_hessian import FEW_PREDICTORS, RowHessian, SecondDerivatives
 from pymc_ngvi.model.predictors.row_space import SeenFromRows, seen_from_rows
 from pymc_ngvi.model.sparsity.dependence_sets import Dependence, TooDenseError
-from pymc_ngvi.model.sparsity.hessian import PatternWidened, is_dense
+from pymc_ngvi.model.sparsity.hessian import is_dense
 
 #: Points about the start, and how far from it, at which rows are compared with log p.
 _N_CHECKED, _AROUND = 3, 0.3
@@ -38,6 +42,11 @@ NO_ROWS = (
 )
 #: Of models whose rows have too many entries.
 TOO_DENSE = "covariances of predictors would take too much memory"
+#: Of models whose graph is not looked at.
+TOO_LARGE = "a recursion is written out in the graph"
+#: Of rows that are given up.
+NOT_LOG_P = "the rows are not all of log p"
+_MINIBATCHES = "the data are minibatches"
 
 logger = logging.getLogger("pymc.ngvi")
 
@@ -58,60 +67,127 @@ class ByRows:
     def __init__(self, graphs: FlatGraphs, functions: Functions, start: Array) -> None:
         self._graphs, self._functions, self._start = graphs, functions, start
         self._n_calls = 0
+        self._left: Refused | None = None
 
     @property
     def parts(self) -> Expectations | None:
         """Log p taken apart, into rows and a rest; None where it does not come apart."""
-        functions, graphs = self._functions, self._graphs
-        if graphs.is_large:
-            return None
-        if functions.fixed_size and "rows" not in functions.made:
-            functions.named("rows", self._find)
-            if why := self._why_not_jitted():
-                self.leave_to_pytensor(why)
-        parts: Expectations | None = functions.named("rows", self._find)
-        return parts
+        refused = self._refused
+        in_part = refused is not None and refused.code is Reason.NOT_ALL_ROWS
+        return self._kept.parts if refused is None or in_part else None
 
     @property
     def are_known(self) -> bool:
         """Whether rows were found already, and log p is no more than these; nothing is looked for."""
-        rows = None if self._graphs.minibatches else self._functions.made.get("rows")
-        return isinstance(rows, Expectations) and not rows.terms.rest
+        kept = self._kept
+        is_found = kept.parts is not None and kept.refused is None and self._left is None
+        return is_found and not self._graphs.minibatches
 
     @property
     def found(self) -> Expectations | None:
         """The rows; None where log p has other parts, and on minibatches, whose rows are not all there are."""
-        rows = None if self._graphs.minibatches else self.parts
-        if rows is None or rows.terms.rest:
-            return None
-        try:
-            agree = not rows.refresh() or (not rows.terms.rest and self._agree(rows))
-        except (ValueError, TooDenseError):
-            agree = False
-        if not agree:
-            self.give_up()
-        return rows if agree else None
+        return self._kept.parts if not self._graphs.minibatches and self._refused is None else None
 
-    def give_up(self) -> None:
-        """Go without rows from now on."""
-        self._functions.made["rows"] = None
+    @property
+    def why_not(self) -> str:
+        """Why there are none, in a clause; empty where there are."""
+        if self._graphs.minibatches:
+            return _MINIBATCHES
+        return "" if self._refused is None else self._refused.sentence
+
+    def give_up(self, why: str) -> None:
+        """Go without rows from now on, as long as the data are these.
+
+        Parameters
+        ----------
+        why : str
+            A clause.
+        """
+        self._refuse(Refused(Reason.ROWS_GIVEN_UP, why))
+
+    def _refuse(self, refused: Refused) -> None:
+        kept = self._kept
+        kept.refused, kept.agreed, kept.seen = refused, None, DataSeen(self._shared)
+
+    @property
+    def _kept(self) -> RowsFound:
+        return self._functions.made.rows
+
+    @functools.cached_property
+    def _shared(self) -> list[SharedVariable]:
+        return [v for v in ancestors([self._graphs.logp]) if isinstance(v, SharedVariable)]
+
+    @property
+    def _refused(self) -> Refused | None:
+        """Why there are no rows with the data as they are, which may be others than when it was last asked."""
+        if self._left is not None:
+            return self._left
+        if self._graphs.is_large:
+            return Refused(Reason.NOT_ALL_ROWS, TOO_LARGE)
+        kept = self._kept
+        if kept.refused is None:
+            self._look()
+        elif not self._graphs.minibatches and kept.seen is not None and not kept.seen.are_current():
+            kept.refused = None
+            self._look(anew=True)
+        return kept.refused
+
+    def _look(self, *, anew: bool = False) -> None:
+        """Take log p apart with the data as they are, or note why it does not come apart.
+
+        Parameters
+        ----------
+        anew : bool
+            Whether it did not with the data before these.
+        """
+        kept = self._kept
+        try:
+            rows = kept.parts = self._taken_apart(anew)
+            if rows.terms is kept.agreed:
+                return
+            refused = self._what_is_missing(rows)
+        except TooDenseError:
+            refused = Refused(Reason.TOO_DENSE, TOO_DENSE)
+        except ValueError as error:
+            refused = Refused(Reason.NO_PREDICTORS, str(error))
+        else:
+            kept.agreed = rows.terms if refused is None else None
+        if self._functions.fixed_size and (why := self._why_not_jitted(refused)):
+            _say_why_not_jitted(why)
+            refused = Refused(Reason.NOT_JITTED, why)
+        if refused is not None:
+            self._refuse(refused)
+
+    def _taken_apart(self, anew: bool) -> Expectations:
+        rows = self._kept.parts
+        if rows is None:
+            simplify, compile_ = functools.partial(graph.simplify, check_bounds=False), self._functions.compile_for_rows
+            with self._functions.timed():
+                return Expectations(self._graphs.logp, self._graphs.theta, simplify, compile_)
+        if anew:
+            rows.retake()
+        elif not self._graphs.minibatches:
+            rows.refresh()
+        return rows
+
+    def _what_is_missing(self, rows: Expectations) -> Refused | None:
+        """Return why rows are not all of log p; None where they are."""
+        if rows.terms.rest:
+            return Refused(Reason.NOT_ALL_ROWS, "log p has a part that is no row")
+        return None if self._agree(rows) else Refused(Reason.ROWS_GIVEN_UP, "rows don't add up to log p near the start")
 
     # --- on JAX ---
 
     def leave_to_pytensor(self, why: str) -> None:
         """Say why steps are not jitted whole, and go without rows: PyTensor compiles functions one by one."""
-        logger.info(f"backend='jax' compiles log p and its derivatives, not whole steps: {why}.")
-        self._functions.made["why no rows"] = why
-        self.give_up()
+        _say_why_not_jitted(why)
+        self._left = Refused(Reason.NOT_JITTED, why)
 
-    def _why_not_jitted(self) -> str:
-        """Return why steps are not jitted whole, in a clause; empty where they are."""
-        rows = self._functions.made["rows"]
+    def _why_not_jitted(self, refused: Refused | None) -> str:
+        """Return why steps are not jitted whole, in a clause, by why there are no rows; empty where they are."""
         if self._graphs.minibatches:
-            return "the data are minibatches"
-        if rows is None or rows.terms.rest:
-            return self.why_not
-        found = self._on_jax
+            return _MINIBATCHES
+        found = self._on_jax if refused is None else refused.sentence
         return found if isinstance(found, str) else ""
 
     @property
@@ -127,30 +203,7 @@ class ByRows:
         """The same, or why not."""
         from pymc_ngvi.model.jitted.rows import rows_on_jax
 
-        found: RowsOnDevice | str = self._of_terms("on JAX", lambda rows: rows_on_jax(rows, self._functions.timed))
-        return found
-
-    def _find(self) -> Expectations | None:
-        graphs = self._graphs
-        simplify = functools.partial(graph.simplify, check_bounds=False)
-        try:
-            found = Expectations(graphs.logp, graphs.theta, simplify, self._functions.compile_for_rows)
-        except (ValueError, TooDenseError) as error:
-            self._functions.made["why no rows"] = str(error) or TOO_DENSE
-            return None
-        if found.terms.rest:
-            self._functions.made["why no rows"] = "log p has a part that is no row"
-            return found
-        if self._agree(found):
-            return found
-        self._functions.made["why no rows"] = "rows don't add up to log p near the start"
-        return None
-
-    @property
-    def why_not(self) -> str:
-        """Why there are none."""
-        why: str = self._functions.made.get("why no rows", "the data have changed")
-        return why
+        return self._of_terms(self._kept.on_jax, lambda rows: rows_on_jax(rows, self._functions.timed))
 
     def _agree(self, rows: Expectations) -> bool:
         """Tell whether rows add up to log p around the start, where it is finite."""
@@ -161,7 +214,7 @@ class ByRows:
 
     def logp(self, theta: Array) -> Array:
         """Evaluate log p alone, (n_points,), by a function that is compiled quickly."""
-        function = self._functions.named("logp at few", self._compile_for_few)
+        function = self._functions.once(self._functions.made.logp_at_few, self._compile_for_few)
         with np.errstate(all="ignore"):
             return np.array([function(point) for point in theta])
 
@@ -173,13 +226,13 @@ class ByRows:
 
         Raises
         ------
-        PatternWidened
+        RowsGivenUp
             Where they don't: they are given up.
         """
         rows = self.found
         if rows is not None and not rows.agrees(point[None], self.logp(point[None])):
-            self.give_up()
-            raise PatternWidened("the rows are not all of log p")
+            self.give_up(NOT_LOG_P)
+            raise RowsGivenUp(NOT_LOG_P)
 
     def cover(self, draw: Callable[[], Array]) -> bool:
         """Tell whether rows are all of log p at draws; see `RowsTarget.rows_cover`."""
@@ -192,8 +245,7 @@ class ByRows:
     @property
     def seen(self) -> SeenFromRows | None:
         """Log p in the space of its rows, where these are far fewer than coordinates with fixed normal priors."""
-        seen: SeenFromRows | None = None if self.found is None else self._of_terms("seen from rows", seen_from_rows)
-        return seen
+        return None if self.found is None else self._of_terms(self._kept.from_rows, seen_from_rows)
 
     # --- second derivatives ---
 
@@ -210,7 +262,7 @@ class ByRows:
         predictors takes longer than it saves.
         """
         functions = self._functions
-        if functions.fixed_size or not self.gives_pattern or "no Hessian by rows" in functions.made:
+        if functions.fixed_size or not self.gives_pattern or self._kept.no_hessian:
             return False
         most = max((rows.index.shape[1] for rows in self._rows.terms.rows), default=0)
         return most <= FEW_PREDICTORS or self._graphs.cost_of_logp.widest >= _MANY_ROWS
@@ -226,14 +278,12 @@ class ByRows:
     @property
     def is_smooth(self) -> bool:
         """Whether rows are made of operations alone that are known to have second derivatives: no graph is made."""
-        smooth: bool = self._of_terms("smooth rows", lambda rows: all(map(is_smooth, rows.terms.rows)))
-        return smooth
+        return self._of_terms(self._kept.are_smooth, lambda rows: all(map(is_smooth, rows.terms.rows)))
 
     @property
     def structure(self) -> Pattern | None:
         """Entries of the Hessian that can differ from 0; None where they are too many to hold."""
-        pattern: Pattern | None = self._of_terms("structure by rows", self._structure)
-        return pattern
+        return self._of_terms(self._kept.structure, self._structure)
 
     @property
     def pattern(self) -> Pattern | None:
@@ -245,8 +295,7 @@ class ByRows:
         """Entries that can differ from 0 beside sums over many coordinates; None where there are no such sums."""
         if self.found is None or self._rows.joint is None or not self.gives_pattern:
             return None
-        pattern: SummedPattern | None = self._of_terms("structure with sums", self._with_sums)
-        return pattern
+        return self._of_terms(self._kept.with_sums, self._with_sums)
 
     @property
     def n_products(self) -> int:
@@ -259,18 +308,18 @@ class ByRows:
         None where a check shows that they are not those of log p. It is made at the first call, the second, fourth,
         eighth, ... Rows that do not add up to log p are given up; those with kinks serve for expectations yet.
         """
-        if self.found is None or self._functions.fixed_size or "no Hessian by rows" in self._functions.made:
+        if self.found is None or self._functions.fixed_size or self._kept.no_hessian:
             return None
-        hessian: RowHessian = self._of_terms("Hessian by rows", self._compiled)
+        hessian: RowHessian = self._of_terms(self._kept.hessian, self._compiled)
         self._n_calls += 1
         if len(theta) and self._n_calls & (self._n_calls - 1) == 0:
             point = theta.mean(axis=0)
             agree = self._rows.agrees(point[None], self.logp(point[None]))
             if not (agree and hessian.agrees(point, self._rows.at, np.random.default_rng(self._n_calls))):
                 logger.info("The Hessian by rows is not that of log p: it is found from all coordinates.")
-                self._functions.made["no Hessian by rows"] = True
+                self._kept.no_hessian = True
                 if not agree:
-                    self.give_up()
+                    self.give_up(NOT_LOG_P)
                 return None
         return PredictorMeanHessian(hessian.linear, hessian.mean(theta), Known(self.pattern))
 
@@ -294,18 +343,16 @@ class ByRows:
 
     @property
     def _derivatives(self) -> list[SecondDerivatives]:
-        found: list[SecondDerivatives] = self._of_terms("derivatives of rows", self._differentiated)
+        found: list[SecondDerivatives] = self._of_terms(self._kept.derivatives, self._differentiated)
         return found
 
-    def _of_terms(self, name: str, make: Callable[[Expectations], Any]) -> Any:
+    def _of_terms[T](self, what: OfTerms[T], make: Callable[[Expectations], T]) -> T:
         """Return what follows from the rows, made once for the same data."""
-        rows, made = self._rows, self._functions.made
-        if name not in made:
-            with self._functions.timed():
-                made[name] = (rows.terms, make(rows))
-        elif made[name][0] is not rows.terms:  # nothing is compiled for other data
-            made[name] = (rows.terms, make(rows))
-        return made[name][1]
+        if what.is_made:  # nothing is compiled for other data
+            return what.of(self._rows, make)
+        rows = self._rows
+        with self._functions.timed():
+            return what.of(rows, make)
 
     @staticmethod
     def _differentiated(rows: Expectations) -> list[SecondDerivatives]:
@@ -332,5 +379,10 @@ class ByRows:
             return None
 
     def _compiled(self, rows: Expectations) -> RowHessian:
-        compile_ = self._functions.named("second derivatives", lambda: CompiledOnce(self._functions.compile))
+        functions = self._functions
+        compile_ = functions.once(functions.made.second_derivatives, lambda: CompiledOnce(functions.compile))
         return RowHessian(rows.linear_map, self._derivatives, compile_)
+
+
+def _say_why_not_jitted(why: str) -> None:
+    logger.info(f"backend='jax' compiles log p and its derivatives, not whole steps: {why}.")

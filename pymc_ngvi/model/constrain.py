@@ -75,9 +75,10 @@ class Constrainer:
         cls, density: LogDensity, *, deterministics: bool = True, names: frozenset[str] | None = None
     ) -> "Constrainer":
         """Return the one that all fits share for which nothing is built anew (`LogDensity.again`)."""
-        wanted = "all" if names is None else sorted(names)
-        name = f"constrained, {'with' if deterministics else 'without'} Deterministics: {wanted}"
-        made = density.functions.named(name, lambda: cls(density, deterministics=deterministics, names=names))
+        made = density.functions.once(
+            density.functions.made.constrained[deterministics, names],
+            lambda: cls(density, deterministics=deterministics, names=names),
+        )
         assert isinstance(made, cls)
         return made
 

@@ -70,7 +70,8 @@ class Evaluations:
         n_points = len(theta)
         if self._functions.fixed_size and n_points < self.batch_size:
             theta = np.concatenate([theta, np.repeat(theta[-1:], self.batch_size - n_points, axis=0)])
-        function = self._functions.named(name, lambda: self.compiled(name))
+        made = self._functions.made
+        function = self._functions.once(made.logp if name == "logp" else made.logp_grad, lambda: self.compiled(name))
         with np.errstate(all="ignore"):
             outputs = function(np.ascontiguousarray(theta, dtype=np.float64))
         return tuple(np.asarray(out)[:n_points] for out in outputs)

@@ -5,7 +5,7 @@ import functools
 import time
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
+from typing import cast
 
 import pymc as pm
 
@@ -21,6 +21,7 @@ from pymc_ngvi.model.graphs.matrices import hold_by_rows, hold_matrices
 from pymc_ngvi.model.jets.arrays import CannotFollow
 from pymc_ngvi.model.jets.evaluation import MOST_DIMENSIONS, ForwardMode, Jets
 from pymc_ngvi.model.layout import Layout
+from pymc_ngvi.model.made import Made, Once
 from pymc_ngvi.model.minibatch import Minibatches
 
 #: Symbolic outputs of a graph.
@@ -146,8 +147,8 @@ class Functions:
 
     Attributes
     ----------
-    made : dict
-        What was compiled, by name.
+    made : Made
+        What was compiled and found.
     seconds : float
         Spent on building and compiling.
     """
@@ -164,12 +165,12 @@ class Functions:
         self._model, self._backend, self._is_large, self._is_auto = model, backend, is_large, backend == "auto"
         self._choose = choose
         self.compile_kwargs = compile_kwargs
-        self.made: dict[str, Any] = {}
+        self.made = Made()
         self.seconds = 0.0
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: compiled functions are made again when they are needed."""
-        return {**self.__dict__, "made": {}}
+        return {**self.__dict__, "made": Made()}
 
     @property
     def backend(self) -> str:
@@ -202,12 +203,12 @@ class Functions:
         finally:
             self.seconds += time.perf_counter() - start
 
-    def named(self, name: str, make: Callable[[], Any]) -> Any:
-        """Return what was made under a name, or make it."""
-        if name not in self.made:
-            with self.timed():
-                self.made[name] = make()
-        return self.made[name]
+    def once[T](self, what: Once[T], make: Callable[[], T]) -> T:
+        """Return a field of `made`, or make it."""
+        if what.is_made:
+            return what.of(make)
+        with self.timed():
+            return what.of(make)
 
     def compile(self, inputs: list[Variable], outputs: Variable | Outputs) -> Function:
         """Compile a function."""
@@ -240,5 +241,4 @@ def jets_of(graphs: FlatGraphs, functions: Functions) -> Jets | None:
     forward = graphs.forward
     if forward is None or functions.backend != "quick":
         return None
-    jets: Jets = functions.named("jets", lambda: forward.compiled(functions.compile))
-    return jets
+    return functions.once(functions.made.jets, lambda: forward.compiled(functions.compile))

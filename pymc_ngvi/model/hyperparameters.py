@@ -6,6 +6,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.model.layout import Variable
 from pymc_ngvi.model.logdensity import LogDensity
@@ -30,31 +31,31 @@ def latent_rows(density: LogDensity) -> RowsGiven:
     NotRows
         Where no such choice is found; the message says why, in a clause.
     """
-    made = density.functions.made
-    if "latent rows" not in made:
-        try:
-            made["latent rows"] = _found(density)
-        except NotRows as reason:
-            made["latent rows"] = reason
-    found = made["latent rows"]
+    found: RowsGiven | NotRows = density.functions.made.latent_rows.of(lambda: _found_or_not(density))
     if isinstance(found, NotRows):
         raise found
-    result: RowsGiven = found
-    return result
+    return found
+
+
+def _found_or_not(density: LogDensity) -> RowsGiven | NotRows:
+    try:
+        return _found(density)
+    except NotRows as reason:
+        return reason
 
 
 def _found(density: LogDensity) -> RowsGiven:
     if density.has_minibatch:
-        raise NotRows("the model reads pm.Minibatch data")
+        raise NotRows(Reason.IN_PART, "the model reads pm.Minibatch data")
     outside = [v for v in density.layout.variables if v.value_name != v.name and v.size <= _MOST_OF_ONE]
     while True:
         index = _index(outside)
         if not len(index):
-            raise NotRows("it has no scale, correlation or other transformed parameter")
+            raise NotRows(Reason.NOT_LATENT, "it has no scale, correlation or other transformed parameter")
         if len(index) > _MOST:
-            raise NotRows(f"{len(index)} hyperparameters are more than {_MOST}")
+            raise NotRows(Reason.NOT_LATENT, f"{len(index)} hyperparameters are more than {_MOST}")
         if len(index) == density.n_dim:
-            raise NotRows("all of its parameters are hyperparameters")
+            raise NotRows(Reason.NOT_LATENT, "all of its parameters are hyperparameters")
         given = RowsGiven(density, index)
         others = [v for v in density.layout.variables if v not in outside]
         more = next(_beside(given, others), None)

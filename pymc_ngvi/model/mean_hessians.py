@@ -8,12 +8,12 @@ from collections.abc import Callable
 import numpy as np
 
 from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.refusal import PatternLacks, PatternWidened, RowHessianGivenUp, RowsGivenUp
 from pymc_ngvi.core.types import Array, MeanHessian, Target
 from pymc_ngvi.model.by_rows import ByRows
 from pymc_ngvi.model.predictors.linear_map import entries_of
 from pymc_ngvi.model.predictors.mean_hessian import Known, PredictorMeanHessian
 from pymc_ngvi.model.second_order import SecondOrder
-from pymc_ngvi.model.sparsity.hessian import PatternWidened
 
 
 class Together:
@@ -112,7 +112,7 @@ class ModelHessian(MeanHessian):
             return None
         try:
             return dataclasses.replace(self._by_predictors, entries=Known(self.pattern)).values()
-        except PatternWidened:
+        except PatternLacks:
             return None
 
     @functools.cached_property
@@ -157,8 +157,8 @@ class PatternedHessian(MeanHessian):
 
         Raises
         ------
-        PatternWidened
-            Where the Hessian has entries that rows tell nothing of: they are given up.
+        RowsGivenUp
+            Where the Hessian has entries that rows tell nothing of.
         ValueError
             Where the Hessian counts as dense.
         """
@@ -170,9 +170,9 @@ class PatternedHessian(MeanHessian):
             return values
         try:
             values = self._whole.values()
-        except PatternWidened:
-            self._by_rows.give_up()
-            raise
+        except PatternWidened as widened:
+            self._by_rows.give_up(why := "the Hessian has entries that rows tell nothing of")
+            raise RowsGivenUp(why) from widened
         own = self._whole.pattern
         same = np.array_equal(own.rows, pattern.rows) and np.array_equal(own.cols, pattern.cols)
         return values if same else entries_of(own.symmetric(values), pattern)
@@ -222,8 +222,9 @@ class RowsHessian(MeanHessian):
 
         Raises
         ------
-        PatternWidened
-            Where the rows turn out not to be those of log p, whose pattern is another one.
+        RowsGivenUp, RowHessianGivenUp
+            Where the rows, or their second derivatives, turn out not to be those of log p, whose pattern is another
+            one.
         ValueError
             Where the Hessian counts as dense.
         """
@@ -231,5 +232,7 @@ class RowsHessian(MeanHessian):
             return super().values()
         evaluated = self._evaluated
         if not isinstance(evaluated, PredictorMeanHessian):
-            raise PatternWidened("the rows are not those of log p")
+            if self._by_rows.found is None:
+                raise RowsGivenUp("the rows are not all of log p")
+            raise RowHessianGivenUp("second derivatives of rows are not those of log p")
         return evaluated.values()

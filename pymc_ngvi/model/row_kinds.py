@@ -18,7 +18,7 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.model.by_rows import TOO_DENSE, ByRows
+from pymc_ngvi.model.by_rows import TOO_DENSE, TOO_LARGE, ByRows
 from pymc_ngvi.model.flat import FlatGraphs, Functions
 from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.backends import without_c
@@ -135,7 +135,7 @@ def described_rows(model: pm.Model, graphs: FlatGraphs, functions: Functions, by
         Those that a fit goes by.
     """
     if graphs.is_large:  # thousands of nodes, each of which would be looked at
-        return ModelRows(why_not="a recursion is written out in the graph")
+        return ModelRows(why_not=TOO_LARGE)
     try:
         found = kinds_of_rows(model, graphs)
     except (ValueError, TooDenseError) as error:

@@ -54,7 +54,7 @@ class ByRowsMethods(Patterns):
         ------
         ValueError
             Where log p is no sum over rows.
-        PatternWidened
+        RowsGivenUp
             Where the rows don't add up to log p: they are given up.
         """
         rows = self.rows
@@ -83,7 +83,7 @@ class ByRowsMethods(Patterns):
 
         Raises
         ------
-        PatternWidened
+        RowsGivenUp
             Where the rows don't add up to log p: they are given up.
         """
         self.by_rows.check(theta)

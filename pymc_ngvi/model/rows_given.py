@@ -13,6 +13,7 @@ import pytensor
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
+from pymc_ngvi.core.refusal import Reason, Refused
 from pymc_ngvi.core.types import Array, Expectation, RowRules, Spread
 from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.backends import without_c
@@ -30,8 +31,8 @@ _AROUND = 0.1
 _DISTANCES = (0.1, 1e-3)
 
 
-class NotRows(Exception):
-    """Given these coordinates, log p is no sum over rows of the others; the message says why, in a clause."""
+class NotRows(Refused):
+    """Given these coordinates, log p is no sum over rows of the others; the sentence says why, in a clause."""
 
 
 class RowsGiven:
@@ -71,10 +72,12 @@ class RowsGiven:
             simplify = functools.partial(graph.simplify, check_bounds=False)
             try:
                 self.rows = Expectations(logp, theta, simplify, functions.compile_for_rows)
-            except (ValueError, TooDenseError) as error:
-                raise NotRows(str(error) or "too many predictors have covariances") from None
+            except ValueError as error:
+                raise NotRows(Reason.NO_PREDICTORS, str(error)) from None
+            except TooDenseError:
+                raise NotRows(Reason.TOO_DENSE, "too many predictors have covariances") from None
             if self.rows.terms.rest:
-                raise NotRows(self.rows.terms.why[0])
+                raise NotRows(Reason.NOT_ALL_ROWS, self.rows.terms.why[0])
             points, [values] = graph.over_draws([logp], theta)
             self._logp = functions.compile_for_rows([points], values)
         self._apart = np.random.default_rng(1).standard_normal((1, self.n_dim))

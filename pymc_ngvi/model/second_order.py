@@ -13,6 +13,7 @@ from pytensor.compile import Function
 from pytensor.graph.basic import Variable
 from scipy import sparse
 
+from pymc_ngvi.core.refusal import PatternWidened
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.model.by_rows import ByRows
 from pymc_ngvi.model.flat import FlatGraphs, Functions, jets_of
@@ -26,7 +27,7 @@ from pymc_ngvi.model.predictors.hessian import PredictorHessian, predictor_hessi
 from pymc_ngvi.model.predictors.linear_map import AffineMap
 from pymc_ngvi.model.rows import Rows
 from pymc_ngvi.model.sparsity.coloured import CACHED_ELEMENTS, ColouredHessian, batch, slices
-from pymc_ngvi.model.sparsity.hessian import PatternWidened, SparseHessian
+from pymc_ngvi.model.sparsity.hessian import SparseHessian
 
 #: Draws that one call should take of a small dense Hessian.
 _LEAST_BATCH = 4
@@ -267,7 +268,7 @@ class SecondOrder:
         if self.sparse.needs_products or self._jets is not None:
             products = self.products_of_draws(point[None], directions)[0]
             return products
-        function = self._functions.named("products", self._compile_products)
+        function = self._functions.once(self._functions.made.products, self._compile_products)
         with np.errstate(all="ignore"):  # far from the mode, densities overflow: the caller sees what is not finite
             products = np.asarray(function(np.ascontiguousarray(point), np.ascontiguousarray(directions)))
         return products
@@ -289,7 +290,7 @@ class SecondOrder:
         if jets is not None:
             with np.errstate(all="ignore"):
                 return np.asarray(np.matmul(directions, jets.hessians(theta)))
-        function = self._functions.named("coloured", self._compile_over_draws)
+        function = self._functions.once(self._functions.made.coloured, self._compile_over_draws)
         with np.errstate(all="ignore"):
             return np.asarray(function(np.ascontiguousarray(theta), np.ascontiguousarray(directions)))
 

@@ -81,9 +81,9 @@ class SplitDensity:
 
     def _functions(self, density: LogDensity) -> tuple[Function, Function]:
         """Return the functions of the terms: those of an earlier fit with the same globals, or new ones."""
-        beside = ", ".join(map(str, self.forest.globals_))
-        made: tuple[Function, Function] = density.functions.named(
-            f"terms beside {beside}", lambda: self._compiled(density, *self._graphs(density))
+        beside = tuple(self.forest.globals_.tolist())
+        made: tuple[Function, Function] = density.functions.once(
+            density.functions.made.terms_beside[beside], lambda: self._compiled(density, *self._graphs(density))
         )
         return made
 

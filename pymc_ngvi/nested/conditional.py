@@ -8,6 +8,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.refusal import OtherForm
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.target import MeanHessian
 from pymc_ngvi.core.types import Array, BaseDraws, Density, Expectation, GaussianState, RowRules, Spread
@@ -24,7 +25,6 @@ from pymc_ngvi.families.summed import SummedState
 from pymc_ngvi.model.predictors.expectations import Seen
 from pymc_ngvi.model.predictors.mean_hessian import PredictorMeanHessian
 from pymc_ngvi.model.rows_given import RowsGiven
-from pymc_ngvi.model.sparsity.hessian import PatternWidened
 from pymc_ngvi.steps.linesearch import LineSearch
 from pymc_ngvi.updates.natural import natural
 
@@ -162,7 +162,7 @@ class ConditionalFits:
                     return found
                 if thorough and (found := self._by_search(start)) is not None:
                     return found
-        except (PatternWidened, np.linalg.LinAlgError):
+        except (OtherForm, np.linalg.LinAlgError):
             pass
         return None
 

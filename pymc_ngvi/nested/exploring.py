@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.fitting import Hopeless, Sampler
 from pymc_ngvi.marginal.proposals import Proposal, effective_size
@@ -77,7 +78,7 @@ def explore(marginal: LatentMarginal, start: Array, scale: Array, n_values: int,
     marginal.scale = scale
     mode = find_mode(marginal, start, scale)
     if mode is None:
-        raise Hopeless("the latent variables can't be fitted where the hyperparameters start")
+        raise Hopeless(Reason.HOPELESS, "the latent variables can't be fitted where the hyperparameters start")
     marginal.scale = np.sqrt(np.diag(mode.cov))
     emulated = Emulated(marginal, len(marginal.known) + _MOST + _MOST_OF_EACH * p)
     for known in marginal.known:
@@ -106,7 +107,7 @@ def _guess(emulated: Emulated, pool: Pool) -> tuple[Guess, Predicted]:
     while True:
         predicted, value = emulated.predicted(), emulated.bounded()
         if predicted is None or value is None:
-            raise Hopeless("the latent variables can be fitted at few of the hyperparameters")
+            raise Hopeless(Reason.HOPELESS, "the latent variables can be fitted at few of the hyperparameters")
         guess = Guess(value, predicted.whitening, pool)
         heavy = guess.weights.copy()
         heavy[seen] = 0.0

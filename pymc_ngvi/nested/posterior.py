@@ -9,6 +9,7 @@ References
 
 import numpy as np
 
+from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.types import GaussianState
 from pymc_ngvi.marginal.exact import Unavailable
 from pymc_ngvi.marginal.fitting import Hopeless
@@ -30,11 +31,11 @@ _SCALE, _OF_FIT, _LEAST, _MOST = 0.5, 2.0, 0.05, 1.0
 def rows_of(density: LogDensity) -> RowsGiven:
     """Return log p as rows, hyperparameters given; raise Unavailable where that is no latent Gaussian model."""
     if density.is_sharded:
-        raise Unavailable("the data are in shards")
+        raise Unavailable(Reason.IN_PART, "the data are in shards")
     try:
         return latent_rows(density)
     except NotRows as reason:
-        raise Unavailable(f"no latent Gaussian model: {reason}") from None
+        raise Unavailable(reason.code, f"no latent Gaussian model: {reason}") from None
 
 
 def nested_posterior(density: LogDensity, gaussian: GaussianState | None, seed: int) -> NestedState:
@@ -60,9 +61,9 @@ def nested_posterior(density: LogDensity, gaussian: GaussianState | None, seed: 
     try:
         explored = explore(marginal, start, scale, n_values_of(given), seed)
     except Hopeless as reason:
-        raise Unavailable(str(reason)) from None
+        raise Unavailable(reason.code, reason.sentence) from None
     except np.linalg.LinAlgError:
-        raise Unavailable("a covariance of the hyperparameters is singular") from None
+        raise Unavailable(Reason.SINGULAR, "a covariance of the hyperparameters is singular") from None
     return _state(given, marginal, explored, gaussian, seed)
 
 

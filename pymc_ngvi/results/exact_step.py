@@ -11,6 +11,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
+from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.status import NotExactError, Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import GaussianState, VariationalState
@@ -39,7 +40,7 @@ _MOST_OF_OTHER = 3.0
 
 
 class _TooDear(Unavailable):
-    """It can be had by asking for it."""
+    """It takes too long, and can be had by asking for it."""
 
 
 class _Failed(Unavailable):
@@ -116,10 +117,14 @@ class ExactStep:
                 raise NotExactError(
                     f"No {self.wanted} posterior: {reason}. The Gaussian fit is kept: `error.approx`.", gaussian
                 ) from None
-            gaussian.record = dataclasses.replace(record, posterior=f"Gaussian: {reason}.")
+            gaussian.record = dataclasses.replace(
+                record, posterior=f"Gaussian: {reason}.", reason=str(reason.code), on_request=reason.on_request
+            )
             return gaussian
         except KeyboardInterrupt:
-            gaussian.record = dataclasses.replace(record, posterior=f"Gaussian: {self._interrupted}")
+            gaussian.record = dataclasses.replace(
+                record, posterior=f"Gaussian: {self._interrupted}", reason=str(Reason.INTERRUPTED)
+            )
             return gaussian
         compiling = gaussian.density.compile_seconds - before
         running = time.perf_counter() - clock - compiling
@@ -147,7 +152,7 @@ class ExactStep:
     def _state(self, gaussian: Fitted, record: FitRecord, progressbar: bool) -> tuple[ExactState | NestedState, str]:
         """Return what is wanted; where all will do, the exact posterior, or else the nested one."""
         if not record.status.can_be_followed:
-            raise Unavailable(f"the fit ended {str(record.status)!r}")
+            raise Unavailable(Reason.NOT_FOLLOWED, f"the fit ended {str(record.status)!r}")
         seed, density = self.stream, gaussian.density
         before = density.n_gradients, density.n_hessians
         try:
@@ -210,7 +215,9 @@ def _if_better(state: NestedState, given: _Given) -> NestedState:
         Where it is neither.
     """
     if not state.checks.is_reliable and efficiency_of(given.density, given.q) > state.checks.efficiency:
-        raise _Failed(f"the weights of the nested posterior are worse than its own: {'; '.join(state.checks.failures)}")
+        failures = "; ".join(state.checks.failures)
+        said = f"the weights of the nested posterior are worse than its own: {failures}"
+        raise _Failed(Reason.NOT_PASSED, said)
     return state
 
 
@@ -246,7 +253,8 @@ def _attempts(given: _Given, wanted: str, record: FitRecord, reasons: list[Unava
         except Unavailable as reason:
             reasons.insert(0, reason)
     if found and wanted == "auto" and not record.modes and is_even(density, given.q):
-        raise Unavailable("its importance weights are nearly equal: the Gaussian is the posterior near this mode")
+        said = "its importance weights are nearly equal: the Gaussian is the posterior near this mode"
+        raise Unavailable(Reason.SUPERFLUOUS, said)
     return sorted(found, key=lambda attempt: (attempt.is_last, attempt.seconds))
 
 
@@ -279,7 +287,8 @@ def _check(price: Price, left: float, seconds: float, kind: str) -> None:
 def _too_dear(price: Price, left: float, seconds: float, kind: str) -> _TooDear:
     than = f", and max_seconds={price.max_seconds:g} leaves {in_words(left)}" if price.max_seconds else ""
     ask = f"max_seconds={price.asked_for(seconds)}" + ("" if price.max_seconds else f" or posterior={kind!r}")
-    return _TooDear(f"the {kind} posterior would take {in_words(seconds)}{than}; {ask} asks for it")
+    said = f"the {kind} posterior would take {in_words(seconds)}{than}; {ask} asks for it"
+    return _TooDear(Reason.TOO_DEAR, said, "" if price.max_seconds else kind)
 
 
 def _also(reasons: list[Unavailable]) -> str:
@@ -298,9 +307,9 @@ def _exact(given: _Given, forest: Forest, seconds: float, most: float, others: S
         try:
             state = exact_posterior(given.density, given.q, forest, given.seed, most, others)
         except Unavailable as reason:
-            raise _Failed(f"{reason}") from None
+            raise _Failed(reason.code, reason.sentence, reason.on_request) from None
     if not state.checks.is_exact:
-        raise _Failed("; ".join(state.checks.failures))
+        raise _Failed(Reason.NOT_PASSED, "; ".join(state.checks.failures))
     return state
 
 
@@ -320,6 +329,8 @@ def with_pool(
         record,
         modes=modes,
         posterior=state.checks.sentence + also,
+        reason="",
+        on_request="",
         is_exact=state.checks.is_exact,
         is_nested=is_nested,
         doubts=state.checks.failures if is_nested else (),

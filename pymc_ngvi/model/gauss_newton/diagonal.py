@@ -76,7 +76,7 @@ class SquaredGradients:
 
     def squares(self) -> Squares:
         """Return what evaluates the squares."""
-        found: Squares = self._parts.functions.named("gauss_newton", self._compile)
+        found: Squares = self._parts.functions.once(self._parts.functions.made.squares, self._compile)
         return found
 
     def _compile(self) -> Squares:

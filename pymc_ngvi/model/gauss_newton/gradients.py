@@ -68,7 +68,7 @@ class RowGradients:
                 f"estimator='gauss_newton' with correlations holds the gradients of {n_rows:,} rows in {n_dim:,} "
                 f"dimensions, {8e-9 * n_rows * n_dim:.0f} GB: take pm.Minibatch, or family='diagonal'."
             )
-        gradients: Gradients = self._parts.functions.named("row_gradients", self._compile)
+        gradients: Gradients = self._parts.functions.once(self._parts.functions.made.row_gradients, self._compile)
         if gradients.way == "layers":
             for rows in slices(len(theta), max(1, _IN_CALL // max(n_rows * n_dim, 1))):
                 found = np.asarray(gradients.function(np.ascontiguousarray(theta[rows])))
@@ -84,7 +84,7 @@ class RowGradients:
         def compiled() -> Function:
             return parts.functions.compile_for_few([parts.theta], pt.add(0, *[row.size for row in parts.rows]))
 
-        return int(parts.functions.named("n_rows", compiled)(point))
+        return int(parts.functions.once(parts.functions.made.n_rows, compiled)(point))
 
     def _one_by_one(self, gradients: Gradients, point: Array, n_rows: int) -> Array:
         found = np.empty((n_rows, len(point)))

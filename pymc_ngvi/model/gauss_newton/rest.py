@@ -7,11 +7,12 @@ import pytensor.tensor as pt
 
 from pytensor.compile import Function
 
+from pymc_ngvi.core.refusal import PatternWidened
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.model.gauss_newton.parts import Parts, units
 from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.backends import without_c
-from pymc_ngvi.model.sparsity.hessian import PatternWidened, SparseHessian
+from pymc_ngvi.model.sparsity.hessian import SparseHessian
 
 
 class Rest:
@@ -58,7 +59,7 @@ class Rest:
         return self._sparse
 
     def _products(self, theta: Array, directions: Array) -> Array:
-        function = self._parts.functions.named("gauss_newton_rest", self._compile)
+        function = self._parts.functions.once(self._parts.functions.made.rest, self._compile)
         with np.errstate(all="ignore"):
             return np.asarray(function(np.ascontiguousarray(theta), np.ascontiguousarray(directions)))
 

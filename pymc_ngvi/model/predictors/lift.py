@@ -8,7 +8,7 @@ import functools
 import hashlib
 import math
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -114,11 +114,13 @@ class Lift:
 
     def copy(self) -> "Lift":
         """Return another one that has lifted the same, and goes on by itself."""
-        return Lift(self.facts, self.predictors, dict(self.slots), dict(self.data), dict(self._done))
+        return replace(
+            self, slots=dict(self.slots), data=dict(self.data), sources=dict(self.sources), _done=dict(self._done)
+        )
 
     def back_to(self, other: "Lift") -> None:
         """Forget what was lifted since another one was like this one."""
-        self.slots, self.data, self._done = other.slots, other.data, other._done
+        self.slots, self.data, self.sources, self._done = other.slots, other.data, other.sources, other._done
 
     def columns(self, n_rows: int) -> Ints:
         """Return the predictors of each row, (n_rows, n_slots)."""

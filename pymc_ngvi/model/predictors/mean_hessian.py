@@ -11,11 +11,11 @@ import numpy as np
 from scipy import sparse
 
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
+from pymc_ngvi.core.refusal import PatternLacks
 from pymc_ngvi.core.target import MeanHessian, Rooted, Whitener
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.model.predictors.linear_map import AffineMap
 from pymc_ngvi.model.predictors.roots import Roots
-from pymc_ngvi.model.sparsity.hessian import PatternWidened
 
 #: Relative difference of two products with a random vector that is rounding.
 _ROUNDING = 1e-8
@@ -111,7 +111,7 @@ class PredictorMeanHessian(MeanHessian):
         ------
         ValueError
             Where the matrix counts as dense.
-        PatternWidened
+        PatternLacks
             Where it has entries that the pattern lacks, and still does.
         """
         pattern = self.pattern
@@ -124,7 +124,7 @@ class PredictorMeanHessian(MeanHessian):
         ------
         ValueError
             Where there are no sums.
-        PatternWidened
+        PatternLacks
             Where the matrix has entries that the pattern lacks.
         """
         summed = self.summed
@@ -136,5 +136,5 @@ class PredictorMeanHessian(MeanHessian):
         expected = linear.quadratic_times(self.matrix, probe)[0]
         found = pattern.symmetric(values) @ probe[0]
         if np.abs(found - expected).max(initial=0.0) > _ROUNDING * np.abs(expected).max(initial=0.0):
-            raise PatternWidened("rows have entries that the pattern lacks")
+            raise PatternLacks("rows have entries that the pattern lacks")
         return values

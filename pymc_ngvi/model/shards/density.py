@@ -15,6 +15,7 @@ from pytensor.graph.basic import Variable
 
 from pymc_ngvi.core.hessians import Later, MatrixHessian, PatternHessian
 from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.refusal import RowsGivenUp
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.target import Expectation, MeanHessian, RowRules, Spread
 from pymc_ngvi.core.types import Array
@@ -26,7 +27,7 @@ from pymc_ngvi.model.predictors.expectations import Expectations
 from pymc_ngvi.model.reuse import CannotReuse
 from pymc_ngvi.model.shards.requests import Evaluate, Expect, Open, Outline, Part, Reference
 from pymc_ngvi.model.shards.shards import Shards, points_to_compare
-from pymc_ngvi.model.sparsity.hessian import PatternWidened, is_dense
+from pymc_ngvi.model.sparsity.hessian import is_dense
 
 
 @stored("shard_rules")
@@ -166,8 +167,8 @@ class ShardedDensity(LogDensity):
     def _see_that_rows_add_up(self, parts: list[Part]) -> None:
         wrong = [key for key, part in zip(self.shards.keys, parts, strict=True) if not part.agrees]
         if wrong:
-            self.by_rows.give_up()
-            raise PatternWidened(f"the rows of shard {wrong[0]!r} are not all of its log likelihood")
+            self.by_rows.give_up(why := f"the rows of shard {wrong[0]!r} are not all of its log likelihood")
+            raise RowsGivenUp(why)
 
     def rows_cover(self, draw: Callable[[], Array]) -> bool:
         """Tell whether rows are all of log p at draws; see `RowsTarget`."""

@@ -10,6 +10,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.refusal import PatternWidened
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.model.sparsity.coloured import ColouredHessian, Products, batch, significant, slices
 from pymc_ngvi.model.sparsity.colouring import Colouring
@@ -23,10 +24,6 @@ _MOST_PRODUCTS = 2**27
 _DENSE = 0.75
 #: Dimensions below which every Hessian counts as dense, and up to which a pattern is looked for in dense ones.
 _SMALLEST, _MOST_DENSE = 10, 2_000
-
-
-class PatternWidened(Exception):
-    """The Hessian has entries outside its pattern; the pattern has been widened, and values have another form."""
 
 
 class SparseHessian:
@@ -206,7 +203,7 @@ class SparseHessian:
         if len(theta) and self._n_calls & (self._n_calls - 1) == 0:
             point = theta[self._rng.integers(len(theta))]
             if not self.check(point, self._rng) and self.widen(point[None]):
-                raise PatternWidened(f"{self.n_widened} times")
+                raise PatternWidened(f"the Hessian has had entries that its pattern lacked {self.n_widened} times")
         return coloured.mean_values(theta)
 
     def check(self, point: Array, rng: np.random.Generator) -> bool:

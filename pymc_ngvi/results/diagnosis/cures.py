@@ -133,8 +133,8 @@ def _is_left(posterior: Posterior, kind: str) -> bool:
         return False
     if not (traits_of(record.family).is_gaussian and record.status.can_be_followed):
         return False
-    # Tried, or left out: of what is too dear, the reason says how to have it all the same.
-    return not record.posterior or f"posterior={kind!r}" in record.posterior
+    # Not tried, or left out for its seconds.
+    return not record.posterior or record.on_request == kind
 
 
 def _globals_of_exact(posterior: Posterior) -> int | None:
