@@ -9,7 +9,6 @@ from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.parts import ByRows, Integers, Part, Plan, sub_forest
 from pymc_ngvi.model.logdensity import LogDensity
 from pymc_ngvi.model.predictors.blocks import RowTerms
-from pymc_ngvi.model.predictors.compiled import CompiledOnce
 from pymc_ngvi.model.predictors.expectations import Expectations
 from pymc_ngvi.model.shards.density import ShardedDensity
 from pymc_ngvi.model.shards.requests import Call
@@ -38,8 +37,7 @@ class TermsInShards:
 
     def __init__(self, density: ShardedDensity, forest: Forest) -> None:
         assert density.rows is not None
-        compiled = CompiledOnce(density.functions.compile_for_rows)
-        self._prior = ByRows(RowTerms(density.rows, forest, compiled), forest)
+        self._prior = ByRows(RowTerms(density.rows, forest), forest)
         self._shards, self._forest = density.shards, forest
         self._places: list[Integers] = self._shards.ask(Call(_places, (forest,)))
 
@@ -92,4 +90,4 @@ def _terms(likelihood: LogDensity, forest: Forest | None, g: Array, local: Array
 
 
 def _by_rows(rows: Expectations, forest: Forest, likelihood: LogDensity) -> ByRows:
-    return ByRows(RowTerms(rows, forest, CompiledOnce(likelihood.functions.compile_for_rows)), forest)
+    return ByRows(RowTerms(rows, forest), forest)

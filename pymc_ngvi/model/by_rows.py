@@ -15,7 +15,6 @@ from pymc_ngvi.core.target import RowsOnDevice, Spread
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.model.flat import FlatGraphs, Functions
 from pymc_ngvi.model.graphs import graph
-from pymc_ngvi.model.predictors.compiled import CompiledOnce
 from pymc_ngvi.model.predictors.expectations import Expectations, Seen
 from pymc_ngvi.model.predictors.interacting import is_smooth
 from pymc_ngvi.model.predictors.mean_hessian import Known, PredictorMeanHessian
@@ -134,7 +133,10 @@ class ByRows:
         graphs = self._graphs
         simplify = functools.partial(graph.simplify, check_bounds=False)
         try:
-            found = Expectations(graphs.logp, graphs.theta, simplify, self._functions.compile_for_rows)
+            functions = self._functions
+            found = Expectations(
+                graphs.logp, graphs.theta, simplify, functions.compile_for_rows, functions.engine_of_rows
+            )
         except (ValueError, TooDenseError) as error:
             self._functions.made["why no rows"] = str(error) or TOO_DENSE
             return None
@@ -309,7 +311,7 @@ class ByRows:
 
     @staticmethod
     def _differentiated(rows: Expectations) -> list[SecondDerivatives]:
-        return [SecondDerivatives.of(part) for part in rows.terms.rows]
+        return [rows.engine.second_derivatives(part) for part in rows.terms.rows]
 
     def _structure(self, rows: Expectations) -> Pattern | None:
         return self._pattern_of(rows, rows.predictors.dependence)
@@ -332,5 +334,4 @@ class ByRows:
             return None
 
     def _compiled(self, rows: Expectations) -> RowHessian:
-        compile_ = self._functions.named("second derivatives", lambda: CompiledOnce(self._functions.compile))
-        return RowHessian(rows.linear_map, self._derivatives, compile_)
+        return RowHessian(rows.linear_map, self._derivatives)

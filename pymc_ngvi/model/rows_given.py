@@ -70,7 +70,7 @@ class RowsGiven:
             [logp] = graphs.simplify([logp])
             simplify = functools.partial(graph.simplify, check_bounds=False)
             try:
-                self.rows = Expectations(logp, theta, simplify, functions.compile_for_rows)
+                self.rows = Expectations(logp, theta, simplify, functions.compile_for_rows, functions.engine_of_rows)
             except (ValueError, TooDenseError) as error:
                 raise NotRows(str(error) or "too many predictors have covariances") from None
             if self.rows.terms.rest:

@@ -165,15 +165,12 @@ class SummedRowFunction(RowFunction):
         The function, given those of u that it depends on otherwise, the sum, and the data.
     beside : list of int
         Which of u these are.
-    per_row : list of bool
-        Whether data are those of each row, not of all.
     """
 
     n_summed: int
     path: Compiled
     of_sum: Compiled
     beside: list[int]
-    per_row: list[bool]
 
     n_bends = 0
 
@@ -218,11 +215,11 @@ class SummedRowFunction(RowFunction):
 
     def _of_sum(self, points: list[Array], middle: Array, sd: Array, along: Rule, data: list[Array]) -> Array:
         """Return expectations, times 1, zeta and zeta^2 - 1, given u, (3, n_nodes * n_rows)."""
-        sums = np.multiply.outer(along.nodes[:, 0], sd.ravel())
-        sums += middle.ravel()
-        beside = [points[a].reshape(1, -1) for a in self.beside]
-        repeated = [np.tile(d, len(middle)) if own else d for d, own in zip(data, self.per_row, strict=True)]
-        result: Array = along.weights @ evaluated(self.of_sum, [*beside, sums, *repeated], sums.shape)
+        sums = np.multiply.outer(along.nodes[:, 0], sd)
+        sums += middle
+        beside = [points[a][None] for a in self.beside]
+        values = evaluated(self.of_sum, [*beside, sums, *(d[None] for d in data)], sums.shape)
+        result: Array = along.weights @ values.reshape(len(sums), -1)
         return result
 
 

@@ -1,0 +1,123 @@
+"""Rows as programs that NumPy evaluates: nothing is compiled."""
+
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from pytensor.graph.basic import Variable
+
+from pymc_ngvi.core.values import Array
+from pymc_ngvi.model.predictors.compiled import CompileAll
+from pymc_ngvi.model.predictors.engines.on_pytensor import PyTensorEngine
+from pymc_ngvi.model.predictors.expectation import RowFunction, SummedRowFunction
+from pymc_ngvi.model.predictors.row_graphs import interacts, shared_first
+from pymc_ngvi.model.predictors.row_hessian import SecondDerivatives
+from pymc_ngvi.model.predictors.terms import Rows
+from pymc_ngvi.model.programs.on_numpy import OnNumPy
+from pymc_ngvi.model.programs.program import RowProgram
+from pymc_ngvi.model.programs.reading import program_of, read
+from pymc_ngvi.model.programs.writer import CannotFollow, rewritten, seconds
+
+#: Data that are this number for all rows are none, but part of the program.
+_WEIGHT = 1.0
+
+
+class NumPyEngine:
+    """Reads rows as programs; rows that have operations it does not know are left to PyTensor.
+
+    Parameters
+    ----------
+    compile_ : callable
+        How these are compiled.
+    """
+
+    def __init__(self, compile_: CompileAll) -> None:
+        self._otherwise = PyTensorEngine(compile_)
+        self._read: WeakKeyDictionary[Variable, dict[str, RowProgram]] = WeakKeyDictionary()
+        self._functions: dict[tuple[RowProgram, tuple[float | None, ...]], OnNumPy] = {}
+
+    def row_function(self, rows: Rows) -> RowFunction:
+        """Return the function of rows."""
+        if rows.is_whole:
+            return self._otherwise.row_function(rows)
+        try:
+            return self._plain(rows) if rows.sum_ is None else self._summed(rows)
+        except CannotFollow:
+            return self._otherwise.row_function(rows)
+
+    def _plain(self, rows: Rows) -> RowFunction:
+        rows, n_shared = shared_first(rows)
+        known = self._read.setdefault(rows.value, {})
+        if "value" not in known:
+            early = [*rows.slots[:n_shared], *rows.data]
+            known["value"] = program_of([*rows.slots, *rows.data], [rows.value], early)
+        numbers, data = _data_of(rows)
+        function = self._function(known["value"], [*[None] * len(rows.slots), *numbers])
+        return RowFunction(function, rows.index, data, interacts(rows), n_shared=n_shared)
+
+    def _summed(self, rows: Rows) -> RowFunction:
+        assert rows.sum_ is not None
+        known = self._read.setdefault(rows.value, {})
+        others, given = rows.slots[: -rows.n_summed], list(rows.data)
+        if "value" not in known:
+            known["value"] = program_of([*rows.slots, *given], [rows.value], given)
+            known["along"] = _path(rows)
+            known["given sum"] = program_of([*others, rows.sum_, *given], [rows.value], [*others, *given])
+        numbers, data = _data_of(rows)
+        none: list[float | None] = [None] * len(others)
+        beside = [a for a in known["given sum"].used if a < len(others)]
+        function = self._function(known["value"], [*[None] * len(rows.slots), *numbers])
+        along = self._function(known["along"], [*none, *numbers])
+        unused = [None if a in beside else 0.0 for a in range(len(others))]
+        given_sum = self._function(known["given sum"], [*unused, None, *numbers])
+        return SummedRowFunction(
+            function, rows.index, data, interacts(rows), rows.n_summed, along, given_sum, beside
+        )  # fmt: skip
+
+    def _function(self, program: RowProgram, numbers: Sequence[float | None]) -> OnNumPy:
+        key = program, tuple(numbers)
+        if key not in self._functions:
+            writer, outputs = rewritten(*key)
+            self._functions[key] = OnNumPy(writer.written(outputs))
+        return self._functions[key]
+
+    def with_data(self, function: RowFunction, rows: Rows) -> RowFunction:
+        """Return the function of the same rows with other data."""
+        return self.row_function(rows)
+
+    def second_derivatives(self, rows: Rows) -> SecondDerivatives:
+        """Return the second derivatives of rows."""
+        try:
+            rows, n_shared = shared_first(rows)
+            numbers, data = _data_of(rows)
+            none: list[float | None] = [None] * len(rows.slots)
+            given = [*rows.slots[:n_shared], *rows.data]
+            value = self._function(program_of([*rows.slots, *rows.data], [rows.value], given), [*none, *numbers])
+            program, pairs = seconds(value.program, len(rows.slots))
+        except CannotFollow:
+            return self._otherwise.second_derivatives(rows)
+        return SecondDerivatives(self._function(program, ()), rows.index, pairs, data, n_shared)
+
+
+def _data_of(rows: Rows) -> tuple[list[float | None], list[Array]]:
+    """Return which data are numbers in the program, and the others, as floats or booleans."""
+    numbers: list[float | None] = []
+    data = []
+    for values in rows.data.values():
+        is_one = values.dtype != np.bool_ and bool((values == _WEIGHT).all())
+        numbers.append(_WEIGHT if is_one else None)
+        if not is_one:
+            data.append(values if values.dtype == np.bool_ else np.asarray(values, dtype=np.float64))
+    return numbers, data
+
+
+def _path(rows: Rows) -> RowProgram:
+    """Return the sum where all that it is a sum of is 0, and its slopes in these: functions of the others."""
+    assert rows.sum_ is not None
+    n_others = len(rows.slots) - rows.n_summed
+    writer, [total] = read([*rows.slots, *rows.data], [rows.sum_], list(rows.data))
+    slopes = [writer.slope(total, slot) or writer.constant(0.0) for slot in writer.inputs[n_others : len(rows.slots)]]
+    zeros = [0.0 if n_others <= k < len(rows.slots) else None for k in range(len(writer.inputs))]
+    writer, outputs = rewritten(writer.written([total, *slopes]), zeros)
+    return writer.written(outputs)
