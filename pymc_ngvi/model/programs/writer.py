@@ -307,6 +307,8 @@ def _log(writer: Writer, args: list[Written], numbers: list[float | None]) -> Wr
         return inner[0]
     if (inner := writer.parts(args[0], "sigmoid")) is not None:
         return -(-inner[0]).to("softplus")
+    if (inner := writer.parts(args[0], "sub")) is not None and writer.number(inner[0]) == 1.0:
+        return (-inner[1]).to("log1p")
     return None
 
 
@@ -322,9 +324,15 @@ def _log1p(writer: Writer, args: list[Written], numbers: list[float | None]) -> 
     return None
 
 
+def _log1mexp(writer: Writer, args: list[Written], numbers: list[float | None]) -> Written | None:
+    if (inner := writer.parts(args[0], "log1mexp")) is not None:
+        return inner[0].to("le", 0.0).to("switch", inner[0], math.nan)
+    return None
+
+
 _SIMPLER = {
     "add": _add, "sub": _sub, "mul": _mul, "div": _div, "neg": _neg, "pow": _pow, "switch": _switch, "log": _log,
-    "log1p": _log1p,
+    "log1p": _log1p, "log1mexp": _log1mexp,
 }  # fmt: skip
 
 
