@@ -135,6 +135,14 @@ class Writer:
         """Return what a value is made of, one step back."""
         return [Written(self, k) for k in self._read[value.at]]
 
+    def name_of(self, value: Written) -> str:
+        """Return the name of the operation that makes a value; "input" and "constant" are none."""
+        return self._names[value.at]
+
+    def inputs_of(self, value: Written) -> set[int]:
+        """Return the inputs that a value is a function of."""
+        return {k for k in self._needed([value.at]) if k < self._n_inputs}
+
     def written(self, outputs: Sequence[Written]) -> RowProgram:
         """Return the program of some values."""
         needed = self._needed([out.at for out in outputs])

@@ -17,6 +17,7 @@ from pymc_ngvi.model.predictors.terms import Rows
 from pymc_ngvi.model.programs.on_numpy import OnNumPy
 from pymc_ngvi.model.programs.program import RowProgram
 from pymc_ngvi.model.programs.reading import program_of, read
+from pymc_ngvi.model.programs.separated import Separation
 from pymc_ngvi.model.programs.writer import CannotFollow, rewritten, seconds
 
 #: Data that are this number for all rows are none, but part of the program.
@@ -35,6 +36,7 @@ class NumPyEngine:
     def __init__(self, compile_: CompileAll) -> None:
         self._otherwise = PyTensorEngine(compile_)
         self._read: WeakKeyDictionary[Variable, dict[str, RowProgram]] = WeakKeyDictionary()
+        self._owners: WeakKeyDictionary[Variable, list[int]] = WeakKeyDictionary()
         self._functions: dict[tuple[RowProgram, tuple[float | None, ...]], OnNumPy] = {}
 
     def row_function(self, rows: Rows) -> RowFunction:
@@ -62,7 +64,7 @@ class NumPyEngine:
         others, given = rows.slots[: -rows.n_summed], list(rows.data)
         if "value" not in known:
             known["value"] = program_of([*rows.slots, *given], [rows.value], given)
-            known["along"] = _path(rows)
+            known["along"], self._owners[rows.value] = _along(rows)
             known["given sum"] = program_of([*others, rows.sum_, *given], [rows.value], [*others, *given])
         numbers, data = _data_of(rows)
         none: list[float | None] = [None] * len(others)
@@ -71,8 +73,10 @@ class NumPyEngine:
         along = self._function(known["along"], [*none, *numbers])
         unused = [None if a in beside else 0.0 for a in range(len(others))]
         given_sum = self._function(known["given sum"], [*unused, None, *numbers])
+        are_shared = len(rows.index) > 1 and bool((rows.index == rows.index[0])[:, : len(others)].all())
         return SummedRowFunction(
-            function, rows.index, data, interacts(rows), rows.n_summed, along, given_sum, beside
+            function, rows.index, data, interacts(rows), rows.n_summed, along, self._owners[rows.value], given_sum, beside,
+            n_shared=len(others) if are_shared else 0,
         )  # fmt: skip
 
     def _function(self, program: RowProgram, numbers: Sequence[float | None]) -> OnNumPy:
@@ -112,12 +116,23 @@ def _data_of(rows: Rows) -> tuple[list[float | None], list[Array]]:
     return numbers, data
 
 
-def _path(rows: Rows) -> RowProgram:
-    """Return the sum where all that it is a sum of is 0, and its slopes in these: functions of the others."""
+def _along(rows: Rows) -> tuple[RowProgram, list[int]]:
+    """Return a program of the sum where all that it is a sum of is 0, and of products that make up its slopes in these.
+
+    First the factors that are functions of the other predictors, then as many that are functions of data; and in what
+    each of the products is the slope.
+    """
     assert rows.sum_ is not None
     n_others = len(rows.slots) - rows.n_summed
     writer, [total] = read([*rows.slots, *rows.data], [rows.sum_], list(rows.data))
-    slopes = [writer.slope(total, slot) or writer.constant(0.0) for slot in writer.inputs[n_others : len(rows.slots)]]
+    separation = Separation(writer, range(n_others))
+    found = [
+        (k, one, other)
+        for k, slot in enumerate(writer.inputs[n_others : len(rows.slots)])
+        if (slope := writer.slope(total, slot)) is not None
+        for one, other in separation.of(slope)
+    ]
+    owners, ones, others = zip(*found, strict=True)
     zeros = [0.0 if n_others <= k < len(rows.slots) else None for k in range(len(writer.inputs))]
-    writer, outputs = rewritten(writer.written([total, *slopes]), zeros)
-    return writer.written(outputs)
+    writer, outputs = rewritten(writer.written([total, *ones, *others]), zeros)
+    return writer.written(outputs), list(owners)

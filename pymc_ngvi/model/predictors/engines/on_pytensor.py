@@ -58,11 +58,12 @@ class PyTensorEngine:
         with without_c():
             path = path_of(rows, rows.sum_)
             beside, inputs, value = of_sum(rows, rows.sum_)
+        path += [pt.ones((1, 1)) for _ in path[1:]]
         along = self._compile([*rows.slots[: -rows.n_summed], *given], path)
         given_sum = self._on_two_axes([*inputs, *given], value)
         data = list(rows.data.values())
         return SummedRowFunction(
-            function, rows.index, data, interacts(rows), rows.n_summed, along, given_sum, beside
+            function, rows.index, data, interacts(rows), rows.n_summed, along, list(range(rows.n_summed)), given_sum, beside
         )  # fmt: skip
 
     def _on_two_axes(self, inputs: list[Variable], value: Variable) -> "OnTwoAxes":
