@@ -307,7 +307,13 @@ def _pow(writer: Writer, args: list[Written], numbers: list[float | None]) -> Wr
 def _switch(writer: Writer, args: list[Written], numbers: list[float | None]) -> Written | None:
     if numbers[0] is not None:
         return args[1] if numbers[0] else args[2]
-    return args[1] if args[1].at == args[2].at else None
+    condition, x, y = args
+    if x.at == y.at:
+        return x
+    for one, other, sign in ((x, y, -1.0), (y, x, 1.0)):  # a sign that is chosen is a factor
+        if (negative := writer.parts(one, "neg")) is not None and negative[0].at == other.at:
+            return other * condition.to("switch", sign, -sign)
+    return None
 
 
 def _log(writer: Writer, args: list[Written], numbers: list[float | None]) -> Written | None:

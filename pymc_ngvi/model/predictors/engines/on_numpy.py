@@ -20,9 +20,6 @@ from pymc_ngvi.model.programs.reading import program_of, read
 from pymc_ngvi.model.programs.separated import Separation
 from pymc_ngvi.model.programs.writer import CannotFollow, rewritten, seconds
 
-#: Data that are this number for all rows are none, but part of the program.
-_WEIGHT = 1.0
-
 
 class NumPyEngine:
     """Reads rows as programs; rows that have operations it does not know are left to PyTensor.
@@ -105,13 +102,16 @@ class NumPyEngine:
 
 
 def _data_of(rows: Rows) -> tuple[list[float | None], list[Array]]:
-    """Return which data are numbers in the program, and the others, as floats or booleans."""
+    """Return which data are numbers in the program, and the others, as floats or booleans: one where all are equal."""
     numbers: list[float | None] = []
     data = []
-    for values in rows.data.values():
-        is_one = values.dtype != np.bool_ and bool((values == _WEIGHT).all())
-        numbers.append(_WEIGHT if is_one else None)
-        if not is_one:
+    for var, values in rows.data.items():
+        first = values[:, :1]
+        is_one = values.shape[1] > 1 and bool((values == first).all())
+        is_number = (is_one or values.shape[1] == 1) and var in rows.sources and rows.sources[var].is_weight
+        numbers.append(float(first[0, 0]) if is_number else None)
+        if not is_number:
+            values = first if is_one else values
             data.append(values if values.dtype == np.bool_ else np.asarray(values, dtype=np.float64))
     return numbers, data
 
