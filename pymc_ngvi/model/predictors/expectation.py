@@ -72,12 +72,12 @@ class RowFunction:
         """Directions in which the function varies, all others given."""
         return self.k
 
-    @property
+    @functools.cached_property
     def blocks(self) -> tuple[int, ...]:
         """How many of the directions each level of a rule is for."""
         return normal_rules.blocks(self.k)
 
-    @property
+    @functools.cached_property
     def n_levels(self) -> tuple[int, ...]:
         """Levels that each of these has."""
         return tuple(map(normal_rules.n_levels, self.blocks))
@@ -94,8 +94,7 @@ class RowFunction:
 
     def n_nodes(self, code: int) -> int:
         """Nodes of a rule."""
-        levels = unpacked(code, len(self.blocks))
-        return math.prod(map(normal_rules.n_nodes, self.blocks, levels))
+        return _n_nodes(self.blocks, code)
 
     def values(self, predictors: Sequence[Array], at: Index | slice) -> Array:
         """Return values, (n_points, n_rows), at predictors of that shape each."""
@@ -185,15 +184,15 @@ class SummedRowFunction(RowFunction):
         """Directions in which the function varies, all others given."""
         return self.n_others + 1
 
-    @property
+    @functools.cached_property
     def blocks(self) -> tuple[int, ...]:
         """Those of the others, and the sum."""
         return (*normal_rules.blocks(self.n_others), 1)
 
-    @property
+    @functools.cached_property
     def n_levels(self) -> tuple[int, ...]:
         """Levels that each of these has."""
-        *others, along = super().n_levels
+        *others, along = map(normal_rules.n_levels, self.blocks)
         return (*(min(n, _FEW_LEVELS) for n in others), along)
 
     @property
@@ -245,6 +244,11 @@ class SummedRowFunction(RowFunction):
 def _with_bends(level: int) -> Array:
     """Return the weights of a rule of one dimension, and those of third and fourth order, (5, n_nodes)."""
     return np.concatenate([rule(1, (level,)).weights, normal_rules.bend_weights(level)])
+
+
+@functools.cache
+def _n_nodes(blocks: tuple[int, ...], code: int) -> int:
+    return math.prod(map(normal_rules.n_nodes, blocks, unpacked(code, len(blocks))))
 
 
 def _at_nodes(x: Array, n_nodes: int) -> Array:
