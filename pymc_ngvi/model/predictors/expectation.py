@@ -169,6 +169,8 @@ class SummedRowFunction(RowFunction):
         The function, given those of u that it depends on otherwise, the sum, and the data.
     beside : list of int
         Which of u these are.
+    shares_u : bool, default False
+        Whether all rows have the same u: functions take these with one column.
     """
 
     n_summed: int
@@ -176,6 +178,7 @@ class SummedRowFunction(RowFunction):
     owners: list[int]
     of_sum: Compiled
     beside: list[int]
+    shares_u: bool = field(default=False, kw_only=True)
 
     n_bends = 0
 
@@ -206,11 +209,8 @@ class SummedRowFunction(RowFunction):
 
     def _part(self, levels: tuple[int, ...], mean: Array, root: Array, data: list[Array]) -> Array:
         first, second = rule(self.n_others, levels[:-1]), rule(1, levels[-1:])
-        m, n_shared = self.n_others, self.n_shared
-        points = [
-            *points_at(mean[:1, :n_shared], root[:1, :, :m], first.nodes),
-            *points_at(mean[:, n_shared:m], root[:, n_shared:, :m], first.nodes),
-        ]
+        m, of_u = self.n_others, slice(0, 1) if self.shares_u else slice(None)
+        points = points_at(mean[of_u, :m], root[of_u, :m, :m], first.nodes)
         start, *found = self.along(*points, *data)
         slopes = [_at_nodes(x, len(first.nodes)) for x in found[: len(self.owners)]]
         at = [m + owner for owner in self.owners]

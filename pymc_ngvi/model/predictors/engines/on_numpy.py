@@ -73,7 +73,7 @@ class NumPyEngine:
         are_shared = len(rows.index) > 1 and bool((rows.index == rows.index[0])[:, : len(others)].all())
         return SummedRowFunction(
             function, rows.index, data, interacts(rows), rows.n_summed, along, self._owners[rows.value], given_sum, beside,
-            n_shared=len(others) if are_shared else 0,
+            shares_u=are_shared,
         )  # fmt: skip
 
     def _function(self, program: RowProgram, numbers: Sequence[float | None]) -> OnNumPy:
