@@ -14,7 +14,7 @@ ROOT = Path(pymc_ngvi.__file__).parent
 #: Rooms from the cellar to the roof: a module imports from its own and from those before it.
 FLOORS = (
     "core", "families", "estimators", "updates",
-    "model.layout", "model.graphs", "model.sparsity", "model.predictors", "model",
+    "model.layout", "model.graphs", "model.programs", "model.sparsity", "model.predictors", "model",
     "steps.schedule", "steps.adaptive", "steps.stochastic", "steps", "reparam", "mixtures.finite",
     "mixtures.student_t", "mixtures", "marginal", "nested", "fitting", "results.costs",
     "results.row_words", "results.structure", "results.convert", "results.components",

@@ -15,7 +15,7 @@ from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.model import LogDensity, by_rows
 from pymc_ngvi.model.by_rows import ByRows
 from pymc_ngvi.model.flat import FlatGraphs, Functions
-from pymc_ngvi.model.predictors.row_hessian import CompiledDerivatives
+from pymc_ngvi.model.predictors.row_hessian import SecondDerivatives
 from pymc_ngvi.model.second_order import SecondOrder
 from pymc_ngvi.model.sparsity import hessian
 
@@ -126,8 +126,8 @@ def test_new_data_have_a_new_pattern_and_hessian():
 
 def test_wrong_second_derivatives_are_not_used(monkeypatch):
     """Products come from the graph of log p then; values, whose pattern may be another one, are asked for again."""
-    entries = CompiledDerivatives.entries
-    monkeypatch.setattr(CompiledDerivatives, "entries", lambda self, mean: entries(self, 1.01 * mean))
+    entries = SecondDerivatives.entries
+    monkeypatch.setattr(SecondDerivatives, "entries", lambda self, mean: entries(self, 1.01 * mean))
     density = density_of(intercepts)
     theta = models.random_points(density, 3, 3)
     with pytest.raises(RowHessianGivenUp):

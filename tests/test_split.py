@@ -14,7 +14,6 @@ from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.parts import ByRows
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.predictors.blocks import CannotSplit, RowTerms
-from pymc_ngvi.model.predictors.compiled import CompiledOnce
 from pymc_ngvi.model.split import SplitDensity
 
 N_GROUPS, N_OBS = 12, 40
@@ -186,7 +185,7 @@ def test_terms_of_rows(make, rng, monkeypatch):
     assert (rows is None) == (make in NO_ROWS)
     if rows is None:
         return
-    terms = ByRows(RowTerms(rows, forest, CompiledOnce(density.functions.compile_for_few)), forest)
+    terms = ByRows(RowTerms(rows, forest), forest)
     theta = points(density, 6)
     g, b = theta[:, forest.globals_], theta[:, forest.locals_]
     nodes = b[:, None] + 0.3 * rng.normal(size=(6, 3, forest.n_local))
@@ -278,7 +277,7 @@ def test_an_element_of_several_blocks_is_refused(make):
         SplitDensity(density, singles(n_local), density.initial_point())
     if density.rows is not None:
         with pytest.raises(CannotSplit, match="depends on several blocks of local coordinates at once"):
-            RowTerms(density.rows, singles(n_local), CompiledOnce(density.functions.compile_for_few))
+            RowTerms(density.rows, singles(n_local))
 
 
 def test_two_coordinates_of_a_tree_that_are_not_on_one_path_are_refused():

@@ -9,7 +9,6 @@ from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.parts import ByRows, Integers, Part, Plan, sub_forest
 from pymc_ngvi.model.logdensity import LogDensity
 from pymc_ngvi.model.predictors.blocks import RowTerms
-from pymc_ngvi.model.predictors.compiled import CompiledOnce
 from pymc_ngvi.model.shards.density import ShardedDensity
 from pymc_ngvi.model.shards.requests import Call
 
@@ -36,8 +35,7 @@ class TermsInShards:
 
     def __init__(self, density: ShardedDensity, forest: Forest) -> None:
         assert density.rows is not None
-        compiled = CompiledOnce(density.functions.compile_for_rows)
-        self._prior = ByRows(RowTerms(density.rows, forest, compiled), forest)
+        self._prior = ByRows(RowTerms(density.rows, forest), forest)
         self._shards, self._forest = density.shards, forest
         self._places: list[Integers] = self._shards.ask(Call(_places, (forest,)))
 
@@ -89,4 +87,4 @@ def _by_rows(likelihood: LogDensity, whole: Forest | None) -> ByRows:
     assert rows is not None
     assert whole is not None
     forest = sub_forest(whole, _places(likelihood, whole))
-    return ByRows(RowTerms(rows, forest, CompiledOnce(likelihood.functions.compile_for_rows)), forest)
+    return ByRows(RowTerms(rows, forest), forest)

@@ -10,7 +10,6 @@ from pymc_ngvi.marginal.in_shards import TermsInShards
 from pymc_ngvi.marginal.parts import ByRows, Plan, whole
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.predictors.blocks import CannotSplit, RowTerms
-from pymc_ngvi.model.predictors.compiled import CompiledOnce
 from pymc_ngvi.model.shards.density import ShardedDensity
 from pymc_ngvi.model.split import SplitDensity
 
@@ -91,11 +90,9 @@ class FittedDensity:
         rows = density.rows
         if rows is None:
             return None
-        functions = density.functions
-        compiled = functions.once(functions.made.by_blocks, lambda: CompiledOnce(functions.compile_for_rows))
         try:
             with density.functions.timed():
-                return ByRows(RowTerms(rows, self._forest, compiled), self._forest)
+                return ByRows(RowTerms(rows, self._forest), self._forest)
         except CannotSplit:
             return None
 

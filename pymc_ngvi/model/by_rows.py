@@ -19,7 +19,6 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.model.flat import FlatGraphs, Functions
 from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.made import DataSeen, OfTerms, RowsFound
-from pymc_ngvi.model.predictors.compiled import CompiledOnce
 from pymc_ngvi.model.predictors.expectations import Expectations, Seen
 from pymc_ngvi.model.predictors.interacting import is_smooth
 from pymc_ngvi.model.predictors.mean_hessian import Known, PredictorMeanHessian
@@ -161,9 +160,10 @@ class ByRows:
     def _taken_apart(self, anew: bool) -> Expectations:
         rows = self._kept.parts
         if rows is None:
-            simplify, compile_ = functools.partial(graph.simplify, check_bounds=False), self._functions.compile_for_rows
-            with self._functions.timed():
-                return Expectations(self._graphs.logp, self._graphs.theta, simplify, compile_)
+            functions, simplify = self._functions, functools.partial(graph.simplify, check_bounds=False)
+            with functions.timed():
+                compile_, engine = functions.compile_for_rows, functions.engine_of_rows
+                return Expectations(self._graphs.logp, self._graphs.theta, simplify, compile_, engine)
         if anew:
             rows.retake()
         elif not self._graphs.minibatches:
@@ -356,7 +356,7 @@ class ByRows:
 
     @staticmethod
     def _differentiated(rows: Expectations) -> list[SecondDerivatives]:
-        return [SecondDerivatives.of(part) for part in rows.terms.rows]
+        return [rows.engine.second_derivatives(part) for part in rows.terms.rows]
 
     def _structure(self, rows: Expectations) -> Pattern | None:
         return self._pattern_of(rows, rows.predictors.dependence)
@@ -379,9 +379,7 @@ class ByRows:
             return None
 
     def _compiled(self, rows: Expectations) -> RowHessian:
-        functions = self._functions
-        compile_ = functions.once(functions.made.second_derivatives, lambda: CompiledOnce(functions.compile))
-        return RowHessian(rows.linear_map, self._derivatives, compile_)
+        return RowHessian(rows.linear_map, self._derivatives)
 
 
 def _say_why_not_jitted(why: str) -> None:

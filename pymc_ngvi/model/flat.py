@@ -222,6 +222,11 @@ class Functions:
         """Compile a function of rows, which is called with other numbers of them, and of points, each time."""
         return self._compiled(inputs, outputs, "quick" if self._is_auto or self.fixed_size else self.backend)
 
+    @property
+    def engine_of_rows(self) -> str:
+        """What evaluates rows: PyTensor where the user chose how it compiles."""
+        return "numpy" if self._is_auto or self.fixed_size or self._backend == "quick" else "pytensor"
+
     def _compiled(self, inputs: list[Variable], outputs: Variable | Outputs, backend: str) -> Function:
         # PyMC's own compile advances random generators in the graph; the model's context carries `check_bounds`.
         on_jax = backend == "jax"

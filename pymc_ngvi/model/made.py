@@ -16,7 +16,6 @@ from pymc_ngvi.core.refusal import Refused
 from pymc_ngvi.core.target import RowsOnDevice
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.model.jets.evaluation import Jets
-from pymc_ngvi.model.predictors.compiled import CompiledOnce
 from pymc_ngvi.model.predictors.expectations import Expectations
 from pymc_ngvi.model.predictors.row_space import SeenFromRows
 from pymc_ngvi.model.predictors.terms import Terms
@@ -146,8 +145,6 @@ class Made:
         Products of Hessians with directions: at a point, and at draws.
     squares, row_gradients, n_rows, rest : Once
         Of the Gauss-Newton matrix.
-    second_derivatives, by_blocks : Once
-        Functions of rows, for Hessians and for each block of coordinates.
     rows : RowsFound
     latent_rows : Once
         Log p as rows, its hyperparameters given; or why it is none.
@@ -169,8 +166,6 @@ class Made:
     row_gradients: Once[Any] = field(default_factory=Once)
     n_rows: Once[Function] = field(default_factory=Once)
     rest: Once[Function] = field(default_factory=Once)
-    second_derivatives: Once[CompiledOnce] = field(default_factory=Once)
-    by_blocks: Once[CompiledOnce] = field(default_factory=Once)
     rows: RowsFound = field(default_factory=RowsFound)
     latent_rows: Once[Any] = field(default_factory=Once)
     terms_of_shard: Once[Any] = field(default_factory=Once)

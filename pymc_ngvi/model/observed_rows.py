@@ -25,11 +25,12 @@ from pymc_ngvi.model.predictors.affine import affine_functions, varying_inputs
 from pymc_ngvi.model.predictors.basis import Basis
 from pymc_ngvi.model.predictors.compiled import CompiledOnce, quickly
 from pymc_ngvi.model.predictors.distribute import without_checks
+from pymc_ngvi.model.predictors.engines.on_numpy import NumPyEngine
 from pymc_ngvi.model.predictors.expectation import RowFunction
 from pymc_ngvi.model.predictors.found import Predictors
 from pymc_ngvi.model.predictors.lift import Apart, CannotLift, Lift
 from pymc_ngvi.model.predictors.linear_map import AffineMap
-from pymc_ngvi.model.predictors.row_functions import row_function, shared_first
+from pymc_ngvi.model.predictors.row_graphs import shared_first
 from pymc_ngvi.model.predictors.terms import Rows, lifted
 from pymc_ngvi.model.sparsity.dependence import moved_inputs
 from pymc_ngvi.model.sparsity.dependence_sets import Ints, TooDenseError
@@ -255,7 +256,7 @@ def _kind(
     written = [basis.of(candidate, lift.data) for candidate in candidates]
     others = set(basis.slots) - needed
     usable = [(c, _of(c, data)) for c, data in written if others.isdisjoint(ancestors([c]))]
-    return ObservedKind(index, row_function(rows, compile_), _linear_predictor(rows, usable, compile_))
+    return ObservedKind(index, NumPyEngine(quickly).row_function(rows), _linear_predictor(rows, usable, compile_))
 
 
 def _of(value: Variable, data: dict[Variable, Array]) -> dict[Variable, Array]:

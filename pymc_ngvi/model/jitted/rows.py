@@ -27,7 +27,7 @@ from pymc_ngvi.model.predictors.expectations import Expectations, Seen
 from pymc_ngvi.model.predictors.levels import Levels, unpacked
 from pymc_ngvi.model.predictors.linear_map import LinearMap
 from pymc_ngvi.model.predictors.mean_hessian import Patterns, PredictorMeanHessian
-from pymc_ngvi.model.predictors.row_functions import of_sum, path_of, shared_first, with_one_column
+from pymc_ngvi.model.predictors.row_graphs import of_sum, path_of, shared_first, with_one_column
 from pymc_ngvi.model.predictors.terms import Rows
 
 #: Numbers of X, at most; from which on NumPy leaves products with it to the device.
@@ -129,8 +129,8 @@ class RowsOnJax:
         starts = np.cumsum([kind.n_rows for kind in self.kinds])[:-1]
         levels, sds = np.split(rules.level, starts), np.split(rules.sd, starts)
         with in_float64():
-            by_kind = zip(self._rows.functions, self._fixed["kinds"], levels, sds, strict=True)
-            kinds = [fixed | _by_rules(function, level, sd) for function, fixed, level, sd in by_kind]
+            by_kind = zip(self._rows.terms.rows, self._rows.functions, self._fixed["kinds"], levels, sds, strict=True)
+            kinds = [fixed | _by_rules(rows, function, level, sd) for rows, function, fixed, level, sd in by_kind]
             return self._fixed | {"kinds": kinds}
 
 
@@ -244,7 +244,7 @@ def _rows_of(linear: LinearMap, index: NDArray[np.int64]) -> Array:
     return linear.rows(index)
 
 
-def _by_rules(function: RowFunction, codes: Levels, sd: NDArray[np.float32]) -> dict[str, Any]:
+def _by_rules(rows: Rows, function: RowFunction, codes: Levels, sd: NDArray[np.float32]) -> dict[str, Any]:
     """Return rows in the order of their rules, each rule's padded to whole parts, and the rules themselves."""
     found, number = np.unique(codes, return_inverse=True)
     size = _part_size(len(codes))
@@ -259,7 +259,7 @@ def _by_rules(function: RowFunction, codes: Levels, sd: NDArray[np.float32]) -> 
     order = np.pad(np.concatenate(places), (0, (room - len(rules)) * size))
     place = np.empty(len(codes), dtype=np.int64)
     place[order[: len(rules) * size][::-1]] = np.arange(len(rules) * size)[::-1]  # padding comes after what it repeats
-    data = [d if d.shape[1] == 1 else d[:, order] for d in function.data]
+    data = [d if d.shape[1] == 1 else d[:, order] for d in rows.data.values()]
     return {
         "order": jnp.asarray(order), "place": jnp.asarray(place), "data": [jnp.asarray(d) for d in data],
         "rule": jnp.asarray(np.pad(np.array(rules, dtype=np.int64), (0, room - len(rules)))),

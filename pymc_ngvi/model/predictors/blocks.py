@@ -17,30 +17,19 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import pytensor.tensor as pt
 
 from numpy.typing import NDArray
-from pytensor.compile import Function
-from pytensor.graph.basic import Variable
-from pytensor.graph.replace import clone_replace
 from scipy import sparse
 
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.model.graphs.backends import without_c
-from pymc_ngvi.model.predictors.compiled import CompiledOnce
+from pymc_ngvi.model.predictors.engines.on_pytensor import OnTwoAxes
+from pymc_ngvi.model.predictors.expectation import Compiled, RowFunction
 from pymc_ngvi.model.predictors.expectations import Expectations
-from pymc_ngvi.model.predictors.terms import Rows
 
 type Integers = NDArray[np.intp]
 
 #: Values of rows that depend on globals alone, computed at a time.
 _AT_A_TIME = 2**20
-#: Static shapes (rows, nodes, draws) of predictors of three kinds.
-_SHAPES: dict[str, tuple[int | None, int | None, int | None]] = {
-    "local": (None, None, None),
-    "global": (None, 1, None),
-    "same": (1, 1, None),
-}
 
 
 class CannotSplit(ValueError):
@@ -70,26 +59,26 @@ class _Slot:
 
     Parameters
     ----------
-    kind : {"local", "global", "same"}
-        Whether it depends on local coordinates; on globals alone; or is one predictor for all rows.
+    is_local, is_same : bool
+        Whether it depends on local coordinates; and whether it is one predictor for all rows.
     offset : ndarray, shape (n_rows,)
     of_globals : csr_array, shape (n_rows, n_globals)
     of_locals : csr_array, shape (n_rows, n_local)
         One row each where all rows have the same predictor.
     """
 
-    kind: str
+    is_local: bool
+    is_same: bool
     offset: Array
     of_globals: sparse.csr_array
     of_locals: sparse.csr_array
 
     def part(self, rows: slice, place: Integers, n_local: int) -> "_Slot":
         """Return that of some rows, with columns only for some coordinates, whose numbers are in ``place``."""
-        if self.kind == "same":
-            return self
+        rows = slice(0, 1) if self.is_same else rows
         local = _rows_of(self.of_locals, rows)
         local = sparse.csr_array((local.data, place[local.indices], local.indptr), shape=(local.shape[0], n_local))
-        return _Slot(self.kind, self.offset[rows], _rows_of(self.of_globals, rows), local)
+        return _Slot(self.is_local, self.is_same, self.offset[rows], _rows_of(self.of_globals, rows), local)
 
     @functools.cached_property
     def _dense(self) -> Array:
@@ -100,7 +89,7 @@ class _Slot:
         """Return values, (n_rows or 1, n_nodes or 1, n), at globals (n, p) and locals (n_local, n_nodes * n)."""
         first = self._dense @ g.T
         first += self.offset[:, None]
-        if self.kind != "local":
+        if not self.is_local:
             return first[:, None]
         result: Array = (self.of_locals @ local).reshape(len(first), n_nodes, len(g))
         result += first[:, None]
@@ -113,7 +102,7 @@ class _Kind:
 
     Parameters
     ----------
-    function : Function
+    function : callable
     slots : list of _Slot
     data : list of ndarray
         (n_rows, 1, 1) or (1, 1, 1) each.
@@ -122,7 +111,7 @@ class _Kind:
     n_local : int
     """
 
-    function: Function
+    function: Compiled
     slots: list[_Slot]
     data: list[Array]
     owner: Integers
@@ -187,7 +176,6 @@ class RowTerms:
     rows : Expectations
     forest : Forest
         With local coordinates.
-    compiled : CompiledOnce
 
     Attributes
     ----------
@@ -200,7 +188,7 @@ class RowTerms:
         If a row depends on local coordinates that are not on one path.
     """
 
-    def __init__(self, rows: Expectations, forest: Trees, compiled: CompiledOnce) -> None:
+    def __init__(self, rows: Expectations, forest: Trees) -> None:
         self._forest = forest
         self._linear = linear = rows.linear_map.plain
         whole = linear.rest.tocsc()
@@ -219,8 +207,8 @@ class RowTerms:
         self._slope_of_globals, self._slope = slope[forest.globals_], slope[forest.locals_]
         self._kinds: list[_Kind] = []
         self._alone: list[_Kind] = []
-        for kind in rows.terms.rows:
-            self._add(kind, compiled)
+        for kind in rows.functions:
+            self._add(kind)
         n_blocks = int(forest.block.max()) + 1
         self.n_rows = np.zeros(n_blocks, dtype=np.intp)
         for made in self._kinds:
@@ -229,44 +217,27 @@ class RowTerms:
             np.searchsorted(forest.block[kind.owner], np.arange(n_blocks + 1)).astype(np.intp) for kind in self._kinds
         ]
 
-    def _add(self, rows: Rows, compiled: CompiledOnce) -> None:
+    def _add(self, rows: RowFunction) -> None:
         owner = _owners([self._of_locals[column] for column in rows.index.T], self._forest)
         block = np.append(self._forest.block, -1)[owner]
         order = np.argsort(block, kind="stable")
         first = int(np.searchsorted(block[order], 0))
         if first:
-            self._alone.append(self._kind(rows, order[:first], owner, compiled))
+            self._alone.append(self._kind(rows, order[:first], owner))
         if first < len(order):
-            self._kinds.append(self._kind(rows, order[first:], owner, compiled))
+            self._kinds.append(self._kind(rows, order[first:], owner))
 
-    def _kind(self, rows: Rows, at: Integers, owner: Integers, compiled: CompiledOnce) -> _Kind:
-        slots, stand_in, inputs = [], dict[Variable, Variable](), list[Variable]()
-        for variable, column in zip(rows.slots, rows.index[at].T, strict=True):
-            slots.append(slot := self._slot(column))
-            stand_in[variable] = pt.tensor(slot.kind, dtype="float64", shape=_SHAPES[slot.kind])
-            inputs.append(stand_in[variable])
-        data = []
-        for variable, value in rows.data.items():
-            one = value[0] if value.shape[1] == 1 else value[0, at]
-            if (one == one[0]).all():
-                one = one[:1]
-            if len(one) == 1 and one[0] == 1:
-                stand_in[variable] = pt.constant(np.ones((1, 1, 1), dtype=value.dtype))
-                continue
-            stand_in[variable] = pt.tensor("data", dtype=value.dtype, shape=(1 if len(one) == 1 else None, 1, 1))
-            inputs.append(stand_in[variable])
-            data.append(np.ascontiguousarray(one[:, None, None]))
-        with without_c():
-            [value] = clone_replace([rows.value], stand_in, rebuild_strict=False)
-        function = compiled(inputs, [value])
-        return _Kind(function, slots, data, owner[at], self._forest.n_local)
+    def _kind(self, rows: RowFunction, at: Integers, owner: Integers) -> _Kind:
+        function, data = rows.function, [d[0] if d.shape[1] == 1 else d[0, at] for d in rows.data]
+        slots = [self._slot(column) for column in rows.index[at].T]
+        rows_first = function.rows_first if isinstance(function, OnTwoAxes) else function
+        return _Kind(rows_first, slots, [one[:, None, None] for one in data], owner[at], self._forest.n_local)
 
     def _slot(self, column: Integers) -> _Slot:
+        is_same = bool((column == column[0]).all())
+        column = column[:1] if is_same else column
         of_locals = self._of_locals[column]
-        kind = "local" if of_locals.nnz else "same" if (column == column[0]).all() else "global"
-        if kind == "same":
-            column, of_locals = column[:1], of_locals[:1]
-        return _Slot(kind, self._linear.offset[column], self._of_globals[column], of_locals)
+        return _Slot(of_locals.nnz > 0, is_same, self._linear.offset[column], self._of_globals[column], of_locals)
 
     @np.errstate(all="ignore")
     def of_globals(self, g: Array) -> Array:

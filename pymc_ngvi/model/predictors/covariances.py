@@ -43,16 +43,18 @@ class PairCovariances:
         self._rows, self._cols = entries // n_dim, entries % n_dim
         self._used = np.unique(rest.indices) if len(linear.columns) else np.empty(0, dtype=np.intp)
         self._of_used = rest[:, self._used]
-        self._sums = [
-            sparse.csr_array((value, (row, np.searchsorted(entries, code))), shape=(len(pair), len(entries)))
-            for (row, _, _, value), code, pair in zip(found, codes, pairs, strict=True)
-        ]
+        # All in one product: of few rows, calls cost more than numbers.
+        self._ends = np.cumsum([0, *map(len, pairs)])
+        row = [part[0] + start for part, start in zip(found, self._ends[:-1], strict=True)]
+        value = np.concatenate([*(part[3] for part in found), np.empty(0)])
+        where = np.concatenate([*row, np.empty(0, dtype=np.int64)]), np.searchsorted(entries, np.concatenate([*codes, np.empty(0, dtype=np.int64)]))
+        self._sums = sparse.csr_array((value, where), shape=(int(self._ends[-1]), len(entries)))
 
     def of(self, entries: Entries) -> list[Array]:
         """Return the covariances of each list of pairs, (n_pairs,)."""
         linear = self._linear
         values = entries(self._rows, self._cols)
-        result = [sums @ values for sums in self._sums]
+        result = np.split(self._sums @ values, self._ends[1:-1])
         n_dense = len(linear.columns)
         if not n_dense:
             return result

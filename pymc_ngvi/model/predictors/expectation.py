@@ -24,8 +24,8 @@ from pymc_ngvi.model.predictors.levels import Index, Levels, by_code, unpacked
 
 type Compiled = Callable[..., Sequence[Array]]
 
-#: Values of a function that are computed at a time.
-_CACHED = 2**16
+#: Values of a function that are computed at a time, and those along a sum.
+_CACHED, _STREAMED = 2**15, 2**14
 #: Levels for predictors that others in a sum are multiplied by. E[exp(z e^s)] is not finite: what counts is where q has
 #: its mass, and finer rules, which reach farther, would see how far out it gets large.
 _FEW_LEVELS = 5
@@ -72,12 +72,12 @@ class RowFunction:
         """Directions in which the function varies, all others given."""
         return self.k
 
-    @property
+    @functools.cached_property
     def blocks(self) -> tuple[int, ...]:
         """How many of the directions each level of a rule is for."""
         return normal_rules.blocks(self.k)
 
-    @property
+    @functools.cached_property
     def n_levels(self) -> tuple[int, ...]:
         """Levels that each of these has."""
         return tuple(map(normal_rules.n_levels, self.blocks))
@@ -94,8 +94,7 @@ class RowFunction:
 
     def n_nodes(self, code: int) -> int:
         """Nodes of a rule."""
-        levels = unpacked(code, len(self.blocks))
-        return math.prod(map(normal_rules.n_nodes, self.blocks, levels))
+        return _n_nodes(self.blocks, code)
 
     def values(self, predictors: Sequence[Array], at: Index | slice) -> Array:
         """Return values, (n_points, n_rows), at predictors of that shape each."""
@@ -130,12 +129,14 @@ class RowFunction:
         return result
 
     def _by_rule(self, code: int, mean: Array, root: Array, rows: Index) -> Array:
-        size = max(1, _CACHED // self.n_nodes(code))
-        levels = unpacked(code, len(self.blocks))
+        size, levels = self._rows_at_a_time(code), unpacked(code, len(self.blocks))
         parts = [
             self._part(levels, mean[part], root[part], self.data_of(rows[part])) for part in slices(len(mean), size)
         ]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+    def _rows_at_a_time(self, code: int) -> int:
+        return max(1, _CACHED // self.n_nodes(code))
 
     def _part(self, levels: tuple[int, ...], mean: Array, root: Array, data: list[Array]) -> Array:
         nodes, weights = rule(self.k, levels)
@@ -159,21 +160,25 @@ class SummedRowFunction(RowFunction):
     Parameters
     ----------
     n_summed : int
-    path : callable
-        From u and the data to the sum where all that it is a sum of is 0, and its slopes in these.
+    along : callable
+        From u and the data to the sum where all that it is a sum of is 0, and products that make up its slopes in these:
+        first factors that may hang on u, then as many that hang on data alone.
+    owners : list of int
+        In which of these each product is the slope, or a part of it.
     of_sum : callable
         The function, given those of u that it depends on otherwise, the sum, and the data.
     beside : list of int
         Which of u these are.
-    per_row : list of bool
-        Whether data are those of each row, not of all.
+    shares_u : bool, default False
+        Whether all rows have the same u: functions take these with one column.
     """
 
     n_summed: int
-    path: Compiled
+    along: Compiled
+    owners: list[int]
     of_sum: Compiled
     beside: list[int]
-    per_row: list[bool]
+    shares_u: bool = field(default=False, kw_only=True)
 
     n_bends = 0
 
@@ -182,15 +187,15 @@ class SummedRowFunction(RowFunction):
         """Directions in which the function varies, all others given."""
         return self.n_others + 1
 
-    @property
+    @functools.cached_property
     def blocks(self) -> tuple[int, ...]:
         """Those of the others, and the sum."""
         return (*normal_rules.blocks(self.n_others), 1)
 
-    @property
+    @functools.cached_property
     def n_levels(self) -> tuple[int, ...]:
         """Levels that each of these has."""
-        *others, along = super().n_levels
+        *others, along = map(normal_rules.n_levels, self.blocks)
         return (*(min(n, _FEW_LEVELS) for n in others), along)
 
     @property
@@ -198,31 +203,40 @@ class SummedRowFunction(RowFunction):
         """Predictors beside those of the sum."""
         return self.k - self.n_summed
 
+    def _rows_at_a_time(self, code: int) -> int:
+        *others, _ = unpacked(code, len(self.blocks))
+        return max(1, _CACHED // len(rule(self.n_others, tuple(others)).nodes))
+
     def _part(self, levels: tuple[int, ...], mean: Array, root: Array, data: list[Array]) -> Array:
         first, second = rule(self.n_others, levels[:-1]), rule(1, levels[-1:])
-        m, shape = self.n_others, (len(first.nodes), len(mean))
-        points = points_at(mean, root[:, :, :m], first.nodes)
-        middle, step = self._along(points, root[:, m:, m:], data)
-        sd = np.sqrt(sum(s * s for s in step))
+        m, of_u = self.n_others, slice(0, 1) if self.shares_u else slice(None)
+        points = points_at(mean[of_u, :m], root[of_u, :m, :m], first.nodes)
+        start, *found = self.along(*points, *data)
+        slopes = [_at_nodes(x, len(first.nodes)) for x in found[: len(self.owners)]]
+        at = [m + owner for owner in self.owners]
+        per_row = np.stack([np.broadcast_to(x, (1, len(mean)))[0] for x in found[len(slopes) :]])
+        means = mean[:, at].T * per_row
+        moves = root[:, at].transpose(1, 2, 0) * per_row[:, None]
+        along_u = [slope * node[:, None] for slope in slopes for node in first.nodes.T]
+        middle = start + _sum_of([*slopes, *along_u], [*means, *moves[:, :m].reshape(-1, len(mean))])
+        variance = sum(_sum_of(slopes, moves[:, m + a]) ** 2 for a in range(self.n_summed))
+        sd = np.sqrt(np.broadcast_to(variance, middle.shape))
         per_sd = np.divide(1.0, sd, out=np.zeros_like(sd), where=sd > 0.0)
-        of_sum = self._of_sum(points, middle, sd, second, data).reshape(3, *shape)
-        return _joined(first, of_sum, [s * per_sd for s in step])
-
-    def _along(self, points: list[Array], root: Array, data: list[Array]) -> tuple[Array, list[Array]]:
-        """Return the mean of the sum, (n_nodes, n_rows), and how each of z moves it, given u."""
-        m, shape = self.n_others, points[0].shape
-        start, *slopes = self.path(*points[:m], *data)
-        middle = start + sum(slope * point for slope, point in zip(slopes, points[m:], strict=True))
-        step = [sum(slopes[b] * root[:, b, a] for b in range(a, self.n_summed)) for a in range(self.n_summed)]
-        return np.broadcast_to(middle, shape), [np.broadcast_to(s, shape) for s in step]
+        value, slope, bend = self._of_sum(points, middle, sd, second, data)
+        slope *= per_sd
+        bend *= per_sd * per_sd
+        return _joined(first, value, _across(first, slopes, slope, bend), moves[:, m:])
 
     def _of_sum(self, points: list[Array], middle: Array, sd: Array, along: Rule, data: list[Array]) -> Array:
-        """Return expectations, times 1, zeta and zeta^2 - 1, given u, (3, n_nodes * n_rows)."""
-        sums = np.multiply.outer(along.nodes[:, 0], sd.ravel())
-        sums += middle.ravel()
-        beside = [points[a].reshape(1, -1) for a in self.beside]
-        repeated = [np.tile(d, len(middle)) if own else d for d, own in zip(data, self.per_row, strict=True)]
-        result: Array = along.weights @ evaluated(self.of_sum, [*beside, sums, *repeated], sums.shape)
+        """Return expectations, times 1, zeta and zeta^2 - 1, given u, (3, n_nodes, n_rows)."""
+        result = np.empty((3, *middle.shape))
+        nodes, own = along.nodes[:, :, None], [d[None] for d in data]
+        for at in slices(len(middle), max(1, _STREAMED // (len(nodes) * middle.shape[1]))):
+            sums = nodes * sd[at]
+            sums += middle[at]
+            beside = [points[a][None, at] for a in self.beside]
+            values = evaluated(self.of_sum, [*beside, sums, *own], sums.shape)
+            result[:, at] = (along.weights @ values.reshape(len(sums), -1)).reshape(3, *sums.shape[1:])
         return result
 
 
@@ -232,23 +246,70 @@ def _with_bends(level: int) -> Array:
     return np.concatenate([rule(1, (level,)).weights, normal_rules.bend_weights(level)])
 
 
-def _joined(first: Rule, of_sum: Array, direction: list[Array]) -> Array:
-    """Return expectations in all directions from those along the sum, (3, n_nodes, n_rows), at nodes of the others."""
-    value, slope, bend = of_sum
-    m = first.nodes.shape[1]
+@functools.cache
+def _n_nodes(blocks: tuple[int, ...], code: int) -> int:
+    return math.prod(map(normal_rules.n_nodes, blocks, unpacked(code, len(blocks))))
+
+
+def _at_nodes(x: Array, n_nodes: int) -> Array:
+    """Return an array as one of nodes, with a column for each row, or one for all."""
+    x = np.atleast_2d(x)
+    return np.broadcast_to(x, (n_nodes, x.shape[1]))
+
+
+def _sum_of(factors: Sequence[Array], per_row: Sequence[Array]) -> Array:
+    """Return the sum of products of functions of nodes, (n_nodes, n_rows or 1) each, and numbers of rows, (n_rows,)."""
+    if all(factor.shape[1] == 1 for factor in factors):
+        of_all: Array = np.concatenate(factors, axis=1) @ np.stack(per_row)
+        return of_all
+    result: Array = functools.reduce(np.add, (f * x for f, x in zip(factors, per_row, strict=True)))
+    return result
+
+
+def _weighted(weights: Array, factor: Array, values: Array) -> Array:
+    """Return weighted sums of a product over nodes; the factor is (n_nodes, n_rows or 1)."""
+    if factor.shape[1] == 1:
+        return np.asarray((weights * factor[:, 0]) @ values)
+    return np.asarray(weights @ (factor * values))
+
+
+def _across(first: Rule, slopes: Sequence[Array], slope: Array, bend: Array) -> tuple[Array, Array]:
+    """Return expectations of derivatives by what is summed: times 1 and u, (n, 1 + m, n_rows), and twice, (n, n, ...).
+
+    Parameters
+    ----------
+    first : Rule
+        Of u.
+    slopes : list of ndarray
+        Of the sum in each of these.
+    slope, bend : ndarray, shape (n_nodes, n_rows)
+        Expectations of the derivatives by the sum, given u.
+    """
+    n, n_rows = len(slopes), slope.shape[1]
+    once = np.stack([_weighted(first.weights[: 1 + first.nodes.shape[1]], s, slope) for s in slopes])
+    twice = np.empty((n, n, n_rows))
+    for a in range(n):
+        for b in range(a + 1):
+            twice[a, b] = twice[b, a] = _weighted(first.weights[:1], slopes[a] * slopes[b], bend)[0]
+    return once, twice
+
+
+def _joined(first: Rule, value: Array, across: tuple[Array, Array], root: Array) -> Array:
+    """Return expectations in all directions; ``root`` is (n_products, n, n_rows), from these to what is summed."""
+    m, (once, twice) = first.nodes.shape[1], across
     of_u = first.weights @ value
-    across = [first.weights[: 1 + m] @ (slope * d) for d in direction]
-    result = [*of_u[: 1 + m], *(of_z[0] for of_z in across), *of_u[1 + m :]]
-    for a, d in enumerate(direction):
-        bent = bend * d
-        result += [*across[a][1:], *(first.weights[0] @ (bent * direction[b]) for b in range(a + 1))]
+    of_z = np.einsum("bar,bjr->ajr", root, once)
+    of_both = np.einsum("bar,bcr->acr", root, np.einsum("bcr,car->bar", twice, root))
+    result = [*of_u[: 1 + m], *of_z[:, 0], *of_u[1 + m :]]
+    for a in range(len(of_z)):
+        result += [*of_z[a, 1:], *of_both[a, : a + 1]]
     return np.stack(result)
 
 
 def evaluated(function: Compiled, inputs: Sequence[Array], shape: tuple[int, ...]) -> Array:
     """Return the only output of a function, as an array of the shape of its points."""
     [result] = function(*inputs)
-    return np.broadcast_to(np.asarray(result), shape)
+    return result if result.shape == shape else np.broadcast_to(np.asarray(result), shape)
 
 
 def points_at(mean: Array, root: Array, nodes: Array) -> list[Array]:

@@ -24,7 +24,7 @@ from pymc_ngvi.model.predictors.found import Compile, Predictors
 from pymc_ngvi.model.predictors.linear_map import AffineMap
 from pymc_ngvi.model.predictors.mean_hessian import NO_PATTERNS, Patterns, PredictorMeanHessian
 from pymc_ngvi.model.predictors.roots import Roots
-from pymc_ngvi.model.predictors.row_functions import row_function, with_data
+from pymc_ngvi.model.predictors.engines import ENGINES
 from pymc_ngvi.model.predictors.scatter import Scatter
 from pymc_ngvi.model.predictors.sums import JointPredictors
 from pymc_ngvi.model.predictors.taken import Taken, changed
@@ -67,9 +67,12 @@ class Expectations:
     theta : pytensor vector
     simplify, compile_ : callable
         How graphs are simplified, and compiled.
+    engine : str
+        What evaluates rows.
 
     Attributes
     ----------
+    engine : Engine
     terms : Terms
         With a rest, they are all there is to be had.
     leaves_out_conditions : bool
@@ -90,9 +93,10 @@ class Expectations:
         theta: Variable,
         simplify: Simplify,
         compile_: Compile,
+        engine: str = "numpy",
     ) -> None:
         self.n_rows_in_all = 0
-        self._compile, self._of_weights = CompiledOnce(compile_), CompiledOnce(quickly)
+        self.engine, self._of_weights = ENGINES[engine](compile_), CompiledOnce(quickly)
         self._predictors = Predictors(logp, theta, compile_)
         self._other: AffineMap | None = None
         with without_c():
@@ -110,7 +114,7 @@ class Expectations:
         self._joint: JointPredictors | None = None
         if self.terms.rest:  # no expectation is ever taken
             return
-        self._rows = [row_function(rows, self._compile) for rows in self.terms.rows]
+        self._rows = [self.engine.row_function(rows) for rows in self.terms.rows]
         self._joint = self._predictors.with_sums(self._used())
         self._sum_up(self.linear_map)
 
@@ -194,7 +198,7 @@ class Expectations:
         if terms is None:
             return False
         self._version, self.terms, self._constant = self._predictors.version, terms, 0.0
-        self._rows = [with_data(function, rows) for function, rows in zip(self._rows, terms.rows, strict=True)]
+        self._rows = [self.engine.with_data(f, rows) for f, rows in zip(self._rows, terms.rows, strict=True)]
         if self._joint is not None:
             self._joint = self._joint.renewed()
         self._sum_up(self.linear_map)

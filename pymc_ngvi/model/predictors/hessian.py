@@ -17,11 +17,10 @@ from scipy import sparse
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.model.graphs import cost, graph
 from pymc_ngvi.model.graphs.backends import without_c
-from pymc_ngvi.model.predictors.compiled import CompiledOnce
 from pymc_ngvi.model.predictors.expectations import Expectations
 from pymc_ngvi.model.predictors.found import Compile
 from pymc_ngvi.model.predictors.linear_map import AffineMap
-from pymc_ngvi.model.predictors.row_hessian import FEW_PREDICTORS, RowHessian, SecondDerivatives
+from pymc_ngvi.model.predictors.row_hessian import FEW_PREDICTORS, RowHessian
 from pymc_ngvi.model.sparsity.coloured import ColouredHessian, slices
 from pymc_ngvi.model.sparsity.dependence_sets import TooDenseError
 from pymc_ngvi.model.sparsity.hessian import colour
@@ -55,8 +54,6 @@ class PredictorHessian:
 
     def __init__(self, parts: Expectations, simplify: Simplify, compile_: Compile) -> None:
         self._parts, self._simplify, self._compile = parts, simplify, compile_
-        self._compile_rows = CompiledOnce(compile_)
-        self._derivatives: list[SecondDerivatives] = []
         self._take()
 
     def _take(self) -> None:
@@ -64,10 +61,7 @@ class PredictorHessian:
         rows = [part for part in self._terms.rows if part.index.shape[1] <= FEW_PREDICTORS and not part.is_whole]
         rest = [*self._terms.rest, *[part.of(eta) for part in self._terms.rows if part not in rows]]
         self._rest = RestHessian(rest, eta, self._simplify, self._compile) if rest else None
-        # Other data make rows anew, and mostly the same functions.
-        alike = ((part, [d.of_alike(part) for d in self._derivatives]) for part in rows)
-        self._derivatives = [next(filter(None, found), None) or SecondDerivatives.of(part) for part, found in alike]
-        self._rows = RowHessian(self._parts.linear_map, self._derivatives, self._compile_rows)
+        self._rows = RowHessian(self._parts.linear_map, [self._parts.engine.second_derivatives(part) for part in rows])
         self._most = max((part.index.shape[1] for part in rows), default=0)
 
     def products_of(self, estimated: cost.Cost) -> float:

@@ -1,22 +1,16 @@
 """Mean Hessians over draws of a sum over rows: elementwise second derivatives of each row, and products with X."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-import pytensor.tensor as pt
 
 from numpy.typing import NDArray
-from pytensor.compile import Function
-from pytensor.graph.basic import Variable, equal_computations
 from scipy import sparse
 
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.model.graphs import graph
-from pymc_ngvi.model.graphs.backends import without_c
-from pymc_ngvi.model.predictors.compiled import CompiledOnce
+from pymc_ngvi.model.predictors.expectation import Compiled
 from pymc_ngvi.model.predictors.linear_map import AffineMap
-from pymc_ngvi.model.predictors.terms import Rows
 from pymc_ngvi.model.sparsity.dependence_sets import Ints
 
 #: Predictors of a row whose second derivatives are quickly compiled.
@@ -34,72 +28,23 @@ class SecondDerivatives:
 
     Parameters
     ----------
-    rows : Rows
-    pairs : list of (int, int)
-        Predictors of a row, the first not before the second.
-    graphs : list of pytensor variables
-        The derivative by each pair, (n_points, n_rows).
-    """
-
-    rows: Rows
-    pairs: list[tuple[int, int]]
-    graphs: list[Variable]
-
-    @classmethod
-    def of(cls, rows: Rows) -> "SecondDerivatives":
-        """Differentiate rows.
-
-        Raises
-        ------
-        MissingDerivativeError
-            If an operation has no second derivative.
-        """
-        pairs, graphs = [], []
-        with without_c():
-            [value] = graph.with_branches([rows.value])
-            for a, slope in enumerate(graph.slopes(value.sum(), rows.slots, "first")):
-                if slope is None:
-                    continue
-                for b, second in enumerate(graph.slopes(slope.sum(), rows.slots[: a + 1], "second")):
-                    if second is not None:
-                        pairs.append((a, b))
-                        graphs.append(second)
-        return cls(rows, pairs, graphs)
-
-    def of_alike(self, rows: Rows) -> "SecondDerivatives | None":
-        """Return those of rows that are the same function, of other predictors and data; None for another function."""
-        old, new = [*self.rows.slots, *self.rows.data], [*rows.slots, *rows.data]
-        alike = [v.type for v in old] == [v.type for v in new]
-        if not alike or not equal_computations([rows.value], [self.rows.value], new, old):
-            return None
-        data = dict(zip(self.rows.data, rows.data.values(), strict=True))
-        return replace(self, rows=replace(self.rows, index=rows.index, data=data))
-
-    def compile(self, compile_: CompiledOnce) -> "CompiledDerivatives":
-        """Return what evaluates them."""
-        [first, *_] = self.rows.slots
-        function = compile_([*self.rows.slots, *self.rows.data], [g + pt.zeros_like(first) for g in self.graphs])
-        return CompiledDerivatives(function, self.rows.index, self.pairs, list(self.rows.data.values()))
-
-
-@dataclass(frozen=True, eq=False)
-class CompiledDerivatives:
-    """Evaluates the second derivatives of rows.
-
-    Parameters
-    ----------
-    function : Function
+    function : callable
+        Returns the derivative by each pair, at most (n_points, n_rows), from predictors and data.
     index : ndarray of int, shape (n_rows, k)
         The predictors of each row.
     pairs : list of (int, int)
+        Predictors of a row, the first not before the second.
     data : list of ndarray
         (1, n_rows) or (1, 1) each.
+    n_shared : int, default 0
+        How many of the first predictors are the same for all rows: the function takes these with one column.
     """
 
-    function: Function
+    function: Compiled
     index: NDArray[np.int64]
     pairs: list[tuple[int, int]]
     data: list[Array]
+    n_shared: int = 0
 
     def add(self, eta: Array, total: Array) -> None:
         """Add the sums over draws to a total, (n_pairs, n_rows); ``eta`` is (n_draws, n_predictors)."""
@@ -107,11 +52,13 @@ class CompiledDerivatives:
         size = max(1, _CACHED // n_rows)
         for draws in (slice(start, start + size) for start in range(0, len(eta), size)):
             for rows in (slice(start, start + n_rows) for start in range(0, len(self.index), n_rows)):
-                predictors = [eta[draws, _places(column[rows])] for column in self.index.T]
+                columns = [c[rows] if a >= self.n_shared else c[:1] for a, c in enumerate(self.index.T)]
+                predictors = [eta[draws, _places(column)] for column in columns]
                 data = [d if d.shape[1] == 1 else d[:, rows] for d in self.data]
                 with np.errstate(all="ignore"):  # densities overflow far from the mode: the caller sees it
                     for number, values in enumerate(self.function(*predictors, *data)):
-                        total[number, rows] += np.asarray(values).sum(axis=0)
+                        at_all = np.broadcast_to(values, (len(predictors[0]), total[number, rows].shape[0]))
+                        total[number, rows] += at_all.sum(axis=0)
 
     def entries(self, mean: Array) -> Iterator[tuple[Array, Ints, Ints]]:
         """Return values, rows and columns of the Hessian by all predictors, from means, (n_pairs, n_rows)."""
@@ -129,12 +76,11 @@ class RowHessian:
     linear : AffineMap
         The predictors.
     derivatives : list of SecondDerivatives
-    compile_ : CompiledOnce
     """
 
-    def __init__(self, linear: AffineMap, derivatives: list[SecondDerivatives], compile_: CompiledOnce) -> None:
+    def __init__(self, linear: AffineMap, derivatives: list[SecondDerivatives]) -> None:
         self.linear = linear
-        self._kinds = [d.compile(compile_) for d in derivatives if d.pairs]
+        self._kinds = [kind for kind in derivatives if kind.pairs]
 
     def mean(self, theta: Array) -> sparse.csr_array:
         """Return the mean Hessian with respect to the predictors over draws, (n_draws, n_dim)."""

@@ -1,6 +1,4 @@
-"""Functions of rows, compiled."""
-
-import functools
+"""Graphs of rows, written for those who evaluate them."""
 
 from dataclasses import replace
 
@@ -9,49 +7,13 @@ import pytensor
 import pytensor.tensor as pt
 
 from numpy.typing import NDArray
-from pytensor.compile import Function
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
 
-from pymc_ngvi.core.values import Array
 from pymc_ngvi.model.graphs.backends import without_c
-from pymc_ngvi.model.predictors.compiled import CompiledOnce
-from pymc_ngvi.model.predictors.expectation import RowFunction, SummedRowFunction, slices
 from pymc_ngvi.model.predictors.interacting import interacting
 from pymc_ngvi.model.predictors.terms import Rows
-
-#: Points at a time of a function that is more than arithmetic with numbers.
-_AT_A_TIME = 32
-
-
-def row_function(rows: Rows, compile_: CompiledOnce) -> RowFunction:
-    """Compile rows."""
-    given, data = list(rows.data), list(rows.data.values())
-    if rows.sum_ is None and not rows.is_whole:
-        return _by_shared(rows, compile_)
-    function, interacts = compile_([*rows.slots, *given], [rows.value]), _interacts(rows)
-    if rows.sum_ is None:
-        return RowFunction(functools.partial(_few_at_a_time, function), rows.index, data, interacts)
-    with without_c():
-        path = path_of(rows, rows.sum_)
-        beside, inputs, value = of_sum(rows, rows.sum_)
-    compiled = compile_([*rows.slots[: -rows.n_summed], *given], path), compile_([*inputs, *given], [value])
-    per_row = [not d.type.broadcastable[1] for d in given]
-    return SummedRowFunction(function, rows.index, data, interacts, rows.n_summed, *compiled, beside, per_row)
-
-
-def with_data(function: RowFunction, rows: Rows) -> RowFunction:
-    """Return the function of the same rows with other data."""
-    return replace(function, data=list(rows.data.values()))
-
-
-def _by_shared(rows: Rows, compile_: CompiledOnce) -> RowFunction:
-    """Compile rows, with predictors that all of them share first, and these with one column."""
-    rows, n_shared = shared_first(rows)
-    slots, value = with_one_column(rows, n_shared)
-    function = compile_([*slots, *rows.data], [value])
-    return RowFunction(function, rows.index, list(rows.data.values()), _interacts(rows), n_shared=n_shared)
 
 
 def shared_first(rows: Rows) -> tuple[Rows, int]:
@@ -72,7 +34,7 @@ def with_one_column(rows: Rows, n_shared: int) -> tuple[list[Variable], Variable
     return [*shared, *rows.slots[n_shared:]], value
 
 
-def _interacts(rows: Rows) -> NDArray[np.bool_]:
+def interacts(rows: Rows) -> NDArray[np.bool_]:
     """Return by which pairs of predictors second derivatives may differ from 0: any, of what is not looked into."""
     k = len(rows.slots)
     if rows.is_whole:
@@ -81,12 +43,6 @@ def _interacts(rows: Rows) -> NDArray[np.bool_]:
     for a, b in interacting(rows):
         result[a, b] = result[b, a] = True
     return result
-
-
-def _few_at_a_time(function: Function, *predictors: Array) -> list[Array]:
-    """Evaluate what may take much memory at a point."""
-    parts = [function(*[p[at] for p in predictors])[0] for at in slices(len(predictors[0]), _AT_A_TIME)]
-    return [np.concatenate(parts)]
 
 
 def path_of(rows: Rows, sum_: Variable) -> list[Variable]:

@@ -1,0 +1,32 @@
+"""What an engine does: it evaluates rows."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from pytensor.compile import Function
+from pytensor.graph.basic import Variable
+
+from pymc_ngvi.model.predictors.expectation import RowFunction
+from pymc_ngvi.model.predictors.row_hessian import SecondDerivatives
+from pymc_ngvi.model.predictors.terms import Rows
+
+type Compile = Callable[[list[Variable], list[Variable]], Function]
+
+
+class Engine(Protocol):
+    """Evaluates rows, and their derivatives."""
+
+    def row_function(self, rows: Rows) -> RowFunction:
+        """Return the function of rows."""
+
+    def with_data(self, function: RowFunction, rows: Rows) -> RowFunction:
+        """Return the function of the same rows with other data."""
+
+    def second_derivatives(self, rows: Rows) -> SecondDerivatives:
+        """Return the second derivatives of rows by their predictors, those alone that are not 0 everywhere.
+
+        Raises
+        ------
+        MissingDerivativeError
+            If an operation has no second derivative.
+        """
