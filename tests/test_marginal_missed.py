@@ -7,7 +7,7 @@ import pymc as pm
 import pytest
 
 from marginal_terms import Groups
-from scipy.special import logsumexp
+from scipy.special import expit, log_expit, logsumexp
 
 import pymc_ngvi
 
@@ -16,11 +16,19 @@ from pymc_ngvi.marginal import log_marginal
 from pymc_ngvi.marginal.fitting import Sampler
 from pymc_ngvi.marginal.log_marginal import LogMarginal
 from pymc_ngvi.marginal.nodes import ladder
-from pymc_ngvi.marginal.proposals import Proposal, StudentMixture
+from pymc_ngvi.marginal.proposals import Proposal, StudentMixture, effective_size
 from pymc_ngvi.marginal.quadrature import integrate
 from pymc_ngvi.marginal.ridges import ridges, work_of
 from pymc_ngvi.marginal.rounds import Rounds, moved
-from pymc_ngvi.marginal.sampling import Plain, Round, Sequences, Weighted, pooled, relative_sd_errors
+from pymc_ngvi.marginal.sampling import (
+    Plain,
+    Round,
+    Sequences,
+    Weighted,
+    has_light_tail,
+    pooled,
+    relative_sd_errors,
+)
 from pymc_ngvi.marginal.tails import Bend
 from pymc_ngvi.marginal.verdict import MOST_ERROR, MOST_MISSED, SAID_ERROR, Checks
 
@@ -56,6 +64,34 @@ def test_a_shelf_far_from_the_bulk_is_found(seed):
     sd = np.sqrt(weights @ (sampled.pool.g - mean) ** 2)
     assert abs(sd[0] / sd_of_x() - 1.0) < 0.1
     assert sampled.missed < MOST_MISSED
+
+
+def sinusoid(theta):
+    """log p of the frequency (on the logit scale), two amplitudes and the log noise of a sinusoid in noise."""
+    rng, t = np.random.default_rng(3), np.linspace(0, 10, 25)
+    y = np.sin(2 * np.pi * 0.35 * t + 0.5) + rng.normal(0, 0.8, 25)
+    u, a, b, log_s = theta.T
+    angle = 2 * np.pi * 1.2 * expit(u)[:, None] * t
+    apart = y - a[:, None] * np.sin(angle) - b[:, None] * np.cos(angle)
+    prior = log_expit(u) + log_expit(-u) - 0.5 * (a**2 + b**2) - 0.5 * np.exp(2 * log_s) + log_s
+    return prior - 0.5 * np.exp(-2 * log_s) * np.sum(apart**2, axis=1) - 25 * log_s
+
+
+@pytest.mark.parametrize("seed", [3, 11])
+def test_a_large_pool_with_a_heavy_tail_teaches_the_next_one(seed):
+    """Between the modes, amplitudes follow the frequency, and few draws are there: first pools of 2,000 look good."""
+    modes = [[-0.865, 0.97, 0.11, -0.02], [-0.12, -0.08, 0.13, 0.23], [1.98, -0.03, 0.67, 0.08]]
+    sds = [[0.04, 0.27, 0.43, 0.14], [0.2, 0.3, 0.3, 0.14], [0.1, 0.3, 0.3, 0.14]]
+    given = [(np.array(mean), np.diag(np.square(sd))) for mean, sd in zip(modes, sds, strict=True)]
+    sampled = Sampler(sinusoid, *given[0], seed, others=given[1:]).run()
+    weights, khat = sampled.pool.weights()
+    assert has_light_tail(khat, len(weights))
+    assert effective_size(sampled.pool.log_ratio) > 2_000
+    frequency = 1.2 * expit(sampled.pool.g[:, 0])
+    mean = weights @ frequency
+    # By a grid of frequency and noise, amplitudes integrated: .394 and .164, each with four errors of 2,000 draws.
+    assert abs(mean - 0.394) < 4 * 0.164 / np.sqrt(2_000)
+    assert abs(np.sqrt(weights @ (frequency - mean) ** 2) / 0.164 - 1.0) < 4 * 0.04
 
 
 def test_a_pool_that_misses_a_shelf_is_moved_by_draws_far_out():

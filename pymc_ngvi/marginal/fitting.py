@@ -23,7 +23,15 @@ from pymc_ngvi.marginal.proposals import (
     tempered,
 )
 from pymc_ngvi.marginal.regression import Whitening, covering, n_polynomial
-from pymc_ngvi.marginal.sampling import Plain, Pool, Sampled, Sequences, evenly_picked, relative_sd_errors
+from pymc_ngvi.marginal.sampling import (
+    Plain,
+    Pool,
+    Sampled,
+    Sequences,
+    evenly_picked,
+    has_light_tail,
+    relative_sd_errors,
+)
 from pymc_ngvi.marginal.tails import find_tails
 
 #: Effective size that the pool is to have, where nothing else is said.
@@ -378,11 +386,24 @@ class Sampler:
             is_sure = errors.max() < _UNSURE and self._adaptation.missed(proposal, pool) < 1.0
             if khat < _HEAVY and efficiency > _POOR and is_sure:
                 break
-            self._adaptation.add(proposal, pool)
-            proposal = self._adaptation.best()
-            proposal = self._defended(proposal.widened() if khat > _HEAVY else proposal)
-            pool = self.sequences.first(proposal)
-        return proposal, self.sequences.enlarged(pool, proposal, self._wanted)
+            proposal, pool = self._fitted_anew(proposal, pool, is_heavy=khat > _HEAVY)
+        pool = self.sequences.enlarged(pool, proposal, self._wanted)
+        if self._quadrature is not None or self._is_predicted:
+            return proposal, pool
+        for _ in range(_MOST_POOLS):
+            if has_light_tail(pool.weights()[1], len(pool.g)):
+                break
+            # A large pool has draws in tails that small ones know nothing of.
+            proposal, pool = self._fitted_anew(proposal, pool, is_heavy=False)
+            pool = self.sequences.enlarged(pool, proposal, self._wanted)
+        return proposal, pool
+
+    def _fitted_anew(self, proposal: Proposal, pool: Pool, *, is_heavy: bool) -> tuple[Proposal, Pool]:
+        """Return a proposal that a pool has taught, made wider where weights are heavy, and a first pool of it."""
+        self._adaptation.add(proposal, pool)
+        proposal = self._adaptation.best()
+        proposal = self._defended(proposal.widened() if is_heavy else proposal)
+        return proposal, self.sequences.first(proposal)
 
 
 def _weights(log_weights: Array) -> Array:

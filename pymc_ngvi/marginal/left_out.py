@@ -18,6 +18,7 @@ from scipy.special import logsumexp
 
 from pymc_ngvi.core.psis import smoothed
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.marginal.quadrature import integrate
 from pymc_ngvi.marginal.state import ExactState
 
@@ -48,6 +49,9 @@ def leave_groups_out(state: ExactState) -> LeftOut:
     forest, quadrature = state.forest, state.quadrature
     if quadrature is None:
         raise ValueError("The model has no groups that are independent given the others: none can be left out.")
+    terms = quadrature.terms
+    if isinstance(terms, FittedDensity):
+        terms = terms.of_whole_groups()
     roots = forest.locals_[forest.at_level[0]]
     # The first ones, not those of most weight: without a group, others may have more.
     n = min(_MOST_DRAWS, max(_MOST_NUMBERS // len(roots), 1), len(state.pool.g))
@@ -56,9 +60,7 @@ def leave_groups_out(state: ExactState) -> LeftOut:
     for start in range(0, n, size):
         rows = slice(start, start + size)
         points = quadrature.reference(g[rows])
-        integral = integrate(
-            quadrature.terms, forest, quadrature.rule, g[rows], points.centres, moments=False, by_block=True
-        )
+        integral = integrate(terms, forest, quadrature.rule, g[rows], points.centres, moments=False, by_block=True)
         assert integral.of_blocks is not None
         of_blocks[rows] = np.where(points.lost[:, None], np.nan, integral.of_blocks)
     log_density, khat = np.empty(len(roots)), np.empty(len(roots))

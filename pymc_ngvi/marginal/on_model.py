@@ -30,10 +30,14 @@ class FittedDensity:
         Where log p is finite: the mean of the Gaussian fit.
     log_p : float, optional
         What log p was there. By default it is what it is now.
+    by_rows : bool, default True
+        Whether terms may be those of rows, which leave what is constant or linear in the globals to the term of these.
     """
 
-    def __init__(self, density: LogDensity, forest: Forest, point: Array, log_p: float | None = None) -> None:
-        self._density, self._forest, self._point = density, forest, point
+    def __init__(
+        self, density: LogDensity, forest: Forest, point: Array, log_p: float | None = None, *, by_rows: bool = True
+    ) -> None:
+        self._density, self._forest, self._point, self._by_rows = density, forest, point, by_rows
         self._log_p, self._is_checked = log_p, log_p is None
         self._terms: SplitDensity | ByRows | TermsInShards | None = None
 
@@ -53,6 +57,26 @@ class FittedDensity:
         with self._density.info.data.restored():
             self._check()
             return self._density.logp(theta)
+
+    def of_whole_groups(self) -> "FittedDensity":
+        """Return the same density, whose terms of a group have all that log p has of it.
+
+        Raises
+        ------
+        ValueError
+            Where the data are in shards, or elements of log p can't be told apart.
+        """
+        if isinstance(self._density, ShardedDensity):
+            raise ValueError("Groups can't be left out of data in shards: fit again without them.")
+        whole = FittedDensity(self._density, self._forest, self._point, self.log_p_at_point(), by_rows=False)
+        try:
+            whole.split()
+        except CannotSplit as reason:
+            raise ValueError(f"Groups can't be left out of this model: {reason}.") from None
+        except Exception as error:  # an operation that is not to be vectorised
+            why = f"the terms of log p can't be compiled one by one ({type(error).__name__})"
+            raise ValueError(f"Groups can't be left out of this model: {why}.") from error
+        return whole
 
     def chunk(self, n_nodes: int) -> int:
         """Return how many draws to evaluate at once, at ``n_nodes`` nodes each."""
@@ -88,7 +112,7 @@ class FittedDensity:
         if isinstance(density, ShardedDensity):
             return TermsInShards(density, self._forest)
         rows = density.rows
-        if rows is None:
+        if rows is None or not self._by_rows:
             return None
         try:
             with density.functions.timed():

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 from scipy.special import logsumexp
 
-from pymc_ngvi.core.psis import smoothed
+from pymc_ngvi.core.psis import khat_error, smoothed
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.proposals import Proposal, effective_size
@@ -36,6 +36,8 @@ LogMarginalFunction = Callable[[Array], tuple[Array, NDArray[np.bool_]]]
 
 #: Draws whose weights stand for that of a lost one.
 _N_NEAREST = 8
+#: k-hat of the weights of a pool at most, but for its standard error.
+MOST_KHAT = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +73,12 @@ class Weighted(NamedTuple):
     g: Array
     log_marginal: Array
     log_weights: Array
+
+
+def has_light_tail(khat: float, n_draws: int) -> bool:
+    """Tell whether k-hat of the weights of so many draws is as low as that of a good pool, but for its error."""
+    error = khat_error(khat, n_draws)
+    return khat < MOST_KHAT + (error if np.isfinite(error) else 0.0)
 
 
 def picked(weights: Array, uniform: Array) -> NDArray[np.intp]:

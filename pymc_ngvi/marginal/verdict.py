@@ -4,19 +4,19 @@ import math
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from pymc_ngvi.core.psis import khat_error
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.marginal.fitting import MOST_DIFFERENCE
 from pymc_ngvi.marginal.log_marginal import TOLERANCE
+from pymc_ngvi.marginal.sampling import MOST_KHAT as MOST_KHAT
+from pymc_ngvi.marginal.sampling import has_light_tail
 
 #: Relative error of a standard deviation from which on it is said; error, and what draws far out may move moments by,
 #: in what they may, at most.
 SAID_ERROR, MOST_ERROR, MOST_MISSED = 0.05, 0.15, 1.0
-#: k-hat at most, but for its standard error; effective size at least; part of the weight on draws whose nodes are
-#: off-centre; part of the candidates of a local coordinate that are effective.
-MOST_KHAT, LEAST_SIZE, MOST_LOST, LEAST_CANDIDATES = 0.5, 1_000.0, 0.002, 0.35
+#: Effective size at least; part of the weight on draws whose nodes are off-centre; part of the candidates of a local
+#: coordinate that are effective.
+LEAST_SIZE, MOST_LOST, LEAST_CANDIDATES = 1_000.0, 0.002, 0.35
 
 
 @stored("exact.checks")
@@ -69,8 +69,8 @@ class Checks:
     def failures(self) -> tuple[str, ...]:
         """What stands against calling the posterior exact, in clauses; empty if nothing does."""
         found = []
-        error = khat_error(self.khat, self.n_draws)
-        if not self.khat < MOST_KHAT + (error if np.isfinite(error) else 0.0):
+        if not has_light_tail(self.khat, self.n_draws):
+            error = khat_error(self.khat, self.n_draws)
             found.append(
                 f"k-hat of the weights of the global parameters is {self.khat:.2f} +- {error:.2f}, above {MOST_KHAT}"
             )

@@ -91,7 +91,7 @@ def run_cell(part: str, name: str, seed: str, options: argparse.Namespace) -> No
     if part == LOG_M:
         _report_log_m(model, int(seed))
         return
-    approx, columns = timed_fit(model, {}, int(seed))
+    approx, columns = timed_fit(model, {"posterior": "nested"} if name in nested_models.CROSSED else {}, int(seed))
     shown = {n: columns[n] for n in ("status", "compile_seconds", "memory", "load") if n in columns}
     report(**shown, cold=columns.get("seconds"), cold_cpu=columns.get("cpu_seconds"))
     if approx is None:

@@ -13,11 +13,11 @@ SHOWN = (
     "elbo_mean", "elbo_sd", "corrected_mean", "corrected_sd", "laplace_mean", "laplace_sd", "error",
 )  # fmt: skip
 _FITS = """\
-All fits are calls of `pm.fit(method="ngvi")` without options. Seconds: of the processor, in a new process with an empty
-compile folder, without imports and building the model. "Claimed": the error of log m(g) that the posterior states, an
-sd over g in nats. em is the root mean square, over hyperparameters or latent variables (unconstrained), of the error of
-the mean in posterior standard deviations; es is that of the relative error of the standard deviation, both against an
-integral.
+All fits are calls of `pm.fit(method="ngvi")` without options, but for InstEval, with `posterior="nested"`. Seconds: of
+the processor, in a new process with an empty compile folder, without imports and building the model. "Claimed": the
+error of log m(g) that the posterior states, an sd over g in nats; 0 where pairs of g and latent variables have weights.
+em is the root mean square, over hyperparameters or latent variables (unconstrained), of the error of the mean in
+posterior standard deviations; es is that of the relative error of the standard deviation, both against an integral.
 """
 _NUTS = """\
 The same errors of NUTS against the integrals. "ESS": the least effective sample size among the hyperparameters, by
