@@ -118,7 +118,8 @@ def write_table(rows: Sequence[Row]) -> str:
     if not rows:
         return "No results.\n"
     lines, ratios = [], []
-    for name in (name for name in CASES if any(row["case"] == name for row in rows)):
+    measured = {(row["case"], row["search"]) for row in rows}
+    for name in (name for name in CASES if {(name, "off"), (name, "on")} <= measured):
         least = {}
         for search in ("off", "on"):
             of = [row for row in rows if row["case"] == name and row["search"] == search]
