@@ -99,6 +99,8 @@ def test_terms_of_groups_add_up_and_are_found_again():
     forget(shards._recipe.name)  # as where a worker has died
     for one, other in zip(own.terms(g, local), found, strict=True):
         np.testing.assert_array_equal(one, other)
+    with pytest.raises(ValueError, match="can't be left out of data in shards"):
+        FittedDensity(sharded, forest, whole.initial_point()).of_whole_groups()
 
 
 def test_draws_serve_as_well():

@@ -72,7 +72,7 @@ class ExactMethods(Fitted):
         Raises
         ------
         ValueError
-            Where the posterior is not exact, or the model has no groups.
+            Where the posterior is not exact, the model has no groups, or the data are in shards.
 
         Examples
         --------
