@@ -72,6 +72,7 @@ def test_numbers_of_rows_are_held_to_their_rounding():
         ("status", "STALLED"),
         ("posterior", "exact"),
         ("why", "Gaussian: it is."),
+        ("reason", "too_dear"),
         ("choice", ["full", "natural", "price", "adaptive", None]),
         ("n modes", 3),
         ("elbo", -1.0),

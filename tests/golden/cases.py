@@ -74,9 +74,9 @@ def fitted(model, *, is_short=False, n=None, **options):
     return fit_of(approx, is_short=is_short)
 
 
-def _user(name):
+def _user(name, **options):
     """Return the fit of a model of the battery by the default."""
-    return lambda: fitted(MODELS[name](), backend="auto")
+    return lambda: fitted(MODELS[name](), backend="auto", **options)
 
 
 @contextlib.contextmanager
@@ -294,4 +294,8 @@ PAPERS = {
     "minibatch": lambda: fitted(_logistic(batch=30), is_short=True, n=FEW),
 }  # fmt: skip
 
-FITS = {name: _user(name) for name in MODELS if name.startswith("users: ")} | PAPERS | COMBINED
+OF_USERS = [name for name in MODELS if name.startswith("users: ")]
+#: Gaussians of the battery, which have no Monte Carlo error where they are those of rows; and what comes of these.
+BATTERY = {name: _user(name) for name in OF_USERS}
+GAUSSIANS = {name.replace("users", "gaussian of users"): _user(name, posterior="gaussian") for name in OF_USERS}
+FITS = BATTERY | GAUSSIANS | PAPERS | COMBINED

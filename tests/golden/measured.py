@@ -154,6 +154,7 @@ def fit_of(approx, *, is_short=False):
         "status": record.status.name,
         "posterior": "exact" if record.is_exact else "nested" if record.is_nested else "gaussian",
         "why": without_figures(record.posterior),
+        "reason": str(record.reason),
         "why this family": without_figures(record.family_reason),
         "n modes": len(record.modes),
         "improper": list(record.improper),
