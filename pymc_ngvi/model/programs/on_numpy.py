@@ -3,7 +3,7 @@
 import math
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class OnNumPy:
 
     def __init__(self, program: RowProgram) -> None:
         self.program = program
-        self._rest = [*map(np.float64, program.constants), *[_NOTHING] * len(program.calls)]
+        self._rest: list[Any] = [*map(np.float64, program.constants), *[_NOTHING] * len(program.calls)]
         self._plans: dict[tuple[_Axes, ...], tuple[list[_Step], list[_Axes]]] = {}
         self._steps: dict[tuple[tuple[int, ...], ...], list[_Step] | _InParts] = {}
 

@@ -98,11 +98,6 @@ def _log_add_exp(x: AnyArray, y: AnyArray) -> AnyArray:
     return np.where(np.isinf(larger), larger, larger + apart)
 
 
-def _where_finite_exponent(x: AnyArray, y: AnyArray) -> AnyArray:
-    """Compute y log(x), 0 where y is 0."""
-    return np.asarray(special.xlogy(y, x))
-
-
 # --- how derivatives of arguments become those of results ---
 
 
@@ -333,4 +328,4 @@ OPERATIONS: dict[str, Operation] = {
 
 
 def _of_order(order: float, x: Value, name: str) -> Any:
-    return (0.0 * x + order).to(name, x)
+    return (x * 0.0 + order).to(name, x)
