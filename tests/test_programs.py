@@ -4,21 +4,26 @@ import itertools
 import pickle
 
 import numpy as np
+import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import pytest
 
 from numpy.testing import assert_allclose, assert_array_equal
 
+from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.graphs import graph, incomplete
 from pymc_ngvi.model.graphs.backends import quick_mode, without_c
+from pymc_ngvi.model.predictors.engines import ENGINES
+from pymc_ngvi.model.predictors.expectation import RowFunction, SummedRowFunction
 from pymc_ngvi.model.programs import on_numpy
 from pymc_ngvi.model.programs.on_numpy import OnNumPy
 from pymc_ngvi.model.programs.operations import OPERATIONS
 from pymc_ngvi.model.programs.program import Call, RowProgram
 from pymc_ngvi.model.programs.reading import program_of, read
+from pymc_ngvi.model.programs.rewriting import rewritten, seconds
 from pymc_ngvi.model.programs.separated import Separation
-from pymc_ngvi.model.programs.writer import CannotFollow, Writer, rewritten, seconds
+from pymc_ngvi.model.programs.writer import CannotFollow, Writer
 
 ANY = np.array([-3.7, -1.2, -0.4, 0.3, 0.9, 2.6, 4.1])
 POSITIVE = np.array([0.05, 0.4, 0.9, 1.7, 3.2, 8.5, 40.0])
@@ -68,7 +73,8 @@ OF_SEVERAL = {
     "pow": (lambda x, y: x**y, POSITIVE, ANY), "arctan2": (pt.arctan2, ANY, POSITIVE),
     "maximum": (lambda x, y: pt.maximum(x, y + 0.1) ** 2, ANY, ANY),
     "minimum": (lambda x, y: pt.minimum(x, y + 0.1) ** 2, ANY, ANY),
-    "mod": (lambda x, y: (x % y) ** 2, ANY, 1.013 * POSITIVE), "quotient": (lambda x, y: (x // y) * x * y, ANY, 1.013 * POSITIVE),
+    "mod": (lambda x, y: (x % y) ** 2, ANY, 1.013 * POSITIVE),
+    "quotient": (lambda x, y: (x // y) * x * y, ANY, 1.013 * POSITIVE),
     "logaddexp": (lambda x, y: pt.logaddexp(x, 2.0 * y), ANY, ANY),
     "switch": (lambda x, y: pt.switch(x > y + 0.1, x**2 * y, pt.exp(y)), ANY, ANY),
     "clip": (lambda x, y: pt.clip(x, y - 0.35, y + 0.65) ** 2, ANY, ANY),
@@ -252,3 +258,46 @@ def test_constants_are_folded():
     assert writer.number(writer.constant(2.0).to("exp") * 0.5) == pytest.approx(0.5 * np.e**2)
     assert writer.number(writer.inputs[0] * 0.0) == 0.0
     assert writer.call("mul", writer.inputs[0], 1.0).at == writer.inputs[0].at
+
+
+def test_rows_that_are_not_known_are_left_to_pytensor():
+    """Values and second derivatives are those of the functions that it compiles."""
+    with pm.Model() as model:
+        x = pm.Normal("x", shape=4)
+        pm.Potential("tail", pt.gammaincinv(2.0, pm.math.sigmoid(x)).sum())
+    density = LogDensity(model)
+    rows = density.rows
+    assert rows is not None
+    assert {type(kind.function).__name__ for kind in rows.functions} == {"OnTwoAxes"}
+    theta = 0.3 * np.random.default_rng(3).standard_normal((5, 4))
+    assert_allclose(rows.at(theta), density.logp(theta), rtol=1e-10)
+    [kind] = rows.terms.rows
+    second, total = rows.engine.second_derivatives(kind), np.zeros((1, 4))
+    second.add(rows.linear_map(theta), total)
+    step = 1e-5
+    slopes = [density.logp_grad(theta + sign * step)[1] for sign in (1.0, -1.0)]
+    assert_allclose(total[0], (slopes[0] - slopes[1]).sum(axis=0) / (2.0 * step), rtol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_sums_by_either_engine(engine, monkeypatch):
+    """Slopes that are functions of scales, of data, of both together, and of neither."""
+    monkeypatch.setitem(ENGINES, "numpy", ENGINES[engine])
+    rng, group = np.random.default_rng(4), np.arange(24) % 4
+    with pm.Model() as model:
+        sd, z, t = pm.HalfNormal("sd", shape=3), pm.Normal("z", shape=(4, 3)), pm.Normal("t", shape=24)
+        mixed = t * pt.log1p(sd[2] * rng.random(24))
+        eta = z[group, 0] * sd[0] + z[group, 1] * (sd[1] * rng.random(24) + sd[0]) + mixed + z[group, 2]
+        pm.Bernoulli("y", logit_p=eta, observed=rng.integers(2, size=24))
+    density = LogDensity(model)
+    [rows] = [kind for kind in density.rows.functions if isinstance(kind, SummedRowFunction)]
+    assert rows.n_summed == 4
+    n, k = rows.index.shape
+    mean, root = np.full((n, k), 0.1), np.tril(rng.random((n, k, k)))
+    mean[:, : rows.n_others] = mean[0, : rows.n_others]
+    root = 0.05 * (root + 3.0 * np.eye(k))
+    root[:, : rows.n_others] = root[0, : rows.n_others]
+    plain = RowFunction(rows.function, rows.index, rows.data, rows.interacts)
+    finest = [np.full(n, code, dtype=np.int16) for code in (0x33, 0x3)]
+    found, expected = (f.whitened(mean, root, c, np.arange(n)) for f, c in zip((rows, plain), finest, strict=True))
+    assert_allclose(found, expected, atol=2e-5)

@@ -14,6 +14,7 @@ from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.parts import ByRows
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.predictors.blocks import CannotSplit, RowTerms
+from pymc_ngvi.model.predictors.engines import ENGINES
 from pymc_ngvi.model.split import SplitDensity
 
 N_GROUPS, N_OBS = 12, 40
@@ -176,10 +177,12 @@ def test_terms(make, rng):
 NO_ROWS = {slopes_with_lkj}
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
-def test_terms_of_rows(make, rng, monkeypatch):
+def test_terms_of_rows(make, engine, rng, monkeypatch):
     """They are those of the elements of log p, part by part, and without what is left out where a draw is alone."""
     monkeypatch.setattr(parts, "_CACHED", 64)
+    monkeypatch.setitem(ENGINES, "numpy", ENGINES[engine])
     density, forest, split = made(make)
     rows = density.rows
     assert (rows is None) == (make in NO_ROWS)

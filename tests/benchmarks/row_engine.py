@@ -180,8 +180,8 @@ def main() -> None:
                 print(*lines[-1], sep=" | ", flush=True)
     head = ["model", "engine", "made, ms", "second derivatives made, ms", "first expectation, ms", "others, ms"]
     if not args.print:
-        today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-        write_between_marks(PAGE, "\n\n".join([measured_on(today, [describe_environment()]), table(head, lines)]))
+        here = {"date": datetime.datetime.now(tz=datetime.UTC).isoformat(), "environment": describe_environment()}
+        write_between_marks(PAGE, "\n".join([*measured_on([here]), *table(head, lines)]), Path(__file__).name)
 
 
 if __name__ == "__main__":

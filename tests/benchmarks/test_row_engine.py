@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
+from users_models import MODELS
+
 from pymc_ngvi.model import LogDensity
 from pymc_ngvi.model.predictors.compiled import quickly
 from pymc_ngvi.model.predictors.engines import ENGINES
 from pymc_ngvi.model.predictors.expectation import SummedRowFunction
 from pymc_ngvi.model.programs.on_numpy import OnNumPy
-from users_models import MODELS
 
 #: Models whose log p is no sum over rows alone.
 NO_ROWS = (

@@ -38,12 +38,20 @@ def round_half_away_from_zero(x: ArrayLike) -> NDArray[np.float64]:
     return np.asarray(np.trunc(x + np.copysign(0.5, x)))
 
 
-def softplus(x: ArrayLike) -> NDArray[np.float64]:
-    """Compute log(1 + exp(x)) without overflow, in half of the time of ``numpy.logaddexp(0, x)``."""
+def softplus(x: ArrayLike, out: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+    """Compute log(1 + exp(x)) without overflow, in half of the time of ``numpy.logaddexp(0, x)``.
+
+    Parameters
+    ----------
+    x : array_like
+    out : ndarray, optional
+        Where to write; it may be ``x``.
+    """
     x = np.asarray(x, dtype=np.float64)
-    result = np.asarray(np.abs(x))
+    positive = np.maximum(x, 0.0)
+    result = np.asarray(np.abs(x, out=out))
     np.negative(result, out=result)
     np.exp(result, out=result)
     np.log1p(result, out=result)
-    result += np.maximum(x, 0.0)
+    result += positive
     return result

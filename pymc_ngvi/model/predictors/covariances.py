@@ -46,9 +46,10 @@ class PairCovariances:
         # All in one product: of few rows, calls cost more than numbers.
         self._ends = np.cumsum([0, *map(len, pairs)])
         row = [part[0] + start for part, start in zip(found, self._ends[:-1], strict=True)]
+        where = [np.concatenate([*part, np.empty(0, dtype=np.int64)]) for part in (row, codes)]
         value = np.concatenate([*(part[3] for part in found), np.empty(0)])
-        where = np.concatenate([*row, np.empty(0, dtype=np.int64)]), np.searchsorted(entries, np.concatenate([*codes, np.empty(0, dtype=np.int64)]))
-        self._sums = sparse.csr_array((value, where), shape=(int(self._ends[-1]), len(entries)))
+        where[1] = np.searchsorted(entries, where[1])
+        self._sums = sparse.csr_array((value, tuple(where)), shape=(int(self._ends[-1]), len(entries)))
 
     def of(self, entries: Entries) -> list[Array]:
         """Return the covariances of each list of pairs, (n_pairs,)."""

@@ -161,8 +161,8 @@ class SummedRowFunction(RowFunction):
     ----------
     n_summed : int
     along : callable
-        From u and the data to the sum where all that it is a sum of is 0, and products that make up its slopes in these:
-        first factors that may hang on u, then as many that hang on data alone.
+        From u and the data to the sum where all that it is a sum of is 0, and the products that its slopes in these are
+        made of: first factors that may hang on u, then as many that hang on data alone.
     owners : list of int
         In which of these each product is the slope, or a part of it.
     of_sum : callable

@@ -19,12 +19,12 @@ from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.predictors.compiled import CompiledOnce, quickly
 from pymc_ngvi.model.predictors.covariances import PairCovariances
 from pymc_ngvi.model.predictors.distribute import as_sum, without_checks
+from pymc_ngvi.model.predictors.engines import ENGINES
 from pymc_ngvi.model.predictors.expectation import RowFunction
 from pymc_ngvi.model.predictors.found import Compile, Predictors
 from pymc_ngvi.model.predictors.linear_map import AffineMap
 from pymc_ngvi.model.predictors.mean_hessian import NO_PATTERNS, Patterns, PredictorMeanHessian
 from pymc_ngvi.model.predictors.roots import Roots
-from pymc_ngvi.model.predictors.engines import ENGINES
 from pymc_ngvi.model.predictors.scatter import Scatter
 from pymc_ngvi.model.predictors.sums import JointPredictors
 from pymc_ngvi.model.predictors.taken import Taken, changed
@@ -68,11 +68,10 @@ class Expectations:
     simplify, compile_ : callable
         How graphs are simplified, and compiled.
     engine : str
-        What evaluates rows.
+        What evaluates rows: an attribute then.
 
     Attributes
     ----------
-    engine : Engine
     terms : Terms
         With a rest, they are all there is to be had.
     leaves_out_conditions : bool
@@ -88,12 +87,7 @@ class Expectations:
     """
 
     def __init__(
-        self,
-        logp: Variable,
-        theta: Variable,
-        simplify: Simplify,
-        compile_: Compile,
-        engine: str = "numpy",
+        self, logp: Variable, theta: Variable, simplify: Simplify, compile_: Compile, engine: str = "numpy"
     ) -> None:
         self.n_rows_in_all = 0
         self.engine, self._of_weights = ENGINES[engine](compile_), CompiledOnce(quickly)

@@ -3,7 +3,7 @@
 import math
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,7 +46,8 @@ class OnNumPy:
 
     def __init__(self, program: RowProgram) -> None:
         self.program = program
-        self._rest = [*map(np.float64, program.constants), *[_NOTHING] * len(program.calls)]
+        self._rest: list[Any] = [*map(np.float64, program.constants), *[_NOTHING] * len(program.calls)]
+        self._plans: dict[tuple[_Axes, ...], tuple[list[_Step], list[_Axes]]] = {}
         self._steps: dict[tuple[tuple[int, ...], ...], list[_Step] | _InParts] = {}
 
     def __call__(self, *inputs: AnyArray) -> list[AnyArray]:
@@ -75,8 +76,10 @@ class OnNumPy:
         shape = np.broadcast_shapes(*shapes)
         size = math.prod(shape)
         is_large = size >= 2 * _CACHED and bool(self.program.calls)
-        axes = [tuple(length > 1 for length in shape) for shape in shapes]
-        steps, of_outputs = self._planned(axes)
+        axes = tuple(tuple(length > 1 for length in shape) for shape in shapes)
+        if axes not in self._plans:
+            self._plans[axes] = self._planned(axes)
+        steps, of_outputs = self._plans[axes]
         if is_large or not size:
             whole = [tuple(n if here else 1 for n, here in zip(shape, out, strict=True)) for out in of_outputs]
             self._steps[shapes] = _InParts(shape, whole if size else [shape] * len(whole))

@@ -77,17 +77,6 @@ def _sigmoid(x: AnyArray, out: AnyArray | None = None) -> AnyArray:
     return np.asarray(np.divide(1.0, result, out=result))
 
 
-def _softplus(x: AnyArray, out: AnyArray | None = None) -> AnyArray:
-    """Compute log(1 + exp(x)) without overflow."""
-    positive = np.maximum(x, 0.0)
-    result = np.asarray(np.abs(x, out=out))
-    np.negative(result, out=result)
-    np.exp(result, out=result)
-    np.log1p(result, out=result)
-    result += positive
-    return result
-
-
 def _log_add_exp(x: AnyArray, y: AnyArray) -> AnyArray:
     """Compute log(exp(x) + exp(y)), in a third of the time of NumPy's; it may be -inf."""
     apart = np.asarray(np.abs(np.subtract(x, y)))
@@ -96,11 +85,6 @@ def _log_add_exp(x: AnyArray, y: AnyArray) -> AnyArray:
     np.log1p(apart, out=apart)
     larger = np.maximum(x, y)
     return np.where(np.isinf(larger), larger, larger + apart)
-
-
-def _where_finite_exponent(x: AnyArray, y: AnyArray) -> AnyArray:
-    """Compute y log(x), 0 where y is 0."""
-    return np.asarray(special.xlogy(y, x))
 
 
 # --- how derivatives of arguments become those of results ---
@@ -229,7 +213,7 @@ OPERATIONS: dict[str, Operation] = {
     "log10": Operation(np.log10, lambda y, x: [1.0 / (_LOG_10 * x)]),
     "log1p": Operation(np.log1p, lambda y, x: [1.0 / (1.0 + x)]),
     "log1mexp": Operation(ufuncs.log1mexp, lambda y, x: [-1.0 / (-x).to("expm1")], writes=False),
-    "softplus": Operation(_softplus, lambda y, x: [x.to("sigmoid")]),
+    "softplus": Operation(ufuncs.softplus, lambda y, x: [x.to("sigmoid")]),
     "sigmoid": Operation(_sigmoid, lambda y, x: [y * (-x).to("sigmoid")]),
     "logaddexp": Operation(
         _log_add_exp, lambda y, a, b: [(a - b).to("sigmoid"), (b - a).to("sigmoid")], writes=False
@@ -333,4 +317,4 @@ OPERATIONS: dict[str, Operation] = {
 
 
 def _of_order(order: float, x: Value, name: str) -> Any:
-    return (0.0 * x + order).to(name, x)
+    return (x * 0.0 + order).to(name, x)

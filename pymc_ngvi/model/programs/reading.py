@@ -70,9 +70,7 @@ def read(
     return reader.writer, reader.of(list(outputs))
 
 
-def program_of(
-    inputs: Sequence[Variable], outputs: Sequence[Variable], early: Sequence[Variable] = ()
-) -> RowProgram:
+def program_of(inputs: Sequence[Variable], outputs: Sequence[Variable], early: Sequence[Variable] = ()) -> RowProgram:
     """Return a graph as a program; see `read`."""
     writer, values = read(inputs, outputs, early)
     return writer.written(values)
@@ -81,7 +79,7 @@ def program_of(
 class _Reader:
     def __init__(self, writer: Writer, inputs: Sequence[Variable], early: set[Variable]) -> None:
         self.writer = writer
-        self._values = dict(zip(inputs, writer.inputs, strict=True))
+        self._values: dict[Variable, Written] = dict(zip(inputs, writer.inputs, strict=True))
         self._is_late = {value.at for var, value in self._values.items() if var not in early}
         self._ranks: dict[int, bool] = {}
 
@@ -96,7 +94,8 @@ class _Reader:
             if not isinstance(var, Constant) or np.size(var.data) != 1:
                 raise CannotFollow(f"{var} is not one number")
             self._values[var] = self.writer.constant(float(np.reshape(var.data, ())))
-        return self._values[var]
+        value: Written = self._values[var]
+        return value
 
     def _node(self, node: Apply) -> None:
         op, first = node.op, node.outputs[0]
@@ -106,7 +105,7 @@ class _Reader:
             args = [self._value(i) for i in node.inputs]
             found = self._scalar(op.scalar_op, args, [i.type.dtype for i in node.inputs])
             self._values.update(zip(node.outputs, found, strict=True))
-        elif isinstance(op, LogAddExp) and len(node.inputs) == 2:  # noqa: PLR2004
+        elif isinstance(op, LogAddExp) and len(node.inputs) == 2:
             self._values[first] = self.writer.call("logaddexp", *map(self._value, node.inputs))
         elif isinstance(op, OpFromGraph):
             outputs = op.fgraph.bind(dict(zip(op.fgraph.inputs, node.inputs, strict=True)))
@@ -139,21 +138,20 @@ class _Reader:
         return [call(_NAMES[kind], *args)]
 
     def _composite(self, op: ps.Composite, args: list[Written]) -> list[Written]:
-        known = dict(zip(op.fgraph.inputs, args, strict=True))
-        at = lambda v: self.writer.constant(float(v.data)) if isinstance(v, Constant) else known[v]  # noqa: E731
+        known: dict[Variable, Written] = dict(zip(op.fgraph.inputs, args, strict=True))
+
+        def at(var: Variable) -> Written:
+            return self.writer.constant(float(var.data)) if isinstance(var, Constant) else known[var]
+
         for node in op.fgraph.toposort():
             found = self._scalar(node.op, [at(i) for i in node.inputs], [i.type.dtype for i in node.inputs])
             known.update(zip(node.outputs, found, strict=True))
         return [at(out) for out in op.fgraph.outputs]
 
     def _cast(self, to: str, dtype: str, value: Written) -> Written:
-        if to == "bool":
-            return value if dtype == "bool" else value.to("ne", 0.0)
-        if to.startswith(("int", "uint")):
-            return value if dtype == "bool" or dtype.startswith(("int", "uint")) else value.to("trunc")
-        if to == "float32" and dtype != "bool" and not dtype.startswith(("int", "uint")):
-            return value
-        return value
+        if to == "bool" and dtype != "bool":
+            return value.to("ne", 0.0)
+        return value.to("trunc") if to.startswith(("int", "uint")) and dtype.startswith("float") else value
 
     def _polygamma(self, order: Written, x: Written) -> Written:
         names = {0.0: "psi", 1.0: "trigamma", 2.0: "polygamma 2"}

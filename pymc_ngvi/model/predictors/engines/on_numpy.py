@@ -17,8 +17,9 @@ from pymc_ngvi.model.predictors.terms import Rows
 from pymc_ngvi.model.programs.on_numpy import OnNumPy
 from pymc_ngvi.model.programs.program import RowProgram
 from pymc_ngvi.model.programs.reading import program_of, read
+from pymc_ngvi.model.programs.rewriting import rewritten, seconds
 from pymc_ngvi.model.programs.separated import Separation
-from pymc_ngvi.model.programs.writer import CannotFollow, rewritten, seconds
+from pymc_ngvi.model.programs.writer import CannotFollow
 
 
 class NumPyEngine:
@@ -70,9 +71,10 @@ class NumPyEngine:
         along = self._function(known["along"], [*none, *numbers])
         unused = [None if a in beside else 0.0 for a in range(len(others))]
         given_sum = self._function(known["given sum"], [*unused, None, *numbers])
+        owners = self._owners[rows.value]
         are_shared = len(rows.index) > 1 and bool((rows.index == rows.index[0])[:, : len(others)].all())
         return SummedRowFunction(
-            function, rows.index, data, interacts(rows), rows.n_summed, along, self._owners[rows.value], given_sum, beside,
+            function, rows.index, data, interacts(rows), rows.n_summed, along, owners, given_sum, beside,
             shares_u=are_shared,
         )  # fmt: skip
 

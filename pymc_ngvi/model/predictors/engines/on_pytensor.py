@@ -1,6 +1,7 @@
 """Rows by functions that PyTensor compiles of their graphs: by Numba, by C, or by its virtual machine."""
 
 import functools
+import math
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -42,8 +43,8 @@ class PyTensorEngine:
         """Return the function of rows."""
         data = list(rows.data.values())
         if rows.is_whole:
-            function = functools.partial(_few_at_a_time, self._compile([*rows.slots, *rows.data], [rows.value]))
-            return RowFunction(function, rows.index, data, interacts(rows))
+            whole = functools.partial(_few_at_a_time, self._compile([*rows.slots, *rows.data], [rows.value]))
+            return RowFunction(whole, rows.index, data, interacts(rows))
         if rows.sum_ is not None:
             return self._summed(rows)
         rows, n_shared = shared_first(rows)
@@ -61,9 +62,9 @@ class PyTensorEngine:
         path += [pt.ones((1, 1)) for _ in path[1:]]
         along = self._compile([*rows.slots[: -rows.n_summed], *given], path)
         given_sum = self._on_two_axes([*inputs, *given], value)
-        data = list(rows.data.values())
+        data, owners = list(rows.data.values()), list(range(rows.n_summed))
         return SummedRowFunction(
-            function, rows.index, data, interacts(rows), rows.n_summed, along, list(range(rows.n_summed)), given_sum, beside
+            function, rows.index, data, interacts(rows), rows.n_summed, along, owners, given_sum, beside
         )  # fmt: skip
 
     def _on_two_axes(self, inputs: list[Variable], value: Variable) -> "OnTwoAxes":
@@ -107,7 +108,8 @@ class OnTwoAxes:
     def __call__(self, *inputs: Array) -> Sequence[Array]:
         """Return values, of three axes with those of all rows last."""
         if inputs[0].ndim == _TWO:
-            return self.function(*inputs)
+            values: Sequence[Array] = self.function(*inputs)
+            return values
         shape = np.broadcast_shapes(*[x.shape for x in inputs])
         flat = [
             x.reshape(len(x), 1) if is_one else np.broadcast_to(x, (len(x), *shape[1:])).reshape(len(x), -1)
@@ -119,10 +121,10 @@ class OnTwoAxes:
         """Return values of arrays (n_rows, ...) with three axes."""
         shape = np.broadcast_shapes(*[x.shape for x in inputs])
         flat = [
-            np.broadcast_to(x[:1], (1, *shape[1:])).reshape(1, -1).T if is_one else np.broadcast_to(x, shape).reshape(shape[0], -1).T
-            for x, is_one in zip(inputs, self.one_column, strict=True)
+            np.broadcast_to(x[:n], (n, *shape[1:])).reshape(n, -1).T
+            for x, n in zip(inputs, [1 if is_one else shape[0] for is_one in self.one_column], strict=True)
         ]
-        return [np.broadcast_to(v.T, (shape[0], shape[1] * shape[2])).reshape(shape) for v in self.function(*flat)]
+        return [np.broadcast_to(v.T, (shape[0], math.prod(shape[1:]))).reshape(shape) for v in self.function(*flat)]
 
 
 def _few_at_a_time(function: Function, *predictors: Array) -> list[Array]:
