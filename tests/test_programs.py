@@ -10,9 +10,10 @@ import pytensor.tensor as pt
 import pytest
 
 from numpy.testing import assert_allclose, assert_array_equal
+from scipy import special
 
 from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.graphs import graph, incomplete
+from pymc_ngvi.model.graphs import graph, incomplete, ufuncs
 from pymc_ngvi.model.graphs.backends import quick_mode, without_c
 from pymc_ngvi.model.predictors.engines import ENGINES
 from pymc_ngvi.model.predictors.expectation import RowFunction, SummedRowFunction
@@ -301,3 +302,10 @@ def test_sums_by_either_engine(engine, monkeypatch):
     finest = [np.full(n, code, dtype=np.int16) for code in (0x33, 0x3)]
     found, expected = (f.whitened(mean, root, c, np.arange(n)) for f, c in zip((rows, plain), finest, strict=True))
     assert_allclose(found, expected, atol=2e-5)
+
+
+def test_the_trigamma_function():
+    x = np.concatenate([np.logspace(-12, 12, 400), [0.0, -0.5, -1.0, -7.3, np.inf, np.nan]]).reshape(2, -1)
+    with np.errstate(all="ignore"):
+        assert_allclose(ufuncs.trigamma(x), special.polygamma(1, x), rtol=1e-14)
+        assert_allclose(ufuncs.trigamma(2.5), special.polygamma(1, 2.5), rtol=1e-14)
