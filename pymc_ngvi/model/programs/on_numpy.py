@@ -62,11 +62,12 @@ class OnNumPy:
         if isinstance(steps, _InParts):
             return self._in_parts(list(inputs), steps)
         values: list[AnyArray] = [*inputs, *self._rest]
-        for function, read, make, over in steps:
-            if over < 0:
-                values[make] = function(*[values[k] for k in read])
-            else:
-                values[make] = function(*[values[k] for k in read], out=values[over])
+        with np.errstate(all="ignore"):  # densities overflow far from the mode: the caller sees it
+            for function, read, make, over in steps:
+                if over < 0:
+                    values[make] = function(*[values[k] for k in read])
+                else:
+                    values[make] = function(*[values[k] for k in read], out=values[over])
         return [values[k] for k in self.program.outputs]
 
     def _made_for(self, shapes: tuple[tuple[int, ...], ...]) -> "list[_Step] | _InParts":
