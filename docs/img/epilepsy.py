@@ -1,8 +1,8 @@
 """Make the first figure of README.md and of the site: ``python docs/img/epilepsy.py`` from the root of the clone.
 
 The posterior of the two scales of the epilepsy GLMM by NUTS, by this package with and without its exact step, and by
-ADVI. Quantiles of NUTS are in ``examples/data``; seconds are those of a cold start in ``docs/benchmarks/epilepsy.csv``,
-medians over runs. ADVI takes a minute.
+ADVI. Quantiles of NUTS are in ``examples/data``; seconds are those of a cold start in ``docs/benchmarks/compare.csv``.
+ADVI takes a minute.
 """
 
 import functools
@@ -27,7 +27,7 @@ import pymc_ngvi  # noqa: F401  (makes pm.fit know the method "ngvi")
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 epilepsy = runpy.run_path(str(ROOT / "examples" / "epilepsy.py"))
-#: Methods, as they are called in `epilepsy.csv` and in the figure, and their lines: colour, width, style.
+#: Methods, as they are called in `compare.csv` and in the figure, and their lines: colour, width, style.
 METHODS = {
     "nutpie": ("NUTS (nutpie)", ("0.65", 5.0, "-")),
     "ngvi": ("pymc_ngvi", ("C0", 2.0, "-")),
@@ -75,8 +75,8 @@ def main():
 
 def draw(scales):
     """Return the figure: for each term, densities by method; seconds in the legend."""
-    compare = pd.read_csv(ROOT / "docs" / "benchmarks" / "epilepsy.csv")
-    cold = compare[(compare.model == "epilepsy") & (compare.cache == "cold")].groupby("method").seconds.median()
+    compare = pd.read_csv(ROOT / "docs" / "benchmarks" / "compare.csv")
+    cold = compare[(compare.model == "epilepsy") & (compare.cache == "cold")].set_index("method").seconds
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 3.9), layout="constrained")
     for ax, (term, by_method) in zip(axes, scales.items(), strict=True):
         low, high = np.quantile(by_method["nutpie"], [0.0002, 0.9995])
