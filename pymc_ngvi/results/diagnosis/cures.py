@@ -54,6 +54,11 @@ class Context:
     can_be_relative: bool = True
 
     @property
+    def is_pool(self) -> bool:
+        """Whether draws are weighted ones of a proposal: those of an exact or a nested posterior."""
+        return self.family in ("exact", "nested")
+
+    @property
     def traits(self) -> Traits:
         """What is known of the family."""
         return traits_of(self.family)

@@ -129,7 +129,7 @@ def _of_other_modes(context: Context, equal: Sequence[EqualModes], q: Spread) ->
 
 
 def _of_support(context: Context, weights: Weights) -> list[Finding]:
-    if not weights.n_lost or context.family in ("exact", "nested"):  # draws of a proposal may lie anywhere
+    if not weights.n_lost or context.is_pool:  # draws of a proposal may lie anywhere
         return []
     part = weights.n_lost / weights.n_draws
     text = f"log p or log q is not finite at {weights.n_lost:,} of {weights.n_draws:,} draws of q ({100 * part:.2g} %)."
@@ -255,7 +255,7 @@ def _of_weights(context: Context, weights: Weights, moved: Moved) -> list[Findin
     if verdict.helps or verdict is WeightVerdict.UNKNOWN:
         return []
     far = verdict is WeightVerdict.FAR
-    is_own = context.traits.is_gaussian and context.family not in ("exact", "nested")
+    is_own = context.traits.is_gaussian and not context.is_pool
     untold = is_own and weights.khat > _HEAVY and not (not_moved(moved) or _forgot(moved))
     serious = far or untold
     return [Finding(weights.sentence(context.layout.n_dim), context.shape_cure() if serious else "", serious)]

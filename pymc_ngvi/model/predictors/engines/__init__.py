@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 
-from pymc_ngvi.model.predictors.engines.engine import Compile, Engine
+from pymc_ngvi.model.predictors.compiled import CompileAll
+from pymc_ngvi.model.predictors.engines.engine import Engine
 from pymc_ngvi.model.predictors.engines.on_numpy import NumPyEngine
 from pymc_ngvi.model.predictors.engines.on_pytensor import PyTensorEngine
 
 #: Engines by name: from how PyTensor compiles graphs, where that is needed.
-ENGINES: dict[str, Callable[[Compile], Engine]] = {"numpy": NumPyEngine, "pytensor": PyTensorEngine}
+ENGINES: dict[str, Callable[[CompileAll], Engine]] = {"numpy": NumPyEngine, "pytensor": PyTensorEngine}

@@ -1,16 +1,10 @@
 """What an engine does: it evaluates rows."""
 
-from collections.abc import Callable
 from typing import Protocol
-
-from pytensor.compile import Function
-from pytensor.graph.basic import Variable
 
 from pymc_ngvi.model.predictors.expectation import RowFunction
 from pymc_ngvi.model.predictors.row_hessian import SecondDerivatives
 from pymc_ngvi.model.predictors.terms import Rows
-
-type Compile = Callable[[list[Variable], list[Variable]], Function]
 
 
 class Engine(Protocol):

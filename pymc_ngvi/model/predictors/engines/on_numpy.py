@@ -1,6 +1,7 @@
 """Rows as programs that NumPy evaluates: nothing is compiled."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -22,6 +23,24 @@ from pymc_ngvi.model.programs.separated import Separation
 from pymc_ngvi.model.programs.writer import CannotFollow
 
 
+class _Sum(NamedTuple):
+    """What is read of rows along a sum.
+
+    Parameters
+    ----------
+    along : RowProgram
+        The sum where all that it is a sum of is 0, and the products that its slopes in these are made of.
+    owners : list of int
+        In which of these each product is the slope, or a part of it.
+    value : RowProgram
+        The function, given the sum.
+    """
+
+    along: RowProgram
+    owners: list[int]
+    value: RowProgram
+
+
 class NumPyEngine:
     """Reads rows as programs; rows that have operations it does not know are left to PyTensor.
 
@@ -33,8 +52,8 @@ class NumPyEngine:
 
     def __init__(self, compile_: CompileAll) -> None:
         self._otherwise = PyTensorEngine(compile_)
-        self._read: WeakKeyDictionary[Variable, dict[str, RowProgram]] = WeakKeyDictionary()
-        self._owners: WeakKeyDictionary[Variable, list[int]] = WeakKeyDictionary()
+        self._read: WeakKeyDictionary[Variable, dict[tuple[object, ...], RowProgram]] = WeakKeyDictionary()
+        self._sums: WeakKeyDictionary[Variable, _Sum] = WeakKeyDictionary()
         self._functions: dict[tuple[RowProgram, tuple[float | None, ...]], OnNumPy] = {}
 
     def row_function(self, rows: Rows) -> RowFunction:
@@ -48,33 +67,43 @@ class NumPyEngine:
 
     def _plain(self, rows: Rows) -> RowFunction:
         rows, n_shared = shared_first(rows)
-        known = self._read.setdefault(rows.value, {})
-        if "value" not in known:
-            early = [*rows.slots[:n_shared], *rows.data]
-            known["value"] = program_of([*rows.slots, *rows.data], [rows.value], early)
         numbers, data = _data_of(rows)
-        function = self._function(known["value"], [*[None] * len(rows.slots), *numbers])
-        return RowFunction(function, rows.index, data, interacts(rows), n_shared=n_shared)
+        return RowFunction(self._value(rows, n_shared, numbers), rows.index, data, interacts(rows), n_shared=n_shared)
+
+    def _value(self, rows: Rows, n_shared: int, numbers: list[float | None]) -> OnNumPy:
+        """Return the function of rows, whose graph is read once for each order of their predictors.
+
+        Parameters
+        ----------
+        rows : Rows
+        n_shared : int
+            How many of the first predictors all rows share.
+        numbers : list of float or None
+            Data that are numbers in the program.
+        """
+        known, key = self._read.setdefault(rows.value, {}), (n_shared, *rows.slots)
+        if key not in known:
+            early = [*rows.slots[:n_shared], *rows.data]
+            known[key] = program_of([*rows.slots, *rows.data], [rows.value], early)
+        return self._function(known[key], [*[None] * len(rows.slots), *numbers])
 
     def _summed(self, rows: Rows) -> RowFunction:
         assert rows.sum_ is not None
-        known = self._read.setdefault(rows.value, {})
         others, given = rows.slots[: -rows.n_summed], list(rows.data)
-        if "value" not in known:
-            known["value"] = program_of([*rows.slots, *given], [rows.value], given)
-            known["along"], self._owners[rows.value] = _along(rows)
-            known["given sum"] = program_of([*others, rows.sum_, *given], [rows.value], [*others, *given])
+        if rows.value not in self._sums:
+            value = program_of([*others, rows.sum_, *given], [rows.value], [*others, *given])
+            self._sums[rows.value] = _Sum(*_along(rows), value)
+        known = self._sums[rows.value]
         numbers, data = _data_of(rows)
         none: list[float | None] = [None] * len(others)
-        beside = [a for a in known["given sum"].used if a < len(others)]
-        function = self._function(known["value"], [*[None] * len(rows.slots), *numbers])
-        along = self._function(known["along"], [*none, *numbers])
+        beside = [a for a in known.value.used if a < len(others)]
+        function = self._value(rows, 0, numbers)
+        along = self._function(known.along, [*none, *numbers])
         unused = [None if a in beside else 0.0 for a in range(len(others))]
-        given_sum = self._function(known["given sum"], [*unused, None, *numbers])
-        owners = self._owners[rows.value]
+        given_sum = self._function(known.value, [*unused, None, *numbers])
         are_shared = len(rows.index) > 1 and bool((rows.index == rows.index[0])[:, : len(others)].all())
         return SummedRowFunction(
-            function, rows.index, data, interacts(rows), rows.n_summed, along, owners, given_sum, beside,
+            function, rows.index, data, interacts(rows), rows.n_summed, along, known.owners, given_sum, beside,
             shares_u=are_shared,
         )  # fmt: skip
 
@@ -94,10 +123,7 @@ class NumPyEngine:
         try:
             rows, n_shared = shared_first(rows)
             numbers, data = _data_of(rows)
-            none: list[float | None] = [None] * len(rows.slots)
-            given = [*rows.slots[:n_shared], *rows.data]
-            value = self._function(program_of([*rows.slots, *rows.data], [rows.value], given), [*none, *numbers])
-            program, pairs = seconds(value.program, len(rows.slots))
+            program, pairs = seconds(self._value(rows, n_shared, numbers).program, len(rows.slots))
         except CannotFollow:
             return self._otherwise.second_derivatives(rows)
         return SecondDerivatives(self._function(program, ()), rows.index, pairs, data, n_shared)
