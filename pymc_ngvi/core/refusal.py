@@ -53,12 +53,7 @@ class Refused(Exception):
 
 
 class OtherForm(Refused):
-    """Values are not to be had in the form that was begun with: what needs them begins again.
-
-    Parameters
-    ----------
-    sentence : str
-    """
+    """Values are not to be had in the form that was begun with: what needs them begins again."""
 
     reason: ClassVar[Reason]
 

@@ -132,6 +132,19 @@ class Target(Density, Protocol):
         """Minibatches in one pass; not called without `has_minibatch`."""
 
 
+class OfAllData:
+    """The part of a `Target` that is the same for all that read no minibatches."""
+
+    has_minibatch = False
+    n_batches = 1
+
+    def next_batch(self, rng: np.random.Generator) -> None:
+        """Do nothing: all of the data are read."""
+
+    def take_batch(self, seed: int, number: int) -> None:
+        """Do nothing: all of the data are read."""
+
+
 @runtime_checkable
 class GaussNewtonTarget(Protocol):
     """What a target has beside, if it knows the gradients of single observations."""

@@ -71,10 +71,6 @@ def run(rule: Rule, state: LoopState, n: int, observe: Observer, *, one_by_one: 
         KeyboardInterrupt, from it or during a step (INTERRUPTED), with the last completed iteration kept.
     one_by_one : bool, default True
         Whether it is to be called after each, where the rule may take several at once.
-
-    Returns
-    -------
-    LoopState
     """
     if state.status is Status.CONVERGED or n == 0:
         return state

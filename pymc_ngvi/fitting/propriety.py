@@ -54,12 +54,7 @@ class Tails(NamedTuple):
 
 
 class Propriety:
-    """What is known of a posterior in the course of a fit.
-
-    Parameters
-    ----------
-    density : LogDensity
-    """
+    """What is known of a posterior in the course of a fit."""
 
     def __init__(self, density: LogDensity) -> None:
         self._density = density

@@ -10,12 +10,7 @@ from pymc_ngvi.fitting.propriety import LOOK, Propriety
 
 
 class Watched:
-    """Iterates until a fit ends, or its posterior is found to be improper.
-
-    Parameters
-    ----------
-    problem : Problem
-    """
+    """Iterates until a fit ends, or its posterior is found to be improper."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem, self._propriety = problem, Propriety(problem.density)

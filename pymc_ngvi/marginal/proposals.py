@@ -131,7 +131,8 @@ class Proposal:
 
     def widened(self) -> "Proposal":
         """Return a proposal of which a part is wider: weights that are heavy far out become lighter there."""
-        return self._joined(_OF_WIDER, _scaled(self.mixture, _WIDER))
+        wider = _scaled(self.mixture, _WIDER)
+        return Proposal(joined_mixture(self.mixture, wider, _OF_WIDER), self.bend)
 
     def far(self) -> "Proposal":
         """Return a proposal that is far wider, and looks for what this one misses.
@@ -152,10 +153,6 @@ class Proposal:
         """Return a proposal of which a part is far wider: no weight is more than 1 / part times what it has there."""
         far = self.far().mixture
         return Proposal(joined_mixture(self.mixture, far, part), self.bend, len(far.shares))
-
-    def _joined(self, part: float, other: StudentMixture) -> "Proposal":
-        """Return a proposal of which a part is another mixture."""
-        return Proposal(joined_mixture(self.mixture, other, part), self.bend)
 
 
 def joined_mixture(old: StudentMixture, other: StudentMixture, part: float) -> StudentMixture:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.refusal import OtherForm
 from pymc_ngvi.core.status import Status
-from pymc_ngvi.core.target import MeanHessian
+from pymc_ngvi.core.target import MeanHessian, OfAllData
 from pymc_ngvi.core.types import Array, BaseDraws, Density, Expectation, GaussianState, RowRules, Spread
 from pymc_ngvi.density.expectations import Seen
 from pymc_ngvi.density.rows_given import RowsGiven
@@ -39,12 +39,10 @@ _USABLE = 0.1
 _FIRST_SCALES = (1.0, 0.1, 0.01)
 
 
-class _Given(Density):
+class _Given(OfAllData, Density):
     """Log p of the latent variables, as a line search takes it."""
 
     has_hessian = True
-    has_minibatch = False
-    n_batches = 1
 
     def __init__(self, given: RowsGiven) -> None:
         self._given = given
@@ -79,12 +77,6 @@ class _Given(Density):
         """Raise: expectations are all that is taken."""
         raise NotImplementedError
 
-    def next_batch(self, rng: np.random.Generator) -> None:
-        """Do nothing: there are no minibatches."""
-
-    def take_batch(self, seed: int, number: int) -> None:
-        """Do nothing: there are no minibatches."""
-
 
 @dataclass(frozen=True, eq=False)
 class Conditional:
@@ -109,10 +101,6 @@ class Conditional:
 
 class ConditionalFits:
     """Fits the latent variables at one value of the hyperparameters after another.
-
-    Parameters
-    ----------
-    given : RowsGiven
 
     Attributes
     ----------

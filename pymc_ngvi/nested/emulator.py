@@ -128,14 +128,7 @@ def _standardised(points: Array, whitening: Whitening) -> tuple[Array, Array]:
 
 @stored("nested.predicted", content=("kriging", "bend", "mean", "factor"), make="of_content")
 class Predicted(Plain):
-    """A log density as it is predicted, wherever.
-
-    Parameters
-    ----------
-    kriging : Kriging
-    whitening : Whitening
-    bend : Bend
-    """
+    """A log density as it is predicted, wherever."""
 
     def __init__(self, kriging: Kriging, whitening: Whitening, bend: Bend) -> None:
         super().__init__(lambda points: self.predict(points)[0])

@@ -9,13 +9,14 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.hessians import MatrixHessian
 from pymc_ngvi.core.linalg import cholesky, solve_lower
+from pymc_ngvi.core.target import OfAllData
 from pymc_ngvi.core.types import Array, Expectation, GaussianState, MeanHessian, RowRules, Spread
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.row_space import RowSpace, SeenFromRows
 from pymc_ngvi.families.lowrank import LowRankState
 
 
-class RowSpaceDensity:
+class RowSpaceDensity(OfAllData):
     """Log density of a model in the coordinates of a `RowSpace`; all that is perpendicular integrated out.
 
     Parameters
@@ -25,7 +26,7 @@ class RowSpaceDensity:
     seen : SeenFromRows
     """
 
-    has_minibatch, has_hessian = False, True
+    has_hessian = True
 
     def __init__(self, density: LogDensity, seen: SeenFromRows) -> None:
         self.density, self.space, self._rows = density, seen.space, seen.rows
@@ -66,14 +67,6 @@ class RowSpaceDensity:
         return MatrixHessian(
             self._from_theta(self.density.mean_hessian(self.space.to_theta(theta)).products(self._map))
         )
-
-    def next_batch(self, rng: np.random.Generator) -> None:
-        """Do nothing: all of the data are read."""
-
-    n_batches = 1
-
-    def take_batch(self, seed: int, number: int) -> None:
-        """Do nothing: all of the data are read."""
 
     @property
     def _map(self) -> Array:

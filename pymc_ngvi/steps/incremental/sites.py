@@ -138,3 +138,19 @@ def _diagonal(n_dim: int) -> NDArray[np.intp]:
     """Return where the diagonal is in a packed triangle."""
     i = np.arange(n_dim)
     return i * (i + 3) // 2
+
+
+# --- what errors in expected derivatives mean ---
+
+
+def gap_of(q: GaussianState, grad: Array, hessian: Array) -> float:
+    """Return the nats to be gained where expected derivatives, the Hessian packed, are off by so much."""
+    whitened = q.whiten(grad[None])[0]
+    error = q.flat(q.curvature(as_hessian(hessian, q.n_dim)))
+    return 0.5 * float(whitened @ whitened) + 0.25 * q.inner(error, error)
+
+
+def moves(q: GaussianState, grads: Array) -> Array:
+    """Return how far errors in gradients, (n, n_dim), move means, in standard deviations."""
+    result: Array = q.covariance_times(grads) / q.sd()
+    return result
