@@ -169,7 +169,7 @@ def test_one_coordinate_that_joins_blocks_is_a_global():
 
 def only_globals(forest, n_dim):
     np.testing.assert_array_equal(forest.globals_, np.arange(n_dim))
-    assert forest.n_local == forest.n_levels == forest.n_blocks == forest.widest == 0
+    assert forest.n_local == forest.n_levels == forest.n_blocks == 0
     assert forest.path.shape == (0, 0)
     assert forest.at_level == ()
 
@@ -236,7 +236,7 @@ def test_a_wide_tree_is_no_obstacle():
     """It is the length of the paths that costs, not the size of the blocks."""
     pattern = pattern_of(1, [hub(150)] * 20)
     forest = find_forest(pattern, pattern.n_dim)
-    assert (forest.n_levels, forest.widest) == (2, 151)
+    assert (forest.n_levels, np.bincount(forest.block).max()) == (2, 151)
 
 
 @pytest.mark.parametrize("name", TREES)

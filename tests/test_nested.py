@@ -1,5 +1,7 @@
 """Nested posteriors from end to end: against a grid, as results, in files."""
 
+import functools
+
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,15 +25,26 @@ from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.posterior import nested_posterior
 from pymc_ngvi.nested.verdict import NestedChecks
 
-FITTED = {}
+#: Values of hyperparameters where a test is not about how good a posterior is.
+FEW = 96
 
 
+@functools.cache
 def fitted(make):
-    if make not in FITTED:
-        # Few steps of a walk have an exact posterior, too.
-        asked = {} if make is process else {"posterior": "nested"}
-        FITTED[make] = fit_ngvi(model=make(), random_seed=1, progressbar=False, **asked)
-    return FITTED[make]
+    # Few steps of a walk have an exact posterior, too.
+    asked = {} if make is process else {"posterior": "nested"}
+    return fit_ngvi(model=make(), random_seed=1, progressbar=False, **asked)
+
+
+@functools.cache
+def without_fit(make):
+    """Return a nested posterior that no Gaussian fit came before."""
+    return nested_posterior(LogDensity(make()), None, 1)
+
+
+@pytest.fixture
+def _of_few_values(monkeypatch):
+    monkeypatch.setattr("pymc_ngvi.nested.posterior.n_values_of", lambda given: FEW)
 
 
 def on_grid(make, *axes):
@@ -52,8 +65,7 @@ def on_grid(make, *axes):
 def test_hyperparameters_are_those_of_a_grid():
     """A model whose log m is exact: steps of a walk may vanish, which leaves a tail."""
     mean, sd, evidence = on_grid(level, np.linspace(-9.0, 1.2, 45), np.linspace(-3.6, 0.8, 45))
-    for seed in (1, 2):
-        state = nested_posterior(LogDensity(level()), None, seed)
+    for state in (without_fit(level), nested_posterior(LogDensity(level()), None, 2)):
         error = 2.0 / np.sqrt(state.effective_size)  # spread evenly, hyperparameters have a fraction of this error
         np.testing.assert_allclose((state.mean()[:2] - mean) / sd, 0.0, atol=error + 0.02)
         np.testing.assert_allclose(state.sd()[:2] / sd, 1.0, atol=error + 0.02)
@@ -155,6 +167,7 @@ def test_callbacks_are_of_a_fit_of_all_coordinates():
     assert seen == [1, 2, 3]
 
 
+@pytest.mark.usefixtures("_of_few_values")
 def test_a_fit_that_goes_on_is_followed_by_another():
     approx = fit_ngvi(model=counts(), posterior="nested", random_seed=1, progressbar=False, tol=0.5)
     before = approx.mean_flat
@@ -190,6 +203,7 @@ def test_files_and_pickles_give_the_same_bits(make, tmp_path):
     np.testing.assert_array_equal(again._state.pairs.of_pairs, approx._state.pairs.of_pairs)
 
 
+@pytest.mark.usefixtures("_of_few_values")
 def test_the_same_seed_gives_the_same_bits():
     density = LogDensity(counts())
     first, second = (nested_posterior(density, None, 3) for _ in range(2))
@@ -199,8 +213,7 @@ def test_the_same_seed_gives_the_same_bits():
 
 def test_predictions_that_are_off_are_corrected(monkeypatch):
     """Weights see to them: predictions that lean to one side are drawn from, and the posterior is as it was."""
-    state = nested_posterior(LogDensity(counts()), None, 1)
-    lean = rounds.Guess._of
+    state, lean = without_fit(counts), rounds.Guess._of
 
     def leaning(self, g):
         u = self.whitening.whitened(g)
@@ -251,6 +264,7 @@ def test_what_can_t_be_fitted_falls_back(monkeypatch):
         fit_ngvi(model=counts(), posterior="nested", random_seed=1, progressbar=False)
 
 
+@pytest.mark.usefixtures("_of_few_values")
 @pytest.mark.parametrize(("gaussian", "kept"), [(0.3, False), (0.01, True)])
 def test_of_what_is_not_reliable_that_with_the_better_weights_comes_back(monkeypatch, gaussian, kept):
     """The weights of the nested posterior are made out to be poor; those of the Gaussian, better or worse still."""
@@ -269,6 +283,7 @@ def test_of_what_is_not_reliable_that_with_the_better_weights_comes_back(monkeyp
     assert not approx.diagnose().reliable or not kept
 
 
+@pytest.mark.usefixtures("_of_few_values")
 def test_more_data_of_one_model():
     """The next fit of a model reads its data as they are then."""
     with pm.Model() as model:

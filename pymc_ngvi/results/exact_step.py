@@ -186,7 +186,7 @@ class ExactStep:
             except Unavailable as reason:
                 reasons.append(reason)
                 continue
-            if isinstance(state, ExactState) or state.checks.is_exact:
+            if state.checks.is_exact:
                 return state, _also([reason for reason in reasons if isinstance(reason, _Failed)])
             found.append(state)
         if found:
@@ -322,7 +322,7 @@ def with_pool(
     record: FitRecord, state: ExactState | NestedState, compiling: float, running: float, also: str = ""
 ) -> FitRecord:
     """Return the record of a fit after which there is an exact or a nested posterior."""
-    is_nested, modes = isinstance(state, NestedState), record.modes
+    modes = record.modes
     if modes:
         modes = not_covered(modes, state.gaussian, state.draw(N_SEEN, np.random.default_rng(record.seed)))
     return dataclasses.replace(
@@ -332,8 +332,8 @@ def with_pool(
         reason="",
         on_request="",
         is_exact=state.checks.is_exact,
-        is_nested=is_nested,
-        doubts=state.checks.failures if is_nested else (),
+        is_nested=isinstance(state, NestedState),
+        doubts=state.checks.failures,
         compile_seconds=record.compile_seconds + compiling,
         run_seconds=record.run_seconds + running,
     )

@@ -130,10 +130,10 @@ def summarise(
     _check_names(posterior, options)
     with posterior.with_data_of_fit():
         made = _table(posterior, kept, draws, rng, group_effects, options)
-    lines, verdict = verdict_on(posterior, kept, khat_draws, rng)
+    lines, khat = verdict_on(posterior, kept, khat_draws, rng)
     if said := posterior.of_changed_data():
         lines = (f"{said}: this is the posterior given those of the fit.", *lines)
-    return replace(made, lines=lines, khat=verdict.khat)
+    return replace(made, lines=lines, khat=khat)
 
 
 def _check_names(posterior: Posterior, options: dict[str, Any]) -> None:
