@@ -186,7 +186,7 @@ class ExactStep:
             except Unavailable as reason:
                 reasons.append(reason)
                 continue
-            if state.checks.is_exact:
+            if isinstance(state, ExactState) or state.checks.is_exact:
                 return state, _also([reason for reason in reasons if isinstance(reason, _Failed)])
             found.append(state)
         if found:
