@@ -2,7 +2,7 @@
 
 import logging
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,6 +58,14 @@ class Unavailable(Refused):
     def __init__(self, code: Reason, sentence: str, on_request: str = "") -> None:
         super().__init__(code, sentence)
         self.on_request = on_request
+
+
+def if_available[T](find: Callable[[LogDensity], T], density: LogDensity) -> T | None:
+    """Return what a model is found to have for a posterior of another kind; None where that is Unavailable."""
+    try:
+        return find(density)
+    except Unavailable:
+        return None
 
 
 @dataclass(frozen=True)
