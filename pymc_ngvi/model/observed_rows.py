@@ -21,20 +21,20 @@ from pymc_ngvi.core.values import Array
 from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.logdensity import LogDensity
-from pymc_ngvi.model.predictors.affine import affine_functions, varying_inputs
+from pymc_ngvi.model.predictors.affine import affine_functions, is_moved, varying_inputs
 from pymc_ngvi.model.predictors.basis import Basis
 from pymc_ngvi.model.predictors.compiled import CompiledOnce, quickly
 from pymc_ngvi.model.predictors.distribute import without_checks
 from pymc_ngvi.model.predictors.engines.on_numpy import NumPyEngine
 from pymc_ngvi.model.predictors.expectation import RowFunction
 from pymc_ngvi.model.predictors.found import Predictors
-from pymc_ngvi.model.predictors.lift import Apart, CannotLift, Lift
+from pymc_ngvi.model.predictors.lift import Lift
 from pymc_ngvi.model.predictors.linear_map import AffineMap
 from pymc_ngvi.model.predictors.row_graphs import shared_first
 from pymc_ngvi.model.predictors.terms import Rows, lifted
-from pymc_ngvi.model.sparsity.dependence import moved_inputs
 from pymc_ngvi.model.sparsity.dependence_sets import Ints, TooDenseError
 from pymc_ngvi.model.sparsity.dependence_values import Facts
+from pymc_ngvi.ops.lifting import Apart, CannotLift
 
 #: Points at which rows are compared with log p, and how far they are from each other; relative difference that is
 #: rounding.
@@ -217,7 +217,7 @@ def _linear_parts(var: Variable, affine: set[Variable], facts: Facts) -> list[Va
     if (var in affine and not isinstance(scalar_op, ps.Neg)) or (adds and any(i in affine for i in inputs)):
         return [var]
     below = [(i, _linear_parts(i, affine, facts)) for i in inputs]
-    copies = adds or isinstance(scalar_op, ps.Identity | ps.Cast) or moved_inputs(node, facts) is not None
+    copies = adds or isinstance(scalar_op, ps.Identity | ps.Cast) or is_moved(node, facts)
     if len(below) == 1 and copies and below[0][1] == [below[0][0]]:
         return [var]
     if len(below) > 1 and isinstance(scalar_op, ps.Mul | ps.TrueDiv) and any(found == [i] for i, found in below):

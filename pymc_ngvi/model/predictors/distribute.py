@@ -16,13 +16,12 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.elemwise import CAReduce, Elemwise
-from pytensor.tensor.extra_ops import CumOp
-from pytensor.tensor.linalg.solvers.core import SolveBase
 from pytensor.tensor.math import Dot
 
 from pymc_ngvi.model.predictors.affine import is_linear, varying_inputs, with_others
-from pymc_ngvi.model.sparsity.dependence import constant_operand, core_op, moved_inputs
 from pymc_ngvi.model.sparsity.dependence_values import Facts
+from pymc_ngvi.ops.elements import Moved
+from pymc_ngvi.ops.registry import elements
 
 #: Summands with factors of their own, at most, of what is multiplied by a matrix.
 _MOST_SUMMANDS = 8
@@ -68,16 +67,8 @@ def factors_outside(logp: Variable, facts: Facts) -> Variable:
 
 def _added_axes(node: Apply, facts: Facts) -> tuple[int, ...] | None:
     """Return the axes of its unknown operand along which a linear function adds up; None where it is no such thing."""
-    varying, op = varying_inputs(node, facts), core_op(node.op)
-    if len(varying) != 1 or not is_linear(node, facts):
-        return None
-    ndim = varying[0].type.ndim
-    if isinstance(op, CAReduce | CumOp) and not (isinstance(op, CumOp) and op.axis is None and ndim > 1):
-        axis = op.axis
-        return tuple(range(ndim)) if axis is None else tuple(int(a) % ndim for a in np.atleast_1d(axis))
-    if isinstance(op, Dot | SolveBase) and (constant := constant_operand(node, facts)) is not None:
-        return (ndim - 1,) if constant[0] == 1 or getattr(op, "b_ndim", 2) == 1 else (max(ndim - 2, 0),)
-    return None
+    varying = varying_inputs(node, facts)
+    return elements(node, facts).added_axes(varying[0]) if len(varying) == 1 and is_linear(node, facts) else None
 
 
 def _factored(var: Variable, axes: tuple[int, ...], facts: Facts) -> Iterator[tuple[list[Variable], Variable]]:
@@ -275,6 +266,6 @@ class _Sums:
             if isinstance(scalar_op, ps.Add | ps.Sub):
                 return list(node.inputs)
             return list(node.inputs[1:]) if isinstance(scalar_op, ps.Switch) else varying
-        if moved_inputs(node, self._facts) == varying or _added_axes(node, self._facts) is not None:
-            return varying[:1]
-        return []
+        found = elements(node, self._facts)
+        moves = isinstance(found, Moved) and found.inputs == varying
+        return varying if len(varying) == 1 and (moves or found.added_axes(varying[0]) is not None) else []

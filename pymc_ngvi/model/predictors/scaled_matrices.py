@@ -19,7 +19,7 @@ from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
 from pytensor.tensor.math import Dot
 
 from pymc_ngvi.model.predictors.affine import varying_inputs, with_others
-from pymc_ngvi.model.sparsity.dependence import core_op
+from pymc_ngvi.ops.elements import core_op
 from pymc_ngvi.model.sparsity.dependence_values import Facts
 
 

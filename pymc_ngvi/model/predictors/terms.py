@@ -16,10 +16,11 @@ from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.predictors.affine import is_linear, varying_inputs
 from pymc_ngvi.model.predictors.compiled import CompiledOnce
 from pymc_ngvi.model.predictors.directions import sum_of
-from pymc_ngvi.model.predictors.lift import Apart, CannotLift, Lift, Source
+from pymc_ngvi.model.predictors.lift import Lift, Source
 from pymc_ngvi.model.sparsity.dependence import Dependences
 from pymc_ngvi.model.sparsity.dependence_sets import Ints
 from pymc_ngvi.model.sparsity.dependence_values import Facts
+from pymc_ngvi.ops.lifting import Apart, CannotLift
 
 #: Predictors of a row, at most, those that come in by one sum counted as one, and as many; groups of elements that
 #: come from different variables, at most.

@@ -1,0 +1,37 @@
+"""What is known of one operation of a graph: a record with an answer to each reading, or a refusal in words."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pytensor.graph.basic import Apply, Variable
+
+from pymc_ngvi.model.sparsity.dependence_sets import Ints
+from pymc_ngvi.model.sparsity.dependence_values import Facts
+from pymc_ngvi.ops.elements import Elements
+from pymc_ngvi.ops.lifting import Lifting
+
+#: Refusals that many operations share; each follows the name of the operation.
+OF_MANY = "makes each element of many"
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What is known of an operation.
+
+    A string in the place of a function says why there is none, in words that follow the name of the operation.
+
+    Parameters
+    ----------
+    elements : callable or str
+        From a node and what is known of its graph to how its elements are made of those of its inputs: on what they
+        depend, in what they are linear, what interacts in them, and what moves. None where this node is like one of
+        which nothing is known.
+    lift : callable or str
+        From what lifts, a node, an output and flat positions in it to these elements as a function of rows.
+    by_batch : bool, default False
+        Whether the same holds of a batch of it.
+    """
+
+    elements: Callable[[Apply, Facts], Elements | None] | str
+    lift: Callable[[Lifting, Apply, Variable, Ints], Variable] | str = OF_MANY
+    by_batch: bool = False

@@ -1,0 +1,90 @@
+"""Products of matrices, and solutions of linear systems."""
+
+import functools
+import math
+
+import numpy as np
+import pytensor.tensor as pt
+
+from pytensor.graph.basic import Apply, Variable
+from pytensor.sparse.math import Dot as SparseDot
+from pytensor.sparse.math import StructuredDot
+from pytensor.tensor.linalg.solvers.core import SolveBase
+from pytensor.tensor.math import Dot
+from scipy import sparse
+
+from pymc_ngvi.core.values import Matrix
+from pymc_ngvi.model.sparsity.dependence_sets import Ints
+from pymc_ngvi.model.sparsity.dependence_values import Facts
+from pymc_ngvi.ops.elements import Made, core_op
+from pymc_ngvi.ops.lifting import MOST_REDUCED, CannotLift, Lifting
+from pymc_ngvi.ops.operation import OF_MANY, Operation
+from pymc_ngvi.ops.ways import Along, ByMatrix, Way, Whole
+
+
+def _known_operand(node: Apply, facts: Facts) -> tuple[int, Matrix] | None:
+    """Return which operand of a matrix product, if one, is a known matrix, the same for a whole batch; and the matrix.
+
+    Returns
+    -------
+    place, matrix : 0 or 1, and an array of two axes, sparse or dense
+    """
+    for place, var in enumerate(node.inputs):
+        if facts.is_known(var):
+            value = facts.value(var)
+            if sparse.issparse(value):
+                return place, value
+            if math.prod(value.shape[:-2]) == 1 and value.ndim >= 2:
+                return place, value.reshape(value.shape[-2:])
+    return None
+
+
+def _product(node: Apply, facts: Facts) -> Made:
+    """Take a @ b as a sum over k of products a[i, k] b[k, j]."""
+    a, b = node.inputs
+    known = _known_operand(node, facts)
+    if known is not None:
+        place, matrix = known
+        var = b if place == 0 else a
+        return Made(node, facts, [(var, ByMatrix(facts, var, matrix, from_left=place == 0))], [var])
+    ways = [(a, Along(facts, a, -1, 2)), (b, Along(facts, b, -2, 2))]
+    return Made(node, facts, ways, [a, b], [(a, b)], is_inner=True)
+
+
+def _sparse_product(node: Apply, facts: Facts) -> Made | None:
+    is_known = _known_operand(node, facts) is not None and all(i.type.ndim == 2 for i in node.inputs)
+    return _product(node, facts) if is_known else None
+
+
+def _solution(node: Apply, facts: Facts) -> Made:
+    """Take the solution as linear in the right-hand side; each column depends on that column, and on all of the matrix."""
+    a, b = node.inputs
+    n_core = core_op(node.op).b_ndim
+    known = _known_operand(node, facts)
+    way: Way = Along(facts, b, -n_core, n_core)
+    if known is not None and known[0] == 0:
+        way = ByMatrix(facts, b, known[1], from_left=True, is_inverse=True, is_column=n_core == 1)
+    return Made(node, facts, [(a, Whole(n_core)), (b, way)], () if facts.is_active(a) else [b])
+
+
+def _lifted(lift: Lifting, node: Apply, var: Variable, index: Ints) -> Variable:
+    """Return the elements of a product of two matrices, or vectors, as sums."""
+    shapes = [lift.facts.shape(i) for i in node.inputs]
+    if not isinstance(node.op, Dot) or max(map(len, shapes)) > 2:
+        raise CannotLift("it has a product of unknown arrays")
+    (n, inner), (_, p) = (shapes[0] if len(shapes[0]) == 2 else (1, *shapes[0])), (*shapes[1], 1)[:2]
+    if not 0 < inner <= MOST_REDUCED:
+        raise CannotLift(f"it has a product of unknown matrices over {inner} elements")
+    row, col = np.unravel_index(index, (n, p))
+    parts = []
+    for at in range(inner):
+        left, right = lift.of(node.inputs[0], row * inner + at), lift.of(node.inputs[1], at * p + col)
+        parts.append(left * right)
+    return functools.reduce(pt.add, parts)
+
+
+OPERATIONS: dict[type, Operation] = {
+    Dot: Operation(_product, _lifted, by_batch=True),
+    **dict.fromkeys((SparseDot, StructuredDot), Operation(_sparse_product, OF_MANY)),
+    SolveBase: Operation(_solution, OF_MANY, by_batch=True),
+}

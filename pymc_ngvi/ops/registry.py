@@ -1,0 +1,38 @@
+"""All operations: what is known of each, by the type of its Op."""
+
+from pytensor.graph.basic import Apply
+from pytensor.graph.op import Op
+from pytensor.tensor.blockwise import Blockwise
+
+from pymc_ngvi.model.sparsity.dependence_values import Facts
+from pymc_ngvi.ops import elementwise, movement, products, reductions
+from pymc_ngvi.ops.elements import Batch, Elements, Opaque, has_core_axes
+from pymc_ngvi.ops.operation import OF_MANY, Operation
+
+OPERATIONS: dict[type, Operation] = {}
+#: Of what is not in the table.
+UNKNOWN = Operation("is not known", OF_MANY)
+
+
+def register(operations: dict[type, Operation]) -> None:
+    """Add the records of operations, by the types of their Ops; subclasses have those of the nearest class."""
+    OPERATIONS.update(operations)
+
+
+for family in (movement, elementwise, reductions, products):
+    register(family.OPERATIONS)
+
+
+def operation(op: Op) -> Operation:
+    """Return what is known of an operation."""
+    is_batch = isinstance(op, Blockwise)
+    kind = type(op.core_op if is_batch else op)
+    found = next((OPERATIONS[base] for base in kind.__mro__ if base in OPERATIONS), UNKNOWN)
+    return found if found.by_batch or not is_batch else UNKNOWN
+
+
+def elements(node: Apply, facts: Facts) -> Elements:
+    """Return how the elements of the outputs of a node are made of those of its inputs."""
+    rule = operation(node.op).elements
+    found = None if isinstance(rule, str) else rule(node, facts)
+    return found or (Batch if has_core_axes(node.op) else Opaque)(node, facts)
