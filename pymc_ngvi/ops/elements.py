@@ -14,10 +14,10 @@ from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.utils import _parse_gufunc_signature
 
-from pymc_ngvi.model.graphs.backends import without_c
-from pymc_ngvi.model.sparsity.dependence_sets import Bools, Dependence, Ints, TooDenseError, everything, joined, union
-from pymc_ngvi.model.sparsity.dependence_values import Facts
-from pymc_ngvi.model.sparsity.interaction_pairs import Pairs
+from pymc_ngvi.core.sparsity.dependence_sets import Bools, Dependence, Ints, TooDenseError, everything, joined, union
+from pymc_ngvi.core.sparsity.interaction_pairs import Pairs
+from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.ops.ways import Way
 
 #: From a variable through which derivatives pass to its dependence.
@@ -179,9 +179,9 @@ class Moved:
         by_input = dict(zip(active, indices, strict=True))
         return [
             Dependence(sets, index)
-            for index in self.origins([
-                by_input[i] if i in by_input else np.zeros(self.facts.shape(i), dtype=np.int64) for i in self.inputs
-            ])
+            for index in self.origins(
+                [by_input[i] if i in by_input else np.zeros(self.facts.shape(i), dtype=np.int64) for i in self.inputs]
+            )
         ]
 
     def uses(self, used: list[Bools], of: Of, pairs: Pairs) -> Uses | None:

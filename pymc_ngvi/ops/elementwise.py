@@ -7,9 +7,9 @@ import numpy as np
 from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.elemwise import Elemwise
 
-from pymc_ngvi.model.sparsity.dependence_sets import Ints
-from pymc_ngvi.model.sparsity.dependence_values import Facts
+from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.ops.elements import Made
+from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.ops.lifting import Apart, Lifting, broadcast_index
 from pymc_ngvi.ops.operation import Operation
 from pymc_ngvi.ops.scalars import Form, differentiable_inputs

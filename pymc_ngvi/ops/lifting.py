@@ -9,8 +9,8 @@ import numpy as np
 
 from pytensor.graph.basic import Apply, Variable
 
-from pymc_ngvi.model.sparsity.dependence_sets import Ints
-from pymc_ngvi.model.sparsity.dependence_values import Facts
+from pymc_ngvi.core.sparsity.dependence_sets import Ints
+from pymc_ngvi.ops.facts import Facts
 
 #: Elements that one element of a sum, or of another reduction, may be made of.
 MOST_REDUCED = 16

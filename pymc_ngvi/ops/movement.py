@@ -16,9 +16,9 @@ from pytensor.tensor.reshape import JoinDims, SplitDims
 from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.subtensor import AdvancedIncSubtensor, AdvancedSubtensor, IncSubtensor, Subtensor
 
-from pymc_ngvi.model.sparsity.dependence_sets import Ints
-from pymc_ngvi.model.sparsity.dependence_values import Facts
+from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.ops.elements import Elements, Made, Moved, core_op
+from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.ops.lifting import Apart, CannotLift, Lifting, one_if_scalar
 from pymc_ngvi.ops.operation import OF_MANY, Operation
 from pymc_ngvi.ops.ways import AddedAt, Each
@@ -89,7 +89,9 @@ def _added(lift: Lifting, found: Elements | None, node: Apply, index: Ints) -> V
 
 
 OPERATIONS: dict[type, Operation] = {
-    **dict.fromkeys((Alloc, AdvancedSubtensor, DeepCopyOp, DimShuffle, ExtractDiag, JoinDims, Repeat, Reshape), moves()),
+    **dict.fromkeys(
+        (Alloc, AdvancedSubtensor, DeepCopyOp, DimShuffle, ExtractDiag, JoinDims, Repeat, Reshape), moves()
+    ),
     **dict.fromkeys((ScalarFromTensor, SpecifyShape, Split, SplitDims, Subtensor, TensorFromScalar, ViewOp), moves()),
     **dict.fromkeys((BlockDiagonal, Join, MakeVector), moves(None)),
     CheckAndRaise: moves(always=True),

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from pytensor.graph.basic import Apply, Variable
 
-from pymc_ngvi.model.sparsity.dependence_sets import Ints
-from pymc_ngvi.model.sparsity.dependence_values import Facts
+from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.ops.elements import Elements
+from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.ops.lifting import Lifting
 
 #: Refusals that many operations share; each follows the name of the operation.

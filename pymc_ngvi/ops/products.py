@@ -13,10 +13,10 @@ from pytensor.tensor.linalg.solvers.core import SolveBase
 from pytensor.tensor.math import Dot
 from scipy import sparse
 
+from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.values import Matrix
-from pymc_ngvi.model.sparsity.dependence_sets import Ints
-from pymc_ngvi.model.sparsity.dependence_values import Facts
 from pymc_ngvi.ops.elements import Made, core_op
+from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.ops.lifting import MOST_REDUCED, CannotLift, Lifting
 from pymc_ngvi.ops.operation import OF_MANY, Operation
 from pymc_ngvi.ops.ways import Along, ByMatrix, Way, Whole
@@ -57,7 +57,7 @@ def _sparse_product(node: Apply, facts: Facts) -> Made | None:
 
 
 def _solution(node: Apply, facts: Facts) -> Made:
-    """Take the solution as linear in the right-hand side; each column depends on that column, and on all of the matrix."""
+    """Take the solution as linear in the right-hand side: a column depends on that column, and on all of the matrix."""
     a, b = node.inputs
     n_core = core_op(node.op).b_ndim
     known = _known_operand(node, facts)

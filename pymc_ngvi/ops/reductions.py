@@ -11,9 +11,9 @@ from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.extra_ops import CumOp
 from pytensor.tensor.special import LogSoftmax, LogSumExp, Softmax
 
-from pymc_ngvi.model.sparsity.dependence_sets import Ints
-from pymc_ngvi.model.sparsity.dependence_values import Facts
+from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.ops.elements import Made
+from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.ops.lifting import MOST_REDUCED, Apart, CannotLift, Lifting, broadcast_index, operands
 from pymc_ngvi.ops.operation import Operation
 from pymc_ngvi.ops.ways import Over, UpTo

@@ -4,9 +4,9 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from pytensor.tensor.blockwise import Blockwise
 
-from pymc_ngvi.model.sparsity.dependence_values import Facts
 from pymc_ngvi.ops import elementwise, movement, products, reductions
 from pymc_ngvi.ops.elements import Batch, Elements, Opaque, has_core_axes
+from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.ops.operation import OF_MANY, Operation
 
 OPERATIONS: dict[type, Operation] = {}

@@ -10,9 +10,9 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.subtensor import indices_from_subtensor
 from scipy import sparse
 
+from pymc_ngvi.core.sparsity.dependence_sets import Bools, Dependence, Ints, RowKinds, check_entries
 from pymc_ngvi.core.values import Matrix
-from pymc_ngvi.model.sparsity.dependence_sets import Bools, Dependence, Ints, RowKinds, check_entries
-from pymc_ngvi.model.sparsity.dependence_values import Facts
+from pymc_ngvi.ops.facts import Facts
 
 type Shape = tuple[int, ...]
 

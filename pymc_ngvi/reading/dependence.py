@@ -1,0 +1,52 @@
+"""Which coordinates of theta each element of each variable of a graph depends on."""
+
+from pytensor.graph.basic import Apply, Variable
+
+from pymc_ngvi.core.sparsity.dependence_sets import Dependence
+from pymc_ngvi.ops.elements import Opaque, core_op
+from pymc_ngvi.ops.facts import Facts
+from pymc_ngvi.ops.registry import elements
+
+
+class Dependences:
+    """Computes the dependence of variables when it is asked for, and keeps it.
+
+    Parameters
+    ----------
+    facts : Facts
+    theta : pytensor vector
+
+    Attributes
+    ----------
+    opaque : set of str
+        Ops that were not understood: each element of their outputs counts as one that depends on all of their inputs.
+    """
+
+    def __init__(self, facts: Facts, theta: Variable) -> None:
+        self.facts = facts
+        self.opaque: set[str] = set()
+        self._done: dict[Variable, Dependence] = {theta: Dependence.identity(facts.shape(theta)[0])}
+        self._position = {node: i for i, node in enumerate(facts.nodes)}
+
+    def of(self, var: Variable) -> Dependence:
+        """Return the dependence of an active variable."""
+        for node in self._missing(var):
+            for out, made in zip(node.outputs, self._compute(node), strict=True):
+                self._done[out] = made
+        return self._done[var]
+
+    def _missing(self, var: Variable) -> list[Apply]:
+        missing: set[Apply] = set()
+        stack = [var]
+        while stack:
+            node = stack.pop().owner
+            if node is not None and node not in missing and node.outputs[0] not in self._done:
+                missing.add(node)
+                stack.extend(i for i in self.facts.active_inputs(node) if i not in self._done)
+        return sorted(missing, key=self._position.__getitem__)
+
+    def _compute(self, node: Apply) -> list[Dependence]:
+        found = elements(node, self.facts)
+        if isinstance(found, Opaque):
+            self.opaque.add(type(core_op(node.op)).__name__)
+        return found.depends(self._done.__getitem__)
