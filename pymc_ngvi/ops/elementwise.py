@@ -1,7 +1,5 @@
 """Operations element by element; what they do to a number is in `scalars` and in `rows.programs.operations`."""
 
-import itertools
-
 import numpy as np
 
 from pytensor.graph.basic import Apply, Variable
@@ -17,20 +15,14 @@ from pymc_ngvi.ops.ways import Each
 
 
 def _elements(node: Apply, facts: Facts) -> Made:
-    form, inputs = Form.of(node), differentiable_inputs(node)
-    ways = [(var, Each(facts, var)) for var in inputs]
-    if form is Form.SUM:
-        return Made(node, facts, ways, inputs)
+    form, inputs = Form.of(node), node.inputs
+    linear = [inputs[k] for k in form.linear_in(len(inputs))]
+    ways = [(var, Each(facts, var)) for var in differentiable_inputs(node)]
     if form is Form.CHOICE:
-        condition, yes, no = node.inputs
-        chosen = [(yes, Each(facts, yes, condition, True)), (no, Each(facts, no, condition, False))]
-        return Made(node, facts, chosen, inputs)
-    if form is Form.PRODUCT:
-        unknown = [var for var in inputs if not facts.is_known(var)]
-        return Made(node, facts, ways, inputs, list(itertools.combinations(unknown, 2)), factors=inputs)
-    if form is Form.QUOTIENT:
-        return Made(node, facts, ways, inputs[:1], [(inputs[0], inputs[1])], factors=inputs[:1])
-    return Made(node, facts, ways)
+        ways = [(var, Each(facts, var, inputs[0], var is inputs[1])) for var in linear]
+    unknown = [k for k, var in enumerate(inputs) if not facts.is_known(var)]
+    pairs = [(inputs[a], inputs[b]) for a, b in form.multiplied(len(inputs)) if a in unknown and b in unknown]
+    return Made(node, facts, ways, linear, pairs, factors=linear if form in (Form.PRODUCT, Form.QUOTIENT) else ())
 
 
 def _lifted(lift: Lifting, node: Apply, var: Variable, index: Ints) -> Variable:
@@ -63,4 +55,10 @@ def _switched(lift: Lifting, node: Apply, var: Variable, index: Ints) -> Variabl
     return result
 
 
-OPERATIONS: dict[type, Operation] = {Elemwise: Operation(_elements, _lifted)}
+def _degrees(node: Apply) -> list[float | None]:
+    form, n = Form.of(node), len(node.inputs)
+    powers = [-1.0 if form is Form.QUOTIENT and k else 1.0 for k in range(n)]
+    return powers if form in (Form.PRODUCT, Form.QUOTIENT) else [None] * n
+
+
+OPERATIONS: dict[type, Operation] = {Elemwise: Operation(_elements, _lifted, _degrees)}

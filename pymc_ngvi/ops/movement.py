@@ -50,7 +50,12 @@ def moves(n: int | None = 1, *, always: bool = False) -> Operation:
         at = int(owner[0])
         return lift.of(found.inputs[at], one_if_scalar(origins - numbers[at].flat[0], numbers[at].shape))
 
-    return Operation(elements, lifted, by_batch=True)
+    def degrees(node: Apply) -> list[float | None]:
+        return [1.0] + [None] * (len(node.inputs) - 1)
+
+    return Operation(
+        elements, lifted, degrees if n == 1 else "moves several arguments, which have no common factor", True
+    )
 
 
 def _set_or_added() -> Operation:
@@ -69,7 +74,7 @@ def _set_or_added() -> Operation:
         is_set = core_op(node.op).set_instead_of_inc
         return sets.lift(lift, node, var, index) if is_set else _added(lift, elements(node, lift.facts), node, index)
 
-    return Operation(elements, lifted, by_batch=True)
+    return Operation(elements, lifted, sets.degrees, by_batch=True)
 
 
 def _added(lift: Lifting, found: Elements | None, node: Apply, index: Ints) -> Variable:

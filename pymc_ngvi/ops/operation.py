@@ -1,6 +1,6 @@
 """What is known of one operation of a graph: a record with an answer to each reading, or a refusal in words."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pytensor.graph.basic import Apply, Variable
@@ -12,6 +12,7 @@ from pymc_ngvi.ops.lifting import Lifting
 
 #: Refusals that many operations share; each follows the name of the operation.
 OF_MANY = "makes each element of many"
+NOT_HOMOGENEOUS = "does not multiply its result by a power of what its argument is multiplied by"
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,14 @@ class Operation:
         which nothing is known.
     lift : callable or str
         From what lifts, a node, an output and flat positions in it to these elements as a function of rows.
+    degrees : callable or str
+        From a node to the power of each input's factor in that of the output, where an input is multiplied by a number:
+        what can be factored out. None for an input that no factor comes out of.
     by_batch : bool, default False
         Whether the same holds of a batch of it.
     """
 
     elements: Callable[[Apply, Facts], Elements | None] | str
     lift: Callable[[Lifting, Apply, Variable, Ints], Variable] | str = OF_MANY
+    degrees: Callable[[Apply], Sequence[float | None]] | str = NOT_HOMOGENEOUS
     by_batch: bool = False

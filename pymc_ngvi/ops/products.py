@@ -9,7 +9,10 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.sparse.math import Dot as SparseDot
 from pytensor.sparse.math import StructuredDot
+from pytensor.tensor.linalg.decomposition.cholesky import Cholesky
 from pytensor.tensor.linalg.solvers.core import SolveBase
+from pytensor.tensor.linalg.solvers.general import Solve
+from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
 from pytensor.tensor.math import Dot
 from scipy import sparse
 
@@ -83,8 +86,13 @@ def _lifted(lift: Lifting, node: Apply, var: Variable, index: Ints) -> Variable:
     return functools.reduce(pt.add, parts)
 
 
+def _solution_degrees(node: Apply) -> list[float | None]:
+    return [-1.0, 1.0] if isinstance(core_op(node.op), Solve | SolveTriangular) else [None, None]
+
+
 OPERATIONS: dict[type, Operation] = {
-    Dot: Operation(_product, _lifted, by_batch=True),
-    **dict.fromkeys((SparseDot, StructuredDot), Operation(_sparse_product, OF_MANY)),
-    SolveBase: Operation(_solution, OF_MANY, by_batch=True),
+    Dot: Operation(_product, _lifted, lambda node: [1.0, 1.0], by_batch=True),
+    **dict.fromkeys((SparseDot, StructuredDot), Operation(_sparse_product, OF_MANY, "is of a matrix that is known")),
+    SolveBase: Operation(_solution, OF_MANY, _solution_degrees, by_batch=True),
+    Cholesky: Operation("makes each element of a whole matrix", OF_MANY, lambda node: [0.5], by_batch=True),
 }

@@ -1,6 +1,7 @@
 """Forms of scalar operations: what the derivatives of a function of numbers are, as far as its kind alone tells."""
 
 import enum
+import itertools
 
 import pytensor.scalar as ps
 
@@ -19,6 +20,18 @@ class Form(enum.Enum):
     STEP = "constant but for jumps"
     SMOOTH = "a function with second derivatives"
     FUNCTION = "a function that nothing is known of"
+
+    def linear_in(self, n: int) -> range:
+        """Return the places of the arguments, of ``n``, in each of which it is linear, given the others."""
+        if self in (Form.SUM, Form.PRODUCT):
+            return range(n)
+        return {Form.QUOTIENT: range(1), Form.CHOICE: range(1, 3)}.get(self, range(0))
+
+    def multiplied(self, n: int) -> list[tuple[int, int]]:
+        """Return the pairs of arguments that multiply each other, or of which one divides the other."""
+        if self is Form.PRODUCT:
+            return list(itertools.combinations(range(n), 2))
+        return [(0, 1)] if self is Form.QUOTIENT else []
 
     @classmethod
     def of(cls, node: Apply) -> "Form":
