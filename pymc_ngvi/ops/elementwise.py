@@ -61,4 +61,6 @@ def _degrees(node: Apply) -> list[float | None]:
     return powers if form in (Form.PRODUCT, Form.QUOTIENT) else [None] * n
 
 
-OPERATIONS: dict[type, Operation] = {Elemwise: Operation(_elements, _lifted, _degrees)}
+OPERATIONS: dict[type, Operation] = {
+    Elemwise: Operation(_elements, _lifted, _degrees, "reads what rows share, element by element"),
+}

@@ -2,6 +2,8 @@
 
 import math
 
+from collections.abc import Callable
+
 import numpy as np
 
 from pytensor.compile.ops import DeepCopyOp, ViewOp
@@ -14,22 +16,32 @@ from pytensor.tensor.extra_ops import FillDiagonal, Repeat
 from pytensor.tensor.linalg.constructors import BlockDiagonal
 from pytensor.tensor.reshape import JoinDims, SplitDims
 from pytensor.tensor.shape import Reshape, SpecifyShape
-from pytensor.tensor.subtensor import AdvancedIncSubtensor, AdvancedSubtensor, IncSubtensor, Subtensor
+from pytensor.tensor.subtensor import (
+    AdvancedIncSubtensor,
+    AdvancedSubtensor,
+    IncSubtensor,
+    Subtensor,
+    indices_from_subtensor,
+)
 
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.ops.elements import Elements, Made, Moved, core_op
 from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.ops.lifting import Apart, CannotLift, Lifting, one_if_scalar
-from pymc_ngvi.ops.operation import OF_MANY, Operation
+from pymc_ngvi.ops.operation import MIXES, OF_MANY, Operation
 from pymc_ngvi.ops.ways import AddedAt, Each
 
+type Axis = Callable[[Apply, Variable, int], int | None]
 
-def moves(n: int | None = 1, *, always: bool = False) -> Operation:
+
+def moves(n: int | None = 1, axis: Axis | str = MIXES, *, always: bool = False) -> Operation:
     """Return the record of an operation that moves the elements of its first ``n`` inputs, or of all (None).
 
     Parameters
     ----------
     n : int or None, default 1
+    axis : callable or str
+        See `Operation`.
     always : bool
         Whether it does so though the other inputs, which say where to, are not known.
     """
@@ -53,9 +65,8 @@ def moves(n: int | None = 1, *, always: bool = False) -> Operation:
     def degrees(node: Apply) -> list[float | None]:
         return [1.0] + [None] * (len(node.inputs) - 1)
 
-    return Operation(
-        elements, lifted, degrees if n == 1 else "moves several arguments, which have no common factor", True
-    )
+    found = degrees if n == 1 else "moves several arguments, which have no common factor"
+    return Operation(elements, lifted, found, axis, by_batch=True)
 
 
 def _set_or_added() -> Operation:
@@ -93,12 +104,37 @@ def _added(lift: Lifting, found: Elements | None, node: Apply, index: Ints) -> V
     return value if from_[0] < 0 else value + lift.of(added, one_if_scalar(from_, lift.facts.shape(added)))
 
 
+def _axis_of_dims(node: Apply, out: Variable, axis: int) -> int | None:
+    found = node.op.new_order[axis]
+    return int(found) if isinstance(found, int) else None
+
+
+def _axis_of_shape(node: Apply, out: Variable, axis: int) -> int | None:
+    first = node.inputs[0]
+    return 0 if axis == 0 and first.type.shape[:1] == out.type.shape[:1] not in ((), (None,)) else None
+
+
+def _axis_of_joined(node: Apply, out: Variable, axis: int) -> int | None:
+    return axis if node.op.axis % out.type.ndim != axis else None
+
+
+def _axis_of_part(node: Apply, out: Variable, axis: int) -> int | None:
+    """Return the axis of which a part is taken, where that is all of it."""
+    ndim = node.inputs[0].type.ndim
+    indices = list(indices_from_subtensor(node.inputs[1:], node.op.idx_list))
+    indices += [slice(None)] * (ndim - len(indices))
+    kept = [k for k, index in enumerate(indices) if isinstance(index, slice)]
+    return kept[axis] if indices[kept[axis]] == slice(None) else None
+
+
 OPERATIONS: dict[type, Operation] = {
-    **dict.fromkeys(
-        (Alloc, AdvancedSubtensor, DeepCopyOp, DimShuffle, ExtractDiag, JoinDims, Repeat, Reshape), moves()
-    ),
-    **dict.fromkeys((ScalarFromTensor, SpecifyShape, Split, SplitDims, Subtensor, TensorFromScalar, ViewOp), moves()),
-    **dict.fromkeys((BlockDiagonal, Join, MakeVector), moves(None)),
+    **dict.fromkeys((Alloc, AdvancedSubtensor, DeepCopyOp, ExtractDiag, JoinDims, Repeat, ScalarFromTensor), moves()),
+    **dict.fromkeys((SpecifyShape, Split, SplitDims, TensorFromScalar, ViewOp), moves()),
+    DimShuffle: moves(axis=_axis_of_dims),
+    Reshape: moves(axis=_axis_of_shape),
+    Subtensor: moves(axis=_axis_of_part),
+    **dict.fromkeys((BlockDiagonal, MakeVector), moves(None)),
+    Join: moves(None, _axis_of_joined),
     CheckAndRaise: moves(always=True),
     FillDiagonal: moves(2),
     **dict.fromkeys((IncSubtensor, AdvancedIncSubtensor), _set_or_added()),

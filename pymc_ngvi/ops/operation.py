@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pytensor.graph.basic import Apply, Variable
 
@@ -12,6 +13,7 @@ from pymc_ngvi.ops.lifting import Lifting
 
 #: Refusals that many operations share; each follows the name of the operation.
 OF_MANY = "makes each element of many"
+MIXES = "is not known to keep rows apart"
 NOT_HOMOGENEOUS = "does not multiply its result by a power of what its argument is multiplied by"
 
 
@@ -32,6 +34,9 @@ class Operation:
     degrees : callable or str
         From a node to the power of each input's factor in that of the output, where an input is multiplied by a number:
         what can be factored out. None for an input that no factor comes out of.
+    axis : callable or str
+        From a node, an output and an axis of it to the axis of the inputs that it is, so that rows along it stay apart.
+        None where there is no such axis.
     by_batch : bool, default False
         Whether the same holds of a batch of it.
     """
@@ -39,4 +44,10 @@ class Operation:
     elements: Callable[[Apply, Facts], Elements | None] | str
     lift: Callable[[Lifting, Apply, Variable, Ints], Variable] | str = OF_MANY
     degrees: Callable[[Apply], Sequence[float | None]] | str = NOT_HOMOGENEOUS
+    axis: Callable[[Apply, Variable, int], int | None] | str = MIXES
     by_batch: bool = False
+
+    @classmethod
+    def refused(cls, why: str, **others: Any) -> "Operation":
+        """Return the record of an operation that is not taken apart, but for some readings."""
+        return cls(**dict.fromkeys(("elements", "lift", "degrees", "axis"), why) | others)

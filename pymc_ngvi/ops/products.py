@@ -91,8 +91,8 @@ def _solution_degrees(node: Apply) -> list[float | None]:
 
 
 OPERATIONS: dict[type, Operation] = {
-    Dot: Operation(_product, _lifted, lambda node: [1.0, 1.0], by_batch=True),
+    Dot: Operation(_product, _lifted, lambda node: [1.0, 1.0], "multiplies rows by what they share", by_batch=True),
     **dict.fromkeys((SparseDot, StructuredDot), Operation(_sparse_product, OF_MANY, "is of a matrix that is known")),
     SolveBase: Operation(_solution, OF_MANY, _solution_degrees, by_batch=True),
-    Cholesky: Operation("makes each element of a whole matrix", OF_MANY, lambda node: [0.5], by_batch=True),
+    Cholesky: Operation("makes each element of all those of a matrix", OF_MANY, lambda node: [0.5], by_batch=True),
 }

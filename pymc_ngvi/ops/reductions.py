@@ -70,9 +70,20 @@ def _lifted_cumulated(lift: Lifting, node: Apply, var: Variable, index: Ints) ->
     return functools.reduce(pt.add, parts)
 
 
+def _axis_left(node: Apply, out: Variable, axis: int) -> int | None:
+    """Return an axis that is not reduced."""
+    [var] = node.inputs
+    if node.op.axis is None:
+        return None
+    if out.type.ndim == var.type.ndim:
+        return axis if axis not in node.op.axis else None
+    return [k for k in range(var.type.ndim) if k not in node.op.axis][axis]
+
+
+_WRAPPED = "is read by the graph that it stands for"
 OPERATIONS: dict[type, Operation] = {
-    CAReduce: Operation(_reduced, _lifted),
+    CAReduce: Operation(_reduced, _lifted, axis=_axis_left),
     CumOp: Operation(_cumulated, _lifted_cumulated),
-    LogSumExp: Operation("is read by the graph that it stands for", _log_sum_exp),
-    **dict.fromkeys((Softmax, LogSoftmax), Operation("is read by the graph that it stands for", _softmax)),
+    LogSumExp: Operation(_WRAPPED, _log_sum_exp, axis=_axis_left),
+    **dict.fromkeys((Softmax, LogSoftmax), Operation(_WRAPPED, _softmax, axis=_axis_left)),
 }

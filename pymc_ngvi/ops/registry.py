@@ -4,14 +4,16 @@ from pytensor.graph.basic import Apply
 from pytensor.graph.op import Op
 from pytensor.tensor.blockwise import Blockwise
 
-from pymc_ngvi.ops import elementwise, movement, products, reductions
+from pymc_ngvi.ops import elementwise, movement, products, reductions, refused
 from pymc_ngvi.ops.elements import Batch, Elements, Opaque, has_core_axes
 from pymc_ngvi.ops.facts import Facts
-from pymc_ngvi.ops.operation import OF_MANY, Operation
+from pymc_ngvi.ops.operation import Operation
 
 OPERATIONS: dict[type, Operation] = {}
 #: Of what is not in the table.
-UNKNOWN = Operation("is not known", OF_MANY)
+UNKNOWN = Operation.refused("makes each element of many")
+#: Of batches of what is said of single ones alone.
+BATCH = Operation.refused("makes each element of all of its entry of a batch")
 
 
 def register(operations: dict[type, Operation]) -> None:
@@ -19,7 +21,7 @@ def register(operations: dict[type, Operation]) -> None:
     OPERATIONS.update(operations)
 
 
-for family in (movement, elementwise, reductions, products):
+for family in (movement, elementwise, reductions, products, refused):
     register(family.OPERATIONS)
 
 
@@ -28,7 +30,7 @@ def operation(op: Op) -> Operation:
     is_batch = isinstance(op, Blockwise)
     kind = type(op.core_op if is_batch else op)
     found = next((OPERATIONS[base] for base in kind.__mro__ if base in OPERATIONS), UNKNOWN)
-    return found if found.by_batch or not is_batch else UNKNOWN
+    return BATCH if is_batch and not found.by_batch and found is not UNKNOWN else found
 
 
 def elements(node: Apply, facts: Facts) -> Elements:

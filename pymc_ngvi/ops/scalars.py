@@ -1,13 +1,16 @@
-"""Forms of scalar operations: what the derivatives of a function of numbers are, as far as its kind alone tells."""
+"""Scalar operations of PyTensor: the form of each, and its name in programs, where its derivatives are."""
 
 import enum
 import itertools
 
 import pytensor.scalar as ps
+import pytensor.scalar.math as psm
 
 from pytensor.graph.basic import Apply, Variable
-from pytensor.scalar.math import GammaLn, Sigmoid, Softplus
 from pytensor.tensor.elemwise import Elemwise
+
+from pymc_ngvi.graphs import incomplete
+from pymc_ngvi.rows.programs.operations import OPERATIONS, Operation
 
 
 class Form(enum.Enum):
@@ -38,23 +41,61 @@ class Form(enum.Enum):
         """Return the form of a node; of none that goes element by element, nothing is known."""
         if not isinstance(node.op, Elemwise):
             return cls.FUNCTION
-        return next((form for form, kinds in _KINDS.items() if isinstance(node.op.scalar_op, kinds)), cls.FUNCTION)
+        return next((FORMS[kind] for kind in type(node.op.scalar_op).__mro__ if kind in FORMS), cls.FUNCTION)
 
 
-_KINDS: dict[Form, tuple[type, ...]] = {
-    Form.SUM: (ps.Add, ps.Sub, ps.Neg, ps.Identity, ps.Cast, ps.Second),
-    Form.PRODUCT: (ps.Mul,),
-    Form.QUOTIENT: (ps.TrueDiv,),
-    Form.CHOICE: (ps.Switch,),
-    Form.STEP: (
-        ps.LogicalComparison, ps.FixedLogicalComparison, ps.AND, ps.OR, ps.XOR, ps.Invert, ps.Sign, ps.Floor, ps.Ceil,
-        ps.Trunc, ps.RoundHalfToEven, ps.RoundHalfAwayFromZero, ps.IntDiv,
-    ),
-    Form.SMOOTH: (
-        ps.Exp, ps.Expm1, ps.Log, ps.Log1p, ps.Sqr, ps.Sqrt, ps.Pow, ps.Reciprocal, ps.Abs, ps.Tanh, ps.Sin, ps.Cos,
-        ps.ScalarMaximum, ps.ScalarMinimum, Sigmoid, Softplus, GammaLn,
-    ),
+FORMS: dict[type, Form] = {
+    **dict.fromkeys((ps.Add, ps.Sub, ps.Neg, ps.Identity, ps.Cast, ps.Second), Form.SUM),
+    ps.Mul: Form.PRODUCT,
+    ps.TrueDiv: Form.QUOTIENT,
+    ps.Switch: Form.CHOICE,
+    **dict.fromkeys((ps.LogicalComparison, ps.FixedLogicalComparison, ps.AND, ps.OR, ps.XOR, ps.Invert), Form.STEP),
+    **dict.fromkeys((ps.Sign, ps.Floor, ps.Ceil, ps.Trunc, ps.RoundHalfToEven, ps.RoundHalfAwayFromZero), Form.STEP),
+    ps.IntDiv: Form.STEP,
+    **dict.fromkeys((ps.Exp, ps.Expm1, ps.Log, ps.Log1p, ps.Sqr, ps.Sqrt, ps.Pow, ps.Reciprocal), Form.SMOOTH),
+    **dict.fromkeys((ps.Abs, ps.Tanh, ps.Sin, ps.Cos, ps.ScalarMaximum, ps.ScalarMinimum), Form.SMOOTH),
+    **dict.fromkeys((psm.Sigmoid, psm.Softplus, psm.GammaLn), Form.SMOOTH),
+}
+#: Names in `rows.programs.operations` of what has one meaning, whatever the types of their arguments.
+NAMES: dict[type, str] = {
+    ps.Sub: "sub", ps.TrueDiv: "div", ps.Neg: "neg", ps.Sqr: "sqr", ps.Sqrt: "sqrt", ps.Reciprocal: "reciprocal",
+    ps.Abs: "abs", ps.Pow: "pow", ps.Mod: "mod", ps.IntDiv: "floor_divide",
+    ps.Exp: "exp", ps.Exp2: "exp2", ps.Expm1: "expm1", ps.Log: "log", ps.Log2: "log2", ps.Log10: "log10",
+    ps.Log1p: "log1p", psm.Log1mexp: "log1mexp", psm.Softplus: "softplus", psm.Sigmoid: "sigmoid",
+    ps.Sin: "sin", ps.Cos: "cos", ps.Tan: "tan", ps.ArcSin: "arcsin", ps.ArcCos: "arccos", ps.ArcTan: "arctan",
+    ps.ArcTan2: "arctan2", ps.Sinh: "sinh", ps.Cosh: "cosh", ps.Tanh: "tanh", ps.ArcSinh: "arcsinh",
+    ps.ArcCosh: "arccosh", ps.ArcTanh: "arctanh",
+    psm.Gamma: "gamma", psm.GammaLn: "gammaln", psm.Psi: "psi", psm.TriGamma: "trigamma", psm.Erf: "erf",
+    psm.Erfc: "erfc", psm.Erfcx: "erfcx", psm.Erfinv: "erfinv", psm.Erfcinv: "erfcinv", psm.Owens_t: "owens_t",
+    psm.I0: "i0", psm.I1: "i1", psm.J0: "j0", psm.J1: "j1", psm.Jv: "jv", psm.Ive: "ive", psm.Kve: "kve",
+    psm.GammaInc: "gammainc", incomplete.SmoothGammaInc: "gammainc", psm.GammaIncC: "gammaincc",
+    incomplete.SmoothGammaIncC: "gammaincc", psm.BetaInc: "betainc", incomplete.SmoothBetaInc: "betainc",
+    ps.Switch: "switch", ps.Clip: "clip", ps.LT: "lt", ps.GT: "gt", ps.LE: "le", ps.GE: "ge", ps.EQ: "eq",
+    ps.NEQ: "ne", ps.IsNan: "isnan", ps.IsInf: "isinf", ps.Sign: "sign", ps.Ceil: "ceil", ps.Floor: "floor",
+    ps.Trunc: "trunc", ps.RoundHalfToEven: "rint", ps.RoundHalfAwayFromZero: "round away",
 }  # fmt: skip
+#: Those that take any number of arguments.
+FOLDED: dict[type, str] = {
+    ps.Add: "add", ps.Mul: "mul", ps.ScalarMaximum: "maximum", ps.ScalarMinimum: "minimum",
+}  # fmt: skip
+#: Those that are of booleans or of the bits of integers.
+LOGICAL: dict[type, str] = {ps.AND: "and", ps.OR: "or", ps.XOR: "xor", ps.Invert: "not"}
+
+
+def register(kind: type, name: str, scalar: Operation, form: Form = Form.FUNCTION) -> None:
+    """Add a scalar operation.
+
+    Parameters
+    ----------
+    kind : type
+        Of the scalar Op.
+    name : str
+        In programs.
+    scalar : pymc_ngvi.rows.programs.operations.Operation
+        What evaluates it, and its derivatives.
+    form : Form
+    """
+    NAMES[kind], OPERATIONS[name], FORMS[kind] = name, scalar, form
 
 
 def differentiable_inputs(node: Apply) -> list[Variable]:

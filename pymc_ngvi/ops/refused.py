@@ -1,0 +1,37 @@
+"""Operations that are not taken apart, and why."""
+
+from pymc.distributions.dist_math import SplineWrapper
+from pytensor.compile.builders import OpFromGraph
+from pytensor.ifelse import IfElse
+from pytensor.scan.op import Scan
+from pytensor.tensor.basic import AllocEmpty, ARange, Eye
+from pytensor.tensor.linalg.decomposition.eigen import Eigh
+from pytensor.tensor.linalg.inverse import MatrixInverse
+from pytensor.tensor.linalg.products import Expm
+from pytensor.tensor.linalg.summary import Det, SLogDet
+from pytensor.tensor.math import Argmax
+from pytensor.tensor.random.op import RNGConsumerOp
+from pytensor.tensor.shape import Shape, Shape_i
+from pytensor.tensor.signal.conv import AbstractConvolveNd
+from pytensor.tensor.sort import ArgSortOp, SortOp
+
+from pymc_ngvi.graphs.odes import Solution
+from pymc_ngvi.ops.operation import Operation
+
+_OF_MATRIX = "makes each element of all those of a matrix"
+_LENGTHS = "tells or takes lengths, and moves no values"
+_BY_ORDER = "depends on the order of values"
+
+OPERATIONS: dict[type, Operation] = {
+    **dict.fromkeys((Det, Eigh, Expm, SLogDet), Operation.refused(_OF_MATRIX)),
+    MatrixInverse: Operation.refused(_OF_MATRIX, degrees=lambda node: [-1.0], by_batch=True),
+    **dict.fromkeys((AllocEmpty, ARange, Eye, Shape, Shape_i), Operation.refused(_LENGTHS)),
+    **dict.fromkeys((Argmax, ArgSortOp, SortOp), Operation.refused(_BY_ORDER)),
+    AbstractConvolveNd: Operation.refused("adds up products of neighbours"),
+    IfElse: Operation.refused("evaluates one graph or another"),
+    OpFromGraph: Operation.refused("stands for a graph, which is read in its place"),
+    RNGConsumerOp: Operation.refused("draws at random"),
+    Scan: Operation.refused("runs a graph of its own, step by step"),
+    Solution: Operation.refused("solves differential equations"),
+    SplineWrapper: Operation.refused("evaluates a spline, whose derivatives it alone knows"),
+}
