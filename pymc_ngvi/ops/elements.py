@@ -4,7 +4,7 @@ import math
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -26,11 +26,27 @@ type Of = Callable[[Variable], Dependence]
 type Uses = list[tuple[Variable, Bools]]
 
 
-class Elements(Protocol):
-    """How the elements of the outputs of a node are made of those of its inputs."""
+@dataclass(frozen=True)
+class Elements:
+    """How the elements of the outputs of a node are made of those of its inputs; nothing is known of it but that.
+
+    Parameters
+    ----------
+    node : Apply
+    facts : Facts
+    """
+
+    node: Apply
+    facts: Facts
 
     def depends(self, of: Of) -> list[Dependence]:
-        """Return the dependence of each output."""
+        """Return the dependence of each output: each element on all elements of all inputs."""
+        node, facts = self.node, self.facts
+        steps = not all(facts.is_known(i) or facts.is_active(i) for i in node.inputs)
+        if steps and any(None in out.type.shape for out in node.outputs):
+            raise TooDenseError  # even the shape may depend on theta
+        parts = [of(i) for i in facts.active_inputs(node)]
+        return [everything(parts, facts.shape(out)) for out in node.outputs]
 
     def uses(self, used: list[Bools], of: Of, pairs: Pairs) -> Uses | None:
         """Return which elements of inputs come linearly into used ones of the outputs, and note what interacts.
@@ -48,22 +64,23 @@ class Elements(Protocol):
         list or None
             None where all that the outputs depend on interacts.
         """
+        return None
 
     def is_linear(self, varying: list[Variable]) -> bool:
         """Tell whether the outputs are affine functions of the inputs that vary, all others fixed."""
+        return False
 
     def added_axes(self, var: Variable) -> tuple[int, ...] | None:
         """Return the axes of an input along which it is added up; None where it is not."""
+        return None
 
 
 @dataclass(frozen=True)
-class Made:
+class Made(Elements):
     """An output that inputs come into, each in its way.
 
     Parameters
     ----------
-    node : Apply
-    facts : Facts
     ways : list of (Variable, Way)
     linear : collection of Variable
         Those in which it is linear, given the others.
@@ -75,24 +92,20 @@ class Made:
         Where one of these is known to be 0, so is the output.
     """
 
-    node: Apply
-    facts: Facts
     ways: Sequence[tuple[Variable, Way]]
     linear: Sequence[Variable] = ()
     products: Sequence[tuple[Variable, Variable]] = ()
     is_inner: bool = False
     factors: Sequence[Variable] = ()
 
-    def depends(self, of: Of) -> list[Dependence]:
-        """Return the dependence of each output."""
+    def depends(self, of: Of) -> list[Dependence]:  # noqa: D102
         parts = [way.spread(of(var)) for var, way in self._active()]
         made = union(parts, self.facts.shape(self.node.outputs[0]))
         for keep in self._kept():
             made = made.kept(keep)
         return [made] * len(self.node.outputs)
 
-    def uses(self, used: list[Bools], of: Of, pairs: Pairs) -> Uses | None:
-        """Return which elements of inputs are used, and note what interacts; see `Elements`."""
+    def uses(self, used: list[Bools], of: Of, pairs: Pairs) -> Uses | None:  # noqa: D102
         if not any(map(self.facts.is_active, self.linear)):
             return None
         mask = used[0]
@@ -109,13 +122,11 @@ class Made:
                 pairs.add_within(of(var), way.gathered(mask))
         return uses
 
-    def is_linear(self, varying: list[Variable]) -> bool:
-        """Tell whether the outputs are affine functions of inputs; see `Elements`."""
+    def is_linear(self, varying: list[Variable]) -> bool:  # noqa: D102
         multiplied = any(a in varying and b in varying for a, b in self.products)
         return not multiplied and all(var in self.linear for var in varying)
 
-    def added_axes(self, var: Variable) -> tuple[int, ...] | None:
-        """Return the axes of an input that are added up; see `Elements`."""
+    def added_axes(self, var: Variable) -> tuple[int, ...] | None:  # noqa: D102
         return next((way.adds for other, way in self.ways if other is var), None)
 
     def _active(self) -> list[tuple[Variable, Way]]:
@@ -137,20 +148,17 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Moved:
+class Moved(Elements):
     """Outputs each element of which is one element of an input, or known.
+
+    The Op is run on whole numbers in the place of values, to see where these go.
 
     Parameters
     ----------
-    node : Apply
-        Whose Op is run on whole numbers in the place of values, to see where these go.
-    facts : Facts
     inputs : list of Variable
         The first ones, whose elements move.
     """
 
-    node: Apply
-    facts: Facts
     inputs: Sequence[Variable]
 
     def origins(self, numbers: list[Ints]) -> list[Ints]:
@@ -172,8 +180,7 @@ class Moved:
         starts = [1, *ends[:-1].tolist()]
         return [start + np.arange(math.prod(s)).reshape(s) for start, s in zip(starts, shapes, strict=True)], ends
 
-    def depends(self, of: Of) -> list[Dependence]:
-        """Return the dependence of each output."""
+    def depends(self, of: Of) -> list[Dependence]:  # noqa: D102
         active = list(filter(self.facts.is_active, self.inputs))
         sets, indices = joined([of(var) for var in active])
         by_input = dict(zip(active, indices, strict=True))
@@ -184,8 +191,7 @@ class Moved:
             )
         ]
 
-    def uses(self, used: list[Bools], of: Of, pairs: Pairs) -> Uses | None:
-        """Return which elements of inputs are used; see `Elements`."""
+    def uses(self, used: list[Bools], of: Of, pairs: Pairs) -> Uses | None:  # noqa: D102
         numbers, ends = self.numbered()
         flags = np.zeros(ends[-1], dtype=bool)
         for origin, mask in zip(self.origins(numbers), used, strict=True):
@@ -193,24 +199,14 @@ class Moved:
         flags[0] = False
         return [(var, flags[number]) for var, number in zip(self.inputs, numbers, strict=True)]
 
-    def is_linear(self, varying: list[Variable]) -> bool:
-        """Tell whether all that varies moves."""
+    def is_linear(self, varying: list[Variable]) -> bool:  # noqa: D102
         return all(var in self.inputs for var in varying)
 
-    def added_axes(self, var: Variable) -> tuple[int, ...] | None:
-        """Return None: nothing is added up."""
-        return None
 
-
-@dataclass(frozen=True)
-class Batch:
+class Batch(Elements):
     """Outputs each entry of which is made of all of that entry of the inputs."""
 
-    node: Apply
-    facts: Facts
-
-    def depends(self, of: Of) -> list[Dependence]:
-        """Return the dependence of each output."""
+    def depends(self, of: Of) -> list[Dependence]:  # noqa: D102
         n_in, n_out = core_axes(self.node)
         shapes = [self.facts.shape(out) for out in self.node.outputs]
         parts = []
@@ -223,31 +219,6 @@ class Batch:
             Dependence(made.sets, made.index.reshape(made.index.shape + (1,) * n_core)).spread(shape)
             for shape, n_core in zip(shapes, n_out, strict=True)
         ]
-
-    def uses(self, used: list[Bools], of: Of, pairs: Pairs) -> Uses | None:
-        """Return None: all interacts."""
-        return None
-
-    def is_linear(self, varying: list[Variable]) -> bool:
-        """Return False: nothing is known of it."""
-        return False
-
-    def added_axes(self, var: Variable) -> tuple[int, ...] | None:
-        """Return None: nothing is known of it."""
-        return None
-
-
-class Opaque(Batch):
-    """Outputs each element of which may be made of all elements of all inputs."""
-
-    def depends(self, of: Of) -> list[Dependence]:
-        """Return the dependence of each output."""
-        node, facts = self.node, self.facts
-        steps = not all(facts.is_known(i) or facts.is_active(i) for i in node.inputs)
-        if steps and any(None in out.type.shape for out in node.outputs):
-            raise TooDenseError  # even the shape may depend on theta
-        parts = [of(i) for i in facts.active_inputs(node)]
-        return [everything(parts, facts.shape(out)) for out in node.outputs]
 
 
 def core_op(op: Op) -> Op:

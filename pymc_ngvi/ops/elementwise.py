@@ -57,8 +57,9 @@ def _switched(lift: Lifting, node: Apply, var: Variable, index: Ints) -> Variabl
 
 def _degrees(node: Apply) -> list[float | None]:
     form, n = Form.of(node), len(node.inputs)
-    powers = [-1.0 if form is Form.QUOTIENT and k else 1.0 for k in range(n)]
-    return powers if form in (Form.PRODUCT, Form.QUOTIENT) else [None] * n
+    if form is Form.QUOTIENT:
+        return [1.0, -1.0]
+    return [1.0 if form is Form.PRODUCT else None] * n
 
 
 OPERATIONS: dict[type, Operation] = {

@@ -3,8 +3,10 @@
 import math
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
+import pytensor.tensor as pt
 
 from pytensor.compile.ops import DeepCopyOp, ViewOp
 from pytensor.graph.basic import Apply, Variable
@@ -45,47 +47,47 @@ def moves(n: int | None = 1, axis: Axis | str = MIXES, *, always: bool = False) 
     always : bool
         Whether it does so though the other inputs, which say where to, are not known.
     """
-
-    def elements(node: Apply, facts: Facts) -> Moved | None:
-        moved, where = (node.inputs, []) if n is None else (node.inputs[:n], node.inputs[n:])
-        return Moved(node, facts, list(moved)) if always or all(map(facts.is_known, where)) else None
-
-    def lifted(lift: Lifting, node: Apply, var: Variable, index: Ints) -> Variable:
-        found = elements(node, lift.facts)
-        if found is None:
-            raise CannotLift(f"PyTensor's {core_op(node.op)} {OF_MANY}")
-        numbers, ends = found.numbered()
-        origins = found.origins(numbers)[node.outputs.index(var)].ravel()[index]
-        owner = np.searchsorted(ends, origins, side="right")
-        if len(owner) and (owner != owner[0]).any():
-            raise Apart(owner)
-        at = int(owner[0])
-        return lift.of(found.inputs[at], one_if_scalar(origins - numbers[at].flat[0], numbers[at].shape))
-
-    def degrees(node: Apply) -> list[float | None]:
-        return [1.0] + [None] * (len(node.inputs) - 1)
-
-    found = degrees if n == 1 else "moves several arguments, which have no common factor"
-    return Operation(elements, lifted, found, axis, by_batch=True)
+    powers = "moves several arguments, which have no common factor" if n != 1 else _first_alone
+    return Operation(partial(_moved, n=n, always=always), partial(_lifted, n=n, always=always), powers, axis, True)
 
 
-def _set_or_added() -> Operation:
-    """Return the record of what sets some elements, or adds to them."""
-    sets = moves(2)
+def _moved(node: Apply, facts: Facts, n: int | None, *, always: bool = False) -> Moved | None:
+    moved, where = (node.inputs, []) if n is None else (node.inputs[:n], node.inputs[n:])
+    return Moved(node, facts, list(moved)) if always or all(map(facts.is_known, where)) else None
 
-    def elements(node: Apply, facts: Facts) -> Elements | None:
-        if core_op(node.op).set_instead_of_inc:
-            return sets.elements(node, facts)
-        x, y, *indices = node.inputs
-        if isinstance(node.op, Blockwise) or not all(map(facts.is_known, indices)):
-            return None
-        return Made(node, facts, [(x, Each(facts, x)), (y, AddedAt(node, facts))], linear=(x, y))
 
-    def lifted(lift: Lifting, node: Apply, var: Variable, index: Ints) -> Variable:
-        is_set = core_op(node.op).set_instead_of_inc
-        return sets.lift(lift, node, var, index) if is_set else _added(lift, elements(node, lift.facts), node, index)
+def _lifted(lift: Lifting, node: Apply, var: Variable, index: Ints, n: int | None, *, always: bool = False) -> Variable:
+    found = _moved(node, lift.facts, n, always=always)
+    if found is None:
+        raise CannotLift(f"PyTensor's {type(core_op(node.op)).__name__} {OF_MANY}")
+    numbers, ends = found.numbered()
+    origins = found.origins(numbers)[node.outputs.index(var)].ravel()[index]
+    owner = np.where(origins > 0, np.searchsorted(ends, origins, side="right"), -1)
+    if len(owner) and (owner != owner[0]).any():
+        raise Apart(owner)
+    at = int(owner[0])
+    if at < 0:  # a zero that no input has
+        return pt.zeros((1, 1))
+    return lift.of(found.inputs[at], one_if_scalar(origins - numbers[at].flat[0], numbers[at].shape))
 
-    return Operation(elements, lifted, sets.degrees, by_batch=True)
+
+def _first_alone(node: Apply) -> list[float | None]:
+    return [1.0, *[None] * (len(node.inputs) - 1)]
+
+
+def _set_or_added(node: Apply, facts: Facts) -> Elements | None:
+    if core_op(node.op).set_instead_of_inc:
+        return _moved(node, facts, 2)
+    x, y, *indices = node.inputs
+    if isinstance(node.op, Blockwise) or not all(map(facts.is_known, indices)):
+        return None
+    return Made(node, facts, [(x, Each(facts, x)), (y, AddedAt(node, facts))], linear=(x, y))
+
+
+def _lifted_set_or_added(lift: Lifting, node: Apply, var: Variable, index: Ints) -> Variable:
+    if core_op(node.op).set_instead_of_inc:
+        return _lifted(lift, node, var, index, 2)
+    return _added(lift, _set_or_added(node, lift.facts), node, index)
 
 
 def _added(lift: Lifting, found: Elements | None, node: Apply, index: Ints) -> Variable:
@@ -137,5 +139,8 @@ OPERATIONS: dict[type, Operation] = {
     Join: moves(None, _axis_of_joined),
     CheckAndRaise: moves(always=True),
     FillDiagonal: moves(2),
-    **dict.fromkeys((IncSubtensor, AdvancedIncSubtensor), _set_or_added()),
+    **dict.fromkeys(
+        (IncSubtensor, AdvancedIncSubtensor),
+        Operation(_set_or_added, _lifted_set_or_added, "changes elements, not all by one factor", by_batch=True),
+    ),
 }

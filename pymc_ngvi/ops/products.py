@@ -22,7 +22,7 @@ from pymc_ngvi.ops.elements import Made, core_op
 from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.ops.lifting import MOST_REDUCED, CannotLift, Lifting
 from pymc_ngvi.ops.operation import OF_MANY, Operation
-from pymc_ngvi.ops.ways import Along, ByMatrix, Way, Whole
+from pymc_ngvi.ops.ways import ByMatrix, Over
 
 
 def _known_operand(node: Apply, facts: Facts) -> tuple[int, Matrix] | None:
@@ -50,7 +50,7 @@ def _product(node: Apply, facts: Facts) -> Made:
         place, matrix = known
         var = b if place == 0 else a
         return Made(node, facts, [(var, ByMatrix(facts, var, matrix, from_left=place == 0))], [var])
-    ways = [(a, Along(facts, a, -1, 2)), (b, Along(facts, b, -2, 2))]
+    ways = [(a, Over(facts, a, (-1,), keepdims=True)), (b, Over(facts, b, (-2,), keepdims=True))]
     return Made(node, facts, ways, [a, b], [(a, b)], is_inner=True)
 
 
@@ -59,15 +59,17 @@ def _sparse_product(node: Apply, facts: Facts) -> Made | None:
     return _product(node, facts) if is_known else None
 
 
-def _solution(node: Apply, facts: Facts) -> Made:
+def _solution(node: Apply, facts: Facts) -> Made | None:
     """Take the solution as linear in the right-hand side: a column depends on that column, and on all of the matrix."""
     a, b = node.inputs
-    n_core = core_op(node.op).b_ndim
+    is_column = core_op(node.op).b_ndim == 1
     known = _known_operand(node, facts)
-    way: Way = Along(facts, b, -n_core, n_core)
     if known is not None and known[0] == 0:
-        way = ByMatrix(facts, b, known[1], from_left=True, is_inverse=True, is_column=n_core == 1)
-    return Made(node, facts, [(a, Whole(n_core)), (b, way)], () if facts.is_active(a) else [b])
+        return Made(node, facts, [(b, ByMatrix(facts, b, known[1], True, is_inverse=True, is_column=is_column))], [b])
+    if facts.is_active(a):
+        whole = Over(facts, a, (-2, -1), keepdims=True), Over(facts, b, (-2,), keepdims=True)
+        return None if is_column else Made(node, facts, list(zip((a, b), whole, strict=True)))
+    return Made(node, facts, [(b, Over(facts, b, (-1 if is_column else -2,), keepdims=True))], [b])
 
 
 def _lifted(lift: Lifting, node: Apply, var: Variable, index: Ints) -> Variable:

@@ -5,7 +5,7 @@ from pytensor.graph.op import Op
 from pytensor.tensor.blockwise import Blockwise
 
 from pymc_ngvi.ops import elementwise, movement, products, reductions, refused
-from pymc_ngvi.ops.elements import Batch, Elements, Opaque, has_core_axes
+from pymc_ngvi.ops.elements import Batch, Elements, has_core_axes
 from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.ops.operation import Operation
 
@@ -37,4 +37,4 @@ def elements(node: Apply, facts: Facts) -> Elements:
     """Return how the elements of the outputs of a node are made of those of its inputs."""
     rule = operation(node.op).elements
     found = None if isinstance(rule, str) else rule(node, facts)
-    return found or (Batch if has_core_axes(node.op) else Opaque)(node, facts)
+    return found or (Batch if has_core_axes(node.op) else Elements)(node, facts)

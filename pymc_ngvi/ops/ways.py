@@ -43,7 +43,8 @@ class Each(Way):
     def _chosen(self) -> Bools | None:
         if self.condition is None or not self.facts.is_known(self.condition):
             return None
-        return np.asarray(self.facts.value(self.condition)).astype(bool) == self.branch
+        chosen: Bools = np.asarray(self.facts.value(self.condition)).astype(bool) == self.branch
+        return chosen
 
     def spread(self, part: Dependence) -> Dependence:  # noqa: D102
         chosen = self._chosen()
@@ -56,17 +57,25 @@ class Each(Way):
 
 @dataclass(frozen=True)
 class Over(Way):
-    """All elements along some axes, which the output has not."""
+    """All elements along some axes, which the output has not, or has others in the place of."""
 
     facts: Facts
     var: Variable
-    adds: tuple[int, ...]
+    axes: tuple[int, ...]
+    keepdims: bool = False
+
+    @property
+    def adds(self) -> tuple[int, ...]:  # type: ignore[override]  # noqa: D102
+        return tuple(axis % self.var.type.ndim for axis in self.axes)
 
     def spread(self, part: Dependence) -> Dependence:  # noqa: D102
-        return part.reduced(self.adds)
+        return part.reduced(self.axes, keepdims=self.keepdims)
 
     def gathered(self, used: Bools) -> Bools:  # noqa: D102
-        return np.broadcast_to(np.expand_dims(used, self.adds), self.facts.shape(self.var))
+        shape = self.facts.shape(self.var)
+        if not self.keepdims:
+            return np.broadcast_to(np.expand_dims(used, self.axes), shape)
+        return unbroadcast(used.any(axis=self.axes, keepdims=True), shape, n_core=-min(self.axes))
 
 
 @dataclass(frozen=True)
@@ -130,37 +139,6 @@ class ByMatrix(Way):
         if self.is_column:
             return unbroadcast(self._kinds().met(used[..., None])[..., 0], shape, n_core=1)
         return unbroadcast(self._kinds().met(used), shape, n_core=2)
-
-
-@dataclass(frozen=True)
-class Along(Way):
-    """All elements along an axis, counted from the end, of a vector or of a matrix for each entry of a batch."""
-
-    facts: Facts
-    var: Variable
-    axis: int
-    n_core: int
-
-    @property
-    def adds(self) -> tuple[int, ...]:  # type: ignore[override]  # noqa: D102
-        return (self.var.type.ndim + self.axis,)
-
-    def spread(self, part: Dependence) -> Dependence:  # noqa: D102
-        return part.reduced([self.axis], keepdims=True)
-
-    def gathered(self, used: Bools) -> Bools:  # noqa: D102
-        return unbroadcast(used.any(axis=self.axis, keepdims=True), self.facts.shape(self.var), n_core=self.n_core)
-
-
-@dataclass(frozen=True)
-class Whole(Way):
-    """All elements of a matrix for each entry of a batch, of ``n_out`` axes."""
-
-    n_out: int
-
-    def spread(self, part: Dependence) -> Dependence:  # noqa: D102
-        entry = part.reduced([-2, -1])
-        return Dependence(entry.sets, entry.index.reshape(entry.index.shape + (1,) * self.n_out))
 
 
 @dataclass(frozen=True)

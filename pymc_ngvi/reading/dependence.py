@@ -3,7 +3,7 @@
 from pytensor.graph.basic import Apply, Variable
 
 from pymc_ngvi.core.sparsity.dependence_sets import Dependence
-from pymc_ngvi.ops.elements import Opaque, core_op
+from pymc_ngvi.ops.elements import Elements, core_op
 from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.ops.registry import elements
 
@@ -47,6 +47,6 @@ class Dependences:
 
     def _compute(self, node: Apply) -> list[Dependence]:
         found = elements(node, self.facts)
-        if isinstance(found, Opaque):
+        if type(found) is Elements:
             self.opaque.add(type(core_op(node.op)).__name__)
         return found.depends(self._done.__getitem__)
