@@ -14,8 +14,8 @@ from pytensor.tensor.blockwise import Blockwise
 from pymc_ngvi.density import LogDensity, flat
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quick_mode, without_c
-from pymc_ngvi.graphs.cost import estimate
 from pymc_ngvi.graphs.loops import vectorised
+from pymc_ngvi.ops.cost import estimate
 
 Y = np.array([0.3, -1.1, 0.4, 1.9, -0.2, 0.8])
 THETA = np.array([[0.3, -0.2, 0.1], [-1.0, 0.4, 0.9], [0.0, 1.3, -0.6], [0.7, 0.1, 0.2]])

@@ -50,8 +50,7 @@ def assert_in_words(refusal):
     assert not refusal.endswith(".")
 
 
-@pytest.mark.filterwarnings("ignore:SplineWrapper should implement:FutureWarning")  # of PyMC itself
-@pytest.mark.filterwarnings("ignore:matrix_dot is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # PyMC's own calls of PyTensor
 @pytest.mark.parametrize("name", GRAPHS)
 def test_each_reading_has_an_answer_or_a_refusal_in_words(name):
     for node in nodes_of(name):

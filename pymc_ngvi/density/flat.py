@@ -19,10 +19,10 @@ from pymc_ngvi.density.made import Made, Once
 from pymc_ngvi.density.minibatch import Minibatches
 from pymc_ngvi.graphs import graph, incomplete, large, loops, odes
 from pymc_ngvi.graphs.backends import compile_flags, compile_options, without_c
-from pymc_ngvi.graphs.cost import Cost, estimate, estimate_of_jets
 from pymc_ngvi.graphs.jaxed import InFloat64, in_float64
 from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.graphs.matrices import hold_by_rows, hold_matrices
+from pymc_ngvi.ops.cost import Cost, estimate, estimate_of_jets
 
 #: Symbolic outputs of a graph.
 Outputs = list[Variable]

@@ -28,9 +28,10 @@ from pymc_ngvi.density.row_kinds import ModelRows, described_rows
 from pymc_ngvi.density.row_methods import ByRowsMethods
 from pymc_ngvi.density.rows import Rows
 from pymc_ngvi.density.second_order import SecondOrder
-from pymc_ngvi.graphs import cost, graph
+from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.layout import Layout
+from pymc_ngvi.ops import cost
 
 
 class LogDensity(ByRowsMethods):

@@ -1,17 +1,23 @@
 """Operations element by element; what they do to a number is in `scalars` and in `rows.programs.operations`."""
 
 import numpy as np
+import pytensor.scalar as ps
 
 from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.elemwise import Elemwise
 
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
+from pymc_ngvi.graphs.backends import python_loops
+from pymc_ngvi.graphs.incomplete import is_tail
 from pymc_ngvi.ops.elements import Made
 from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.ops.lifting import Apart, Lifting, broadcast_index
-from pymc_ngvi.ops.operation import Operation
+from pymc_ngvi.ops.operation import Operation, Work, largest
 from pymc_ngvi.ops.scalars import Form, differentiable_inputs
 from pymc_ngvi.ops.ways import Each
+
+#: Functions of one argument that cost no more than a pass.
+_CHEAP = {"neg", "abs", "sqr", "sqrt", "cast", "identity", "sign", "isnan", "isinf", "invert", "reciprocal"}
 
 
 def _elements(node: Apply, facts: Facts) -> Made:
@@ -62,6 +68,17 @@ def _degrees(node: Apply) -> list[float | None]:
     return [1.0 if form is Form.PRODUCT else None] * n
 
 
+def _work(node: Apply, unknown: int) -> Work:
+    size, scalar = largest(node.outputs, unknown), node.op.scalar_op
+    name = str(getattr(scalar, "name", None) or type(scalar).__name__).lower()
+    is_function = isinstance(scalar, ps.UnaryScalarOp) and not isinstance(scalar, ps.Cast) and name not in _CHEAP
+    return Work(
+        in_python=size if python_loops([node]) else 0,
+        in_tails=size if is_tail(node) else 0,
+        functions=largest(node.outputs[:1], unknown) if is_function else 0,
+    )
+
+
 OPERATIONS: dict[type, Operation] = {
-    Elemwise: Operation(_elements, _lifted, _degrees, "reads what rows share, element by element"),
+    Elemwise: Operation(_elements, _lifted, _degrees, "reads what rows share, element by element", _work),
 }

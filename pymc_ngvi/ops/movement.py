@@ -48,7 +48,8 @@ def moves(n: int | None = 1, axis: Axis | str = MIXES, *, always: bool = False) 
         Whether it does so though the other inputs, which say where to, are not known.
     """
     powers = "moves several arguments, which have no common factor" if n != 1 else _first_alone
-    return Operation(partial(_moved, n=n, always=always), partial(_lifted, n=n, always=always), powers, axis, True)
+    elements, lift = partial(_moved, n=n, always=always), partial(_lifted, n=n, always=always)
+    return Operation(elements, lift, powers, axis, by_batch=True)
 
 
 def _moved(node: Apply, facts: Facts, n: int | None, *, always: bool = False) -> Moved | None:

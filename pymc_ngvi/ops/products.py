@@ -21,7 +21,7 @@ from pymc_ngvi.core.values import Matrix
 from pymc_ngvi.ops.elements import Made, core_op
 from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.ops.lifting import MOST_REDUCED, CannotLift, Lifting
-from pymc_ngvi.ops.operation import OF_MANY, Operation
+from pymc_ngvi.ops.operation import OF_MANY, Operation, Work, largest
 from pymc_ngvi.ops.ways import ByMatrix, Over
 
 
@@ -88,12 +88,22 @@ def _lifted(lift: Lifting, node: Apply, var: Variable, index: Ints) -> Variable:
     return functools.reduce(pt.add, parts)
 
 
+def _both(node: Apply) -> list[float | None]:
+    return [1.0, 1.0]
+
+
 def _solution_degrees(node: Apply) -> list[float | None]:
     return [-1.0, 1.0] if isinstance(core_op(node.op), Solve | SolveTriangular) else [None, None]
 
 
+def _read(node: Apply, unknown: int) -> Work:
+    return Work(read=largest(node.inputs, unknown) if isinstance(node.op, Dot) else 0)
+
+
 OPERATIONS: dict[type, Operation] = {
-    Dot: Operation(_product, _lifted, lambda node: [1.0, 1.0], "multiplies rows by what they share", by_batch=True),
+    Dot: Operation(
+        _product, _lifted, lambda node: [1.0, 1.0], "multiplies rows by what they share", _read, by_batch=True
+    ),
     **dict.fromkeys((SparseDot, StructuredDot), Operation(_sparse_product, OF_MANY, "is of a matrix that is known")),
     SolveBase: Operation(_solution, OF_MANY, _solution_degrees, by_batch=True),
     Cholesky: Operation("makes each element of all those of a matrix", OF_MANY, lambda node: [0.5], by_batch=True),

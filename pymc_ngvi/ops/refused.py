@@ -2,7 +2,7 @@
 
 from pymc.distributions.dist_math import SplineWrapper
 from pytensor.compile.builders import OpFromGraph
-from pytensor.ifelse import IfElse
+from pytensor.graph.basic import Apply
 from pytensor.scan.op import Scan
 from pytensor.tensor.basic import AllocEmpty, ARange, Eye
 from pytensor.tensor.linalg.decomposition.eigen import Eigh
@@ -16,11 +16,17 @@ from pytensor.tensor.signal.conv import AbstractConvolveNd
 from pytensor.tensor.sort import ArgSortOp, SortOp
 
 from pymc_ngvi.graphs.odes import Solution
-from pymc_ngvi.ops.operation import Operation
+from pymc_ngvi.ops.operation import Operation, Work
 
 _OF_MATRIX = "makes each element of all those of a matrix"
 _LENGTHS = "tells or takes lengths, and moves no values"
 _BY_ORDER = "depends on the order of values"
+
+
+def _steps(node: Apply, unknown: int) -> Work:
+    n_steps = getattr(node.inputs[0], "data", None)
+    return Work(thunks=(unknown if n_steps is None else int(n_steps)) * len(node.op.fgraph.apply_nodes))
+
 
 OPERATIONS: dict[type, Operation] = {
     **dict.fromkeys((Det, Eigh, Expm, SLogDet), Operation.refused(_OF_MATRIX)),
@@ -28,10 +34,9 @@ OPERATIONS: dict[type, Operation] = {
     **dict.fromkeys((AllocEmpty, ARange, Eye, Shape, Shape_i), Operation.refused(_LENGTHS)),
     **dict.fromkeys((Argmax, ArgSortOp, SortOp), Operation.refused(_BY_ORDER)),
     AbstractConvolveNd: Operation.refused("adds up products of neighbours"),
-    IfElse: Operation.refused("evaluates one graph or another"),
     OpFromGraph: Operation.refused("stands for a graph, which is read in its place"),
     RNGConsumerOp: Operation.refused("draws at random"),
-    Scan: Operation.refused("runs a graph of its own, step by step"),
-    Solution: Operation.refused("solves differential equations"),
+    Scan: Operation.refused("runs a graph of its own, step by step", work=_steps),
+    Solution: Operation.refused("solves differential equations", work=lambda node, unknown: Work(solutions=1)),
     SplineWrapper: Operation.refused("evaluates a spline, whose derivatives it alone knows"),
 }
