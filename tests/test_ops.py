@@ -23,7 +23,7 @@ from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.ops import movement, registry, scalars
 from pymc_ngvi.ops.facts import Facts
-from pymc_ngvi.ops.scalars import Form
+from pymc_ngvi.ops.scalars import ScalarForm
 from pymc_ngvi.reading.affine import is_linear
 from pymc_ngvi.reading.dependence import Dependences
 from pymc_ngvi.reading.interaction import hessian_pattern
@@ -31,7 +31,7 @@ from pymc_ngvi.reading.programs import program_of
 from pymc_ngvi.rows.programs.operations import Operation as ScalarOperation
 from pymc_ngvi.rows.programs.writer import CannotFollow as NoProgram
 
-READINGS = [field.name for field in dataclasses.fields(registry.Operation) if field.name != "by_batch"]
+READINGS = [field.name for field in dataclasses.fields(registry.OpRecord) if field.name != "by_batch"]
 
 
 def nodes_of(name):
@@ -224,6 +224,6 @@ def test_an_unknown_scalar_operation_takes_a_record_alone():
     with pytest.raises(NoProgram, match="not known"):
         program_of([x], [output])
     slopes = lambda y, x: [1.0 + 3.0 * x.to("sqr")]  # noqa: E731
-    scalars.register(Bent, "bent", ScalarOperation(lambda x: x + x**3, slopes, writes=False), Form.SMOOTH)
+    scalars.register(Bent, "bent", ScalarOperation(lambda x: x + x**3, slopes, writes=False), ScalarForm.SMOOTH)
     assert program_of([x], [output]) is not None
-    assert Form.of(output.owner) is Form.SMOOTH
+    assert ScalarForm.of(output.owner) is ScalarForm.SMOOTH

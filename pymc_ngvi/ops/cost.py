@@ -9,7 +9,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import toposort
 
 from pymc_ngvi.core.values import AnyArray
-from pymc_ngvi.ops.operation import Work, largest
+from pymc_ngvi.ops.record import Extra, largest
 from pymc_ngvi.ops.registry import operation
 
 # Measured on one core of a 2020s server, rounded: enough to tell seconds from minutes.
@@ -109,11 +109,11 @@ def evaluation_seconds(outputs: list[Variable], cost: Cost, compiled: bool) -> f
     return more + (cost.numba_seconds if compiled else cost.quick_seconds) / cached
 
 
-def _work(nodes: list[Apply], unknown: int) -> Work:
+def _work(nodes: list[Apply], unknown: int) -> Extra:
     """Return what nodes take beside a pass over their elements."""
     rules = [(node, rule) for node in nodes if not isinstance(rule := operation(node.op).work, str)]
     found = [rule(node, unknown) for node, rule in rules]
-    return Work(*map(sum, zip(*found, strict=True))) if found else Work()
+    return Extra(*map(sum, zip(*found, strict=True))) if found else Extra()
 
 
 def data_sizes(nodes: list[Apply]) -> list[int]:

@@ -76,7 +76,7 @@ class Elements:
 
 
 @dataclass(frozen=True)
-class Made(Elements):
+class FromWays(Elements):
     """An output that inputs come into, each in its way.
 
     Parameters
@@ -148,7 +148,7 @@ class Made(Elements):
 
 
 @dataclass(frozen=True)
-class Moved(Elements):
+class Rearranged(Elements):
     """Outputs each element of which is one element of an input, or known.
 
     The Op is run on whole numbers in the place of values, to see where these go.
@@ -203,7 +203,7 @@ class Moved(Elements):
         return all(var in self.inputs for var in varying)
 
 
-class Batch(Elements):
+class EntryByEntry(Elements):
     """Outputs each entry of which is made of all of that entry of the inputs."""
 
     def depends(self, of: Of) -> list[Dependence]:  # noqa: D102

@@ -9,30 +9,32 @@ from pytensor.tensor.elemwise import Elemwise
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.graphs.backends import python_loops
 from pymc_ngvi.graphs.incomplete import is_tail
-from pymc_ngvi.ops.elements import Made
+from pymc_ngvi.ops.elements import FromWays
 from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.ops.lifting import Apart, Lifting, broadcast_index
-from pymc_ngvi.ops.operation import Operation, Work, largest
-from pymc_ngvi.ops.scalars import Form, differentiable_inputs
+from pymc_ngvi.ops.record import Extra, OpRecord, largest
+from pymc_ngvi.ops.scalars import ScalarForm, differentiable_inputs
 from pymc_ngvi.ops.ways import Each
 
 #: Functions of one argument that cost no more than a pass.
 _CHEAP = {"neg", "abs", "sqr", "sqrt", "cast", "identity", "sign", "isnan", "isinf", "invert", "reciprocal"}
 
 
-def _elements(node: Apply, facts: Facts) -> Made:
-    form, inputs = Form.of(node), node.inputs
+def _elements(node: Apply, facts: Facts) -> FromWays:
+    form, inputs = ScalarForm.of(node), node.inputs
     linear = [inputs[k] for k in form.linear_in(len(inputs))]
     ways = [(var, Each(facts, var)) for var in differentiable_inputs(node)]
-    if form is Form.CHOICE:
+    if form is ScalarForm.CHOICE:
         ways = [(var, Each(facts, var, inputs[0], var is inputs[1])) for var in linear]
     unknown = [k for k, var in enumerate(inputs) if not facts.is_known(var)]
     pairs = [(inputs[a], inputs[b]) for a, b in form.multiplied(len(inputs)) if a in unknown and b in unknown]
-    return Made(node, facts, ways, linear, pairs, factors=linear if form in (Form.PRODUCT, Form.QUOTIENT) else ())
+    return FromWays(
+        node, facts, ways, linear, pairs, factors=linear if form in (ScalarForm.PRODUCT, ScalarForm.QUOTIENT) else ()
+    )
 
 
 def _lifted(lift: Lifting, node: Apply, var: Variable, index: Ints) -> Variable:
-    if Form.of(node) is Form.CHOICE and lift.facts.is_known(node.inputs[0]):
+    if ScalarForm.of(node) is ScalarForm.CHOICE and lift.facts.is_known(node.inputs[0]):
         return _switched(lift, node, var, index)
     return node.op(*_parts(lift, node, index))
 
@@ -62,23 +64,23 @@ def _switched(lift: Lifting, node: Apply, var: Variable, index: Ints) -> Variabl
 
 
 def _degrees(node: Apply) -> list[float | None]:
-    form, n = Form.of(node), len(node.inputs)
-    if form is Form.QUOTIENT:
+    form, n = ScalarForm.of(node), len(node.inputs)
+    if form is ScalarForm.QUOTIENT:
         return [1.0, -1.0]
-    return [1.0 if form is Form.PRODUCT else None] * n
+    return [1.0 if form is ScalarForm.PRODUCT else None] * n
 
 
-def _work(node: Apply, unknown: int) -> Work:
+def _work(node: Apply, unknown: int) -> Extra:
     size, scalar = largest(node.outputs, unknown), node.op.scalar_op
     name = str(getattr(scalar, "name", None) or type(scalar).__name__).lower()
     is_function = isinstance(scalar, ps.UnaryScalarOp) and not isinstance(scalar, ps.Cast) and name not in _CHEAP
-    return Work(
+    return Extra(
         in_python=size if python_loops([node]) else 0,
         in_tails=size if is_tail(node) else 0,
         functions=largest(node.outputs[:1], unknown) if is_function else 0,
     )
 
 
-OPERATIONS: dict[type, Operation] = {
-    Elemwise: Operation(_elements, _lifted, _degrees, "reads what rows share, element by element", _work),
+OPERATIONS: dict[type, OpRecord] = {
+    Elemwise: OpRecord(_elements, _lifted, _degrees, "reads what rows share, element by element", _work),
 }

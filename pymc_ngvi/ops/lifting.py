@@ -1,4 +1,4 @@
-"""What rules need to lift elements of a variable to rows; see `Operation`."""
+"""What rules need to lift elements of a variable to rows; see `OpRecord`."""
 
 import math
 

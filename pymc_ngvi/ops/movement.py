@@ -27,34 +27,34 @@ from pytensor.tensor.subtensor import (
 )
 
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
-from pymc_ngvi.ops.elements import Elements, Made, Moved, core_op
+from pymc_ngvi.ops.elements import Elements, FromWays, Rearranged, core_op
 from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.ops.lifting import Apart, CannotLift, Lifting, one_if_scalar
-from pymc_ngvi.ops.operation import MIXES, OF_MANY, Operation
+from pymc_ngvi.ops.record import MIXES, OF_MANY, OpRecord
 from pymc_ngvi.ops.ways import AddedAt, Each
 
 type Axis = Callable[[Apply, Variable, int], int | None]
 
 
-def moves(n: int | None = 1, axis: Axis | str = MIXES, *, always: bool = False) -> Operation:
+def moves(n: int | None = 1, axis: Axis | str = MIXES, *, always: bool = False) -> OpRecord:
     """Return the record of an operation that moves the elements of its first ``n`` inputs, or of all (None).
 
     Parameters
     ----------
     n : int or None, default 1
     axis : callable or str
-        See `Operation`.
+        See `OpRecord`.
     always : bool
         Whether it does so though the other inputs, which say where to, are not known.
     """
     powers = "moves several arguments, which have no common factor" if n != 1 else _first_alone
     elements, lift = partial(_moved, n=n, always=always), partial(_lifted, n=n, always=always)
-    return Operation(elements, lift, powers, axis, by_batch=True)
+    return OpRecord(elements, lift, powers, axis, by_batch=True)
 
 
-def _moved(node: Apply, facts: Facts, n: int | None, *, always: bool = False) -> Moved | None:
+def _moved(node: Apply, facts: Facts, n: int | None, *, always: bool = False) -> Rearranged | None:
     moved, where = (node.inputs, []) if n is None else (node.inputs[:n], node.inputs[n:])
-    return Moved(node, facts, list(moved)) if always or all(map(facts.is_known, where)) else None
+    return Rearranged(node, facts, list(moved)) if always or all(map(facts.is_known, where)) else None
 
 
 def _lifted(lift: Lifting, node: Apply, var: Variable, index: Ints, n: int | None, *, always: bool = False) -> Variable:
@@ -82,7 +82,7 @@ def _set_or_added(node: Apply, facts: Facts) -> Elements | None:
     x, y, *indices = node.inputs
     if isinstance(node.op, Blockwise) or not all(map(facts.is_known, indices)):
         return None
-    return Made(node, facts, [(x, Each(facts, x)), (y, AddedAt(node, facts))], linear=(x, y))
+    return FromWays(node, facts, [(x, Each(facts, x)), (y, AddedAt(node, facts))], linear=(x, y))
 
 
 def _lifted_set_or_added(lift: Lifting, node: Apply, var: Variable, index: Ints) -> Variable:
@@ -130,7 +130,7 @@ def _axis_of_part(node: Apply, out: Variable, axis: int) -> int | None:
     return kept[axis] if indices[kept[axis]] == slice(None) else None
 
 
-OPERATIONS: dict[type, Operation] = {
+OPERATIONS: dict[type, OpRecord] = {
     **dict.fromkeys((Alloc, AdvancedSubtensor, DeepCopyOp, ExtractDiag, JoinDims, Repeat, ScalarFromTensor), moves()),
     **dict.fromkeys((SpecifyShape, Split, SplitDims, TensorFromScalar, ViewOp), moves()),
     DimShuffle: moves(axis=_axis_of_dims),
@@ -142,6 +142,6 @@ OPERATIONS: dict[type, Operation] = {
     FillDiagonal: moves(2),
     **dict.fromkeys(
         (IncSubtensor, AdvancedIncSubtensor),
-        Operation(_set_or_added, _lifted_set_or_added, "changes elements, not all by one factor", by_batch=True),
+        OpRecord(_set_or_added, _lifted_set_or_added, "changes elements, not all by one factor", by_batch=True),
     ),
 }

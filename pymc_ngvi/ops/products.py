@@ -18,10 +18,10 @@ from scipy import sparse
 
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.values import Matrix
-from pymc_ngvi.ops.elements import Made, core_op
+from pymc_ngvi.ops.elements import FromWays, core_op
 from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.ops.lifting import MOST_REDUCED, CannotLift, Lifting
-from pymc_ngvi.ops.operation import OF_MANY, Operation, Work, largest
+from pymc_ngvi.ops.record import OF_MANY, Extra, OpRecord, largest
 from pymc_ngvi.ops.ways import ByMatrix, Over
 
 
@@ -42,34 +42,36 @@ def _known_operand(node: Apply, facts: Facts) -> tuple[int, Matrix] | None:
     return None
 
 
-def _product(node: Apply, facts: Facts) -> Made:
+def _product(node: Apply, facts: Facts) -> FromWays:
     """Take a @ b as a sum over k of products a[i, k] b[k, j]."""
     a, b = node.inputs
     known = _known_operand(node, facts)
     if known is not None:
         place, matrix = known
         var = b if place == 0 else a
-        return Made(node, facts, [(var, ByMatrix(facts, var, matrix, from_left=place == 0))], [var])
+        return FromWays(node, facts, [(var, ByMatrix(facts, var, matrix, from_left=place == 0))], [var])
     ways = [(a, Over(facts, a, (-1,), keepdims=True)), (b, Over(facts, b, (-2,), keepdims=True))]
-    return Made(node, facts, ways, [a, b], [(a, b)], is_inner=True)
+    return FromWays(node, facts, ways, [a, b], [(a, b)], is_inner=True)
 
 
-def _sparse_product(node: Apply, facts: Facts) -> Made | None:
+def _sparse_product(node: Apply, facts: Facts) -> FromWays | None:
     is_known = _known_operand(node, facts) is not None and all(i.type.ndim == 2 for i in node.inputs)
     return _product(node, facts) if is_known else None
 
 
-def _solution(node: Apply, facts: Facts) -> Made | None:
+def _solution(node: Apply, facts: Facts) -> FromWays | None:
     """Take the solution as linear in the right-hand side: a column depends on that column, and on all of the matrix."""
     a, b = node.inputs
     is_column = core_op(node.op).b_ndim == 1
     known = _known_operand(node, facts)
     if known is not None and known[0] == 0:
-        return Made(node, facts, [(b, ByMatrix(facts, b, known[1], True, is_inverse=True, is_column=is_column))], [b])
+        return FromWays(
+            node, facts, [(b, ByMatrix(facts, b, known[1], True, is_inverse=True, is_column=is_column))], [b]
+        )
     if facts.is_active(a):
         whole = Over(facts, a, (-2, -1), keepdims=True), Over(facts, b, (-2,), keepdims=True)
-        return None if is_column else Made(node, facts, list(zip((a, b), whole, strict=True)))
-    return Made(node, facts, [(b, Over(facts, b, (-1 if is_column else -2,), keepdims=True))], [b])
+        return None if is_column else FromWays(node, facts, list(zip((a, b), whole, strict=True)))
+    return FromWays(node, facts, [(b, Over(facts, b, (-1 if is_column else -2,), keepdims=True))], [b])
 
 
 def _lifted(lift: Lifting, node: Apply, var: Variable, index: Ints) -> Variable:
@@ -96,15 +98,15 @@ def _solution_degrees(node: Apply) -> list[float | None]:
     return [-1.0, 1.0] if isinstance(core_op(node.op), Solve | SolveTriangular) else [None, None]
 
 
-def _read(node: Apply, unknown: int) -> Work:
-    return Work(read=largest(node.inputs, unknown) if isinstance(node.op, Dot) else 0)
+def _read(node: Apply, unknown: int) -> Extra:
+    return Extra(read=largest(node.inputs, unknown) if isinstance(node.op, Dot) else 0)
 
 
-OPERATIONS: dict[type, Operation] = {
-    Dot: Operation(
+OPERATIONS: dict[type, OpRecord] = {
+    Dot: OpRecord(
         _product, _lifted, lambda node: [1.0, 1.0], "multiplies rows by what they share", _read, by_batch=True
     ),
-    **dict.fromkeys((SparseDot, StructuredDot), Operation(_sparse_product, OF_MANY, "is of a matrix that is known")),
-    SolveBase: Operation(_solution, OF_MANY, _solution_degrees, by_batch=True),
-    Cholesky: Operation("makes each element of all those of a matrix", OF_MANY, lambda node: [0.5], by_batch=True),
+    **dict.fromkeys((SparseDot, StructuredDot), OpRecord(_sparse_product, OF_MANY, "is of a matrix that is known")),
+    SolveBase: OpRecord(_solution, OF_MANY, _solution_degrees, by_batch=True),
+    Cholesky: OpRecord("makes each element of all those of a matrix", OF_MANY, lambda node: [0.5], by_batch=True),
 }

@@ -12,18 +12,18 @@ from pytensor.tensor.extra_ops import CumOp
 from pytensor.tensor.special import LogSoftmax, LogSumExp, Softmax
 
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
-from pymc_ngvi.ops.elements import Made
+from pymc_ngvi.ops.elements import FromWays
 from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.ops.lifting import MOST_REDUCED, Apart, CannotLift, Lifting, broadcast_index, operands
-from pymc_ngvi.ops.operation import Operation
+from pymc_ngvi.ops.record import OpRecord
 from pymc_ngvi.ops.ways import Over, UpTo
 
 
-def _reduced(node: Apply, facts: Facts) -> Made:
+def _reduced(node: Apply, facts: Facts) -> FromWays:
     [var] = node.inputs
     axes = range(var.type.ndim) if node.op.axis is None else node.op.axis
     is_sum = isinstance(node.op.scalar_op, ps.Add)
-    return Made(node, facts, [(var, Over(facts, var, tuple(axes)))], node.inputs if is_sum else ())
+    return FromWays(node, facts, [(var, Over(facts, var, tuple(axes)))], node.inputs if is_sum else ())
 
 
 def _lifted(lift: Lifting, node: Apply, var: Variable, index: Ints) -> Variable:
@@ -44,11 +44,11 @@ def _softmax(lift: Lifting, node: Apply, var: Variable, index: Ints) -> Variable
     return log_p if isinstance(node.op, LogSoftmax) else pt.exp(log_p)
 
 
-def _cumulated(node: Apply, facts: Facts) -> Made | None:
+def _cumulated(node: Apply, facts: Facts) -> FromWays | None:
     [var] = node.inputs
     if node.op.axis is None and var.type.ndim != 1:
         return None
-    return Made(node, facts, [(var, UpTo(node.op.axis or 0))], node.inputs if node.op.mode == "add" else ())
+    return FromWays(node, facts, [(var, UpTo(node.op.axis or 0))], node.inputs if node.op.mode == "add" else ())
 
 
 def _lifted_cumulated(lift: Lifting, node: Apply, var: Variable, index: Ints) -> Variable:
@@ -81,9 +81,9 @@ def _axis_left(node: Apply, out: Variable, axis: int) -> int | None:
 
 
 _WRAPPED = "is read by the graph that it stands for"
-OPERATIONS: dict[type, Operation] = {
-    CAReduce: Operation(_reduced, _lifted, axis=_axis_left),
-    CumOp: Operation(_cumulated, _lifted_cumulated),
-    LogSumExp: Operation(_WRAPPED, _log_sum_exp, axis=_axis_left),
-    **dict.fromkeys((Softmax, LogSoftmax), Operation(_WRAPPED, _softmax, axis=_axis_left)),
+OPERATIONS: dict[type, OpRecord] = {
+    CAReduce: OpRecord(_reduced, _lifted, axis=_axis_left),
+    CumOp: OpRecord(_cumulated, _lifted_cumulated),
+    LogSumExp: OpRecord(_WRAPPED, _log_sum_exp, axis=_axis_left),
+    **dict.fromkeys((Softmax, LogSoftmax), OpRecord(_WRAPPED, _softmax, axis=_axis_left)),
 }

@@ -13,7 +13,7 @@ from pymc_ngvi.graphs import incomplete
 from pymc_ngvi.rows.programs.operations import OPERATIONS, Operation
 
 
-class Form(enum.Enum):
+class ScalarForm(enum.Enum):
     """What is known of a scalar operation."""
 
     SUM = "linear in all arguments together"
@@ -26,35 +26,39 @@ class Form(enum.Enum):
 
     def linear_in(self, n: int) -> range:
         """Return the places of the arguments, of ``n``, in each of which it is linear, given the others."""
-        if self in (Form.SUM, Form.PRODUCT):
+        if self in (ScalarForm.SUM, ScalarForm.PRODUCT):
             return range(n)
-        return {Form.QUOTIENT: range(1), Form.CHOICE: range(1, 3)}.get(self, range(0))
+        return {ScalarForm.QUOTIENT: range(1), ScalarForm.CHOICE: range(1, 3)}.get(self, range(0))
 
     def multiplied(self, n: int) -> list[tuple[int, int]]:
         """Return the pairs of arguments that multiply each other, or of which one divides the other."""
-        if self is Form.PRODUCT:
+        if self is ScalarForm.PRODUCT:
             return list(itertools.combinations(range(n), 2))
-        return [(0, 1)] if self is Form.QUOTIENT else []
+        return [(0, 1)] if self is ScalarForm.QUOTIENT else []
 
     @classmethod
-    def of(cls, node: Apply) -> "Form":
+    def of(cls, node: Apply) -> "ScalarForm":
         """Return the form of a node; of none that goes element by element, nothing is known."""
         if not isinstance(node.op, Elemwise):
             return cls.FUNCTION
         return next((FORMS[kind] for kind in type(node.op.scalar_op).__mro__ if kind in FORMS), cls.FUNCTION)
 
 
-FORMS: dict[type, Form] = {
-    **dict.fromkeys((ps.Add, ps.Sub, ps.Neg, ps.Identity, ps.Cast, ps.Second), Form.SUM),
-    ps.Mul: Form.PRODUCT,
-    ps.TrueDiv: Form.QUOTIENT,
-    ps.Switch: Form.CHOICE,
-    **dict.fromkeys((ps.LogicalComparison, ps.FixedLogicalComparison, ps.AND, ps.OR, ps.XOR, ps.Invert), Form.STEP),
-    **dict.fromkeys((ps.Sign, ps.Floor, ps.Ceil, ps.Trunc, ps.RoundHalfToEven, ps.RoundHalfAwayFromZero), Form.STEP),
-    ps.IntDiv: Form.STEP,
-    **dict.fromkeys((ps.Exp, ps.Expm1, ps.Log, ps.Log1p, ps.Sqr, ps.Sqrt, ps.Pow, ps.Reciprocal), Form.SMOOTH),
-    **dict.fromkeys((ps.Abs, ps.Tanh, ps.Sin, ps.Cos, ps.ScalarMaximum, ps.ScalarMinimum), Form.SMOOTH),
-    **dict.fromkeys((psm.Sigmoid, psm.Softplus, psm.GammaLn), Form.SMOOTH),
+FORMS: dict[type, ScalarForm] = {
+    **dict.fromkeys((ps.Add, ps.Sub, ps.Neg, ps.Identity, ps.Cast, ps.Second), ScalarForm.SUM),
+    ps.Mul: ScalarForm.PRODUCT,
+    ps.TrueDiv: ScalarForm.QUOTIENT,
+    ps.Switch: ScalarForm.CHOICE,
+    **dict.fromkeys(
+        (ps.LogicalComparison, ps.FixedLogicalComparison, ps.AND, ps.OR, ps.XOR, ps.Invert), ScalarForm.STEP
+    ),
+    **dict.fromkeys(
+        (ps.Sign, ps.Floor, ps.Ceil, ps.Trunc, ps.RoundHalfToEven, ps.RoundHalfAwayFromZero), ScalarForm.STEP
+    ),
+    ps.IntDiv: ScalarForm.STEP,
+    **dict.fromkeys((ps.Exp, ps.Expm1, ps.Log, ps.Log1p, ps.Sqr, ps.Sqrt, ps.Pow, ps.Reciprocal), ScalarForm.SMOOTH),
+    **dict.fromkeys((ps.Abs, ps.Tanh, ps.Sin, ps.Cos, ps.ScalarMaximum, ps.ScalarMinimum), ScalarForm.SMOOTH),
+    **dict.fromkeys((psm.Sigmoid, psm.Softplus, psm.GammaLn), ScalarForm.SMOOTH),
 }
 #: Names in `rows.programs.operations` of what has one meaning, whatever the types of their arguments.
 NAMES: dict[type, str] = {
@@ -82,7 +86,7 @@ FOLDED: dict[type, str] = {
 LOGICAL: dict[type, str] = {ps.AND: "and", ps.OR: "or", ps.XOR: "xor", ps.Invert: "not"}
 
 
-def register(kind: type, name: str, scalar: Operation, form: Form = Form.FUNCTION) -> None:
+def register(kind: type, name: str, scalar: Operation, form: ScalarForm = ScalarForm.FUNCTION) -> None:
     """Add a scalar operation.
 
     Parameters
@@ -93,15 +97,15 @@ def register(kind: type, name: str, scalar: Operation, form: Form = Form.FUNCTIO
         In programs.
     scalar : pymc_ngvi.rows.programs.operations.Operation
         What evaluates it, and its derivatives.
-    form : Form
+    form : ScalarForm
     """
     NAMES[kind], OPERATIONS[name], FORMS[kind] = name, scalar, form
 
 
 def differentiable_inputs(node: Apply) -> list[Variable]:
     """Return the inputs on which the derivatives of a node's outputs can depend: not the condition of a switch."""
-    form = Form.of(node)
-    if form is Form.STEP:
+    form = ScalarForm.of(node)
+    if form is ScalarForm.STEP:
         return []
     is_second = isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, ps.Second)
-    return list(node.inputs[1:] if form is Form.CHOICE or is_second else node.inputs)
+    return list(node.inputs[1:] if form is ScalarForm.CHOICE or is_second else node.inputs)

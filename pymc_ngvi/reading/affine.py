@@ -7,7 +7,7 @@ from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.elemwise import Elemwise
 
-from pymc_ngvi.ops.elements import Moved
+from pymc_ngvi.ops.elements import Rearranged
 from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.ops.registry import elements
 
@@ -103,7 +103,7 @@ def is_linear(node: Apply, facts: Facts) -> bool:
 
 def is_moved(node: Apply, facts: Facts) -> bool:
     """Tell whether a node does nothing but move elements."""
-    return isinstance(elements(node, facts), Moved)
+    return isinstance(elements(node, facts), Rearranged)
 
 
 def varying_inputs(node: Apply, facts: Facts) -> list[Variable]:

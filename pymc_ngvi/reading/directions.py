@@ -10,7 +10,7 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors, toposort
 
-from pymc_ngvi.ops.scalars import Form
+from pymc_ngvi.ops.scalars import ScalarForm
 
 type Slots = frozenset[Variable]
 
@@ -50,11 +50,11 @@ def sum_of(value: Variable, slots: Collection[Variable]) -> tuple[Variable, Slot
 
 def _affine(node: Apply, depends: dict[Variable, Slots], affine: dict[Variable, Slots]) -> Slots:
     """Return predictors in which the output of a node is affine, all together."""
-    form, inputs = Form.of(node), node.inputs
-    if form is Form.SUM:
+    form, inputs = ScalarForm.of(node), node.inputs
+    if form is ScalarForm.SUM:
         bent = frozenset().union(*(depends.get(i, _NONE) - affine.get(i, _NONE) for i in inputs))
         return frozenset().union(*(affine.get(i, _NONE) for i in inputs)) - bent
-    if form in (Form.PRODUCT, Form.QUOTIENT):
+    if form in (ScalarForm.PRODUCT, ScalarForm.QUOTIENT):
         best = max((inputs[k] for k in form.linear_in(len(inputs))), key=lambda i: len(affine.get(i, _NONE)))
         return affine.get(best, _NONE).difference(*(depends.get(i, _NONE) for i in inputs if i is not best))
     return _NONE

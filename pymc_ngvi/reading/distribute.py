@@ -18,7 +18,7 @@ from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.math import Dot
 
-from pymc_ngvi.ops.elements import Moved
+from pymc_ngvi.ops.elements import Rearranged
 from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.ops.registry import elements
 from pymc_ngvi.reading.affine import is_linear, varying_inputs, with_others
@@ -267,5 +267,5 @@ class _Sums:
                 return list(node.inputs)
             return list(node.inputs[1:]) if isinstance(scalar_op, ps.Switch) else varying
         found = elements(node, self._facts)
-        moves = isinstance(found, Moved) and found.inputs == varying
+        moves = isinstance(found, Rearranged) and found.inputs == varying
         return varying if len(varying) == 1 and (moves or found.added_axes(varying[0]) is not None) else []

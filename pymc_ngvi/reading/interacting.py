@@ -5,7 +5,7 @@ import itertools
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import toposort
 
-from pymc_ngvi.ops.scalars import Form
+from pymc_ngvi.ops.scalars import ScalarForm
 from pymc_ngvi.reading.terms import Rows
 
 type Slots = frozenset[Variable]
@@ -16,7 +16,7 @@ _NONE: Slots = frozenset()
 
 def is_smooth(rows: Rows) -> bool:
     """Tell whether a row is made of common operations alone, all of which have second derivatives."""
-    return all(Form.of(node) is not Form.FUNCTION for node in toposort([rows.value]))
+    return all(ScalarForm.of(node) is not ScalarForm.FUNCTION for node in toposort([rows.value]))
 
 
 def interacting(rows: Rows) -> list[tuple[int, int]]:
@@ -45,11 +45,11 @@ def interacting(rows: Rows) -> list[tuple[int, int]]:
 
 def _pairs(node: Apply, depends: dict[Variable, Slots], pairs: dict[Variable, Pairs]) -> Pairs:
     """Return the pairs that interact in the output of a node."""
-    form, by_input = Form.of(node), [depends.get(i, _NONE) for i in node.inputs]
+    form, by_input = ScalarForm.of(node), [depends.get(i, _NONE) for i in node.inputs]
     linear = form.linear_in(len(by_input))
     found = [pairs.get(node.inputs[k], frozenset()) for k in linear]
     found += [frozenset(itertools.product(by_input[a], by_input[b])) for a, b in form.multiplied(len(by_input))]
-    if form not in (Form.STEP, Form.CHOICE):
+    if form not in (ScalarForm.STEP, ScalarForm.CHOICE):
         bent: Slots = frozenset().union(*(slots for k, slots in enumerate(by_input) if k not in linear))
         found.append(frozenset(itertools.product(bent, bent)))
     return frozenset().union(*found)

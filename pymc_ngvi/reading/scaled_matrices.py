@@ -14,7 +14,7 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Variable
 from pytensor.tensor.elemwise import Elemwise
 
-from pymc_ngvi.ops.elements import Moved
+from pymc_ngvi.ops.elements import Rearranged
 from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.ops.registry import elements, operation
 from pymc_ngvi.reading.affine import with_others
@@ -47,7 +47,7 @@ def scales_outside(logp: Variable, facts: Facts) -> Variable:
         [out] = node.outputs
         if found.is_known:
             scaled[out] = found
-        if not isinstance(node.op, Elemwise) and not isinstance(elements(node, facts), Moved):
+        if not isinstance(node.op, Elemwise) and not isinstance(elements(node, facts), Rearranged):
             written[out] = found.factor * found.matrix
     return with_others(logp, written)
 

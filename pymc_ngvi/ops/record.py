@@ -20,7 +20,7 @@ MIXES = "is not known to keep rows apart"
 NOT_HOMOGENEOUS = "does not multiply its result by a power of what its argument is multiplied by"
 
 
-class Work(NamedTuple):
+class Extra(NamedTuple):
     """What a node takes beside a pass over its elements: counts of each sort.
 
     Parameters
@@ -59,7 +59,7 @@ def _elements(var: Variable, unknown: int) -> int:
 
 
 @dataclass(frozen=True)
-class Operation:
+class OpRecord:
     """What is known of an operation.
 
     A string in the place of a function says why there is none, in words that follow the name of the operation.
@@ -88,10 +88,10 @@ class Operation:
     lift: Callable[[Lifting, Apply, Variable, Ints], Variable] | str = OF_MANY
     degrees: Callable[[Apply], Sequence[float | None]] | str = NOT_HOMOGENEOUS
     axis: Callable[[Apply, Variable, int], int | None] | str = MIXES
-    work: Callable[[Apply, int], Work] | str = PASS
+    work: Callable[[Apply, int], Extra] | str = PASS
     by_batch: bool = field(default=False, kw_only=True)
 
     @classmethod
-    def refused(cls, why: str, **others: Any) -> "Operation":
+    def refused(cls, why: str, **others: Any) -> "OpRecord":
         """Return the record of an operation that is not taken apart, but for some readings."""
         return cls(**dict.fromkeys(("elements", "lift", "degrees", "axis"), why) | others)
