@@ -127,9 +127,10 @@ class Program:
             return
         rule = elementwise(node, kinds) if isinstance(op, Elemwise) else structural(op, node, kinds)
         kind = max(kinds, default=Kind.FIXED)
-        if kind is Kind.JET and not node.outputs[0].type.dtype.startswith("float"):
-            kind = Kind.VALUE
-        self._call(rule, read, [self._new(node.outputs[0], kind)])
+        of_integers = min(kind, Kind.VALUE)
+        is_real = [out.type.dtype.startswith("float") for out in node.outputs]
+        write = [self._new(out, kind if real else of_integers) for out, real in zip(node.outputs, is_real, strict=True)]
+        self._call(rule, read, write)
 
     def _inline(self, node: Apply) -> None:
         """Go through the graph that a node stands for."""
