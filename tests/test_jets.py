@@ -50,15 +50,19 @@ def triangles(x):
     a = pt.outer(x, x + 2.0) + 3.0 * pt.eye(3)
     lower = pt.linalg.solve_triangular(a, x**2, lower=True, b_ndim=1)
     upper = pt.linalg.solve_triangular(a, x**2, lower=False, unit_diagonal=True, b_ndim=1)
-    return pt.sum(lower * upper) + pt.sum(pt.linalg.cho_solve((pt.tril(a), True), x, b_ndim=1) ** 2) + pt.sum(
-        pt.linalg.cho_solve((pt.triu(a), False), pt.outer(x, x)) ** 2
+    return (
+        pt.sum(lower * upper)
+        + pt.sum(pt.linalg.cho_solve((pt.tril(a), True), x, b_ndim=1) ** 2)
+        + pt.sum(pt.linalg.cho_solve((pt.triu(a), False), pt.outer(x, x)) ** 2)
     )
 
 
 def factors(x):
     upper = pt.linalg.cholesky(positive(x), lower=False)
-    return pt.sum(pt.linalg.cholesky(positive(x)) ** 3) + pt.sum(upper * pt.outer(x, x)) + pt.sum(
-        pt.linalg.solve(positive(x), x, assume_a="pos", b_ndim=1) * x
+    return (
+        pt.sum(pt.linalg.cholesky(positive(x)) ** 3)
+        + pt.sum(upper * pt.outer(x, x))
+        + pt.sum(pt.linalg.solve(positive(x), x, assume_a="pos", b_ndim=1) * x)
     )
 
 

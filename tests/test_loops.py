@@ -116,7 +116,11 @@ def kalman():
     return model
 
 
-MODELS = {"garch": garch, "two_lags": two_lags, "filtered": filtered, "nested": nested, "kalman": kalman, "emitted": emitted_in_the_step}
+MODELS = {
+    "garch": garch, "two_lags": two_lags, "filtered": filtered, "nested": nested, "kalman": kalman,
+    "emitted": emitted_in_the_step,
+}  # fmt: skip
+SLOW = ("filtered", "nested", "kalman", "emitted")
 
 
 def compiled(inputs, outputs):
@@ -185,9 +189,7 @@ def test_what_does_not_depend_on_the_states_leaves_the_step():
 
 
 @pytest.mark.usefixtures("_backwards")
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ("filtered", "nested", "kalman", "emitted"))) for n in MODELS]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in MODELS])
 def test_hessians_are_differences_of_gradients(name):
     density = LogDensity(MODELS[name](), "quick")
     one = compiled([density.graphs.theta], density.graphs.logp_grad)

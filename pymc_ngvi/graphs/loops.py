@@ -34,9 +34,7 @@ def draws_in_call(n_elements: int) -> int:
     return min(max(_MOST_ELEMENTS // max(n_elements, 1), 1), _MOST_DRAWS)
 
 
-def with_short_steps(
-    outputs: list[Variable], simplify: Callable[[list[Variable]], list[Variable]]
-) -> list[Variable]:
+def with_short_steps(outputs: list[Variable], simplify: Callable[[list[Variable]], list[Variable]]) -> list[Variable]:
     """Return outputs with the steps of loops simplified, and without what does not depend on the states of a loop.
 
     That is evaluated for all steps at once. PyTensor rewrites a step when its loop is compiled: too late for

@@ -136,7 +136,7 @@ def _inverse(op: MatrixInverse) -> Rule:
     return lambda space, a: _solution(space, a, np.eye(a.shape[-1])[(None,) * (a.ndim - 2)])
 
 
-def _of_columns(op: Solve | SolveTriangular | CholeskySolve, solution: Rule) -> Rule:
+def _of_columns(op: Solve | SolveTriangular | CholeskySolve, solution: Callable[..., AnyArray]) -> Rule:
     """Return the rule of a solution for a matrix of right-hand sides, or for one."""
     if op.b_ndim == 2:
         return solution
@@ -150,8 +150,8 @@ def _by_factor(space: Space, factor: AnyArray, b: AnyArray) -> AnyArray:
 @of_matrices.register
 def _solve(op: Solve) -> Rule:
     if op.assume_a == "pos":
-        lower = (lambda a: a) if op.lower else (lambda a: a.mT)
-        return _of_columns(op, lambda space, a, b: _by_factor(space, _lower_factor(space, lower(a)), b))
+        is_lower = op.lower
+        return _of_columns(op, lambda space, a, b: _by_factor(space, _lower_factor(space, a if is_lower else a.mT), b))
     return _of_columns(op, _solution)
 
 
@@ -171,8 +171,8 @@ def _solve_triangular(op: SolveTriangular) -> Rule:
 
 @of_matrices.register
 def _cholesky_solve(op: CholeskySolve) -> Rule:
-    lower = np.tril if op.lower else (lambda a: np.triu(a).mT)
-    return _of_columns(op, lambda space, a, b: _by_factor(space, lower(a), b))
+    is_lower = op.lower
+    return _of_columns(op, lambda space, a, b: _by_factor(space, np.tril(a) if is_lower else np.triu(a).mT, b))
 
 
 @of_matrices.register

@@ -300,12 +300,9 @@ def _elements_of_each(op: Blockwise, node: Apply, kinds: _Kinds) -> Rule:
         at = [_fixed(index) for index in indices]
         ndim = max(index.ndim for index in at)
         at = [np.expand_dims(index, tuple(range(n_batch, n_batch + ndim - index.ndim))) for index in at]
-        lengths = x.shape[_LEAD : _LEAD + n_batch]
-        entries = [
-            np.arange(length).reshape([-1 if axis == k else 1 for axis in range(ndim)])
-            for k, length in enumerate(lengths)
-        ]
-        at = [at[k] for k in op.core_op.idx_list]
-        return np.asarray(x[(slice(None), slice(None), *entries, *at)])
+        entries = np.ix_(*[np.arange(length) for length in x.shape[_LEAD : _LEAD + n_batch]])
+        own = [entry.reshape(entry.shape + (1,) * (ndim - n_batch)) for entry in entries]
+        where: tuple[Any, ...] = (slice(None), slice(None), *own, *[at[k] for k in op.core_op.idx_list])
+        return np.asarray(x[where])
 
     return rule
