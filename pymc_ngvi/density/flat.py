@@ -65,6 +65,8 @@ class FlatGraphs:
             [logp] = self.on_flat_vector([logp])
             self.is_large = may_be_large and large.is_large(logp)
             [self.logp] = self.simplify([logp])
+            if loops.has_loops([self.logp]):
+                [self.logp] = loops.with_short_steps([self.logp], self.simplify)
         if self.forward is None:
             self._raw_grad  # noqa: B018 (made once)
 
