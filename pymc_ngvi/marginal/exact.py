@@ -2,7 +2,7 @@
 
 import logging
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -165,7 +165,7 @@ def exact_posterior(
     q: GaussianState,
     forest: Forest,
     seed: int,
-    most: float = np.inf,
+    most: Callable[[], float] = lambda: np.inf,
     others: Sequence[GaussianState] = (),
 ) -> ExactState:
     """Return the exact posterior.
@@ -177,8 +177,8 @@ def exact_posterior(
         The Gaussian fit.
     forest : Forest
     seed : int
-    most : float
-        Evaluations of log p that the pool may take where no cheap rule will do.
+    most : callable
+        Returns how many evaluations of log p the pool may take: asked where no cheap rule will do.
     others : sequence of GaussianState
         At other modes: globals are looked for there, too.
 

@@ -19,6 +19,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.model.flat import FlatGraphs, Functions
 from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.made import DataSeen, OfTerms, RowsFound
+from pymc_ngvi.model.pointwise import Pointwise
 from pymc_ngvi.model.predictors.expectations import Expectations, Seen
 from pymc_ngvi.model.predictors.interacting import is_smooth
 from pymc_ngvi.model.predictors.mean_hessian import Known, PredictorMeanHessian
@@ -246,6 +247,13 @@ class ByRows:
     def seen(self) -> SeenFromRows | None:
         """Log p in the space of its rows, where these are far fewer than coordinates with fixed normal priors."""
         return None if self.found is None else self._of_terms(self._kept.from_rows, seen_from_rows)
+
+    @property
+    def pointwise(self) -> Pointwise | None:
+        """Log p and its gradient at points; None without rows, or where these have no derivatives here."""
+        if self.found is None:
+            return None
+        return self._of_terms(self._kept.pointwise, lambda rows: Pointwise.of(rows, self._functions.compile_for_rows))
 
     # --- second derivatives ---
 

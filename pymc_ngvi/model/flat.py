@@ -46,11 +46,6 @@ class FlatGraphs:
     minibatches : Minibatches
         The rows in use.
     is_large : bool
-
-    Raises
-    ------
-    MissingDerivativeError
-        If an operation of the model has no gradient.
     """
 
     def __init__(self, model: pm.Model, layout: Layout, logp: Variable, *, may_be_large: bool) -> None:
@@ -62,8 +57,6 @@ class FlatGraphs:
             [logp] = self.on_flat_vector([logp])
             self.is_large = may_be_large and large.is_large(logp)
             [self.logp] = self.simplify([logp])
-        if self.forward is None:
-            self._raw_grad  # noqa: B018 (made once)
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: rules are made again."""
@@ -81,7 +74,8 @@ class FlatGraphs:
             return None
 
     @functools.cached_property
-    def _raw_grad(self) -> Variable:
+    def raw_grad(self) -> Variable:
+        """The gradient as it is made; MissingDerivativeError if an operation of the model has none."""
         with without_c():
             return graph.gradient(self.logp, self.theta)
 
@@ -89,7 +83,7 @@ class FlatGraphs:
     def logp_grad(self) -> Outputs:
         """Log p and its gradient, simplified together."""
         with without_c():
-            return self.simplify([self.logp, self._raw_grad])
+            return self.simplify([self.logp, self.raw_grad])
 
     @property
     def grad(self) -> Variable:

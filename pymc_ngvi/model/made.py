@@ -16,6 +16,7 @@ from pymc_ngvi.core.refusal import Refused
 from pymc_ngvi.core.target import RowsOnDevice
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.model.jets.evaluation import Jets
+from pymc_ngvi.model.pointwise import Pointwise
 from pymc_ngvi.model.predictors.expectations import Expectations
 from pymc_ngvi.model.predictors.row_space import SeenFromRows
 from pymc_ngvi.model.predictors.terms import Terms
@@ -123,6 +124,7 @@ class RowsFound:
     with_sums: OfTerms[SummedPattern | None] = field(default_factory=OfTerms)
     are_smooth: OfTerms[bool] = field(default_factory=OfTerms)
     from_rows: OfTerms[SeenFromRows | None] = field(default_factory=OfTerms)
+    pointwise: OfTerms[Pointwise | None] = field(default_factory=OfTerms)
     on_jax: OfTerms[RowsOnDevice | str] = field(default_factory=OfTerms)
 
 

@@ -18,7 +18,7 @@ from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.predictors.compiled import CompiledOnce, quickly
 from pymc_ngvi.model.predictors.covariances import PairCovariances
-from pymc_ngvi.model.predictors.distribute import as_sum, without_checks
+from pymc_ngvi.model.predictors.distribute import as_sum, conditions_of, without_checks
 from pymc_ngvi.model.predictors.engines import ENGINES
 from pymc_ngvi.model.predictors.expectation import RowFunction
 from pymc_ngvi.model.predictors.found import Compile, Predictors
@@ -76,6 +76,8 @@ class Expectations:
         With a rest, they are all there is to be had.
     leaves_out_conditions : bool
         Whether log p is -inf under conditions that rows know nothing of.
+    conditions : list of pytensor variables or None
+        Those, of the predictors; None where some part of log p is -inf, but not all.
     n_rows_in_all : int
         Rows among which the error of quadrature is to be shared, where this is a part of a log density; 0 where it is
         not.
@@ -95,7 +97,7 @@ class Expectations:
         self._other: AffineMap | None = None
         with without_c():
             [inner] = graph.inline_inner_graphs(simplify([self._predictors.density()]))
-        checked = without_checks(inner)
+        checked, self.conditions = without_checks(inner), conditions_of(inner)
         self.leaves_out_conditions = checked is not inner
         self._inner = as_sum(checked, self._predictors.vector)
         self._facts = Facts(self._inner, self._predictors.vector, conditions=True)

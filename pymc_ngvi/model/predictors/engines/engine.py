@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from pymc_ngvi.model.predictors.expectation import RowFunction
+from pymc_ngvi.model.predictors.row_gradient import FirstDerivatives
 from pymc_ngvi.model.predictors.row_hessian import SecondDerivatives
 from pymc_ngvi.model.predictors.terms import Rows
 
@@ -15,6 +16,9 @@ class Engine(Protocol):
 
     def with_data(self, function: RowFunction, rows: Rows) -> RowFunction:
         """Return the function of the same rows with other data."""
+
+    def first_derivatives(self, rows: Rows) -> FirstDerivatives | None:
+        """Return rows with their derivatives by predictors; None where the gradient of log p is to be compiled."""
 
     def second_derivatives(self, rows: Rows) -> SecondDerivatives:
         """Return the second derivatives of rows by their predictors, those alone that are not 0 everywhere.

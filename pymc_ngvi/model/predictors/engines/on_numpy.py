@@ -12,13 +12,14 @@ from pymc_ngvi.core.values import Array
 from pymc_ngvi.model.predictors.compiled import CompileAll
 from pymc_ngvi.model.predictors.engines.on_pytensor import PyTensorEngine
 from pymc_ngvi.model.predictors.expectation import RowFunction, SummedRowFunction
+from pymc_ngvi.model.predictors.row_gradient import FirstDerivatives
 from pymc_ngvi.model.predictors.row_graphs import interacts, shared_first
 from pymc_ngvi.model.predictors.row_hessian import SecondDerivatives
 from pymc_ngvi.model.predictors.terms import Rows
 from pymc_ngvi.model.programs.on_numpy import OnNumPy
 from pymc_ngvi.model.programs.program import RowProgram
 from pymc_ngvi.model.programs.reading import program_of, read
-from pymc_ngvi.model.programs.rewriting import rewritten, seconds
+from pymc_ngvi.model.programs.rewriting import firsts, rewritten, seconds
 from pymc_ngvi.model.programs.separated import Separation
 from pymc_ngvi.model.programs.writer import CannotFollow
 
@@ -118,15 +119,31 @@ class NumPyEngine:
         """Return the function of the same rows with other data."""
         return self.row_function(rows)
 
+    def first_derivatives(self, rows: Rows) -> FirstDerivatives | None:
+        """Return rows with their derivatives; None where they have an operation without one, or one not known here."""
+        try:
+            rows, n_shared, value, data = self._taken(rows)
+            program, by = firsts(value, len(rows.slots))
+        except CannotFollow:
+            return None
+        return FirstDerivatives(self._function(program, ()), rows.index, by, data, n_shared)
+
     def second_derivatives(self, rows: Rows) -> SecondDerivatives:
         """Return the second derivatives of rows."""
         try:
-            rows, n_shared = shared_first(rows)
-            numbers, data = _data_of(rows)
-            program, pairs = seconds(self._value(rows, n_shared, numbers).program, len(rows.slots))
+            rows, n_shared, value, data = self._taken(rows)
+            program, pairs = seconds(value, len(rows.slots))
         except CannotFollow:
             return self._otherwise.second_derivatives(rows)
         return SecondDerivatives(self._function(program, ()), rows.index, pairs, data, n_shared)
+
+    def _taken(self, rows: Rows) -> tuple[Rows, int, RowProgram, list[Array]]:
+        """Return rows with predictors that all share first, how many these are, their program and its data."""
+        if rows.is_whole:
+            raise CannotFollow("more than operations element by element")
+        rows, n_shared = shared_first(rows)
+        numbers, data = _data_of(rows)
+        return rows, n_shared, self._value(rows, n_shared, numbers).program, data
 
 
 def _data_of(rows: Rows) -> tuple[list[float | None], list[Array]]:

@@ -17,6 +17,7 @@ from pymc_ngvi.model.graphs import graph
 from pymc_ngvi.model.graphs.backends import without_c
 from pymc_ngvi.model.predictors.compiled import CompileAll, CompiledOnce
 from pymc_ngvi.model.predictors.expectation import RowFunction, SummedRowFunction, slices
+from pymc_ngvi.model.predictors.row_gradient import FirstDerivatives
 from pymc_ngvi.model.predictors.row_graphs import interacts, of_sum, path_of, shared_first, with_one_column
 from pymc_ngvi.model.predictors.row_hessian import SecondDerivatives
 from pymc_ngvi.model.predictors.terms import Rows
@@ -73,6 +74,9 @@ class PyTensorEngine:
     def with_data(self, function: RowFunction, rows: Rows) -> RowFunction:
         """Return the function of the same rows with other data."""
         return replace(function, data=list(rows.data.values()))
+
+    def first_derivatives(self, rows: Rows) -> FirstDerivatives | None:
+        """Return None: where functions are compiled, one for all of log p does."""
 
     def second_derivatives(self, rows: Rows) -> SecondDerivatives:
         """Return the second derivatives of rows, compiled."""
