@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from scipy import sparse
-from scipy.special import logsumexp
 
+from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.refusal import OtherForm, Reason, Refused
 from pymc_ngvi.core.target import MeanHessian
 from pymc_ngvi.core.types import Array, GaussianState

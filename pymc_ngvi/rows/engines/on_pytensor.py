@@ -90,8 +90,7 @@ class PyTensorEngine:
                     if second is not None:
                         pairs.append((a, b))
                         graphs.append(second)
-        [first, *_] = rows.slots
-        function = self._compile([*rows.slots, *rows.data], [g + pt.zeros_like(first) for g in graphs])
+        function = self._compile([*rows.slots, *rows.data], graphs)
         return SecondDerivatives(function, rows.index, pairs, list(rows.data.values()))
 
 
