@@ -52,8 +52,9 @@ class Evaluations:
     @property
     def _pointwise(self) -> Pointwise | None:
         """Log p by rows; None where a graph serves."""
-        by_steps = self._graphs.forward is not None or self._functions.engine_of_rows != "numpy"
-        return None if by_steps else self._by_rows.pointwise
+        functions = self._functions
+        is_compiled = functions.fixed_size or functions.engine_of_rows != "numpy"
+        return None if is_compiled or self._graphs.forward is not None else self._by_rows.pointwise
 
     @functools.cached_property
     def batch_size(self) -> int:
