@@ -24,7 +24,7 @@ from pymc_ngvi.reading.found import Compile, Predictors
 from pymc_ngvi.reading.sums import JointPredictors
 from pymc_ngvi.reading.terms import Terms, terms_of
 from pymc_ngvi.rows.covariances import PairCovariances
-from pymc_ngvi.rows.engines import ENGINES
+from pymc_ngvi.rows.engines import engine_for
 from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.linear_map import AffineMap
 from pymc_ngvi.rows.mean_hessian import NO_PATTERNS, Patterns, PredictorMeanHessian
@@ -67,11 +67,12 @@ class Expectations:
     theta : pytensor vector
     simplify, compile_ : callable
         How graphs are simplified, and compiled.
-    engine : str
-        What evaluates rows: an attribute then.
+    backend : str
+        Whose engine evaluates rows.
 
     Attributes
     ----------
+    engine : Engine
     terms : Terms
         With a rest, they are all there is to be had.
     leaves_out_conditions : bool
@@ -89,10 +90,10 @@ class Expectations:
     """
 
     def __init__(
-        self, logp: Variable, theta: Variable, simplify: Simplify, compile_: Compile, engine: str = "numpy"
+        self, logp: Variable, theta: Variable, simplify: Simplify, compile_: Compile, backend: str = "quick"
     ) -> None:
         self.n_rows_in_all = 0
-        self.engine, self._of_weights = ENGINES[engine](compile_), CompiledOnce(quickly)
+        self.engine, self._of_weights = engine_for(backend, compile_), CompiledOnce(quickly)
         self._predictors = Predictors(logp, theta, compile_)
         self._other: AffineMap | None = None
         with without_c():
@@ -340,14 +341,13 @@ class Expectations:
             tolerance = max(_TOLERANCE, _PER_DIM * linear.n_dim) / max(self.n_rows, self.n_rows_in_all, 1)
             for kind in kinds:
                 kind.choose(max(tolerance, _LEAST))
-        of_rows = [kind.derivatives() for kind in kinds]
-        grad, matrix = self._scatter(*zip(*of_rows, strict=True))
+        grad, matrix = self._scatter(*zip(*[kind.derivatives() for kind in kinds], strict=True))
         slope = linear.transposed_times((self.terms.slope + grad)[None])[0]
         return Expectation(
             fixed + sum(kind.value for kind in kinds),
             sum(kind.error for kind in kinds),
             slope,
-            PredictorMeanHessian(linear, matrix, entries, roots, of_rows),
+            PredictorMeanHessian(linear, matrix, entries, roots),
             RowRules(np.concatenate([kind.codes for kind in kinds]), np.concatenate([kind.sd for kind in kinds])),
             _bends(kinds) if all(rows.n_bends for rows in self._rows) else None,
         )
