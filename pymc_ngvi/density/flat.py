@@ -49,11 +49,6 @@ class FlatGraphs:
     minibatches : Minibatches
         The rows in use.
     is_large : bool
-
-    Raises
-    ------
-    MissingDerivativeError
-        If an operation of the model has no gradient.
     """
 
     def __init__(self, model: pm.Model, layout: Layout, logp: Variable, *, may_be_large: bool) -> None:
@@ -67,8 +62,6 @@ class FlatGraphs:
             [self.logp] = self.simplify([logp])
             if loops.has_loops([self.logp]):
                 [self.logp] = loops.with_short_steps([self.logp], self.simplify)
-        if self.forward is None:
-            self._raw_grad  # noqa: B018 (made once)
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: rules are made again."""
@@ -86,7 +79,8 @@ class FlatGraphs:
             return None
 
     @functools.cached_property
-    def _raw_grad(self) -> Variable:
+    def raw_grad(self) -> Variable:
+        """The gradient as it is made; MissingDerivativeError if an operation of the model has none."""
         with without_c():
             return graph.gradient(self.logp, self.theta)
 
@@ -94,7 +88,7 @@ class FlatGraphs:
     def logp_grad(self) -> Outputs:
         """Log p and its gradient, simplified together."""
         with without_c():
-            return self.simplify([self.logp, self._raw_grad])
+            return self.simplify([self.logp, self.raw_grad])
 
     @property
     def grad(self) -> Variable:

@@ -113,9 +113,10 @@ class LogDensity(ByRowsMethods):
             model, "given mode" if given else backend, compile_kwargs, is_large=self.graphs.is_large,
             choose=self._choose,
         )  # fmt: skip
-        self._evaluations = Evaluations(self.graphs, self.functions)
         start = self.info.start
         self.by_rows = ByRows(self.graphs, self.functions, start)
+        self._evaluations = Evaluations(self.graphs, self.functions, self.by_rows)
+        self._evaluations.see_to_gradient()
         self._hessians = Hessians(self.graphs, self.functions, observed, self.by_rows, self._evaluations, start)
         self.functions.seconds = time.perf_counter() - began
 
@@ -166,7 +167,8 @@ class LogDensity(ByRowsMethods):
         other.n_gradients = other.n_hessians = 0
         other._seconds_before = self.functions.seconds
         other.by_rows = ByRows(self.graphs, self.functions, other.info.start)
-        other._hessians = self._hessians.again(other.by_rows, other.info.start)
+        other._evaluations = Evaluations(self.graphs, self.functions, other.by_rows)
+        other._hessians = self._hessians.again(other.by_rows, other._evaluations, other.info.start)
         if self.functions.is_chosen and other._choose() != self.backend:
             raise CannotReuse("with these data, another backend is faster")
         return other
@@ -189,7 +191,7 @@ class LogDensity(ByRowsMethods):
     @property
     def gradient_seconds(self) -> float:
         """Estimated time of log p and its gradient at one point, from the graph and the sizes of the data alone."""
-        return self.second.gradient_seconds
+        return self._evaluations.gradient_seconds
 
     @property
     def is_small(self) -> bool:

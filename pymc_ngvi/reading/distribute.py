@@ -14,8 +14,9 @@ import pytensor.scalar as ps
 import pytensor.tensor as pt
 
 from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.op import Op
 from pytensor.graph.traversal import ancestors, toposort
-from pytensor.tensor.elemwise import CAReduce, Elemwise
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
 
 from pymc_ngvi.ops.elements import Rearranged
@@ -130,6 +131,32 @@ def without_checks(logp: Variable) -> Variable:
         if _is_check(node) and node.inputs[1].type.broadcastable == node.outputs[0].type.broadcastable:
             checks[node.outputs[0]] = node.inputs[1]
     return with_others(logp, checks)
+
+
+def conditions_of(logp: Variable) -> list[Variable] | None:
+    """Return the conditions that `without_checks` leaves out, if log p is -inf wherever one of them fails; else None.
+
+    So it is where what they are conditions of is added to all else.
+    """
+    found, stack, seen = list[Variable](), [logp], set[Variable]()
+    while stack:
+        var = stack.pop()
+        if var.owner is None or var in seen:
+            continue
+        seen.add(var)
+        if _is_check(var.owner):
+            found.append(var.owner.inputs[0])
+            stack.append(var.owner.inputs[1])
+        elif _is_added(var.owner.op):
+            stack += var.owner.inputs
+    return found if len(found) == sum(map(_is_check, toposort([logp]))) else None
+
+
+def _is_added(op: Op) -> bool:
+    """Tell whether each element of the inputs is added to something, or is where it was."""
+    if isinstance(op, Elemwise | CAReduce):
+        return isinstance(op.scalar_op, ps.Add)
+    return isinstance(op, DimShuffle)
 
 
 def _is_check(node: Apply) -> bool:
