@@ -12,8 +12,9 @@ from pymc_ngvi.density.by_rows import NOT_LOG_P, ByRows
 from pymc_ngvi.density.flat import FlatGraphs, Functions, jets_of
 from pymc_ngvi.density.jets.evaluation import Jets
 from pymc_ngvi.density.pointwise import Pointwise
-from pymc_ngvi.graphs import cost, graph
+from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.loops import draws_in_call
+from pymc_ngvi.ops import cost
 
 #: Elements of a temporary in one batch: more than the cache has, as most temporaries of a model are smaller.
 _BATCH_ELEMENTS = 4 * CACHED_ELEMENTS

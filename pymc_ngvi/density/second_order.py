@@ -28,7 +28,6 @@ from pymc_ngvi.density.sparse_hessian import SparseHessian
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.loops import draws_in_call
-from pymc_ngvi.ops import cost
 from pymc_ngvi.rows.linear_map import AffineMap
 
 #: Draws that one call should take of a small dense Hessian.
