@@ -17,9 +17,9 @@ from pymc_ngvi.core.target import Bends, Expectation, RowRules, Spread
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.reading.compiled import CompiledOnce, quickly
-from pymc_ngvi.reading.dependence_values import Facts
-from pymc_ngvi.reading.distribute import as_sum, without_checks
+from pymc_ngvi.reading.distribute import as_sum, conditions_of, without_checks
 from pymc_ngvi.reading.found import Compile, Predictors
 from pymc_ngvi.reading.sums import JointPredictors
 from pymc_ngvi.reading.terms import Terms, terms_of
@@ -77,6 +77,8 @@ class Expectations:
         With a rest, they are all there is to be had.
     leaves_out_conditions : bool
         Whether log p is -inf under conditions that rows know nothing of.
+    conditions : list of pytensor variables or None
+        Those, of the predictors; None where some part of log p is -inf, but not all.
     n_rows_in_all : int
         Rows among which the error of quadrature is to be shared, where this is a part of a log density; 0 where it is
         not.
@@ -96,7 +98,7 @@ class Expectations:
         self._other: AffineMap | None = None
         with without_c():
             [inner] = graph.inline_inner_graphs(simplify([self._predictors.density()]))
-        checked = without_checks(inner)
+        checked, self.conditions = without_checks(inner), conditions_of(inner)
         self.leaves_out_conditions = checked is not inner
         self._inner = as_sum(checked, self._predictors.vector)
         self._facts = Facts(self._inner, self._predictors.vector, conditions=True)

@@ -20,10 +20,10 @@ from pymc_ngvi.density.made import Made, Once
 from pymc_ngvi.density.minibatch import Minibatches
 from pymc_ngvi.graphs import graph, incomplete, large, loops, odes
 from pymc_ngvi.graphs.backends import compile_flags, compile_options, without_c
-from pymc_ngvi.graphs.cost import Cost, estimate, estimate_of_jets
 from pymc_ngvi.graphs.jaxed import InFloat64, filled_up, in_float64
 from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.graphs.matrices import hold_by_rows, hold_matrices
+from pymc_ngvi.ops.cost import Cost, estimate, estimate_of_jets
 
 #: How many times as many points there are in the next shape that JAX compiles a function for.
 _PER_SHAPE = 4
@@ -49,11 +49,6 @@ class FlatGraphs:
     minibatches : Minibatches
         The rows in use.
     is_large : bool
-
-    Raises
-    ------
-    MissingDerivativeError
-        If an operation of the model has no gradient.
     """
 
     def __init__(self, model: pm.Model, layout: Layout, logp: Variable, *, may_be_large: bool) -> None:
@@ -65,8 +60,8 @@ class FlatGraphs:
             [logp] = self.on_flat_vector([logp])
             self.is_large = may_be_large and large.is_large(logp)
             [self.logp] = self.simplify([logp])
-        if self.forward is None:
-            self._raw_grad  # noqa: B018 (made once)
+            if loops.has_loops([self.logp]):
+                [self.logp] = loops.with_short_steps([self.logp], self.simplify)
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: rules are made again."""
@@ -84,7 +79,8 @@ class FlatGraphs:
             return None
 
     @functools.cached_property
-    def _raw_grad(self) -> Variable:
+    def raw_grad(self) -> Variable:
+        """The gradient as it is made; MissingDerivativeError if an operation of the model has none."""
         with without_c():
             return graph.gradient(self.logp, self.theta)
 
@@ -92,7 +88,7 @@ class FlatGraphs:
     def logp_grad(self) -> Outputs:
         """Log p and its gradient, simplified together."""
         with without_c():
-            return self.simplify([self.logp, self._raw_grad])
+            return self.simplify([self.logp, self.raw_grad])
 
     @property
     def grad(self) -> Variable:

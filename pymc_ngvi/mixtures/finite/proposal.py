@@ -19,8 +19,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scipy.special import logsumexp
-
+from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.types import Array, GaussianState, Moments, Update
 from pymc_ngvi.families.mixture import MixtureState
 
