@@ -16,7 +16,7 @@ from rich.theme import Theme
 
 from pymc_ngvi.core.seeds import Seed, seed_of
 from pymc_ngvi.core.types import Array, Rule, VariationalState
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.shards.shards import Shards
 from pymc_ngvi.density.streams.density import Streamed
 from pymc_ngvi.fitting.begun import first_state
@@ -190,7 +190,7 @@ class NGVI(Inference):
         # What was made for the first fit before it began: users take nodes of `approx` for their callbacks.
         self._prepared: NGVIApproximation | None = None
         self._next_seed: int | None = None
-        self._density: LogDensity | None = None  # of the last fit
+        self._density: ModelDensity | None = None  # of the last fit
 
     def configure(self, **options: Any) -> None:
         """Change options of the constructor before the next fit; None leaves an option as it is.
@@ -374,7 +374,7 @@ class NGVI(Inference):
             return self._next_seed
         return seed_of(self._given["random_seed"])
 
-    def _from(self, density: LogDensity) -> Mapping[str, ArrayLike] | Earlier | None:
+    def _from(self, density: ModelDensity) -> Mapping[str, ArrayLike] | Earlier | None:
         """Return the means to start from, or the earlier fit."""
         start = self._given["start"]
         return Earlier.of(start, density) if isinstance(start, NGVIApproximation) else start

@@ -25,6 +25,8 @@ class Reason(StrEnum):
     NOT_ALL_ROWS = auto()  # a part of log p is no row
     TOO_DENSE = auto()  # covariances of predictors would take too much memory
     NOT_JITTED = auto()  # steps are not compiled whole
+    # Of derivatives.
+    NO_HESSIANS = auto()  # at points
     # Of the form in which values were asked for.
     PATTERN_WIDENED = auto()
     PATTERN_LACKS = auto()

@@ -223,9 +223,6 @@ class RowsTarget(Protocol):
             Nats; no other rules are taken where the value by these, or the coarsest, is lower.
         """
 
-    def directions(self, rows: NDArray[np.intp]) -> Array:
-        """Return the slopes of the only predictor of each of some rows, (n, n_dim)."""
-
     def rows_cover(self, draw: Callable[[], Array]) -> bool:
         """Tell whether rows are all of log p at draws, some of which may be outside its support.
 
@@ -234,6 +231,13 @@ class RowsTarget(Protocol):
         draw : callable
             Returns draws, (n_draws, n_dim); not called where rows leave nothing out.
         """
+
+
+class BentRowsTarget(RowsTarget, Protocol):
+    """What it has beside, if its expectations tell of `Bends`."""
+
+    def directions(self, rows: NDArray[np.intp]) -> Array:
+        """Return the slopes of the only predictor of each of some rows, (n, n_dim)."""
 
 
 class RowsOnDevice(Protocol):

@@ -151,6 +151,8 @@ class Functions:
         What was compiled and found.
     seconds : float
         Spent on building and compiling.
+    needs_hessians : bool
+        Whether Hessians are to be expected, for the choice of a backend: compiling may pay for these alone.
     """
 
     def __init__(
@@ -167,6 +169,7 @@ class Functions:
         self.compile_kwargs = compile_kwargs
         self.made = Made()
         self.seconds = 0.0
+        self.needs_hessians = True
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: compiled functions are made again when they are needed."""

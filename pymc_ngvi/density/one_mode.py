@@ -27,7 +27,7 @@ from pytensor.scalar.math import Sigmoid, Softplus
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 from pymc_ngvi.core.values import AnyArray
-from pymc_ngvi.density.logdensity import LogDensity
+from pymc_ngvi.density.model_density import ModelDensity
 from pymc_ngvi.reading.terms import Rows
 
 
@@ -63,12 +63,12 @@ _CONVEX: dict[type, float] = {ps.Exp: _LEAST, ps.Expm1: -1.0, Softplus: 0.0}
 _CONCAVE = (ps.Log, ps.Log1p)
 
 
-def has_one_mode(density: LogDensity) -> bool:
+def has_one_mode(density: ModelDensity) -> bool:
     """Tell whether log p is known to be concave, so that it has one mode.
 
     Parameters
     ----------
-    density : LogDensity
+    density : ModelDensity
 
     Examples
     --------

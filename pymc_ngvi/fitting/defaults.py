@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pymc_ngvi.core.messages import OURS
-from pymc_ngvi.density import LogDensity, MissingDerivativeError
+from pymc_ngvi.density import MissingDerivativeError, ModelDensity
 from pymc_ngvi.families import DENSE, FAMILIES, STRUCTURED, traits_of
 from pymc_ngvi.families.sparse import goes_with_fill, goes_with_sums
 from pymc_ngvi.fitting.auto import FamilyChoice, choose_family
@@ -30,14 +30,14 @@ _OF_BATCHES = tuple(
 type Given = Mapping[str, Any]
 
 
-def options_for(given: Given, density: LogDensity | None = None) -> FitOptions:
+def options_for(given: Given, density: ModelDensity | None = None) -> FitOptions:
     """Check what was given, and fill in what was not.
 
     Parameters
     ----------
     given : mapping
         Options of `NGVI`; others than those of `FitOptions` are left alone, and those left out have their defaults.
-    density : LogDensity, optional
+    density : ModelDensity, optional
         Of the model; without it, nothing is adapted to a model.
 
     Raises
@@ -66,7 +66,7 @@ def options_for(given: Given, density: LogDensity | None = None) -> FitOptions:
     if density is None:
         return options
     in_parts = density.is_sharded or density.is_streamed  # whose rows are NumPy's
-    may_jit = density.functions.fixed_size and not in_parts and density.rows is not None
+    may_jit = density.functions.fixed_size and not in_parts and density.n_rows is not None
     if may_jit and (why := why_not_jitted(options)):
         density.by_rows.leave_to_pytensor(why)
         options = FitOptions(**{**filled, "estimator": given["estimator"]})
@@ -133,7 +133,7 @@ def _may_go_by_rows(given: Given, filled: Given) -> bool:
     return True
 
 
-def _goes_by_rows(given: Given, filled: Given, density: LogDensity) -> bool:
+def _goes_by_rows(given: Given, filled: Given, density: ModelDensity) -> bool:
     """Tell whether a fit takes exact expectations of rows."""
     if filled["estimator"] == "quadrature":
         return True
@@ -143,7 +143,7 @@ def _goes_by_rows(given: Given, filled: Given, density: LogDensity) -> bool:
     return n_directions is not None and n_directions <= _FEW_DIRECTIONS
 
 
-def _family_for(given: Given, density: LogDensity) -> Mapping[str, str | None]:
+def _family_for(given: Given, density: ModelDensity) -> Mapping[str, str | None]:
     """Return the family that suits the model, and why, where it goes with what was given."""
     if given["estimator"] == "gauss_newton" or only_family(**{axis: given[axis] for axis in AXES if axis != "family"}):
         return {"family": None}  # as the registry has it, whatever the model
@@ -160,7 +160,7 @@ def _family_for(given: Given, density: LogDensity) -> Mapping[str, str | None]:
     return filled
 
 
-def _chosen(given: Given, density: LogDensity) -> FamilyChoice:
+def _chosen(given: Given, density: ModelDensity) -> FamilyChoice:
     """Return the family that suits a model, in the space of its rows where that has far fewer dimensions."""
     steps = [given[name] for name in ("update", "estimator", "step")]
     may_fill = not density.has_minibatch and goes_with_fill(*steps)
@@ -173,7 +173,7 @@ def _chosen(given: Given, density: LogDensity) -> FamilyChoice:
     return chosen
 
 
-def _components_for(given: Given, density: LogDensity) -> Mapping[str, str | None]:
+def _components_for(given: Given, density: ModelDensity) -> Mapping[str, str | None]:
     """Return what components of a mixture suit the model, where that goes with what was given."""
     chosen = choose_family(density)
     try:

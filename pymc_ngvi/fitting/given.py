@@ -7,7 +7,7 @@ import pymc as pm
 from numpy.typing import ArrayLike
 from pymc.model import modelcontext
 
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.shards.shards import Shards
 from pymc_ngvi.density.streams.density import Streamed
 from pymc_ngvi.density.streams.source import Source
@@ -40,7 +40,7 @@ def streamed(model: pm.Model, batches: Batches, last: Streamed | None) -> Stream
     return Streamed(model, source)
 
 
-def check_not_empty(density: LogDensity) -> None:
+def check_not_empty(density: ModelDensity) -> None:
     """Raise ValueError for a model whose free variables have no elements."""
     if not density.n_dim:
         names = ", ".join(repr(v.name) for v in density.layout.variables)

@@ -16,7 +16,7 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
 from pymc_ngvi.core.refusal import OtherForm
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.priors import flat_coordinates, has_proper_priors
 
 logger = logging.getLogger("pymc.ngvi")
@@ -58,21 +58,24 @@ class Propriety:
 
     Parameters
     ----------
-    density : LogDensity
+    density : ModelDensity
     """
 
-    def __init__(self, density: LogDensity) -> None:
-        self._density = density
-        #: Whether all of log p can be evaluated at single points, far out.
-        self.can_be_told = not (density.is_sharded or density.is_streamed or density.has_minibatch)
+    def __init__(self, density: ModelDensity) -> None:
+        self._density = density if isinstance(density, LogDensity) and not density.has_minibatch else None
         #: Whether the posterior may be improper at all.
         self.is_open = not self.can_be_told or not has_proper_priors(density.model)
         #: The variables in which it is.
         self.improper: tuple[str, ...] = ()
 
+    @property
+    def can_be_told(self) -> bool:
+        """Whether all of log p can be evaluated at single points, far out."""
+        return self._density is not None
+
     def is_improper(self, mean: Array, sd: Array, *, ended: bool = False) -> bool:
         """Tell whether the posterior is found to be improper, looking out from a Gaussian, or from the start."""
-        if not (self.is_open and self.can_be_told) or self.improper:
+        if not self.is_open or self._density is None or self.improper:
             return bool(self.improper)
         found = tails_of(self._density, mean, sd, level=not ended)
         if not (found.improper or found.known):

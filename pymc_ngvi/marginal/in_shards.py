@@ -34,8 +34,9 @@ class TermsInShards:
     """
 
     def __init__(self, density: ShardedDensity, forest: Forest) -> None:
-        assert density.rows is not None
-        self._prior = ByRows(RowTerms(density.rows, forest), forest)
+        rows = density.prior.rows
+        assert rows is not None
+        self._prior = ByRows(RowTerms(rows, forest), forest)
         self._shards, self._forest = density.shards, forest
         self._places: list[Integers] = self._shards.ask(Call(_places, (forest,)))
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.blocks import CannotSplit, RowTerms
 from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.density.split import SplitDensity
@@ -24,7 +24,7 @@ class FittedDensity:
 
     Parameters
     ----------
-    density : LogDensity
+    density : ModelDensity
     forest : Forest
     point : ndarray, shape (n_dim,)
         Where log p is finite: the mean of the Gaussian fit.
@@ -35,7 +35,7 @@ class FittedDensity:
     """
 
     def __init__(
-        self, density: LogDensity, forest: Forest, point: Array, log_p: float | None = None, *, by_rows: bool = True
+        self, density: ModelDensity, forest: Forest, point: Array, log_p: float | None = None, *, by_rows: bool = True
     ) -> None:
         self._density, self._forest, self._point, self._by_rows = density, forest, point, by_rows
         self._log_p, self._is_checked = log_p, log_p is None
@@ -104,14 +104,19 @@ class FittedDensity:
         if self._terms is None:
             with self._density.info.data.restored():
                 self._check()
-                self._terms = self._of_rows() or SplitDensity(self._density, self._forest, self._point)
+                self._terms = self._of_rows() or SplitDensity(self._whole, self._forest, self._point)
         return self._terms
+
+    @property
+    def _whole(self) -> LogDensity:
+        assert isinstance(self._density, LogDensity)
+        return self._density
 
     def _of_rows(self) -> ByRows | TermsInShards | None:
         density = self._density
         if isinstance(density, ShardedDensity):
             return TermsInShards(density, self._forest)
-        rows = density.rows
+        rows = self._whole.rows
         if rows is None or not self._by_rows:
             return None
         try:

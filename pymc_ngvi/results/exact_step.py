@@ -15,7 +15,7 @@ from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.status import NotExactError, Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import GaussianState, VariationalState
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.fitting.modes.found import N_SEEN, not_covered
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.price import Price, fit_seconds, in_words
@@ -47,7 +47,7 @@ class _Failed(Unavailable):
     """It was tried."""
 
 
-def check_wanted(options: FitOptions, density: LogDensity) -> None:
+def check_wanted(options: FitOptions, density: ModelDensity) -> None:
     """Raise ValueError, before anything is computed, where a posterior is asked for that can't be had."""
     try:
         if options.posterior == "exact":
@@ -163,7 +163,7 @@ class ExactStep:
         finally:
             density.n_gradients, density.n_hessians = before  # those of the fit
 
-    def _price(self, density: LogDensity, record: FitRecord) -> Price:
+    def _price(self, density: ModelDensity, record: FitRecord) -> Price:
         """Return what the fit took, and what it leaves."""
         of_fit = fit_seconds(density, record.n_gradients, record.n_hessians, record.estimator)
         if self.max_seconds is not None:
@@ -199,7 +199,7 @@ class ExactStep:
 class _Given:
     """What other posteriors begin from: the Gaussian fit, a seed, and what they may take."""
 
-    density: LogDensity
+    density: ModelDensity
     q: GaussianState
     seed: int
     price: Price
@@ -267,7 +267,7 @@ def _exact_attempt(given: _Given, record: FitRecord, of_nested: float) -> _Attem
         Where there is none, or it takes too long.
     """
     density, forest = given.density, forest_of(given.density)
-    n_rows = density.rows.n_rows if density.rows is not None and record.estimator == "quadrature" else 0
+    n_rows = density.n_rows or 0 if record.estimator == "quadrature" else 0
     work = work_of(forest, density.gradient_seconds, n_rows)
     left = given.price.left(is_plain=not work.has_blocks)
     _check(given.price, left, work.seconds, "exact")

@@ -14,7 +14,7 @@ import numpy as np
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.types import GaussianState
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.families import DENSE, INDEPENDENT, DiagonalState, FullState
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.price import Price, expected_seconds
@@ -40,9 +40,9 @@ _N_DRAWS = 64
 _FROM_MOMENTS = "it has the moments of the nested posterior"
 
 
-def comes_first(options: FitOptions, density: LogDensity) -> bool:
+def comes_first(options: FitOptions, density: ModelDensity) -> bool:
     """Tell whether a nested posterior is to be had without a Gaussian fit of all coordinates before it."""
-    if options.posterior not in ("auto", "nested") or density.has_minibatch or density.rows is not None:
+    if options.posterior not in ("auto", "nested") or density.has_minibatch or density.n_rows is not None:
         return False
     try:
         forest = forest_of(density)
@@ -59,7 +59,7 @@ def comes_first(options: FitOptions, density: LogDensity) -> bool:
     return given.n_dim >= _MANY * len(given.outside) and seconds_of(given) <= _affordable(options, density)
 
 
-def _affordable(options: FitOptions, density: LogDensity) -> float:
+def _affordable(options: FitOptions, density: ModelDensity) -> float:
     """Return the seconds that a nested posterior may take: as many as a Gaussian fit and what may follow it."""
     if options.max_seconds is not None:
         return options.max_seconds
@@ -69,7 +69,7 @@ def _affordable(options: FitOptions, density: LogDensity) -> float:
 
 def nested_first[A: Fitted](
     options: FitOptions,
-    density: LogDensity,
+    density: ModelDensity,
     seed: int,
     make: Callable[..., A],
     *,
@@ -81,7 +81,7 @@ def nested_first[A: Fitted](
     Parameters
     ----------
     options : FitOptions
-    density : LogDensity
+    density : ModelDensity
     seed : int
     make : callable
         The class of approximations.
@@ -113,7 +113,7 @@ def _with_moments_of(state: NestedState) -> GaussianState:
     return FullState(state.mean(), np.linalg.cholesky(state.cov()))
 
 
-def _record(density: LogDensity, q: GaussianState, state: NestedState, seed: int, seconds: float) -> FitRecord:
+def _record(density: ModelDensity, q: GaussianState, state: NestedState, seed: int, seconds: float) -> FitRecord:
     """Return what there is to say of that Gaussian."""
     theta = q.draws(np.random.default_rng(seed).standard_normal((_N_DRAWS, q.n_dim)))
     h = rows_of(density).logp_of_all(theta) - q.log_density(theta)  # log p of all at once need not be compiled

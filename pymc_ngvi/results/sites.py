@@ -8,6 +8,7 @@ import xarray as xr
 
 from pymc_ngvi.core.sparsity.dependence_sets import TooDenseError
 from pymc_ngvi.core.types import Array, GaussianState
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.observed_rows import ObservedKind, ObservedRows, observed_rows
 from pymc_ngvi.results.convert import axes_of
 from pymc_ngvi.results.posterior import Posterior
@@ -26,12 +27,16 @@ _OF_PREDICTOR = (
 
 def sites(posterior: Posterior, var_name: str | None) -> xr.Dataset:
     """Return the sites of an observed variable; see `NGVIApproximation.sites`."""
-    if posterior.density.is_sharded:
-        raise ValueError("The rows are in shards, and have no sites here. Fit a shard alone to see those of its rows.")
+    density = posterior.density
+    if not isinstance(density, LogDensity):
+        parts, one = ("shards", "shard") if density.is_sharded else ("batches", "batch")
+        raise ValueError(
+            f"The rows are in {parts}, and have no sites here. Fit a {one} alone to see those of its rows."
+        )
     q, name = _gaussian(posterior), _observed(posterior, var_name)
     posterior.check_weights()
     try:
-        found = observed_rows(posterior.density, name)
+        found = observed_rows(density, name)
         kinds = list(zip(found.kinds, _sites_of(found, q), strict=True))
     except (ValueError, TooDenseError) as error:
         raise ValueError(

@@ -260,7 +260,7 @@ class Call:
     Parameters
     ----------
     function : callable
-        Of the `LogLikelihood` and the arguments.
+        Of the log likelihood, a `LogDensity`, and the arguments.
     arguments : tuple
     """
 

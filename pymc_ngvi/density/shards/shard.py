@@ -35,25 +35,6 @@ _LOCK = threading.RLock()
 _OF_MODELS: WeakValueDictionary[int, "Shard"] = WeakValueDictionary()
 
 
-class LogLikelihood(LogDensity):
-    """What a model says of its data: log p without the density of the free variables.
-
-    Parameters
-    ----------
-    model : pymc.Model
-    without : tuple of str
-        Potentials that are left out.
-    """
-
-    def __init__(self, model: pm.Model, without: tuple[str, ...]) -> None:
-        self._without = without
-        super().__init__(model)
-
-    def _graph_of(self, model: pm.Model) -> Variable:
-        potentials = [term for term in model.potentials if term.name not in self._without]
-        return log_likelihood(model, {rv: model.rvs_to_values[rv] for rv in model.observed_RVs}, potentials)
-
-
 class Shard:
     """A shard in the process that holds its data.
 
@@ -114,8 +95,13 @@ class Shard:
                 return facts_of(self.key, self._model, request.theta) if isinstance(request, Look) else self._outline()
 
     @functools.cached_property
-    def _likelihood(self) -> LogLikelihood:
-        return LogLikelihood(self._model, self._recipe.without)
+    def _likelihood(self) -> LogDensity:
+        return LogDensity(self._model, log_p=self._log_likelihood)
+
+    def _log_likelihood(self, model: pm.Model) -> Variable:
+        """Return what a model says of its data: log p without the density of the free variables."""
+        potentials = [term for term in model.potentials if term.name not in self._recipe.without]
+        return log_likelihood(model, {rv: model.rvs_to_values[rv] for rv in model.observed_RVs}, potentials)
 
     @functools.cached_property
     def _pattern(self) -> Pattern | None:

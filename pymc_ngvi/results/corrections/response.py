@@ -27,7 +27,7 @@ from scipy.sparse.linalg import LinearOperator, cg
 
 from pymc_ngvi.core.linalg import all_finite
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.families import BlockState, DiagonalState
 from pymc_ngvi.families.matrices.structure import Structure
 
@@ -130,7 +130,7 @@ class ElboHessian:
         return self._q.unwhiten(found)
 
 
-def products_at(target: LogDensity, theta: Array, sd: Array, n_tilts: int) -> Products:
+def products_at(target: ModelDensity, theta: Array, sd: Array, n_tilts: int) -> Products:
     """Return what multiplies the Hessian at each draw with a direction of its own.
 
     The Hessians themselves are evaluated where they fit in memory and take less than the solves would. Otherwise each
@@ -138,7 +138,7 @@ def products_at(target: LogDensity, theta: Array, sd: Array, n_tilts: int) -> Pr
 
     Parameters
     ----------
-    target : LogDensity
+    target : ModelDensity
     theta : ndarray, shape (n_draws, n_dim)
         Draws of q.
     sd : ndarray, shape (n_dim,)
@@ -163,7 +163,7 @@ def products_at(target: LogDensity, theta: Array, sd: Array, n_tilts: int) -> Pr
     return (lambda directions: (found @ directions[:, :, None])[:, :, 0]) if held else _differences(target, theta, sd)
 
 
-def _differences(target: LogDensity, theta: Array, sd: Array) -> Products:
+def _differences(target: ModelDensity, theta: Array, sd: Array) -> Products:
     def products(directions: Array) -> Array:
         # Each draw goes a step of the same length, in standard deviations of q, whatever its direction.
         length = np.max(np.abs(directions) / sd, axis=1, keepdims=True)

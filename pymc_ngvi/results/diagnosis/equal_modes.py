@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density import Layout, LogDensity
+from pymc_ngvi.density import Layout, ModelDensity
 from pymc_ngvi.results.diagnosis.symmetries import Exchange, Family, Flip, families_of
 from pymc_ngvi.results.posterior import Distribution
 
@@ -47,7 +47,7 @@ class EqualModes:
 
 
 def equal_modes(
-    density: LogDensity, q: Distribution, theta: Array, layout: Layout, most: int = MOST_EVALUATIONS
+    density: ModelDensity, q: Distribution, theta: Array, layout: Layout, most: int = MOST_EVALUATIONS
 ) -> tuple[tuple[EqualModes, ...], int]:
     """Return the symmetries of log p that map q to somewhere else, and how many evaluations of log p that took.
 
@@ -55,7 +55,7 @@ def equal_modes(
 
     Parameters
     ----------
-    density : LogDensity
+    density : ModelDensity
     q : Distribution
     theta : ndarray, shape (n_draws, n_dim)
         Draws of q.
@@ -103,7 +103,7 @@ def _is_new(family: Family, known: list[tuple[Family, list[_Image]]]) -> bool:
 class _Comparison:
     """log p at draws and at their images, within a number of evaluations."""
 
-    def __init__(self, density: LogDensity, q: Distribution, theta: Array, most: int) -> None:
+    def __init__(self, density: ModelDensity, q: Distribution, theta: Array, most: int) -> None:
         self.density, self.q, self.left, self.n_log_p = density, q, most, 0
         theta = theta[np.isfinite(theta).all(axis=1)]
         logp = self._log_p(theta)

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array, GaussianState
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.results.posterior import Plan
 
 #: A quarter of a period in whitened coordinates, and by how much, as a part, trajectories differ from it.
@@ -91,7 +91,7 @@ class _Points:
 
 
 def move(
-    density: LogDensity,
+    density: ModelDensity,
     plan: Plan,
     base: Array,
     rng: np.random.Generator,
@@ -105,7 +105,7 @@ def move(
 
     Parameters
     ----------
-    density : LogDensity
+    density : ModelDensity
     plan : Plan
         Of q.
     base : ndarray, shape (n_draws, ...)

@@ -1,0 +1,125 @@
+"""The log density of a model whose data are not in one place: a prior here, and likelihoods of parts of the data."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+
+from pymc_ngvi.core.target import RowRules
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.density.logdensity import LogDensity
+from pymc_ngvi.density.minibatch import Minibatches
+from pymc_ngvi.density.model_density import ModelDensity
+from pymc_ngvi.graphs.graph import MissingDerivativeError
+
+
+class Sum(ModelDensity):
+    """The sum of a prior and of likelihoods, which say what they are at points.
+
+    Parameters
+    ----------
+    prior : LogDensity
+        Counts evaluations; its model stands for all of them.
+    """
+
+    def __init__(self, prior: LogDensity) -> None:
+        self.prior = prior
+        self.info, self.functions, self.by_rows = prior.info, prior.functions, prior.by_rows
+
+    # --- of the likelihoods ---
+
+    @property
+    @abstractmethod
+    def likelihood_seconds(self) -> float:
+        """Estimated time of the likelihoods and their gradients at one point."""
+
+    @abstractmethod
+    def log_likelihoods(self, theta: Array) -> Iterable[Array]:
+        """Evaluate them, (n_draws,) each."""
+
+    @abstractmethod
+    def log_likelihoods_and_grads(self, theta: Array) -> Iterable[tuple[Array, Array]]:
+        """Evaluate them and their gradients, (n_draws,) and (n_draws, n_dim)."""
+
+    # --- sums ---
+
+    def logp(self, theta: Array) -> Array:
+        """Evaluate the log density alone, (n_draws,), at points (n_draws, n_dim)."""
+        result: Array = sum(self.log_likelihoods(theta), self.prior.logp(theta))
+        return result
+
+    def logp_grad(self, theta: Array) -> tuple[Array, Array]:
+        """Evaluate the log density and its gradient; see `ModelDensity`."""
+        logp, grad = self.prior.logp_grad(theta)
+        for of_part, grad_of_part in self.log_likelihoods_and_grads(theta):
+            logp, grad = logp + of_part, grad + grad_of_part
+        return logp, grad
+
+    @property
+    def gradient_seconds(self) -> float:
+        """Estimated time of log p and its gradient at one point."""
+        return self.prior.gradient_seconds + self.likelihood_seconds
+
+    # --- of the prior ---
+
+    @property
+    def n_gradients(self) -> int:
+        """Draws at which the gradient was evaluated so far."""
+        return self.prior.n_gradients
+
+    @n_gradients.setter
+    def n_gradients(self, value: int) -> None:
+        self.prior.n_gradients = value
+
+    @property
+    def n_hessians(self) -> int:
+        """Draws at which the Hessian was evaluated so far."""
+        return self.prior.n_hessians
+
+    @n_hessians.setter
+    def n_hessians(self, value: int) -> None:
+        self.prior.n_hessians = value
+
+    @property
+    def compile_seconds(self) -> float:
+        """Spent so far on building and compiling graphs here."""
+        return self.prior.compile_seconds
+
+    @property
+    def is_small(self) -> bool:
+        """Whether a batch of draws is too little work to share among threads."""
+        return False
+
+    @property
+    def minibatches(self) -> Minibatches:
+        """None: likelihoods have all of their data."""
+        return self.prior.minibatches
+
+    @property
+    def n_rows(self) -> int | None:
+        """Rows of the prior; None where log p is no sum over rows."""
+        return self.prior.n_rows
+
+    @property
+    def n_directions(self) -> int | None:
+        """Directions in which the functions of rows vary, at most; None where log p is no sum over rows."""
+        return self.prior.n_directions
+
+    def rules_of_level(self, level: int) -> RowRules:
+        """Return rules that are the same for all rows, by their code."""
+        return self.prior.rules_of_level(level)
+
+    def rows_cover(self, draw: Callable[[], Array]) -> bool:
+        """Tell whether rows are all of log p at draws; see `RowsTarget`."""
+        return self.prior.rows_cover(draw)
+
+    def hessian_error(self) -> MissingDerivativeError | None:
+        """Return the error that names the operation without a second derivative, if there is one."""
+        return self.prior.hessian_error()
+
+    def widen(self, theta: Array) -> bool:
+        """Add the entries that the prior's pattern lacks at the rows of ``theta``; tell whether there are any."""
+        return self.prior.widen(theta)
+
+    @property
+    def n_products(self) -> int:
+        """Products with a vector that take as long as one Hessian."""
+        return self.prior.n_products
