@@ -11,11 +11,11 @@ import pymc_ngvi
 
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stream import Place
-from pymc_ngvi.density.streams.source import Source
+from pymc_ngvi.density.streams.source import BatchSource
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.results.diagnosis.cures import context_of
 from pymc_ngvi.steps.incremental.order import sign_of_order
-from pymc_ngvi.steps.incremental.sites import Quadratic, Seen, pack
+from pymc_ngvi.steps.incremental.sites import Quadratic, SeenByQuadratics, pack
 
 N_ROWS, N_BATCHES = 2700, 9
 
@@ -312,7 +312,7 @@ def test_a_quadratic_function_has_the_expectation_it_was_made_of(state):
     q = state.from_scale(rng.normal(size=3), np.array([0.5, 1.0, 2.0]))
     if state is FullState:
         q = FullState(q.location, np.tril(rng.normal(size=(3, 3))) + 2.0 * np.eye(3))
-    A, seen = rng.normal(size=(3, 3)), Seen.of(q)
+    A, seen = rng.normal(size=(3, 3)), SeenByQuadratics.of(q)
     hessian = -np.eye(3) - A @ A.T
     kept = pack(hessian) if state is FullState else np.diagonal(hessian)
     grad = rng.normal(size=3)
@@ -327,11 +327,11 @@ def test_a_quadratic_function_has_the_expectation_it_was_made_of(state):
 
 
 def test_a_source_goes_on_where_it_was_cut_short():
-    source = Source(iter("abc"))
+    source = BatchSource(iter("abc"))
     assert source.look() == "a"
     assert source.read(0, Place()).data == "a"
     assert [source.read(0, Place(0, 1)).data for _ in range(2)] == ["b", "b"]
-    again = Source(Again("abc"))
+    again = BatchSource(Again("abc"))
     assert [again.read(0, Place(p, k)).data for p, k in [(0, 0), (0, 1), (1, 2), (1, 0)]] == ["a", "b", "c", "a"]
 
 

@@ -13,7 +13,7 @@ from pymc.pytensorf import compile as pymc_compile
 from pytensor.compile import Function
 from pytensor.graph.basic import Variable
 
-from pymc_ngvi.density.jets.arrays import CannotFollow
+from pymc_ngvi.density.jets.arrays import NoJet
 from pymc_ngvi.density.jets.evaluation import MOST_DIMENSIONS, ForwardMode, Jets
 from pymc_ngvi.density.made import Made, Once
 from pymc_ngvi.density.minibatch import Minibatches
@@ -77,7 +77,7 @@ class FlatGraphs:
         try:
             with without_c():
                 return ForwardMode(self.logp, self.theta)
-        except CannotFollow:
+        except NoJet:
             return None
 
     @functools.cached_property

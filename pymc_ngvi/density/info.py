@@ -63,7 +63,7 @@ class ModelInfo:
         return self.prior.draws(self.layout, n_draws, seed)
 
 
-def terms_of(model: pm.Model, point: Mapping[str, AnyArray]) -> dict[str, float]:
+def terms_by_variable(model: pm.Model, point: Mapping[str, AnyArray]) -> dict[str, float]:
     """Return the terms of log p by the names of their variables, at a point by unconstrained values."""
     with without_c(model):
         terms: dict[str, float] = model.point_logps(dict(point), round_vals=4, mode="FAST_COMPILE")

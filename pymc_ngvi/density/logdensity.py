@@ -30,7 +30,7 @@ from pymc_ngvi.density.model_density import ModelDensity
 from pymc_ngvi.density.reuse import CannotReuse, ModelState, same_options
 from pymc_ngvi.density.row_kinds import ModelRows, described_rows
 from pymc_ngvi.density.row_space import SeenFromRows
-from pymc_ngvi.density.rows import Rows
+from pymc_ngvi.density.rows import LikelihoodRows
 from pymc_ngvi.density.second_order import SecondOrder
 from pymc_ngvi.graphs import cost, graph
 from pymc_ngvi.graphs.backends import without_c
@@ -95,7 +95,7 @@ class LogDensity(ModelDensity):
         keep_freed_memory()
         began = time.perf_counter()
         self._requested, self._state, self._seconds_before = backend, ModelState.of(model), 0.0
-        observed = Rows.of(model)
+        observed = LikelihoodRows.of(model)
         self.n_gradients = self.n_hessians = 0
         self._find_point: Callable[[], dict[str, AnyArray]] | None = initial_point_function(model)
         point = self._find_point()

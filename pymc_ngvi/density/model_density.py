@@ -15,7 +15,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.by_rows import ByRows
 from pymc_ngvi.density.checks import of_batches
 from pymc_ngvi.density.flat import Functions
-from pymc_ngvi.density.info import ModelInfo, terms_of
+from pymc_ngvi.density.info import ModelInfo, terms_by_variable
 from pymc_ngvi.density.minibatch import Minibatches
 from pymc_ngvi.density.row_kinds import ModelRows
 from pymc_ngvi.density.row_space import SeenFromRows
@@ -108,7 +108,7 @@ class ModelDensity(ABC):
 
     def terms(self, theta: Array) -> dict[str, float]:
         """Return the terms of log p by the names of their variables, at a point (n_dim,)."""
-        return terms_of(self.model, self.layout.unflatten(theta))
+        return terms_by_variable(self.model, self.layout.unflatten(theta))
 
     # --- minibatches ---
 

@@ -39,7 +39,7 @@ def expected_seconds(density: ModelDensity) -> float:
 
 
 @dataclass(frozen=True)
-class Price:
+class TimeBudget:
     """What a call has taken, and what it may take.
 
     Parameters

@@ -38,7 +38,7 @@ _FARTHEST_LOG = 100.0
 _MOST_STEPS, _MOST_HALVINGS, _SOLVED, _LEAST_PIVOT = 30, 30, 1e-4, 1e-12
 
 
-class Tails(NamedTuple):
+class PosteriorTails(NamedTuple):
     """What is known of the tails of a posterior.
 
     Parameters
@@ -92,7 +92,7 @@ def _name(density: LogDensity, index: int) -> str:
     return variable.name + density.layout.label(index).removeprefix(variable.value_name)
 
 
-def tails_of(density: LogDensity, mean: Array, sd: Array, *, level: bool = False) -> Tails:
+def tails_of(density: LogDensity, mean: Array, sd: Array, *, level: bool = False) -> PosteriorTails:
     """Look at the tails of coordinates with flat priors.
 
     Parameters
@@ -104,10 +104,10 @@ def tails_of(density: LogDensity, mean: Array, sd: Array, *, level: bool = False
         Whether a tail that rises tells nothing, as while q is on its way to the data.
     """
     if density.second.error() is not None or density.n_dim > _MOST_DIM:
-        return Tails((), False)
+        return PosteriorTails((), False)
     flat = flat_coordinates(density.model, density.layout)
     if not len(flat):
-        return Tails((), False)
+        return PosteriorTails((), False)
     before = density.n_gradients, density.n_hessians
     flat = flat[np.argsort(-sd[flat])]
     try:
@@ -115,11 +115,11 @@ def tails_of(density: LogDensity, mean: Array, sd: Array, *, level: bool = False
             falls = {int(i): _falls(density, int(i), mean, sd, level) for i in flat[:_MOST_FLAT]}
     except OtherForm:
         logger.debug("The Hessian has entries that its pattern lacks.", exc_info=True)
-        return Tails((), False)
+        return PosteriorTails((), False)
     finally:
         density.n_gradients, density.n_hessians = before  # those of the fit
     known = len(flat) <= _MOST_FLAT and None not in falls.values()
-    return Tails(tuple(i for i, does in falls.items() if does is False), known)
+    return PosteriorTails(tuple(i for i, does in falls.items() if does is False), known)
 
 
 def _falls(density: LogDensity, at: int, mean: Array, sd: Array, level: bool) -> bool | None:

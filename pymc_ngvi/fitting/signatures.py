@@ -39,7 +39,7 @@ def sign(function: Callable[..., object], parameters: list[inspect.Parameter]) -
     function.__signature__ = inspect.signature(function).replace(parameters=parameters)  # type: ignore[attr-defined]
 
 
-def joined(first: list[inspect.Parameter], *methods: Callable[..., object]) -> list[inspect.Parameter]:
+def joined_parameters(first: list[inspect.Parameter], *methods: Callable[..., object]) -> list[inspect.Parameter]:
     """Return some parameters, and after them, by keyword, those that methods take and that are not among them."""
     found: Mapping[str, inspect.Parameter] = {
         name: parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)

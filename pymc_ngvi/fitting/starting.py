@@ -33,7 +33,7 @@ _UNITS = 7
 _TOO_WIDE = -1e15
 
 
-class _Tried(NamedTuple):
+class _TriedStart(NamedTuple):
     """A starting state, its ELBO, -inf where log p is not finite at a draw, and its scale."""
 
     state: VariationalState
@@ -208,15 +208,15 @@ def choose_start(
         If log p is not finite at any draw of any of them, naming the terms of the model that are not.
     """
 
-    def tried(location: Array, scale: Array) -> _Tried:
+    def tried(location: Array, scale: Array) -> _TriedStart:
         state = family.from_scale(location, scale)
         evaluation = rule.first_evaluation(state)
         # All draws inside the support, or the ELBO of a wide start would be a mean over those that are.
         inside = evaluation.finite.all() and not np.isnan(evaluation.elbo)
-        return _Tried(state, evaluation.elbo if inside else -np.inf, scale)
+        return _TriedStart(state, evaluation.elbo if inside else -np.inf, scale)
 
-    def best_at(location: Array) -> _Tried:
-        found: list[_Tried] = []
+    def best_at(location: Array) -> _TriedStart:
+        found: list[_TriedStart] = []
         for scale in _in_order(rule, scales):
             found.append(tried(location, scale))
             if rule.takes_any_start and found[-1].elbo > _TOO_WIDE:
@@ -240,11 +240,11 @@ def choose_start(
     raise StartError(_start_message(density, point, float(best.scale.max(initial=0.0))))
 
 
-def _elbo(tried: _Tried) -> float:
+def _elbo(tried: _TriedStart) -> float:
     return tried.elbo
 
 
-def _narrowed(best: _Tried, scales: Sequence[Array], tried: Callable[[Array], _Tried]) -> _Tried:
+def _narrowed(best: _TriedStart, scales: Sequence[Array], tried: Callable[[Array], _TriedStart]) -> _TriedStart:
     """Go to tenths of the narrowest scale for as long as log p falls more steeply than a parabola over it.
 
     Steps know of parabolas, of which a tenth loses a hundredth. Of an exponential of predictors on a large scale it

@@ -11,7 +11,7 @@ from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.adaptation import Adaptation
 from pymc_ngvi.marginal.adaptation import Hopeless as Hopeless
-from pymc_ngvi.marginal.log_marginal import TOLERANCE, LogMarginal, Points, joined
+from pymc_ngvi.marginal.log_marginal import TOLERANCE, LogMarginal, Referred, joined_points
 from pymc_ngvi.marginal.proposals import (
     OF_DEFENCE,
     Base,
@@ -115,7 +115,7 @@ class Sampler:
         self.sequences = Sequences(self._function, seed)
         self._rng = np.random.default_rng(seed)
         self._adaptation: Adaptation
-        self._known: Points  # by the reference rule
+        self._known: Referred  # by the reference rule
 
     def run(self) -> Sampled:
         """Adapt the proposal, then draw the pool."""
@@ -272,7 +272,7 @@ class Sampler:
         assert quadrature is not None
         if (n_missing := self._n_learned - len(self._known.g)) > 0:
             rows = np.union1d(evenly_picked(weights, n_missing, self._rng.random()), self._farthest(g, weights))
-            self._known = joined([self._known, quadrature.reference(g[rows])])
+            self._known = joined_points([self._known, quadrature.reference(g[rows])])
 
     def _learn(self, tolerance: float, least: int) -> bool:
         """Learn centres and the base rule from all that is known; tell whether there is a base rule."""
@@ -303,7 +303,7 @@ class Sampler:
             if not len(rows):
                 return
             points = quadrature.reference(g[rows])
-            self._known = joined([known, points])
+            self._known = joined_points([known, points])
             self._learn(_RESIDUAL, least)
             if not base.rule.n_nodes and not self._is_right_at(points):
                 self._learn(_RESIDUAL, 1)  # a polynomial alone may be too stiff where one node is not
@@ -313,7 +313,7 @@ class Sampler:
                 self._learn(_RESIDUAL, least)
                 return
 
-    def _is_right_at(self, points: Points) -> bool:
+    def _is_right_at(self, points: Referred) -> bool:
         """Tell whether the base rule is right at points that it was told of."""
         quadrature = self._quadrature
         if quadrature is None or quadrature.base is None:
@@ -329,7 +329,7 @@ class Sampler:
         rows = np.unique(evenly_picked(weights, _N_CHECKED, self._rng.random()))
         far = np.setdiff1d(self._farthest(g, weights), rows)
         points = quadrature.reference(g[rows])
-        self._known = joined([self._known, *([quadrature.reference(g[far])] if len(far) else []), points])
+        self._known = joined_points([self._known, *([quadrature.reference(g[far])] if len(far) else []), points])
         most = max(self._n_learned, _MOST_KNOWN // quadrature.forest.n_local)
         if len(self._known.g) > most:  # the last ones are nearest to the posterior
             self._known = self._known[np.arange(len(self._known.g) - most, len(self._known.g))]

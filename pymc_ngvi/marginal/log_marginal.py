@@ -18,8 +18,8 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.confirmed import confirmed
 from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.nodes import Rule, first_rule, ladder, references, wide_rule
-from pymc_ngvi.marginal.parts import Terms
+from pymc_ngvi.marginal.nodes import PathRule, first_rule, ladder, references, wide_rule
+from pymc_ngvi.marginal.parts import TermsOfBlocks
 from pymc_ngvi.marginal.quadrature import by_rule, integrate
 from pymc_ngvi.marginal.regression import Whitening, gram_of, leverage_of, predictor, regressed
 from pymc_ngvi.marginal.tails import Bend
@@ -41,7 +41,7 @@ _SLACK = 1.3
 
 
 @dataclass
-class Points:
+class Referred:
     """Globals at which the reference rule was evaluated.
 
     Parameters
@@ -60,14 +60,14 @@ class Points:
     skew: Array
     lost: NDArray[np.bool_]
 
-    def __getitem__(self, rows: NDArray[np.intp]) -> "Points":
+    def __getitem__(self, rows: NDArray[np.intp]) -> "Referred":
         """Return some of them."""
-        return Points(self.g[rows], self.log_marginal[rows], self.centres[rows], self.skew[rows], self.lost[rows])
+        return Referred(self.g[rows], self.log_marginal[rows], self.centres[rows], self.skew[rows], self.lost[rows])
 
 
-def joined(parts: Sequence[Points]) -> Points:
+def joined_points(parts: Sequence[Referred]) -> Referred:
     """Return several sets of points as one."""
-    return Points(
+    return Referred(
         np.concatenate([p.g for p in parts]),
         np.concatenate([p.log_marginal for p in parts]),
         Centres.joined([p.centres for p in parts]),
@@ -83,7 +83,7 @@ class BaseRule:
 
     Parameters
     ----------
-    rule : Rule
+    rule : PathRule
         Of no nodes where the polynomial is log m by itself.
     coefficients : ndarray, shape (n_features,)
     residual : float
@@ -94,7 +94,7 @@ class BaseRule:
         Variance of a prediction, in that of residuals, beyond which it extrapolates.
     """
 
-    rule: Rule
+    rule: PathRule
     coefficients: Array
     residual: float
     gram: Array
@@ -122,7 +122,7 @@ class LogMarginal:
 
     Attributes
     ----------
-    rule : Rule
+    rule : PathRule
         The reference.
     base : BaseRule or None
     rule_error : float
@@ -131,10 +131,10 @@ class LogMarginal:
         Draws whose centres had to be corrected.
     """
 
-    terms: Terms
+    terms: TermsOfBlocks
     forest: Forest
     first_centres: Callable[[Array], Centres] | None
-    rule: Rule = field(init=False)
+    rule: PathRule = field(init=False)
     base: BaseRule | None = None
     rule_error: float = float("nan")
     n_corrected: int = 0
@@ -158,7 +158,7 @@ class LogMarginal:
 
     @classmethod
     def of_content(
-        cls, content: dict[str, Any], terms: Terms, forest: Forest, forward: Callable[[Array], Array]
+        cls, content: dict[str, Any], terms: TermsOfBlocks, forest: Forest, forward: Callable[[Array], Array]
     ) -> "LogMarginal":
         """Return the inverse of `content`; ``forward`` maps globals to y.
 
@@ -181,7 +181,7 @@ class LogMarginal:
             and result.base.gram.shape == (result.n_features, result.n_features)
         )
         right = shapes == [(whitening.n_without_cubes, n_targets), (forest.n_local,), (p, p)] and base
-        if not right or not isinstance(result.rule, Rule) or result.rule.n_levels != forest.n_levels:
+        if not right or not isinstance(result.rule, PathRule) or result.rule.n_levels != forest.n_levels:
             raise ValueError("the regressions of the exact posterior do not go with its forest")
         return result
 
@@ -193,12 +193,12 @@ class LogMarginal:
 
     # --- by the reference rule ---
 
-    def reference(self, g: Array) -> Points:
+    def reference(self, g: Array) -> Referred:
         """Evaluate by the reference rule, about centres that are corrected until they are right."""
         size = max(1, _HELD // (self.forest.n_local * self.forest.n_levels**2))
-        return joined([self._reference(g[start : start + size]) for start in range(0, len(g), size)])
+        return joined_points([self._reference(g[start : start + size]) for start in range(0, len(g), size)])
 
-    def _reference(self, g: Array) -> Points:
+    def _reference(self, g: Array) -> Referred:
         first = self.first_centres if self._coefficients is None else None
         points = self._confirmed(g, self.predicted(g) if first is None else first(g), self.rule)
         for _ in range(_MOST_FOUND):
@@ -206,7 +206,7 @@ class LogMarginal:
                 break
         return points
 
-    def _find(self, points: Points) -> bool:
+    def _find(self, points: Referred) -> bool:
         """Look for the centres of lost draws on the way from the nearest that is not; tell whether any was found.
 
         Regressions extrapolate to draws far out. Conditional modes move steadily with the globals: about a centre that
@@ -226,7 +226,7 @@ class LogMarginal:
         points.centres = points.centres.replaced(lost, centres, np.ones((len(lost), self.forest.n_local), dtype=bool))
         return bool(not on_way.lost.all())
 
-    def _confirmed(self, g: Array, centres: Centres, rule: Rule) -> Points:
+    def _confirmed(self, g: Array, centres: Centres, rule: PathRule) -> Referred:
         """Evaluate about given centres, which are corrected."""
         n, n_local = len(g), self.forest.n_local
         log_marginal, lost = np.zeros(n), np.zeros(n, dtype=bool)
@@ -244,9 +244,9 @@ class LogMarginal:
                 n_corrected = np.maximum(n_corrected, one.n_corrected)
             self.n_corrected += int(n_corrected.sum())
         bad = ~np.isfinite(log_marginal)
-        return Points(g, np.where(bad, -np.inf, log_marginal), found, skew, lost | bad)
+        return Referred(g, np.where(bad, -np.inf, log_marginal), found, skew, lost | bad)
 
-    def _wider(self, turn: int) -> Rule:
+    def _wider(self, turn: int) -> PathRule:
         rules = ladder(self.forest.n_levels)
         return max(
             self.rule,
@@ -257,7 +257,7 @@ class LogMarginal:
 
     # --- centres by regression ---
 
-    def learn_centres(self, points: Points, weights: Array | None = None) -> None:
+    def learn_centres(self, points: Referred, weights: Array | None = None) -> None:
         """Fit the regression that predicts centres, of draws with weights up to 1."""
         assert self.whitening is not None
         features = self.whitening.features(points.g, cubes=False)
@@ -313,7 +313,7 @@ class LogMarginal:
 
     # --- how many nodes ---
 
-    def choose_rule(self, points: Points, *, least: int = 0, tolerance: float = TOLERANCE) -> None:
+    def choose_rule(self, points: Referred, *, least: int = 0, tolerance: float = TOLERANCE) -> None:
         """Take the fewest nodes, ``least`` or more, whose log m is but for a constant that of the next two rules.
 
         One more rule may err in the same direction. A rougher ``tolerance`` holds from the first rule on.
@@ -338,12 +338,12 @@ class LogMarginal:
                 return
         self.rule = rules[-1]
 
-    def learn_base(self, points: Points, weights: Array, *, tolerance: float, least: int, reach: float) -> None:
+    def learn_base(self, points: Referred, weights: Array, *, tolerance: float, least: int, reach: float) -> None:
         """Look for a rule of fewer nodes whose log m differs from the reference's by a polynomial.
 
         Parameters
         ----------
-        points : Points
+        points : Referred
         weights : ndarray, shape (n,)
             By which draws count.
         tolerance : float
@@ -359,7 +359,7 @@ class LogMarginal:
         weights = np.where(usable, weights, 0.0)
         weights = weights / weights.sum()
         centres = self.predicted(points.g)
-        smaller = [Rule(1, self.forest.n_levels), *ladder(self.forest.n_levels)]
+        smaller = [PathRule(1, self.forest.n_levels), *ladder(self.forest.n_levels)]
         for rule in smaller:
             if rule.n_nodes < least or rule.n_nodes >= self.rule.n_nodes:
                 continue
@@ -374,7 +374,7 @@ class LogMarginal:
                 continue
             # Where a rule is right, centres are as predicted; of many blocks, even one node takes long.
             if least <= 0 and self.forest.n_local >= _MANY:
-                none = Rule(0, self.forest.n_levels)
+                none = PathRule(0, self.forest.n_levels)
                 of_none = self._fitted(
                     none, known.g, known.log_marginal, weights[good], _OF_TOLERANCE * tolerance, reach
                 )
@@ -383,7 +383,7 @@ class LogMarginal:
             return
 
     def _fitted(
-        self, rule: Rule, g: Array, values: Array, weights: Array, tolerance: float, reach: float
+        self, rule: PathRule, g: Array, values: Array, weights: Array, tolerance: float, reach: float
     ) -> BaseRule | None:
         """Fit the polynomial to what it is to add; None where the residual is larger than the tolerance."""
         assert self.whitening is not None

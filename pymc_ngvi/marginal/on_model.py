@@ -11,7 +11,7 @@ from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.density.split import SplitDensity
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.in_shards import TermsInShards
-from pymc_ngvi.marginal.parts import ByRows, Plan, whole
+from pymc_ngvi.marginal.parts import Plan, TermsByRows, whole
 
 #: Relative change of log p at a point that is no rounding error.
 _RTOL = 1e-6
@@ -39,7 +39,7 @@ class FittedDensity:
     ) -> None:
         self._density, self._forest, self._point, self._by_rows = density, forest, point, by_rows
         self._log_p, self._is_checked = log_p, log_p is None
-        self._terms: SplitDensity | ByRows | TermsInShards | None = None
+        self._terms: SplitDensity | TermsByRows | TermsInShards | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what to pickle: all but what is compiled."""
@@ -93,7 +93,7 @@ class FittedDensity:
         split = self.split()
         return whole(self, forest, n_nodes) if isinstance(split, SplitDensity) else split.plan(n_draws, n_nodes)
 
-    def split(self) -> SplitDensity | ByRows | TermsInShards:
+    def split(self) -> SplitDensity | TermsByRows | TermsInShards:
         """Return the terms, compiled: those of rows where log p is a sum of these.
 
         Raises
@@ -112,7 +112,7 @@ class FittedDensity:
         assert isinstance(self._density, LogDensity)
         return self._density
 
-    def _of_rows(self) -> ByRows | TermsInShards | None:
+    def _of_rows(self) -> TermsByRows | TermsInShards | None:
         density = self._density
         if isinstance(density, ShardedDensity):
             return TermsInShards(density, self._forest)
@@ -121,7 +121,7 @@ class FittedDensity:
             return None
         try:
             with density.functions.timed():
-                return ByRows(RowTerms(rows, self._forest), self._forest)
+                return TermsByRows(RowTerms(rows, self._forest), self._forest)
         except CannotSplit:
             return None
 

@@ -39,7 +39,7 @@ _USABLE = 0.1
 _FIRST_SCALES = (1.0, 0.1, 0.01)
 
 
-class _Given(Density):
+class _LatentTarget(Density):
     """Log p of the latent variables, as a line search takes it."""
 
     has_hessian = True
@@ -87,7 +87,7 @@ class _Given(Density):
 
 
 @dataclass(frozen=True, eq=False)
-class Conditional:
+class LatentGaussian:
     """The Gaussian of the latent variables at one value of the hyperparameters.
 
     Parameters
@@ -121,7 +121,7 @@ class ConditionalFits:
     """
 
     def __init__(self, given: RowsGiven) -> None:
-        self._given, self._target = given, _Given(given)
+        self._given, self._target = given, _LatentTarget(given)
         self._state, self._structure = _form(given)
         self.n_fits = 0
 
@@ -138,7 +138,7 @@ class ConditionalFits:
         *,
         left: float = _SOLVED,
         thorough: bool = True,
-    ) -> Conditional | None:
+    ) -> LatentGaussian | None:
         """Return the fit at some values, (n_outside,); None where there is none.
 
         Parameters
@@ -166,7 +166,7 @@ class ConditionalFits:
             pass
         return None
 
-    def _by_steps(self, start: GaussianState, rules: RowRules | None, left: float) -> Conditional | None:
+    def _by_steps(self, start: GaussianState, rules: RowRules | None, left: float) -> LatentGaussian | None:
         """Take natural steps of size 1, or a part of it, each of which has to raise the ELBO; None where none does."""
         quadrature, q, adapt = Quadrature(), start, rules is None
         now = quadrature.by_rules(self._target, q, rules)
@@ -175,7 +175,7 @@ class ConditionalFits:
                 return None
             moments = quadrature.moments(self._target, q, _NO_DRAWS, now)
             if moments.gap < left:
-                return Conditional(q, now.elbo, self._given.seen(q), now.expectation.rules)
+                return LatentGaussian(q, now.elbo, self._given.seen(q), now.expectation.rules)
             for size in _SIZES:
                 new = natural(q, moments, size, False)
                 if new is None:
@@ -188,7 +188,7 @@ class ConditionalFits:
             q, now = new, then
         return None
 
-    def _by_search(self, start: GaussianState) -> Conditional | None:
+    def _by_search(self, start: GaussianState) -> LatentGaussian | None:
         """Fit by a line search."""
         rule = LineSearch(self._target, natural, Quadrature(), seed=0, tol=_TOL)
         state, status = rule.init(start), None
@@ -199,7 +199,7 @@ class ConditionalFits:
         if not np.isfinite(state.elbo) or (status is not Status.CONVERGED and not state.gap < _USABLE):
             return None
         rules = Quadrature().by_rules(self._target, state.q).expectation.rules
-        return Conditional(state.q, state.elbo, self._given.seen(state.q), rules)
+        return LatentGaussian(state.q, state.elbo, self._given.seen(state.q), rules)
 
     def _starts(self, near: Sequence[Seen], rules: RowRules | None) -> Iterator[GaussianState]:
         """Yield states to begin from, the most promising one first."""

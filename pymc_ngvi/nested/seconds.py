@@ -27,7 +27,7 @@ _PER_DENSE, _PER_FLOP, _PER_ENTRY, _PER_STACK, _PER_SIZE = 4.5e-11, 7e-11, 3.5e-
 _PER_SUM = 1.8
 
 
-def seconds_of(given: RowsGiven) -> float:
+def nested_seconds(given: RowsGiven) -> float:
     """Return about how long a nested posterior takes."""
     n_fits = _FITS + _FITS_OF_EACH * len(given.outside)
     return n_fits * _of_fit(given, _EXPECTATIONS) + n_values_of(given) * _of_fit(given, _EXPECTATIONS_OF_VALUE)

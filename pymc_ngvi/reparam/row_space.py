@@ -142,6 +142,6 @@ class _WithPrior(MeanHessian):
         return result
 
 
-def in_words(space: RowSpace) -> str:
+def space_in_words(space: RowSpace) -> str:
     """Return how many coefficients there are, and in how many dimensions the data see them."""
     return f"the data see {len(space.normal):,} coefficients in {space.basis.shape[1]:,} dimensions"

@@ -12,7 +12,7 @@ from pymc_ngvi.core.types import Array, MeanHessian
 from pymc_ngvi.density import Layout, LogDensity
 from pymc_ngvi.density.conditional import GuideFunctions
 from pymc_ngvi.reparam.blockwise import Matrices
-from pymc_ngvi.reparam.differences import Steps, arrow_pattern, difference_rows
+from pymc_ngvi.reparam.differences import DifferenceSteps, arrow_pattern, difference_rows
 from pymc_ngvi.reparam.modes import Modes
 from pymc_ngvi.reparam.transform import Conditional
 
@@ -79,7 +79,7 @@ class ReparametrisedDensity:
         self.transform = transform
         self.n_gradients = self.n_hessians = 0
         self.pattern, self._recover = arrow_pattern(transform.structure)
-        self._steps = Steps(transform.n_dim)
+        self._steps = DifferenceSteps(transform.n_dim)
         guide = transform.guide
         exact = isinstance(guide, GuideFunctions) and guide.is_exact and guide.density is density
         self._second = guide if exact else GuideFunctions(density, transform.structure, order=2)

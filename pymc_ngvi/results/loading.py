@@ -22,8 +22,8 @@ from pymc_ngvi.results.persistence.content import (
     Content,
     Saved,
     damaged,
-    generator_of,
     q_of,
+    restored_generator,
 )
 from pymc_ngvi.results.persistence.matching import SavedData, differences, free_variables
 from pymc_ngvi.results.persistence.trees import restore
@@ -127,7 +127,7 @@ def _approximation(name: str, content: Content, density: ModelDensity, fit: Cont
     """Return one approximation of a file, on the density of a model."""
     with damaged(name):
         q = q_of(content["q"], density)
-        generator = generator_of(content["generator"])
+        generator = restored_generator(content["generator"])
     approx = NGVIApproximation(density, q, random_seed=generator, include_transformed=content["include_transformed"])
     restore(approx, name, content, fit)
     if isinstance(q, NestedState) and q.checks.of_earlier and approx.record is not None:

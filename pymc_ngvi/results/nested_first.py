@@ -17,13 +17,13 @@ from pymc_ngvi.core.types import GaussianState
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.families import DENSE, INDEPENDENT, DiagonalState, FullState
 from pymc_ngvi.fitting.options import FitOptions
-from pymc_ngvi.fitting.price import Price, expected_seconds
+from pymc_ngvi.fitting.price import TimeBudget, expected_seconds
 from pymc_ngvi.fitting.progress import announced
 from pymc_ngvi.fitting.record import NESTED, FitRecord
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.marginal.exact import Unavailable, forest_of
-from pymc_ngvi.nested.posterior import nested_posterior, rows_of
-from pymc_ngvi.nested.seconds import seconds_of
+from pymc_ngvi.nested.posterior import latent_rows_of, nested_posterior
+from pymc_ngvi.nested.seconds import nested_seconds
 from pymc_ngvi.nested.state import NestedState
 from pymc_ngvi.results.costs import MANY_GLOBALS
 from pymc_ngvi.results.exact_step import ExactStep, with_pool
@@ -51,12 +51,12 @@ def comes_first(options: FitOptions, density: ModelDensity) -> bool:
     except Unavailable:
         pass
     try:
-        given = rows_of(density)
+        given = latent_rows_of(density)
     except Unavailable:
         return False
     if options.posterior == "nested":
         return True
-    return given.n_dim >= _MANY * len(given.outside) and seconds_of(given) <= _affordable(options, density)
+    return given.n_dim >= _MANY * len(given.outside) and nested_seconds(given) <= _affordable(options, density)
 
 
 def _affordable(options: FitOptions, density: ModelDensity) -> float:
@@ -64,7 +64,7 @@ def _affordable(options: FitOptions, density: ModelDensity) -> float:
     if options.max_seconds is not None:
         return options.max_seconds
     of_fit = expected_seconds(density)
-    return min(of_fit + Price(of_fit).left(), _MOST_SECONDS)
+    return min(of_fit + TimeBudget(of_fit).left(), _MOST_SECONDS)
 
 
 def nested_first[A: Fitted](
@@ -90,7 +90,7 @@ def nested_first[A: Fitted](
     clock, step = time.perf_counter(), ExactStep("nested", seed, options.max_seconds)
     before = density.compile_seconds
     try:
-        with few_threads(density), announced("Nested posterior", seconds_of(rows_of(density)), progressbar):
+        with few_threads(density), announced("Nested posterior", nested_seconds(latent_rows_of(density)), progressbar):
             state = nested_posterior(density, None, step.stream)
     except Unavailable:
         return None
@@ -116,7 +116,7 @@ def _with_moments_of(state: NestedState) -> GaussianState:
 def _record(density: ModelDensity, q: GaussianState, state: NestedState, seed: int, seconds: float) -> FitRecord:
     """Return what there is to say of that Gaussian."""
     theta = q.draws(np.random.default_rng(seed).standard_normal((_N_DRAWS, q.n_dim)))
-    h = rows_of(density).logp_of_all(theta) - q.log_density(theta)  # log p of all at once need not be compiled
+    h = latent_rows_of(density).logp_of_all(theta) - q.log_density(theta)  # log p of all at once need not be compiled
     elbo = Elbo(float(h.mean()), float(h.std(ddof=1) / np.sqrt(len(h))))
     if not np.isfinite(h).all():
         elbo = Elbo(-np.inf, np.inf)

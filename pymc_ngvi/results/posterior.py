@@ -28,7 +28,7 @@ _NO_HISTORY: Array = np.empty(0)
 
 
 @dataclass(frozen=True)
-class Plan:
+class MovePlan:
     """In what coordinates draws move.
 
     Parameters
@@ -194,7 +194,7 @@ class Distribution(Protocol):
         """Return a sentence for summaries from ``n`` draws; often empty."""
         return ""
 
-    def plan(self, density: ModelDensity) -> Plan:
+    def plan(self, density: ModelDensity) -> MovePlan:
         """Return how its draws are moved towards the posterior."""
 
     def costs(self, density: ModelDensity, record: FitRecord | None) -> Costs:

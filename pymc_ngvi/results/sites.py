@@ -13,7 +13,7 @@ from pymc_ngvi.density.observed_rows import ObservedKind, ObservedRows, observed
 from pymc_ngvi.results.convert import axes_of
 from pymc_ngvi.results.posterior import Posterior
 from pymc_ngvi.rows.covariances import PairCovariances
-from pymc_ngvi.rows.sites import RowSites, moments, row_sites
+from pymc_ngvi.rows.sites import RowSites, row_sites, site_moments
 
 #: Nats by which a predictive density may be wrong by quadrature.
 _MOST_ERROR = 1e-3
@@ -107,8 +107,8 @@ def _of_linear_predictor(kind: ObservedKind, of_rows: RowSites) -> dict[str, Arr
     """Return moments, site and cavity of the linear predictor of each row."""
     assert kind.linear is not None
     function, along, slope = kind.linear.function, kind.linear.along, kind.linear.slope
-    mean, variance = moments(function, of_rows.mean, of_rows.cov)
-    cavity_mean, cavity_variance = moments(function, of_rows.cavity_mean, of_rows.cavity_cov)
+    mean, variance = site_moments(function, of_rows.mean, of_rows.cov)
+    cavity_mean, cavity_variance = site_moments(function, of_rows.cavity_mean, of_rows.cavity_cov)
     alpha, gamma = of_rows.grad[:, along] / slope, -of_rows.hessian[:, along, along] / slope**2
     unclear = ~of_rows.are_free | (of_rows.cov[:, along, along] == 0.0)
     alpha[unclear] = gamma[unclear] = np.nan

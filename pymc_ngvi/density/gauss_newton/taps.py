@@ -27,7 +27,7 @@ class CannotSplitError(Exception):
 
 
 @dataclass(frozen=True)
-class Dense:
+class DenseLayer:
     """Weights of a matrix product with rows.
 
     Parameters
@@ -96,7 +96,7 @@ class Own:
         return self.tap
 
 
-Tap = Dense | Copied | Own
+Tap = DenseLayer | Copied | Own
 
 
 def find_taps(row: Variable, theta: Variable) -> tuple[Variable, list[Tap]]:
@@ -106,7 +106,7 @@ def find_taps(row: Variable, theta: Variable) -> tuple[Variable, list[Tap]]:
     -------
     row : pytensor variable
         The same log densities, which depend on the taps.
-    taps : list of Dense, Copied or Own
+    taps : list of DenseLayer, Copied or Own
 
     Raises
     ------
@@ -115,7 +115,7 @@ def find_taps(row: Variable, theta: Variable) -> tuple[Variable, list[Tap]]:
     if row.type.ndim not in (1, 2) or row.type.broadcastable[0]:
         raise CannotSplitError("one row")
     fgraph = copy_of([row])
-    search = _Search(fgraph, theta)
+    search = _TapSearch(fgraph, theta)
     search.assign(fgraph.outputs[0], 0)
     for node in reversed(fgraph.toposort()):
         for out in node.outputs:
@@ -145,7 +145,7 @@ def is_part(var: Variable, theta: Variable) -> bool:
     return True
 
 
-class _Search:
+class _TapSearch:
     def __init__(self, fgraph: FunctionGraph, theta: Variable) -> None:
         self._fgraph, self._theta = fgraph, theta
         self._depends = differentiable(fgraph, theta)
@@ -193,7 +193,7 @@ class _Search:
         rows, shared = node.inputs if axis == 0 else node.inputs[::-1]
         self.assign(rows, axis)
         if shared in self._depends:
-            self.taps.append(Dense(shared, rows, out, transposed=axis == 1))
+            self.taps.append(DenseLayer(shared, rows, out, transposed=axis == 1))
 
     def _taken(self, node: Apply, out: Variable, axis: int) -> None:
         source, index, *_ = node.inputs

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.values import AnyArray, Array
 
 
-class CannotFollow(Exception):
+class NoJet(Exception):
     """A graph has an operation for which there is no rule."""
 
 
-class Kind(IntEnum):
+class JetKind(IntEnum):
     """What is known of a variable: it is the same at all points, it differs but has no derivatives, or it has them."""
 
     FIXED = 0

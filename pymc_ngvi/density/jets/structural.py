@@ -25,10 +25,10 @@ from pytensor.tensor.subtensor import (
 )
 
 from pymc_ngvi.core.values import AnyArray
-from pymc_ngvi.density.jets.arrays import CannotFollow, Kind, Space
+from pymc_ngvi.density.jets.arrays import JetKind, NoJet, Space
 from pymc_ngvi.density.jets.elementwise import Rule
 
-_Kinds = list[Kind]
+_Kinds = list[JetKind]
 #: Leading axes of an array of jets.
 _LEAD = 2
 
@@ -39,15 +39,15 @@ def structural(op: Op, node: Apply, kinds: _Kinds) -> Rule:
 
     Raises
     ------
-    CannotFollow
+    NoJet
         Where there is none.
     """
-    raise CannotFollow(f"{op} has no rule")
+    raise NoJet(f"{op} has no rule")
 
 
 def _only_first_varies(node: Apply, kinds: _Kinds, n_free: int = 1) -> None:
-    if any(kind is not Kind.FIXED for kind in kinds[n_free:]):
-        raise CannotFollow(f"the arguments of {node.op} depend on the point")
+    if any(kind is not JetKind.FIXED for kind in kinds[n_free:]):
+        raise NoJet(f"the arguments of {node.op} depend on the point")
 
 
 def _fixed(x: AnyArray) -> AnyArray:
@@ -115,7 +115,7 @@ def _check_adjacent(op: Op) -> None:
     """See that axes of arrays that index stay where they are, whatever axes are put before them."""
     at = [k for k, entry in enumerate(op.idx_list) if not isinstance(entry, slice)]
     if at != list(range(at[0], at[0] + len(at))):
-        raise CannotFollow(f"{op} indexes axes that are apart")
+        raise NoJet(f"{op} indexes axes that are apart")
 
 
 @structural.register(IncSubtensor)
@@ -213,7 +213,7 @@ def _max(op: Max, node: Apply, kinds: _Kinds) -> Rule:
 @structural.register
 def _cumulated(op: CumOp, node: Apply, kinds: _Kinds) -> Rule:
     if op.mode != "add" or op.axis is None:
-        raise CannotFollow(f"{op} has no rule")
+        raise NoJet(f"{op} has no rule")
     axis = _LEAD + op.axis % node.inputs[0].type.ndim
     return lambda space, x: np.cumsum(x, axis=axis)
 
@@ -250,7 +250,7 @@ def _log_sum_exp(op: LogSumExp, node: Apply, kinds: _Kinds) -> Rule:
 
 @structural.register
 def _dot(op: Dot, node: Apply, kinds: _Kinds) -> Rule:
-    is_product = kinds == [Kind.JET, Kind.JET]
+    is_product = kinds == [JetKind.JET, JetKind.JET]
 
     def rule(space: Space, x: AnyArray, y: AnyArray) -> AnyArray:
         if not is_product or not space.order:
@@ -271,4 +271,4 @@ def _dot(op: Dot, node: Apply, kinds: _Kinds) -> Rule:
 def _for_each(op: Blockwise, node: Apply, kinds: _Kinds) -> Rule:
     if isinstance(op.core_op, Dot):
         return _dot(op.core_op, node, kinds)
-    raise CannotFollow(f"{op} has no rule")
+    raise NoJet(f"{op} has no rule")

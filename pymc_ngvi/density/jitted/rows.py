@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pytensor.graph.basic import Variable
 
-from pymc_ngvi.core.normal_rules import Rule, rule
+from pymc_ngvi.core.normal_rules import NormalRule, rule
 from pymc_ngvi.core.target import Expectation, RowRules, Spread
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.density.expectations import Expectations, Seen
@@ -278,7 +278,7 @@ def _tables(function: RowFunction, codes: Levels, n_rules: int) -> dict[str, Any
     return _table([rule(function.k, level) for level in levels], n_rules)
 
 
-def _table(rules: list[Rule], n_rules: int) -> dict[str, Any]:
+def _table(rules: list[NormalRule], n_rules: int) -> dict[str, Any]:
     """Return nodes and weights, padded, and how many nodes there are."""
     n_nodes = np.array([len(r.nodes) for r in rules] + [0] * (n_rules - len(rules)))
     most = _at_least(int(n_nodes.max()), _FEW_NODES)

@@ -20,11 +20,11 @@ from pymc_ngvi.core.refusal import RowsGivenUp
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.target import Expectation, MeanHessian, RowRules, Spread
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density.info import ModelInfo, terms_of
+from pymc_ngvi.density.info import ModelInfo, terms_by_variable
 from pymc_ngvi.density.initial import initial_point_function
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.model_density import ModelDensity
-from pymc_ngvi.density.shards.requests import Evaluate, Expect, Open, Outline, Part, Reference
+from pymc_ngvi.density.shards.requests import Evaluate, Expect, Open, Outline, Reference, ShardExpectation
 from pymc_ngvi.density.shards.shards import Shards, points_to_compare
 from pymc_ngvi.density.sparse_hessian import is_dense
 from pymc_ngvi.density.sum import Sum
@@ -55,7 +55,7 @@ class ShardRules(RowRules):
     which: NDArray[np.intp]
 
     @classmethod
-    def of(cls, prior: RowRules, parts: list[Part], new: Reference, before: "ShardRules | None") -> Self:
+    def of(cls, prior: RowRules, parts: list[ShardExpectation], new: Reference, before: "ShardRules | None") -> Self:
         """Return the rules behind parts, those before these given."""
         references = () if before is None else before.references
         which = np.zeros(len(parts), dtype=np.intp) if before is None else before.which
@@ -110,7 +110,7 @@ class ShardedDensity(Sum):
         """Return the terms of log p by the names of their variables, and of shards, at a point (n_dim,)."""
         common = {str(rv.name) for rv in self.model.free_RVs} | set(self._common)
         point, found = self.layout.unflatten(theta), dict[str, float]()
-        for key, terms in self.shards.map(lambda _, model: terms_of(model, point)):
+        for key, terms in self.shards.map(lambda _, model: terms_by_variable(model, point)):
             found |= {name if name in common else f"{name} of shard {key!r}": value for name, value in terms.items()}
         return found
 
@@ -160,7 +160,7 @@ class ShardedDensity(Sum):
         references, which = ((), None) if given is None else (given.references, given.which)
         names = tuple(reference.named for reference in references)
         asked = Expect(q, new.name, names, which, adapt, self.pattern is None, self._n_rows_in_all)
-        parts: list[Part] = self.shards.ask(asked)
+        parts: list[ShardExpectation] = self.shards.ask(asked)
         if any(part is None for part in parts):  # a shard that was made again has no rules
             parts = self.shards.ask(dataclasses.replace(asked, references=references))
         self._see_that_rows_add_up(parts)
@@ -178,7 +178,7 @@ class ShardedDensity(Sum):
         levels = np.concatenate([own.level, np.full(n, level)])
         return ShardRules(levels, own.sd, own, (Reference(level, uuid.uuid4().hex),), np.zeros(n, dtype=np.intp))
 
-    def _see_that_rows_add_up(self, parts: list[Part]) -> None:
+    def _see_that_rows_add_up(self, parts: list[ShardExpectation]) -> None:
         wrong = [key for key, part in zip(self.shards.keys, parts, strict=True) if not part.agrees]
         if wrong:
             self.by_rows.give_up(why := f"the rows of shard {wrong[0]!r} are not all of its log likelihood")

@@ -24,7 +24,17 @@ from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.shards.errors import ShardError
 from pymc_ngvi.density.shards.facts import bytes_of, facts_of
 from pymc_ngvi.density.shards.recipe import Recipe
-from pymc_ngvi.density.shards.requests import Apply, Call, Evaluate, Expect, Look, Outline, Part, Reference, Request
+from pymc_ngvi.density.shards.requests import (
+    Apply,
+    ApplyToLikelihood,
+    Evaluate,
+    Expect,
+    Look,
+    Outline,
+    Reference,
+    Request,
+    ShardExpectation,
+)
 from pymc_ngvi.rows.mean_hessian import Known
 
 #: Sets of rules of quadrature that a shard keeps; others are chosen once more when they are asked for.
@@ -89,7 +99,7 @@ class Shard:
                 return self._evaluated(request)
             if isinstance(request, Apply):
                 return request.function(self.key, self._model)
-            if isinstance(request, Call):
+            if isinstance(request, ApplyToLikelihood):
                 return request.function(self._likelihood, *request.arguments)
             with _LOCK:
                 return facts_of(self.key, self._model, request.theta) if isinstance(request, Look) else self._outline()
@@ -128,7 +138,7 @@ class Shard:
             rows is not None and rows.leaves_out_conditions,
         )
 
-    def _expected(self, asked: Expect) -> Part | None:
+    def _expected(self, asked: Expect) -> ShardExpectation | None:
         """Return the expectation under a Gaussian; None where rules are not kept, and not told how to be chosen."""
         likelihood, rows = self._likelihood, self._likelihood.rows
         if rows is None:
@@ -148,7 +158,7 @@ class Shard:
         if is_new:
             self._keep(asked.name, found.rules)
         hessian = _entries(found.hessian, pattern, likelihood.n_dim)
-        return Part(found.value, found.error, found.grad, hessian, _number(found.rules), is_new, agrees)
+        return ShardExpectation(found.value, found.error, found.grad, hessian, _number(found.rules), is_new, agrees)
 
     def _rules_of(self, reference: Reference) -> RowRules | None:
         """Return the rules for a Gaussian, chosen again where they are not kept: they are the same."""

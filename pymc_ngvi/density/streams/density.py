@@ -21,8 +21,8 @@ from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.row_kinds import ModelRows
 from pymc_ngvi.density.streams.batch import print_of
 from pymc_ngvi.density.streams.errors import BatchError
-from pymc_ngvi.density.streams.likelihoods import BatchLikelihood, Likelihood, form_of, likelihoods_of
-from pymc_ngvi.density.streams.source import Source
+from pymc_ngvi.density.streams.likelihoods import BatchLikelihood, Likelihood, batch_form, likelihoods_of
+from pymc_ngvi.density.streams.source import BatchSource
 from pymc_ngvi.density.sum import Sum
 
 #: Likelihoods of batches of different lengths that are kept, at most; their rows together, in those of the longest.
@@ -41,11 +41,11 @@ class Streamed(NamedTuple):
     Parameters
     ----------
     model : pymc.Model
-    source : Source
+    source : BatchSource
     """
 
     model: pm.Model
-    source: Source
+    source: BatchSource
 
 
 class StreamDensity(Sum):
@@ -71,7 +71,7 @@ class StreamDensity(Sum):
         self, streamed: Streamed, backend: str = "auto", compile_kwargs: Mapping[str, object] | None = None
     ) -> None:
         model, self._source = streamed
-        self._form = form_of(model)
+        self._form = batch_form(model)
         data = self._source.look()
         first = self._form.arrays(data, "The first batch")
         self._likelihoods = likelihoods_of(model, first)

@@ -19,7 +19,7 @@ from pymc_ngvi.density.checks import quoted
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.likelihood import log_likelihood
 from pymc_ngvi.density.logdensity import LogDensity
-from pymc_ngvi.density.streams.batch import Form
+from pymc_ngvi.density.streams.batch import BatchForm
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 
 
@@ -41,7 +41,7 @@ class Likelihood(NamedTuple):
     total_size: int
 
 
-def form_of(model: pm.Model) -> Form:
+def batch_form(model: pm.Model) -> BatchForm:
     """Return what the model has in the place of batches: all of its ``pm.Data``.
 
     Raises
@@ -61,7 +61,7 @@ def form_of(model: pm.Model) -> Form:
             "batches are dicts of arrays for the model's pm.Data, and the model has none: write, for example, "
             "X = pm.Data('X', first_rows)."
         )
-    return Form({name: a.shape for name, a in data.items()}, {name: a.dtype for name, a in data.items()})
+    return BatchForm({name: a.shape for name, a in data.items()}, {name: a.dtype for name, a in data.items()})
 
 
 def likelihoods_of(model: pm.Model, names: Iterable[str]) -> list[Likelihood]:

@@ -50,7 +50,7 @@ _FIXED = {
 _NESTED_CURE = "Give the hyperparameters more informative priors, fit with another random_seed, or use pm.sample."
 
 
-class Spread(Protocol):
+class HasMoments(Protocol):
     """What places are told apart from: a distribution with a mean and standard deviations."""
 
     def mean(self) -> NDArray[np.float64]:
@@ -69,7 +69,7 @@ def findings_of(
     drift: MomentDrift | None,
     equal: Sequence[EqualModes],
     places: Sequence[MissedMass],
-    q: Spread,
+    q: HasMoments,
     further: Sequence[Finding] = (),
 ) -> tuple[Finding, ...]:
     """Return all findings, the serious ones first.
@@ -85,7 +85,7 @@ def findings_of(
         None where too few draws could be moved.
     equal : sequence of EqualModes
     places : sequence of MissedMass
-    q : Spread
+    q : HasMoments
         Asked for its mean and standard deviations where places are named only: they may take thousands of draws.
     further : sequence of Finding, optional
         What other checks of moved draws found.
@@ -123,7 +123,7 @@ def of_fit(context: Context, gap: float) -> list[Finding]:
     return result
 
 
-def _of_other_modes(context: Context, equal: Sequence[EqualModes], q: Spread) -> list[Finding]:
+def _of_other_modes(context: Context, equal: Sequence[EqualModes], q: HasMoments) -> list[Finding]:
     modes = () if context.record is None else context.record.modes
     return of_modes(context, q.mean(), q.sd(), modes, has_symmetries=bool(equal)) if modes else []
 
@@ -296,7 +296,7 @@ def _changed(equal: EqualModes) -> str:
     return f"{names} {changes}{' at one label' if equal.by_label else ''}"
 
 
-def _of_places(context: Context, elbo: float, places: Sequence[MissedMass], q: Spread) -> list[Finding]:
+def _of_places(context: Context, elbo: float, places: Sequence[MissedMass], q: HasMoments) -> list[Finding]:
     result = []
     modes = [p for p in places if p.kind == "mode" and p.share > _ELSEWHERE]
     if modes:

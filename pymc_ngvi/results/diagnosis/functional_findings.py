@@ -25,7 +25,7 @@ _N_NAMED = 3
 _WEIGHTED_CURE = "approx.sample(importance='psis') draws with these weights."
 
 
-def stands_out(drift: FunctionalDrift) -> bool:
+def functional_stands_out(drift: FunctionalDrift) -> bool:
     """Tell whether something that is computed of draws is off by much."""
     pairs = ((drift.mean, _MEAN), (drift.sd, _SD), (drift.lower, _LIMIT), (drift.upper, _LIMIT))
     return any(len(drift.beyond(of, size, 1.0)) for of, size in pairs)

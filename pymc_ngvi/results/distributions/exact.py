@@ -15,7 +15,7 @@ from pymc_ngvi.marginal.state import ExactState
 from pymc_ngvi.nested.state import NestedState
 from pymc_ngvi.results.costs import Costs, direct_costs
 from pymc_ngvi.results.distributions.variational import distribution_of
-from pymc_ngvi.results.posterior import Distribution, Plan
+from pymc_ngvi.results.posterior import Distribution, MovePlan
 
 type AnyPool = ExactState | NestedState
 
@@ -137,9 +137,9 @@ class PoolDistribution(Distribution):
         _, first, number = np.unique(rows, return_index=True, return_inverse=True)
         return g[first], number
 
-    def plan(self, density: ModelDensity) -> Plan:
+    def plan(self, density: ModelDensity) -> MovePlan:
         """Move draws in coordinates whitened by the Gaussian fit."""
-        return Plan(density, self.gaussian, _as_they_are)
+        return MovePlan(density, self.gaussian, _as_they_are)
 
     def costs(self, density: ModelDensity, record: FitRecord | None) -> Costs:
         """Return the costs of evaluating log p."""

@@ -23,7 +23,7 @@ from pymc_ngvi.mixtures.finite.worth import effective_components, worth_between
 from pymc_ngvi.reparam import Conditional, ReparametrisedDensity
 from pymc_ngvi.results.components import components_dataset
 from pymc_ngvi.results.costs import Costs, direct_costs, reparametrised_costs
-from pymc_ngvi.results.posterior import Distribution, Plan
+from pymc_ngvi.results.posterior import Distribution, MovePlan
 
 #: Dimensions up to which matched draws have the exact first two moments of their normals.
 _MOST_MATCHED = 1_000
@@ -130,10 +130,10 @@ class StateDistribution[Q: VariationalState](Distribution):
         """Return log q where it is asked for."""
         return {"log_q": np.asarray(self.q.log_density(theta))} if log_q else {}
 
-    def plan(self, density: ModelDensity) -> Plan:
+    def plan(self, density: ModelDensity) -> MovePlan:
         """Move draws in coordinates whitened by q."""
         whitens = self.gaussian
-        return Plan(density, whitens, self.q.draws, coupled=whitens is self.q)
+        return MovePlan(density, whitens, self.q.draws, coupled=whitens is self.q)
 
     def costs(self, density: ModelDensity, record: FitRecord | None) -> Costs:
         """Return the costs of evaluating log p and log q."""
@@ -201,12 +201,12 @@ class PushforwardDistribution(StateDistribution[PushforwardState]):
         """The Gaussian, in coordinates of its own."""
         return self.q.gaussian
 
-    def plan(self, density: ModelDensity) -> Plan:
+    def plan(self, density: ModelDensity) -> MovePlan:
         """Move draws of the Gaussian, in its coordinates."""
         transform = cast(Conditional, self.q.transform)
         assert isinstance(density, LogDensity)  # others are not reparametrised
         target = ReparametrisedDensity(density, transform)
-        return Plan(target, self.gaussian, self.gaussian.draws, coupled=True, transform=transform)
+        return MovePlan(target, self.gaussian, self.gaussian.draws, coupled=True, transform=transform)
 
     def costs(self, density: ModelDensity, record: FitRecord | None) -> Costs:
         """Return the costs of evaluations with their searches for conditional modes."""

@@ -223,7 +223,7 @@ def content_of_generator(rng: np.random.Generator) -> Content | None:
     return state if state["bit_generator"] in _GENERATORS else None
 
 
-def generator_of(state: Content | None) -> np.random.Generator | None:
+def restored_generator(state: Content | None) -> np.random.Generator | None:
     """Return the generator in a state: the inverse of `content_of_generator`."""
     if state is None:
         return None
