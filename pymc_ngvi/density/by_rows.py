@@ -13,8 +13,8 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
-from pymc_ngvi.core.refusal import Reason, Refused, RowsGivenUp
-from pymc_ngvi.core.sparsity.dependence_sets import Dependence, TooDenseError
+from pymc_ngvi.core.refusal import NotApart, Reason, Refused, RowsGivenUp, TooDenseError
+from pymc_ngvi.core.sparsity.dependence_sets import Dependence
 from pymc_ngvi.core.target import RowsOnDevice, Spread
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.expectations import Expectations, Seen
@@ -39,8 +39,6 @@ NO_ROWS = (
     "This model's log density is no sum over rows, each a function of a few linear predictors: leave "
     "estimator='quadrature' out."
 )
-#: Of models whose rows have too many entries.
-TOO_DENSE = "covariances of predictors would take too much memory"
 #: Of models whose graph is not looked at.
 TOO_LARGE = "a recursion is written out in the graph"
 #: Of rows that are given up.
@@ -145,9 +143,9 @@ class ByRows:
             if rows.terms is kept.agreed:
                 return
             refused = self._what_is_missing(rows)
-        except TooDenseError:
-            refused = Refused(Reason.TOO_DENSE, TOO_DENSE)
-        except ValueError as error:
+        except NotApart as reason:
+            refused = reason
+        except ValueError as error:  # of an operation whose values can't be computed
             refused = Refused(Reason.NO_PREDICTORS, str(error))
         else:
             kept.agreed = rows.terms if refused is None else None

@@ -82,7 +82,7 @@ class Expectations:
 
     Raises
     ------
-    ValueError, TooDenseError
+    NotApart
         Where it does not come apart.
     """
 
@@ -166,7 +166,7 @@ class Expectations:
 
         Raises
         ------
-        ValueError, TooDenseError
+        NotApart
             Where log p does not come apart any more.
         """
         self._predictors.refresh()

@@ -9,11 +9,14 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 
+from pymc_ngvi.core.refusal import Reason, RefusedFor
 from pymc_ngvi.density.checks import quoted
 
 
-class CannotReuse(Exception):
+class CannotReuse(RefusedFor):
     """What was built of a model does not serve the next fit; the message says why, as a clause."""
+
+    reason = Reason.NOT_REUSED
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import pytensor
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
-from pymc_ngvi.core.refusal import Reason, Refused
-from pymc_ngvi.core.sparsity.dependence_sets import Dependence, TooDenseError
+from pymc_ngvi.core.refusal import NotApart, Reason, Refused, TooDenseError
+from pymc_ngvi.core.sparsity.dependence_sets import Dependence
 from pymc_ngvi.core.types import Array, Expectation, RowRules, Spread
 from pymc_ngvi.density.expectations import Expectations, Seen
 from pymc_ngvi.density.logdensity import LogDensity
@@ -72,10 +72,10 @@ class RowsGiven:
             simplify = functools.partial(graph.simplify, check_bounds=False)
             try:
                 self.rows = Expectations(logp, theta, simplify, functions.compile_for_rows, functions.engine_of_rows)
-            except ValueError as error:
+            except NotApart as refused:
+                raise NotRows(refused.code, refused.sentence) from None
+            except ValueError as error:  # of an operation whose values can't be computed
                 raise NotRows(Reason.NO_PREDICTORS, str(error)) from None
-            except TooDenseError:
-                raise NotRows(Reason.TOO_DENSE, "too many predictors have covariances") from None
             if self.rows.terms.rest:
                 raise NotRows(Reason.NOT_ALL_ROWS, self.rows.terms.why[0])
             points, [values] = graph.over_draws([logp], theta)
@@ -98,7 +98,7 @@ class RowsGiven:
             if self.rows.renew() and self._is_anchored():
                 return True
             self.rows.retake()
-        except (ValueError, TooDenseError, np.linalg.LinAlgError):
+        except (NotApart, ValueError, np.linalg.LinAlgError):  # values may be out of bounds
             return False
         return not self.rows.terms.rest and self._is_anchored()
 

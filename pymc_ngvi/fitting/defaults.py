@@ -107,13 +107,7 @@ def _for_batches(given: Given) -> Mapping[str, str]:
 
 def _for_many_weights(given: Given, filled: Given) -> Mapping[str, str]:
     """Return the step rule for large networks, where it goes with what was given."""
-    if given["step"] is not None:
-        return {}
-    try:
-        FitOptions(**{**filled, "step": "ivon"})
-    except ValueError:
-        return {}
-    return {"step": "ivon"}
+    return {"step": "ivon"} if given["step"] is None and _go_together({**filled, "step": "ivon"}) else {}
 
 
 def _names_a_method(given: Given) -> bool:
@@ -126,8 +120,13 @@ def _may_go_by_rows(given: Given, filled: Given) -> bool:
     """Tell whether exact expectations of rows go with what was given, and nothing that was asks for draws."""
     if any(given[name] is not None for name in (*OF_RULE, "estimator", "step", "reparam")) or not given["stl"]:
         return False
+    return _go_together({**filled, "estimator": "quadrature"})
+
+
+def _go_together(given: Given) -> bool:
+    """Tell whether there are such options."""
     try:
-        FitOptions(**{**filled, "estimator": "quadrature"})
+        FitOptions(**given)
     except ValueError:
         return False
     return True
@@ -150,10 +149,8 @@ def _family_for(given: Given, density: ModelDensity) -> Mapping[str, str | None]
     # Where group effects are told from global parameters, a sparse precision is there for the asking.
     chosen = FamilyChoice(STRUCTURED) if given["reparam"] else _chosen(given, density)
     filled = {"family": chosen.name, "family_reason": chosen.reason}
-    try:
-        FitOptions(**{**given, **filled})
-    except ValueError:  # let the other choices decide
-        return {"family": None}
+    if not _go_together({**given, **filled}):
+        return {"family": None}  # let the other choices decide
     _warn_of_makeshift(
         chosen, "q gets a diagonal covariance, which ignores correlations: {}. Name a family for another."
     )
@@ -176,9 +173,7 @@ def _chosen(given: Given, density: ModelDensity) -> FamilyChoice:
 def _components_for(given: Given, density: ModelDensity) -> Mapping[str, str | None]:
     """Return what components of a mixture suit the model, where that goes with what was given."""
     chosen = choose_family(density)
-    try:
-        FitOptions(**{**given, "components": chosen.name})
-    except ValueError:
+    if not _go_together({**given, "components": chosen.name}):
         return {}
     _warn_of_makeshift(
         chosen, "Components get diagonal covariances, which ignore correlations: {}. Name components for others."
@@ -196,10 +191,10 @@ def _without_hessians(given: dict[str, Any], filled: dict[str, Any], error: Miss
     if given["estimator"] is not None or given["step"] in ON_FIXED_DRAWS:
         raise error
     chosen = {name: filled.get(name) for name in ("family", "family_reason") if filled.get(name)}
-    try:
-        options = FitOptions(**given | chosen | {"estimator": "stein"})
-    except ValueError:  # what was asked for needs Hessians
-        raise error from None
+    by_gradients = given | chosen | {"estimator": "stein"}
+    if not _go_together(by_gradients):  # what was asked for needs Hessians
+        raise error
+    options = FitOptions(**by_gradients)
     warnings.warn(
         f"{error} The fit goes on with gradients alone (estimator='stein', update={options.choice.update!r}, "
         f"step={options.choice.step!r}), which takes many more iterations.",

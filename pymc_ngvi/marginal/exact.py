@@ -197,7 +197,7 @@ def exact_posterior(
     try:
         fitted.split()
     except CannotSplit as reason:
-        raise Unavailable(Reason.NOT_SPLIT, str(reason)) from None
+        raise Unavailable(reason.code, reason.sentence) from None
     except Exception as error:  # an operation that is not to be vectorised: the Gaussian is there all the same
         logger.debug("The terms of log p can't be compiled one by one.", exc_info=True)
         said = f"the terms of log p can't be compiled one by one ({type(error).__name__})"

@@ -41,12 +41,12 @@ from pytensor.tensor.subtensor import (
 from pytensor.tensor.utils import _parse_gufunc_signature
 from scipy import sparse
 
+from pymc_ngvi.core.refusal import TooDenseError
 from pymc_ngvi.core.sparsity.dependence_sets import (
     Bools,
     Dependence,
     Ints,
     RowKinds,
-    TooDenseError,
     check_entries,
     everything,
     joined,

@@ -16,7 +16,8 @@ from pytensor.tensor.math import Dot
 from pytensor.tensor.subtensor import AdvancedIncSubtensor, IncSubtensor
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.sparsity.dependence_sets import Bools, RowKinds, TooDenseError
+from pymc_ngvi.core.refusal import TooDenseError
+from pymc_ngvi.core.sparsity.dependence_sets import Bools, RowKinds
 from pymc_ngvi.core.sparsity.interaction_pairs import Pairs
 from pymc_ngvi.graphs.graph import inline_inner_graphs
 from pymc_ngvi.reading.dependence import (

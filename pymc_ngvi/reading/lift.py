@@ -22,6 +22,7 @@ from pytensor.tensor.extra_ops import CumOp
 from pytensor.tensor.math import Dot
 from pytensor.tensor.special import LogSoftmax, LogSumExp, Softmax
 
+from pymc_ngvi.core.refusal import NotApart, Reason
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.reading.dependence import core_op, increment_targets, is_increment, moved_inputs, origins
@@ -31,8 +32,10 @@ from pymc_ngvi.reading.dependence_values import Facts
 _MOST_REDUCED = 16
 
 
-class CannotLift(Exception):
+class CannotLift(NotApart):
     """Elements depend on too much, or in a way that is not understood."""
+
+    reason = Reason.NOT_LIFTED
 
 
 class Apart(Exception):

@@ -6,7 +6,7 @@ from typing import cast
 import numpy as np
 import xarray as xr
 
-from pymc_ngvi.core.sparsity.dependence_sets import TooDenseError
+from pymc_ngvi.core.refusal import NotApart
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.observed_rows import ObservedKind, ObservedRows, observed_rows
@@ -38,7 +38,7 @@ def sites(posterior: Posterior, var_name: str | None) -> xr.Dataset:
     try:
         found = observed_rows(density, name)
         kinds = list(zip(found.kinds, _sites_of(found, q), strict=True))
-    except (ValueError, TooDenseError) as error:
+    except NotApart as error:
         raise ValueError(
             f"The observations of {name!r} have no sites, as their log densities are not functions of a few linear "
             f"predictors each: {error}. For predictive densities take pm.compute_log_likelihood on draws, and "

@@ -19,11 +19,14 @@ from pytensor.tensor.shape import Reshape
 from pytensor.tensor.special import LogAddExp, LogSoftmax, LogSumExp, Softmax
 from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from_subtensor
 
+from pymc_ngvi.core.refusal import Reason, RefusedFor
 from pymc_ngvi.graphs.inner import copy_of
 
 
-class CannotSplitError(Exception):
+class NoLayers(RefusedFor):
     """An operation is not known to keep rows apart, or the rows have no axis of their own."""
+
+    reason = Reason.NO_LAYERS
 
 
 @dataclass(frozen=True)
@@ -110,10 +113,10 @@ def find_taps(row: Variable, theta: Variable) -> tuple[Variable, list[Tap]]:
 
     Raises
     ------
-    CannotSplitError
+    NoLayers
     """
     if row.type.ndim not in (1, 2) or row.type.broadcastable[0]:
-        raise CannotSplitError("one row")
+        raise NoLayers("one row")
     fgraph = copy_of([row])
     search = _TapSearch(fgraph, theta)
     search.assign(fgraph.outputs[0], 0)
@@ -156,7 +159,7 @@ class _TapSearch:
     def assign(self, var: Variable, axis: int) -> None:
         """Note which axis of a variable is that of rows."""
         if var in self._depends and self.axes.setdefault(var, axis) != axis:
-            raise CannotSplitError("two axes of rows")
+            raise NoLayers("two axes of rows")
 
     def follow(self, node: Apply, out: Variable, axis: int) -> None:
         """Go on from the output of a node to its inputs."""
@@ -198,13 +201,13 @@ class _TapSearch:
     def _taken(self, node: Apply, out: Variable, axis: int) -> None:
         source, index, *_ = node.inputs
         if axis != 0 or node.op.idx_list[0] != 0 or "int" not in index.type.dtype:
-            raise CannotSplitError("an index")
+            raise NoLayers("an index")
         if _counts_rows(index, source):
             self.assign(source, 0)
         elif is_part(source, self._theta) and index.type.ndim == 1 and len(node.inputs) == 2:
             self.taps.append(Own(out))
         else:
-            raise CannotSplitError("an index")
+            raise NoLayers("an index")
 
 
 def _counts_rows(index: Variable, source: Variable) -> bool:
@@ -232,7 +235,7 @@ def _axis_of_input(node: Apply, out: Variable, axis: int) -> int:
         return _axis_of_part(node, axis)
     if isinstance(op, Join) and op.axis % out.type.ndim != axis:
         return axis
-    raise CannotSplitError(str(op))
+    raise NoLayers(str(op))
 
 
 def _axis_of_part(node: Apply, axis: int) -> int:
@@ -241,5 +244,5 @@ def _axis_of_part(node: Apply, axis: int) -> int:
     indices += [slice(None)] * (source.type.ndim - len(indices))
     kept = [k for k, index in enumerate(indices) if isinstance(index, slice)]
     if indices[kept[axis]] != slice(None):
-        raise CannotSplitError("some of the rows")
+        raise NoLayers("some of the rows")
     return kept[axis]

@@ -12,11 +12,14 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.refusal import Reason, RefusedFor
 from pymc_ngvi.core.values import AnyArray, Array
 
 
-class NoJet(Exception):
+class NoJet(RefusedFor):
     """A graph has an operation for which there is no rule."""
+
+    reason = Reason.NO_RULE
 
 
 class JetKind(IntEnum):

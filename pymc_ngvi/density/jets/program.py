@@ -88,7 +88,7 @@ class Program:
 
     Raises
     ------
-    CannotFollow
+    NoJet
         Where an operation has no rule.
     """
 
