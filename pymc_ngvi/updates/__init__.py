@@ -1,7 +1,7 @@
 """Updates: parametrisation and step map. One file and one row each."""
 
 from pymc_ngvi.core.types import Direction, Update
-from pymc_ngvi.updates.cholesky import cholesky_step, natural_direction
+from pymc_ngvi.updates.cholesky import cholesky, natural_direction
 from pymc_ngvi.updates.cholesky_precision import cholesky_precision
 from pymc_ngvi.updates.euclidean import euclidean, euclidean_direction
 from pymc_ngvi.updates.natural import natural
@@ -11,7 +11,7 @@ from pymc_ngvi.updates.sqrt import sqrt
 UPDATES: dict[str, Update] = {
     "natural": natural,
     "natural_pd": natural_pd,
-    "cholesky": cholesky_step,
+    "cholesky": cholesky,
     "cholesky_precision": cholesky_precision,
     "sqrt": sqrt,
     "euclidean": euclidean,

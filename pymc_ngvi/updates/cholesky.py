@@ -34,7 +34,7 @@ def natural_direction(state: GaussianState, moments: Moments) -> Parameters:
     return Parameters(state.unwhiten(moments.grad), state.factor_sign * state.times_lower_half(moments.error(state)))
 
 
-def cholesky_step[S: GaussianState](state: S, moments: Moments, step_size: float, correct: bool) -> S | None:
+def cholesky[S: GaussianState](state: S, moments: Moments, step_size: float, correct: bool) -> S | None:
     """Take one natural-gradient step in the mean and the Cholesky factor.
 
     Parameters

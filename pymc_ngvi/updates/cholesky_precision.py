@@ -11,7 +11,7 @@ References
 """
 
 from pymc_ngvi.core.types import GaussianState, Moments
-from pymc_ngvi.updates.cholesky import cholesky_step
+from pymc_ngvi.updates.cholesky import cholesky
 
 
 def cholesky_precision[S: GaussianState](state: S, moments: Moments, step_size: float, correct: bool) -> S | None:
@@ -32,4 +32,4 @@ def cholesky_precision[S: GaussianState](state: S, moments: Moments, step_size: 
     GaussianState or None
         None where the diagonal of the factor would not stay positive.
     """
-    return cholesky_step(state, moments, step_size, correct)
+    return cholesky(state, moments, step_size, correct)
