@@ -26,12 +26,12 @@ from pymc_ngvi.fitting.earlier import Earlier
 from pymc_ngvi.fitting.given import check_not_empty, model_given, streamed
 from pymc_ngvi.fitting.lost import keeping
 from pymc_ngvi.fitting.modes.search import ModeSearch
-from pymc_ngvi.fitting.options import OF_CONSTRUCTOR, OPTIONS, FitOptions, check_callbacks, check_n, refuse_unknown
+from pymc_ngvi.fitting.options import OF_CONSTRUCTOR, OPTIONS, FitOptions, check_callbacks, check_n
 from pymc_ngvi.fitting.outcome import report_outcome
 from pymc_ngvi.fitting.problem import Problem, problem_of
 from pymc_ngvi.fitting.progress import FitProgress, watching
 from pymc_ngvi.fitting.session import FitSession
-from pymc_ngvi.fitting.signatures import takes
+from pymc_ngvi.fitting.signatures import refuse_for, refuse_unknown, takes
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.graphs.backends import Backend
 from pymc_ngvi.results.approximation import NGVIApproximation
@@ -283,7 +283,7 @@ class NGVI(Inference):
         TypeError
             For an option that does not exist or belongs to another method, saying what to use instead.
         """
-        _refuse(unknown)
+        refuse_for(unknown, NGVI.__init__, NGVI.fit)
         n, callbacks = check_n(n), check_callbacks(callbacks)
         clock = time.perf_counter()
         problem = self._problem(backend, compile_kwargs)
@@ -393,10 +393,3 @@ class NGVI(Inference):
         approx = self._prepared or NGVIApproximation(density, q)
         approx.restart(density, q, random_seed=seed, include_transformed=include_transformed)
         return approx, problem, rule, state, seed
-
-
-def _refuse(options: Mapping[str, object]) -> None:
-    """Raise TypeError for an option that `NGVI.fit` does not take, saying where it belongs."""
-    refuse_unknown(options, NGVI.__init__, NGVI.fit)
-    if options:
-        raise TypeError(f"{next(iter(options))} is an option of NGVI(...), not of its fit: give it there.")

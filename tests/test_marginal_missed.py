@@ -16,7 +16,7 @@ from pymc_ngvi.marginal import log_marginal
 from pymc_ngvi.marginal.fitting import Sampler
 from pymc_ngvi.marginal.log_marginal import LogMarginal
 from pymc_ngvi.marginal.nodes import ladder
-from pymc_ngvi.marginal.proposals import Proposal, StudentMixture, effective_size
+from pymc_ngvi.marginal.proposals import Proposal, effective_size
 from pymc_ngvi.marginal.quadrature import integrate
 from pymc_ngvi.marginal.ridges import ridges, work_in_dimensions
 from pymc_ngvi.marginal.rounds import ProposalRounds, moved
@@ -29,6 +29,7 @@ from pymc_ngvi.marginal.sampling import (
     pooled,
     relative_sd_errors,
 )
+from pymc_ngvi.marginal.student_mixture import StudentMixture
 from pymc_ngvi.marginal.tails import Bend
 from pymc_ngvi.marginal.verdict import MOST_ERROR, MOST_MISSED, SAID_ERROR, Checks
 

@@ -29,7 +29,7 @@ def test_no_class_name_is_there_twice(trees):
 
 
 def test_no_two_functions_are_imported_by_the_same_name(trees):
-    """Modules imported whole, as `linalg` and `stacks` are, say so themselves; entries of registries are users' words."""
+    """Modules imported whole, as `linalg` and `stacks` are, say so; entries of registries are words of users."""
     imports = [node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     by_name = {f"{node.module}.{alias.name}" for node in imports for alias in node.names}
     nodes = [(node, name) for name, tree in trees.items() for node in tree.body]

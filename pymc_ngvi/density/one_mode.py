@@ -31,22 +31,22 @@ from pymc_ngvi.density.model_density import ModelDensity
 from pymc_ngvi.reading.terms import Rows
 
 
-class _Curvature(IntFlag):
+class _Convexity(IntFlag):
     """What is known of a function of the predictors of a row: affine ones are both."""
 
     NONE, CONVEX, CONCAVE, AFFINE = 0, 1, 2, 3
 
-    def times(self, low: float, high: float) -> "_Curvature":
+    def times(self, low: float, high: float) -> "_Convexity":
         """Return that of the function times numbers within bounds."""
-        if self is _Curvature.AFFINE or low >= 0.0:
+        if self is _Convexity.AFFINE or low >= 0.0:
             return self
-        return _Curvature((self & 1) << 1 | (self & 2) >> 1) if high <= 0.0 else _Curvature.NONE
+        return _Convexity((self & 1) << 1 | (self & 2) >> 1) if high <= 0.0 else _Convexity.NONE
 
 
 class _Bounded(NamedTuple):
     """A curve, and bounds of the values."""
 
-    curve: _Curvature
+    curve: _Convexity
     low: float = -math.inf
     high: float = math.inf
 
@@ -55,7 +55,7 @@ class _Bounded(NamedTuple):
         return self.low == self.high
 
 
-_UNKNOWN = _Bounded(_Curvature.NONE)
+_UNKNOWN = _Bounded(_Convexity.NONE)
 #: Least value of exp, which is positive.
 _LEAST = 5e-324
 #: Convex functions that increase, with their least values; concave ones that do.
@@ -91,7 +91,7 @@ def has_one_mode(density: ModelDensity) -> bool:
 
 def _is_concave(rows: Rows) -> bool:
     """Tell whether each of some rows is a concave function of its predictors."""
-    known: dict[Variable, _Bounded] = {slot: _Bounded(_Curvature.AFFINE) for slot in rows.slots}
+    known: dict[Variable, _Bounded] = {slot: _Bounded(_Convexity.AFFINE) for slot in rows.slots}
     known |= {var: _of_numbers(value) for var, value in rows.data.items()}
     varies = set(rows.slots)
     for node in toposort([rows.value]):
@@ -105,8 +105,8 @@ def _is_concave(rows: Rows) -> bool:
             found = _of_operation(node.op.scalar_op, inputs, [i in varies for i in node.inputs])
         for out in node.outputs:
             varies |= {out} if varies.intersection(node.inputs) else set()
-            known[out] = found if out in varies else found._replace(curve=_Curvature.AFFINE)
-    return bool(known.get(rows.value, _UNKNOWN).curve & _Curvature.CONCAVE)
+            known[out] = found if out in varies else found._replace(curve=_Convexity.AFFINE)
+    return bool(known.get(rows.value, _UNKNOWN).curve & _Convexity.CONCAVE)
 
 
 def _inside_log_exp(node: Apply) -> Variable | None:
@@ -125,8 +125,8 @@ def _of_input(var: Variable) -> _Bounded:
 def _of_numbers(values: AnyArray) -> _Bounded:
     numbers = np.asarray(values, dtype=np.float64)
     if not numbers.size or np.isnan(numbers).any():
-        return _Bounded(_Curvature.AFFINE)
-    return _Bounded(_Curvature.AFFINE, float(numbers.min()), float(numbers.max()))
+        return _Bounded(_Convexity.AFFINE)
+    return _Bounded(_Convexity.AFFINE, float(numbers.min()), float(numbers.max()))
 
 
 def _of_operation(op: ps.ScalarOp, inputs: Sequence[_Bounded], vary: Sequence[bool]) -> _Bounded:
@@ -135,25 +135,25 @@ def _of_operation(op: ps.ScalarOp, inputs: Sequence[_Bounded], vary: Sequence[bo
     if isinstance(op, ps.Identity | ps.Cast):
         return one
     if isinstance(op, ps.Neg):
-        return _scaled(one, _Bounded(_Curvature.AFFINE, -1.0, -1.0))
+        return _scaled(one, _Bounded(_Convexity.AFFINE, -1.0, -1.0))
     if isinstance(op, ps.Add):
         curve, low, high = one.curve, sum(i.low for i in inputs), sum(i.high for i in inputs)
         for other in inputs[1:]:
             curve &= other.curve
         return _Bounded(curve, low, high)
     if isinstance(op, ps.Sub):
-        return _of_operation(ps.add, [one, _scaled(inputs[1], _Bounded(_Curvature.AFFINE, -1.0, -1.0))], vary)
+        return _of_operation(ps.add, [one, _scaled(inputs[1], _Bounded(_Convexity.AFFINE, -1.0, -1.0))], vary)
     if isinstance(op, ps.Mul):
         return _product(inputs, vary)
     if isinstance(op, ps.TrueDiv):
         other = inputs[1]
         if vary[1] or other.low <= 0.0 <= other.high:
             return _UNKNOWN
-        return _scaled(one, _Bounded(_Curvature.AFFINE, *sorted((1.0 / other.low, 1.0 / other.high))))
+        return _scaled(one, _Bounded(_Convexity.AFFINE, *sorted((1.0 / other.low, 1.0 / other.high))))
     if isinstance(op, ps.Switch):
         if one.is_number:
             return inputs[1 if one.low else 2]
-        curve = inputs[1].curve & inputs[2].curve if not vary[0] else _Curvature.NONE
+        curve = inputs[1].curve & inputs[2].curve if not vary[0] else _Convexity.NONE
         return _Bounded(curve, min(i.low for i in inputs[1:]), max(i.high for i in inputs[1:]))
     return _of_function(op, inputs, vary)
 
@@ -163,22 +163,22 @@ def _of_function(op: ps.ScalarOp, inputs: Sequence[_Bounded], vary: Sequence[boo
     one = inputs[0]
     square = isinstance(op, ps.Sqr) or (isinstance(op, ps.Pow) and inputs[1].is_number and inputs[1].low == 2.0)
     if square or isinstance(op, ps.Abs):
-        convex = one.curve is _Curvature.AFFINE
+        convex = one.curve is _Convexity.AFFINE
         largest = max(abs(one.low), abs(one.high))
-        return _Bounded(_Curvature.CONVEX if convex else _Curvature.NONE, 0.0, largest**2 if square else largest)
+        return _Bounded(_Convexity.CONVEX if convex else _Convexity.NONE, 0.0, largest**2 if square else largest)
     for kind, low in _CONVEX.items():
         if isinstance(op, kind):
-            curve = _Curvature.CONVEX if one.curve & _Curvature.CONVEX else _Curvature.NONE
+            curve = _Convexity.CONVEX if one.curve & _Convexity.CONVEX else _Convexity.NONE
             return _Bounded(curve, low)
     if isinstance(op, _CONCAVE):
-        return _Bounded(_Curvature.CONCAVE if one.curve & _Curvature.CONCAVE else _Curvature.NONE)
+        return _Bounded(_Convexity.CONCAVE if one.curve & _Convexity.CONCAVE else _Convexity.NONE)
     if isinstance(op, Sigmoid):
-        return _Bounded(_Curvature.NONE, 0.0, 1.0)
+        return _Bounded(_Convexity.NONE, 0.0, 1.0)
     if isinstance(op, ps.AND):
-        return _Bounded(_Curvature.NONE, min(i.low for i in inputs), min(i.high for i in inputs))
+        return _Bounded(_Convexity.NONE, min(i.low for i in inputs), min(i.high for i in inputs))
     if isinstance(op, ps.LogicalComparison):
         decided = _decided(op, one, inputs[1])
-        return _Bounded(_Curvature.NONE, *((0.0, 1.0) if decided is None else (float(decided),) * 2))
+        return _Bounded(_Convexity.NONE, *((0.0, 1.0) if decided is None else (float(decided),) * 2))
     return _UNKNOWN
 
 
@@ -204,7 +204,7 @@ def _times(a: float, b: float) -> float:
 
 def _product(inputs: Sequence[_Bounded], vary: Sequence[bool]) -> _Bounded:
     """Return what is known of a product: of one that varies with numbers."""
-    result = _Bounded(_Curvature.AFFINE, 1.0, 1.0)
+    result = _Bounded(_Convexity.AFFINE, 1.0, 1.0)
     for factor, varies in zip(inputs, vary, strict=True):
         if not varies:
             result = _scaled(result, factor)

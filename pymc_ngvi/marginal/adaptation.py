@@ -8,10 +8,11 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.refusal import Reason, Refused
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.marginal.proposals import Base, Proposal, StudentMixture, best_proposal, joined_mixture, tempered
+from pymc_ngvi.marginal.proposals import Base, Proposal, best_proposal, tempered
 from pymc_ngvi.marginal.ridges import ridges, work_in_dimensions
 from pymc_ngvi.marginal.rounds import ProposalRounds, moments_of_draws, moved, weights_of_draws
 from pymc_ngvi.marginal.sampling import LogMarginalFunction, Pool, Round, Weighted, relative_sd_errors
+from pymc_ngvi.marginal.student_mixture import StudentMixture
 from pymc_ngvi.marginal.tails import Bend
 
 #: Looks about a proposal, at most; draws of each, the same where log m takes quadrature; and of the round after it.
@@ -136,7 +137,7 @@ class Adaptation:
         along = np.argsort(-relative_sd_errors(y.g, weights_of_draws(y)))[: _MOST_FOLLOWED // work_in_dimensions(p)]
         found = ridges(self._of_y, y.g[y.log_marginal.argmax()], moments_of_draws(y)[1], along) if len(along) else None
         if found is not None:
-            self._ridges = found if self._ridges is None else joined_mixture(self._ridges, found, 0.5)
+            self._ridges = found if self._ridges is None else self._ridges.joined(found, 0.5)
             self.drawn(Proposal(found, self._bend), _N_AFTER)
 
     def _in_y(self, draws: Weighted) -> Weighted:

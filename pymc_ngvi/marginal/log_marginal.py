@@ -13,15 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
-from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.marginal.base_rule import BaseRule
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.confirmed import confirmed
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.nodes import PathRule, first_rule, ladder, references, wide_rule
 from pymc_ngvi.marginal.parts import TermsOfBlocks
 from pymc_ngvi.marginal.quadrature import by_rule, integrate
-from pymc_ngvi.marginal.regression import Whitening, gram_of, leverage_of, predictor, regressed
+from pymc_ngvi.marginal.regression import Whitening, gram_of, leverage_of, predictor
 from pymc_ngvi.marginal.tails import Bend
 
 #: Corrections of centres from which on the nodes are as many as can be had.
@@ -36,6 +36,8 @@ TOLERANCE = 0.03
 _MANY, _OF_TOLERANCE = 1_000, 0.4
 #: Parts of the way to a lost draw at which centres are corrected, and how often the nearest is looked for.
 _WAY, _MOST_FOUND = (0.25, 0.5, 0.75, 1.0), 3
+#: Draws at which regressions extrapolate most, and the part of the weight that they are of.
+_N_FAR, _OF_WEIGHT = 12, 0.999
 #: Factor by which centres of base rules may be further off than those of the reference.
 _SLACK = 1.3
 
@@ -74,39 +76,6 @@ def joined_points(parts: Sequence[Referred]) -> Referred:
         np.concatenate([p.skew for p in parts]),
         np.concatenate([p.lost for p in parts]),
     )
-
-
-@stored("exact.base_rule")
-@dataclass(frozen=True, eq=False)
-class BaseRule:
-    """A cheap rule, and the polynomial of the globals that is added to its log m.
-
-    Parameters
-    ----------
-    rule : PathRule
-        Of no nodes where the polynomial is log m by itself.
-    coefficients : ndarray, shape (n_features,)
-    residual : float
-        Leave-one-out, an sd in nats.
-    gram : ndarray, shape (n_features, n_features)
-        Of the features that the polynomial was fitted to.
-    reach : float
-        Variance of a prediction, in that of residuals, beyond which it extrapolates.
-    """
-
-    rule: PathRule
-    coefficients: Array
-    residual: float
-    gram: Array
-    reach: float
-
-    def is_beyond(self, features: Array) -> NDArray[np.bool_]:
-        """Tell at which globals the polynomial is far from all that it was fitted to.
-
-        A low log m says nothing there: about the wrong centres, it is too low by any amount.
-        """
-        result: NDArray[np.bool_] = leverage_of(self.gram, features) > self.reach
-        return result
 
 
 @dataclass
@@ -305,11 +274,15 @@ class LogMarginal:
         every = np.ones((len(far), self.forest.n_local), dtype=bool)
         return found.replaced(far, self.reference(g[far]).centres, every)
 
-    def leverage(self, g: Array, known: Array) -> Array:
-        """Return how far regressions on the globals ``known`` are from these at ``g``: the variance they have there."""
+    def farthest(self, g: Array, weights: Array, known: Array) -> NDArray[np.intp]:
+        """Return the rows, of those that carry weight, where regressions on the globals ``known`` extrapolate most."""
         assert self.whitening is not None
+        order = np.argsort(-weights)
+        total = np.cumsum(weights[order])
+        bulk = order[: 1 + int(np.searchsorted(total, _OF_WEIGHT * total[-1]))]
         features = self.whitening.features(known)
-        return leverage_of(gram_of(features, np.ones(len(known))), self.whitening.features(g))
+        leverage = leverage_of(gram_of(features, np.ones(len(known))), self.whitening.features(g[bulk]))
+        return bulk[np.argsort(-leverage)[:_N_FAR]]
 
     # --- how many nodes ---
 
@@ -353,7 +326,8 @@ class LogMarginal:
         reach : float
             Variance of its predictions, in that of residuals, up to which they are used.
         """
-        assert self.whitening is not None
+        whitening = self.whitening
+        assert whitening is not None
         self.base = None
         usable = np.isfinite(points.log_marginal) & ~points.lost
         weights = np.where(usable, weights, 0.0)
@@ -369,29 +343,17 @@ class LogMarginal:
             if good.mean() < 0.95:
                 continue
             known = points[np.flatnonzero(good)]
-            base = self._fitted(rule, known.g, difference[good], weights[good], tolerance, reach)
+            base = BaseRule.fitted(rule, whitening, known.g, difference[good], weights[good], tolerance, reach)
             if base is None:
                 continue
             # Where a rule is right, centres are as predicted; of many blocks, even one node takes long.
             if least <= 0 and self.forest.n_local >= _MANY:
                 none = PathRule(0, self.forest.n_levels)
-                of_none = self._fitted(
-                    none, known.g, known.log_marginal, weights[good], _OF_TOLERANCE * tolerance, reach
-                )
-                base = of_none or base
+                most = _OF_TOLERANCE * tolerance
+                values = known.log_marginal
+                base = BaseRule.fitted(none, whitening, known.g, values, weights[good], most, reach) or base
             self.base = base
             return
-
-    def _fitted(
-        self, rule: PathRule, g: Array, values: Array, weights: Array, tolerance: float, reach: float
-    ) -> BaseRule | None:
-        """Fit the polynomial to what it is to add; None where the residual is larger than the tolerance."""
-        assert self.whitening is not None
-        features = self.whitening.features(g)
-        coefficients, residual = regressed(features, values, weights, g.shape[1])
-        if not residual < tolerance:
-            return None
-        return BaseRule(rule, coefficients, residual, gram_of(features, weights / weights.max()), reach)
 
     # --- by the base rule ---
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.marginal.proposals import StudentMixture
+from pymc_ngvi.marginal.student_mixture import StudentMixture
 
 #: Distances from the mode, in standard deviations: each is 1.4 times as far as the one before.
 _DISTANCES = 2.0 ** np.arange(0.5, 5.5, 0.5)
