@@ -132,6 +132,47 @@ class Target(Density, Protocol):
         """Minibatches in one pass; not called without `has_minibatch`."""
 
 
+class OfAllData:
+    """The part of a `Target` that reads no minibatches."""
+
+    has_minibatch, n_batches = False, 1
+
+    def next_batch(self, rng: np.random.Generator) -> None:
+        """Do nothing: all of the data are read."""
+
+    def take_batch(self, seed: int, number: int) -> None:
+        """Do nothing: all of the data are read."""
+
+
+class CountedElsewhere:
+    """The part of a `Target` whose evaluations another one counts.
+
+    Attributes
+    ----------
+    counter : Target
+    """
+
+    counter: Target
+
+    @property
+    def n_gradients(self) -> int:
+        """Gradients, and expectations, so far."""
+        return self.counter.n_gradients
+
+    @n_gradients.setter
+    def n_gradients(self, value: int) -> None:
+        self.counter.n_gradients = value
+
+    @property
+    def n_hessians(self) -> int:
+        """Hessians, and expectations, so far."""
+        return self.counter.n_hessians
+
+    @n_hessians.setter
+    def n_hessians(self, value: int) -> None:
+        self.counter.n_hessians = value
+
+
 @runtime_checkable
 class GaussNewtonTarget(Protocol):
     """What a target has beside, if it knows the gradients of single observations."""

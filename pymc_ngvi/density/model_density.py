@@ -240,12 +240,12 @@ class ModelDensity(ABC):
         """Entries that can differ from 0 beside sums over many coordinates; None where there are no such sums."""
         return None
 
-    @abstractmethod
     def widen(self, theta: Array) -> bool:
         """Add the entries that `pattern` lacks at the rows of ``theta``; tell whether there are any.
 
         Where these are too many to look at, the Hessian counts as dense from now on.
         """
+        return False
 
     @property
     @abstractmethod

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 
-from pymc_ngvi.core.target import RowRules
+from pymc_ngvi.core.target import CountedElsewhere, RowRules
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.minibatch import Minibatches
@@ -11,7 +11,7 @@ from pymc_ngvi.density.model_density import ModelDensity
 from pymc_ngvi.graphs.graph import MissingDerivativeError
 
 
-class Sum(ModelDensity):
+class Sum(CountedElsewhere, ModelDensity):
     """The sum of a prior and of likelihoods, which say what they are at points.
 
     Parameters
@@ -21,7 +21,7 @@ class Sum(ModelDensity):
     """
 
     def __init__(self, prior: LogDensity) -> None:
-        self.prior = prior
+        self.prior = self.counter = prior
         self.info, self.functions, self.by_rows = prior.info, prior.functions, prior.by_rows
 
     # --- of the likelihoods ---
@@ -61,24 +61,6 @@ class Sum(ModelDensity):
     # --- of the prior ---
 
     @property
-    def n_gradients(self) -> int:
-        """Draws at which the gradient was evaluated so far."""
-        return self.prior.n_gradients
-
-    @n_gradients.setter
-    def n_gradients(self, value: int) -> None:
-        self.prior.n_gradients = value
-
-    @property
-    def n_hessians(self) -> int:
-        """Draws at which the Hessian was evaluated so far."""
-        return self.prior.n_hessians
-
-    @n_hessians.setter
-    def n_hessians(self, value: int) -> None:
-        self.prior.n_hessians = value
-
-    @property
     def compile_seconds(self) -> float:
         """Spent so far on building and compiling graphs here."""
         return self.prior.compile_seconds
@@ -114,10 +96,6 @@ class Sum(ModelDensity):
     def hessian_error(self) -> MissingDerivativeError | None:
         """Return the error that names the operation without a second derivative, if there is one."""
         return self.prior.hessian_error()
-
-    def widen(self, theta: Array) -> bool:
-        """Add the entries that the prior's pattern lacks at the rows of ``theta``; tell whether there are any."""
-        return self.prior.widen(theta)
 
     @property
     def n_products(self) -> int:

@@ -1,17 +1,15 @@
 """Gaussian fits of the latent variables, hyperparameters being given."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from numpy.typing import NDArray
-
 from pymc_ngvi.core.refusal import OtherForm
 from pymc_ngvi.core.status import Status
-from pymc_ngvi.core.target import MeanHessian
-from pymc_ngvi.core.types import Array, BaseDraws, Density, Expectation, GaussianState, RowRules, Spread
+from pymc_ngvi.core.target import Target
+from pymc_ngvi.core.types import Array, BaseDraws, GaussianState, RowRules
 from pymc_ngvi.density.expectations import Seen
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.estimators.quadrature import Quadrature
@@ -37,53 +35,6 @@ _NO_DRAWS = BaseDraws(np.empty((0, 0)), 1)
 _USABLE = 0.1
 #: Standard deviations to begin with where nothing is known.
 _FIRST_SCALES = (1.0, 0.1, 0.01)
-
-
-class _LatentTarget(Density):
-    """Log p of the latent variables, as a line search takes it."""
-
-    has_hessian = True
-    has_minibatch = False
-    n_batches = 1
-
-    def __init__(self, given: RowsGiven) -> None:
-        self._given = given
-        self.n_gradients = self.n_hessians = 0
-
-    @property
-    def n_dim(self) -> int:
-        """Number of latent variables."""
-        return self._given.n_dim
-
-    def expected(
-        self, q: Spread, rules: RowRules | None = None, *, adapt: bool = False, least: float = -np.inf
-    ) -> Expectation:
-        """Return the expectation of log p."""
-        self.n_gradients += 1
-        self.n_hessians += 1
-        return self._given.expected(q, rules, adapt=adapt, least=least)
-
-    def rows_cover(self, draw: Callable[[], Array]) -> bool:
-        """Return True: rows are compared with log p where they are found."""
-        return True
-
-    def directions(self, rows: NDArray[np.intp]) -> Array:
-        """Return the slopes of the only predictor of each of some rows, (n, n_dim)."""
-        return self._given.rows.directions(rows)
-
-    def logp_grad(self, theta: Array) -> tuple[Array, Array]:
-        """Raise: expectations are all that is taken."""
-        raise NotImplementedError
-
-    def mean_hessian(self, theta: Array) -> MeanHessian:
-        """Raise: expectations are all that is taken."""
-        raise NotImplementedError
-
-    def next_batch(self, rng: np.random.Generator) -> None:
-        """Do nothing: there are no minibatches."""
-
-    def take_batch(self, seed: int, number: int) -> None:
-        """Do nothing: there are no minibatches."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,14 +72,15 @@ class ConditionalFits:
     """
 
     def __init__(self, given: RowsGiven) -> None:
-        self._given, self._target = given, _LatentTarget(given)
+        self._given, self._before = given, given.n_hessians
+        self._target = cast(Target, given)  # expectations are all that is taken
         self._state, self._structure = _form(given)
         self.n_fits = 0
 
     @property
     def n_expectations(self) -> int:
         """Expectations taken so far, but for those that fits begin with."""
-        return self._target.n_hessians
+        return self._given.n_hessians - self._before
 
     def fit(
         self,

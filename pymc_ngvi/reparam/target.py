@@ -8,6 +8,7 @@ import numpy as np
 import pymc as pm
 
 from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.target import OfAllData
 from pymc_ngvi.core.types import Array, MeanHessian
 from pymc_ngvi.density import Layout, LogDensity
 from pymc_ngvi.density.conditional import GuideFunctions
@@ -24,7 +25,7 @@ _FAR = 1.0
 _BATCH_ELEMENTS = 2**17
 
 
-class ReparametrisedDensity:
+class ReparametrisedDensity(OfAllData):
     """Log density of a model on ``phi``: ``log p(theta(phi)) + log det``.
 
     Gradients are exact, by adjoints through the conditional modes and their curvature. Second derivatives between
@@ -65,7 +66,6 @@ class ReparametrisedDensity:
     array([[-1., -3., -2.]])
     """
 
-    has_minibatch = False
     #: What files keep: the bits of the next evaluation depend on it.
     learned = ("transform", "_steps", "_usual_evaluations")
 
@@ -124,14 +124,6 @@ class ReparametrisedDensity:
 
     def hessian_error(self) -> None:
         """Return None: there are second derivatives."""
-
-    def next_batch(self, rng: np.random.Generator) -> None:
-        """Do nothing: all of the data are read."""
-
-    n_batches = 1
-
-    def take_batch(self, seed: int, number: int) -> None:
-        """Do nothing: all of the data are read."""
 
     def initial_point(self) -> Array:
         """Return phi of the model's initial point, (n_dim,)."""
