@@ -25,14 +25,13 @@ from pymc_ngvi.density.gauss_newton.matrix import GaussNewtonHessian
 from pymc_ngvi.density.hessians import Hessians
 from pymc_ngvi.density.info import ModelInfo
 from pymc_ngvi.density.initial import initial_point_function
-from pymc_ngvi.density.minibatch import Minibatches
 from pymc_ngvi.density.model_density import ModelDensity
 from pymc_ngvi.density.reuse import CannotReuse, ModelState, same_options
 from pymc_ngvi.density.row_kinds import ModelRows, described_rows
 from pymc_ngvi.density.row_space import SeenFromRows
 from pymc_ngvi.density.rows import LikelihoodRows
 from pymc_ngvi.density.second_order import SecondOrder
-from pymc_ngvi.graphs import cost, graph
+from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 
 
@@ -105,6 +104,7 @@ class LogDensity(ModelDensity):
             self.info = ModelInfo.of(model, point)
         given = bool(compile_kwargs and "mode" in compile_kwargs)
         self.graphs = FlatGraphs(model, self.layout, logp, may_be_large=backend in ("auto", "quick") and not given)
+        self.minibatches = self.graphs.minibatches
         self.functions = Functions(
             model, "given mode" if given else backend, compile_kwargs, is_large=self.graphs.is_large,
             choose=self._choose,
@@ -169,11 +169,6 @@ class LogDensity(ModelDensity):
         return self._hessians.second
 
     @property
-    def cost(self) -> cost.Cost:
-        """Estimated from the graph."""
-        return self.graphs.cost
-
-    @property
     def batch_size(self) -> int:
         """Draws evaluated in one call."""
         return self._evaluations.batch_size
@@ -187,16 +182,6 @@ class LogDensity(ModelDensity):
     def is_small(self) -> bool:
         """Whether a batch is too little work to share among threads."""
         return self._evaluations.is_small
-
-    @property
-    def compile_seconds(self) -> float:
-        """Spent so far on building and compiling graphs."""
-        return self.functions.seconds - self._seconds_before
-
-    @property
-    def minibatches(self) -> Minibatches:
-        """The rows in use."""
-        return self.graphs.minibatches
 
     # --- evaluation ---
 
@@ -215,12 +200,6 @@ class LogDensity(ModelDensity):
     def rows(self) -> Expectations | None:
         """Log p as a sum over rows, each a function of a few linear predictors; None where it has other parts."""
         return self.by_rows.found
-
-    @property
-    def n_rows(self) -> int | None:
-        """How many these are; None where log p has other parts."""
-        rows = self.rows
-        return None if rows is None else rows.n_rows
 
     @property
     def n_directions(self) -> int | None:

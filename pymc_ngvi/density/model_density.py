@@ -36,6 +36,8 @@ class ModelDensity(ABC):
     functions : Functions
     by_rows : ByRows
         Rows that are here: of log p, or of the prior.
+    minibatches : Minibatches
+        Their rows in use.
     n_gradients, n_hessians : int
         Draws at which the gradient, and the Hessian (along any number of directions), were evaluated so far.
     """
@@ -43,12 +45,14 @@ class ModelDensity(ABC):
     info: ModelInfo
     functions: Functions
     by_rows: ByRows
+    minibatches: Minibatches
     n_gradients: int
     n_hessians: int
     #: Whether the data are in shards, of which there is no part here.
     is_sharded = False
     #: Whether the data come in batches, one of which is here.
     is_streamed = False
+    _seconds_before = 0.0  # spent for earlier fits
 
     # --- what is known of the model ---
 
@@ -78,9 +82,9 @@ class ModelDensity(ABC):
         return self.backend if self.functions.is_chosen else "quick"
 
     @property
-    @abstractmethod
     def compile_seconds(self) -> float:
-        """Spent so far on building and compiling graphs."""
+        """Spent so far on building and compiling graphs here."""
+        return self.functions.seconds - self._seconds_before
 
     @property
     @abstractmethod
@@ -88,9 +92,9 @@ class ModelDensity(ABC):
         """Estimated time of log p and its gradient at one point, from the graph and the sizes of the data alone."""
 
     @property
-    @abstractmethod
     def is_small(self) -> bool:
         """Whether a batch of draws is too little work to share among threads."""
+        return False
 
     @property
     def why_in_part(self) -> str:
@@ -111,11 +115,6 @@ class ModelDensity(ABC):
         return terms_by_variable(self.model, self.layout.unflatten(theta))
 
     # --- minibatches ---
-
-    @property
-    @abstractmethod
-    def minibatches(self) -> Minibatches:
-        """The rows in use."""
 
     @property
     def has_minibatch(self) -> bool:
@@ -170,13 +169,11 @@ class ModelDensity(ABC):
 
     @property
     @abstractmethod
-    def n_rows(self) -> int | None:
-        """Rows that are here; None where log p is no sum over rows, each a function of a few linear predictors."""
-
-    @property
-    @abstractmethod
     def n_directions(self) -> int | None:
-        """Directions in which the functions of rows vary, at most; None where log p is no sum over rows."""
+        """Directions in which the functions of rows vary, at most.
+
+        None where log p is no sum over rows, each a function of a few linear predictors.
+        """
 
     @abstractmethod
     def expected(

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from pymc_ngvi.core.target import CountedElsewhere, RowRules
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.logdensity import LogDensity
-from pymc_ngvi.density.minibatch import Minibatches
 from pymc_ngvi.density.model_density import ModelDensity
 from pymc_ngvi.graphs.graph import MissingDerivativeError
 
@@ -23,6 +22,7 @@ class Sum(CountedElsewhere, ModelDensity):
     def __init__(self, prior: LogDensity) -> None:
         self.prior = self.counter = prior
         self.info, self.functions, self.by_rows = prior.info, prior.functions, prior.by_rows
+        self.minibatches = prior.minibatches  # none
 
     # --- of the likelihoods ---
 
@@ -59,26 +59,6 @@ class Sum(CountedElsewhere, ModelDensity):
         return self.prior.gradient_seconds + self.likelihood_seconds
 
     # --- of the prior ---
-
-    @property
-    def compile_seconds(self) -> float:
-        """Spent so far on building and compiling graphs here."""
-        return self.prior.compile_seconds
-
-    @property
-    def is_small(self) -> bool:
-        """Whether a batch of draws is too little work to share among threads."""
-        return False
-
-    @property
-    def minibatches(self) -> Minibatches:
-        """None: likelihoods have all of their data."""
-        return self.prior.minibatches
-
-    @property
-    def n_rows(self) -> int | None:
-        """Rows of the prior; None where log p is no sum over rows."""
-        return self.prior.n_rows
 
     @property
     def n_directions(self) -> int | None:

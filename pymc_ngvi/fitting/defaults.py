@@ -66,7 +66,7 @@ def options_for(given: Given, density: ModelDensity | None = None) -> FitOptions
     if density is None:
         return options
     in_parts = density.is_sharded or density.is_streamed  # whose rows are NumPy's
-    may_jit = density.functions.fixed_size and not in_parts and density.n_rows is not None
+    may_jit = density.functions.fixed_size and not in_parts and density.n_directions is not None
     if may_jit and (why := why_not_jitted(options)):
         density.by_rows.leave_to_pytensor(why)
         options = FitOptions(**{**filled, "estimator": given["estimator"]})

@@ -120,7 +120,7 @@ def problem_of(density: ModelDensity, options: FitOptions) -> Problem:
     MemoryError
         Where the approximation does not fit in memory.
     """
-    if options.choice.estimator == "quadrature" and density.n_rows is None:
+    if options.choice.estimator == "quadrature" and density.n_directions is None:
         raise ValueError(NO_ROWS)
     if options.choice.estimator == "gauss_newton" and density.is_sharded:
         raise ValueError("estimator='gauss_newton' does not go with shards: leave it out.")

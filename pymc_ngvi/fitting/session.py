@@ -317,7 +317,7 @@ class FitSession:
     def _widen(self, q: VariationalState) -> None:
         """Begin again from where a state is, with what was left out of the Hessian, or of the rows."""
         density, (mean, sd) = self._problem.density, self._problem.mean_and_sd(q)
-        if self._options.choice.estimator == "quadrature" and (density.n_rows is None or self._rows_fail()):
+        if self._options.choice.estimator == "quadrature" and (density.n_directions is None or self._rows_fail()):
             begin = Begun.by_draws
         else:
             begin = Begun.wider

@@ -102,7 +102,7 @@ def forest_of(density: ModelDensity) -> Forest:
         forest = find_forest(density.structural_pattern, density.n_dim, [v.where for v in density.layout.variables])
     except NoForest as reason:
         raise Unavailable(reason.code, reason.sentence) from None
-    if density.is_sharded and forest.n_local and density.n_rows is None:
+    if density.is_sharded and forest.n_local and density.n_directions is None:
         raise Unavailable(Reason.IN_PART, "the data are in shards, and log p is no sum over rows")
     if not forest.n_local and forest.n_globals > _MOST_PLAIN:
         raise Unavailable(
@@ -228,7 +228,7 @@ def _cov_of_globals(q: GaussianState, forest: Forest) -> Array:
 
 def _precision(density: ModelDensity, q: GaussianState) -> sparse.csr_array:
     """Return minus the mean Hessian of log p under q, on the pattern of the model."""
-    if density.n_rows is not None and hasattr(q, "covariances"):
+    if density.n_directions is not None and hasattr(q, "covariances"):
         try:
             precision = _as_matrix(density.expected(q, density.rules_of_level(_COARSE)).hessian)
             if np.isfinite(precision.data).all():

@@ -267,8 +267,8 @@ def _exact_attempt(given: _Beginning, record: FitRecord, of_nested: float) -> _A
         Where there is none, or it takes too long.
     """
     density, forest = given.density, forest_of(given.density)
-    n_rows = density.n_rows or 0 if record.estimator == "quadrature" else 0
-    work = work_of(forest, density.gradient_seconds, n_rows)
+    rows = density.by_rows.found if density.n_directions is not None and record.estimator == "quadrature" else None
+    work = work_of(forest, density.gradient_seconds, 0 if rows is None else rows.n_rows)
     left = given.price.left(is_plain=not work.has_blocks)
     _check(given.price, left, work.seconds, "exact")
     # Where no cheap rule will do, it may take more, but leaves what the other one takes.

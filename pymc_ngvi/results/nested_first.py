@@ -42,7 +42,7 @@ _FROM_MOMENTS = "it has the moments of the nested posterior"
 
 def comes_first(options: FitOptions, density: ModelDensity) -> bool:
     """Tell whether a nested posterior is to be had without a Gaussian fit of all coordinates before it."""
-    if options.posterior not in ("auto", "nested") or density.has_minibatch or density.n_rows is not None:
+    if options.posterior not in ("auto", "nested") or density.has_minibatch or density.n_directions is not None:
         return False
     try:
         forest = forest_of(density)

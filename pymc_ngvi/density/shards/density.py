@@ -132,20 +132,17 @@ class ShardedDensity(Sum):
     # --- by rows ---
 
     @property
-    def n_rows(self) -> int | None:
-        """Rows of the prior; None where log p is no sum over rows."""
-        return super().n_rows if all(outline.n_rows is not None for outline in self._outlines) else None
-
-    @property
     def n_directions(self) -> int | None:
         """Directions in which the functions of rows vary, at most."""
-        if self.n_rows is None:
-            return None
-        return max(super().n_directions or 0, *(outline.n_directions or 0 for outline in self._outlines))
+        own, parts = super().n_directions, [outline.n_directions for outline in self._outlines]
+        known = [n for n in (own, *parts) if n is not None]
+        return max(known) if len(known) > len(parts) else None
 
     @functools.cached_property
     def _n_rows_in_all(self) -> int:
-        return (self.prior.n_rows or 0) + sum(outline.n_rows or 0 for outline in self._outlines)
+        return (0 if (own := self.prior.rows) is None else own.n_rows) + sum(
+            outline.n_rows or 0 for outline in self._outlines
+        )
 
     def expected(
         self, q: Spread, rules: RowRules | None = None, *, adapt: bool = False, least: float = -np.inf

@@ -82,7 +82,7 @@ class StreamDensity(Sum):
         self._form = replace(self._form, names=tuple(first), by_row=self._by_row(model, first))
         first = self._form.arrays(data, "The first batch")
         super().__init__(LogDensity(model, backend, compile_kwargs, log_p=self._log_prior))
-        if self.n_rows is None:
+        if self.n_directions is None:
             raise ValueError(f"The prior {_NO_ROWS.format(self.by_rows.why_not)}")
         self._kept = OrderedDict[tuple[tuple[int, ...], ...], BatchLikelihood]()
         self._parts: dict[int, Mapping[str, AnyArray]] = {}

@@ -25,8 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse.linalg import LinearOperator, cg
 
-from pymc_ngvi.core.linalg import all_finite
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.linalg import all_finite, symmetrise
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.families import BlockState, DiagonalState
 from pymc_ngvi.families.matrices.structure import Structure
@@ -193,10 +192,10 @@ def covariance(hessian: ElboHessian, jacobian: Array, tol: float) -> Array:
         axes = np.zeros((len(used), jacobian.shape[1]))
         axes[np.arange(len(used)), used] = 1.0
         part = jacobian[:, used]
-        result = part @ _symmetric(hessian.responses(axes, tol)[:, used]) @ part.T
+        result = part @ symmetrise(hessian.responses(axes, tol)[:, used]) @ part.T
     else:
         result = hessian.responses(jacobian, tol) @ jacobian.T
-    return _symmetric(result)
+    return symmetrise(result)
 
 
 def n_solves(jacobian: Array) -> int:
@@ -207,8 +206,3 @@ def n_solves(jacobian: Array) -> int:
 def needed_coordinates(jacobian: Array) -> NDArray[np.intp]:
     """Return the coordinates that any of the functions depends on."""
     return np.flatnonzero(jacobian.any(axis=0))
-
-
-def _symmetric(matrix: Array) -> Array:
-    result: Array = 0.5 * (matrix + matrix.T)
-    return result

@@ -15,7 +15,7 @@ from pymc_ngvi.core.psis import Weights, WeightVerdict
 from pymc_ngvi.density import Layout
 from pymc_ngvi.results.diagnosis.cures import Context
 from pymc_ngvi.results.diagnosis.equal_modes import EqualModes
-from pymc_ngvi.results.diagnosis.finding import Finding
+from pymc_ngvi.results.diagnosis.finding import Finding, in_percent, in_sds
 from pymc_ngvi.results.diagnosis.missed_mass import MissedMass
 from pymc_ngvi.results.diagnosis.mode_findings import of_modes, place_of
 from pymc_ngvi.results.diagnosis.moment_drift import Estimates, MomentDrift
@@ -167,8 +167,8 @@ def _standing_out(
 ) -> list[tuple[str, list[str]]]:
     """Return the moments of which some coordinates drift by more than a size, with the names of these."""
     kinds = (
-        ("mean", _named(layout, drift.mean, sizes[0], certain, _in_sds)),
-        ("standard deviation", _named(layout, drift.sd, sizes[1], certain, _in_percent)),
+        ("mean", _named(layout, drift.mean, sizes[0], certain, in_sds)),
+        ("standard deviation", _named(layout, drift.sd, sizes[1], certain, in_percent)),
         ("skewness", _named(layout, drift.skewness, sizes[2], certain, _plain)),
     )
     return [(what, names) for what, names in kinds if names]
@@ -195,14 +195,6 @@ def _named(
         )
         rest = rest[~own]
     return [*names, f"{len(rest):,} more coordinates"] if len(rest) else names
-
-
-def _in_sds(value: float, se: float) -> str:
-    return f"{value:+.2f} ± {se:.2f} sd"
-
-
-def _in_percent(value: float, se: float) -> str:
-    return f"{100 * value:+.0f} ± {100 * se:.0f} %"
 
 
 def _plain(value: float, se: float) -> str:
