@@ -5,12 +5,11 @@ import functools
 from dataclasses import dataclass
 
 import numpy as np
-import pymc as pm
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.target import OfAllData
 from pymc_ngvi.core.types import Array, MeanHessian
-from pymc_ngvi.density import Layout, LogDensity
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.conditional import GuideFunctions
 from pymc_ngvi.reparam.blockwise import Matrices
 from pymc_ngvi.reparam.differences import DifferenceSteps, arrow_pattern, difference_rows
@@ -93,37 +92,9 @@ class ReparametrisedDensity(OfAllData):
         return self.density.n_dim
 
     @property
-    def layout(self) -> Layout:
-        """Where each variable is in the flat vector; local ones are standardised."""
-        return self.density.layout
-
-    @property
-    def model(self) -> pm.Model:
-        """The PyMC model."""
-        return self.density.model
-
-    @property
-    def backend(self) -> str:
-        """The backend in use."""
-        return self.density.backend
-
-    @property
-    def compile_seconds(self) -> float:
-        """Spent so far on building and compiling graphs, those of the guide included."""
-        return self.density.compile_seconds
-
-    @property
-    def is_small(self) -> bool:
-        """Whether a batch is too little work to share among threads."""
-        return self.density.is_small
-
-    @property
     def has_hessian(self) -> bool:
         """True: the reparametrisation needs more than second derivatives."""
         return True
-
-    def hessian_error(self) -> None:
-        """Return None: there are second derivatives."""
 
     def initial_point(self) -> Array:
         """Return phi of the model's initial point, (n_dim,)."""

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from scipy.sparse.linalg import LinearOperator, cg
 
 from pymc_ngvi.core.linalg import all_finite, symmetrise
+from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.families import BlockState, DiagonalState
 from pymc_ngvi.families.matrices.structure import Structure
