@@ -31,7 +31,6 @@ from pymc_ngvi.density.row_kinds import ModelRows, described_rows
 from pymc_ngvi.density.row_space import SeenFromRows
 from pymc_ngvi.density.rows import LikelihoodRows
 from pymc_ngvi.density.second_order import SecondOrder
-from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 
 
@@ -202,12 +201,6 @@ class LogDensity(ModelDensity):
         return self.by_rows.found
 
     @property
-    def n_directions(self) -> int | None:
-        """Directions in which the functions of rows vary, at most; None where log p is no sum over rows."""
-        rows = self.rows
-        return None if rows is None else rows.n_directions
-
-    @property
     def seen_from_rows(self) -> SeenFromRows | None:
         """Log p in the space of its rows, where these are far fewer than coordinates with fixed normal priors."""
         return self.by_rows.seen
@@ -227,11 +220,6 @@ class LogDensity(ModelDensity):
             return on_jax.under(q, self, rules, adapt=adapt, least=least)
         return rows.under(q, self, rules, adapt=adapt, least=least)
 
-    def rules_of_level(self, level: int) -> RowRules:
-        """Return rules that are the same for all rows, by their code."""
-        assert self.rows is not None
-        return self.rows.rules_of_level(level)
-
     def directions(self, rows: NDArray[np.intp]) -> Array:
         """Return the slopes of the only predictor of each of some rows; see `RowsTarget`."""
         assert self.rows is not None
@@ -246,10 +234,6 @@ class LogDensity(ModelDensity):
             Where the rows don't add up to log p: they are given up.
         """
         self.by_rows.check(theta)
-
-    def rows_cover(self, draw: Callable[[], Array]) -> bool:
-        """Tell whether rows are all of log p at draws; see `RowsTarget`."""
-        return self.by_rows.cover(draw)
 
     def count_expectation(self) -> None:
         """Count an expectation: as a gradient and a Hessian."""
@@ -266,10 +250,6 @@ class LogDensity(ModelDensity):
     def has_hessian(self) -> bool:
         """Whether every operation of the model has a second derivative."""
         return self._hessians.exist
-
-    def hessian_error(self) -> graph.MissingDerivativeError | None:
-        """Return the error that names the operation without a second derivative, if there is one."""
-        return self._hessians.error()
 
     @property
     def pattern(self) -> Pattern | None:
@@ -292,11 +272,6 @@ class LogDensity(ModelDensity):
     def widen(self, theta: Array) -> bool:
         """Add the entries that `pattern` lacks at the rows of ``theta``; tell whether there are any."""
         return self._hessians.widen(theta)
-
-    @property
-    def n_products(self) -> int:
-        """Products with a vector that take as long as one Hessian."""
-        return self._hessians.n_products
 
     def mean_hessian(self, theta: Array) -> MeanHessian:
         """Return the mean of the Hessian over draws, (n_draws, n_dim): an object that evaluates what it is asked for.

@@ -15,6 +15,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.by_rows import ByRows
 from pymc_ngvi.density.checks import of_batches
 from pymc_ngvi.density.flat import Functions
+from pymc_ngvi.density.hessians import Hessians
 from pymc_ngvi.density.info import ModelInfo, terms_by_variable
 from pymc_ngvi.density.minibatch import Minibatches
 from pymc_ngvi.density.row_kinds import ModelRows
@@ -46,6 +47,7 @@ class ModelDensity(ABC):
     functions: Functions
     by_rows: ByRows
     minibatches: Minibatches
+    _hessians: Hessians
     n_gradients: int
     n_hessians: int
     #: Whether the data are in shards, of which there is no part here.
@@ -168,12 +170,13 @@ class ModelDensity(ABC):
     # --- by rows ---
 
     @property
-    @abstractmethod
     def n_directions(self) -> int | None:
         """Directions in which the functions of rows vary, at most.
 
         None where log p is no sum over rows, each a function of a few linear predictors.
         """
+        rows = self.by_rows.found
+        return None if rows is None else rows.n_directions
 
     @abstractmethod
     def expected(
@@ -191,13 +194,15 @@ class ModelDensity(ABC):
             Where the rows don't add up to log p: they are given up.
         """
 
-    @abstractmethod
     def rules_of_level(self, level: int) -> RowRules:
         """Return rules that are the same for all rows, by their code."""
+        rows = self.by_rows.found
+        assert rows is not None
+        return rows.rules_of_level(level)
 
-    @abstractmethod
     def rows_cover(self, draw: Callable[[], Array]) -> bool:
         """Tell whether rows are all of log p at draws; see `RowsTarget`."""
+        return self.by_rows.cover(draw)
 
     @property
     def seen_from_rows(self) -> SeenFromRows | None:
@@ -215,9 +220,9 @@ class ModelDensity(ABC):
         """Whether Hessians can be evaluated: every operation of the model has a second derivative."""
         return False
 
-    @abstractmethod
     def hessian_error(self) -> MissingDerivativeError | None:
         """Return the error that names the operation without a second derivative, if there is one."""
+        return self._hessians.error()
 
     @property
     def pattern(self) -> Pattern | None:
@@ -245,9 +250,9 @@ class ModelDensity(ABC):
         return False
 
     @property
-    @abstractmethod
     def n_products(self) -> int:
         """Products with a vector that take as long as one Hessian."""
+        return self._hessians.n_products
 
     def mean_hessian(self, theta: Array) -> MeanHessian:
         """Return the mean of the Hessian over draws, (n_draws, n_dim): an object that evaluates what it is asked for.

@@ -1,13 +1,12 @@
 """The log density of a model whose data are not in one place: a prior here, and likelihoods of parts of the data."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-from pymc_ngvi.core.target import CountedElsewhere, RowRules
+from pymc_ngvi.core.target import CountedElsewhere
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.model_density import ModelDensity
-from pymc_ngvi.graphs.graph import MissingDerivativeError
 
 
 class Sum(CountedElsewhere, ModelDensity):
@@ -22,7 +21,7 @@ class Sum(CountedElsewhere, ModelDensity):
     def __init__(self, prior: LogDensity) -> None:
         self.prior = self.counter = prior
         self.info, self.functions, self.by_rows = prior.info, prior.functions, prior.by_rows
-        self.minibatches = prior.minibatches  # none
+        self.minibatches, self._hessians = prior.minibatches, prior._hessians
 
     # --- of the likelihoods ---
 
@@ -57,27 +56,3 @@ class Sum(CountedElsewhere, ModelDensity):
     def gradient_seconds(self) -> float:
         """Estimated time of log p and its gradient at one point."""
         return self.prior.gradient_seconds + self.likelihood_seconds
-
-    # --- of the prior ---
-
-    @property
-    def n_directions(self) -> int | None:
-        """Directions in which the functions of rows vary, at most; None where log p is no sum over rows."""
-        return self.prior.n_directions
-
-    def rules_of_level(self, level: int) -> RowRules:
-        """Return rules that are the same for all rows, by their code."""
-        return self.prior.rules_of_level(level)
-
-    def rows_cover(self, draw: Callable[[], Array]) -> bool:
-        """Tell whether rows are all of log p at draws; see `RowsTarget`."""
-        return self.prior.rows_cover(draw)
-
-    def hessian_error(self) -> MissingDerivativeError | None:
-        """Return the error that names the operation without a second derivative, if there is one."""
-        return self.prior.hessian_error()
-
-    @property
-    def n_products(self) -> int:
-        """Products with a vector that take as long as one Hessian."""
-        return self.prior.n_products

@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.marginal.base_rule import BaseRule
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.confirmed import confirmed
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.nodes import PathRule, first_rule, ladder, references, wide_rule
 from pymc_ngvi.marginal.parts import TermsOfBlocks
 from pymc_ngvi.marginal.quadrature import by_rule, integrate
-from pymc_ngvi.marginal.regression import Whitening, gram_of, leverage_of, predictor
+from pymc_ngvi.marginal.regression import BaseRule, Whitening, gram_of, leverage_of, predictor
 from pymc_ngvi.marginal.tails import Bend
 
 #: Corrections of centres from which on the nodes are as many as can be had.

@@ -23,7 +23,6 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.info import ModelInfo, terms_by_variable
 from pymc_ngvi.density.initial import initial_point_function
 from pymc_ngvi.density.logdensity import LogDensity
-from pymc_ngvi.density.model_density import ModelDensity
 from pymc_ngvi.density.shards.requests import Evaluate, Expect, Open, Outline, Reference, ShardExpectation
 from pymc_ngvi.density.shards.shards import Shards, points_to_compare
 from pymc_ngvi.density.sparse_hessian import is_dense
@@ -246,16 +245,3 @@ class ShardedDensity(Sum):
     def _codes(self) -> NDArray[np.intp]:
         assert self.pattern is not None
         return self.pattern.rows * self.n_dim + self.pattern.cols
-
-
-def shards_of(density: ModelDensity) -> Shards:
-    """Return the shards of a log density.
-
-    Raises
-    ------
-    ValueError
-        Where it has none.
-    """
-    if not isinstance(density, ShardedDensity):
-        raise ValueError("The model has no shards: leave executor out.")
-    return density.shards
