@@ -9,8 +9,10 @@ import pytest
 
 import pymc_ngvi
 
+from pymc_ngvi.core.refusal import Reason, Refused
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stream import Place
+from pymc_ngvi.core.target import GaussNewtonTarget
 from pymc_ngvi.density.streams.source import BatchSource
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.results.diagnosis.cures import context_of
@@ -129,6 +131,32 @@ def test_a_fit_to_batches_is_that_to_all_of_the_data(make, source):
     assert max(away(approx, full)) < 0.01
     assert abs(approx.elbo.value - full.elbo.value) < 0.01
     assert approx.record.step == "incremental"
+
+
+def test_log_p_is_a_sum_of_the_prior_and_of_all_batches():
+    data = data_of(logistic)
+    parts = split(data)
+    density, whole = fit(logistic(parts[0]), Again(parts), n=0).density, pymc_ngvi.LogDensity(logistic(data))
+    theta = 0.3 * np.random.default_rng(3).standard_normal((2, density.n_dim))
+    before = density.n_gradients
+    for one, other in zip(density.logp_grad(theta), whole.logp_grad(theta), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-10)
+    assert density.n_gradients - before == 2  # batches do not count again
+    np.testing.assert_allclose(density.logp(theta), whole.logp(theta), rtol=1e-12)
+
+
+def test_what_batches_do_not_have():
+    parts = split(data_of(logistic))
+    approx = fit(logistic(parts[0]), Again(parts), n=0)
+    density = approx.density
+    assert not isinstance(density, pymc_ngvi.LogDensity | GaussNewtonTarget)
+    assert not density.has_hessian
+    assert density.pattern is density.structural_pattern is density.summed is density.seen_from_rows is None
+    with pytest.raises(Refused) as refused:
+        density.mean_hessian(density.initial_point()[None])
+    assert refused.value.code is Reason.NO_HESSIANS
+    with pytest.raises(ValueError, match="The rows are in batches, and have no sites here"):
+        approx.sites()
 
 
 def test_a_longer_fit_is_nearer():
