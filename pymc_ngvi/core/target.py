@@ -133,9 +133,10 @@ class Target(Density, Protocol):
 
 
 class OfAllData:
-    """The part of a `Target` that reads no minibatches."""
+    """The part of a `Target` that is the same for all that read no minibatches."""
 
-    has_minibatch, n_batches = False, 1
+    has_minibatch = False
+    n_batches = 1
 
     def next_batch(self, rng: np.random.Generator) -> None:
         """Do nothing: all of the data are read."""

@@ -3,10 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import pymc as pm
-
-from numpy.typing import NDArray
 
 from pymc_ngvi.core.values import AnyArray, Array
 from pymc_ngvi.density.data import DataSnapshot
@@ -51,12 +48,6 @@ class ModelInfo:
     def n_dim(self) -> int:
         """Number of unconstrained coordinates."""
         return self.layout.n_dim
-
-    @property
-    def positive(self) -> list[NDArray[np.intp]]:
-        """Coordinates that are logarithms, an array for each positive variable."""
-        found = [v for v in self.layout.variables if v.value_name.endswith("_log__")]
-        return [np.arange(v.where.start, v.where.stop) for v in found]
 
     def prior_draws(self, n_draws: int, seed: int) -> Array:
         """Draw from the prior, (n, n_dim), unconstrained; fewer draws, or none, where it can't be drawn from."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pymc as pm
 
+from numpy.typing import NDArray
 from pytensor.graph.basic import Variable
 
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
@@ -13,7 +14,6 @@ from pymc_ngvi.core.refusal import Reason, Refused
 from pymc_ngvi.core.target import Expectation, MeanHessian, RowRules, Spread
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.by_rows import ByRows
-from pymc_ngvi.density.checks import of_batches
 from pymc_ngvi.density.flat import Functions
 from pymc_ngvi.density.hessians import Hessians
 from pymc_ngvi.density.info import ModelInfo, terms_by_variable
@@ -103,6 +103,12 @@ class ModelDensity(ABC):
         """Why log p is not to be had with all of the data, in a clause; empty where it is."""
         return "the model reads pm.Minibatch data" if self.has_minibatch else ""
 
+    @property
+    def positive(self) -> list[NDArray[np.intp]]:
+        """Coordinates that are logarithms, an array for each positive variable."""
+        found = [v for v in self.layout.variables if v.value_name.endswith("_log__")]
+        return [np.arange(v.where.start, v.where.stop) for v in found]
+
     def initial_point(self) -> Array:
         """Return the model's initial point, flat and unconstrained, (n_dim,)."""
         return self.info.start.copy()
@@ -122,11 +128,6 @@ class ModelDensity(ABC):
     def has_minibatch(self) -> bool:
         """Whether the log density depends on ``pm.Minibatch`` data."""
         return bool(self.minibatches)
-
-    @property
-    def of_batches(self) -> frozenset[str]:
-        """The names of the Deterministics that have the rows of one minibatch."""
-        return of_batches(self.model)
 
     def next_batch(self, rng: np.random.Generator) -> None:
         """Draw the rows of the next minibatch by ``rng``, as ``pm.Minibatch`` does: uniformly, with replacement."""

@@ -60,8 +60,4 @@ class ModelState:
 def same_options(one: Mapping[str, object] | None, other: Mapping[str, object] | None) -> bool:
     """Tell whether options are the same; where their values can't be compared, they must be the same objects."""
     one, other = one or {}, other or {}
-    return one.keys() == other.keys() and all(one[k] is other[k] or _is_true(one[k] == other[k]) for k in one)
-
-
-def _is_true(comparison: object) -> bool:
-    return isinstance(comparison, bool) and comparison
+    return one.keys() == other.keys() and all(one[k] is other[k] or (one[k] == other[k]) is True for k in one)

@@ -18,7 +18,7 @@ from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.refusal import NotApart, Reason, Refused
 from pymc_ngvi.core.target import OfAllData
 from pymc_ngvi.core.types import Array, Expectation, RowRules, Spread
-from pymc_ngvi.density.expectations import Expectations, Seen
+from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.pieces import Pieces, local_input
 from pymc_ngvi.density.sparse_hessian import is_dense
@@ -134,14 +134,6 @@ class RowsGiven(OfAllData):
             result[row] = self.logp(point[None, self.inside])[0]
         self._given.set_value(given)
         return result
-
-    def seen(self, q: Spread) -> Seen:
-        """Return what rows see of a Gaussian."""
-        return self.rows.seen(q)
-
-    def under_seen(self, seen: Seen, rules: RowRules | None = None) -> Expectation:
-        """Return expectations where predictors are distributed as they were, perhaps at other values."""
-        return self.rows.under_seen(seen, self, rules)
 
     def expected(
         self, q: Spread, rules: RowRules | None = None, *, adapt: bool = False, least: float = -np.inf

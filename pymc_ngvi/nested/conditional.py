@@ -127,7 +127,7 @@ class ConditionalFits:
                 return None
             moments = quadrature.moments(self._target, q, _NO_DRAWS, now)
             if moments.gap < left:
-                return LatentGaussian(q, now.elbo, self._given.seen(q), now.expectation.rules)
+                return LatentGaussian(q, now.elbo, self._given.rows.seen(q), now.expectation.rules)
             for size in _SIZES:
                 new = natural(q, moments, size, False)
                 if new is None:
@@ -151,7 +151,7 @@ class ConditionalFits:
         if not np.isfinite(state.elbo) or (status is not Status.CONVERGED and not state.gap < _USABLE):
             return None
         rules = Quadrature().by_rules(self._target, state.q).expectation.rules
-        return LatentGaussian(state.q, state.elbo, self._given.seen(state.q), rules)
+        return LatentGaussian(state.q, state.elbo, self._given.rows.seen(state.q), rules)
 
     def _starts(self, near: Sequence[Seen], rules: RowRules | None) -> Iterator[GaussianState]:
         """Yield states to begin from, the most promising one first."""
@@ -172,7 +172,7 @@ class ConditionalFits:
         What rows say of their predictors changes little, and what the prior says is exact after a step: coordinates of
         their own scale, as those of a Gaussian process that is written with a Cholesky factor, do not matter.
         """
-        expectation = self._given.under_seen(seen, rules)
+        expectation = self._given.rows.under_seen(seen, self._given, rules)
         hessian = expectation.hessian
         assert isinstance(hessian, PredictorMeanHessian)
         linear = hessian.linear

@@ -32,7 +32,7 @@ class RowSpaceDensity(OfAllData, CountedElsewhere):
         self.density = self.counter = density
         self.space, self._rows = seen.space, seen.rows
         self.n_dim = seen.space.n_dim
-        self.info = _Positive(seen.space.places_of(density.info.positive))
+        self.positive = seen.space.places_of(density.positive)
 
     def expected(
         self, q: Spread, rules: RowRules | None = None, *, adapt: bool = False, least: float = -np.inf
@@ -87,13 +87,6 @@ class RowSpaceDensity(OfAllData, CountedElsewhere):
         core = inverse.T @ inverse - np.eye(self.n_dim)
         mean = self.space.to_theta(q.location[None])[0]
         return LowRankState(mean, 1.0 / self.space.scale(), self.space.axes(), core, np.empty(0))
-
-
-@dataclass(frozen=True)
-class _Positive:
-    """Coordinates that are logarithms, an array for each positive variable."""
-
-    positive: list[NDArray[np.intp]]
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,7 @@ class ReparametrisedDensity(OfAllData):
     array([[-1., -3., -2.]])
     """
 
+    has_hessian = True  # it needs more than second derivatives
     #: What files keep: the bits of the next evaluation depend on it.
     learned = ("transform", "_steps", "_usual_evaluations")
 
@@ -90,11 +91,6 @@ class ReparametrisedDensity(OfAllData):
     def n_dim(self) -> int:
         """Number of coordinates."""
         return self.density.n_dim
-
-    @property
-    def has_hessian(self) -> bool:
-        """True: the reparametrisation needs more than second derivatives."""
-        return True
 
     def initial_point(self) -> Array:
         """Return phi of the model's initial point, (n_dim,)."""
@@ -123,10 +119,6 @@ class ReparametrisedDensity(OfAllData):
             n_evaluations += modes.n_evaluations
         self._follow(phi, n_evaluations / max(len(phi), 1))
         return logp, grad
-
-    def grad(self, phi: Array) -> Array:
-        """Return the gradient alone, (n_draws, n_dim)."""
-        return self.logp_grad(phi)[1]
 
     def _logp_grad(self, phi: Array, modes: Modes) -> tuple[Array, Array]:
         """Evaluate where the modes are known.

@@ -182,11 +182,8 @@ class ShardedDensity(Sum):
 
     def rows_cover(self, draw: Callable[[], Array]) -> bool:
         """Tell whether rows are all of log p at draws; see `RowsTarget`."""
-        if not super().rows_cover(draw):
-            return False
-        if not any(outline.leaves_out_conditions for outline in self._outlines):
-            return True
-        return all(self.shards.ask(Evaluate("covers", draw())))
+        are_all = not any(outline.leaves_out_conditions for outline in self._outlines)
+        return super().rows_cover(draw) and (are_all or all(self.shards.ask(Evaluate("covers", draw()))))
 
     # --- second derivatives ---
 
