@@ -75,7 +75,7 @@ class ReparametrisedDensity(OfAllData):
                 "The model reads pm.Minibatch data; a reparametrisation needs conditional modes given all of the data. "
                 "Pass the data as they are, or fit without reparam."
             )
-        self.density = density
+        self.density, self.n_dim = density, density.n_dim
         self.transform = transform
         self.n_gradients = self.n_hessians = 0
         self.pattern, self._recover = arrow_pattern(transform.structure)
@@ -84,13 +84,6 @@ class ReparametrisedDensity(OfAllData):
         exact = isinstance(guide, GuideFunctions) and guide.is_exact and guide.density is density
         self._second = guide if exact else GuideFunctions(density, transform.structure, order=2)
         self._usual_evaluations = 0.0
-
-    # --- what is the model's ---
-
-    @property
-    def n_dim(self) -> int:
-        """Number of coordinates."""
-        return self.density.n_dim
 
     def initial_point(self) -> Array:
         """Return phi of the model's initial point, (n_dim,)."""
