@@ -10,8 +10,7 @@ from test_rooms import MODULES
 
 @pytest.fixture(scope="module")
 def trees():
-    there = {name: path for name, path in MODULES.items() if "jitted" not in name and name != "fitting.on_jax"}  # go
-    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in there.items()}
+    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
 
 
 def repeated(names):

@@ -24,7 +24,6 @@ class Reason(StrEnum):
     NO_PREDICTORS = auto()  # no sum over functions of a few linear predictors
     NOT_ALL_ROWS = auto()  # a part of log p is no row
     TOO_DENSE = auto()  # covariances of predictors would take too much memory
-    NOT_JITTED = auto()  # steps are not compiled whole
     NOT_LIFTED = auto()  # an element depends on too much, or in a way that is not understood
     # Of derivatives.
     NO_HESSIANS = auto()  # at points

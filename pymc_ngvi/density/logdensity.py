@@ -108,9 +108,10 @@ class LogDensity(ModelDensity):
             model, "given mode" if given else backend, compile_kwargs, is_large=self.graphs.is_large,
             choose=self._choose,
         )  # fmt: skip
-        self._evaluations = Evaluations(self.graphs, self.functions)
         start = self.info.start
         self.by_rows = ByRows(self.graphs, self.functions, start)
+        self._evaluations = Evaluations(self.graphs, self.functions, self.by_rows)
+        self._evaluations.see_to_gradient()
         self._hessians = Hessians(self.graphs, self.functions, observed, self.by_rows, self._evaluations, start)
         self.functions.seconds = time.perf_counter() - began
 
@@ -157,7 +158,8 @@ class LogDensity(ModelDensity):
         other.n_gradients = other.n_hessians = 0
         other._seconds_before = self.functions.seconds
         other.by_rows = ByRows(self.graphs, self.functions, other.info.start)
-        other._hessians = self._hessians.again(other.by_rows, other.info.start)
+        other._evaluations = Evaluations(self.graphs, self.functions, other.by_rows)
+        other._hessians = self._hessians.again(other.by_rows, other._evaluations, other.info.start)
         if self.functions.is_chosen and other._choose() != self.backend:
             raise CannotReuse("with these data, another backend is faster")
         return other
@@ -175,7 +177,7 @@ class LogDensity(ModelDensity):
     @property
     def gradient_seconds(self) -> float:
         """Estimated time of log p and its gradient at one point, from the graph and the sizes of the data alone."""
-        return self.second.gradient_seconds
+        return self._evaluations.gradient_seconds
 
     @property
     def is_small(self) -> bool:
@@ -215,9 +217,6 @@ class LogDensity(ModelDensity):
         if rules is None:
             self.by_rows.check(q.location)
         self.count_expectation()
-        on_jax = self.by_rows.on_jax
-        if on_jax is not None and on_jax.takes(q):
-            return on_jax.under(q, self, rules, adapt=adapt, least=least)
         return rows.under(q, self, rules, adapt=adapt, least=least)
 
     def directions(self, rows: NDArray[np.intp]) -> Array:

@@ -78,7 +78,7 @@ class RowsGiven(OfAllData):
             [logp] = graphs.simplify([logp])
             simplify = functools.partial(graph.simplify, check_bounds=False)
             try:
-                self.rows = Expectations(logp, theta, simplify, functions.compile_for_rows, functions.engine_of_rows)
+                self.rows = Expectations(logp, theta, simplify, functions.compile_for_rows, functions.backend_of_rows)
             except NotApart as refused:
                 raise NotRows(refused.code, refused.sentence) from None
             except ValueError as error:  # of an operation whose values can't be computed

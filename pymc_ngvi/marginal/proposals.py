@@ -8,9 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 
-from pymc_ngvi.core.linalg import solve_lower
+from pymc_ngvi.core.linalg import logsumexp, solve_lower
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.student_mixture import StudentMixture, squares
