@@ -13,8 +13,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
-from pymc_ngvi.core.refusal import Reason, Refused, RowsGivenUp
-from pymc_ngvi.core.sparsity.dependence_sets import Dependence, TooDenseError
+from pymc_ngvi.core.refusal import NotApart, Reason, Refused, RowsGivenUp
 from pymc_ngvi.core.target import Spread
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.expectations import Expectations, Seen
@@ -26,7 +25,7 @@ from pymc_ngvi.density.sparse_hessian import is_dense
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.reading.interacting import is_smooth
 from pymc_ngvi.rows.mean_hessian import Known, PredictorMeanHessian
-from pymc_ngvi.rows.pattern import pattern_of
+from pymc_ngvi.rows.pattern import pattern_of_rows
 from pymc_ngvi.rows.row_hessian import FEW_PREDICTORS, RowHessian, SecondDerivatives
 
 #: Points about the start, and how far from it, at which rows are compared with log p.
@@ -40,8 +39,6 @@ NO_ROWS = (
     "This model's log density is no sum over rows, each a function of a few linear predictors: leave "
     "estimator='quadrature' out."
 )
-#: Of models whose rows have too many entries.
-TOO_DENSE = "covariances of predictors would take too much memory"
 #: Of models whose graph is not looked at.
 TOO_LARGE = "a recursion is written out in the graph"
 #: Of rows that are given up.
@@ -142,9 +139,9 @@ class ByRows:
             if rows.terms is kept.agreed:
                 return
             refused = self._what_is_missing(rows)
-        except TooDenseError:
-            refused = Refused(Reason.TOO_DENSE, TOO_DENSE)
-        except ValueError as error:
+        except NotApart as reason:
+            refused = reason
+        except ValueError as error:  # of an operation whose values can't be computed
             refused = Refused(Reason.NO_PREDICTORS, str(error))
         else:
             kept.agreed = rows.terms if refused is None else None
@@ -330,24 +327,12 @@ class ByRows:
         return [rows.engine.second_derivatives(part) for part in rows.terms.rows]
 
     def _structure(self, rows: Expectations) -> Pattern | None:
-        return self._pattern_of(rows, rows.predictors.dependence)
+        return pattern_of_rows(rows.functions, rows.predictors.dependence)
 
     def _with_sums(self, rows: Expectations) -> SummedPattern | None:
         assert rows.joint is not None
-        pattern = self._pattern_of(rows, rows.joint.dependence)
+        pattern = pattern_of_rows(rows.functions, rows.joint.dependence)
         return None if pattern is None else SummedPattern(pattern, rows.joint.linear_map.weights)
-
-    @staticmethod
-    def _pattern_of(rows: Expectations, dependence: Dependence) -> Pattern | None:
-        pairs = [
-            (part.index[:, a], part.index[:, b])
-            for part in rows.functions
-            for a, b in np.argwhere(np.tril(part.interacts))
-        ]
-        try:
-            return pattern_of(dependence, pairs)
-        except TooDenseError:
-            return None
 
     def _compiled(self, rows: Expectations) -> RowHessian:
         return RowHessian(rows.linear_map, self._derivatives)

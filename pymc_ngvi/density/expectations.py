@@ -85,7 +85,7 @@ class Expectations:
 
     Raises
     ------
-    ValueError, TooDenseError
+    NotApart
         Where it does not come apart.
     """
 
@@ -169,7 +169,7 @@ class Expectations:
 
         Raises
         ------
-        ValueError, TooDenseError
+        NotApart
             Where log p does not come apart any more.
         """
         self._predictors.refresh()

@@ -17,9 +17,10 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 
-from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints, TooDenseError, joined
+from pymc_ngvi.core.refusal import NotApart
+from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints, joined
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.density.by_rows import TOO_DENSE, TOO_LARGE, ByRows
+from pymc_ngvi.density.by_rows import TOO_LARGE, ByRows
 from pymc_ngvi.density.flat import FlatGraphs, Functions
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
@@ -138,9 +139,9 @@ def described_rows(model: pm.Model, graphs: FlatGraphs, functions: Functions, by
         return ModelRows(why_not=TOO_LARGE)
     try:
         found = kinds_of_rows(model, graphs)
-    except (ValueError, TooDenseError) as error:
+    except NotApart as refused:
         # With sums over many coordinates, rows may be too wide to be told of.
-        found = ModelRows(why_not=(str(error) or TOO_DENSE) if by_rows.found is None else "")
+        found = ModelRows(why_not=refused.sentence if by_rows.found is None else "")
     if graphs.minibatches:
         return replace(found, why_not="the data are minibatches")
     if by_rows.found is None and not found.why_not:
@@ -159,7 +160,7 @@ def kinds_of_rows(model: pm.Model, graphs: FlatGraphs) -> ModelRows:
 
     Raises
     ------
-    ValueError, TooDenseError
+    NotApart
         Where nothing can be told.
     """
     factors = _factors(model, graphs)
@@ -168,7 +169,7 @@ def kinds_of_rows(model: pm.Model, graphs: FlatGraphs) -> ModelRows:
         logp, outer = written_apart(_stacked([factor for _, _, factor in factors]), theta)
         found = predictors(logp, theta, outer)
         if not found:
-            raise ValueError("log p has no predictors")
+            raise NotApart("log p has no predictors")
         sizes = [int(np.prod(outer.shape(var))) for var in found]
         vector = pt.vector("predictors", dtype="float64", shape=(sum(sizes),))
         inner = _of_predictors(logp, theta, vector, {var: outer.shape(var) for var in found})
@@ -225,7 +226,7 @@ def _of_predictors(
         start = stop
     inner = graph_replace(list(logp.owner.inputs), pieces, strict=False)
     if theta in set(ancestors(inner)):
-        raise ValueError("theta has a part that is no predictor's")
+        raise NotApart("theta has a part that is no predictor's")
     simplified: list[Variable] = graph.inline_inner_graphs(graph.simplify(inner, check_bounds=False))
     return simplified
 
@@ -241,8 +242,8 @@ def _apart(part: Variable, vector: Variable, facts: Facts, compile_: CompiledOnc
     """Take a part of log p apart, or return why it can't be."""
     try:
         return terms_of(part, vector, facts, compile_)
-    except (ValueError, TooDenseError) as error:
-        return str(error)
+    except NotApart as refused:
+        return refused.sentence
 
 
 def _kind(name: str, role: Role, rows: Rows, depends: Dependence, is_coordinate: Array) -> RowKind:

@@ -19,7 +19,7 @@ _INSTEAD = "Use estimator='price', which needs only derivatives of the whole log
 
 
 @dataclass(frozen=True)
-class Rows:
+class LikelihoodRows:
     """The log density of a model in two parts: the rows of its observed variables, and all else.
 
     Parameters
@@ -35,7 +35,7 @@ class Rows:
     potentials: tuple[Variable, ...]
 
     @classmethod
-    def of(cls, model: pm.Model) -> "Rows":
+    def of(cls, model: pm.Model) -> "LikelihoodRows":
         """Note the variables that a model has now."""
         return cls(model, tuple(model.free_RVs), tuple(model.observed_RVs), tuple(model.potentials))
 

@@ -10,11 +10,11 @@ import pymc as pm
 from numpy.typing import ArrayLike
 from pymc.model import modelcontext
 
-from pymc_ngvi.density import CannotReuse, LogDensity
+from pymc_ngvi.density import CannotReuse, LogDensity, ModelDensity
 from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.density.shards.shards import Shards
 from pymc_ngvi.density.streams.density import StreamDensity, Streamed
-from pymc_ngvi.density.streams.source import Source
+from pymc_ngvi.density.streams.source import BatchSource
 
 logger = logging.getLogger("pymc.ngvi")
 #: Of models, by identity, for as long as the result of a fit holds them: the next fit builds nothing anew.
@@ -44,11 +44,11 @@ def model_given(model: pm.Model | None, shards: object, batches: Batches | None)
 
 def streamed(model: pm.Model, batches: Batches, last: Streamed | None) -> Streamed:
     """Return a model with where its data come from, which stays the same while the batches do."""
-    source = last.source if last is not None and last.source.given is batches else Source(batches)
+    source = last.source if last is not None and last.source.given is batches else BatchSource(batches)
     return Streamed(model, source)
 
 
-def check_not_empty(density: LogDensity) -> None:
+def check_not_empty(density: ModelDensity) -> None:
     """Raise ValueError for a model whose free variables have no elements."""
     if not density.n_dim:
         names = ", ".join(repr(v.name) for v in density.layout.variables)
@@ -57,16 +57,16 @@ def check_not_empty(density: LogDensity) -> None:
 
 def density_of(
     model: pm.Model | Shards | Streamed,
-    last: LogDensity | None,
+    last: ModelDensity | None,
     backend: str,
     compile_kwargs: Mapping[str, object] | None,
-) -> LogDensity:
+) -> ModelDensity:
     """Return the log density for the next fit: what was built for the last one serves again, where it can.
 
     Parameters
     ----------
     model : pymc.Model, Shards or Streamed
-    last : LogDensity or None
+    last : ModelDensity or None
         Of the last fit, perhaps of another model.
     backend, compile_kwargs
         As of `LogDensity`.
@@ -77,7 +77,7 @@ def density_of(
         return StreamDensity(model, backend, compile_kwargs)
     last = last or _BUILT.get(id(model))
     density = None
-    if last is not None and last.model is model:
+    if isinstance(last, LogDensity) and last.model is model:
         try:
             density = last.again(backend, compile_kwargs)
         except CannotReuse as reason:

@@ -154,11 +154,11 @@ def terms_of(logp: Variable, predictors: Variable, facts: Facts, compile_: Compi
         try:
             for rows in _rows(var, weight, predictors, facts):
                 groups.setdefault(tuple(column.tobytes() for column in rows.index.T), []).append(rows)
-        except CannotLift as error:
+        except CannotLift as refused:
             whole = _whole(var, weight, predictors, dependences)
             if whole is None:
                 rest.append(pt.sum(weight * var))
-                why.append(str(error))
+                why.append(refused.sentence)
             else:
                 wholes.append(whole)
     merged = [*[_merged(group).by_sum() for group in groups.values()], *wholes]

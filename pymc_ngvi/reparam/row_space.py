@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.hessians import MatrixHessian
 from pymc_ngvi.core.linalg import cholesky, solve_lower
-from pymc_ngvi.core.target import OfAllData
+from pymc_ngvi.core.target import CountedElsewhere, OfAllData
 from pymc_ngvi.core.types import Array, Expectation, GaussianState, MeanHessian, RowRules, Spread
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.row_space import RowSpace, SeenFromRows
 from pymc_ngvi.families.lowrank import LowRankState
 
 
-class RowSpaceDensity(OfAllData):
+class RowSpaceDensity(OfAllData, CountedElsewhere):
     """Log density of a model in the coordinates of a `RowSpace`; all that is perpendicular integrated out.
 
     Parameters
@@ -29,9 +29,10 @@ class RowSpaceDensity(OfAllData):
     has_hessian = True
 
     def __init__(self, density: LogDensity, seen: SeenFromRows) -> None:
-        self.density, self.space, self._rows = density, seen.space, seen.rows
+        self.density = self.counter = density
+        self.space, self._rows = seen.space, seen.rows
         self.n_dim = seen.space.n_dim
-        self.info = _Positive(seen.space.places_of(density.info.positive))
+        self.positive = seen.space.places_of(density.positive)
 
     def expected(
         self, q: Spread, rules: RowRules | None = None, *, adapt: bool = False, least: float = -np.inf
@@ -87,33 +88,6 @@ class RowSpaceDensity(OfAllData):
         mean = self.space.to_theta(q.location[None])[0]
         return LowRankState(mean, 1.0 / self.space.scale(), self.space.axes(), core, np.empty(0))
 
-    # --- counts are those of the model ---
-
-    @property
-    def n_gradients(self) -> int:
-        """Expectations and gradients so far."""
-        return self.density.n_gradients
-
-    @n_gradients.setter
-    def n_gradients(self, value: int) -> None:
-        self.density.n_gradients = value
-
-    @property
-    def n_hessians(self) -> int:
-        """Expectations and Hessians so far."""
-        return self.density.n_hessians
-
-    @n_hessians.setter
-    def n_hessians(self, value: int) -> None:
-        self.density.n_hessians = value
-
-
-@dataclass(frozen=True)
-class _Positive:
-    """Coordinates that are logarithms, an array for each positive variable."""
-
-    positive: list[NDArray[np.intp]]
-
 
 @dataclass(frozen=True)
 class _WithPrior(MeanHessian):
@@ -135,6 +109,6 @@ class _WithPrior(MeanHessian):
         return result
 
 
-def in_words(space: RowSpace) -> str:
+def space_in_words(space: RowSpace) -> str:
     """Return how many coefficients there are, and in how many dimensions the data see them."""
     return f"the data see {len(space.normal):,} coefficients in {space.basis.shape[1]:,} dimensions"

@@ -19,7 +19,7 @@ _OF_DERIVATIVES = 0.1
 _ROUNDING = 1e-13
 
 
-class Choice(NamedTuple):
+class ChosenRules(NamedTuple):
     """Rules of rows, and what they give.
 
     Parameters
@@ -38,7 +38,7 @@ class Choice(NamedTuple):
 
 def chosen(
     function: RowFunction, mean: Array, root: Array, rows: Index, codes: Levels, whitened: Array, tolerance: float
-) -> Choice:
+) -> ChosenRules:
     """Choose the rules of rows, from given ones on.
 
     Where the expectation differs too much from that by the next finer rule in one of the directions, that one is taken.
@@ -53,7 +53,7 @@ def chosen(
     tolerance : float
         Nats that the expectation of a row may be off by.
     """
-    search = _Search(function, mean, root, rows, codes, whitened)
+    search = _RuleSearch(function, mean, root, rows, codes, whitened)
     left = np.arange(len(codes))
     for block in range(len(function.blocks)):
         search.compare(block, left)
@@ -67,10 +67,10 @@ def chosen(
     codes = merged(search.codes, len(function.blocks), function.n_nodes)
     other = np.flatnonzero(codes != search.codes)
     search.whitened[:, other] = function.whitened(mean[other], root[other], codes[other], rows[other])
-    return Choice(codes, search.whitened, search.apart.sum(axis=0))
+    return ChosenRules(codes, search.whitened, search.apart.sum(axis=0))
 
 
-class _Search:
+class _RuleSearch:
     """The state of a choice; each block of directions of each row has a finer rule, tried, or none."""
 
     def __init__(

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core import normal_rules
-from pymc_ngvi.core.normal_rules import Rule, rule
+from pymc_ngvi.core.normal_rules import NormalRule, rule
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.rows.levels import Index, Levels, by_code, unpacked
 
@@ -131,7 +131,7 @@ class RowFunction:
     def _by_rule(self, code: int, mean: Array, root: Array, rows: Index) -> Array:
         size, levels = self._rows_at_a_time(code), unpacked(code, len(self.blocks))
         parts = [
-            self._part(levels, mean[part], root[part], self.data_of(rows[part])) for part in slices(len(mean), size)
+            self._part(levels, mean[part], root[part], self.data_of(rows[part])) for part in row_slices(len(mean), size)
         ]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
@@ -227,11 +227,11 @@ class SummedRowFunction(RowFunction):
         bend *= per_sd * per_sd
         return _joined(first, value, _across(first, slopes, slope, bend), moves[:, m:])
 
-    def _of_sum(self, points: list[Array], middle: Array, sd: Array, along: Rule, data: list[Array]) -> Array:
+    def _of_sum(self, points: list[Array], middle: Array, sd: Array, along: NormalRule, data: list[Array]) -> Array:
         """Return expectations, times 1, zeta and zeta^2 - 1, given u, (3, n_nodes, n_rows)."""
         result = np.empty((3, *middle.shape))
         nodes, own = along.nodes[:, :, None], [d[None] for d in data]
-        for at in slices(len(middle), max(1, _STREAMED // (len(nodes) * middle.shape[1]))):
+        for at in row_slices(len(middle), max(1, _STREAMED // (len(nodes) * middle.shape[1]))):
             sums = nodes * sd[at]
             sums += middle[at]
             beside = [points[a][None, at] for a in self.beside]
@@ -273,12 +273,12 @@ def _weighted(weights: Array, factor: Array, values: Array) -> Array:
     return np.asarray(weights @ (factor * values))
 
 
-def _across(first: Rule, slopes: Sequence[Array], slope: Array, bend: Array) -> tuple[Array, Array]:
+def _across(first: NormalRule, slopes: Sequence[Array], slope: Array, bend: Array) -> tuple[Array, Array]:
     """Return expectations of derivatives by what is summed: times 1 and u, (n, 1 + m, n_rows), and twice, (n, n, ...).
 
     Parameters
     ----------
-    first : Rule
+    first : NormalRule
         Of u.
     slopes : list of ndarray
         Of the sum in each of these.
@@ -294,7 +294,7 @@ def _across(first: Rule, slopes: Sequence[Array], slope: Array, bend: Array) -> 
     return once, twice
 
 
-def _joined(first: Rule, value: Array, across: tuple[Array, Array], root: Array) -> Array:
+def _joined(first: NormalRule, value: Array, across: tuple[Array, Array], root: Array) -> Array:
     """Return expectations in all directions; ``root`` is (n_products, n, n_rows), from these to what is summed."""
     m, (once, twice) = first.nodes.shape[1], across
     of_u = first.weights @ value
@@ -354,6 +354,6 @@ def inverse_roots(root: Array) -> Array:
     return inverse
 
 
-def slices(n: int, size: int) -> Iterator[slice]:
+def row_slices(n: int, size: int) -> Iterator[slice]:
     """Cut ``n`` elements into parts of a size."""
     return (slice(start, min(start + size, n)) for start in range(0, n, size))

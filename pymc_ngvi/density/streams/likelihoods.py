@@ -16,9 +16,10 @@ from pytensor.graph.traversal import ancestors, walk
 
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density.checks import quoted
+from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.likelihood import log_likelihood
 from pymc_ngvi.density.logdensity import LogDensity
-from pymc_ngvi.density.streams.batch import Form
+from pymc_ngvi.density.streams.batch import BatchForm
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 
 
@@ -40,7 +41,7 @@ class Likelihood(NamedTuple):
     total_size: int
 
 
-def form_of(model: pm.Model) -> Form:
+def batch_form(model: pm.Model) -> BatchForm:
     """Return what the model has in the place of batches: all of its ``pm.Data``.
 
     Raises
@@ -60,7 +61,7 @@ def form_of(model: pm.Model) -> Form:
             "batches are dicts of arrays for the model's pm.Data, and the model has none: write, for example, "
             "X = pm.Data('X', first_rows)."
         )
-    return Form({name: a.shape for name, a in data.items()}, {name: a.dtype for name, a in data.items()})
+    return BatchForm({name: a.shape for name, a in data.items()}, {name: a.dtype for name, a in data.items()})
 
 
 def likelihoods_of(model: pm.Model, names: Iterable[str]) -> list[Likelihood]:
@@ -133,7 +134,7 @@ def _depends(inputs: list[Variable], data: set[Variable], variables: set[Variabl
     return any(var in data for var in walk(inputs, expand))
 
 
-class BatchLikelihood(LogDensity):
+class BatchLikelihood:
     """The log likelihood of a batch, which may be replaced by others of the same shapes.
 
     Parameters
@@ -143,6 +144,10 @@ class BatchLikelihood(LogDensity):
     likelihoods : list of Likelihood
     arrays : mapping
         The batch.
+
+    Attributes
+    ----------
+    log_p : LogDensity
     """
 
     def __init__(self, model: pm.Model, likelihoods: list[Likelihood], arrays: Mapping[str, AnyArray]) -> None:
@@ -151,9 +156,9 @@ class BatchLikelihood(LogDensity):
             name: pytensor.shared(array, name, shape=model[name].type.shape, borrow=True)
             for name, array in arrays.items()
         }
-        super().__init__(model)
+        self.log_p = LogDensity(model, log_p=self._log_likelihood)
 
-    def _graph_of(self, model: pm.Model) -> Variable:
+    def _log_likelihood(self, model: pm.Model) -> Variable:
         total = log_likelihood(model, {part.rv: part.value for part in self._likelihoods})
         lengths = [part.value.shape[0] for part in self._likelihoods]
         own = {model[name]: var for name, var in self._data.items()}
@@ -161,6 +166,12 @@ class BatchLikelihood(LogDensity):
         with without_c():
             self._lengths = pytensor.function([], lengths, mode=quick_mode())
         return total
+
+    @property
+    def rows(self) -> Expectations:
+        """Those that it is a sum over."""
+        assert self.log_p.rows is not None
+        return self.log_p.rows
 
     @property
     def n_rows(self) -> list[int]:

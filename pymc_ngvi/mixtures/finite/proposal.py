@@ -71,14 +71,14 @@ def _weights_within(radius: float, log_weights: Array, direction: Array, rho: fl
     lowest = np.min(direction, where=np.isfinite(direction), initial=0.0) - 100.0
     direction = np.where(np.isfinite(direction), direction, lowest)
     for _ in range(_MAX_HALVINGS):
-        new = stepped(log_weights, direction, rho)
+        new = stepped_weights(log_weights, direction, rho)
         if float(np.exp(new) @ (new - log_weights)) <= radius:
             return new
         rho *= 0.5
     return log_weights
 
 
-def stepped(log_weights: Array, direction: Array, step_size: float) -> Array:
+def stepped_weights(log_weights: Array, direction: Array, step_size: float) -> Array:
     """Return the log weights after a step, normalised, none below the least."""
     new = log_weights + step_size * (direction - direction.max())
     new = np.maximum(new - logsumexp(new), LEAST_LOG_WEIGHT)

@@ -7,7 +7,7 @@ from pymc_ngvi.density import Layout
 from pymc_ngvi.families import DENSE, SEVERAL_MODES, STRUCTURED, Traits, traits_of
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.marginal.exact import forest_of, if_available
-from pymc_ngvi.nested.posterior import rows_of
+from pymc_ngvi.nested.posterior import latent_rows_of
 from pymc_ngvi.results.costs import MANY_GLOBALS
 from pymc_ngvi.results.posterior import Posterior
 from pymc_ngvi.results.structure import ModelStructure
@@ -150,7 +150,7 @@ def _globals_of_exact(posterior: Posterior) -> int | None:
 
 def _can_be_nested(posterior: Posterior) -> bool:
     """Tell whether ``posterior="nested"`` is worth a try."""
-    return _is_left(posterior, "nested") and if_available(rows_of, posterior.density) is not None
+    return _is_left(posterior, "nested") and if_available(latent_rows_of, posterior.density) is not None
 
 
 def _has_groups(structure: ModelStructure) -> bool:

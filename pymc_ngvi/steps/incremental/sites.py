@@ -22,7 +22,7 @@ from pymc_ngvi.core.types import Array, Expectation, GaussianState
 _FEWEST, _ERRORS, _LEAST, _MOST_SPREAD = 4, 3.5, 0.1, 4.0
 
 
-class Seen(NamedTuple):
+class SeenByQuadratics(NamedTuple):
     """What quadratic functions see of a Gaussian.
 
     Parameters
@@ -65,7 +65,7 @@ class Quadratic:
     precision: Array
 
     @classmethod
-    def of(cls, n_rows: int, value: float, grad: Array, hessian: Array, seen: Seen) -> Self:
+    def of(cls, n_rows: int, value: float, grad: Array, hessian: Array, seen: SeenByQuadratics) -> Self:
         """Return the function with an expectation and derivatives, the Hessian packed, under a Gaussian."""
         flat = cls(n_rows, 0.0, grad, -hessian)
         linear = grad + flat.times(seen.mean)
@@ -100,13 +100,13 @@ class Quadratic:
         result: Array = unpack(self.precision, n_dim) @ theta
         return result
 
-    def value(self, seen: Seen) -> float:
+    def value(self, seen: SeenByQuadratics) -> float:
         """Return the expectation under a Gaussian."""
         mean = seen.mean
         square = float(mean @ self.times(mean)) + float(self.precision @ seen.cov)
         return self.constant + float(self.linear @ mean) - 0.5 * square
 
-    def grad(self, seen: Seen) -> Array:
+    def grad(self, seen: SeenByQuadratics) -> Array:
         """Return the expectation of the gradient."""
         result: Array = self.linear - self.times(seen.mean)
         return result
@@ -148,7 +148,7 @@ def _diagonal(n_dim: int) -> NDArray[np.intp]:
 # --- what errors in expected derivatives mean ---
 
 
-def gap_of(q: GaussianState, grad: Array, hessian: Array) -> float:
+def gap_by_newton(q: GaussianState, grad: Array, hessian: Array) -> float:
     """Return the nats to be gained where expected derivatives, the Hessian packed, are off by so much."""
     whitened = q.whiten(grad[None])[0]
     error = q.flat(q.curvature(as_hessian(hessian, q.n_dim)))
@@ -173,7 +173,7 @@ def sign_of_order(q: GaussianState, sites: Sequence[Quadratic]) -> str:
     """
     if len(sites) < _FEWEST:
         return ""
-    seen, sizes = Seen.of(q), np.array([site.n_rows for site in sites], dtype=float)
+    seen, sizes = SeenByQuadratics.of(q), np.array([site.n_rows for site in sites], dtype=float)
     slopes = q.whiten(np.array([site.grad(seen) for site in sites]))
     parts = sizes / sizes.sum()
     # Where rows come in any order, each is an independent draw with the covariance of the information of a batch.
