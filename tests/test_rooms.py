@@ -85,7 +85,9 @@ def test_rooms_that_import_pytensor():
     found = {name for name, path in MODULES.items() if any(n.split(".")[0] == "pytensor" for n in imports_of(path))}
     rooms = {room for room in WITH_PYTENSOR for name in found if name == room or name.startswith(f"{room}.")}
     assert rooms == set(WITH_PYTENSOR)
-    assert [name for name in found if not name.startswith(tuple(f"{room}." for room in rooms)) and name not in rooms] == []
+    assert [
+        name for name in found if not name.startswith(tuple(f"{room}." for room in rooms)) and name not in rooms
+    ] == []
 
 
 def test_numbers_by_rows_need_no_pytensor():

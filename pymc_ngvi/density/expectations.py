@@ -2,7 +2,7 @@
 
 import copy
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -10,19 +10,13 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from numpy.typing import NDArray
-from pytensor.graph.basic import Variable
 
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.target import Bends, Expectation, RowRules, Spread
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.graphs import graph
-from pymc_ngvi.graphs.backends import without_c
-from pymc_ngvi.reading.compiled import CompiledOnce, quickly
-from pymc_ngvi.reading.dependence_values import Facts
-from pymc_ngvi.reading.distribute import as_sum, without_checks
 from pymc_ngvi.reading.found import Compile, Predictors
+from pymc_ngvi.reading.reading import Reading
 from pymc_ngvi.reading.sums import JointPredictors
-from pymc_ngvi.reading.terms import Terms, terms_of
 from pymc_ngvi.rows.covariances import PairCovariances
 from pymc_ngvi.rows.engines import ENGINES
 from pymc_ngvi.rows.expectation import RowFunction
@@ -31,8 +25,6 @@ from pymc_ngvi.rows.mean_hessian import NO_PATTERNS, Patterns, PredictorMeanHess
 from pymc_ngvi.rows.roots import Roots
 from pymc_ngvi.rows.scatter import Scatter
 from pymc_ngvi.rows.taken import Taken, changed
-
-type Simplify = Callable[[list[Variable]], list[Variable]]
 
 #: Nats that quadrature may be off by, all rows together, where their functions are smooth; for each coordinate, where
 #: that is more; the least for a row.
@@ -58,59 +50,49 @@ class Seen(NamedTuple):
 
 
 class Expectations:
-    """A log density taken apart, and its expectations where it is a sum over rows.
+    """Expectations of a log density that is a sum over rows.
 
     Parameters
     ----------
-    logp : pytensor scalar
-        Simplified.
-    theta : pytensor vector
-    simplify, compile_ : callable
-        How graphs are simplified, and compiled.
+    reading : Reading
+        Of log p. With a rest, its terms are all there is to be had.
+    compile_ : callable
+        How graphs are compiled.
     engine : str
         What evaluates rows: an attribute then.
 
     Attributes
     ----------
     terms : Terms
-        With a rest, they are all there is to be had.
-    leaves_out_conditions : bool
-        Whether log p is -inf under conditions that rows know nothing of.
     n_rows_in_all : int
         Rows among which the error of quadrature is to be shared, where this is a part of a log density; 0 where it is
         not.
 
     Raises
     ------
-    ValueError, TooDenseError
-        Where it does not come apart.
+    TooDenseError
+        Where predictors have covariances that are too many to hold.
     """
 
-    def __init__(
-        self, logp: Variable, theta: Variable, simplify: Simplify, compile_: Compile, engine: str = "numpy"
-    ) -> None:
+    def __init__(self, reading: Reading, compile_: Compile, engine: str = "numpy") -> None:
         self.n_rows_in_all = 0
-        self.engine, self._of_weights = ENGINES[engine](compile_), CompiledOnce(quickly)
-        self._predictors = Predictors(logp, theta, compile_)
+        self._reading, self.engine = reading, ENGINES[engine](compile_)
         self._other: AffineMap | None = None
-        with without_c():
-            [inner] = graph.inline_inner_graphs(simplify([self._predictors.density()]))
-        checked = without_checks(inner)
-        self.leaves_out_conditions = checked is not inner
-        self._inner = as_sum(checked, self._predictors.vector)
-        self._facts = Facts(self._inner, self._predictors.vector, conditions=True)
-        self._take_apart()
+        self._take()
 
-    def _take_apart(self) -> None:
-        self._version = self._predictors.version
-        self.terms: Terms = terms_of(self._inner, self._predictors.vector, self._facts, self._of_weights)
-        self._constant = 0.0
+    def _take(self) -> None:
+        self.terms, self._constant = self._reading.terms, 0.0
         self._joint: JointPredictors | None = None
         if self.terms.rest:  # no expectation is ever taken
             return
         self._rows = [self.engine.row_function(rows) for rows in self.terms.rows]
-        self._joint = self._predictors.with_sums(self._used())
+        self._joint = self.predictors.with_sums(self._used())
         self._sum_up(self.linear_map)
+
+    @property
+    def leaves_out_conditions(self) -> bool:
+        """Whether log p is -inf under conditions that rows know nothing of."""
+        return self._reading.leaves_out_conditions
 
     def _used(self) -> Ints:
         """Return the predictors in which log p is not linear."""
@@ -169,11 +151,9 @@ class Expectations:
         ValueError, TooDenseError
             Where log p does not come apart any more.
         """
-        self._predictors.refresh()
-        if self._predictors.version == self._version:
+        if not self._reading.refresh():
             return False
-        self._facts.refresh()
-        self._take_apart()
+        self._take()
         return True
 
     def renew(self) -> bool:
@@ -184,15 +164,10 @@ class Expectations:
         bool
             False where that does not serve: `retake` is needed. That the rows add up to log p is not seen to.
         """
-        if self.terms.rest:
+        if not self._reading.renew():
             return False
-        self._predictors.renew()
-        self._facts.refresh()
-        terms = self.terms.renewed(self._predictors.vector, self._facts)
-        if terms is None:
-            return False
-        self._version, self.terms, self._constant = self._predictors.version, terms, 0.0
-        self._rows = [self.engine.with_data(f, rows) for f, rows in zip(self._rows, terms.rows, strict=True)]
+        self.terms, self._constant = self._reading.terms, 0.0
+        self._rows = [self.engine.with_data(f, rows) for f, rows in zip(self._rows, self.terms.rows, strict=True)]
         if self._joint is not None:
             self._joint = self._joint.renewed()
         self._sum_up(self.linear_map)
@@ -200,9 +175,8 @@ class Expectations:
 
     def retake(self) -> None:
         """Take the data as they are now, and log p apart once more; raises as `refresh`."""
-        self._predictors.retake()
-        self._facts.refresh()
-        self._take_apart()
+        self._reading.retake()
+        self._take()
 
     # --- in other coordinates ---
 
@@ -211,7 +185,7 @@ class Expectations:
         """The predictors as functions of theta."""
         if self._other is not None:
             return self._other
-        return self._predictors.linear_map if self._joint is None else self._joint.linear_map
+        return self.predictors.linear_map if self._joint is None else self._joint.linear_map
 
     @property
     def joint(self) -> JointPredictors | None:
@@ -267,7 +241,7 @@ class Expectations:
     @property
     def predictors(self) -> Predictors:
         """The predictors of all rows."""
-        return self._predictors
+        return self._reading.predictors
 
     @property
     def n_directions(self) -> int:

@@ -31,6 +31,7 @@ from pymc_ngvi.density.second_order import SecondOrder
 from pymc_ngvi.graphs import cost, graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.layout import Layout
+from pymc_ngvi.reading.factors import Factor, factors_of
 
 
 class LogDensity(ByRowsMethods):
@@ -102,12 +103,11 @@ class LogDensity(ByRowsMethods):
         self.n_gradients = self.n_hessians = 0
         self._find_point: Callable[[], dict[str, AnyArray]] | None = initial_point_function(model)
         point = self._find_point()
-        with without_c(model):
-            logp = self._graph_of(model)
+        factors = self._factors_of(model)
         with without_c():
             self.info = ModelInfo.of(model, point)
         given = bool(compile_kwargs and "mode" in compile_kwargs)
-        self.graphs = FlatGraphs(model, self.layout, logp, may_be_large=backend in ("auto", "quick") and not given)
+        self.graphs = FlatGraphs(model, self.layout, factors, may_be_large=backend in ("auto", "quick") and not given)
         self.functions = Functions(
             model, "given mode" if given else backend, compile_kwargs, is_large=self.graphs.is_large,
             choose=self._choose,
@@ -118,9 +118,9 @@ class LogDensity(ByRowsMethods):
         self._hessians = Hessians(self.graphs, self.functions, observed, self.by_rows, self._evaluations, start)
         self.functions.seconds = time.perf_counter() - began
 
-    def _graph_of(self, model: pm.Model) -> Variable:
-        """Return log p as a function of the value variables."""
-        return model.logp()
+    def _factors_of(self, model: pm.Model) -> tuple[Factor, ...]:
+        """Return the factors that log p is the sum of."""
+        return factors_of(model)
 
     def _choose(self) -> str:
         """Return the backend."""
@@ -303,8 +303,8 @@ class LogDensity(ByRowsMethods):
     # --- by rows ---
 
     def described_rows(self) -> ModelRows | None:
-        """Return what the rows are, for people to read; this takes log p apart once more, variable by variable."""
-        return described_rows(self.model, self.graphs, self.functions, self.by_rows)
+        """Return what the rows are, variable by variable, for people to read."""
+        return described_rows(self.graphs, self.by_rows)
 
     # --- second derivatives ---
 

@@ -2,11 +2,12 @@
 
 import functools
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytensor.tensor as pt
 
+from numpy.typing import NDArray
 from pytensor.compile import Function
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
@@ -28,6 +29,11 @@ from pymc_ngvi.rows.linear_map import LinearMap, MatrixPlan
 type Compile = Callable[[list[Variable], Variable | list[Variable]], Function]
 
 
+def together(parts: Sequence[Variable]) -> Variable:
+    """Return a vector of the parts of log p, scalars, which are its inputs."""
+    return pt.basic.MakeVector("float64")(*[pt.cast(part, "float64") for part in parts])
+
+
 def written_apart(logp: Variable, theta: Variable) -> tuple[Variable, Facts]:
     """Write log p, or a vector of its parts, so that its predictors can be seen; return it with its facts."""
     facts = Facts(logp, theta)
@@ -42,8 +48,8 @@ class Predictors:
 
     Parameters
     ----------
-    logp : pytensor scalar
-        Simplified.
+    logp : pytensor variable
+        Simplified; or a vector of its parts.
     theta : pytensor vector
     compile_ : callable
         How graphs are compiled.
@@ -87,6 +93,11 @@ class Predictors:
     def are_theta(self) -> bool:
         """Whether the only predictors are the coordinates themselves."""
         return self._found == [self._theta]
+
+    @functools.cached_property
+    def are_coordinates(self) -> NDArray[np.bool_]:
+        """Whether each is a coordinate itself, and no linear combination."""
+        return np.repeat([var is self._theta for var in self._found], [self._size(var) for var in self._found])
 
     def density(self) -> Variable:
         """Return log p as a function of `vector`."""

@@ -28,6 +28,7 @@ from pymc_ngvi.density.shards.requests import Evaluate, Expect, Open, Outline, P
 from pymc_ngvi.density.shards.shards import Shards, points_to_compare
 from pymc_ngvi.density.sparse_hessian import is_dense
 from pymc_ngvi.graphs.graph import MissingDerivativeError
+from pymc_ngvi.reading.factors import Factor, factors_of
 
 
 @stored("shard_rules")
@@ -97,8 +98,8 @@ class ShardedDensity(LogDensity):
         super().__init__(model, backend, compile_kwargs)
         self._outlines: list[Outline] = shards.ask(Open())
 
-    def _graph_of(self, model: Any) -> Variable:
-        return model.logp(vars=[*model.free_RVs, *(model[name] for name in self._common)])
+    def _factors_of(self, model: Any) -> tuple[Factor, ...]:
+        return factors_of(model, [*model.free_RVs, *(model[name] for name in self._common)])
 
     def again(self, backend: str = "auto", compile_kwargs: Mapping[str, object] | None = None) -> Never:
         """Raise: what shards have read is not looked at."""

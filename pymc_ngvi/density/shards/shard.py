@@ -14,17 +14,15 @@ import cloudpickle
 import numpy as np
 import pymc as pm
 
-from pytensor.graph.basic import Variable
-
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.target import MeanHessian, RowRules
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density.likelihood import log_likelihood
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.shards.errors import ShardError
 from pymc_ngvi.density.shards.facts import bytes_of, facts_of
 from pymc_ngvi.density.shards.recipe import Recipe
 from pymc_ngvi.density.shards.requests import Apply, Call, Evaluate, Expect, Look, Outline, Part, Reference, Request
+from pymc_ngvi.reading.factors import Factor, likelihood_of
 from pymc_ngvi.rows.mean_hessian import Known
 
 #: Sets of rules of quadrature that a shard keeps; others are chosen once more when they are asked for.
@@ -49,9 +47,9 @@ class LogLikelihood(LogDensity):
         self._without = without
         super().__init__(model)
 
-    def _graph_of(self, model: pm.Model) -> Variable:
+    def _factors_of(self, model: pm.Model) -> tuple[Factor, ...]:
         potentials = [term for term in model.potentials if term.name not in self._without]
-        return log_likelihood(model, {rv: model.rvs_to_values[rv] for rv in model.observed_RVs}, potentials)
+        return likelihood_of(model, {rv: model.rvs_to_values[rv] for rv in model.observed_RVs}, potentials)
 
 
 class Shard:

@@ -8,7 +8,6 @@ from typing import NamedTuple, Never
 import numpy as np
 import pymc as pm
 
-from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.hessians import MatrixHessian
@@ -24,6 +23,7 @@ from pymc_ngvi.density.streams.batch import print_of
 from pymc_ngvi.density.streams.errors import BatchError
 from pymc_ngvi.density.streams.likelihoods import BatchLikelihood, Likelihood, form_of, likelihoods_of
 from pymc_ngvi.density.streams.source import Source
+from pymc_ngvi.reading.factors import Factor, factors_of
 
 #: Likelihoods of batches of different lengths that are kept, at most; their rows together, in those of the longest.
 _MOST_KEPT, _MOST_ROWS = 16, 2.5
@@ -108,10 +108,10 @@ class StreamDensity(LogDensity):
             )
         return tuple(name for name in first if lengths.get(name) in n_rows)
 
-    def _graph_of(self, model: pm.Model) -> Variable:
+    def _factors_of(self, model: pm.Model) -> tuple[Factor, ...]:
         streamed = {part.name for part in self._likelihoods}
         fixed = [rv for rv in model.observed_RVs if rv.name not in streamed]
-        return model.logp(vars=[*model.free_RVs, *fixed, *model.potentials])
+        return factors_of(model, [*model.free_RVs, *fixed, *model.potentials])
 
     def again(self, backend: str = "auto", compile_kwargs: Mapping[str, object] | None = None) -> Never:
         """Raise: the first batch is to be read anew."""

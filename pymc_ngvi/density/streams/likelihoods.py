@@ -1,6 +1,7 @@
 """Which parts of a model are about batches, and what they say of one batch: its log likelihood, not scaled."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,10 +17,10 @@ from pytensor.graph.traversal import ancestors, walk
 
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density.checks import quoted
-from pymc_ngvi.density.likelihood import log_likelihood
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.streams.batch import Form
 from pymc_ngvi.graphs.backends import quick_mode, without_c
+from pymc_ngvi.reading.factors import Factor, likelihood_of
 
 
 class Likelihood(NamedTuple):
@@ -153,14 +154,14 @@ class BatchLikelihood(LogDensity):
         }
         super().__init__(model)
 
-    def _graph_of(self, model: pm.Model) -> Variable:
-        total = log_likelihood(model, {part.rv: part.value for part in self._likelihoods})
+    def _factors_of(self, model: pm.Model) -> tuple[Factor, ...]:
+        factors = likelihood_of(model, {part.rv: part.value for part in self._likelihoods})
         lengths = [part.value.shape[0] for part in self._likelihoods]
         own = {model[name]: var for name, var in self._data.items()}
-        total, *lengths = graph_replace([total, *lengths], own, strict=False)
+        made = graph_replace([*(factor.logp for factor in factors), *lengths], own, strict=False)
         with without_c():
-            self._lengths = pytensor.function([], lengths, mode=quick_mode())
-        return total
+            self._lengths = pytensor.function([], made[len(factors) :], mode=quick_mode())
+        return tuple(replace(factor, logp=logp) for factor, logp in zip(factors, made, strict=False))
 
     @property
     def n_rows(self) -> list[int]:
