@@ -99,7 +99,6 @@ class LogDensity(ByRowsMethods):
         keep_freed_memory()
         began = time.perf_counter()
         self._requested, self._state, self._seconds_before = backend, ModelState.of(model), 0.0
-        observed = Rows.of(model)
         self.n_gradients = self.n_hessians = 0
         self._find_point: Callable[[], dict[str, AnyArray]] | None = initial_point_function(model)
         point = self._find_point()
@@ -115,7 +114,9 @@ class LogDensity(ByRowsMethods):
         self._evaluations = Evaluations(self.graphs, self.functions)
         start = self.info.start
         self.by_rows = ByRows(self.graphs, self.functions, start)
-        self._hessians = Hessians(self.graphs, self.functions, observed, self.by_rows, self._evaluations, start)
+        self._hessians = Hessians(
+            self.graphs, self.functions, Rows(model, factors), self.by_rows, self._evaluations, start
+        )
         self.functions.seconds = time.perf_counter() - began
 
     def _factors_of(self, model: pm.Model) -> tuple[Factor, ...]:
