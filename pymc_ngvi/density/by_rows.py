@@ -14,7 +14,7 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.refusal import Reason, Refused, RowsGivenUp
-from pymc_ngvi.core.sparsity.dependence_sets import Dependence, TooDenseError
+from pymc_ngvi.core.sparsity.dependence_sets import TooDenseError
 from pymc_ngvi.core.target import RowsOnDevice, Spread
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.expectations import Expectations, Seen
@@ -26,7 +26,6 @@ from pymc_ngvi.graphs import graph
 from pymc_ngvi.reading.interacting import is_smooth
 from pymc_ngvi.reading.reading import Reading
 from pymc_ngvi.rows.mean_hessian import Known, PredictorMeanHessian
-from pymc_ngvi.rows.pattern import pattern_of
 from pymc_ngvi.rows.row_hessian import FEW_PREDICTORS, RowHessian, SecondDerivatives
 
 #: Points about the start, and how far from it, at which rows are compared with log p.
@@ -292,7 +291,7 @@ class ByRows:
     @property
     def structure(self) -> Pattern | None:
         """Entries of the Hessian that can differ from 0; None where they are too many to hold."""
-        return self._of_terms(self._kept.structure, self._structure)
+        return self._of_terms(self._kept.structure, Expectations.pattern)
 
     @property
     def pattern(self) -> Pattern | None:
@@ -304,7 +303,7 @@ class ByRows:
         """Entries that can differ from 0 beside sums over many coordinates; None where there are no such sums."""
         if self.found is None or self._rows.joint is None or not self.gives_pattern:
             return None
-        return self._of_terms(self._kept.with_sums, self._with_sums)
+        return self._of_terms(self._kept.with_sums, Expectations.pattern_beside_sums)
 
     @property
     def n_products(self) -> int:
@@ -366,26 +365,6 @@ class ByRows:
     @staticmethod
     def _differentiated(rows: Expectations) -> list[SecondDerivatives]:
         return [rows.engine.second_derivatives(part) for part in rows.terms.rows]
-
-    def _structure(self, rows: Expectations) -> Pattern | None:
-        return self._pattern_of(rows, rows.predictors.dependence)
-
-    def _with_sums(self, rows: Expectations) -> SummedPattern | None:
-        assert rows.joint is not None
-        pattern = self._pattern_of(rows, rows.joint.dependence)
-        return None if pattern is None else SummedPattern(pattern, rows.joint.linear_map.weights)
-
-    @staticmethod
-    def _pattern_of(rows: Expectations, dependence: Dependence) -> Pattern | None:
-        pairs = [
-            (part.index[:, a], part.index[:, b])
-            for part in rows.functions
-            for a, b in np.argwhere(np.tril(part.interacts))
-        ]
-        try:
-            return pattern_of(dependence, pairs)
-        except TooDenseError:
-            return None
 
     def _compiled(self, rows: Expectations) -> RowHessian:
         return RowHessian(rows.linear_map, self._derivatives)

@@ -11,7 +11,8 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.sparsity.dependence_sets import Ints
+from pymc_ngvi.core.pattern import Pattern, SummedPattern
+from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints, TooDenseError
 from pymc_ngvi.core.target import Bends, Expectation, RowRules, Spread
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.reading.found import Compile, Predictors
@@ -22,6 +23,7 @@ from pymc_ngvi.rows.engines import ENGINES
 from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.linear_map import AffineMap
 from pymc_ngvi.rows.mean_hessian import NO_PATTERNS, Patterns, PredictorMeanHessian
+from pymc_ngvi.rows.pattern import pattern_of
 from pymc_ngvi.rows.roots import Roots
 from pymc_ngvi.rows.scatter import Scatter
 from pymc_ngvi.rows.taken import Taken, changed
@@ -144,26 +146,14 @@ class Expectations:
         return total
 
     def refresh(self) -> bool:
-        """Take the data as they are now; tell whether they have changed, so that `anchor` is needed again.
-
-        Raises
-        ------
-        ValueError, TooDenseError
-            Where log p does not come apart any more.
-        """
+        """Take the data as they are now; tell whether they have changed, so that `anchor` is needed; see `Reading`."""
         if not self._reading.refresh():
             return False
         self._take()
         return True
 
     def renew(self) -> bool:
-        """Take the values of data as they are now, the same elements of log p being rows as before.
-
-        Returns
-        -------
-        bool
-            False where that does not serve: `retake` is needed. That the rows add up to log p is not seen to.
-        """
+        """Take the values of data as they are now, for the same rows; tell whether that serves; see `Reading`."""
         if not self._reading.renew():
             return False
         self.terms, self._constant = self._reading.terms, 0.0
@@ -174,7 +164,7 @@ class Expectations:
         return True
 
     def retake(self) -> None:
-        """Take the data as they are now, and log p apart once more; raises as `refresh`."""
+        """Take the data as they are now, and log p apart once more."""
         self._reading.retake()
         self._take()
 
@@ -341,6 +331,26 @@ class Expectations:
             now.append(np.sqrt(widest).astype(np.float32))
         wider, narrower = changed(rules.level, rules.sd, np.concatenate(now))
         return bool(wider.any() or narrower.any())
+
+    def pattern(self) -> Pattern | None:
+        """Return the entries of the Hessian that can differ from 0; None where they are too many to hold."""
+        return self._pattern(self.predictors.dependence)
+
+    def pattern_beside_sums(self) -> SummedPattern | None:
+        """Return the same beside sums over many coordinates; None where there are no such sums."""
+        pattern = None if self._joint is None else self._pattern(self._joint.dependence)
+        return (
+            None if self._joint is None or pattern is None else SummedPattern(pattern, self._joint.linear_map.weights)
+        )
+
+    def _pattern(self, dependence: Dependence) -> Pattern | None:
+        pairs = [
+            (rows.index[:, a], rows.index[:, b]) for rows in self._rows for a, b in np.argwhere(np.tril(rows.interacts))
+        ]
+        try:
+            return pattern_of(dependence, pairs)
+        except TooDenseError:
+            return None
 
     def directions(self, rows: NDArray[np.intp]) -> Array:
         """Return the slopes of the only predictor of each of some rows, (n, n_dim)."""

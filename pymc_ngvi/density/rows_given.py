@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.refusal import Reason, Refused
-from pymc_ngvi.core.sparsity.dependence_sets import Dependence, TooDenseError
+from pymc_ngvi.core.sparsity.dependence_sets import TooDenseError
 from pymc_ngvi.core.types import Array, Expectation, RowRules, Spread
 from pymc_ngvi.density.expectations import Expectations, Seen
 from pymc_ngvi.density.logdensity import LogDensity
@@ -24,7 +24,6 @@ from pymc_ngvi.density.sparse_hessian import is_dense
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.reading.reading import Reading
-from pymc_ngvi.rows.pattern import pattern_of
 
 #: How far from the start values are given first: at special ones, such as a correlation of 0, entries are missing.
 _AROUND = 0.1
@@ -148,23 +147,10 @@ class RowsGiven:
     @functools.cached_property
     def pattern(self) -> Pattern | None:
         """Entries of the Hessian that can differ from 0; None where it counts as dense."""
-        pattern = self._pattern_of(self.rows.predictors.dependence)
+        pattern = self.rows.pattern()
         return None if is_dense(pattern) else pattern
 
     @functools.cached_property
     def summed(self) -> SummedPattern | None:
         """The same beside sums over many coordinates; None where there are no such sums."""
-        joint = self.rows.joint
-        pattern = None if joint is None else self._pattern_of(joint.dependence)
-        return None if joint is None or pattern is None else SummedPattern(pattern, joint.linear_map.weights)
-
-    def _pattern_of(self, dependence: Dependence) -> Pattern | None:
-        pairs = [
-            (part.index[:, a], part.index[:, b])
-            for part in self.rows.functions
-            for a, b in np.argwhere(np.tril(part.interacts))
-        ]
-        try:
-            return pattern_of(dependence, pairs)
-        except TooDenseError:
-            return None
+        return self.rows.pattern_beside_sums()

@@ -2,7 +2,7 @@
 
     log p(g, b) = f_0(g) + sum_c f_c(g, b_path(c)),
 
-where path(c) is the way from the root of c's tree to c itself (`pymc_ngvi.marginal.forest`). The elements of the factors
+where path(c) is the way from the root of c's tree to c itself (`pymc_ngvi.marginal.forest`). Elements of the factors
 of the model are each assigned to the deepest coordinate that they depend on, as their graph tells.
 """
 
@@ -174,7 +174,8 @@ class SplitDensity:
         b = point[forest.locals_] + 0.3 * rng.standard_normal(forest.n_local)
         step = rng.uniform(0.3, 1.0, forest.n_local) * rng.choice([-1.0, 1.0], forest.n_local)
         first, *others = np.concatenate(self._elements(g, b + np.concatenate([0 * moved[:1], moved]) * step), axis=1)
-        return np.array(others) != first
+        changed: NDArray[np.bool_] = np.array(others) != first
+        return changed
 
     def _elements(self, g: Array, local: Array) -> list[Array]:
         """Return the elements at several local points beside one of the globals, (n_points, n_elements) each."""

@@ -363,3 +363,10 @@ class Dependences:
         IncSubtensor: _increment,
         AdvancedIncSubtensor: _increment,
     }
+
+
+def dependence_of(outputs: list[Variable], facts: Facts, theta: Variable) -> Dependence:
+    """Return the dependence of the elements of some variables, one after the other."""
+    dependences = Dependences(facts, theta)
+    sets, indices = joined([dependences.of(var) for var in outputs])
+    return Dependence(sets, np.concatenate([index.ravel() for index in indices]))

@@ -14,12 +14,12 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 
-from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints, joined
+from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.reading.affine import grouped, predictors
-from pymc_ngvi.reading.dependence import Dependences
+from pymc_ngvi.reading.dependence import dependence_of
 from pymc_ngvi.reading.dependence_values import Facts
 from pymc_ngvi.reading.distribute import factors_outside
 from pymc_ngvi.reading.scaled_matrices import scales_outside
@@ -146,9 +146,7 @@ class Predictors:
     @functools.cached_property
     def dependence(self) -> Dependence:
         """The coordinates that each depends on."""
-        dependences = Dependences(self._facts, self._theta)
-        sets, indices = joined([dependences.of(var) for var in self._found])
-        return Dependence(sets, np.concatenate([index.ravel() for index in indices]))
+        return dependence_of(self._found, self._facts, self._theta)
 
     @functools.cached_property
     def linear_map(self) -> LinearMap:

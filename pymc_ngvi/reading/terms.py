@@ -104,8 +104,6 @@ class Summand:
         What is no sum over rows, as a function of the predictors.
     why : str
         Why it is none.
-    elements : list of ndarray of int
-        Those of each of ``rows``.
     weights : dict
         Of all elements, flat, by the number of the part of log p that has them.
     """
@@ -113,17 +111,15 @@ class Summand:
     rows: list[Rows]
     rest: Variable | None
     why: str
-    elements: list[Ints]
     weights: dict[int, Array]
 
     def of_part(self, part: int) -> Iterator[Rows]:
         """Yield the rows that a part of log p has, without their data: their weights are those of all parts."""
-        for rows, elements in zip(self.rows, self.elements, strict=True):
-            counts = self.weights[part][elements] != 0.0
-            if rows.is_whole or counts.all():
-                yield rows
-            elif counts.any():
-                yield replace(rows, index=rows.index[counts], data={}, sources={})
+        for rows in self.rows:
+            elements = [source.elements for source in rows.sources.values() if source.is_weight]
+            counts = [self.weights[part][at] != 0.0 for at in elements] or [np.ones(1, dtype=np.bool_)]
+            if counts[0].any():
+                yield replace(rows, index=rows.index[counts[0]], data={}, sources={})
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,21 +201,18 @@ def _summand(
     var: Variable, weights: dict[int, Array], predictors: Variable, facts: Facts, dependences: Dependences
 ) -> Summand:
     """Lift the elements of a variable that count, in as many groups as it takes."""
-    total, made, groups = _total(weights), list[Rows](), list[Ints]()
+    total, made = _total(weights), list[Rows]()
     try:
         for index, lift, value in lifted(var, np.flatnonzero(total), predictors, facts):
             factor = pt.tensor("weight", dtype="float64", shape=(1, None))
             data = {**lift.data, factor: total[index][None]}
             sources = {**lift.sources, factor: Source(var, index, is_weight=True)}
             made.append(Rows(lift.columns(len(index)), list(lift.slots), data, factor * value, sources=sources))
-            groups.append(index)
     except CannotLift as error:
         weighed = pt.sum(total.reshape(facts.shape(var)) * var)
         whole = _whole(var, total, weighed, predictors, dependences)
-        if whole is None:
-            return Summand([], weighed, str(error), [], weights)
-        return Summand([whole], None, "", [np.flatnonzero(total)], weights)
-    return Summand(made, None, "", groups, weights)
+        return Summand([], weighed, str(error), weights) if whole is None else Summand([whole], None, "", weights)
+    return Summand(made, None, "", weights)
 
 
 def _summed(found: list[Rows]) -> tuple[list[Rows], list[Rows]]:

@@ -22,7 +22,7 @@ from pymc_ngvi.density.shards.errors import ShardError
 from pymc_ngvi.density.shards.facts import bytes_of, facts_of
 from pymc_ngvi.density.shards.recipe import Recipe
 from pymc_ngvi.density.shards.requests import Apply, Call, Evaluate, Expect, Look, Outline, Part, Reference, Request
-from pymc_ngvi.reading.factors import Factor, likelihood_of
+from pymc_ngvi.reading.factors import Factor, factors_of
 from pymc_ngvi.rows.mean_hessian import Known
 
 #: Sets of rules of quadrature that a shard keeps; others are chosen once more when they are asked for.
@@ -49,7 +49,7 @@ class LogLikelihood(LogDensity):
 
     def _factors_of(self, model: pm.Model) -> tuple[Factor, ...]:
         potentials = [term for term in model.potentials if term.name not in self._without]
-        return likelihood_of(model, {rv: model.rvs_to_values[rv] for rv in model.observed_RVs}, potentials)
+        return factors_of(model, [*model.observed_RVs, *potentials])
 
 
 class Shard:

@@ -1,7 +1,6 @@
 """Which parts of a model are about batches, and what they say of one batch: its log likelihood, not scaled."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,18 +8,20 @@ import pymc as pm
 import pytensor
 
 from pymc.data import MinibatchOp
+from pymc.logprob.basic import transformed_conditional_logp
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors, walk
+from pytensor.tensor import as_tensor
 
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density.checks import quoted
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.streams.batch import Form
 from pymc_ngvi.graphs.backends import quick_mode, without_c
-from pymc_ngvi.reading.factors import Factor, likelihood_of
+from pymc_ngvi.reading.factors import Factor
 
 
 class Likelihood(NamedTuple):
@@ -155,13 +156,19 @@ class BatchLikelihood(LogDensity):
         super().__init__(model)
 
     def _factors_of(self, model: pm.Model) -> tuple[Factor, ...]:
-        factors = likelihood_of(model, {part.rv: part.value for part in self._likelihoods})
+        values = {rv: model.rvs_to_values[rv] for rv in model.free_RVs}
+        observed = {part.rv: part.value for part in self._likelihoods}
+        transforms = {**model.rvs_to_transforms, **dict.fromkeys(observed)}
+        logps = transformed_conditional_logp(
+            list(observed), rvs_to_values={**values, **observed}, rvs_to_transforms=transforms
+        )
         lengths = [part.value.shape[0] for part in self._likelihoods]
         own = {model[name]: var for name, var in self._data.items()}
-        made = graph_replace([*(factor.logp for factor in factors), *lengths], own, strict=False)
+        logps, lengths = (graph_replace(outputs, own, strict=False) for outputs in (logps, lengths))
         with without_c():
-            self._lengths = pytensor.function([], made[len(factors) :], mode=quick_mode())
-        return tuple(replace(factor, logp=logp) for factor, logp in zip(factors, made, strict=False))
+            self._lengths = pytensor.function([], lengths, mode=quick_mode())
+        logps = [as_tensor(logp, allow_xtensor_conversion=True) for logp in logps]
+        return tuple(Factor(part.rv, "observed", logp) for part, logp in zip(self._likelihoods, logps, strict=True))
 
     @property
     def n_rows(self) -> list[int]:
