@@ -15,9 +15,8 @@ from pymc_ngvi.graphs.loops import draws_in_call
 
 #: Elements of a temporary in one batch: more than the cache has, as most temporaries of a model are smaller.
 _BATCH_ELEMENTS = 4 * CACHED_ELEMENTS
-#: Points in one batch at most: of so many, calls take less time than their work even in small models. Of functions
-#: that are compiled for one number of points, which are filled up.
-_MOST_POINTS, _MOST_OF_FIXED = 256, 64
+#: Points in one batch at most: of so many, calls take less time than their work even in small models.
+_MOST_POINTS = 256
 #: Estimated seconds of evaluating gradients, beyond which a function for log p alone is compiled.
 _LOGP_SECONDS = 0.5
 #: Elements of the largest intermediate times the dimension, below which one thread does best.
@@ -40,8 +39,7 @@ class Evaluations:
     def batch_size(self) -> int:
         """Points evaluated in one call."""
         widest = max(self._graphs.cost.widest, 1)
-        most = _MOST_OF_FIXED if self._functions.fixed_size else _MOST_POINTS
-        in_cache = int(np.clip(_BATCH_ELEMENTS // widest, 1, most))
+        in_cache = int(np.clip(_BATCH_ELEMENTS // widest, 1, _MOST_POINTS))
         return max(in_cache, draws_in_call(widest)) if self._graphs.shares_calls else in_cache
 
     @property
@@ -67,14 +65,11 @@ class Evaluations:
         return self._batch("logp_grad", theta)[1]
 
     def _batch(self, name: str, theta: Array) -> tuple[Array, ...]:
-        n_points = len(theta)
-        if self._functions.fixed_size and n_points < self.batch_size:
-            theta = np.concatenate([theta, np.repeat(theta[-1:], self.batch_size - n_points, axis=0)])
         made = self._functions.made
         function = self._functions.once(made.logp if name == "logp" else made.logp_grad, lambda: self.compiled(name))
         with np.errstate(all="ignore"):
-            outputs = function(np.ascontiguousarray(theta, dtype=np.float64))
-        return tuple(np.asarray(out)[:n_points] for out in outputs)
+            outputs = function(self._functions.filled_up(np.ascontiguousarray(theta, dtype=np.float64)))
+        return tuple(np.asarray(out)[: len(theta)] for out in outputs)
 
     @property
     def _jets(self) -> Jets | None:

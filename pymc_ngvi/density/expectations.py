@@ -19,7 +19,7 @@ from pymc_ngvi.reading.found import Compile, Predictors
 from pymc_ngvi.reading.reading import Reading
 from pymc_ngvi.reading.sums import JointPredictors
 from pymc_ngvi.rows.covariances import PairCovariances
-from pymc_ngvi.rows.engines import ENGINES
+from pymc_ngvi.rows.engines import engine_for
 from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.linear_map import AffineMap
 from pymc_ngvi.rows.mean_hessian import NO_PATTERNS, Patterns, PredictorMeanHessian
@@ -60,11 +60,12 @@ class Expectations:
         Of log p. With a rest, its terms are all there is to be had.
     compile_ : callable
         How graphs are compiled.
-    engine : str
-        What evaluates rows: an attribute then.
+    backend : str
+        Whose engine evaluates rows.
 
     Attributes
     ----------
+    engine : Engine
     terms : Terms
     n_rows_in_all : int
         Rows among which the error of quadrature is to be shared, where this is a part of a log density; 0 where it is
@@ -76,9 +77,9 @@ class Expectations:
         Where predictors have covariances that are too many to hold.
     """
 
-    def __init__(self, reading: Reading, compile_: Compile, engine: str = "numpy") -> None:
+    def __init__(self, reading: Reading, compile_: Compile, backend: str = "quick") -> None:
         self.n_rows_in_all = 0
-        self._reading, self.engine = reading, ENGINES[engine](compile_)
+        self._reading, self.engine = reading, engine_for(backend, compile_)
         self._other: AffineMap | None = None
         self._take()
 
@@ -302,14 +303,13 @@ class Expectations:
             tolerance = max(_TOLERANCE, _PER_DIM * linear.n_dim) / max(self.n_rows, self.n_rows_in_all, 1)
             for kind in kinds:
                 kind.choose(max(tolerance, _LEAST))
-        of_rows = [kind.derivatives() for kind in kinds]
-        grad, matrix = self._scatter(*zip(*of_rows, strict=True))
+        grad, matrix = self._scatter(*zip(*[kind.derivatives() for kind in kinds], strict=True))
         slope = linear.transposed_times((self.terms.slope + grad)[None])[0]
         return Expectation(
             fixed + sum(kind.value for kind in kinds),
             sum(kind.error for kind in kinds),
             slope,
-            PredictorMeanHessian(linear, matrix, entries, roots, of_rows),
+            PredictorMeanHessian(linear, matrix, entries, roots),
             RowRules(np.concatenate([kind.codes for kind in kinds]), np.concatenate([kind.sd for kind in kinds])),
             _bends(kinds) if all(rows.n_bends for rows in self._rows) else None,
         )

@@ -14,6 +14,7 @@ from pymc.pytensorf import compile as pymc_compile
 from pytensor.compile import Function
 from pytensor.graph.basic import Variable
 
+from pymc_ngvi.core.values import Array
 from pymc_ngvi.density.jets.arrays import CannotFollow
 from pymc_ngvi.density.jets.evaluation import MOST_DIMENSIONS, ForwardMode, Jets
 from pymc_ngvi.density.made import Made, Once
@@ -21,11 +22,13 @@ from pymc_ngvi.density.minibatch import Minibatches
 from pymc_ngvi.graphs import graph, incomplete, large, loops, odes
 from pymc_ngvi.graphs.backends import compile_flags, compile_options, without_c
 from pymc_ngvi.graphs.cost import Cost, estimate, estimate_of_jets
-from pymc_ngvi.graphs.jaxed import InFloat64, in_float64
+from pymc_ngvi.graphs.jaxed import InFloat64, filled_up, in_float64
 from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.graphs.matrices import hold_by_rows, hold_matrices
 from pymc_ngvi.reading.factors import Factor
 
+#: How many times as many points there are in the next shape that JAX compiles a function for.
+_PER_SHAPE = 4
 #: Symbolic outputs of a graph.
 Outputs = list[Variable]
 
@@ -195,11 +198,6 @@ class Functions:
         """Whether the backend has been asked for."""
         return self._backend != "auto"
 
-    @property
-    def fixed_size(self) -> bool:
-        """Whether a new shape of the inputs would be compiled anew."""
-        return self._backend == "jax"  # never chosen here
-
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
         """Count the time of what is built inside."""
@@ -226,17 +224,24 @@ class Functions:
 
     def compile_for_rows(self, inputs: list[Variable], outputs: Variable | Outputs) -> Function:
         """Compile a function of rows, which is called with other numbers of them, and of points, each time."""
-        return self._compiled(inputs, outputs, "quick" if self._is_auto or self.fixed_size else self.backend)
+        return self._compiled(inputs, outputs, "quick" if self._is_auto or self._backend == "jax" else self.backend)
 
     @property
-    def engine_of_rows(self) -> str:
-        """What evaluates rows: PyTensor where the user chose how it compiles."""
-        return "numpy" if self._is_auto or self.fixed_size or self._backend == "quick" else "pytensor"
+    def backend_of_rows(self) -> str:
+        """The backend whose engine evaluates rows; none is chosen for it."""
+        return "quick" if self._is_auto else self._backend
+
+    def filled_up(self, rows: Array) -> Array:
+        """Return what to give a function in the place of rows: for JAX, the last is repeated, for few numbers of them.
+
+        So are then those of the results.
+        """
+        return filled_up(rows, _PER_SHAPE, 1) if self._backend == "jax" else rows
 
     def _compiled(self, inputs: list[Variable], outputs: Variable | Outputs, backend: str) -> Function:
         # PyMC's own compile advances random generators in the graph; the model's context carries `check_bounds`.
-        on_jax = backend == "jax"
-        with self._model, compile_flags(backend), in_float64() if on_jax else contextlib.nullcontext():
+        is_jax = backend == "jax"
+        with self._model, compile_flags(backend), in_float64() if is_jax else contextlib.nullcontext():
             function: Function = pymc_compile(
                 inputs,
                 outputs,
@@ -244,7 +249,7 @@ class Functions:
                 trust_input=True,
                 **compile_options(backend, self.compile_kwargs, is_large=self._is_large),
             )
-        return cast(Function, InFloat64(function)) if on_jax else function
+        return cast(Function, InFloat64(function)) if is_jax else function
 
 
 def jets_of(graphs: FlatGraphs, functions: Functions) -> Jets | None:

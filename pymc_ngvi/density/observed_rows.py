@@ -32,7 +32,7 @@ from pymc_ngvi.reading.found import Predictors
 from pymc_ngvi.reading.lift import Apart, CannotLift, Lift
 from pymc_ngvi.reading.row_graphs import shared_first
 from pymc_ngvi.reading.terms import Rows, lifted
-from pymc_ngvi.rows.engines.on_numpy import NumPyEngine
+from pymc_ngvi.rows.engines import engine_for
 from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.linear_map import AffineMap
 
@@ -254,7 +254,9 @@ def _kind(
     written = [basis.of(candidate, lift.data) for candidate in candidates]
     others = set(basis.slots) - needed
     usable = [(c, _of(c, data)) for c, data in written if others.isdisjoint(ancestors([c]))]
-    return ObservedKind(index, NumPyEngine(quickly).row_function(rows), _linear_predictor(rows, usable, compile_))
+    return ObservedKind(
+        index, engine_for("quick", quickly).row_function(rows), _linear_predictor(rows, usable, compile_)
+    )
 
 
 def _of(value: Variable, data: dict[Variable, Array]) -> dict[Variable, Array]:

@@ -2,7 +2,7 @@
 
 import functools
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -105,6 +105,12 @@ class ModelRows:
     n_entries: int = 0
     why_not: str = ""
 
+    def beside(self, other: "ModelRows") -> "ModelRows":
+        """Return these, and those of another part of log p."""
+        kinds, rest, why_not = self.kinds + other.kinds, self.rest + other.rest, self.why_not or other.why_not
+        n_linear, n_entries = self.n_linear + other.n_linear, self.n_entries + other.n_entries
+        return ModelRows(_in_order(kinds), rest, self.n_dim, n_linear, n_entries, why_not)
+
 
 def described_rows(graphs: FlatGraphs, by_rows: ByRows) -> ModelRows:
     """Return what the rows of a model are, or why there are none; variable by variable.
@@ -137,8 +143,11 @@ def _kinds_of_rows(factors: Sequence[Factor], reading: Reading, n_dim: int) -> M
     slots = [p.number for kind in kinds for p in kind.predictors if not p.is_coordinate]
     used = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *slots]))
     n_entries = int(np.diff(depends.sets.indptr)[depends.index[used]].sum())
-    kinds.sort(key=lambda kind: ("observed", "potential", "prior").index(kind.role))
-    return ModelRows(tuple(kinds), tuple(rest), n_dim, len(used), n_entries)
+    return ModelRows(_in_order(kinds), tuple(rest), n_dim, len(used), n_entries)
+
+
+def _in_order(kinds: Iterable[RowKind]) -> tuple[RowKind, ...]:
+    return tuple(sorted(kinds, key=lambda kind: ("observed", "potential", "prior").index(kind.role)))
 
 
 def _kind(name: str, role: Role, rows: Rows, depends: Dependence, is_coordinate: NDArray[np.bool_]) -> RowKind:

@@ -73,7 +73,7 @@ class RowsGiven:
             simplify, compile_ = functools.partial(graph.simplify, check_bounds=False), functions.compile_for_rows
             try:
                 reading = Reading(parts, theta, simplify, compile_)
-                self.rows = Expectations(reading, compile_, functions.engine_of_rows)
+                self.rows = Expectations(reading, compile_, functions.backend_of_rows)
             except ValueError as error:
                 raise NotRows(Reason.NO_PREDICTORS, str(error)) from None
             except TooDenseError:

@@ -88,7 +88,6 @@ class SecondOrder:
             self.products_of_draws,
             self.error,
             estimated.widest,
-            functions.fixed_size,
         )
 
     def again(self, start: Array, gradient: Callable[[Array], Array], by_rows: ByRows) -> "SecondOrder":
@@ -165,7 +164,7 @@ class SecondOrder:
         """Makes Hessians from fewer products than the pattern does; None where that is not worth its while."""
         graphs, functions = self._graphs, self._functions
         seconds = _PRODUCT * self.n_products * self.gradient_seconds
-        in_vain = functions.fixed_size or graphs.is_large or self._jets is not None
+        in_vain = graphs.is_large or self._jets is not None
         if in_vain or seconds < (_WORTH_ANEW if graphs.minibatches else _WORTH) or self.error():
             return None
         with functions.timed():
@@ -270,8 +269,9 @@ class SecondOrder:
             return products
         function = self._functions.once(self._functions.made.products, self._compile_products)
         with np.errstate(all="ignore"):  # far from the mode, densities overflow: the caller sees what is not finite
-            products = np.asarray(function(np.ascontiguousarray(point), np.ascontiguousarray(directions)))
-        return products
+            along = self._functions.filled_up(np.ascontiguousarray(directions))
+            products = np.asarray(function(np.ascontiguousarray(point), along))
+        return products[: len(directions)]
 
     @property
     def _takes_draws(self) -> bool:
@@ -282,7 +282,7 @@ class SecondOrder:
         """
         if self.sparse.needs_products or self._jets is not None:
             return True
-        return not self._functions.fixed_size and self._batch(self.n_dim)[0] >= _LEAST_BATCH
+        return self._batch(self.n_dim)[0] >= _LEAST_BATCH
 
     def products_of_draws(self, theta: Array, directions: Array) -> Array:
         """Multiply the Hessians at draws with directions in one call, (n_draws, n_directions, n_dim)."""
@@ -292,7 +292,8 @@ class SecondOrder:
                 return np.asarray(np.matmul(directions, jets.hessians(theta)))
         function = self._functions.once(self._functions.made.coloured, self._compile_over_draws)
         with np.errstate(all="ignore"):
-            return np.asarray(function(np.ascontiguousarray(theta), np.ascontiguousarray(directions)))
+            filled_up = [self._functions.filled_up(np.ascontiguousarray(x)) for x in (theta, directions)]
+            return np.asarray(function(*filled_up))[: len(theta), : len(directions)]
 
     # --- compilation ---
 

@@ -19,6 +19,7 @@ from pymc_ngvi.density.checks import quoted
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.reuse import CannotReuse
+from pymc_ngvi.density.row_kinds import ModelRows, described_rows
 from pymc_ngvi.density.streams.batch import print_of
 from pymc_ngvi.density.streams.errors import BatchError
 from pymc_ngvi.density.streams.likelihoods import BatchLikelihood, Likelihood, form_of, likelihoods_of
@@ -218,6 +219,11 @@ class StreamDensity(LogDensity):
     def rows(self) -> Expectations | None:
         """Rows of the prior; None where log p is no sum over rows."""
         return super().rows
+
+    def described_rows(self) -> ModelRows:
+        """Return what the rows are of the prior, and of the batch that was read last."""
+        prior, batch = (described_rows(part.graphs, part.by_rows) for part in (self, self._batch))
+        return prior.beside(batch)
 
     @property
     def seen_from_rows(self) -> None:
