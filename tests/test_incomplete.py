@@ -15,7 +15,7 @@ from pymc_ngvi.core import tails
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.graphs import incomplete
 from pymc_ngvi.graphs.backends import python_loops, quick_mode
-from pymc_ngvi.graphs.cost import estimate
+from pymc_ngvi.ops.cost import estimate
 
 #: a, b, x, and the derivatives of I by a, b, a twice, a and b, b twice: differences in 80 digits.
 BETA = [

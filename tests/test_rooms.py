@@ -14,7 +14,7 @@ ROOT = Path(pymc_ngvi.__file__).parent
 #: Rooms from the cellar to the roof: a module imports from its own and from those before it.
 FLOORS = (
     "core", "families", "estimators", "updates",
-    "graphs", "rows", "reading", "rows.engines", "density",
+    "graphs", "rows", "ops", "reading", "rows.engines", "density",
     "steps.schedule", "steps.adaptive", "steps.stochastic", "steps", "reparam", "mixtures.finite",
     "mixtures.student_t", "mixtures", "marginal", "nested", "fitting", "results.costs",
     "results.row_words", "results.structure", "results.convert", "results.components",
@@ -26,7 +26,7 @@ FLOORS = (
 
 
 #: Rooms, and modules, that import PyTensor.
-WITH_PYTENSOR = ("graphs", "reading", "rows.engines", "density", "results.approximation", "results.group")
+WITH_PYTENSOR = ("graphs", "ops", "reading", "rows.engines", "density", "results.approximation", "results.group")
 
 
 def name_of(path):

@@ -20,6 +20,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.expectations import Expectations, Seen
 from pymc_ngvi.density.flat import FlatGraphs, Functions
 from pymc_ngvi.density.made import DataSeen, OfTerms, RowsFound
+from pymc_ngvi.density.pointwise import Pointwise
 from pymc_ngvi.density.row_space import SeenFromRows, seen_from_rows
 from pymc_ngvi.density.sparse_hessian import is_dense
 from pymc_ngvi.graphs import graph
@@ -218,6 +219,13 @@ class ByRows:
     def seen(self) -> SeenFromRows | None:
         """Log p in the space of its rows, where these are far fewer than coordinates with fixed normal priors."""
         return None if self.found is None else self._of_terms(self._kept.from_rows, seen_from_rows)
+
+    @property
+    def pointwise(self) -> Pointwise | None:
+        """Log p and its gradient at points; None without rows, or where these have no derivatives here."""
+        if self.found is None:
+            return None
+        return self._of_terms(self._kept.pointwise, lambda rows: Pointwise.of(rows, self._functions.compile_for_rows))
 
     # --- second derivatives ---
 

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from numpy.typing import NDArray
+from pytensor.graph.basic import Variable
 
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints, TooDenseError
@@ -96,6 +97,11 @@ class Expectations:
     def leaves_out_conditions(self) -> bool:
         """Whether log p is -inf under conditions that rows know nothing of."""
         return self._reading.leaves_out_conditions
+
+    @property
+    def conditions(self) -> list[Variable] | None:
+        """Those, of the predictors; None where some part of log p is -inf under one, but not all."""
+        return self._reading.conditions
 
     def _used(self) -> Ints:
         """Return the predictors in which log p is not linear."""

@@ -21,10 +21,10 @@ from pymc_ngvi.density.made import Made, Once
 from pymc_ngvi.density.minibatch import Minibatches
 from pymc_ngvi.graphs import graph, incomplete, large, loops, odes
 from pymc_ngvi.graphs.backends import compile_flags, compile_options, without_c
-from pymc_ngvi.graphs.cost import Cost, estimate, estimate_of_jets
 from pymc_ngvi.graphs.jaxed import InFloat64, filled_up, in_float64
 from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.graphs.matrices import hold_by_rows, hold_matrices
+from pymc_ngvi.ops.cost import Cost, estimate, estimate_of_jets
 from pymc_ngvi.reading.factors import Factor
 
 #: How many times as many points there are in the next shape that JAX compiles a function for.
@@ -53,11 +53,6 @@ class FlatGraphs:
     minibatches : Minibatches
         The rows in use.
     is_large : bool
-
-    Raises
-    ------
-    MissingDerivativeError
-        If an operation of the model has no gradient.
     """
 
     def __init__(self, model: pm.Model, layout: Layout, factors: Sequence[Factor], *, may_be_large: bool) -> None:
@@ -70,9 +65,9 @@ class FlatGraphs:
             sums = self.on_flat_vector(sums)
             self.is_large = may_be_large and large.is_large(pt.add(pt.constant(0.0), *sums))
             self.parts = self.simplify(sums)
+            if loops.has_loops(self.parts):
+                self.parts = loops.with_short_steps(self.parts, self.simplify)
             self.logp = pt.add(pt.constant(0.0), *self.parts)
-        if self.forward is None:
-            self._raw_grad  # noqa: B018 (made once)
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: rules are made again."""
@@ -90,7 +85,8 @@ class FlatGraphs:
             return None
 
     @functools.cached_property
-    def _raw_grad(self) -> Variable:
+    def raw_grad(self) -> Variable:
+        """The gradient as it is made; MissingDerivativeError if an operation of the model has none."""
         with without_c():
             return graph.gradient(self.logp, self.theta)
 
@@ -98,7 +94,7 @@ class FlatGraphs:
     def logp_grad(self) -> Outputs:
         """Log p and its gradient, simplified together."""
         with without_c():
-            return self.simplify([self.logp, self._raw_grad])
+            return self.simplify([self.logp, self.raw_grad])
 
     @property
     def grad(self) -> Variable:

@@ -28,8 +28,8 @@ from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.pieces import Pieces
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.reading.dependence import Dependences
-from pymc_ngvi.reading.dependence_values import Facts
 
 Integers = NDArray[np.intp]
 

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable, Sequence
 
+import pytensor.tensor as pt
+
 from pytensor.graph.basic import Variable
 
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.reading.compiled import CompiledOnce, quickly
-from pymc_ngvi.reading.dependence_values import Facts
-from pymc_ngvi.reading.distribute import as_sum, without_checks
+from pymc_ngvi.reading.distribute import as_sum, conditions_of, without_checks
 from pymc_ngvi.reading.found import Compile, Predictors, together
 from pymc_ngvi.reading.terms import Terms, terms_of
 
@@ -32,6 +34,8 @@ class Reading:
     terms : Terms
     leaves_out_conditions : bool
         Whether log p is -inf under conditions that rows know nothing of.
+    conditions : list of pytensor variables or None
+        Those, of the predictors; None where some part of log p is -inf, but not all.
 
     Raises
     ------
@@ -45,7 +49,7 @@ class Reading:
         with without_c():
             inner = simplify(list(self.predictors.density().owner.inputs))
             whole = together(graph.inline_inner_graphs(inner))
-        checked = without_checks(whole)
+        checked, self.conditions = without_checks(whole), conditions_of(pt.add(pt.constant(0.0), *whole.owner.inputs))
         self.leaves_out_conditions = checked is not whole
         self._inner = as_sum(checked, self.predictors.vector)
         self._facts = Facts(self._inner, self.predictors.vector, conditions=True)

@@ -16,9 +16,10 @@ from pymc_ngvi.reading.terms import Rows
 from pymc_ngvi.rows.engines.on_pytensor import PyTensorEngine
 from pymc_ngvi.rows.expectation import Compiled, RowFunction, SummedRowFunction
 from pymc_ngvi.rows.programs.program import RowProgram
-from pymc_ngvi.rows.programs.rewriting import rewritten, seconds
+from pymc_ngvi.rows.programs.rewriting import firsts, rewritten, seconds
 from pymc_ngvi.rows.programs.separated import Separation
 from pymc_ngvi.rows.programs.writer import CannotFollow
+from pymc_ngvi.rows.row_gradient import FirstDerivatives
 from pymc_ngvi.rows.row_hessian import SecondDerivatives
 
 
@@ -120,16 +121,33 @@ class ProgramEngine:
         """Return the function of the same rows with other data."""
         return self.row_function(rows)
 
+    def first_derivatives(self, rows: Rows) -> FirstDerivatives | None:
+        """Return rows with their derivatives; None where they have an operation without one, or one not known here."""
+        try:
+            rows, n_shared, value, data = self._taken(rows)
+            program, by = firsts(value, len(rows.slots))
+            function = self._function(program)
+        except CannotFollow:
+            return None
+        return FirstDerivatives(function, rows.index, by, data, n_shared)
+
     def second_derivatives(self, rows: Rows) -> SecondDerivatives:
         """Return the second derivatives of rows."""
         try:
-            rows, n_shared = shared_first(rows)
-            numbers, data = _data_of(rows)
-            program, pairs = seconds(self._value(rows, n_shared, numbers), len(rows.slots))
+            rows, n_shared, value, data = self._taken(rows)
+            program, pairs = seconds(value, len(rows.slots))
             function = self._function(program)
         except CannotFollow:
             return self._otherwise.second_derivatives(rows)
         return SecondDerivatives(function, rows.index, pairs, data, n_shared)
+
+    def _taken(self, rows: Rows) -> tuple[Rows, int, RowProgram, list[Array]]:
+        """Return rows with predictors that all share first, how many these are, their program and its data."""
+        if rows.is_whole:
+            raise CannotFollow("more than operations element by element")
+        rows, n_shared = shared_first(rows)
+        numbers, data = _data_of(rows)
+        return rows, n_shared, self._value(rows, n_shared, numbers), data
 
 
 def _given(program: RowProgram, numbers: Sequence[float | None]) -> RowProgram:
