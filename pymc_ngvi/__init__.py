@@ -11,14 +11,14 @@ if sys.version_info < (3, 12):  # noqa: UP036 (in a checkout, the first thing to
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.status import ConvergenceWarning, DivergedError, NotExactError, StartError, Status
 from pymc_ngvi.core.version import __version__ as __version__
+from pymc_ngvi.density import LogDensity, MissingDerivativeError
+from pymc_ngvi.density.normalised import normalised
+from pymc_ngvi.density.shards.errors import BrokenExecutorError, ShardError
+from pymc_ngvi.density.shards.shards import Shards
+from pymc_ngvi.density.streams.errors import BatchError
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.function import fit_ngvi
 from pymc_ngvi.inference import NGVI
-from pymc_ngvi.model import LogDensity, MissingDerivativeError
-from pymc_ngvi.model.normalised import normalised
-from pymc_ngvi.model.shards.errors import BrokenExecutorError, ShardError
-from pymc_ngvi.model.shards.shards import Shards
-from pymc_ngvi.model.streams.errors import BatchError
 from pymc_ngvi.register import register, unregister
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.bambi import uncentre_bambi_intercept

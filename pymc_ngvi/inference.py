@@ -16,6 +16,9 @@ from rich.theme import Theme
 
 from pymc_ngvi.core.seeds import Seed, seed_of
 from pymc_ngvi.core.types import Array, Rule, VariationalState
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density.shards.shards import Shards
+from pymc_ngvi.density.streams.density import Streamed
 from pymc_ngvi.fitting.begun import first_state
 from pymc_ngvi.fitting.built import density_of
 from pymc_ngvi.fitting.defaults import options_for
@@ -30,10 +33,7 @@ from pymc_ngvi.fitting.progress import FitProgress, watching
 from pymc_ngvi.fitting.session import FitSession
 from pymc_ngvi.fitting.signatures import takes
 from pymc_ngvi.fitting.threads import few_threads
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.graphs.backends import Backend
-from pymc_ngvi.model.shards.shards import Shards
-from pymc_ngvi.model.streams.density import Streamed
+from pymc_ngvi.graphs.backends import Backend
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.callbacks import Callback, observer_of
 from pymc_ngvi.results.exact_step import ExactStep, check_wanted

@@ -7,13 +7,13 @@ import numpy as np
 from scipy import sparse
 from scipy.special import gammaln, logsumexp
 
+from pymc_ngvi.core.ufuncs import softplus
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.fitting import Sampler
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.log_marginal import LogMarginal
 from pymc_ngvi.marginal.parts import whole
 from pymc_ngvi.marginal.state import ExactState
-from pymc_ngvi.model.graphs.ufuncs import softplus
 
 _HALF_LOG_2PI = 0.5 * np.log(2.0 * np.pi)
 

@@ -15,8 +15,8 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable, clone_get_equiv
 from pytensor.graph.traversal import ancestors, toposort
 
-from pymc_ngvi.model import flat
-from pymc_ngvi.model.graphs import graph
+from pymc_ngvi.density import flat
+from pymc_ngvi.graphs import graph
 
 #: Results that are kept, those that were last asked for, and bytes of a constant that are compared.
 _MOST, _MOST_BYTES = 200, 100_000

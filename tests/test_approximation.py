@@ -23,11 +23,11 @@ from pymc_ngvi.core import draws
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.psis import WeightVerdict, khat_limit, pareto_khat
 from pymc_ngvi.core.status import Status
+from pymc_ngvi.density import LogDensity, constrain
+from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.fitting.outcome import Outcome
 from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.model import LogDensity, constrain
-from pymc_ngvi.model.constrain import Constrainer
 from pymc_ngvi.results.approximation import NGVIApproximation
 
 # PyMC compiles the initial point of some models with C, and PyTensor then looks for a BLAS to link to.

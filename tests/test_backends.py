@@ -7,7 +7,7 @@ import pymc as pm
 import pytensor
 import pytest
 
-from pymc_ngvi.model import LogDensity
+from pymc_ngvi.density import LogDensity
 
 POINTS, DIRECTIONS = 0.4 * np.random.default_rng(1).normal(size=(5, 3)), np.random.default_rng(2).normal(size=(2, 3))
 

@@ -21,7 +21,7 @@ from pytensor.graph.op import Op
 from scipy import integrate
 
 from pymc_ngvi import NGVI, ConvergenceWarning, MissingDerivativeError, StartError, Status, fit_ngvi
-from pymc_ngvi.model.by_rows import ByRows
+from pymc_ngvi.density.by_rows import ByRows
 from pymc_ngvi.results import exact_step
 from pymc_ngvi.steps import Adaptive, LineSearch
 

@@ -9,13 +9,13 @@ from scipy import stats
 from targets import NumpyTarget, Quadratic
 
 from pymc_ngvi.core.types import BaseDraws, Evaluation, Moments, Outer, PathMoments
+from pymc_ngvi.density import Layout
 from pymc_ngvi.estimators import ESTIMATORS
 from pymc_ngvi.families.block import BlockFamily, BlockState, BlockStructure
 from pymc_ngvi.families.diagonal import DiagonalState
 from pymc_ngvi.families.full import FullState
 from pymc_ngvi.families.matrices import blocks, stacks
 from pymc_ngvi.fitting.blocks import block_labels
-from pymc_ngvi.model import Layout
 from pymc_ngvi.updates import UPDATES
 
 #: Blocks of sizes 1, 2, 2, 3, no two of them of neighbouring coordinates only.

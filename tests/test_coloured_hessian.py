@@ -12,11 +12,13 @@ import pytest
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.refusal import PatternWidened
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.by_rows import ByRows
-from pymc_ngvi.model.sparsity import coloured, hessian, interaction
-from pymc_ngvi.model.sparsity.coloured import ColouredHessian, batch
-from pymc_ngvi.model.sparsity.colouring import Colouring
+from pymc_ngvi.core.sparsity import coloured
+from pymc_ngvi.core.sparsity.coloured import ColouredHessian, batch
+from pymc_ngvi.core.sparsity.colouring import Colouring
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import sparse_hessian as hessian
+from pymc_ngvi.density.by_rows import ByRows
+from pymc_ngvi.reading import interaction
 
 _RNG = np.random.default_rng(51)
 GROUP = np.repeat(np.arange(12), 4)

@@ -17,11 +17,11 @@ from scipy import integrate, stats
 
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.status import Status
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState
 from pymc_ngvi.fitting.record import FitRecord
+from pymc_ngvi.graphs.layout import Layout, Variable
 from pymc_ngvi.mixtures.finite.worth import Worth, effective_components
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.layout import Layout, Variable
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.components import components_dataset
 from pymc_ngvi.results.plotting.components import plot_components

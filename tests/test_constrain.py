@@ -13,8 +13,8 @@ import pytest
 from pymc.pytensorf import compile as pymc_compile
 from pytensor.compile.mode import Mode
 
-from pymc_ngvi.model import LogDensity, constrain, without_c
-from pymc_ngvi.model.constrain import Constrainer
+from pymc_ngvi.density import LogDensity, constrain, without_c
+from pymc_ngvi.density.constrain import Constrainer
 
 
 def with_deterministics():

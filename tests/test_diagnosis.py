@@ -21,9 +21,9 @@ import pymc_ngvi
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.psis import Weights
 from pymc_ngvi.core.status import Status
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.model import LogDensity
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.diagnosis.cures import Context, context_of
 from pymc_ngvi.results.diagnosis.findings import Finding, findings_of

@@ -10,9 +10,9 @@ from scipy import stats
 import pymc_ngvi
 
 from pymc_ngvi.core.psis import weigh
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState
 from pymc_ngvi.families.student_t import StudentTState
-from pymc_ngvi.model import LogDensity
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.diagnosis.moment_drift import critical, drift_of
 from pymc_ngvi.results.diagnosis.moves import move

@@ -10,9 +10,9 @@ from scipy import stats
 
 import pymc_ngvi
 
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.fitting.starting import start_point
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.constrain import Constrainer
 
 N_GROUPS, N_OBS = 60, 180
 _RNG = np.random.default_rng(1)

@@ -9,12 +9,12 @@ import pytest
 from models import random_points
 from numpy.testing import assert_allclose
 
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import DiagonalState
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.graphs import graph
-from pymc_ngvi.model.predictors.distribute import as_sum, factors_outside
-from pymc_ngvi.model.predictors.scaled_matrices import scales_outside
-from pymc_ngvi.model.sparsity.dependence_values import Facts
+from pymc_ngvi.graphs import graph
+from pymc_ngvi.reading.dependence_values import Facts
+from pymc_ngvi.reading.distribute import as_sum, factors_outside
+from pymc_ngvi.reading.scaled_matrices import scales_outside
 
 N, P = 60, 20
 RNG = np.random.default_rng(8)

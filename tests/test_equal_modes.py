@@ -8,8 +8,8 @@ import pytest
 from numpy.testing import assert_allclose
 from test_diagnosis_checks import SEEDS, fit
 
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState
-from pymc_ngvi.model import LogDensity
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.diagnosis.budget import Budget
 from pymc_ngvi.results.diagnosis.equal_modes import equal_modes

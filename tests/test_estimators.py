@@ -14,9 +14,9 @@ from test_updates import half_triangle, state_kind, stored
 
 from pymc_ngvi.core.draws import BASE_DRAWS, plain_draws, sobol_draws
 from pymc_ngvi.core.types import BaseDraws, Evaluation, Outer
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.estimators.metric import in_full_metric
 from pymc_ngvi.fitting.registry import AXES
-from pymc_ngvi.model import LogDensity
 
 #: Family (the second factorisation of a dense one included) and estimator of every allowed combination, each once.
 ALL_PAIRS = tuple(dict.fromkeys((state_kind(choice), choice.estimator) for choice in OF_GAUSSIANS))

@@ -16,9 +16,9 @@ from pytensor.compile.mode import Mode
 from scipy import stats
 from scipy.special import expit
 
-from pymc_ngvi.model import LogDensity, without_c
-from pymc_ngvi.model.graphs import graph
-from pymc_ngvi.model.graphs.backends import python_loops
+from pymc_ngvi.density import LogDensity, without_c
+from pymc_ngvi.graphs import graph
+from pymc_ngvi.graphs.backends import python_loops
 
 _RNG = np.random.default_rng(41)
 N = 40

@@ -5,9 +5,9 @@ import pymc as pm
 import pytest
 
 from pymc_ngvi.core.refusal import RowsGivenUp
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.by_rows import NOT_LOG_P, ByRows
-from pymc_ngvi.model.predictors.expectations import Expectations
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density.by_rows import NOT_LOG_P, ByRows
+from pymc_ngvi.density.expectations import Expectations
 
 X = np.random.default_rng(31).normal(size=30)
 ONE, OTHER = (X > 0.3).astype(int), (X < -0.1).astype(int)

@@ -9,9 +9,9 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy.special import expit
 
+from pymc_ngvi.density import LogDensity, guide
+from pymc_ngvi.density.guide import quadratic_guide
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
-from pymc_ngvi.model import LogDensity, guide
-from pymc_ngvi.model.guide import quadratic_guide
 from pymc_ngvi.reparam import reparametrised
 
 GROUP = np.repeat(np.arange(4), [1, 2, 5, 3])

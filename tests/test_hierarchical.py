@@ -15,8 +15,8 @@ import pytest
 import pymc_ngvi  # noqa: F401
 
 from pymc_ngvi.core.status import ConvergenceWarning
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.fitting.auto import choose_family
-from pymc_ngvi.model import LogDensity
 from pymc_ngvi.results.structure import ModelStructure
 
 #: What the structure says of each model; None: not compared, as it depends on how the border is cut.

@@ -12,8 +12,8 @@ from scipy import stats
 from test_docs import DOCS, run
 
 from pymc_ngvi.core.psis import pareto_khat
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState
-from pymc_ngvi.model import LogDensity
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.corrections.importance import Correction, ImportanceWeights
 from pymc_ngvi.results.corrections.resampling import without_replacement

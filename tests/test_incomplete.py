@@ -11,10 +11,11 @@ from scipy import special, stats
 
 import pymc_ngvi  # noqa: F401 (registers the method)
 
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.graphs import incomplete, tails
-from pymc_ngvi.model.graphs.backends import python_loops, quick_mode
-from pymc_ngvi.model.graphs.cost import estimate
+from pymc_ngvi.core import tails
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.graphs import incomplete
+from pymc_ngvi.graphs.backends import python_loops, quick_mode
+from pymc_ngvi.graphs.cost import estimate
 
 #: a, b, x, and the derivatives of I by a, b, a twice, a and b, b twice: differences in 80 digits.
 BETA = [

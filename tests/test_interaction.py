@@ -14,10 +14,10 @@ import scipy.sparse
 from pytensor.compile.mode import Mode
 from pytensor.graph.traversal import toposort
 
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.graphs import graph
-from pymc_ngvi.model.graphs.backends import without_c
-from pymc_ngvi.model.sparsity.interaction import HessianPattern, hessian_pattern
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.graphs import graph
+from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.reading.interaction import HessianPattern, hessian_pattern
 
 RNG = np.random.default_rng(7)
 GROUP = np.repeat(np.arange(4), 5)

@@ -10,9 +10,9 @@ import pytest
 
 from pymc_ngvi import NGVI, fit_ngvi
 from pymc_ngvi.core.status import Status
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.fitting.defaults import options_for
-from pymc_ngvi.model import LogDensity
 
 needs_jax = pytest.mark.skipif(
     not __import__("importlib").util.find_spec("jax"), reason="JAX is not installed: pip install jax"
@@ -89,7 +89,7 @@ def test_a_fit_on_jax_is_that_of_numpy(make, family):
 @needs_jax
 @pytest.mark.parametrize("state", [FullState, DiagonalState])
 def test_products_with_large_matrices_are_those_of_numpy(state, monkeypatch):
-    from pymc_ngvi.model.jitted import rows
+    from pymc_ngvi.density.jitted import rows
 
     (_, numpy), (_, jax) = fitted(student, "full", "quick"), fitted(student, "full", "jax")
     monkeypatch.setattr(rows, "_LARGE", 0)
@@ -147,7 +147,7 @@ def test_what_jax_cannot_take_whole_is_compiled_as_before(make, given, why, capl
 
 @needs_jax
 def test_an_operation_that_jax_lacks_is_named(monkeypatch, caplog):
-    from pymc_ngvi.model.jitted import rows
+    from pymc_ngvi.density.jitted import rows
 
     def lacking(inputs, outputs):
         raise NotImplementedError("No JAX conversion for the given `Op`: Bessel")

@@ -7,12 +7,12 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
-from pymc_ngvi.model import LogDensity, flat
-from pymc_ngvi.model.graphs import graph
-from pymc_ngvi.model.graphs.backends import quick_mode, without_c
-from pymc_ngvi.model.jets.arrays import CannotFollow
-from pymc_ngvi.model.jets.evaluation import ForwardMode
-from pymc_ngvi.model.jets.scalars import Operation
+from pymc_ngvi.density import LogDensity, flat
+from pymc_ngvi.density.jets.arrays import CannotFollow
+from pymc_ngvi.density.jets.evaluation import ForwardMode
+from pymc_ngvi.density.jets.scalars import Operation
+from pymc_ngvi.graphs import graph
+from pymc_ngvi.graphs.backends import quick_mode, without_c
 
 X = np.array([[0.7, -0.4, 1.3], [0.2, 0.9, -1.1], [-0.6, 0.3, 0.5], [1.4, -1.2, 0.1]])
 A = np.array([[0.5, -0.2, 0.7], [1.1, 0.4, -0.3]])

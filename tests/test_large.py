@@ -11,9 +11,9 @@ from pytensor.graph.fg import FunctionGraph
 from pytensor.tensor.blockwise import Blockwise
 from scipy import special
 
-from pymc_ngvi.model import LogDensity, flat
-from pymc_ngvi.model.graphs import graph, large
-from pymc_ngvi.model.graphs.backends import quick_mode
+from pymc_ngvi.density import LogDensity, flat
+from pymc_ngvi.graphs import graph, large
+from pymc_ngvi.graphs.backends import quick_mode
 
 pytestmark = pytest.mark.usefixtures("_anew", "_backwards")
 

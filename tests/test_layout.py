@@ -5,7 +5,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_ngvi.model import Layout
+from pymc_ngvi.density import Layout
 
 
 @pytest.fixture(scope="module")

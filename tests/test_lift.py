@@ -3,8 +3,8 @@
 import numpy as np
 import pytensor.tensor as pt
 
-from pymc_ngvi.model.predictors.lift import Lift, Source
-from pymc_ngvi.model.sparsity.dependence_values import Facts
+from pymc_ngvi.reading.dependence_values import Facts
+from pymc_ngvi.reading.lift import Lift, Source
 
 WEIGHTS = np.array([2.0, 3.0, 5.0])
 FIRST, SECOND = np.array([0, 2]), np.array([1, 1])

@@ -13,8 +13,8 @@ from scipy.special import expit
 
 from pymc_ngvi.core.draws import sobol_draws
 from pymc_ngvi.core.status import Status
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import BlockFamily, BlockStructure, DiagonalState, FullState, MixtureState
-from pymc_ngvi.model import LogDensity
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.corrections import response
 from pymc_ngvi.results.corrections.response import ElboHessian, products_at

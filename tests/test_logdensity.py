@@ -15,10 +15,10 @@ from pytensor.link.c.basic import CLinker
 from pytensor.link.numba.linker import NumbaLinker
 from test_quick_mode import check_loops
 
+from pymc_ngvi.density import LogDensity, evaluations, without_c
+from pymc_ngvi.density.second_order import SecondOrder
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.problem import problem_of
-from pymc_ngvi.model import LogDensity, evaluations, without_c
-from pymc_ngvi.model.second_order import SecondOrder
 
 
 def python_mode():

@@ -11,11 +11,11 @@ from pytensor.scan.op import Scan
 from pytensor.scan.utils import until
 from pytensor.tensor.blockwise import Blockwise
 
-from pymc_ngvi.model import LogDensity, flat
-from pymc_ngvi.model.graphs import graph
-from pymc_ngvi.model.graphs.backends import quick_mode, without_c
-from pymc_ngvi.model.graphs.cost import estimate
-from pymc_ngvi.model.graphs.loops import vectorised
+from pymc_ngvi.density import LogDensity, flat
+from pymc_ngvi.graphs import graph
+from pymc_ngvi.graphs.backends import quick_mode, without_c
+from pymc_ngvi.graphs.cost import estimate
+from pymc_ngvi.graphs.loops import vectorised
 
 Y = np.array([0.3, -1.1, 0.4, 1.9, -0.2, 0.8])
 THETA = np.array([[0.3, -0.2, 0.1], [-1.0, 0.4, 0.9], [0.0, 1.3, -0.6], [0.7, 0.1, 0.2]])

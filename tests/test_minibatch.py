@@ -15,8 +15,8 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.subtensor import AdvancedSubtensor
 from scipy import stats
 
-from pymc_ngvi.model import LogDensity, second_order
-from pymc_ngvi.model.constrain import Constrainer
+from pymc_ngvi.density import LogDensity, second_order
+from pymc_ngvi.density.constrain import Constrainer
 
 N, BATCH = 60, 8
 _RNG = np.random.default_rng(31)

@@ -13,6 +13,7 @@ import pymc_ngvi
 
 from pymc_ngvi import ConvergenceWarning, MissingDerivativeError, Status
 from pymc_ngvi.core.draws import sobol_draws
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.estimators import price
 from pymc_ngvi.families import DiagonalState, FullState, MixtureFamily, MixtureState
 from pymc_ngvi.fitting.registry import ALLOWED
@@ -21,7 +22,6 @@ from pymc_ngvi.mixtures.finite.proposal import moved_within
 from pymc_ngvi.mixtures.finite.search import addition, ascend, local_component, modes
 from pymc_ngvi.mixtures.finite.splitting import join_overlapping, split
 from pymc_ngvi.mixtures.finite.weights import LEAST_LOG_WEIGHT, stepped
-from pymc_ngvi.model import LogDensity
 from pymc_ngvi.updates import natural
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")

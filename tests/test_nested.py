@@ -15,9 +15,9 @@ import pymc_ngvi
 
 from pymc_ngvi import fit_ngvi
 from pymc_ngvi.core.refusal import Reason
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density.hyperparameters import latent_rows
 from pymc_ngvi.marginal import exact
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.hyperparameters import latent_rows
 from pymc_ngvi.nested import rounds
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.posterior import nested_posterior

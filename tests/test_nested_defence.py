@@ -7,8 +7,8 @@ import pytest
 from latent_models import process
 from scipy import integrate, stats
 
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.hyperparameters import latent_rows
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density.hyperparameters import latent_rows
 from pymc_ngvi.nested.conditional import ConditionalFits
 from pymc_ngvi.nested.defence import Defence, n_far_of
 from pymc_ngvi.nested.log_marginal import LatentMarginal

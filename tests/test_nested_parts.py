@@ -9,13 +9,13 @@ from latent_models import counts, level, one_effect, process
 from scipy import integrate, sparse, stats
 
 from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density.hyperparameters import latent_rows
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
 from pymc_ngvi.marginal.regression import Whitening
 from pymc_ngvi.marginal.tails import Bend, Tail
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.hyperparameters import latent_rows
 from pymc_ngvi.nested.emulator import Emulated, Kriging
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.mode import find_mode

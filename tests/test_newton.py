@@ -8,10 +8,10 @@ from pymc_ngvi import fit_ngvi
 from pymc_ngvi.core import normal_rules
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.target import RowRules
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.estimators.quadrature import Quadrature
 from pymc_ngvi.families import FullState
 from pymc_ngvi.families.diagonal import DiagonalState
-from pymc_ngvi.model import LogDensity
 from pymc_ngvi.steps.linesearch import LineSearch
 from pymc_ngvi.steps.newton import newton
 from pymc_ngvi.updates.natural import natural

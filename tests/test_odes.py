@@ -8,10 +8,10 @@ import pytest
 
 from scipy import integrate, stats
 
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.graphs import odes
-from pymc_ngvi.model.graphs.backends import quick_mode, without_c
-from pymc_ngvi.model.graphs.calls import Calls, NoNumPyFunction
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.graphs import odes
+from pymc_ngvi.graphs.backends import quick_mode, without_c
+from pymc_ngvi.graphs.calls import Calls, NoNumPyFunction
 from pymc_ngvi.steps.adaptive.conditioned import Conditioned
 
 TIMES = (0.5, 1.0, 2.5)

@@ -4,7 +4,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_ngvi.model import LogDensity
+from pymc_ngvi.density import LogDensity
 
 
 def regression(sd=1.0, x=(0.3, -1.1, 2.2)):

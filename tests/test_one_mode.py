@@ -5,8 +5,8 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.one_mode import has_one_mode
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density.one_mode import has_one_mode
 
 X = np.random.default_rng(1).normal(size=(12, 2))
 COUNTS = np.arange(12) % 4

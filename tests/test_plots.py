@@ -19,9 +19,9 @@ from test_docs import run
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.psis import khat_limit, pareto_khat
 from pymc_ngvi.core.status import Status
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import FullState
 from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.model import LogDensity
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.plotting import plot_comparison, plot_fit, plot_khat
 

@@ -11,13 +11,13 @@ from scipy import sparse
 import pymc_ngvi
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.model import LogDensity, second_order
-from pymc_ngvi.model.by_rows import ByRows
-from pymc_ngvi.model.predictors.affine import predictors
-from pymc_ngvi.model.predictors.hessian import PredictorHessian, predictor_hessian
-from pymc_ngvi.model.predictors.linear_map import LinearMap
-from pymc_ngvi.model.sparsity.dependence_sets import Dependence
-from pymc_ngvi.model.sparsity.dependence_values import Facts
+from pymc_ngvi.core.sparsity.dependence_sets import Dependence
+from pymc_ngvi.density import LogDensity, second_order
+from pymc_ngvi.density.by_rows import ByRows
+from pymc_ngvi.density.predictor_hessian import PredictorHessian, predictor_hessian
+from pymc_ngvi.reading.affine import predictors
+from pymc_ngvi.reading.dependence_values import Facts
+from pymc_ngvi.rows.linear_map import LinearMap
 
 N, GROUPS = 120, 12
 RNG = np.random.default_rng(20)
@@ -202,7 +202,7 @@ def test_many_draws_are_evaluated_in_parts(monkeypatch):
     density = density_of(crossed)
     found, theta = by_predictors(density), draws_of(density, 7)
     whole = found.mean(theta)
-    monkeypatch.setattr("pymc_ngvi.model.predictors.row_hessian._MOST_ELEMENTS", 2 * len(found.linear_map.offset))
+    monkeypatch.setattr("pymc_ngvi.rows.row_hessian._MOST_ELEMENTS", 2 * len(found.linear_map.offset))
     assert_allclose(found.mean(theta).toarray(), whole.toarray(), rtol=1e-12)
 
 

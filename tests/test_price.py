@@ -14,12 +14,12 @@ from rich.console import Console
 from pymc_ngvi import NotExactError, fit_ngvi
 from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.status import ConvergenceWarning, Status
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.fitting import price, progress
 from pymc_ngvi.fitting.defaults import options_for
 from pymc_ngvi.fitting.price import Price, in_words
 from pymc_ngvi.fitting.progress import announced
 from pymc_ngvi.marginal.exact import Unavailable, Work
-from pymc_ngvi.model import LogDensity
 from pymc_ngvi.results import exact_step, nested_first
 from pymc_ngvi.results.diagnosis.cures import context_of
 

@@ -12,19 +12,20 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import special
 
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.graphs import graph, incomplete, ufuncs
-from pymc_ngvi.model.graphs.backends import quick_mode, without_c
-from pymc_ngvi.model.predictors.engines import ENGINES
-from pymc_ngvi.model.predictors.expectation import RowFunction, SummedRowFunction
-from pymc_ngvi.model.programs import on_numpy
-from pymc_ngvi.model.programs.on_numpy import OnNumPy
-from pymc_ngvi.model.programs.operations import OPERATIONS
-from pymc_ngvi.model.programs.program import Call, RowProgram
-from pymc_ngvi.model.programs.reading import program_of, read
-from pymc_ngvi.model.programs.rewriting import rewritten, seconds
-from pymc_ngvi.model.programs.separated import Separation
-from pymc_ngvi.model.programs.writer import CannotFollow, Writer
+from pymc_ngvi.core import ufuncs
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.graphs import graph, incomplete
+from pymc_ngvi.graphs.backends import quick_mode, without_c
+from pymc_ngvi.reading.programs import program_of, read
+from pymc_ngvi.rows.engines import ENGINES
+from pymc_ngvi.rows.expectation import RowFunction, SummedRowFunction
+from pymc_ngvi.rows.programs import on_numpy
+from pymc_ngvi.rows.programs.on_numpy import OnNumPy
+from pymc_ngvi.rows.programs.operations import OPERATIONS
+from pymc_ngvi.rows.programs.program import Call, RowProgram
+from pymc_ngvi.rows.programs.rewriting import rewritten, seconds
+from pymc_ngvi.rows.programs.separated import Separation
+from pymc_ngvi.rows.programs.writer import CannotFollow, Writer
 
 ANY = np.array([-3.7, -1.2, -0.4, 0.3, 0.9, 2.6, 4.1])
 POSITIVE = np.array([0.05, 0.4, 0.9, 1.7, 3.2, 8.5, 40.0])

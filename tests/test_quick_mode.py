@@ -22,9 +22,9 @@ from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar.math import log1mexp, softplus, tri_gamma
 from pytensor.tensor.elemwise import CAReduce, Elemwise
 
-from pymc_ngvi.model import LogDensity, flat
-from pymc_ngvi.model.graphs import ufuncs
-from pymc_ngvi.model.graphs.backends import python_loops, quick_mode
+from pymc_ngvi.core import ufuncs
+from pymc_ngvi.density import LogDensity, flat
+from pymc_ngvi.graphs.backends import python_loops, quick_mode
 
 NO_BLAS = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS:UserWarning")
 
@@ -491,7 +491,7 @@ def test_hessian_of_a_correlation_matrix_takes_little_memory():
         import numpy as np
         import pymc as pm
         import pytensor
-        from pymc_ngvi.model import LogDensity
+        from pymc_ngvi.density import LogDensity
 
         with pm.Model() as model:
             corr = pm.LKJCorr("corr", n=3, eta=2.1)

@@ -15,11 +15,11 @@ from scipy.linalg import solve_triangular
 
 from pymc_ngvi import fit_ngvi
 from pymc_ngvi.core.types import GaussNewtonTarget
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import DiagonalState, FullState, SparseFamily
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.pushforward import PushforwardState
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.graphs.graph import MissingDerivativeError
+from pymc_ngvi.graphs.graph import MissingDerivativeError
 from pymc_ngvi.reparam import reparametrised
 from pymc_ngvi.reparam.modes import MAX_EVALUATIONS, find_modes
 from pymc_ngvi.results.approximation import NGVIApproximation

@@ -14,7 +14,7 @@ from pytensor.compile import FunctionMaker
 
 import pymc_ngvi
 
-from pymc_ngvi.model import CannotReuse, LogDensity
+from pymc_ngvi.density import CannotReuse, LogDensity
 
 N_GROUPS, N_OBS = 50, 150
 _RNG = np.random.default_rng(3)

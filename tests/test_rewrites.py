@@ -23,8 +23,8 @@ from pytensor.tensor.math import All
 from scipy import sparse, special, stats
 from test_quick_mode import Reference
 
-from pymc_ngvi.model import LogDensity, without_c
-from pymc_ngvi.model.graphs import graph, matrices, rewrites
+from pymc_ngvi.density import LogDensity, without_c
+from pymc_ngvi.graphs import graph, matrices, rewrites
 
 pytestmark = pytest.mark.usefixtures("_anew")
 

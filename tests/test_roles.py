@@ -9,8 +9,8 @@ import pytest
 
 from pytensor.tensor.random.basic import NormalRV
 
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import DiagonalState
-from pymc_ngvi.model import LogDensity
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.summary import summary
 

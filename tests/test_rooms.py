@@ -14,7 +14,7 @@ ROOT = Path(pymc_ngvi.__file__).parent
 #: Rooms from the cellar to the roof: a module imports from its own and from those before it.
 FLOORS = (
     "core", "families", "estimators", "updates",
-    "model.layout", "model.graphs", "model.programs", "model.sparsity", "model.predictors", "model",
+    "graphs", "rows", "reading", "rows.engines", "density",
     "steps.schedule", "steps.adaptive", "steps.stochastic", "steps", "reparam", "mixtures.finite",
     "mixtures.student_t", "mixtures", "marginal", "nested", "fitting", "results.costs",
     "results.row_words", "results.structure", "results.convert", "results.components",
@@ -23,6 +23,10 @@ FLOORS = (
     "results.summary", "results.fitted", "results.exact_step", "results.nested_first", "results.persistence",
     "results.methods", "results", "inference", "function", "register", "",
 )  # fmt: skip
+
+
+#: Rooms, and modules, that import PyTensor.
+WITH_PYTENSOR = ("graphs", "reading", "rows.engines", "density", "results.approximation", "results.group")
 
 
 def name_of(path):
@@ -77,12 +81,22 @@ def test_the_top_level_has_three_modules_beside_its_init():
     assert sorted(path.stem for path in ROOT.glob("*.py")) == ["__init__", "function", "inference", "register"]
 
 
-def test_only_the_model_and_the_approximation_import_pytensor():
+def test_rooms_that_import_pytensor():
     found = {name for name, path in MODULES.items() if any(n.split(".")[0] == "pytensor" for n in imports_of(path))}
-    assert {name for name in found if not name.startswith("model.")} == {
-        "results.approximation",
-        "results.group",
-    }
+    rooms = {room for room in WITH_PYTENSOR for name in found if name == room or name.startswith(f"{room}.")}
+    assert rooms == set(WITH_PYTENSOR)
+    assert [name for name in found if not name.startswith(tuple(f"{room}." for room in rooms)) and name not in rooms] == []
+
+
+def test_numbers_by_rows_need_no_pytensor():
+    """Nothing in `rows`, its engines apart, imports a module that imports PyTensor, through others neither."""
+    graph = arrows()
+    todo = {name for name in MODULES if name.startswith("rows") and not name.startswith("rows.engines")}
+    reached = set()
+    while todo:
+        reached |= todo
+        todo = {inner for name in todo for inner in graph[name] if inner} - reached
+    assert {name.split(".")[0] for name in reached} == {"rows", "core"}
 
 
 def test_methods_of_the_approximation_override_nothing():

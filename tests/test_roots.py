@@ -7,12 +7,12 @@ from latent_models import process
 from scipy import sparse
 
 from pymc_ngvi.core.hessians import MatrixHessian
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density.hyperparameters import latent_rows
 from pymc_ngvi.families import FullState
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.hyperparameters import latent_rows
-from pymc_ngvi.model.predictors.linear_map import LinearMap
-from pymc_ngvi.model.predictors.mean_hessian import PredictorMeanHessian
-from pymc_ngvi.model.predictors.roots import Roots
+from pymc_ngvi.rows.linear_map import LinearMap
+from pymc_ngvi.rows.mean_hessian import PredictorMeanHessian
+from pymc_ngvi.rows.roots import Roots
 
 N = 6
 

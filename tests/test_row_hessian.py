@@ -11,13 +11,13 @@ import pytest
 import pymc_ngvi
 
 from pymc_ngvi.core.refusal import RowHessianGivenUp
+from pymc_ngvi.density import LogDensity, by_rows
+from pymc_ngvi.density import sparse_hessian as hessian
+from pymc_ngvi.density.by_rows import ByRows
+from pymc_ngvi.density.flat import FlatGraphs, Functions
+from pymc_ngvi.density.second_order import SecondOrder
 from pymc_ngvi.fitting.modes.search import ModeSearch
-from pymc_ngvi.model import LogDensity, by_rows
-from pymc_ngvi.model.by_rows import ByRows
-from pymc_ngvi.model.flat import FlatGraphs, Functions
-from pymc_ngvi.model.predictors.row_hessian import SecondDerivatives
-from pymc_ngvi.model.second_order import SecondOrder
-from pymc_ngvi.model.sparsity import hessian
+from pymc_ngvi.rows.row_hessian import SecondDerivatives
 
 _RNG = np.random.default_rng(61)
 GROUP = np.repeat(np.arange(12), 4)
@@ -104,8 +104,8 @@ def test_many_draws_are_evaluated_in_parts(monkeypatch):
     theta = models.random_points(density, 7, 2)
     expected = density.mean_hessian(theta).products(np.eye(density.n_dim))
     for cached, most in ((1, 1), (100, 300), (1000, 10**9)):
-        monkeypatch.setattr("pymc_ngvi.model.predictors.row_hessian._CACHED", cached)
-        monkeypatch.setattr("pymc_ngvi.model.predictors.row_hessian._MOST_ELEMENTS", most)
+        monkeypatch.setattr("pymc_ngvi.rows.row_hessian._CACHED", cached)
+        monkeypatch.setattr("pymc_ngvi.rows.row_hessian._MOST_ELEMENTS", most)
         found = density.mean_hessian(theta).products(np.eye(density.n_dim))
         np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-11)
 

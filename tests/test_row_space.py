@@ -10,11 +10,10 @@ from numpy.testing import assert_allclose
 import pymc_ngvi
 
 from pymc_ngvi.core.types import BaseDraws
+from pymc_ngvi.density import LogDensity, by_rows, expectations, row_space
 from pymc_ngvi.estimators.quadrature import Quadrature
 from pymc_ngvi.families import FullState
 from pymc_ngvi.families.lowrank import LowRankState
-from pymc_ngvi.model import LogDensity, by_rows
-from pymc_ngvi.model.predictors import expectations, row_space
 from pymc_ngvi.reparam.row_space import RowSpaceDensity
 from pymc_ngvi.updates.natural import natural
 

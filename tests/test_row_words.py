@@ -5,7 +5,7 @@ import pymc as pm
 import pytest
 
 from pymc_ngvi import fit_ngvi
-from pymc_ngvi.model import LogDensity
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.results.plotting.structure_rows import plot_rows
 from pymc_ngvi.results.row_words import rows_in_words
 from pymc_ngvi.results.structure import ModelStructure

@@ -13,11 +13,11 @@ from scipy import stats
 from pymc_ngvi import ConvergenceWarning
 from pymc_ngvi.core.normal_rules import blocks, n_levels, n_nodes, rule
 from pymc_ngvi.core.target import RowRules
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import BlockState, DiagonalState, FullState
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.problem import make_family
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.predictors.levels import merged
+from pymc_ngvi.rows.levels import merged
 
 N, J = 24, 4
 RNG = np.random.default_rng(3)
@@ -482,7 +482,7 @@ def test_a_fit_that_stalls_goes_on_with_draws_and_loses_nothing():
 
 def test_hessians_of_rows_that_no_pattern_holds_are_given_up(monkeypatch):
     """However that comes about, a fit takes draws instead of an exception."""
-    monkeypatch.setattr("pymc_ngvi.model.predictors.mean_hessian._ROUNDING", -1.0)
+    monkeypatch.setattr("pymc_ngvi.rows.mean_hessian._ROUNDING", -1.0)
     with pm.Model():
         group = np.repeat(np.arange(60), 3)
         u = pm.Normal("u", 0.0, pm.HalfNormal("s"), shape=60)

@@ -7,10 +7,9 @@ import pytest
 
 from latent_models import counts, level, process, regression
 
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.hyperparameters import latent_rows
-from pymc_ngvi.model.predictors import expectations
-from pymc_ngvi.model.rows_given import NotRows, RowsGiven
+from pymc_ngvi.density import LogDensity, expectations
+from pymc_ngvi.density.hyperparameters import latent_rows
+from pymc_ngvi.density.rows_given import NotRows, RowsGiven
 
 
 def names_of(density, index):

@@ -13,8 +13,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from pymc.step_methods.hmc import quadpotential
 from test_docs import run
 
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState
-from pymc_ngvi.model import LogDensity
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.samplers import MAX_DENSE_DIM, SamplerInit
 

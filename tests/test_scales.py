@@ -9,7 +9,7 @@ import pytest
 from pymc_ngvi import LogDensity, fit_ngvi
 from pymc_ngvi.estimators import Price
 from pymc_ngvi.families import DiagonalState, FullState
-from pymc_ngvi.model.graphs import graph
+from pymc_ngvi.graphs import graph
 from pymc_ngvi.steps.adaptive import rule as adaptive
 from pymc_ngvi.steps.adaptive.conditioned import Conditioned
 from pymc_ngvi.steps.adaptive.scales import lost_scales

@@ -13,14 +13,14 @@ import pymc_ngvi
 
 from pymc_ngvi import Shards
 from pymc_ngvi.core.refusal import RowsGivenUp
+from pymc_ngvi.density.expectations import Expectations
+from pymc_ngvi.density.shards.density import ShardedDensity
+from pymc_ngvi.density.shards.engines import forget, kept
 from pymc_ngvi.families.full import FullState
 from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.marginal.exact import forest_of
 from pymc_ngvi.marginal.in_shards import TermsInShards
 from pymc_ngvi.marginal.on_model import FittedDensity
-from pymc_ngvi.model.predictors.expectations import Expectations
-from pymc_ngvi.model.shards.density import ShardedDensity
-from pymc_ngvi.model.shards.engines import forget, kept
 
 KEYS = range(models.N_SHARDS)
 

@@ -12,9 +12,9 @@ from scipy.special import expit, log_expit
 from scipy.stats import norm
 
 from pymc_ngvi import fit_ngvi, load
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import FullState
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.predictors.basis import Basis
+from pymc_ngvi.reading.basis import Basis
 from pymc_ngvi.results.approximation import NGVIApproximation
 
 RNG = np.random.default_rng(7)

@@ -8,14 +8,14 @@ import pytest
 from marginal_terms import forest_of as by_hand
 from marginal_terms import singles
 
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density.blocks import CannotSplit, RowTerms
+from pymc_ngvi.density.split import SplitDensity
 from pymc_ngvi.marginal import parts
 from pymc_ngvi.marginal.exact import forest_of
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.parts import ByRows
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.predictors.blocks import CannotSplit, RowTerms
-from pymc_ngvi.model.predictors.engines import ENGINES
-from pymc_ngvi.model.split import SplitDensity
+from pymc_ngvi.rows.engines import ENGINES
 
 N_GROUPS, N_OBS = 12, 40
 _RNG = np.random.default_rng(5)

@@ -11,8 +11,8 @@ import pymc_ngvi
 
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stream import Place
+from pymc_ngvi.density.streams.source import Source
 from pymc_ngvi.families import DiagonalState, FullState
-from pymc_ngvi.model.streams.source import Source
 from pymc_ngvi.results.diagnosis.cures import context_of
 from pymc_ngvi.steps.incremental.order import sign_of_order
 from pymc_ngvi.steps.incremental.sites import Quadratic, Seen, pack

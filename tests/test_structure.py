@@ -11,7 +11,7 @@ from scipy import sparse
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
-from pymc_ngvi.model.layout import Layout, Variable
+from pymc_ngvi.graphs.layout import Layout, Variable
 from pymc_ngvi.results.plotting.structure import plot_structure
 from pymc_ngvi.results.structure import ModelStructure
 

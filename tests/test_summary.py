@@ -8,9 +8,9 @@ import pytest
 
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.status import Status
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.model import LogDensity
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.diagnosis.kept import Kept
 from pymc_ngvi.results.sampling import sample_tree

@@ -13,7 +13,7 @@ from pymc_ngvi.core.target import MeanHessian
 from pymc_ngvi.families import FullPrecisionState, FullState, SparseFamily, SummedState, fill
 from pymc_ngvi.families.matrices.sparse.summed import SummedStructure
 from pymc_ngvi.fitting import auto, session
-from pymc_ngvi.model.predictors import sums as wide
+from pymc_ngvi.reading import sums as wide
 from pymc_ngvi.steps.adaptive.secant import moments_of, natural_gradient
 from pymc_ngvi.updates import natural
 

@@ -6,8 +6,8 @@ import pytest
 
 from threadpoolctl import threadpool_info, threadpool_limits
 
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.fitting.threads import few_threads
-from pymc_ngvi.model import LogDensity
 
 N, D = 12_000, 100
 

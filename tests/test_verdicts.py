@@ -10,9 +10,9 @@ from mixture_posteriors import posterior
 from scipy import stats
 
 from pymc_ngvi.core.psis import WeightVerdict, khat_limit, weigh
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density.by_rows import ByRows
 from pymc_ngvi.families import DiagonalState
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.by_rows import ByRows
 from pymc_ngvi.results.diagnosis.budget import DIAGNOSIS, SUMMARY, seconds_of
 from pymc_ngvi.results.diagnosis.cures import context_of
 from pymc_ngvi.results.diagnosis.kept import Kept

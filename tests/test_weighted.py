@@ -5,7 +5,7 @@ import pymc as pm
 import pytest
 
 from pymc_ngvi import fit_ngvi
-from pymc_ngvi.model import LogDensity
+from pymc_ngvi.density import LogDensity
 
 RNG = np.random.default_rng(1)
 N_GROUPS = 12

@@ -56,8 +56,8 @@ class PushforwardState:
     >>> from pymc_ngvi.families import DiagonalState
     >>> from pymc_ngvi.families.matrices.arrow import ArrowStructure
     >>> from pymc_ngvi.families.pushforward import PushforwardState
-    >>> from pymc_ngvi.model import LogDensity
-    >>> from pymc_ngvi.model.conditional import GuideFunctions
+    >>> from pymc_ngvi.density import LogDensity
+    >>> from pymc_ngvi.density.conditional import GuideFunctions
     >>> from pymc_ngvi.reparam import Conditional
     >>> with pm.Model() as model:
     ...     mu = pm.Normal("mu")

@@ -5,6 +5,7 @@ import warnings
 import pymc as pm
 
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.fitting.begun import make_rule
 from pymc_ngvi.fitting.defaults import options_for
 from pymc_ngvi.fitting.outcome import Outcome
@@ -13,7 +14,6 @@ from pymc_ngvi.fitting.progress import FitProgress
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.fitting.session import FitSession
 from pymc_ngvi.fitting.threads import few_threads
-from pymc_ngvi.model import LogDensity
 
 #: Backends that have names.
 _BACKENDS = ("quick", "numba", "c", "jax")

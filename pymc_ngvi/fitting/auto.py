@@ -3,13 +3,13 @@
 from typing import NamedTuple
 
 from pymc_ngvi.core.linalg import fits_in_memory
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import DENSE, INDEPENDENT, STRUCTURED, FullState, SparseFamily
 from pymc_ngvi.families.dissection import find_structure
 from pymc_ngvi.families.fill import arrow_cost, cheapest_with_fill, filled_cost
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
 from pymc_ngvi.families.matrices.sparse.summed import SummedStructure
-from pymc_ngvi.model import LogDensity
 
 #: Dimensions below which a dense covariance costs nothing worth saving.
 _SMALL = 40

@@ -14,13 +14,13 @@ from pymc_ngvi.core.refusal import OtherForm, RowsGivenUp
 from pymc_ngvi.core.status import StartError
 from pymc_ngvi.core.stream import StreamTarget
 from pymc_ngvi.core.types import Array, Rule, Target, VariationalState
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.fitting import loop, starting
 from pymc_ngvi.fitting.earlier import Earlier
 from pymc_ngvi.fitting.on_jax import rows_on_jax
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.problem import Problem, problem_by_draws, problem_of
 from pymc_ngvi.fitting.registry import AXES, RULES
-from pymc_ngvi.model import LogDensity
 from pymc_ngvi.steps.incremental.rule import Incremental
 from pymc_ngvi.updates import DIRECTIONS
 

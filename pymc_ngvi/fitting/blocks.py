@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.messages import suggestion
-from pymc_ngvi.model.layout import Layout, Variable
+from pymc_ngvi.graphs.layout import Layout, Variable
 
 _EXPECTED = "blocks should be a sequence of sequences of names, such as [['a', 'b'], ['c']]"
 

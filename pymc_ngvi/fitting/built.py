@@ -7,10 +7,10 @@ from weakref import WeakValueDictionary
 
 import pymc as pm
 
-from pymc_ngvi.model import CannotReuse, LogDensity
-from pymc_ngvi.model.shards.density import ShardedDensity
-from pymc_ngvi.model.shards.shards import Shards
-from pymc_ngvi.model.streams.density import StreamDensity, Streamed
+from pymc_ngvi.density import CannotReuse, LogDensity
+from pymc_ngvi.density.shards.density import ShardedDensity
+from pymc_ngvi.density.shards.shards import Shards
+from pymc_ngvi.density.streams.density import StreamDensity, Streamed
 
 logger = logging.getLogger("pymc.ngvi")
 #: Of models, by identity, for as long as the result of a fit holds them: the next fit builds nothing anew.

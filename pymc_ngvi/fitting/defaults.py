@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from pymc_ngvi.core.messages import OURS
+from pymc_ngvi.density import LogDensity, MissingDerivativeError
 from pymc_ngvi.families import DENSE, FAMILIES, STRUCTURED, traits_of
 from pymc_ngvi.families.sparse import goes_with_fill, goes_with_sums
 from pymc_ngvi.fitting.auto import FamilyChoice, choose_family
 from pymc_ngvi.fitting.on_jax import why_not_jitted
 from pymc_ngvi.fitting.options import AUTO, OF_RULE, OPTIONS, FitOptions
 from pymc_ngvi.fitting.registry import AXES, ON_FIXED_DRAWS, only_family, stochastic_step
-from pymc_ngvi.model import LogDensity, MissingDerivativeError
 from pymc_ngvi.reparam.row_space import in_words
 
 #: Weights of a network beyond which momentum and limited steps lead further in a few passes than averages do.

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.hessians import MatrixHessian
 from pymc_ngvi.core.types import Array, FittedState, GaussianState, Rule, VariationalState
+from pymc_ngvi.density import Layout, LogDensity
 from pymc_ngvi.families import FilledState, MixtureState, SparseState, StudentTState, SummedState
 from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.fitting.problem import Problem
-from pymc_ngvi.model import Layout, LogDensity
 from pymc_ngvi.reparam.row_space import RowSpaceDensity
 
 #: Dimensions up to which covariances are taken over; above, standard deviations are.

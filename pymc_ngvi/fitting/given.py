@@ -7,10 +7,10 @@ import pymc as pm
 from numpy.typing import ArrayLike
 from pymc.model import modelcontext
 
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.shards.shards import Shards
-from pymc_ngvi.model.streams.density import Streamed
-from pymc_ngvi.model.streams.source import Source
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density.shards.shards import Shards
+from pymc_ngvi.density.streams.density import Streamed
+from pymc_ngvi.density.streams.source import Source
 
 type Batches = Iterable[Mapping[str, ArrayLike]]
 

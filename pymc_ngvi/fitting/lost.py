@@ -4,8 +4,8 @@ import contextlib
 
 from collections.abc import Callable, Iterator
 
-from pymc_ngvi.model.shards.errors import BrokenExecutorError, ShardError
-from pymc_ngvi.model.streams.errors import BatchError
+from pymc_ngvi.density.shards.errors import BrokenExecutorError, ShardError
+from pymc_ngvi.density.streams.errors import BatchError
 
 #: Errors after which a fit may go on.
 LOST = (ShardError, BrokenExecutorError, BatchError)

@@ -2,9 +2,9 @@
 
 from pymc_ngvi.core.target import RowsOnDevice
 from pymc_ngvi.core.types import Target
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import DENSE, INDEPENDENT
 from pymc_ngvi.fitting.options import FitOptions
-from pymc_ngvi.model import LogDensity
 
 
 def why_not_jitted(options: FitOptions) -> str:

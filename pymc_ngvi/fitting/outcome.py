@@ -9,9 +9,9 @@ from typing import NamedTuple
 from pymc_ngvi.core.messages import OURS
 from pymc_ngvi.core.status import ConvergenceWarning, Status
 from pymc_ngvi.core.types import Array, VariationalState
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density.bad_data import constant_data
 from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.bad_data import constant_data
 
 logger = logging.getLogger("pymc.ngvi")
 

@@ -5,7 +5,7 @@ The same call then does the same on any machine, and on a busy one.
 
 from dataclasses import dataclass
 
-from pymc_ngvi.model import LogDensity
+from pymc_ngvi.density import LogDensity
 
 #: What may follow a Gaussian fit, in its seconds, and seconds on top: all together, four times the fit and 20 s.
 _MOST_WORK, _ALWAYS = 3.0, 20.0

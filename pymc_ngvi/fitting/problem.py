@@ -10,6 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from pymc_ngvi.core.linalg import check_memory
 from pymc_ngvi.core.types import Array, FittedState, GaussianState, Rule, Target, VariationalState
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density.by_rows import NO_ROWS
 from pymc_ngvi.families import DENSE, FAMILIES, STRUCTURED, Family
 from pymc_ngvi.families.dissection import find_structure
 from pymc_ngvi.families.gaussian import Gaussian
@@ -21,8 +23,6 @@ from pymc_ngvi.fitting.auto import cheapest_filled, choose_family
 from pymc_ngvi.fitting.blocks import block_labels
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.registry import BY_GRADIENTS
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.by_rows import NO_ROWS
 from pymc_ngvi.reparam import Conditional, reparametrised
 from pymc_ngvi.reparam.row_space import RowSpaceDensity
 

@@ -16,8 +16,8 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
 from pymc_ngvi.core.refusal import OtherForm
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.priors import flat_coordinates, has_proper_priors
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density.priors import flat_coordinates, has_proper_priors
 
 logger = logging.getLogger("pymc.ngvi")
 

@@ -5,11 +5,11 @@ import numpy as np
 from rich.theme import Theme
 
 from pymc_ngvi.core.types import VariationalState
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.outcome import Outcome
 from pymc_ngvi.fitting.session import FitSession
 from pymc_ngvi.fitting.snapshot import Snapshot
-from pymc_ngvi.model import LogDensity
 
 #: Relative change of log p at the mean of q that is no rounding error.
 _LOGP_RTOL = 1e-6

@@ -17,6 +17,7 @@ from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.refusal import OtherForm
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.types import Array, Assessment, Rule, VariationalState
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.begun import MAX_WIDENED, NO_STRUCTURE, Begun, make_rule
 from pymc_ngvi.fitting.lost import LOST
@@ -33,7 +34,6 @@ from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.fitting.snapshot import Snapshot, filled, thinned
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.fitting.watched import Watched
-from pymc_ngvi.model import LogDensity
 from pymc_ngvi.steps.incremental.state import IncrementalState
 
 # A child of PyMC's logger, which has the handler.

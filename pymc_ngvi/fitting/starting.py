@@ -12,11 +12,11 @@ from numpy.typing import ArrayLike, NDArray
 from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.core.status import StartError
 from pymc_ngvi.core.types import Array, FittedState, Rule, VariationalState
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density.bad_data import not_finite_data
+from pymc_ngvi.density.initial import initial_point_function
 from pymc_ngvi.families import Maker
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.bad_data import not_finite_data
-from pymc_ngvi.model.initial import initial_point_function
-from pymc_ngvi.model.layout import Variable
+from pymc_ngvi.graphs.layout import Variable
 
 #: Standard deviations tried at the start, in every unconstrained coordinate.
 START_SCALES = (1.0, 0.3, 0.1, 0.03, 0.01)

@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from threadpoolctl import threadpool_limits
 
-from pymc_ngvi.model import LogDensity
+from pymc_ngvi.density import LogDensity
 
 
 def few_threads(density: LogDensity) -> AbstractContextManager[object]:

@@ -13,6 +13,8 @@ from scipy.special import logsumexp
 from pymc_ngvi.core.refusal import OtherForm, Reason, Refused
 from pymc_ngvi.core.target import MeanHessian
 from pymc_ngvi.core.types import Array, GaussianState
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density.blocks import CannotSplit
 from pymc_ngvi.marginal.conditional_gaussian import linear_centres
 from pymc_ngvi.marginal.fitting import WANTED, Hopeless, Sampler
 from pymc_ngvi.marginal.forest import Forest, NoForest, find_forest
@@ -22,8 +24,6 @@ from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.marginal.proposals import effective_size
 from pymc_ngvi.marginal.sampling import Sampled
 from pymc_ngvi.marginal.state import ExactState
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.predictors.blocks import CannotSplit
 
 logger = logging.getLogger("pymc.ngvi")
 

@@ -3,12 +3,12 @@
 from typing import Any, Self
 
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.log_marginal import LogMarginal
 from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.marginal.sampling import Plain, Sampled, Sequences
 from pymc_ngvi.marginal.verdict import Checks
-from pymc_ngvi.model import LogDensity
 
 
 class InFiles:

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.density.blocks import RowTerms
+from pymc_ngvi.density.logdensity import LogDensity
+from pymc_ngvi.density.shards.density import ShardedDensity
+from pymc_ngvi.density.shards.requests import Call
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.parts import ByRows, Integers, Part, Plan, sub_forest
-from pymc_ngvi.model.logdensity import LogDensity
-from pymc_ngvi.model.predictors.blocks import RowTerms
-from pymc_ngvi.model.shards.density import ShardedDensity
-from pymc_ngvi.model.shards.requests import Call
 
 #: Numbers that are sent at a time, and draws at least.
 _SENT, _FEWEST = 2**23, 1

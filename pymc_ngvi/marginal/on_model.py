@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density.blocks import CannotSplit, RowTerms
+from pymc_ngvi.density.shards.density import ShardedDensity
+from pymc_ngvi.density.split import SplitDensity
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.in_shards import TermsInShards
 from pymc_ngvi.marginal.parts import ByRows, Plan, whole
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.predictors.blocks import CannotSplit, RowTerms
-from pymc_ngvi.model.shards.density import ShardedDensity
-from pymc_ngvi.model.split import SplitDensity
 
 #: Relative change of log p at a point that is no rounding error.
 _RTOL = 1e-6

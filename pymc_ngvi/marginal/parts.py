@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.density.blocks import RowTerms
 from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.model.predictors.blocks import RowTerms
 
 type Integers = NDArray[np.intp]
 

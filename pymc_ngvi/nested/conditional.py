@@ -12,6 +12,8 @@ from pymc_ngvi.core.refusal import OtherForm
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.target import MeanHessian
 from pymc_ngvi.core.types import Array, BaseDraws, Density, Expectation, GaussianState, RowRules, Spread
+from pymc_ngvi.density.expectations import Seen
+from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.estimators.quadrature import Quadrature
 from pymc_ngvi.families.dissection import find_structure
 from pymc_ngvi.families.fill import cheapest_with_fill
@@ -22,9 +24,7 @@ from pymc_ngvi.families.matrices.dense import Dense
 from pymc_ngvi.families.matrices.sparse.summed import SummedStructure
 from pymc_ngvi.families.sparse import SparseState
 from pymc_ngvi.families.summed import SummedState
-from pymc_ngvi.model.predictors.expectations import Seen
-from pymc_ngvi.model.predictors.mean_hessian import PredictorMeanHessian
-from pymc_ngvi.model.rows_given import RowsGiven
+from pymc_ngvi.rows.mean_hessian import PredictorMeanHessian
 from pymc_ngvi.steps.linesearch import LineSearch
 from pymc_ngvi.updates.natural import natural
 

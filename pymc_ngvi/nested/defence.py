@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.model.rows_given import RowsGiven
+from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.nested.conditional import Conditional
 
 #: One of so many draws is from farther out.

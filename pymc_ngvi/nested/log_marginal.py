@@ -17,8 +17,8 @@ import numpy as np
 from scipy.special import logsumexp
 
 from pymc_ngvi.core.types import Array, RowRules
-from pymc_ngvi.model.predictors.expectations import Seen
-from pymc_ngvi.model.rows_given import RowsGiven
+from pymc_ngvi.density.expectations import Seen
+from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.nested.conditional import Conditional, ConditionalFits
 from pymc_ngvi.nested.defence import Defence
 

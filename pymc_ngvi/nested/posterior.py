@@ -11,13 +11,13 @@ import numpy as np
 
 from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.types import GaussianState
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density.hyperparameters import latent_rows
+from pymc_ngvi.density.rows_given import NotRows, RowsGiven
 from pymc_ngvi.marginal.exact import Unavailable
 from pymc_ngvi.marginal.fitting import Hopeless
 from pymc_ngvi.marginal.pooled import effective_size_of
 from pymc_ngvi.marginal.sampling import Sequences
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.hyperparameters import latent_rows
-from pymc_ngvi.model.rows_given import NotRows, RowsGiven
 from pymc_ngvi.nested.exploring import Explored, explore
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.seconds import n_values_of

@@ -7,12 +7,12 @@ each.
 
 import numpy as np
 
+from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.families.dissection import find_structure
 from pymc_ngvi.families.fill import cheapest_with_fill
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
 from pymc_ngvi.families.matrices.sparse.summed import SummedStructure
-from pymc_ngvi.model.rows_given import RowsGiven
 
 #: Conditional fits, and for each hyperparameter; expectations that one takes, about, with what comes before and after
 #: these; seconds of a fit, and of a row.

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from pymc_ngvi.core.types import Array, RowRules
+from pymc_ngvi.density.expectations import Seen
 from pymc_ngvi.marginal.regression import Whitening
-from pymc_ngvi.model.predictors.expectations import Seen
 from pymc_ngvi.nested.log_marginal import Evaluated
 
 #: Fits for each number of a polynomial, at least, for which that has squares and products; ridge of a regression.

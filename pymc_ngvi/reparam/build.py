@@ -1,9 +1,9 @@
 """From a model and a word to the reparametrised density."""
 
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density.conditional import GuideFunctions
+from pymc_ngvi.density.guide import prior_guide, quadratic_guide
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.conditional import GuideFunctions
-from pymc_ngvi.model.guide import prior_guide, quadratic_guide
 from pymc_ngvi.reparam.target import ReparametrisedDensity
 from pymc_ngvi.reparam.transform import Conditional
 

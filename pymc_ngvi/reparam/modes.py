@@ -24,7 +24,7 @@ _OVERSHOOT = 0.9
 
 
 class Guide(Protocol):
-    """Derivatives of a guide; see `pymc_ngvi.model.conditional.GuideFunctions`."""
+    """Derivatives of a guide; see `pymc_ngvi.density.conditional.GuideFunctions`."""
 
     def slopes(self, theta: Array, directions: Array) -> tuple[Array, Array]:
         """Return gradients, and Hessians times local directions, in the local coordinates."""

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.hessians import MatrixHessian
 from pymc_ngvi.core.linalg import cholesky, solve_lower
 from pymc_ngvi.core.types import Array, Expectation, GaussianState, MeanHessian, RowRules, Spread
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density.row_space import RowSpace, SeenFromRows
 from pymc_ngvi.families.lowrank import LowRankState
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.predictors.row_space import RowSpace, SeenFromRows
 
 
 class RowSpaceDensity:

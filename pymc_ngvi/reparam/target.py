@@ -9,8 +9,8 @@ import pymc as pm
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.types import Array, MeanHessian
-from pymc_ngvi.model import Layout, LogDensity
-from pymc_ngvi.model.conditional import GuideFunctions
+from pymc_ngvi.density import Layout, LogDensity
+from pymc_ngvi.density.conditional import GuideFunctions
 from pymc_ngvi.reparam.blockwise import Matrices
 from pymc_ngvi.reparam.differences import Steps, arrow_pattern, difference_rows
 from pymc_ngvi.reparam.modes import Modes
@@ -51,8 +51,8 @@ class ReparametrisedDensity:
     >>> import numpy as np
     >>> import pymc as pm
     >>> from pymc_ngvi.families.matrices.arrow import ArrowStructure
-    >>> from pymc_ngvi.model import LogDensity
-    >>> from pymc_ngvi.model.conditional import GuideFunctions
+    >>> from pymc_ngvi.density import LogDensity
+    >>> from pymc_ngvi.density.conditional import GuideFunctions
     >>> from pymc_ngvi.reparam import Conditional, ReparametrisedDensity
     >>> with pm.Model() as model:
     ...     mu = pm.Normal("mu")

@@ -41,7 +41,7 @@ class Conditional:
     Parameters
     ----------
     guide : Guide
-        Derivatives of the guide, such as `pymc_ngvi.model.conditional.GuideFunctions`.
+        Derivatives of the guide, such as `pymc_ngvi.density.conditional.GuideFunctions`.
     structure : ArrowStructure
         Blocks of local coordinates, between which the Hessian of the guide has no entry.
     centre : ndarray, shape (n_dim,)
@@ -57,8 +57,8 @@ class Conditional:
     >>> import numpy as np
     >>> import pymc as pm
     >>> from pymc_ngvi.families.matrices.arrow import ArrowStructure
-    >>> from pymc_ngvi.model import LogDensity
-    >>> from pymc_ngvi.model.conditional import GuideFunctions
+    >>> from pymc_ngvi.density import LogDensity
+    >>> from pymc_ngvi.density.conditional import GuideFunctions
     >>> from pymc_ngvi.reparam import Conditional
     >>> with pm.Model() as model:
     ...     mu = pm.Normal("mu")

@@ -8,9 +8,9 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_ngvi.core.seeds import Seed, generator_of
 from pymc_ngvi.core.types import VariationalState
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.constrain import Constrainer
-from pymc_ngvi.model.data import DataSnapshot
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density.constrain import Constrainer
+from pymc_ngvi.density.data import DataSnapshot
 from pymc_ngvi.results.diagnosis.kept import Kept
 from pymc_ngvi.results.fitted import NO_Q
 from pymc_ngvi.results.group import NGVIGroup
@@ -55,7 +55,7 @@ class NGVIApproximation(Methods, Approximation):
     >>> import pymc as pm
     >>> from pymc_ngvi.results.approximation import NGVIApproximation
     >>> from pymc_ngvi.families import DiagonalState
-    >>> from pymc_ngvi.model import LogDensity
+    >>> from pymc_ngvi.density import LogDensity
     >>> with pm.Model() as model:
     ...     scale = pm.HalfNormal("scale")
     >>> q = DiagonalState.from_scale(np.array([-0.6]), np.array([0.8]))

@@ -4,8 +4,8 @@ import numpy as np
 import xarray as xr
 
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.density import Layout
 from pymc_ngvi.families import MixtureState
-from pymc_ngvi.model import Layout
 from pymc_ngvi.results.convert import Labels, dims_of, flat_dataset
 
 

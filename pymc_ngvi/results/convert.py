@@ -15,8 +15,8 @@ from pymc.backends.ndarray import NDArray as NDArrayTrace
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.core.version import __version__
-from pymc_ngvi.model import Layout
-from pymc_ngvi.model.layout import Variable
+from pymc_ngvi.density import Layout
+from pymc_ngvi.graphs.layout import Variable
 
 #: Labels along an axis.
 type Labels = Sequence[str] | NDArray[np.generic]

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.fitting.price import hessian_in_gradients
 from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.model import LogDensity
 
 #: Global parameters beyond which another posterior is to be tried before the exact one.
 MANY_GLOBALS = 30

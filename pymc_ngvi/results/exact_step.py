@@ -15,6 +15,7 @@ from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.status import NotExactError, Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import GaussianState, VariationalState
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.fitting.modes.found import N_SEEN, not_covered
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.price import Price, fit_seconds, in_words
@@ -24,7 +25,6 @@ from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.marginal.exact import Unavailable, efficiency_of, exact_posterior, forest_of, is_even, work_of
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.state import ExactState
-from pymc_ngvi.model import LogDensity
 from pymc_ngvi.nested.posterior import nested_posterior, rows_of
 from pymc_ngvi.nested.seconds import seconds_of
 from pymc_ngvi.nested.state import NestedState

@@ -8,13 +8,13 @@ import pymc as pm
 
 from pymc_ngvi.core.seeds import Seed, generator_of
 from pymc_ngvi.core.types import Array, VariationalState
+from pymc_ngvi.density import Layout, LogDensity
+from pymc_ngvi.density.constrain import Constrainer
+from pymc_ngvi.density.data import DataSnapshot
 from pymc_ngvi.fitting.outcome import Outcome
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.fitting.saved import SavedFit
 from pymc_ngvi.fitting.session import FitSession
-from pymc_ngvi.model import Layout, LogDensity
-from pymc_ngvi.model.constrain import Constrainer
-from pymc_ngvi.model.data import DataSnapshot
 from pymc_ngvi.results.diagnosis.kept import Kept
 from pymc_ngvi.results.distributions import distribution_of
 from pymc_ngvi.results.posterior import Distribution, Posterior

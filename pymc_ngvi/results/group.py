@@ -21,7 +21,7 @@ from pytensor.xtensor.type import XTensorType, as_xtensor
 
 from pymc_ngvi.core.sizes import check_cov_size
 from pymc_ngvi.core.types import Array, VariationalState
-from pymc_ngvi.model import Layout
+from pymc_ngvi.density import Layout
 from pymc_ngvi.results.fitted import NO_Q
 
 _node_property: Callable[[Callable[[Any], Any]], Any] = node_property

@@ -12,9 +12,9 @@ import xarray as xr
 from pymc import modelcontext
 
 from pymc_ngvi.core.messages import OURS
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.shards.density import ShardedDensity
-from pymc_ngvi.model.shards.shards import Shards
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density.shards.density import ShardedDensity
+from pymc_ngvi.density.shards.shards import Shards
 from pymc_ngvi.nested.state import NestedState
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.persistence import files

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 import xarray as xr
 
+from pymc_ngvi.density.normalised import unnormalised
 from pymc_ngvi.marginal.left_out import leave_groups_out
 from pymc_ngvi.marginal.state import ExactState
-from pymc_ngvi.model.normalised import unnormalised
 from pymc_ngvi.nested.state import NestedState
 from pymc_ngvi.results.distributions.exact import PoolDistribution
 from pymc_ngvi.results.posterior import Posterior

@@ -9,7 +9,7 @@ from pymc.variational.opvi import VIState
 
 from pymc_ngvi.core.draws import chunks
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.model.constrain import Constrainer
+from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.results.convert import constrained_dataset, flat_dataset, indices_of
 from pymc_ngvi.results.posterior import Posterior
 

@@ -14,6 +14,7 @@ import numpy as np
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.types import GaussianState
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import DENSE, INDEPENDENT, DiagonalState, FullState
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.price import Price, expected_seconds
@@ -21,7 +22,6 @@ from pymc_ngvi.fitting.progress import announced
 from pymc_ngvi.fitting.record import NESTED, FitRecord
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.marginal.exact import Unavailable, forest_of
-from pymc_ngvi.model import LogDensity
 from pymc_ngvi.nested.posterior import nested_posterior, rows_of
 from pymc_ngvi.nested.seconds import seconds_of
 from pymc_ngvi.nested.state import NestedState

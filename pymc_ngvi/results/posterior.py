@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.messages import OURS
 from pymc_ngvi.core.types import Array, GaussianState, Target
+from pymc_ngvi.density import Layout, LogDensity
+from pymc_ngvi.density.constrain import Constrainer
+from pymc_ngvi.density.data import DataSnapshot
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.pushforward import Transform
 from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.model import Layout, LogDensity
-from pymc_ngvi.model.constrain import Constrainer
-from pymc_ngvi.model.data import DataSnapshot
 from pymc_ngvi.results.costs import Costs
 from pymc_ngvi.results.structure import ModelStructure
 

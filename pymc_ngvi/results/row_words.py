@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pymc_ngvi.model.layout import Layout
-from pymc_ngvi.model.row_kinds import ModelRows, NoRows, PredictorKind, RowKind
+from pymc_ngvi.density.row_kinds import ModelRows, NoRows, PredictorKind, RowKind
+from pymc_ngvi.graphs.layout import Layout
 
 #: Kinds of one variable that have lines of their own; names in a list; both at most.
 _N_KINDS, _N_NAMES = 3, 6

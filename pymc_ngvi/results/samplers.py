@@ -14,8 +14,8 @@ from pymc.step_methods.hmc import quadpotential
 from pymc_ngvi.core.seeds import Seed, generator_of
 from pymc_ngvi.core.sizes import check_cov_size
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.model import Layout
-from pymc_ngvi.model.constrain import Constrainer
+from pymc_ngvi.density import Layout
+from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.results.posterior import Posterior
 
 #: Largest dimension for which the covariance is dense unless it is asked for: beyond, the product with it at each

@@ -13,8 +13,8 @@ from pymc.backends.base import MultiTrace
 
 from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.core.sizes import check_chains, check_draws
-from pymc_ngvi.model.checks import quoted
-from pymc_ngvi.model.constrain import Constrainer
+from pymc_ngvi.density.checks import quoted
+from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.results.convert import to_datatree, to_multitrace
 from pymc_ngvi.results.corrections.weighted import weighted_draws
 from pymc_ngvi.results.diagnosis.kept import Kept

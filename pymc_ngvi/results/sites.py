@@ -6,13 +6,13 @@ from typing import cast
 import numpy as np
 import xarray as xr
 
+from pymc_ngvi.core.sparsity.dependence_sets import TooDenseError
 from pymc_ngvi.core.types import Array, GaussianState
-from pymc_ngvi.model.observed_rows import ObservedKind, ObservedRows, observed_rows
-from pymc_ngvi.model.predictors.covariances import PairCovariances
-from pymc_ngvi.model.predictors.sites import RowSites, moments, row_sites
-from pymc_ngvi.model.sparsity.dependence_sets import TooDenseError
+from pymc_ngvi.density.observed_rows import ObservedKind, ObservedRows, observed_rows
 from pymc_ngvi.results.convert import axes_of
 from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.rows.covariances import PairCovariances
+from pymc_ngvi.rows.sites import RowSites, moments, row_sites
 
 #: Nats by which a predictive density may be wrong by quadrature.
 _MOST_ERROR = 1e-3

@@ -13,10 +13,10 @@ import pandas as pd  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.density.row_kinds import ModelRows
 from pymc_ngvi.families.dissection import find_structure
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
-from pymc_ngvi.model.layout import Layout
-from pymc_ngvi.model.row_kinds import ModelRows
+from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.results.row_words import rows_in_words
 
 Integers = NDArray[np.intp]
@@ -75,7 +75,7 @@ class ModelStructure:
     Examples
     --------
     >>> import numpy as np
-    >>> from pymc_ngvi.model.layout import Variable
+    >>> from pymc_ngvi.graphs.layout import Variable
     >>> beta = Variable("beta", "beta", (2,), slice(0, 2), None)
     >>> b = Variable("b", "b", (40,), slice(2, 42), None)
     >>> hessian = np.eye(42)

@@ -9,7 +9,7 @@ import pymc as pm
 
 from measure import Array
 
-from pymc_ngvi.model import LogDensity
+from pymc_ngvi.density import LogDensity
 
 #: Iterations of a run, about, that are kept.
 N_RECORDED = 32

@@ -29,7 +29,7 @@ from vogn_baselines import Network, losses
 
 import pymc_ngvi
 
-from pymc_ngvi.model import LogDensity
+from pymc_ngvi.density import LogDensity
 
 #: Draws of predictions, and of the ELBO on all rows.
 N_PREDICTIVE, N_ELBO = 200, 2_000

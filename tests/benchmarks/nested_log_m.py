@@ -11,10 +11,10 @@ from scipy.special import logsumexp
 
 from pymc_ngvi.core.psis import smoothed
 from pymc_ngvi.core.types import GaussianState
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.hyperparameters import latent_rows
-from pymc_ngvi.model.predictors.expectations import Seen
-from pymc_ngvi.model.rows_given import RowsGiven
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density.expectations import Seen
+from pymc_ngvi.density.hyperparameters import latent_rows
+from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.nested.conditional import Conditional, ConditionalFits
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 

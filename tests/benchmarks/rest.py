@@ -30,7 +30,7 @@ from users_models import MODELS
 
 import pymc_ngvi
 
-from pymc_ngvi.model import LogDensity
+from pymc_ngvi.density import LogDensity
 
 N_PAIRS, SEED = 500, 3
 N_GROUPS, SIZE, N_EFFECTS = 40, 10, 4

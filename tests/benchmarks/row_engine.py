@@ -31,12 +31,12 @@ import pytensor.tensor as pt
 from environment import describe_environment
 from pages import measured_on, table, write_between_marks
 
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.families.diagonal import DiagonalState
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.graphs.graph import MissingDerivativeError
-from pymc_ngvi.model.predictors.compiled import quickly
-from pymc_ngvi.model.predictors.engines import ENGINES
-from pymc_ngvi.model.predictors.expectations import Expectations
+from pymc_ngvi.graphs.graph import MissingDerivativeError
+from pymc_ngvi.reading.compiled import quickly
+from pymc_ngvi.rows.engines import ENGINES
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "row_engine.md"
 #: Standard deviation of all coordinates; how often each is measured.

@@ -194,7 +194,7 @@ class Subject:
     """A data set with its compiled log density, which all runs share."""
 
     def __init__(self, name: str, data: Path, references: Path) -> None:
-        from pymc_ngvi.model import LogDensity
+        from pymc_ngvi.density import LogDensity
 
         self.name = name
         model = getattr(measure.load_models(references), name)(data)

@@ -47,7 +47,7 @@ def test_the_image_of_an_image_is_where_it_began(image):
 @pytest.mark.parametrize("name", ["y = u^2", "sinusoid 3", "two modes 6 sd apart, 0.8"])
 def test_moments_that_are_known_are_those_of_log_p(name):
     """By importance sampling from a wide t in unconstrained coordinates, of the densities of the models."""
-    from pymc_ngvi.model import LogDensity
+    from pymc_ngvi.density import LogDensity
 
     case = CASES[name]
     density = LogDensity(case.build())

@@ -5,11 +5,11 @@ import pytest
 
 from users_models import MODELS
 
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.predictors.compiled import quickly
-from pymc_ngvi.model.predictors.engines import ENGINES
-from pymc_ngvi.model.predictors.expectation import SummedRowFunction
-from pymc_ngvi.model.programs.on_numpy import OnNumPy
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.reading.compiled import quickly
+from pymc_ngvi.rows.engines import ENGINES
+from pymc_ngvi.rows.expectation import SummedRowFunction
+from pymc_ngvi.rows.programs.on_numpy import OnNumPy
 
 #: Models whose log p is no sum over rows alone.
 NO_ROWS = (

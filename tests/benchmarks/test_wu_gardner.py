@@ -9,8 +9,8 @@ from logistic_regression import Logistic
 from scipy import stats
 from scipy.integrate import quad
 
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import FullState
-from pymc_ngvi.model import LogDensity
 
 RNG = np.random.default_rng(1)
 X = np.column_stack([np.ones(40), RNG.standard_normal((40, 2))])

@@ -32,8 +32,8 @@ from logistic_regression import Logistic, breast_cancer, german
 from records import Records, Row
 
 from pymc_ngvi.core.types import Moments
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.estimators import ESTIMATORS
-from pymc_ngvi.model import LogDensity
 from pymc_ngvi.steps import STEPS
 from pymc_ngvi.updates import UPDATES
 

@@ -40,9 +40,9 @@ from pages import measured_on, table, write_between_marks
 from records import Records, Row
 
 from pymc_ngvi.core.types import GaussianState
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.estimators import ESTIMATORS
 from pymc_ngvi.families import FullState
-from pymc_ngvi.model import LogDensity
 from pymc_ngvi.steps import STEPS
 from pymc_ngvi.steps.stochastic.sgd import SGD
 from pymc_ngvi.updates import DIRECTIONS, UPDATES

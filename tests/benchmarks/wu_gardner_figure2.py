@@ -41,8 +41,8 @@ from rows_models import DESIGNS
 from wu_gardner import Counted
 
 from pymc_ngvi import fit_ngvi
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.estimators import Pathwise, Price
-from pymc_ngvi.model import LogDensity
 from pymc_ngvi.steps import STEPS
 from pymc_ngvi.updates import DIRECTIONS, UPDATES
 

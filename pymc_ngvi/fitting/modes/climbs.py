@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.target import MeanHessian, Spread
 from pymc_ngvi.core.types import Array, GaussianState
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.fitting.modes.newton import N_STEPS, abouts, climbed
 from pymc_ngvi.mixtures.finite.search import ascend, is_at, local_component
-from pymc_ngvi.model import LogDensity
 
 #: Dimensions up to which curvatures come from differences of gradients, and climbs take steps of Newton's method.
 MOST_NEWTON = 12

@@ -10,7 +10,7 @@ from scipy.special import logsumexp
 from pymc_ngvi.core.draws import draws_of
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, VariationalState
-from pymc_ngvi.model import LogDensity
+from pymc_ngvi.density import LogDensity
 
 #: Draws of each approximation by which masses are compared.
 _N_DRAWS = 512

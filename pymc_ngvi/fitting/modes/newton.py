@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.types import Array, GaussianState
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import FullState
-from pymc_ngvi.model import LogDensity
 
 #: Steps of a climb.
 N_STEPS = 20

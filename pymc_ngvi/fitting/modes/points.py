@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array, GaussianState
-from pymc_ngvi.model import LogDensity
+from pymc_ngvi.density import LogDensity
 
 #: How much wider than the fit t distributions are, and their degrees of freedom.
 WIDER, _DF = (3.0, 10.0, 30.0), 3.0

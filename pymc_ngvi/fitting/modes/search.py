@@ -13,6 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_ngvi.core.types import Array, GaussianState
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density.one_mode import has_one_mode
 from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.fitting.modes.climbs import Mode, cost, far_from, modes_from
 from pymc_ngvi.fitting.modes.found import is_outside
@@ -20,9 +22,7 @@ from pymc_ngvi.fitting.modes.points import points_for
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.price import fit_seconds, in_words
 from pymc_ngvi.fitting.problem import Problem
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.graphs.odes import in_few_steps
-from pymc_ngvi.model.one_mode import has_one_mode
+from pymc_ngvi.graphs.odes import in_few_steps
 
 logger = logging.getLogger("pymc.ngvi")
 

@@ -10,8 +10,8 @@ from pymc_ngvi.core.draws import base_of, chunks
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, WeightVerdict, khat_limit, weigh
 from pymc_ngvi.core.types import Array, VariationalState
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import MixtureState
-from pymc_ngvi.model import LogDensity
 
 #: Standard errors that a gain has to exceed.
 _N_SE = 2.0

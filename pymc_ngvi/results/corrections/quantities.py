@@ -10,7 +10,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.model import Layout
+from pymc_ngvi.density import Layout
 from pymc_ngvi.results.convert import constrained_dataset, dims_of
 
 #: Step of differences, in standard deviations of q: large enough for values in single precision.

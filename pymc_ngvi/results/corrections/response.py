@@ -27,9 +27,9 @@ from scipy.sparse.linalg import LinearOperator, cg
 
 from pymc_ngvi.core.linalg import all_finite
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import BlockState, DiagonalState
 from pymc_ngvi.families.matrices.structure import Structure
-from pymc_ngvi.model import LogDensity
 
 #: Numbers in the Hessians at all draws that are held, at most: 128 MiB.
 _HELD = 2**24

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pymc_ngvi.density import Layout
 from pymc_ngvi.families import DENSE, SEVERAL_MODES, STRUCTURED, Traits, traits_of
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.marginal.exact import Unavailable, forest_of
-from pymc_ngvi.model import Layout
 from pymc_ngvi.nested.posterior import rows_of
 from pymc_ngvi.results.costs import MANY_GLOBALS
 from pymc_ngvi.results.posterior import Posterior

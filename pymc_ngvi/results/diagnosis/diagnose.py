@@ -14,9 +14,9 @@ from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, Weights
 from pymc_ngvi.core.sizes import check_draws
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.density.one_mode import has_one_mode
 from pymc_ngvi.fitting.progress import WorkProgress
 from pymc_ngvi.fitting.threads import few_threads
-from pymc_ngvi.model.one_mode import has_one_mode
 from pymc_ngvi.results.diagnosis.budget import DIAGNOSIS, FEWEST_WEIGHED, Budget
 from pymc_ngvi.results.diagnosis.cures import Context, context_of
 from pymc_ngvi.results.diagnosis.diagnosis import SYMMETRIES, Diagnosis

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.elbo import Elbo, format_gap
 from pymc_ngvi.core.psis import Weights, WeightVerdict, khat_limit
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.model import Layout
+from pymc_ngvi.density import Layout
 from pymc_ngvi.results.convert import dims_of, flat_dataset
 from pymc_ngvi.results.diagnosis.finding import Finding
 

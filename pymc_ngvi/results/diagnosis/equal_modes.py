@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.model import Layout, LogDensity
+from pymc_ngvi.density import Layout, LogDensity
 from pymc_ngvi.results.diagnosis.symmetries import Exchange, Family, Flip, families_of
 from pymc_ngvi.results.posterior import Distribution
 

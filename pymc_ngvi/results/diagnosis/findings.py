@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.elbo import format_elbo, format_gap
 from pymc_ngvi.core.psis import Weights, WeightVerdict
-from pymc_ngvi.model import Layout
+from pymc_ngvi.density import Layout
 from pymc_ngvi.results.diagnosis.cures import Context
 from pymc_ngvi.results.diagnosis.equal_modes import EqualModes
 from pymc_ngvi.results.diagnosis.finding import Finding

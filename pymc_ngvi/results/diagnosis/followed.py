@@ -4,10 +4,10 @@ import numpy as np
 
 from pymc_ngvi.core.psis import Weights, WeightVerdict
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.density.one_mode import has_one_mode
 from pymc_ngvi.families import traits_of
 from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.fitting.modes.climbs import cost, modes_from
-from pymc_ngvi.model.one_mode import has_one_mode
 from pymc_ngvi.results.diagnosis.budget import Budget
 from pymc_ngvi.results.diagnosis.missed_mass import MissedMass, outside
 from pymc_ngvi.results.diagnosis.weights import first_weighed

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
-from pymc_ngvi.model.predictors.linear_map import LinearMap
 from pymc_ngvi.results.diagnosis.moment_drift import Estimates
 from pymc_ngvi.results.diagnosis.ranks import limit_drift, rank_drift
 from pymc_ngvi.results.posterior import Posterior
+from pymc_ngvi.rows.linear_map import LinearMap
 
 #: Elements that are compared at most; numbers that are held at once.
 _MOST, _HELD = 300, 2**22

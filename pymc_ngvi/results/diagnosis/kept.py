@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.model import LogDensity
-from pymc_ngvi.model.constrain import Constrainer
+from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.results.diagnosis.diagnosis import Diagnosis
 from pymc_ngvi.results.posterior import Distribution, Posterior
 

@@ -8,10 +8,10 @@ import numpy as np
 from scipy.special import expit, logsumexp
 
 from pymc_ngvi.core.types import Array, GaussianState, VariationalState
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import FullState, traits_of
 from pymc_ngvi.fitting.again import fitted_again
 from pymc_ngvi.mixtures.finite.search import modes
-from pymc_ngvi.model import LogDensity
 from pymc_ngvi.results.posterior import Distribution, Posterior
 
 #: How much wider than q the starting points of the search are.

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.density import Layout
 from pymc_ngvi.fitting.modes.found import OtherMode
-from pymc_ngvi.model import Layout
 from pymc_ngvi.results.diagnosis.cures import Context
 from pymc_ngvi.results.diagnosis.finding import Finding
 

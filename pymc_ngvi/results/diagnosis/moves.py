@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array, GaussianState
-from pymc_ngvi.model import LogDensity
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.results.posterior import Plan
 
 #: A quarter of a period in whitened coordinates, and by how much, as a part, trajectories differ from it.

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import chain, combinations, islice
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.model import Layout
-from pymc_ngvi.model.layout import Variable
+from pymc_ngvi.density import Layout
+from pymc_ngvi.graphs.layout import Variable
 
 #: Transforms that act entry by entry; those of them that turn a sign on a symmetric support to one here.
 _ENTRYWISE = ("", "log", "log_exp_m1", "logodds", "interval", "circular")

@@ -9,9 +9,9 @@ from scipy.special import logsumexp
 
 from pymc_ngvi.core.sizes import check_cov_size
 from pymc_ngvi.core.types import Array, GaussianState
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.marginal.state import ExactState
-from pymc_ngvi.model import LogDensity
 from pymc_ngvi.nested.state import NestedState
 from pymc_ngvi.results.costs import Costs, direct_costs
 from pymc_ngvi.results.distributions.variational import distribution_of

@@ -14,12 +14,12 @@ from pymc_ngvi.core import linalg
 from pymc_ngvi.core.draws import base_of, draws_of
 from pymc_ngvi.core.sizes import check_cov_size
 from pymc_ngvi.core.types import Array, GaussianState, VariationalState
+from pymc_ngvi.density import Layout, LogDensity
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState, StudentTState, name_of
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.pushforward import PushforwardState
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.mixtures.finite.worth import effective_components, worth_between
-from pymc_ngvi.model import Layout, LogDensity
 from pymc_ngvi.reparam import Conditional, ReparametrisedDensity
 from pymc_ngvi.results.components import components_dataset
 from pymc_ngvi.results.costs import Costs, direct_costs, reparametrised_costs

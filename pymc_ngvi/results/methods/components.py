@@ -56,7 +56,7 @@ class ComponentMethods(Fitted):
         >>> import pymc as pm
         >>> from pymc_ngvi.results.approximation import NGVIApproximation
         >>> from pymc_ngvi.families import DiagonalState, MixtureState
-        >>> from pymc_ngvi.model import LogDensity
+        >>> from pymc_ngvi.density import LogDensity
         >>> with pm.Model() as model:
         ...     scale = pm.HalfNormal("scale")
         >>> q = MixtureState.of([DiagonalState(np.array([m]), np.ones(1)) for m in (-2.0, 2.0)])

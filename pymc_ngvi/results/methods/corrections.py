@@ -55,7 +55,7 @@ class CorrectionMethods(Fitted):
         >>> import pymc as pm
         >>> from pymc_ngvi.results.approximation import NGVIApproximation
         >>> from pymc_ngvi.families import DiagonalState
-        >>> from pymc_ngvi.model import LogDensity
+        >>> from pymc_ngvi.density import LogDensity
         >>> with pm.Model() as model:
         ...     x = pm.Normal("x", 0.0, 1.0)
         >>> q = DiagonalState.from_scale(np.array([0.2]), np.array([1.2]))
@@ -116,7 +116,7 @@ class CorrectionMethods(Fitted):
         >>> import pymc as pm
         >>> from pymc_ngvi.results.approximation import NGVIApproximation
         >>> from pymc_ngvi.families import DiagonalState
-        >>> from pymc_ngvi.model import LogDensity
+        >>> from pymc_ngvi.density import LogDensity
         >>> with pm.Model() as model:
         ...     x = pm.MvNormal("x", np.zeros(2), cov=[[1.0, 0.6], [0.6, 1.0]])
         >>> q = DiagonalState.from_scale(np.zeros(2), np.array([0.8, 0.8]))  # the best of its family

@@ -7,9 +7,9 @@ from rich.theme import Theme
 
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.status import Status
+from pymc_ngvi.density.shards.density import shards_of
 from pymc_ngvi.fitting.lost import keeping
 from pymc_ngvi.fitting.outcome import report_outcome
-from pymc_ngvi.model.shards.density import shards_of
 from pymc_ngvi.results.fitted import Fitted
 
 

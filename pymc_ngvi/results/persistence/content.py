@@ -16,11 +16,11 @@ import xarray as xr
 from pymc_ngvi.core.stored import all_stored, entry_of, with_tag
 from pymc_ngvi.core.types import VariationalState
 from pymc_ngvi.core.version import __version__
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import FAMILIES
 from pymc_ngvi.families.pushforward import PushforwardState
 from pymc_ngvi.fitting.memory import memory_of, remember
 from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.model import LogDensity
 from pymc_ngvi.reparam import reparametrised
 from pymc_ngvi.results.persistence import files
 from pymc_ngvi.results.persistence.encoding import DamagedError, Decoder, Encoder, UnknownTagError

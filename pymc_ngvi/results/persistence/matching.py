@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from pymc.backends.arviz import find_observations
 
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.model import Layout
-from pymc_ngvi.model.data import DataSnapshot
+from pymc_ngvi.density import Layout
+from pymc_ngvi.density.data import DataSnapshot
 
 #: Labels of a dimension that an error shows.
 _N_SHOWN = 3

@@ -6,8 +6,8 @@ import numpy as np
 import xarray as xr
 
 from pymc_ngvi.core.psis import Weights
+from pymc_ngvi.density import Layout
 from pymc_ngvi.fitting.saved import SavedFit
-from pymc_ngvi.model import Layout
 from pymc_ngvi.results.convert import flat_dataset
 from pymc_ngvi.results.diagnosis import Diagnosis, Finding
 from pymc_ngvi.results.fitted import Fitted

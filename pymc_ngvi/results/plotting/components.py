@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.linalg import cholesky
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.density import Layout
 from pymc_ngvi.families import MixtureState
-from pymc_ngvi.model import Layout
 from pymc_ngvi.results.convert import indices_of
 from pymc_ngvi.results.plotting.style import FONT_SIZE, Axes, AxesArray, Figure, need_matplotlib
 
@@ -110,7 +110,7 @@ def plot_components(
     --------
     >>> import numpy as np
     >>> from pymc_ngvi.families import DiagonalState, MixtureState
-    >>> from pymc_ngvi.model.layout import Layout, Variable
+    >>> from pymc_ngvi.graphs.layout import Layout, Variable
     >>> layout = Layout((Variable("x", "x", (2,), slice(0, 2), None),), {})
     >>> q = MixtureState.of([DiagonalState(np.full(2, m), np.ones(2)) for m in (-2.0, 2.0)])
     >>> axes = plot_components(q, layout, np.empty((0, 2)))

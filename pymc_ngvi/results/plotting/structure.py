@@ -73,7 +73,7 @@ def plot_structure(structure: ModelStructure, ax: Axes | None = None) -> Axes:
     Examples
     --------
     >>> import numpy as np
-    >>> from pymc_ngvi.model.layout import Layout, Variable
+    >>> from pymc_ngvi.graphs.layout import Layout, Variable
     >>> from pymc_ngvi.core.pattern import Pattern
     >>> layout = Layout((Variable("x", "x", (30,), slice(0, 30), None),), {})
     >>> chain = np.eye(30) + np.eye(30, k=1)

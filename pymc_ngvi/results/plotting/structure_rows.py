@@ -8,8 +8,8 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.model.layout import Layout
-from pymc_ngvi.model.row_kinds import PredictorKind, RowKind
+from pymc_ngvi.density.row_kinds import PredictorKind, RowKind
+from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.results.plotting.style import FONT_SIZE, Axes, need_matplotlib, write_title
 from pymc_ngvi.results.row_words import kinds_in_words
 from pymc_ngvi.results.structure import ModelStructure

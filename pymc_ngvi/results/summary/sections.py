@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import xarray as xr
 
-from pymc_ngvi.model.roles import Grouping, Roles
+from pymc_ngvi.reading.roles import Grouping, Roles
 
 #: Heading of what belongs to no group.
 POPULATION = "Population-level parameters"

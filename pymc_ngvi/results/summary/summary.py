@@ -15,9 +15,9 @@ import xarray as xr
 
 from pymc_ngvi.core.imports import imported
 from pymc_ngvi.core.messages import suggestion
+from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.marginal.verdict import SAID_ERROR
-from pymc_ngvi.model.roles import Extent, Roles, find_roles
-from pymc_ngvi.model.shards.density import ShardedDensity
+from pymc_ngvi.reading.roles import Extent, Roles, find_roles
 from pymc_ngvi.results.convert import to_datatree, to_multitrace
 from pymc_ngvi.results.diagnosis.kept import Kept
 from pymc_ngvi.results.posterior import Posterior

@@ -12,9 +12,9 @@ import numpy as np
 
 from pymc_ngvi.core.target import RowRules, RowsOnDevice
 from pymc_ngvi.core.types import GaussianState, Moments
+from pymc_ngvi.density.jitted.sums import sums
 from pymc_ngvi.families.matrices.on_jax import factor_of, form_of
-from pymc_ngvi.model.graphs.jaxed import in_float64
-from pymc_ngvi.model.jitted.sums import sums
+from pymc_ngvi.graphs.jaxed import in_float64
 from pymc_ngvi.steps import linesearch
 from pymc_ngvi.steps.adaptive.growth import SPAN
 from pymc_ngvi.steps.adaptive.secant import Pair

@@ -1,0 +1,267 @@
+"""Colourings of a sparse symmetric matrix: all of its entries from few matrix-vector products.
+
+A column may share a colour, that is a product, with others as long as every entry can be read off somewhere: entry
+(i, j) from the product of j's colour at row i if no other column of that colour has an entry in row i, or, as the
+matrix is symmetric, from the product of i's colour at row j. This is a star colouring of the graph of the matrix
+(Gebremedhin, Manne and Pothen, 2005).
+"""
+
+import itertools
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from numpy.typing import NDArray
+from scipy import sparse
+from scipy.sparse import csgraph
+
+from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.values import Array
+
+Indices = NDArray[np.intp]
+
+#: Edges of a graph that is coloured vertex by vertex in Python: a second; and over all the orders that are tried.
+_GREEDY_EDGES, _ALL_GREEDY_EDGES = 2_000_000, 300_000
+#: Places in the products, beyond which entries are counted by sorting.
+_COUNTED_PLACES = 100_000_000
+#: Sets of vertices with a colour of their own that are tried.
+_N_CUTS = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Colouring:
+    """Columns of a symmetric matrix, grouped so that the sums over groups determine all entries.
+
+    Parameters
+    ----------
+    colours : ndarray of int, shape (n_dim,)
+        0, ..., n_colours - 1.
+    n_colours : int
+    places : ndarray of int, shape (n_entries,)
+        Where each entry of the pattern is found in the products, flattened.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from pymc_ngvi.core.sparsity.colouring import Colouring
+    >>> from pymc_ngvi.core.pattern import Pattern
+    >>> matrix = np.diag([4.0, 5.0, 6.0, 7.0]) + np.diag([1.0, 2.0, 3.0], 1) + np.diag([1.0, 2.0, 3.0], -1)
+    >>> colouring = Colouring.of(Pattern.of(matrix))
+    >>> colouring.n_colours
+    3
+    >>> colouring.recover(colouring.directions() @ matrix)
+    array([4., 1., 5., 2., 6., 3., 7.])
+    """
+
+    colours: Indices
+    n_colours: int
+    places: Indices
+
+    @classmethod
+    def of(cls, pattern: Pattern) -> Self:
+        """Return a colouring of a pattern with few colours."""
+        colours = _colour(pattern)
+        places = _places(pattern, colours)
+        if places is None:  # never seen; distinct colours are always right
+            colours = np.arange(pattern.n_dim)
+            places = colours[pattern.cols] * pattern.n_dim + pattern.rows
+        return cls(colours, int(colours.max(initial=-1)) + 1, places)
+
+    def directions(self) -> Array:
+        """Return the sum of the unit vectors of each colour, (n_colours, n_dim)."""
+        directions = np.zeros((self.n_colours, len(self.colours)))
+        directions[self.colours, np.arange(len(self.colours))] = 1.0
+        return directions
+
+    def recover(self, products: Array) -> Array:
+        """Return the entries of the lower triangle.
+
+        Parameters
+        ----------
+        products : ndarray, shape (n_colours, n_dim)
+            The matrix times each of `directions`.
+
+        Returns
+        -------
+        ndarray, shape (n_entries,)
+            In the order of the pattern.
+        """
+        return products.ravel()[self.places]
+
+
+def _places(pattern: Pattern, colours: Indices) -> Indices | None:
+    """Return where each entry can be read; None where one of them can't be."""
+    below = pattern.off_diagonal
+    at_row = colours[pattern.cols] * pattern.n_dim + pattern.rows
+    at_col = colours[pattern.rows] * pattern.n_dim + pattern.cols
+    n_places = (int(colours.max(initial=-1)) + 1) * pattern.n_dim
+    alone = _occurs_once(np.concatenate([at_row, at_col[below]]), n_places)
+    row_alone = alone[: len(at_row)]
+    col_alone = row_alone.copy()
+    col_alone[below] = alone[len(at_row) :]
+    return np.where(row_alone, at_row, at_col) if np.all(row_alone | col_alone) else None
+
+
+def _occurs_once(places: Indices, n_places: int) -> NDArray[np.bool_]:
+    """Tell of each place whether no other entry, of both triangles, is added up there."""
+    if n_places <= _COUNTED_PLACES:
+        counts = np.bincount(places, minlength=n_places)
+    else:
+        _, places, counts = np.unique(places, return_inverse=True, return_counts=True)
+    once: NDArray[np.bool_] = (counts == 1)[places]
+    return once
+
+
+# --- the choice of colours --------------------------------------------------------------------------------------------
+
+
+def _colour(pattern: Pattern) -> Indices:
+    """Give vertices of many neighbours a colour each, and colour what remains."""
+    below = pattern.off_diagonal
+    rows, cols, n_dim = pattern.rows[below], pattern.cols[below], pattern.n_dim
+    own = _own_colours(rows, cols, n_dim)
+    n_own = int(own.sum())
+    inside = ~(own[rows] | own[cols])
+    rest = np.flatnonzero(~own)
+    index = np.cumsum(~own) - 1
+    colours = np.empty(n_dim, dtype=np.intp)
+    colours[own] = np.arange(n_own)
+    colours[rest] = n_own + _colour_rest(_graph(index[rows[inside]], index[cols[inside]], len(rest)))
+    return colours
+
+
+def _own_colours(rows: Indices, cols: Indices, n_dim: int) -> NDArray[np.bool_]:
+    """Choose the vertices with a colour of their own: those of the highest degrees, down to one of the widest gaps.
+
+    What the rest will need is estimated by its highest degree: neighbours of one vertex mostly need different colours.
+    """
+    degrees = _degrees(rows, cols, n_dim)
+    best, fewest = np.zeros(n_dim, dtype=bool), _estimate(rows, cols, n_dim)
+    descending = np.sort(degrees)[::-1]
+    ratios = (descending[:-1] + 1.0) / (descending[1:] + 1.0)
+    for cut in np.sort(np.argsort(-ratios, kind="stable")[:_N_CUTS]):
+        if ratios[cut] == 1.0 or cut + 2 >= fewest:
+            continue
+        own = degrees >= descending[cut]
+        inside = ~(own[rows] | own[cols])
+        total = int(own.sum()) + _estimate(rows[inside], cols[inside], n_dim)
+        if total < fewest:
+            best, fewest = own, total
+    return best
+
+
+def _estimate(rows: Indices, cols: Indices, n_dim: int) -> int:
+    """Return the colours of the neighbourhood of one vertex, if they are all different."""
+    return int(_degrees(rows, cols, n_dim).max(initial=0)) + 1
+
+
+def _degrees(rows: Indices, cols: Indices, n_dim: int) -> Indices:
+    return np.bincount(rows, minlength=n_dim) + np.bincount(cols, minlength=n_dim)
+
+
+def _graph(rows: Indices, cols: Indices, n_dim: int) -> sparse.csr_array:
+    """Return the symmetric matrix of the edges, as 32-bit indices, which the graph routines want."""
+    both = np.concatenate([rows, cols]).astype(np.int32), np.concatenate([cols, rows]).astype(np.int32)
+    return sparse.coo_array((np.ones(len(both[0]), dtype=np.int8), both), shape=(n_dim, n_dim)).tocsr()
+
+
+def _colour_rest(graph: sparse.csr_array) -> Indices:
+    """Return the best colouring found; the ways are tried from the cheapest on."""
+    n_dim = graph.shape[0]
+    if not graph.nnz:
+        return np.zeros(n_dim, dtype=np.intp)
+    best = _by_component(graph)
+    enough = max(3, _largest_clique_seen(graph, best))
+    for way in (_by_band, _greedily):
+        if best.max() < enough:
+            break
+        colours = way(graph)
+        if colours is not None and colours.max() < best.max():
+            best = colours
+    return best
+
+
+def _largest_clique_seen(graph: sparse.csr_array, members: Indices) -> int:
+    """Return the size of the largest component if it is complete, a number of colours that can't be improved; else 0.
+
+    ``members`` counts the vertices of each component from 0.
+    """
+    last = int(np.argmax(members))
+    return int(members[last]) + 1 if np.diff(graph.indptr)[last] == members[last] else 0
+
+
+def _by_component(graph: sparse.csr_array) -> Indices:
+    """Colour the members of each connected component 0, 1, 2, ..."""
+    n_components, labels = csgraph.connected_components(graph, directed=False)
+    order = np.argsort(labels, kind="stable")
+    sizes = np.bincount(labels, minlength=n_components)
+    colours = np.empty(len(labels), dtype=np.intp)
+    colours[order] = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return colours
+
+
+def _by_band(graph: sparse.csr_array) -> Indices:
+    """Colour vertices in turn, in an order that makes the matrix a narrow band: 2 b + 1 colours for b diagonals."""
+    order = csgraph.reverse_cuthill_mckee(graph, symmetric_mode=True)
+    position = np.empty(len(order), dtype=np.intp)
+    position[order] = np.arange(len(order))
+    edges = graph.tocoo()
+    width = int(np.abs(position[edges.row] - position[edges.col]).max())
+    return position % (2 * width + 1)
+
+
+def _greedily(graph: sparse.csr_array) -> Indices | None:
+    """Return the best of greedy star colourings in several orders, as many as there is time for."""
+    n_dim = graph.shape[0]
+    work = max(graph.nnz // 2, n_dim)
+    if work > _GREEDY_EDGES:
+        return None
+    rng = np.random.default_rng(0)
+    orders = [
+        csgraph.reverse_cuthill_mckee(graph, symmetric_mode=True),
+        np.argsort(-np.diff(graph.indptr), kind="stable"),
+        np.arange(n_dim),
+        *(rng.permutation(n_dim) for _ in range(4)),
+    ]
+    flat = graph.indices.tolist()
+    neighbours = [flat[a:b] for a, b in itertools.pairwise(graph.indptr.tolist())]
+    found = [_star_colouring(neighbours, order.tolist()) for order in orders[: max(_ALL_GREEDY_EDGES // work, 1)]]
+    return min(found, key=lambda colours: int(colours.max()))
+
+
+def _star_colouring(neighbours: list[list[int]], order: list[int]) -> Indices:
+    """Give each vertex in turn the first colour that closes no path of four vertices in two colours.
+
+    Sets of colours are the bits of integers. A vertex is the centre of a star for each colour that two of its
+    neighbours have: another neighbour of a leaf must not get the colour of the centre.
+    """
+    n_dim = len(neighbours)
+    bits = [0] * n_dim  # the colour; 0 before there is one
+    once, twice = [0] * n_dim, [0] * n_dim  # colours of one neighbour or more; of two or more
+    centres = [0] * n_dim  # of the stars that the vertex is a leaf of
+    for v in order:
+        forbidden, doubled = 0, twice[v]
+        for w in neighbours[v]:
+            bit = bits[w]
+            if bit:
+                forbidden |= bit | centres[w]
+                if bit & doubled:  # v becomes a centre: its leaves' other neighbours must differ from it
+                    forbidden |= once[w]
+        new = ~forbidden & (forbidden + 1)
+        bits[v] = new
+        for w in neighbours[v]:
+            if bits[w] & doubled:
+                centres[w] |= new
+            if not once[w] & new:
+                once[w] |= new
+            elif twice[w] & new:
+                centres[v] |= bits[w]
+            else:
+                twice[w] |= new
+                if bits[w]:
+                    for u in neighbours[w]:
+                        if bits[u] == new:
+                            centres[u] |= bits[w]
+    return np.array([bit.bit_length() - 1 for bit in bits], dtype=np.intp)

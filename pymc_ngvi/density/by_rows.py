@@ -1,0 +1,386 @@
+"""A log density as a sum over rows: found when it is first asked for, checked, and what follows from it."""
+
+import functools
+import logging
+
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+
+from pytensor.compile import Function
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.traversal import ancestors
+
+from pymc_ngvi.core.pattern import Pattern, SummedPattern
+from pymc_ngvi.core.refusal import Reason, Refused, RowsGivenUp
+from pymc_ngvi.core.sparsity.dependence_sets import Dependence, TooDenseError
+from pymc_ngvi.core.target import RowsOnDevice, Spread
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.density.expectations import Expectations, Seen
+from pymc_ngvi.density.flat import FlatGraphs, Functions
+from pymc_ngvi.density.made import DataSeen, OfTerms, RowsFound
+from pymc_ngvi.density.row_space import SeenFromRows, seen_from_rows
+from pymc_ngvi.density.sparse_hessian import is_dense
+from pymc_ngvi.graphs import graph
+from pymc_ngvi.reading.interacting import is_smooth
+from pymc_ngvi.rows.mean_hessian import Known, PredictorMeanHessian
+from pymc_ngvi.rows.pattern import pattern_of
+from pymc_ngvi.rows.row_hessian import FEW_PREDICTORS, RowHessian, SecondDerivatives
+
+#: Points about the start, and how far from it, at which rows are compared with log p.
+_N_CHECKED, _AROUND = 3, 0.3
+#: Standard deviations of a Gaussian about a point, in those of a fit: much narrower ones are lost in rounding.
+_NARROW = 1e-3
+#: Elements of log p from which on it pays to compile second derivatives of rows of many predictors.
+_MANY_ROWS = 10_000
+#: Of models that have none.
+NO_ROWS = (
+    "This model's log density is no sum over rows, each a function of a few linear predictors: leave "
+    "estimator='quadrature' out."
+)
+#: Of models whose rows have too many entries.
+TOO_DENSE = "covariances of predictors would take too much memory"
+#: Of models whose graph is not looked at.
+TOO_LARGE = "a recursion is written out in the graph"
+#: Of rows that are given up.
+NOT_LOG_P = "the rows are not all of log p"
+_MINIBATCHES = "the data are minibatches"
+
+logger = logging.getLogger("pymc.ngvi")
+
+
+class ByRows:
+    """The rows of a log density, where they are all of it.
+
+    What was found serves all fits of a model, which share what is compiled.
+
+    Parameters
+    ----------
+    graphs : FlatGraphs
+    functions : Functions
+    start : ndarray, shape (n_dim,)
+        About which rows are compared with log p.
+    """
+
+    def __init__(self, graphs: FlatGraphs, functions: Functions, start: Array) -> None:
+        self._graphs, self._functions, self._start = graphs, functions, start
+        self._n_calls = 0
+        self._left: Refused | None = None
+
+    @property
+    def parts(self) -> Expectations | None:
+        """Log p taken apart, into rows and a rest; None where it does not come apart."""
+        refused = self._refused
+        in_part = refused is not None and refused.code is Reason.NOT_ALL_ROWS
+        return self._kept.parts if refused is None or in_part else None
+
+    @property
+    def are_known(self) -> bool:
+        """Whether rows were found already, and log p is no more than these; nothing is looked for."""
+        kept = self._kept
+        is_found = kept.parts is not None and kept.refused is None and self._left is None
+        return is_found and not self._graphs.minibatches
+
+    @property
+    def found(self) -> Expectations | None:
+        """The rows; None where log p has other parts, and on minibatches, whose rows are not all there are."""
+        return self._kept.parts if not self._graphs.minibatches and self._refused is None else None
+
+    @property
+    def why_not(self) -> str:
+        """Why there are none, in a clause; empty where there are."""
+        if self._graphs.minibatches:
+            return _MINIBATCHES
+        return "" if self._refused is None else self._refused.sentence
+
+    def give_up(self, why: str) -> None:
+        """Go without rows from now on, as long as the data are these.
+
+        Parameters
+        ----------
+        why : str
+            A clause.
+        """
+        self._refuse(Refused(Reason.ROWS_GIVEN_UP, why))
+
+    def _refuse(self, refused: Refused) -> None:
+        kept = self._kept
+        kept.refused, kept.agreed, kept.seen = refused, None, DataSeen(self._shared)
+
+    @property
+    def _kept(self) -> RowsFound:
+        return self._functions.made.rows
+
+    @functools.cached_property
+    def _shared(self) -> list[SharedVariable]:
+        return [v for v in ancestors([self._graphs.logp]) if isinstance(v, SharedVariable)]
+
+    @property
+    def _refused(self) -> Refused | None:
+        """Why there are no rows with the data as they are, which may be others than when it was last asked."""
+        if self._left is not None:
+            return self._left
+        if self._graphs.is_large:
+            return Refused(Reason.NOT_ALL_ROWS, TOO_LARGE)
+        kept = self._kept
+        if kept.refused is None:
+            self._look()
+        elif not self._graphs.minibatches and kept.seen is not None and not kept.seen.are_current():
+            kept.refused = None
+            self._look(anew=True)
+        return kept.refused
+
+    def _look(self, *, anew: bool = False) -> None:
+        """Take log p apart with the data as they are, or note why it does not come apart.
+
+        Parameters
+        ----------
+        anew : bool
+            Whether it did not with the data before these.
+        """
+        kept = self._kept
+        try:
+            rows = kept.parts = self._taken_apart(anew)
+            if rows.terms is kept.agreed:
+                return
+            refused = self._what_is_missing(rows)
+        except TooDenseError:
+            refused = Refused(Reason.TOO_DENSE, TOO_DENSE)
+        except ValueError as error:
+            refused = Refused(Reason.NO_PREDICTORS, str(error))
+        else:
+            kept.agreed = rows.terms if refused is None else None
+        if self._functions.fixed_size and (why := self._why_not_jitted(refused)):
+            _say_why_not_jitted(why)
+            refused = Refused(Reason.NOT_JITTED, why)
+        if refused is not None:
+            self._refuse(refused)
+
+    def _taken_apart(self, anew: bool) -> Expectations:
+        rows = self._kept.parts
+        if rows is None:
+            functions, simplify = self._functions, functools.partial(graph.simplify, check_bounds=False)
+            with functions.timed():
+                compile_, engine = functions.compile_for_rows, functions.engine_of_rows
+                return Expectations(self._graphs.logp, self._graphs.theta, simplify, compile_, engine)
+        if anew:
+            rows.retake()
+        elif not self._graphs.minibatches:
+            rows.refresh()
+        return rows
+
+    def _what_is_missing(self, rows: Expectations) -> Refused | None:
+        """Return why rows are not all of log p; None where they are."""
+        if rows.terms.rest:
+            return Refused(Reason.NOT_ALL_ROWS, "log p has a part that is no row")
+        return None if self._agree(rows) else Refused(Reason.ROWS_GIVEN_UP, "rows don't add up to log p near the start")
+
+    # --- on JAX ---
+
+    def leave_to_pytensor(self, why: str) -> None:
+        """Say why steps are not jitted whole, and go without rows: PyTensor compiles functions one by one."""
+        _say_why_not_jitted(why)
+        self._left = Refused(Reason.NOT_JITTED, why)
+
+    def _why_not_jitted(self, refused: Refused | None) -> str:
+        """Return why steps are not jitted whole, in a clause, by why there are no rows; empty where they are."""
+        if self._graphs.minibatches:
+            return _MINIBATCHES
+        found = self._on_jax if refused is None else refused.sentence
+        return found if isinstance(found, str) else ""
+
+    @property
+    def on_jax(self) -> RowsOnDevice | None:
+        """The rows as arrays and functions of JAX, where that was asked for and can be; None elsewhere."""
+        if not self._functions.fixed_size or self.found is None:
+            return None
+        found = self._on_jax
+        return None if isinstance(found, str) else found
+
+    @property
+    def _on_jax(self) -> RowsOnDevice | str:
+        """The same, or why not."""
+        from pymc_ngvi.density.jitted.rows import rows_on_jax
+
+        return self._of_terms(self._kept.on_jax, lambda rows: rows_on_jax(rows, self._functions.timed))
+
+    def _agree(self, rows: Expectations) -> bool:
+        """Tell whether rows add up to log p around the start, where it is finite."""
+        around = np.random.default_rng(0).standard_normal((_N_CHECKED, len(self._start)))
+        theta = self._start + _AROUND * np.concatenate([np.zeros((1, len(self._start))), around])
+        logp = self.logp(theta)
+        return bool(np.isfinite(logp[0])) and rows.anchor(theta, logp)
+
+    def logp(self, theta: Array) -> Array:
+        """Evaluate log p alone, (n_points,), by a function that is compiled quickly."""
+        function = self._functions.once(self._functions.made.logp_at_few, self._compile_for_few)
+        with np.errstate(all="ignore"):
+            return np.array([function(point) for point in theta])
+
+    def _compile_for_few(self) -> Function:
+        return self._functions.compile_for_rows([self._graphs.theta], self._graphs.logp)
+
+    def check(self, point: Array) -> None:
+        """See whether the rows add up to log p at a point, (n_dim,).
+
+        Raises
+        ------
+        RowsGivenUp
+            Where they don't: they are given up.
+        """
+        rows = self.found
+        if rows is not None and not rows.agrees(point[None], self.logp(point[None])):
+            self.give_up(NOT_LOG_P)
+            raise RowsGivenUp(NOT_LOG_P)
+
+    def cover(self, draw: Callable[[], Array]) -> bool:
+        """Tell whether rows are all of log p at draws; see `RowsTarget.rows_cover`."""
+        rows = self.found
+        if rows is None or not rows.leaves_out_conditions:
+            return rows is not None
+        theta = draw()
+        return rows.agrees(theta, self.logp(theta), everywhere=True)
+
+    @property
+    def seen(self) -> SeenFromRows | None:
+        """Log p in the space of its rows, where these are far fewer than coordinates with fixed normal priors."""
+        return None if self.found is None else self._of_terms(self._kept.from_rows, seen_from_rows)
+
+    # --- second derivatives ---
+
+    @property
+    def gives_pattern(self) -> bool:
+        """Whether the pattern of the Hessian follows from rows: where these are arithmetic with numbers alone."""
+        return self.found is not None and not any(rows.is_whole for rows in self._rows.terms.rows)
+
+    @property
+    def gives_hessians(self) -> bool:
+        """Whether Hessians at draws come from rows, too.
+
+        They do where rows have few predictors, or are many. Else compiling second derivatives by all pairs of
+        predictors takes longer than it saves.
+        """
+        functions = self._functions
+        if functions.fixed_size or not self.gives_pattern or self._kept.no_hessian:
+            return False
+        most = max((rows.index.shape[1] for rows in self._rows.terms.rows), default=0)
+        return most <= FEW_PREDICTORS or self._graphs.cost_of_logp.widest >= _MANY_ROWS
+
+    def error(self) -> graph.MissingDerivativeError | None:
+        """Return the error that names the operation without a second derivative, if there is one."""
+        try:
+            self._derivatives  # noqa: B018 (made once)
+        except graph.MissingDerivativeError as error:
+            return error.with_traceback(None)
+        return None
+
+    @property
+    def is_smooth(self) -> bool:
+        """Whether rows are made of operations alone that are known to have second derivatives: no graph is made."""
+        return self._of_terms(self._kept.are_smooth, lambda rows: all(map(is_smooth, rows.terms.rows)))
+
+    @property
+    def structure(self) -> Pattern | None:
+        """Entries of the Hessian that can differ from 0; None where they are too many to hold."""
+        return self._of_terms(self._kept.structure, self._structure)
+
+    @property
+    def pattern(self) -> Pattern | None:
+        """The same; None where the Hessian counts as dense."""
+        return None if is_dense(self.structure) else self.structure
+
+    @property
+    def summed(self) -> SummedPattern | None:
+        """Entries that can differ from 0 beside sums over many coordinates; None where there are no such sums."""
+        if self.found is None or self._rows.joint is None or not self.gives_pattern:
+            return None
+        return self._of_terms(self._kept.with_sums, self._with_sums)
+
+    @property
+    def n_products(self) -> int:
+        """Products with a vector that take as long as one Hessian."""
+        return max((rows.index.shape[1] for rows in self._rows.terms.rows), default=1)
+
+    def evaluated(self, theta: Array) -> PredictorMeanHessian | None:
+        """Return the mean of the Hessian over draws, (n_draws, n_dim).
+
+        None where a check shows that they are not those of log p. It is made at the first call, the second, fourth,
+        eighth, ... Rows that do not add up to log p are given up; those with kinks serve for expectations yet.
+        """
+        if self.found is None or self._functions.fixed_size or self._kept.no_hessian:
+            return None
+        hessian: RowHessian = self._of_terms(self._kept.hessian, self._compiled)
+        self._n_calls += 1
+        if len(theta) and self._n_calls & (self._n_calls - 1) == 0:
+            point = theta.mean(axis=0)
+            agree = self._rows.agrees(point[None], self.logp(point[None]))
+            if not (agree and hessian.agrees(point, self._rows.at, np.random.default_rng(self._n_calls))):
+                logger.info("The Hessian by rows is not that of log p: it is found from all coordinates.")
+                self._kept.no_hessian = True
+                if not agree:
+                    self.give_up(NOT_LOG_P)
+                return None
+        return PredictorMeanHessian(hessian.linear, hessian.mean(theta), Known(self.pattern))
+
+    def about(self, point: Array, q: Spread) -> PredictorMeanHessian | None:
+        """Return the Hessian at a point, (n_dim,), by what expectations are taken with: nothing is compiled for it.
+
+        It is the mean under a Gaussian there, with a small part of the standard deviations of q; None without rows.
+        """
+        rows = self.found
+        if rows is None:
+            return None
+        [eta] = rows.linear_map(point[None])
+        narrow = Seen(eta, [_NARROW**2 * covariances for covariances in rows.seen(q).covariances])
+        return cast(PredictorMeanHessian, rows.under_seen(narrow, self, rows.rules_of_level(0)).hessian)
+
+    @property
+    def _rows(self) -> Expectations:
+        rows = self.found
+        assert rows is not None
+        return rows
+
+    @property
+    def _derivatives(self) -> list[SecondDerivatives]:
+        found: list[SecondDerivatives] = self._of_terms(self._kept.derivatives, self._differentiated)
+        return found
+
+    def _of_terms[T](self, what: OfTerms[T], make: Callable[[Expectations], T]) -> T:
+        """Return what follows from the rows, made once for the same data."""
+        if what.is_made:  # nothing is compiled for other data
+            return what.of(self._rows, make)
+        rows = self._rows
+        with self._functions.timed():
+            return what.of(rows, make)
+
+    @staticmethod
+    def _differentiated(rows: Expectations) -> list[SecondDerivatives]:
+        return [rows.engine.second_derivatives(part) for part in rows.terms.rows]
+
+    def _structure(self, rows: Expectations) -> Pattern | None:
+        return self._pattern_of(rows, rows.predictors.dependence)
+
+    def _with_sums(self, rows: Expectations) -> SummedPattern | None:
+        assert rows.joint is not None
+        pattern = self._pattern_of(rows, rows.joint.dependence)
+        return None if pattern is None else SummedPattern(pattern, rows.joint.linear_map.weights)
+
+    @staticmethod
+    def _pattern_of(rows: Expectations, dependence: Dependence) -> Pattern | None:
+        pairs = [
+            (part.index[:, a], part.index[:, b])
+            for part in rows.functions
+            for a, b in np.argwhere(np.tril(part.interacts))
+        ]
+        try:
+            return pattern_of(dependence, pairs)
+        except TooDenseError:
+            return None
+
+    def _compiled(self, rows: Expectations) -> RowHessian:
+        return RowHessian(rows.linear_map, self._derivatives)
+
+
+def _say_why_not_jitted(why: str) -> None:
+    logger.info(f"backend='jax' compiles log p and its derivatives, not whole steps: {why}.")

@@ -1,0 +1,253 @@
+"""From flat unconstrained draws to the variables that users know: constrained values and Deterministics."""
+
+from collections.abc import Collection
+
+import numpy as np
+
+from pymc.pytensorf import compile as pymc_compile
+from pymc.pytensorf import find_rng_nodes, reseed_rngs
+from pytensor.compile import Function
+from pytensor.graph.basic import Variable
+from pytensor.graph.traversal import ancestors, toposort
+from pytensor.tensor.random.op import RNGConsumerOp
+
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.density.logdensity import LogDensity
+from pymc_ngvi.graphs import cost, graph
+from pymc_ngvi.graphs.backends import quick_mode, without_c
+
+#: Elements of a temporary in one call: past this, temporaries leave the cache and NumPy slows down.
+_BATCH_ELEMENTS = 2**17
+_MAX_BATCH = 512
+
+Values = dict[str, AnyArray]
+
+
+class Constrainer:
+    """Evaluates free variables on their constrained scale, and Deterministics, at unconstrained draws.
+
+    One graph for all of them, over a batch of draws, run by NumPy calls: nothing is compiled to machine code. It is
+    made at the first call and reads the model's shared data when it is called, so that it follows ``pm.set_data``.
+
+    Parameters
+    ----------
+    density : LogDensity
+        Whose model and layout are used.
+    deterministics : bool, default True
+        Whether to evaluate the model's Deterministics too.
+    names : collection of str, optional
+        The variables to evaluate, in the model's order; default: all.
+
+    Notes
+    -----
+    Deterministics that read ``pm.Minibatch`` data have, in all draws, the rows of the batch that ``density`` has then.
+
+    Where PyTensor can't vectorise the graph, or a Deterministic draws random numbers, draws are evaluated one by one.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import pymc as pm
+    >>> from pymc_ngvi.density import LogDensity
+    >>> from pymc_ngvi.density.constrain import Constrainer
+    >>> with pm.Model() as model:
+    ...     scale = pm.HalfNormal("scale")
+    ...     twice = pm.Deterministic("twice", 2 * scale)
+    >>> values = Constrainer(LogDensity(model))(np.array([[0.0], [np.log(3.0)]]))
+    >>> {name: value.round(3).tolist() for name, value in values.items()}
+    {'scale_log__': [0.0, 1.099], 'scale': [1.0, 3.0], 'twice': [2.0, 6.0]}
+    """
+
+    def __init__(
+        self, density: LogDensity, *, deterministics: bool = True, names: Collection[str] | None = None
+    ) -> None:
+        self.model = density.model
+        self.layout = density.layout
+        self._minibatches = density.minibatches
+        self._deterministics = deterministics
+        self._left_out = {d.name for d in self.model.deterministics} - {d.name for d in density.deterministics}
+        self.names = names
+        self._forget()
+
+    @classmethod
+    def of(
+        cls, density: LogDensity, *, deterministics: bool = True, names: frozenset[str] | None = None
+    ) -> "Constrainer":
+        """Return the one that all fits share for which nothing is built anew (`LogDensity.again`)."""
+        made = density.functions.once(
+            density.functions.made.constrained[deterministics, names],
+            lambda: cls(density, deterministics=deterministics, names=names),
+        )
+        assert isinstance(made, cls)
+        return made
+
+    def _forget(self) -> None:
+        self._function: Function | None = None
+        self._one_by_one = False
+        self._rngs: list[Variable] = []
+        self._widest = 1
+        self._seconds = 0.0
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return what to pickle: the compiled function is made again when it is needed."""
+        return {
+            "model": self.model,
+            "layout": self.layout,
+            "_minibatches": self._minibatches,
+            "_deterministics": self._deterministics,
+            "names": self.names,
+            "_left_out": self._left_out,
+        }
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """Restore from a pickle."""
+        self.__dict__.update(state)
+        self._forget()
+
+    def __call__(self, theta: Array, *, random_seed: int | None = None) -> Values:
+        """Evaluate all variables at draws.
+
+        Parameters
+        ----------
+        theta : ndarray, shape (n_draws, n_dim)
+            Unconstrained; at least one row.
+        random_seed : int, optional
+            Seeds Deterministics that draw random numbers; without effect on others.
+
+        Returns
+        -------
+        dict
+            Name to array, (n_draws, *shape): the value variables (``sd_log__``), then transformed variables on
+            their constrained scale (``sd``), then Deterministics; the names and the order of a PyMC trace.
+        """
+        flat = self.layout.unflatten(np.ascontiguousarray(theta, dtype=np.float64))
+        value_vars = [self.model.rvs_to_values[rv] for rv in self._fitted()]
+        values: Values = {
+            v.name: flat[v.name].astype(v.type.dtype, copy=False) for v in value_vars if self._is_wanted(v.name)
+        }
+        computed = self._computed_names()
+        if computed:
+            if self._function is None:
+                with without_c():
+                    self._compile()
+            if random_seed is not None:
+                reseed_rngs(self._rngs, random_seed)
+            with np.errstate(all="ignore"):  # draws may overflow on the constrained scale
+                results = self._evaluate(theta)
+            for name, value in zip(computed, results, strict=True):
+                # A float32 model gives float32 draws, like PyMC.
+                values[name] = value.astype(self.model[name].type.dtype, copy=False)
+        return values
+
+    @property
+    def seconds(self) -> float:
+        """Estimated time of one draw, from the graph and the sizes of the data alone."""
+        if self._function is None and self._computed_names():
+            with without_c():
+                self._compile()
+        return self._seconds
+
+    def _fitted(self) -> list[Variable]:
+        """Return the free variables, but for those that were added to the model after the fit, to be predicted."""
+        names = {v.name for v in self.layout.variables}
+        return [rv for rv in self.model.free_RVs if rv.name in names]
+
+    def _is_known(self, deterministic: Variable) -> bool:
+        """Tell whether a Deterministic is one of what was fitted."""
+        if deterministic.name in self._left_out:
+            return False
+        added = set(self.model.free_RVs) - set(self._fitted())
+        return not added or added.isdisjoint(ancestors([deterministic]))
+
+    @property
+    def computed(self) -> list[str]:
+        """Names of what is computed: transformed variables, then Deterministics."""
+        return self._computed_names()
+
+    def _computed_names(self) -> list[str]:
+        model = self.model
+        transformed = [rv.name for rv in self._fitted() if model.rvs_to_transforms[rv] is not None]
+        listed = transformed + [d.name for d in model.deterministics if self._deterministics and self._is_known(d)]
+        return [name for name in listed if self._is_wanted(name)]
+
+    def _is_wanted(self, name: str) -> bool:
+        return self.names is None or name in self.names
+
+    def _compile(self) -> None:
+        theta = graph.flat_input(self.layout)
+        outputs = self._outputs(theta)
+        self._rngs = find_rng_nodes(outputs)
+        draws_random_numbers = any(isinstance(node.op, RNGConsumerOp) for node in toposort(outputs))
+        estimated = cost.estimate(outputs, **({"batch": 1} if draws_random_numbers else {}))
+        self._widest, self._seconds = estimated.widest, cost.evaluation_seconds(outputs, estimated, compiled=False)
+        if draws_random_numbers:
+            # Vectorised, a random number that does not depend on theta would be the same in every draw.
+            self._compile_one_by_one(theta, outputs)
+            return
+        try:
+            draws, batched = graph.over_draws(outputs, theta)
+            self._function = self._compile_function(draws, batched)
+        except Exception:  # whatever PyTensor raises for an Op that it can't vectorise: draw by draw always works
+            self._compile_one_by_one(theta, outputs)
+
+    def _outputs(self, theta: Variable) -> list[Variable]:
+        names = self._computed_names()
+        model = self.model
+        outputs = model.replace_rvs_by_values([model[name] for name in names])
+        outputs = self._minibatches.hold(outputs)
+        outputs = graph.on_flat_vector(model, self.layout, outputs, theta)
+        return graph.simplify(outputs, check_bounds=model.check_bounds)
+
+    def _compile_one_by_one(self, theta: Variable, outputs: list[Variable]) -> None:
+        self._function = self._compile_function(theta, outputs)
+        self._one_by_one = True
+
+    def _compile_function(self, argument: Variable, outputs: list[Variable]) -> Function:
+        with self.model:
+            function: Function = pymc_compile(
+                [argument], outputs, on_unused_input="ignore", trust_input=True, mode=quick_mode()
+            )
+        return function
+
+    def _evaluate(self, theta: Array) -> list[AnyArray]:
+        if self._one_by_one:
+            return _stack(self._function, theta)
+        try:
+            return self._evaluate_batches(theta)
+        except Exception:
+            # Some vectorised graphs compile and then fail. If the plain graph fails too, its message is the clearer.
+            vectorised = self._function
+            flat = graph.flat_input(self.layout)
+            with without_c():
+                self._compile_one_by_one(flat, self._outputs(flat))
+            try:
+                return _stack(self._function, theta)
+            except Exception:
+                self._function, self._one_by_one = vectorised, False  # the data may be put right again
+                raise
+
+    def _evaluate_batches(self, theta: Array) -> list[AnyArray]:
+        assert self._function is not None
+        size = int(np.clip(_BATCH_ELEMENTS // max(self._widest, 1), 1, _MAX_BATCH))
+        results: list[AnyArray] = []
+        start = 0
+        while start < len(theta):
+            rows = np.ascontiguousarray(theta[start : start + size], dtype=np.float64)
+            parts = [np.asarray(part) for part in self._function(rows)]
+            if not results:
+                results = [np.empty((len(theta), *part.shape[1:]), part.dtype) for part in parts]
+                # The data may have grown since the graph was made: go by the sizes seen.
+                widest = max([self._widest, *(part[0].size for part in parts)])
+                size = int(np.clip(_BATCH_ELEMENTS // widest, 1, size))
+            for result, part in zip(results, parts, strict=True):
+                result[start : start + len(rows)] = part
+            start += len(rows)
+        return results
+
+
+def _stack(function: Function | None, theta: Array) -> list[AnyArray]:
+    """Evaluate draw by draw and stack the results."""
+    assert function is not None
+    draws = [[np.asarray(out) for out in function(np.ascontiguousarray(row))] for row in theta]
+    return [np.stack(column) for column in zip(*draws, strict=True)]

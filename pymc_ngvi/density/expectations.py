@@ -1,0 +1,400 @@
+"""Expectations of log p under a Gaussian q of theta, where log p is a sum over rows: without draws."""
+
+import copy
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from numpy.typing import NDArray
+from pytensor.graph.basic import Variable
+
+from pymc_ngvi.core.sparsity.dependence_sets import Ints
+from pymc_ngvi.core.target import Bends, Expectation, RowRules, Spread
+from pymc_ngvi.core.values import Array
+from pymc_ngvi.graphs import graph
+from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.reading.compiled import CompiledOnce, quickly
+from pymc_ngvi.reading.dependence_values import Facts
+from pymc_ngvi.reading.distribute import as_sum, without_checks
+from pymc_ngvi.reading.found import Compile, Predictors
+from pymc_ngvi.reading.sums import JointPredictors
+from pymc_ngvi.reading.terms import Terms, terms_of
+from pymc_ngvi.rows.covariances import PairCovariances
+from pymc_ngvi.rows.engines import ENGINES
+from pymc_ngvi.rows.expectation import RowFunction
+from pymc_ngvi.rows.linear_map import AffineMap
+from pymc_ngvi.rows.mean_hessian import NO_PATTERNS, Patterns, PredictorMeanHessian
+from pymc_ngvi.rows.roots import Roots
+from pymc_ngvi.rows.scatter import Scatter
+from pymc_ngvi.rows.taken import Taken, changed
+
+type Simplify = Callable[[list[Variable]], list[Variable]]
+
+#: Nats that quadrature may be off by, all rows together, where their functions are smooth; for each coordinate, where
+#: that is more; the least for a row.
+_TOLERANCE, _PER_DIM, _LEAST = 1e-4, 1e-6, 1e-12
+#: Times as many where rules follow a Gaussian that moves.
+_ON_THE_WAY = 10.0
+#: Predictors that are evaluated at once.
+_MOST_AT_ONCE = 2**20
+#: Relative difference of two values of log p that is rounding.
+_ROUNDING = 1e-9
+
+
+class Seen(NamedTuple):
+    """What rows see of a Gaussian.
+
+    Parameters
+    ----------
+    mean : ndarray, shape (n_predictors,)
+    covariances : list of ndarray
+        Of all pairs of predictors that a row has: an array, (n_rows,), for each pair of each kind of rows.
+    """
+
+    mean: Array
+    covariances: list[Array]
+
+
+class Expectations:
+    """A log density taken apart, and its expectations where it is a sum over rows.
+
+    Parameters
+    ----------
+    logp : pytensor scalar
+        Simplified.
+    theta : pytensor vector
+    simplify, compile_ : callable
+        How graphs are simplified, and compiled.
+    engine : str
+        What evaluates rows: an attribute then.
+
+    Attributes
+    ----------
+    terms : Terms
+        With a rest, they are all there is to be had.
+    leaves_out_conditions : bool
+        Whether log p is -inf under conditions that rows know nothing of.
+    n_rows_in_all : int
+        Rows among which the error of quadrature is to be shared, where this is a part of a log density; 0 where it is
+        not.
+
+    Raises
+    ------
+    ValueError, TooDenseError
+        Where it does not come apart.
+    """
+
+    def __init__(
+        self, logp: Variable, theta: Variable, simplify: Simplify, compile_: Compile, engine: str = "numpy"
+    ) -> None:
+        self.n_rows_in_all = 0
+        self.engine, self._of_weights = ENGINES[engine](compile_), CompiledOnce(quickly)
+        self._predictors = Predictors(logp, theta, compile_)
+        self._other: AffineMap | None = None
+        with without_c():
+            [inner] = graph.inline_inner_graphs(simplify([self._predictors.density()]))
+        checked = without_checks(inner)
+        self.leaves_out_conditions = checked is not inner
+        self._inner = as_sum(checked, self._predictors.vector)
+        self._facts = Facts(self._inner, self._predictors.vector, conditions=True)
+        self._take_apart()
+
+    def _take_apart(self) -> None:
+        self._version = self._predictors.version
+        self.terms: Terms = terms_of(self._inner, self._predictors.vector, self._facts, self._of_weights)
+        self._constant = 0.0
+        self._joint: JointPredictors | None = None
+        if self.terms.rest:  # no expectation is ever taken
+            return
+        self._rows = [self.engine.row_function(rows) for rows in self.terms.rows]
+        self._joint = self._predictors.with_sums(self._used())
+        self._sum_up(self.linear_map)
+
+    def _used(self) -> Ints:
+        """Return the predictors in which log p is not linear."""
+        return np.unique(np.concatenate([np.empty(0, dtype=np.int64), *(rows.index.ravel() for rows in self._rows)]))
+
+    def anchor(self, theta: Array, logp: Array) -> bool:
+        """Take what is constant in log p from its value at a point, and tell whether others agree.
+
+        Parameters
+        ----------
+        theta : ndarray, shape (n_points, n_dim)
+        logp : ndarray, shape (n_points,)
+            There; finite at the first point.
+        """
+        self._constant = 0.0
+        rows = self.at(theta)
+        self._constant = float(logp[0] - rows[0])
+        return self.agrees(theta, logp)
+
+    def agrees(self, theta: Array, logp: Array, *, everywhere: bool = False) -> bool:
+        """Tell whether log p is what the rows add up to at points, (n_points, n_dim), where it is finite.
+
+        Parameters
+        ----------
+        theta : ndarray, shape (n_points, n_dim)
+        logp : ndarray, shape (n_points,)
+            There.
+        everywhere : bool
+            Whether rows that add up to a finite number where log p is -inf are to count as wrong.
+        """
+        keep = np.isfinite(logp)
+        size = 1.0 + np.abs(logp[keep]) + abs(self._constant)
+        with np.errstate(invalid="ignore"):
+            agree = bool(np.all(np.abs(self.at(theta[keep]) - logp[keep]) <= _ROUNDING * size))
+        return agree and not (everywhere and np.isfinite(self.at(theta[np.isneginf(logp)])).any())
+
+    def at(self, theta: Array) -> Array:
+        """Return log p at points, (n_points,)."""
+        if not len(theta):
+            return np.empty(0)
+        at_once = max(1, _MOST_AT_ONCE // max(len(self.terms.slope), 1))
+        if len(theta) > at_once:
+            parts = range(0, len(theta), at_once)
+            return np.concatenate([self.at(theta[start : start + at_once]) for start in parts])
+        eta = self.linear_map(theta)
+        total: Array = self._constant + eta @ self.terms.slope
+        for rows in self._rows:
+            total += rows.values([eta[:, at] for at in rows.index.T], slice(None)).sum(axis=1)
+        return total
+
+    def refresh(self) -> bool:
+        """Take the data as they are now; tell whether they have changed, so that `anchor` is needed again.
+
+        Raises
+        ------
+        ValueError, TooDenseError
+            Where log p does not come apart any more.
+        """
+        self._predictors.refresh()
+        if self._predictors.version == self._version:
+            return False
+        self._facts.refresh()
+        self._take_apart()
+        return True
+
+    def renew(self) -> bool:
+        """Take the values of data as they are now, the same elements of log p being rows as before.
+
+        Returns
+        -------
+        bool
+            False where that does not serve: `retake` is needed. That the rows add up to log p is not seen to.
+        """
+        if self.terms.rest:
+            return False
+        self._predictors.renew()
+        self._facts.refresh()
+        terms = self.terms.renewed(self._predictors.vector, self._facts)
+        if terms is None:
+            return False
+        self._version, self.terms, self._constant = self._predictors.version, terms, 0.0
+        self._rows = [self.engine.with_data(f, rows) for f, rows in zip(self._rows, terms.rows, strict=True)]
+        if self._joint is not None:
+            self._joint = self._joint.renewed()
+        self._sum_up(self.linear_map)
+        return True
+
+    def retake(self) -> None:
+        """Take the data as they are now, and log p apart once more; raises as `refresh`."""
+        self._predictors.retake()
+        self._facts.refresh()
+        self._take_apart()
+
+    # --- in other coordinates ---
+
+    @property
+    def linear_map(self) -> AffineMap:
+        """The predictors as functions of theta."""
+        if self._other is not None:
+            return self._other
+        return self._predictors.linear_map if self._joint is None else self._joint.linear_map
+
+    @property
+    def joint(self) -> JointPredictors | None:
+        """The predictors as functions of coordinates and sums over many of these; None where there are no such sums."""
+        return self._joint
+
+    @property
+    def functions(self) -> list[RowFunction]:
+        """The functions of rows, kind by kind."""
+        return self._rows
+
+    def times_used(self) -> NDArray[np.int64]:
+        """Return how often each predictor occurs, (n_predictors,)."""
+        result = np.asarray(self.terms.slope != 0.0, dtype=np.int64)
+        for rows in self._rows:
+            result += np.bincount(rows.index.ravel(), minlength=len(result))
+        return result
+
+    def on(self, linear: AffineMap, predictors: NDArray[np.intp], constant: float) -> "Expectations":
+        """Return the sum of those rows that are functions of some predictors, these being affine in other coordinates.
+
+        Parameters
+        ----------
+        linear : AffineMap
+            To these predictors.
+        predictors : ndarray of int, shape (n_predictors,)
+            Ascending.
+        constant : float
+            To be added.
+        """
+        other = copy.copy(self)
+        place = np.full(len(self.terms.slope), -1, dtype=np.int64)
+        place[predictors] = np.arange(len(predictors))
+        other._rows = [rows.at(place[rows.index], (place[rows.index] >= 0).all(axis=1)) for rows in self._rows]
+        other._rows = [rows for rows in other._rows if len(rows.index)]
+        other.terms = replace(self.terms, slope=self.terms.slope[predictors])
+        other._other, other._constant = linear, self._constant + constant
+        other._sum_up(linear)
+        return other
+
+    def _sum_up(self, linear: AffineMap) -> None:
+        """Find what of the covariance of q rows need, and where in the derivatives theirs belong."""
+        pairs = [rows.index[:, [a, b]] for rows in self._rows for a in range(rows.k) for b in range(a + 1)]
+        self._covariances = PairCovariances(linear.joint, pairs)
+        self._roots = WeakKeyDictionary[Spread, Roots]()
+        self._scatter = Scatter([rows.index for rows in self._rows], len(self.terms.slope))
+
+    @property
+    def constant(self) -> float:
+        """What is constant in log p."""
+        return self._constant
+
+    @property
+    def predictors(self) -> Predictors:
+        """The predictors of all rows."""
+        return self._predictors
+
+    @property
+    def n_directions(self) -> int:
+        """Directions in which the functions of rows vary, at most."""
+        return max((rows.n_directions for rows in self._rows), default=0)
+
+    @property
+    def n_rows(self) -> int:
+        """Rows, all kinds together."""
+        return sum(len(rows.index) for rows in self._rows)
+
+    @np.errstate(all="ignore")
+    def seen(self, q: Spread) -> Seen:
+        """Return what rows see of a Gaussian."""
+        eta: Array = self.linear_map(q.location[None])[0]
+        roots = self._roots_of(q)
+        if roots is not None:
+            return Seen(eta, roots.covariances(self._covariances.pairs))
+        return Seen(eta, self._covariances.of(self.linear_map.covariances(q)))
+
+    def _roots_of(self, q: Spread) -> Roots | None:
+        """Return X C, which is kept as long as there is q; None where something else costs less."""
+        if (found := self._roots.get(q)) is None and (found := Roots.of(self.linear_map, q)) is not None:
+            self._roots[q] = found
+        return found
+
+    def under(
+        self,
+        q: Spread,
+        entries: Patterns = NO_PATTERNS,
+        rules: RowRules | None = None,
+        *,
+        adapt: bool = False,
+        least: float = -np.inf,
+        seen: Seen | None = None,
+    ) -> Expectation:
+        """Return expectations under a Gaussian.
+
+        Parameters
+        ----------
+        q : GaussianState
+        entries : Patterns
+            Those that may be asked of the Hessian.
+        rules, adapt, least
+            See `RowsTarget.expected`.
+        seen : Seen, optional
+            Of the Gaussian, where that is known.
+        """
+        seen = self.seen(q) if seen is None else seen
+        return self.under_seen(seen, entries, rules, adapt=adapt, least=least, roots=self._roots_of(q))
+
+    # Densities overflow far from the mode: the caller sees what is not finite.
+    @np.errstate(all="ignore")
+    def under_seen(
+        self,
+        seen: Seen,
+        entries: Patterns = NO_PATTERNS,
+        rules: RowRules | None = None,
+        *,
+        adapt: bool = False,
+        least: float = -np.inf,
+        roots: Roots | None = None,
+    ) -> Expectation:
+        """Return expectations where the predictors are distributed so; see `under`, and `PredictorMeanHessian`."""
+        linear, fixed = self.linear_map, self._constant + float(self.terms.slope @ seen.mean)
+        kinds = self._taken(seen, rules)
+        if (rules is None or adapt) and not fixed + sum(kind.value for kind in kinds) < least:
+            tolerance = max(_TOLERANCE, _PER_DIM * linear.n_dim) / max(self.n_rows, self.n_rows_in_all, 1)
+            tolerance *= 1.0 if rules is None else _ON_THE_WAY
+            for kind in kinds:
+                kind.choose(max(tolerance, _LEAST))
+        of_rows = [kind.derivatives() for kind in kinds]
+        grad, matrix = self._scatter(*zip(*of_rows, strict=True))
+        slope = linear.transposed_times((self.terms.slope + grad)[None])[0]
+        return Expectation(
+            fixed + sum(kind.value for kind in kinds),
+            sum(kind.error for kind in kinds),
+            slope,
+            PredictorMeanHessian(linear, matrix, entries, roots, of_rows),
+            RowRules(np.concatenate([kind.codes for kind in kinds]), np.concatenate([kind.sd for kind in kinds])),
+            _bends(kinds) if all(rows.n_bends for rows in self._rows) else None,
+        )
+
+    def rules_of_level(self, level: int) -> RowRules:
+        """Return rules that are the same for all rows, by their code."""
+        return RowRules(np.full(self.n_rows, level, dtype=np.int16), np.zeros(self.n_rows, dtype=np.float32))
+
+    @np.errstate(all="ignore")
+    def are_stale(self, seen: Seen, rules: RowRules) -> bool:
+        """Tell whether rows are wider, or much narrower, than those that rules were chosen for."""
+        now, covariances = [], iter(seen.covariances)
+        for rows in self._rows:
+            widest = np.zeros(len(rows.index))
+            for a in range(rows.k):
+                for b in range(a + 1):
+                    cov = next(covariances)
+                    widest = np.maximum(widest, cov) if a == b else widest
+            now.append(np.sqrt(widest).astype(np.float32))
+        wider, narrower = changed(rules.level, rules.sd, np.concatenate(now))
+        return bool(wider.any() or narrower.any())
+
+    def directions(self, rows: NDArray[np.intp]) -> Array:
+        """Return the slopes of the only predictor of each of some rows, (n, n_dim)."""
+        return self.linear_map.plain.rows(np.concatenate([kind.index[:, 0] for kind in self._rows])[rows])
+
+    def _taken(self, seen: Seen, rules: RowRules | None) -> list[Taken]:
+        """Take the expectations of each kind of rows by the rules that are given, or the coarsest."""
+        pairs, result = iter(seen.covariances), []
+        given = zip(self._by_kind(rules.level), self._by_kind(rules.sd), strict=True) if rules is not None else None
+        for rows in self._rows:
+            cov = np.empty((len(rows.index), rows.k, rows.k))
+            for a in range(rows.k):
+                for b in range(a + 1):
+                    cov[:, a, b] = cov[:, b, a] = next(pairs)
+            result.append(Taken(rows, seen.mean[rows.index], cov, next(given) if given is not None else None))
+        return result
+
+    def _by_kind[T: np.generic](self, values: NDArray[T]) -> list[NDArray[T]]:
+        """Return the parts of an array, (n_rows,), that belong to each kind of rows: views."""
+        return np.split(values, np.cumsum([len(rows.index) for rows in self._rows])[:-1])
+
+
+def _bends(kinds: Sequence[Taken]) -> Bends | None:
+    """Return how expected derivatives change, where all rows have one predictor; None of no rows."""
+    if not kinds:
+        return None
+    second, third, fourth, is_bent = (np.concatenate(part) for part in zip(*[k.bends() for k in kinds], strict=True))
+    return Bends(second, third, fourth, is_bent)

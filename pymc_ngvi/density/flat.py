@@ -1,0 +1,249 @@
+"""The graphs of a model on the flat vector, and the functions that are compiled of them."""
+
+import contextlib
+import functools
+import time
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import cast
+
+import pymc as pm
+
+from pymc.pytensorf import compile as pymc_compile
+from pytensor.compile import Function
+from pytensor.graph.basic import Variable
+
+from pymc_ngvi.density.jets.arrays import CannotFollow
+from pymc_ngvi.density.jets.evaluation import MOST_DIMENSIONS, ForwardMode, Jets
+from pymc_ngvi.density.made import Made, Once
+from pymc_ngvi.density.minibatch import Minibatches
+from pymc_ngvi.graphs import graph, incomplete, large, loops, odes
+from pymc_ngvi.graphs.backends import compile_flags, compile_options, without_c
+from pymc_ngvi.graphs.cost import Cost, estimate, estimate_of_jets
+from pymc_ngvi.graphs.jaxed import InFloat64, in_float64
+from pymc_ngvi.graphs.layout import Layout
+from pymc_ngvi.graphs.matrices import hold_by_rows, hold_matrices
+
+#: Symbolic outputs of a graph.
+Outputs = list[Variable]
+
+
+class FlatGraphs:
+    """Log density and gradient as graphs of one flat vector, simplified. The gradient is made when it is asked for.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    layout : Layout
+    logp : pytensor scalar
+        Of the value variables.
+    may_be_large : bool
+        Whether a recursion that is written out is treated as such.
+
+    Attributes
+    ----------
+    theta, logp : pytensor variables
+    minibatches : Minibatches
+        The rows in use.
+    is_large : bool
+
+    Raises
+    ------
+    MissingDerivativeError
+        If an operation of the model has no gradient.
+    """
+
+    def __init__(self, model: pm.Model, layout: Layout, logp: Variable, *, may_be_large: bool) -> None:
+        self.model, self.layout = model, layout
+        self.is_large = False
+        with without_c():  # constants are computed by running their graphs
+            self.theta = graph.flat_input(layout)
+            self.minibatches = Minibatches([logp])
+            [logp] = self.on_flat_vector([logp])
+            self.is_large = may_be_large and large.is_large(logp)
+            [self.logp] = self.simplify([logp])
+        if self.forward is None:
+            self._raw_grad  # noqa: B018 (made once)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return what to pickle: rules are made again."""
+        return {name: value for name, value in self.__dict__.items() if name != "forward"}
+
+    @functools.cached_property
+    def forward(self) -> ForwardMode | None:
+        """Log p as rules on jets; None where derivatives by PyTensor serve better, or a rule is missing."""
+        if not self.shares_calls or self.has_equations or self.layout.n_dim > MOST_DIMENSIONS:
+            return None
+        try:
+            with without_c():
+                return ForwardMode(self.logp, self.theta)
+        except CannotFollow:
+            return None
+
+    @functools.cached_property
+    def _raw_grad(self) -> Variable:
+        with without_c():
+            return graph.gradient(self.logp, self.theta)
+
+    @functools.cached_property
+    def logp_grad(self) -> Outputs:
+        """Log p and its gradient, simplified together."""
+        with without_c():
+            return self.simplify([self.logp, self._raw_grad])
+
+    @property
+    def grad(self) -> Variable:
+        """The gradient."""
+        return self.logp_grad[1]
+
+    @functools.cached_property
+    def cost(self) -> Cost:
+        """Estimated cost of log p and its gradient."""
+        if self.forward is not None:
+            return estimate_of_jets([self.logp], self.layout.n_dim)
+        return estimate(self.logp_grad, along=self.theta)
+
+    @functools.cached_property
+    def cost_of_logp(self) -> Cost:
+        """Estimated cost of log p alone."""
+        return estimate([self.logp], along=self.theta)
+
+    @functools.cached_property
+    def shares_calls(self) -> bool:
+        """Whether a call takes about as long for one draw as for many: loops, equations, thousands of nodes."""
+        return self.is_large or self.has_equations or loops.has_loops([self.logp])
+
+    @functools.cached_property
+    def has_equations(self) -> bool:
+        """Whether log p has differential equations."""
+        return odes.has_equations([self.logp])
+
+    @functools.cached_property
+    def has_tails(self) -> bool:
+        """Whether the gradient has derivatives of incomplete beta or gamma functions by their parameters."""
+        return incomplete.has_parameters([self.logp], self.theta)
+
+    def on_flat_vector(self, outputs: Outputs) -> Outputs:
+        """Return functions of the value variables as functions of theta, on the minibatch in use."""
+        outputs = hold_matrices(hold_by_rows(self.minibatches.hold(outputs), self.minibatches.rows))
+        return graph.on_flat_vector(self.model, self.layout, outputs, self.theta)
+
+    def simplify(self, outputs: Outputs) -> Outputs:
+        """Canonicalise and stabilise graphs."""
+        return graph.simplify(outputs, check_bounds=self.model.check_bounds, is_large=self.is_large)
+
+
+class Functions:
+    """Compiles graphs of a model, and keeps what is compiled; fits that reuse a model share it.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    backend : str
+    compile_kwargs : dict or None
+    is_large : bool
+    choose : callable
+        Returns the backend, where that is "auto", when the first function is compiled.
+
+    Attributes
+    ----------
+    made : Made
+        What was compiled and found.
+    seconds : float
+        Spent on building and compiling.
+    """
+
+    def __init__(
+        self,
+        model: pm.Model,
+        backend: str,
+        compile_kwargs: Mapping[str, object] | None,
+        *,
+        is_large: bool,
+        choose: Callable[[], str],
+    ) -> None:
+        self._model, self._backend, self._is_large, self._is_auto = model, backend, is_large, backend == "auto"
+        self._choose = choose
+        self.compile_kwargs = compile_kwargs
+        self.made = Made()
+        self.seconds = 0.0
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return what to pickle: compiled functions are made again when they are needed."""
+        return {**self.__dict__, "made": Made()}
+
+    @property
+    def backend(self) -> str:
+        """The backend in use."""
+        if self._backend == "auto":
+            self._backend = self._choose()
+        return self._backend
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the user gave a mode."""
+        return self._backend == "given mode"
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether the backend has been asked for."""
+        return self._backend != "auto"
+
+    @property
+    def fixed_size(self) -> bool:
+        """Whether a new shape of the inputs would be compiled anew."""
+        return self._backend == "jax"  # never chosen here
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """Count the time of what is built inside."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - start
+
+    def once[T](self, what: Once[T], make: Callable[[], T]) -> T:
+        """Return a field of `made`, or make it."""
+        if what.is_made:
+            return what.of(make)
+        with self.timed():
+            return what.of(make)
+
+    def compile(self, inputs: list[Variable], outputs: Variable | Outputs) -> Function:
+        """Compile a function."""
+        return self._compiled(inputs, outputs, self.backend)
+
+    def compile_for_few(self, inputs: list[Variable], outputs: Variable | Outputs) -> Function:
+        """Compile a function that will be called some tens of times: quickly, where the user chose no backend."""
+        return self._compiled(inputs, outputs, "quick" if self._is_auto else self.backend)
+
+    def compile_for_rows(self, inputs: list[Variable], outputs: Variable | Outputs) -> Function:
+        """Compile a function of rows, which is called with other numbers of them, and of points, each time."""
+        return self._compiled(inputs, outputs, "quick" if self._is_auto or self.fixed_size else self.backend)
+
+    @property
+    def engine_of_rows(self) -> str:
+        """What evaluates rows: PyTensor where the user chose how it compiles."""
+        return "numpy" if self._is_auto or self.fixed_size or self._backend == "quick" else "pytensor"
+
+    def _compiled(self, inputs: list[Variable], outputs: Variable | Outputs, backend: str) -> Function:
+        # PyMC's own compile advances random generators in the graph; the model's context carries `check_bounds`.
+        on_jax = backend == "jax"
+        with self._model, compile_flags(backend), in_float64() if on_jax else contextlib.nullcontext():
+            function: Function = pymc_compile(
+                inputs,
+                outputs,
+                on_unused_input="ignore",
+                trust_input=True,
+                **compile_options(backend, self.compile_kwargs, is_large=self._is_large),
+            )
+        return cast(Function, InFloat64(function)) if on_jax else function
+
+
+def jets_of(graphs: FlatGraphs, functions: Functions) -> Jets | None:
+    """Return what evaluates log p with its derivatives carried along; None where functions are compiled of graphs."""
+    forward = graphs.forward
+    if forward is None or functions.backend != "quick":
+        return None
+    return functions.once(functions.made.jets, lambda: forward.compiled(functions.compile))

@@ -1,0 +1,245 @@
+"""Where the free variables of a model meet the rows of its data, from the graph of the log densities of these rows.
+
+Each variable of the graph has at most one axis of rows. It is followed from the log densities back through the
+operations that keep rows apart, to the places where what all rows share comes in: as weights of a matrix product, or
+element by element.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytensor.tensor as pt
+
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.tensor.basic import Join
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.math import Dot
+from pytensor.tensor.shape import Reshape
+from pytensor.tensor.special import LogAddExp, LogSoftmax, LogSumExp, Softmax
+from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from_subtensor
+
+from pymc_ngvi.graphs.inner import copy_of
+
+
+class CannotSplitError(Exception):
+    """An operation is not known to keep rows apart, or the rows have no axis of their own."""
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Weights of a matrix product with rows.
+
+    Parameters
+    ----------
+    shared : pytensor matrix
+        The weights, (n_in, n_out), or transposed.
+    inputs, tap : pytensor matrices
+        What is multiplied, (n_rows, n_in), and the product, (n_rows, n_out); or transposed.
+    transposed : bool
+    """
+
+    shared: Variable
+    inputs: Variable
+    tap: Variable
+    transposed: bool
+
+    def pair(self, slope: Variable) -> tuple[Variable, Variable]:
+        """Return inputs and the slope of the product, with rows along the first axis."""
+        return (self.inputs.T, slope.T) if self.transposed else (self.inputs, slope)
+
+    def by_rows(self, slope: Variable) -> Variable:
+        """Return the derivatives of each row with respect to the weights, (n_rows, ...)."""
+        inputs, slope = self.pair(slope)
+        first, second = (slope, inputs) if self.transposed else (inputs, slope)
+        return first[:, :, None] * second[:, None, :]
+
+
+@dataclass(frozen=True)
+class Copied:
+    """A variable that each row reads, element by element.
+
+    Parameters
+    ----------
+    shared : pytensor variable
+        Of length 1 along the axis of rows.
+    tap : pytensor variable
+        Copies of it, one for each row.
+    axis : int
+    """
+
+    shared: Variable
+    tap: Variable
+    axis: int
+
+    def by_rows(self, slope: Variable) -> Variable:
+        """Return the derivatives of each row with respect to the variable, (n_rows, ...)."""
+        order = [self.axis, *["x" if k == self.axis else k for k in range(slope.type.ndim)]]
+        return slope.dimshuffle(order)
+
+
+@dataclass(frozen=True)
+class Own:
+    """Elements of theta that are of one row each, or of one group of rows.
+
+    Parameters
+    ----------
+    tap : pytensor variable
+        No element of theta is twice in a row of it.
+    """
+
+    tap: Variable
+
+    @property
+    def shared(self) -> Variable:
+        """The same."""
+        return self.tap
+
+
+Tap = Dense | Copied | Own
+
+
+def find_taps(row: Variable, theta: Variable) -> tuple[Variable, list[Tap]]:
+    """Find where theta comes into the log densities of rows, along their first axis.
+
+    Returns
+    -------
+    row : pytensor variable
+        The same log densities, which depend on the taps.
+    taps : list of Dense, Copied or Own
+
+    Raises
+    ------
+    CannotSplitError
+    """
+    if row.type.ndim not in (1, 2) or row.type.broadcastable[0]:
+        raise CannotSplitError("one row")
+    fgraph = copy_of([row])
+    search = _Search(fgraph, theta)
+    search.assign(fgraph.outputs[0], 0)
+    for node in reversed(fgraph.toposort()):
+        for out in node.outputs:
+            if out in search.axes:
+                search.follow(node, out, search.axes[out])
+    if theta in search.axes:
+        search.taps.append(Own(theta))
+    return fgraph.outputs[0], search.taps
+
+
+def differentiable(fgraph: FunctionGraph, theta: Variable) -> set[Variable]:
+    """Return the variables of a graph that depend on theta, but for logical ones and integers."""
+    found = {theta}
+    for node in fgraph.toposort():
+        if not found.isdisjoint(node.inputs):
+            found.update(out for out in node.outputs if "float" in getattr(out.type, "dtype", ""))
+    return found
+
+
+def is_part(var: Variable, theta: Variable) -> bool:
+    """Tell whether a variable has elements of theta, each of them once at most."""
+    while var is not theta:
+        node = var.owner
+        if node is None or not isinstance(node.op, Subtensor | Reshape | DimShuffle):
+            return False
+        var = node.inputs[0]
+    return True
+
+
+class _Search:
+    def __init__(self, fgraph: FunctionGraph, theta: Variable) -> None:
+        self._fgraph, self._theta = fgraph, theta
+        self._depends = differentiable(fgraph, theta)
+        self._copies: dict[tuple[Variable, int], Variable] = {}
+        self.axes: dict[Variable, int] = {}
+        self.taps: list[Tap] = []
+
+    def assign(self, var: Variable, axis: int) -> None:
+        """Note which axis of a variable is that of rows."""
+        if var in self._depends and self.axes.setdefault(var, axis) != axis:
+            raise CannotSplitError("two axes of rows")
+
+    def follow(self, node: Apply, out: Variable, axis: int) -> None:
+        """Go on from the output of a node to its inputs."""
+        op = node.op
+        if is_part(out, self._theta):
+            self.taps.append(Own(out))
+        elif isinstance(op, Elemwise | LogAddExp) and all(i.type.ndim == out.type.ndim for i in node.inputs):
+            self._elementwise(node, out, axis)
+        elif isinstance(op, Dot):
+            self._dot(node, out, axis)
+        elif isinstance(op, AdvancedSubtensor):
+            self._taken(node, out, axis)
+        else:
+            for var in node.inputs if isinstance(op, Join) else node.inputs[:1]:
+                self.assign(var, _axis_of_input(node, out, axis))
+
+    def _elementwise(self, node: Apply, out: Variable, axis: int) -> None:
+        rowed = next(i for i in node.inputs if not i.type.broadcastable[axis])
+        for at, var in enumerate(node.inputs):
+            if var not in self._depends:
+                continue
+            if not var.type.broadcastable[axis]:
+                self.assign(var, axis)
+                continue
+            if (var, axis) not in self._copies:
+                shape = [rowed.shape[k] if k == axis else var.shape[k] for k in range(var.type.ndim)]
+                static = [rowed.type.shape[k] if k == axis else var.type.shape[k] for k in range(var.type.ndim)]
+                lengths = [s if n is None else n for s, n in zip(shape, static, strict=True)]
+                self._copies[var, axis] = pt.alloc(var, *lengths)
+                self.taps.append(Copied(var, self._copies[var, axis], axis))
+            self._fgraph.change_node_input(node, at, self._copies[var, axis], check=False)
+
+    def _dot(self, node: Apply, out: Variable, axis: int) -> None:
+        rows, shared = node.inputs if axis == 0 else node.inputs[::-1]
+        self.assign(rows, axis)
+        if shared in self._depends:
+            self.taps.append(Dense(shared, rows, out, transposed=axis == 1))
+
+    def _taken(self, node: Apply, out: Variable, axis: int) -> None:
+        source, index, *_ = node.inputs
+        if axis != 0 or node.op.idx_list[0] != 0 or "int" not in index.type.dtype:
+            raise CannotSplitError("an index")
+        if _counts_rows(index, source):
+            self.assign(source, 0)
+        elif is_part(source, self._theta) and index.type.ndim == 1 and len(node.inputs) == 2:
+            self.taps.append(Own(out))
+        else:
+            raise CannotSplitError("an index")
+
+
+def _counts_rows(index: Variable, source: Variable) -> bool:
+    """Tell whether an index takes each row in its turn."""
+    if not isinstance(index, Constant) or index.data.ndim == 0 or index.data.size != index.data.shape[0]:
+        return False
+    n_rows = index.data.size
+    return source.type.shape[0] in (None, n_rows) and np.array_equal(index.data.ravel(), np.arange(n_rows))
+
+
+def _axis_of_input(node: Apply, out: Variable, axis: int) -> int:
+    """Return which axis of the inputs of a node is that of rows."""
+    op, first = node.op, node.inputs[0]
+    if isinstance(op, DimShuffle) and isinstance(op.new_order[axis], int):
+        return int(op.new_order[axis])
+    if isinstance(op, CAReduce) and op.axis is not None:
+        return [k for k in range(first.type.ndim) if k not in op.axis][axis]
+    if isinstance(op, LogSumExp) and out.type.ndim < first.type.ndim:
+        return [k for k in range(first.type.ndim) if k not in op.axis][axis]
+    if isinstance(op, Softmax | LogSoftmax | LogSumExp) and op.axis is not None and axis not in op.axis:
+        return axis
+    if isinstance(op, Reshape) and axis == 0 and first.type.shape[:1] == out.type.shape[:1] not in ((), (None,)):
+        return 0
+    if isinstance(op, Subtensor):
+        return _axis_of_part(node, axis)
+    if isinstance(op, Join) and op.axis % out.type.ndim != axis:
+        return axis
+    raise CannotSplitError(str(op))
+
+
+def _axis_of_part(node: Apply, axis: int) -> int:
+    source = node.inputs[0]
+    indices = list(indices_from_subtensor(node.inputs[1:], node.op.idx_list))
+    indices += [slice(None)] * (source.type.ndim - len(indices))
+    kept = [k for k, index in enumerate(indices) if isinstance(index, slice)]
+    if indices[kept[axis]] != slice(None):
+        raise CannotSplitError("some of the rows")
+    return kept[axis]

@@ -1,0 +1,96 @@
+"""Which coordinates of a model to give, so that what is left is a latent Gaussian model: its hyperparameters."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.refusal import Reason
+from pymc_ngvi.core.values import Array
+from pymc_ngvi.density.logdensity import LogDensity
+from pymc_ngvi.density.rows_given import NotRows, RowsGiven
+from pymc_ngvi.graphs.layout import Variable
+from pymc_ngvi.rows.expectation import RowFunction
+
+#: Elements of a variable that may be given, and of all of them, at most.
+_MOST_OF_ONE, _MOST = 6, 10
+#: Points on a line at which functions of rows are looked at: a parabola has no third differences.
+_ON_LINE = np.arange(-2.0, 3.0)
+_ROUNDING = 1e-7
+
+
+def latent_rows(density: LogDensity) -> RowsGiven:
+    """Return log p as rows, its hyperparameters being given.
+
+    These are the few parameters with a transform (scales, correlations, shapes), and others that enter rows beside a
+    predictor: what is left is Gaussian but for functions of one predictor each, or nearly so.
+
+    Raises
+    ------
+    NotRows
+        Where no such choice is found; the message says why, in a clause.
+    """
+    found: RowsGiven | NotRows = density.functions.made.latent_rows.of(lambda: _found_or_not(density))
+    if isinstance(found, NotRows):
+        raise found
+    return found
+
+
+def _found_or_not(density: LogDensity) -> RowsGiven | NotRows:
+    try:
+        return _found(density)
+    except NotRows as reason:
+        return reason
+
+
+def _found(density: LogDensity) -> RowsGiven:
+    if density.has_minibatch:
+        raise NotRows(Reason.IN_PART, "the model reads pm.Minibatch data")
+    outside = [v for v in density.layout.variables if v.value_name != v.name and v.size <= _MOST_OF_ONE]
+    while True:
+        index = _index(outside)
+        if not len(index):
+            raise NotRows(Reason.NOT_LATENT, "it has no scale, correlation or other transformed parameter")
+        if len(index) > _MOST:
+            raise NotRows(Reason.NOT_LATENT, f"{len(index)} hyperparameters are more than {_MOST}")
+        if len(index) == density.n_dim:
+            raise NotRows(Reason.NOT_LATENT, "all of its parameters are hyperparameters")
+        given = RowsGiven(density, index)
+        others = [v for v in density.layout.variables if v not in outside]
+        more = next(_beside(given, others), None)
+        if more is None:
+            return given
+        outside.append(more)
+
+
+def _index(variables: list[Variable]) -> NDArray[np.intp]:
+    parts = [np.arange(v.where.start, v.where.stop) for v in variables]
+    return np.sort(np.concatenate([*parts, np.empty(0)])).astype(np.intp)
+
+
+def _beside(given: RowsGiven, variables: list[Variable]) -> Iterator[Variable]:
+    """Yield small variables that rows read by themselves, beside another predictor, and not as a product with it."""
+    sets = given.rows.predictors.dependence.sets.tocsr()
+    index = given.rows.predictors.dependence.index.ravel()
+    few = [v for v in variables if v.size <= _MOST_OF_ONE]
+    for rows in given.rows.functions:
+        if rows.n_directions < 2 or _is_quadratic(rows):
+            continue
+        for column in rows.index.T:
+            read = sets[np.unique(index[column])]
+            alone = given.inside[np.unique(read.indices)] if (np.diff(read.indptr) == 1).all() else []
+            for variable in few:
+                if len(alone) and ((alone >= variable.where.start) & (alone < variable.where.stop)).all():
+                    yield variable
+
+
+def _is_quadratic(rows: RowFunction) -> bool:
+    """Tell whether functions of rows are polynomials of the second degree, at most."""
+    rng = np.random.default_rng(0)
+    shape = rows.index.shape
+    about, along = rng.standard_normal(shape), rng.standard_normal(shape)
+    points = [about[:, a] + _ON_LINE[:, None] * along[:, a] for a in range(shape[1])]
+    with np.errstate(all="ignore"):
+        values: Array = rows.values(points, slice(None))
+    return bool((np.abs(np.diff(values, 3, axis=0)) <= _ROUNDING * (1.0 + np.abs(values).max(axis=0))).all())

@@ -1,0 +1,304 @@
+"""The rows of an observed variable, observation by observation: log p of each, a function of linear predictors.
+
+*The* linear predictor of an observation is what a parameter of its distribution is a function of: the argument of the
+inverse link of a generalised linear model, offset and all, with effects that are not centred, too.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytensor.scalar as ps
+import pytensor.tensor as pt
+
+from pymc.variational.minibatch_rv import MinibatchRandomVariable
+from pytensor.graph.basic import Variable
+from pytensor.graph.traversal import ancestors
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.random.op import RNGConsumerOp
+
+from pymc_ngvi.core.sparsity.dependence_sets import Ints, TooDenseError
+from pymc_ngvi.core.values import Array
+from pymc_ngvi.density.logdensity import LogDensity
+from pymc_ngvi.graphs import graph
+from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.reading.affine import affine_functions, varying_inputs
+from pymc_ngvi.reading.basis import Basis
+from pymc_ngvi.reading.compiled import CompiledOnce, quickly
+from pymc_ngvi.reading.dependence import moved_inputs
+from pymc_ngvi.reading.dependence_values import Facts
+from pymc_ngvi.reading.distribute import without_checks
+from pymc_ngvi.reading.found import Predictors
+from pymc_ngvi.reading.lift import Apart, CannotLift, Lift
+from pymc_ngvi.reading.row_graphs import shared_first
+from pymc_ngvi.reading.terms import Rows, lifted
+from pymc_ngvi.rows.engines.on_numpy import NumPyEngine
+from pymc_ngvi.rows.expectation import RowFunction
+from pymc_ngvi.rows.linear_map import AffineMap
+
+#: Points at which rows are compared with log p, and how far they are from each other; relative difference that is
+#: rounding.
+_N_CHECKED, _AROUND, _ROUNDING = 3, 0.3, 1e-9
+#: Predictors of an observation, at most.
+_MOST_PREDICTORS = 8
+
+
+@dataclass(frozen=True, eq=False)
+class LinearPredictor:
+    """The linear predictor of rows, as a function of the predictors that these have.
+
+    Parameters
+    ----------
+    function : RowFunction
+    along : int
+        One of these in which it is linear, whatever the others are.
+    slope : ndarray, shape (n_rows,)
+        Its derivative in that one.
+    """
+
+    function: RowFunction
+    along: int
+    slope: Array
+
+
+@dataclass(frozen=True, eq=False)
+class ObservedKind:
+    """Observations whose log densities are the same function of different predictors.
+
+    Parameters
+    ----------
+    elements : ndarray of int, shape (n_rows,)
+        Which elements of the log density of the variable they are.
+    rows : RowFunction
+    linear : LinearPredictor or None
+        None where there is none that is like those of a generalised linear model.
+    """
+
+    elements: Ints
+    rows: RowFunction
+    linear: LinearPredictor | None
+
+
+@dataclass(frozen=True, eq=False)
+class ObservedRows:
+    """The rows of an observed variable.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Of its log density, elementwise.
+    kinds : list of ObservedKind
+    linear_map : AffineMap
+        Of all predictors.
+    """
+
+    shape: tuple[int, ...]
+    kinds: list[ObservedKind]
+    linear_map: AffineMap
+
+
+def observed_rows(density: LogDensity, name: str) -> ObservedRows:
+    """Return the rows of an observed variable.
+
+    Parameters
+    ----------
+    density : LogDensity
+    name : str
+        Of the variable.
+
+    Raises
+    ------
+    ValueError
+        Where its log density is not one of each observation, or not a function of few linear predictors.
+    """
+    [rv] = [rv for rv in density.model.observed_RVs if rv.name == name]
+    if isinstance(rv.owner.op, MinibatchRandomVariable):
+        raise ValueError("it is scaled by total_size")
+    try:
+        with without_c():
+            return _Search(density, rv).found()
+    except (CannotLift, TooDenseError) as error:
+        raise ValueError(str(error) or "its predictors depend on too much") from error
+
+
+class _Search:
+    """Finds the rows of one observed variable."""
+
+    def __init__(self, density: LogDensity, rv: Variable) -> None:
+        graphs, model = density.graphs, density.model
+        self._theta, self._compile = graphs.theta, density.functions.compile_for_rows
+        with without_c(model):
+            [logp] = model.logp(vars=[rv], sum=False)
+            parameters = model.replace_rvs_by_values(list(_parameters(rv, model.free_RVs)))
+        flat = graphs.on_flat_vector([pt.as_tensor(logp, allow_xtensor_conversion=True)])
+        [self._logp] = graphs.simplify(flat)
+        function = density.functions.compile_for_rows([self._theta], self._logp)
+        around = np.random.default_rng(0).standard_normal((_N_CHECKED, density.n_dim))
+        self._points = density.initial_point() + _AROUND * around
+        self._values = np.stack([np.asarray(function(point)) for point in self._points])
+        self._shape = self._values.shape[1:]
+        written = [*flat, *self._candidates(graphs.on_flat_vector([var for var in parameters if not _is_random(var)]))]
+        whole = [(var + pt.zeros(self._shape)).ravel() for var in written]
+        self._outputs = pt.join(0, *graphs.simplify(whole))
+
+    def _candidates(self, parameters: list[Variable]) -> list[Variable]:
+        """Return what may be linear predictors, those of the first parameter first."""
+        if not parameters:
+            return []
+        total = pt.add(*[pt.as_tensor(p, allow_xtensor_conversion=True).sum() for p in parameters], 0.0)
+        facts = Facts(total, self._theta)
+        affine, _ = affine_functions(self._theta, facts)
+        found = dict.fromkeys(v for p in parameters for v in _linear_parts(p, affine, facts))
+        return [var for var in found if _fits(facts.shape(var), self._shape)]
+
+    def found(self) -> ObservedRows:
+        """Return the rows."""
+        predictors = Predictors(self._outputs, self._theta, self._compile)
+        [inner] = graph.inline_inner_graphs(graph.simplify([predictors.density()], check_bounds=False))
+        inner = without_checks(inner)
+        facts = Facts(inner, predictors.vector, conditions=True)
+        joint = predictors.with_sums(np.arange(predictors.vector.type.shape[0]))
+        linear_map = predictors.linear_map if joint is None else joint.linear_map
+        n, compile_ = int(np.prod(self._shape)), CompiledOnce(quickly)
+        starts = range(n, facts.shape(inner)[0], n)
+        kinds = []
+        for index, lift, value in lifted(inner, np.arange(n), predictors.vector, facts):
+            beside = [c for start in starts if (c := _lifted_too(lift, inner, index + start)) is not None]
+            kinds.append(_kind(index, lift, value, beside, self._at(linear_map), compile_))
+        result = ObservedRows(self._shape, kinds, linear_map)
+        if not self._agree(result):
+            raise ValueError("its rows are not what its log density is made of")
+        return result
+
+    def _at(self, linear_map: AffineMap) -> Callable[[int], Array]:
+        """Return what evaluates predictors at a number of points."""
+        n_dim = self._theta.type.shape[0]
+        return lambda n: linear_map(np.random.default_rng(0).standard_normal((n, n_dim)))
+
+    def _agree(self, found: ObservedRows) -> bool:
+        """Tell whether rows are the log density at some points."""
+        eta = found.linear_map(self._points)
+        values = np.full((len(eta), int(np.prod(self._shape))), np.nan)
+        with np.errstate(all="ignore"):
+            for kind in found.kinds:
+                values[:, kind.elements] = kind.rows.values([eta[:, at] for at in kind.rows.index.T], slice(None))
+        wanted = self._values.reshape(values.shape)
+        keep = np.isfinite(wanted)
+        return bool(np.all(np.abs(values - wanted)[keep] <= _ROUNDING * (1.0 + np.abs(wanted[keep]))))
+
+
+def _parameters(rv: Variable, free: list[Variable]) -> Iterator[Variable]:
+    """Return the parameters of a distribution, and those of the distributions that it is made of."""
+    try:
+        parameters = rv.owner.op.dist_params(rv.owner)
+    except (AttributeError, NotImplementedError, TypeError, ValueError):
+        return
+    for var in parameters:
+        if var.owner is not None and hasattr(var.owner.op, "dist_params") and var not in free:
+            yield from _parameters(var, free)
+        else:
+            yield var
+
+
+def _is_random(var: Variable) -> bool:
+    return any(v.owner is not None and isinstance(v.owner.op, RNGConsumerOp) for v in ancestors([var]))
+
+
+def _linear_parts(var: Variable, affine: set[Variable], facts: Facts) -> list[Variable]:
+    """Return the first affine functions of theta on each way down, and sums of these with others.
+
+    A linear function times another unknown is none.
+    """
+    node = var.owner
+    if facts.is_known(var) or node is None:
+        return []
+    scalar_op, inputs = getattr(node.op, "scalar_op", None), varying_inputs(node, facts)
+    adds = isinstance(node.op, Elemwise) and isinstance(scalar_op, ps.Add | ps.Sub)
+    if (var in affine and not isinstance(scalar_op, ps.Neg)) or (adds and any(i in affine for i in inputs)):
+        return [var]
+    below = [(i, _linear_parts(i, affine, facts)) for i in inputs]
+    copies = adds or isinstance(scalar_op, ps.Identity | ps.Cast) or moved_inputs(node, facts) is not None
+    if len(below) == 1 and copies and below[0][1] == [below[0][0]]:
+        return [var]
+    if len(below) > 1 and isinstance(scalar_op, ps.Mul | ps.TrueDiv) and any(found == [i] for i, found in below):
+        return []
+    return [v for _, found in below for v in found]
+
+
+def _lifted_too(lift: Lift, var: Variable, index: Ints) -> Variable | None:
+    """Lift other elements of the same rows; None where that can't be."""
+    before = lift.copy()
+    try:
+        return lift.of(var, index)
+    except (Apart, CannotLift):
+        lift.back_to(before)
+        return None
+
+
+def _kind(
+    index: Ints,
+    lift: Lift,
+    value: Variable,
+    candidates: list[Variable],
+    predictors: Callable[[int], Array],
+    compile_: CompiledOnce,
+) -> ObservedKind:
+    """Return rows as functions of the predictors that candidates are made of, as far as these go."""
+    used = set(ancestors(candidates))
+    basis = Basis(lift, len(index), predictors, [slot for slot in lift.slots if slot in used])
+    value, data = basis.of(value, lift.data)
+    needed = set(ancestors([value]))
+    slots = [slot for slot in basis.slots if slot in needed]
+    rows = Rows(basis.index(slots), slots, _of(value, data), value).by_sum()
+    rows = rows if rows.n_summed else shared_first(rows)[0]  # in the order of the function that is compiled
+    if rows.n_directions > _MOST_PREDICTORS:
+        raise CannotLift(f"an observation varies in {rows.n_directions} directions")
+    written = [basis.of(candidate, lift.data) for candidate in candidates]
+    others = set(basis.slots) - needed
+    usable = [(c, _of(c, data)) for c, data in written if others.isdisjoint(ancestors([c]))]
+    return ObservedKind(index, NumPyEngine(quickly).row_function(rows), _linear_predictor(rows, usable, compile_))
+
+
+def _of(value: Variable, data: dict[Variable, Array]) -> dict[Variable, Array]:
+    """Return the data that a function has among its inputs."""
+    needed = set(ancestors([value]))
+    return {var: values for var, values in data.items() if var in needed}
+
+
+def _linear_predictor(
+    rows: Rows, candidates: list[tuple[Variable, dict[Variable, Array]]], compile_: CompiledOnce
+) -> LinearPredictor | None:
+    """Return the first candidate that is linear in a predictor, if there is one that differs from row to row."""
+    found = [linear for value, data in candidates if (linear := _as_linear(rows, value, data, compile_)) is not None]
+    own = [linear for linear, is_own in found if is_own]
+    return next(iter([*own, *(linear for linear, _ in found)]), None)
+
+
+def _as_linear(
+    rows: Rows, value: Variable, data: dict[Variable, Array], compile_: CompiledOnce
+) -> tuple[LinearPredictor, bool] | None:
+    """Return a function of the predictors of rows, if it is linear in one; and whether rows have different ones."""
+    slopes = graph.slopes(value.sum(), rows.slots, "first")
+    n, k = rows.index.shape
+    outputs = [pt.zeros((1, 1)) if slope is None else slope for slope in slopes]
+    function = compile_([*rows.slots, *data], outputs)
+    points = np.random.default_rng(0).standard_normal((2, k, 1, n))
+    given = list(data.values())
+    first, second = (np.stack([np.broadcast_to(s, (1, n))[0] for s in function(*p, *given)]) for p in points)
+    used = (first != 0.0).any(axis=1)
+    differs = np.array([used[a] and len(np.unique(rows.index[:, a])) > 1 for a in range(k)])
+    linear = np.flatnonzero(
+        (np.abs(first - second) <= _ROUNDING * np.abs(first)).all(axis=1) & (first != 0.0).all(axis=1)
+    )
+    if not len(linear):
+        return None
+    along = max(linear.tolist(), key=lambda a: differs[a])
+    of_row = RowFunction(compile_([*rows.slots, *data], [value]), rows.index, given, np.ones((k, k), dtype=np.bool_))
+    return LinearPredictor(of_row, along, first[along]), bool(differs.any())
+
+
+def _fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    try:
+        return np.broadcast_shapes(shape, whole) == whole
+    except ValueError:
+        return False

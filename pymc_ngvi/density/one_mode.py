@@ -1,0 +1,214 @@
+"""Models of which it is known that log p has one mode: sums of rows, each a concave function of linear predictors.
+
+Regressions with log-concave likelihoods (Normal with a given standard deviation, Poisson, Binomial and Bernoulli, Gamma
+and negative binomial with a given shape, each with its usual link) and log-concave priors, and the same with Gaussian
+effects at given scales. That a row is concave follows from its operations by the rules of disciplined convex
+programming [1]_: sums of concave functions, and concave functions of affine ones. No scale that is a parameter is
+among them.
+
+References
+----------
+.. [1] M. Grant, S. Boyd and Y. Ye (2006). Disciplined convex programming. Global optimization, Springer.
+   https://doi.org/10.1007/0-387-30528-9_7
+"""
+
+import math
+
+from collections.abc import Sequence
+from enum import IntFlag
+from typing import NamedTuple
+
+import numpy as np
+import pytensor.scalar as ps
+
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.traversal import toposort
+from pytensor.scalar.math import Sigmoid, Softplus
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+
+from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.density.logdensity import LogDensity
+from pymc_ngvi.reading.terms import Rows
+
+
+class _Curve(IntFlag):
+    """What is known of a function of the predictors of a row: affine ones are both."""
+
+    NONE, CONVEX, CONCAVE, AFFINE = 0, 1, 2, 3
+
+    def times(self, low: float, high: float) -> "_Curve":
+        """Return that of the function times numbers within bounds."""
+        if self is _Curve.AFFINE or low >= 0.0:
+            return self
+        return _Curve((self & 1) << 1 | (self & 2) >> 1) if high <= 0.0 else _Curve.NONE
+
+
+class _Known(NamedTuple):
+    """A curve, and bounds of the values."""
+
+    curve: _Curve
+    low: float = -math.inf
+    high: float = math.inf
+
+    @property
+    def is_number(self) -> bool:
+        return self.low == self.high
+
+
+_UNKNOWN = _Known(_Curve.NONE)
+#: Least value of exp, which is positive.
+_LEAST = 5e-324
+#: Convex functions that increase, with their least values; concave ones that do.
+_CONVEX: dict[type, float] = {ps.Exp: _LEAST, ps.Expm1: -1.0, Softplus: 0.0}
+_CONCAVE = (ps.Log, ps.Log1p)
+
+
+def has_one_mode(density: LogDensity) -> bool:
+    """Tell whether log p is known to be concave, so that it has one mode.
+
+    Parameters
+    ----------
+    density : LogDensity
+
+    Examples
+    --------
+    >>> import pymc as pm
+    >>> from pymc_ngvi.density import LogDensity
+    >>> def model(sd):
+    ...     with pm.Model() as model:
+    ...         pm.Poisson("y", pm.math.exp(pm.Normal("a", 0.0, sd, shape=3)), observed=[3, 0, 2])
+    ...     return model
+    >>> has_one_mode(LogDensity(model(2.0)))
+    True
+    >>> with pm.Model() as mixed:
+    ...     y = pm.Normal("y", pm.Normal("a", 0.0, pm.HalfNormal("sd"), shape=3), 1.0, observed=[3.0, 0.0, 2.0])
+    >>> has_one_mode(LogDensity(mixed))
+    False
+    """
+    rows = None if density.is_sharded or density.is_streamed else density.by_rows.found
+    return rows is not None and all(_is_concave(kind) for kind in rows.terms.rows)
+
+
+def _is_concave(rows: Rows) -> bool:
+    """Tell whether each of some rows is a concave function of its predictors."""
+    known: dict[Variable, _Known] = {slot: _Known(_Curve.AFFINE) for slot in rows.slots}
+    known |= {var: _of_numbers(value) for var, value in rows.data.items()}
+    varies = set(rows.slots)
+    for node in toposort([rows.value]):
+        inputs = [known.get(i) or _of_input(i) for i in node.inputs]
+        found = _UNKNOWN
+        if isinstance(node.op, DimShuffle):
+            found = inputs[0]
+        elif (inner := _inside_log_exp(node)) is not None:
+            found = known.get(inner) or _of_input(inner)
+        elif isinstance(node.op, Elemwise):
+            found = _of_operation(node.op.scalar_op, inputs, [i in varies for i in node.inputs])
+        for out in node.outputs:
+            varies |= {out} if varies.intersection(node.inputs) else set()
+            known[out] = found if out in varies else found._replace(curve=_Curve.AFFINE)
+    return bool(known.get(rows.value, _UNKNOWN).curve & _Curve.CONCAVE)
+
+
+def _inside_log_exp(node: Apply) -> Variable | None:
+    """Return x where a node is log(exp(x)), as the log of a rate with a log link is."""
+    inner = node.inputs[0].owner
+    both = [n.op.scalar_op for n in (node, inner) if n is not None and isinstance(n.op, Elemwise)]
+    if len(both) == 2 and isinstance(both[0], ps.Log) and isinstance(both[1], ps.Exp):
+        return inner.inputs[0]
+    return None
+
+
+def _of_input(var: Variable) -> _Known:
+    return _of_numbers(var.data) if isinstance(var, Constant) else _UNKNOWN
+
+
+def _of_numbers(values: AnyArray) -> _Known:
+    numbers = np.asarray(values, dtype=np.float64)
+    if not numbers.size or np.isnan(numbers).any():
+        return _Known(_Curve.AFFINE)
+    return _Known(_Curve.AFFINE, float(numbers.min()), float(numbers.max()))
+
+
+def _of_operation(op: ps.ScalarOp, inputs: Sequence[_Known], vary: Sequence[bool]) -> _Known:
+    """Return what is known of the result of an operation."""
+    one = inputs[0]
+    if isinstance(op, ps.Identity | ps.Cast):
+        return one
+    if isinstance(op, ps.Neg):
+        return _scaled(one, _Known(_Curve.AFFINE, -1.0, -1.0))
+    if isinstance(op, ps.Add):
+        curve, low, high = one.curve, sum(i.low for i in inputs), sum(i.high for i in inputs)
+        for other in inputs[1:]:
+            curve &= other.curve
+        return _Known(curve, low, high)
+    if isinstance(op, ps.Sub):
+        return _of_operation(ps.add, [one, _scaled(inputs[1], _Known(_Curve.AFFINE, -1.0, -1.0))], vary)
+    if isinstance(op, ps.Mul):
+        return _product(inputs, vary)
+    if isinstance(op, ps.TrueDiv):
+        other = inputs[1]
+        if vary[1] or other.low <= 0.0 <= other.high:
+            return _UNKNOWN
+        return _scaled(one, _Known(_Curve.AFFINE, *sorted((1.0 / other.low, 1.0 / other.high))))
+    if isinstance(op, ps.Switch):
+        if one.is_number:
+            return inputs[1 if one.low else 2]
+        curve = inputs[1].curve & inputs[2].curve if not vary[0] else _Curve.NONE
+        return _Known(curve, min(i.low for i in inputs[1:]), max(i.high for i in inputs[1:]))
+    return _of_function(op, inputs, vary)
+
+
+def _of_function(op: ps.ScalarOp, inputs: Sequence[_Known], vary: Sequence[bool]) -> _Known:
+    """Return what is known of a function that is bent."""
+    one = inputs[0]
+    square = isinstance(op, ps.Sqr) or (isinstance(op, ps.Pow) and inputs[1].is_number and inputs[1].low == 2.0)
+    if square or isinstance(op, ps.Abs):
+        convex = one.curve is _Curve.AFFINE
+        largest = max(abs(one.low), abs(one.high))
+        return _Known(_Curve.CONVEX if convex else _Curve.NONE, 0.0, largest**2 if square else largest)
+    for kind, low in _CONVEX.items():
+        if isinstance(op, kind):
+            curve = _Curve.CONVEX if one.curve & _Curve.CONVEX else _Curve.NONE
+            return _Known(curve, low)
+    if isinstance(op, _CONCAVE):
+        return _Known(_Curve.CONCAVE if one.curve & _Curve.CONCAVE else _Curve.NONE)
+    if isinstance(op, Sigmoid):
+        return _Known(_Curve.NONE, 0.0, 1.0)
+    if isinstance(op, ps.AND):
+        return _Known(_Curve.NONE, min(i.low for i in inputs), min(i.high for i in inputs))
+    if isinstance(op, ps.LogicalComparison):
+        decided = _decided(op, one, inputs[1])
+        return _Known(_Curve.NONE, *((0.0, 1.0) if decided is None else (float(decided),) * 2))
+    return _UNKNOWN
+
+
+def _decided(op: ps.LogicalComparison, one: _Known, other: _Known) -> bool | None:
+    """Return the result of a comparison that bounds settle: no value is infinite."""
+    if isinstance(op, ps.EQ) and other.is_number:
+        apart = math.isinf(other.low) or not one.low <= other.low <= one.high
+        return False if apart else None
+    if isinstance(op, ps.GT | ps.GE) and (one.low > other.high or (isinstance(op, ps.GE) and one.low >= other.high)):
+        return True
+    return None
+
+
+def _scaled(one: _Known, by: _Known) -> _Known:
+    """Return what is known of a function times numbers."""
+    ends = [_times(a, b) for a in (one.low, one.high) for b in (by.low, by.high)]
+    return _Known(one.curve.times(by.low, by.high), min(ends), max(ends))
+
+
+def _times(a: float, b: float) -> float:
+    return 0.0 if a == 0.0 or b == 0.0 else a * b
+
+
+def _product(inputs: Sequence[_Known], vary: Sequence[bool]) -> _Known:
+    """Return what is known of a product: of one that varies with numbers."""
+    result = _Known(_Curve.AFFINE, 1.0, 1.0)
+    for factor, varies in zip(inputs, vary, strict=True):
+        if not varies:
+            result = _scaled(result, factor)
+    moving = [factor for factor, varies in zip(inputs, vary, strict=True) if varies]
+    if not moving:
+        return result
+    return _scaled(moving[0], result) if len(moving) == 1 else _UNKNOWN

@@ -1,0 +1,309 @@
+"""Second derivatives of a log density from its graph: products, means, and what a known sparsity saves of them."""
+
+import contextlib
+import functools
+import logging
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from numpy.typing import NDArray
+from pytensor.compile import Function
+from pytensor.graph.basic import Variable
+from scipy import sparse
+
+from pymc_ngvi.core.refusal import PatternWidened
+from pymc_ngvi.core.sparsity.coloured import CACHED_ELEMENTS, ColouredHessian, batch, slices
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.density.by_rows import ByRows
+from pymc_ngvi.density.flat import FlatGraphs, Functions, jets_of
+from pymc_ngvi.density.gauss_newton.matrix import GaussNewton
+from pymc_ngvi.density.gauss_newton.parts import Parts
+from pymc_ngvi.density.jets.evaluation import Jets
+from pymc_ngvi.density.predictor_hessian import PredictorHessian, predictor_hessian
+from pymc_ngvi.density.rows import Rows
+from pymc_ngvi.density.sparse_hessian import SparseHessian
+from pymc_ngvi.graphs import cost, graph
+from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.graphs.loops import draws_in_call
+from pymc_ngvi.rows.linear_map import AffineMap
+
+#: Draws that one call should take of a small dense Hessian.
+_LEAST_BATCH = 4
+#: Products of a Hessian in gradients, and the seconds of one from which on it may be worth looking for predictors; on
+#: minibatches, each of which has predictors of its own.
+_PRODUCT, _WORTH, _WORTH_ANEW = 0.4, 2e-3, 5e-3
+#: How many products by coordinates one by predictors has to save.
+_FEWER = 2
+
+logger = logging.getLogger("pymc.ngvi")
+
+
+class SecondOrder:
+    """Second derivatives of a log density. Nothing is built before something is asked for.
+
+    Parameters
+    ----------
+    graphs : FlatGraphs
+    functions : Functions
+    rows : Rows
+        For Gauss-Newton matrices.
+    start : ndarray, shape (n_dim,)
+        A point where log p is finite.
+    estimated : Cost
+        Of log p and its gradient.
+    gradient : callable
+        From points, (n, n_dim), to gradients there, which nobody counts.
+    by_rows : ByRows
+        Takes log p apart.
+
+    Attributes
+    ----------
+    sparse : SparseHessian
+    gauss_newton : GaussNewton
+    """
+
+    def __init__(
+        self,
+        graphs: FlatGraphs,
+        functions: Functions,
+        rows: Rows,
+        start: Array,
+        estimated: cost.Cost,
+        gradient: Callable[[Array], Array],
+        by_rows: ByRows,
+    ) -> None:
+        self._by_rows = by_rows
+        self.gauss_newton = GaussNewton(Parts(graphs, functions, rows, start, estimated.widest))
+        self._graphs, self._functions = graphs, functions
+        self._cost, self._gradient = estimated, gradient
+        self.n_dim, self._widest, self._n_by_predictors = len(start), estimated.widest, 0
+        self._no_hessian: graph.MissingDerivativeError | None = None
+        self.sparse = SparseHessian(
+            graphs.logp,
+            graphs.theta,
+            start,
+            graphs.minibatches.rows,
+            self.products_of_draws,
+            self.error,
+            estimated.widest,
+            functions.fixed_size,
+        )
+
+    def again(self, start: Array, gradient: Callable[[Array], Array], by_rows: ByRows) -> "SecondOrder":
+        """Return what a new object would be for the data as they are now, without the work that is done already."""
+        other = SecondOrder.__new__(SecondOrder)
+        other.__dict__.update(self.__dict__)
+        other._gradient, other._by_rows, other._n_by_predictors = gradient, by_rows, 0
+        other.sparse = self.sparse.again(start, other.products_of_draws, other.error)
+        return other
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return what to pickle: compiled functions are made again when they are needed."""
+        return {name: value for name, value in self.__dict__.items() if name != "_predictors"}
+
+    @functools.cached_property
+    def gradient_seconds(self) -> float:
+        """Estimated time of log p and its gradient at one point, from the graph and the sizes of the data alone."""
+        if self._graphs.forward is not None:
+            return self._cost.quick_seconds
+        compiled = self._functions.backend not in ("quick", "c")
+        return cost.evaluation_seconds(self._graphs.logp_grad, self._cost, compiled)
+
+    @property
+    def _jets(self) -> Jets | None:
+        return jets_of(self._graphs, self._functions)
+
+    def error(self) -> graph.MissingDerivativeError | None:
+        """Return the error that names the operation without a second derivative, if there is one."""
+        if self._jets is not None:
+            return None
+        if "_product" not in self.__dict__ and self._no_hessian is None:
+            with self._functions.timed():
+                try:
+                    self._product  # noqa: B018 (made once)
+                except graph.MissingDerivativeError as error:
+                    self._no_hessian = error.with_traceback(None)
+        return self._no_hessian
+
+    @functools.cached_property
+    def _product(self) -> tuple[Variable, Variable]:
+        """A direction, and the graph of the Hessian times it."""
+        direction = self._graphs.theta.type("direction")
+        with without_c():
+            simplify = graph.simplify_little if self._graphs.is_large else self._graphs.simplify
+            [product] = simplify([graph.hessian_product(self._graphs.grad, self._graphs.theta, direction)])
+        return direction, product
+
+    @functools.cached_property
+    def n_in_call(self) -> int:
+        """Directions in one call at one draw."""
+        return int(np.clip(2 * CACHED_ELEMENTS // max(self._widest, 1), 16, 4096))
+
+    @property
+    def n_products(self) -> int:
+        """Products that one Hessian takes by coordinates: one for each, or for each colour of the pattern."""
+        coloured = self.sparse.coloured
+        return self.n_dim if coloured is None else coloured.n_colours
+
+    def at_draws(self, theta: Array, directions: Array) -> Array:
+        """Multiply the Hessian at each draw with each direction, (n_draws, n_directions, n_dim)."""
+        products = np.empty((len(theta), len(directions), self.n_dim))
+        if self._jets is not None:
+            for rows in slices(len(theta), self._batch(len(directions))[0]):
+                products[rows] = self.products_of_draws(theta[rows], directions)
+            return products
+        for out, point in zip(products, theta, strict=True):
+            out[:] = self._products(point, directions)
+        return products
+
+    # --- by predictors ---
+
+    @functools.cached_property
+    def _predictors(self) -> PredictorHessian | None:
+        """Makes Hessians from fewer products than the pattern does; None where that is not worth its while."""
+        graphs, functions = self._graphs, self._functions
+        seconds = _PRODUCT * self.n_products * self.gradient_seconds
+        in_vain = functions.fixed_size or graphs.is_large or self._jets is not None
+        if in_vain or seconds < (_WORTH_ANEW if graphs.minibatches else _WORTH) or self.error():
+            return None
+        with functions.timed():
+            found = predictor_hessian(self._by_rows.parts, graphs.simplify, functions.compile)
+        return found if found is not None and _FEWER * found.products_of(self._cost) <= self.n_products else None
+
+    def by_predictors(self, theta: Array) -> tuple[AffineMap, sparse.csr_array] | None:
+        """Return the predictors, and the mean Hessian with respect to them; None where they are not used.
+
+        A check, now and then, sees whether that is the derivative of the gradient.
+        """
+        if self._predictors is None or not len(theta):
+            return None
+        self._n_by_predictors += 1
+        if self._n_by_predictors & (self._n_by_predictors - 1) == 0:
+            rng = np.random.default_rng([self._n_by_predictors])
+            if not self._predictors.agrees(theta[rng.integers(len(theta))], self._gradient, rng):
+                logger.info("The Hessian by linear predictors is not that of log p: it is found from all coordinates.")
+                self._predictors = None
+                return None
+        return self._predictors.linear_map, self._predictors.mean(theta)
+
+    # --- by coordinates ---
+
+    def mean_products(self, theta: Array, directions: Array) -> Array:
+        """Return the mean over draws of the Hessian times each direction, (n_directions, n_dim)."""
+        found = self._by_colours(theta, len(directions))
+        if found is not None:
+            return found[0].times(found[1], directions)
+        coloured = self.sparse.coloured
+        if coloured is not None:  # the function is there, or will be needed
+            return coloured.mean_products(theta, directions)
+        n_draws, n_directions = self._batch(len(directions))
+        total = np.zeros((len(directions), self.n_dim))
+        if n_directions < len(directions) or not self._takes_draws:
+            for point in theta:
+                total += self._products(point, directions)
+        else:  # calls take longer than the work: many draws in each
+            for rows in slices(len(theta), n_draws):
+                total += self.products_of_draws(theta[rows], directions).sum(axis=0)
+        return total / len(theta)
+
+    def mean_products_of_each(self, draws: list[Array], directions: Array) -> list[Array] | None:
+        """Return `mean_products` over each set of draws, in few calls; None where sparsity saves more than that."""
+        n_draws, n_directions = self._batch(len(directions))
+        if self.sparse.coloured is not None or n_directions < len(directions) or not self._takes_draws:
+            return None
+        theta = np.concatenate(draws)
+        products = np.concatenate([self.products_of_draws(theta[r], directions) for r in slices(len(theta), n_draws)])
+        ends = np.cumsum([len(part) for part in draws])
+        return [part.mean(axis=0) for part in np.split(products, ends[:-1])]
+
+    def _batch(self, n_directions: int) -> tuple[int, int]:
+        """Return how many draws and directions to evaluate in one call."""
+        n_draws, n_directions = batch(self._widest, n_directions)
+        if self._graphs.shares_calls:
+            n_draws = max(n_draws, draws_in_call(self._widest * n_directions))
+        return n_draws, n_directions
+
+    def mean_diagonal(self, theta: Array) -> Array:
+        """Return the mean over draws of the diagonal, (n_dim,)."""
+        found = self._by_colours(theta, self.n_dim)
+        if found is not None:
+            return found[0].diagonal(found[1])
+        if self._jets is not None:
+            return self.mean_products(theta, np.eye(self.n_dim)).diagonal().copy()
+        total = np.zeros(self.n_dim)
+        for point in theta:
+            for at, axes in self._axes():
+                by_draws = self._takes_draws
+                products = self.products_of_draws(point[None], axes)[0] if by_draws else self._at_point(point, axes)
+                total[at] += products[np.arange(len(at)), at]
+        return total / len(theta)
+
+    def _by_colours(self, theta: Array, n_directions: int) -> tuple[ColouredHessian, Array] | None:
+        """Return the mean Hessian at the entries of the pattern; None where that saves less than half of the work."""
+        while (coloured := self.sparse.coloured) is not None and 2 * coloured.n_colours < n_directions:
+            with contextlib.suppress(PatternWidened):
+                return coloured, self.sparse.mean_values(theta)
+        return None
+
+    def _axes(self) -> Iterator[tuple[NDArray[np.intp], Array]]:
+        """Go through the coordinate axes, (n_axes, n_dim), a block at a time, with their indices."""
+        for rows in slices(self.n_dim, self.n_in_call):
+            at = np.arange(rows.start, rows.stop)
+            axes = np.zeros((len(at), self.n_dim))
+            axes[at - rows.start, at] = 1.0
+            yield at, axes
+
+    def _products(self, point: Array, directions: Array) -> Array:
+        # One draw, many directions in a call: they fill the cache already, and the part that does not depend on them
+        # is done once.
+        blocks = slices(len(directions), self.n_in_call)
+        parts = [self._at_point(point, directions[rows]) for rows in blocks]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _at_point(self, point: Array, directions: Array) -> Array:
+        """Multiply the Hessian at one draw with directions, (n_directions, n_dim), in one call."""
+        products: Array
+        if self.sparse.needs_products or self._jets is not None:
+            products = self.products_of_draws(point[None], directions)[0]
+            return products
+        function = self._functions.once(self._functions.made.products, self._compile_products)
+        with np.errstate(all="ignore"):  # far from the mode, densities overflow: the caller sees what is not finite
+            products = np.asarray(function(np.ascontiguousarray(point), np.ascontiguousarray(directions)))
+        return products
+
+    @property
+    def _takes_draws(self) -> bool:
+        """Whether means are made by the function over draws and directions.
+
+        They are where the pattern needs it, and where calls of a function for one draw would take longer than the work.
+        It depends on the model alone, not on what is compiled: evaluations have the same bits, in whatever order.
+        """
+        if self.sparse.needs_products or self._jets is not None:
+            return True
+        return not self._functions.fixed_size and self._batch(self.n_dim)[0] >= _LEAST_BATCH
+
+    def products_of_draws(self, theta: Array, directions: Array) -> Array:
+        """Multiply the Hessians at draws with directions in one call, (n_draws, n_directions, n_dim)."""
+        jets = self._jets
+        if jets is not None:
+            with np.errstate(all="ignore"):
+                return np.asarray(np.matmul(directions, jets.hessians(theta)))
+        function = self._functions.once(self._functions.made.coloured, self._compile_over_draws)
+        with np.errstate(all="ignore"):
+            return np.asarray(function(np.ascontiguousarray(theta), np.ascontiguousarray(directions)))
+
+    # --- compilation ---
+
+    def _compile_products(self) -> Function:
+        direction, product = self._product
+        with without_c():
+            directions, batched = graph.over_directions(product, direction)
+        return self._functions.compile([self._graphs.theta, directions], batched)
+
+    def _compile_over_draws(self) -> Function:
+        direction, product = self._product
+        with without_c():
+            draws, directions, batched = graph.over_draws_and_directions(product, self._graphs.theta, direction)
+        return self._functions.compile([draws, directions], batched)

@@ -1,0 +1,232 @@
+"""One shard: a model of its own rows, made and evaluated where these are."""
+
+import contextlib
+import functools
+import hashlib
+import threading
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+from weakref import WeakValueDictionary
+
+import cloudpickle
+import numpy as np
+import pymc as pm
+
+from pytensor.graph.basic import Variable
+
+from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.target import MeanHessian, RowRules
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.density.likelihood import log_likelihood
+from pymc_ngvi.density.logdensity import LogDensity
+from pymc_ngvi.density.shards.errors import ShardError
+from pymc_ngvi.density.shards.facts import bytes_of, facts_of
+from pymc_ngvi.density.shards.recipe import Recipe
+from pymc_ngvi.density.shards.requests import Apply, Call, Evaluate, Expect, Look, Outline, Part, Reference, Request
+from pymc_ngvi.rows.mean_hessian import Known
+
+#: Sets of rules of quadrature that a shard keeps; others are chosen once more when they are asked for.
+_N_RULES = 4
+#: Models are made one at a time.
+_LOCK = threading.RLock()
+#: Shards of this process by the identity of their models.
+_OF_MODELS: WeakValueDictionary[int, "Shard"] = WeakValueDictionary()
+
+
+class LogLikelihood(LogDensity):
+    """What a model says of its data: log p without the density of the free variables.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    without : tuple of str
+        Potentials that are left out.
+    """
+
+    def __init__(self, model: pm.Model, without: tuple[str, ...]) -> None:
+        self._without = without
+        super().__init__(model)
+
+    def _graph_of(self, model: pm.Model) -> Variable:
+        potentials = [term for term in model.potentials if term.name not in self._without]
+        return log_likelihood(model, {rv: model.rvs_to_values[rv] for rv in model.observed_RVs}, potentials)
+
+
+class Shard:
+    """A shard in the process that holds its data.
+
+    Parameters
+    ----------
+    recipe : Recipe
+    number : int
+        Of the key.
+
+    Raises
+    ------
+    ShardError
+        Where there is no model, whatever the reason.
+    """
+
+    def __init__(self, recipe: Recipe, number: int) -> None:
+        self._recipe, self._number, self.key = recipe, number, recipe.keys[number]
+        self._rules = OrderedDict[str, RowRules]()
+        # What is compiled is not for two threads at once: a request may come while one that was given up is under way.
+        self._lock = threading.RLock()
+        with _LOCK:
+            self._model = made(lambda key: cloudpickle.loads(recipe.build)(key), self.key)
+            self._see_that_it_is_new()
+        self._n_bytes = bytes_of(self._model)
+
+    def _see_that_it_is_new(self) -> None:
+        other = _OF_MODELS.get(id(self._model))
+        if other is not None and other.key != self.key:
+            raise ShardError(
+                f"build returned the same model for the shards {other.key!r} and {self.key!r}: let it make a new one "
+                "for each key.",
+                self.key,
+            )
+        _OF_MODELS[id(self._model)] = self
+
+    def __reduce__(self) -> tuple[type, tuple[Recipe, int]]:
+        """Return what to pickle: elsewhere, a shard is made again."""
+        return Shard, (self._recipe, self._number)
+
+    def answer(self, request: Request) -> object:
+        """Return what is asked for.
+
+        Raises
+        ------
+        ShardError
+            Where that fails, whatever the reason.
+        """
+        with self._lock, _naming(self.key):
+            if isinstance(request, Expect):
+                return self._expected(request)
+            if isinstance(request, Evaluate):
+                return self._evaluated(request)
+            if isinstance(request, Apply):
+                return request.function(self.key, self._model)
+            if isinstance(request, Call):
+                return request.function(self._likelihood, *request.arguments)
+            with _LOCK:
+                return facts_of(self.key, self._model, request.theta) if isinstance(request, Look) else self._outline()
+
+    @functools.cached_property
+    def _likelihood(self) -> LogLikelihood:
+        return LogLikelihood(self._model, self._recipe.without)
+
+    @functools.cached_property
+    def _pattern(self) -> Pattern | None:
+        likelihood = self._likelihood
+        return likelihood.structural_pattern if likelihood.rows is not None else likelihood.pattern
+
+    def _outline(self) -> Outline:
+        """Return what the log likelihood is."""
+        likelihood = self._likelihood
+        if likelihood.has_minibatch:
+            raise ShardError(
+                f"The model of shard {self.key!r} reads pm.Minibatch data: shards are evaluated whole. Give it "
+                "the data themselves, without total_size.",
+                self.key,
+            )
+        rows, error = likelihood.rows, likelihood.hessian_error()
+        return Outline(
+            None if rows is None else rows.n_rows,
+            None if rows is None else rows.n_directions,
+            "" if rows is not None else likelihood.by_rows.why_not,
+            self._pattern,
+            "" if error is None else str(error),
+            likelihood.gradient_seconds,
+            rows is not None and rows.leaves_out_conditions,
+        )
+
+    def _expected(self, asked: Expect) -> Part | None:
+        """Return the expectation under a Gaussian; None where rules are not kept, and not told how to be chosen."""
+        likelihood, rows = self._likelihood, self._likelihood.rows
+        if rows is None:
+            raise ShardError(f"The log likelihood of shard {self.key!r} is no sum over rows any more.", self.key)
+        rows.n_rows_in_all = asked.n_rows
+        pattern, agrees, q, seen = None if asked.is_dense else self._pattern, True, asked.q, rows.seen(asked.q)
+        if is_new := asked.which is None:
+            location = q.location[None]
+            agrees = rows.agrees(location, likelihood.by_rows.logp(location))
+            rules = None
+        else:
+            rules = self._rules_of(asked.references[asked.which[self._number]])
+            if rules is None:
+                return None
+            is_new = asked.adapt and rows.are_stale(seen, rules)
+        found = rows.under(q, Known(pattern), None if is_new else rules, seen=seen)
+        if is_new:
+            self._keep(asked.name, found.rules)
+        hessian = _entries(found.hessian, pattern, likelihood.n_dim)
+        return Part(found.value, found.error, found.grad, hessian, _number(found.rules), is_new, agrees)
+
+    def _rules_of(self, reference: Reference) -> RowRules | None:
+        """Return the rules for a Gaussian, chosen again where they are not kept: they are the same."""
+        if reference.name not in self._rules:
+            if reference.q is None:
+                return None
+            rows = self._likelihood.rows
+            assert rows is not None
+            q = reference.q
+            self._keep(reference.name, rows.rules_of_level(q) if isinstance(q, int) else rows.under(q).rules)
+        self._rules.move_to_end(reference.name)
+        return self._rules[reference.name]
+
+    def _keep(self, name: str, rules: RowRules) -> None:
+        self._rules[name] = rules
+        while len(self._rules) > _N_RULES:
+            self._rules.popitem(last=False)
+
+    def _evaluated(self, asked: Evaluate) -> object:
+        """Return what was asked for at points."""
+        likelihood, theta = self._likelihood, asked.theta
+        if asked.what == "covers":
+            return likelihood.rows_cover(lambda: theta)
+        if asked.what == "mean_hessian":
+            pattern = None if asked.is_dense else self._pattern
+            return _entries(likelihood.mean_hessian(theta), pattern, likelihood.n_dim)
+        return likelihood.logp(theta) if asked.what == "logp" else likelihood.logp_grad(theta)
+
+    def __sizeof__(self) -> int:
+        """Return the bytes of the data, so that a scheduler knows what it holds."""
+        return object.__sizeof__(self) + self._n_bytes
+
+
+def made(build: Callable[[Any], object], key: Hashable) -> pm.Model:
+    """Return the model of a key.
+
+    Raises
+    ------
+    ShardError
+        Where there is none, whatever the reason.
+    """
+    with _naming(key):
+        model = build(key)
+        if not isinstance(model, pm.Model):
+            raise TypeError(f"build returned {model!r} instead of a pm.Model")
+    return model
+
+
+@contextlib.contextmanager
+def _naming(key: Hashable) -> Iterator[None]:
+    """Turn any error into one that names the shard."""
+    try:
+        yield
+    except ShardError:
+        raise
+    except Exception as error:
+        raise ShardError(f"Shard {key!r} can't be used: {type(error).__name__}: {error}", key) from error
+
+
+def _entries(hessian: MeanHessian, pattern: Pattern | None, n_dim: int) -> Array:
+    """Return the values of a pattern, or the matrix."""
+    return hessian.products(np.eye(n_dim)) if pattern is None else hessian.values()
+
+
+def _number(rules: RowRules) -> int:
+    digest = hashlib.blake2b(rules.level.tobytes(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)

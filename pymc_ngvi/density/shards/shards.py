@@ -1,0 +1,247 @@
+"""`Shards`: a model whose data lie in several places, for `pm.fit`."""
+
+import contextlib
+import weakref
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pymc as pm
+
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.density.shards.checks import check_same, common_deterministics, common_potentials
+from pymc_ngvi.density.shards.engines import ByExecutor, Engine, InProcess, forget
+from pymc_ngvi.density.shards.on_dask import OnDask, client_of
+from pymc_ngvi.density.shards.recipe import Recipe
+from pymc_ngvi.density.shards.requests import Apply, Common, Facts, Look, Requests
+from pymc_ngvi.density.shards.shard import made
+
+#: Is told how many shards are done, and how many there are.
+type Watch = Callable[[int, int], object]
+
+
+class Shards:
+    """Data in parts, each with a model of its own rows: ``pm.fit(method="ngvi", shards=...)`` fits all together.
+
+    Every shard has the same free variables and priors, and likelihoods of its own rows. The posterior is that of one
+    model with all rows: priors count once. A potential counts once, too, where it is the same in all shards. Sums go
+    through the shards in the order of the keys, and are the same to the last bit, whichever worker computes a part.
+    Draws have the Deterministics that read the same data in all shards; `map` is for the others.
+
+    Parameters
+    ----------
+    build : callable
+        Returns the ``pm.Model`` of a key: a new one for each, with the same data whenever it is called. It is called
+        where the shard is evaluated, and should read its data there. What follows from the data, such as the levels of
+        a factor or the scale of a prior, has to be that of all data.
+    keys : sequence of hashable
+        One for each shard: a path, a number of a row group, ...
+    executor : concurrent.futures.Executor or distributed.Client, optional
+        Where shards are evaluated. Default: in this process, one after another. On Dask, shards of a worker that dies
+        are made again on another, and the answer is the same to the last bit.
+    keep : int, optional
+        Shards that a process keeps in memory, at most; others are made again when they are needed. Default: all. Dask
+        keeps what it was given.
+
+    Raises
+    ------
+    ValueError
+        Without keys, or for keys that occur twice.
+    TypeError
+        Where ``build`` can't be called or sent to other processes; for keys that are no sequence, or can't be hashed;
+        for something that is no executor.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import pymc as pm
+    >>> import pymc_ngvi
+    >>> def build(year):
+    ...     y = np.random.default_rng(year).normal(1.0, size=500)
+    ...     with pm.Model() as model:
+    ...         mu = pm.Normal("mu", 0.0, 10.0)
+    ...         pm.Normal("y", mu, 1.0, observed=y)
+    ...     return model
+    >>> shards = pymc_ngvi.Shards(build, [2001, 2002, 2003])
+    >>> approx = pm.fit(method="ngvi", shards=shards, progressbar=False)
+    >>> round(float(approx.std_data["mu"]), 4)
+    0.0258
+    """
+
+    def __init__(
+        self,
+        build: Callable[[Any], pm.Model],
+        keys: Sequence[Hashable],
+        executor: Executor | object | None = None,
+        *,
+        keep: int | None = None,
+    ) -> None:
+        if not callable(build):
+            raise TypeError(f"build should be a function that returns the model of a key; got {build!r}.")
+        keys = _checked(keys)
+        if not keys:
+            raise ValueError("There are no shards: keys is empty.")
+        if len(set(keys)) < len(keys):
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise ValueError(f"The key {twice!r} occurs {keys.count(twice)} times: its rows would count as often.")
+        if keep is not None and (not isinstance(keep, int | np.integer) or keep < 1):
+            raise ValueError(f"keep is a number of shards, at least 1; got {keep!r}.")
+        self._build, self._recipe = build, Recipe.of(build, keys, keep)
+        weakref.finalize(self, forget, self._recipe.name)
+        self._engine = engine_of(executor)
+        self.n_passes = 0
+        self._watch: Watch | None = None
+
+    def __repr__(self) -> str:
+        """Return the number of shards and where they are evaluated."""
+        return f"<Shards: {len(self.keys)}, {self._engine.name}>"
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return what to pickle: an executor can't be."""
+        return {**self.__dict__, "_engine": InProcess(), "_watch": None}
+
+    @property
+    def keys(self) -> tuple[Hashable, ...]:
+        """One for each shard."""
+        return self._recipe.keys
+
+    def model(self, key: Hashable) -> pm.Model:
+        """Return the model of a shard, made in this process.
+
+        Raises
+        ------
+        ShardError
+            Where there is none.
+        """
+        return made(self._build, key)
+
+    def use(self, executor: Executor | object | None) -> None:
+        """Evaluate shards elsewhere from now on."""
+        self._engine = engine_of(executor)
+
+    @contextlib.contextmanager
+    def watched(self, watch: Watch) -> Iterator[None]:
+        """Tell how many shards are done, and of how many, whenever one is."""
+        self._watch = watch
+        try:
+            yield
+        finally:
+            self._watch = None
+
+    def ask(self, requests: Requests) -> list[Any]:
+        """Return the answer of each shard, in the order of the keys: one pass through the data."""
+        self.n_passes += 1
+        return self._engine.answers(self._recipe, requests, self._done)
+
+    def _done(self, n: int) -> None:
+        if self._watch is not None:
+            self._watch(n, len(self.keys))
+
+    def look(self, theta: Array) -> Common:
+        """Check that shards are parts of one model, at points (n_points, n_dim); return what they have in common.
+
+        Raises
+        ------
+        ShardError
+            Naming the shard that is not.
+        """
+        facts: list[Facts] = self.ask(Look(theta))
+        check_same(self.keys, facts)
+        common = common_potentials(self.keys, facts)
+        if common != self._recipe.without:
+            self._engine.close(self._recipe)
+            self._recipe = replace(self._recipe, without=common, name=f"{self._recipe.name}-")
+            weakref.finalize(self, forget, self._recipe.name)
+        self.n_passes = 0
+        names = dict.fromkeys(name for fact in facts for name in fact.observations)
+        observations = {name: sum(fact.observations.get(name, 0) for fact in facts) for name in names}
+        return Common(common, common_deterministics(facts), observations)
+
+    def map(self, function: Callable[[Hashable, pm.Model], Any]) -> Iterator[tuple[Hashable, Any]]:
+        """Apply a function to each shard where it is.
+
+        Parameters
+        ----------
+        function : callable
+            Of the key and the model; what it returns is brought here, and should be small.
+
+        Returns
+        -------
+        iterator of tuple
+            Keys and results, in the order of the keys.
+
+        Raises
+        ------
+        ShardError
+            Where the function fails.
+
+        Examples
+        --------
+        Root mean squared errors of the posterior predictive mean, shard by shard:
+
+        >>> import numpy as np
+        >>> import pymc as pm
+        >>> import pymc_ngvi
+        >>> def build(year):
+        ...     y = np.random.default_rng(year).normal(1.0, size=500)
+        ...     with pm.Model() as model:
+        ...         mu = pm.Normal("mu", 0.0, 10.0)
+        ...         pm.Normal("y", mu, 1.0, observed=y)
+        ...     return model
+        >>> shards = pymc_ngvi.Shards(build, [2001, 2002])
+        >>> approx = pm.fit(method="ngvi", shards=shards, progressbar=False)
+        >>> draws = approx.sample(200, random_seed=1)
+        >>> def error(key, model):
+        ...     predicted = pm.sample_posterior_predictive(draws, model=model, progressbar=False, random_seed=1)
+        ...     mean = predicted.posterior_predictive["y"].mean(["chain", "draw"])
+        ...     return float(np.sqrt(np.mean((mean - predicted.observed_data["y"]) ** 2)))
+        >>> [(key, round(value, 1)) for key, value in shards.map(error)]
+        [(2001, 1.0), (2002, 1.0)]
+        """
+        passes = self.n_passes
+        results = self.ask(Apply(function))
+        self.n_passes = passes
+        return iter(zip(self.keys, results, strict=True))
+
+
+def engine_of(executor: Executor | object | None) -> Engine:
+    """Return what evaluates shards.
+
+    Raises
+    ------
+    TypeError
+        For something that is no executor.
+    """
+    if executor is None:
+        return InProcess()
+    client = client_of(executor)
+    if client is not None:
+        return OnDask(client)
+    if not isinstance(executor, Executor):
+        raise TypeError(
+            f"executor should be a concurrent.futures.Executor or a distributed.Client; got {executor!r}. For a Dask "
+            "cluster, give Client(cluster)."
+        )
+    return ByExecutor(executor)
+
+
+def _checked(keys: Iterable[Hashable]) -> tuple[Hashable, ...]:
+    if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
+        raise TypeError(f"keys should be a sequence with a key for each shard; got {keys!r}.")
+    keys = tuple(keys)
+    for key in keys:
+        try:
+            hash(key)
+        except TypeError:
+            raise TypeError(f"The key {key!r} can't be hashed: take a string, number or tuple instead.") from None
+    return keys
+
+
+def points_to_compare(start: Array) -> Array:
+    """Return two points at which priors are compared, (2, n_dim)."""
+    steps = np.random.default_rng(0).uniform(-0.5, 0.5, (2, len(start)))
+    result: Array = start + steps
+    return result

@@ -1,0 +1,275 @@
+"""Mean Hessians with a known sparsity, from as few Hessian-vector products as the sparsity allows."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Variable
+from pytensor.graph.traversal import ancestors
+
+from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.refusal import PatternWidened
+from pymc_ngvi.core.sparsity.coloured import ColouredHessian, Products, batch, significant, slices
+from pymc_ngvi.core.sparsity.colouring import Colouring
+from pymc_ngvi.core.values import Array
+
+if TYPE_CHECKING:
+    from pymc_ngvi.reading.interaction import HessianPattern, PatternSearch
+
+#: Elements of all products of one draw.
+_MOST_PRODUCTS = 2**27
+#: Share of entries beyond which a matrix counts as dense, whatever its colouring.
+_DENSE = 0.75
+#: Dimensions below which every Hessian counts as dense, and up to which a pattern is looked for in dense ones.
+_SMALLEST, _MOST_DENSE = 10, 2_000
+
+
+class SparseHessian:
+    """The sparsity of the Hessian of a log density: found when it is first asked for, checked, and widened if need be.
+
+    Parameters
+    ----------
+    logp : pytensor scalar
+    theta : pytensor vector
+    start : ndarray, shape (n_dim,)
+        A point where log p is finite.
+    varying : list of shared variables
+        Those that change from batch to batch; all others are constants until they get another value.
+    products : callable
+        As of `ColouredHessian`.
+    error : callable
+        Returns what keeps the Hessian from being evaluated, if anything does.
+    widest : int
+    fixed_size : bool
+
+    Attributes
+    ----------
+    n_widened : int
+        Times that entries were missing.
+    """
+
+    def __init__(
+        self,
+        logp: Variable,
+        theta: Variable,
+        start: Array,
+        varying: list[Variable],
+        products: Products,
+        error: Callable[[], Exception | None],
+        widest: int,
+        fixed_size: bool,
+    ) -> None:
+        self._logp, self._theta, self._start, self._varying = logp, theta, start, varying
+        self._products, self._error = products, error
+        self._widest, self._fixed_size = widest, fixed_size
+        self._data: list[tuple[SharedVariable, object]] | None = None  # that the pattern was found with
+        self._search: PatternSearch | None = None
+        self._structure: HessianPattern | None = None
+        self._found: tuple[ColouredHessian | None] | None = None
+        # The first that was found with these data, before it was widened; the last pattern that was coloured.
+        self._first: tuple[Pattern | None] | None = None
+        self._last: tuple[Pattern | None, Colouring | None] = (None, None)
+        self._rng = np.random.default_rng(0)
+        self._n_calls = self.n_widened = 0
+        self._looked = False
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return what to pickle: the compiled part is made again when it is needed."""
+        return {**self.__dict__, "_search": None}
+
+    def again(self, start: Array, products: Products, error: Callable[[], Exception | None]) -> "SparseHessian":
+        """Return what a new object would find for the data as they are now, without the work that is done already.
+
+        Parameters
+        ----------
+        start : ndarray, shape (n_dim,)
+        products, error : callable
+            As those of the class.
+        """
+        other = SparseHessian.__new__(SparseHessian)
+        other.__dict__.update(self.__dict__)  # a copy would be without the search, as a pickle is
+        other._start, other._products, other._error = start, products, error
+        other._rng = np.random.default_rng(0)
+        other._n_calls = other.n_widened = 0
+        other._found = None
+        if self._data is None or any(not same_data(var.get_value(borrow=True), value) for var, value in self._data):
+            other._data = other._structure = other._first = None
+            other._looked = False
+        elif self._first is not None and np.array_equal(start, self._start):
+            other._data = [(var, var.get_value(borrow=True)) for var, _ in self._data]
+            other._found = (other._coloured(self._first[0]),)
+        return other
+
+    @property
+    def coloured(self) -> ColouredHessian | None:
+        """The evaluation by coloured products; None where the Hessian counts as dense."""
+        self._forget_old_data()
+        if self._found is None:
+            self._found = (self._find(),)
+            coloured = self._found[0]
+            self._first = (None if coloured is None else coloured.pattern,)
+        return self._found[0]
+
+    @property
+    def pattern(self) -> Pattern | None:
+        """Entries that can differ from 0; None where the Hessian counts as dense.
+
+        It is found when it is first asked for, from the graph of log p. Where an operation is not understood, and
+        would make all entries count, it is found by evaluating dense Hessians.
+        """
+        return None if self.coloured is None else self.coloured.pattern
+
+    @property
+    def needs_products(self) -> bool:
+        """Whether coloured products evaluate the Hessian, or have told that it is dense."""
+        return self.coloured is not None or self._looked
+
+    def n_colours_by_graph(self) -> int:
+        """Return the products for one Hessian as far as the graph tells, evaluating nothing."""
+        self._forget_old_data()
+        colouring = self._colour(self._by_graph().pattern) if len(self._start) >= _SMALLEST else None
+        return len(self._start) if colouring is None else colouring.n_colours
+
+    def _forget_old_data(self) -> None:
+        # `pm.set_data` puts another array in the place of the old one.
+        if self._data is not None and any(var.get_value(borrow=True) is not value for var, value in self._data):
+            self._data = self._structure = self._found = self._first = None
+            self._n_calls, self._looked = 0, False
+
+    def _by_graph(self) -> "HessianPattern":
+        from pymc_ngvi.reading.interaction import PatternSearch
+
+        if self._structure is None:
+            shared = [v for v in ancestors([self._logp]) if isinstance(v, SharedVariable) and v not in self._varying]
+            self._data = [(var, var.get_value(borrow=True)) for var in shared]
+            self._search = self._search or PatternSearch(self._logp, self._theta, self._varying)
+            self._structure = self._search.run()
+        return self._structure
+
+    @property
+    def pattern_by_graph(self) -> Pattern | None:
+        """The pattern as the graph tells it, whether coloured products pay for it or not."""
+        self._forget_old_data()
+        return self._by_graph().pattern
+
+    def _find(self) -> ColouredHessian | None:
+        n_dim = len(self._start)
+        if n_dim < _SMALLEST:
+            return None
+        structure = self._by_graph()
+        coloured = self._coloured(structure.pattern)
+        # A Hessian of one batch tells nothing of the others.
+        look = coloured is None and structure.opaque and not self._varying and n_dim <= _MOST_DENSE
+        if not look or self._error() is not None:
+            return coloured
+        self._looked = True
+        return self._coloured(numerical_pattern(self._dense, self._start))
+
+    def _dense(self, point: Array) -> Array:
+        n_dim = len(point)
+        n_directions = batch(self._widest, n_dim)[1]
+        parts = [self._products(point[None], np.eye(n_dim)[part])[0] for part in slices(n_dim, n_directions)]
+        return np.concatenate(parts)
+
+    def _coloured(self, pattern: Pattern | None) -> ColouredHessian | None:
+        colouring = self._colour(pattern)
+        if pattern is None or colouring is None or self._error() is not None:
+            return None
+        return ColouredHessian(pattern, colouring, self._products, self._widest, fixed_size=self._fixed_size)
+
+    def _colour(self, pattern: Pattern | None) -> Colouring | None:
+        """Colour a pattern, if that was not done last time."""
+        last = self._last[0]
+        if pattern is None or last is None or not _same_pattern(pattern, last):
+            self._last = (pattern, colour(pattern))
+        return self._last[1]
+
+    def mean_values(self, theta: Array) -> Array:
+        """Return the mean over draws at the entries of the pattern, (n_entries,).
+
+        Raises
+        ------
+        PatternWidened
+            At the first call, the second, fourth, eighth, ..., where a check found missing entries.
+        ValueError
+            Where the Hessian counts as dense.
+        """
+        coloured = self.coloured
+        if coloured is None:
+            raise ValueError("The Hessian of this model counts as dense: it has no pattern.")
+        self._n_calls += 1
+        if len(theta) and self._n_calls & (self._n_calls - 1) == 0:
+            point = theta[self._rng.integers(len(theta))]
+            if not self.check(point, self._rng) and self.widen(point[None]):
+                raise PatternWidened(f"the Hessian has had entries that its pattern lacked {self.n_widened} times")
+        return coloured.mean_values(theta)
+
+    def check(self, point: Array, rng: np.random.Generator) -> bool:
+        """Tell whether the coloured Hessian at a point gives its product with a random vector."""
+        coloured = self.coloured
+        return coloured is None or not len(coloured.inconsistent_rows(point, rng))
+
+    def widen(self, theta: Array) -> bool:
+        """Add the entries that the pattern lacks at these points; tell whether there are any."""
+        before = self.coloured
+        if before is None:
+            return False
+        pattern: Pattern | None = before.pattern
+        for point in theta:
+            if pattern is not None:
+                rows = before.inconsistent_rows(point, self._rng)
+                pattern = before.missing_entries(point, rows, pattern) if len(rows) else pattern
+        if pattern is not None and pattern.n_entries == before.pattern.n_entries:
+            return False  # a rounding error
+        self.n_widened += 1
+        self._n_calls = 0  # check the next one
+        self._found = (self._coloured(pattern),)
+        return True
+
+
+def same_data(one: Any, other: Any) -> bool:
+    """Tell whether two values of a shared variable are the same array, or equal ones."""
+    if one is other:
+        return True
+    arrays = isinstance(one, np.ndarray) and isinstance(other, np.ndarray)
+    return arrays and one.dtype == other.dtype and np.array_equal(one, other)
+
+
+def _same_pattern(one: Pattern, other: Pattern) -> bool:
+    return one is other or (np.array_equal(one.rows, other.rows) and np.array_equal(one.cols, other.cols))
+
+
+def is_dense(pattern: Pattern | None) -> bool:
+    """Tell whether a matrix counts as dense, whatever it takes to evaluate its entries."""
+    return pattern is None or pattern.n_dim < _SMALLEST or _is_full(pattern)
+
+
+def _is_full(pattern: Pattern) -> bool:
+    return pattern.n_entries > _DENSE * pattern.n_dim * (pattern.n_dim + 1) / 2
+
+
+def colour(pattern: Pattern | None) -> Colouring | None:
+    """Return a colouring; None where the matrix counts as dense: where it would not save half of the products."""
+    if pattern is None or _is_full(pattern):
+        return None
+    colouring = Colouring.of(pattern)
+    few = 2 * colouring.n_colours <= pattern.n_dim and colouring.n_colours * pattern.n_dim <= _MOST_PRODUCTS
+    return colouring if few else None
+
+
+def numerical_pattern(hessian: Callable[[Array], Array], start: Array) -> Pattern | None:
+    """Find a pattern where Hessians, (n_dim, n_dim), are not 0: at random points around a start.
+
+    At the start itself, terms may vanish that don't elsewhere. None where no Hessian is finite.
+    """
+    rng = np.random.default_rng(0)
+    found = None
+    for sd in (0.5, 0.7, 1.0):
+        matrix = hessian(start + sd * rng.standard_normal(len(start)))
+        if np.all(np.isfinite(matrix)):
+            found = significant(matrix) | (False if found is None else found)
+            if np.mean(found) > _DENSE:
+                break
+    return None if found is None else Pattern.of(found)

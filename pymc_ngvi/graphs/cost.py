@@ -1,0 +1,164 @@
+"""What a graph costs to evaluate, from its nodes and the sizes of the data alone: no clock."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.op import Op
+from pytensor.graph.traversal import toposort
+from pytensor.scalar.basic import Cast, UnaryScalarOp
+from pytensor.scan.op import Scan
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.math import Dot
+
+from pymc_ngvi.core.values import AnyArray
+from pymc_ngvi.graphs.backends import python_loops
+from pymc_ngvi.graphs.incomplete import is_tail
+from pymc_ngvi.graphs.odes import Solution
+
+# Measured on one core of a 2020s server, rounded: enough to tell seconds from minutes.
+_SECONDS_PER_NODE = 5e-6  # one Python thunk
+_SECONDS_PER_ELEMENT = 2e-9  # one NumPy pass
+_SECONDS_PER_PYTHON_ELEMENT = 4e-7  # an Elemwise without a NumPy function
+_SECONDS_PER_TAIL = 1e-6  # a derivative of an incomplete beta or gamma function
+_SECONDS_PER_READ = 4.5e-10  # an element of a matrix that is multiplied
+_SECONDS_PER_FUNCTION = 5e-9  # an exp, a log and the like, beside the pass
+_JETS_BATCH, _JETS_PASSES = 128, 4  # points in a call, and NumPy passes for a rule
+_CACHED_SPEEDUP, _CACHED_ELEMENTS = 2.0, 2**16  # arrays that stay in the cache from one pass to the next
+_NUMBA_SPEEDUP = 2.0
+_NUMBA_SECONDS_PER_CALL = 1e-5
+_NUMBA_SECONDS_TO_COMPILE = 30.0
+_NUMBA_SECONDS_PER_NODE = 0.5
+_SECONDS_PER_SOLUTION, _SOLVED_AT_ONCE = 0.1, 256  # of differential equations, about as long for many draws
+#: Functions of one argument that cost no more than a pass.
+_CHEAP = {"neg", "abs", "sqr", "sqrt", "cast", "identity", "sign", "isnan", "isinf", "invert", "reciprocal"}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Estimated cost of a graph.
+
+    Parameters
+    ----------
+    quick_seconds : float
+        One evaluation, by Python thunks on NumPy, the thunks' own time shared among ``batch`` evaluations.
+    numba_seconds : float
+        One evaluation, compiled.
+    numba_compile_seconds : float
+    widest : int
+        Elements of the largest intermediate of one evaluation, of those that each evaluation has anew.
+    """
+
+    quick_seconds: float
+    numba_seconds: float
+    numba_compile_seconds: float
+    widest: int
+
+    def prefers_numba(self, n_evaluations: int) -> bool:
+        """Tell whether compiling pays for itself within ``n_evaluations``."""
+        saved = n_evaluations * (self.quick_seconds - self.numba_seconds)
+        return saved > self.numba_compile_seconds
+
+
+def estimate(outputs: list[Variable], batch: int = 16, passes: int = 1, *, along: Variable | None = None) -> Cost:
+    """Estimate the cost of one evaluation of ``outputs`` from static shapes; unknown ones count as the data's.
+
+    Parameters
+    ----------
+    outputs : list of pytensor variables
+    along : Variable, optional
+        What differs from one evaluation of a batch to the next: the others share what does not depend on it, such as
+        the rows of a minibatch. By default, everything counts for each.
+    batch : int, default 16
+        Evaluations in one call, which share the time of the thunks.
+    passes : int, default 1
+        Over the elements of each node.
+    """
+    nodes = list(toposort(outputs))
+    unknown = max(data_sizes(nodes), default=1)
+    sizes = [max((_elements(out, unknown) for out in node.outputs), default=1) for node in nodes]
+    anew = set(nodes) if along is None else _depending(nodes, along)
+    inner_thunks = sum(
+        _steps(node, unknown) * len(node.op.fgraph.apply_nodes) for node in nodes if isinstance(node.op, Scan)
+    )
+    in_python = sum(
+        size for node, size in zip(nodes, sizes, strict=True) if isinstance(node.op, Elemwise) and python_loops([node])
+    )
+    in_tails = sum(size for node, size in zip(nodes, sizes, strict=True) if is_tail(node))
+    arithmetic = sum(sizes) * _SECONDS_PER_ELEMENT + in_tails * _SECONDS_PER_TAIL
+    return Cost(
+        quick_seconds=arithmetic * passes
+        + (len(nodes) + inner_thunks) / batch * _SECONDS_PER_NODE
+        + sum(isinstance(node.op, Solution) for node in nodes) * _SECONDS_PER_SOLUTION / max(batch, _SOLVED_AT_ONCE)
+        + in_python * _SECONDS_PER_PYTHON_ELEMENT,
+        numba_seconds=arithmetic / _NUMBA_SPEEDUP + _NUMBA_SECONDS_PER_CALL,
+        numba_compile_seconds=_NUMBA_SECONDS_TO_COMPILE + _NUMBA_SECONDS_PER_NODE * len(nodes),
+        widest=max((size for node, size in zip(nodes, sizes, strict=True) if node in anew), default=1),
+    )
+
+
+def _depending(nodes: list[Apply], variable: Variable) -> set[Apply]:
+    """Return the nodes, given in order, that depend on a variable."""
+    found: set[Apply] = set()
+    for node in nodes:
+        if any(i is variable or i.owner in found for i in node.inputs):
+            found.add(node)
+    return found
+
+
+def estimate_of_jets(outputs: list[Variable], n_dim: int) -> Cost:
+    """Estimate the cost of one evaluation of ``outputs`` with first derivatives that are carried along."""
+    cost = estimate(outputs, batch=_JETS_BATCH, passes=_JETS_PASSES * (1 + n_dim))
+    return replace(cost, widest=cost.widest * (1 + n_dim))
+
+
+def evaluation_seconds(outputs: list[Variable], cost: Cost, compiled: bool) -> float:
+    """Return the time of one evaluation of ``outputs``, with what `estimate` leaves out: matrices, exp and the like."""
+    nodes = list(toposort(outputs))
+    unknown = max(data_sizes(nodes), default=1)
+    read = sum(
+        max(_elements(i, unknown) for i in node.inputs)
+        for node in nodes
+        if isinstance(node.op, Dot) and len(node.inputs)
+    )
+    functions = sum(_elements(node.outputs[0], unknown) for node in nodes if _is_function(node.op))
+    more = read * _SECONDS_PER_READ + functions * _SECONDS_PER_FUNCTION
+    cached = _CACHED_SPEEDUP if cost.widest <= _CACHED_ELEMENTS else 1.0
+    return more + (cost.numba_seconds if compiled else cost.quick_seconds) / cached
+
+
+def _is_function(op: Op) -> bool:
+    scalar = getattr(op, "scalar_op", None)
+    name = str(getattr(scalar, "name", None) or type(scalar).__name__).lower()
+    return isinstance(scalar, UnaryScalarOp) and not isinstance(scalar, Cast) and name not in _CHEAP
+
+
+def data_sizes(nodes: list[Apply]) -> list[int]:
+    """Return the numbers of elements of the constants and shared variables that a graph reads."""
+    sizes = []
+    for leaf in {i for node in nodes for i in node.inputs if i.owner is None}:
+        data: AnyArray | None = (
+            leaf.get_value(borrow=True) if isinstance(leaf, SharedVariable) else getattr(leaf, "data", None)
+        )
+        if isinstance(data, np.ndarray | np.generic):
+            sizes.append(int(data.size))
+    return sizes
+
+
+def _elements(var: Variable, unknown: int) -> int:
+    shape = getattr(var.type, "shape", ())
+    size, missing = 1, False
+    for length in shape:
+        if length is None:
+            missing = True
+        else:
+            size *= length
+    return max(size, unknown) if missing else size
+
+
+def _steps(node: Apply, unknown: int) -> int:
+    n_steps = node.inputs[0]
+    data = getattr(n_steps, "data", None)
+    return unknown if data is None else int(data)

@@ -1,0 +1,191 @@
+"""Vectorising graphs with loops (`pytensor.scan`): all draws and directions take each step of a loop together.
+
+PyTensor runs a loop again for each entry of a batch. Here the batch becomes an axis of what the loop reads and carries,
+and its step is vectorised.
+"""
+
+from collections.abc import Mapping
+
+import pytensor.tensor as pt
+
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.replace import vectorize_graph
+from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
+from pytensor.graph.traversal import ancestors
+from pytensor.scan.op import Scan
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.subtensor import IncSubtensor, inc_subtensor, indices_from_subtensor
+
+from pymc_ngvi.graphs.inner import copy_of, inline_inner_graphs
+
+#: Elements of a temporary, and draws, in one call of a function whose thunks take longer than their work.
+_MOST_ELEMENTS, _MOST_DRAWS = 2**22, 128
+
+
+def has_loops(outputs: list[Variable]) -> bool:
+    """Tell whether there are loops in a graph."""
+    return any(var.owner is not None and isinstance(var.owner.op, Scan) for var in ancestors(outputs))
+
+
+def draws_in_call(n_elements: int) -> int:
+    """Return how many draws one call should take, from the elements of the largest temporary of one."""
+    return min(max(_MOST_ELEMENTS // max(n_elements, 1), 1), _MOST_DRAWS)
+
+
+def vectorised(outputs: list[Variable], replacements: Mapping[Variable, Variable]) -> list[Variable]:
+    """Return outputs for a batch of the variables that are replaced, by one with leading axes each.
+
+    Outputs that depend on none of them come back without these axes.
+    """
+    batched = list(vectorize_graph(inline_inner_graphs(outputs), dict(replacements)))
+    if not any(_is_loop_per_entry(var.owner) for var in ancestors(batched)):
+        return batched
+    fgraph = copy_of(batched)
+    _one_loop.rewrite(fgraph)
+    _in_place_of_entries.rewrite(fgraph)
+    return list(fgraph.outputs)
+
+
+def _over_batch(var: Variable, n_batch: int, inputs: list[Variable]) -> Variable:
+    """Return a variable repeated along its axes of a batch of length 1, to the lengths that ``inputs`` have.
+
+    ``broadcast_to`` would look for the lengths as constants: seconds, in a large graph.
+    """
+    for axis in range(n_batch):
+        like = next((i for i in inputs if not i.type.broadcastable[axis]), None)
+        if var.type.broadcastable[axis] and like is not None:
+            length = like.sum(axis=tuple(a for a in range(like.type.ndim) if a != axis))
+            length = length.reshape((-1, *[1] * (var.type.ndim - axis - 1)))
+            var = pt.second(length.astype(var.type.dtype), var)
+    return var
+
+
+@node_rewriter([Blockwise])  # type: ignore[untyped-decorator]
+def _batched_increment(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Set, or add to, the same elements of all entries at once, as PyTensor does later by ``broadcast_to``."""
+    op = node.op.core_op
+    if not isinstance(op, IncSubtensor) or not all(all(i.type.broadcastable) for i in node.inputs[2:]):
+        return None
+    n_batch = node.op.batch_ndim(node)
+    x, y, *indices = node.inputs
+    at = (slice(None),) * n_batch + tuple(indices_from_subtensor([i.squeeze() for i in indices], op.idx_list))
+    part = _over_batch(x, n_batch, node.inputs)[at]
+    y = pt.expand_dims(y, tuple(range(n_batch, n_batch + part.type.ndim - y.type.ndim)))
+    return [inc_subtensor(part, y, set_instead_of_inc=op.set_instead_of_inc)]
+
+
+_in_place_of_entries = dfs_rewriter(_batched_increment)
+
+
+def _is_loop_per_entry(node: Apply | None) -> bool:
+    return node is not None and isinstance(node.op, Blockwise) and isinstance(node.op.core_op, Scan)
+
+
+@node_rewriter([Blockwise])  # type: ignore[untyped-decorator]
+def _batched_loop(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Replace a loop that is run for each entry of a batch by one that takes the batch along."""
+    return _BatchedLoop(node).outputs() if _is_loop_per_entry(node) else None
+
+
+_one_loop = dfs_rewriter(_batched_loop)
+
+
+class _BatchedLoop:
+    """One loop in the place of a node that runs a loop for each entry of a batch."""
+
+    def __init__(self, node: Apply) -> None:
+        self.node, self.op = node, node.op.core_op
+        self.places = self.op.get_oinp_iinp_iout_oout_mappings()
+        info = self.op.info
+        self.n_batch = node.outputs[0].type.ndim - self.op.output_types[0].ndim
+        self.batched = {k for k, given in enumerate(node.inputs) if not self._is_shared(given)}
+        self.first_state = 1 + info.n_seqs
+        self.first_untraced = self.first_state + info.n_mit_mot + info.n_mit_sot + info.n_sit_sot
+        self.first_length = self.first_untraced + info.n_untraced_sit_sot
+        self.first_fixed = self.first_length + info.n_nit_sot
+
+    def outputs(self) -> list[Variable] | None:
+        """Return what stands for the outputs of the node; None where entries may take different numbers of steps."""
+        inner = self.op.fgraph
+        entries = [i.type() for i in inner.inputs]
+        step = inline_inner_graphs(list(inner.bind(dict(zip(inner.inputs, entries, strict=True)))))
+        self._add_states(entries, step)
+        if any(k == 0 or self.first_length <= k < self.first_fixed for k in self.batched):
+            return None
+        if self.op.info.as_while and self._depends(step[-1], entries):
+            return None
+        outer, inner_of = self._inputs(), self._entries(entries)
+        changed = {old: new for old, new in zip(entries, inner_of, strict=True) if new is not old}
+        new_step = self._like_states(vectorised(step, changed), step, inner_of)
+        loop = Scan(
+            inner_of, new_step, self.op.info, mode=self.op.mode, truncate_gradient=self.op.truncate_gradient,
+            name=self.op.name, profile=self.op.profile, allow_gc=self.op.allow_gc, strict=self.op.strict,
+        )  # fmt: skip
+        return [self._output(k, out) for k, out in enumerate(loop(*outer, return_list=True))]
+
+    def _is_shared(self, given: Variable) -> bool:
+        """Tell whether an input is the same for all entries."""
+        return bool(all(given.type.broadcastable[: self.n_batch]))
+
+    def _is_state(self, k: int) -> bool:
+        return bool(self.first_state <= k < self.first_length)
+
+    def _has_steps(self, k: int) -> bool:
+        """Tell whether an input has an axis of steps."""
+        return bool(1 <= k < self.first_untraced)
+
+    def _depends(self, out: Variable, entries: list[Variable]) -> bool:
+        """Tell whether an output of the step differs between entries of the batch."""
+        inner = {entries[i] for k in self.batched for i in self.places["inner_inp_from_outer_inp"][k] if i >= 0}
+        return any(var in inner for var in ancestors([out]))
+
+    def _add_states(self, entries: list[Variable], step: list[Variable]) -> None:
+        """Count states as batched that start the same everywhere, and then differ."""
+        places, missing = self.places["inner_out_from_outer_inp"], [-1]
+        while missing:
+            states = [k for k in range(self.first_state, self.first_length) if k not in self.batched]
+            missing = [k for k in states if any(self._depends(step[i], entries) for i in places[k])]
+            self.batched.update(missing)
+
+    def _inputs(self) -> list[Variable]:
+        """Return the inputs of the loop, with the axis of steps before those of the batch."""
+        result = []
+        for k, given in enumerate(self.node.inputs):
+            if k not in self.batched:
+                result.append(given.squeeze(tuple(range(self.n_batch))))
+                continue
+            if self._is_state(k):  # whose shape stays the same from step to step
+                given = _over_batch(given, self.n_batch, self.node.inputs)
+            result.append(pt.moveaxis(given, self.n_batch, 0) if self._has_steps(k) else given)
+        return result
+
+    def _entries(self, entries: list[Variable]) -> list[Variable]:
+        """Return the inputs of the step."""
+        result = list(entries)
+        for k in self.batched:
+            given = self.node.inputs[k]
+            axes = tuple(1 if b and not self._is_state(k) else None for b in given.type.broadcastable[: self.n_batch])
+            for i in self.places["inner_inp_from_outer_inp"][k]:
+                result[i] = pt.tensor(dtype=entries[i].type.dtype, shape=(*axes, *entries[i].type.shape))
+        return result
+
+    def _like_states(self, new: list[Variable], old: list[Variable], entries: list[Variable]) -> list[Variable]:
+        """Return the outputs of the step; those that become states have the axes of the batch, whatever they are."""
+        result = list(new)
+        for k in self.batched:
+            if not self._is_state(k):
+                continue
+            state = entries[self.places["inner_inp_from_outer_inp"][k][0]]
+            for i in self.places["inner_out_from_outer_inp"][k]:
+                if new[i].type.ndim < state.type.ndim or any(new[i].type.broadcastable[: self.n_batch]):
+                    result[i] = pt.second(state, new[i])
+        return result
+
+    def _output(self, k: int, out: Variable) -> Variable:
+        wanted, n = self.node.outputs[k].type, self.n_batch
+        if out.type.ndim < wanted.ndim:
+            out = pt.shape_padleft(out, n)
+        elif k < len(self.op.output_types) - self.op.info.n_untraced_sit_sot:
+            out = pt.moveaxis(out, 0, n)
+        return _over_batch(out, n, self.node.inputs)

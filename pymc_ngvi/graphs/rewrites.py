@@ -1,0 +1,241 @@
+"""Rewrites of PyTensor graphs: those that let Elemwise run on NumPy, and stable forms that PyTensor misses."""
+
+import numpy as np
+import pytensor.tensor as pt
+
+from pytensor import scalar as ps
+from pytensor.compile.mode import optdb
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import PatternNodeRewriter, dfs_rewriter, node_rewriter
+from pytensor.scalar.math import Log1mexp, Sigmoid, Softplus, TriGamma
+from pytensor.tensor.basic import get_underlying_scalar_constant_value
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.exceptions import NotScalarConstantError
+from pytensor.tensor.linalg.solvers.core import SolveBase
+from pytensor.tensor.math import All
+from pytensor.tensor.rewriting.basic import local_useless_switch
+from pytensor.tensor.rewriting.linalg.solvers import batched_vector_b_solve_to_matrix_b_solve
+from pytensor.tensor.subtensor import Subtensor
+
+#: Arguments, inputs and outputs together, that PyTensor gives to a NumPy function.
+_MAX_OPERANDS = 32
+_MAX_TRACES = 8
+_NARROW = frozenset({"int8", "int16", "int32", "uint8", "uint16", "uint32"})
+
+#: Scalar Ops that PyTensor runs element by element in Python, and the NumPy function that does the same.
+_UFUNCS: dict[type, tuple[str, int]] = {
+    Softplus: ("pymc_ngvi.core.ufuncs.softplus", 1),
+    Log1mexp: ("pymc_ngvi.core.ufuncs.log1mexp", 1),
+    TriGamma: ("pymc_ngvi.core.ufuncs.trigamma", 1),
+    ps.Clip: ("pymc_ngvi.core.ufuncs.clip", 3),
+    ps.Second: ("pymc_ngvi.core.ufuncs.second", 2),
+    ps.RoundHalfAwayFromZero: ("pymc_ngvi.core.ufuncs.round_half_away_from_zero", 1),
+    ps.Identity: ("numpy.positive", 1),
+}
+
+
+@node_rewriter([Elemwise])  # type: ignore[untyped-decorator]
+def vectorise_elemwise(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Give an Elemwise that has no NumPy function one, so that it does not run element by element."""
+    op = node.op
+    spec = _UFUNCS.get(type(op.scalar_op))
+    if op.nfunc_spec is not None or spec is None:
+        return None
+    name, n_inputs = spec
+    # Elemwise copies `nfunc_spec` when it is made: a new one is needed. The scalar Op stays the same.
+    return list(Elemwise(op.scalar_op, nfunc_spec=(name, n_inputs, 1))(*node.inputs, return_list=True))
+
+
+@node_rewriter([Elemwise])  # type: ignore[untyped-decorator]
+def expand_composite(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Replace an Elemwise over several scalar Ops (PyTensor makes them of integer powers) by one Elemwise for each."""
+    scalar_op = node.op.scalar_op
+    if not isinstance(scalar_op, ps.Composite):
+        return None
+    inner = scalar_op.fgraph
+    values = dict(zip(inner.inputs, node.inputs, strict=True))
+    for scalar_node in inner.toposort():
+        inputs = [pt.as_tensor(i.data) if isinstance(i, Constant) else values[i] for i in scalar_node.inputs]
+        outputs = Elemwise(scalar_node.op)(*inputs, return_list=True)
+        values.update(zip(scalar_node.outputs, outputs, strict=True))
+    return [values[out] for out in inner.outputs]
+
+
+@node_rewriter([Elemwise])  # type: ignore[untyped-decorator]
+def split_many_operands(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Add or multiply at most 31 arguments at a time, from left to right as before."""
+    inputs = list(node.inputs)
+    if not isinstance(node.op.scalar_op, ps.Add | ps.Mul) or len(inputs) < _MAX_OPERANDS:
+        return None
+    result, rest = inputs[0], inputs[1:]
+    while rest:
+        now, rest = rest[: _MAX_OPERANDS - 2], rest[_MAX_OPERANDS - 2 :]
+        result = node.op(result, *now)
+    return [result]
+
+
+def runs_on_numpy(scalar_op: ps.ScalarOp, n_inputs: int) -> bool:
+    """Tell whether an Elemwise over a scalar Op is run by NumPy functions once these rewrites are applied."""
+    if isinstance(scalar_op, ps.Composite):
+        return all(runs_on_numpy(node.op, len(node.inputs)) for node in scalar_op.fgraph.apply_nodes)
+    # PyTensor casts by `astype`, and folds the binary functions that add and multiply.
+    if isinstance(scalar_op, ps.Cast | ps.Add | ps.Mul) or type(scalar_op) in _UFUNCS:
+        return True
+    spec = getattr(scalar_op, "nfunc_spec", None)  # a loop, as in a derivative of betainc, has none
+    return spec is not None and spec[1] == n_inputs
+
+
+def _constant(value: float) -> dict[str, object]:
+    """Return a pattern that matches a constant."""
+    return {"pattern": f"constant {value}", "constraint": lambda variable: _equals(variable, value)}
+
+
+#: PyTensor has both, but the first only before canonicalisation, which turns neg into a product, and the second only
+#: for a sigmoid that is used once. Left alone, the derivatives are 0 / 0 and 0 for x > 37.
+stable_sigmoid = dfs_rewriter(
+    PatternNodeRewriter(
+        (pt.log1p, (pt.mul, _constant(-1), (pt.sigmoid, "x"))),
+        (pt.neg, (pt.softplus, "x")),
+        allow_multiple_clients=True,
+        name="log1p_minus_sigmoid",
+    ),
+    PatternNodeRewriter(
+        (pt.sub, _constant(1), (pt.sigmoid, "x")),
+        (pt.sigmoid, (pt.neg, "x")),
+        allow_multiple_clients=True,
+        name="one_minus_sigmoid",
+    ),
+)
+
+
+@node_rewriter([Elemwise])  # type: ignore[untyped-decorator]
+def _one_branch(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Write ``switch(c, f(x), f(y))`` as ``f(switch(c, x, y))``, as both branches are evaluated everywhere.
+
+    The log density of a Bernoulli variable with logit x has -softplus(-x) where the data are 1, and -softplus(x) where
+    they are 0.
+    """
+    if not isinstance(node.op.scalar_op, ps.Switch):
+        return None
+    condition, *branches = node.inputs
+    if not all(b.owner is not None and isinstance(b.owner.op, Elemwise) for b in branches):
+        return None
+    first, second = (b.owner for b in branches)
+    kind = type(first.op.scalar_op)
+    if kind is not type(second.op.scalar_op) or kind not in (Softplus, ps.Neg):
+        return None
+    if kind is ps.Neg and not any(_is_of(n.inputs[0], Softplus) for n in (first, second)):
+        return None
+    return [first.op(node.op(condition, first.inputs[0], second.inputs[0]))]
+
+
+@node_rewriter([All])  # type: ignore[untyped-decorator]
+def _true_by_construction(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Drop the check of a parameter that can't fail: exp(x) >= 0, 0 <= sigmoid(x) <= 1; where x is NaN, so is log p."""
+    comparison = node.inputs[0].owner
+    if node.outputs[0].ndim or comparison is None or not isinstance(comparison.op, Elemwise):
+        return None
+    kind, (left, right) = type(comparison.op.scalar_op), comparison.inputs
+    at_least_0 = kind in (ps.GE, ps.GT) and _is_of(left, ps.Exp, Sigmoid, Softplus) and _equals(right, 0.0)
+    at_most_1 = kind is ps.LE and _is_of(left, Sigmoid) and _equals(right, 1.0)
+    return [pt.constant(np.array(True))] if at_least_0 or at_most_1 else None
+
+
+@node_rewriter([Elemwise])  # type: ignore[untyped-decorator]
+def _branches(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    scalar_op = node.op.scalar_op
+    if isinstance(scalar_op, ps.ScalarMaximum):
+        x, y = node.inputs
+        return [pt.switch(pt.ge(x, y), x, y)]
+    if isinstance(scalar_op, ps.ScalarMinimum):
+        x, y = node.inputs
+        return [pt.switch(pt.le(x, y), x, y)]
+    if isinstance(scalar_op, ps.Clip):
+        x, low, high = node.inputs
+        return [pt.switch(pt.lt(x, low), low, pt.switch(pt.gt(x, high), high, x))]
+    return None
+
+
+#: PyTensor writes derivatives of the larger of two numbers as products with truth values, and may add these up as such
+#: when it simplifies them: a second derivative of a log-sum of exponentials came out half as large as it is.
+branches = dfs_rewriter(_branches)
+
+
+def _is_of(variable: Variable, *scalar_ops: type) -> bool:
+    node = variable.owner
+    return node is not None and isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, scalar_ops)
+
+
+def _equals(variable: Variable, value: float) -> bool:
+    try:
+        return bool(get_underlying_scalar_constant_value(variable) == value)
+    except NotScalarConstantError:
+        return False
+
+
+#: In this order: what is evaluated once in the place of twice; what need not be evaluated.
+shorter = (dfs_rewriter(_one_branch), dfs_rewriter(_true_by_construction))
+
+
+@node_rewriter([Subtensor])  # type: ignore[untyped-decorator]
+def _wide_indices(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    x, *indices = node.inputs
+    if not any(i.type.dtype in _NARROW for i in indices):
+        return None
+    return [node.op(x, *[_wide(i) if i.type.dtype in _NARROW else i for i in indices])]
+
+
+def _wide(index: Variable) -> Variable:
+    """Return a scalar index as an int64."""
+    if isinstance(index, Constant):
+        return ps.constant(int(index.data), dtype="int64")
+    return pt.scalar_from_tensor(pt.cast(pt.tensor_from_scalar(index), "int64"))
+
+
+#: PyTensor merges x[a:b][i] into one slice by arithmetic in the type of i, which overflows: constants such as the 0 of
+#: `walk[0]` are of type int8, and x may be longer than 127.
+wide_indices = dfs_rewriter(_wide_indices)
+
+_solve_at_once = dfs_rewriter(batched_vector_b_solve_to_matrix_b_solve)
+
+
+def solve_at_once(fgraph: FunctionGraph) -> bool:
+    """Solve with one matrix for many vectors at once, as the columns of a matrix; tell whether there was such a node.
+
+    PyTensor does so too, but too late: once the matrix has an axis of draws, each vector of each draw is solved for by
+    a call of its own.
+    """
+    found = any(_solves_one_by_one(node) for node in fgraph.apply_nodes)
+    if found:
+        _solve_at_once.rewrite(fgraph)
+    return found
+
+
+def _solves_one_by_one(node: Apply) -> bool:
+    """Tell whether a node solves with one matrix for several vectors, one after the other."""
+    if not isinstance(node.op, Blockwise) or not isinstance(node.op.core_op, SolveBase) or node.op.core_op.b_ndim != 1:
+        return False
+    a, b = node.inputs
+    return b.type.ndim > 1 and all(a.type.broadcastable[:-2])
+
+
+@node_rewriter([pt.switch])  # type: ignore[untyped-decorator]
+def useless_switch(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """Do what PyTensor's ``local_useless_switch`` does, without its leak.
+
+    For each ``switch(condition, 0, 0)``, that rewrite makes the list of places where the constant 0 was created three
+    times as long, and the constant is shared by all graphs of the process: after a few models, they fill the memory.
+    """
+    result: list[Variable] | None = local_useless_switch.transform(fgraph, node)
+    for variable in result or ():
+        if len(getattr(variable.tag, "trace", None) or ()) > _MAX_TRACES:
+            variable.tag.trace = variable.tag.trace[:_MAX_TRACES]
+    return result
+
+
+#: Tags to include and names to exclude, of a query, for `useless_switch`; without the tag it is not used.
+INCLUDED, EXCLUDED = ("pymc_ngvi_useless_switch",), ("local_useless_switch",)
+if INCLUDED[0] not in optdb["canonicalize"]._names:
+    optdb["canonicalize"].register(INCLUDED[0], useless_switch, use_db_name_as_tag=False)

@@ -1,1 +1,0 @@
-"""Which coordinates interact in log p, and Hessians from as few products as that allows."""

@@ -1,0 +1,152 @@
+"""Which variables of a graph are affine functions of theta, and which of them all else is made of."""
+
+from collections.abc import Callable
+
+import pytensor.scalar as ps
+
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.traversal import toposort
+from pytensor.sparse.math import Dot as SparseDot
+from pytensor.sparse.math import StructuredDot
+from pytensor.tensor.elemwise import CAReduce, Elemwise
+from pytensor.tensor.extra_ops import CumOp
+from pytensor.tensor.linalg.solvers.core import SolveBase
+from pytensor.tensor.math import Dot
+from pytensor.tensor.subtensor import AdvancedIncSubtensor, IncSubtensor
+
+from pymc_ngvi.reading.dependence import constant_operand, core_op, increment_targets, moved_inputs
+from pymc_ngvi.reading.dependence_values import Facts
+
+
+def predictors(logp: Variable, theta: Variable, facts: Facts) -> list[Variable]:
+    """Return the affine functions of theta that what is not affine is made of, in the order of the graph.
+
+    Parameters
+    ----------
+    logp : pytensor scalar
+    theta : pytensor vector
+    facts : Facts
+        Of log p.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import pytensor.tensor as pt
+    >>> from pymc_ngvi.reading.affine import predictors
+    >>> from pymc_ngvi.reading.dependence_values import Facts
+    >>> theta = pt.vector("theta", shape=(3,))
+    >>> eta = pt.dot(np.ones((5, 2)), theta[:2])
+    >>> logp = -pt.exp(eta + theta[2]).sum()
+    >>> [found] = predictors(logp, theta, Facts(logp, theta))
+    >>> found.type.shape
+    (5,)
+    """
+    affine, nodes = affine_functions(theta, facts)
+    # Conditions count, too, through which no derivative passes.
+    others = (node for node in toposort([logp]) if node not in nodes)
+    return list(dict.fromkeys(_root(i, facts) for node in others for i in node.inputs if i in affine))
+
+
+def grouped(logp: Variable, facts: Facts, theta: Variable) -> Variable:
+    """Return log p with the affine operands of sums that are not affine added up first."""
+    affine, nodes = affine_functions(theta, facts)
+    sums = {}
+    for node in facts.nodes:
+        if node in nodes or not isinstance(node.op, Elemwise) or not isinstance(node.op.scalar_op, ps.Add):
+            continue
+        parts = [i for i in node.inputs if i in affine]
+        others = [i for i in node.inputs if i not in affine]
+        if len(parts) > 1:
+            sums[node.outputs[0]] = node.op(node.op(*parts), *others)
+    return with_others(logp, sums)
+
+
+def with_others(logp: Variable, others: dict[Variable, Variable]) -> Variable:
+    """Return log p with other variables in the place of some; these may be made of one another."""
+    if not others:
+        return logp
+    [result] = clone_replace([logp], others, rebuild_strict=False)
+    return result
+
+
+def affine_nodes(theta: Variable, facts: Facts) -> set[Apply]:
+    """Return the nodes whose outputs are affine functions of theta."""
+    return affine_functions(theta, facts)[1]
+
+
+def affine_functions(theta: Variable, facts: Facts) -> tuple[set[Variable], set[Apply]]:
+    """Return the variables that are affine functions of theta, and the nodes that make them."""
+    affine, nodes = {theta}, set[Apply]()
+    for node in facts.nodes:
+        if _is_affine(node, facts, affine):
+            affine.update(node.outputs)
+            nodes.add(node)
+    return affine, nodes
+
+
+def _root(var: Variable, facts: Facts) -> Variable:
+    """Return the affine function that a variable is a rescaled, shifted or rearranged copy of."""
+    while var.owner is not None:
+        varying = set(varying_inputs(var.owner, facts))
+        copies = isinstance(var.owner.op, Elemwise) or moved_inputs(var.owner, facts) is not None
+        if not copies or len(varying) != 1:
+            break
+        [var] = varying
+    return var
+
+
+def _is_affine(node: Apply, facts: Facts, affine: set[Variable]) -> bool:
+    """Tell whether the outputs of a node are affine functions of theta, given which variables before it are."""
+    if not all(i in affine for i in varying_inputs(node, facts)):
+        return False
+    return is_linear(node, facts)
+
+
+def is_linear(node: Apply, facts: Facts) -> bool:
+    """Tell whether the outputs of a node are affine functions of those of its inputs that are not known."""
+    if (moved := moved_inputs(node, facts)) is not None:
+        return all(i in moved for i in varying_inputs(node, facts))
+    op = core_op(node.op)
+    rules = [rule for kind, rule in _RULES.items() if isinstance(op, kind) and (op is node.op or kind in _BATCHED)]
+    return bool(rules) and rules[0](node, facts)
+
+
+def varying_inputs(node: Apply, facts: Facts) -> list[Variable]:
+    """Return the inputs of a node that are not known: those through which derivatives pass, and steps."""
+    return [i for i in node.inputs if not facts.is_known(i)]
+
+
+def _elemwise(node: Apply, facts: Facts) -> bool:
+    scalar_op, varying = node.op.scalar_op, varying_inputs(node, facts)
+    if isinstance(scalar_op, ps.Add | ps.Sub | ps.Neg | ps.Identity | ps.Cast):
+        return True
+    if isinstance(scalar_op, ps.Mul):
+        return len(varying) == 1
+    if isinstance(scalar_op, ps.TrueDiv):
+        return facts.is_known(node.inputs[1])
+    return isinstance(scalar_op, ps.Switch) and facts.is_known(node.inputs[0])
+
+
+def _constant_matrix(node: Apply, facts: Facts) -> bool:
+    return constant_operand(node, facts) is not None
+
+
+def _known_matrix_solved(node: Apply, facts: Facts) -> bool:
+    constant = constant_operand(node, facts)
+    return constant is not None and constant[0] == 0
+
+
+_RULES: dict[type, Callable[[Apply, Facts], bool]] = {
+    Elemwise: _elemwise,
+    CAReduce: lambda node, facts: isinstance(node.op.scalar_op, ps.Add),
+    CumOp: lambda node, facts: node.op.mode == "add",
+    Dot: _constant_matrix,
+    SparseDot: _constant_matrix,
+    StructuredDot: _constant_matrix,
+    SolveBase: _known_matrix_solved,
+    IncSubtensor: lambda node, facts: increment_targets(node, facts) is not None,
+    AdvancedIncSubtensor: lambda node, facts: increment_targets(node, facts) is not None,
+}
+#: What `_RULES` say of these holds for batches of them, too.
+_BATCHED = (Dot, SolveBase)

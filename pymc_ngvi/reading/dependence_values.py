@@ -1,0 +1,172 @@
+"""What is known of the variables of a graph without a value for theta: kinds, values, shapes."""
+
+import enum
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import numpy as np
+import pytensor
+import pytensor.scalar as ps
+
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.traversal import toposort
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.random.op import RNGConsumerOp
+from pytensor.tensor.rewriting.shape import ShapeFeature
+from pytensor.tensor.shape import Shape, Shape_i
+
+from pymc_ngvi.graphs.backends import quick_mode, without_c
+
+#: Scalar functions that are constant but for jumps.
+_STEPS = (ps.Sign, ps.Floor, ps.Ceil, ps.Trunc, ps.RoundHalfToEven, ps.RoundHalfAwayFromZero, ps.IntDiv)
+
+
+class Kind(enum.Enum):
+    """How a variable depends on theta."""
+
+    KNOWN = "not at all"
+    STEP = "with derivatives of 0, or on data that vary"
+    ACTIVE = "with derivatives"
+
+
+class Facts:
+    """Kinds of all variables of a graph; values and shapes of those that matter for derivatives with respect to theta.
+
+    Parameters
+    ----------
+    output : pytensor scalar
+    theta : pytensor vector
+        Of known length.
+    varying : collection of shared variables
+        Their values are not to be used: they change, but their shapes don't.
+    conditions : bool
+        Whether values and shapes are wanted of all that depends on theta, conditions of switches among it.
+
+    Attributes
+    ----------
+    nodes : list of Apply
+        Those through which derivatives of ``output`` pass, each after its inputs.
+    """
+
+    def __init__(
+        self, output: Variable, theta: Variable, varying: Collection[Variable] = (), *, conditions: bool = False
+    ) -> None:
+        order = list(toposort([output]))
+        self._kinds: dict[Variable, Kind] = {theta: Kind.ACTIVE, **dict.fromkeys(varying, Kind.STEP)}
+        for node in order:
+            kind = self._kind_of_outputs(node)
+            self._kinds.update(
+                {out: kind if _has_derivative(out) else _without_derivative(kind) for out in node.outputs}
+            )
+        self.nodes = self._on_the_way(output, order)
+        self._values: dict[Variable, Any] = {}
+        self._shapes: dict[Variable, tuple[int, ...]] = {}
+        self._prepare(output, theta, self._varying(order) if conditions else self.nodes)
+        self.refresh()
+
+    def kind(self, var: Variable) -> Kind:
+        """Return how a variable depends on theta."""
+        return self._kinds.get(var, Kind.KNOWN)
+
+    def is_active(self, var: Variable) -> bool:
+        """Tell whether derivatives pass through a variable."""
+        return self.kind(var) is Kind.ACTIVE
+
+    def is_known(self, var: Variable) -> bool:
+        """Tell whether a variable has a value."""
+        return self.kind(var) is Kind.KNOWN
+
+    def active_inputs(self, node: Apply) -> list[Variable]:
+        """Return the inputs of a node through which derivatives pass."""
+        return [i for i in differentiable_inputs(node) if self.is_active(i)]
+
+    def value(self, var: Variable) -> Any:
+        """Return the value of a known input of one of the ``nodes``."""
+        if isinstance(var, SharedVariable):
+            return var.get_value(borrow=True)
+        return var.data if isinstance(var, Constant) else self._values[var]
+
+    def shape(self, var: Variable) -> tuple[int, ...]:
+        """Return the shape of an input or output of one of the ``nodes``."""
+        if var in self._shapes:
+            return self._shapes[var]
+        static = _static_shape(var)
+        if None not in static:
+            return static
+        return tuple(np.shape(self.value(var)))
+
+    def _kind_of_outputs(self, node: Apply) -> Kind:
+        if isinstance(node.op, Shape | Shape_i):
+            return Kind.KNOWN
+        if any(self.is_active(i) for i in differentiable_inputs(node)):
+            return Kind.ACTIVE
+        if isinstance(node.op, RNGConsumerOp) or not all(self.is_known(i) for i in node.inputs):
+            return Kind.STEP
+        return Kind.KNOWN
+
+    def _on_the_way(self, output: Variable, order: list[Apply]) -> list[Apply]:
+        wanted = {output}
+        found = []
+        for node in reversed(order):
+            if not wanted.isdisjoint(node.outputs) and any(self.is_active(out) for out in node.outputs):
+                found.append(node)
+                wanted.update(self.active_inputs(node))
+        return found[::-1]
+
+    def _varying(self, order: list[Apply]) -> list[Apply]:
+        return [node for node in order if not all(self.is_known(out) for out in node.outputs)]
+
+    def _prepare(self, output: Variable, theta: Variable, nodes: list[Apply]) -> None:
+        """Make one function of the known inputs that are no constants, and of the shapes that types don't tell."""
+        around = dict.fromkeys(var for node in nodes for var in (*node.inputs, *node.outputs))
+        known = [var for var in around if self.is_known(var) and not isinstance(var, Constant | SharedVariable)]
+        shapeless = [var for var in around if not self.is_known(var) and None in _static_shape(var)]
+        shapes = self._symbolic_shapes(output, shapeless)
+        self._evaluated, self._sized = known, list(zip(shapeless, [len(shape) for shape in shapes], strict=True))
+        self._function, self._zeros = None, np.zeros(theta.type.shape)
+        if not known and not shapeless:
+            return
+        with without_c():
+            outputs = [*known, *(length for shape in shapes for length in shape)]
+            self._function = pytensor.function([theta], outputs, mode=quick_mode(), on_unused_input="ignore")
+
+    def refresh(self) -> None:
+        """Take the values and shapes from the data as they are now."""
+        if self._function is None:
+            return
+        with without_c():
+            # Only shapes can depend on theta here, and those don't depend on its values.
+            results = self._function(self._zeros)
+        self._values = dict(zip(self._evaluated, results, strict=False))
+        lengths = iter(results[len(self._evaluated) :])
+        self._shapes = {var: tuple(int(next(lengths)) for _ in range(n)) for var, n in self._sized}
+
+    def _symbolic_shapes(self, output: Variable, variables: Iterable[Variable]) -> list[tuple[Variable, ...]]:
+        feature = ShapeFeature()
+        FunctionGraph(outputs=[output], clone=False, copy_inputs=False, features=[feature])
+        return [tuple(feature.shape_tuple(var)) for var in variables]
+
+
+def differentiable_inputs(node: Apply) -> list[Variable]:
+    """Return the inputs on which the derivatives of a node's outputs can depend: not the condition of a switch."""
+    scalar_op = node.op.scalar_op if isinstance(node.op, Elemwise) else None
+    if isinstance(scalar_op, _STEPS):
+        return []
+    if isinstance(scalar_op, ps.Switch | ps.Second):
+        return list(node.inputs[1:])
+    return list(node.inputs)
+
+
+def _without_derivative(kind: Kind) -> Kind:
+    return Kind.STEP if kind is Kind.ACTIVE else kind
+
+
+def _has_derivative(var: Variable) -> bool:
+    return str(getattr(var.type, "dtype", "")).startswith(("float", "complex"))
+
+
+def _static_shape(var: Any) -> tuple[Any, ...]:
+    return tuple(getattr(var.type, "shape", ()))

@@ -1,0 +1,165 @@
+"""The linear predictors of a log density: affine functions of theta that all else is made of."""
+
+import functools
+
+from collections.abc import Callable
+
+import numpy as np
+import pytensor.tensor as pt
+
+from pytensor.compile import Function
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import graph_replace
+from pytensor.graph.traversal import ancestors
+
+from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints, joined
+from pymc_ngvi.core.values import Array
+from pymc_ngvi.graphs import graph
+from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.reading.affine import grouped, predictors
+from pymc_ngvi.reading.dependence import Dependences
+from pymc_ngvi.reading.dependence_values import Facts
+from pymc_ngvi.reading.distribute import factors_outside
+from pymc_ngvi.reading.scaled_matrices import scales_outside
+from pymc_ngvi.reading.sums import JointPredictors, joint_predictors
+from pymc_ngvi.rows.linear_map import LinearMap, MatrixPlan
+
+type Compile = Callable[[list[Variable], Variable | list[Variable]], Function]
+
+
+def written_apart(logp: Variable, theta: Variable) -> tuple[Variable, Facts]:
+    """Write log p, or a vector of its parts, so that its predictors can be seen; return it with its facts."""
+    facts = Facts(logp, theta)
+    for write in (scales_outside, factors_outside, functools.partial(grouped, theta=theta)):
+        before, logp = logp, write(logp, facts)
+        facts = facts if logp is before else Facts(logp, theta)
+    return logp, facts
+
+
+class Predictors:
+    """Linear predictors, and log p as a function of them.
+
+    Parameters
+    ----------
+    logp : pytensor scalar
+        Simplified.
+    theta : pytensor vector
+    compile_ : callable
+        How graphs are compiled.
+
+    Attributes
+    ----------
+    vector : pytensor vector
+        All of them, one after the other.
+    version : int
+        Number of the data that they were found with.
+
+    Raises
+    ------
+    ValueError
+        Where log p has a part that is no function of them.
+    """
+
+    def __init__(self, logp: Variable, theta: Variable, compile_: Compile) -> None:
+        self._theta = theta
+        self._logp, self._facts = written_apart(logp, theta)
+        self._found = predictors(self._logp, theta, self._facts)
+        if not self._found:
+            raise ValueError("log p has no predictors")
+        self._shared = [v for v in ancestors([logp]) if isinstance(v, SharedVariable)]
+        self.vector = pt.vector("predictors", dtype="float64", shape=(sum(map(self._size, self._found)),))
+        self._compile = compile_
+        self.version = -1
+        self._take()
+
+    @functools.cached_property
+    def _evaluate(self) -> Callable[[Array], Array]:
+        if self.are_theta:
+            return lambda theta: theta
+        with without_c():
+            everything = pt.concatenate([var.ravel() for var in self._found])
+            points, [values] = graph.over_draws([everything], self._theta)
+        function = self._compile([points], values)
+        return lambda theta: np.asarray(function(theta))
+
+    @property
+    def are_theta(self) -> bool:
+        """Whether the only predictors are the coordinates themselves."""
+        return self._found == [self._theta]
+
+    def density(self) -> Variable:
+        """Return log p as a function of `vector`."""
+        pieces, start = {}, 0
+        for var in self._found:
+            shape = self._facts.shape(var)
+            pieces[var] = pt.specify_shape(self.vector[start : start + self._size(var)].reshape(shape), shape)
+            start += self._size(var)
+        [inner] = graph_replace([self._logp], pieces, strict=False)
+        if self._theta in set(ancestors([inner])):
+            raise ValueError("theta has a part that is no predictor's")
+        return inner
+
+    def refresh(self) -> bool:
+        """Take the data as they are now: ``pm.set_data`` puts other arrays in the place of the old ones.
+
+        Returns
+        -------
+        bool
+            Whether they have changed.
+        """
+        if all(new is old for new, old in zip(self._now(), self._data, strict=True)):
+            return False
+        self.retake()
+        return True
+
+    def _take(self) -> None:
+        self._data, self.version = self._now(), self.version + 1
+        self._forget("dependence", "_plan", "linear_map")
+
+    def _forget(self, *names: str) -> None:
+        """Make what was computed anew when it is asked for."""
+        for name in names:
+            self.__dict__.pop(name, None)
+
+    def renew(self) -> None:
+        """Take the values of the data as they are now, for predictors that depend on the same coordinates as before."""
+        self._data, self.version = self._now(), self.version + 1
+        self._forget("linear_map")
+
+    def retake(self) -> None:
+        """Take the data as they are now, changed or not."""
+        self._facts.refresh()
+        self._take()
+
+    @functools.cached_property
+    def dependence(self) -> Dependence:
+        """The coordinates that each depends on."""
+        dependences = Dependences(self._facts, self._theta)
+        sets, indices = joined([dependences.of(var) for var in self._found])
+        return Dependence(sets, np.concatenate([index.ravel() for index in indices]))
+
+    @functools.cached_property
+    def linear_map(self) -> LinearMap:
+        """The predictors as functions of theta."""
+        return self._plan.matrix(self._evaluate)
+
+    @functools.cached_property
+    def _plan(self) -> MatrixPlan:
+        return MatrixPlan.of(self.dependence, self._theta.type.shape[0])
+
+    def with_sums(self, used: Ints) -> JointPredictors | None:
+        """Return them as functions of coordinates and sums over many of these; None where there are no such sums.
+
+        Parameters
+        ----------
+        used : ndarray of int
+            Those in which log p is not linear.
+        """
+        return joint_predictors(self._found, self._theta, self._facts, used, self._compile)
+
+    def _size(self, var: Variable) -> int:
+        return int(np.prod(self._facts.shape(var)))
+
+    def _now(self) -> list[object]:
+        return [var.get_value(borrow=True) for var in self._shared]

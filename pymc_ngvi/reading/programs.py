@@ -1,0 +1,172 @@
+"""Programs from PyTensor's graphs of operations element by element."""
+
+from collections.abc import Sequence
+from functools import reduce
+
+import numpy as np
+import pytensor.scalar as ps
+import pytensor.scalar.math as psm
+
+from pytensor.compile.builders import OpFromGraph
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.traversal import toposort
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.special import LogAddExp
+
+from pymc_ngvi.graphs import incomplete
+from pymc_ngvi.rows.programs.program import RowProgram
+from pymc_ngvi.rows.programs.writer import CannotFollow, Writer, Written
+
+#: Scalar operations of PyTensor with one meaning, whatever the types of their arguments.
+_NAMES: dict[type, str] = {
+    ps.Sub: "sub", ps.TrueDiv: "div", ps.Neg: "neg", ps.Sqr: "sqr", ps.Sqrt: "sqrt", ps.Reciprocal: "reciprocal",
+    ps.Abs: "abs", ps.Pow: "pow", ps.Mod: "mod", ps.IntDiv: "floor_divide",
+    ps.Exp: "exp", ps.Exp2: "exp2", ps.Expm1: "expm1", ps.Log: "log", ps.Log2: "log2", ps.Log10: "log10",
+    ps.Log1p: "log1p", psm.Log1mexp: "log1mexp", psm.Softplus: "softplus", psm.Sigmoid: "sigmoid",
+    ps.Sin: "sin", ps.Cos: "cos", ps.Tan: "tan", ps.ArcSin: "arcsin", ps.ArcCos: "arccos", ps.ArcTan: "arctan",
+    ps.ArcTan2: "arctan2", ps.Sinh: "sinh", ps.Cosh: "cosh", ps.Tanh: "tanh", ps.ArcSinh: "arcsinh",
+    ps.ArcCosh: "arccosh", ps.ArcTanh: "arctanh",
+    psm.Gamma: "gamma", psm.GammaLn: "gammaln", psm.Psi: "psi", psm.TriGamma: "trigamma", psm.Erf: "erf",
+    psm.Erfc: "erfc", psm.Erfcx: "erfcx", psm.Erfinv: "erfinv", psm.Erfcinv: "erfcinv", psm.Owens_t: "owens_t",
+    psm.I0: "i0", psm.I1: "i1", psm.J0: "j0", psm.J1: "j1", psm.Jv: "jv", psm.Ive: "ive", psm.Kve: "kve",
+    psm.GammaInc: "gammainc", incomplete.SmoothGammaInc: "gammainc", psm.GammaIncC: "gammaincc",
+    incomplete.SmoothGammaIncC: "gammaincc", psm.BetaInc: "betainc", incomplete.SmoothBetaInc: "betainc",
+    ps.Switch: "switch", ps.Clip: "clip", ps.LT: "lt", ps.GT: "gt", ps.LE: "le", ps.GE: "ge", ps.EQ: "eq",
+    ps.NEQ: "ne", ps.IsNan: "isnan", ps.IsInf: "isinf", ps.Sign: "sign", ps.Ceil: "ceil", ps.Floor: "floor",
+    ps.Trunc: "trunc", ps.RoundHalfToEven: "rint", ps.RoundHalfAwayFromZero: "round away",
+}  # fmt: skip
+#: Those that take any number of arguments.
+_FOLDED: dict[type, str] = {
+    ps.Add: "add", ps.Mul: "mul", ps.ScalarMaximum: "maximum", ps.ScalarMinimum: "minimum",
+}  # fmt: skip
+#: Those that are of booleans or of the bits of integers.
+_LOGICAL: dict[type, str] = {ps.AND: "and", ps.OR: "or", ps.XOR: "xor", ps.Invert: "not"}
+
+
+def read(
+    inputs: Sequence[Variable], outputs: Sequence[Variable], early: Sequence[Variable] = ()
+) -> tuple[Writer, list[Written]]:
+    """Write a graph as a program.
+
+    Parameters
+    ----------
+    inputs, outputs : list of pytensor variables
+        An input may be a variable that others are made of: the graph is cut there.
+    early : list of pytensor variables
+        Inputs that are the same for many points: what hangs on these alone is put together first.
+
+    Returns
+    -------
+    tuple of Writer and list of Written
+        What was written, and the outputs.
+
+    Raises
+    ------
+    CannotFollow
+        Where an operation is none of single elements, or not known.
+    """
+    conditions = [k for k, var in enumerate(inputs) if var.type.dtype == "bool"]
+    reader = _Reader(Writer(len(inputs), conditions), inputs, set(early))
+    return reader.writer, reader.of(list(outputs))
+
+
+def program_of(inputs: Sequence[Variable], outputs: Sequence[Variable], early: Sequence[Variable] = ()) -> RowProgram:
+    """Return a graph as a program; see `read`."""
+    writer, values = read(inputs, outputs, early)
+    return writer.written(values)
+
+
+class _Reader:
+    def __init__(self, writer: Writer, inputs: Sequence[Variable], early: set[Variable]) -> None:
+        self.writer = writer
+        self._values: dict[Variable, Written] = dict(zip(inputs, writer.inputs, strict=True))
+        self._is_late = {value.at for var, value in self._values.items() if var not in early}
+        self._ranks: dict[int, bool] = {}
+
+    def of(self, outputs: list[Variable]) -> list[Written]:
+        """Return what outputs are."""
+        for node in toposort(outputs, blockers=list(self._values)):
+            self._node(node)
+        return [self._value(out) for out in outputs]
+
+    def _value(self, var: Variable) -> Written:
+        if var not in self._values:
+            if not isinstance(var, Constant) or np.size(var.data) != 1:
+                raise CannotFollow(f"{var} is not one number")
+            self._values[var] = self.writer.constant(float(np.reshape(var.data, ())))
+        value: Written = self._values[var]
+        return value
+
+    def _node(self, node: Apply) -> None:
+        op, first = node.op, node.outputs[0]
+        if first in self._values:
+            return
+        if isinstance(op, Elemwise):
+            args = [self._value(i) for i in node.inputs]
+            found = self._scalar(op.scalar_op, args, [i.type.dtype for i in node.inputs])
+            self._values.update(zip(node.outputs, found, strict=True))
+        elif isinstance(op, LogAddExp) and len(node.inputs) == 2:
+            self._values[first] = self.writer.call("logaddexp", *map(self._value, node.inputs))
+        elif isinstance(op, OpFromGraph):
+            outputs = op.fgraph.bind(dict(zip(op.fgraph.inputs, node.inputs, strict=True)))
+            self._values.update(zip(node.outputs, self.of(outputs), strict=True))
+        elif isinstance(op, DimShuffle) and (op.input_ndim == 0 or op.new_order == tuple(range(op.input_ndim))):
+            self._values[first] = self._value(node.inputs[0])
+        else:
+            raise CannotFollow(f"{op} is no operation element by element")
+
+    def _scalar(self, op: ps.ScalarOp, args: list[Written], dtypes: list[str]) -> list[Written]:
+        kind, call = type(op), self.writer.call
+        if isinstance(op, ps.Composite):
+            return self._composite(op, args)
+        if kind in _FOLDED:
+            return [reduce(lambda x, y: call(_FOLDED[kind], x, y), self._early_first(args))]
+        if kind in _LOGICAL:
+            if any(dtype != "bool" for dtype in dtypes):
+                raise CannotFollow(f"{op} is of bits")
+            return [call(_LOGICAL[kind], *args)]
+        if kind is ps.Cast:
+            return [self._cast(op.o_type.dtype, dtypes[0], args[0])]
+        if kind in (ps.Identity, ps.Second):
+            return [args[-1]]
+        if kind is psm.PolyGamma:
+            return [self._polygamma(*args)]
+        if isinstance(op, incomplete.ByParameters):
+            return [call(op.name, *args)]
+        if kind not in _NAMES:
+            raise CannotFollow(f"{op} is not known")
+        return [call(_NAMES[kind], *args)]
+
+    def _composite(self, op: ps.Composite, args: list[Written]) -> list[Written]:
+        known: dict[Variable, Written] = dict(zip(op.fgraph.inputs, args, strict=True))
+
+        def at(var: Variable) -> Written:
+            return self.writer.constant(float(var.data)) if isinstance(var, Constant) else known[var]
+
+        for node in op.fgraph.toposort():
+            found = self._scalar(node.op, [at(i) for i in node.inputs], [i.type.dtype for i in node.inputs])
+            known.update(zip(node.outputs, found, strict=True))
+        return [at(out) for out in op.fgraph.outputs]
+
+    def _cast(self, to: str, dtype: str, value: Written) -> Written:
+        if to == "bool" and dtype != "bool":
+            return value.to("ne", 0.0)
+        return value.to("trunc") if to.startswith(("int", "uint")) and dtype.startswith("float") else value
+
+    def _polygamma(self, order: Written, x: Written) -> Written:
+        names = {0.0: "psi", 1.0: "trigamma", 2.0: "polygamma 2"}
+        number = self.writer.number(order)
+        if number not in names:
+            raise CannotFollow("a polygamma function of higher order")
+        return x.to(names[number])
+
+    def _early_first(self, args: list[Written]) -> list[Written]:
+        """Return arguments, those that hang on inputs that are the same for many points first."""
+        return sorted(args, key=self._is_of_late)
+
+    def _is_of_late(self, value: Written) -> bool:
+        if value.at not in self._ranks:
+            self._ranks[value.at] = value.at in self._is_late or any(
+                self._is_of_late(part) for part in self.writer.arguments(value)
+            )
+        return self._ranks[value.at]

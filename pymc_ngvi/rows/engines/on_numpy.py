@@ -1,0 +1,166 @@
+"""Rows as programs that NumPy evaluates: nothing is compiled."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from pytensor.graph.basic import Variable
+
+from pymc_ngvi.core.values import Array
+from pymc_ngvi.reading.compiled import CompileAll
+from pymc_ngvi.reading.programs import program_of, read
+from pymc_ngvi.reading.row_graphs import interacts, shared_first
+from pymc_ngvi.reading.terms import Rows
+from pymc_ngvi.rows.engines.on_pytensor import PyTensorEngine
+from pymc_ngvi.rows.expectation import RowFunction, SummedRowFunction
+from pymc_ngvi.rows.programs.on_numpy import OnNumPy
+from pymc_ngvi.rows.programs.program import RowProgram
+from pymc_ngvi.rows.programs.rewriting import rewritten, seconds
+from pymc_ngvi.rows.programs.separated import Separation
+from pymc_ngvi.rows.programs.writer import CannotFollow
+from pymc_ngvi.rows.row_hessian import SecondDerivatives
+
+
+class _Sum(NamedTuple):
+    """What is read of rows along a sum.
+
+    Parameters
+    ----------
+    along : RowProgram
+        The sum where all that it is a sum of is 0, and the products that its slopes in these are made of.
+    owners : list of int
+        In which of these each product is the slope, or a part of it.
+    value : RowProgram
+        The function, given the sum.
+    """
+
+    along: RowProgram
+    owners: list[int]
+    value: RowProgram
+
+
+class NumPyEngine:
+    """Reads rows as programs; rows that have operations it does not know are left to PyTensor.
+
+    Parameters
+    ----------
+    compile_ : callable
+        How these are compiled.
+    """
+
+    def __init__(self, compile_: CompileAll) -> None:
+        self._otherwise = PyTensorEngine(compile_)
+        self._read: WeakKeyDictionary[Variable, dict[tuple[object, ...], RowProgram]] = WeakKeyDictionary()
+        self._sums: WeakKeyDictionary[Variable, _Sum] = WeakKeyDictionary()
+        self._functions: dict[tuple[RowProgram, tuple[float | None, ...]], OnNumPy] = {}
+
+    def row_function(self, rows: Rows) -> RowFunction:
+        """Return the function of rows."""
+        if rows.is_whole:
+            return self._otherwise.row_function(rows)
+        try:
+            return self._plain(rows) if rows.sum_ is None else self._summed(rows)
+        except CannotFollow:
+            return self._otherwise.row_function(rows)
+
+    def _plain(self, rows: Rows) -> RowFunction:
+        rows, n_shared = shared_first(rows)
+        numbers, data = _data_of(rows)
+        return RowFunction(self._value(rows, n_shared, numbers), rows.index, data, interacts(rows), n_shared=n_shared)
+
+    def _value(self, rows: Rows, n_shared: int, numbers: list[float | None]) -> OnNumPy:
+        """Return the function of rows, whose graph is read once for each order of their predictors.
+
+        Parameters
+        ----------
+        rows : Rows
+        n_shared : int
+            How many of the first predictors all rows share.
+        numbers : list of float or None
+            Data that are numbers in the program.
+        """
+        known, key = self._read.setdefault(rows.value, {}), (n_shared, *rows.slots)
+        if key not in known:
+            early = [*rows.slots[:n_shared], *rows.data]
+            known[key] = program_of([*rows.slots, *rows.data], [rows.value], early)
+        return self._function(known[key], [*[None] * len(rows.slots), *numbers])
+
+    def _summed(self, rows: Rows) -> RowFunction:
+        assert rows.sum_ is not None
+        others, given = rows.slots[: -rows.n_summed], list(rows.data)
+        if rows.value not in self._sums:
+            value = program_of([*others, rows.sum_, *given], [rows.value], [*others, *given])
+            self._sums[rows.value] = _Sum(*_along(rows), value)
+        known = self._sums[rows.value]
+        numbers, data = _data_of(rows)
+        none: list[float | None] = [None] * len(others)
+        beside = [a for a in known.value.used if a < len(others)]
+        function = self._value(rows, 0, numbers)
+        along = self._function(known.along, [*none, *numbers])
+        unused = [None if a in beside else 0.0 for a in range(len(others))]
+        given_sum = self._function(known.value, [*unused, None, *numbers])
+        are_shared = len(rows.index) > 1 and bool((rows.index == rows.index[0])[:, : len(others)].all())
+        return SummedRowFunction(
+            function, rows.index, data, interacts(rows), rows.n_summed, along, known.owners, given_sum, beside,
+            shares_u=are_shared,
+        )  # fmt: skip
+
+    def _function(self, program: RowProgram, numbers: Sequence[float | None]) -> OnNumPy:
+        key = program, tuple(numbers)
+        if key not in self._functions:
+            writer, outputs = rewritten(*key)
+            self._functions[key] = OnNumPy(writer.written(outputs))
+        return self._functions[key]
+
+    def with_data(self, function: RowFunction, rows: Rows) -> RowFunction:
+        """Return the function of the same rows with other data."""
+        return self.row_function(rows)
+
+    def second_derivatives(self, rows: Rows) -> SecondDerivatives:
+        """Return the second derivatives of rows."""
+        try:
+            rows, n_shared = shared_first(rows)
+            numbers, data = _data_of(rows)
+            program, pairs = seconds(self._value(rows, n_shared, numbers).program, len(rows.slots))
+        except CannotFollow:
+            return self._otherwise.second_derivatives(rows)
+        return SecondDerivatives(self._function(program, ()), rows.index, pairs, data, n_shared)
+
+
+def _data_of(rows: Rows) -> tuple[list[float | None], list[Array]]:
+    """Return which data are numbers in the program, and the others, as floats or booleans: one where all are equal."""
+    numbers: list[float | None] = []
+    data = []
+    for var, values in rows.data.items():
+        first = values[:, :1]
+        is_one = values.shape[1] > 1 and bool((values == first).all())
+        is_number = (is_one or values.shape[1] == 1) and var in rows.sources and rows.sources[var].is_weight
+        numbers.append(float(first[0, 0]) if is_number else None)
+        if not is_number:
+            values = first if is_one else values
+            data.append(values if values.dtype == np.bool_ else np.asarray(values, dtype=np.float64))
+    return numbers, data
+
+
+def _along(rows: Rows) -> tuple[RowProgram, list[int]]:
+    """Return a program of the sum where all that it is a sum of is 0, and of products that make up its slopes in these.
+
+    First the factors that are functions of the other predictors, then as many that are functions of data; and in what
+    each of the products is the slope.
+    """
+    assert rows.sum_ is not None
+    n_others = len(rows.slots) - rows.n_summed
+    writer, [total] = read([*rows.slots, *rows.data], [rows.sum_], list(rows.data))
+    separation = Separation(writer, range(n_others))
+    found = [
+        (k, one, other)
+        for k, slot in enumerate(writer.inputs[n_others : len(rows.slots)])
+        if (slope := writer.slope(total, slot)) is not None
+        for one, other in separation.of(slope)
+    ]
+    owners, ones, others = zip(*found, strict=True)
+    zeros = [0.0 if n_others <= k < len(rows.slots) else None for k in range(len(writer.inputs))]
+    writer, outputs = rewritten(writer.written([total, *ones, *others]), zeros)
+    return writer.written(outputs), list(owners)

@@ -1,0 +1,133 @@
+"""Rows by functions that PyTensor compiles of their graphs: by Numba, by C, or by its virtual machine."""
+
+import functools
+import math
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytensor.tensor as pt
+
+from pytensor.compile import Function
+from pytensor.graph.basic import Variable
+
+from pymc_ngvi.core.values import Array
+from pymc_ngvi.graphs import graph
+from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.reading.compiled import CompileAll, CompiledOnce
+from pymc_ngvi.reading.row_graphs import interacts, of_sum, path_of, shared_first, with_one_column
+from pymc_ngvi.reading.terms import Rows
+from pymc_ngvi.rows.expectation import RowFunction, SummedRowFunction, slices
+from pymc_ngvi.rows.row_hessian import SecondDerivatives
+
+#: Points at a time of a function that is more than arithmetic with numbers.
+_AT_A_TIME = 32
+#: Axes of the arrays that functions are compiled for.
+_TWO = 2
+
+
+class PyTensorEngine:
+    """Compiles the graphs of rows, those of equal rows once.
+
+    Parameters
+    ----------
+    compile_ : callable
+        How.
+    """
+
+    def __init__(self, compile_: CompileAll) -> None:
+        self._compile = CompiledOnce(compile_)
+
+    def row_function(self, rows: Rows) -> RowFunction:
+        """Return the function of rows."""
+        data = list(rows.data.values())
+        if rows.is_whole:
+            whole = functools.partial(_few_at_a_time, self._compile([*rows.slots, *rows.data], [rows.value]))
+            return RowFunction(whole, rows.index, data, interacts(rows))
+        if rows.sum_ is not None:
+            return self._summed(rows)
+        rows, n_shared = shared_first(rows)
+        slots, value = with_one_column(rows, n_shared)
+        function = self._on_two_axes([*slots, *rows.data], value)
+        return RowFunction(function, rows.index, data, interacts(rows), n_shared=n_shared)
+
+    def _summed(self, rows: Rows) -> RowFunction:
+        assert rows.sum_ is not None
+        given = list(rows.data)
+        function = self._on_two_axes([*rows.slots, *given], rows.value)
+        with without_c():
+            path = path_of(rows, rows.sum_)
+            beside, inputs, value = of_sum(rows, rows.sum_)
+        path += [pt.ones((1, 1)) for _ in path[1:]]
+        along = self._compile([*rows.slots[: -rows.n_summed], *given], path)
+        given_sum = self._on_two_axes([*inputs, *given], value)
+        data, owners = list(rows.data.values()), list(range(rows.n_summed))
+        return SummedRowFunction(
+            function, rows.index, data, interacts(rows), rows.n_summed, along, owners, given_sum, beside
+        )  # fmt: skip
+
+    def _on_two_axes(self, inputs: list[Variable], value: Variable) -> "OnTwoAxes":
+        return OnTwoAxes(self._compile(inputs, [value]), tuple(var.type.broadcastable[1] for var in inputs))
+
+    def with_data(self, function: RowFunction, rows: Rows) -> RowFunction:
+        """Return the function of the same rows with other data."""
+        return replace(function, data=list(rows.data.values()))
+
+    def second_derivatives(self, rows: Rows) -> SecondDerivatives:
+        """Return the second derivatives of rows, compiled."""
+        pairs, graphs = [], []
+        with without_c():
+            [value] = graph.with_branches([rows.value])
+            for a, slope in enumerate(graph.slopes(value.sum(), rows.slots, "first")):
+                if slope is None:
+                    continue
+                for b, second in enumerate(graph.slopes(slope.sum(), rows.slots[: a + 1], "second")):
+                    if second is not None:
+                        pairs.append((a, b))
+                        graphs.append(second)
+        [first, *_] = rows.slots
+        function = self._compile([*rows.slots, *rows.data], [g + pt.zeros_like(first) for g in graphs])
+        return SecondDerivatives(function, rows.index, pairs, list(rows.data.values()))
+
+
+@dataclass(frozen=True)
+class OnTwoAxes:
+    """A function that is compiled for arrays (n_points, n_rows), of arrays with three axes, too.
+
+    Parameters
+    ----------
+    function : Function
+    one_column : tuple of bool
+        Which inputs have one column.
+    """
+
+    function: Function
+    one_column: tuple[bool, ...]
+
+    def __call__(self, *inputs: Array) -> Sequence[Array]:
+        """Return values, of three axes with those of all rows last."""
+        if inputs[0].ndim == _TWO:
+            values: Sequence[Array] = self.function(*inputs)
+            return values
+        shape = np.broadcast_shapes(*[x.shape for x in inputs])
+        flat = [
+            x.reshape(len(x), 1) if is_one else np.broadcast_to(x, (len(x), *shape[1:])).reshape(len(x), -1)
+            for x, is_one in zip(inputs, self.one_column, strict=True)
+        ]
+        return [np.broadcast_to(v, (shape[0], shape[1] * shape[2])).reshape(shape) for v in self.function(*flat)]
+
+    def rows_first(self, *inputs: Array) -> Sequence[Array]:
+        """Return values of arrays (n_rows, ...) with three axes."""
+        shape = np.broadcast_shapes(*[x.shape for x in inputs])
+        flat = [
+            np.broadcast_to(x[:n], (n, *shape[1:])).reshape(n, -1).T
+            for x, n in zip(inputs, [1 if is_one else shape[0] for is_one in self.one_column], strict=True)
+        ]
+        return [np.broadcast_to(v.T, (shape[0], math.prod(shape[1:]))).reshape(shape) for v in self.function(*flat)]
+
+
+def _few_at_a_time(function: Function, *predictors: Array) -> list[Array]:
+    """Evaluate what may take much memory at a point."""
+    parts = [function(*[p[at] for p in predictors])[0] for at in slices(len(predictors[0]), _AT_A_TIME)]
+    return [np.concatenate(parts)]

@@ -1,0 +1,359 @@
+"""Expectations of log p under a Gaussian, row by row: a row sees only the Gaussian of the few predictors that it has.
+
+Gradient and Hessian with respect to the mean of the predictors come from values alone, by
+
+    E[grad f] = L^-T E[f z],   E[hess f] = L^-T E[f (z z^T - I)] L^-1,   predictors = mean + L z,
+
+which holds for functions with kinks, too. So do those of third and fourth order, of rows with one predictor.
+"""
+
+import functools
+import math
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.core import normal_rules
+from pymc_ngvi.core.normal_rules import Rule, rule
+from pymc_ngvi.core.values import Array
+from pymc_ngvi.rows.levels import Index, Levels, by_code, unpacked
+
+type Compiled = Callable[..., Sequence[Array]]
+
+#: Values of a function that are computed at a time, and those along a sum.
+_CACHED, _STREAMED = 2**15, 2**14
+#: Levels for predictors that others in a sum are multiplied by. E[exp(z e^s)] is not finite: what counts is where q has
+#: its mass, and finer rules, which reach farther, would see how far out it gets large.
+_FEW_LEVELS = 5
+#: Part of a variance that has to be left, given the predictors before, for one to have a direction of its own.
+_LEAST_VARIANCE = 1e-12
+
+
+@dataclass
+class RowFunction:
+    """A function of the predictors of a row, compiled, with the data of each row.
+
+    Parameters
+    ----------
+    function : callable
+    index : ndarray of int, shape (n_rows, k)
+        Predictors.
+    data : list of ndarray
+        (1, n_rows) or (1, 1) each.
+    interacts : ndarray of bool, shape (k, k)
+        By which pairs of predictors a second derivative may differ from 0.
+    n_shared : int, default 0
+        How many of the first predictors are the same for all rows, as a scale is: the function takes these with one
+        column, and what hangs on them alone is computed once.
+    """
+
+    function: Compiled
+    index: NDArray[np.int64]
+    data: list[Array]
+    interacts: NDArray[np.bool_]
+    n_shared: int = field(default=0, kw_only=True)
+
+    def at(self, index: NDArray[np.int64], keep: NDArray[np.bool_]) -> "RowFunction":
+        """Return some of the rows, with other numbers for the predictors, (n_rows, k)."""
+        data = [d if d.shape[1] == 1 else np.ascontiguousarray(d[:, keep]) for d in self.data]
+        return replace(self, index=np.ascontiguousarray(index[keep]), data=data)
+
+    @property
+    def k(self) -> int:
+        """Predictors of a row."""
+        return int(self.index.shape[1])
+
+    @property
+    def n_directions(self) -> int:
+        """Directions in which the function varies, all others given."""
+        return self.k
+
+    @functools.cached_property
+    def blocks(self) -> tuple[int, ...]:
+        """How many of the directions each level of a rule is for."""
+        return normal_rules.blocks(self.k)
+
+    @functools.cached_property
+    def n_levels(self) -> tuple[int, ...]:
+        """Levels that each of these has."""
+        return tuple(map(normal_rules.n_levels, self.blocks))
+
+    @property
+    def n_moments(self) -> int:
+        """Expectations that gradient and Hessian are made of, and the value."""
+        return 1 + self.k + self.k * (self.k + 1) // 2
+
+    @property
+    def n_bends(self) -> int:
+        """Expectations of third and fourth order beside these."""
+        return 2 if self.k == 1 else 0
+
+    def n_nodes(self, code: int) -> int:
+        """Nodes of a rule."""
+        return _n_nodes(self.blocks, code)
+
+    def values(self, predictors: Sequence[Array], at: Index | slice) -> Array:
+        """Return values, (n_points, n_rows), at predictors of that shape each."""
+        points = [p[:, :1] if a < self.n_shared else p for a, p in enumerate(predictors)]
+        return evaluated(self.function, [*points, *self.data_of(at)], predictors[0].shape)
+
+    def data_of(self, at: Index | slice) -> list[Array]:
+        """Return the data of some rows."""
+        return [d if d.shape[1] == 1 else np.ascontiguousarray(d[:, at]) for d in self.data]
+
+    def whitened(self, mean: Array, root: Array, codes: Levels, rows: Index) -> Array:
+        """Return E[f], E[f z] and E[f (z z^T - I)] of rows, each by its own rule.
+
+        Of rows with one predictor, E[f (z^3 - 3 z)] and E[f (z^4 - 6 z^2 + 3)] as well.
+
+        Parameters
+        ----------
+        mean, root : ndarray, shapes (n_rows, k), (n_rows, k, k)
+            Of the predictors: mean, and Cholesky factor of the covariance.
+        codes : ndarray of int, shape (n_rows,)
+            Rules.
+        rows : ndarray of int, shape (n_rows,)
+            Which rows these are.
+
+        Returns
+        -------
+        ndarray, shape (n_moments + n_bends, n_rows)
+        """
+        result = np.empty((self.n_moments + self.n_bends, len(codes)))
+        for code, at in by_code(codes):
+            result[:, at] = self._by_rule(code, mean[at], root[at], rows[at])
+        return result
+
+    def _by_rule(self, code: int, mean: Array, root: Array, rows: Index) -> Array:
+        size, levels = self._rows_at_a_time(code), unpacked(code, len(self.blocks))
+        parts = [
+            self._part(levels, mean[part], root[part], self.data_of(rows[part])) for part in slices(len(mean), size)
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+    def _rows_at_a_time(self, code: int) -> int:
+        return max(1, _CACHED // self.n_nodes(code))
+
+    def _part(self, levels: tuple[int, ...], mean: Array, root: Array, data: list[Array]) -> Array:
+        nodes, weights = rule(self.k, levels)
+        if self.n_bends:
+            weights = _with_bends(levels[0])
+        points = [
+            *points_at(mean[:1, : self.n_shared], root[:1], nodes),
+            *points_at(mean[:, self.n_shared :], root[:, self.n_shared :], nodes),
+        ]
+        result: Array = weights @ evaluated(self.function, [*points, *data], (len(nodes), len(mean)))
+        return result
+
+
+@dataclass
+class SummedRowFunction(RowFunction):
+    """One that depends on its last predictors through a sum alone.
+
+    Given the others, u, only one direction counts of what these are made of, z: that in which the sum moves. What is
+    perpendicular to it integrates out. What hangs on u alone is computed once for all nodes along the sum.
+
+    Parameters
+    ----------
+    n_summed : int
+    along : callable
+        From u and the data to the sum where all that it is a sum of is 0, and the products that its slopes in these are
+        made of: first factors that may hang on u, then as many that hang on data alone.
+    owners : list of int
+        In which of these each product is the slope, or a part of it.
+    of_sum : callable
+        The function, given those of u that it depends on otherwise, the sum, and the data.
+    beside : list of int
+        Which of u these are.
+    shares_u : bool, default False
+        Whether all rows have the same u: functions take these with one column.
+    """
+
+    n_summed: int
+    along: Compiled
+    owners: list[int]
+    of_sum: Compiled
+    beside: list[int]
+    shares_u: bool = field(default=False, kw_only=True)
+
+    n_bends = 0
+
+    @property
+    def n_directions(self) -> int:
+        """Directions in which the function varies, all others given."""
+        return self.n_others + 1
+
+    @functools.cached_property
+    def blocks(self) -> tuple[int, ...]:
+        """Those of the others, and the sum."""
+        return (*normal_rules.blocks(self.n_others), 1)
+
+    @functools.cached_property
+    def n_levels(self) -> tuple[int, ...]:
+        """Levels that each of these has."""
+        *others, along = map(normal_rules.n_levels, self.blocks)
+        return (*(min(n, _FEW_LEVELS) for n in others), along)
+
+    @property
+    def n_others(self) -> int:
+        """Predictors beside those of the sum."""
+        return self.k - self.n_summed
+
+    def _rows_at_a_time(self, code: int) -> int:
+        *others, _ = unpacked(code, len(self.blocks))
+        return max(1, _CACHED // len(rule(self.n_others, tuple(others)).nodes))
+
+    def _part(self, levels: tuple[int, ...], mean: Array, root: Array, data: list[Array]) -> Array:
+        first, second = rule(self.n_others, levels[:-1]), rule(1, levels[-1:])
+        m, of_u = self.n_others, slice(0, 1) if self.shares_u else slice(None)
+        points = points_at(mean[of_u, :m], root[of_u, :m, :m], first.nodes)
+        start, *found = self.along(*points, *data)
+        slopes = [_at_nodes(x, len(first.nodes)) for x in found[: len(self.owners)]]
+        at = [m + owner for owner in self.owners]
+        per_row = np.stack([np.broadcast_to(x, (1, len(mean)))[0] for x in found[len(slopes) :]])
+        means = mean[:, at].T * per_row
+        moves = root[:, at].transpose(1, 2, 0) * per_row[:, None]
+        along_u = [slope * node[:, None] for slope in slopes for node in first.nodes.T]
+        middle = start + _sum_of([*slopes, *along_u], [*means, *moves[:, :m].reshape(-1, len(mean))])
+        variance = sum(_sum_of(slopes, moves[:, m + a]) ** 2 for a in range(self.n_summed))
+        sd = np.sqrt(np.broadcast_to(variance, middle.shape))
+        per_sd = np.divide(1.0, sd, out=np.zeros_like(sd), where=sd > 0.0)
+        value, slope, bend = self._of_sum(points, middle, sd, second, data)
+        slope *= per_sd
+        bend *= per_sd * per_sd
+        return _joined(first, value, _across(first, slopes, slope, bend), moves[:, m:])
+
+    def _of_sum(self, points: list[Array], middle: Array, sd: Array, along: Rule, data: list[Array]) -> Array:
+        """Return expectations, times 1, zeta and zeta^2 - 1, given u, (3, n_nodes, n_rows)."""
+        result = np.empty((3, *middle.shape))
+        nodes, own = along.nodes[:, :, None], [d[None] for d in data]
+        for at in slices(len(middle), max(1, _STREAMED // (len(nodes) * middle.shape[1]))):
+            sums = nodes * sd[at]
+            sums += middle[at]
+            beside = [points[a][None, at] for a in self.beside]
+            values = evaluated(self.of_sum, [*beside, sums, *own], sums.shape)
+            result[:, at] = (along.weights @ values.reshape(len(sums), -1)).reshape(3, *sums.shape[1:])
+        return result
+
+
+@functools.cache
+def _with_bends(level: int) -> Array:
+    """Return the weights of a rule of one dimension, and those of third and fourth order, (5, n_nodes)."""
+    return np.concatenate([rule(1, (level,)).weights, normal_rules.bend_weights(level)])
+
+
+@functools.cache
+def _n_nodes(blocks: tuple[int, ...], code: int) -> int:
+    return math.prod(map(normal_rules.n_nodes, blocks, unpacked(code, len(blocks))))
+
+
+def _at_nodes(x: Array, n_nodes: int) -> Array:
+    """Return an array as one of nodes, with a column for each row, or one for all."""
+    x = np.atleast_2d(x)
+    return np.broadcast_to(x, (n_nodes, x.shape[1]))
+
+
+def _sum_of(factors: Sequence[Array], per_row: Sequence[Array]) -> Array:
+    """Return the sum of products of functions of nodes, (n_nodes, n_rows or 1) each, and numbers of rows, (n_rows,)."""
+    if all(factor.shape[1] == 1 for factor in factors):
+        of_all: Array = np.concatenate(factors, axis=1) @ np.stack(per_row)
+        return of_all
+    result: Array = functools.reduce(np.add, (f * x for f, x in zip(factors, per_row, strict=True)))
+    return result
+
+
+def _weighted(weights: Array, factor: Array, values: Array) -> Array:
+    """Return weighted sums of a product over nodes; the factor is (n_nodes, n_rows or 1)."""
+    if factor.shape[1] == 1:
+        return np.asarray((weights * factor[:, 0]) @ values)
+    return np.asarray(weights @ (factor * values))
+
+
+def _across(first: Rule, slopes: Sequence[Array], slope: Array, bend: Array) -> tuple[Array, Array]:
+    """Return expectations of derivatives by what is summed: times 1 and u, (n, 1 + m, n_rows), and twice, (n, n, ...).
+
+    Parameters
+    ----------
+    first : Rule
+        Of u.
+    slopes : list of ndarray
+        Of the sum in each of these.
+    slope, bend : ndarray, shape (n_nodes, n_rows)
+        Expectations of the derivatives by the sum, given u.
+    """
+    n, n_rows = len(slopes), slope.shape[1]
+    once = np.stack([_weighted(first.weights[: 1 + first.nodes.shape[1]], s, slope) for s in slopes])
+    twice = np.empty((n, n, n_rows))
+    for a in range(n):
+        for b in range(a + 1):
+            twice[a, b] = twice[b, a] = _weighted(first.weights[:1], slopes[a] * slopes[b], bend)[0]
+    return once, twice
+
+
+def _joined(first: Rule, value: Array, across: tuple[Array, Array], root: Array) -> Array:
+    """Return expectations in all directions; ``root`` is (n_products, n, n_rows), from these to what is summed."""
+    m, (once, twice) = first.nodes.shape[1], across
+    of_u = first.weights @ value
+    of_z = np.einsum("bar,bjr->ajr", root, once)
+    of_both = np.einsum("bar,bcr->acr", root, np.einsum("bcr,car->bar", twice, root))
+    result = [*of_u[: 1 + m], *of_z[:, 0], *of_u[1 + m :]]
+    for a in range(len(of_z)):
+        result += [*of_z[a, 1:], *of_both[a, : a + 1]]
+    return np.stack(result)
+
+
+def evaluated(function: Compiled, inputs: Sequence[Array], shape: tuple[int, ...]) -> Array:
+    """Return the only output of a function, as an array of the shape of its points."""
+    [result] = function(*inputs)
+    return result if result.shape == shape else np.broadcast_to(np.asarray(result), shape)
+
+
+def points_at(mean: Array, root: Array, nodes: Array) -> list[Array]:
+    """Return predictors, (n_nodes, n_rows) each, at nodes in the directions of the columns of the root."""
+    return [nodes @ root[:, a].T + mean[:, a] for a in range(mean.shape[1])]
+
+
+def derivatives(whitened: Array, root: Array) -> tuple[Array, Array]:
+    """Return E[grad f], (n_rows, k), and E[hess f], (n_rows, k, k), from `RowFunction.whitened`."""
+    k = root.shape[1]
+    inverse = inverse_roots(root)
+    i, j = np.tril_indices(k)
+    second = np.empty((len(root), k, k))
+    second[:, i, j] = second[:, j, i] = whitened[1 + k : 1 + k + len(i)].T
+    grad = np.einsum("rba,br->ra", inverse, whitened[1 : 1 + k])
+    return grad, inverse.swapaxes(1, 2) @ second @ inverse
+
+
+def roots(cov: Array) -> Array:
+    """Return lower-triangular Cholesky factors of covariances, (n, k, k), with zeros for what has no variance left."""
+    root = np.zeros_like(cov)
+    for a in range(cov.shape[1]):
+        for b in range(a):
+            left = cov[:, a, b] - np.einsum("rc,rc->r", root[:, a, :b], root[:, b, :b])
+            root[:, a, b] = np.divide(left, root[:, b, b], out=np.zeros(len(cov)), where=root[:, b, b] > 0.0)
+        left = cov[:, a, a] - np.einsum("rc,rc->r", root[:, a, :a], root[:, a, :a])
+        root[:, a, a] = np.sqrt(np.where(left > _LEAST_VARIANCE * cov[:, a, a], left, 0.0))
+    return root
+
+
+def inverse_roots(root: Array) -> Array:
+    """Return the inverses of lower-triangular matrices of few rows; what has a zero on the diagonal has zeros there."""
+    k = root.shape[1]
+    inverse = np.zeros_like(root)
+    for a in range(k):
+        diagonal = root[:, a, a]
+        there = diagonal > 0.0
+        inverse[:, a, a] = np.divide(1.0, diagonal, out=np.zeros(len(root)), where=there)
+        for b in range(a):
+            inner = np.einsum("rc,rc->r", root[:, a, b:a], inverse[:, b:a, b])
+            inverse[:, a, b] = -inner * inverse[:, a, a]
+    return inverse
+
+
+def slices(n: int, size: int) -> Iterator[slice]:
+    """Cut ``n`` elements into parts of a size."""
+    return (slice(start, min(start + size, n)) for start in range(0, n, size))

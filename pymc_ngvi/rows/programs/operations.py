@@ -1,0 +1,320 @@
+"""Scalar operations of programs: what evaluates each on arrays, and how its derivative follows from those of arguments.
+
+A derivative is written in operations again, so that it has derivatives itself.
+"""
+
+import math
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from scipy import special
+
+from pymc_ngvi.core import tails, ufuncs
+from pymc_ngvi.core.values import AnyArray
+
+
+class Value(Protocol):
+    """A value in a program that is being written: arithmetic on it writes operations."""
+
+    def __add__(self, other: Any) -> Any: ...
+    def __sub__(self, other: Any) -> Any: ...
+    def __mul__(self, other: Any) -> Any: ...
+    def __truediv__(self, other: Any) -> Any: ...
+    def __neg__(self) -> Any: ...
+
+    def to(self, name: str, *others: Any) -> Any:
+        """Return an operation on this value, and on others."""
+
+
+type Slopes = Callable[..., Sequence[Any]]
+type Tangent = Callable[..., Any]
+
+
+class Operation(NamedTuple):
+    """A scalar operation.
+
+    Parameters
+    ----------
+    function : callable
+        Of arrays that broadcast.
+    slopes : callable, optional
+        From the result and the arguments to the derivatives by these; None for one by which there is none.
+    tangent : callable, optional
+        From the result, the arguments and their derivatives (None where these are 0) to that of the result: in the
+        place of ``slopes`` where it takes less.
+    writes : bool
+        Whether the function takes ``out``, which may be an argument, for floats.
+    is_condition : bool
+        Whether it returns booleans.
+    is_step : bool
+        Whether it is piecewise constant.
+    """
+
+    function: Callable[..., AnyArray]
+    slopes: Slopes | None = None
+    tangent: Tangent | None = None
+    writes: bool = True
+    is_condition: bool = False
+    is_step: bool = False
+
+    @property
+    def has_derivative(self) -> bool:
+        """Whether it has one, if only 0."""
+        return self.is_step or self.slopes is not None or self.tangent is not None
+
+
+# --- functions of arrays ---
+
+
+def _sigmoid(x: AnyArray, out: AnyArray | None = None) -> AnyArray:
+    """Compute the logistic function in half of the time of SciPy's."""
+    result = np.asarray(np.negative(x, out=out))
+    np.exp(result, out=result)
+    result += 1.0
+    return np.asarray(np.divide(1.0, result, out=result))
+
+
+def _log_add_exp(x: AnyArray, y: AnyArray) -> AnyArray:
+    """Compute log(exp(x) + exp(y)), in a third of the time of NumPy's; it may be -inf."""
+    apart = np.asarray(np.abs(np.subtract(x, y)))
+    np.negative(apart, out=apart)
+    np.exp(apart, out=apart)
+    np.log1p(apart, out=apart)
+    larger = np.maximum(x, y)
+    return np.where(np.isinf(larger), larger, larger + apart)
+
+
+# --- how derivatives of arguments become those of results ---
+
+
+def _sum_of(parts: Sequence[Any]) -> Any:
+    found = [p for p in parts if p is not None]
+    total = found[0]
+    for part in found[1:]:
+        total = total + part
+    return total
+
+
+def _add(y: Value, args: Sequence[Value], d: Sequence[Any]) -> Any:
+    return _sum_of(d)
+
+
+def _sub(y: Value, args: Sequence[Value], d: Sequence[Any]) -> Any:
+    if d[1] is None:
+        return d[0]
+    return -d[1] if d[0] is None else d[0] - d[1]
+
+
+def _mul(y: Value, args: Sequence[Value], d: Sequence[Any]) -> Any:
+    return _sum_of([None if d[0] is None else d[0] * args[1], None if d[1] is None else args[0] * d[1]])
+
+
+def _div(y: Value, args: Sequence[Value], d: Sequence[Any]) -> Any:
+    above = [d[0], None if d[1] is None else -(y * d[1])]
+    return _sum_of(above) / args[1]
+
+
+def _switch(y: Value, args: Sequence[Value], d: Sequence[Any]) -> Any:
+    return args[0].to("switch", d[1], d[2])
+
+
+def _maximum(y: Value, args: Sequence[Value], d: Sequence[Any]) -> Any:
+    return args[0].to("ge", args[1]).to("switch", d[0], d[1])
+
+
+def _minimum(y: Value, args: Sequence[Value], d: Sequence[Any]) -> Any:
+    return args[0].to("le", args[1]).to("switch", d[0], d[1])
+
+
+def _clip(y: Value, args: Sequence[Value], d: Sequence[Any]) -> Any:
+    x, low, high = args
+    return x.to("lt", low).to("switch", d[1], x.to("gt", high).to("switch", d[2], d[0]))
+
+
+def _pow(y: Value, x: Value, p: Value) -> tuple[Any, Any]:
+    return p * x.to("pow", p - 1.0), y * x.to("log")
+
+
+def _mod(y: Value, x: Value, by: Value) -> tuple[Any, Any]:
+    return 1.0, -(x / by).to("floor")
+
+
+def _sqrt_of(x: Any) -> Any:
+    return x.to("sqrt")
+
+
+def _square(x: Value) -> Any:
+    return x.to("sqr")
+
+
+# --- incomplete beta and gamma functions ---
+
+
+def _gamma_density(k: Value, x: Value) -> Any:
+    return ((k - 1.0) * x.to("log") - x - k.to("gammaln")).to("exp")
+
+
+def _beta_density(a: Value, b: Value, x: Value) -> Any:
+    of_x = (a - 1.0) * x.to("log") + (b - 1.0) * (-x).to("log1p")
+    return (of_x - a.to("gammaln") - b.to("gammaln") + (a + b).to("gammaln")).to("exp")
+
+
+def _beta_scores(a: Value, b: Value, x: Value) -> dict[str, Any]:
+    of_sum = (a + b).to("psi")
+    return {"a": x.to("log") - a.to("psi") + of_sum, "b": (-x).to("log1p") - b.to("psi") + of_sum}
+
+
+def _beta_by(by: str) -> Slopes:
+    def slopes(y: Value, a: Value, b: Value, x: Value) -> tuple[Any, Any, Any]:
+        by_parameters = [a.to("betainc_" + "".join(sorted(by + p)), b, x) for p in "ab"]
+        return (*by_parameters, _beta_density(a, b, x) * _beta_scores(a, b, x)[by])
+
+    return slopes
+
+
+def _gamma_by_k(y: Value, k: Value, x: Value) -> tuple[Any, Any]:
+    return k.to("gammainc_kk", x), _gamma_density(k, x) * (x.to("log") - k.to("psi"))
+
+
+_ROOT_PI, _LOG_2, _LOG_10 = math.sqrt(math.pi), math.log(2.0), math.log(10.0)
+
+
+def _condition(function: Callable[..., AnyArray]) -> Operation:
+    return Operation(function, writes=False, is_condition=True, is_step=True)
+
+
+def _step(function: Callable[..., AnyArray]) -> Operation:
+    return Operation(function, is_step=True)
+
+
+#: Operations by name.
+OPERATIONS: dict[str, Operation] = {
+    # arithmetic
+    "add": Operation(np.add, tangent=_add),
+    "sub": Operation(np.subtract, tangent=_sub),
+    "mul": Operation(np.multiply, tangent=_mul),
+    "div": Operation(np.divide, tangent=_div),
+    "neg": Operation(np.negative, lambda y, x: [-1.0]),
+    "sqr": Operation(np.square, lambda y, x: [2.0 * x]),
+    "sqrt": Operation(np.sqrt, lambda y, x: [0.5 / y]),
+    "reciprocal": Operation(np.reciprocal, lambda y, x: [-_square(y)]),
+    "abs": Operation(np.abs, lambda y, x: [x.to("sign")]),
+    "pow": Operation(np.power, _pow),
+    "mod": Operation(np.mod, _mod),
+    # exponentials and logarithms
+    "exp": Operation(np.exp, lambda y, x: [y]),
+    "exp2": Operation(np.exp2, lambda y, x: [_LOG_2 * y]),
+    "expm1": Operation(np.expm1, lambda y, x: [x.to("exp")]),
+    "log": Operation(np.log, lambda y, x: [1.0 / x]),
+    "log2": Operation(np.log2, lambda y, x: [1.0 / (_LOG_2 * x)]),
+    "log10": Operation(np.log10, lambda y, x: [1.0 / (_LOG_10 * x)]),
+    "log1p": Operation(np.log1p, lambda y, x: [1.0 / (1.0 + x)]),
+    "log1mexp": Operation(ufuncs.log1mexp, lambda y, x: [-1.0 / (-x).to("expm1")], writes=False),
+    "softplus": Operation(ufuncs.softplus, lambda y, x: [x.to("sigmoid")]),
+    "sigmoid": Operation(_sigmoid, lambda y, x: [y * (-x).to("sigmoid")]),
+    "logaddexp": Operation(
+        _log_add_exp, lambda y, a, b: [(a - b).to("sigmoid"), (b - a).to("sigmoid")], writes=False
+    ),
+    # trigonometric and hyperbolic functions
+    "sin": Operation(np.sin, lambda y, x: [x.to("cos")]),
+    "cos": Operation(np.cos, lambda y, x: [-x.to("sin")]),
+    "tan": Operation(np.tan, lambda y, x: [1.0 + _square(y)]),
+    "arcsin": Operation(np.arcsin, lambda y, x: [1.0 / _sqrt_of(1.0 - _square(x))]),
+    "arccos": Operation(np.arccos, lambda y, x: [-1.0 / _sqrt_of(1.0 - _square(x))]),
+    "arctan": Operation(np.arctan, lambda y, x: [1.0 / (1.0 + _square(x))]),
+    "arctan2": Operation(
+        np.arctan2, lambda y, a, b: [b / (_square(a) + _square(b)), -a / (_square(a) + _square(b))]
+    ),
+    "sinh": Operation(np.sinh, lambda y, x: [x.to("cosh")]),
+    "cosh": Operation(np.cosh, lambda y, x: [x.to("sinh")]),
+    "tanh": Operation(np.tanh, lambda y, x: [1.0 - _square(y)]),
+    "arcsinh": Operation(np.arcsinh, lambda y, x: [1.0 / _sqrt_of(1.0 + _square(x))]),
+    "arccosh": Operation(np.arccosh, lambda y, x: [1.0 / _sqrt_of(_square(x) - 1.0)]),
+    "arctanh": Operation(np.arctanh, lambda y, x: [1.0 / (1.0 - _square(x))]),
+    # gamma and error functions, and Bessel's
+    "gamma": Operation(special.gamma, lambda y, x: [y * x.to("psi")]),
+    "gammaln": Operation(special.gammaln, lambda y, x: [x.to("psi")]),
+    "psi": Operation(special.psi, lambda y, x: [x.to("trigamma")]),
+    "trigamma": Operation(ufuncs.trigamma, lambda y, x: [x.to("polygamma 2")], writes=False),
+    "polygamma 2": Operation(lambda x: np.asarray(special.polygamma(2, x)), writes=False),
+    "erf": Operation(special.erf, lambda y, x: [2.0 / _ROOT_PI * (-_square(x)).to("exp")]),
+    "erfc": Operation(special.erfc, lambda y, x: [-2.0 / _ROOT_PI * (-_square(x)).to("exp")]),
+    "erfcx": Operation(special.erfcx, lambda y, x: [2.0 * x * y - 2.0 / _ROOT_PI]),
+    "erfinv": Operation(special.erfinv, lambda y, x: [0.5 * _ROOT_PI * _square(y).to("exp")]),
+    "erfcinv": Operation(special.erfcinv, lambda y, x: [-0.5 * _ROOT_PI * _square(y).to("exp")]),
+    "owens_t": Operation(
+        special.owens_t,
+        lambda y, h, a: [
+            -0.5 / math.sqrt(2.0 * math.pi) * (-0.5 * _square(h)).to("exp") * (a * h / math.sqrt(2.0)).to("erf"),
+            (-0.5 * _square(h) * (1.0 + _square(a))).to("exp") / (2.0 * math.pi * (1.0 + _square(a))),
+        ],
+    ),
+    "i0": Operation(special.i0, lambda y, x: [x.to("i1")]),
+    "i1": Operation(special.i1, lambda y, x: [0.5 * (x.to("i0") + _of_order(2.0, x, "iv"))]),
+    "iv": Operation(
+        special.iv, lambda y, v, x: [None, 0.5 * ((v - 1.0).to("iv", x) + (v + 1.0).to("iv", x))]
+    ),
+    "j0": Operation(special.j0, lambda y, x: [-x.to("j1")]),
+    "j1": Operation(special.j1, lambda y, x: [0.5 * (x.to("j0") - _of_order(2.0, x, "jv"))]),
+    "jv": Operation(
+        special.jv, lambda y, v, x: [None, 0.5 * ((v - 1.0).to("jv", x) - (v + 1.0).to("jv", x))]
+    ),
+    "ive": Operation(
+        special.ive,
+        lambda y, v, x: [None, 0.5 * ((v - 1.0).to("ive", x) + (v + 1.0).to("ive", x)) - x.to("sign") * y],
+    ),
+    "kve": Operation(
+        special.kve, lambda y, v, x: [None, y - 0.5 * ((v - 1.0).to("kve", x) + (v + 1.0).to("kve", x))]
+    ),
+    # incomplete beta and gamma functions
+    "gammainc": Operation(
+        special.gammainc, lambda y, k, x: [k.to("gammainc_k", x), _gamma_density(k, x)]
+    ),
+    "gammaincc": Operation(
+        special.gammaincc, lambda y, k, x: [-k.to("gammainc_k", x), -_gamma_density(k, x)]
+    ),
+    "gammainc_k": Operation(tails.gammainc_k, _gamma_by_k, writes=False),
+    "gammainc_kk": Operation(tails.gammainc_kk, writes=False),
+    "betainc": Operation(
+        special.betainc,
+        lambda y, a, b, x: [a.to("betainc_a", b, x), a.to("betainc_b", b, x), _beta_density(a, b, x)],
+    ),
+    "betainc_a": Operation(tails.betainc_a, _beta_by("a"), writes=False),
+    "betainc_b": Operation(tails.betainc_b, _beta_by("b"), writes=False),
+    "betainc_aa": Operation(tails.betainc_aa, writes=False),
+    "betainc_ab": Operation(tails.betainc_ab, writes=False),
+    "betainc_bb": Operation(tails.betainc_bb, writes=False),
+    # choices
+    "switch": Operation(np.where, tangent=_switch, writes=False),
+    "maximum": Operation(np.maximum, tangent=_maximum),
+    "minimum": Operation(np.minimum, tangent=_minimum),
+    "clip": Operation(ufuncs.clip, tangent=_clip, writes=False),
+    # conditions, and what is piecewise constant
+    "lt": _condition(np.less),
+    "gt": _condition(np.greater),
+    "le": _condition(np.less_equal),
+    "ge": _condition(np.greater_equal),
+    "eq": _condition(np.equal),
+    "ne": _condition(np.not_equal),
+    "isnan": _condition(np.isnan),
+    "isinf": _condition(np.isinf),
+    "and": _condition(np.logical_and),
+    "or": _condition(np.logical_or),
+    "xor": _condition(np.logical_xor),
+    "not": _condition(np.logical_not),
+    "sign": _step(np.sign),
+    "ceil": _step(np.ceil),
+    "floor": _step(np.floor),
+    "trunc": _step(np.trunc),
+    "rint": _step(np.rint),
+    "floor_divide": _step(np.floor_divide),
+    "round away": Operation(ufuncs.round_half_away_from_zero, writes=False, is_step=True),
+    "float": Operation(lambda x: np.asarray(x, dtype=np.float64), writes=False, is_step=True),
+}  # fmt: skip
+
+
+def _of_order(order: float, x: Value, name: str) -> Any:
+    return (x * 0.0 + order).to(name, x)

@@ -1,0 +1,63 @@
+"""Programs made of programs: with numbers in the place of inputs, and of second derivatives."""
+
+from collections.abc import Sequence
+
+from pymc_ngvi.rows.programs.program import RowProgram
+from pymc_ngvi.rows.programs.writer import Writer, Written
+
+
+def rewritten(program: RowProgram, numbers: Sequence[float | None] = ()) -> tuple[Writer, list[Written]]:
+    """Write a program once more.
+
+    Parameters
+    ----------
+    program : RowProgram
+    numbers : sequence of float or None
+        In the place of inputs, which the new program does not have then.
+
+    Returns
+    -------
+    tuple of Writer and list of Written
+        What was written, and the outputs.
+    """
+    numbers = numbers or [None] * program.n_inputs
+    kept = [k for k, number in enumerate(numbers) if number is None]
+    writer = Writer(len(kept), [at for at, k in enumerate(kept) if k in program.conditions])
+    inputs = iter(writer.inputs)
+    values = [next(inputs) if number is None else writer.constant(number) for number in numbers]
+    values += [writer.constant(number) for number in program.constants]
+    for call in program.calls:
+        values.append(writer.call(call.name, *[values[k] for k in call.read]))
+    return writer, [values[k] for k in program.outputs]
+
+
+def seconds(program: RowProgram, n_first: int) -> tuple[RowProgram, list[tuple[int, int]]]:
+    """Return the second derivatives of the only output by the first inputs.
+
+    Parameters
+    ----------
+    program : RowProgram
+    n_first : int
+        How many inputs.
+
+    Returns
+    -------
+    tuple of RowProgram and list of (int, int)
+        The derivatives that are not 0 everywhere, and by which inputs each is, the first not before the second.
+
+    Raises
+    ------
+    CannotFollow
+        If an operation has none.
+    """
+    writer, [value] = rewritten(program)
+    pairs, found = [], []
+    for a in range(n_first):
+        slope = writer.slope(value, writer.inputs[a])
+        for b in range(a + 1) if slope is not None else ():
+            assert slope is not None
+            second = writer.slope(slope, writer.inputs[b])
+            if second is not None:
+                pairs.append((a, b))
+                found.append(second)
+    return writer.written(found), pairs

@@ -1,0 +1,350 @@
+"""Writes programs: equal operations once, trivial ones not at all, stable forms for what loses digits; derivatives."""
+
+import math
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pymc_ngvi.rows.programs.operations import OPERATIONS
+from pymc_ngvi.rows.programs.program import Call, RowProgram
+
+
+class CannotFollow(Exception):
+    """An operation is not known, or has no derivative."""
+
+
+@dataclass(frozen=True, eq=False)
+class Written:
+    """A value of a program that is being written; arithmetic on it writes more.
+
+    Parameters
+    ----------
+    writer : Writer
+    at : int
+    """
+
+    writer: "Writer"
+    at: int
+
+    def to(self, name: str, *others: "Written | float | None") -> "Written":
+        """Return an operation on this value, and on others; None stands for 0."""
+        return self.writer.call(name, self, *[0.0 if other is None else other for other in others])
+
+    def __add__(self, other: "Written | float") -> "Written":
+        return self.to("add", other)
+
+    def __radd__(self, other: float) -> "Written":
+        return self.writer.constant(other) + self
+
+    def __sub__(self, other: "Written | float") -> "Written":
+        return self.to("sub", other)
+
+    def __rsub__(self, other: float) -> "Written":
+        return self.writer.constant(other) - self
+
+    def __mul__(self, other: "Written | float") -> "Written":
+        return self.to("mul", other)
+
+    def __rmul__(self, other: float) -> "Written":
+        return self.writer.constant(other) * self
+
+    def __truediv__(self, other: "Written | float") -> "Written":
+        return self.to("div", other)
+
+    def __rtruediv__(self, other: float) -> "Written":
+        return self.writer.constant(other) / self
+
+    def __neg__(self) -> "Written":
+        return self.to("neg")
+
+
+type _Key = tuple[str, tuple[int, ...]] | tuple[str, bytes] | tuple[str, str, int]
+
+
+class Writer:
+    """What has been written of a program.
+
+    Parameters
+    ----------
+    n_inputs : int
+    conditions : collection of int
+        Inputs that are booleans.
+    """
+
+    def __init__(self, n_inputs: int, conditions: Sequence[int] = ()) -> None:
+        self._n_inputs = n_inputs
+        self._names: list[str] = ["input"] * n_inputs
+        self._read: list[tuple[int, ...]] = [()] * n_inputs
+        self._numbers: list[float | None] = [None] * n_inputs
+        self._is_condition = [k in conditions for k in range(n_inputs)]
+        self._made: dict[object, int] = {}
+        self._tangents: dict[int, dict[int, Written | None]] = {}
+        self.inputs = [Written(self, k) for k in range(n_inputs)]
+
+    def constant(self, number: float) -> Written:
+        """Return a number."""
+        number = float(number)
+        key = "constant", np.float64(number).tobytes()
+        if key not in self._made:
+            self._made[key] = self._new("constant", (), number, is_condition=False)
+        return Written(self, self._made[key])
+
+    def _new(self, name: str, read: tuple[int, ...], number: float | None, *, is_condition: bool) -> int:
+        self._names.append(name)
+        self._read.append(read)
+        self._numbers.append(number)
+        self._is_condition.append(is_condition)
+        return len(self._names) - 1
+
+    def number(self, value: Written) -> float | None:
+        """Return the number that a value always is; None where there is none."""
+        return self._numbers[value.at]
+
+    def call(self, name: str, *args: Written | float) -> Written:
+        """Return an operation on values."""
+        operation = OPERATIONS[name]
+        given = [arg if isinstance(arg, Written) else self.constant(arg) for arg in args]
+        if not operation.is_condition and name != "float":
+            given = [self._as_number(arg, is_choice=name == "switch" and not k) for k, arg in enumerate(given)]
+        numbers = [self.number(arg) for arg in given]
+        if all(number is not None for number in numbers):
+            with np.errstate(all="ignore"):
+                return self.constant(float(operation.function(*[np.float64(number) for number in numbers])))
+        simple = _simplified(self, name, given, numbers)
+        if simple is not None:
+            return simple
+        read = tuple(arg.at for arg in given)
+        key = name, tuple(sorted(read)) if name in ("add", "mul") else read
+        if key not in self._made:
+            self._made[key] = self._new(name, read, None, is_condition=operation.is_condition)
+        return Written(self, self._made[key])
+
+    def _as_number(self, arg: Written, *, is_choice: bool) -> Written:
+        if is_choice or not self._is_condition[arg.at]:
+            return arg
+        return self.call("float", arg)
+
+    def parts(self, value: Written, name: str) -> list[Written] | None:
+        """Return the arguments of a value that an operation made; None where another one did."""
+        return self.arguments(value) if self._names[value.at] == name else None
+
+    def arguments(self, value: Written) -> list[Written]:
+        """Return what a value is made of, one step back."""
+        return [Written(self, k) for k in self._read[value.at]]
+
+    def name_of(self, value: Written) -> str:
+        """Return the name of the operation that makes a value; "input" and "constant" are none."""
+        return self._names[value.at]
+
+    def inputs_of(self, value: Written) -> set[int]:
+        """Return the inputs that a value is a function of."""
+        return {k for k in self._needed([value.at]) if k < self._n_inputs}
+
+    def written(self, outputs: Sequence[Written]) -> RowProgram:
+        """Return the program of some values."""
+        needed = self._needed([out.at for out in outputs])
+        constants = [k for k in needed if self._names[k] == "constant"]
+        calls = [k for k in needed if self._names[k] not in ("input", "constant")]
+        order = [*range(self._n_inputs), *constants, *calls]
+        place = {k: at for at, k in enumerate(order)}
+        return RowProgram(
+            self._n_inputs,
+            tuple(k for k in range(self._n_inputs) if self._is_condition[k]),
+            tuple(number for k in constants if (number := self._numbers[k]) is not None),
+            tuple(Call(self._names[k], tuple(place[i] for i in self._read[k])) for k in calls),
+            tuple(place[out.at] for out in outputs),
+        )
+
+    def _needed(self, outputs: Sequence[int]) -> list[int]:
+        """Return what outputs are made of, in the order in which it was written."""
+        found, stack = set(outputs), list(outputs)
+        while stack:
+            new = [k for k in self._read[stack.pop()] if k not in found]
+            found.update(new)
+            stack += new
+        return sorted(found)
+
+    # --- derivatives ---
+
+    def slope(self, value: Written, by: Written) -> Written | None:
+        """Return the derivative of a value by an input; None where it is 0 everywhere.
+
+        Raises
+        ------
+        CannotFollow
+            If an operation has none.
+        """
+        known = self._tangents.setdefault(by.at, {by.at: self.constant(1.0)})
+        for k in self._needed([value.at]):
+            if k not in known:
+                known[k] = self._tangent(k, [known[i] for i in self._read[k]])
+        return known[value.at]
+
+    def _tangent(self, at: int, slopes: list[Written | None]) -> Written | None:
+        name = self._names[at]
+        if all(slope is None for slope in slopes) or OPERATIONS[name].is_step:
+            return None
+        operation, value = OPERATIONS[name], Written(self, at)
+        args = [Written(self, k) for k in self._read[at]]
+        if operation.tangent is not None:
+            result = operation.tangent(value, args, slopes)
+        elif operation.slopes is not None:
+            result = self._by_chain_rule(name, operation.slopes(value, *args), slopes)
+        else:
+            raise CannotFollow(f"{name} has no derivative")
+        result = result if isinstance(result, Written) else self.constant(result)
+        return None if self.number(result) == 0.0 else result
+
+    def _by_chain_rule(self, name: str, local: Sequence[Any], slopes: list[Written | None]) -> Written:
+        total: Written | None = None
+        for of_arg, slope in zip(local, slopes, strict=True):
+            if slope is None:
+                continue
+            if of_arg is None:
+                raise CannotFollow(f"{name} has no derivative by one of its arguments")
+            total = slope * of_arg if total is None else total + slope * of_arg
+        assert total is not None
+        return total
+
+
+def _simplified(writer: Writer, name: str, args: list[Written], numbers: list[float | None]) -> Written | None:
+    """Return what an operation on arguments is the same as, where that is simpler or keeps more digits."""
+    if name in _SIMPLER:
+        return _SIMPLER[name](writer, args, numbers)
+    return None
+
+
+def _add(writer: Writer, args: list[Written], numbers: list[float | None]) -> Written | None:
+    x, y = args
+    if numbers[0] == 0.0:
+        return y
+    if numbers[1] == 0.0:
+        return x
+    for one, other in ((x, y), (y, x)):
+        if (negative := writer.parts(other, "neg")) is not None:
+            return one - negative[0]
+    return None
+
+
+def _sub(writer: Writer, args: list[Written], numbers: list[float | None]) -> Written | None:
+    x, y = args
+    if numbers[1] == 0.0:
+        return x
+    if numbers[0] == 0.0:
+        return -y
+    if (negative := writer.parts(y, "neg")) is not None:
+        return x + negative[0]
+    if numbers[0] == 1.0 and (logistic := writer.parts(y, "sigmoid")) is not None:
+        return (-logistic[0]).to("sigmoid")
+    return None
+
+
+def _mul(writer: Writer, args: list[Written], numbers: list[float | None]) -> Written | None:
+    for number, other in ((numbers[0], args[1]), (numbers[1], args[0])):
+        if number == 0.0:
+            return writer.constant(0.0)
+        if number == 1.0:
+            return other
+        if number == -1.0:
+            return -other
+        if number is not None:
+            return _scaled(writer, number, other)
+    x, y = args
+    if x.at == y.at:
+        return x.to("sqr")
+    for one, other in ((x, y), (y, x)):
+        if (negative := writer.parts(other, "neg")) is not None:
+            return -(one * negative[0])
+    return None
+
+
+def _scaled(writer: Writer, number: float, value: Written) -> Written | None:
+    """Return a number times what is a number times another value, or minus one."""
+    if (negative := writer.parts(value, "neg")) is not None:
+        return -number * negative[0]
+    product = writer.parts(value, "mul")
+    for first, second in (product, product[::-1]) if product is not None else ():
+        if (factor := writer.number(first)) is not None:
+            return (number * factor) * second
+    return None
+
+
+def _div(writer: Writer, args: list[Written], numbers: list[float | None]) -> Written | None:
+    if numbers[0] == 0.0:
+        return writer.constant(0.0)
+    if numbers[1] == 1.0:
+        return args[0]
+    if numbers[1] is not None and math.frexp(numbers[1])[0] == 0.5:  # a power of 2: nothing is rounded
+        return args[0] * (1.0 / numbers[1])
+    if numbers[0] == 1.0:
+        return args[1].to("reciprocal")
+    return None
+
+
+def _neg(writer: Writer, args: list[Written], numbers: list[float | None]) -> Written | None:
+    if (twice := writer.parts(args[0], "neg")) is not None:
+        return twice[0]
+    if (apart := writer.parts(args[0], "sub")) is not None:
+        return apart[1] - apart[0]
+    return None
+
+
+_POWERS = {0.5: "sqrt", 2.0: "sqr", -1.0: "reciprocal"}
+
+
+def _pow(writer: Writer, args: list[Written], numbers: list[float | None]) -> Written | None:
+    if numbers[1] == 0.0:
+        return writer.constant(1.0)
+    if numbers[1] == 1.0:
+        return args[0]
+    name = _POWERS.get(numbers[1]) if numbers[1] is not None else None
+    return None if name is None else args[0].to(name)
+
+
+def _switch(writer: Writer, args: list[Written], numbers: list[float | None]) -> Written | None:
+    if numbers[0] is not None:
+        return args[1] if numbers[0] else args[2]
+    condition, x, y = args
+    if x.at == y.at:
+        return x
+    for one, other, sign in ((x, y, -1.0), (y, x, 1.0)):  # a sign that is chosen is a factor
+        if (negative := writer.parts(one, "neg")) is not None and negative[0].at == other.at:
+            return other * condition.to("switch", sign, -sign)
+    return None
+
+
+def _log(writer: Writer, args: list[Written], numbers: list[float | None]) -> Written | None:
+    if (inner := writer.parts(args[0], "exp")) is not None:
+        return inner[0]
+    if (inner := writer.parts(args[0], "sigmoid")) is not None:
+        return -(-inner[0]).to("softplus")
+    if (inner := writer.parts(args[0], "sub")) is not None and writer.number(inner[0]) == 1.0:
+        return (-inner[1]).to("log1p")
+    return None
+
+
+def _log1p(writer: Writer, args: list[Written], numbers: list[float | None]) -> Written | None:
+    if (inner := writer.parts(args[0], "exp")) is not None:
+        return inner[0].to("softplus")
+    if (inner := writer.parts(args[0], "neg")) is None:
+        return None
+    if (logistic := writer.parts(inner[0], "sigmoid")) is not None:
+        return -logistic[0].to("softplus")
+    if (exponential := writer.parts(inner[0], "exp")) is not None:
+        return exponential[0].to("log1mexp")
+    return None
+
+
+def _log1mexp(writer: Writer, args: list[Written], numbers: list[float | None]) -> Written | None:
+    if (inner := writer.parts(args[0], "log1mexp")) is not None:
+        return inner[0].to("le", 0.0).to("switch", inner[0], math.nan)
+    return None
+
+
+_SIMPLER = {
+    "add": _add, "sub": _sub, "mul": _mul, "div": _div, "neg": _neg, "pow": _pow, "switch": _switch, "log": _log,
+    "log1p": _log1p, "log1mexp": _log1mexp,
+}  # fmt: skip

@@ -1,0 +1,222 @@
+"""Sites: Gaussian stand-ins of rows, what is left of q without one, and the predictive density of that row then.
+
+About the mean m of its predictors under q, the site of a row f is the Gaussian factor with the natural parameters
+
+    E[grad f] - E[hess f] m   and   -E[hess f],
+
+where natural-gradient steps leave a Gaussian q that fits: q is the prior times all sites [1]_. Without its site, q is a
+cavity.
+
+References
+----------
+.. [1] M. E. Khan and W. Lin (2017). Conjugate-computation variational inference: converting variational inference in
+   non-conjugate models to inferences in conjugate models. AISTATS. https://doi.org/10.48550/arXiv.1703.04265
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.values import Array
+from pymc_ngvi.rows.choice import Choice, chosen
+from pymc_ngvi.rows.expectation import Compiled, RowFunction, derivatives, roots, slices
+
+#: Error that each expectation may have, in nats of a row or relative.
+_TOLERANCE = 1e-9
+#: Rows whose rules are chosen at a time: of fewer, finer ones may be tried.
+_AT_A_TIME = 2**12
+#: Part of the precision of q, in any direction, that has to be left for a cavity.
+_LEAST_LEFT = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class RowSites:
+    """Sites of rows of one kind, and their cavities.
+
+    Parameters
+    ----------
+    mean, cov : ndarray, shapes (n_rows, k), (n_rows, k, k)
+        Of the predictors under q.
+    grad, hessian : ndarray, shapes (n_rows, k), (n_rows, k, k)
+        E[grad f], E[hess f].
+    are_free : ndarray of bool, shape (n_rows,)
+        Whether q lets all predictors vary by themselves: else derivatives in them may be many things.
+    influence : ndarray, shape (n_rows,)
+        The part of the precision of q that is the site's, in the direction in which it is largest.
+    cavity_mean, cavity_cov : ndarray, shapes (n_rows, k), (n_rows, k, k)
+        NaN where the site is more precise than q.
+    log_predictive : ndarray, shape (n_rows,)
+        log E[exp(f)] under the cavity; NaN where there is none.
+    error : ndarray, shape (n_rows,)
+        By which this may be wrong, as far as finer rules of quadrature tell.
+    """
+
+    mean: Array
+    cov: Array
+    grad: Array
+    hessian: Array
+    are_free: NDArray[np.bool_]
+    influence: Array
+    cavity_mean: Array
+    cavity_cov: Array
+    log_predictive: Array
+    error: Array
+
+
+# Densities overflow far from the mode; what is not finite is NaN in the end.
+@np.errstate(all="ignore")
+def row_sites(rows: RowFunction, mean: Array, cov: Array) -> RowSites:
+    """Return sites and cavities of rows of one kind.
+
+    Parameters
+    ----------
+    rows : RowFunction
+    mean, cov : ndarray, shapes (n_rows, k), (n_rows, k, k)
+        Of the predictors under q.
+    """
+    root = roots(cov)
+    value, grad, hessian, own_error = _expected(rows, mean, root)
+    across = root.swapaxes(1, 2)
+    are_free = (root.diagonal(axis1=1, axis2=2) > 0.0) | (cov.diagonal(axis1=1, axis2=2) == 0.0)
+    left = np.eye(rows.k) + across @ hessian @ root
+    usable = np.isfinite(left).all(axis=(1, 2)) & np.isfinite(grad).all(axis=1)
+    left[~usable] = np.eye(rows.k)
+    influence = np.where(usable, 1.0 - np.linalg.eigvalsh(left)[:, 0], np.nan)
+    usable &= influence < 1.0 - _LEAST_LEFT
+    left[~usable] = np.eye(rows.k)
+    whitened = (across @ grad[..., None])[..., 0]
+    moved = np.linalg.solve(left, whitened[..., None])[..., 0]
+    cavity_cov = root @ np.linalg.solve(left, across)
+    cavity_mean = mean - (root @ moved[..., None])[..., 0]
+    normaliser = 0.5 * np.linalg.slogdet(left)[1] - 0.5 * np.einsum("ra,ra->r", whitened, moved)
+    ratio, error = _without_sites(rows, mean, root, value, grad, hessian)
+    log_predictive = np.log(ratio) + value + normaliser
+    for result in (cavity_mean, cavity_cov, log_predictive):
+        result[~usable] = np.nan
+    return RowSites(
+        mean,
+        cov,
+        grad,
+        hessian,
+        are_free.all(axis=1),
+        influence,
+        cavity_mean,
+        cavity_cov,
+        log_predictive,
+        own_error + error / ratio,
+    )
+
+
+def _without_sites(
+    rows: RowFunction, mean: Array, root: Array, shift: Array, grad: Array, hessian: Array
+) -> tuple[Array, Array]:
+    """Return E[exp(f - shift) / site] under q, (n_rows,), and its errors.
+
+    The density of the cavity is that of q over the site, and what is integrated is all but constant where q has its
+    mass: a site is made of the slope and the curvature of f there.
+    """
+    k, n = rows.k, len(mean)
+    numbers = np.concatenate([mean, grad, hessian.reshape(n, k * k), shift[:, None]], axis=1)
+    tilted = RowFunction(
+        _Tilted(rows.function, k),
+        rows.index,
+        [*rows.data, *numbers.T[:, None]],
+        np.ones((k, k), dtype=np.bool_),
+        n_shared=rows.n_shared,
+    )
+    found = _by_quadrature(tilted, mean, root)
+    return found.whitened[0], found.error
+
+
+def _expected(rows: RowFunction, mean: Array, root: Array) -> tuple[Array, Array, Array, Array]:
+    """Return E[f], E[grad f], E[hess f] and an error of the first, row by row."""
+    found = _by_quadrature(rows, mean, root)
+    grad, hessian = derivatives(found.whitened, root)
+    hessian[:, ~rows.interacts] = 0.0
+    return found.whitened[0], grad, hessian, found.error
+
+
+def _by_quadrature(rows: RowFunction, mean: Array, root: Array) -> Choice:
+    parts = []
+    for part in slices(len(mean), _AT_A_TIME):
+        at = np.arange(part.start, part.stop)
+        coarsest = np.zeros(len(at), dtype=np.int16)
+        whitened = rows.whitened(mean[part], root[part], coarsest, at)
+        parts.append(chosen(rows, mean[part], root[part], at, coarsest, whitened, _TOLERANCE))
+    codes, expected, errors = zip(*parts, strict=True)
+    return Choice(np.concatenate(codes), np.concatenate(expected, axis=1), np.concatenate(errors))
+
+
+@dataclass(frozen=True)
+class _Tilted:
+    """The function of a row over its site, times a number.
+
+    Parameters
+    ----------
+    function : callable
+        Log density of rows, from predictors and data.
+    k : int
+        Predictors.
+    """
+
+    function: Compiled
+    k: int
+
+    def __call__(self, *inputs: Array) -> Sequence[Array]:
+        """Return exp(f - shift) / site, (n_points, n_rows), from predictors, data, and the numbers of the sites."""
+        k = self.k
+        n_own = 2 * k + k * k + 1
+        own = inputs[len(inputs) - n_own :]
+        mean, grad, hessian, shift = own[:k], own[k : 2 * k], own[2 * k : -1], own[-1]
+        [value] = self.function(*inputs[: len(inputs) - n_own])
+        apart = [x - m for x, m in zip(inputs[:k], mean, strict=True)]
+        exponent = value - shift
+        for a in range(k):
+            exponent = exponent - apart[a] * (grad[a] + 0.5 * sum(hessian[a * k + b] * apart[b] for b in range(k)))
+        return [np.exp(exponent)]
+
+
+def moments(rows: RowFunction, mean: Array, cov: Array) -> tuple[Array, Array]:
+    """Return mean and variance, (n_rows,) each, of a function of predictors; NaN where these are.
+
+    Parameters
+    ----------
+    rows : RowFunction
+    mean, cov : ndarray, shapes (n_rows, k), (n_rows, k, k)
+        Of the predictors.
+    """
+    first, second = np.full(len(mean), np.nan), np.full(len(mean), np.nan)
+    at = np.flatnonzero(np.isfinite(mean).all(axis=1))
+    if not len(at):
+        return first, second
+    some = rows.at(rows.index, _are(at, len(mean)))
+    first[at] = _mean(some, mean[at], cov[at])
+    squared = replace(some, function=_Squared(some.function), data=[*some.data, first[at][None]])
+    second[at] = _mean(squared, mean[at], cov[at])
+    return first, second
+
+
+def _are(index: NDArray[np.intp], n: int) -> NDArray[np.bool_]:
+    result = np.zeros(n, dtype=np.bool_)
+    result[index] = True
+    return result
+
+
+def _mean(rows: RowFunction, mean: Array, cov: Array) -> Array:
+    result: Array = _by_quadrature(rows, mean, roots(cov)).whitened[0]
+    return result
+
+
+@dataclass(frozen=True)
+class _Squared:
+    """The square of a function's distance from its mean, which comes last among the data."""
+
+    function: Compiled
+
+    def __call__(self, *inputs: Array) -> Sequence[Array]:
+        """Return it, (n_points, n_rows)."""
+        [value] = self.function(*inputs[:-1])
+        return [(value - inputs[-1]) ** 2]
