@@ -37,8 +37,6 @@ type Simplify = Callable[[list[Variable]], list[Variable]]
 #: Nats that quadrature may be off by, all rows together, where their functions are smooth; for each coordinate, where
 #: that is more; the least for a row.
 _TOLERANCE, _PER_DIM, _LEAST = 1e-4, 1e-6, 1e-12
-#: Times as many where rules follow a Gaussian that moves.
-_ON_THE_WAY = 10.0
 #: Predictors that are evaluated at once.
 _MOST_AT_ONCE = 2**20
 #: Relative difference of two values of log p that is rounding.
@@ -338,7 +336,6 @@ class Expectations:
         kinds = self._taken(seen, rules)
         if (rules is None or adapt) and not fixed + sum(kind.value for kind in kinds) < least:
             tolerance = max(_TOLERANCE, _PER_DIM * linear.n_dim) / max(self.n_rows, self.n_rows_in_all, 1)
-            tolerance *= 1.0 if rules is None else _ON_THE_WAY
             for kind in kinds:
                 kind.choose(max(tolerance, _LEAST))
         of_rows = [kind.derivatives() for kind in kinds]
@@ -368,8 +365,7 @@ class Expectations:
                     cov = next(covariances)
                     widest = np.maximum(widest, cov) if a == b else widest
             now.append(np.sqrt(widest).astype(np.float32))
-        wider, narrower = changed(rules.level, rules.sd, np.concatenate(now))
-        return bool(wider.any() or narrower.any())
+        return bool(changed(rules.level, rules.sd, np.concatenate(now)).any())
 
     def directions(self, rows: NDArray[np.intp]) -> Array:
         """Return the slopes of the only predictor of each of some rows, (n, n_dim)."""
