@@ -6,7 +6,7 @@ import numpy as np
 
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.rows.expectation import RowFunction
-from pymc_ngvi.rows.levels import Index, Levels, by_code, merged, one_finer, only, unpacked
+from pymc_ngvi.rows.levels import Index, Levels, by_code, merged, one_finer, unpacked
 
 #: Values of a function that one expectation may take, and nodes of a rule, where finer ones have not settled it.
 _MOST_VALUES, _MOST_NODES = 2**22, 10_000
@@ -39,10 +39,9 @@ class Choice(NamedTuple):
 def chosen(
     function: RowFunction, mean: Array, root: Array, rows: Index, codes: Levels, whitened: Array, tolerance: float
 ) -> Choice:
-    """Choose the rules of rows, from given ones on, for one block of directions after another.
+    """Choose the rules of rows, from given ones on.
 
-    Where the expectation differs too much from that by the next finer rule, that one is taken: both by the coarsest
-    rules in all other directions, as what one direction adds to the error hangs little on those.
+    Where the expectation differs too much from that by the next finer rule in one of the directions, that one is taken.
 
     Parameters
     ----------
@@ -55,58 +54,61 @@ def chosen(
         Nats that the expectation of a row may be off by.
     """
     search = _Search(function, mean, root, rows, codes, whitened)
-    n_blocks = len(function.blocks)
-    allowed = tolerance + _ROUNDING * np.abs(whitened[0])
-    error = np.zeros(len(codes))
-    for block in range(n_blocks):
-        # A block's share, and what those before it have left of theirs.
-        with_left = allowed * (block + 1) / n_blocks - error
-        error += search.settle(block, np.maximum(allowed / n_blocks, with_left))
-    search.take(merged(search.codes, n_blocks, function.n_nodes))
-    return Choice(search.codes, search.whitened, error)
+    left = np.arange(len(codes))
+    for block in range(len(function.blocks)):
+        search.compare(block, left)
+    while len(left):
+        worst = search.to_refine(left, tolerance)
+        for block in range(len(function.blocks)):
+            at = left[worst == block]
+            search.refine(block, at)
+            search.compare(block, at)
+        left = left[worst >= 0]
+    codes = merged(search.codes, len(function.blocks), function.n_nodes)
+    other = np.flatnonzero(codes != search.codes)
+    search.whitened[:, other] = function.whitened(mean[other], root[other], codes[other], rows[other])
+    return Choice(codes, search.whitened, search.apart.sum(axis=0))
 
 
 class _Search:
-    """The state of a choice: the rules of rows, and expectations by these or, in some rows, by others."""
+    """The state of a choice; each block of directions of each row has a finer rule, tried, or none."""
 
     def __init__(
         self, function: RowFunction, mean: Array, root: Array, rows: Index, codes: Levels, whitened: Array
     ) -> None:
         self._function, self._mean, self._root, self._rows = function, mean, root, rows
-        self.codes, self.whitened, self._by = codes.copy(), whitened.copy(), codes
+        self.codes, self.whitened = codes.copy(), whitened.copy()
+        shape = len(function.blocks), len(codes)
+        self.apart = np.full(shape, np.inf)
+        self._finer, self._of_finer = np.empty((shape[0], *whitened.shape)), np.full(shape, -1, dtype=np.int16)
+        self._can_refine = np.zeros(shape, dtype=bool)
 
-    def take(self, codes: Levels) -> None:
-        """Take rules, and expectations by them."""
-        other = np.flatnonzero(codes != self._by)
-        self.whitened[:, other] = self._by_rules(codes[other], other)
-        self.codes = self._by = codes
+    def compare(self, block: int, at: Index) -> None:
+        """Try a finer rule in a block of directions; where there is none, what is known of the error stays."""
+        for code, part in by_code(self.codes[at]):
+            where, finer = at[part], self._finer_than(code, block, len(at[part]))
+            self._can_refine[block, where] = finer is not None
+            if finer is not None:
+                new = where[self._of_finer[block, where] != finer]
+                self._finer[block][:, new], self._of_finer[block, new] = self._by_rule(finer, new), finer
+                self.apart[block, where] = self._apart(self._finer[block][:, where], self.whitened[:, where])
 
-    def settle(self, block: int, allowed: Array) -> Array:
-        """Choose the levels of a block of directions; return by how much finer ones would differ, (n_rows,)."""
-        one, own = one_finer(block), only(block)
-        now = self.whitened.copy()
-        other = np.flatnonzero(self._by != self.codes & own)
-        now[:, other] = self._by_rules(self.codes[other] & own, other)
-        finer, of_finer = np.empty_like(now), np.full(len(self.codes), -1, dtype=np.int16)
-        left, error = np.arange(len(self.codes)), np.full(len(self.codes), np.inf)
-        while len(left):
-            rough = []
-            for code, part in by_code(self.codes[left]):
-                at = left[part]
-                if (to := self._finer_than(code, block, len(at))) is None:
-                    continue  # what is known of the error stays
-                new = at[of_finer[at] != to & own]
-                finer[:, new], of_finer[new] = self._by_rule(to & own, new), to & own
-                error[at] = self._apart(finer[:, at], now[:, at])
-                # Finer rules reach farther: what is not finite stays so.
-                rough.append(at[(error[at] > allowed[at]) & np.isfinite(now[:, at]).all(axis=0)])
-                self.codes[rough[-1]] = code + one
-                is_known = code + one == to
-                now[:, rough[-1]] = finer[:, rough[-1]] if is_known else self._by_rule((code + one) & own, rough[-1])
-            left = np.concatenate(rough) if rough else left[:0]
-        alone = self.codes & own == self.codes
-        self.whitened[:, alone], self._by = now[:, alone], np.where(alone, self.codes, self._by)
-        return error
+    def to_refine(self, at: Index, tolerance: float) -> Index:
+        """Return the block of each row in which the error is largest; -1 where it may stay, or has to."""
+        apart = np.where(self._can_refine[:, at], self.apart[:, at], 0.0)
+        worst = apart.argmax(axis=0)
+        # Finer rules reach farther: what is not finite stays so.
+        hopeless = ~np.isfinite(self.whitened[:, at]).all(axis=0)
+        allowed = tolerance + _ROUNDING * np.abs(self.whitened[0, at])
+        enough = (apart.max(axis=0) <= allowed / len(apart)) | (self.apart[:, at].sum(axis=0) <= allowed)
+        return np.where(enough | hopeless, -1, worst)
+
+    def refine(self, block: int, at: Index) -> None:
+        """Take the next finer rule in a block of directions."""
+        for code, part in by_code(self.codes[at]):
+            where, finer = at[part], self._finer_than(code, block, len(at[part]))
+            self.codes[where] = code = code + one_finer(block)
+            self.whitened[:, where] = self._finer[block][:, where] if code == finer else self._by_rule(code, where)
 
     def _finer_than(self, code: int, block: int, n_rows: int) -> int | None:
         """Return the rule that one is compared with: the next, but one that reaches as far as bends may count."""
@@ -120,9 +122,7 @@ class _Search:
         return finer if few and (level < far or n_nodes(finer) * n_rows <= _MOST_VALUES) else None
 
     def _by_rule(self, code: int, at: Index) -> Array:
-        return self._by_rules(np.full(len(at), code, dtype=np.int16), at)
-
-    def _by_rules(self, codes: Levels, at: Index) -> Array:
+        codes = np.full(len(at), code, dtype=np.int16)
         return self._function.whitened(self._mean[at], self._root[at], codes, self._rows[at])
 
     def _apart(self, new: Array, old: Array) -> Array:

@@ -25,11 +25,6 @@ def one_finer(block: int) -> int:
     return 1 << _BITS * block
 
 
-def only(block: int) -> int:
-    """Return what keeps of a code the level of one block, by "and"."""
-    return one_finer(block + 1) - one_finer(block)
-
-
 def by_code(codes: Levels) -> Iterator[tuple[int, Index | slice]]:
     """Yield each code with the places that have it."""
     if len(codes) and (codes == codes[0]).all():

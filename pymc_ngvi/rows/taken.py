@@ -70,9 +70,7 @@ class Taken:
         self.codes, self.sd = self.codes.copy(), self.sd.copy()
         self._whitened[:, fine] = self._rows.whitened(mean[fine], root[fine], coarsest[fine], fine)
         for part in (at[here] for here in slices(len(at), _AT_A_TIME)):
-            found = chosen(
-                self._rows, mean[part], root[part], part, coarsest[part], self._whitened[:, part], tolerance
-            )
+            found = chosen(self._rows, mean[part], root[part], part, coarsest[part], self._whitened[:, part], tolerance)
             self.codes[part], self.sd[part], self._whitened[:, part] = found.codes, self._sd[part], found.whitened
             error += float(found.error.sum())
         if self._is_new:
