@@ -304,30 +304,6 @@ def test_rules_follow_widths(densities):
         assert np.array_equal(kept.level, of_narrow.rules.level)
 
 
-def test_rules_may_err_by_a_part_of_what_is_gained(densities):
-    """They are coarser where a step gains much, as fine as ever where it gains little, and the error is not known."""
-    density = densities(noncentred)
-    q = dense(density, 8)
-    fine, start = density.expected(q), density.rules_of_level(0)
-    by_coarsest = density.expected(q, start).value
-    little, much = (density.expected(q, start, adapt=True, least=by_coarsest - gain) for gain in (1e-3, 100.0))
-    assert np.array_equal(little.rules.level, fine.rules.level)
-    assert (much.rules.level <= fine.rules.level).all()
-    assert (much.rules.level < fine.rules.level).any()
-    assert 1e-9 < abs(much.value - fine.value) < 0.1
-    assert np.isnan([little.error, much.error]).all()
-    assert fine.error < 2e-4
-
-
-def test_rules_of_wider_rows_are_those_that_they_would_get_anew(densities):
-    density = densities(noncentred)
-    q = dense(density, 8)
-    too_fine = RowRules(density.rules_of_level(2).level, np.full(density.rows.n_rows, 1e-3, dtype=np.float32))
-    found, anew = density.expected(q, too_fine, adapt=True), density.expected(q)
-    assert np.array_equal(found.rules.level, anew.rules.level)
-    assert_allclose(found.value, anew.value, rtol=1e-12)
-
-
 def many_groups():
     s = pm.HalfNormal("s", 1)
     eta = pm.Normal("b", 0, 1) * np.tile(X, 5) + pm.Normal("u", 0, s, shape=5 * J)[np.repeat(np.arange(5 * J), N // J)]

@@ -220,8 +220,7 @@ class RowsTarget(Protocol):
         adapt : bool
             Whether to choose others for rows whose predictors are wider than they were, or much narrower.
         least : float
-            Nats; no other rules are taken where the value by these, or the coarsest, is lower. Where it is higher by
-            far, others may err by a small part of that.
+            Nats; no other rules are taken where the value by these, or the coarsest, is lower.
         """
 
     def directions(self, rows: NDArray[np.intp]) -> Array:

@@ -37,8 +37,6 @@ type Simplify = Callable[[list[Variable]], list[Variable]]
 #: Nats that quadrature may be off by, all rows together, where their functions are smooth; for each coordinate, where
 #: that is more; the least for a row.
 _TOLERANCE, _PER_DIM, _LEAST = 1e-4, 1e-6, 1e-12
-#: The same as a part of what has been gained, where that is more.
-_OF_GAIN = 1e-3
 #: Predictors that are evaluated at once.
 _MOST_AT_ONCE = 2**20
 #: Relative difference of two values of log p that is rounding.
@@ -336,11 +334,10 @@ class Expectations:
         """Return expectations where the predictors are distributed so; see `under`, and `PredictorMeanHessian`."""
         linear, fixed = self.linear_map, self._constant + float(self.terms.slope @ seen.mean)
         kinds = self._taken(seen, rules)
-        gain = fixed + sum(kind.value for kind in kinds) - least
-        if (rules is None or adapt) and not gain < 0.0:
-            tolerance = max(_TOLERANCE, _PER_DIM * linear.n_dim, _OF_GAIN * gain if np.isfinite(gain) else 0.0)
+        if (rules is None or adapt) and not fixed + sum(kind.value for kind in kinds) < least:
+            tolerance = max(_TOLERANCE, _PER_DIM * linear.n_dim) / max(self.n_rows, self.n_rows_in_all, 1)
             for kind in kinds:
-                kind.choose(max(tolerance / max(self.n_rows, self.n_rows_in_all, 1), _LEAST))
+                kind.choose(max(tolerance, _LEAST))
         of_rows = [kind.derivatives() for kind in kinds]
         grad, matrix = self._scatter(*zip(*of_rows, strict=True))
         slope = linear.transposed_times((self.terms.slope + grad)[None])[0]
@@ -368,7 +365,8 @@ class Expectations:
                     cov = next(covariances)
                     widest = np.maximum(widest, cov) if a == b else widest
             now.append(np.sqrt(widest).astype(np.float32))
-        return bool(changed(rules.level, rules.sd, np.concatenate(now)).any())
+        wider, narrower = changed(rules.level, rules.sd, np.concatenate(now))
+        return bool(wider.any() or narrower.any())
 
     def directions(self, rows: NDArray[np.intp]) -> Array:
         """Return the slopes of the only predictor of each of some rows, (n, n_dim)."""

@@ -35,7 +35,7 @@ class Taken:
     codes, sd : ndarray, shape (n_rows,)
         Rules, and the standard deviations that they were chosen for.
     error : float
-        Nats by which the sum may be wrong; NaN where rules were given.
+        Nats by which the sum may be wrong; NaN where not all rules were chosen here.
     """
 
     def __init__(
@@ -62,23 +62,29 @@ class Taken:
 
     def choose(self, tolerance: float) -> None:
         """Choose the rules of rows that are wider than those they have were chosen for, or much narrower."""
-        at = np.flatnonzero(self._changed())
+        wider, narrower = self._changed()
+        at = np.flatnonzero(wider | narrower)
         if not len(at):
             return
+        self.codes, self.sd = np.where(narrower, 0, self.codes).astype(np.int16), self.sd.copy()
+        coarser = np.flatnonzero(narrower)
         mean, root, error = self._mean, self._root, 0.0
-        coarsest, fine = np.zeros_like(self.codes), at[self.codes[at] > 0]
-        self.codes, self.sd = self.codes.copy(), self.sd.copy()
-        self._whitened[:, fine] = self._rows.whitened(mean[fine], root[fine], coarsest[fine], fine)
+        if len(coarser):
+            self._whitened[:, coarser] = self._rows.whitened(mean[coarser], root[coarser], self.codes[coarser], coarser)
         for part in (at[here] for here in slices(len(at), _AT_A_TIME)):
-            found = chosen(self._rows, mean[part], root[part], part, coarsest[part], self._whitened[:, part], tolerance)
+            found = chosen(
+                self._rows, mean[part], root[part], part, self.codes[part], self._whitened[:, part], tolerance
+            )
             self.codes[part], self.sd[part], self._whitened[:, part] = found.codes, self._sd[part], found.whitened
             error += float(found.error.sum())
-        if self._is_new:
+        if len(at) == len(self.codes):
             self.error = error
 
-    def _changed(self) -> NDArray[np.bool_]:
-        """Return which rows are wider, or much narrower, than those that their rules were chosen for."""
-        return np.ones(len(self.codes), dtype=bool) if self._is_new else changed(self.codes, self.sd, self._sd)
+    def _changed(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return which rows are wider, and which narrower, than those that their rules were chosen for."""
+        if self._is_new:
+            return np.ones(len(self.codes), dtype=bool), np.zeros(len(self.codes), dtype=bool)
+        return changed(self.codes, self.sd, self._sd)
 
     def bends(self) -> tuple[Array, Array, Array, NDArray[np.bool_]]:
         """Return E[f''], E[f^(3)], E[f^(4)] of rows with one predictor, and where the last two are not rounding."""
@@ -96,8 +102,10 @@ class Taken:
         return grad, hessian
 
 
-def changed(codes: Levels, before: NDArray[np.float32], now: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Return which rows are wider, or much narrower, than those that their rules were chosen for.
+def changed(
+    codes: Levels, before: NDArray[np.float32], now: NDArray[np.float32]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which rows are wider, and which narrower, than those that their rules were chosen for.
 
     Parameters
     ----------
@@ -107,7 +115,7 @@ def changed(codes: Levels, before: NDArray[np.float32], now: NDArray[np.float32]
         Standard deviations of the widest predictor.
     """
     fine = codes > 0
-    found = (now > _WIDER * before) | fine & (now < _NARROWER * before)
-    if found.any():
-        found = (now > _SOON_WIDER * before) | fine & (now < _SOON_NARROWER * before)
-    return found
+    wider, narrower = now > _WIDER * before, fine & (now < _NARROWER * before)
+    if wider.any() or narrower.any():
+        wider, narrower = now > _SOON_WIDER * before, fine & (now < _SOON_NARROWER * before)
+    return wider, narrower
