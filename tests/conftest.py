@@ -33,24 +33,6 @@ def pytest_addoption(parser):
     group.addoption("--references", type=Path, default=None, help="folder of the NUTS reference moments (npz)")
 
 
-class WithoutJax:
-    """Leaves modules that import JAX alone, where it is not installed.
-
-    By name: pytest's own option for such modules takes tests that can't be imported, for whatever reason, as skipped.
-    """
-
-    def pytest_ignore_collect(self, collection_path):
-        """Return True for those modules."""
-        is_of_jax = collection_path.parent.name == "jitted" or collection_path.name == "on_jax.py"
-        return True if is_of_jax and "tests" not in collection_path.parts else None
-
-
-def pytest_configure(config):
-    """Look beyond the folder of the tests, too: modules of the package are collected for their doctests."""
-    if importlib.util.find_spec("jax") is None:
-        config.pluginmanager.register(WithoutJax())
-
-
 def pytest_collection_finish():
     """Spare what is imported and collected, which stays till the end, each garbage collection: a tenth of the time."""
     gc.collect()

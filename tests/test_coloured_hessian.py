@@ -13,8 +13,7 @@ import pytest
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.refusal import PatternWidened
 from pymc_ngvi.core.sparsity import coloured
-from pymc_ngvi.core.sparsity.coloured import ColouredHessian, batch
-from pymc_ngvi.core.sparsity.colouring import Colouring
+from pymc_ngvi.core.sparsity.coloured import ColouredHessian
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density import sparse_hessian as hessian
 from pymc_ngvi.density.by_rows import ByRows
@@ -165,24 +164,6 @@ def test_calls_are_cut_to_fit():
     assert coloured.batch(widest=1_000_000, n_directions=7) == (1, 4)
     assert coloured.batch(widest=10**9, n_directions=7) == (1, 1)
     assert coloured.batch(widest=0, n_directions=0) == (64, 1)
-
-
-def test_calls_of_one_shape():
-    """For compilers that start anew for each shape; neither the padding of draws nor that of directions comes back."""
-    shapes = set()
-
-    def products(theta, directions):
-        shapes.add((theta.shape, directions.shape))
-        return theta[:, None, :] ** 2 * directions
-
-    tridiagonal = Pattern.of(np.eye(30) + np.eye(30, k=1))
-    coloured = ColouredHessian(tridiagonal, Colouring.of(tridiagonal), products, 8192, fixed_size=True)
-    assert batch(8192, 3) == (2, 3)
-    theta = np.random.default_rng(4).normal(size=(5, 30))
-    values = coloured.mean_values(theta)
-    np.testing.assert_allclose(tridiagonal.symmetric(values).toarray(), np.diag(np.mean(theta**2, axis=0)), rtol=1e-14)
-    assert not len(coloured.inconsistent_rows(theta[0], np.random.default_rng(5)))
-    assert shapes == {((2, 30), (3, 30))}
 
 
 @pytest.mark.parametrize("make", [correlated_prior, models.FEATURES["random_walk"]], ids=["dense", "few dimensions"])

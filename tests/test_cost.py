@@ -9,7 +9,7 @@ import pytensor.tensor as pt
 from test_quick_mode import wobble
 
 from pymc_ngvi.density import LogDensity
-from pymc_ngvi.graphs import cost
+from pymc_ngvi.ops import cost
 
 
 def test_cost_of_hand_counted_graph():

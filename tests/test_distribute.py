@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.graphs import graph
-from pymc_ngvi.reading.dependence_values import Facts
+from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.reading.distribute import as_sum, factors_outside
 from pymc_ngvi.reading.scaled_matrices import scales_outside
 

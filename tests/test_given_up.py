@@ -94,17 +94,6 @@ def test_nothing_is_looked_for_while_the_data_stay(density, monkeypatch):
         assert density.rows is None
 
 
-def test_what_one_fit_leaves_to_pytensor_serves_the_next(caplog):
-    """Options of one fit that JAX does not take whole are not those of the next."""
-    density = LogDensity(logistic(), "quick")
-    with caplog.at_level("INFO", logger="pymc.ngvi"):
-        density.by_rows.leave_to_pytensor("of the options")
-    assert density.rows is None
-    assert density.by_rows.why_not == "of the options"
-    assert "not whole steps: of the options." in caplog.text
-    assert_rows_are_log_p(density.again("quick"))
-
-
 def test_minibatches_say_that_they_are():
     with pm.Model() as model:
         x, y = pm.Minibatch(X, ONE.astype(float), batch_size=10)

@@ -15,7 +15,7 @@ from pymc_ngvi.core import tails
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.graphs import incomplete
 from pymc_ngvi.graphs.backends import python_loops, quick_mode
-from pymc_ngvi.graphs.cost import estimate
+from pymc_ngvi.ops.cost import estimate
 
 #: a, b, x, and the derivatives of I by a, b, a twice, a and b, b twice: differences in 80 digits.
 BETA = [
@@ -232,10 +232,10 @@ def test_jax_calls_numpy_for_them():
     """Rows share all predictors here, too."""
     pytest.importorskip("jax", reason="the backend needs JAX")
     with censored_gamma():
-        quick, jitted = (
+        quick, jax = (
             pm.fit(method="ngvi", random_seed=1, progressbar=False, backend=backend, posterior="gaussian")
             for backend in ("quick", "jax")
         )
     # Both end within the same tolerance, .005 nats, of the same optimum.
-    assert jitted.elbo.value == pytest.approx(quick.elbo.value, abs=0.005)
-    np.testing.assert_allclose(jitted.mean_data["alpha_log__"], quick.mean_data["alpha_log__"], atol=0.01)
+    assert jax.elbo.value == pytest.approx(quick.elbo.value, abs=0.005)
+    np.testing.assert_allclose(jax.mean_data["alpha_log__"], quick.mean_data["alpha_log__"], atol=0.01)

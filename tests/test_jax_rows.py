@@ -1,25 +1,25 @@
-"""Natural steps by rows that JAX takes whole: the same fits as NumPy's, and what is said where it can't."""
+"""`backend="jax"`: the fits of NumPy, in float64, by functions of few shapes."""
 
-import functools
-import logging
 import sys
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 
-from pymc_ngvi import NGVI, fit_ngvi
+from pymc_ngvi import NGVI
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.density import LogDensity
-from pymc_ngvi.families import DiagonalState, FullState
-from pymc_ngvi.fitting.defaults import options_for
+from pymc_ngvi.graphs.jaxed import InFloat64, filled_up
+from pymc_ngvi.rows.engines import on_jax
+from pymc_ngvi.rows.engines.on_jax import OnJax
 
 needs_jax = pytest.mark.skipif(
     not __import__("importlib").util.find_spec("jax"), reason="JAX is not installed: pip install jax"
 )
 RNG = np.random.default_rng(7)
 X, BETA = RNG.normal(size=(150, 3)), np.array([0.7, -0.4, 0.2])
-COIN, COUNTS = RNG.random(150) < 1 / (1 + np.exp(-X @ BETA)), RNG.poisson(np.exp(X @ BETA))
+COIN = RNG.random(150) < 1 / (1 + np.exp(-X @ BETA))
 GROUP = np.arange(120) % 6
 GROUPED = RNG.poisson(np.exp(np.array([1.2, -0.6, 0.4, 0.9, -1.1, 0.2])[GROUP]))
 HEAVY = X @ BETA + 0.5 * RNG.standard_t(4, size=150)
@@ -28,11 +28,6 @@ HEAVY = X @ BETA + 0.5 * RNG.standard_t(4, size=150)
 def logistic():
     beta = pm.Normal("beta", 0, 2, shape=3)
     pm.Bernoulli("y", logit_p=X @ beta, observed=COIN.astype(int))
-
-
-def poisson():
-    beta = pm.Normal("beta", 0, 2, shape=3)
-    pm.Poisson("y", pm.math.exp(X @ beta), observed=COUNTS)
 
 
 def student():
@@ -47,59 +42,72 @@ def groups():
     pm.Poisson("y", pm.math.exp(level + (scale * effect)[GROUP]), observed=GROUPED)
 
 
-def separated():
-    """Rows bend where the prior is wide: natural steps are shortened, and steps of Newton follow."""
-    beta = pm.Normal("beta", 0, 40, shape=3)
-    pm.Bernoulli("y", logit_p=X[:20] @ beta, observed=(X[:20, 0] > 0.1).astype(int))
-
-
-@functools.cache
-def fitted(make, family, backend):
+def model_of(make):
     with pm.Model() as model:
         make()
-    inference = NGVI(model=model, family=family, random_seed=1)
-    return inference.fit(backend=backend, progressbar=False), inference._density
+    return model
 
 
 @needs_jax
-@pytest.mark.parametrize(
-    ("make", "family"),
-    [
-        (logistic, "full"),
-        (student, "full"),
-        (groups, "diagonal"),
-        (separated, "full"),
-        (poisson, "diagonal"),
-        (student, "diagonal"),
-    ],
-)
-def test_a_fit_on_jax_is_that_of_numpy(make, family):
-    (numpy, _), (jax, density) = fitted(make, family, "quick"), fitted(make, family, "jax")
+@pytest.mark.parametrize(("make", "family"), [(student, "full"), (groups, "block")])
+def test_a_fit_on_jax_is_that_of_numpy(make, family, monkeypatch):
+    monkeypatch.setattr(on_jax, "_FEW", 1_000)
+    numpy, jax = (
+        NGVI(model=model_of(make), family=family, random_seed=1).fit(backend=backend, progressbar=False)
+        for backend in ("quick", "jax")
+    )
     assert jax.status is numpy.status is Status.CONVERGED
     assert jax.record.estimator == "quadrature"
-    assert density.by_rows.on_jax.compiled  # it was JAX that took steps
+    assert any(isinstance(rows.function, OnJax) for rows in jax.density.rows.functions)
     assert (jax.backend, jax.n_iterations) == ("jax", numpy.n_iterations)
     sd = numpy.q.sd()
     np.testing.assert_allclose((jax.q.mean() - numpy.q.mean()) / sd, 0.0, atol=1e-8)
     np.testing.assert_allclose(jax.q.cov() / np.outer(sd, sd), numpy.q.cov() / np.outer(sd, sd), atol=1e-8)
     np.testing.assert_allclose(jax.hist, numpy.hist, rtol=1e-9)
-    np.testing.assert_allclose((jax.elbo.value, jax.gap), (numpy.elbo.value, numpy.gap), rtol=1e-8, atol=1e-12)
 
 
 @needs_jax
-@pytest.mark.parametrize("state", [FullState, DiagonalState])
-def test_products_with_large_matrices_are_those_of_numpy(state, monkeypatch):
-    from pymc_ngvi.density.jitted import rows
+def test_second_derivatives_of_rows_are_those_of_numpy(monkeypatch):
+    monkeypatch.setattr(on_jax, "_FEW", 0)
+    theta = np.random.default_rng(3).normal(size=(5, 4))
+    found, expected = (LogDensity(model_of(student), backend).mean_hessian(theta) for backend in ("jax", "quick"))
+    np.testing.assert_allclose(found.products(np.eye(4)), expected.products(np.eye(4)), rtol=1e-12, atol=1e-12)
 
-    (_, numpy), (_, jax) = fitted(student, "full", "quick"), fitted(student, "full", "jax")
-    monkeypatch.setattr(rows, "_LARGE", 0)
-    q = state.from_scale(np.array([0.3, -0.2, 0.1, -0.4]), np.array([0.2, 0.1, 0.3, 0.25]))
-    expected, found = numpy.expected(q), jax.expected(q)
-    assert isinstance(found.hessian, rows.HessianOnJax)
-    np.testing.assert_allclose(found.value, expected.value, rtol=1e-12)
-    np.testing.assert_allclose(found.grad, expected.grad, rtol=1e-9, atol=1e-10)
-    np.testing.assert_allclose(found.hessian.whitened(q), expected.hessian.whitened(q), rtol=1e-9, atol=1e-10)
-    np.testing.assert_allclose(found.hessian.diagonal(), expected.hessian.diagonal(), rtol=1e-9)
+
+@needs_jax
+def test_rows_with_an_operation_that_jax_lacks_are_left_to_pytensor():
+    with pm.Model() as model:
+        pm.Potential("tail", pt.gammaincc(2.0, pm.math.exp(pm.Normal("x", shape=4))).sum())
+    numpy, jax = LogDensity(model, "quick"), LogDensity(model, "jax")
+    assert {type(rows.function).__name__ for rows in jax.rows.functions} == {"OnTwoAxes"}
+    theta = np.random.default_rng(3).normal(size=(5, 4))
+    np.testing.assert_allclose(jax.rows.at(theta), numpy.rows.at(theta), rtol=1e-12)
+
+
+@needs_jax
+def test_functions_are_called_with_few_numbers_of_points(monkeypatch):
+    """Each would be compiled anew."""
+    called, lengths = InFloat64.__call__, set()
+
+    def noted(self, *args):
+        lengths.add(len(args[0]))
+        return called(self, *args)
+
+    monkeypatch.setattr(InFloat64, "__call__", noted)
+    theta = np.random.default_rng(3).normal(size=(20, 3))
+    numpy, jax = LogDensity(model_of(logistic), "quick"), LogDensity(model_of(logistic), "jax")
+    for n in (1, 2, 3, 4, 7, 11, 20):
+        for found, expected in zip(jax.logp_grad(theta[:n]), numpy.logp_grad(theta[:n]), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-10)
+    assert lengths == {1, 4, 16, 64}
+    np.testing.assert_allclose(jax.hessian(theta[:3]), numpy.hessian(theta[:3]), rtol=1e-9)
+
+
+def test_axes_are_filled_up_with_what_they_end_with():
+    x = np.arange(15.0).reshape(3, 5)
+    np.testing.assert_array_equal(filled_up(x, 2, 1), x[[0, 1, 2, 2]])
+    np.testing.assert_array_equal(filled_up(x, 2, 2), x[[0, 1, 2, 2]][:, [0, 1, 2, 3, 4, 4, 4, 4]])
+    assert filled_up(x[:1, :4], 4, 2).shape == (1, 4)
 
 
 @needs_jax
@@ -108,57 +116,10 @@ def test_jax_keeps_its_own_precision():
     import jax.numpy as jnp
 
     before = jax.config.jax_enable_x64
-    _, density = fitted(logistic, "full", "jax")
+    density = LogDensity(model_of(logistic), "jax")
     assert density.logp_grad(np.full((1, 3), 0.1))[1].dtype == np.float64
     assert jax.config.jax_enable_x64 == before
     assert jnp.ones(1).dtype == (jnp.float64 if before else jnp.float32)
-
-
-@needs_jax
-def test_callbacks_are_told_of_every_iteration():
-    _, density = fitted(logistic, "full", "jax")
-    seen = []
-    approx = fit_ngvi(
-        model=density.model, family="full", backend="jax", random_seed=1, progressbar=False,
-        callbacks=[lambda approx, losses, i: seen.append((i, len(losses)))],
-    )  # fmt: skip
-    assert seen == [(i, i) for i in range(1, approx.n_iterations + 1)]
-
-
-@needs_jax
-@pytest.mark.parametrize(
-    ("make", "given", "why"),
-    [
-        (logistic, {"family": "block"}, "family='full' or 'diagonal', and this is family='block'"),
-        (logistic, {"family": "full", "estimator": "stein"}, "this is estimator='stein'"),
-    ],
-)
-def test_what_jax_cannot_take_whole_is_compiled_as_before(make, given, why, caplog):
-    with pm.Model() as model:
-        make()
-    density = LogDensity(model, "jax")
-    with caplog.at_level(logging.INFO, logger="pymc.ngvi"):
-        options = options_for(given, density)
-    assert "backend='jax' compiles log p and its derivatives, not whole steps" in caplog.text
-    assert why in caplog.text
-    assert density.rows is None
-    assert options.choice.estimator != "quadrature"
-
-
-@needs_jax
-def test_an_operation_that_jax_lacks_is_named(monkeypatch, caplog):
-    from pymc_ngvi.density.jitted import rows
-
-    def lacking(inputs, outputs):
-        raise NotImplementedError("No JAX conversion for the given `Op`: Bessel")
-
-    monkeypatch.setattr(rows, "jaxed", lacking)
-    with pm.Model() as model:
-        logistic()
-    density = LogDensity(model, "jax")
-    with caplog.at_level(logging.INFO, logger="pymc.ngvi"):
-        assert density.rows is None
-    assert "an operation has no version in JAX (No JAX conversion for the given `Op`: Bessel)" in caplog.text
 
 
 def test_without_jax_it_is_said_what_to_install(monkeypatch):

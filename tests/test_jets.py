@@ -30,6 +30,42 @@ def matrices(x):
     return pt.dot(b, a).sum() + pt.dot(pt.dot(A, x), pt.dot(b, x)) + pt.exp(pt.diagonal(a, offset=1)).sum()
 
 
+PLACES = pt.constant(np.array([[0, 2], [1, 1], [2, 0]]))
+of_each = pt.vectorize(lambda row, at: row[at], signature="(n),(m)->(m)")
+
+
+def positive(x):
+    """A matrix that is positive definite wherever it is taken."""
+    root = pt.outer(x, x[::-1]) + A.T @ A * pt.exp(x)
+    return root @ root.T + 0.5 * pt.eye(3)
+
+
+def solutions(x):
+    a, b = pt.outer(x, x + 1.0) + 2.0 * pt.eye(3), pt.outer(pt.exp(x), x[:2])
+    of_vectors = pt.linalg.solve(a, x**2, b_ndim=1) * x + pt.linalg.solve(3.0 * np.eye(3) + A.T @ A, x**2, b_ndim=1)
+    return of_vectors.sum() + pt.sum(pt.linalg.solve(a, b) ** 2) + pt.linalg.solve(a, A[0], b_ndim=1)[1]
+
+
+def triangles(x):
+    a = pt.outer(x, x + 2.0) + 3.0 * pt.eye(3)
+    lower = pt.linalg.solve_triangular(a, x**2, lower=True, b_ndim=1)
+    upper = pt.linalg.solve_triangular(a, x**2, lower=False, unit_diagonal=True, b_ndim=1)
+    return (
+        pt.sum(lower * upper)
+        + pt.sum(pt.linalg.cho_solve((pt.tril(a), True), x, b_ndim=1) ** 2)
+        + pt.sum(pt.linalg.cho_solve((pt.triu(a), False), pt.outer(x, x)) ** 2)
+    )
+
+
+def factors(x):
+    upper = pt.linalg.cholesky(positive(x), lower=False)
+    return (
+        pt.sum(pt.linalg.cholesky(positive(x)) ** 3)
+        + pt.sum(upper * pt.outer(x, x))
+        + pt.sum(pt.linalg.solve(positive(x), x, assume_a="pos", b_ndim=1) * x)
+    )
+
+
 FUNCTIONS = {
     "arithmetic": lambda x: (x[0] * x[1] - x[2] / (2.0 + x[0] ** 2)) * 3.0 - 2.0 / pt.exp(x[1]) - x[1],
     "of many": lambda x: x[0] * x[1] * x[2] * 2.0 * (x[1] + 3.0 + x + A.sum(axis=0) + x[0] * x).sum() - (1.0 - x[2]),
@@ -50,6 +86,15 @@ FUNCTIONS = {
     "set": set_and_add,
     "sums": lambda x: pt.sum(pt.cumsum(x**2) * x) + pt.sum(pt.sum(A * x**2, axis=1) ** 2),
     "products of matrices": matrices,
+    "solutions": solutions,
+    "triangles": triangles,
+    "factors": factors,
+    "inverses": lambda x: pt.sum(pt.linalg.inv(pt.outer(x, x**2) + 2.0 * pt.eye(3)) ** 3),
+    "determinants": lambda x: pt.linalg.det(pt.outer(x, x + 1.0) - pt.eye(3)) ** 2
+    + pt.linalg.slogdet(pt.outer(x, x**2) - pt.eye(3))[1] * x[0],
+    "blocks": lambda x: pt.sum(pt.linalg.block_diag(pt.outer(x, x), A * x, A) ** 3 * pt.exp(x[0])),
+    "of each": lambda x: pt.sum(of_each(pt.outer(x, x + 1.0), PLACES) * of_each(x**2, PLACES)),
+    "sorted signs": lambda x: pt.sum(pt.sort((x > 0.25).astype("int64")) * x**2),
     "conditions": lambda x: pt.switch(pt.all(x > -2.0), (x**3).sum(), -np.inf),
 }  # fmt: skip
 
@@ -86,6 +131,20 @@ def test_what_does_not_depend_on_the_point_may_be_anything():
     np.testing.assert_allclose(jets.hessians(X)[1], np.diag([2.0, 4.0, 6.0]))
     data.set_value(np.array([1.0, 5.0, 0.0]))
     np.testing.assert_allclose(jets.logp_grad(X)[1], 2.0 * X * [0.0, 1.0, 5.0])
+
+
+def test_a_matrix_without_a_factor_says_nothing_of_other_points():
+    theta = pt.vector("theta", shape=(3,))
+    with without_c():
+        [out] = graph.simplify([pt.sum(pt.linalg.cholesky(pt.diag(theta + 2.0)) ** 3)])
+        jets = ForwardMode(out, theta).compiled(lambda i, o: pytensor.function(i, o, mode=quick_mode()))
+    points = np.array([X[0], [-3.0, 0.0, 0.0], X[1]])
+    logp, grad = jets.logp_grad(points)
+    hessians = jets.hessians(points)
+    np.testing.assert_allclose(logp[::2], np.sum((X[:2] + 2.0) ** 1.5, axis=1))
+    np.testing.assert_allclose(grad[::2], 1.5 * np.sqrt(X[:2] + 2.0))
+    np.testing.assert_allclose(hessians[0], np.diag(0.75 / np.sqrt(X[0] + 2.0)), atol=1e-14)
+    assert np.isnan([logp[1], *grad[1], *hessians[1].ravel()]).all()
 
 
 def test_long_sums_take_no_derivatives_by_pairs(monkeypatch):

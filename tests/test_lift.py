@@ -3,7 +3,7 @@
 import numpy as np
 import pytensor.tensor as pt
 
-from pymc_ngvi.reading.dependence_values import Facts
+from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.reading.lift import Lift, Source
 
 WEIGHTS = np.array([2.0, 3.0, 5.0])

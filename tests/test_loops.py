@@ -14,8 +14,8 @@ from pytensor.tensor.blockwise import Blockwise
 from pymc_ngvi.density import LogDensity, flat
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quick_mode, without_c
-from pymc_ngvi.graphs.cost import estimate
 from pymc_ngvi.graphs.loops import vectorised
+from pymc_ngvi.ops.cost import estimate
 
 Y = np.array([0.3, -1.1, 0.4, 1.9, -0.2, 0.8])
 THETA = np.array([[0.3, -0.2, 0.1], [-1.0, 0.4, 0.9], [0.0, 1.3, -0.6], [0.7, 0.1, 0.2]])
@@ -79,7 +79,48 @@ def nested():
     return model
 
 
-MODELS = {"garch": garch, "two_lags": two_lags, "filtered": filtered, "nested": nested}
+def emitted_in_the_step():
+    """Densities of distributions inside of the step; what is the same at all steps, and what depends on their data."""
+    with pm.Model() as model:
+        x = pm.Normal("x", shape=3)
+
+        def step(y, a, x):
+            moves = pt.log(pm.math.softmax(pt.stack([x[:2], x[1:]]), axis=1))
+            return pt.logsumexp(a[:, None] + moves, axis=0) + pm.logp(pm.Normal.dist(x[1:], x[0]), y)
+
+        alpha = scan(step, sequences=[Y], outputs_info=[pt.zeros(2, dtype="float64")], non_sequences=[x])
+        pm.Potential("y", pt.logsumexp(alpha[-1]))
+    return model
+
+
+def kalman():
+    """A Kalman filter of a local linear trend, by matrices."""
+    move, see = np.array([[1.0, 1.0], [0.0, 1.0]]), np.array([[1.0, 0.0]])
+    with pm.Model() as model:
+        x = pm.Normal("x", shape=3)
+
+        def step(y, a, p, moved, seen):
+            a, p = pt.dot(move, a), pt.dot(pt.dot(move, p), move.T) + moved
+            f = pt.dot(pt.dot(see, p), see.T) + seen
+            root, gain = pt.linalg.cholesky(f), pt.linalg.solve(f, pt.dot(see, p)).T
+            error = pt.linalg.solve_triangular(root, y - pt.dot(see, a), lower=True)
+            fit = -0.5 * (error**2).sum() - pt.log(pt.diag(root)).sum()
+            return a + pt.dot(gain, y - pt.dot(see, a)), p - pt.dot(pt.dot(gain, see), p), fit
+
+        *_, fits = scan(
+            step, sequences=[Y[:, None]],
+            outputs_info=[pt.stack([x[0], pt.constant(0.1)]), pt.constant(4.0 * np.eye(2)), None],
+            non_sequences=[pt.diag(pt.exp(x[:2])), pt.exp(x[2]) * np.eye(1)],
+        )  # fmt: skip
+        pm.Potential("y", fits.sum())
+    return model
+
+
+MODELS = {
+    "garch": garch, "two_lags": two_lags, "filtered": filtered, "nested": nested, "kalman": kalman,
+    "emitted": emitted_in_the_step,
+}  # fmt: skip
+SLOW = ("filtered", "nested", "kalman", "emitted")
 
 
 def compiled(inputs, outputs):
@@ -120,10 +161,35 @@ def test_values_and_gradients_are_those_of_one_draw_at_a_time(name):
         np.testing.assert_allclose(grad[i], expected_grad, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.usefixtures("_either_way")
+@pytest.mark.parametrize("name", MODELS)
+def test_the_log_density_is_that_of_the_model(name):
+    """What is done to the steps of loops changes nothing."""
+    model = MODELS[name]()
+    with without_c():
+        logp = compiled(model.value_vars, model.logp())
+    found = LogDensity(model, "quick").logp(THETA[[0, 3]])
+    np.testing.assert_allclose(found, [logp(theta) for theta in THETA[[0, 3]]], rtol=1e-8)
+
+
+@pytest.mark.usefixtures("_either_way")
+def test_outside_of_the_support_of_a_distribution_in_a_step_nothing_is_raised():
+    density = LogDensity(emitted_in_the_step(), "quick")
+    logp, _ = density.logp_grad(THETA)
+    assert logp.tolist() == [logp[0], -np.inf, -np.inf, logp[3]]  # standard deviations of -1 and 0
+    assert np.isfinite(logp[[0, 3]]).all()
+
+
+def test_what_does_not_depend_on_the_states_leaves_the_step():
+    def nodes(model):
+        [loop] = loops([LogDensity(model, "quick").graphs.logp])
+        return len(loop.op.fgraph.apply_nodes)
+
+    assert nodes(emitted_in_the_step()) <= nodes(filtered())
+
+
 @pytest.mark.usefixtures("_backwards")
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in ("filtered", "nested"))) for n in MODELS]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in MODELS])
 def test_hessians_are_differences_of_gradients(name):
     density = LogDensity(MODELS[name](), "quick")
     one = compiled([density.graphs.theta], density.graphs.logp_grad)

@@ -1,5 +1,6 @@
 """Rows as programs: operation by operation, values and two derivatives are those of PyTensor; and how they are run."""
 
+import functools
 import itertools
 import pickle
 
@@ -12,12 +13,15 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 from scipy import special
 
+from pymc_ngvi import fit_ngvi
 from pymc_ngvi.core import ufuncs
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.graphs import graph, incomplete
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.reading.programs import program_of, read
-from pymc_ngvi.rows.engines import ENGINES
+from pymc_ngvi.rows.engines import ENGINES, on_jax
+from pymc_ngvi.rows.engines.on_jax import OnJax
+from pymc_ngvi.rows.engines.on_programs import ProgramEngine
 from pymc_ngvi.rows.expectation import RowFunction, SummedRowFunction
 from pymc_ngvi.rows.programs import on_numpy
 from pymc_ngvi.rows.programs.on_numpy import OnNumPy
@@ -137,14 +141,51 @@ def test_operations_of_several(name):
 
 
 def test_every_operation_is_tried():
-    tried = set()
+    assert set(OPERATIONS) - set(operations_tried()) == set()
+
+
+def operations_tried():
+    """How many arguments each operation has in programs of these functions, and of their derivatives."""
+    tried = {}
     for function, *axes in [*((f, p) for f, p, _ in OF_ONE.values()), *OF_SEVERAL.values()]:
         inputs = [pt.matrix(dtype="float64") for _ in axes]
         writer, [value] = read(inputs, incomplete.with_derivatives([function(*inputs)]))
         slopes = [s for slot in writer.inputs if (s := writer.slope(value, slot)) is not None]
         slopes += [s for a, b in itertools.product(slopes, writer.inputs) if (s := writer.slope(a, b)) is not None]
-        tried |= {call.name for call in writer.written([value, *slopes]).calls}
-    assert set(OPERATIONS) - tried == set()
+        tried |= {call.name: len(call.read) for call in writer.written([value, *slopes]).calls}
+    return tried
+
+
+#: Left to PyTensor: those that JAX lacks, and those in which it is less exact.
+NOT_BY_JAX = {
+    "iv", "ive", "kve", "j0", "j1", "jv", "owens_t", "gammainc", "gammaincc", "betainc", "gammainc_k", "gammainc_kk",
+    "betainc_a", "betainc_b", "betainc_aa", "betainc_ab", "betainc_bb",
+}  # fmt: skip
+
+
+def test_operations_by_jax(monkeypatch):
+    pytest.importorskip("jax", reason="JAX is not installed")
+    monkeypatch.setattr(on_jax, "_FEW", 0)
+    writer, values, left = Writer(5, [3, 4]), {}, set()
+    x, y, positive, *conditions = writer.inputs
+    for name, n_arguments in operations_tried().items():
+        arguments = [positive if "gamma" in name else x, y, x]
+        if name in ("and", "or", "xor", "not", "switch"):
+            arguments[:2] = [conditions[0], y] if name == "switch" else conditions
+        value = writer.call(name, *arguments[:n_arguments])
+        try:
+            OnJax(writer.written([value]))
+        except CannotFollow:
+            left.add(name)
+        else:
+            values[name] = value
+    assert left == NOT_BY_JAX
+    program = writer.written(list(values.values()))
+    grid = np.concatenate([ANY, POSITIVE, WITHIN, FAR[1:-1]])[:, None]
+    points = [grid, grid.T, POSITIVE[None, :].repeat(4, axis=1)[:, : len(grid)], grid > 0.4, grid.T > 1.0]
+    found, expected = OnJax(program)(*points), OnNumPy(program)(*points)
+    for name, one, other in zip(values, found, expected, strict=True):
+        assert_allclose(one, other, rtol=1e-12, atol=np.finfo(float).tiny, err_msg=name)  # JAX has no smaller numbers
 
 
 def test_conditions_that_are_data():
@@ -281,10 +322,13 @@ def test_rows_that_are_not_known_are_left_to_pytensor():
     assert_allclose(total[0], (slopes[0] - slopes[1]).sum(axis=0) / (2.0 * step), rtol=1e-6)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_sums_by_either_engine(engine, monkeypatch):
+@pytest.mark.parametrize("engine", ["quick", "c", "jax"])
+def test_sums_by_each_engine(engine, monkeypatch):
     """Slopes that are functions of scales, of data, of both together, and of neither."""
-    monkeypatch.setitem(ENGINES, "numpy", ENGINES[engine])
+    if engine == "jax":
+        pytest.importorskip("jax", reason="JAX is not installed")
+        monkeypatch.setattr(on_jax, "_FEW", 0)
+    monkeypatch.setitem(ENGINES, "quick", ENGINES[engine])
     rng, group = np.random.default_rng(4), np.arange(24) % 4
     with pm.Model() as model:
         sd, z, t = pm.HalfNormal("sd", shape=3), pm.Normal("z", shape=(4, 3)), pm.Normal("t", shape=24)
@@ -303,6 +347,40 @@ def test_sums_by_either_engine(engine, monkeypatch):
     finest = [np.full(n, code, dtype=np.int16) for code in (0x33, 0x3)]
     found, expected = (f.whitened(mean, root, c, np.arange(n)) for f, c in zip((rows, plain), finest, strict=True))
     assert_allclose(found, expected, atol=2e-5)
+
+
+def run_plainly(program):
+    """Evaluate a program as it is written: all that an engine of programs has to have."""
+
+    def run(*inputs):
+        values = [*inputs, *map(np.float64, program.constants)]
+        with np.errstate(all="ignore"):
+            for call in program.calls:
+                values.append(OPERATIONS[call.name].function(*[values[k] for k in call.read]))
+        return [np.asarray(values[k]) for k in program.outputs]
+
+    return run
+
+
+def test_an_engine_takes_one_entry(monkeypatch):
+    """A backend of its name goes by it, and gives the same fit."""
+    made = []
+    monkeypatch.setitem(ENGINES, "plain", functools.partial(ProgramEngine, lambda p: made.append(p) or run_plainly(p)))
+    rng, group = np.random.default_rng(5), np.arange(40) % 5
+    with pm.Model() as model:
+        rate = pt.exp(pm.Normal("level") + pm.HalfNormal("sd") * pm.Normal("z", shape=5)[group])
+        pm.NegativeBinomial("y", mu=rate, alpha=2.0, observed=rng.poisson(2.0, size=40))
+    plain, quick = (
+        fit_ngvi(model=model, family="full", backend=backend, random_seed=1, progressbar=False)
+        for backend in ("plain", "quick")
+    )
+    assert made
+    assert (plain.backend, plain.n_iterations) == ("plain", quick.n_iterations)
+    assert_allclose(plain.elbo.value, quick.elbo.value, rtol=1e-10)
+    for name, values in quick.mean_data.items():
+        assert_allclose(plain.mean_data[name], values, rtol=1e-8, atol=1e-8)
+    with pytest.raises(ValueError, match="'jax', 'plain'; got 'fast'"):
+        LogDensity(model, "fast")
 
 
 def test_the_trigamma_function():

@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from scipy.special import logsumexp, softmax
+from scipy.special import softmax
 
+from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.types import Array
 
 #: Weights in a tail: a part of all where these are few, and a multiple of the square root of how many there are.

@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scipy.special import logsumexp
-
+from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.pareto import smoothed_tail
 from pymc_ngvi.core.types import Array
 

@@ -24,7 +24,6 @@ class Reason(StrEnum):
     NO_PREDICTORS = auto()  # no sum over functions of a few linear predictors
     NOT_ALL_ROWS = auto()  # a part of log p is no row
     TOO_DENSE = auto()  # covariances of predictors would take too much memory
-    NOT_JITTED = auto()  # steps are not compiled whole
     # Of the form in which values were asked for.
     PATTERN_WIDENED = auto()
     PATTERN_LACKS = auto()

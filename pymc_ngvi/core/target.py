@@ -1,9 +1,8 @@
 """Protocols of a log density that is fitted, and of its mean Hessian; `types` has the conventions."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -234,38 +233,6 @@ class RowsTarget(Protocol):
         draw : callable
             Returns draws, (n_draws, n_dim); not called where rows leave nothing out.
         """
-
-
-class RowsOnDevice(Protocol):
-    """Rows of log p as arrays and functions of JAX.
-
-    Attributes
-    ----------
-    kinds : tuple
-        Functions of rows.
-    compiled : dict
-        What was compiled of them.
-    """
-
-    kinds: Any
-    compiled: dict[Any, Any]
-
-    def timed(self) -> AbstractContextManager[None]:
-        """Return a context in which time counts as spent on compiling."""
-
-    @property
-    def n_rows(self) -> int:
-        """All of them."""
-
-    def arrays(self, rules: RowRules) -> Any:
-        """Return what functions of rows take: X, the data, and the rules."""
-
-    def takes(self, q: "Spread") -> bool:
-        """Tell whether expectations under a Gaussian by rules that NumPy chooses are worth products on the device."""
-        ...
-
-    def under(self, q: "Spread", entries: Any, rules: RowRules | None, *, adapt: bool, least: float) -> Expectation:
-        """Return the expectation of log p under a Gaussian; see `RowsTarget`."""
 
 
 class Spread(Protocol):

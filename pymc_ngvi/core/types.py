@@ -7,7 +7,7 @@ curvature A = -C^T E_q[hess log p] C. At the optimum they are 0 and the identity
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -45,7 +45,6 @@ __all__ = [
     "FittedState",
     "GaussNewtonTarget",
     "GaussianState",
-    "Leaps",
     "MatrixHessian",
     "MeanHessian",
     "Moments",
@@ -227,14 +226,6 @@ class StepRule[Q, S: RuleState](Protocol):
 
     def reopen(self, state: S) -> S:
         """Return a state in which a fit that ended may try again."""
-
-
-@runtime_checkable
-class Leaps(Protocol):
-    """What a step rule has beside, if it takes several iterations at once."""
-
-    def leap(self, state: Any, most: int) -> tuple[Any, list[tuple[float, float]]]:
-        """Return the state after one or more iterations, at most so many, and ELBO and gap after each."""
 
 
 #: Any of them: only the options of a fit tell which rule goes with which approximation.

@@ -7,6 +7,7 @@ from pymc_ngvi.density.flat import FlatGraphs
 from pymc_ngvi.density.hessians import Hessians
 from pymc_ngvi.graphs.backends import BACKENDS
 from pymc_ngvi.graphs.jaxed import check_installed
+from pymc_ngvi.rows.engines import ENGINES
 
 #: Evaluations that `backend="auto"` expects of a fit: gradients, and draws at which a dense Hessian is needed.
 _EXPECTED_GRADIENTS, _EXPECTED_HESSIANS = 1_600, 1_200
@@ -20,8 +21,9 @@ _MOST_TIMES = 10
 
 def check_backend(backend: str, compile_kwargs: Mapping[str, object] | None) -> None:
     """Raise ValueError for an unknown backend, and for one beside a mode; ImportError for one that is not installed."""
-    if backend not in BACKENDS:
-        raise ValueError(f"backend should be one of {', '.join(map(repr, BACKENDS))}; got {backend!r}.")
+    known = dict.fromkeys((*BACKENDS, *ENGINES))
+    if backend not in known:
+        raise ValueError(f"backend should be one of {', '.join(map(repr, known))}; got {backend!r}.")
     if backend != "auto" and compile_kwargs and "mode" in compile_kwargs:
         raise ValueError(
             f"backend={backend!r} and compile_kwargs['mode']={compile_kwargs['mode']!r} both choose how to compile; "

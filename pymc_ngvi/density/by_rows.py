@@ -15,11 +15,12 @@ from pytensor.graph.traversal import ancestors
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.refusal import Reason, Refused, RowsGivenUp
 from pymc_ngvi.core.sparsity.dependence_sets import Dependence, TooDenseError
-from pymc_ngvi.core.target import RowsOnDevice, Spread
+from pymc_ngvi.core.target import Spread
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.expectations import Expectations, Seen
 from pymc_ngvi.density.flat import FlatGraphs, Functions
 from pymc_ngvi.density.made import DataSeen, OfTerms, RowsFound
+from pymc_ngvi.density.pointwise import Pointwise
 from pymc_ngvi.density.row_space import SeenFromRows, seen_from_rows
 from pymc_ngvi.density.sparse_hessian import is_dense
 from pymc_ngvi.graphs import graph
@@ -66,7 +67,6 @@ class ByRows:
     def __init__(self, graphs: FlatGraphs, functions: Functions, start: Array) -> None:
         self._graphs, self._functions, self._start = graphs, functions, start
         self._n_calls = 0
-        self._left: Refused | None = None
 
     @property
     def parts(self) -> Expectations | None:
@@ -79,8 +79,7 @@ class ByRows:
     def are_known(self) -> bool:
         """Whether rows were found already, and log p is no more than these; nothing is looked for."""
         kept = self._kept
-        is_found = kept.parts is not None and kept.refused is None and self._left is None
-        return is_found and not self._graphs.minibatches
+        return kept.parts is not None and kept.refused is None and not self._graphs.minibatches
 
     @property
     def found(self) -> Expectations | None:
@@ -119,8 +118,6 @@ class ByRows:
     @property
     def _refused(self) -> Refused | None:
         """Why there are no rows with the data as they are, which may be others than when it was last asked."""
-        if self._left is not None:
-            return self._left
         if self._graphs.is_large:
             return Refused(Reason.NOT_ALL_ROWS, TOO_LARGE)
         kept = self._kept
@@ -151,9 +148,6 @@ class ByRows:
             refused = Refused(Reason.NO_PREDICTORS, str(error))
         else:
             kept.agreed = rows.terms if refused is None else None
-        if self._functions.fixed_size and (why := self._why_not_jitted(refused)):
-            _say_why_not_jitted(why)
-            refused = Refused(Reason.NOT_JITTED, why)
         if refused is not None:
             self._refuse(refused)
 
@@ -162,8 +156,8 @@ class ByRows:
         if rows is None:
             functions, simplify = self._functions, functools.partial(graph.simplify, check_bounds=False)
             with functions.timed():
-                compile_, engine = functions.compile_for_rows, functions.engine_of_rows
-                return Expectations(self._graphs.logp, self._graphs.theta, simplify, compile_, engine)
+                compile_, backend = functions.compile_for_rows, functions.backend_of_rows
+                return Expectations(self._graphs.logp, self._graphs.theta, simplify, compile_, backend)
         if anew:
             rows.retake()
         elif not self._graphs.minibatches:
@@ -175,35 +169,6 @@ class ByRows:
         if rows.terms.rest:
             return Refused(Reason.NOT_ALL_ROWS, "log p has a part that is no row")
         return None if self._agree(rows) else Refused(Reason.ROWS_GIVEN_UP, "rows don't add up to log p near the start")
-
-    # --- on JAX ---
-
-    def leave_to_pytensor(self, why: str) -> None:
-        """Say why steps are not jitted whole, and go without rows: PyTensor compiles functions one by one."""
-        _say_why_not_jitted(why)
-        self._left = Refused(Reason.NOT_JITTED, why)
-
-    def _why_not_jitted(self, refused: Refused | None) -> str:
-        """Return why steps are not jitted whole, in a clause, by why there are no rows; empty where they are."""
-        if self._graphs.minibatches:
-            return _MINIBATCHES
-        found = self._on_jax if refused is None else refused.sentence
-        return found if isinstance(found, str) else ""
-
-    @property
-    def on_jax(self) -> RowsOnDevice | None:
-        """The rows as arrays and functions of JAX, where that was asked for and can be; None elsewhere."""
-        if not self._functions.fixed_size or self.found is None:
-            return None
-        found = self._on_jax
-        return None if isinstance(found, str) else found
-
-    @property
-    def _on_jax(self) -> RowsOnDevice | str:
-        """The same, or why not."""
-        from pymc_ngvi.density.jitted.rows import rows_on_jax
-
-        return self._of_terms(self._kept.on_jax, lambda rows: rows_on_jax(rows, self._functions.timed))
 
     def _agree(self, rows: Expectations) -> bool:
         """Tell whether rows add up to log p around the start, where it is finite."""
@@ -247,6 +212,13 @@ class ByRows:
         """Log p in the space of its rows, where these are far fewer than coordinates with fixed normal priors."""
         return None if self.found is None else self._of_terms(self._kept.from_rows, seen_from_rows)
 
+    @property
+    def pointwise(self) -> Pointwise | None:
+        """Log p and its gradient at points; None without rows, or where these have no derivatives here."""
+        if self.found is None:
+            return None
+        return self._of_terms(self._kept.pointwise, lambda rows: Pointwise.of(rows, self._functions.compile_for_rows))
+
     # --- second derivatives ---
 
     @property
@@ -261,8 +233,7 @@ class ByRows:
         They do where rows have few predictors, or are many. Else compiling second derivatives by all pairs of
         predictors takes longer than it saves.
         """
-        functions = self._functions
-        if functions.fixed_size or not self.gives_pattern or self._kept.no_hessian:
+        if not self.gives_pattern or self._kept.no_hessian:
             return False
         most = max((rows.index.shape[1] for rows in self._rows.terms.rows), default=0)
         return most <= FEW_PREDICTORS or self._graphs.cost_of_logp.widest >= _MANY_ROWS
@@ -308,7 +279,7 @@ class ByRows:
         None where a check shows that they are not those of log p. It is made at the first call, the second, fourth,
         eighth, ... Rows that do not add up to log p are given up; those with kinks serve for expectations yet.
         """
-        if self.found is None or self._functions.fixed_size or self._kept.no_hessian:
+        if self.found is None or self._kept.no_hessian:
             return None
         hessian: RowHessian = self._of_terms(self._kept.hessian, self._compiled)
         self._n_calls += 1
@@ -380,7 +351,3 @@ class ByRows:
 
     def _compiled(self, rows: Expectations) -> RowHessian:
         return RowHessian(rows.linear_map, self._derivatives)
-
-
-def _say_why_not_jitted(why: str) -> None:
-    logger.info(f"backend='jax' compiles log p and its derivatives, not whole steps: {why}.")

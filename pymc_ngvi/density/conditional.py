@@ -142,10 +142,7 @@ class GuideFunctions:
         ]
         for start in range(0, n_rows, size):
             rows = slice(start, min(start + size, n_rows))
-            inputs = [np.ascontiguousarray(a[rows]) for a in arguments]
-            missing = size - len(inputs[0])
-            if self.density.functions.fixed_size and missing:
-                inputs = [np.concatenate([a, np.repeat(a[-1:], missing, axis=0)]) for a in inputs]
+            inputs = [self.density.functions.filled_up(np.ascontiguousarray(a[rows])) for a in arguments]
             with np.errstate(all="ignore"):  # far from the mode, densities overflow: the caller sees it
                 outputs = function(*inputs)
             for part, output in zip(parts, outputs, strict=True):

@@ -14,8 +14,9 @@ from pytensor.tensor.random.op import RNGConsumerOp
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density.logdensity import LogDensity
-from pymc_ngvi.graphs import cost, graph
+from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quick_mode, without_c
+from pymc_ngvi.ops import cost
 
 #: Elements of a temporary in one call: past this, temporaries leave the cache and NumPy slows down.
 _BATCH_ELEMENTS = 2**17

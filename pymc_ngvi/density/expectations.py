@@ -17,14 +17,14 @@ from pymc_ngvi.core.target import Bends, Expectation, RowRules, Spread
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.reading.compiled import CompiledOnce, quickly
-from pymc_ngvi.reading.dependence_values import Facts
-from pymc_ngvi.reading.distribute import as_sum, without_checks
+from pymc_ngvi.reading.distribute import as_sum, conditions_of, without_checks
 from pymc_ngvi.reading.found import Compile, Predictors
 from pymc_ngvi.reading.sums import JointPredictors
 from pymc_ngvi.reading.terms import Terms, terms_of
 from pymc_ngvi.rows.covariances import PairCovariances
-from pymc_ngvi.rows.engines import ENGINES
+from pymc_ngvi.rows.engines import engine_for
 from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.linear_map import AffineMap
 from pymc_ngvi.rows.mean_hessian import NO_PATTERNS, Patterns, PredictorMeanHessian
@@ -67,15 +67,18 @@ class Expectations:
     theta : pytensor vector
     simplify, compile_ : callable
         How graphs are simplified, and compiled.
-    engine : str
-        What evaluates rows: an attribute then.
+    backend : str
+        Whose engine evaluates rows.
 
     Attributes
     ----------
+    engine : Engine
     terms : Terms
         With a rest, they are all there is to be had.
     leaves_out_conditions : bool
         Whether log p is -inf under conditions that rows know nothing of.
+    conditions : list of pytensor variables or None
+        Those, of the predictors; None where some part of log p is -inf, but not all.
     n_rows_in_all : int
         Rows among which the error of quadrature is to be shared, where this is a part of a log density; 0 where it is
         not.
@@ -87,15 +90,15 @@ class Expectations:
     """
 
     def __init__(
-        self, logp: Variable, theta: Variable, simplify: Simplify, compile_: Compile, engine: str = "numpy"
+        self, logp: Variable, theta: Variable, simplify: Simplify, compile_: Compile, backend: str = "quick"
     ) -> None:
         self.n_rows_in_all = 0
-        self.engine, self._of_weights = ENGINES[engine](compile_), CompiledOnce(quickly)
+        self.engine, self._of_weights = engine_for(backend, compile_), CompiledOnce(quickly)
         self._predictors = Predictors(logp, theta, compile_)
         self._other: AffineMap | None = None
         with without_c():
             [inner] = graph.inline_inner_graphs(simplify([self._predictors.density()]))
-        checked = without_checks(inner)
+        checked, self.conditions = without_checks(inner), conditions_of(inner)
         self.leaves_out_conditions = checked is not inner
         self._inner = as_sum(checked, self._predictors.vector)
         self._facts = Facts(self._inner, self._predictors.vector, conditions=True)
@@ -338,14 +341,13 @@ class Expectations:
             tolerance = max(_TOLERANCE, _PER_DIM * linear.n_dim) / max(self.n_rows, self.n_rows_in_all, 1)
             for kind in kinds:
                 kind.choose(max(tolerance, _LEAST))
-        of_rows = [kind.derivatives() for kind in kinds]
-        grad, matrix = self._scatter(*zip(*of_rows, strict=True))
+        grad, matrix = self._scatter(*zip(*[kind.derivatives() for kind in kinds], strict=True))
         slope = linear.transposed_times((self.terms.slope + grad)[None])[0]
         return Expectation(
             fixed + sum(kind.value for kind in kinds),
             sum(kind.error for kind in kinds),
             slope,
-            PredictorMeanHessian(linear, matrix, entries, roots, of_rows),
+            PredictorMeanHessian(linear, matrix, entries, roots),
             RowRules(np.concatenate([kind.codes for kind in kinds]), np.concatenate([kind.sd for kind in kinds])),
             _bends(kinds) if all(rows.n_bends for rows in self._rows) else None,
         )

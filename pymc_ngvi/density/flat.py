@@ -13,17 +13,20 @@ from pymc.pytensorf import compile as pymc_compile
 from pytensor.compile import Function
 from pytensor.graph.basic import Variable
 
+from pymc_ngvi.core.values import Array
 from pymc_ngvi.density.jets.arrays import CannotFollow
 from pymc_ngvi.density.jets.evaluation import MOST_DIMENSIONS, ForwardMode, Jets
 from pymc_ngvi.density.made import Made, Once
 from pymc_ngvi.density.minibatch import Minibatches
 from pymc_ngvi.graphs import graph, incomplete, large, loops, odes
 from pymc_ngvi.graphs.backends import compile_flags, compile_options, without_c
-from pymc_ngvi.graphs.cost import Cost, estimate, estimate_of_jets
-from pymc_ngvi.graphs.jaxed import InFloat64, in_float64
+from pymc_ngvi.graphs.jaxed import InFloat64, filled_up, in_float64
 from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.graphs.matrices import hold_by_rows, hold_matrices
+from pymc_ngvi.ops.cost import Cost, estimate, estimate_of_jets
 
+#: How many times as many points there are in the next shape that JAX compiles a function for.
+_PER_SHAPE = 4
 #: Symbolic outputs of a graph.
 Outputs = list[Variable]
 
@@ -46,11 +49,6 @@ class FlatGraphs:
     minibatches : Minibatches
         The rows in use.
     is_large : bool
-
-    Raises
-    ------
-    MissingDerivativeError
-        If an operation of the model has no gradient.
     """
 
     def __init__(self, model: pm.Model, layout: Layout, logp: Variable, *, may_be_large: bool) -> None:
@@ -62,8 +60,8 @@ class FlatGraphs:
             [logp] = self.on_flat_vector([logp])
             self.is_large = may_be_large and large.is_large(logp)
             [self.logp] = self.simplify([logp])
-        if self.forward is None:
-            self._raw_grad  # noqa: B018 (made once)
+            if loops.has_loops([self.logp]):
+                [self.logp] = loops.with_short_steps([self.logp], self.simplify)
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: rules are made again."""
@@ -81,7 +79,8 @@ class FlatGraphs:
             return None
 
     @functools.cached_property
-    def _raw_grad(self) -> Variable:
+    def raw_grad(self) -> Variable:
+        """The gradient as it is made; MissingDerivativeError if an operation of the model has none."""
         with without_c():
             return graph.gradient(self.logp, self.theta)
 
@@ -89,7 +88,7 @@ class FlatGraphs:
     def logp_grad(self) -> Outputs:
         """Log p and its gradient, simplified together."""
         with without_c():
-            return self.simplify([self.logp, self._raw_grad])
+            return self.simplify([self.logp, self.raw_grad])
 
     @property
     def grad(self) -> Variable:
@@ -189,11 +188,6 @@ class Functions:
         """Whether the backend has been asked for."""
         return self._backend != "auto"
 
-    @property
-    def fixed_size(self) -> bool:
-        """Whether a new shape of the inputs would be compiled anew."""
-        return self._backend == "jax"  # never chosen here
-
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
         """Count the time of what is built inside."""
@@ -220,17 +214,24 @@ class Functions:
 
     def compile_for_rows(self, inputs: list[Variable], outputs: Variable | Outputs) -> Function:
         """Compile a function of rows, which is called with other numbers of them, and of points, each time."""
-        return self._compiled(inputs, outputs, "quick" if self._is_auto or self.fixed_size else self.backend)
+        return self._compiled(inputs, outputs, "quick" if self._is_auto or self._backend == "jax" else self.backend)
 
     @property
-    def engine_of_rows(self) -> str:
-        """What evaluates rows: PyTensor where the user chose how it compiles."""
-        return "numpy" if self._is_auto or self.fixed_size or self._backend == "quick" else "pytensor"
+    def backend_of_rows(self) -> str:
+        """The backend whose engine evaluates rows; none is chosen for it."""
+        return "quick" if self._is_auto else self._backend
+
+    def filled_up(self, rows: Array) -> Array:
+        """Return what to give a function in the place of rows: for JAX, the last is repeated, for few numbers of them.
+
+        So are then those of the results.
+        """
+        return filled_up(rows, _PER_SHAPE, 1) if self._backend == "jax" else rows
 
     def _compiled(self, inputs: list[Variable], outputs: Variable | Outputs, backend: str) -> Function:
         # PyMC's own compile advances random generators in the graph; the model's context carries `check_bounds`.
-        on_jax = backend == "jax"
-        with self._model, compile_flags(backend), in_float64() if on_jax else contextlib.nullcontext():
+        is_jax = backend == "jax"
+        with self._model, compile_flags(backend), in_float64() if is_jax else contextlib.nullcontext():
             function: Function = pymc_compile(
                 inputs,
                 outputs,
@@ -238,7 +239,7 @@ class Functions:
                 trust_input=True,
                 **compile_options(backend, self.compile_kwargs, is_large=self._is_large),
             )
-        return cast(Function, InFloat64(function)) if on_jax else function
+        return cast(Function, InFloat64(function)) if is_jax else function
 
 
 def jets_of(graphs: FlatGraphs, functions: Functions) -> Jets | None:

@@ -45,18 +45,18 @@ class Hessians:
         self._graphs, self._functions, self._observed = graphs, functions, observed
         self._by_rows, self._evaluations, self._start = by_rows, evaluations, start
 
-    def again(self, by_rows: ByRows, start: Array) -> "Hessians":
+    def again(self, by_rows: ByRows, evaluations: Evaluations, start: Array) -> "Hessians":
         """Return what a new object would be for the data as they are now, without the work that is done already."""
-        other = Hessians(self._graphs, self._functions, self._observed, by_rows, self._evaluations, start)
+        other = Hessians(self._graphs, self._functions, self._observed, by_rows, evaluations, start)
         if "second" in self.__dict__:
-            other.second = self.second.again(start, self._evaluations.grad_in_one_call, by_rows)
+            other.second = self.second.again(start, evaluations, by_rows)
         return other
 
     @functools.cached_property
     def second(self) -> SecondOrder:
         """Those from the graph."""
-        graphs, gradient = self._graphs, self._evaluations.grad_in_one_call
-        return SecondOrder(graphs, self._functions, self._observed, self._start, graphs.cost, gradient, self._by_rows)
+        graphs, evaluations = self._graphs, self._evaluations
+        return SecondOrder(graphs, self._functions, self._observed, self._start, evaluations, self._by_rows)
 
     @property
     def exist(self) -> bool:

@@ -28,9 +28,10 @@ from pymc_ngvi.density.row_kinds import ModelRows, described_rows
 from pymc_ngvi.density.row_methods import ByRowsMethods
 from pymc_ngvi.density.rows import Rows
 from pymc_ngvi.density.second_order import SecondOrder
-from pymc_ngvi.graphs import cost, graph
+from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.layout import Layout
+from pymc_ngvi.ops import cost
 
 
 class LogDensity(ByRowsMethods):
@@ -112,9 +113,10 @@ class LogDensity(ByRowsMethods):
             model, "given mode" if given else backend, compile_kwargs, is_large=self.graphs.is_large,
             choose=self._choose,
         )  # fmt: skip
-        self._evaluations = Evaluations(self.graphs, self.functions)
         start = self.info.start
         self.by_rows = ByRows(self.graphs, self.functions, start)
+        self._evaluations = Evaluations(self.graphs, self.functions, self.by_rows)
+        self._evaluations.see_to_gradient()
         self._hessians = Hessians(self.graphs, self.functions, observed, self.by_rows, self._evaluations, start)
         self.functions.seconds = time.perf_counter() - began
 
@@ -165,7 +167,8 @@ class LogDensity(ByRowsMethods):
         other.n_gradients = other.n_hessians = 0
         other._seconds_before = self.functions.seconds
         other.by_rows = ByRows(self.graphs, self.functions, other.info.start)
-        other._hessians = self._hessians.again(other.by_rows, other.info.start)
+        other._evaluations = Evaluations(self.graphs, self.functions, other.by_rows)
+        other._hessians = self._hessians.again(other.by_rows, other._evaluations, other.info.start)
         if self.functions.is_chosen and other._choose() != self.backend:
             raise CannotReuse("with these data, another backend is faster")
         return other
@@ -188,7 +191,7 @@ class LogDensity(ByRowsMethods):
     @property
     def gradient_seconds(self) -> float:
         """Estimated time of log p and its gradient at one point, from the graph and the sizes of the data alone."""
-        return self.second.gradient_seconds
+        return self._evaluations.gradient_seconds
 
     @property
     def is_small(self) -> bool:

@@ -13,10 +13,10 @@ from pytensor.compile.sharedvalue import SharedVariable
 
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.refusal import Refused
-from pymc_ngvi.core.target import RowsOnDevice
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.jets.evaluation import Jets
+from pymc_ngvi.density.pointwise import Pointwise
 from pymc_ngvi.density.row_space import SeenFromRows
 from pymc_ngvi.reading.terms import Terms
 
@@ -123,7 +123,7 @@ class RowsFound:
     with_sums: OfTerms[SummedPattern | None] = field(default_factory=OfTerms)
     are_smooth: OfTerms[bool] = field(default_factory=OfTerms)
     from_rows: OfTerms[SeenFromRows | None] = field(default_factory=OfTerms)
-    on_jax: OfTerms[RowsOnDevice | str] = field(default_factory=OfTerms)
+    pointwise: OfTerms[Pointwise | None] = field(default_factory=OfTerms)
 
 
 def _by_key() -> collections.defaultdict[Any, Once[Any]]:

@@ -22,17 +22,17 @@ from pymc_ngvi.core.values import Array
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
-from pymc_ngvi.reading.affine import affine_functions, varying_inputs
+from pymc_ngvi.ops.facts import Facts
+from pymc_ngvi.ops.lifting import Apart, CannotLift
+from pymc_ngvi.reading.affine import affine_functions, is_moved, varying_inputs
 from pymc_ngvi.reading.basis import Basis
 from pymc_ngvi.reading.compiled import CompiledOnce, quickly
-from pymc_ngvi.reading.dependence import moved_inputs
-from pymc_ngvi.reading.dependence_values import Facts
 from pymc_ngvi.reading.distribute import without_checks
 from pymc_ngvi.reading.found import Predictors
-from pymc_ngvi.reading.lift import Apart, CannotLift, Lift
+from pymc_ngvi.reading.lift import Lift
 from pymc_ngvi.reading.row_graphs import shared_first
 from pymc_ngvi.reading.terms import Rows, lifted
-from pymc_ngvi.rows.engines.on_numpy import NumPyEngine
+from pymc_ngvi.rows.engines import engine_for
 from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.linear_map import AffineMap
 
@@ -217,7 +217,7 @@ def _linear_parts(var: Variable, affine: set[Variable], facts: Facts) -> list[Va
     if (var in affine and not isinstance(scalar_op, ps.Neg)) or (adds and any(i in affine for i in inputs)):
         return [var]
     below = [(i, _linear_parts(i, affine, facts)) for i in inputs]
-    copies = adds or isinstance(scalar_op, ps.Identity | ps.Cast) or moved_inputs(node, facts) is not None
+    copies = adds or isinstance(scalar_op, ps.Identity | ps.Cast) or is_moved(node, facts)
     if len(below) == 1 and copies and below[0][1] == [below[0][0]]:
         return [var]
     if len(below) > 1 and isinstance(scalar_op, ps.Mul | ps.TrueDiv) and any(found == [i] for i, found in below):
@@ -256,7 +256,9 @@ def _kind(
     written = [basis.of(candidate, lift.data) for candidate in candidates]
     others = set(basis.slots) - needed
     usable = [(c, _of(c, data)) for c, data in written if others.isdisjoint(ancestors([c]))]
-    return ObservedKind(index, NumPyEngine(quickly).row_function(rows), _linear_predictor(rows, usable, compile_))
+    return ObservedKind(
+        index, engine_for("quick", quickly).row_function(rows), _linear_predictor(rows, usable, compile_)
+    )
 
 
 def _of(value: Variable, data: dict[Variable, Array]) -> dict[Variable, Array]:

@@ -19,8 +19,9 @@ from pymc_ngvi.core.sparsity.dependence_sets import TooDenseError
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.sparse_hessian import colour
-from pymc_ngvi.graphs import cost, graph
+from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.ops import cost
 from pymc_ngvi.reading.found import Compile
 from pymc_ngvi.reading.interaction import PatternSearch
 from pymc_ngvi.rows.linear_map import AffineMap

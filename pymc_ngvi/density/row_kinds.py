@@ -23,10 +23,10 @@ from pymc_ngvi.density.by_rows import TOO_DENSE, TOO_LARGE, ByRows
 from pymc_ngvi.density.flat import FlatGraphs, Functions
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.reading.affine import predictors
 from pymc_ngvi.reading.compiled import CompiledOnce, quickly
 from pymc_ngvi.reading.dependence import Dependences
-from pymc_ngvi.reading.dependence_values import Facts
 from pymc_ngvi.reading.distribute import as_sum, without_checks
 from pymc_ngvi.reading.found import written_apart
 from pymc_ngvi.reading.terms import Rows, Terms, terms_of

@@ -63,9 +63,6 @@ class ByRowsMethods(Patterns):
         if rules is None:
             self.by_rows.check(q.location)
         self.count_expectation()
-        on_jax = self.by_rows.on_jax
-        if on_jax is not None and on_jax.takes(q):
-            return on_jax.under(q, self, rules, adapt=adapt, least=least)
         return rows.under(q, self, rules, adapt=adapt, least=least)
 
     def rules_of_level(self, level: int) -> RowRules:

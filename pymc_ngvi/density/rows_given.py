@@ -71,7 +71,7 @@ class RowsGiven:
             [logp] = graphs.simplify([logp])
             simplify = functools.partial(graph.simplify, check_bounds=False)
             try:
-                self.rows = Expectations(logp, theta, simplify, functions.compile_for_rows, functions.engine_of_rows)
+                self.rows = Expectations(logp, theta, simplify, functions.compile_for_rows, functions.backend_of_rows)
             except ValueError as error:
                 raise NotRows(Reason.NO_PREDICTORS, str(error)) from None
             except TooDenseError:

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import logging
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from pymc_ngvi.core.refusal import PatternWidened
 from pymc_ngvi.core.sparsity.coloured import CACHED_ELEMENTS, ColouredHessian, batch, slices
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.by_rows import ByRows
+from pymc_ngvi.density.evaluations import Evaluations
 from pymc_ngvi.density.flat import FlatGraphs, Functions, jets_of
 from pymc_ngvi.density.gauss_newton.matrix import GaussNewton
 from pymc_ngvi.density.gauss_newton.parts import Parts
@@ -24,7 +25,7 @@ from pymc_ngvi.density.jets.evaluation import Jets
 from pymc_ngvi.density.predictor_hessian import PredictorHessian, predictor_hessian
 from pymc_ngvi.density.rows import Rows
 from pymc_ngvi.density.sparse_hessian import SparseHessian
-from pymc_ngvi.graphs import cost, graph
+from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.loops import draws_in_call
 from pymc_ngvi.rows.linear_map import AffineMap
@@ -51,10 +52,8 @@ class SecondOrder:
         For Gauss-Newton matrices.
     start : ndarray, shape (n_dim,)
         A point where log p is finite.
-    estimated : Cost
-        Of log p and its gradient.
-    gradient : callable
-        From points, (n, n_dim), to gradients there, which nobody counts.
+    evaluations : Evaluations
+        Gives gradients that nobody counts.
     by_rows : ByRows
         Takes log p apart.
 
@@ -70,15 +69,14 @@ class SecondOrder:
         functions: Functions,
         rows: Rows,
         start: Array,
-        estimated: cost.Cost,
-        gradient: Callable[[Array], Array],
+        evaluations: Evaluations,
         by_rows: ByRows,
     ) -> None:
-        self._by_rows = by_rows
-        self.gauss_newton = GaussNewton(Parts(graphs, functions, rows, start, estimated.widest))
+        self._by_rows, self._evaluations = by_rows, evaluations
+        self._cost, self._widest = graphs.cost, graphs.cost.widest
+        self.gauss_newton = GaussNewton(Parts(graphs, functions, rows, start, self._widest))
         self._graphs, self._functions = graphs, functions
-        self._cost, self._gradient = estimated, gradient
-        self.n_dim, self._widest, self._n_by_predictors = len(start), estimated.widest, 0
+        self.n_dim, self._n_by_predictors = len(start), 0
         self._no_hessian: graph.MissingDerivativeError | None = None
         self.sparse = SparseHessian(
             graphs.logp,
@@ -87,29 +85,20 @@ class SecondOrder:
             graphs.minibatches.rows,
             self.products_of_draws,
             self.error,
-            estimated.widest,
-            functions.fixed_size,
+            self._widest,
         )
 
-    def again(self, start: Array, gradient: Callable[[Array], Array], by_rows: ByRows) -> "SecondOrder":
+    def again(self, start: Array, evaluations: Evaluations, by_rows: ByRows) -> "SecondOrder":
         """Return what a new object would be for the data as they are now, without the work that is done already."""
         other = SecondOrder.__new__(SecondOrder)
         other.__dict__.update(self.__dict__)
-        other._gradient, other._by_rows, other._n_by_predictors = gradient, by_rows, 0
+        other._evaluations, other._by_rows, other._n_by_predictors = evaluations, by_rows, 0
         other.sparse = self.sparse.again(start, other.products_of_draws, other.error)
         return other
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: compiled functions are made again when they are needed."""
         return {name: value for name, value in self.__dict__.items() if name != "_predictors"}
-
-    @functools.cached_property
-    def gradient_seconds(self) -> float:
-        """Estimated time of log p and its gradient at one point, from the graph and the sizes of the data alone."""
-        if self._graphs.forward is not None:
-            return self._cost.quick_seconds
-        compiled = self._functions.backend not in ("quick", "c")
-        return cost.evaluation_seconds(self._graphs.logp_grad, self._cost, compiled)
 
     @property
     def _jets(self) -> Jets | None:
@@ -164,8 +153,8 @@ class SecondOrder:
     def _predictors(self) -> PredictorHessian | None:
         """Makes Hessians from fewer products than the pattern does; None where that is not worth its while."""
         graphs, functions = self._graphs, self._functions
-        seconds = _PRODUCT * self.n_products * self.gradient_seconds
-        in_vain = functions.fixed_size or graphs.is_large or self._jets is not None
+        seconds = _PRODUCT * self.n_products * self._evaluations.gradient_seconds
+        in_vain = graphs.is_large or self._jets is not None
         if in_vain or seconds < (_WORTH_ANEW if graphs.minibatches else _WORTH) or self.error():
             return None
         with functions.timed():
@@ -182,7 +171,7 @@ class SecondOrder:
         self._n_by_predictors += 1
         if self._n_by_predictors & (self._n_by_predictors - 1) == 0:
             rng = np.random.default_rng([self._n_by_predictors])
-            if not self._predictors.agrees(theta[rng.integers(len(theta))], self._gradient, rng):
+            if not self._predictors.agrees(theta[rng.integers(len(theta))], self._evaluations.grad_in_one_call, rng):
                 logger.info("The Hessian by linear predictors is not that of log p: it is found from all coordinates.")
                 self._predictors = None
                 return None
@@ -270,8 +259,9 @@ class SecondOrder:
             return products
         function = self._functions.once(self._functions.made.products, self._compile_products)
         with np.errstate(all="ignore"):  # far from the mode, densities overflow: the caller sees what is not finite
-            products = np.asarray(function(np.ascontiguousarray(point), np.ascontiguousarray(directions)))
-        return products
+            along = self._functions.filled_up(np.ascontiguousarray(directions))
+            products = np.asarray(function(np.ascontiguousarray(point), along))
+        return products[: len(directions)]
 
     @property
     def _takes_draws(self) -> bool:
@@ -282,7 +272,7 @@ class SecondOrder:
         """
         if self.sparse.needs_products or self._jets is not None:
             return True
-        return not self._functions.fixed_size and self._batch(self.n_dim)[0] >= _LEAST_BATCH
+        return self._batch(self.n_dim)[0] >= _LEAST_BATCH
 
     def products_of_draws(self, theta: Array, directions: Array) -> Array:
         """Multiply the Hessians at draws with directions in one call, (n_draws, n_directions, n_dim)."""
@@ -292,7 +282,8 @@ class SecondOrder:
                 return np.asarray(np.matmul(directions, jets.hessians(theta)))
         function = self._functions.once(self._functions.made.coloured, self._compile_over_draws)
         with np.errstate(all="ignore"):
-            return np.asarray(function(np.ascontiguousarray(theta), np.ascontiguousarray(directions)))
+            filled_up = [self._functions.filled_up(np.ascontiguousarray(x)) for x in (theta, directions)]
+            return np.asarray(function(*filled_up))[: len(theta), : len(directions)]
 
     # --- compilation ---
 

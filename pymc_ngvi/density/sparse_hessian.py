@@ -42,7 +42,6 @@ class SparseHessian:
     error : callable
         Returns what keeps the Hessian from being evaluated, if anything does.
     widest : int
-    fixed_size : bool
 
     Attributes
     ----------
@@ -59,11 +58,10 @@ class SparseHessian:
         products: Products,
         error: Callable[[], Exception | None],
         widest: int,
-        fixed_size: bool,
     ) -> None:
         self._logp, self._theta, self._start, self._varying = logp, theta, start, varying
         self._products, self._error = products, error
-        self._widest, self._fixed_size = widest, fixed_size
+        self._widest = widest
         self._data: list[tuple[SharedVariable, object]] | None = None  # that the pattern was found with
         self._search: PatternSearch | None = None
         self._structure: HessianPattern | None = None
@@ -177,7 +175,7 @@ class SparseHessian:
         colouring = self._colour(pattern)
         if pattern is None or colouring is None or self._error() is not None:
             return None
-        return ColouredHessian(pattern, colouring, self._products, self._widest, fixed_size=self._fixed_size)
+        return ColouredHessian(pattern, colouring, self._products, self._widest)
 
     def _colour(self, pattern: Pattern | None) -> Colouring | None:
         """Colour a pattern, if that was not done last time."""

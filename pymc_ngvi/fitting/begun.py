@@ -1,6 +1,5 @@
 """Where a fit begins: from the best of some states, and again where the structure of the Hessian was too narrow."""
 
-import functools
 import logging
 
 from collections.abc import Callable, Mapping
@@ -17,7 +16,6 @@ from pymc_ngvi.core.types import Array, Rule, Target, VariationalState
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.fitting import loop, starting
 from pymc_ngvi.fitting.earlier import Earlier
-from pymc_ngvi.fitting.on_jax import rows_on_jax
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.problem import Problem, problem_by_draws, problem_of
 from pymc_ngvi.fitting.registry import AXES, RULES
@@ -176,11 +174,6 @@ def make_rule(target: Target, options: FitOptions, seed: int) -> Rule:
     """Return the step rule that the options name."""
     choice = options.choice
     rule: Callable[..., Rule] = Incremental if isinstance(target, StreamTarget) else RULES[choice.step]
-    on_jax = functools.partial(rows_on_jax, target, options)
-    if choice.step == "linesearch" and on_jax() is not None:
-        from pymc_ngvi.steps.jitted.rule import JittedLineSearch
-
-        rule = functools.partial(JittedLineSearch, rows=on_jax)
     return rule(
         target,
         AXES["update"][choice.update],

@@ -10,7 +10,6 @@ from pymc_ngvi.density import LogDensity, MissingDerivativeError
 from pymc_ngvi.families import DENSE, FAMILIES, STRUCTURED, traits_of
 from pymc_ngvi.families.sparse import goes_with_fill, goes_with_sums
 from pymc_ngvi.fitting.auto import FamilyChoice, choose_family
-from pymc_ngvi.fitting.on_jax import why_not_jitted
 from pymc_ngvi.fitting.options import AUTO, OF_RULE, OPTIONS, FitOptions
 from pymc_ngvi.fitting.registry import AXES, ON_FIXED_DRAWS, only_family, stochastic_step
 from pymc_ngvi.reparam.row_space import in_words
@@ -65,11 +64,6 @@ def options_for(given: Given, density: LogDensity | None = None) -> FitOptions:
     options = FitOptions(**filled)
     if density is None:
         return options
-    in_parts = density.is_sharded or density.is_streamed  # whose rows are NumPy's
-    may_jit = density.functions.fixed_size and not in_parts and density.rows is not None
-    if may_jit and (why := why_not_jitted(options)):
-        density.by_rows.leave_to_pytensor(why)
-        options = FitOptions(**{**filled, "estimator": given["estimator"]})
     if density.has_minibatch and options.choice.step in ON_FIXED_DRAWS:
         raise ValueError(
             f"{options.rule} compares ELBOs on the same data, and the model reads pm.Minibatch data, "

@@ -1,14 +1,12 @@
 """The loop: knows a step rule by its verbs, and nothing of families or models."""
 
-import functools
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pymc_ngvi.core.history import History
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stored import stored
-from pymc_ngvi.core.types import Array, Leaps, Rule, RuleState, VariationalState
+from pymc_ngvi.core.types import Array, Rule, RuleState, VariationalState
 
 
 @stored("loop.state")
@@ -57,7 +55,7 @@ def start(rule: Rule, q: VariationalState) -> LoopState:
     return LoopState(rule.init(q), Status.NOT_STARTED, History())
 
 
-def run(rule: Rule, state: LoopState, n: int, observe: Observer, *, one_by_one: bool = True) -> LoopState:
+def run(rule: Rule, state: LoopState, n: int, observe: Observer) -> LoopState:
     """Run up to ``n`` more iterations.
 
     Parameters
@@ -69,8 +67,6 @@ def run(rule: Rule, state: LoopState, n: int, observe: Observer, *, one_by_one: 
     observe : callable
         Called after each iteration. StopIteration from it ends the fit (status STOPPED, or OUT_OF_SECONDS); so does
         KeyboardInterrupt, from it or during a step (INTERRUPTED), with the last completed iteration kept.
-    one_by_one : bool, default True
-        Whether it is to be called after each, where the rule may take several at once.
 
     Returns
     -------
@@ -82,9 +78,8 @@ def run(rule: Rule, state: LoopState, n: int, observe: Observer, *, one_by_one: 
     last = state.n_iterations + n
     try:
         while status is None and state.n_iterations < last:
-            new, found = _advanced(rule, state.rule, 1 if one_by_one else last - state.n_iterations)
-            history = functools.reduce(lambda known, f: known.appended(-f[0], f[1]), found, state.history)
-            state = LoopState(new, Status.RUNNING, history)
+            new = rule.step(state.rule)
+            state = LoopState(new, Status.RUNNING, state.history.appended(-new.elbo, new.gap))
             status = rule.terminate(new)
             observe(state)
     except KeyboardInterrupt:
@@ -93,14 +88,6 @@ def run(rule: Rule, state: LoopState, n: int, observe: Observer, *, one_by_one: 
         # A fit that had converged in this very iteration is no less converged for being stopped.
         status = status or (Status.OUT_OF_SECONDS if isinstance(stop, OutOfSeconds) else Status.STOPPED)
     return replace(state, status=status or Status.MAX_ITERATIONS)
-
-
-def _advanced(rule: Rule, state: RuleState, most: int) -> tuple[RuleState, list[tuple[float, float]]]:
-    """Return the state after one iteration, or several where the rule takes these at once; ELBO and gap after each."""
-    if isinstance(rule, Leaps):
-        return rule.leap(state, most)
-    new = rule.step(state)
-    return new, [(new.elbo, new.gap)]
 
 
 def reopen(rule: Rule, state: LoopState) -> LoopState:

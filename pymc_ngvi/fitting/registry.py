@@ -153,6 +153,9 @@ class Choice:
         return {axis: name for axis, name in vars(self).items() if name in AXES[axis]}
 
 
+_CHOICES = [Choice(*row) for row in ALLOWED]
+
+
 def choose(**chosen: str | None) -> Choice:
     """Fill in the axes that the user left open.
 
@@ -201,8 +204,7 @@ def only_family(**chosen: str | None) -> str | None:
 
 def _agreeing(chosen: Mapping[str, str | None]) -> list[Choice]:
     """Return the rows of `ALLOWED` that have all that was chosen, in their order."""
-    rows = (Choice(*row) for row in ALLOWED)
-    return [row for row in rows if all(name in (None, getattr(row, axis)) for axis, name in chosen.items())]
+    return [row for row in _CHOICES if all(name in (None, getattr(row, axis)) for axis, name in chosen.items())]
 
 
 def _implied(step: str | None) -> str:

@@ -248,7 +248,7 @@ class FitSession:
 
     def _looped(self, last: int, observe: loop.Observer) -> loop.LoopState:
         """Return where the loop ends, at some iteration at the latest; callbacks are told of each."""
-        return self._watched.run(self._rule, self._state, last, observe, one_by_one=self._observer is not None)
+        return self._watched.run(self._rule, self._state, last, observe)
 
     @functools.cached_property
     def _watched(self) -> Watched:

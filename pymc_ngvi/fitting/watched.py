@@ -25,13 +25,11 @@ class Watched:
         """The variables in which the posterior is found to be improper."""
         return self._propriety.improper
 
-    def run(
-        self, rule: Rule, state: loop.LoopState, last: int, observe: loop.Observer, *, one_by_one: bool
-    ) -> loop.LoopState:
+    def run(self, rule: Rule, state: loop.LoopState, last: int, observe: loop.Observer) -> loop.LoopState:
         """Return where the loop ends, at iteration ``last`` at the latest; see `loop.run`."""
 
         def until(state: loop.LoopState, end: int) -> loop.LoopState:
-            return loop.run(rule, state, end - state.n_iterations, observe, one_by_one=one_by_one)
+            return loop.run(rule, state, end - state.n_iterations, observe)
 
         propriety = self._propriety
         if propriety.is_open and propriety.can_be_told and state.n_iterations < LOOK < last:

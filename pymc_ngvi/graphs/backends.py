@@ -27,6 +27,8 @@ from pymc_ngvi.graphs.scatter import add_by_group
 
 Backend = Literal["auto", "quick", "numba", "c", "jax"]
 BACKENDS: tuple[str, ...] = get_args(Backend)
+#: Those that PyTensor compiles for.
+_COMPILED = ("numba", "c", "jax", "given mode")
 
 #: Rewrites that only serve generated code, or that write into their inputs.
 _EXCLUDED = ("fusion", "inplace", "cxx_only", "BlasOpt", "scan_make_inplace", *rewrites.EXCLUDED)
@@ -63,7 +65,7 @@ def compile_options(
     Parameters
     ----------
     backend : {"quick", "numba", "c", "jax"}
-        Already decided: not "auto".
+        Already decided: not "auto". Others, which evaluate rows alone, are taken as "quick".
     compile_kwargs : dict or None
         The user's; a ``mode`` in it wins over "quick" (the caller refuses it beside another backend).
     is_large : bool, default False
@@ -76,7 +78,7 @@ def compile_options(
     """
     if compile_kwargs and "mode" in compile_kwargs:
         return dict(compile_kwargs)
-    if backend == "quick":
+    if backend not in _COMPILED:
         return {**(compile_kwargs or {}), "mode": quick_mode(is_large=is_large)}
     options: dict[str, Any] = resolve_backend_compile_kwargs(backend, compile_kwargs)
     return options
@@ -84,7 +86,7 @@ def compile_options(
 
 def compile_flags(backend: str) -> AbstractContextManager[None]:
     """Return the context in which functions are compiled for a backend."""
-    if backend == "quick":
+    if backend not in _COMPILED:
         return without_c()
     context: AbstractContextManager[None] = pytensor.config.change_flags(floatX="float64")
     return context

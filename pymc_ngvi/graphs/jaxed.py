@@ -1,21 +1,17 @@
-"""Graphs as functions of JAX, in float64, whatever the user's JAX is set to."""
+"""Functions of JAX in float64, whatever the user's JAX is set to."""
 
 import functools
 import importlib.util
+import itertools
 import sys
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
-from pytensor.compile.mode import get_mode
-from pytensor.graph.basic import Variable
-from pytensor.graph.fg import FunctionGraph
-
 from pymc_ngvi.core.values import AnyArray
-from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.incomplete import ByParameters
 
 #: Said where JAX is asked for and not there.
@@ -67,29 +63,18 @@ class InFloat64:
         return getattr(self.__dict__["_function"], name)
 
 
-def jaxed(inputs: Sequence[Variable], outputs: Sequence[Variable]) -> Callable[..., Any]:
-    """Return a graph as a function that JAX can trace; to be called, and traced, inside `in_float64`.
+def filled_up(x: AnyArray, base: int, n_axes: int) -> AnyArray:
+    """Return an array whose first axes repeat their last element, up to powers of some number of elements.
 
-    Returns
-    -------
-    callable
-        From values of the inputs to a tuple of those of the outputs.
-
-    Raises
-    ------
-    NotImplementedError
-        Where an operation has no version in JAX.
+    JAX compiles anew for each shape.
     """
-    funcify = _dispatch()
-    with without_c(), in_float64():
-        fgraph = FunctionGraph(list(inputs), list(outputs), clone=True)
-        get_mode("JAX").optimizer.rewrite(fgraph)
-        function: Callable[..., Any] = funcify(fgraph)
-    return function
+    lengths = [next(k for p in itertools.count() if (k := base**p) >= n) for n in x.shape[:n_axes]]
+    more = [(0, k - n) for k, n in zip(lengths, x.shape, strict=False)] + [(0, 0)] * (x.ndim - n_axes)
+    return np.pad(x, more, mode="edge") if lengths != [*x.shape[:n_axes]] else x
 
 
 @functools.cache
-def _dispatch() -> Callable[..., Any]:
+def _dispatch() -> None:
     """Import what PyTensor knows of JAX.
 
     At its first import, PyTensor sets all of JAX to float64. A setting that was there before, in a process that uses
@@ -102,8 +87,6 @@ def _dispatch() -> Callable[..., Any]:
     if known is not None and known.config.jax_enable_x64 != before:
         known.config.update("jax_enable_x64", before)
     jax_funcify.register(ByParameters, _on_host)
-    funcify: Callable[..., Any] = jax_funcify
-    return funcify
 
 
 def _on_host(op: ByParameters, **kwargs: Any) -> Callable[..., Any]:

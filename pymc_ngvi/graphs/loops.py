@@ -4,16 +4,17 @@ PyTensor runs a loop again for each entry of a batch. Here the batch becomes an 
 and its step is vectorised.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pytensor.tensor as pt
 
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.replace import vectorize_graph
+from pytensor.graph.replace import graph_replace, vectorize_graph
 from pytensor.graph.rewriting.basic import dfs_rewriter, node_rewriter
-from pytensor.graph.traversal import ancestors
-from pytensor.scan.op import Scan
+from pytensor.graph.traversal import ancestors, toposort
+from pytensor.scan.op import Scan, ScanInfo
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.subtensor import IncSubtensor, inc_subtensor, indices_from_subtensor
 
@@ -31,6 +32,71 @@ def has_loops(outputs: list[Variable]) -> bool:
 def draws_in_call(n_elements: int) -> int:
     """Return how many draws one call should take, from the elements of the largest temporary of one."""
     return min(max(_MOST_ELEMENTS // max(n_elements, 1), 1), _MOST_DRAWS)
+
+
+def with_short_steps(outputs: list[Variable], simplify: Callable[[list[Variable]], list[Variable]]) -> list[Variable]:
+    """Return outputs with the steps of loops simplified, and without what does not depend on the states of a loop.
+
+    That is evaluated for all steps at once. PyTensor rewrites a step when its loop is compiled: too late for
+    derivatives, and for draws outside of the support, which raise an error there.
+    """
+    fgraph = copy_of(outputs)
+    for node in [node for node in fgraph.toposort() if isinstance(node.op, Scan)]:
+        inner = node.op.fgraph
+        entries = [i.type() for i in inner.inputs]
+        step = simplify(list(inner.bind(dict(zip(inner.inputs, entries, strict=True)))))
+        new = _hoisted(node, entries, with_short_steps(step, simplify))
+        fgraph.replace_all(list(zip(node.outputs, new, strict=True)), import_missing=True)
+    return simplify(list(fgraph.outputs))
+
+
+def _hoisted(node: Apply, entries: list[Variable], step: list[Variable]) -> list[Variable]:
+    """Return the outputs of a loop that reads what its step makes of sequences, and of what stays the same."""
+    op, n_steps, n_seqs = node.op, node.inputs[0], node.op.info.n_seqs
+    first_fixed = len(entries) - op.info.n_non_seqs
+    outer_fixed = node.inputs[len(node.inputs) - op.info.n_non_seqs :]
+    found = _before_states(entries[n_seqs:first_fixed], entries, step)
+    if not found:
+        return list(_loop(op, op.info, entries, step)(*node.inputs, return_list=True))
+    replaced = dict(zip(entries[first_fixed:], outer_fixed, strict=True))
+    replaced |= {entry: seq[:n_steps] for entry, seq in zip(entries, node.inputs[1 : 1 + n_seqs], strict=False)}
+    new = [var.type() for var in found]
+    outer = [_of_shape(out, var) for out, var in zip(vectorised(found, replaced), found, strict=True)]
+    step = graph_replace(step, dict(zip(found, new, strict=True)), strict=False)
+    has_steps = [o.type.ndim > var.type.ndim for o, var in zip(outer, found, strict=True)]
+    seqs, fixed = ([k for k, varies in enumerate(has_steps) if varies is wanted] for wanted in (True, False))
+    info = replace(op.info, n_seqs=n_seqs + len(seqs), n_non_seqs=op.info.n_non_seqs + len(fixed))
+    entries = [
+        *entries[:n_seqs], *[new[k] for k in seqs], *entries[n_seqs:], *[new[k] for k in fixed],
+    ]  # fmt: skip
+    inputs = [
+        *node.inputs[: 1 + n_seqs], *[outer[k] for k in seqs], *node.inputs[1 + n_seqs :], *[outer[k] for k in fixed],
+    ]  # fmt: skip
+    return list(_loop(op, info, entries, step)(*inputs, return_list=True))
+
+
+def _of_shape(out: Variable, var: Variable) -> Variable:
+    """Return a variable, whatever axes it has in front, with what is known of the shape of another."""
+    shape = (*out.type.shape[: out.type.ndim - var.type.ndim], *var.type.shape)
+    return out if out.type.shape == shape else pt.specify_shape(out, shape)
+
+
+def _before_states(states: list[Variable], entries: list[Variable], step: list[Variable]) -> list[Variable]:
+    """Return what a step makes without its states, and reads together with them."""
+    later, read = set(states), dict.fromkeys(step)
+    for node in toposort(step, blockers=entries):
+        if not later.isdisjoint(node.inputs):
+            later.update(node.outputs)
+            read.update(dict.fromkeys(node.inputs))
+    return [var for var in read if var not in later and var.owner is not None and var not in entries]
+
+
+def _loop(op: Scan, info: ScanInfo, entries: list[Variable], step: list[Variable]) -> Scan:
+    """Return a loop with another step."""
+    return Scan(
+        entries, step, info, mode=op.mode, truncate_gradient=op.truncate_gradient,
+        name=op.name, profile=op.profile, allow_gc=op.allow_gc, strict=op.strict,
+    )  # fmt: skip
 
 
 def vectorised(outputs: list[Variable], replacements: Mapping[Variable, Variable]) -> list[Variable]:
@@ -118,10 +184,7 @@ class _BatchedLoop:
         outer, inner_of = self._inputs(), self._entries(entries)
         changed = {old: new for old, new in zip(entries, inner_of, strict=True) if new is not old}
         new_step = self._like_states(vectorised(step, changed), step, inner_of)
-        loop = Scan(
-            inner_of, new_step, self.op.info, mode=self.op.mode, truncate_gradient=self.op.truncate_gradient,
-            name=self.op.name, profile=self.op.profile, allow_gc=self.op.allow_gc, strict=self.op.strict,
-        )  # fmt: skip
+        loop = _loop(self.op, self.op.info, inner_of, new_step)
         return [self._output(k, out) for k, out in enumerate(loop(*outer, return_list=True))]
 
     def _is_shared(self, given: Variable) -> bool:

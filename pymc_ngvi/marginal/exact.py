@@ -2,14 +2,14 @@
 
 import logging
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from scipy import sparse
-from scipy.special import logsumexp
 
+from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.refusal import OtherForm, Reason, Refused
 from pymc_ngvi.core.target import MeanHessian
 from pymc_ngvi.core.types import Array, GaussianState
@@ -165,7 +165,7 @@ def exact_posterior(
     q: GaussianState,
     forest: Forest,
     seed: int,
-    most: float = np.inf,
+    most: Callable[[], float] = lambda: np.inf,
     others: Sequence[GaussianState] = (),
 ) -> ExactState:
     """Return the exact posterior.
@@ -177,8 +177,8 @@ def exact_posterior(
         The Gaussian fit.
     forest : Forest
     seed : int
-    most : float
-        Evaluations of log p that the pool may take where no cheap rule will do.
+    most : callable
+        Returns how many evaluations of log p the pool may take: asked where no cheap rule will do.
     others : sequence of GaussianState
         At other modes: globals are looked for there, too.
 

@@ -84,8 +84,8 @@ class Sampler:
     cov : ndarray, shape (p, p)
         Of the globals under the Gaussian fit.
     seed : int
-    most : float
-        Evaluations of log p that the pool may take where no cheap rule will do.
+    most : callable
+        Returns how many evaluations of log p the pool may take: asked where no cheap rule will do.
     wanted : float
         Effective size that the pool is to have.
     others : sequence of tuple
@@ -103,7 +103,7 @@ class Sampler:
         mean: Array,
         cov: Array,
         seed: int,
-        most: float = np.inf,
+        most: Callable[[], float] = lambda: np.inf,
         wanted: float = WANTED,
         others: Sequence[tuple[Array, Array]] = (),
     ) -> None:
@@ -175,7 +175,7 @@ class Sampler:
         if self._quadrature is None or self._quadrature.base is not None:
             return
         n = len(self._quadrature.rule.nodes)
-        if _DRAWS_PER_WANTED * self._wanted * n > self._most:
+        if _DRAWS_PER_WANTED * self._wanted * n > self._most():
             raise Hopeless(
                 Reason.TOO_LONG,
                 f"each draw of the global parameters takes {n} evaluations of log p, which would be many times as long "

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 
+from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.psis import smoothed
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.on_model import FittedDensity

@@ -5,8 +5,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from scipy.special import logsumexp
-
+from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 

@@ -11,8 +11,7 @@ References
 
 import numpy as np
 
-from scipy.special import logsumexp
-
+from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.sampling import LogMarginalFunction, Round, Weighted
 

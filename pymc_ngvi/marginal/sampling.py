@@ -17,8 +17,8 @@ import numpy as np
 
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
-from scipy.special import logsumexp
 
+from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.psis import khat_error, smoothed
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array

@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scipy.special import logsumexp
-
+from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 

@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scipy.special import logsumexp
-
+from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.types import Array, RowRules
 from pymc_ngvi.density.expectations import Seen
 from pymc_ngvi.density.rows_given import RowsGiven

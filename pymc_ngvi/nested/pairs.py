@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 
+from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.psis import smoothed
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 
+from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.proposals import Base, Proposal, first_proposal
 from pymc_ngvi.marginal.regression import Whitening, predictor

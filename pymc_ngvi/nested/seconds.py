@@ -27,6 +27,10 @@ _PER_DENSE, _PER_FLOP, _PER_ENTRY, _PER_STACK, _PER_SIZE = 4.5e-11, 7e-11, 3.5e-
 _PER_SUM = 1.8
 
 
+#: Seconds of any nested posterior, at least.
+LEAST = _FITS * _PER_FIT + min(_MOST_VALUES * _PER_FIT, _SECONDS_OF_VALUES)
+
+
 def seconds_of(given: RowsGiven) -> float:
     """Return about how long a nested posterior takes."""
     n_fits = _FITS + _FITS_OF_EACH * len(given.outside)

@@ -1,1 +1,1 @@
-"""What the graph of a model says: roles of its variables, linear predictors, rows, and which coordinates meet in them."""
+"""What the graph of a model says: roles of its variables, predictors, rows, and which coordinates meet in them."""

@@ -1,22 +1,15 @@
 """Which variables of a graph are affine functions of theta, and which of them all else is made of."""
 
-from collections.abc import Callable
-
 import pytensor.scalar as ps
 
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import toposort
-from pytensor.sparse.math import Dot as SparseDot
-from pytensor.sparse.math import StructuredDot
-from pytensor.tensor.elemwise import CAReduce, Elemwise
-from pytensor.tensor.extra_ops import CumOp
-from pytensor.tensor.linalg.solvers.core import SolveBase
-from pytensor.tensor.math import Dot
-from pytensor.tensor.subtensor import AdvancedIncSubtensor, IncSubtensor
+from pytensor.tensor.elemwise import Elemwise
 
-from pymc_ngvi.reading.dependence import constant_operand, core_op, increment_targets, moved_inputs
-from pymc_ngvi.reading.dependence_values import Facts
+from pymc_ngvi.ops.elements import Rearranged
+from pymc_ngvi.ops.facts import Facts
+from pymc_ngvi.ops.registry import elements
 
 
 def predictors(logp: Variable, theta: Variable, facts: Facts) -> list[Variable]:
@@ -34,7 +27,7 @@ def predictors(logp: Variable, theta: Variable, facts: Facts) -> list[Variable]:
     >>> import numpy as np
     >>> import pytensor.tensor as pt
     >>> from pymc_ngvi.reading.affine import predictors
-    >>> from pymc_ngvi.reading.dependence_values import Facts
+    >>> from pymc_ngvi.ops.facts import Facts
     >>> theta = pt.vector("theta", shape=(3,))
     >>> eta = pt.dot(np.ones((5, 2)), theta[:2])
     >>> logp = -pt.exp(eta + theta[2]).sum()
@@ -89,7 +82,7 @@ def _root(var: Variable, facts: Facts) -> Variable:
     """Return the affine function that a variable is a rescaled, shifted or rearranged copy of."""
     while var.owner is not None:
         varying = set(varying_inputs(var.owner, facts))
-        copies = isinstance(var.owner.op, Elemwise) or moved_inputs(var.owner, facts) is not None
+        copies = isinstance(var.owner.op, Elemwise) or is_moved(var.owner, facts)
         if not copies or len(varying) != 1:
             break
         [var] = varying
@@ -105,48 +98,14 @@ def _is_affine(node: Apply, facts: Facts, affine: set[Variable]) -> bool:
 
 def is_linear(node: Apply, facts: Facts) -> bool:
     """Tell whether the outputs of a node are affine functions of those of its inputs that are not known."""
-    if (moved := moved_inputs(node, facts)) is not None:
-        return all(i in moved for i in varying_inputs(node, facts))
-    op = core_op(node.op)
-    rules = [rule for kind, rule in _RULES.items() if isinstance(op, kind) and (op is node.op or kind in _BATCHED)]
-    return bool(rules) and rules[0](node, facts)
+    return elements(node, facts).is_linear(varying_inputs(node, facts))
+
+
+def is_moved(node: Apply, facts: Facts) -> bool:
+    """Tell whether a node does nothing but move elements."""
+    return isinstance(elements(node, facts), Rearranged)
 
 
 def varying_inputs(node: Apply, facts: Facts) -> list[Variable]:
     """Return the inputs of a node that are not known: those through which derivatives pass, and steps."""
     return [i for i in node.inputs if not facts.is_known(i)]
-
-
-def _elemwise(node: Apply, facts: Facts) -> bool:
-    scalar_op, varying = node.op.scalar_op, varying_inputs(node, facts)
-    if isinstance(scalar_op, ps.Add | ps.Sub | ps.Neg | ps.Identity | ps.Cast):
-        return True
-    if isinstance(scalar_op, ps.Mul):
-        return len(varying) == 1
-    if isinstance(scalar_op, ps.TrueDiv):
-        return facts.is_known(node.inputs[1])
-    return isinstance(scalar_op, ps.Switch) and facts.is_known(node.inputs[0])
-
-
-def _constant_matrix(node: Apply, facts: Facts) -> bool:
-    return constant_operand(node, facts) is not None
-
-
-def _known_matrix_solved(node: Apply, facts: Facts) -> bool:
-    constant = constant_operand(node, facts)
-    return constant is not None and constant[0] == 0
-
-
-_RULES: dict[type, Callable[[Apply, Facts], bool]] = {
-    Elemwise: _elemwise,
-    CAReduce: lambda node, facts: isinstance(node.op.scalar_op, ps.Add),
-    CumOp: lambda node, facts: node.op.mode == "add",
-    Dot: _constant_matrix,
-    SparseDot: _constant_matrix,
-    StructuredDot: _constant_matrix,
-    SolveBase: _known_matrix_solved,
-    IncSubtensor: lambda node, facts: increment_targets(node, facts) is not None,
-    AdvancedIncSubtensor: lambda node, facts: increment_targets(node, facts) is not None,
-}
-#: What `_RULES` say of these holds for batches of them, too.
-_BATCHED = (Dot, SolveBase)

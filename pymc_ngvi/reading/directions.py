@@ -6,12 +6,11 @@ whatever the number of effects in the sum.
 
 from collections.abc import Collection
 
-import pytensor.scalar as ps
-
 from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors, toposort
-from pytensor.tensor.elemwise import Elemwise
+
+from pymc_ngvi.ops.scalars import ScalarForm
 
 type Slots = frozenset[Variable]
 
@@ -51,15 +50,12 @@ def sum_of(value: Variable, slots: Collection[Variable]) -> tuple[Variable, Slot
 
 def _affine(node: Apply, depends: dict[Variable, Slots], affine: dict[Variable, Slots]) -> Slots:
     """Return predictors in which the output of a node is affine, all together."""
-    if not isinstance(node.op, Elemwise):
-        return _NONE
-    scalar_op, inputs = node.op.scalar_op, node.inputs
-    if isinstance(scalar_op, ps.Add | ps.Sub | ps.Neg | ps.Identity | ps.Cast):
+    form, inputs = ScalarForm.of(node), node.inputs
+    if form is ScalarForm.SUM:
         bent = frozenset().union(*(depends.get(i, _NONE) - affine.get(i, _NONE) for i in inputs))
         return frozenset().union(*(affine.get(i, _NONE) for i in inputs)) - bent
-    if isinstance(scalar_op, ps.Mul | ps.TrueDiv):
-        factors = inputs if isinstance(scalar_op, ps.Mul) else inputs[:1]
-        best = max(factors, key=lambda i: len(affine.get(i, _NONE)))
+    if form in (ScalarForm.PRODUCT, ScalarForm.QUOTIENT):
+        best = max((inputs[k] for k in form.linear_in(len(inputs))), key=lambda i: len(affine.get(i, _NONE)))
         return affine.get(best, _NONE).difference(*(depends.get(i, _NONE) for i in inputs if i is not best))
     return _NONE
 

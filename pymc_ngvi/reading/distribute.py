@@ -14,15 +14,15 @@ import pytensor.scalar as ps
 import pytensor.tensor as pt
 
 from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.op import Op
 from pytensor.graph.traversal import ancestors, toposort
-from pytensor.tensor.elemwise import CAReduce, Elemwise
-from pytensor.tensor.extra_ops import CumOp
-from pytensor.tensor.linalg.solvers.core import SolveBase
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
 
+from pymc_ngvi.ops.elements import Rearranged
+from pymc_ngvi.ops.facts import Facts
+from pymc_ngvi.ops.registry import elements
 from pymc_ngvi.reading.affine import is_linear, varying_inputs, with_others
-from pymc_ngvi.reading.dependence import constant_operand, core_op, moved_inputs
-from pymc_ngvi.reading.dependence_values import Facts
 
 #: Summands with factors of their own, at most, of what is multiplied by a matrix.
 _MOST_SUMMANDS = 8
@@ -46,7 +46,7 @@ def factors_outside(logp: Variable, facts: Facts) -> Variable:
     >>> import pytensor.tensor as pt
     >>> from pymc_ngvi.reading.affine import predictors
     >>> from pymc_ngvi.reading.distribute import factors_outside
-    >>> from pymc_ngvi.reading.dependence_values import Facts
+    >>> from pymc_ngvi.ops.facts import Facts
     >>> theta = pt.vector("theta", shape=(3,))
     >>> eta = pt.dot(np.ones((5, 2)), pt.exp(theta[2]) * theta[:2, None])
     >>> logp = -pt.exp(eta).sum()
@@ -68,16 +68,8 @@ def factors_outside(logp: Variable, facts: Facts) -> Variable:
 
 def _added_axes(node: Apply, facts: Facts) -> tuple[int, ...] | None:
     """Return the axes of its unknown operand along which a linear function adds up; None where it is no such thing."""
-    varying, op = varying_inputs(node, facts), core_op(node.op)
-    if len(varying) != 1 or not is_linear(node, facts):
-        return None
-    ndim = varying[0].type.ndim
-    if isinstance(op, CAReduce | CumOp) and not (isinstance(op, CumOp) and op.axis is None and ndim > 1):
-        axis = op.axis
-        return tuple(range(ndim)) if axis is None else tuple(int(a) % ndim for a in np.atleast_1d(axis))
-    if isinstance(op, Dot | SolveBase) and (constant := constant_operand(node, facts)) is not None:
-        return (ndim - 1,) if constant[0] == 1 or getattr(op, "b_ndim", 2) == 1 else (max(ndim - 2, 0),)
-    return None
+    varying = varying_inputs(node, facts)
+    return elements(node, facts).added_axes(varying[0]) if len(varying) == 1 and is_linear(node, facts) else None
 
 
 def _factored(var: Variable, axes: tuple[int, ...], facts: Facts) -> Iterator[tuple[list[Variable], Variable]]:
@@ -141,6 +133,32 @@ def without_checks(logp: Variable) -> Variable:
     return with_others(logp, checks)
 
 
+def conditions_of(logp: Variable) -> list[Variable] | None:
+    """Return the conditions that `without_checks` leaves out, if log p is -inf wherever one of them fails; else None.
+
+    So it is where what they are conditions of is added to all else.
+    """
+    found, stack, seen = list[Variable](), [logp], set[Variable]()
+    while stack:
+        var = stack.pop()
+        if var.owner is None or var in seen:
+            continue
+        seen.add(var)
+        if _is_check(var.owner):
+            found.append(var.owner.inputs[0])
+            stack.append(var.owner.inputs[1])
+        elif _is_added(var.owner.op):
+            stack += var.owner.inputs
+    return found if len(found) == sum(map(_is_check, toposort([logp]))) else None
+
+
+def _is_added(op: Op) -> bool:
+    """Tell whether each element of the inputs is added to something, or is where it was."""
+    if isinstance(op, Elemwise | CAReduce):
+        return isinstance(op.scalar_op, ps.Add)
+    return isinstance(op, DimShuffle)
+
+
 def _is_check(node: Apply) -> bool:
     """Tell whether a node is a value under one condition on several elements, -inf where that fails."""
     if not (isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, ps.Switch)):
@@ -175,7 +193,7 @@ def sums_outside(logp: Variable, facts: Facts) -> Variable:
     --------
     >>> import pytensor.tensor as pt
     >>> from pymc_ngvi.reading.distribute import sums_outside
-    >>> from pymc_ngvi.reading.dependence_values import Facts
+    >>> from pymc_ngvi.ops.facts import Facts
     >>> theta = pt.vector("theta", shape=(3,))
     >>> logp = pt.exp(theta[0]) * (theta[1:] ** 2).sum()
     >>> sums_outside(logp, Facts(logp, theta)).owner.inputs[0].type.shape
@@ -275,6 +293,6 @@ class _Sums:
             if isinstance(scalar_op, ps.Add | ps.Sub):
                 return list(node.inputs)
             return list(node.inputs[1:]) if isinstance(scalar_op, ps.Switch) else varying
-        if moved_inputs(node, self._facts) == varying or _added_axes(node, self._facts) is not None:
-            return varying[:1]
-        return []
+        found = elements(node, self._facts)
+        moves = isinstance(found, Rearranged) and found.inputs == varying
+        return varying if len(varying) == 1 and (moves or found.added_axes(varying[0]) is not None) else []

@@ -17,9 +17,9 @@ from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints, joined
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.reading.affine import grouped, predictors
 from pymc_ngvi.reading.dependence import Dependences
-from pymc_ngvi.reading.dependence_values import Facts
 from pymc_ngvi.reading.distribute import factors_outside
 from pymc_ngvi.reading.scaled_matrices import scales_outside
 from pymc_ngvi.reading.sums import JointPredictors, joint_predictors

@@ -18,7 +18,7 @@ from pytensor.tensor.reshape import JoinDims, SplitDims
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
 
-from pymc_ngvi.reading.dependence import core_op
+from pymc_ngvi.ops.elements import core_op
 
 #: Place of the scale among the parameters of distributions of location and scale, by the name of their Op.
 _SCALE_AT = {

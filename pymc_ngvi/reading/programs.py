@@ -14,33 +14,9 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.special import LogAddExp
 
 from pymc_ngvi.graphs import incomplete
+from pymc_ngvi.ops.scalars import FOLDED, LOGICAL, NAMES
 from pymc_ngvi.rows.programs.program import RowProgram
 from pymc_ngvi.rows.programs.writer import CannotFollow, Writer, Written
-
-#: Scalar operations of PyTensor with one meaning, whatever the types of their arguments.
-_NAMES: dict[type, str] = {
-    ps.Sub: "sub", ps.TrueDiv: "div", ps.Neg: "neg", ps.Sqr: "sqr", ps.Sqrt: "sqrt", ps.Reciprocal: "reciprocal",
-    ps.Abs: "abs", ps.Pow: "pow", ps.Mod: "mod", ps.IntDiv: "floor_divide",
-    ps.Exp: "exp", ps.Exp2: "exp2", ps.Expm1: "expm1", ps.Log: "log", ps.Log2: "log2", ps.Log10: "log10",
-    ps.Log1p: "log1p", psm.Log1mexp: "log1mexp", psm.Softplus: "softplus", psm.Sigmoid: "sigmoid",
-    ps.Sin: "sin", ps.Cos: "cos", ps.Tan: "tan", ps.ArcSin: "arcsin", ps.ArcCos: "arccos", ps.ArcTan: "arctan",
-    ps.ArcTan2: "arctan2", ps.Sinh: "sinh", ps.Cosh: "cosh", ps.Tanh: "tanh", ps.ArcSinh: "arcsinh",
-    ps.ArcCosh: "arccosh", ps.ArcTanh: "arctanh",
-    psm.Gamma: "gamma", psm.GammaLn: "gammaln", psm.Psi: "psi", psm.TriGamma: "trigamma", psm.Erf: "erf",
-    psm.Erfc: "erfc", psm.Erfcx: "erfcx", psm.Erfinv: "erfinv", psm.Erfcinv: "erfcinv", psm.Owens_t: "owens_t",
-    psm.I0: "i0", psm.I1: "i1", psm.J0: "j0", psm.J1: "j1", psm.Jv: "jv", psm.Ive: "ive", psm.Kve: "kve",
-    psm.GammaInc: "gammainc", incomplete.SmoothGammaInc: "gammainc", psm.GammaIncC: "gammaincc",
-    incomplete.SmoothGammaIncC: "gammaincc", psm.BetaInc: "betainc", incomplete.SmoothBetaInc: "betainc",
-    ps.Switch: "switch", ps.Clip: "clip", ps.LT: "lt", ps.GT: "gt", ps.LE: "le", ps.GE: "ge", ps.EQ: "eq",
-    ps.NEQ: "ne", ps.IsNan: "isnan", ps.IsInf: "isinf", ps.Sign: "sign", ps.Ceil: "ceil", ps.Floor: "floor",
-    ps.Trunc: "trunc", ps.RoundHalfToEven: "rint", ps.RoundHalfAwayFromZero: "round away",
-}  # fmt: skip
-#: Those that take any number of arguments.
-_FOLDED: dict[type, str] = {
-    ps.Add: "add", ps.Mul: "mul", ps.ScalarMaximum: "maximum", ps.ScalarMinimum: "minimum",
-}  # fmt: skip
-#: Those that are of booleans or of the bits of integers.
-_LOGICAL: dict[type, str] = {ps.AND: "and", ps.OR: "or", ps.XOR: "xor", ps.Invert: "not"}
 
 
 def read(
@@ -119,12 +95,12 @@ class _Reader:
         kind, call = type(op), self.writer.call
         if isinstance(op, ps.Composite):
             return self._composite(op, args)
-        if kind in _FOLDED:
-            return [reduce(lambda x, y: call(_FOLDED[kind], x, y), self._early_first(args))]
-        if kind in _LOGICAL:
+        if kind in FOLDED:
+            return [reduce(lambda x, y: call(FOLDED[kind], x, y), self._early_first(args))]
+        if kind in LOGICAL:
             if any(dtype != "bool" for dtype in dtypes):
                 raise CannotFollow(f"{op} is of bits")
-            return [call(_LOGICAL[kind], *args)]
+            return [call(LOGICAL[kind], *args)]
         if kind is ps.Cast:
             return [self._cast(op.o_type.dtype, dtypes[0], args[0])]
         if kind in (ps.Identity, ps.Second):
@@ -133,9 +109,9 @@ class _Reader:
             return [self._polygamma(*args)]
         if isinstance(op, incomplete.ByParameters):
             return [call(op.name, *args)]
-        if kind not in _NAMES:
+        if kind not in NAMES:
             raise CannotFollow(f"{op} is not known")
-        return [call(_NAMES[kind], *args)]
+        return [call(NAMES[kind], *args)]
 
     def _composite(self, op: ps.Composite, args: list[Written]) -> list[Written]:
         known: dict[Variable, Written] = dict(zip(op.fgraph.inputs, args, strict=True))

@@ -8,26 +8,24 @@ import functools
 
 from typing import NamedTuple
 
-import pytensor.scalar as ps
+import numpy as np
 import pytensor.tensor as pt
 
 from pytensor.graph.basic import Apply, Variable
-from pytensor.tensor.elemwise import DimShuffle, Elemwise
-from pytensor.tensor.linalg.decomposition.cholesky import Cholesky
-from pytensor.tensor.linalg.solvers.general import Solve
-from pytensor.tensor.linalg.solvers.triangular import SolveTriangular
-from pytensor.tensor.math import Dot
+from pytensor.tensor.elemwise import Elemwise
 
-from pymc_ngvi.reading.affine import varying_inputs, with_others
-from pymc_ngvi.reading.dependence import core_op
-from pymc_ngvi.reading.dependence_values import Facts
+from pymc_ngvi.ops.elements import Rearranged
+from pymc_ngvi.ops.facts import Facts
+from pymc_ngvi.ops.registry import elements, operation
+from pymc_ngvi.reading.affine import with_others
 
 
 class _Scaled(NamedTuple):
-    """A matrix: a number, a variable whose axes have length 1, times what is known."""
+    """A number, a variable whose axes have length 1, times a matrix; and whether that is known."""
 
     factor: Variable
     matrix: Variable
+    is_known: bool
 
 
 def scales_outside(logp: Variable, facts: Facts) -> Variable:
@@ -43,65 +41,46 @@ def scales_outside(logp: Variable, facts: Facts) -> Variable:
     scaled: dict[Variable, _Scaled] = {}
     written: dict[Variable, Variable] = {}
     for node in facts.nodes:
-        if len(node.outputs) != 1:
+        found = _as_scaled(node, scaled, facts)
+        if found is None:
             continue
         [out] = node.outputs
-        if (found := _as_scaled(node, scaled, facts)) is not None:
+        if found.is_known:
             scaled[out] = found
-            if isinstance(core_op(node.op), Cholesky):
-                written[out] = found.factor * found.matrix
-        elif (result := _applied(node, scaled)) is not None:
-            written[out] = result
+        if not isinstance(node.op, Elemwise) and not isinstance(elements(node, facts), Rearranged):
+            written[out] = found.factor * found.matrix
     return with_others(logp, written)
 
 
 def _as_scaled(node: Apply, scaled: dict[Variable, _Scaled], facts: Facts) -> _Scaled | None:
-    """Return what a node makes as a known matrix times a number; None for other nodes."""
-    op, [out] = core_op(node.op), node.outputs
-    if out.type.ndim < 2:
+    """Return what a node makes as a number times what it makes of matrices; None where no such number comes out."""
+    rule, [out, *others] = operation(node.op).degrees, node.outputs
+    is_elementwise = isinstance(node.op, Elemwise)
+    if isinstance(rule, str) or others or (is_elementwise and out.type.ndim < 2):
         return None
-    if isinstance(op, Elemwise):
-        return _product(node, scaled, facts)
-    if isinstance(op, DimShuffle) and node.inputs[0] in scaled:
-        factor, matrix = scaled[node.inputs[0]]
-        return _Scaled(_number(factor, out), node.op(matrix))
-    if isinstance(op, Cholesky) and node.inputs[0] in scaled:
-        factor, matrix = scaled[node.inputs[0]]
-        return _Scaled(pt.sqrt(factor), node.op(matrix))
-    return None
+    factors, matrices, unknown, has_matrix = [], list(node.inputs), False, False
+    for k, (var, degree) in enumerate(zip(node.inputs, rule(node), strict=True)):
+        if var in scaled:
+            factor, matrices[k], _ = scaled[var]
+        elif is_elementwise and not facts.is_known(var) and set(facts.shape(var)) <= {1}:
+            factor, matrices[k] = var, pt.constant(np.ones((1,) * var.type.ndim))
+        else:
+            has_matrix, unknown = True, unknown or not facts.is_known(var)
+            continue
+        has_matrix = has_matrix or var in scaled
+        if degree is None:
+            return None
+        factors.append(_power(_number(factor, out), degree))
+    if not factors or not has_matrix or (is_elementwise and unknown):
+        return None
+    return _Scaled(functools.reduce(pt.mul, factors), node.op(*matrices), not unknown)
 
 
-def _product(node: Apply, scaled: dict[Variable, _Scaled], facts: Facts) -> _Scaled | None:
-    """Return a product of numbers with one matrix that is known, or known but for a number."""
-    op, (first, *others) = node.op.scalar_op, node.inputs
-    numbers = [i for i in varying_inputs(node, facts) if set(facts.shape(i)) <= {1}]
-    matrices = [i for i in node.inputs if i not in numbers]
-    unknown = [i for i in matrices if not facts.is_known(i)]
-    if not isinstance(op, ps.Mul | ps.TrueDiv) or not matrices or not all(i in scaled for i in unknown):
-        return None
-    if len(unknown) > 1 or (isinstance(op, ps.TrueDiv) and (first in numbers or others[0] in unknown)):
-        return None
-    if not numbers and not unknown:
-        return None
-    factors = [1.0 / i if isinstance(op, ps.TrueDiv) else i for i in numbers]
-    factors += [scaled[i].factor for i in unknown]
-    inner = [scaled[i].matrix if i in unknown else i for i in matrices]
-    if isinstance(op, ps.TrueDiv):
-        inner = [inner[0] / other for other in inner[1:]] or inner
-    return _Scaled(functools.reduce(pt.mul, factors), functools.reduce(pt.mul, inner))
-
-
-def _applied(node: Apply, scaled: dict[Variable, _Scaled]) -> Variable | None:
-    """Return the solution with a scaled matrix, or the product with one; None for other nodes."""
-    op, [out] = core_op(node.op), node.outputs
-    if isinstance(op, Solve | SolveTriangular) and node.inputs[0] in scaled:
-        factor, matrix = scaled[node.inputs[0]]
-        return node.op(matrix, node.inputs[1]) / _number(factor, out)
-    if not isinstance(op, Dot) or not any(i in scaled for i in node.inputs):
-        return None
-    factors = [_number(scaled[i].factor, out) for i in node.inputs if i in scaled]
-    product = node.op(*[scaled[i].matrix if i in scaled else i for i in node.inputs])
-    return functools.reduce(pt.mul, factors, product)
+def _power(factor: Variable, degree: float) -> Variable:
+    """Return a power of a positive number, in the shortest form."""
+    if degree == 1.0:
+        return factor
+    return pt.sqrt(factor) if degree == 0.5 else 1.0 / factor if degree == -1.0 else factor**degree
 
 
 def _number(factor: Variable, like: Variable) -> Variable:

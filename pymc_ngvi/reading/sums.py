@@ -18,10 +18,10 @@ from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints, joined
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.reading.affine import affine_nodes
 from pymc_ngvi.reading.compiled import quickly
 from pymc_ngvi.reading.dependence import Dependences
-from pymc_ngvi.reading.dependence_values import Facts
 from pymc_ngvi.rows.linear_map import LinearMap, MatrixPlan
 from pymc_ngvi.rows.summed_map import SummedMap
 

@@ -14,12 +14,13 @@ from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.ops.facts import Facts
+from pymc_ngvi.ops.lifting import Apart, CannotLift
 from pymc_ngvi.reading.affine import is_linear, varying_inputs
 from pymc_ngvi.reading.compiled import CompiledOnce
 from pymc_ngvi.reading.dependence import Dependences
-from pymc_ngvi.reading.dependence_values import Facts
 from pymc_ngvi.reading.directions import sum_of
-from pymc_ngvi.reading.lift import Apart, CannotLift, Lift, Source
+from pymc_ngvi.reading.lift import Lift, Source
 
 #: Predictors of a row, at most, those that come in by one sum counted as one, and as many; groups of elements that
 #: come from different variables, at most.

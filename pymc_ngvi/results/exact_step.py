@@ -5,7 +5,7 @@ import functools
 import logging
 import time
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -26,7 +26,7 @@ from pymc_ngvi.marginal.exact import Unavailable, efficiency_of, exact_posterior
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.state import ExactState
 from pymc_ngvi.nested.posterior import nested_posterior, rows_of
-from pymc_ngvi.nested.seconds import seconds_of
+from pymc_ngvi.nested.seconds import LEAST, seconds_of
 from pymc_ngvi.nested.state import NestedState
 from pymc_ngvi.results.costs import MANY_GLOBALS
 from pymc_ngvi.results.fitted import Fitted
@@ -230,50 +230,62 @@ class _Attempt(NamedTuple):
     run: Callable[[], ExactState | NestedState]
 
 
-def _attempts(given: _Given, wanted: str, record: FitRecord, reasons: list[Unavailable]) -> list[_Attempt]:
-    """Return what to try, the cheapest first, as far as it may be paid for; add why others are left out to ``reasons``.
+def _attempts(given: _Given, wanted: str, record: FitRecord, reasons: list[Unavailable]) -> Iterator[_Attempt]:
+    """Yield what to try, the cheapest first, as far as it may be paid for; add why others are left out to ``reasons``.
+
+    Whether there is a nested posterior is looked into where it may come first, or the exact one has failed: to find
+    its rows takes as long as a small fit.
 
     Raises
     ------
     Unavailable
         Where the Gaussian is the posterior.
     """
-    density, found = given.density, []
-    of_nested, left = np.inf, given.price.left()
-    if wanted != "exact":
-        try:
-            of_nested = seconds_of(rows_of(density))
-            _check(given.price, left, of_nested, "nested")
-            found.append(_Attempt("nested", of_nested, False, functools.partial(_nested, given, of_nested)))
-        except Unavailable as reason:
-            reasons.append(reason)
-    if wanted != "nested":
-        try:
-            found.append(_exact_attempt(given, record, of_nested if found else np.inf))
-        except Unavailable as reason:
-            reasons.insert(0, reason)
-    if found and wanted == "auto" and not record.modes and is_even(density, given.q):
+
+    @functools.cache
+    def nested() -> _Attempt | None:
+        return _or_reason(lambda: _nested_attempt(given), reasons) if wanted != "exact" else None
+
+    exact = _or_reason(lambda: _exact_attempt(given, record, nested), reasons) if wanted != "nested" else None
+    comes_first = exact is not None and not exact.is_last and exact.seconds < LEAST
+    found = [attempt for attempt in (None if comes_first else nested(), exact) if attempt is not None]
+    if found and wanted == "auto" and not record.modes and is_even(given.density, given.q):
         said = "its importance weights are nearly equal: the Gaussian is the posterior near this mode"
         raise Unavailable(Reason.SUPERFLUOUS, said)
-    return sorted(found, key=lambda attempt: (attempt.is_last, attempt.seconds))
+    yield from sorted(found, key=lambda attempt: (attempt.is_last, attempt.seconds))
+    if comes_first and (other := nested()) is not None:
+        yield other
 
 
-def _exact_attempt(given: _Given, record: FitRecord, of_nested: float) -> _Attempt:
-    """Return how the exact posterior is to be had.
+def _or_reason(make: Callable[[], _Attempt], reasons: list[Unavailable]) -> _Attempt | None:
+    """Return an attempt, or add why there is none."""
+    try:
+        return make()
+    except Unavailable as reason:
+        reasons.append(reason)
+        return None
 
-    Raises
-    ------
-    Unavailable
-        Where there is none, or it takes too long.
-    """
+
+def _nested_attempt(given: _Given) -> _Attempt:
+    """Return how the nested posterior is to be had; raise Unavailable where there is none, or it takes too long."""
+    seconds = seconds_of(rows_of(given.density))
+    _check(given.price, given.price.left(), seconds, "nested")
+    return _Attempt("nested", seconds, False, functools.partial(_nested, given, seconds))
+
+
+def _exact_attempt(given: _Given, record: FitRecord, nested: Callable[[], _Attempt | None]) -> _Attempt:
+    """Return how the exact posterior is to be had; raise Unavailable where there is none, or it takes too long."""
     density, forest = given.density, forest_of(given.density)
     n_rows = density.rows.n_rows if density.rows is not None and record.estimator == "quadrature" else 0
     work = work_of(forest, density.gradient_seconds, n_rows)
     left = given.price.left(is_plain=not work.has_blocks)
     _check(given.price, left, work.seconds, "exact")
-    # Where no cheap rule will do, it may take more, but leaves what the other one takes.
-    may_take = left if np.isinf(of_nested) else min(left - of_nested, _MOST_OF_OTHER * of_nested)
-    most = work.most_values(may_take)
+
+    def most() -> float:
+        """Return how many values it may take where no cheap rule will do: it leaves what the other one takes."""
+        other = nested()
+        return work.most_values(left if other is None else min(left - other.seconds, _MOST_OF_OTHER * other.seconds))
+
     run = functools.partial(_exact, given, forest, work.seconds, most, _gaussians(record))
     return _Attempt("exact", work.seconds, forest.n_globals > MANY_GLOBALS, run)
 
@@ -302,7 +314,9 @@ def _gaussians(record: FitRecord) -> list[GaussianState]:
     return [cast(GaussianState, mode.q) for mode in record.modes]
 
 
-def _exact(given: _Given, forest: Forest, seconds: float, most: float, others: Sequence[GaussianState]) -> ExactState:
+def _exact(
+    given: _Given, forest: Forest, seconds: float, most: Callable[[], float], others: Sequence[GaussianState]
+) -> ExactState:
     with announced("Exact posterior", seconds, given.progressbar):
         try:
             state = exact_posterior(given.density, given.q, forest, given.seed, most, others)

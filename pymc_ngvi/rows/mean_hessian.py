@@ -2,7 +2,6 @@
 
 import functools
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -58,15 +57,12 @@ class PredictorMeanHessian(MeanHessian):
         Entries that `values` and `summed_values` return; asked only where one of these is.
     roots : Roots, optional
         X C for the Gaussian that the expectation was taken under.
-    of_rows : sequence of tuple of ndarray
-        Of each kind of rows, the expected gradients, (n_rows, k), and Hessians, (n_rows, k, k), that M is made of.
     """
 
     linear: AffineMap
     matrix: sparse.csr_array
     entries: Patterns = NO_PATTERNS
     roots: Roots | None = None
-    of_rows: Sequence[tuple[Array, Array]] = ()
 
     @property
     def pattern(self) -> Pattern | None:

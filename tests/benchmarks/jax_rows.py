@@ -1,8 +1,8 @@
-"""Fits by rows on JAX, beside NumPy and Numba: logistic regressions on simulated data, each in a process of its own.
+"""Fits by rows on JAX, beside NumPy: logistic regressions on simulated data, each in a process of its own.
 
 A process simulates the data, fits once (cold: the model, what is compiled, and the import of JAX count) and once more
-(warm): in processor seconds, and by the clock, which others on the machine slow down. "One": the process is bound to
-one core. From a checkout that is not installed, set ``PYTHONPATH`` to its root. The largest case takes about 5 GB.
+(warm): in processor seconds, and by the clock, which others on the machine slow down. It is bound to one core. From a
+checkout that is not installed, set ``PYTHONPATH`` to its root. The largest case takes about 5 GB.
 
 Examples
 --------
@@ -13,7 +13,6 @@ Examples
 
 import argparse
 import datetime
-import itertools
 import os
 import resource
 import tempfile
@@ -30,9 +29,9 @@ from pages import measured_on, table, write_between_marks
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "jax.md"
 #: Rows, coordinates, family.
 CASES = ((10_000, 20, "full"), (10_000, 20, "diagonal"), (100_000, 50, "full"), (1_000_000, 100, "full"))
-BACKENDS, THREADS = ("quick", "numba", "jax"), ("one", "all")
+BACKENDS = ("quick", "jax")
 HEADER = (
-    "rows x coordinates", "family", "cores", "backend", "cold", "cold, clock", "warm", "warm, clock", "iterations",
+    "rows x coordinates", "family", "backend", "cold", "cold, clock", "warm", "warm, clock", "iterations",
     "peak memory, GB", "difference of means, sd",
 )  # fmt: skip
 _LIMIT = 900.0
@@ -76,37 +75,35 @@ def measure(n: int, d: int, family: str, backend: str, file: Path) -> None:
     np.savez(file, mean=approx.q.mean(), sd=approx.q.sd())
 
 
-def measured(n: int, d: int, family: str, threads: str, backend: str, folder: Path) -> dict[str, object]:
+def measured(n: int, d: int, family: str, backend: str, folder: Path) -> dict[str, object]:
     """Run a process, and return what it reported."""
-    name = folder / f"{n}-{d}-{family}-{threads}-{backend}"
+    name = folder / f"{n}-{d}-{family}-{backend}"
     command = script(__file__, "--rows", n, "--coordinates", d, "--family", family, "--backend", backend)
     command += ["--out", f"{name}.npz"]
-    if threads == "one":
-        command = ["taskset", "-c", str(min(os.sched_getaffinity(0))), *command]
-    return run_process(command, name, _LIMIT)
+    return run_process(["taskset", "-c", str(min(os.sched_getaffinity(0))), *command], name, _LIMIT)
 
 
-def line(case: tuple[int, int, str], threads: str, backend: str, found: dict[str, object], apart: str) -> list[str]:
+def line(case: tuple[int, int, str], backend: str, found: dict[str, object], apart: str) -> list[str]:
     """Return a line of the table."""
     n, d, family = case
     numbers = [f"{found[name]:.2f}" if name in found else "-" for name in ("seconds", "clock", "warm", "warm_clock")]
     iterations, memory = found.get("iterations", found.get("status", "-")), found.get("memory")
     of_memory = f"{memory:.2f}" if isinstance(memory, float) else "-"
-    return [f"{n:,} x {d}", family, threads, f"`{backend}`", *numbers, str(iterations), of_memory, apart]
+    return [f"{n:,} x {d}", family, f"`{backend}`", *numbers, str(iterations), of_memory, apart]
 
 
 def run(folder: Path, cases: tuple[tuple[int, int, str], ...]) -> list[list[str]]:
     """Measure all cases, one after the other."""
     lines = []
-    for case, threads in itertools.product(cases, THREADS):
+    for case in cases:
         for backend in BACKENDS:
-            found = measured(*case, threads, backend, folder)
+            found = measured(*case, backend, folder)
             apart = "-"
-            names = [folder / f"{case[0]}-{case[1]}-{case[2]}-{threads}-{b}.npz" for b in ("quick", backend)]
+            names = [folder / f"{case[0]}-{case[1]}-{case[2]}-{b}.npz" for b in ("quick", backend)]
             if backend != "quick" and all(name.exists() for name in names):
                 first, second = (np.load(name) for name in names)
                 apart = f"{np.abs((second['mean'] - first['mean']) / first['sd']).max():.0e}"
-            lines.append(line(case, threads, backend, found, apart))
+            lines.append(line(case, backend, found, apart))
             print(" | ".join(lines[-1]), found.get("compile_seconds"), found.get("note", ""), flush=True)
     return lines
 

@@ -38,7 +38,7 @@ def test_rows_of_the_battery(name):
     rows = density.by_rows.parts
     assert rows is not None
     assert not rows.terms.rest
-    engines = [ENGINES[engine](quickly) for engine in ("numpy", "pytensor")]
+    engines = [ENGINES[engine](quickly) for engine in ("quick", "c")]
     for kind in rows.terms.rows:
         found, expected = (engine.row_function(kind) for engine in engines)
         assert isinstance(found.function, OnNumPy) or kind.is_whole

@@ -37,15 +37,11 @@ class ColouredHessian:
         Hessian-vector products at several draws along several directions: one call of a compiled function.
     widest : int
         Elements of the largest temporary for one draw and one direction.
-    fixed_size : bool, default False
-        Call ``products`` with arrays of one shape only: those that it is compiled for.
     """
 
-    def __init__(
-        self, pattern: Pattern, colouring: Colouring, products: Products, widest: int, *, fixed_size: bool = False
-    ) -> None:
+    def __init__(self, pattern: Pattern, colouring: Colouring, products: Products, widest: int) -> None:
         self.pattern, self.colouring = pattern, colouring
-        self._products, self._widest, self._fixed_size = products, widest, fixed_size
+        self._products, self._widest = products, widest
 
     @property
     def n_colours(self) -> int:
@@ -58,14 +54,11 @@ class ColouredHessian:
 
     def mean_products(self, theta: Array, directions: Array) -> Array:
         """Return the mean over draws of the Hessian times each direction, evaluated along it: no pattern is used."""
-        n_draws, n_directions = batch(self._widest, self.n_colours if self._fixed_size else len(directions))
+        n_draws, n_directions = batch(self._widest, len(directions))
         total = np.zeros((len(directions), theta.shape[1]))
         for rows in slices(len(theta), n_draws):
             for part in slices(len(directions), n_directions):
-                points, along = theta[rows], directions[part]
-                if self._fixed_size:
-                    points, along = _padded(points, n_draws), _padded(along, n_directions)
-                products = self._products(points, along)[: len(theta[rows]), : len(total[part])]
+                products = self._products(theta[rows], directions[part])
                 with np.errstate(all="ignore"):
                     total[part] += products.sum(axis=0)
         return total / len(theta)
@@ -135,7 +128,3 @@ def batch(widest: int, n_directions: int) -> tuple[int, int]:
 def slices(n: int, size: int) -> list[slice]:
     """Cut range(n) into slices of at most ``size``; at least one, so that no rows give an empty result."""
     return [slice(i, min(i + size, n)) for i in range(0, n, size)] or [slice(0, 0)]
-
-
-def _padded(rows: Array, n_rows: int) -> Array:
-    return np.concatenate([rows, np.repeat(rows[-1:], n_rows - len(rows), axis=0)])

@@ -19,8 +19,9 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.gauss_newton.layers import by_layers
 from pymc_ngvi.density.gauss_newton.parts import Parts, units
 from pymc_ngvi.density.gauss_newton.squares import squares_by_rows
-from pymc_ngvi.graphs import cost, graph
+from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.ops import cost
 
 #: Draws in one call, at most.
 _MOST_DRAWS = 64

@@ -54,14 +54,15 @@ class Rest:
             parts = self._parts
             self._sparse = SparseHessian(
                 parts.rest, parts.theta, parts.start, parts.graphs.minibatches.rows, self._products,
-                lambda: None, parts.widest, parts.functions.fixed_size,
+                lambda: None, parts.widest,
             )  # fmt: skip
         return self._sparse
 
     def _products(self, theta: Array, directions: Array) -> Array:
         function = self._parts.functions.once(self._parts.functions.made.rest, self._compile)
         with np.errstate(all="ignore"):
-            return np.asarray(function(np.ascontiguousarray(theta), np.ascontiguousarray(directions)))
+            filled_up = [self._parts.functions.filled_up(np.ascontiguousarray(x)) for x in (theta, directions)]
+            return np.asarray(function(*filled_up))[: len(theta), : len(directions)]
 
     def _compile(self) -> Function:
         parts = self._parts

@@ -12,14 +12,15 @@ import pytensor.tensor as pt
 
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.tensor.basic import Join
-from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Reshape
-from pytensor.tensor.special import LogAddExp, LogSoftmax, LogSumExp, Softmax
-from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor, indices_from_subtensor
+from pytensor.tensor.special import LogAddExp
+from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
 
 from pymc_ngvi.graphs.inner import copy_of
+from pymc_ngvi.ops.registry import operation
 
 
 class CannotSplitError(Exception):
@@ -170,8 +171,12 @@ class _Search:
         elif isinstance(op, AdvancedSubtensor):
             self._taken(node, out, axis)
         else:
-            for var in node.inputs if isinstance(op, Join) else node.inputs[:1]:
-                self.assign(var, _axis_of_input(node, out, axis))
+            rule = operation(op).axis
+            found = None if isinstance(rule, str) or isinstance(op, Blockwise) else rule(node, out, axis)
+            if found is None:
+                raise CannotSplitError(str(op))
+            for var in node.inputs:
+                self.assign(var, found)
 
     def _elementwise(self, node: Apply, out: Variable, axis: int) -> None:
         rowed = next(i for i in node.inputs if not i.type.broadcastable[axis])
@@ -213,33 +218,3 @@ def _counts_rows(index: Variable, source: Variable) -> bool:
         return False
     n_rows = index.data.size
     return source.type.shape[0] in (None, n_rows) and np.array_equal(index.data.ravel(), np.arange(n_rows))
-
-
-def _axis_of_input(node: Apply, out: Variable, axis: int) -> int:
-    """Return which axis of the inputs of a node is that of rows."""
-    op, first = node.op, node.inputs[0]
-    if isinstance(op, DimShuffle) and isinstance(op.new_order[axis], int):
-        return int(op.new_order[axis])
-    if isinstance(op, CAReduce) and op.axis is not None:
-        return [k for k in range(first.type.ndim) if k not in op.axis][axis]
-    if isinstance(op, LogSumExp) and out.type.ndim < first.type.ndim:
-        return [k for k in range(first.type.ndim) if k not in op.axis][axis]
-    if isinstance(op, Softmax | LogSoftmax | LogSumExp) and op.axis is not None and axis not in op.axis:
-        return axis
-    if isinstance(op, Reshape) and axis == 0 and first.type.shape[:1] == out.type.shape[:1] not in ((), (None,)):
-        return 0
-    if isinstance(op, Subtensor):
-        return _axis_of_part(node, axis)
-    if isinstance(op, Join) and op.axis % out.type.ndim != axis:
-        return axis
-    raise CannotSplitError(str(op))
-
-
-def _axis_of_part(node: Apply, axis: int) -> int:
-    source = node.inputs[0]
-    indices = list(indices_from_subtensor(node.inputs[1:], node.op.idx_list))
-    indices += [slice(None)] * (source.type.ndim - len(indices))
-    kept = [k for k, index in enumerate(indices) if isinstance(index, slice)]
-    if indices[kept[axis]] != slice(None):
-        raise CannotSplitError("some of the rows")
-    return kept[axis]

@@ -15,8 +15,8 @@ from pymc_ngvi.density.jets.scalars import Operation, ScalarFunctions
 #: Arguments by which an operation is differentiated at most: there are derivatives by all pairs.
 _MOST_JETS = 8
 
-#: From the points and jets of the inputs to jets of the output.
-type Rule = Callable[..., AnyArray]
+#: From the points and jets of the inputs to jets of the output, or of each output.
+type Rule = Callable[..., AnyArray | list[AnyArray]]
 
 
 def elementwise(node: Apply, kinds: list[Kind]) -> "Rule | Operation":

@@ -11,6 +11,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.traversal import toposort
 from pytensor.scan.op import Scan
 from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.special import LogAddExp, LogSumExp
 
 from pymc_ngvi.core.values import AnyArray
@@ -126,10 +127,11 @@ class Program:
             self._call(loop, read, [self._new(out, kind) for out, kind in zip(node.outputs, loop.kinds, strict=True)])
             return
         rule = elementwise(node, kinds) if isinstance(op, Elemwise) else structural(op, node, kinds)
-        kind = max(kinds, default=Kind.FIXED)
-        if kind is Kind.JET and not node.outputs[0].type.dtype.startswith("float"):
-            kind = Kind.VALUE
-        self._call(rule, read, [self._new(node.outputs[0], kind)])
+        kind = Kind.FIXED if isinstance(op, Shape | Shape_i) else max(kinds, default=Kind.FIXED)
+        of_integers = min(kind, Kind.VALUE)
+        is_real = [out.type.dtype.startswith("float") for out in node.outputs]
+        write = [self._new(out, kind if real else of_integers) for out, real in zip(node.outputs, is_real, strict=True)]
+        self._call(rule, read, write)
 
     def _inline(self, node: Apply) -> None:
         """Go through the graph that a node stands for."""

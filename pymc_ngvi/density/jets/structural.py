@@ -1,4 +1,4 @@
-"""Rules for operations that move, add up and select elements, and for products of matrices."""
+"""Rules for operations that move, add up and select elements."""
 
 from collections.abc import Callable
 from functools import singledispatch
@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 
 from pytensor.graph.basic import Apply
-from pytensor.graph.op import Op
+from pytensor.graph.op import HasInnerGraph, Op, _NoPythonOp
 from pytensor.tensor.basic import Alloc, ExtractDiag, Join, MakeVector, ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle
 from pytensor.tensor.extra_ops import CumOp
 from pytensor.tensor.math import All, Dot, Max, Sum
 from pytensor.tensor.math import Any as AnyTrue
-from pytensor.tensor.shape import Reshape, Shape_i, SpecifyShape
+from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.special import LogSumExp
 from pytensor.tensor.subtensor import (
     AdvancedIncSubtensor,
@@ -27,6 +27,7 @@ from pytensor.tensor.subtensor import (
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density.jets.arrays import CannotFollow, Kind, Space
 from pymc_ngvi.density.jets.elementwise import Rule
+from pymc_ngvi.density.jets.linalg import OPERATIONS, of_matrices
 
 _Kinds = list[Kind]
 #: Leading axes of an array of jets.
@@ -42,7 +43,26 @@ def structural(op: Op, node: Apply, kinds: _Kinds) -> Rule:
     CannotFollow
         Where there is none.
     """
-    raise CannotFollow(f"{op} has no rule")
+    if Kind.JET in kinds or isinstance(op, HasInnerGraph | _NoPythonOp):
+        raise CannotFollow(f"{op} has no rule")
+    return _at_each_point(node)
+
+
+def _at_each_point(node: Apply) -> Rule:
+    """Return the rule of whatever has no derivatives: PyTensor's own function, at one point after the other."""
+    dtypes = [i.type.dtype for i in node.inputs]
+
+    def at_point(inputs: tuple[AnyArray, ...], k: int) -> list[AnyArray]:
+        values = [np.asarray(x[0, min(k, x.shape[1] - 1)], dtype) for x, dtype in zip(inputs, dtypes, strict=True)]
+        storage: list[list[Any]] = [[None] for _ in node.outputs]
+        node.op.perform(node, values, storage)
+        return [np.asarray(value) for [value] in storage]
+
+    def rule(space: Space, *inputs: AnyArray) -> list[AnyArray]:
+        found = [at_point(inputs, k) for k in range(max((x.shape[1] for x in inputs), default=1))]
+        return [np.stack(values)[None] for values in zip(*found, strict=True)]
+
+    return rule
 
 
 def _only_first_varies(node: Apply, kinds: _Kinds, n_free: int = 1) -> None:
@@ -168,6 +188,11 @@ def _length(op: Shape_i, node: Apply, kinds: _Kinds) -> Rule:
 
 
 @structural.register
+def _shape(op: Shape, node: Apply, kinds: _Kinds) -> Rule:
+    return lambda space, x: np.array(x.shape[_LEAD:])[None, None]
+
+
+@structural.register
 def _make_vector(op: MakeVector, node: Apply, kinds: _Kinds) -> Rule:
     return lambda space, *x: np.stack(_together(space, x), axis=_LEAD)
 
@@ -248,27 +273,36 @@ def _log_sum_exp(op: LogSumExp, node: Apply, kinds: _Kinds) -> Rule:
     return rule
 
 
-@structural.register
-def _dot(op: Dot, node: Apply, kinds: _Kinds) -> Rule:
-    is_product = kinds == [Kind.JET, Kind.JET]
+@structural.register(Dot)
+def _matrices(op: Op, node: Apply, kinds: _Kinds) -> Rule:
+    return of_matrices(op)
 
-    def rule(space: Space, x: AnyArray, y: AnyArray) -> AnyArray:
-        if not is_product or not space.order:
-            product: AnyArray = np.matmul(x, y)
-            return product
-        out: AnyArray = np.matmul(x, y[:1])
-        out[1:] += np.matmul(x[:1], y[1:])
-        if space.order == 2:
-            i, j = space.pairs
-            x1, y1 = x[1 : 1 + space.n_dim], y[1 : 1 + space.n_dim]
-            space.seconds(out)[:] += np.matmul(x1[i], y1[j]) + np.matmul(x1[j], y1[i])
-        return out
 
-    return rule
+for _operation in OPERATIONS:
+    structural.register(_operation, _matrices)
 
 
 @structural.register
 def _for_each(op: Blockwise, node: Apply, kinds: _Kinds) -> Rule:
-    if isinstance(op.core_op, Dot):
-        return _dot(op.core_op, node, kinds)
-    raise CannotFollow(f"{op} has no rule")
+    if isinstance(op.core_op, AdvancedSubtensor):
+        return _elements_of_each(op, node, kinds)
+    return of_matrices(op.core_op)
+
+
+def _elements_of_each(op: Blockwise, node: Apply, kinds: _Kinds) -> Rule:
+    """Select elements of each entry of a batch, by indices that may be its own."""
+    _only_first_varies(node, kinds)
+    if not all(isinstance(entry, int) for entry in op.core_op.idx_list):
+        raise CannotFollow(f"{op} indexes by more than arrays")
+    n_batch = op.batch_ndim(node)
+
+    def rule(space: Space, x: AnyArray, *indices: AnyArray) -> AnyArray:
+        at = [_fixed(index) for index in indices]
+        ndim = max(index.ndim for index in at)
+        at = [np.expand_dims(index, tuple(range(n_batch, n_batch + ndim - index.ndim))) for index in at]
+        entries = np.ix_(*[np.arange(length) for length in x.shape[_LEAD : _LEAD + n_batch]])
+        own = [entry.reshape(entry.shape + (1,) * (ndim - n_batch)) for entry in entries]
+        where: tuple[Any, ...] = (slice(None), slice(None), *own, *[at[k] for k in op.core_op.idx_list])
+        return np.asarray(x[where])
+
+    return rule

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scipy.special import logsumexp
-
 from pymc_ngvi.core.draws import draws_of
+from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, VariationalState
 from pymc_ngvi.density import LogDensity

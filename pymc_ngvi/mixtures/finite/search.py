@@ -6,8 +6,8 @@ from typing import Protocol
 import numpy as np
 
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 
+from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.types import Array, Density, GaussianState
 from pymc_ngvi.families.mixture import MixtureState
 

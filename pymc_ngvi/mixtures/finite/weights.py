@@ -12,8 +12,7 @@ References
 
 import numpy as np
 
-from scipy.special import logsumexp
-
+from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.types import Array
 
 #: Least log weight of a component: far below it, nothing could raise it again.

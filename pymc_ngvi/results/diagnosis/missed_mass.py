@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from scipy.special import expit, logsumexp
+from scipy.special import expit
 
+from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.types import Array, GaussianState, VariationalState
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import FullState, traits_of

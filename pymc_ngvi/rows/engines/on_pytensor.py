@@ -19,6 +19,7 @@ from pymc_ngvi.reading.compiled import CompileAll, CompiledOnce
 from pymc_ngvi.reading.row_graphs import interacts, of_sum, path_of, shared_first, with_one_column
 from pymc_ngvi.reading.terms import Rows
 from pymc_ngvi.rows.expectation import RowFunction, SummedRowFunction, slices
+from pymc_ngvi.rows.row_gradient import FirstDerivatives
 from pymc_ngvi.rows.row_hessian import SecondDerivatives
 
 #: Points at a time of a function that is more than arithmetic with numbers.
@@ -74,6 +75,9 @@ class PyTensorEngine:
         """Return the function of the same rows with other data."""
         return replace(function, data=list(rows.data.values()))
 
+    def first_derivatives(self, rows: Rows) -> FirstDerivatives | None:
+        """Return None: where functions are compiled, one for all of log p does."""
+
     def second_derivatives(self, rows: Rows) -> SecondDerivatives:
         """Return the second derivatives of rows, compiled."""
         pairs, graphs = [], []
@@ -86,8 +90,7 @@ class PyTensorEngine:
                     if second is not None:
                         pairs.append((a, b))
                         graphs.append(second)
-        [first, *_] = rows.slots
-        function = self._compile([*rows.slots, *rows.data], [g + pt.zeros_like(first) for g in graphs])
+        function = self._compile([*rows.slots, *rows.data], graphs)
         return SecondDerivatives(function, rows.index, pairs, list(rows.data.values()))
 
 

@@ -1,4 +1,4 @@
-"""Programs made of programs: with numbers in the place of inputs, and of second derivatives."""
+"""Programs made of programs: with numbers in the place of inputs, and of derivatives."""
 
 from collections.abc import Sequence
 
@@ -29,6 +29,25 @@ def rewritten(program: RowProgram, numbers: Sequence[float | None] = ()) -> tupl
     for call in program.calls:
         values.append(writer.call(call.name, *[values[k] for k in call.read]))
     return writer, [values[k] for k in program.outputs]
+
+
+def firsts(program: RowProgram, n_first: int) -> tuple[RowProgram, list[int]]:
+    """Return the only output with its derivatives by the first inputs: those that are not 0 everywhere, and by which.
+
+    Parameters
+    ----------
+    program : RowProgram
+    n_first : int
+        How many inputs.
+
+    Raises
+    ------
+    CannotFollow
+        If an operation has none.
+    """
+    writer, [value] = rewritten(program)
+    slopes = {a: slope for a in range(n_first) if (slope := writer.slope(value, writer.inputs[a])) is not None}
+    return writer.written([value, *slopes.values()]), list(slopes)
 
 
 def seconds(program: RowProgram, n_first: int) -> tuple[RowProgram, list[tuple[int, int]]]:

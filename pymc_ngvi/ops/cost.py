@@ -6,17 +6,11 @@ import numpy as np
 
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Variable
-from pytensor.graph.op import Op
 from pytensor.graph.traversal import toposort
-from pytensor.scalar.basic import Cast, UnaryScalarOp
-from pytensor.scan.op import Scan
-from pytensor.tensor.elemwise import Elemwise
-from pytensor.tensor.math import Dot
 
 from pymc_ngvi.core.values import AnyArray
-from pymc_ngvi.graphs.backends import python_loops
-from pymc_ngvi.graphs.incomplete import is_tail
-from pymc_ngvi.graphs.odes import Solution
+from pymc_ngvi.ops.record import Extra, largest
+from pymc_ngvi.ops.registry import operation
 
 # Measured on one core of a 2020s server, rounded: enough to tell seconds from minutes.
 _SECONDS_PER_NODE = 5e-6  # one Python thunk
@@ -32,8 +26,6 @@ _NUMBA_SECONDS_PER_CALL = 1e-5
 _NUMBA_SECONDS_TO_COMPILE = 30.0
 _NUMBA_SECONDS_PER_NODE = 0.5
 _SECONDS_PER_SOLUTION, _SOLVED_AT_ONCE = 0.1, 256  # of differential equations, about as long for many draws
-#: Functions of one argument that cost no more than a pass.
-_CHEAP = {"neg", "abs", "sqr", "sqrt", "cast", "identity", "sign", "isnan", "isinf", "invert", "reciprocal"}
 
 
 @dataclass(frozen=True)
@@ -78,21 +70,15 @@ def estimate(outputs: list[Variable], batch: int = 16, passes: int = 1, *, along
     """
     nodes = list(toposort(outputs))
     unknown = max(data_sizes(nodes), default=1)
-    sizes = [max((_elements(out, unknown) for out in node.outputs), default=1) for node in nodes]
+    sizes = [largest(node.outputs, unknown) for node in nodes]
+    work = _work(nodes, unknown)
     anew = set(nodes) if along is None else _depending(nodes, along)
-    inner_thunks = sum(
-        _steps(node, unknown) * len(node.op.fgraph.apply_nodes) for node in nodes if isinstance(node.op, Scan)
-    )
-    in_python = sum(
-        size for node, size in zip(nodes, sizes, strict=True) if isinstance(node.op, Elemwise) and python_loops([node])
-    )
-    in_tails = sum(size for node, size in zip(nodes, sizes, strict=True) if is_tail(node))
-    arithmetic = sum(sizes) * _SECONDS_PER_ELEMENT + in_tails * _SECONDS_PER_TAIL
+    arithmetic = sum(sizes) * _SECONDS_PER_ELEMENT + work.in_tails * _SECONDS_PER_TAIL
     return Cost(
         quick_seconds=arithmetic * passes
-        + (len(nodes) + inner_thunks) / batch * _SECONDS_PER_NODE
-        + sum(isinstance(node.op, Solution) for node in nodes) * _SECONDS_PER_SOLUTION / max(batch, _SOLVED_AT_ONCE)
-        + in_python * _SECONDS_PER_PYTHON_ELEMENT,
+        + (len(nodes) + work.thunks) / batch * _SECONDS_PER_NODE
+        + work.solutions * _SECONDS_PER_SOLUTION / max(batch, _SOLVED_AT_ONCE)
+        + work.in_python * _SECONDS_PER_PYTHON_ELEMENT,
         numba_seconds=arithmetic / _NUMBA_SPEEDUP + _NUMBA_SECONDS_PER_CALL,
         numba_compile_seconds=_NUMBA_SECONDS_TO_COMPILE + _NUMBA_SECONDS_PER_NODE * len(nodes),
         widest=max((size for node, size in zip(nodes, sizes, strict=True) if node in anew), default=1),
@@ -117,22 +103,17 @@ def estimate_of_jets(outputs: list[Variable], n_dim: int) -> Cost:
 def evaluation_seconds(outputs: list[Variable], cost: Cost, compiled: bool) -> float:
     """Return the time of one evaluation of ``outputs``, with what `estimate` leaves out: matrices, exp and the like."""
     nodes = list(toposort(outputs))
-    unknown = max(data_sizes(nodes), default=1)
-    read = sum(
-        max(_elements(i, unknown) for i in node.inputs)
-        for node in nodes
-        if isinstance(node.op, Dot) and len(node.inputs)
-    )
-    functions = sum(_elements(node.outputs[0], unknown) for node in nodes if _is_function(node.op))
-    more = read * _SECONDS_PER_READ + functions * _SECONDS_PER_FUNCTION
+    work = _work(nodes, max(data_sizes(nodes), default=1))
+    more = work.read * _SECONDS_PER_READ + work.functions * _SECONDS_PER_FUNCTION
     cached = _CACHED_SPEEDUP if cost.widest <= _CACHED_ELEMENTS else 1.0
     return more + (cost.numba_seconds if compiled else cost.quick_seconds) / cached
 
 
-def _is_function(op: Op) -> bool:
-    scalar = getattr(op, "scalar_op", None)
-    name = str(getattr(scalar, "name", None) or type(scalar).__name__).lower()
-    return isinstance(scalar, UnaryScalarOp) and not isinstance(scalar, Cast) and name not in _CHEAP
+def _work(nodes: list[Apply], unknown: int) -> Extra:
+    """Return what nodes take beside a pass over their elements."""
+    rules = [(node, rule) for node in nodes if not isinstance(rule := operation(node.op).work, str)]
+    found = [rule(node, unknown) for node, rule in rules]
+    return Extra(*map(sum, zip(*found, strict=True))) if found else Extra()
 
 
 def data_sizes(nodes: list[Apply]) -> list[int]:
@@ -145,20 +126,3 @@ def data_sizes(nodes: list[Apply]) -> list[int]:
         if isinstance(data, np.ndarray | np.generic):
             sizes.append(int(data.size))
     return sizes
-
-
-def _elements(var: Variable, unknown: int) -> int:
-    shape = getattr(var.type, "shape", ())
-    size, missing = 1, False
-    for length in shape:
-        if length is None:
-            missing = True
-        else:
-            size *= length
-    return max(size, unknown) if missing else size
-
-
-def _steps(node: Apply, unknown: int) -> int:
-    n_steps = node.inputs[0]
-    data = getattr(n_steps, "data", None)
-    return unknown if data is None else int(data)

@@ -7,21 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytensor
-import pytensor.scalar as ps
 
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.traversal import toposort
-from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.random.op import RNGConsumerOp
 from pytensor.tensor.rewriting.shape import ShapeFeature
 from pytensor.tensor.shape import Shape, Shape_i
 
 from pymc_ngvi.graphs.backends import quick_mode, without_c
-
-#: Scalar functions that are constant but for jumps.
-_STEPS = (ps.Sign, ps.Floor, ps.Ceil, ps.Trunc, ps.RoundHalfToEven, ps.RoundHalfAwayFromZero, ps.IntDiv)
+from pymc_ngvi.ops.scalars import differentiable_inputs
 
 
 class Kind(enum.Enum):
@@ -148,16 +144,6 @@ class Facts:
         feature = ShapeFeature()
         FunctionGraph(outputs=[output], clone=False, copy_inputs=False, features=[feature])
         return [tuple(feature.shape_tuple(var)) for var in variables]
-
-
-def differentiable_inputs(node: Apply) -> list[Variable]:
-    """Return the inputs on which the derivatives of a node's outputs can depend: not the condition of a switch."""
-    scalar_op = node.op.scalar_op if isinstance(node.op, Elemwise) else None
-    if isinstance(scalar_op, _STEPS):
-        return []
-    if isinstance(scalar_op, ps.Switch | ps.Second):
-        return list(node.inputs[1:])
-    return list(node.inputs)
 
 
 def _without_derivative(kind: Kind) -> Kind:

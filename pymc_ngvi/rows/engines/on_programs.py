@@ -1,6 +1,6 @@
-"""Rows as programs that NumPy evaluates: nothing is compiled."""
+"""Rows as programs: PyTensor's graphs are read, and not compiled."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -14,12 +14,12 @@ from pymc_ngvi.reading.programs import program_of, read
 from pymc_ngvi.reading.row_graphs import interacts, shared_first
 from pymc_ngvi.reading.terms import Rows
 from pymc_ngvi.rows.engines.on_pytensor import PyTensorEngine
-from pymc_ngvi.rows.expectation import RowFunction, SummedRowFunction
-from pymc_ngvi.rows.programs.on_numpy import OnNumPy
+from pymc_ngvi.rows.expectation import Compiled, RowFunction, SummedRowFunction
 from pymc_ngvi.rows.programs.program import RowProgram
-from pymc_ngvi.rows.programs.rewriting import rewritten, seconds
+from pymc_ngvi.rows.programs.rewriting import firsts, rewritten, seconds
 from pymc_ngvi.rows.programs.separated import Separation
 from pymc_ngvi.rows.programs.writer import CannotFollow
+from pymc_ngvi.rows.row_gradient import FirstDerivatives
 from pymc_ngvi.rows.row_hessian import SecondDerivatives
 
 
@@ -41,20 +41,24 @@ class _Sum(NamedTuple):
     value: RowProgram
 
 
-class NumPyEngine:
+class ProgramEngine:
     """Reads rows as programs; rows that have operations it does not know are left to PyTensor.
 
     Parameters
     ----------
+    evaluated : callable
+        From a program to a function of arrays, floats or booleans, that broadcast, all with as many axes; it returns
+        the outputs, which broadcast to the shape that the inputs have together. It raises `CannotFollow` for a program
+        with an operation that it does not know.
     compile_ : callable
-        How these are compiled.
+        How rows are compiled that are left to PyTensor.
     """
 
-    def __init__(self, compile_: CompileAll) -> None:
-        self._otherwise = PyTensorEngine(compile_)
+    def __init__(self, evaluated: Callable[[RowProgram], Compiled], compile_: CompileAll) -> None:
+        self._evaluated, self._otherwise = evaluated, PyTensorEngine(compile_)
         self._read: WeakKeyDictionary[Variable, dict[tuple[object, ...], RowProgram]] = WeakKeyDictionary()
         self._sums: WeakKeyDictionary[Variable, _Sum] = WeakKeyDictionary()
-        self._functions: dict[tuple[RowProgram, tuple[float | None, ...]], OnNumPy] = {}
+        self._functions: dict[RowProgram, Compiled] = {}
 
     def row_function(self, rows: Rows) -> RowFunction:
         """Return the function of rows."""
@@ -68,10 +72,11 @@ class NumPyEngine:
     def _plain(self, rows: Rows) -> RowFunction:
         rows, n_shared = shared_first(rows)
         numbers, data = _data_of(rows)
-        return RowFunction(self._value(rows, n_shared, numbers), rows.index, data, interacts(rows), n_shared=n_shared)
+        function = self._function(self._value(rows, n_shared, numbers))
+        return RowFunction(function, rows.index, data, interacts(rows), n_shared=n_shared)
 
-    def _value(self, rows: Rows, n_shared: int, numbers: list[float | None]) -> OnNumPy:
-        """Return the function of rows, whose graph is read once for each order of their predictors.
+    def _value(self, rows: Rows, n_shared: int, numbers: list[float | None]) -> RowProgram:
+        """Return the program of rows, whose graph is read once for each order of their predictors.
 
         Parameters
         ----------
@@ -85,7 +90,7 @@ class NumPyEngine:
         if key not in known:
             early = [*rows.slots[:n_shared], *rows.data]
             known[key] = program_of([*rows.slots, *rows.data], [rows.value], early)
-        return self._function(known[key], [*[None] * len(rows.slots), *numbers])
+        return _given(known[key], [*[None] * len(rows.slots), *numbers])
 
     def _summed(self, rows: Rows) -> RowFunction:
         assert rows.sum_ is not None
@@ -97,36 +102,58 @@ class NumPyEngine:
         numbers, data = _data_of(rows)
         none: list[float | None] = [None] * len(others)
         beside = [a for a in known.value.used if a < len(others)]
-        function = self._value(rows, 0, numbers)
-        along = self._function(known.along, [*none, *numbers])
+        function = self._function(self._value(rows, 0, numbers))
+        along = self._function(_given(known.along, [*none, *numbers]))
         unused = [None if a in beside else 0.0 for a in range(len(others))]
-        given_sum = self._function(known.value, [*unused, None, *numbers])
+        given_sum = self._function(_given(known.value, [*unused, None, *numbers]))
         are_shared = len(rows.index) > 1 and bool((rows.index == rows.index[0])[:, : len(others)].all())
         return SummedRowFunction(
             function, rows.index, data, interacts(rows), rows.n_summed, along, known.owners, given_sum, beside,
             shares_u=are_shared,
         )  # fmt: skip
 
-    def _function(self, program: RowProgram, numbers: Sequence[float | None]) -> OnNumPy:
-        key = program, tuple(numbers)
-        if key not in self._functions:
-            writer, outputs = rewritten(*key)
-            self._functions[key] = OnNumPy(writer.written(outputs))
-        return self._functions[key]
+    def _function(self, program: RowProgram) -> Compiled:
+        if program not in self._functions:
+            self._functions[program] = self._evaluated(program)
+        return self._functions[program]
 
     def with_data(self, function: RowFunction, rows: Rows) -> RowFunction:
         """Return the function of the same rows with other data."""
         return self.row_function(rows)
 
+    def first_derivatives(self, rows: Rows) -> FirstDerivatives | None:
+        """Return rows with their derivatives; None where they have an operation without one, or one not known here."""
+        try:
+            rows, n_shared, value, data = self._taken(rows)
+            program, by = firsts(value, len(rows.slots))
+            function = self._function(program)
+        except CannotFollow:
+            return None
+        return FirstDerivatives(function, rows.index, by, data, n_shared)
+
     def second_derivatives(self, rows: Rows) -> SecondDerivatives:
         """Return the second derivatives of rows."""
         try:
-            rows, n_shared = shared_first(rows)
-            numbers, data = _data_of(rows)
-            program, pairs = seconds(self._value(rows, n_shared, numbers).program, len(rows.slots))
+            rows, n_shared, value, data = self._taken(rows)
+            program, pairs = seconds(value, len(rows.slots))
+            function = self._function(program)
         except CannotFollow:
             return self._otherwise.second_derivatives(rows)
-        return SecondDerivatives(self._function(program, ()), rows.index, pairs, data, n_shared)
+        return SecondDerivatives(function, rows.index, pairs, data, n_shared)
+
+    def _taken(self, rows: Rows) -> tuple[Rows, int, RowProgram, list[Array]]:
+        """Return rows with predictors that all share first, how many these are, their program and its data."""
+        if rows.is_whole:
+            raise CannotFollow("more than operations element by element")
+        rows, n_shared = shared_first(rows)
+        numbers, data = _data_of(rows)
+        return rows, n_shared, self._value(rows, n_shared, numbers), data
+
+
+def _given(program: RowProgram, numbers: Sequence[float | None]) -> RowProgram:
+    """Return a program with numbers in the place of inputs."""
+    writer, outputs = rewritten(program, numbers)
+    return writer.written(outputs)
 
 
 def _data_of(rows: Rows) -> tuple[list[float | None], list[Array]]:

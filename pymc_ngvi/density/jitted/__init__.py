@@ -1,1 +1,0 @@
-"""Rows on JAX: expectations as functions that are jitted."""
