@@ -7,8 +7,7 @@ from typing import Any
 
 import pymc as pm
 
-from pymc_ngvi.fitting.options import split_options
-from pymc_ngvi.fitting.signatures import joined, sign
+from pymc_ngvi.fitting.signatures import joined_parameters, sign, split_options
 from pymc_ngvi.inference import MOST_ITERATIONS, NGVI
 from pymc_ngvi.results.approximation import NGVIApproximation
 
@@ -72,7 +71,7 @@ def _parameters(docstring: str | None) -> str:
 
 
 # Written in one place and shown in each: by `help(NGVI)`, `help(fit_ngvi)` and `help(pm.fit)`; so are the options.
-sign(fit_ngvi, joined(list(inspect.signature(fit_ngvi).parameters.values())[:-1], NGVI.__init__, NGVI.fit))
+sign(fit_ngvi, joined_parameters(list(inspect.signature(fit_ngvi).parameters.values())[:-1], NGVI.__init__, NGVI.fit))
 fit_ngvi.__doc__ = inspect.cleandoc(fit_ngvi.__doc__ or "").replace("{options}", options_text())
 
 

@@ -16,7 +16,7 @@ from rich.theme import Theme
 
 from pymc_ngvi.core.seeds import Seed, seed_of
 from pymc_ngvi.core.types import Array, Rule, VariationalState
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.shards.shards import Shards
 from pymc_ngvi.density.streams.density import Streamed
 from pymc_ngvi.fitting.begun import first_state
@@ -26,12 +26,12 @@ from pymc_ngvi.fitting.earlier import Earlier
 from pymc_ngvi.fitting.given import check_not_empty, model_given, streamed
 from pymc_ngvi.fitting.lost import keeping
 from pymc_ngvi.fitting.modes.search import ModeSearch
-from pymc_ngvi.fitting.options import OF_CONSTRUCTOR, OPTIONS, FitOptions, check_callbacks, check_n, refuse_unknown
+from pymc_ngvi.fitting.options import OF_CONSTRUCTOR, OPTIONS, FitOptions, check_callbacks, check_n
 from pymc_ngvi.fitting.outcome import report_outcome
 from pymc_ngvi.fitting.problem import Problem, problem_of
 from pymc_ngvi.fitting.progress import FitProgress, watching
 from pymc_ngvi.fitting.session import FitSession
-from pymc_ngvi.fitting.signatures import takes
+from pymc_ngvi.fitting.signatures import refuse_for, refuse_unknown, takes
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.graphs.backends import Backend
 from pymc_ngvi.results.approximation import NGVIApproximation
@@ -190,7 +190,7 @@ class NGVI(Inference):
         # What was made for the first fit before it began: users take nodes of `approx` for their callbacks.
         self._prepared: NGVIApproximation | None = None
         self._next_seed: int | None = None
-        self._density: LogDensity | None = None  # of the last fit
+        self._density: ModelDensity | None = None  # of the last fit
 
     def configure(self, **options: Any) -> None:
         """Change options of the constructor before the next fit; None leaves an option as it is.
@@ -283,7 +283,7 @@ class NGVI(Inference):
         TypeError
             For an option that does not exist or belongs to another method, saying what to use instead.
         """
-        _refuse(unknown)
+        refuse_for(unknown, NGVI.__init__, NGVI.fit)
         n, callbacks = check_n(n), check_callbacks(callbacks)
         clock = time.perf_counter()
         problem = self._problem(backend, compile_kwargs)
@@ -374,7 +374,7 @@ class NGVI(Inference):
             return self._next_seed
         return seed_of(self._given["random_seed"])
 
-    def _from(self, density: LogDensity) -> Mapping[str, ArrayLike] | Earlier | None:
+    def _from(self, density: ModelDensity) -> Mapping[str, ArrayLike] | Earlier | None:
         """Return the means to start from, or the earlier fit."""
         start = self._given["start"]
         return Earlier.of(start, density) if isinstance(start, NGVIApproximation) else start
@@ -393,10 +393,3 @@ class NGVI(Inference):
         approx = self._prepared or NGVIApproximation(density, q)
         approx.restart(density, q, random_seed=seed, include_transformed=include_transformed)
         return approx, problem, rule, state, seed
-
-
-def _refuse(options: Mapping[str, object]) -> None:
-    """Raise TypeError for an option that `NGVI.fit` does not take, saying where it belongs."""
-    refuse_unknown(options, NGVI.__init__, NGVI.fit)
-    if options:
-        raise TypeError(f"{next(iter(options))} is an option of NGVI(...), not of its fit: give it there.")

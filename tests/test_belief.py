@@ -7,7 +7,7 @@ import pytest
 
 from matrix import two_seeds
 
-from pymc_ngvi.estimators.summary import summarise
+from pymc_ngvi.estimators.summary import moments_at_draws
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.steps.schedule.belief import UNKNOWN, Belief
 
@@ -31,7 +31,7 @@ def noisy_moments(error, noise, rng):
     """
     grads = -error + noise * rng.standard_normal((N_REPLICATES, N_DIM))
     state = DiagonalState(np.zeros(N_DIM), np.ones(N_DIM))
-    moments = summarise(state, grads, np.ones((N_REPLICATES, N_DIM)))
+    moments = moments_at_draws(state, grads, np.ones((N_REPLICATES, N_DIM)))
     return moments.grad, moments
 
 

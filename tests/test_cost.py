@@ -51,7 +51,7 @@ def test_what_evaluations_share_does_not_limit_their_number():
 def test_steps_of_a_scan_count():
     def seconds(n_steps):
         density = LogDensity(models.scan_ar1(n_steps), "quick")
-        return density.cost.quick_seconds
+        return density.graphs.cost.quick_seconds
 
     assert seconds(60) > 4 * seconds(6)
 

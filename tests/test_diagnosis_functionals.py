@@ -21,7 +21,7 @@ from pymc_ngvi.results.diagnosis.joint_drift import JointDrift, trimmed_mean
 from pymc_ngvi.results.diagnosis.ranks import limit_drift, rank_drift
 from pymc_ngvi.results.diagnosis.weighted_shift import weighted_shift_of
 from pymc_ngvi.results.distributions.variational import StateDistribution, distribution_of
-from pymc_ngvi.results.posterior import ConditionalDistance, Plan
+from pymc_ngvi.results.posterior import ConditionalDistance, MovePlan
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 
@@ -73,7 +73,7 @@ class OfDraws(StateDistribution):
         return None if self.q.squares is None else ConditionalDistance(self.q.squares(theta), theta.shape[1])
 
     def plan(self, density):
-        return Plan(density, DiagonalState(np.zeros(self.n_dim), np.ones(self.n_dim)), self.q.draws)
+        return MovePlan(density, DiagonalState(np.zeros(self.n_dim), np.ones(self.n_dim)), self.q.draws)
 
     def costs(self, density, record):
         return direct_costs(density, record, self.n_dim, 0)

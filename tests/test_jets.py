@@ -8,9 +8,9 @@ import pytensor.tensor as pt
 import pytest
 
 from pymc_ngvi.density import LogDensity, flat
-from pymc_ngvi.density.jets.arrays import CannotFollow
+from pymc_ngvi.density.jets.arrays import NoJet
 from pymc_ngvi.density.jets.evaluation import ForwardMode
-from pymc_ngvi.density.jets.scalars import Operation
+from pymc_ngvi.density.jets.scalars import JetOperation
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 
@@ -148,8 +148,8 @@ def test_a_matrix_without_a_factor_says_nothing_of_other_points():
 
 
 def test_long_sums_take_no_derivatives_by_pairs(monkeypatch):
-    by, outputs = [], Operation.outputs
-    monkeypatch.setattr(Operation, "outputs", lambda operation: by.append(len(operation.by)) or outputs(operation))
+    by, outputs = [], JetOperation.outputs
+    monkeypatch.setattr(JetOperation, "outputs", lambda operation: by.append(len(operation.by)) or outputs(operation))
     theta = pt.vector("theta", shape=(3,))
     rng = np.random.default_rng(0)
     terms = [weight * theta[k % 3] ** 2 for k, weight in enumerate(rng.random(400))]
@@ -162,7 +162,7 @@ def test_long_sums_take_no_derivatives_by_pairs(monkeypatch):
 @pytest.mark.parametrize("function", [lambda x: pt.sort(x)[0], lambda x: x[pt.argmax(x)]], ids=["sorted", "at"])
 def test_operations_without_a_rule(function):
     theta = pt.vector("theta", shape=(3,))
-    with pytest.raises(CannotFollow):
+    with pytest.raises(NoJet):
         ForwardMode(function(theta), theta)
 
 

@@ -10,7 +10,7 @@ from scipy.special import gammaln, logsumexp
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.effects import N_CANDIDATES, SplitNormal, draw_effects
 from pymc_ngvi.marginal.log_marginal import LogMarginal
-from pymc_ngvi.marginal.nodes import LADDER, Rule
+from pymc_ngvi.marginal.nodes import LADDER, PathRule
 
 SEEDS = [0, 1]
 
@@ -28,7 +28,7 @@ def found(terms, forest, g, width=1.0, n_nodes=None):
     start = Centres(np.zeros((1, forest.n_local)), np.zeros((1, forest.n_local, forest.n_levels)))
     start.factor[:, np.arange(forest.n_local), forest.level] = width
     quadrature = LogMarginal(terms, forest, lambda g: start)
-    quadrature.rule = Rule(n_nodes or LADDER[forest.n_levels][-1], forest.n_levels)
+    quadrature.rule = PathRule(n_nodes or LADDER[forest.n_levels][-1], forest.n_levels)
     points = quadrature.reference(g)
     assert not points.lost.any()
     return points

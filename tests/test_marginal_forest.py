@@ -92,7 +92,7 @@ def test_shapes(name):
     check(forest, pattern)
     assert (forest.n_globals, forest.n_blocks, forest.n_levels) == (2, 20, n_levels)
     assert forest.widest == block[0]
-    assert forest.is_paths == (n_levels == block[0])
+    assert (forest.widest == forest.n_levels) == (n_levels == block[0])
     assert forest.n_dim == pattern.n_dim
 
 
@@ -105,7 +105,7 @@ def test_different_sizes_side_by_side():
     # A path of each: 2 levels of a hub, 3 of a / b / c and of three, 3 of a chain of 5.
     depth = [forest.level[forest.block == i].max() + 1 for i in range(len(blocks))]
     assert depth == [2, 1, 3, 3, 2, 3, 1] * 8
-    assert not forest.is_paths
+    assert forest.widest > forest.n_levels
 
 
 def test_the_root_of_a_hub_is_the_hub_wherever_it_stands():

@@ -13,7 +13,7 @@ from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.fitting import Hopeless, Sampler
 from pymc_ngvi.marginal.left_out import leave_groups_out
 from pymc_ngvi.marginal.log_marginal import TOLERANCE, LogMarginal
-from pymc_ngvi.marginal.nodes import Rule
+from pymc_ngvi.marginal.nodes import PathRule
 from pymc_ngvi.marginal.quadrature import integrate, off_centre
 from pymc_ngvi.marginal.sampling import Pool
 from pymc_ngvi.marginal.state import ExactState
@@ -93,7 +93,7 @@ def test_nodes_are_enough_at_the_posterior(binary, seed):
     points = state.quadrature.reference(g)
     by_rule, by_many = (
         integrate(groups.terms, groups.forest, rule, g, points.centres, moments=False).log_marginal
-        for rule in (state.quadrature.rule, Rule(121, 1))
+        for rule in (state.quadrature.rule, PathRule(121, 1))
     )
     assert np.std(by_rule - by_many) < 0.1
 
@@ -160,7 +160,7 @@ def test_centres_that_are_accepted_give_the_right_integral(n_nodes):
     terms = NumpyTerms(lambda g: 0.0 * g[:, 0], lambda g, b: -0.5 * b**2 - 0.5 * np.log(2.0 * np.pi), size=10_000)
     mean, scale = np.meshgrid(np.linspace(-1.5, 1.5, 61), np.exp(np.linspace(-1.1, 1.1, 61)))
     centres = Centres(mean.reshape(-1, 1), scale.reshape(-1, 1, 1))
-    rule = Rule(n_nodes, 1)
+    rule = PathRule(n_nodes, 1)
     result = integrate(terms, singles(1), rule, np.zeros((len(centres), 1)), centres)
     accepted = ~off_centre(result.shape, rule, result.log_marginal)
     assert accepted.mean() > 0.02
@@ -179,10 +179,10 @@ def test_loose_centres_do_not_change_log_m_with_the_globals():
         return Centres(right.mean + np.tanh(g[:, :1]) * right.factor[:, :, 0], 0.7 * right.factor)
 
     quadrature = LogMarginal(gaussian.terms, gaussian.forest, off)
-    quadrature.rule = Rule(3, 1)
+    quadrature.rule = PathRule(3, 1)
     points = quadrature.reference(g)
     assert np.std(points.log_marginal - gaussian.log_marginal(g)) < 0.05
-    uncorrected = integrate(gaussian.terms, gaussian.forest, Rule(3, 1), g, off(g)).log_marginal
+    uncorrected = integrate(gaussian.terms, gaussian.forest, PathRule(3, 1), g, off(g)).log_marginal
     assert np.std(uncorrected - gaussian.log_marginal(g)) > 0.5
 
 

@@ -16,10 +16,10 @@ from pymc_ngvi.marginal import log_marginal
 from pymc_ngvi.marginal.fitting import Sampler
 from pymc_ngvi.marginal.log_marginal import LogMarginal
 from pymc_ngvi.marginal.nodes import ladder
-from pymc_ngvi.marginal.proposals import Proposal, StudentMixture, effective_size
+from pymc_ngvi.marginal.proposals import Proposal, effective_size
 from pymc_ngvi.marginal.quadrature import integrate
-from pymc_ngvi.marginal.ridges import ridges, work_of
-from pymc_ngvi.marginal.rounds import Rounds, moved
+from pymc_ngvi.marginal.ridges import ridges, work_in_dimensions
+from pymc_ngvi.marginal.rounds import ProposalRounds, moved
 from pymc_ngvi.marginal.sampling import (
     Plain,
     Round,
@@ -29,6 +29,7 @@ from pymc_ngvi.marginal.sampling import (
     pooled,
     relative_sd_errors,
 )
+from pymc_ngvi.marginal.student_mixture import StudentMixture
 from pymc_ngvi.marginal.tails import Bend
 from pymc_ngvi.marginal.verdict import MOST_ERROR, MOST_MISSED, SAID_ERROR, Checks
 
@@ -102,12 +103,12 @@ def test_a_pool_that_misses_a_shelf_is_moved_by_draws_far_out():
     bulk = lambda g: -0.5 * np.sum(g**2, axis=1)  # noqa: E731
     far = Proposal(ridges(shelf, np.zeros(2), np.ones(2), np.arange(2)), Bend())
     there = far.draws(256, rng)
-    rounds = Rounds()
+    rounds = ProposalRounds()
     rounds.add(Round(near, g, shelf(g)))
     before = rounds.pooled()
     rounds.add(Round(far, there, shelf(there)))
     assert moved(before, rounds.pooled()) > 1.0
-    same = Rounds()
+    same = ProposalRounds()
     same.add(Round(near, g, bulk(g)))
     before = same.pooled()
     same.add(Round(far, there, bulk(there)))
@@ -134,13 +135,13 @@ def test_ridges_of_a_gaussian_end_where_its_mass_does():
 
     found = ridges(gaussian, np.zeros(3), np.ones(3), np.arange(3))
     assert np.abs(found.means).max() < np.sqrt(20.0)
-    assert sum(calls) <= 3 * work_of(3)
+    assert sum(calls) <= 3 * work_in_dimensions(3)
     assert ridges(lambda g: np.where(g[:, 0] == 0.0, 0.0, -np.inf), np.zeros(1), np.ones(1), np.array([0])) is None
 
 
 def test_rounds_are_those_of_the_mixture():
     rng = np.random.default_rng(1)
-    both, rounds = [], Rounds()
+    both, rounds = [], ProposalRounds()
     for proposal, n in ((t_proposal(scale=1.5), 100), (t_proposal(scale=3.0), 60)):
         g = proposal.draws(n, rng)
         both.append(Round(proposal, g, shelf(g)))
@@ -154,7 +155,7 @@ def test_rounds_are_those_of_the_mixture():
 def test_only_draws_with_weight_are_evaluated_anew():
     rng = np.random.default_rng(1)
     g = (proposal := t_proposal(scale=5.0)).draws(256, rng)
-    rounds, asked = Rounds(), []
+    rounds, asked = ProposalRounds(), []
     rounds.add(Round(proposal, g, -0.5 * np.sum(g**2, axis=1)))
 
     def anew(g):

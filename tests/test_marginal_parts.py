@@ -7,7 +7,7 @@ from numpy.testing import assert_allclose
 
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.log_marginal import LogMarginal
-from pymc_ngvi.marginal.parts import Part, Plan, sub_forest
+from pymc_ngvi.marginal.parts import Plan, SomeBlocks, sub_forest
 from pymc_ngvi.marginal.regression import covering, gram_of, leverage_of
 
 
@@ -30,7 +30,7 @@ class ByTree(NumpyTerms):
             of_globals, of_locals = self.gaussian.terms.terms(g, everywhere)
             return of_globals * (block == 0), of_locals[:, :, places]
 
-        return Part(sub_forest(forest, places), places, slice(block, block + 1), terms)
+        return SomeBlocks(sub_forest(forest, places), places, slice(block, block + 1), terms)
 
 
 def test_only_blocks_off_their_centres_are_evaluated_again(rng):

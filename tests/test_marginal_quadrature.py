@@ -11,11 +11,11 @@ from scipy import integrate as scipy_integrate
 from scipy import sparse
 from scipy.special import gammaln, polygamma
 
-from pymc_ngvi.marginal.centres import Centres, corrected
+from pymc_ngvi.marginal.centres import Centres, corrected_centres
 from pymc_ngvi.marginal.conditional_gaussian import linear_centres
 from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.log_marginal import LogMarginal, Points, joined
-from pymc_ngvi.marginal.nodes import LADDER, Rule, first_rule, ladder, references
+from pymc_ngvi.marginal.log_marginal import LogMarginal, Referred, joined_points
+from pymc_ngvi.marginal.nodes import LADDER, PathRule, first_rule, ladder, references
 from pymc_ngvi.marginal.quadrature import integrate, off_centre
 from pymc_ngvi.marginal.regression import Whitening
 
@@ -32,7 +32,7 @@ def standard_normal_moments(n):
 
 @pytest.mark.parametrize("n_levels", LADDER)
 def test_rules_are_exact_for_polynomials(n_levels):
-    for rule in [Rule(1, n_levels), *ladder(n_levels)]:
+    for rule in [PathRule(1, n_levels), *ladder(n_levels)]:
         k = min(2 * rule.n_nodes - 1, 20)
         density = np.exp(-0.5 * rule.line**2) / np.sqrt(2.0 * np.pi)
         moments = (np.exp(rule.log_weight) * density * rule.line ** np.arange(k + 1)[:, None]).sum(axis=1)
@@ -57,7 +57,7 @@ def test_log_m_of_a_gaussian(name, seed):
     forest = gaussian.forest
     g = rng.normal(size=(9, 2))
     for n_nodes in (1, 2, 3, 4):
-        rule = Rule(n_nodes, forest.n_levels)
+        rule = PathRule(n_nodes, forest.n_levels)
         result = integrate(gaussian.terms, forest, rule, g, gaussian.centres(g), by_block=True)
         assert_allclose(result.log_marginal, gaussian.log_marginal(g), rtol=1e-10, atol=1e-10)
         assert result.of_blocks.shape == (9, forest.n_blocks)
@@ -71,7 +71,7 @@ def test_standardised_moments_of_a_gaussian(name):
     rng = np.random.default_rng(2)
     gaussian = Gaussian(forest_of(TREES[name], 2), rng)
     forest, g = gaussian.forest, rng.normal(size=(9, 2))
-    rule = Rule(3, forest.n_levels)
+    rule = PathRule(3, forest.n_levels)
     shape = integrate(gaussian.terms, forest, rule, g, gaussian.centres(g)).shape
     assert_allclose(shape.mean, 0.0, atol=1e-10)
     assert_allclose(shape.cov, np.broadcast_to(np.eye(forest.n_levels), shape.cov.shape), atol=1e-10)
@@ -79,7 +79,7 @@ def test_standardised_moments_of_a_gaussian(name):
     leaves = np.setdiff1d(np.arange(forest.n_local), forest.parent)
     assert_allclose(shape.width[:, leaves], 1.0, atol=1e-10)
     assert not off_centre(shape, rule, np.zeros(9)).any()
-    again = corrected(gaussian.centres(g), shape, forest)
+    again = corrected_centres(gaussian.centres(g), shape, forest)
     assert_allclose(again.mean, gaussian.conditional(g)[0], atol=1e-9)
     assert_allclose(again.factor, gaussian.centres(g).factor, atol=1e-9)
 
@@ -92,9 +92,9 @@ def test_a_gaussian_about_other_centres(name):
     forest, g = gaussian.forest, rng.normal(size=(5, 2))
     right = gaussian.centres(g)
     off = Centres(right.mean + 0.6 * rng.uniform(-1.0, 1.0, right.mean.shape) * right.own(forest), right.factor)
-    result = integrate(gaussian.terms, forest, Rule(27, forest.n_levels), g, off)
+    result = integrate(gaussian.terms, forest, PathRule(27, forest.n_levels), g, off)
     assert_allclose(result.log_marginal, gaussian.log_marginal(g), rtol=1e-10, atol=1e-10)
-    again = corrected(off, result.shape, forest)
+    again = corrected_centres(off, result.shape, forest)
     assert_allclose(again.mean, right.mean, atol=1e-8)
     assert_allclose(again.factor, right.factor, atol=1e-8)
 
@@ -102,7 +102,7 @@ def test_a_gaussian_about_other_centres(name):
 def test_chunks_of_draws_make_no_difference():
     rng = np.random.default_rng(4)
     gaussian = Gaussian(forest_of(TREES["nested"], 2), rng)
-    g, rule = rng.normal(size=(9, 2)), Rule(3, 3)
+    g, rule = rng.normal(size=(9, 2)), PathRule(3, 3)
     results = []
     for size in (1, 4, 100):
         gaussian.terms._size = size
@@ -140,7 +140,7 @@ def test_blocks_of_one_against_adaptive_quadrature(sd):
     g = np.array([[-1.0], [0.7]])
     centres = Centres(np.zeros((2, 3)), np.full((2, 3, 1), 0.5 * sd))
     quadrature = LogMarginal(terms, forest, lambda g: centres)
-    quadrature.rule = Rule(41, 1)
+    quadrature.rule = PathRule(41, 1)
     points = quadrature.reference(g)
     assert not points.lost.any()
     blocks = integrate(terms, forest, quadrature.rule, g, points.centres, by_block=True)
@@ -170,7 +170,7 @@ def test_a_pair_against_a_grid():
     quadrature = LogMarginal(
         terms, forest, lambda g: Centres(np.zeros((2, 2)), np.tile([[1.0, 0.0], [0.5, 0.5]], (2, 1, 1)))
     )
-    quadrature.rule = Rule(13, 2)
+    quadrature.rule = PathRule(13, 2)
     points = quadrature.reference(g)
     line = np.linspace(-9.0, 5.0, 1_401)
     mesh = np.stack(np.meshgrid(line, line, indexing="ij"), axis=-1).reshape(1, -1, 2)
@@ -191,7 +191,7 @@ def test_skewness_of_a_conditional():
     shape = np.array([1.5, 4.0, 30.0])
     terms = NumpyTerms(lambda g: 0.0 * g[:, 0], lambda g, b: shape * b - np.exp(b) - gammaln(shape))
     quadrature = LogMarginal(terms, singles(3), lambda g: Centres(np.zeros((len(g), 3)), np.ones((len(g), 3, 1))))
-    quadrature.rule = Rule(41, 1)
+    quadrature.rule = PathRule(41, 1)
     points = quadrature.reference(np.zeros((1, 1)))
     assert_allclose(points.log_marginal, 0.0, atol=1e-5)
     assert_allclose(points.centres.mean[0], polygamma(0, shape), atol=1e-4)
@@ -203,11 +203,11 @@ def test_values_that_are_not_finite_count_as_no_density():
     """A density that ends at 0: NaN beyond."""
     terms = NumpyTerms(lambda g: g[:, 0], lambda g, b: np.where(b > 0.0, 4.0 * np.log(np.abs(b)) - b, np.nan))
     centres = Centres(np.full((1, 1), 5.0), np.full((1, 1, 1), np.sqrt(5.0)))
-    result = integrate(terms, singles(1), Rule(41, 1), np.zeros((1, 1)), centres)
+    result = integrate(terms, singles(1), PathRule(41, 1), np.zeros((1, 1)), centres)
     assert_allclose(result.log_marginal, np.log(24.0), atol=1e-3)
     assert np.isfinite(result.shape.mean).all()
     nowhere = NumpyTerms(lambda g: g[:, 0], lambda g, b: b + np.nan)
-    rule = Rule(5, 1)
+    rule = PathRule(5, 1)
     result = integrate(nowhere, singles(2), rule, np.zeros((1, 1)), Centres(np.ones((1, 2)), np.ones((1, 2, 1))))
     assert result.log_marginal[0] == -np.inf
     assert off_centre(result.shape, rule, result.log_marginal).all()
@@ -356,8 +356,8 @@ def test_points_join():
     gaussian = Gaussian(forest_of(TREES["pairs"], 2), rng)
     quadrature = LogMarginal(gaussian.terms, gaussian.forest, gaussian.centres)
     parts = [quadrature.reference(rng.normal(size=(n, 2))) for n in (3, 4)]
-    both = joined(parts)
-    assert isinstance(both, Points)
+    both = joined_points(parts)
+    assert isinstance(both, Referred)
     rows = np.array([5, 1])
     assert_allclose(both[rows].log_marginal, [parts[1].log_marginal[2], parts[0].log_marginal[1]])
     assert_allclose(both[rows].centres.mean, [parts[1].centres.mean[2], parts[0].centres.mean[1]])
@@ -393,7 +393,7 @@ def test_more_nodes_for_skewed_conditionals():
     assert quadrature.rule.n_nodes > 9
     assert quadrature.rule_error < 0.03
     points = quadrature.reference(g)
-    best = integrate(terms, quadrature.forest, Rule(61, 1), g, points.centres, moments=False).log_marginal
+    best = integrate(terms, quadrature.forest, PathRule(61, 1), g, points.centres, moments=False).log_marginal
     assert np.std(points.log_marginal - best) < 0.06
 
 
@@ -419,7 +419,7 @@ def test_draws_that_the_base_rule_finds_off_their_centres_are_done_by_the_refere
     gaussian = Gaussian(forest_of(TREES["pairs"], 2), rng)
     g = rng.normal(size=(60, 2))
     quadrature = LogMarginal(gaussian.terms, gaussian.forest, gaussian.centres, whitening=whitening(2))
-    quadrature.rule = Rule(7, 2)
+    quadrature.rule = PathRule(7, 2)
     points = quadrature.reference(g)
     quadrature.learn_centres(points)
     quadrature.learn_base(points, np.ones(60), tolerance=0.05, least=2, reach=1.5)

@@ -21,7 +21,7 @@ from pymc_ngvi.mixtures.finite.evaluation import evaluate_mixture, mixture_momen
 from pymc_ngvi.mixtures.finite.proposal import moved_within
 from pymc_ngvi.mixtures.finite.search import addition, ascend, local_component, modes
 from pymc_ngvi.mixtures.finite.splitting import join_overlapping, split
-from pymc_ngvi.mixtures.finite.weights import LEAST_LOG_WEIGHT, stepped
+from pymc_ngvi.mixtures.finite.weights import LEAST_LOG_WEIGHT, stepped_weights
 from pymc_ngvi.updates import natural
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")
@@ -442,7 +442,7 @@ def test_divergence_is_that_of_gaussians(kind):
 
 
 def test_weights_have_a_floor_and_sum_to_one():
-    new = stepped(np.log([0.5, 0.5]), np.array([0.0, -1e6]), 1.0)
+    new = stepped_weights(np.log([0.5, 0.5]), np.array([0.0, -1e6]), 1.0)
     assert new[1] >= LEAST_LOG_WEIGHT - 1e-6
     assert np.isclose(np.exp(new).sum(), 1.0)
 

@@ -23,7 +23,7 @@ from pymc_ngvi.families import MixtureState
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.mixture import COMPONENTS
 from pymc_ngvi.mixtures import ComponentTarget
-from pymc_ngvi.mixtures.finite.weights import stepped
+from pymc_ngvi.mixtures.finite.weights import stepped_weights
 from pymc_ngvi.updates import natural
 
 #: Nodes of an expectation in each of so many coordinates: with twice as many, no result changes by more than 2e-6 (in
@@ -240,7 +240,7 @@ def test_component_and_weight_steps_are_the_inverse_fisher_information_times_the
     this, rho = case(make, family, n_dim, n_components), 0.003
     rewards, moments = this.moments
     components = [natural(c, m, rho, False) for c, m in zip(this.q.components, moments, strict=True)]
-    log_weights = stepped(this.q.log_weights, rewards, rho)
+    log_weights = stepped_weights(this.q.log_weights, rewards, rho)
     step = (this.truth.of(MixtureState.of(components, log_weights)) - this.x) / rho
     error = 2e-5 if n_dim < 3 else 2e-4  # fewer nodes
     np.testing.assert_allclose(step, this.direction, rtol=1e-5, atol=error * np.abs(this.direction).max())

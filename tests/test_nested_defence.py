@@ -12,7 +12,7 @@ from pymc_ngvi.density.hyperparameters import latent_rows
 from pymc_ngvi.nested.conditional import ConditionalFits
 from pymc_ngvi.nested.defence import Defence, n_far_of
 from pymc_ngvi.nested.log_marginal import LatentMarginal
-from pymc_ngvi.nested.pairs import Pairs
+from pymc_ngvi.nested.pairs import WeightedPairs
 
 #: Prior standard deviation of a level of which there is one count, 0: its density is nearly that of the prior below.
 SD = 4.0
@@ -99,7 +99,7 @@ def pairs_of(log_ratio, log_mixed, n_far, rng):
     n, m = log_ratio.shape
     latents = rng.standard_normal((n, m, 2))
     flat = np.zeros(n)
-    return Pairs(
+    return WeightedPairs(
         np.arange(n, dtype=float)[:, None], flat, log_ratio, flat, flat, latents, np.zeros((n, 2)), np.ones((n, 2)),
         np.zeros((n, 1)), np.zeros(1), flat, np.zeros(n, dtype=bool), log_mixed, n_far,
     )  # fmt: skip

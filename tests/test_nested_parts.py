@@ -19,7 +19,7 @@ from pymc_ngvi.marginal.tails import Bend, Tail
 from pymc_ngvi.nested.emulator import Emulated, Kriging
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.mode import find_mode
-from pymc_ngvi.nested.seconds import n_values_of, of_blocks, of_fronts, seconds_of
+from pymc_ngvi.nested.seconds import n_values_of, nested_seconds, of_blocks, of_fronts
 from pymc_ngvi.nested.supports import Supports
 
 
@@ -281,4 +281,4 @@ def _sizes(n):
 
 
 def _seconds(n):
-    return seconds_of(_sizes(n))
+    return nested_seconds(_sizes(n))

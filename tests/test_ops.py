@@ -17,7 +17,7 @@ from pytensor.graph.op import Op
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.elemwise import Elemwise
 
-from pymc_ngvi.density.jets.arrays import CannotFollow as NoJets
+from pymc_ngvi.density.jets.arrays import NoJet
 from pymc_ngvi.density.jets.evaluation import ForwardMode
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.graphs import graph
@@ -88,7 +88,7 @@ def test_jets_follow_or_say_why_not(name):
         size = int(np.prod(var.type.shape))
         parts[var], start = theta[start : start + size].reshape(var.type.shape), start + size
     [logp] = graph.simplify(pytensor.graph.replace.graph_replace([output], parts))
-    refusal = refusal_of(NoJets, lambda: ForwardMode(logp, theta))
+    refusal = refusal_of(NoJet, lambda: ForwardMode(logp, theta))
     assert refusal is None or " " in refusal
 
 

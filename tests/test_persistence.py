@@ -37,7 +37,7 @@ from pymc_ngvi.core.types import PathMoments
 from pymc_ngvi.families import BlockState, BlockStructure, DiagonalState
 from pymc_ngvi.fitting.memory import memory_of, remember
 from pymc_ngvi.fitting.registry import ALLOWED, AXES, Choice
-from pymc_ngvi.reparam.differences import Steps
+from pymc_ngvi.reparam.differences import DifferenceSteps
 from pymc_ngvi.results.persistence import files
 from pymc_ngvi.results.persistence.encoding import DamagedError, Decoder, Encoder
 
@@ -806,12 +806,12 @@ def test_files_survive_a_rename_of_any_class(kind, tmp_path):
 
 
 def test_what_is_no_content_is_not_written():
-    steps = Steps(3)
+    steps = DifferenceSteps(3)
     steps.update(np.arange(2), np.full((4, 2), 4.0))
     steps.n_calls = 7
     memory = memory_of(steps)
     assert set(memory) == {"scales", "known"}
-    fresh = Steps(3)
+    fresh = DifferenceSteps(3)
     remember(fresh, memory | {"n_calls": 7})
     assert_array_equal(fresh.scales, [0.5, 0.5, 1.0])
     assert fresh.known
@@ -826,7 +826,7 @@ def test_what_is_no_content_is_not_written():
 @pytest.mark.parametrize("memory", [{"known": True}, {"known": True, "scales": np.ones(2)}, {"known": 1, "scales": 1}])
 def test_a_memory_of_another_form(memory):
     with pytest.raises(ValueError, match=r"learned|another form"):
-        remember(Steps(3), memory)
+        remember(DifferenceSteps(3), memory)
 
 
 # --- values -----------------------------------------------------------------------------------------------------------

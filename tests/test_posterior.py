@@ -18,7 +18,7 @@ from pymc_ngvi.core.psis import pareto_khat
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState, StudentTState
 from pymc_ngvi.results.costs import direct_costs
 from pymc_ngvi.results.distributions.variational import StateDistribution, distribution_of
-from pymc_ngvi.results.posterior import Plan
+from pymc_ngvi.results.posterior import MovePlan
 
 matplotlib.use("agg")
 
@@ -95,7 +95,7 @@ class OfPool(StateDistribution):
         return np.array([place[np.ascontiguousarray(point).tobytes()] for point in theta])
 
     def plan(self, density):
-        return Plan(density, self.gaussian, self.q.draws)
+        return MovePlan(density, self.gaussian, self.q.draws)
 
     def costs(self, density, record):
         return direct_costs(density, record, self.n_dim, self.q.points.size)

@@ -134,7 +134,7 @@ def test_hessians_are_those_from_all_coordinates(make):
 
 def test_rows_take_as_many_products_as_they_have_predictors():
     densities = {make.__name__: density_of(make) for make in (logistic, unknown_scale, noncentred)}
-    taken = {name: by_predictors(density).products_of(density.cost) for name, density in densities.items()}
+    taken = {name: by_predictors(density).products_of(density.graphs.cost) for name, density in densities.items()}
     assert taken == {"logistic": 1, "unknown_scale": 2, "noncentred": 3}
 
 
@@ -142,7 +142,7 @@ def test_what_is_no_row_takes_products_of_its_own():
     density = density_of(correlated)
     found = by_predictors(density)
     assert 0 < found._rest.n_colours <= 9 + 3
-    taken = found.products_of(density.cost)
+    taken = found.products_of(density.graphs.cost)
     assert 1 < taken < 1 + found._rest.n_colours  # each takes less time than one of the whole
 
 

@@ -17,7 +17,7 @@ from pymc_ngvi.core.status import ConvergenceWarning, Status
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.fitting import price, progress
 from pymc_ngvi.fitting.defaults import options_for
-from pymc_ngvi.fitting.price import Price, in_words
+from pymc_ngvi.fitting.price import TimeBudget, in_words
 from pymc_ngvi.fitting.progress import announced
 from pymc_ngvi.marginal.exact import Unavailable, Work
 from pymc_ngvi.results import exact_step, nested_first
@@ -59,22 +59,22 @@ def _scarce(monkeypatch):
 
 def test_all_together_a_call_takes_four_times_the_fit_and_twenty_seconds():
     for of_fit in (0.0, 0.1, 5.0, 300.0):
-        assert of_fit + Price(of_fit).left() == pytest.approx(4.0 * of_fit + 20.0)
-        assert of_fit + Price(of_fit).left(is_plain=True) <= 4.0 * of_fit + 20.0
+        assert of_fit + TimeBudget(of_fit).left() == pytest.approx(4.0 * of_fit + 20.0)
+        assert of_fit + TimeBudget(of_fit).left(is_plain=True) <= 4.0 * of_fit + 20.0
 
 
 def test_max_seconds_takes_the_place_of_both():
-    assert Price(5.0, 60.0).left() == 55.0
-    assert Price(5.0, 60.0).left(is_plain=True) == 55.0
-    assert Price(5.0, 3.0).left() == 0.0
-    assert Price(5.0, np.inf).left() == np.inf
+    assert TimeBudget(5.0, 60.0).left() == 55.0
+    assert TimeBudget(5.0, 60.0).left(is_plain=True) == 55.0
+    assert TimeBudget(5.0, 3.0).left() == 0.0
+    assert TimeBudget(5.0, np.inf).left() == np.inf
 
 
 def test_what_is_asked_for_is_enough_and_round():
     for of_fit in (0.01, 3.0, 77.0, 1_234.0):
         for seconds in (0.5, 31.0, 999.0, 54_321.0):
-            asked = Price(of_fit).asked_for(seconds)
-            assert seconds <= Price(of_fit, float(asked)).left() < 2.5 * (of_fit + seconds) + 2.0
+            asked = TimeBudget(of_fit).asked_for(seconds)
+            assert seconds <= TimeBudget(of_fit, float(asked)).left() < 2.5 * (of_fit + seconds) + 2.0
             assert len(asked.replace("_", "").rstrip("0")) <= 2
 
 
@@ -189,7 +189,7 @@ def test_a_nested_posterior_in_the_place_of_a_fit_has_a_price():
     assert nested_first.comes_first(options_for({}, density), density)
     assert not nested_first.comes_first(options_for({"max_seconds": 0.01}, density), density)
     with pytest.raises(Unavailable):
-        exact_step._check(Price(1.0, 2.0), 1.0, 1.5, "nested")
+        exact_step._check(TimeBudget(1.0, 2.0), 1.0, 1.5, "nested")
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import pickle
 import pytest
 
 from pymc_ngvi.core.refusal import (
+    NotApart,
     OtherForm,
     PatternLacks,
     PatternWidened,
@@ -12,8 +13,12 @@ from pymc_ngvi.core.refusal import (
     Refused,
     RowHessianGivenUp,
     RowsGivenUp,
+    TooDenseError,
 )
+from pymc_ngvi.density import CannotReuse
+from pymc_ngvi.density.blocks import CannotSplit
 from pymc_ngvi.marginal.exact import Unavailable
+from pymc_ngvi.reading.lift import CannotLift
 
 OF_FORMS = (PatternWidened, PatternLacks, RowsGivenUp, RowHessianGivenUp)
 
@@ -33,7 +38,14 @@ def test_each_form_has_a_code_of_its_own(kind):
 
 @pytest.mark.parametrize(
     "refused",
-    [Refused(Reason.TOO_DENSE, "why"), PatternLacks("why"), Unavailable(Reason.TOO_LONG, "why", "exact")],
+    [
+        Refused(Reason.TOO_DENSE, "why"),
+        PatternLacks("why"),
+        TooDenseError("why"),
+        CannotReuse("why"),
+        CannotSplit("why"),
+        Unavailable(Reason.TOO_LONG, "why", "exact"),
+    ],
     ids=lambda refused: type(refused).__name__,
 )
 def test_refusals_pass_between_processes(refused):
@@ -41,3 +53,10 @@ def test_refusals_pass_between_processes(refused):
     assert type(again) is type(refused)
     assert vars(again) == vars(refused)
     assert str(again) == "why"
+
+
+def test_why_a_log_density_does_not_come_apart():
+    assert TooDenseError().code is Reason.TOO_DENSE
+    assert "too much memory" in TooDenseError().sentence
+    assert issubclass(CannotLift, NotApart)
+    assert len({kind.reason for kind in (NotApart, TooDenseError, CannotLift)}) == 3

@@ -367,7 +367,7 @@ def test_hessian(name):
     matrix = pattern.symmetric(target.mean_hessian(phi).values()).toarray()
     assert_allclose(matrix, dense, atol=2e-5 * np.abs(dense).max())
     assert pattern.n_entries == structure.n_lower(structure.n_dim)
-    by_gradients = slopes_by_differences(target.grad, phi).mean(axis=0)
+    by_gradients = slopes_by_differences(lambda phi: target.logp_grad(phi)[1], phi).mean(axis=0)
     assert_allclose(matrix, by_gradients, atol=1e-6)
     assert_allclose(target.mean_hessian(phi).diagonal(), np.diag(by_gradients), atol=1e-6)
 
@@ -395,7 +395,7 @@ def test_hessian_of_global_coordinates_on_another_scale(scale):
     phi = draws(target)
     phi[:, 0] *= scale
     values = target.pattern.symmetric(target.mean_hessian(phi).values()).toarray()
-    by_gradients = slopes_by_differences(target.grad, phi, 1e-5 * scale).mean(axis=0)
+    by_gradients = slopes_by_differences(lambda phi: target.logp_grad(phi)[1], phi, 1e-5 * scale).mean(axis=0)
     units = np.where(np.arange(6) == 0, scale, 1.0)
     assert_allclose(values[0] * scale * units, by_gradients[0] * scale * units, atol=1e-6)
 
@@ -433,7 +433,9 @@ def test_groups_alone():
     phi = draws(target)
     assert_allclose(target.transform.inverse(target.transform.forward(phi)[0])[0], phi, atol=1e-10)
     assert_allclose(target.logp_grad(phi)[1], slopes_by_differences(target.logp, phi), rtol=1e-6, atol=1e-6)
-    diagonal = np.stack([np.diag(h) for h in slopes_by_differences(target.grad, phi)]).mean(axis=0)
+    diagonal = np.stack([np.diag(h) for h in slopes_by_differences(lambda phi: target.logp_grad(phi)[1], phi)]).mean(
+        axis=0
+    )
     assert_allclose(target.mean_hessian(phi).values(), diagonal, atol=1e-6)
     assert target.transform.forward(phi[:0])[0].shape == (0, 5)
 

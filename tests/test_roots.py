@@ -89,5 +89,5 @@ def test_predictors_are_seen_anew_where_the_kernel_has_changed():
         assert given.give(start + shift)
         theta = q.draws(rng.standard_normal((20_000, n)))
         eta = given.rows.linear_map(theta)
-        seen, own = given.seen(q), [i for pair in given.rows._covariances.pairs for i in pair[:, 0]]
+        seen, own = given.rows.seen(q), [i for pair in given.rows._covariances.pairs for i in pair[:, 0]]
         np.testing.assert_allclose(np.concatenate(seen.covariances), eta.var(axis=0)[own], rtol=6 * np.sqrt(2 / 20_000))

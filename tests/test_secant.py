@@ -8,7 +8,7 @@ import pytest
 from matrix import each_family, random_state, two_seeds
 from targets import Quadratic
 
-from pymc_ngvi.estimators.summary import summarise
+from pymc_ngvi.estimators.summary import moments_at_draws
 from pymc_ngvi.families import DiagonalState
 from pymc_ngvi.steps.adaptive.secant import Pair, correct, moments_of, natural_gradient, rescaled_gap, trusted
 
@@ -58,7 +58,7 @@ def test_moments_of_a_direction_have_it_as_natural_gradient(family, seed):
     hessians = rng.standard_normal((8, 4, 4))
     targets = [Quadratic(np.zeros(4), h + h.T) for h in hessians]
     curvatures = np.array([state.curvature(target.mean_hessian(np.zeros((1, 4)))) for target in targets])
-    moments = summarise(state, rng.standard_normal((8, 4)), curvatures)
+    moments = moments_at_draws(state, rng.standard_normal((8, 4)), curvatures)
     direction = rng.standard_normal(len(natural_gradient(state, moments)))
     np.testing.assert_allclose(natural_gradient(state, moments_of(state, moments, direction)), direction, rtol=1e-12)
     gradient = natural_gradient(state, moments)
@@ -70,7 +70,7 @@ def test_rescaled_gap_is_exact_where_the_curvature_is_known():
     n, error = 3, np.array([0.5, -0.2, 0.1])
     curvature = np.array([0.2, 1.0, 1.0])
     state = DiagonalState(np.zeros(n), np.ones(n))
-    moments = summarise(state, np.tile(-curvature * error, (8, 1)), np.ones((8, n)))
+    moments = moments_at_draws(state, np.tile(-curvature * error, (8, 1)), np.ones((8, n)))
     step = np.array([1.0, 0, 0, 0, 0, 0])
     rescaled = rescaled_gap(moments, (Pair(step, 0.2 * step),))
     np.testing.assert_allclose(rescaled.gap, 0.5 * np.sum(curvature * error**2), rtol=1e-12)
@@ -88,7 +88,7 @@ def test_rescaled_noise_is_that_of_the_rescaled_gap(seed):
     pairs = (Pair(step, 0.3 * step),)
     corrected, claimed = [], []
     for _ in range(2_000):
-        moments = rescaled_gap(summarise(state, rng.standard_normal((8, n)), np.ones((8, n))), pairs)
+        moments = rescaled_gap(moments_at_draws(state, rng.standard_normal((8, n)), np.ones((8, n))), pairs)
         corrected.append(moments.gap - moments.floor)
         claimed.append(moments.floor_sd)
     assert abs(np.mean(corrected)) < 5 * np.std(corrected) / np.sqrt(2_000)

@@ -114,7 +114,7 @@ def with_rows_only_in_some(key):
 def test_one_shard_that_is_no_sum_over_rows_is_enough():
     shards = Shards(with_rows_only_in_some, KEYS)
     density = ShardedDensity(shards)
-    assert density.rows is None
+    assert density.n_directions is None
     approx = pm.fit(method="ngvi", shards=shards, posterior="gaussian", random_seed=1, progressbar=False)
     assert approx.record.estimator == "price"
     assert approx.converged
@@ -150,7 +150,7 @@ def test_conditions_that_rows_of_one_shard_leave_out_are_looked_at():
         return check_parameters(-(both**2), pt.all(both < 1.0)).sum()
 
     density = ShardedDensity(Shards(with_a_term_in_the_third(below_one), KEYS))
-    assert density.rows is not None
+    assert density.n_directions is not None
     inside, outside = np.zeros((1, 2)), np.full((1, 2), 1.5)
     assert density.rows_cover(lambda: inside)
     assert not density.rows_cover(lambda: outside)
@@ -174,4 +174,4 @@ def test_rows_that_are_not_all_of_a_shard_are_given_up(monkeypatch):
     monkeypatch.setattr(Expectations, "agrees", but_for_the_third)
     with pytest.raises(RowsGivenUp, match="the rows of shard 2 are not all"):
         density.expected(q)
-    assert density.rows is None
+    assert density.n_directions is None

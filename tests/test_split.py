@@ -15,7 +15,7 @@ from pymc_ngvi.density.split import SplitDensity
 from pymc_ngvi.marginal import parts
 from pymc_ngvi.marginal.exact import forest_of
 from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.parts import ByRows
+from pymc_ngvi.marginal.parts import TermsByRows
 from pymc_ngvi.rows.engines import ENGINES
 
 N_GROUPS, N_OBS = 12, 40
@@ -199,7 +199,7 @@ def test_terms_of_rows(make, engine, rng, monkeypatch):
     assert (rows is None) == (make in NO_ROWS)
     if rows is None:
         return
-    terms = ByRows(RowTerms(rows, forest), forest)
+    terms = TermsByRows(RowTerms(rows, forest), forest)
     theta = points(density, 6)
     g, b = theta[:, forest.globals_], theta[:, forest.locals_]
     nodes = b[:, None] + 0.3 * rng.normal(size=(6, 3, forest.n_local))

@@ -9,13 +9,15 @@ import pytest
 
 import pymc_ngvi
 
+from pymc_ngvi.core.refusal import Reason, Refused
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.stream import Place
-from pymc_ngvi.density.streams.source import Source
+from pymc_ngvi.core.target import GaussNewtonTarget
+from pymc_ngvi.density.streams.source import BatchSource
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.results.diagnosis.cures import context_of
 from pymc_ngvi.steps.incremental.order import sign_of_order
-from pymc_ngvi.steps.incremental.sites import Quadratic, Seen, pack
+from pymc_ngvi.steps.incremental.sites import Quadratic, SeenByQuadratics, pack
 
 N_ROWS, N_BATCHES = 2700, 9
 
@@ -129,6 +131,32 @@ def test_a_fit_to_batches_is_that_to_all_of_the_data(make, source):
     assert max(away(approx, full)) < 0.01
     assert abs(approx.elbo.value - full.elbo.value) < 0.01
     assert approx.record.step == "incremental"
+
+
+def test_log_p_is_a_sum_of_the_prior_and_of_all_batches():
+    data = data_of(logistic)
+    parts = split(data)
+    density, whole = fit(logistic(parts[0]), Again(parts), n=0).density, pymc_ngvi.LogDensity(logistic(data))
+    theta = 0.3 * np.random.default_rng(3).standard_normal((2, density.n_dim))
+    before = density.n_gradients
+    for one, other in zip(density.logp_grad(theta), whole.logp_grad(theta), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-10)
+    assert density.n_gradients - before == 2  # batches do not count again
+    np.testing.assert_allclose(density.logp(theta), whole.logp(theta), rtol=1e-12)
+
+
+def test_what_batches_do_not_have():
+    parts = split(data_of(logistic))
+    approx = fit(logistic(parts[0]), Again(parts), n=0)
+    density = approx.density
+    assert not isinstance(density, pymc_ngvi.LogDensity | GaussNewtonTarget)
+    assert not density.has_hessian
+    assert density.pattern is density.structural_pattern is density.summed is density.seen_from_rows is None
+    with pytest.raises(Refused) as refused:
+        density.mean_hessian(density.initial_point()[None])
+    assert refused.value.code is Reason.NO_HESSIANS
+    with pytest.raises(ValueError, match="The rows are in batches, and have no sites here"):
+        approx.sites()
 
 
 def test_a_longer_fit_is_nearer():
@@ -315,7 +343,7 @@ def test_a_quadratic_function_has_the_expectation_it_was_made_of(state):
     q = state.from_scale(rng.normal(size=3), np.array([0.5, 1.0, 2.0]))
     if state is FullState:
         q = FullState(q.location, np.tril(rng.normal(size=(3, 3))) + 2.0 * np.eye(3))
-    A, seen = rng.normal(size=(3, 3)), Seen.of(q)
+    A, seen = rng.normal(size=(3, 3)), SeenByQuadratics.of(q)
     hessian = -np.eye(3) - A @ A.T
     kept = pack(hessian) if state is FullState else np.diagonal(hessian)
     grad = rng.normal(size=3)
@@ -330,11 +358,11 @@ def test_a_quadratic_function_has_the_expectation_it_was_made_of(state):
 
 
 def test_a_source_goes_on_where_it_was_cut_short():
-    source = Source(iter("abc"))
+    source = BatchSource(iter("abc"))
     assert source.look() == "a"
     assert source.read(0, Place()).data == "a"
     assert [source.read(0, Place(0, 1)).data for _ in range(2)] == ["b", "b"]
-    again = Source(Again("abc"))
+    again = BatchSource(Again("abc"))
     assert [again.read(0, Place(p, k)).data for p, k in [(0, 0), (0, 1), (1, 2), (1, 0)]] == ["a", "b", "c", "a"]
 
 

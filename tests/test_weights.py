@@ -13,7 +13,7 @@ from test_mixture_gradients import Case
 
 from pymc_ngvi.families import DiagonalState, MixtureFamily, MixtureState
 from pymc_ngvi.families.mixture import COMPONENTS
-from pymc_ngvi.mixtures.finite.weights import LEAST_LOG_WEIGHT, stepped
+from pymc_ngvi.mixtures.finite.weights import LEAST_LOG_WEIGHT, stepped_weights
 
 each_family = pytest.mark.parametrize("family", COMPONENTS)
 
@@ -170,24 +170,24 @@ def test_family_starts_with_one_component(family):
 )
 def test_steps_of_the_weights_are_normalised_and_never_lose_a_component(log_weights, direction, step_size):
     start = np.array(log_weights) - np.logaddexp.reduce(log_weights)
-    new = stepped(start, np.array(direction), step_size)
+    new = stepped_weights(start, np.array(direction), step_size)
     assert np.exp(new).sum() == pytest.approx(1.0, rel=1e-12)
     assert (new >= LEAST_LOG_WEIGHT - 1e-9).all()
     # To add the same to every reward changes nothing.
-    np.testing.assert_allclose(stepped(start, np.array(direction) + 7.0, step_size), new, atol=1e-8)
+    np.testing.assert_allclose(stepped_weights(start, np.array(direction) + 7.0, step_size), new, atol=1e-8)
 
 
 def test_step_of_the_weights_by_hand():
-    new = stepped(np.log([0.25, 0.75]), np.array([np.log(3.0), np.log(1.0)]), 1.0)
+    new = stepped_weights(np.log([0.25, 0.75]), np.array([np.log(3.0), np.log(1.0)]), 1.0)
     np.testing.assert_allclose(np.exp(new), [0.5, 0.5], rtol=1e-12)
-    new = stepped(np.log([0.5, 0.5]), np.array([np.log(4.0), 0.0]), 0.5)
+    new = stepped_weights(np.log([0.5, 0.5]), np.array([np.log(4.0), 0.0]), 0.5)
     np.testing.assert_allclose(np.exp(new), [2.0 / 3.0, 1.0 / 3.0], rtol=1e-12)
 
 
 def test_a_component_at_the_least_weight_can_come_back():
-    low = stepped(np.log([0.5, 0.5]), np.array([0.0, -1e6]), 1.0)
+    low = stepped_weights(np.log([0.5, 0.5]), np.array([0.0, -1e6]), 1.0)
     assert low[1] == pytest.approx(LEAST_LOG_WEIGHT, abs=1e-9)
-    assert stepped(low, np.array([0.0, 100.0]), 1.0)[1] > -1e-9
+    assert stepped_weights(low, np.array([0.0, 100.0]), 1.0)[1] > -1e-9
 
 
 def separate(rng):
@@ -213,4 +213,4 @@ def separate(rng):
 def test_one_step_is_exact_for_components_apart(rng):
     target, q, weights = separate(rng)
     this = Case(target, q, "full")
-    np.testing.assert_allclose(np.exp(stepped(q.log_weights, this.moments[0], 1.0)), weights, rtol=1e-8)
+    np.testing.assert_allclose(np.exp(stepped_weights(q.log_weights, this.moments[0], 1.0)), weights, rtol=1e-8)

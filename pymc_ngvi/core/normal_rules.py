@@ -39,7 +39,7 @@ _BENDS = 5
 _ZERO, _DECIMALS = 1e-12, 12
 
 
-class Rule(NamedTuple):
+class NormalRule(NamedTuple):
     """Nodes, and the weights of expectations with them.
 
     Parameters
@@ -64,7 +64,7 @@ def n_levels(size: int) -> int:
 
 
 @functools.cache
-def rule(k: int, levels: tuple[int, ...]) -> Rule:
+def rule(k: int, levels: tuple[int, ...]) -> NormalRule:
     """Return the rule in ``k`` dimensions that has a level for each of its `blocks`."""
     if len(levels) != len(blocks(k)):
         raise ValueError(f"{k} dimensions have {len(blocks(k))} levels, not {len(levels)}")
@@ -75,7 +75,7 @@ def rule(k: int, levels: tuple[int, ...]) -> Rule:
     i, j = np.tril_indices(k)
     second = nodes[:, i] * nodes[:, j] - (i == j)
     parts = np.concatenate([np.ones((len(nodes), 1)), nodes, second], axis=1)
-    return Rule(nodes, np.ascontiguousarray((weights[:, None] * parts).T))
+    return NormalRule(nodes, np.ascontiguousarray((weights[:, None] * parts).T))
 
 
 @functools.cache

@@ -24,6 +24,13 @@ class Reason(StrEnum):
     NO_PREDICTORS = auto()  # no sum over functions of a few linear predictors
     NOT_ALL_ROWS = auto()  # a part of log p is no row
     TOO_DENSE = auto()  # covariances of predictors would take too much memory
+    NOT_LIFTED = auto()  # an element depends on too much, or in a way that is not understood
+    # Of derivatives.
+    NO_HESSIANS = auto()  # at points
+    NO_RULE = auto()  # an operation is not known, or has no derivative
+    NO_LAYERS = auto()  # rows are not kept apart by an operation
+    # Of what was built of a model.
+    NOT_REUSED = auto()  # the next fit needs something else
     # Of the form in which values were asked for.
     PATTERN_WIDENED = auto()
     PATTERN_LACKS = auto()
@@ -51,8 +58,8 @@ class Refused(Exception):
         return self.sentence
 
 
-class OtherForm(Refused):
-    """Values are not to be had in the form that was begun with: what needs them begins again.
+class RefusedFor(Refused):
+    """A refusal whose class has one reason.
 
     Parameters
     ----------
@@ -64,6 +71,25 @@ class OtherForm(Refused):
     def __init__(self, sentence: str) -> None:
         super().__init__(self.reason, sentence)
         self.args = (sentence,)  # from which it is made in another process
+
+
+class NotApart(RefusedFor):
+    """A log density does not come apart into functions of a few linear predictors."""
+
+    reason = Reason.NO_PREDICTORS
+
+
+class TooDenseError(NotApart):
+    """Sets of coordinates would fill the memory."""
+
+    reason = Reason.TOO_DENSE
+
+    def __init__(self, sentence: str = "covariances of predictors would take too much memory") -> None:
+        super().__init__(sentence)
+
+
+class OtherForm(RefusedFor):
+    """Values are not to be had in the form that was begun with: what needs them begins again."""
 
 
 class PatternWidened(OtherForm):

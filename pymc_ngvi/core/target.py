@@ -131,6 +131,48 @@ class Target(Density, Protocol):
         """Minibatches in one pass; not called without `has_minibatch`."""
 
 
+class OfAllData:
+    """The part of a `Target` that is the same for all that read no minibatches."""
+
+    has_minibatch = False
+    n_batches = 1
+
+    def next_batch(self, rng: np.random.Generator) -> None:
+        """Do nothing: all of the data are read."""
+
+    def take_batch(self, seed: int, number: int) -> None:
+        """Do nothing: all of the data are read."""
+
+
+class CountedElsewhere:
+    """The part of a `Target` whose evaluations another one counts.
+
+    Attributes
+    ----------
+    counter : Target
+    """
+
+    counter: Target
+
+    @property
+    def n_gradients(self) -> int:
+        """Gradients, and expectations, so far."""
+        return self.counter.n_gradients
+
+    @n_gradients.setter
+    def n_gradients(self, value: int) -> None:
+        self.counter.n_gradients = value
+
+    @property
+    def n_hessians(self) -> int:
+        """Hessians, and expectations, so far."""
+        return self.counter.n_hessians
+
+    @n_hessians.setter
+    def n_hessians(self, value: int) -> None:
+        self.counter.n_hessians = value
+
+
 @runtime_checkable
 class GaussNewtonTarget(Protocol):
     """What a target has beside, if it knows the gradients of single observations."""
@@ -222,9 +264,6 @@ class RowsTarget(Protocol):
             Nats; no other rules are taken where the value by these, or the coarsest, is lower.
         """
 
-    def directions(self, rows: NDArray[np.intp]) -> Array:
-        """Return the slopes of the only predictor of each of some rows, (n, n_dim)."""
-
     def rows_cover(self, draw: Callable[[], Array]) -> bool:
         """Tell whether rows are all of log p at draws, some of which may be outside its support.
 
@@ -233,6 +272,13 @@ class RowsTarget(Protocol):
         draw : callable
             Returns draws, (n_draws, n_dim); not called where rows leave nothing out.
         """
+
+
+class BentRowsTarget(RowsTarget, Protocol):
+    """What it has beside, if its expectations tell of `Bends`."""
+
+    def directions(self, rows: NDArray[np.intp]) -> Array:
+        """Return the slopes of the only predictor of each of some rows, (n, n_dim)."""
 
 
 class Spread(Protocol):

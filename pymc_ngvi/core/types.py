@@ -19,6 +19,7 @@ from pymc_ngvi.core.states import FittedState, GaussianState, VariationalState
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.target import (
     Bends,
+    BentRowsTarget,
     Density,
     Expectation,
     GaussNewtonTarget,
@@ -37,6 +38,7 @@ __all__ = [
     "Assessment",
     "BaseDraws",
     "Bends",
+    "BentRowsTarget",
     "Density",
     "Direction",
     "Estimator",

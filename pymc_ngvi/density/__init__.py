@@ -1,6 +1,7 @@
 """The log density of a PyMC model: values, derivatives, expectations, constrained values."""
 
 from pymc_ngvi.density.logdensity import LogDensity
+from pymc_ngvi.density.model_density import ModelDensity
 from pymc_ngvi.density.reuse import CannotReuse
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.graph import MissingDerivativeError
@@ -11,6 +12,7 @@ __all__ = [
     "Layout",
     "LogDensity",
     "MissingDerivativeError",
+    "ModelDensity",
     "Variable",
     "without_c",
 ]

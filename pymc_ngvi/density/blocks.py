@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from pymc_ngvi.core.refusal import Reason, RefusedFor
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.rows.engines.on_pytensor import OnTwoAxes
@@ -34,8 +35,10 @@ _AT_A_TIME = 2**20
 SEVERAL = "an element of log p depends on several blocks of local coordinates at once"
 
 
-class CannotSplit(ValueError):
+class CannotSplit(RefusedFor):
     """A term of log p depends on local coordinates that are not on one path."""
+
+    reason = Reason.NOT_SPLIT
 
 
 class Trees(Protocol):

@@ -13,8 +13,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
-from pymc_ngvi.core.refusal import Reason, Refused, RowsGivenUp
-from pymc_ngvi.core.sparsity.dependence_sets import TooDenseError
+from pymc_ngvi.core.refusal import NotApart, Reason, Refused, RowsGivenUp
 from pymc_ngvi.core.target import Spread
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.expectations import Expectations, Seen
@@ -27,6 +26,7 @@ from pymc_ngvi.graphs import graph
 from pymc_ngvi.reading.interacting import is_smooth
 from pymc_ngvi.reading.reading import Reading
 from pymc_ngvi.rows.mean_hessian import Known, PredictorMeanHessian
+from pymc_ngvi.rows.pattern import pattern_of_rows
 from pymc_ngvi.rows.row_hessian import FEW_PREDICTORS, RowHessian, SecondDerivatives
 
 #: Points about the start, and how far from it, at which rows are compared with log p.
@@ -40,8 +40,6 @@ NO_ROWS = (
     "This model's log density is no sum over rows, each a function of a few linear predictors: leave "
     "estimator='quadrature' out."
 )
-#: Of models whose rows have too many entries.
-TOO_DENSE = "covariances of predictors would take too much memory"
 #: Of models whose graph is not looked at.
 TOO_LARGE = "a recursion is written out in the graph"
 #: Of rows that are given up.
@@ -148,9 +146,9 @@ class ByRows:
             if rows.terms is kept.agreed:
                 return
             refused = self._what_is_missing(rows)
-        except TooDenseError:
-            refused = Refused(Reason.TOO_DENSE, TOO_DENSE)
-        except ValueError as error:
+        except NotApart as reason:
+            refused = reason
+        except ValueError as error:  # of an operation whose values can't be computed
             refused = Refused(Reason.NO_PREDICTORS, str(error))
         else:
             kept.agreed = rows.terms if refused is None else None
@@ -262,7 +260,7 @@ class ByRows:
     @property
     def structure(self) -> Pattern | None:
         """Entries of the Hessian that can differ from 0; None where they are too many to hold."""
-        return self._of_terms(self._kept.structure, Expectations.pattern)
+        return self._of_terms(self._kept.structure, self._structure)
 
     @property
     def pattern(self) -> Pattern | None:
@@ -274,7 +272,7 @@ class ByRows:
         """Entries that can differ from 0 beside sums over many coordinates; None where there are no such sums."""
         if self.found is None or self._rows.joint is None or not self.gives_pattern:
             return None
-        return self._of_terms(self._kept.with_sums, Expectations.pattern_beside_sums)
+        return self._of_terms(self._kept.with_sums, self._with_sums)
 
     @property
     def n_products(self) -> int:
@@ -336,6 +334,14 @@ class ByRows:
     @staticmethod
     def _differentiated(rows: Expectations) -> list[SecondDerivatives]:
         return [rows.engine.second_derivatives(part) for part in rows.terms.rows]
+
+    def _structure(self, rows: Expectations) -> Pattern | None:
+        return pattern_of_rows(rows.functions, rows.predictors.dependence)
+
+    def _with_sums(self, rows: Expectations) -> SummedPattern | None:
+        assert rows.joint is not None
+        pattern = pattern_of_rows(rows.functions, rows.joint.dependence)
+        return None if pattern is None else SummedPattern(pattern, rows.joint.linear_map.weights)
 
     def _compiled(self, rows: Expectations) -> RowHessian:
         return RowHessian(rows.linear_map, self._derivatives)

@@ -13,7 +13,7 @@ from pytensor.tensor.random.op import RNGConsumerOp
 
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
-from pymc_ngvi.density.logdensity import LogDensity
+from pymc_ngvi.density.model_density import ModelDensity
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.ops import cost
@@ -33,7 +33,7 @@ class Constrainer:
 
     Parameters
     ----------
-    density : LogDensity
+    density : ModelDensity
         Whose model and layout are used.
     deterministics : bool, default True
         Whether to evaluate the model's Deterministics too.
@@ -61,7 +61,7 @@ class Constrainer:
     """
 
     def __init__(
-        self, density: LogDensity, *, deterministics: bool = True, names: Collection[str] | None = None
+        self, density: ModelDensity, *, deterministics: bool = True, names: Collection[str] | None = None
     ) -> None:
         self.model = density.model
         self.layout = density.layout
@@ -73,7 +73,7 @@ class Constrainer:
 
     @classmethod
     def of(
-        cls, density: LogDensity, *, deterministics: bool = True, names: frozenset[str] | None = None
+        cls, density: ModelDensity, *, deterministics: bool = True, names: frozenset[str] | None = None
     ) -> "Constrainer":
         """Return the one that all fits share for which nothing is built anew (`LogDensity.again`)."""
         made = density.functions.once(

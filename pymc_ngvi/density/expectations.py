@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pytensor.graph.basic import Variable
 
-from pymc_ngvi.core.pattern import Pattern, SummedPattern
-from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints, TooDenseError
+from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.target import Bends, Expectation, RowRules, Spread
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.reading.found import Compile, Predictors
@@ -24,7 +23,6 @@ from pymc_ngvi.rows.engines import engine_for
 from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.linear_map import AffineMap
 from pymc_ngvi.rows.mean_hessian import NO_PATTERNS, Patterns, PredictorMeanHessian
-from pymc_ngvi.rows.pattern import pattern_of
 from pymc_ngvi.rows.roots import Roots
 from pymc_ngvi.rows.scatter import Scatter
 from pymc_ngvi.rows.taken import Taken, changed
@@ -337,26 +335,6 @@ class Expectations:
             now.append(np.sqrt(widest).astype(np.float32))
         wider, narrower = changed(rules.level, rules.sd, np.concatenate(now))
         return bool(wider.any() or narrower.any())
-
-    def pattern(self) -> Pattern | None:
-        """Return the entries of the Hessian that can differ from 0; None where they are too many to hold."""
-        return self._pattern(self.predictors.dependence)
-
-    def pattern_beside_sums(self) -> SummedPattern | None:
-        """Return the same beside sums over many coordinates; None where there are no such sums."""
-        pattern = None if self._joint is None else self._pattern(self._joint.dependence)
-        return (
-            None if self._joint is None or pattern is None else SummedPattern(pattern, self._joint.linear_map.weights)
-        )
-
-    def _pattern(self, dependence: Dependence) -> Pattern | None:
-        pairs = [
-            (rows.index[:, a], rows.index[:, b]) for rows in self._rows for a, b in np.argwhere(np.tril(rows.interacts))
-        ]
-        try:
-            return pattern_of(dependence, pairs)
-        except TooDenseError:
-            return None
 
     def directions(self, rows: NDArray[np.intp]) -> Array:
         """Return the slopes of the only predictor of each of some rows, (n, n_dim)."""

@@ -15,7 +15,7 @@ from pytensor.compile import Function
 from pytensor.graph.basic import Variable
 
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.density.jets.arrays import CannotFollow
+from pymc_ngvi.density.jets.arrays import NoJet
 from pymc_ngvi.density.jets.evaluation import MOST_DIMENSIONS, ForwardMode, Jets
 from pymc_ngvi.density.made import Made, Once
 from pymc_ngvi.density.minibatch import Minibatches
@@ -81,7 +81,7 @@ class FlatGraphs:
         try:
             with without_c():
                 return ForwardMode(self.logp, self.theta)
-        except CannotFollow:
+        except NoJet:
             return None
 
     @functools.cached_property
@@ -156,6 +156,8 @@ class Functions:
         What was compiled and found.
     seconds : float
         Spent on building and compiling.
+    needs_hessians : bool
+        Whether Hessians are to be expected, for the choice of a backend: compiling may pay for these alone.
     """
 
     def __init__(
@@ -172,6 +174,7 @@ class Functions:
         self.compile_kwargs = compile_kwargs
         self.made = Made()
         self.seconds = 0.0
+        self.needs_hessians = True
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: compiled functions are made again when they are needed."""

@@ -10,7 +10,7 @@ from pymc_ngvi.density.by_rows import ByRows
 from pymc_ngvi.density.evaluations import Evaluations
 from pymc_ngvi.density.flat import FlatGraphs, Functions
 from pymc_ngvi.density.mean_hessians import ModelHessian, PatternedHessian, RowsHessian, Together
-from pymc_ngvi.density.rows import Rows
+from pymc_ngvi.density.rows import LikelihoodRows
 from pymc_ngvi.density.second_order import SecondOrder
 from pymc_ngvi.graphs import graph
 
@@ -25,7 +25,7 @@ class Hessians:
     ----------
     graphs : FlatGraphs
     functions : Functions
-    observed : Rows
+    observed : LikelihoodRows
         For Gauss-Newton diagonals.
     by_rows : ByRows
     evaluations : Evaluations
@@ -37,7 +37,7 @@ class Hessians:
         self,
         graphs: FlatGraphs,
         functions: Functions,
-        observed: Rows,
+        observed: LikelihoodRows,
         by_rows: ByRows,
         evaluations: Evaluations,
         start: Array,

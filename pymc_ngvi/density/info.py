@@ -3,10 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import pymc as pm
-
-from numpy.typing import NDArray
 
 from pymc_ngvi.core.values import AnyArray, Array
 from pymc_ngvi.density.data import DataSnapshot
@@ -52,18 +49,12 @@ class ModelInfo:
         """Number of unconstrained coordinates."""
         return self.layout.n_dim
 
-    @property
-    def positive(self) -> list[NDArray[np.intp]]:
-        """Coordinates that are logarithms, an array for each positive variable."""
-        found = [v for v in self.layout.variables if v.value_name.endswith("_log__")]
-        return [np.arange(v.where.start, v.where.stop) for v in found]
-
     def prior_draws(self, n_draws: int, seed: int) -> Array:
         """Draw from the prior, (n, n_dim), unconstrained; fewer draws, or none, where it can't be drawn from."""
         return self.prior.draws(self.layout, n_draws, seed)
 
 
-def terms_of(model: pm.Model, point: Mapping[str, AnyArray]) -> dict[str, float]:
+def terms_by_variable(model: pm.Model, point: Mapping[str, AnyArray]) -> dict[str, float]:
     """Return the terms of log p by the names of their variables, at a point by unconstrained values."""
     with without_c(model):
         terms: dict[str, float] = model.point_logps(dict(point), round_vals=4, mode="FAST_COMPILE")

@@ -2,40 +2,39 @@
 
 import time
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pymc as pm
 
-from pytensor.graph.basic import Variable
+from numpy.typing import NDArray
 
 from pymc_ngvi.core.heap import keep_freed_memory
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
+from pymc_ngvi.core.target import Expectation, RowRules, Spread
 from pymc_ngvi.core.types import Array, MeanHessian
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density.backend_choice import check_backend, fastest_backend
-from pymc_ngvi.density.by_rows import ByRows
-from pymc_ngvi.density.checks import check_model, of_batches
+from pymc_ngvi.density.by_rows import NO_ROWS, ByRows
+from pymc_ngvi.density.checks import check_model
 from pymc_ngvi.density.evaluations import Evaluations
+from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.flat import FlatGraphs, Functions
 from pymc_ngvi.density.gauss_newton.matrix import GaussNewtonHessian
 from pymc_ngvi.density.hessians import Hessians
-from pymc_ngvi.density.info import ModelInfo, terms_of
+from pymc_ngvi.density.info import ModelInfo
 from pymc_ngvi.density.initial import initial_point_function
-from pymc_ngvi.density.minibatch import Minibatches
+from pymc_ngvi.density.model_density import ModelDensity
 from pymc_ngvi.density.reuse import CannotReuse, ModelState, same_options
 from pymc_ngvi.density.row_kinds import ModelRows, described_rows
-from pymc_ngvi.density.row_methods import ByRowsMethods
-from pymc_ngvi.density.rows import Rows
+from pymc_ngvi.density.row_space import SeenFromRows
+from pymc_ngvi.density.rows import LikelihoodRows
 from pymc_ngvi.density.second_order import SecondOrder
-from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
-from pymc_ngvi.graphs.layout import Layout
-from pymc_ngvi.ops import cost
 from pymc_ngvi.reading.factors import Factor, factors_of
 
 
-class LogDensity(ByRowsMethods):
+class LogDensity(ModelDensity):
     """Log density, gradient and Hessian-vector products of a model, batched over draws.
 
     Names, order, shapes and coords are frozen when the object is made. The space is unconstrained: every transformed
@@ -54,16 +53,12 @@ class LogDensity(ByRowsMethods):
         choice is in `backend`.
     compile_kwargs : dict, optional
         Options of ``pytensor.function``.
+    factors : callable, optional
+        From the model to the factors that log p is the sum of. Default: all of them.
 
     Attributes
     ----------
-    info : ModelInfo
-        Model, layout, data and start, as they were when the object was made.
     graphs : FlatGraphs
-    functions : Functions
-    by_rows : ByRows
-    n_gradients, n_hessians : int
-        Draws at which the gradient, and the Hessian (along any number of directions), were evaluated so far.
 
     Raises
     ------
@@ -85,15 +80,13 @@ class LogDensity(ByRowsMethods):
     (1, 3)
     """
 
-    #: Whether the data are in shards, of which there is no part here.
-    is_sharded = False
-    #: Whether the data come in batches, one of which is here.
-    is_streamed = False
-    #: Whether Hessians are to be expected, for the choice of a backend: compiling may pay for these alone.
-    needs_hessians = True
-
     def __init__(
-        self, model: pm.Model, backend: str = "auto", compile_kwargs: Mapping[str, object] | None = None
+        self,
+        model: pm.Model,
+        backend: str = "auto",
+        compile_kwargs: Mapping[str, object] | None = None,
+        *,
+        factors: Callable[[pm.Model], Sequence[Factor]] | None = None,
     ) -> None:
         check_backend(backend, compile_kwargs)
         check_model(model)
@@ -102,12 +95,12 @@ class LogDensity(ByRowsMethods):
         self._requested, self._state, self._seconds_before = backend, ModelState.of(model), 0.0
         self.n_gradients = self.n_hessians = 0
         self._find_point: Callable[[], dict[str, AnyArray]] | None = initial_point_function(model)
-        point = self._find_point()
-        factors = self._factors_of(model)
+        point, made = self._find_point(), (factors or factors_of)(model)
         with without_c():
             self.info = ModelInfo.of(model, point)
         given = bool(compile_kwargs and "mode" in compile_kwargs)
-        self.graphs = FlatGraphs(model, self.layout, factors, may_be_large=backend in ("auto", "quick") and not given)
+        self.graphs = FlatGraphs(model, self.layout, made, may_be_large=backend in ("auto", "quick") and not given)
+        self.minibatches = self.graphs.minibatches
         self.functions = Functions(
             model, "given mode" if given else backend, compile_kwargs, is_large=self.graphs.is_large,
             choose=self._choose,
@@ -117,20 +110,16 @@ class LogDensity(ByRowsMethods):
         self._evaluations = Evaluations(self.graphs, self.functions, self.by_rows)
         self._evaluations.see_to_gradient()
         self._hessians = Hessians(
-            self.graphs, self.functions, Rows(model, factors), self.by_rows, self._evaluations, start
+            self.graphs, self.functions, LikelihoodRows(model, made), self.by_rows, self._evaluations, start
         )
         self.functions.seconds = time.perf_counter() - began
-
-    def _factors_of(self, model: pm.Model) -> tuple[Factor, ...]:
-        """Return the factors that log p is the sum of."""
-        return factors_of(model)
 
     def _choose(self) -> str:
         """Return the backend."""
         if self._requested != "auto" or self.functions.is_given:
             return self.functions.backend
-        needs_hessians = self.needs_hessians
-        return fastest_backend(self.graphs, self.by_rows, self._hessians, self.n_dim, needs_hessians=needs_hessians)
+        needs = self.functions.needs_hessians
+        return fastest_backend(self.graphs, self.by_rows, self._hessians, self.n_dim, needs_hessians=needs)
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: compiled functions are made again when they are needed."""
@@ -180,11 +169,6 @@ class LogDensity(ByRowsMethods):
         return self._hessians.second
 
     @property
-    def cost(self) -> cost.Cost:
-        """Estimated from the graph."""
-        return self.graphs.cost
-
-    @property
     def batch_size(self) -> int:
         """Draws evaluated in one call."""
         return self._evaluations.batch_size
@@ -199,100 +183,10 @@ class LogDensity(ByRowsMethods):
         """Whether a batch is too little work to share among threads."""
         return self._evaluations.is_small
 
-    # --- what is known of the model ---
-
-    @property
-    def n_dim(self) -> int:
-        """Number of unconstrained coordinates."""
-        return self.info.n_dim
-
-    @property
-    def model(self) -> pm.Model:
-        """The PyMC model."""
-        return self.info.model
-
-    @property
-    def layout(self) -> Layout:
-        """Where each variable is in the flat vector."""
-        return self.info.layout
-
-    @property
-    def backend(self) -> str:
-        """The backend in use; "given mode" where ``compile_kwargs`` has a ``mode``."""
-        return self.functions.backend
-
-    @property
-    def backend_in_use(self) -> str:
-        """That of the functions compiled so far: a fit by rows needs none for which a compiler would pay."""
-        return self.backend if self.functions.is_chosen else "quick"
-
-    @property
-    def compile_seconds(self) -> float:
-        """Spent so far on building and compiling graphs."""
-        return self.functions.seconds - self._seconds_before
-
-    @property
-    def minibatches(self) -> Minibatches:
-        """The rows in use."""
-        return self.graphs.minibatches
-
-    @property
-    def has_minibatch(self) -> bool:
-        """Whether the log density depends on ``pm.Minibatch`` data."""
-        return bool(self.graphs.minibatches)
-
-    @property
-    def why_in_part(self) -> str:
-        """Why log p is not to be had with all of the data, in a clause; empty where it is."""
-        return "the model reads pm.Minibatch data" if self.has_minibatch else ""
-
-    def initial_point(self) -> Array:
-        """Return the model's initial point, flat and unconstrained, (n_dim,)."""
-        return self.info.start.copy()
-
-    @property
-    def deterministics(self) -> list[Variable]:
-        """The model's Deterministics, those that can be evaluated here."""
-        return list(self.model.deterministics)
-
-    @property
-    def of_batches(self) -> frozenset[str]:
-        """The names of the Deterministics that have the rows of one minibatch."""
-        return of_batches(self.model)
-
-    def terms(self, theta: Array) -> dict[str, float]:
-        """Return the terms of log p by the names of their variables, at a point (n_dim,)."""
-        return terms_of(self.model, self.layout.unflatten(theta))
-
     # --- evaluation ---
 
-    def next_batch(self, rng: np.random.Generator) -> None:
-        """Draw the rows of the next minibatch by ``rng``, as ``pm.Minibatch`` does: uniformly, with replacement."""
-        self.minibatches.next_batch(rng)
-
-    def take_batch(self, seed: int, number: int) -> None:
-        """Take a minibatch, numbered from 0, of passes through the data, each of which has each row once, at random."""
-        self.minibatches.take_batch(seed, number)
-
-    @property
-    def n_batches(self) -> int:
-        """Minibatches in one pass through the data; 1 where the model reads none."""
-        return self.minibatches.n_batches
-
     def logp_grad(self, theta: Array) -> tuple[Array, Array]:
-        """Evaluate the log density and its gradient.
-
-        Parameters
-        ----------
-        theta : ndarray, shape (n_draws, n_dim)
-            Unconstrained.
-
-        Returns
-        -------
-        logp : ndarray, shape (n_draws,)
-            Jacobian included; may be -inf or NaN.
-        grad : ndarray, shape (n_draws, n_dim)
-        """
+        """Evaluate the log density, (n_draws,), and its gradient, (n_draws, n_dim), at points (n_draws, n_dim)."""
         self.n_gradients += len(theta)
         return self._evaluations.logp_grad(theta)
 
@@ -300,11 +194,49 @@ class LogDensity(ByRowsMethods):
         """Evaluate the log density alone, (n_draws,), at points (n_draws, n_dim)."""
         return self._evaluations.logp(theta)
 
-    def grad(self, theta: Array) -> Array:
-        """Evaluate the gradient alone, (n_draws, n_dim)."""
-        return self.logp_grad(theta)[1]
-
     # --- by rows ---
+
+    @property
+    def rows(self) -> Expectations | None:
+        """Log p as a sum over rows, each a function of a few linear predictors; None where it has other parts."""
+        return self.by_rows.found
+
+    @property
+    def seen_from_rows(self) -> SeenFromRows | None:
+        """Log p in the space of its rows, where these are far fewer than coordinates with fixed normal priors."""
+        return self.by_rows.seen
+
+    def expected(
+        self, q: Spread, rules: RowRules | None = None, *, adapt: bool = False, least: float = -np.inf
+    ) -> Expectation:
+        """Return the expectation of log p under a Gaussian; see `ModelDensity`."""
+        rows = self.rows
+        if rows is None:
+            raise ValueError(NO_ROWS)
+        if rules is None:
+            self.by_rows.check(q.location)
+        self.count_expectation()
+        return rows.under(q, self, rules, adapt=adapt, least=least)
+
+    def directions(self, rows: NDArray[np.intp]) -> Array:
+        """Return the slopes of the only predictor of each of some rows; see `RowsTarget`."""
+        assert self.rows is not None
+        return self.rows.directions(rows)
+
+    def check_rows(self, theta: Array) -> None:
+        """Compare rows with log p at a point, (n_dim,).
+
+        Raises
+        ------
+        RowsGivenUp
+            Where the rows don't add up to log p: they are given up.
+        """
+        self.by_rows.check(theta)
+
+    def count_expectation(self) -> None:
+        """Count an expectation: as a gradient and a Hessian."""
+        self.n_gradients += 1
+        self.n_hessians += 1
 
     def described_rows(self) -> ModelRows | None:
         """Return what the rows are, variable by variable, for people to read."""
@@ -316,10 +248,6 @@ class LogDensity(ByRowsMethods):
     def has_hessian(self) -> bool:
         """Whether every operation of the model has a second derivative."""
         return self._hessians.exist
-
-    def hessian_error(self) -> graph.MissingDerivativeError | None:
-        """Return the error that names the operation without a second derivative, if there is one."""
-        return self._hessians.error()
 
     @property
     def pattern(self) -> Pattern | None:
@@ -340,16 +268,8 @@ class LogDensity(ByRowsMethods):
         return self._hessians.structural_pattern
 
     def widen(self, theta: Array) -> bool:
-        """Add the entries that `pattern` lacks at the rows of ``theta``; tell whether there are any.
-
-        Where these are too many to look at, the Hessian counts as dense from now on.
-        """
+        """Add the entries that `pattern` lacks at the rows of ``theta``; tell whether there are any."""
         return self._hessians.widen(theta)
-
-    @property
-    def n_products(self) -> int:
-        """Products with a vector that take as long as one Hessian."""
-        return self._hessians.n_products
 
     def mean_hessian(self, theta: Array) -> MeanHessian:
         """Return the mean of the Hessian over draws, (n_draws, n_dim): an object that evaluates what it is asked for.
@@ -371,25 +291,9 @@ class LogDensity(ByRowsMethods):
         return self._hessians.means(draws, self)
 
     def hessian_products(self, theta: Array, directions: Array) -> Array:
-        """Multiply the Hessian at each draw with each direction.
-
-        Parameters
-        ----------
-        theta : ndarray, shape (n_draws, n_dim)
-        directions : ndarray, shape (n_directions, n_dim)
-
-        Returns
-        -------
-        ndarray, shape (n_draws, n_directions, n_dim)
-        """
+        """Multiply the Hessian at each draw with each direction; see `ModelDensity`."""
         self.n_hessians += len(theta)
         return self.second.at_draws(theta, directions)
-
-    def hessian(self, theta: Array) -> Array:
-        """Return the dense symmetric Hessian at each draw, (n_draws, n_dim, n_dim)."""
-        products = self.hessian_products(theta, np.eye(self.n_dim))
-        symmetric: Array = 0.5 * (products + products.swapaxes(-1, -2))
-        return symmetric
 
     def gauss_newton(self, theta: Array) -> MeanHessian:
         """Return the mean over draws of the Gauss-Newton matrix, in the place of the Hessian.

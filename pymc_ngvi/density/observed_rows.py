@@ -17,7 +17,8 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.random.op import RNGConsumerOp
 
-from pymc_ngvi.core.sparsity.dependence_sets import Ints, TooDenseError
+from pymc_ngvi.core.refusal import NotApart
+from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.graphs import graph
@@ -108,17 +109,14 @@ def observed_rows(density: LogDensity, name: str) -> ObservedRows:
 
     Raises
     ------
-    ValueError
+    NotApart
         Where its log density is not one of each observation, or not a function of few linear predictors.
     """
     [rv] = [rv for rv in density.model.observed_RVs if rv.name == name]
     if isinstance(rv.owner.op, MinibatchRandomVariable):
-        raise ValueError("it is scaled by total_size")
-    try:
-        with without_c():
-            return _Search(density, rv).found()
-    except (CannotLift, TooDenseError) as error:
-        raise ValueError(str(error) or "its predictors depend on too much") from error
+        raise NotApart("it is scaled by total_size")
+    with without_c():
+        return _Search(density, rv).found()
 
 
 class _Search:
@@ -165,7 +163,7 @@ class _Search:
             kinds.append(_kind(index, lift, value, beside, self._at(linear_map), compile_))
         result = ObservedRows(self._shape, kinds, linear_map)
         if not self._agree(result):
-            raise ValueError("its rows are not what its log density is made of")
+            raise NotApart("its rows are not what its log density is made of")
         return result
 
     def _at(self, linear_map: AffineMap) -> Callable[[int], Array]:

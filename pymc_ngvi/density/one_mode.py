@@ -27,26 +27,26 @@ from pytensor.scalar.math import Sigmoid, Softplus
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 from pymc_ngvi.core.values import AnyArray
-from pymc_ngvi.density.logdensity import LogDensity
+from pymc_ngvi.density.model_density import ModelDensity
 from pymc_ngvi.reading.terms import Rows
 
 
-class _Curve(IntFlag):
+class _Convexity(IntFlag):
     """What is known of a function of the predictors of a row: affine ones are both."""
 
     NONE, CONVEX, CONCAVE, AFFINE = 0, 1, 2, 3
 
-    def times(self, low: float, high: float) -> "_Curve":
+    def times(self, low: float, high: float) -> "_Convexity":
         """Return that of the function times numbers within bounds."""
-        if self is _Curve.AFFINE or low >= 0.0:
+        if self is _Convexity.AFFINE or low >= 0.0:
             return self
-        return _Curve((self & 1) << 1 | (self & 2) >> 1) if high <= 0.0 else _Curve.NONE
+        return _Convexity((self & 1) << 1 | (self & 2) >> 1) if high <= 0.0 else _Convexity.NONE
 
 
-class _Known(NamedTuple):
+class _Bounded(NamedTuple):
     """A curve, and bounds of the values."""
 
-    curve: _Curve
+    curve: _Convexity
     low: float = -math.inf
     high: float = math.inf
 
@@ -55,7 +55,7 @@ class _Known(NamedTuple):
         return self.low == self.high
 
 
-_UNKNOWN = _Known(_Curve.NONE)
+_UNKNOWN = _Bounded(_Convexity.NONE)
 #: Least value of exp, which is positive.
 _LEAST = 5e-324
 #: Convex functions that increase, with their least values; concave ones that do.
@@ -63,12 +63,12 @@ _CONVEX: dict[type, float] = {ps.Exp: _LEAST, ps.Expm1: -1.0, Softplus: 0.0}
 _CONCAVE = (ps.Log, ps.Log1p)
 
 
-def has_one_mode(density: LogDensity) -> bool:
+def has_one_mode(density: ModelDensity) -> bool:
     """Tell whether log p is known to be concave, so that it has one mode.
 
     Parameters
     ----------
-    density : LogDensity
+    density : ModelDensity
 
     Examples
     --------
@@ -91,7 +91,7 @@ def has_one_mode(density: LogDensity) -> bool:
 
 def _is_concave(rows: Rows) -> bool:
     """Tell whether each of some rows is a concave function of its predictors."""
-    known: dict[Variable, _Known] = {slot: _Known(_Curve.AFFINE) for slot in rows.slots}
+    known: dict[Variable, _Bounded] = {slot: _Bounded(_Convexity.AFFINE) for slot in rows.slots}
     known |= {var: _of_numbers(value) for var, value in rows.data.items()}
     varies = set(rows.slots)
     for node in toposort([rows.value]):
@@ -105,8 +105,8 @@ def _is_concave(rows: Rows) -> bool:
             found = _of_operation(node.op.scalar_op, inputs, [i in varies for i in node.inputs])
         for out in node.outputs:
             varies |= {out} if varies.intersection(node.inputs) else set()
-            known[out] = found if out in varies else found._replace(curve=_Curve.AFFINE)
-    return bool(known.get(rows.value, _UNKNOWN).curve & _Curve.CONCAVE)
+            known[out] = found if out in varies else found._replace(curve=_Convexity.AFFINE)
+    return bool(known.get(rows.value, _UNKNOWN).curve & _Convexity.CONCAVE)
 
 
 def _inside_log_exp(node: Apply) -> Variable | None:
@@ -118,71 +118,71 @@ def _inside_log_exp(node: Apply) -> Variable | None:
     return None
 
 
-def _of_input(var: Variable) -> _Known:
+def _of_input(var: Variable) -> _Bounded:
     return _of_numbers(var.data) if isinstance(var, Constant) else _UNKNOWN
 
 
-def _of_numbers(values: AnyArray) -> _Known:
+def _of_numbers(values: AnyArray) -> _Bounded:
     numbers = np.asarray(values, dtype=np.float64)
     if not numbers.size or np.isnan(numbers).any():
-        return _Known(_Curve.AFFINE)
-    return _Known(_Curve.AFFINE, float(numbers.min()), float(numbers.max()))
+        return _Bounded(_Convexity.AFFINE)
+    return _Bounded(_Convexity.AFFINE, float(numbers.min()), float(numbers.max()))
 
 
-def _of_operation(op: ps.ScalarOp, inputs: Sequence[_Known], vary: Sequence[bool]) -> _Known:
+def _of_operation(op: ps.ScalarOp, inputs: Sequence[_Bounded], vary: Sequence[bool]) -> _Bounded:
     """Return what is known of the result of an operation."""
     one = inputs[0]
     if isinstance(op, ps.Identity | ps.Cast):
         return one
     if isinstance(op, ps.Neg):
-        return _scaled(one, _Known(_Curve.AFFINE, -1.0, -1.0))
+        return _scaled(one, _Bounded(_Convexity.AFFINE, -1.0, -1.0))
     if isinstance(op, ps.Add):
         curve, low, high = one.curve, sum(i.low for i in inputs), sum(i.high for i in inputs)
         for other in inputs[1:]:
             curve &= other.curve
-        return _Known(curve, low, high)
+        return _Bounded(curve, low, high)
     if isinstance(op, ps.Sub):
-        return _of_operation(ps.add, [one, _scaled(inputs[1], _Known(_Curve.AFFINE, -1.0, -1.0))], vary)
+        return _of_operation(ps.add, [one, _scaled(inputs[1], _Bounded(_Convexity.AFFINE, -1.0, -1.0))], vary)
     if isinstance(op, ps.Mul):
         return _product(inputs, vary)
     if isinstance(op, ps.TrueDiv):
         other = inputs[1]
         if vary[1] or other.low <= 0.0 <= other.high:
             return _UNKNOWN
-        return _scaled(one, _Known(_Curve.AFFINE, *sorted((1.0 / other.low, 1.0 / other.high))))
+        return _scaled(one, _Bounded(_Convexity.AFFINE, *sorted((1.0 / other.low, 1.0 / other.high))))
     if isinstance(op, ps.Switch):
         if one.is_number:
             return inputs[1 if one.low else 2]
-        curve = inputs[1].curve & inputs[2].curve if not vary[0] else _Curve.NONE
-        return _Known(curve, min(i.low for i in inputs[1:]), max(i.high for i in inputs[1:]))
+        curve = inputs[1].curve & inputs[2].curve if not vary[0] else _Convexity.NONE
+        return _Bounded(curve, min(i.low for i in inputs[1:]), max(i.high for i in inputs[1:]))
     return _of_function(op, inputs, vary)
 
 
-def _of_function(op: ps.ScalarOp, inputs: Sequence[_Known], vary: Sequence[bool]) -> _Known:
+def _of_function(op: ps.ScalarOp, inputs: Sequence[_Bounded], vary: Sequence[bool]) -> _Bounded:
     """Return what is known of a function that is bent."""
     one = inputs[0]
     square = isinstance(op, ps.Sqr) or (isinstance(op, ps.Pow) and inputs[1].is_number and inputs[1].low == 2.0)
     if square or isinstance(op, ps.Abs):
-        convex = one.curve is _Curve.AFFINE
+        convex = one.curve is _Convexity.AFFINE
         largest = max(abs(one.low), abs(one.high))
-        return _Known(_Curve.CONVEX if convex else _Curve.NONE, 0.0, largest**2 if square else largest)
+        return _Bounded(_Convexity.CONVEX if convex else _Convexity.NONE, 0.0, largest**2 if square else largest)
     for kind, low in _CONVEX.items():
         if isinstance(op, kind):
-            curve = _Curve.CONVEX if one.curve & _Curve.CONVEX else _Curve.NONE
-            return _Known(curve, low)
+            curve = _Convexity.CONVEX if one.curve & _Convexity.CONVEX else _Convexity.NONE
+            return _Bounded(curve, low)
     if isinstance(op, _CONCAVE):
-        return _Known(_Curve.CONCAVE if one.curve & _Curve.CONCAVE else _Curve.NONE)
+        return _Bounded(_Convexity.CONCAVE if one.curve & _Convexity.CONCAVE else _Convexity.NONE)
     if isinstance(op, Sigmoid):
-        return _Known(_Curve.NONE, 0.0, 1.0)
+        return _Bounded(_Convexity.NONE, 0.0, 1.0)
     if isinstance(op, ps.AND):
-        return _Known(_Curve.NONE, min(i.low for i in inputs), min(i.high for i in inputs))
+        return _Bounded(_Convexity.NONE, min(i.low for i in inputs), min(i.high for i in inputs))
     if isinstance(op, ps.LogicalComparison):
         decided = _decided(op, one, inputs[1])
-        return _Known(_Curve.NONE, *((0.0, 1.0) if decided is None else (float(decided),) * 2))
+        return _Bounded(_Convexity.NONE, *((0.0, 1.0) if decided is None else (float(decided),) * 2))
     return _UNKNOWN
 
 
-def _decided(op: ps.LogicalComparison, one: _Known, other: _Known) -> bool | None:
+def _decided(op: ps.LogicalComparison, one: _Bounded, other: _Bounded) -> bool | None:
     """Return the result of a comparison that bounds settle: no value is infinite."""
     if isinstance(op, ps.EQ) and other.is_number:
         apart = math.isinf(other.low) or not one.low <= other.low <= one.high
@@ -192,19 +192,19 @@ def _decided(op: ps.LogicalComparison, one: _Known, other: _Known) -> bool | Non
     return None
 
 
-def _scaled(one: _Known, by: _Known) -> _Known:
+def _scaled(one: _Bounded, by: _Bounded) -> _Bounded:
     """Return what is known of a function times numbers."""
     ends = [_times(a, b) for a in (one.low, one.high) for b in (by.low, by.high)]
-    return _Known(one.curve.times(by.low, by.high), min(ends), max(ends))
+    return _Bounded(one.curve.times(by.low, by.high), min(ends), max(ends))
 
 
 def _times(a: float, b: float) -> float:
     return 0.0 if a == 0.0 or b == 0.0 else a * b
 
 
-def _product(inputs: Sequence[_Known], vary: Sequence[bool]) -> _Known:
+def _product(inputs: Sequence[_Bounded], vary: Sequence[bool]) -> _Bounded:
     """Return what is known of a product: of one that varies with numbers."""
-    result = _Known(_Curve.AFFINE, 1.0, 1.0)
+    result = _Bounded(_Convexity.AFFINE, 1.0, 1.0)
     for factor, varies in zip(inputs, vary, strict=True):
         if not varies:
             result = _scaled(result, factor)

@@ -14,8 +14,8 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 from scipy import sparse
 
+from pymc_ngvi.core.refusal import NotApart
 from pymc_ngvi.core.sparsity.coloured import ColouredHessian, slices
-from pymc_ngvi.core.sparsity.dependence_sets import TooDenseError
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.sparse_hessian import colour
@@ -47,7 +47,7 @@ class PredictorHessian:
 
     Raises
     ------
-    ValueError, TooDenseError
+    NotApart
         Where in the rest, predictors interact with too many others.
     MissingDerivativeError
         If an operation of a row has no second derivative.
@@ -82,7 +82,7 @@ class PredictorHessian:
 
         Raises
         ------
-        ValueError, TooDenseError
+        NotApart
             Where data have changed so that log p does not come apart any more.
         """
         self._refresh()
@@ -119,7 +119,7 @@ class RestHessian:
 
     Raises
     ------
-    ValueError, TooDenseError
+    NotApart
         Where predictors interact with too many others.
     """
 
@@ -129,7 +129,7 @@ class RestHessian:
             pattern = PatternSearch(rest, predictors).run().pattern
             colouring = colour(pattern)  # before anything is compiled
             if pattern is None or colouring is None:
-                raise ValueError("predictors interact with too many others")
+                raise NotApart("predictors interact with too many others")
             [grad] = simplify([graph.gradient(rest, predictors)])
             direction = predictors.type("direction")
             [product] = simplify([graph.hessian_product(grad, predictors, direction)])
@@ -156,5 +156,5 @@ def predictor_hessian(parts: Expectations | None, simplify: Simplify, compile_: 
         return None
     try:
         return PredictorHessian(parts, simplify, compile_)
-    except (ValueError, TooDenseError):
+    except (NotApart, graph.MissingDerivativeError):
         return None

@@ -9,11 +9,14 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 
+from pymc_ngvi.core.refusal import Reason, RefusedFor
 from pymc_ngvi.density.checks import quoted
 
 
-class CannotReuse(Exception):
+class CannotReuse(RefusedFor):
     """What was built of a model does not serve the next fit; the message says why, as a clause."""
+
+    reason = Reason.NOT_REUSED
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,4 @@ class ModelState:
 def same_options(one: Mapping[str, object] | None, other: Mapping[str, object] | None) -> bool:
     """Tell whether options are the same; where their values can't be compared, they must be the same objects."""
     one, other = one or {}, other or {}
-    return one.keys() == other.keys() and all(one[k] is other[k] or _is_true(one[k] == other[k]) for k in one)
-
-
-def _is_true(comparison: object) -> bool:
-    return isinstance(comparison, bool) and comparison
+    return one.keys() == other.keys() and all(one[k] is other[k] or (one[k] == other[k]) is True for k in one)

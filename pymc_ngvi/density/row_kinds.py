@@ -9,7 +9,8 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints, TooDenseError
+from pymc_ngvi.core.refusal import NotApart
+from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints
 from pymc_ngvi.density.by_rows import ByRows
 from pymc_ngvi.density.flat import FlatGraphs
 from pymc_ngvi.reading.factors import Factor, Role
@@ -126,7 +127,7 @@ def described_rows(graphs: FlatGraphs, by_rows: ByRows) -> ModelRows:
         return ModelRows(why_not=by_rows.why_not)
     try:
         found = _kinds_of_rows(graphs.factors, reading, graphs.layout.n_dim)
-    except TooDenseError:  # with sums over many coordinates, rows may be too wide to be told of
+    except NotApart:  # with sums over many coordinates, rows may be too wide to be told of
         found = ModelRows()
     return replace(found, why_not=by_rows.why_not)
 

@@ -134,7 +134,7 @@ def seen_from_rows(rows: Expectations) -> SeenFromRows | None:
     kept = np.setdiff1d(np.arange(n_dim), coordinates)
     if not len(used) or len(kept) + len(used) > _PART * n_dim or len(used) * n_dim > _MOST_ENTRIES:
         return None
-    matrix = _dense_rows(linear, used)
+    matrix = linear.rows(used)
     basis = _basis((matrix[:, coordinates] * sd).T)
     space = RowSpace(kept, coordinates, mean, sd, basis)
     if space.n_dim > _PART * n_dim:
@@ -199,13 +199,6 @@ def _single(linear: LinearMap) -> tuple[NDArray[np.bool_], NDArray[np.intp], Arr
         column = np.argmax(linear.dense[of_dense] != 0.0, axis=1)
         coordinate[of_dense], factor[of_dense] = linear.columns[column], linear.dense[of_dense, column]
     return single, coordinate, factor
-
-
-def _dense_rows(linear: LinearMap, index: NDArray[np.intp]) -> Array:
-    """Return rows of X, (n, n_dim)."""
-    result: Array = linear.rest[index].toarray()
-    result[:, linear.columns] += linear.dense[index]
-    return result
 
 
 def _basis(columns: Array) -> Array:

@@ -20,7 +20,7 @@ _INSTEAD = "Use estimator='price', which needs only derivatives of the whole log
 
 
 @dataclass(frozen=True)
-class Rows:
+class LikelihoodRows:
     """The log density of a model in two parts: the rows of its observed variables, and all else.
 
     Parameters

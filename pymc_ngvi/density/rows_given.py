@@ -7,6 +7,8 @@ variables of the graph. To the search for rows they are data, and what has been 
 
 import functools
 
+from collections.abc import Callable
+
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
@@ -14,16 +16,17 @@ import pytensor.tensor as pt
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
-from pymc_ngvi.core.refusal import Reason, Refused
-from pymc_ngvi.core.sparsity.dependence_sets import TooDenseError
+from pymc_ngvi.core.refusal import NotApart, Reason, Refused
+from pymc_ngvi.core.target import OfAllData
 from pymc_ngvi.core.types import Array, Expectation, RowRules, Spread
-from pymc_ngvi.density.expectations import Expectations, Seen
+from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.pieces import Pieces, local_input
 from pymc_ngvi.density.sparse_hessian import is_dense
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.reading.reading import Reading
+from pymc_ngvi.rows.pattern import pattern_of_rows
 
 #: How far from the start values are given first: at special ones, such as a correlation of 0, entries are missing.
 _AROUND = 0.1
@@ -36,7 +39,7 @@ class NotRows(Refused):
     """Given these coordinates, log p is no sum over rows of the others; the sentence says why, in a clause."""
 
 
-class RowsGiven:
+class RowsGiven(OfAllData):
     """Log p as rows in the coordinates that are left where others are given.
 
     Parameters
@@ -51,15 +54,20 @@ class RowsGiven:
     inside : ndarray of int, shape (n_dim,)
         All others.
     rows : Expectations
+    n_gradients, n_hessians : int
+        Expectations so far.
 
     Raises
     ------
     NotRows
     """
 
+    has_hessian = True
+
     def __init__(self, density: LogDensity, outside: NDArray[np.intp]) -> None:
         graphs, functions = density.graphs, density.functions
         self.outside = outside
+        self.n_gradients = self.n_hessians = 0
         self.inside = np.setdiff1d(np.arange(density.n_dim), outside)
         start = density.initial_point()
         self._start = start[self.inside]
@@ -74,10 +82,10 @@ class RowsGiven:
             try:
                 reading = Reading(parts, theta, simplify, compile_)
                 self.rows = Expectations(reading, compile_, functions.backend_of_rows)
-            except ValueError as error:
+            except NotApart as refused:
+                raise NotRows(refused.code, refused.sentence) from None
+            except ValueError as error:  # of an operation whose values can't be computed
                 raise NotRows(Reason.NO_PREDICTORS, str(error)) from None
-            except TooDenseError:
-                raise NotRows(Reason.TOO_DENSE, "too many predictors have covariances") from None
             if self.rows.terms.rest:
                 raise NotRows(Reason.NOT_ALL_ROWS, self.rows.terms.why[0])
             points, [values] = graph.over_draws([pt.add(pt.constant(0.0), *parts)], theta)
@@ -100,7 +108,7 @@ class RowsGiven:
             if self.rows.renew() and self._is_anchored():
                 return True
             self.rows.retake()
-        except (ValueError, TooDenseError, np.linalg.LinAlgError):
+        except (NotApart, ValueError, np.linalg.LinAlgError):  # values may be out of bounds
             return False
         return not self.rows.terms.rest and self._is_anchored()
 
@@ -130,27 +138,31 @@ class RowsGiven:
         self._given.set_value(given)
         return result
 
-    def seen(self, q: Spread) -> Seen:
-        """Return what rows see of a Gaussian."""
-        return self.rows.seen(q)
-
-    def under_seen(self, seen: Seen, rules: RowRules | None = None) -> Expectation:
-        """Return expectations where predictors are distributed as they were, perhaps at other values."""
-        return self.rows.under_seen(seen, self, rules)
-
     def expected(
         self, q: Spread, rules: RowRules | None = None, *, adapt: bool = False, least: float = -np.inf
     ) -> Expectation:
         """Return the expectation under a Gaussian; see `RowsTarget`."""
+        self.n_gradients += 1
+        self.n_hessians += 1
         return self.rows.under(q, self, rules, adapt=adapt, least=least)
+
+    def rows_cover(self, draw: Callable[[], Array]) -> bool:
+        """Return True: rows are compared with log p where values are given."""
+        return True
+
+    def directions(self, rows: NDArray[np.intp]) -> Array:
+        """Return the slopes of the only predictor of each of some rows; see `BentRowsTarget`."""
+        return self.rows.directions(rows)
 
     @functools.cached_property
     def pattern(self) -> Pattern | None:
         """Entries of the Hessian that can differ from 0; None where it counts as dense."""
-        pattern = self.rows.pattern()
+        pattern = pattern_of_rows(self.rows.functions, self.rows.predictors.dependence)
         return None if is_dense(pattern) else pattern
 
     @functools.cached_property
     def summed(self) -> SummedPattern | None:
         """The same beside sums over many coordinates; None where there are no such sums."""
-        return self.rows.pattern_beside_sums()
+        joint = self.rows.joint
+        pattern = None if joint is None else pattern_of_rows(self.rows.functions, joint.dependence)
+        return None if joint is None or pattern is None else SummedPattern(pattern, joint.linear_map.weights)

@@ -19,11 +19,11 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.by_rows import ByRows
 from pymc_ngvi.density.evaluations import Evaluations
 from pymc_ngvi.density.flat import FlatGraphs, Functions, jets_of
-from pymc_ngvi.density.gauss_newton.matrix import GaussNewton
-from pymc_ngvi.density.gauss_newton.parts import Parts
+from pymc_ngvi.density.gauss_newton.matrix import GaussNewtonMatrix
+from pymc_ngvi.density.gauss_newton.parts import GaussNewtonGraphs
 from pymc_ngvi.density.jets.evaluation import Jets
 from pymc_ngvi.density.predictor_hessian import PredictorHessian, predictor_hessian
-from pymc_ngvi.density.rows import Rows
+from pymc_ngvi.density.rows import LikelihoodRows
 from pymc_ngvi.density.sparse_hessian import SparseHessian
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
@@ -48,7 +48,7 @@ class SecondOrder:
     ----------
     graphs : FlatGraphs
     functions : Functions
-    rows : Rows
+    rows : LikelihoodRows
         For Gauss-Newton matrices.
     start : ndarray, shape (n_dim,)
         A point where log p is finite.
@@ -60,21 +60,21 @@ class SecondOrder:
     Attributes
     ----------
     sparse : SparseHessian
-    gauss_newton : GaussNewton
+    gauss_newton : GaussNewtonMatrix
     """
 
     def __init__(
         self,
         graphs: FlatGraphs,
         functions: Functions,
-        rows: Rows,
+        rows: LikelihoodRows,
         start: Array,
         evaluations: Evaluations,
         by_rows: ByRows,
     ) -> None:
         self._by_rows, self._evaluations = by_rows, evaluations
         self._cost, self._widest = graphs.cost, graphs.cost.widest
-        self.gauss_newton = GaussNewton(Parts(graphs, functions, rows, start, self._widest))
+        self.gauss_newton = GaussNewtonMatrix(GaussNewtonGraphs(graphs, functions, rows, start, self._widest))
         self._graphs, self._functions = graphs, functions
         self.n_dim, self._n_by_predictors = len(start), 0
         self._no_hessian: graph.MissingDerivativeError | None = None

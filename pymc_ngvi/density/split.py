@@ -21,7 +21,7 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Sum
 from scipy import sparse
 
-from pymc_ngvi.core.sparsity.dependence_sets import TooDenseError
+from pymc_ngvi.core.refusal import TooDenseError
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.blocks import SEVERAL, CannotSplit, Trees, owners
 from pymc_ngvi.density.logdensity import LogDensity

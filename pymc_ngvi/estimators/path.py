@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from pymc_ngvi.core.types import Array, BaseDraws, Evaluation, GaussianState, Moments, Outer, PathMoments
-from pymc_ngvi.estimators.summary import summarise
+from pymc_ngvi.estimators.summary import moments_at_draws
 
 
 def from_gradients(
@@ -50,4 +50,4 @@ def from_gradients(
     grads = np.array([whitened[part].mean(axis=0) for part in parts])
     outers = [order(whitened[part], z[part])._replace(diagonal=outer.diagonal) for part in parts]
     curvatures = np.array([state.add_to_diagonal(-state.outer_mean(o), 1.0) for o in outers])
-    return summarise(state, grads, curvatures)
+    return moments_at_draws(state, grads, curvatures)

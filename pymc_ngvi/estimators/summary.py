@@ -46,10 +46,10 @@ def by_replicate(
             whitened = whitened + base.z[rows][keep]
         grads.append(whitened.mean(axis=0))
         draws.append(evaluation.theta[rows][keep])
-    return summarise(state, np.array(grads), np.array(curvatures(draws)))
+    return moments_at_draws(state, np.array(grads), np.array(curvatures(draws)))
 
 
-def summarise(state: GaussianState, grads: Array, curvatures: Array) -> Moments:
+def moments_at_draws(state: GaussianState, grads: Array, curvatures: Array) -> Moments:
     """Combine independent replicates of whitened gradient and curvature.
 
     Parameters

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from pymc_ngvi.core.linalg import fits_in_memory
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.families import DENSE, INDEPENDENT, STRUCTURED, FullState, SparseFamily
 from pymc_ngvi.families.dissection import find_structure
 from pymc_ngvi.families.fill import arrow_cost, cheapest_with_fill, filled_cost
@@ -37,12 +37,12 @@ class FamilyChoice(NamedTuple):
     is_makeshift: bool = False
 
 
-def choose_family(density: LogDensity, *, may_fill: bool = False, may_sum: bool = False) -> FamilyChoice:
+def choose_family(density: ModelDensity, *, may_fill: bool = False, may_sum: bool = False) -> FamilyChoice:
     """Return the family that suits a model.
 
     Parameters
     ----------
-    density : LogDensity
+    density : ModelDensity
     may_fill : bool
         Whether the fit goes with a sparse precision with fill-in.
     may_sum : bool
@@ -73,12 +73,12 @@ def choose_family(density: LogDensity, *, may_fill: bool = False, may_sum: bool 
     return FamilyChoice(INDEPENDENT, "neither a dense covariance nor a sparse precision fits in memory", True)
 
 
-def cheapest_filled(density: LogDensity, *, sums: bool) -> FilledStructure | None:
+def cheapest_filled(density: ModelDensity, *, sums: bool) -> FilledStructure | None:
     """Return the structure of a factor with fill-in that costs least; None where another form costs less.
 
     Parameters
     ----------
-    density : LogDensity
+    density : ModelDensity
     sums : bool
         Whether there may be sums over many coordinates beside what is sparse.
     """

@@ -13,7 +13,7 @@ from pymc_ngvi.core.refusal import OtherForm, RowsGivenUp
 from pymc_ngvi.core.status import StartError
 from pymc_ngvi.core.stream import StreamTarget
 from pymc_ngvi.core.types import Array, Rule, Target, VariationalState
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.fitting import loop, starting
 from pymc_ngvi.fitting.earlier import Earlier
 from pymc_ngvi.fitting.options import FitOptions
@@ -57,7 +57,7 @@ class Begun(NamedTuple):
             return cls.wider(problem.density, options, seed, *problem.mean_and_sd(q))
 
     @classmethod
-    def by_draws(cls, density: LogDensity, options: FitOptions, seed: int, mean: Array, sd: Array) -> "Begun":
+    def by_draws(cls, density: ModelDensity, options: FitOptions, seed: int, mean: Array, sd: Array) -> "Begun":
         """Begin with draws where rows have led, from narrower states where those would be outside the support."""
         logger.info(BY_DRAWS)
         problem, options = problem_by_draws(density, options)
@@ -70,7 +70,7 @@ class Begun(NamedTuple):
         return cls.at(problem, rule, options, seed, start)
 
     @classmethod
-    def wider(cls, density: LogDensity, options: FitOptions, seed: int, mean: Array, sd: Array) -> "Begun":
+    def wider(cls, density: ModelDensity, options: FitOptions, seed: int, mean: Array, sd: Array) -> "Begun":
         """Begin again from where a state is, for a Hessian that has turned out to have more entries than it seemed."""
         for _ in range(MAX_WIDENED):
             _look_for_entries(density, options, seed, mean, sd)
@@ -86,7 +86,7 @@ class Begun(NamedTuple):
         return cls.by_draws(density, options, seed, mean, sd)
 
 
-def _look_for_entries(density: LogDensity, options: FitOptions, seed: int, mean: Array, sd: Array) -> None:
+def _look_for_entries(density: ModelDensity, options: FitOptions, seed: int, mean: Array, sd: Array) -> None:
     """Add entries of the Hessian that its structure left out, about a mean; some may have been added already."""
     logger.info("The Hessian of log p has entries that its structure left out: q gets them, too.")
     if options.choice.estimator == "quadrature":  # draws have been looked at already

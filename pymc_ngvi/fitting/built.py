@@ -7,7 +7,7 @@ from weakref import WeakValueDictionary
 
 import pymc as pm
 
-from pymc_ngvi.density import CannotReuse, LogDensity
+from pymc_ngvi.density import CannotReuse, LogDensity, ModelDensity
 from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.density.shards.shards import Shards
 from pymc_ngvi.density.streams.density import StreamDensity, Streamed
@@ -19,16 +19,16 @@ _BUILT: WeakValueDictionary[int, LogDensity] = WeakValueDictionary()
 
 def density_of(
     model: pm.Model | Shards | Streamed,
-    last: LogDensity | None,
+    last: ModelDensity | None,
     backend: str,
     compile_kwargs: Mapping[str, object] | None,
-) -> LogDensity:
+) -> ModelDensity:
     """Return the log density for the next fit: what was built for the last one serves again, where it can.
 
     Parameters
     ----------
     model : pymc.Model, Shards or Streamed
-    last : LogDensity or None
+    last : ModelDensity or None
         Of the last fit, perhaps of another model.
     backend, compile_kwargs
         As of `LogDensity`.
@@ -39,7 +39,7 @@ def density_of(
         return StreamDensity(model, backend, compile_kwargs)
     last = last or _BUILT.get(id(model))
     density = None
-    if last is not None and last.model is model:
+    if isinstance(last, LogDensity) and last.model is model:
         try:
             density = last.again(backend, compile_kwargs)
         except CannotReuse as reason:

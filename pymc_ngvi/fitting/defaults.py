@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from pymc_ngvi.core.messages import OURS
-from pymc_ngvi.density import LogDensity, MissingDerivativeError
+from pymc_ngvi.density import MissingDerivativeError, ModelDensity
 from pymc_ngvi.families import DENSE, FAMILIES, STRUCTURED, traits_of
 from pymc_ngvi.families.sparse import goes_with_fill, goes_with_sums
 from pymc_ngvi.fitting.auto import FamilyChoice, choose_family
 from pymc_ngvi.fitting.options import AUTO, OF_RULE, OPTIONS, FitOptions
 from pymc_ngvi.fitting.registry import AXES, ON_FIXED_DRAWS, only_family, stochastic_step
-from pymc_ngvi.reparam.row_space import in_words
+from pymc_ngvi.reparam.row_space import space_in_words
 
 #: Weights of a network beyond which momentum and limited steps lead further in a few passes than averages do.
 _MANY_WEIGHTS = 5_000
@@ -29,14 +29,14 @@ _OF_BATCHES = tuple(
 type Given = Mapping[str, Any]
 
 
-def options_for(given: Given, density: LogDensity | None = None) -> FitOptions:
+def options_for(given: Given, density: ModelDensity | None = None) -> FitOptions:
     """Check what was given, and fill in what was not.
 
     Parameters
     ----------
     given : mapping
         Options of `NGVI`; others than those of `FitOptions` are left alone, and those left out have their defaults.
-    density : LogDensity, optional
+    density : ModelDensity, optional
         Of the model; without it, nothing is adapted to a model.
 
     Raises
@@ -101,13 +101,7 @@ def _for_batches(given: Given) -> Mapping[str, str]:
 
 def _for_many_weights(given: Given, filled: Given) -> Mapping[str, str]:
     """Return the step rule for large networks, where it goes with what was given."""
-    if given["step"] is not None:
-        return {}
-    try:
-        FitOptions(**{**filled, "step": "ivon"})
-    except ValueError:
-        return {}
-    return {"step": "ivon"}
+    return {"step": "ivon"} if given["step"] is None and _go_together({**filled, "step": "ivon"}) else {}
 
 
 def _names_a_method(given: Given) -> bool:
@@ -120,14 +114,19 @@ def _may_go_by_rows(given: Given, filled: Given) -> bool:
     """Tell whether exact expectations of rows go with what was given, and nothing that was asks for draws."""
     if any(given[name] is not None for name in (*OF_RULE, "estimator", "step", "reparam")) or not given["stl"]:
         return False
+    return _go_together({**filled, "estimator": "quadrature"})
+
+
+def _go_together(given: Given) -> bool:
+    """Tell whether there are such options."""
     try:
-        FitOptions(**{**filled, "estimator": "quadrature"})
+        FitOptions(**given)
     except ValueError:
         return False
     return True
 
 
-def _goes_by_rows(given: Given, filled: Given, density: LogDensity) -> bool:
+def _goes_by_rows(given: Given, filled: Given, density: ModelDensity) -> bool:
     """Tell whether a fit takes exact expectations of rows."""
     if filled["estimator"] == "quadrature":
         return True
@@ -137,24 +136,22 @@ def _goes_by_rows(given: Given, filled: Given, density: LogDensity) -> bool:
     return n_directions is not None and n_directions <= _FEW_DIRECTIONS
 
 
-def _family_for(given: Given, density: LogDensity) -> Mapping[str, str | None]:
+def _family_for(given: Given, density: ModelDensity) -> Mapping[str, str | None]:
     """Return the family that suits the model, and why, where it goes with what was given."""
     if given["estimator"] == "gauss_newton" or only_family(**{axis: given[axis] for axis in AXES if axis != "family"}):
         return {"family": None}  # as the registry has it, whatever the model
     # Where group effects are told from global parameters, a sparse precision is there for the asking.
     chosen = FamilyChoice(STRUCTURED) if given["reparam"] else _chosen(given, density)
     filled = {"family": chosen.name, "family_reason": chosen.reason}
-    try:
-        FitOptions(**{**given, **filled})
-    except ValueError:  # let the other choices decide
-        return {"family": None}
+    if not _go_together({**given, **filled}):
+        return {"family": None}  # let the other choices decide
     _warn_of_makeshift(
         chosen, "q gets a diagonal covariance, which ignores correlations: {}. Name a family for another."
     )
     return filled
 
 
-def _chosen(given: Given, density: LogDensity) -> FamilyChoice:
+def _chosen(given: Given, density: ModelDensity) -> FamilyChoice:
     """Return the family that suits a model, in the space of its rows where that has far fewer dimensions."""
     steps = [given[name] for name in ("update", "estimator", "step")]
     may_fill = not density.has_minibatch and goes_with_fill(*steps)
@@ -163,16 +160,14 @@ def _chosen(given: Given, density: LogDensity) -> FamilyChoice:
     if (chosen.name == DENSE or chosen.is_makeshift) and _may_go_by_rows(given, {**given, "family": DENSE}):
         seen = density.seen_from_rows
         if seen is not None:
-            return FamilyChoice(DENSE, in_words(seen.space))
+            return FamilyChoice(DENSE, space_in_words(seen.space))
     return chosen
 
 
-def _components_for(given: Given, density: LogDensity) -> Mapping[str, str | None]:
+def _components_for(given: Given, density: ModelDensity) -> Mapping[str, str | None]:
     """Return what components of a mixture suit the model, where that goes with what was given."""
     chosen = choose_family(density)
-    try:
-        FitOptions(**{**given, "components": chosen.name})
-    except ValueError:
+    if not _go_together({**given, "components": chosen.name}):
         return {}
     _warn_of_makeshift(
         chosen, "Components get diagonal covariances, which ignore correlations: {}. Name components for others."
@@ -190,10 +185,10 @@ def _without_hessians(given: dict[str, Any], filled: dict[str, Any], error: Miss
     if given["estimator"] is not None or given["step"] in ON_FIXED_DRAWS:
         raise error
     chosen = {name: filled.get(name) for name in ("family", "family_reason") if filled.get(name)}
-    try:
-        options = FitOptions(**given | chosen | {"estimator": "stein"})
-    except ValueError:  # what was asked for needs Hessians
-        raise error from None
+    by_gradients = given | chosen | {"estimator": "stein"}
+    if not _go_together(by_gradients):  # what was asked for needs Hessians
+        raise error
+    options = FitOptions(**by_gradients)
     warnings.warn(
         f"{error} The fit goes on with gradients alone (estimator='stein', update={options.choice.update!r}, "
         f"step={options.choice.step!r}), which takes many more iterations.",

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.hessians import MatrixHessian
 from pymc_ngvi.core.types import Array, FittedState, GaussianState, Rule, VariationalState
-from pymc_ngvi.density import Layout, LogDensity
+from pymc_ngvi.density import Layout, ModelDensity
 from pymc_ngvi.families import FilledState, MixtureState, SparseState, StudentTState, SummedState
 from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.fitting.problem import Problem
@@ -58,7 +58,7 @@ class Earlier:
     theirs: NDArray[np.intp]
 
     @classmethod
-    def of(cls, approx: EarlierFit, density: LogDensity) -> "Earlier":
+    def of(cls, approx: EarlierFit, density: ModelDensity) -> "Earlier":
         """Find the variables of an approximation in a model, by the names of their unconstrained values.
 
         Raises

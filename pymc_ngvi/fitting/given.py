@@ -7,10 +7,10 @@ import pymc as pm
 from numpy.typing import ArrayLike
 from pymc.model import modelcontext
 
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.shards.shards import Shards
 from pymc_ngvi.density.streams.density import Streamed
-from pymc_ngvi.density.streams.source import Source
+from pymc_ngvi.density.streams.source import BatchSource
 
 type Batches = Iterable[Mapping[str, ArrayLike]]
 
@@ -36,11 +36,11 @@ def model_given(model: pm.Model | None, shards: object, batches: Batches | None)
 
 def streamed(model: pm.Model, batches: Batches, last: Streamed | None) -> Streamed:
     """Return a model with where its data come from, which stays the same while the batches do."""
-    source = last.source if last is not None and last.source.given is batches else Source(batches)
+    source = last.source if last is not None and last.source.given is batches else BatchSource(batches)
     return Streamed(model, source)
 
 
-def check_not_empty(density: LogDensity) -> None:
+def check_not_empty(density: ModelDensity) -> None:
     """Raise ValueError for a model whose free variables have no elements."""
     if not density.n_dim:
         names = ", ".join(repr(v.name) for v in density.layout.variables)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from pymc_ngvi.core.messages import OURS
 from pymc_ngvi.core.status import ConvergenceWarning, Status
 from pymc_ngvi.core.types import Array, VariationalState
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.bad_data import constant_data
 from pymc_ngvi.fitting.record import FitRecord
 
@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
     gap_hist: Array
 
 
-def constant_after(status: Status, density: LogDensity) -> tuple[str, ...]:
+def constant_after(status: Status, density: ModelDensity) -> tuple[str, ...]:
     """Return the observed variables that do not vary, after a fit that ended without converging."""
     if status is Status.CONVERGED or not status.ended_by_itself or density.is_sharded or density.is_streamed:
         return ()

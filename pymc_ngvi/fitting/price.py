@@ -5,7 +5,7 @@ The same call then does the same on any machine, and on a busy one.
 
 from dataclasses import dataclass
 
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 
 #: What may follow a Gaussian fit, in its seconds, and seconds on top: all together, four times the fit and 20 s.
 _MOST_WORK, _ALWAYS = 3.0, 20.0
@@ -20,26 +20,26 @@ _OF_EXPECTATION = 15.0
 _N_GRADIENTS, _N_HESSIANS = 1_600, 1_200
 
 
-def hessian_in_gradients(density: LogDensity, n_hessians: int) -> float:
+def hessian_in_gradients(density: ModelDensity, n_hessians: int) -> float:
     """Return what a Hessian costs; their number is 0 where a fit took none, and nothing is known of them."""
     return max(_HESSIAN, _PER_PRODUCT * float(density.n_products)) if n_hessians else _HESSIAN
 
 
-def fit_seconds(density: LogDensity, n_gradients: int, n_hessians: int, estimator: str) -> float:
+def fit_seconds(density: ModelDensity, n_gradients: int, n_hessians: int, estimator: str) -> float:
     """Return the estimated seconds of so many evaluations; with ``"quadrature"``, gradients are expectations."""
     if estimator == "quadrature":
         return _OF_EXPECTATION * n_gradients * density.gradient_seconds
     return (n_gradients + hessian_in_gradients(density, n_hessians) * n_hessians) * density.gradient_seconds
 
 
-def expected_seconds(density: LogDensity) -> float:
+def expected_seconds(density: ModelDensity) -> float:
     """Return the estimated seconds of a fit by draws that is yet to come, with a dense Hessian."""
     n_gradients = _N_GRADIENTS + max(_HESSIAN, _PER_PRODUCT * density.n_dim) * _N_HESSIANS
     return n_gradients * density.gradient_seconds
 
 
 @dataclass(frozen=True)
-class Price:
+class TimeBudget:
     """What a call has taken, and what it may take.
 
     Parameters

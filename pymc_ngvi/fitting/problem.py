@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pymc_ngvi.core.linalg import check_memory
 from pymc_ngvi.core.types import Array, FittedState, GaussianState, Rule, Target, VariationalState
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.by_rows import NO_ROWS
 from pymc_ngvi.families import DENSE, FAMILIES, STRUCTURED, Family
 from pymc_ngvi.families.dissection import find_structure
@@ -33,7 +33,7 @@ class Problem:
 
     Parameters
     ----------
-    density : LogDensity
+    density : ModelDensity
         Of the model.
     target : Target
         What is fitted: ``density`` itself, or its reparametrisation.
@@ -43,7 +43,7 @@ class Problem:
         From the scale of states to the model's own unconstrained scale; None where they are on it.
     """
 
-    density: LogDensity
+    density: ModelDensity
     target: Target
     family: Family[FittedState]
     transform: Conditional | None = None
@@ -110,7 +110,7 @@ class Problem:
         return self.family.from_scale(mean, sd)
 
 
-def problem_of(density: LogDensity, options: FitOptions) -> Problem:
+def problem_of(density: ModelDensity, options: FitOptions) -> Problem:
     """Return what the options make of a model.
 
     Raises
@@ -120,15 +120,17 @@ def problem_of(density: LogDensity, options: FitOptions) -> Problem:
     MemoryError
         Where the approximation does not fit in memory.
     """
-    if options.choice.estimator == "quadrature" and density.rows is None:
+    if options.choice.estimator == "quadrature" and density.n_directions is None:
         raise ValueError(NO_ROWS)
-    density.needs_hessians = options.choice.estimator not in BY_GRADIENTS
+    if options.choice.estimator == "gauss_newton" and density.is_sharded:
+        raise ValueError("estimator='gauss_newton' does not go with shards: leave it out.")
+    density.functions.needs_hessians = options.choice.estimator not in BY_GRADIENTS
     if options.reparam is None:
         family = make_family(options, density)
         target = _target(density, options)
         _check(family, options, target.n_dim)
         return Problem(density, target, family)
-    if density.is_sharded:
+    if not isinstance(density, LogDensity):
         raise ValueError(f"reparam={options.reparam!r} reads the data of groups, which are in shards: leave it out.")
     density.widen(density.initial_point()[None])  # what the graph does not tell, if anything
     pattern = density.structural_pattern
@@ -144,7 +146,7 @@ def problem_of(density: LogDensity, options: FitOptions) -> Problem:
     return Problem(density, target, family, target.transform)
 
 
-def problem_by_draws(density: LogDensity, options: FitOptions) -> tuple[Problem, FitOptions]:
+def problem_by_draws(density: ModelDensity, options: FitOptions) -> tuple[Problem, FitOptions]:
     """Return what the options make of a model with draws in place of exact expectations, and the options.
 
     What was chosen to be sparse beside sums over many coordinates is not so by draws: another family takes its place.
@@ -162,11 +164,11 @@ def problem_by_draws(density: LogDensity, options: FitOptions) -> tuple[Problem,
     return problem_of(density, options), options
 
 
-def _target(density: LogDensity, options: FitOptions) -> Target:
+def _target(density: ModelDensity, options: FitOptions) -> Target:
     """Return a density in the space of its rows, where that has far fewer dimensions; or as it is."""
     dense = options.choice.family == DENSE and options.factor != "precision"
     seen = density.seen_from_rows if dense and options.choice.estimator == "quadrature" else None
-    return density if seen is None else RowSpaceDensity(density, seen)
+    return density if seen is None or not isinstance(density, LogDensity) else RowSpaceDensity(density, seen)
 
 
 @dataclass(frozen=True)
@@ -175,12 +177,12 @@ class _Form:
 
     Parameters
     ----------
-    density : LogDensity
+    density : ModelDensity
     known : ArrowStructure or None
         Of a reparametrised model.
     """
 
-    density: LogDensity
+    density: ModelDensity
     known: ArrowStructure | None = None
 
     @property
@@ -206,14 +208,14 @@ class _Form:
 
 
 def make_family(
-    options: FitOptions, density: LogDensity, structure: ArrowStructure | None = None
+    options: FitOptions, density: ModelDensity, structure: ArrowStructure | None = None
 ) -> Family[FittedState]:
     """Return what makes a state of location and scale.
 
     Parameters
     ----------
     options : FitOptions
-    density : LogDensity
+    density : ModelDensity
     structure : ArrowStructure, optional
         Of a reparametrised model.
 

@@ -17,7 +17,7 @@ from rich.table import Column
 from rich.theme import Theme
 
 from pymc_ngvi.core.elbo import format_elbo, format_gap
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.fitting.loop import LoopState
 from pymc_ngvi.fitting.price import in_words
@@ -116,7 +116,7 @@ class FitProgress:
             self._progress.update(self._task, shards=f"{done:,} of {total:,}")
 
 
-def watching(density: LogDensity, progress: FitProgress) -> AbstractContextManager[object]:
+def watching(density: ModelDensity, progress: FitProgress) -> AbstractContextManager[object]:
     """Show how many shards are done, where there are any."""
     if not isinstance(density, ShardedDensity):
         return nullcontext()

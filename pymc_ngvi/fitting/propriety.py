@@ -16,7 +16,7 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
 from pymc_ngvi.core.refusal import OtherForm
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.priors import flat_coordinates, has_proper_priors
 
 logger = logging.getLogger("pymc.ngvi")
@@ -38,7 +38,7 @@ _FARTHEST_LOG = 100.0
 _MOST_STEPS, _MOST_HALVINGS, _SOLVED, _LEAST_PIVOT = 30, 30, 1e-4, 1e-12
 
 
-class Tails(NamedTuple):
+class PosteriorTails(NamedTuple):
     """What is known of the tails of a posterior.
 
     Parameters
@@ -58,21 +58,24 @@ class Propriety:
 
     Parameters
     ----------
-    density : LogDensity
+    density : ModelDensity
     """
 
-    def __init__(self, density: LogDensity) -> None:
-        self._density = density
-        #: Whether all of log p can be evaluated at single points, far out.
-        self.can_be_told = not (density.is_sharded or density.is_streamed or density.has_minibatch)
+    def __init__(self, density: ModelDensity) -> None:
+        self._density = density if isinstance(density, LogDensity) and not density.has_minibatch else None
         #: Whether the posterior may be improper at all.
         self.is_open = not self.can_be_told or not has_proper_priors(density.model)
         #: The variables in which it is.
         self.improper: tuple[str, ...] = ()
 
+    @property
+    def can_be_told(self) -> bool:
+        """Whether all of log p can be evaluated at single points, far out."""
+        return self._density is not None
+
     def is_improper(self, mean: Array, sd: Array, *, ended: bool = False) -> bool:
         """Tell whether the posterior is found to be improper, looking out from a Gaussian, or from the start."""
-        if not (self.is_open and self.can_be_told) or self.improper:
+        if not self.is_open or self._density is None or self.improper:
             return bool(self.improper)
         found = tails_of(self._density, mean, sd, level=not ended)
         if not (found.improper or found.known):
@@ -89,7 +92,7 @@ def _name(density: LogDensity, index: int) -> str:
     return variable.name + density.layout.label(index).removeprefix(variable.value_name)
 
 
-def tails_of(density: LogDensity, mean: Array, sd: Array, *, level: bool = False) -> Tails:
+def tails_of(density: LogDensity, mean: Array, sd: Array, *, level: bool = False) -> PosteriorTails:
     """Look at the tails of coordinates with flat priors.
 
     Parameters
@@ -101,10 +104,10 @@ def tails_of(density: LogDensity, mean: Array, sd: Array, *, level: bool = False
         Whether a tail that rises tells nothing, as while q is on its way to the data.
     """
     if density.second.error() is not None or density.n_dim > _MOST_DIM:
-        return Tails((), False)
+        return PosteriorTails((), False)
     flat = flat_coordinates(density.model, density.layout)
     if not len(flat):
-        return Tails((), False)
+        return PosteriorTails((), False)
     before = density.n_gradients, density.n_hessians
     flat = flat[np.argsort(-sd[flat])]
     try:
@@ -112,11 +115,11 @@ def tails_of(density: LogDensity, mean: Array, sd: Array, *, level: bool = False
             falls = {int(i): _falls(density, int(i), mean, sd, level) for i in flat[:_MOST_FLAT]}
     except OtherForm:
         logger.debug("The Hessian has entries that its pattern lacks.", exc_info=True)
-        return Tails((), False)
+        return PosteriorTails((), False)
     finally:
         density.n_gradients, density.n_hessians = before  # those of the fit
     known = len(flat) <= _MOST_FLAT and None not in falls.values()
-    return Tails(tuple(i for i, does in falls.items() if does is False), known)
+    return PosteriorTails(tuple(i for i, does in falls.items() if does is False), known)
 
 
 def _falls(density: LogDensity, at: int, mean: Array, sd: Array, level: bool) -> bool | None:

@@ -5,7 +5,7 @@ import numpy as np
 from rich.theme import Theme
 
 from pymc_ngvi.core.types import VariationalState
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.outcome import Outcome
 from pymc_ngvi.fitting.session import FitSession
@@ -20,7 +20,7 @@ class SavedFit:
 
     Parameters
     ----------
-    density : LogDensity
+    density : ModelDensity
         Of the model, made again.
     q : VariationalState
         Where the fit had come to, on the model's unconstrained scale.
@@ -29,7 +29,7 @@ class SavedFit:
         At the mean of q when the fit was saved; None where it was not evaluated.
     """
 
-    def __init__(self, density: LogDensity, q: VariationalState, snapshot: Snapshot, log_p: float | None) -> None:
+    def __init__(self, density: ModelDensity, q: VariationalState, snapshot: Snapshot, log_p: float | None) -> None:
         self._density, self._q, self._snapshot, self.log_p = density, q, snapshot, log_p
         self._session: FitSession | None = None
 

@@ -17,7 +17,7 @@ from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.refusal import OtherForm
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.types import Array, Assessment, Rule, VariationalState
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.fitting import loop
 from pymc_ngvi.fitting.begun import MAX_WIDENED, NO_STRUCTURE, Begun, make_rule
 from pymc_ngvi.fitting.lost import LOST
@@ -131,7 +131,7 @@ class FitSession:
         )  # fmt: skip
 
     @classmethod
-    def resumed(cls, density: LogDensity, snapshot: Snapshot) -> "FitSession":
+    def resumed(cls, density: ModelDensity, snapshot: Snapshot) -> "FitSession":
         """Return the fit that a snapshot was taken of, on a model.
 
         Raises
@@ -317,7 +317,7 @@ class FitSession:
     def _widen(self, q: VariationalState) -> None:
         """Begin again from where a state is, with what was left out of the Hessian, or of the rows."""
         density, (mean, sd) = self._problem.density, self._problem.mean_and_sd(q)
-        if self._options.choice.estimator == "quadrature" and (density.rows is None or self._rows_fail()):
+        if self._options.choice.estimator == "quadrature" and (density.n_directions is None or self._rows_fail()):
             begin = Begun.by_draws
         else:
             begin = Begun.wider

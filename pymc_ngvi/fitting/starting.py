@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.core.status import StartError
 from pymc_ngvi.core.types import Array, FittedState, Rule, VariationalState
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.bad_data import not_finite_data
 from pymc_ngvi.density.initial import initial_point_function
 from pymc_ngvi.families import Maker
@@ -33,7 +33,7 @@ _UNITS = 7
 _TOO_WIDE = -1e15
 
 
-class _Tried(NamedTuple):
+class _TriedStart(NamedTuple):
     """A starting state, its ELBO, -inf where log p is not finite at a draw, and its scale."""
 
     state: VariationalState
@@ -41,12 +41,12 @@ class _Tried(NamedTuple):
     scale: Array
 
 
-def start_point(density: LogDensity, start: Mapping[str, ArrayLike] | None) -> Array:
+def start_point(density: ModelDensity, start: Mapping[str, ArrayLike] | None) -> Array:
     """Return the flat unconstrained starting mean, (n_dim,).
 
     Parameters
     ----------
-    density : LogDensity
+    density : ModelDensity
     start : mapping or None
         Values by variable name (constrained) or by value-variable name, like ``sd_log__`` (unconstrained, which wins
         where both are given). Names of Deterministics and data are allowed and have no effect, so that the result of
@@ -100,12 +100,12 @@ def _shape_message(given: str, shape: tuple[int, ...], variable: Variable, rv: A
     )
 
 
-def start_scales(density: LogDensity, start_sigma: Mapping[str, ArrayLike] | float | None) -> list[Array]:
+def start_scales(density: ModelDensity, start_sigma: Mapping[str, ArrayLike] | float | None) -> list[Array]:
     """Return the starting standard deviations to choose among, (n_dim,) each.
 
     Parameters
     ----------
-    density : LogDensity
+    density : ModelDensity
     start_sigma : mapping, float or None
         Standard deviations on the unconstrained scale, by variable or value-variable name, for all variables (a
         number), or to be chosen (None). Variables left out of a mapping take part in the choice.
@@ -134,7 +134,7 @@ def start_scales(density: LogDensity, start_sigma: Mapping[str, ArrayLike] | flo
     return scales[:1] if len(named) == len(density.layout.variables) else scales
 
 
-def units_apart(density: LogDensity, point: Array, start: Mapping[str, ArrayLike] | None, seed: int) -> Array:
+def units_apart(density: ModelDensity, point: Array, start: Mapping[str, ArrayLike] | None, seed: int) -> Array:
     """Return a starting mean in which the units of a network differ from each other.
 
     Where a matrix has entries that all start at one value, as weights do in PyMC, it and all other such arrays get
@@ -162,7 +162,7 @@ def units_apart(density: LogDensity, point: Array, start: Mapping[str, ArrayLike
     return point
 
 
-def large_scales(density: LogDensity, point: Array, start: Mapping[str, ArrayLike] | None) -> list[NDArray[np.intp]]:
+def large_scales(density: ModelDensity, point: Array, start: Mapping[str, ArrayLike] | None) -> list[NDArray[np.intp]]:
     """Return the coordinates, by variable, of positive parameters that start far above 1 and that the user left alone.
 
     The initial point of a scale is that of its prior, which may be wide by design (Bambi's are): effects of groups
@@ -183,7 +183,7 @@ def choose_start(
     family: Maker[FittedState],
     point: Array,
     scales: Sequence[Array],
-    density: LogDensity,
+    density: ModelDensity,
     wide: Sequence[NDArray[np.intp]] = (),
 ) -> VariationalState:
     """Return the starting state with the best ELBO on the first draws.
@@ -198,7 +198,7 @@ def choose_start(
     point : ndarray, shape (n_dim,)
     scales : sequence of ndarray, shape (n_dim,)
         To choose among.
-    density : LogDensity
+    density : ModelDensity
     wide : sequence of ndarray of int
         Coordinates that may also start at 0 instead (`large_scales`), those of each array together.
 
@@ -208,15 +208,15 @@ def choose_start(
         If log p is not finite at any draw of any of them, naming the terms of the model that are not.
     """
 
-    def tried(location: Array, scale: Array) -> _Tried:
+    def tried(location: Array, scale: Array) -> _TriedStart:
         state = family.from_scale(location, scale)
         evaluation = rule.first_evaluation(state)
         # All draws inside the support, or the ELBO of a wide start would be a mean over those that are.
         inside = evaluation.finite.all() and not np.isnan(evaluation.elbo)
-        return _Tried(state, evaluation.elbo if inside else -np.inf, scale)
+        return _TriedStart(state, evaluation.elbo if inside else -np.inf, scale)
 
-    def best_at(location: Array) -> _Tried:
-        found: list[_Tried] = []
+    def best_at(location: Array) -> _TriedStart:
+        found: list[_TriedStart] = []
         for scale in _in_order(rule, scales):
             found.append(tried(location, scale))
             if rule.takes_any_start and found[-1].elbo > _TOO_WIDE:
@@ -240,11 +240,11 @@ def choose_start(
     raise StartError(_start_message(density, point, float(best.scale.max(initial=0.0))))
 
 
-def _elbo(tried: _Tried) -> float:
+def _elbo(tried: _TriedStart) -> float:
     return tried.elbo
 
 
-def _narrowed(best: _Tried, scales: Sequence[Array], tried: Callable[[Array], _Tried]) -> _Tried:
+def _narrowed(best: _TriedStart, scales: Sequence[Array], tried: Callable[[Array], _TriedStart]) -> _TriedStart:
     """Go to tenths of the narrowest scale for as long as log p falls more steeply than a parabola over it.
 
     Steps know of parabolas, of which a tenth loses a hundredth. Of an exponential of predictors on a large scale it
@@ -271,7 +271,7 @@ def _in_order(rule: Rule, scales: Sequence[Array]) -> Sequence[Array]:
     return [*scales[middle:], *scales[:middle]]
 
 
-def _start_message(density: LogDensity, point: Array, scale: float) -> str:
+def _start_message(density: ModelDensity, point: Array, scale: float) -> str:
     bad = {name: value for name, value in density.terms(point).items() if not np.isfinite(value)}
     listed = ", ".join(f"{name} ({value})" for name, value in bad.items())
     in_shards = density.is_sharded  # their model is that of one of them

@@ -4,10 +4,10 @@ from contextlib import AbstractContextManager, nullcontext
 
 from threadpoolctl import threadpool_limits
 
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 
 
-def few_threads(density: LogDensity) -> AbstractContextManager[object]:
+def few_threads(density: ModelDensity) -> AbstractContextManager[object]:
     """Keep BLAS to one thread where waking others takes longer than the work.
 
     Small models are such, and sums over rows of any size: their products are many and thin, one for each part of the

@@ -8,10 +8,11 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.refusal import Reason, Refused
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.marginal.proposals import Base, Proposal, StudentMixture, best_proposal, joined_mixture, tempered
-from pymc_ngvi.marginal.ridges import ridges, work_of
-from pymc_ngvi.marginal.rounds import Rounds, moments, moved, normalised
+from pymc_ngvi.marginal.proposals import Base, Proposal, best_proposal, tempered
+from pymc_ngvi.marginal.ridges import ridges, work_in_dimensions
+from pymc_ngvi.marginal.rounds import ProposalRounds, moments_of_draws, moved, weights_of_draws
 from pymc_ngvi.marginal.sampling import LogMarginalFunction, Pool, Round, Weighted, relative_sd_errors
+from pymc_ngvi.marginal.student_mixture import StudentMixture
 from pymc_ngvi.marginal.tails import Bend
 
 #: Looks about a proposal, at most; draws of each, the same where log m takes quadrature; and of the round after it.
@@ -49,7 +50,7 @@ class Adaptation:
 
     Attributes
     ----------
-    rounds : Rounds
+    rounds : ProposalRounds
     n_drawn : int
         Draws so far, those of pools not included.
     """
@@ -68,7 +69,7 @@ class Adaptation:
         self._function, self._base, self._bend, self._df, self._rng = function, base, bend, df, rng
         self._is_plain = is_plain
         self._least_error = 0.0 if is_plain else _SEEN
-        self.rounds, self.n_drawn = Rounds(), 0
+        self.rounds, self.n_drawn = ProposalRounds(), 0
         self._far: list[Round] = []
         self._ridges = start
 
@@ -120,7 +121,7 @@ class Adaptation:
 
     def missed(self, proposal: Proposal, pool: Pool) -> float:
         """Return by how much draws far out move the moments of a pool, in what they may: see `moved`."""
-        together = Rounds()
+        together = ProposalRounds()
         together.add(Round(proposal, pool.g, pool.log_marginal))
         before = together.pooled()
         for one in self._far:
@@ -133,10 +134,10 @@ class Adaptation:
         draws = self.rounds.pooled()
         y = self._in_y(draws)
         p = y.g.shape[1]
-        along = np.argsort(-relative_sd_errors(y.g, normalised(y)))[: _MOST_FOLLOWED // work_of(p)]
-        found = ridges(self._of_y, y.g[y.log_marginal.argmax()], moments(y)[1], along) if len(along) else None
+        along = np.argsort(-relative_sd_errors(y.g, weights_of_draws(y)))[: _MOST_FOLLOWED // work_in_dimensions(p)]
+        found = ridges(self._of_y, y.g[y.log_marginal.argmax()], moments_of_draws(y)[1], along) if len(along) else None
         if found is not None:
-            self._ridges = found if self._ridges is None else joined_mixture(self._ridges, found, 0.5)
+            self._ridges = found if self._ridges is None else self._ridges.joined(found, 0.5)
             self.drawn(Proposal(found, self._bend), _N_AFTER)
 
     def _in_y(self, draws: Weighted) -> Weighted:
@@ -152,7 +153,7 @@ class Adaptation:
 
 def thin_tails(draws: Weighted, least: float = 0.0) -> NDArray[np.bool_]:
     """Tell of which coordinates the sd is known less well than that of a Gaussian, and than ``least``, (p,)."""
-    weights = normalised(draws)
+    weights = weights_of_draws(draws)
     of_gaussian = float(np.sqrt(0.5 * np.sum(weights**2)))
     result: NDArray[np.bool_] = relative_sd_errors(draws.g, weights) > max(least, _THIN * of_gaussian)
     return result
@@ -161,7 +162,7 @@ def thin_tails(draws: Weighted, least: float = 0.0) -> NDArray[np.bool_]:
 def thin_squares(draws: Weighted, least: float = 0.0) -> Array:
     """Return the largest square of coordinates with thin tails, standardised, (n,); 0 where there are none."""
     thin = thin_tails(draws, least)
-    mean, sd = moments(draws)
+    mean, sd = moments_of_draws(draws)
     z = (draws.g[:, thin] - mean[thin]) / np.where(sd[thin] > 0.0, sd[thin], 1.0)
     result: Array = np.max(z**2, axis=1, initial=0.0)
     return result

@@ -162,7 +162,7 @@ def far_off(mean: Array, variance: Array) -> NDArray[np.bool_]:
     return result
 
 
-def corrected(centres: Centres, shape: Shape, forest: Forest) -> Centres:
+def corrected_centres(centres: Centres, shape: Shape, forest: Forest) -> Centres:
     """Return m + L E[z] and L chol(cov z) [1]_; where nodes are far off, the top and width of a parabola instead.
 
     References

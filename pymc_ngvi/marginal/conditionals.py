@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.marginal.effects import N_CANDIDATES, SplitNormal, candidates, draw_effects, weights_of
+from pymc_ngvi.marginal.effects import N_CANDIDATES, SplitNormal, candidate_points, draw_effects, weights_of
 from pymc_ngvi.marginal.log_marginal import LogMarginal
 from pymc_ngvi.marginal.regression import Whitening
 from pymc_ngvi.marginal.sampling import evenly_picked
@@ -114,7 +114,7 @@ class Conditionals:
         quadrature, forest = self.quadrature, self.quadrature.forest
         g = self._evenly(_N_JUDGED, 0.25)
         shifts = np.random.default_rng(self.seed).random((len(g), forest.n_local))
-        z, total = candidates(proposal, N_CANDIDATES[1], shifts, surrogate), np.zeros(forest.n_local)
+        z, total = candidate_points(proposal, N_CANDIDATES[1], shifts, surrogate), np.zeros(forest.n_local)
         size = quadrature.terms.chunk(z.shape[1])
         for start in range(0, len(g), size):
             at, near = g[start : start + size], z[start : start + size]

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.marginal.centres import Centres, corrected
-from pymc_ngvi.marginal.nodes import Rule
-from pymc_ngvi.marginal.parts import Part
+from pymc_ngvi.marginal.centres import Centres, corrected_centres
+from pymc_ngvi.marginal.nodes import PathRule
+from pymc_ngvi.marginal.parts import SomeBlocks
 from pymc_ngvi.marginal.quadrature import blocks_off_centre, integral_of
 
 #: Corrections of centres before a draw counts as lost.
@@ -39,13 +39,15 @@ class Confirmed(NamedTuple):
     n_corrected: NDArray[np.intp]
 
 
-def confirmed(part: Part, rule: Rule, g: Array, centres: Centres, wider: Callable[[int], Rule]) -> Confirmed:
+def confirmed(
+    part: SomeBlocks, rule: PathRule, g: Array, centres: Centres, wider: Callable[[int], PathRule]
+) -> Confirmed:
     """Integrate a part; where nodes of a block were about the wrong centre, again about a better one.
 
     Parameters
     ----------
-    part : Part
-    rule : Rule
+    part : SomeBlocks
+    rule : PathRule
     g : ndarray, shape (n, n_globals)
     centres : Centres
         To begin with, of all parts.
@@ -57,7 +59,7 @@ def confirmed(part: Part, rule: Rule, g: Array, centres: Centres, wider: Callabl
     one = integral_of(part, rule, g, about)
     assert one.shape is not None
     of_blocks, skew = one.of_blocks, one.shape.skew
-    found = corrected(about, one.shape, forest)
+    found = corrected_centres(about, one.shape, forest)
     pending = blocks_off_centre(forest, one.shape, rule, of_blocks)
     n_corrected = np.zeros(n, dtype=np.intp)
     for turn in range(_MOST_CORRECTIONS - 1):
@@ -72,7 +74,7 @@ def confirmed(part: Part, rule: Rule, g: Array, centres: Centres, wider: Callabl
         of_blocks[left] = np.where(blocks, again.of_blocks, of_blocks[left])
         places = blocks[:, forest.block]
         skew[left] = np.where(places, again.shape.skew, skew[left])
-        found = found.replaced(left, corrected(about, again.shape, forest), places)
+        found = found.replaced(left, corrected_centres(about, again.shape, forest), places)
         pending[left] = blocks & blocks_off_centre(forest, again.shape, rule, again.of_blocks)
     lost = pending.any(axis=1)
     return Confirmed(one.of_globals + of_blocks.sum(axis=1), found, skew, lost, n_corrected + lost)

@@ -16,7 +16,7 @@ from scipy.special import ndtri
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.parts import Terms
+from pymc_ngvi.marginal.parts import TermsOfBlocks
 from pymc_ngvi.marginal.quadrature import upwards
 from pymc_ngvi.marginal.surrogate import Surrogate
 
@@ -90,7 +90,7 @@ class SplitNormal(NamedTuple):
 
 
 def draw_effects(
-    terms: Terms,
+    terms: TermsOfBlocks,
     forest: Forest,
     g: Array,
     centres: Centres,
@@ -131,7 +131,7 @@ def draw_effects(
     for start in range(0, len(g), size):
         rows = slice(start, min(start + size, len(g)))
         first, last = np.searchsorted(of_draw, [rows.start, rows.stop])
-        z = candidates(proposal, k, shifts[rows], surrogate)
+        z = candidate_points(proposal, k, shifts[rows], surrogate)
         tables = weights_of(terms, forest, g[rows], centres[rows], z, proposal, surrogate)
         chosen, of_candidates = _chosen(forest, tables, z, choices[first:last], of_draw[first:last] - start)
         local[first:last] = centres[rows][of_draw[first:last] - start].at_own(chosen[:, None], forest)[:, 0]
@@ -139,7 +139,7 @@ def draw_effects(
     return Effects(local, efficiency / len(g))
 
 
-def candidates(proposal: SplitNormal, k: int, shifts: Array, surrogate: Surrogate | None = None) -> Array:
+def candidate_points(proposal: SplitNormal, k: int, shifts: Array, surrogate: Surrogate | None = None) -> Array:
     """Return ``k`` candidates of each standardised coordinate, (n, k, n_local)."""
     uniform = (np.arange(k)[:, None] + shifts[:, None]) / k
     z = proposal.quantile(np.clip(uniform, 1e-15, 1.0 - 1e-15))
@@ -147,7 +147,7 @@ def candidates(proposal: SplitNormal, k: int, shifts: Array, surrogate: Surrogat
 
 
 def weights_of(
-    terms: Terms,
+    terms: TermsOfBlocks,
     forest: Forest,
     g: Array,
     centres: Centres,

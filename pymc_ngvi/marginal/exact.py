@@ -13,7 +13,7 @@ from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.refusal import OtherForm, Reason, Refused
 from pymc_ngvi.core.target import MeanHessian
 from pymc_ngvi.core.types import Array, GaussianState
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.blocks import CannotSplit
 from pymc_ngvi.marginal.conditional_gaussian import linear_centres
 from pymc_ngvi.marginal.fitting import WANTED, Hopeless, Sampler
@@ -88,7 +88,7 @@ class Work:
         return max(seconds, self.seconds) / self.each
 
 
-def forest_of(density: LogDensity) -> Forest:
+def forest_of(density: ModelDensity) -> Forest:
     """Return the globals and trees of a model.
 
     Raises
@@ -102,7 +102,7 @@ def forest_of(density: LogDensity) -> Forest:
         forest = find_forest(density.structural_pattern, density.n_dim, [v.where for v in density.layout.variables])
     except NoForest as reason:
         raise Unavailable(reason.code, reason.sentence) from None
-    if density.is_sharded and forest.n_local and density.rows is None:
+    if density.is_sharded and forest.n_local and density.n_directions is None:
         raise Unavailable(Reason.IN_PART, "the data are in shards, and log p is no sum over rows")
     if not forest.n_local and forest.n_globals > _MOST_PLAIN:
         raise Unavailable(
@@ -132,7 +132,7 @@ def work_of(forest: Forest, seconds: float, n_rows: int = 0) -> Work:
     return Work(n_values, max(each, 1e-9), forest.n_local > 0)
 
 
-def is_even(density: LogDensity, q: GaussianState) -> bool:
+def is_even(density: ModelDensity, q: GaussianState) -> bool:
     """Tell whether the importance weights of a Gaussian fit are nearly equal, so that it is the posterior.
 
     Draws of q alone know nothing of what it misses: others, from a wider one, are not to find more mass.
@@ -153,7 +153,7 @@ def is_even(density: LogDensity, q: GaussianState) -> bool:
     return bool(mass - log_ratio.mean() < _MOST_FARTHER)
 
 
-def efficiency_of(density: LogDensity, q: GaussianState) -> float:
+def efficiency_of(density: ModelDensity, q: GaussianState) -> float:
     """Return the part of the draws of a Gaussian fit that is effective; 0 where one is outside the support."""
     theta = q.draws(np.random.default_rng(_SEED).standard_normal((_N_WEIGHED, q.n_dim)))
     log_ratio = density.logp(theta) - q.log_density(theta)
@@ -161,7 +161,7 @@ def efficiency_of(density: LogDensity, q: GaussianState) -> float:
 
 
 def exact_posterior(
-    density: LogDensity,
+    density: ModelDensity,
     q: GaussianState,
     forest: Forest,
     seed: int,
@@ -172,7 +172,7 @@ def exact_posterior(
 
     Parameters
     ----------
-    density : LogDensity
+    density : ModelDensity
     q : GaussianState
         The Gaussian fit.
     forest : Forest
@@ -197,7 +197,7 @@ def exact_posterior(
     try:
         fitted.split()
     except CannotSplit as reason:
-        raise Unavailable(Reason.NOT_SPLIT, str(reason)) from None
+        raise Unavailable(reason.code, reason.sentence) from None
     except Exception as error:  # an operation that is not to be vectorised: the Gaussian is there all the same
         logger.debug("The terms of log p can't be compiled one by one.", exc_info=True)
         said = f"the terms of log p can't be compiled one by one ({type(error).__name__})"
@@ -226,9 +226,9 @@ def _cov_of_globals(q: GaussianState, forest: Forest) -> Array:
     return q.cov()[np.ix_(forest.globals_, forest.globals_)]
 
 
-def _precision(density: LogDensity, q: GaussianState) -> sparse.csr_array:
+def _precision(density: ModelDensity, q: GaussianState) -> sparse.csr_array:
     """Return minus the mean Hessian of log p under q, on the pattern of the model."""
-    if density.rows is not None and hasattr(q, "covariances"):
+    if density.n_directions is not None and hasattr(q, "covariances"):
         try:
             precision = _as_matrix(density.expected(q, density.rules_of_level(_COARSE)).hessian)
             if np.isfinite(precision.data).all():

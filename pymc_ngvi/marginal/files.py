@@ -3,7 +3,7 @@
 from typing import Any, Self
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.log_marginal import LogMarginal
 from pymc_ngvi.marginal.on_model import FittedDensity
@@ -42,7 +42,7 @@ class InFiles:
         }
 
     @classmethod
-    def of_content(cls, content: dict[str, Any], density: LogDensity) -> Self:
+    def of_content(cls, content: dict[str, Any], density: ModelDensity) -> Self:
         """Return the posterior on a model: the inverse of `content`.
 
         Raises

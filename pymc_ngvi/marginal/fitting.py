@@ -5,21 +5,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from numpy.typing import NDArray
-
 from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.adaptation import Adaptation
 from pymc_ngvi.marginal.adaptation import Hopeless as Hopeless
-from pymc_ngvi.marginal.log_marginal import TOLERANCE, LogMarginal, Points, joined
+from pymc_ngvi.marginal.log_marginal import TOLERANCE, LogMarginal, Referred, joined_points
 from pymc_ngvi.marginal.proposals import (
     OF_DEFENCE,
     Base,
     Proposal,
-    StudentMixture,
     effective_size,
     first_proposal,
-    joined_mixture,
     tempered,
 )
 from pymc_ngvi.marginal.regression import Whitening, covering, n_polynomial
@@ -32,6 +28,7 @@ from pymc_ngvi.marginal.sampling import (
     has_light_tail,
     relative_sd_errors,
 )
+from pymc_ngvi.marginal.student_mixture import StudentMixture
 from pymc_ngvi.marginal.tails import find_tails
 
 #: Effective size that the pool is to have, where nothing else is said.
@@ -44,8 +41,6 @@ _OF_MODES = 0.75
 _FIRST, _PER_FEATURE = 96, 1.6
 #: Draws on which rules are compared, and on which the base rule is checked.
 _N_COMPARED, _N_CHECKED = 16, 48
-#: Draws beside these at which regressions extrapolate most, and the part of the weight that they are of.
-_N_FAR, _OF_WEIGHT = 12, 0.999
 #: Rounds of adaptation at most; efficiency at which they end; draws of a round at most.
 _MOST_ROUNDS, _GOOD, _MOST_IN_ROUND = 8, 0.5, 1_024
 #: Large rounds after which adapting is given up, and the efficiency below which it is.
@@ -115,7 +110,7 @@ class Sampler:
         self.sequences = Sequences(self._function, seed)
         self._rng = np.random.default_rng(seed)
         self._adaptation: Adaptation
-        self._known: Points  # by the reference rule
+        self._known: Referred  # by the reference rule
 
     def run(self) -> Sampled:
         """Adapt the proposal, then draw the pool."""
@@ -207,7 +202,7 @@ class Sampler:
         proposal = first_proposal(self._base, self._bend, self._df, scale)
         adaptation, n = self._adaptation, self._n_first
         if self._others:
-            proposal = Proposal(joined_mixture(proposal.mixture, self._at_modes(), _OF_MODES), self._bend)
+            proposal = Proposal(proposal.mixture.joined(self._at_modes(), _OF_MODES), self._bend)
             n *= 1 + len(self._others)
         adaptation.drawn(proposal, n, lambda g: self._first_values(proposal, g))
         efficiencies: list[float] = []
@@ -262,7 +257,8 @@ class Sampler:
         quadrature.choose_rule(quadrature.reference(g[rows]), least=before.n_nodes, tolerance=tolerance)
         if quadrature.rule == before:
             return False
-        rows = np.union1d(evenly_picked(weights, self._n_learned, self._rng.random()), self._farthest(g, weights))
+        picked = evenly_picked(weights, self._n_learned, self._rng.random())
+        rows = np.union1d(picked, quadrature.farthest(g, weights, self._known.g))
         self._known = quadrature.reference(g[rows])
         return True
 
@@ -271,8 +267,9 @@ class Sampler:
         quadrature = self._quadrature
         assert quadrature is not None
         if (n_missing := self._n_learned - len(self._known.g)) > 0:
-            rows = np.union1d(evenly_picked(weights, n_missing, self._rng.random()), self._farthest(g, weights))
-            self._known = joined([self._known, quadrature.reference(g[rows])])
+            picked = evenly_picked(weights, n_missing, self._rng.random())
+            rows = np.union1d(picked, quadrature.farthest(g, weights, self._known.g))
+            self._known = joined_points([self._known, quadrature.reference(g[rows])])
 
     def _learn(self, tolerance: float, least: int) -> bool:
         """Learn centres and the base rule from all that is known; tell whether there is a base rule."""
@@ -303,7 +300,7 @@ class Sampler:
             if not len(rows):
                 return
             points = quadrature.reference(g[rows])
-            self._known = joined([known, points])
+            self._known = joined_points([known, points])
             self._learn(_RESIDUAL, least)
             if not base.rule.n_nodes and not self._is_right_at(points):
                 self._learn(_RESIDUAL, 1)  # a polynomial alone may be too stiff where one node is not
@@ -313,7 +310,7 @@ class Sampler:
                 self._learn(_RESIDUAL, least)
                 return
 
-    def _is_right_at(self, points: Points) -> bool:
+    def _is_right_at(self, points: Referred) -> bool:
         """Tell whether the base rule is right at points that it was told of."""
         quadrature = self._quadrature
         if quadrature is None or quadrature.base is None:
@@ -327,22 +324,14 @@ class Sampler:
         if quadrature is None or quadrature.base is None:
             return 0.0
         rows = np.unique(evenly_picked(weights, _N_CHECKED, self._rng.random()))
-        far = np.setdiff1d(self._farthest(g, weights), rows)
+        far = np.setdiff1d(quadrature.farthest(g, weights, self._known.g), rows)
         points = quadrature.reference(g[rows])
-        self._known = joined([self._known, *([quadrature.reference(g[far])] if len(far) else []), points])
+        self._known = joined_points([self._known, *([quadrature.reference(g[far])] if len(far) else []), points])
         most = max(self._n_learned, _MOST_KNOWN // quadrature.forest.n_local)
         if len(self._known.g) > most:  # the last ones are nearest to the posterior
             self._known = self._known[np.arange(len(self._known.g) - most, len(self._known.g))]
         apart = points.log_marginal - log_marginal[rows]
         return float(np.std(apart)) if np.isfinite(apart).all() else np.inf
-
-    def _farthest(self, g: Array, weights: Array) -> NDArray[np.intp]:
-        """Return the rows, of those that carry weight, at which regressions extrapolate most."""
-        assert self._quadrature is not None
-        order = np.argsort(-weights)
-        total = np.cumsum(weights[order])
-        bulk = order[: 1 + int(np.searchsorted(total, _OF_WEIGHT * total[-1]))]
-        return bulk[np.argsort(-self._quadrature.leverage(g[bulk], self._known.g))[:_N_FAR]]
 
     @property
     def _least_nodes(self) -> int:
@@ -368,7 +357,7 @@ class Sampler:
         if not self._others:
             return wide
         modes = replace(self._at_modes(), df=wide.mixture.df)
-        return Proposal(joined_mixture(modes, wide.mixture, 1.0 - OF_DEFENCE), self._bend, wide.n_far)
+        return Proposal(modes.joined(wide.mixture, 1.0 - OF_DEFENCE), self._bend, wide.n_far)
 
     def _pool(self, proposal: Proposal, pool: Pool | None = None) -> tuple[Proposal, Pool]:
         """Return a pool and its proposal, which is fitted anew to a first pool that is not good enough.

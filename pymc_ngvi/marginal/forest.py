@@ -137,11 +137,6 @@ class Forest:
         """Coordinates in the largest tree."""
         return int(np.bincount(self.block).max(initial=0)) if self.n_local else 0
 
-    @functools.cached_property
-    def is_paths(self) -> bool:
-        """Whether each tree is one path: blocks that may be dense."""
-        return self.widest == self.n_levels
-
 
 def find_forest(pattern: Pattern | None, n_dim: int, variables: Sequence[slice] = ()) -> Forest:
     """Return the globals and trees of which integrals cost least.

@@ -8,16 +8,16 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.blocks import RowTerms
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.shards.density import ShardedDensity
-from pymc_ngvi.density.shards.requests import Call
+from pymc_ngvi.density.shards.requests import ApplyToLikelihood
 from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.parts import ByRows, Integers, Part, Plan, sub_forest
+from pymc_ngvi.marginal.parts import Integers, Plan, SomeBlocks, TermsByRows, sub_forest
 
 #: Numbers that are sent at a time, and draws at least.
 _SENT, _FEWEST = 2**23, 1
 
 
 class TermsInShards:
-    """The terms of log p; see `pymc_ngvi.marginal.parts.Terms`.
+    """The terms of log p; see `pymc_ngvi.marginal.parts.TermsOfBlocks`.
 
     Groups may have rows in several shards: what these say adds up.
 
@@ -34,10 +34,11 @@ class TermsInShards:
     """
 
     def __init__(self, density: ShardedDensity, forest: Forest) -> None:
-        assert density.rows is not None
-        self._prior = ByRows(RowTerms(density.rows, forest), forest)
+        rows = density.prior.rows
+        assert rows is not None
+        self._prior = TermsByRows(RowTerms(rows, forest), forest)
         self._shards, self._forest = density.shards, forest
-        self._places: list[Integers] = self._shards.ask(Call(_places, (forest,)))
+        self._places: list[Integers] = self._shards.ask(ApplyToLikelihood(_places, (forest,)))
 
     def chunk(self, n_nodes: int) -> int:
         """Return how many draws to evaluate at once, at ``n_nodes`` nodes each."""
@@ -45,7 +46,7 @@ class TermsInShards:
 
     def plan(self, n_draws: int, n_nodes: int) -> Plan:
         """Return how to evaluate terms at so many draws, and nodes each: all shards at once."""
-        return Plan(min(self.chunk(n_nodes), n_draws), [Part(self._forest, slice(None), slice(None), self.terms)])
+        return Plan(min(self.chunk(n_nodes), n_draws), [SomeBlocks(self._forest, slice(None), slice(None), self.terms)])
 
     def terms(self, g: Array, local: Array) -> tuple[Array, Array]:
         """Return the term of the globals, (n,), and those of local coordinates, (n, n_nodes, n_local)."""
@@ -57,9 +58,9 @@ class TermsInShards:
 
     def _of_shards(self, g: Array, local: Array) -> Sequence[tuple[Array, Array]]:
         own = [local[:, :, places] for places in self._places]
-        answers = self._shards.ask([Call(_terms, (None, g, part)) for part in own])
+        answers = self._shards.ask([ApplyToLikelihood(_terms, (None, g, part)) for part in own])
         if any(answer is None for answer in answers):  # a shard that was made again knows no forest yet
-            answers = self._shards.ask([Call(_terms, (self._forest, g, part)) for part in own])
+            answers = self._shards.ask([ApplyToLikelihood(_terms, (self._forest, g, part)) for part in own])
         return answers
 
 
@@ -78,13 +79,13 @@ def _terms(likelihood: LogDensity, forest: Forest | None, g: Array, local: Array
     made = likelihood.functions.made.terms_of_shard
     if forest is None and not made.is_made:
         return None
-    terms: ByRows = made.of(lambda: _by_rows(likelihood, forest))
+    terms: TermsByRows = made.of(lambda: _by_rows(likelihood, forest))
     return terms.terms(g, local)
 
 
-def _by_rows(likelihood: LogDensity, whole: Forest | None) -> ByRows:
+def _by_rows(likelihood: LogDensity, whole: Forest | None) -> TermsByRows:
     rows = likelihood.rows
     assert rows is not None
     assert whole is not None
     forest = sub_forest(whole, _places(likelihood, whole))
-    return ByRows(RowTerms(rows, forest), forest)
+    return TermsByRows(RowTerms(rows, forest), forest)

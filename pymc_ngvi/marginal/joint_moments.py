@@ -41,7 +41,7 @@ def mean_and_sd(forest: Forest, g: Array, weights: Array, quadrature: LogMargina
     return mean, np.sqrt(square)
 
 
-def covariance(
+def joint_covariance(
     forest: Forest, g: Array, weights: Array, quadrature: LogMarginal | None, mean: Array, index: NDArray[np.intp]
 ) -> Array:
     """Return the covariance of some coordinates, (len(index), len(index)), about the mean of all of them."""

@@ -13,15 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
-from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.confirmed import confirmed
 from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.nodes import Rule, first_rule, ladder, references, wide_rule
-from pymc_ngvi.marginal.parts import Terms
+from pymc_ngvi.marginal.nodes import PathRule, first_rule, ladder, references, wide_rule
+from pymc_ngvi.marginal.parts import TermsOfBlocks
 from pymc_ngvi.marginal.quadrature import by_rule, integrate
-from pymc_ngvi.marginal.regression import Whitening, gram_of, leverage_of, predictor, regressed
+from pymc_ngvi.marginal.regression import BaseRule, Whitening, gram_of, leverage_of, predictor
 from pymc_ngvi.marginal.tails import Bend
 
 #: Corrections of centres from which on the nodes are as many as can be had.
@@ -36,12 +35,14 @@ TOLERANCE = 0.03
 _MANY, _OF_TOLERANCE = 1_000, 0.4
 #: Parts of the way to a lost draw at which centres are corrected, and how often the nearest is looked for.
 _WAY, _MOST_FOUND = (0.25, 0.5, 0.75, 1.0), 3
+#: Draws at which regressions extrapolate most, and the part of the weight that they are of.
+_N_FAR, _OF_WEIGHT = 12, 0.999
 #: Factor by which centres of base rules may be further off than those of the reference.
 _SLACK = 1.3
 
 
 @dataclass
-class Points:
+class Referred:
     """Globals at which the reference rule was evaluated.
 
     Parameters
@@ -60,53 +61,20 @@ class Points:
     skew: Array
     lost: NDArray[np.bool_]
 
-    def __getitem__(self, rows: NDArray[np.intp]) -> "Points":
+    def __getitem__(self, rows: NDArray[np.intp]) -> "Referred":
         """Return some of them."""
-        return Points(self.g[rows], self.log_marginal[rows], self.centres[rows], self.skew[rows], self.lost[rows])
+        return Referred(self.g[rows], self.log_marginal[rows], self.centres[rows], self.skew[rows], self.lost[rows])
 
 
-def joined(parts: Sequence[Points]) -> Points:
+def joined_points(parts: Sequence[Referred]) -> Referred:
     """Return several sets of points as one."""
-    return Points(
+    return Referred(
         np.concatenate([p.g for p in parts]),
         np.concatenate([p.log_marginal for p in parts]),
         Centres.joined([p.centres for p in parts]),
         np.concatenate([p.skew for p in parts]),
         np.concatenate([p.lost for p in parts]),
     )
-
-
-@stored("exact.base_rule")
-@dataclass(frozen=True, eq=False)
-class BaseRule:
-    """A cheap rule, and the polynomial of the globals that is added to its log m.
-
-    Parameters
-    ----------
-    rule : Rule
-        Of no nodes where the polynomial is log m by itself.
-    coefficients : ndarray, shape (n_features,)
-    residual : float
-        Leave-one-out, an sd in nats.
-    gram : ndarray, shape (n_features, n_features)
-        Of the features that the polynomial was fitted to.
-    reach : float
-        Variance of a prediction, in that of residuals, beyond which it extrapolates.
-    """
-
-    rule: Rule
-    coefficients: Array
-    residual: float
-    gram: Array
-    reach: float
-
-    def is_beyond(self, features: Array) -> NDArray[np.bool_]:
-        """Tell at which globals the polynomial is far from all that it was fitted to.
-
-        A low log m says nothing there: about the wrong centres, it is too low by any amount.
-        """
-        result: NDArray[np.bool_] = leverage_of(self.gram, features) > self.reach
-        return result
 
 
 @dataclass
@@ -122,7 +90,7 @@ class LogMarginal:
 
     Attributes
     ----------
-    rule : Rule
+    rule : PathRule
         The reference.
     base : BaseRule or None
     rule_error : float
@@ -131,10 +99,10 @@ class LogMarginal:
         Draws whose centres had to be corrected.
     """
 
-    terms: Terms
+    terms: TermsOfBlocks
     forest: Forest
     first_centres: Callable[[Array], Centres] | None
-    rule: Rule = field(init=False)
+    rule: PathRule = field(init=False)
     base: BaseRule | None = None
     rule_error: float = float("nan")
     n_corrected: int = 0
@@ -158,7 +126,7 @@ class LogMarginal:
 
     @classmethod
     def of_content(
-        cls, content: dict[str, Any], terms: Terms, forest: Forest, forward: Callable[[Array], Array]
+        cls, content: dict[str, Any], terms: TermsOfBlocks, forest: Forest, forward: Callable[[Array], Array]
     ) -> "LogMarginal":
         """Return the inverse of `content`; ``forward`` maps globals to y.
 
@@ -181,7 +149,7 @@ class LogMarginal:
             and result.base.gram.shape == (result.n_features, result.n_features)
         )
         right = shapes == [(whitening.n_without_cubes, n_targets), (forest.n_local,), (p, p)] and base
-        if not right or not isinstance(result.rule, Rule) or result.rule.n_levels != forest.n_levels:
+        if not right or not isinstance(result.rule, PathRule) or result.rule.n_levels != forest.n_levels:
             raise ValueError("the regressions of the exact posterior do not go with its forest")
         return result
 
@@ -193,12 +161,12 @@ class LogMarginal:
 
     # --- by the reference rule ---
 
-    def reference(self, g: Array) -> Points:
+    def reference(self, g: Array) -> Referred:
         """Evaluate by the reference rule, about centres that are corrected until they are right."""
         size = max(1, _HELD // (self.forest.n_local * self.forest.n_levels**2))
-        return joined([self._reference(g[start : start + size]) for start in range(0, len(g), size)])
+        return joined_points([self._reference(g[start : start + size]) for start in range(0, len(g), size)])
 
-    def _reference(self, g: Array) -> Points:
+    def _reference(self, g: Array) -> Referred:
         first = self.first_centres if self._coefficients is None else None
         points = self._confirmed(g, self.predicted(g) if first is None else first(g), self.rule)
         for _ in range(_MOST_FOUND):
@@ -206,7 +174,7 @@ class LogMarginal:
                 break
         return points
 
-    def _find(self, points: Points) -> bool:
+    def _find(self, points: Referred) -> bool:
         """Look for the centres of lost draws on the way from the nearest that is not; tell whether any was found.
 
         Regressions extrapolate to draws far out. Conditional modes move steadily with the globals: about a centre that
@@ -226,7 +194,7 @@ class LogMarginal:
         points.centres = points.centres.replaced(lost, centres, np.ones((len(lost), self.forest.n_local), dtype=bool))
         return bool(not on_way.lost.all())
 
-    def _confirmed(self, g: Array, centres: Centres, rule: Rule) -> Points:
+    def _confirmed(self, g: Array, centres: Centres, rule: PathRule) -> Referred:
         """Evaluate about given centres, which are corrected."""
         n, n_local = len(g), self.forest.n_local
         log_marginal, lost = np.zeros(n), np.zeros(n, dtype=bool)
@@ -244,9 +212,9 @@ class LogMarginal:
                 n_corrected = np.maximum(n_corrected, one.n_corrected)
             self.n_corrected += int(n_corrected.sum())
         bad = ~np.isfinite(log_marginal)
-        return Points(g, np.where(bad, -np.inf, log_marginal), found, skew, lost | bad)
+        return Referred(g, np.where(bad, -np.inf, log_marginal), found, skew, lost | bad)
 
-    def _wider(self, turn: int) -> Rule:
+    def _wider(self, turn: int) -> PathRule:
         rules = ladder(self.forest.n_levels)
         return max(
             self.rule,
@@ -257,7 +225,7 @@ class LogMarginal:
 
     # --- centres by regression ---
 
-    def learn_centres(self, points: Points, weights: Array | None = None) -> None:
+    def learn_centres(self, points: Referred, weights: Array | None = None) -> None:
         """Fit the regression that predicts centres, of draws with weights up to 1."""
         assert self.whitening is not None
         features = self.whitening.features(points.g, cubes=False)
@@ -305,15 +273,19 @@ class LogMarginal:
         every = np.ones((len(far), self.forest.n_local), dtype=bool)
         return found.replaced(far, self.reference(g[far]).centres, every)
 
-    def leverage(self, g: Array, known: Array) -> Array:
-        """Return how far regressions on the globals ``known`` are from these at ``g``: the variance they have there."""
+    def farthest(self, g: Array, weights: Array, known: Array) -> NDArray[np.intp]:
+        """Return the rows, of those that carry weight, where regressions on the globals ``known`` extrapolate most."""
         assert self.whitening is not None
+        order = np.argsort(-weights)
+        total = np.cumsum(weights[order])
+        bulk = order[: 1 + int(np.searchsorted(total, _OF_WEIGHT * total[-1]))]
         features = self.whitening.features(known)
-        return leverage_of(gram_of(features, np.ones(len(known))), self.whitening.features(g))
+        leverage = leverage_of(gram_of(features, np.ones(len(known))), self.whitening.features(g[bulk]))
+        return bulk[np.argsort(-leverage)[:_N_FAR]]
 
     # --- how many nodes ---
 
-    def choose_rule(self, points: Points, *, least: int = 0, tolerance: float = TOLERANCE) -> None:
+    def choose_rule(self, points: Referred, *, least: int = 0, tolerance: float = TOLERANCE) -> None:
         """Take the fewest nodes, ``least`` or more, whose log m is but for a constant that of the next two rules.
 
         One more rule may err in the same direction. A rougher ``tolerance`` holds from the first rule on.
@@ -338,12 +310,12 @@ class LogMarginal:
                 return
         self.rule = rules[-1]
 
-    def learn_base(self, points: Points, weights: Array, *, tolerance: float, least: int, reach: float) -> None:
+    def learn_base(self, points: Referred, weights: Array, *, tolerance: float, least: int, reach: float) -> None:
         """Look for a rule of fewer nodes whose log m differs from the reference's by a polynomial.
 
         Parameters
         ----------
-        points : Points
+        points : Referred
         weights : ndarray, shape (n,)
             By which draws count.
         tolerance : float
@@ -353,13 +325,14 @@ class LogMarginal:
         reach : float
             Variance of its predictions, in that of residuals, up to which they are used.
         """
-        assert self.whitening is not None
+        whitening = self.whitening
+        assert whitening is not None
         self.base = None
         usable = np.isfinite(points.log_marginal) & ~points.lost
         weights = np.where(usable, weights, 0.0)
         weights = weights / weights.sum()
         centres = self.predicted(points.g)
-        smaller = [Rule(1, self.forest.n_levels), *ladder(self.forest.n_levels)]
+        smaller = [PathRule(1, self.forest.n_levels), *ladder(self.forest.n_levels)]
         for rule in smaller:
             if rule.n_nodes < least or rule.n_nodes >= self.rule.n_nodes:
                 continue
@@ -369,29 +342,17 @@ class LogMarginal:
             if good.mean() < 0.95:
                 continue
             known = points[np.flatnonzero(good)]
-            base = self._fitted(rule, known.g, difference[good], weights[good], tolerance, reach)
+            base = BaseRule.fitted(rule, whitening, known.g, difference[good], weights[good], tolerance, reach)
             if base is None:
                 continue
             # Where a rule is right, centres are as predicted; of many blocks, even one node takes long.
             if least <= 0 and self.forest.n_local >= _MANY:
-                none = Rule(0, self.forest.n_levels)
-                of_none = self._fitted(
-                    none, known.g, known.log_marginal, weights[good], _OF_TOLERANCE * tolerance, reach
-                )
-                base = of_none or base
+                none = PathRule(0, self.forest.n_levels)
+                most = _OF_TOLERANCE * tolerance
+                values = known.log_marginal
+                base = BaseRule.fitted(none, whitening, known.g, values, weights[good], most, reach) or base
             self.base = base
             return
-
-    def _fitted(
-        self, rule: Rule, g: Array, values: Array, weights: Array, tolerance: float, reach: float
-    ) -> BaseRule | None:
-        """Fit the polynomial to what it is to add; None where the residual is larger than the tolerance."""
-        assert self.whitening is not None
-        features = self.whitening.features(g)
-        coefficients, residual = regressed(features, values, weights, g.shape[1])
-        if not residual < tolerance:
-            return None
-        return BaseRule(rule, coefficients, residual, gram_of(features, weights / weights.max()), reach)
 
     # --- by the base rule ---
 

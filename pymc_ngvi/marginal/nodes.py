@@ -22,7 +22,7 @@ LADDER: dict[int, tuple[int, ...]] = {
 
 @stored("exact.rule")
 @dataclass(frozen=True)
-class Rule:
+class PathRule:
     """A product rule on the standardised coordinates of a path: the integral of h is the sum of exp(log_weight) h.
 
     Parameters
@@ -66,21 +66,21 @@ def _gauss_hermite(n_nodes: int) -> tuple[Array, Array]:
     return x, log_weight - logsumexp(log_weight) + 0.5 * x**2 + 0.5 * _LOG_2PI
 
 
-def first_rule(n_levels: int) -> Rule:
+def first_rule(n_levels: int) -> PathRule:
     """Return the rule to begin with, before anything is known."""
-    return Rule(5 if n_levels == 1 else 3, n_levels)
+    return PathRule(5 if n_levels == 1 else 3, n_levels)
 
 
-def references(n_levels: int) -> list[Rule]:
+def references(n_levels: int) -> list[PathRule]:
     """Return the rules that can confirm their centres, the smallest first: two nodes say nothing of a variance."""
     return [rule for rule in ladder(n_levels) if rule.n_nodes > 2]
 
 
-def wide_rule(n_levels: int) -> Rule:
+def wide_rule(n_levels: int) -> PathRule:
     """Return the rule for draws that the first one finds off their centres."""
-    return Rule({1: 7, 2: 4, 3: 3, 4: 3}.get(n_levels, 3), n_levels)
+    return PathRule({1: 7, 2: 4, 3: 3, 4: 3}.get(n_levels, 3), n_levels)
 
 
-def ladder(n_levels: int) -> list[Rule]:
+def ladder(n_levels: int) -> list[PathRule]:
     """Return the rules that are tried, the smallest first."""
-    return [Rule(n, n_levels) for n in LADDER[n_levels]]
+    return [PathRule(n, n_levels) for n in LADDER[n_levels]]

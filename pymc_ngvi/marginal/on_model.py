@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.blocks import CannotSplit, RowTerms
 from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.density.split import SplitDensity
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.in_shards import TermsInShards
-from pymc_ngvi.marginal.parts import ByRows, Plan, whole
+from pymc_ngvi.marginal.parts import Plan, TermsByRows, whole
 
 #: Relative change of log p at a point that is no rounding error.
 _RTOL = 1e-6
@@ -24,7 +24,7 @@ class FittedDensity:
 
     Parameters
     ----------
-    density : LogDensity
+    density : ModelDensity
     forest : Forest
     point : ndarray, shape (n_dim,)
         Where log p is finite: the mean of the Gaussian fit.
@@ -35,11 +35,11 @@ class FittedDensity:
     """
 
     def __init__(
-        self, density: LogDensity, forest: Forest, point: Array, log_p: float | None = None, *, by_rows: bool = True
+        self, density: ModelDensity, forest: Forest, point: Array, log_p: float | None = None, *, by_rows: bool = True
     ) -> None:
         self._density, self._forest, self._point, self._by_rows = density, forest, point, by_rows
         self._log_p, self._is_checked = log_p, log_p is None
-        self._terms: SplitDensity | ByRows | TermsInShards | None = None
+        self._terms: SplitDensity | TermsByRows | TermsInShards | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what to pickle: all but what is compiled."""
@@ -93,7 +93,7 @@ class FittedDensity:
         split = self.split()
         return whole(self, forest, n_nodes) if isinstance(split, SplitDensity) else split.plan(n_draws, n_nodes)
 
-    def split(self) -> SplitDensity | ByRows | TermsInShards:
+    def split(self) -> SplitDensity | TermsByRows | TermsInShards:
         """Return the terms, compiled: those of rows where log p is a sum of these.
 
         Raises
@@ -104,19 +104,24 @@ class FittedDensity:
         if self._terms is None:
             with self._density.info.data.restored():
                 self._check()
-                self._terms = self._of_rows() or SplitDensity(self._density, self._forest, self._point)
+                self._terms = self._of_rows() or SplitDensity(self._whole, self._forest, self._point)
         return self._terms
 
-    def _of_rows(self) -> ByRows | TermsInShards | None:
+    @property
+    def _whole(self) -> LogDensity:
+        assert isinstance(self._density, LogDensity)
+        return self._density
+
+    def _of_rows(self) -> TermsByRows | TermsInShards | None:
         density = self._density
         if isinstance(density, ShardedDensity):
             return TermsInShards(density, self._forest)
-        rows = density.rows
+        rows = self._whole.rows
         if rows is None or not self._by_rows:
             return None
         try:
             with density.functions.timed():
-                return ByRows(RowTerms(rows, self._forest), self._forest)
+                return TermsByRows(RowTerms(rows, self._forest), self._forest)
         except CannotSplit:
             return None
 

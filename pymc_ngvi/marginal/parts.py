@@ -21,7 +21,7 @@ _FEWEST_DRAWS, _HELD = 32, 2**21
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class SomeBlocks:
     """Some of the blocks.
 
     Parameters
@@ -51,14 +51,14 @@ class Plan:
     ----------
     size : int
         Draws at a time.
-    parts : list of Part
+    parts : list of SomeBlocks
     """
 
     size: int
-    parts: list[Part]
+    parts: list[SomeBlocks]
 
 
-class Terms(Protocol):
+class TermsOfBlocks(Protocol):
     """The terms of log p; see `pymc_ngvi.marginal.on_model.FittedDensity`."""
 
     def chunk(self, n_nodes: int) -> int:
@@ -71,12 +71,12 @@ class Terms(Protocol):
         """Return how to evaluate them by parts."""
 
 
-def whole(terms: Terms, forest: Forest, n_nodes: int) -> Plan:
+def whole(terms: TermsOfBlocks, forest: Forest, n_nodes: int) -> Plan:
     """Return the plan of a single part."""
-    return Plan(terms.chunk(n_nodes), [Part(forest, slice(None), slice(None), terms.terms)])
+    return Plan(terms.chunk(n_nodes), [SomeBlocks(forest, slice(None), slice(None), terms.terms)])
 
 
-class ByRows:
+class TermsByRows:
     """Plans for terms that are made of rows.
 
     Parameters
@@ -87,7 +87,7 @@ class ByRows:
 
     def __init__(self, terms: RowTerms, forest: Forest) -> None:
         self._terms, self._forest = terms, forest
-        self._plans: dict[int, list[Part]] = {}
+        self._plans: dict[int, list[SomeBlocks]] = {}
         self._order = np.argsort(forest.block, kind="stable")
         self._starts = np.searchsorted(forest.block[self._order], np.arange(forest.n_blocks + 1))
 
@@ -116,19 +116,19 @@ class ByRows:
             self._plans[n_rows] = self._parts(2 ** (n_rows - 1))
         return Plan(size, self._plans[n_rows])
 
-    def _parts(self, n_rows: int) -> list[Part]:
+    def _parts(self, n_rows: int) -> list[SomeBlocks]:
         """Return parts of about so many rows."""
         label = (np.cumsum(self._terms.n_rows) - 1) // n_rows
         starts = np.flatnonzero(np.diff(label, prepend=-1))
         return [self._part(int(a), int(b)) for a, b in zip(starts, [*starts[1:], len(label)], strict=True)]
 
-    def _part(self, first: int, last: int) -> Part:
+    def _part(self, first: int, last: int) -> SomeBlocks:
         places = np.sort(self._order[self._starts[first] : self._starts[last]])
         of_blocks = self._terms.of_blocks(first, last, places).terms
         of_globals = self._terms.of_globals if first == 0 else _nothing
         forest = sub_forest(self._forest, places)
         at = slice(int(places[0]), int(places[-1]) + 1) if places[-1] - places[0] == len(places) - 1 else places
-        return Part(forest, at, slice(first, last), lambda g, local: (of_globals(g), of_blocks(g, local)))
+        return SomeBlocks(forest, at, slice(first, last), lambda g, local: (of_globals(g), of_blocks(g, local)))
 
 
 def _nothing(g: Array) -> Array:

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from numpy.typing import NDArray
-from scipy.special import gammaincinv, gammaln, ndtri
 
 from pymc_ngvi.core.linalg import logsumexp, solve_lower
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.marginal.student_mixture import StudentMixture, squares
 from pymc_ngvi.marginal.tails import Bend
 
 #: Part of the proposal that goes to each straight tail, and to all of them together at most.
@@ -33,8 +33,6 @@ _NO_WEIGHT = 16.0
 _MOST_FITTED = 1_500
 #: Seed of the folds that proposals are compared by.
 _FOLDS = 20_260_303
-#: Largest and least uniform number: the ends of a Student t.
-_END = 1e-12
 #: Weighted draws that a component needs, for each coordinate (up to 12 of them).
 _DRAWS_PER_COORDINATE = 6.0
 #: Numbers of components that are tried in turn where the most so far did best.
@@ -43,53 +41,6 @@ _MORE = (5, 8)
 _FROM_START, _LEAST_OF_START = (0.0, None, 0), 0.005
 #: Iterations of EM from given components.
 _N_REFINED = 6
-
-
-@stored("exact.student_mixture")
-@dataclass(frozen=True, eq=False)
-class StudentMixture:
-    """A mixture of multivariate Student t distributions.
-
-    Parameters
-    ----------
-    shares : ndarray, shape (k,)
-    means : ndarray, shape (k, p)
-    factors : ndarray, shape (k, p, p)
-        Lower Cholesky factors of the scale matrices.
-    df : float
-    """
-
-    shares: Array
-    means: Array
-    factors: Array
-    df: float
-
-    def log_density(self, x: Array) -> Array:
-        """Return the log density at the rows of ``x``."""
-        p, df = x.shape[1], self.df
-        constant = gammaln((df + p) / 2.0) - gammaln(df / 2.0) - 0.5 * p * np.log(df * np.pi)
-        parts = [
-            np.log(share)
-            + constant
-            - np.log(np.diag(factor)).sum()
-            - 0.5 * (df + p) * np.log1p(_squares(factor, x - mean) / df)
-            for share, mean, factor in zip(self.shares, self.means, self.factors, strict=True)
-        ]
-        result: Array = logsumexp(parts, axis=0)
-        return result
-
-    def draws(self, n: int, rng: np.random.Generator) -> Array:
-        """Return ``n`` draws from one scrambled Sobol sequence."""
-        from scipy.stats import qmc  # .4 s to import
-
-        p = self.means.shape[1]
-        uniform = qmc.Sobol(p + 2, scramble=True, rng=rng).random_base2(int(np.ceil(np.log2(max(n, 2)))))[:n]
-        uniform = np.clip(uniform, _END, 1.0 - _END)
-        chi2 = 2.0 * gammaincinv(0.5 * self.df, uniform[:, p])
-        z = ndtri(uniform[:, :p]) * np.sqrt(self.df / chi2)[:, None]
-        which = np.minimum(np.searchsorted(np.cumsum(self.shares), uniform[:, p + 1]), len(self.shares) - 1)
-        result: Array = self.means[which] + np.einsum("nij,nj->ni", self.factors[which], z)
-        return result
 
 
 @stored("exact.proposal")
@@ -131,7 +82,7 @@ class Proposal:
 
     def widened(self) -> "Proposal":
         """Return a proposal of which a part is wider: weights that are heavy far out become lighter there."""
-        return self._joined(_OF_WIDER, _scaled(self.mixture, _WIDER))
+        return self._joined(_OF_WIDER, self.mixture.scaled(_WIDER))
 
     def far(self) -> "Proposal":
         """Return a proposal that is far wider, and looks for what this one misses.
@@ -143,40 +94,19 @@ class Proposal:
         draws have little weight; where it is not, those that are this far down find it.
         """
         p = self.mixture.means.shape[1]
-        bulk = _first(self.mixture, len(self.mixture.shares) - len(self.bend.tails))  # tails have wide components
-        bulk = bulk if len(bulk.shares) <= _MOST_FAR else _as_one(bulk)
-        near, far = (_scaled(bulk, min(float(np.sqrt(1.0 + 2.0 * nats / p)), _WIDEST)) for nats in _NATS_BELOW)
-        return Proposal(joined_mixture(near, far, 0.5), self.bend)
+        bulk = self.mixture.first(len(self.mixture.shares) - len(self.bend.tails))  # tails have wide components
+        bulk = bulk if len(bulk.shares) <= _MOST_FAR else bulk.as_one()
+        near, far = (bulk.scaled(min(float(np.sqrt(1.0 + 2.0 * nats / p)), _WIDEST)) for nats in _NATS_BELOW)
+        return Proposal(near.joined(far, 0.5), self.bend)
 
     def defended(self, part: float = OF_DEFENCE) -> "Proposal":
         """Return a proposal of which a part is far wider: no weight is more than 1 / part times what it has there."""
         far = self.far().mixture
-        return Proposal(joined_mixture(self.mixture, far, part), self.bend, len(far.shares))
+        return Proposal(self.mixture.joined(far, part), self.bend, len(far.shares))
 
     def _joined(self, part: float, other: StudentMixture) -> "Proposal":
         """Return a proposal of which a part is another mixture."""
-        return Proposal(joined_mixture(self.mixture, other, part), self.bend)
-
-
-def joined_mixture(old: StudentMixture, other: StudentMixture, part: float) -> StudentMixture:
-    """Return a mixture of which a part is another one."""
-    shares = np.concatenate([(1.0 - part) * old.shares, part * other.shares])
-    means, factors = np.concatenate([old.means, other.means]), np.concatenate([old.factors, other.factors])
-    return StudentMixture(shares, means, factors, old.df)
-
-
-def _first(mixture: StudentMixture, n: int) -> StudentMixture:
-    shares = mixture.shares[:n]
-    return StudentMixture(shares / shares.sum(), mixture.means[:n], mixture.factors[:n], mixture.df)
-
-
-def _as_one(mixture: StudentMixture) -> StudentMixture:
-    """Return one component with the moments of a mixture."""
-    mean = mixture.shares @ mixture.means
-    apart = mixture.means - mean
-    within = np.einsum("k,kij,klj->il", mixture.shares, mixture.factors, mixture.factors)
-    cov = within + (mixture.shares[:, None] * apart).T @ apart
-    return StudentMixture(np.ones(1), mean[None], np.linalg.cholesky(cov)[None], mixture.df)
+        return Proposal(self.mixture.joined(other, part), self.bend)
 
 
 def _few(weights: Array, n: int) -> tuple[NDArray[np.intp], Array]:
@@ -188,10 +118,6 @@ def _few(weights: Array, n: int) -> tuple[NDArray[np.intp], Array]:
     picked = np.minimum(np.searchsorted(np.cumsum(w), (np.arange(n) + 0.5) / n), len(w) - 1)
     which, counts = np.unique(picked, return_counts=True)
     return rows[which], counts / n
-
-
-def _scaled(mixture: StudentMixture, scale: float) -> StudentMixture:
-    return StudentMixture(mixture.shares, mixture.means, scale * mixture.factors, mixture.df)
 
 
 class Base(NamedTuple):
@@ -368,7 +294,7 @@ def _responsibilities(
     p = y.shape[1]
     log_parts, of_t = [], []
     for mean, factor, share in zip(means, factors, shares, strict=True):
-        square = _squares(factor, y - mean)
+        square = squares(factor, y - mean)
         log_parts.append(np.log(share) - np.log(np.diag(factor)).sum() - 0.5 * (df + p) * np.log1p(square / df))
         of_t.append((df + p) / (df + square))
     return np.exp(log_parts - logsumexp(log_parts, axis=0)) * w, of_t
@@ -407,9 +333,3 @@ def _with_tails(mixture: StudentMixture, bend: Bend) -> StudentMixture:
     part = min(_OF_TAIL * n, _OF_TAILS)
     shares = np.concatenate([(1.0 - part) * mixture.shares, np.full(n, part / n)])
     return StudentMixture(shares, np.array(means), np.array(factors), mixture.df)
-
-
-def _squares(factor: Array, apart: Array) -> Array:
-    solved = solve_lower(factor, np.ascontiguousarray(apart.T))
-    result: Array = np.sum(solved**2, axis=0)
-    return result

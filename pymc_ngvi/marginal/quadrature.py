@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.centres import Centres, Shape, far_off
 from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.nodes import Rule
-from pymc_ngvi.marginal.parts import Part, Terms
+from pymc_ngvi.marginal.nodes import PathRule
+from pymc_ngvi.marginal.parts import SomeBlocks, TermsOfBlocks
 
 #: Standardised variances are at least this where they divide.
 _LEAST_VARIANCE = 1e-6
@@ -55,9 +55,9 @@ class Integral(NamedTuple):
 
 
 def integrate(
-    terms: Terms,
+    terms: TermsOfBlocks,
     forest: Forest,
-    rule: Rule,
+    rule: PathRule,
     g: Array,
     centres: Centres,
     *,
@@ -70,7 +70,7 @@ def integrate(
     ----------
     terms : SplitDensity
     forest : Forest
-    rule : Rule
+    rule : PathRule
     g : ndarray, shape (n, n_globals)
     centres : Centres
         Of each draw.
@@ -96,10 +96,10 @@ def integrate(
     return Integral(log_marginal, shape, of_blocks)
 
 
-def integral_of(part: Part, rule: Rule, g: Array, near: Centres, *, moments: bool = True) -> PartIntegral:
+def integral_of(part: SomeBlocks, rule: PathRule, g: Array, near: Centres, *, moments: bool = True) -> PartIntegral:
     """Integrate the local coordinates of one part out, about centres that are its own."""
     forest = part.forest
-    rule = Rule(rule.n_nodes, forest.n_levels)
+    rule = PathRule(rule.n_nodes, forest.n_levels)
     of_globals, of_locals = part.terms(g, near.at(rule.nodes))
     with np.errstate(all="ignore"):
         values = np.where(np.isfinite(of_locals), of_locals, -np.inf)
@@ -110,7 +110,7 @@ def integral_of(part: Part, rule: Rule, g: Array, near: Centres, *, moments: boo
 
 
 def by_rule(
-    terms: Terms, forest: Forest, rule: Rule, g: Array, centres: Centres, slack: float
+    terms: TermsOfBlocks, forest: Forest, rule: PathRule, g: Array, centres: Centres, slack: float
 ) -> tuple[Array, NDArray[np.bool_]]:
     """Return log m, (n,), and which draws have nodes about the wrong centres; of one node, none are known to."""
     n = len(g)
@@ -181,7 +181,7 @@ def upwards(forest: Forest, k: int, values: Array, log_weight: Array) -> tuple[l
     return tables, messages
 
 
-def _moments(forest: Forest, rule: Rule, tables: list[Array], messages: list[Array]) -> Shape:
+def _moments(forest: Forest, rule: PathRule, tables: list[Array], messages: list[Array]) -> Shape:
     """Return the moments of the standardised coordinates, from the roots down."""
     n, n_local = len(messages[0]), forest.n_local
     shape = Shape.empty(n, forest)
@@ -196,7 +196,7 @@ def _moments(forest: Forest, rule: Rule, tables: list[Array], messages: list[Arr
             above = weights_above[:, :, place_in_level[forest.parent[at]]]
             weights = weights * above[:, :, None]
         weights = weights.reshape(n, rule.n_nodes ** (level + 1), len(at))
-        z = Rule(rule.n_nodes, level + 1).nodes
+        z = PathRule(rule.n_nodes, level + 1).nodes
         powers = np.concatenate([z.T, (z[:, :, None] * z[:, None]).reshape(len(z), -1).T, z[None, :, level] ** 3])
         moments = (powers @ weights.T).transpose(1, 2, 0)  # (n_powers, n, n_places)
         first = moments[: level + 1]
@@ -215,7 +215,7 @@ def _moments(forest: Forest, rule: Rule, tables: list[Array], messages: list[Arr
     return shape
 
 
-def _parabola(rule: Rule, table: Array, weights: Array) -> tuple[Array, Array]:
+def _parabola(rule: PathRule, table: Array, weights: Array) -> tuple[Array, Array]:
     """Return top and width of a parabola through the largest value and its neighbours, (m,) each, from (m, n_above, k).
 
     At the most likely nodes of the coordinates above. For a Gaussian it is exact, however far off the nodes are.
@@ -238,13 +238,13 @@ def _parabola(rule: Rule, table: Array, weights: Array) -> tuple[Array, Array]:
     return x1 + np.clip(step, -_FARTHEST, _FARTHEST), np.maximum(width, 1e-150)
 
 
-def off_centre(shape: Shape, rule: Rule, log_marginal: Array, slack: float = 1.0) -> NDArray[np.bool_]:
+def off_centre(shape: Shape, rule: PathRule, log_marginal: Array, slack: float = 1.0) -> NDArray[np.bool_]:
     """Tell which draws have nodes about the wrong centres, (n,)."""
     bad: NDArray[np.bool_] = _is_off(shape, rule, slack).any(axis=1) | ~np.isfinite(log_marginal)
     return bad
 
 
-def blocks_off_centre(forest: Forest, shape: Shape, rule: Rule, of_blocks: Array) -> NDArray[np.bool_]:
+def blocks_off_centre(forest: Forest, shape: Shape, rule: PathRule, of_blocks: Array) -> NDArray[np.bool_]:
     """Tell which blocks of which draws have nodes about the wrong centres, (n, n_blocks)."""
     off = _is_off(shape, rule, 1.0)
     if forest.n_levels > 1:
@@ -253,7 +253,7 @@ def blocks_off_centre(forest: Forest, shape: Shape, rule: Rule, of_blocks: Array
     return bad
 
 
-def _is_off(shape: Shape, rule: Rule, slack: float) -> NDArray[np.bool_]:
+def _is_off(shape: Shape, rule: PathRule, slack: float) -> NDArray[np.bool_]:
     """Tell which coordinates have nodes about the wrong centres, (n, n_local)."""
     far, least, most = rule.limits
     low, high = shape.variances()

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.marginal.proposals import StudentMixture
+from pymc_ngvi.marginal.student_mixture import StudentMixture
 
 #: Distances from the mode, in standard deviations: each is 1.4 times as far as the one before.
 _DISTANCES = 2.0 ** np.arange(0.5, 5.5, 0.5)
@@ -33,7 +33,7 @@ _STEP, _WIDEST = 0.01, 4.0
 _DF = 7.0
 
 
-class Slopes(NamedTuple):
+class RidgeSlopes(NamedTuple):
     """Values, gradients and Hessians of log m at some points, in standard deviations."""
 
     value: Array
@@ -89,13 +89,13 @@ def ridges(
     return StudentMixture(np.full(n, 1.0 / n), mode + sd * np.array(means), sd[:, None] * np.array(factors), _DF)
 
 
-def work_of(p: int) -> int:
+def work_in_dimensions(p: int) -> int:
     """Return the evaluations that following one coordinate in both directions takes at most."""
     of_slopes = 1 + 2 * p + p * (p - 1) // 2
     return 2 * len(_DISTANCES) * (_N_NEWTON * (of_slopes + len(_LENGTHS)) + of_slopes)
 
 
-def _maximised(of: Callable[[Array], Array], at: Array, fixed: NDArray[np.intp]) -> tuple[Array, Slopes]:
+def _maximised(of: Callable[[Array], Array], at: Array, fixed: NDArray[np.intp]) -> tuple[Array, RidgeSlopes]:
     """Return where the density is largest over all coordinates but one, by damped steps of Newton."""
     n, p = at.shape
     each = np.arange(n)
@@ -116,7 +116,7 @@ def _maximised(of: Callable[[Array], Array], at: Array, fixed: NDArray[np.intp])
     return at, _slopes(of, at)
 
 
-def _slopes(of: Callable[[Array], Array], at: Array) -> Slopes:
+def _slopes(of: Callable[[Array], Array], at: Array) -> RidgeSlopes:
     """Return values, gradients and Hessians by differences; 0 where these are not finite."""
     n, p = at.shape
     first, second = np.triu_indices(p, 1)
@@ -131,7 +131,7 @@ def _slopes(of: Callable[[Array], Array], at: Array) -> Slopes:
         mixed = values[:, 1 + 2 * p :] - up[:, first] - up[:, second] + here[:, None]
     hessian[:, first, second] = hessian[:, second, first] = mixed / _STEP**2
     usable = np.isfinite(gradient).all(axis=1) & np.isfinite(hessian).all(axis=(1, 2))
-    return Slopes(here, np.where(usable[:, None], gradient, 0.0), np.where(usable[:, None, None], hessian, 0.0))
+    return RidgeSlopes(here, np.where(usable[:, None], gradient, 0.0), np.where(usable[:, None, None], hessian, 0.0))
 
 
 def _factor(hessian: Array, fixed: int, step: Array) -> Array:

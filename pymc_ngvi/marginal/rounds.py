@@ -21,7 +21,7 @@ _NO_WEIGHT = 12.0
 _MAY_MOVE, _ERRORS = 0.05, 2.0
 
 
-class Rounds:
+class ProposalRounds:
     """Rounds of draws, and the log density of each proposal at each draw, which is evaluated once."""
 
     def __init__(self) -> None:
@@ -66,16 +66,16 @@ class Rounds:
                 self._rounds[i] = Round(one.proposal, one.g, values)
 
 
-def normalised(draws: Weighted) -> Array:
+def weights_of_draws(draws: Weighted) -> Array:
     """Return weights that add up to 1, of draws of which one has weight at least."""
     weights = np.exp(draws.log_weights - draws.log_weights.max())
     result: Array = weights / weights.sum()
     return result
 
 
-def moments(draws: Weighted) -> tuple[Array, Array]:
+def moments_of_draws(draws: Weighted) -> tuple[Array, Array]:
     """Return means and standard deviations, (p,) each, of weighted draws."""
-    weights = normalised(draws)
+    weights = weights_of_draws(draws)
     mean = weights @ draws.g
     return mean, np.sqrt(weights @ (draws.g - mean) ** 2)
 
@@ -89,9 +89,9 @@ def moved(before: Weighted, after: Weighted) -> float:
     """
     if not (np.isfinite(before.log_weights).any() and np.isfinite(after.log_weights).any()):
         return np.inf
-    (mean, sd), (new_mean, new_sd) = moments(before), moments(after)
+    (mean, sd), (new_mean, new_sd) = moments_of_draws(before), moments_of_draws(after)
     if not ((sd > 0.0) & (new_sd > 0.0)).all():
         return np.inf
-    error = float(np.sqrt(np.sum(normalised(before) ** 2)))
+    error = float(np.sqrt(np.sum(weights_of_draws(before) ** 2)))
     of_mean, of_sd = max(_MAY_MOVE, _ERRORS * error), max(_MAY_MOVE, _ERRORS * error / np.sqrt(2.0))
     return float(max((np.abs(new_mean - mean) / new_sd).max() / of_mean, np.abs(np.log(new_sd / sd)).max() / of_sd))

@@ -13,7 +13,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.conditionals import Conditionals
 from pymc_ngvi.marginal.files import InFiles
 from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.joint_moments import covariance, mean_and_sd
+from pymc_ngvi.marginal.joint_moments import joint_covariance, mean_and_sd
 from pymc_ngvi.marginal.log_marginal import LogMarginal
 from pymc_ngvi.marginal.nodes import ladder
 from pymc_ngvi.marginal.on_model import FittedDensity
@@ -146,7 +146,7 @@ class ExactState(InFiles, PoolState):
     def cov_block(self, index: NDArray[np.intp]) -> Array:
         """Return the covariance of some coordinates, (len(index), len(index))."""
         of_pool = self.forest, self.pool.g, self.weights, self.quadrature
-        return covariance(*of_pool, self._moments[0], np.asarray(index))
+        return joint_covariance(*of_pool, self._moments[0], np.asarray(index))
 
     # --- what is known of it ---
 

@@ -12,7 +12,7 @@ import numpy as np
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.parts import Terms
+from pymc_ngvi.marginal.parts import TermsOfBlocks
 from pymc_ngvi.marginal.regression import Whitening
 
 #: Points that a polynomial is fitted to, and its degree.
@@ -61,7 +61,7 @@ def n_needed(whitening: Whitening) -> int | None:
 
 
 def fit_surrogate(
-    terms: Terms, forest: Forest, whitening: Whitening, g: Array, centres: Centres, low: Array, high: Array
+    terms: TermsOfBlocks, forest: Forest, whitening: Whitening, g: Array, centres: Centres, low: Array, high: Array
 ) -> Surrogate | None:
     """Fit the polynomials, for trees of one level.
 

@@ -1,17 +1,15 @@
 """Gaussian fits of the latent variables, hyperparameters being given."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from numpy.typing import NDArray
-
 from pymc_ngvi.core.refusal import OtherForm
 from pymc_ngvi.core.status import Status
-from pymc_ngvi.core.target import MeanHessian
-from pymc_ngvi.core.types import Array, BaseDraws, Density, Expectation, GaussianState, RowRules, Spread
+from pymc_ngvi.core.target import Target
+from pymc_ngvi.core.types import Array, BaseDraws, GaussianState, RowRules
 from pymc_ngvi.density.expectations import Seen
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.estimators.quadrature import Quadrature
@@ -39,55 +37,8 @@ _USABLE = 0.1
 _FIRST_SCALES = (1.0, 0.1, 0.01)
 
 
-class _Given(Density):
-    """Log p of the latent variables, as a line search takes it."""
-
-    has_hessian = True
-    has_minibatch = False
-    n_batches = 1
-
-    def __init__(self, given: RowsGiven) -> None:
-        self._given = given
-        self.n_gradients = self.n_hessians = 0
-
-    @property
-    def n_dim(self) -> int:
-        """Number of latent variables."""
-        return self._given.n_dim
-
-    def expected(
-        self, q: Spread, rules: RowRules | None = None, *, adapt: bool = False, least: float = -np.inf
-    ) -> Expectation:
-        """Return the expectation of log p."""
-        self.n_gradients += 1
-        self.n_hessians += 1
-        return self._given.expected(q, rules, adapt=adapt, least=least)
-
-    def rows_cover(self, draw: Callable[[], Array]) -> bool:
-        """Return True: rows are compared with log p where they are found."""
-        return True
-
-    def directions(self, rows: NDArray[np.intp]) -> Array:
-        """Return the slopes of the only predictor of each of some rows, (n, n_dim)."""
-        return self._given.rows.directions(rows)
-
-    def logp_grad(self, theta: Array) -> tuple[Array, Array]:
-        """Raise: expectations are all that is taken."""
-        raise NotImplementedError
-
-    def mean_hessian(self, theta: Array) -> MeanHessian:
-        """Raise: expectations are all that is taken."""
-        raise NotImplementedError
-
-    def next_batch(self, rng: np.random.Generator) -> None:
-        """Do nothing: there are no minibatches."""
-
-    def take_batch(self, seed: int, number: int) -> None:
-        """Do nothing: there are no minibatches."""
-
-
 @dataclass(frozen=True, eq=False)
-class Conditional:
+class LatentGaussian:
     """The Gaussian of the latent variables at one value of the hyperparameters.
 
     Parameters
@@ -121,14 +72,15 @@ class ConditionalFits:
     """
 
     def __init__(self, given: RowsGiven) -> None:
-        self._given, self._target = given, _Given(given)
+        self._given, self._before = given, given.n_hessians
+        self._target = cast(Target, given)  # expectations are all that is taken
         self._state, self._structure = _form(given)
         self.n_fits = 0
 
     @property
     def n_expectations(self) -> int:
         """Expectations taken so far, but for those that fits begin with."""
-        return self._target.n_hessians
+        return self._given.n_hessians - self._before
 
     def fit(
         self,
@@ -138,7 +90,7 @@ class ConditionalFits:
         *,
         left: float = _SOLVED,
         thorough: bool = True,
-    ) -> Conditional | None:
+    ) -> LatentGaussian | None:
         """Return the fit at some values, (n_outside,); None where there is none.
 
         Parameters
@@ -166,7 +118,7 @@ class ConditionalFits:
             pass
         return None
 
-    def _by_steps(self, start: GaussianState, rules: RowRules | None, left: float) -> Conditional | None:
+    def _by_steps(self, start: GaussianState, rules: RowRules | None, left: float) -> LatentGaussian | None:
         """Take natural steps of size 1, or a part of it, each of which has to raise the ELBO; None where none does."""
         quadrature, q, adapt = Quadrature(), start, rules is None
         now = quadrature.by_rules(self._target, q, rules)
@@ -175,7 +127,7 @@ class ConditionalFits:
                 return None
             moments = quadrature.moments(self._target, q, _NO_DRAWS, now)
             if moments.gap < left:
-                return Conditional(q, now.elbo, self._given.seen(q), now.expectation.rules)
+                return LatentGaussian(q, now.elbo, self._given.rows.seen(q), now.expectation.rules)
             for size in _SIZES:
                 new = natural(q, moments, size, False)
                 if new is None:
@@ -188,7 +140,7 @@ class ConditionalFits:
             q, now = new, then
         return None
 
-    def _by_search(self, start: GaussianState) -> Conditional | None:
+    def _by_search(self, start: GaussianState) -> LatentGaussian | None:
         """Fit by a line search."""
         rule = LineSearch(self._target, natural, Quadrature(), seed=0, tol=_TOL)
         state, status = rule.init(start), None
@@ -199,7 +151,7 @@ class ConditionalFits:
         if not np.isfinite(state.elbo) or (status is not Status.CONVERGED and not state.gap < _USABLE):
             return None
         rules = Quadrature().by_rules(self._target, state.q).expectation.rules
-        return Conditional(state.q, state.elbo, self._given.seen(state.q), rules)
+        return LatentGaussian(state.q, state.elbo, self._given.rows.seen(state.q), rules)
 
     def _starts(self, near: Sequence[Seen], rules: RowRules | None) -> Iterator[GaussianState]:
         """Yield states to begin from, the most promising one first."""
@@ -220,7 +172,7 @@ class ConditionalFits:
         What rows say of their predictors changes little, and what the prior says is exact after a step: coordinates of
         their own scale, as those of a Gaussian process that is written with a Cholesky factor, do not matter.
         """
-        expectation = self._given.under_seen(seen, rules)
+        expectation = self._given.rows.under_seen(seen, self._given, rules)
         hessian = expectation.hessian
         assert isinstance(hessian, PredictorMeanHessian)
         linear = hessian.linear

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.rows_given import RowsGiven
-from pymc_ngvi.nested.conditional import Conditional
+from pymc_ngvi.nested.conditional import LatentGaussian
 
 #: One of so many draws is from farther out.
 _OF_DRAWS = 8
@@ -53,14 +53,14 @@ class Defence:
     probabilities: Array
 
     @classmethod
-    def of(cls, given: RowsGiven, at: Conditional) -> "Defence":
+    def of(cls, given: RowsGiven, at: LatentGaussian) -> "Defence":
         """Return the directions in which log p - log q grows, by how much it does.
 
         Parameters
         ----------
         given : RowsGiven
             With the hyperparameters of the fit.
-        at : Conditional
+        at : LatentGaussian
         """
         rows, q = given.rows, at.q
         used = np.unique(np.concatenate([kind.index.ravel() for kind in rows.functions]))
@@ -80,14 +80,14 @@ class Defence:
         """Return the number of directions."""
         return len(self.predictors)
 
-    def moved(self, given: RowsGiven, at: Conditional, base: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+    def moved(self, given: RowsGiven, at: LatentGaussian, base: Array, rng: np.random.Generator) -> tuple[Array, Array]:
         """Return standard normals of which the last are moved out, and log q' - log q there, q' being the mixture.
 
         Parameters
         ----------
         given : RowsGiven
             With the hyperparameters of the fit.
-        at : Conditional
+        at : LatentGaussian
         base : ndarray, shape (n_draws, n_dim)
             Standard normals.
         rng : numpy.random.Generator
@@ -112,7 +112,7 @@ class Defence:
         return result
 
 
-def _directions(given: RowsGiven, at: Conditional, predictors: NDArray[np.intp]) -> Array:
+def _directions(given: RowsGiven, at: LatentGaussian, predictors: NDArray[np.intp]) -> Array:
     """Return unit vectors of whitened coordinates along which predictors change most, (n, n_dim); 0 for constants."""
     whitened: Array = at.q.whiten(given.rows.linear_map.plain.rows(predictors))
     norm = np.linalg.norm(whitened, axis=1, keepdims=True)

@@ -7,7 +7,7 @@ import numpy as np
 
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.marginal.sampling import evenly_picked
-from pymc_ngvi.nested.pairs import Pairs
+from pymc_ngvi.nested.pairs import WeightedPairs
 from pymc_ngvi.nested.rounds import by_neighbours
 from pymc_ngvi.nested.supports import Supports
 from pymc_ngvi.nested.verdict import NestedChecks
@@ -59,7 +59,7 @@ def pairs_of_earlier(content: dict[str, Any]) -> dict[str, Any]:
     level = pool.log_normaliser()[0]
     even = np.full(n, level)
     # Each value stands for as much of the posterior as any other: its log m is that of its proposal, and constant.
-    parts["pairs"] = Pairs(
+    parts["pairs"] = WeightedPairs(
         g=pool.g[rows],
         log_density=np.zeros(n),
         log_ratio=np.repeat(even[:, None], _N_DRAWS, axis=1),

@@ -13,7 +13,7 @@ from pymc_ngvi.marginal.tails import Bend
 from pymc_ngvi.nested.emulator import Emulated, Predicted
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.mode import find_mode
-from pymc_ngvi.nested.pairs import Pairs, normalised
+from pymc_ngvi.nested.pairs import WeightedPairs, normalised_weights
 from pymc_ngvi.nested.rounds import Guess, Rounds
 from pymc_ngvi.nested.verdict import EVEN, MOST_MOVED
 
@@ -33,12 +33,12 @@ _SMALL = 0.05
 
 
 @dataclass(frozen=True, eq=False)
-class Explored:
+class Exploration:
     """What is known of the hyperparameters, and of the latent variables given these.
 
     Parameters
     ----------
-    pairs : Pairs
+    pairs : WeightedPairs
     proposal : Proposal
         From which the farthest hyperparameters come.
     bend : Bend
@@ -50,7 +50,7 @@ class Explored:
         By how much values from farther out move a mean, in its standard errors; 0 where it is by little.
     """
 
-    pairs: Pairs
+    pairs: WeightedPairs
     proposal: Proposal
     bend: Bend
     predicted: Predicted
@@ -58,7 +58,7 @@ class Explored:
     moved: float
 
 
-def explore(marginal: LatentMarginal, start: Array, scale: Array, n_values: int, seed: int) -> Explored:
+def explore(marginal: LatentMarginal, start: Array, scale: Array, n_values: int, seed: int) -> Exploration:
     """Sample the hyperparameters, and the latent variables given these.
 
     Parameters
@@ -95,7 +95,7 @@ def explore(marginal: LatentMarginal, start: Array, scale: Array, n_values: int,
             break
         _tell(emulated, pairs)
         sampled.pool = sampler.sequences.again(sampled.pool)
-    return Explored(pairs, rounds.proposal, sampled.bend, predicted, lost, moved)
+    return Exploration(pairs, rounds.proposal, sampled.bend, predicted, lost, moved)
 
 
 def _guess(emulated: Emulated, pool: Pool) -> tuple[Guess, Predicted]:
@@ -118,21 +118,21 @@ def _guess(emulated: Emulated, pool: Pool) -> tuple[Guess, Predicted]:
         seen.append(worst)
 
 
-def _is_good(pairs: Pairs, moved: float) -> bool:
+def _is_good(pairs: WeightedPairs, moved: float) -> bool:
     size = effective_size(pairs.log_marginal - pairs.log_density)
     is_even = size > EVEN * len(pairs.g) or (size > _GOOD * len(pairs.g) and pairs.khat < _HEAVY)
     return is_even and moved < MOST_MOVED
 
 
-def _tell(emulated: Emulated, pairs: Pairs) -> None:
+def _tell(emulated: Emulated, pairs: WeightedPairs) -> None:
     """Let predictions know of the values of most weight, in the round and before it."""
     for row in np.argsort(-pairs.weights)[:_MOST_TOLD]:
         emulated.tell(pairs.g[row], float(pairs.log_by_elbo[row]))
 
 
-def _moved(pairs: Pairs, log_near: Array) -> float:
+def _moved(pairs: WeightedPairs, log_near: Array) -> float:
     """Return by how much the wide proposal moves a mean, in its errors."""
-    before, after = pairs.without_wide(log_near), normalised(pairs.log_marginal - pairs.log_density)
+    before, after = pairs.without_wide(log_near), normalised_weights(pairs.log_marginal - pairs.log_density)
     values = np.concatenate([pairs.g, (pairs.g - after @ pairs.g) ** 2, pairs.means], axis=1)
     apart = values - after @ values
     error = np.sqrt(after**2 @ apart**2)

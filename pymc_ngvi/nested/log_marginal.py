@@ -18,7 +18,7 @@ from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.types import Array, RowRules
 from pymc_ngvi.density.expectations import Seen
 from pymc_ngvi.density.rows_given import RowsGiven
-from pymc_ngvi.nested.conditional import Conditional, ConditionalFits
+from pymc_ngvi.nested.conditional import ConditionalFits, LatentGaussian
 from pymc_ngvi.nested.defence import Defence
 
 #: Draws behind a correction; numbers in these, and values of rows, at most; fewest.
@@ -35,7 +35,7 @@ _NEAR = 4.0
 _LEFT = 0.01
 
 
-class Evaluated(NamedTuple):
+class EvaluatedMarginal(NamedTuple):
     """log m at one value of the hyperparameters.
 
     Parameters
@@ -96,7 +96,7 @@ class LatentMarginal:
 
     Attributes
     ----------
-    known : list of Evaluated
+    known : list of EvaluatedMarginal
     scale : ndarray, shape (p,)
         Units of distances between hyperparameters.
     """
@@ -107,7 +107,7 @@ class LatentMarginal:
         n = max(_FEWEST, min(_N_DRAWS, most))
         half = np.random.default_rng(seed).standard_normal((n // 2, given.n_dim))
         self._base = np.concatenate([half, -half])
-        self.known: list[Evaluated] = []
+        self.known: list[EvaluatedMarginal] = []
         self.scale = np.ones(len(given.outside))
 
     @property
@@ -125,13 +125,13 @@ class LatentMarginal:
         found = self.at(g)
         return -np.inf if found is None else found.value
 
-    def at(self, g: Array) -> Evaluated | None:
+    def at(self, g: Array) -> EvaluatedMarginal | None:
         """Return what is found at one value of the hyperparameters, (p,); None where there is no fit."""
         conditional = self.fits.fit(g, self._nearest(g))
         if conditional is None:
             return None
         correction, doubt = self._missing(conditional)
-        found = Evaluated(
+        found = EvaluatedMarginal(
             np.array(g), conditional.elbo + correction, correction, doubt, conditional.seen, conditional.rules
         )
         self.known.append(found)
@@ -186,7 +186,7 @@ class LatentMarginal:
         latents, log_ratio = self._weighed(conditional, base)
         return Drawn(conditional.elbo, q.mean(), q.sd(), latents, log_ratio - log_mixed, log_mixed)
 
-    def _weighed(self, conditional: Conditional, base: Array) -> tuple[Array, Array]:
+    def _weighed(self, conditional: LatentGaussian, base: Array) -> tuple[Array, Array]:
         """Return draws of a fit, and log p - log q there; -inf where that is no number."""
         q = conditional.q
         theta = q.draws(base)
@@ -203,7 +203,7 @@ class LatentMarginal:
         apart = (np.array([k.g for k in self.known]) - g) / self.scale
         return (self.known[int(np.argmin((apart**2).sum(axis=1)))].seen,)
 
-    def _missing(self, conditional: Conditional) -> tuple[float, float]:
+    def _missing(self, conditional: LatentGaussian) -> tuple[float, float]:
         """Return log E_q[p / q] less the ELBO, and how far that is from half of the variance."""
         log_ratio = self._weighed(conditional, self._base)[1] - conditional.elbo
         keep = np.isfinite(log_ratio)

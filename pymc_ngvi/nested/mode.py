@@ -28,7 +28,7 @@ _STIFF, _CHANGE, _FLAT = 1e-3, 2.0, 0.1
 _TOGETHER, _BELOW = 0.7, 10.0
 
 
-class Mode(NamedTuple):
+class LatentMode(NamedTuple):
     """A mode.
 
     Parameters
@@ -90,7 +90,7 @@ class _Known:
         return _Quadratic(found[:p], curvature)
 
 
-def find_mode(function: Callable[[Array], float], start: Array, scale: Array) -> Mode | None:
+def find_mode(function: Callable[[Array], float], start: Array, scale: Array) -> LatentMode | None:
     """Go up; None where the function is not finite at the start.
 
     Parameters
@@ -125,7 +125,7 @@ def find_mode(function: Callable[[Array], float], start: Array, scale: Array) ->
     return _with_curvature(known, scale)
 
 
-def _with_curvature(known: _Known, scale: Array) -> Mode:
+def _with_curvature(known: _Known, scale: Array) -> LatentMode:
     """Look around the best point, first at single coordinates, then at pairs."""
     at, value = known.points[known.best], known.values[known.best]
     ends = np.array([known.evaluate(point) for point in _around(at, scale)]).reshape(-1, 2)
@@ -143,7 +143,7 @@ def _with_curvature(known: _Known, scale: Array) -> Mode:
     size = scale / np.sqrt(fall)
     cov = size[:, None] * inverse * size
     known.evaluate(at + cov @ (slope / scale))  # which is the top, if that is near
-    return Mode(known.points[known.best], cov)
+    return LatentMode(known.points[known.best], cov)
 
 
 def _around(at: Array, scale: Array) -> list[Array]:

@@ -29,7 +29,7 @@ _AT_ONCE = 2**22
 
 @stored("nested.pairs")
 @dataclass(frozen=True, eq=False)
-class Pairs:
+class WeightedPairs:
     """Weighted pairs of hyperparameters and latent variables.
 
     Parameters
@@ -96,7 +96,7 @@ class Pairs:
     @functools.cached_property
     def variance(self) -> float:
         """Variance of the log weights given the hyperparameters, in the mean over these."""
-        return float(normalised(self.log_by_elbo - self.log_density) @ self.variances)
+        return float(normalised_weights(self.log_by_elbo - self.log_density) @ self.variances)
 
     @functools.cached_property
     def variances(self) -> Array:
@@ -140,7 +140,7 @@ class Pairs:
     @functools.cached_property
     def _smoothed(self) -> tuple[Array, float]:
         log_weights, khat = smoothed(self.log_marginal - self.log_density)
-        return self._calibrated(normalised(log_weights)), khat
+        return self._calibrated(normalised_weights(log_weights)), khat
 
     @property
     def weights(self) -> Array:
@@ -174,7 +174,7 @@ class Pairs:
         more draws say: the difference is simulation error, most of which the posterior shares. This is the regression
         estimator of survey sampling.
         """
-        of_predicted = normalised(self.predicted - self.log_density)
+        of_predicted = normalised_weights(self.predicted - self.log_density)
         apart = self.features - weights @ self.features
         missing = self.target - of_predicted @ self.features
         gram = (weights[:, None] * apart).T @ apart
@@ -244,7 +244,7 @@ class Pairs:
         log_density : ndarray, shape (n,)
             Of the other proposals.
         """
-        return normalised(np.where(self.is_wide, -np.inf, self.log_marginal - log_density))
+        return normalised_weights(np.where(self.is_wide, -np.inf, self.log_marginal - log_density))
 
     def _parts(self) -> list[slice]:
         n, m, d = self.latents.shape
@@ -252,7 +252,7 @@ class Pairs:
         return [slice(start, start + size) for start in range(0, n, size)]
 
 
-def normalised(log_weights: Array) -> Array:
+def normalised_weights(log_weights: Array) -> Array:
     """Return weights that add up to 1."""
     result: Array = np.exp(log_weights - logsumexp(log_weights))
     return result

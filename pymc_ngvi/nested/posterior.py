@@ -11,14 +11,14 @@ import numpy as np
 
 from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.types import GaussianState
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.hyperparameters import latent_rows
 from pymc_ngvi.density.rows_given import NotRows, RowsGiven
 from pymc_ngvi.marginal.exact import Unavailable
 from pymc_ngvi.marginal.fitting import Hopeless
 from pymc_ngvi.marginal.pooled import effective_size_of
 from pymc_ngvi.marginal.sampling import Sequences
-from pymc_ngvi.nested.exploring import Explored, explore
+from pymc_ngvi.nested.exploring import Exploration, explore
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.seconds import n_values_of
 from pymc_ngvi.nested.state import NestedState, sampled_of
@@ -28,22 +28,22 @@ from pymc_ngvi.nested.verdict import NestedChecks
 _SCALE, _OF_FIT, _LEAST, _MOST = 0.5, 2.0, 0.05, 1.0
 
 
-def rows_of(density: LogDensity) -> RowsGiven:
+def latent_rows_of(density: ModelDensity) -> RowsGiven:
     """Return log p as rows, hyperparameters given; raise Unavailable where that is no latent Gaussian model."""
-    if density.is_sharded:
-        raise Unavailable(Reason.IN_PART, "the data are in shards")
+    if not isinstance(density, LogDensity):
+        raise Unavailable(Reason.IN_PART, f"the data are in {'shards' if density.is_sharded else 'batches'}")
     try:
         return latent_rows(density)
     except NotRows as reason:
         raise Unavailable(reason.code, f"no latent Gaussian model: {reason}") from None
 
 
-def nested_posterior(density: LogDensity, gaussian: GaussianState | None, seed: int) -> NestedState:
+def nested_posterior(density: ModelDensity, gaussian: GaussianState | None, seed: int) -> NestedState:
     """Return the nested posterior.
 
     Parameters
     ----------
-    density : LogDensity
+    density : ModelDensity
     gaussian : GaussianState or None
         A fit of all coordinates to begin from.
     seed : int
@@ -52,7 +52,7 @@ def nested_posterior(density: LogDensity, gaussian: GaussianState | None, seed: 
     ------
     Unavailable
     """
-    given = rows_of(density)
+    given = latent_rows_of(density)
     start = (density.initial_point() if gaussian is None else gaussian.mean())[given.outside]
     scale = np.full(len(start), _SCALE)
     if gaussian is not None:
@@ -68,7 +68,7 @@ def nested_posterior(density: LogDensity, gaussian: GaussianState | None, seed: 
 
 
 def _state(
-    given: RowsGiven, marginal: LatentMarginal, explored: Explored, gaussian: GaussianState | None, seed: int
+    given: RowsGiven, marginal: LatentMarginal, explored: Exploration, gaussian: GaussianState | None, seed: int
 ) -> NestedState:
     pairs = explored.pairs
     n_values, n_draws = pairs.log_ratio.shape

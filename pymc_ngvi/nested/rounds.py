@@ -15,7 +15,7 @@ from pymc_ngvi.marginal.sampling import Pool, evenly_picked
 from pymc_ngvi.marginal.tails import Bend
 from pymc_ngvi.nested.defence import Defence, n_far_of
 from pymc_ngvi.nested.log_marginal import Drawn, LatentMarginal
-from pymc_ngvi.nested.pairs import Pairs
+from pymc_ngvi.nested.pairs import WeightedPairs
 from pymc_ngvi.nested.starts import Starts
 
 #: Draws of the latent variables at each value of the hyperparameters; numbers in all draws at most; fewest of each.
@@ -138,7 +138,7 @@ class Rounds:
             self._n_drawn += 1
         return result
 
-    def pooled(self) -> tuple[Pairs, Array, float]:
+    def pooled(self) -> tuple[WeightedPairs, Array, float]:
         """Return all rounds as pairs, the log density of the proposals but for the wide ones, and what was lost.
 
         Weights are those of draws of the mixture of all proposals. What was lost is the part of the predicted weight
@@ -163,7 +163,7 @@ class Rounds:
         # Where there is no fit, there is no weight: the proposal's density is that of the values that are left.
         left = np.log(len(keep) / len(g))
         elbo = np.array([f.elbo for f in some])
-        pairs = Pairs(
+        pairs = WeightedPairs(
             g[keep],
             log_all[keep] - left,
             np.array([f.log_ratio for f in some]),

@@ -31,7 +31,7 @@ _PER_SUM = 1.8
 LEAST = _FITS * _PER_FIT + min(_MOST_VALUES * _PER_FIT, _SECONDS_OF_VALUES)
 
 
-def seconds_of(given: RowsGiven) -> float:
+def nested_seconds(given: RowsGiven) -> float:
     """Return about how long a nested posterior takes."""
     n_fits = _FITS + _FITS_OF_EACH * len(given.outside)
     return n_fits * _of_fit(given, _EXPECTATIONS) + n_values_of(given) * _of_fit(given, _EXPECTATIONS_OF_VALUE)

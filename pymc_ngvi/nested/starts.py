@@ -7,7 +7,7 @@ import numpy as np
 from pymc_ngvi.core.types import Array, RowRules
 from pymc_ngvi.density.expectations import Seen
 from pymc_ngvi.marginal.regression import Whitening
-from pymc_ngvi.nested.log_marginal import Evaluated
+from pymc_ngvi.nested.log_marginal import EvaluatedMarginal
 
 #: Fits for each number of a polynomial, at least, for which that has squares and products; ridge of a regression.
 _PER_TERM, _RIDGE = 1.5, 1e-3
@@ -23,13 +23,13 @@ class Starts:
 
     Parameters
     ----------
-    known : sequence of Evaluated
+    known : sequence of EvaluatedMarginal
     whitening : Whitening
     kinds : sequence of int
         Predictors that rows have, kind by kind.
     """
 
-    def __init__(self, known: Sequence[Evaluated], whitening: Whitening, kinds: Sequence[int]) -> None:
+    def __init__(self, known: Sequence[EvaluatedMarginal], whitening: Whitening, kinds: Sequence[int]) -> None:
         self._whitening, self._kinds = whitening, kinds
         self._seen, self._rules = [one.seen for one in known], [one.rules for one in known]
         self._points = whitening.whitened(np.array([one.g for one in known]))

@@ -15,14 +15,14 @@ from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.sampling import Pool, Sampled, Sequences, evenly_picked
 from pymc_ngvi.nested.earlier import pairs_of_earlier
 from pymc_ngvi.nested.emulator import Predicted
-from pymc_ngvi.nested.pairs import Pairs
+from pymc_ngvi.nested.pairs import WeightedPairs
 from pymc_ngvi.nested.verdict import NestedChecks
 
 #: Interleaved parts of the values of the hyperparameters, whose spread is the error of the normalising constant.
 _N_PARTS = 8
 
 
-def sampled_of(pairs: Pairs, proposal: Any, bend: Any) -> Sampled:
+def sampled_of(pairs: WeightedPairs, proposal: Any, bend: Any) -> Sampled:
     """Return the hyperparameters of some pairs as what pools are made of."""
     n = len(pairs.g)
     pool = Pool(
@@ -40,7 +40,7 @@ class NestedState(PoolState):
     ----------
     globals_, locals_ : ndarray of int
         Coordinates of the hyperparameters, and of the latent variables.
-    pairs : Pairs
+    pairs : WeightedPairs
         Of hyperparameters and latent variables.
     predicted : Predicted
         The log density of the hyperparameters.
@@ -51,7 +51,7 @@ class NestedState(PoolState):
 
     globals_: NDArray[np.intp]
     locals_: NDArray[np.intp]
-    pairs: Pairs
+    pairs: WeightedPairs
     predicted: Predicted
     checks: NestedChecks
 
@@ -79,7 +79,7 @@ class NestedState(PoolState):
             parts = pairs_of_earlier(parts)
             sampled = parts["sampled"]
             parts["sampled"] = sampled_of(parts["pairs"], sampled.proposal, sampled.bend)
-        kinds = {"sampled": Sampled, "pairs": Pairs, "predicted": Predicted, "checks": NestedChecks}
+        kinds = {"sampled": Sampled, "pairs": WeightedPairs, "predicted": Predicted, "checks": NestedChecks}
         for name, kind in kinds.items():
             if not isinstance(parts[name], kind):
                 raise ValueError(f"what the nested posterior has as {name!r} is something else")

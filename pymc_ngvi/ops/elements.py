@@ -14,7 +14,8 @@ from pytensor.raise_op import CheckAndRaise
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.utils import _parse_gufunc_signature
 
-from pymc_ngvi.core.sparsity.dependence_sets import Bools, Dependence, Ints, TooDenseError, everything, joined, union
+from pymc_ngvi.core.refusal import TooDenseError
+from pymc_ngvi.core.sparsity.dependence_sets import Bools, Dependence, Ints, everything, joined, union
 from pymc_ngvi.core.sparsity.interaction_pairs import Pairs
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.ops.facts import Facts

@@ -9,6 +9,7 @@ import numpy as np
 
 from pytensor.graph.basic import Apply, Variable
 
+from pymc_ngvi.core.refusal import NotApart, Reason
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.ops.facts import Facts
 
@@ -16,8 +17,10 @@ from pymc_ngvi.ops.facts import Facts
 MOST_REDUCED = 16
 
 
-class CannotLift(Exception):
+class CannotLift(NotApart):
     """Elements depend on too much, or in a way that is not understood."""
+
+    reason = Reason.NOT_LIFTED
 
 
 class Apart(Exception):

@@ -199,7 +199,7 @@ def sums_outside(logp: Variable, facts: Facts) -> Variable:
     >>> sums_outside(logp, Facts(logp, theta)).owner.inputs[0].type.shape
     (2,)
     """
-    sums = _Sums(facts)
+    sums = _LinearSums(facts)
     written, stack, seen = {}, [logp], {logp}
     while stack:
         node = stack.pop().owner
@@ -240,7 +240,7 @@ class _Factor:
         return _Factor(self.value.reshape(shape), shape) if all(n == 1 for n in self.shape) else None
 
 
-class _Sums:
+class _LinearSums:
     """Variables that are linear functions of others, some of which are added up."""
 
     def __init__(self, facts: Facts) -> None:

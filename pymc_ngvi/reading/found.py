@@ -14,6 +14,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 
+from pymc_ngvi.core.refusal import NotApart
 from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.graphs import graph
@@ -72,7 +73,7 @@ class Predictors:
         self._logp, self._facts = written_apart(logp, theta)
         self._found = predictors(self._logp, theta, self._facts)
         if not self._found:
-            raise ValueError("log p has no predictors")
+            raise NotApart("log p has no predictors")
         self._shared = [v for v in ancestors([logp]) if isinstance(v, SharedVariable)]
         self.vector = pt.vector("predictors", dtype="float64", shape=(sum(map(self._size, self._found)),))
         self._compile = compile_
@@ -108,7 +109,7 @@ class Predictors:
             start += self._size(var)
         [inner] = graph_replace([self._logp], pieces, strict=False)
         if self._theta in set(ancestors([inner])):
-            raise ValueError("theta has a part that is no predictor's")
+            raise NotApart("theta has a part that is no predictor's")
         return inner
 
     def refresh(self) -> bool:

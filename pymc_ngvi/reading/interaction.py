@@ -8,7 +8,8 @@ import numpy as np
 from pytensor.graph.basic import Apply, Variable, clone
 
 from pymc_ngvi.core.pattern import Pattern
-from pymc_ngvi.core.sparsity.dependence_sets import Bools, TooDenseError
+from pymc_ngvi.core.refusal import TooDenseError
+from pymc_ngvi.core.sparsity.dependence_sets import Bools
 from pymc_ngvi.core.sparsity.interaction_pairs import Pairs
 from pymc_ngvi.graphs.graph import inline_inner_graphs
 from pymc_ngvi.ops.elements import Uses

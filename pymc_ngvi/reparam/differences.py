@@ -18,7 +18,7 @@ _RELATIVE = 1e-4
 _LEAST, _MOST = 1e-8, 1e3
 
 
-class Steps:
+class DifferenceSteps:
     """How far to go in each coordinate: a part of its conditional standard deviation, 1 until that is known.
 
     Parameters

@@ -59,7 +59,7 @@ class Modes:
 
 
 @dataclass
-class _Search:
+class _ModeSearch:
     """Where the search is, for all draws; arrays are modified."""
 
     local: Array
@@ -90,7 +90,7 @@ def find_modes(guide: Guide, blocks: Blocks, theta: Array) -> Modes:
     local = theta[:, blocks.coordinates]
     slope, precisions = _evaluate(guide, blocks, theta)
     shape = (n_draws, blocks.n_blocks)
-    search = _Search(
+    search = _ModeSearch(
         local, slope, precisions, np.zeros_like(local), np.ones(shape), np.full(shape, np.inf), np.zeros(shape, bool)
     )
     _prepare(blocks, search, np.arange(n_draws), np.zeros(shape, dtype=bool))
@@ -117,7 +117,7 @@ def _evaluate(guide: Guide, blocks: Blocks, theta: Array) -> tuple[Array, Matric
     return gradient[::width, blocks.coordinates], blocks.matrices(-products.reshape(n_draws, width, theta.shape[1]))
 
 
-def _advance(guide: Guide, blocks: Blocks, theta: Array, search: _Search, active: NDArray[np.intp]) -> None:
+def _advance(guide: Guide, blocks: Blocks, theta: Array, search: _ModeSearch, active: NDArray[np.intp]) -> None:
     """Try a step in all blocks of the active draws, and keep it in those where it did not go too far."""
     step, fraction = search.step[active], search.fraction[active]
     trial = theta[active]
@@ -138,7 +138,7 @@ def _advance(guide: Guide, blocks: Blocks, theta: Array, search: _Search, active
     _prepare(blocks, search, active, ~kept)
 
 
-def _prepare(blocks: Blocks, search: _Search, active: NDArray[np.intp], refused: NDArray[np.bool_]) -> None:
+def _prepare(blocks: Blocks, search: _ModeSearch, active: NDArray[np.intp], refused: NDArray[np.bool_]) -> None:
     """Find the next step of each block, and whether it needs none."""
     scales, definite = scales_of(blocks, [p[active] for p in search.precisions], raised=True)
     whitened = scales.transposed_times(search.slope[active])

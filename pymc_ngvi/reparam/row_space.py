@@ -9,13 +9,14 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.hessians import MatrixHessian
 from pymc_ngvi.core.linalg import cholesky, solve_lower
+from pymc_ngvi.core.target import CountedElsewhere, OfAllData
 from pymc_ngvi.core.types import Array, Expectation, GaussianState, MeanHessian, RowRules, Spread
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.row_space import RowSpace, SeenFromRows
 from pymc_ngvi.families.lowrank import LowRankState
 
 
-class RowSpaceDensity:
+class RowSpaceDensity(OfAllData, CountedElsewhere):
     """Log density of a model in the coordinates of a `RowSpace`; all that is perpendicular integrated out.
 
     Parameters
@@ -25,12 +26,13 @@ class RowSpaceDensity:
     seen : SeenFromRows
     """
 
-    has_minibatch, has_hessian = False, True
+    has_hessian = True
 
     def __init__(self, density: LogDensity, seen: SeenFromRows) -> None:
-        self.density, self.space, self._rows = density, seen.space, seen.rows
+        self.density = self.counter = density
+        self.space, self._rows = seen.space, seen.rows
         self.n_dim = seen.space.n_dim
-        self.info = _Positive(seen.space.places_of(density.info.positive))
+        self.positive = seen.space.places_of(density.positive)
 
     def expected(
         self, q: Spread, rules: RowRules | None = None, *, adapt: bool = False, least: float = -np.inf
@@ -67,14 +69,6 @@ class RowSpaceDensity:
             self._from_theta(self.density.mean_hessian(self.space.to_theta(theta)).products(self._map))
         )
 
-    def next_batch(self, rng: np.random.Generator) -> None:
-        """Do nothing: all of the data are read."""
-
-    n_batches = 1
-
-    def take_batch(self, seed: int, number: int) -> None:
-        """Do nothing: all of the data are read."""
-
     @property
     def _map(self) -> Array:
         """Directions of these coordinates in theta, (n_dim, n_theta)."""
@@ -93,33 +87,6 @@ class RowSpaceDensity:
         core = inverse.T @ inverse - np.eye(self.n_dim)
         mean = self.space.to_theta(q.location[None])[0]
         return LowRankState(mean, 1.0 / self.space.scale(), self.space.axes(), core, np.empty(0))
-
-    # --- counts are those of the model ---
-
-    @property
-    def n_gradients(self) -> int:
-        """Expectations and gradients so far."""
-        return self.density.n_gradients
-
-    @n_gradients.setter
-    def n_gradients(self, value: int) -> None:
-        self.density.n_gradients = value
-
-    @property
-    def n_hessians(self) -> int:
-        """Expectations and Hessians so far."""
-        return self.density.n_hessians
-
-    @n_hessians.setter
-    def n_hessians(self, value: int) -> None:
-        self.density.n_hessians = value
-
-
-@dataclass(frozen=True)
-class _Positive:
-    """Coordinates that are logarithms, an array for each positive variable."""
-
-    positive: list[NDArray[np.intp]]
 
 
 @dataclass(frozen=True)
@@ -142,6 +109,6 @@ class _WithPrior(MeanHessian):
         return result
 
 
-def in_words(space: RowSpace) -> str:
+def space_in_words(space: RowSpace) -> str:
     """Return how many coefficients there are, and in how many dimensions the data see them."""
     return f"the data see {len(space.normal):,} coefficients in {space.basis.shape[1]:,} dimensions"

@@ -5,14 +5,14 @@ import functools
 from dataclasses import dataclass
 
 import numpy as np
-import pymc as pm
 
 from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.target import OfAllData
 from pymc_ngvi.core.types import Array, MeanHessian
-from pymc_ngvi.density import Layout, LogDensity
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.conditional import GuideFunctions
 from pymc_ngvi.reparam.blockwise import Matrices
-from pymc_ngvi.reparam.differences import Steps, arrow_pattern, difference_rows
+from pymc_ngvi.reparam.differences import DifferenceSteps, arrow_pattern, difference_rows
 from pymc_ngvi.reparam.modes import Modes
 from pymc_ngvi.reparam.transform import Conditional
 
@@ -24,7 +24,7 @@ _FAR = 1.0
 _BATCH_ELEMENTS = 2**17
 
 
-class ReparametrisedDensity:
+class ReparametrisedDensity(OfAllData):
     """Log density of a model on ``phi``: ``log p(theta(phi)) + log det``.
 
     Gradients are exact, by adjoints through the conditional modes and their curvature. Second derivatives between
@@ -65,7 +65,7 @@ class ReparametrisedDensity:
     array([[-1., -3., -2.]])
     """
 
-    has_minibatch = False
+    has_hessian = True  # it needs more than second derivatives
     #: What files keep: the bits of the next evaluation depend on it.
     learned = ("transform", "_steps", "_usual_evaluations")
 
@@ -75,63 +75,15 @@ class ReparametrisedDensity:
                 "The model reads pm.Minibatch data; a reparametrisation needs conditional modes given all of the data. "
                 "Pass the data as they are, or fit without reparam."
             )
-        self.density = density
+        self.density, self.n_dim = density, density.n_dim
         self.transform = transform
         self.n_gradients = self.n_hessians = 0
         self.pattern, self._recover = arrow_pattern(transform.structure)
-        self._steps = Steps(transform.n_dim)
+        self._steps = DifferenceSteps(transform.n_dim)
         guide = transform.guide
         exact = isinstance(guide, GuideFunctions) and guide.is_exact and guide.density is density
         self._second = guide if exact else GuideFunctions(density, transform.structure, order=2)
         self._usual_evaluations = 0.0
-
-    # --- what is the model's ---
-
-    @property
-    def n_dim(self) -> int:
-        """Number of coordinates."""
-        return self.density.n_dim
-
-    @property
-    def layout(self) -> Layout:
-        """Where each variable is in the flat vector; local ones are standardised."""
-        return self.density.layout
-
-    @property
-    def model(self) -> pm.Model:
-        """The PyMC model."""
-        return self.density.model
-
-    @property
-    def backend(self) -> str:
-        """The backend in use."""
-        return self.density.backend
-
-    @property
-    def compile_seconds(self) -> float:
-        """Spent so far on building and compiling graphs, those of the guide included."""
-        return self.density.compile_seconds
-
-    @property
-    def is_small(self) -> bool:
-        """Whether a batch is too little work to share among threads."""
-        return self.density.is_small
-
-    @property
-    def has_hessian(self) -> bool:
-        """True: the reparametrisation needs more than second derivatives."""
-        return True
-
-    def hessian_error(self) -> None:
-        """Return None: there are second derivatives."""
-
-    def next_batch(self, rng: np.random.Generator) -> None:
-        """Do nothing: all of the data are read."""
-
-    n_batches = 1
-
-    def take_batch(self, seed: int, number: int) -> None:
-        """Do nothing: all of the data are read."""
 
     def initial_point(self) -> Array:
         """Return phi of the model's initial point, (n_dim,)."""
@@ -160,10 +112,6 @@ class ReparametrisedDensity:
             n_evaluations += modes.n_evaluations
         self._follow(phi, n_evaluations / max(len(phi), 1))
         return logp, grad
-
-    def grad(self, phi: Array) -> Array:
-        """Return the gradient alone, (n_draws, n_dim)."""
-        return self.logp_grad(phi)[1]
 
     def _logp_grad(self, phi: Array, modes: Modes) -> tuple[Array, Array]:
         """Evaluate where the modes are known.

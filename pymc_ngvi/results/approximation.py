@@ -8,7 +8,7 @@ from pytensor.tensor.variable import TensorVariable
 
 from pymc_ngvi.core.seeds import Seed, generator_of
 from pymc_ngvi.core.types import VariationalState
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.data import DataSnapshot
 from pymc_ngvi.results.diagnosis.kept import Kept
@@ -31,7 +31,7 @@ class NGVIApproximation(Methods, Approximation):
 
     Parameters
     ----------
-    density : LogDensity
+    density : ModelDensity
         Log density of the model.
     q : VariationalState
         On the unconstrained scale, in the order of ``density.layout``.
@@ -70,7 +70,7 @@ class NGVIApproximation(Methods, Approximation):
 
     def __init__(
         self,
-        density: LogDensity,
+        density: ModelDensity,
         q: VariationalState,
         *,
         random_seed: Seed = None,
@@ -84,7 +84,7 @@ class NGVIApproximation(Methods, Approximation):
         self.restart(density, q, random_seed=random_seed, include_transformed=include_transformed)
 
     def restart(
-        self, density: LogDensity, q: VariationalState, *, random_seed: Seed = None, include_transformed: bool = False
+        self, density: ModelDensity, q: VariationalState, *, random_seed: Seed = None, include_transformed: bool = False
     ) -> None:
         """Begin anew from ``q``, with arguments as those of the class; nodes made before follow.
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.fitting.price import hessian_in_gradients
 from pymc_ngvi.fitting.record import FitRecord
 
@@ -36,7 +36,7 @@ class Costs:
     hessian: float
 
 
-def direct_costs(density: LogDensity, record: FitRecord | None, n_dim: int, n_numbers: int) -> Costs:
+def direct_costs(density: ModelDensity, record: FitRecord | None, n_dim: int, n_numbers: int) -> Costs:
     """Estimate costs from the graph of log p, the sizes of its data, the dimension, and the numbers that define q."""
     one, own = density.gradient_seconds, _PER_COORDINATE * n_dim + _PER_PARAMETER * n_numbers
     gradient = one + 0.5 * own
@@ -44,7 +44,7 @@ def direct_costs(density: LogDensity, record: FitRecord | None, n_dim: int, n_nu
 
 
 def reparametrised_costs(
-    density: LogDensity, record: FitRecord | None, n_dim: int, n_numbers: int, *, search: bool
+    density: ModelDensity, record: FitRecord | None, n_dim: int, n_numbers: int, *, search: bool
 ) -> Costs:
     """Estimate those of a reparametrised density; ``search``: whether it searches for conditional modes."""
     one, own = density.gradient_seconds, _PER_COORDINATE * n_dim + _PER_PARAMETER * n_numbers
@@ -54,5 +54,5 @@ def reparametrised_costs(
     return Costs(gradient, weight, _hessian_in_gradients(density, record) * gradient)
 
 
-def _hessian_in_gradients(density: LogDensity, record: FitRecord | None) -> float:
+def _hessian_in_gradients(density: ModelDensity, record: FitRecord | None) -> float:
     return hessian_in_gradients(density, record.n_hessians if record is not None else 0)

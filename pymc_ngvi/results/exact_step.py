@@ -15,18 +15,18 @@ from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.status import NotExactError, Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import GaussianState, VariationalState
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.fitting.modes.found import N_SEEN, not_covered
 from pymc_ngvi.fitting.options import FitOptions
-from pymc_ngvi.fitting.price import Price, fit_seconds, in_words
+from pymc_ngvi.fitting.price import TimeBudget, fit_seconds, in_words
 from pymc_ngvi.fitting.progress import announced
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.marginal.exact import Unavailable, efficiency_of, exact_posterior, forest_of, is_even, work_of
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.state import ExactState
-from pymc_ngvi.nested.posterior import nested_posterior, rows_of
-from pymc_ngvi.nested.seconds import LEAST, seconds_of
+from pymc_ngvi.nested.posterior import latent_rows_of, nested_posterior
+from pymc_ngvi.nested.seconds import LEAST, nested_seconds
 from pymc_ngvi.nested.state import NestedState
 from pymc_ngvi.results.costs import MANY_GLOBALS
 from pymc_ngvi.results.fitted import Fitted
@@ -47,13 +47,13 @@ class _Failed(Unavailable):
     """It was tried."""
 
 
-def check_wanted(options: FitOptions, density: LogDensity) -> None:
+def check_wanted(options: FitOptions, density: ModelDensity) -> None:
     """Raise ValueError, before anything is computed, where a posterior is asked for that can't be had."""
     try:
         if options.posterior == "exact":
             forest_of(density)
         elif options.posterior == "nested":
-            rows_of(density)
+            latent_rows_of(density)
     except Unavailable as reason:
         raise ValueError(
             f"This model has no {options.posterior} posterior: {reason}. Leave posterior out for a Gaussian."
@@ -158,20 +158,20 @@ class ExactStep:
         try:
             with few_threads(density), np.errstate(over="ignore"):  # what overflows has no weight
                 price = self._price(density, record)
-                given = _Given(density, cast(GaussianState, gaussian.q), seed, price, progressbar)
+                given = _Beginning(density, cast(GaussianState, gaussian.q), seed, price, progressbar)
                 return self._of_kinds(given, record)
         finally:
             density.n_gradients, density.n_hessians = before  # those of the fit
 
-    def _price(self, density: LogDensity, record: FitRecord) -> Price:
+    def _price(self, density: ModelDensity, record: FitRecord) -> TimeBudget:
         """Return what the fit took, and what it leaves."""
         of_fit = fit_seconds(density, record.n_gradients, record.n_hessians, record.estimator)
         if self.max_seconds is not None:
             of_fit += record.n_searched * density.gradient_seconds
         unlimited = self.wanted != "auto" and self.max_seconds is None
-        return Price(of_fit, np.inf if unlimited else self.max_seconds)
+        return TimeBudget(of_fit, np.inf if unlimited else self.max_seconds)
 
-    def _of_kinds(self, given: "_Given", record: FitRecord) -> tuple[ExactState | NestedState, str]:
+    def _of_kinds(self, given: "_Beginning", record: FitRecord) -> tuple[ExactState | NestedState, str]:
         """Return the posterior that is wanted, and what there is to say of others that were tried."""
         found: list[NestedState] = []
         reasons: list[Unavailable] = []
@@ -196,17 +196,17 @@ class ExactStep:
 
 
 @dataclass(frozen=True)
-class _Given:
+class _Beginning:
     """What other posteriors begin from: the Gaussian fit, a seed, and what they may take."""
 
-    density: LogDensity
+    density: ModelDensity
     q: GaussianState
     seed: int
-    price: Price
+    price: TimeBudget
     progressbar: bool
 
 
-def _if_better(state: NestedState, given: _Given) -> NestedState:
+def _if_better(state: NestedState, given: _Beginning) -> NestedState:
     """Return a nested posterior that is reliable, or whose weights are better than those of the Gaussian.
 
     Raises
@@ -230,7 +230,7 @@ class _Attempt(NamedTuple):
     run: Callable[[], ExactState | NestedState]
 
 
-def _attempts(given: _Given, wanted: str, record: FitRecord, reasons: list[Unavailable]) -> Iterator[_Attempt]:
+def _attempts(given: _Beginning, wanted: str, record: FitRecord, reasons: list[Unavailable]) -> Iterator[_Attempt]:
     """Yield what to try, the cheapest first, as far as it may be paid for; add why others are left out to ``reasons``.
 
     Whether there is a nested posterior is looked into where it may come first, or the exact one has failed: to find
@@ -266,18 +266,18 @@ def _or_reason(make: Callable[[], _Attempt], reasons: list[Unavailable]) -> _Att
         return None
 
 
-def _nested_attempt(given: _Given) -> _Attempt:
+def _nested_attempt(given: _Beginning) -> _Attempt:
     """Return how the nested posterior is to be had; raise Unavailable where there is none, or it takes too long."""
-    seconds = seconds_of(rows_of(given.density))
+    seconds = nested_seconds(latent_rows_of(given.density))
     _check(given.price, given.price.left(), seconds, "nested")
     return _Attempt("nested", seconds, False, functools.partial(_nested, given, seconds))
 
 
-def _exact_attempt(given: _Given, record: FitRecord, nested: Callable[[], _Attempt | None]) -> _Attempt:
+def _exact_attempt(given: _Beginning, record: FitRecord, nested: Callable[[], _Attempt | None]) -> _Attempt:
     """Return how the exact posterior is to be had; raise Unavailable where there is none, or it takes too long."""
     density, forest = given.density, forest_of(given.density)
-    n_rows = density.rows.n_rows if density.rows is not None and record.estimator == "quadrature" else 0
-    work = work_of(forest, density.gradient_seconds, n_rows)
+    rows = density.by_rows.found if density.n_directions is not None and record.estimator == "quadrature" else None
+    work = work_of(forest, density.gradient_seconds, 0 if rows is None else rows.n_rows)
     left = given.price.left(is_plain=not work.has_blocks)
     _check(given.price, left, work.seconds, "exact")
 
@@ -290,13 +290,13 @@ def _exact_attempt(given: _Given, record: FitRecord, nested: Callable[[], _Attem
     return _Attempt("exact", work.seconds, forest.n_globals > MANY_GLOBALS, run)
 
 
-def _check(price: Price, left: float, seconds: float, kind: str) -> None:
+def _check(price: TimeBudget, left: float, seconds: float, kind: str) -> None:
     """Raise where a posterior takes longer than it may."""
     if seconds > left:
         raise _too_dear(price, left, seconds, kind)
 
 
-def _too_dear(price: Price, left: float, seconds: float, kind: str) -> _TooDear:
+def _too_dear(price: TimeBudget, left: float, seconds: float, kind: str) -> _TooDear:
     than = f", and max_seconds={price.max_seconds:g} leaves {in_words(left)}" if price.max_seconds else ""
     ask = f"max_seconds={price.asked_for(seconds)}" + ("" if price.max_seconds else f" or posterior={kind!r}")
     said = f"the {kind} posterior would take {in_words(seconds)}{than}; {ask} asks for it"
@@ -315,7 +315,7 @@ def _gaussians(record: FitRecord) -> list[GaussianState]:
 
 
 def _exact(
-    given: _Given, forest: Forest, seconds: float, most: Callable[[], float], others: Sequence[GaussianState]
+    given: _Beginning, forest: Forest, seconds: float, most: Callable[[], float], others: Sequence[GaussianState]
 ) -> ExactState:
     with announced("Exact posterior", seconds, given.progressbar):
         try:
@@ -327,7 +327,7 @@ def _exact(
     return state
 
 
-def _nested(given: _Given, seconds: float) -> NestedState:
+def _nested(given: _Beginning, seconds: float) -> NestedState:
     with announced("Nested posterior", seconds, given.progressbar):
         return nested_posterior(given.density, given.q, given.seed)
 

@@ -8,7 +8,7 @@ import pymc as pm
 
 from pymc_ngvi.core.seeds import Seed, generator_of
 from pymc_ngvi.core.types import Array, VariationalState
-from pymc_ngvi.density import Layout, LogDensity
+from pymc_ngvi.density import Layout, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.data import DataSnapshot
 from pymc_ngvi.fitting.outcome import Outcome
@@ -49,7 +49,7 @@ class Fitted:
     of a `Posterior`.
     """
 
-    density: LogDensity
+    density: ModelDensity
     model: pm.Model
     groups: Sequence[StateHolder]
     include_transformed: bool

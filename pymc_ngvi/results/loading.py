@@ -12,7 +12,7 @@ import xarray as xr
 from pymc import modelcontext
 
 from pymc_ngvi.core.messages import OURS
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.density.shards.shards import Shards
 from pymc_ngvi.nested.state import NestedState
@@ -22,8 +22,8 @@ from pymc_ngvi.results.persistence.content import (
     Content,
     Saved,
     damaged,
-    generator_of,
     q_of,
+    restored_generator,
 )
 from pymc_ngvi.results.persistence.matching import SavedData, differences, free_variables
 from pymc_ngvi.results.persistence.trees import restore
@@ -100,7 +100,8 @@ def load(
     content = saved.content
     if "compile_kwargs" not in options or "mode" not in (options["compile_kwargs"] or {}):
         options.setdefault("backend", "auto" if content["backend"] == "given mode" else content["backend"])
-    density = ShardedDensity(given, **options) if isinstance(given, Shards) else LogDensity(given, **options)
+    kind = ShardedDensity if isinstance(given, Shards) else LogDensity
+    density: ModelDensity = kind(given, **options)
     model = density.model
     found = differences(content["variables"], free_variables(model, density.layout))
     if found:
@@ -122,11 +123,11 @@ def load(
     return approx
 
 
-def _approximation(name: str, content: Content, density: LogDensity, fit: Content | None) -> NGVIApproximation:
+def _approximation(name: str, content: Content, density: ModelDensity, fit: Content | None) -> NGVIApproximation:
     """Return one approximation of a file, on the density of a model."""
     with damaged(name):
         q = q_of(content["q"], density)
-        generator = generator_of(content["generator"])
+        generator = restored_generator(content["generator"])
     approx = NGVIApproximation(density, q, random_seed=generator, include_transformed=content["include_transformed"])
     restore(approx, name, content, fit)
     if isinstance(q, NestedState) and q.checks.of_earlier and approx.record is not None:

@@ -14,16 +14,16 @@ import numpy as np
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.types import GaussianState
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.families import DENSE, INDEPENDENT, DiagonalState, FullState
 from pymc_ngvi.fitting.options import FitOptions
-from pymc_ngvi.fitting.price import Price, expected_seconds
+from pymc_ngvi.fitting.price import TimeBudget, expected_seconds
 from pymc_ngvi.fitting.progress import announced
 from pymc_ngvi.fitting.record import NESTED, FitRecord
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.marginal.exact import Unavailable, forest_of
-from pymc_ngvi.nested.posterior import nested_posterior, rows_of
-from pymc_ngvi.nested.seconds import seconds_of
+from pymc_ngvi.nested.posterior import latent_rows_of, nested_posterior
+from pymc_ngvi.nested.seconds import nested_seconds
 from pymc_ngvi.nested.state import NestedState
 from pymc_ngvi.results.costs import MANY_GLOBALS
 from pymc_ngvi.results.exact_step import ExactStep, with_pool
@@ -40,9 +40,9 @@ _N_DRAWS = 64
 _FROM_MOMENTS = "it has the moments of the nested posterior"
 
 
-def comes_first(options: FitOptions, density: LogDensity) -> bool:
+def comes_first(options: FitOptions, density: ModelDensity) -> bool:
     """Tell whether a nested posterior is to be had without a Gaussian fit of all coordinates before it."""
-    if options.posterior not in ("auto", "nested") or density.has_minibatch or density.rows is not None:
+    if options.posterior not in ("auto", "nested") or density.has_minibatch or density.n_directions is not None:
         return False
     try:
         forest = forest_of(density)
@@ -51,25 +51,25 @@ def comes_first(options: FitOptions, density: LogDensity) -> bool:
     except Unavailable:
         pass
     try:
-        given = rows_of(density)
+        given = latent_rows_of(density)
     except Unavailable:
         return False
     if options.posterior == "nested":
         return True
-    return given.n_dim >= _MANY * len(given.outside) and seconds_of(given) <= _affordable(options, density)
+    return given.n_dim >= _MANY * len(given.outside) and nested_seconds(given) <= _affordable(options, density)
 
 
-def _affordable(options: FitOptions, density: LogDensity) -> float:
+def _affordable(options: FitOptions, density: ModelDensity) -> float:
     """Return the seconds that a nested posterior may take: as many as a Gaussian fit and what may follow it."""
     if options.max_seconds is not None:
         return options.max_seconds
     of_fit = expected_seconds(density)
-    return min(of_fit + Price(of_fit).left(), _MOST_SECONDS)
+    return min(of_fit + TimeBudget(of_fit).left(), _MOST_SECONDS)
 
 
 def nested_first[A: Fitted](
     options: FitOptions,
-    density: LogDensity,
+    density: ModelDensity,
     seed: int,
     make: Callable[..., A],
     *,
@@ -81,7 +81,7 @@ def nested_first[A: Fitted](
     Parameters
     ----------
     options : FitOptions
-    density : LogDensity
+    density : ModelDensity
     seed : int
     make : callable
         The class of approximations.
@@ -90,7 +90,7 @@ def nested_first[A: Fitted](
     clock, step = time.perf_counter(), ExactStep("nested", seed, options.max_seconds)
     before = density.compile_seconds
     try:
-        with few_threads(density), announced("Nested posterior", seconds_of(rows_of(density)), progressbar):
+        with few_threads(density), announced("Nested posterior", nested_seconds(latent_rows_of(density)), progressbar):
             state = nested_posterior(density, None, step.stream)
     except Unavailable:
         return None
@@ -113,10 +113,10 @@ def _with_moments_of(state: NestedState) -> GaussianState:
     return FullState(state.mean(), np.linalg.cholesky(state.cov()))
 
 
-def _record(density: LogDensity, q: GaussianState, state: NestedState, seed: int, seconds: float) -> FitRecord:
+def _record(density: ModelDensity, q: GaussianState, state: NestedState, seed: int, seconds: float) -> FitRecord:
     """Return what there is to say of that Gaussian."""
     theta = q.draws(np.random.default_rng(seed).standard_normal((_N_DRAWS, q.n_dim)))
-    h = rows_of(density).logp_of_all(theta) - q.log_density(theta)  # log p of all at once need not be compiled
+    h = latent_rows_of(density).logp_of_all(theta) - q.log_density(theta)  # log p of all at once need not be compiled
     elbo = Elbo(float(h.mean()), float(h.std(ddof=1) / np.sqrt(len(h))))
     if not np.isfinite(h).all():
         elbo = Elbo(-np.inf, np.inf)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.messages import OURS
 from pymc_ngvi.core.types import Array, GaussianState, Target
-from pymc_ngvi.density import Layout, LogDensity
+from pymc_ngvi.density import Layout, ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.density.data import DataSnapshot
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
@@ -28,7 +28,7 @@ _NO_HISTORY: Array = np.empty(0)
 
 
 @dataclass(frozen=True)
-class Plan:
+class MovePlan:
     """In what coordinates draws move.
 
     Parameters
@@ -162,7 +162,7 @@ class Distribution(Protocol):
         """Return the draws that importance weights are of, (n, n_dim): those of `draw`, or of what it is made of."""
         return self.draw(n, rng)
 
-    def log_weights(self, theta: Array, density: LogDensity) -> Array:
+    def log_weights(self, theta: Array, density: ModelDensity) -> Array:
         """Return the logarithms of their weights, (n_draws,), whose mean is the ELBO: log p - log q."""
 
     def conditional_distance(self, theta: Array) -> ConditionalDistance | None:
@@ -190,14 +190,14 @@ class Distribution(Protocol):
         """Return groups that describe the distribution beside its draws."""
         return {}
 
-    def remark(self, density: LogDensity, record: FitRecord | None, n: int, rng: np.random.Generator) -> str:
+    def remark(self, density: ModelDensity, record: FitRecord | None, n: int, rng: np.random.Generator) -> str:
         """Return a sentence for summaries from ``n`` draws; often empty."""
         return ""
 
-    def plan(self, density: LogDensity) -> Plan:
+    def plan(self, density: ModelDensity) -> MovePlan:
         """Return how its draws are moved towards the posterior."""
 
-    def costs(self, density: LogDensity, record: FitRecord | None) -> Costs:
+    def costs(self, density: ModelDensity, record: FitRecord | None) -> Costs:
         """Return what evaluations cost."""
 
 
@@ -208,7 +208,7 @@ class Posterior:
     Parameters
     ----------
     distribution : Distribution
-    density : LogDensity
+    density : ModelDensity
         log p of the model, and its layout.
     constrain : Constrainer
         From the unconstrained scale to all variables.
@@ -223,7 +223,7 @@ class Posterior:
     """
 
     distribution: Distribution
-    density: LogDensity
+    density: ModelDensity
     constrain: Constrainer
     record: FitRecord | None = None
     hist: Array = field(default_factory=lambda: _NO_HISTORY)

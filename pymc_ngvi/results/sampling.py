@@ -13,7 +13,7 @@ from pymc.backends.base import MultiTrace
 
 from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.core.sizes import check_chains, check_draws
-from pymc_ngvi.density.checks import quoted
+from pymc_ngvi.density.checks import of_batches, quoted
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.results.convert import to_datatree, to_multitrace
 from pymc_ngvi.results.corrections.weighted import weighted_draws
@@ -115,7 +115,7 @@ def sample_tree(
 
 def _constrainer(posterior: Posterior, kept: Kept, how: Sampling) -> Constrainer:
     """Return what evaluates the named variables."""
-    left_out = frozenset() if how.of_batches else posterior.density.of_batches
+    left_out = frozenset() if how.of_batches else of_batches(posterior.density.model)
     if how.var_names is None and not left_out:
         return posterior.constrain
     values = {v.name: v.value_name for v in posterior.layout.variables}

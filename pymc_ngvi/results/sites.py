@@ -6,13 +6,14 @@ from typing import cast
 import numpy as np
 import xarray as xr
 
-from pymc_ngvi.core.sparsity.dependence_sets import TooDenseError
+from pymc_ngvi.core.refusal import NotApart
 from pymc_ngvi.core.types import Array, GaussianState
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.observed_rows import ObservedKind, ObservedRows, observed_rows
 from pymc_ngvi.results.convert import axes_of
 from pymc_ngvi.results.posterior import Posterior
 from pymc_ngvi.rows.covariances import PairCovariances
-from pymc_ngvi.rows.sites import RowSites, moments, row_sites
+from pymc_ngvi.rows.sites import RowSites, row_sites, site_moments
 
 #: Nats by which a predictive density may be wrong by quadrature.
 _MOST_ERROR = 1e-3
@@ -26,14 +27,18 @@ _OF_PREDICTOR = (
 
 def sites(posterior: Posterior, var_name: str | None) -> xr.Dataset:
     """Return the sites of an observed variable; see `NGVIApproximation.sites`."""
-    if posterior.density.is_sharded:
-        raise ValueError("The rows are in shards, and have no sites here. Fit a shard alone to see those of its rows.")
+    density = posterior.density
+    if not isinstance(density, LogDensity):
+        parts, one = ("shards", "shard") if density.is_sharded else ("batches", "batch")
+        raise ValueError(
+            f"The rows are in {parts}, and have no sites here. Fit a {one} alone to see those of its rows."
+        )
     q, name = _gaussian(posterior), _observed(posterior, var_name)
     posterior.check_weights()
     try:
-        found = observed_rows(posterior.density, name)
+        found = observed_rows(density, name)
         kinds = list(zip(found.kinds, _sites_of(found, q), strict=True))
-    except (ValueError, TooDenseError) as error:
+    except NotApart as error:
         raise ValueError(
             f"The observations of {name!r} have no sites, as their log densities are not functions of a few linear "
             f"predictors each: {error}. For predictive densities take pm.compute_log_likelihood on draws, and "
@@ -102,8 +107,8 @@ def _of_linear_predictor(kind: ObservedKind, of_rows: RowSites) -> dict[str, Arr
     """Return moments, site and cavity of the linear predictor of each row."""
     assert kind.linear is not None
     function, along, slope = kind.linear.function, kind.linear.along, kind.linear.slope
-    mean, variance = moments(function, of_rows.mean, of_rows.cov)
-    cavity_mean, cavity_variance = moments(function, of_rows.cavity_mean, of_rows.cavity_cov)
+    mean, variance = site_moments(function, of_rows.mean, of_rows.cov)
+    cavity_mean, cavity_variance = site_moments(function, of_rows.cavity_mean, of_rows.cavity_cov)
     alpha, gamma = of_rows.grad[:, along] / slope, -of_rows.hessian[:, along, along] / slope**2
     unclear = ~of_rows.are_free | (of_rows.cov[:, along, along] == 0.0)
     alpha[unclear] = gamma[unclear] = np.nan

@@ -19,7 +19,7 @@ _OF_DERIVATIVES = 0.1
 _ROUNDING = 1e-13
 
 
-class Choice(NamedTuple):
+class ChosenRules(NamedTuple):
     """Rules of rows, and what they give.
 
     Parameters
@@ -38,7 +38,7 @@ class Choice(NamedTuple):
 
 def chosen(
     function: RowFunction, mean: Array, root: Array, rows: Index, codes: Levels, whitened: Array, tolerance: float
-) -> Choice:
+) -> ChosenRules:
     """Choose the rules of rows, from given ones on.
 
     Where the expectation differs too much from that by the next finer rule in one of the directions, that one is taken.
@@ -53,7 +53,7 @@ def chosen(
     tolerance : float
         Nats that the expectation of a row may be off by.
     """
-    search = _Search(function, mean, root, rows, codes, whitened)
+    search = _RuleSearch(function, mean, root, rows, codes, whitened)
     left = np.arange(len(codes))
     for block in range(len(function.blocks)):
         search.compare(block, left)
@@ -67,10 +67,10 @@ def chosen(
     codes = merged(search.codes, len(function.blocks), function.n_nodes)
     other = np.flatnonzero(codes != search.codes)
     search.whitened[:, other] = function.whitened(mean[other], root[other], codes[other], rows[other])
-    return Choice(codes, search.whitened, search.apart.sum(axis=0))
+    return ChosenRules(codes, search.whitened, search.apart.sum(axis=0))
 
 
-class _Search:
+class _RuleSearch:
     """The state of a choice; each block of directions of each row has a finer rule, tried, or none."""
 
     def __init__(
@@ -80,7 +80,7 @@ class _Search:
         self.codes, self.whitened = codes.copy(), whitened.copy()
         shape = len(function.blocks), len(codes)
         self.apart = np.full(shape, np.inf)
-        self._finer = np.empty((shape[0], *whitened.shape))
+        self._finer, self._of_finer = np.empty((shape[0], *whitened.shape)), np.full(shape, -1, dtype=np.int16)
         self._can_refine = np.zeros(shape, dtype=bool)
 
     def compare(self, block: int, at: Index) -> None:
@@ -89,8 +89,9 @@ class _Search:
             where, finer = at[part], self._finer_than(code, block, len(at[part]))
             self._can_refine[block, where] = finer is not None
             if finer is not None:
-                self._finer[block][:, where] = found = self._by_rule(finer, where)
-                self.apart[block, where] = self._apart(found, self.whitened[:, where])
+                new = where[self._of_finer[block, where] != finer]
+                self._finer[block][:, new], self._of_finer[block, new] = self._by_rule(finer, new), finer
+                self.apart[block, where] = self._apart(self._finer[block][:, where], self.whitened[:, where])
 
     def to_refine(self, at: Index, tolerance: float) -> Index:
         """Return the block of each row in which the error is largest; -1 where it may stay, or has to."""

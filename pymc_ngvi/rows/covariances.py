@@ -6,7 +6,8 @@ from scipy import sparse
 from scipy.linalg.blas import dtrmm
 
 from pymc_ngvi.core.linalg import cholesky
-from pymc_ngvi.core.sparsity.dependence_sets import Ints, TooDenseError
+from pymc_ngvi.core.refusal import TooDenseError
+from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.rows.linear_map import Entries, LinearMap
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.rows.expectation import Compiled, slices
+from pymc_ngvi.rows.expectation import Compiled, row_slices
 from pymc_ngvi.rows.linear_map import AffineMap
 
 #: Numbers in the predictors of points, and in the derivatives of rows, that are computed at once.
@@ -87,7 +87,7 @@ class RowGradient:
         """Return the sum, (n_points,), and its gradient, (n_points, n_dim), at points (n_points, n_dim)."""
         at_once = max(1, _MOST_AT_ONCE // max(*self._to_predictors.shape, 1))
         total, grad = np.empty(len(theta)), np.empty(theta.shape)
-        for at in slices(len(theta), at_once):
+        for at in row_slices(len(theta), at_once):
             total[at], grad[at] = self._few(theta[at])
         return total, grad
 

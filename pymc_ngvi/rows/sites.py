@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.rows.choice import Choice, chosen
-from pymc_ngvi.rows.expectation import Compiled, RowFunction, derivatives, roots, slices
+from pymc_ngvi.rows.choice import ChosenRules, chosen
+from pymc_ngvi.rows.expectation import Compiled, RowFunction, derivatives, roots, row_slices
 
 #: Error that each expectation may have, in nats of a row or relative.
 _TOLERANCE = 1e-9
@@ -139,15 +139,15 @@ def _expected(rows: RowFunction, mean: Array, root: Array) -> tuple[Array, Array
     return found.whitened[0], grad, hessian, found.error
 
 
-def _by_quadrature(rows: RowFunction, mean: Array, root: Array) -> Choice:
+def _by_quadrature(rows: RowFunction, mean: Array, root: Array) -> ChosenRules:
     parts = []
-    for part in slices(len(mean), _AT_A_TIME):
+    for part in row_slices(len(mean), _AT_A_TIME):
         at = np.arange(part.start, part.stop)
         coarsest = np.zeros(len(at), dtype=np.int16)
         whitened = rows.whitened(mean[part], root[part], coarsest, at)
         parts.append(chosen(rows, mean[part], root[part], at, coarsest, whitened, _TOLERANCE))
     codes, expected, errors = zip(*parts, strict=True)
-    return Choice(np.concatenate(codes), np.concatenate(expected, axis=1), np.concatenate(errors))
+    return ChosenRules(np.concatenate(codes), np.concatenate(expected, axis=1), np.concatenate(errors))
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class _Tilted:
         return [np.exp(exponent)]
 
 
-def moments(rows: RowFunction, mean: Array, cov: Array) -> tuple[Array, Array]:
+def site_moments(rows: RowFunction, mean: Array, cov: Array) -> tuple[Array, Array]:
     """Return mean and variance, (n_rows,) each, of a function of predictors; NaN where these are.
 
     Parameters

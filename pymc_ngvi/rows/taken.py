@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.rows.choice import chosen
-from pymc_ngvi.rows.expectation import RowFunction, derivatives, roots, slices
+from pymc_ngvi.rows.expectation import RowFunction, derivatives, roots, row_slices
 from pymc_ngvi.rows.levels import Levels
 
 #: Times wider than it was for which a predictor needs another look at its rule, and part of its width for which it may
@@ -71,7 +71,7 @@ class Taken:
         mean, root, error = self._mean, self._root, 0.0
         if len(coarser):
             self._whitened[:, coarser] = self._rows.whitened(mean[coarser], root[coarser], self.codes[coarser], coarser)
-        for part in (at[here] for here in slices(len(at), _AT_A_TIME)):
+        for part in (at[here] for here in row_slices(len(at), _AT_A_TIME)):
             found = chosen(
                 self._rows, mean[part], root[part], part, self.codes[part], self._whitened[:, part], tolerance
             )

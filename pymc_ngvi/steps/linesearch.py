@@ -24,6 +24,7 @@ from pymc_ngvi.core.types import (
     Assessment,
     BaseDraws,
     Bends,
+    BentRowsTarget,
     Evaluation,
     GaussianState,
     Moments,
@@ -233,7 +234,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
     def _newton(self, state: LineSearchState) -> Newton | None:
         if not (state.bent and state.n_newton):
             return None
-        return newton(cast(RowsTarget, self._target), state.q, state.moments, state.bends, state.sites)
+        return newton(cast(BentRowsTarget, self._target), state.q, state.moments, state.bends, state.sites)
 
     def _by_newton(self, state: LineSearchState, known: Newton) -> LineSearchState | None:
         """Take a step of Newton; None where the ELBO falls by it."""

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core import linalg
-from pymc_ngvi.core.types import Array, Bends, GaussianState, Moments, RowsTarget
+from pymc_ngvi.core.types import Array, Bends, BentRowsTarget, GaussianState, Moments
 
 #: Rows with bends, at most, and for each coordinate.
 _MOST_ROWS, _PER_DIM = 4_000, 8
@@ -107,13 +107,13 @@ class Newton:
 
 
 def newton(
-    target: RowsTarget, q: GaussianState, moments: Moments, bends: Bends | None, sites: Array | None
+    target: BentRowsTarget, q: GaussianState, moments: Moments, bends: Bends | None, sites: Array | None
 ) -> Newton | None:
     """Return the step of Newton from a Gaussian.
 
     Parameters
     ----------
-    target : RowsTarget
+    target : BentRowsTarget
     q : GaussianState
     moments : Moments
         Whitened by it.

@@ -136,12 +136,12 @@ def with_groups(options: argparse.Namespace) -> None:
 
 def against_many_nodes(state: Any, n: int) -> dict[str, object]:
     """Return how far log m(g), and means of the globals, are from those of many nodes, on draws of the pool."""
-    from pymc_ngvi.marginal.nodes import Rule
+    from pymc_ngvi.marginal.nodes import PathRule
     from pymc_ngvi.marginal.quadrature import integrate
 
     pool, quadrature = state.pool, state.quadrature
     g, used = pool.g[:n], pool.log_marginal[:n]
-    rule = Rule(MOST_NODES, state.forest.n_levels)
+    rule = PathRule(MOST_NODES, state.forest.n_levels)
     centres = quadrature.reference(g).centres
     truth = integrate(quadrature.terms, state.forest, rule, g, centres, moments=False).log_marginal
     apart = used - truth

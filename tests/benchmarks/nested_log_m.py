@@ -15,7 +15,7 @@ from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.expectations import Seen
 from pymc_ngvi.density.hyperparameters import latent_rows
 from pymc_ngvi.density.rows_given import RowsGiven
-from pymc_ngvi.nested.conditional import Conditional, ConditionalFits
+from pymc_ngvi.nested.conditional import ConditionalFits, LatentGaussian
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 
 #: Newton steps at most; squared size of a step that ends them.
@@ -98,7 +98,7 @@ class LogMarginals:
             raise RuntimeError("no mode")
         return Mode(value + q.entropy() - 0.5 * len(q.location), q)
 
-    def fit(self, g: Array) -> Conditional:
+    def fit(self, g: Array) -> LatentGaussian:
         """Return the conditional fit, which begins from what rows saw of the last one."""
         found = self.fits.fit(g, () if self.last is None else (self.last,))
         if found is None:

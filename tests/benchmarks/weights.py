@@ -44,7 +44,7 @@ from pymc_ngvi.density import LogDensity
 from pymc_ngvi.estimators import price
 from pymc_ngvi.families import FullState, MixtureState
 from pymc_ngvi.mixtures.finite.component import ComponentTarget
-from pymc_ngvi.mixtures.finite.weights import stepped
+from pymc_ngvi.mixtures.finite.weights import stepped_weights
 from pymc_ngvi.updates import UPDATES
 
 sys.path.append(str(Path(__file__).parents[1]))  # the targets are among the tests
@@ -166,7 +166,7 @@ def joint_step(
     direction = np.array(rewards) if update == "natural" else printed_direction(q, np.array(rewards), moments)
     if any(c is None for c in components) or not np.isfinite(direction).all():
         return None
-    return MixtureState.of(components, stepped(q.log_weights, direction, step_size))
+    return MixtureState.of(components, stepped_weights(q.log_weights, direction, step_size))
 
 
 def measure_elbo(log_p: Callable[[Array], Array], base: BaseDraws) -> Callable[[MixtureState], float]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.sparse import csgraph
 
+from pymc_ngvi.core.refusal import TooDenseError
 from pymc_ngvi.core.values import Matrix
 
 Ints = NDArray[np.int64]
@@ -20,10 +21,6 @@ Bools = NDArray[np.bool_]
 #: Entries of one matrix of sets: beyond this, what depends on them is dense.
 _MAX_ENTRIES = 40_000_000
 _ROWS_AT_A_TIME = 2**16
-
-
-class TooDenseError(Exception):
-    """Sets of coordinates would fill the memory."""
 
 
 @dataclass(frozen=True, eq=False)

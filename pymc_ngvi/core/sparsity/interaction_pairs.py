@@ -7,10 +7,10 @@ import numpy as np
 from scipy import sparse
 
 from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.refusal import TooDenseError
 from pymc_ngvi.core.sparsity.dependence_sets import (
     Bools,
     Dependence,
-    TooDenseError,
     check_entries,
     distinct_rows,
     pairs_of,

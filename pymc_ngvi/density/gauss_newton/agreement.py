@@ -7,7 +7,7 @@ from pytensor.compile import Function
 from pytensor.graph.basic import Variable
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density.gauss_newton.parts import Parts, size_of, weighted_gradient
+from pymc_ngvi.density.gauss_newton.parts import GaussNewtonGraphs, size_of, weighted_gradient
 
 #: Elements of log densities, and points, at which the squares by layers are checked.
 _N_CHECKED, _N_POINTS = 6, 2
@@ -15,12 +15,12 @@ _N_CHECKED, _N_POINTS = 6, 2
 _RELATIVE, _ABSOLUTE = 1e-6, 1e-9
 
 
-def agrees(parts: Parts, weights: list[Variable], total: Variable) -> bool:
+def agrees(parts: GaussNewtonGraphs, weights: list[Variable], total: Variable) -> bool:
     """Tell whether sums of squares are those of explicit gradients, at random points, of rows at random.
 
     Parameters
     ----------
-    parts : Parts
+    parts : GaussNewtonGraphs
     weights : list of pytensor variables
         Factors of the log densities of rows.
     total : pytensor vector
@@ -39,7 +39,7 @@ def agrees(parts: Parts, weights: list[Variable], total: Variable) -> bool:
     return True
 
 
-def _shapes(parts: Parts) -> list[tuple[int, ...]]:
+def _shapes(parts: GaussNewtonGraphs) -> list[tuple[int, ...]]:
     """Return the shapes of the log densities, for the data as they are now."""
     if all(size_of(row) is not None for row in parts.rows):
         return [row.type.shape for row in parts.rows]

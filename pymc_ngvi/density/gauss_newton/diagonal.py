@@ -17,7 +17,7 @@ from pytensor.graph.basic import Variable
 from pymc_ngvi.core.sparsity.coloured import CACHED_ELEMENTS, slices
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.gauss_newton.layers import by_layers
-from pymc_ngvi.density.gauss_newton.parts import Parts, units
+from pymc_ngvi.density.gauss_newton.parts import GaussNewtonGraphs, units
 from pymc_ngvi.density.gauss_newton.squares import squares_by_rows
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
@@ -57,10 +57,10 @@ class SquaredGradients:
 
     Parameters
     ----------
-    parts : Parts
+    parts : GaussNewtonGraphs
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: GaussNewtonGraphs) -> None:
         self._parts = parts
 
     def mean(self, theta: Array) -> Array:

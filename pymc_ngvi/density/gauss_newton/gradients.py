@@ -16,7 +16,7 @@ from pymc_ngvi.core.sparsity.coloured import slices
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.gauss_newton.diagonal import Way
 from pymc_ngvi.density.gauss_newton.layers import by_layers
-from pymc_ngvi.density.gauss_newton.parts import Parts, units
+from pymc_ngvi.density.gauss_newton.parts import GaussNewtonGraphs, units
 from pymc_ngvi.density.gauss_newton.squares import gradients_by_rows
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
@@ -46,10 +46,10 @@ class RowGradients:
 
     Parameters
     ----------
-    parts : Parts
+    parts : GaussNewtonGraphs
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: GaussNewtonGraphs) -> None:
         self._parts = parts
 
     def at(self, theta: Array) -> Iterator[Array]:

@@ -11,8 +11,8 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import graph_replace
 
 from pymc_ngvi.density.gauss_newton.agreement import agrees
-from pymc_ngvi.density.gauss_newton.parts import NO_DERIVATIVE, Parts
-from pymc_ngvi.density.gauss_newton.taps import CannotSplitError
+from pymc_ngvi.density.gauss_newton.parts import NO_DERIVATIVE, GaussNewtonGraphs
+from pymc_ngvi.density.gauss_newton.taps import NoLayers
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 
@@ -36,7 +36,7 @@ class ByLayers(NamedTuple):
 
 
 def by_layers(
-    parts: Parts,
+    parts: GaussNewtonGraphs,
     of_rows: Callable[[list[Variable]], Variable],
     squares_of: Callable[[Variable], Variable] = lambda found: found,
 ) -> ByLayers | None:
@@ -44,7 +44,7 @@ def by_layers(
 
     Parameters
     ----------
-    parts : Parts
+    parts : GaussNewtonGraphs
     of_rows : callable
         From weights of the log densities of rows to the graph.
     squares_of : callable, optional
@@ -67,7 +67,7 @@ def by_layers(
             ones = {w: pt.ones_like(row) for w, row in zip(weights, parts.rows, strict=True)}
             [found] = parts.graphs.simplify(list(graph_replace([found], ones, strict=False)))
             draws, [batched] = graph.over_draws([found], parts.theta)
-    except (CannotSplitError, graph.MissingDerivativeError, *NO_DERIVATIVE) as error:
+    except (NoLayers, graph.MissingDerivativeError, *NO_DERIVATIVE) as error:
         logger.debug("No gradients by layers: %s", error)
         return None
     return ByLayers(found, draws, batched)

@@ -8,19 +8,19 @@ from pymc_ngvi.core.target import Independent, MeanHessian, Whitener
 from pymc_ngvi.core.values import Array, Outer
 from pymc_ngvi.density.gauss_newton.diagonal import SquaredGradients
 from pymc_ngvi.density.gauss_newton.gradients import RowGradients
-from pymc_ngvi.density.gauss_newton.parts import Parts
+from pymc_ngvi.density.gauss_newton.parts import GaussNewtonGraphs
 from pymc_ngvi.density.gauss_newton.rest import Rest
 
 
-class GaussNewton:
+class GaussNewtonMatrix:
     """Evaluates the Gauss-Newton matrix. Nothing is built before something is asked for.
 
     Parameters
     ----------
-    parts : Parts
+    parts : GaussNewtonGraphs
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: GaussNewtonGraphs) -> None:
         self.parts = parts
         self.squared, self.gradients, self.rest = SquaredGradients(parts), RowGradients(parts), Rest(parts)
 
@@ -36,13 +36,13 @@ class GaussNewtonHessian(MeanHessian):
 
     Parameters
     ----------
-    matrix : GaussNewton
+    matrix : GaussNewtonMatrix
     theta : ndarray, shape (n_draws, n_dim)
     count : callable
         Counts the evaluation.
     """
 
-    def __init__(self, matrix: GaussNewton, theta: Array, count: Callable[[int], None]) -> None:
+    def __init__(self, matrix: GaussNewtonMatrix, theta: Array, count: Callable[[int], None]) -> None:
         self._matrix, self._theta, self._count = matrix, theta, count
 
     def diagonal(self) -> Array:

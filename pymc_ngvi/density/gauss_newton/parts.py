@@ -14,7 +14,7 @@ from pytensor.graph.utils import MethodNotDefined
 from pymc_ngvi.core.sparsity.coloured import CACHED_ELEMENTS, slices
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.flat import FlatGraphs, Functions
-from pymc_ngvi.density.rows import Rows
+from pymc_ngvi.density.rows import LikelihoodRows
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 
@@ -22,14 +22,14 @@ from pymc_ngvi.graphs.backends import without_c
 NO_DERIVATIVE = (NotImplementedError, MethodNotDefined, TypeError)
 
 
-class Parts:
+class GaussNewtonGraphs:
     """The graphs on the flat vector; nothing is built before it is asked for.
 
     Parameters
     ----------
     graphs : FlatGraphs
     functions : Functions
-    rows : Rows
+    rows : LikelihoodRows
     start : ndarray, shape (n_dim,)
     widest : int
         Elements of the largest temporary of log p.
@@ -40,7 +40,9 @@ class Parts:
         Directions in one call at one draw.
     """
 
-    def __init__(self, graphs: FlatGraphs, functions: Functions, rows: Rows, start: Array, widest: int) -> None:
+    def __init__(
+        self, graphs: FlatGraphs, functions: Functions, rows: LikelihoodRows, start: Array, widest: int
+    ) -> None:
         self.graphs, self.functions, self.start, self.widest = graphs, functions, start, widest
         self._rows = rows
         self.n_in_call = int(np.clip(2 * CACHED_ELEMENTS // max(widest, 1), 16, 4096))

@@ -9,7 +9,7 @@ from pytensor.compile import Function
 
 from pymc_ngvi.core.refusal import PatternWidened
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density.gauss_newton.parts import Parts, units
+from pymc_ngvi.density.gauss_newton.parts import GaussNewtonGraphs, units
 from pymc_ngvi.density.sparse_hessian import SparseHessian
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
@@ -20,10 +20,10 @@ class Rest:
 
     Parameters
     ----------
-    parts : Parts
+    parts : GaussNewtonGraphs
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: GaussNewtonGraphs) -> None:
         self._parts = parts
         self._sparse: SparseHessian | None = None
 

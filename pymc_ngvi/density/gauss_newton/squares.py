@@ -17,7 +17,7 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
-from pymc_ngvi.density.gauss_newton.taps import CannotSplitError, Copied, Dense, Own, Tap, find_taps, is_part
+from pymc_ngvi.density.gauss_newton.taps import Copied, DenseLayer, NoLayers, Own, Tap, find_taps, is_part
 from pymc_ngvi.graphs.loops import vectorised
 
 #: Uses of one matrix of weights, whose products are formed in pairs.
@@ -39,7 +39,7 @@ def squares_by_rows(row: Variable, theta: Variable, weights: Variable) -> Variab
 
     Raises
     ------
-    CannotSplitError
+    NoLayers
         Where the graph does not show that one backward pass gives the gradients of all rows.
     """
     row, taps = find_taps(row, theta)
@@ -69,7 +69,7 @@ def _unit(row: Variable) -> Variable:
     """Return a vector that takes one column of a matrix, or several."""
     n_columns = row.type.shape[1]
     if n_columns is None:
-        raise CannotSplitError("columns without a number")
+        raise NoLayers("columns without a number")
     return pt.vector("unit", dtype="float64", shape=(n_columns,))
 
 
@@ -95,9 +95,9 @@ def _gradients(cost: Variable, row: Variable, theta: Variable, taps: list[Tap]) 
     _check_apart([_elements(piece, theta) for piece in uses])
     total = pt.zeros((row.shape[0], theta.type.shape[0]))
     for piece, its in uses.items():
-        shared = [tap for tap in its if isinstance(tap, Dense | Copied)]
+        shared = [tap for tap in its if isinstance(tap, DenseLayer | Copied)]
         if len(shared) < len(its):
-            raise CannotSplitError("parts of single rows")
+            raise NoLayers("parts of single rows")
         gradients = _each_row(piece, shared, slopes)
         at = _elements(piece, theta)
         where = total[:, int(at[0]) : int(at[-1]) + 1]
@@ -129,41 +129,41 @@ def _elements(piece: Variable, theta: Variable) -> NDArray[np.intp]:
     [index] = indices_from_subtensor(piece.owner.inputs[1:], piece.owner.op.idx_list)
     bounds = [index.start, index.stop, index.step] if isinstance(index, slice) else [index]
     if not all(bound is None or isinstance(bound, Constant) for bound in bounds):
-        raise CannotSplitError("a part that is not fixed")
+        raise NoLayers("a part that is not fixed")
     values = [None if bound is None else int(bound.data) for bound in bounds]
     at = np.atleast_1d(every[slice(*values)] if isinstance(index, slice) else every[values[0]])
     if not np.array_equal(at, np.arange(at[0], at[0] + len(at)) if len(at) else at):
-        raise CannotSplitError("a part with gaps")
+        raise NoLayers("a part with gaps")
     return at
 
 
 def _check_apart(parts: list[NDArray[np.intp]]) -> None:
     every = np.concatenate([np.empty(0, dtype=np.intp), *parts])
     if len(np.unique(every)) < len(every):
-        raise CannotSplitError("parts that overlap")
+        raise NoLayers("parts that overlap")
 
 
 def _of_piece(
     piece: Variable, taps: list[Tap], theta: Variable, slopes: dict[Variable, Variable], n_rows: int | None
 ) -> Variable:
     """Return the sums of squares with respect to one part of theta."""
-    dense = [tap for tap in taps if isinstance(tap, Dense)]
+    dense = [tap for tap in taps if isinstance(tap, DenseLayer)]
     weights = taps[0].shared
     alike = all(tap.shared is weights for tap in dense) and len(dense) == len(taps) <= _MOST_USES
     if alike and is_part(weights, theta):
         return _back(weights, _products(dense, slopes), piece)
     if len(taps) == 1 and isinstance(taps[0], Own):
         return _back(taps[0].tap, slopes[taps[0].tap] ** 2, piece)
-    shared = [tap for tap in taps if isinstance(tap, Dense | Copied)]
+    shared = [tap for tap in taps if isinstance(tap, DenseLayer | Copied)]
     if len(shared) < len(taps):
-        raise CannotSplitError("parts of single rows that are used more than once")
+        raise NoLayers("parts of single rows that are used more than once")
     sizes = [int(np.prod([n or 1 for n in tap.shared.type.shape])) for tap in shared]
     if (n_rows or 1) * sum(sizes) > _MOST_ELEMENTS:
-        raise CannotSplitError("too many derivatives")
+        raise NoLayers("too many derivatives")
     return (_each_row(piece, shared, slopes) ** 2).sum(axis=0)
 
 
-def _products(taps: list[Dense], slopes: dict[Variable, Variable]) -> Variable:
+def _products(taps: list[DenseLayer], slopes: dict[Variable, Variable]) -> Variable:
     pairs = [tap.pair(slopes[tap.tap]) for tap in taps]
     total = pt.add(
         pt.constant(0.0),
@@ -181,7 +181,7 @@ def _back(var: Variable, values: Variable, piece: Variable) -> Variable:
     return pt.grad((var * values).sum(), piece, consider_constant=[values])
 
 
-def _each_row(piece: Variable, taps: list[Dense | Copied], slopes: dict[Variable, Variable]) -> Variable:
+def _each_row(piece: Variable, taps: list[DenseLayer | Copied], slopes: dict[Variable, Variable]) -> Variable:
     """Return the gradient of each row with respect to a part of theta, (n_rows, ...)."""
     along = [tap.shared.type() for tap in taps]
     cost = pt.add(

@@ -19,16 +19,19 @@ from pytensor.tensor.shape import Reshape
 from pytensor.tensor.special import LogAddExp
 from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
 
+from pymc_ngvi.core.refusal import Reason, RefusedFor
 from pymc_ngvi.graphs.inner import copy_of
 from pymc_ngvi.ops.registry import operation
 
 
-class CannotSplitError(Exception):
+class NoLayers(RefusedFor):
     """An operation is not known to keep rows apart, or the rows have no axis of their own."""
+
+    reason = Reason.NO_LAYERS
 
 
 @dataclass(frozen=True)
-class Dense:
+class DenseLayer:
     """Weights of a matrix product with rows.
 
     Parameters
@@ -97,7 +100,7 @@ class Own:
         return self.tap
 
 
-Tap = Dense | Copied | Own
+Tap = DenseLayer | Copied | Own
 
 
 def find_taps(row: Variable, theta: Variable) -> tuple[Variable, list[Tap]]:
@@ -107,16 +110,16 @@ def find_taps(row: Variable, theta: Variable) -> tuple[Variable, list[Tap]]:
     -------
     row : pytensor variable
         The same log densities, which depend on the taps.
-    taps : list of Dense, Copied or Own
+    taps : list of DenseLayer, Copied or Own
 
     Raises
     ------
-    CannotSplitError
+    NoLayers
     """
     if row.type.ndim not in (1, 2) or row.type.broadcastable[0]:
-        raise CannotSplitError("one row")
+        raise NoLayers("one row")
     fgraph = copy_of([row])
-    search = _Search(fgraph, theta)
+    search = _TapSearch(fgraph, theta)
     search.assign(fgraph.outputs[0], 0)
     for node in reversed(fgraph.toposort()):
         for out in node.outputs:
@@ -146,7 +149,7 @@ def is_part(var: Variable, theta: Variable) -> bool:
     return True
 
 
-class _Search:
+class _TapSearch:
     def __init__(self, fgraph: FunctionGraph, theta: Variable) -> None:
         self._fgraph, self._theta = fgraph, theta
         self._depends = differentiable(fgraph, theta)
@@ -157,7 +160,7 @@ class _Search:
     def assign(self, var: Variable, axis: int) -> None:
         """Note which axis of a variable is that of rows."""
         if var in self._depends and self.axes.setdefault(var, axis) != axis:
-            raise CannotSplitError("two axes of rows")
+            raise NoLayers("two axes of rows")
 
     def follow(self, node: Apply, out: Variable, axis: int) -> None:
         """Go on from the output of a node to its inputs."""
@@ -174,7 +177,7 @@ class _Search:
             rule = operation(op).axis
             found = None if isinstance(rule, str) or isinstance(op, Blockwise) else rule(node, out, axis)
             if found is None:
-                raise CannotSplitError(str(op))
+                raise NoLayers(str(op))
             for var in node.inputs:
                 self.assign(var, found)
 
@@ -198,18 +201,18 @@ class _Search:
         rows, shared = node.inputs if axis == 0 else node.inputs[::-1]
         self.assign(rows, axis)
         if shared in self._depends:
-            self.taps.append(Dense(shared, rows, out, transposed=axis == 1))
+            self.taps.append(DenseLayer(shared, rows, out, transposed=axis == 1))
 
     def _taken(self, node: Apply, out: Variable, axis: int) -> None:
         source, index, *_ = node.inputs
         if axis != 0 or node.op.idx_list[0] != 0 or "int" not in index.type.dtype:
-            raise CannotSplitError("an index")
+            raise NoLayers("an index")
         if _counts_rows(index, source):
             self.assign(source, 0)
         elif is_part(source, self._theta) and index.type.ndim == 1 and len(node.inputs) == 2:
             self.taps.append(Own(out))
         else:
-            raise CannotSplitError("an index")
+            raise NoLayers("an index")
 
 
 def _counts_rows(index: Variable, source: Variable) -> bool:

@@ -12,14 +12,17 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.refusal import Reason, RefusedFor
 from pymc_ngvi.core.values import AnyArray, Array
 
 
-class CannotFollow(Exception):
+class NoJet(RefusedFor):
     """A graph has an operation for which there is no rule."""
 
+    reason = Reason.NO_RULE
 
-class Kind(IntEnum):
+
+class JetKind(IntEnum):
     """What is known of a variable: it is the same at all points, it differs but has no derivatives, or it has them."""
 
     FIXED = 0

@@ -9,8 +9,8 @@ import pytensor.scalar as ps
 from pytensor.graph.basic import Apply
 
 from pymc_ngvi.core.values import AnyArray
-from pymc_ngvi.density.jets.arrays import CannotFollow, Kind, Space
-from pymc_ngvi.density.jets.scalars import Operation, ScalarFunctions
+from pymc_ngvi.density.jets.arrays import JetKind, NoJet, Space
+from pymc_ngvi.density.jets.scalars import JetOperation, ScalarFunctions
 
 #: Arguments by which an operation is differentiated at most: there are derivatives by all pairs.
 _MOST_JETS = 8
@@ -19,18 +19,18 @@ _MOST_JETS = 8
 type Rule = Callable[..., AnyArray | list[AnyArray]]
 
 
-def elementwise(node: Apply, kinds: list[Kind]) -> "Rule | Operation":
+def elementwise(node: Apply, kinds: list[JetKind]) -> "Rule | JetOperation":
     """Return the rule of an operation, or what it has to be made of."""
     op, dtypes = node.op, tuple(i.type.dtype for i in node.inputs)
     scalar_op = op.scalar_op
     if len(node.outputs) > 1:
-        raise CannotFollow(f"{op} has several outputs")
+        raise NoJet(f"{op} has several outputs")
     is_real = node.outputs[0].type.dtype.startswith("float")
-    jets = [k for k, kind in enumerate(kinds) if kind is Kind.JET and is_real]
+    jets = [k for k, kind in enumerate(kinds) if kind is JetKind.JET and is_real]
     if not jets:
-        return Operation(scalar_op, dtypes, ())
+        return JetOperation(scalar_op, dtypes, ())
     if isinstance(scalar_op, ps.Switch):
-        return _switch if kinds[0] is not Kind.JET else _no_rule(op)
+        return _switch if kinds[0] is not JetKind.JET else _no_rule(op)
     if isinstance(scalar_op, ps.ScalarMaximum) and len(kinds) == 2:
         return lambda space, x, y: _switch(space, _is_at_least(x[:1], y[:1]), x, y)
     if isinstance(scalar_op, ps.ScalarMinimum) and len(kinds) == 2:
@@ -46,12 +46,12 @@ def elementwise(node: Apply, kinds: list[Kind]) -> "Rule | Operation":
     if isinstance(scalar_op, ps.TrueDiv) and jets == [0]:
         return _on_all_terms(np.true_divide)
     if len(jets) > _MOST_JETS:
-        raise CannotFollow(f"{op} has {len(jets)} arguments that have derivatives")
-    return Operation(scalar_op, dtypes, tuple(jets))
+        raise NoJet(f"{op} has {len(jets)} arguments that have derivatives")
+    return JetOperation(scalar_op, dtypes, tuple(jets))
 
 
 def _no_rule(op: object) -> Rule:
-    raise CannotFollow(f"{op} has no rule for these arguments")
+    raise NoJet(f"{op} has no rule for these arguments")
 
 
 def _is_at_least(x: AnyArray, y: AnyArray) -> AnyArray:

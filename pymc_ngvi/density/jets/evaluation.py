@@ -9,7 +9,7 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import toposort
 
 from pymc_ngvi.core.values import AnyArray, Array
-from pymc_ngvi.density.jets.arrays import CannotFollow, Kind, Space
+from pymc_ngvi.density.jets.arrays import JetKind, NoJet, Space
 from pymc_ngvi.density.jets.program import Program, Rules
 from pymc_ngvi.graphs.graph import MissingDerivativeError
 
@@ -27,7 +27,7 @@ class ForwardMode:
 
     Raises
     ------
-    CannotFollow
+    NoJet
         Where an operation has no rule.
     """
 
@@ -37,12 +37,12 @@ class ForwardMode:
         given = dict.fromkeys(i for node in nodes for i in node.inputs if i not in varying)
         self._given = [var for var in given if not isinstance(var, Constant)]
         rules = Rules()
-        kinds = [Kind.JET, *[Kind.FIXED] * len(self._given)]
+        kinds = [JetKind.JET, *[JetKind.FIXED] * len(self._given)]
         self._program = Program([theta, *self._given], kinds, [logp], rules)
         try:
             rules.make()
         except MissingDerivativeError as error:
-            raise CannotFollow(str(error)) from error
+            raise NoJet(str(error)) from error
 
     def compiled(self, compile_: Callable[[list[Variable], list[Variable]], Function]) -> "Jets":
         """Return what evaluates it; ``compile_`` compiles a function, of what does not depend on theta."""

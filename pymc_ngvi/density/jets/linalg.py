@@ -19,7 +19,7 @@ from pytensor.tensor.linalg.summary import Det, SLogDet
 from pytensor.tensor.math import Dot
 
 from pymc_ngvi.core.values import AnyArray
-from pymc_ngvi.density.jets.arrays import CannotFollow, Space
+from pymc_ngvi.density.jets.arrays import NoJet, Space
 from pymc_ngvi.density.jets.elementwise import Rule
 
 
@@ -29,10 +29,10 @@ def of_matrices(op: Op) -> Rule:
 
     Raises
     ------
-    CannotFollow
+    NoJet
         Where there is none.
     """
-    raise CannotFollow(f"{op} has no rule")
+    raise NoJet(f"{op} has no rule")
 
 
 #: Operations that have one.

@@ -8,12 +8,12 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.scan.op import Scan
 
 from pymc_ngvi.core.values import AnyArray
-from pymc_ngvi.density.jets.arrays import CannotFollow, Kind, Space
+from pymc_ngvi.density.jets.arrays import JetKind, NoJet, Space
 
 #: Runs a step: from inputs to outputs.
 type Step = Callable[[Space, list[AnyArray]], list[AnyArray]]
 #: Translates a graph: from inputs, their kinds and outputs to what runs it, and the kinds of outputs.
-type Translate = Callable[[list[Variable], list[Kind], list[Variable]], tuple[Step, list[Kind]]]
+type Translate = Callable[[list[Variable], list[JetKind], list[Variable]], tuple[Step, list[JetKind]]]
 
 
 class Loop:
@@ -23,32 +23,32 @@ class Loop:
     ----------
     node : Apply
         Of a Scan.
-    kinds : list of Kind
+    kinds : list of JetKind
         Of its inputs.
     translate : callable
 
     Attributes
     ----------
-    kinds : list of Kind
+    kinds : list of JetKind
         Of the outputs.
 
     Raises
     ------
-    CannotFollow
+    NoJet
         For loops that end when a condition is met, and those that PyTensor makes of derivatives.
     """
 
-    def __init__(self, node: Apply, kinds: list[Kind], translate: Translate) -> None:
+    def __init__(self, node: Apply, kinds: list[JetKind], translate: Translate) -> None:
         op: Scan = node.op
         info = op.info
         if info.as_while or info.n_mit_mot or info.n_untraced_sit_sot:
-            raise CannotFollow(f"{op} is a loop of another sort")
+            raise NoJet(f"{op} is a loop of another sort")
         self._taps = [*info.mit_sot_in_slices, *info.sit_sot_in_slices]
         self._n_seqs, self._n_states = info.n_seqs, len(self._taps)
         self._n_collected = info.n_nit_sot
         first_state = 1 + info.n_seqs
-        if kinds[0] is not Kind.FIXED:
-            raise CannotFollow("the number of steps depends on the point")
+        if kinds[0] is not JetKind.FIXED:
+            raise NoJet("the number of steps depends on the point")
         states = kinds[first_state : first_state + self._n_states]
         seqs, others = kinds[1:first_state], kinds[first_state + self._n_states + self._n_collected :]
         inner = op.fgraph
@@ -83,13 +83,13 @@ class Loop:
         return results + [np.stack(kept, axis=2) for kept in collected]
 
     @staticmethod
-    def _as(space: Space, x: AnyArray, kind: Kind) -> AnyArray:
+    def _as(space: Space, x: AnyArray, kind: JetKind) -> AnyArray:
         """Return a state with the same axes at each step."""
-        if kind is Kind.JET:
+        if kind is JetKind.JET:
             return space.lifted(x)
         return np.broadcast_to(x, (1, space.n_points, *x.shape[2:]))
 
-    def _filled(self, space: Space, buffer: AnyArray, past: list[AnyArray], kind: Kind) -> AnyArray:
+    def _filled(self, space: Space, buffer: AnyArray, past: list[AnyArray], kind: JetKind) -> AnyArray:
         """Return the last states, as many as the buffer has room for."""
         length = buffer.shape[2]
         found = np.stack(past[-length:], axis=2)

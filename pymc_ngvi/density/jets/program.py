@@ -15,10 +15,10 @@ from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.special import LogAddExp, LogSumExp
 
 from pymc_ngvi.core.values import AnyArray
-from pymc_ngvi.density.jets.arrays import Kind, Space
+from pymc_ngvi.density.jets.arrays import JetKind, Space
 from pymc_ngvi.density.jets.elementwise import Elementwise, Rule, elementwise
 from pymc_ngvi.density.jets.loops import Loop
-from pymc_ngvi.density.jets.scalars import Operation, ScalarFunctions, scalar_functions
+from pymc_ngvi.density.jets.scalars import JetOperation, ScalarFunctions, scalar_functions
 from pymc_ngvi.density.jets.structural import structural
 from pymc_ngvi.graphs.large import short_log_add_exp
 
@@ -30,7 +30,7 @@ _NOTHING: AnyArray = np.empty(0)
 class _Call:
     """A rule, the slots that it reads and writes, and those that nothing reads afterwards."""
 
-    rule: Rule | Loop | Operation
+    rule: Rule | Loop | JetOperation
     read: list[int]
     write: list[int]
     last: list[int]
@@ -44,20 +44,20 @@ class Rules:
 
     def add(self, call: _Call) -> None:
         """Note a call that waits for its rule."""
-        if isinstance(call.rule, Operation):
+        if isinstance(call.rule, JetOperation):
             self._calls.append(call)
 
     def make(self) -> None:
         """Give each call its rule."""
-        operations = list(dict.fromkeys(call.rule for call in self._calls if isinstance(call.rule, Operation)))
+        operations = list(dict.fromkeys(call.rule for call in self._calls if isinstance(call.rule, JetOperation)))
         functions = scalar_functions(operations)
         rules = {operation: _rule(operation, functions[operation]) for operation in operations}
         for call in self._calls:
-            if isinstance(call.rule, Operation):
+            if isinstance(call.rule, JetOperation):
                 call.rule = rules[call.rule]
 
 
-def _rule(operation: Operation, functions: ScalarFunctions) -> Rule:
+def _rule(operation: JetOperation, functions: ScalarFunctions) -> Rule:
     if operation.by:
         return Elementwise(operation.by, functions)
     return lambda space, *inputs: np.asarray(functions.value([x[0] for x in inputs]))[None]
@@ -77,23 +77,23 @@ class Program:
     Parameters
     ----------
     inputs : list of pytensor variables
-    kinds : list of Kind
+    kinds : list of JetKind
         Of the inputs.
     outputs : list of pytensor variables
     rules : Rules
 
     Attributes
     ----------
-    kinds : list of Kind
+    kinds : list of JetKind
         Of the outputs.
 
     Raises
     ------
-    CannotFollow
+    NoJet
         Where an operation has no rule.
     """
 
-    def __init__(self, inputs: list[Variable], kinds: list[Kind], outputs: list[Variable], rules: Rules) -> None:
+    def __init__(self, inputs: list[Variable], kinds: list[JetKind], outputs: list[Variable], rules: Rules) -> None:
         self._rules, self._calls = rules, list[_Call]()
         self._slots = {var: k for k, var in enumerate(inputs)}
         self._kinds, self._n_inputs = list(kinds), len(inputs)
@@ -104,7 +104,7 @@ class Program:
         self.kinds = [self._kinds[k] for k in self._outputs]
         self._find_last_uses()
 
-    def _new(self, var: Variable, kind: Kind) -> int:
+    def _new(self, var: Variable, kind: JetKind) -> int:
         self._slots[var] = len(self._kinds)
         self._kinds.append(kind)
         return self._slots[var]
@@ -112,7 +112,7 @@ class Program:
     def _slot(self, var: Variable) -> int:
         if var not in self._slots:
             assert isinstance(var, Constant)
-            self._constants[self._new(var, Kind.FIXED)] = np.asarray(var.data)[None, None]
+            self._constants[self._new(var, JetKind.FIXED)] = np.asarray(var.data)[None, None]
         return self._slots[var]
 
     def _translate(self, node: Apply) -> None:
@@ -127,8 +127,8 @@ class Program:
             self._call(loop, read, [self._new(out, kind) for out, kind in zip(node.outputs, loop.kinds, strict=True)])
             return
         rule = elementwise(node, kinds) if isinstance(op, Elemwise) else structural(op, node, kinds)
-        kind = Kind.FIXED if isinstance(op, Shape | Shape_i) else max(kinds, default=Kind.FIXED)
-        of_integers = min(kind, Kind.VALUE)
+        kind = JetKind.FIXED if isinstance(op, Shape | Shape_i) else max(kinds, default=JetKind.FIXED)
+        of_integers = min(kind, JetKind.VALUE)
         is_real = [out.type.dtype.startswith("float") for out in node.outputs]
         write = [self._new(out, kind if real else of_integers) for out, real in zip(node.outputs, is_real, strict=True)]
         self._call(rule, read, write)
@@ -148,12 +148,12 @@ class Program:
             self._slots[out] = self._slot(inner_out)
 
     def _inner(
-        self, inputs: list[Variable], kinds: list[Kind], outputs: list[Variable]
-    ) -> "tuple[Program, list[Kind]]":
+        self, inputs: list[Variable], kinds: list[JetKind], outputs: list[Variable]
+    ) -> "tuple[Program, list[JetKind]]":
         program = Program(inputs, kinds, outputs, self._rules)
         return program, program.kinds
 
-    def _call(self, rule: Rule | Loop | Operation, read: list[int], write: list[int]) -> None:
+    def _call(self, rule: Rule | Loop | JetOperation, read: list[int], write: list[int]) -> None:
         call = _Call(rule, read, write, [])
         self._calls.append(call)
         self._rules.add(call)
@@ -171,7 +171,7 @@ class Program:
         for slot, constant in self._constants.items():
             values[slot] = constant
         for call in self._calls:
-            assert not isinstance(call.rule, Operation)
+            assert not isinstance(call.rule, JetOperation)
             found = call.rule(space, *[values[k] for k in call.read])
             if isinstance(found, list):
                 for slot, value in zip(call.write, found, strict=True):

@@ -11,7 +11,7 @@ from pytensor.graph.rewriting.basic import dfs_rewriter
 from pytensor.tensor.elemwise import Elemwise
 
 from pymc_ngvi.core.values import AnyArray
-from pymc_ngvi.density.jets.arrays import CannotFollow
+from pymc_ngvi.density.jets.arrays import NoJet
 from pymc_ngvi.graphs import graph, rewrites
 from pymc_ngvi.graphs.calls import Calls, NoNumPyFunction
 from pymc_ngvi.graphs.inner import copy_of
@@ -20,7 +20,7 @@ _ON_NUMPY = dfs_rewriter(rewrites.expand_composite, rewrites.vectorise_elemwise)
 
 
 @dataclass(frozen=True)
-class Operation:
+class JetOperation:
     """A scalar operation, and by which of its arguments it is differentiated.
 
     Parameters
@@ -67,7 +67,7 @@ class ScalarFunctions:
 
     Raises
     ------
-    CannotFollow
+    NoJet
         Where a part has no NumPy function.
     """
 
@@ -76,7 +76,7 @@ class ScalarFunctions:
         try:
             self._value, self._all = Calls(inputs, outputs[:1]), Calls(inputs, outputs)
         except NoNumPyFunction as reason:
-            raise CannotFollow(str(reason)) from None
+            raise NoJet(str(reason)) from None
 
     def value(self, inputs: Sequence[AnyArray]) -> AnyArray:
         """Return the value alone."""
@@ -87,7 +87,7 @@ class ScalarFunctions:
         return self._all(inputs)
 
 
-def scalar_functions(operations: list[Operation]) -> dict[Operation, ScalarFunctions]:
+def scalar_functions(operations: list[JetOperation]) -> dict[JetOperation, ScalarFunctions]:
     """Differentiate operations; they are simplified together, which takes less time."""
     made = {operation: operation.outputs() for operation in operations}
     outputs = [out for _, outputs in made.values() for out in outputs]

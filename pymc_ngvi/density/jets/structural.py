@@ -25,11 +25,11 @@ from pytensor.tensor.subtensor import (
 )
 
 from pymc_ngvi.core.values import AnyArray
-from pymc_ngvi.density.jets.arrays import CannotFollow, Kind, Space
+from pymc_ngvi.density.jets.arrays import JetKind, NoJet, Space
 from pymc_ngvi.density.jets.elementwise import Rule
 from pymc_ngvi.density.jets.linalg import OPERATIONS, of_matrices
 
-_Kinds = list[Kind]
+_Kinds = list[JetKind]
 #: Leading axes of an array of jets.
 _LEAD = 2
 
@@ -40,11 +40,11 @@ def structural(op: Op, node: Apply, kinds: _Kinds) -> Rule:
 
     Raises
     ------
-    CannotFollow
+    NoJet
         Where there is none.
     """
-    if Kind.JET in kinds or isinstance(op, HasInnerGraph | _NoPythonOp):
-        raise CannotFollow(f"{op} has no rule")
+    if JetKind.JET in kinds or isinstance(op, HasInnerGraph | _NoPythonOp):
+        raise NoJet(f"{op} has no rule")
     return _at_each_point(node)
 
 
@@ -66,8 +66,8 @@ def _at_each_point(node: Apply) -> Rule:
 
 
 def _only_first_varies(node: Apply, kinds: _Kinds, n_free: int = 1) -> None:
-    if any(kind is not Kind.FIXED for kind in kinds[n_free:]):
-        raise CannotFollow(f"the arguments of {node.op} depend on the point")
+    if any(kind is not JetKind.FIXED for kind in kinds[n_free:]):
+        raise NoJet(f"the arguments of {node.op} depend on the point")
 
 
 def _fixed(x: AnyArray) -> AnyArray:
@@ -135,7 +135,7 @@ def _check_adjacent(op: Op) -> None:
     """See that axes of arrays that index stay where they are, whatever axes are put before them."""
     at = [k for k, entry in enumerate(op.idx_list) if not isinstance(entry, slice)]
     if at != list(range(at[0], at[0] + len(at))):
-        raise CannotFollow(f"{op} indexes axes that are apart")
+        raise NoJet(f"{op} indexes axes that are apart")
 
 
 @structural.register(IncSubtensor)
@@ -238,7 +238,7 @@ def _max(op: Max, node: Apply, kinds: _Kinds) -> Rule:
 @structural.register
 def _cumulated(op: CumOp, node: Apply, kinds: _Kinds) -> Rule:
     if op.mode != "add" or op.axis is None:
-        raise CannotFollow(f"{op} has no rule")
+        raise NoJet(f"{op} has no rule")
     axis = _LEAD + op.axis % node.inputs[0].type.ndim
     return lambda space, x: np.cumsum(x, axis=axis)
 
@@ -293,7 +293,7 @@ def _elements_of_each(op: Blockwise, node: Apply, kinds: _Kinds) -> Rule:
     """Select elements of each entry of a batch, by indices that may be its own."""
     _only_first_varies(node, kinds)
     if not all(isinstance(entry, int) for entry in op.core_op.idx_list):
-        raise CannotFollow(f"{op} indexes by more than arrays")
+        raise NoJet(f"{op} indexes by more than arrays")
     n_batch = op.batch_ndim(node)
 
     def rule(space: Space, x: AnyArray, *indices: AnyArray) -> AnyArray:

@@ -7,14 +7,14 @@ import numpy as np
 from pymc_ngvi.core.messages import shortened
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.shards.errors import ShardError
-from pymc_ngvi.density.shards.requests import Facts, Signature
+from pymc_ngvi.density.shards.requests import ModelFacts, Signature
 
 #: Relative difference of two log densities that is rounding.
 _ROUNDING = 1e-9
 _DIFFER = dict.fromkeys(("dims", "coordinates"), "differ")
 
 
-def check_same(keys: Sequence[Hashable], facts: Sequence[Facts]) -> None:
+def check_same(keys: Sequence[Hashable], facts: Sequence[ModelFacts]) -> None:
     """Compare each shard with the first.
 
     Raises
@@ -38,7 +38,7 @@ def check_same(keys: Sequence[Hashable], facts: Sequence[Facts]) -> None:
             raise ShardError(f"Shards {keys[0]!r} and {key!r} have other potentials.", key)
 
 
-def common_potentials(keys: Sequence[Hashable], facts: Sequence[Facts]) -> tuple[str, ...]:
+def common_potentials(keys: Sequence[Hashable], facts: Sequence[ModelFacts]) -> tuple[str, ...]:
     """Return the potentials that are the same in all shards: parts of the prior.
 
     Raises
@@ -51,13 +51,13 @@ def common_potentials(keys: Sequence[Hashable], facts: Sequence[Facts]) -> tuple
     return tuple(name for name in facts[0].potentials if _is_common(name, keys, facts))
 
 
-def common_deterministics(facts: Sequence[Facts]) -> frozenset[str]:
+def common_deterministics(facts: Sequence[ModelFacts]) -> frozenset[str]:
     """Return the names of Deterministics that read the same data in all shards."""
     first, *others = (of_shard.deterministics.items() for of_shard in facts)
     return frozenset(name for name, _ in set(first).intersection(*others))
 
 
-def _is_common(name: str, keys: Sequence[Hashable], facts: Sequence[Facts]) -> bool:
+def _is_common(name: str, keys: Sequence[Hashable], facts: Sequence[ModelFacts]) -> bool:
     first, *others = (of_shard.potentials[name] for of_shard in facts)
     if not all(_same(first.values, other.values) for other in others):
         return False
@@ -72,7 +72,7 @@ def _is_common(name: str, keys: Sequence[Hashable], facts: Sequence[Facts]) -> b
     return True
 
 
-def _check_complete(keys: Sequence[Hashable], facts: Sequence[Facts]) -> None:
+def _check_complete(keys: Sequence[Hashable], facts: Sequence[ModelFacts]) -> None:
     for key, of_shard in zip(keys, facts, strict=True):
         if of_shard.lacking:
             raise ShardError(

@@ -4,11 +4,12 @@ import dataclasses
 import functools
 import uuid
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Never, Self
+from typing import Self
 
 import numpy as np
+import pymc as pm
 
 from numpy.typing import NDArray
 from pytensor.graph.basic import Variable
@@ -19,14 +20,13 @@ from pymc_ngvi.core.refusal import RowsGivenUp
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.target import Expectation, MeanHessian, RowRules, Spread
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density.expectations import Expectations
-from pymc_ngvi.density.info import ModelInfo, terms_of
+from pymc_ngvi.density.info import ModelInfo, terms_by_variable
 from pymc_ngvi.density.initial import initial_point_function
 from pymc_ngvi.density.logdensity import LogDensity
-from pymc_ngvi.density.reuse import CannotReuse
-from pymc_ngvi.density.shards.requests import Evaluate, Expect, Open, Outline, Part, Reference
+from pymc_ngvi.density.shards.requests import Evaluate, Expect, Open, Outline, Reference, ShardExpectation
 from pymc_ngvi.density.shards.shards import Shards, points_to_compare
 from pymc_ngvi.density.sparse_hessian import is_dense
+from pymc_ngvi.density.sum import Sum
 from pymc_ngvi.graphs.graph import MissingDerivativeError
 from pymc_ngvi.reading.factors import Factor, factors_of
 
@@ -55,7 +55,7 @@ class ShardRules(RowRules):
     which: NDArray[np.intp]
 
     @classmethod
-    def of(cls, prior: RowRules, parts: list[Part], new: Reference, before: "ShardRules | None") -> Self:
+    def of(cls, prior: RowRules, parts: list[ShardExpectation], new: Reference, before: "ShardRules | None") -> Self:
         """Return the rules behind parts, those before these given."""
         references = () if before is None else before.references
         which = np.zeros(len(parts), dtype=np.intp) if before is None else before.which
@@ -65,8 +65,8 @@ class ShardRules(RowRules):
         return cls(level, prior.sd, prior, tuple((*references, new)[at] for at in used), which)
 
 
-class ShardedDensity(LogDensity):
-    """Log density of a model whose data are in shards; see `LogDensity`.
+class ShardedDensity(Sum):
+    """Log density of a model whose data are in shards; see `ModelDensity`.
 
     Parameters
     ----------
@@ -95,59 +95,69 @@ class ShardedDensity(LogDensity):
         model = shards.model(shards.keys[0])
         info = ModelInfo.of(model, initial_point_function(model)())
         self._common, self._derived, self.observations = shards.look(points_to_compare(info.start))
-        super().__init__(model, backend, compile_kwargs)
+        super().__init__(LogDensity(model, backend, compile_kwargs, factors=self._factors_of))
         self._outlines: list[Outline] = shards.ask(Open())
 
-    def _factors_of(self, model: Any) -> tuple[Factor, ...]:
+    def _factors_of(self, model: pm.Model) -> tuple[Factor, ...]:
         return factors_of(model, [*model.free_RVs, *(model[name] for name in self._common)])
-
-    def again(self, backend: str = "auto", compile_kwargs: Mapping[str, object] | None = None) -> Never:
-        """Raise: what shards have read is not looked at."""
-        raise CannotReuse("its data are in shards")
 
     @property
     def deterministics(self) -> list[Variable]:
         """The Deterministics that are no functions of a shard's own data."""
         return [term for term in super().deterministics if term.name in self._derived]
 
-    # --- by rows ---
+    def terms(self, theta: Array) -> dict[str, float]:
+        """Return the terms of log p by the names of their variables, and of shards, at a point (n_dim,)."""
+        common = {str(rv.name) for rv in self.model.free_RVs} | set(self._common)
+        point, found = self.layout.unflatten(theta), dict[str, float]()
+        for key, terms in self.shards.map(lambda _, model: terms_by_variable(model, point)):
+            found |= {name if name in common else f"{name} of shard {key!r}": value for name, value in terms.items()}
+        return found
+
+    # --- values and gradients ---
 
     @property
-    def rows(self) -> Expectations | None:
-        """Rows of the prior; None where log p is no sum over rows."""
-        return super().rows if all(outline.n_rows is not None for outline in self._outlines) else None
+    def likelihood_seconds(self) -> float:
+        """Estimated time of the likelihoods and their gradients at one point."""
+        return sum(outline.gradient_seconds for outline in self._outlines)
+
+    def log_likelihoods(self, theta: Array) -> Sequence[Array]:
+        """Evaluate the likelihoods of shards, (n_draws,) each."""
+        return self.shards.ask(Evaluate("logp", theta))
+
+    def log_likelihoods_and_grads(self, theta: Array) -> Sequence[tuple[Array, Array]]:
+        """Evaluate the likelihoods of shards and their gradients, (n_draws,) and (n_draws, n_dim)."""
+        return self.shards.ask(Evaluate("logp_grad", theta))
+
+    # --- by rows ---
 
     @property
     def n_directions(self) -> int | None:
         """Directions in which the functions of rows vary, at most."""
-        own = super().n_directions
-        return None if own is None else max(own, *(outline.n_directions or 0 for outline in self._outlines))
+        own, parts = super().n_directions, [outline.n_directions for outline in self._outlines]
+        known = [n for n in (own, *parts) if n is not None]
+        return max(known) if len(known) > len(parts) else None
 
     @functools.cached_property
-    def _n_rows(self) -> int:
-        """Rows of the prior and of all shards."""
-        own = super().rows
-        return (0 if own is None else own.n_rows) + sum(outline.n_rows or 0 for outline in self._outlines)
-
-    @property
-    def seen_from_rows(self) -> None:
-        """None: rows are not gathered in one place."""
-        return
+    def _n_rows_in_all(self) -> int:
+        return (0 if (own := self.prior.rows) is None else own.n_rows) + sum(
+            outline.n_rows or 0 for outline in self._outlines
+        )
 
     def expected(
         self, q: Spread, rules: RowRules | None = None, *, adapt: bool = False, least: float = -np.inf
     ) -> Expectation:
-        """Return the expectation of log p under a Gaussian; see `LogDensity`."""
+        """Return the expectation of log p under a Gaussian; see `ModelDensity`."""
         given = rules if isinstance(rules, ShardRules) else None
-        rows = super().rows
+        rows = self.prior.rows
         if rows is not None:
-            rows.n_rows_in_all = self._n_rows
-        own = super().expected(q, None if given is None else given.prior, adapt=adapt)
+            rows.n_rows_in_all = self._n_rows_in_all
+        own = self.prior.expected(q, None if given is None else given.prior, adapt=adapt)
         new = Reference(q, uuid.uuid4().hex)
         references, which = ((), None) if given is None else (given.references, given.which)
         names = tuple(reference.named for reference in references)
-        asked = Expect(q, new.name, names, which, adapt, self.pattern is None, self._n_rows)
-        parts: list[Part] = self.shards.ask(asked)
+        asked = Expect(q, new.name, names, which, adapt, self.pattern is None, self._n_rows_in_all)
+        parts: list[ShardExpectation] = self.shards.ask(asked)
         if any(part is None for part in parts):  # a shard that was made again has no rules
             parts = self.shards.ask(dataclasses.replace(asked, references=references))
         self._see_that_rows_add_up(parts)
@@ -155,7 +165,7 @@ class ShardedDensity(LogDensity):
             own.value + sum(part.value for part in parts),
             own.error + sum(part.error for part in parts),
             sum((part.grad for part in parts), own.grad),
-            self._hessian(own.hessian, [part.hessian for part in parts]),
+            self._sum_of_hessians(own.hessian, [part.hessian for part in parts]),
             ShardRules.of(own.rules, parts, new, given),
         )
 
@@ -165,7 +175,7 @@ class ShardedDensity(LogDensity):
         levels = np.concatenate([own.level, np.full(n, level)])
         return ShardRules(levels, own.sd, own, (Reference(level, uuid.uuid4().hex),), np.zeros(n, dtype=np.intp))
 
-    def _see_that_rows_add_up(self, parts: list[Part]) -> None:
+    def _see_that_rows_add_up(self, parts: list[ShardExpectation]) -> None:
         wrong = [key for key, part in zip(self.shards.keys, parts, strict=True) if not part.agrees]
         if wrong:
             self.by_rows.give_up(why := f"the rows of shard {wrong[0]!r} are not all of its log likelihood")
@@ -173,54 +183,25 @@ class ShardedDensity(LogDensity):
 
     def rows_cover(self, draw: Callable[[], Array]) -> bool:
         """Tell whether rows are all of log p at draws; see `RowsTarget`."""
-        if not super().rows_cover(draw):
-            return False
-        if not any(outline.leaves_out_conditions for outline in self._outlines):
-            return True
-        return all(self.shards.ask(Evaluate("covers", draw())))
-
-    def described_rows(self) -> None:
-        """None: rows are not read in one place."""
-        return
-
-    def terms(self, theta: Array) -> dict[str, float]:
-        """Return the terms of log p by the names of their variables, and of shards, at a point (n_dim,)."""
-        common = {str(rv.name) for rv in self.model.free_RVs} | set(self._common)
-        point, found = self.layout.unflatten(theta), dict[str, float]()
-        for key, terms in self.shards.map(lambda _, model: terms_of(model, point)):
-            found |= {name if name in common else f"{name} of shard {key!r}": value for name, value in terms.items()}
-        return found
-
-    # --- evaluation ---
-
-    @property
-    def is_small(self) -> bool:
-        """Whether a batch is too little work to share among threads."""
-        return False
-
-    @property
-    def gradient_seconds(self) -> float:
-        """Estimated time of log p and its gradient at one point."""
-        return super().gradient_seconds + sum(outline.gradient_seconds for outline in self._outlines)
-
-    def logp_grad(self, theta: Array) -> tuple[Array, Array]:
-        """Evaluate the log density and its gradient; see `LogDensity`."""
-        logp, grad = super().logp_grad(theta)
-        for part in self.shards.ask(Evaluate("logp_grad", theta)):
-            logp, grad = logp + part[0], grad + part[1]
-        return logp, grad
-
-    def logp(self, theta: Array) -> Array:
-        """Evaluate the log density alone, (n_draws,), at points (n_draws, n_dim)."""
-        result: Array = sum(self.shards.ask(Evaluate("logp", theta)), super().logp(theta))
-        return result
+        are_all = not any(outline.leaves_out_conditions for outline in self._outlines)
+        return super().rows_cover(draw) and (are_all or all(self.shards.ask(Evaluate("covers", draw()))))
 
     # --- second derivatives ---
+
+    @property
+    def has_hessian(self) -> bool:
+        """Whether every operation of the model has a second derivative."""
+        return self.prior.has_hessian and self.hessian_error() is None
+
+    def hessian_error(self) -> MissingDerivativeError | None:
+        """Return the error that names the operation without a second derivative, if there is one."""
+        error = next((outline.derivative_error for outline in self._outlines if outline.derivative_error), "")
+        return MissingDerivativeError(error) if error else super().hessian_error()
 
     @functools.cached_property
     def structural_pattern(self) -> Pattern | None:
         """Entries of the Hessian that can differ from 0; None where they are too many."""
-        patterns = [super().structural_pattern, *(outline.pattern for outline in self._outlines)]
+        patterns = [self.prior.structural_pattern, *(outline.pattern for outline in self._outlines)]
         known = [pattern for pattern in patterns if pattern is not None]
         if len(known) < len(patterns):
             return None
@@ -231,25 +212,28 @@ class ShardedDensity(LogDensity):
         """The same; None where the Hessian counts as dense."""
         return None if is_dense(self.structural_pattern) else self.structural_pattern
 
-    @property
-    def summed(self) -> None:
-        """None: sums over many coordinates are not told apart."""
-        return
+    def mean_hessian(self, theta: Array) -> MeanHessian:
+        """Return the mean of the Hessian over draws, (n_draws, n_dim), which evaluates what it is asked for."""
+        return Later(self.pattern, lambda: self._mean_hessian(theta))
 
-    def _hessian(self, own: MeanHessian, parts: list[Array]) -> MeanHessian:
-        """Return the sum of the prior's expected Hessian and of those of shards, as they send them."""
-        if self.pattern is None:
+    def _mean_hessian(self, theta: Array) -> MeanHessian:
+        parts: list[Array] = self.shards.ask(Evaluate("mean_hessian", theta, self.pattern is None))
+        return self._sum_of_hessians(self.prior.mean_hessian(theta), parts)
+
+    def _sum_of_hessians(self, own: MeanHessian, parts: list[Array]) -> MeanHessian:
+        """Add the Hessians of shards, as they send them, to that of the prior."""
+        pattern = self.pattern
+        if pattern is None:
             return MatrixHessian(sum(parts, own.products(np.eye(self.n_dim))))
-        return PatternHessian(self.pattern, self._sum_of(own.values(), self.pattern, parts))
-
-    def _sum_of(self, values: Array, pattern: Pattern, parts: list[Array]) -> Array:
-        """Add the values of shards to those of the prior, which has a pattern."""
-        result = np.zeros(self._codes.size)
-        result[self._places_of(pattern)] = values
+        if own.pattern is None:
+            result = own.products(np.eye(self.n_dim))[pattern.rows, pattern.cols]
+        else:
+            result = np.zeros(len(pattern.rows))
+            result[self._places_of(own.pattern)] = own.values()
         for part, outline in zip(parts, self._outlines, strict=True):
             assert outline.pattern is not None
             result[self._places_of(outline.pattern)] += part
-        return result
+        return PatternHessian(pattern, result)
 
     def _places_of(self, pattern: Pattern) -> NDArray[np.intp]:
         """Return where the entries of a pattern are among those of all."""
@@ -259,52 +243,3 @@ class ShardedDensity(LogDensity):
     def _codes(self) -> NDArray[np.intp]:
         assert self.pattern is not None
         return self.pattern.rows * self.n_dim + self.pattern.cols
-
-    @property
-    def has_hessian(self) -> bool:
-        """Whether every operation of the model has a second derivative."""
-        return super().has_hessian and self.hessian_error() is None
-
-    def hessian_error(self) -> MissingDerivativeError | None:
-        """Return the error that names the operation without a second derivative, if there is one."""
-        error = next((outline.derivative_error for outline in self._outlines if outline.derivative_error), "")
-        return MissingDerivativeError(error) if error else super().hessian_error()
-
-    def mean_hessian(self, theta: Array) -> MeanHessian:
-        """Return the mean of the Hessian over draws, (n_draws, n_dim), which evaluates what it is asked for."""
-        return Later(self.pattern, lambda: self._mean_hessian(theta))
-
-    def mean_hessians(self, draws: list[Array]) -> list[MeanHessian]:
-        """Return the mean of the Hessian over each of several sets of draws."""
-        return [self.mean_hessian(theta) for theta in draws]
-
-    def _mean_hessian(self, theta: Array) -> MeanHessian:
-        own, pattern = super().mean_hessian(theta), self.pattern
-        parts: list[Array] = self.shards.ask(Evaluate("mean_hessian", theta, pattern is None))
-        if pattern is None:
-            return MatrixHessian(sum(parts, own.products(np.eye(self.n_dim))))
-        if own.pattern is not None:
-            return PatternHessian(pattern, self._sum_of(own.values(), own.pattern, parts))
-        whole = own.products(np.eye(self.n_dim))
-        return PatternHessian(pattern, self._sum_of(whole[pattern.rows, pattern.cols], pattern, parts))
-
-    def hessian_products(self, theta: Array, directions: Array) -> Array:
-        """Multiply the Hessian at each draw with each direction; see `LogDensity`."""
-        return np.stack([self._mean_hessian(draw[None]).products(directions) for draw in theta])
-
-    def gauss_newton(self, theta: Array) -> Never:
-        """Raise: rows in shards are not told apart from the prior."""
-        raise ValueError("estimator='gauss_newton' does not go with shards: leave it out.")
-
-
-def shards_of(density: LogDensity) -> Shards:
-    """Return the shards of a log density.
-
-    Raises
-    ------
-    ValueError
-        Where it has none.
-    """
-    if not isinstance(density, ShardedDensity):
-        raise ValueError("The model has no shards: leave executor out.")
-    return density.shards

@@ -21,7 +21,7 @@ from pymc_ngvi.density.shards.shard import Shard
 type Done = Callable[[int], object]
 
 
-class Engine(Protocol):
+class ShardRunner(Protocol):
     """Evaluates all shards."""
 
     name: str

@@ -15,13 +15,13 @@ from pytensor.graph.traversal import ancestors
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density.shards.errors import ShardError
-from pymc_ngvi.density.shards.requests import Facts, Form, Potential, Signature
+from pymc_ngvi.density.shards.requests import ModelFacts, Potential, Signature, VariableForm
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.reading.factors import factors_of, sum_of
 from pymc_ngvi.reading.observations import n_axes
 
 
-def facts_of(key: Hashable, model: pm.Model, theta: Array) -> Facts:
+def facts_of(key: Hashable, model: pm.Model, theta: Array) -> ModelFacts:
     """Return the facts of a shard's model, with its prior at points, (n_points, n_dim).
 
     Raises
@@ -37,7 +37,7 @@ def facts_of(key: Hashable, model: pm.Model, theta: Array) -> Facts:
     deterministics = {str(term.name): digest_of(term, free) for term in model.deterministics}
     n_dim = sum(form.size for form in signature.values())
     if n_dim != theta.shape[1]:  # the caller compares signatures
-        return Facts(signature, observations, np.empty(0), {}, deterministics, lacking)
+        return ModelFacts(signature, observations, np.empty(0), {}, deterministics, lacking)
     factors = factors_of(model, [*free, *model.potentials])
     with without_c(model):
         terms = [sum_of(part) for part in (factors[: len(free)], *([factor] for factor in factors[len(free) :]))]
@@ -48,18 +48,18 @@ def facts_of(key: Hashable, model: pm.Model, theta: Array) -> Facts:
         str(term.name): Potential(at_points, digest_of(term, free))
         for term, at_points in zip(model.potentials, others, strict=True)
     }
-    return Facts(signature, observations, prior, potentials, deterministics, lacking)
+    return ModelFacts(signature, observations, prior, potentials, deterministics, lacking)
 
 
 def signature_of(model: pm.Model) -> Signature:
     """Return the shape, transform, dims and coordinates of each free variable."""
     point = model.initial_point(random_seed=0)
-    result = dict[str, Form]()
+    result = dict[str, VariableForm]()
     for value in model.value_vars:
         rv = model.values_to_rvs[value]
         dims = tuple(model.named_vars_to_dims.get(rv.name) or ())
         coords = tuple((dim, tuple(_comparable(model.coords.get(dim) or ()))) for dim in dims)
-        result[value.name] = Form(rv.name, np.shape(point[value.name]), dims, coords)
+        result[value.name] = VariableForm(rv.name, np.shape(point[value.name]), dims, coords)
     return result
 
 

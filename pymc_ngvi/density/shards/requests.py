@@ -16,7 +16,7 @@ from pymc_ngvi.core.target import Spread
 from pymc_ngvi.core.types import Array
 
 
-class Form(NamedTuple):
+class VariableForm(NamedTuple):
     """What a free variable is.
 
     Parameters
@@ -42,7 +42,7 @@ class Form(NamedTuple):
 
 
 #: Free variables by the names of their unconstrained values, in order.
-type Signature = Mapping[str, Form]
+type Signature = Mapping[str, VariableForm]
 
 
 class Potential(NamedTuple):
@@ -77,7 +77,7 @@ class Common(NamedTuple):
     observations: dict[str, int]
 
 
-class Facts(NamedTuple):
+class ModelFacts(NamedTuple):
     """What a shard says of its model.
 
     Parameters
@@ -132,7 +132,7 @@ class Outline(NamedTuple):
     leaves_out_conditions: bool
 
 
-class Part(NamedTuple):
+class ShardExpectation(NamedTuple):
     """The expectation of the log likelihood of a shard under a Gaussian.
 
     Parameters
@@ -254,13 +254,13 @@ class Apply:
 
 
 @dataclass(frozen=True)
-class Call:
+class ApplyToLikelihood:
     """Ask for a function of the log likelihood.
 
     Parameters
     ----------
     function : callable
-        Of the `LogLikelihood` and the arguments.
+        Of the log likelihood, a `LogDensity`, and the arguments.
     arguments : tuple
     """
 
@@ -268,6 +268,6 @@ class Call:
     arguments: tuple[object, ...]
 
 
-type Request = Expect | Evaluate | Look | Open | Apply | Call
+type Request = Expect | Evaluate | Look | Open | Apply | ApplyToLikelihood
 #: The same for all shards, or one for each.
 type Requests = Request | Sequence[Request]

@@ -21,7 +21,17 @@ from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.shards.errors import ShardError
 from pymc_ngvi.density.shards.facts import bytes_of, facts_of
 from pymc_ngvi.density.shards.recipe import Recipe
-from pymc_ngvi.density.shards.requests import Apply, Call, Evaluate, Expect, Look, Outline, Part, Reference, Request
+from pymc_ngvi.density.shards.requests import (
+    Apply,
+    ApplyToLikelihood,
+    Evaluate,
+    Expect,
+    Look,
+    Outline,
+    Reference,
+    Request,
+    ShardExpectation,
+)
 from pymc_ngvi.reading.factors import Factor, factors_of
 from pymc_ngvi.rows.mean_hessian import Known
 
@@ -31,25 +41,6 @@ _N_RULES = 4
 _LOCK = threading.RLock()
 #: Shards of this process by the identity of their models.
 _OF_MODELS: WeakValueDictionary[int, "Shard"] = WeakValueDictionary()
-
-
-class LogLikelihood(LogDensity):
-    """What a model says of its data: log p without the density of the free variables.
-
-    Parameters
-    ----------
-    model : pymc.Model
-    without : tuple of str
-        Potentials that are left out.
-    """
-
-    def __init__(self, model: pm.Model, without: tuple[str, ...]) -> None:
-        self._without = without
-        super().__init__(model)
-
-    def _factors_of(self, model: pm.Model) -> tuple[Factor, ...]:
-        potentials = [term for term in model.potentials if term.name not in self._without]
-        return factors_of(model, [*model.observed_RVs, *potentials])
 
 
 class Shard:
@@ -106,14 +97,19 @@ class Shard:
                 return self._evaluated(request)
             if isinstance(request, Apply):
                 return request.function(self.key, self._model)
-            if isinstance(request, Call):
+            if isinstance(request, ApplyToLikelihood):
                 return request.function(self._likelihood, *request.arguments)
             with _LOCK:
                 return facts_of(self.key, self._model, request.theta) if isinstance(request, Look) else self._outline()
 
     @functools.cached_property
-    def _likelihood(self) -> LogLikelihood:
-        return LogLikelihood(self._model, self._recipe.without)
+    def _likelihood(self) -> LogDensity:
+        return LogDensity(self._model, factors=self._factors_of)
+
+    def _factors_of(self, model: pm.Model) -> tuple[Factor, ...]:
+        """Return what a model says of its data: log p without the density of the free variables."""
+        potentials = [term for term in model.potentials if term.name not in self._recipe.without]
+        return factors_of(model, [*model.observed_RVs, *potentials])
 
     @functools.cached_property
     def _pattern(self) -> Pattern | None:
@@ -140,7 +136,7 @@ class Shard:
             rows is not None and rows.leaves_out_conditions,
         )
 
-    def _expected(self, asked: Expect) -> Part | None:
+    def _expected(self, asked: Expect) -> ShardExpectation | None:
         """Return the expectation under a Gaussian; None where rules are not kept, and not told how to be chosen."""
         likelihood, rows = self._likelihood, self._likelihood.rows
         if rows is None:
@@ -160,7 +156,7 @@ class Shard:
         if is_new:
             self._keep(asked.name, found.rules)
         hessian = _entries(found.hessian, pattern, likelihood.n_dim)
-        return Part(found.value, found.error, found.grad, hessian, _number(found.rules), is_new, agrees)
+        return ShardExpectation(found.value, found.error, found.grad, hessian, _number(found.rules), is_new, agrees)
 
     def _rules_of(self, reference: Reference) -> RowRules | None:
         """Return the rules for a Gaussian, chosen again where they are not kept: they are the same."""

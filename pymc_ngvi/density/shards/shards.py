@@ -13,10 +13,10 @@ import pymc as pm
 
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.shards.checks import check_same, common_deterministics, common_potentials
-from pymc_ngvi.density.shards.engines import ByExecutor, Engine, InProcess, forget
+from pymc_ngvi.density.shards.engines import ByExecutor, InProcess, ShardRunner, forget
 from pymc_ngvi.density.shards.on_dask import OnDask, client_of
 from pymc_ngvi.density.shards.recipe import Recipe
-from pymc_ngvi.density.shards.requests import Apply, Common, Facts, Look, Requests
+from pymc_ngvi.density.shards.requests import Apply, Common, Look, ModelFacts, Requests
 from pymc_ngvi.density.shards.shard import made
 
 #: Is told how many shards are done, and how many there are.
@@ -148,7 +148,7 @@ class Shards:
         ShardError
             Naming the shard that is not.
         """
-        facts: list[Facts] = self.ask(Look(theta))
+        facts: list[ModelFacts] = self.ask(Look(theta))
         check_same(self.keys, facts)
         common = common_potentials(self.keys, facts)
         if common != self._recipe.without:
@@ -207,7 +207,7 @@ class Shards:
         return iter(zip(self.keys, results, strict=True))
 
 
-def engine_of(executor: Executor | object | None) -> Engine:
+def engine_of(executor: Executor | object | None) -> ShardRunner:
     """Return what evaluates shards.
 
     Raises

@@ -18,7 +18,7 @@ _N_PRINTED = 512
 
 
 @dataclass(frozen=True)
-class Form:
+class BatchForm:
     """What a model needs of each batch.
 
     Parameters

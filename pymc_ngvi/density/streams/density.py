@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple, Never
+from typing import NamedTuple
 
 import numpy as np
 import pymc as pm
@@ -16,21 +16,19 @@ from pymc_ngvi.core.target import Expectation, RowRules, Spread
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density.checks import quoted
-from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.logdensity import LogDensity
-from pymc_ngvi.density.reuse import CannotReuse
-from pymc_ngvi.density.row_kinds import ModelRows, described_rows
+from pymc_ngvi.density.row_kinds import ModelRows
 from pymc_ngvi.density.streams.batch import print_of
 from pymc_ngvi.density.streams.errors import BatchError
-from pymc_ngvi.density.streams.likelihoods import BatchLikelihood, Likelihood, form_of, likelihoods_of
-from pymc_ngvi.density.streams.source import Source
+from pymc_ngvi.density.streams.likelihoods import BatchLikelihood, Likelihood, batch_form, likelihoods_of
+from pymc_ngvi.density.streams.source import BatchSource
+from pymc_ngvi.density.sum import Sum
 from pymc_ngvi.reading.factors import Factor, factors_of
 
 #: Likelihoods of batches of different lengths that are kept, at most; their rows together, in those of the longest.
 _MOST_KEPT, _MOST_ROWS = 16, 2.5
 #: Rows that are kept of a batch that can be read once, at least.
 _FEWEST_KEPT = 20
-_NO_HESSIAN = "Hessians at points are not to be had of data in batches: take shards=, or the whole data."
 _NO_ROWS = (
     "is no sum over rows, each a function of a few linear predictors ({}), which batches= needs. Take pm.Minibatch, or "
     "shards=, or the whole data."
@@ -43,15 +41,15 @@ class Streamed(NamedTuple):
     Parameters
     ----------
     model : pymc.Model
-    source : Source
+    source : BatchSource
     """
 
     model: pm.Model
-    source: Source
+    source: BatchSource
 
 
-class StreamDensity(LogDensity):
-    """Log density of a model whose data come in batches; see `LogDensity`.
+class StreamDensity(Sum):
+    """Log density of a model whose data come in batches; see `ModelDensity`. All of the data take a pass each time.
 
     Parameters
     ----------
@@ -73,7 +71,7 @@ class StreamDensity(LogDensity):
         self, streamed: Streamed, backend: str = "auto", compile_kwargs: Mapping[str, object] | None = None
     ) -> None:
         model, self._source = streamed
-        self._form = form_of(model)
+        self._form = batch_form(model)
         data = self._source.look()
         first = self._form.arrays(data, "The first batch")
         self._likelihoods = likelihoods_of(model, first)
@@ -83,8 +81,8 @@ class StreamDensity(LogDensity):
         self.total_size = next(iter(sizes.values()))
         self._form = replace(self._form, names=tuple(first), by_row=self._by_row(model, first))
         first = self._form.arrays(data, "The first batch")
-        super().__init__(model, backend, compile_kwargs)
-        if self.rows is None:
+        super().__init__(LogDensity(model, backend, compile_kwargs, factors=self._factors_of))
+        if self.n_directions is None:
             raise ValueError(f"The prior {_NO_ROWS.format(self.by_rows.why_not)}")
         self._kept = OrderedDict[tuple[tuple[int, ...], ...], BatchLikelihood]()
         self._parts: dict[int, Mapping[str, AnyArray]] = {}
@@ -113,10 +111,6 @@ class StreamDensity(LogDensity):
         streamed = {part.name for part in self._likelihoods}
         fixed = [rv for rv in model.observed_RVs if rv.name not in streamed]
         return factors_of(model, [*model.free_RVs, *fixed, *model.potentials])
-
-    def again(self, backend: str = "auto", compile_kwargs: Mapping[str, object] | None = None) -> Never:
-        """Raise: the first batch is to be read anew."""
-        raise CannotReuse("its data come in batches")
 
     # --- batches ---
 
@@ -169,9 +163,7 @@ class StreamDensity(LogDensity):
 
     def of_kept(self, which: int, q: Spread) -> Expectation:
         """Return the expectation of the log likelihood of rows that were kept of a batch, under a Gaussian."""
-        rows = self._likelihood_of(self._parts[which], f"Batch {which + 1}").rows
-        assert rows is not None
-        return rows.under(q)
+        return self._likelihood_of(self._parts[which], f"Batch {which + 1}").rows.under(q)
 
     def _likelihood_of(self, arrays: Mapping[str, AnyArray], where: str) -> BatchLikelihood:
         """Return the log likelihood of a batch; that of the last batch of the same shapes serves again."""
@@ -183,8 +175,9 @@ class StreamDensity(LogDensity):
         self._kept.move_to_end(shapes)
         found = self._kept[shapes]
         self._forget_some()
-        if found.rows is None:
-            raise BatchError(f"{where} can't be used: its log likelihood {_NO_ROWS.format(found.by_rows.why_not)}")
+        if found.log_p.rows is None:
+            why = found.log_p.by_rows.why_not
+            raise BatchError(f"{where} can't be used: its log likelihood {_NO_ROWS.format(why)}")
         if len(set(found.n_rows)) > 1:
             raise BatchError(f"{where} has other numbers of rows by likelihood: {found.n_rows}.")
         return found
@@ -199,13 +192,11 @@ class StreamDensity(LogDensity):
 
     def of_prior(self, q: Spread) -> Expectation:
         """Return the expectation of what is no likelihood of a batch, under a Gaussian."""
-        return super().expected(q)
+        return self.prior.expected(q)
 
     def of_batch(self, q: Spread, rules: RowRules | None = None) -> Expectation:
         """Return the expectation of the log likelihood of the batch that was read last; see `StreamTarget`."""
-        rows = self._batch.rows
-        assert rows is not None
-        return rows.under(q, rules=rules, adapt=rules is not None)
+        return self._batch.rows.under(q, rules=rules, adapt=rules is not None)
 
     def _all_batches(self) -> Iterator[BatchLikelihood]:
         """Go through all batches once more."""
@@ -216,93 +207,35 @@ class StreamDensity(LogDensity):
     # --- all of the data: a pass each ---
 
     @property
-    def rows(self) -> Expectations | None:
-        """Rows of the prior; None where log p is no sum over rows."""
-        return super().rows
-
-    def described_rows(self) -> ModelRows:
-        """Return what the rows are of the prior, and of the batch that was read last."""
-        prior, batch = (described_rows(part.graphs, part.by_rows) for part in (self, self._batch))
-        return prior.beside(batch)
-
-    @property
-    def seen_from_rows(self) -> None:
-        """None: rows are not gathered in one place."""
-        return
-
-    @property
-    def pattern(self) -> None:
-        """None: which entries of the Hessian can differ from 0 depends on data that were not read."""
-        return
-
-    @property
-    def structural_pattern(self) -> None:
-        """None: see `pattern`."""
-        return
-
-    @property
-    def summed(self) -> None:
-        """None: see `pattern`."""
-        return
-
-    @property
-    def is_small(self) -> bool:
-        """Whether a batch of draws is too little work to share among threads."""
-        return False
-
-    @property
     def why_in_part(self) -> str:
         """Why log p is not to be had with all of the data; empty where another pass gives it."""
         return "its data could be read once" if self.is_read_once else ""
 
     @property
-    def has_hessian(self) -> bool:
-        """False: expectations of Hessians are those of batches."""
-        return False
+    def likelihood_seconds(self) -> float:
+        """Estimated time of the likelihoods of all batches at one point, without that of reading."""
+        return self.total_size / self._batch.n_rows[0] * self._batch.log_p.gradient_seconds
 
-    def mean_hessian(self, theta: Array) -> Never:
-        """Raise: see `has_hessian`."""
-        raise ValueError(_NO_HESSIAN)
+    def log_likelihoods(self, theta: Array) -> Iterator[Array]:
+        """Evaluate the likelihoods of batches, (n_draws,) each."""
+        return (batch.log_p.logp(theta) for batch in self._all_batches())
 
-    def mean_hessians(self, draws: list[Array]) -> Never:
-        """Raise: see `has_hessian`."""
-        raise ValueError(_NO_HESSIAN)
+    def log_likelihoods_and_grads(self, theta: Array) -> Iterator[tuple[Array, Array]]:
+        """Evaluate the likelihoods of batches and their gradients, (n_draws,) and (n_draws, n_dim)."""
+        return (batch.log_p.logp_grad(theta) for batch in self._all_batches())
 
-    def hessian_products(self, theta: Array, directions: Array) -> Never:
-        """Raise: see `has_hessian`."""
-        raise ValueError(_NO_HESSIAN)
-
-    def gauss_newton(self, theta: Array) -> Never:
-        """Raise: see `has_hessian`."""
-        raise ValueError(_NO_HESSIAN)
-
-    @property
-    def gradient_seconds(self) -> float:
-        """Estimated time of log p and its gradient at one point, without that of reading."""
-        n_batches = self.total_size / self._batch.n_rows[0]
-        return super().gradient_seconds + n_batches * self._batch.gradient_seconds
-
-    def logp(self, theta: Array) -> Array:
-        """Evaluate the log density, (n_draws,), at points (n_draws, n_dim): a pass through the data."""
-        result: Array = sum((batch.logp(theta) for batch in self._all_batches()), super().logp(theta))
-        return result
-
-    def logp_grad(self, theta: Array) -> tuple[Array, Array]:
-        """Evaluate the log density and its gradient: a pass through the data."""
-        logp, grad = super().logp_grad(theta)
-        for batch in self._all_batches():
-            part = batch.logp_grad(theta)
-            logp, grad = logp + part[0], grad + part[1]
-        return logp, grad
+    def described_rows(self) -> ModelRows | None:
+        """Return what the rows are of the prior, and of the batch that was read last."""
+        prior, batch = self.prior.described_rows(), self._batch.log_p.described_rows()
+        return prior if prior is None or batch is None else prior.beside(batch)
 
     def expected(
         self, q: Spread, rules: RowRules | None = None, *, adapt: bool = False, least: float = -np.inf
     ) -> Expectation:
-        """Return the expectation of log p under a Gaussian: a pass through the data, by rules that q needs."""
-        own = super().expected(q)
+        """Return the expectation of log p under a Gaussian, by rules that q needs."""
+        own = self.of_prior(q)
         value, error, grad, hessian = own.value, own.error, own.grad, own.hessian.products(np.eye(self.n_dim))
         for batch in self._all_batches():
-            assert batch.rows is not None
             part = batch.rows.under(q)
             value, error, grad = value + part.value, error + part.error, grad + part.grad
             hessian = hessian + part.hessian.products(np.eye(self.n_dim))

@@ -18,8 +18,9 @@ from pytensor.tensor import as_tensor
 
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density.checks import quoted
+from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.logdensity import LogDensity
-from pymc_ngvi.density.streams.batch import Form
+from pymc_ngvi.density.streams.batch import BatchForm
 from pymc_ngvi.graphs.backends import quick_mode, without_c
 from pymc_ngvi.reading.factors import Factor
 
@@ -42,7 +43,7 @@ class Likelihood(NamedTuple):
     total_size: int
 
 
-def form_of(model: pm.Model) -> Form:
+def batch_form(model: pm.Model) -> BatchForm:
     """Return what the model has in the place of batches: all of its ``pm.Data``.
 
     Raises
@@ -62,7 +63,7 @@ def form_of(model: pm.Model) -> Form:
             "batches are dicts of arrays for the model's pm.Data, and the model has none: write, for example, "
             "X = pm.Data('X', first_rows)."
         )
-    return Form({name: a.shape for name, a in data.items()}, {name: a.dtype for name, a in data.items()})
+    return BatchForm({name: a.shape for name, a in data.items()}, {name: a.dtype for name, a in data.items()})
 
 
 def likelihoods_of(model: pm.Model, names: Iterable[str]) -> list[Likelihood]:
@@ -135,7 +136,7 @@ def _depends(inputs: list[Variable], data: set[Variable], variables: set[Variabl
     return any(var in data for var in walk(inputs, expand))
 
 
-class BatchLikelihood(LogDensity):
+class BatchLikelihood:
     """The log likelihood of a batch, which may be replaced by others of the same shapes.
 
     Parameters
@@ -145,6 +146,10 @@ class BatchLikelihood(LogDensity):
     likelihoods : list of Likelihood
     arrays : mapping
         The batch.
+
+    Attributes
+    ----------
+    log_p : LogDensity
     """
 
     def __init__(self, model: pm.Model, likelihoods: list[Likelihood], arrays: Mapping[str, AnyArray]) -> None:
@@ -153,7 +158,7 @@ class BatchLikelihood(LogDensity):
             name: pytensor.shared(array, name, shape=model[name].type.shape, borrow=True)
             for name, array in arrays.items()
         }
-        super().__init__(model)
+        self.log_p = LogDensity(model, factors=self._factors_of)
 
     def _factors_of(self, model: pm.Model) -> tuple[Factor, ...]:
         values = {rv: model.rvs_to_values[rv] for rv in model.free_RVs}
@@ -169,6 +174,12 @@ class BatchLikelihood(LogDensity):
             self._lengths = pytensor.function([], lengths, mode=quick_mode())
         logps = [as_tensor(logp, allow_xtensor_conversion=True) for logp in logps]
         return tuple(Factor(part.rv, "observed", logp) for part, logp in zip(self._likelihoods, logps, strict=True))
+
+    @property
+    def rows(self) -> Expectations:
+        """Those that it is a sum over."""
+        assert self.log_p.rows is not None
+        return self.log_p.rows
 
     @property
     def n_rows(self) -> list[int]:

@@ -37,7 +37,7 @@ class Raw(NamedTuple):
     data: Any
 
 
-class Source:
+class BatchSource:
     """An iterable of batches.
 
     Parameters

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.target import MeanHessian, Spread
 from pymc_ngvi.core.types import Array, GaussianState
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.fitting.modes.newton import N_STEPS, abouts, climbed
 from pymc_ngvi.mixtures.finite.search import ascend, is_at, local_component
 
@@ -64,7 +64,7 @@ def cost(n_dim: int) -> int:
 
 
 def modes_from(
-    density: LogDensity,
+    density: ModelDensity,
     q: GaussianState,
     points: Array,
     scales: Array,
@@ -76,7 +76,7 @@ def modes_from(
 
     Parameters
     ----------
-    density : LogDensity
+    density : ModelDensity
     q : GaussianState
         In many dimensions, climbs go in coordinates that it whitens, and Gaussians about modes are of its family.
     points, scales : ndarray, shape (n_points, n_dim)
@@ -237,7 +237,7 @@ def far_from(n_dim: int) -> float:
 
 
 def _distinct(
-    density: LogDensity, ends: Array, logp: Array, make: Callable[[int], GaussianState | None]
+    density: ModelDensity, ends: Array, logp: Array, make: Callable[[int], GaussianState | None]
 ) -> tuple[list[Mode], NDArray[np.intp]]:
     """Return the modes among the ends of climbs, each once, and which of them each end is."""
     found: list[Mode] = []
@@ -263,7 +263,7 @@ def _distinct(
     return found, which
 
 
-def _is_mode(density: LogDensity, about: GaussianState) -> bool:
+def _is_mode(density: ModelDensity, about: GaussianState) -> bool:
     """Tell whether log p is flat where a climb ended."""
     return _steepness(about, density.logp_grad(about.mean()[None])[1][0]) < _FLAT**2 * about.n_dim
 
@@ -276,7 +276,7 @@ def _steepness(about: GaussianState, grad: Array) -> float:
 class _Whitened:
     """log p in coordinates whitened by a Gaussian."""
 
-    def __init__(self, density: LogDensity, q: GaussianState) -> None:
+    def __init__(self, density: ModelDensity, q: GaussianState) -> None:
         self._density, self._q, self.n_dim = density, q, density.n_dim
 
     def of(self, theta: Array) -> Array:
@@ -303,7 +303,7 @@ class _CurvedByRows:
 
     has_hessian = True
 
-    def __init__(self, density: LogDensity, q: GaussianState) -> None:
+    def __init__(self, density: ModelDensity, q: GaussianState) -> None:
         self._density, self._q = density, q
 
     def mean_hessian(self, theta: Array) -> MeanHessian:

@@ -9,7 +9,7 @@ from pymc_ngvi.core.draws import draws_of
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, VariationalState
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 
 #: Draws of each approximation by which masses are compared.
 _N_DRAWS = 512
@@ -61,12 +61,12 @@ class Searched:
     n_searched: int = 0
 
 
-def is_outside(density: LogDensity, q: VariationalState, elbo: float, other: VariationalState, seed: int) -> bool:
+def is_outside(density: ModelDensity, q: VariationalState, elbo: float, other: VariationalState, seed: int) -> bool:
     """Tell whether most of another approximation is where q lacks mass.
 
     Parameters
     ----------
-    density : LogDensity
+    density : ModelDensity
     q : VariationalState
     elbo : float
         Of q: its log mass.
@@ -80,14 +80,14 @@ def is_outside(density: LogDensity, q: VariationalState, elbo: float, other: Var
     return bool(outside.mean() >= _MOSTLY)
 
 
-def shares(density: LogDensity, states: Sequence[VariationalState], seed: int) -> Array:
+def shares(density: ModelDensity, states: Sequence[VariationalState], seed: int) -> Array:
     """Return the mass of the posterior at each of some approximations, as parts of that at all of them.
 
     By importance sampling: draws of their mixture, each counted for the components that it may be of.
 
     Parameters
     ----------
-    density : LogDensity
+    density : ModelDensity
     states : sequence of VariationalState
     seed : int
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.types import Array, GaussianState
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.families import FullState
 
 #: Steps of a climb.
@@ -19,12 +19,12 @@ _LEAST_CURVATURE, _MOST_LENGTH, _LAST_GAIN = 0.1, 3.0, 0.05
 _DIFFERENCE = 1e-5
 
 
-def climbed(density: LogDensity, points: Array, scale: Array) -> tuple[Array, Array, Array]:
+def climbed(density: ModelDensity, points: Array, scale: Array) -> tuple[Array, Array, Array]:
     """Climb log p from several points at once, by Newton steps with the absolute values of the curvatures.
 
     Parameters
     ----------
-    density : LogDensity
+    density : ModelDensity
     points : ndarray, shape (n_points, n_dim)
     scale : ndarray, shape (n_points, n_dim)
         In which least curvatures and lengths of steps are measured.
@@ -62,7 +62,7 @@ def climbed(density: LogDensity, points: Array, scale: Array) -> tuple[Array, Ar
     return x, logp, grad
 
 
-def _newton_steps(density: LogDensity, points: Array, grad: Array, scale: Array) -> Array:
+def _newton_steps(density: ModelDensity, points: Array, grad: Array, scale: Array) -> Array:
     """Return a step for each point, (n_points, n_dim): along the gradient where there are no curvatures."""
     curvatures, _ = _curvatures(density, points, grad, scale)
     values, vectors = np.linalg.eigh(curvatures)
@@ -74,7 +74,7 @@ def _newton_steps(density: LogDensity, points: Array, grad: Array, scale: Array)
     return result
 
 
-def abouts(density: LogDensity, points: Array, grad: Array, scales: Array) -> list[GaussianState | None]:
+def abouts(density: ModelDensity, points: Array, grad: Array, scales: Array) -> list[GaussianState | None]:
     """Return Gaussians with the curvature of log p at points; None where it bends upwards, or is not finite."""
     sd = scales.copy()
     for _ in range(2):  # the second time over differences of the right length
@@ -95,7 +95,7 @@ def _gaussian(point: Array, curvature: Array, sd: Array) -> GaussianState | None
     return cast(GaussianState, FullState(point.copy(), sd[:, None] * factor))
 
 
-def _curvatures(density: LogDensity, points: Array, grad: Array, scales: Array) -> tuple[Array, NDArray[np.bool_]]:
+def _curvatures(density: ModelDensity, points: Array, grad: Array, scales: Array) -> tuple[Array, NDArray[np.bool_]]:
     """Return minus the Hessian at each point, in its scales, from differences of gradients; 1 where not finite."""
     n_points, n_dim = points.shape
     if not n_points:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array, GaussianState
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 
 #: How much wider than the fit t distributions are, and their degrees of freedom.
 WIDER, _DF = (3.0, 10.0, 30.0), 3.0
@@ -41,13 +41,13 @@ class Points:
 
 
 def points_for(
-    density: LogDensity, q: GaussianState, rng: np.random.Generator, n_climbs: int, n_looked: int, *, is_sound: bool
+    density: ModelDensity, q: GaussianState, rng: np.random.Generator, n_climbs: int, n_looked: int, *, is_sound: bool
 ) -> Points:
     """Return where to climb from.
 
     Parameters
     ----------
-    density : LogDensity
+    density : ModelDensity
     q : GaussianState
         The fit.
     rng : Generator
@@ -101,7 +101,7 @@ def _spread(draws: Array) -> Array:
     return result
 
 
-def _best_of_parts(density: LogDensity, q: GaussianState | None, draws: Array, n_parts: int) -> NDArray[np.intp]:
+def _best_of_parts(density: ModelDensity, q: GaussianState | None, draws: Array, n_parts: int) -> NDArray[np.intp]:
     """Return the best draw of each part: by log p, and of every second part by what a fit does not explain of it."""
     with np.errstate(all="ignore"):
         logp = _finite(density.logp(draws))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_ngvi.core.types import Array, GaussianState
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.one_mode import has_one_mode
 from pymc_ngvi.families.gaussian import Gaussian
 from pymc_ngvi.fitting.modes.climbs import Mode, cost, far_from, modes_from
@@ -81,7 +81,7 @@ class ModeSearch:
 
     Parameters
     ----------
-    density : LogDensity
+    density : ModelDensity
     seed : int
         Of the fit.
     estimator : str
@@ -90,7 +90,7 @@ class ModeSearch:
         Estimated seconds that the whole call may take.
     """
 
-    density: LogDensity
+    density: ModelDensity
     seed: int
     estimator: str
     max_seconds: float | None = None

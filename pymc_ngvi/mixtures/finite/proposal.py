@@ -15,7 +15,7 @@ import numpy as np
 
 from pymc_ngvi.core.types import Array, GaussianState, Moments, Update
 from pymc_ngvi.families.mixture import MixtureState
-from pymc_ngvi.mixtures.finite.weights import stepped
+from pymc_ngvi.mixtures.finite.weights import stepped_weights
 
 #: Halvings of a step that leaves the trust region; a component that needs more stays where it is.
 _MAX_HALVINGS = 30
@@ -63,7 +63,7 @@ def _weights_within(radius: float, log_weights: Array, direction: Array, rho: fl
     lowest = np.min(direction, where=np.isfinite(direction), initial=0.0) - 100.0
     direction = np.where(np.isfinite(direction), direction, lowest)
     for _ in range(_MAX_HALVINGS):
-        new = stepped(log_weights, direction, rho)
+        new = stepped_weights(log_weights, direction, rho)
         if float(np.exp(new) @ (new - log_weights)) <= radius:
             return new
         rho *= 0.5

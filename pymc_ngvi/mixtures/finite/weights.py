@@ -19,7 +19,7 @@ from pymc_ngvi.core.types import Array
 LEAST_LOG_WEIGHT = -69.0
 
 
-def stepped(log_weights: Array, direction: Array, step_size: float) -> Array:
+def stepped_weights(log_weights: Array, direction: Array, step_size: float) -> Array:
     """Return the log weights after a step, normalised, none below the least."""
     new = log_weights + step_size * (direction - direction.max())
     new = np.maximum(new - logsumexp(new), LEAST_LOG_WEIGHT)

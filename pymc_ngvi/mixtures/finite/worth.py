@@ -10,7 +10,7 @@ from pymc_ngvi.core.draws import base_of, chunks
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.psis import MIN_KHAT_DRAWS, WeightVerdict, khat_limit, weigh
 from pymc_ngvi.core.types import Array, VariationalState
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.families import MixtureState
 
 #: Standard errors that a gain has to exceed.
@@ -147,7 +147,7 @@ class Worth:
 
 
 def worth_between(
-    mixture: MixtureState, gaussian: VariationalState, density: LogDensity, n_draws: int, rng: np.random.Generator
+    mixture: MixtureState, gaussian: VariationalState, density: ModelDensity, n_draws: int, rng: np.random.Generator
 ) -> Worth:
     """Return what a mixture gains over a Gaussian, from draws of both that are made of the same standard normals.
 
@@ -155,7 +155,7 @@ def worth_between(
     ----------
     mixture : MixtureState
     gaussian : VariationalState
-    density : LogDensity
+    density : ModelDensity
     n_draws : int
         Of each.
     rng : numpy.random.Generator

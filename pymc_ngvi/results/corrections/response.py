@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse.linalg import LinearOperator, cg
 
-from pymc_ngvi.core.linalg import all_finite
+from pymc_ngvi.core.linalg import all_finite, symmetrise
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.families import BlockState, DiagonalState
 from pymc_ngvi.families.matrices.structure import Structure
 
@@ -130,7 +130,7 @@ class ElboHessian:
         return self._q.unwhiten(found)
 
 
-def products_at(target: LogDensity, theta: Array, sd: Array, n_tilts: int) -> Products:
+def products_at(target: ModelDensity, theta: Array, sd: Array, n_tilts: int) -> Products:
     """Return what multiplies the Hessian at each draw with a direction of its own.
 
     The Hessians themselves are evaluated where they fit in memory and take less than the solves would. Otherwise each
@@ -138,7 +138,7 @@ def products_at(target: LogDensity, theta: Array, sd: Array, n_tilts: int) -> Pr
 
     Parameters
     ----------
-    target : LogDensity
+    target : ModelDensity
     theta : ndarray, shape (n_draws, n_dim)
         Draws of q.
     sd : ndarray, shape (n_dim,)
@@ -163,7 +163,7 @@ def products_at(target: LogDensity, theta: Array, sd: Array, n_tilts: int) -> Pr
     return (lambda directions: (found @ directions[:, :, None])[:, :, 0]) if held else _differences(target, theta, sd)
 
 
-def _differences(target: LogDensity, theta: Array, sd: Array) -> Products:
+def _differences(target: ModelDensity, theta: Array, sd: Array) -> Products:
     def products(directions: Array) -> Array:
         # Each draw goes a step of the same length, in standard deviations of q, whatever its direction.
         length = np.max(np.abs(directions) / sd, axis=1, keepdims=True)
@@ -193,10 +193,10 @@ def covariance(hessian: ElboHessian, jacobian: Array, tol: float) -> Array:
         axes = np.zeros((len(used), jacobian.shape[1]))
         axes[np.arange(len(used)), used] = 1.0
         part = jacobian[:, used]
-        result = part @ _symmetric(hessian.responses(axes, tol)[:, used]) @ part.T
+        result = part @ symmetrise(hessian.responses(axes, tol)[:, used]) @ part.T
     else:
         result = hessian.responses(jacobian, tol) @ jacobian.T
-    return _symmetric(result)
+    return symmetrise(result)
 
 
 def n_solves(jacobian: Array) -> int:
@@ -207,8 +207,3 @@ def n_solves(jacobian: Array) -> int:
 def needed_coordinates(jacobian: Array) -> NDArray[np.intp]:
     """Return the coordinates that any of the functions depends on."""
     return np.flatnonzero(jacobian.any(axis=0))
-
-
-def _symmetric(matrix: Array) -> Array:
-    result: Array = 0.5 * (matrix + matrix.T)
-    return result

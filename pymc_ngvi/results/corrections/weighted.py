@@ -137,7 +137,9 @@ def _sums(
     return sums
 
 
-def corrected(posterior: Posterior, draws: int, rng: np.random.Generator, *, transformed: bool = False) -> xr.Dataset:
+def corrected_moments(
+    posterior: Posterior, draws: int, rng: np.random.Generator, *, transformed: bool = False
+) -> xr.Dataset:
     """Return means and standard deviations corrected by importance weights, beside those of q.
 
     Parameters

@@ -7,7 +7,7 @@ from pymc_ngvi.density import Layout
 from pymc_ngvi.families import DENSE, SEVERAL_MODES, STRUCTURED, Traits, traits_of
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.marginal.exact import Unavailable, forest_of
-from pymc_ngvi.nested.posterior import rows_of
+from pymc_ngvi.nested.posterior import latent_rows_of
 from pymc_ngvi.results.costs import MANY_GLOBALS
 from pymc_ngvi.results.posterior import Posterior
 from pymc_ngvi.results.structure import ModelStructure
@@ -157,7 +157,7 @@ def _can_be_nested(posterior: Posterior) -> bool:
     if not _is_left(posterior, "nested"):
         return False
     try:
-        rows_of(posterior.density)
+        latent_rows_of(posterior.density)
     except Unavailable:
         return False
     return True

@@ -51,7 +51,7 @@ class Drifts:
             return False
         functionals = self.functionals
         by_functionals = functionals is not None and (
-            functional_findings.stands_out(functionals)
+            functional_findings.functional_stands_out(functionals)
             or (is_nested and functional_findings.is_suspicious(functionals))
         )
         return findings.stands_out(self.moments) or by_functionals or self.joint.is_suspicious

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density import Layout, LogDensity
-from pymc_ngvi.results.diagnosis.symmetries import Exchange, Family, Flip, families_of
+from pymc_ngvi.density import Layout, ModelDensity
+from pymc_ngvi.results.diagnosis.symmetries import Exchange, Flip, SymmetryFamily, families_of
 from pymc_ngvi.results.posterior import Distribution
 
 #: Draws at which log p is compared, and evaluations of log p at most.
@@ -47,7 +47,7 @@ class EqualModes:
 
 
 def equal_modes(
-    density: LogDensity, q: Distribution, theta: Array, layout: Layout, most: int = MOST_EVALUATIONS
+    density: ModelDensity, q: Distribution, theta: Array, layout: Layout, most: int = MOST_EVALUATIONS
 ) -> tuple[tuple[EqualModes, ...], int]:
     """Return the symmetries of log p that map q to somewhere else, and how many evaluations of log p that took.
 
@@ -55,7 +55,7 @@ def equal_modes(
 
     Parameters
     ----------
-    density : LogDensity
+    density : ModelDensity
     q : Distribution
     theta : ndarray, shape (n_draws, n_dim)
         Draws of q.
@@ -76,14 +76,14 @@ def equal_modes(
     ends = [(family, member) for family in families for member in _ends(family)]
     holds = comparison.hold_at_one([member for _, member in ends])
     promising = {id(family) for (family, _), held in zip(ends, holds, strict=True) if held}
-    kept: list[tuple[Family, list[_Image]]] = []
+    kept: list[tuple[SymmetryFamily, list[_Image]]] = []
     for family in families:
         if id(family) in promising and _is_new(family, kept):
             kept.append((family, [comparison.image(member) for member in family.members]))
     return tuple(_counted(kept, layout.n_dim)), comparison.n_log_p
 
 
-def _ends(family: Family) -> list[Exchange | Flip]:
+def _ends(family: SymmetryFamily) -> list[Exchange | Flip]:
     """Return the first and the last of a family, which stand for all of it."""
     return list(dict.fromkeys((family.members[0], family.members[-1])))
 
@@ -94,7 +94,7 @@ class _Image(Enum):
     SAME, OTHER, MISSED = range(3)
 
 
-def _is_new(family: Family, known: list[tuple[Family, list[_Image]]]) -> bool:
+def _is_new(family: SymmetryFamily, known: list[tuple[SymmetryFamily, list[_Image]]]) -> bool:
     """Tell whether exchanged labels add to those found: otherwise those of fewer variables are a part of them."""
     missed = [other for other, images in known if other.kind == "labels" and _Image.MISSED in images]
     return family.kind == "sign" or not any(family.where & other.where for other in missed)
@@ -103,7 +103,7 @@ def _is_new(family: Family, known: list[tuple[Family, list[_Image]]]) -> bool:
 class _Comparison:
     """log p at draws and at their images, within a number of evaluations."""
 
-    def __init__(self, density: LogDensity, q: Distribution, theta: Array, most: int) -> None:
+    def __init__(self, density: ModelDensity, q: Distribution, theta: Array, most: int) -> None:
         self.density, self.q, self.left, self.n_log_p = density, q, most, 0
         theta = theta[np.isfinite(theta).all(axis=1)]
         logp = self._log_p(theta)
@@ -144,11 +144,11 @@ def _equal(one: Array, other: Array | float) -> NDArray[np.bool_]:
     return result
 
 
-def _counted(kept: list[tuple[Family, list[_Image]]], n_dim: int) -> list[EqualModes]:
+def _counted(kept: list[tuple[SymmetryFamily, list[_Image]]], n_dim: int) -> list[EqualModes]:
     """Return how many equal modes each symmetry makes; signs that follow from others, or that q has, make none."""
     result, basis = [], set[int]()
 
-    def add(family: Family, images: list[_Image], which: _Image) -> int:
+    def add(family: SymmetryFamily, images: list[_Image], which: _Image) -> int:
         before = len(basis)
         for member in (m for m, image in zip(family.members, images, strict=True) if image is which):
             _add_signs(basis, member(np.ones((1, n_dim)))[0] < 0.0)

@@ -24,3 +24,13 @@ class Finding:
     def __str__(self) -> str:
         """Return both sentences."""
         return f"{self.text} {self.cure}".rstrip()
+
+
+def in_sds(value: float, se: float) -> str:
+    """Return a shift in posterior standard deviations, with its error."""
+    return f"{value:+.2f} ± {se:.2f} sd"
+
+
+def in_percent(value: float, se: float) -> str:
+    """Return a ratio in percent, with its error."""
+    return f"{100 * value:+.0f} ± {100 * se:.0f} %"

@@ -15,7 +15,7 @@ from pymc_ngvi.core.psis import Weights, WeightVerdict
 from pymc_ngvi.density import Layout
 from pymc_ngvi.results.diagnosis.cures import Context
 from pymc_ngvi.results.diagnosis.equal_modes import EqualModes
-from pymc_ngvi.results.diagnosis.finding import Finding
+from pymc_ngvi.results.diagnosis.finding import Finding, in_percent, in_sds
 from pymc_ngvi.results.diagnosis.missed_mass import MissedMass
 from pymc_ngvi.results.diagnosis.mode_findings import of_modes, place_of
 from pymc_ngvi.results.diagnosis.moment_drift import Estimates, MomentDrift
@@ -50,7 +50,7 @@ _FIXED = {
 _NESTED_CURE = "Give the hyperparameters more informative priors, fit with another random_seed, or use pm.sample."
 
 
-class Spread(Protocol):
+class HasMoments(Protocol):
     """What places are told apart from: a distribution with a mean and standard deviations."""
 
     def mean(self) -> NDArray[np.float64]:
@@ -69,7 +69,7 @@ def findings_of(
     drift: MomentDrift | None,
     equal: Sequence[EqualModes],
     places: Sequence[MissedMass],
-    q: Spread,
+    q: HasMoments,
     further: Sequence[Finding] = (),
 ) -> tuple[Finding, ...]:
     """Return all findings, the serious ones first.
@@ -85,7 +85,7 @@ def findings_of(
         None where too few draws could be moved.
     equal : sequence of EqualModes
     places : sequence of MissedMass
-    q : Spread
+    q : HasMoments
         Asked for its mean and standard deviations where places are named only: they may take thousands of draws.
     further : sequence of Finding, optional
         What other checks of moved draws found.
@@ -123,7 +123,7 @@ def of_fit(context: Context, gap: float) -> list[Finding]:
     return result
 
 
-def _of_other_modes(context: Context, equal: Sequence[EqualModes], q: Spread) -> list[Finding]:
+def _of_other_modes(context: Context, equal: Sequence[EqualModes], q: HasMoments) -> list[Finding]:
     modes = () if context.record is None else context.record.modes
     return of_modes(context, q.mean(), q.sd(), modes, has_symmetries=bool(equal)) if modes else []
 
@@ -167,8 +167,8 @@ def _standing_out(
 ) -> list[tuple[str, list[str]]]:
     """Return the moments of which some coordinates drift by more than a size, with the names of these."""
     kinds = (
-        ("mean", _named(layout, drift.mean, sizes[0], certain, _in_sds)),
-        ("standard deviation", _named(layout, drift.sd, sizes[1], certain, _in_percent)),
+        ("mean", _named(layout, drift.mean, sizes[0], certain, in_sds)),
+        ("standard deviation", _named(layout, drift.sd, sizes[1], certain, in_percent)),
         ("skewness", _named(layout, drift.skewness, sizes[2], certain, _plain)),
     )
     return [(what, names) for what, names in kinds if names]
@@ -195,14 +195,6 @@ def _named(
         )
         rest = rest[~own]
     return [*names, f"{len(rest):,} more coordinates"] if len(rest) else names
-
-
-def _in_sds(value: float, se: float) -> str:
-    return f"{value:+.2f} ± {se:.2f} sd"
-
-
-def _in_percent(value: float, se: float) -> str:
-    return f"{100 * value:+.0f} ± {100 * se:.0f} %"
 
 
 def _plain(value: float, se: float) -> str:
@@ -296,7 +288,7 @@ def _changed(equal: EqualModes) -> str:
     return f"{names} {changes}{' at one label' if equal.by_label else ''}"
 
 
-def _of_places(context: Context, elbo: float, places: Sequence[MissedMass], q: Spread) -> list[Finding]:
+def _of_places(context: Context, elbo: float, places: Sequence[MissedMass], q: HasMoments) -> list[Finding]:
     result = []
     modes = [p for p in places if p.kind == "mode" and p.share > _ELSEWHERE]
     if modes:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.results.diagnosis.cures import Context
-from pymc_ngvi.results.diagnosis.finding import Finding
+from pymc_ngvi.results.diagnosis.finding import Finding, in_percent, in_sds
 from pymc_ngvi.results.diagnosis.functionals import PREDICTORS, FunctionalDrift, Functionals, beyond_by_kind
 from pymc_ngvi.results.diagnosis.moment_drift import Estimates
 from pymc_ngvi.results.diagnosis.weighted_shift import WeightedShift
@@ -25,7 +25,7 @@ _N_NAMED = 3
 _WEIGHTED_CURE = "approx.sample(importance='psis') draws with these weights."
 
 
-def stands_out(drift: FunctionalDrift) -> bool:
+def functional_stands_out(drift: FunctionalDrift) -> bool:
     """Tell whether something that is computed of draws is off by much."""
     pairs = ((drift.mean, _MEAN), (drift.sd, _SD), (drift.lower, _LIMIT), (drift.upper, _LIMIT))
     return any(len(drift.beyond(of, size, 1.0)) for of, size in pairs)
@@ -42,10 +42,10 @@ def of_functionals(context: Context, drift: FunctionalDrift) -> list[Finding]:
     slight = (_SLIGHT_MEAN, _SLIGHT_SD, _SLIGHT_LIMIT)
     for sizes, certain, how in (((_MEAN, _SD, _LIMIT), 1.0, "off"), (slight, 0.0, "slightly off")):
         kinds = (
-            ("in the mean of", drift.mean, sizes[0], _in_sds),
-            ("in the standard deviation of", drift.sd, sizes[1], _in_percent),
-            ("in the lower 89 % limit of", drift.lower, sizes[2], _in_sds),
-            ("in the upper 89 % limit of", drift.upper, sizes[2], _in_sds),
+            ("in the mean of", drift.mean, sizes[0], in_sds),
+            ("in the standard deviation of", drift.sd, sizes[1], in_percent),
+            ("in the lower 89 % limit of", drift.lower, sizes[2], in_sds),
+            ("in the upper 89 % limit of", drift.upper, sizes[2], in_sds),
         )
         found = [
             (what, drift.beyond(estimates, size, certain), estimates, form) for what, estimates, size, form in kinds
@@ -64,8 +64,8 @@ def of_weighted(shift: WeightedShift) -> list[Finding]:
     of = shift.functionals
     lower, upper = shift.beyond(shift.lower, _LIMIT, 1.0), shift.beyond(shift.upper, _LIMIT, 1.0)
     parts = [
-        *_part("the lower 89 % limit of", of, lower, shift.lower, _in_sds),
-        *_part("the upper 89 % limit of", of, upper, shift.upper, _in_sds),
+        *_part("the lower 89 % limit of", of, lower, shift.lower, in_sds),
+        *_part("the upper 89 % limit of", of, upper, shift.upper, in_sds),
     ]
     if parts:
         text = f"{_kind(of, lower, upper)} are skewed as q is not: importance weights move {', and '.join(parts)}."
@@ -73,10 +73,10 @@ def of_weighted(shift: WeightedShift) -> list[Finding]:
     means, sds = shift.beyond(shift.mean, _SLIGHT_MEAN, 0.0), shift.beyond(shift.sd, _SD, 0.0)
     limits = [shift.beyond(e, _SLIGHT_LIMIT, 0.0) for e in (shift.lower, shift.upper)]
     parts = [
-        *_part("the mean of", of, means, shift.mean, _in_sds),
-        *_part("the standard deviation of", of, sds, shift.sd, _in_percent),
-        *_part("the lower 89 % limit of", of, limits[0], shift.lower, _in_sds),
-        *_part("the upper 89 % limit of", of, limits[1], shift.upper, _in_sds),
+        *_part("the mean of", of, means, shift.mean, in_sds),
+        *_part("the standard deviation of", of, sds, shift.sd, in_percent),
+        *_part("the lower 89 % limit of", of, limits[0], shift.lower, in_sds),
+        *_part("the upper 89 % limit of", of, limits[1], shift.upper, in_sds),
     ]
     if not parts:
         return []
@@ -87,7 +87,7 @@ def of_first_order(of: Functionals, estimates: Estimates) -> list[Finding]:
     """Return what an approximate nested posterior has off, by covariances with what its Gaussians miss."""
     for size, certain in ((_MEAN, 1.0), (_FIRST_ORDER, 0.0)):
         columns = beyond_by_kind(of.is_whole, estimates, size, certain)
-        if parts := _part("the mean of", of, columns, estimates, _in_sds):
+        if parts := _part("the mean of", of, columns, estimates, in_sds):
             text = f"Given the hyperparameters, the posterior is no Gaussian, which moves {', '.join(parts)}."
             return [Finding(text, "pm.sample draws from the posterior itself." if certain else "", certain > 0.0)]
     return []
@@ -126,11 +126,3 @@ def _named(
         names.append(f"{group.label(own)}{more} ({form(value, se)})")
     others = len(groups) - len(names)
     return [*names, f"{others:,} others"] if others else names
-
-
-def _in_sds(value: float, se: float) -> str:
-    return f"{value:+.2f} ± {se:.2f} sd"
-
-
-def _in_percent(value: float, se: float) -> str:
-    return f"{100 * value:+.0f} ± {100 * se:.0f} %"

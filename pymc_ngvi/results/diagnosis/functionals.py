@@ -271,7 +271,8 @@ def _deterministics(posterior: Posterior) -> list[str]:
 
 def _predictors(posterior: Posterior) -> tuple[LinearMap, NDArray[np.intp]] | None:
     """Return linear predictors, and those that depend on two coordinates or more, where rows are known already."""
-    if not posterior.density.by_rows.are_known or (rows := posterior.density.rows) is None:
+    density = posterior.density
+    if not density.by_rows.are_known or density.n_directions is None or (rows := density.by_rows.found) is None:
         return None
     linear = rows.linear_map.plain
     entries = np.count_nonzero(linear.dense, axis=1) + np.diff(linear.rest.indptr)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.constrain import Constrainer
 from pymc_ngvi.results.diagnosis.diagnosis import Diagnosis
 from pymc_ngvi.results.posterior import Distribution, Posterior
@@ -16,7 +16,7 @@ class Kept:
     Parameters
     ----------
     q : Distribution, optional
-    density : LogDensity, optional
+    density : ModelDensity, optional
     log_ratio : ndarray, shape (n_draws,), optional
         Importance weights of draws that belong to the fit.
     diagnosis : Diagnosis, optional
@@ -27,7 +27,7 @@ class Kept:
     """
 
     q: Distribution | None = None
-    density: LogDensity | None = None
+    density: ModelDensity | None = None
     log_ratio: Array | None = None
     diagnosis: Diagnosis | None = None
     share: tuple[float, float] = (0.0, 0.0)

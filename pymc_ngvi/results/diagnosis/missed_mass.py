@@ -9,7 +9,7 @@ from scipy.special import expit
 
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.types import Array, GaussianState, VariationalState
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.families import FullState, traits_of
 from pymc_ngvi.fitting.again import fitted_again
 from pymc_ngvi.mixtures.finite.search import modes
@@ -50,12 +50,12 @@ class MissedMass:
     elbo: float = np.nan
 
 
-def other_modes(density: LogDensity, q: Distribution, elbo: float, rng: np.random.Generator) -> list[MissedMass]:
+def other_modes(density: ModelDensity, q: Distribution, elbo: float, rng: np.random.Generator) -> list[MissedMass]:
     """Climb log p from dispersed points and from draws of the prior, and return the modes outside q.
 
     Parameters
     ----------
-    density : LogDensity
+    density : ModelDensity
     q : Distribution
     elbo : float
         Of q: its log mass.
@@ -75,7 +75,7 @@ def other_modes(density: LogDensity, q: Distribution, elbo: float, rng: np.rando
     return sorted(result, key=lambda place: -place.share)
 
 
-def _is_mode(density: LogDensity, candidate: GaussianState) -> bool:
+def _is_mode(density: ModelDensity, candidate: GaussianState) -> bool:
     """Tell whether log p is flat at the mean of a candidate, in its units: an ascent can end on a ridge."""
     slope = candidate.whiten(density.logp_grad(candidate.mean()[None])[1])
     return bool(np.sum(slope**2) < _FLAT**2 * candidate.n_dim)
@@ -90,7 +90,7 @@ def _around(distribution: Distribution) -> Any:
 
 
 def outside(
-    density: LogDensity,
+    density: ModelDensity,
     q: Distribution,
     elbo: float,
     candidate: VariationalState,

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array, GaussianState
-from pymc_ngvi.density import LogDensity
-from pymc_ngvi.results.posterior import Plan
+from pymc_ngvi.density import ModelDensity
+from pymc_ngvi.results.posterior import MovePlan
 
 #: A quarter of a period in whitened coordinates, and by how much, as a part, trajectories differ from it.
 _QUARTER, _JITTER = 0.5 * np.pi, 0.2
@@ -91,8 +91,8 @@ class _Points:
 
 
 def move(
-    density: LogDensity,
-    plan: Plan,
+    density: ModelDensity,
+    plan: MovePlan,
     base: Array,
     rng: np.random.Generator,
     *,
@@ -105,8 +105,8 @@ def move(
 
     Parameters
     ----------
-    density : LogDensity
-    plan : Plan
+    density : ModelDensity
+    plan : MovePlan
         Of q.
     base : ndarray, shape (n_draws, ...)
         What draws are made of, a row each.
@@ -199,7 +199,7 @@ def _within(
     return n_trajectories, 0
 
 
-def _evaluate(plan: Plan, x: Array) -> _Points:
+def _evaluate(plan: MovePlan, x: Array) -> _Points:
     logp, grad = plan.target.logp_grad(x)
     with np.errstate(invalid="ignore", over="ignore"):
         return _Points(x, logp, plan.gaussian.whiten(grad))
@@ -212,7 +212,7 @@ def _steps(step: float, rng: np.random.Generator) -> tuple[int, float]:
     return n_steps, min(step, length / n_steps)
 
 
-def _tried_step(plan: Plan, points: _Points, step: float, rng: np.random.Generator) -> float:
+def _tried_step(plan: MovePlan, points: _Points, step: float, rng: np.random.Generator) -> float:
     """Return the first step size in a falling sequence that has the acceptance aimed at, on some of the draws."""
     pilot = points.at(np.arange(min(_N_PILOT, len(points.x))))
     for _ in range(_TRIALS):
@@ -226,7 +226,7 @@ def _tried_step(plan: Plan, points: _Points, step: float, rng: np.random.Generat
 
 
 def _trajectory(
-    plan: Plan, points: _Points, momenta: Array, n_steps: int, size: float, rng: np.random.Generator
+    plan: MovePlan, points: _Points, momenta: Array, n_steps: int, size: float, rng: np.random.Generator
 ) -> tuple[_Points, float]:
     """Return where the draws are after one leapfrog trajectory each, and the mean probability of acceptance."""
     gaussian, now, p = plan.gaussian, points, momenta

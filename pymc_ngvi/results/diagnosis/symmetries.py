@@ -114,7 +114,7 @@ class Flip:
 
 
 @dataclass(frozen=True)
-class Family:
+class SymmetryFamily:
     """Symmetries of one kind: of the labels along an axis, of the signs by label.
 
     Parameters
@@ -137,7 +137,7 @@ class Family:
     n_labels: int = 0
 
 
-def families_of(layout: Layout) -> list[Family]:
+def families_of(layout: Layout) -> list[SymmetryFamily]:
     """Return all symmetries to try, those of few variables first.
 
     Parameters
@@ -188,7 +188,7 @@ def _probabilities(layout: Layout) -> tuple[Variable, ...]:
     return tuple(v for v in layout.variables if not v.shape and transform_of(v) in ("logodds", "interval"))
 
 
-def _label_families(layout: Layout, axes: dict[int, list[Axis]]) -> list[Family]:
+def _label_families(layout: Layout, axes: dict[int, list[Axis]]) -> list[SymmetryFamily]:
     result = []
     for length, those in axes.items():
         for some in _sets(those):
@@ -197,7 +197,7 @@ def _label_families(layout: Layout, axes: dict[int, list[Axis]]) -> list[Family]
                     Exchange(some, (i, i + 1), mirrored=mirrored) for i in range(min(length, _MOST_LABELS) - 1)
                 )
                 names = _names([*(axis.variable for axis in some), *mirrored])
-                result.append(Family("labels", names, frozenset([*some, *mirrored]), members, length))
+                result.append(SymmetryFamily("labels", names, frozenset([*some, *mirrored]), members, length))
     return result
 
 
@@ -207,7 +207,7 @@ def _mirrored_with(layout: Layout, length: int) -> list[tuple[Variable, ...]]:
     return list(dict.fromkeys([(), scalars, *((v,) for v in scalars[:_MOST_IN_ALL_SETS])]))
 
 
-def _twin_families(layout: Layout) -> list[Family]:
+def _twin_families(layout: Layout) -> list[SymmetryFamily]:
     """Return exchanges of variables whose names differ in a character or two, as ``mu_a`` and ``mu_b`` do."""
     alike: dict[tuple[str, str], list[tuple[Variable, Variable]]] = {}
     for one, other in combinations(layout.variables[:_MOST_SETS], 2):
@@ -220,7 +220,7 @@ def _twin_families(layout: Layout) -> list[Family]:
             for mirrored in _mirrored_with(layout, 2):
                 names = _names([*(v for pair in some for v in pair), *mirrored])
                 members = (Exchange(pairs=some, mirrored=mirrored),)
-                result.append(Family("labels", names, frozenset([*some, *mirrored]), members))
+                result.append(SymmetryFamily("labels", names, frozenset([*some, *mirrored]), members))
     return result
 
 
@@ -234,18 +234,18 @@ def _apart(one: str, other: str) -> tuple[str, str] | None:
     return (first, second) if short else None
 
 
-def _sign_families(layout: Layout) -> list[Family]:
+def _sign_families(layout: Layout) -> list[SymmetryFamily]:
     """Return changes of the signs of whole variables."""
     real = [v for v in layout.variables if transform_of(v) in _MIRRORED]
-    return [Family("sign", _names(some), frozenset(some), (Flip(some),)) for some in _sets(real)]
+    return [SymmetryFamily("sign", _names(some), frozenset(some), (Flip(some),)) for some in _sets(real)]
 
 
-def _sign_by_label_families(axes: dict[int, list[Axis]]) -> list[Family]:
+def _sign_by_label_families(axes: dict[int, list[Axis]]) -> list[SymmetryFamily]:
     """Return changes of signs at one label of an axis."""
     result = []
     for length, those in axes.items():
         for some in _sets([axis for axis in those if transform_of(axis.variable) in _MIRRORED]):
             members = tuple(Flip(axes=some, label=i) for i in range(min(length, _MOST_LABELS)))
             names = _names([axis.variable for axis in some])
-            result.append(Family("sign", names, frozenset(some), members, length))
+            result.append(SymmetryFamily("sign", names, frozenset(some), members, length))
     return result

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.sizes import check_cov_size
 from pymc_ngvi.core.types import Array, GaussianState
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.marginal.state import ExactState
 from pymc_ngvi.nested.state import NestedState
 from pymc_ngvi.results.costs import Costs, direct_costs
 from pymc_ngvi.results.distributions.variational import distribution_of
-from pymc_ngvi.results.posterior import Distribution, Plan
+from pymc_ngvi.results.posterior import Distribution, MovePlan
 
 type AnyPool = ExactState | NestedState
 
@@ -108,7 +108,7 @@ class PoolDistribution(Distribution):
         errors[self.q.globals_] = self.q.sd_errors
         return errors
 
-    def log_weights(self, theta: Array, density: LogDensity) -> Array:
+    def log_weights(self, theta: Array, density: ModelDensity) -> Array:
         """Raise: weights are kept."""
         raise NotImplementedError(f"The {self.name} keeps the weights of its draws.")
 
@@ -137,11 +137,11 @@ class PoolDistribution(Distribution):
         _, first, number = np.unique(rows, return_index=True, return_inverse=True)
         return g[first], number
 
-    def plan(self, density: LogDensity) -> Plan:
+    def plan(self, density: ModelDensity) -> MovePlan:
         """Move draws in coordinates whitened by the Gaussian fit."""
-        return Plan(density, self.gaussian, _as_they_are)
+        return MovePlan(density, self.gaussian, _as_they_are)
 
-    def costs(self, density: LogDensity, record: FitRecord | None) -> Costs:
+    def costs(self, density: ModelDensity, record: FitRecord | None) -> Costs:
         """Return the costs of evaluating log p."""
         return direct_costs(density, record, self.n_dim, 0)
 

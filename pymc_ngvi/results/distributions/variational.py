@@ -14,7 +14,7 @@ from pymc_ngvi.core import linalg
 from pymc_ngvi.core.draws import base_of, draws_of
 from pymc_ngvi.core.sizes import check_cov_size
 from pymc_ngvi.core.types import Array, GaussianState, VariationalState
-from pymc_ngvi.density import Layout, LogDensity
+from pymc_ngvi.density import Layout, LogDensity, ModelDensity
 from pymc_ngvi.families import DiagonalState, FullState, MixtureState, StudentTState, name_of
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.pushforward import PushforwardState
@@ -23,7 +23,7 @@ from pymc_ngvi.mixtures.finite.worth import effective_components, worth_between
 from pymc_ngvi.reparam import Conditional, ReparametrisedDensity
 from pymc_ngvi.results.components import components_dataset
 from pymc_ngvi.results.costs import Costs, direct_costs, reparametrised_costs
-from pymc_ngvi.results.posterior import Distribution, Plan
+from pymc_ngvi.results.posterior import Distribution, MovePlan
 
 #: Dimensions up to which matched draws have the exact first two moments of their normals.
 _MOST_MATCHED = 1_000
@@ -120,7 +120,7 @@ class StateDistribution[Q: VariationalState](Distribution):
         """Return log q."""
         return np.asarray(self.q.log_density(np.asarray(theta, dtype=np.float64)))
 
-    def log_weights(self, theta: Array, density: LogDensity) -> Array:
+    def log_weights(self, theta: Array, density: ModelDensity) -> Array:
         """Return log p - log q."""
         with np.errstate(invalid="ignore"):
             weights: Array = density.logp(theta) - self.q.log_density(theta)
@@ -130,12 +130,12 @@ class StateDistribution[Q: VariationalState](Distribution):
         """Return log q where it is asked for."""
         return {"log_q": np.asarray(self.q.log_density(theta))} if log_q else {}
 
-    def plan(self, density: LogDensity) -> Plan:
+    def plan(self, density: ModelDensity) -> MovePlan:
         """Move draws in coordinates whitened by q."""
         whitens = self.gaussian
-        return Plan(density, whitens, self.q.draws, coupled=whitens is self.q)
+        return MovePlan(density, whitens, self.q.draws, coupled=whitens is self.q)
 
-    def costs(self, density: LogDensity, record: FitRecord | None) -> Costs:
+    def costs(self, density: ModelDensity, record: FitRecord | None) -> Costs:
         """Return the costs of evaluating log p and log q."""
         return direct_costs(density, record, self.n_dim, _n_numbers(self.q))
 
@@ -185,7 +185,7 @@ class MixtureDistribution(StateDistribution[MixtureState]):
         """Return weights, means and standard deviations of the components."""
         return {"components": components_dataset(self.q, layout)}
 
-    def remark(self, density: LogDensity, record: FitRecord | None, n: int, rng: np.random.Generator) -> str:
+    def remark(self, density: ModelDensity, record: FitRecord | None, n: int, rng: np.random.Generator) -> str:
         """Say what the mixture gains over the single Gaussian that it began from."""
         if record is None or record.gaussian is None:
             number = f"{self.q.n_components} components, {effective_components(self.q.weights):.1f} effective"
@@ -201,13 +201,14 @@ class PushforwardDistribution(StateDistribution[PushforwardState]):
         """The Gaussian, in coordinates of its own."""
         return self.q.gaussian
 
-    def plan(self, density: LogDensity) -> Plan:
+    def plan(self, density: ModelDensity) -> MovePlan:
         """Move draws of the Gaussian, in its coordinates."""
         transform = cast(Conditional, self.q.transform)
+        assert isinstance(density, LogDensity)  # others are not reparametrised
         target = ReparametrisedDensity(density, transform)
-        return Plan(target, self.gaussian, self.gaussian.draws, coupled=True, transform=transform)
+        return MovePlan(target, self.gaussian, self.gaussian.draws, coupled=True, transform=transform)
 
-    def costs(self, density: LogDensity, record: FitRecord | None) -> Costs:
+    def costs(self, density: ModelDensity, record: FitRecord | None) -> Costs:
         """Return the costs of evaluations with their searches for conditional modes."""
         search = record is None or record.reparam != "noncentred"
         return reparametrised_costs(density, record, self.n_dim, _n_numbers(self.q), search=search)

@@ -7,7 +7,7 @@ import xarray as xr
 from pymc_ngvi.core.seeds import Seed
 from pymc_ngvi.core.sizes import check_draws
 from pymc_ngvi.results.corrections.linear_response import LinearResponse, linear_response
-from pymc_ngvi.results.corrections.weighted import corrected
+from pymc_ngvi.results.corrections.weighted import corrected_moments
 from pymc_ngvi.results.fitted import Fitted
 
 #: Seed of the fixed draws of linear response: its result does not change by itself.
@@ -65,7 +65,9 @@ class CorrectionMethods(Fitted):
         array([1. , 1.2])
         """
         transformed = self.include_transformed if include_transformed is None else include_transformed
-        return corrected(self._posterior, check_draws(draws), self.generator(random_seed), transformed=transformed)
+        return corrected_moments(
+            self._posterior, check_draws(draws), self.generator(random_seed), transformed=transformed
+        )
 
     def linear_response(
         self,

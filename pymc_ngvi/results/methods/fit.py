@@ -7,7 +7,7 @@ from rich.theme import Theme
 
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.status import Status
-from pymc_ngvi.density.shards.density import shards_of
+from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.fitting.lost import keeping
 from pymc_ngvi.fitting.outcome import report_outcome
 from pymc_ngvi.results.fitted import Fitted
@@ -110,7 +110,9 @@ class FitMethods(Fitted):
             )
         gaussian.refuse_changed_data("The fit can't go on with other data")
         if executor is not None:
-            shards_of(gaussian.density).use(executor)
+            if not isinstance(gaussian.density, ShardedDensity):
+                raise ValueError("The model has no shards: leave executor out.")
+            gaussian.density.shards.use(executor)
         session = gaussian._session
 
         def follow() -> None:

@@ -16,7 +16,7 @@ import xarray as xr
 from pymc_ngvi.core.stored import all_stored, entry_of, with_tag
 from pymc_ngvi.core.types import VariationalState
 from pymc_ngvi.core.version import __version__
-from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.families import FAMILIES
 from pymc_ngvi.families.pushforward import PushforwardState
 from pymc_ngvi.fitting.memory import memory_of, remember
@@ -185,7 +185,7 @@ def content_of_q(q: VariationalState, record: FitRecord | None) -> Content:
     return {"class": entry.tag, **q.arrays()}
 
 
-def q_of(content: Content, density: LogDensity) -> VariationalState:
+def q_of(content: Content, density: ModelDensity) -> VariationalState:
     """Return q on a model: the inverse of `content_of_q`."""
     params = dict(content)
     tag = params.pop("class")
@@ -210,6 +210,8 @@ def q_of(content: Content, density: LogDensity) -> VariationalState:
     if reparam is None:
         found: VariationalState = q
         return found
+    if not isinstance(density, LogDensity):
+        raise DamagedError("its q is relative to the modes of groups, and the data of these are given in shards")
     transform = reparametrised(density, structure, reparam).transform
     remember(transform, memory)
     return PushforwardState(q, transform)
@@ -221,7 +223,7 @@ def content_of_generator(rng: np.random.Generator) -> Content | None:
     return state if state["bit_generator"] in _GENERATORS else None
 
 
-def generator_of(state: Content | None) -> np.random.Generator | None:
+def restored_generator(state: Content | None) -> np.random.Generator | None:
     """Return the generator in a state: the inverse of `content_of_generator`."""
     if state is None:
         return None

@@ -16,7 +16,7 @@ POPULATION = "Population-level parameters"
 _SAMPLE = ("chain", "draw")
 
 
-class Plan(NamedTuple):
+class ShownVariables(NamedTuple):
     """Which variables a summary shows.
 
     Parameters
@@ -36,7 +36,7 @@ class Plan(NamedTuple):
         return [name for names in self.sections.values() for name in names]
 
 
-def plan_sections(roles: Roles, sizes: Mapping[str, int], *, group_effects: bool) -> Plan:
+def plan_sections(roles: Roles, sizes: Mapping[str, int], *, group_effects: bool) -> ShownVariables:
     """Return what a summary shows of a model.
 
     Parameters
@@ -49,7 +49,7 @@ def plan_sections(roles: Roles, sizes: Mapping[str, int], *, group_effects: bool
 
     Returns
     -------
-    Plan
+    ShownVariables
     """
     groups = roles.groups
     apart = {*roles.rows, *roles.raw}
@@ -63,7 +63,7 @@ def plan_sections(roles: Roles, sizes: Mapping[str, int], *, group_effects: bool
     shown = {heading: tuple(names) for heading, names in sections.items() if names} or {"": tuple(sizes)}
     if not groups:
         shown = {"": tuple(name for names in shown.values() for name in names)}
-    return Plan(shown, (*_counts(roles), *_left_out(roles, sizes, group_effects=group_effects)))
+    return ShownVariables(shown, (*_counts(roles), *_left_out(roles, sizes, group_effects=group_effects)))
 
 
 def _what(group: Grouping) -> str:
@@ -107,7 +107,7 @@ def _left_out(roles: Roles, sizes: Mapping[str, int], *, group_effects: bool) ->
 
 
 def arranged(
-    posterior: xr.Dataset, plan: Plan, scales: set[str], terms: Mapping[str, Sequence[str]]
+    posterior: xr.Dataset, plan: ShownVariables, scales: set[str], terms: Mapping[str, Sequence[str]]
 ) -> tuple[xr.Dataset, dict[str, slice]]:
     """Return the draws that a summary shows, and where the rows of each section will be.
 
@@ -116,10 +116,10 @@ def arranged(
     Parameters
     ----------
     posterior : xarray.Dataset
-    plan : Plan
+    plan : ShownVariables
     scales : set of str
     terms : mapping of str to sequence of str
-        Labels for the axes of scales that have none, as `terms_of` finds them.
+        Labels for the axes of scales that have none, as `names_of_terms` finds them.
 
     Returns
     -------
@@ -147,7 +147,7 @@ def arranged(
     return xr.Dataset(kept), where
 
 
-def terms_of(few: xr.Dataset, groups: Sequence[Grouping]) -> dict[str, list[str]]:
+def names_of_terms(few: xr.Dataset, groups: Sequence[Grouping]) -> dict[str, list[str]]:
     """Return the names of the terms that standard deviations and correlations belong to, by name of these.
 
     They are those of the axis of the effects that is not the axis of levels; a Cholesky factor has plain axes.

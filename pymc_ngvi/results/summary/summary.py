@@ -23,7 +23,7 @@ from pymc_ngvi.results.diagnosis.kept import Kept
 from pymc_ngvi.results.posterior import Posterior
 from pymc_ngvi.results.sampling import Sampling, sample_tree
 from pymc_ngvi.results.summary.card import html_card
-from pymc_ngvi.results.summary.sections import arranged, plan_sections, terms_of
+from pymc_ngvi.results.summary.sections import arranged, names_of_terms, plan_sections
 from pymc_ngvi.results.summary.table import Rows, as_html, as_text, rows_of
 from pymc_ngvi.results.summary.verdict import verdict_on
 
@@ -184,7 +184,7 @@ def _table(
         "posterior"
     ].to_dataset()
     scales = {name for g in roles.groups for name in g.scales}
-    shown, where = arranged(made, plan, scales, terms_of(few, roles.groups))
+    shown, where = arranged(made, plan, scales, names_of_terms(few, roles.groups))
     table = table_of(xr.DataTree.from_dict({"posterior": shown}), **options)
     sections = {heading: table.iloc[rows] for heading, rows in where.items()}
     notes = (*plan.notes, _error_sentence(posterior, draws), *_thin_tails(posterior))

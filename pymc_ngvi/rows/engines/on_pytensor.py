@@ -18,7 +18,7 @@ from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.reading.compiled import CompileAll, CompiledOnce
 from pymc_ngvi.reading.row_graphs import interacts, of_sum, path_of, shared_first, with_one_column
 from pymc_ngvi.reading.terms import Rows
-from pymc_ngvi.rows.expectation import RowFunction, SummedRowFunction, slices
+from pymc_ngvi.rows.expectation import RowFunction, SummedRowFunction, row_slices
 from pymc_ngvi.rows.row_gradient import FirstDerivatives
 from pymc_ngvi.rows.row_hessian import SecondDerivatives
 
@@ -132,5 +132,5 @@ class OnTwoAxes:
 
 def _few_at_a_time(function: Function, *predictors: Array) -> list[Array]:
     """Evaluate what may take much memory at a point."""
-    parts = [function(*[p[at] for p in predictors])[0] for at in slices(len(predictors[0]), _AT_A_TIME)]
+    parts = [function(*[p[at] for p in predictors])[0] for at in row_slices(len(predictors[0]), _AT_A_TIME)]
     return [np.concatenate(parts)]

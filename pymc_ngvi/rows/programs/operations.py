@@ -60,11 +60,6 @@ class Operation(NamedTuple):
     is_condition: bool = False
     is_step: bool = False
 
-    @property
-    def has_derivative(self) -> bool:
-        """Whether it has one, if only 0."""
-        return self.is_step or self.slopes is not None or self.tangent is not None
-
 
 # --- functions of arrays ---
 

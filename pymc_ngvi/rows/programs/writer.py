@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from pymc_ngvi.core.refusal import Reason, RefusedFor
 from pymc_ngvi.rows.programs.operations import OPERATIONS
 from pymc_ngvi.rows.programs.program import Call, RowProgram
 
 
-class CannotFollow(Exception):
+class CannotFollow(RefusedFor):
     """An operation is not known, or has no derivative."""
+
+    reason = Reason.NO_RULE
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.types import (
     Array,
+    BentRowsTarget,
     Density,
     Expectation,
     MeanHessian,
@@ -76,8 +77,8 @@ class Conditioned:
         return whole._replace(value=whole.value + own, grad=grad, hessian=hessian)
 
     def directions(self, rows: NDArray[np.intp]) -> Array:
-        """Return the slopes of the only predictor of each of some rows; see `RowsTarget`."""
-        slopes = cast(RowsTarget, self._target).directions(rows)
+        """Return the slopes of the only predictor of each of some rows; see `BentRowsTarget`."""
+        slopes = cast(BentRowsTarget, self._target).directions(rows)
         slopes[:, self._index] = 0.0
         return slopes
 

@@ -54,7 +54,7 @@ def lost_scales(target: Density, estimator: Estimator, q: GaussianState) -> list
     It takes one Hessian, and none for a target that does not tell which coordinates are logarithms of positive
     variables.
     """
-    positive: Sequence[NDArray[np.intp]] = getattr(getattr(target, "info", None), "positive", ())
+    positive: Sequence[NDArray[np.intp]] = getattr(target, "positive", ())
     if not positive or not hasattr(q, "precision_product") or not estimator.has_hessian(target):
         return []
     hessian = estimator.hessian_at_mean(target, q)

@@ -4,7 +4,7 @@ from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.steps.incremental.sites import as_hessian
 
 
-def gap_of(q: GaussianState, grad: Array, hessian: Array) -> float:
+def gap_by_newton(q: GaussianState, grad: Array, hessian: Array) -> float:
     """Return the nats to be gained where expected derivatives, the Hessian packed, are off by so much."""
     whitened = q.whiten(grad[None])[0]
     error = q.flat(q.curvature(as_hessian(hessian, q.n_dim)))

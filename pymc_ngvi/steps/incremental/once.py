@@ -12,8 +12,8 @@ import numpy as np
 
 from pymc_ngvi.core.stream import StreamTarget
 from pymc_ngvi.core.types import GaussianState
-from pymc_ngvi.steps.incremental.measures import gap_of, moves
-from pymc_ngvi.steps.incremental.sites import Quadratic, Seen, packed
+from pymc_ngvi.steps.incremental.measures import gap_by_newton, moves
+from pymc_ngvi.steps.incremental.sites import Quadratic, SeenByQuadratics, packed
 from pymc_ngvi.steps.incremental.state import IncrementalState
 
 #: Times that rows are asked; nats that a correction gains, below which it is the last.
@@ -33,9 +33,9 @@ def corrected(target: StreamTarget, step: Step, state: IncrementalState) -> Incr
         if gap < _NEAR:
             break
     # Of the changes' scatter no more is known than their squares, which have the changes themselves in them.
-    seen = Seen.of(q)
+    seen = SeenByQuadratics.of(q)
     slopes = np.array([change.grad(seen) for change in changes])
-    gap = sum(gap_of(q, slope, -change.precision) for slope, change in zip(slopes, changes, strict=True))
+    gap = sum(gap_by_newton(q, slope, -change.precision) for slope, change in zip(slopes, changes, strict=True))
     values = np.array([change.value(seen) for change in changes])
     return replace(
         state,
@@ -49,7 +49,7 @@ def corrected(target: StreamTarget, step: Step, state: IncrementalState) -> Incr
 
 def _changes(target: StreamTarget, q: GaussianState, state: IncrementalState) -> tuple[list[Quadratic], float]:
     """Return what each batch is to be expected to say now, less what it said then, and the error of quadrature."""
-    seen, result, error = Seen.of(q), [], 0.0
+    seen, result, error = SeenByQuadratics.of(q), [], 0.0
     for which, site in enumerate(state.sites):
         assert site is not None
         assert site.part is not None

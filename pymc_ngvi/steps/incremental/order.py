@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pymc_ngvi.core.types import GaussianState
-from pymc_ngvi.steps.incremental.sites import Quadratic, Seen
+from pymc_ngvi.steps.incremental.sites import Quadratic, SeenByQuadratics
 
 #: Batches from which on an order can be seen; errors of the serial correlation, and its least size, that count as one;
 #: sampling variances that batches may differ by.
@@ -24,7 +24,7 @@ def sign_of_order(q: GaussianState, sites: Sequence[Quadratic]) -> str:
     """
     if len(sites) < _FEWEST:
         return ""
-    seen, sizes = Seen.of(q), np.array([site.n_rows for site in sites], dtype=float)
+    seen, sizes = SeenByQuadratics.of(q), np.array([site.n_rows for site in sites], dtype=float)
     slopes = q.whiten(np.array([site.grad(seen) for site in sites]))
     parts = sizes / sizes.sum()
     # Where rows come in any order, each is an independent draw with the covariance of the information of a batch.

@@ -32,10 +32,10 @@ from pymc_ngvi.core.types import (
 )
 from pymc_ngvi.estimators.quadrature import ExactEvaluation
 from pymc_ngvi.steps.exact import ExactRule
-from pymc_ngvi.steps.incremental.measures import gap_of, moves
+from pymc_ngvi.steps.incremental.measures import gap_by_newton, moves
 from pymc_ngvi.steps.incremental.once import corrected
 from pymc_ngvi.steps.incremental.order import sign_of_order
-from pymc_ngvi.steps.incremental.sites import Quadratic, Seen, as_hessian, packed
+from pymc_ngvi.steps.incremental.sites import Quadratic, SeenByQuadratics, as_hessian, packed
 from pymc_ngvi.steps.incremental.state import Change, IncrementalState, Site
 
 #: Nats that a step may promise and be taken unseen; steps on one batch, the first one of all and others, at most;
@@ -52,7 +52,7 @@ class _Tried(NamedTuple):
     Parameters
     ----------
     q : GaussianState
-    seen : Seen
+    seen : SeenByQuadratics
     batch : Expectation
         Of the log likelihood of the batch.
     elbo : float
@@ -62,7 +62,7 @@ class _Tried(NamedTuple):
     """
 
     q: GaussianState
-    seen: Seen
+    seen: SeenByQuadratics
     batch: Expectation
     elbo: float
     moments: Moments
@@ -160,7 +160,7 @@ class Incremental(ExactRule[StreamTarget, IncrementalState]):
     def _tried(self, q: GaussianState, visit: _Visit, before: _Tried | None = None) -> _Tried:
         """Evaluate a state on the prior, a batch, and the sites of the others."""
         with np.errstate(all="ignore"):
-            seen, prior = Seen.of(q), self._target.of_prior(q)
+            seen, prior = SeenByQuadratics.of(q), self._target.of_prior(q)
             batch = self._target.of_batch(q, None if before is None else before.batch.rules)
             others, weight = visit.others, visit.weight
             value = prior.value + weight * (batch.value + others.value(seen))
@@ -202,7 +202,7 @@ class Incremental(ExactRule[StreamTarget, IncrementalState]):
 
     def _stepped(self, q: GaussianState, total: Quadratic) -> tuple[float, GaussianState]:
         """Take a natural step where all batches are their sites; return the nats that it promised, too."""
-        seen, prior = Seen.of(q), self._target.of_prior(q)
+        seen, prior = SeenByQuadratics.of(q), self._target.of_prior(q)
         hessian = packed(prior, q) - total.precision
         whole = prior._replace(grad=prior.grad + total.grad(seen), hessian=as_hessian(hessian, q.n_dim))
         moments = self._estimator.moments(cast(Target, self._target), q, _NO_DRAWS, _evaluation_of(whole, 0.0))
@@ -211,7 +211,7 @@ class Incremental(ExactRule[StreamTarget, IncrementalState]):
     def _elbo_of(self, state: IncrementalState) -> float:
         """Return the ELBO, as the sites have it."""
         weight = self._target.total_size / state.total.n_rows
-        value = self._target.of_prior(state.q).value + weight * state.total.value(Seen.of(state.q))
+        value = self._target.of_prior(state.q).value + weight * state.total.value(SeenByQuadratics.of(state.q))
         return value + state.q.entropy()
 
     # --- the end of a pass ---
@@ -234,7 +234,7 @@ class Incremental(ExactRule[StreamTarget, IncrementalState]):
             return replace(state, elbo=self._elbo_of(state))
         if not number:
             return state
-        gap = gap_of(state.q, change.grad, change.hessian)
+        gap = gap_by_newton(state.q, change.grad, change.hessian)
         error = abs(change.value) + change.error
         moved = float(np.abs(moves(state.q, change.grad[None])).max())
         return replace(state, gaps=(*state.gaps, gap), elbo_error=error, moved=moved)

@@ -17,7 +17,7 @@ from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array, Expectation, GaussianState
 
 
-class Seen(NamedTuple):
+class SeenByQuadratics(NamedTuple):
     """What quadratic functions see of a Gaussian.
 
     Parameters
@@ -60,7 +60,7 @@ class Quadratic:
     precision: Array
 
     @classmethod
-    def of(cls, n_rows: int, value: float, grad: Array, hessian: Array, seen: Seen) -> Self:
+    def of(cls, n_rows: int, value: float, grad: Array, hessian: Array, seen: SeenByQuadratics) -> Self:
         """Return the function with an expectation and derivatives, the Hessian packed, under a Gaussian."""
         flat = cls(n_rows, 0.0, grad, -hessian)
         linear = grad + flat.times(seen.mean)
@@ -95,13 +95,13 @@ class Quadratic:
         result: Array = unpack(self.precision, n_dim) @ theta
         return result
 
-    def value(self, seen: Seen) -> float:
+    def value(self, seen: SeenByQuadratics) -> float:
         """Return the expectation under a Gaussian."""
         mean = seen.mean
         square = float(mean @ self.times(mean)) + float(self.precision @ seen.cov)
         return self.constant + float(self.linear @ mean) - 0.5 * square
 
-    def grad(self, seen: Seen) -> Array:
+    def grad(self, seen: SeenByQuadratics) -> Array:
         """Return the expectation of the gradient."""
         result: Array = self.linear - self.times(seen.mean)
         return result

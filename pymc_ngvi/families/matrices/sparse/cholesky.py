@@ -25,7 +25,7 @@ from threadpoolctl import ThreadpoolController
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.families.matrices import stacks as dense
-from pymc_ngvi.families.matrices.sparse.fronts import Fronts, Stack
+from pymc_ngvi.families.matrices.sparse.fronts import Fronts, FrontStack
 from pymc_ngvi.families.matrices.sparse.triangles import Triangles
 
 _ROOT_2 = float(np.sqrt(2.0))
@@ -174,7 +174,7 @@ class SparseCholesky:
         x[:-1] = vectors[self.fronts.order]
         return x
 
-    def _panel(self, stack: Stack) -> Array:
+    def _panel(self, stack: FrontStack) -> Array:
         return _shaped(stack, self.panels[stack.of_panels])
 
     # --- matrices in the form of panels ---
@@ -231,7 +231,7 @@ class SparseCholesky:
         """Of each stack, the roots of the inverse beside."""
         return [self._root(stack) for stack in self.fronts.stacks]
 
-    def _root(self, stack: Stack) -> Triangles:
+    def _root(self, stack: FrontStack) -> Triangles:
         k, m = stack.shape[1:]
         among = _shaped(stack, self._inverse_fronts[stack.of_fronts])[:, k:, k:]
         if not m:
@@ -296,7 +296,7 @@ def _weights(k: int, below: float) -> Array:
     return weights
 
 
-def _shaped(stack: Stack, numbers: Array) -> Array:
+def _shaped(stack: FrontStack, numbers: Array) -> Array:
     """Return fronts or panels of a stack, as a view."""
     n, k, m = stack.shape
     return numbers.reshape(n, k + m, -1)
@@ -308,14 +308,14 @@ def _lower(fronts: Fronts, panels: Array) -> Array:
     return panels
 
 
-def _pass_on(stack: Stack, work: Array, change: Array) -> None:
+def _pass_on(stack: FrontStack, work: Array, change: Array) -> None:
     """Add what is beside to the fronts of the parents."""
     n, _, m = stack.shape
     i, j = stack.lower
     np.add.at(work, stack.to.ravel(), change.reshape(n, m * m).take(i * m + j, axis=1).ravel())
 
 
-def _gathered(stack: Stack, work: Array) -> Array:
+def _gathered(stack: FrontStack, work: Array) -> Array:
     """Return what the fronts of the parents have beside."""
     n, _, m = stack.shape
     i, j = stack.lower

@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.families.matrices.sparse import order
-from pymc_ngvi.families.matrices.sparse.order import Ints, Parts
+from pymc_ngvi.families.matrices.sparse.order import Ints, Supernodes
 
 #: Sizes to which fronts are filled up, as ratios to the next.
 _RATIO = 1.25
 
 
-class Stack(NamedTuple):
+class FrontStack(NamedTuple):
     """Fronts of one depth and size.
 
     Parameters
@@ -136,11 +136,11 @@ class Fronts:
     Parameters
     ----------
     pattern : Pattern
-    parts : Parts
+    parts : Supernodes
     """
 
     pattern: Pattern
-    parts: Parts
+    parts: Supernodes
 
     @functools.cached_property
     def symbolic(self) -> _Symbolic:
@@ -183,7 +183,7 @@ class Fronts:
         return _layout(self.parts, self.symbolic)
 
     @functools.cached_property
-    def stacks(self) -> list[Stack]:
+    def stacks(self) -> list[FrontStack]:
         """All fronts, those first that are eliminated first."""
         return [_stack(which, self.symbolic, self._layout) for which in self._layout.stacks]
 
@@ -268,7 +268,7 @@ def fronts_of(pattern: Pattern) -> Fronts:
     return min(found, key=lambda fronts: fronts.flops)
 
 
-def _symbolic(pattern: Pattern, parts: Parts) -> _Symbolic:
+def _symbolic(pattern: Pattern, parts: Supernodes) -> _Symbolic:
     """Find what is beside each part, from the deepest on."""
     part, depth = parts
     n, n_parts = pattern.n_dim, len(depth)
@@ -324,7 +324,7 @@ def _filled_up(size: Ints) -> Ints:
     return np.array(steps)[np.searchsorted(steps, size)]
 
 
-def _layout(parts: Parts, s: _Symbolic) -> _Layout:
+def _layout(parts: Supernodes, s: _Symbolic) -> _Layout:
     """Lay out all fronts."""
     n, depth = len(s.place), parts.depth
     k, m = _filled_up(s.n_own), _filled_up(s.n_beside)
@@ -353,7 +353,7 @@ def _begin(size: Ints, sequence: Ints) -> Ints:
     return result
 
 
-def _stack(which: Ints, s: _Symbolic, layout: _Layout) -> Stack:
+def _stack(which: Ints, s: _Symbolic, layout: _Layout) -> FrontStack:
     """Return the stack of some parts."""
     n = len(s.place)
     k, m = int(layout.k[which[0]]), int(layout.m[which[0]])
@@ -367,11 +367,11 @@ def _stack(which: Ints, s: _Symbolic, layout: _Layout) -> Stack:
     begin = int(layout.at[which[0]]), int(layout.panel[which[0]])
     if not m:
         nothing = np.empty((len(which), 0), dtype=np.int64)
-        return Stack(own, nothing, *begin, filled, lower, nothing)
+        return FrontStack(own, nothing, *begin, filled, lower, nothing)
     inside = row < s.n_beside[which][:, None]
     index = np.where(inside, layout.first[which][:, None] + row, 0)
     beside, there = np.where(inside, s.beside[index], n), np.where(inside, layout.inner[index], 0)
     big = layout.parent[which]
     wide = (layout.k + layout.m)[big]
     to = layout.at[big][:, None] + there[:, lower[0]] * wide[:, None] + there[:, lower[1]]
-    return Stack(own, beside, *begin, filled, lower, to)
+    return FrontStack(own, beside, *begin, filled, lower, to)

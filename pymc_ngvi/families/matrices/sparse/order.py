@@ -37,7 +37,7 @@ _SLOWLY = 0.1
 _SMALL = 4.0
 
 
-class Parts(NamedTuple):
+class Supernodes(NamedTuple):
     """Coordinates that are eliminated together.
 
     Parameters
@@ -52,7 +52,7 @@ class Parts(NamedTuple):
     depth: Ints
 
 
-def candidates(graph: sparse.csr_array) -> list[Parts]:
+def candidates(graph: sparse.csr_array) -> list[Supernodes]:
     """Return orders of which one should be good.
 
     Parameters
@@ -117,22 +117,22 @@ def _without(graph: sparse.csr_array, first: NDArray[np.bool_]) -> tuple[Ints, s
     return rest, (among + between @ between.T).astype(bool).tocsr()
 
 
-def _joined(found: Parts, rest: Ints, first: NDArray[np.bool_]) -> Parts:
+def _joined(found: Supernodes, rest: Ints, first: NDArray[np.bool_]) -> Supernodes:
     """Return the order of all from that of the rest, which comes after ``first``."""
     inner = np.flatnonzero(first)
     part = np.empty(len(first), dtype=np.int64)
     part[rest], part[inner] = found.part, len(found.depth) + np.arange(len(inner))
-    return Parts(part, np.append(found.depth, np.full(len(inner), found.depth.max(initial=-1) + 1)))
+    return Supernodes(part, np.append(found.depth, np.full(len(inner), found.depth.max(initial=-1) + 1)))
 
 
-def _beside(graph: sparse.csr_array, first: NDArray[np.bool_]) -> Parts:
+def _beside(graph: sparse.csr_array, first: NDArray[np.bool_]) -> Supernodes:
     """Eliminate independent coordinates first, and dissect what is left."""
     rest, filled = _without(graph, first)
     degree = np.diff(filled.indptr)
     return _joined(_dissected(filled, np.flatnonzero(degree > _HIGH[0] * degree.mean())), rest, first)
 
 
-def _dissected(graph: sparse.csr_array, apart: Ints) -> Parts:
+def _dissected(graph: sparse.csr_array, apart: Ints) -> Supernodes:
     """Cut into halves until these are small, coordinates ``apart`` aside."""
     part = np.full(graph.shape[0], -1, dtype=np.int64)
     part[apart] = 0
@@ -149,7 +149,7 @@ def _dissected(graph: sparse.csr_array, apart: Ints) -> Parts:
         depth.append(np.full(len(found), len(depth)))
         left = np.flatnonzero(~done)
         graph, open_ = graph[left][:, left], open_[left]
-    return Parts(part, np.concatenate(depth))
+    return Supernodes(part, np.concatenate(depth))
 
 
 def _cut(graph: sparse.csr_array) -> Ints:

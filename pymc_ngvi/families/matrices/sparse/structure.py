@@ -16,7 +16,7 @@ from pymc_ngvi.core.types import Array, MeanHessian
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
 from pymc_ngvi.families.matrices.sparse.fronts import Fronts, fronts_of
-from pymc_ngvi.families.matrices.sparse.order import Ints, Parts
+from pymc_ngvi.families.matrices.sparse.order import Ints, Supernodes
 from pymc_ngvi.families.matrices.structure import Structure
 
 #: Part of the coordinates that a global parameter touches, at least.
@@ -98,7 +98,7 @@ class FilledStructure(Structure):
             raise ValueError("the pattern of the precision is none: it should have the whole diagonal")
         if not np.array_equal(np.unique(part), np.arange(len(depth))) or depth.min(initial=0) < 0:
             raise ValueError("the order of elimination is none")
-        return cls(Fronts(Pattern(rows, cols, n_dim), Parts(part, depth)))
+        return cls(Fronts(Pattern(rows, cols, n_dim), Supernodes(part, depth)))
 
     @property
     def pattern(self) -> Pattern:
