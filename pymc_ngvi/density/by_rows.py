@@ -77,7 +77,7 @@ class ByRows:
     def reading(self) -> Reading | None:
         """Log p taken apart, whatever became of its rows; None where it does not come apart."""
         self._refused  # noqa: B018 (looks for them)
-        return self._kept.reading
+        return None if self._graphs.is_large else self._kept.reading
 
     @property
     def are_known(self) -> bool:
