@@ -89,17 +89,26 @@ def _compiled_once():
     modules = [importlib.import_module(f"pymc_ngvi.{name}") for name in ("fitting.given", "results.loading")]
     make, made = modules[0].LogDensity, {}
 
-    def compiled(model, backend="auto", compile_kwargs=None):
-        last = None if compile_kwargs else made.get((model, backend))
-        share = last is not None and not last.has_minibatch
-        density = last.again(backend) if share else make(model, backend, compile_kwargs)
-        if not compile_kwargs:
-            made[model, backend] = density
-        return density
+    class Once(type):
+        """Of what stands for `LogDensity`: makes one, and knows one."""
+
+        def __call__(cls, model, backend="auto", compile_kwargs=None):
+            last = None if compile_kwargs else made.get((model, backend))
+            share = last is not None and not last.has_minibatch
+            density = last.again(backend) if share else make(model, backend, compile_kwargs)
+            if not compile_kwargs:
+                made[model, backend] = density
+            return density
+
+        def __instancecheck__(cls, instance):
+            return isinstance(instance, make)
+
+    class CompiledOnce(metaclass=Once):
+        """In the place of `LogDensity`."""
 
     with pytest.MonkeyPatch.context() as patch:
         for module in modules:
-            patch.setattr(module, "LogDensity", compiled)
+            patch.setattr(module, "LogDensity", CompiledOnce)
         yield
 
 

@@ -103,7 +103,7 @@ def test_positive_variables_are_where_their_coordinates_are():
     density = density_of(linear)
     target = RowSpaceDensity(density, density.seen_from_rows)
     z = np.random.default_rng(1).standard_normal(target.n_dim)
-    [ours], [theirs] = target.info.positive, density.info.positive
+    [ours], [theirs] = target.positive, density.positive
     assert_allclose(z[ours], target.space.to_theta(z[None])[0, theirs])
     assert_allclose(target.space.of_theta(target.space.to_theta(z[None])[0]), z, atol=1e-12)
 

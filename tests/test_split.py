@@ -2,6 +2,7 @@
 
 import numpy as np
 import pymc as pm
+import pytensor
 import pytensor.tensor as pt
 import pytest
 
@@ -111,6 +112,15 @@ def nested_groups():
     pm.Poisson("y", pt.exp(s[np.arange(80) % 60]), observed=_RNG.poisson(1.3, 80))
 
 
+def recursion():
+    """The graph does not tell that states of one group depend on its effect alone: moving it does."""
+    u = pm.Normal("u", 0.1, pm.HalfNormal("sd", 1.3), shape=N_GROUPS)
+    states = pytensor.scan(
+        lambda x, u: 0.5 * x + u, outputs_info=[pt.zeros(N_GROUPS)], non_sequences=[u], n_steps=3, return_updates=False
+    )
+    pm.Poisson("y", pt.exp(states), observed=_RNG.poisson(1.3, (3, N_GROUPS)))
+
+
 #: Models, and how many levels their trees have.
 MODELS = {
     poisson: 1,
@@ -125,6 +135,7 @@ MODELS = {
     slopes_not_centred: 2,
     two_vectors_of_effects: 2,
     nested_groups: 2,
+    recursion: 1,
 }
 
 
@@ -174,7 +185,7 @@ def test_terms(make, rng):
 
 
 #: Models with a part that is no row: a multivariate normal prior with unknown correlations.
-NO_ROWS = {slopes_with_lkj}
+NO_ROWS = {slopes_with_lkj, recursion}
 
 
 @pytest.mark.parametrize("engine", ["quick", "c"])

@@ -31,6 +31,8 @@ type Integers = NDArray[np.intp]
 
 #: Values of rows that depend on globals alone, computed at a time.
 _AT_A_TIME = 2**20
+#: Why terms can't be told apart.
+SEVERAL = "an element of log p depends on several blocks of local coordinates at once"
 
 
 class CannotSplit(RefusedFor):
@@ -221,7 +223,7 @@ class RowTerms:
         ]
 
     def _add(self, rows: RowFunction) -> None:
-        owner = _owners([self._of_locals[column] for column in rows.index.T], self._forest)
+        owner = owners([self._of_locals[column] for column in rows.index.T], self._forest)
         block = np.append(self._forest.block, -1)[owner]
         order = np.argsort(block, kind="stable")
         first = int(np.searchsorted(block[order], 0))
@@ -265,7 +267,7 @@ class RowTerms:
         return BlockTerms(parts, self._slope[places])
 
 
-def _owners(of_locals: Sequence[sparse.csr_array], forest: Trees) -> Integers:
+def owners(of_locals: Sequence[sparse.csr_array], forest: Trees) -> Integers:
     """Return the place of the deepest coordinate that each row depends on, (n_rows,), -1 for none."""
     n_rows = of_locals[0].shape[0]
     row = np.concatenate([np.repeat(np.arange(n_rows), np.diff(x.indptr)) for x in of_locals])
@@ -274,7 +276,7 @@ def _owners(of_locals: Sequence[sparse.csr_array], forest: Trees) -> Integers:
     order = np.argsort(forest.level[place], kind="stable")
     owner[row[order]] = place[order]  # the deepest comes last
     if (forest.path[owner[row], forest.level[place]] != place).any():
-        raise CannotSplit("a term of log p depends on several blocks of local coordinates at once")
+        raise CannotSplit(SEVERAL)
     return owner
 
 

@@ -24,6 +24,7 @@ from pymc_ngvi.density.row_space import SeenFromRows, seen_from_rows
 from pymc_ngvi.density.sparse_hessian import is_dense
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.reading.interacting import is_smooth
+from pymc_ngvi.reading.reading import Reading
 from pymc_ngvi.rows.mean_hessian import Known, PredictorMeanHessian
 from pymc_ngvi.rows.pattern import pattern_of_rows
 from pymc_ngvi.rows.row_hessian import FEW_PREDICTORS, RowHessian, SecondDerivatives
@@ -71,6 +72,12 @@ class ByRows:
         refused = self._refused
         in_part = refused is not None and refused.code is Reason.NOT_ALL_ROWS
         return self._kept.parts if refused is None or in_part else None
+
+    @property
+    def reading(self) -> Reading | None:
+        """Log p taken apart, whatever became of its rows; None where it does not come apart."""
+        self._refused  # noqa: B018 (looks for them)
+        return None if self._graphs.is_large else self._kept.reading
 
     @property
     def are_known(self) -> bool:
@@ -151,10 +158,12 @@ class ByRows:
     def _taken_apart(self, anew: bool) -> Expectations:
         rows = self._kept.parts
         if rows is None:
-            functions, simplify = self._functions, functools.partial(graph.simplify, check_bounds=False)
+            functions, graphs = self._functions, self._graphs
+            simplify = functools.partial(graph.simplify, check_bounds=False)
             with functions.timed():
                 compile_, backend = functions.compile_for_rows, functions.backend_of_rows
-                return Expectations(self._graphs.logp, self._graphs.theta, simplify, compile_, backend)
+                self._kept.reading = Reading(graphs.parts, graphs.theta, simplify, compile_)
+                return Expectations(self._kept.reading, compile_, backend)
         if anew:
             rows.retake()
         elif not self._graphs.minibatches:

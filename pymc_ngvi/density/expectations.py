@@ -2,7 +2,7 @@
 
 import copy
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -15,14 +15,9 @@ from pytensor.graph.basic import Variable
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.target import Bends, Expectation, RowRules, Spread
 from pymc_ngvi.core.values import Array
-from pymc_ngvi.graphs import graph
-from pymc_ngvi.graphs.backends import without_c
-from pymc_ngvi.ops.facts import Facts
-from pymc_ngvi.reading.compiled import CompiledOnce, quickly
-from pymc_ngvi.reading.distribute import as_sum, conditions_of, without_checks
 from pymc_ngvi.reading.found import Compile, Predictors
+from pymc_ngvi.reading.reading import Reading
 from pymc_ngvi.reading.sums import JointPredictors
-from pymc_ngvi.reading.terms import Terms, terms_of
 from pymc_ngvi.rows.covariances import PairCovariances
 from pymc_ngvi.rows.engines import engine_for
 from pymc_ngvi.rows.expectation import RowFunction
@@ -31,8 +26,6 @@ from pymc_ngvi.rows.mean_hessian import NO_PATTERNS, Patterns, PredictorMeanHess
 from pymc_ngvi.rows.roots import Roots
 from pymc_ngvi.rows.scatter import Scatter
 from pymc_ngvi.rows.taken import Taken, changed
-
-type Simplify = Callable[[list[Variable]], list[Variable]]
 
 #: Nats that quadrature may be off by, all rows together, where their functions are smooth; for each coordinate, where
 #: that is more; the least for a row.
@@ -58,15 +51,14 @@ class Seen(NamedTuple):
 
 
 class Expectations:
-    """A log density taken apart, and its expectations where it is a sum over rows.
+    """Expectations of a log density that is a sum over rows.
 
     Parameters
     ----------
-    logp : pytensor scalar
-        Simplified.
-    theta : pytensor vector
-    simplify, compile_ : callable
-        How graphs are simplified, and compiled.
+    reading : Reading
+        Of log p. With a rest, its terms are all there is to be had.
+    compile_ : callable
+        How graphs are compiled.
     backend : str
         Whose engine evaluates rows.
 
@@ -74,46 +66,40 @@ class Expectations:
     ----------
     engine : Engine
     terms : Terms
-        With a rest, they are all there is to be had.
-    leaves_out_conditions : bool
-        Whether log p is -inf under conditions that rows know nothing of.
-    conditions : list of pytensor variables or None
-        Those, of the predictors; None where some part of log p is -inf, but not all.
     n_rows_in_all : int
         Rows among which the error of quadrature is to be shared, where this is a part of a log density; 0 where it is
         not.
 
     Raises
     ------
-    NotApart
-        Where it does not come apart.
+    TooDenseError
+        Where predictors have covariances that are too many to hold.
     """
 
-    def __init__(
-        self, logp: Variable, theta: Variable, simplify: Simplify, compile_: Compile, backend: str = "quick"
-    ) -> None:
+    def __init__(self, reading: Reading, compile_: Compile, backend: str = "quick") -> None:
         self.n_rows_in_all = 0
-        self.engine, self._of_weights = engine_for(backend, compile_), CompiledOnce(quickly)
-        self._predictors = Predictors(logp, theta, compile_)
+        self._reading, self.engine = reading, engine_for(backend, compile_)
         self._other: AffineMap | None = None
-        with without_c():
-            [inner] = graph.inline_inner_graphs(simplify([self._predictors.density()]))
-        checked, self.conditions = without_checks(inner), conditions_of(inner)
-        self.leaves_out_conditions = checked is not inner
-        self._inner = as_sum(checked, self._predictors.vector)
-        self._facts = Facts(self._inner, self._predictors.vector, conditions=True)
-        self._take_apart()
+        self._take()
 
-    def _take_apart(self) -> None:
-        self._version = self._predictors.version
-        self.terms: Terms = terms_of(self._inner, self._predictors.vector, self._facts, self._of_weights)
-        self._constant = 0.0
+    def _take(self) -> None:
+        self.terms, self._constant = self._reading.terms, 0.0
         self._joint: JointPredictors | None = None
         if self.terms.rest:  # no expectation is ever taken
             return
         self._rows = [self.engine.row_function(rows) for rows in self.terms.rows]
-        self._joint = self._predictors.with_sums(self._used())
+        self._joint = self.predictors.with_sums(self._used())
         self._sum_up(self.linear_map)
+
+    @property
+    def leaves_out_conditions(self) -> bool:
+        """Whether log p is -inf under conditions that rows know nothing of."""
+        return self._reading.leaves_out_conditions
+
+    @property
+    def conditions(self) -> list[Variable] | None:
+        """Those, of the predictors; None where some part of log p is -inf under one, but not all."""
+        return self._reading.conditions
 
     def _used(self) -> Ints:
         """Return the predictors in which log p is not linear."""
@@ -165,47 +151,27 @@ class Expectations:
         return total
 
     def refresh(self) -> bool:
-        """Take the data as they are now; tell whether they have changed, so that `anchor` is needed again.
-
-        Raises
-        ------
-        NotApart
-            Where log p does not come apart any more.
-        """
-        self._predictors.refresh()
-        if self._predictors.version == self._version:
+        """Take the data as they are now; tell whether they have changed, so that `anchor` is needed; see `Reading`."""
+        if not self._reading.refresh():
             return False
-        self._facts.refresh()
-        self._take_apart()
+        self._take()
         return True
 
     def renew(self) -> bool:
-        """Take the values of data as they are now, the same elements of log p being rows as before.
-
-        Returns
-        -------
-        bool
-            False where that does not serve: `retake` is needed. That the rows add up to log p is not seen to.
-        """
-        if self.terms.rest:
+        """Take the values of data as they are now, for the same rows; tell whether that serves; see `Reading`."""
+        if not self._reading.renew():
             return False
-        self._predictors.renew()
-        self._facts.refresh()
-        terms = self.terms.renewed(self._predictors.vector, self._facts)
-        if terms is None:
-            return False
-        self._version, self.terms, self._constant = self._predictors.version, terms, 0.0
-        self._rows = [self.engine.with_data(f, rows) for f, rows in zip(self._rows, terms.rows, strict=True)]
+        self.terms, self._constant = self._reading.terms, 0.0
+        self._rows = [self.engine.with_data(f, rows) for f, rows in zip(self._rows, self.terms.rows, strict=True)]
         if self._joint is not None:
             self._joint = self._joint.renewed()
         self._sum_up(self.linear_map)
         return True
 
     def retake(self) -> None:
-        """Take the data as they are now, and log p apart once more; raises as `refresh`."""
-        self._predictors.retake()
-        self._facts.refresh()
-        self._take_apart()
+        """Take the data as they are now, and log p apart once more."""
+        self._reading.retake()
+        self._take()
 
     # --- in other coordinates ---
 
@@ -214,7 +180,7 @@ class Expectations:
         """The predictors as functions of theta."""
         if self._other is not None:
             return self._other
-        return self._predictors.linear_map if self._joint is None else self._joint.linear_map
+        return self.predictors.linear_map if self._joint is None else self._joint.linear_map
 
     @property
     def joint(self) -> JointPredictors | None:
@@ -270,7 +236,7 @@ class Expectations:
     @property
     def predictors(self) -> Predictors:
         """The predictors of all rows."""
-        return self._predictors
+        return self._reading.predictors
 
     @property
     def n_directions(self) -> int:

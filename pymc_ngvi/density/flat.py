@@ -4,10 +4,11 @@ import contextlib
 import functools
 import time
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import cast
 
 import pymc as pm
+import pytensor.tensor as pt
 
 from pymc.pytensorf import compile as pymc_compile
 from pytensor.compile import Function
@@ -24,6 +25,7 @@ from pymc_ngvi.graphs.jaxed import InFloat64, filled_up, in_float64
 from pymc_ngvi.graphs.layout import Layout
 from pymc_ngvi.graphs.matrices import hold_by_rows, hold_matrices
 from pymc_ngvi.ops.cost import Cost, estimate, estimate_of_jets
+from pymc_ngvi.reading.factors import Factor
 
 #: How many times as many points there are in the next shape that JAX compiles a function for.
 _PER_SHAPE = 4
@@ -38,30 +40,34 @@ class FlatGraphs:
     ----------
     model : pymc.Model
     layout : Layout
-    logp : pytensor scalar
-        Of the value variables.
+    factors : sequence of Factor
+        Of which log p is the sum.
     may_be_large : bool
         Whether a recursion that is written out is treated as such.
 
     Attributes
     ----------
     theta, logp : pytensor variables
+    parts : list of pytensor scalars
+        The sums of the elements of factors, simplified: log p is their sum.
     minibatches : Minibatches
         The rows in use.
     is_large : bool
     """
 
-    def __init__(self, model: pm.Model, layout: Layout, logp: Variable, *, may_be_large: bool) -> None:
-        self.model, self.layout = model, layout
+    def __init__(self, model: pm.Model, layout: Layout, factors: Sequence[Factor], *, may_be_large: bool) -> None:
+        self.model, self.layout, self.factors = model, layout, factors
         self.is_large = False
         with without_c():  # constants are computed by running their graphs
             self.theta = graph.flat_input(layout)
-            self.minibatches = Minibatches([logp])
-            [logp] = self.on_flat_vector([logp])
-            self.is_large = may_be_large and large.is_large(logp)
-            [self.logp] = self.simplify([logp])
-            if loops.has_loops([self.logp]):
-                [self.logp] = loops.with_short_steps([self.logp], self.simplify)
+            sums = [factor.logp.sum() for factor in factors]
+            self.minibatches = Minibatches(sums)
+            sums = self.on_flat_vector(sums)
+            self.is_large = may_be_large and large.is_large(pt.add(pt.constant(0.0), *sums))
+            self.parts = self.simplify(sums)
+            if loops.has_loops(self.parts):
+                self.parts = loops.with_short_steps(self.parts, self.simplify)
+            self.logp = pt.add(pt.constant(0.0), *self.parts)
 
     def __getstate__(self) -> dict[str, object]:
         """Return what to pickle: rules are made again."""

@@ -2,13 +2,12 @@
 
 import time
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pymc as pm
 
 from numpy.typing import NDArray
-from pytensor.graph.basic import Variable
 
 from pymc_ngvi.core.heap import keep_freed_memory
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
@@ -32,6 +31,7 @@ from pymc_ngvi.density.row_space import SeenFromRows
 from pymc_ngvi.density.rows import LikelihoodRows
 from pymc_ngvi.density.second_order import SecondOrder
 from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.reading.factors import Factor, factors_of
 
 
 class LogDensity(ModelDensity):
@@ -53,8 +53,8 @@ class LogDensity(ModelDensity):
         choice is in `backend`.
     compile_kwargs : dict, optional
         Options of ``pytensor.function``.
-    log_p : callable, optional
-        From the model to log p, or a part of it, as a function of the value variables. Default: all of it.
+    factors : callable, optional
+        From the model to the factors that log p is the sum of. Default: all of them.
 
     Attributes
     ----------
@@ -86,23 +86,20 @@ class LogDensity(ModelDensity):
         backend: str = "auto",
         compile_kwargs: Mapping[str, object] | None = None,
         *,
-        log_p: Callable[[pm.Model], Variable] | None = None,
+        factors: Callable[[pm.Model], Sequence[Factor]] | None = None,
     ) -> None:
         check_backend(backend, compile_kwargs)
         check_model(model)
         keep_freed_memory()
         began = time.perf_counter()
         self._requested, self._state, self._seconds_before = backend, ModelState.of(model), 0.0
-        observed = LikelihoodRows.of(model)
         self.n_gradients = self.n_hessians = 0
         self._find_point: Callable[[], dict[str, AnyArray]] | None = initial_point_function(model)
-        point = self._find_point()
-        with without_c(model):
-            logp = (log_p or pm.Model.logp)(model)
+        point, made = self._find_point(), (factors or factors_of)(model)
         with without_c():
             self.info = ModelInfo.of(model, point)
         given = bool(compile_kwargs and "mode" in compile_kwargs)
-        self.graphs = FlatGraphs(model, self.layout, logp, may_be_large=backend in ("auto", "quick") and not given)
+        self.graphs = FlatGraphs(model, self.layout, made, may_be_large=backend in ("auto", "quick") and not given)
         self.minibatches = self.graphs.minibatches
         self.functions = Functions(
             model, "given mode" if given else backend, compile_kwargs, is_large=self.graphs.is_large,
@@ -112,7 +109,9 @@ class LogDensity(ModelDensity):
         self.by_rows = ByRows(self.graphs, self.functions, start)
         self._evaluations = Evaluations(self.graphs, self.functions, self.by_rows)
         self._evaluations.see_to_gradient()
-        self._hessians = Hessians(self.graphs, self.functions, observed, self.by_rows, self._evaluations, start)
+        self._hessians = Hessians(
+            self.graphs, self.functions, LikelihoodRows(model, made), self.by_rows, self._evaluations, start
+        )
         self.functions.seconds = time.perf_counter() - began
 
     def _choose(self) -> str:
@@ -240,8 +239,8 @@ class LogDensity(ModelDensity):
         self.n_hessians += 1
 
     def described_rows(self) -> ModelRows | None:
-        """Return what the rows are, for people to read; this takes log p apart once more, variable by variable."""
-        return described_rows(self.model, self.graphs, self.functions, self.by_rows)
+        """Return what the rows are, variable by variable, for people to read."""
+        return described_rows(self.graphs, self.by_rows)
 
     # --- second derivatives ---
 

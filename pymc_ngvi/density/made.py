@@ -18,6 +18,7 @@ from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.jets.evaluation import Jets
 from pymc_ngvi.density.pointwise import Pointwise
 from pymc_ngvi.density.row_space import SeenFromRows
+from pymc_ngvi.reading.reading import Reading
 from pymc_ngvi.reading.terms import Terms
 
 #: From points, (n_points, n_dim), to values there.
@@ -102,8 +103,10 @@ class RowsFound:
 
     Attributes
     ----------
-    parts : Expectations or None
+    reading : Reading or None
         Log p taken apart, with whatever data; None where it did not come apart.
+    parts : Expectations or None
+        The same for expectations.
     agreed : Terms or None
         Those that were seen to be all of log p.
     refused : Refused or None
@@ -112,6 +115,7 @@ class RowsFound:
         Whether second derivatives of rows were found to be wrong.
     """
 
+    reading: Reading | None = None
     parts: Expectations | None = None
     agreed: Terms | None = None
     refused: Refused | None = None

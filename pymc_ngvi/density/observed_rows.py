@@ -126,11 +126,9 @@ class _Search:
         graphs, model = density.graphs, density.model
         self._theta, self._compile = graphs.theta, density.functions.compile_for_rows
         with without_c(model):
-            [logp] = model.logp(vars=[rv], sum=False)
             parameters = model.replace_rvs_by_values(list(_parameters(rv, model.free_RVs)))
-        flat = graphs.on_flat_vector([pt.as_tensor(logp, allow_xtensor_conversion=True)])
-        [self._logp] = graphs.simplify(flat)
-        function = density.functions.compile_for_rows([self._theta], self._logp)
+        flat = graphs.on_flat_vector([factor.logp for factor in graphs.factors if factor.variable is rv])
+        function = self._compile([self._theta], graphs.simplify(flat)[0])
         around = np.random.default_rng(0).standard_normal((_N_CHECKED, density.n_dim))
         self._points = density.initial_point() + _AROUND * around
         self._values = np.stack([np.asarray(function(point)) for point in self._points])

@@ -1,38 +1,21 @@
-"""What the rows of a model are: of which of its variables, and functions of what. For people to read.
-
-Each variable's part of log p is taken apart by itself, with predictors that all parts share.
-"""
+"""What the rows of a model are: of which of its variables, and functions of what. For people to read."""
 
 import functools
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
-import pymc as pm
-import pytensor.tensor as pt
 
-from pytensor.graph.basic import Variable
-from pytensor.graph.replace import graph_replace
-from pytensor.graph.traversal import ancestors
+from numpy.typing import NDArray
 
 from pymc_ngvi.core.refusal import NotApart
-from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints, joined
-from pymc_ngvi.core.values import Array
-from pymc_ngvi.density.by_rows import TOO_LARGE, ByRows
-from pymc_ngvi.density.flat import FlatGraphs, Functions
-from pymc_ngvi.graphs import graph
-from pymc_ngvi.graphs.backends import without_c
-from pymc_ngvi.ops.facts import Facts
-from pymc_ngvi.reading.affine import predictors
-from pymc_ngvi.reading.compiled import CompiledOnce, quickly
-from pymc_ngvi.reading.dependence import Dependences
-from pymc_ngvi.reading.distribute import as_sum, without_checks
-from pymc_ngvi.reading.found import written_apart
-from pymc_ngvi.reading.terms import Rows, Terms, terms_of
-
-type Role = Literal["observed", "prior", "potential"]
+from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints
+from pymc_ngvi.density.by_rows import ByRows
+from pymc_ngvi.density.flat import FlatGraphs
+from pymc_ngvi.reading.factors import Factor, Role
+from pymc_ngvi.reading.reading import Reading
+from pymc_ngvi.reading.terms import Rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,130 +106,52 @@ class ModelRows:
     n_entries: int = 0
     why_not: str = ""
 
+    def beside(self, other: "ModelRows") -> "ModelRows":
+        """Return these, and those of another part of log p."""
+        kinds, rest, why_not = self.kinds + other.kinds, self.rest + other.rest, self.why_not or other.why_not
+        n_linear, n_entries = self.n_linear + other.n_linear, self.n_entries + other.n_entries
+        return ModelRows(_in_order(kinds), rest, self.n_dim, n_linear, n_entries, why_not)
 
-def described_rows(model: pm.Model, graphs: FlatGraphs, functions: Functions, by_rows: ByRows) -> ModelRows:
+
+def described_rows(graphs: FlatGraphs, by_rows: ByRows) -> ModelRows:
     """Return what the rows of a model are, or why there are none; variable by variable.
 
     Parameters
     ----------
-    model : pymc.Model
     graphs : FlatGraphs
-    functions : Functions
     by_rows : ByRows
         Those that a fit goes by.
     """
-    if graphs.is_large:  # thousands of nodes, each of which would be looked at
-        return ModelRows(why_not=TOO_LARGE)
+    reading = by_rows.reading
+    if reading is None:
+        return ModelRows(why_not=by_rows.why_not)
     try:
-        found = kinds_of_rows(model, graphs)
-    except NotApart as refused:
-        # With sums over many coordinates, rows may be too wide to be told of.
-        found = ModelRows(why_not=refused.sentence if by_rows.found is None else "")
-    if graphs.minibatches:
-        return replace(found, why_not="the data are minibatches")
-    if by_rows.found is None and not found.why_not:
-        return replace(found, why_not=by_rows.why_not)
-    return found
+        found = _kinds_of_rows(graphs.factors, reading, graphs.layout.n_dim)
+    except NotApart:  # with sums over many coordinates, rows may be too wide to be told of
+        found = ModelRows()
+    return replace(found, why_not=by_rows.why_not)
 
 
-def kinds_of_rows(model: pm.Model, graphs: FlatGraphs) -> ModelRows:
-    """Take the log density of each variable of a model apart.
-
-    Parameters
-    ----------
-    model : pymc.Model
-    graphs : FlatGraphs
-        Of the model.
-
-    Raises
-    ------
-    NotApart
-        Where nothing can be told.
-    """
-    factors = _factors(model, graphs)
-    theta = graphs.theta
-    with without_c():
-        logp, outer = written_apart(_stacked([factor for _, _, factor in factors]), theta)
-        found = predictors(logp, theta, outer)
-        if not found:
-            raise NotApart("log p has no predictors")
-        sizes = [int(np.prod(outer.shape(var))) for var in found]
-        vector = pt.vector("predictors", dtype="float64", shape=(sum(sizes),))
-        inner = _of_predictors(logp, theta, vector, {var: outer.shape(var) for var in found})
-    whole = as_sum(without_checks(_stacked(inner)), vector)
-    inner = list(whole.owner.inputs)
-    facts = Facts(whole, vector, conditions=True)
-    depends = _dependence(outer, theta, found)
-    is_coordinate = np.repeat([var is theta for var in found], sizes)
-    compile_ = CompiledOnce(quickly)
+def _kinds_of_rows(factors: Sequence[Factor], reading: Reading, n_dim: int) -> ModelRows:
+    """Return the rows of each factor."""
+    depends, is_coordinate = reading.predictors.dependence, reading.predictors.are_coordinates
     kinds: list[RowKind] = []
     rest: list[NoRows] = []
-    for (name, role, _), part in zip(factors, inner, strict=True):
-        if facts.is_known(part):
-            continue
-        terms = _apart(part, vector, facts, compile_)
-        if isinstance(terms, str):
-            rest.append(NoRows(name, role, terms))
-            continue
-        kinds += _united([_kind(name, role, rows, depends, is_coordinate) for rows in terms.rows])
-        if terms.rest:
-            rest.append(NoRows(name, role, terms.why[0]))
+    for part, factor in enumerate(factors):
+        found, why = reading.terms.of_part(part)
+        kinds += _united([_kind(factor.name, factor.role, rows, depends, is_coordinate) for rows in found])
+        rest += [NoRows(factor.name, factor.role, reason) for reason in why[:1]]
     slots = [p.number for kind in kinds for p in kind.predictors if not p.is_coordinate]
     used = np.unique(np.concatenate([np.empty(0, dtype=np.int64), *slots]))
     n_entries = int(np.diff(depends.sets.indptr)[depends.index[used]].sum())
-    kinds.sort(key=lambda kind: ("observed", "potential", "prior").index(kind.role))
-    return ModelRows(tuple(kinds), tuple(rest), int(theta.type.shape[0]), len(used), n_entries)
+    return ModelRows(_in_order(kinds), tuple(rest), n_dim, len(used), n_entries)
 
 
-def _factors(model: pm.Model, graphs: FlatGraphs) -> list[tuple[str, Role, Variable]]:
-    """Return the log densities of all variables, functions of theta, with the names of these."""
-    roles: list[tuple[Variable, Role]] = [(rv, "prior") for rv in model.free_RVs]
-    roles += [(rv, "observed") for rv in model.observed_RVs]
-    roles += [(potential, "potential") for potential in model.potentials]
-    with without_c(model):
-        terms = model.logp(vars=[var for var, _ in roles], sum=False)
-        sums = [pt.as_tensor(term, allow_xtensor_conversion=True).sum() for term in terms]
-    with without_c():
-        sums = graphs.simplify(graphs.on_flat_vector(sums))
-    return [(str(var.name), role, total) for (var, role), total in zip(roles, sums, strict=True)]
+def _in_order(kinds: Iterable[RowKind]) -> tuple[RowKind, ...]:
+    return tuple(sorted(kinds, key=lambda kind: ("observed", "potential", "prior").index(kind.role)))
 
 
-def _stacked(scalars: Sequence[Variable]) -> Variable:
-    return pt.basic.MakeVector("float64")(*[pt.cast(scalar, "float64") for scalar in scalars])
-
-
-def _of_predictors(
-    logp: Variable, theta: Variable, vector: Variable, shapes: dict[Variable, tuple[int, ...]]
-) -> list[Variable]:
-    """Return the elements of log p as functions of the predictors."""
-    pieces, start = {}, 0
-    for var, shape in shapes.items():
-        stop = start + int(np.prod(shape))
-        pieces[var] = pt.specify_shape(vector[start:stop].reshape(shape), shape)
-        start = stop
-    inner = graph_replace(list(logp.owner.inputs), pieces, strict=False)
-    if theta in set(ancestors(inner)):
-        raise NotApart("theta has a part that is no predictor's")
-    simplified: list[Variable] = graph.inline_inner_graphs(graph.simplify(inner, check_bounds=False))
-    return simplified
-
-
-def _dependence(facts: Facts, theta: Variable, found: list[Variable]) -> Dependence:
-    """Return on which coordinates each predictor depends."""
-    dependences = Dependences(facts, theta)
-    sets, indices = joined([dependences.of(var) for var in found])
-    return Dependence(sets, np.concatenate([index.ravel() for index in indices]))
-
-
-def _apart(part: Variable, vector: Variable, facts: Facts, compile_: CompiledOnce) -> Terms | str:
-    """Take a part of log p apart, or return why it can't be."""
-    try:
-        return terms_of(part, vector, facts, compile_)
-    except NotApart as refused:
-        return refused.sentence
-
-
-def _kind(name: str, role: Role, rows: Rows, depends: Dependence, is_coordinate: Array) -> RowKind:
+def _kind(name: str, role: Role, rows: Rows, depends: Dependence, is_coordinate: NDArray[np.bool_]) -> RowKind:
     slots = [
         PredictorKind(Dependence(depends.sets, depends.index[at]), at, bool(is_coordinate[at].all()))
         for at in rows.index.T

@@ -4,6 +4,7 @@ Khan & Nielsen (2018), "Fast yet simple natural-gradient descent for variational
 replaces the Hessian of the log likelihood by minus the sum of g_i g_i^T over its rows i, which is never indefinite.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pymc as pm
@@ -13,7 +14,7 @@ from pymc.variational.minibatch_rv import MinibatchRandomVariable, get_scaling
 from pytensor.graph.basic import Variable
 
 from pymc_ngvi.density.checks import quoted
-from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.reading.factors import Factor, Role, sum_of
 
 _INSTEAD = "Use estimator='price', which needs only derivatives of the whole log density."
 
@@ -25,19 +26,12 @@ class LikelihoodRows:
     Parameters
     ----------
     model : pymc.Model
-    free, observed, potentials : tuple of variables
-        As they were when the log density was made.
+    factors : sequence of Factor
+        Of the model.
     """
 
     model: pm.Model
-    free: tuple[Variable, ...]
-    observed: tuple[Variable, ...]
-    potentials: tuple[Variable, ...]
-
-    @classmethod
-    def of(cls, model: pm.Model) -> "LikelihoodRows":
-        """Note the variables that a model has now."""
-        return cls(model, tuple(model.free_RVs), tuple(model.observed_RVs), tuple(model.potentials))
+    factors: Sequence[Factor]
 
     def graphs(self) -> tuple[list[Variable], list[Variable], Variable]:
         """Return the log density by rows, and what is left of it, as functions of the value variables.
@@ -57,40 +51,38 @@ class LikelihoodRows:
             Without observed variables; with Potentials; with an observed variable whose log density is not a sum over
             its elements.
         """
-        self._check_kinds()
-        # Together, so that they share what they have in common.
-        with without_c(self.model):
-            terms = self.model.logp(vars=[*self.observed, *self.free], sum=False)
-        terms = [pt.as_tensor(term, allow_xtensor_conversion=True) for term in terms]
-        rows, rest = terms[: len(self.observed)], terms[len(self.observed) :]
-        values = [self.model.rvs_to_values[rv] for rv in self.observed]
-        self._check_rows(rows, values)
-        scales = [_scale(rv, value) for rv, value in zip(self.observed, values, strict=True)]
-        return rows, scales, pt.add(pt.constant(0.0), *[term.sum() for term in rest])
+        observed = self._of_role("observed")
+        self._check_kinds(observed)
+        values = [self.model.rvs_to_values[factor.variable] for factor in observed]
+        _check_rows(observed, values)
+        scales = [_scale(factor.variable, value) for factor, value in zip(observed, values, strict=True)]
+        return [factor.logp for factor in observed], scales, sum_of(self._of_role("prior"))
 
-    def _check_kinds(self) -> None:
-        if not self.observed:
+    def _of_role(self, role: Role) -> list[Factor]:
+        return [factor for factor in self.factors if factor.role == role]
+
+    def _check_kinds(self, observed: list[Factor]) -> None:
+        if not observed:
             raise ValueError(
                 "The model has no observed variables; estimator='gauss_newton' squares the gradients of single "
                 f"observations, and there are none. {_INSTEAD}"
             )
-        if self.potentials:
+        if potentials := self._of_role("potential"):
             raise ValueError(
-                f"The model has Potentials ({quoted(p.name for p in self.potentials)}), which may add anything to the "
+                f"The model has Potentials ({quoted(p.name for p in potentials)}), which may add anything to the "
                 "log density; estimator='gauss_newton' squares the gradients of single observations, and can't tell "
                 f"those of a Potential apart. Write them as observed variables (pm.CustomDist). {_INSTEAD}"
             )
 
-    def _check_rows(self, rows: list[Variable], values: list[Variable]) -> None:
-        joint = [
-            rv.name for rv, row, value in zip(self.observed, rows, values, strict=True) if row.ndim != value.type.ndim
-        ]
-        if joint:
-            raise ValueError(
-                f"The log density of the observed variables {quoted(joint)} is not one of each element: their "
-                "distribution is multivariate. estimator='gauss_newton' squares the gradients of single, independent "
-                f"observations. {_INSTEAD}"
-            )
+
+def _check_rows(observed: list[Factor], values: list[Variable]) -> None:
+    joint = [f.name for f, value in zip(observed, values, strict=True) if f.logp.type.ndim != value.type.ndim]
+    if joint:
+        raise ValueError(
+            f"The log density of the observed variables {quoted(joint)} is not one of each element: their "
+            "distribution is multivariate. estimator='gauss_newton' squares the gradients of single, independent "
+            f"observations. {_INSTEAD}"
+        )
 
 
 def _scale(rv: Variable, value: Variable) -> Variable:

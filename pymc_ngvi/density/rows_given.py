@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytensor
+import pytensor.tensor as pt
 
 from numpy.typing import NDArray
 
@@ -24,6 +25,7 @@ from pymc_ngvi.density.pieces import Pieces, local_input
 from pymc_ngvi.density.sparse_hessian import is_dense
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.reading.reading import Reading
 from pymc_ngvi.rows.pattern import pattern_of_rows
 
 #: How far from the start values are given first: at special ones, such as a correlation of 0, entries are missing.
@@ -74,18 +76,19 @@ class RowsGiven(OfAllData):
             self._given = pytensor.shared(first, "given", shape=(len(outside),))
             theta = local_input(len(self.inside))
             pieces = Pieces(outside, density.n_dim, self._given, theta)
-            [logp] = graph.on_flat_vector(density.model, density.layout, [density.model.logp()], pieces)
-            [logp] = graphs.simplify([logp])
-            simplify = functools.partial(graph.simplify, check_bounds=False)
+            sums = [factor.logp.sum() for factor in graphs.factors]
+            parts = graphs.simplify(graph.on_flat_vector(density.model, density.layout, sums, pieces))
+            simplify, compile_ = functools.partial(graph.simplify, check_bounds=False), functions.compile_for_rows
             try:
-                self.rows = Expectations(logp, theta, simplify, functions.compile_for_rows, functions.backend_of_rows)
+                reading = Reading(parts, theta, simplify, compile_)
+                self.rows = Expectations(reading, compile_, functions.backend_of_rows)
             except NotApart as refused:
                 raise NotRows(refused.code, refused.sentence) from None
             except ValueError as error:  # of an operation whose values can't be computed
                 raise NotRows(Reason.NO_PREDICTORS, str(error)) from None
             if self.rows.terms.rest:
                 raise NotRows(Reason.NOT_ALL_ROWS, self.rows.terms.why[0])
-            points, [values] = graph.over_draws([logp], theta)
+            points, [values] = graph.over_draws([pt.add(pt.constant(0.0), *parts)], theta)
             self._logp = functions.compile_for_rows([points], values)
         self._apart = np.random.default_rng(1).standard_normal((1, self.n_dim))
 

@@ -2,12 +2,11 @@
 
     log p(g, b) = f_0(g) + sum_c f_c(g, b_path(c)),
 
-where path(c) is the way from the root of c's tree to c itself (`pymc_ngvi.marginal.forest`). The elements of
-``model.logp(sum=False)`` are each assigned to the deepest coordinate that they depend on. Which coordinates an element
-depends on is found by moving them: all those of a level whose number has a certain binary digit at a time.
+where path(c) is the way from the root of c's tree to c itself (`pymc_ngvi.marginal.forest`). Elements of the factors
+of the model are each assigned to the deepest coordinate that they depend on, as their graph tells.
 """
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import pytensor.tensor as pt
@@ -22,26 +21,46 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.math import Sum
 from scipy import sparse
 
+from pymc_ngvi.core.refusal import TooDenseError
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density.blocks import CannotSplit, Trees
+from pymc_ngvi.density.blocks import SEVERAL, CannotSplit, Trees, owners
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.pieces import Pieces
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.ops.facts import Facts
+from pymc_ngvi.reading.dependence import Dependences
 
 Integers = NDArray[np.intp]
 
 #: Numbers in a temporary: about what a usual second-level cache holds.
 _CACHED = 2**17
-#: Points about which coordinates are moved, and their seed.
-_N_POINTS, _SEED = 2, 20_260_301
+#: Random halves of the local coordinates that are moved, to see what changes with them, and their seed.
+_N_MOVED, _SEED = 8, 20_260_301
 
 
-class TreesByLevel(Trees, Protocol):
-    """What is needed of a `pymc_ngvi.marginal.forest.Forest` beside."""
+class _Made(NamedTuple):
+    """What is made once for the same globals.
 
-    @property
-    def at_level(self) -> tuple[Integers, ...]: ...  # noqa: D102
+    Parameters
+    ----------
+    pieces : Pieces
+    of_globals, of_locals : Function
+        The sum of the terms of globals alone; the elements of all others.
+    arrays : list of pytensor vectors
+        These elements.
+    elements : pytensor vector
+        All of them, one array after the other.
+    facts : Facts
+        Of ``elements``, as functions of local coordinates.
+    """
+
+    pieces: Pieces
+    of_globals: Function
+    of_locals: Function
+    arrays: list[Variable]
+    elements: Variable
+    facts: Facts
 
 
 class SplitDensity:
@@ -69,31 +88,34 @@ class SplitDensity:
         If an element depends on local coordinates that are not on one path.
     """
 
-    def __init__(self, density: LogDensity, forest: TreesByLevel, point: Array) -> None:
+    def __init__(self, density: LogDensity, forest: Trees, point: Array) -> None:
         self.forest = forest
         self.n_evaluations = 0
-        self._pieces = Pieces.of(forest.globals_, density.n_dim)
         before = density.compile_seconds
-        self._of_globals, self._of_locals = self._functions(density)
+        once, beside = density.functions.once, tuple(forest.globals_.tolist())
+        self._made: _Made = once(density.functions.made.terms_beside[beside], lambda: self._make(density))
         self.compile_seconds = density.compile_seconds - before
         # Found each time: other data, or other indices of groups, may bring other ones.
-        self._find_owners(point)
+        owner = self._owners(point)
+        self.n_elements = len(owner)
+        ends = np.cumsum([self._made.facts.shape(array)[0] for array in self._made.arrays])[:-1]
+        self._sums = [_Sums.of(of_array, forest.n_local) for of_array in np.split(owner, ends)]
+        self._check(owner, point)
 
-    def _functions(self, density: LogDensity) -> tuple[Function, Function]:
-        """Return the functions of the terms: those of an earlier fit with the same globals, or new ones."""
-        beside = tuple(self.forest.globals_.tolist())
-        made: tuple[Function, Function] = density.functions.once(
-            density.functions.made.terms_beside[beside], lambda: self._compiled(density, *self._graphs(density))
-        )
-        return made
-
-    def _graphs(self, density: LogDensity) -> tuple[Variable, list[Variable]]:
-        """Return the sum of the terms of globals alone, and the elements of all others."""
-        pieces = self._pieces
-        with without_c(density.model):
-            terms = [pt.as_tensor(t, allow_xtensor_conversion=True) for t in density.model.logp(sum=False)]
+    def _make(self, density: LogDensity) -> _Made:
+        """Return the functions of the terms, and what tells which coordinates they depend on."""
+        pieces = Pieces.of(self.forest.globals_, density.n_dim)
+        first, arrays = self._graphs(density, pieces)
         with without_c():
-            terms = [part for term in terms for part in _summands(term)]
+            elements = pt.concatenate(arrays)
+            facts = Facts(elements, pieces.local, [pieces.global_])
+        return _Made(pieces, *self._compiled(density, pieces, first, arrays), arrays, elements, facts)
+
+    @staticmethod
+    def _graphs(density: LogDensity, pieces: Pieces) -> tuple[Variable, list[Variable]]:
+        """Return the sum of the terms of globals alone, and the elements of all others."""
+        with without_c():
+            terms = [part for factor in density.graphs.factors for part in _summands(factor.logp)]
             terms = graph.on_flat_vector(density.model, density.layout, terms, pieces)
             # Checks of parameters tie all elements together; where one would fail, log p is not finite anyway.
             terms = graph.simplify(terms, check_bounds=False)
@@ -105,9 +127,10 @@ class SplitDensity:
             first, *elements = graph.inline_inner_graphs(graph.simplify(outputs))
         return first, elements
 
-    def _compiled(self, density: LogDensity, first: Variable, elements: list[Variable]) -> tuple[Function, Function]:
+    def _compiled(
+        self, density: LogDensity, pieces: Pieces, first: Variable, elements: list[Variable]
+    ) -> tuple[Function, Function]:
         """Return the functions: of globals (n, p), and beside them of local coordinates (n, n_nodes, n_local)."""
-        pieces = self._pieces
         draws = pt.matrix("globals", dtype="float64", shape=(None, pieces.global_.type.shape[0]))
         nodes = pt.matrix("nodes", dtype="float64", shape=(None, self.forest.n_local))
         both = pt.tensor3("locals", dtype="float64", shape=(None, None, self.forest.n_local))
@@ -123,46 +146,36 @@ class SplitDensity:
 
     # --- which element belongs to which coordinate ---
 
-    def _find_owners(self, point: Array) -> None:
-        """Find the deepest coordinate that each element depends on, and check that the others are on its path."""
-        forest = self.forest
-        rng = np.random.default_rng(_SEED)
-        owners: list[Integers] | None = None
-        for _ in range(_N_POINTS):
-            g = point[forest.globals_] + 0.1 * rng.standard_normal(len(forest.globals_))
-            b = point[forest.locals_] + 0.3 * rng.standard_normal(forest.n_local)
-            found = self._owners_at(g, b, rng)
-            # Where an element does not change at one point (a maximum), it may at another.
-            if owners is None:
-                owners = found
-            else:
-                owners = [np.where(_deeper(forest, f, o), f, o) for f, o in zip(found, owners, strict=True)]
-        assert owners is not None
-        self.n_elements = int(sum(len(o) for o in owners))
-        self._sums = [_Sums.of(o, forest.n_local) for o in owners]
+    def _owners(self, point: Array) -> Integers:
+        """Return the place of the deepest coordinate that each element depends on, -1 for none."""
+        made = self._made
+        made.facts.refresh()
+        dependences = Dependences(made.facts, made.pieces.local)
+        try:
+            depends = dependences.of(made.elements)
+        except TooDenseError:
+            raise CannotSplit(SEVERAL) from None
+        if not dependences.opaque:
+            return owners([depends.sets[depends.index]], self.forest)
+        changed = self._changed(point, np.eye(self.forest.n_local, dtype=np.bool_))
+        return owners([sparse.csr_array(changed.T)], self.forest)
 
-    def _owners_at(self, g: Array, b: Array, rng: np.random.Generator) -> list[Integers]:
-        forest = self.forest
-        by_level: list[list[Integers]] = []  # for each level, the place that each element depends on, or -1
-        for places in forest.at_level:
-            n_digits = len(places).bit_length()
-            number = np.arange(len(places)) + 1
-            on = (number >> np.arange(n_digits)[:, None]) & 1 == 1
-            moved = np.tile(b, (1 + 2 * n_digits, 1))
-            step = rng.uniform(0.3, 1.0, len(places)) * rng.choice([-1.0, 1.0], len(places))
-            moved[1:, places] += np.concatenate([on, ~on]) * step
-            by_level.append([self._place_of(v, places, n_digits) for v in self._elements(g, moved)])
-        owners = []
-        for of_levels in zip(*by_level, strict=True):
-            owner = of_levels[0]
-            for deeper in of_levels[1:]:
-                owner = np.where(deeper >= 0, deeper, owner)
-            for level, places in enumerate(of_levels):
-                expected = forest.path[owner, level]
-                if ((places >= 0) & (places != expected)).any():
-                    raise CannotSplit(_SEVERAL)
-            owners.append(owner)
-        return owners
+    def _check(self, owner: Integers, point: Array) -> None:
+        """See that no element changes where only coordinates move that are not on the path to its own."""
+        moved = np.random.default_rng(_SEED).random((_N_MOVED, self.forest.n_local)) < 0.5
+        may_change = moved[:, self.forest.path[owner]].any(axis=-1) & (owner >= 0)
+        if (self._changed(point, moved) & ~may_change).any():
+            raise CannotSplit(SEVERAL)
+
+    def _changed(self, point: Array, moved: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return which elements, (n_moves, n_elements), change with which local coordinates, (n_moves, n_local)."""
+        forest, rng = self.forest, np.random.default_rng(_SEED)
+        g = point[forest.globals_] + 0.1 * rng.standard_normal(len(forest.globals_))
+        b = point[forest.locals_] + 0.3 * rng.standard_normal(forest.n_local)
+        step = rng.uniform(0.3, 1.0, forest.n_local) * rng.choice([-1.0, 1.0], forest.n_local)
+        first, *others = np.concatenate(self._elements(g, b + np.concatenate([0 * moved[:1], moved]) * step), axis=1)
+        changed: NDArray[np.bool_] = np.array(others) != first
+        return changed
 
     def _elements(self, g: Array, local: Array) -> list[Array]:
         """Return the elements at several local points beside one of the globals, (n_points, n_elements) each."""
@@ -170,24 +183,11 @@ class SplitDensity:
         size = max(1, int(16 * _CACHED // max(local.shape[1], 1)))
         for start in range(0, len(local), size):
             with np.errstate(all="ignore"):
-                values = self._of_locals(
+                values = self._made.of_locals(
                     np.ascontiguousarray(g[None]), np.ascontiguousarray(local[None, start : start + size])
                 )
             parts.append([np.asarray(v)[0] for v in values])
         return [np.concatenate(p) for p in zip(*parts, strict=True)]
-
-    @staticmethod
-    def _place_of(values: Array, places: Integers, n_digits: int) -> Integers:
-        changed = values[1:] != values[:1]
-        on, off = changed[:n_digits], changed[n_digits:]
-        if (on & off).any():
-            raise CannotSplit(_SEVERAL)
-        number = (on * (1 << np.arange(n_digits))[:, None]).sum(axis=0)
-        depends = (on | off).any(axis=0)
-        # A digit that shows in neither direction: the value moved, but to the same number.
-        if (depends & ~(on | off).all(axis=0)).any() or (number[depends] > len(places)).any():
-            raise CannotSplit(_SEVERAL)
-        return np.where(depends, places[np.clip(number - 1, 0, len(places) - 1)], -1)
 
     # --- evaluation ---
 
@@ -212,17 +212,14 @@ class SplitDensity:
         self.n_evaluations += n * n_nodes
         with np.errstate(all="ignore"):  # far out, densities overflow: the caller sees it
             result = np.zeros((n, n_nodes, n_local))
-            of_globals = np.array(self._of_globals(np.ascontiguousarray(g))[0])
-            values = self._of_locals(np.ascontiguousarray(g), np.ascontiguousarray(local))
+            of_globals = np.array(self._made.of_globals(np.ascontiguousarray(g))[0])
+            values = self._made.of_locals(np.ascontiguousarray(g), np.ascontiguousarray(local))
             for value, sums in zip(values, self._sums, strict=True):
                 array = np.asarray(value)
                 sums.add(array, result)
                 if len(sums.alone):
                     of_globals += array[:, 0, sums.alone].sum(axis=-1)
         return of_globals, result
-
-
-_SEVERAL = "an element of log p depends on several blocks of local coordinates at once"
 
 
 class _Sums(NamedTuple):
@@ -271,12 +268,6 @@ class _Sums(NamedTuple):
                 result += sums
             else:
                 result[..., self.places] += sums
-
-
-def _deeper(forest: TreesByLevel, new: Integers, old: Integers) -> NDArray[np.bool_]:
-    level = np.append(forest.level, -1)  # of no coordinate
-    deeper: NDArray[np.bool_] = level[new] > level[old]
-    return deeper
 
 
 def _summands(term: Variable) -> list[Variable]:

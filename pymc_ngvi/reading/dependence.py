@@ -1,8 +1,10 @@
 """Which coordinates of theta each element of each variable of a graph depends on."""
 
+import numpy as np
+
 from pytensor.graph.basic import Apply, Variable
 
-from pymc_ngvi.core.sparsity.dependence_sets import Dependence
+from pymc_ngvi.core.sparsity.dependence_sets import Dependence, joined
 from pymc_ngvi.ops.elements import Elements, core_op
 from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.ops.registry import elements
@@ -50,3 +52,10 @@ class Dependences:
         if type(found) is Elements:
             self.opaque.add(type(core_op(node.op)).__name__)
         return found.depends(self._done.__getitem__)
+
+
+def dependence_of(outputs: list[Variable], facts: Facts, theta: Variable) -> Dependence:
+    """Return the dependence of the elements of some variables, one after the other."""
+    dependences = Dependences(facts, theta)
+    sets, indices = joined([dependences.of(var) for var in outputs])
+    return Dependence(sets, np.concatenate([index.ravel() for index in indices]))

@@ -2,11 +2,12 @@
 
 import functools
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytensor.tensor as pt
 
+from numpy.typing import NDArray
 from pytensor.compile import Function
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
@@ -14,19 +15,24 @@ from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.refusal import NotApart
-from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints, joined
+from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.reading.affine import grouped, predictors
-from pymc_ngvi.reading.dependence import Dependences
+from pymc_ngvi.reading.dependence import dependence_of
 from pymc_ngvi.reading.distribute import factors_outside
 from pymc_ngvi.reading.scaled_matrices import scales_outside
 from pymc_ngvi.reading.sums import JointPredictors, joint_predictors
 from pymc_ngvi.rows.linear_map import LinearMap, MatrixPlan
 
 type Compile = Callable[[list[Variable], Variable | list[Variable]], Function]
+
+
+def together(parts: Sequence[Variable]) -> Variable:
+    """Return a vector of the parts of log p, scalars, which are its inputs."""
+    return pt.basic.MakeVector("float64")(*[pt.cast(part, "float64") for part in parts])
 
 
 def written_apart(logp: Variable, theta: Variable) -> tuple[Variable, Facts]:
@@ -43,8 +49,8 @@ class Predictors:
 
     Parameters
     ----------
-    logp : pytensor scalar
-        Simplified.
+    logp : pytensor variable
+        Simplified; or a vector of its parts.
     theta : pytensor vector
     compile_ : callable
         How graphs are compiled.
@@ -88,6 +94,11 @@ class Predictors:
     def are_theta(self) -> bool:
         """Whether the only predictors are the coordinates themselves."""
         return self._found == [self._theta]
+
+    @functools.cached_property
+    def are_coordinates(self) -> NDArray[np.bool_]:
+        """Whether each is a coordinate itself, and no linear combination."""
+        return np.repeat([var is self._theta for var in self._found], [self._size(var) for var in self._found])
 
     def density(self) -> Variable:
         """Return log p as a function of `vector`."""
@@ -136,9 +147,7 @@ class Predictors:
     @functools.cached_property
     def dependence(self) -> Dependence:
         """The coordinates that each depends on."""
-        dependences = Dependences(self._facts, self._theta)
-        sets, indices = joined([dependences.of(var) for var in self._found])
-        return Dependence(sets, np.concatenate([index.ravel() for index in indices]))
+        return dependence_of(self._found, self._facts, self._theta)
 
     @functools.cached_property
     def linear_map(self) -> LinearMap:

@@ -14,14 +14,14 @@ from pytensor.graph.basic import Variable, equal_computations
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
 
-from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints, joined
+from pymc_ngvi.core.sparsity.dependence_sets import Dependence, Ints
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.reading.affine import affine_nodes
 from pymc_ngvi.reading.compiled import quickly
-from pymc_ngvi.reading.dependence import Dependences
+from pymc_ngvi.reading.dependence import Dependences, dependence_of
 from pymc_ngvi.rows.linear_map import LinearMap, MatrixPlan
 from pymc_ngvi.rows.summed_map import SummedMap
 
@@ -125,7 +125,7 @@ def joint_predictors(
         while sums:
             outputs, point = _of_joint(found, theta, facts, sums)
             everything = pt.concatenate([var.ravel() for var in outputs])
-            depends = _dependence(outputs, Facts(everything, point), point)
+            depends = dependence_of(outputs, Facts(everything, point), point)
             seen = np.asarray(depends.sets[np.unique(depends.index[used])].sum(axis=0)).ravel() > 0
             kept = [same for same, at in zip(sums, _places(theta, facts, sums), strict=True) if seen[at].any()]
             if len(kept) == len(sums):
@@ -157,12 +157,6 @@ def _places(theta: Variable, facts: Facts, sums: list[list[Variable]]) -> list[s
     """Return where each of the sums is, after theta."""
     ends = np.cumsum([theta.type.shape[0], *(math.prod(facts.shape(var)) for var, *_ in sums)]).tolist()
     return [slice(start, stop) for start, stop in itertools.pairwise(ends)]
-
-
-def _dependence(outputs: list[Variable], facts: Facts, point: Variable) -> Dependence:
-    dependences = Dependences(facts, point)
-    sets, indices = joined([dependences.of(var) for var in outputs])
-    return Dependence(sets, np.concatenate([index.ravel() for index in indices]))
 
 
 def _function(everything: Variable, point: Variable, compile_: Compile) -> Callable[[Array], Array]:

@@ -1,6 +1,8 @@
 """Log p, a function of predictors, as a sum: of rows, each a function of a few of these, and of a rest."""
 
-from collections.abc import Callable, Iterator
+import functools
+
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -8,7 +10,7 @@ import pytensor
 import pytensor.tensor as pt
 
 from pytensor.graph.basic import Variable
-from pytensor.graph.replace import graph_replace
+from pytensor.graph.replace import clone_replace, graph_replace
 
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.values import Array
@@ -21,6 +23,9 @@ from pymc_ngvi.reading.compiled import CompiledOnce
 from pymc_ngvi.reading.dependence import Dependences
 from pymc_ngvi.reading.directions import sum_of
 from pymc_ngvi.reading.lift import Lift, Source
+
+#: The variables that parts of log p are linear in, with the weights of their elements by part.
+type Weigh = Callable[[], list[tuple[Variable, dict[int, Array]]]]
 
 #: Predictors of a row, at most, those that come in by one sum counted as one, and as many; groups of elements that
 #: come from different variables, at most.
@@ -90,8 +95,37 @@ class Rows:
 
 
 @dataclass(frozen=True, eq=False)
+class Summand:
+    """Elements of a variable that log p is linear in, as rows or as what can't be rows.
+
+    Parameters
+    ----------
+    rows : list of Rows
+    rest : pytensor scalar or None
+        What is no sum over rows, as a function of the predictors.
+    why : str
+        Why it is none.
+    weights : dict
+        Of all elements, flat, by the number of the part of log p that has them.
+    """
+
+    rows: list[Rows]
+    rest: Variable | None
+    why: str
+    weights: dict[int, Array]
+
+    def of_part(self, part: int) -> Iterator[Rows]:
+        """Yield the rows that a part of log p has, without their data: their weights are those of all parts."""
+        for rows in self.rows:
+            elements = [source.elements for source in rows.sources.values() if source.is_weight]
+            counts = [self.weights[part][at] != 0.0 for at in elements] or [np.ones(1, dtype=np.bool_)]
+            if counts[0].any():
+                yield replace(rows, index=rows.index[counts[0]], data={}, sources={})
+
+
+@dataclass(frozen=True, eq=False)
 class Terms:
-    """A function of predictors as a sum.
+    """The sum of the parts of log p, functions of predictors, as another sum.
 
     Parameters
     ----------
@@ -103,21 +137,25 @@ class Terms:
     why : list of str
         Why each of these is none.
     weigh : callable
-        Returns the variables that log p is linear in, with the weights of their elements, for the data as they are.
+        Returns the variables that the parts are linear in, with the weights of their elements by part, for the data as
+        they are.
+    summands : list of Summand
+        What rows and rest were found as.
     """
 
     rows: list[Rows]
     slope: Array
     rest: list[Variable]
     why: list[str]
-    weigh: Callable[[], list[tuple[Variable, Array]]]
+    weigh: Weigh
+    summands: list[Summand]
 
     def renewed(self, predictors: Variable, facts: Facts) -> "Terms | None":
         """Return the same terms with the values that data have now; None where other elements count.
 
         What else hangs on values, such as which branch is taken, is as it was: that the sum is right, has to be seen.
         """
-        weights = {var: weight.ravel() for var, weight in self.weigh()}
+        weights = {var: _total(by_part) for var, by_part in self.weigh()}
         slope, made = np.zeros_like(self.slope), []
         for var, weight in weights.items():
             if var is predictors:
@@ -134,87 +172,111 @@ class Terms:
             made.append(replace(rows, data=data))
         n_counted = sum(np.count_nonzero(weight) for var, weight in weights.items() if var is not predictors)
         n_before = sum(len(s.elements) for rows in self.rows for s in rows.sources.values() if s.is_weight)
-        return Terms(made, slope, [], [], self.weigh) if n_counted == n_before else None
+        return replace(self, rows=made, slope=slope) if n_counted == n_before else None
+
+    def of_part(self, part: int) -> tuple[list[Rows], list[str]]:
+        """Return the rows of a part of log p alone, without their data, and why all else is none."""
+        summands = [summand for summand in self.summands if part in summand.weights]
+        rows, wide = _summed([rows for summand in summands for rows in summand.of_part(part)])
+        return rows, [*(summand.why for summand in summands if summand.why), *map(_too_wide, wide)]
 
 
-def terms_of(logp: Variable, predictors: Variable, facts: Facts, compile_: CompiledOnce) -> Terms:
-    """Take a function of predictors apart."""
-    weigh = _summands(logp, predictors, facts, compile_)
-    parts = weigh()
-    slope = np.zeros(predictors.type.shape)
-    rest: list[Variable] = []
-    why: list[str] = []
-    groups: dict[tuple[bytes, ...], list[Rows]] = {}
-    wholes: list[Rows] = []
+def terms_of(parts: Sequence[Variable], predictors: Variable, facts: Facts, compile_: CompiledOnce) -> Terms:
+    """Take functions of predictors apart, of which log p is the sum; ``facts`` are of a vector of these."""
+    weigh = _weighed(parts, predictors, facts, compile_)
+    slope, summands = np.zeros(predictors.type.shape), list[Summand]()
     dependences = Dependences(facts, predictors)
-    for var, weight in parts:
+    for var, weights in weigh():
+        total = _total(weights)
         if var is predictors:
-            slope += weight
-            continue
-        try:
-            for rows in _rows(var, weight, predictors, facts):
-                groups.setdefault(tuple(column.tobytes() for column in rows.index.T), []).append(rows)
-        except CannotLift as refused:
-            whole = _whole(var, weight, predictors, dependences)
-            if whole is None:
-                rest.append(pt.sum(weight * var))
-                why.append(refused.sentence)
-            else:
-                wholes.append(whole)
-    merged = [*[_merged(group).by_sum() for group in groups.values()], *wholes]
+            slope += total
+        elif total.any():
+            summands.append(_summand(var, weights, predictors, facts, dependences))
+    rows, wide = _summed([rows for summand in summands for rows in summand.rows])
+    rest = [summand.rest for summand in summands if summand.rest is not None] + [r.of(predictors) for r in wide]
+    why = [summand.why for summand in summands if summand.why] + [_too_wide(r) for r in wide]
+    return Terms(rows, slope, rest, why, weigh, summands)
+
+
+def _summand(
+    var: Variable, weights: dict[int, Array], predictors: Variable, facts: Facts, dependences: Dependences
+) -> Summand:
+    """Lift the elements of a variable that count, in as many groups as it takes."""
+    total, made = _total(weights), list[Rows]()
+    try:
+        for index, lift, value in lifted(var, np.flatnonzero(total), predictors, facts):
+            factor = pt.tensor("weight", dtype="float64", shape=(1, None))
+            data = {**lift.data, factor: total[index][None]}
+            sources = {**lift.sources, factor: Source(var, index, is_weight=True)}
+            made.append(Rows(lift.columns(len(index)), list(lift.slots), data, factor * value, sources=sources))
+    except CannotLift as error:
+        weighed = pt.sum(total.reshape(facts.shape(var)) * var)
+        whole = _whole(var, total, weighed, predictors, dependences)
+        return Summand([], weighed, error.sentence, weights) if whole is None else Summand([whole], None, "", weights)
+    return Summand(made, None, "", weights)
+
+
+def _summed(found: list[Rows]) -> tuple[list[Rows], list[Rows]]:
+    """Add up rows that are functions of the same predictors; return those of few directions, and of many."""
+    groups: dict[tuple[bytes, ...], list[Rows]] = {}
+    for rows in found:
+        if not rows.is_whole:
+            groups.setdefault(tuple(column.tobytes() for column in rows.index.T), []).append(rows)
+    merged = [*[_merged(group).by_sum() for group in groups.values()], *(rows for rows in found if rows.is_whole)]
     wide = [rows for rows in merged if rows.n_directions > _MOST_PREDICTORS]
-    rest += [rows.of(predictors) for rows in wide]
-    why += [f"an element varies in {rows.n_directions} directions" for rows in wide]
-    return Terms([rows for rows in merged if rows not in wide], slope, rest, why, weigh)
+    return [rows for rows in merged if rows not in wide], wide
 
 
-def _summands(
-    logp: Variable, predictors: Variable, facts: Facts, compile_: CompiledOnce
-) -> Callable[[], list[tuple[Variable, Array]]]:
-    """Return what returns variables that log p is linear in, up to a constant, with the weights of their elements."""
-    parts, stack, seen = [], [logp], {logp}
+def _too_wide(rows: Rows) -> str:
+    return f"an element varies in {rows.n_directions} directions"
+
+
+def _total(weights: dict[int, Array]) -> Array:
+    """Return the weights in the sum of all parts."""
+    return functools.reduce(np.add, weights.values())
+
+
+def _weighed(parts: Sequence[Variable], predictors: Variable, facts: Facts, compile_: CompiledOnce) -> Weigh:
+    """Return what returns variables that the parts are linear in, up to constants, with the weights of their elements.
+
+    The slopes are constant, but may be written with the shapes of what they are slopes in.
+    """
+    linear_in = [_linear_in(part, predictors, facts) for part in parts]
+    # As a variable may be an input of another, each stands in for itself.
+    stand_in = {var: var.type() for found in linear_in for var in found}
+    outer = clone_replace(list(parts), stand_in, rebuild_strict=False)
+    with without_c():
+        pairs = [(part, var) for part, found in enumerate(linear_in) for var in found]
+        slopes = [
+            pytensor.grad(out, [stand_in[var] for var in found]) for out, found in zip(outer, linear_in, strict=True)
+        ]
+        function = compile_(list(stand_in.values()), [slope for found in slopes for slope in found])
+
+    def weigh() -> list[tuple[Variable, dict[int, Array]]]:
+        with without_c():
+            found = function(*[np.zeros(facts.shape(var)) for var in stand_in])
+        weights: dict[Variable, dict[int, Array]] = {var: {} for var in stand_in}
+        for (part, var), weight in zip(pairs, found, strict=True):
+            weights[var][part] = np.array(weight, dtype=np.float64).ravel()
+        return list(weights.items())
+
+    return weigh
+
+
+def _linear_in(part: Variable, predictors: Variable, facts: Facts) -> list[Variable]:
+    """Return the variables that a part of log p is linear in."""
+    found, stack, seen = list[Variable](), [part], {part}
     while stack:
         var = stack.pop()
-        node = var.owner
-        if var is predictors or node is None or not is_linear(node, facts):
-            parts.append(var)
+        if facts.is_known(var):
             continue
-        for other in varying_inputs(node, facts):
-            if other not in seen:
-                seen.add(other)
-                stack.append(other)
-    weights = _weights(logp, parts, facts, compile_)
-    return lambda: [(var, w) for var, w in zip(parts, weights(), strict=True) if w.any()]
-
-
-def _weights(logp: Variable, parts: list[Variable], facts: Facts, compile_: CompiledOnce) -> Callable[[], list[Array]]:
-    if parts == [logp]:
-        return lambda: [np.ones(())]
-    # As a part may be an input of another, each stands in for itself.
-    stand_in = [part.type() for part in parts]
-    outer = pytensor.graph.replace.clone_replace([logp], dict(zip(parts, stand_in, strict=True)), rebuild_strict=False)[
-        0
-    ]
-    with without_c():
-        # The slopes are constant, but may be written with the shapes of what they are slopes in.
-        function = compile_(stand_in, pytensor.grad(outer, stand_in))
-
-    def weights() -> list[Array]:
-        with without_c():
-            found = function(*[np.zeros(facts.shape(part)) for part in parts])
-        return [np.array(w, dtype=np.float64) for w in found]
-
-    return weights
-
-
-def _rows(var: Variable, weight: Array, predictors: Variable, facts: Facts) -> Iterator[Rows]:
-    """Lift the elements of a variable that count, in as many groups as it takes."""
-    flat = weight.ravel()
-    for index, lift, value in lifted(var, np.flatnonzero(flat), predictors, facts):
-        factor = pt.tensor("weight", dtype="float64", shape=(1, None))
-        data = {**lift.data, factor: flat[index][None]}
-        sources = {**lift.sources, factor: Source(var, index, is_weight=True)}
-        yield Rows(lift.columns(len(index)), list(lift.slots), data, factor * value, sources=sources)
+        if var is predictors or var.owner is None or not is_linear(var.owner, facts):
+            found.append(var)
+            continue
+        new = [other for other in varying_inputs(var.owner, facts) if other not in seen]
+        seen.update(new)
+        stack += dict.fromkeys(new)
+    return found
 
 
 def lifted(var: Variable, index: Ints, predictors: Variable, facts: Facts) -> list[tuple[Ints, Lift, Variable]]:
@@ -255,7 +317,9 @@ def lifted(var: Variable, index: Ints, predictors: Variable, facts: Facts) -> li
     return made
 
 
-def _whole(var: Variable, weight: Array, predictors: Variable, dependences: Dependences) -> Rows | None:
+def _whole(
+    var: Variable, weight: Array, weighed: Variable, predictors: Variable, dependences: Dependences
+) -> Rows | None:
     """Return a variable, whatever it does, as one row, where it depends on few predictors; None where on more."""
     try:
         of_var = dependences.of(var)
@@ -267,7 +331,7 @@ def _whole(var: Variable, weight: Array, predictors: Variable, dependences: Depe
         return None
     few = pt.vector("predictors of the row", dtype="float64", shape=(len(at),))
     every = pt.set_subtensor(pt.zeros(predictors.type.shape)[at], few)
-    [inner] = graph_replace([pt.sum(weight * var)], {predictors: every}, strict=False)
+    [inner] = graph_replace([weighed], {predictors: every}, strict=False)
     points, [values] = graph.over_draws([inner], few)
     slots: list[Variable] = [pt.matrix(f"predictor {n}", dtype="float64", shape=(None, 1)) for n in range(len(at))]
     [value] = graph_replace([values[:, None]], {points: pt.concatenate(slots, axis=1)}, strict=False)
@@ -285,7 +349,7 @@ def _merged(group: list[Rows]) -> Rows:
         data.update(other.data)
         sources.update(other.sources)
         with without_c():
-            [same] = pytensor.graph.replace.clone_replace(
+            [same] = clone_replace(
                 [other.value], dict(zip(other.slots, first.slots, strict=True)), rebuild_strict=False
             )
         value = value + same

@@ -80,7 +80,7 @@ class _RuleSearch:
         self.codes, self.whitened = codes.copy(), whitened.copy()
         shape = len(function.blocks), len(codes)
         self.apart = np.full(shape, np.inf)
-        self._finer = np.empty((shape[0], *whitened.shape))
+        self._finer, self._of_finer = np.empty((shape[0], *whitened.shape)), np.full(shape, -1, dtype=np.int16)
         self._can_refine = np.zeros(shape, dtype=bool)
 
     def compare(self, block: int, at: Index) -> None:
@@ -89,8 +89,9 @@ class _RuleSearch:
             where, finer = at[part], self._finer_than(code, block, len(at[part]))
             self._can_refine[block, where] = finer is not None
             if finer is not None:
-                self._finer[block][:, where] = found = self._by_rule(finer, where)
-                self.apart[block, where] = self._apart(found, self.whitened[:, where])
+                new = where[self._of_finer[block, where] != finer]
+                self._finer[block][:, new], self._of_finer[block, new] = self._by_rule(finer, new), finer
+                self.apart[block, where] = self._apart(self._finer[block][:, where], self.whitened[:, where])
 
     def to_refine(self, at: Index, tolerance: float) -> Index:
         """Return the block of each row in which the error is largest; -1 where it may stay, or has to."""

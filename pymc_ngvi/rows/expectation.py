@@ -209,23 +209,25 @@ class SummedRowFunction(RowFunction):
 
     def _part(self, levels: tuple[int, ...], mean: Array, root: Array, data: list[Array]) -> Array:
         first, second = rule(self.n_others, levels[:-1]), rule(1, levels[-1:])
-        m, of_u = self.n_others, slice(0, 1) if self.shares_u else slice(None)
+        m, of_u, n_products = self.n_others, slice(0, 1) if self.shares_u else slice(None), len(self.owners)
         points = points_at(mean[of_u, :m], root[of_u, :m, :m], first.nodes)
         start, *found = self.along(*points, *data)
-        slopes = [_at_nodes(x, len(first.nodes)) for x in found[: len(self.owners)]]
+        slopes, per_row = _stacked(found[:n_products], len(first.nodes)), _stacked(found[n_products:], 1)
         at = [m + owner for owner in self.owners]
-        per_row = np.stack([np.broadcast_to(x, (1, len(mean)))[0] for x in found[len(slopes) :]])
-        means = mean[:, at].T * per_row
-        moves = root[:, at].transpose(1, 2, 0) * per_row[:, None]
-        along_u = [slope * node[:, None] for slope in slopes for node in first.nodes.T]
-        middle = start + _sum_of([*slopes, *along_u], [*means, *moves[:, :m].reshape(-1, len(mean))])
-        variance = sum(_sum_of(slopes, moves[:, m + a]) ** 2 for a in range(self.n_summed))
-        sd = np.sqrt(np.broadcast_to(variance, middle.shape))
-        per_sd = np.divide(1.0, sd, out=np.zeros_like(sd), where=sd > 0.0)
+        moves = root[:, at].transpose(1, 2, 0) * per_row
+        path = np.concatenate([(mean[:, at].T * per_row[:, 0])[:, None], moves[:, :m]], axis=1)
+        middle = start + _sum_of(slopes, _one_and(m, levels[:-1]), path)
+        across = [_sum_of(slopes, _one_and(m, levels[:-1])[:1], moves[:, a : a + 1]) for a in range(m, self.k)]
+        sd = np.sqrt(sum(map(np.square, across)))
         value, slope, bend = self._of_sum(points, middle, sd, second, data)
+        per_sd = np.divide(1.0, sd, out=sd)
+        per_sd[np.isposinf(per_sd)] = 0.0
         slope *= per_sd
-        bend *= per_sd * per_sd
-        return _joined(first, value, _across(first, slopes, slope, bend), moves[:, m:])
+        bend *= per_sd
+        bend *= per_sd
+        once = _weighted(first.weights[: 1 + m], slopes, slope)
+        twice = np.stack([_weighted(first.weights[:1], s * slopes, bend)[:, 0] for s in slopes])
+        return _joined(first, value, once, twice, moves[:, m:])
 
     def _of_sum(self, points: list[Array], middle: Array, sd: Array, along: NormalRule, data: list[Array]) -> Array:
         """Return expectations, times 1, zeta and zeta^2 - 1, given u, (3, n_nodes, n_rows)."""
@@ -251,52 +253,67 @@ def _n_nodes(blocks: tuple[int, ...], code: int) -> int:
     return math.prod(map(normal_rules.n_nodes, blocks, unpacked(code, len(blocks))))
 
 
-def _at_nodes(x: Array, n_nodes: int) -> Array:
-    """Return an array as one of nodes, with a column for each row, or one for all."""
-    x = np.atleast_2d(x)
-    return np.broadcast_to(x, (n_nodes, x.shape[1]))
+@functools.cache
+def _one_and(k: int, levels: tuple[int, ...]) -> Array:
+    """Return 1 and the directions at the nodes of a rule, (1 + k, n_nodes)."""
+    nodes = rule(k, levels).nodes
+    return np.concatenate([np.ones((1, len(nodes))), nodes.T])
 
 
-def _sum_of(factors: Sequence[Array], per_row: Sequence[Array]) -> Array:
-    """Return the sum of products of functions of nodes, (n_nodes, n_rows or 1) each, and numbers of rows, (n_rows,)."""
-    if all(factor.shape[1] == 1 for factor in factors):
-        of_all: Array = np.concatenate(factors, axis=1) @ np.stack(per_row)
-        return of_all
-    result: Array = functools.reduce(np.add, (f * x for f, x in zip(factors, per_row, strict=True)))
+def _stacked(found: Sequence[Array], n_nodes: int) -> Array:
+    """Return functions of nodes, and of rows or not, in one array, (n, n_nodes, n_rows or 1)."""
+    found = [np.atleast_2d(x) for x in found]
+    result = np.empty((len(found), n_nodes, max(x.shape[1] for x in found)))
+    for place, x in zip(result, found, strict=True):
+        place[...] = x
     return result
 
 
-def _weighted(weights: Array, factor: Array, values: Array) -> Array:
-    """Return weighted sums of a product over nodes; the factor is (n_nodes, n_rows or 1)."""
-    if factor.shape[1] == 1:
-        return np.asarray((weights * factor[:, 0]) @ values)
-    return np.asarray(weights @ (factor * values))
+def _sum_of(slopes: Array, of_nodes: Array, per_row: Array) -> Array:
+    """Return the sum over a and j of slopes[a] of_nodes[j] per_row[a, j], (n_nodes, n_rows).
+
+    Parameters
+    ----------
+    slopes : ndarray, shape (n, n_nodes, n_rows or 1)
+    of_nodes : ndarray, shape (k, n_nodes)
+    per_row : ndarray, shape (n, k, n_rows)
+    """
+    if slopes.shape[2] == 1:
+        factors = (slopes[:, None, :, 0] * of_nodes).reshape(-1, len(slopes[0]))
+        return np.asarray(factors.T @ per_row.reshape(len(factors), -1))
+    return functools.reduce(np.add, (s * (of_nodes.T @ x) for s, x in zip(slopes, per_row, strict=True)))
 
 
-def _across(first: NormalRule, slopes: Sequence[Array], slope: Array, bend: Array) -> tuple[Array, Array]:
-    """Return expectations of derivatives by what is summed: times 1 and u, (n, 1 + m, n_rows), and twice, (n, n, ...).
+def _weighted(weights: Array, slopes: Array, values: Array) -> Array:
+    """Return weighted sums over nodes of each slope times values, (n, n_weights, n_rows).
+
+    Parameters
+    ----------
+    weights : ndarray, shape (n_weights, n_nodes)
+    slopes : ndarray, shape (n, n_nodes, n_rows or 1)
+    values : ndarray, shape (n_nodes, n_rows)
+    """
+    if slopes.shape[2] == 1:
+        factors = (slopes[:, None, :, 0] * weights).reshape(-1, len(values))
+        return np.asarray(factors @ values).reshape(len(slopes), len(weights), -1)
+    return np.stack([weights @ (s * values) for s in slopes])
+
+
+def _joined(first: NormalRule, value: Array, once: Array, twice: Array, root: Array) -> Array:
+    """Return expectations in all directions.
 
     Parameters
     ----------
     first : NormalRule
         Of u.
-    slopes : list of ndarray
-        Of the sum in each of these.
-    slope, bend : ndarray, shape (n_nodes, n_rows)
-        Expectations of the derivatives by the sum, given u.
+    value : ndarray, shape (n_nodes, n_rows)
+        Expectations given u.
+    once, twice : ndarray, shapes (n_products, 1 + m, n_rows), (n_products, n_products, n_rows)
+        Those of derivatives by the products: times 1 and u, and of second order.
+    root : ndarray, shape (n_products, n, n_rows)
+        From these to what is summed.
     """
-    n, n_rows = len(slopes), slope.shape[1]
-    once = np.stack([_weighted(first.weights[: 1 + first.nodes.shape[1]], s, slope) for s in slopes])
-    twice = np.empty((n, n, n_rows))
-    for a in range(n):
-        for b in range(a + 1):
-            twice[a, b] = twice[b, a] = _weighted(first.weights[:1], slopes[a] * slopes[b], bend)[0]
-    return once, twice
-
-
-def _joined(first: NormalRule, value: Array, across: tuple[Array, Array], root: Array) -> Array:
-    """Return expectations in all directions; ``root`` is (n_products, n, n_rows), from these to what is summed."""
-    m, (once, twice) = first.nodes.shape[1], across
+    m = first.nodes.shape[1]
     of_u = first.weights @ value
     of_z = np.einsum("bar,bjr->ajr", root, once)
     of_both = np.einsum("bar,bcr->acr", root, np.einsum("bcr,car->bar", twice, root))

@@ -82,12 +82,12 @@ def _user(name, **options):
 @contextlib.contextmanager
 def _built_once(density):
     """Build log p once for all fits of a model."""
-    make = inference.LogDensity
-    inference.LogDensity = lambda *_: density.again("quick")
+    make = inference.density_of
+    inference.density_of = lambda *_: density.again("quick")
     try:
         yield
     finally:
-        inference.LogDensity = make
+        inference.density_of = make
 
 
 @functools.cache

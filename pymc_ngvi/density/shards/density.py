@@ -28,6 +28,7 @@ from pymc_ngvi.density.shards.shards import Shards, points_to_compare
 from pymc_ngvi.density.sparse_hessian import is_dense
 from pymc_ngvi.density.sum import Sum
 from pymc_ngvi.graphs.graph import MissingDerivativeError
+from pymc_ngvi.reading.factors import Factor, factors_of
 
 
 @stored("shard_rules")
@@ -94,11 +95,11 @@ class ShardedDensity(Sum):
         model = shards.model(shards.keys[0])
         info = ModelInfo.of(model, initial_point_function(model)())
         self._common, self._derived, self.observations = shards.look(points_to_compare(info.start))
-        super().__init__(LogDensity(model, backend, compile_kwargs, log_p=self._log_prior))
+        super().__init__(LogDensity(model, backend, compile_kwargs, factors=self._factors_of))
         self._outlines: list[Outline] = shards.ask(Open())
 
-    def _log_prior(self, model: pm.Model) -> Variable:
-        return model.logp(vars=[*model.free_RVs, *(model[name] for name in self._common)])
+    def _factors_of(self, model: pm.Model) -> tuple[Factor, ...]:
+        return factors_of(model, [*model.free_RVs, *(model[name] for name in self._common)])
 
     @property
     def deterministics(self) -> list[Variable]:

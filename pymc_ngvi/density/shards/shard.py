@@ -14,12 +14,9 @@ import cloudpickle
 import numpy as np
 import pymc as pm
 
-from pytensor.graph.basic import Variable
-
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.target import MeanHessian, RowRules
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density.likelihood import log_likelihood
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.shards.errors import ShardError
 from pymc_ngvi.density.shards.facts import bytes_of, facts_of
@@ -35,6 +32,7 @@ from pymc_ngvi.density.shards.requests import (
     Request,
     ShardExpectation,
 )
+from pymc_ngvi.reading.factors import Factor, factors_of
 from pymc_ngvi.rows.mean_hessian import Known
 
 #: Sets of rules of quadrature that a shard keeps; others are chosen once more when they are asked for.
@@ -106,12 +104,12 @@ class Shard:
 
     @functools.cached_property
     def _likelihood(self) -> LogDensity:
-        return LogDensity(self._model, log_p=self._log_likelihood)
+        return LogDensity(self._model, factors=self._factors_of)
 
-    def _log_likelihood(self, model: pm.Model) -> Variable:
+    def _factors_of(self, model: pm.Model) -> tuple[Factor, ...]:
         """Return what a model says of its data: log p without the density of the free variables."""
         potentials = [term for term in model.potentials if term.name not in self._recipe.without]
-        return log_likelihood(model, {rv: model.rvs_to_values[rv] for rv in model.observed_RVs}, potentials)
+        return factors_of(model, [*model.observed_RVs, *potentials])
 
     @functools.cached_property
     def _pattern(self) -> Pattern | None:

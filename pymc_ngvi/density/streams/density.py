@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 import pymc as pm
 
-from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.hessians import MatrixHessian
@@ -24,6 +23,7 @@ from pymc_ngvi.density.streams.errors import BatchError
 from pymc_ngvi.density.streams.likelihoods import BatchLikelihood, Likelihood, batch_form, likelihoods_of
 from pymc_ngvi.density.streams.source import BatchSource
 from pymc_ngvi.density.sum import Sum
+from pymc_ngvi.reading.factors import Factor, factors_of
 
 #: Likelihoods of batches of different lengths that are kept, at most; their rows together, in those of the longest.
 _MOST_KEPT, _MOST_ROWS = 16, 2.5
@@ -81,7 +81,7 @@ class StreamDensity(Sum):
         self.total_size = next(iter(sizes.values()))
         self._form = replace(self._form, names=tuple(first), by_row=self._by_row(model, first))
         first = self._form.arrays(data, "The first batch")
-        super().__init__(LogDensity(model, backend, compile_kwargs, log_p=self._log_prior))
+        super().__init__(LogDensity(model, backend, compile_kwargs, factors=self._factors_of))
         if self.n_directions is None:
             raise ValueError(f"The prior {_NO_ROWS.format(self.by_rows.why_not)}")
         self._kept = OrderedDict[tuple[tuple[int, ...], ...], BatchLikelihood]()
@@ -107,10 +107,10 @@ class StreamDensity(Sum):
             )
         return tuple(name for name in first if lengths.get(name) in n_rows)
 
-    def _log_prior(self, model: pm.Model) -> Variable:
+    def _factors_of(self, model: pm.Model) -> tuple[Factor, ...]:
         streamed = {part.name for part in self._likelihoods}
         fixed = [rv for rv in model.observed_RVs if rv.name not in streamed]
-        return model.logp(vars=[*model.free_RVs, *fixed, *model.potentials])
+        return factors_of(model, [*model.free_RVs, *fixed, *model.potentials])
 
     # --- batches ---
 
@@ -225,8 +225,9 @@ class StreamDensity(Sum):
         return (batch.log_p.logp_grad(theta) for batch in self._all_batches())
 
     def described_rows(self) -> ModelRows | None:
-        """Return what the rows of the model and its own data are, for people to read."""
-        return self.prior.described_rows()
+        """Return what the rows are of the prior, and of the batch that was read last."""
+        prior, batch = self.prior.described_rows(), self._batch.log_p.described_rows()
+        return prior if prior is None or batch is None else prior.beside(batch)
 
     def expected(
         self, q: Spread, rules: RowRules | None = None, *, adapt: bool = False, least: float = -np.inf

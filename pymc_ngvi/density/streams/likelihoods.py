@@ -8,19 +8,21 @@ import pymc as pm
 import pytensor
 
 from pymc.data import MinibatchOp
+from pymc.logprob.basic import transformed_conditional_logp
 from pymc.variational.minibatch_rv import MinibatchRandomVariable
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors, walk
+from pytensor.tensor import as_tensor
 
 from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density.checks import quoted
 from pymc_ngvi.density.expectations import Expectations
-from pymc_ngvi.density.likelihood import log_likelihood
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.streams.batch import BatchForm
 from pymc_ngvi.graphs.backends import quick_mode, without_c
+from pymc_ngvi.reading.factors import Factor
 
 
 class Likelihood(NamedTuple):
@@ -156,16 +158,22 @@ class BatchLikelihood:
             name: pytensor.shared(array, name, shape=model[name].type.shape, borrow=True)
             for name, array in arrays.items()
         }
-        self.log_p = LogDensity(model, log_p=self._log_likelihood)
+        self.log_p = LogDensity(model, factors=self._factors_of)
 
-    def _log_likelihood(self, model: pm.Model) -> Variable:
-        total = log_likelihood(model, {part.rv: part.value for part in self._likelihoods})
+    def _factors_of(self, model: pm.Model) -> tuple[Factor, ...]:
+        values = {rv: model.rvs_to_values[rv] for rv in model.free_RVs}
+        observed = {part.rv: part.value for part in self._likelihoods}
+        transforms = {**model.rvs_to_transforms, **dict.fromkeys(observed)}
+        logps = transformed_conditional_logp(
+            list(observed), rvs_to_values={**values, **observed}, rvs_to_transforms=transforms
+        )
         lengths = [part.value.shape[0] for part in self._likelihoods]
         own = {model[name]: var for name, var in self._data.items()}
-        total, *lengths = graph_replace([total, *lengths], own, strict=False)
+        logps, lengths = (graph_replace(outputs, own, strict=False) for outputs in (logps, lengths))
         with without_c():
             self._lengths = pytensor.function([], lengths, mode=quick_mode())
-        return total
+        logps = [as_tensor(logp, allow_xtensor_conversion=True) for logp in logps]
+        return tuple(Factor(part.rv, "observed", logp) for part, logp in zip(self._likelihoods, logps, strict=True))
 
     @property
     def rows(self) -> Expectations:

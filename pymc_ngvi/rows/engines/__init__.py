@@ -22,5 +22,23 @@ ENGINES: dict[str, Callable[[CompileAll], Engine]] = {
 
 
 def engine_for(backend: str, compile_: CompileAll) -> Engine:
-    """Return the engine that a backend takes; with a mode of PyTensor, PyTensor."""
+    """Return the engine that a backend takes; with a mode of PyTensor, PyTensor.
+
+    Parameters
+    ----------
+    backend : str
+    compile_ : callable
+        How PyTensor compiles what is no program.
+
+    Returns
+    -------
+    Engine
+
+    Examples
+    --------
+    >>> from pymc_ngvi.reading.compiled import quickly
+    >>> from pymc_ngvi.rows.engines import engine_for
+    >>> type(engine_for("quick", quickly)).__name__
+    'ProgramEngine'
+    """
     return ENGINES.get(backend, PyTensorEngine)(compile_)

@@ -1,0 +1,99 @@
+"""What is read of a log density, once: its predictors, and its parts as rows of these."""
+
+from collections.abc import Callable, Sequence
+
+import pytensor.tensor as pt
+
+from pytensor.graph.basic import Variable
+
+from pymc_ngvi.graphs import graph
+from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.ops.facts import Facts
+from pymc_ngvi.reading.compiled import CompiledOnce, quickly
+from pymc_ngvi.reading.distribute import as_sum, conditions_of, without_checks
+from pymc_ngvi.reading.found import Compile, Predictors, together
+from pymc_ngvi.reading.terms import Terms, terms_of
+
+type Simplify = Callable[[list[Variable]], list[Variable]]
+
+
+class Reading:
+    """A log density taken apart.
+
+    Parameters
+    ----------
+    parts : sequence of pytensor scalars
+        Whose sum it is; simplified.
+    theta : pytensor vector
+    simplify, compile_ : callable
+        How graphs are simplified, and compiled.
+
+    Attributes
+    ----------
+    predictors : Predictors
+    terms : Terms
+    leaves_out_conditions : bool
+        Whether log p is -inf under conditions that rows know nothing of.
+    conditions : list of pytensor variables or None
+        Those, of the predictors; None where some part of log p is -inf, but not all.
+
+    Raises
+    ------
+    ValueError, TooDenseError
+        Where it does not come apart.
+    """
+
+    def __init__(self, parts: Sequence[Variable], theta: Variable, simplify: Simplify, compile_: Compile) -> None:
+        self._of_weights = CompiledOnce(quickly)
+        self.predictors = Predictors(together(parts), theta, compile_)
+        with without_c():
+            inner = simplify(list(self.predictors.density().owner.inputs))
+            whole = together(graph.inline_inner_graphs(inner))
+        checked, self.conditions = without_checks(whole), conditions_of(pt.add(pt.constant(0.0), *whole.owner.inputs))
+        self.leaves_out_conditions = checked is not whole
+        self._inner = as_sum(checked, self.predictors.vector)
+        self._facts = Facts(self._inner, self.predictors.vector, conditions=True)
+        self._take_apart()
+
+    def _take_apart(self) -> None:
+        self._version = self.predictors.version
+        self.terms: Terms = terms_of(self._inner.owner.inputs, self.predictors.vector, self._facts, self._of_weights)
+
+    def refresh(self) -> bool:
+        """Take the data as they are now; tell whether they have changed.
+
+        Raises
+        ------
+        ValueError, TooDenseError
+            Where log p does not come apart any more.
+        """
+        self.predictors.refresh()
+        if self.predictors.version == self._version:
+            return False
+        self._facts.refresh()
+        self._take_apart()
+        return True
+
+    def renew(self) -> bool:
+        """Take the values of data as they are now, the same elements of log p being rows as before.
+
+        Returns
+        -------
+        bool
+            False where that does not serve: `retake` is needed. That the rows add up to log p is not seen to.
+        """
+        if self.terms.rest:
+            return False
+        self.predictors.renew()
+        self._facts.refresh()
+        terms = self.terms.renewed(self.predictors.vector, self._facts)
+        if terms is None:
+            return False
+        self._version, self.terms = self.predictors.version, terms
+        return True
+
+    def retake(self) -> None:
+        """Take the data as they are now, and log p apart once more; raises as `refresh`."""
+        self.predictors.retake()
+        self._facts.refresh()
+        self._take_apart()
