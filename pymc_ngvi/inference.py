@@ -20,10 +20,9 @@ from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.shards.shards import Shards
 from pymc_ngvi.density.streams.density import Streamed
 from pymc_ngvi.fitting.begun import first_state
-from pymc_ngvi.fitting.built import density_of
 from pymc_ngvi.fitting.defaults import options_for
 from pymc_ngvi.fitting.earlier import Earlier
-from pymc_ngvi.fitting.given import check_not_empty, model_given, streamed
+from pymc_ngvi.fitting.given import check_not_empty, density_of, model_given, streamed
 from pymc_ngvi.fitting.lost import keeping
 from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.fitting.options import OF_CONSTRUCTOR, OPTIONS, FitOptions, check_callbacks, check_n

@@ -28,7 +28,7 @@ from pymc_ngvi.families import SparseFamily
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.fitting import loop, session
 from pymc_ngvi.fitting.registry import Choice
-from pymc_ngvi.steps.adaptive.settling import LEAST_GAIN, MAX_SETTLING
+from pymc_ngvi.steps.adaptive.rule import LEAST_GAIN, MAX_SETTLING
 
 TOL = 0.05  # the default, nats
 SMALL_GAP = 0.02  # nats; below it a reported gap need not be right

@@ -14,14 +14,12 @@ from pymc_ngvi import LogDensity, NGVIApproximation
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.results.costs import direct_costs
-from pymc_ngvi.results.diagnosis import diagnose as report
-from pymc_ngvi.results.diagnosis.first_order import first_order_of
-from pymc_ngvi.results.diagnosis.functionals import PREDICTORS, Functionals, Group, functionals_of
+from pymc_ngvi.results.diagnosis.functionals import PREDICTORS, Functionals, Group, first_order_of, functionals_of
 from pymc_ngvi.results.diagnosis.joint_drift import JointDrift, trimmed_mean
 from pymc_ngvi.results.diagnosis.ranks import limit_drift, rank_drift
 from pymc_ngvi.results.diagnosis.weighted_shift import weighted_shift_of
 from pymc_ngvi.results.distributions.variational import StateDistribution, distribution_of
-from pymc_ngvi.results.posterior import ConditionalDistance, MovePlan
+from pymc_ngvi.results.posterior import MovePlan
 
 pytestmark = pytest.mark.usefixtures("_one_blas_thread")
 
@@ -35,7 +33,6 @@ class DrawnState:
 
     make: Callable[[np.ndarray, np.ndarray], np.ndarray]
     n_dim: int = N_DIM
-    squares: Callable[[np.ndarray], np.ndarray] | None = None
 
     n_uniform = 1
 
@@ -68,9 +65,6 @@ class OfDraws(StateDistribution):
 
     def kept_log_weights(self):
         return np.zeros(1_000)
-
-    def conditional_distance(self, theta):
-        return None if self.q.squares is None else ConditionalDistance(self.q.squares(theta), theta.shape[1])
 
     def plan(self, density):
         return MovePlan(density, DiagonalState(np.zeros(self.n_dim), np.ones(self.n_dim)), self.q.draws)
@@ -367,42 +361,6 @@ def test_weights_of_a_right_q_move_nothing():
     diagnosis = fit(model).diagnose(draws=4_000, random_seed=1)
     assert diagnosis.reliable, diagnosis.reasons
     assert not [r for r in diagnosis.remarks if "weights move" in r]
-
-
-# --- distances ---
-
-
-@pytest.mark.parametrize(
-    ("squares", "expected"),
-    [
-        (lambda theta: np.sum(theta**2, axis=1), False),
-        (lambda theta: 10.4 * np.sum(theta**2, axis=1), True),  # 208 where 20 is right
-        (lambda theta: np.sum(theta**2, axis=1) + np.where(theta[:, 0] > 1.7, 2_000.0, 0.0), True),
-    ],
-    ids=["right", "all", "some"],
-)
-def test_distances_from_the_conditional_gaussian_are_chi_squares(squares, expected, normal):
-    diagnosis = diagnosed(normal, exactly, 1, squares=squares)
-    found = [r for r in diagnosis.reasons if "squared distance" in r]
-    assert len(found) == (2 if expected else 0)  # of draws, and of moved ones
-    assert all("20 and 19.3 are right" in r for r in found)
-
-
-def test_moved_draws_show_a_conditional_gaussian_that_is_too_narrow(normal):
-    """Draws of a Gaussian that is too narrow are at the distance that is right of its own, until they are moved."""
-
-    def narrow(z, u):
-        return 0.7 * z
-
-    diagnosis = diagnosed(normal, narrow, 1, squares=lambda theta: np.sum((theta / 0.7) ** 2, axis=1))
-    (reason,) = [r for r in diagnosis.reasons if "squared distance" in r]
-    assert reason.startswith("Draws that are moved towards the posterior are not")
-
-
-def test_no_distance_is_asked_of_other_distributions():
-    state = DiagonalState(np.zeros(3), np.ones(3))
-    assert distribution_of(state).conditional_distance(np.zeros((2, 3))) is None
-    assert report.distances_of  # what `diagnose` asks
 
 
 def test_what_gaussians_miss_moves_means_of_cubes_and_not_of_coordinates():

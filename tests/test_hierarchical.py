@@ -3,6 +3,7 @@
 A precision that lacks the entries that the Hessian lacks contains the best Gaussian: sparse and dense have one optimum.
 """
 
+import functools
 import logging
 import warnings
 
@@ -103,9 +104,15 @@ def slow(names):
     return [pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
+@functools.cache
+def model_of(name):
+    """Return a model, which no test changes: another fit of it builds nothing anew."""
+    return MODELS[name]()
+
+
 def fitted(name, **options):
     """Fit with the default options but for those given; every warning is an error."""
-    with MODELS[name]():
+    with model_of(name):
         return pm.fit(method="ngvi", progressbar=False, random_seed=1, posterior="gaussian", **options)
 
 
@@ -121,13 +128,13 @@ def nats_apart(a, b):
 
 @pytest.mark.parametrize("name", [*WORDS, *slow(SLOW_WORDS)])
 def test_structure_in_words(name):
-    density = LogDensity(MODELS[name]())
+    density = LogDensity(model_of(name))
     assert str(ModelStructure(density.layout, density.pattern)) == {**WORDS, **SLOW_WORDS}[name]
 
 
 @pytest.mark.parametrize("name", ["gaussian_process", "zero_sum", "icar"])
 def test_dense_models_get_a_dense_covariance(name):
-    choice = choose_family(LogDensity(MODELS[name]()))
+    choice = choose_family(LogDensity(model_of(name)))
     assert (choice.name, choice.reason) == ("full", "the Hessian is dense")
 
 

@@ -16,7 +16,8 @@ from pymc_ngvi.marginal.proposals import (
     first_proposal,
     tempered,
 )
-from pymc_ngvi.marginal.sampling import Pool, Round, Sequences, pooled
+from pymc_ngvi.marginal.rounds import Rounds
+from pymc_ngvi.marginal.sampling import Pool, Round, Sequences
 from pymc_ngvi.marginal.tails import Bend, Tail
 
 MEAN = np.array([0.5, -2.0, 3.0])
@@ -210,7 +211,10 @@ def test_rounds_are_pooled_as_draws_of_the_mixture():
         q = first_proposal(Base(np.array([centre]), np.eye(1)), Bend(), 7.0, 1.0)
         x = q.draws(n, rng)
         rounds.append(Round(q, x, log_m(x)))
-    g, values, log_weights = pooled(rounds)
+    together = Rounds()
+    for one in rounds:
+        together.add(one)
+    g, values, log_weights = together.pooled()
     assert_allclose(values, log_m(g))
     w = np.exp(log_weights)
     assert w.mean() == pytest.approx(1.0, abs=0.02)

@@ -16,7 +16,7 @@ from pymc_ngvi.marginal.conditional_gaussian import linear_centres
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.log_marginal import LogMarginal, Referred, joined_points
 from pymc_ngvi.marginal.nodes import LADDER, PathRule, first_rule, ladder, references
-from pymc_ngvi.marginal.quadrature import integrate, off_centre
+from pymc_ngvi.marginal.quadrature import blocks_off_centre, integrate
 from pymc_ngvi.marginal.regression import Whitening
 
 SEEDS = [0, 1]
@@ -78,7 +78,7 @@ def test_standardised_moments_of_a_gaussian(name):
     assert_allclose(shape.skew, 0.0, atol=1e-10)
     leaves = np.setdiff1d(np.arange(forest.n_local), forest.parent)
     assert_allclose(shape.width[:, leaves], 1.0, atol=1e-10)
-    assert not off_centre(shape, rule, np.zeros(9)).any()
+    assert not blocks_off_centre(forest, shape, rule, np.zeros((9, 1))).any()
     again = corrected_centres(gaussian.centres(g), shape, forest)
     assert_allclose(again.mean, gaussian.conditional(g)[0], atol=1e-9)
     assert_allclose(again.factor, gaussian.centres(g).factor, atol=1e-9)
@@ -210,7 +210,7 @@ def test_values_that_are_not_finite_count_as_no_density():
     rule = PathRule(5, 1)
     result = integrate(nowhere, singles(2), rule, np.zeros((1, 1)), Centres(np.ones((1, 2)), np.ones((1, 2, 1))))
     assert result.log_marginal[0] == -np.inf
-    assert off_centre(result.shape, rule, result.log_marginal).all()
+    assert blocks_off_centre(singles(2), result.shape, rule, result.log_marginal[:, None]).all()
 
 
 # --- from far away ----------------------------------------------------------------------------------------------------

@@ -1,7 +1,11 @@
 """Nested posteriors from end to end: against a grid, as results, in files."""
 
+import functools
+import itertools
+
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import cloudpickle
 import numpy as np
@@ -16,44 +20,82 @@ import pymc_ngvi
 from pymc_ngvi import fit_ngvi
 from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.density import LogDensity
-from pymc_ngvi.density.hyperparameters import latent_rows
 from pymc_ngvi.marginal import exact
 from pymc_ngvi.nested import rounds
-from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.posterior import nested_posterior
 from pymc_ngvi.nested.verdict import NestedChecks
 
-FITTED = {}
+#: Values of hyperparameters where a test is not about how good a posterior is.
+FEW = 96
 
 
+@functools.cache
 def fitted(make):
-    if make not in FITTED:
-        # Few steps of a walk have an exact posterior, too.
-        asked = {} if make is process else {"posterior": "nested"}
-        FITTED[make] = fit_ngvi(model=make(), random_seed=1, progressbar=False, **asked)
-    return FITTED[make]
+    # Few steps of a walk have an exact posterior, too.
+    asked = {} if make is process else {"posterior": "nested"}
+    return fit_ngvi(model=make(), random_seed=1, progressbar=False, **asked)
 
 
-def on_grid(make, *axes):
-    """Return means and standard deviations of hyperparameters, and log p(y), by summing over a grid."""
-    marginal = LatentMarginal(latent_rows(LogDensity(make())), 1)
-    points = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, len(axes))
-    values = np.empty(len(points))
-    for i, point in enumerate(points):
-        marginal.known = marginal.known[-len(axes[-1]) - 2 :]
-        values[i] = marginal(point)
-    weights = np.exp(values - values.max())
-    weights /= weights.sum()
-    mean = weights @ points
-    cell = np.prod([axis[1] - axis[0] for axis in axes])
-    return mean, np.sqrt(weights @ (points - mean) ** 2), float(logsumexp(values) + np.log(cell))
+@functools.cache
+def without_fit(make):
+    """Return a nested posterior that no Gaussian fit came before."""
+    return nested_posterior(LogDensity(make()), None, 1)
+
+
+@pytest.fixture
+def _of_few_values(monkeypatch):
+    monkeypatch.setattr("pymc_ngvi.nested.posterior.n_values_of", lambda given: FEW)
+
+
+class OfLevel(NamedTuple):
+    """The posterior of `level`: logarithms of the hyperparameters, functions of the path, and log p(y)."""
+
+    mean: np.ndarray
+    sd: np.ndarray
+    functions: np.ndarray
+    mean_of_functions: np.ndarray
+    sd_of_functions: np.ndarray
+    evidence: float
+
+
+@functools.cache
+def level_on_grid():
+    """Sum over a grid of hyperparameters, given which all is Gaussian; functions are the mean and differences."""
+    model = level()
+    y = model.rvs_to_values[model["y"]].data
+    n = len(y)
+    functions = np.concatenate([np.full((1, n), 1.0 / n), np.diff(np.eye(n), axis=0)])
+    times = np.arange(n)
+    walk = np.minimum(times[:, None], times).astype(float)
+    axes = np.linspace(-9.0, 1.2, 60), np.linspace(-3.6, 0.8, 50)
+    points, log_weights, means, variances = [], [], [], []
+    for log_step, log_noise in itertools.product(*axes):
+        step, noise = np.exp([log_step, log_noise])
+        cov = 9.0 + step**2 * walk
+        root = np.linalg.cholesky(cov + noise**2 * np.eye(n))
+        z, gain = np.linalg.solve(root, y), np.linalg.solve(root, cov @ functions.T)
+        log_prior = -0.5 * step**2 - 0.125 * noise**2 - np.log(np.pi) + log_step + log_noise
+        log_weights.append(log_prior - 0.5 * z @ z - np.log(np.diag(root)).sum() - 0.5 * n * np.log(2.0 * np.pi))
+        points.append([log_step, log_noise])
+        means.append(gain.T @ z)
+        variances.append(np.einsum("ij,jk,ik->i", functions, cov, functions) - (gain**2).sum(axis=0))
+    total = logsumexp(log_weights)
+    weights, points, means = np.exp(np.array(log_weights) - total), np.array(points), np.array(means)
+    mean, of_functions = weights @ points, weights @ means
+    return OfLevel(
+        mean,
+        np.sqrt(weights @ (points - mean) ** 2),
+        functions,
+        of_functions,
+        np.sqrt(weights @ (variances + (means - of_functions) ** 2)),
+        float(total + np.log(np.prod([axis[1] - axis[0] for axis in axes]))),
+    )
 
 
 def test_hyperparameters_are_those_of_a_grid():
     """A model whose log m is exact: steps of a walk may vanish, which leaves a tail."""
-    mean, sd, evidence = on_grid(level, np.linspace(-9.0, 1.2, 45), np.linspace(-3.6, 0.8, 45))
-    for seed in (1, 2):
-        state = nested_posterior(LogDensity(level()), None, seed)
+    mean, sd, *_, evidence = level_on_grid()
+    for state in (without_fit(level), nested_posterior(LogDensity(level()), None, 2)):
         error = 2.0 / np.sqrt(state.effective_size)  # spread evenly, hyperparameters have a fraction of this error
         np.testing.assert_allclose((state.mean()[:2] - mean) / sd, 0.0, atol=error + 0.02)
         np.testing.assert_allclose(state.sd()[:2] / sd, 1.0, atol=error + 0.02)
@@ -96,32 +138,11 @@ def test_moments_are_those_of_draws(make):
 
 
 def test_sums_are_those_of_an_exact_posterior():
-    """The mean of a path, and its neighbouring differences, by the Gaussian at each point of a grid."""
-    model = level()
-    y = model.rvs_to_values[model["y"]].data
-    n = len(y)
-    steps, noises = np.exp(np.linspace(-7.0, 1.2, 60)), np.exp(np.linspace(-1.2, 1.0, 40))
-    functions = np.concatenate([np.full((1, n), 1.0 / n), np.diff(np.eye(n), axis=0)])
-    times = np.arange(n)
-    prior = np.minimum(times[:, None], times).astype(float)
-    log_weights, means, variances = [], [], []
-    for step in steps:
-        cov = 9.0 + step**2 * prior
-        for noise in noises:
-            root = np.linalg.cholesky(cov + noise**2 * np.eye(n))
-            z, gain = np.linalg.solve(root, y), np.linalg.solve(root, cov @ functions.T)
-            log_jacobian = np.log(step) + np.log(noise)
-            log_prior = -0.5 * step**2 - 0.125 * noise**2 + log_jacobian
-            log_weights.append(log_prior - 0.5 * z @ z - np.log(np.diag(root)).sum())
-            means.append(gain.T @ z)
-            variances.append(np.einsum("ij,jk,ik->i", functions, cov, functions) - (gain**2).sum(axis=0))
-    weights = np.exp(np.array(log_weights) - max(log_weights))
-    weights /= weights.sum()
-    mean = weights @ means
-    sd = np.sqrt(weights @ (variances + (means - mean) ** 2))
-    x = fitted(level).sample(4_000, random_seed=1).posterior["x"].to_numpy()[0] @ functions.T
-    np.testing.assert_allclose((x.mean(axis=0) - mean) / sd, 0.0, atol=0.08)
-    np.testing.assert_allclose(x.std(axis=0) / sd, 1.0, atol=0.08)
+    """The mean of a path, and its neighbouring differences."""
+    exact = level_on_grid()
+    x = fitted(level).sample(4_000, random_seed=1).posterior["x"].to_numpy()[0] @ exact.functions.T
+    np.testing.assert_allclose((x.mean(axis=0) - exact.mean_of_functions) / exact.sd_of_functions, 0.0, atol=0.08)
+    np.testing.assert_allclose(x.std(axis=0) / exact.sd_of_functions, 1.0, atol=0.08)
 
 
 def test_draws_have_the_weights_and_numbers_that_effective_sizes_need():
@@ -155,6 +176,7 @@ def test_callbacks_are_of_a_fit_of_all_coordinates():
     assert seen == [1, 2, 3]
 
 
+@pytest.mark.usefixtures("_of_few_values")
 def test_a_fit_that_goes_on_is_followed_by_another():
     approx = fit_ngvi(model=counts(), posterior="nested", random_seed=1, progressbar=False, tol=0.5)
     before = approx.mean_flat
@@ -190,6 +212,7 @@ def test_files_and_pickles_give_the_same_bits(make, tmp_path):
     np.testing.assert_array_equal(again._state.pairs.of_pairs, approx._state.pairs.of_pairs)
 
 
+@pytest.mark.usefixtures("_of_few_values")
 def test_the_same_seed_gives_the_same_bits():
     density = LogDensity(counts())
     first, second = (nested_posterior(density, None, 3) for _ in range(2))
@@ -199,8 +222,7 @@ def test_the_same_seed_gives_the_same_bits():
 
 def test_predictions_that_are_off_are_corrected(monkeypatch):
     """Weights see to them: predictions that lean to one side are drawn from, and the posterior is as it was."""
-    state = nested_posterior(LogDensity(counts()), None, 1)
-    lean = rounds.Guess._of
+    state, lean = without_fit(counts), rounds.Guess._of
 
     def leaning(self, g):
         u = self.whitening.whitened(g)
@@ -251,6 +273,7 @@ def test_what_can_t_be_fitted_falls_back(monkeypatch):
         fit_ngvi(model=counts(), posterior="nested", random_seed=1, progressbar=False)
 
 
+@pytest.mark.usefixtures("_of_few_values")
 @pytest.mark.parametrize(("gaussian", "kept"), [(0.3, False), (0.01, True)])
 def test_of_what_is_not_reliable_that_with_the_better_weights_comes_back(monkeypatch, gaussian, kept):
     """The weights of the nested posterior are made out to be poor; those of the Gaussian, better or worse still."""
@@ -269,6 +292,7 @@ def test_of_what_is_not_reliable_that_with_the_better_weights_comes_back(monkeyp
     assert not approx.diagnose().reliable or not kept
 
 
+@pytest.mark.usefixtures("_of_few_values")
 def test_more_data_of_one_model():
     """The next fit of a model reads its data as they are then."""
     with pm.Model() as model:

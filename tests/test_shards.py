@@ -360,8 +360,8 @@ def test_an_error_of_a_shard_crosses_processes_with_its_key():
     assert (str(error), error.key) == ("Shard 'a' is empty.", "a")
 
 
-def test_a_shard_that_fails_in_mid_fit_keeps_the_fit(tmp_path, reference):
-    broken = tmp_path / "broken"
+def test_a_shard_that_fails_in_mid_fit_keeps_the_fit(tmp_path):
+    broken, two = tmp_path / "broken", KEYS[:2]
 
     def build(key):
         if broken.exists():
@@ -373,11 +373,11 @@ def test_a_shard_that_fails_in_mid_fit_keeps_the_fit(tmp_path, reference):
             broken.touch()
 
     with pytest.raises(ShardError, match="Shard 0 can't be used: OSError: the disk is full") as error:
-        fit(Shards(build, KEYS, keep=2), callbacks=[fail])
+        fit(Shards(build, two, keep=1), callbacks=[fail])  # made anew in each pass
     approx = error.value.approx
     assert approx.n_iterations == 2
     broken.unlink()
-    assert same_bits(approx.refine(progressbar=False), reference)
+    assert same_bits(approx.refine(progressbar=False), fit(Shards(models.of_rows(models.logistic), two)))
 
 
 @pytest.mark.parametrize("when", ["the exact posterior", "refine"])

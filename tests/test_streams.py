@@ -16,8 +16,7 @@ from pymc_ngvi.core.target import GaussNewtonTarget
 from pymc_ngvi.density.streams.source import BatchSource
 from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.results.diagnosis.cures import context_of
-from pymc_ngvi.steps.incremental.order import sign_of_order
-from pymc_ngvi.steps.incremental.sites import Quadratic, SeenByQuadratics, pack
+from pymc_ngvi.steps.incremental.sites import Quadratic, SeenByQuadratics, pack, sign_of_order
 
 N_ROWS, N_BATCHES = 2700, 9
 

@@ -59,10 +59,6 @@ def sobol_draws(n_draws: int, n_dim: int, rng: np.random.Generator) -> BaseDraws
     n_dim : int
     rng : numpy.random.Generator
         Advanced.
-
-    Returns
-    -------
-    BaseDraws
     """
     n_replicates = _n_replicates(n_draws // 2)
     half = n_draws // n_replicates // 2
@@ -88,10 +84,6 @@ def antithetic_draws(n_draws: int, n_dim: int, rng: np.random.Generator) -> Base
     n_dim : int
     rng : numpy.random.Generator
         Advanced.
-
-    Returns
-    -------
-    BaseDraws
     """
     n_replicates = _n_replicates(n_draws // 2)
     z = rng.standard_normal((n_replicates, n_draws // n_replicates // 2, n_dim))
@@ -108,10 +100,6 @@ def plain_draws(n_draws: int, n_dim: int, rng: np.random.Generator) -> BaseDraws
     n_dim : int
     rng : numpy.random.Generator
         Advanced.
-
-    Returns
-    -------
-    BaseDraws
     """
     return BaseDraws(rng.standard_normal((n_draws, n_dim)), _n_replicates(n_draws), antithetic=False)
 

@@ -96,6 +96,11 @@ def khat_limit(n_draws: int) -> float:
     return min(1.0 - 1.0 / float(np.log10(n_draws)), 0.7)
 
 
+def tail_length(n_draws: int) -> int:
+    """Return how many of the weights of so many draws count to their tail."""
+    return int(np.ceil(min(0.2 * n_draws, 3.0 * np.sqrt(n_draws))))
+
+
 def khat_error(khat: float, n_draws: int) -> float:
     """Return the standard error of a k-hat, NaN where that is infinite.
 
@@ -111,7 +116,7 @@ def khat_error(khat: float, n_draws: int) -> float:
     """
     if not np.isfinite(khat):
         return float("nan")
-    n_tail = np.ceil(min(0.2 * n_draws, 3.0 * np.sqrt(n_draws)))
+    n_tail = tail_length(n_draws)
     return float(max(1.0 + khat, 0.5) * np.sqrt(n_tail) / (n_tail + 10.0))
 
 

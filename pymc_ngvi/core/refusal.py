@@ -59,12 +59,7 @@ class Refused(Exception):
 
 
 class RefusedFor(Refused):
-    """A refusal whose class has one reason.
-
-    Parameters
-    ----------
-    sentence : str
-    """
+    """A refusal whose class has one reason."""
 
     reason: ClassVar[Reason]
 

@@ -53,12 +53,7 @@ class _Narrow:
 
 @dataclass(frozen=True)
 class ExactEvaluation(Evaluation):
-    """An expectation in place of draws, of which there are none; ``finite`` has one element, for the expectation.
-
-    Parameters
-    ----------
-    expectation : Expectation
-    """
+    """An expectation in place of draws, of which there are none; ``finite`` has one element, for the expectation."""
 
     expectation: Expectation
 

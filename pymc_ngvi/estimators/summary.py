@@ -31,10 +31,6 @@ def by_replicate(
         At the draws of ``state``; draws that are not finite are left out.
     stl : bool
         Whether gradients are those of log p - log q.
-
-    Returns
-    -------
-    Moments
     """
     grads, draws = [], []
     for rows in base.replicates():

@@ -58,10 +58,6 @@ def find_structure(pattern: Pattern) -> ArrowStructure:
     pattern : Pattern
         Of the precision.
 
-    Returns
-    -------
-    ArrowStructure
-
     Examples
     --------
     >>> import numpy as np

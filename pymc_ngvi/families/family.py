@@ -15,12 +15,7 @@ from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
 
 
 class Product(NamedTuple):
-    """Updates, estimators and step rules of which all combinations are allowed.
-
-    Parameters
-    ----------
-    updates, estimators, steps : tuple of str
-    """
+    """Updates, estimators and step rules of which all combinations are allowed."""
 
     updates: tuple[str, ...]
     estimators: tuple[str, ...]

@@ -11,7 +11,7 @@ References
 """
 
 from dataclasses import dataclass
-from typing import Never, Self
+from typing import Any, Never, Self
 
 import numpy as np
 
@@ -24,9 +24,51 @@ from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
 
 
+class OfSparsePrecision[S: FilledStructure](Gaussian[S]):
+    """A Gaussian whose steps multiply its sparse precision, of which a factor is found anew."""
+
+    @property
+    def _cholesky(self) -> Any:
+        """The factor of the precision."""
+        raise NotImplementedError
+
+    def _scaled(self, matrix: Array) -> Array | None:
+        """Return the factor of a whitened precision M, in numbers; None where M is not positive definite."""
+        raise NotImplementedError
+
+    def precision_scaled_by(self, matrix: Array, grad: Array) -> tuple[Self, Array] | None:
+        """Return the state of a whitened precision M, and C M^-1 C^T C^-T times the gradient.
+
+        None where M is not positive definite.
+        """
+        factor = self._scaled(matrix) if np.isfinite(matrix).all() else None
+        if factor is None:
+            return None
+        new = type(self)(self.location, factor, self.structure)
+        return new, new.unwhiten(new.whiten(self.dewhiten(grad)))
+
+    def divergence(self, other: Self) -> float:
+        """Return KL(self || other), nats; inf beyond what numbers can hold."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            apart = self.structure.squares(other.factor, -1, (self.location - other.location)[None])
+            value = 0.5 * (self._cholesky.product_trace(other._cholesky.matrix) + float(apart[0]) - self.n_dim)
+            value += other._log_det() - self._log_det()
+        return value if np.isfinite(value) else np.inf
+
+    def whitened_precision(self, other: Self) -> Array:
+        """Return the precision of another state, whitened."""
+        whitened: Array = self._cholesky.whitened(other._cholesky.matrix)
+        return whitened
+
+    def _refuse(self, *args: object, **kwargs: object) -> Never:
+        self.structure.refuse()
+
+    merged = scaled_columns = times_lower_half = inverse_transpose_times = outer_mean = squared = _refuse
+
+
 @stored("gaussian.filled")
 @dataclass(frozen=True, eq=False)
-class FilledState(Gaussian[FilledStructure]):
+class FilledState(OfSparsePrecision[FilledStructure]):
     """N(mean, (T T^T)^-1) with a sparse lower-triangular T in an order of elimination; the whitener is T^-T.
 
     It takes natural steps from Hessians only.
@@ -57,38 +99,11 @@ class FilledState(Gaussian[FilledStructure]):
         curvature[self.structure.fronts.diagonal[self.globals_]] = 1.0
         return grad, curvature
 
-    def precision_scaled_by(self, matrix: Array, grad: Array) -> tuple[Self, Array] | None:
-        """Return the state of a whitened precision M, and C M^-1 C^T C^-T times the gradient.
-
-        None where M is not positive definite.
-        """
-        if not np.isfinite(matrix).all():
-            return None
-        old = self._cholesky
-        factor = SparseCholesky.of(self.structure.fronts, self.structure.unwhitened(self.factor, matrix), old.squares())
-        if factor is None:
-            return None
-        self.structure.remember(factor)
-        new = type(self)(self.location, factor.panels, self.structure)
-        return new, new.unwhiten(new.whiten(self.dewhiten(grad)))
-
-    def divergence(self, other: Self) -> float:
-        """Return KL(self || other), nats; inf beyond what numbers can hold."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            apart = self.structure.squares(other.factor, -1, (self.location - other.location)[None])
-            value = 0.5 * (self._cholesky.product_trace(other._cholesky.matrix) + float(apart[0]) - self.n_dim)
-            value += other._log_det() - self._log_det()
-        return value if np.isfinite(value) else np.inf
-
-    def whitened_precision(self, other: Self) -> Array:
-        """Return the precision of another state, whitened."""
-        return self._cholesky.whitened(other._cholesky.matrix)
+    def _scaled(self, matrix: Array) -> Array | None:
+        unwhitened = self.structure.unwhitened(self.factor, matrix)
+        factor = SparseCholesky.of(self.structure.fronts, unwhitened, self._cholesky.squares())
+        return None if factor is None else self.structure.remember(factor).panels
 
     @property
     def _cholesky(self) -> SparseCholesky:
         return self.structure.factor(self.factor)
-
-    def _refuse(self, *args: object, **kwargs: object) -> Never:
-        raise NotImplementedError("a sparse precision with fill-in goes with natural steps from Hessians only")
-
-    merged = scaled_columns = times_lower_half = inverse_transpose_times = outer_mean = squared = _refuse

@@ -67,10 +67,6 @@ def run(rule: Rule, state: LoopState, n: int, observe: Observer) -> LoopState:
     observe : callable
         Called after each iteration. StopIteration from it ends the fit (status STOPPED, or OUT_OF_SECONDS); so does
         KeyboardInterrupt, from it or during a step (INTERRUPTED), with the last completed iteration kept.
-
-    Returns
-    -------
-    LoopState
     """
     if state.status is Status.CONVERGED or n == 0:
         return state

@@ -5,6 +5,7 @@ out. A tail from r to 2 r has less mass than the one before it only where the lo
 where it does not fall so much over orders of magnitude, the integral diverges.
 """
 
+import dataclasses
 import logging
 
 from typing import NamedTuple
@@ -15,9 +16,12 @@ from numpy.typing import NDArray
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
 from pymc_ngvi.core.refusal import OtherForm
-from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.status import Status
+from pymc_ngvi.core.types import Array, Rule
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.priors import flat_coordinates, has_proper_priors
+from pymc_ngvi.fitting import loop
+from pymc_ngvi.fitting.problem import Problem
 
 logger = logging.getLogger("pymc.ngvi")
 
@@ -30,7 +34,7 @@ _LOG_DISTANCES: Array = 2.5 * 2.0 ** (0.5 * np.arange(8.0))
 #: good.
 _SPANS, _DEEP = 3, 100.0
 #: Iterations after which a fit that is still under way is looked at.
-LOOK = 100
+_LOOK = 100
 #: Farthest starting point on the scale of a logarithm.
 _FARTHEST_LOG = 100.0
 #: Steps of Newton at most, halvings of one, and nats that it may still promise at the end; pivot, of 1, below which a
@@ -54,12 +58,7 @@ class PosteriorTails(NamedTuple):
 
 
 class Propriety:
-    """What is known of a posterior in the course of a fit.
-
-    Parameters
-    ----------
-    density : ModelDensity
-    """
+    """What is known of a posterior in the course of a fit."""
 
     def __init__(self, density: ModelDensity) -> None:
         self._density = density if isinstance(density, LogDensity) and not density.has_minibatch else None
@@ -84,6 +83,46 @@ class Propriety:
         self.is_open = bool(found.improper) or not found.known
         self.improper = tuple(_name(self._density, i) for i in found.improper)
         return bool(self.improper)
+
+
+class Watched:
+    """Iterates until a fit ends, or its posterior is found to be improper."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem, self._propriety = problem, Propriety(problem.density)
+
+    @property
+    def improper(self) -> tuple[str, ...]:
+        """The variables in which the posterior is found to be improper."""
+        return self._propriety.improper
+
+    def run(self, rule: Rule, state: loop.LoopState, last: int, observe: loop.Observer) -> loop.LoopState:
+        """Return where the loop ends, at iteration ``last`` at the latest; see `loop.run`."""
+
+        def until(state: loop.LoopState, end: int) -> loop.LoopState:
+            return loop.run(rule, state, end - state.n_iterations, observe)
+
+        propriety = self._propriety
+        if propriety.is_open and propriety.can_be_told and state.n_iterations < _LOOK < last:
+            state = until(state, _LOOK)
+            if state.status is Status.MAX_ITERATIONS and self._is_improper(state, ended=False):
+                return dataclasses.replace(state, status=Status.UNBOUNDED)
+        state = until(state, last)
+        while state.status is Status.UNBOUNDED and state.n_iterations < last:
+            if propriety.is_open and (self._is_improper(state, ended=False) or propriety.is_open):
+                break
+            # What is proper is only wide: the fit goes on, and standard deviations are compared with those of now.
+            state = until(dataclasses.replace(state, rule=rule.reopen(state.rule), status=Status.RUNNING), last)
+        return state
+
+    def ended(self, state: loop.LoopState) -> loop.LoopState:
+        """Return the end of a fit, which is none near a posterior that is improper."""
+        if state.status.can_be_followed and self._is_improper(state, ended=True):
+            return dataclasses.replace(state, status=Status.UNBOUNDED)
+        return state
+
+    def _is_improper(self, state: loop.LoopState, *, ended: bool) -> bool:
+        return self._propriety.is_improper(*self._problem.mean_and_sd(state.rule.q), ended=ended)
 
 
 def _name(density: LogDensity, index: int) -> str:

@@ -188,10 +188,8 @@ class FitRecord:
                 f"{self.n_iterations:,} Gaussian fits of the latent variables, {self.compile_seconds:.1f} s compiling "
                 f"+ {self.run_seconds:.1f} s running ({self.backend} backend)."
             )
-        gaussian = "Gaussian fit " if self.is_pool else ""
-        label = f"{self.status.label[0].upper()}{self.status.label[1:]}" if not gaussian else self.status.label
         return (
-            f"{gaussian}{label}: ELBO {self.elbo}, "
+            f"{self.outcome}: ELBO {self.elbo}, "
             f"gap {format_gap(self.gap, ' nats')}, "
             f"{self.n_iterations:,} iteration{'s'[: self.n_iterations != 1]}, "
             f"{self._evaluations()}, "

@@ -30,10 +30,10 @@ from pymc_ngvi.fitting.outcome import Outcome, constant_after
 from pymc_ngvi.fitting.price import fit_seconds
 from pymc_ngvi.fitting.problem import Problem, problem_of
 from pymc_ngvi.fitting.progress import FitProgress, watching
+from pymc_ngvi.fitting.propriety import Watched
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.fitting.snapshot import Snapshot, filled, thinned
 from pymc_ngvi.fitting.threads import few_threads
-from pymc_ngvi.fitting.watched import Watched
 from pymc_ngvi.steps.incremental.state import IncrementalState
 
 # A child of PyMC's logger, which has the handler.

@@ -119,10 +119,6 @@ def draw_effects(
         Which of the points a draw has for its globals, ascending.
     surrogate : Surrogate, optional
         Gives the conditional density, in place of the terms.
-
-    Returns
-    -------
-    Effects
     """
     k = N_CANDIDATES[forest.n_levels]
     proposal = SplitNormal.of_skewness(skewness)

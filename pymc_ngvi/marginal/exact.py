@@ -60,6 +60,14 @@ class Unavailable(Refused):
         self.on_request = on_request
 
 
+def if_available[T](find: Callable[[ModelDensity], T], density: ModelDensity) -> T | None:
+    """Return what a model is found to have for a posterior of another kind; None where that is Unavailable."""
+    try:
+        return find(density)
+    except Unavailable:
+        return None
+
+
 @dataclass(frozen=True)
 class Work:
     """What the exact step would cost, in estimated seconds: the same on a busy machine.

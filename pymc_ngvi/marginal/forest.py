@@ -132,11 +132,6 @@ class Forest:
         """Number of trees."""
         return len(self.at_level[0]) if self.n_levels else 0
 
-    @functools.cached_property
-    def widest(self) -> int:
-        """Coordinates in the largest tree."""
-        return int(np.bincount(self.block).max(initial=0)) if self.n_local else 0
-
 
 def find_forest(pattern: Pattern | None, n_dim: int, variables: Sequence[slice] = ()) -> Forest:
     """Return the globals and trees of which integrals cost least.

@@ -77,13 +77,7 @@ def whole(terms: TermsOfBlocks, forest: Forest, n_nodes: int) -> Plan:
 
 
 class TermsByRows:
-    """Plans for terms that are made of rows.
-
-    Parameters
-    ----------
-    terms : RowTerms
-    forest : Forest
-    """
+    """Plans for terms that are made of rows."""
 
     def __init__(self, terms: RowTerms, forest: Forest) -> None:
         self._terms, self._forest = terms, forest

@@ -82,7 +82,8 @@ class Proposal:
 
     def widened(self) -> "Proposal":
         """Return a proposal of which a part is wider: weights that are heavy far out become lighter there."""
-        return self._joined(_OF_WIDER, self.mixture.scaled(_WIDER))
+        wider = self.mixture.scaled(_WIDER)
+        return Proposal(self.mixture.joined(wider, _OF_WIDER), self.bend)
 
     def far(self) -> "Proposal":
         """Return a proposal that is far wider, and looks for what this one misses.
@@ -103,10 +104,6 @@ class Proposal:
         """Return a proposal of which a part is far wider: no weight is more than 1 / part times what it has there."""
         far = self.far().mixture
         return Proposal(self.mixture.joined(far, part), self.bend, len(far.shares))
-
-    def _joined(self, part: float, other: StudentMixture) -> "Proposal":
-        """Return a proposal of which a part is another mixture."""
-        return Proposal(self.mixture.joined(other, part), self.bend)
 
 
 def _few(weights: Array, n: int) -> tuple[NDArray[np.intp], Array]:

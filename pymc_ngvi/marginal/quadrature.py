@@ -238,12 +238,6 @@ def _parabola(rule: PathRule, table: Array, weights: Array) -> tuple[Array, Arra
     return x1 + np.clip(step, -_FARTHEST, _FARTHEST), np.maximum(width, 1e-150)
 
 
-def off_centre(shape: Shape, rule: PathRule, log_marginal: Array, slack: float = 1.0) -> NDArray[np.bool_]:
-    """Tell which draws have nodes about the wrong centres, (n,)."""
-    bad: NDArray[np.bool_] = _is_off(shape, rule, slack).any(axis=1) | ~np.isfinite(log_marginal)
-    return bad
-
-
 def blocks_off_centre(forest: Forest, shape: Shape, rule: PathRule, of_blocks: Array) -> NDArray[np.bool_]:
     """Tell which blocks of which draws have nodes about the wrong centres, (n, n_blocks)."""
     off = _is_off(shape, rule, 1.0)

@@ -92,15 +92,6 @@ def evenly_picked(weights: Array, n: int, at: float) -> NDArray[np.intp]:
     return picked(weights, (np.arange(n) + at) / n)
 
 
-def pooled(rounds: list[Round]) -> Weighted:
-    """Return the draws of several rounds, weighted as draws of the mixture of their proposals."""
-    g = np.concatenate([r.g for r in rounds])
-    log_marginal = np.concatenate([r.log_marginal for r in rounds])
-    n = len(g)
-    log_q = logsumexp([np.log(len(r.g) / n) + r.proposal.log_density(g) for r in rounds], axis=0)
-    return Weighted(g, log_marginal, log_marginal - log_q)
-
-
 def relative_sd_errors(g: Array, weights: Array) -> Array:
     """Return relative standard errors of standard deviations over weighted draws, (p,), by the delta method [1]_.
 
@@ -166,10 +157,6 @@ class Pool:
         if len(means) < 2:
             return value, float("inf")
         return value, float(np.std(np.exp(means - value), ddof=1) / np.sqrt(len(means)))
-
-    def sd_errors(self) -> Array:
-        """Return the relative standard error of the standard deviation of each of the globals, (p,)."""
-        return relative_sd_errors(self.g, self.weights()[0])
 
     def check(self, n_globals: int) -> None:
         """Raise ValueError where the arrays do not go together."""

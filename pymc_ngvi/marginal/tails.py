@@ -52,12 +52,7 @@ class Tail(NamedTuple):
 @stored("exact.bend")
 @dataclass(frozen=True)
 class Bend:
-    """The map between globals g and coordinates y without straight tails.
-
-    Parameters
-    ----------
-    tails : tuple of Tail
-    """
+    """The map between globals g and coordinates y without straight tails."""
 
     tails: tuple[Tail, ...] = ()
 

@@ -61,10 +61,6 @@ class LatentGaussian:
 class ConditionalFits:
     """Fits the latent variables at one value of the hyperparameters after another.
 
-    Parameters
-    ----------
-    given : RowsGiven
-
     Attributes
     ----------
     n_fits, n_expectations : int

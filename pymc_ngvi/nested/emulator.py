@@ -128,14 +128,7 @@ def _standardised(points: Array, whitening: Whitening) -> tuple[Array, Array]:
 
 @stored("nested.predicted", content=("kriging", "bend", "mean", "factor"), make="of_content")
 class Predicted(Plain):
-    """A log density as it is predicted, wherever.
-
-    Parameters
-    ----------
-    kriging : Kriging
-    whitening : Whitening
-    bend : Bend
-    """
+    """A log density as it is predicted, wherever."""
 
     def __init__(self, kriging: Kriging, whitening: Whitening, bend: Bend) -> None:
         super().__init__(lambda points: self.predict(points)[0])
@@ -222,12 +215,10 @@ class Emulated(Plain):
 
     def predict(self, points: Array) -> tuple[Array, Array]:
         """Return predictions and their standard deviations."""
-        assert self._whitening is not None
-        if self._kriging is None:
-            self._refit()
-        if self._kriging is None:
+        predicted = self.predicted()
+        if predicted is None:
             return np.full(len(points), self.top), np.full(len(points), np.inf)
-        return Predicted(self._kriging, self._whitening, self._bend).predict(points)
+        return predicted.predict(points)
 
     def predicted(self) -> Predicted | None:
         """Return what is predicted of all that is known; None where that is too little."""

@@ -86,9 +86,9 @@ class Supports:
         result: NDArray[np.intp] = self._tree.query(points)[1]
         return result
 
-    def mean(self, points: Array, index: NDArray[np.intp] | slice = slice(None)) -> Array:
-        """Return conditional means of some latent variables, (n, n_index)."""
-        result: Array = self._offsets[:, index][self.nearest(points)] + self._terms(points) @ self._slopes[:, index]
+    def mean(self, points: Array) -> Array:
+        """Return conditional means of the latent variables, (n, n_dim)."""
+        result: Array = self._offsets[self.nearest(points)] + self._terms(points) @ self._slopes
         return result
 
     def draw(self, points: Array, base: Array) -> Array:
@@ -97,8 +97,7 @@ class Supports:
         for k in np.unique(near):
             rows = np.flatnonzero(near == k)
             result[rows] = self._unwhitened(int(k), points[rows], base[rows])
-        result += self._terms(points) @ self._slopes
-        result += self._offsets[near]
+        result += self.mean(points)
         return result
 
     def _of_factors(self) -> Array:
@@ -147,10 +146,9 @@ class Supports:
         after = before - (terms - terms[near]) @ slopes
         return slopes if (after**2).sum() < _BETTER * (before**2).sum() else none
 
-    def _widths(self, k: int, points: Array, index: NDArray[np.intp] | slice = slice(None)) -> Array:
-        """Return by how much standard deviations differ from those at a support, (n, n_index)."""
-        apart = self._terms(points) - self._terms(self.points[k : k + 1])
-        moved = apart @ self._sd_slopes[:, index]
+    def _widths(self, k: int, points: Array) -> Array:
+        """Return by how much standard deviations differ from those at a support, (n, n_dim)."""
+        moved = (self._terms(points) - self._terms(self.points[k : k + 1])) @ self._sd_slopes
         result: Array = np.exp(np.clip(moved, -_MOST_MOVED, _MOST_MOVED))
         return result
 

@@ -23,10 +23,6 @@ Matrices = list[Array]
 class Blocks:
     """The local coordinates of an arrow structure, in the order of its blocks.
 
-    Parameters
-    ----------
-    structure : ArrowStructure
-
     Attributes
     ----------
     coordinates : ndarray of int, shape (n_local,)

@@ -19,12 +19,7 @@ _LEAST, _MOST = 1e-8, 1e3
 
 
 class DifferenceSteps:
-    """How far to go in each coordinate: a part of its conditional standard deviation, 1 until that is known.
-
-    Parameters
-    ----------
-    n_dim : int
-    """
+    """How far to go in each coordinate: a part of its conditional standard deviation, 1 until that is known."""
 
     #: What files keep: the bits of the next difference depend on it.
     learned = ("scales", "known")

@@ -80,10 +80,6 @@ def find_modes(guide: Guide, blocks: Blocks, theta: Array) -> Modes:
     blocks : Blocks
     theta : ndarray, shape (n_draws, n_dim)
         Global coordinates, with local ones to start from.
-
-    Returns
-    -------
-    Modes
     """
     theta = theta.copy()
     n_draws = len(theta)

@@ -6,16 +6,11 @@ import xarray as xr
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout
 from pymc_ngvi.families import MixtureState
-from pymc_ngvi.results.convert import Labels, dims_of, flat_dataset
+from pymc_ngvi.results.convert import Labels, flat_dataset, free_names
 
 
 def components_dataset(mixture: MixtureState, layout: Layout) -> xr.Dataset:
     """Return weights, means and standard deviations of components, unconstrained.
-
-    Parameters
-    ----------
-    mixture : MixtureState
-    layout : Layout
 
     Returns
     -------
@@ -32,8 +27,7 @@ def components_dataset(mixture: MixtureState, layout: Layout) -> xr.Dataset:
 
 def names_of(layout: Layout) -> list[str]:
     """Return the names of the dims of components and of moments, and of the weights, apart from those of the model."""
-    taken = {v.value_name for v in layout.variables}.union(*(dims_of(v) for v in layout.variables))
-    return [f"q_{name}" if name in taken else name for name in ("component", "moment", "weights")]
+    return free_names(layout, "component", "moment", "weights")
 
 
 def weights_by_component(mixture: MixtureState, layout: Layout) -> xr.DataArray:

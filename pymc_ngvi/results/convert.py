@@ -36,10 +36,6 @@ def to_multitrace(
         Name to one number a draw, (chains * n_draws,).
     chains : int, default 1
         Chains of equal length, one after the other.
-
-    Returns
-    -------
-    pymc.backends.base.MultiTrace
     """
     parts = [_part(values, chain, chains) for chain in range(chains)]
     of_stats = [_part(stats, chain, chains) for chain in range(chains)]
@@ -134,6 +130,18 @@ def flat_dataset(
         part = vectors[..., v.where].reshape(vectors.shape[:-1] + v.shape)
         data[v.value_name] = xr.DataArray(part, dims=dims, coords=coords)
     return xr.Dataset(data)
+
+
+def free_names(layout: Layout, *names: str) -> list[str]:
+    """Return names, with ``q_`` before those that the variables or dims of a model have taken."""
+    taken = {v.value_name for v in layout.variables}.union(*(dims_of(v) for v in layout.variables))
+    return [f"q_{name}" if name in taken else name for name in names]
+
+
+def labelled(labels: Sequence[str], matrix: Array, axis: str = "unconstrained") -> xr.DataArray:
+    """Return a covariance with labels on both axes: ``beta[3]``, ``sd_log__``."""
+    dims = (axis, f"{axis}_2")
+    return xr.DataArray(matrix, dims=dims, coords=dict.fromkeys(dims, labels), name="covariance")
 
 
 def dims_of(variable: Variable) -> tuple[str, ...]:

@@ -336,7 +336,7 @@ def with_pool(
     record: FitRecord, state: ExactState | NestedState, compiling: float, running: float, also: str = ""
 ) -> FitRecord:
     """Return the record of a fit after which there is an exact or a nested posterior."""
-    is_nested, modes = isinstance(state, NestedState), record.modes
+    modes = record.modes
     if modes:
         modes = not_covered(modes, state.gaussian, state.draw(N_SEEN, np.random.default_rng(record.seed)))
     return dataclasses.replace(
@@ -346,8 +346,8 @@ def with_pool(
         reason="",
         on_request="",
         is_exact=state.checks.is_exact,
-        is_nested=is_nested,
-        doubts=state.checks.failures if is_nested else (),
+        is_nested=isinstance(state, NestedState),
+        doubts=state.checks.failures,
         compile_seconds=record.compile_seconds + compiling,
         run_seconds=record.run_seconds + running,
     )

@@ -43,12 +43,7 @@ def _support_numba() -> None:
 
 
 class _Current:
-    """The q of some arrays: a new one only where they are others than those of the last one.
-
-    Parameters
-    ----------
-    q : VariationalState
-    """
+    """The q of some arrays: a new one only where they are others than those of the last one."""
 
     def __init__(self, q: VariationalState) -> None:
         self.take(q)

@@ -10,18 +10,12 @@ from pymc.variational.opvi import VIState
 from pymc_ngvi.core.draws import chunks
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.constrain import Constrainer
-from pymc_ngvi.results.convert import constrained_dataset, flat_dataset, indices_of
+from pymc_ngvi.results.convert import constrained_dataset, flat_dataset, indices_of, labelled
 from pymc_ngvi.results.posterior import Posterior
 
 #: Draws behind standard deviations of constrained variables, and behind covariances; their seed: fixed, so that these
 #: do not change by themselves.
 _N_DRAWS, _N_COV_DRAWS, _SEED = 4_000, 10_000, 20_240_607
-
-
-def _labelled(labels: list[str], matrix: Array, axis: str = "unconstrained") -> xr.DataArray:
-    """Return a covariance with labels on both axes: ``beta[3]``, ``sd_log__``."""
-    dims = (axis, f"{axis}_2")
-    return xr.DataArray(matrix, dims=dims, coords={dim: labels for dim in dims}, name="covariance")
 
 
 def covariance_of(posterior: Posterior, names: str | Sequence[str], *, constrained: bool) -> xr.DataArray:
@@ -33,7 +27,7 @@ def covariance_of(posterior: Posterior, names: str | Sequence[str], *, constrain
     if of_draws or constrained:
         scaled = derived | ({v.name for v in layout.variables} if constrained else set())
         return _covariance_of_draws(posterior, wanted, scaled)
-    return _labelled([layout.label(int(i)) for i in index], posterior.distribution.cov_block(index))
+    return labelled([layout.label(int(i)) for i in index], posterior.distribution.cov_block(index))
 
 
 def _covariance_of_draws(posterior: Posterior, wanted: list[str], scaled: set[str]) -> xr.DataArray:
@@ -55,7 +49,7 @@ def _covariance_of_draws(posterior: Posterior, wanted: list[str], scaled: set[st
     table = np.concatenate(columns, axis=1, dtype=np.float64)
     table = table[np.isfinite(table).all(axis=1)]
     table -= table.mean(axis=0)
-    return _labelled(labels, table.T @ table / len(table), "variable")
+    return labelled(labels, table.T @ table / len(table), "variable")
 
 
 def constrained_state(posterior: Posterior) -> VIState:

@@ -21,7 +21,7 @@ from pymc_ngvi.fitting.price import TimeBudget, expected_seconds
 from pymc_ngvi.fitting.progress import announced
 from pymc_ngvi.fitting.record import NESTED, FitRecord
 from pymc_ngvi.fitting.threads import few_threads
-from pymc_ngvi.marginal.exact import Unavailable, forest_of
+from pymc_ngvi.marginal.exact import Unavailable, forest_of, if_available
 from pymc_ngvi.nested.posterior import latent_rows_of, nested_posterior
 from pymc_ngvi.nested.seconds import nested_seconds
 from pymc_ngvi.nested.state import NestedState
@@ -44,15 +44,11 @@ def comes_first(options: FitOptions, density: ModelDensity) -> bool:
     """Tell whether a nested posterior is to be had without a Gaussian fit of all coordinates before it."""
     if options.posterior not in ("auto", "nested") or density.has_minibatch or density.n_directions is not None:
         return False
-    try:
-        forest = forest_of(density)
-        if forest.n_local and forest.n_globals <= MANY_GLOBALS:
-            return False
-    except Unavailable:
-        pass
-    try:
-        given = latent_rows_of(density)
-    except Unavailable:
+    forest = if_available(forest_of, density)
+    if forest is not None and forest.n_local and forest.n_globals <= MANY_GLOBALS:
+        return False
+    given = if_available(latent_rows_of, density)
+    if given is None:
         return False
     if options.posterior == "nested":
         return True

@@ -5,7 +5,7 @@ import warnings
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import pymc as pm
@@ -54,22 +54,6 @@ class MovePlan:
     def on_model_scale(self, points: Array) -> Array:
         """Return points in the model's coordinates."""
         return points if self.transform is None else np.asarray(self.transform.forward(points)[0])
-
-
-class ConditionalDistance(NamedTuple):
-    """How far draws are from Gaussians that are conditional on some of their coordinates.
-
-    Parameters
-    ----------
-    squares : ndarray, shape (n_draws,)
-        Squared Mahalanobis distances from the conditional mean, each by the precision given the draw's own
-        hyperparameters.
-    n_local : int
-        Coordinates that are Gaussian given the others: what the mean of the squares should be.
-    """
-
-    squares: Array
-    n_local: int
 
 
 class Distribution(Protocol):
@@ -164,10 +148,6 @@ class Distribution(Protocol):
 
     def log_weights(self, theta: Array, density: ModelDensity) -> Array:
         """Return the logarithms of their weights, (n_draws,), whose mean is the ELBO: log p - log q."""
-
-    def conditional_distance(self, theta: Array) -> ConditionalDistance | None:
-        """Return squared distances of draws, (n_draws, n_dim), from their conditional Gaussians; None without these."""
-        return None
 
     def draws_with_ratio(self, n: int) -> tuple[Array, Array] | None:
         """Return draws at some values of hyperparameters, (n, m, n_dim), with log p - log q given these, (n, m).

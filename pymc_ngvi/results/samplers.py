@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pymc.step_methods.hmc import quadpotential
 
 from pymc_ngvi.core.seeds import Seed, generator_of
-from pymc_ngvi.core.sizes import check_cov_size
+from pymc_ngvi.core.sizes import check_chains, check_cov_size
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout
 from pymc_ngvi.density.constrain import Constrainer
@@ -176,8 +176,7 @@ class SamplerInit:
 
 def sampler_init(posterior: Posterior, chains: int, rng: np.random.Generator, covariance: Covariance) -> SamplerInit:
     """Return initial points and a mass matrix for NUTS; see `NGVIApproximation.sampler_init`."""
-    if isinstance(chains, bool) or chains != int(chains) or chains < 1:
-        raise ValueError(f"chains should be a whole number of at least 1; got {chains!r}.")
+    chains = check_chains(chains)
     if covariance not in ("auto", "dense", "diagonal"):
         raise ValueError(f"covariance should be 'auto', 'dense' or 'diagonal'; got {covariance!r}.")
     if posterior.density.has_minibatch:
@@ -185,10 +184,10 @@ def sampler_init(posterior: Posterior, chains: int, rng: np.random.Generator, co
             "The model reads pm.Minibatch data: NUTS needs the log density given all of them. Build the model on "
             "all of the data, and pass it q by start= and start_sigma= of pm.fit."
         )
-    points = _starts(posterior, int(chains), rng)
+    points = _starts(posterior, chains, rng)
     values = Constrainer.of(posterior.density, deterministics=False)(points)
     names = [rv.name for rv in posterior.model.free_RVs]
-    initvals = [{name: np.array(values[name][chain]) for name in names} for chain in range(int(chains))]
+    initvals = [{name: np.array(values[name][chain]) for name in names} for chain in range(chains)]
     mean = posterior.distribution.mean()
     return SamplerInit(posterior.model, posterior.layout, points, initvals, mean, _covariance(posterior, covariance))
 

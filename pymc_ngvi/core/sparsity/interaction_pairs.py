@@ -25,12 +25,7 @@ _MAX_COVERS = 32
 
 @dataclass
 class Pairs:
-    """Sets whose coordinates all interact with one another, and pairs of sets that interact across.
-
-    Parameters
-    ----------
-    n_dim : int
-    """
+    """Sets whose coordinates all interact with one another, and pairs of sets that interact across."""
 
     n_dim: int
     _within: dict[int, tuple[sparse.csr_array, Bools]] = field(default_factory=dict)
@@ -71,10 +66,6 @@ class Pairs:
 
     def pattern(self, max_entries: int) -> Pattern:
         """Return the pattern of all that interact.
-
-        Parameters
-        ----------
-        max_entries : int
 
         Raises
         ------

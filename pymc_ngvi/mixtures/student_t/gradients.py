@@ -207,10 +207,6 @@ def measured(
         For Gaussians.
     stl : bool, default True
         Sticking the landing: no noise at all at q = p. Of Hessians, the known ones of log q are used in any case.
-
-    Returns
-    -------
-    ScaleMoments
     """
     inner, within_q = within(q, base, evaluation, stl=stl)
     part: Any = GaussianPart(target, q)

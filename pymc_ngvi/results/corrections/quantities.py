@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout
-from pymc_ngvi.results.convert import constrained_dataset, dims_of
+from pymc_ngvi.results.convert import constrained_dataset, dims_of, labelled
 
 #: Step of differences, in standard deviations of q: large enough for values in single precision.
 _STEP = 1e-3
@@ -89,9 +89,7 @@ class Quantities:
 
     def matrix(self, values: Array) -> xr.DataArray:
         """Return a covariance of the entries, labelled; of unconstrained ones as `NGVIApproximation.cov_of` does."""
-        dim = "unconstrained" if self.unconstrained else "quantity"
-        dims = (dim, f"{dim}_2")
-        return xr.DataArray(values, dims=dims, coords=dict.fromkeys(dims, self.labels()), name="covariance")
+        return labelled(self.labels(), values, "unconstrained" if self.unconstrained else "quantity")
 
     def dataset(self, vector: Array, layout: Layout, model: pm.Model) -> xr.Dataset:
         """Return one number for each entry by variable, with the dims and coords of the model."""

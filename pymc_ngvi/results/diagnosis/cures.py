@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pymc_ngvi.density import Layout
 from pymc_ngvi.families import DENSE, SEVERAL_MODES, STRUCTURED, Traits, traits_of
 from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.marginal.exact import Unavailable, forest_of
+from pymc_ngvi.marginal.exact import forest_of, if_available
 from pymc_ngvi.nested.posterior import latent_rows_of
 from pymc_ngvi.results.costs import MANY_GLOBALS
 from pymc_ngvi.results.posterior import Posterior
@@ -144,23 +144,13 @@ def _is_left(posterior: Posterior, kind: str) -> bool:
 
 def _globals_of_exact(posterior: Posterior) -> int | None:
     """Return the global parameters of an exact posterior that is worth a try; None where there is none."""
-    if not _is_left(posterior, "exact"):
-        return None
-    try:
-        return forest_of(posterior.density).n_globals
-    except Unavailable:
-        return None
+    forest = if_available(forest_of, posterior.density) if _is_left(posterior, "exact") else None
+    return None if forest is None else forest.n_globals
 
 
 def _can_be_nested(posterior: Posterior) -> bool:
     """Tell whether ``posterior="nested"`` is worth a try."""
-    if not _is_left(posterior, "nested"):
-        return False
-    try:
-        latent_rows_of(posterior.density)
-    except Unavailable:
-        return False
-    return True
+    return _is_left(posterior, "nested") and if_available(latent_rows_of, posterior.density) is not None
 
 
 def _has_groups(structure: ModelStructure) -> bool:

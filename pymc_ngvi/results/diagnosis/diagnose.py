@@ -20,16 +20,13 @@ from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.results.diagnosis.budget import DIAGNOSIS, FEWEST_WEIGHED, Budget
 from pymc_ngvi.results.diagnosis.cures import Context, context_of
 from pymc_ngvi.results.diagnosis.diagnosis import SYMMETRIES, Diagnosis
-from pymc_ngvi.results.diagnosis.distances import distances_of
 from pymc_ngvi.results.diagnosis.drifts import Drifts, drifts_of, most_moved
 from pymc_ngvi.results.diagnosis.equal_modes import MOST_EVALUATIONS, N_DRAWS, EqualModes, equal_modes
 from pymc_ngvi.results.diagnosis.finding import Finding
-from pymc_ngvi.results.diagnosis.findings import findings_of, not_moved, of_fit, unsettled
-from pymc_ngvi.results.diagnosis.first_order import first_order_of
+from pymc_ngvi.results.diagnosis.findings import findings_of, not_moved, of_fit, of_joint, unsettled
 from pymc_ngvi.results.diagnosis.followed import followed
 from pymc_ngvi.results.diagnosis.functional_findings import of_first_order, of_functionals, of_weighted
-from pymc_ngvi.results.diagnosis.functionals import Functionals, functionals_of
-from pymc_ngvi.results.diagnosis.joint_findings import of_distances, of_joint
+from pymc_ngvi.results.diagnosis.functionals import Functionals, first_order_of, functionals_of
 from pymc_ngvi.results.diagnosis.kept import Kept
 from pymc_ngvi.results.diagnosis.missed_mass import MissedMass, other_fit, other_modes
 from pymc_ngvi.results.diagnosis.moment_drift import MomentDrift
@@ -46,7 +43,7 @@ from pymc_ngvi.results.diagnosis.weights import (
     weighed,
     weights_and_elbo,
 )
-from pymc_ngvi.results.posterior import Distribution, Posterior
+from pymc_ngvi.results.posterior import Posterior
 
 #: Draws that are moved, trajectories of each, and gradients of all, about: by default, and thorough.
 _QUICK, _THOROUGH = (256, 4, 6_000), (512, 16, 40_000)
@@ -125,7 +122,7 @@ def diagnose(
     q = posterior.distribution
     context = context_of(posterior)
     further = [
-        *_of_drifts(context, found, q),
+        *_of_drifts(context, found),
         *_of_weighted(posterior, functionals, weights, ratio, again),
         *_of_first_order(posterior, functionals),
     ]
@@ -247,13 +244,12 @@ def _shown_first(posterior: Posterior, n_most: int) -> NDArray[np.intp]:
     return np.concatenate([border, np.setdiff1d(np.arange(n_dim), border)])[:n_most]
 
 
-def _of_drifts(context: Context, found: Drifts, q: Distribution) -> list[Finding]:
+def _of_drifts(context: Context, found: Drifts) -> list[Finding]:
     """Return what moved draws show beside moments of coordinates."""
     result: list[Finding] = []
     if found.joint is not None and found.moments is not None:
         result += of_joint(context, found.joint, found.moments)
-    result += [] if found.functionals is None else of_functionals(context, found.functionals)
-    return result + [finding for part in distances_of(q, found.moved) for finding in of_distances(context, part)]
+    return result + ([] if found.functionals is None else of_functionals(context, found.functionals))
 
 
 def _of_first_order(posterior: Posterior, functionals: Functionals | None) -> list[Finding]:

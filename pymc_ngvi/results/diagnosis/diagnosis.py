@@ -16,7 +16,7 @@ from pymc_ngvi.core.elbo import Elbo, format_gap
 from pymc_ngvi.core.psis import Weights, WeightVerdict, khat_limit
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import Layout
-from pymc_ngvi.results.convert import dims_of, flat_dataset
+from pymc_ngvi.results.convert import flat_dataset, free_names
 from pymc_ngvi.results.diagnosis.finding import Finding
 
 #: Characters in a line at most; coordinates in the table.
@@ -143,8 +143,7 @@ class Diagnosis:
             rest are in ``attrs``.
         """
         names = list(self.by_coordinate)
-        taken = {v.value_name for v in self.layout.variables}.union(*(dims_of(v) for v in self.layout.variables))
-        dim = "q_diagnostic" if "diagnostic" in taken else "diagnostic"
+        (dim,) = free_names(self.layout, "diagnostic")
         result = flat_dataset(self.layout, np.stack([self.by_coordinate[n] for n in names]), {dim: names})
         attrs = {
             "reliable": int(self.reliable),

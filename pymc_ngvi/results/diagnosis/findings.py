@@ -16,6 +16,7 @@ from pymc_ngvi.density import Layout
 from pymc_ngvi.results.diagnosis.cures import Context
 from pymc_ngvi.results.diagnosis.equal_modes import EqualModes
 from pymc_ngvi.results.diagnosis.finding import Finding, in_percent, in_sds
+from pymc_ngvi.results.diagnosis.joint_drift import JointDrift
 from pymc_ngvi.results.diagnosis.missed_mass import MissedMass
 from pymc_ngvi.results.diagnosis.mode_findings import of_modes, place_of
 from pymc_ngvi.results.diagnosis.moment_drift import Estimates, MomentDrift
@@ -310,3 +311,28 @@ def _of_places(context: Context, elbo: float, places: Sequence[MissedMass], q: H
             )
             result.append(Finding(text, context.mode_cure(), True))
     return result
+
+
+def of_joint(context: Context, joint: JointDrift, moments: MomentDrift) -> list[Finding]:
+    """Say where log p drifts: of a minority of draws; or of all, or of most, where no coordinate tells as much."""
+    cure, n = context.shape_cure(), len(joint.rises)
+    if joint.has_minority:
+        text = (
+            f"A part of the draws is far from the posterior: as they are moved towards it, log p rises by more than "
+            f"{joint.far:.0f} nats at {n:,} of {joint.n_draws:,} ({100 * n / joint.n_draws:.0f} %), by "
+            f"{np.median(joint.rises):,.0f} in the median of these, and falls as far at {joint.n_falls:,}."
+        )
+        return [Finding(text, cure, True)]
+    if stands_out(moments):
+        return []
+    if joint.is_much(moments.log_p):
+        drift = f"E[log p] drifts by {moments.log_p} nats"
+    elif joint.is_much(joint.location):
+        drift = f"log p of most draws drifts by {joint.location} nats"
+    else:
+        return []
+    text = (
+        f"The joint density is off: {drift} as draws are moved, where its standard deviation is about "
+        f"{np.sqrt(0.5 * joint.n_dim):.1f}, though no single coordinate stands out."
+    )
+    return [Finding(text, cure, True)]

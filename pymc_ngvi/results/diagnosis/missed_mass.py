@@ -121,12 +121,6 @@ def outside(
 def other_fit(posterior: Posterior, elbo: float, rng: np.random.Generator) -> MissedMass | None:
     """Fit once more, from a dispersed start and with another seed.
 
-    Parameters
-    ----------
-    posterior : Posterior
-    elbo : float
-    rng : numpy.random.Generator
-
     Returns
     -------
     MissedMass or None

@@ -121,10 +121,6 @@ def move(
         suffice for four.
     advance : callable, optional
         Told how many gradients were evaluated.
-
-    Returns
-    -------
-    Moved
     """
     n_dim, before = plan.gaussian.n_dim, density.n_gradients
     step = min(_FIRST * n_dim**-0.25, _LARGEST)

@@ -90,14 +90,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Flip:
-    """Signs changed of whole variables, or of one entry along some axes.
-
-    Parameters
-    ----------
-    variables : tuple of Variable
-    axes : tuple of Axis
-    label : int
-    """
+    """Signs changed of whole variables, or of one entry along some axes."""
 
     variables: tuple[Variable, ...] = ()
     axes: tuple[Axis, ...] = ()
@@ -138,12 +131,7 @@ class SymmetryFamily:
 
 
 def families_of(layout: Layout) -> list[SymmetryFamily]:
-    """Return all symmetries to try, those of few variables first.
-
-    Parameters
-    ----------
-    layout : Layout
-    """
+    """Return all symmetries to try, those of few variables first."""
     axes = _axes_by_length(layout)
     found = [
         *_label_families(layout, axes),

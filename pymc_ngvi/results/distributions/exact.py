@@ -22,12 +22,7 @@ type AnyPool = ExactState | NestedState
 
 @dataclass(frozen=True, eq=False)
 class PoolDistribution(Distribution):
-    """An exact or nested posterior: draws and moments, and weights of its pool; no density.
-
-    Parameters
-    ----------
-    q : PoolState
-    """
+    """An exact or nested posterior: draws and moments, and weights of its pool; no density."""
 
     q: AnyPool
 

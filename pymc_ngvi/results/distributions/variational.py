@@ -47,12 +47,7 @@ def distribution_of(q: VariationalState) -> Distribution:
 
 @dataclass(frozen=True, eq=False)
 class StateDistribution[Q: VariationalState](Distribution):
-    """A q that has a density: a Gaussian, or one of a user's own class.
-
-    Parameters
-    ----------
-    q : VariationalState
-    """
+    """A q that has a density: a Gaussian, or one of a user's own class."""
 
     q: Q
 

@@ -8,7 +8,6 @@ from pymc_ngvi.results.methods.exact import ExactMethods
 from pymc_ngvi.results.methods.fit import FitMethods
 from pymc_ngvi.results.methods.moments import MomentMethods
 from pymc_ngvi.results.methods.plots import PlotMethods
-from pymc_ngvi.results.methods.samplers import SamplerMethods
 from pymc_ngvi.results.methods.saving import SavingMethods
 from pymc_ngvi.results.methods.sites import SiteMethods
 from pymc_ngvi.results.methods.summary import SummaryMethods
@@ -24,7 +23,6 @@ class Methods(
     ExactMethods,
     ComponentMethods,
     PlotMethods,
-    SamplerMethods,
     SiteMethods,
     SavingMethods,
 ):

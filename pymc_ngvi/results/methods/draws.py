@@ -1,4 +1,4 @@
-"""Draws of an approximation, and densities at them, without PyTensor nodes."""
+"""Draws of an approximation, densities at them, without PyTensor nodes, and a start for samplers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,11 +12,12 @@ from pymc_ngvi.core.seeds import Seed
 from pymc_ngvi.core.sizes import check_draws
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.results.fitted import Fitted
+from pymc_ngvi.results.samplers import Covariance, SamplerInit, sampler_init
 from pymc_ngvi.results.sampling import Sampling, sample_trace, sample_tree
 
 
 class DrawMethods(Fitted):
-    """Draws, and densities at them."""
+    """Draws, densities at them, and a start for NUTS."""
 
     def draw_flat(self, n: int, random_seed: Seed = None) -> Array:
         """Draw from q.
@@ -134,3 +135,34 @@ class DrawMethods(Fitted):
         ndarray, shape (n_draws,)
         """
         return self.density.logp(np.asarray(theta, dtype=np.float64))
+
+    def sampler_init(
+        self, chains: int = 4, random_seed: Seed = None, *, covariance: Covariance = "auto"
+    ) -> SamplerInit:
+        """Return initial points and a mass matrix for NUTS.
+
+        Parameters
+        ----------
+        chains : int, default 4
+        random_seed : int, list of int, SeedSequence, Generator, RandomState or None
+            Of the starts, which are draws of q.
+        covariance : {"auto", "dense", "diagonal"}, default "auto"
+            What is taken from the covariance of q. "auto" takes all of it up to 500 dimensions.
+
+        Returns
+        -------
+        SamplerInit
+            ``pm.sample(tune=200, **approx.sampler_init(4).kwargs())`` uses it.
+
+        Raises
+        ------
+        ValueError
+            For bad arguments; for a model that reads minibatches; where log p is not finite at the draws of q, or the
+            variance of q is not finite; above 5,000 dimensions with a dense covariance.
+
+        References
+        ----------
+        .. [1] Hoffman, Gelman (2014). The No-U-Turn sampler. JMLR 15, 1593-1623.
+           https://doi.org/10.48550/arXiv.1111.4246
+        """
+        return sampler_init(self._posterior, chains, self.generator(random_seed), covariance)

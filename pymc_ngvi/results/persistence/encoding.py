@@ -32,12 +32,7 @@ class DamagedError(ValueError):
 
 
 class UnknownTagError(ValueError):
-    """A file holds something that this version does not know.
-
-    Parameters
-    ----------
-    tag : str
-    """
+    """A file holds something that this version does not know."""
 
     def __init__(self, tag: str) -> None:
         super().__init__(f"it holds a {tag!r}, which this version does not know")
@@ -137,12 +132,7 @@ def _label(value: object) -> object:
 
 
 class Decoder:
-    """Makes values of JSON and arrays: the inverse of `Encoder`.
-
-    Parameters
-    ----------
-    arrays : mapping of str to ndarray
-    """
+    """Makes values of JSON and arrays: the inverse of `Encoder`."""
 
     def __init__(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
         self._arrays = arrays

@@ -98,9 +98,8 @@ def plot_fit(
 
 def _outcome(record: FitRecord) -> str:
     """Return how the fit ended; where it did not converge, in a whole sentence."""
-    label, n = record.status.label, record.n_iterations
-    label = f"Gaussian fit {label}" if record.is_pool else label
-    line = f"{label[0].upper()}{label[1:]} after {n:,} iteration{'s'[: n != 1]}, gap {format_gap(record.gap, ' nats')}"
+    n = record.n_iterations
+    line = f"{record.outcome} after {n:,} iteration{'s'[: n != 1]}, gap {format_gap(record.gap, ' nats')}"
     return line if record.converged or record.is_pool else f"{line}. {record.sentence}"
 
 

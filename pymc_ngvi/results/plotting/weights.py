@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pymc_ngvi.core.psis import khat_limit, pareto_khat, weigh
+from pymc_ngvi.core.psis import khat_limit, pareto_khat, tail_length, weigh
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.results.diagnosis.weights import weights_and_elbo
 from pymc_ngvi.results.plotting.style import (
@@ -82,7 +82,7 @@ def plot_khat(log_p: Array, log_q: Array, *, title: str | None = None, ax: Axes 
     weights = _weights(log_p, log_q)
     shown = np.sort(weights[weights >= _LEAST])[::-1]
     share = np.arange(1, len(shown) + 1) / n
-    n_tail = min(_tail_length(n), len(shown))
+    n_tail = min(tail_length(n), len(shown))
     ax.set_xscale("log")
     ax.set_yscale("log")
     ax.plot(shown[n_tail - 1 :], share[n_tail - 1 :], color=LINE, linewidth=1.2)
@@ -122,11 +122,6 @@ def _weights(log_p: Array, log_q: Array) -> Array:
     weights = (log_ratio == top).astype(np.float64) if np.isinf(top) else np.exp(log_ratio - top)
     result: Array = weights / weights.mean()
     return result
-
-
-def _tail_length(n: int) -> int:
-    """Return how many weights Pareto-smoothed importance sampling counts to the tail."""
-    return int(np.ceil(min(0.2 * n, 3.0 * np.sqrt(n))))
 
 
 def _draw_tails(ax: Axes, tail: Array, n: int, khat: float) -> None:

@@ -46,10 +46,6 @@ def plan_sections(roles: Roles, sizes: Mapping[str, int], *, group_effects: bool
         Numbers of elements by name, in the order of the draws.
     group_effects : bool
         Whether to show the effects of groups, too.
-
-    Returns
-    -------
-    ShownVariables
     """
     groups = roles.groups
     apart = {*roles.rows, *roles.raw}

@@ -1,19 +1,21 @@
 """What a fit says of itself and of the parameters, as a text and a table."""
 
+import importlib
 import math
 import shutil
 import textwrap
+import threading
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from html import escape
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped]
 import xarray as xr
 
-from pymc_ngvi.core.imports import imported
 from pymc_ngvi.core.messages import suggestion
 from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.marginal.verdict import SAID_ERROR
@@ -128,10 +130,10 @@ def summarise(
     _check_names(posterior, options)
     with posterior.with_data_of_fit():
         made = _table(posterior, kept, draws, rng, group_effects, options)
-    lines, verdict = verdict_on(posterior, kept, khat_draws, rng)
+    lines, khat = verdict_on(posterior, kept, khat_draws, rng)
     if said := posterior.of_changed_data():
         lines = (f"{said}: this is the posterior given those of the fit.", *lines)
-    return replace(made, lines=lines, khat=verdict.khat)
+    return replace(made, lines=lines, khat=khat)
 
 
 def _check_names(posterior: Posterior, options: dict[str, Any]) -> None:
@@ -167,7 +169,7 @@ def _table(
     options: dict[str, Any],
 ) -> Summary:
     """Return a summary without sentences above the table."""
-    table_of = imported("arviz_stats").summary  # .7 s
+    table_of = _imported("arviz_stats").summary  # .7 s
     by_sd = options.get("kind", "stats") == "stats" and options.get("round_to", "auto") == "auto"
     chosen = any(options.get(name) is not None for name in _CHOOSING)
     options = {"kind": "stats", **options}
@@ -189,6 +191,18 @@ def _table(
     sections = {heading: table.iloc[rows] for heading, rows in where.items()}
     notes = (*plan.notes, _error_sentence(posterior, draws), *_thin_tails(posterior))
     return Summary((), table, None, sections, notes, by_sd)
+
+
+def _imported(name: str) -> ModuleType:
+    """Import a module in a thread of its own, and return it.
+
+    Some packages look at every frame of the stack for each of their lazy modules: deep inside a fit, ArviZ would take
+    two seconds in the place of one.
+    """
+    worker = threading.Thread(target=importlib.import_module, args=(name,))
+    worker.start()
+    worker.join()
+    return importlib.import_module(name)
 
 
 def _error_sentence(posterior: Posterior, draws: int) -> str:

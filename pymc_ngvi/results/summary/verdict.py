@@ -1,7 +1,5 @@
 """The verdict on an approximation in a few sentences, as summaries show it."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from pymc_ngvi.core.psis import Weights
@@ -21,33 +19,10 @@ from pymc_ngvi.results.posterior import Posterior
 _NOT_CONVERGED = "Not reliable: the fit did not converge."
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Whether an approximation can be relied on, in short.
-
-    Parameters
-    ----------
-    word : {"reliable", "not reliable", "not judged"}
-    sentence : str
-        The same with the first reason, and what may help.
-    weights : Weights or None
-        None where no importance weights were computed.
-    """
-
-    word: str
-    sentence: str
-    weights: Weights | None = None
-
-    @property
-    def khat(self) -> float | None:
-        """Pareto k-hat of the importance weights."""
-        return None if self.weights is None else self.weights.khat
-
-
 def verdict_on(
     posterior: Posterior, kept: Kept, khat_draws: int | None, rng: np.random.Generator
-) -> tuple[tuple[str, ...], Verdict]:
-    """Return the sentences above the table of a summary, and the verdict.
+) -> tuple[tuple[str, ...], float | None]:
+    """Return the sentences above the table of a summary, and k-hat.
 
     Parameters
     ----------
@@ -62,18 +37,18 @@ def verdict_on(
     Returns
     -------
     lines : tuple of str
-    verdict : Verdict
+    khat : float or None
+        None where no importance weights were computed.
     """
     lines, seed = _lines_of_fit(posterior.record), int(rng.integers(2**63))
-    verdict = _verdict(posterior, kept, khat_draws, np.random.default_rng(seed))
-    if verdict.sentence:
-        lines.append(verdict.sentence)
-    if verdict.weights is not None and posterior.distribution.kept_log_weights() is None:
-        lines.append(verdict.weights.sentence(posterior.layout.n_dim))
+    sentence, weights = _verdict(posterior, kept, khat_draws, np.random.default_rng(seed))
+    lines += [sentence] * bool(sentence)
+    if weights is not None and posterior.distribution.kept_log_weights() is None:
+        lines.append(weights.sentence(posterior.layout.n_dim))
         same = own_generator(posterior.record) if khat_draws == DRAWS else np.random.default_rng(seed)
-        remark = posterior.distribution.remark(posterior.density, posterior.record, verdict.weights.n_draws, same)
+        remark = posterior.distribution.remark(posterior.density, posterior.record, weights.n_draws, same)
         lines += [remark] * bool(remark)
-    return tuple(lines), verdict
+    return tuple(lines), None if weights is None else weights.khat
 
 
 def _lines_of_fit(record: FitRecord | None) -> list[str]:
@@ -85,23 +60,26 @@ def _lines_of_fit(record: FitRecord | None) -> list[str]:
     return list(filter(None, lines))
 
 
-def _verdict(posterior: Posterior, kept: Kept, khat_draws: int | None, rng: np.random.Generator) -> Verdict:
+def _verdict(
+    posterior: Posterior, kept: Kept, khat_draws: int | None, rng: np.random.Generator
+) -> tuple[str, Weights | None]:
+    """Return whether an approximation can be relied on, with the first reason and what may help, and its weights."""
     record = posterior.record
     converged = record is None or record.converged or record.is_pool
     if khat_draws is None:
-        return Verdict("not judged", "")
+        return "", None
     why = posterior.density.why_in_part or ("the data were changed" if posterior.changed_data() else "")
     if why:
-        return Verdict("not judged", f"Not judged: {why}.") if converged else Verdict("not reliable", "")
+        return f"Not judged: {why}." if converged else "", None
     weights = None
     if khat_draws != DRAWS:
         weights = weights_and_elbo(log_ratio_of(posterior, kept, khat_draws, rng))[0]
     if not converged:
-        return Verdict("not reliable", _NOT_CONVERGED, weights or _weights_of_summary(posterior, kept))
+        return _NOT_CONVERGED, weights or _weights_of_summary(posterior, kept)
     diagnosis = standing_diagnosis(posterior, kept, SUMMARY)
     if weights is None and diagnosis.weights.n_draws:
         weights = diagnosis.weights
-    return Verdict(diagnosis.verdict, diagnosis.in_short(), weights)
+    return diagnosis.in_short(), weights
 
 
 def _weights_of_summary(posterior: Posterior, kept: Kept) -> Weights | None:

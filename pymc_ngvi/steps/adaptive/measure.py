@@ -52,10 +52,6 @@ def measured_gap(target: Target, q: GaussianState, rng: np.random.Generator, *, 
     rng : numpy.random.Generator
     second_order : bool
         Whether the fit has used Hessians.
-
-    Returns
-    -------
-    Measured
     """
     cheap = 2 * _N_HESSIANS * target.n_dim <= target.n_gradients
     if target.has_hessian and (second_order or cheap):

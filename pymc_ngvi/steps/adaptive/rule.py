@@ -28,7 +28,6 @@ from pymc_ngvi.steps.adaptive.nearness import (
 from pymc_ngvi.steps.adaptive.rest import no_coordinate_is_off
 from pymc_ngvi.steps.adaptive.scales import MAX_RECOVERIES, N_RECOVERY, Tools, recovered
 from pymc_ngvi.steps.adaptive.secant import Pair, correct, moments_of, natural_gradient, rescaled_gap, trusted
-from pymc_ngvi.steps.adaptive.settling import LEAST_GAIN, MAX_SETTLING, can_settle, without_globals
 from pymc_ngvi.steps.adaptive.state import AdaptiveState
 from pymc_ngvi.steps.schedule.base import Schedule
 from pymc_ngvi.steps.schedule.belief import UNKNOWN, Belief
@@ -44,6 +43,8 @@ _FAST_RATE, _N_LEARNED = 0.15, 6
 _LEAST_CORRECTED = 0.01
 #: Part of its noise to which a set is solved when it has no more to teach of a hierarchical model.
 _EXHAUSTED = 0.25
+#: Steps of the group effects alone at most, and nats a coordinate that one must gain to be followed by another.
+MAX_SETTLING, LEAST_GAIN = 6, 0.01
 #: Random streams from here on serve only to look, never to move a state.
 _GRADIENTS_LEVEL, _RECOVERY_LEVEL = 4_000_000, 6_000_000
 
@@ -77,7 +78,7 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
             moments,
             belief=Belief.of(moments),
             n_dropped=evaluation.n_dropped,
-            n_settling=MAX_SETTLING if can_settle(q) else 0,
+            n_settling=MAX_SETTLING if _can_settle(q) else 0,
             drift=GlobalGradient.measured(None, q, moments, base.n_draws),
             growth=Growth(first=q.sd()),
             n_recoveries=MAX_RECOVERIES,
@@ -99,8 +100,16 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
         return replace(super().reopen(state), growth=Growth(first=state.q.sd()))
 
     def _settle(self, state: AdaptiveState) -> AdaptiveState:
-        """Take one step of the group effects alone."""
-        step = self._line_search(state, without_globals(state.q, state.moments), 1.0)
+        """Take one step of the group effects alone, the global parameters being held.
+
+        At the start, group effects are near 0 with a spread that has nothing to do with the data. Steps of all
+        coordinates at once would first fit the scale of the effects to that, and then creep along the plateau of
+        effects that are all but 0, for twenty iterations on a centred logistic model. Held at their wide start, global
+        parameters let the effects find the data.
+        """
+        grad, curvature = state.q.without_globals(state.moments.grad, state.moments.curvature)
+        moments = replace(state.moments, grad=grad, curvature=curvature, replicates=None)
+        step = self._line_search(state, moments, 1.0)
         if isinstance(step, Failure):
             return self._solve(replace(state, n_settling=0))
         gained = step.evaluation.elbo - state.elbo > LEAST_GAIN * step.q.n_dim
@@ -277,3 +286,8 @@ class Adaptive(Schedule[AdaptiveState, GaussianState, Evaluation], StepRule[Gaus
     def _has_learned(self, state: AdaptiveState) -> bool:
         # Strides do for thousands of group effects what learning on a fixed set does for other models.
         return has_effects(state.q, THOUSANDS) or state.n_learned >= (_N_LEARNED if state.q.exact_metric else 1)
+
+
+def _can_settle(q: GaussianState) -> bool:
+    """Tell whether a state has both global parameters and others."""
+    return q.globals_ is not None and 0 < len(q.globals_) < q.n_dim

@@ -73,13 +73,7 @@ def lost_scales(target: Density, estimator: Estimator, q: GaussianState) -> list
 
 
 def recovered(tools: Tools, q: GaussianState) -> GaussianState | None:
-    """Return a state of higher ELBO in which scales were moved; None where there is none.
-
-    Parameters
-    ----------
-    tools : Tools
-    q : GaussianState
-    """
+    """Return a state of higher ELBO in which scales were moved; None where there is none."""
     groups = lost_scales(tools.target, tools.estimator, q)
     if not groups:
         return None

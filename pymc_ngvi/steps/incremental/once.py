@@ -12,8 +12,7 @@ import numpy as np
 
 from pymc_ngvi.core.stream import StreamTarget
 from pymc_ngvi.core.types import GaussianState
-from pymc_ngvi.steps.incremental.measures import gap_by_newton, moves
-from pymc_ngvi.steps.incremental.sites import Quadratic, SeenByQuadratics, packed
+from pymc_ngvi.steps.incremental.sites import Quadratic, SeenByQuadratics, gap_by_newton, moves, packed
 from pymc_ngvi.steps.incremental.state import IncrementalState
 
 #: Times that rows are asked; nats that a correction gains, below which it is the last.

@@ -32,10 +32,16 @@ from pymc_ngvi.core.types import (
 )
 from pymc_ngvi.estimators.quadrature import ExactEvaluation
 from pymc_ngvi.steps.exact import ExactRule
-from pymc_ngvi.steps.incremental.measures import gap_by_newton, moves
 from pymc_ngvi.steps.incremental.once import corrected
-from pymc_ngvi.steps.incremental.order import sign_of_order
-from pymc_ngvi.steps.incremental.sites import Quadratic, SeenByQuadratics, as_hessian, packed
+from pymc_ngvi.steps.incremental.sites import (
+    Quadratic,
+    SeenByQuadratics,
+    as_hessian,
+    gap_by_newton,
+    moves,
+    packed,
+    sign_of_order,
+)
 from pymc_ngvi.steps.incremental.state import Change, IncrementalState, Site
 
 #: Nats that a step may promise and be taken unseen; steps on one batch, the first one of all and others, at most;

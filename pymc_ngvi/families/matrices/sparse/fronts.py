@@ -131,13 +131,7 @@ class _Layout(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Fronts:
-    """The fronts of a pattern and an order.
-
-    Parameters
-    ----------
-    pattern : Pattern
-    parts : Supernodes
-    """
+    """The fronts of a pattern and an order."""
 
     pattern: Pattern
     parts: Supernodes

@@ -90,7 +90,7 @@ def _one_side(graph: sparse.csr_array, apart: NDArray[np.bool_]) -> NDArray[np.b
     inside = np.flatnonzero(~apart)
     inner = graph[inside][:, inside]
     n_components, component = csgraph.connected_components(inner, directed=False)
-    side = _levels(inner, component.astype(np.int64), n_components) % 2 == 1
+    side = _levels(inner, component.astype(np.int64)) % 2 == 1
     whole = inner.tocoo()
     within = (side[whole.row] == side[whole.col]) & (whole.row != whole.col)
     if not within.any():
@@ -161,7 +161,7 @@ def _cut(graph: sparse.csr_array) -> Ints:
     result = np.where(small[component], component, -1)
     if small.all():
         return result
-    level = _levels(graph, component, n_components)
+    level = _levels(graph, component)
     # Each level of each component, one after the other.
     depth = np.zeros(n_components, dtype=np.int64)
     np.maximum.at(depth, component, level)
@@ -185,7 +185,7 @@ def _cut(graph: sparse.csr_array) -> Ints:
     return result
 
 
-def _levels(graph: sparse.csr_array, component: Ints, n_components: int) -> Ints:
+def _levels(graph: sparse.csr_array, component: Ints) -> Ints:
     """Return the distance of each vertex from one at the rim of its component."""
     n = graph.shape[0]
     start = np.unique(component, return_index=True)[1]

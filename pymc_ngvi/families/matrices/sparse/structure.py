@@ -65,15 +65,13 @@ class FilledStructure(Structure):
     A factor is held as panels. A curvature is held by the numbers in which the Fisher metric is that of vectors: it is
     the identity where it equals the precision, but entries beside the diagonal are multiplied by the root of 2. They
     are not closed under products: what is not needed for natural steps is not there.
-
-    Parameters
-    ----------
-    fronts : Fronts
     """
 
     fronts: Fronts
 
     columns = None
+    #: What natural steps it goes with, for errors.
+    goes_with = "with fill-in goes with natural steps from Hessians"
 
     @classmethod
     def of(cls, pattern: Pattern) -> Self:
@@ -296,8 +294,9 @@ class FilledStructure(Structure):
             raise ValueError("The Hessian of this target counts as dense: take another family.")
         return -self.panels_of(hessian.pattern, hessian.values())
 
-    def _refuse(self, *args: object, **kwargs: object) -> Never:
-        raise NotImplementedError("a sparse precision with fill-in goes with natural steps from Hessians only")
+    def refuse(self, *args: object, **kwargs: object) -> Never:
+        """Raise NotImplementedError: what natural steps do not need is not there."""
+        raise NotImplementedError(f"a sparse precision {self.goes_with} only")
 
-    product = left_quotient = right_quotient = gram = merged = cholesky = half = lower_solve = _refuse
-    outer = lower = mirrored = _refuse
+    product = left_quotient = right_quotient = gram = merged = cholesky = half = lower_solve = refuse
+    outer = lower = mirrored = refuse

@@ -3,7 +3,7 @@
 import functools
 
 from dataclasses import dataclass
-from typing import Never, Self
+from typing import Self
 
 import numpy as np
 
@@ -42,6 +42,8 @@ class SummedStructure(FilledStructure):
     """
 
     sums: Sums
+
+    goes_with = "with sums goes with natural steps by exact expectations"
 
     @classmethod
     def of_sums(cls, summed: SummedPattern) -> Self:
@@ -198,10 +200,7 @@ class SummedStructure(FilledStructure):
     def _last(self) -> list[tuple[Array, Array, Summed]]:
         return []
 
-    def _refuse(self, *args: object, **kwargs: object) -> Never:
-        raise NotImplementedError("a sparse precision with sums goes with natural steps by exact expectations only")
-
-    on_diagonal = dense = precision = unwhitened = factor = remember = _refuse
+    on_diagonal = dense = precision = unwhitened = factor = remember = FilledStructure.refuse
 
 
 def _parts(vector: Array, unit: Array, other: Array) -> tuple[float, float] | None:
