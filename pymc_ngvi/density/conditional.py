@@ -24,7 +24,7 @@ from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.layout import Layout
-from pymc_ngvi.reading.factors import sum_of
+from pymc_ngvi.reading.factors import logp_of
 
 #: Arrays of directions that each function takes.
 _N_DIRECTIONS = {"slopes": 1, "through": 1, "third": 2}
@@ -83,7 +83,7 @@ class GuideFunctions:
         local = set(structure.locals_.tolist())
         names = [v.name for v in density.layout.variables if not local.isdisjoint(range(v.where.start, v.where.stop))]
         with without_c():
-            [guide] = _frozen([sum_of(density.graphs.factors) if guide is None else guide])
+            [guide] = _frozen([logp_of(density.graphs.factors) if guide is None else guide])
             self._pieces = _Pieces(density.layout, "theta")
             self._left, self._right = _Pieces(density.layout, "left"), _Pieces(density.layout, "right")
             [f] = graph.on_flat_vector(density.model, density.layout, [guide], self._pieces)

@@ -32,7 +32,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.graphs.backends import quick_mode, without_c
-from pymc_ngvi.reading.factors import sum_of
+from pymc_ngvi.reading.factors import logp_of
 
 _INSTEAD = "Use reparam='rvb2', which works with any likelihood."
 
@@ -110,7 +110,7 @@ def quadratic_guide(density: LogDensity, structure: ArrowStructure) -> Variable:
     found = [_recognised(rv) for rv in model.observed_RVs]
     expanded = [(rv, *f) for rv, f in zip(model.observed_RVs, found, strict=True) if f[0].estimate is not None]
     by_expansion = {rv for rv, _, _ in expanded}
-    rest = sum_of([factor for factor in density.graphs.factors if factor.variable not in by_expansion])
+    rest = logp_of([factor for factor in density.graphs.factors if factor.variable not in by_expansion])
     with without_c():
         etas = model.replace_rvs_by_values([eta for _, _, eta in expanded])
         data = [_data(model.rvs_to_values[rv]) for rv, _, _ in expanded]
@@ -141,7 +141,7 @@ def prior_guide(density: LogDensity) -> Variable:
     >>> density = LogDensity(model)
     >>> functions = GuideFunctions(density, ArrowStructure.of([-1, 0, 1]), prior_guide(density))
     """
-    return sum_of([factor for factor in density.graphs.factors if factor.role != "observed"])
+    return logp_of([factor for factor in density.graphs.factors if factor.role != "observed"])
 
 
 # --- what a model says ------------------------------------------------------------------------------------------------

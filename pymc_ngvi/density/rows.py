@@ -14,7 +14,7 @@ from pymc.variational.minibatch_rv import MinibatchRandomVariable, get_scaling
 from pytensor.graph.basic import Variable
 
 from pymc_ngvi.density.checks import quoted
-from pymc_ngvi.reading.factors import Factor, Role, sum_of
+from pymc_ngvi.reading.factors import Factor, Role, logp_of
 
 _INSTEAD = "Use estimator='price', which needs only derivatives of the whole log density."
 
@@ -56,7 +56,7 @@ class LikelihoodRows:
         values = [self.model.rvs_to_values[factor.variable] for factor in observed]
         _check_rows(observed, values)
         scales = [_scale(factor.variable, value) for factor, value in zip(observed, values, strict=True)]
-        return [factor.logp for factor in observed], scales, sum_of(self._of_role("prior"))
+        return [factor.logp for factor in observed], scales, logp_of(self._of_role("prior"))
 
     def _of_role(self, role: Role) -> list[Factor]:
         return [factor for factor in self.factors if factor.role == role]

@@ -60,6 +60,6 @@ def factors_of(model: pm.Model, variables: Sequence[Variable] | None = None) -> 
     )
 
 
-def sum_of(factors: Sequence[Factor]) -> Variable:
+def logp_of(factors: Sequence[Factor]) -> Variable:
     """Return the sum of some factors, a function of the value variables."""
     return pt.add(pt.constant(0.0), *[factor.logp.sum() for factor in factors])

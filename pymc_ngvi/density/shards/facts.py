@@ -17,7 +17,7 @@ from pymc_ngvi.core.values import AnyArray
 from pymc_ngvi.density.shards.errors import ShardError
 from pymc_ngvi.density.shards.requests import ModelFacts, Potential, Signature, VariableForm
 from pymc_ngvi.graphs.backends import without_c
-from pymc_ngvi.reading.factors import factors_of, sum_of
+from pymc_ngvi.reading.factors import factors_of, logp_of
 from pymc_ngvi.reading.observations import n_axes
 
 
@@ -40,7 +40,7 @@ def facts_of(key: Hashable, model: pm.Model, theta: Array) -> ModelFacts:
         return ModelFacts(signature, observations, np.empty(0), {}, deterministics, lacking)
     factors = factors_of(model, [*free, *model.potentials])
     with without_c(model):
-        terms = [sum_of(part) for part in (factors[: len(free)], *([factor] for factor in factors[len(free) :]))]
+        terms = [logp_of(part) for part in (factors[: len(free)], *([factor] for factor in factors[len(free) :]))]
         function = model.compile_fn(terms, inputs=model.value_vars, mode="FAST_COMPILE", point_fn=True)
         values = [function(_point(signature, row)) for row in theta]
     prior, *others = np.array(values, dtype=np.float64).reshape(len(theta), -1).T
