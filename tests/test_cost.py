@@ -68,7 +68,7 @@ def test_estimates_repeat_and_grow_with_the_data():
     def estimate(n):
         with pm.Model() as model:
             pm.Normal("y", pm.Normal("mu") * pm.Data("x", np.ones(n)), 1.1, observed=np.zeros(n))
-        return LogDensity(model, "quick").cost
+        return LogDensity(model, "quick").graphs.cost
 
     small, large = estimate(50_000), estimate(500_000)
     assert estimate(50_000) == small

@@ -235,7 +235,7 @@ def _no_latent_rows(density):
 def test_a_check_that_fails(models, monkeypatch):
     """By default the Gaussian comes back with the reason; where an exact posterior was asked for, it is an error."""
     monkeypatch.setattr("pymc_ngvi.marginal.verdict.LEAST_SIZE", 1e6)
-    monkeypatch.setattr(exact_step, "rows_of", _no_latent_rows)
+    monkeypatch.setattr(exact_step, "latent_rows_of", _no_latent_rows)
     approx = fit(models[True])
     assert not approx.is_exact
     assert approx.record.posterior.startswith("Gaussian: the effective size of the draws is ")
@@ -253,7 +253,7 @@ def test_terms_that_do_not_split(monkeypatch):
 
     for terms in ("RowTerms", "SplitDensity"):
         monkeypatch.setattr(f"pymc_ngvi.marginal.on_model.{terms}", refuse)
-    monkeypatch.setattr(exact_step, "rows_of", _no_latent_rows)
+    monkeypatch.setattr(exact_step, "latent_rows_of", _no_latent_rows)
     approx = fit(glmm())
     assert not approx.is_exact
     assert approx.record.posterior == "Gaussian: an element of log p depends on two blocks."

@@ -16,7 +16,7 @@ from pymc_ngvi.marginal.proposals import (
     first_proposal,
     tempered,
 )
-from pymc_ngvi.marginal.rounds import Rounds
+from pymc_ngvi.marginal.rounds import ProposalRounds
 from pymc_ngvi.marginal.sampling import Pool, Round, Sequences
 from pymc_ngvi.marginal.tails import Bend, Tail
 
@@ -211,7 +211,7 @@ def test_rounds_are_pooled_as_draws_of_the_mixture():
         q = first_proposal(Base(np.array([centre]), np.eye(1)), Bend(), 7.0, 1.0)
         x = q.draws(n, rng)
         rounds.append(Round(q, x, log_m(x)))
-    together = Rounds()
+    together = ProposalRounds()
     for one in rounds:
         together.add(one)
     g, values, log_weights = together.pooled()

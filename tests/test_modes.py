@@ -12,7 +12,6 @@ from pymc_ngvi import NGVI, fit_ngvi, load
 from pymc_ngvi.core.psis import Weights
 from pymc_ngvi.core.status import ConvergenceWarning, Status
 from pymc_ngvi.density import LogDensity
-from pymc_ngvi.density.second_order import SecondOrder
 from pymc_ngvi.families import FullState
 from pymc_ngvi.fitting.modes.climbs import modes_from
 from pymc_ngvi.fitting.modes.found import OtherMode, not_covered, shares
@@ -314,7 +313,7 @@ def test_a_search_that_takes_long_is_said_beforehand(seconds, said, caplog):
 def test_max_seconds_limits_a_search(monkeypatch):
     density = LogDensity(two_modes(8.0, 0.7))
     q = FullState(np.array([4.0, 0.0]), np.eye(2))
-    monkeypatch.setattr(SecondOrder, "gradient_seconds", 1e-3)
+    monkeypatch.setattr(LogDensity, "gradient_seconds", 1e-3)
     of_two_fits = 2.0 * fit_seconds(density, 100, 50, "price")
     for most, is_searched in ((None, True), (of_two_fits, False)):
         search = ModeSearch(density, 1, "price", most)

@@ -165,7 +165,7 @@ def _tried(monkeypatch):
 
     monkeypatch.setattr(exact_step, "_exact", fails("exact"))
     monkeypatch.setattr(exact_step, "_nested", fails("nested"))
-    monkeypatch.setattr(exact_step, "seconds_of", lambda given: 12.0)
+    monkeypatch.setattr(exact_step, "nested_seconds", lambda given: 12.0)
     monkeypatch.setattr(exact_step, "work_of", lambda *args: Work(1_000.0, 0.011))
     return tried
 

@@ -182,7 +182,7 @@ def test_draws_evaluate_no_density(easy, monkeypatch):
 
 def evaluations(approx, monkeypatch, seconds):
     """Return an approximation whose evaluations count as so dear, and a list that grows by each."""
-    monkeypatch.setitem(vars(approx.density.second), "gradient_seconds", seconds)
+    monkeypatch.setitem(vars(approx.density._evaluations), "gradient_seconds", seconds)
     monkeypatch.setattr(approx, "_reports", Kept())
     calls = []
     for name in ("logp", "logp_grad"):
@@ -236,7 +236,7 @@ def test_a_fit_by_large_hessians_allows_more(monkeypatch):
             beta = pm.Normal("beta", shape=40)
             pm.Normal("y", x @ beta, 1.0, observed=np.zeros(len(x)))
         density = LogDensity(model)
-        monkeypatch.setitem(vars(density.second), "gradient_seconds", 1.0)
+        monkeypatch.setitem(vars(density._evaluations), "gradient_seconds", 1.0)
         record = types.SimpleNamespace(n_gradients=100, n_hessians=100, reparam=None)
         q = DiagonalState(np.zeros(40), np.ones(40))
         return seconds_of((0.0, 1.0), distribution_of(q).costs(density, record), record)

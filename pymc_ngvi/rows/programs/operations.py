@@ -112,6 +112,10 @@ def _div(y: Value, args: Sequence[Value], d: Sequence[Any]) -> Any:
     return _sum_of(above) / args[1]
 
 
+def _reciprocal(y: Value, args: Sequence[Value], d: Sequence[Any]) -> Any:
+    return -(d[0] * y * y)  # in this order: the square of a large y may overflow where d is small
+
+
 def _switch(y: Value, args: Sequence[Value], d: Sequence[Any]) -> Any:
     return args[0].to("switch", d[1], d[2])
 
@@ -195,7 +199,7 @@ OPERATIONS: dict[str, Operation] = {
     "neg": Operation(np.negative, lambda y, x: [-1.0]),
     "sqr": Operation(np.square, lambda y, x: [2.0 * x]),
     "sqrt": Operation(np.sqrt, lambda y, x: [0.5 / y]),
-    "reciprocal": Operation(np.reciprocal, lambda y, x: [-_square(y)]),
+    "reciprocal": Operation(np.reciprocal, tangent=_reciprocal),
     "abs": Operation(np.abs, lambda y, x: [x.to("sign")]),
     "pow": Operation(np.power, _pow),
     "mod": Operation(np.mod, _mod),

@@ -303,8 +303,12 @@ def _pow(writer: Writer, args: list[Written], numbers: list[float | None]) -> Wr
         return writer.constant(1.0)
     if numbers[1] == 1.0:
         return args[0]
-    name = _POWERS.get(numbers[1]) if numbers[1] is not None else None
-    return None if name is None else args[0].to(name)
+    if numbers[1] is None:
+        return None
+    if numbers[1] in _POWERS:
+        return args[0].to(_POWERS[numbers[1]])
+    # Derivatives of reciprocals do not overflow where their product with what is inside does not.
+    return args[0].to("pow", -numbers[1]).to("reciprocal") if numbers[1] < 0.0 else None
 
 
 def _switch(writer: Writer, args: list[Written], numbers: list[float | None]) -> Written | None:
