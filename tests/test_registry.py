@@ -164,7 +164,8 @@ def test_combinations_outside_the_table_are_refused():
 
 
 def test_a_refusal_without_a_reason_names_the_table(monkeypatch):
-    monkeypatch.setattr("pymc_ngvi.fitting.registry.ALLOWED", (("full", "natural", "price", "adaptive"),))
+    only = [Choice("full", "natural", "price", "adaptive")]
+    monkeypatch.setattr("pymc_ngvi.fitting.registry._CHOICES", only)
     with pytest.raises(ValueError, match=r"family='diagonal', step='adaptive' don't go together: no row of .*ALLOWED"):
         choose(family="diagonal", step="adaptive")
 
