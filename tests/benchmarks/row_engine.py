@@ -36,6 +36,7 @@ from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.families.diagonal import DiagonalState
 from pymc_ngvi.graphs.graph import MissingDerivativeError
 from pymc_ngvi.reading.compiled import quickly
+from pymc_ngvi.reading.reading import Reading
 from pymc_ngvi.rows.engines import ENGINES
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks" / "row_engine.md"
@@ -150,9 +151,8 @@ def measured(build: Callable[[], pm.Model]) -> list[tuple[str, list[float | None
     start = density.initial_point()
     rows = {}
     for name in NAMES:
-        rows[name] = Expectations(
-            density.graphs.logp, density.graphs.theta, density.graphs.simplify, quickly, name
-        )  # fmt: skip
+        reading = Reading(density.graphs.parts, density.graphs.theta, density.graphs.simplify, quickly)
+        rows[name] = Expectations(reading, quickly, name)
     made = {name: made_in(name, found) for name in NAMES}
     q = DiagonalState.from_scale(start, np.full(density.n_dim, SD))
     first = {name: part.under(q) for name, part in rows.items()}
