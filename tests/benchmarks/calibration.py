@@ -181,10 +181,10 @@ class Experiment:
 
     def fit(self, i: int) -> Any:
         """Fit data set ``i``."""
-        from pymc_ngvi.fitting import given
+        from pymc_ngvi import inference
 
         self.density.n_gradients = self.density.n_hessians = 0
-        reused = patch.object(given, "LogDensity", lambda *_: self.density)  # else each fit compiles anew
+        reused = patch.object(inference, "density_of", lambda *_: self.density)  # else each fit compiles anew
         with self.model, warnings.catch_warnings(), reused:
             warnings.simplefilter("ignore")  # the status is in the row
             pm.set_data({"data": self.data[i]})
