@@ -147,3 +147,16 @@ def test_log_p_at_all_coordinates_leaves_what_is_given():
     theta = start + 0.3 * rng.standard_normal((4, density.n_dim))
     np.testing.assert_allclose(given.logp_of_all(theta), density.logp(theta), rtol=1e-9)
     np.testing.assert_array_equal(given.logp(inside), before)
+
+
+def test_a_scale_at_which_log_p_has_no_digits_is_refused():
+    """Squares over 1e-19 add up to 1e23, whose rounding is millions of nats: what is constant would be that."""
+    with pm.Model() as model:
+        sd = pm.HalfNormal("sd")
+        path = pm.GaussianRandomWalk("path", 0.3, init_dist=pm.Normal.dist(), shape=50)
+        pm.Normal("y", path, sd, observed=np.random.default_rng(1).standard_normal(50).cumsum())
+    density = LogDensity(model)
+    [place] = [v.where for v in density.layout.variables if v.name == "sd"]
+    given = RowsGiven(density, np.arange(density.n_dim)[place])
+    assert given.give(np.array([-3.0]))
+    assert not given.give(np.array([-21.8]))

@@ -33,6 +33,8 @@ _AROUND = 0.1
 #: The same of points at which rows are compared with log p: far ones tell more, and are rough: where a covariance is
 #: nearly singular, all digits of log p may be lost there.
 _DISTANCES = (0.1, 1e-3)
+#: Nats that what is constant in log p may be off by.
+_NATS = 0.01
 
 
 class NotRows(Refused):
@@ -117,7 +119,8 @@ class RowsGiven(OfAllData):
         for distance in _DISTANCES:
             points = np.concatenate([self._start[None], self._start + distance * self._apart])
             logp = self.logp(points)
-            if not np.isfinite(logp[0]):
+            # Where log p is so large that its last digit counts, what is constant in it would be rounding.
+            if not np.spacing(np.abs(logp[0])) < _NATS:
                 return False
             if self.rows.anchor(points, logp):
                 return True
