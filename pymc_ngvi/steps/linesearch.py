@@ -44,13 +44,13 @@ from pymc_ngvi.steps.trials import ROUNDING, Following, Trials
 
 #: Steps kept for the secant correction: where the metric is exact, and where it is not; the gap in nats, and for each
 #: coordinate, below which steps are learned from; part of what its slope promises that a corrected step must gain.
-N_PAIRS, N_PAIRS_INEXACT, _NEAR, _NEAR_PER_DIM, LEAST_RATIO = 8, 12, 0.5, 5e-3, 0.1
+_N_PAIRS, _N_PAIRS_INEXACT, _NEAR, _NEAR_PER_DIM, _LEAST_RATIO = 8, 12, 0.5, 5e-3, 0.1
 #: Part of what the slope promises, from which on a step could have been longer, and the longest.
-FLAT, LONGEST = 0.75, 64.0
+_FLAT, _LONGEST = 0.75, 64.0
 #: Part of the tolerance that a converged fit may have left: what is exact may as well be found exactly.
-PART = 0.002
+_PART = 0.002
 #: Steps in a row that gain nothing, after which there is nothing to gain.
-MOST_IDLE = 3
+_MOST_IDLE = 3
 #: Nats to which an ELBO is known at best, as the tolerance of quadrature has it: a smaller gap means nothing.
 _KNOWN = 1e-4
 #: Step size below which a fit gets nowhere that is held back by where finer rules are not finite.
@@ -190,7 +190,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
 
     def _looked_at(self, new: LineSearchState, gap_before: float) -> LineSearchState:
         """Return the state after a step, measured anew at the end, and with lost scales looked for."""
-        if (self._is_solved(new) or new.idle >= MOST_IDLE) and np.isnan(new.error):
+        if (self._is_solved(new) or new.idle >= _MOST_IDLE) and np.isnan(new.error):
             new = self._anew(new)
         # Where the gradient promises little, scales may be lost.
         is_near = new.moments.gap < near(new.q) <= gap_before
@@ -216,7 +216,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
             direction = correct(state.pairs, gradient, state.q.inner)
             slope = state.q.inner(direction, gradient)
             found = self._search(state, direction, slope) if slope > 0.0 else Failure.NOT_ACCEPTED
-            if not isinstance(found, Failure) and found.gain >= LEAST_RATIO * found.step.size * slope:
+            if not isinstance(found, Failure) and found.gain >= _LEAST_RATIO * found.step.size * slope:
                 return self._moved(state, found, gradient, slope)
         state = replace(state, pairs=())
         slope = 2.0 * state.moments.gap
@@ -238,7 +238,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
 
     def _by_newton(self, state: LineSearchState, known: Newton) -> LineSearchState | None:
         """Take a step of Newton; None where the ELBO falls by it."""
-        least = PART * self._tolerance.least(state.q)
+        least = _PART * self._tolerance.least(state.q)
         if max(known.slope, state.gap) < least:
             return replace(state, gain=known.slope)
         # Rules of quadrature are those of widths: where means go far, they are chosen anew.
@@ -257,7 +257,7 @@ class LineSearch(ExactRule[Target, LineSearchState]):
             return Status.UNBOUNDED
         if self._is_solved(state):
             return Status.CONVERGED
-        if state.stalled or state.idle >= MOST_IDLE:
+        if state.stalled or state.idle >= _MOST_IDLE:
             return Status.NO_FINITE_TRIAL if state.blind else Status.STALLED
         return None
 
@@ -284,10 +284,10 @@ class LineSearch(ExactRule[Target, LineSearchState]):
         return self._estimator.moments(self._target, q, _NO_DRAWS, evaluation)
 
     def _is_solved(self, state: LineSearchState) -> bool:
-        if state.idle >= MOST_IDLE or state.stalled:
+        if state.idle >= _MOST_IDLE or state.stalled:
             known = min(state.error, _KNOWN) if np.isfinite(state.error) else 0.0
             return state.gap < max(self._tolerance.least(state.q), known)
-        return max(state.gap, state.gain) < PART * self._tolerance.least(state.q)
+        return max(state.gap, state.gain) < _PART * self._tolerance.least(state.q)
 
     def _search(self, state: LineSearchState, direction: Array, slope: float) -> _Found | Failure:
         """Go along a direction as far as the ELBO does not fall."""
@@ -325,13 +325,13 @@ class LineSearch(ExactRule[Target, LineSearchState]):
         step, gain = found.step, found.gain
         new = self._arrived(state, found)
         after = natural_gradient(step.q, new.moments)
-        pairs, most = state.pairs, N_PAIRS if state.q.exact_metric else N_PAIRS_INEXACT
+        pairs, most = state.pairs, _N_PAIRS if state.q.exact_metric else _N_PAIRS_INEXACT
         if step.direction is not None and (not state.q.exact_metric or state.moments.gap < near(state.q)):
             pair = Pair(step.direction, gradient - after)
             pairs = (*pairs, pair)[-most:] if trusted(pair, state.q) else pairs
         # A quadratic whose curvature is the metric's gains half of what its slope promises; more tells of a plateau.
-        is_flat = gain > FLAT * step.size * slope
-        longest = LONGEST if is_flat and step.size >= 1.0 else 1.0
+        is_flat = gain > _FLAT * step.size * slope
+        longest = _LONGEST if is_flat and step.size >= 1.0 else 1.0
         left = 0.5 * step.q.inner(after, correct(pairs, after, step.q.inner))
         return replace(new, next_step_size=min(longest, 2.0 * step.size), pairs=pairs, left=left)
 

@@ -127,7 +127,7 @@ def newton(
         None where rows have several predictors or are too many, where the covariance is not dense, and where no rise
         of the ELBO is in sight.
     """
-    if bends is None or not may_serve(q, bends) or moments.curvature.shape != (q.n_dim, q.n_dim):
+    if bends is None or not _may_serve(q, bends) or moments.curvature.shape != (q.n_dim, q.n_dim):
         return None
     rows = np.flatnonzero(bends.is_bent)
     root = linalg.cholesky(moments.curvature)
@@ -147,9 +147,9 @@ def newton(
     return Newton(q, moments, rows, equations.whitened, sites, excess, grad, change, slope, farthest)
 
 
-def may_serve(q: GaussianState, bends: Bends | None) -> bool:
+def _may_serve(q: GaussianState, bends: Bends) -> bool:
     """Tell whether rows have one predictor each, and those that are not quadratic are few enough."""
-    if bends is None or not q.exact_metric:
+    if not q.exact_metric:
         return False
     return 0 < int(np.count_nonzero(bends.is_bent)) <= min(_MOST_ROWS, _PER_DIM * q.n_dim)
 
