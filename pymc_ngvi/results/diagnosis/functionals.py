@@ -280,8 +280,8 @@ def _predictors(posterior: Posterior) -> tuple[LinearMap, NDArray[np.intp]] | No
         return None
     linear = rows.linear_map.plain
     entries = np.count_nonzero(linear.dense, axis=1) + np.diff(linear.rest.indptr)
-    described = density.described_rows()
-    numbers = [p.number for kind in described.kinds if kind.role != "prior" for p in kind.predictors] if described else []
+    kinds = described.kinds if (described := density.described_rows()) is not None else ()
+    numbers = [p.number for kind in kinds if kind.role != "prior" for p in kind.predictors]
     is_looked_at = np.zeros(len(entries), dtype=bool)
     is_looked_at[np.concatenate([np.empty(0, dtype=np.intp), *numbers])] = True
     several = np.flatnonzero((entries > 1) & is_looked_at)
