@@ -37,6 +37,7 @@ import pymc as pm
 import simulated_glmms_tables as tables
 
 from environment import today_and_here
+from functionals import kind_of
 from isolated import first_line
 from pages import write_between_marks
 from records import Records
@@ -99,11 +100,10 @@ def _ours(design: Design, number: int) -> dict[str, object]:
         return {"status": f"error: {first_line(error)}"}
     columns = {"seconds": time.perf_counter() - start, "cpu": time.process_time() - cpu}
     draws = np.concatenate([np.atleast_2d(posterior[v].to_numpy()[0].T) for v in design.reported])
-    record = approx.record
-    kind = "nested" if record.is_nested else "exact" if record.is_exact else "Gaussian"
     low, high = np.quantile(draws, LEVELS, axis=1)
     return {
-        "status": kind, **columns, "estimates": _joined(draws.mean(axis=1)), "low": _joined(low), "high": _joined(high),
+        "status": kind_of(approx), **columns, "estimates": _joined(draws.mean(axis=1)), "low": _joined(low),
+        "high": _joined(high),
     }  # fmt: skip
 
 
