@@ -46,8 +46,8 @@ DOCS = Path(__file__).parents[2] / "docs" / "benchmarks"
 GROUPS = ("functional", "coordinate", "scalar")
 OF_ERRORS = ("em", "es", "worst", "worst_at", "worst_sd", "worst_sd_at")
 FIELDS = (
-    "run", "model", "fit", "seed", "status", "n_dim", "kind", "posterior", "reliable", "reasons", "khat", "theta_size",
-    "pair_size", "size", "seconds", "cpu", "draws_seconds", "draws_cpu", "compile_seconds", "memory",
+    "run", "model", "fit", "seed", "status", "n_dim", "kind", "posterior", "reliable", "verdict", "reasons", "khat",
+    "theta_size", "pair_size", "size", "seconds", "cpu", "draws_seconds", "draws_cpu", "compile_seconds", "memory",
     *(f"{group}_{name}" for group in GROUPS for name in OF_ERRORS), "noise", "noise_most", "n_heavy", "reference_size",
     "rival", "rival_seconds", "rival_cpu", "note", "date", "environment",
 )  # fmt: skip
@@ -99,7 +99,7 @@ def measured(name: str, options: argparse.Namespace) -> list[dict[str, object]]:
         rows[-1] |= {"note": found.get("status") or found.get("note") or "no fit"}
     for row in rows:
         row["model"] = name
-        names = ("fit", "seed", "kind", "reliable", "khat", "theta_size", "pair_size", "seconds", "cpu", "draws_cpu")
+        names = ("fit", "seed", "kind", "verdict", "khat", "theta_size", "pair_size", "seconds", "cpu", "draws_cpu")
         errors = tuple(f"{group}_{of}" for group in GROUPS for of in ("em", "es", "worst", "worst_at"))
         print(f"{name}: {_shown(row, (*names, *errors, 'noise', 'note'))}", flush=True)
     return rows
@@ -143,7 +143,8 @@ def _sizes(approx: Any, posterior: Any, n_draws: int) -> dict[str, object]:
 
 def _judged(approx: Any, seed: int) -> dict[str, object]:
     diagnosis = approx.diagnose(random_seed=seed)
-    return {"reliable": int(diagnosis.reliable), "reasons": " | ".join(diagnosis.reasons)}
+    reasons = " | ".join(diagnosis.reasons)
+    return {"reliable": int(diagnosis.reliable), "verdict": diagnosis.verdict, "reasons": reasons}
 
 
 def errors(found: tuple[Array, list[str], int], size: float, reference: Summary) -> dict[str, object]:

@@ -142,7 +142,7 @@ CASES: dict[str, Case] = {
     "bym2_3000": Case(without_data(partial(nested_models.bym2, 3_000)), adaptation="diag"),
     **{
         f"salamanders_{i + 1}": Case(
-            partial(_salamanders, i), ("salamander.csv",), sampled=partial(_salamanders, i, centred=False)
+            partial(_salamanders, i + 1), ("salamander.csv",), sampled=partial(_salamanders, i + 1, centred=False)
         )
         for i in range(3)
     },

@@ -11,7 +11,7 @@ from measure import Array
 from models_glmm import Regression
 from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize
-from scipy.sparse import coo_matrix
+from scipy.sparse import coo_matrix, diags_array, hstack
 from scipy.special import logsumexp
 from scipy.stats import multivariate_t, norm
 
@@ -52,8 +52,8 @@ class CrossedLinear:
         y = frame["y"].to_numpy(dtype=float)
         self._n, self._of_s, self._of_d = len(y), np.bincount(student), np.bincount(lecturer)
         shape = len(self._of_s), len(self._of_d)
-        both = coo_matrix((np.ones(self._n), (student, lecturer)), shape=shape).toarray()
-        self._cross = np.column_stack([both, self._of_s])  # students by lecturers, and the level
+        both = coo_matrix((np.ones(self._n), (student, lecturer)), shape=shape)
+        self._cross = hstack([both, self._of_s[:, None]]).tocsr()  # students by lecturers, and the level
         self._rest = np.diag(np.append(self._of_d, float(self._n)))
         self._rest[:-1, -1] = self._rest[-1, :-1] = self._of_d
         self._y_s = np.bincount(student, y)
@@ -65,7 +65,8 @@ class CrossedLinear:
         scales = np.exp(theta)
         s, d, noise = scales
         own = self._of_s / noise**2 + s**-2.0
-        matrix = self._rest / noise**2 - (self._cross.T * (1.0 / own)) @ self._cross / noise**4
+        eliminated = (self._cross.T @ diags_array(1.0 / own) @ self._cross).toarray()
+        matrix = self._rest / noise**2 - eliminated / noise**4
         prior = np.append(np.full(len(self._of_d), d**-2.0), _LEVEL_SD**-2.0)
         matrix[np.diag_indices_from(matrix)] += prior
         factor = cho_factor(matrix, lower=True, overwrite_a=True)

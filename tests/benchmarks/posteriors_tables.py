@@ -43,7 +43,7 @@ def write(rows: Sequence[Row], order: Sequence[str]) -> str:
 
 
 def _seconds(models: Sequence[tuple[str, Sequence[Row]]]) -> list[str]:
-    header = ["model", "d", "first", "warm", "4,000 draws", "beside", "its seconds", "times", "kind", "reliable"]
+    header = ["model", "d", "first", "warm", "4,000 draws", "beside", "its seconds", "times", "kind", "verdict"]
     header += ["k-hat", "size: hyperparameters", "pairs", "draws", "note"]
     body = []
     for name, rows in models:
@@ -51,11 +51,10 @@ def _seconds(models: Sequence[tuple[str, Sequence[Row]]]) -> list[str]:
         cpu, theirs = _values(warm, "cpu"), _values(rows, "rival_cpu")
         times = f"{np.median(cpu) / np.median(theirs):.2g}" if cpu.size and theirs.size else "-"
         kinds = " / ".join(sorted({row["kind"] for row in rows if row["kind"]}))
-        n_judged = len(_values(rows, "reliable"))
         body.append([
             name, rows[0]["n_dim"], _timed(first), _timed(warm), _form(_values(warm, "draws_cpu"), np.median),
             rows[0]["rival"] or "-", _form(theirs, np.median), times, kinds,
-            f"{int(_values(rows, 'reliable').sum())} of {n_judged}" if n_judged else "-",
+            " / ".join(sorted({row["verdict"] for row in rows if row["verdict"]})) or "-",
             _form(_values(rows, "khat"), np.max),
             *(_form(_values(rows, name), np.min, ",.0f") for name in ("theta_size", "pair_size", "size")),
             " / ".join(sorted({row["note"] for row in rows if row["note"]})),

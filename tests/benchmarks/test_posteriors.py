@@ -115,15 +115,15 @@ def test_moments_of_crossed_effects_are_those_of_a_lattice(ratings):
 
 def test_tables_have_the_worst_of_the_last_run():
     row = dict.fromkeys(posteriors.FIELDS, "")
-    row |= {"model": "nile", "fit": "first", "date": "2026-01-01", "environment": "a machine", "reliable": "1"}
+    row |= {"model": "nile", "fit": "first", "date": "2026-01-01", "environment": "a machine", "verdict": "reliable"}
     old = {**row, "run": "1", "seconds": "99", "cpu": "99"}
     new = {**row, "run": "2", "seconds": "4", "cpu": "3", "kind": "exact", "coordinate_em": "0.01"}
     new |= {"coordinate_worst": "-0.02", "coordinate_worst_at": "s", "rival": "theirs", "rival_cpu": "0.5"}
-    warm = {**new, "fit": "warm", "cpu": "1", "seconds": "2", "coordinate_em": "0.04", "reliable": "0"}
+    warm = {**new, "fit": "warm", "cpu": "1", "seconds": "2", "coordinate_em": "0.04", "verdict": "not judged"}
     warm |= {"coordinate_worst": "0.01"}
     text = tables.write([old, new, warm], list(CASES))
     assert "99" not in text
-    assert "| nile |  | 4 (3) | 2 (1) | - | theirs | 0.5 | 2 | exact | 1 of 2 |" in text
+    assert "| nile |  | 4 (3) | 2 (1) | - | theirs | 0.5 | 2 | exact | not judged / reliable |" in text
     assert "| nile | 0.04 | - | -0.02 `s` |" in text
 
 
