@@ -60,7 +60,7 @@ by_lme4 <- function(d) {
 }
 
 joined <- function(x) paste(ifelse(is.na(x), "nan", sprintf("%.5g", x)), collapse = ";")
-processor <- function(taken) sum(taken[c("user.self", "sys.self")])
+processor <- function(taken) round(sum(taken[c("user.self", "sys.self")]), 4)
 row <- function(set, method, found) {
   bounds <- found$intervals
   if (is.null(bounds) || inherits(bounds, "error")) bounds <- matrix(NA_real_, length(found$estimates), 2)

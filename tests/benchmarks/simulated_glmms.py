@@ -77,8 +77,10 @@ def run_missing(records: Records, options: argparse.Namespace) -> None:
             rows = _theirs(DESIGNS[name], of_r) if of_r else []
             for row in rows:
                 if int(str(row["set"])) in missing[str(row["method"])]:
+                    if not where:  # once for each run: it is the same in all its rows
+                        row.pop("version")
                     records.append({"design": name, **row, **where})
-                    where = {}  # once for each run: it is the same in all its rows
+                    where = {}
             for number in missing[OURS]:
                 records.append({"design": name, "set": number, "method": OURS, **_ours(DESIGNS[name], number), **where})
                 where = {}

@@ -34,7 +34,7 @@ def write(rows: Sequence[Row]) -> str:
         *(f"- {version}" for version in sorted({r["version"] for r in rows if r["version"]})),
         "",
     ]
-    designs = {name: [row for row in rows if row["design"] == name] for name in DESIGNS}
+    designs = {name: _in_common([row for row in rows if row["design"] == name]) for name in DESIGNS}
     designs = {name: of_design for name, of_design in designs.items() if of_design}
     least = min(_n_sets(of_design, "ours") for of_design in designs.values())
     error = 100.0 * np.sqrt(0.95 * 0.05 / max(least, 1))
@@ -59,6 +59,13 @@ def figures(rows: Sequence[Row], design: Design) -> dict[str, np.ndarray]:
         "width": np.median(width, axis=0),
         "missing": np.isnan(low).mean(axis=0),
     }
+
+
+def _in_common(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of data sets that every method has been given."""
+    given = [{row["set"] for row in rows if row["method"] == method} for method in METHODS]
+    common = set.intersection(*(sets for sets in given if sets)) if rows else set()
+    return [row for row in rows if row["set"] in common]
 
 
 def _summary(designs: dict[str, list[Row]]) -> list[str]:
