@@ -1,7 +1,8 @@
-"""The mode of a smooth function of few numbers that is dear to evaluate, and its curvature, without derivatives.
+"""The mode of a smooth function of few numbers, and its curvature, without derivatives: many values cost little more
+than one.
 
 A quadratic is fitted to what is known near the best point, with as little change of its second derivatives as the
-values allow [1]_; the next point is its maximum within a region in which it has proved right.
+values allow [1]_; the next points are its maxima within a region in which it has proved right, a smaller and a larger one.
 
 References
 ----------
@@ -20,6 +21,8 @@ from pymc_ngvi.core.types import Array
 _MOST, _MOST_OF_EACH, _LEFT = 30, 10, 0.1
 #: Nats below the best over which values count e times less, and distances, in scales, beyond which they do not.
 _SOFT, _FARTHEST = 4.0, 8.0
+#: Radii of regions that are looked at together, in the one that has proved right.
+_RADII = (0.4, 1.0, 2.5)
 #: First, least and largest radius of the region, in scales; parts of a promised gain that make it smaller, and larger.
 _RADIUS, _LEAST, _LARGEST, _POOR, _GOOD = 2.0, 0.25, 4.0, 0.25, 0.7
 #: Weight of a change of second derivatives; largest change of a scale at a time; curvature over a scale that is flat.
@@ -52,19 +55,19 @@ class _Quadratic(NamedTuple):
 class _Known:
     """Points, and values there."""
 
-    def __init__(self, function: Callable[[Array], float]) -> None:
+    def __init__(self, function: Callable[[Array], Array]) -> None:
         self._function = function
         self.points: list[Array] = []
         self.values: list[float] = []
 
-    def evaluate(self, point: Array) -> float:
-        """Evaluate at a point."""
-        value = self._function(point)
-        if not np.isfinite(value):
-            value = min(self.values, default=0.0) - _BELOW
-        self.points.append(point)
-        self.values.append(value)
-        return value
+    def evaluate(self, points: Array) -> Array:
+        """Return values at points, (n, p)."""
+        values = self._function(points)
+        lowest = min([*self.values, *values[np.isfinite(values)]], default=0.0) - _BELOW
+        values = np.where(np.isfinite(values), values, lowest)
+        self.points += list(points)
+        self.values += values.tolist()
+        return values
 
     @property
     def best(self) -> int:
@@ -90,23 +93,21 @@ class _Known:
         return _Quadratic(found[:p], curvature)
 
 
-def find_mode(function: Callable[[Array], float], start: Array, scale: Array) -> LatentMode | None:
+def find_mode(function: Callable[[Array], Array], start: Array, scale: Array) -> LatentMode | None:
     """Go up; None where the function is not finite at the start.
 
     Parameters
     ----------
     function : callable
+        From points, (n, p), to values, (n,).
     start : ndarray, shape (p,)
     scale : ndarray, shape (p,)
         Standard deviations, roughly.
     """
     p, known, scale = len(start), _Known(function), np.array(scale)
-    if not np.isfinite(function_at_start := function(start)):
+    if not np.isfinite(function(start[None])[0]):
         return None
-    known.points.append(np.array(start))
-    known.values.append(function_at_start)
-    for point in _around(start, scale):
-        known.evaluate(point)
+    known.evaluate(np.array([start, *_around(start, scale)]))
     radius, curvature = _RADIUS, np.eye(p)
     for _ in range(_MOST + _MOST_OF_EACH * p):
         model = known.quadratic(scale, curvature)
@@ -114,10 +115,13 @@ def find_mode(function: Callable[[Array], float], start: Array, scale: Array) ->
         if promised < _LEFT:
             break
         before, at = known.values[known.best], known.points[known.best]
-        part = (known.evaluate(at + scale * step) - before) / promised
-        if part < _POOR:
+        steps = [_step(model, min(factor * radius, _LARGEST)) for factor in _RADII]
+        gains = known.evaluate(np.array([at + scale * step for step, _ in steps])) - before
+        part = gains[1] / promised
+        best = int(np.argmax(gains))
+        if gains[best] <= 0.0 or (part < _POOR and best == 0):
             radius = max(0.5 * radius, _LEAST)
-        elif part > _GOOD:
+        elif best == len(steps) - 1 or part > _GOOD:
             radius = min(2.0 * radius, _LARGEST)
         size = np.sqrt(np.maximum(np.diagonal(model.curvature), _FLAT))
         change = np.clip(1.0 / size, 1.0 / _CHANGE, _CHANGE)
@@ -126,30 +130,30 @@ def find_mode(function: Callable[[Array], float], start: Array, scale: Array) ->
 
 
 def _with_curvature(known: _Known, scale: Array) -> LatentMode:
-    """Look around the best point, first at single coordinates, then at pairs."""
+    """Look around the best point, at single coordinates and at pairs."""
     at, value = known.points[known.best], known.values[known.best]
-    ends = np.array([known.evaluate(point) for point in _around(at, scale)]).reshape(-1, 2)
+    p = len(at)
+    i, j = np.tril_indices(p, -1)
+    pairs = np.tile(at, (len(i), 1))
+    for k in (i, j):
+        pairs[np.arange(len(i)), k] += _TOGETHER * scale[k]
+    found = known.evaluate(np.concatenate([_around(at, scale), pairs]))
+    ends, mixed = found[: 2 * p].reshape(-1, 2), found[2 * p :]
     slope, fall = 0.5 * (ends[:, 1] - ends[:, 0]), np.maximum(2.0 * value - ends.sum(axis=1), _FLAT)
-    across = np.eye(len(at))
-    for i in range(len(at)):
-        for j in range(i):
-            there = at.copy()
-            there[[i, j]] += _TOGETHER * scale[[i, j]]
-            straight = value + _TOGETHER * (slope[i] + slope[j]) - 0.5 * _TOGETHER**2 * (fall[i] + fall[j])
-            mixed = (straight - known.evaluate(there)) / _TOGETHER**2
-            across[i, j] = across[j, i] = mixed / np.sqrt(fall[i] * fall[j])
+    straight = value + _TOGETHER * (slope[i] + slope[j]) - 0.5 * _TOGETHER**2 * (fall[i] + fall[j])
+    across = np.eye(p)
+    across[i, j] = across[j, i] = (straight - mixed) / _TOGETHER**2 / np.sqrt(fall[i] * fall[j])
     values, vectors = np.linalg.eigh(across)
     inverse = (vectors / np.maximum(values, 0.05)) @ vectors.T
     size = scale / np.sqrt(fall)
     cov = size[:, None] * inverse * size
-    known.evaluate(at + cov @ (slope / scale))  # which is the top, if that is near
+    known.evaluate((at + cov @ (slope / scale))[None])  # which is the top, if that is near
     return LatentMode(known.points[known.best], cov)
 
 
-def _around(at: Array, scale: Array) -> list[Array]:
-    """Return the points a scale away, below and above, coordinate by coordinate."""
-    unit = np.diag(scale)
-    return [at + sign * direction for direction in unit for sign in (-1.0, 1.0)]
+def _around(at: Array, scale: Array) -> Array:
+    """Return the points a scale away, below and above, coordinate by coordinate, (2 p, p)."""
+    return np.array([at + sign * direction for direction in np.diag(scale) for sign in (-1.0, 1.0)])
 
 
 def _step(model: _Quadratic, radius: float) -> tuple[Array, float]:
