@@ -9,6 +9,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from pymc_ngvi.fitting.price import TimeBudget, in_words
 from rich.console import Console
 
 from pymc_ngvi import NotExactError, fit_ngvi
@@ -17,7 +18,6 @@ from pymc_ngvi.core.status import ConvergenceWarning, Status
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.fitting import price, progress
 from pymc_ngvi.fitting.defaults import options_for
-from pymc_ngvi.fitting.price import TimeBudget, in_words
 from pymc_ngvi.fitting.progress import announced
 from pymc_ngvi.marginal.exact import Unavailable, Work
 from pymc_ngvi.results import exact_step, nested_first

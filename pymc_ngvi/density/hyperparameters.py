@@ -75,7 +75,7 @@ def _beside(given: RowsGiven, variables: list[Variable]) -> Iterator[Variable]:
     index = given.rows.predictors.dependence.index.ravel()
     few = [v for v in variables if v.size <= _MOST_OF_ONE]
     for rows in given.rows.functions:
-        if rows.n_directions < 2 or _is_quadratic(rows):
+        if rows.n_directions < 2 or is_quadratic(rows):
             continue
         for column in rows.index.T:
             read = sets[np.unique(index[column])]
@@ -85,7 +85,7 @@ def _beside(given: RowsGiven, variables: list[Variable]) -> Iterator[Variable]:
                     yield variable
 
 
-def _is_quadratic(rows: RowFunction) -> bool:
+def is_quadratic(rows: RowFunction) -> bool:
     """Tell whether functions of rows are polynomials of the second degree, at most."""
     rng = np.random.default_rng(0)
     shape = rows.index.shape
