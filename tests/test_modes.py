@@ -8,9 +8,8 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
-from pymc_ngvi.fitting.price import fit_seconds
-
 from pymc_ngvi import NGVI, fit_ngvi, load
+from pymc_ngvi.core.prices import fit_seconds
 from pymc_ngvi.core.psis import Weights
 from pymc_ngvi.core.status import ConvergenceWarning, Status
 from pymc_ngvi.density import LogDensity

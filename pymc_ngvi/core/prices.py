@@ -49,10 +49,10 @@ class Evaluated(Protocol):
 
 
 def parts_of_blocks(sizes: NDArray[np.integer], n_border: int) -> tuple[float, float, int]:
-    """Return the operations, numbers and sizes in a step with blocks beside a border."""
+    """Return the operations in a step with blocks beside a border, numbers in the blocks, and sizes of these."""
     k, g = sizes.astype(np.float64), float(n_border)
     n_products = 3.0 * (np.sum(k**3 + k**2 * g + k * g**2) + g**3)
-    return float(n_products), float(np.sum(k * (k + g)) + g**2), len(set(sizes.tolist()))
+    return float(n_products), float(np.sum(k * (k + g))), len(set(sizes.tolist()))
 
 
 def of_blocks(sizes: NDArray[np.integer], n_border: int) -> float:

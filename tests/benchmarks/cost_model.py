@@ -1,23 +1,28 @@
 """Measures the primitive costs behind all estimates, and prints the constants of `pymc_ngvi/core/prices.py`.
 
-``python tests/benchmarks/cost_model.py`` takes about two minutes on one thread, and prints each constant beside the one
-in use. Processor seconds, the least of some repetitions; constants are fitted to relative errors, all at least 0. No fit
+``python tests/benchmarks/cost_model.py`` takes half a minute on one thread, and prints each constant beside the one in
+use. Processor seconds, the least of some repetitions; constants are fitted to relative errors, all at least 0. No fit
 reads a clock: estimates are the same on any machine, and these constants are how they come to be seconds.
 """
 
 import time
 
 import numpy as np
+import pymc as pm
 
 from scipy import optimize, sparse
 
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import FullState, SparseFamily
 from pymc_ngvi.families.dissection import find_structure
+from pymc_ngvi.families.fill import step_seconds
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
 
 N_STEPS = 6
+#: Entries of an arrow beyond which its step is not measured.
+MOST_ENTRIES = 3_000_000
 
 
 class Known:
@@ -52,7 +57,7 @@ def crossed(n, first, second):
 
 def groups(sizes, border):
     """Blocks beside a border that touches all."""
-    blocks = sparse.block_diag([np.full((k, k), 0.1) + np.eye(k) for k in sizes])
+    blocks = sparse.block_diag([sparse.csr_array(np.full((k, k), 0.1) + np.eye(k)) for k in sizes])
     n = blocks.shape[0]
     side = sparse.csr_array(np.full((n, border), 0.01))
     return sparse.block_array([[blocks, side], [side.T, sparse.csr_array(np.eye(border) * (n + 1.0))]]).tocsr()
@@ -119,28 +124,68 @@ def fitted(features, seconds):
     return found, np.exp(np.abs(np.log(features @ found / seconds)).max())
 
 
+def said(names, costs):
+    for name, cost in zip(names, costs, strict=True):
+        print(f"{name} = {cost:.2g}  # in use: {getattr(prices, name):.2g}", flush=True)
+
+
 def linear_algebra():
-    of_blocks, of_fronts, rows = [], [], []
+    """Steps with blocks beside a border, with fronts, and dense ones."""
+    of_blocks, of_fronts = [], []
     for name, make in PATTERNS.items():
         hessian = Known(make())
         arrow, filled = find_structure(hessian.pattern), FilledStructure.of(hessian.pattern)
-        seconds = [of_step(filled, hessian), np.nan]
-        of_fronts.append(([filled.fronts.n_products, filled.fronts.n_fronts, filled.fronts.n_stacks], seconds[0]))
-        if arrow.n_lower(arrow.n_dim) < 3_000_000:
-            seconds[1] = of_step(arrow, hessian)
-            of_blocks.append((prices.parts_of_blocks(arrow.sizes, arrow.n_border), seconds[1]))
-        rows.append((name, *seconds, *of_fronts[-1][0], *prices.parts_of_blocks(arrow.sizes, arrow.n_border)))
-        print(name, *(f"{x:.3g}" for x in rows[-1][1:]), flush=True)
+        seconds = of_step(filled, hessian)
+        parts = [filled.fronts.n_products, filled.fronts.n_fronts, filled.fronts.n_stacks]
+        of_fronts.append((parts, seconds))
+        text = f"# {name}: fronts {1e3 * seconds:.2f} ms (estimated {1e3 * step_seconds(filled):.2f})"
+        if arrow.n_lower(arrow.n_dim) < MOST_ENTRIES:
+            seconds = of_step(arrow, hessian)
+            of_blocks.append((prices.parts_of_blocks(arrow.sizes, arrow.n_border), seconds))
+            text += f", blocks {1e3 * seconds:.2f} ms ({1e3 * step_seconds(arrow):.2f})"
+        print(text, flush=True)
     for names, found in (
-        (("PER_PRODUCT", "PER_ENTRY", "PER_STACK"), of_fronts), (("PER_PRODUCT", "PER_ENTRY", "PER_SIZE"), of_blocks)
+        (("PER_PRODUCT", "PER_ENTRY", "PER_STACK"), of_fronts),
+        (("PER_PRODUCT", "PER_ENTRY_OF_BLOCKS", "PER_SIZE"), of_blocks),
     ):
         costs, ratio = fitted(*map(list, zip(*found, strict=True)))
-        for n, c in zip(names, costs): print(n, f"{c:.2g}", end=" ")
-        print(f"within a factor of {ratio:.2f}")
-    for n in (100, 300, 1000):
-        t = of_dense_step(n)
-        print("dense", n, t, t / n**3)
+        said(names, costs)
+        print(f"# within a factor of {ratio:.2f}")
+    said(["PER_DENSE"], [of_dense_step(1_000) / 1e9])
+
+
+# --- evaluations ------------------------------------------------------------------------------------------------------
+
+
+def glmm(n_rows, n_groups=50):
+    rng = np.random.default_rng(1)
+    group, x = rng.integers(n_groups, size=n_rows), rng.normal(size=n_rows)
+    with pm.Model() as model:
+        b, s = pm.Normal("b", 0, 2, shape=2), pm.HalfNormal("s", 1)
+        z = pm.Normal("z", 0, 1, shape=n_groups)
+        pm.Bernoulli("y", logit_p=b[0] + b[1] * x + s * z[group], observed=rng.integers(2, size=n_rows))
+    return model
+
+
+def evaluations():
+    """Expectations over rows and values of log p, by numbers of rows; what they are of a gradient's price."""
+    expectations, values, of_gradient = [], [], []
+    for n_rows in (300, 3_000, 30_000):
+        density = LogDensity(glmm(n_rows))
+        n = density.n_dim
+        q = FullState(np.zeros(n), 0.3 * np.eye(n))
+        rules = density.expected(q).rules
+        theta = q.draws(np.random.default_rng(1).standard_normal((64, n)))
+        expectations.append(least(lambda d=density, r=rules: d.expected(q, r)))
+        values.append(least(lambda d=density, t=theta: d.logp(t)) / len(theta))
+        of_gradient.append(expectations[-1] / density.gradient_seconds)
+        print(f"# {n_rows:,} rows: expectation {1e3 * expectations[-1]:.2f} ms, log p {1e3 * values[-1]:.3f} ms")
+    said(
+        ["PER_ROW", "PER_ROW_OF_VALUE", "OF_EXPECTATION"],
+        [expectations[-1] / 30_000, values[-1] / 30_000, np.median(of_gradient)],
+    )
 
 
 if __name__ == "__main__":
     linear_algebra()
+    evaluations()
