@@ -5,6 +5,7 @@ use. Processor seconds, the least of some repetitions; constants are fitted to r
 reads a clock: estimates are the same on any machine, and these constants are how they come to be seconds.
 """
 
+import functools
 import time
 
 import numpy as np
@@ -176,8 +177,8 @@ def evaluations():
         q = FullState(np.zeros(n), 0.3 * np.eye(n))
         rules = density.expected(q).rules
         theta = q.draws(np.random.default_rng(1).standard_normal((64, n)))
-        expectations.append(least(lambda d=density, r=rules: d.expected(q, r)))
-        values.append(least(lambda d=density, t=theta: d.logp(t)) / len(theta))
+        expectations.append(least(functools.partial(density.expected, q, rules)))
+        values.append(least(functools.partial(density.logp, theta)) / len(theta))
         of_gradient.append(expectations[-1] / density.gradient_seconds)
         print(f"# {n_rows:,} rows: expectation {1e3 * expectations[-1]:.2f} ms, log p {1e3 * values[-1]:.3f} ms")
     said(
