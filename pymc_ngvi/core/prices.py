@@ -26,7 +26,9 @@ PER_COLUMN = 1.5e-4
 #: gradient in regressions on many rows, which are products of matrices, to .4 elsewhere.
 OF_VALUE, OF_EXPECTATION, HESSIAN, PER_PRODUCT_OF_HESSIAN = 0.4, 15.0, 3.0, 0.3
 #: Gradients and Hessians of a fit that is yet to come, by draws; its expectations, by rows.
-N_GRADIENTS, N_HESSIANS, N_EXPECTATIONS = 1_600, 1_200, 60
+N_GRADIENTS, N_HESSIANS, N_EXPECTATIONS = 1_600, 1_200, 30
+#: Seconds of such a fit by rows beside its expectations: choosing a start, steps, a look for other modes.
+OF_FIT = 0.2
 
 
 class Evaluated(Protocol):
@@ -89,7 +91,7 @@ def fit_seconds(density: Evaluated, n_gradients: int, n_hessians: int, estimator
 def expected_fit_seconds(density: Evaluated, *, by_rows: bool = False) -> float:
     """Return the seconds of a fit that is yet to come: by rows, or by draws with a dense Hessian."""
     if by_rows:
-        return fit_seconds(density, N_EXPECTATIONS, N_EXPECTATIONS, "quadrature")
+        return OF_FIT + fit_seconds(density, N_EXPECTATIONS, N_EXPECTATIONS, "quadrature")
     n_gradients = N_GRADIENTS + max(HESSIAN, PER_PRODUCT_OF_HESSIAN * density.n_dim) * N_HESSIANS
     return n_gradients * density.gradient_seconds
 

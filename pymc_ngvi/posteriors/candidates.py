@@ -129,7 +129,7 @@ def plan_without_gaussian(options: FitOptions, density: ModelDensity) -> Plan | 
     gaussian = Candidate("gaussian", Outcome.ON_REQUEST, of_fit)
     nested = Candidate("nested", seconds=nested_seconds(given), chance=expected_worth(given))
     if by_rows or exact is not None:
-        follows = nested.expected_seconds if exact is None else exact.expected_seconds
+        follows = min(c.expected_seconds for c in (nested, exact) if c is not None)
         if nested.expected_seconds > _CLEARLY * (of_fit + follows):
             return None
     if nested.seconds > (most := _affordable(options, of_fit)):

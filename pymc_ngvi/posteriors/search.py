@@ -186,7 +186,7 @@ class _Search:
         candidate = exact_candidate(forest, work)
 
         def run(may_take: Callable[[float], bool]) -> ExactState:
-            return _exact(given, forest, candidate.seconds, lambda n_values: may_take(n_values * work.each))
+            return _exact(given, forest, self._table["exact"].seconds, lambda n_values: may_take(n_values * work.each))
 
         return _Offer(candidate, given.budget.left(is_plain=not forest.n_local), run)
 
