@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.prices import in_words
 from pymc_ngvi.density import ModelDensity
-from pymc_ngvi.density.hyperparameters import is_quadratic
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.record import FitRecord
@@ -37,7 +36,7 @@ _CLEARLY = 0.8
 def expected_worth(of: Forest | RowsGiven) -> float:
     """Return the chance that a posterior turns out to be exact: of trees, or of rows given hyperparameters."""
     if isinstance(of, RowsGiven):
-        return 1.0 if all(is_quadratic(rows) for rows in of.rows.functions) else _NOT_GAUSSIAN
+        return 1.0 if of.is_quadratic else _NOT_GAUSSIAN
     return _WITH_MANY_GLOBALS if of.n_globals > MANY_GLOBALS else 1.0
 
 
