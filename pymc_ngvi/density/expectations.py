@@ -229,6 +229,12 @@ class Expectations:
         self._scatter = Scatter([rows.index for rows in self._rows], len(self.terms.slope))
 
     @property
+    def tolerance(self) -> float:
+        """Nats that quadrature may be off by in each row."""
+        tolerance = max(_TOLERANCE, _PER_DIM * self.linear_map.n_dim) / max(self.n_rows, self.n_rows_in_all, 1)
+        return max(tolerance, _LEAST)
+
+    @property
     def constant(self) -> float:
         """What is constant in log p."""
         return self._constant
@@ -304,9 +310,8 @@ class Expectations:
         linear, fixed = self.linear_map, self._constant + float(self.terms.slope @ seen.mean)
         kinds = self._taken(seen, rules)
         if (rules is None or adapt) and not fixed + sum(kind.value for kind in kinds) < least:
-            tolerance = max(_TOLERANCE, _PER_DIM * linear.n_dim) / max(self.n_rows, self.n_rows_in_all, 1)
             for kind in kinds:
-                kind.choose(max(tolerance, _LEAST))
+                kind.choose(self.tolerance)
         grad, matrix = self._scatter(*zip(*[kind.derivatives() for kind in kinds], strict=True))
         slope = linear.transposed_times((self.terms.slope + grad)[None])[0]
         return Expectation(

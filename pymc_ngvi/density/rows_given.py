@@ -22,6 +22,7 @@ from pymc_ngvi.core.types import Array, Expectation, RowRules, Spread
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.pieces import Pieces, local_input
+from pymc_ngvi.density.rows_over import RowsOver
 from pymc_ngvi.density.sparse_hessian import is_dense
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
@@ -90,6 +91,7 @@ class RowsGiven(OfAllData):
                 raise NotRows(Reason.NO_PREDICTORS, str(error)) from None
             if self.rows.terms.rest:
                 raise NotRows(Reason.NOT_ALL_ROWS, self.rows.terms.why[0])
+            self._reading, self._parts, self._theta, self._compile = reading, parts, theta, compile_
             points, [values] = graph.over_draws([pt.add(pt.constant(0.0), *parts)], theta)
             self._logp = functions.compile_for_rows([points], values)
         self._apart = np.random.default_rng(1).standard_normal((1, self.n_dim))
@@ -125,6 +127,20 @@ class RowsGiven(OfAllData):
             if self.rows.anchor(points, logp):
                 return True
         return False
+
+    @functools.cached_property
+    def over(self) -> RowsOver | None:
+        """The same at many values of what is given; None where that takes one after the other."""
+        if self.rows.joint is not None:
+            return None
+        points = np.concatenate([self._start[None], self._start + _DISTANCES[0] * self._apart])
+        try:
+            return RowsOver(
+                self._reading, self._given, self._parts, self._theta, self.rows.engine, self._compile, points,
+                self.rows.tolerance,
+            )  # fmt: skip
+        except (NotApart, NotImplementedError):
+            return None
 
     def logp(self, theta: Array) -> Array:
         """Return log p, (n_points,), at points (n_points, n_dim)."""
