@@ -103,7 +103,7 @@ class LatentMarginal:
 
     def __init__(self, given: RowsGiven, seed: int) -> None:
         self._given, self.fits = given, ConditionalFits(given)
-        most = min(_MOST_NUMBERS // max(given.n_dim, 1), _MOST_VALUES // max(given.rows.n_rows, 1))
+        most = min(_MOST_NUMBERS // max(given.n_dim, 1), _MOST_VALUES // max(given.rows.n_evaluations, 1))
         n = max(_FEWEST, min(_N_DRAWS, most))
         half = np.random.default_rng(seed).standard_normal((n // 2, given.n_dim))
         self._base = np.concatenate([half, -half])
@@ -184,7 +184,9 @@ class LatentMarginal:
         q = conditional.q
         base, log_mixed = defence.moved(self._given, conditional, base, rng)
         latents, log_ratio = self._weighed(conditional, base)
-        return Drawn(conditional.elbo, q.mean(), q.sd(), latents, log_ratio - log_mixed, log_mixed)
+        mean, sd = self._given.moments_inside(q)
+        drawn = self._given.drawn_inside(latents, rng)
+        return Drawn(conditional.elbo, mean, sd, drawn, log_ratio - log_mixed, log_mixed)
 
     def _weighed(self, conditional: LatentGaussian, base: Array) -> tuple[Array, Array]:
         """Return draws of a fit, and log p - log q there; -inf where that is no number."""
