@@ -25,9 +25,10 @@ from pymc_ngvi.rows.expectation import Compiled, evaluated
 _REACH, _FIRST = 7.2, 1.2
 #: Change of the logarithm of an integral that is no reason for finer nodes: what is left is about its square. Times
 #: that the rule may be made finer, and over how many widths those of the two sides pass into one another.
-_CHANGE, _FINEST, _BEND = 1e-5, 7, 2.0
-#: Least fall at the ends, in nats: where there is less, nodes are not where they are to be.
-_LEAST_FALL = 15.0
+_CHANGE, _FINEST, _BEND = 1e-5, 5, 2.0
+#: Falls of the integrand, in nats, at the ends, and at the first nodes beside the middle: where these are others, nodes
+#: are not where they are to be.
+_END_FALLS, _FIRST_FALLS = (15.0, 40.0), (0.05, 2.0)
 #: Points of a row at which its mode is looked for: in between, it is interpolated. Steps there, and part of a width by
 #: which they may end beside it; steps to the widths.
 _KNOTS, _CLIMBS, _NEAR, _WIDTHS = 7, 40, 0.1, 4
@@ -53,6 +54,14 @@ class _Place:
         """Return z, and dz / du."""
         root = np.sqrt(u * u + _BEND**2)
         return self.centre + self.scale * u + self.bend * (root - _BEND), self.scale + self.bend * (u / root)
+
+    def at_all(self, u: Array) -> tuple[Array, Array]:
+        """Return the same at nodes, (n,): (n, n_points, n_rows) each."""
+        root, shape = np.sqrt(u * u + _BEND**2), (len(u), *self.centre.shape)
+        terms = np.stack([self.centre, self.scale, self.bend]).reshape(3, -1)
+        z = np.stack([np.ones(len(u)), u, root - _BEND], axis=1) @ terms
+        slope = np.stack([np.ones(len(u)), u / root], axis=1) @ terms[1:]
+        return z.reshape(shape), slope.reshape(shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +95,10 @@ class _Integrand:
             else:
                 moved.append((point + slope * z).reshape(flat))
         n = z.size // z.shape[-1]
-        values: Array = evaluated(self.function, [*moved, *self.data], (n, z.shape[-1])).reshape(z.shape)
-        return values - 0.5 * z * z
+        squares = z * z
+        squares *= -0.5
+        squares += evaluated(self.function, [*moved, *self.data], (n, z.shape[-1])).reshape(z.shape)
+        return squares
 
     def rows(self, at: NDArray[np.intp]) -> "_Integrand":
         """Return the same for some of the rows."""
@@ -188,9 +199,10 @@ def _placed(of: _Integrand, shape: tuple[int, int]) -> _Place:
     if len(of.points) > 1 or shape[0] <= _KNOTS:
         return _found(of, shape)
     place = _between_knots(of, shape)
-    heights = _log_integrand(of, place, np.array([-_REACH, 0.0, _REACH])[:, None, None])
-    falls = heights[1] - np.maximum(heights[0], heights[2]) >= _LEAST_FALL
-    if not (bad := np.flatnonzero(~falls.all(axis=0))).size:
+    heights, _ = _integrand(of, place, np.array([0.0, -_FIRST, _FIRST, -_REACH, _REACH]))
+    first, last = heights[0] - heights[1:3], heights[0] - heights[3:]
+    is_right = (first > _FIRST_FALLS[0]) & (first < _FIRST_FALLS[1]) & (last > _END_FALLS[0]) & (last < _END_FALLS[1])
+    if not (bad := np.flatnonzero(~is_right.all(axis=(0, 1)))).size:
         return place
     exact = _found(of.rows(bad), (shape[0], len(bad)))
     for values, others in ((place.centre, exact.centre), (place.scale, exact.scale), (place.bend, exact.bend)):
@@ -233,64 +245,66 @@ def _found(of: _Integrand, shape: tuple[int, int]) -> _Place:
 def _mode(of: _Integrand, shape: tuple[int, int]) -> tuple[Array, Array]:
     """Go up by Newton steps with differences as derivatives; return the mode, and the width by the curvature there."""
     z, width, radius = np.zeros(shape), np.ones(shape), np.ones(shape)
-    value = of(z)
+    value, rows = of(z), np.arange(shape[1])
     for _ in range(_CLIMBS):
-        apart = _DIFFERENCE * width
-        below, above = of(np.stack([z - apart, z + apart]))
+        some = of if len(rows) == shape[1] else of.rows(rows)
+        at, now, size = z[:, rows], value[:, rows], width[:, rows]
+        apart = _DIFFERENCE * size
+        below, above = some(np.stack([at - apart, at + apart]))
         # With f concave, the curvature is that of the normal density at least.
-        curvature = np.maximum((2.0 * value - below - above) / apart**2, 1.0)
-        step = np.clip((above - below) / (2.0 * apart * curvature), -radius, radius)
+        curvature = np.maximum((2.0 * now - below - above) / apart**2, 1.0)
+        step = np.clip((above - below) / (2.0 * apart * curvature), -radius[:, rows], radius[:, rows])
         step = np.where(np.isfinite(step), step, 0.0)
-        width = np.where(np.isfinite(curvature), 1.0 / np.sqrt(curvature), width)
-        if (np.abs(step) <= _NEAR * width).all():
+        width[:, rows] = size = np.where(np.isfinite(curvature), 1.0 / np.sqrt(curvature), size)
+        left = (np.abs(step) > _NEAR * size).any(axis=0)
+        if not left.any():
             break
-        then = of(z + step)
-        rises = then >= value
-        z, value = np.where(rises, z + step, z), np.where(rises, then, value)
-        radius = np.where(rises, 2.0, 0.25) * np.where(rises, radius, np.abs(step))
+        then = some(at + step)
+        rises = then >= now
+        z[:, rows], value[:, rows] = np.where(rises, at + step, at), np.where(rises, then, now)
+        radius[:, rows] = np.where(rises, 2.0 * radius[:, rows], 0.25 * np.abs(step))
+        rows = rows[left]
     return z, width
 
 
 # --- what is taken there ---
 
 
-def _first_nodes() -> Array:
-    n = round(_REACH / _FIRST)
-    return _FIRST * np.arange(-n, n + 1.0)[:, None, None]
+_FIRST_NODES = _FIRST * np.arange(-round(_REACH / _FIRST), round(_REACH / _FIRST) + 1.0)
 
 
-_FIRST_NODES = _first_nodes()
+def _integrand(of: _Integrand, place: _Place, nodes: Array) -> tuple[Array, Array]:
+    """Return the logarithm of what is integrated over z, and dz / du, at nodes, (n_nodes, n_points, n_rows) each."""
+    z, slope = place.at_all(nodes)
+    return of(z), slope
 
 
-def _log_integrand(of: _Integrand, place: _Place, nodes: Array) -> Array:
-    """Return the logarithm of what is integrated over u at some nodes, (n_nodes, n_points, n_rows)."""
-    z, slope = place.at(nodes)
-    return of(z) + np.log(slope)
+def _sum(heights: Array, slope: Array, top: Array) -> Array:
+    """Return the sum over nodes of what is integrated, over e^top; heights are written over."""
+    heights -= top
+    np.exp(heights, out=heights)
+    return np.einsum("npr,npr->pr", heights, slope)
 
 
 def _log_mean(of: _Integrand, place: _Place) -> list[Array]:
     """Return log E[exp f], each row by nodes that are as close as it takes."""
-    first = _log_integrand(of, place, _FIRST_NODES)
-    middle = _log_integrand(of, place, _between(_FIRST_NODES))
-    top = np.maximum(first.max(axis=0), middle.max(axis=0))
+    heights, slope = _integrand(of, place, _FINE_NODES)
+    top = heights.max(axis=0)
     top = np.where(np.isfinite(top), top, 0.0)
-    coarse = np.exp(first - top).sum(axis=0)
-    total = coarse + np.exp(middle - top).sum(axis=0)
+    coarse = _sum(heights[::2].copy(), slope[::2], top)
+    total = coarse + _sum(heights[1::2], slope[1::2], top)
     spacing, nodes = 0.5 * _FIRST, _FIRST_NODES
-    change = np.abs(np.log(total / (2.0 * coarse)))
-    rows = np.flatnonzero((change > _CHANGE).any(axis=0))
+    rows = np.flatnonzero((np.abs(np.log(total / (2.0 * coarse))) > _CHANGE).any(axis=0))
     result = np.log(total * (spacing / _ROOT_2_PI)) + top
     total, top = total[:, rows], top[:, rows]
     for _ in range(_FINEST):
         if not len(rows):
             break
         nodes = _interleaved(nodes)
-        some = of.rows(rows)
-        own = _Place(place.centre[:, rows], place.scale[:, rows], place.bend[:, rows])
+        some, own = of.rows(rows), _Place(place.centre[:, rows], place.scale[:, rows], place.bend[:, rows])
         coarse, spacing = total, 0.5 * spacing
         for at in _slices(len(nodes) - 1, max(1, _AT_A_TIME // total.size)):
-            between = _between(nodes[at.start : at.stop + 1])
-            total = total + np.exp(_log_integrand(some, own, between) - top).sum(axis=0)
+            total = total + _sum(*_integrand(some, own, _between(nodes[at.start : at.stop + 1])), top)
         result[:, rows] = np.log(total * (spacing / _ROOT_2_PI)) + top
         left = (np.abs(np.log(total / (2.0 * coarse))) > _CHANGE).any(axis=0)
         rows, total, top = rows[left], total[:, left], top[:, left]
@@ -302,7 +316,7 @@ def _between(nodes: Array) -> Array:
 
 
 def _interleaved(nodes: Array) -> Array:
-    result = np.empty((2 * len(nodes) - 1, 1, 1))
+    result = np.empty(2 * len(nodes) - 1)
     result[::2], result[1::2] = nodes, _between(nodes)
     return result
 
@@ -312,21 +326,21 @@ _FINE_NODES = _interleaved(_FIRST_NODES)
 
 def _moments(of: _Integrand, place: _Place) -> list[Array]:
     """Return mean and variance of z."""
-    weights = _log_integrand(of, place, _FINE_NODES)
-    weights = np.exp(weights - weights.max(axis=0))
+    weights, slope = _integrand(of, place, _FINE_NODES)
+    weights = np.exp(weights - weights.max(axis=0)) * slope
     weights /= weights.sum(axis=0)
-    z = place.at(_FINE_NODES)[0]
+    z, _ = place.at_all(_FINE_NODES)
     mean = np.sum(weights * z, axis=0)
     return [mean, np.sum(weights * (z - mean) ** 2, axis=0)]
 
 
 def _drawn(of: _Integrand, place: _Place, rng: np.random.Generator) -> list[Array]:
     """Return a draw of z at each point: of the density that is linear between nodes, by an independence sampler."""
-    density = _log_integrand(of, place, _FINE_NODES)
-    density = np.exp(density - density.max(axis=0))
+    density, slope = _integrand(of, place, _FINE_NODES)
+    density = np.exp(density - density.max(axis=0)) * slope
     areas = density[1:] + density[:-1]
     reached = np.cumsum(areas, axis=0)
-    spacing = float(_FINE_NODES[1, 0, 0] - _FINE_NODES[0, 0, 0])
+    spacing = float(_FINE_NODES[1] - _FINE_NODES[0])
     shape = place.centre.shape
     current, ratio = np.empty(shape), np.full(shape, -np.inf)
     for step in range(1 + _STEPS):
@@ -337,7 +351,7 @@ def _drawn(of: _Integrand, place: _Place, rng: np.random.Generator) -> list[Arra
         within = 1.0 - (np.take_along_axis(reached, at, axis=0)[0] - wanted) / area
         # The distribution function between two nodes is a parabola.
         part = np.clip(within * area / (left + np.sqrt(left**2 + within * (right**2 - left**2))), 0.0, 1.0)
-        u = _FINE_NODES[at[0], 0, 0] + spacing * part
+        u = _FINE_NODES[at[0]] + spacing * part
         z, slope = place.at(u)
         proposed = of(z) + np.log(slope) - np.log(left + part * (right - left))
         accept = np.log(rng.random(shape)) < proposed - ratio if step else np.ones(shape, dtype=bool)

@@ -10,7 +10,7 @@ a function of the first part: centred and non-centred forms come to the same.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.integrated import Integrated
 from pymc_ngvi.rows.linear_map import LinearMap
 from pymc_ngvi.rows.quadratic import are_concave, is_quadratic
+from pymc_ngvi.rows.tabulated import TabulatedRowFunction
 
 type Ints = NDArray[np.intp]
 
@@ -239,10 +240,9 @@ def narrowed(effects: OwnEffects, functions: Sequence[RowFunction], linear: Line
         some = reads.at(reads.index, keep)
         slopes = [np.zeros((1, 1))] * reads.k
         slopes[group.slot] = (slope * prior.sd)[None]
-        integrated = Integrated(some.function, reads.k)
-        made.append(
-            replace(some, function=integrated, data=[*some.data, *slopes], interacts=np.ones((reads.k,) * 2, dtype=bool))
-        )
+        function, data = Integrated(some.function, reads.k), [*some.data, *slopes]
+        kind = TabulatedRowFunction if reads.k == 1 else RowFunction
+        made.append(kind(function, some.index, data, np.ones((reads.k,) * 2, dtype=bool), n_shared=reads.n_shared))
         constant += float(np.sum(prior.log_total - np.log(np.abs(w))))
         priors.append(prior)
         ratios.append(w)
