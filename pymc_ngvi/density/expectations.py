@@ -240,7 +240,7 @@ class Expectations:
     @property
     def n_evaluations(self) -> int:
         """Evaluations of functions of predictors that values of all rows take at a point."""
-        return sum(len(rows.index) * rows.n_evaluations for rows in self._rows)
+        return sum(len(rows.index) * rows.n_in_the_mean for rows in self._rows)
 
     def _sum_up(self, linear: AffineMap) -> None:
         """Find what of the covariance of q rows need, and where in the derivatives theirs belong."""

@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.refusal import Reason
-from pymc_ngvi.core.values import Array
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.own_effects import without_own_effects
 from pymc_ngvi.density.rows_given import NotRows, RowsGiven
@@ -81,4 +80,3 @@ def _beside(given: RowsGiven, variables: list[Variable]) -> Iterator[Variable]:
             for variable in few:
                 if len(alone) and ((alone >= variable.where.start) & (alone < variable.where.stop)).all():
                     yield variable
-

@@ -14,8 +14,9 @@ from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.density.sparse_hessian import is_dense
 from pymc_ngvi.rows.covariances import PairCovariances
+from pymc_ngvi.rows.finding_own import find_own
 from pymc_ngvi.rows.linear_map import AffineMap
-from pymc_ngvi.rows.own_effects import Narrowed, OwnEffects, find_own, narrowed
+from pymc_ngvi.rows.own_effects import Narrowed, OwnEffects, narrowed
 from pymc_ngvi.rows.pattern import pattern_of_rows
 from pymc_ngvi.rows.summed_map import SummedMap
 
@@ -133,7 +134,7 @@ class RowsLeft(RowsGiven):
         return self._joined(theta, self._now.drawn(self.rows.linear_map(theta), rng))
 
     def moments_inside(self, q: GaussianState) -> tuple[Array, Array]:
-        """Return means and standard deviations of all that is not given, (n_inside,) each, by a Gaussian of the rest."""
+        """Return means and sds of all that is not given, (n_inside,) each, by a Gaussian of what is left."""
         linear, (nodes, weights) = self.rows.linear_map, rule(1, (_LEVEL,))
         covariances = PairCovariances(linear.joint, self._now.pairs()).of(linear.covariances(q))
         mean, sd = self._now.moments(linear(q.location[None])[0], covariances, nodes[:, 0], weights[0])

@@ -165,7 +165,7 @@ class RowsGiven(OfAllData):
         return theta
 
     def moments_inside(self, q: GaussianState) -> tuple[Array, Array]:
-        """Return means and standard deviations of all that is not given, (n_inside,) each, by a Gaussian of the rest."""
+        """Return means and sds of all that is not given, (n_inside,) each, by a Gaussian of what is left."""
         return q.mean(), q.sd()
 
     def expected(

@@ -77,6 +77,11 @@ class RowFunction:
         """Evaluations of a log density that one of the function takes."""
         return int(getattr(self.function, "n_evaluations", 1))
 
+    @property
+    def n_in_the_mean(self) -> int:
+        """The same where many values of the same rows are asked for."""
+        return self.n_evaluations
+
     @functools.cached_property
     def blocks(self) -> tuple[int, ...]:
         """How many of the directions each level of a rule is for."""

@@ -32,6 +32,9 @@ _END_FALLS, _FIRST_FALLS = (15.0, 40.0), (0.05, 2.0)
 #: Points of a row at which its mode is looked for: in between, it is interpolated. Steps there, and part of a width by
 #: which they may end beside it; steps to the widths.
 _KNOTS, _CLIMBS, _NEAR, _WIDTHS = 7, 40, 0.1, 4
+#: Steps after which longer ones are tried, as far from a mode those of Newton are short where f is exponential; by what
+#: they are longer.
+_PATIENT, _LONGER = 6, np.array([1.0, 4.0, 16.0])[:, None, None]
 #: Distance over which derivatives are taken, in widths; change of a width at a time; a fall of 0, in nats.
 _DIFFERENCE, _AT_MOST, _NOTHING = 0.05, 3.0, 1e-12
 #: Nodes of all points that are evaluated at a time.
@@ -129,7 +132,9 @@ class Integrated:
     >>> from pymc_ngvi.rows.integrated import Integrated
     >>> normal = Integrated(lambda eta, y: [-0.5 * (y - eta) ** 2], 1)
     >>> eta, y, a = np.array([[0.3]]), np.array([[2.0]]), np.array([[1.5]])
-    >>> float(normal(eta, y, a)[0][0, 0] + 0.5 * (2.0 - 0.3) ** 2 / (1 + 1.5**2) + 0.5 * np.log(1 + 1.5**2)).__abs__() < 1e-10
+    >>> float(
+    ...     normal(eta, y, a)[0][0, 0] + 0.5 * (2.0 - 0.3) ** 2 / (1 + 1.5**2) + 0.5 * np.log(1 + 1.5**2)
+    ... ).__abs__() < 1e-10
     True
     """
 
@@ -246,7 +251,7 @@ def _mode(of: _Integrand, shape: tuple[int, int]) -> tuple[Array, Array]:
     """Go up by Newton steps with differences as derivatives; return the mode, and the width by the curvature there."""
     z, width, radius = np.zeros(shape), np.ones(shape), np.ones(shape)
     value, rows = of(z), np.arange(shape[1])
-    for _ in range(_CLIMBS):
+    for number in range(_CLIMBS):
         some = of if len(rows) == shape[1] else of.rows(rows)
         at, now, size = z[:, rows], value[:, rows], width[:, rows]
         apart = _DIFFERENCE * size
@@ -259,6 +264,9 @@ def _mode(of: _Integrand, shape: tuple[int, int]) -> tuple[Array, Array]:
         left = (np.abs(step) > _NEAR * size).any(axis=0)
         if not left.any():
             break
+        if number >= _PATIENT:
+            longer = np.where(np.isnan(beyond := some(at + step * _LONGER)), -np.inf, beyond).argmax(axis=0)
+            step = step * _LONGER[longer, 0, 0]
         then = some(at + step)
         rises = then >= now
         z[:, rows], value[:, rows] = np.where(rises, at + step, at), np.where(rises, then, now)
@@ -283,7 +291,7 @@ def _sum(heights: Array, slope: Array, top: Array) -> Array:
     """Return the sum over nodes of what is integrated, over e^top; heights are written over."""
     heights -= top
     np.exp(heights, out=heights)
-    return np.einsum("npr,npr->pr", heights, slope)
+    return np.asarray(np.einsum("npr,npr->pr", heights, slope))
 
 
 def _log_mean(of: _Integrand, place: _Place) -> list[Array]:

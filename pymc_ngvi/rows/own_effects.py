@@ -23,15 +23,10 @@ from pymc_ngvi.core.values import Array
 from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.integrated import Integrated
 from pymc_ngvi.rows.linear_map import LinearMap
-from pymc_ngvi.rows.quadratic import are_concave, is_quadratic
 from pymc_ngvi.rows.tabulated import TabulatedRowFunction
 
 type Ints = NDArray[np.intp]
 
-#: Part of the elements of a variable that rows are to read as their own: few do not pay for the further kind of rows.
-_LEAST_PART = 0.5
-#: A line on which rows are looked at, about where their predictors are at the start.
-_LINE = np.linspace(-12.0, 12.0, 49)
 #: Times that a standard deviation is measured anew, by its own steps.
 _REFINED = 3
 
@@ -104,7 +99,7 @@ class OwnEffects:
         sets = sparse.csr_array(whole.sets.tocsr()[whole.index.ravel()], dtype=np.float64)
         n_predictors, n_joint = sets.shape
         for group in self.groups:
-            eta, p = _predictors_of(group, functions)
+            eta, p = predictors_of(group, functions)
             sets = sets + _sparse(np.ones(len(eta)), eta, p, (n_predictors, n_predictors)) @ sets
         keep = np.concatenate([self.kept, np.arange(self.n_dim, n_joint)])
         some = sparse.csr_array(sets[:, keep])
@@ -178,7 +173,7 @@ class Narrowed:
         nodes, weights : ndarray, shapes (n_nodes,), (n_nodes,)
             Of a rule for the standard normal distribution.
         """
-        means, sds, given = [], [], iter(covariances)
+        means, sds, given = list[Array](), list[Array](), iter(covariances)
         for rows, prior, w, p in self._each():
             k, n = rows.k, len(rows.index)
             cov = np.empty((n, k + 1, k + 1))
@@ -227,7 +222,7 @@ def narrowed(effects: OwnEffects, functions: Sequence[RowFunction], linear: Line
     """
     made, priors, ratios, predictors, constant = list[RowFunction](), [], [], [], 0.0
     for group in effects.groups:
-        eta, p = _predictors_of(group, functions)
+        eta, p = predictors_of(group, functions)
         prior = priors_of(functions[group.prior_kind], group.prior_rows)
         w, b = _entries(linear, p, group.coordinates), _entries(linear, eta, group.coordinates)
         if prior is None or not (w != 0.0).all():
@@ -249,7 +244,13 @@ def narrowed(effects: OwnEffects, functions: Sequence[RowFunction], linear: Line
         predictors.append(p)
     keep_columns = np.concatenate([effects.kept, np.arange(effects.n_dim, linear.n_dim)])
     return Narrowed(
-        [*made, *effects.left(functions)], _with_columns(linear, keep_columns), constant, effects, priors, ratios, predictors
+        [*made, *effects.left(functions)],
+        _with_columns(linear, keep_columns),
+        constant,
+        effects,
+        priors,
+        ratios,
+        predictors,
     )
 
 
@@ -272,82 +273,8 @@ def priors_of(rows: RowFunction, at: Ints) -> Priors | None:
     return Priors(mean, sd, top + np.log(sd) + 0.5 * np.log(2.0 * np.pi))
 
 
-def find_own(
-    functions: Sequence[RowFunction], sets: sparse.csr_array, linear_in: NDArray[np.bool_], start: Array
-) -> tuple[OwnEffects | None, str]:
-    """Find effects that rows read as their own; None of there being none, and why.
-
-    Parameters
-    ----------
-    functions : sequence of RowFunction
-    sets : scipy.sparse.csr_array of bool, shape (n_predictors, n_dim)
-        The coordinates that each predictor depends on.
-    linear_in : ndarray of bool, shape (n_predictors,)
-        In which predictors log p has a linear part beside its rows.
-    start : ndarray, shape (n_predictors,)
-        Where the predictors are.
-    """
-    n_dim = sets.shape[1]
-    sets = sparse.csr_array(sets, dtype=np.int64)
-    readers = [_reading(rows, sets) for rows in functions]
-    counts = sum((np.bincount(r.indices, minlength=n_dim) for r in readers), np.zeros(n_dim, dtype=np.int64))
-    linear = np.bincount(sparse.csr_array(sets[np.flatnonzero(linear_in)]).indices, minlength=n_dim) > 0
-    single = (counts == 2) & ~linear  # noqa: PLR2004
-    quadratic = [type(rows) is RowFunction and is_quadratic(rows) for rows in functions]
-    groups, why, taken = list[Own](), "no effect is read by one row alone", np.zeros(n_dim, dtype=bool)
-    used = [np.zeros(len(rows.index), dtype=bool) for rows in functions]
-    order = sorted(range(len(functions)), key=lambda k: -len(functions[k].index))
-    for prior_kind in order:
-        if not quadratic[prior_kind] or functions[prior_kind].k > 1:
-            continue
-        for kind in order:
-            rows = functions[kind]
-            if quadratic[kind] or type(rows) is not RowFunction:
-                continue
-            of_prior = _one_each(readers[prior_kind], single & ~taken)
-            of_rows = _one_each(readers[kind], of_prior >= 0)
-            both = np.flatnonzero(of_rows >= 0)
-            both = both[~used[kind][of_rows[both]] & ~used[prior_kind][of_prior[both]]]
-            both = both[np.argsort(of_rows[both], kind="stable")]
-            if not len(both) or len(both) < _LEAST_PART * len(functions[prior_kind].index):
-                continue
-            slots = [a for a in range(rows.k) if (sets[rows.index[of_rows[both], a], both] != 0).all()]
-            n_read = sum(int((sets[rows.index[of_rows[both], a], both] != 0).sum()) for a in range(rows.k))
-            if len(slots) != 1 or n_read != len(both) or slots[0] < rows.n_shared:
-                why = "rows read their own effect in several ways"
-                continue
-            keep = np.zeros(len(rows.index), dtype=bool)
-            keep[of_rows[both]] = True
-            some = rows.at(rows.index, keep)
-            if not are_concave(some, slots[0], start[some.index], _LINE).all():
-                why = "the log density of a row is not concave in its own effect"
-                continue
-            groups.append(Own(both, kind, of_rows[both], slots[0], prior_kind, of_prior[both]))
-            taken[both] = used[kind][of_rows[both]] = used[prior_kind][of_prior[both]] = True
-    return (OwnEffects(groups, n_dim), "") if groups else (None, why)
-
-
-def _reading(rows: RowFunction, sets: sparse.csr_array) -> sparse.csr_array:
-    """Return which coordinates each row reads, with each once."""
-    total = sparse.csr_array(sets[rows.index[:, 0]], copy=True)
-    for column in rows.index.T[1:]:
-        total = sparse.csr_array(total + sets[column])
-    total.sum_duplicates()
-    return total
-
-
-def _one_each(reader: sparse.csr_array, wanted: NDArray[np.bool_]) -> Ints:
-    """Return the row that reads each coordinate, (n_dim,), where each row has one of those that are wanted; else -1."""
-    result = np.full(reader.shape[1], -1, dtype=np.intp)
-    number = np.repeat(np.arange(reader.shape[0]), np.diff(reader.indptr))
-    here = wanted[reader.indices]
-    rows, columns = number[here], reader.indices[here]
-    _, first = np.unique(rows, return_index=True)
-    result[columns[first]] = rows[first]
-    return result
-
-
-def _predictors_of(group: Own, functions: Sequence[RowFunction]) -> tuple[Ints, Ints]:
+def predictors_of(group: Own, functions: Sequence[RowFunction]) -> tuple[Ints, Ints]:
+    """Return the predictors that read effects, and those of their priors, (n,) each."""
     return functions[group.kind].index[group.rows, group.slot], functions[group.prior_kind].index[group.prior_rows, 0]
 
 

@@ -16,6 +16,8 @@ _HALF, _WITHIN, _NARROWER = 6.0, 4.5, 0.2
 _DEGREES, _ERROR, _ROUNDING = (12, 24, 48), 1e-9, 1e-13
 #: Coefficients, the last ones, that tell of the error.
 _LAST = 3
+#: Values, about, that are asked for at each at which a polynomial is fitted.
+_TIMES = 4
 #: Smallest interval.
 _LEAST = 1e-6
 
@@ -38,6 +40,11 @@ class TabulatedRowFunction(RowFunction):
         n = len(self.index)
         self._coefficients, self._degree = np.zeros((_DEGREES[-1] + 1, n)), np.zeros(n, dtype=np.int16)
         self._middle, self._half = np.zeros(n), np.full(n, -1.0)
+
+    @property
+    def n_in_the_mean(self) -> int:
+        """Evaluations of a log density, about, that each of many values takes."""
+        return max(1, self.n_evaluations // _TIMES)
 
     def whitened(self, mean: Array, root: Array, codes: Levels, rows: Index) -> Array:
         """Return expectations; see `RowFunction`."""
