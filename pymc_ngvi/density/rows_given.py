@@ -28,6 +28,7 @@ from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.reading.reading import Reading
 from pymc_ngvi.rows.pattern import pattern_of_rows
+from pymc_ngvi.rows.quadratic import is_quadratic
 
 #: How far from the start values are given first: at special ones, such as a correlation of 0, entries are missing.
 _AROUND = 0.1
@@ -144,6 +145,11 @@ class RowsGiven(OfAllData):
             )  # fmt: skip
         except (NotApart, NotImplementedError):
             return None
+
+    @functools.cached_property
+    def is_quadratic(self) -> bool:
+        """Whether log p is quadratic in what is left, and so a Gaussian, whatever is given."""
+        return not self.rows.leaves_out_conditions and all(is_quadratic(rows) for rows in self.rows.functions)
 
     def logp(self, theta: Array) -> Array:
         """Return log p, (n_points,), at points (n_points, n_dim)."""

@@ -157,6 +157,13 @@ class ManyFits:
     seen: ManySeen
     rules: ManyRules
 
+    def some(self, which: Which) -> "ManyFits":
+        """Return some of them."""
+        factors = self.factors.of.factored(self.precision[which])[0]
+        assert factors is not None
+        parts = (getattr(self, name)[which] for name in ("elbo", "seen", "rules"))
+        return ManyFits(self.which[which], self.rows[which], self.mean[which], self.precision[which], factors, *parts)
+
     def draws(self, base: Array) -> Array:
         """Return draws, (n, n_dim, m), of standard normals of that shape."""
         return self.mean[:, :, None] + self.factors.solve(base, transposed=True)

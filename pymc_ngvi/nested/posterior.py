@@ -81,7 +81,7 @@ def _state(
         variance=pairs.variance,
         n_globals=len(given.outside),
         n_local=len(given.inside),
-        n_fits=marginal.fits.n_fits,
+        n_fits=marginal.n_fits,
         moved=explored.moved,
         lost=explored.lost,
         error=0.0 if pairs.is_joint else marginal.doubt(),

@@ -85,6 +85,17 @@ class ManyMaps:
         return result
 
 
+    def transposed_rows(self, index: NDArray[np.intp]) -> Array:
+        """Return some rows of X_k as columns, (n, n_dim, n_rows)."""
+        n, sparsity = len(self), self.sparsity
+        result = np.zeros((n, sparsity.n_dim, len(index)))
+        result[:, self.columns] = np.swapaxes(self.dense[:, index], 1, 2)
+        for at, row in enumerate(index):
+            here = slice(sparsity.starts[row], sparsity.starts[row + 1])
+            result[:, sparsity.indices[here], at] = self.data[:, here]
+        return result
+
+
 @dataclass(frozen=True, eq=False)
 class Sparsity:
     """Where a sparse matrix has entries, row by row.

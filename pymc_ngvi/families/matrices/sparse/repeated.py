@@ -71,8 +71,9 @@ class RepeatedFronts:
         n, size = self.n, (k + m) ** 2
         own, beside = (self._moved(places) for places in (stack.own, stack.beside))
         filled = self._apart(stack.filled, number * size).ravel()
-        to = self._of_fronts(stack.to).reshape(n * number, -1)
-        return FrontStack(own, beside, n * stack.at, n * stack.panels, filled, stack.lower, to)
+        to = self._of_fronts(stack.to).reshape(n * len(stack.to), -1)
+        begin = n * stack.at, n * stack.panels
+        return FrontStack(own, beside, *begin, filled, stack.lower, to, stack.n_alike, stack.is_leaf)
 
     def _moved(self, places: Ints) -> Ints:
         """Return places in all blocks, of the last one past the end where they are past that of one."""
