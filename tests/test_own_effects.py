@@ -312,7 +312,7 @@ def test_a_nested_posterior_is_that_of_a_grid():
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)
     grid_b, grid_s = np.meshgrid(np.linspace(-1.0, 2.0, 121), np.linspace(0.01, 2.5, 120), indexing="ij")
     eta = grid_b[..., None] + grid_s[..., None] * nodes
-    density, of_z = -grid_b**2 / 8.0 - 0.5 * grid_s**2, []
+    density, of_z = -(grid_b**2) / 8.0 - 0.5 * grid_s**2, []
     for one in y:
         heights = one * eta - np.exp(eta)
         inner = np.exp(heights - heights.max(axis=-1, keepdims=True)) * weights

@@ -35,8 +35,9 @@ _KNOTS, _CLIMBS, _NEAR, _WIDTHS = 7, 40, 0.1, 4
 #: Steps after which longer ones are tried, as far from a mode those of Newton are short where f is exponential; by what
 #: they are longer.
 _PATIENT, _LONGER = 6, np.array([1.0, 4.0, 16.0])[:, None, None]
-#: Distance over which derivatives are taken, in widths; change of a width at a time; a fall of 0, in nats.
-_DIFFERENCE, _AT_MOST, _NOTHING = 0.05, 3.0, 1e-12
+#: Distance over which derivatives are taken, in widths, and at least, relative; change of a width at a time; a fall of
+#: 0, in nats.
+_DIFFERENCE, _SMALLEST, _AT_MOST, _NOTHING = 0.05, 1e-6, 3.0, 1e-12
 #: Nodes of all points that are evaluated at a time.
 _AT_A_TIME = 2**16
 #: Steps of the sampler. Its proposals are off by some 4 % where they are off most, and so is a draw after no step; each
@@ -254,7 +255,7 @@ def _mode(of: _Integrand, shape: tuple[int, int]) -> tuple[Array, Array]:
     for number in range(_CLIMBS):
         some = of if len(rows) == shape[1] else of.rows(rows)
         at, now, size = z[:, rows], value[:, rows], width[:, rows]
-        apart = _DIFFERENCE * size
+        apart = np.maximum(_DIFFERENCE * size, _SMALLEST * (1.0 + np.abs(at)))
         below, above = some(np.stack([at - apart, at + apart]))
         # With f concave, the curvature is that of the normal density at least.
         curvature = np.maximum((2.0 * now - below - above) / apart**2, 1.0)
