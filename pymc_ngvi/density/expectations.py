@@ -221,6 +221,27 @@ class Expectations:
         other._sum_up(linear)
         return other
 
+    def of_rows(self, functions: list[RowFunction], linear: AffineMap, constant: float) -> "Expectations":
+        """Return the sum of other rows of as many predictors, these being affine in other coordinates.
+
+        Parameters
+        ----------
+        functions : list of RowFunction
+        linear : AffineMap
+            To the predictors.
+        constant : float
+            To be added.
+        """
+        other = copy.copy(self)
+        other._rows, other._other, other._constant = functions, linear, self._constant + constant
+        other._sum_up(linear)
+        return other
+
+    @property
+    def n_evaluations(self) -> int:
+        """Evaluations of functions of predictors that values of all rows take at a point."""
+        return sum(len(rows.index) * rows.n_in_the_mean for rows in self._rows)
+
     def _sum_up(self, linear: AffineMap) -> None:
         """Find what of the covariance of q rows need, and where in the derivatives theirs belong."""
         pairs = [rows.index[:, [a, b]] for rows in self._rows for a in range(rows.k) for b in range(a + 1)]

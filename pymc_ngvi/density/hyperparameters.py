@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.density.logdensity import LogDensity
+from pymc_ngvi.density.own_effects import without_own_effects
 from pymc_ngvi.density.rows_given import NotRows, RowsGiven
 from pymc_ngvi.graphs.layout import Variable
 from pymc_ngvi.rows.quadratic import is_quadratic
@@ -56,7 +57,7 @@ def _found(density: LogDensity) -> RowsGiven:
         others = [v for v in density.layout.variables if v not in outside]
         more = next(_beside(given, others), None)
         if more is None:
-            return given
+            return without_own_effects(given)
         outside.append(more)
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.refusal import NotApart, Reason, Refused
 from pymc_ngvi.core.target import OfAllData
-from pymc_ngvi.core.types import Array, Expectation, RowRules, Spread
+from pymc_ngvi.core.types import Array, Expectation, GaussianState, RowRules, Spread
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.pieces import Pieces, local_input
@@ -55,8 +55,10 @@ class RowsGiven(OfAllData):
 
     Attributes
     ----------
-    inside : ndarray of int, shape (n_dim,)
+    inside : ndarray of int, shape (n_inside,)
         All others.
+    kept : ndarray of int, shape (n_dim,)
+        Which of these are left: all of them, unless effects are integrated out; see `own_effects`.
     rows : Expectations
     n_gradients, n_hessians : int
         Expectations so far.
@@ -73,6 +75,7 @@ class RowsGiven(OfAllData):
         self.outside = outside
         self.n_gradients = self.n_hessians = 0
         self.inside = np.setdiff1d(np.arange(density.n_dim), outside)
+        self.kept = np.arange(len(self.inside))
         start = density.initial_point()
         self._start = start[self.inside]
         first = start[outside] + _AROUND * np.random.default_rng(0).standard_normal(len(outside))
@@ -162,6 +165,14 @@ class RowsGiven(OfAllData):
             result[row] = self.logp(point[None, self.inside])[0]
         self._given.set_value(given)
         return result
+
+    def drawn_inside(self, theta: Array, rng: np.random.Generator) -> Array:
+        """Return draws of all that is not given, (n, n_inside), given those that are left, (n, n_dim): the same."""
+        return theta
+
+    def moments_inside(self, q: GaussianState) -> tuple[Array, Array]:
+        """Return means and sds of all that is not given, (n_inside,) each, by a Gaussian of what is left."""
+        return q.mean(), q.sd()
 
     def expected(
         self, q: Spread, rules: RowRules | None = None, *, adapt: bool = False, least: float = -np.inf

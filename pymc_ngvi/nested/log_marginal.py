@@ -46,7 +46,7 @@ class LatentMarginal:
     def __init__(self, given: RowsGiven, seed: int) -> None:
         self._given, self.fits = given, ConditionalFits(given)
         self._many = ManyConditionals.of(given)
-        most = min(_MOST_NUMBERS // max(given.n_dim, 1), _MOST_VALUES // max(given.rows.n_rows, 1))
+        most = min(_MOST_NUMBERS // max(given.n_dim, 1), _MOST_VALUES // max(given.rows.n_evaluations, 1))
         n = max(FEWEST, min(_N_DRAWS, most))
         half = np.random.default_rng(seed).standard_normal((n // 2, given.n_dim))
         few = FEWEST // 2
@@ -148,7 +148,9 @@ class LatentMarginal:
         for number, point in enumerate(g):
             if result[number] is None:
                 begin = starts.at(point)
-                result[number] = self._drawn(point, *begin, base[number], defence, picked[number], not is_deep[number])
+                result[number] = self._drawn(
+                    point, *begin, base[number], defence, picked[number], rng, not is_deep[number]
+                )
         return result
 
     def _drawn(
@@ -159,6 +161,7 @@ class LatentMarginal:
         base: Array,
         defence: Defence,
         picked: NDArray[np.intp],
+        rng: np.random.Generator,
         thorough: bool,
     ) -> Drawn | None:
         conditional = self.fits.fit(g, starts, rules, left=LEFT, thorough=thorough)
@@ -167,7 +170,9 @@ class LatentMarginal:
         q = conditional.q
         base, log_mixed = defence.moved(self._given, conditional, base, picked)
         latents, log_ratio = self._weighed(conditional, base)
-        return Drawn(conditional.elbo, q.mean(), q.sd(), latents, log_ratio - log_mixed, log_mixed)
+        mean, sd = self._given.moments_inside(q)
+        drawn = self._given.drawn_inside(latents, rng)
+        return Drawn(conditional.elbo, mean, sd, drawn, log_ratio - log_mixed, log_mixed)
 
     def _weighed(self, conditional: LatentGaussian, base: Array) -> tuple[Array, Array]:
         """Return draws of a fit, and log p - log q there; -inf where that is no number."""

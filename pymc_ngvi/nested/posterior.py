@@ -80,7 +80,7 @@ def _state(
         pair_size=pairs.effective_size,
         variance=pairs.variance,
         n_globals=len(given.outside),
-        n_local=given.n_dim,
+        n_local=len(given.inside),
         n_fits=marginal.n_fits,
         moved=explored.moved,
         lost=explored.lost,

@@ -29,7 +29,7 @@ def n_values_of(given: RowsGiven) -> int:
 
 
 def _of_fit(given: RowsGiven, n_expectations: float) -> float:
-    return _PER_FIT + n_expectations * (prices.PER_ROW * given.rows.n_rows + _of_algebra(given))
+    return _PER_FIT + n_expectations * (prices.PER_ROW * given.rows.n_evaluations + _of_algebra(given))
 
 
 def _of_algebra(given: RowsGiven) -> float:
