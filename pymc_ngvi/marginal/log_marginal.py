@@ -200,17 +200,15 @@ class LogMarginal:
         log_marginal, lost = np.zeros(n), np.zeros(n, dtype=bool)
         found, skew = Centres.empty(n, self.forest), np.empty((n_local, n)).T
         plan = self.terms.plan(self.forest, n, len(rule.nodes))
-        for start in range(0, n, plan.size):
-            rows = slice(start, start + plan.size)
-            n_corrected = np.zeros(len(g[rows]), dtype=np.intp)
-            for part in plan.parts:
-                one = confirmed(part, rule, g[rows], centres[rows], self._wider)
-                log_marginal[rows] += one.log_marginal
-                found.put(rows, part.places, one.centres)
-                skew[rows, part.places] = one.skew
-                lost[rows] |= one.lost
-                n_corrected = np.maximum(n_corrected, one.n_corrected)
-            self.n_corrected += int(n_corrected.sum())
+        n_corrected = np.zeros(n, dtype=np.intp)
+        for part in plan.parts:
+            one = confirmed(part, rule, g, centres, self._wider, plan.size)
+            log_marginal += one.log_marginal
+            found.put(slice(None), part.places, one.centres)
+            skew[:, part.places] = one.skew
+            lost |= one.lost
+            n_corrected = np.maximum(n_corrected, one.n_corrected)
+        self.n_corrected += int(n_corrected.sum())
         bad = ~np.isfinite(log_marginal)
         return Referred(g, np.where(bad, -np.inf, log_marginal), found, skew, lost | bad)
 
