@@ -14,7 +14,8 @@ from scipy.special import gammaln, polygamma
 from pymc_ngvi.marginal.centres import Centres, corrected_centres
 from pymc_ngvi.marginal.conditional_gaussian import linear_centres
 from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.log_marginal import LogMarginal, Referred, joined_points
+from pymc_ngvi.marginal.log_marginal import LogMarginal
+from pymc_ngvi.marginal.referred import Referred, joined_points
 from pymc_ngvi.marginal.nodes import LADDER, PathRule, first_rule, ladder, references
 from pymc_ngvi.marginal.quadrature import blocks_off_centre, integrate
 from pymc_ngvi.marginal.regression import Whitening

@@ -9,7 +9,7 @@ from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.adaptation import Adaptation
 from pymc_ngvi.marginal.adaptation import Hopeless as Hopeless
-from pymc_ngvi.marginal.log_marginal import TOLERANCE, LogMarginal, Referred, joined_points
+from pymc_ngvi.marginal.log_marginal import TOLERANCE, LogMarginal
 from pymc_ngvi.marginal.proposals import (
     OF_DEFENCE,
     Base,
@@ -18,6 +18,7 @@ from pymc_ngvi.marginal.proposals import (
     first_proposal,
     tempered,
 )
+from pymc_ngvi.marginal.referred import Referred, joined_points
 from pymc_ngvi.marginal.regression import Whitening, covering, n_polynomial
 from pymc_ngvi.marginal.sampling import (
     Plain,
