@@ -18,7 +18,7 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.confirmed import confirmed
 from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.nodes import PathRule, first_rule, ladder, references, wide_rule
+from pymc_ngvi.marginal.nodes import PathRule, bases, first_rule, ladder, references, wide_rule
 from pymc_ngvi.marginal.parts import TermsOfBlocks
 from pymc_ngvi.marginal.quadrature import by_rule, integrate
 from pymc_ngvi.marginal.referred import Referred, Remembered, joined_points
@@ -312,8 +312,7 @@ class LogMarginal:
         weights = np.where(usable, weights, 0.0)
         weights = weights / weights.sum()
         centres = self.predicted(points.g)
-        smaller = [PathRule(1, self.forest.n_levels), *ladder(self.forest.n_levels)]
-        for rule in smaller:
+        for rule in bases(self.forest.n_levels):
             if rule.n_nodes < least or rule.n_nodes >= self.rule.n_nodes:
                 continue
             cheap = integrate(self.terms, self.forest, rule, points.g, centres, moments=False).log_marginal
@@ -371,3 +370,10 @@ class LogMarginal:
         if rule.n_nodes > 1:
             off |= ~np.isfinite(log_marginal)
         return log_marginal + polynomial, off
+
+    def is_right_at(self, points: Referred, tolerance: float) -> bool:
+        """Tell whether the base rule is as near to the reference, in root mean square, at points that it was told of."""
+        if self.base is None:
+            return False
+        apart = points.log_marginal - self.by_base(points.g)[0]
+        return bool(np.sqrt(np.mean(apart**2)) < tolerance)

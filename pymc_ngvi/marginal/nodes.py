@@ -92,6 +92,16 @@ def references(n_levels: int) -> list[PathRule]:
     return [rule for rule in ladder(n_levels) if rule.n_nodes > 2]
 
 
+def bases(n_levels: int) -> list[PathRule]:
+    """Return the rules that may do at predicted centres, the smallest first.
+
+    One node knows nothing of how wide a conditional density is; in trees, two in each coordinate do, and are far fewer
+    than three.
+    """
+    few = [1] if n_levels == 1 else [1, 2]
+    return [PathRule(n, n_levels) for n in sorted({*few, *LADDER[n_levels]})]
+
+
 def wide_rule(n_levels: int) -> PathRule:
     """Return the rule for draws that the first one finds off their centres."""
     return PathRule({1: 7, 2: 4, 3: 3, 4: 3}.get(n_levels, 3), n_levels)
