@@ -221,12 +221,39 @@ class Expectations:
         other._sum_up(linear)
         return other
 
+    def of_rows(self, functions: list[RowFunction], linear: AffineMap, constant: float) -> "Expectations":
+        """Return the sum of other rows of as many predictors, these being affine in other coordinates.
+
+        Parameters
+        ----------
+        functions : list of RowFunction
+        linear : AffineMap
+            To the predictors.
+        constant : float
+            To be added.
+        """
+        other = copy.copy(self)
+        other._rows, other._other, other._constant = functions, linear, self._constant + constant
+        other._sum_up(linear)
+        return other
+
+    @property
+    def n_evaluations(self) -> int:
+        """Evaluations of functions of predictors that values of all rows take at a point."""
+        return sum(len(rows.index) * rows.n_in_the_mean for rows in self._rows)
+
     def _sum_up(self, linear: AffineMap) -> None:
         """Find what of the covariance of q rows need, and where in the derivatives theirs belong."""
         pairs = [rows.index[:, [a, b]] for rows in self._rows for a in range(rows.k) for b in range(a + 1)]
         self._covariances = PairCovariances(linear.joint, pairs)
         self._roots = WeakKeyDictionary[Spread, Roots]()
         self._scatter = Scatter([rows.index for rows in self._rows], len(self.terms.slope))
+
+    @property
+    def tolerance(self) -> float:
+        """Nats that quadrature may be off by in each row."""
+        tolerance = max(_TOLERANCE, _PER_DIM * self.linear_map.n_dim) / max(self.n_rows, self.n_rows_in_all, 1)
+        return max(tolerance, _LEAST)
 
     @property
     def constant(self) -> float:
@@ -304,9 +331,8 @@ class Expectations:
         linear, fixed = self.linear_map, self._constant + float(self.terms.slope @ seen.mean)
         kinds = self._taken(seen, rules)
         if (rules is None or adapt) and not fixed + sum(kind.value for kind in kinds) < least:
-            tolerance = max(_TOLERANCE, _PER_DIM * linear.n_dim) / max(self.n_rows, self.n_rows_in_all, 1)
             for kind in kinds:
-                kind.choose(max(tolerance, _LEAST))
+                kind.choose(self.tolerance)
         grad, matrix = self._scatter(*zip(*[kind.derivatives() for kind in kinds], strict=True))
         slope = linear.transposed_times((self.terms.slope + grad)[None])[0]
         return Expectation(

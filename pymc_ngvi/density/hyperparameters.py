@@ -7,17 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.refusal import Reason
-from pymc_ngvi.core.values import Array
 from pymc_ngvi.density.logdensity import LogDensity
+from pymc_ngvi.density.own_effects import without_own_effects
 from pymc_ngvi.density.rows_given import NotRows, RowsGiven
 from pymc_ngvi.graphs.layout import Variable
-from pymc_ngvi.rows.expectation import RowFunction
+from pymc_ngvi.rows.quadratic import is_quadratic
 
 #: Elements of a variable that may be given, and of all of them, at most.
 _MOST_OF_ONE, _MOST = 6, 10
-#: Points on a line at which functions of rows are looked at: a parabola has no third differences.
-_ON_LINE = np.arange(-2.0, 3.0)
-_ROUNDING = 1e-7
 
 
 def latent_rows(density: LogDensity) -> RowsGiven:
@@ -60,7 +57,7 @@ def _found(density: LogDensity) -> RowsGiven:
         others = [v for v in density.layout.variables if v not in outside]
         more = next(_beside(given, others), None)
         if more is None:
-            return given
+            return without_own_effects(given)
         outside.append(more)
 
 
@@ -75,7 +72,7 @@ def _beside(given: RowsGiven, variables: list[Variable]) -> Iterator[Variable]:
     index = given.rows.predictors.dependence.index.ravel()
     few = [v for v in variables if v.size <= _MOST_OF_ONE]
     for rows in given.rows.functions:
-        if rows.n_directions < 2 or _is_quadratic(rows):
+        if rows.n_directions < 2 or is_quadratic(rows):
             continue
         for column in rows.index.T:
             read = sets[np.unique(index[column])]
@@ -83,14 +80,3 @@ def _beside(given: RowsGiven, variables: list[Variable]) -> Iterator[Variable]:
             for variable in few:
                 if len(alone) and ((alone >= variable.where.start) & (alone < variable.where.stop)).all():
                     yield variable
-
-
-def _is_quadratic(rows: RowFunction) -> bool:
-    """Tell whether functions of rows are polynomials of the second degree, at most."""
-    rng = np.random.default_rng(0)
-    shape = rows.index.shape
-    about, along = rng.standard_normal(shape), rng.standard_normal(shape)
-    points = [about[:, a] + _ON_LINE[:, None] * along[:, a] for a in range(shape[1])]
-    with np.errstate(all="ignore"):
-        values: Array = rows.values(points, slice(None))
-    return bool((np.abs(np.diff(values, 3, axis=0)) <= _ROUNDING * (1.0 + np.abs(values).max(axis=0))).all())

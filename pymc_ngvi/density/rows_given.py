@@ -18,15 +18,17 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.refusal import NotApart, Reason, Refused
 from pymc_ngvi.core.target import OfAllData
-from pymc_ngvi.core.types import Array, Expectation, RowRules, Spread
+from pymc_ngvi.core.types import Array, Expectation, GaussianState, RowRules, Spread
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.pieces import Pieces, local_input
+from pymc_ngvi.density.rows_over import RowsOver
 from pymc_ngvi.density.sparse_hessian import is_dense
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.reading.reading import Reading
 from pymc_ngvi.rows.pattern import pattern_of_rows
+from pymc_ngvi.rows.quadratic import is_quadratic
 
 #: How far from the start values are given first: at special ones, such as a correlation of 0, entries are missing.
 _AROUND = 0.1
@@ -53,8 +55,10 @@ class RowsGiven(OfAllData):
 
     Attributes
     ----------
-    inside : ndarray of int, shape (n_dim,)
+    inside : ndarray of int, shape (n_inside,)
         All others.
+    kept : ndarray of int, shape (n_dim,)
+        Which of these are left: all of them, unless effects are integrated out; see `own_effects`.
     rows : Expectations
     n_gradients, n_hessians : int
         Expectations so far.
@@ -71,6 +75,7 @@ class RowsGiven(OfAllData):
         self.outside = outside
         self.n_gradients = self.n_hessians = 0
         self.inside = np.setdiff1d(np.arange(density.n_dim), outside)
+        self.kept = np.arange(len(self.inside))
         start = density.initial_point()
         self._start = start[self.inside]
         first = start[outside] + _AROUND * np.random.default_rng(0).standard_normal(len(outside))
@@ -90,6 +95,7 @@ class RowsGiven(OfAllData):
                 raise NotRows(Reason.NO_PREDICTORS, str(error)) from None
             if self.rows.terms.rest:
                 raise NotRows(Reason.NOT_ALL_ROWS, self.rows.terms.why[0])
+            self._reading, self._parts, self._theta, self._compile = reading, parts, theta, compile_
             points, [values] = graph.over_draws([pt.add(pt.constant(0.0), *parts)], theta)
             self._logp = functions.compile_for_rows([points], values)
         self._apart = np.random.default_rng(1).standard_normal((1, self.n_dim))
@@ -126,6 +132,25 @@ class RowsGiven(OfAllData):
                 return True
         return False
 
+    @functools.cached_property
+    def over(self) -> RowsOver | None:
+        """The same at many values of what is given; None where that takes one after the other."""
+        if self.rows.joint is not None:
+            return None
+        points = np.concatenate([self._start[None], self._start + _DISTANCES[0] * self._apart])
+        try:
+            return RowsOver(
+                self._reading, self._given, self._parts, self._theta, self.rows.engine, self._compile, points,
+                self.rows.tolerance,
+            )  # fmt: skip
+        except (NotApart, NotImplementedError):
+            return None
+
+    @functools.cached_property
+    def is_quadratic(self) -> bool:
+        """Whether log p is quadratic in what is left, and so a Gaussian, whatever is given."""
+        return not self.rows.leaves_out_conditions and all(is_quadratic(rows) for rows in self.rows.functions)
+
     def logp(self, theta: Array) -> Array:
         """Return log p, (n_points,), at points (n_points, n_dim)."""
         with np.errstate(all="ignore"):
@@ -140,6 +165,14 @@ class RowsGiven(OfAllData):
             result[row] = self.logp(point[None, self.inside])[0]
         self._given.set_value(given)
         return result
+
+    def drawn_inside(self, theta: Array, rng: np.random.Generator) -> Array:
+        """Return draws of all that is not given, (n, n_inside), given those that are left, (n, n_dim): the same."""
+        return theta
+
+    def moments_inside(self, q: GaussianState) -> tuple[Array, Array]:
+        """Return means and sds of all that is not given, (n_inside,) each, by a Gaussian of what is left."""
+        return q.mean(), q.sd()
 
     def expected(
         self, q: Spread, rules: RowRules | None = None, *, adapt: bool = False, least: float = -np.inf

@@ -372,7 +372,7 @@ class LogMarginal:
         return log_marginal + polynomial, off
 
     def is_right_at(self, points: Referred, tolerance: float) -> bool:
-        """Tell whether the base rule is as near to the reference, in root mean square, at points that it was told of."""
+        """Tell whether the base rule is near to the reference, in root mean square, at points that it was told of."""
         if self.base is None:
             return False
         apart = points.log_marginal - self.by_base(points.g)[0]

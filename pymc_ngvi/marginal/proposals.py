@@ -305,20 +305,21 @@ def _refined(start: StudentMixture, y: Array, w: Array) -> StudentMixture:
         kept = np.flatnonzero(shares > min(_LEAST_OF_START, 0.5 * shares.max()))
         new = [_component(y, responsibilities[i], of_t[i], means[i], factors[i] @ factors[i].T) for i in kept]
         shares = shares[kept] / shares[kept].sum()
+        df = df if np.ndim(df) == 0 else np.asarray(df)[kept]
         means, factors = np.array([m for m, _ in new]), np.linalg.cholesky(np.array([c for _, c in new]))
     return StudentMixture(shares, means, factors, df)
 
 
 def _responsibilities(
-    y: Array, w: Array, shares: Array, means: list[Array], factors: Array, df: float
+    y: Array, w: Array, shares: Array, means: list[Array], factors: Array, df: float | Array
 ) -> tuple[Array, list[Array]]:
     """Return the part of the weight of each draw that each component has, (k, n), and the weights of a t of each."""
     p = y.shape[1]
     log_parts, of_t = [], []
-    for mean, factor, share in zip(means, factors, shares, strict=True):
+    for mean, factor, share, own in zip(means, factors, shares, np.broadcast_to(df, len(shares)), strict=True):
         square = squares(factor, y - mean)
-        log_parts.append(np.log(share) - np.log(np.diag(factor)).sum() - 0.5 * (df + p) * np.log1p(square / df))
-        of_t.append((df + p) / (df + square))
+        log_parts.append(np.log(share) - np.log(np.diag(factor)).sum() - 0.5 * (own + p) * np.log1p(square / own))
+        of_t.append((own + p) / (own + square))
     return np.exp(log_parts - logsumexp(log_parts, axis=0)) * w, of_t
 
 

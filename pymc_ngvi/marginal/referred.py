@@ -98,4 +98,4 @@ class Remembered:
 
 
 def _size(points: Referred) -> int:
-    return points.skew.size * (2 + points.centres.factor.shape[2])
+    return int(points.skew.size) * (2 + int(points.centres.factor.shape[2]))

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.nested.conditional import LatentGaussian
+from pymc_ngvi.nested.many import ManyFits
 
 #: One of so many draws is from farther out.
 _OF_DRAWS = 8
@@ -62,6 +63,8 @@ class Defence:
             With the hyperparameters of the fit.
         at : LatentGaussian
         """
+        if given.is_quadratic:
+            return cls(np.empty(0, dtype=np.intp), np.empty(0), np.empty(0))
         rows, q = given.rows, at.q
         used = np.unique(np.concatenate([kind.index.ravel() for kind in rows.functions]))
         n = max(1, min(len(used), _MOST_VALUES // max(rows.n_rows, 1), _MOST_NUMBERS // max(given.n_dim, 1)))
@@ -80,7 +83,14 @@ class Defence:
         """Return the number of directions."""
         return len(self.predictors)
 
-    def moved(self, given: RowsGiven, at: LatentGaussian, base: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+    def picked(self, n: int, n_draws: int, rng: np.random.Generator) -> NDArray[np.intp]:
+        """Return in which directions draws are moved out at ``n`` values, (n, n_far)."""
+        n_far = n_far_of(n_draws)
+        if not len(self):
+            return np.empty((n, 0), dtype=np.intp)
+        return rng.choice(len(self), (n, n_far), p=self.probabilities)
+
+    def moved(self, given: RowsGiven, at: LatentGaussian, base: Array, picked: NDArray[np.intp]) -> tuple[Array, Array]:
         """Return standard normals of which the last are moved out, and log q' - log q there, q' being the mixture.
 
         Parameters
@@ -90,23 +100,38 @@ class Defence:
         at : LatentGaussian
         base : ndarray, shape (n_draws, n_dim)
             Standard normals.
-        rng : numpy.random.Generator
-            Picks directions.
+        picked : ndarray of int, shape (n_far,)
+            Directions.
         """
-        n_far = n_far_of(len(base))
-        if not n_far or not len(self):
+        if not len(picked):
             return base, np.zeros(len(base))
         directions = _directions(given, at, self.predictors)
-        moved, picked = base.copy(), rng.choice(len(self), n_far, p=self.probabilities)
-        along = directions[picked]
-        before = np.einsum("nd,nd->n", base[-n_far:], along)
+        moved, log_mixed = self._moved(directions[None], base.T[None], picked[None])
+        return np.ascontiguousarray(moved[0].T), log_mixed[0]
+
+    def moved_many(self, fits: ManyFits, base: Array, picked: NDArray[np.intp]) -> tuple[Array, Array]:
+        """Return the same at many hyperparameters: normals (n, n_dim, n_draws), and log q' - log q, (n, n_draws)."""
+        if not picked.shape[1]:
+            return base, np.zeros((len(base), base.shape[2]))
+        along = fits.factors.solve(fits.rows.maps.transposed_rows(self.predictors))
+        norm = np.linalg.norm(along, axis=1, keepdims=True)
+        along /= np.where(norm > 0.0, norm, np.inf)
+        return self._moved(np.swapaxes(along, 1, 2), base, picked)
+
+    def _moved(self, directions: Array, base: Array, picked: NDArray[np.intp]) -> tuple[Array, Array]:
+        """Move the last draws out, along directions, (n, n_directions, n_dim)."""
+        n_far, n_draws = picked.shape[1], base.shape[2]
+        along = np.take_along_axis(directions, picked[:, :, None], axis=1)  # (n, n_far, n_dim)
+        moved, last = base.copy(), np.swapaxes(base[:, :, -n_far:], 1, 2)
+        before = np.einsum("nfd,nfd->nf", last, along)
         after = self.signs[picked] * (_OUT + _WIDTH * before)
-        moved[-n_far:] += (after - before)[:, None] * along
-        part = n_far / len(base)
-        return moved, np.log1p(part * (self._density_ratio(moved @ directions.T) - 1.0))
+        moved[:, :, -n_far:] += np.swapaxes((after - before)[:, :, None] * along, 1, 2)
+        part = n_far / n_draws
+        ratio = self._density_ratio(np.swapaxes(np.matmul(directions, moved), 1, 2))
+        return moved, np.log1p(part * (ratio - 1.0))
 
     def _density_ratio(self, along: Array) -> Array:
-        """Return the density of draws that are moved out, as a multiple of the normal density, (n_draws,)."""
+        """Return the density of draws that are moved out, as a multiple of the normal density, (..., n_draws)."""
         squares = along**2 - ((self.signs * along - _OUT) / _WIDTH) ** 2
         result: Array = (np.exp(0.5 * squares) / _WIDTH) @ self.probabilities
         return result

@@ -40,6 +40,8 @@ _UNKNOWN = 1.0
 _FARTHEST = 15.0
 #: Points that predictions rest on at least: for each number of the polynomial, and more.
 _PER_TERM, _MORE = 1.5, 4
+#: Points that are evaluated together, at most, and how far apart they are, in length scales.
+_AT_ONCE, _APART = 8, 0.5
 #: Points after which the length scale is chosen anew; points that are predicted at a time.
 _ANEW, _AT_A_TIME = 8, 4_096
 
@@ -166,7 +168,7 @@ class Emulated(Plain):
     Parameters
     ----------
     function : callable
-        From one point, (p,), to the value there; -inf where there is none.
+        From points, (n, p), to values, (n,); -inf where there is none.
     most : int
         Evaluations at most.
 
@@ -175,7 +177,7 @@ class Emulated(Plain):
     All is evaluated before `standardise`.
     """
 
-    def __init__(self, function: Callable[[Array], float], most: int) -> None:
+    def __init__(self, function: Callable[[Array], Array], most: int) -> None:
         super().__init__(self._values)
         self._function, self._most = function, most
         self._points: list[Array] = []
@@ -199,13 +201,13 @@ class Emulated(Plain):
         """The largest value so far."""
         return max(self._known, default=-np.inf)
 
-    def evaluate(self, point: Array) -> float:
-        """Evaluate at a point."""
-        value = self._function(point)
-        self._points.append(np.array(point))
-        self._known.append(value)
+    def evaluate(self, points: Array) -> Array:
+        """Evaluate at points, (n, p)."""
+        values = self._function(points)
+        for point, value in zip(points, values, strict=True):
+            self.tell(point, float(value))
         self._refit()
-        return value
+        return values
 
     def tell(self, point: Array, value: float) -> None:
         """Take a value that is known."""
@@ -250,12 +252,12 @@ class Emulated(Plain):
 
     def _values(self, points: Array) -> Array:
         if self._whitening is None:
-            return np.array([self.evaluate(point) for point in points])
+            return self.evaluate(points)
         parts = [self._near_enough(points[at : at + _AT_A_TIME]) for at in range(0, len(points), _AT_A_TIME)]
         return np.concatenate(parts)
 
     def _near_enough(self, points: Array) -> Array:
-        """Evaluate at the point whose prediction is worst, until all are near enough."""
+        """Evaluate at points whose predictions are worst, far from each other, until all are near enough."""
         own: dict[int, float] = {}
         while True:
             mean, sd = self.predict(points)
@@ -265,14 +267,26 @@ class Emulated(Plain):
             beside = self._beside_nothing(points, lowest)
             excess = np.where(beside & (mean > lowest), np.inf, excess)
             excess[list(own)] = 0.0
-            worst = int(np.argmax(excess)) if self._kriging is not None else self._loneliest(points)
-            if excess[worst] <= 1.0 or self.n_evaluated >= self._most:
+            worst = [self._loneliest(points)] if self._kriging is None else self._worst(points, excess)
+            if not len(worst) or self.n_evaluated >= self._most:
                 break
-            own[worst] = self.evaluate(points[worst])
+            own.update(zip(worst, self.evaluate(points[worst]).tolist(), strict=True))
         # Where there is no more to be evaluated: rather too low than too high, which would take all of the weight.
         mean = np.where(excess > 1.0, np.where(beside, np.minimum(mean, lowest), mean - 2.0 * sd), mean)
         mean[list(own)] = list(own.values())
         return mean
+
+    def _worst(self, points: Array, excess: Array) -> list[int]:
+        """Return which points are predicted worst, none of them near another: the one would tell of the other."""
+        assert self._whitening is not None and self._kriging is not None
+        left, found = excess.copy(), list[int]()
+        u = _standardised(points, self._whitening)[0]
+        while len(found) < _AT_ONCE and (left > 1.0).any():
+            worst = int(np.argmax(left))
+            found.append(worst)
+            left[((u - u[worst]) ** 2).sum(axis=1) < (_APART * self._kriging.length) ** 2] = 0.0
+            left[worst] = 0.0
+        return found
 
     def _beside_nothing(self, points: Array, lowest: float) -> NDArray[np.bool_]:
         """Tell which points are nearest to one at which the function is so low that predictions know nothing of it."""

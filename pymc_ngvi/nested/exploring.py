@@ -114,7 +114,7 @@ def _guess(emulated: Emulated, pool: Pool) -> tuple[Guess, Predicted]:
         worst = int(np.argmax(heavy))
         if heavy[worst] < _HEAVIEST or len(seen) >= _MOST_HEAVY:
             return guess, predicted
-        emulated.evaluate(pool.g[worst])
+        emulated.evaluate(pool.g[[worst]])
         seen.append(worst)
 
 

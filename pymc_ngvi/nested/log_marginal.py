@@ -1,88 +1,30 @@
-r"""log m(g), the log density of hyperparameters with the latent variables integrated out.
+"""log m(g), the log density of hyperparameters with the latent variables integrated out, and draws of these.
 
-The ELBO of the conditional fit is below it, by little: what is missing, log E_q[p / q], is estimated with the same
-draws at all g. To second order it is half of the variance of log p / q [1]_, which takes over where weights vary much.
-
-References
-----------
-.. [1] M. Opper, U. Paquet and O. Winther (2013). Perturbative corrections for approximate inference in Gaussian latent
-   variable models. JMLR 14. https://jmlr.org/papers/v14/opper13a.html
+All values that are asked for at once are evaluated together, as far as that goes; others one after the other.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from pymc_ngvi.core.linalg import logsumexp
+from numpy.typing import NDArray
+
 from pymc_ngvi.core.types import Array, RowRules
 from pymc_ngvi.density.expectations import Seen
 from pymc_ngvi.density.rows_given import RowsGiven
+from pymc_ngvi.nested.batches import FEWEST, ManyConditionals
 from pymc_ngvi.nested.conditional import ConditionalFits, LatentGaussian
 from pymc_ngvi.nested.defence import Defence
+from pymc_ngvi.nested.found import LEFT, Drawn, EvaluatedMarginal, missing
+from pymc_ngvi.nested.starts import Starts
 
-#: Draws behind a correction; numbers in these, and values of rows, at most; fewest.
-_N_DRAWS, _MOST_NUMBERS, _MOST_VALUES, _FEWEST = 512, 2**22, 2**19, 64
-#: Variance of log weights up to which their mean is estimated well, and from which on it is not.
-_TAME, _WILD = 3.0, 6.0
-#: Variance beyond which nothing is added to an ELBO.
-_HOPELESS = 100.0
-#: Part of the draws that may be outside the support.
-_MOST_LOST = 0.1
+#: Draws behind a correction; numbers in these, and values of rows, at most.
+_N_DRAWS, _MOST_NUMBERS, _MOST_VALUES = 512, 2**22, 2**19
 #: Nats below the top up to which hyperparameters count.
 _NEAR = 4.0
-#: Nats that a fit may lack whose draws are weighted: weights see to them.
-_LEFT = 0.01
-
-
-class EvaluatedMarginal(NamedTuple):
-    """log m at one value of the hyperparameters.
-
-    Parameters
-    ----------
-    g : ndarray, shape (p,)
-    value : float
-        Nats.
-    correction : float
-        What was added to the ELBO.
-    doubt : float
-        By how much half of the variance is more than the mean weight says.
-    seen : Seen
-        What rows see of the conditional fit.
-    rules : RowRules
-        By which these were integrated.
-    """
-
-    g: Array
-    value: float
-    correction: float
-    doubt: float
-    seen: Seen
-    rules: RowRules
-
-
-class Drawn(NamedTuple):
-    """The Gaussian of the latent variables at one value of the hyperparameters, and draws of it.
-
-    Parameters
-    ----------
-    elbo : float
-        Nats, of log p at these hyperparameters.
-    mean, sd : ndarray, shape (n_dim,)
-    latents : ndarray, shape (n_draws, n_dim)
-    log_ratio : ndarray, shape (n_draws,)
-        log p(y, x, theta) - log q'(x | theta), -inf where p is 0: q' is what they are drawn from, a part of them from
-        farther out than q.
-    log_mixed : ndarray, shape (n_draws,)
-        log q' - log q.
-    """
-
-    elbo: float
-    mean: Array
-    sd: Array
-    latents: Array
-    log_ratio: Array
-    log_mixed: Array
+#: How often fits are begun from others, those found before among them; distance, in scales, from which on a fit that is
+#: not found so is not looked for.
+_TURNS, _FAR = 2, 6.0
 
 
 class LatentMarginal:
@@ -103,10 +45,12 @@ class LatentMarginal:
 
     def __init__(self, given: RowsGiven, seed: int) -> None:
         self._given, self.fits = given, ConditionalFits(given)
-        most = min(_MOST_NUMBERS // max(given.n_dim, 1), _MOST_VALUES // max(given.rows.n_rows, 1))
-        n = max(_FEWEST, min(_N_DRAWS, most))
+        self._many = ManyConditionals.of(given)
+        most = min(_MOST_NUMBERS // max(given.n_dim, 1), _MOST_VALUES // max(given.rows.n_evaluations, 1))
+        n = max(FEWEST, min(_N_DRAWS, most))
         half = np.random.default_rng(seed).standard_normal((n // 2, given.n_dim))
-        self._base = np.concatenate([half, -half])
+        few = FEWEST // 2
+        self._base = np.concatenate([half[:few], -half[:few], half[few:], -half[few:]])
         self.known: list[EvaluatedMarginal] = []
         self.scale = np.ones(len(given.outside))
 
@@ -116,26 +60,54 @@ class LatentMarginal:
         return self._given.n_dim
 
     @property
+    def n_fits(self) -> int:
+        """Conditional fits so far."""
+        return self.fits.n_fits + (0 if self._many is None else self._many.n_fits)
+
+    @property
     def kinds(self) -> list[int]:
         """Predictors that rows have, kind by kind."""
         return [rows.k for rows in self._given.rows.functions]
 
-    def __call__(self, g: Array) -> float:
-        """Return log m at one value, -inf where there is no fit."""
-        found = self.at(g)
-        return -np.inf if found is None else found.value
+    def __call__(self, g: Array) -> Array:
+        """Return log m at some values, (n,) from (n, p), -inf where there is no fit."""
+        return np.array([-np.inf if found is None else found.value for found in self.at(g)])
 
-    def at(self, g: Array) -> EvaluatedMarginal | None:
-        """Return what is found at one value of the hyperparameters, (p,); None where there is no fit."""
-        conditional = self.fits.fit(g, self._nearest(g))
+    def at(self, g: Array) -> list[EvaluatedMarginal | None]:
+        """Return what is found at values of the hyperparameters, (n, p); None where there is no fit."""
+        result: list[EvaluatedMarginal | None] = [None] * len(g)
+        left = np.arange(len(g))
+        for _ in range(_TURNS if self._many is not None and self.known else 0):
+            assert self._many is not None
+            starts = [self._nearest(point) for point in g[left]]
+            found = list(self._many.at(g[left], [s.seen for s in starts], [s.rules for s in starts], self._base))
+            for number, one in found:
+                result[left[number]] = one
+            self.known += [one for _, one in found]
+            left = np.array([k for k in left if result[k] is None], dtype=np.intp)
+            if not len(left):
+                break
+        for number in left:
+            if self._is_near(g[number]) and (alone := self._alone(g[number])) is not None:
+                result[number] = alone
+                self.known.append(alone)
+        return result
+
+    def _is_near(self, g: Array) -> bool:
+        """Tell whether a value is not far out, where log m is next to nothing and fits take long."""
+        if not self.known or self._many is None:
+            return True
+        top = max(self.known, key=lambda one: one.value)
+        return bool(np.abs((g - top.g) / self.scale).max() < _FAR)
+
+    def _alone(self, g: Array) -> EvaluatedMarginal | None:
+        conditional = self.fits.fit(g, (self._nearest(g).seen,) if self.known else ())
         if conditional is None:
             return None
-        correction, doubt = self._missing(conditional)
-        found = EvaluatedMarginal(
-            np.array(g), conditional.elbo + correction, correction, doubt, conditional.seen, conditional.rules
-        )
-        self.known.append(found)
-        return found
+        log_ratio = self._weighed(conditional, self._base)[1] - conditional.elbo
+        correction, doubt = missing(log_ratio)
+        value = conditional.elbo + correction
+        return EvaluatedMarginal(np.array(g), value, correction, doubt, conditional.seen, conditional.rules)
 
     def doubt(self) -> float:
         """Return how far two estimates of what ELBOs lack are apart, an sd over the hyperparameters in nats."""
@@ -153,38 +125,60 @@ class LatentMarginal:
     def drawn(
         self,
         g: Array,
-        starts: Sequence[Seen],
-        rules: RowRules,
+        starts: Starts,
         base: Array,
         defence: Defence,
         rng: np.random.Generator,
-        *,
-        thorough: bool,
-    ) -> Drawn | None:
-        """Return the Gaussian at one value of the hyperparameters, and draws; None where there is none.
+        is_deep: NDArray[np.bool_],
+    ) -> list[Drawn | None]:
+        """Return the Gaussians at values of the hyperparameters, and draws; None where there is none.
 
         Parameters
         ----------
-        g : ndarray, shape (p,)
-        starts : sequence of Seen
-            To begin from.
-        rules : RowRules
-            By which rows are integrated.
-        base : ndarray, shape (n_draws, n_dim)
+        g : ndarray, shape (n, p)
+        starts : Starts
+            Tells what to begin from.
+        base : ndarray, shape (n, n_draws, n_dim)
             Standard normals.
         defence : Defence
             By which the last of them are moved out.
         rng : numpy.random.Generator
-        thorough : bool
-            Whether to take the long way where these lead nowhere.
+        is_deep : ndarray of bool, shape (n,)
+            Where not to take the long way if these lead nowhere.
         """
-        conditional = self.fits.fit(g, starts, rules, left=_LEFT, thorough=thorough)
+        result: list[Drawn | None] = [None] * len(g)
+        picked = defence.picked(len(g), base.shape[1], rng)
+        if self._many is not None:
+            for number, found in self._many.drawn(g, starts, base, defence, picked):
+                result[number] = found
+        for number, point in enumerate(g):
+            if result[number] is None:
+                begin = starts.at(point)
+                result[number] = self._drawn(
+                    point, *begin, base[number], defence, picked[number], rng, not is_deep[number]
+                )
+        return result
+
+    def _drawn(
+        self,
+        g: Array,
+        starts: Sequence[Seen],
+        rules: RowRules,
+        base: Array,
+        defence: Defence,
+        picked: NDArray[np.intp],
+        rng: np.random.Generator,
+        thorough: bool,
+    ) -> Drawn | None:
+        conditional = self.fits.fit(g, starts, rules, left=LEFT, thorough=thorough)
         if conditional is None:
             return None
         q = conditional.q
-        base, log_mixed = defence.moved(self._given, conditional, base, rng)
+        base, log_mixed = defence.moved(self._given, conditional, base, picked)
         latents, log_ratio = self._weighed(conditional, base)
-        return Drawn(conditional.elbo, q.mean(), q.sd(), latents, log_ratio - log_mixed, log_mixed)
+        mean, sd = self._given.moments_inside(q)
+        drawn = self._given.drawn_inside(latents, rng)
+        return Drawn(conditional.elbo, mean, sd, drawn, log_ratio - log_mixed, log_mixed)
 
     def _weighed(self, conditional: LatentGaussian, base: Array) -> tuple[Array, Array]:
         """Return draws of a fit, and log p - log q there; -inf where that is no number."""
@@ -197,21 +191,6 @@ class LatentMarginal:
             log_ratio = log_p - log_q
         return theta, np.where(np.isfinite(log_ratio), log_ratio, -np.inf)
 
-    def _nearest(self, g: Array) -> tuple[Seen, ...]:
-        if not self.known:
-            return ()
+    def _nearest(self, g: Array) -> EvaluatedMarginal:
         apart = (np.array([k.g for k in self.known]) - g) / self.scale
-        return (self.known[int(np.argmin((apart**2).sum(axis=1)))].seen,)
-
-    def _missing(self, conditional: LatentGaussian) -> tuple[float, float]:
-        """Return log E_q[p / q] less the ELBO, and how far that is from half of the variance."""
-        log_ratio = self._weighed(conditional, self._base)[1] - conditional.elbo
-        keep = np.isfinite(log_ratio)
-        if keep.mean() < 1.0 - _MOST_LOST:
-            return 0.0, np.inf
-        variance = float(np.var(log_ratio[keep]))
-        if variance > _HOPELESS:
-            return 0.0, np.inf
-        missing, half = float(logsumexp(log_ratio[keep]) - np.log(len(keep))), 0.5 * variance
-        by_half = min(max((variance - _TAME) / (_WILD - _TAME), 0.0), 1.0)  # without a jump
-        return missing + by_half * (half - missing), half - missing
+        return self.known[int(np.argmin((apart**2).sum(axis=1)))]

@@ -1,12 +1,11 @@
-"""The mode of a smooth function of few numbers that is dear to evaluate, and its curvature, without derivatives.
+"""The mode of a smooth function of few numbers, and its curvature: many values cost little more than one.
 
-A quadratic is fitted to what is known near the best point, with as little change of its second derivatives as the
-values allow [1]_; the next point is its maximum within a region in which it has proved right.
+A quasi-Newton method [1]_, whose gradients are differences of values that are evaluated together, and which looks at
+steps of several lengths at a time.
 
 References
 ----------
-.. [1] M. J. D. Powell (2006). The NEWUOA software for unconstrained optimization without derivatives. Large-Scale
-   Nonlinear Optimization. https://doi.org/10.1007/0-387-30065-1_16
+.. [1] J. Nocedal and S. J. Wright (2006). Numerical optimization, chapter 6. https://doi.org/10.1007/978-0-387-40065-5
 """
 
 from collections.abc import Callable
@@ -16,16 +15,16 @@ import numpy as np
 
 from pymc_ngvi.core.types import Array
 
-#: Evaluations on the way at most, and for each coordinate; nats that a step must promise.
-_MOST, _MOST_OF_EACH, _LEFT = 30, 10, 0.1
-#: Nats below the best over which values count e times less, and distances, in scales, beyond which they do not.
-_SOFT, _FARTHEST = 4.0, 8.0
-#: First, least and largest radius of the region, in scales; parts of a promised gain that make it smaller, and larger.
-_RADIUS, _LEAST, _LARGEST, _POOR, _GOOD = 2.0, 0.25, 4.0, 0.25, 0.7
-#: Weight of a change of second derivatives; largest change of a scale at a time; curvature over a scale that is flat.
-_STIFF, _CHANGE, _FLAT = 1e-3, 2.0, 0.1
-#: Where two coordinates are moved together, in scales; what stands for a value that is not finite, below the lowest.
-_TOGETHER, _BELOW = 0.7, 10.0
+#: Steps at most, and for each coordinate; nats that a step must promise.
+_MOST, _MOST_OF_EACH, _LEFT = 25, 3, 0.02
+#: Lengths of steps that are looked at together, in that of Newton's; farthest move of a coordinate, in its scale.
+_LENGTHS, _FARTHEST = (2.0, 1.0, 0.5, 0.2, 0.05), 5.0
+#: Differences for gradients, in scales; least and largest scale; curvature over a scale that is flat.
+_APART, _LEAST, _LARGEST, _FLAT = 0.25, 1e-3, 2.0, 0.1
+#: Where two coordinates are moved together, in scales.
+_TOGETHER = 0.7
+
+type Function = Callable[[Array], Array]
 
 
 class LatentMode(NamedTuple):
@@ -42,122 +41,88 @@ class LatentMode(NamedTuple):
     cov: Array
 
 
-class _Quadratic(NamedTuple):
-    """Slope, (p,), and minus the second derivatives, (p, p), in units of scales, about the best point."""
-
-    slope: Array
-    curvature: Array
-
-
-class _Known:
-    """Points, and values there."""
-
-    def __init__(self, function: Callable[[Array], float]) -> None:
-        self._function = function
-        self.points: list[Array] = []
-        self.values: list[float] = []
-
-    def evaluate(self, point: Array) -> float:
-        """Evaluate at a point."""
-        value = self._function(point)
-        if not np.isfinite(value):
-            value = min(self.values, default=0.0) - _BELOW
-        self.points.append(point)
-        self.values.append(value)
-        return value
-
-    @property
-    def best(self) -> int:
-        """The number of the highest."""
-        return int(np.argmax(self.values))
-
-    def quadratic(self, scale: Array, before: Array) -> _Quadratic:
-        """Fit to the neighbours of the best point, near to second derivatives ``before``."""
-        best = self.best
-        u = (np.array(self.points) - self.points[best]) / scale
-        below = np.array(self.values) - self.values[best]
-        weights = np.where(np.abs(u).max(axis=1) <= _FARTHEST, np.exp(below / _SOFT), 0.0)
-        p = u.shape[1]
-        i, j = np.triu_indices(p)
-        terms = np.where(i == j, -0.5, -1.0) * u[:, i] * u[:, j]
-        left = below - terms @ before[i, j]
-        design = np.concatenate([u, terms], axis=1)
-        ridge = np.concatenate([np.full(p, 1e-8), np.full(len(i), _STIFF)])
-        gram = (design.T * weights) @ design + np.diag(ridge)
-        found = np.linalg.solve(gram, (design.T * weights) @ left)
-        curvature = np.zeros((p, p))
-        curvature[i, j] = curvature[j, i] = before[i, j] + found[p:]
-        return _Quadratic(found[:p], curvature)
-
-
-def find_mode(function: Callable[[Array], float], start: Array, scale: Array) -> LatentMode | None:
+def find_mode(function: Function, start: Array, scale: Array) -> LatentMode | None:
     """Go up; None where the function is not finite at the start.
 
     Parameters
     ----------
     function : callable
+        From points, (n, p), to values, (n,).
     start : ndarray, shape (p,)
     scale : ndarray, shape (p,)
         Standard deviations, roughly.
     """
-    p, known, scale = len(start), _Known(function), np.array(scale)
-    if not np.isfinite(function_at_start := function(start)):
+    at, value = np.array(start), float(function(start[None])[0])
+    if not np.isfinite(value):
         return None
-    known.points.append(np.array(start))
-    known.values.append(function_at_start)
-    for point in _around(start, scale):
-        known.evaluate(point)
-    radius, curvature = _RADIUS, np.eye(p)
-    for _ in range(_MOST + _MOST_OF_EACH * p):
-        model = known.quadratic(scale, curvature)
-        step, promised = _step(model, radius)
-        if promised < _LEFT:
+    scale = np.clip(scale, _LEAST, _LARGEST)
+    slope, bend = _derivatives(function, at, value, _APART * scale)
+    inverse = np.diag(1.0 / np.maximum(bend, (_FLAT / scale) ** 2))
+    for _ in range(_MOST + _MOST_OF_EACH * len(at)):
+        direction = inverse @ slope
+        if 0.5 * slope @ direction < _LEFT:
             break
-        before, at = known.values[known.best], known.points[known.best]
-        part = (known.evaluate(at + scale * step) - before) / promised
-        if part < _POOR:
-            radius = max(0.5 * radius, _LEAST)
-        elif part > _GOOD:
-            radius = min(2.0 * radius, _LARGEST)
-        size = np.sqrt(np.maximum(np.diagonal(model.curvature), _FLAT))
-        change = np.clip(1.0 / size, 1.0 / _CHANGE, _CHANGE)
-        curvature, scale = model.curvature * np.outer(change, change), scale * change
-    return _with_curvature(known, scale)
+        limit = np.max(np.abs(direction) / (_FARTHEST * np.maximum(np.sqrt(np.diag(inverse)), scale)))
+        steps = np.outer(_LENGTHS, direction / max(1.0, limit))
+        values = function(at + steps)
+        best = int(np.argmax(np.where(np.isfinite(values), values, -np.inf)))
+        if not values[best] > value:
+            if scale.max() <= _LEAST:
+                break
+            scale = np.maximum(0.3 * scale, _LEAST)  # differences may have been too wide
+            slope, bend = _derivatives(function, at, value, _APART * scale)
+            inverse = np.diag(1.0 / np.maximum(bend, (_FLAT / scale) ** 2))
+            continue
+        at, value, before = at + steps[best], float(values[best]), slope
+        slope, bend = _derivatives(function, at, value, _APART * scale)
+        inverse = _updated(inverse, steps[best], before - slope)
+        scale = np.clip(1.0 / np.sqrt(np.maximum(bend, 1.0 / _LARGEST**2)), _LEAST, _LARGEST)
+    return _with_curvature(function, at, value, scale)
 
 
-def _with_curvature(known: _Known, scale: Array) -> LatentMode:
-    """Look around the best point, first at single coordinates, then at pairs."""
-    at, value = known.points[known.best], known.values[known.best]
-    ends = np.array([known.evaluate(point) for point in _around(at, scale)]).reshape(-1, 2)
+def _derivatives(function: Function, at: Array, value: float, apart: Array) -> tuple[Array, Array]:
+    """Return the gradient, and minus the second derivatives by single coordinates, by differences."""
+    ends = _finite(function(_around(at, apart)), value).reshape(-1, 2)
+    return (ends[:, 1] - ends[:, 0]) / (2.0 * apart), (2.0 * value - ends.sum(axis=1)) / apart**2
+
+
+def _finite(values: Array, value: float) -> Array:
+    """Return values with numbers far below another one in the place of those that are none."""
+    found = values[np.isfinite(values)]
+    return np.where(np.isfinite(values), values, min(value, *found, value) - 10.0)
+
+
+def _updated(inverse: Array, step: Array, change: Array) -> Array:
+    """Return the inverse of minus the second derivatives after a step on which the gradient fell by ``change``."""
+    along = float(step @ change)
+    if not along > 1e-10 * np.linalg.norm(step) * np.linalg.norm(change):
+        return inverse
+    left = np.eye(len(step)) - np.outer(step, change) / along
+    return left @ inverse @ left.T + np.outer(step, step) / along
+
+
+def _with_curvature(function: Function, at: Array, value: float, scale: Array) -> LatentMode:
+    """Look around the best point, at single coordinates and at pairs."""
+    p = len(at)
+    i, j = np.tril_indices(p, -1)
+    pairs = np.tile(at, (len(i), 1))
+    for k in (i, j):
+        pairs[np.arange(len(i)), k] += _TOGETHER * scale[k]
+    found = _finite(function(np.concatenate([_around(at, scale), pairs])), value)
+    ends, mixed = found[: 2 * p].reshape(-1, 2), found[2 * p :]
     slope, fall = 0.5 * (ends[:, 1] - ends[:, 0]), np.maximum(2.0 * value - ends.sum(axis=1), _FLAT)
-    across = np.eye(len(at))
-    for i in range(len(at)):
-        for j in range(i):
-            there = at.copy()
-            there[[i, j]] += _TOGETHER * scale[[i, j]]
-            straight = value + _TOGETHER * (slope[i] + slope[j]) - 0.5 * _TOGETHER**2 * (fall[i] + fall[j])
-            mixed = (straight - known.evaluate(there)) / _TOGETHER**2
-            across[i, j] = across[j, i] = mixed / np.sqrt(fall[i] * fall[j])
+    straight = value + _TOGETHER * (slope[i] + slope[j]) - 0.5 * _TOGETHER**2 * (fall[i] + fall[j])
+    across = np.eye(p)
+    across[i, j] = across[j, i] = (straight - mixed) / _TOGETHER**2 / np.sqrt(fall[i] * fall[j])
     values, vectors = np.linalg.eigh(across)
     inverse = (vectors / np.maximum(values, 0.05)) @ vectors.T
     size = scale / np.sqrt(fall)
     cov = size[:, None] * inverse * size
-    known.evaluate(at + cov @ (slope / scale))  # which is the top, if that is near
-    return LatentMode(known.points[known.best], cov)
+    top = at + cov @ (slope / scale)
+    is_higher = function(top[None])[0] > value
+    return LatentMode(top if is_higher else at, cov)
 
 
-def _around(at: Array, scale: Array) -> list[Array]:
-    """Return the points a scale away, below and above, coordinate by coordinate."""
-    unit = np.diag(scale)
-    return [at + sign * direction for direction in unit for sign in (-1.0, 1.0)]
-
-
-def _step(model: _Quadratic, radius: float) -> tuple[Array, float]:
-    """Return the highest point of a quadratic in a ball, and its height."""
-    values, vectors = np.linalg.eigh(model.curvature)
-    slope = vectors.T @ model.slope
-    shift = max(0.0, 1e-3 - float(values[0]))
-    while np.linalg.norm(slope / (values + shift)) > radius:
-        shift = 1.3 * shift + 1e-2
-    inner = slope / (values + shift)
-    return vectors @ inner, float(slope @ inner - 0.5 * inner @ (values * inner))
+def _around(at: Array, scale: Array) -> Array:
+    """Return the points a scale away, below and above, coordinate by coordinate, (2 p, p)."""
+    return np.array([at + sign * direction for direction in np.diag(scale) for sign in (-1.0, 1.0)])

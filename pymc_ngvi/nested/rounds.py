@@ -14,7 +14,8 @@ from pymc_ngvi.marginal.regression import Whitening, predictor
 from pymc_ngvi.marginal.sampling import Pool, evenly_picked
 from pymc_ngvi.marginal.tails import Bend
 from pymc_ngvi.nested.defence import Defence, n_far_of
-from pymc_ngvi.nested.log_marginal import Drawn, LatentMarginal
+from pymc_ngvi.nested.found import Drawn
+from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.pairs import WeightedPairs
 from pymc_ngvi.nested.starts import Starts
 
@@ -128,15 +129,11 @@ class Rounds:
     def _found(self, g: Array, guess: Guess, starts: Starts, defence: Defence) -> list[Drawn | None]:
         """Return what is found at values of the hyperparameters, None where there is no fit."""
         lowest = guess.values.max() - _DEEP - _DEEP_PER_DIM * g.shape[1]
-        is_deep = guess._of(g) < lowest
-        result = []
-        for one, deep in zip(g, is_deep, strict=True):
-            rng = np.random.default_rng([self._seed, _STREAM, self._n_drawn])
-            half = rng.standard_normal(((self._m + 1) // 2, self._marginal.n_dim))
-            base = np.concatenate([half, -half])[: self._m]
-            result.append(self._marginal.drawn(one, *starts.at(one), base, defence, rng, thorough=not deep))
-            self._n_drawn += 1
-        return result
+        rng = np.random.default_rng([self._seed, _STREAM, self._n_drawn])
+        self._n_drawn += len(g)
+        half = rng.standard_normal((len(g), (self._m + 1) // 2, self._marginal.n_dim))
+        base = np.concatenate([half, -half], axis=1)[:, : self._m]
+        return self._marginal.drawn(g, starts, base, defence, rng, guess._of(g) < lowest)
 
     def pooled(self) -> tuple[WeightedPairs, Array, float]:
         """Return all rounds as pairs, the log density of the proposals but for the wide ones, and what was lost.

@@ -7,7 +7,8 @@ import numpy as np
 from pymc_ngvi.core.types import Array, RowRules
 from pymc_ngvi.density.expectations import Seen
 from pymc_ngvi.marginal.regression import Whitening
-from pymc_ngvi.nested.log_marginal import EvaluatedMarginal
+from pymc_ngvi.nested.found import EvaluatedMarginal
+from pymc_ngvi.rows.many import ManyRules, ManySeen
 
 #: Fits for each number of a polynomial, at least, for which that has squares and products; ridge of a regression.
 _PER_TERM, _RIDGE = 1.5, 1e-3
@@ -44,11 +45,22 @@ class Starts:
 
     def at(self, g: Array) -> tuple[list[Seen], RowRules]:
         """Return what rows may see at some hyperparameters, (p,): as predicted, and at the nearest fit; its rules."""
-        u = self._whitening.whitened(g[None])
-        inside = np.clip(u, self._lowest, self._highest)
-        predicted = self._unpacked((self._terms(inside) @ self._slopes)[0])
-        nearest = int(np.argmin(((self._points - u) ** 2).sum(axis=1)))
-        return [predicted, self._seen[nearest]], self._rules[nearest]
+        predicted, nearest, rules = self.of(g[None])
+        both = [Seen(seen.mean[0], [c[0] for c in seen.covariances]) for seen in (predicted, nearest)]
+        return both, RowRules(rules.level[0], rules.sd[0])
+
+    def of(self, g: Array) -> tuple[ManySeen, ManySeen, ManyRules]:
+        """Return the same at many of them, (n, p)."""
+        u = self._whitening.whitened(g)
+        predicted = self._unpacked(self._terms(np.clip(u, self._lowest, self._highest)) @ self._slopes)
+        nearest = ((self._points - u[:, None]) ** 2).sum(axis=2).argmin(axis=1)
+        seen, rules = [self._seen[k] for k in nearest], [self._rules[k] for k in nearest]
+        covariances = [np.array(c) for c in zip(*(one.covariances for one in seen), strict=True)]
+        return (
+            predicted,
+            ManySeen(np.array([one.mean for one in seen]), covariances),
+            ManyRules(np.array([one.level for one in rules]), np.array([one.sd for one in rules])),
+        )
 
     def _terms(self, u: Array) -> Array:
         p = u.shape[1]
@@ -70,19 +82,19 @@ class Starts:
                 parts.append(2.0 * np.log(sd[a]))
         return np.concatenate(parts)
 
-    def _unpacked(self, packed: Array) -> Seen:
+    def _unpacked(self, packed: Array) -> ManySeen:
         first = self._seen[0]
         at = len(first.mean)
-        mean, covariances, number = packed[:at], [], 0
+        mean, covariances, number = packed[:, :at], [], 0
         for k in self._kinds:
             rows: list[Array] = []
             for _ in range(k * (k + 1) // 2):
                 size = len(first.covariances[number])
-                rows.append(packed[at : at + size])
+                rows.append(packed[:, at : at + size])
                 at, number = at + size, number + 1
             sd = [np.exp(0.5 * rows[a * (a + 3) // 2]) for a in range(k)]
             for a in range(k):
                 correlations = [np.clip(rows[a * (a + 1) // 2 + b], -_LARGEST, _LARGEST) for b in range(a)]
                 covariances += [c * sd[a] * sd[b] for b, c in enumerate(correlations)]
                 covariances.append(sd[a] ** 2)
-        return Seen(mean, covariances)
+        return ManySeen(mean, covariances)

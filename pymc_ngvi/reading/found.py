@@ -75,7 +75,7 @@ class Predictors:
         if not self._found:
             raise NotApart("log p has no predictors")
         self._shared = [v for v in ancestors([logp]) if isinstance(v, SharedVariable)]
-        self.vector = pt.vector("predictors", dtype="float64", shape=(sum(map(self._size, self._found)),))
+        self.vector = pt.vector("predictors", dtype="float64", shape=(sum(map(self.size, self._found)),))
         self._compile = compile_
         self.version = -1
         self._take()
@@ -98,15 +98,15 @@ class Predictors:
     @functools.cached_property
     def are_coordinates(self) -> NDArray[np.bool_]:
         """Whether each is a coordinate itself, and no linear combination."""
-        return np.repeat([var is self._theta for var in self._found], [self._size(var) for var in self._found])
+        return np.repeat([var is self._theta for var in self._found], [self.size(var) for var in self._found])
 
     def density(self) -> Variable:
         """Return log p as a function of `vector`."""
         pieces, start = {}, 0
         for var in self._found:
             shape = self._facts.shape(var)
-            pieces[var] = pt.specify_shape(self.vector[start : start + self._size(var)].reshape(shape), shape)
-            start += self._size(var)
+            pieces[var] = pt.specify_shape(self.vector[start : start + self.size(var)].reshape(shape), shape)
+            start += self.size(var)
         [inner] = graph_replace([self._logp], pieces, strict=False)
         if self._theta in set(ancestors([inner])):
             raise NotApart("theta has a part that is no predictor's")
@@ -127,7 +127,7 @@ class Predictors:
 
     def _take(self) -> None:
         self._data, self.version = self._now(), self.version + 1
-        self._forget("dependence", "_plan", "linear_map")
+        self._forget("dependence", "plan", "linear_map")
 
     def _forget(self, *names: str) -> None:
         """Make what was computed anew when it is asked for."""
@@ -152,10 +152,11 @@ class Predictors:
     @functools.cached_property
     def linear_map(self) -> LinearMap:
         """The predictors as functions of theta."""
-        return self._plan.matrix(self._evaluate)
+        return self.plan.matrix(self._evaluate)
 
     @functools.cached_property
-    def _plan(self) -> MatrixPlan:
+    def plan(self) -> MatrixPlan:
+        """How their matrix is found."""
         return MatrixPlan.of(self.dependence, self._theta.type.shape[0])
 
     def with_sums(self, used: Ints) -> JointPredictors | None:
@@ -168,7 +169,13 @@ class Predictors:
         """
         return joint_predictors(self._found, self._theta, self._facts, used, self._compile)
 
-    def _size(self, var: Variable) -> int:
+    @property
+    def variables(self) -> list[Variable]:
+        """The variables that they are elements of, one after the other."""
+        return self._found
+
+    def size(self, var: Variable) -> int:
+        """Return the number of elements of one."""
         return int(np.prod(self._facts.shape(var)))
 
     def _now(self) -> list[object]:

@@ -24,9 +24,6 @@ from pymc_ngvi.reading.dependence import Dependences
 from pymc_ngvi.reading.directions import sum_of
 from pymc_ngvi.reading.lift import Lift, Source
 
-#: The variables that parts of log p are linear in, with the weights of their elements by part.
-type Weigh = Callable[[], list[tuple[Variable, dict[int, Array]]]]
-
 #: Predictors of a row, at most, those that come in by one sum counted as one, and as many; groups of elements that
 #: come from different variables, at most.
 _MOST_PREDICTORS, _MOST_SLOTS, _MOST_GROUPS = 8, 24, 64
@@ -136,9 +133,7 @@ class Terms:
         What is no sum over rows, as functions of the predictors.
     why : list of str
         Why each of these is none.
-    weigh : callable
-        Returns the variables that the parts are linear in, with the weights of their elements by part, for the data as
-        they are.
+    weigh : Weighed
     summands : list of Summand
         What rows and rest were found as.
     """
@@ -147,7 +142,7 @@ class Terms:
     slope: Array
     rest: list[Variable]
     why: list[str]
-    weigh: Weigh
+    weigh: "Weighed"
     summands: list[Summand]
 
     def renewed(self, predictors: Variable, facts: Facts) -> "Terms | None":
@@ -183,7 +178,7 @@ class Terms:
 
 def terms_of(parts: Sequence[Variable], predictors: Variable, facts: Facts, compile_: CompiledOnce) -> Terms:
     """Take functions of predictors apart, of which log p is the sum; ``facts`` are of a vector of these."""
-    weigh = _weighed(parts, predictors, facts, compile_)
+    weigh = Weighed(parts, predictors, facts, compile_)
     slope, summands = np.zeros(predictors.type.shape), list[Summand]()
     dependences = Dependences(facts, predictors)
     for var, weights in weigh():
@@ -236,31 +231,52 @@ def _total(weights: dict[int, Array]) -> Array:
     return functools.reduce(np.add, weights.values())
 
 
-def _weighed(parts: Sequence[Variable], predictors: Variable, facts: Facts, compile_: CompiledOnce) -> Weigh:
-    """Return what returns variables that the parts are linear in, up to constants, with the weights of their elements.
+class Weighed:
+    """The variables that parts of log p are linear in, and the weights of their elements by part.
 
     The slopes are constant, but may be written with the shapes of what they are slopes in.
-    """
-    linear_in = [_linear_in(part, predictors, facts) for part in parts]
-    # As a variable may be an input of another, each stands in for itself.
-    stand_in = {var: var.type() for found in linear_in for var in found}
-    outer = clone_replace(list(parts), stand_in, rebuild_strict=False)
-    with without_c():
-        pairs = [(part, var) for part, found in enumerate(linear_in) for var in found]
-        slopes = [
-            pytensor.grad(out, [stand_in[var] for var in found]) for out, found in zip(outer, linear_in, strict=True)
-        ]
-        function = compile_(list(stand_in.values()), [slope for found in slopes for slope in found])
 
-    def weigh() -> list[tuple[Variable, dict[int, Array]]]:
+    Parameters
+    ----------
+    parts : sequence of pytensor scalars
+    predictors : pytensor vector
+    facts : Facts
+    compile_ : CompiledOnce
+
+    Attributes
+    ----------
+    inputs, outputs : list of pytensor variables
+        Of the function from the variables, whatever their values, to the weights: one for each of ``pairs``.
+    pairs : list of (int, pytensor variable)
+        Part and variable.
+    """
+
+    def __init__(self, parts: Sequence[Variable], predictors: Variable, facts: Facts, compile_: CompiledOnce) -> None:
+        linear_in = [_linear_in(part, predictors, facts) for part in parts]
+        # As a variable may be an input of another, each stands in for itself.
+        self._facts, self._stand_in = facts, {var: var.type() for found in linear_in for var in found}
+        outer = clone_replace(list(parts), self._stand_in, rebuild_strict=False)
         with without_c():
-            found = function(*[np.zeros(facts.shape(var)) for var in stand_in])
-        weights: dict[Variable, dict[int, Array]] = {var: {} for var in stand_in}
-        for (part, var), weight in zip(pairs, found, strict=True):
+            self.pairs = [(part, var) for part, found in enumerate(linear_in) for var in found]
+            slopes = [
+                pytensor.grad(out, [self._stand_in[var] for var in found])
+                for out, found in zip(outer, linear_in, strict=True)
+            ]
+            self.inputs, self.outputs = list(self._stand_in.values()), [slope for found in slopes for slope in found]
+            self._function = compile_(self.inputs, self.outputs)
+
+    def zeros(self) -> list[Array]:
+        """Return values for the inputs, of their shapes."""
+        return [np.zeros(self._facts.shape(var)) for var in self._stand_in]
+
+    def __call__(self) -> list[tuple[Variable, dict[int, Array]]]:
+        """Return the variables, with the weights of their elements by part, for the data as they are."""
+        with without_c():
+            found = self._function(*self.zeros())
+        weights: dict[Variable, dict[int, Array]] = {var: {} for var in self._stand_in}
+        for (part, var), weight in zip(self.pairs, found, strict=True):
             weights[var][part] = np.array(weight, dtype=np.float64).ravel()
         return list(weights.items())
-
-    return weigh
 
 
 def _linear_in(part: Variable, predictors: Variable, facts: Facts) -> list[Variable]:

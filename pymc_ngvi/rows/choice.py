@@ -119,7 +119,11 @@ class _RuleSearch:
         far = min(_FAR, n_levels[block] - 1) if self._function.blocks[block] == 1 else 0
         finer = code + one_finer(block) * max(1, far - level)
         few = n_nodes(finer) <= _MOST_NODES or len(n_levels) == 1
-        return finer if few and (level < far or n_nodes(finer) * n_rows <= _MOST_VALUES) else None
+        return (
+            finer
+            if few and (level < far or n_nodes(finer) * n_rows * self._function.n_evaluations <= _MOST_VALUES)
+            else None
+        )
 
     def _by_rule(self, code: int, at: Index) -> Array:
         codes = np.full(len(at), code, dtype=np.int16)

@@ -72,6 +72,16 @@ class RowFunction:
         """Directions in which the function varies, all others given."""
         return self.k
 
+    @property
+    def n_evaluations(self) -> int:
+        """Evaluations of a log density that one of the function takes."""
+        return int(getattr(self.function, "n_evaluations", 1))
+
+    @property
+    def n_in_the_mean(self) -> int:
+        """The same where many values of the same rows are asked for."""
+        return self.n_evaluations
+
     @functools.cached_property
     def blocks(self) -> tuple[int, ...]:
         """How many of the directions each level of a rule is for."""
@@ -141,7 +151,7 @@ class RowFunction:
     def _part(self, levels: tuple[int, ...], mean: Array, root: Array, data: list[Array]) -> Array:
         nodes, weights = rule(self.k, levels)
         if self.n_bends:
-            weights = _with_bends(levels[0])
+            weights = bend_rule(levels[0])
         points = [
             *points_at(mean[:1, : self.n_shared], root[:1], nodes),
             *points_at(mean[:, self.n_shared :], root[:, self.n_shared :], nodes),
@@ -243,7 +253,7 @@ class SummedRowFunction(RowFunction):
 
 
 @functools.cache
-def _with_bends(level: int) -> Array:
+def bend_rule(level: int) -> Array:
     """Return the weights of a rule of one dimension, and those of third and fourth order, (5, n_nodes)."""
     return np.concatenate([rule(1, (level,)).weights, normal_rules.bend_weights(level)])
 

@@ -83,18 +83,24 @@ class SparseCholesky:
         for stack in fronts.stacks:
             _, k, m = stack.shape
             front = _shaped(stack, work[stack.of_fronts])
-            front[:, :, :k] += _shaped(stack, matrix[stack.of_panels])
-            work[stack.at + stack.filled] = 1.0
-            own = _cholesky(front[:, :k, :k])
+            columns = _shaped(stack, matrix[stack.of_panels]).copy()
+            if not stack.is_leaf:
+                columns += front[:, :, :k]
+            _fill_up(stack, columns)
+            own = _cholesky(columns[:, :k])
             if own is None:
                 return None
             panel = _shaped(stack, panels[stack.of_panels])
             panel[:, :k] = own
             owns.append(Triangles(own))
             if m:
-                beside = dense.transposed(owns[-1].solve(dense.transposed(front[:, k:, :k])))
+                beside = dense.transposed(owns[-1].solve(dense.transposed(columns[:, k:])))
                 panel[:, k:] = beside
-                _pass_on(stack, work, front[:, k:, k:] - beside @ dense.transposed(beside))
+                together = _together(stack, beside)
+                change = -together @ dense.transposed(together)
+                if not stack.is_leaf:
+                    change += _added_up(stack, front[:, k:, k:])
+                _pass_on(stack, work, change)
         before, after = matrix[fronts.diagonal], panels[fronts.diagonal]
         before = before if terms is None else np.maximum(before, terms)
         if not (after > linalg.LEAST_PIVOT * np.sqrt(before)).all():
@@ -145,7 +151,9 @@ class SparseCholesky:
                 here = own.solve(x[stack.own])
                 x[stack.own] = here
                 if stack.shape[2]:
-                    np.subtract.at(x, stack.beside, beside @ here)
+                    shape = len(here) // stack.n_alike, stack.n_alike * stack.shape[1], here.shape[2]
+                    change = _together(stack, beside) @ here.reshape(shape)
+                    np.subtract.at(x, stack.beside[:: stack.n_alike], change)
             x[-1] = 0.0
         return x[self.fronts.symbolic.place]
 
@@ -191,34 +199,37 @@ class SparseCholesky:
             front += panel @ dense.transposed(panel)
             _shaped(stack, result[stack.of_panels])[:] = front[:, :, :k]
             if m:
-                _pass_on(stack, work, front[:, k:, k:])
+                _pass_on(stack, work, _added_up(stack, front[:, k:, k:]))
         return _lower(self.fronts, result)
 
     @functools.cached_property
     @_one_thread
-    def _inverse_fronts(self) -> Array:
-        """The inverse of L L^T on all fronts."""
-        work = np.empty(self.fronts.n_fronts)
+    def _inverse(self) -> tuple[Array, Array]:
+        """The inverse of L L^T: in panels, and on fronts that others change."""
+        work, panels = np.empty(self.fronts.n_fronts), np.empty_like(self.panels)
         for stack, own, slope in reversed(list(zip(self.fronts.stacks, self._own, self._slopes, strict=True))):
             k, m = stack.shape[1:]
-            front = _shaped(stack, work[stack.of_fronts])
-            front[:, :k, :k] = own.inverse_gram()
+            panel = _shaped(stack, panels[stack.of_panels])
+            panel[:, :k] = own.inverse_gram()
             if m:
                 among = _gathered(stack, work)
-                between = -among @ slope
-                front[:, k:, k:], front[:, k:, :k] = among, between
-                front[:, :k, k:] = dense.transposed(between)
-                front[:, :k, :k] -= dense.transposed(slope) @ between
-        return work
+                shape = slope.shape
+                together = slope.reshape(len(among), -1, m, k).swapaxes(1, 2).reshape(len(among), m, -1)
+                between = -(among @ together).reshape(len(among), m, -1, k).swapaxes(1, 2).reshape(shape)
+                panel[:, k:] = between
+                panel[:, :k] -= dense.transposed(slope) @ between
+            if not stack.is_leaf:
+                front = _shaped(stack, work[stack.of_fronts])
+                front[:, :, :k] = panel
+                if m:
+                    front[:, k:, k:] = np.repeat(among, stack.n_alike, axis=0)
+                    front[:, :k, k:] = dense.transposed(between)
+        return _lower(self.fronts, panels), work
 
-    @functools.cached_property
+    @property
     def inverse(self) -> Array:
         """The inverse of L L^T where the lower triangle can differ from 0."""
-        result = np.empty_like(self.panels)
-        for stack in self.fronts.stacks:
-            front = _shaped(stack, self._inverse_fronts[stack.of_fronts])
-            _shaped(stack, result[stack.of_panels])[:] = front[:, :, : stack.shape[1]]
-        return _lower(self.fronts, result)
+        return self._inverse[0]
 
     def product_trace(self, matrix: Array) -> float:
         """Return the trace of the inverse times a symmetric matrix, as panels."""
@@ -232,11 +243,10 @@ class SparseCholesky:
         return [self._root(stack) for stack in self.fronts.stacks]
 
     def _root(self, stack: FrontStack) -> Triangles:
-        k, m = stack.shape[1:]
-        among = _shaped(stack, self._inverse_fronts[stack.of_fronts])[:, k:, k:]
+        n, _, m = stack.shape
         if not m:
-            return Triangles(among, once=True)
-        among = among.copy()
+            return Triangles(np.empty((n, 0, 0)), once=True)
+        among = np.repeat(_gathered(stack, self._inverse[1]), stack.n_alike, axis=0)
         of, row = np.nonzero(stack.beside == self.fronts.n_dim)
         among[of, row], among[of, :, row] = 0.0, 0.0
         among[of, row, row] = 1.0
@@ -265,7 +275,7 @@ class SparseCholesky:
                 )
                 crossed = slope @ dense.transposed(beside)
                 change = crossed + apart @ dense.transposed(slope)
-                _pass_on(stack, work, front[:, k:, k:] - change)
+                _pass_on(stack, work, _added_up(stack, front[:, k:, k:] - change))
         return result
 
     @_one_thread
@@ -285,7 +295,7 @@ class SparseCholesky:
                 beside = apart + slope @ mine
                 out[:, k:] = beside - front[:, k:, :k]
                 change = slope @ dense.transposed(beside) + apart @ dense.transposed(slope)
-                _pass_on(stack, work, front[:, k:, k:] - change)
+                _pass_on(stack, work, _added_up(stack, front[:, k:, k:] - change))
         return result
 
 
@@ -308,22 +318,45 @@ def _lower(fronts: Fronts, panels: Array) -> Array:
     return panels
 
 
+def _fill_up(stack: FrontStack, columns: Array) -> None:
+    """Give filled-up columns the diagonal of an identity, in place."""
+    _, k, m = stack.shape
+    of, rest = np.divmod(stack.filled, (k + m) ** 2)
+    col = rest // (k + m + 1)
+    columns[of, col, col] = 1.0
+
+
+def _together(stack: FrontStack, beside: Array) -> Array:
+    """Return the rows beside of fronts that are alike there as one matrix of all of their columns."""
+    if stack.n_alike == 1:
+        return beside
+    n, k, m = stack.shape
+    return beside.reshape(n // stack.n_alike, -1, m, k).swapaxes(1, 2).reshape(n // stack.n_alike, m, -1)
+
+
+def _added_up(stack: FrontStack, change: Array) -> Array:
+    """Return the sums of what fronts that are alike change beside them."""
+    if stack.n_alike == 1:
+        return change
+    return np.add.reduce(change.reshape(-1, stack.n_alike, *change.shape[1:]), axis=1)
+
+
 def _pass_on(stack: FrontStack, work: Array, change: Array) -> None:
     """Add what is beside to the fronts of the parents."""
-    n, _, m = stack.shape
+    m = stack.shape[2]
     i, j = stack.lower
-    np.add.at(work, stack.to.ravel(), change.reshape(n, m * m).take(i * m + j, axis=1).ravel())
+    np.add.at(work, stack.to.ravel(), change.reshape(-1, m * m).take(i * m + j, axis=1).ravel())
 
 
 def _gathered(stack: FrontStack, work: Array) -> Array:
-    """Return what the fronts of the parents have beside."""
-    n, _, m = stack.shape
+    """Return what the fronts of the parents have beside, of fronts that are alike there once."""
+    m = stack.shape[2]
     i, j = stack.lower
-    result = np.empty((n, m * m))
     entries = work.take(stack.to)
+    result = np.empty((len(entries), m * m))
     result[:, i * m + j] = entries
     result[:, j * m + i] = entries
-    return result.reshape(n, m, m)
+    return result.reshape(-1, m, m)
 
 
 def _cholesky(matrices: Array) -> Array | None:

@@ -44,8 +44,12 @@ class FrontStack(NamedTuple):
         Where the fronts, raveled, have the diagonal of filled-up columns of their own.
     lower : tuple of ndarray of int
         Rows and columns of the lower triangle of an (m, m) matrix.
-    to : ndarray of int, shape (n_fronts, n_lower)
+    to : ndarray of int, shape (n_fronts / n_alike, n_lower)
         Where these are in the front of the parent, among all fronts.
+    n_alike : int
+        So many fronts, one after the other, have the same beside them: what they change there is added up first.
+    is_leaf : bool
+        Whether no front changes any of these.
     """
 
     own: Ints
@@ -55,6 +59,8 @@ class FrontStack(NamedTuple):
     filled: Ints
     lower: tuple[Ints, Ints]
     to: Ints
+    n_alike: int = 1
+    is_leaf: bool = False
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -359,13 +365,15 @@ def _stack(which: Ints, s: _Symbolic, layout: _Layout) -> FrontStack:
     filled = of * (k + m) ** 2 + col * (k + m + 1)
     lower = np.tril_indices(m)
     begin = int(layout.at[which[0]]), int(layout.panel[which[0]])
+    is_leaf = not np.isin(which, layout.parent).any()
     if not m:
         nothing = np.empty((len(which), 0), dtype=np.int64)
-        return FrontStack(own, nothing, *begin, filled, lower, nothing)
+        return FrontStack(own, nothing, *begin, filled, lower, nothing, is_leaf=is_leaf)
     inside = row < s.n_beside[which][:, None]
     index = np.where(inside, layout.first[which][:, None] + row, 0)
     beside, there = np.where(inside, s.beside[index], n), np.where(inside, layout.inner[index], 0)
     big = layout.parent[which]
     wide = (layout.k + layout.m)[big]
     to = layout.at[big][:, None] + there[:, lower[0]] * wide[:, None] + there[:, lower[1]]
-    return FrontStack(own, beside, *begin, filled, lower, to)
+    n_alike = len(which) if (beside == beside[0]).all() else 1
+    return FrontStack(own, beside, *begin, filled, lower, to[::n_alike], n_alike, is_leaf)

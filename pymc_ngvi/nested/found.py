@@ -1,0 +1,96 @@
+"""What is found at one value of the hyperparameters, and what the ELBO there lacks of log m.
+
+The ELBO of the conditional fit is below log m by little: what is missing, log E_q[p / q], is estimated with the same
+draws everywhere. To second order it is half of the variance of log p / q [1]_, which takes over where weights vary much.
+
+References
+----------
+.. [1] M. Opper, U. Paquet and O. Winther (2013). Perturbative corrections for approximate inference in Gaussian latent
+   variable models. JMLR 14. https://jmlr.org/papers/v14/opper13a.html
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pymc_ngvi.core.linalg import logsumexp
+from pymc_ngvi.core.types import Array, RowRules
+from pymc_ngvi.density.expectations import Seen
+
+#: Variance of log weights up to which their mean is estimated well, and from which on it is not.
+_TAME, _WILD = 3.0, 6.0
+#: Variance beyond which nothing is added to an ELBO.
+_HOPELESS = 100.0
+#: Part of the draws that may be outside the support.
+_MOST_LOST = 0.1
+#: Nats that a fit may lack whose log m is wanted; and one whose draws are weighted: weights see to them.
+SOLVED, LEFT = 1e-4, 0.01
+
+
+class EvaluatedMarginal(NamedTuple):
+    """log m at one value of the hyperparameters.
+
+    Parameters
+    ----------
+    g : ndarray, shape (p,)
+    value : float
+        Nats.
+    correction : float
+        What was added to the ELBO.
+    doubt : float
+        By how much half of the variance is more than the mean weight says.
+    seen : Seen
+        What rows see of the conditional fit.
+    rules : RowRules
+        By which these were integrated.
+    """
+
+    g: Array
+    value: float
+    correction: float
+    doubt: float
+    seen: Seen
+    rules: RowRules
+
+
+class Drawn(NamedTuple):
+    """The Gaussian of the latent variables at one value of the hyperparameters, and draws of it.
+
+    Parameters
+    ----------
+    elbo : float
+        Nats, of log p at these hyperparameters.
+    mean, sd : ndarray, shape (n_dim,)
+    latents : ndarray, shape (n_draws, n_dim)
+    log_ratio : ndarray, shape (n_draws,)
+        log p(y, x, theta) - log q'(x | theta), -inf where p is 0: q' is what they are drawn from, a part of them from
+        farther out than q.
+    log_mixed : ndarray, shape (n_draws,)
+        log q' - log q.
+    """
+
+    elbo: float
+    mean: Array
+    sd: Array
+    latents: Array
+    log_ratio: Array
+    log_mixed: Array
+
+
+def missing(log_ratio: Array) -> tuple[float, float]:
+    """Return log E_q[p / q] less the ELBO, and how far that is from half of the variance.
+
+    Parameters
+    ----------
+    log_ratio : ndarray, shape (n_draws,)
+        Log p - log q at draws of q, less the ELBO.
+    """
+    keep = np.isfinite(log_ratio)
+    if keep.mean() < 1.0 - _MOST_LOST:
+        return 0.0, np.inf
+    variance = float(np.var(log_ratio[keep]))
+    if variance > _HOPELESS:
+        return 0.0, np.inf
+    found, half = float(logsumexp(log_ratio[keep]) - np.log(len(keep))), 0.5 * variance
+    by_half = min(max((variance - _TAME) / (_WILD - _TAME), 0.0), 1.0)  # without a jump
+    return found + by_half * (half - found), half - found

@@ -1,0 +1,337 @@
+"""Gaussians of the latent variables at many hyperparameters at once."""
+
+import functools
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
+from pymc_ngvi.families.matrices.sparse.fronts import Fronts, fronts_of
+from pymc_ngvi.families.matrices.sparse.order import Supernodes
+from pymc_ngvi.families.matrices.sparse.repeated import RepeatedFronts
+from pymc_ngvi.rows.many import Entries, ManyExpected, ManyRows, ManyRules, ManySeen
+
+#: Part of the entries from which on a matrix is one front.
+_DENSE = 0.5
+#: Steps at most, and sizes that are tried where a full one does not raise the ELBO.
+_MOST_STEPS, _SMALLER = 15, (0.4, 0.15)
+
+type Which = NDArray[np.intp]
+
+
+class Precisions:
+    """Sparse precisions of one pattern, and their factors.
+
+    Parameters
+    ----------
+    entries : Entries
+        Where they can differ from 0.
+    """
+
+    def __init__(self, entries: Entries) -> None:
+        d = entries.n_dim
+        pattern = Pattern(entries.rows, entries.cols, d)
+        is_dense = pattern.n_entries > _DENSE * d * (d + 1) / 2
+        one = Supernodes(np.zeros(d, dtype=np.int64), np.zeros(1, dtype=np.int64))
+        self.entries, self.fronts = entries, Fronts(pattern, one) if is_dense else fronts_of(pattern)
+        self._places = self.fronts.places(pattern.rows, pattern.cols)
+        self._diagonal = np.searchsorted(pattern.rows * d + pattern.cols, np.arange(d) * (d + 1))
+        self._weights = np.where(entries.is_off, 2.0, 1.0)
+
+    @functools.lru_cache(maxsize=4)  # noqa: B019
+    def repeated(self, n: int) -> tuple[RepeatedFronts, Array]:
+        """Return the fronts of so many, and where their panels have the entries, (n, n_entries)."""
+        fronts = RepeatedFronts(self.fronts, n)
+        return fronts, fronts.of_panels(self._places)
+
+    def factored(self, precision: Array) -> tuple["Factors | None", NDArray[np.bool_]]:
+        """Return the factors of those of some precisions, (n, n_entries), that have one, and which these are."""
+        found = self._of(precision)
+        if found is not None:
+            return found, np.ones(len(precision), dtype=bool)
+        there = self._have_factors(precision)
+        return (self._of(precision[there]) if there.any() else None), there
+
+    def _of(self, precision: Array) -> "Factors | None":
+        fronts, at = self.repeated(len(precision))
+        panels = np.zeros(fronts.n_panels)
+        panels[at] = precision
+        cholesky = SparseCholesky.of(fronts, panels)
+        return None if cholesky is None else Factors(self, cholesky, at, len(precision))
+
+    def _have_factors(self, precision: Array) -> NDArray[np.bool_]:
+        if self._of(precision) is not None:
+            return np.ones(len(precision), dtype=bool)
+        if len(precision) == 1:
+            return np.zeros(1, dtype=bool)
+        half = len(precision) // 2
+        return np.concatenate([self._have_factors(precision[:half]), self._have_factors(precision[half:])])
+
+    def trace(self, first: Array, second: Array) -> Array:
+        """Return the traces of products of matrices, (n,), of which one has no other entries than these."""
+        return np.einsum("ne,ne,e->n", first, second, self._weights)
+
+
+@dataclass(frozen=True, eq=False)
+class Factors:
+    """Cholesky factors L_k of precisions.
+
+    Parameters
+    ----------
+    of : Precisions
+    cholesky : SparseCholesky
+        Of all as one block-diagonal matrix.
+    at : ndarray of int, shape (n, n_entries)
+        Where panels have the entries.
+    n : int
+    """
+
+    of: Precisions
+    cholesky: SparseCholesky
+    at: NDArray[np.intp]
+    n: int
+
+    @functools.cached_property
+    def log_det(self) -> Array:
+        """Log determinants of the factors, (n,)."""
+        diagonal = self.cholesky.panels[self.cholesky.fronts.diagonal].reshape(self.n, -1)
+        result: Array = np.log(diagonal).sum(axis=1)
+        return result
+
+    @functools.cached_property
+    def covariance(self) -> Array:
+        """Entries of the covariances, (n, n_entries)."""
+        result: Array = self.cholesky.inverse[self.at]
+        return result
+
+    @property
+    def sd(self) -> Array:
+        """Standard deviations, (n, n_dim)."""
+        result: Array = np.sqrt(self.covariance[:, self.of._diagonal])
+        return result
+
+    @property
+    def entropy(self) -> Array:
+        """Of the Gaussians, (n,), nats."""
+        return 0.5 * self.of.entries.n_dim * (1.0 + np.log(2.0 * np.pi)) - self.log_det
+
+    def solve(self, columns: Array, *, transposed: bool = False) -> Array:
+        """Return L_k^-1, or L_k^-T, times columns, (n, n_dim, m)."""
+        n, d, m = columns.shape
+        return self.cholesky.solve(columns.reshape(n * d, m), transposed=transposed).reshape(n, d, m)
+
+    def times_covariance(self, vectors: Array) -> Array:
+        """Return the covariance times a vector for each, (n, n_dim)."""
+        return self.solve(self.solve(vectors[:, :, None]), transposed=True)[:, :, 0]
+
+
+@dataclass(frozen=True, eq=False)
+class ManyFits:
+    """Gaussians that were fitted.
+
+    Parameters
+    ----------
+    which : ndarray of int, shape (n,)
+        Of the hyperparameters that were asked for, those where there is one.
+    rows : ManyRows
+        There.
+    mean, precision : ndarray, shapes (n, n_dim), (n, n_entries)
+    factors : Factors
+    elbo : ndarray, shape (n,)
+        Nats, of log p at these hyperparameters.
+    seen : ManySeen
+    rules : ManyRules
+    """
+
+    which: Which
+    rows: ManyRows
+    mean: Array
+    precision: Array
+    factors: Factors
+    elbo: Array
+    seen: ManySeen
+    rules: ManyRules
+
+    def some(self, which: Which) -> "ManyFits":
+        """Return some of them."""
+        factors = self.factors.of.factored(self.precision[which])[0]
+        assert factors is not None
+        parts = (getattr(self, name)[which] for name in ("elbo", "seen", "rules"))
+        return ManyFits(self.which[which], self.rows[which], self.mean[which], self.precision[which], factors, *parts)
+
+    def draws(self, base: Array) -> Array:
+        """Return draws, (n, n_dim, m), of standard normals of that shape."""
+        return self.mean[:, :, None] + self.factors.solve(base, transposed=True)
+
+    def log_density(self, base: Array) -> Array:
+        """Return the log densities, (n, m), of the draws of standard normals, (n, n_dim, m)."""
+        d = base.shape[1]
+        result: Array = 0.5 * (d - np.einsum("ndm,ndm->nm", base, base)) - self.factors.entropy[:, None]
+        return result
+
+
+@dataclass(frozen=True, eq=False)
+class _State:
+    """Gaussians, and what is known there; their factors where none were left out since these were found."""
+
+    mean: Array
+    precision: Array
+    covariance: Array
+    log_det: Array
+    seen: ManySeen
+    expected: ManyExpected
+    elbo: Array
+    factors: Factors | None = None
+
+    def __getitem__(self, which: Which) -> "_State":
+        """Return some of them, in that order."""
+        if len(which) == len(self.mean) and (which == np.arange(len(which))).all():
+            return self
+        names = ("mean", "precision", "covariance", "log_det", "seen", "expected", "elbo")
+        return _State(*(getattr(self, name)[which] for name in names))
+
+    @staticmethod
+    def together(parts: list["_State"]) -> "_State":
+        """Return several as one."""
+        if len(parts) == 1:
+            return parts[0]
+        return _State(
+            *(
+                np.concatenate([getattr(p, name) for p in parts])
+                for name in ("mean", "precision", "covariance", "log_det")
+            ),
+            ManySeen.together([p.seen for p in parts]),
+            ManyExpected.together([p.expected for p in parts]),
+            np.concatenate([p.elbo for p in parts]),
+        )
+
+
+class ManyFitter:
+    """Fits Gaussians at many hyperparameters by natural steps that have to raise the ELBO.
+
+    Parameters
+    ----------
+    precisions : Precisions
+
+    Attributes
+    ----------
+    n_expectations : int
+        Taken so far.
+    """
+
+    def __init__(self, precisions: Precisions) -> None:
+        self._precisions = precisions
+        self.n_expectations = 0
+
+    def fit(self, rows: ManyRows, start: ManySeen, rules: ManyRules | None, left: float) -> ManyFits | None:
+        """Return the fits, as far as there are any, begun from what rows may see of them.
+
+        Parameters
+        ----------
+        rows : ManyRows
+        start : ManySeen
+        rules : ManyRules or None
+            By which rows are integrated; None to choose them.
+        left : float
+            Nats that a fit may lack.
+        """
+        state, which = self._begun(rows, start, rules)
+        parts = list[tuple[Which, _State]]()
+        for _ in range(_MOST_STEPS):
+            if state is None:
+                break
+            here = rows[which]
+            gap, direction = self._direction(here, state)
+            if len(done := np.flatnonzero(gap < left)):
+                parts.append((which[done], state[done]))
+            if not len(go := np.flatnonzero(np.isfinite(gap) & ~(gap < left))):
+                break
+            state, rose = self._stepped(here[go], state[go], direction[go])
+            which = which[go][rose]
+        return self._joined(rows, parts)
+
+    def _joined(self, rows: ManyRows, parts: list[tuple[Which, _State]]) -> ManyFits | None:
+        """Return the states in the order of their hyperparameters."""
+        if not parts:
+            return None
+        which = np.concatenate([which for which, _ in parts])
+        order = np.argsort(which)
+        which, state = which[order], _State.together([state for _, state in parts])[order]
+        factors = state.factors or self._precisions.factored(state.precision)[0]
+        assert factors is not None and factors.n == len(which)  # of each there was one
+        return ManyFits(
+            which, rows[which], state.mean, state.precision, factors, state.elbo, state.seen, state.expected.rules
+        )
+
+    def _begun(self, rows: ManyRows, seen: ManySeen, rules: ManyRules | None) -> tuple[_State | None, Which]:
+        """Return the states after a step of size 1 from where predictors are as rows may see them; and where any is."""
+        expected = rows.expected(seen, rules)
+        with np.errstate(all="ignore"):
+            back = (expected.matrix @ (rows.maps.offset - seen.mean).ravel()).reshape(len(rows), -1)
+            slope = rows.maps.transposed_times(expected.slope + back)
+        there, factors = self._factored(expected.precision, np.isfinite(slope).all(axis=1))
+        if factors is None:
+            return None, there
+        mean = factors.times_covariance(slope[there])
+        rules = expected.rules if rules is None else rules
+        return self._at(rows[there], mean, expected.precision[there], factors, rules[there]), there
+
+    def _factored(self, precision: Array, found: NDArray[np.bool_]) -> tuple[Which, Factors | None]:
+        """Return which of some precisions have factors, and these."""
+        there = found & np.isfinite(precision).all(axis=1)
+        if not there.any():
+            return np.flatnonzero(there), None
+        factors, ok = self._precisions.factored(precision if there.all() else precision[there])
+        return np.flatnonzero(there)[ok], factors
+
+    def _at(self, rows: ManyRows, mean: Array, precision: Array, factors: Factors, rules: ManyRules) -> _State:
+        self.n_expectations += len(mean)
+        seen = rows.seen(mean, factors.covariance)
+        expected = rows.expected(seen, rules)
+        elbo = expected.value + factors.entropy
+        elbo = np.where(np.isfinite(elbo), elbo, -np.inf)
+        return _State(mean, precision, factors.covariance, factors.log_det, seen, expected, elbo, factors)
+
+    def _direction(self, rows: ManyRows, state: _State) -> tuple[Array, Array]:
+        """Return how far a step of size 1 would go, as a divergence, and where its mean goes."""
+        grad = rows.maps.transposed_times(state.expected.slope)
+        n, d = grad.shape
+        gap, direction = np.full(n, np.inf), np.zeros((n, d))
+        found = np.isfinite(grad).all(axis=1) & np.isfinite(state.elbo)
+        there, new = self._factored(state.expected.precision, found)
+        if new is None:
+            return gap, direction
+        direction[there] = new.times_covariance(grad[there])
+        traces = self._precisions.trace(state.expected.precision[there], state.covariance[there])
+        turned = 0.5 * (traces - d) + state.log_det[there] - new.log_det
+        gap[there] = np.maximum(turned, 0.0) + 0.5 * np.einsum("nd,nd->n", direction[there], grad[there])
+        return gap, direction
+
+    def _stepped(self, rows: ManyRows, state: _State, direction: Array) -> tuple[_State | None, Which]:
+        """Take a step from each that raises the ELBO, as large as may be; return where there is one."""
+        left, parts = np.arange(len(rows)), list[tuple[Which, _State]]()
+        for size in (1.0, *_SMALLER):
+            some, target = state[left], state.expected.precision[left]
+            precision = target if size == 1.0 else (1.0 - size) * some.precision + size * target
+            there, factors = self._factored(precision, np.ones(len(left), dtype=bool))
+            if factors is not None:
+                at = left[there]
+                here = rows[at]
+                if size == 1.0:
+                    move = direction[at]
+                else:
+                    move = size * factors.times_covariance(here.maps.transposed_times(some.expected.slope[there]))
+                new = self._at(here, some.mean[there] + move, precision[there], factors, some.expected.rules[there])
+                if len(rose := np.flatnonzero(new.elbo > some.elbo[there])):
+                    parts.append((at[rose], new[rose]))
+                    left = np.setdiff1d(left, at[rose])
+            if not len(left):
+                break
+        if not parts:
+            return None, left[:0]
+        return _State.together([part for _, part in parts]), np.concatenate([at for at, _ in parts])
