@@ -208,11 +208,7 @@ class _Predictors:
         sizes = [found.size(var) for var in found.variables]
         starts = np.concatenate([[0], np.cumsum(sizes)])
         self._where = np.concatenate(
-            [
-                np.arange(a, b)
-                for var, a, b in zip(found.variables, starts[:-1], starts[1:], strict=True)
-                if var in hanging
-            ]
+            [np.arange(a, b) for var, a, b in zip(found.variables, starts[:-1], starts[1:], strict=True) if var in hanging]
             or [np.empty(0, dtype=np.intp)]
         ).astype(np.intp)
         self._fixed = found.linear_map
@@ -270,10 +266,7 @@ class _Predictors:
 def _pairs(terms: list[Rows]) -> list[NDArray[np.int64]]:
     """Return all pairs of predictors that rows have, as `Expectations` lists them."""
     return [
-        np.ascontiguousarray(rows.index[:, [a, b]])
-        for rows in terms
-        for a in range(rows.index.shape[1])
-        for b in range(a + 1)
+        np.ascontiguousarray(rows.index[:, [a, b]]) for rows in terms for a in range(rows.index.shape[1]) for b in range(a + 1)
     ]
 
 

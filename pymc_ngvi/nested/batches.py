@@ -91,9 +91,7 @@ class ManyConditionals:
                 if fits is not None:
                     at = left[fits.which]
                     there = part[at]
-                    yield from zip(
-                        there.tolist(), self._draws(g[there], fits, base[there], defence, picked[there]), strict=True
-                    )
+                    yield from zip(there.tolist(), self._draws(g[there], fits, base[there], defence, picked[there]), strict=True)
                     left = np.setdiff1d(left, at)
                 if not len(left):
                     break

@@ -201,10 +201,7 @@ class _State:
         if len(parts) == 1:
             return parts[0]
         return _State(
-            *(
-                np.concatenate([getattr(p, name) for p in parts])
-                for name in ("mean", "precision", "covariance", "log_det")
-            ),
+            *(np.concatenate([getattr(p, name) for p in parts]) for name in ("mean", "precision", "covariance", "log_det")),
             ManySeen.together([p.seen for p in parts]),
             ManyExpected.together([p.expected for p in parts]),
             np.concatenate([p.elbo for p in parts]),

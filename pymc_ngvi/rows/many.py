@@ -84,6 +84,7 @@ class ManyMaps:
             result[:, self.columns] += np.matmul(eta[:, None], self.dense)[:, 0]
         return result
 
+
     def transposed_rows(self, index: NDArray[np.intp]) -> Array:
         """Return some rows of X_k as columns, (n, n_dim, n_rows)."""
         n, sparsity = len(self), self.sparsity
@@ -428,9 +429,7 @@ class ManyRows:
         weights = []
         for _, hessian in found:
             k = hessian.shape[1]
-            weights += [
-                (1.0 if a == b else 2.0) * hessian[:, a, b].reshape(n, -1) for a in range(k) for b in range(a + 1)
-            ]
+            weights += [(1.0 if a == b else 2.0) * hessian[:, a, b].reshape(n, -1) for a in range(k) for b in range(a + 1)]
         value = self.constant + np.einsum("nr,nr->n", self.slope, seen.mean)
         for kind in kinds:
             value += kind.values.reshape(n, -1).sum(axis=1)
