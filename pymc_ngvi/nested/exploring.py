@@ -24,7 +24,7 @@ from pymc_ngvi.nested.verdict import EVEN, MOST_MOVED
 _MOST, _MOST_OF_EACH = 15, 15
 #: Points about the mode at which log m is evaluated first, and for each hyperparameter; how far out they are, in turn,
 #: in the standard deviations of normals.
-_OF_DESIGN, _OF_DESIGN_OF_EACH, _SIZES_OF_DESIGN = 10, 15, (0.8, 1.6, 2.4)
+_OF_DESIGN, _OF_DESIGN_OF_EACH, _SIZES_OF_DESIGN = 10, 30, (1.0, 2.0, 3.0)
 #: Effective size of the pool: predictions cost nothing.
 _WANTED = 8_000
 #: Parts of all values that are in each round: what the first has found makes predictions better, and the last is drawn
