@@ -28,7 +28,7 @@ OF_VALUE, OF_EXPECTATION, HESSIAN, PER_PRODUCT_OF_HESSIAN = 0.4, 15.0, 3.0, 0.3
 #: Gradients and Hessians of a fit that is yet to come, by draws; its expectations, by rows.
 N_GRADIENTS, N_HESSIANS, N_EXPECTATIONS = 1_600, 1_200, 30
 #: Seconds of such a fit by rows beside its expectations: choosing a start, steps, a look for other modes.
-OF_FIT = 0.2
+OF_FIT = 1.0
 
 
 class Evaluated(Protocol):

@@ -32,6 +32,10 @@ _MOST_TOLD = 120
 _SMALL = 0.05
 
 
+class Uneven(Hopeless):
+    """Weights of draws of the latent variables vary too much."""
+
+
 @dataclass(frozen=True, eq=False)
 class Exploration:
     """What is known of the hyperparameters, and of the latent variables given these.
@@ -58,7 +62,9 @@ class Exploration:
     moved: float
 
 
-def explore(marginal: LatentMarginal, start: Array, scale: Array, n_values: int, seed: int) -> Exploration:
+def explore(
+    marginal: LatentMarginal, start: Array, scale: Array, n_values: int, seed: int, most_variance: float = np.inf
+) -> Exploration:
     """Sample the hyperparameters, and the latent variables given these.
 
     Parameters
@@ -69,16 +75,24 @@ def explore(marginal: LatentMarginal, start: Array, scale: Array, n_values: int,
     n_values : int
         Of the hyperparameters, in a round.
     seed : int
+    most_variance : float
+        Of log weights at the mode, of draws given the hyperparameters.
 
     Raises
     ------
-    Hopeless
+    Hopeless, Uneven
     """
     p = len(start)
     marginal.scale = scale
     mode = find_mode(marginal, start, scale)
     if mode is None:
         raise Hopeless(Reason.HOPELESS, "the latent variables can't be fitted where the hyperparameters start")
+    if (variance := marginal.variance()) > most_variance:
+        raise Uneven(
+            Reason.NOT_PASSED,
+            f"given the hyperparameters, latent variables are too far from a Gaussian (variance {variance:.1f} of log "
+            "weights at the mode)",
+        )
     marginal.scale = np.sqrt(np.diag(mode.cov))
     emulated = Emulated(marginal, len(marginal.known) + _MOST + _MOST_OF_EACH * p)
     for known in marginal.known:

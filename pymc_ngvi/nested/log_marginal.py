@@ -111,6 +111,11 @@ class LatentMarginal:
             return next((one for _, one in self._many.at(g[None], [found.seen], [found.rules], self._base)), found)
         return found
 
+    def variance(self) -> float:
+        """Return the variance of log weights, given the hyperparameters, at the highest of the fits so far."""
+        top = max(self.known, key=lambda one: one.value)
+        return 2.0 * (top.correction + top.doubt)  # half of it is what the ELBO lacks, to second order
+
     def doubt(self) -> float:
         """Return how far two estimates of what ELBOs lack are apart, an sd over the hyperparameters in nats."""
         values, doubts = np.array([k.value for k in self.known]), np.array([k.doubt for k in self.known])

@@ -91,6 +91,8 @@ class Candidate:
         That it turns out to be exact, up to simulation error.
     reason : str
         Why it can't be had, or failed, in a clause.
+    of_failure : float
+        Part of the price that is spent by the time that it is known not to be exact.
     """
 
     kind: str
@@ -98,11 +100,14 @@ class Candidate:
     seconds: float = math.nan
     chance: float = 0.0
     reason: str = ""
+    of_failure: float = 1.0
 
     @property
     def expected_seconds(self) -> float:
-        """Price over chance: candidates are tried in the order of it."""
-        return self.seconds / self.chance if self.chance > 0.0 else math.inf
+        """What it takes in the mean, over its chance: candidates are tried in the order of it."""
+        if not self.chance > 0.0:
+            return math.inf
+        return self.seconds * (self.chance + (1.0 - self.chance) * self.of_failure) / self.chance
 
     @property
     def worth(self) -> str:

@@ -1,6 +1,7 @@
 """After a Gaussian fit: candidates are tried in the order of the plan, until one is exact."""
 
 import functools
+import math
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.state import ExactState
 from pymc_ngvi.nested.posterior import nested_posterior
 from pymc_ngvi.nested.state import NestedState
-from pymc_ngvi.posteriors.candidates import comes_before_nested, exact_candidate, nested_candidate, work_of
+from pymc_ngvi.posteriors.candidates import UNEVEN, comes_before_nested, exact_candidate, nested_candidate, work_of
 from pymc_ngvi.posteriors.plan import Candidate, Outcome, Plan, TimeBudget, in_order
 
 
@@ -192,7 +193,11 @@ class _Search:
 
     def _nested_offer(self) -> _Offer:
         candidate = nested_candidate(self._given.density)
-        return _Offer(candidate, self._given.budget.left(), lambda _: _nested(self._given, candidate.seconds))
+
+        def run(_: Callable[[float], bool]) -> NestedState:
+            return _nested(self._given, candidate.seconds, UNEVEN if "exact" in self._offers else math.inf)
+
+        return _Offer(candidate, self._given.budget.left(), run)
 
     def _leave_out(self, offer: _Offer, left: float) -> None:
         """Note that a posterior takes too long."""
@@ -268,9 +273,9 @@ def _exact(given: Beginning, forest: Forest, seconds: float, may_take: Callable[
     return state
 
 
-def _nested(given: Beginning, seconds: float) -> NestedState:
+def _nested(given: Beginning, seconds: float, most_variance: float) -> NestedState:
     with announced("Nested posterior", seconds, given.progressbar):
-        return nested_posterior(given.density, given.q, given.seed)
+        return nested_posterior(given.density, given.q, given.seed, most_variance)
 
 
 def _asks_for(budget: TimeBudget, seconds: float, kind: str) -> str:
