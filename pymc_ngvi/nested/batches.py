@@ -6,7 +6,6 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.refusal import TooDenseError
 from pymc_ngvi.core.types import Array, RowRules
 from pymc_ngvi.density.expectations import Seen
 from pymc_ngvi.density.rows_given import RowsGiven
@@ -89,7 +88,9 @@ class ManyConditionals:
                 if fits is not None:
                     at = left[fits.which]
                     there = part[at]
-                    yield from zip(there.tolist(), self._draws(g[there], fits, base[there], defence, picked[there]), strict=True)
+                    yield from zip(
+                        there.tolist(), self._draws(g[there], fits, base[there], defence, picked[there]), strict=True
+                    )
                     left = np.setdiff1d(left, at)
                 if not len(left):
                     break

@@ -130,7 +130,13 @@ class LatentMarginal:
         return Defence.of(self._given, fit)
 
     def drawn(
-        self, g: Array, starts: Starts, base: Array, defence: Defence, rng: np.random.Generator, is_deep: NDArray[np.bool_]
+        self,
+        g: Array,
+        starts: Starts,
+        base: Array,
+        defence: Defence,
+        rng: np.random.Generator,
+        is_deep: NDArray[np.bool_],
     ) -> list[Drawn | None]:
         """Return the Gaussians at values of the hyperparameters, and draws; None where there is none.
 

@@ -44,7 +44,7 @@ class Precisions:
         self._weights = np.where(entries.is_off, 2.0, 1.0)
 
     @functools.lru_cache(maxsize=4)  # noqa: B019
-    def repeated(self, n: int) -> tuple[RepeatedFronts, Array]:
+    def repeated(self, n: int) -> tuple[RepeatedFronts, NDArray[np.int64]]:
         """Return the fronts of so many, and where their panels have the entries, (n, n_entries)."""
         fronts = RepeatedFronts(self.fronts, n)
         return fronts, fronts.of_panels(self._places)
@@ -118,7 +118,8 @@ class Factors:
     @property
     def entropy(self) -> Array:
         """Of the Gaussians, (n,), nats."""
-        return 0.5 * self.of.entries.n_dim * (1.0 + np.log(2.0 * np.pi)) - self.log_det
+        result: Array = 0.5 * self.of.entries.n_dim * (1.0 + np.log(2.0 * np.pi)) - self.log_det
+        return result
 
     def solve(self, columns: Array, *, transposed: bool = False) -> Array:
         """Return L_k^-1, or L_k^-T, times columns, (n, n_dim, m)."""
@@ -200,8 +201,13 @@ class _State:
         """Return several as one."""
         if len(parts) == 1:
             return parts[0]
+        names = ("mean", "precision", "covariance", "log_det")
+        mean, precision, covariance, log_det = (np.concatenate([getattr(p, name) for p in parts]) for name in names)
         return _State(
-            *(np.concatenate([getattr(p, name) for p in parts]) for name in ("mean", "precision", "covariance", "log_det")),
+            mean,
+            precision,
+            covariance,
+            log_det,
             ManySeen.together([p.seen for p in parts]),
             ManyExpected.together([p.expected for p in parts]),
             np.concatenate([p.elbo for p in parts]),
@@ -260,7 +266,8 @@ class ManyFitter:
         order = np.argsort(which)
         which, state = which[order], _State.together([state for _, state in parts])[order]
         factors = state.factors or self._precisions.factored(state.precision)[0]
-        assert factors is not None and factors.n == len(which)  # of each there was one
+        assert factors is not None
+        assert factors.n == len(which)  # of each there was one
         return ManyFits(
             which, rows[which], state.mean, state.precision, factors, state.elbo, state.seen, state.expected.rules
         )
@@ -268,6 +275,7 @@ class ManyFitter:
     def _begun(self, rows: ManyRows, seen: ManySeen, rules: ManyRules | None) -> tuple[_State | None, Which]:
         """Return the states after a step of size 1 from where predictors are as rows may see them; and where any is."""
         expected = rows.expected(seen, rules)
+        assert expected.matrix is not None
         with np.errstate(all="ignore"):
             back = (expected.matrix @ (rows.maps.offset - seen.mean).ravel()).reshape(len(rows), -1)
             slope = rows.maps.transposed_times(expected.slope + back)

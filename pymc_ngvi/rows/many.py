@@ -285,15 +285,16 @@ def _products(sparsity: Sparsity, pair: Ints) -> tuple[Ints, Ints, Ints, Ints, I
     return n, at_i, at_j, sparsity.indices[at_i], sparsity.indices[at_j]
 
 
-class ManySeen(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class ManySeen:
     """What rows see of Gaussians: means of predictors, (n, n_predictors), and covariances, (n, n_pairs) each."""
 
     mean: Array
     covariances: list[Array]
 
-    def __getitem__(self, which: object) -> "ManySeen":  # type: ignore[override]
+    def __getitem__(self, which: NDArray[np.intp]) -> "ManySeen":
         """Return that of some of them."""
-        return ManySeen(self.mean[which], [c[which] for c in self.covariances])  # type: ignore[index]
+        return ManySeen(self.mean[which], [c[which] for c in self.covariances])
 
     @classmethod
     def together(cls, parts: Sequence["ManySeen"]) -> "ManySeen":
@@ -302,23 +303,25 @@ class ManySeen(NamedTuple):
         return cls(np.concatenate([part.mean for part in parts]), covariances)
 
 
-class ManyRules(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class ManyRules:
     """Rules of quadrature, and standard deviations that they were chosen for, (n, n_rows) each."""
 
     level: Levels
     sd: NDArray[np.float32]
 
-    def __getitem__(self, which: object) -> "ManyRules":  # type: ignore[override]
+    def __getitem__(self, which: NDArray[np.intp]) -> "ManyRules":
         """Return those of some of them."""
-        return ManyRules(self.level[which], self.sd[which])  # type: ignore[index]
+        return ManyRules(self.level[which], self.sd[which])
 
     @classmethod
     def together(cls, parts: Sequence["ManyRules"]) -> "ManyRules":
         """Return several as one."""
-        return cls(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+        return cls(np.concatenate([part.level for part in parts]), np.concatenate([part.sd for part in parts]))
 
 
-class ManyExpected(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class ManyExpected:
     """Expectations under Gaussians.
 
     Parameters
@@ -340,9 +343,9 @@ class ManyExpected(NamedTuple):
     rules: ManyRules
     matrix: sparse.csr_array | None = None
 
-    def __getitem__(self, which: object) -> "ManyExpected":  # type: ignore[override]
+    def __getitem__(self, which: NDArray[np.intp]) -> "ManyExpected":
         """Return those of some of them."""
-        return ManyExpected(self.value[which], self.slope[which], self.precision[which], self.rules[which])  # type: ignore[index]
+        return ManyExpected(self.value[which], self.slope[which], self.precision[which], self.rules[which])
 
     @classmethod
     def together(cls, parts: Sequence["ManyExpected"]) -> "ManyExpected":
