@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scipy.special import ndtri
+from scipy.stats import qmc
+
 from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.fitting import Hopeless, Sampler
@@ -12,13 +15,16 @@ from pymc_ngvi.marginal.sampling import Pool
 from pymc_ngvi.marginal.tails import Bend
 from pymc_ngvi.nested.emulator import Emulated, Predicted
 from pymc_ngvi.nested.log_marginal import LatentMarginal
-from pymc_ngvi.nested.mode import find_mode
+from pymc_ngvi.nested.mode import LatentMode, find_mode
 from pymc_ngvi.nested.pairs import WeightedPairs, normalised_weights
 from pymc_ngvi.nested.rounds import Guess, Rounds
 from pymc_ngvi.nested.verdict import EVEN, MOST_MOVED
 
 #: Evaluations of log m before there are weights, after those on the way to the mode, and for each hyperparameter.
 _MOST, _MOST_OF_EACH = 15, 15
+#: Points about the mode at which log m is evaluated first, and for each hyperparameter; how far out they are, in turn,
+#: in the standard deviations of normals.
+_OF_DESIGN, _OF_DESIGN_OF_EACH, _SIZES_OF_DESIGN = 10, 30, (1.0, 2.0, 3.0)
 #: Effective size of the pool: predictions cost nothing.
 _WANTED = 8_000
 #: Parts of all values that are in each round: what the first has found makes predictions better, and the last is drawn
@@ -27,7 +33,7 @@ _PARTS, _GOOD, _HEAVY = (0.35, 0.65, 0.5), 0.5, 0.5
 #: Predicted weight of a draw from which on log m is evaluated there, and how often at most.
 _HEAVIEST, _MOST_HEAVY = 0.005, 30
 #: Values that predictions are told of after a round, at most.
-_MOST_TOLD = 120
+_MOST_TOLD = 400
 #: Standard deviations by which a wider round may move a mean in any case.
 _SMALL = 0.05
 
@@ -94,6 +100,7 @@ def explore(
             "weights at the mode)",
         )
     marginal.scale = np.sqrt(np.diag(mode.cov))
+    marginal.at(_around(mode, _OF_DESIGN + _OF_DESIGN_OF_EACH * p))
     emulated = Emulated(marginal, len(marginal.known) + _MOST + _MOST_OF_EACH * p)
     for known in marginal.known:
         emulated.tell(known.g, known.value)
@@ -110,6 +117,13 @@ def explore(
         _tell(emulated, pairs)
         sampled.pool = sampler.sequences.again(sampled.pool)
     return Exploration(pairs, rounds.proposal, sampled.bend, predicted, lost, moved)
+
+
+def _around(mode: LatentMode, n: int) -> Array:
+    """Return points that fill the space about a mode, near it and farther out, (n, p)."""
+    uniform = qmc.Halton(len(mode.at), scramble=False).random(n + 1)[1:]
+    sizes = np.resize(_SIZES_OF_DESIGN, n)
+    return mode.at + (sizes[:, None] * ndtri(uniform)) @ np.linalg.cholesky(mode.cov).T
 
 
 def _guess(emulated: Emulated, pool: Pool) -> tuple[Guess, Predicted]:

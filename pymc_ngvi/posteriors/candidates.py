@@ -29,6 +29,8 @@ _OF_FAILURE = 0.15
 UNEVEN = 1.5
 #: Draws of the globals that adapting takes, about, for each of them; others that are evaluated by all nodes.
 _ADAPTING, _REFERRED = 60.0, 300.0
+#: Nodes of a base rule in each coordinate.
+_NODES_OF_BASE = 2
 #: Latent variables for each hyperparameter, from which on a nested posterior is worth while.
 _MANY = 3
 #: Seconds that a nested posterior may take without being asked for, where no Gaussian comes before it.
@@ -66,8 +68,10 @@ class Work:
     def of(cls, forest: Forest, each: float) -> "Work":
         """Return that of globals and trees: most draws are evaluated at one node, some by the reference rule."""
         n_draws = 1.5 * WANTED + _ADAPTING * forest.n_globals
-        n_nodes = len(first_rule(forest.n_levels).nodes) if forest.n_local else 1
-        return cls(n_draws + (_REFERRED * n_nodes if forest.n_local else 0.0), each)
+        if not forest.n_local:
+            return cls(n_draws, each)
+        n_nodes = len(first_rule(forest.n_levels).nodes)
+        return cls(n_draws * _NODES_OF_BASE**forest.n_levels + _REFERRED * n_nodes, each)
 
 
 def work_of(forest: Forest, density: ModelDensity, *, by_rows: bool) -> Work:
