@@ -87,7 +87,7 @@ class LatentMarginal:
             left = np.array([k for k in left if result[k] is None], dtype=np.intp)
             if not len(left):
                 break
-        for number in left:
+        for number in left.tolist():
             if self._is_near(g[number]) and (alone := self._alone(g[number])) is not None:
                 result[number] = alone
                 self.known.append(alone)

@@ -14,7 +14,8 @@ from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
 from pymc_ngvi.families.matrices.sparse.fronts import Fronts, fronts_of
 from pymc_ngvi.families.matrices.sparse.order import Supernodes
 from pymc_ngvi.families.matrices.sparse.repeated import RepeatedFronts
-from pymc_ngvi.rows.many import Entries, ManyExpected, ManyRows, ManyRules, ManySeen
+from pymc_ngvi.rows.entries import Entries
+from pymc_ngvi.rows.many import ManyExpected, ManyRows, ManyRules, ManySeen
 
 #: Part of the entries from which on a matrix is one front.
 _DENSE = 0.5
@@ -74,7 +75,8 @@ class Precisions:
 
     def trace(self, first: Array, second: Array) -> Array:
         """Return the traces of products of matrices, (n,), of which one has no other entries than these."""
-        return np.einsum("ne,ne,e->n", first, second, self._weights)
+        result: Array = np.einsum("ne,ne,e->n", first, second, self._weights)
+        return result
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,14 +16,14 @@ from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.nodes import first_rule
 from pymc_ngvi.nested.posterior import latent_rows_of
 from pymc_ngvi.nested.seconds import LEAST, nested_seconds
-from pymc_ngvi.posteriors.plan import Candidate, Outcome, Plan, TimeBudget
+from pymc_ngvi.posteriors.plan import Candidate, Decision, Plan, TimeBudget
 
 #: Global parameters beyond which another posterior is to be tried before the exact one.
 MANY_GLOBALS = 30
 #: Chances that a posterior turns out to be exact: with that many globals; given hyperparameters, of latent variables
 #: that are not Gaussian.
 _WITH_MANY_GLOBALS, _NOT_GAUSSIAN, _UNEVEN = 1.0 / 30.0, 1.0 / 3.0, 1.0 / 100.0
-#: Part of the price of a nested posterior after which it is known whether latent variables are near enough to a Gaussian.
+#: Part of the price of a nested posterior after which it is known whether latent variables are nearly Gaussian.
 _OF_FAILURE = 0.15
 #: Variance of log weights at the mode from which on it is given up where there is an exact posterior.
 UNEVEN = 1.5
@@ -145,7 +145,7 @@ def plan_without_gaussian(options: FitOptions, density: ModelDensity) -> Plan | 
         return None
     if nested.seconds > (most := _affordable(options, of_fit)):
         return None
-    gaussian = Candidate("gaussian", Outcome.ON_REQUEST, of_fit)
+    gaussian = Candidate("gaussian", Decision.ON_REQUEST, of_fit)
     limit = f"Before any Gaussian fit, {in_words(most)} may be taken." if math.isfinite(most) else ""
     return Plan((nested, *([] if exact is None else [exact]), gaussian), limit)
 
