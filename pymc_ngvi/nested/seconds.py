@@ -1,11 +1,15 @@
 """How long a nested posterior takes, from sizes alone."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from pymc_ngvi.core import prices
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.families.dissection import find_structure
-from pymc_ngvi.families.fill import cheapest_with_fill, step_seconds
+from pymc_ngvi.families.fill import arithmetic_seconds, cheapest_with_fill, step_seconds
+from pymc_ngvi.families.matrices.arrow import ArrowStructure
+from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
 
 #: Conditional fits, and for each hyperparameter; expectations that one takes, about, with what comes before and after
 #: these; seconds of a fit beside them.
@@ -14,13 +18,15 @@ _FITS, _FITS_OF_EACH, _EXPECTATIONS, _PER_FIT = 60.0, 10.0, 5.0, 0.01
 #: and at most.
 _EXPECTATIONS_OF_VALUE, _SECONDS_OF_VALUES, _FEWEST_VALUES, _MOST_VALUES = 2.5, 10.0, 128, 448
 #: Seconds of any nested posterior, at least.
-LEAST = 0.5
+LEAST = 0.8
 
 
 #: In batches: seconds beside those of fits; fits, and for each hyperparameter; seconds of one, of a row in it whose
 #: function is quadratic, and of others; passes through the factor.
-_BESIDE, _IN_BATCHES, _IN_BATCHES_OF_EACH, _PER_FIT_OF_MANY = 0.3, 30.0, 30.0, 5e-4
+_BESIDE, _IN_BATCHES, _IN_BATCHES_OF_EACH, _PER_FIT_OF_MANY = 0.5, 30.0, 45.0, 5e-4
 _PER_QUADRATIC_ROW, _PER_ROW_OF_MANY, _PASSES = 5e-7, 2e-6, 3.0
+#: Seconds that more values than usual may take in batches, and how many there may be.
+_SECONDS_OF_MORE, _MOST_OF_ALL = 1.0, 1_000
 
 
 def nested_seconds(given: RowsGiven) -> float:
@@ -35,25 +41,27 @@ def nested_seconds(given: RowsGiven) -> float:
 def _of_many(given: RowsGiven) -> float:
     """Return the seconds of a fit among many, with its draws."""
     per_row = _PER_QUADRATIC_ROW if given.is_quadratic else _PER_ROW_OF_MANY
-    algebra = max(_of_algebra(given) - prices.PER_STACK, 0.0)  # calls are for many
-    return _PER_FIT_OF_MANY + per_row * given.rows.n_evaluations + _PASSES * algebra
+    return _PER_FIT_OF_MANY + per_row * given.rows.n_evaluations + _PASSES * _of_algebra(given, arithmetic_seconds)
 
 
 def n_values_of(given: RowsGiven) -> int:
     """Return at how many hyperparameters latent variables are drawn: as many as a few seconds allow."""
-    of_value = _of_fit(given, _EXPECTATIONS_OF_VALUE) if given.over is None else _of_many(given)
-    return int(np.clip(_SECONDS_OF_VALUES / of_value, _FEWEST_VALUES, _MOST_VALUES))
+    if given.over is None:
+        return int(np.clip(_SECONDS_OF_VALUES / _of_fit(given, _EXPECTATIONS_OF_VALUE), _FEWEST_VALUES, _MOST_VALUES))
+    each = _of_many(given)
+    usual = np.clip(_SECONDS_OF_VALUES / each, _FEWEST_VALUES, _MOST_VALUES)
+    return int(max(usual, min(_SECONDS_OF_MORE / each, _MOST_OF_ALL)))
 
 
 def _of_fit(given: RowsGiven, n_expectations: float) -> float:
     return _PER_FIT + n_expectations * (prices.PER_ROW * given.rows.n_evaluations + _of_algebra(given))
 
 
-def _of_algebra(given: RowsGiven) -> float:
+def _of_algebra(given: RowsGiven, of: Callable[[ArrowStructure | FilledStructure], float] = step_seconds) -> float:
     """Return the seconds of the linear algebra of one step, in the form that costs least."""
     filled = cheapest_with_fill(given.summed, lambda: given.pattern)
     if filled is not None:
-        return step_seconds(filled)
+        return of(filled)
     if given.pattern is not None:
-        return step_seconds(find_structure(given.pattern))
+        return of(find_structure(given.pattern))
     return prices.of_dense(given.n_dim, given.rows.n_rows)
