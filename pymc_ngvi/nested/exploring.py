@@ -26,14 +26,14 @@ _MOST, _MOST_OF_EACH = 15, 15
 #: in the standard deviations of normals.
 _OF_DESIGN, _OF_DESIGN_OF_EACH, _SIZES_OF_DESIGN = 10, 30, (1.0, 2.0, 3.0)
 #: Effective size of the pool: predictions cost nothing.
-_WANTED = 8_000
+_WANTED = 4_000
 #: Parts of all values that are in each round: what the first has found makes predictions better, and the last is drawn
 #: only where less than a part of the values is effective, or k-hat is high.
 _PARTS, _GOOD, _HEAVY = (0.35, 0.65, 0.5), 0.5, 0.5
-#: Predicted weight of a draw from which on log m is evaluated there, and how often at most.
-_HEAVIEST, _MOST_HEAVY = 0.005, 30
+#: Predicted weight of a draw from which on log m is evaluated there, of how many at once, and of how many at most.
+_HEAVIEST, _HEAVY_AT_ONCE, _MOST_HEAVY = 0.005, 8, 40
 #: Values that predictions are told of after a round, at most.
-_MOST_TOLD = 400
+_MOST_TOLD = 150
 #: Standard deviations by which a wider round may move a mean in any case.
 _SMALL = 0.05
 
@@ -140,11 +140,12 @@ def _guess(emulated: Emulated, pool: Pool) -> tuple[Guess, Predicted]:
         guess = Guess(value, predicted.whitening, pool)
         heavy = guess.weights.copy()
         heavy[seen] = 0.0
-        worst = int(np.argmax(heavy))
-        if heavy[worst] < _HEAVIEST or len(seen) >= _MOST_HEAVY:
+        worst = np.argsort(-heavy)[:_HEAVY_AT_ONCE]
+        worst = worst[heavy[worst] >= _HEAVIEST]
+        if not len(worst) or len(seen) >= _MOST_HEAVY:
             return guess, predicted
-        emulated.evaluate(pool.g[[worst]])
-        seen.append(worst)
+        emulated.evaluate(pool.g[worst])
+        seen += worst.tolist()
 
 
 def _is_good(pairs: WeightedPairs, moved: float) -> bool:
