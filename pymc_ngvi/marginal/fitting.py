@@ -13,7 +13,7 @@ from pymc_ngvi.marginal.log_marginal import TOLERANCE, LogMarginal
 from pymc_ngvi.marginal.proposals import (
     OF_DEFENCE,
     Proposal,
-    base_of,
+    base_proposal,
     effective_size,
     first_proposal,
     mixture_of,
@@ -121,7 +121,7 @@ class Sampler:
     def run(self) -> Sampled:
         """Adapt the proposal, then draw the pool."""
         self._bend = find_tails(lambda g: self._function(g)[0], self._mean, np.sqrt(np.diag(self._cov)))
-        self._base = base_of(self._bend, self._mean, self._cov)
+        self._base = base_proposal(self._bend, self._mean, self._cov)
         whitening = Whitening(self._bend.forward, *self._base, tuple(t.at for t in self._bend.tails))
         self._function.standardise(whitening, self._bend)
         is_plain = self._quadrature is None and not self._is_predicted
@@ -181,7 +181,7 @@ class Sampler:
 
     def _at_modes(self) -> StudentMixture:
         """Return a component of y at each mode."""
-        return mixture_of([self._base, *(base_of(self._bend, mean, cov) for mean, cov in self._others)], self._df)
+        return mixture_of([self._base, *(base_proposal(self._bend, mean, cov) for mean, cov in self._others)], self._df)
 
     @property
     def _n_first(self) -> int:

@@ -133,7 +133,7 @@ class Base(NamedTuple):
     factor: Array
 
 
-def base_of(bend: Bend, mean: Array, cov: Array) -> Base:
+def base_proposal(bend: Bend, mean: Array, cov: Array) -> Base:
     """Return mean and factor of y where the globals are those of a Gaussian."""
     factor = np.linalg.cholesky(cov)
     if not bend.tails:

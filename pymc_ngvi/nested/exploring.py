@@ -123,7 +123,8 @@ def _around(mode: LatentMode, n: int) -> Array:
     """Return points that fill the space about a mode, near it and farther out, (n, p)."""
     uniform = qmc.Halton(len(mode.at), scramble=False).random(n + 1)[1:]
     sizes = np.resize(_SIZES_OF_DESIGN, n)
-    return mode.at + (sizes[:, None] * ndtri(uniform)) @ np.linalg.cholesky(mode.cov).T
+    points: Array = mode.at + (sizes[:, None] * ndtri(uniform)) @ np.linalg.cholesky(mode.cov).T
+    return points
 
 
 def _guess(emulated: Emulated, pool: Pool) -> tuple[Guess, Predicted]:

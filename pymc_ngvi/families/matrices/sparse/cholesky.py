@@ -25,7 +25,8 @@ from threadpoolctl import ThreadpoolController
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.families.matrices import stacks as dense
-from pymc_ngvi.families.matrices.sparse.fronts import AnyFronts, FrontStack
+from pymc_ngvi.families.matrices.sparse.any_fronts import AnyFronts
+from pymc_ngvi.families.matrices.sparse.fronts import FrontStack
 from pymc_ngvi.families.matrices.sparse.triangles import Triangles
 
 _ROOT_2 = float(np.sqrt(2.0))

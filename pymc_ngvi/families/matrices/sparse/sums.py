@@ -29,8 +29,9 @@ import numpy as np
 
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.families.matrices.sparse.any_fronts import AnyFronts
 from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
-from pymc_ngvi.families.matrices.sparse.fronts import AnyFronts, Fronts
+from pymc_ngvi.families.matrices.sparse.fronts import Fronts
 from pymc_ngvi.families.matrices.sparse.order import Ints
 
 #: Multiple of the diagonal that pins are; global coordinates that are pinned, at most.
