@@ -61,9 +61,13 @@ def by_quadrature(function, eta, scale, data):
         while height(mode + sign * far) > top - 45.0:
             far *= 1.3
         ends.append(mode + sign * far)
+
+    def moment(z, power):
+        return z**power * np.exp(height(z) - top)
+
     total, first, second = (
         sum(
-            integrate.quad(lambda z: z**power * np.exp(height(z) - top), a, b, epsabs=0, epsrel=1e-11, limit=200)[0]
+            integrate.quad(moment, a, b, args=(power,), epsabs=0, epsrel=1e-11, limit=200)[0]
             for a, b in ((ends[0], mode), (mode, ends[1]))
         )
         for power in (0, 1, 2)
@@ -304,7 +308,7 @@ def test_a_nested_posterior_is_that_of_a_grid():
     """Two parameters, 25 effects: log m by quadrature, row by row, on a grid of the two."""
     rng = np.random.default_rng(4)
     y = rng.poisson(np.exp(0.6 + 0.8 * rng.standard_normal(25)))
-    with pm.Model() as model:
+    with pm.Model():
         b, s = pm.Normal("b", 0.0, 2.0), pm.HalfNormal("s", 1.0)
         e = pm.Normal("e", 0.0, 1.0, shape=25)
         pm.Poisson("y", pm.math.exp(b + s * e), observed=y)
