@@ -20,12 +20,12 @@ from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.shards.shards import Shards
 from pymc_ngvi.density.streams.density import Streamed
 from pymc_ngvi.fitting.begun import first_state
-from pymc_ngvi.fitting.defaults import options_for
+from pymc_ngvi.fitting.defaults import names_a_method, options_for
 from pymc_ngvi.fitting.earlier import Earlier
 from pymc_ngvi.fitting.given import check_not_empty, density_of, model_given, streamed
 from pymc_ngvi.fitting.lost import keeping
 from pymc_ngvi.fitting.modes.search import ModeSearch
-from pymc_ngvi.fitting.options import OF_CONSTRUCTOR, OPTIONS, FitOptions, check_callbacks, check_n
+from pymc_ngvi.fitting.options import MOST_ITERATIONS, OF_CONSTRUCTOR, OPTIONS, FitOptions, check_callbacks, check_n
 from pymc_ngvi.fitting.outcome import report_outcome
 from pymc_ngvi.fitting.problem import Problem, problem_of
 from pymc_ngvi.fitting.progress import FitProgress, watching
@@ -36,12 +36,10 @@ from pymc_ngvi.graphs.backends import Backend
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.callbacks import Callback, observer_of
 from pymc_ngvi.results.exact_step import ExactStep, check_wanted
-from pymc_ngvi.results.nested_first import comes_first, nested_first
+from pymc_ngvi.results.nested_first import nested_first
 
 # A child of PyMC's logger, which has the handler.
 logger = logging.getLogger("pymc.ngvi")
-#: Iterations at most, where the user says nothing.
-MOST_ITERATIONS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,7 +232,7 @@ class NGVI(Inference):
     @property
     def hist(self) -> Array:
         """Loss, -ELBO, of each iteration of the last fit."""
-        return np.empty(0) if self._session is None else self.approx.hist
+        return np.empty(0) if self._session is None and self._result is None else self.approx.hist
 
     def fit(
         self,
@@ -286,15 +284,15 @@ class NGVI(Inference):
         n, callbacks = check_n(n), check_callbacks(callbacks)
         clock = time.perf_counter()
         problem = self._problem(backend, compile_kwargs)
-        if not callbacks and n and self._given["start"] is None and comes_first(self._options, problem.density):
+        if not callbacks and n and self._given["start"] is None and not names_a_method(self._given):
             seed = self._seed()
-            nested = nested_first(
+            first = nested_first(
                 self._options, problem.density, seed, NGVIApproximation,
                 include_transformed=include_transformed, progressbar=progressbar,
             )  # fmt: skip
-            if nested is not None:
-                return self._taken(nested)
-            self._next_seed = seed
+            if isinstance(first, NGVIApproximation):
+                return self._taken(first)
+            self._next_seed, self._options = seed, first
         density = problem.density
         with FitProgress(progressbar, progressbar_theme) as progress, few_threads(density), watching(density, progress):
             approx, problem, rule, q, seed = self._start(problem, include_transformed)
@@ -323,9 +321,9 @@ class NGVI(Inference):
     def _taken(self, nested: NGVIApproximation) -> NGVIApproximation:
         """Return a nested posterior that no fit came before."""
         self._session = self._prepared = self._next_seed = None
-        self._fitted, self._result = nested.gaussian, nested
+        self._fitted = self._result = nested
         assert nested.record is not None
-        report_outcome(nested.gaussian.q, nested.record)
+        report_outcome(nested._state, nested.record)
         return nested
 
     def refine(
@@ -344,7 +342,7 @@ class NGVI(Inference):
         TypeError
             Before the first fit.
         """
-        if self._session is None:
+        if self._session is None and self._result is None:
             raise TypeError("There is nothing to refine: call fit first.")
         refined: NGVIApproximation = self.approx.refine(n, progressbar, progressbar_theme, tol=tol, max_draws=max_draws)
         return refined

@@ -22,7 +22,7 @@ from scipy import integrate
 
 from pymc_ngvi import NGVI, ConvergenceWarning, MissingDerivativeError, StartError, Status, fit_ngvi
 from pymc_ngvi.density.by_rows import ByRows
-from pymc_ngvi.results import exact_step
+from pymc_ngvi.posteriors import search
 from pymc_ngvi.steps import Adaptive, LineSearch
 
 ALIKE = np.full(30, 2.0)
@@ -612,7 +612,7 @@ def test_interrupt_after_the_gaussian_fit_keeps_it(wanted, said, monkeypatch, ca
         signal.raise_signal(signal.SIGINT)
 
     for step in ("_exact", "_nested"):
-        monkeypatch.setattr(exact_step, step, interrupted)
+        monkeypatch.setattr(search, step, interrupted)
     approx = fit(in_groups(), posterior=wanted)
     assert approx.converged
     assert not approx.record.is_pool
@@ -627,7 +627,7 @@ def test_interrupt_while_an_exact_posterior_goes_on_keeps_it(monkeypatch, caplog
 
     approx = fit(in_groups(), posterior="exact")
     before = approx.record.posterior
-    monkeypatch.setattr(exact_step, "_exact", interrupted)
+    monkeypatch.setattr(search, "_exact", interrupted)
     with caplog.at_level("INFO", "pymc.ngvi"):
         approx.refine(100, progressbar=False, tol=1e-3)
     assert approx.is_exact

@@ -243,6 +243,34 @@ def test_predictors_are_compared_where_there_is_no_deterministic(seed):
     assert not [r for r in approx.diagnose(random_seed=seed).reasons if "predictor" in r]
 
 
+@pytest.mark.parametrize("likelihood", ["observed", "potential"])
+def test_predictors_of_priors_are_no_predictors_that_people_look_at(likelihood):
+    """A normal prior with a covariance is a function of its whitened vector, which nobody has heard of."""
+    x = np.random.default_rng(1).normal(size=(12, 3)) + 1.0
+    with pm.Model() as model:
+        effects = pm.MvNormal("effects", np.zeros(3), chol=np.array([[1.0, 0, 0], [0.5, 1.0, 0], [0.3, 0.2, 0.7]]))
+        if likelihood == "observed":
+            pm.Poisson("y", pt.exp(x @ effects), observed=np.ones(12, dtype=int))
+        else:
+            pm.Potential("y", (x @ effects - pt.exp(x @ effects)).sum())
+    approx = fit(model)
+    n_of_prior = approx.density.by_rows.found.linear_map.plain.dense.shape[0] - len(x)
+    assert n_of_prior > 0  # else nothing is tested
+    [group] = functionals_of(approx._posterior).groups
+    assert group.name == PREDICTORS
+    assert group.size == len(x)
+    theta = np.array([[1.0, 0.0, -1.0], [0.5, -2.0, 0.1]])
+    values = functionals_of(approx._posterior).at(theta)
+    np.testing.assert_allclose(values, np.column_stack([theta @ x.T, (theta @ x.T).sum(axis=1)]))
+
+
+def test_a_prior_alone_has_no_predictors_to_look_at():
+    with pm.Model() as model:
+        effects = pm.MvNormal("effects", np.zeros(2), chol=np.array([[1.0, 0.0], [0.9, 0.5]]))
+        pm.Normal("y", effects, 1.0, observed=np.zeros(2))
+    assert functionals_of(fit(model)._posterior) is None
+
+
 def test_large_deterministics_are_looked_at_in_part_and_by_their_sum():
     with pm.Model() as model:
         x = pm.Normal("x", shape=3)

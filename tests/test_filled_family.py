@@ -258,6 +258,7 @@ def always():
     """Take fill-in wherever it can be had: models that gain by it are large."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fill, "_MUCH", np.inf)
+        patch.setattr(fill, "_LITTLE", 0.0)
         find_filled.cache_clear()
         yield
     find_filled.cache_clear()

@@ -12,11 +12,11 @@ from marginal_terms import Groups, forest_of, singles
 import pymc_ngvi
 
 from pymc_ngvi import NotExactError
+from pymc_ngvi.core import prices
 from pymc_ngvi.core.refusal import Reason
-from pymc_ngvi.fitting import price
 from pymc_ngvi.marginal import exact
 from pymc_ngvi.marginal.state import ExactState
-from pymc_ngvi.results import exact_step
+from pymc_ngvi.posteriors import candidates, plan
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")
 
@@ -179,8 +179,8 @@ def regression(n, p):
 
 def test_what_costs_too_much_is_left_out(models, monkeypatch):
     """By counts, not by the clock; the reason is kept, and asking for it is enough."""
-    monkeypatch.setattr(price, "_MOST_WORK", 0.1)
-    monkeypatch.setattr(price, "_ALWAYS", 0.0)
+    monkeypatch.setattr(plan, "_MOST_WORK", 0.1)
+    monkeypatch.setattr(plan, "_ALWAYS", 0.0)
     approx = fit(models[True])
     assert not approx.is_exact
     assert not approx.is_nested
@@ -192,16 +192,13 @@ def test_what_costs_too_much_is_left_out(models, monkeypatch):
 
 def test_work():
     """It grows with globals and levels."""
-    few, many = exact.work_of(singles(50, 2), 0.01), exact.work_of(singles(50, 30), 0.01)
-    deep = exact.work_of(forest_of([-1, 0, 1, 2] * 20, 2), 0.01)
+    few, many = candidates.Work.of(singles(50, 2), 0.01), candidates.Work.of(singles(50, 30), 0.01)
+    deep = candidates.Work.of(forest_of([-1, 0, 1, 2] * 20, 2), 0.01)
     assert few.seconds < many.seconds < deep.seconds
     # Of values by rows, calls count while rows are few.
-    rows = [exact.work_of(singles(50, 2), 1e-5, n).seconds for n in (100, 1_000, 1_000_000)]
+    rows = [prices.value_seconds(None, n) for n in (100, 1_000, 1_000_000)]
     assert rows[1] < 1.5 * rows[0]
     assert rows[2] > 50.0 * rows[1]
-    # A pool may take as many values as there are seconds for, and those that it is known to take.
-    assert few.most_values(100.0 * few.seconds) == pytest.approx(100.0 * few.n_values)
-    assert few.most_values(0.0) == pytest.approx(few.n_values)
 
 
 def test_a_large_regression_is_left_to_the_gaussian():
@@ -235,7 +232,7 @@ def _no_latent_rows(density):
 def test_a_check_that_fails(models, monkeypatch):
     """By default the Gaussian comes back with the reason; where an exact posterior was asked for, it is an error."""
     monkeypatch.setattr("pymc_ngvi.marginal.verdict.LEAST_SIZE", 1e6)
-    monkeypatch.setattr(exact_step, "latent_rows_of", _no_latent_rows)
+    monkeypatch.setattr(candidates, "latent_rows_of", _no_latent_rows)
     approx = fit(models[True])
     assert not approx.is_exact
     assert approx.record.posterior.startswith("Gaussian: the effective size of the draws is ")
@@ -253,7 +250,7 @@ def test_terms_that_do_not_split(monkeypatch):
 
     for terms in ("RowTerms", "SplitDensity"):
         monkeypatch.setattr(f"pymc_ngvi.marginal.on_model.{terms}", refuse)
-    monkeypatch.setattr(exact_step, "latent_rows_of", _no_latent_rows)
+    monkeypatch.setattr(candidates, "latent_rows_of", _no_latent_rows)
     approx = fit(glmm())
     assert not approx.is_exact
     assert approx.record.posterior == "Gaussian: an element of log p depends on two blocks."

@@ -9,6 +9,7 @@ import pytensor.tensor as pt
 import pytest
 
 from pymc_ngvi import NGVI, fit_ngvi, load
+from pymc_ngvi.core.prices import fit_seconds
 from pymc_ngvi.core.psis import Weights
 from pymc_ngvi.core.status import ConvergenceWarning, Status
 from pymc_ngvi.density import LogDensity
@@ -17,7 +18,6 @@ from pymc_ngvi.fitting.modes.climbs import modes_from
 from pymc_ngvi.fitting.modes.found import OtherMode, not_covered, shares
 from pymc_ngvi.fitting.modes.points import points_for
 from pymc_ngvi.fitting.modes.search import ModeSearch, _say
-from pymc_ngvi.fitting.price import fit_seconds
 from pymc_ngvi.marginal.exact import is_even
 from pymc_ngvi.results.diagnosis.cures import Context
 from pymc_ngvi.results.diagnosis.findings import _of_weights

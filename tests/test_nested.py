@@ -265,7 +265,7 @@ def _no_forest(density):
 def test_what_can_t_be_fitted_falls_back(monkeypatch):
     """The Gaussian is kept, with the reason."""
     monkeypatch.setattr("pymc_ngvi.nested.exploring.find_mode", lambda *args: None)
-    monkeypatch.setattr("pymc_ngvi.results.exact_step.forest_of", _no_forest)
+    monkeypatch.setattr("pymc_ngvi.posteriors.search.forest_of", _no_forest)
     approx = fit_ngvi(model=counts(), random_seed=1, progressbar=False)
     assert not approx.is_nested
     assert approx.record.posterior == "Gaussian: there are no blocks."
@@ -283,9 +283,9 @@ def test_of_what_is_not_reliable_that_with_the_better_weights_comes_back(monkeyp
         checks = replace(state.checks, effective_size=0.1 * state.checks.n_values, khat=1.2)
         return replace(state, checks=checks)
 
-    monkeypatch.setattr("pymc_ngvi.results.exact_step.forest_of", _no_forest)
-    monkeypatch.setattr("pymc_ngvi.results.exact_step.nested_posterior", poor)
-    monkeypatch.setattr("pymc_ngvi.results.exact_step.efficiency_of", lambda *args: gaussian)
+    monkeypatch.setattr("pymc_ngvi.posteriors.search.forest_of", _no_forest)
+    monkeypatch.setattr("pymc_ngvi.posteriors.search.nested_posterior", poor)
+    monkeypatch.setattr("pymc_ngvi.posteriors.search.efficiency_of", lambda *args: gaussian)
     approx = fit_ngvi(model=level(), random_seed=1, progressbar=False)
     assert approx.record.is_nested is kept
     assert "k-hat of the weights of the hyperparameters is 1.20" in approx.record.posterior

@@ -12,6 +12,7 @@ from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.hyperparameters import latent_rows
 from pymc_ngvi.families import DiagonalState, FullState
+from pymc_ngvi.families.fill import step_seconds
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
 from pymc_ngvi.marginal.regression import Whitening
@@ -19,7 +20,7 @@ from pymc_ngvi.marginal.tails import Bend, Tail
 from pymc_ngvi.nested.emulator import Emulated, Kriging
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.mode import find_mode
-from pymc_ngvi.nested.seconds import n_values_of, nested_seconds, of_blocks, of_fronts
+from pymc_ngvi.nested.seconds import n_values_of, nested_seconds
 from pymc_ngvi.nested.supports import Supports
 
 
@@ -267,13 +268,13 @@ def test_seconds_of_forms_agree():
     dense = Pattern.of(np.ones((n, n)))
     seconds = 4.5e-11 * n**2 * 2 * n
     # Fronts are filled up to 713 columns here, and their numbers are gathered and scattered.
-    assert 0.5 < of_fronts(FilledStructure.of(dense)) / seconds < 3.0
-    assert 0.5 < of_blocks(ArrowStructure.of(np.full(n, -1))) / seconds < 3.0
+    assert 0.5 < step_seconds(FilledStructure.of(dense)) / seconds < 3.0
+    assert 0.5 < step_seconds(ArrowStructure.of(np.full(n, -1))) / seconds < 3.0
     chain = FilledStructure.of(Pattern.of(sparse.diags_array([np.ones(5_000), np.ones(4_999)], offsets=[0, 1])))
-    of_chain = of_fronts(chain) / chain.fronts.n_products
-    assert of_chain > 20.0 * of_fronts(FilledStructure.of(dense)) / n**3
+    of_chain = step_seconds(chain) / chain.fronts.n_products
+    assert of_chain > 20.0 * step_seconds(FilledStructure.of(dense)) / n**3
     # 13 ms were measured for a step, expectations over 10,000 rows included.
-    assert 0.003 < of_fronts(chain) < 0.013
+    assert 0.003 < step_seconds(chain) < 0.013
 
 
 def _sizes(n):

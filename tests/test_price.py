@@ -12,15 +12,16 @@ import pytest
 from rich.console import Console
 
 from pymc_ngvi import NotExactError, fit_ngvi
+from pymc_ngvi.core import prices
+from pymc_ngvi.core.prices import in_words
 from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.status import ConvergenceWarning, Status
 from pymc_ngvi.density import LogDensity
-from pymc_ngvi.fitting import price, progress
+from pymc_ngvi.fitting import progress
 from pymc_ngvi.fitting.defaults import options_for
-from pymc_ngvi.fitting.price import TimeBudget, in_words
 from pymc_ngvi.fitting.progress import announced
-from pymc_ngvi.marginal.exact import Unavailable, Work
-from pymc_ngvi.results import exact_step, nested_first
+from pymc_ngvi.posteriors import candidates, plan, search
+from pymc_ngvi.posteriors.plan import TimeBudget
 from pymc_ngvi.results.diagnosis.cures import context_of
 
 
@@ -50,8 +51,8 @@ def fit(model, **options):
 @pytest.fixture(name="scarce")
 def _scarce(monkeypatch):
     """No posterior may follow a fit for long."""
-    monkeypatch.setattr(price, "_ALWAYS", 0.0)
-    monkeypatch.setattr(price, "_MOST_WORK", 0.01)
+    monkeypatch.setattr(plan, "_ALWAYS", 0.0)
+    monkeypatch.setattr(plan, "_MOST_WORK", 0.01)
 
 
 # --- what may be taken ------------------------------------------------------------------------------------------------
@@ -104,7 +105,7 @@ def test_max_seconds_that_make_no_sense(value):
 
 def test_a_fit_ends_when_its_seconds_are_used_up():
     whole = fit(skewed(), posterior="gaussian", estimator="price")
-    spent = price.fit_seconds(whole.density, whole.record.n_gradients, whole.record.n_hessians, "price")
+    spent = prices.fit_seconds(whole.density, whole.record.n_gradients, whole.record.n_hessians, "price")
     with pytest.warns(ConvergenceWarning, match="max_seconds"):
         part = fit(skewed(), posterior="gaussian", estimator="price", max_seconds=0.3 * spent)
     assert part.status is Status.OUT_OF_SECONDS
@@ -159,14 +160,14 @@ def _tried(monkeypatch):
     def fails(kind):
         def run(given, *args):
             tried.append(kind)
-            raise exact_step._Failed(Reason.NOT_PASSED, f"the {kind} one failed")
+            raise search._Failed(Reason.NOT_PASSED, f"the {kind} one failed")
 
         return run
 
-    monkeypatch.setattr(exact_step, "_exact", fails("exact"))
-    monkeypatch.setattr(exact_step, "_nested", fails("nested"))
-    monkeypatch.setattr(exact_step, "nested_seconds", lambda given: 12.0)
-    monkeypatch.setattr(exact_step, "work_of", lambda *args: Work(1_000.0, 0.011))
+    monkeypatch.setattr(search, "_exact", fails("exact"))
+    monkeypatch.setattr(search, "_nested", fails("nested"))
+    monkeypatch.setattr(candidates, "nested_seconds", lambda given: 12.0)
+    monkeypatch.setattr(search, "work_of", lambda *args, by_rows: candidates.Work(1_000.0, 0.011))
     return tried
 
 
@@ -186,10 +187,9 @@ def test_a_nested_posterior_in_the_place_of_a_fit_has_a_price():
         f = pm.gp.Latent(cov_func=scale**2 * pm.gp.cov.ExpQuad(1, 0.3)).prior("f", X=x)
         pm.Poisson("y", pm.math.exp(f), observed=np.arange(12) % 4)
     density = LogDensity(model)
-    assert nested_first.comes_first(options_for({}, density), density)
-    assert not nested_first.comes_first(options_for({"max_seconds": 0.01}, density), density)
-    with pytest.raises(Unavailable):
-        exact_step._check(TimeBudget(1.0, 2.0), 1.0, 1.5, "nested")
+    found = candidates.plan_without_gaussian(options_for({}, density), density)
+    assert [candidate.kind for candidate in found.candidates] == ["nested", "gaussian"]
+    assert candidates.plan_without_gaussian(options_for({"max_seconds": 0.01}, density), density) is None
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from pymc_ngvi.density.shards.shard import Shard
 from pymc_ngvi.marginal.exact import forest_of
 from pymc_ngvi.marginal.in_shards import TermsInShards
 from pymc_ngvi.marginal.on_model import FittedDensity
-from pymc_ngvi.results import exact_step
+from pymc_ngvi.posteriors import search
 
 KEYS = range(models.N_SHARDS)
 # Other processes import nothing from here.
@@ -177,6 +177,56 @@ def test_a_shard_that_kills_all_workers_ends_the_fit(cluster, monkeypatch):
     home = os.getpid()
     with pytest.raises(BrokenExecutorError, match=r"Shard \d was lost [2-9] times: its workers die"):
         fit(Shards(build, KEYS, cluster))
+
+
+@pytest.fixture
+def threads_of_dask(monkeypatch):
+    """A worker in this process, which leaves when the cluster is scaled down."""
+    from distributed import Client, LocalCluster
+
+    monkeypatch.setattr(on_dask, "_LOOK", 0.1)
+    options = {"n_workers": 1, "threads_per_worker": 1, "processes": False, "dashboard_address": None}
+    with LocalCluster(**options, silence_logs=50) as cluster, Client(cluster, timeout=180) as client:
+        yield client
+
+
+def leaving(client):
+    """Return a callback that takes all workers away after the first iteration."""
+
+    def leave(approx, losses, n):
+        if n == 1:
+            client.cluster.scale(0)
+            while client.scheduler_info()["workers"]:
+                time.sleep(0.05)
+
+    return leave
+
+
+def test_workers_that_never_come_back_end_the_fit_which_goes_on_with_others(threads_of_dask, reference, monkeypatch):
+    client = threads_of_dask
+    monkeypatch.setattr(on_dask, "_PATIENCE", 0.5)
+    with pytest.raises(BrokenExecutorError, match=r"no worker for \d+ s: those that evaluated .* Start some") as error:
+        fit(Shards(models.of_rows(models.logistic), KEYS, client), callbacks=[leaving(client)])
+    approx = error.value.approx
+    assert approx.n_iterations == 1
+    client.cluster.scale(1)
+    approx.refine(progressbar=False)
+    assert approx.converged
+    assert same_bits(approx, reference)
+
+
+def test_workers_of_an_adaptive_cluster_are_waited_for(threads_of_dask, reference, monkeypatch, caplog):
+    client = threads_of_dask
+    monkeypatch.setattr(on_dask, "_PATIENCE", 0.0)
+
+    def leave_and_adapt(approx, losses, n):
+        leaving(client)(approx, losses, n)
+        if n == 1:
+            client.cluster.adapt(minimum=0, maximum=1, interval="500ms")
+
+    approx = fit(Shards(models.of_rows(models.logistic), KEYS, client), callbacks=[leave_and_adapt])
+    assert same_bits(approx, reference)
+    assert "no worker for 0 s; the shards are waiting for one" in caplog.text
 
 
 def test_a_broken_pool_keeps_the_fit_which_goes_on_with_another(tmp_path, reference):
@@ -394,7 +444,7 @@ def test_a_shard_that_fails_after_the_fit_keeps_it(when, monkeypatch):
             approx.refine(progressbar=False, tol=1e-12)
         assert error.value.approx is approx
     else:
-        monkeypatch.setattr(exact_step, "exact_posterior", fail)
+        monkeypatch.setattr(search, "exact_posterior", fail)
         with pytest.raises(ShardError) as error:
             fit(Shards(models.of_rows(models.normal), KEYS), posterior="exact")
         assert same_bits(error.value.approx, approx)

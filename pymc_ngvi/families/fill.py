@@ -6,21 +6,19 @@ from collections.abc import Callable
 
 import numpy as np
 
+from pymc_ngvi.core import prices
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
-from pymc_ngvi.families.dissection import find_structure, step_flops
+from pymc_ngvi.families.dissection import find_structure
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
 from pymc_ngvi.families.matrices.sparse.summed import SummedStructure
 
-#: What arithmetic on fronts costs in the unit of `step_flops`; calls of small functions for each stack of them; and for
-#: each size of block of an arrow.
-_PER_FLOP, _PER_STACK, _PER_SIZE = 2.0, 8e5, 1.5e5
-#: Times that vectors of each sum go through the fronts in a step, in passes with a matrix.
-_PER_SUM = 0.5
 #: Pairs of coordinates in sums, beyond which the precision is not looked at without these.
 _MANY_PAIRS = 1e6
 #: Part of the cost of a step with an arrow, beyond which that stays.
 _MUCH = 0.8
+#: Seconds of such a step up to which nothing else is looked for: to find it takes longer than all steps would gain.
+_LITTLE = 4e-3
 
 
 @functools.lru_cache(maxsize=4)
@@ -44,11 +42,11 @@ def find_filled(pattern: Pattern) -> FilledStructure | None:
     >>> find_filled(Pattern.of(np.eye(n))) is None
     True
     """
-    of_arrow = arrow_cost(find_structure(pattern))
-    if _MUCH * of_arrow < _PER_STACK:
+    of_arrow = step_seconds(find_structure(pattern))
+    if of_arrow < _LITTLE:
         return None
     structure = FilledStructure.of(pattern)
-    return structure if filled_cost(structure) < _MUCH * of_arrow else None
+    return structure if step_seconds(structure) < _MUCH * of_arrow else None
 
 
 @functools.lru_cache(maxsize=4)
@@ -74,17 +72,15 @@ def cheapest_with_fill(summed: SummedPattern | None, pattern: Callable[[], Patte
     filled = None if without is None else find_filled(without)
     if beside is None:
         return filled
-    others = [] if without is None else [arrow_cost(find_structure(without))]
-    others += [] if filled is None else [filled_cost(filled)]
-    return beside if filled_cost(beside) < min(others, default=np.inf) else filled
+    others = [] if without is None else [step_seconds(find_structure(without))]
+    others += [] if filled is None else [step_seconds(filled)]
+    return beside if step_seconds(beside) < min(others, default=np.inf) else filled
 
 
-def arrow_cost(structure: ArrowStructure) -> float:
-    """Return the cost of the linear algebra of one step, calls of functions included."""
-    return step_flops(structure.sizes, structure.n_border) + _PER_SIZE * len(set(structure.sizes.tolist()))
-
-
-def filled_cost(structure: FilledStructure) -> float:
-    """Return that of a step with fill-in, beside sums or not, in the same unit."""
-    cost = _PER_FLOP * structure.fronts.flops + _PER_STACK * structure.fronts.n_stacks
-    return cost * (1.0 + _PER_SUM * structure.n_sums) if isinstance(structure, SummedStructure) else cost
+def step_seconds(structure: ArrowStructure | FilledStructure) -> float:
+    """Return the seconds of the linear algebra of one step, with blocks beside a border, or with fronts."""
+    if isinstance(structure, FilledStructure):
+        fronts = structure.fronts
+        n_sums = structure.n_sums if isinstance(structure, SummedStructure) else 0
+        return prices.of_fronts(fronts.n_products, fronts.n_fronts, fronts.n_stacks, n_sums)
+    return prices.of_blocks(structure.sizes, structure.n_border)

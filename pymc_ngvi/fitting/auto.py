@@ -2,21 +2,18 @@
 
 from typing import NamedTuple
 
+from pymc_ngvi.core import prices
 from pymc_ngvi.core.linalg import fits_in_memory
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.families import DENSE, INDEPENDENT, STRUCTURED, FullState, SparseFamily
 from pymc_ngvi.families.dissection import find_structure
-from pymc_ngvi.families.fill import arrow_cost, cheapest_with_fill, filled_cost
+from pymc_ngvi.families.fill import cheapest_with_fill, step_seconds
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
 from pymc_ngvi.families.matrices.sparse.summed import SummedStructure
 
-#: Dimensions below which a dense covariance costs nothing worth saving.
-_SMALL = 40
-#: Cost of a step with a dense covariance in the unit of `step_flops`, over the cube of the dimension.
-_DENSE = 4.0
-#: Calls of small functions, in the same unit.
-_CALLS = 3e5
+#: Dimensions below which a dense covariance costs nothing worth saving, and below which it costs less in any case.
+_SMALL, _LESS = 40, 48
 
 
 class FamilyChoice(NamedTuple):
@@ -64,13 +61,20 @@ def choose_family(density: ModelDensity, *, may_fill: bool = False, may_sum: boo
             return FamilyChoice(DENSE, "the Hessian is dense")
         return FamilyChoice(INDEPENDENT, "the Hessian is dense, and a dense covariance does not fit in memory", True)
     structure = filled or find_structure(density.pattern)
-    cost = _CALLS + (filled_cost(structure) if isinstance(structure, FilledStructure) else arrow_cost(structure))
     sparse_fits = fits_in_memory(SparseFamily(structure).memory_bytes(n_dim))
-    if sparse_fits and (cost < _DENSE * n_dim**3 or not dense_fits):
+    of_dense = prices.of_dense(n_dim) + prices.PER_COLUMN * n_dim if n_dim >= _LESS else 0.0
+    if sparse_fits and (step_seconds(structure) + prices.PER_COLUMN * _columns(structure) < of_dense or not dense_fits):
         return FamilyChoice(STRUCTURED, in_short(structure))
     if dense_fits:
         return FamilyChoice(DENSE, "a sparse precision would take longer")
     return FamilyChoice(INDEPENDENT, "neither a dense covariance nor a sparse precision fits in memory", True)
+
+
+def _columns(structure: ArrowStructure | FilledStructure) -> int:
+    """Return the columns of a Hessian that are computed one by one, where blocks share theirs; with fill-in, few."""
+    if isinstance(structure, FilledStructure):
+        return 0
+    return structure.n_border + int(max(structure.sizes, default=0))
 
 
 def cheapest_filled(density: ModelDensity, *, sums: bool) -> FilledStructure | None:

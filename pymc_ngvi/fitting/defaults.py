@@ -47,7 +47,7 @@ def options_for(given: Given, density: ModelDensity | None = None) -> FitOptions
     """
     given = {name: given.get(name, default) for name, default in OPTIONS.items()}
     filled = dict(given)
-    if given["posterior"] == AUTO and _names_a_method(given):
+    if given["posterior"] == AUTO and names_a_method(given):
         filled["posterior"] = "gaussian"
     if density is not None and density.is_streamed:
         filled |= _for_batches(given)
@@ -104,7 +104,7 @@ def _for_many_weights(given: Given, filled: Given) -> Mapping[str, str]:
     return {"step": "ivon"} if given["step"] is None and _go_together({**filled, "step": "ivon"}) else {}
 
 
-def _names_a_method(given: Given) -> bool:
+def names_a_method(given: Given) -> bool:
     """Tell whether a method was named, whose result nothing is to be done to."""
     named = [given[name] for name in (*AXES, "reparam") if name != "family"]
     return given["family"] not in (None, AUTO) or any(value is not None for value in named)

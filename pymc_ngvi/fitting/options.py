@@ -26,6 +26,8 @@ from pymc_ngvi.fitting.registry import AXES, ON_FIXED_DRAWS, RULES, Choice, choo
 #: Coordinates of group effects relative to what the global parameters tell of them.
 REPARAMETRISATIONS = get_args(ReparamName)
 
+#: Iterations at most, where the user says nothing.
+MOST_ITERATIONS = 10_000
 #: Stands for a family that is chosen for the model.
 AUTO = "auto"
 

@@ -17,10 +17,10 @@ from rich.table import Column
 from rich.theme import Theme
 
 from pymc_ngvi.core.elbo import format_elbo, format_gap
+from pymc_ngvi.core.prices import in_words
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.fitting.loop import LoopState
-from pymc_ngvi.fitting.price import in_words
 
 logger = logging.getLogger("pymc.ngvi")
 

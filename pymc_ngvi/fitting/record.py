@@ -11,6 +11,7 @@ from pymc_ngvi.core.stream import StreamReport
 from pymc_ngvi.core.types import VariationalState
 from pymc_ngvi.families import traits_of
 from pymc_ngvi.fitting.modes.found import OtherMode
+from pymc_ngvi.posteriors.plan import Plan
 
 #: The step of a nested posterior that no fit came before.
 NESTED = "nested"
@@ -76,6 +77,8 @@ class FitRecord:
         before it.
     doubts : tuple of str
         What stands against relying on a nested one, in clauses.
+    plan : Plan or None
+        Which posteriors there were to choose from, at which prices; None where one was named, and in older files.
     """
 
     status: Status
@@ -110,6 +113,7 @@ class FitRecord:
     n_searched: int = 0
     reason: str = ""
     on_request: str = ""
+    plan: Plan | None = field(default=None, compare=False, repr=False)
 
     def _what(self) -> str:
         """Return the family, on which coordinates, and why."""

@@ -14,6 +14,7 @@ import numpy as np
 from rich.theme import Theme
 
 from pymc_ngvi.core.elbo import Elbo
+from pymc_ngvi.core.prices import fit_seconds
 from pymc_ngvi.core.refusal import OtherForm
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.types import Array, Assessment, Rule, VariationalState
@@ -27,7 +28,6 @@ from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.fitting.modes.visits import Ended, explored
 from pymc_ngvi.fitting.options import FitOptions, check_n
 from pymc_ngvi.fitting.outcome import Outcome, constant_after
-from pymc_ngvi.fitting.price import fit_seconds
 from pymc_ngvi.fitting.problem import Problem, problem_of
 from pymc_ngvi.fitting.progress import FitProgress, watching
 from pymc_ngvi.fitting.propriety import Watched

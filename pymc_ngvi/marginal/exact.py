@@ -3,7 +3,6 @@
 import logging
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,10 +15,9 @@ from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.blocks import CannotSplit
 from pymc_ngvi.marginal.conditional_gaussian import linear_centres
-from pymc_ngvi.marginal.fitting import WANTED, Hopeless, Sampler
+from pymc_ngvi.marginal.fitting import Hopeless, Sampler, TooManyValues
 from pymc_ngvi.marginal.forest import Forest, NoForest, find_forest
 from pymc_ngvi.marginal.log_marginal import LogMarginal
-from pymc_ngvi.marginal.nodes import first_rule
 from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.marginal.proposals import effective_size
 from pymc_ngvi.marginal.sampling import Sampled
@@ -37,10 +35,6 @@ _N_PRECISION, _N_WEIGHED, _SEED = 8, 256, 20_260_302
 _EVEN = 0.002
 #: How much wider draws are that look for mass elsewhere, and the log of the factor by which they may find more.
 _WIDER, _MOST_FARTHER = 3.0, 0.05
-#: Draws of the globals that adapting takes, about, for each of them; part of a gradient that a value of log p costs.
-_ADAPTING, _OF_GRADIENT = 60.0, 0.4
-#: Seconds of a value of log p by rows, on one thread: calls, and each row.
-_PER_VALUE, _PER_ROW = 2e-4, 3.3e-8
 
 
 class Unavailable(Refused):
@@ -60,40 +54,16 @@ class Unavailable(Refused):
         self.on_request = on_request
 
 
+class Longer(Unavailable):
+    """It takes longer than was estimated, and than it may."""
+
+
 def if_available[T](find: Callable[[ModelDensity], T], density: ModelDensity) -> T | None:
     """Return what a model is found to have for a posterior of another kind; None where that is Unavailable."""
     try:
         return find(density)
     except Unavailable:
         return None
-
-
-@dataclass(frozen=True)
-class Work:
-    """What the exact step would cost, in estimated seconds: the same on a busy machine.
-
-    Parameters
-    ----------
-    n_values : float
-        Values of log p that it takes, where a cheap rule of quadrature will do.
-    each : float
-        Seconds of one.
-    has_blocks : bool
-        Whether blocks are integrated: a Gaussian may be far off then, and weights of all coordinates no cure.
-    """
-
-    n_values: float
-    each: float
-    has_blocks: bool = True
-
-    @property
-    def seconds(self) -> float:
-        """Of the exact step."""
-        return self.n_values * self.each
-
-    def most_values(self, seconds: float) -> float:
-        """Return the values of log p that a pool may take in some seconds, and those that it is known to take."""
-        return max(seconds, self.seconds) / self.each
 
 
 def forest_of(density: ModelDensity) -> Forest:
@@ -119,25 +89,6 @@ def forest_of(density: ModelDensity) -> Forest:
             f"{_MOST_PLAIN} that can be sampled",
         )
     return forest
-
-
-def work_of(forest: Forest, seconds: float, n_rows: int = 0) -> Work:
-    """Return what the exact step would cost.
-
-    Parameters
-    ----------
-    forest : Forest
-    seconds : float
-        Of a gradient.
-    n_rows : int, default 0
-        Over which the fit took expectations, at many nodes each; 0 where it took draws.
-    """
-    n_draws = 1.5 * WANTED + _ADAPTING * forest.n_globals
-    n_nodes = len(first_rule(forest.n_levels).nodes) if forest.n_local else 1
-    # Most draws are evaluated at one node, some by the reference rule.
-    n_values = n_draws + (300.0 * n_nodes if forest.n_local else 0.0)
-    each = _PER_VALUE + _PER_ROW * n_rows if n_rows else _OF_GRADIENT * seconds
-    return Work(n_values, max(each, 1e-9), forest.n_local > 0)
 
 
 def is_even(density: ModelDensity, q: GaussianState) -> bool:
@@ -173,7 +124,7 @@ def exact_posterior(
     q: GaussianState,
     forest: Forest,
     seed: int,
-    most: Callable[[], float] = lambda: np.inf,
+    may_take: Callable[[float], bool] = lambda n_values: True,
     others: Sequence[GaussianState] = (),
 ) -> ExactState:
     """Return the exact posterior.
@@ -185,8 +136,8 @@ def exact_posterior(
         The Gaussian fit.
     forest : Forest
     seed : int
-    most : callable
-        Returns how many evaluations of log p the pool may take: asked where no cheap rule will do.
+    may_take : callable
+        Tells whether the pool may take so many evaluations of log p: asked where no cheap rule will do.
     others : sequence of GaussianState
         At other modes: globals are looked for there, too.
 
@@ -212,16 +163,17 @@ def exact_posterior(
         raise Unavailable(Reason.NOT_SPLIT, said) from error
     centres = linear_centres(forest, _precision(density, q), mean)
     quadrature = LogMarginal(fitted, forest, centres)
-    sampler = Sampler(quadrature, mean[forest.globals_], cov, seed, most, others=elsewhere)
+    sampler = Sampler(quadrature, mean[forest.globals_], cov, seed, may_take, others=elsewhere)
     return ExactState(_run(sampler), sampler.sequences, q, forest, quadrature, fitted, others=tuple(others))
 
 
 def _run(sampler: Sampler) -> Sampled:
     try:
         return sampler.run()
+    except TooManyValues as reason:
+        raise Longer(reason.code, reason.sentence, "exact") from None
     except Hopeless as reason:
-        on_request = "exact" if reason.code is Reason.TOO_LONG else ""
-        raise Unavailable(reason.code, reason.sentence, on_request) from None
+        raise Unavailable(reason.code, reason.sentence) from None
     except np.linalg.LinAlgError:
         raise Unavailable(Reason.SINGULAR, "a covariance of the global parameters is singular") from None
 

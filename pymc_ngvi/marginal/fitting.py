@@ -68,6 +68,10 @@ MOST_DIFFERENCE = 0.15
 _HEAVY, _POOR, _UNSURE, _MOST_POOLS = 0.4, 0.3, 0.05, 3
 
 
+class TooManyValues(Hopeless):
+    """The pool would take more evaluations of log p than it may."""
+
+
 class Sampler:
     """Samples the globals.
 
@@ -79,8 +83,8 @@ class Sampler:
     cov : ndarray, shape (p, p)
         Of the globals under the Gaussian fit.
     seed : int
-    most : callable
-        Returns how many evaluations of log p the pool may take: asked where no cheap rule will do.
+    may_take : callable
+        Tells whether the pool may take so many evaluations of log p: asked where no cheap rule will do.
     wanted : float
         Effective size that the pool is to have.
     others : sequence of tuple
@@ -98,11 +102,11 @@ class Sampler:
         mean: Array,
         cov: Array,
         seed: int,
-        most: Callable[[], float] = lambda: np.inf,
+        may_take: Callable[[float], bool] = lambda n_values: True,
         wanted: float = WANTED,
         others: Sequence[tuple[Array, Array]] = (),
     ) -> None:
-        self._most, self._wanted, self._others = most, wanted, others
+        self._may_take, self._wanted, self._others = may_take, wanted, others
         self._quadrature = function if isinstance(function, LogMarginal) else None
         self._function = function if isinstance(function, LogMarginal | Plain) else Plain(function)
         self._mean, self._cov, self._p = mean, cov, len(mean)
@@ -170,12 +174,8 @@ class Sampler:
         if self._quadrature is None or self._quadrature.base is not None:
             return
         n = len(self._quadrature.rule.nodes)
-        if _DRAWS_PER_WANTED * self._wanted * n > self._most():
-            raise Hopeless(
-                Reason.TOO_LONG,
-                f"each draw of the global parameters takes {n} evaluations of log p, which would be many times as long "
-                "as the fit; posterior='exact' asks for it",
-            )
+        if not self._may_take(_DRAWS_PER_WANTED * self._wanted * n):
+            raise TooManyValues(Reason.TOO_LONG, f"each draw of the global parameters takes {n} evaluations of log p")
 
     def _moments_of_y(self, mean: Array, cov: Array) -> Base:
         """Return mean and factor of y where the globals are those of a Gaussian."""

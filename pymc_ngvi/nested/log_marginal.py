@@ -22,6 +22,9 @@ from pymc_ngvi.nested.starts import Starts
 _N_DRAWS, _MOST_NUMBERS, _MOST_VALUES = 512, 2**22, 2**19
 #: Nats below the top up to which hyperparameters count.
 _NEAR = 4.0
+#: How often fits are begun from others, those found before among them; distance, in scales, from which on a fit that is
+#: not found so is not looked for.
+_TURNS, _FAR = 2, 6.0
 
 
 class LatentMarginal:
@@ -73,15 +76,29 @@ class LatentMarginal:
     def at(self, g: Array) -> list[EvaluatedMarginal | None]:
         """Return what is found at values of the hyperparameters, (n, p); None where there is no fit."""
         result: list[EvaluatedMarginal | None] = [None] * len(g)
-        if self._many is not None and self.known:
-            starts = [self._nearest(point) for point in g]
-            for number, found in self._many.at(g, [s.seen for s in starts], [s.rules for s in starts], self._base):
-                result[number] = found
-        for number, point in enumerate(g):
-            if result[number] is None:
-                result[number] = self._alone(point)
-        self.known += [found for found in result if found is not None]
+        left = np.arange(len(g))
+        for _ in range(_TURNS if self._many is not None and self.known else 0):
+            assert self._many is not None
+            starts = [self._nearest(point) for point in g[left]]
+            found = list(self._many.at(g[left], [s.seen for s in starts], [s.rules for s in starts], self._base))
+            for number, one in found:
+                result[left[number]] = one
+            self.known += [one for _, one in found]
+            left = np.array([k for k in left if result[k] is None], dtype=np.intp)
+            if not len(left):
+                break
+        for number in left:
+            if self._is_near(g[number]) and (alone := self._alone(g[number])) is not None:
+                result[number] = alone
+                self.known.append(alone)
         return result
+
+    def _is_near(self, g: Array) -> bool:
+        """Tell whether a value is not far out, where log m is next to nothing and fits take long."""
+        if not self.known or self._many is None:
+            return True
+        top = max(self.known, key=lambda one: one.value)
+        return bool(np.abs((g - top.g) / self.scale).max() < _FAR)
 
     def _alone(self, g: Array) -> EvaluatedMarginal | None:
         conditional = self.fits.fit(g, (self._nearest(g).seen,) if self.known else ())

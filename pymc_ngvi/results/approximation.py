@@ -129,7 +129,7 @@ class NGVIApproximation(Methods, Approximation):
         AttributeError
             Of an exact posterior, which has none.
         """
-        if self._gaussian is not None:
+        if self._next_step is not None:
             raise AttributeError(NO_Q)
         params: dict[str, TensorSharedVariable] = super().params
         return params

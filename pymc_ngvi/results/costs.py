@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 
+from pymc_ngvi.core.prices import hessian_in_gradients
 from pymc_ngvi.density import ModelDensity
-from pymc_ngvi.fitting.price import hessian_in_gradients
 from pymc_ngvi.fitting.record import FitRecord
 
-#: Global parameters beyond which another posterior is to be tried before the exact one.
-MANY_GLOBALS = 30
 #: log p alone, as a part of a gradient.
 _LOG_P = 0.75
 #: Seconds that a draw and its log density take for each coordinate and each parameter of q.

@@ -15,6 +15,7 @@ from pymc_ngvi.fitting.outcome import Outcome
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.fitting.saved import SavedFit
 from pymc_ngvi.fitting.session import FitSession
+from pymc_ngvi.posteriors.plan import Plan
 from pymc_ngvi.results.diagnosis.kept import Kept
 from pymc_ngvi.results.distributions import distribution_of
 from pymc_ngvi.results.posterior import Distribution, Posterior
@@ -36,10 +37,16 @@ class StateHolder(Protocol):
 
 
 class NextStep(Protocol):
-    """What comes after a Gaussian fit, and is done again when that goes on."""
+    """What comes after a Gaussian fit, and is done again when that goes on; or what came in the place of one."""
 
     def again[A: Fitted](self, approx: A) -> A:
         """Bring an approximation up to date."""
+
+    def further[A: Fitted](self, approx: A) -> A:
+        """Go on with what no Gaussian fit came before."""
+
+    def gaussian_of[A: Fitted](self, approx: A) -> A:
+        """Return the Gaussian fit that was not made."""
 
 
 class Fitted:
@@ -74,7 +81,7 @@ class Fitted:
         AttributeError
             Of an exact posterior, which has none.
         """
-        if self._gaussian is not None:
+        if self._next_step is not None:
             raise AttributeError(NO_Q)
         return self._state
 
@@ -85,8 +92,49 @@ class Fitted:
 
     @property
     def gaussian(self) -> Self:
-        """The Gaussian fit: what an exact posterior began from; this object itself where it is none."""
-        return self if self._gaussian is None else self._gaussian
+        """The Gaussian fit: what an exact posterior began from; this object itself where it is none.
+
+        Where a nested posterior came in the place of it, it is made when it is first asked for: that takes as long as
+        ``pm.fit(method="ngvi", posterior="gaussian")``, and gives the same bits.
+
+        Raises
+        ------
+        ValueError
+            Where it is still to be made, and ``pm.set_data`` changed the data since.
+        """
+        if self._next_step is None:
+            return self
+        if self._gaussian is None:
+            self._gaussian = self._next_step.gaussian_of(self)
+        return self._gaussian
+
+    @property
+    def begins_with(self) -> VariationalState:
+        """What another fit begins from: q, or the Gaussian that belongs to an exact or a nested posterior."""
+        if self._next_step is None or self._gaussian is not None:
+            return self.gaussian.q
+        q: VariationalState = getattr(self._state, "gaussian")  # noqa: B009 (of pools alone)
+        return q
+
+    @property
+    def plan(self) -> Plan | None:
+        """Which posteriors there were to choose from, at which prices, and what became of each; `print` shows a table.
+
+        None where there was nothing to choose: a method was named, or a Gaussian asked for.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> import pymc as pm
+        >>> import pymc_ngvi
+        >>> with pm.Model():
+        ...     mu = pm.Normal("mu", 0.0, 3.0)
+        ...     _ = pm.Normal("y", mu, 1.0, observed=np.ones(5))
+        ...     approx = pymc_ngvi.fit_ngvi(random_seed=1, progressbar=False)
+        >>> approx.plan.taken.kind
+        'gaussian'
+        """
+        return None if self.record is None else self.record.plan
 
     def generator(self, random_seed: Seed) -> np.random.Generator:
         """Return the random generator for a seed; the approximation's own, which goes on, for None."""
@@ -110,18 +158,20 @@ class Fitted:
         """Replace q by one that a fit has come to, of another class where it went on with another family."""
         self.set_state(q)
 
-    def take(self, gaussian: Self, step: NextStep, record: FitRecord) -> None:
+    def take(self, gaussian: Self | None, step: NextStep, record: FitRecord) -> None:
         """Take over what a Gaussian fit has to say, after an exact step.
 
         Parameters
         ----------
-        gaussian : NGVIApproximation
+        gaussian : NGVIApproximation or None
+            None where there is none yet.
         step : ExactStep
             Is done again when the fit goes on.
         record : FitRecord
         """
         self._gaussian, self._next_step, self.record = gaussian, step, record
-        self.hist, self.gap_hist, self._data = gaussian.hist, gaussian.gap_hist, gaussian._data
+        if gaussian is not None:
+            self.hist, self.gap_hist, self._data = gaussian.hist, gaussian.gap_hist, gaussian._data
 
     def _follow(self, outcome: Outcome) -> None:
         """Take over what a fit has come to."""

@@ -119,7 +119,8 @@ def load(
     approx = _approximation(name, content, density, None if of_gaussian else saved.fit)
     if of_gaussian:
         gaussian = _approximation(name, of_gaussian, density, saved.fit)
-        approx._gaussian, approx._next_step = gaussian, content["exact_step"]
+        approx._gaussian = gaussian
+    approx._next_step = content.get("exact_step")
     return approx
 
 

@@ -1,10 +1,11 @@
-"""Latent Gaussian models whose log density is no sum over rows but for given hyperparameters: the nested posterior.
+"""A nested posterior in the place of a Gaussian fit of all coordinates, where the plan has it first.
 
-A Gaussian process with an unknown kernel is one. A Gaussian fit of all coordinates would take draws, and minutes, for a
-result that is further from the posterior.
+It is a variational fit as well: its ELBO is that of the joint distribution q(theta) q(x | theta) of hyperparameters and
+latent variables, and each of its iterations is a Gaussian fit of the latter by natural gradients.
 """
 
 import dataclasses
+import math
 import time
 
 from collections.abc import Callable
@@ -13,54 +14,25 @@ import numpy as np
 
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.status import Status
-from pymc_ngvi.core.types import GaussianState
 from pymc_ngvi.density import ModelDensity
-from pymc_ngvi.families import DENSE, INDEPENDENT, DiagonalState, FullState
+from pymc_ngvi.families import DENSE, INDEPENDENT, FullState
 from pymc_ngvi.fitting.options import FitOptions
-from pymc_ngvi.fitting.price import TimeBudget, expected_seconds
 from pymc_ngvi.fitting.progress import announced
 from pymc_ngvi.fitting.record import NESTED, FitRecord
 from pymc_ngvi.fitting.threads import few_threads
-from pymc_ngvi.marginal.exact import Unavailable, forest_of, if_available
-from pymc_ngvi.nested.posterior import latent_rows_of, nested_posterior
-from pymc_ngvi.nested.seconds import nested_seconds
+from pymc_ngvi.marginal.exact import Unavailable
+from pymc_ngvi.nested.posterior import nested_posterior
 from pymc_ngvi.nested.state import NestedState
-from pymc_ngvi.results.costs import MANY_GLOBALS
-from pymc_ngvi.results.exact_step import ExactStep, with_pool
+from pymc_ngvi.posteriors.candidates import plan_without_gaussian
+from pymc_ngvi.posteriors.plan import Outcome
+from pymc_ngvi.results.exact_step import ExactStep, with_moments, with_pool
 from pymc_ngvi.results.fitted import Fitted
 
-#: Seconds that it may take without being asked for; dimensions up to which its Gaussian has all correlations.
-_MOST_SECONDS, _MOST_DENSE = 120.0, 2_000
-#: Latent variables for each hyperparameter, from which on it is worth while.
-_MANY = 3
 #: Effective size of the hyperparameters below which a Gaussian fit of all coordinates may know more.
 _FEWEST = 20.0
-#: Draws behind the ELBO of that Gaussian.
-_N_DRAWS = 64
+#: Seconds that are left in any case.
+_LEAST_SECONDS = 1e-3
 _FROM_MOMENTS = "it has the moments of the nested posterior"
-
-
-def comes_first(options: FitOptions, density: ModelDensity) -> bool:
-    """Tell whether a nested posterior is to be had without a Gaussian fit of all coordinates before it."""
-    if options.posterior not in ("auto", "nested") or density.has_minibatch or density.n_directions is not None:
-        return False
-    forest = if_available(forest_of, density)
-    if forest is not None and forest.n_local and forest.n_globals <= MANY_GLOBALS:
-        return False
-    given = if_available(latent_rows_of, density)
-    if given is None:
-        return False
-    if options.posterior == "nested":
-        return True
-    return given.n_dim >= _MANY * len(given.outside) and nested_seconds(given) <= _affordable(options, density)
-
-
-def _affordable(options: FitOptions, density: ModelDensity) -> float:
-    """Return the seconds that a nested posterior may take: as many as a Gaussian fit and what may follow it."""
-    if options.max_seconds is not None:
-        return options.max_seconds
-    of_fit = expected_seconds(density)
-    return min(of_fit + TimeBudget(of_fit).left(), _MOST_SECONDS)
 
 
 def nested_first[A: Fitted](
@@ -71,8 +43,10 @@ def nested_first[A: Fitted](
     *,
     include_transformed: bool,
     progressbar: bool = True,
-) -> A | None:
-    """Return the nested posterior; None where there is none, after all.
+) -> A | FitOptions:
+    """Return the nested posterior where it comes first, and there is one; else the options of the Gaussian fit.
+
+    A posterior that was tried in vain leaves fewer of its seconds.
 
     Parameters
     ----------
@@ -83,50 +57,47 @@ def nested_first[A: Fitted](
         The class of approximations.
     include_transformed, progressbar : bool
     """
-    clock, step = time.perf_counter(), ExactStep("nested", seed, options.max_seconds)
-    before = density.compile_seconds
+    plan = plan_without_gaussian(options, density)
+    if plan is None or (nested := plan.of("nested")) is None:
+        return options
+    clock, before = time.perf_counter(), density.compile_seconds
+    step = ExactStep("nested", seed, options.max_seconds, options)
     try:
-        with few_threads(density), announced("Nested posterior", nested_seconds(latent_rows_of(density)), progressbar):
+        with few_threads(density), announced("Nested posterior", nested.seconds, progressbar):
             state = nested_posterior(density, None, step.stream)
     except Unavailable:
-        return None
+        return _with_less(options, nested.seconds)
     if state.checks.effective_size < _FEWEST and options.posterior == "auto":
-        return None
-    q = _with_moments_of(state)
-    object.__setattr__(state, "gaussian", q)
-    gaussian = make(density, q, random_seed=seed, include_transformed=include_transformed)
-    gaussian.record = _record(density, q, state, seed, time.perf_counter() - clock - density.compile_seconds + before)
+        return _with_less(options, nested.seconds)
+    with_moments(state)
     approx = make(density, state, random_seed=seed, include_transformed=include_transformed)
-    own = dataclasses.replace(gaussian.record, elbo=Elbo(*state.elbo()))
-    approx.take(gaussian, step, with_pool(own, state, 0.0, 0.0))
+    record = _record(density, state, seed, time.perf_counter() - clock - density.compile_seconds + before)
+    plan = plan.having(nested.became(Outcome.TAKEN, "" if state.checks.is_exact else "not exact"))
+    approx.take(None, step, with_pool(record, state, plan, 0.0, 0.0))
+    approx.hist, approx.gap_hist = np.array([-record.elbo.value]), np.array([math.nan])
     return approx
 
 
-def _with_moments_of(state: NestedState) -> GaussianState:
-    """Return the Gaussian with the moments of a nested posterior."""
-    if state.n_dim > _MOST_DENSE:
-        return DiagonalState.from_scale(state.mean(), state.sd())
-    return FullState(state.mean(), np.linalg.cholesky(state.cov()))
+def _with_less(options: FitOptions, seconds: float) -> FitOptions:
+    """Return options with what is left of their seconds."""
+    if options.max_seconds is None:
+        return options
+    return dataclasses.replace(options, max_seconds=max(options.max_seconds - seconds, _LEAST_SECONDS))
 
 
-def _record(density: ModelDensity, q: GaussianState, state: NestedState, seed: int, seconds: float) -> FitRecord:
-    """Return what there is to say of that Gaussian."""
-    theta = q.draws(np.random.default_rng(seed).standard_normal((_N_DRAWS, q.n_dim)))
-    h = latent_rows_of(density).logp_of_all(theta) - q.log_density(theta)  # log p of all at once need not be compiled
-    elbo = Elbo(float(h.mean()), float(h.std(ddof=1) / np.sqrt(len(h))))
-    if not np.isfinite(h).all():
-        elbo = Elbo(-np.inf, np.inf)
+def _record(density: ModelDensity, state: NestedState, seed: int, seconds: float) -> FitRecord:
+    """Return what there is to say of a nested posterior that no fit came before."""
     return FitRecord(
         status=Status.CONVERGED,
-        elbo=elbo,
-        gap=float("nan"),
+        elbo=Elbo(*state.elbo()),
+        gap=math.nan,
         n_iterations=state.checks.n_fits,
         n_gradients=density.n_gradients,
         n_hessians=density.n_hessians,
         n_dropped=0,
         compile_seconds=density.compile_seconds,
         run_seconds=max(seconds, 0.0),
-        family=DENSE if isinstance(q, FullState) else INDEPENDENT,
+        family=DENSE if isinstance(state.gaussian, FullState) else INDEPENDENT,
         update="natural",
         estimator="quadrature",
         step=NESTED,

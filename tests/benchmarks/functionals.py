@@ -102,7 +102,7 @@ def run_cell(name: str, seed: int, folder: Path) -> None:
     report(**shown, cold=columns.get("seconds"), cold_cpu=columns.get("cpu_seconds"))
     if approx is None:
         return
-    report(kind=_kind(approx), posterior=approx.record.posterior)
+    report(kind=kind_of(approx), posterior=approx.record.posterior)
     try:
         tree = approx.sample(N_DRAWS, random_seed=seed)
         size = float(min(N_DRAWS, tree["posterior"].attrs.get("effective_sample_size", N_DRAWS)))
@@ -116,7 +116,8 @@ def run_cell(name: str, seed: int, folder: Path) -> None:
         report(note=first_line(error))
 
 
-def _kind(approx: Any) -> str:
+def kind_of(approx: Any) -> str:
+    """Return what a result is, in a word."""
     record = approx.record
     return "nested" if record.is_nested else "exact" if record.is_exact else "Gaussian"
 
@@ -137,17 +138,7 @@ def errors(ours: Summary, reference: Summary, draws: Array) -> dict[str, object]
         raise ValueError("the reference has other functionals or coordinates: make it anew")
     varies = reference.varies
     ours, reference, draws = ours.only(varies), reference.only(varies), draws[:, varies]
-    sd, heavy = reference.sd, reference.kurtosis > HEAVY
-    of_mean, of_sd = (ours.mean - reference.mean) / sd, ours.sd / sd - 1.0
-    of_limit = np.maximum(np.abs(ours.low - reference.low), np.abs(ours.high - reference.high)) / sd
-    joint, joint_sd = _joint_errors(ours, reference)
-    beyond_mean = np.abs(of_mean) / np.maximum(MEAN, N_ERRORS * joint)
-    beyond_sd = np.abs(of_sd) / np.maximum(SD, N_ERRORS * joint_sd)
-    beyond = np.where(np.isfinite(of_mean) & np.isfinite(of_sd), np.maximum(beyond_mean, beyond_sd), np.inf)
-    if heavy.any():
-        by_share = _errors_of_shares(draws[:, heavy], reference.only(heavy))
-        of_mean[heavy], of_sd[heavy], of_limit[heavy] = 0.0, 0.0, by_share
-        beyond[heavy] = by_share / np.maximum(MEAN, N_ERRORS * _OF_QUANTILE * joint[heavy])
+    of_mean, of_sd, of_limit, beyond, joint = deviations(ours, reference, draws)
     first, second = np.flatnonzero(reference.is_functional), np.flatnonzero(~reference.is_functional)
     at = {
         "worst_mean": _worst(of_mean, first),
@@ -166,10 +157,30 @@ def errors(ours: Summary, reference: Summary, draws: Array) -> dict[str, object]
         "coordinate_rms": float(np.sqrt(np.mean(of_mean[second] ** 2))),
         "joint": float(joint[at["beyond"]]),
         "n_functionals": len(first),
-        "n_heavy": int(heavy[first].sum()),
+        "n_heavy": int((reference.kurtosis[first] > HEAVY).sum()),
         "ess": float(ours.size.min()),
         "reference_ess": float(reference.size.min()),
     }
+
+
+def deviations(ours: Summary, reference: Summary, draws: Array) -> tuple[Array, Array, Array, Array, Array]:
+    """Return errors of means, standard deviations and limits, by how much they are beyond what is tolerated, and noise.
+
+    Noise is the standard error of a difference of means, in standard deviations. Where tails are heavy, means and
+    standard deviations are not compared: their errors are 0.
+    """
+    sd, heavy = reference.sd, reference.kurtosis > HEAVY
+    of_mean, of_sd = (ours.mean - reference.mean) / sd, ours.sd / sd - 1.0
+    of_limit = np.maximum(np.abs(ours.low - reference.low), np.abs(ours.high - reference.high)) / sd
+    joint, joint_sd = _joint_errors(ours, reference)
+    beyond_mean = np.abs(of_mean) / np.maximum(MEAN, N_ERRORS * joint)
+    beyond_sd = np.abs(of_sd) / np.maximum(SD, N_ERRORS * joint_sd)
+    beyond = np.where(np.isfinite(of_mean) & np.isfinite(of_sd), np.maximum(beyond_mean, beyond_sd), np.inf)
+    if heavy.any():
+        by_share = _errors_of_shares(draws[:, heavy], reference.only(heavy))
+        of_mean[heavy], of_sd[heavy], of_limit[heavy] = 0.0, 0.0, by_share
+        beyond[heavy] = by_share / np.maximum(MEAN, N_ERRORS * _OF_QUANTILE * joint[heavy])
+    return of_mean, of_sd, of_limit, beyond, joint
 
 
 def _joint_errors(ours: Summary, reference: Summary) -> tuple[Array, Array]:

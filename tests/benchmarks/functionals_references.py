@@ -2,6 +2,7 @@
 
 import time
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -53,7 +54,7 @@ class Summary(NamedTuple):
         """Summarise draws, (n, k), of chains one after the other; with a ``size``, that is their effective one."""
         mean, sd = draws.mean(axis=0), draws.std(axis=0)
         low, high = np.quantile(draws, LIMITS, axis=0)
-        kurtosis = np.mean((draws - mean) ** 4, axis=0) / np.maximum(sd, np.finfo(float).tiny) ** 4
+        kurtosis = np.mean((draws - mean) ** 4, axis=0) / np.maximum(sd**4, np.finfo(float).tiny)
         if size:
             sizes = np.full((2, len(names)), size)
         else:
@@ -157,17 +158,26 @@ def by_nuts(name: str, limit: float) -> Summary:
     None is begun after ``limit`` seconds. The mass matrix knows which coordinates go together, as an intercept and
     effects do: with a diagonal one, their effective size is often a tenth.
     """
+    model = functionals_models.model_of(name)
+    adaptation = "diag" if name in functionals_models.DIAGONAL else "low_rank"
+    written = functionals_models.for_nuts(name)
+    return sampled(name, written, lambda posterior: flattened(posterior, model), limit, adaptation)
+
+
+def sampled(
+    name: str, model: pm.Model, flat: Callable[[DataTree], tuple[Array, list[str], int]], limit: float, adaptation: str
+) -> Summary:
+    """Return the reference of a model as `by_nuts` does; ``flat`` makes of draws what `flattened` does."""
     import nutpie
 
-    model, start = functionals_models.model_of(name), time.perf_counter()
-    compiled, parts, known = nutpie.compile_pymc_model(functionals_models.for_nuts(name)), [], 0.0
-    adaptation = "diag" if name in functionals_models.DIAGONAL else "low_rank"
+    start = time.perf_counter()
+    compiled, parts, known = nutpie.compile_pymc_model(model), [], 0.0
     while True:
         tree = nutpie.sample(
             compiled, draws=N_DRAWS, tune=N_TUNE, chains=N_CHAINS, cores=1, seed=7 + len(parts),
             target_accept=TARGET, adaptation=adaptation, progress_bar=False,
         )  # fmt: skip
-        draws, names, n_functionals = flattened(tree["posterior"], model)
+        draws, names, n_functionals = flat(tree["posterior"])
         parts.append(draws)
         known += Summary.of_draws(draws, names, n_functionals, N_CHAINS).least_size()
         seconds = time.perf_counter() - start

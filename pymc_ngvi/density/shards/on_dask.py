@@ -1,5 +1,6 @@
 """Shards on Dask: each lives on a worker, and is made again on another where that dies."""
 
+import logging
 import time
 
 from collections import Counter
@@ -20,6 +21,10 @@ _MOST_LOST = 10
 _PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0)
 #: Bytes from which on a request is no part of a task.
 _LARGE = 500_000
+#: Seconds between looks at the workers while answers are waited for; seconds that there may be none.
+_LOOK, _PATIENCE = 5.0, 300.0
+
+logger = logging.getLogger("pymc.ngvi")
 
 
 class OnDask:
@@ -37,6 +42,7 @@ class OnDask:
     def __init__(self, client: Any) -> None:
         self._client = client
         self._shards: dict[str, list[Any]] = {}
+        self._workers = _Workers(client)
 
     def answers(self, recipe: Recipe, requests: Requests, done: Done) -> list[object]:
         """Return the answer of each shard, in the order of the keys."""
@@ -122,9 +128,14 @@ class OnDask:
         """Yield numbers and answers as they come in; `_Lost` for those that went with their worker."""
         from distributed import as_completed
 
-        numbers = {future.key: number for number, future in waiting.items()}
-        for future in as_completed(list(waiting.values()), raise_errors=False):
-            yield numbers[future.key], self._value(future)
+        left = {future.key: (number, future) for number, future in waiting.items()}
+        while left:
+            self._workers.look()
+            completed = as_completed([future for _, future in left.values()], raise_errors=False, timeout=_LOOK)
+            while (future := _next(completed)) is not None:
+                number, _ = left.pop(future.key)
+                yield number, self._value(future)
+            self._check()
 
     def _value(self, future: Any) -> object:
         from distributed import KilledWorker
@@ -145,6 +156,55 @@ class OnDask:
                 f"The Dask client that evaluates the shards is {self._client.status}. Make another one, and go on "
                 "with it: approx.refine(executor=...) for a fit, shards.use(...) for all else."
             )
+
+
+class _Workers:
+    """Whether a cluster has workers, or may get some."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._were_seen, self._is_warned, self._none_since = False, False, float("nan")
+
+    def look(self) -> None:
+        """Raise an error where all workers have gone, and none has come back for minutes.
+
+        A cluster that is adaptive starts workers by itself, perhaps after hours in a queue, and one that has had none
+        yet may be starting: there is a warning.
+        """
+        try:
+            n_workers = len(self._client.scheduler_info()["workers"])
+        except OSError:  # the scheduler does not answer: if it never will, the client says so
+            return
+        if n_workers:
+            self._were_seen, self._is_warned, self._none_since = True, False, float("nan")
+            return
+        now = time.monotonic()
+        if not self._none_since <= now:  # NaN: the first look without workers
+            self._none_since = now
+        if now - self._none_since < _PATIENCE:
+            return
+        without = f"The Dask cluster has had no worker for {now - self._none_since:,.0f} s"
+        if self._were_seen and not self._are_started_by_need():
+            raise BrokenExecutorError(
+                f"{without}: those that evaluated the shards have died or were closed, and none has come back. Start "
+                "some, and go on: approx.refine() for a fit; the call again for all else. With another cluster: "
+                "approx.refine(executor=...), shards.use(...)."
+            )
+        if not self._is_warned:
+            logger.warning("%s; the shards are waiting for one. Start some, or interrupt.", without)
+            self._is_warned = True
+
+    def _are_started_by_need(self) -> bool:
+        adaptive = getattr(self._client.cluster, "_adaptive", None)
+        return adaptive is not None and getattr(adaptive, "state", "running") in ("starting", "running")
+
+
+def _next(completed: Any) -> Any:
+    """Return the next future that is done; None where all are, or after the time that was given."""
+    try:
+        return next(completed, None)
+    except TimeoutError:
+        return None
 
 
 class _Lost(NamedTuple):

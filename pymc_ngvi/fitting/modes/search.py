@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pymc_ngvi.core.prices import fit_seconds, in_words
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.one_mode import has_one_mode
@@ -20,7 +21,6 @@ from pymc_ngvi.fitting.modes.climbs import Mode, cost, far_from, modes_from
 from pymc_ngvi.fitting.modes.found import is_outside
 from pymc_ngvi.fitting.modes.points import points_for
 from pymc_ngvi.fitting.options import FitOptions
-from pymc_ngvi.fitting.price import fit_seconds, in_words
 from pymc_ngvi.fitting.problem import Problem
 from pymc_ngvi.graphs.odes import in_few_steps
 

@@ -8,7 +8,7 @@ from pymc_ngvi.families import DENSE, SEVERAL_MODES, STRUCTURED, Traits, traits_
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.marginal.exact import forest_of, if_available
 from pymc_ngvi.nested.posterior import latent_rows_of
-from pymc_ngvi.results.costs import MANY_GLOBALS
+from pymc_ngvi.posteriors.candidates import MANY_GLOBALS
 from pymc_ngvi.results.posterior import Posterior
 from pymc_ngvi.results.structure import ModelStructure
 

@@ -270,13 +270,21 @@ def _deterministics(posterior: Posterior) -> list[str]:
 
 
 def _predictors(posterior: Posterior) -> tuple[LinearMap, NDArray[np.intp]] | None:
-    """Return linear predictors, and those that depend on two coordinates or more, where rows are known already."""
+    """Return linear predictors, and those that people look at, where rows are known already.
+
+    These depend on two coordinates or more, and a likelihood or a Potential is a function of them: what a prior is
+    written by, such as the whitened vector of a normal distribution, means nothing to anybody.
+    """
     density = posterior.density
     if not density.by_rows.are_known or density.n_directions is None or (rows := density.by_rows.found) is None:
         return None
     linear = rows.linear_map.plain
     entries = np.count_nonzero(linear.dense, axis=1) + np.diff(linear.rest.indptr)
-    several = np.flatnonzero(entries > 1)
+    kinds = described.kinds if (described := density.described_rows()) is not None else ()
+    numbers = [p.number for kind in kinds if kind.role != "prior" for p in kind.predictors]
+    is_looked_at = np.zeros(len(entries), dtype=bool)
+    is_looked_at[np.concatenate([np.empty(0, dtype=np.intp), *numbers])] = True
+    several = np.flatnonzero((entries > 1) & is_looked_at)
     return (linear, several) if len(several) else None
 
 

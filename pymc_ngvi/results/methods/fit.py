@@ -9,7 +9,9 @@ from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.fitting.lost import keeping
+from pymc_ngvi.fitting.options import check_n
 from pymc_ngvi.fitting.outcome import report_outcome
+from pymc_ngvi.fitting.record import NESTED
 from pymc_ngvi.results.fitted import Fitted
 
 
@@ -102,6 +104,8 @@ class FitMethods(Fitted):
             For an option that makes no sense, or an executor where there are no shards; where ``pm.set_data`` changed
             the data after the fit.
         """
+        if self._next_step is not None and self._record_of("refine").step == NESTED:
+            return self._further(n, tol, max_draws, executor)
         gaussian = self.gaussian
         if gaussian._session is None:
             raise RuntimeError(
@@ -126,3 +130,14 @@ class FitMethods(Fitted):
             approx = self if self._next_step is None else self._next_step.again(self)
         report_outcome(gaussian._state, approx._record_of("refine"))
         return approx
+
+    def _further(self, n: int, tol: float | None, max_draws: int | None, executor: object) -> Self:
+        """Go on with a nested posterior that no Gaussian fit came before."""
+        if tol is not None or max_draws is not None or executor is not None:
+            raise ValueError(
+                "No Gaussian fit came before this nested posterior: refine() looks at more hyperparameters, and takes "
+                "no tol, max_draws or executor. approx.gaussian.refine takes them."
+            )
+        self.refuse_changed_data("The posterior can't be gone on with for other data")
+        step = self._next_step
+        return step.further(self) if check_n(n) and step is not None else self

@@ -82,6 +82,7 @@ class Saved:
             _check_types(content, _TYPES)
             if content.get("gaussian") is not None:
                 _check_types(content["gaussian"], _OF_FIT)
+            if content.get("gaussian") is not None or content.get("exact_step") is not None:
                 _check_types(content, {"exact_step": _class_of("exact.step")})
             if fit is not None:
                 _check_types(fit, {"snapshot": _class_of("fit.snapshot"), "log_p": float | None})

@@ -29,7 +29,7 @@ from pymc_ngvi.results.persistence.matching import SavedData, fingerprints, free
 
 def add_to_tree(tree: xr.DataTree, approx: Fitted, *, resumable: bool) -> xr.DataTree:
     """Add groups to a tree that `pymc_ngvi.load` makes an approximation of; see `NGVIApproximation.to_datatree`."""
-    posterior, fitted = approx._posterior, approx.gaussian
+    posterior, fitted = approx._posterior, approx._gaussian or approx
     tree[APPROXIMATION] = xr.DataTree(group_of(_content(approx), inline=False, attrs=readable(posterior)))
     if resumable and fitted._session is not None:
         content = {"snapshot": fitted._session.snapshot(), "log_p": _log_p_at_mean(fitted)}
@@ -48,7 +48,8 @@ def _content(approx: Fitted) -> dict[str, object]:
         "backend": approx.density.backend,
     }
     if approx._next_step is not None:
-        content |= {"gaussian": _content_of_fit(approx.gaussian), "exact_step": approx._next_step}
+        gaussian = None if approx._gaussian is None else _content_of_fit(approx._gaussian)
+        content |= {"gaussian": gaussian, "exact_step": approx._next_step}
     return content
 
 

@@ -1,0 +1,119 @@
+"""What things cost, in estimated seconds on one thread: the one cost model behind every choice and every limit.
+
+Estimates follow from counts of evaluations and the sizes of a model and its data, never from a clock: the same call
+does the same on any machine, and on a busy one. ``tests/benchmarks/cost_model.py`` measures what the constants stand
+for. What PyTensor's graphs cost to evaluate is in `pymc_ngvi.ops.cost`, in the same unit.
+"""
+
+from typing import Protocol
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+#: An operation of a dense step, and of a sparse one.
+PER_DENSE, PER_PRODUCT = 4.5e-11, 7e-11
+#: Of fronts: a number, which is gathered and scattered; the calls for a stack of them; the part of a step that each sum
+#: over many coordinates adds.
+PER_ENTRY, PER_STACK, PER_SUM = 3.5e-8, 1.6e-4, 1.8
+#: Of blocks beside a border: a number; the calls for each size.
+PER_ENTRY_OF_BLOCKS, PER_SIZE = 6e-8, 4e-4
+#: A row, in an expectation by quadrature with covariances of predictors; a value of log p by rows, and a row of one.
+PER_ROW, PER_VALUE, PER_ROW_OF_VALUE = 2e-6, 2e-4, 3.3e-8
+#: A column of a Hessian at the draws of a step, in the smallest models.
+PER_COLUMN = 1.5e-4
+#: A value of log p, in gradients; an expectation over rows; a Hessian at least, and for each of its products: .2 of a
+#: gradient in regressions on many rows, which are products of matrices, to .4 elsewhere.
+OF_VALUE, OF_EXPECTATION, HESSIAN, PER_PRODUCT_OF_HESSIAN = 0.4, 15.0, 3.0, 0.3
+#: Gradients and Hessians of a fit that is yet to come, by draws; its expectations, by rows.
+N_GRADIENTS, N_HESSIANS, N_EXPECTATIONS = 1_600, 1_200, 30
+#: Seconds of such a fit by rows beside its expectations: choosing a start, steps, a look for other modes.
+OF_FIT = 0.2
+
+
+class Evaluated(Protocol):
+    """What evaluations of a log density cost."""
+
+    @property
+    def gradient_seconds(self) -> float:
+        """Of log p and its gradient at a point."""
+
+    @property
+    def n_products(self) -> int:
+        """Products with vectors that a Hessian takes."""
+
+    @property
+    def n_dim(self) -> int:
+        """Number of coordinates."""
+
+
+# --- linear algebra ---------------------------------------------------------------------------------------------------
+
+
+def parts_of_blocks(sizes: NDArray[np.integer], n_border: int) -> tuple[float, float, int]:
+    """Return the operations in a step with blocks beside a border, numbers in the blocks, and sizes of these."""
+    k, g = sizes.astype(np.float64), float(n_border)
+    n_products = 3.0 * (np.sum(k**3 + k**2 * g + k * g**2) + g**3)
+    return float(n_products), float(np.sum(k * (k + g))), len(set(sizes.tolist()))
+
+
+def of_blocks(sizes: NDArray[np.integer], n_border: int) -> float:
+    """Return the seconds of a step with blocks beside a border."""
+    n_products, n_entries, n_sizes = parts_of_blocks(sizes, n_border)
+    return PER_PRODUCT * n_products + PER_ENTRY_OF_BLOCKS * n_entries + PER_SIZE * n_sizes
+
+
+def of_fronts(n_products: float, n_entries: float, n_stacks: int, n_sums: int = 0) -> float:
+    """Return the seconds of a step with fronts, as these are filled up, beside sums over many coordinates."""
+    return (PER_PRODUCT * n_products + PER_ENTRY * n_entries + PER_STACK * n_stacks) * (1.0 + PER_SUM * n_sums)
+
+
+def of_dense(n_dim: int, n_rows: int = 0) -> float:
+    """Return the seconds of a step with a dense covariance, with products of its rows."""
+    return PER_DENSE * float(n_dim) ** 2 * (n_dim + n_rows)
+
+
+# --- evaluations and fits ---------------------------------------------------------------------------------------------
+
+
+def hessian_in_gradients(density: Evaluated, n_hessians: int) -> float:
+    """Return what a Hessian costs; their number is 0 where a fit took none, and nothing is known of them."""
+    return max(HESSIAN, PER_PRODUCT_OF_HESSIAN * float(density.n_products)) if n_hessians else HESSIAN
+
+
+def fit_seconds(density: Evaluated, n_gradients: int, n_hessians: int, estimator: str) -> float:
+    """Return the seconds of so many evaluations; with ``"quadrature"``, gradients are expectations."""
+    if estimator == "quadrature":
+        return OF_EXPECTATION * n_gradients * density.gradient_seconds
+    return (n_gradients + hessian_in_gradients(density, n_hessians) * n_hessians) * density.gradient_seconds
+
+
+def expected_fit_seconds(density: Evaluated, *, by_rows: bool = False) -> float:
+    """Return the seconds of a fit that is yet to come: by rows, or by draws with a dense Hessian."""
+    if by_rows:
+        return OF_FIT + fit_seconds(density, N_EXPECTATIONS, N_EXPECTATIONS, "quadrature")
+    n_gradients = N_GRADIENTS + max(HESSIAN, PER_PRODUCT_OF_HESSIAN * density.n_dim) * N_HESSIANS
+    return n_gradients * density.gradient_seconds
+
+
+def value_seconds(density: Evaluated, n_rows: int = 0) -> float:
+    """Return the seconds of a value of log p, by its rows where there are any."""
+    return max(PER_VALUE + PER_ROW_OF_VALUE * n_rows if n_rows else OF_VALUE * density.gradient_seconds, 1e-9)
+
+
+# --- in words ---------------------------------------------------------------------------------------------------------
+
+
+def in_words(seconds: float) -> str:
+    """Return seconds in words: about 0.4 s, about 40 s, about 12 min."""
+    if seconds < 120.0:
+        return f"about {seconds:{'.0f' if seconds >= 1.0 else '.1g'}} s"
+    if seconds < 7_200.0:
+        return f"about {seconds / 60.0:.0f} min"
+    return f"about {seconds / 3_600.0:,.0f} h"
+
+
+def rounded_up(seconds: float) -> float:
+    """Return a round number that is not less."""
+    unit = next(unit for unit in (1.0, 10.0, 100.0, 1_000.0, 10_000.0, 1e12) if seconds < 50.0 * unit)
+    return unit * -(-seconds // unit)

@@ -1,0 +1,152 @@
+"""What may come of a model: its candidates, what each takes, and what it is expected to be worth."""
+
+import math
+
+from dataclasses import dataclass
+
+from pymc_ngvi.core import prices
+from pymc_ngvi.core.prices import in_words
+from pymc_ngvi.density import ModelDensity
+from pymc_ngvi.density.rows_given import RowsGiven
+from pymc_ngvi.fitting.options import FitOptions
+from pymc_ngvi.fitting.record import FitRecord
+from pymc_ngvi.marginal.exact import forest_of, if_available
+from pymc_ngvi.marginal.fitting import WANTED
+from pymc_ngvi.marginal.forest import Forest
+from pymc_ngvi.marginal.nodes import first_rule
+from pymc_ngvi.nested.posterior import latent_rows_of
+from pymc_ngvi.nested.seconds import LEAST, nested_seconds
+from pymc_ngvi.posteriors.plan import Candidate, Outcome, Plan, TimeBudget
+
+#: Global parameters beyond which another posterior is to be tried before the exact one.
+MANY_GLOBALS = 30
+#: Chances that a posterior turns out to be exact: with that many globals; given hyperparameters, of latent variables
+#: that are not Gaussian.
+_WITH_MANY_GLOBALS, _NOT_GAUSSIAN = 1.0 / 30.0, 1.0 / 3.0
+#: Draws of the globals that adapting takes, about, for each of them; others that are evaluated by all nodes.
+_ADAPTING, _REFERRED = 60.0, 300.0
+#: Latent variables for each hyperparameter, from which on a nested posterior is worth while.
+_MANY = 3
+#: Seconds that a nested posterior may take without being asked for, where no Gaussian comes before it.
+_MOST_SECONDS = 120.0
+#: Part of the price of a Gaussian fit and what follows it, below which something else is clearly cheaper.
+_CLEARLY = 0.8
+
+
+def expected_worth(of: Forest | RowsGiven) -> float:
+    """Return the chance that a posterior turns out to be exact: of trees, or of rows given hyperparameters."""
+    if isinstance(of, RowsGiven):
+        return 1.0 if of.is_quadratic else _NOT_GAUSSIAN
+    return _WITH_MANY_GLOBALS if of.n_globals > MANY_GLOBALS else 1.0
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the exact posterior takes.
+
+    Parameters
+    ----------
+    n_values : float
+        Values of log p, where a cheap rule of quadrature will do.
+    each : float
+        Estimated seconds of one.
+    """
+
+    n_values: float
+    each: float
+
+    @property
+    def seconds(self) -> float:
+        """Of the exact posterior."""
+        return self.n_values * self.each
+
+    @classmethod
+    def of(cls, forest: Forest, each: float) -> "Work":
+        """Return that of globals and trees: most draws are evaluated at one node, some by the reference rule."""
+        n_draws = 1.5 * WANTED + _ADAPTING * forest.n_globals
+        n_nodes = len(first_rule(forest.n_levels).nodes) if forest.n_local else 1
+        return cls(n_draws + (_REFERRED * n_nodes if forest.n_local else 0.0), each)
+
+
+def work_of(forest: Forest, density: ModelDensity, *, by_rows: bool) -> Work:
+    """Return what the exact posterior takes; by rows: where values of log p are those of its rows."""
+    rows = density.by_rows.found if by_rows else None
+    return Work.of(forest, prices.value_seconds(density, 0 if rows is None else rows.n_rows))
+
+
+def exact_candidate(forest: Forest, work: Work) -> Candidate:
+    """Return the exact posterior as a candidate."""
+    return Candidate("exact", seconds=work.seconds, chance=expected_worth(forest))
+
+
+def nested_candidate(density: ModelDensity) -> Candidate:
+    """Return the nested posterior as a candidate.
+
+    Raises
+    ------
+    Unavailable
+        Where there is none.
+    """
+    given = latent_rows_of(density)
+    return Candidate("nested", seconds=nested_seconds(given), chance=expected_worth(given))
+
+
+def comes_before_nested(exact: Candidate) -> bool:
+    """Tell whether the exact posterior comes first whatever a nested one takes: its rows need not be looked for."""
+    return exact.expected_seconds < LEAST
+
+
+def budget_after(density: ModelDensity, record: FitRecord, wanted: str, max_seconds: float | None) -> TimeBudget:
+    """Return what a Gaussian fit took, and what it leaves."""
+    of_fit = prices.fit_seconds(density, record.n_gradients, record.n_hessians, record.estimator)
+    if max_seconds is not None:
+        of_fit += record.n_searched * density.gradient_seconds
+    unlimited = wanted != "auto" and max_seconds is None
+    return TimeBudget(of_fit, math.inf if unlimited else max_seconds)
+
+
+# --- without a Gaussian fit before it ---------------------------------------------------------------------------------
+
+
+def plan_without_gaussian(options: FitOptions, density: ModelDensity) -> Plan | None:
+    """Return the plan where the nested posterior comes before any Gaussian fit; None where it does not.
+
+    By rows, that fit takes little, and other modes are looked for from it: the nested posterior is to be clearly
+    cheaper than it and what would follow together. Otherwise it takes draws, for a result that is further from the
+    posterior.
+    """
+    if options.posterior not in ("auto", "nested") or density.has_minibatch or density.is_sharded:
+        return None
+    by_rows, is_auto = density.n_directions is not None, options.posterior == "auto"
+    of_fit = prices.expected_fit_seconds(density, by_rows=by_rows)
+    exact = _exact_instead(density, by_rows=by_rows) if is_auto else None
+    if by_rows and exact is not None and of_fit + exact.expected_seconds <= LEAST:
+        return None  # no nested posterior takes less: its rows need not be looked for
+    given = if_available(latent_rows_of, density)
+    if given is None or (is_auto and given.n_dim < _MANY * len(given.outside)):
+        return None
+    gaussian = Candidate("gaussian", Outcome.ON_REQUEST, of_fit)
+    nested = Candidate("nested", seconds=nested_seconds(given), chance=expected_worth(given))
+    if by_rows or exact is not None:
+        follows = min(c.expected_seconds for c in (nested, exact) if c is not None)
+        if nested.expected_seconds > _CLEARLY * (of_fit + follows):
+            return None
+    if nested.seconds > (most := _affordable(options, of_fit)):
+        return None
+    limit = f"Before any Gaussian fit, {in_words(most)} may be taken." if math.isfinite(most) else ""
+    return Plan((nested, *([] if exact is None else [exact]), gaussian), limit)
+
+
+def _exact_instead(density: ModelDensity, *, by_rows: bool) -> Candidate | None:
+    """Return the exact posterior that would follow a Gaussian fit, of a model with groups."""
+    forest = if_available(forest_of, density)
+    if forest is None or not forest.n_local:
+        return None
+    return exact_candidate(forest, work_of(forest, density, by_rows=by_rows))
+
+
+def _affordable(options: FitOptions, of_fit: float) -> float:
+    """Return the seconds that a nested posterior may take: as many as a Gaussian fit and what may follow it."""
+    if options.max_seconds is not None:
+        return options.max_seconds
+    return min(of_fit + TimeBudget(of_fit).left(), _MOST_SECONDS) if options.posterior == "auto" else math.inf

@@ -1,0 +1,181 @@
+"""The plan: which posteriors may come of a model, what each takes and is expected to be, and what became of it.
+
+Candidates are tried in the order of their price over the chance that they turn out to be exact: of all orders, that one
+takes the fewest seconds to an exact posterior in the mean [1]_. A failure hands on what is left of the seconds.
+
+References
+----------
+.. [1] M. L. Weitzman (1979). Optimal search for the best alternative. Econometrica 47(3).
+   https://doi.org/10.2307/1910412
+"""
+
+import math
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from pymc_ngvi.core.prices import in_words, rounded_up
+from pymc_ngvi.core.stored import stored
+
+#: What may follow a Gaussian fit, in its seconds, and seconds on top: all together, four times the fit and 20 s.
+_MOST_WORK, _ALWAYS = 3.0, 20.0
+#: The same without groups to integrate over, where a Gaussian is seldom far off.
+_ALWAYS_PLAIN = 1.0
+_TITLES = ("posterior", "seconds", "expected", "outcome")
+_NAMES = {"gaussian": "Gaussian", "exact": "exact", "nested": "nested"}
+
+
+@dataclass(frozen=True)
+class TimeBudget:
+    """What a call has taken, and what it may take.
+
+    Parameters
+    ----------
+    of_fit : float
+        Estimated seconds of the Gaussian fit.
+    max_seconds : float or None
+        Of the whole call, where the user says so.
+    """
+
+    of_fit: float
+    max_seconds: float | None = None
+
+    def left(self, *, is_plain: bool = False) -> float:
+        """Return the estimated seconds that may follow the fit; is_plain: without groups to integrate over."""
+        if self.max_seconds is not None:
+            return max(self.max_seconds - self.of_fit, 0.0)
+        return max(_ALWAYS_PLAIN, _MOST_WORK * self.of_fit) if is_plain else _MOST_WORK * self.of_fit + _ALWAYS
+
+    def asked_for(self, seconds: float) -> str:
+        """Return the ``max_seconds`` that would let something follow which takes so many seconds."""
+        return f"{rounded_up(1.2 * (self.of_fit + seconds)):,.0f}".replace(",", "_")
+
+    @property
+    def sentence(self) -> str:
+        """What may follow the fit."""
+        if self.max_seconds is None:
+            return f"After the Gaussian fit, {in_words(self.left())} may follow."
+        if math.isinf(self.max_seconds):
+            return "It was asked for: any number of seconds."
+        return f"max_seconds={self.max_seconds:g} in all."
+
+
+@stored("plan.outcome")
+class Outcome(Enum):
+    """What became of a candidate."""
+
+    TAKEN = "taken"
+    CAME_FIRST = "came first"  # another posterior began from it
+    REFUSED = "can't be had"
+    TOO_DEAR = "too dear"
+    FAILED = "failed"
+    NOT_NEEDED = "not needed"
+    NOT_ASKED = "not asked for"
+    ON_REQUEST = "made when asked for"
+
+
+@stored("plan.candidate")
+@dataclass(frozen=True)
+class Candidate:
+    """A posterior that may come of a model.
+
+    Parameters
+    ----------
+    kind : {"gaussian", "exact", "nested"}
+        The value of the option ``posterior`` that asks for it.
+    outcome : Outcome
+    seconds : float
+        Its price, estimated seconds on one thread; NaN where it is not known, or there is none.
+    chance : float
+        That it turns out to be exact, up to simulation error.
+    reason : str
+        Why it can't be had, or failed, in a clause.
+    """
+
+    kind: str
+    outcome: Outcome = Outcome.NOT_NEEDED
+    seconds: float = math.nan
+    chance: float = 0.0
+    reason: str = ""
+
+    @property
+    def expected_seconds(self) -> float:
+        """Price over chance: candidates are tried in the order of it."""
+        return self.seconds / self.chance if self.chance > 0.0 else math.inf
+
+    @property
+    def worth(self) -> str:
+        """What it is expected to be, in a word or two."""
+        if self.kind == "gaussian":
+            return "approximate"
+        if self.outcome is Outcome.REFUSED or not self.chance:
+            return ""
+        return "exact" if self.chance == 1.0 else "may be exact"
+
+    def became(self, outcome: Outcome, reason: str = "") -> "Candidate":
+        """Return it with what became of it."""
+        return replace(self, outcome=outcome, reason=reason)
+
+    def row(self) -> tuple[str, str, str, str]:
+        """Return its row of the table."""
+        price = "" if math.isnan(self.seconds) else f"{self.seconds:,.{0 if self.seconds >= 10.0 else 1}f}"
+        said = self.outcome.value + (f": {self.reason}" if self.reason else "")
+        return _NAMES.get(self.kind, self.kind), price, self.worth, said
+
+
+@stored("plan")
+@dataclass(frozen=True)
+class Plan:
+    """How the posterior of a model was chosen: ``print(approx.plan)`` shows the table.
+
+    Parameters
+    ----------
+    candidates : tuple of Candidate
+        In the order in which they were to be tried; those that can't be had, last.
+    limit : str
+        What they may take, in a sentence.
+
+    Examples
+    --------
+    >>> exact = Candidate("exact", Outcome.TAKEN, 1.6, 1.0)
+    >>> print(Plan((Candidate("gaussian", Outcome.CAME_FIRST, 0.3), exact), TimeBudget(0.3).sentence))
+    posterior  seconds  expected     outcome
+    Gaussian       0.3  approximate  came first
+    exact          1.6  exact        taken
+    After the Gaussian fit, about 21 s may follow.
+    """
+
+    candidates: tuple[Candidate, ...]
+    limit: str = ""
+
+    def __str__(self) -> str:
+        """Return the table."""
+        rows = [_TITLES, *(candidate.row() for candidate in self.candidates)]
+        first, second, third = (max(len(row[column]) for row in rows) for column in range(3))
+        lines = [f"{a:<{first}}  {b:>{second}}  {c:<{third}}  {d}".rstrip() for a, b, c, d in rows]
+        return "\n".join([*lines, *filter(None, [self.limit])])
+
+    @property
+    def taken(self) -> Candidate | None:
+        """The candidate that the posterior is."""
+        return next((candidate for candidate in self.candidates if candidate.outcome is Outcome.TAKEN), None)
+
+    def of(self, kind: str) -> Candidate | None:
+        """Return the candidate of a kind, if there is one."""
+        return next((candidate for candidate in self.candidates if candidate.kind == kind), None)
+
+    def having(self, candidate: Candidate) -> "Plan":
+        """Return the plan with a candidate in the place of that of its kind."""
+        return replace(self, candidates=tuple(candidate if c.kind == candidate.kind else c for c in self.candidates))
+
+
+def in_order(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Return candidates as they are tried: by price over chance; those without a price last, as they were given."""
+
+    def key(candidate: Candidate) -> float:
+        if candidate.kind == "gaussian":
+            return 0.0
+        return math.inf if math.isnan(candidate.seconds) else candidate.expected_seconds
+
+    return sorted(candidates, key=key)
