@@ -13,6 +13,7 @@ from pymc_ngvi.nested.conditional import ConditionalFits
 from pymc_ngvi.nested.defence import Defence, n_far_of
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.pairs import WeightedPairs
+from pymc_ngvi.rows.many import ManyRules, ManySeen
 
 #: Prior standard deviation of a level of which there is one count, 0: its density is nearly that of the prior below.
 SD = 4.0
@@ -31,6 +32,18 @@ def fitted(make):
     given = latent_rows(LogDensity(make()))
     fit = ConditionalFits(given).fit(np.zeros(len(given.outside)), ())
     return given, fit
+
+
+class Known:
+    """Begins fits where one is known."""
+
+    def __init__(self, known):
+        covariances = [c[None] for c in known.seen.covariances]
+        self._seen = ManySeen(known.seen.mean[None], covariances)
+        self._rules = ManyRules(known.rules.level[None], known.rules.sd[None])
+
+    def of(self, g):
+        return self._seen, self._seen, self._rules
 
 
 def log_p(x):
@@ -57,7 +70,7 @@ def test_the_density_of_draws_is_the_one_that_is_said(seed):
     of_rows = np.arange(0, n_rows, 5)
     defence = Defence(of_rows, np.where(of_rows % 2, 1.0, -1.0), np.full(len(of_rows), 1.0 / len(of_rows)))
     base = rng.standard_normal((n, given.n_dim))
-    moved, log_mixed = defence.moved(given, fit, base, rng)
+    moved, log_mixed = defence.moved(given, fit, base, defence.picked(1, n, rng)[0])
     n_far = n_far_of(n)
     np.testing.assert_array_equal(moved[:-n_far], base[:-n_far])
     weights = np.exp(-log_mixed)
@@ -72,13 +85,13 @@ def test_weights_are_bounded_by_draws_from_farther_out():
     """What draws of q alone have as their largest weight, and with it the error of a tail, is several times as much."""
     given, _ = fitted(rare)
     marginal = LatentMarginal(given, seed=1)
-    assert marginal.at(np.zeros(1)) is not None
+    assert marginal.at(np.zeros((1, 1)))[0] is not None
     known = marginal.known[0]
     defence, none = marginal.defence(), Defence(np.empty(0, dtype=np.intp), np.empty(0), np.empty(0))
     rng = np.random.default_rng(3)
     base = rng.standard_normal((60_000, given.n_dim))
     found = [
-        marginal.drawn(known.g, [known.seen], known.rules, base, which, np.random.default_rng(4), thorough=True)
+        marginal.drawn(known.g[None], Known(known), base[None], which, np.random.default_rng(4), np.zeros(1, bool))[0]
         for which in (none, defence)
     ]
     largest = [np.exp(f.log_ratio.max()) / np.exp(f.log_ratio).mean() for f in found]

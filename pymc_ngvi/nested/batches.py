@@ -12,13 +12,11 @@ from pymc_ngvi.density.expectations import Seen
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.density.rows_over import RowsOver
 from pymc_ngvi.nested.defence import Defence
-from pymc_ngvi.nested.found import LEFT, SOLVED, Drawn, EvaluatedMarginal, missing
+from pymc_ngvi.nested.found import FEWEST, LEFT, SOLVED, Drawn, EvaluatedMarginal, are_even, missing
 from pymc_ngvi.nested.many import ManyFits, ManyFitter, Precisions, Which
 from pymc_ngvi.nested.starts import Starts
 from pymc_ngvi.rows.many import ManyRows, ManyRules, ManySeen
 
-#: Draws behind a correction at first, and the variance of log weights up to which these will do.
-FEWEST, _EVEN = 64, 0.1
 #: Numbers of rows, of what predictors are found from, and of fronts, in a batch; hyperparameters in it at most.
 _OF_ROWS, _OF_PREDICTORS, _OF_FRONTS, _MOST = 2**21, 2**23, 2**23, 256
 #: Nodes of a row, about.
@@ -112,9 +110,7 @@ class ManyConditionals:
         some = np.broadcast_to(base[:FEWEST].T, (len(fits.which), *base[:FEWEST].T.shape))
         log_ratio = self._weighed(g[fits.which], fits, some)[1] - fits.elbo[:, None]
         found = [missing(one) for one in log_ratio]
-        with np.errstate(all="ignore"):
-            uneven = np.flatnonzero(~(log_ratio.var(axis=1) < _EVEN)) if len(base) > FEWEST else []
-        for i in uneven:
+        for i in [i for i, one in enumerate(log_ratio) if len(base) > FEWEST and not are_even(one)]:
             one = fits.some(np.array([i]))
             ratio = self._weighed(g[fits.which[[i]]], one, base.T[None])[1] - one.elbo[:, None]
             found[i] = missing(ratio[0])

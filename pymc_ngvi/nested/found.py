@@ -9,6 +9,7 @@ References
    variable models. JMLR 14. https://jmlr.org/papers/v14/opper13a.html
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,8 @@ _TAME, _WILD = 3.0, 6.0
 _HOPELESS = 100.0
 #: Part of the draws that may be outside the support.
 _MOST_LOST = 0.1
+#: Draws behind a correction at first, and the variance of log weights up to which these will do.
+FEWEST, _EVEN = 64, 0.1
 #: Nats that a fit may lack whose log m is wanted; and one whose draws are weighted: weights see to them.
 SOLVED, LEFT = 1e-4, 0.01
 
@@ -75,6 +78,24 @@ class Drawn(NamedTuple):
     latents: Array
     log_ratio: Array
     log_mixed: Array
+
+
+def lacking(log_ratio: Callable[[Array], Array], base: Array) -> tuple[float, float]:
+    """Return what an ELBO lacks, see `missing`; from the first draws where their weights are even, and all elsewhere.
+
+    Parameters
+    ----------
+    log_ratio : callable
+        From standard normals, (n_draws, n_dim), to log p - log q, less the ELBO.
+    base : ndarray, shape (n_draws, n_dim)
+    """
+    first = log_ratio(base[:FEWEST])
+    return missing(first) if len(base) <= FEWEST or are_even(first) else missing(log_ratio(base))
+
+
+def are_even(log_ratio: Array) -> bool:
+    """Tell whether weights vary so little that few draws say what an ELBO lacks."""
+    return bool(np.isfinite(log_ratio).all() and np.var(log_ratio) < _EVEN)
 
 
 def missing(log_ratio: Array) -> tuple[float, float]:

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.types import Array, RowRules
 from pymc_ngvi.density.expectations import Seen
 from pymc_ngvi.density.rows_given import RowsGiven
-from pymc_ngvi.nested.batches import FEWEST, ManyConditionals
+from pymc_ngvi.nested.batches import ManyConditionals
 from pymc_ngvi.nested.conditional import ConditionalFits, LatentGaussian
 from pymc_ngvi.nested.defence import Defence
-from pymc_ngvi.nested.found import LEFT, Drawn, EvaluatedMarginal, missing
+from pymc_ngvi.nested.found import FEWEST, LEFT, Drawn, EvaluatedMarginal, lacking
 from pymc_ngvi.nested.starts import Starts
 
 #: Draws behind a correction; numbers in these, and values of rows, at most.
@@ -104,10 +104,12 @@ class LatentMarginal:
         conditional = self.fits.fit(g, (self._nearest(g).seen,) if self.known else ())
         if conditional is None:
             return None
-        log_ratio = self._weighed(conditional, self._base)[1] - conditional.elbo
-        correction, doubt = missing(log_ratio)
+        correction, doubt = lacking(lambda z: self._weighed(conditional, z)[1] - conditional.elbo, self._base)
         value = conditional.elbo + correction
-        return EvaluatedMarginal(np.array(g), value, correction, doubt, conditional.seen, conditional.rules)
+        found = EvaluatedMarginal(np.array(g), value, correction, doubt, conditional.seen, conditional.rules)
+        if self._many is not None:  # so that what is lacking comes of the same draws as that of others
+            return next((one for _, one in self._many.at(g[None], [found.seen], [found.rules], self._base)), found)
+        return found
 
     def doubt(self) -> float:
         """Return how far two estimates of what ELBOs lack are apart, an sd over the hyperparameters in nats."""

@@ -17,6 +17,8 @@ from pymc_ngvi.core.types import Array
 
 #: Steps at most, and for each coordinate; nats that a step must promise.
 _MOST, _MOST_OF_EACH, _LEFT = 25, 3, 0.02
+#: How often a search goes on from where all second derivatives have the top.
+_MOST_AGAIN = 6
 #: Lengths of steps that are looked at together, in that of Newton's; farthest move of a coordinate, in its scale.
 _LENGTHS, _FARTHEST = (2.0, 1.0, 0.5, 0.2, 0.05), 5.0
 #: Differences for gradients, in scales; least and largest scale; curvature over a scale that is flat.
@@ -55,35 +57,101 @@ def find_mode(function: Function, start: Array, scale: Array) -> LatentMode | No
     at, value = np.array(start), float(function(start[None])[0])
     if not np.isfinite(value):
         return None
-    scale = np.clip(scale, _LEAST, _LARGEST)
-    slope, bend = _derivatives(function, at, value, _APART * scale)
-    inverse = np.diag(1.0 / np.maximum(bend, (_FLAT / scale) ** 2))
-    for _ in range(_MOST + _MOST_OF_EACH * len(at)):
-        direction = inverse @ slope
-        if 0.5 * slope @ direction < _LEFT:
+    climb = _Climb(function, at, value, np.clip(scale, _LEAST, _LARGEST))
+    climb.go_up(_MOST + _MOST_OF_EACH * len(at))
+    cov, top = climb.curvature()
+    for _ in range(_MOST_AGAIN):  # single differences may have known little of a ridge
+        if not climb.moves_to(top):
             break
-        limit = np.max(np.abs(direction) / (_FARTHEST * np.maximum(np.sqrt(np.diag(inverse)), scale)))
-        steps = np.outer(_LENGTHS, direction / max(1.0, limit))
-        values = function(at + steps)
+        climb.inverse = cov
+        climb.go_up(_MOST_OF_EACH * len(at))
+        cov, top = climb.curvature()
+    return LatentMode(climb.at, cov)
+
+
+class _Climb:
+    """Where a search has come to.
+
+    Attributes
+    ----------
+    at : ndarray, shape (p,)
+    value : float
+    scale : ndarray, shape (p,)
+        Units of differences.
+    inverse : ndarray, shape (p, p)
+        About the inverse of minus the second derivatives.
+    """
+
+    def __init__(self, function: Function, at: Array, value: float, scale: Array) -> None:
+        self._function, self.at, self.value, self.scale = function, at, value, scale
+        self._look()
+        self._forget()
+
+    def _look(self) -> None:
+        """Take the gradient, and minus the second derivatives by single coordinates, by differences."""
+        apart = _APART * self.scale
+        ends = _finite(self._function(_around(self.at, apart)), self.value).reshape(-1, 2)
+        self._slope = (ends[:, 1] - ends[:, 0]) / (2.0 * apart)
+        self._bend = (2.0 * self.value - ends.sum(axis=1)) / apart**2
+
+    def _forget(self) -> None:
+        self.inverse = np.diag(1.0 / np.maximum(self._bend, (_FLAT / self.scale) ** 2))
+
+    def go_up(self, most: int) -> None:
+        """Take steps until they promise little."""
+        for _ in range(most):
+            direction = self.inverse @ self._slope
+            if 0.5 * self._slope @ direction < _LEFT:
+                return
+            limit = np.max(np.abs(direction) / (_FARTHEST * np.maximum(np.sqrt(np.diag(self.inverse)), self.scale)))
+            steps = np.outer(_LENGTHS, direction / max(1.0, limit))
+            values = self._function(self.at + steps)
+            best = int(np.argmax(np.where(np.isfinite(values), values, -np.inf)))
+            if values[best] > self.value:
+                before, self.at, self.value = self._slope, self.at + steps[best], float(values[best])
+                self._look()
+                self.inverse = _updated(self.inverse, steps[best], before - self._slope)
+                curved = np.maximum(self._bend, 1.0 / _LARGEST**2)
+                self.scale = np.clip(1.0 / np.sqrt(curved), _LEAST, _LARGEST)
+            elif self.scale.max() > _LEAST:  # differences may have been too wide
+                self.scale = np.maximum(0.3 * self.scale, _LEAST)
+                self._look()
+                self._forget()
+            else:
+                return
+
+    def curvature(self) -> tuple[Array, Array]:
+        """Return the inverse of minus the second derivatives, by single coordinates and pairs, and where it has the top."""
+        at, value, scale, p = self.at, self.value, self.scale, len(self.at)
+        i, j = np.tril_indices(p, -1)
+        pairs = np.tile(at, (len(i), 1))
+        for k in (i, j):
+            pairs[np.arange(len(i)), k] += _TOGETHER * scale[k]
+        found = _finite(self._function(np.concatenate([_around(at, scale), pairs])), value)
+        ends, mixed = found[: 2 * p].reshape(-1, 2), found[2 * p :]
+        slope, fall = 0.5 * (ends[:, 1] - ends[:, 0]), np.maximum(2.0 * value - ends.sum(axis=1), _FLAT)
+        straight = value + _TOGETHER * (slope[i] + slope[j]) - 0.5 * _TOGETHER**2 * (fall[i] + fall[j])
+        across = np.eye(p)
+        across[i, j] = across[j, i] = (straight - mixed) / _TOGETHER**2 / np.sqrt(fall[i] * fall[j])
+        values, vectors = np.linalg.eigh(across)
+        inverse = (vectors / np.maximum(values, 0.05)) @ vectors.T
+        size = scale / np.sqrt(fall)
+        cov = size[:, None] * inverse * size
+        return cov, at + cov @ (slope / scale)
+
+    def moves_to(self, top: Array) -> bool:
+        """Go to a point, or part of the way, if that is higher; tell whether it is by more than a little."""
+        points = self.at + np.outer(_LENGTHS[1:], top - self.at)
+        values = self._function(points)
         best = int(np.argmax(np.where(np.isfinite(values), values, -np.inf)))
-        if not values[best] > value:
-            if scale.max() <= _LEAST:
-                break
-            scale = np.maximum(0.3 * scale, _LEAST)  # differences may have been too wide
-            slope, bend = _derivatives(function, at, value, _APART * scale)
-            inverse = np.diag(1.0 / np.maximum(bend, (_FLAT / scale) ** 2))
-            continue
-        at, value, before = at + steps[best], float(values[best]), slope
-        slope, bend = _derivatives(function, at, value, _APART * scale)
-        inverse = _updated(inverse, steps[best], before - slope)
-        scale = np.clip(1.0 / np.sqrt(np.maximum(bend, 1.0 / _LARGEST**2)), _LEAST, _LARGEST)
-    return _with_curvature(function, at, value, scale)
-
-
-def _derivatives(function: Function, at: Array, value: float, apart: Array) -> tuple[Array, Array]:
-    """Return the gradient, and minus the second derivatives by single coordinates, by differences."""
-    ends = _finite(function(_around(at, apart)), value).reshape(-1, 2)
-    return (ends[:, 1] - ends[:, 0]) / (2.0 * apart), (2.0 * value - ends.sum(axis=1)) / apart**2
+        gain = float(values[best]) - self.value
+        if not gain > 0.0:
+            return False
+        self.at, self.value = points[best], float(values[best])
+        if gain < _LEFT:
+            return False
+        self._look()
+        return True
 
 
 def _finite(values: Array, value: float) -> Array:
@@ -99,28 +167,6 @@ def _updated(inverse: Array, step: Array, change: Array) -> Array:
         return inverse
     left = np.eye(len(step)) - np.outer(step, change) / along
     return left @ inverse @ left.T + np.outer(step, step) / along
-
-
-def _with_curvature(function: Function, at: Array, value: float, scale: Array) -> LatentMode:
-    """Look around the best point, at single coordinates and at pairs."""
-    p = len(at)
-    i, j = np.tril_indices(p, -1)
-    pairs = np.tile(at, (len(i), 1))
-    for k in (i, j):
-        pairs[np.arange(len(i)), k] += _TOGETHER * scale[k]
-    found = _finite(function(np.concatenate([_around(at, scale), pairs])), value)
-    ends, mixed = found[: 2 * p].reshape(-1, 2), found[2 * p :]
-    slope, fall = 0.5 * (ends[:, 1] - ends[:, 0]), np.maximum(2.0 * value - ends.sum(axis=1), _FLAT)
-    straight = value + _TOGETHER * (slope[i] + slope[j]) - 0.5 * _TOGETHER**2 * (fall[i] + fall[j])
-    across = np.eye(p)
-    across[i, j] = across[j, i] = (straight - mixed) / _TOGETHER**2 / np.sqrt(fall[i] * fall[j])
-    values, vectors = np.linalg.eigh(across)
-    inverse = (vectors / np.maximum(values, 0.05)) @ vectors.T
-    size = scale / np.sqrt(fall)
-    cov = size[:, None] * inverse * size
-    top = at + cov @ (slope / scale)
-    is_higher = function(top[None])[0] > value
-    return LatentMode(top if is_higher else at, cov)
 
 
 def _around(at: Array, scale: Array) -> Array:
