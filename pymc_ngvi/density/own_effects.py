@@ -11,7 +11,10 @@ from pymc_ngvi.core.normal_rules import rule
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density.expectations import Expectations
+from pymc_ngvi.core.refusal import NotApart
 from pymc_ngvi.density.rows_given import RowsGiven
+from pymc_ngvi.density.rows_left_over import RowsLeftOver
+from pymc_ngvi.density.rows_over import RowsOver
 from pymc_ngvi.density.sparse_hessian import is_dense
 from pymc_ngvi.rows.covariances import PairCovariances
 from pymc_ngvi.rows.finding_own import find_own
@@ -60,8 +63,6 @@ class RowsLeft(RowsGiven):
     kept : ndarray of int, shape (n_dim,)
         Which of ``inside`` are left.
     """
-
-    over = None
 
     def __init__(self, whole: RowsGiven, effects: OwnEffects) -> None:
         self.whole, self.effects = whole, effects
@@ -140,6 +141,16 @@ class RowsLeft(RowsGiven):
         mean, sd = self._now.moments(linear(q.location[None])[0], covariances, nodes[:, 0], weights[0])
         own_mean, own_sd = super().moments_inside(q)
         return self._joined(own_mean[None], mean[None])[0], self._joined(own_sd[None], sd[None])[0]
+
+    @functools.cached_property
+    def over(self) -> RowsOver | None:
+        """The same at many values of what is given; None where that takes one after the other."""
+        if self.whole.over is None:
+            return None
+        try:
+            return RowsLeftOver(self.whole.over, self.effects, self.whole.rows.functions)
+        except NotApart:
+            return None
 
     @functools.cached_property
     def pattern(self) -> Pattern | None:

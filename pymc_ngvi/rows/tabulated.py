@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from numpy.typing import NDArray
+
 from pymc_ngvi.core.normal_rules import rule
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.rows.expectation import RowFunction, bend_rule
@@ -38,8 +40,16 @@ class TabulatedRowFunction(RowFunction):
     def __post_init__(self) -> None:
         """Begin without polynomials."""
         n = len(self.index)
-        self._coefficients, self._degree = np.zeros((_DEGREES[-1] + 1, n)), np.zeros(n, dtype=np.int16)
+        self._coefficients, self._degree = np.zeros((_DEGREES[0] + 1, n)), np.zeros(n, dtype=np.int16)
         self._middle, self._half = np.zeros(n), np.full(n, -1.0)
+
+    def some(self, rows: Index, index: NDArray[np.int64]) -> RowFunction:
+        """Return some of the rows, in that order, with their polynomials."""
+        result = RowFunction.some(self, rows, index)
+        assert isinstance(result, TabulatedRowFunction)
+        result._coefficients = self._coefficients[:, rows]
+        result._degree, result._middle, result._half = self._degree[rows], self._middle[rows], self._half[rows]
+        return result
 
     @property
     def n_in_the_mean(self) -> int:
@@ -107,6 +117,9 @@ class TabulatedRowFunction(RowFunction):
             found = _of_values(degree) @ values
             size = np.abs(found)
             good = size[-_LAST:].max(axis=0) <= _ERROR + _ROUNDING * size.max(axis=0)
+            if good.any() and degree >= len(self._coefficients):
+                more = np.zeros((degree + 1 - len(self._coefficients), len(self.index)))
+                self._coefficients = np.concatenate([self._coefficients, more])
             self._coefficients[: degree + 1, rows[good]], self._degree[rows[good]] = found[:, good], degree
             rows, values = rows[~good], values[:, ~good]
             if not len(rows):
