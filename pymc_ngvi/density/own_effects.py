@@ -11,7 +11,7 @@ from pymc_ngvi.core.normal_rules import rule
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density.expectations import Expectations
-from pymc_ngvi.core.refusal import NotApart
+from pymc_ngvi.core.refusal import NotApart, TooDenseError
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.density.rows_left_over import RowsLeftOver
 from pymc_ngvi.density.rows_over import RowsOver
@@ -143,13 +143,14 @@ class RowsLeft(RowsGiven):
         return self._joined(own_mean[None], mean[None])[0], self._joined(own_sd[None], sd[None])[0]
 
     @functools.cached_property
-    def over(self) -> RowsOver | None:
+    def over(self) -> RowsOver | RowsLeftOver | None:
         """The same at many values of what is given; None where that takes one after the other."""
-        if self.whole.over is None:
+        # Where log p has conditions, it is compared with them at one value after the other.
+        if self.whole.over is None or self.whole.rows.leaves_out_conditions:
             return None
         try:
             return RowsLeftOver(self.whole.over, self.effects, self.whole.rows.functions)
-        except NotApart:
+        except (NotApart, TooDenseError):
             return None
 
     @functools.cached_property

@@ -10,6 +10,7 @@ from pymc_ngvi.core.refusal import TooDenseError
 from pymc_ngvi.core.types import Array, RowRules
 from pymc_ngvi.density.expectations import Seen
 from pymc_ngvi.density.rows_given import RowsGiven
+from pymc_ngvi.density.rows_left_over import RowsLeftOver
 from pymc_ngvi.density.rows_over import RowsOver
 from pymc_ngvi.nested.defence import Defence
 from pymc_ngvi.nested.found import FEWEST, LEFT, SOLVED, Drawn, EvaluatedMarginal, are_even, missing
@@ -29,7 +30,7 @@ class ManyConditionals:
     Parameters
     ----------
     given : RowsGiven
-    over : RowsOver
+    over : RowsOver or RowsLeftOver
         Its rows at many values.
 
     Attributes
@@ -38,7 +39,7 @@ class ManyConditionals:
         Taken so far.
     """
 
-    def __init__(self, given: RowsGiven, over: RowsOver) -> None:
+    def __init__(self, given: RowsGiven, over: RowsOver | RowsLeftOver) -> None:
         self._given, self._over = given, over
         precisions = Precisions(over.entries)
         self._fitter = ManyFitter(precisions)

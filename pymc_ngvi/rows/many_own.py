@@ -142,13 +142,13 @@ class Narrowing:
     Raises
     ------
     NotApart
-        Where effects are among the dense columns.
+        Where entries that are needed are in no pattern.
     """
 
     def __init__(self, effects: OwnEffects, functions: Sequence[RowFunction], sparsity: Sparsity, columns: Ints) -> None:
         self.effects, self.n_inside, self.kept = effects, effects.n_dim, effects.kept
-        if np.isin(effects.coordinates, columns).any():
-            raise NotApart("effects of single rows are read by most rows")
+        self._apart = _Apart(sparsity, columns, effects.coordinates)
+        sparsity, columns = self._apart.sparsity, self._apart.columns
         self._counts = [len(rows.index) for rows in functions]
         self._groups = [_GroupMap(group, functions, sparsity) for group in effects.groups]
         place = np.full(self.n_inside, -1, dtype=np.intp)
@@ -185,7 +185,7 @@ class Narrowing:
 
     def of(self, rows: ManyRows) -> tuple[ManyRows, NDArray[np.bool_]]:
         """Return rows of what is left, and where effects can be integrated out."""
-        n, maps = len(rows), rows.maps
+        n, maps = len(rows), self._apart.of(rows.maps)
         offset, dense, constant = maps.offset.copy(), maps.dense, rows.constant.copy()
         data = np.zeros((n, len(self._sparsity.indices)))
         data[:, self._is_there] = maps.data[:, self._take]
@@ -222,6 +222,33 @@ class Narrowing:
             if some.any():
                 at = np.flatnonzero(np.tile(some, n))
                 yield rows if some.all() else rows.some(at, rows.index[at])
+
+
+class _Apart:
+    """Takes columns of effects from the dense ones, as which they count where there are few rows."""
+
+    def __init__(self, sparsity: Sparsity, columns: Ints, effects: Ints) -> None:
+        is_effect = np.isin(columns, effects)
+        self.sparsity, self.columns = sparsity, columns[~is_effect]
+        self._moved, self._stay = np.flatnonzero(is_effect), np.flatnonzero(~is_effect)
+        if not len(self._moved):
+            return
+        number = np.repeat(np.arange(sparsity.n_rows), np.diff(sparsity.starts))
+        new = np.repeat(np.arange(sparsity.n_rows), len(self._moved))
+        rows = np.concatenate([number, new])
+        indices = np.concatenate([sparsity.indices, np.tile(columns[self._moved], sparsity.n_rows)])
+        self._order = np.argsort(rows, kind="stable")
+        starts = np.searchsorted(rows[self._order], np.arange(sparsity.n_rows + 1))
+        self.sparsity = Sparsity(starts, indices[self._order], sparsity.n_dim)
+
+    def of(self, maps: ManyMaps) -> ManyMaps:
+        """Return maps of which those columns are sparse."""
+        if not len(self._moved):
+            return maps
+        n = len(maps)
+        moved = np.broadcast_to(maps.dense[:, :, self._moved], (n, self.sparsity.n_rows, len(self._moved)))
+        data = np.concatenate([maps.data, moved.reshape(n, -1)], axis=1)[:, self._order]
+        return ManyMaps(maps.offset, maps.dense[:, :, self._stay], self.columns, data, self.sparsity)
 
 
 class _GroupMap:
