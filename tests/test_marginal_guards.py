@@ -302,9 +302,9 @@ def test_a_pool_without_a_cheap_rule_is_refused_beyond_the_evaluations_there_may
     def run(most):
         groups = Groups.normal(Y, SIGMA, centred=False)
         quadrature = LogMarginal(groups.terms, groups.forest, groups.start)
-        return Sampler(quadrature, np.array([0.6, -1.2]), np.diag([0.2, 0.8]), 1, lambda: most).run()
+        return Sampler(quadrature, np.array([0.6, -1.2]), np.diag([0.2, 0.8]), 1, lambda n: n <= most).run()
 
-    with pytest.raises(Hopeless, match=r"takes 3 evaluations of log p.*posterior='exact' asks for it"):
+    with pytest.raises(Hopeless, match=r"takes 3 evaluations of log p"):
         run(5_000)
     assert len(run(50_000).pool.g) >= 2_000
 

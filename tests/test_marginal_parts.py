@@ -7,7 +7,7 @@ from numpy.testing import assert_allclose
 
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.log_marginal import LogMarginal
-from pymc_ngvi.marginal.parts import Plan, SomeBlocks, sub_forest
+from pymc_ngvi.marginal.parts import BatchPlan, SomeBlocks, sub_forest
 from pymc_ngvi.marginal.regression import covering, gram_of, leverage_of
 
 
@@ -18,7 +18,7 @@ class ByTree(NumpyTerms):
         self.gaussian, self.n = gaussian, np.zeros(gaussian.forest.n_blocks, dtype=int)
 
     def plan(self, forest, n_draws, n_nodes):
-        return Plan(4, [self.part(forest, block) for block in range(forest.n_blocks)])
+        return BatchPlan(4, [self.part(forest, block) for block in range(forest.n_blocks)])
 
     def part(self, forest, block):
         places = np.flatnonzero(forest.block == block)

@@ -309,7 +309,9 @@ def test_seconds_of_forms_agree():
 
 
 def _sizes(n):
-    return SimpleNamespace(rows=SimpleNamespace(n_rows=2 * n, n_evaluations=2 * n), n_dim=n, summed=None, pattern=None, outside=[0, 1])
+    return SimpleNamespace(
+        rows=SimpleNamespace(n_rows=2 * n, n_evaluations=2 * n), n_dim=n, summed=None, pattern=None, outside=[0, 1]
+    )
 
 
 def _seconds(n):

@@ -62,16 +62,12 @@ def by_quadrature(function, eta, scale, data):
             far *= 1.3
         ends.append(mode + sign * far)
 
-    def moment(z, power):
-        return z**power * np.exp(height(z) - top)
+    def moment(power):
+        parts = ((ends[0], mode), (mode, ends[1]))
+        options = {"epsabs": 0, "epsrel": 1e-11, "limit": 200}
+        return sum(integrate.quad(lambda z: z**power * np.exp(height(z) - top), a, b, **options)[0] for a, b in parts)
 
-    total, first, second = (
-        sum(
-            integrate.quad(moment, a, b, args=(power,), epsabs=0, epsrel=1e-11, limit=200)[0]
-            for a, b in ((ends[0], mode), (mode, ends[1]))
-        )
-        for power in (0, 1, 2)
-    )
+    total, first, second = (moment(power) for power in (0, 1, 2))
     mean = first / total
     return top + np.log(total / np.sqrt(2.0 * np.pi)), mean, second / total - mean**2
 

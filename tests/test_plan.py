@@ -19,7 +19,7 @@ from pymc_ngvi.fitting.defaults import options_for
 from pymc_ngvi.marginal.exact import Longer
 from pymc_ngvi.nested.posterior import latent_rows_of
 from pymc_ngvi.posteriors import candidates, search
-from pymc_ngvi.posteriors.plan import Candidate, Outcome, Plan, TimeBudget, in_order
+from pymc_ngvi.posteriors.plan import Candidate, Decision, Plan, TimeBudget, in_order
 
 FEW = 96
 
@@ -57,9 +57,9 @@ def nested_of_process():
 def test_the_table_is_aligned_and_has_all_candidates():
     plan = Plan(
         (
-            Candidate("gaussian", Outcome.CAME_FIRST, 0.3),
-            Candidate("exact", Outcome.FAILED, 1.64, 1.0, "k-hat is 0.9"),
-            Candidate("nested", Outcome.TAKEN, 1_234.0, 1 / 3),
+            Candidate("gaussian", Decision.CAME_FIRST, 0.3),
+            Candidate("exact", Decision.FAILED, 1.64, 1.0, "k-hat is 0.9"),
+            Candidate("nested", Decision.TAKEN, 1_234.0, 1 / 3),
         ),
         TimeBudget(0.3, 2_000.0).sentence,
     )
@@ -74,11 +74,11 @@ def test_the_table_is_aligned_and_has_all_candidates():
 
 
 def test_the_order_is_that_of_price_over_chance():
-    exact, sure, unsure = (Candidate(*c) for c in [("exact", Outcome.NOT_NEEDED, 9.0, 1.0),
-        ("nested", Outcome.NOT_NEEDED, 8.0, 1.0), ("nested", Outcome.NOT_NEEDED, 4.0, 1 / 3)])  # fmt: skip
+    exact, sure, unsure = (Candidate(*c) for c in [("exact", Decision.NOT_NEEDED, 9.0, 1.0),
+        ("nested", Decision.NOT_NEEDED, 8.0, 1.0), ("nested", Decision.NOT_NEEDED, 4.0, 1 / 3)])  # fmt: skip
     assert in_order([exact, sure]) == [sure, exact]
     assert in_order([unsure, exact]) == [exact, unsure]
-    refused, gaussian = Candidate("exact", Outcome.REFUSED), Candidate("gaussian", Outcome.TAKEN, 100.0)
+    refused, gaussian = Candidate("exact", Decision.REFUSED), Candidate("gaussian", Decision.TAKEN, 100.0)
     assert in_order([refused, unsure, gaussian]) == [gaussian, unsure, refused]
     assert math.isinf(gaussian.expected_seconds)
 
@@ -96,7 +96,7 @@ def test_the_plan_of_an_exact_posterior():
     approx = fit(grouped())
     plan = approx.plan
     assert plan.taken.kind == "exact"
-    assert plan.of("gaussian").outcome is Outcome.CAME_FIRST
+    assert plan.of("gaussian").outcome is Decision.CAME_FIRST
     assert plan.taken.seconds > plan.of("gaussian").seconds
     assert "may follow" in str(plan)
     assert fit(grouped(), posterior="gaussian").plan is None
@@ -105,9 +105,9 @@ def test_the_plan_of_an_exact_posterior():
 
 def test_each_reason_is_in_the_table():
     dear = fit(grouped(), max_seconds=0.2).plan
-    assert dear.of("exact").outcome is Outcome.TOO_DEAR
+    assert dear.of("exact").outcome is Decision.TOO_DEAR
     assert "max_seconds=" in dear.of("exact").reason
-    assert dear.of("nested").outcome is Outcome.TOO_DEAR
+    assert dear.of("nested").outcome is Decision.TOO_DEAR
     assert dear.taken.kind == "gaussian"
     assert "max_seconds=0.2 in all." in str(dear)
     with pm.Model() as model:
@@ -115,9 +115,9 @@ def test_each_reason_is_in_the_table():
         pm.Potential("p", -(x.sum() ** 4) - pm.math.exp(x[0]))
     none = fit(model).plan
     assert none.taken.kind == "gaussian"
-    assert none.of("exact").outcome is none.of("nested").outcome is Outcome.REFUSED
+    assert none.of("exact").outcome is none.of("nested").outcome is Decision.REFUSED
     assert "16 parameters are more than the 15" in none.of("exact").reason
-    assert fit(grouped(), posterior="exact").plan.of("nested").outcome is Outcome.NOT_ASKED
+    assert fit(grouped(), posterior="exact").plan.of("nested").outcome is Decision.NOT_ASKED
 
 
 class _Exact:
@@ -157,7 +157,7 @@ def test_a_posterior_that_turns_out_to_take_longer(monkeypatch, turns_out, neste
     plan = fit(grouped()).plan
     assert tried == order
     assert plan.of("exact").seconds == pytest.approx(turns_out)
-    assert plan.of("exact").outcome is (Outcome.TOO_DEAR if turns_out == 60.0 else Outcome.FAILED)
+    assert plan.of("exact").outcome is (Decision.TOO_DEAR if turns_out == 60.0 else Decision.FAILED)
 
 
 def test_nothing_is_left_out_for_its_price_where_something_dearer_is_taken(monkeypatch):
@@ -178,9 +178,9 @@ def test_nothing_is_left_out_for_its_price_where_something_dearer_is_taken(monke
     monkeypatch.setattr(search, "_nested", lambda given, seconds: fails(given, None, seconds, None))
     plan = fit(model).plan
     assert tried == [6.0, 7.0]
-    assert plan.of("exact").outcome is Outcome.FAILED
+    assert plan.of("exact").outcome is Decision.FAILED
     monkeypatch.setattr(search, "nested_candidate", lambda density: Candidate("nested", seconds=5.0, chance=1 / 3))
-    assert fit(model).plan.of("exact").outcome is Outcome.TOO_DEAR
+    assert fit(model).plan.of("exact").outcome is Decision.TOO_DEAR
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -225,8 +225,8 @@ def test_the_order_may_change_and_the_posterior_is_the_same(monkeypatch):
     without = fit(level())
     monkeypatch.undo()
     after = fit(level(), posterior="nested")
-    assert without.plan.of("gaussian").outcome is Outcome.ON_REQUEST
-    assert after.plan.of("gaussian").outcome is Outcome.CAME_FIRST
+    assert without.plan.of("gaussian").outcome is Decision.ON_REQUEST
+    assert after.plan.of("gaussian").outcome is Decision.CAME_FIRST
     assert without.is_nested
     error = 4.0 / np.sqrt(min(without.checks.effective_size, after.checks.effective_size))
     np.testing.assert_allclose((without.mean_flat - after.mean_flat) / after.sd_flat, 0.0, atol=error)
@@ -307,4 +307,6 @@ def test_a_named_method_comes_first(monkeypatch, named):
         raise AssertionError("a nested posterior came first")
 
     monkeypatch.setattr("pymc_ngvi.results.nested_first.nested_posterior", fail)
-    assert fit(process(), **named).plan is None
+    with pytest.warns(pymc_ngvi.ConvergenceWarning, match="iteration limit"):
+        approx = fit_ngvi(2, model=process(), random_seed=1, progressbar=False, **named)
+    assert approx.plan is None

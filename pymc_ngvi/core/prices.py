@@ -28,10 +28,10 @@ OF_VALUE, OF_EXPECTATION, HESSIAN, PER_PRODUCT_OF_HESSIAN = 0.4, 15.0, 3.0, 0.3
 #: Gradients and Hessians of a fit that is yet to come, by draws; its expectations, by rows.
 N_GRADIENTS, N_HESSIANS, N_EXPECTATIONS = 1_600, 1_200, 30
 #: Seconds of such a fit by rows beside its expectations: choosing a start, steps, a look for other modes.
-OF_FIT = 0.2
+OF_FIT = 1.0
 
 
-class Evaluated(Protocol):
+class Priced(Protocol):
     """What evaluations of a log density cost."""
 
     @property
@@ -76,19 +76,19 @@ def of_dense(n_dim: int, n_rows: int = 0) -> float:
 # --- evaluations and fits ---------------------------------------------------------------------------------------------
 
 
-def hessian_in_gradients(density: Evaluated, n_hessians: int) -> float:
+def hessian_in_gradients(density: Priced, n_hessians: int) -> float:
     """Return what a Hessian costs; their number is 0 where a fit took none, and nothing is known of them."""
     return max(HESSIAN, PER_PRODUCT_OF_HESSIAN * float(density.n_products)) if n_hessians else HESSIAN
 
 
-def fit_seconds(density: Evaluated, n_gradients: int, n_hessians: int, estimator: str) -> float:
+def fit_seconds(density: Priced, n_gradients: int, n_hessians: int, estimator: str) -> float:
     """Return the seconds of so many evaluations; with ``"quadrature"``, gradients are expectations."""
     if estimator == "quadrature":
         return OF_EXPECTATION * n_gradients * density.gradient_seconds
     return (n_gradients + hessian_in_gradients(density, n_hessians) * n_hessians) * density.gradient_seconds
 
 
-def expected_fit_seconds(density: Evaluated, *, by_rows: bool = False) -> float:
+def expected_fit_seconds(density: Priced, *, by_rows: bool = False) -> float:
     """Return the seconds of a fit that is yet to come: by rows, or by draws with a dense Hessian."""
     if by_rows:
         return OF_FIT + fit_seconds(density, N_EXPECTATIONS, N_EXPECTATIONS, "quadrature")
@@ -96,7 +96,7 @@ def expected_fit_seconds(density: Evaluated, *, by_rows: bool = False) -> float:
     return n_gradients * density.gradient_seconds
 
 
-def value_seconds(density: Evaluated, n_rows: int = 0) -> float:
+def value_seconds(density: Priced, n_rows: int = 0) -> float:
     """Return the seconds of a value of log p, by its rows where there are any."""
     return max(PER_VALUE + PER_ROW_OF_VALUE * n_rows if n_rows else OF_VALUE * density.gradient_seconds, 1e-9)
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from pymc_ngvi.core.normal_rules import rule
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
+from pymc_ngvi.core.refusal import NotApart, TooDenseError
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density.expectations import Expectations
-from pymc_ngvi.core.refusal import NotApart, TooDenseError
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.density.rows_left_over import RowsLeftOver
 from pymc_ngvi.density.rows_over import RowsOver

@@ -29,7 +29,7 @@ from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.reading.reading import Reading
 from pymc_ngvi.rows.pattern import pattern_of_rows
-from pymc_ngvi.rows.quadratic import is_quadratic
+from pymc_ngvi.rows.quadratic import is_concave, is_quadratic
 
 #: How far from the start values are given first: at special ones, such as a correlation of 0, entries are missing.
 _AROUND = 0.1
@@ -63,6 +63,8 @@ class RowsGiven(OfAllData):
     rows : Expectations
     n_gradients, n_hessians : int
         Expectations so far.
+    is_uneven : bool
+        Whether it has been found that what is left is far from a Gaussian.
 
     Raises
     ------
@@ -70,6 +72,7 @@ class RowsGiven(OfAllData):
     """
 
     has_hessian = True
+    is_uneven = False
 
     def __init__(self, density: LogDensity, outside: NDArray[np.intp]) -> None:
         graphs, functions = density.graphs, density.functions
@@ -146,6 +149,13 @@ class RowsGiven(OfAllData):
             )  # fmt: skip
         except (NotApart, NotImplementedError):
             return None
+
+    @functools.cached_property
+    def is_concave(self) -> bool:
+        """Whether log p is concave in what is left, as far as its rows are looked at: with no more than one mode."""
+        with np.errstate(all="ignore"):
+            eta = self.rows.linear_map(self.start()[None])[0]
+        return all(is_quadratic(rows) or is_concave(rows, eta[rows.index]) for rows in self.rows.functions)
 
     @functools.cached_property
     def is_quadratic(self) -> bool:

@@ -25,8 +25,10 @@ from pymc_ngvi.reading.found import Compile
 from pymc_ngvi.reading.reading import Reading
 from pymc_ngvi.reading.terms import Rows
 from pymc_ngvi.rows.engines.engine import Engine
+from pymc_ngvi.rows.entries import Entries
 from pymc_ngvi.rows.expectation import RowFunction
-from pymc_ngvi.rows.many import Entries, ManyMaps, ManyRows, Sparsity
+from pymc_ngvi.rows.many import ManyRows
+from pymc_ngvi.rows.many_maps import ManyMaps, Sparsity
 
 #: Relative difference of two values of log p that is rounding; nats that what is constant in it may be off by.
 _ROUNDING, _NATS = 1e-9, 0.01
@@ -218,7 +220,11 @@ class _Predictors:
         sizes = [found.size(var) for var in found.variables]
         starts = np.concatenate([[0], np.cumsum(sizes)])
         self._where = np.concatenate(
-            [np.arange(a, b) for var, a, b in zip(found.variables, starts[:-1], starts[1:], strict=True) if var in hanging]
+            [
+                np.arange(a, b)
+                for var, a, b in zip(found.variables, starts[:-1], starts[1:], strict=True)
+                if var in hanging
+            ]
             or [np.empty(0, dtype=np.intp)]
         ).astype(np.intp)
         self._fixed = found.linear_map
@@ -276,7 +282,10 @@ class _Predictors:
 def _pairs(terms: list[Rows]) -> list[NDArray[np.int64]]:
     """Return all pairs of predictors that rows have, as `Expectations` lists them."""
     return [
-        np.ascontiguousarray(rows.index[:, [a, b]]) for rows in terms for a in range(rows.index.shape[1]) for b in range(a + 1)
+        np.ascontiguousarray(rows.index[:, [a, b]])
+        for rows in terms
+        for a in range(rows.index.shape[1])
+        for b in range(a + 1)
     ]
 
 

@@ -176,9 +176,7 @@ def corrected_centres(centres: Centres, shape: Shape, forest: Forest) -> Centres
     if forest.n_levels == 1:
         scale = np.where(far, shape.width, np.sqrt(np.clip(own, _LEAST, _MOST)))
         return Centres(mean, centres.factor * scale[:, :, None])
-    values, vectors = np.linalg.eigh(shape.cov)
-    values = np.clip(values, _LEAST, _MOST)
-    roots = np.linalg.cholesky((vectors * values[..., None, :]) @ np.swapaxes(vectors, -1, -2))
+    roots = np.linalg.cholesky(_clipped(shape.cov))
     factor = np.zeros_like(centres.factor)
     for level, at in enumerate(forest.at_level):
         # The last row of L_path chol(cov_path): beyond the end of a path, the covariance is the identity.
@@ -193,6 +191,21 @@ def corrected_centres(centres: Centres, shape: Shape, forest: Forest) -> Centres
             factor[:, at, : above + 1] += centres.factor[:, at, above, None] * inner
         factor[:, at, : level + 1] += centres.factor[:, at, level, None] * rows
     return Centres(mean, factor)
+
+
+def _clipped(cov: Array) -> Array:
+    """Return covariances, (..., depth, depth), whose variances in any direction are those that a correction trusts."""
+    of_rows = np.abs(cov).sum(axis=-1)
+    own = np.diagonal(cov, axis1=-2, axis2=-1)
+    # By Gershgorin's theorem nearly all are as they should be, and eigenvalues take longest.
+    doubtful = ~((2.0 * own - of_rows >= _LEAST) & (of_rows <= _MOST)).all(axis=-1)
+    if not doubtful.any():
+        return cov
+    values, vectors = np.linalg.eigh(cov[doubtful])
+    values = np.clip(values, _LEAST, _MOST)
+    result = cov.copy()
+    result[doubtful] = (vectors * values[..., None, :]) @ np.swapaxes(vectors, -1, -2)
+    return result
 
 
 def _diagonal(widths: Array, level: int) -> Array:

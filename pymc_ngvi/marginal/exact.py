@@ -164,7 +164,10 @@ def exact_posterior(
     centres = linear_centres(forest, _precision(density, q), mean)
     quadrature = LogMarginal(fitted, forest, centres)
     sampler = Sampler(quadrature, mean[forest.globals_], cov, seed, may_take, others=elsewhere)
-    return ExactState(_run(sampler), sampler.sequences, q, forest, quadrature, fitted, others=tuple(others))
+    with quadrature.remembering():
+        state = ExactState(_run(sampler), sampler.sequences, q, forest, quadrature, fitted, others=tuple(others))
+        state.mean()  # from what is known at draws of the pool
+    return state
 
 
 def _run(sampler: Sampler) -> Sampled:

@@ -9,15 +9,17 @@ from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.adaptation import Adaptation
 from pymc_ngvi.marginal.adaptation import Hopeless as Hopeless
-from pymc_ngvi.marginal.log_marginal import TOLERANCE, LogMarginal, Referred, joined_points
+from pymc_ngvi.marginal.log_marginal import TOLERANCE, LogMarginal
 from pymc_ngvi.marginal.proposals import (
     OF_DEFENCE,
-    Base,
     Proposal,
+    base_of,
     effective_size,
     first_proposal,
+    mixture_of,
     tempered,
 )
+from pymc_ngvi.marginal.referred import Referred, joined_points
 from pymc_ngvi.marginal.regression import Whitening, covering, n_polynomial
 from pymc_ngvi.marginal.sampling import (
     Plain,
@@ -119,7 +121,7 @@ class Sampler:
     def run(self) -> Sampled:
         """Adapt the proposal, then draw the pool."""
         self._bend = find_tails(lambda g: self._function(g)[0], self._mean, np.sqrt(np.diag(self._cov)))
-        self._base = self._moments_of_y(self._mean, self._cov)
+        self._base = base_of(self._bend, self._mean, self._cov)
         whitening = Whitening(self._bend.forward, *self._base, tuple(t.at for t in self._bend.tails))
         self._function.standardise(whitening, self._bend)
         is_plain = self._quadrature is None and not self._is_predicted
@@ -177,20 +179,9 @@ class Sampler:
         if not self._may_take(_DRAWS_PER_WANTED * self._wanted * n):
             raise TooManyValues(Reason.TOO_LONG, f"each draw of the global parameters takes {n} evaluations of log p")
 
-    def _moments_of_y(self, mean: Array, cov: Array) -> Base:
-        """Return mean and factor of y where the globals are those of a Gaussian."""
-        factor = np.linalg.cholesky(cov)
-        if not self._bend.tails:
-            return Base(mean, factor)
-        z = np.random.default_rng(1).standard_normal((2_048, self._p))
-        y = self._bend.forward(mean + z @ factor.T)
-        return Base(y.mean(axis=0), np.linalg.cholesky(np.cov(y.T).reshape(self._p, self._p)))
-
     def _at_modes(self) -> StudentMixture:
         """Return a component of y at each mode."""
-        bases = [self._base, *(self._moments_of_y(mean, cov) for mean, cov in self._others)]
-        means, factors = np.array([b.mean for b in bases]), np.array([b.factor for b in bases])
-        return StudentMixture(np.full(len(bases), 1.0 / len(bases)), means, factors, self._df)
+        return mixture_of([self._base, *(base_of(self._bend, mean, cov) for mean, cov in self._others)], self._df)
 
     @property
     def _n_first(self) -> int:
@@ -215,16 +206,25 @@ class Sampler:
             efficiencies.append(last.efficiency)
             weights = _weights(tempered(last.log_weights, _N_CHECKED))
             difference = self._check(last.g, last.log_marginal, weights)
-            if last.efficiency > _GOOD and difference < _ROUGH:
+            is_good = last.efficiency > _GOOD or (last.efficiency > _POOR and not self._pays(efficiencies, n))
+            if is_good and difference < _ROUGH:
                 break
             if n == _MOST_IN_ROUND:
                 n_large += 1
                 if n_large >= _PATIENCE and max(efficiencies[-_PATIENCE:]) < _HOPELESS:
                     said = f"importance sampling of {self._p} global parameters does not come near to them"
                     raise Hopeless(Reason.HOPELESS, said)
-            if self._learn(_ROUGH, self._least_nodes):
+            # Rules that are right are left alone: new ones would have all draws evaluated anew.
+            is_right = self._quadrature is None or (self._quadrature.base is not None and difference < _ROUGH)
+            if not is_right and self._learn(_ROUGH, self._least_nodes):
                 adaptation.rounds.evaluate_anew(self._function)
         return adaptation.best()
+
+    def _pays(self, efficiencies: Sequence[float], n: int) -> bool:
+        """Tell whether the last round of adaptation saves the pool as many draws as it took, ``n``."""
+        if self._is_predicted or len(efficiencies) < 2 or not max(efficiencies[:-1]) > 0.0:
+            return True
+        return self._wanted * (1.0 / max(efficiencies[:-1]) - 1.0 / efficiencies[-1]) > n
 
     def _first_values(self, proposal: Proposal, g: Array) -> Array:
         """Return log m at the draws of the first round; learn centres and rules from them."""
@@ -302,21 +302,15 @@ class Sampler:
             points = quadrature.reference(g[rows])
             self._known = joined_points([known, points])
             self._learn(_RESIDUAL, least)
-            if not base.rule.n_nodes and not self._is_right_at(points):
+            if not base.rule.n_nodes and not quadrature.is_right_at(points, _RESIDUAL):
                 self._learn(_RESIDUAL, 1)  # a polynomial alone may be too stiff where one node is not
             most = max(base.rule.n_nodes, 1)
-            if not self._is_right_at(points) or (quadrature.base and quadrature.base.rule.n_nodes > most):
+            if not quadrature.is_right_at(points, _RESIDUAL) or (
+                quadrature.base and quadrature.base.rule.n_nodes > most
+            ):
                 self._known = known  # no polynomial goes so far
                 self._learn(_RESIDUAL, least)
                 return
-
-    def _is_right_at(self, points: Referred) -> bool:
-        """Tell whether the base rule is right at points that it was told of."""
-        quadrature = self._quadrature
-        if quadrature is None or quadrature.base is None:
-            return False
-        apart = points.log_marginal - quadrature.by_base(points.g)[0]
-        return bool(np.sqrt(np.mean(apart**2)) < _RESIDUAL)
 
     def _check(self, g: Array, log_marginal: Array, weights: Array) -> float:
         """Return how far log m is from the reference at some draws, an sd in nats, and remember these."""
@@ -369,13 +363,20 @@ class Sampler:
             pool = self.sequences.first(proposal)
         else:
             pool = self.sequences.again(pool, proposal)
+        latest = proposal, pool
         for _ in range(_MOST_POOLS):
             khat, efficiency = pool.weights()[1], effective_size(pool.log_ratio) / len(pool.g)
             errors = relative_sd_errors(self._bend.forward(pool.g), pool.weights()[0])
             is_sure = errors.max() < _UNSURE and self._adaptation.missed(proposal, pool) < 1.0
-            if khat < _HEAVY and efficiency > _POOR and is_sure:
+            is_large = effective_size(pool.log_ratio) >= self._wanted and has_light_tail(khat, len(pool.g))
+            if is_sure and (is_large or (khat < _HEAVY and efficiency > _POOR)):
                 break
-            proposal, pool = self._fitted_anew(proposal, pool, is_heavy=khat > _HEAVY)
+            new = self._fitted_anew(*latest, is_heavy=khat > _HEAVY)
+            if self._is_predicted:  # draws cost nothing
+                proposal, pool = latest = new, self.sequences.first(new)
+            else:
+                pool, proposal, more = self.sequences.beside(pool, proposal, new)
+                latest = new, more
         pool = self.sequences.enlarged(pool, proposal, self._wanted)
         if self._quadrature is not None or self._is_predicted:
             return proposal, pool
@@ -383,16 +384,15 @@ class Sampler:
             if has_light_tail(pool.weights()[1], len(pool.g)):
                 break
             # A large pool has draws in tails that small ones know nothing of.
-            proposal, pool = self._fitted_anew(proposal, pool, is_heavy=False)
-            pool = self.sequences.enlarged(pool, proposal, self._wanted)
+            proposal = self._fitted_anew(proposal, pool, is_heavy=False)
+            pool = self.sequences.enlarged(self.sequences.first(proposal), proposal, self._wanted)
         return proposal, pool
 
-    def _fitted_anew(self, proposal: Proposal, pool: Pool, *, is_heavy: bool) -> tuple[Proposal, Pool]:
-        """Return a proposal that a pool has taught, made wider where weights are heavy, and a first pool of it."""
+    def _fitted_anew(self, proposal: Proposal, pool: Pool, *, is_heavy: bool) -> Proposal:
+        """Return a proposal that a pool has taught, made wider where weights are heavy."""
         self._adaptation.add(proposal, pool)
         proposal = self._adaptation.best()
-        proposal = self._defended(proposal.widened() if is_heavy else proposal)
-        return proposal, self.sequences.first(proposal)
+        return self._defended(proposal.widened() if is_heavy else proposal)
 
 
 def _weights(log_weights: Array) -> Array:

@@ -10,7 +10,7 @@ from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.density.shards.requests import ApplyToLikelihood
 from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.parts import Integers, Plan, SomeBlocks, TermsByRows, sub_forest
+from pymc_ngvi.marginal.parts import BatchPlan, Integers, SomeBlocks, TermsByRows, sub_forest
 
 #: Numbers that are sent at a time, and draws at least.
 _SENT, _FEWEST = 2**23, 1
@@ -44,9 +44,11 @@ class TermsInShards:
         """Return how many draws to evaluate at once, at ``n_nodes`` nodes each."""
         return max(_FEWEST, _SENT // (n_nodes * self._forest.n_local))
 
-    def plan(self, n_draws: int, n_nodes: int) -> Plan:
+    def plan(self, n_draws: int, n_nodes: int) -> BatchPlan:
         """Return how to evaluate terms at so many draws, and nodes each: all shards at once."""
-        return Plan(min(self.chunk(n_nodes), n_draws), [SomeBlocks(self._forest, slice(None), slice(None), self.terms)])
+        return BatchPlan(
+            min(self.chunk(n_nodes), n_draws), [SomeBlocks(self._forest, slice(None), slice(None), self.terms)]
+        )
 
     def terms(self, g: Array, local: Array) -> tuple[Array, Array]:
         """Return the term of the globals, (n,), and those of local coordinates, (n, n_nodes, n_local)."""

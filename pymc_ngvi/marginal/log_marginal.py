@@ -4,7 +4,8 @@ By the *reference* rule, whose nodes are about centres that the quadrature itsel
 predicted centres, plus a polynomial of the globals that was fitted to the difference between the two.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,9 +18,10 @@ from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.confirmed import confirmed
 from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.nodes import PathRule, first_rule, ladder, references, wide_rule
+from pymc_ngvi.marginal.nodes import PathRule, bases, first_rule, ladder, references, wide_rule
 from pymc_ngvi.marginal.parts import TermsOfBlocks
 from pymc_ngvi.marginal.quadrature import by_rule, integrate
+from pymc_ngvi.marginal.referred import Referred, Remembered, joined_points
 from pymc_ngvi.marginal.regression import BaseRule, Whitening, gram_of, leverage_of, predictor
 from pymc_ngvi.marginal.tails import Bend
 
@@ -39,42 +41,6 @@ _WAY, _MOST_FOUND = (0.25, 0.5, 0.75, 1.0), 3
 _N_FAR, _OF_WEIGHT = 12, 0.999
 #: Factor by which centres of base rules may be further off than those of the reference.
 _SLACK = 1.3
-
-
-@dataclass
-class Referred:
-    """Globals at which the reference rule was evaluated.
-
-    Parameters
-    ----------
-    g : ndarray, shape (n, p)
-    log_marginal : ndarray, shape (n,)
-    centres : Centres
-    skew : ndarray, shape (n, n_local)
-    lost : ndarray of bool, shape (n,)
-        Whose centres were not found.
-    """
-
-    g: Array
-    log_marginal: Array
-    centres: Centres
-    skew: Array
-    lost: NDArray[np.bool_]
-
-    def __getitem__(self, rows: NDArray[np.intp]) -> "Referred":
-        """Return some of them."""
-        return Referred(self.g[rows], self.log_marginal[rows], self.centres[rows], self.skew[rows], self.lost[rows])
-
-
-def joined_points(parts: Sequence[Referred]) -> Referred:
-    """Return several sets of points as one."""
-    return Referred(
-        np.concatenate([p.g for p in parts]),
-        np.concatenate([p.log_marginal for p in parts]),
-        Centres.joined([p.centres for p in parts]),
-        np.concatenate([p.skew for p in parts]),
-        np.concatenate([p.lost for p in parts]),
-    )
 
 
 @dataclass
@@ -109,9 +75,22 @@ class LogMarginal:
     whitening: Whitening | None = None
     skew: Array | None = None
     _coefficients: Array | None = None
+    _remembered: Remembered | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.rule = first_rule(self.forest.n_levels)
+
+    @contextmanager
+    def remembering(self) -> Iterator[None]:
+        """Evaluate by the reference once at each point, for as long as the posterior is made.
+
+        Later, what is asked for is to be the same whatever was asked before.
+        """
+        self._remembered = Remembered()
+        try:
+            yield
+        finally:
+            self._remembered = None
 
     def standardise(self, whitening: Whitening, bend: Bend) -> None:
         """Predict in standardised globals from now on."""
@@ -164,7 +143,10 @@ class LogMarginal:
     def reference(self, g: Array) -> Referred:
         """Evaluate by the reference rule, about centres that are corrected until they are right."""
         size = max(1, _HELD // (self.forest.n_local * self.forest.n_levels**2))
-        return joined_points([self._reference(g[start : start + size]) for start in range(0, len(g), size)])
+        parts = [g[start : start + size] for start in range(0, len(g), size)]
+        if self._remembered is None:
+            return joined_points([self._reference(part) for part in parts])
+        return joined_points([self._remembered.at(part, self.rule, self._reference) for part in parts])
 
     def _reference(self, g: Array) -> Referred:
         first = self.first_centres if self._coefficients is None else None
@@ -200,17 +182,15 @@ class LogMarginal:
         log_marginal, lost = np.zeros(n), np.zeros(n, dtype=bool)
         found, skew = Centres.empty(n, self.forest), np.empty((n_local, n)).T
         plan = self.terms.plan(self.forest, n, len(rule.nodes))
-        for start in range(0, n, plan.size):
-            rows = slice(start, start + plan.size)
-            n_corrected = np.zeros(len(g[rows]), dtype=np.intp)
-            for part in plan.parts:
-                one = confirmed(part, rule, g[rows], centres[rows], self._wider)
-                log_marginal[rows] += one.log_marginal
-                found.put(rows, part.places, one.centres)
-                skew[rows, part.places] = one.skew
-                lost[rows] |= one.lost
-                n_corrected = np.maximum(n_corrected, one.n_corrected)
-            self.n_corrected += int(n_corrected.sum())
+        n_corrected = np.zeros(n, dtype=np.intp)
+        for part in plan.parts:
+            one = confirmed(part, rule, g, centres, self._wider, plan.size)
+            log_marginal += one.log_marginal
+            found.put(slice(None), part.places, one.centres)
+            skew[:, part.places] = one.skew
+            lost |= one.lost
+            n_corrected = np.maximum(n_corrected, one.n_corrected)
+        self.n_corrected += int(n_corrected.sum())
         bad = ~np.isfinite(log_marginal)
         return Referred(g, np.where(bad, -np.inf, log_marginal), found, skew, lost | bad)
 
@@ -332,8 +312,7 @@ class LogMarginal:
         weights = np.where(usable, weights, 0.0)
         weights = weights / weights.sum()
         centres = self.predicted(points.g)
-        smaller = [PathRule(1, self.forest.n_levels), *ladder(self.forest.n_levels)]
-        for rule in smaller:
+        for rule in bases(self.forest.n_levels):
             if rule.n_nodes < least or rule.n_nodes >= self.rule.n_nodes:
                 continue
             cheap = integrate(self.terms, self.forest, rule, points.g, centres, moments=False).log_marginal
@@ -391,3 +370,10 @@ class LogMarginal:
         if rule.n_nodes > 1:
             off |= ~np.isfinite(log_marginal)
         return log_marginal + polynomial, off
+
+    def is_right_at(self, points: Referred, tolerance: float) -> bool:
+        """Tell whether the base rule is near to the reference, in root mean square, at points that it was told of."""
+        if self.base is None:
+            return False
+        apart = points.log_marginal - self.by_base(points.g)[0]
+        return bool(np.sqrt(np.mean(apart**2)) < tolerance)

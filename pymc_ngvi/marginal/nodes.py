@@ -1,7 +1,7 @@
 """Gauss-Hermite nodes of a path, and the limits within which few of them can be trusted."""
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
 
@@ -36,21 +36,25 @@ class PathRule:
     n_nodes: int
     n_levels: int
 
-    @cached_property
+    @property
     def line(self) -> Array:
         """Nodes of one coordinate, (n_nodes,)."""
         return _gauss_hermite(self.n_nodes)[0]
 
-    @cached_property
+    @property
     def log_weight(self) -> Array:
         """Log weights of one coordinate, (n_nodes,): those of Gauss and Hermite over the standard normal density."""
         return _gauss_hermite(self.n_nodes)[1]
 
-    @cached_property
+    @property
     def nodes(self) -> Array:
         """All nodes, (n_nodes ** n_levels, n_levels); the coordinate of the root changes slowest."""
-        mesh = np.meshgrid(*[self.line] * self.n_levels, indexing="ij")
-        return np.stack(mesh, axis=-1).reshape(-1, self.n_levels)
+        return _products(self.n_nodes, self.n_levels)
+
+    @property
+    def powers(self) -> Array:
+        """Of all nodes: coordinates, products of two, and the cube of the last, (n_levels (n_levels + 1) + 1, n)."""
+        return _powers(self.n_nodes, self.n_levels)
 
     @property
     def limits(self) -> tuple[float, float, float]:
@@ -59,7 +63,19 @@ class PathRule:
         return known.get(self.n_nodes, (0.5, 0.6, 1.6) if self.n_nodes == 5 else (0.8, 0.4, 2.2))
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=64)
+def _products(n_nodes: int, n_levels: int) -> Array:
+    mesh = np.meshgrid(*[_gauss_hermite(n_nodes)[0]] * n_levels, indexing="ij")
+    return np.stack(mesh, axis=-1).reshape(-1, n_levels)
+
+
+@lru_cache(maxsize=64)
+def _powers(n_nodes: int, n_levels: int) -> Array:
+    z = _products(n_nodes, n_levels)
+    return np.concatenate([z.T, (z[:, :, None] * z[:, None]).reshape(len(z), -1).T, z[None, :, -1] ** 3])
+
+
+@lru_cache(maxsize=64)
 def _gauss_hermite(n_nodes: int) -> tuple[Array, Array]:
     x, w = np.polynomial.hermite_e.hermegauss(n_nodes)
     log_weight = np.log(w)
@@ -74,6 +90,16 @@ def first_rule(n_levels: int) -> PathRule:
 def references(n_levels: int) -> list[PathRule]:
     """Return the rules that can confirm their centres, the smallest first: two nodes say nothing of a variance."""
     return [rule for rule in ladder(n_levels) if rule.n_nodes > 2]
+
+
+def bases(n_levels: int) -> list[PathRule]:
+    """Return the rules that may do at predicted centres, the smallest first.
+
+    One node knows nothing of how wide a conditional density is; in trees, two in each coordinate do, and are far fewer
+    than three.
+    """
+    few = [1] if n_levels == 1 else [1, 2]
+    return [PathRule(n, n_levels) for n in sorted({*few, *LADDER[n_levels]})]
 
 
 def wide_rule(n_levels: int) -> PathRule:

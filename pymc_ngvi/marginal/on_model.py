@@ -11,7 +11,7 @@ from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.density.split import SplitDensity
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.in_shards import TermsInShards
-from pymc_ngvi.marginal.parts import Plan, TermsByRows, whole
+from pymc_ngvi.marginal.parts import BatchPlan, TermsByRows, whole
 
 #: Relative change of log p at a point that is no rounding error.
 _RTOL = 1e-6
@@ -88,7 +88,7 @@ class FittedDensity:
         with self._density.info.data.restored():
             return split.terms(g, local)
 
-    def plan(self, forest: Forest, n_draws: int, n_nodes: int) -> Plan:
+    def plan(self, forest: Forest, n_draws: int, n_nodes: int) -> BatchPlan:
         """Return how to evaluate the terms by parts."""
         split = self.split()
         return whole(self, forest, n_nodes) if isinstance(split, SplitDensity) else split.plan(n_draws, n_nodes)

@@ -44,7 +44,7 @@ class SomeBlocks:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class BatchPlan:
     """How the terms are evaluated.
 
     Parameters
@@ -67,13 +67,13 @@ class TermsOfBlocks(Protocol):
     def terms(self, g: Array, local: Array) -> tuple[Array, Array]:
         """Return the term of the globals and those of local coordinates."""
 
-    def plan(self, forest: Forest, n_draws: int, n_nodes: int) -> Plan:
+    def plan(self, forest: Forest, n_draws: int, n_nodes: int) -> BatchPlan:
         """Return how to evaluate them by parts."""
 
 
-def whole(terms: TermsOfBlocks, forest: Forest, n_nodes: int) -> Plan:
+def whole(terms: TermsOfBlocks, forest: Forest, n_nodes: int) -> BatchPlan:
     """Return the plan of a single part."""
-    return Plan(terms.chunk(n_nodes), [SomeBlocks(forest, slice(None), slice(None), terms.terms)])
+    return BatchPlan(terms.chunk(n_nodes), [SomeBlocks(forest, slice(None), slice(None), terms.terms)])
 
 
 class TermsByRows:
@@ -102,13 +102,13 @@ class TermsByRows:
                 of_locals[rows, :, part.places] = second
         return of_globals, of_locals
 
-    def plan(self, n_draws: int, n_nodes: int) -> Plan:
+    def plan(self, n_draws: int, n_nodes: int) -> BatchPlan:
         """Return how to evaluate terms at so many draws, and nodes each."""
         size = min(n_draws, _MOST_DRAWS, max(1, _MOST_POINTS // n_nodes))
         n_rows = max(1, _CACHED // (max(size, 1) * n_nodes)).bit_length()
         if n_rows not in self._plans:
             self._plans[n_rows] = self._parts(2 ** (n_rows - 1))
-        return Plan(size, self._plans[n_rows])
+        return BatchPlan(size, self._plans[n_rows])
 
     def _parts(self, n_rows: int) -> list[SomeBlocks]:
         """Return parts of about so many rows."""

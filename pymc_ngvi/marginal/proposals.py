@@ -2,6 +2,7 @@
 
 import itertools
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -74,11 +75,19 @@ class Proposal:
         """Tell which globals are where components that are far wider have most of the density, (n,)."""
         if not self.n_far:
             return np.zeros(len(g), dtype=bool)
-        old, n = self.mixture, len(self.mixture.shares) - self.n_far
-        fitted = StudentMixture(old.shares[:n], old.means[:n], old.factors[:n], old.df)
-        log_fitted = self.bend.log_density(fitted.log_density, g)
+        n = len(self.mixture.shares) - self.n_far
+        log_fitted = self.bend.log_density(self.mixture.first(n).log_density, g)
+        log_fitted += np.log(self.mixture.shares[:n].sum())
         result: NDArray[np.bool_] = log_fitted < self.log_density(g) - np.log(2.0)
         return result
+
+    def beside(self, other: "Proposal", part: float) -> "Proposal":
+        """Return the proposal of which a part is another one."""
+        n, n_other = len(self.mixture.shares), len(other.mixture.shares)
+        far = np.arange(n + n_other) >= n + n_other - other.n_far
+        far[n - self.n_far : n] = True
+        joined = self.mixture.joined(other.mixture, part)
+        return Proposal(joined.of(np.argsort(far, kind="stable")), self.bend, self.n_far + other.n_far)
 
     def widened(self) -> "Proposal":
         """Return a proposal of which a part is wider: weights that are heavy far out become lighter there."""
@@ -122,6 +131,22 @@ class Base(NamedTuple):
 
     mean: Array
     factor: Array
+
+
+def base_of(bend: Bend, mean: Array, cov: Array) -> Base:
+    """Return mean and factor of y where the globals are those of a Gaussian."""
+    factor = np.linalg.cholesky(cov)
+    if not bend.tails:
+        return Base(mean, factor)
+    p = len(mean)
+    y = bend.forward(mean + np.random.default_rng(1).standard_normal((2_048, p)) @ factor.T)
+    return Base(y.mean(axis=0), np.linalg.cholesky(np.cov(y.T).reshape(p, p)))
+
+
+def mixture_of(bases: Sequence[Base], df: float) -> StudentMixture:
+    """Return a component of y at each of several Gaussians."""
+    means, factors = np.array([b.mean for b in bases]), np.array([b.factor for b in bases])
+    return StudentMixture(np.full(len(bases), 1.0 / len(bases)), means, factors, df)
 
 
 def first_proposal(base: Base, bend: Bend, df: float, scale: float) -> Proposal:
@@ -280,20 +305,21 @@ def _refined(start: StudentMixture, y: Array, w: Array) -> StudentMixture:
         kept = np.flatnonzero(shares > min(_LEAST_OF_START, 0.5 * shares.max()))
         new = [_component(y, responsibilities[i], of_t[i], means[i], factors[i] @ factors[i].T) for i in kept]
         shares = shares[kept] / shares[kept].sum()
+        df = df if np.ndim(df) == 0 else np.asarray(df)[kept]
         means, factors = np.array([m for m, _ in new]), np.linalg.cholesky(np.array([c for _, c in new]))
     return StudentMixture(shares, means, factors, df)
 
 
 def _responsibilities(
-    y: Array, w: Array, shares: Array, means: list[Array], factors: Array, df: float
+    y: Array, w: Array, shares: Array, means: list[Array], factors: Array, df: float | Array
 ) -> tuple[Array, list[Array]]:
     """Return the part of the weight of each draw that each component has, (k, n), and the weights of a t of each."""
     p = y.shape[1]
     log_parts, of_t = [], []
-    for mean, factor, share in zip(means, factors, shares, strict=True):
+    for mean, factor, share, own in zip(means, factors, shares, np.broadcast_to(df, len(shares)), strict=True):
         square = squares(factor, y - mean)
-        log_parts.append(np.log(share) - np.log(np.diag(factor)).sum() - 0.5 * (df + p) * np.log1p(square / df))
-        of_t.append((df + p) / (df + square))
+        log_parts.append(np.log(share) - np.log(np.diag(factor)).sum() - 0.5 * (own + p) * np.log1p(square / own))
+        of_t.append((own + p) / (own + square))
     return np.exp(log_parts - logsumexp(log_parts, axis=0)) * w, of_t
 
 

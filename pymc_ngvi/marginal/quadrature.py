@@ -196,8 +196,7 @@ def _moments(forest: Forest, rule: PathRule, tables: list[Array], messages: list
             above = weights_above[:, :, place_in_level[forest.parent[at]]]
             weights = weights * above[:, :, None]
         weights = weights.reshape(n, rule.n_nodes ** (level + 1), len(at))
-        z = PathRule(rule.n_nodes, level + 1).nodes
-        powers = np.concatenate([z.T, (z[:, :, None] * z[:, None]).reshape(len(z), -1).T, z[None, :, level] ** 3])
+        powers = PathRule(rule.n_nodes, level + 1).powers
         moments = (powers @ weights.T).transpose(1, 2, 0)  # (n_powers, n, n_places)
         first = moments[: level + 1]
         second = moments[level + 1 : -1].reshape(level + 1, level + 1, n, len(at)) - first[:, None] * first

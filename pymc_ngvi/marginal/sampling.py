@@ -262,6 +262,26 @@ class Sequences:
         """Return the smallest pool."""
         return self._drawn(proposal, 0, N_SCRAMBLINGS)
 
+    def beside(self, pool: Pool, proposal: Proposal, other: Proposal) -> tuple[Pool, Proposal, Pool]:
+        """Return a pool with draws of another proposal beside its own, as draws of both [1]_, both, and the new draws.
+
+        Of a pool that has been enlarged, nothing is kept: sequences of both count as one, since only together are their
+        weights those of draws of both.
+
+        References
+        ----------
+        .. [1] E. Veach, L. J. Guibas (1995). Optimally combining sampling techniques for Monte Carlo rendering.
+           SIGGRAPH 95. https://doi.org/10.1145/218380.218498
+        """
+        if pool.scrambling.max() >= N_SCRAMBLINGS:
+            new = self.first(other)
+            return new, other, new
+        n = len(pool.g) // _OF_SEQUENCE
+        more = self._drawn(other, n, N_SCRAMBLINGS)
+        both = proposal.beside(other, N_SCRAMBLINGS / (n + N_SCRAMBLINGS))
+        together = pool.with_more(replace(more, scrambling=more.scrambling - n))
+        return replace(together, log_density=both.log_density(together.g)), both, more
+
     def again(self, pool: Pool, proposal: Proposal | None = None) -> Pool:
         """Return a pool with log m evaluated anew; its proposal tells which draws are far out."""
         log_marginal, lost = self._evaluated(pool.g, proposal)

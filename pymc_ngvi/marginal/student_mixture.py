@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from numpy.typing import NDArray
 from scipy.special import gammaincinv, gammaln, logsumexp, ndtri
 
 from pymc_ngvi.core.linalg import solve_lower
@@ -25,24 +26,23 @@ class StudentMixture:
     means : ndarray, shape (k, p)
     factors : ndarray, shape (k, p, p)
         Lower Cholesky factors of the scale matrices.
-    df : float
+    df : float or ndarray, shape (k,)
     """
 
     shares: Array
     means: Array
     factors: Array
-    df: float
+    df: float | Array
 
     def log_density(self, x: Array) -> Array:
         """Return the log density at the rows of ``x``."""
-        p, df = x.shape[1], self.df
-        constant = gammaln((df + p) / 2.0) - gammaln(df / 2.0) - 0.5 * p * np.log(df * np.pi)
+        p = x.shape[1]
         parts = [
             np.log(share)
-            + constant
+            + (gammaln((df + p) / 2.0) - gammaln(df / 2.0) - 0.5 * p * np.log(df * np.pi))
             - np.log(np.diag(factor)).sum()
             - 0.5 * (df + p) * np.log1p(squares(factor, x - mean) / df)
-            for share, mean, factor in zip(self.shares, self.means, self.factors, strict=True)
+            for share, mean, factor, df in zip(self.shares, self.means, self.factors, self._each_df, strict=True)
         ]
         result: Array = logsumexp(parts, axis=0)
         return result
@@ -54,9 +54,10 @@ class StudentMixture:
         p = self.means.shape[1]
         uniform = qmc.Sobol(p + 2, scramble=True, rng=rng).random_base2(int(np.ceil(np.log2(max(n, 2)))))[:n]
         uniform = np.clip(uniform, _END, 1.0 - _END)
-        chi2 = 2.0 * gammaincinv(0.5 * self.df, uniform[:, p])
-        z = ndtri(uniform[:, :p]) * np.sqrt(self.df / chi2)[:, None]
         which = np.minimum(np.searchsorted(np.cumsum(self.shares), uniform[:, p + 1]), len(self.shares) - 1)
+        df = self._each_df[which]
+        chi2 = 2.0 * gammaincinv(0.5 * df, uniform[:, p])
+        z = ndtri(uniform[:, :p]) * np.sqrt(df / chi2)[:, None]
         result: Array = self.means[which] + np.einsum("nij,nj->ni", self.factors[which], z)
         return result
 
@@ -64,12 +65,22 @@ class StudentMixture:
         """Return a mixture of which a part is another one."""
         shares = np.concatenate([(1.0 - part) * self.shares, part * other.shares])
         means, factors = np.concatenate([self.means, other.means]), np.concatenate([self.factors, other.factors])
-        return StudentMixture(shares, means, factors, self.df)
+        df = np.concatenate([self._each_df, other._each_df])
+        return StudentMixture(shares, means, factors, float(df[0]) if (df == df[0]).all() else df)
 
     def first(self, n: int) -> "StudentMixture":
         """Return a mixture of some components, the first ones."""
-        shares = self.shares[:n]
-        return StudentMixture(shares / shares.sum(), self.means[:n], self.factors[:n], self.df)
+        return self.of(np.arange(n))
+
+    def of(self, which: NDArray[np.intp]) -> "StudentMixture":
+        """Return a mixture of some components."""
+        shares = self.shares[which]
+        df = self.df if np.ndim(self.df) == 0 else self._each_df[which]
+        return StudentMixture(shares / shares.sum(), self.means[which], self.factors[which], df)
+
+    @property
+    def _each_df(self) -> Array:
+        return np.broadcast_to(self.df, len(self.shares))
 
     def as_one(self) -> "StudentMixture":
         """Return one component with the moments of the mixture."""
@@ -77,7 +88,7 @@ class StudentMixture:
         apart = self.means - mean
         within = np.einsum("k,kij,klj->il", self.shares, self.factors, self.factors)
         cov = within + (self.shares[:, None] * apart).T @ apart
-        return StudentMixture(np.ones(1), mean[None], np.linalg.cholesky(cov)[None], self.df)
+        return StudentMixture(np.ones(1), mean[None], np.linalg.cholesky(cov)[None], float(self._each_df.min()))
 
     def scaled(self, scale: float) -> "StudentMixture":
         """Return the mixture with wider components."""

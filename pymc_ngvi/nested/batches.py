@@ -6,7 +6,6 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.refusal import TooDenseError
 from pymc_ngvi.core.types import Array, RowRules
 from pymc_ngvi.density.expectations import Seen
 from pymc_ngvi.density.rows_given import RowsGiven

@@ -90,9 +90,7 @@ class Defence:
             return np.empty((n, 0), dtype=np.intp)
         return rng.choice(len(self), (n, n_far), p=self.probabilities)
 
-    def moved(
-        self, given: RowsGiven, at: LatentGaussian, base: Array, picked: NDArray[np.intp]
-    ) -> tuple[Array, Array]:
+    def moved(self, given: RowsGiven, at: LatentGaussian, base: Array, picked: NDArray[np.intp]) -> tuple[Array, Array]:
         """Return standard normals of which the last are moved out, and log q' - log q there, q' being the mixture.
 
         Parameters

@@ -278,7 +278,8 @@ class Emulated(Plain):
 
     def _worst(self, points: Array, excess: Array) -> list[int]:
         """Return which points are predicted worst, none of them near another: the one would tell of the other."""
-        assert self._whitening is not None and self._kriging is not None
+        assert self._whitening is not None
+        assert self._kriging is not None
         left, found = excess.copy(), list[int]()
         u = _standardised(points, self._whitening)[0]
         while len(found) < _AT_ONCE and (left > 1.0).any():

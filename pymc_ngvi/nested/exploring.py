@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scipy.special import ndtri
+from scipy.stats import qmc
+
 from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.fitting import Hopeless, Sampler
@@ -12,24 +15,31 @@ from pymc_ngvi.marginal.sampling import Pool
 from pymc_ngvi.marginal.tails import Bend
 from pymc_ngvi.nested.emulator import Emulated, Predicted
 from pymc_ngvi.nested.log_marginal import LatentMarginal
-from pymc_ngvi.nested.mode import find_mode
+from pymc_ngvi.nested.mode import LatentMode, find_mode
 from pymc_ngvi.nested.pairs import WeightedPairs, normalised_weights
 from pymc_ngvi.nested.rounds import Guess, Rounds
 from pymc_ngvi.nested.verdict import EVEN, MOST_MOVED
 
 #: Evaluations of log m before there are weights, after those on the way to the mode, and for each hyperparameter.
 _MOST, _MOST_OF_EACH = 15, 15
+#: Points about the mode at which log m is evaluated first, and for each hyperparameter; how far out they are, in turn,
+#: in the standard deviations of normals.
+_OF_DESIGN, _OF_DESIGN_OF_EACH, _SIZES_OF_DESIGN = 10, 30, (1.0, 2.0, 3.0)
 #: Effective size of the pool: predictions cost nothing.
-_WANTED = 8_000
+_WANTED = 4_000
 #: Parts of all values that are in each round: what the first has found makes predictions better, and the last is drawn
 #: only where less than a part of the values is effective, or k-hat is high.
 _PARTS, _GOOD, _HEAVY = (0.35, 0.65, 0.5), 0.5, 0.5
-#: Predicted weight of a draw from which on log m is evaluated there, and how often at most.
-_HEAVIEST, _MOST_HEAVY = 0.005, 30
+#: Predicted weight of a draw from which on log m is evaluated there, of how many at once, and of how many at most.
+_HEAVIEST, _HEAVY_AT_ONCE, _MOST_HEAVY = 0.005, 8, 40
 #: Values that predictions are told of after a round, at most.
-_MOST_TOLD = 120
+_MOST_TOLD = 150
 #: Standard deviations by which a wider round may move a mean in any case.
 _SMALL = 0.05
+
+
+class Uneven(Hopeless):
+    """Weights of draws of the latent variables vary too much."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +68,9 @@ class Exploration:
     moved: float
 
 
-def explore(marginal: LatentMarginal, start: Array, scale: Array, n_values: int, seed: int) -> Exploration:
+def explore(
+    marginal: LatentMarginal, start: Array, scale: Array, n_values: int, seed: int, most_variance: float = np.inf
+) -> Exploration:
     """Sample the hyperparameters, and the latent variables given these.
 
     Parameters
@@ -69,17 +81,26 @@ def explore(marginal: LatentMarginal, start: Array, scale: Array, n_values: int,
     n_values : int
         Of the hyperparameters, in a round.
     seed : int
+    most_variance : float
+        Of log weights at the mode, of draws given the hyperparameters.
 
     Raises
     ------
-    Hopeless
+    Hopeless, Uneven
     """
     p = len(start)
     marginal.scale = scale
     mode = find_mode(marginal, start, scale)
     if mode is None:
         raise Hopeless(Reason.HOPELESS, "the latent variables can't be fitted where the hyperparameters start")
+    if (variance := marginal.variance()) > most_variance:
+        raise Uneven(
+            Reason.NOT_PASSED,
+            f"given the hyperparameters, latent variables are too far from a Gaussian (variance {variance:.1f} of log "
+            "weights at the mode)",
+        )
     marginal.scale = np.sqrt(np.diag(mode.cov))
+    marginal.at(_around(mode, _OF_DESIGN + _OF_DESIGN_OF_EACH * p))
     emulated = Emulated(marginal, len(marginal.known) + _MOST + _MOST_OF_EACH * p)
     for known in marginal.known:
         emulated.tell(known.g, known.value)
@@ -98,6 +119,13 @@ def explore(marginal: LatentMarginal, start: Array, scale: Array, n_values: int,
     return Exploration(pairs, rounds.proposal, sampled.bend, predicted, lost, moved)
 
 
+def _around(mode: LatentMode, n: int) -> Array:
+    """Return points that fill the space about a mode, near it and farther out, (n, p)."""
+    uniform = qmc.Halton(len(mode.at), scramble=False).random(n + 1)[1:]
+    sizes = np.resize(_SIZES_OF_DESIGN, n)
+    return mode.at + (sizes[:, None] * ndtri(uniform)) @ np.linalg.cholesky(mode.cov).T
+
+
 def _guess(emulated: Emulated, pool: Pool) -> tuple[Guess, Predicted]:
     """Return the predicted density, log m being evaluated where single draws would have much of the weight.
 
@@ -111,11 +139,12 @@ def _guess(emulated: Emulated, pool: Pool) -> tuple[Guess, Predicted]:
         guess = Guess(value, predicted.whitening, pool)
         heavy = guess.weights.copy()
         heavy[seen] = 0.0
-        worst = int(np.argmax(heavy))
-        if heavy[worst] < _HEAVIEST or len(seen) >= _MOST_HEAVY:
+        worst = np.argsort(-heavy)[:_HEAVY_AT_ONCE]
+        worst = worst[heavy[worst] >= _HEAVIEST]
+        if not len(worst) or len(seen) >= _MOST_HEAVY:
             return guess, predicted
-        emulated.evaluate(pool.g[[worst]])
-        seen.append(worst)
+        emulated.evaluate(pool.g[worst])
+        seen += worst.tolist()
 
 
 def _is_good(pairs: WeightedPairs, moved: float) -> bool:

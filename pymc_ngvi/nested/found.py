@@ -1,7 +1,8 @@
 """What is found at one value of the hyperparameters, and what the ELBO there lacks of log m.
 
 The ELBO of the conditional fit is below log m by little: what is missing, log E_q[p / q], is estimated with the same
-draws everywhere. To second order it is half of the variance of log p / q [1]_, which takes over where weights vary much.
+draws everywhere. To second order it is half of the variance of log p / q [1]_, which takes over where weights vary
+much.
 
 References
 ----------

@@ -87,7 +87,7 @@ class LatentMarginal:
             left = np.array([k for k in left if result[k] is None], dtype=np.intp)
             if not len(left):
                 break
-        for number in left:
+        for number in left.tolist():
             if self._is_near(g[number]) and (alone := self._alone(g[number])) is not None:
                 result[number] = alone
                 self.known.append(alone)
@@ -111,6 +111,11 @@ class LatentMarginal:
             return next((one for _, one in self._many.at(g[None], [found.seen], [found.rules], self._base)), found)
         return found
 
+    def variance(self) -> float:
+        """Return the variance of log weights, given the hyperparameters, at the highest of the fits so far."""
+        top = max(self.known, key=lambda one: one.value)
+        return 2.0 * (top.correction + top.doubt)  # half of it is what the ELBO lacks, to second order
+
     def doubt(self) -> float:
         """Return how far two estimates of what ELBOs lack are apart, an sd over the hyperparameters in nats."""
         values, doubts = np.array([k.value for k in self.known]), np.array([k.doubt for k in self.known])
@@ -125,7 +130,13 @@ class LatentMarginal:
         return Defence.of(self._given, fit)
 
     def drawn(
-        self, g: Array, starts: Starts, base: Array, defence: Defence, rng: np.random.Generator, is_deep: NDArray[np.bool_]
+        self,
+        g: Array,
+        starts: Starts,
+        base: Array,
+        defence: Defence,
+        rng: np.random.Generator,
+        is_deep: NDArray[np.bool_],
     ) -> list[Drawn | None]:
         """Return the Gaussians at values of the hyperparameters, and draws; None where there is none.
 

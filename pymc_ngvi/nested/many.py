@@ -14,7 +14,8 @@ from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
 from pymc_ngvi.families.matrices.sparse.fronts import Fronts, fronts_of
 from pymc_ngvi.families.matrices.sparse.order import Supernodes
 from pymc_ngvi.families.matrices.sparse.repeated import RepeatedFronts
-from pymc_ngvi.rows.many import Entries, ManyExpected, ManyRows, ManyRules, ManySeen
+from pymc_ngvi.rows.entries import Entries
+from pymc_ngvi.rows.many import ManyExpected, ManyRows, ManyRules, ManySeen
 
 #: Part of the entries from which on a matrix is one front.
 _DENSE = 0.5
@@ -44,7 +45,7 @@ class Precisions:
         self._weights = np.where(entries.is_off, 2.0, 1.0)
 
     @functools.lru_cache(maxsize=4)  # noqa: B019
-    def repeated(self, n: int) -> tuple[RepeatedFronts, Array]:
+    def repeated(self, n: int) -> tuple[RepeatedFronts, NDArray[np.int64]]:
         """Return the fronts of so many, and where their panels have the entries, (n, n_entries)."""
         fronts = RepeatedFronts(self.fronts, n)
         return fronts, fronts.of_panels(self._places)
@@ -74,7 +75,8 @@ class Precisions:
 
     def trace(self, first: Array, second: Array) -> Array:
         """Return the traces of products of matrices, (n,), of which one has no other entries than these."""
-        return np.einsum("ne,ne,e->n", first, second, self._weights)
+        result: Array = np.einsum("ne,ne,e->n", first, second, self._weights)
+        return result
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +120,8 @@ class Factors:
     @property
     def entropy(self) -> Array:
         """Of the Gaussians, (n,), nats."""
-        return 0.5 * self.of.entries.n_dim * (1.0 + np.log(2.0 * np.pi)) - self.log_det
+        result: Array = 0.5 * self.of.entries.n_dim * (1.0 + np.log(2.0 * np.pi)) - self.log_det
+        return result
 
     def solve(self, columns: Array, *, transposed: bool = False) -> Array:
         """Return L_k^-1, or L_k^-T, times columns, (n, n_dim, m)."""
@@ -200,8 +203,13 @@ class _State:
         """Return several as one."""
         if len(parts) == 1:
             return parts[0]
+        names = ("mean", "precision", "covariance", "log_det")
+        mean, precision, covariance, log_det = (np.concatenate([getattr(p, name) for p in parts]) for name in names)
         return _State(
-            *(np.concatenate([getattr(p, name) for p in parts]) for name in ("mean", "precision", "covariance", "log_det")),
+            mean,
+            precision,
+            covariance,
+            log_det,
             ManySeen.together([p.seen for p in parts]),
             ManyExpected.together([p.expected for p in parts]),
             np.concatenate([p.elbo for p in parts]),
@@ -260,7 +268,8 @@ class ManyFitter:
         order = np.argsort(which)
         which, state = which[order], _State.together([state for _, state in parts])[order]
         factors = state.factors or self._precisions.factored(state.precision)[0]
-        assert factors is not None and factors.n == len(which)  # of each there was one
+        assert factors is not None
+        assert factors.n == len(which)  # of each there was one
         return ManyFits(
             which, rows[which], state.mean, state.precision, factors, state.elbo, state.seen, state.expected.rules
         )
@@ -268,6 +277,7 @@ class ManyFitter:
     def _begun(self, rows: ManyRows, seen: ManySeen, rules: ManyRules | None) -> tuple[_State | None, Which]:
         """Return the states after a step of size 1 from where predictors are as rows may see them; and where any is."""
         expected = rows.expected(seen, rules)
+        assert expected.matrix is not None
         with np.errstate(all="ignore"):
             back = (expected.matrix @ (rows.maps.offset - seen.mean).ravel()).reshape(len(rows), -1)
             slope = rows.maps.transposed_times(expected.slope + back)

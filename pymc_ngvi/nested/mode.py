@@ -121,7 +121,7 @@ class _Climb:
                 return
 
     def curvature(self) -> tuple[Array, Array]:
-        """Return the inverse of minus the second derivatives, by single coordinates and pairs, and where it has the top."""
+        """Return the inverse of minus the second derivatives, by single coordinates and pairs, and where its top is."""
         at, value, scale, p = self.at, self.value, self.scale, len(self.at)
         i, j = np.tril_indices(p, -1)
         pairs = np.tile(at, (len(i), 1))

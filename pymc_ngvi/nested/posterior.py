@@ -18,7 +18,7 @@ from pymc_ngvi.marginal.exact import Unavailable
 from pymc_ngvi.marginal.fitting import Hopeless
 from pymc_ngvi.marginal.pooled import effective_size_of
 from pymc_ngvi.marginal.sampling import Sequences
-from pymc_ngvi.nested.exploring import Exploration, explore
+from pymc_ngvi.nested.exploring import Exploration, Uneven, explore
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.seconds import n_values_of
 from pymc_ngvi.nested.state import NestedState, sampled_of
@@ -38,7 +38,9 @@ def latent_rows_of(density: ModelDensity) -> RowsGiven:
         raise Unavailable(reason.code, f"no latent Gaussian model: {reason}") from None
 
 
-def nested_posterior(density: ModelDensity, gaussian: GaussianState | None, seed: int) -> NestedState:
+def nested_posterior(
+    density: ModelDensity, gaussian: GaussianState | None, seed: int, most_variance: float = np.inf
+) -> NestedState:
     """Return the nested posterior.
 
     Parameters
@@ -47,6 +49,8 @@ def nested_posterior(density: ModelDensity, gaussian: GaussianState | None, seed
     gaussian : GaussianState or None
         A fit of all coordinates to begin from.
     seed : int
+    most_variance : float
+        Of log weights of draws given the hyperparameters, at the mode of these, beyond which there is to be none.
 
     Raises
     ------
@@ -59,7 +63,10 @@ def nested_posterior(density: ModelDensity, gaussian: GaussianState | None, seed
         scale = np.clip(_OF_FIT * gaussian.sd()[given.outside], _LEAST, _MOST)
     marginal = LatentMarginal(given, seed)
     try:
-        explored = explore(marginal, start, scale, n_values_of(given), seed)
+        explored = explore(marginal, start, scale, n_values_of(given), seed, most_variance)
+    except Uneven as reason:
+        given.is_uneven = True
+        raise Unavailable(reason.code, reason.sentence) from None
     except Hopeless as reason:
         raise Unavailable(reason.code, reason.sentence) from None
     except np.linalg.LinAlgError:

@@ -14,18 +14,35 @@ _FITS, _FITS_OF_EACH, _EXPECTATIONS, _PER_FIT = 60.0, 10.0, 5.0, 0.01
 #: and at most.
 _EXPECTATIONS_OF_VALUE, _SECONDS_OF_VALUES, _FEWEST_VALUES, _MOST_VALUES = 2.5, 10.0, 128, 448
 #: Seconds of any nested posterior, at least.
-LEAST = _FITS * _PER_FIT + min(_MOST_VALUES * _PER_FIT, _SECONDS_OF_VALUES)
+LEAST = 0.5
+
+
+#: In batches: seconds beside those of fits; fits, and for each hyperparameter; seconds of one, of a row in it whose
+#: function is quadratic, and of others; passes through the factor.
+_BESIDE, _IN_BATCHES, _IN_BATCHES_OF_EACH, _PER_FIT_OF_MANY = 0.3, 30.0, 30.0, 5e-4
+_PER_QUADRATIC_ROW, _PER_ROW_OF_MANY, _PASSES = 5e-7, 2e-6, 3.0
 
 
 def nested_seconds(given: RowsGiven) -> float:
     """Return about how long a nested posterior takes."""
-    n_fits = _FITS + _FITS_OF_EACH * len(given.outside)
-    return n_fits * _of_fit(given, _EXPECTATIONS) + n_values_of(given) * _of_fit(given, _EXPECTATIONS_OF_VALUE)
+    n_dim, n_values = len(given.outside), n_values_of(given)
+    if given.over is not None:
+        return _BESIDE + (_IN_BATCHES + _IN_BATCHES_OF_EACH * n_dim + n_values) * _of_many(given)
+    n_fits = _FITS + _FITS_OF_EACH * n_dim
+    return n_fits * _of_fit(given, _EXPECTATIONS) + n_values * _of_fit(given, _EXPECTATIONS_OF_VALUE)
+
+
+def _of_many(given: RowsGiven) -> float:
+    """Return the seconds of a fit among many, with its draws."""
+    per_row = _PER_QUADRATIC_ROW if given.is_quadratic else _PER_ROW_OF_MANY
+    algebra = max(_of_algebra(given) - prices.PER_STACK, 0.0)  # calls are for many
+    return _PER_FIT_OF_MANY + per_row * given.rows.n_evaluations + _PASSES * algebra
 
 
 def n_values_of(given: RowsGiven) -> int:
     """Return at how many hyperparameters latent variables are drawn: as many as a few seconds allow."""
-    return int(np.clip(_SECONDS_OF_VALUES / _of_fit(given, _EXPECTATIONS_OF_VALUE), _FEWEST_VALUES, _MOST_VALUES))
+    of_value = _of_fit(given, _EXPECTATIONS_OF_VALUE) if given.over is None else _of_many(given)
+    return int(np.clip(_SECONDS_OF_VALUES / of_value, _FEWEST_VALUES, _MOST_VALUES))
 
 
 def _of_fit(given: RowsGiven, n_expectations: float) -> float:

@@ -16,27 +16,31 @@ from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.nodes import first_rule
 from pymc_ngvi.nested.posterior import latent_rows_of
 from pymc_ngvi.nested.seconds import LEAST, nested_seconds
-from pymc_ngvi.posteriors.plan import Candidate, Outcome, Plan, TimeBudget
+from pymc_ngvi.posteriors.plan import Candidate, Decision, Plan, TimeBudget
 
 #: Global parameters beyond which another posterior is to be tried before the exact one.
 MANY_GLOBALS = 30
 #: Chances that a posterior turns out to be exact: with that many globals; given hyperparameters, of latent variables
 #: that are not Gaussian.
-_WITH_MANY_GLOBALS, _NOT_GAUSSIAN = 1.0 / 30.0, 1.0 / 3.0
+_WITH_MANY_GLOBALS, _NOT_GAUSSIAN, _UNEVEN = 1.0 / 30.0, 1.0 / 3.0, 1.0 / 100.0
+#: Part of the price of a nested posterior after which it is known whether latent variables are nearly Gaussian.
+_OF_FAILURE = 0.15
+#: Variance of log weights at the mode from which on it is given up where there is an exact posterior.
+UNEVEN = 1.5
 #: Draws of the globals that adapting takes, about, for each of them; others that are evaluated by all nodes.
 _ADAPTING, _REFERRED = 60.0, 300.0
+#: Nodes of a base rule in each coordinate.
+_NODES_OF_BASE = 2
 #: Latent variables for each hyperparameter, from which on a nested posterior is worth while.
 _MANY = 3
 #: Seconds that a nested posterior may take without being asked for, where no Gaussian comes before it.
 _MOST_SECONDS = 120.0
-#: Part of the price of a Gaussian fit and what follows it, below which something else is clearly cheaper.
-_CLEARLY = 0.8
 
 
 def expected_worth(of: Forest | RowsGiven) -> float:
     """Return the chance that a posterior turns out to be exact: of trees, or of rows given hyperparameters."""
     if isinstance(of, RowsGiven):
-        return 1.0 if of.is_quadratic else _NOT_GAUSSIAN
+        return 1.0 if of.is_quadratic else _UNEVEN if of.is_uneven else _NOT_GAUSSIAN
     return _WITH_MANY_GLOBALS if of.n_globals > MANY_GLOBALS else 1.0
 
 
@@ -64,8 +68,10 @@ class Work:
     def of(cls, forest: Forest, each: float) -> "Work":
         """Return that of globals and trees: most draws are evaluated at one node, some by the reference rule."""
         n_draws = 1.5 * WANTED + _ADAPTING * forest.n_globals
-        n_nodes = len(first_rule(forest.n_levels).nodes) if forest.n_local else 1
-        return cls(n_draws + (_REFERRED * n_nodes if forest.n_local else 0.0), each)
+        if not forest.n_local:
+            return cls(n_draws, each)
+        n_nodes = len(first_rule(forest.n_levels).nodes)
+        return cls(n_draws * _NODES_OF_BASE**forest.n_levels + _REFERRED * n_nodes, each)
 
 
 def work_of(forest: Forest, density: ModelDensity, *, by_rows: bool) -> Work:
@@ -87,8 +93,12 @@ def nested_candidate(density: ModelDensity) -> Candidate:
     Unavailable
         Where there is none.
     """
-    given = latent_rows_of(density)
-    return Candidate("nested", seconds=nested_seconds(given), chance=expected_worth(given))
+    return _nested(latent_rows_of(density))
+
+
+def _nested(given: RowsGiven) -> Candidate:
+    chance = expected_worth(given)
+    return Candidate("nested", seconds=nested_seconds(given), chance=chance, of_failure=_OF_FAILURE)
 
 
 def comes_before_nested(exact: Candidate) -> bool:
@@ -111,38 +121,33 @@ def budget_after(density: ModelDensity, record: FitRecord, wanted: str, max_seco
 def plan_without_gaussian(options: FitOptions, density: ModelDensity) -> Plan | None:
     """Return the plan where the nested posterior comes before any Gaussian fit; None where it does not.
 
-    By rows, that fit takes little, and other modes are looked for from it: the nested posterior is to be clearly
-    cheaper than it and what would follow together. Otherwise it takes draws, for a result that is further from the
-    posterior.
+    Otherwise other modes are looked for from that fit. Of rows that are concave given the hyperparameters, there are
+    none of the latent variables.
     """
     if options.posterior not in ("auto", "nested") or density.has_minibatch or density.is_sharded:
         return None
     by_rows, is_auto = density.n_directions is not None, options.posterior == "auto"
     of_fit = prices.expected_fit_seconds(density, by_rows=by_rows)
-    exact = _exact_instead(density, by_rows=by_rows) if is_auto else None
-    if by_rows and exact is not None and of_fit + exact.expected_seconds <= LEAST:
+    forest = if_available(forest_of, density) if is_auto else None
+    if forest is not None and by_rows and not forest.n_local:
+        return None  # a Gaussian is seldom far off
+    exact = None
+    if forest is not None and forest.n_local:
+        exact = exact_candidate(forest, work_of(forest, density, by_rows=by_rows))
+    follows = math.inf if exact is None else of_fit + exact.expected_seconds
+    if by_rows and follows <= LEAST:
         return None  # no nested posterior takes less: its rows need not be looked for
     given = if_available(latent_rows_of, density)
     if given is None or (is_auto and given.n_dim < _MANY * len(given.outside)):
         return None
-    gaussian = Candidate("gaussian", Outcome.ON_REQUEST, of_fit)
-    nested = Candidate("nested", seconds=nested_seconds(given), chance=expected_worth(given))
-    if by_rows or exact is not None:
-        follows = min(c.expected_seconds for c in (nested, exact) if c is not None)
-        if nested.expected_seconds > _CLEARLY * (of_fit + follows):
-            return None
+    nested = _nested(given)
+    if (is_auto and by_rows and not given.is_concave) or nested.expected_seconds > follows:
+        return None
     if nested.seconds > (most := _affordable(options, of_fit)):
         return None
+    gaussian = Candidate("gaussian", Decision.ON_REQUEST, of_fit)
     limit = f"Before any Gaussian fit, {in_words(most)} may be taken." if math.isfinite(most) else ""
     return Plan((nested, *([] if exact is None else [exact]), gaussian), limit)
-
-
-def _exact_instead(density: ModelDensity, *, by_rows: bool) -> Candidate | None:
-    """Return the exact posterior that would follow a Gaussian fit, of a model with groups."""
-    forest = if_available(forest_of, density)
-    if forest is None or not forest.n_local:
-        return None
-    return exact_candidate(forest, work_of(forest, density, by_rows=by_rows))
 
 
 def _affordable(options: FitOptions, of_fit: float) -> float:

@@ -62,7 +62,7 @@ class TimeBudget:
 
 
 @stored("plan.outcome")
-class Outcome(Enum):
+class Decision(Enum):
     """What became of a candidate."""
 
     TAKEN = "taken"
@@ -84,36 +84,41 @@ class Candidate:
     ----------
     kind : {"gaussian", "exact", "nested"}
         The value of the option ``posterior`` that asks for it.
-    outcome : Outcome
+    outcome : Decision
     seconds : float
         Its price, estimated seconds on one thread; NaN where it is not known, or there is none.
     chance : float
         That it turns out to be exact, up to simulation error.
     reason : str
         Why it can't be had, or failed, in a clause.
+    of_failure : float
+        Part of the price that is spent by the time that it is known not to be exact.
     """
 
     kind: str
-    outcome: Outcome = Outcome.NOT_NEEDED
+    outcome: Decision = Decision.NOT_NEEDED
     seconds: float = math.nan
     chance: float = 0.0
     reason: str = ""
+    of_failure: float = 1.0
 
     @property
     def expected_seconds(self) -> float:
-        """Price over chance: candidates are tried in the order of it."""
-        return self.seconds / self.chance if self.chance > 0.0 else math.inf
+        """What it takes in the mean, over its chance: candidates are tried in the order of it."""
+        if not self.chance > 0.0:
+            return math.inf
+        return self.seconds * (self.chance + (1.0 - self.chance) * self.of_failure) / self.chance
 
     @property
     def worth(self) -> str:
         """What it is expected to be, in a word or two."""
         if self.kind == "gaussian":
             return "approximate"
-        if self.outcome is Outcome.REFUSED or not self.chance:
+        if self.outcome is Decision.REFUSED or not self.chance:
             return ""
         return "exact" if self.chance == 1.0 else "may be exact"
 
-    def became(self, outcome: Outcome, reason: str = "") -> "Candidate":
+    def became(self, outcome: Decision, reason: str = "") -> "Candidate":
         """Return it with what became of it."""
         return replace(self, outcome=outcome, reason=reason)
 
@@ -138,8 +143,8 @@ class Plan:
 
     Examples
     --------
-    >>> exact = Candidate("exact", Outcome.TAKEN, 1.6, 1.0)
-    >>> print(Plan((Candidate("gaussian", Outcome.CAME_FIRST, 0.3), exact), TimeBudget(0.3).sentence))
+    >>> exact = Candidate("exact", Decision.TAKEN, 1.6, 1.0)
+    >>> print(Plan((Candidate("gaussian", Decision.CAME_FIRST, 0.3), exact), TimeBudget(0.3).sentence))
     posterior  seconds  expected     outcome
     Gaussian       0.3  approximate  came first
     exact          1.6  exact        taken
@@ -159,7 +164,7 @@ class Plan:
     @property
     def taken(self) -> Candidate | None:
         """The candidate that the posterior is."""
-        return next((candidate for candidate in self.candidates if candidate.outcome is Outcome.TAKEN), None)
+        return next((candidate for candidate in self.candidates if candidate.outcome is Decision.TAKEN), None)
 
     def of(self, kind: str) -> Candidate | None:
         """Return the candidate of a kind, if there is one."""

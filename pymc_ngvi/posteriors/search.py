@@ -1,6 +1,7 @@
 """After a Gaussian fit: candidates are tried in the order of the plan, until one is exact."""
 
 import functools
+import math
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,8 +18,8 @@ from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.state import ExactState
 from pymc_ngvi.nested.posterior import nested_posterior
 from pymc_ngvi.nested.state import NestedState
-from pymc_ngvi.posteriors.candidates import comes_before_nested, exact_candidate, nested_candidate, work_of
-from pymc_ngvi.posteriors.plan import Candidate, Outcome, Plan, TimeBudget, in_order
+from pymc_ngvi.posteriors.candidates import UNEVEN, comes_before_nested, exact_candidate, nested_candidate, work_of
+from pymc_ngvi.posteriors.plan import Candidate, Decision, Plan, TimeBudget, in_order
 
 
 class _TooDear(Unavailable):
@@ -90,15 +91,15 @@ class _Offer(NamedTuple):
 
 def posterior_after(given: Beginning) -> Found:
     """Return the posterior that is wanted; where all will do, the first exact one, or else the nested one."""
-    return _Search(given).run()
+    return _PosteriorSearch(given).run()
 
 
 def only_gaussian(why: Unavailable) -> Plan:
     """Return the plan of a fit that nothing follows."""
-    return Plan((Candidate("gaussian", Outcome.TAKEN),), f"Nothing follows it: {why}.")
+    return Plan((Candidate("gaussian", Decision.TAKEN),), f"Nothing follows it: {why}.")
 
 
-class _Search:
+class _PosteriorSearch:
     """The way through the plan of one fit."""
 
     def __init__(self, given: Beginning) -> None:
@@ -123,16 +124,16 @@ class _Search:
             if given.wanted == "auto" and isinstance(state, NestedState) and not state.checks.is_exact:
                 self._check_better(state)
         except Unavailable as reason:
-            return Found(None, self._plan(Outcome.TAKEN), why_not=reason)
+            return Found(None, self._plan(Decision.TAKEN), why_not=reason)
         kind, is_exact = "nested" if isinstance(state, NestedState) else "exact", state.checks.is_exact
-        self._became(kind, Outcome.TAKEN, "" if is_exact else "not exact")
+        self._became(kind, Decision.TAKEN, "" if is_exact else "not exact")
         also = [reason for reason in self._reasons if isinstance(reason, _Failed) or not is_exact]
-        return Found(state, self._plan(Outcome.CAME_FIRST), _also(also))
+        return Found(state, self._plan(Decision.CAME_FIRST), _also(also))
 
-    def _became(self, kind: str, outcome: Outcome, reason: str = "") -> None:
+    def _became(self, kind: str, outcome: Decision, reason: str = "") -> None:
         self._table[kind] = self._table[kind].became(outcome, reason)
 
-    def _plan(self, of_gaussian: Outcome) -> Plan:
+    def _plan(self, of_gaussian: Decision) -> Plan:
         budget = self._given.budget
         gaussian = Candidate("gaussian", of_gaussian, budget.of_fit)
         return Plan(tuple(in_order([gaussian, *self._table.values()])), budget.sentence)
@@ -163,12 +164,12 @@ class _Search:
         if kind in self._table:
             return self._offers.get(kind)
         if self._given.wanted not in ("auto", kind):
-            self._table[kind] = Candidate(kind, Outcome.NOT_ASKED)
+            self._table[kind] = Candidate(kind, Decision.NOT_ASKED)
             return None
         try:
             offer = self._exact_offer() if kind == "exact" else self._nested_offer()
         except Unavailable as reason:
-            self._table[kind] = Candidate(kind, Outcome.REFUSED, reason=str(reason))
+            self._table[kind] = Candidate(kind, Decision.REFUSED, reason=str(reason))
             self._reasons.append(reason)
             return None
         self._table[kind] = offer.candidate
@@ -192,21 +193,25 @@ class _Search:
 
     def _nested_offer(self) -> _Offer:
         candidate = nested_candidate(self._given.density)
-        return _Offer(candidate, self._given.budget.left(), lambda _: _nested(self._given, candidate.seconds))
+
+        def run(_: Callable[[float], bool]) -> NestedState:
+            return _nested(self._given, candidate.seconds, UNEVEN if "exact" in self._offers else math.inf)
+
+        return _Offer(candidate, self._given.budget.left(), run)
 
     def _leave_out(self, offer: _Offer, left: float) -> None:
         """Note that a posterior takes too long."""
         kind, seconds = offer.candidate.kind, offer.candidate.seconds
         self._dear[kind] = offer
         self._reasons.append(_too_dear(self._given.budget, left, seconds, kind))
-        self._became(kind, Outcome.TOO_DEAR, _asks_for(self._given.budget, seconds, kind))
+        self._became(kind, Decision.TOO_DEAR, _asks_for(self._given.budget, seconds, kind))
 
     def _take_back(self, dear: _Offer, nested: _Offer) -> None:
         """Take a posterior after all that was too dear by itself, where another one would take longer."""
         if dear.candidate.seconds <= nested.candidate.seconds:
             self._offers["exact"] = dear
             self._reasons = [reason for reason in self._reasons if not isinstance(reason, _TooDear)]
-            self._became("exact", Outcome.NOT_NEEDED)
+            self._became("exact", Decision.NOT_NEEDED)
 
     # --- what is tried ---
 
@@ -228,7 +233,7 @@ class _Search:
             except Unavailable as reason:
                 self._left -= self._table[kind].seconds
                 self._reasons.append(reason)
-                self._became(kind, Outcome.FAILED, str(reason))
+                self._became(kind, Decision.FAILED, str(reason))
                 continue
             self._left -= self._table[kind].seconds
             if state.checks.is_exact:
@@ -251,7 +256,7 @@ class _Search:
         if not state.checks.is_reliable and efficiency_of(given.density, given.q) > state.checks.efficiency:
             failures = "; ".join(state.checks.failures)
             said = f"the weights of the nested posterior are worse than its own: {failures}"
-            self._became("nested", Outcome.FAILED, said)
+            self._became("nested", Decision.FAILED, said)
             raise _Failed(Reason.NOT_PASSED, said)
 
 
@@ -268,9 +273,9 @@ def _exact(given: Beginning, forest: Forest, seconds: float, may_take: Callable[
     return state
 
 
-def _nested(given: Beginning, seconds: float) -> NestedState:
+def _nested(given: Beginning, seconds: float, most_variance: float) -> NestedState:
     with announced("Nested posterior", seconds, given.progressbar):
-        return nested_posterior(given.density, given.q, given.seed)
+        return nested_posterior(given.density, given.q, given.seed, most_variance)
 
 
 def _asks_for(budget: TimeBudget, seconds: float, kind: str) -> str:

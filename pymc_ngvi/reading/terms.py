@@ -2,7 +2,7 @@
 
 import functools
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -251,9 +251,7 @@ class Weighed:
         Part and variable.
     """
 
-    def __init__(
-        self, parts: Sequence[Variable], predictors: Variable, facts: Facts, compile_: CompiledOnce
-    ) -> None:
+    def __init__(self, parts: Sequence[Variable], predictors: Variable, facts: Facts, compile_: CompiledOnce) -> None:
         linear_in = [_linear_in(part, predictors, facts) for part in parts]
         # As a variable may be an input of another, each stands in for itself.
         self._facts, self._stand_in = facts, {var: var.type() for found in linear_in for var in found}

@@ -23,8 +23,8 @@ from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.marginal.exact import Unavailable
 from pymc_ngvi.nested.posterior import nested_posterior
 from pymc_ngvi.nested.state import NestedState
-from pymc_ngvi.posteriors.candidates import plan_without_gaussian
-from pymc_ngvi.posteriors.plan import Outcome
+from pymc_ngvi.posteriors.candidates import UNEVEN, plan_without_gaussian
+from pymc_ngvi.posteriors.plan import Decision
 from pymc_ngvi.results.exact_step import ExactStep, with_moments, with_pool
 from pymc_ngvi.results.fitted import Fitted
 
@@ -64,7 +64,8 @@ def nested_first[A: Fitted](
     step = ExactStep("nested", seed, options.max_seconds, options)
     try:
         with few_threads(density), announced("Nested posterior", nested.seconds, progressbar):
-            state = nested_posterior(density, None, step.stream)
+            most = UNEVEN if plan.of("exact") is not None else math.inf
+            state = nested_posterior(density, None, step.stream, most)
     except Unavailable:
         return _with_less(options, nested.seconds)
     if state.checks.effective_size < _FEWEST and options.posterior == "auto":
@@ -72,7 +73,7 @@ def nested_first[A: Fitted](
     with_moments(state)
     approx = make(density, state, random_seed=seed, include_transformed=include_transformed)
     record = _record(density, state, seed, time.perf_counter() - clock - density.compile_seconds + before)
-    plan = plan.having(nested.became(Outcome.TAKEN, "" if state.checks.is_exact else "not exact"))
+    plan = plan.having(nested.became(Decision.TAKEN, "" if state.checks.is_exact else "not exact"))
     approx.take(None, step, with_pool(record, state, plan, 0.0, 0.0))
     approx.hist, approx.gap_hist = np.array([-record.elbo.value]), np.array([math.nan])
     return approx

@@ -11,7 +11,7 @@ from scipy import sparse
 
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.rows.expectation import RowFunction
-from pymc_ngvi.rows.own_effects import Ints, Own, OwnEffects
+from pymc_ngvi.rows.own_effects import Ints, OwnEffects, OwnGroup
 from pymc_ngvi.rows.quadratic import are_concave, is_quadratic
 
 #: Part of the elements of a variable that rows are to read as their own: few do not pay for the further kind of rows.
@@ -46,7 +46,7 @@ def find_own(
     plain = [type(rows) is RowFunction for rows in functions]
     quadratic = [is_plain and is_quadratic(rows) for is_plain, rows in zip(plain, functions, strict=True)]
     used = [np.zeros(len(rows.index), dtype=bool) for rows in functions]
-    groups, why = list[Own](), _NONE
+    groups, why = list[OwnGroup](), _NONE
     order = sorted(range(len(functions)), key=lambda kind: -len(functions[kind].index))
     priors = [kind for kind in order if quadratic[kind] and functions[kind].k == 1]
     for prior, kind in itertools.product(priors, (kind for kind in order if plain[kind] and not quadratic[kind])):
@@ -57,7 +57,7 @@ def find_own(
         both = both[np.argsort(of_rows[both], kind="stable")]
         if not len(both) or len(both) < _LEAST_PART * len(functions[prior].index):
             continue
-        found = _group(functions, sets, start, Own(both, kind, of_rows[both], -1, prior, of_prior[both]))
+        found = _group(functions, sets, start, OwnGroup(both, kind, of_rows[both], -1, prior, of_prior[both]))
         if isinstance(found, str):
             why = found
             continue
@@ -66,7 +66,7 @@ def find_own(
     return (OwnEffects(groups, n_dim), "") if groups else (None, why)
 
 
-def _group(functions: Sequence[RowFunction], sets: sparse.csr_array, start: Array, own: Own) -> Own | str:
+def _group(functions: Sequence[RowFunction], sets: sparse.csr_array, start: Array, own: OwnGroup) -> OwnGroup | str:
     """Return effects with the predictor by which rows read them, or why they can't be integrated out."""
     rows = functions[own.kind]
     reads = [(sets[rows.index[own.rows, a], own.coordinates] != 0) for a in range(rows.k)]

@@ -9,10 +9,12 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.refusal import NotApart
 from pymc_ngvi.core.values import Array
+from pymc_ngvi.rows.entries import Entries
 from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.integrated import Integrated
-from pymc_ngvi.rows.many import Entries, ManyMaps, ManyRows, ManyRules, ManySeen, Sparsity
-from pymc_ngvi.rows.own_effects import Ints, Own, OwnEffects, predictors_of, priors_of
+from pymc_ngvi.rows.many import ManyRows, ManyRules, ManySeen
+from pymc_ngvi.rows.many_maps import ManyMaps, Sparsity
+from pymc_ngvi.rows.own_effects import Ints, OwnEffects, OwnGroup, predictors_of, priors_of
 from pymc_ngvi.rows.tabulated import TabulatedRowFunction
 
 
@@ -76,9 +78,9 @@ class ManyRowsLeft(ManyRows):
             points = [np.ascontiguousarray(eta[at].T) for at in function.index.T]
             z = function.function.drawn(rng, *points, *function.data).reshape(m, n, -1).transpose(1, 2, 0)
             of_prior = eta.reshape(n, -1, m)[:, effects.predictors]
-            result[:, coordinates] = (
-                effects.mean[:, :, None] + effects.sd[:, :, None] * z - of_prior
-            ) / effects.ratio[:, :, None]
+            result[:, coordinates] = (effects.mean[:, :, None] + effects.sd[:, :, None] * z - of_prior) / effects.ratio[
+                :, :, None
+            ]
         return result
 
     @np.errstate(all="ignore")
@@ -107,9 +109,7 @@ class ManyRowsLeft(ManyRows):
             a, of_sd = effects.slope, effects.sd
             of_z = a * grad
             of_square = 1.0 + a**2 * (along[:, effects.slot] + varies).reshape(n, -1)
-            across = sum(
-                along[:, slot].reshape(n, -1) * next(with_priors) for slot in range(function.k)
-            )
+            across = sum(along[:, slot].reshape(n, -1) * next(with_priors) for slot in range(function.k))
             total = of_sd**2 * of_square + next(with_priors) - 2.0 * of_sd * a * across
             p = seen.mean[:, effects.predictors]
             means[:, coordinates] = (effects.mean + of_sd * of_z - p) / effects.ratio
@@ -145,7 +145,9 @@ class Narrowing:
         Where entries that are needed are in no pattern.
     """
 
-    def __init__(self, effects: OwnEffects, functions: Sequence[RowFunction], sparsity: Sparsity, columns: Ints) -> None:
+    def __init__(
+        self, effects: OwnEffects, functions: Sequence[RowFunction], sparsity: Sparsity, columns: Ints
+    ) -> None:
         self.effects, self.n_inside, self.kept = effects, effects.n_dim, effects.kept
         self._apart = _Apart(sparsity, columns, effects.coordinates)
         sparsity, columns = self._apart.sparsity, self._apart.columns
@@ -155,7 +157,10 @@ class Narrowing:
         place[self.kept] = np.arange(len(self.kept))
         d = sparsity.n_dim
         number = np.repeat(np.arange(sparsity.n_rows), np.diff(sparsity.starts))
-        parts = [number * d + sparsity.indices, *(group.rows * d + sparsity.indices[group.source] for group in self._groups)]
+        parts = [
+            number * d + sparsity.indices,
+            *(group.rows * d + sparsity.indices[group.source] for group in self._groups),
+        ]
         every = np.unique(np.concatenate(parts))
         every = every[place[every % d] >= 0]
         starts = np.searchsorted(every // d, np.arange(sparsity.n_rows + 1))
@@ -254,7 +259,7 @@ class _Apart:
 class _GroupMap:
     """Where a sparse matrix has what concerns the effects of one group."""
 
-    def __init__(self, group: Own, functions: Sequence[RowFunction], sparsity: Sparsity) -> None:
+    def __init__(self, group: OwnGroup, functions: Sequence[RowFunction], sparsity: Sparsity) -> None:
         self.eta, self.p = predictors_of(group, functions)
         d, starts = sparsity.n_dim, sparsity.starts
         codes = np.repeat(np.arange(sparsity.n_rows), np.diff(starts)) * d + sparsity.indices
@@ -265,7 +270,9 @@ class _GroupMap:
             raise NotApart("an effect is not read by its prior")
         counts = (starts[1:] - starts[:-1])[self.p]
         self.number = np.repeat(np.arange(len(self.p)), counts)
-        self.source = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + starts[self.p][self.number]
+        self.source = (
+            np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + starts[self.p][self.number]
+        )
         self.rows = self.eta[self.number]
 
 
@@ -289,7 +296,7 @@ def _at(rows: Ints, per: int, n: int) -> Ints:
     return np.asarray((per * np.arange(n)[:, None] + rows).ravel())
 
 
-def _integrated(reads: RowFunction, group: Own, per: int, n: int, slope: Array) -> RowFunction:
+def _integrated(reads: RowFunction, group: OwnGroup, per: int, n: int, slope: Array) -> RowFunction:
     at = _at(group.rows, per, n)
     slopes = [np.zeros((1, 1))] * reads.k
     slopes[group.slot] = slope.reshape(1, -1)

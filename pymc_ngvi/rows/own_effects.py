@@ -31,7 +31,7 @@ type Ints = NDArray[np.intp]
 _REFINED = 3
 
 
-class Own(NamedTuple):
+class OwnGroup(NamedTuple):
     """Effects that rows of one kind read, one each.
 
     Parameters
@@ -65,12 +65,12 @@ class OwnEffects:
 
     Parameters
     ----------
-    groups : list of Own
+    groups : list of OwnGroup
     n_dim : int
         Number of coordinates.
     """
 
-    groups: list[Own]
+    groups: list[OwnGroup]
     n_dim: int
 
     @property
@@ -273,7 +273,7 @@ def priors_of(rows: RowFunction, at: Ints) -> Priors | None:
     return Priors(mean, sd, top + np.log(sd) + 0.5 * np.log(2.0 * np.pi))
 
 
-def predictors_of(group: Own, functions: Sequence[RowFunction]) -> tuple[Ints, Ints]:
+def predictors_of(group: OwnGroup, functions: Sequence[RowFunction]) -> tuple[Ints, Ints]:
     """Return the predictors that read effects, and those of their priors, (n,) each."""
     return functions[group.kind].index[group.rows, group.slot], functions[group.prior_kind].index[group.prior_rows, 0]
 

@@ -10,6 +10,8 @@ from pymc_ngvi.rows.expectation import RowFunction
 #: Points on a line: a parabola has no third differences there.
 _ON_LINE = np.arange(-2.0, 3.0)
 _ROUNDING = 1e-7
+#: Points at which functions are compared with chords.
+_FAR = np.linspace(-12.0, 12.0, 49)
 
 
 def is_quadratic(rows: RowFunction) -> bool:
@@ -21,6 +23,11 @@ def is_quadratic(rows: RowFunction) -> bool:
     with np.errstate(all="ignore"):
         values: Array = rows.values(points, slice(None))
     return bool((np.abs(np.diff(values, 3, axis=0)) <= _ROUNDING * (1.0 + np.abs(values).max(axis=0))).all())
+
+
+def is_concave(rows: RowFunction, about: Array) -> bool:
+    """Tell whether functions of rows of one predictor are concave, near and far from where these are, (n_rows, 1)."""
+    return rows.k == 1 and all(bool(are_concave(rows, 0, about, size * _FAR).all()) for size in (0.1, 1.0))
 
 
 def are_concave(rows: RowFunction, slot: int, about: Array, along: Array) -> NDArray[np.bool_]:

@@ -25,7 +25,7 @@ from threadpoolctl import ThreadpoolController
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.families.matrices import stacks as dense
-from pymc_ngvi.families.matrices.sparse.fronts import Fronts, FrontStack
+from pymc_ngvi.families.matrices.sparse.fronts import AnyFronts, FrontStack
 from pymc_ngvi.families.matrices.sparse.triangles import Triangles
 
 _ROOT_2 = float(np.sqrt(2.0))
@@ -53,22 +53,22 @@ class SparseCholesky:
 
     Parameters
     ----------
-    fronts : Fronts
+    fronts : Fronts or RepeatedFronts
     panels : ndarray, shape (n_panels,)
         The columns of L, front by front.
     """
 
-    fronts: Fronts
+    fronts: AnyFronts
     panels: Array
 
     @classmethod
     @_one_thread
-    def of(cls, fronts: Fronts, matrix: Array, terms: Array | None = None) -> "SparseCholesky | None":
+    def of(cls, fronts: AnyFronts, matrix: Array, terms: Array | None = None) -> "SparseCholesky | None":
         """Return the factor of a matrix; None where that is not positive definite.
 
         Parameters
         ----------
-        fronts : Fronts
+        fronts : Fronts or RepeatedFronts
         matrix : ndarray, shape (n_panels,)
             Its lower triangle, as panels.
         terms : ndarray, shape (n_dim,), optional
@@ -119,7 +119,7 @@ class SparseCholesky:
         for stack in self.fronts.stacks:
             row_sums = np.einsum("nij,nij->ni", panel := self._panel(stack), panel)
             np.add.at(total, np.concatenate([stack.own, stack.beside], axis=1).ravel(), row_sums.ravel())
-        return total[self.fronts.symbolic.place]
+        return total[self.fronts.place]
 
     @functools.cached_property
     def _own(self) -> list[Triangles]:
@@ -155,7 +155,7 @@ class SparseCholesky:
                     change = _together(stack, beside) @ here.reshape(shape)
                     np.subtract.at(x, stack.beside[:: stack.n_alike], change)
             x[-1] = 0.0
-        return x[self.fronts.symbolic.place]
+        return x[self.fronts.place]
 
     @_one_thread
     def times(self, vectors: Array, *, transposed: bool = False) -> Array:
@@ -174,7 +174,7 @@ class SparseCholesky:
                 result[stack.own] += own @ here
                 if m:
                     np.add.at(result, stack.beside, beside @ here)
-        return result[self.fronts.symbolic.place]
+        return result[self.fronts.place]
 
     def _ordered(self, vectors: Array) -> Array:
         """Return the vectors in the order of elimination, and zeros for what was filled up."""
@@ -312,7 +312,7 @@ def _shaped(stack: FrontStack, numbers: Array) -> Array:
     return numbers.reshape(n, k + m, -1)
 
 
-def _lower(fronts: Fronts, panels: Array) -> Array:
+def _lower(fronts: AnyFronts, panels: Array) -> Array:
     """Return panels, in place, with zeros above the diagonal and in what was filled up."""
     panels *= fronts.used
     return panels
@@ -338,7 +338,8 @@ def _added_up(stack: FrontStack, change: Array) -> Array:
     """Return the sums of what fronts that are alike change beside them."""
     if stack.n_alike == 1:
         return change
-    return np.add.reduce(change.reshape(-1, stack.n_alike, *change.shape[1:]), axis=1)
+    total: Array = np.add.reduce(change.reshape(-1, stack.n_alike, *change.shape[1:]), axis=1)
+    return total
 
 
 def _pass_on(stack: FrontStack, work: Array, change: Array) -> None:

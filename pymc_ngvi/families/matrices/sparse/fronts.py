@@ -15,7 +15,7 @@ References
 import functools
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -78,6 +78,42 @@ class FrontStack(NamedTuple):
         """Where its panels are among all."""
         n, k, m = self.shape
         return slice(self.panels, self.panels + n * (k + m) * k)
+
+
+class AnyFronts(Protocol):
+    """Fronts as factorisations see them: those of one matrix, or of many as one; see `Fronts` and `RepeatedFronts`."""
+
+    @property
+    def n_dim(self) -> int:
+        """Number of coordinates."""
+
+    @property
+    def n_panels(self) -> int:
+        """Numbers in all panels."""
+
+    @property
+    def n_fronts(self) -> int:
+        """Numbers in all fronts."""
+
+    @property
+    def place(self) -> Ints:
+        """Places of the coordinates in the order of elimination."""
+
+    @property
+    def order(self) -> Ints:
+        """The coordinates in the order of elimination."""
+
+    @property
+    def stacks(self) -> list[FrontStack]:
+        """All fronts, those first that are eliminated first."""
+
+    @property
+    def diagonal(self) -> Ints:
+        """Where the panels have the diagonal, in the order of the coordinates."""
+
+    @property
+    def used(self) -> NDArray[np.bool_]:
+        """Which entries of the panels are in the lower triangle, and were not filled up."""
 
 
 class _Symbolic(NamedTuple):
@@ -151,6 +187,11 @@ class Fronts:
     def n_dim(self) -> int:
         """Number of coordinates."""
         return self.pattern.n_dim
+
+    @property
+    def place(self) -> Ints:
+        """Places of the coordinates in the order of elimination."""
+        return self.symbolic.place
 
     @property
     def flops(self) -> float:

@@ -7,7 +7,6 @@ to hundreds by the same calls.
 import functools
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,13 +17,9 @@ from pymc_ngvi.families.matrices.sparse.fronts import Fronts, FrontStack
 from pymc_ngvi.families.matrices.sparse.order import Ints
 
 
-class _Places(NamedTuple):
-    place: Ints
-
-
 @dataclass(frozen=True, eq=False)
 class RepeatedFronts:
-    """The fronts of a block-diagonal matrix with ``n`` blocks; it stands for `Fronts` in factorisations.
+    """The fronts of a block-diagonal matrix with ``n`` blocks; see `AnyFronts`.
 
     Parameters
     ----------
@@ -52,9 +47,9 @@ class RepeatedFronts:
         return self.n * self.one.n_fronts
 
     @functools.cached_property
-    def symbolic(self) -> _Places:
+    def place(self) -> Ints:
         """Places of the coordinates in the order of elimination: one block after the other."""
-        return _Places(self._apart(self.one.symbolic.place, self.one.n_dim).ravel())
+        return self._apart(self.one.place, self.one.n_dim).ravel()
 
     @functools.cached_property
     def order(self) -> Ints:

@@ -49,7 +49,7 @@ class SummedStructure(FilledStructure):
     def of_sums(cls, summed: SummedPattern) -> Self:
         """Return the structure of a pattern with sums, in the best order that is found."""
         inner = FilledStructure.of(summed.among)
-        place = inner.fronts.symbolic.place
+        place = inner.fronts.place
         return cls(inner.fronts, Sums.of(summed.weights, inner.globals_[np.argsort(place[inner.globals_])]))
 
     @classmethod

@@ -30,7 +30,7 @@ import numpy as np
 from pymc_ngvi.core import linalg
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.families.matrices.sparse.cholesky import SparseCholesky
-from pymc_ngvi.families.matrices.sparse.fronts import Fronts
+from pymc_ngvi.families.matrices.sparse.fronts import AnyFronts, Fronts
 from pymc_ngvi.families.matrices.sparse.order import Ints
 
 #: Multiple of the diagonal that pins are; global coordinates that are pinned, at most.
@@ -119,7 +119,7 @@ class SummedCholesky:
         return None if factor._core is None else factor
 
     @property
-    def fronts(self) -> Fronts:
+    def fronts(self) -> AnyFronts:
         """Those of P."""
         return self.pinned.fronts
 
@@ -278,7 +278,7 @@ class SummedCholesky:
         return sparse, (whole - self._q @ inside, inside + (pins * of_pins) @ pins.T)
 
 
-def _symmetric_times(fronts: Fronts, panels: Array, vectors: Array) -> Array:
+def _symmetric_times(fronts: AnyFronts, panels: Array, vectors: Array) -> Array:
     """Return a symmetric matrix, its lower triangle as panels, times vectors."""
     lower = SparseCholesky(fronts, panels)
     both: Array = lower.times(vectors) + lower.times(vectors, transposed=True)
