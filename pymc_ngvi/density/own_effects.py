@@ -146,10 +146,11 @@ class RowsLeft(RowsGiven):
     def over(self) -> RowsOver | RowsLeftOver | None:
         """The same at many values of what is given; None where that takes one after the other."""
         # Where log p has conditions, it is compared with them at one value after the other.
-        if self.whole.over is None or self.whole.rows.leaves_out_conditions:
+        whole = self.whole.over
+        if not isinstance(whole, RowsOver) or self.whole.rows.leaves_out_conditions:
             return None
         try:
-            return RowsLeftOver(self.whole.over, self.effects, self.whole.rows.functions)
+            return RowsLeftOver(whole, self.effects, self.whole.rows.functions)
         except (NotApart, TooDenseError):
             return None
 

@@ -64,6 +64,7 @@ class ManyRowsLeft(ManyRows):
     def __getitem__(self, which: NDArray[np.intp]) -> "ManyRows":
         """Return some of them, in that order."""
         rows = super().__getitem__(which)
+        assert isinstance(rows, ManyRowsLeft)
         return rows if rows is self else replace(rows, own=[effects[which] for effects in self.own])
 
     @np.errstate(all="ignore")
@@ -210,7 +211,7 @@ class Narrowing:
                 dense[:, map_.eta] -= ratio[:, :, None] * dense[:, map_.p]
             if len(take):
                 source = map_.source[take]
-                np.subtract.at(data, (slice(None), there), ratio[:, map_.number[take]] * maps.data[:, source])
+                np.subtract.at(data.T, there, (ratio[:, map_.number[take]] * maps.data[:, source]).T)
             made.append(_integrated(rows.functions[group.kind], group, self._counts[group.kind], n, ratio * sd))
             own.append(_Effects(mean, sd, w, ratio * sd, map_.p, group.slot))
             constant += (total - np.log(np.abs(w))).sum(axis=1)

@@ -58,8 +58,10 @@ def _distinct(data: list[Array], n: int) -> tuple[Index, Index]:
         return np.zeros(min(n, 1), dtype=np.intp), np.zeros(n, dtype=np.intp)
     result = np.zeros(n, dtype=np.intp)
     for values in known:
-        size = np.exp2(np.ceil(np.log2(np.maximum(np.abs(values), np.finfo(float).tiny))))
-        _, number = np.unique(np.round(values / size * _ALIKE) / _ALIKE * size, return_inverse=True)
+        if values.dtype.kind == "f":
+            mantissa, exponent = np.frexp(values.astype(np.float64))
+            values = np.ldexp(np.round(mantissa * _ALIKE), exponent)
+        _, number = np.unique(values, return_inverse=True)
         _, result = np.unique(result * (number.max() + 1) + number, return_inverse=True)
     _, first = np.unique(result, return_index=True)
     return first, result
@@ -115,10 +117,10 @@ class TabulatedRowFunction(RowFunction):
         for one in np.unique(degree):
             columns = np.flatnonzero(degree == one)
             for at in row_slices(len(columns), max(1, _AT_A_TIME // max(len(points), 1))):
-                self._part(points, rows, tables, columns[at], int(one), result)
+                self._write(points, rows, tables, columns[at], int(one), result)
         return result
 
-    def _part(self, points: Array, rows: Index, tables: Index, columns: Index, degree: int, result: Array) -> None:
+    def _write(self, points: Array, rows: Index, tables: Index, columns: Index, degree: int, result: Array) -> None:
         """Write values of some of the rows."""
         own, here = tables[columns], np.ascontiguousarray(points[:, columns])
         if not degree:
