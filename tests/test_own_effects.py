@@ -11,8 +11,11 @@ from pymc_ngvi.density.hyperparameters import latent_rows
 from pymc_ngvi.density.own_effects import RowsLeft, own_effects_of
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.families.full import FullState
+from pymc_ngvi.nested.conditional import ConditionalFits
+from pymc_ngvi.nested.many import ManyFitter, Precisions
 from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.integrated import Integrated
+from pymc_ngvi.rows.many import ManySeen
 from pymc_ngvi.rows.tabulated import TabulatedRowFunction
 
 SCALES = (0.0, 0.01, 0.3, 1.0, 5.0)
@@ -300,6 +303,36 @@ def test_a_condition_on_effects_keeps_them():
     assert type(latent_rows(LogDensity(model))) is RowsGiven
 
 
+@pytest.mark.parametrize("form", ["centred", "about 0", "not"])
+def test_many_hyperparameters_at_once_are_as_one_after_the_other(form):
+    given = left_of(model_of(form))
+    rng = np.random.default_rng(1)
+    values = given.whole._given.get_value() + 0.3 * rng.standard_normal((4, len(given.outside)))
+    x = given.start()[:, None] + 0.3 * rng.standard_normal((4, given.n_dim, 2))
+    rows, agrees = given.over.at(values)
+    assert agrees.all()
+    found = rows.values(x)
+    some = np.array([3, 1])
+    np.testing.assert_allclose(rows[some].values(x[some]), found[some], rtol=1e-9)
+    base = rng.standard_normal((1, given.n_dim, 4_000))
+    fitter = ManyFitter(Precisions(given.over.entries))
+    for k, value in enumerate(values):
+        assert given.give(value)
+        np.testing.assert_allclose(found[k], given.logp(x[k].T), rtol=1e-9)
+        one = ConditionalFits(given).fit(value, ())
+        seen = ManySeen(one.seen.mean[None], [c[None] for c in one.seen.covariances])
+        fits = fitter.fit(rows[np.array([k])], seen, None, 1e-4)
+        np.testing.assert_allclose(fits.elbo, one.elbo, atol=1e-3)
+        factors = fits.factors
+        mean, sd = fits.rows.moments_inside(fits.mean, factors.sd, fits.seen, fits.rules, factors.covariance)
+        expected = given.moments_inside(one.q)
+        assert np.abs((mean[0] - expected[0]) / sd[0]).max() < 0.01
+        np.testing.assert_allclose(sd[0], expected[1], rtol=0.01)
+    drawn = fits.rows.drawn_inside(fits.draws(base), rng)[0]
+    assert np.abs((drawn.mean(axis=1) - mean[0]) / sd[0]).max() < 4.0 / np.sqrt(4_000)
+    assert np.abs(drawn.std(axis=1) / sd[0] - 1.0).max() < 4.0 / np.sqrt(8_000) + 0.01
+
+
 def test_a_nested_posterior_is_that_of_a_grid():
     """Two parameters, 25 effects: log m by quadrature, row by row, on a grid of the two."""
     rng = np.random.default_rng(4)
@@ -310,7 +343,7 @@ def test_a_nested_posterior_is_that_of_a_grid():
         pm.Poisson("y", pm.math.exp(b + s * e), observed=y)
         approx = pm.fit(method="ngvi", posterior="nested", random_seed=1, progressbar=False)
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)
-    grid_b, grid_s = np.meshgrid(np.linspace(-1.0, 2.0, 121), np.linspace(0.01, 2.5, 120), indexing="ij")
+    grid_b, grid_s = np.meshgrid(np.linspace(-1.0, 2.0, 61), np.linspace(0.01, 2.5, 60), indexing="ij")
     eta = grid_b[..., None] + grid_s[..., None] * nodes
     density, of_z = -(grid_b**2) / 8.0 - 0.5 * grid_s**2, []
     for one in y:

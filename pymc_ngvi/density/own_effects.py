@@ -9,9 +9,12 @@ import numpy as np
 
 from pymc_ngvi.core.normal_rules import rule
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
+from pymc_ngvi.core.refusal import NotApart, TooDenseError
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.rows_given import RowsGiven
+from pymc_ngvi.density.rows_left_over import RowsLeftOver
+from pymc_ngvi.density.rows_over import RowsOver
 from pymc_ngvi.density.sparse_hessian import is_dense
 from pymc_ngvi.rows.covariances import PairCovariances
 from pymc_ngvi.rows.finding_own import find_own
@@ -60,8 +63,6 @@ class RowsLeft(RowsGiven):
     kept : ndarray of int, shape (n_dim,)
         Which of ``inside`` are left.
     """
-
-    over = None
 
     def __init__(self, whole: RowsGiven, effects: OwnEffects) -> None:
         self.whole, self.effects = whole, effects
@@ -140,6 +141,18 @@ class RowsLeft(RowsGiven):
         mean, sd = self._now.moments(linear(q.location[None])[0], covariances, nodes[:, 0], weights[0])
         own_mean, own_sd = super().moments_inside(q)
         return self._joined(own_mean[None], mean[None])[0], self._joined(own_sd[None], sd[None])[0]
+
+    @functools.cached_property
+    def over(self) -> RowsOver | RowsLeftOver | None:
+        """The same at many values of what is given; None where that takes one after the other."""
+        # Where log p has conditions, it is compared with them at one value after the other.
+        whole = self.whole.over
+        if not isinstance(whole, RowsOver) or self.whole.rows.leaves_out_conditions:
+            return None
+        try:
+            return RowsLeftOver(whole, self.effects, self.whole.rows.functions)
+        except (NotApart, TooDenseError):
+            return None
 
     @functools.cached_property
     def pattern(self) -> Pattern | None:

@@ -22,6 +22,7 @@ from pymc_ngvi.core.types import Array, Expectation, GaussianState, RowRules, Sp
 from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.logdensity import LogDensity
 from pymc_ngvi.density.pieces import Pieces, local_input
+from pymc_ngvi.density.rows_left_over import RowsLeftOver
 from pymc_ngvi.density.rows_over import RowsOver
 from pymc_ngvi.density.sparse_hessian import is_dense
 from pymc_ngvi.graphs import graph
@@ -136,7 +137,7 @@ class RowsGiven(OfAllData):
         return False
 
     @functools.cached_property
-    def over(self) -> RowsOver | None:
+    def over(self) -> RowsOver | RowsLeftOver | None:
         """The same at many values of what is given; None where that takes one after the other."""
         if self.rows.joint is not None:
             return None

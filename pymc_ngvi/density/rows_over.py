@@ -91,6 +91,16 @@ class RowsOver:
         """Numbers of the predictors at one value."""
         return self._predictors.n_values
 
+    @property
+    def sparsity(self) -> Sparsity:
+        """Where predictors' matrices have entries, but for their dense columns."""
+        return self._predictors.sparsity
+
+    @property
+    def columns(self) -> NDArray[np.intp]:
+        """These columns."""
+        return self._predictors.columns
+
     def logp(self, values: Array, theta: Array) -> Array:
         """Return log p, (n, m), at points (n, m, n_dim) for each of the values, (n, n_outside)."""
         with np.errstate(all="ignore"):

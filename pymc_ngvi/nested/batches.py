@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.types import Array, RowRules
 from pymc_ngvi.density.expectations import Seen
 from pymc_ngvi.density.rows_given import RowsGiven
+from pymc_ngvi.density.rows_left_over import RowsLeftOver
 from pymc_ngvi.density.rows_over import RowsOver
 from pymc_ngvi.nested.defence import Defence
 from pymc_ngvi.nested.found import FEWEST, LEFT, SOLVED, Drawn, EvaluatedMarginal, are_even, missing
@@ -28,7 +29,7 @@ class ManyConditionals:
     Parameters
     ----------
     given : RowsGiven
-    over : RowsOver
+    over : RowsOver or RowsLeftOver
         Its rows at many values.
 
     Attributes
@@ -37,7 +38,7 @@ class ManyConditionals:
         Taken so far.
     """
 
-    def __init__(self, given: RowsGiven, over: RowsOver) -> None:
+    def __init__(self, given: RowsGiven, over: RowsOver | RowsLeftOver) -> None:
         self._given, self._over = given, over
         precisions = Precisions(over.entries)
         self._fitter = ManyFitter(precisions)
@@ -77,7 +78,13 @@ class ManyConditionals:
                 yield int(part[k]), EvaluatedMarginal(g[part[k]], value, *lacking[i], seen_there, rules_there)
 
     def drawn(
-        self, g: Array, starts: Starts, base: Array, defence: Defence, picked: NDArray[np.intp]
+        self,
+        g: Array,
+        starts: Starts,
+        base: Array,
+        defence: Defence,
+        picked: NDArray[np.intp],
+        rng: np.random.Generator,
     ) -> Iterator[tuple[int, Drawn]]:
         """Yield draws at hyperparameters, (n, p), where there are fits; see `LatentMarginal.drawn`."""
         for part, rows in self._parts(g):
@@ -88,9 +95,8 @@ class ManyConditionals:
                 if fits is not None:
                     at = left[fits.which]
                     there = part[at]
-                    yield from zip(
-                        there.tolist(), self._draws(g[there], fits, base[there], defence, picked[there]), strict=True
-                    )
+                    draws = self._draws(g[there], fits, base[there], defence, picked[there], rng)
+                    yield from zip(there.tolist(), draws, strict=True)
                     left = np.setdiff1d(left, at)
                 if not len(left):
                     break
@@ -129,7 +135,13 @@ class ManyConditionals:
         return x, np.where(np.isfinite(log_ratio), log_ratio, -np.inf)
 
     def _draws(
-        self, g: Array, fits: ManyFits, base: Array, defence: Defence, picked: NDArray[np.intp]
+        self,
+        g: Array,
+        fits: ManyFits,
+        base: Array,
+        defence: Defence,
+        picked: NDArray[np.intp],
+        rng: np.random.Generator,
     ) -> Iterator[Drawn]:
         base = np.ascontiguousarray(np.swapaxes(base, 1, 2))
         n, _, m = base.shape
@@ -139,9 +151,11 @@ class ManyConditionals:
         else:
             base, log_mixed = defence.moved_many(fits, base, picked)
             latents, log_ratio = self._weighed(g, fits, base)
-        sd = fits.factors.sd
+        factors = fits.factors
+        mean, sd = fits.rows.moments_inside(fits.mean, factors.sd, fits.seen, fits.rules, factors.covariance)
+        latents = fits.rows.drawn_inside(latents, rng)
         for i in range(n):
-            yield Drawn(fits.elbo[i], fits.mean[i], sd[i], latents[i].T, log_ratio[i] - log_mixed[i], log_mixed[i])
+            yield Drawn(fits.elbo[i], mean[i], sd[i], latents[i].T, log_ratio[i] - log_mixed[i], log_mixed[i])
 
 
 def _stacked(seen: Sequence[Seen]) -> ManySeen:

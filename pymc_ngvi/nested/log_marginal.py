@@ -156,7 +156,7 @@ class LatentMarginal:
         result: list[Drawn | None] = [None] * len(g)
         picked = defence.picked(len(g), base.shape[1], rng)
         if self._many is not None:
-            for number, found in self._many.drawn(g, starts, base, defence, picked):
+            for number, found in self._many.drawn(g, starts, base, defence, picked, rng):
                 result[number] = found
         for number, point in enumerate(g):
             if result[number] is None:

@@ -62,6 +62,10 @@ class RowFunction:
         data = [d if d.shape[1] == 1 else np.ascontiguousarray(d[:, keep]) for d in self.data]
         return replace(self, index=np.ascontiguousarray(index[keep]), data=data)
 
+    def some(self, rows: Index, index: NDArray[np.int64]) -> "RowFunction":
+        """Return some of the rows, in that order, of predictors (n_rows, k)."""
+        return replace(self, index=index, data=self.data_of(rows))
+
     @property
     def k(self) -> int:
         """Predictors of a row."""

@@ -143,8 +143,7 @@ class ManyRows:
         n, n_predictors = len(self), self.slope.shape[1]
         per = len(function.index) // n
         index = function.index[:per] + n_predictors * np.arange(len(which))[:, None, None]
-        data = [d if d.shape[1] == 1 else d.reshape(n, per)[which].reshape(1, -1) for d in function.data]
-        return replace(function, index=index.reshape(-1, function.k), data=data)
+        return function.some((per * which[:, None] + np.arange(per)).ravel(), index.reshape(-1, function.k))
 
     @functools.cached_property
     def at(self) -> EntriesAt:
@@ -199,6 +198,25 @@ class ManyRows:
             start += n_rows // n
             result.append(Taken(function, mean[function.index], cov, given))
         return result
+
+    def drawn_inside(self, x: Array, rng: np.random.Generator) -> Array:
+        """Return draws of all that is not given, (n, n_inside, m), given (n, n_dim, m): the same."""
+        return x
+
+    def moments_inside(
+        self, mean: Array, sd: Array, seen: ManySeen, rules: ManyRules, covariance: Array
+    ) -> tuple[Array, Array]:
+        """Return means and sds of all that is not given, (n, n_inside) each, by Gaussians of what is left.
+
+        Parameters
+        ----------
+        mean, sd : ndarray, shape (n, n_dim)
+            Of what is left.
+        seen : ManySeen
+        rules : ManyRules
+        covariance : ndarray, shape (n, n_entries)
+        """
+        return mean, sd
 
     @np.errstate(all="ignore")
     def values(self, x: Array) -> Array:
