@@ -20,6 +20,8 @@ PER_ENTRY, PER_STACK, PER_SUM = 3.5e-8, 1.6e-4, 1.8
 PER_ENTRY_OF_BLOCKS, PER_SIZE = 6e-8, 4e-4
 #: A row, in an expectation by quadrature with covariances of predictors; a value of log p by rows, and a row of one.
 PER_ROW, PER_VALUE, PER_ROW_OF_VALUE = 2e-6, 2e-4, 3.3e-8
+#: A node of quadrature in trees, thousands of which are evaluated together, and a row there.
+PER_NODE, PER_ROW_OF_NODE = 5e-6, 2e-8
 #: A column of a Hessian at the draws of a step, in the smallest models.
 PER_COLUMN = 1.5e-4
 #: A value of log p, in gradients; an expectation over rows; a Hessian at least, and for each of its products: .2 of a
@@ -28,7 +30,7 @@ OF_VALUE, OF_EXPECTATION, HESSIAN, PER_PRODUCT_OF_HESSIAN = 0.4, 15.0, 3.0, 0.3
 #: Gradients and Hessians of a fit that is yet to come, by draws; its expectations, by rows.
 N_GRADIENTS, N_HESSIANS, N_EXPECTATIONS = 1_600, 1_200, 30
 #: Seconds of such a fit by rows beside its expectations: choosing a start, steps, a look for other modes.
-OF_FIT = 1.0
+OF_FIT = 0.5
 
 
 class Priced(Protocol):

@@ -29,8 +29,8 @@ _OF_FAILURE = 0.15
 UNEVEN = 1.5
 #: Draws of the globals that adapting takes, about, for each of them; others that are evaluated by all nodes.
 _ADAPTING, _REFERRED = 60.0, 300.0
-#: Nodes of a base rule in each coordinate.
-_NODES_OF_BASE = 2
+#: Nodes of a base rule in each coordinate, about; times that draws are gone through, with those of adaptation.
+_NODES_OF_BASE, _ROUNDS = 3, 4.0
 #: Latent variables for each hyperparameter, from which on a nested posterior is worth while.
 _MANY = 3
 #: Seconds that a nested posterior may take without being asked for, where no Gaussian comes before it.
@@ -66,18 +66,21 @@ class Work:
 
     @classmethod
     def of(cls, forest: Forest, each: float) -> "Work":
-        """Return that of globals and trees: most draws are evaluated at one node, some by the reference rule."""
+        """Return that of globals and trees: most draws are evaluated at few nodes, some by the reference rule."""
         n_draws = 1.5 * WANTED + _ADAPTING * forest.n_globals
         if not forest.n_local:
             return cls(n_draws, each)
         n_nodes = len(first_rule(forest.n_levels).nodes)
-        return cls(n_draws * _NODES_OF_BASE**forest.n_levels + _REFERRED * n_nodes, each)
+        return cls(_ROUNDS * (n_draws * _NODES_OF_BASE**forest.n_levels + _REFERRED * n_nodes), each)
 
 
 def work_of(forest: Forest, density: ModelDensity, *, by_rows: bool) -> Work:
     """Return what the exact posterior takes; by rows: where values of log p are those of its rows."""
     rows = density.by_rows.found if by_rows else None
-    return Work.of(forest, prices.value_seconds(density, 0 if rows is None else rows.n_rows))
+    n_rows = 0 if rows is None else rows.n_rows
+    if forest.n_local and n_rows:
+        return Work.of(forest, prices.PER_NODE + prices.PER_ROW_OF_NODE * n_rows)
+    return Work.of(forest, prices.value_seconds(density, n_rows))
 
 
 def exact_candidate(forest: Forest, work: Work) -> Candidate:
