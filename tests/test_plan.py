@@ -15,9 +15,10 @@ import pymc_ngvi
 from pymc_ngvi import fit_ngvi
 from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.density import LogDensity
+from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.fitting.defaults import options_for
-from pymc_ngvi.marginal.exact import Longer
-from pymc_ngvi.nested.posterior import latent_rows_of
+from pymc_ngvi.marginal.exact import Longer, Unavailable
+from pymc_ngvi.nested.posterior import latent_rows_of, nested_posterior
 from pymc_ngvi.posteriors import candidates, search
 from pymc_ngvi.posteriors.plan import Candidate, Decision, Plan, TimeBudget, in_order
 
@@ -175,7 +176,7 @@ def test_nothing_is_left_out_for_its_price_where_something_dearer_is_taken(monke
     monkeypatch.setattr(search, "_exact", fails)
     monkeypatch.setattr(search, "work_of", lambda *args, by_rows: candidates.Work(600.0, 0.01))
     monkeypatch.setattr(search, "nested_candidate", lambda density: Candidate("nested", seconds=7.0, chance=1 / 3))
-    monkeypatch.setattr(search, "_nested", lambda given, seconds: fails(given, None, seconds, None))
+    monkeypatch.setattr(search, "_nested", lambda given, seconds, most: fails(given, None, seconds, None))
     plan = fit(model).plan
     assert tried == [6.0, 7.0]
     assert plan.of("exact").outcome is Decision.FAILED
@@ -204,11 +205,11 @@ def first(model, **given):
 
 
 def test_what_comes_before_any_gaussian_fit(monkeypatch):
-    """Where log p is no sum over rows; by rows, where it is clearly cheaper than what else there is."""
+    """Where log p is no sum over rows; by rows, where it is cheaper than a Gaussian fit and the exact posterior."""
     assert [c.kind for c in first(process()).candidates] == ["nested", "gaussian"]
     assert first(process(), posterior="gaussian") is None
     assert first(process(), max_seconds=0.01) is None
-    assert first(level()) is None
+    assert first(level()) is None  # it is small: a fit and what follows take less
     assert first(grouped()) is None
     monkeypatch.setattr(candidates, "nested_seconds", lambda given: 0.01)
     monkeypatch.setattr(candidates, "LEAST", 0.01)
@@ -216,6 +217,39 @@ def test_what_comes_before_any_gaussian_fit(monkeypatch):
     found = first(grouped())
     assert [c.kind for c in found.candidates] == ["nested", "exact", "gaussian"]
     assert found.of("nested").expected_seconds < found.of("exact").expected_seconds
+    monkeypatch.setattr(RowsGiven, "is_concave", False)  # there may be other modes, which a Gaussian fit looks for
+    assert first(grouped()) is None
+
+
+def test_a_failure_that_is_known_early_costs_little():
+    late, early = (Candidate("nested", seconds=6.0, chance=1 / 3, of_failure=part) for part in (1.0, 0.1))
+    assert late.expected_seconds == pytest.approx(18.0)
+    assert early.expected_seconds == pytest.approx(6.0 + 2.0 * 0.6)
+
+
+def binary(n_groups=90, per_group=7):
+    """No success in most groups, and a wide scale: given that, effects are far from a Gaussian."""
+    group = np.repeat(np.arange(n_groups), per_group)
+    with pm.Model() as model:
+        sd = pm.Gamma("sd", 60.0, 12.0)
+        effect = pm.Normal("effect", 0, sd, shape=n_groups)
+        pm.Bernoulli("y", logit_p=effect[group], observed=(np.arange(len(group)) % 7 < group % 4 - 1).astype(int))
+    return model
+
+
+def test_a_nested_posterior_gives_up_early_where_latent_variables_are_no_gaussian(monkeypatch):
+    """And the trees take over; it is not begun again."""
+    monkeypatch.setattr(candidates, "nested_seconds", lambda given: 0.01)
+    monkeypatch.setattr(candidates, "LEAST", 0.01)
+    approx = fit(binary())
+    assert approx.is_exact
+    assert not approx.is_nested
+    given = latent_rows_of(approx.density)
+    assert given.is_uneven
+    assert candidates.expected_worth(given) < 0.1
+    with pytest.raises(Unavailable, match="too far from a Gaussian"):
+        nested_posterior(approx.density, None, 1, most_variance=1.5)
+    assert nested_posterior(approx.density, None, 1).checks.variance > 1.0
 
 
 @pytest.mark.usefixtures("_of_few_values")
@@ -223,7 +257,7 @@ def test_the_order_may_change_and_the_posterior_is_the_same(monkeypatch):
     monkeypatch.setattr(candidates, "nested_seconds", lambda given: 0.01)
     monkeypatch.setattr(candidates, "LEAST", 0.01)
     without = fit(level())
-    monkeypatch.undo()
+    monkeypatch.setattr("pymc_ngvi.results.nested_first.plan_without_gaussian", lambda *args: None)
     after = fit(level(), posterior="nested")
     assert without.plan.of("gaussian").outcome is Decision.ON_REQUEST
     assert after.plan.of("gaussian").outcome is Decision.CAME_FIRST

@@ -106,7 +106,11 @@ class _PosteriorSearch:
         self._given, self._left = given, given.budget.left()
         self._offers: dict[str, _Offer] = {}
         self._dear: dict[str, _Offer] = {}
-        self._table: dict[str, Candidate] = {}
+        self._table: dict[str, Candidate] = {
+            kind: Candidate(kind, Decision.NOT_ASKED)
+            for kind in ("exact", "nested")
+            if given.wanted not in ("auto", kind)
+        }
         self._reasons: list[Unavailable] = []
 
     def run(self) -> Found:
@@ -163,9 +167,6 @@ class _PosteriorSearch:
         """Return what there is of a kind; None where there is nothing, or it takes too long, as the table says."""
         if kind in self._table:
             return self._offers.get(kind)
-        if self._given.wanted not in ("auto", kind):
-            self._table[kind] = Candidate(kind, Decision.NOT_ASKED)
-            return None
         try:
             offer = self._exact_offer() if kind == "exact" else self._nested_offer()
         except Unavailable as reason:
