@@ -176,7 +176,7 @@ def test_callbacks_are_of_a_fit_of_all_coordinates():
 
 @pytest.mark.usefixtures("_of_few_values")
 def test_a_fit_that_goes_on_is_followed_by_another():
-    approx = fit_ngvi(model=counts(), posterior="nested", random_seed=1, progressbar=False, tol=0.5)
+    approx = fit_ngvi(model=counts(), posterior="nested", update="natural", random_seed=1, progressbar=False, tol=0.5)
     before = approx.mean_flat
     approx.refine(tol=0.01)
     assert approx.is_nested

@@ -19,7 +19,7 @@ from pymc_ngvi.rows.tabulated import TabulatedRowFunction
 
 
 @dataclass(frozen=True, eq=False)
-class _Effects:
+class _OwnAtMany:
     """The effects of one group at many values.
 
     Parameters
@@ -41,7 +41,7 @@ class _Effects:
     predictors: Ints
     slot: int
 
-    def __getitem__(self, which: NDArray[np.intp]) -> "_Effects":
+    def __getitem__(self, which: NDArray[np.intp]) -> "_OwnAtMany":
         """Return those at some of the values."""
         names = ("mean", "sd", "ratio", "slope")
         return replace(self, **{name: getattr(self, name)[which] for name in names})
@@ -53,12 +53,12 @@ class ManyRowsLeft(ManyRows):
 
     Parameters
     ----------
-    own : list of _Effects
+    own : list of _OwnAtMany
         Of the first functions, in their order.
     narrowing : Narrowing
     """
 
-    own: list[_Effects]
+    own: list[_OwnAtMany]
     narrowing: "Narrowing"
 
     def __getitem__(self, which: NDArray[np.intp]) -> "ManyRows":
@@ -117,7 +117,7 @@ class ManyRowsLeft(ManyRows):
             sds[:, coordinates] = np.sqrt(np.maximum(total, 0.0)) / np.abs(effects.ratio)
         return means, sds
 
-    def _each(self) -> Iterator[tuple[_Effects, RowFunction, Ints]]:
+    def _each(self) -> Iterator[tuple[_OwnAtMany, RowFunction, Ints]]:
         groups = self.narrowing.effects.groups
         return zip(self.own, self.functions[: len(groups)], (group.coordinates for group in groups), strict=True)
 
@@ -195,7 +195,7 @@ class Narrowing:
         offset, dense, constant = maps.offset.copy(), maps.dense, rows.constant.copy()
         data = np.zeros((n, len(self._sparsity.indices)))
         data[:, self._is_there] = maps.data[:, self._take]
-        made, own, is_right = list[RowFunction](), list[_Effects](), np.ones(n, dtype=bool)
+        made, own, is_right = list[RowFunction](), list[_OwnAtMany](), np.ones(n, dtype=bool)
         for group, map_, (take, there) in zip(self.effects.groups, self._groups, self._added, strict=True):
             per = self._counts[group.prior_kind]
             found = priors_of(rows.functions[group.prior_kind], _at(group.prior_rows, per, n))
@@ -213,7 +213,7 @@ class Narrowing:
                 source = map_.source[take]
                 np.subtract.at(data.T, there, (ratio[:, map_.number[take]] * maps.data[:, source]).T)
             made.append(_integrated(rows.functions[group.kind], group, self._counts[group.kind], n, ratio * sd))
-            own.append(_Effects(mean, sd, w, ratio * sd, map_.p, group.slot))
+            own.append(_OwnAtMany(mean, sd, w, ratio * sd, map_.p, group.slot))
             constant += (total - np.log(np.abs(w))).sum(axis=1)
         left = ManyMaps(offset, dense, self._columns, data, self._sparsity)
         functions = [*made, *self._left(rows.functions, n)]
