@@ -30,7 +30,7 @@ class EarlierFit(Protocol):
         """Where each variable is in the flat vector."""
 
     @property
-    def begins_with(self) -> VariationalState:
+    def _begins_with(self) -> VariationalState:
         """The approximation, or the Gaussian that belongs to an exact or a nested posterior."""
 
 
@@ -75,7 +75,7 @@ class Earlier:
                     f"start is a fit in which {name!r} has shape {old[name].shape}; in the model it has shape "
                     f"{new[name].shape}. Give start as a dict of the values that fit."
                 )
-        q = approx.begins_with
+        q = approx._begins_with
         mean = q.mean()
         index = [[np.arange(of[n].where.start, of[n].where.stop) for n in shared] for of in (new, old)]
         ours, theirs = (np.concatenate(part) for part in index)

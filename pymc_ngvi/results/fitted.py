@@ -109,7 +109,7 @@ class Fitted:
         return self._gaussian
 
     @property
-    def begins_with(self) -> VariationalState:
+    def _begins_with(self) -> VariationalState:
         """What another fit begins from: q, or the Gaussian that belongs to an exact or a nested posterior."""
         if self._next_step is None or self._gaussian is not None:
             return self.gaussian.q

@@ -22,7 +22,8 @@ def is_quadratic(rows: RowFunction) -> bool:
     points = [about[:, a] + _ON_LINE[:, None] * along[:, a] for a in range(shape[1])]
     with np.errstate(all="ignore"):
         values: Array = rows.values(points, slice(None))
-    return bool((np.abs(np.diff(values, 3, axis=0)) <= _ROUNDING * (1.0 + np.abs(values).max(axis=0))).all())
+        bends, size = np.abs(np.diff(values, 3, axis=0)), np.abs(values).max(axis=0)
+        return bool((bends <= _ROUNDING * (1.0 + size)).all())
 
 
 def is_concave(rows: RowFunction, about: Array) -> bool:
