@@ -1,7 +1,6 @@
 """The examples run, warn of nothing, and leave what they promise."""
 
 import os
-import re
 import subprocess
 import sys
 

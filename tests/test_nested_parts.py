@@ -309,9 +309,8 @@ def test_seconds_of_forms_agree():
 
 
 def _sizes(n):
-    return SimpleNamespace(
-        rows=SimpleNamespace(n_rows=2 * n, n_evaluations=2 * n), n_dim=n, summed=None, pattern=None, outside=[0, 1]
-    )
+    rows = SimpleNamespace(n_rows=2 * n, n_evaluations=2 * n)
+    return SimpleNamespace(rows=rows, n_dim=n, summed=None, pattern=None, outside=[0, 1], over=None)
 
 
 def _seconds(n):

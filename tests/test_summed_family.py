@@ -268,6 +268,7 @@ def few(monkeypatch):
     monkeypatch.setattr(wide, "_MANY", 20)
     monkeypatch.setattr(fill, "_MANY_PAIRS", 0)
     monkeypatch.setattr(auto, "_SMALL", 10)
+    monkeypatch.setattr(auto, "_LESS", 0)
     of = fill.step_seconds
     for module in (auto, fill):
         monkeypatch.setattr(module, "step_seconds", lambda s: 1e-12 if isinstance(s, FilledStructure) else of(s))
