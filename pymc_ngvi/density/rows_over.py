@@ -120,8 +120,8 @@ class RowsOver:
             weigh = self._terms.weigh
             total: dict[Variable, Array] = {}
             for (_, var), weight in zip(weigh.pairs, self._weights(values, *weigh.zeros()), strict=True):
-                total[var] = total.get(var, 0.0) + _by_value(weight, n)
-            known = dict(zip(self._known, (_by_value(v, n) for v in self._values(values)), strict=True))
+                total[var] = total.get(var, 0.0) + _flat(weight)
+            known = dict(zip(self._known, (_flat(v) for v in self._values(values)), strict=True))
             slope = np.zeros_like(maps.offset)
             predictors = self._reading.predictors.vector
             if predictors in total:
@@ -289,6 +289,6 @@ def _pairs(terms: list[Rows]) -> list[NDArray[np.int64]]:
     ]
 
 
-def _by_value(found: Array, n: int) -> Array:
+def _flat(found: Array) -> Array:
     """Return numbers at each value, (n, n_elements) or (1, n_elements)."""
-    return np.asarray(found).reshape(len(found), -1) if len(found) == n or len(found) == 1 else found
+    return found.reshape(len(found), -1)

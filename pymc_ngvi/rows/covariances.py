@@ -71,22 +71,22 @@ class PairCovariances:
                 part = slice(start, start + max(1, _AT_A_TIME // n_dense))
                 i, j = pair[part].T
                 same = i is j or np.array_equal(i, j)
-                left = linear.dense[_consecutive(i)]
+                left = linear.dense[consecutive(i)]
                 if same and root is not None:  # half of the work
                     half = dtrmm(1.0, root, left.T, trans_a=1, lower=1)
                     total[part] += np.einsum("ij,ij->j", half, half)
                     continue
-                right = left if same else linear.dense[_consecutive(j)]
+                right = left if same else linear.dense[consecutive(j)]
                 other = left @ among
                 if len(used):
-                    other = other + (2.0 if same else 1.0) * beside[_consecutive(i)]
+                    other = other + (2.0 if same else 1.0) * beside[consecutive(i)]
                 total[part] += np.einsum("ij,ij->i", other, right)
                 if len(used) and not same:
-                    total[part] += np.einsum("ij,ij->i", left, beside[_consecutive(j)])
+                    total[part] += np.einsum("ij,ij->i", left, beside[consecutive(j)])
         return result
 
 
-def _consecutive(index: Ints) -> slice | Ints:
+def consecutive(index: Ints) -> slice | Ints:
     """Return a slice where an index is one: no copy is made then."""
     if len(index) and index[-1] - index[0] == len(index) - 1 and (np.diff(index) == 1).all():
         return slice(int(index[0]), int(index[-1]) + 1)
@@ -95,14 +95,35 @@ def _consecutive(index: Ints) -> slice | Ints:
 
 def _products(rest: sparse.csr_array, pair: Ints) -> tuple[Ints, Ints, Ints, Array]:
     """Return number of the pair, two columns and the product of entries, for all pairs of entries of two rows."""
+    n, at_i, at_j = paired_entries(rest.indptr.astype(np.int64), pair, _MOST_PRODUCTS)
+    columns = rest.indices.astype(np.int64)
+    number = np.repeat(np.arange(len(pair)), n)
+    return number, columns[at_i], columns[at_j], rest.data[at_i] * rest.data[at_j]
+
+
+def paired_entries(starts: Ints, pair: Ints, most: int) -> tuple[Ints, Ints, Ints]:
+    """Return, for pairs of rows of a sparse matrix, how many pairs of entries each has, and which entries these are.
+
+    Parameters
+    ----------
+    starts : ndarray of int, shape (n_rows + 1,)
+        Where the entries of each row begin.
+    pair : ndarray of int, shape (n_pairs, 2)
+    most : int
+        Pairs of entries at most.
+
+    Raises
+    ------
+    TooDenseError
+        Where there are more.
+    """
     i, j = pair.T
-    n_i, n_j = np.diff(rest.indptr)[i].astype(np.int64), np.diff(rest.indptr)[j].astype(np.int64)
+    lengths = np.diff(starts)
+    n_i, n_j = lengths[i], lengths[j]
     n = n_i * n_j
-    if n.sum() > _MOST_PRODUCTS:
+    if n.sum() > most:
         raise TooDenseError
     number = np.repeat(np.arange(len(pair)), n)
     place = np.arange(n.sum()) - np.repeat(np.cumsum(n) - n, n)
     per_row = np.maximum(np.repeat(n_j, n), 1)
-    at_i, at_j = rest.indptr[i][number] + place // per_row, rest.indptr[j][number] + place % per_row
-    columns = rest.indices.astype(np.int64)
-    return number, columns[at_i], columns[at_j], rest.data[at_i] * rest.data[at_j]
+    return n, starts[i][number] + place // per_row, starts[j][number] + place % per_row

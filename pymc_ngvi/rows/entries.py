@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from pymc_ngvi.core.refusal import TooDenseError
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.values import Array
+from pymc_ngvi.rows.covariances import consecutive, paired_entries
 from pymc_ngvi.rows.many_maps import ManyMaps, Sparsity
 
 #: Products of two entries of X that covariances may be sums of, at most, at one value.
@@ -60,8 +60,9 @@ class Entries:
         self.n_dim, self._columns, self.pairs = sparsity.n_dim, columns, pairs
         d = self.n_dim
         used = np.unique(sparsity.indices) if len(columns) else np.empty(0, dtype=np.int64)
-        parts = [_products(sparsity, pair) for pair in pairs]
-        codes = np.concatenate([np.maximum(a, b) * d + np.minimum(a, b) for *_, a, b in parts])
+        parts = [paired_entries(sparsity.starts, pair, _MOST_PRODUCTS) for pair in pairs]
+        columns_of = [(sparsity.indices[i], sparsity.indices[j]) for _, i, j in parts]
+        codes = np.concatenate([np.maximum(a, b) * d + np.minimum(a, b) for a, b in columns_of])
         i, j = np.tril_indices(len(columns))
         among = np.maximum(columns[i], columns[j]) * d + np.minimum(columns[i], columns[j])
         between = np.maximum(columns[:, None], used) * d + np.minimum(columns[:, None], used)
@@ -110,7 +111,7 @@ class EntriesAt:
             shape = (n * own.n_dim, -1)
             beside = np.asarray(maps.blocks @ between.reshape(shape)).reshape(n, -1, len(own._columns))
         for total, pair in zip(result, own.pairs, strict=True):
-            i, j = (_slice_or(side) for side in pair.T)
+            i, j = (consecutive(side) for side in pair.T)
             of_i, of_j = maps.dense[:, i], maps.dense[:, j]
             total += np.einsum("nrp,nrp->nr", left[:, i], np.broadcast_to(of_j, left[:, i].shape))
             if beside is not None:
@@ -141,26 +142,3 @@ class EntriesAt:
                 across = np.asarray(maps.blocks.T @ product.reshape(-1, p)).reshape(n, -1, p)
                 result[:, own._between] = across[:, own._used].transpose(0, 2, 1)
         return result
-
-
-def _slice_or(index: Ints) -> slice | Ints:
-    """Return a slice where an index is one: no copy is made then."""
-    if len(index) and index[-1] - index[0] == len(index) - 1 and (np.diff(index) == 1).all():
-        return slice(int(index[0]), int(index[-1]) + 1)
-    return index
-
-
-def _products(sparsity: Sparsity, pair: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    """Return, for pairs of rows of X, how many products of entries each has, which entries, and in what columns."""
-    i, j = pair.T
-    lengths = np.diff(sparsity.starts)
-    n_i, n_j = lengths[i], lengths[j]
-    n = n_i * n_j
-    if n.sum() > _MOST_PRODUCTS:
-        raise TooDenseError
-    number = np.repeat(np.arange(len(pair)), n)
-    place = np.arange(n.sum()) - np.repeat(np.cumsum(n) - n, n)
-    per_row = np.maximum(np.repeat(n_j, n), 1)
-    at_i = sparsity.starts[i][number] + place // per_row
-    at_j = sparsity.starts[j][number] + place % per_row
-    return n, at_i, at_j, sparsity.indices[at_i], sparsity.indices[at_j]
