@@ -56,3 +56,15 @@ def regression():
         beta = pm.Normal("beta", 0.0, 1.0, shape=3)
         pm.Poisson("y", pt.exp(np.eye(3) @ beta), observed=[1, 2, 3])
     return model
+
+
+def grouped(n_groups=8, per_group=4):
+    """Counts in a few small groups."""
+    rng = np.random.default_rng(1)
+    group = np.repeat(np.arange(n_groups), per_group)
+    counts = rng.poisson(np.exp(0.5 + rng.normal(0, 0.7, n_groups)[group]))
+    with pm.Model() as model:
+        level, sd = pm.Normal("level", 0, 2), pm.HalfNormal("sd", 1)
+        effect = pm.Normal("effect", 0, sd, shape=n_groups)
+        pm.Poisson("y", pm.math.exp(level + effect[group]), observed=counts)
+    return model

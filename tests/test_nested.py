@@ -163,8 +163,8 @@ def test_a_kernel_that_is_unknown_needs_no_fit_of_all_coordinates():
     approx = fitted(process)
     assert "Gaussian fits of the latent variables" in approx.record.closing_line()
     assert approx.record.family_reason == "it has the moments of the nested posterior"
-    np.testing.assert_allclose(approx.begins_with.mean(), approx.mean_flat)
-    np.testing.assert_allclose(approx.begins_with.sd(), approx.sd_flat, rtol=1e-6)
+    np.testing.assert_allclose(approx._begins_with.mean(), approx.mean_flat)
+    np.testing.assert_allclose(approx._begins_with.sd(), approx.sd_flat, rtol=1e-6)
 
 
 def test_callbacks_are_of_a_fit_of_all_coordinates():

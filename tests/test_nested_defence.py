@@ -13,7 +13,7 @@ from pymc_ngvi.nested.conditional import ConditionalFits
 from pymc_ngvi.nested.defence import Defence, n_far_of
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.pairs import WeightedPairs
-from pymc_ngvi.rows.many import ManyRules, ManySeen
+from pymc_ngvi.rows.seen import ManyRules, ManySeen
 
 #: Prior standard deviation of a level of which there is one count, 0: its density is nearly that of the prior below.
 SD = 4.0

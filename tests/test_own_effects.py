@@ -15,7 +15,7 @@ from pymc_ngvi.nested.conditional import ConditionalFits
 from pymc_ngvi.nested.many import ManyFitter, Precisions
 from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.integrated import Integrated
-from pymc_ngvi.rows.many import ManySeen
+from pymc_ngvi.rows.seen import ManySeen
 from pymc_ngvi.rows.tabulated import TabulatedRowFunction
 
 SCALES = (0.0, 0.01, 0.3, 1.0, 5.0)

@@ -8,7 +8,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from latent_models import level, process
+from latent_models import grouped, level, process
 
 import pymc_ngvi
 
@@ -23,17 +23,6 @@ from pymc_ngvi.posteriors import candidates, search
 from pymc_ngvi.posteriors.plan import Candidate, Decision, Plan, TimeBudget, in_order
 
 FEW = 96
-
-
-def grouped(n_groups=8, per_group=4):
-    rng = np.random.default_rng(1)
-    group = np.repeat(np.arange(n_groups), per_group)
-    counts = rng.poisson(np.exp(0.5 + rng.normal(0, 0.7, n_groups)[group]))
-    with pm.Model() as model:
-        level, sd = pm.Normal("level", 0, 2), pm.HalfNormal("sd", 1)
-        effect = pm.Normal("effect", 0, sd, shape=n_groups)
-        pm.Poisson("y", pm.math.exp(level + effect[group]), observed=counts)
-    return model
 
 
 def fit(model, **options):

@@ -16,7 +16,7 @@ from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.refusal import NotApart, Reason, Refused, RowsGivenUp
 from pymc_ngvi.core.target import Spread
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.density.expectations import Expectations, Seen
+from pymc_ngvi.density.expectations import Expectations
 from pymc_ngvi.density.flat import FlatGraphs, Functions
 from pymc_ngvi.density.made import DataSeen, OfTerms, RowsFound
 from pymc_ngvi.density.pointwise import Pointwise
@@ -28,6 +28,7 @@ from pymc_ngvi.reading.reading import Reading
 from pymc_ngvi.rows.mean_hessian import Known, PredictorMeanHessian
 from pymc_ngvi.rows.pattern import pattern_of_rows
 from pymc_ngvi.rows.row_hessian import FEW_PREDICTORS, RowHessian, SecondDerivatives
+from pymc_ngvi.rows.seen import Seen
 
 #: Points about the start, and how far from it, at which rows are compared with log p.
 _N_CHECKED, _AROUND = 3, 0.3

@@ -4,7 +4,6 @@ import copy
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -25,6 +24,7 @@ from pymc_ngvi.rows.linear_map import AffineMap
 from pymc_ngvi.rows.mean_hessian import NO_PATTERNS, Patterns, PredictorMeanHessian
 from pymc_ngvi.rows.roots import Roots
 from pymc_ngvi.rows.scatter import Scatter
+from pymc_ngvi.rows.seen import Seen
 from pymc_ngvi.rows.taken import Taken, changed
 
 #: Nats that quadrature may be off by, all rows together, where their functions are smooth; for each coordinate, where
@@ -34,20 +34,6 @@ _TOLERANCE, _PER_DIM, _LEAST = 1e-4, 1e-6, 1e-12
 _MOST_AT_ONCE = 2**20
 #: Relative difference of two values of log p that is rounding.
 _ROUNDING = 1e-9
-
-
-class Seen(NamedTuple):
-    """What rows see of a Gaussian.
-
-    Parameters
-    ----------
-    mean : ndarray, shape (n_predictors,)
-    covariances : list of ndarray
-        Of all pairs of predictors that a row has: an array, (n_rows,), for each pair of each kind of rows.
-    """
-
-    mean: Array
-    covariances: list[Array]
 
 
 class Expectations:

@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array, RowRules
-from pymc_ngvi.density.expectations import Seen
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.density.rows_left_over import RowsLeftOver
 from pymc_ngvi.density.rows_over import RowsOver
@@ -15,7 +14,8 @@ from pymc_ngvi.nested.defence import Defence
 from pymc_ngvi.nested.found import FEWEST, LEFT, SOLVED, Drawn, EvaluatedMarginal, are_even, missing
 from pymc_ngvi.nested.many import ManyFits, ManyFitter, Precisions, Which
 from pymc_ngvi.nested.starts import Starts
-from pymc_ngvi.rows.many import ManyRows, ManyRules, ManySeen
+from pymc_ngvi.rows.many import ManyRows
+from pymc_ngvi.rows.seen import ManyRules, ManySeen, Seen
 
 #: Numbers of rows, of what predictors are found from, and of fronts, in a batch; hyperparameters in it at most.
 _OF_ROWS, _OF_PREDICTORS, _OF_FRONTS, _MOST = 2**21, 2**23, 2**23, 256
@@ -66,16 +66,14 @@ class ManyConditionals:
             Standard normals behind corrections; the first are used where they will do.
         """
         for part, rows in self._parts(g):
-            start = _stacked([seen[k] for k in part])
-            fits = self._fitter.fit(rows, start, _rules([rules[k] for k in part]), SOLVED)
+            start, by = ManySeen.of([seen[k] for k in part]), ManyRules.of([rules[k] for k in part])
+            fits = self._fitter.fit(rows, start, by, SOLVED)
             if fits is None:
                 continue
             lacking = self._missing(g[part], fits, base)
             for i, k in enumerate(fits.which):
-                seen_there = Seen(fits.seen.mean[i], [c[i] for c in fits.seen.covariances])
-                rules_there = RowRules(fits.rules.level[i], fits.rules.sd[i])
-                value = fits.elbo[i] + lacking[i][0]
-                yield int(part[k]), EvaluatedMarginal(g[part[k]], value, *lacking[i], seen_there, rules_there)
+                there = g[part[k]], fits.elbo[i] + lacking[i][0]
+                yield int(part[k]), EvaluatedMarginal(*there, *lacking[i], fits.seen.one(i), fits.rules.one(i))
 
     def drawn(
         self,
@@ -156,12 +154,3 @@ class ManyConditionals:
         latents = fits.rows.drawn_inside(latents, rng)
         for i in range(n):
             yield Drawn(fits.elbo[i], mean[i], sd[i], latents[i].T, log_ratio[i] - log_mixed[i], log_mixed[i])
-
-
-def _stacked(seen: Sequence[Seen]) -> ManySeen:
-    covariances = [np.array(c) for c in zip(*(one.covariances for one in seen), strict=True)]
-    return ManySeen(np.array([one.mean for one in seen]), covariances)
-
-
-def _rules(rules: Sequence[RowRules]) -> ManyRules:
-    return ManyRules(np.array([one.level for one in rules]), np.array([one.sd for one in rules]))

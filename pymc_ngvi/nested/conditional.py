@@ -10,7 +10,6 @@ from pymc_ngvi.core.refusal import OtherForm
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.core.target import Target
 from pymc_ngvi.core.types import Array, BaseDraws, GaussianState, RowRules
-from pymc_ngvi.density.expectations import Seen
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.estimators.quadrature import Quadrature
 from pymc_ngvi.families.dissection import find_structure
@@ -23,6 +22,7 @@ from pymc_ngvi.families.matrices.sparse.summed import SummedStructure
 from pymc_ngvi.families.sparse import SparseState
 from pymc_ngvi.families.summed import SummedState
 from pymc_ngvi.rows.mean_hessian import PredictorMeanHessian
+from pymc_ngvi.rows.seen import Seen
 from pymc_ngvi.steps.linesearch import LineSearch
 from pymc_ngvi.updates.natural import natural
 

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array, RowRules
-from pymc_ngvi.density.expectations import Seen
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.nested.batches import ManyConditionals
 from pymc_ngvi.nested.conditional import ConditionalFits, LatentGaussian
 from pymc_ngvi.nested.defence import Defence
 from pymc_ngvi.nested.found import FEWEST, LEFT, Drawn, EvaluatedMarginal, lacking
 from pymc_ngvi.nested.starts import Starts
+from pymc_ngvi.rows.seen import Seen
 
 #: Draws behind a correction; numbers in these, and values of rows, at most.
 _N_DRAWS, _MOST_NUMBERS, _MOST_VALUES = 512, 2**22, 2**19

@@ -15,7 +15,8 @@ from pymc_ngvi.families.matrices.sparse.fronts import Fronts, fronts_of
 from pymc_ngvi.families.matrices.sparse.order import Supernodes
 from pymc_ngvi.families.matrices.sparse.repeated import RepeatedFronts
 from pymc_ngvi.rows.entries import Entries
-from pymc_ngvi.rows.many import ManyExpected, ManyRows, ManyRules, ManySeen
+from pymc_ngvi.rows.many import ManyExpected, ManyRows
+from pymc_ngvi.rows.seen import ManyRules, ManySeen
 
 #: Part of the entries from which on a matrix is one front.
 _DENSE = 0.5
@@ -43,9 +44,9 @@ class Precisions:
         self._places = self.fronts.places(pattern.rows, pattern.cols)
         self._diagonal = np.searchsorted(pattern.rows * d + pattern.cols, np.arange(d) * (d + 1))
         self._weights = np.where(entries.is_off, 2.0, 1.0)
+        self._last_repeated = functools.lru_cache(maxsize=4)(self._repeated)  # of this one alone
 
-    @functools.lru_cache(maxsize=4)  # noqa: B019
-    def repeated(self, n: int) -> tuple[RepeatedFronts, NDArray[np.int64]]:
+    def _repeated(self, n: int) -> tuple[RepeatedFronts, NDArray[np.int64]]:
         """Return the fronts of so many, and where their panels have the entries, (n, n_entries)."""
         fronts = RepeatedFronts(self.fronts, n)
         return fronts, fronts.of_panels(self._places)
@@ -59,7 +60,7 @@ class Precisions:
         return (self._of(precision[there]) if there.any() else None), there
 
     def _of(self, precision: Array) -> "Factors | None":
-        fronts, at = self.repeated(len(precision))
+        fronts, at = self._last_repeated(len(precision))
         panels = np.zeros(fronts.n_panels)
         panels[at] = precision
         cholesky = SparseCholesky.of(fronts, panels)

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from pymc_ngvi.core.types import Array, RowRules
-from pymc_ngvi.density.expectations import Seen
 from pymc_ngvi.marginal.regression import Whitening
 from pymc_ngvi.nested.found import EvaluatedMarginal
-from pymc_ngvi.rows.many import ManyRules, ManySeen
+from pymc_ngvi.rows.seen import ManyRules, ManySeen, Seen
 
 #: Fits for each number of a polynomial, at least, for which that has squares and products; ridge of a regression.
 _PER_TERM, _RIDGE = 1.5, 1e-3
@@ -46,21 +45,15 @@ class Starts:
     def at(self, g: Array) -> tuple[list[Seen], RowRules]:
         """Return what rows may see at some hyperparameters, (p,): as predicted, and at the nearest fit; its rules."""
         predicted, nearest, rules = self.of(g[None])
-        both = [Seen(seen.mean[0], [c[0] for c in seen.covariances]) for seen in (predicted, nearest)]
-        return both, RowRules(rules.level[0], rules.sd[0])
+        return [predicted.one(0), nearest.one(0)], rules.one(0)
 
     def of(self, g: Array) -> tuple[ManySeen, ManySeen, ManyRules]:
         """Return the same at many of them, (n, p)."""
         u = self._whitening.whitened(g)
         predicted = self._unpacked(self._terms(np.clip(u, self._lowest, self._highest)) @ self._slopes)
         nearest = ((self._points - u[:, None]) ** 2).sum(axis=2).argmin(axis=1)
-        seen, rules = [self._seen[k] for k in nearest], [self._rules[k] for k in nearest]
-        covariances = [np.array(c) for c in zip(*(one.covariances for one in seen), strict=True)]
-        return (
-            predicted,
-            ManySeen(np.array([one.mean for one in seen]), covariances),
-            ManyRules(np.array([one.level for one in rules]), np.array([one.sd for one in rules])),
-        )
+        seen, rules = ManySeen.of([self._seen[k] for k in nearest]), ManyRules.of([self._rules[k] for k in nearest])
+        return predicted, seen, rules
 
     def _terms(self, u: Array) -> Array:
         p = u.shape[1]

@@ -20,45 +20,11 @@ from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.levels import Levels
 from pymc_ngvi.rows.many_maps import ManyMaps
 from pymc_ngvi.rows.scatter import Scatter
+from pymc_ngvi.rows.seen import ManyRules, ManySeen
 from pymc_ngvi.rows.taken import Taken
 
 #: Values of rows at a time.
 _AT_A_TIME = 2**18
-
-
-@dataclass(frozen=True, eq=False)
-class ManySeen:
-    """What rows see of Gaussians: means of predictors, (n, n_predictors), and covariances, (n, n_pairs) each."""
-
-    mean: Array
-    covariances: list[Array]
-
-    def __getitem__(self, which: NDArray[np.intp]) -> "ManySeen":
-        """Return that of some of them."""
-        return ManySeen(self.mean[which], [c[which] for c in self.covariances])
-
-    @classmethod
-    def together(cls, parts: Sequence["ManySeen"]) -> "ManySeen":
-        """Return several as one."""
-        covariances = [np.concatenate(c) for c in zip(*(part.covariances for part in parts), strict=True)]
-        return cls(np.concatenate([part.mean for part in parts]), covariances)
-
-
-@dataclass(frozen=True, eq=False)
-class ManyRules:
-    """Rules of quadrature, and standard deviations that they were chosen for, (n, n_rows) each."""
-
-    level: Levels
-    sd: NDArray[np.float32]
-
-    def __getitem__(self, which: NDArray[np.intp]) -> "ManyRules":
-        """Return those of some of them."""
-        return ManyRules(self.level[which], self.sd[which])
-
-    @classmethod
-    def together(cls, parts: Sequence["ManyRules"]) -> "ManyRules":
-        """Return several as one."""
-        return cls(np.concatenate([part.level for part in parts]), np.concatenate([part.sd for part in parts]))
 
 
 @dataclass(frozen=True, eq=False)

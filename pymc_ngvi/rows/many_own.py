@@ -12,9 +12,10 @@ from pymc_ngvi.core.values import Array
 from pymc_ngvi.rows.entries import Entries
 from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.integrated import Integrated
-from pymc_ngvi.rows.many import ManyRows, ManyRules, ManySeen
+from pymc_ngvi.rows.many import ManyRows
 from pymc_ngvi.rows.many_maps import ManyMaps, Sparsity
 from pymc_ngvi.rows.own_effects import Ints, OwnEffects, OwnGroup, predictors_of, priors_of
+from pymc_ngvi.rows.seen import ManyRules, ManySeen
 from pymc_ngvi.rows.tabulated import TabulatedRowFunction
 
 

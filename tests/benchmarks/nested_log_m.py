@@ -12,11 +12,11 @@ from scipy.special import logsumexp
 from pymc_ngvi.core.psis import smoothed
 from pymc_ngvi.core.types import GaussianState
 from pymc_ngvi.density import LogDensity
-from pymc_ngvi.density.expectations import Seen
 from pymc_ngvi.density.hyperparameters import latent_rows
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.nested.conditional import ConditionalFits, LatentGaussian
 from pymc_ngvi.nested.log_marginal import LatentMarginal
+from pymc_ngvi.rows.seen import Seen
 
 #: Newton steps at most; squared size of a step that ends them.
 _MOST_NEWTON, _SMALL = 100, 1e-10
