@@ -47,8 +47,8 @@ formula = "seizures ~ log_base4 * trt + log_age + visit_code + (visit_code | sub
 model = bmb.Model(formula, table, family="poisson")
 approx = model.fit(inference_method="vi", method="ngvi", random_seed=1, progressbar=False)
 print(approx.structure)
-print(f"Gaussian: {approx.status}, ELBO {approx.elbo}, gap {approx.gap:.3f}")
 print(approx.record.posterior)
+print(approx.plan)
 
 # %% [markdown]
 # ## Where the intercept is

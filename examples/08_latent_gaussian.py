@@ -143,7 +143,7 @@ for ax, (title, colour, cmap, limits) in zip(axes, panels, strict=True):
 #
 # 80 points in a plane, in two classes. Neither the length over which the surface changes nor its size is known. With an
 # unknown kernel, log p is no sum over rows until the hyperparameters are given, so there is no Gaussian fit of
-# everything before: `approx.gaussian` is the Gaussian with the moments of the result.
+# everything before: `approx.gaussian` is made when it is asked for.
 
 # %%
 # The model.

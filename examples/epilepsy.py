@@ -44,7 +44,7 @@ def build_model(table):
 
 
 def plot(approx, posterior):
-    """Return a figure: what was found, how it differs from the Gaussian that came first, and how that fit went."""
+    """Return a figure: what was found, how it differs from the Gaussian fit of everything, and how that fit went."""
     fig, axes = plt.subplot_mosaic(
         [["beta", "intercept"], ["elbo", "visit"]], figsize=(10, 7), layout="constrained", width_ratios=[1.3, 1]
     )
@@ -53,14 +53,15 @@ def plot(approx, posterior):
     forest(axes["beta"], draws, labels)
     axes["beta"].axvline(0, color="0.7", linewidth=1, zorder=0)
     axes["beta"].set(xlabel="Effect on the log seizure rate", title="Fixed effects: median, 50 % and 90 % intervals")
-    gaussian = approx.gaussian.sample(len(draws), random_seed=2)["posterior"]
+    of_everything = approx.gaussian  # made when it is asked for
+    gaussian = of_everything.sample(len(draws), random_seed=2)["posterior"]
     for term in posterior["term"].values:
         scales(axes[str(term)], posterior["sd"].sel(term=term), gaussian["sd"].sel(term=term))
         axes[str(term)].set(title=f"sd among patients: {term}", xlabel="Standard deviation (log seizure rate)")
-    iteration = np.arange(1, len(approx.hist) + 1)
-    axes["elbo"].plot(iteration, -approx.hist, marker="o", markersize=3)
+    elbo = -of_everything.hist
+    axes["elbo"].plot(np.arange(1, len(elbo) + 1), elbo, marker="o", markersize=3)
     # The first iterations are far away: show where the fit settles.
-    axes["elbo"].set_ylim(np.quantile(-approx.hist, 0.3), (-approx.hist).max() + 5)
+    axes["elbo"].set_ylim(np.quantile(elbo, 0.3), elbo.max() + 5)
     axes["elbo"].set(xlabel="Iteration", ylabel="Nats", title="Gaussian fit: ELBO after each iteration")
     for axis in axes.values():
         axis.spines[["top", "right"]].set_visible(False)

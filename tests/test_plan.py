@@ -294,6 +294,8 @@ def test_a_gaussian_is_refused_where_the_data_have_changed():
 
 def test_elbo_and_history_are_those_of_the_joint_distribution():
     approx = nested_of_process()
+    with pytest.raises(ValueError, match=r"no iterations to show. approx.gaussian.plot_fit\(\) shows those of the"):
+        approx.plot_fit()
     np.testing.assert_allclose(approx.hist, [-approx.elbo.value])
     assert approx.n_iterations == approx.checks.n_fits
     # log p(y) is above it, by what the conditional fits lack.

@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 
 from pymc_ngvi.core.seeds import Seed
+from pymc_ngvi.fitting.record import NESTED
 from pymc_ngvi.results.diagnosis.weights import log_ratio_of
 from pymc_ngvi.results.fitted import Fitted
 from pymc_ngvi.results.plotting.comparison import Kind, Plot, plot_comparison
@@ -60,11 +61,17 @@ class PlotMethods(Fitted):
         RuntimeError
             If the approximation was not made by a fit.
         ValueError
-            Where no iteration was run.
+            Where no iteration was run, or no Gaussian fit came before a nested posterior.
         ImportError
             Where Matplotlib is not installed.
         """
-        return plot_fit(self.hist, self.gap_hist, self._record_of("plot_fit()"), tol=tol, figure=figure)
+        record = self._record_of("plot_fit()")
+        if record.step == NESTED:
+            raise ValueError(
+                "No Gaussian fit came before this nested posterior: there are no iterations to show. "
+                "approx.gaussian.plot_fit() shows those of the Gaussian fit, which is made for it."
+            )
+        return plot_fit(self.hist, self.gap_hist, record, tol=tol, figure=figure)
 
     def plot_khat(self, draws: int | None = None, random_seed: Seed = None, *, ax: Axes | None = None) -> Axes:
         """Plot the tail of the importance weights that k-hat describes; see `pymc_ngvi.results.plotting.plot_khat`.
