@@ -89,9 +89,9 @@ print(approx.plan)
 
 # %% [markdown]
 # Given the two standard deviations, effects and coefficients are nearly Gaussian, which was expected from the graph of
-# the model. So the standard deviations were sampled, at each of their values a Gaussian of all else was fitted, and both
-# were weighted together. The plan has what else there was to choose from: the effects of each patient can be integrated
-# out as well, 59 integrals in two dimensions.
+# the model. So the standard deviations were sampled, at each of their values a Gaussian of all else was fitted, and
+# both were weighted together. The plan has what else there was to choose from: the effects of each patient can be
+# integrated out as well, 59 integrals in two dimensions.
 
 # %%
 print(approx.structure)
