@@ -68,3 +68,13 @@ def grouped(n_groups=8, per_group=4):
         effect = pm.Normal("effect", 0, sd, shape=n_groups)
         pm.Poisson("y", pm.math.exp(level + effect[group]), observed=counts)
     return model
+
+
+def shifted(n_groups=6, per_group=4):
+    """Counts whose level hangs on a scale: predictors have offsets that do."""
+    group = np.repeat(np.arange(n_groups), per_group)
+    with pm.Model() as model:
+        sd = pm.HalfNormal("sd", 1.0)
+        effect = pm.Normal("effect", 0, 1, shape=n_groups)
+        pm.Poisson("y", pm.math.exp(0.7 * sd + sd * effect[group]), observed=(np.arange(len(group)) * 7) % 5)
+    return model

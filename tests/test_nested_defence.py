@@ -65,7 +65,7 @@ def test_directions_are_those_in_which_the_posterior_has_the_heavier_tail():
 def test_the_density_of_draws_is_the_one_that_is_said(seed):
     """Weights q / q' bring back the moments of q."""
     given, fit = fitted(process)
-    n, rng = 16_000, np.random.default_rng(seed)
+    n, rng = 160_000, np.random.default_rng(seed)
     n_rows = given.rows.n_rows
     of_rows = np.arange(0, n_rows, 5)
     defence = Defence(of_rows, np.where(of_rows % 2, 1.0, -1.0), np.full(len(of_rows), 1.0 / len(of_rows)))

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from latent_models import counts, level, one_effect, process
+from latent_models import counts, level, one_effect, process, shifted
 from scipy import integrate, sparse, stats
 
 from pymc_ngvi.core.pattern import Pattern
@@ -19,9 +19,10 @@ from pymc_ngvi.marginal.regression import Whitening
 from pymc_ngvi.marginal.tails import Bend, Tail
 from pymc_ngvi.nested.emulator import Emulated, Kriging
 from pymc_ngvi.nested.log_marginal import LatentMarginal
-from pymc_ngvi.nested.mode import find_mode
+from pymc_ngvi.nested.mode import _Climb, find_mode
 from pymc_ngvi.nested.seconds import n_values_of, nested_seconds
 from pymc_ngvi.nested.supports import Supports
+from pymc_ngvi.rows.seen import ManyRules, ManySeen
 
 
 class Counted:
@@ -65,6 +66,13 @@ def test_the_mode_of_what_is_no_quadratic():
     best = np.log(2.0) / 0.8
     assert function(mode.at) > function(np.array([best, 0.3 * best**2])) - 0.05
     assert counted.n_calls < 30
+
+
+def test_slopes_and_bends_are_those_of_the_function():
+    at = np.array([1.0, 0.5, -0.5])
+    climb = _Climb(Counted(quadratic), at, quadratic(at), np.array([0.3, 2.0, 0.1]))
+    np.testing.assert_allclose(climb._slope, -PRECISION @ (at - np.array([3.0, -2.0, 0.5])), rtol=1e-8)
+    np.testing.assert_allclose(climb._bend, np.diag(PRECISION), rtol=1e-6)
 
 
 def test_no_mode_where_the_function_is_not_finite():
@@ -220,7 +228,7 @@ def test_a_fit_does_not_hang_on_where_it_begins(make):
     np.testing.assert_allclose(marginal(start + 0.4), there, atol=5e-3)
 
 
-@pytest.mark.parametrize("make", [process, counts, level])
+@pytest.mark.parametrize("make", [process, counts, level, shifted])
 def test_fits_in_a_batch_are_those_of_one_after_the_other(make):
     density, given, marginal = marginal_of(make)
     start = density.initial_point()[given.outside]
@@ -236,6 +244,29 @@ def test_fits_in_a_batch_are_those_of_one_after_the_other(make):
         np.testing.assert_allclose(found.seen.mean, alone.seen.mean, atol=0.03)
         for one, other in zip(found.seen.covariances, alone.seen.covariances, strict=True):
             np.testing.assert_allclose(one, other, rtol=0.02, atol=1e-9)
+
+
+def test_a_smaller_natural_step_where_a_full_one_lowers_the_elbo():
+    """The precision moves by a part of the way, the mean by that part of the new covariance times the gradient."""
+    density, given, marginal = marginal_of(counts)
+    start = density.initial_point()[given.outside]
+    [known] = marginal.at(start[None])
+    fitter = marginal._many._fitter
+    rows, _ = given.over.at(start[None])
+    mean = known.seen.mean + 1.0
+    begun, _ = fitter._begun(rows, ManySeen.of([known.seen._replace(mean=mean)]), ManyRules.of([known.rules]))
+    _, direction = fitter._direction(rows, begun)
+    new, _ = fitter._stepped(rows, begun, -50.0 * direction)  # a full step goes the wrong way
+    d = rows.n_dim
+    precision = np.zeros((d, d))
+    entries = rows.entries
+    precision[entries.rows, entries.cols] = (0.6 * begun.precision + 0.4 * begun.expected.precision)[0]
+    precision[entries.cols, entries.rows] = precision[entries.rows, entries.cols]
+    grad = rows.maps.transposed_times(begun.expected.slope)[0]
+    np.testing.assert_allclose(
+        new.mean[0], begun.mean[0] + 0.4 * np.linalg.solve(precision, grad), rtol=1e-8, atol=1e-9
+    )
+    assert new.elbo[0] > begun.elbo[0]
 
 
 def test_a_fit_near_others_takes_few_expectations():
