@@ -29,8 +29,9 @@ _OF_FAILURE = 0.15
 UNEVEN = 1.5
 #: Draws of the globals that adapting takes, about, for each of them; others that are evaluated by all nodes.
 _ADAPTING, _REFERRED = 60.0, 300.0
-#: Nodes of a base rule in each coordinate, about; times that draws are gone through, with those of adaptation.
-_NODES_OF_BASE, _ROUNDS = 3, 4.0
+#: Times that draws are gone through, with those of adaptation. In blocks of single coordinates, a base rule of one node
+#: will do for most; in others it has so many in each coordinate, and draws are gone through more often.
+_ROUNDS, _NODES_OF_BASE, _MORE_LEVELS = 1.5, 3, 2.5
 #: Latent variables for each hyperparameter, from which on a nested posterior is worth while.
 _MANY = 3
 #: Seconds that a nested posterior may take without being asked for, where no Gaussian comes before it.
@@ -71,7 +72,8 @@ class Work:
         if not forest.n_local:
             return cls(n_draws, each)
         n_nodes = len(first_rule(forest.n_levels).nodes)
-        return cls(_ROUNDS * (n_draws * _NODES_OF_BASE**forest.n_levels + _REFERRED * n_nodes), each)
+        n_base = 1.0 if forest.n_levels == 1 else _MORE_LEVELS * _NODES_OF_BASE**forest.n_levels
+        return cls(_ROUNDS * (n_draws * n_base + _REFERRED * n_nodes), each)
 
 
 def work_of(forest: Forest, density: ModelDensity, *, by_rows: bool) -> Work:

@@ -14,7 +14,9 @@ from scipy.stats import multivariate_t, qmc
 
 SD_SCALE = 3.0  # of the half-normal prior
 NODES = 32
-NEWTON_ROUNDS, STEPS_A_ROUND = 2, 3
+#: Rounds of Newton's method at most, each with one matrix of second derivatives; size of the last step, in standard
+#: deviations, up to which it has converged.
+NEWTON_ROUNDS, STEPS_A_ROUND, CONVERGED = 20, 3, 1e-4
 DIFFERENCE = 1e-4
 #: Up to this many observations the moments are refined by importance sampling; beyond, the posterior is so nearly
 #: Gaussian that its mode and curvature do.
@@ -70,10 +72,14 @@ class Marginal:
         """Return means and standard deviations, by Newton's method from ``start`` and importance sampling."""
         mode = start
         for _ in range(NEWTON_ROUNDS):
-            information = self._information(mode)
+            covariance = np.linalg.inv(self._information(mode))
             for _ in range(STEPS_A_ROUND):
-                mode = mode + np.linalg.solve(information, self.gradient(mode))
-        covariance = np.linalg.inv(self._information(mode))
+                grad = self.gradient(mode)
+                mode = mode + covariance @ grad
+            if np.sqrt(grad @ covariance @ grad) < CONVERGED:
+                break
+        else:
+            raise RuntimeError(f"Newton's method has not converged in {NEWTON_ROUNDS * STEPS_A_ROUND} steps.")
         if len(self.data.y) > SAMPLED_SIZE:
             return Moments(mode, np.sqrt(np.diag(covariance)), "mode and curvature")
         return self._sampled(mode, covariance)
