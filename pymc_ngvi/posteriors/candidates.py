@@ -32,6 +32,8 @@ _ADAPTING, _REFERRED = 60.0, 300.0
 #: Times that draws are gone through, with those of adaptation. In blocks of single coordinates, a base rule of one node
 #: will do for most; in others it has so many in each coordinate, and draws are gone through more often.
 _ROUNDS, _NODES_OF_BASE, _MORE_LEVELS = 1.5, 3, 2.5
+#: Seconds that proposals, rules and moments take in trees, beside values.
+_BESIDE_TREES = 0.15
 #: Latent variables for each hyperparameter, from which on a nested posterior is worth while.
 _MANY = 3
 #: Seconds that a nested posterior may take without being asked for, where no Gaussian comes before it.
@@ -55,15 +57,18 @@ class Work:
         Values of log p, where a cheap rule of quadrature will do.
     each : float
         Estimated seconds of one.
+    beside : float
+        Seconds beside these.
     """
 
     n_values: float
     each: float
+    beside: float = 0.0
 
     @property
     def seconds(self) -> float:
         """Of the exact posterior."""
-        return self.n_values * self.each
+        return self.beside + self.n_values * self.each
 
     @classmethod
     def of(cls, forest: Forest, each: float) -> "Work":
@@ -73,7 +78,7 @@ class Work:
             return cls(n_draws, each)
         n_nodes = len(first_rule(forest.n_levels).nodes)
         n_base = 1.0 if forest.n_levels == 1 else _MORE_LEVELS * _NODES_OF_BASE**forest.n_levels
-        return cls(_ROUNDS * (n_draws * n_base + _REFERRED * n_nodes), each)
+        return cls(_ROUNDS * (n_draws * n_base + _REFERRED * n_nodes), each, _BESIDE_TREES)
 
 
 def work_of(forest: Forest, density: ModelDensity, *, by_rows: bool) -> Work:
