@@ -35,8 +35,7 @@ from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.graphs.backends import Backend
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.callbacks import Callback, observer_of
-from pymc_ngvi.results.exact_step import ExactStep, check_wanted
-from pymc_ngvi.results.nested_first import nested_first
+from pymc_ngvi.results.posterior_step import PosteriorStep, check_wanted, posterior_first
 
 # A child of PyMC's logger, which has the handler.
 logger = logging.getLogger("pymc.ngvi")
@@ -286,7 +285,7 @@ class NGVI(Inference):
         problem = self._problem(backend, compile_kwargs)
         if not callbacks and n and self._given["start"] is None and not names_a_method(self._given):
             seed = self._seed()
-            first = nested_first(
+            first = posterior_first(
                 self._options, problem.density, seed, NGVIApproximation,
                 include_transformed=include_transformed, progressbar=progressbar,
             )  # fmt: skip
@@ -310,7 +309,7 @@ class NGVI(Inference):
         approx._follow(session.outcome())
         wanted = self._options.posterior
         with keeping(approx):
-            step = ExactStep(wanted, seed, self._options.max_seconds)
+            step = PosteriorStep(wanted, seed, self._options.max_seconds)
             self._result = (
                 approx if wanted == "gaussian" else step.after(approx, NGVIApproximation, progressbar=progressbar)
             )

@@ -22,7 +22,7 @@ from scipy import integrate
 
 from pymc_ngvi import NGVI, ConvergenceWarning, MissingDerivativeError, StartError, Status, fit_ngvi
 from pymc_ngvi.density.by_rows import ByRows
-from pymc_ngvi.posteriors import search
+from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.steps import Adaptive, LineSearch
 
 ALIKE = np.full(30, 2.0)
@@ -608,11 +608,11 @@ def in_groups():
     ("wanted", "said"), [("auto", "an exact or nested posterior"), ("exact", "the exact posterior")]
 )
 def test_interrupt_after_the_gaussian_fit_keeps_it(wanted, said, monkeypatch, caplog):
-    def interrupted(*given):
+    def interrupted(*given, **options):
         signal.raise_signal(signal.SIGINT)
 
-    for step in ("_exact", "_nested"):
-        monkeypatch.setattr(search, step, interrupted)
+    for kind in KINDS.values():
+        monkeypatch.setattr(kind, "run", interrupted)
     approx = fit(in_groups(), posterior=wanted)
     assert approx.converged
     assert not approx.record.is_pool
@@ -622,12 +622,12 @@ def test_interrupt_after_the_gaussian_fit_keeps_it(wanted, said, monkeypatch, ca
 
 
 def test_interrupt_while_an_exact_posterior_goes_on_keeps_it(monkeypatch, caplog):
-    def interrupted(*given):
+    def interrupted(*given, **options):
         raise KeyboardInterrupt
 
     approx = fit(in_groups(), posterior="exact")
     before = approx.record.posterior
-    monkeypatch.setattr(search, "_exact", interrupted)
+    monkeypatch.setattr(KINDS["exact"], "run", interrupted)
     with caplog.at_level("INFO", "pymc.ngvi"):
         approx.refine(100, progressbar=False, tol=1e-3)
     assert approx.is_exact

@@ -207,7 +207,9 @@ def test_an_exact_posterior_is_a_cure_where_it_was_not_tried(changes, expected, 
 
 def test_moments_of_q_are_asked_for_only_to_name_places(gaussian):
     """Of effects relative to their modes, they take thousands of searches."""
-    context = Context(gaussian.layout, None, "full", has_groups=False, has_hessian=True, can_be_exact=True)
+    context = Context(
+        gaussian.layout, None, "full", has_groups=False, has_hessian=True, other_posterior=lambda: "exact"
+    )
     none, where = np.empty((0, 4)), np.zeros(4)
     moved = Moved(none, none, none, none[:, 0], none[:, 0], 0.0, 4, 0.1, 0, 0)
     without_moments = object()
@@ -222,7 +224,9 @@ def test_moments_of_q_are_asked_for_only_to_name_places(gaussian):
 @pytest.mark.parametrize("share", [0.4, 0.001])
 def test_an_exact_posterior_is_no_cure_where_a_mode_is_missed(share, gaussian):
     """It would miss the same one."""
-    context = Context(gaussian.layout, None, "full", has_groups=False, has_hessian=True, can_be_exact=True)
+    context = Context(
+        gaussian.layout, None, "full", has_groups=False, has_hessian=True, other_posterior=lambda: "exact"
+    )
     none, where = np.empty((0, 4)), np.zeros(4)
     moved = Moved(none, none, none, none[:, 0], none[:, 0], 0.0, 4, 0.1, 0, 0)
     places = [MissedMass("mode", share, where + 9.0)]

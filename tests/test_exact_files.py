@@ -125,8 +125,8 @@ def test_graphs_of_one_that_is_gone():
     alone = elsewhere(fitted("one"))
     arrays = alone._state.params()
     assert type(alone._state).from_params(arrays) is fitted("one")._state  # known by its number
-    with pytest.raises(ValueError, match="No exact posterior has this number"):
-        type(alone._state).from_params({**arrays, "exact": np.array([5])})
+    with pytest.raises(ValueError, match="No exact or nested posterior has this number"):
+        type(alone._state).from_params({**arrays, "number": np.array([5])})
 
 
 def test_the_fit_goes_on():

@@ -108,7 +108,7 @@ def test_a_message_where_the_pool_can_give_no_more(caplog):
 def test_a_pool_is_made_larger_once(monkeypatch):
     approx = fitted("plain")
     calls = []
-    density = approx._state.density
+    density = approx._state.rest.density
     logp = density._density.logp
     monkeypatch.setattr(density._density, "logp", lambda theta: calls.append(len(theta)) or logp(theta))
     approx.sample(3_300)

@@ -29,7 +29,7 @@ def test_draws_far_out_keep_their_weight(seed):
     """Weights by the reference rule at all draws; draws that the rule in use lost had 2 to 4 % of them."""
     approx = pymc_ngvi.fit_ngvi(model=growth_curves(), random_seed=seed, progressbar=False)
     assert approx.record.is_exact
-    pool, quadrature = approx._state.pool, approx._state.quadrature
+    pool, quadrature = approx._state.pool, approx._state.rest.quadrature
     truth = quadrature.reference(pool.g).log_marginal
     weights = np.exp(truth - pool.log_density - (truth - pool.log_density).max())
     weights /= weights.sum()

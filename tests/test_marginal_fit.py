@@ -13,10 +13,12 @@ import pymc_ngvi
 
 from pymc_ngvi import NotExactError
 from pymc_ngvi.core import prices
-from pymc_ngvi.core.refusal import Reason
-from pymc_ngvi.marginal import exact
-from pymc_ngvi.marginal.state import ExactState
-from pymc_ngvi.posteriors import candidates, plan
+from pymc_ngvi.core.refusal import Reason, Unavailable
+from pymc_ngvi.density.blocks import CannotSplit
+from pymc_ngvi.marginal.pooled import PoolState
+from pymc_ngvi.posteriors import plan
+from pymc_ngvi.posteriors.kinds import latent_gaussian
+from pymc_ngvi.posteriors.kinds.trees import Work
 
 pytestmark = pytest.mark.usefixtures("_compiled_once")
 
@@ -125,7 +127,7 @@ def test_gaussian_is_what_was_asked_for(models, fitted):
 def test_a_named_method_gives_its_gaussian(models, options):
     approx = fit(models[True], **options)
     assert not approx.is_exact
-    assert not isinstance(approx._state, ExactState)
+    assert not isinstance(approx._state, PoolState)
 
 
 def test_refine(models):
@@ -192,8 +194,8 @@ def test_what_costs_too_much_is_left_out(models, monkeypatch):
 
 def test_work():
     """It grows with globals and levels."""
-    few, many = candidates.Work.of(singles(50, 2), 0.01), candidates.Work.of(singles(50, 30), 0.01)
-    deep = candidates.Work.of(forest_of([-1, 0, 1, 2] * 20, 2), 0.01)
+    few, many = Work.of(singles(50, 2), 0.01), Work.of(singles(50, 30), 0.01)
+    deep = Work.of(forest_of([-1, 0, 1, 2] * 20, 2), 0.01)
     assert few.seconds < many.seconds < deep.seconds
     # Of values by rows, calls count while rows are few.
     rows = [prices.value_seconds(None, n) for n in (100, 1_000, 1_000_000)]
@@ -226,13 +228,13 @@ def test_a_gaussian_posterior_is_left_as_it_is():
 
 
 def _no_latent_rows(density):
-    raise exact.Unavailable(Reason.NOT_LATENT, "no latent Gaussian model")
+    raise Unavailable(Reason.NOT_LATENT, "no latent Gaussian model")
 
 
 def test_a_check_that_fails(models, monkeypatch):
     """By default the Gaussian comes back with the reason; where an exact posterior was asked for, it is an error."""
     monkeypatch.setattr("pymc_ngvi.marginal.verdict.LEAST_SIZE", 1e6)
-    monkeypatch.setattr(candidates, "latent_rows_of", _no_latent_rows)
+    monkeypatch.setattr(latent_gaussian, "latent_rows_of", _no_latent_rows)
     approx = fit(models[True])
     assert not approx.is_exact
     assert approx.record.posterior.startswith("Gaussian: the effective size of the draws is ")
@@ -246,11 +248,11 @@ def test_terms_that_do_not_split(monkeypatch):
     """Another way to fail: the Gaussian is there all the same."""
 
     def refuse(*args):
-        raise exact.CannotSplit("an element of log p depends on two blocks")
+        raise CannotSplit("an element of log p depends on two blocks")
 
     for terms in ("RowTerms", "SplitDensity"):
         monkeypatch.setattr(f"pymc_ngvi.marginal.on_model.{terms}", refuse)
-    monkeypatch.setattr(candidates, "latent_rows_of", _no_latent_rows)
+    monkeypatch.setattr(latent_gaussian, "latent_rows_of", _no_latent_rows)
     approx = fit(glmm())
     assert not approx.is_exact
     assert approx.record.posterior == "Gaussian: an element of log p depends on two blocks."

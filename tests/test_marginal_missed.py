@@ -227,7 +227,9 @@ def test_effects_of_far_globals_are_about_corrected_centres():
         b, s = pm.Normal("b", 0.0, 2.0), pm.HalfNormal("s", 1.0)
         a = pm.Normal("a", 0.0, 1.0, shape=30)
         pm.Poisson("y", pm.math.exp(b + s * a[group]), observed=y)
-    quadrature = pymc_ngvi.fit_ngvi(model=model, posterior="exact", random_seed=1, progressbar=False)._state.quadrature
+    quadrature = pymc_ngvi.fit_ngvi(
+        model=model, posterior="exact", random_seed=1, progressbar=False
+    )._state.rest.quadrature
     assert quadrature.base is not None
     factor, mean = quadrature.whitening.factor, quadrature.whitening.mean
     g = quadrature.reference(mean + np.array([[0.0, 0.0], [12.0, -9.0]]) @ factor.T).g
@@ -345,7 +347,7 @@ def test_a_gaussian_has_no_errors_of_weights(fitted):
 
 def test_what_files_of_before_lack_has_a_value(fitted):
     """Checks without errors of standard deviations, samples without what was missed, proposals without a defence."""
-    for value in (fitted.checks, fitted._state.sampled, fitted._state.sampled.proposal):
+    for value in (fitted.checks, fitted._state.rest.sampled, fitted._state.rest.sampled.proposal):
         entry = entry_of(type(value))
         kept = {k: v for k, v in entry.fields(value).items() if k not in ("sd_error", "missed", "n_far")}
         made = entry.make(**kept)

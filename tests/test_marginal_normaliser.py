@@ -13,7 +13,7 @@ from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.fitting import Sampler
 from pymc_ngvi.marginal.left_out import leave_groups_out
 from pymc_ngvi.marginal.log_marginal import LogMarginal
-from pymc_ngvi.marginal.state import ExactState
+from pymc_ngvi.marginal.trees import Trees
 
 SEEDS = [1, 2]
 
@@ -28,13 +28,13 @@ def near(state, expected, slack=5e-4):
 def sampled(terms, forest, mean, cov, first_centres, seed=1):
     quadrature = LogMarginal(terms, forest, first_centres)
     sampler = Sampler(quadrature, np.asarray(mean, dtype=float), np.asarray(cov, dtype=float), seed)
-    return ExactState(sampler.run(), sampler.sequences, None, forest, quadrature, None)
+    return Trees(sampler.run(), sampler.sequences, forest, quadrature, None).with_pool(None)
 
 
 def plain(log_p, mean, cov, seed=1):
     """Return the posterior of a model without local coordinates."""
     sampler = Sampler(log_p, np.asarray(mean, dtype=float), np.asarray(cov, dtype=float), seed)
-    return ExactState(sampler.run(), sampler.sequences, None, forest_of([], len(mean)), None, None)
+    return Trees(sampler.run(), sampler.sequences, forest_of([], len(mean)), None, None).with_pool(None)
 
 
 # --- with local coordinates -------------------------------------------------------------------------------------------
@@ -124,10 +124,10 @@ def test_what_quick_rules_miss_everywhere_is_made_up_for():
     groups = Groups.poisson(counts)
     truth = groups.brute_force(np.linspace(-1.5, 2.0, 61), np.linspace(-1.5, 1.2, 61))
     state = exact_state(groups, truth.mean[:2], np.diag(truth.sd[:2] ** 2))
-    assert state.quadrature.base is not None
+    assert state.rest.quadrature.base is not None
     near(state, truth.log_normaliser, slack=0.005)
     pool = dataclasses.replace(state.pool, log_marginal=state.pool.log_marginal - 0.3)
-    off = dataclasses.replace(state, sampled=dataclasses.replace(state.sampled, pool=pool))
+    off = dataclasses.replace(state, pool=pool)
     near(off, truth.log_normaliser, slack=0.005)
 
 

@@ -76,7 +76,7 @@ def test_of_many_blocks_log_m_is_a_polynomial_by_itself():
     groups = Groups.logit(rng.binomial(size, 1.0 / (1.0 + np.exp(-effects))), size)
     truth = groups.brute_force(np.linspace(0.25, 0.55, 41), np.linspace(-0.11, 0.25, 41))
     state = exact_state(groups, truth.mean[:2] + 0.3 * truth.sd[:2], np.diag((0.8 * truth.sd[:2]) ** 2))
-    assert state.quadrature.base.rule.n_nodes == 0
+    assert state.rest.quadrature.base.rule.n_nodes == 0
     assert state.checks.is_exact
     assert_allclose((state.mean() - truth.mean) / truth.sd, 0.0, atol=0.08)
     assert_allclose(state.sd() / truth.sd, 1.0, atol=0.07)

@@ -30,7 +30,7 @@ def state(groups):
 
 def counted(state, call):
     """Return how many pairs of draws and nodes a call evaluates, and what it returns."""
-    terms, before = state.quadrature.terms, type(state.quadrature.terms).terms
+    terms, before = state.rest.quadrature.terms, type(state.rest.quadrature.terms).terms
     n = 0
 
     def counting(self, g, local):
@@ -47,15 +47,17 @@ def counted(state, call):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_draws_are_those_of_the_model_for_few_evaluations(state, seed):
     """The same uniform numbers choose the same candidates, but for one in fifty of any group."""
-    assert state._conditionals._surrogate is not None
+    assert state.rest._conditionals(state)._surrogate is not None
     rows = np.arange(0, len(state.pool.g), 3)
     shifts, choices = np.random.default_rng(seed).random((2, len(rows), N_GROUPS))
-    n, draws = counted(state, lambda: state._conditionals.draw(state.pool.g, rows, shifts, choices))
+    n, draws = counted(state, lambda: state.rest._conditionals(state).draw(state.pool.g, rows, shifts, choices))
     # Of draws beyond the reach of the base rule, centres are found by the reference; no other is evaluated.
-    far = state.pool.g[rows][state.quadrature.base.is_beyond(state.quadrature.whitening.features(state.pool.g[rows]))]
-    assert n == counted(state, lambda: state.quadrature.reference(far))[0]
+    far = state.pool.g[rows][
+        state.rest.quadrature.base.is_beyond(state.rest.quadrature.whitening.features(state.pool.g[rows]))
+    ]
+    assert n == counted(state, lambda: state.rest.quadrature.reference(far))[0]
     assert n < 0.2 * len(rows)
-    with_model = dataclasses.replace(state)._conditionals
+    with_model = state.rest._conditionals(dataclasses.replace(state))
     vars(with_model)["_surrogate"] = None
     n_by_model, expected = counted(state, lambda: with_model.draw(state.pool.g, rows, shifts, choices))
     assert n_by_model >= 5 * len(rows)
@@ -89,9 +91,9 @@ def test_draws_do_not_hang_on_what_was_drawn_before(groups):
 
 def test_beyond_what_the_base_rule_has_learned_the_reference_is_asked(state):
     """Ten posterior standard deviations out, the polynomial says what it likes."""
-    quadrature: LogMarginal = state.quadrature
+    quadrature: LogMarginal = state.rest.quadrature
     assert quadrature.base is not None
-    sd = state.sd()[state.forest.globals_]
+    sd = state.sd()[state.rest.forest.globals_]
     mean = state.weights @ state.pool.g
     inside, outside = mean + 0.5 * sd, mean + np.array([-6.0, -5.0]) * sd
     g = np.stack([inside, outside])

@@ -18,9 +18,8 @@ from scipy.special import logsumexp
 import pymc_ngvi
 
 from pymc_ngvi import fit_ngvi
-from pymc_ngvi.core.refusal import Reason
+from pymc_ngvi.core.refusal import Reason, Unavailable
 from pymc_ngvi.density import LogDensity
-from pymc_ngvi.marginal import exact
 from pymc_ngvi.nested import rounds
 from pymc_ngvi.nested.posterior import nested_posterior
 from pymc_ngvi.nested.verdict import NestedChecks
@@ -130,7 +129,7 @@ def test_moments_are_those_of_draws(make):
     theta = theta / approx.sd_flat
     some = np.arange(approx.mean_flat.size)[:: max(1, approx.mean_flat.size // 8)]
     # A pool of some thousand pairs: what its draws are off by is what moments correct.
-    error = 4.0 / np.sqrt(state.pairs.effective_size)
+    error = 4.0 / np.sqrt(state.rest.pairs.effective_size)
     np.testing.assert_allclose(theta.mean(axis=0), approx.mean_flat / approx.sd_flat, atol=error)
     np.testing.assert_allclose(theta.std(axis=0), 1.0, atol=error)
     cov = state.cov_block(some) / np.outer(approx.sd_flat[some], approx.sd_flat[some])
@@ -148,7 +147,7 @@ def test_sums_are_those_of_an_exact_posterior():
 def test_draws_have_the_weights_and_numbers_that_effective_sizes_need():
     approx = fitted(process)
     tree = approx.sample(500, random_seed=1)
-    stats, pairs = tree.sample_stats, approx._state.pairs
+    stats, pairs = tree.sample_stats, approx._state.rest.pairs
     weights = np.exp(stats["log_weight"].to_numpy()[0])
     assert np.isfinite(weights).all()
     assert np.isin(np.round(weights, 14), np.round(pairs.of_pairs, 14)).all()
@@ -207,7 +206,7 @@ def test_files_and_pickles_give_the_same_bits(make, tmp_path):
         np.testing.assert_array_equal(*draws)
     assert again.is_nested
     assert again.checks == approx.checks
-    np.testing.assert_array_equal(again._state.pairs.of_pairs, approx._state.pairs.of_pairs)
+    np.testing.assert_array_equal(again._state.rest.pairs.of_pairs, approx._state.rest.pairs.of_pairs)
 
 
 @pytest.mark.usefixtures("_of_few_values")
@@ -257,13 +256,13 @@ def test_checks_say_what_is_wrong():
 
 
 def _no_forest(density):
-    raise exact.Unavailable(Reason.NO_FOREST, "there are no blocks")
+    raise Unavailable(Reason.NO_FOREST, "there are no blocks")
 
 
 def test_what_can_t_be_fitted_falls_back(monkeypatch):
     """The Gaussian is kept, with the reason."""
     monkeypatch.setattr("pymc_ngvi.nested.exploring.find_mode", lambda *args: None)
-    monkeypatch.setattr("pymc_ngvi.posteriors.search.forest_of", _no_forest)
+    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.trees.forest_of", _no_forest)
     approx = fit_ngvi(model=counts(), random_seed=1, progressbar=False)
     assert not approx.is_nested
     assert approx.record.posterior == "Gaussian: there are no blocks."
@@ -279,10 +278,10 @@ def test_of_what_is_not_reliable_that_with_the_better_weights_comes_back(monkeyp
     def poor(*args):
         state = nested_posterior(*args)
         checks = replace(state.checks, effective_size=0.1 * state.checks.n_values, khat=1.2)
-        return replace(state, checks=checks)
+        return replace(state, rest=replace(state.rest, checks=checks))
 
-    monkeypatch.setattr("pymc_ngvi.posteriors.search.forest_of", _no_forest)
-    monkeypatch.setattr("pymc_ngvi.posteriors.search.nested_posterior", poor)
+    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.trees.forest_of", _no_forest)
+    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.latent_gaussian.nested_posterior", poor)
     monkeypatch.setattr("pymc_ngvi.posteriors.search.efficiency_of", lambda *args: gaussian)
     approx = fit_ngvi(model=level(), random_seed=1, progressbar=False)
     assert approx.record.is_nested is kept

@@ -1,5 +1,6 @@
 """The plan: its table, its order, reasons, and what comes of a nested posterior without a Gaussian fit before it."""
 
+import contextlib
 import functools
 import math
 
@@ -13,13 +14,14 @@ from latent_models import grouped, level, process
 import pymc_ngvi
 
 from pymc_ngvi import fit_ngvi
-from pymc_ngvi.core.refusal import Reason
+from pymc_ngvi.core.refusal import Failed, Longer, Reason, Unavailable
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.fitting.defaults import options_for
-from pymc_ngvi.marginal.exact import Longer, Unavailable
 from pymc_ngvi.nested.posterior import latent_rows_of, nested_posterior
-from pymc_ngvi.posteriors import candidates, search
+from pymc_ngvi.posteriors import search
+from pymc_ngvi.posteriors.first import plan_without_gaussian
+from pymc_ngvi.posteriors.kinds import KINDS, latent_gaussian, trees
 from pymc_ngvi.posteriors.plan import Candidate, Decision, Plan, TimeBudget, in_order
 
 FEW = 96
@@ -75,8 +77,8 @@ def test_the_order_is_that_of_price_over_chance():
 
 def test_what_is_expected_of_rows_given_hyperparameters():
     """Normal data leave latent variables Gaussian; binary ones do not."""
-    assert candidates.expected_worth(latent_rows_of(LogDensity(level()))) == 1.0
-    assert candidates.expected_worth(latent_rows_of(LogDensity(process()))) < 1.0
+    assert KINDS["nested"].chance(latent_rows_of(LogDensity(level()))) == 1.0
+    assert KINDS["nested"].chance(latent_rows_of(LogDensity(process()))) < 1.0
 
 
 # --- after a Gaussian fit ---------------------------------------------------------------------------------------------
@@ -110,66 +112,65 @@ def test_each_reason_is_in_the_table():
     assert fit(grouped(), posterior="exact").plan.of("nested").outcome is Decision.NOT_ASKED
 
 
-class _Exact:
-    """An exact posterior that takes as many seconds as it turns out to, and is noted."""
+@pytest.fixture
+def tried(monkeypatch):
+    """Both kinds fail; what is tried at how many seconds is noted."""
+    noted = []
 
-    def __init__(self, seconds, tried):
-        self.seconds, self.tried = seconds, tried
+    @contextlib.contextmanager
+    def announced(title, seconds, progressbar):
+        noted.append(f"{title.split()[0]} at {seconds:g}")
+        yield
 
-    def __call__(self, given, forest, seconds, may_take):
-        self.tried.append(f"exact at {seconds:g}")
-        if not may_take(self.seconds / 0.01):
+    def run(start, found, may_take, *, is_only):
+        if not may_take(run.turns_out):
             raise Longer(Reason.TOO_LONG, "each draw takes many evaluations", "exact")
-        raise search._Failed(Reason.NOT_PASSED, "the exact one failed")
+        raise Failed(Reason.NOT_PASSED, "it failed")
+
+    def priced(exact, nested, chance, turns_out=None):
+        run.turns_out = exact if turns_out is None else turns_out
+        nested = Candidate("nested", seconds=nested, chance=chance)
+        monkeypatch.setattr(KINDS["nested"], "price", lambda *args, by_rows: nested)
+        monkeypatch.setattr(trees, "work_of", lambda *args, by_rows: trees.Work(100.0 * exact, 0.01))
+        return noted
+
+    monkeypatch.setattr(search, "announced", announced)
+    monkeypatch.setattr(KINDS["exact"], "run", run)
+    monkeypatch.setattr(
+        KINDS["nested"], "run", lambda start, found, may_take, is_only: run(start, found, bool, is_only=is_only)
+    )
+    return priced
 
 
 @pytest.mark.parametrize(
     ("turns_out", "nested", "chance", "order"),
     [
-        (2.0, 5.0, 1.0, ["exact at 1", "nested"]),  # it goes on
-        (12.0, 5.0, 1.0, ["exact at 1", "nested", "exact at 12"]),  # the other one comes before it
-        (12.0, 5.0, 1 / 3, ["exact at 1", "nested"]),  # which may not be exact: it goes on
-        (12.0, 35.0, 1 / 3, ["exact at 1"]),  # and the dearer one is never taken in its place
-        (60.0, 15.0, 1.0, ["exact at 1", "nested"]),  # too dear
+        (2.0, 5.0, 1.0, ["Exact at 1", "Nested at 5"]),  # it goes on
+        (12.0, 5.0, 1.0, ["Exact at 1", "Nested at 5", "Exact at 12"]),  # the other one comes before it
+        (12.0, 5.0, 1 / 3, ["Exact at 1", "Nested at 5"]),  # which may not be exact: it goes on
+        (12.0, 35.0, 1 / 3, ["Exact at 1"]),  # and the dearer one is never taken in its place
+        (60.0, 15.0, 1.0, ["Exact at 1", "Nested at 15"]),  # too dear
     ],
 )
-def test_a_posterior_that_turns_out_to_take_longer(monkeypatch, turns_out, nested, chance, order):
-    tried = []
-
-    def fails(*args):
-        tried.append("nested")
-        raise search._Failed(Reason.NOT_PASSED, "the nested one failed")
-
-    monkeypatch.setattr(search, "_exact", _Exact(turns_out, tried))
-    monkeypatch.setattr(search, "_nested", fails)
-    monkeypatch.setattr(search, "work_of", lambda *args, by_rows: candidates.Work(100.0, 0.01))
-    monkeypatch.setattr(search, "nested_candidate", lambda density: Candidate("nested", seconds=nested, chance=chance))
+def test_a_posterior_that_turns_out_to_take_longer(tried, turns_out, nested, chance, order):
+    noted = tried(1.0, nested, chance, turns_out)
     plan = fit(grouped()).plan
-    assert tried == order
+    assert noted == order
     assert plan.of("exact").seconds == pytest.approx(turns_out)
     assert plan.of("exact").outcome is (Decision.TOO_DEAR if turns_out == 60.0 else Decision.FAILED)
 
 
-def test_nothing_is_left_out_for_its_price_where_something_dearer_is_taken(monkeypatch):
+def test_nothing_is_left_out_for_its_price_where_something_dearer_is_taken(tried):
     """Without groups, an exact posterior has a second; a dearer nested one gives it as long as itself."""
-    tried = []
-
-    def fails(given, forest, seconds, may_take):
-        tried.append(seconds)
-        raise search._Failed(Reason.NOT_PASSED, "the exact one failed")
-
     with pm.Model() as model:
         x = pm.Normal("x", 0, 1)
         y = pm.Normal("y", 0, 1)
         pm.Poisson("n", pm.math.exp(x * y), observed=[0, 1, 5])
-    monkeypatch.setattr(search, "_exact", fails)
-    monkeypatch.setattr(search, "work_of", lambda *args, by_rows: candidates.Work(600.0, 0.01))
-    monkeypatch.setattr(search, "nested_candidate", lambda density: Candidate("nested", seconds=7.0, chance=1 / 3))
-    monkeypatch.setattr(search, "_nested", lambda given, seconds, most: fails(given, None, seconds, None))
+    noted = tried(6.0, 7.0, 1 / 3)
     plan = fit(model).plan
-    assert tried == [6.0, 7.0]
+    assert noted == ["Exact at 6", "Nested at 7"]
     assert plan.of("exact").outcome is Decision.FAILED
-    monkeypatch.setattr(search, "nested_candidate", lambda density: Candidate("nested", seconds=5.0, chance=1 / 3))
+    tried(6.0, 5.0, 1 / 3)
     assert fit(model).plan.of("exact").outcome is Decision.TOO_DEAR
 
 
@@ -190,7 +191,7 @@ def test_files_keep_the_plan(tmp_path):
 
 def first(model, **given):
     density = LogDensity(model)
-    return candidates.plan_without_gaussian(options_for(given, density), density)
+    return plan_without_gaussian(options_for(given, density), density)
 
 
 def test_what_comes_before_any_gaussian_fit(monkeypatch):
@@ -200,8 +201,8 @@ def test_what_comes_before_any_gaussian_fit(monkeypatch):
     assert first(process(), max_seconds=0.01) is None
     assert first(level()) is None  # it is small: a fit and what follows take less
     assert first(grouped()) is None
-    monkeypatch.setattr(candidates, "nested_seconds", lambda given: 0.01)
-    monkeypatch.setattr(candidates, "LEAST", 0.01)
+    monkeypatch.setattr(latent_gaussian, "nested_seconds", lambda given: 0.01)
+    monkeypatch.setattr(latent_gaussian.LatentGaussianKind, "least", 0.01)
     assert first(level()).candidates[0].kind == "nested"
     found = first(grouped())
     assert [c.kind for c in found.candidates] == ["nested", "exact", "gaussian"]
@@ -228,14 +229,14 @@ def binary(n_groups=90, per_group=7):
 
 def test_a_nested_posterior_gives_up_early_where_latent_variables_are_no_gaussian(monkeypatch):
     """And the trees take over; it is not begun again."""
-    monkeypatch.setattr(candidates, "nested_seconds", lambda given: 0.01)
-    monkeypatch.setattr(candidates, "LEAST", 0.01)
+    monkeypatch.setattr(latent_gaussian, "nested_seconds", lambda given: 0.01)
+    monkeypatch.setattr(latent_gaussian.LatentGaussianKind, "least", 0.01)
     approx = fit(binary())
     assert approx.is_exact
     assert not approx.is_nested
     given = latent_rows_of(approx.density)
     assert given.is_uneven
-    assert candidates.expected_worth(given) < 0.1
+    assert KINDS["nested"].chance(given) < 0.1
     with pytest.raises(Unavailable, match="too far from a Gaussian"):
         nested_posterior(approx.density, None, 1, most_variance=1.5)
     assert nested_posterior(approx.density, None, 1).checks.variance > 1.0
@@ -243,10 +244,10 @@ def test_a_nested_posterior_gives_up_early_where_latent_variables_are_no_gaussia
 
 @pytest.mark.usefixtures("_of_few_values")
 def test_the_order_may_change_and_the_posterior_is_the_same(monkeypatch):
-    monkeypatch.setattr(candidates, "nested_seconds", lambda given: 0.01)
-    monkeypatch.setattr(candidates, "LEAST", 0.01)
+    monkeypatch.setattr(latent_gaussian, "nested_seconds", lambda given: 0.01)
+    monkeypatch.setattr(latent_gaussian.LatentGaussianKind, "least", 0.01)
     without = fit(level())
-    monkeypatch.setattr("pymc_ngvi.results.nested_first.plan_without_gaussian", lambda *args: None)
+    monkeypatch.setattr("pymc_ngvi.results.posterior_step.plan_without_gaussian", lambda *args: None)
     after = fit(level(), posterior="nested")
     assert without.plan.of("gaussian").outcome is Decision.ON_REQUEST
     assert after.plan.of("gaussian").outcome is Decision.CAME_FIRST
@@ -331,7 +332,7 @@ def test_a_named_method_comes_first(monkeypatch, named):
     def fail(*args, **kwargs):
         raise AssertionError("a nested posterior came first")
 
-    monkeypatch.setattr("pymc_ngvi.results.nested_first.nested_posterior", fail)
+    monkeypatch.setattr("pymc_ngvi.posteriors.kinds.latent_gaussian.nested_posterior", fail)
     with pytest.warns(pymc_ngvi.ConvergenceWarning, match="iteration limit"):
         approx = fit_ngvi(2, model=process(), random_seed=1, progressbar=False, **named)
     assert approx.plan is None

@@ -15,13 +15,15 @@ from rich.console import Console
 from pymc_ngvi import NotExactError, fit_ngvi
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.prices import in_words
-from pymc_ngvi.core.refusal import Reason
+from pymc_ngvi.core.refusal import Failed, Reason
 from pymc_ngvi.core.status import ConvergenceWarning, Status
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.fitting import progress
 from pymc_ngvi.fitting.defaults import options_for
 from pymc_ngvi.fitting.progress import announced
-from pymc_ngvi.posteriors import candidates, plan, search
+from pymc_ngvi.posteriors import plan
+from pymc_ngvi.posteriors.first import plan_without_gaussian
+from pymc_ngvi.posteriors.kinds import KINDS, latent_gaussian, trees
 from pymc_ngvi.posteriors.plan import TimeBudget
 from pymc_ngvi.results.diagnosis.cures import context_of
 
@@ -148,16 +150,16 @@ def _tried(monkeypatch):
     tried = []
 
     def fails(kind):
-        def run(given, *args):
+        def run(*given, **options):
             tried.append(kind)
-            raise search._Failed(Reason.NOT_PASSED, f"the {kind} one failed")
+            raise Failed(Reason.NOT_PASSED, f"the {kind} one failed")
 
         return run
 
-    monkeypatch.setattr(search, "_exact", fails("exact"))
-    monkeypatch.setattr(search, "_nested", fails("nested"))
-    monkeypatch.setattr(candidates, "nested_seconds", lambda given: 12.0)
-    monkeypatch.setattr(search, "work_of", lambda *args, by_rows: candidates.Work(1_000.0, 0.011))
+    for kind in KINDS.values():
+        monkeypatch.setattr(kind, "run", fails(kind.name))
+    monkeypatch.setattr(latent_gaussian, "nested_seconds", lambda given: 12.0)
+    monkeypatch.setattr(trees, "work_of", lambda *args, by_rows: trees.Work(1_000.0, 0.011))
     return tried
 
 
@@ -177,9 +179,9 @@ def test_a_nested_posterior_in_the_place_of_a_fit_has_a_price():
         f = pm.gp.Latent(cov_func=scale**2 * pm.gp.cov.ExpQuad(1, 0.3)).prior("f", X=x)
         pm.Poisson("y", pm.math.exp(f), observed=np.arange(12) % 4)
     density = LogDensity(model)
-    found = candidates.plan_without_gaussian(options_for({}, density), density)
+    found = plan_without_gaussian(options_for({}, density), density)
     assert [candidate.kind for candidate in found.candidates] == ["nested", "gaussian"]
-    assert candidates.plan_without_gaussian(options_for({"max_seconds": 0.01}, density), density) is None
+    assert plan_without_gaussian(options_for({"max_seconds": 0.01}, density), density) is None
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------

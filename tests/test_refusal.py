@@ -14,10 +14,10 @@ from pymc_ngvi.core.refusal import (
     RowHessianGivenUp,
     RowsGivenUp,
     TooDenseError,
+    Unavailable,
 )
 from pymc_ngvi.density import CannotReuse
 from pymc_ngvi.density.blocks import CannotSplit
-from pymc_ngvi.marginal.exact import Unavailable
 from pymc_ngvi.reading.lift import CannotLift
 
 OF_FORMS = (PatternWidened, PatternLacks, RowsGivenUp, RowHessianGivenUp)

@@ -20,7 +20,7 @@ FLOORS = (
     "results.row_words", "results.structure", "results.convert", "results.components",
     "results.posterior", "results.distributions", "results.corrections", "results.diagnosis", "results.sampling",
     "results.moments", "results.marginal_likelihood", "results.sites", "results.samplers", "results.plotting",
-    "results.summary", "results.fitted", "results.exact_step", "results.nested_first", "results.persistence",
+    "results.summary", "results.fitted", "results.posterior_step", "results.persistence",
     "results.methods", "results", "inference", "function", "register", "",
 )  # fmt: skip
 

@@ -27,7 +27,7 @@ from pymc_ngvi.density.shards.shard import Shard
 from pymc_ngvi.marginal.exact import forest_of
 from pymc_ngvi.marginal.in_shards import TermsInShards
 from pymc_ngvi.marginal.on_model import FittedDensity
-from pymc_ngvi.posteriors import search
+from pymc_ngvi.posteriors.kinds import trees
 
 KEYS = range(models.N_SHARDS)
 # Other processes import nothing from here.
@@ -444,7 +444,7 @@ def test_a_shard_that_fails_after_the_fit_keeps_it(when, monkeypatch):
             approx.refine(progressbar=False, tol=1e-12)
         assert error.value.approx is approx
     else:
-        monkeypatch.setattr(search, "exact_posterior", fail)
+        monkeypatch.setattr(trees, "exact_posterior", fail)
         with pytest.raises(ShardError) as error:
             fit(Shards(models.of_rows(models.normal), KEYS), posterior="exact")
         assert same_bits(error.value.approx, approx)

@@ -109,3 +109,28 @@ class RowHessianGivenUp(OtherForm):
     """Second derivatives of rows are not those of log p: its Hessian, and the pattern, are found without them."""
 
     reason = Reason.HESSIAN_GIVEN_UP
+
+
+class Unavailable(Refused):
+    """A posterior of some kind can't be had.
+
+    Parameters
+    ----------
+    code : Reason
+    sentence : str
+        Why, in a clause.
+    on_request : str
+        The value of ``posterior`` that would have it all the same; empty where none has.
+    """
+
+    def __init__(self, code: Reason, sentence: str, on_request: str = "") -> None:
+        super().__init__(code, sentence)
+        self.on_request = on_request
+
+
+class Longer(Unavailable):
+    """It takes longer than was estimated, and than it may."""
+
+
+class Failed(Unavailable):
+    """It was tried, and a check of it failed."""

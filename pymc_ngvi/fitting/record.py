@@ -11,10 +11,8 @@ from pymc_ngvi.core.stream import StreamReport
 from pymc_ngvi.core.types import VariationalState
 from pymc_ngvi.families import traits_of
 from pymc_ngvi.fitting.modes.found import OtherMode
-from pymc_ngvi.posteriors.plan import Plan
+from pymc_ngvi.posteriors.plan import Decision, Plan
 
-#: The step of a nested posterior that no fit came before.
-NESTED = "nested"
 #: Coordinates named in a sentence, at most.
 _MOST_NAMED = 5
 
@@ -146,9 +144,14 @@ class FitRecord:
         return self.is_exact or self.is_nested
 
     @property
+    def comes_first(self) -> bool:
+        """Whether no Gaussian fit came before the posterior."""
+        return self.plan is not None and any(c.outcome is Decision.ON_REQUEST for c in self.plan.candidates)
+
+    @property
     def outcome(self) -> str:
         """How the fit ended, in two or three words."""
-        prefix = "Gaussian fit " if self.is_pool and self.step != NESTED else ""
+        prefix = "Gaussian fit " if self.is_pool and not self.comes_first else ""
         words = f"{prefix}{self.status.label}"
         return words[0].upper() + words[1:]
 
@@ -187,7 +190,7 @@ class FitRecord:
 
     def closing_line(self) -> str:
         """Return the outcome in one line."""
-        if self.step == NESTED:
+        if self.comes_first:
             return (
                 f"{self.n_iterations:,} Gaussian fits of the latent variables, {self.compile_seconds:.1f} s compiling "
                 f"+ {self.run_seconds:.1f} s running ({self.backend} backend)."

@@ -9,7 +9,7 @@ import numpy as np
 from scipy import sparse
 
 from pymc_ngvi.core.linalg import logsumexp
-from pymc_ngvi.core.refusal import OtherForm, Reason, Refused
+from pymc_ngvi.core.refusal import Longer, OtherForm, Reason, Unavailable
 from pymc_ngvi.core.target import MeanHessian
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import ModelDensity
@@ -19,9 +19,10 @@ from pymc_ngvi.marginal.fitting import Hopeless, Sampler, TooManyValues
 from pymc_ngvi.marginal.forest import Forest, NoForest, find_forest
 from pymc_ngvi.marginal.log_marginal import LogMarginal
 from pymc_ngvi.marginal.on_model import FittedDensity
+from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.proposals import effective_size
 from pymc_ngvi.marginal.sampling import Sampled
-from pymc_ngvi.marginal.state import ExactState
+from pymc_ngvi.marginal.trees import Trees
 
 logger = logging.getLogger("pymc.ngvi")
 
@@ -35,35 +36,6 @@ _N_PRECISION, _N_WEIGHED, _SEED = 8, 256, 20_260_302
 _EVEN = 0.002
 #: How much wider draws are that look for mass elsewhere, and the log of the factor by which they may find more.
 _WIDER, _MOST_FARTHER = 3.0, 0.05
-
-
-class Unavailable(Refused):
-    """There is no exact step for a fit.
-
-    Parameters
-    ----------
-    code : Reason
-    sentence : str
-        Why, in a clause.
-    on_request : str
-        The value of ``posterior`` that would have it all the same; empty where none has.
-    """
-
-    def __init__(self, code: Reason, sentence: str, on_request: str = "") -> None:
-        super().__init__(code, sentence)
-        self.on_request = on_request
-
-
-class Longer(Unavailable):
-    """It takes longer than was estimated, and than it may."""
-
-
-def if_available[T](find: Callable[[ModelDensity], T], density: ModelDensity) -> T | None:
-    """Return what a model is found to have for a posterior of another kind; None where that is Unavailable."""
-    try:
-        return find(density)
-    except Unavailable:
-        return None
 
 
 def forest_of(density: ModelDensity) -> Forest:
@@ -126,7 +98,7 @@ def exact_posterior(
     seed: int,
     may_take: Callable[[float], bool] = lambda n_values: True,
     others: Sequence[GaussianState] = (),
-) -> ExactState:
+) -> PoolState:
     """Return the exact posterior.
 
     Parameters
@@ -152,7 +124,7 @@ def exact_posterior(
     fitted = FittedDensity(density, forest, mean)
     if not forest.n_local:
         sampler = Sampler(fitted.logp, mean, cov, seed, others=elsewhere)
-        return ExactState(_run(sampler), sampler.sequences, q, forest, None, fitted, others=tuple(others))
+        return Trees(_run(sampler), sampler.sequences, forest, None, fitted).with_pool(q, tuple(others))
     try:
         fitted.split()
     except CannotSplit as reason:
@@ -165,7 +137,7 @@ def exact_posterior(
     quadrature = LogMarginal(fitted, forest, centres)
     sampler = Sampler(quadrature, mean[forest.globals_], cov, seed, may_take, others=elsewhere)
     with quadrature.remembering():
-        state = ExactState(_run(sampler), sampler.sequences, q, forest, quadrature, fitted, others=tuple(others))
+        state = Trees(_run(sampler), sampler.sequences, forest, quadrature, fitted).with_pool(q, tuple(others))
         state.mean()  # from what is known at draws of the pool
     return state
 

@@ -13,8 +13,10 @@ from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.log_marginal import LogMarginal
 
 
-def mean_and_sd(forest: Forest, g: Array, weights: Array, quadrature: LogMarginal | None) -> tuple[Array, Array]:
-    """Return the means and the standard deviations of all coordinates, (n_dim,) each.
+def local_moments(
+    forest: Forest, g: Array, weights: Array, quadrature: LogMarginal | None, mean_of_globals: Array
+) -> tuple[Array, Array]:
+    """Return the means and the standard deviations of local coordinates, (n_local,) each.
 
     Parameters
     ----------
@@ -24,20 +26,18 @@ def mean_and_sd(forest: Forest, g: Array, weights: Array, quadrature: LogMargina
         They add up to 1.
     quadrature : LogMarginal or None
         Knows the local coordinates; None where there are none.
+    mean_of_globals : ndarray, shape (n_globals,)
     """
-    mean, square = np.zeros(forest.n_dim), np.zeros(forest.n_dim)
-    at, local = forest.globals_, forest.locals_
-    mean[at] = weights @ g
-    square[at] = weights @ (g - mean[at]) ** 2
+    mean, square = np.zeros(forest.n_local), np.zeros(forest.n_local)
     if quadrature is not None:
         # About a first guess, so that squares do not cancel.
-        guess = quadrature.predicted(mean[at][None]).mean[0]
+        guess = quadrature.predicted(mean_of_globals[None]).mean[0]
         for rows, centres in _conditionals(forest, g, quadrature):
             apart = centres.mean - guess
-            mean[local] += weights[rows] @ apart
-            square[local] += weights[rows] @ (centres.variance() + apart**2)
-        square[local] -= mean[local] ** 2
-        mean[local] += guess
+            mean += weights[rows] @ apart
+            square += weights[rows] @ (centres.variance() + apart**2)
+        square -= mean**2
+        mean += guess
     return mean, np.sqrt(square)
 
 

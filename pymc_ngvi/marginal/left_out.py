@@ -19,8 +19,9 @@ from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.psis import smoothed
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.on_model import FittedDensity
+from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.quadrature import integrate
-from pymc_ngvi.marginal.state import ExactState
+from pymc_ngvi.marginal.trees import Trees
 
 #: Draws of the globals that are used at most, and numbers that are held for them: of all draws and blocks, and of those
 #: that are integrated at a time.
@@ -44,9 +45,10 @@ class LeftOut(NamedTuple):
     roots: NDArray[np.intp]
 
 
-def leave_groups_out(state: ExactState) -> LeftOut:
+def leave_groups_out(state: PoolState) -> LeftOut:
     """Return the predictive density of each group's data given those of all other groups."""
-    forest, quadrature = state.forest, state.quadrature
+    assert isinstance(state.rest, Trees)
+    forest, quadrature = state.rest.forest, state.rest.quadrature
     if quadrature is None:
         raise ValueError("The model has no groups that are independent given the others: none can be left out.")
     terms = quadrature.terms

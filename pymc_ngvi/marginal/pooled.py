@@ -1,31 +1,119 @@
-"""A distribution of flat vectors that is a weighted pool of globals, and something for the others given these."""
+"""A posterior as a distribution of flat vectors: a weighted pool of globals, and what is left given these."""
 
 import functools
 import uuid
 import weakref
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.stored import entry_of, stored, with_tag
 from pymc_ngvi.core.types import Array
+from pymc_ngvi.core.verdict import Verdict
+from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.marginal.proposals import effective_size
-from pymc_ngvi.marginal.sampling import Pool, Sampled, Sequences, relative_sd_errors
+from pymc_ngvi.marginal.sampling import Pool, relative_sd_errors
 
 _KNOWN: "weakref.WeakValueDictionary[int, PoolState]" = weakref.WeakValueDictionary()
 
 
+class Rest:
+    """The other coordinates given the globals: drawn from their conditional density, or weighted draws that are kept.
+
+    What is not written here of a kind is that of exact draws from the conditional density.
+    """
+
+    #: The value of the option ``posterior`` that asks for it.
+    kind: ClassVar[str]
+    #: Whether it is Gaussian given the globals, but for weights.
+    is_nested: ClassVar[bool] = False
+    #: Uniform numbers that a draw of each other coordinate takes.
+    n_parts: ClassVar[int] = 0
+
+    @property
+    def n_fits(self) -> int:
+        """Fits given globals that it took."""
+        return 0
+
+    @property
+    def lacking(self) -> float:
+        """Nats that the ELBO lacks of log m, in the mean."""
+        return 0.0
+
+    @property
+    def of_earlier(self) -> bool:
+        """Whether draws are those of an earlier version, read from a file."""
+        return False
+
+    def weights(self, pool: Pool) -> tuple[Array, float]:
+        """Return weights of the pool that add up to 1, and k-hat."""
+        return pool.weights()
+
+    def enlarged(self, pool: Pool, wanted: float) -> Pool:
+        """Return a pool of the effective size ``wanted``, as far as there is one."""
+        return pool
+
+    def effective_size(self, of_globals: float) -> float:
+        """Return that of draws of all coordinates, from a pool with this one."""
+        return of_globals
+
+    def draw(
+        self, state: "PoolState", pool: Pool, order: NDArray[np.intp], uniform: list[Array]
+    ) -> tuple[NDArray[np.intp], Array]:
+        """Return rows of the pool, picked in some order of it, and the other coordinates at each."""
+        raise NotImplementedError
+
+    def moments(self, state: "PoolState", mean: Array) -> tuple[Array, Array]:
+        """Return means and standard deviations of the others; ``mean`` is that of the globals."""
+        raise NotImplementedError
+
+    def cov_block(self, state: "PoolState", index: NDArray[np.intp]) -> Array:
+        """Return the covariance of some coordinates."""
+        raise NotImplementedError
+
+    def correction(self, state: "PoolState") -> tuple[float, float]:
+        """Return what log m of the pool lacks everywhere, and its standard error."""
+        raise NotImplementedError
+
+    def verdict(self, state: "PoolState") -> Verdict:
+        """Return what was measured of the posterior."""
+        raise NotImplementedError
+
+    def content(self, state: "PoolState") -> dict[str, Any]:
+        """Return what a file keeps beside the fits that it began from."""
+        raise NotImplementedError
+
+    @classmethod
+    def of_content(cls, content: dict[str, Any], density: ModelDensity) -> "PoolState":
+        """Return the posterior on a model; raise ValueError where the parts do not go together."""
+        raise NotImplementedError
+
+    def draws_with_ratio(self, state: "PoolState", n: int) -> tuple[Array, Array] | None:
+        """Return draws that are not weighted given their globals, and log weights they would have; None without."""
+        return None
+
+    def weight_of(self, state: "PoolState", theta: Array) -> Array | None:
+        """Return the log weights by which draws were picked, (n_draws,); None where only globals have some."""
+        return None
+
+
+@stored("pool.state")
 @dataclass(frozen=True, eq=False)
 class PoolState:
-    """The globals of a posterior as a weighted pool.
+    """A posterior whose globals are a weighted pool.
 
     Parameters
     ----------
-    sampled : Sampled
+    pool : Pool
         Globals as weighted draws.
-    sequences : Sequences
-        Make more of them.
+    rest : Rest
+        The others given these.
+    globals_, locals_ : ndarray of int
+        Coordinates that are in the pool, and the others.
     gaussian : GaussianState
         The fit that it began from.
     others : tuple of GaussianState
@@ -34,35 +122,31 @@ class PoolState:
         Stands for it among the shared variables of a graph; the same when it is pickled.
     """
 
-    sampled: Sampled
-    sequences: Sequences
+    pool: Pool
+    rest: Rest
+    globals_: NDArray[np.intp]
+    locals_: NDArray[np.intp]
     gaussian: Any
     others: tuple[Any, ...] = field(default=(), kw_only=True)
     number: int = field(default_factory=lambda: uuid.uuid4().int >> 66, kw_only=True)
-
-    #: What it is called among the shared variables of a graph, and in errors.
-    kind: ClassVar[str]
-    #: What is computed when it is asked for, and not pickled.
-    computed: ClassVar[tuple[str, ...]] = ("_last", "sd_errors")
 
     def __post_init__(self) -> None:
         _KNOWN[self.number] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what makes it again: the one of that number, where it is there still."""
-        parts = {k: v for k, v in self.__dict__.items() if k not in self.computed}
-        return _restored, (type(self), self.number, parts)
+        return _restored, (self.number, {k: v for k, v in vars(self).items() if k not in ("_last", "sd_errors")})
+
+    def __copy__(self) -> "PoolState":
+        """Return itself: nothing of it changes."""
+        return self
 
     def params(self) -> dict[str, Array]:
         """Return what stands for the state among the shared variables of a graph: its number, and the pool."""
-        return {
-            self.kind: np.array([self.number]),
-            "globals": self.pool.g,
-            "log_weights": self.log_weights,
-        }
+        return {"number": np.array([self.number]), "globals": self.pool.g, "log_weights": self.log_weights}
 
     @classmethod
-    def from_params(cls, params: dict[str, Array]) -> Self:
+    def from_params(cls, params: dict[str, Array]) -> "PoolState":
         """Return the state with these parameters.
 
         Raises
@@ -70,22 +154,49 @@ class PoolState:
         ValueError
             If it is not in memory any more.
         """
-        known = _KNOWN.get(int(params[cls.kind][0]))
-        if not isinstance(known, cls):
+        known = _KNOWN.get(int(params["number"][0]))
+        if known is None:
             raise ValueError(
-                f"No {cls.kind} posterior has this number: arrays alone don't tell it. Keep, or pickle, the "
+                "No exact or nested posterior has this number: arrays alone don't tell it. Keep, or pickle, the "
                 "approximation that they come from."
             )
         return known
 
+    def content(self) -> dict[str, Any]:
+        """Return what a file keeps: the tag of the class of what is left, and all else."""
+        entry = entry_of(type(self.rest))
+        assert entry is not None
+        return {"of": entry.tag, "gaussian": self.gaussian, "others": self.others, **self.rest.content(self)}
+
+    @classmethod
+    def of_content(cls, content: dict[str, Any], density: ModelDensity) -> "PoolState":
+        """Return the posterior on a model: the inverse of `content`.
+
+        Raises
+        ------
+        ValueError
+            If the parts do not go together.
+        """
+        entry = with_tag(content["of"])
+        if entry is None or not issubclass(entry.cls, Rest):
+            raise ValueError(f"it is a {content['of']!r}, which is none")
+        return entry.cls.of_content(content, density)
+
+    # --- weights ---
+
     @property
-    def pool(self) -> Pool:
-        """The weighted draws of the globals."""
-        return self.sampled.pool
+    def kind(self) -> str:
+        """The value of the option ``posterior`` that asks for it."""
+        return self.rest.kind
+
+    @property
+    def n_dim(self) -> int:
+        """Number of coordinates."""
+        return len(self.globals_) + len(self.locals_)
 
     @functools.cached_property
     def _smoothed(self) -> tuple[Array, float]:
-        return self.pool.weights()
+        return self.rest.weights(self.pool)
 
     @property
     def weights(self) -> Array:
@@ -118,8 +229,7 @@ class PoolState:
         if n <= self.effective_size:
             return self.pool
         if self._last.get("n") != n:
-            pool = self.sequences.enlarged(self.pool, self.sampled.proposal, n)
-            self._last.update(n=n, pool=pool)
+            self._last.update(n=n, pool=self.rest.enlarged(self.pool, n))
         result: Pool = self._last["pool"]
         return result
 
@@ -127,38 +237,102 @@ class PoolState:
     def _last(self) -> dict[str, Any]:
         return {}
 
-    def effective_size_for(self, n: int) -> float:
-        """Return the effective size of the pool that ``n`` draws are taken from."""
+    def effective_size_for_globals(self, n: int) -> float:
+        """Return the effective size of the globals that ``n`` draws are taken from."""
         pool = self.for_draws(n)
         return self.effective_size if pool is self.pool else effective_size_of(pool.weights()[0])
 
-    def effective_size_for_globals(self, n: int) -> float:
-        """Return the effective size of the globals that ``n`` draws are taken from."""
-        return self.effective_size_for(n)
+    def effective_size_for(self, n: int) -> float:
+        """Return the effective size of what ``n`` draws are taken from."""
+        return self.rest.effective_size(self.effective_size_for_globals(n))
 
     def effective_for(self, n: int) -> float:
         """Return how many independent draws ``n`` of its draws are worth."""
-        reached = effective_size(self.for_draws(n).log_ratio) >= n
-        return float(n) if reached else min(float(n), self.effective_size_for(n))
+        if self.rest.n_parts and effective_size(self.for_draws(n).log_ratio) >= n:
+            return float(n)
+        return min(float(n), self.effective_size_for(n))
 
-    def draws_with_ratio(self, n: int) -> tuple[Array, Array] | None:
-        """Return draws that are not weighted given their globals, and log weights they would have; None without."""
-        return None
+    def log_normaliser(self) -> tuple[float, float]:
+        """Return the logarithm of the integral of exp(log p), and its standard error."""
+        value, se = self.pool.log_normaliser()
+        left, of_left = self._correction
+        return value + left, float(np.hypot(se, of_left))
 
-    def weight_of(self, theta: Array) -> Array | None:
-        """Return the log weights by which draws were picked, (n_draws,); None where only globals have some."""
-        return None
+    @functools.cached_property
+    def _correction(self) -> tuple[float, float]:
+        return self.rest.correction(self)
 
-    def __copy__(self) -> Self:
-        """Return itself: nothing of it changes."""
-        return self
+    def elbo(self) -> tuple[float, float]:
+        """Return the ELBO of the joint distribution of globals and the others, and its error, nats."""
+        value, se = self.log_normaliser()
+        return value - self.rest.lacking, se
+
+    @functools.cached_property
+    def checks(self) -> Verdict:
+        """What was measured of it."""
+        return self.rest.verdict(self)
+
+    # --- draws ---
+
+    @property
+    def n_uniform(self) -> int:
+        """Uniform numbers behind a draw: one for the globals, and those of the others."""
+        return 1 + self.rest.n_parts * len(self.locals_)
+
+    def draws(self, base: Array) -> Array:
+        """Map base draws to draws: normals, which have no part, and behind them the uniforms."""
+        first, others = base[:, self.n_dim], base[:, self.n_dim + 1 :]
+        uniform = [first, *(np.split(others, self.rest.n_parts, axis=1) if self.rest.n_parts else [])]
+        return self._joined(self.pool, np.arange(len(self.pool.g)), uniform)
+
+    def draw(self, n: int, rng: np.random.Generator) -> Array:
+        """Return ``n`` draws of equal weight; the pool they are taken from is made larger for many."""
+        pool = self.for_draws(n)
+        # Evenly by weight: as few repetitions as can be. In the order of the coordinate whose standard deviation is
+        # known least well, also evenly over its tail.
+        order = np.argsort(pool.g[:, self.sd_errors.argmax()], kind="stable")
+        first = rng.permutation((np.arange(n) + rng.random()) / n)
+        others = [rng.random((n, len(self.locals_))) for _ in range(self.rest.n_parts)]
+        return self._joined(pool, order, [first, *others])
+
+    def _joined(self, pool: Pool, order: NDArray[np.intp], uniform: list[Array]) -> Array:
+        rows, others = self.rest.draw(self, pool, order, uniform)
+        theta = np.empty((len(rows), self.n_dim))
+        theta[:, self.globals_], theta[:, self.locals_] = pool.g[rows], others
+        return theta
+
+    # --- moments ---
+
+    def mean(self) -> Array:
+        """Return the mean, (n_dim,)."""
+        return self._moments[0].copy()
+
+    def sd(self) -> Array:
+        """Return the standard deviations, (n_dim,)."""
+        return self._moments[1].copy()
+
+    @functools.cached_property
+    def _moments(self) -> tuple[Array, Array]:
+        mean, sd, at = np.empty(self.n_dim), np.empty(self.n_dim), self.globals_
+        mean[at] = self.weights @ self.pool.g
+        sd[at] = np.sqrt(self.weights @ (self.pool.g - mean[at]) ** 2)
+        mean[self.locals_], sd[self.locals_] = self.rest.moments(self, mean[at])
+        return mean, sd
+
+    def cov(self) -> Array:
+        """Return the covariance, (n_dim, n_dim)."""
+        return self.cov_block(np.arange(self.n_dim))
+
+    def cov_block(self, index: NDArray[np.intp]) -> Array:
+        """Return the covariance of some coordinates, (len(index), len(index))."""
+        return self.rest.cov_block(self, np.asarray(index))
 
 
-def _restored(cls: type[PoolState], number: int, parts: dict[str, Any]) -> PoolState:
+def _restored(number: int, parts: dict[str, Any]) -> PoolState:
     known = _KNOWN.get(number)
     if known is not None:
         return known
-    state = cls.__new__(cls)
+    state = PoolState.__new__(PoolState)
     vars(state).update(parts)
     state.__post_init__()
     return state

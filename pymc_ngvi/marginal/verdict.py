@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pymc_ngvi.core.psis import khat_error
 from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.verdict import Condition, Verdict
 from pymc_ngvi.marginal.fitting import MOST_DIFFERENCE
 from pymc_ngvi.marginal.log_marginal import TOLERANCE
 from pymc_ngvi.marginal.sampling import MOST_KHAT as MOST_KHAT
@@ -21,7 +22,7 @@ LEAST_SIZE, MOST_LOST, LEAST_CANDIDATES = 1_000.0, 0.002, 0.35
 
 @stored("exact.checks")
 @dataclass(frozen=True)
-class Checks:
+class Checks(Verdict):
     """What was measured of an exact posterior.
 
     Parameters
@@ -66,43 +67,38 @@ class Checks:
     n_modes: int = 1
 
     @property
-    def failures(self) -> tuple[str, ...]:
-        """What stands against calling the posterior exact, in clauses; empty if nothing does."""
-        found = []
-        if not has_light_tail(self.khat, self.n_draws):
-            error = khat_error(self.khat, self.n_draws)
-            found.append(
-                f"k-hat of the weights of the global parameters is {self.khat:.2f} +- {error:.2f}, above {MOST_KHAT}"
-            )
-        if not self.effective_size >= LEAST_SIZE:
-            found.append(f"the effective size of the draws is {self.effective_size:,.0f}, below {LEAST_SIZE:,.0f}")
-        if not self.sd_error <= MOST_ERROR:
-            found.append(
-                f"a standard deviation of the global parameters is known to {100 * self.sd_error:.0f} % only, from the "
-                "weights of a thin tail"
-            )
-        if not self.missed <= MOST_MISSED:
-            found.append(
+    def conditions(self) -> list[Condition]:
+        """All that is asked of it."""
+        size, sd_error, lost, candidates = self.effective_size, 100 * self.sd_error, 100 * self.lost, self.candidates
+        khat = f"{self.khat:.2f} +- {khat_error(self.khat, self.n_draws):.2f}"
+        is_light, has_none = has_light_tail(self.khat, self.n_draws), math.isnan(candidates)
+        return [
+            Condition("k-hat", self.khat, MOST_KHAT,
+                f"k-hat of the weights of the global parameters is {khat}, above {MOST_KHAT}", is_excused=is_light),
+            Condition("effective size", size, LEAST_SIZE,
+                f"the effective size of the draws is {size:,.0f}, below {LEAST_SIZE:,.0f}", at_least=True),
+            Condition("sd", self.sd_error, MOST_ERROR,
+                f"a standard deviation of the global parameters is known to {sd_error:.0f} % only, from the weights "
+                "of a thin tail"),
+            Condition("missed", self.missed, MOST_MISSED,
                 "draws far out have weight, and move means or standard deviations of the global parameters: some of "
-                "the posterior has been missed"
-            )
-        if not self.rule_error < TOLERANCE:
-            found.append(
+                "the posterior has been missed"),
+            Condition("rule", self.rule_error, TOLERANCE,
                 f"the quadrature has not settled with {self.n_nodes} nodes (log marginal density changes by "
-                f"{self.rule_error:.2f} nats with more)"
-            )
-        if not self.difference < MOST_DIFFERENCE:
-            found.append(f"the quick quadrature differs from the full one by {self.difference:.2f} nats")
-        if not self.lost <= MOST_LOST:
-            found.append(f"{100 * self.lost:.1f} % of the draws have quadrature nodes off their centres")
-        if not math.isnan(self.candidates) and self.candidates < LEAST_CANDIDATES:
-            found.append(f"draws of one group effect rest on {100 * self.candidates:.0f} % of their candidates")
-        return tuple(found)
+                f"{self.rule_error:.2f} nats with more)"),
+            Condition("quick rule", self.difference, MOST_DIFFERENCE,
+                f"the quick quadrature differs from the full one by {self.difference:.2f} nats"),
+            Condition("lost", self.lost, MOST_LOST,
+                f"{lost:.1f} % of the draws have quadrature nodes off their centres"),
+            Condition("candidates", candidates, LEAST_CANDIDATES,
+                f"draws of one group effect rest on {100 * candidates:.0f} % of their candidates",
+                at_least=True, is_excused=has_none),
+        ]  # fmt: skip
 
     @property
-    def is_exact(self) -> bool:
-        """Whether nothing stands against calling the posterior exact."""
-        return not self.failures
+    def efficiency(self) -> float:
+        """Part of the draws that is effective."""
+        return self.effective_size / self.n_draws
 
     @property
     def sentence(self) -> str:

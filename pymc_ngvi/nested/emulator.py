@@ -13,7 +13,6 @@ import itertools
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -129,16 +128,11 @@ def _standardised(points: Array, whitening: Whitening) -> tuple[Array, Array]:
 
 
 @stored("nested.predicted", content=("kriging", "bend", "mean", "factor"), make="of_content")
-class Predicted(Plain):
+class Predicted:
     """A log density as it is predicted, wherever."""
 
     def __init__(self, kriging: Kriging, whitening: Whitening, bend: Bend) -> None:
-        super().__init__(lambda points: self.predict(points)[0])
         self.kriging, self.whitening, self.bend = kriging, whitening, bend
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Return what makes it again."""
-        return type(self).of_content, (self.kriging, self.bend, self.mean, self.factor)
 
     @property
     def mean(self) -> Array:

@@ -10,10 +10,9 @@ from scipy.stats import qmc
 from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.fitting import Hopeless, Sampler
-from pymc_ngvi.marginal.proposals import Proposal, effective_size
+from pymc_ngvi.marginal.proposals import effective_size
 from pymc_ngvi.marginal.sampling import Pool
-from pymc_ngvi.marginal.tails import Bend
-from pymc_ngvi.nested.emulator import Emulated, Predicted
+from pymc_ngvi.nested.emulator import Emulated
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.mode import LatentMode, find_mode
 from pymc_ngvi.nested.pairs import WeightedPairs, normalised_weights
@@ -49,11 +48,6 @@ class Exploration:
     Parameters
     ----------
     pairs : WeightedPairs
-    proposal : Proposal
-        From which the farthest hyperparameters come.
-    bend : Bend
-    predicted : Predicted
-        The log density of the hyperparameters.
     lost : float
         Part of the predicted weight that is where there is no fit.
     moved : float
@@ -61,9 +55,6 @@ class Exploration:
     """
 
     pairs: WeightedPairs
-    proposal: Proposal
-    bend: Bend
-    predicted: Predicted
     lost: float
     moved: float
 
@@ -108,15 +99,14 @@ def explore(
     sampled = sampler.run()
     rounds = Rounds(marginal, n_values, seed)
     for number, part in enumerate(_PARTS):
-        guess, predicted = _guess(emulated, sampled.pool)
-        rounds.add(guess, sampled.bend, part)
+        rounds.add(_guess(emulated, sampled.pool), sampled.bend, part)
         pairs, log_near, lost = rounds.pooled()
         moved = _moved(pairs, log_near)
         if number == len(_PARTS) - 1 or (number and _is_good(pairs, moved)):
             break
         _tell(emulated, pairs)
         sampled.pool = sampler.sequences.again(sampled.pool)
-    return Exploration(pairs, rounds.proposal, sampled.bend, predicted, lost, moved)
+    return Exploration(pairs, lost, moved)
 
 
 def _around(mode: LatentMode, n: int) -> Array:
@@ -127,7 +117,7 @@ def _around(mode: LatentMode, n: int) -> Array:
     return points
 
 
-def _guess(emulated: Emulated, pool: Pool) -> tuple[Guess, Predicted]:
+def _guess(emulated: Emulated, pool: Pool) -> Guess:
     """Return the predicted density, log m being evaluated where single draws would have much of the weight.
 
     Beyond what is known, a polynomial may rise without end.
@@ -143,7 +133,7 @@ def _guess(emulated: Emulated, pool: Pool) -> tuple[Guess, Predicted]:
         worst = np.argsort(-heavy)[:_HEAVY_AT_ONCE]
         worst = worst[heavy[worst] >= _HEAVIEST]
         if not len(worst) or len(seen) >= _MOST_HEAVY:
-            return guess, predicted
+            return guess
         emulated.evaluate(pool.g[worst])
         seen += worst.tolist()
 

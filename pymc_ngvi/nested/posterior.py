@@ -9,19 +9,17 @@ References
 
 import numpy as np
 
-from pymc_ngvi.core.refusal import Reason
+from pymc_ngvi.core.refusal import Reason, Unavailable
 from pymc_ngvi.core.types import GaussianState
 from pymc_ngvi.density import LogDensity, ModelDensity
 from pymc_ngvi.density.hyperparameters import latent_rows
 from pymc_ngvi.density.rows_given import NotRows, RowsGiven
-from pymc_ngvi.marginal.exact import Unavailable
 from pymc_ngvi.marginal.fitting import Hopeless
-from pymc_ngvi.marginal.pooled import effective_size_of
-from pymc_ngvi.marginal.sampling import Sequences
+from pymc_ngvi.marginal.pooled import PoolState, effective_size_of
 from pymc_ngvi.nested.exploring import Exploration, Uneven, explore
+from pymc_ngvi.nested.latents import Latents
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.seconds import n_values_of
-from pymc_ngvi.nested.state import NestedState, sampled_of
 from pymc_ngvi.nested.verdict import NestedChecks
 
 #: Standard deviations of hyperparameters to begin with; those of a Gaussian fit times this, within limits.
@@ -40,7 +38,7 @@ def latent_rows_of(density: ModelDensity) -> RowsGiven:
 
 def nested_posterior(
     density: ModelDensity, gaussian: GaussianState | None, seed: int, most_variance: float = np.inf
-) -> NestedState:
+) -> PoolState:
     """Return the nested posterior.
 
     Parameters
@@ -71,12 +69,12 @@ def nested_posterior(
         raise Unavailable(reason.code, reason.sentence) from None
     except np.linalg.LinAlgError:
         raise Unavailable(Reason.SINGULAR, "a covariance of the hyperparameters is singular") from None
-    return _state(given, marginal, explored, gaussian, seed)
+    return _state(given, marginal, explored, gaussian)
 
 
 def _state(
-    given: RowsGiven, marginal: LatentMarginal, explored: Exploration, gaussian: GaussianState | None, seed: int
-) -> NestedState:
+    given: RowsGiven, marginal: LatentMarginal, explored: Exploration, gaussian: GaussianState | None
+) -> PoolState:
     pairs = explored.pairs
     n_values, n_draws = pairs.log_ratio.shape
     checks = NestedChecks(
@@ -94,13 +92,4 @@ def _state(
         error=0.0 if pairs.is_joint else marginal.doubt(),
         lacking=pairs.lacking,
     )
-    return NestedState(
-        sampled_of(pairs, explored.proposal, explored.bend),
-        Sequences(explored.predicted, seed),
-        gaussian,
-        given.outside,
-        given.inside,
-        pairs,
-        explored.predicted,
-        checks,
-    )
+    return Latents(pairs, checks).with_pool(given.outside, given.inside, gaussian)

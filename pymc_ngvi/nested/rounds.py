@@ -97,11 +97,6 @@ class Rounds:
     n_values : int
         Of the hyperparameters, in a round.
     seed : int
-
-    Attributes
-    ----------
-    proposal : Proposal
-        The wide one of the last round.
     """
 
     def __init__(self, marginal: LatentMarginal, n_values: int, seed: int) -> None:
@@ -113,17 +108,16 @@ class Rounds:
         self._rounds: list[_Round] = []
         self._n_drawn = 0
         self._rng = np.random.default_rng([seed, _PICKS])
-        self.proposal: Proposal
 
     def add(self, guess: Guess, bend: Bend, part: float) -> None:
         """Draw a part of all values from what is predicted, and some from farther out."""
         starts, defence = Starts(self._marginal.known, guess.whitening, self._marginal.kinds), self._marginal.defence()
         n, n_wide = int(np.ceil(part * self._n)), int(np.ceil(part * _OF_WIDE * self._n))
-        self.proposal = guess.wide(bend)
+        wide = guess.wide(bend)
         g = guess.draws(n, float(self._rng.random()))
         self._rounds.append(_Round(guess.log_density, g, self._found(g, guess, starts, defence), False))
-        g = self.proposal.draws(n_wide, self._rng)
-        self._rounds.append(_Round(self.proposal.log_density, g, self._found(g, guess, starts, defence), True))
+        g = wide.draws(n_wide, self._rng)
+        self._rounds.append(_Round(wide.log_density, g, self._found(g, guess, starts, defence), True))
         self._guess = guess
 
     def _found(self, g: Array, guess: Guess, starts: Starts, defence: Defence) -> list[Drawn | None]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.verdict import Condition, Verdict
 from pymc_ngvi.marginal.verdict import MOST_KHAT
 from pymc_ngvi.nested.pairs import MOST_VARIANCE
 from pymc_ngvi.nested.rounds import FEWEST_VALUES, N_DRAWS
@@ -24,7 +25,7 @@ MOST_ERROR, _MOST_LOST = 0.15, 0.01
 
 @stored("nested.weights")
 @dataclass(frozen=True)
-class NestedChecks:
+class NestedChecks(Verdict):
     """What was measured of a nested posterior.
 
     Parameters
@@ -76,63 +77,48 @@ class NestedChecks:
         return self.variance <= MOST_VARIANCE and not self.of_earlier
 
     @property
-    def shortfalls(self) -> tuple[str, ...]:
-        """What stands against calling the posterior exact, in clauses."""
-        found = list(self.failures)
-        if not self.is_joint:
-            return (*found, self._why_not_joint)
-        if not self._has_tail(MOST_KHAT):
-            found.append(f"k-hat of the weights of the hyperparameters is {self.khat:.2f}, above {MOST_KHAT}")
-        if self.effective_size < _EXACT_VALUES:
-            found.append(
-                f"the effective size of the hyperparameters is {self.effective_size:,.0f}, below {_EXACT_VALUES:,.0f}"
-            )
-        if self.pair_size < _EXACT_PAIRS:
-            found.append(f"the effective size of the draws is {self.pair_size:,.0f}, below {_EXACT_PAIRS:,.0f}")
-        if self.n_draws < N_DRAWS or self.effective_size < FEWEST_VALUES:
-            found.append("there are too few draws to measure how even the weights of latent variables are")
-        return tuple(found)
-
-    @property
-    def failures(self) -> tuple[str, ...]:
-        """What stands against relying on the posterior, in clauses; empty if nothing does."""
+    def conditions(self) -> list[Condition]:
+        """All that is asked of it; whether pairs are weighted together tells what."""
+        joint = Condition("variance", self.variance, MOST_VARIANCE,
+            "given the hyperparameters, log weights of the latent variables have a variance of "
+            f"{self.variance:.2g}, above {MOST_VARIANCE:g}", is_vital=False)  # fmt: skip
         if self.of_earlier:
-            return ("its draws were made by an earlier version: single variables are right, sums may be wrong",)
-        found = []
-        if not self._has_tail(_HEAVIEST):
-            found.append(f"k-hat of the weights of the hyperparameters is {self.khat:.2f}, above {_HEAVIEST}")
-        if not self.effective_size >= _LEAST_VALUES:
-            found.append(
-                f"the effective size of the hyperparameters is {self.effective_size:,.0f}, below {_LEAST_VALUES:,.0f}"
-            )
-        if self.moved > MOST_MOVED:
-            found.append(f"hyperparameters from farther out move a mean by {self.moved:.1f} of its standard errors")
-        if self.lost > _MOST_LOST:
-            found.append(f"the latent variables can't be fitted at {100 * self.lost:.0f} % of the hyperparameters")
-        if not self.is_joint and not self.error < MOST_ERROR:
-            found.append(f"the log marginal density of the hyperparameters is known to {self.error:.2f} nats only")
-        return tuple(found)
+            said = "its draws were made by an earlier version: single variables are right, sums may be wrong"
+            return [Condition("version", 1.0, 0.0, said), joint]
+        found = [
+            self._of_tail(_HEAVIEST),
+            self._of_size(_LEAST_VALUES),
+            Condition("moved", self.moved, MOST_MOVED,
+                f"hyperparameters from farther out move a mean by {self.moved:.1f} of its standard errors"),
+            Condition("lost", self.lost, _MOST_LOST,
+                f"the latent variables can't be fitted at {100 * self.lost:.0f} % of the hyperparameters"),
+        ]  # fmt: skip
+        if not self.is_joint:
+            said = f"the log marginal density of the hyperparameters is known to {self.error:.2f} nats only"
+            return [*found, Condition("log m", self.error, MOST_ERROR, said), joint]
+        few = "there are too few draws to measure how even the weights of latent variables are"
+        return [
+            *found,
+            self._of_tail(MOST_KHAT, is_vital=False),
+            self._of_size(_EXACT_VALUES, is_vital=False),
+            Condition("pairs", self.pair_size, _EXACT_PAIRS,
+                f"the effective size of the draws is {self.pair_size:,.0f}, below {_EXACT_PAIRS:,.0f}",
+                is_vital=False, at_least=True),
+            Condition("draws", min(self.n_draws / N_DRAWS, self.effective_size / FEWEST_VALUES), 1.0, few,
+                is_vital=False, at_least=True),
+        ]  # fmt: skip
 
-    def _has_tail(self, most: float) -> bool:
-        """Tell whether the tail of the weights is light enough, or does not matter."""
-        return self.khat < most or self.effective_size > EVEN * self.n_values
-
-    @property
-    def _why_not_joint(self) -> str:
-        return (
-            f"given the hyperparameters, log weights of the latent variables have a variance of {self.variance:.2g}, "
-            f"above {MOST_VARIANCE:g}"
+    def _of_tail(self, most: float, *, is_vital: bool = True) -> Condition:
+        """Ask whether the tail of the weights is light enough, or does not matter."""
+        said = f"k-hat of the weights of the hyperparameters is {self.khat:.2f}, above {most}"
+        return Condition(
+            "k-hat", self.khat, most, said, is_vital, is_excused=self.effective_size > EVEN * self.n_values
         )
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether the posterior is exact up to simulation error."""
-        return not self.shortfalls
-
-    @property
-    def is_reliable(self) -> bool:
-        """Whether nothing stands against relying on the posterior."""
-        return not self.failures
+    def _of_size(self, least: float, *, is_vital: bool = True) -> Condition:
+        size = self.effective_size
+        said = f"the effective size of the hyperparameters is {size:,.0f}, below {least:,.0f}"
+        return Condition("effective size", size, least, said, is_vital, at_least=True)
 
     @property
     def efficiency(self) -> float:

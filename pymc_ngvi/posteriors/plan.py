@@ -23,7 +23,8 @@ _MOST_WORK, _ALWAYS = 3.0, 20.0
 #: The same without groups to integrate over, where a Gaussian is seldom far off.
 _ALWAYS_PLAIN = 1.0
 _TITLES = ("posterior", "seconds", "expected", "outcome")
-_NAMES = {"gaussian": "Gaussian", "exact": "exact", "nested": "nested"}
+#: The candidate that is always there.
+GAUSSIAN = "gaussian"
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,8 @@ class Candidate:
 
     Parameters
     ----------
-    kind : {"gaussian", "exact", "nested"}
-        The value of the option ``posterior`` that asks for it.
+    kind : str
+        "gaussian", or the name of a kind: the value of the option ``posterior`` that asks for it.
     outcome : Decision
     seconds : float
         Its price, estimated seconds on one thread; NaN where it is not known, or there is none.
@@ -112,7 +113,7 @@ class Candidate:
     @property
     def worth(self) -> str:
         """What it is expected to be, in a word or two."""
-        if self.kind == "gaussian":
+        if self.kind == GAUSSIAN:
             return "approximate"
         if self.outcome is Decision.REFUSED or not self.chance:
             return ""
@@ -126,7 +127,7 @@ class Candidate:
         """Return its row of the table."""
         price = "" if math.isnan(self.seconds) else f"{self.seconds:,.{0 if self.seconds >= 10.0 else 1}f}"
         said = self.outcome.value + (f": {self.reason}" if self.reason else "")
-        return _NAMES.get(self.kind, self.kind), price, self.worth, said
+        return "Gaussian" if self.kind == GAUSSIAN else self.kind, price, self.worth, said
 
 
 @stored("plan")
@@ -179,7 +180,7 @@ def in_order(candidates: Iterable[Candidate]) -> list[Candidate]:
     """Return candidates as they are tried: by price over chance; those without a price last, as they were given."""
 
     def key(candidate: Candidate) -> float:
-        if candidate.kind == "gaussian":
+        if candidate.kind == GAUSSIAN:
             return 0.0
         return math.inf if math.isnan(candidate.seconds) else candidate.expected_seconds
 

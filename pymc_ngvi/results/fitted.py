@@ -165,7 +165,7 @@ class Fitted:
         ----------
         gaussian : NGVIApproximation or None
             None where there is none yet.
-        step : ExactStep
+        step : PosteriorStep
             Is done again when the fit goes on.
         record : FitRecord
         """

@@ -9,9 +9,8 @@ import xarray as xr
 
 from pymc_ngvi.density.normalised import unnormalised
 from pymc_ngvi.marginal.left_out import leave_groups_out
-from pymc_ngvi.marginal.state import ExactState
-from pymc_ngvi.nested.state import NestedState
-from pymc_ngvi.results.distributions.exact import PoolDistribution
+from pymc_ngvi.marginal.pooled import PoolState
+from pymc_ngvi.marginal.trees import Trees
 from pymc_ngvi.results.posterior import Posterior
 
 logger = logging.getLogger("pymc.ngvi")
@@ -42,11 +41,7 @@ class LogMarginalLikelihood(NamedTuple):
 
 def log_marginal_likelihood(posterior: Posterior) -> LogMarginalLikelihood:
     """Return log p(y); see `NGVIApproximation.log_marginal_likelihood`."""
-    distribution = posterior.distribution
-    if isinstance(distribution, PoolDistribution) and isinstance(distribution.q, NestedState):
-        state: ExactState | NestedState = distribution.q
-    else:
-        state = _exact_state(posterior, "log_marginal_likelihood is that")
+    state = _pool_of(posterior, PoolState, "log_marginal_likelihood is that")
     if reasons := unnormalised(posterior.model):
         raise ValueError(f"The model has no marginal likelihood: {'; '.join(reasons)}.")
     return LogMarginalLikelihood(*state.log_normaliser())
@@ -54,7 +49,7 @@ def log_marginal_likelihood(posterior: Posterior) -> LogMarginalLikelihood:
 
 def leave_one_group_out(posterior: Posterior) -> xr.Dataset:
     """Return the predictive density of each group given the others; see `NGVIApproximation.leave_one_group_out`."""
-    left = leave_groups_out(_exact_state(posterior, "leave_one_group_out() goes with"))
+    left = leave_groups_out(_pool_of(posterior, Trees, "leave_one_group_out() goes with"))
     labels = [posterior.layout.label(int(i)) for i in left.roots]
     n = len(labels)
     high = int((left.khat > _MOST_KHAT).sum())
@@ -66,9 +61,9 @@ def leave_one_group_out(posterior: Posterior) -> xr.Dataset:
     return xr.Dataset(values, coords={"group": labels}, attrs=attrs)
 
 
-def _exact_state(posterior: Posterior, what: str) -> ExactState:
-    state = posterior.distribution.q if isinstance(posterior.distribution, PoolDistribution) else None
-    if not isinstance(state, ExactState):
+def _pool_of(posterior: Posterior, kind: type, what: str) -> PoolState:
+    state = getattr(posterior.distribution, "q", None)
+    if not isinstance(state, PoolState) or not (isinstance(state, kind) or isinstance(state.rest, kind)):
         reason = "" if posterior.record is None else posterior.record.posterior
         why = f" ({reason})" if reason else ""
         raise ValueError(f"{what} of an exact posterior, and this is none{why}: pm.fit(..., posterior='exact').")

@@ -1,14 +1,15 @@
 """What may help where q is not near enough to the posterior, by what is known of the model and the fit."""
 
+import functools
+
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from pymc_ngvi.density import Layout
 from pymc_ngvi.families import DENSE, SEVERAL_MODES, STRUCTURED, Traits, traits_of
 from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.marginal.exact import forest_of, if_available
-from pymc_ngvi.nested.posterior import latent_rows_of
-from pymc_ngvi.posteriors.candidates import MANY_GLOBALS
+from pymc_ngvi.posteriors.kinds import KINDS
+from pymc_ngvi.posteriors.kinds.kind import if_available
 from pymc_ngvi.results.posterior import Posterior
 from pymc_ngvi.results.structure import ModelStructure
 
@@ -16,6 +17,8 @@ from pymc_ngvi.results.structure import ModelStructure
 _MOST_MIXED = 300
 #: Blocks from which on local coordinates count as effects of groups.
 _FEWEST_GROUPS = 3
+#: Global parameters up to which effects of groups can be relative to their modes in reasonable time.
+_MANY_GLOBALS = 30
 
 
 @dataclass(frozen=True)
@@ -32,12 +35,9 @@ class Context:
     has_hessian : bool
     of_bambi : bool
         Whether Bambi made its group effects non-centred.
-    can_be_exact : bool
-        Whether an exact posterior was left out for its cost, or because a Gaussian was asked for.
-    has_many_globals : bool
-        Whether these are so many that another one is to be tried before an exact posterior.
-    can_be_nested : callable
-        Tells the same of a nested posterior as ``can_be_exact`` does of an exact one.
+    other_posterior : callable
+        Returns the option ``posterior`` that was left out for its cost, or because a Gaussian was asked for, and is
+        worth a try; empty where none is.
     can_be_relative : bool
         Whether effects of groups can be fitted relative to their conditional modes in reasonable time.
     """
@@ -48,15 +48,13 @@ class Context:
     has_groups: bool
     has_hessian: bool
     of_bambi: bool = False
-    can_be_exact: bool = False
-    has_many_globals: bool = False
-    can_be_nested: Callable[[], bool] = bool
+    other_posterior: Callable[[], str] = str
     can_be_relative: bool = True
 
     @property
     def is_pool(self) -> bool:
         """Whether draws are weighted ones of a proposal: those of an exact or a nested posterior."""
-        return self.family in ("exact", "nested")
+        return self.family in KINDS
 
     @property
     def traits(self) -> Traits:
@@ -68,17 +66,10 @@ class Context:
         """Whether group effects are relative to their conditional modes."""
         return self.family == "pushforward" or (self.record is not None and self.record.reparam is not None)
 
-    def _other_posterior(self) -> list[str]:
-        """Return the option that gives a posterior that is no Gaussian, where there is one to try."""
-        if self.can_be_exact and not self.has_many_globals:
-            return ["posterior='exact'"]
-        if self.can_be_nested():
-            return ["posterior='nested'"]
-        return ["posterior='exact'"] if self.can_be_exact else []
-
     def shape_cure(self) -> str:
         """Return what may help where q has not the shape of the posterior."""
-        options = self._other_posterior()
+        other = self.other_posterior()
+        options = [f"posterior={other!r}"] if other else []
         if not self.traits.has_all_correlations:
             options.append(f"family={STRUCTURED if self.has_groups else DENSE!r}")
         if self.of_bambi:
@@ -116,7 +107,6 @@ class Context:
 def context_of(posterior: Posterior) -> Context:
     """Return what cures depend on."""
     record, layout, structure = posterior.record, posterior.layout, posterior.structure
-    n_globals = _globals_of_exact(posterior)
     return Context(
         layout=layout,
         record=record,
@@ -124,9 +114,7 @@ def context_of(posterior: Posterior) -> Context:
         has_groups=_has_groups(structure),
         has_hessian=posterior.density.has_hessian,
         of_bambi=any("|" in v.name and v.name.endswith("_offset") for v in layout.variables),
-        can_be_exact=n_globals is not None,
-        has_many_globals=n_globals is not None and n_globals > MANY_GLOBALS,
-        can_be_nested=lambda: _can_be_nested(posterior),
+        other_posterior=functools.cache(lambda: _other_posterior(posterior)),
         can_be_relative=not posterior.density.is_streamed and _can_be_relative(structure),
     )
 
@@ -142,15 +130,16 @@ def _is_left(posterior: Posterior, kind: str) -> bool:
     return not record.posterior or record.on_request == kind
 
 
-def _globals_of_exact(posterior: Posterior) -> int | None:
-    """Return the global parameters of an exact posterior that is worth a try; None where there is none."""
-    forest = if_available(forest_of, posterior.density) if _is_left(posterior, "exact") else None
-    return None if forest is None else forest.n_globals
-
-
-def _can_be_nested(posterior: Posterior) -> bool:
-    """Tell whether ``posterior="nested"`` is worth a try."""
-    return _is_left(posterior, "nested") and if_available(latent_rows_of, posterior.density) is not None
+def _other_posterior(posterior: Posterior) -> str:
+    """Return the kind of posterior that is worth a try: that which is likeliest exact, of equals the first."""
+    best, name = 0.0, ""
+    for kind in KINDS.values():
+        found = None
+        if best < 1.0 and _is_left(posterior, kind.name):
+            found = if_available(kind.possible, posterior.density)
+        if found is not None and kind.chance(found) > best:
+            best, name = kind.chance(found), kind.name
+    return name
 
 
 def _has_groups(structure: ModelStructure) -> bool:
@@ -166,4 +155,4 @@ def _can_be_relative(structure: ModelStructure) -> bool:
     which has no mode where all of them are 0, as at a start.
     """
     blocks = [part for part in structure.parts if part.kind == "blocks"]
-    return structure.n_global <= MANY_GLOBALS and all(len(part.sizes) >= _FEWEST_GROUPS for part in blocks)
+    return structure.n_global <= _MANY_GLOBALS and all(len(part.sizes) >= _FEWEST_GROUPS for part in blocks)

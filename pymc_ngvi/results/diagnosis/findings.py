@@ -92,7 +92,7 @@ def findings_of(
         What other checks of moved draws found.
     """
     if any(p.kind == "mode" and p.share > _ELSEWHERE for p in places):
-        context = replace(context, can_be_exact=False, can_be_nested=bool)  # they would miss the same modes
+        context = replace(context, other_posterior=str)  # they would miss the same modes
     found = [
         *of_fit(context, gap),
         *_of_equal_modes(context, equal),

@@ -11,20 +11,17 @@ from pymc_ngvi.core.sizes import check_cov_size
 from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.fitting.record import FitRecord
-from pymc_ngvi.marginal.state import ExactState
-from pymc_ngvi.nested.state import NestedState
+from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.results.costs import Costs, direct_costs
 from pymc_ngvi.results.distributions.variational import distribution_of
 from pymc_ngvi.results.posterior import Distribution, MovePlan
-
-type AnyPool = ExactState | NestedState
 
 
 @dataclass(frozen=True, eq=False)
 class PoolDistribution(Distribution):
     """An exact or nested posterior: draws and moments, and weights of its pool; no density."""
 
-    q: AnyPool
+    q: PoolState
 
     @property
     def n_dim(self) -> int:
@@ -109,11 +106,11 @@ class PoolDistribution(Distribution):
 
     def draws_with_ratio(self, n: int) -> tuple[Array, Array] | None:
         """Return draws of an approximate nested posterior; None of any other."""
-        return self.q.draws_with_ratio(n)
+        return self.q.rest.draws_with_ratio(self.q, n)
 
     def stats(self, theta: Array, rng: np.random.Generator, log_q: bool) -> dict[str, NDArray[np.generic]]:
         """Return a number for each draw that is the same where the global parameters are, and log weights of pairs."""
-        log_weight = self.q.weight_of(theta)
+        log_weight = self.q.rest.weight_of(self.q, theta)
         of_pairs = {} if log_weight is None else {"log_weight": log_weight}
         return {"global_draw": self._distinct(theta)[1], **of_pairs}
 
@@ -146,10 +143,5 @@ def _as_they_are(draws: Array) -> Array:
 
 
 @distribution_of.register
-def _(q: ExactState) -> Distribution:  # type: ignore[misc]  # it has no density
-    return PoolDistribution(q)
-
-
-@distribution_of.register
-def _(q: NestedState) -> Distribution:  # type: ignore[misc]  # it has no density
+def _(q: PoolState) -> Distribution:  # type: ignore[misc]  # it has no density
     return PoolDistribution(q)

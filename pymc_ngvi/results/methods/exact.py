@@ -2,10 +2,8 @@
 
 import xarray as xr
 
-from pymc_ngvi.marginal.state import ExactState
-from pymc_ngvi.marginal.verdict import Checks
-from pymc_ngvi.nested.state import NestedState
-from pymc_ngvi.nested.verdict import NestedChecks
+from pymc_ngvi.core.verdict import Verdict
+from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.results.fitted import Fitted
 from pymc_ngvi.results.marginal_likelihood import LogMarginalLikelihood, leave_one_group_out, log_marginal_likelihood
 
@@ -22,13 +20,14 @@ class ExactMethods(Fitted):
     @property
     def is_nested(self) -> bool:
         """Whether this is a nested posterior: hyperparameters sampled, latent variables by Gaussians given these."""
-        return isinstance(self._state, NestedState)
+        state = self._state
+        return isinstance(state, PoolState) and state.rest.is_nested
 
     @property
-    def checks(self) -> Checks | NestedChecks | None:
+    def checks(self) -> Verdict | None:
         """The measurements that an exact or nested posterior was judged by; None for any other."""
         state = self._state
-        return state.checks if isinstance(state, ExactState | NestedState) else None
+        return state.checks if isinstance(state, PoolState) else None
 
     @property
     def log_marginal_likelihood(self) -> LogMarginalLikelihood:

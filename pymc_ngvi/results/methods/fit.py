@@ -11,7 +11,6 @@ from pymc_ngvi.density.shards.density import ShardedDensity
 from pymc_ngvi.fitting.lost import keeping
 from pymc_ngvi.fitting.options import check_n
 from pymc_ngvi.fitting.outcome import report_outcome
-from pymc_ngvi.fitting.record import NESTED
 from pymc_ngvi.results.fitted import Fitted
 
 
@@ -104,7 +103,7 @@ class FitMethods(Fitted):
             For an option that makes no sense, or an executor where there are no shards; where ``pm.set_data`` changed
             the data after the fit.
         """
-        if self._next_step is not None and self._record_of("refine").step == NESTED:
+        if self._next_step is not None and self._record_of("refine").comes_first:
             return self._further(n, tol, max_draws, executor)
         gaussian = self.gaussian
         if gaussian._session is None:

@@ -8,7 +8,6 @@ import numpy as np
 import xarray as xr
 
 from pymc_ngvi.core.seeds import Seed
-from pymc_ngvi.fitting.record import NESTED
 from pymc_ngvi.results.diagnosis.weights import log_ratio_of
 from pymc_ngvi.results.fitted import Fitted
 from pymc_ngvi.results.plotting.comparison import Kind, Plot, plot_comparison
@@ -66,7 +65,7 @@ class PlotMethods(Fitted):
             Where Matplotlib is not installed.
         """
         record = self._record_of("plot_fit()")
-        if record.step == NESTED:
+        if record.comes_first:
             raise ValueError(
                 "No Gaussian fit came before this nested posterior: there are no iterations to show. "
                 "approx.gaussian.plot_fit() shows those of the Gaussian fit, which is made for it."

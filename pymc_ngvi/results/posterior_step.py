@@ -1,55 +1,62 @@
-"""After the Gaussian fit: the exact or the nested posterior, where there is one, or the reason why not."""
+"""Another posterior than a Gaussian, after a Gaussian fit or in the place of one, or the reason why there is none.
+
+In the place of one it is a variational fit as well: its ELBO is that of the joint distribution q(theta) q(x | theta) of
+hyperparameters and latent variables, and each of its iterations is a Gaussian fit of the latter by natural gradients.
+"""
 
 import dataclasses
 import logging
+import math
 import time
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from pymc_ngvi.core.elbo import Elbo
-from pymc_ngvi.core.refusal import Reason
+from pymc_ngvi.core.refusal import Reason, Unavailable
 from pymc_ngvi.core.status import NotExactError, Status
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import GaussianState, VariationalState
 from pymc_ngvi.density import ModelDensity
-from pymc_ngvi.families import DiagonalState, FullState
+from pymc_ngvi.families import DENSE, INDEPENDENT, DiagonalState, FullState
 from pymc_ngvi.fitting.begun import first_state
 from pymc_ngvi.fitting.modes.found import N_SEEN, not_covered
 from pymc_ngvi.fitting.modes.search import ModeSearch
 from pymc_ngvi.fitting.options import MOST_ITERATIONS, FitOptions
 from pymc_ngvi.fitting.problem import problem_of
-from pymc_ngvi.fitting.progress import FitProgress
+from pymc_ngvi.fitting.progress import FitProgress, announced
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.fitting.session import FitSession
 from pymc_ngvi.fitting.threads import few_threads
-from pymc_ngvi.marginal.exact import Unavailable, forest_of
-from pymc_ngvi.marginal.state import ExactState
-from pymc_ngvi.nested.posterior import latent_rows_of, nested_posterior
-from pymc_ngvi.nested.state import NestedState
-from pymc_ngvi.posteriors.candidates import budget_after
-from pymc_ngvi.posteriors.plan import Plan
+from pymc_ngvi.marginal.pooled import PoolState
+from pymc_ngvi.posteriors.first import plan_without_gaussian
+from pymc_ngvi.posteriors.kinds import KINDS
+from pymc_ngvi.posteriors.kinds.kind import Kind, Start
+from pymc_ngvi.posteriors.plan import Decision, Plan
 from pymc_ngvi.posteriors.search import Beginning, Found, only_gaussian, posterior_after
 from pymc_ngvi.results.fitted import Fitted
 
 logger = logging.getLogger("pymc.ngvi")
 
-#: Number of the random stream behind the exact step.
+#: Number of the random stream behind it.
 _STREAM = 6_000_000
-#: Dimensions up to which a Gaussian with the moments of a nested posterior has all correlations.
+#: Dimensions up to which a Gaussian with the moments of a posterior has all correlations.
 _MOST_DENSE = 2_000
+#: Effective size of the hyperparameters below which a Gaussian fit of all coordinates may know more.
+_FEWEST = 20.0
+#: Seconds that are left in any case.
+_LEAST_SECONDS = 1e-3
 
 
 def check_wanted(options: FitOptions, density: ModelDensity) -> None:
     """Raise ValueError, before anything is computed, where a posterior is asked for that can't be had."""
+    if options.posterior not in KINDS:
+        return
     try:
-        if options.posterior == "exact":
-            forest_of(density)
-        elif options.posterior == "nested":
-            latent_rows_of(density)
+        KINDS[options.posterior].possible(density)
     except Unavailable as reason:
         raise ValueError(
             f"This model has no {options.posterior} posterior: {reason}. Leave posterior out for a Gaussian."
@@ -58,12 +65,13 @@ def check_wanted(options: FitOptions, density: ModelDensity) -> None:
 
 @stored("exact.step")
 @dataclass(frozen=True)
-class ExactStep:
-    """What comes after a Gaussian fit.
+class PosteriorStep:
+    """What comes after a Gaussian fit, or before one.
 
     Parameters
     ----------
-    wanted : {"auto", "exact", "nested"}
+    wanted : str
+        "auto", or the name of a kind.
     seed : int
         Of the fit.
     max_seconds : float, optional
@@ -91,7 +99,7 @@ class ExactStep:
         )
 
     def after[A: Fitted](self, gaussian: A, make: Callable[..., A], *, progressbar: bool = True) -> A:
-        """Return the exact or the nested posterior, or the Gaussian with the reason why not, such as an interrupt.
+        """Return another posterior, or the Gaussian with the reason why not, such as an interrupt.
 
         Parameters
         ----------
@@ -103,8 +111,8 @@ class ExactStep:
         Raises
         ------
         NotExactError
-            Where the exact posterior was asked for and a check of it failed, or it would take more seconds than there
-            are; the Gaussian fit is its ``approx``.
+            Where one was asked for and a check of it failed, or it would take more seconds than there are; the Gaussian
+            fit is its ``approx``.
         """
         record = gaussian.record
         assert record is not None
@@ -132,11 +140,11 @@ class ExactStep:
         running = time.perf_counter() - clock - compiling
         state, options = found.state, {"include_transformed": gaussian.include_transformed}
         approx = make(gaussian.density, state, random_seed=self.seed, **options)
-        approx.take(gaussian, self, with_pool(record, state, found.plan, compiling, running, found.also))
+        approx.take(gaussian, self, _with_pool(record, state, found.plan, compiling, running, found.also))
         return approx
 
     def again[A: Fitted](self, approx: A) -> A:
-        """Bring an exact posterior up to date after its Gaussian fit went on; keep it where there is no better one."""
+        """Bring it up to date after its Gaussian fit went on; keep it where there is no better one."""
         gaussian = approx.gaussian
         record = gaussian.record
         assert record is not None
@@ -149,28 +157,27 @@ class ExactStep:
             logger.info(f"The posterior stays as it was: {found.why_not}.")
             return approx
         approx.set_state(cast(VariationalState, found.state))  # but for a density
-        approx.take(gaussian, self, with_pool(record, found.state, found.plan, 0.0, 0.0, found.also))
+        approx.take(gaussian, self, _with_pool(record, found.state, found.plan, 0.0, 0.0, found.also))
         return approx
 
     def further[A: Fitted](self, approx: A) -> A:
-        """Make a nested posterior once more, from where it is, with other draws; keep the better one."""
-        record, state = approx.record, cast(NestedState, approx._state)
+        """Make what no fit came before once more, from where it is, with other draws; keep the better one."""
+        record, state = approx.record, cast(PoolState, approx._state)
         assert record is not None
         clock = time.perf_counter()
         seed = int(np.random.default_rng([self.stream, len(approx.hist)]).integers(2**62))
         try:
-            with few_threads(approx.density):
-                new = nested_posterior(approx.density, state.gaussian, seed)
+            new = _made(KINDS[state.kind], approx.density, state.gaussian, seed)
         except (Unavailable, KeyboardInterrupt) as reason:
             logger.info(f"The posterior stays as it was: {str(reason) or 'interrupted from the keyboard'}.")
             return approx
         if _rank(new) > _rank(state):
-            approx.set_state(cast(VariationalState, with_moments(new)))
+            approx.set_state(cast(VariationalState, _with_moments(new)))
             record = dataclasses.replace(record, elbo=Elbo(*new.elbo()))
-            record = with_pool(record, new, record.plan, 0.0, time.perf_counter() - clock)
+            record = _with_pool(record, new, record.plan, 0.0, time.perf_counter() - clock)
         else:
             logger.info("The posterior stays as it was: more hyperparameters made it no better.")
-        approx.record = dataclasses.replace(record, n_iterations=record.n_iterations + new.checks.n_fits)
+        approx.record = dataclasses.replace(record, n_iterations=record.n_iterations + new.rest.n_fits)
         approx.hist = np.append(approx.hist, -new.elbo()[0])
         approx.gap_hist = np.append(approx.gap_hist, np.nan)
         return approx
@@ -204,20 +211,75 @@ class ExactStep:
         before = density.n_gradients, density.n_hessians
         try:
             with few_threads(density), np.errstate(over="ignore"):  # what overflows has no weight
-                budget = budget_after(density, record, self.wanted, self.max_seconds)
-                q = cast(GaussianState, gaussian.q)
-                return posterior_after(Beginning(density, q, record, self.stream, budget, self.wanted, progressbar))
+                q, most = cast(GaussianState, gaussian.q), self.max_seconds
+                return posterior_after(Beginning(density, q, record, self.stream, most, self.wanted, progressbar))
         finally:
             density.n_gradients, density.n_hessians = before  # those of the fit
 
 
-def _rank(state: NestedState) -> tuple[bool, bool, float]:
+def posterior_first[A: Fitted](
+    options: FitOptions,
+    density: ModelDensity,
+    seed: int,
+    make: Callable[..., A],
+    *,
+    include_transformed: bool,
+    progressbar: bool = True,
+) -> A | FitOptions:
+    """Return the posterior that comes first in the plan, where one does; else the options of the Gaussian fit.
+
+    One that was tried in vain leaves fewer of its seconds.
+
+    Parameters
+    ----------
+    options : FitOptions
+    density : ModelDensity
+    seed : int
+    make : callable
+        The class of approximations.
+    include_transformed, progressbar : bool
+    """
+    plan = plan_without_gaussian(options, density)
+    if plan is None:
+        return options
+    candidate, *after = plan.candidates
+    clock, before = time.perf_counter(), density.compile_seconds
+    kind, less = KINDS[candidate.kind], options
+    if options.max_seconds is not None:
+        less = dataclasses.replace(options, max_seconds=max(options.max_seconds - candidate.seconds, _LEAST_SECONDS))
+    step = PosteriorStep(kind.name, seed, options.max_seconds, options)
+    try:
+        with announced(kind.title, candidate.seconds, progressbar):
+            state = _made(kind, density, None, step.stream, is_only=len(after) == 1)
+    except Unavailable:
+        return less
+    if state.checks.effective_size < _FEWEST and options.posterior == "auto":
+        return less
+    _with_moments(state)
+    approx = make(density, state, random_seed=seed, include_transformed=include_transformed)
+    record = _record(density, state, seed, time.perf_counter() - clock - density.compile_seconds + before)
+    plan = plan.having(candidate.became(Decision.TAKEN, "" if state.checks.is_exact else "not exact"))
+    approx.take(None, step, _with_pool(record, state, plan, 0.0, 0.0))
+    approx.hist, approx.gap_hist = np.array([-record.elbo.value]), np.array([math.nan])
+    return approx
+
+
+def _made(
+    kind: Kind[Any], density: ModelDensity, q: GaussianState | None, seed: int, *, is_only: bool = True
+) -> PoolState:
+    """Return a posterior that no fit comes before, from the Gaussian with the moments of another one if there is."""
+    start = Start(density, q, seed, [], density.n_directions is not None)
+    with few_threads(density):
+        return kind.run(start, kind.possible(density), lambda seconds: True, is_only=is_only)
+
+
+def _rank(state: PoolState) -> tuple[bool, bool, float]:
     checks = state.checks
     return checks.is_exact, checks.is_reliable, checks.effective_size
 
 
-def with_moments(state: NestedState) -> NestedState:
-    """Return a nested posterior that no fit came before with the Gaussian of its moments, which reports begin from."""
+def _with_moments(state: PoolState) -> PoolState:
+    """Return a posterior that no fit came before with the Gaussian of its moments, which reports begin from."""
     if state.n_dim > _MOST_DENSE:
         q: GaussianState = DiagonalState.from_scale(state.mean(), state.sd())
     else:
@@ -226,28 +288,45 @@ def with_moments(state: NestedState) -> NestedState:
     return state
 
 
-def with_pool(
-    record: FitRecord,
-    state: ExactState | NestedState,
-    plan: Plan | None,
-    compiling: float,
-    running: float,
-    also: str = "",
+def _with_pool(
+    record: FitRecord, state: PoolState, plan: Plan | None, compiling: float, running: float, also: str = ""
 ) -> FitRecord:
-    """Return the record of a fit after which there is an exact or a nested posterior."""
-    modes = record.modes
+    """Return the record of a fit after which there is another posterior."""
+    modes, checks = record.modes, state.checks
     if modes:
         modes = not_covered(modes, state.gaussian, state.draw(N_SEEN, np.random.default_rng(record.seed)))
     return dataclasses.replace(
         record,
         modes=modes,
-        posterior=state.checks.sentence + also,
+        posterior=checks.sentence + also,
         reason="",
         on_request="",
-        is_exact=state.checks.is_exact,
-        is_nested=isinstance(state, NestedState),
-        doubts=state.checks.failures,
+        is_exact=checks.is_exact,
+        is_nested=state.rest.is_nested,
+        doubts=checks.failures,
         plan=plan,
         compile_seconds=record.compile_seconds + compiling,
         run_seconds=record.run_seconds + running,
+    )
+
+
+def _record(density: ModelDensity, state: PoolState, seed: int, seconds: float) -> FitRecord:
+    """Return what there is to say of a posterior that no fit came before."""
+    return FitRecord(
+        status=Status.CONVERGED,
+        elbo=Elbo(*state.elbo()),
+        gap=math.nan,
+        n_iterations=state.rest.n_fits,
+        n_gradients=density.n_gradients,
+        n_hessians=density.n_hessians,
+        n_dropped=0,
+        compile_seconds=density.compile_seconds,
+        run_seconds=max(seconds, 0.0),
+        family=DENSE if isinstance(state.gaussian, FullState) else INDEPENDENT,
+        update="natural",
+        estimator="quadrature",
+        step=state.kind,
+        backend=density.backend_in_use,
+        family_reason=f"it has the moments of the {state.kind} posterior",
+        seed=seed,
     )

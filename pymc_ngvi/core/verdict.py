@@ -1,0 +1,76 @@
+"""Whether a posterior can be called exact, or relied on: conditions, each with its figure, and what is said of them."""
+
+from typing import NamedTuple
+
+
+class Condition(NamedTuple):
+    """What is asked of a posterior.
+
+    Parameters
+    ----------
+    name : str
+        What was measured.
+    figure, limit : float
+        What it came to, and what it may be: at most, or at least.
+    sentence : str
+        What is said where it does not hold, a clause.
+    is_vital : bool, default True
+        Whether the posterior can't be relied on without it; else it can only not be called exact.
+    at_least, is_excused : bool, default False
+        Which way the limit goes; whether the figure does not matter.
+    """
+
+    name: str
+    figure: float
+    limit: float
+    sentence: str
+    is_vital: bool = True
+    at_least: bool = False
+    is_excused: bool = False
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing is wrong; not where the figure is NaN."""
+        return self.is_excused or (self.figure >= self.limit if self.at_least else self.figure <= self.limit)
+
+
+class Verdict:
+    """What conditions come to; a kind of posterior has its figures, its conditions and its words."""
+
+    khat: float
+    effective_size: float
+
+    @property
+    def conditions(self) -> list[Condition]:
+        """All that is asked."""
+        raise NotImplementedError
+
+    @property
+    def efficiency(self) -> float:
+        """Part of the draws that is effective."""
+        raise NotImplementedError
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in a sentence or two."""
+        raise NotImplementedError
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """What stands against relying on the posterior, in clauses; empty if nothing does."""
+        return tuple(c.sentence for c in self.conditions if c.is_vital and not c.holds)
+
+    @property
+    def shortfalls(self) -> tuple[str, ...]:
+        """What stands against calling the posterior exact, in clauses."""
+        return tuple(c.sentence for c in self.conditions if not c.holds)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing stands against calling the posterior exact up to simulation error."""
+        return not self.shortfalls
+
+    @property
+    def is_reliable(self) -> bool:
+        """Whether nothing stands against relying on the posterior."""
+        return not self.failures

@@ -1,0 +1,182 @@
+"""Local coordinates in trees, given a pool of globals: integrated by quadrature, and drawn from their conditionals."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from pymc_ngvi.core.stored import stored
+from pymc_ngvi.core.types import Array
+from pymc_ngvi.density import ModelDensity
+from pymc_ngvi.marginal.conditionals import Conditionals
+from pymc_ngvi.marginal.forest import Forest
+from pymc_ngvi.marginal.joint_moments import joint_covariance, local_moments
+from pymc_ngvi.marginal.log_marginal import LogMarginal
+from pymc_ngvi.marginal.nodes import ladder
+from pymc_ngvi.marginal.on_model import FittedDensity
+from pymc_ngvi.marginal.pooled import PoolState, Rest
+from pymc_ngvi.marginal.quadrature import integrate
+from pymc_ngvi.marginal.sampling import Plain, Pool, Sampled, Sequences, evenly_picked, picked
+from pymc_ngvi.marginal.verdict import Checks
+
+#: Draws at which the reference is compared with the rule in use, and with more nodes.
+_N_REFERENCE, _N_COMPARED = 256, 16
+
+
+@stored("exact.state")
+@dataclass(frozen=True, eq=False)
+class Trees(Rest):
+    """What is left given globals: independent trees of local coordinates, or nothing.
+
+    Parameters
+    ----------
+    sampled : Sampled
+        Globals as weighted draws, and where they come from.
+    sequences : Sequences
+        Make more of them.
+    forest : Forest
+    quadrature : LogMarginal or None
+        Gives local coordinates; None where there are none.
+    density : FittedDensity
+        What all of these evaluate.
+    """
+
+    sampled: Sampled
+    sequences: Sequences
+    forest: Forest
+    quadrature: LogMarginal | None
+    density: FittedDensity
+
+    kind = "exact"
+    n_parts = 2
+
+    def with_pool(self, gaussian: Any, others: tuple[Any, ...] = ()) -> PoolState:
+        """Return the posterior."""
+        return PoolState(self.sampled.pool, self, self.forest.globals_, self.forest.locals_, gaussian, others=others)
+
+    # --- files ---
+
+    def content(self, state: PoolState) -> dict[str, Any]:
+        """Return what a file keeps; also moments and checks, which take evaluations of the model."""
+        return {
+            "forest": self.forest,
+            "sampled": self.sampled,
+            "seed": self.sequences.seed,
+            "quadrature": None if self.quadrature is None else self.quadrature.content(),
+            "log_p": self.density.log_p_at_point(),
+            "moments": (state.mean(), state.sd()),
+            "checks": state.checks,
+        }
+
+    @classmethod
+    def of_content(cls, content: dict[str, Any], density: ModelDensity) -> PoolState:
+        """Return the posterior on a model.
+
+        Raises
+        ------
+        ValueError
+            If the parts do not go together.
+        """
+        for name, kind in {"forest": Forest, "sampled": Sampled, "checks": Checks}.items():
+            if not isinstance(content[name], kind):
+                raise ValueError(f"what the exact posterior has as {name!r} is something else")
+        forest, sampled, gaussian = content["forest"], content["sampled"], content["gaussian"]
+        moments: tuple[Array, Array] = tuple(content["moments"])
+        if {density.n_dim, gaussian.n_dim, *(len(m) for m in moments)} != {forest.n_dim}:
+            raise ValueError("the exact posterior is of another dimension")
+        sampled.pool.check(forest.n_globals)
+        fitted = FittedDensity(density, forest, gaussian.mean(), content["log_p"])
+        quadrature = None
+        if forest.n_local:
+            quadrature = LogMarginal.of_content(content["quadrature"], fitted, forest, sampled.bend.forward)
+        sequences = Sequences(quadrature or Plain(fitted.logp), content["seed"])
+        rest = cls(sampled, sequences, forest, quadrature, fitted)
+        state = rest.with_pool(gaussian, tuple(content.get("others", ())))
+        vars(state).update(_moments=moments, checks=content["checks"])
+        return state
+
+    # --- weights ---
+
+    def enlarged(self, pool: Pool, wanted: float) -> Pool:
+        """Return a pool of the effective size ``wanted``, as far as the budget goes."""
+        return self.sequences.enlarged(pool, self.sampled.proposal, wanted)
+
+    def correction(self, state: PoolState) -> tuple[float, float]:
+        """Return what the nodes in use miss of log m everywhere, and its standard error.
+
+        Rules are chosen for what changes with the globals: of a constant, neither the reference nor the base rule
+        knows.
+        """
+        quadrature = self.quadrature
+        if quadrature is None:
+            return 0.0, 0.0
+        n = _N_COMPARED if quadrature.base is None else _N_REFERENCE
+        rows = evenly_picked(state.weights, n, 0.5)
+        points = quadrature.reference(state.pool.g[rows])
+        apart = np.exp(points.log_marginal - state.pool.log_marginal[rows])[~points.lost]
+        some = points[np.arange(0, n, n // _N_COMPARED)]
+        few, many = (
+            integrate(quadrature.terms, self.forest, rule, some.g, some.centres, moments=False).log_marginal
+            for rule in (quadrature.rule, ladder(self.forest.n_levels)[-1])
+        )
+        value = float(np.log(apart.mean()) + np.mean(many - few))
+        return value, float(np.hypot(_error(apart) / apart.mean(), _error(many - few)))
+
+    def verdict(self, state: PoolState) -> Checks:
+        """Return what was measured."""
+        measured: dict[str, Any] = {}
+        if (quadrature := self.quadrature) is not None:
+            measured = {
+                "n_nodes": quadrature.rule.n_nodes,
+                "rule_error": quadrature.rule_error,
+                "difference": self.sampled.difference,
+                "lost": state.pool.part_lost(state.weights),
+                "candidates": self._conditionals(state).efficiency(),
+            }
+        return Checks(
+            state.khat,
+            state.effective_size,
+            len(state.weights),
+            self.forest.n_globals,
+            self.forest.n_local,
+            **measured,
+            sd_error=float(state.sd_errors.max(initial=0.0)),
+            missed=self.sampled.missed,
+            n_modes=1 + len(state.others),
+        )
+
+    # --- draws and moments ---
+
+    def draw(
+        self, state: PoolState, pool: Pool, order: NDArray[np.intp], uniform: list[Array]
+    ) -> tuple[NDArray[np.intp], Array]:
+        """Return rows of the pool, and local coordinates from their conditionals."""
+        weights = state.weights if pool is state.pool else pool.weights()[0]
+        rows = order[picked(weights[order], uniform[0])]
+        if self.quadrature is None:
+            return rows, np.empty((len(rows), 0))
+        return rows, self._conditionals(state).draw(pool.g, rows, *uniform[1:])
+
+    def _conditionals(self, state: PoolState) -> Conditionals:
+        """Return what local coordinates are drawn from: made once, and kept with the last pool."""
+        if "conditionals" not in state._last:
+            assert self.quadrature is not None
+            made = Conditionals(self.quadrature, state.pool.g, state.weights, self.sequences.seed)
+            state._last["conditionals"] = made
+        found: Conditionals = state._last["conditionals"]
+        return found
+
+    def moments(self, state: PoolState, mean: Array) -> tuple[Array, Array]:
+        """Return means and standard deviations of local coordinates, by quadrature at the draws of the pool."""
+        return local_moments(self.forest, state.pool.g, state.weights, self.quadrature, mean)
+
+    def cov_block(self, state: PoolState, index: NDArray[np.intp]) -> Array:
+        """Return the covariance of some coordinates."""
+        return joint_covariance(self.forest, state.pool.g, state.weights, self.quadrature, state.mean(), index)
+
+
+def _error(values: Array) -> float:
+    """Return the standard error of a mean of independent values."""
+    return float(np.std(values, ddof=1) / np.sqrt(len(values)))

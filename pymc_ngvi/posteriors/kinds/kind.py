@@ -1,0 +1,100 @@
+"""What the plan asks of a kind of posterior."""
+
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple
+
+from pymc_ngvi.core.refusal import Unavailable
+from pymc_ngvi.core.types import GaussianState
+from pymc_ngvi.density import ModelDensity
+from pymc_ngvi.marginal.pooled import PoolState
+from pymc_ngvi.posteriors.plan import Candidate
+
+
+class Start(NamedTuple):
+    """What a posterior begins from.
+
+    Parameters
+    ----------
+    density : ModelDensity
+    q : GaussianState or None
+        A fit of all coordinates.
+    seed : int
+    others : list of GaussianState
+        Fits at other modes.
+    by_rows : bool
+        Whether values of log p are those of its rows.
+    """
+
+    density: ModelDensity
+    q: GaussianState | None
+    seed: int
+    others: list[GaussianState]
+    by_rows: bool
+
+
+class Kind[Found]:
+    """A kind of posterior: whether a model has it, what it takes and is worth, and how it is made.
+
+    ``Found`` is what it goes by: trees, rows given hyperparameters. A kind is a subclass in a file of its own, and a
+    row of `KINDS`.
+    """
+
+    #: The value of the option ``posterior`` that asks for it, which is what it is called.
+    name: ClassVar[str]
+    #: Seconds of any, at least: where another one takes fewer, it is not looked for.
+    least: ClassVar[float] = 0.0
+    #: Whether it may be made without a Gaussian fit before it.
+    may_come_first: ClassVar[bool] = False
+
+    @property
+    def title(self) -> str:
+        """What is announced before it."""
+        return f"{self.name.capitalize()} posterior"
+
+    def possible(self, density: ModelDensity) -> Found:
+        """Return what it goes by; raise `Unavailable` with the reason where a model has none."""
+        raise NotImplementedError
+
+    def chance(self, found: Found) -> float:
+        """Return the chance that it turns out to be exact."""
+        raise NotImplementedError
+
+    def price(self, found: Found, density: ModelDensity, *, by_rows: bool) -> Candidate:
+        """Return it as a candidate, with its seconds."""
+        raise NotImplementedError
+
+    def run(self, start: Start, found: Found, may_take: Callable[[float], bool], *, is_only: bool) -> PoolState:
+        """Return the posterior.
+
+        Parameters
+        ----------
+        start : Start
+        found
+            What `possible` returned.
+        may_take : callable
+            Tells whether it may take so many seconds: asked where it turns out to take longer.
+        is_only : bool
+            Whether there is no other one to try after it.
+
+        Raises
+        ------
+        Unavailable
+            `Longer` where it may not; `Failed` where it is worth nothing.
+        """
+        raise NotImplementedError
+
+    def is_plain(self, found: Found) -> bool:
+        """Tell whether nothing is integrated: then a Gaussian is seldom far off."""
+        return False
+
+    def comes_first(self, found: Found, *, by_rows: bool) -> bool:
+        """Tell whether it is worth to be tried before any Gaussian fit, without being asked for."""
+        return False
+
+
+def if_available[Found](find: Callable[[ModelDensity], Found], density: ModelDensity) -> Found | None:
+    """Return what a model is found to have for a kind of posterior; None where that is Unavailable."""
+    try:
+        return find(density)
+    except Unavailable:
+        return None

@@ -1,0 +1,55 @@
+"""Nested posteriors: hyperparameters sampled, latent variables from Gaussian fits given these, pairs weighted."""
+
+import math
+
+from collections.abc import Callable
+
+from pymc_ngvi.density import ModelDensity
+from pymc_ngvi.density.rows_given import RowsGiven
+from pymc_ngvi.marginal.pooled import PoolState
+from pymc_ngvi.nested.posterior import latent_rows_of, nested_posterior
+from pymc_ngvi.nested.seconds import LEAST, nested_seconds
+from pymc_ngvi.posteriors.kinds.kind import Kind, Start
+from pymc_ngvi.posteriors.plan import Candidate
+
+#: Chances that it turns out to be exact where latent variables are not Gaussian given hyperparameters.
+_NOT_GAUSSIAN, _UNEVEN = 1.0 / 3.0, 1.0 / 100.0
+#: Part of its price after which it is known whether latent variables are nearly Gaussian.
+_OF_FAILURE = 0.15
+#: Variance of log weights at the mode from which on it is given up where there is another posterior.
+_MOST_VARIANCE = 1.5
+#: Latent variables for each hyperparameter, from which on it comes first.
+_MANY = 3
+
+
+class LatentGaussianKind(Kind[RowsGiven]):
+    """Hyperparameters sampled, latent variables drawn from Gaussians given these, both weighted together."""
+
+    name = "nested"
+    least = LEAST
+    may_come_first = True
+
+    def possible(self, density: ModelDensity) -> RowsGiven:
+        """Return rows given hyperparameters."""
+        return latent_rows_of(density)
+
+    def chance(self, found: RowsGiven) -> float:
+        """Return 1 where rows are quadratic: then weights of pairs are even."""
+        return 1.0 if found.is_quadratic else _UNEVEN if found.is_uneven else _NOT_GAUSSIAN
+
+    def price(self, found: RowsGiven, density: ModelDensity, *, by_rows: bool) -> Candidate:
+        """Return what it takes; whether latent variables are nearly Gaussian is known early."""
+        seconds, chance = nested_seconds(found), self.chance(found)
+        return Candidate(self.name, seconds=seconds, chance=chance, of_failure=_OF_FAILURE)
+
+    def run(self, start: Start, found: RowsGiven, may_take: Callable[[float], bool], *, is_only: bool) -> PoolState:
+        """Return the posterior."""
+        return nested_posterior(start.density, start.q, start.seed, math.inf if is_only else _MOST_VARIANCE)
+
+    def comes_first(self, found: RowsGiven, *, by_rows: bool) -> bool:
+        """Tell whether there are many latent variables and, by rows, whether these have one mode.
+
+        Other modes are looked for from a Gaussian fit; of rows that are concave given the hyperparameters, there are
+        none of the latent variables.
+        """
+        return found.n_dim >= _MANY * len(found.outside) and (not by_rows or found.is_concave)

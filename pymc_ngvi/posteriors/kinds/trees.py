@@ -1,0 +1,107 @@
+"""Exact posteriors: trees of local coordinates are integrated by quadrature, the globals sampled."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pymc_ngvi.core import prices
+from pymc_ngvi.core.refusal import Failed, Longer, Reason, Unavailable
+from pymc_ngvi.density import ModelDensity
+from pymc_ngvi.marginal.exact import exact_posterior, forest_of
+from pymc_ngvi.marginal.fitting import WANTED
+from pymc_ngvi.marginal.forest import Forest
+from pymc_ngvi.marginal.nodes import first_rule
+from pymc_ngvi.marginal.pooled import PoolState
+from pymc_ngvi.posteriors.kinds.kind import Kind, Start
+from pymc_ngvi.posteriors.plan import Candidate
+
+#: Globals beyond which another posterior is to be tried before it, and the chance that it is exact then.
+_MANY_GLOBALS, _WITH_MANY_GLOBALS = 30, 1.0 / 30.0
+#: Draws of the globals that adapting takes, about, for each of them; others that are evaluated by all nodes.
+_ADAPTING, _REFERRED = 60.0, 300.0
+#: Times that draws are gone through, with those of adaptation. In blocks of single coordinates, a base rule of one node
+#: will do for most; in others it has so many in each coordinate, and draws are gone through more often.
+_ROUNDS, _NODES_OF_BASE, _MORE_LEVELS = 1.5, 3, 2.5
+#: Seconds that proposals, rules and moments take in trees, beside values.
+_BESIDE_TREES = 0.15
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the exact posterior takes.
+
+    Parameters
+    ----------
+    n_values : float
+        Values of log p, where a cheap rule of quadrature will do.
+    each : float
+        Estimated seconds of one.
+    beside : float
+        Seconds beside these.
+    """
+
+    n_values: float
+    each: float
+    beside: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Of the exact posterior."""
+        return self.beside + self.n_values * self.each
+
+    @classmethod
+    def of(cls, forest: Forest, each: float) -> "Work":
+        """Return that of globals and trees: most draws are evaluated at few nodes, some by the reference rule."""
+        n_draws = 1.5 * WANTED + _ADAPTING * forest.n_globals
+        if not forest.n_local:
+            return cls(n_draws, each)
+        n_nodes = len(first_rule(forest.n_levels).nodes)
+        n_base = 1.0 if forest.n_levels == 1 else _MORE_LEVELS * _NODES_OF_BASE**forest.n_levels
+        return cls(_ROUNDS * (n_draws * n_base + _REFERRED * n_nodes), each, _BESIDE_TREES)
+
+
+def work_of(forest: Forest, density: ModelDensity, *, by_rows: bool) -> Work:
+    """Return what the exact posterior takes; by rows: where values of log p are those of its rows."""
+    rows = density.by_rows.found if by_rows else None
+    n_rows = 0 if rows is None else rows.n_rows
+    if forest.n_local and n_rows:
+        return Work.of(forest, prices.PER_NODE + prices.PER_ROW_OF_NODE * n_rows)
+    return Work.of(forest, prices.value_seconds(density, n_rows))
+
+
+class TreeKind(Kind[Forest]):
+    """Globals sampled, trees integrated by quadrature; of few parameters without trees, all are sampled."""
+
+    name = "exact"
+
+    def possible(self, density: ModelDensity) -> Forest:
+        """Return globals and trees."""
+        return forest_of(density)
+
+    def chance(self, found: Forest) -> float:
+        """Return 1, but with many globals, which are seldom sampled well."""
+        return _WITH_MANY_GLOBALS if found.n_globals > _MANY_GLOBALS else 1.0
+
+    def price(self, found: Forest, density: ModelDensity, *, by_rows: bool) -> Candidate:
+        """Return what it takes."""
+        seconds = work_of(found, density, by_rows=by_rows).seconds
+        return Candidate(self.name, seconds=seconds, chance=self.chance(found))
+
+    def run(self, start: Start, found: Forest, may_take: Callable[[float], bool], *, is_only: bool) -> PoolState:
+        """Return the posterior: only an exact one is worth anything."""
+        assert start.q is not None
+        each = work_of(found, start.density, by_rows=start.by_rows).each
+        try:
+            state = exact_posterior(
+                start.density, start.q, found, start.seed, lambda n_values: may_take(n_values * each), start.others
+            )
+        except Longer:
+            raise
+        except Unavailable as reason:
+            raise Failed(reason.code, reason.sentence, reason.on_request) from None
+        if not state.checks.is_exact:
+            raise Failed(Reason.NOT_PASSED, "; ".join(state.checks.failures))
+        return state
+
+    def is_plain(self, found: Forest) -> bool:
+        """Tell whether there are no trees."""
+        return not found.n_local
