@@ -17,7 +17,7 @@ from pytensor.graph.traversal import toposort
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.graphs.backends import without_c
-from pymc_ngvi.reading.interaction import HessianPattern, hessian_pattern
+from pymc_ngvi.reading.interaction import HessianPattern, PatternSearch
 
 RNG = np.random.default_rng(7)
 GROUP = np.repeat(np.arange(4), 5)
@@ -231,7 +231,7 @@ def _assert_covers(pattern, nonzeros, exact):
 @pytest.mark.parametrize(("make", "exact"), MODELS.items(), ids=lambda value: getattr(value, "__name__", None))
 def test_pattern_is_that_of_dense_hessians(make, exact, rng):
     density = _density(make)
-    found = hessian_pattern(density.graphs.logp, density.graphs.theta)
+    found = PatternSearch(density.graphs.logp, density.graphs.theta).run()
     assert found.opaque == ()
     points = density.initial_point() + 0.3 * rng.normal(size=(2, density.n_dim))
     _assert_covers(found.pattern, _nonzeros(_dense_hessians(density.graphs.grad, density.graphs.theta, points)), exact)
@@ -241,7 +241,7 @@ def test_single_precision_model():
     with pytensor.config.change_flags(floatX="float32"):
         density = _density(intercepts_centred)
     double = _density(intercepts_centred)
-    single, double = (hessian_pattern(d.graphs.logp, d.graphs.theta).pattern for d in (density, double))
+    single, double = (PatternSearch(d.graphs.logp, d.graphs.theta).run().pattern for d in (density, double))
     assert np.array_equal(single.matrix.toarray(), double.matrix.toarray())
 
 
@@ -251,7 +251,7 @@ def test_sparse_adjacency_is_that_of_a_dense_one():
         pm.Poisson("y", pt.exp(where[ITEM]), observed=COUNT)
 
     dense, sparse = (
-        hessian_pattern(d.graphs.logp, d.graphs.theta)
+        PatternSearch(d.graphs.logp, d.graphs.theta).run()
         for d in (_density(lambda: model(ADJACENCY)), _density(lambda: model(scipy.sparse.csr_matrix(ADJACENCY))))
     )
     assert sparse.opaque == ()
@@ -261,7 +261,7 @@ def test_sparse_adjacency_is_that_of_a_dense_one():
 
 def test_scan_is_opaque():
     density = LogDensity(models.scan_ar1(6), "quick")
-    found = hessian_pattern(density.graphs.logp, density.graphs.theta)
+    found = PatternSearch(density.graphs.logp, density.graphs.theta).run()
     assert found.opaque == ("Scan",)
     points = density.initial_point() + np.array([[0.3], [0.7]])
     _assert_covers(
@@ -350,39 +350,39 @@ GRAPHS = {
 def test_graph(name, rng):
     make, exact = GRAPHS[name]
     [logp] = graph.simplify([make(THETA)])
-    found = hessian_pattern(logp, THETA)
+    found = PatternSearch(logp, THETA).run()
     hessians = _dense_hessians(graph.gradient(logp, THETA), THETA, rng.uniform(0.5, 1.5, size=(2, 6)))
     _assert_covers(found.pattern, _nonzeros(hessians), exact)
 
 
 def test_kinks_count():
     # The Hessian of |u| is 0 wherever it exists, but its expectation is not.
-    found = hessian_pattern(abs(THETA[0] - THETA[1]) + THETA[2], THETA).pattern
+    found = PatternSearch(abs(THETA[0] - THETA[1]) + THETA[2], THETA).run().pattern
     assert [pair for pair in zip(found.rows, found.cols, strict=True) if pair[0] != pair[1]] == [(1, 0)]
 
 
 def test_values_that_vary_are_not_used():
     data, index = pytensor.shared(np.zeros(3)), pytensor.shared(np.arange(3), shape=(3,))
     logp = (pt.exp(THETA[:3] + THETA[5]) * data).sum() + (THETA[index] ** 2 * 2.0).sum()
-    assert hessian_pattern(logp, THETA).pattern.n_entries == 6
-    with_data = hessian_pattern(logp, THETA, varying=[data])
+    assert PatternSearch(logp, THETA).run().pattern.n_entries == 6
+    with_data = PatternSearch(logp, THETA, varying=[data]).run()
     assert with_data.pattern.n_entries == 6 + 3
     assert with_data.opaque == ()
     # Any element may be looked up: all interact.
-    with_index = hessian_pattern(logp, THETA, varying=[index])
+    with_index = PatternSearch(logp, THETA, varying=[index]).run()
     assert with_index.pattern.n_entries == 21
     assert with_index.opaque == ("AdvancedSubtensor",)
 
 
 def test_lengths_that_vary_are_not_used():
     index = pytensor.shared(np.arange(3))
-    found = hessian_pattern((THETA[index] ** 2).sum(), THETA, varying=[index])
+    found = PatternSearch((THETA[index] ** 2).sum(), THETA, varying=[index]).run()
     assert found == HessianPattern(None, ("AdvancedSubtensor",))
 
 
 def test_elements_used_in_several_places():
     product = THETA[:3] * THETA[3:]
-    pattern = hessian_pattern(product[0] + 2.0 * product[2], THETA).pattern
+    pattern = PatternSearch(product[0] + 2.0 * product[2], THETA).run().pattern
     assert sorted(zip(pattern.rows[pattern.off_diagonal], pattern.cols[pattern.off_diagonal], strict=True)) == [
         (3, 0),
         (5, 2),
@@ -392,17 +392,17 @@ def test_elements_used_in_several_places():
 def test_data_count_as_they_are_now():
     group = pytensor.shared(np.array([0, 1, 2]))  # neither value nor length is in the graph
     logp = pt.exp(THETA[group] + THETA[5] + pt.zeros_like(THETA[group])).sum()
-    pattern = hessian_pattern(logp, THETA).pattern
+    pattern = PatternSearch(logp, THETA).run().pattern
     assert pattern.matrix.toarray()[5].tolist() == [True, True, True, False, False, True]
     group.set_value(np.array([3]))
-    pattern = hessian_pattern(logp, THETA).pattern
+    pattern = PatternSearch(logp, THETA).run().pattern
     assert pattern.matrix.toarray()[5].tolist() == [False, False, False, True, False, True]
 
 
 def test_too_many_entries():
     logp = pt.exp(THETA[:4].sum()).sum()
-    assert hessian_pattern(logp, THETA, max_entries=12).pattern.n_entries == 12  # 10 of four, 2 more on the diagonal
-    assert hessian_pattern(logp, THETA, max_entries=11).pattern is None
+    assert PatternSearch(logp, THETA).run(12).pattern.n_entries == 12  # 10 of four, 2 more on the diagonal
+    assert PatternSearch(logp, THETA).run(11).pattern is None
 
 
 @pytest.mark.parametrize(
@@ -417,12 +417,12 @@ def test_too_many_entries():
 )
 def test_dense_patterns_are_never_formed(make):
     theta = pt.vector("theta", shape=(200_000,))
-    assert hessian_pattern(make(theta), theta).pattern is None  # its 2e10 entries would not fit
+    assert PatternSearch(make(theta), theta).run().pattern is None  # its 2e10 entries would not fit
 
 
 def test_sets_within_others_cost_nothing():
     theta = pt.vector("theta", shape=(1500,))
-    pattern = hessian_pattern(pt.exp(pt.cumsum(theta)).sum(), theta).pattern
+    pattern = PatternSearch(pt.exp(pt.cumsum(theta)).sum(), theta).run().pattern
     assert pattern.n_entries == 1500 * 1501 // 2  # though the sets have 1500^3 / 3 pairs
 
 
@@ -431,7 +431,7 @@ def test_many_observations_of_many_groups():
     group = np.random.default_rng(1).integers(0, n_groups, n)
     theta = pt.vector("theta", shape=(n_groups + 2,))
     effect = pt.exp(theta[0]) * theta[2:]
-    pattern = hessian_pattern(pt.softplus(theta[1] + effect[group]).sum(), theta).pattern
+    pattern = PatternSearch(pt.softplus(theta[1] + effect[group]).sum(), theta).run().pattern
     seen = len(np.unique(group))
     # Diagonal; the two global coordinates with each other and with each group that has observations.
     assert pattern.n_entries == n_groups + 2 + 1 + 2 * seen
@@ -440,10 +440,10 @@ def test_many_observations_of_many_groups():
 def test_the_graph_is_not_modified():
     logp = pt.logsumexp(THETA) ** 2
     before = [str(node.op) for node in toposort([logp])]
-    hessian_pattern(logp, THETA)
+    PatternSearch(logp, THETA).run()
     assert [str(node.op) for node in toposort([logp])] == before
 
 
 def test_constant_log_density():
-    pattern = hessian_pattern(pt.constant(1.0) + pt.shape(THETA)[0], THETA).pattern
+    pattern = PatternSearch(pt.constant(1.0) + pt.shape(THETA)[0], THETA).run().pattern
     assert np.array_equal(pattern.matrix.toarray(), np.eye(6, dtype=bool))

@@ -79,7 +79,8 @@ def test_one_that_gives_other_weights_is_not_used(groups, wrong, monkeypatch):
         return dataclasses.replace(surrogate, half=1.1 * surrogate.half)
 
     monkeypatch.setattr(conditionals, "fit_surrogate", poor)
-    assert exact_state(groups, [-1.0, 0.4], np.diag([0.1, 0.05]))._conditionals._surrogate is None
+    state = exact_state(groups, [-1.0, 0.4], np.diag([0.1, 0.05]))
+    assert state.rest._conditionals(state)._surrogate is None
 
 
 def test_draws_do_not_hang_on_what_was_drawn_before(groups):

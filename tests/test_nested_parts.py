@@ -11,7 +11,6 @@ from scipy import integrate, sparse, stats
 from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.hyperparameters import latent_rows
-from pymc_ngvi.families import DiagonalState, FullState
 from pymc_ngvi.families.fill import step_seconds
 from pymc_ngvi.families.matrices.arrow import ArrowStructure
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
@@ -21,7 +20,6 @@ from pymc_ngvi.nested.emulator import Emulated, Kriging
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.mode import _Climb, find_mode
 from pymc_ngvi.nested.seconds import n_values_of, nested_seconds
-from pymc_ngvi.nested.supports import Supports
 from pymc_ngvi.rows.seen import ManyRules, ManySeen
 
 
@@ -276,41 +274,6 @@ def test_a_fit_near_others_takes_few_expectations():
     first = marginal._many._fitter.n_expectations
     marginal(start + np.array([0.1, 0.2, 0.3, 0.4])[:, None])
     assert marginal._many._fitter.n_expectations - first <= 4 * 7
-
-
-# --- supports ---
-
-
-def test_draws_of_supports_move_with_the_hyperparameters():
-    """As files of earlier versions have them."""
-    rng = np.random.default_rng(4)
-    points = rng.standard_normal((16, 2))
-    slope = rng.standard_normal((2, 3))
-    root, change = np.tril(rng.standard_normal((3, 3))) * 0.3 + np.eye(3), np.tril(rng.standard_normal((2, 3, 3)))
-    states = []
-    for point in points:
-        factor = root + 0.03 * np.tensordot(point, change, 1)
-        states.append(FullState(point @ slope + 0.1 * rng.standard_normal(3), factor))
-    supports = Supports(points, states)
-    at = np.tile([[0.4, -0.3]], (200_000, 1))
-    draws = supports.draw(at, rng.standard_normal((200_000, 3)))
-    error = draws.std(axis=0) / np.sqrt(len(draws))
-    assert (np.abs(draws.mean(axis=0) - supports.mean(at[:1])[0]) < 5.0 * error).all()
-    # In between, the factor is not that of the nearest.
-    k = int(supports.nearest(np.zeros((1, 2)))[0])
-    found = supports._unwhitened(k, np.zeros((3, 2)), np.eye(3)).T
-    assert np.abs(found - root).max() < 0.2 * np.abs(states[k].factor - root).max()
-
-
-def test_standard_deviations_of_a_precision_move_between_supports_and_beyond():
-    """Those of a latent variable may grow with the exponential of a hyperparameter."""
-    rng = np.random.default_rng(5)
-    points, rate = np.linspace(-2.0, 2.0, 9)[:, None], np.array([0.8, -0.3, 0.0])
-    supports = Supports(points, [DiagonalState.from_scale(np.zeros(3), np.exp(rate * x)) for x in points[:, 0]])
-    for at in np.array([[-2.4], [0.25], [2.6]]):
-        draws = supports.draw(np.repeat(at[None], 100_000, axis=0), rng.standard_normal((100_000, 3)))
-        np.testing.assert_allclose(draws.std(axis=0), np.exp(rate * at), rtol=0.02)
-        np.testing.assert_allclose(supports.sd_at(at[None]), np.exp(rate * at), rtol=0.01)
 
 
 def test_seconds_are_those_of_the_form():

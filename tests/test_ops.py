@@ -26,7 +26,7 @@ from pymc_ngvi.ops.facts import Facts
 from pymc_ngvi.ops.scalars import ScalarForm
 from pymc_ngvi.reading.affine import is_linear
 from pymc_ngvi.reading.dependence import Dependences
-from pymc_ngvi.reading.interaction import hessian_pattern
+from pymc_ngvi.reading.interaction import PatternSearch
 from pymc_ngvi.reading.programs import program_of
 from pymc_ngvi.rows.programs.operations import Operation as ScalarOperation
 from pymc_ngvi.rows.programs.writer import CannotFollow as NoProgram
@@ -197,10 +197,10 @@ def reversed_logp():
 @pytest.mark.usefixtures("_registers")
 def test_an_unknown_operation_takes_a_record_alone():
     logp, theta = reversed_logp()
-    before = hessian_pattern(logp, theta)
+    before = PatternSearch(logp, theta).run()
     assert before.pattern.matrix.nnz == 16
     registry.register({Reversed: movement.moves()})
-    after = hessian_pattern(logp, theta)
+    after = PatternSearch(logp, theta).run()
     np.testing.assert_array_equal(after.pattern.matrix.toarray(), np.eye(4))
     assert after.opaque == ()
 

@@ -39,6 +39,8 @@ class Verdict:
 
     khat: float
     effective_size: float
+    n_fits: int
+    lacking: float
 
     @property
     def conditions(self) -> list[Condition]:

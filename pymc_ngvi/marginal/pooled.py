@@ -34,21 +34,6 @@ class Rest:
     #: Uniform numbers that a draw of each other coordinate takes.
     n_parts: ClassVar[int] = 0
 
-    @property
-    def n_fits(self) -> int:
-        """Fits given globals that it took."""
-        return 0
-
-    @property
-    def lacking(self) -> float:
-        """Nats that the ELBO lacks of log m, in the mean."""
-        return 0.0
-
-    @property
-    def of_earlier(self) -> bool:
-        """Whether draws are those of an earlier version, read from a file."""
-        return False
-
     def weights(self, pool: Pool) -> tuple[Array, float]:
         """Return weights of the pool that add up to 1, and k-hat."""
         return pool.weights()
@@ -265,7 +250,7 @@ class PoolState:
     def elbo(self) -> tuple[float, float]:
         """Return the ELBO of the joint distribution of globals and the others, and its error, nats."""
         value, se = self.log_normaliser()
-        return value - self.rest.lacking, se
+        return value - self.checks.lacking, se
 
     @functools.cached_property
     def checks(self) -> Verdict:

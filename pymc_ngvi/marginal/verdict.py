@@ -50,6 +50,8 @@ class Checks(Verdict):
         standard deviations of a mean, and 5 % of a standard deviation.
     n_modes : int
         Modes that it began from.
+    n_fits, lacking
+        0: there are no fits given globals, whose ELBOs lack something.
     """
 
     khat: float
@@ -65,6 +67,8 @@ class Checks(Verdict):
     sd_error: float = 0.0
     missed: float = 0.0
     n_modes: int = 1
+    n_fits: int = 0
+    lacking: float = 0.0
 
     @property
     def conditions(self) -> list[Condition]:

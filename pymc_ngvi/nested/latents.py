@@ -37,21 +37,6 @@ class Latents(Rest):
     kind = "nested"
     is_nested = True
 
-    @property
-    def n_fits(self) -> int:
-        """Fits of latent variables at given hyperparameters."""
-        return self.checks.n_fits
-
-    @property
-    def lacking(self) -> float:
-        """Nats that ELBOs lack of log m."""
-        return self.checks.lacking
-
-    @property
-    def of_earlier(self) -> bool:
-        """Whether draws are those of an earlier version."""
-        return self.checks.of_earlier
-
     def with_pool(self, globals_: NDArray[np.intp], locals_: NDArray[np.intp], gaussian: Any) -> PoolState:
         """Return the posterior, of these coordinates."""
         pairs, n = self.pairs, len(self.pairs.g)

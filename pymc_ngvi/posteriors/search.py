@@ -2,8 +2,8 @@
 
 import functools
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import ValuesView
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from pymc_ngvi.core.prices import fit_seconds, in_words
@@ -23,24 +23,8 @@ class _TooDear(Unavailable):
     """It takes too long, and can be had by asking for it."""
 
 
-@dataclass(frozen=True)
-class Beginning:
-    """What other posteriors begin from.
-
-    Parameters
-    ----------
-    density : ModelDensity
-    q : GaussianState
-        The Gaussian fit.
-    record : FitRecord
-        Of it.
-    seed : int
-    max_seconds : float or None
-        Of the whole call.
-    wanted : str
-        The option ``posterior``: "auto", or the name of a kind.
-    progressbar : bool
-    """
+class Beginning(NamedTuple):
+    """What other posteriors begin from: a Gaussian fit, its record, a seed, and what is wanted: a kind, or "auto"."""
 
     density: ModelDensity
     q: GaussianState
@@ -67,18 +51,7 @@ class Beginning:
 
 
 class Found(NamedTuple):
-    """What a search has come to.
-
-    Parameters
-    ----------
-    state : PoolState or None
-        None: the Gaussian is the posterior.
-    plan : Plan
-    also : str
-        What there is to say of others that were tried.
-    why_not : Unavailable or None
-        Why the Gaussian is the posterior.
-    """
+    """What a search has come to: a posterior, and what is said of others that were tried, or why there is none."""
 
     state: PoolState | None
     plan: Plan
@@ -169,7 +142,7 @@ class _PosteriorSearch:
             said = "its importance weights are nearly equal: the Gaussian is the posterior near this mode"
             raise Unavailable(Reason.SUPERFLUOUS, said)
 
-    def _others(self) -> Iterable[_Offer]:
+    def _others(self) -> ValuesView[_Offer]:
         """Return what is on offer, of all kinds, those that have not been looked for yet included."""
         for kind in KINDS.values():
             self._offer(kind)

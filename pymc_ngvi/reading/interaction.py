@@ -37,10 +37,8 @@ class HessianPattern:
     opaque: tuple[str, ...]
 
 
-def hessian_pattern(
-    logp: Variable, theta: Variable, *, max_entries: int = _MAX_ENTRIES, varying: Collection[Variable] = ()
-) -> HessianPattern:
-    """Return which entries of the Hessian of ``logp`` with respect to ``theta`` can differ from 0.
+class PatternSearch:
+    """Finds which entries of a Hessian can differ from 0, as often as data change.
 
     Parameters
     ----------
@@ -48,14 +46,8 @@ def hessian_pattern(
         Simplified; it is not modified.
     theta : pytensor vector
         Of known length.
-    max_entries : int, default 40,000,000
-        Of the lower triangle.
     varying : collection of shared variables, optional
         Those that will change. The others count as constants, zeros among them too: pm.Data as it is now.
-
-    Returns
-    -------
-    HessianPattern
 
     Notes
     -----
@@ -69,23 +61,11 @@ def hessian_pattern(
     Examples
     --------
     >>> import pytensor.tensor as pt
-    >>> from pymc_ngvi.reading.interaction import hessian_pattern
+    >>> from pymc_ngvi.reading.interaction import PatternSearch
     >>> theta = pt.vector("theta", shape=(4,))
     >>> logp = -((theta[1:] - theta[:-1]) ** 2).sum()
-    >>> hessian_pattern(logp, theta).pattern.matrix.astype(int).toarray().tolist()
+    >>> PatternSearch(logp, theta).run().pattern.matrix.astype(int).toarray().tolist()
     [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
-    """
-    return PatternSearch(logp, theta, varying).run(max_entries)
-
-
-class PatternSearch:
-    """Finds the pattern of a Hessian, as often as data change; see `hessian_pattern`.
-
-    Parameters
-    ----------
-    logp : pytensor scalar
-    theta : pytensor vector
-    varying : collection of shared variables, optional
     """
 
     def __init__(self, logp: Variable, theta: Variable, varying: Collection[Variable] = ()) -> None:

@@ -131,8 +131,9 @@ def _approximation(name: str, content: Content, density: ModelDensity, fit: Cont
         generator = restored_generator(content["generator"])
     approx = NGVIApproximation(density, q, random_seed=generator, include_transformed=content["include_transformed"])
     restore(approx, name, content, fit)
-    if isinstance(q, PoolState) and q.rest.of_earlier and approx.record is not None:
-        # What that version said of its draws is not so.
-        approx.record = replace(approx.record, posterior=q.checks.sentence, doubts=q.checks.failures)
+    record = approx.record
+    if isinstance(q, PoolState) and record is not None and not record.posterior.startswith(q.checks.sentence):
+        # What an earlier version said of its draws is not so.
+        approx.record = replace(record, posterior=q.checks.sentence, doubts=q.checks.failures)
         approx._kept.diagnosis = None
     return approx

@@ -90,14 +90,6 @@ class PosteriorStep:
         """Seed of what it draws, apart from those of the fit."""
         return int(np.random.default_rng([_STREAM, self.seed]).integers(2**62))
 
-    @property
-    def _interrupted(self) -> str:
-        """What is said after an interrupt from the keyboard."""
-        kind = "an exact or nested" if self.wanted == "auto" else f"the {self.wanted}"
-        return (
-            f"interrupted from the keyboard before {kind} posterior was there; posterior='gaussian' stops at this fit."
-        )
-
     def after[A: Fitted](self, gaussian: A, make: Callable[..., A], *, progressbar: bool = True) -> A:
         """Return another posterior, or the Gaussian with the reason why not, such as an interrupt.
 
@@ -117,18 +109,13 @@ class PosteriorStep:
         record = gaussian.record
         assert record is not None
         clock, before = time.perf_counter(), gaussian.density.compile_seconds
-        try:
-            found = self._found(gaussian, record, progressbar)
-        except KeyboardInterrupt:
-            gaussian.record = dataclasses.replace(
-                record, posterior=f"Gaussian: {self._interrupted}", reason=str(Reason.INTERRUPTED)
-            )
-            return gaussian
-        if found.state is None:
+        found = self._found(gaussian, record, progressbar)
+        if (state := found.state) is None:
             reason = found.why_not
             assert reason is not None
             gaussian.record = dataclasses.replace(record, plan=found.plan)
-            if self.wanted != "auto" and record.status is not Status.INTERRUPTED:
+            is_interrupted = record.status is Status.INTERRUPTED or reason.code is Reason.INTERRUPTED
+            if self.wanted != "auto" and not is_interrupted:
                 raise NotExactError(
                     f"No {self.wanted} posterior: {reason}. The Gaussian fit is kept: `error.approx`.", gaussian
                 )
@@ -138,8 +125,7 @@ class PosteriorStep:
             return gaussian
         compiling = gaussian.density.compile_seconds - before
         running = time.perf_counter() - clock - compiling
-        state, options = found.state, {"include_transformed": gaussian.include_transformed}
-        approx = make(gaussian.density, state, random_seed=self.seed, **options)
+        approx = make(gaussian.density, state, random_seed=self.seed, include_transformed=gaussian.include_transformed)
         approx.take(gaussian, self, _with_pool(record, state, found.plan, compiling, running, found.also))
         return approx
 
@@ -148,11 +134,7 @@ class PosteriorStep:
         gaussian = approx.gaussian
         record = gaussian.record
         assert record is not None
-        try:
-            found = self._found(gaussian, record, progressbar=True)
-        except KeyboardInterrupt:
-            logger.info(f"The posterior stays as it was: {self._interrupted}")
-            return approx
+        found = self._found(gaussian, record, progressbar=True)
         if found.state is None:
             logger.info(f"The posterior stays as it was: {found.why_not}.")
             return approx
@@ -177,7 +159,7 @@ class PosteriorStep:
             record = _with_pool(record, new, record.plan, 0.0, time.perf_counter() - clock)
         else:
             logger.info("The posterior stays as it was: more hyperparameters made it no better.")
-        approx.record = dataclasses.replace(record, n_iterations=record.n_iterations + new.rest.n_fits)
+        approx.record = dataclasses.replace(record, n_iterations=record.n_iterations + new.checks.n_fits)
         approx.hist = np.append(approx.hist, -new.elbo()[0])
         approx.gap_hist = np.append(approx.gap_hist, np.nan)
         return approx
@@ -213,6 +195,11 @@ class PosteriorStep:
             with few_threads(density), np.errstate(over="ignore"):  # what overflows has no weight
                 q, most = cast(GaussianState, gaussian.q), self.max_seconds
                 return posterior_after(Beginning(density, q, record, self.stream, most, self.wanted, progressbar))
+        except KeyboardInterrupt:
+            kind = "an exact or nested" if self.wanted == "auto" else f"the {self.wanted}"
+            said = f"before {kind} posterior was there; posterior='gaussian' stops at this fit"
+            why = Unavailable(Reason.INTERRUPTED, f"interrupted from the keyboard {said}")
+            return Found(None, only_gaussian(why), why_not=why)
         finally:
             density.n_gradients, density.n_hessians = before  # those of the fit
 
@@ -316,7 +303,7 @@ def _record(density: ModelDensity, state: PoolState, seed: int, seconds: float) 
         status=Status.CONVERGED,
         elbo=Elbo(*state.elbo()),
         gap=math.nan,
-        n_iterations=state.rest.n_fits,
+        n_iterations=state.checks.n_fits,
         n_gradients=density.n_gradients,
         n_hessians=density.n_hessians,
         n_dropped=0,

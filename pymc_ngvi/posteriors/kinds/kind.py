@@ -11,18 +11,9 @@ from pymc_ngvi.posteriors.plan import Candidate
 
 
 class Start(NamedTuple):
-    """What a posterior begins from.
+    """What a posterior begins from: a fit of all coordinates if there is one, others at other modes.
 
-    Parameters
-    ----------
-    density : ModelDensity
-    q : GaussianState or None
-        A fit of all coordinates.
-    seed : int
-    others : list of GaussianState
-        Fits at other modes.
-    by_rows : bool
-        Whether values of log p are those of its rows.
+    By rows: whether values of log p are those of its rows.
     """
 
     density: ModelDensity
@@ -64,22 +55,10 @@ class Kind[Found]:
         raise NotImplementedError
 
     def run(self, start: Start, found: Found, may_take: Callable[[float], bool], *, is_only: bool) -> PoolState:
-        """Return the posterior.
+        """Return the posterior; raise `Unavailable`: `Longer` if ``may_take`` says no, `Failed` if it is no use.
 
-        Parameters
-        ----------
-        start : Start
-        found
-            What `possible` returned.
-        may_take : callable
-            Tells whether it may take so many seconds: asked where it turns out to take longer.
-        is_only : bool
-            Whether there is no other one to try after it.
-
-        Raises
-        ------
-        Unavailable
-            `Longer` where it may not; `Failed` where it is worth nothing.
+        ``may_take`` tells whether it may take so many seconds, where it turns out to take longer; ``is_only``, whether
+        there is no other one to try after it.
         """
         raise NotImplementedError
 

@@ -1,7 +1,7 @@
 """Exact posteriors: trees of local coordinates are integrated by quadrature, the globals sampled."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pymc_ngvi.core import prices
 from pymc_ngvi.core.refusal import Failed, Longer, Reason, Unavailable
@@ -25,19 +25,8 @@ _ROUNDS, _NODES_OF_BASE, _MORE_LEVELS = 1.5, 3, 2.5
 _BESIDE_TREES = 0.15
 
 
-@dataclass(frozen=True)
-class Work:
-    """What the exact posterior takes.
-
-    Parameters
-    ----------
-    n_values : float
-        Values of log p, where a cheap rule of quadrature will do.
-    each : float
-        Estimated seconds of one.
-    beside : float
-        Seconds beside these.
-    """
+class Work(NamedTuple):
+    """What the exact posterior takes: values of log p, where a cheap rule will do, seconds of one, seconds beside."""
 
     n_values: float
     each: float
