@@ -11,6 +11,7 @@ from test_rooms import MODULES, ROOT
 from pymc_ngvi.estimators import ESTIMATORS
 from pymc_ngvi.families import FAMILIES
 from pymc_ngvi.mixtures import MIXTURE_STEPS
+from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.rows.engines import ENGINES
 from pymc_ngvi.steps import STEPS
 from pymc_ngvi.updates import UPDATES
@@ -25,6 +26,7 @@ REGISTRIES = {
     "steps": STEPS,
     "mixtures": MIXTURE_STEPS,
     "engines": ENGINES,
+    "posteriors": KINDS,
 }
 
 

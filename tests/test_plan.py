@@ -4,6 +4,8 @@ import contextlib
 import functools
 import math
 
+from typing import get_args
+
 import cloudpickle
 import numpy as np
 import pymc as pm
@@ -17,6 +19,7 @@ from pymc_ngvi import fit_ngvi
 from pymc_ngvi.core.refusal import Failed, Longer, Reason, Unavailable
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.rows_given import RowsGiven
+from pymc_ngvi.fitting.choices import PosteriorName
 from pymc_ngvi.fitting.defaults import options_for
 from pymc_ngvi.nested.posterior import latent_rows_of, nested_posterior
 from pymc_ngvi.posteriors import search
@@ -73,6 +76,10 @@ def test_the_order_is_that_of_price_over_chance():
     refused, gaussian = Candidate("exact", Decision.REFUSED), Candidate("gaussian", Decision.TAKEN, 100.0)
     assert in_order([refused, unsure, gaussian]) == [gaussian, unsure, refused]
     assert math.isinf(gaussian.expected_seconds)
+
+
+def test_each_kind_can_be_asked_for():
+    assert {"auto", "gaussian", *KINDS} == set(get_args(PosteriorName))
 
 
 def test_what_is_expected_of_rows_given_hyperparameters():

@@ -224,7 +224,7 @@ def _check_posterior(posterior: object, reparam: object, choice: Choice) -> None
     values = get_args(PosteriorName)
     if not isinstance(posterior, str) or posterior not in values:
         raise ValueError(f"Unknown posterior {posterior!r}: {suggestion(posterior, values)}")
-    if posterior not in ("exact", "nested"):
+    if posterior in ("auto", "gaussian"):
         return
     other = "" if traits_of(choice.family).is_gaussian else f"family={choice.family!r}"
     other = other or (f"reparam={reparam!r}" if reparam else "")
