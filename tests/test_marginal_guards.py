@@ -11,11 +11,11 @@ from numpy.testing import assert_allclose
 from pymc_ngvi.marginal import nodes
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.fitting import Hopeless, Sampler
-from pymc_ngvi.marginal.left_out import leave_groups_out
 from pymc_ngvi.marginal.log_marginal import TOLERANCE, LogMarginal
 from pymc_ngvi.marginal.nodes import PathRule
 from pymc_ngvi.marginal.quadrature import blocks_off_centre, integrate
 from pymc_ngvi.marginal.sampling import Pool
+from pymc_ngvi.marginal.trees import leave_groups_out
 
 SEEDS = [1, 2]
 Y = np.array([2.8, 0.8, -0.3, 0.7, -0.1, 0.1, 1.8, 1.2])  # eight schools, in units of 10

@@ -11,9 +11,8 @@ from scipy.special import gammaln, logsumexp
 
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.fitting import Sampler
-from pymc_ngvi.marginal.left_out import leave_groups_out
 from pymc_ngvi.marginal.log_marginal import LogMarginal
-from pymc_ngvi.marginal.trees import Trees
+from pymc_ngvi.marginal.trees import Trees, leave_groups_out
 
 SEEDS = [1, 2]
 

@@ -23,9 +23,9 @@ from pymc_ngvi.fitting.choices import PosteriorName
 from pymc_ngvi.fitting.defaults import options_for
 from pymc_ngvi.nested.posterior import latent_rows_of, nested_posterior
 from pymc_ngvi.posteriors import search
-from pymc_ngvi.posteriors.first import plan_without_gaussian
 from pymc_ngvi.posteriors.kinds import KINDS, latent_gaussian, trees
 from pymc_ngvi.posteriors.plan import Candidate, Decision, Plan, TimeBudget, in_order
+from pymc_ngvi.posteriors.search import plan_without_gaussian
 
 FEW = 96
 

@@ -22,9 +22,9 @@ from pymc_ngvi.fitting import progress
 from pymc_ngvi.fitting.defaults import options_for
 from pymc_ngvi.fitting.progress import announced
 from pymc_ngvi.posteriors import plan
-from pymc_ngvi.posteriors.first import plan_without_gaussian
 from pymc_ngvi.posteriors.kinds import KINDS, latent_gaussian, trees
 from pymc_ngvi.posteriors.plan import TimeBudget
+from pymc_ngvi.posteriors.search import plan_without_gaussian
 from pymc_ngvi.results.diagnosis.cures import context_of
 
 

@@ -1,18 +1,21 @@
 """Local coordinates in trees, given a pool of globals: integrated by quadrature, and drawn from their conditionals."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from numpy.typing import NDArray
 
+from pymc_ngvi.core.linalg import logsumexp
+from pymc_ngvi.core.psis import smoothed
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import ModelDensity
-from pymc_ngvi.marginal.conditionals import Conditionals
+from pymc_ngvi.marginal.centres import Centres
+from pymc_ngvi.marginal.conditionals import HELD, Conditionals
 from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.joint_moments import joint_covariance, local_moments
 from pymc_ngvi.marginal.log_marginal import LogMarginal
 from pymc_ngvi.marginal.nodes import ladder
 from pymc_ngvi.marginal.on_model import FittedDensity
@@ -23,6 +26,9 @@ from pymc_ngvi.marginal.verdict import Checks
 
 #: Draws at which the reference is compared with the rule in use, and with more nodes.
 _N_REFERENCE, _N_COMPARED = 256, 16
+#: Draws of the globals that are used at most, and numbers that are held for them: of all draws and blocks, and of those
+#: that are integrated at a time.
+_MOST_LEFT_OUT, _MOST_NUMBERS, _AT_ONCE = 4_000, 2**27, 2**22
 
 
 @stored("exact.state")
@@ -170,11 +176,110 @@ class Trees(Rest):
 
     def moments(self, state: PoolState, mean: Array) -> tuple[Array, Array]:
         """Return means and standard deviations of local coordinates, by quadrature at the draws of the pool."""
-        return local_moments(self.forest, state.pool.g, state.weights, self.quadrature, mean)
+        of_locals, square = np.zeros(self.forest.n_local), np.zeros(self.forest.n_local)
+        if self.quadrature is not None:
+            # About a first guess, so that squares do not cancel.
+            guess = self.quadrature.predicted(mean[None]).mean[0]
+            for rows, centres in self._centres(state.pool.g):
+                apart = centres.mean - guess
+                of_locals += state.weights[rows] @ apart
+                square += state.weights[rows] @ (centres.variance() + apart**2)
+            square -= of_locals**2
+            of_locals += guess
+        return of_locals, np.sqrt(square)
 
     def cov_block(self, state: PoolState, index: NDArray[np.intp]) -> Array:
-        """Return the covariance of some coordinates."""
-        return joint_covariance(self.forest, state.pool.g, state.weights, self.quadrature, state.mean(), index)
+        """Return the covariance of some coordinates, about the mean of all of them."""
+        forest, g, weights, mean = self.forest, state.pool.g, state.weights, state.mean()
+        place = np.full(forest.n_dim, -1, dtype=np.intp)
+        place[forest.locals_] = np.arange(forest.n_local)
+        local, of_globals = place[index] >= 0, np.searchsorted(forest.globals_, index[place[index] < 0])
+        at, among = place[index][local], np.flatnonzero(local)
+        on_path = np.arange(forest.n_levels) <= forest.level[at][:, None]
+        same = (forest.path[at][:, None] == forest.path[at][None]) & on_path[:, None] & on_path[None]
+        result = np.zeros((len(index), len(index)))
+        for rows, centres in self._centres(g):
+            points = np.empty((len(g[rows]), len(index)))
+            points[:, ~local] = g[rows][:, of_globals]
+            points[:, local] = centres.mean[:, at]
+            for level in range(forest.n_levels if len(at) else 0):
+                i, j = np.nonzero(same[..., level])
+                f = centres.factor[:, :, level]
+                result[among[i], among[j]] += weights[rows] @ (f[:, at[i]] * f[:, at[j]])
+            points -= mean[index]
+            result += (weights[rows, None] * points).T @ points
+        return result
+
+    def _centres(self, g: Array) -> Iterator[tuple[slice, Centres]]:
+        """Yield rows of the pool, few at a time, with the conditional moments of the local coordinates."""
+        size = max(1, HELD // (max(self.forest.n_local, 1) * (1 + self.forest.n_levels)))
+        for start in range(0, len(g), size):
+            rows = slice(start, start + size)
+            if self.quadrature is not None:
+                yield rows, self.quadrature.centres(g[rows])
+            else:
+                n = len(g[rows])
+                yield rows, Centres(np.empty((n, 0)), np.empty((n, 0, 0)))
+
+
+# --- groups left out ---
+
+
+class LeftOut(NamedTuple):
+    """Predictive densities of groups given all others.
+
+    Parameters
+    ----------
+    log_density : ndarray, shape (n_blocks,)
+    khat : ndarray, shape (n_blocks,)
+        Of the weights of the globals; above .7, a density can't be relied on.
+    roots : ndarray of int, shape (n_blocks,)
+        The coordinate at the root of each block.
+    """
+
+    log_density: Array
+    khat: Array
+    roots: NDArray[np.intp]
+
+
+def leave_groups_out(state: PoolState) -> LeftOut:
+    """Return the predictive density of each group's data given those of all other groups [1]_.
+
+    Given the globals, the integral of a block's terms is p(y_i | g), the density of a group's data. Over the globals,
+    1 / p(y_i | y_-i) is the posterior mean of 1 / p(y_i | g): an importance sample from the posterior without that
+    group.
+
+    References
+    ----------
+    .. [1] A. Vehtari, T. Mononen, V. Tolvanen, T. Sivula, O. Winther (2016). Bayesian leave-one-out cross-validation
+       approximations for Gaussian latent variable models. JMLR 17(103). https://jmlr.org/papers/v17/14-540.html
+    """
+    assert isinstance(state.rest, Trees)
+    forest, quadrature = state.rest.forest, state.rest.quadrature
+    if quadrature is None:
+        raise ValueError("The model has no groups that are independent given the others: none can be left out.")
+    terms = quadrature.terms
+    if isinstance(terms, FittedDensity):
+        terms = terms.of_whole_groups()
+    roots = forest.locals_[forest.at_level[0]]
+    # The first ones, not those of most weight: without a group, others may have more.
+    n = min(_MOST_LEFT_OUT, max(_MOST_NUMBERS // len(roots), 1), len(state.pool.g))
+    g, log_weights = state.pool.g[:n], state.log_weights[:n]
+    of_blocks, size = np.empty((n, len(roots))), max(1, _AT_ONCE // forest.n_local)
+    for start in range(0, n, size):
+        rows = slice(start, start + size)
+        points = quadrature.reference(g[rows])
+        integral = integrate(terms, forest, quadrature.rule, g[rows], points.centres, moments=False, by_block=True)
+        assert integral.of_blocks is not None
+        of_blocks[rows] = np.where(points.lost[:, None], np.nan, integral.of_blocks)
+    log_density, khat = np.empty(len(roots)), np.empty(len(roots))
+    for i, of_group in enumerate(of_blocks.T):
+        # Draws that are nothing to the posterior are left out, and those whose centres were not found.
+        known = np.isfinite(log_weights) & np.isfinite(of_group)
+        smooth, khat[i] = smoothed(log_weights[known] - of_group[known])
+        # E_{p(g | y_-i)} p(y_i | g) = sum of v p / sum of v with v = w / p.
+        log_density[i] = logsumexp(smooth + of_group[known]) - logsumexp(smooth)
+    return LeftOut(log_density, khat, roots)
 
 
 def _error(values: Array) -> float:

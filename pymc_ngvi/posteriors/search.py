@@ -1,22 +1,27 @@
-"""After a Gaussian fit: candidates are tried in the order of the plan, until one is exact."""
+"""The way through the plan: before a Gaussian fit, what needs none; after it, candidates in turn until one is exact."""
 
 import functools
+import math
 
 from collections.abc import ValuesView
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
-from pymc_ngvi.core.prices import fit_seconds, in_words
+from pymc_ngvi.core.prices import expected_fit_seconds, fit_seconds, in_words
 from pymc_ngvi.core.refusal import Failed, Longer, Reason, Unavailable
 from pymc_ngvi.core.types import GaussianState
 from pymc_ngvi.density import ModelDensity
+from pymc_ngvi.fitting.options import FitOptions
 from pymc_ngvi.fitting.progress import announced
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.marginal.exact import efficiency_of, is_even
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors.kinds import KINDS
-from pymc_ngvi.posteriors.kinds.kind import Kind, Start
+from pymc_ngvi.posteriors.kinds.kind import Kind, Start, if_available
 from pymc_ngvi.posteriors.plan import GAUSSIAN, Candidate, Decision, Plan, TimeBudget, in_order
+
+#: Seconds that a posterior may take without being asked for, where no Gaussian fit comes before it.
+_MOST_SECONDS = 120.0
 
 
 class _TooDear(Unavailable):
@@ -47,7 +52,7 @@ class Beginning(NamedTuple):
         if self.max_seconds is not None:
             of_fit += record.n_searched * density.gradient_seconds
         unlimited = self.wanted != "auto" and self.max_seconds is None
-        return TimeBudget(of_fit, float("inf") if unlimited else self.max_seconds)
+        return TimeBudget(of_fit, math.inf if unlimited else self.max_seconds)
 
 
 class Found(NamedTuple):
@@ -240,3 +245,43 @@ def _also(reasons: list[Unavailable]) -> str:
     """Return what there is to say of posteriors that were left out, or failed."""
     tried = [str(reason) for reason in reasons if isinstance(reason, _TooDear | Failed)]
     return f" Before it: {'; '.join(tried)}." if tried else ""
+
+
+# --- before a Gaussian fit ---
+
+
+def plan_without_gaussian(options: FitOptions, density: ModelDensity) -> Plan | None:
+    """Return the plan where a posterior comes before any Gaussian fit; None where none does."""
+    is_auto = options.posterior == "auto"
+    wanted = [kind for kind in KINDS.values() if is_auto or kind.name == options.posterior]
+    first = [kind for kind in wanted if kind.may_come_first]
+    if not first or density.has_minibatch or density.is_sharded:
+        return None
+    by_rows, after = density.n_directions is not None, []
+    for kind in wanted:
+        found = None if kind in first else if_available(kind.possible, density)
+        if found is not None and not kind.is_plain(found):
+            after.append(kind.price(found, density, by_rows=by_rows))
+        elif found is not None and by_rows:
+            return None  # a Gaussian is seldom far off
+    of_fit = expected_fit_seconds(density, by_rows=by_rows)
+    follows = min((of_fit + candidate.expected_seconds for candidate in after), default=math.inf)
+    most = _affordable(options, of_fit)
+    limit = f"Before any Gaussian fit, {in_words(most)} may be taken." if math.isfinite(most) else ""
+    for kind in first:
+        if by_rows and follows <= kind.least:
+            continue  # it takes no less: it need not be looked for
+        found = if_available(kind.possible, density)
+        if found is None or (is_auto and not kind.comes_first(found, by_rows=by_rows)):
+            continue
+        candidate = kind.price(found, density, by_rows=by_rows)
+        if candidate.expected_seconds <= follows and candidate.seconds <= most:
+            return Plan((candidate, *after, Candidate(GAUSSIAN, Decision.ON_REQUEST, of_fit)), limit)
+    return None
+
+
+def _affordable(options: FitOptions, of_fit: float) -> float:
+    """Return the seconds that it may take: as many as a Gaussian fit and what may follow it."""
+    if options.max_seconds is not None:
+        return options.max_seconds
+    return min(of_fit + TimeBudget(of_fit).left(), _MOST_SECONDS) if options.posterior == "auto" else math.inf

@@ -8,9 +8,8 @@ import numpy as np
 import xarray as xr
 
 from pymc_ngvi.density.normalised import unnormalised
-from pymc_ngvi.marginal.left_out import leave_groups_out
 from pymc_ngvi.marginal.pooled import PoolState
-from pymc_ngvi.marginal.trees import Trees
+from pymc_ngvi.marginal.trees import Trees, leave_groups_out
 from pymc_ngvi.results.posterior import Posterior
 
 logger = logging.getLogger("pymc.ngvi")

@@ -32,11 +32,10 @@ from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.fitting.session import FitSession
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.marginal.pooled import PoolState
-from pymc_ngvi.posteriors.first import plan_without_gaussian
 from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.posteriors.kinds.kind import Kind, Start
 from pymc_ngvi.posteriors.plan import Decision, Plan
-from pymc_ngvi.posteriors.search import Beginning, Found, only_gaussian, posterior_after
+from pymc_ngvi.posteriors.search import Beginning, Found, only_gaussian, plan_without_gaussian, posterior_after
 from pymc_ngvi.results.fitted import Fitted
 
 logger = logging.getLogger("pymc.ngvi")
