@@ -137,7 +137,8 @@ def tried(monkeypatch):
     def priced(exact, nested, chance, turns_out=None):
         run.turns_out = exact if turns_out is None else turns_out
         nested = Candidate("nested", seconds=nested, chance=chance)
-        monkeypatch.setattr(KINDS["nested"], "price", lambda *args, by_rows: nested)
+        for name, value in {"possible": None, "comes_first": False, "price": nested}.items():
+            monkeypatch.setattr(KINDS["nested"], name, lambda *args, value=value, **options: value)
         monkeypatch.setattr(trees, "work_of", lambda *args, by_rows: trees.Work(100.0 * exact, 0.01))
         return noted
 
