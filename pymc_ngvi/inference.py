@@ -1,6 +1,5 @@
 """`NGVI`, the inference object: options in, approximation out."""
 
-import logging
 import time
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,9 +35,6 @@ from pymc_ngvi.graphs.backends import Backend
 from pymc_ngvi.results.approximation import NGVIApproximation
 from pymc_ngvi.results.callbacks import Callback, observer_of
 from pymc_ngvi.results.posterior_step import PosteriorStep, check_wanted, posterior_first
-
-# A child of PyMC's logger, which has the handler.
-logger = logging.getLogger("pymc.ngvi")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -90,10 +90,6 @@ def _lifted(lift: Lifting, node: Apply, var: Variable, index: Ints) -> Variable:
     return functools.reduce(pt.add, parts)
 
 
-def _both(node: Apply) -> list[float | None]:
-    return [1.0, 1.0]
-
-
 def _solution_degrees(node: Apply) -> list[float | None]:
     return [-1.0, 1.0] if isinstance(core_op(node.op), Solve | SolveTriangular) else [None, None]
 
