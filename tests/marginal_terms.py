@@ -13,7 +13,7 @@ from pymc_ngvi.marginal.fitting import Sampler
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.log_marginal import LogMarginal
 from pymc_ngvi.marginal.parts import whole
-from pymc_ngvi.marginal.trees import Trees
+from pymc_ngvi.marginal.trees import IntegratedTrees
 
 _HALF_LOG_2PI = 0.5 * np.log(2.0 * np.pi)
 
@@ -264,4 +264,4 @@ def exact_state(groups, mean, cov, seed=1):
     """Return the exact posterior of groups, from a Gaussian with these moments of the globals."""
     quadrature = LogMarginal(groups.terms, groups.forest, groups.start)
     sampler = Sampler(quadrature, np.asarray(mean, dtype=float), np.asarray(cov, dtype=float), seed)
-    return Trees(sampler.run(), sampler.sequences, groups.forest, quadrature, None).with_pool(None)
+    return IntegratedTrees(sampler.run(), sampler.sequences, groups.forest, quadrature, None).with_pool(None)

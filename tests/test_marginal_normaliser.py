@@ -12,7 +12,7 @@ from scipy.special import gammaln, logsumexp
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.fitting import Sampler
 from pymc_ngvi.marginal.log_marginal import LogMarginal
-from pymc_ngvi.marginal.trees import Trees, leave_groups_out
+from pymc_ngvi.marginal.trees import IntegratedTrees, leave_groups_out
 
 SEEDS = [1, 2]
 
@@ -27,13 +27,13 @@ def near(state, expected, slack=5e-4):
 def sampled(terms, forest, mean, cov, first_centres, seed=1):
     quadrature = LogMarginal(terms, forest, first_centres)
     sampler = Sampler(quadrature, np.asarray(mean, dtype=float), np.asarray(cov, dtype=float), seed)
-    return Trees(sampler.run(), sampler.sequences, forest, quadrature, None).with_pool(None)
+    return IntegratedTrees(sampler.run(), sampler.sequences, forest, quadrature, None).with_pool(None)
 
 
 def plain(log_p, mean, cov, seed=1):
     """Return the posterior of a model without local coordinates."""
     sampler = Sampler(log_p, np.asarray(mean, dtype=float), np.asarray(cov, dtype=float), seed)
-    return Trees(sampler.run(), sampler.sequences, forest_of([], len(mean)), None, None).with_pool(None)
+    return IntegratedTrees(sampler.run(), sampler.sequences, forest_of([], len(mean)), None, None).with_pool(None)
 
 
 # --- with local coordinates -------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from pymc_ngvi.marginal.on_model import FittedDensity
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.marginal.proposals import effective_size
 from pymc_ngvi.marginal.sampling import Sampled
-from pymc_ngvi.marginal.trees import Trees
+from pymc_ngvi.marginal.trees import IntegratedTrees
 
 logger = logging.getLogger("pymc.ngvi")
 
@@ -124,7 +124,7 @@ def exact_posterior(
     fitted = FittedDensity(density, forest, mean)
     if not forest.n_local:
         sampler = Sampler(fitted.logp, mean, cov, seed, others=elsewhere)
-        return Trees(_run(sampler), sampler.sequences, forest, None, fitted).with_pool(q, tuple(others))
+        return IntegratedTrees(_run(sampler), sampler.sequences, forest, None, fitted).with_pool(q, tuple(others))
     try:
         fitted.split()
     except CannotSplit as reason:
@@ -137,7 +137,9 @@ def exact_posterior(
     quadrature = LogMarginal(fitted, forest, centres)
     sampler = Sampler(quadrature, mean[forest.globals_], cov, seed, may_take, others=elsewhere)
     with quadrature.remembering():
-        state = Trees(_run(sampler), sampler.sequences, forest, quadrature, fitted).with_pool(q, tuple(others))
+        state = IntegratedTrees(_run(sampler), sampler.sequences, forest, quadrature, fitted).with_pool(
+            q, tuple(others)
+        )
         state.mean()  # from what is known at draws of the pool
     return state
 

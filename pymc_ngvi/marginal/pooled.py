@@ -21,7 +21,7 @@ from pymc_ngvi.marginal.sampling import Pool, relative_sd_errors
 _KNOWN: "weakref.WeakValueDictionary[int, PoolState]" = weakref.WeakValueDictionary()
 
 
-class Rest:
+class GivenGlobals:
     """The other coordinates given the globals: drawn from their conditional density, or weighted draws that are kept.
 
     What is not written here of a kind is that of exact draws from the conditional density.
@@ -95,7 +95,7 @@ class PoolState:
     ----------
     pool : Pool
         Globals as weighted draws.
-    rest : Rest
+    rest : GivenGlobals
         The others given these.
     globals_, locals_ : ndarray of int
         Coordinates that are in the pool, and the others.
@@ -108,7 +108,7 @@ class PoolState:
     """
 
     pool: Pool
-    rest: Rest
+    rest: GivenGlobals
     globals_: NDArray[np.intp]
     locals_: NDArray[np.intp]
     gaussian: Any
@@ -163,7 +163,7 @@ class PoolState:
             If the parts do not go together.
         """
         entry = with_tag(content["of"])
-        if entry is None or not issubclass(entry.cls, Rest):
+        if entry is None or not issubclass(entry.cls, GivenGlobals):
             raise ValueError(f"it is a {content['of']!r}, which is none")
         return entry.cls.of_content(content, density)
 

@@ -19,7 +19,7 @@ from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.log_marginal import LogMarginal
 from pymc_ngvi.marginal.nodes import ladder
 from pymc_ngvi.marginal.on_model import FittedDensity
-from pymc_ngvi.marginal.pooled import PoolState, Rest
+from pymc_ngvi.marginal.pooled import GivenGlobals, PoolState
 from pymc_ngvi.marginal.quadrature import integrate
 from pymc_ngvi.marginal.sampling import Plain, Pool, Sampled, Sequences, evenly_picked, picked
 from pymc_ngvi.marginal.verdict import Checks
@@ -33,7 +33,7 @@ _MOST_LEFT_OUT, _MOST_NUMBERS, _AT_ONCE = 4_000, 2**27, 2**22
 
 @stored("exact.state")
 @dataclass(frozen=True, eq=False)
-class Trees(Rest):
+class IntegratedTrees(GivenGlobals):
     """What is left given globals: independent trees of local coordinates, or nothing.
 
     Parameters
@@ -254,7 +254,7 @@ def leave_groups_out(state: PoolState) -> LeftOut:
     .. [1] A. Vehtari, T. Mononen, V. Tolvanen, T. Sivula, O. Winther (2016). Bayesian leave-one-out cross-validation
        approximations for Gaussian latent variable models. JMLR 17(103). https://jmlr.org/papers/v17/14-540.html
     """
-    assert isinstance(state.rest, Trees)
+    assert isinstance(state.rest, IntegratedTrees)
     forest, quadrature = state.rest.forest, state.rest.quadrature
     if quadrature is None:
         raise ValueError("The model has no groups that are independent given the others: none can be left out.")

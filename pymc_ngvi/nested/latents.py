@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density import ModelDensity
-from pymc_ngvi.marginal.pooled import PoolState, Rest
+from pymc_ngvi.marginal.pooled import GivenGlobals, PoolState
 from pymc_ngvi.marginal.sampling import Pool, evenly_picked
 from pymc_ngvi.nested.earlier import pairs_of_earlier
 from pymc_ngvi.nested.pairs import WeightedPairs
@@ -22,7 +22,7 @@ _N_PARTS = 8
 
 @stored("nested.state")
 @dataclass(frozen=True, eq=False)
-class Latents(Rest):
+class Latents(GivenGlobals):
     """What is left given hyperparameters: the latent variables of weighted pairs.
 
     Parameters

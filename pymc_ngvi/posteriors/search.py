@@ -17,7 +17,7 @@ from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.marginal.exact import efficiency_of, is_even
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors.kinds import KINDS
-from pymc_ngvi.posteriors.kinds.kind import Kind, Start, if_available
+from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart, if_available
 from pymc_ngvi.posteriors.plan import GAUSSIAN, Candidate, Decision, Plan, TimeBudget, in_order
 
 #: Seconds that a posterior may take without being asked for, where no Gaussian fit comes before it.
@@ -39,11 +39,11 @@ class Beginning(NamedTuple):
     wanted: str
     progressbar: bool
 
-    def start(self) -> Start:
+    def start(self) -> PosteriorStart:
         """Return what a kind of posterior begins from."""
         by_rows = self.density.n_directions is not None and self.record.estimator == "quadrature"
         others = [cast(GaussianState, mode.q) for mode in self.record.modes]
-        return Start(self.density, self.q, self.seed, others, by_rows)
+        return PosteriorStart(self.density, self.q, self.seed, others, by_rows)
 
     def budget(self) -> TimeBudget:
         """Return what the Gaussian fit took, and what it leaves."""
@@ -68,7 +68,7 @@ class _Offer(NamedTuple):
     """A candidate, its kind, what that goes by, and the seconds that it may take."""
 
     candidate: Candidate
-    kind: Kind[Any]
+    kind: PosteriorKind[Any]
     found: Any
     limit: float
 
@@ -153,7 +153,7 @@ class _PosteriorSearch:
             self._offer(kind)
         return self._offers.values()
 
-    def _offer(self, kind: Kind[Any]) -> None:
+    def _offer(self, kind: PosteriorKind[Any]) -> None:
         """Look once for what there is of a kind: the table says what it takes, or why there is none."""
         if kind.name in self._table:
             return

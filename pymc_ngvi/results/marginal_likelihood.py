@@ -9,7 +9,7 @@ import xarray as xr
 
 from pymc_ngvi.density.normalised import unnormalised
 from pymc_ngvi.marginal.pooled import PoolState
-from pymc_ngvi.marginal.trees import Trees, leave_groups_out
+from pymc_ngvi.marginal.trees import IntegratedTrees, leave_groups_out
 from pymc_ngvi.results.posterior import Posterior
 
 logger = logging.getLogger("pymc.ngvi")
@@ -48,7 +48,7 @@ def log_marginal_likelihood(posterior: Posterior) -> LogMarginalLikelihood:
 
 def leave_one_group_out(posterior: Posterior) -> xr.Dataset:
     """Return the predictive density of each group given the others; see `NGVIApproximation.leave_one_group_out`."""
-    left = leave_groups_out(_pool_of(posterior, Trees, "leave_one_group_out() goes with"))
+    left = leave_groups_out(_pool_of(posterior, IntegratedTrees, "leave_one_group_out() goes with"))
     labels = [posterior.layout.label(int(i)) for i in left.roots]
     n = len(labels)
     high = int((left.khat > _MOST_KHAT).sum())

@@ -33,7 +33,7 @@ from pymc_ngvi.fitting.session import FitSession
 from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors.kinds import KINDS
-from pymc_ngvi.posteriors.kinds.kind import Kind, Start
+from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart
 from pymc_ngvi.posteriors.plan import Decision, Plan
 from pymc_ngvi.posteriors.search import Beginning, Found, only_gaussian, plan_without_gaussian, posterior_after
 from pymc_ngvi.results.fitted import Fitted
@@ -251,10 +251,10 @@ def posterior_first[A: Fitted](
 
 
 def _made(
-    kind: Kind[Any], density: ModelDensity, q: GaussianState | None, seed: int, *, is_only: bool = True
+    kind: PosteriorKind[Any], density: ModelDensity, q: GaussianState | None, seed: int, *, is_only: bool = True
 ) -> PoolState:
     """Return a posterior that no fit comes before, from the Gaussian with the moments of another one if there is."""
-    start = Start(density, q, seed, [], density.n_directions is not None)
+    start = PosteriorStart(density, q, seed, [], density.n_directions is not None)
     with few_threads(density):
         return kind.run(start, kind.possible(density), lambda seconds: True, is_only=is_only)
 

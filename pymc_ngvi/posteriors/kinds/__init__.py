@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from pymc_ngvi.posteriors.kinds.kind import Kind
+from pymc_ngvi.posteriors.kinds.kind import PosteriorKind
 from pymc_ngvi.posteriors.kinds.latent_gaussian import LatentGaussianKind
 from pymc_ngvi.posteriors.kinds.trees import TreeKind
 
 #: In the order in which they are looked for: those that can be had without much looking first.
-KINDS: dict[str, Kind[Any]] = {kind.name: kind for kind in (TreeKind(), LatentGaussianKind())}
+KINDS: dict[str, PosteriorKind[Any]] = {kind.name: kind for kind in (TreeKind(), LatentGaussianKind())}

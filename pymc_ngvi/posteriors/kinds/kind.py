@@ -10,7 +10,7 @@ from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.posteriors.plan import Candidate
 
 
-class Start(NamedTuple):
+class PosteriorStart(NamedTuple):
     """What a posterior begins from: a fit of all coordinates if there is one, others at other modes.
 
     By rows: whether values of log p are those of its rows.
@@ -23,7 +23,7 @@ class Start(NamedTuple):
     by_rows: bool
 
 
-class Kind[Found]:
+class PosteriorKind[Found]:
     """A kind of posterior: whether a model has it, what it takes and is worth, and how it is made.
 
     ``Found`` is what it goes by: trees, rows given hyperparameters. A kind is a subclass in a file of its own, and a
@@ -54,7 +54,9 @@ class Kind[Found]:
         """Return it as a candidate, with its seconds."""
         raise NotImplementedError
 
-    def run(self, start: Start, found: Found, may_take: Callable[[float], bool], *, is_only: bool) -> PoolState:
+    def run(
+        self, start: PosteriorStart, found: Found, may_take: Callable[[float], bool], *, is_only: bool
+    ) -> PoolState:
         """Return the posterior; raise `Unavailable`: `Longer` if ``may_take`` says no, `Failed` if it is no use.
 
         ``may_take`` tells whether it may take so many seconds, where it turns out to take longer; ``is_only``, whether

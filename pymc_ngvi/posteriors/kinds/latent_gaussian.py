@@ -9,7 +9,7 @@ from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.nested.posterior import latent_rows_of, nested_posterior
 from pymc_ngvi.nested.seconds import LEAST, nested_seconds
-from pymc_ngvi.posteriors.kinds.kind import Kind, Start
+from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart
 from pymc_ngvi.posteriors.plan import Candidate
 
 #: Chances that it turns out to be exact where latent variables are not Gaussian given hyperparameters.
@@ -22,7 +22,7 @@ _MOST_VARIANCE = 1.5
 _MANY = 3
 
 
-class LatentGaussianKind(Kind[RowsGiven]):
+class LatentGaussianKind(PosteriorKind[RowsGiven]):
     """Hyperparameters sampled, latent variables drawn from Gaussians given these, both weighted together."""
 
     name = "nested"
@@ -42,7 +42,9 @@ class LatentGaussianKind(Kind[RowsGiven]):
         seconds, chance = nested_seconds(found), self.chance(found)
         return Candidate(self.name, seconds=seconds, chance=chance, of_failure=_OF_FAILURE)
 
-    def run(self, start: Start, found: RowsGiven, may_take: Callable[[float], bool], *, is_only: bool) -> PoolState:
+    def run(
+        self, start: PosteriorStart, found: RowsGiven, may_take: Callable[[float], bool], *, is_only: bool
+    ) -> PoolState:
         """Return the posterior."""
         return nested_posterior(start.density, start.q, start.seed, math.inf if is_only else _MOST_VARIANCE)
 

@@ -11,7 +11,7 @@ from pymc_ngvi.marginal.fitting import WANTED
 from pymc_ngvi.marginal.forest import Forest
 from pymc_ngvi.marginal.nodes import first_rule
 from pymc_ngvi.marginal.pooled import PoolState
-from pymc_ngvi.posteriors.kinds.kind import Kind, Start
+from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart
 from pymc_ngvi.posteriors.plan import Candidate
 
 #: Globals beyond which another posterior is to be tried before it, and the chance that it is exact then.
@@ -57,7 +57,7 @@ def work_of(forest: Forest, density: ModelDensity, *, by_rows: bool) -> Work:
     return Work.of(forest, prices.value_seconds(density, n_rows))
 
 
-class TreeKind(Kind[Forest]):
+class TreeKind(PosteriorKind[Forest]):
     """Globals sampled, trees integrated by quadrature; of few parameters without trees, all are sampled."""
 
     name = "exact"
@@ -75,7 +75,9 @@ class TreeKind(Kind[Forest]):
         seconds = work_of(found, density, by_rows=by_rows).seconds
         return Candidate(self.name, seconds=seconds, chance=self.chance(found))
 
-    def run(self, start: Start, found: Forest, may_take: Callable[[float], bool], *, is_only: bool) -> PoolState:
+    def run(
+        self, start: PosteriorStart, found: Forest, may_take: Callable[[float], bool], *, is_only: bool
+    ) -> PoolState:
         """Return the posterior: only an exact one is worth anything."""
         assert start.q is not None
         each = work_of(found, start.density, by_rows=start.by_rows).each
