@@ -9,12 +9,16 @@ from scipy import sparse
 from pymc_ngvi import LogDensity, Status, fit_ngvi, load
 from pymc_ngvi.core.moments import Moments
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
+from pymc_ngvi.core.psis import Weights, WeightVerdict
 from pymc_ngvi.core.target import MeanHessian
 from pymc_ngvi.families import FullPrecisionState, FullState, SparseFamily, SummedState, fill
 from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
 from pymc_ngvi.families.matrices.sparse.summed import SummedStructure
 from pymc_ngvi.fitting import auto, session
+from pymc_ngvi.fitting.modes import climbs
+from pymc_ngvi.mixtures.finite import search as mixture_search
 from pymc_ngvi.reading import sums as wide
+from pymc_ngvi.results.diagnosis import followed, missed_mass
 from pymc_ngvi.steps.adaptive.secant import moments_of, natural_gradient
 from pymc_ngvi.updates import natural
 
@@ -340,6 +344,41 @@ def test_a_fit_is_that_of_the_dense_family(name, tmp_path):
     words = {"pm.ICAR": "a sum over 36 coordinates of `phi`", "pm.ZeroSumNormal": "39 coordinates of `u_zerosum__`"}
     assert words[name] in str(approx.structure)
     assert np.isfinite(approx.sample(20, random_seed=1).posterior["level"].to_numpy()).all()
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("name", ["pm.ICAR", "less the mean"])
+def test_hessians_at_draws_have_the_same_sums(name):
+    """A factor takes them as it takes expectations."""
+    density, rng = LogDensity(MODELS[name][0]()), np.random.default_rng(3)
+    theta = density.initial_point() + 0.3 * rng.standard_normal((2, density.n_dim))
+    found = density.mean_hessian(theta)
+    summed, whole = density.summed, np.vstack([np.eye(density.n_dim), density.summed.weights])
+    joint = summed.pattern.symmetric(found.summed_values()).toarray()
+    dense = found.products(np.eye(density.n_dim))
+    np.testing.assert_allclose(whole.T @ joint @ whole, dense, atol=1e-9 * np.abs(dense).max())
+    state = SparseFamily(SummedStructure.of_sums(summed)).from_scale(theta[0], np.linspace(0.5, 2.0, density.n_dim))
+    assert np.isfinite(found.whitened(state)).all()
+
+
+@pytest.mark.usefixtures("few")
+def test_modes_are_looked_for(monkeypatch):
+    """Gaussians about the ends of climbs are of the family of the fit."""
+    for module, limit in ((climbs, "MOST_NEWTON"), (missed_mass, "_MOST_DENSE")):
+        monkeypatch.setattr(module, limit, 20)
+    approx, ends = fit_ngvi(model=icar(), **QUIET), []
+    assert isinstance(approx.q, SummedState)
+    local = mixture_search.local_component
+    for module in (climbs, mixture_search):
+        monkeypatch.setattr(module, "local_component", lambda *given: ends.append(found := local(*given)) or found)
+    monkeypatch.setattr(Weights, "verdict", lambda self, n_dim=None: WeightVerdict.UNEVEN)
+    monkeypatch.setattr(followed, "_OF_GRADIENTS", 10.0)
+    monkeypatch.setattr(followed, "has_one_mode", lambda density: False)
+    for thorough in (False, True):
+        approx.diagnose(random_seed=1, thorough=thorough)
+        assert ends
+        assert all(isinstance(end, SummedState) for end in ends)
+        ends.clear()
 
 
 @pytest.mark.usefixtures("few")

@@ -25,7 +25,7 @@ from pymc_ngvi.density.sparse_hessian import is_dense
 from pymc_ngvi.graphs import graph
 from pymc_ngvi.reading.interacting import is_smooth
 from pymc_ngvi.reading.reading import Reading
-from pymc_ngvi.rows.mean_hessian import Known, PredictorMeanHessian
+from pymc_ngvi.rows.mean_hessian import PredictorMeanHessian
 from pymc_ngvi.rows.pattern import pattern_of_rows
 from pymc_ngvi.rows.row_hessian import FEW_PREDICTORS, RowHessian, SecondDerivatives
 from pymc_ngvi.rows.seen import Seen
@@ -299,7 +299,7 @@ class ByRows:
                 if not agree:
                     self.give_up(NOT_LOG_P)
                 return None
-        return PredictorMeanHessian(hessian.linear, hessian.mean(theta), Known(self.pattern))
+        return PredictorMeanHessian(hessian.linear, hessian.mean(theta), self)
 
     def about(self, point: Array, q: Spread) -> PredictorMeanHessian | None:
         """Return the Hessian at a point, (n_dim,), by what expectations are taken with: nothing is compiled for it.

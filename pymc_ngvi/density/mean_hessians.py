@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.refusal import PatternLacks, PatternWidened, RowHessianGivenUp, RowsGivenUp
 from pymc_ngvi.core.types import Array, MeanHessian, Target
 from pymc_ngvi.density.by_rows import ByRows
@@ -228,11 +228,22 @@ class RowsHessian(MeanHessian):
         ValueError
             Where the Hessian counts as dense.
         """
-        if self.pattern is None:
-            return super().values()
+        return super().values() if self.pattern is None else self._of_rows.values()
+
+    @property
+    def summed(self) -> SummedPattern | None:
+        """Entries that can differ from 0 beside sums over many coordinates; None where there are no such sums."""
+        return self._by_rows.summed
+
+    def summed_values(self) -> Array:
+        """Return the entries of `summed`, by coordinates and sums; raise as `values` does."""
+        return super().summed_values() if self.summed is None else self._of_rows.summed_values()
+
+    @property
+    def _of_rows(self) -> PredictorMeanHessian:
         evaluated = self._evaluated
         if not isinstance(evaluated, PredictorMeanHessian):
             if self._by_rows.found is None:
                 raise RowsGivenUp("the rows are not all of log p")
             raise RowHessianGivenUp("second derivatives of rows are not those of log p")
-        return evaluated.values()
+        return evaluated

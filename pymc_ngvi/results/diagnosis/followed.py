@@ -51,6 +51,6 @@ def followed(
     heaviest = np.argsort(-np.where(np.isfinite(ratio), ratio, -np.inf))[:_N_FOLLOWED]
     theta = first_weighed(posterior, len(ratio), len(ratio), again)[heaviest]
     scales = np.broadcast_to(q.sd(), theta.shape)
-    modes, _ = modes_from(density, gaussian, theta, scales)
+    modes, _ = modes_from(density, gaussian, theta, scales, by_rows=record.estimator == "quadrature")
     found = [outside(density, q, elbo, mode.gaussian, rng) for mode in modes]
     return sorted((place for place in found if place is not None), key=lambda place: -place.share)
