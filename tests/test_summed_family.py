@@ -374,8 +374,12 @@ def test_modes_are_looked_for(monkeypatch):
     monkeypatch.setattr(Weights, "verdict", lambda self, n_dim=None: WeightVerdict.UNEVEN)
     monkeypatch.setattr(followed, "_OF_GRADIENTS", 10.0)
     monkeypatch.setattr(followed, "has_one_mode", lambda density: False)
-    for thorough in (False, True):
-        approx.diagnose(random_seed=1, thorough=thorough)
+    posterior, rng = approx._posterior, np.random.default_rng(1)
+    for look in (
+        lambda: approx.diagnose(random_seed=1),
+        lambda: missed_mass.other_modes(posterior.density, posterior.distribution, approx.elbo.value, rng),
+    ):
+        look()
         assert ends
         assert all(isinstance(end, SummedState) for end in ends)
         ends.clear()

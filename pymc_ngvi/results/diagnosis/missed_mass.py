@@ -85,8 +85,9 @@ def _around(distribution: Distribution) -> Any:
     """Return a wide Gaussian about the mean of q, of a form whose curvatures can be had."""
     mean, sd = distribution.mean(), distribution.sd()
     sd = _WIDER * np.where(np.isfinite(sd), sd, 1.0)
-    kind: Any = FullState if distribution.n_dim <= _MOST_DENSE else distribution.gaussian
-    return kind.from_scale(mean, sd)
+    if distribution.n_dim <= _MOST_DENSE:
+        return FullState.from_scale(mean, sd)
+    return distribution.gaussian.with_scale(mean, sd)
 
 
 def outside(
