@@ -16,9 +16,8 @@ from scipy.special import ndtri
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.forest import Forest
-from pymc_ngvi.marginal.parts import TermsOfBlocks
+from pymc_ngvi.marginal.parts import SomeBlocks, TermsOfBlocks
 from pymc_ngvi.marginal.quadrature import upwards
-from pymc_ngvi.marginal.surrogate import Surrogate
 
 #: Candidates in each coordinate, by levels of the trees.
 N_CANDIDATES = {1: 5, 2: 4, 3: 3, 4: 2, 5: 2}
@@ -26,8 +25,8 @@ N_CANDIDATES = {1: 5, 2: 4, 3: 3, 4: 2, 5: 2}
 _WIDTH = 1.05
 #: Skewness of a split normal with scales 1 -+ d/2, over d, about 0; largest d.
 _SKEWNESS, _MOST_APART = 0.8, 1.2
-#: Standard deviations that candidates of a surrogate reach to either side; numbers in a temporary beside one.
-_REACH, _CACHED = 4.5, 2**17
+#: Standard deviations to either side that hold all but a few draws in a hundred thousand.
+_REACH = 4.5
 _ROOT = float(np.sqrt(2.0 / np.pi))
 _LOG_2PI = float(np.log(2.0 * np.pi))
 
@@ -98,7 +97,7 @@ def draw_effects(
     shifts: Array,
     choices: Array,
     of_draw: NDArray[np.intp],
-    surrogate: Surrogate | None = None,
+    mapped: tuple[Array, NDArray[np.bool_]] | None = None,
 ) -> Effects:
     """Draw local coordinates.
 
@@ -117,57 +116,59 @@ def draw_effects(
         Uniform numbers that choose.
     of_draw : ndarray of int, shape (n,)
         Which of the points a draw has for its globals, ascending.
-    surrogate : Surrogate, optional
-        Gives the conditional density, in place of the terms.
+    mapped : tuple, optional
+        Draws that are there already, (n, n_local), and which coordinates are to be drawn nevertheless, (n_local,).
+        Efficiencies of the others are 0.
     """
     k = N_CANDIDATES[forest.n_levels]
-    proposal = SplitNormal.of_skewness(skewness)
-    size = terms.chunk(k**forest.n_levels) if surrogate is None else max(1, _CACHED // (k * forest.n_local))
-    local, efficiency = np.empty((len(of_draw), forest.n_local)), np.zeros(forest.n_local)
-    for start in range(0, len(g), size):
-        rows = slice(start, min(start + size, len(g)))
+    plan = terms.plan(forest, len(g), k**forest.n_levels)
+    efficiency = np.zeros(forest.n_local)
+    local, rough = (np.empty((len(of_draw), forest.n_local)), None) if mapped is None else mapped
+    parts = [part for part in plan.parts if rough is None or rough[part.places].any()]
+    for start in range(0, len(g), plan.size):
+        rows = slice(start, min(start + plan.size, len(g)))
         first, last = np.searchsorted(of_draw, [rows.start, rows.stop])
-        z = candidate_points(proposal, k, shifts[rows], surrogate)
-        tables = weights_of(terms, forest, g[rows], centres[rows], z, proposal, surrogate)
-        chosen, of_candidates = _chosen(forest, tables, z, choices[first:last], of_draw[first:last] - start)
-        local[first:last] = centres[rows][of_draw[first:last] - start].at_own(chosen[:, None], forest)[:, 0]
-        efficiency += of_candidates
+        number = of_draw[first:last] - start
+        for part in parts:
+            own, near = part.forest, centres[rows].of(part.places, part.forest.n_levels)
+            proposal = SplitNormal.of_skewness(skewness[part.places])
+            z = candidate_points(proposal, k, shifts[rows, part.places])
+            tables = weights_of(part, g[rows], near, z, -proposal.log_density(z))
+            chosen, of_candidates = _chosen(own, tables, z, choices[first:last, part.places], number)
+            local[first:last, part.places] = near[number].at_own(chosen[:, None], own)[:, 0]
+            efficiency[part.places] += of_candidates
     return Effects(local, efficiency / len(g))
 
 
-def candidate_points(proposal: SplitNormal, k: int, shifts: Array, surrogate: Surrogate | None = None) -> Array:
+def spaced(k: int, shifts: Array) -> Array:
+    """Return ``k`` evenly spaced probabilities for each of some shifts, (n, k, n_local) from (n, n_local)."""
+    result: Array = np.clip((np.arange(k)[:, None] + shifts[:, None]) / k, 1e-15, 1.0 - 1e-15)
+    return result
+
+
+def candidate_points(proposal: SplitNormal, k: int, shifts: Array) -> Array:
     """Return ``k`` candidates of each standardised coordinate, (n, k, n_local)."""
-    uniform = (np.arange(k)[:, None] + shifts[:, None]) / k
-    z = proposal.quantile(np.clip(uniform, 1e-15, 1.0 - 1e-15))
-    return z if surrogate is None else np.clip(z, *proposal.range)
+    return proposal.quantile(spaced(k, shifts))
 
 
-def weights_of(
-    terms: TermsOfBlocks,
-    forest: Forest,
-    g: Array,
-    centres: Centres,
-    z: Array,
-    proposal: SplitNormal,
-    surrogate: Surrogate | None = None,
-) -> list[Array]:
-    """Return, for each level, the weights of candidates given those above, (n, k^level, k, n_places)."""
-    log_weight = -proposal.log_density(z)
-    if surrogate is not None:
-        return [_normalised(surrogate.log_density(g, z) + log_weight)[:, None]]
-    _, values = terms.terms(g, centres.at_own(_products(z, forest), forest))
+def weights_of(part: SomeBlocks, g: Array, centres: Centres, z: Array, log_weight: Array) -> list[Array]:
+    """Return, for each level, the weights of candidates given those above, (n, k^level, k, n_places).
+
+    Parameters
+    ----------
+    part : SomeBlocks
+    g : ndarray, shape (n, n_globals)
+    centres : Centres
+    z, log_weight : ndarray, shape (n, k, n_places)
+        Candidates, and minus the log density that they are drawn from.
+    """
+    _, values = part.terms(g, centres.at_own(_products(z, part.forest), part.forest))
     values = np.where(np.isfinite(values), values, -np.inf)
     with np.errstate(all="ignore"):
-        tables, messages = upwards(forest, k := z.shape[1], values, log_weight)
+        tables, messages = upwards(part.forest, k := z.shape[1], values, log_weight)
         weights = [np.exp(table - message[:, :, None]) for table, message in zip(tables, messages, strict=True)]
     # Below candidates that are impossible all are as good as each other: none of them is chosen.
     return [np.where(np.isfinite(w), w, 1.0 / k) for w in weights]
-
-
-def _normalised(log_weights: Array) -> Array:
-    weights = np.exp(log_weights - log_weights.max(axis=1, keepdims=True))
-    weights /= weights.sum(axis=1, keepdims=True)
-    return weights
 
 
 def _chosen(

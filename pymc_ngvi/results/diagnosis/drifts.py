@@ -54,7 +54,9 @@ class Drifts:
             functional_findings.functional_stands_out(functionals)
             or (is_nested and functional_findings.is_suspicious(functionals))
         )
-        return findings.stands_out(self.moments) or by_functionals or self.joint.is_suspicious
+        joint = self.joint
+        by_log_p = joint.is_suspicious or joint.is_much(self.moments.log_p) or joint.is_much(joint.location)
+        return findings.stands_out(self.moments) or by_functionals or by_log_p
 
     def seen_again(self, other: "Drifts") -> "Drifts":
         """Return, of moments, what this and an independent one have in common; of all else, what both show together."""
