@@ -1,4 +1,4 @@
-"""Maps of normal numbers in place of conditional densities: they have the distribution of the model, or are not used."""
+"""Maps of normal numbers in place of conditional densities: they have the distribution of the model, or are unused."""
 
 import dataclasses
 

@@ -163,7 +163,10 @@ def _maps(a: Array) -> Array:
 
 
 def _interpolated(score: Array, x: Array, slope: Array, at: float) -> Array:
-    """Return x at a score, (n, n_local), by cubics between grid points, straight beyond; scores (n, n_grid, n_local)."""
+    """Return x at a score, (n, n_local), by cubics between grid points, straight beyond.
+
+    Scores and slopes are (n, n_grid, n_local), x is (n_grid,).
+    """
     right = np.clip((score < at).sum(axis=1, keepdims=True), 1, score.shape[1] - 1)
     (s0, s1), (d0, d1) = ([np.take_along_axis(of, right + i, axis=1)[:, 0] for i in (-1, 0)] for of in (score, slope))
     x0, x1 = (x[right[:, 0] + i] for i in (-1, 0))

@@ -134,6 +134,11 @@ class Distribution(Protocol):
         """Return log q, or that of a Gaussian near to it, to tell what is far from q; None where there is neither."""
         return self.log_density(theta)
 
+    @property
+    def is_checked(self) -> bool:
+        """Whether it has checks of its own, which were made with it, and all of these speak for it."""
+        return False
+
     def kept_log_weights(self) -> Array | None:
         """Return the log weights of draws that it keeps; None where draws are made, and weighed, on call."""
         return None

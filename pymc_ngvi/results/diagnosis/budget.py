@@ -40,6 +40,9 @@ class Budget:
         Whether moved draws get less than they do where evaluations are cheap.
     weights_cut : bool
         The same of importance weights.
+    scored : bool
+        Whether gradients at draws are looked at, and few draws are moved: where a posterior has checks of its own, and
+        these speak for it.
     """
 
     n_weights: int
@@ -47,6 +50,7 @@ class Budget:
     n_gradients: int
     cut: bool = False
     weights_cut: bool = False
+    scored: bool = False
 
     def compared(self, wanted: int) -> int:
         """Return how many log densities there are for symmetries: as many as wanted where nothing is cut."""

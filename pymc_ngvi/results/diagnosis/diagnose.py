@@ -20,9 +20,9 @@ from pymc_ngvi.fitting.threads import few_threads
 from pymc_ngvi.results.diagnosis.budget import DIAGNOSIS, FEWEST_WEIGHED, Budget
 from pymc_ngvi.results.diagnosis.cures import Context, context_of
 from pymc_ngvi.results.diagnosis.diagnosis import SYMMETRIES, Diagnosis
-from pymc_ngvi.results.diagnosis.drifts import Drifts, drifts_of, most_moved
+from pymc_ngvi.results.diagnosis.drifts import FEW_MOVED, FEW_TRAJECTORIES, Drifts, drifts_of, most_moved
 from pymc_ngvi.results.diagnosis.equal_modes import MOST_EVALUATIONS, N_DRAWS, EqualModes, equal_modes
-from pymc_ngvi.results.diagnosis.finding import Finding
+from pymc_ngvi.results.diagnosis.finding import MOVED, SCORED, Finding
 from pymc_ngvi.results.diagnosis.findings import findings_of, not_moved, of_fit, of_joint, unsettled
 from pymc_ngvi.results.diagnosis.followed import followed
 from pymc_ngvi.results.diagnosis.functional_findings import of_first_order, of_functionals, of_weighted
@@ -31,6 +31,7 @@ from pymc_ngvi.results.diagnosis.kept import Kept
 from pymc_ngvi.results.diagnosis.missed_mass import MissedMass, other_fit, other_modes
 from pymc_ngvi.results.diagnosis.moment_drift import MomentDrift
 from pymc_ngvi.results.diagnosis.moves import Moved
+from pymc_ngvi.results.diagnosis.scores import ScoreDrift
 from pymc_ngvi.results.diagnosis.weighted_shift import weighted_shift_of
 from pymc_ngvi.results.diagnosis.weights import (
     DRAWS,
@@ -70,13 +71,16 @@ OwnRatio = Callable[[int, Callable[[float], None]], Array]
 def full_budget(posterior: Posterior, draws: int = DRAWS, *, thorough: bool = False) -> Budget:
     """Return what a diagnosis takes where nothing is dear."""
     gradients = (_THOROUGH if thorough else _QUICK)[2]
+    if posterior.distribution.kept_log_weights() is not None:
+        return Budget(0, 0, gradients)
     return Budget(most_weighed(posterior, draws), min(_MOST_KHATS, posterior.layout.n_dim), gradients)
 
 
 def budget_of(posterior: Posterior, share: tuple[float, float]) -> Budget:
     """Return as much of a quick diagnosis as a share allows."""
     costs = posterior.distribution.costs(posterior.density, posterior.record)
-    return Budget.of(share, costs, posterior.record, full_budget(posterior))
+    budget = Budget.of(share, costs, posterior.record, full_budget(posterior))
+    return replace(budget, scored=posterior.distribution.is_checked)
 
 
 def diagnose(
@@ -112,8 +116,9 @@ def diagnose(
         functionals = functionals_of(posterior)
         found = drifts_of(posterior, rng, *how, functionals, progress.advance)
     moved, drift = found.moved, found.moments
-    most = most_moved(layout.n_dim, _QUICK[0])
-    fewer = budget.cut and (moved.n_trajectories < _QUICK[1] or len(moved.end) + moved.n_lost < most)
+    most, often = (FEW_MOVED, FEW_TRAJECTORIES) if budget.scored else _QUICK[:2]
+    some = len(moved.end) + moved.n_lost < most_moved(layout.n_dim, most)
+    fewer = budget.cut and (some or moved.n_trajectories < often)
     n_gradients = density.n_gradients - before
     places = _elsewhere(posterior, elbo.value, rng) if thorough else []
     if not thorough and not (record is not None and record.modes):
@@ -126,7 +131,19 @@ def diagnose(
         *_of_weighted(posterior, functionals, weights, ratio, again),
         *_of_first_order(posterior, functionals),
     ]
-    findings = findings_of(context, gap, elbo.value, weights, moved, drift, equal, places, q, further)
+    findings = findings_of(
+        context,
+        gap,
+        elbo.value,
+        weights,
+        moved,
+        drift,
+        equal,
+        places,
+        q,
+        further,
+        MOVED if found.scores is None else SCORED,
+    )
     return Diagnosis(
         findings=findings,
         outcome="not made by a fit" if record is None else str(record.status),
@@ -138,13 +155,16 @@ def diagnose(
         acceptance=moved.acceptance,
         n_moved=len(moved.end),
         n_trajectories=moved.n_trajectories,
+        scored="" if found.scores is None else found.scores.in_words(),
         thorough=thorough,
         n_gradients=density.n_gradients - before if thorough else n_gradients,
         n_log_p=weights.n_draws + n_compared,
         layout=layout,
         posterior=record.posterior if record is not None and record.is_pool else "",
-        left_out=_left_out(budget, moved, fewer, n_compared > 0),
-        open=_open(budget, moved, drift) if fewer and not (record is not None and record.is_nested) else "",
+        left_out=_left_out(budget, moved, often if fewer else 0, n_compared > 0, q.kept_log_weights() is not None),
+        open=_open(budget, moved, drift, found.scores)
+        if fewer and not (record is not None and record.is_nested)
+        else "",
         joint="" if found.joint is None else found.joint.in_words(),
         computed="" if found.functionals is None else found.functionals.functionals.in_words(),
         searched=record is not None and record.searched,
@@ -246,7 +266,7 @@ def _shown_first(posterior: Posterior, n_most: int) -> NDArray[np.intp]:
 
 def _of_drifts(context: Context, found: Drifts) -> list[Finding]:
     """Return what moved draws show beside moments of coordinates."""
-    result: list[Finding] = []
+    result = [] if found.predictors is None else of_functionals(context, found.predictors, SCORED)
     if found.joint is not None and found.moments is not None:
         result += of_joint(context, found.joint, found.moments)
     return result + ([] if found.functionals is None else of_functionals(context, found.functionals))
@@ -316,26 +336,29 @@ def _columns(drift: MomentDrift | None, n_dim: int) -> dict[str, Array]:
     return result
 
 
-def _left_out(budget: Budget, moved: Moved, fewer: bool, compared: bool) -> tuple[str, ...]:
-    """Return what a budget does not allow."""
+def _left_out(budget: Budget, moved: Moved, often: int, compared: bool, has_weights: bool) -> tuple[str, ...]:
+    """Return what a budget does not allow; ``often``: trajectories that were wanted, 0 where all draws were moved."""
     result = []
-    if budget.n_weights == 0:
+    if budget.n_weights == 0 and not has_weights:
         result.append("importance weights and their k-hat")
     elif budget.weights_cut:
         result.append(f"importance weights of more than {budget.n_weights:,} draws")
     if not compared:
         result.append(SYMMETRIES)
     if not_moved(moved):
-        result.append("moved draws")
-    elif fewer:
-        times = f", {moved.n_trajectories} trajectories each" if moved.n_trajectories < _QUICK[1] else ""
+        result.append("moved draws" + ", which tell of log p and of Deterministics" * budget.scored)
+    elif often:
+        times = f", {moved.n_trajectories} trajectories each" if moved.n_trajectories < often else ""
         result.append(f"more than {len(moved.end)} moved draws{times}")
     return tuple(result)
 
 
-def _open(budget: Budget, moved: Moved, drift: MomentDrift | None) -> str:
-    """Return why few evaluations leave the verdict open; empty where they do not."""
-    if not unsettled(moved, drift):
+def _open(budget: Budget, moved: Moved, drift: MomentDrift | None, scores: ScoreDrift | None) -> str:
+    """Return why few evaluations leave the verdict open; empty where they do not.
+
+    Where the own checks of a posterior speak for it, it is enough that gradients at draws do not speak against it.
+    """
+    if scores is not None or not unsettled(moved, drift):
         return ""
     if not_moved(moved):
         return (

@@ -70,6 +70,8 @@ class Diagnosis:
         Whether the fit looked for other modes.
     has_one_mode : bool
         Whether log p is known to have one alone.
+    scored : str
+        Where gradients of log p at draws were looked at, beside those of moved draws, in words.
 
     Examples
     --------
@@ -104,6 +106,7 @@ class Diagnosis:
     computed: str = ""
     searched: bool = False
     has_one_mode: bool = False
+    scored: str = ""
 
     @property
     def verdict(self) -> str:
@@ -257,7 +260,8 @@ class Diagnosis:
             rows.append(("Weighted draws", f"{w.n_draws:,} are worth {w.effective:,.0f}{lost}"))
         if self.n_moved:
             rows.append(("Moved draws", f"{moved}; E[log p] drifts by {self.log_p_drift} nats"))
-        rows += [(name, text) for name, text in (("Joint density", self.joint), ("Computed", self.computed)) if text]
+        texts = (("Gradients", self.scored), ("Joint density", self.joint), ("Computed", self.computed))
+        rows += [(name, text) for name, text in texts if text]
         rows.append(("Other modes", "looked for from dispersed starts" if self.thorough else self._search()))
         rows.append(("Cost", f"{self.n_gradients:,} gradients, {self.n_log_p:,} log densities"))
         if self.left_out:
@@ -281,10 +285,12 @@ class Diagnosis:
 
     def _of_table(self) -> str:
         which = f" The worst {_N_ROWS} of {self.layout.n_dim:,} coordinates:" if self.layout.n_dim > _N_ROWS else ""
-        return (
-            "By how much draws of q change when they are moved towards the posterior: the least by which q is off "
-            f"(unconstrained).{which}"
+        how = (
+            "By how much q is off, as gradients of log p at draws tell"
+            if self.scored
+            else "By how much draws of q change when they are moved towards the posterior: the least by which q is off"
         )
+        return f"{how} (unconstrained).{which}"
 
     def _table(self) -> pd.DataFrame:
         worst, of = self._worst(), self.by_coordinate

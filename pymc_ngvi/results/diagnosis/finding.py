@@ -2,6 +2,10 @@
 
 from dataclasses import dataclass
 
+#: By what quantities are seen to be off, in a clause that they end.
+MOVED = "draws that are moved towards the posterior drift"
+SCORED = "gradients of log p at draws tell of a drift"
+
 
 @dataclass(frozen=True)
 class Finding:

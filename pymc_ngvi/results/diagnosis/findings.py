@@ -15,7 +15,7 @@ from pymc_ngvi.core.psis import Weights, WeightVerdict
 from pymc_ngvi.density import Layout
 from pymc_ngvi.results.diagnosis.cures import Context
 from pymc_ngvi.results.diagnosis.equal_modes import EqualModes
-from pymc_ngvi.results.diagnosis.finding import Finding, in_percent, in_sds
+from pymc_ngvi.results.diagnosis.finding import MOVED, Finding, in_percent, in_sds
 from pymc_ngvi.results.diagnosis.joint_drift import JointDrift
 from pymc_ngvi.results.diagnosis.missed_mass import MissedMass
 from pymc_ngvi.results.diagnosis.mode_findings import of_modes, place_of
@@ -72,6 +72,7 @@ def findings_of(
     places: Sequence[MissedMass],
     q: HasMoments,
     further: Sequence[Finding] = (),
+    seen: str = MOVED,
 ) -> tuple[Finding, ...]:
     """Return all findings, the serious ones first.
 
@@ -90,6 +91,8 @@ def findings_of(
         Asked for its mean and standard deviations where places are named only: they may take thousands of draws.
     further : sequence of Finding, optional
         What other checks of moved draws found.
+    seen : str
+        By what moments are seen to be off, as a clause.
     """
     if any(p.kind == "mode" and p.share > _ELSEWHERE for p in places):
         context = replace(context, other_posterior=str)  # they would miss the same modes
@@ -98,7 +101,7 @@ def findings_of(
         *_of_equal_modes(context, equal),
         *_of_other_modes(context, equal, q),
         *_of_support(context, weights),
-        *([] if drift is None or _stuck(moved) else _of_drift(context, drift)),
+        *([] if drift is None or _stuck(moved) else _of_drift(context, drift, seen)),
         *([] if _stuck(moved) else further),
         *([] if not_moved(moved) else _of_movement(context, moved, drift)),
         *_of_weights(context, weights, moved),
@@ -141,18 +144,22 @@ def _of_support(context: Context, weights: Weights) -> list[Finding]:
 # --- moved draws ---
 
 
-def _of_drift(context: Context, drift: MomentDrift) -> list[Finding]:
-    """Return what is off by much, or, where nothing is, by little."""
+def _of_drift(context: Context, drift: MomentDrift, seen: str) -> list[Finding]:
+    """Return what is off by much, or, where nothing is, by little; ``seen``: by what, as a clause."""
     cure, layout = context.shape_cure(), context.layout
     serious = [
-        Finding(_off(what, names, "is off"), cure, True)
+        Finding(f"The {what} of q is off: {seen} in {', '.join(names)}.", cure, True)
         for what, names in _standing_out(layout, drift, (MEAN, SD, SKEWNESS), 1.0)
     ]
     if serious:
         return serious
     slight = (SLIGHT_MEAN, SLIGHT_SD, SLIGHT_SKEWNESS)
     return [
-        Finding(_off(what, names, "is slightly off"), "Take care with intervals there." * (what == "skewness"), False)
+        Finding(
+            f"The {what} of q is slightly off: {seen} in {', '.join(names)}.",
+            "Take care with intervals there." * (what == "skewness"),
+            False,
+        )
         for what, names in _standing_out(layout, drift, slight, 0.0)
     ]
 
@@ -173,10 +180,6 @@ def _standing_out(
         ("skewness", _named(layout, drift.skewness, sizes[2], certain, _plain)),
     )
     return [(what, names) for what, names in kinds if names]
-
-
-def _off(what: str, names: list[str], off: str) -> str:
-    return f"The {what} of q {off}: draws that are moved towards the posterior drift in {', '.join(names)}."
 
 
 def _named(
@@ -311,6 +314,11 @@ def _of_places(context: Context, elbo: float, places: Sequence[MissedMass], q: H
             )
             result.append(Finding(text, context.mode_cure(), True))
     return result
+
+
+def joint_stands_out(joint: JointDrift, moments: MomentDrift) -> bool:
+    """Tell whether log p drifts by much."""
+    return joint.has_minority or joint.is_much(moments.log_p) or joint.is_much(joint.location)
 
 
 def of_joint(context: Context, joint: JointDrift, moments: MomentDrift) -> list[Finding]:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pymc_ngvi.results.diagnosis.cures import Context
-from pymc_ngvi.results.diagnosis.finding import Finding, in_percent, in_sds
+from pymc_ngvi.results.diagnosis.finding import MOVED, Finding, in_percent, in_sds
 from pymc_ngvi.results.diagnosis.functionals import PREDICTORS, FunctionalDrift, Functionals, beyond_by_kind
 from pymc_ngvi.results.diagnosis.moment_drift import Estimates
 from pymc_ngvi.results.diagnosis.weighted_shift import WeightedShift
@@ -25,10 +25,10 @@ _N_NAMED = 3
 _WEIGHTED_CURE = "approx.sample(importance='psis') draws with these weights."
 
 
-def functional_stands_out(drift: FunctionalDrift) -> bool:
-    """Tell whether something that is computed of draws is off by much."""
+def functional_stands_out(drift: FunctionalDrift, certain: float = 1.0) -> bool:
+    """Tell whether something that is computed of draws is off by much, and by so many standard errors more."""
     pairs = ((drift.mean, _MEAN), (drift.sd, _SD), (drift.lower, _LIMIT), (drift.upper, _LIMIT))
-    return any(len(drift.beyond(of, size, 1.0)) for of, size in pairs)
+    return any(len(drift.beyond(of, size, certain)) for of, size in pairs)
 
 
 def is_suspicious(drift: FunctionalDrift) -> bool:
@@ -36,8 +36,8 @@ def is_suspicious(drift: FunctionalDrift) -> bool:
     return drift.is_suspicious(_MEAN, _SD, _LIMIT)
 
 
-def of_functionals(context: Context, drift: FunctionalDrift) -> list[Finding]:
-    """Return what is off by much, or, where nothing is, by little."""
+def of_functionals(context: Context, drift: FunctionalDrift, seen: str = MOVED) -> list[Finding]:
+    """Return what is off by much, or, where nothing is, by little; ``seen``: by what, as a clause."""
     of = drift.functionals
     slight = (_SLIGHT_MEAN, _SLIGHT_SD, _SLIGHT_LIMIT)
     for sizes, certain, how in (((_MEAN, _SD, _LIMIT), 1.0, "off"), (slight, 0.0, "slightly off")):
@@ -53,7 +53,7 @@ def of_functionals(context: Context, drift: FunctionalDrift) -> list[Finding]:
         parts = [part for what, columns, estimates, form in found for part in _part(what, of, columns, estimates, form)]
         if parts:
             kind = _kind(of, *(columns for _, columns, _, _ in found))
-            text = f"{kind} are {how}: draws that are moved towards the posterior drift {', and '.join(parts)}."
+            text = f"{kind} are {how}: {seen} {', and '.join(parts)}."
             serious = certain > 0.0
             return [Finding(text, context.shape_cure() if serious else "", serious)]
     return []

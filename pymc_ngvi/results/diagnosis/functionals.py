@@ -3,7 +3,7 @@
 import math
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -101,14 +101,24 @@ class Functionals:
         Values by name of group, (n_draws, *shape), of draws, (n_draws, n_dim).
     seconds : float
         Estimated, of one draw.
-    of_predictors : callable, optional
-        The columns of the last group, where that is of linear predictors.
+    of_predictors : Columns, optional
+        Those of the last group, where that is of linear predictors.
     """
 
     groups: tuple[Group, ...]
     evaluate: Evaluate
     seconds: float
-    of_predictors: Callable[[Array], Array] | None = None
+    of_predictors: "Columns | None" = None
+
+    def only_predictors(self) -> "Functionals":
+        """Return the linear predictors alone."""
+        groups = tuple(group for group in self.groups if group.name == PREDICTORS)
+        return replace(self, groups=groups, seconds=0.0)
+
+    def without_predictors(self) -> "Functionals | None":
+        """Return all others; None where there are none."""
+        groups = tuple(group for group in self.groups if group.name != PREDICTORS)
+        return replace(self, groups=groups, of_predictors=None) if groups else None
 
     @property
     def is_whole(self) -> NDArray[np.bool_]:
@@ -131,12 +141,16 @@ class Functionals:
         return group.columns(values[group.name])
 
     def in_words(self) -> str:
+        """Return how many there are, as they are compared."""
+        return f"{self.of_elements()}, before and after"
+
+    def of_elements(self) -> str:
         """Return how many there are."""
         named = [f"{PREDICTORS}" if g.name == PREDICTORS else f"`{g.name}`" for g in self.groups]
         names = ", ".join(named[:_N_NAMED]) + (f" and {len(named) - _N_NAMED} more" if len(named) > _N_NAMED else "")
         sums = ", and sums" if any(g.has_sum for g in self.groups) else ""
         n = sum(len(g.index) for g in self.groups)
-        return f"{n:,} element{'s'[: n != 1]} of {names}{sums}, before and after"
+        return f"{n:,} element{'s'[: n != 1]} of {names}{sums}"
 
     def affordable(self, seconds: float) -> int:
         """Return how many draws can be evaluated in estimated seconds, beside some that always may be."""
@@ -288,8 +302,27 @@ def _predictors(posterior: Posterior) -> tuple[LinearMap, NDArray[np.intp]] | No
     return (linear, several) if len(several) else None
 
 
-def _of_columns(linear: LinearMap, several: NDArray[np.intp], group: Group) -> Callable[[Array], Array]:
-    """Return what evaluates the columns of the group of predictors, without the others."""
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Linear predictors, as columns.
+
+    Parameters
+    ----------
+    offset : ndarray, shape (n_columns,)
+    matrix : ndarray, shape (n_columns, n_dim)
+    """
+
+    offset: Array
+    matrix: Array
+
+    def __call__(self, theta: Array) -> Array:
+        """Return them at draws, (n_draws, n_columns)."""
+        result: Array = self.offset + theta @ self.matrix.T
+        return result
+
+
+def _of_columns(linear: LinearMap, several: NDArray[np.intp], group: Group) -> Columns:
+    """Return the columns of the group of predictors, without the others."""
     shown, dense, rest = several[group.index], linear.dense[several], linear.rest[several]
     matrix = np.zeros((group.n_columns, linear.n_dim))
     matrix[: len(shown), linear.columns] = linear.dense[shown]
@@ -299,12 +332,7 @@ def _of_columns(linear: LinearMap, several: NDArray[np.intp], group: Group) -> C
         matrix[-1, linear.columns] = dense.sum(axis=0)
         matrix[-1] += np.asarray(rest.sum(axis=0)).ravel()
         offset = np.append(offset, linear.offset[several].sum())
-
-    def at(theta: Array) -> Array:
-        result: Array = offset + theta @ matrix.T
-        return result
-
-    return at
+    return Columns(offset, matrix)
 
 
 def _groups(shapes: dict[str, tuple[int, ...]]) -> tuple[Group, ...]:

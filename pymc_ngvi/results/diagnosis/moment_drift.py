@@ -47,7 +47,7 @@ class Estimates:
         """Return, of each coordinate, the estimate that stands out less; 0 where the two differ in sign."""
         less = np.abs(self.value) * other.se <= np.abs(other.value) * self.se
         value, se = np.where(less, self.value, other.value), np.where(less, self.se, other.se)
-        return Estimates(np.where(self.value * other.value > 0.0, value, 0.0), se)
+        return Estimates(np.where(self.value * other.value <= 0.0, 0.0, value), se)
 
 
 def critical(n: int) -> float:
@@ -94,8 +94,8 @@ def drift_of(moved: Moved, mean: Array, sd: Array, log_q: tuple[Array, Array] | 
         log q at ``moved.start`` and at ``moved.control``, whose difference has the mean 0: takes noise from E[log p].
     """
     x, control = (moved.end - mean) / sd, (moved.control - mean) / sd
-    location = _controlled(x, control)
-    square = _controlled((x - location.value) ** 2, control**2 - 1.0)
+    location = controlled(x, control)
+    square = controlled((x - location.value) ** 2, control**2 - 1.0)
     scale = np.sqrt(np.maximum(square.value, 1e-12))
     change = moved.log_p_end - moved.log_p_start
     if log_q is not None:
@@ -110,7 +110,7 @@ def drift_of(moved: Moved, mean: Array, sd: Array, log_q: tuple[Array, Array] | 
     )
 
 
-def _controlled(values: Array, control: Array) -> Estimates:
+def controlled(values: Array, control: Array) -> Estimates:
     """Return means over draws, less what draws of a control, whose mean is 0, say of their error.
 
     Where the control is further from 0 than its standard errors tell, it has missed what is rare but counts, such as a

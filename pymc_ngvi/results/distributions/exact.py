@@ -90,6 +90,11 @@ class PoolDistribution(Distribution):
         result: Array = logsumexp([fit.log_density(theta) for fit in fits], axis=0) - np.log(len(fits))
         return result
 
+    @property
+    def is_checked(self) -> bool:
+        """Whether nothing stands against calling it exact."""
+        return self.q.checks.is_exact
+
     def kept_log_weights(self) -> Array | None:
         """Return the log weights of the pool."""
         return self.q.pool.log_ratio
