@@ -94,8 +94,8 @@ def drift_of(moved: Moved, mean: Array, sd: Array, log_q: tuple[Array, Array] | 
         log q at ``moved.start`` and at ``moved.control``, whose difference has the mean 0: takes noise from E[log p].
     """
     x, control = (moved.end - mean) / sd, (moved.control - mean) / sd
-    location = controlled(x, control)
-    square = controlled((x - location.value) ** 2, control**2 - 1.0)
+    location = _controlled(x, control)
+    square = _controlled((x - location.value) ** 2, control**2 - 1.0)
     scale = np.sqrt(np.maximum(square.value, 1e-12))
     change = moved.log_p_end - moved.log_p_start
     if log_q is not None:
@@ -110,7 +110,7 @@ def drift_of(moved: Moved, mean: Array, sd: Array, log_q: tuple[Array, Array] | 
     )
 
 
-def controlled(values: Array, control: Array) -> Estimates:
+def _controlled(values: Array, control: Array) -> Estimates:
     """Return means over draws, less what draws of a control, whose mean is 0, say of their error.
 
     Where the control is further from 0 than its standard errors tell, it has missed what is rare but counts, such as a

@@ -19,7 +19,7 @@ import numpy as np
 from pymc_ngvi.core.elbo import Elbo
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.results.diagnosis.functionals import FunctionalDrift, Functionals
-from pymc_ngvi.results.diagnosis.moment_drift import Estimates, MomentDrift, controlled
+from pymc_ngvi.results.diagnosis.moment_drift import Estimates, MomentDrift
 from pymc_ngvi.results.posterior import Posterior
 
 #: Draws below which nothing is said.
@@ -102,12 +102,18 @@ def score_drift_of(
 
 
 def _estimates(apart: Array, step: Array, sd: Array, variance: Array) -> tuple[Estimates, Estimates]:
-    """Return drifts of means and of standard deviations, by column."""
-    mean = controlled(step / sd, -apart / sd)
-    ratio = controlled(-apart * step / variance, (apart / sd) ** 2 - 1.0)
+    """Return drifts of means and of standard deviations, by column.
+
+    Moments of q would take chance from both, as controls, and hide draws that have not these moments.
+    """
+    ratio = _mean_of(-apart * step / variance)
     value = np.clip(ratio.value, *_RATIOS)
     # The posterior is narrower than q where products are larger.
-    return mean, Estimates(value**-0.5 - 1.0, 0.5 * ratio.se * value**-1.5)
+    return _mean_of(step / sd), Estimates(value**-0.5 - 1.0, 0.5 * ratio.se * value**-1.5)
+
+
+def _mean_of(values: Array) -> Estimates:
+    return Estimates(values.mean(axis=0), values.std(axis=0, ddof=1) / np.sqrt(len(values)))
 
 
 def _nothing(n: int) -> Estimates:

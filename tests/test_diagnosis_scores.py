@@ -1,0 +1,166 @@
+"""Gradients at draws: what they tell of a posterior that is right, and of one that is not."""
+
+import functools
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from pymc_ngvi import fit_ngvi
+from pymc_ngvi.results.diagnosis import diagnose as making
+from pymc_ngvi.results.diagnosis import drifts
+from pymc_ngvi.results.diagnosis.budget import DIAGNOSIS, SUMMARY, Budget
+from pymc_ngvi.results.diagnosis.functionals import functionals_of
+from pymc_ngvi.results.diagnosis.scores import score_drift_of
+
+N_GROUPS, SIZE, N_DRAWS = 40, 8, 512
+SEEDS = [1, 2]
+
+
+def groups():
+    rng = np.random.default_rng(4)
+    group = np.repeat(np.arange(N_GROUPS), SIZE)
+    y = rng.binomial(1, 1.0 / (1.0 + np.exp(-(0.3 + 1.2 * rng.standard_normal(N_GROUPS)[group]))))
+    with pm.Model() as model:
+        level, s = pm.Normal("level", 0, 2), pm.HalfNormal("s", 2)
+        b = pm.Normal("b", 0, s, shape=N_GROUPS)
+        pm.Deterministic("spread", b.std())
+        pm.Bernoulli("y", logit_p=level + b[group], observed=y)
+    return model
+
+
+@pytest.fixture(scope="module")
+def exact():
+    approx = fit_ngvi(model=groups(), posterior="exact", random_seed=1, progressbar=False)
+    assert approx.is_exact
+    return approx
+
+
+class Changed:
+    """A distribution whose draws are changed, and whose moments and checks are as they were."""
+
+    def __init__(self, whole, change):
+        self._whole, self._change = whole, change
+
+    def __getattr__(self, name):
+        return getattr(self._whole, name)
+
+    def base(self, n, rng):
+        return self._change(self._whole.base(n, rng))
+
+    draw = base
+
+
+def changed(approx, change):
+    posterior = approx._posterior
+    return making.replace(posterior, distribution=Changed(posterior.distribution, change))
+
+
+def wider(theta, factor, where=slice(2, None)):
+    theta = theta.copy()
+    theta[:, where] = theta[:, where].mean(axis=0) + factor * (theta[:, where] - theta[:, where].mean(axis=0))
+    return theta
+
+
+def judged(posterior, seed, share=DIAGNOSIS):
+    rng = np.random.default_rng(seed)
+    return making.diagnose(posterior, making.budget_of(posterior, share), rng, rng)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nothing_drifts_where_draws_are_of_the_posterior(exact, seed):
+    """By five standard errors at most of 42 coordinates, and of 41 predictors: their figures are normal, about."""
+    found = score_drift_of(exact._posterior, np.random.default_rng(seed), N_DRAWS, functionals_of(exact._posterior))
+    for of in (found, found.predictors):
+        for estimates in (of.mean, of.sd):
+            assert (np.abs(estimates.value) < 5.0 * estimates.se + 0.02).all()  # the pool is worth some 2,000 draws
+            assert np.median(estimates.se) < 0.06
+    assert found.predictors.functionals.where(0)[0].name == "linear predictors"
+    # Chance is about as large as is said.
+    assert 0.5 < np.std(found.predictors.sd.value / found.predictors.sd.se) < 2.0
+
+
+@pytest.mark.parametrize("factor", [0.7, 1.4])
+def test_draws_that_are_too_wide_or_too_narrow_are_seen(exact, factor):
+    posterior = changed(exact, functools.partial(wider, factor=factor))
+    found = score_drift_of(posterior, np.random.default_rng(1), N_DRAWS, functionals_of(posterior))
+    # Products with gradients grow with the square of the factor; q's own sd is what it was.
+    assert np.median(found.sd.value[2:]) == pytest.approx(1.0 / factor - 1.0, abs=0.1)
+    diagnosis = judged(posterior, 1)
+    assert diagnosis.verdict == "not reliable"
+    assert "gradients of log p at draws tell of a drift in" in " ".join(diagnosis.reasons)
+
+
+def test_draws_that_are_shifted_are_seen(exact):
+    sd = exact._posterior.distribution.sd()
+
+    def shifted(theta):
+        theta = theta.copy()
+        theta[:, 5] += 0.8 * sd[5]
+        return theta
+
+    diagnosis = judged(changed(exact, shifted), 2)
+    assert diagnosis.verdict == "not reliable"
+    assert any("`b[3]`" in reason for reason in diagnosis.reasons)
+
+
+def test_of_draws_in_the_wrong_order_predictors_tell(exact):
+    """Each coordinate has its distribution, but effects do not go with the level: sums are too wide."""
+
+    def shuffled(theta):
+        theta = theta.copy()
+        theta[:, 0] = theta[np.random.default_rng(0).permutation(len(theta)), 0]
+        return theta
+
+    diagnosis = judged(changed(exact, shuffled), 3)
+    assert diagnosis.verdict == "not reliable"
+    assert "linear predictor" in " ".join(diagnosis.reasons).lower()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_few_evaluations_are_enough_where_own_checks_speak_for_a_posterior(exact, seed, monkeypatch):
+    """Where evaluations are dear, gradients of some draws are looked at, and what is left out is said."""
+    cheap = judged(exact._posterior, seed)
+    assert cheap.verdict == "reliable"
+    assert (cheap.n_moved, cheap.n_trajectories, cheap.left_out) == (64, 2, ())
+    assert cheap.n_gradients < 2_500
+    of = Budget.of
+
+    def dear(share, costs, record, wanted):
+        return of(share, making.replace(costs, gradient=(1.0 if share == SUMMARY else 3.0) / 150), record, wanted)
+
+    monkeypatch.setattr(making.Budget, "of", dear)
+    for share in (SUMMARY, DIAGNOSIS):
+        diagnosis = judged(exact._posterior, seed, share)
+        assert diagnosis.verdict == "reliable"
+        assert diagnosis.n_moved == 0
+        assert diagnosis.n_gradients < 250
+        assert "moved draws, which tell of log p and of Deterministics" in diagnosis.left_out
+        assert not any("importance weights" in text for text in diagnosis.left_out)
+        assert "by gradients" in str(diagnosis) or "gradients of log p at draws tell" in str(diagnosis)
+    monkeypatch.setattr(drifts, "_FEWEST_SCORED", 10_000)
+    assert judged(exact._posterior, seed).verdict == "not judged"
+
+
+def test_deterministics_are_judged_by_moved_draws(exact, monkeypatch):
+    """What gradients do not see, draws of which only a function is wrong, is seen as before."""
+    posterior = exact._posterior
+    found = judged(posterior, 1)
+    assert found.computed.startswith("1 element of `spread`")
+    constrain = posterior.constrain
+    seen = []
+
+    class Wrong:
+        seconds = 0.0
+        computed = ("spread",)
+
+        def __call__(self, theta, **options):
+            seen.append(len(theta))
+            values = constrain(theta, **options)
+            # The first of two equal sets of draws is that of q.
+            factor = 2.0 if len(seen) % 2 == 0 else 1.0
+            return {**values, "spread": factor * values["spread"]}
+
+    diagnosis = judged(making.replace(posterior, constrain=Wrong()), 1)
+    assert diagnosis.verdict == "not reliable"
+    assert "`spread`" in diagnosis.reasons[0]
