@@ -107,9 +107,12 @@ def _estimates(apart: Array, step: Array, sd: Array, variance: Array) -> tuple[E
     Moments of q would take chance from both, as controls, and hide draws that have not these moments.
     """
     ratio = _mean_of(-apart * step / variance)
-    value = np.clip(ratio.value, *_RATIOS)
-    # The posterior is narrower than q where products are larger.
-    return _mean_of(step / sd), Estimates(value**-0.5 - 1.0, 0.5 * ratio.se * value**-1.5)
+    # The posterior is narrower than q where products are larger. Tails of these are heavy where a scale may be near 0:
+    # a drift is as many of its errors away from 0 as the mean of products is from 1, and no more.
+    value = np.clip(ratio.value, *_RATIOS) ** -0.5 - 1.0
+    beyond = np.abs(ratio.value - 1.0)
+    se = ratio.se * np.where(beyond > 0.0, np.abs(value) / np.where(beyond > 0.0, beyond, 1.0), 0.5)
+    return _mean_of(step / sd), Estimates(value, se)
 
 
 def _mean_of(values: Array) -> Estimates:
