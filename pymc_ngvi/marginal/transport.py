@@ -24,7 +24,7 @@ _N_POINTS, _DEGREE, _N_CELLS = 13, 8, 40
 #: Degree of the maps; normal numbers are cut off there.
 _DEGREE_OF_MAP, _FARTHEST = 8, 4.5
 #: Globals at which maps are found, at least, and for each of their coefficients.
-_LEAST, _PER_FEATURE = 32, 3
+_LEAST, _PER_FEATURE = 32, 2
 #: Ridge of the regression on the globals, for each draw of these; numbers in a temporary.
 _RIDGE, _HELD = 1e-3, 2**18
 #: Log densities below their maximum that are told from 0.
