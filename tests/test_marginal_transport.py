@@ -31,7 +31,7 @@ def state(groups):
 
 def counted(state, call):
     """Return how many pairs of draws and nodes a call evaluates, and what it returns."""
-    terms, before = state.quadrature.terms, type(state.quadrature.terms).terms
+    terms, before = state.rest.quadrature.terms, type(state.rest.quadrature.terms).terms
     n = 0
 
     def counting(self, g, local):
@@ -48,14 +48,16 @@ def counted(state, call):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_draws_have_the_distribution_of_the_model_for_few_evaluations(state, seed):
     """Given the globals, distribution functions of the model turn draws into uniform numbers."""
-    _, rough = state._conditionals._maps
+    _, rough = state.rest._conditionals(state)._maps
     assert not rough.any()
     rows = np.arange(0, len(state.pool.g), 3)
     shifts, choices = np.random.default_rng(seed).random((2, len(rows), N_GROUPS))
-    n, draws = counted(state, lambda: state._conditionals.draw(state.pool.g, rows, shifts, choices))
+    n, draws = counted(state, lambda: state.rest._conditionals(state).draw(state.pool.g, rows, shifts, choices))
     # Of draws beyond the reach of the base rule, centres are found by the reference; no other is evaluated.
-    far = state.pool.g[rows][state.quadrature.base.is_beyond(state.quadrature.whitening.features(state.pool.g[rows]))]
-    assert n == counted(state, lambda: state.quadrature.reference(far))[0]
+    far = state.pool.g[rows][
+        state.rest.quadrature.base.is_beyond(state.rest.quadrature.whitening.features(state.pool.g[rows]))
+    ]
+    assert n == counted(state, lambda: state.rest.quadrature.reference(far))[0]
     assert n < 0.2 * len(rows)
     # A map rises: its numbers are those that it was given, but for its error, which is a hundredth where it counts.
     probability = distribution_functions(state, state.pool.g[rows], draws)
@@ -67,8 +69,8 @@ def test_draws_have_the_distribution_of_the_model_for_few_evaluations(state, see
 
 def distribution_functions(state, g, draws):
     """Return P(b <= draw | g) of each group by the model, on a fine grid."""
-    terms = state.quadrature.terms.terms
-    centres = state.quadrature.reference(g).centres
+    terms = state.rest.quadrature.terms.terms
+    centres = state.rest.quadrature.reference(g).centres
     z = np.linspace(-9.0, 9.0, 1_201)
     grid = centres.mean[:, None] + centres.factor[:, None, :, 0] * z[:, None]
     values = np.concatenate([terms(g[i : i + 20], grid[i : i + 20])[1] for i in range(0, len(g), 20)])
@@ -86,8 +88,8 @@ def test_what_maps_do_not_serve_is_drawn_by_the_model(state, seed):
     """Of rough coordinates, draws are those without maps, number for number; the others keep theirs."""
     rows = np.arange(0, len(state.pool.g), 7)
     shifts, choices = np.random.default_rng(seed).random((2, len(rows), N_GROUPS))
-    both, without, maps = (dataclasses.replace(state)._conditionals for _ in range(3))
-    found, rough = state._conditionals._maps
+    both, without, maps = (state.rest._conditionals(dataclasses.replace(state)) for _ in range(3))
+    found, rough = state.rest._conditionals(state)._maps
     some = np.zeros_like(rough)
     some[[0, 17, N_GROUPS - 1]] = True
     vars(both)["_maps"], vars(without)["_maps"] = (found, some), None
@@ -110,7 +112,8 @@ def test_maps_that_are_wrong_are_not_used(groups, wrong, monkeypatch):
         return dataclasses.replace(found, coefficients=factor * found.coefficients)
 
     monkeypatch.setattr(conditionals, "fit_transport", poor)
-    maps = exact_state(groups, [-1.0, 0.4], np.diag([0.1, 0.05]))._conditionals._maps
+    state = exact_state(groups, [-1.0, 0.4], np.diag([0.1, 0.05]))
+    maps = state.rest._conditionals(state)._maps
     if wrong == "all":
         assert maps is None
     else:
@@ -142,9 +145,9 @@ def test_draws_do_not_hang_on_what_was_drawn_before(groups):
 
 def test_beyond_what_the_base_rule_has_learned_the_reference_is_asked(state):
     """Ten posterior standard deviations out, the polynomial says what it likes."""
-    quadrature: LogMarginal = state.quadrature
+    quadrature: LogMarginal = state.rest.quadrature
     assert quadrature.base is not None
-    sd = state.sd()[state.forest.globals_]
+    sd = state.sd()[state.rest.forest.globals_]
     mean = state.weights @ state.pool.g
     inside, outside = mean + 0.5 * sd, mean + np.array([-6.0, -5.0]) * sd
     g = np.stack([inside, outside])
