@@ -13,8 +13,8 @@ from pymc_ngvi.density.rows_given import NotRows, RowsGiven
 from pymc_ngvi.graphs.layout import Variable
 from pymc_ngvi.rows.quadratic import is_quadratic
 
-#: Elements of a variable that may be given, and of all of them, at most.
-_MOST_OF_ONE, _MOST = 6, 10
+#: Elements of a variable that may be given, and of all of them, at most: at first; where that leads nowhere.
+_FEW, _MANY = (6, 10), (40, 48)
 
 
 def latent_rows(density: LogDensity) -> RowsGiven:
@@ -35,22 +35,36 @@ def latent_rows(density: LogDensity) -> RowsGiven:
 
 
 def _found_or_not(density: LogDensity) -> RowsGiven | NotRows:
+    """Return what few hyperparameters give, or many, where with few there are no rows, or none that are concave."""
+    few = _found(density, *_FEW)
+    if not isinstance(few, NotRows) and (few.is_concave or not _of_size(density, _FEW[0] + 1, _MANY[0])):
+        return few
+    many = _found(density, *_MANY)
+    return few if isinstance(many, NotRows) and not isinstance(few, NotRows) else many
+
+
+def _of_size(density: LogDensity, least: int, most: int) -> list[Variable]:
+    """Return the variables with a transform of such sizes."""
+    return [v for v in density.layout.variables if v.value_name != v.name and least <= v.size <= most]
+
+
+def _found(density: LogDensity, most_of_one: int, most: int) -> RowsGiven | NotRows:
     try:
-        return _found(density)
+        return _given(density, most_of_one, most)
     except NotRows as reason:
         return reason
 
 
-def _found(density: LogDensity) -> RowsGiven:
+def _given(density: LogDensity, most_of_one: int, most: int) -> RowsGiven:
     if density.has_minibatch:
         raise NotRows(Reason.IN_PART, "the model reads pm.Minibatch data")
-    outside = [v for v in density.layout.variables if v.value_name != v.name and v.size <= _MOST_OF_ONE]
+    outside = _of_size(density, 0, most_of_one)
     while True:
         index = _index(outside)
         if not len(index):
             raise NotRows(Reason.NOT_LATENT, "it has no scale, correlation or other transformed parameter")
-        if len(index) > _MOST:
-            raise NotRows(Reason.NOT_LATENT, f"{len(index)} hyperparameters are more than {_MOST}")
+        if len(index) > most:
+            raise NotRows(Reason.NOT_LATENT, f"{len(index)} hyperparameters are more than {most}")
         if len(index) == density.n_dim:
             raise NotRows(Reason.NOT_LATENT, "all of its parameters are hyperparameters")
         given = RowsGiven(density, index)
@@ -70,7 +84,7 @@ def _beside(given: RowsGiven, variables: list[Variable]) -> Iterator[Variable]:
     """Yield small variables that rows read by themselves, beside another predictor, and not as a product with it."""
     sets = given.rows.predictors.dependence.sets.tocsr()
     index = given.rows.predictors.dependence.index.ravel()
-    few = [v for v in variables if v.size <= _MOST_OF_ONE]
+    few = [v for v in variables if v.size <= _FEW[0]]
     for rows in given.rows.functions:
         if rows.n_directions < 2 or is_quadratic(rows):
             continue

@@ -13,10 +13,12 @@ from pymc_ngvi.marginal.fitting import Hopeless, Sampler
 from pymc_ngvi.marginal.proposals import effective_size
 from pymc_ngvi.marginal.sampling import Pool
 from pymc_ngvi.nested.emulator import Emulated
+from pymc_ngvi.nested.learning import learn
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.mode import LatentMode, find_mode
 from pymc_ngvi.nested.pairs import WeightedPairs, normalised_weights
 from pymc_ngvi.nested.rounds import Guess, Rounds
+from pymc_ngvi.nested.seconds import MOST_EMULATED
 from pymc_ngvi.nested.verdict import EVEN, MOST_MOVED
 
 #: Evaluations of log m before there are weights, after those on the way to the mode, and for each hyperparameter.
@@ -60,7 +62,14 @@ class Exploration:
 
 
 def explore(
-    marginal: LatentMarginal, start: Array, scale: Array, n_values: int, seed: int, most_variance: float = np.inf
+    marginal: LatentMarginal,
+    start: Array,
+    scale: Array,
+    n_values: int,
+    seed: int,
+    most_variance: float = np.inf,
+    *,
+    anneals: bool = False,
 ) -> Exploration:
     """Sample the hyperparameters, and the latent variables given these.
 
@@ -74,6 +83,8 @@ def explore(
     seed : int
     most_variance : float
         Of log weights at the mode, of draws given the hyperparameters.
+    anneals : bool
+        Whether draws of many hyperparameters may be annealed.
 
     Raises
     ------
@@ -91,6 +102,10 @@ def explore(
             "weights at the mode)",
         )
     marginal.scale = np.sqrt(np.diag(mode.cov))
+    if p > MOST_EMULATED:
+        marginal.records = False
+        pairs, log_near, lost = learn(marginal, mode, n_values, seed, anneals=anneals).pooled()
+        return Exploration(pairs, lost, _moved(pairs, log_near))
     marginal.at(_around(mode, _OF_DESIGN + _OF_DESIGN_OF_EACH * p))
     emulated = Emulated(marginal, len(marginal.known) + _MOST + _MOST_OF_EACH * p)
     for known in marginal.known:

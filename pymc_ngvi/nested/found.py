@@ -26,7 +26,7 @@ _HOPELESS = 100.0
 #: Part of the draws that may be outside the support.
 _MOST_LOST = 0.1
 #: Draws behind a correction at first, and the variance of log weights up to which these will do.
-FEWEST, _EVEN = 64, 0.1
+FEWEST, _EVEN = 64, 1.0
 #: Nats that a fit may lack whose log m is wanted; and one whose draws are weighted: weights see to them.
 SOLVED, LEFT = 1e-4, 0.01
 

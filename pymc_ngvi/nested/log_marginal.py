@@ -41,6 +41,8 @@ class LatentMarginal:
     known : list of EvaluatedMarginal
     scale : ndarray, shape (p,)
         Units of distances between hyperparameters.
+    records : bool
+        Whether fits are kept, for others to begin from.
     """
 
     def __init__(self, given: RowsGiven, seed: int) -> None:
@@ -53,6 +55,7 @@ class LatentMarginal:
         self._base = np.concatenate([half[:few], -half[:few], half[few:], -half[few:]])
         self.known: list[EvaluatedMarginal] = []
         self.scale = np.ones(len(given.outside))
+        self.records = True
 
     @property
     def n_dim(self) -> int:
@@ -63,6 +66,11 @@ class LatentMarginal:
     def n_fits(self) -> int:
         """Conditional fits so far."""
         return self.fits.n_fits + (0 if self._many is None else self._many.n_fits)
+
+    @property
+    def is_cheap(self) -> bool:
+        """Whether log m takes one step, from anywhere."""
+        return self._many is not None and self._given.is_quadratic
 
     @property
     def kinds(self) -> list[int]:
@@ -79,11 +87,11 @@ class LatentMarginal:
         left = np.arange(len(g))
         for _ in range(_TURNS if self._many is not None and self.known else 0):
             assert self._many is not None
-            starts = [self._nearest(point) for point in g[left]]
+            starts = [self.known[0] if self.is_cheap else self._nearest(point) for point in g[left]]
             found = list(self._many.at(g[left], [s.seen for s in starts], [s.rules for s in starts], self._base))
             for number, one in found:
                 result[left[number]] = one
-            self.known += [one for _, one in found]
+            self.known += [one for _, one in found] if self.records else []
             left = np.array([k for k in left if result[k] is None], dtype=np.intp)
             if not len(left):
                 break

@@ -19,7 +19,7 @@ from pymc_ngvi.marginal.pooled import PoolState, effective_size_of
 from pymc_ngvi.nested.exploring import Exploration, Uneven, explore
 from pymc_ngvi.nested.latents import Latents
 from pymc_ngvi.nested.log_marginal import LatentMarginal
-from pymc_ngvi.nested.seconds import n_values_of
+from pymc_ngvi.nested.seconds import may_anneal, n_values_of
 from pymc_ngvi.nested.verdict import NestedChecks
 
 #: Standard deviations of hyperparameters to begin with; those of a Gaussian fit times this, within limits.
@@ -61,7 +61,7 @@ def nested_posterior(
         scale = np.clip(_OF_FIT * gaussian.sd()[given.outside], _LEAST, _MOST)
     marginal = LatentMarginal(given, seed)
     try:
-        explored = explore(marginal, start, scale, n_values_of(given), seed, most_variance)
+        explored = explore(marginal, start, scale, n_values_of(given), seed, most_variance, anneals=may_anneal(given))
     except Uneven as reason:
         given.is_uneven = True
         raise Unavailable(reason.code, reason.sentence) from None

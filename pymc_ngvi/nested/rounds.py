@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.marginal.proposals import Base, Proposal, first_proposal
+from pymc_ngvi.marginal.proposals import Base, Proposal, effective_size, first_proposal
 from pymc_ngvi.marginal.regression import Whitening, predictor
 from pymc_ngvi.marginal.sampling import Pool, evenly_picked
 from pymc_ngvi.marginal.tails import Bend
@@ -128,6 +128,12 @@ class Rounds:
         half = rng.standard_normal((len(g), (self._m + 1) // 2, self._marginal.n_dim))
         base = np.concatenate([half, -half], axis=1)[:, : self._m]
         return self._marginal.drawn(g, starts, base, defence, rng, guess._of(g) < lowest)
+
+    def efficiency(self) -> float:
+        """Return the effective part of the values of the last round by itself, but for those from farther out."""
+        last = self._rounds[-2]
+        log_m = np.array([-np.inf if f is None else logsumexp(f.log_ratio) for f in last.found])
+        return effective_size(log_m - last.log_density(last.g)) / len(last.g)
 
     def pooled(self) -> tuple[WeightedPairs, Array, float]:
         """Return all rounds as pairs, the log density of the proposals but for the wide ones, and what was lost.

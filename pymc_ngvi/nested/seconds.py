@@ -17,6 +17,9 @@ _FITS, _FITS_OF_EACH, _EXPECTATIONS, _PER_FIT = 60.0, 10.0, 5.0, 0.01
 #: Expectations of a fit whose start is predicted; seconds that such fits may take all together, their number at least
 #: and at most.
 _EXPECTATIONS_OF_VALUE, _SECONDS_OF_VALUES, _FEWEST_VALUES, _MOST_VALUES = 2.5, 10.0, 128, 448
+#: Hyperparameters of which log m is emulated, at most. Of more: fits on the way to the mode, for each; values from
+#: which a proposal is learned and that are kept; values of draws that are annealed, and seconds that these may take.
+MOST_EMULATED, _TO_MODE, _LEARNED, _ANNEALED, _SECONDS_OF_ANNEALED = 7, 35.0, 1_500.0, 10_000.0, 20.0
 #: Seconds of any nested posterior, at least.
 LEAST = 0.8
 
@@ -32,10 +35,18 @@ _SECONDS_OF_MORE, _MOST_OF_ALL = 1.0, 1_000
 def nested_seconds(given: RowsGiven) -> float:
     """Return about how long a nested posterior takes."""
     n_dim, n_values = len(given.outside), n_values_of(given)
+    if given.over is not None and n_dim > MOST_EMULATED:
+        n_fits = _TO_MODE * n_dim + _LEARNED + (_ANNEALED if may_anneal(given) else 0.0)
+        return _BESIDE + n_fits * _of_many(given)
     if given.over is not None:
         return _BESIDE + (_IN_BATCHES + _IN_BATCHES_OF_EACH * n_dim + n_values) * _of_many(given)
     n_fits = _FITS + _FITS_OF_EACH * n_dim
     return n_fits * _of_fit(given, _EXPECTATIONS) + n_values * _of_fit(given, _EXPECTATIONS_OF_VALUE)
+
+
+def may_anneal(given: RowsGiven) -> bool:
+    """Tell whether log m costs so little that draws of hyperparameters can be annealed."""
+    return given.over is not None and given.is_quadratic and _ANNEALED * _of_many(given) < _SECONDS_OF_ANNEALED
 
 
 def _of_many(given: RowsGiven) -> float:

@@ -8,12 +8,13 @@ from pymc_ngvi.density import ModelDensity
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.marginal.pooled import PoolState
 from pymc_ngvi.nested.posterior import latent_rows_of, nested_posterior
-from pymc_ngvi.nested.seconds import LEAST, nested_seconds
+from pymc_ngvi.nested.seconds import LEAST, MOST_EMULATED, nested_seconds
 from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart
 from pymc_ngvi.posteriors.plan import Candidate
 
-#: Chances that it turns out to be exact where latent variables are not Gaussian given hyperparameters.
-_NOT_GAUSSIAN, _UNEVEN = 1.0 / 3.0, 1.0 / 100.0
+#: Chances that it turns out to be exact where latent variables are not Gaussian given hyperparameters, and where they
+#: are, of many of these.
+_NOT_GAUSSIAN, _UNEVEN, _OF_MANY = 1.0 / 3.0, 1.0 / 100.0, 2.0 / 3.0
 #: Part of its price after which it is known whether latent variables are nearly Gaussian.
 _OF_FAILURE = 0.15
 #: Variance of log weights at the mode from which on it is given up where there is another posterior.
@@ -34,8 +35,10 @@ class LatentGaussianKind(PosteriorKind[RowsGiven]):
         return latent_rows_of(density)
 
     def chance(self, found: RowsGiven) -> float:
-        """Return 1 where rows are quadratic: then weights of pairs are even."""
-        return 1.0 if found.is_quadratic else _UNEVEN if found.is_uneven else _NOT_GAUSSIAN
+        """Return 1 where rows are quadratic, and hyperparameters few: then weights of pairs are even."""
+        if found.is_quadratic:
+            return 1.0 if len(found.outside) <= MOST_EMULATED else _OF_MANY
+        return _UNEVEN if found.is_uneven else _NOT_GAUSSIAN
 
     def price(self, found: RowsGiven, density: ModelDensity, *, by_rows: bool) -> Candidate:
         """Return what it takes; whether latent variables are nearly Gaussian is known early."""
@@ -49,9 +52,12 @@ class LatentGaussianKind(PosteriorKind[RowsGiven]):
         return nested_posterior(start.density, start.q, start.seed, math.inf if is_only else _MOST_VARIANCE)
 
     def comes_first(self, found: RowsGiven, *, by_rows: bool) -> bool:
-        """Tell whether there are many latent variables and, by rows, whether these have one mode.
+        """Tell whether there are many latent variables, or scales, and, by rows, whether the first have one mode.
 
         Other modes are looked for from a Gaussian fit; of rows that are concave given the hyperparameters, there are
         none of the latent variables.
         """
-        return found.n_dim >= _MANY * len(found.outside) and (not by_rows or found.is_concave)
+        n_outside = len(found.outside)
+        # A Gaussian of all is far off where there are many scales, and takes longer than what is exact given these.
+        is_many = found.n_dim >= _MANY * n_outside or (found.is_quadratic and n_outside > MOST_EMULATED)
+        return is_many and (not by_rows or found.is_concave)

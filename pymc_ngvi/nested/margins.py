@@ -1,0 +1,178 @@
+"""Maps between hyperparameters and standard normals: skewed margins of their own tails, tied by a Gaussian copula.
+
+A margin is a sinh-arcsinh distribution [1]_: u = sinh(tail asinh((g - location) / scale) - skewness) is normal. From
+tail = 1, a normal, down to 1/2, an exponential fall, it has the tails of logarithms of scales that may be 0, on either
+side, in as many coordinates as there are.
+
+References
+----------
+.. [1] M. C. Jones and A. Pewsey (2009). Sinh-arcsinh distributions. Biometrika 96(4).
+   https://doi.org/10.1093/biomet/asp053
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from scipy.optimize import minimize
+from scipy.special import gammaln
+
+from pymc_ngvi.core.linalg import solve_lower
+from pymc_ngvi.core.types import Array
+
+#: Where margins are looked for, in standardised coordinates: locations, log scales, skewness, and log tails.
+_BOUNDS = ((-4.0, 4.0), (-4.0, 2.0), (-2.5, 2.5), (float(np.log(0.5)), 0.3))
+#: Where they shrink to with few draws: the mean and sd of log tails, and the sd of skewness.
+_TAIL, _OF_TAIL, _OF_SKEWNESS = -0.25, 0.25, 1.0
+#: Heaviest tail, as a number; by how much tails are made heavier than they are found.
+_LIGHTEST, _HEAVIER = 1.0, 0.95
+#: Degrees of freedom of the Student t, at least.
+_LEAST_DF = 10.0
+#: Steps to the most likely margins; arguments of hyperbolic functions at most.
+_STEPS, _FARTHEST = 60, 30.0
+
+
+@dataclass(frozen=True, eq=False)
+class Margins:
+    """A map between coordinates and standard normals.
+
+    Parameters
+    ----------
+    location, scale, skewness, tail : ndarray, shape (p,)
+        Of the margins.
+    mean : ndarray, shape (p,)
+        Of u.
+    factor : ndarray, shape (p, p)
+        Lower Cholesky factor of the covariance of u.
+    """
+
+    location: Array
+    scale: Array
+    skewness: Array
+    tail: Array
+    mean: Array
+    factor: Array
+
+    @classmethod
+    def of_gaussian(cls, mean: Array, cov: Array) -> "Margins":
+        """Return the map of a Gaussian."""
+        scale = np.sqrt(np.diag(cov))
+        nothing = np.zeros(len(mean))
+        return cls(mean, scale, nothing, nothing + 1.0, nothing, np.linalg.cholesky(cov / np.outer(scale, scale)))
+
+    @classmethod
+    def fitted(cls, g: Array, weights: Array, like: "Margins | None" = None) -> "Margins":
+        """Return the most likely margins of weighted draws, (n, p), and the correlations of what these make of them.
+
+        Both shrink, the more so the fewer draws there are.
+
+        Parameters
+        ----------
+        g : ndarray, shape (n, p)
+        weights : ndarray, shape (n,)
+            They add up to 1.
+        like : Margins, optional
+            Whose correlations those of few draws shrink to; by default, they shrink to 0.
+        """
+        p, size = g.shape[1], 1.0 / float(np.sum(weights**2))
+        mean = weights @ g
+        sd = np.maximum(np.sqrt(weights @ (g - mean) ** 2), 1e-10)
+        begin = np.tile([0.0, -0.2, 0.0, _TAIL], (p, 1)).T
+        lowest, highest = np.array(_BOUNDS).T[:, :, None]
+        found = minimize(
+            _lack,
+            np.clip(begin, lowest, highest).ravel(),
+            ((g - mean) / sd, weights, size),
+            jac=True,
+            method="L-BFGS-B",
+            bounds=[bound for bound in _BOUNDS for _ in range(p)],
+            options={"maxiter": _STEPS},
+        ).x.reshape(4, p)
+        tail = _HEAVIER * np.minimum(np.exp(found[3]), _LIGHTEST)
+        first = cls(mean + sd * found[0], sd * np.exp(found[1]), found[2], tail, np.zeros(p), np.eye(p))
+        u = first._apart(g)
+        centre = weights @ u
+        cov = (weights[:, None] * (u - centre)).T @ (u - centre)
+        shrunk = p / (p + size)
+        sds = np.sqrt(np.diag(cov))
+        target = np.eye(p) if like is None else like.correlations
+        cov = (1.0 - shrunk) * cov + shrunk * target * np.outer(sds, sds)
+        return cls(first.location, first.scale, first.skewness, tail, centre, np.linalg.cholesky(cov))
+
+    def log_density(self, g: Array) -> Array:
+        """Return the log density of coordinates whose normals are a Student t, (n,), from (n, p)."""
+        p, df = g.shape[1], self._df
+        constant = gammaln((df + p) / 2.0) - gammaln(df / 2.0) - 0.5 * p * np.log(df * np.pi)
+        squares = (self.forward(g) ** 2).sum(axis=1)
+        result: Array = constant - 0.5 * (df + p) * np.log1p(squares / df) + self.log_slope(g)
+        return result
+
+    def draws(self, n: int, rng: np.random.Generator) -> Array:
+        """Return draws of it, (n, p)."""
+        z = rng.standard_normal((n, len(self.mean)))
+        return self.inverse(z / np.sqrt(rng.chisquare(self._df, n) / self._df)[:, None])
+
+    @property
+    def _df(self) -> float:
+        return float(max(_LEAST_DF, 2 * len(self.mean)))
+
+    def widened(self, by: float, tail: float = 1.0) -> "Margins":
+        """Return margins that are wider, and whose tails are heavier."""
+        return replace(self, factor=by * self.factor, tail=tail * self.tail)
+
+    @property
+    def correlations(self) -> Array:
+        """Of u, (p, p)."""
+        cov: Array = self.factor @ self.factor.T
+        sd = np.sqrt(np.diag(cov))
+        result: Array = cov / np.outer(sd, sd)
+        return result
+
+    def forward(self, g: Array) -> Array:
+        """Return the normals of coordinates, (n, p)."""
+        return solve_lower(self.factor, np.ascontiguousarray((self._apart(g) - self.mean).T)).T
+
+    def inverse(self, z: Array) -> Array:
+        """Return the coordinates of normals, (n, p)."""
+        u = self.mean + z @ self.factor.T
+        result: Array = self.location + self.scale * np.sinh(self._clipped((np.arcsinh(u) + self.skewness) / self.tail))
+        return result
+
+    def log_slope(self, g: Array) -> Array:
+        """Return the log determinants of the derivatives of `forward`, (n,)."""
+        h = (g - self.location) / self.scale
+        a = self._clipped(self.tail * np.arcsinh(h) - self.skewness)
+        each = np.log(np.cosh(a)) - 0.5 * np.log1p(h**2) + np.log(self.tail / self.scale)
+        result: Array = each.sum(axis=1) - np.log(np.diag(self.factor)).sum()
+        return result
+
+    def _apart(self, g: Array) -> Array:
+        """Return u, (n, p)."""
+        a = self.tail * np.arcsinh((g - self.location) / self.scale) - self.skewness
+        return np.sinh(self._clipped(a))
+
+    @staticmethod
+    def _clipped(a: Array) -> Array:
+        return np.clip(a, -_FARTHEST, _FARTHEST)
+
+
+def _lack(packed: Array, g: Array, weights: Array, size: float) -> tuple[float, Array]:
+    """Return minus the mean log density of all margins together, with what they shrink to, and its gradient."""
+    location, log_scale, skewness, log_tail = packed.reshape(4, -1)
+    scale, tail = np.exp(log_scale), np.exp(log_tail)
+    h = (g - location) / scale
+    arc = np.arcsinh(h)
+    a = np.clip(tail * arc - skewness, -_FARTHEST, _FARTHEST)
+    u, slope = np.sinh(a), np.cosh(a)
+    lack = weights @ (0.5 * u**2 - np.log(slope) + 0.5 * np.log1p(h**2)) - log_tail + log_scale
+    by_a = u * slope - u / slope
+    by_h = by_a * tail / np.sqrt(1.0 + h**2) + h / (1.0 + h**2)
+    to_tail = (log_tail - _TAIL) / _OF_TAIL
+    lack += (0.5 * (skewness / _OF_SKEWNESS) ** 2 + 0.5 * to_tail**2) / size
+    gradient = np.stack([
+        -(weights @ by_h) / scale,
+        1.0 - weights @ (by_h * h),
+        -(weights @ by_a) + skewness / _OF_SKEWNESS**2 / size,
+        weights @ (by_a * tail * arc) - 1.0 + to_tail / _OF_TAIL / size,
+    ])  # fmt: skip
+    return float(lack.sum()), gradient.ravel()
