@@ -7,13 +7,14 @@ from numpy.testing import assert_allclose
 from scipy import integrate, stats
 from scipy.special import logsumexp
 
-from pymc_ngvi.marginal.tails import Bend, Tail, find_tails
+from pymc_ngvi.marginal.tails import Bend, Ratio, Tail, find_tails
 
 BENDS = [
     Bend((Tail(0, -1, 0.7, -0.4),)),
     Bend((Tail(0, 1, 0.25, 1.3),)),
     Bend((Tail(1, -1, 1.0, 0.2), Tail(0, 1, 0.5, -1.0))),
 ]
+FUNNEL = Bend((Tail(1, -1, 2.0, -0.3),), (Ratio(0, 1, 0.2),))
 
 
 @pytest.mark.parametrize("bend", [Bend(), *BENDS])
@@ -88,6 +89,28 @@ def test_the_folded_density_is_that_of_mapped_draws():
         assert abs(part - expected) < 5.0 * np.sqrt(expected / len(draws))
 
 
+def test_a_ratio_goes_there_and_back_and_its_density_integrates_to_1():
+    g = np.random.default_rng(1).normal(size=(200, 3)) * [3.0, 2.0, 2.0]
+    y = FUNNEL.forward(g)
+    assert_allclose(FUNNEL.inverse(y), g, rtol=1e-8, atol=1e-8)
+    assert_allclose(y[:, 0], g[:, 0] / np.exp(g[:, 1] - 0.2))
+    # The middle of the density in y, where its fold is far from it.
+    q = stats.multivariate_normal([0.6, 2.2], [[1.0, 0.3], [0.3, 0.2]])
+    wide, line = np.linspace(-200.0, 200.0, 2_001), np.linspace(-1.5, 4.5, 301)
+    points = np.stack(np.meshgrid(wide, line, indexing="ij"), axis=-1).reshape(-1, 2)
+    density = np.exp(FUNNEL.log_density(q.logpdf, points))
+    assert_allclose(density.sum() * (wide[1] - wide[0]) * (line[1] - line[0]), 1.0, atol=1e-5)
+
+
+def test_moments_after_ratios_are_taken_are_those_of_draws():
+    bend, mean, cov = Bend((), (Ratio(0, 1, 0.5),)), np.array([0.4, 0.3]), np.array([[0.04, 0.01], [0.01, 0.01]])
+    draws = bend.forward(np.random.default_rng(2).multivariate_normal(mean, cov, 200_000))
+    found_mean, found_cov = bend.normal(mean, cov)
+    # To first order: what is left is of the order of the variances.
+    assert_allclose(found_mean, draws.mean(axis=0), atol=0.015)
+    assert_allclose(found_cov, np.cov(draws.T), rtol=0.06)
+
+
 def test_without_tails_nothing_changes():
     g = np.random.default_rng(4).normal(size=(5, 2))
     assert Bend().forward(g) is g
@@ -127,6 +150,27 @@ def test_an_exponential_tail_of_a_log_scale_is_found():
         assert mean - 2.0 * sd < tail.corner < mean
 
 
+def test_a_steep_tail_is_found():
+    """The logarithm of a gamma variable of shape 4 falls with slope 4, which is twice its standard deviation."""
+    f, mean, sd = (lambda t: 4.0 * t - np.exp(np.minimum(t, 50.0))), np.log(4.0), 0.48
+    [tail] = find_tails(lambda g: f(g[:, 0]), np.array([mean]), np.array([sd])).tails
+    assert (tail.side, tail.rate) == (-1, pytest.approx(4.0, abs=0.1))
+    assert tail.corner == pytest.approx(mean - 4.0 * sd**2, abs=0.1)
+
+
+def test_tails_are_looked_for_after_ratios_are_taken():
+    """Along its axis at 0.5, the second coordinate has no tail at all: the first one is where its scale is."""
+
+    def f(g):
+        return stats.norm.logpdf(g[:, 0], 0.0, np.exp(g[:, 1])) + log_of_half_normal(g[:, 1])
+
+    ratio = Ratio(0, 1, -0.6)
+    mean = Bend((), (ratio,)).forward(np.array([[0.5, -0.6]]))[0]
+    [tail] = find_tails(f, mean, np.array([0.55, 0.8]), (ratio,)).tails
+    assert (tail.at, tail.side, tail.rate) == (1, -1, pytest.approx(1.0, abs=0.01))
+    assert find_tails(f, np.array([0.5, -0.6]), np.array([0.55, 0.8])).tails == ()
+
+
 def test_a_tail_on_the_right_is_found():
     bend = find_tails(lambda g: log_of_half_normal(-g[:, 0]), np.array([0.6]), np.array([0.8]))
     assert [(t.at, t.side) for t in bend.tails] == [(0, 1)]
@@ -144,7 +188,7 @@ def test_a_student_t_has_no_tail(df):
 
 
 def test_a_laplace_distribution_with_the_mass_at_the_kink_is_not_flat():
-    """Steep tails: a t whose sd is that of the bulk covers them."""
+    """Tails as steep as a Gaussian's where that has little left: a t whose sd is that of the bulk covers them."""
     assert find_tails(lambda g: -2.0 * np.abs(g[:, 0]), np.zeros(1), np.ones(1)).tails == ()
 
 

@@ -15,6 +15,7 @@ from pymc_ngvi.nested.conditional import ConditionalFits
 from pymc_ngvi.nested.many import ManyFitter, Precisions
 from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.integrated import Integrated
+from pymc_ngvi.rows.own_draws import OwnDraws
 from pymc_ngvi.rows.seen import ManySeen
 from pymc_ngvi.rows.tabulated import TabulatedRowFunction
 
@@ -128,6 +129,50 @@ def test_draws_have_the_distribution_of_the_effect_given_its_row(function, data,
     reached = np.cumsum(density) / density.sum()
     apart = np.abs(np.interp(np.sort(z), grid, reached) - (np.arange(n) + 0.5) / n).max()
     assert apart < 0.0135
+
+
+@pytest.mark.parametrize("scale", [0.05, 0.7, -2.0])
+def test_draws_of_many_rows_have_the_distribution_of_the_effect_given_its_row(scale):
+    """Uniform values of distribution functions, two rows with the same data, one with others; scales in between two."""
+    n, y, eta, a = 20_000, np.array([[0.0, 0.0, 12.0]]), np.array([0.5, -1.5, 2.0]), scale * np.array([1.0, 1.13, 1.0])
+    draws = OwnDraws(poisson)
+    for seed in (1, 2):
+        rng = np.random.default_rng(seed)
+        z = draws.drawn(rng, np.tile(eta, (n, 1)), [y], a[None])
+        for k in range(3):
+            grid = np.linspace(-10.0, 10.0, 20_001)
+            density = np.exp(poisson(eta[k] + a[k] * grid, y[0, k])[0] - 0.5 * grid**2)
+            reached = (np.cumsum(density) - 0.5 * density) / density.sum()
+            apart = np.abs(np.interp(np.sort(z[:, k]), grid, reached) - (np.arange(n) + 0.5) / n).max()
+            assert apart < 0.0135
+    assert draws.is_used
+
+
+@pytest.mark.parametrize(("function", "y", "eta"), [(poisson, 0.0, 0.5), (poisson, 30.0, 3.0), (bernoulli, 1.0, -3.0)])
+def test_proposals_for_many_draws_are_near_to_what_they_stand_for(function, y, eta, monkeypatch):
+    """Without steps of the sampler, means are off by less than .02 standard deviations, wherever predictors are."""
+    monkeypatch.setattr("pymc_ngvi.rows.own_draws._STEPS", 0)
+    n, scale = 40_000, np.array([[0.6, 0.6]])
+    rng = np.random.default_rng(1)
+    points = np.stack([np.full(n, eta), eta + rng.normal(0.0, 1.5, n)], axis=1)
+    z = OwnDraws(function).drawn(rng, points, [np.full((1, 2), y)], scale)[:, 0]
+    mean, variance = Integrated(function, 1).moments(np.array([[eta]]), np.array([[y]]), np.array([[0.6]]))
+    assert abs(z.mean() - mean[0, 0]) < (0.02 + 3.0 / np.sqrt(n)) * np.sqrt(variance[0, 0])
+    np.testing.assert_allclose(z.std(), np.sqrt(variance[0, 0]), rtol=0.03)
+
+
+def test_few_draws_and_strange_predictors_are_drawn_one_by_one():
+    draws, y, a = OwnDraws(poisson), np.array([[1.0, 4.0]]), np.array([[0.5, 0.5]])
+    few = draws.drawn(np.random.default_rng(1), np.zeros((20, 2)), [y], a)
+    one_by_one = Integrated(poisson, 1).drawn(np.random.default_rng(1), np.zeros((20, 2)), y, a)
+    np.testing.assert_array_equal(few, one_by_one)
+    assert not draws.is_used
+    for strange in (np.inf, np.nan):
+        points = np.zeros((5_000, 2))
+        points[7, 0] = strange
+        z = draws.drawn(np.random.default_rng(1), points, [y], a)
+        assert np.isfinite(np.delete(z, 7, axis=0)).all()
+        assert not draws.is_used
 
 
 def test_polynomials_stand_for_a_function():

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from numpy.typing import NDArray
+from pymc.distributions.transforms import CholeskyCovPacked
 
 from pymc_ngvi.core.refusal import Reason
 from pymc_ngvi.density.logdensity import LogDensity
@@ -31,6 +32,27 @@ def latent_rows(density: LogDensity) -> RowsGiven:
     found: RowsGiven | NotRows = density.functions.made.latent_rows.of(lambda: _found_or_not(density))
     if isinstance(found, NotRows):
         raise found
+    return found
+
+
+def ratios(density: LogDensity, outside: NDArray[np.intp]) -> list[tuple[int, int]]:
+    """Return which hyperparameters have the exponential of another one as their scale, and these others.
+
+    So have the entries of a Cholesky factor beside the diagonal of their row, whose logarithms are coordinates.
+    """
+    found, model = [], density.model
+    place = {coordinate: number for number, coordinate in enumerate(outside.tolist())}
+    for variable in density.layout.variables:
+        transform = model.rvs_to_transforms[model[variable.name]]
+        if not isinstance(transform, CholeskyCovPacked):
+            continue
+        per = variable.shape[-1]
+        for start in range(variable.where.start, variable.where.stop, per):
+            for k in range(per):
+                row = int((np.sqrt(8 * k + 1) - 1) / 2)
+                diagonal = (row + 1) * (row + 2) // 2 - 1
+                if k != diagonal and start + k in place and start + diagonal in place:
+                    found.append((place[start + k], place[start + diagonal]))
     return found
 
 

@@ -31,7 +31,7 @@ from pymc_ngvi.marginal.sampling import (
     relative_sd_errors,
 )
 from pymc_ngvi.marginal.student_mixture import StudentMixture
-from pymc_ngvi.marginal.tails import find_tails
+from pymc_ngvi.marginal.tails import find_bend
 
 #: Effective size that the pool is to have, where nothing else is said.
 WANTED = 2_000
@@ -91,6 +91,8 @@ class Sampler:
         Effective size that the pool is to have.
     others : sequence of tuple
         Mean and covariance of the globals at other modes.
+    ratios : sequence of tuple of int
+        Globals of which the exponential of others is a scale, and these.
 
     Attributes
     ----------
@@ -107,20 +109,19 @@ class Sampler:
         may_take: Callable[[float], bool] = lambda n_values: True,
         wanted: float = WANTED,
         others: Sequence[tuple[Array, Array]] = (),
+        ratios: Sequence[tuple[int, int]] = (),
     ) -> None:
-        self._may_take, self._wanted, self._others = may_take, wanted, others
+        self._may_take, self._wanted, self._others, self._ratios = may_take, wanted, others, ratios
         self._quadrature = function if isinstance(function, LogMarginal) else None
         self._function = function if isinstance(function, LogMarginal | Plain) else Plain(function)
-        self._mean, self._cov, self._p = mean, cov, len(mean)
-        self._df = max(_LEAST_DF, float(self._p))
-        self.sequences = Sequences(self._function, seed)
-        self._rng = np.random.default_rng(seed)
+        self._mean, self._cov, self._p, self._df = mean, cov, len(mean), max(_LEAST_DF, float(len(mean)))
+        self.sequences, self._rng = Sequences(self._function, seed), np.random.default_rng(seed)
         self._adaptation: Adaptation
         self._known: Referred  # by the reference rule
 
     def run(self) -> Sampled:
         """Adapt the proposal, then draw the pool."""
-        self._bend = find_tails(lambda g: self._function(g)[0], self._mean, np.sqrt(np.diag(self._cov)))
+        self._bend = find_bend(lambda g: self._function(g)[0], self._mean, self._cov, self._ratios)
         self._base = base_proposal(self._bend, self._mean, self._cov)
         whitening = Whitening(self._bend.forward, *self._base, tuple(t.at for t in self._bend.tails))
         self._function.standardise(whitening, self._bend)

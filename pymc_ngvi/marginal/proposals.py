@@ -135,11 +135,12 @@ class Base(NamedTuple):
 
 def base_proposal(bend: Bend, mean: Array, cov: Array) -> Base:
     """Return mean and factor of y where the globals are those of a Gaussian."""
+    mean, cov = bend.normal(mean, cov)
     factor = np.linalg.cholesky(cov)
     if not bend.tails:
         return Base(mean, factor)
     p = len(mean)
-    y = bend.forward(mean + np.random.default_rng(1).standard_normal((2_048, p)) @ factor.T)
+    y = Bend(bend.tails).forward(mean + np.random.default_rng(1).standard_normal((2_048, p)) @ factor.T)
     return Base(y.mean(axis=0), np.linalg.cholesky(np.cov(y.T).reshape(p, p)))
 
 

@@ -11,9 +11,10 @@ from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.density.rows_left_over import RowsLeftOver
 from pymc_ngvi.density.rows_over import RowsOver
 from pymc_ngvi.nested.defence import Defence
-from pymc_ngvi.nested.found import FEWEST, LEFT, SOLVED, Drawn, EvaluatedMarginal, are_even, missing
+from pymc_ngvi.nested.found import FEWEST, LEFT, SOLVED, Drawn, EvaluatedMarginal, missing, n_wanted
 from pymc_ngvi.nested.many import ManyFits, ManyFitter, Precisions, Which
 from pymc_ngvi.nested.starts import Starts
+from pymc_ngvi.rows.expectation import row_slices
 from pymc_ngvi.rows.many import ManyRows
 from pymc_ngvi.rows.seen import ManyRules, ManySeen, Seen
 
@@ -112,13 +113,19 @@ class ManyConditionals:
         """Return what ELBOs lack, and how sure that is; with more draws where their weights vary."""
         if self._given.is_quadratic:
             return [(0.0, 0.0)] * len(fits.which)
-        some = np.broadcast_to(base[:FEWEST].T, (len(fits.which), *base[:FEWEST].T.shape))
-        log_ratio = self._weighed(g[fits.which], fits, some)[1] - fits.elbo[:, None]
+        few = np.broadcast_to(base[:FEWEST].T, (len(fits.which), *base[:FEWEST].T.shape))
+        log_ratio = self._weighed(g[fits.which], fits, few)[1] - fits.elbo[:, None]
         found = [missing(one) for one in log_ratio]
-        for i in [i for i, one in enumerate(log_ratio) if len(base) > FEWEST and not are_even(one)]:
-            one = fits.some(np.array([i]))
-            ratio = self._weighed(g[fits.which[[i]]], one, base.T[None])[1] - one.elbo[:, None]
-            found[i] = missing(ratio[0])
+        wanted = np.array([n_wanted(one, len(base)) for one in log_ratio])
+        for n in np.unique(wanted[wanted > log_ratio.shape[1]]).tolist():
+            those = np.flatnonzero(wanted == n)
+            for part in row_slices(len(those), max(1, self._size * FEWEST // n)):
+                at = those[part]
+                some = fits.some(at)
+                more = np.broadcast_to(base[FEWEST:n].T, (len(at), base.shape[1], n - FEWEST))
+                ratio = self._weighed(g[some.which], some, more)[1] - some.elbo[:, None]
+                for k, one in zip(at.tolist(), ratio, strict=True):
+                    found[k] = missing(np.concatenate([log_ratio[k], one]))
         return found
 
     def _weighed(self, g: Array, fits: ManyFits, base: Array) -> tuple[Array, Array]:

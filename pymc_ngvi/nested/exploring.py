@@ -1,5 +1,6 @@
 """Hyperparameters sampled: log m is evaluated at few values and predicted elsewhere; weights correct predictions."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +26,7 @@ from pymc_ngvi.nested.verdict import EVEN, MOST_MOVED
 _MOST, _MOST_OF_EACH = 15, 15
 #: Points about the mode at which log m is evaluated first, and for each hyperparameter; how far out they are, in turn,
 #: in the standard deviations of normals.
-_OF_DESIGN, _OF_DESIGN_OF_EACH, _SIZES_OF_DESIGN = 10, 30, (1.0, 2.0, 3.0)
+_OF_DESIGN, _OF_DESIGN_OF_EACH, _SIZES_OF_DESIGN = 10, 12, (1.0, 2.0, 3.0)
 #: Effective size of the pool: predictions cost nothing.
 _WANTED = 4_000
 #: Parts of all values that are in each round: what the first has found makes predictions better, and the last is drawn
@@ -68,6 +69,7 @@ def explore(
     n_values: int,
     seed: int,
     most_variance: float = np.inf,
+    ratios: Sequence[tuple[int, int]] = (),
     *,
     anneals: bool = False,
 ) -> Exploration:
@@ -83,6 +85,8 @@ def explore(
     seed : int
     most_variance : float
         Of log weights at the mode, of draws given the hyperparameters.
+    ratios : sequence of tuple of int
+        Hyperparameters of which the exponential of others is a scale, and these.
     anneals : bool
         Whether draws of many hyperparameters may be annealed.
 
@@ -110,7 +114,7 @@ def explore(
     emulated = Emulated(marginal, len(marginal.known) + _MOST + _MOST_OF_EACH * p)
     for known in marginal.known:
         emulated.tell(known.g, known.value)
-    sampler = Sampler(emulated, mode.at, mode.cov, seed, wanted=_WANTED)
+    sampler = Sampler(emulated, mode.at, mode.cov, seed, wanted=_WANTED, ratios=ratios)
     sampled = sampler.run()
     rounds = Rounds(marginal, n_values, seed)
     for number, part in enumerate(_PARTS):

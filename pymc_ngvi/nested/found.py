@@ -25,8 +25,8 @@ _TAME, _WILD = 3.0, 6.0
 _HOPELESS = 100.0
 #: Part of the draws that may be outside the support.
 _MOST_LOST = 0.1
-#: Draws behind a correction at first, and the variance of log weights up to which these will do.
-FEWEST, _EVEN = 64, 1.0
+#: Draws behind a correction at first; standard error of it for which more are taken.
+FEWEST, _ERROR = 64, 0.1
 #: Nats that a fit may lack whose log m is wanted; and one whose draws are weighted: weights see to them.
 SOLVED, LEFT = 1e-4, 0.01
 
@@ -82,7 +82,7 @@ class Drawn(NamedTuple):
 
 
 def lacking(log_ratio: Callable[[Array], Array], base: Array) -> tuple[float, float]:
-    """Return what an ELBO lacks, see `missing`; from the first draws where their weights are even, and all elsewhere.
+    """Return what an ELBO lacks, see `missing`; from the first draws where their weights are even, and more elsewhere.
 
     Parameters
     ----------
@@ -91,12 +91,18 @@ def lacking(log_ratio: Callable[[Array], Array], base: Array) -> tuple[float, fl
     base : ndarray, shape (n_draws, n_dim)
     """
     first = log_ratio(base[:FEWEST])
-    return missing(first) if len(base) <= FEWEST or are_even(first) else missing(log_ratio(base))
+    n = n_wanted(first, len(base))
+    more = base[len(first) : n]
+    return missing(np.concatenate([first, log_ratio(more)]) if len(more) else first)
 
 
-def are_even(log_ratio: Array) -> bool:
-    """Tell whether weights vary so little that few draws say what an ELBO lacks."""
-    return bool(np.isfinite(log_ratio).all() and np.var(log_ratio) < _EVEN)
+def n_wanted(log_ratio: Array, most: int) -> int:
+    """Return how many draws say what an ELBO lacks, by the weights of a few: these, or twice as many, and so on."""
+    n = len(log_ratio)
+    variance = float(np.var(log_ratio)) if np.isfinite(log_ratio).all() else np.inf
+    while n < most and np.expm1(min(variance, _HOPELESS)) > n * _ERROR**2:
+        n *= 2
+    return min(n, most)
 
 
 def missing(log_ratio: Array) -> tuple[float, float]:

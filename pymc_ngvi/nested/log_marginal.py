@@ -3,6 +3,8 @@
 All values that are asked for at once are evaluated together, as far as that goes; others one after the other.
 """
 
+import itertools
+
 from collections.abc import Sequence
 
 import numpy as np
@@ -51,8 +53,10 @@ class LatentMarginal:
         most = min(_MOST_NUMBERS // max(given.n_dim, 1), _MOST_VALUES // max(given.rows.n_evaluations, 1))
         n = max(FEWEST, min(_N_DRAWS, most))
         half = np.random.default_rng(seed).standard_normal((n // 2, given.n_dim))
-        few = FEWEST // 2
-        self._base = np.concatenate([half[:few], -half[:few], half[few:], -half[few:]])
+        # In pairs, and so are the first of them, where fewer are taken.
+        ends = [0, *(FEWEST // 2 * 2**k for k in range(n.bit_length())), len(half)]
+        parts = [half[start:end] for start, end in itertools.pairwise(ends) if start < min(end, len(half))]
+        self._base = np.concatenate([sign * part for part in parts for sign in (1.0, -1.0)])
         self.known: list[EvaluatedMarginal] = []
         self.scale = np.ones(len(given.outside))
         self.records = True
@@ -159,7 +163,7 @@ class LatentMarginal:
             By which the last of them are moved out.
         rng : numpy.random.Generator
         is_deep : ndarray of bool, shape (n,)
-            Where not to take the long way if these lead nowhere.
+            Where there is next to no weight: no long way is taken if these lead nowhere.
         """
         result: list[Drawn | None] = [None] * len(g)
         picked = defence.picked(len(g), base.shape[1], rng)
@@ -167,7 +171,7 @@ class LatentMarginal:
             for number, found in self._many.drawn(g, starts, base, defence, picked, rng):
                 result[number] = found
         for number, point in enumerate(g):
-            if result[number] is None:
+            if result[number] is None and not (is_deep[number] and self._many is not None):
                 begin = starts.at(point)
                 result[number] = self._drawn(
                     point, *begin, base[number], defence, picked[number], rng, not is_deep[number]

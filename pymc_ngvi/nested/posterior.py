@@ -12,7 +12,7 @@ import numpy as np
 from pymc_ngvi.core.refusal import Reason, Unavailable
 from pymc_ngvi.core.types import GaussianState
 from pymc_ngvi.density import LogDensity, ModelDensity
-from pymc_ngvi.density.hyperparameters import latent_rows
+from pymc_ngvi.density.hyperparameters import latent_rows, ratios
 from pymc_ngvi.density.rows_given import NotRows, RowsGiven
 from pymc_ngvi.marginal.fitting import Hopeless
 from pymc_ngvi.marginal.pooled import PoolState, effective_size_of
@@ -60,8 +60,11 @@ def nested_posterior(
     if gaussian is not None:
         scale = np.clip(_OF_FIT * gaussian.sd()[given.outside], _LEAST, _MOST)
     marginal = LatentMarginal(given, seed)
+    between = ratios(density, given.outside) if isinstance(density, LogDensity) else []
     try:
-        explored = explore(marginal, start, scale, n_values_of(given), seed, most_variance, anneals=may_anneal(given))
+        explored = explore(
+            marginal, start, scale, n_values_of(given), seed, most_variance, between, anneals=may_anneal(given)
+        )
     except Uneven as reason:
         given.is_uneven = True
         raise Unavailable(reason.code, reason.sentence) from None

@@ -333,6 +333,20 @@ def _interleaved(nodes: Array) -> Array:
 _FINE_NODES = _interleaved(_FIRST_NODES)
 
 
+_FINER_NODES = _interleaved(_FINE_NODES)
+
+
+def densities(function: Compiled, points: Array, data: list[Array], slopes: Array) -> tuple[Array, Array, Array, float]:
+    """Return nodes z for rows of one predictor, the density of z, and what nodes are equally far from each other in.
+
+    These are z, the density over the largest, and dz / du, (n_nodes, n_points, n_rows) each, and the distance in u.
+    """
+    of = _Integrand(function, [points], data, [slopes])
+    z, slope = _found(of, points.shape).at_all(_FINER_NODES)
+    heights = of(z)
+    return z, np.exp(heights - heights.max(axis=0)), slope, float(_FINER_NODES[1] - _FINER_NODES[0])
+
+
 def _moments(of: _Integrand, place: _Place) -> list[Array]:
     """Return mean and variance of z."""
     weights, slope = _integrand(of, place, _FINE_NODES)

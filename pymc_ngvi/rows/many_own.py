@@ -14,6 +14,7 @@ from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.integrated import Integrated
 from pymc_ngvi.rows.many import ManyRows
 from pymc_ngvi.rows.many_maps import ManyMaps, Sparsity
+from pymc_ngvi.rows.own_draws import OwnDraws
 from pymc_ngvi.rows.own_effects import Ints, OwnEffects, OwnGroup, predictors_of, priors_of
 from pymc_ngvi.rows.seen import ManyRules, ManySeen
 from pymc_ngvi.rows.tabulated import TabulatedRowFunction
@@ -75,10 +76,14 @@ class ManyRowsLeft(ManyRows):
         eta = (self.maps.offset[:, :, None] + self.maps.times(x)).reshape(-1, m)
         result = np.empty((n, self.narrowing.n_inside, m))
         result[:, self.narrowing.kept] = x
-        for effects, function, coordinates in self._each():
+        for (effects, function, coordinates), draws in zip(self._each(), self.narrowing.draws, strict=True):
             assert isinstance(function.function, Integrated)
             points = [np.ascontiguousarray(eta[at].T) for at in function.index.T]
-            z = function.function.drawn(rng, *points, *function.data).reshape(m, n, -1).transpose(1, 2, 0)
+            if function.k == 1:
+                z = draws.drawn(rng, points[0], function.data[:-1], function.data[-1])
+            else:
+                z = function.function.drawn(rng, *points, *function.data)
+            z = z.reshape(m, n, -1).transpose(1, 2, 0)
             of_prior = eta.reshape(n, -1, m)[:, effects.predictors]
             result[:, coordinates] = (effects.mean[:, :, None] + effects.sd[:, :, None] * z - of_prior) / effects.ratio[
                 :, :, None
@@ -140,6 +145,8 @@ class Narrowing:
         Of those that are left.
     n_inside : int
     kept : ndarray of int
+    draws : list of OwnDraws
+        Of the effects of each group.
 
     Raises
     ------
@@ -154,6 +161,7 @@ class Narrowing:
         self._apart = _Apart(sparsity, columns, effects.coordinates)
         sparsity, columns = self._apart.sparsity, self._apart.columns
         self._counts = [len(rows.index) for rows in functions]
+        self.draws = [OwnDraws(functions[group.kind].function) for group in effects.groups]
         self._groups = [_GroupMap(group, functions, sparsity) for group in effects.groups]
         place = np.full(self.n_inside, -1, dtype=np.intp)
         place[self.kept] = np.arange(len(self.kept))

@@ -18,8 +18,8 @@ from pymc_ngvi.rows.levels import Index, Levels, unpacked
 _HALF, _WITHIN, _NARROWER = 6.0, 4.5, 0.2
 #: Degrees that are tried, and error of a polynomial, in nats, and relative to its largest coefficient.
 _DEGREES, _ERROR, _ROUNDING = (12, 24, 48, 96), 1e-9, 1e-13
-#: Coefficients, the last ones, that tell of the error.
-_LAST = 3
+#: Coefficients, the last ones, that tell of the error; those that are left out, and steps in which degrees go.
+_LAST, _LEFT, _STEP = 3, 1e-10, 4
 #: Values, about, that are asked for at each at which a polynomial is fitted.
 _TIMES = 4
 #: Data that are alike: parts of a power of 2. Values of rows at a time.
@@ -51,7 +51,7 @@ class _Tables:
         return len(self.degree)
 
 
-def _distinct(data: list[Array], n: int) -> tuple[Index, Index]:
+def distinct(data: list[Array], n: int) -> tuple[Index, Index]:
     """Return rows of which no two have the same data, but for rounding, and which of these each row is like."""
     known = [d[0] for d in data if d.shape[1] > 1]
     if not known:
@@ -80,7 +80,7 @@ class TabulatedRowFunction(RowFunction):
 
     def __post_init__(self) -> None:
         """Begin without polynomials."""
-        first, self._of = _distinct(self.data, len(self.index))
+        first, self._of = distinct(self.data, len(self.index))
         self._tables = _Tables(self.data_of(first))
 
     def some(self, rows: Index, index: NDArray[np.int64]) -> RowFunction:
@@ -181,7 +181,8 @@ class TabulatedRowFunction(RowFunction):
                 more = np.zeros((degree + 1 - len(known.coefficients), len(known)))
                 known.coefficients = np.concatenate([known.coefficients, more])
             if good.any():
-                known.coefficients[: degree + 1, which[good]], known.degree[which[good]] = found[:, good], degree
+                known.coefficients[: degree + 1, which[good]] = found[:, good]
+                known.degree[which[good]] = _needed(size[:, good])
             which, values = which[~good], values[:, ~good]
             if not len(which):
                 return
@@ -202,6 +203,14 @@ def _series(coefficients: Array, x: Array) -> Array:
         before += twice * last
         last, before = before, last
     result: Array = coefficients[0] + x * last - before
+    return result
+
+
+def _needed(size: Array) -> Array:
+    """Return the degrees that some polynomials need, (n,), by the sizes of coefficients: few different ones."""
+    matters = size > _LEFT + _ROUNDING * size.max(axis=0)
+    last = len(size) - 1 - matters[::-1].argmax(axis=0)
+    result: Array = np.minimum(_STEP * np.maximum(-(-last // _STEP), 1), len(size) - 1)
     return result
 
 
