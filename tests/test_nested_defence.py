@@ -90,10 +90,10 @@ def test_weights_are_bounded_by_draws_from_farther_out():
     defence, none = marginal.defence(), Defence(np.empty(0, dtype=np.intp), np.empty(0), np.empty(0))
     rng = np.random.default_rng(3)
     base = rng.standard_normal((60_000, given.n_dim))
-    found = [
-        marginal.drawn(known.g[None], Known(known), base[None], which, np.random.default_rng(4), np.zeros(1, bool))[0]
-        for which in (none, defence)
-    ]
+    found = []
+    for which in (none, defence):
+        marginal._starts, marginal._defence = Known(known), which
+        found += marginal.drawn(known.g[None], base[None], np.random.default_rng(4), np.zeros(1, bool))
     largest = [np.exp(f.log_ratio.max()) / np.exp(f.log_ratio).mean() for f in found]
     assert largest[1] < 8.0 < 0.5 * largest[0]
     cut = -3.2 * SD

@@ -11,8 +11,9 @@ from pymc_ngvi.density.hyperparameters import latent_rows
 from pymc_ngvi.density.own_effects import RowsLeft, own_effects_of
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.families.full import FullState
+from pymc_ngvi.families.matrices.sparse.precisions import Precisions
 from pymc_ngvi.nested.conditional import ConditionalFits
-from pymc_ngvi.nested.many import ManyFitter, Precisions
+from pymc_ngvi.nested.many import ManyFitter
 from pymc_ngvi.rows.expectation import RowFunction
 from pymc_ngvi.rows.integrated import Integrated
 from pymc_ngvi.rows.own_draws import OwnDraws
@@ -360,7 +361,7 @@ def test_many_hyperparameters_at_once_are_as_one_after_the_other(form):
     some = np.array([3, 1])
     np.testing.assert_allclose(rows[some].values(x[some]), found[some], rtol=1e-9)
     base = rng.standard_normal((1, given.n_dim, 4_000))
-    fitter = ManyFitter(Precisions(given.over.entries))
+    fitter = ManyFitter(Precisions(given.over.entries.pattern))
     for k, value in enumerate(values):
         assert given.give(value)
         np.testing.assert_allclose(found[k], given.logp(x[k].T), rtol=1e-9)

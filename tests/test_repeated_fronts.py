@@ -33,7 +33,7 @@ def nested():
 PATTERNS = {
     "chain": chain(31),
     "arrow": arrow([2] * 9, 3),
-    "arrow of several sizes": arrow([1, 9, 10, 9, 4], 2),
+    "arrow of several sizes": arrow([1, 4] + [9, 10] * 4, 2),
     "nested groups": nested(),
     "dense": np.ones((8, 8)),
     "diagonal": np.eye(5),

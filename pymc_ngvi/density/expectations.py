@@ -10,6 +10,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 from pytensor.graph.basic import Variable
+from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.target import Bends, Expectation, RowRules, Spread
@@ -66,6 +67,7 @@ class Expectations:
         self.n_rows_in_all = 0
         self._reading, self.engine = reading, engine_for(backend, compile_)
         self._other: AffineMap | None = None
+        self._known_covariances: PairCovariances | None = None
         self._take()
 
     def _take(self) -> None:
@@ -81,6 +83,13 @@ class Expectations:
     def leaves_out_conditions(self) -> bool:
         """Whether log p is -inf under conditions that rows know nothing of."""
         return self._reading.leaves_out_conditions
+
+    @property
+    def has_conditions(self) -> bool:
+        """Whether any of these may be one on predictors, and not on what is known alone."""
+        if not self.leaves_out_conditions:
+            return False
+        return self.conditions is None or self.predictors.vector in set(ancestors(self.conditions))
 
     @property
     def conditions(self) -> list[Variable] | None:
@@ -151,7 +160,8 @@ class Expectations:
         self._rows = [self.engine.with_data(f, rows) for f, rows in zip(self._rows, self.terms.rows, strict=True)]
         if self._joint is not None:
             self._joint = self._joint.renewed()
-        self._sum_up(self.linear_map)
+        self._known_covariances = None  # of the matrix as it is now: once they are asked for
+        self._roots = WeakKeyDictionary[Spread, Roots]()
         return True
 
     def retake(self) -> None:
@@ -230,10 +240,19 @@ class Expectations:
 
     def _sum_up(self, linear: AffineMap) -> None:
         """Find what of the covariance of q rows need, and where in the derivatives theirs belong."""
-        pairs = [rows.index[:, [a, b]] for rows in self._rows for a in range(rows.k) for b in range(a + 1)]
-        self._covariances = PairCovariances(linear.joint, pairs)
+        self._known_covariances = self._pair_covariances(linear)
         self._roots = WeakKeyDictionary[Spread, Roots]()
         self._scatter = Scatter([rows.index for rows in self._rows], len(self.terms.slope))
+
+    def _pair_covariances(self, linear: AffineMap) -> PairCovariances:
+        pairs = [rows.index[:, [a, b]] for rows in self._rows for a in range(rows.k) for b in range(a + 1)]
+        return PairCovariances(linear.joint, pairs)
+
+    @property
+    def _covariances(self) -> PairCovariances:
+        if self._known_covariances is None:
+            self._known_covariances = self._pair_covariances(self.linear_map)
+        return self._known_covariances
 
     @property
     def tolerance(self) -> float:

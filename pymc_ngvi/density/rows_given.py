@@ -8,19 +8,25 @@ variables of the graph. To the search for rows they are data, and what has been 
 import functools
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 
 from numpy.typing import NDArray
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.pattern import Pattern, SummedPattern
 from pymc_ngvi.core.refusal import NotApart, Reason, Refused
 from pymc_ngvi.core.target import OfAllData
 from pymc_ngvi.core.types import Array, Expectation, GaussianState, RowRules, Spread
 from pymc_ngvi.density.expectations import Expectations
+from pymc_ngvi.density.few_rows import FewRows
 from pymc_ngvi.density.logdensity import LogDensity
+from pymc_ngvi.density.made import DataSeen
+from pymc_ngvi.density.over import OverGiven
 from pymc_ngvi.density.pieces import Pieces, local_input
 from pymc_ngvi.density.rows_left_over import RowsLeftOver
 from pymc_ngvi.density.rows_over import RowsOver
@@ -56,6 +62,8 @@ class RowsGiven(OfAllData):
 
     Attributes
     ----------
+    first : ndarray, shape (n_outside,)
+        Values that are given first, near those where the model starts.
     inside : ndarray of int, shape (n_inside,)
         All others.
     kept : ndarray of int, shape (n_dim,)
@@ -63,6 +71,10 @@ class RowsGiven(OfAllData):
     rows : Expectations
     n_gradients, n_hessians : int
         Expectations so far.
+    data : list of pytensor shared variables
+        That log p reads.
+    closed_form : tuple or None
+        What was found of that with which data; see `gaussian_over`.
     is_uneven : bool
         Whether it has been found that what is left is far from a Gaussian.
 
@@ -73,6 +85,7 @@ class RowsGiven(OfAllData):
 
     has_hessian = True
     is_uneven = False
+    closed_form: tuple[DataSeen, Any] | None
 
     def __init__(self, density: LogDensity, outside: NDArray[np.intp]) -> None:
         graphs, functions = density.graphs, density.functions
@@ -84,6 +97,7 @@ class RowsGiven(OfAllData):
         self._start = start[self.inside]
         first = start[outside] + _AROUND * np.random.default_rng(0).standard_normal(len(outside))
         with functions.timed(), without_c():
+            self.first = first
             self._given = pytensor.shared(first, "given", shape=(len(outside),))
             theta = local_input(len(self.inside))
             pieces = Pieces(outside, density.n_dim, self._given, theta)
@@ -100,8 +114,11 @@ class RowsGiven(OfAllData):
             if self.rows.terms.rest:
                 raise NotRows(Reason.NOT_ALL_ROWS, self.rows.terms.why[0])
             self._reading, self._parts, self._theta, self._compile = reading, parts, theta, compile_
+            self._compile_simplified = functions.compile_simplified
             points, [values] = graph.over_draws([pt.add(pt.constant(0.0), *parts)], theta)
-            self._logp = functions.compile_for_rows([points], values)
+            self._logp = (self._compile_simplified if self.is_quadratic else compile_)([points], values)
+        shared = [v for v in ancestors(parts) if isinstance(v, SharedVariable) and v is not self._given]
+        self.data, self.closed_form = shared, None
         self._apart = np.random.default_rng(1).standard_normal((1, self.n_dim))
 
     @property
@@ -110,8 +127,12 @@ class RowsGiven(OfAllData):
         return len(self.inside)
 
     def start(self) -> Array:
-        """Return where the model starts, (n_dim,)."""
+        """Return where fits begin, (n_dim,): where the model does, unless `begin_at` says otherwise."""
         return self._start.copy()
+
+    def begin_at(self, x: Array) -> None:
+        """Let fits begin elsewhere, (n_dim,), and take what is constant in log p from its value there."""
+        self._start = x.copy()
 
     def give(self, values: Array) -> bool:
         """Take values of the coordinates that are given, (n_outside,); tell whether rows add up to log p there."""
@@ -124,6 +145,12 @@ class RowsGiven(OfAllData):
             return False
         return not self.rows.terms.rest and self._is_anchored()
 
+    def give_first(self) -> None:
+        """Take the values that were given first, and data as they are now."""
+        self._given.set_value(self.first)
+        if not self.rows.renew():
+            self.rows.retake()
+
     def _is_anchored(self) -> bool:
         """Take what is constant in log p from its value at the start, and tell whether rows agree near it."""
         for distance in _DISTANCES:
@@ -135,6 +162,20 @@ class RowsGiven(OfAllData):
             if self.rows.anchor(points, logp):
                 return True
         return False
+
+    @functools.cached_property
+    def _many(self) -> OverGiven:
+        return OverGiven(self._given, self._compile_simplified)
+
+    @functools.cached_property
+    def logp_over(self) -> Callable[[Array, Array], Array]:
+        """Log p, (n, m), at many values of what is given, (n, n_outside), and points (n, m, n_dim) for each."""
+        return self._many.pointwise(pt.add(pt.constant(0.0), *self._parts), self._theta)
+
+    def few_rows(self, which: list[NDArray[np.int64]], beside: NDArray[np.int64]) -> FewRows:
+        """Return some rows, kind by kind, and predictors beside theirs, at many values of what is given."""
+        over = OverGiven(self._given, self._compile)
+        return FewRows(self._reading, self._theta, over, self._many, self.rows.engine, which, beside)
 
     @functools.cached_property
     def over(self) -> RowsOver | RowsLeftOver | None:
@@ -160,7 +201,7 @@ class RowsGiven(OfAllData):
     @functools.cached_property
     def is_quadratic(self) -> bool:
         """Whether log p is quadratic in what is left, and so a Gaussian, whatever is given."""
-        return not self.rows.leaves_out_conditions and all(is_quadratic(rows) for rows in self.rows.functions)
+        return not self.rows.has_conditions and all(is_quadratic(rows) for rows in self.rows.functions)
 
     def logp(self, theta: Array) -> Array:
         """Return log p, (n_points,), at points (n_points, n_dim)."""

@@ -6,7 +6,6 @@ that hang on it are computed for hundreds of values by the same graphs, with one
 
 import functools
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -14,11 +13,10 @@ import pytensor.tensor as pt
 
 from numpy.typing import NDArray
 from pytensor.graph.basic import Variable
-from pytensor.graph.replace import graph_replace
-from pytensor.graph.traversal import ancestors
 
 from pymc_ngvi.core.refusal import NotApart
 from pymc_ngvi.core.values import Array
+from pymc_ngvi.density.over import OverGiven
 from pymc_ngvi.graphs.backends import without_c
 from pymc_ngvi.graphs.loops import vectorised
 from pymc_ngvi.reading.found import Compile
@@ -75,7 +73,7 @@ class RowsOver:
             raise NotApart("a row is more than arithmetic with numbers")
         self._reading, self._terms, self._engine = reading, reading.terms, engine
         self._points, self._tolerance = points, tolerance
-        over = _Over(given, compile_)
+        over = OverGiven(given, compile_)
         self._logp = over.pointwise(pt.add(pt.constant(0.0), *parts), theta)
         self._predictors = _Predictors(reading, theta, over)
         weigh = self._terms.weigh
@@ -164,56 +162,10 @@ class RowsOver:
             return constant, agrees & (np.spacing(np.abs(logp[:, 0])) < _NATS)
 
 
-class _Over:
-    """Puts an axis of values in front of graphs that hang on what is given."""
-
-    def __init__(self, given: Variable, compile_: Compile) -> None:
-        self._given, self._compile = given, compile_
-        [self._n] = given.type.shape
-
-    def hangs(self, var: Variable) -> bool:
-        """Tell whether a variable hangs on it."""
-        return self._given in set(ancestors([var]))
-
-    def outputs(self, outputs: list[Variable], inputs: list[Variable]) -> Callable[..., list[Array]]:
-        """Return a function of values, (n, n_given), and inputs: outputs that hang on values have an axis in front.
-
-        Others have one of length 1.
-        """
-        if not outputs:
-            return lambda values, *others: []
-        values = pt.matrix("values", dtype="float64", shape=(None, self._n))
-        batched = self._vectorised(outputs, {self._given: values})
-        batched = [
-            b if self.hangs(o) and b.type.ndim > o.type.ndim else pt.expand_dims(b, 0)
-            for b, o in zip(batched, outputs, strict=True)
-        ]
-        function = self._compile([values, *inputs], batched)
-        return lambda at, *others: [np.asarray(out) for out in function(at, *others)]
-
-    def pointwise(self, output: Variable, theta: Variable) -> Callable[[Array, Array], Array]:
-        """Return a function of values, (n, n_given), and of points at each, (n, m, n_dim)."""
-        [d] = theta.type.shape
-        values = pt.tensor3("values", dtype="float64", shape=(None, 1, self._n))
-        points = pt.tensor3("points", dtype="float64", shape=(None, None, d))
-        [batched] = self._vectorised([output], {self._given: values, theta: points})
-        batched = batched + 0.0 * (values[:, :, 0] + points[:, :, 0])
-        function = self._compile([values, points], batched)
-        return lambda at, theta: np.asarray(function(np.ascontiguousarray(at[:, None]), np.ascontiguousarray(theta)))
-
-    def _vectorised(self, outputs: list[Variable], new: dict[Variable, Variable]) -> list[Variable]:
-        """Return outputs with an axis in front; what is given is an input, and not shared, by then."""
-        with without_c():
-            stand_in = pt.vector("given", dtype="float64", shape=(self._n,))
-            apart = graph_replace(outputs, {self._given: stand_in}, strict=False)
-            inputs = {stand_in if var is self._given else var: batch for var, batch in new.items()}
-            return vectorised(list(apart), inputs)
-
-
 class _Predictors:
     """The predictors' matrices at many values."""
 
-    def __init__(self, reading: Reading, theta: Variable, over: _Over) -> None:
+    def __init__(self, reading: Reading, theta: Variable, over: OverGiven) -> None:
         found = reading.predictors
         self._plan = found.plan
         hanging = [var for var in found.variables if over.hangs(var)]

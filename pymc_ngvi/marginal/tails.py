@@ -24,9 +24,8 @@ from pymc_ngvi.core.types import Array
 #: Distances from the mean, in standard deviations, at which log m is measured; a Gaussian's is 8 nats below its top at
 #: the first of these, and what is that far down there has no tail that matters.
 _DISTANCES, _LOWEST = (4.0, 8.0, 16.0, 32.0), 8.0
-#: A tail is straight if its slope over that nearer to the mean is between these: Gaussians fall ever more steeply, and
-#: the tails of a Student t level out.
-_LEVEL, _CURVED = 0.85, 1.25
+#: A tail is straight if its slope is this, at most, over the one nearer to the mean: Gaussians fall ever more steeply.
+_CURVED = 1.25
 #: Steepest slope of a tail, over the standard deviation: a Gaussian is as steep where next to nothing is beyond.
 _STEEPEST = 2.0
 #: Largest logarithm of a scale that coordinates are divided by.
@@ -197,13 +196,13 @@ def find_tails(log_marginal: Callable[[Array], Array], mean: Array, sd: Array, r
             return bend
     _, near, far = (np.diff(falls, axis=0) / np.diff(_DISTANCES)[:, None]) / sd[at]
     height = falls[2] - far * 13.0 * sd[at]  # of the straight line 3 standard deviations from the mean
-    is_straight = (near > 0.0) & (far > _LEVEL * near) & (far < _CURVED * near)
+    is_straight = (far > 0.0) & (far < _CURVED * near)
     is_tail = is_straight & (far * sd[at] < _STEEPEST) & (height < _LOWEST)
     found: dict[int, tuple[float, Tail]] = {}
     for k in np.flatnonzero(is_tail).tolist():
-        # It begins where a Gaussian is as steep. Of two, the higher one has more of the mass.
-        corner = mean[at[k]] + side[k] * sd[at[k]] * max(1.0, far[k] * sd[at[k]])
-        tail = Tail(int(at[k]), int(side[k]), float(far[k]), float(corner))
+        # Of two, the higher one has more of the mass.
+        corner = mean[at[k]] + side[k] * sd[at[k]]
+        tail = Tail(int(at[k]), int(side[k]), min(float(far[k]), 1.0), float(corner))
         if tail.at not in found or found[tail.at][0] > height[k]:
             found[tail.at] = float(height[k]), tail
     highest = sorted(found.values(), key=lambda f: (f[0], f[1].at))[:_MOST]

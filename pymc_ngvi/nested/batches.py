@@ -10,9 +10,10 @@ from pymc_ngvi.core.types import Array, RowRules
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.density.rows_left_over import RowsLeftOver
 from pymc_ngvi.density.rows_over import RowsOver
+from pymc_ngvi.families.matrices.sparse.precisions import Precisions
 from pymc_ngvi.nested.defence import Defence
 from pymc_ngvi.nested.found import FEWEST, LEFT, SOLVED, Drawn, EvaluatedMarginal, missing, n_wanted
-from pymc_ngvi.nested.many import ManyFits, ManyFitter, Precisions, Which
+from pymc_ngvi.nested.many import ManyFits, ManyFitter, Which
 from pymc_ngvi.nested.starts import Starts
 from pymc_ngvi.rows.expectation import row_slices
 from pymc_ngvi.rows.many import ManyRows
@@ -41,7 +42,7 @@ class ManyConditionals:
 
     def __init__(self, given: RowsGiven, over: RowsOver | RowsLeftOver) -> None:
         self._given, self._over = given, over
-        precisions = Precisions(over.entries)
+        precisions = Precisions(over.entries.pattern)
         self._fitter = ManyFitter(precisions)
         sizes = _OF_ROWS // (_NODES * given.rows.n_rows), _OF_PREDICTORS // over.n_values
         self._size = max(1, min(*sizes, _OF_FRONTS // max(precisions.fronts.n_fronts, 1), _MOST))

@@ -14,8 +14,8 @@ from pymc_ngvi.marginal.fitting import Hopeless, Sampler
 from pymc_ngvi.marginal.proposals import effective_size
 from pymc_ngvi.marginal.sampling import Pool
 from pymc_ngvi.nested.emulator import Emulated
+from pymc_ngvi.nested.found import Marginal
 from pymc_ngvi.nested.learning import learn
-from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.mode import LatentMode, find_mode
 from pymc_ngvi.nested.pairs import WeightedPairs, normalised_weights
 from pymc_ngvi.nested.rounds import Guess, Rounds
@@ -24,9 +24,10 @@ from pymc_ngvi.nested.verdict import EVEN, MOST_MOVED
 
 #: Evaluations of log m before there are weights, after those on the way to the mode, and for each hyperparameter.
 _MOST, _MOST_OF_EACH = 15, 15
-#: Points about the mode at which log m is evaluated first, and for each hyperparameter; how far out they are, in turn,
-#: in the standard deviations of normals.
-_OF_DESIGN, _OF_DESIGN_OF_EACH, _SIZES_OF_DESIGN = 10, 12, (1.0, 2.0, 3.0)
+#: Points about the mode at which log m is evaluated first; for each hyperparameter; for each term of a parabola, where
+#: values have no errors that many of them would smooth; how far out they are, in turn, in the standard deviations of
+#: normals.
+_OF_DESIGN, _OF_DESIGN_OF_EACH, _PER_TERM, _SIZES_OF_DESIGN = 10, 12, 2, (1.0, 2.0, 3.0)
 #: Effective size of the pool: predictions cost nothing.
 _WANTED = 4_000
 #: Parts of all values that are in each round: what the first has found makes predictions better, and the last is drawn
@@ -63,7 +64,7 @@ class Exploration:
 
 
 def explore(
-    marginal: LatentMarginal,
+    marginal: Marginal,
     start: Array,
     scale: Array,
     n_values: int,
@@ -77,7 +78,7 @@ def explore(
 
     Parameters
     ----------
-    marginal : LatentMarginal
+    marginal : Marginal
     start, scale : ndarray, shape (p,)
         Where to begin, and standard deviations, roughly.
     n_values : int
@@ -110,7 +111,8 @@ def explore(
         marginal.records = False
         pairs, log_near, lost = learn(marginal, mode, n_values, seed, anneals=anneals).pooled()
         return Exploration(pairs, lost, _moved(pairs, log_near))
-    marginal.at(_around(mode, _OF_DESIGN + _OF_DESIGN_OF_EACH * p))
+    n_terms = (p + 1) * (p + 2) // 2
+    marginal(_around(mode, _OF_DESIGN + (_PER_TERM * n_terms if marginal.is_exact else _OF_DESIGN_OF_EACH * p)))
     emulated = Emulated(marginal, len(marginal.known) + _MOST + _MOST_OF_EACH * p)
     for known in marginal.known:
         emulated.tell(known.g, known.value)

@@ -10,13 +10,16 @@ References
    variable models. JMLR 14. https://jmlr.org/papers/v14/opper13a.html
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from numpy.typing import NDArray
+
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.types import Array, RowRules
+from pymc_ngvi.marginal.regression import Whitening
 from pymc_ngvi.rows.seen import Seen
 
 #: Variance of log weights up to which their mean is estimated well, and from which on it is not.
@@ -29,6 +32,24 @@ _MOST_LOST = 0.1
 FEWEST, _ERROR = 64, 0.1
 #: Nats that a fit may lack whose log m is wanted; and one whose draws are weighted: weights see to them.
 SOLVED, LEFT = 1e-4, 0.01
+
+
+class KnownMarginal(NamedTuple):
+    """log m at one value of the hyperparameters, in closed form.
+
+    Parameters
+    ----------
+    g : ndarray, shape (p,)
+    value : float
+        Nats.
+    correction, doubt : float
+        As of `EvaluatedMarginal`.
+    """
+
+    g: Array
+    value: float
+    correction: float = 0.0
+    doubt: float = 0.0
 
 
 class EvaluatedMarginal(NamedTuple):
@@ -55,6 +76,58 @@ class EvaluatedMarginal(NamedTuple):
     doubt: float
     seen: Seen
     rules: RowRules
+
+
+class Marginal(Protocol):
+    """Evaluates log m, and draws latent variables given hyperparameters."""
+
+    #: Units of distances between hyperparameters, (p,).
+    scale: Array
+    #: Whether what is evaluated is kept among what is known.
+    records: bool
+
+    @property
+    def known(self) -> "Sequence[KnownMarginal | EvaluatedMarginal]":
+        """What has been evaluated."""
+
+    @property
+    def n_dim(self) -> int:
+        """Number of latent variables."""
+
+    @property
+    def n_fits(self) -> int:
+        """Conditional fits so far."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether values are those of log m up to rounding."""
+
+    def __call__(self, g: Array, /) -> Array:
+        """Return log m at some values, (n,) from (n, p), -inf where there is no fit."""
+
+    def variance(self) -> float:
+        """Return the variance of log weights, given the hyperparameters, at the highest of the fits so far."""
+
+    def doubt(self) -> float:
+        """Return how far two estimates of what ELBOs lack are apart, an sd over the hyperparameters in nats."""
+
+    def begin_round(self, whitening: Whitening) -> None:
+        """Prepare for draws by what is known by now."""
+
+    def drawn(
+        self, g: Array, base: Array, rng: np.random.Generator, is_deep: NDArray[np.bool_]
+    ) -> list["Drawn | None"]:
+        """Return the Gaussians at values of the hyperparameters, and draws; None where there is none.
+
+        Parameters
+        ----------
+        g : ndarray, shape (n, p)
+        base : ndarray, shape (n, n_draws, n_dim)
+            Standard normals.
+        rng : numpy.random.Generator
+        is_deep : ndarray of bool, shape (n,)
+            Where not to take the long way if what is known leads nowhere.
+        """
 
 
 class Drawn(NamedTuple):

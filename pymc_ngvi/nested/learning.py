@@ -17,7 +17,7 @@ from pymc_ngvi.marginal.regression import Whitening
 from pymc_ngvi.marginal.sampling import Pool
 from pymc_ngvi.marginal.tails import Bend
 from pymc_ngvi.nested.annealing import Annealing
-from pymc_ngvi.nested.log_marginal import LatentMarginal
+from pymc_ngvi.nested.found import Marginal
 from pymc_ngvi.nested.margins import Margins
 from pymc_ngvi.nested.mode import LatentMode
 from pymc_ngvi.nested.pairs import normalised_weights
@@ -115,7 +115,7 @@ def _ridge(terms: Array, values: Array) -> Array:
     return result
 
 
-class Known:
+class RememberedMarginal:
     """Evaluates log m, and remembers the values.
 
     Attributes
@@ -124,7 +124,7 @@ class Known:
         Points, (n, p), and values, (n,), that rounds have found.
     """
 
-    def __init__(self, marginal: LatentMarginal, n_dim: int) -> None:
+    def __init__(self, marginal: Marginal, n_dim: int) -> None:
         self._marginal = marginal
         self._points, self._values = list[Array](), list[Array]()
         self.of_rounds = np.empty((0, n_dim)), np.empty(0)
@@ -148,12 +148,12 @@ class Known:
         return points[np.isfinite(values)], values[np.isfinite(values)]
 
 
-def learn(marginal: LatentMarginal, mode: LatentMode, n_values: int, seed: int, *, anneals: bool) -> Rounds:
+def learn(marginal: Marginal, mode: LatentMode, n_values: int, seed: int, *, anneals: bool) -> Rounds:
     """Return rounds of hyperparameters.
 
     Parameters
     ----------
-    marginal : LatentMarginal
+    marginal : Marginal
     mode : LatentMode
     n_values : int
         Of the hyperparameters, usually.
@@ -169,7 +169,7 @@ def learn(marginal: LatentMarginal, mode: LatentMode, n_values: int, seed: int, 
     p = len(mode.at)
     rng, n = np.random.default_rng([seed, p]), max(int(_LEARNING * n_values), _LEARNING_PER_DIM * p)
     first = Margins.of_gaussian(mode.at, _FIRST**2 * mode.cov)
-    rounds, margins, known, way = Rounds(marginal, n_values, seed), first, Known(marginal, p), None
+    rounds, margins, known, way = Rounds(marginal, n_values, seed), first, RememberedMarginal(marginal, p), None
     total = 0
     for _ in range(_MOST_ROUNDS):
         rounds.add(Learned(margins, *known.all).guess(n, rng), Bend(), n / n_values)

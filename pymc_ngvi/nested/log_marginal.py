@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pymc_ngvi.core.types import Array, RowRules
 from pymc_ngvi.density.rows_given import RowsGiven
+from pymc_ngvi.marginal.regression import Whitening
 from pymc_ngvi.nested.batches import ManyConditionals
 from pymc_ngvi.nested.conditional import ConditionalFits, LatentGaussian
 from pymc_ngvi.nested.defence import Defence
@@ -65,6 +66,11 @@ class LatentMarginal:
     def n_dim(self) -> int:
         """Number of latent variables."""
         return self._given.n_dim
+
+    @property
+    def is_exact(self) -> bool:
+        """Return False: what ELBOs lack is estimated, or found to be nothing."""
+        return False
 
     @property
     def n_fits(self) -> int:
@@ -141,30 +147,14 @@ class LatentMarginal:
         assert fit is not None  # where there was one before
         return Defence.of(self._given, fit)
 
-    def drawn(
-        self,
-        g: Array,
-        starts: Starts,
-        base: Array,
-        defence: Defence,
-        rng: np.random.Generator,
-        is_deep: NDArray[np.bool_],
-    ) -> list[Drawn | None]:
-        """Return the Gaussians at values of the hyperparameters, and draws; None where there is none.
+    def begin_round(self, whitening: Whitening) -> None:
+        """Find what fits begin from, and in which directions draws come from farther out, by what is known by now."""
+        self._starts = Starts(self.known, whitening, self.kinds)
+        self._defence = self.defence()
 
-        Parameters
-        ----------
-        g : ndarray, shape (n, p)
-        starts : Starts
-            Tells what to begin from.
-        base : ndarray, shape (n, n_draws, n_dim)
-            Standard normals.
-        defence : Defence
-            By which the last of them are moved out.
-        rng : numpy.random.Generator
-        is_deep : ndarray of bool, shape (n,)
-            Where there is next to no weight: no long way is taken if these lead nowhere.
-        """
+    def drawn(self, g: Array, base: Array, rng: np.random.Generator, is_deep: NDArray[np.bool_]) -> list[Drawn | None]:
+        """Return the Gaussians at hyperparameters, and draws, the last of them moved out; see `Marginal`."""
+        starts, defence = self._starts, self._defence
         result: list[Drawn | None] = [None] * len(g)
         picked = defence.picked(len(g), base.shape[1], rng)
         if self._many is not None:

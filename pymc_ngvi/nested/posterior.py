@@ -10,13 +10,16 @@ References
 import numpy as np
 
 from pymc_ngvi.core.refusal import Reason, Unavailable
-from pymc_ngvi.core.types import GaussianState
+from pymc_ngvi.core.types import Array, GaussianState
 from pymc_ngvi.density import LogDensity, ModelDensity
+from pymc_ngvi.density.gaussian_over import gaussian_over
 from pymc_ngvi.density.hyperparameters import latent_rows, ratios
 from pymc_ngvi.density.rows_given import NotRows, RowsGiven
 from pymc_ngvi.marginal.fitting import Hopeless
 from pymc_ngvi.marginal.pooled import PoolState, effective_size_of
 from pymc_ngvi.nested.exploring import Exploration, Uneven, explore
+from pymc_ngvi.nested.found import Marginal
+from pymc_ngvi.nested.gaussians import GaussianMarginal
 from pymc_ngvi.nested.latents import Latents
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.seconds import may_anneal, n_values_of
@@ -24,6 +27,8 @@ from pymc_ngvi.nested.verdict import NestedChecks
 
 #: Standard deviations of hyperparameters to begin with; those of a Gaussian fit times this, within limits.
 _SCALE, _OF_FIT, _LEAST, _MOST = 0.5, 2.0, 0.05, 1.0
+#: Hyperparameters, about, at which a closed form is compared with log p after all.
+_N_LOOKS = 8
 
 
 def latent_rows_of(density: ModelDensity) -> RowsGiven:
@@ -59,12 +64,9 @@ def nested_posterior(
     scale = np.full(len(start), _SCALE)
     if gaussian is not None:
         scale = np.clip(_OF_FIT * gaussian.sd()[given.outside], _LEAST, _MOST)
-    marginal = LatentMarginal(given, seed)
     between = ratios(density, given.outside) if isinstance(density, LogDensity) else []
     try:
-        explored = explore(
-            marginal, start, scale, n_values_of(given), seed, most_variance, between, anneals=may_anneal(given)
-        )
+        marginal, explored = _explored(given, start, scale, seed, most_variance, between)
     except Uneven as reason:
         given.is_uneven = True
         raise Unavailable(reason.code, reason.sentence) from None
@@ -75,9 +77,26 @@ def nested_posterior(
     return _state(given, marginal, explored, gaussian)
 
 
-def _state(
-    given: RowsGiven, marginal: LatentMarginal, explored: Exploration, gaussian: GaussianState | None
-) -> PoolState:
+def _explored(
+    given: RowsGiven,
+    start: Array,
+    scale: Array,
+    seed: int,
+    most_variance: float,
+    between: list[tuple[int, int]],
+) -> tuple[Marginal, Exploration]:
+    """Sample the hyperparameters, in closed form where that holds, as far as is seen, where the posterior is."""
+    n_values, anneals = n_values_of(given), may_anneal(given)
+    if (over := gaussian_over(given)) is not None:
+        exact = GaussianMarginal(over)
+        explored = explore(exact, start, scale, n_values, seed, most_variance, between, anneals=anneals)
+        if over.agrees(explored.pairs.g[:: max(1, len(explored.pairs.g) // _N_LOOKS)]):
+            return exact, explored
+    marginal = LatentMarginal(given, seed)
+    return marginal, explore(marginal, start, scale, n_values, seed, most_variance, between, anneals=anneals)
+
+
+def _state(given: RowsGiven, marginal: Marginal, explored: Exploration, gaussian: GaussianState | None) -> PoolState:
     pairs = explored.pairs
     n_values, n_draws = pairs.log_ratio.shape
     checks = NestedChecks(

@@ -13,11 +13,9 @@ from pymc_ngvi.marginal.proposals import Base, Proposal, effective_size, first_p
 from pymc_ngvi.marginal.regression import Whitening, predictor
 from pymc_ngvi.marginal.sampling import Pool, evenly_picked
 from pymc_ngvi.marginal.tails import Bend
-from pymc_ngvi.nested.defence import Defence, n_far_of
-from pymc_ngvi.nested.found import Drawn
-from pymc_ngvi.nested.log_marginal import LatentMarginal
+from pymc_ngvi.nested.defence import n_far_of
+from pymc_ngvi.nested.found import Drawn, Marginal
 from pymc_ngvi.nested.pairs import WeightedPairs
-from pymc_ngvi.nested.starts import Starts
 
 #: Draws of the latent variables at each value of the hyperparameters; numbers in all draws at most; fewest of each.
 N_DRAWS, _MOST_NUMBERS, FEWEST_VALUES, _FEWEST_DRAWS = 16, 2**25, 64, 2
@@ -29,6 +27,8 @@ _DEEP, _DEEP_PER_DIM = 12.0, 2.0
 _BULK = 3.0
 #: Power of their density that hyperparameters count by in regressions.
 _FLATTENED = 0.25
+#: Points that are not divided.
+_FEW = 2
 #: Numbers of the random streams.
 _STREAM, _PICKS = 8_000_000, 8_000_001
 
@@ -93,13 +93,13 @@ class Rounds:
 
     Parameters
     ----------
-    marginal : LatentMarginal
+    marginal : Marginal
     n_values : int
         Of the hyperparameters, in a round.
     seed : int
     """
 
-    def __init__(self, marginal: LatentMarginal, n_values: int, seed: int) -> None:
+    def __init__(self, marginal: Marginal, n_values: int, seed: int) -> None:
         self._marginal, self._seed = marginal, seed
         n_dim = max(marginal.n_dim, 1)
         at_once = _MOST_NUMBERS // n_dim
@@ -111,23 +111,23 @@ class Rounds:
 
     def add(self, guess: Guess, bend: Bend, part: float) -> None:
         """Draw a part of all values from what is predicted, and some from farther out."""
-        starts, defence = Starts(self._marginal.known, guess.whitening, self._marginal.kinds), self._marginal.defence()
+        self._marginal.begin_round(guess.whitening)
         n, n_wide = int(np.ceil(part * self._n)), int(np.ceil(part * _OF_WIDE * self._n))
         wide = guess.wide(bend)
         g = guess.draws(n, float(self._rng.random()))
-        self._rounds.append(_Round(guess.log_density, g, self._found(g, guess, starts, defence), False))
+        self._rounds.append(_Round(guess.log_density, g, self._found(g, guess), False))
         g = wide.draws(n_wide, self._rng)
-        self._rounds.append(_Round(wide.log_density, g, self._found(g, guess, starts, defence), True))
+        self._rounds.append(_Round(wide.log_density, g, self._found(g, guess), True))
         self._guess = guess
 
-    def _found(self, g: Array, guess: Guess, starts: Starts, defence: Defence) -> list[Drawn | None]:
+    def _found(self, g: Array, guess: Guess) -> list[Drawn | None]:
         """Return what is found at values of the hyperparameters, None where there is no fit."""
         lowest = guess.values.max() - _DEEP - _DEEP_PER_DIM * g.shape[1]
         rng = np.random.default_rng([self._seed, _STREAM, self._n_drawn])
         self._n_drawn += len(g)
         half = rng.standard_normal((len(g), (self._m + 1) // 2, self._marginal.n_dim))
         base = np.concatenate([half, -half], axis=1)[:, : self._m]
-        return self._marginal.drawn(g, starts, base, defence, rng, guess._of(g) < lowest)
+        return self._marginal.drawn(g, base, rng, guess._of(g) < lowest)
 
     def efficiency(self) -> float:
         """Return the effective part of the values of the last round by itself, but for those from farther out."""
@@ -181,6 +181,8 @@ class Rounds:
     def _lacking(self, g: Array) -> Array:
         """Return what ELBOs lack of log m, (n,), by a regression on what the fits before the rounds have measured."""
         known = [k for k in self._marginal.known if np.isfinite(k.doubt)]
+        if not any(k.correction for k in known):
+            return np.zeros(len(g))
         features = self._features(np.array([k.g for k in known]))
         if len(known) < 2 * (1 + features.shape[1]):
             return np.zeros(len(g))
@@ -211,18 +213,22 @@ def by_neighbours(points: Array, weights: Array, least: float) -> NDArray[np.int
     least : float
         Weight below which a part is not divided.
     """
-    parts, result = [np.arange(len(points))], []
-    while parts:
-        rows = parts.pop()
-        total = weights[rows].sum()
-        if len(rows) <= 2 or total <= least:
-            result.append(rows)
-            continue
-        here = points[rows]
-        mean = weights[rows] @ here / total if total > 0.0 else here.mean(axis=0)
-        axis = int(np.argmax(weights[rows] @ (here - mean) ** 2)) if total > 0.0 else 0
-        rows = rows[np.argsort(here[:, axis], kind="stable")]
-        reached = np.cumsum(weights[rows])
-        middle = int(np.clip(np.searchsorted(reached, 0.5 * reached[-1]), 1, len(rows) - 1))
-        parts += [rows[middle:], rows[:middle]]
-    return np.concatenate(result)
+    order, first = np.arange(len(points)), np.zeros(1, dtype=np.intp)
+    while True:  # all parts at once
+        size = np.diff(np.append(first, len(order)))
+        part = np.repeat(np.arange(len(first)), size)
+        w, x = weights[order], points[order]
+        total = np.add.reduceat(w, first)
+        goes_on = (size > _FEW) & (total > least)
+        if not goes_on.any():
+            return order
+        per = np.divide(1.0, total, out=np.zeros_like(total), where=total > 0.0)[:, None]
+        mean = np.add.reduceat(w[:, None] * x, first) * per
+        longest = np.add.reduceat(w[:, None] * (x - mean[part]) ** 2, first).argmax(axis=1)
+        along = np.where(goes_on[part], x[np.arange(len(x)), longest[part]], 0.0)
+        order = order[np.lexsort((along, part))]
+        reached = np.cumsum(w := weights[order])
+        reached -= (reached[first] - w[first])[part]
+        half = 0.5 * reached[first + size - 1]
+        below = np.add.reduceat((reached < half[part]).astype(np.intp), first)
+        first = np.union1d(first, (first + np.clip(below, 1, np.maximum(size - 1, 1)))[goes_on])

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from pymc_ngvi.core import prices
+from pymc_ngvi.density.gaussian_over import GaussianOver, gaussian_over
 from pymc_ngvi.density.rows_given import RowsGiven
 from pymc_ngvi.families.dissection import find_structure
 from pymc_ngvi.families.fill import arithmetic_seconds, cheapest_with_fill, step_seconds
@@ -32,12 +33,20 @@ _PER_QUADRATIC_ROW, _PER_ROW_OF_MANY, _PASSES = 5e-7, 2e-6, 3.0
 _SECONDS_OF_MORE, _MOST_OF_ALL = 1.0, 1_000
 
 
+#: In closed form: seconds of a value, and part of the algebra of a step that a factor is; values, and for each
+#: hyperparameter; those with draws at least.
+_PER_VALUE_IN_CLOSED_FORM, _OF_STEP = 2e-4, 0.25
+_IN_CLOSED_FORM, _IN_CLOSED_FORM_OF_EACH, _FEWEST_IN_CLOSED_FORM = 30.0, 30.0, 200
+
+
 def nested_seconds(given: RowsGiven) -> float:
     """Return about how long a nested posterior takes."""
     n_dim, n_values = len(given.outside), n_values_of(given)
     if given.over is not None and n_dim > MOST_EMULATED:
         n_fits = _TO_MODE * n_dim + _LEARNED + (_ANNEALED if may_anneal(given) else 0.0)
-        return _BESIDE + n_fits * _of_many(given)
+        return _BESIDE + n_fits * _of_value(given)
+    if (closed := gaussian_over(given)) is not None:
+        return _BESIDE + (_IN_CLOSED_FORM + _IN_CLOSED_FORM_OF_EACH * n_dim + n_values) * _of_closed_form(closed)
     if given.over is not None:
         return _BESIDE + (_IN_BATCHES + _IN_BATCHES_OF_EACH * n_dim + n_values) * _of_many(given)
     n_fits = _FITS + _FITS_OF_EACH * n_dim
@@ -46,7 +55,20 @@ def nested_seconds(given: RowsGiven) -> float:
 
 def may_anneal(given: RowsGiven) -> bool:
     """Tell whether log m costs so little that draws of hyperparameters can be annealed."""
-    return given.over is not None and given.is_quadratic and _ANNEALED * _of_many(given) < _SECONDS_OF_ANNEALED
+    return given.over is not None and given.is_quadratic and _ANNEALED * _of_value(given) < _SECONDS_OF_ANNEALED
+
+
+def _of_value(given: RowsGiven) -> float:
+    """Return the seconds of a value of log m among many, with draws."""
+    closed = gaussian_over(given)
+    return _of_many(given) if closed is None else _of_closed_form(closed)
+
+
+def _of_closed_form(over: GaussianOver) -> float:
+    """Return the seconds of a value of log m in closed form."""
+    fronts = over.precisions.fronts
+    algebra = prices.of_fronts(fronts.n_products, fronts.n_fronts, 0)
+    return _PER_VALUE_IN_CLOSED_FORM + prices.PER_ROW_OF_VALUE * over.n_rows + _OF_STEP * algebra
 
 
 def _of_many(given: RowsGiven) -> float:
@@ -57,10 +79,14 @@ def _of_many(given: RowsGiven) -> float:
 
 def n_values_of(given: RowsGiven) -> int:
     """Return at how many hyperparameters latent variables are drawn: as many as a few seconds allow."""
-    if given.over is None:
+    fewest = _FEWEST_VALUES
+    if (closed := gaussian_over(given)) is not None:
+        each, fewest = _of_closed_form(closed), _FEWEST_IN_CLOSED_FORM
+    elif given.over is None:
         return int(np.clip(_SECONDS_OF_VALUES / _of_fit(given, _EXPECTATIONS_OF_VALUE), _FEWEST_VALUES, _MOST_VALUES))
-    each = _of_many(given)
-    usual = np.clip(_SECONDS_OF_VALUES / each, _FEWEST_VALUES, _MOST_VALUES)
+    else:
+        each = _of_many(given)
+    usual = np.clip(_SECONDS_OF_VALUES / each, fewest, _MOST_VALUES)
     return int(max(usual, min(_SECONDS_OF_MORE / each, _MOST_OF_ALL)))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from pymc_ngvi.core.pattern import Pattern
 from pymc_ngvi.core.sparsity.dependence_sets import Ints
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.rows.covariances import consecutive, paired_entries
@@ -78,6 +79,11 @@ class Entries:
         self._products = _Products(sums, *(np.concatenate([part[k] for part in parts]) for k in (1, 2)))
         self._ends = np.cumsum([0, *map(len, pairs)])
         self.is_off = self.rows != self.cols
+
+    @property
+    def pattern(self) -> Pattern:
+        """The same as a pattern."""
+        return Pattern(self.rows, self.cols, self.n_dim)
 
     def of(self, maps: ManyMaps) -> "EntriesAt":
         """Return what goes with some maps."""

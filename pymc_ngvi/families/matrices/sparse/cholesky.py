@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from scipy.linalg import lapack
 from threadpoolctl import ThreadpoolController
 
 from pymc_ngvi.core import linalg
@@ -30,6 +31,8 @@ from pymc_ngvi.families.matrices.sparse.fronts import FrontStack
 from pymc_ngvi.families.matrices.sparse.triangles import Triangles
 
 _ROOT_2 = float(np.sqrt(2.0))
+#: Rows of a single front from which on copies that NumPy makes take long.
+_LARGE = 100
 
 
 @functools.cache
@@ -362,6 +365,10 @@ def _gathered(stack: FrontStack, work: Array) -> Array:
 
 
 def _cholesky(matrices: Array) -> Array | None:
+    if len(matrices) == 1 and len(matrices[0]) > _LARGE:
+        # LAPACK reads columns first: what is lower for us is upper there.
+        upper, failed = lapack.dpotrf(np.ascontiguousarray(matrices[0]).T, lower=0, clean=1)
+        return None if failed else upper.T[None]
     try:
         factors: Array = np.linalg.cholesky(matrices)
     except np.linalg.LinAlgError:

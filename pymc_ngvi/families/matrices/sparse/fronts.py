@@ -335,6 +335,8 @@ def _layout(parts: Supernodes, s: _Symbolic) -> _Layout:
     k, m = _filled_up(s.n_own), _filled_up(s.n_beside)
     sequence = np.lexsort((m, k, -depth))
     new = np.flatnonzero(np.any([np.diff(x[sequence], prepend=-1) != 0 for x in (k, m, depth)], axis=0))
+    for filled, size in ((k, s.n_own), (m, s.n_beside)):  # as the largest of a stack, and no further
+        filled[sequence] = np.repeat(np.maximum.reduceat(size[sequence], new), np.diff(np.append(new, len(sequence))))
     first = np.cumsum(s.n_beside) - s.n_beside
     owner = np.empty(n, dtype=np.int64)
     owner[s.place] = parts.part

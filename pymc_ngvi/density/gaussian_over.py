@@ -1,0 +1,272 @@
+"""Gaussian rows in closed form: log p of latent variables at many hyperparameters, without a pass over rows for each.
+
+Given the hyperparameters, log p is a polynomial of the second degree in the latent variables. Its coefficients are sums
+over rows of products: design weights, second derivatives and slopes of rows. These hang on few functions of the
+hyperparameters, which a few rows tell, so that all sums are computed once. Slopes are those at a point near the
+posterior: residuals are small there, and nothing cancels, however large the data are beside their spread.
+"""
+
+import functools
+
+from typing import NamedTuple
+
+import numpy as np
+
+from numpy.typing import NDArray
+from scipy import sparse
+
+from pymc_ngvi.core.pattern import Pattern
+from pymc_ngvi.core.refusal import NotApart
+from pymc_ngvi.core.values import Array
+from pymc_ngvi.density.made import DataSeen
+from pymc_ngvi.density.row_numbers import Numbers, Places, numbers_of, of_rows
+from pymc_ngvi.density.rows_given import RowsGiven
+from pymc_ngvi.families.matrices.sparse.precisions import Precisions
+from pymc_ngvi.graphs.backends import without_c
+from pymc_ngvi.rows.cross_products import CrossProducts
+from pymc_ngvi.rows.separable import Separable
+
+#: Values of what is given from which it is found what numbers follow from, and others where that is tried; how far from
+#: the start these are. The others are farther out: there, what is smooth differs from what is a combination.
+_N_SAMPLES, _N_TRIED, _SPREAD, _SPREAD_OF_TRIED = 12, 3, 0.7, 2.0
+#: Parts of numbers that are rounding: of design weights, of second derivatives, of slopes beside the largest.
+_OF_DESIGNS, _OF_BENDS, _OF_SLOPES = 1e-9, 1e-8, 1e-7
+#: The same of log p, near the posterior.
+_OF_LOGP, _N_POINTS = 1e-7, 2
+#: Numbers of fronts at once.
+_OF_FRONTS = 2**22
+#: Steps to the mode: the second and third see to the rounding of the first.
+_STEPS = 3
+#: Products of functions at most.
+_MOST_PRODUCTS = 500
+
+
+class Coefficients(NamedTuple):
+    """Of log p as a polynomial: gradient and minus the second derivatives at a point.
+
+    Parameters
+    ----------
+    grad : ndarray, shape (n, n_dim)
+    precision : ndarray, shape (n, n_entries)
+    """
+
+    grad: Array
+    precision: Array
+
+
+class GaussianOver:
+    """Coefficients at many values of what is given.
+
+    Parameters
+    ----------
+    given : RowsGiven
+
+    Attributes
+    ----------
+    x : ndarray, shape (n_dim,)
+        At which point.
+    pattern : Pattern
+        Of precisions.
+
+    Raises
+    ------
+    NotApart
+        Where log p is no such polynomial, or its coefficients hang on too many functions of what is given.
+    """
+
+    def __init__(self, given: RowsGiven) -> None:
+        self._given = given
+        rows = given.rows
+        given.give_first()
+        if rows.joint is not None or any(r.is_whole for r in rows.terms.rows):
+            raise NotApart("rows are no arithmetic with numbers, or read sums over many coordinates")
+        self.x, self._first_precisions = _mode(given)
+        given.begin_at(self.x)
+        if not given.is_quadratic:
+            raise NotApart("rows are no polynomials of the second degree")
+        values, samples = self._samples()
+        self._places = Places.of(rows)
+        designs, slopes, bends = self._separated(samples)
+        of = self._places
+        n, d = rows.predictors.plan.n_rows, given.n_dim
+        matrices = [
+            sparse.csr_array((w[keep], (of.rows[keep], of.cols[keep])), shape=(n, d))
+            for w in designs.weights.T
+            if (keep := w != 0.0) is not None
+        ]
+        if len(matrices) ** 2 * len(bends.members) > _MOST_PRODUCTS:
+            raise NotApart("coefficients hang on too many functions")
+        self._precision = CrossProducts(matrices, [_symmetric(-w, of.bend_of, n) for w in bends.weights.T])
+        totals = np.stack([np.bincount(of.slope_of, w, minlength=n) for w in slopes.weights.T], axis=1)
+        self._grad = np.stack([matrix.T @ totals for matrix in matrices], axis=1)  # (d, n_designs, n_slopes)
+        self._find_rows(designs, slopes, bends)
+        if not self.agrees(values[-_N_TRIED:]):
+            raise NotApart("log p is no such polynomial")
+
+    @property
+    def pattern(self) -> Pattern:
+        """Where precisions can differ from 0."""
+        return self._precision.pattern
+
+    @functools.cached_property
+    def precisions(self) -> Precisions:
+        """What factors them."""
+        first, own = self._first_precisions.pattern, self.pattern
+        is_same = np.array_equal(first.rows, own.rows) and np.array_equal(first.cols, own.cols)
+        return self._first_precisions if is_same else Precisions(own)
+
+    @property
+    def n_given(self) -> int:
+        """Number of what is given."""
+        return len(self._given.outside)
+
+    @property
+    def n_rows(self) -> int:
+        """Rows whose log p is evaluated."""
+        return self._given.rows.n_rows
+
+    def _samples(self) -> tuple[Array, list[Numbers]]:
+        """Return values of what is given at which rows add up to log p, and numbers there."""
+        given, rng = self._given, np.random.default_rng(2)
+        first, values, found = given.first, list[Array](), list[Numbers]()
+        for _ in range(2 * (_N_SAMPLES + _N_TRIED)):
+            spread = _SPREAD if len(found) < _N_SAMPLES else _SPREAD_OF_TRIED
+            value = first + spread * rng.standard_normal(len(first))
+            if given.give(value):
+                values.append(value)
+                found.append(numbers_of(given.rows, self.x))
+            if len(found) == _N_SAMPLES + _N_TRIED:
+                return np.array(values), found
+        raise NotApart("rows do not add up to log p")
+
+    def _separated(self, samples: list[Numbers]) -> tuple[Separable, Separable, Separable]:
+        designs, slopes, bends = (np.array(part) for part in zip(*samples, strict=True))
+        own = np.zeros(self._places.slope_kind.max() + 1)
+        np.maximum.at(own, self._places.slope_kind, np.abs(slopes).max(axis=0))
+        result = []
+        for part, scale, tolerance in (
+            (designs, np.abs(designs).max(axis=0), _OF_DESIGNS),
+            (slopes, own[self._places.slope_kind], _OF_SLOPES),
+            (bends, np.abs(bends).max(axis=0), _OF_BENDS),
+        ):
+            if not np.isfinite(part).all():
+                raise NotApart("derivatives of rows are not finite")
+            found = Separable.of(part[:_N_SAMPLES], scale, tolerance)
+            if found is None or not found.agrees(part[_N_SAMPLES:], scale, 10.0 * tolerance):
+                raise NotApart("coefficients hang on too many functions")
+            result.append(found)
+        return result[0], result[1], result[2]
+
+    def _find_rows(self, designs: Separable, slopes: Separable, bends: Separable) -> None:
+        """Find which rows and predictors tell of all others, and compile these alone."""
+        of, plan = self._places, self._given.rows.predictors.plan
+        slope_rows, bend_rows = of.slope_row[slopes.members], of.bend_row[bends.members]
+        of_rows_ = slope_rows[:, 0] >= 0
+        both = np.concatenate([slope_rows[of_rows_], bend_rows])
+        which = [np.unique(both[both[:, 0] == kind, 1]) for kind in range(len(self._given.rows.terms.rows))]
+        beside = np.concatenate([of.rows[designs.members], of.slope_of[slopes.members[~of_rows_]]])
+        self._few = self._given.few_rows(which, beside)
+        at = np.searchsorted(self._few.predictors, of.rows[designs.members])
+        used, direction = np.unique(of.directions[designs.members], return_inverse=True)
+        nothing = np.zeros((1, self._given.n_dim))
+        self._few.look_at(np.concatenate([nothing, self.x[None], plan.directions[used]]))
+        self._design_at = 2 + direction, at
+        # Which of the derivatives of the few rows, kind by kind, each member is.
+        kinds = [number for number, some in enumerate(which) if len(some)]
+
+        def place(row: NDArray[np.intp]) -> tuple[int, int, int]:
+            kind, number, slot = row.tolist()
+            return kinds.index(kind), int(np.searchsorted(which[kind], number)), slot
+
+        linear = np.searchsorted(self._few.predictors, of.slope_of[slopes.members])
+        self._slope_at = [
+            place(row) if row[0] >= 0 else (-1, int(at), 0) for row, at in zip(slope_rows, linear, strict=True)
+        ]
+        self._bend_at = [place(row) for row in bend_rows]
+
+    def at(self, values: Array) -> Coefficients:
+        """Return the coefficients at values, (n, n_given)."""
+        n = len(values)
+        with np.errstate(all="ignore"):
+            eta, linear, functions = self._few.at(values)
+            designs = eta[:, *self._design_at] - eta[:, 0, self._design_at[1]]
+            here, found = eta[:, 1].ravel(), []
+            for function, index in zip(functions, self._few.indices(n), strict=True):
+                found.append([part.reshape(n, -1, part.shape[1]) for part in of_rows(function, index, here)])
+            slopes, bends = np.empty((n, len(self._slope_at))), np.empty((n, len(self._bend_at)))
+            for at, (kind, row, slot) in enumerate(self._slope_at):
+                slopes[:, at] = linear[:, row] if kind < 0 else found[kind][0][:, row, slot]
+            for at, (kind, row, pair) in enumerate(self._bend_at):
+                bends[:, at] = found[kind][1][:, row, pair]
+            grad = np.einsum("dkq,nk,nq->nd", self._grad, designs, slopes, optimize=True)
+            return Coefficients(np.ascontiguousarray(grad), self._precision(designs, bends))
+
+    def logp(self, values: Array, points: Array) -> Array:
+        """Return log p, (n, m), at points (n, m, n_dim) for each of the values, (n, n_given)."""
+        with np.errstate(all="ignore"):
+            return self._given.logp_over(values, points)
+
+    def agrees(self, values: Array) -> bool:
+        """Tell whether log p at its mode and beside it is what they say, at values, (n, n_given)."""
+        size = max(1, _OF_FRONTS // self.precisions.fronts.n_fronts)
+        return all(self._agree(values[start : start + size]) for start in range(0, len(values), size))
+
+    def _agree(self, values: Array) -> bool:
+        factors, there = self.precisions.factored((found := self.at(values)).precision)
+        if factors is None or not there.all():
+            return False
+        base = np.random.default_rng(3).standard_normal((*found.grad.shape, _N_POINTS))
+        moves = np.swapaxes(factors.solve(base, transposed=True), 1, 2)
+        mode = (self.x + factors.times_covariance(found.grad))[:, None]
+        logp = self.logp(values, np.concatenate([mode, mode + moves], axis=1))
+        apart = logp[:, 1:] - logp[:, :1] + 0.5 * np.einsum("ndm,ndm->nm", base, base)
+        size = len(self.x) + np.abs(logp[:, :1])
+        return bool((np.abs(apart) <= _OF_LOGP * size).all())
+
+
+def gaussian_over(given: RowsGiven) -> GaussianOver | None:
+    """Return the coefficients of log p with the data as they are now; None where there is no closed form."""
+    if type(given) is not RowsGiven:  # effects are integrated out of rows that are no polynomials then
+        return None
+    if given.closed_form is None or not given.closed_form[0].are_current():
+        seen = DataSeen(given.data)
+        try:
+            with without_c():  # which takes long to enter: not for each evaluation
+                found: GaussianOver | None = GaussianOver(given)
+        except (NotApart, NotImplementedError, ValueError, np.linalg.LinAlgError):
+            found = None
+        given.closed_form = seen, found
+    result: GaussianOver | None = given.closed_form[1]
+    return result
+
+
+def _mode(given: RowsGiven) -> tuple[Array, Precisions]:
+    """Return where log p is largest for the values that are given now, (n_dim,), and what factors precisions there."""
+    x, rows, precisions = given.start(), given.rows, None
+    of = Places.of(rows)
+    for _ in range(_STEPS):
+        numbers = numbers_of(rows, x)
+        if not all(np.isfinite(part).all() for part in numbers):
+            raise NotApart("derivatives of rows are not finite")
+        n = len(rows.terms.slope)
+        design = sparse.csr_array((numbers.designs, (of.rows, of.cols)), shape=(n, given.n_dim))
+        products = CrossProducts([design], [_symmetric(-numbers.bends, of.bend_of, n)])
+        precision = products(np.ones((1, 1)), np.ones((1, 1)))
+        if precisions is None or precisions.pattern.n_entries != products.pattern.n_entries:
+            precisions = Precisions(products.pattern)
+        factors, _ = precisions.factored(precision)
+        if factors is None:
+            raise NotApart("log p has no mode")
+        grad = design.T @ np.bincount(of.slope_of, numbers.slopes, minlength=n)
+        x = x + factors.times_covariance(grad[None])[0]
+    assert precisions is not None
+    return x, precisions
+
+
+def _symmetric(values: Array, pairs: NDArray[np.intp], n: int) -> sparse.csr_array:
+    """Return the matrix with values at pairs of predictors, (n_pairs, 2), each way where these are two."""
+    keep = values != 0.0
+    (i, j), values = pairs[keep].T, values[keep]
+    off = i != j
+    data = np.concatenate([values, values[off]])
+    return sparse.csr_array((data, (np.concatenate([i, j[off]]), np.concatenate([j, i[off]]))), shape=(n, n))
