@@ -166,7 +166,7 @@ def _is_good(pairs: WeightedPairs, moved: float) -> bool:
 
 
 def _tell(emulated: Emulated, pairs: WeightedPairs) -> None:
-    """Let predictions know of the values at which they are farthest off, by weight: a tail that they lack, above all."""
+    """Let predictions know of the values at which they are farthest off, by weight: thin tails above all."""
     off = np.abs(pairs.weights - normalised_weights(pairs.predicted - pairs.log_density))
     for row in np.argsort(-off)[:_MOST_TOLD]:
         emulated.tell(pairs.g[row], float(pairs.log_by_elbo[row]))
