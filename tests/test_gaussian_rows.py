@@ -168,6 +168,14 @@ def test_what_is_not_gaussian_is_left_to_rows(make):
     assert gaussian_over(given_of(make())[1]) is None
 
 
+def test_what_is_left_to_rows_begins_where_it_did():
+    _, given = given_of(counts())
+    before, values = given.start(), LatentMarginal(given, 1)(given.first[None])
+    assert gaussian_over(given) is None
+    np.testing.assert_array_equal(given.start(), before)
+    np.testing.assert_array_equal(LatentMarginal(given, 1)(given.first[None]), values)
+
+
 def test_few_rows_tell_of_all():
     _, given = given_of(not_centred())
     assert len(gaussian_over(given)._few.predictors) < 10

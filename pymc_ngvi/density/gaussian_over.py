@@ -78,12 +78,12 @@ class GaussianOver:
         self._given = given
         rows = given.rows
         given.give_first()
+        if not given.is_quadratic:
+            raise NotApart("rows are no polynomials of the second degree")
         if rows.joint is not None or any(r.is_whole for r in rows.terms.rows):
             raise NotApart("rows are no arithmetic with numbers, or read sums over many coordinates")
         self.x, self._first_precisions = _mode(given)
         given.begin_at(self.x)
-        if not given.is_quadratic:
-            raise NotApart("rows are no polynomials of the second degree")
         values, samples = self._samples()
         self._places = Places.of(rows)
         designs, slopes, bends = self._separated(samples)
@@ -229,12 +229,13 @@ def gaussian_over(given: RowsGiven) -> GaussianOver | None:
     if type(given) is not RowsGiven:  # effects are integrated out of rows that are no polynomials then
         return None
     if given.closed_form is None or not given.closed_form[0].are_current():
-        seen = DataSeen(given.data)
+        seen, start = DataSeen(given.data), given.start()
         try:
             with without_c():  # which takes long to enter: not for each evaluation
                 found: GaussianOver | None = GaussianOver(given)
         except (NotApart, NotImplementedError, ValueError, np.linalg.LinAlgError):
             found = None
+            given.begin_at(start)  # fits have to find their way themselves
         given.closed_form = seen, found
     result: GaussianOver | None = given.closed_form[1]
     return result
