@@ -9,6 +9,7 @@ from pymc_ngvi.core.verdict import Condition, Verdict
 from pymc_ngvi.marginal.verdict import MOST_KHAT
 from pymc_ngvi.nested.pairs import MOST_VARIANCE
 from pymc_ngvi.nested.rounds import FEWEST_VALUES, N_DRAWS
+from pymc_ngvi.nested.seconds import MOST_EMULATED
 
 #: Effective sizes from which on a posterior is exact up to simulation error: of the hyperparameters, of pairs.
 _EXACT_VALUES, _EXACT_PAIRS = 400.0, 1_000.0
@@ -106,6 +107,10 @@ class NestedChecks(Verdict):
                 is_vital=False, at_least=True),
             Condition("draws", min(self.n_draws / N_DRAWS, self.effective_size / FEWEST_VALUES), 1.0, few,
                 is_vital=False, at_least=True),
+            Condition("hyperparameters", self.n_globals, MOST_EMULATED,
+                f"the proposal of {self.n_globals} hyperparameters was learned from its own draws: of a scale that may "
+                "be near 0, a thin tail may be missing",
+                is_vital=False),
         ]  # fmt: skip
 
     def _of_tail(self, most: float, *, is_vital: bool = True) -> Condition:
