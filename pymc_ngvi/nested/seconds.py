@@ -42,7 +42,7 @@ _IN_CLOSED_FORM, _IN_CLOSED_FORM_OF_EACH, _FEWEST_IN_CLOSED_FORM = 30.0, 30.0, 2
 def nested_seconds(given: RowsGiven) -> float:
     """Return about how long a nested posterior takes."""
     n_dim, n_values = len(given.outside), n_values_of(given)
-    if given.over is not None and n_dim > MOST_EMULATED:
+    if n_dim > MOST_EMULATED and given.over is not None:
         n_fits = _TO_MODE * n_dim + _LEARNED + (_ANNEALED if may_anneal(given) else 0.0)
         return _BESIDE + n_fits * _of_value(given)
     if (closed := gaussian_over(given)) is not None:
@@ -54,8 +54,10 @@ def nested_seconds(given: RowsGiven) -> float:
 
 
 def may_anneal(given: RowsGiven) -> bool:
-    """Tell whether log m costs so little that draws of hyperparameters can be annealed."""
-    return given.over is not None and given.is_quadratic and _ANNEALED * _of_value(given) < _SECONDS_OF_ANNEALED
+    """Tell whether hyperparameters are many, and log m costs so little that draws of them can be annealed."""
+    if len(given.outside) <= MOST_EMULATED or not given.is_quadratic or given.over is None:
+        return False
+    return _ANNEALED * _of_value(given) < _SECONDS_OF_ANNEALED
 
 
 def _of_value(given: RowsGiven) -> float:
