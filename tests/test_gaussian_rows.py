@@ -12,11 +12,12 @@ from scipy import sparse, stats
 
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.density.gaussian_over import gaussian_over
-from pymc_ngvi.density.hyperparameters import latent_rows
+from pymc_ngvi.density.hyperparameters import latent_rows, ratios
 from pymc_ngvi.marginal.regression import Whitening
 from pymc_ngvi.nested import posterior
 from pymc_ngvi.nested.gaussians import GaussianMarginal
 from pymc_ngvi.nested.log_marginal import LatentMarginal
+from pymc_ngvi.nested.seconds import nested_seconds
 from pymc_ngvi.rows.cross_products import CrossProducts
 from pymc_ngvi.rows.separable import Separable
 
@@ -168,6 +169,13 @@ def test_what_is_not_gaussian_is_left_to_rows(make):
     assert gaussian_over(given_of(make())[1]) is None
 
 
+def test_the_price_of_a_closed_form_builds_no_rows_for_many_hyperparameters():
+    _, given = given_of(not_centred())
+    nested_seconds(given)
+    assert given.closed_form[1] is not None
+    assert "over" not in vars(given)
+
+
 def test_what_is_left_to_rows_begins_where_it_did():
     _, given = given_of(counts())
     before, values = given.start(), LatentMarginal(given, 1)(given.first[None])
@@ -290,3 +298,18 @@ def test_cross_products_are_those_of_sums(rng):
         rest = np.tril(expected)
         rest[products.pattern.rows, products.pattern.cols] = 0.0
         assert not rest.any()
+
+
+def test_entries_beside_the_diagonal_of_a_factor_have_the_scale_of_their_row():
+    with pm.Model() as model:
+        pm.HalfNormal("noise", 2.0)
+        pm.LKJCholeskyCov("chol", n=3, eta=2, sd_dist=pm.HalfNormal.dist(1.0, size=3), compute_corr=False)
+    density = LogDensity(model)
+    [first] = [v.where.start for v in density.layout.variables if v.name == "chol"]
+    number = pm.math.expand_packed_triangular(3, pt.arange(6)).eval()
+    expected = {(number[i, j], number[i, i]) for i in range(3) for j in range(i)}
+    outside = np.array([first + k for k in (5, 0, 4, 1, 3, 2)])  # in whatever order
+    found = ratios(density, outside)
+    assert {(outside[at] - first, outside[by] - first) for at, by in found} == expected
+    # Those that are not given are left out, and with them what they are a scale of.
+    assert ratios(density, outside[1:]) == [(2, 4)]

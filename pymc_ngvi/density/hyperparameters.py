@@ -1,5 +1,7 @@
 """Which coordinates of a model to give, so that what is left is a latent Gaussian model: its hyperparameters."""
 
+import math
+
 from collections.abc import Iterator
 
 import numpy as np
@@ -46,13 +48,12 @@ def ratios(density: LogDensity, outside: NDArray[np.intp]) -> list[tuple[int, in
         transform = model.rvs_to_transforms[model[variable.name]]
         if not isinstance(transform, CholeskyCovPacked):
             continue
-        per = variable.shape[-1]
-        for start in range(variable.where.start, variable.where.stop, per):
-            for k in range(per):
-                row = int((np.sqrt(8 * k + 1) - 1) / 2)
-                diagonal = (row + 1) * (row + 2) // 2 - 1
-                if k != diagonal and start + k in place and start + diagonal in place:
-                    found.append((place[start + k], place[start + diagonal]))
+        rows, cols = np.tril_indices(math.isqrt(2 * variable.shape[-1]))  # as packed factors have them
+        diagonal = np.flatnonzero(rows == cols)[rows]
+        for start in range(variable.where.start, variable.where.stop, len(rows)):
+            for at, by in start + np.column_stack([np.arange(len(rows)), diagonal])[rows != cols]:
+                if at in place and by in place:
+                    found.append((place[at], place[by]))
     return found
 
 

@@ -85,6 +85,12 @@ class Whitening:
         return self.n_features - (len(self.mean) if self._has_products else 0)
 
 
+def quadratic_terms(u: Array) -> Array:
+    """Return 1, coordinates, (n, p), and their products, (n, n_terms)."""
+    i, j = np.triu_indices(u.shape[1])
+    return np.concatenate([np.ones((len(u), 1)), u, u[:, i] * u[:, j]], axis=1)
+
+
 def n_polynomial(p: int) -> int:
     """Return how many numbers a polynomial of ``p`` globals has: products of two and cubes, of many squares alone."""
     return 1 + p + (p * (p + 1) // 2 + p if p <= _MOST_PRODUCTS else p)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from pymc_ngvi.core.quantiles import quantiles
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.centres import Centres
 from pymc_ngvi.marginal.forest import Forest
@@ -150,31 +151,8 @@ def _maps(a: Array) -> Array:
     # Of a cubic through values and slopes at both ends.
     cells = 0.5 * step * (density[:, 1:] + density[:, :-1]) + step**2 / 12.0 * (slope[:, :-1] - slope[:, 1:])
     cells = np.maximum(cells, np.exp(_LOWEST) * step)
-    below, above = np.cumsum(cells, axis=1), np.cumsum(cells[:, ::-1], axis=1)[:, ::-1]
-    total = below[:, -1:]
-    below, above = below[:, :-1] / total, above[:, 1:] / total
-    score = np.where(below < above, ndtri(np.minimum(below, 0.5)), -ndtri(np.minimum(above, 0.5)))
     nodes = np.cos((np.arange(_DEGREE_OF_MAP + 1) + 0.5) * np.pi / (_DEGREE_OF_MAP + 1)) * _FARTHEST
-    # dx / dw, by which the density of x is that of w.
-    inverse = np.exp(-0.5 * score**2 - _LOG_ROOT_2PI) * total / density[:, 1:-1]
-    at_nodes = np.stack([_interpolated(score, x[1:-1], inverse, node) for node in nodes], axis=1)
+    grid_first = (np.moveaxis(of, 1, 0) for of in (density[:, 1:-1], cells))
+    at_nodes = np.moveaxis(quantiles(nodes, x[1:-1, None, None], *grid_first, goes_on=True), 0, 1)
     result: Array = np.linalg.solve(nodes[:, None] ** np.arange(_DEGREE_OF_MAP + 1), at_nodes)
     return result
-
-
-def _interpolated(score: Array, x: Array, slope: Array, at: float) -> Array:
-    """Return x at a score, (n, n_local), by cubics between grid points, straight beyond.
-
-    Scores and slopes are (n, n_grid, n_local), x is (n_grid,).
-    """
-    right = np.clip((score < at).sum(axis=1, keepdims=True), 1, score.shape[1] - 1)
-    (s0, s1), (d0, d1) = ([np.take_along_axis(of, right + i, axis=1)[:, 0] for i in (-1, 0)] for of in (score, slope))
-    x0, x1 = (x[right[:, 0] + i] for i in (-1, 0))
-    width = s1 - s0
-    t = (at - s0) / width
-    inside = (
-        (1.0 + 2.0 * t) * (1.0 - t) ** 2 * x0 + t * (1.0 - t) ** 2 * width * d0
-        + t**2 * (3.0 - 2.0 * t) * x1 - t**2 * (1.0 - t) * width * d1
-    )  # fmt: skip
-    beyond = np.where(t < 0.0, x0 + d0 * (at - s0), x1 + d1 * (at - s1))
-    return np.where((t < 0.0) | (t > 1.0), beyond, inside)

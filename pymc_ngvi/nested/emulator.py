@@ -23,7 +23,7 @@ from scipy.spatial import cKDTree
 from pymc_ngvi.core.linalg import solve_lower, solve_upper
 from pymc_ngvi.core.stored import stored
 from pymc_ngvi.core.types import Array
-from pymc_ngvi.marginal.regression import Whitening
+from pymc_ngvi.marginal.regression import Whitening, quadratic_terms
 from pymc_ngvi.marginal.sampling import Plain
 from pymc_ngvi.marginal.tails import Bend
 
@@ -128,9 +128,7 @@ def _kernel(a: Array, b: Array, length: float) -> Array:
 def _standardised(points: Array, whitening: Whitening) -> tuple[Array, Array]:
     """Return standardised points, however far they are, and the terms of the polynomial."""
     u: Array = np.linalg.solve(whitening.factor, (whitening.forward(points) - whitening.mean).T).T
-    i, j = np.triu_indices(u.shape[1])
-    straight = points[:, list(whitening.tailed)]
-    return u, np.concatenate([np.ones((len(u), 1)), u, u[:, i] * u[:, j], straight], axis=1)
+    return u, np.concatenate([quadratic_terms(u), points[:, list(whitening.tailed)]], axis=1)
 
 
 @stored("nested.predicted", content=("kriging", "bend", "mean", "factor"), make="of_content")

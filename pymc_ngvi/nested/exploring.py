@@ -109,7 +109,7 @@ def explore(
     marginal.scale = np.sqrt(np.diag(mode.cov))
     if p > MOST_EMULATED:
         marginal.records = False
-        pairs, log_near, lost = learn(marginal, mode, n_values, seed, anneals=anneals).pooled()
+        pairs, log_near, lost = learn(marginal, mode, n_values, seed, anneals=anneals)
         return Exploration(pairs, lost, _moved(pairs, log_near))
     n_terms = (p + 1) * (p + 2) // 2
     marginal(_around(mode, _OF_DESIGN + (_PER_TERM * n_terms if marginal.is_exact else _OF_DESIGN_OF_EACH * p)))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.density.gaussian_over import GaussianOver
 from pymc_ngvi.families.matrices.sparse.precisions import Factors
-from pymc_ngvi.marginal.regression import Whitening
+from pymc_ngvi.marginal.regression import Whitening, quadratic_terms
 from pymc_ngvi.nested.found import Drawn, KnownMarginal
 
 #: Numbers of fronts, and of the predictors of all rows, in a batch; hyperparameters in it at most.
@@ -61,22 +61,16 @@ class _StandardDeviations:
         u = self._whitening.whitened(g)
         if self._slopes is not None and len(g) == 1:
             inside = np.clip(u, self._lowest, self._highest)
-            result: Array = np.exp(_terms(inside) @ self._slopes)
+            result: Array = np.exp(quadratic_terms(inside) @ self._slopes)
             return result
         sd = factors.sd
         self._points += list(u)
         self._log_sds += list(np.log(sd))
-        terms = _terms(np.array(self._points))
+        terms = quadratic_terms(np.array(self._points))
         if len(terms) >= _PER_TERM * terms.shape[1]:
             self._slopes = np.linalg.lstsq(terms, np.array(self._log_sds), rcond=None)[0]
             self._lowest, self._highest = np.min(self._points, axis=0), np.max(self._points, axis=0)
         return sd
-
-
-def _terms(u: Array) -> Array:
-    """Return 1, coordinates and their products, (n, n_terms)."""
-    i, j = np.triu_indices(u.shape[1])
-    return np.concatenate([np.ones((len(u), 1)), u, u[:, i] * u[:, j]], axis=1)
 
 
 class GaussianMarginal:

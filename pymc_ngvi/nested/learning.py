@@ -20,7 +20,7 @@ from pymc_ngvi.nested.annealing import Annealing
 from pymc_ngvi.nested.found import Marginal
 from pymc_ngvi.nested.margins import Margins
 from pymc_ngvi.nested.mode import LatentMode
-from pymc_ngvi.nested.pairs import normalised_weights
+from pymc_ngvi.nested.pairs import WeightedPairs, normalised_weights
 from pymc_ngvi.nested.rounds import Guess, Rounds
 
 #: By how much the first proposal is wider than the curvature at the mode.
@@ -148,8 +148,10 @@ class RememberedMarginal:
         return points[np.isfinite(values)], values[np.isfinite(values)]
 
 
-def learn(marginal: Marginal, mode: LatentMode, n_values: int, seed: int, *, anneals: bool) -> Rounds:
-    """Return rounds of hyperparameters.
+def learn(
+    marginal: Marginal, mode: LatentMode, n_values: int, seed: int, *, anneals: bool
+) -> tuple[WeightedPairs, Array, float]:
+    """Return rounds of hyperparameters, pooled; see `Rounds.pooled`.
 
     Parameters
     ----------
@@ -173,7 +175,8 @@ def learn(marginal: Marginal, mode: LatentMode, n_values: int, seed: int, *, ann
     total = 0
     for _ in range(_MOST_ROUNDS):
         rounds.add(Learned(margins, *known.all).guess(n, rng), Bend(), n / n_values)
-        pairs, total = rounds.pooled()[0], total + n
+        pooled, total = rounds.pooled(), total + n
+        pairs = pooled[0]
         log_weights, part = pairs.log_marginal - pairs.log_density, rounds.efficiency()
         size, known.of_rounds = effective_size(log_weights), (pairs.g, pairs.log_marginal)
         if size >= _WANTED or total >= _MOST_MORE * n_values:
@@ -189,4 +192,4 @@ def learn(marginal: Marginal, mode: LatentMode, n_values: int, seed: int, *, ann
             margins = Margins.fitted(pairs.g, normalised_weights(log_weights), first)
         missing = (_WANTED - size) / max(part, _LEAST_PART)
         n = int(np.clip(missing, n, min(_GROWS * n, _MOST_MORE * n_values - total + n)))
-    return rounds
+    return pooled

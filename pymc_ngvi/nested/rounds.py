@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pymc_ngvi.core.linalg import logsumexp
 from pymc_ngvi.core.types import Array
 from pymc_ngvi.marginal.proposals import Base, Proposal, effective_size, first_proposal
-from pymc_ngvi.marginal.regression import Whitening, predictor
+from pymc_ngvi.marginal.regression import Whitening, predictor, quadratic_terms
 from pymc_ngvi.marginal.sampling import Pool, evenly_picked
 from pymc_ngvi.marginal.tails import Bend
 from pymc_ngvi.nested.defence import n_far_of
@@ -199,8 +199,7 @@ class Rounds:
         p = u.shape[1]
         if 10 * (p + p * (p + 1) // 2) > self._n:
             return u
-        i, j = np.triu_indices(p)
-        return np.concatenate([u, u[:, i] * u[:, j]], axis=1)
+        return quadratic_terms(u)[:, 1:]
 
 
 def by_neighbours(points: Array, weights: Array, least: float) -> NDArray[np.intp]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pymc_ngvi.core.types import Array, RowRules
-from pymc_ngvi.marginal.regression import Whitening
+from pymc_ngvi.marginal.regression import Whitening, quadratic_terms
 from pymc_ngvi.nested.found import EvaluatedMarginal
 from pymc_ngvi.rows.seen import ManyRules, ManySeen, Seen
 
@@ -57,11 +57,9 @@ class Starts:
 
     def _terms(self, u: Array) -> Array:
         p = u.shape[1]
-        one = np.ones((len(u), 1))
         if len(self._points) < _PER_TERM * (1 + p + p * (p + 1) // 2):
-            return np.concatenate([one, u], axis=1)
-        i, j = np.triu_indices(p)
-        return np.concatenate([one, u, u[:, i] * u[:, j]], axis=1)
+            return np.concatenate([np.ones((len(u), 1)), u], axis=1)
+        return quadratic_terms(u)
 
     def _packed(self, seen: Seen) -> Array:
         """Return means, logarithms of variances, and correlations, one after the other."""

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
+from pymc_ngvi.core.quantiles import quantiles
 from pymc_ngvi.core.values import Array
 from pymc_ngvi.rows.expectation import Compiled
 from pymc_ngvi.rows.integrated import Integrated, densities
@@ -211,28 +211,7 @@ def _quantiles(z: Array, density: Array, slope: Array, spacing: float) -> Array:
     # Between two nodes: the integral of a cubic through these and the ones beside them.
     per_node = density * slope
     areas = 13.0 * (per_node[1:-2] + per_node[2:-1]) - per_node[:-3] - per_node[3:]
-    areas = np.maximum(areas * (spacing / 24.0), 1e-300)
-    below, above = np.cumsum(areas, axis=0), np.cumsum(areas[::-1], axis=0)[::-1]
-    total = below[-1]
-    reached = np.minimum(below[:-1], above[1:]) / total
-    normal = np.where(below[:-1] < above[1:], ndtri(reached), -ndtri(reached))
-    per_normal = np.exp(-0.5 * normal**2) * (total / np.sqrt(2.0 * np.pi)) / density[2:-2]
-    return np.array([_at(wanted, normal, z[2:-2], per_normal) for wanted in _NORMAL])
-
-
-def _at(wanted: float, x: Array, y: Array, slope: Array) -> Array:
-    """Return y at a value of x, ascending along the first axis, by cubics from values and slopes at both ends."""
-    left = np.clip((x <= wanted).sum(axis=0) - 1, 0, len(x) - 2)[None]
-    (x_left, x_right), (y_left, y_right), (first, last) = (
-        (np.take_along_axis(values, left, axis=0)[0], np.take_along_axis(values, left + 1, axis=0)[0])
-        for values in (x, y, slope)
-    )
-    width = x_right - x_left
-    part = np.clip((wanted - x_left) / width, 0.0, 1.0)
-    rest = 1.0 - part
-    ends = (1.0 + 2.0 * part) * rest**2 * y_left + (1.0 + 2.0 * rest) * part**2 * y_right
-    result: Array = ends + part * rest * width * (rest * first - part * last)
-    return result
+    return quantiles(_NORMAL, z[2:-2], density[2:-2], np.maximum(areas * (spacing / 24.0), 1e-300))
 
 
 def _are_alike(some: list[Array], others: list[Array]) -> bool:

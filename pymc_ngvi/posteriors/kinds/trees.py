@@ -15,7 +15,7 @@ from pymc_ngvi.posteriors.kinds.kind import PosteriorKind, PosteriorStart
 from pymc_ngvi.posteriors.plan import Candidate
 
 #: Globals beyond which another posterior is to be tried before it, and the chance that it is exact then.
-_MANY_GLOBALS, _WITH_MANY_GLOBALS = 30, 1.0 / 30.0
+MANY_GLOBALS, _WITH_MANY_GLOBALS = 30, 1.0 / 30.0
 #: Draws of the globals that adapting takes, about, for each of them; others that are evaluated by all nodes.
 _ADAPTING, _REFERRED = 60.0, 300.0
 #: Times that draws are gone through, with those of adaptation. In blocks of single coordinates, a base rule of one node
@@ -68,7 +68,7 @@ class TreeKind(PosteriorKind[Forest]):
 
     def chance(self, found: Forest) -> float:
         """Return 1, but with many globals, which are seldom sampled well."""
-        return _WITH_MANY_GLOBALS if found.n_globals > _MANY_GLOBALS else 1.0
+        return _WITH_MANY_GLOBALS if found.n_globals > MANY_GLOBALS else 1.0
 
     def price(self, found: Forest, density: ModelDensity, *, by_rows: bool) -> Candidate:
         """Return what it takes."""

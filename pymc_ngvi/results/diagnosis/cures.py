@@ -10,6 +10,7 @@ from pymc_ngvi.families import DENSE, SEVERAL_MODES, STRUCTURED, Traits, traits_
 from pymc_ngvi.fitting.record import FitRecord
 from pymc_ngvi.posteriors.kinds import KINDS
 from pymc_ngvi.posteriors.kinds.kind import if_available
+from pymc_ngvi.posteriors.kinds.trees import MANY_GLOBALS
 from pymc_ngvi.results.posterior import Posterior
 from pymc_ngvi.results.structure import ModelStructure
 
@@ -17,8 +18,6 @@ from pymc_ngvi.results.structure import ModelStructure
 _MOST_MIXED = 300
 #: Blocks from which on local coordinates count as effects of groups.
 _FEWEST_GROUPS = 3
-#: Global parameters up to which effects of groups can be relative to their modes in reasonable time.
-_MANY_GLOBALS = 30
 
 
 @dataclass(frozen=True)
@@ -155,4 +154,4 @@ def _can_be_relative(structure: ModelStructure) -> bool:
     which has no mode where all of them are 0, as at a start.
     """
     blocks = [part for part in structure.parts if part.kind == "blocks"]
-    return structure.n_global <= _MANY_GLOBALS and all(len(part.sizes) >= _FEWEST_GROUPS for part in blocks)
+    return structure.n_global <= MANY_GLOBALS and all(len(part.sizes) >= _FEWEST_GROUPS for part in blocks)
