@@ -9,7 +9,6 @@ References
    Statistical Science 4(4). https://doi.org/10.1214/ss/1177012413
 """
 
-import functools
 import itertools
 
 from collections.abc import Callable
@@ -100,17 +99,12 @@ class Kriging:
     def __call__(self, points: Array, terms: Array) -> tuple[Array, Array]:
         """Return predictions and their standard deviations, (n,) each, at points (n, p)."""
         kernel = _kernel(points, self.points, self.length)
-        solved = self._inverse_root @ kernel.T
+        solved = solve_lower(self.root, np.ascontiguousarray(kernel.T))
         left = solve_lower(
             np.ascontiguousarray(self.triangle.T), np.ascontiguousarray(terms.T - self.basis_terms.T @ solved)
         )
         part = 1.0 + self.nugget - (solved**2).sum(axis=0) + (left**2).sum(axis=0)
         return terms @ self.beta + kernel @ self.alpha, np.sqrt(self.variance * np.maximum(part, 0.0))
-
-    @functools.cached_property
-    def _inverse_root(self) -> Array:
-        """The inverse of the root: thousands of points are predicted by products with it, several times."""
-        return solve_lower(self.root, np.eye(len(self.root)))
 
     @property
     def basis_terms(self) -> Array:
