@@ -17,6 +17,7 @@ from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
 from pymc_ngvi.marginal.regression import Whitening
 from pymc_ngvi.marginal.tails import Bend, Tail
 from pymc_ngvi.nested.emulator import Emulated, Kriging
+from pymc_ngvi.nested.found import n_wanted
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.mode import _Climb, find_mode
 from pymc_ngvi.nested.seconds import n_values_of, nested_seconds
@@ -309,3 +310,21 @@ def _sizes(n):
 
 def _seconds(n):
     return nested_seconds(_sizes(n))
+
+
+@pytest.mark.parametrize("variance", [0.01, 0.4, 0.6, 1.2, 1.7])
+def test_corrections_take_as_many_draws_as_their_error_asks_for(variance):
+    """Of log-normal weights the mean has the relative error sqrt((exp(variance) - 1) / n)."""
+    first = np.sqrt(variance) * np.array([1.0, -1.0] * 32)
+    n = n_wanted(first, 1_024)
+
+    def error(m):
+        return np.sqrt(np.expm1(variance) / m)
+
+    assert error(n) <= 0.1
+    assert n == len(first) or error(n // 2) > 0.1
+    assert n_wanted(first, 100) == min(n, 100)
+
+
+def test_corrections_take_all_draws_where_one_has_no_weight():
+    assert n_wanted(np.array([0.1, -np.inf, 0.2, 0.0]), 512) == 512
