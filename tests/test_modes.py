@@ -14,7 +14,7 @@ from pymc_ngvi.core.psis import Weights
 from pymc_ngvi.core.status import ConvergenceWarning, Status
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import FullState
-from pymc_ngvi.fitting.modes.climbs import modes_from
+from pymc_ngvi.fitting.modes.climbs import _Whitened, modes_from
 from pymc_ngvi.fitting.modes.found import OtherMode, not_covered, shares
 from pymc_ngvi.fitting.modes.points import points_for
 from pymc_ngvi.fitting.modes.search import ModeSearch, _say
@@ -431,18 +431,39 @@ def test_curvatures_by_rows_are_those_of_log_p(rng):
         np.testing.assert_allclose(whitened, density.mean_hessian(point[None]).whitened(q), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("n_dim", [2, 20])
-def test_climbs_that_come_home_end_there(n_dim, rng):
-    """In many dimensions, a search about the only mode takes few steps and finds none; another mode is found yet."""
-    points = np.concatenate([np.zeros((1, n_dim)), 3.0 * rng.standard_normal((40, n_dim))])
+@pytest.mark.parametrize(("n_dim", "by_mass"), [(2, False), (20, False), (20, True)])
+def test_climbs_that_come_home_end_there(n_dim, by_mass, rng, monkeypatch):
+    """In many dimensions, a search about the only mode takes few steps and finds none; another mode is found yet.
+
+    Also a higher one, of climbs that are judged by the mass about them.
+    """
+    monkeypatch.setattr(_Whitened, "takes_longer", lambda self, n_gradients: by_mass)
+    points = np.concatenate([np.zeros((1, n_dim)), 3.0 * rng.standard_normal((80, n_dim))])
     points[:, 0] += 4.0
     q = FullState(points[0].copy(), np.eye(n_dim))
-    for weight, n_others in ((1.0 - 1e-12, 0), (0.7, 1)):
+    for weight, n_others in ((1.0 - 1e-12, 0), (0.7, 1), (0.2, 1)):
         density = LogDensity(two_modes(8.0, weight, n_dim=n_dim))
         home_mass = np.log(weight) + 0.5 * n_dim * np.log(2.0 * np.pi)
         modes, _ = modes_from(density, q, points, np.ones_like(points), home_mass=home_mass)
         far = [mode for mode in modes if mode.point[0] < 0.0 and mode.log_mass > home_mass - 10.0]
         assert len(far) == n_others
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_climbs_down_a_funnel_are_left(seed, monkeypatch):
+    """Towards a scale of 0, log p of its effects rises for ever, and the mass about a point does not."""
+    rng = np.random.default_rng(seed)
+    group = np.repeat(np.arange(150), 4)
+    with pm.Model() as model:
+        effect = pm.Normal("effect", 0.0, pm.HalfNormal("scale", 1.0), shape=150)
+        pm.Poisson("y", pt.exp(effect[group]), observed=rng.poisson(np.exp(rng.normal(0.0, 0.7, 150)[group])))
+    taken = []
+    for by_mass in (False, True):
+        monkeypatch.setattr(_Whitened, "takes_longer", lambda self, n_gradients, is_so=by_mass: is_so)
+        approx = fit_ngvi(model=model, random_seed=seed, **QUIET)
+        assert not approx.record.modes
+        taken.append(approx.record.n_searched)
+    assert taken[1] < 0.5 * taken[0]
 
 
 def test_a_saddle_is_no_mode(rng):

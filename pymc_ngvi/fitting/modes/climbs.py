@@ -29,6 +29,9 @@ _STEPS_OF_TURN, _MOST_TURNS = 20, 7
 _WAVES = 2
 #: Nats that a climb gains in this time, below which it is asked how high the next mode may be.
 _SLOW = 10.0
+#: Nats of mass that a climb gains in this time, below which it leads down a funnel if it gains more of log p; nats
+#: below a fit at which that is next to no mass. Seconds that the curvature at a point takes, about, and gradients.
+_NO_MASS, _LITTLE, _OF_CURVATURE, _GRADIENTS_OF_CURVATURE = 1.0, 3.0, 5e-3, 15
 #: Nats that log p falls between two modes, and points at which that is looked at.
 _VALLEY, _N_BETWEEN = 1.0, 17
 #: A Gaussian about a mode is no wider than so many times a fit, and no narrower than a part of it.
@@ -128,7 +131,7 @@ def _in_waves(density: "_Whitened", points: Array, mass: float, about: Callable[
     return z, logp
 
 
-def _away(density: Any, points: Array, mass: float, about: Callable[[Array], Any]) -> tuple[Array, Array]:
+def _away(density: "_Whitened", points: Array, mass: float, about: Callable[[Array], Any]) -> tuple[Array, Array]:
     """Climb from points, and return where those came to that led away from the first one, with log p there.
 
     log p is -inf at all others: everywhere where none did. All climbs go together, as a call takes about as long for
@@ -150,12 +153,13 @@ def _away(density: Any, points: Array, mass: float, about: Callable[[Array], Any
     below, is_home, slow_ones = _BELOW + _BELOW_PER_DIM * n_dim, np.arange(len(z)) == 0, _Slow(density, about, mass)
     home = z[0].copy(), float(logp[0])
     active = np.isfinite(logp) & ~is_home
+    by_mass = density.takes_longer(_STEPS_OF_TURN * _MOST_TURNS)
     left = active.copy()
     for turn in range(_MOST_TURNS):
         rows = np.flatnonzero(active)
         if not len(rows):
             break
-        before = logp[rows]
+        began, before = z[rows], logp[rows]
         z[rows], logp[rows] = ascend(density, z[rows], _STEPS_OF_TURN)
         gain = logp[rows] - before
         is_home[rows] = np.linalg.norm(z[rows] - z[0], axis=1) < far_from(n_dim)
@@ -163,6 +167,10 @@ def _away(density: Any, points: Array, mass: float, about: Callable[[Array], Any
         is_lost = is_home[rows] | (logp[rows] + to_gain < logp[is_home].max() - below)
         slow = np.flatnonzero(~is_lost & (gain < _SLOW))
         is_lost[slow] = slow_ones.are_left(z[rows[slow]], logp[rows[slow]], to_gain[slow], home)
+        if by_mass:
+            high = np.flatnonzero(~is_lost & (logp[rows] > home[1]))
+            was, now = (began[high], before[high]), (z[rows[high]], logp[rows[high]])
+            is_lost[high] = slow_ones.lead_down_funnels(was, now, _MOST_TURNS - 1 - turn, home)
         left[rows[is_lost]] = False
         active[rows[is_lost | (gain < _LAST_GAIN)]] = False
     left &= logp >= logp[is_home].max() - below
@@ -204,11 +212,7 @@ class _Slow:
         result = np.zeros(len(z), dtype=np.bool_)
         if not len(z):
             return result
-        if not self._known:
-            point = self._density.points(home[0][None])[0]
-            self._known = [self._about(point)]
-            if self._known[0] is not None:  # by the same method, where that says less
-                self._mass = min(self._mass, _laplace(self._known[0], point, home[1]))
+        self._look_home(home)
         for i, (point, grad) in enumerate(zip(self._density.points(z), self._density.grads(z), strict=True)):
             if any(is_at(known, point) for known in self._known[1:]):
                 result[i] = True
@@ -221,6 +225,39 @@ class _Slow:
             result[i] = is_steep or most + _log_square(z[i] - home[0]) < self._mass - _BELOW
             self._known += [here] * bool(result[i])
         return result
+
+    def lead_down_funnels(
+        self, was: tuple[Array, Array], now: tuple[Array, Array], turns: int, home: tuple[Array, float]
+    ) -> NDArray[np.bool_]:
+        """Tell which climbs are higher than home, but have next to no mass about them, and gain none that would do.
+
+        On the way down a funnel log p rises for ever, and what is about a point has always the same mass.
+
+        Each of ``was`` and ``now`` is points with log p there, before and after a turn; ``turns`` are those to come.
+        """
+        if not len(now[0]):
+            return np.zeros(0, dtype=np.bool_)
+        self._look_home(home)
+        before, after = self._masses(*was), self._masses(*now)
+        apart = np.log(np.maximum(np.sum((now[0] - home[0]) ** 2, axis=1), 1.0))
+        with np.errstate(invalid="ignore"):  # a mass that is not known is no reason
+            most = after + turns * np.maximum(after - before, 0.0)
+            is_still = (after - before < _NO_MASS) & (now[1] - was[1] > _SLOW) & (after < self._mass - _LITTLE)
+            result: NDArray[np.bool_] = is_still | (most + apart < self._mass - _BELOW)
+        return result
+
+    def _look_home(self, home: tuple[Array, float]) -> None:
+        if not self._known:
+            point = self._density.points(home[0][None])[0]
+            self._known = [self._about(point)]
+            if self._known[0] is not None:  # by the same method, where that says less
+                self._mass = min(self._mass, _laplace(self._known[0], point, home[1]))
+
+    def _masses(self, z: Array, logp: Array) -> Array:
+        """Return log masses about points by the curvature there, NaN where there is none."""
+        points = self._density.points(z)
+        found = [(self._about(point), point, value) for point, value in zip(points, logp.tolist(), strict=True)]
+        return np.array([np.nan if about is None else _laplace(about, at, value) for about, at, value in found])
 
 
 def _laplace(about: GaussianState, point: Array, logp: float) -> float:
@@ -291,6 +328,11 @@ class _Whitened:
     def points(self, z: Array) -> Array:
         """Return points of coordinates."""
         return np.asarray(self._q.draws(z))
+
+    def takes_longer(self, n_gradients: int) -> bool:
+        """Tell whether so many gradients take longer than a curvature or two."""
+        each = self._density.gradient_seconds
+        return n_gradients * each > _OF_CURVATURE + _GRADIENTS_OF_CURVATURE * each
 
     def logp_grad(self, z: Array) -> tuple[Array, Array]:
         """Evaluate log p and its gradient."""
