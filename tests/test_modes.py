@@ -438,8 +438,8 @@ def test_climbs_that_come_home_end_there(n_dim, by_mass, rng, monkeypatch):
     Also a higher one, of climbs that are judged by the mass about them.
     """
     monkeypatch.setattr(_Whitened, "takes_longer", lambda self, n_gradients: by_mass)
-    points = np.concatenate([np.zeros((1, n_dim)), 3.0 * rng.standard_normal((80, n_dim))])
-    points[:, 0] += 4.0
+    points = np.concatenate([np.zeros((1, n_dim)), 3.0 * rng.standard_normal((40, n_dim))])
+    points[:, 0] = 2.0 * points[:, 0] + 4.0
     q = FullState(points[0].copy(), np.eye(n_dim))
     for weight, n_others in ((1.0 - 1e-12, 0), (0.7, 1), (0.2, 1)):
         density = LogDensity(two_modes(8.0, weight, n_dim=n_dim))
