@@ -245,6 +245,11 @@ def test_checks_say_what_is_wrong():
     assert uneven.is_reliable
     assert not uneven.is_exact
     assert "approximate: given the hyperparameters, log weights" in uneven.sentence
+    many = replace(good, n_globals=8)  # their proposal is learned from its own draws
+    assert many.is_reliable
+    assert not many.is_exact
+    assert "nearly exact: the proposal of 8 hyperparameters was learned" in many.sentence
+    assert replace(good, n_globals=7).is_exact
     bad = replace(good, khat=0.9, effective_size=50.0, n_globals=1, moved=4.0, lost=0.1)
     assert len(bad.failures) == 4
     assert "Not reliable: k-hat" in bad.sentence

@@ -17,6 +17,7 @@ from pymc_ngvi.families.matrices.sparse.structure import FilledStructure
 from pymc_ngvi.marginal.regression import Whitening
 from pymc_ngvi.marginal.tails import Bend, Tail
 from pymc_ngvi.nested.emulator import Emulated, Kriging
+from pymc_ngvi.nested.exploring import _tell
 from pymc_ngvi.nested.found import n_wanted
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.mode import _Climb, find_mode
@@ -328,3 +329,21 @@ def test_corrections_take_as_many_draws_as_their_error_asks_for(variance):
 
 def test_corrections_take_all_draws_where_one_has_no_weight():
     assert n_wanted(np.array([0.1, -np.inf, 0.2, 0.0]), 512) == 512
+
+
+def test_predictions_are_told_of_the_values_at_which_they_are_farthest_off():
+    """By weight, too much and too little alike; not of those that weigh next to nothing."""
+    off = np.zeros(40)
+    off[[3, 17]] = 2.0, -2.0
+    off[30] = 5.0  # where nothing has weight
+    log_m = np.where(np.arange(40) == 30, -40.0, 0.0)
+    weights = np.exp(log_m)
+    pairs = SimpleNamespace(
+        g=np.arange(40.0)[:, None], weights=weights / weights.sum(), predicted=log_m + off, log_density=np.zeros(40),
+        log_by_elbo=log_m,
+    )  # fmt: skip
+    told = []
+    _tell(SimpleNamespace(tell=lambda g, value: told.append((g.item(), value))), pairs)
+    assert [g for g, _ in told][:2] == [3.0, 17.0]
+    assert 30.0 not in [g for g, _ in told[:10]]
+    assert all(value == log_m[int(g)] for g, value in told)
