@@ -2,6 +2,8 @@
 
 import logging
 
+from types import SimpleNamespace
+
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
@@ -19,6 +21,7 @@ from pymc_ngvi.nested.gaussians import GaussianMarginal
 from pymc_ngvi.nested.log_marginal import LatentMarginal
 from pymc_ngvi.nested.seconds import nested_seconds
 from pymc_ngvi.rows.cross_products import CrossProducts
+from pymc_ngvi.rows.quadratic_rows import derivatives_of
 from pymc_ngvi.rows.separable import Separable
 
 
@@ -313,3 +316,11 @@ def test_entries_beside_the_diagonal_of_a_factor_have_the_scale_of_their_row():
     assert {(outside[at] - first, outside[by] - first) for at, by in found} == expected
     # Those that are not given are left out, and with them what they are a scale of.
     assert ratios(density, outside[1:]) == [(2, 4)]
+
+
+def test_derivatives_are_exact_where_steps_are_rounded():
+    """Beside 2^52, numbers above are farther apart than those below, and steps up and down differ."""
+    eta = 2.0**52
+    rows = SimpleNamespace(k=1, values=lambda points, which: -2.0 * (points[0] - (eta - 1.0)) ** 2)
+    grad, second = derivatives_of(rows, np.array([[eta]]))
+    np.testing.assert_array_equal([grad.item(), second.item()], [-4.0, -4.0])
