@@ -3,6 +3,8 @@
 import dataclasses
 import re
 
+from types import SimpleNamespace
+
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
@@ -14,7 +16,7 @@ from pymc_ngvi.core.psis import Weights
 from pymc_ngvi.core.status import ConvergenceWarning, Status
 from pymc_ngvi.density import LogDensity
 from pymc_ngvi.families import FullState
-from pymc_ngvi.fitting.modes.climbs import _Whitened, modes_from
+from pymc_ngvi.fitting.modes.climbs import _Slow, _Whitened, modes_from
 from pymc_ngvi.fitting.modes.found import OtherMode, not_covered, shares
 from pymc_ngvi.fitting.modes.points import points_for
 from pymc_ngvi.fitting.modes.search import ModeSearch, _say
@@ -464,6 +466,24 @@ def test_climbs_down_a_funnel_are_left(seed, monkeypatch):
         assert not approx.record.modes
         taken.append(approx.record.n_searched)
     assert taken[1] < 0.5 * taken[0]
+
+
+@pytest.mark.parametrize(
+    ("sds", "logp", "is_lost"),
+    [
+        ((1.0, 1.0), (-100.0, -60.0), False),  # log p and the mass about a point rise together
+        ((1.0, np.exp(-40.0)), (-100.0, -60.0), True),  # log p alone does, and the mass is small
+        ((1.0, np.exp(-20.0)), (-1.0, 19.0), False),  # as much mass as the fit has
+        ((1.0, 1.0), (-100.0, -99.0), True),  # it rises far too slowly
+    ],
+)
+def test_climbs_are_judged_by_the_mass_about_them(sds, logp, is_lost):
+    points = iter([np.zeros(1), np.zeros(1), np.ones(1)])
+    scales = iter([1.0, *sds])
+    whitened = SimpleNamespace(points=lambda z: [next(points) for _ in z])
+    slow = _Slow(whitened, lambda point: FullState(point, np.array([[next(scales)]])), 0.0)
+    was, now = (np.zeros((1, 1)), np.array(logp[:1])), (np.ones((1, 1)), np.array(logp[1:]))
+    assert slow.lead_down_funnels(was, now, 6, (np.zeros((1, 1))[0], 0.0)).item() == is_lost
 
 
 def test_a_saddle_is_no_mode(rng):
