@@ -19,8 +19,9 @@ from pymc_ngvi.rows.expectation import row_slices
 from pymc_ngvi.rows.many import ManyRows
 from pymc_ngvi.rows.seen import ManyRules, ManySeen, Seen
 
-#: Numbers of rows, of what predictors are found from, and of fronts, in a batch; hyperparameters in it at most.
-_OF_ROWS, _OF_PREDICTORS, _OF_FRONTS, _MOST = 2**21, 2**23, 2**23, 256
+#: Numbers of rows, of what predictors are found from, and of fronts, in a batch: of dense precisions, fewer, as these
+#: take their time anyway, and are to stay in the cache; hyperparameters in a batch at most.
+_OF_ROWS, _OF_PREDICTORS, _OF_FRONTS, _OF_DENSE, _MOST = 2**21, 2**23, 2**23, 2**19, 256
 #: Nodes of a row, about.
 _NODES = 16
 
@@ -45,7 +46,8 @@ class ManyConditionals:
         precisions = Precisions(over.entries.pattern)
         self._fitter = ManyFitter(precisions)
         sizes = _OF_ROWS // (_NODES * given.rows.n_rows), _OF_PREDICTORS // over.n_values
-        self._size = max(1, min(*sizes, _OF_FRONTS // max(precisions.fronts.n_fronts, 1), _MOST))
+        of_fronts = _OF_DENSE if len(precisions.fronts.stacks) == 1 else _OF_FRONTS
+        self._size = max(1, min(*sizes, of_fronts // max(precisions.fronts.n_fronts, 1), _MOST))
         self.n_fits = 0
 
     @classmethod

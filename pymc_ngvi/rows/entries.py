@@ -1,5 +1,7 @@
 """Entries of covariances and precisions that rows ask for, at many values of what their predictors hang on."""
 
+import functools
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -33,6 +35,58 @@ class _Products(NamedTuple):
     sparsity: Sparsity
     first: Ints
     second: Ints
+
+
+class _DenseRows(NamedTuple):
+    """Rows of the dense columns of X: those that have many entries, and those that are one coordinate, or none.
+
+    Parameters
+    ----------
+    many : ndarray of int, shape (n_many,)
+    values : ndarray, shape (n or 1, n_many, n_dense)
+        Of these rows.
+    single : ndarray of int, shape (n_single,)
+    column, square : ndarray, shape (n or 1, n_single)
+        Where the entry of each other row is, and its square.
+    """
+
+    many: NDArray[np.intp]
+    values: Array
+    single: NDArray[np.intp]
+    column: NDArray[np.intp]
+    square: Array
+
+    @classmethod
+    def of(cls, dense: Array) -> "_DenseRows":
+        """Return those of dense columns, (n or 1, n_predictors, n_dense)."""
+        has_many = (np.count_nonzero(dense, axis=2) > 1).any(axis=0)
+        many, single = np.flatnonzero(has_many), np.flatnonzero(~has_many)
+        others = dense[:, single]
+        column = np.argmax(others != 0.0, axis=2)
+        square = np.take_along_axis(others, column[:, :, None], axis=2)[:, :, 0] ** 2
+        return cls(many, dense if has_many.all() else dense[:, many], single, column, square)
+
+    def variances(self, covariance: Array) -> Array:
+        """Return the variances of predictors, (n, n_predictors), from the covariances of the columns' coordinates."""
+        n = len(covariance)
+        result: Array = np.empty((n, len(self.many) + len(self.single)))
+        left = np.matmul(self.values, covariance)
+        result[:, self.many] = np.einsum("nrp,nrp->nr", left, np.broadcast_to(self.values, left.shape))
+        each = np.arange(n)[:, None]
+        result[:, self.single] = self.square * covariance[each, self.column, self.column]
+        return result
+
+    def gram(self, weights: Array) -> Array:
+        """Return X^T W X among these columns, (n, n_dense, n_dense), of diagonal W, (n, n_predictors)."""
+        of_many = weights[:, self.many, None]
+        if (of_many >= 0.0).all():  # then it is a product with itself, which takes half as long
+            root = np.sqrt(of_many) * self.values
+            result: Array = np.matmul(np.swapaxes(root, 1, 2), root)
+        else:
+            result = np.matmul(np.swapaxes(self.values, 1, 2), of_many * self.values)
+        each = np.arange(len(weights))[:, None]
+        np.add.at(result, (each, self.column, self.column), weights[:, self.single] * self.square)
+        return result
 
 
 class Entries:
@@ -78,6 +132,7 @@ class Entries:
         sums = Sparsity(starts, np.searchsorted(every, codes), len(every))
         self._products = _Products(sums, *(np.concatenate([part[k] for part in parts]) for k in (1, 2)))
         self._ends = np.cumsum([0, *map(len, pairs)])
+        self._is_plain = len(columns) > 0 and not len(used) and all((p[:, 0] == p[:, 1]).all() for p in pairs)
         self.is_off = self.rows != self.cols
 
     @property
@@ -100,6 +155,10 @@ class EntriesAt:
     maps: ManyMaps
     sums: sparse.csr_array
 
+    @functools.cached_property
+    def _rows(self) -> _DenseRows:
+        return _DenseRows.of(self.maps.dense)
+
     def covariances(self, values: Array) -> list[Array]:
         """Return the covariances of each list of pairs, (n, n_pairs), from entries of those of x, (n, n_entries)."""
         own, maps = self.entries, self.maps
@@ -109,6 +168,11 @@ class EntriesAt:
         if not len(own._columns):
             return result
         among = values[:, own._among]
+        if own._is_plain:
+            variances = self._rows.variances(among)
+            for total, pair in zip(result, own.pairs, strict=True):
+                total += variances[:, pair[:, 0]]
+            return result
         left = np.matmul(maps.dense, among)  # (n, n_predictors, n_dense)
         beside = None
         if len(own._used):
@@ -139,7 +203,9 @@ class EntriesAt:
         n = len(maps)
         result = np.asarray(self.sums.T @ np.concatenate(weights, axis=1).ravel()).reshape(n, -1)
         result[:, own.is_off] *= 0.5
-        if len(own._columns):
+        if own._is_plain:
+            result[:, own._among] = self._rows.gram(matrix.diagonal().reshape(n, -1))
+        elif len(own._columns):
             p = len(own._columns)
             dense = np.broadcast_to(maps.dense, (n, *maps.dense.shape[1:]))
             product = np.asarray(matrix @ dense.reshape(-1, p)).reshape(n, -1, p)
