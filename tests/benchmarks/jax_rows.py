@@ -1,9 +1,9 @@
 """Rows and whole fits on JAX, on processors and on a GPU, beside NumPy, on simulated data.
 
-Everything runs in processes of its own, those bound to one core side by side. One evaluates the rows of a model of
-many sizes: values, with gradients, and second derivatives. Another simulates data, fits once (cold: the model, what
-is compiled, and the import of JAX count) and once more (warm): in processor seconds, and by the clock. From a
-checkout that is not installed, set ``PYTHONPATH`` to its root. The largest case takes about 5 GB.
+Everything runs in processes of its own, those bound to one core side by side. One evaluates the rows of a model at
+arrays of many sizes: values, with gradients, and second derivatives. Another simulates data, fits once (cold: the
+model, what is compiled, and the import of JAX count) and once more (warm): in processor seconds, and by the clock.
+From a checkout that is not installed, set ``PYTHONPATH`` to its root. The largest case takes about 5 GB.
 
 Examples
 --------
