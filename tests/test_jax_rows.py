@@ -1,5 +1,6 @@
 """`backend="jax"`: the fits of NumPy, in float64, by functions of few shapes."""
 
+import math
 import sys
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from pymc_ngvi import NGVI
 from pymc_ngvi.core.status import Status
 from pymc_ngvi.density import LogDensity
+from pymc_ngvi.families.diagonal import DiagonalState
 from pymc_ngvi.graphs.jaxed import InFloat64, filled_up
 from pymc_ngvi.rows.engines import on_jax
 from pymc_ngvi.rows.engines.on_jax import OnJax
@@ -40,6 +42,11 @@ def groups():
     """Predictors that come in by their sum, given a scale."""
     level, scale, effect = pm.Normal("level"), pm.HalfNormal("scale", 1), pm.Normal("effect", shape=6)
     pm.Poisson("y", pm.math.exp(level + (scale * effect)[GROUP]), observed=GROUPED)
+
+
+def together():
+    """No sum over rows."""
+    pm.Potential("all", -pt.logsumexp(pm.Normal("x", shape=12) ** 2))
 
 
 def model_of(make):
@@ -85,6 +92,43 @@ def test_rows_with_an_operation_that_jax_lacks_are_left_to_pytensor():
 
 
 @needs_jax
+def test_log_p_of_rows_is_theirs_on_jax_too(monkeypatch):
+    """No function of a graph is compiled for it."""
+    monkeypatch.setattr(on_jax, "_FEW", 0)
+    monkeypatch.setattr(InFloat64, "__call__", None)
+    theta = np.random.default_rng(3).normal(size=(7, 3))
+    numpy, jax = (LogDensity(model_of(logistic), backend) for backend in ("quick", "jax"))
+    np.testing.assert_allclose(jax.logp(theta), numpy.logp(theta), rtol=1e-12)
+    for found, expected in zip(jax.logp_grad(theta), numpy.logp_grad(theta), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
+@needs_jax
+def test_on_a_gpu_rows_are_evaluated_many_at_a_time(monkeypatch):
+    """Of a device there is no more here than its name, and what is asked for follows from that."""
+    import jax
+
+    called, sizes = OnJax.__call__, []
+
+    def noted(self, *inputs):
+        sizes.append(math.prod(np.broadcast_shapes(*[x.shape for x in inputs])))
+        return called(self, *inputs)
+
+    monkeypatch.setattr(OnJax, "__call__", noted)
+    monkeypatch.setattr(on_jax, "_AT_A_TIME", 2_000)
+    monkeypatch.setattr(on_jax, "_AT_A_TIME_ON_GPU", 50_000)
+    most, value = {}, {}
+    for device in ("cpu", "gpu"):
+        monkeypatch.setattr(jax, "default_backend", lambda name=device: name)
+        density = LogDensity(model_of(student), "jax")
+        sizes.clear()
+        value[device] = density.rows.under(DiagonalState.from_scale(np.zeros(4), np.full(4, 0.3))).value
+        most[device] = max(sizes)
+    assert most["cpu"] <= 2_000 < most["gpu"] <= 50_000
+    np.testing.assert_allclose(value["gpu"], value["cpu"], rtol=1e-13)
+
+
+@needs_jax
 def test_functions_are_called_with_few_numbers_of_points(monkeypatch):
     """Each would be compiled anew."""
     called, lengths = InFloat64.__call__, set()
@@ -94,8 +138,8 @@ def test_functions_are_called_with_few_numbers_of_points(monkeypatch):
         return called(self, *args)
 
     monkeypatch.setattr(InFloat64, "__call__", noted)
-    theta = np.random.default_rng(3).normal(size=(20, 3))
-    numpy, jax = LogDensity(model_of(logistic), "quick"), LogDensity(model_of(logistic), "jax")
+    theta = np.random.default_rng(3).normal(size=(20, 12))
+    numpy, jax = LogDensity(model_of(together), "quick"), LogDensity(model_of(together), "jax")
     for n in (1, 2, 3, 4, 7, 11, 20):
         for found, expected in zip(jax.logp_grad(theta[:n]), numpy.logp_grad(theta[:n]), strict=True):
             np.testing.assert_allclose(found, expected, rtol=1e-10)

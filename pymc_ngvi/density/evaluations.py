@@ -26,6 +26,8 @@ _LOGP_SECONDS = 0.5
 _SMALL = 1_000_000
 #: Relative difference of two values of log p that may be rounding, wherever points are.
 _APART = 1e-6
+#: Backends that read rows as programs: no function of log p is compiled where rows give it.
+_ROWS_ARE_READ = ("quick", "jax")
 #: Times that log p and its gradient take of log p alone: the median of the users' battery, by the graphs of both.
 _OF_LOGP = 1.9
 
@@ -52,7 +54,7 @@ class Evaluations:
     @property
     def _pointwise(self) -> Pointwise | None:
         """Log p by rows; None where a graph serves."""
-        is_compiled = self._functions.backend_of_rows != "quick"
+        is_compiled = self._functions.backend_of_rows not in _ROWS_ARE_READ
         return None if is_compiled or self._graphs.forward is not None else self._by_rows.pointwise
 
     @functools.cached_property

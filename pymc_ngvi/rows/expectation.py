@@ -82,6 +82,11 @@ class RowFunction:
         return int(getattr(self.function, "n_evaluations", 1))
 
     @property
+    def at_a_time(self) -> int:
+        """Values that are computed at a time."""
+        return int(getattr(self.function, "at_a_time", _CACHED))
+
+    @property
     def n_in_the_mean(self) -> int:
         """The same where many values of the same rows are asked for."""
         return self.n_evaluations
@@ -150,7 +155,7 @@ class RowFunction:
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
     def _rows_at_a_time(self, code: int) -> int:
-        return max(1, _CACHED // self.n_nodes(code))
+        return max(1, self.at_a_time // self.n_nodes(code))
 
     def _part(self, levels: tuple[int, ...], mean: Array, root: Array, data: list[Array]) -> Array:
         nodes, weights = rule(self.k, levels)
@@ -219,7 +224,7 @@ class SummedRowFunction(RowFunction):
 
     def _rows_at_a_time(self, code: int) -> int:
         *others, _ = unpacked(code, len(self.blocks))
-        return max(1, _CACHED // len(rule(self.n_others, tuple(others)).nodes))
+        return max(1, self.at_a_time // len(rule(self.n_others, tuple(others)).nodes))
 
     def _part(self, levels: tuple[int, ...], mean: Array, root: Array, data: list[Array]) -> Array:
         first, second = rule(self.n_others, levels[:-1]), rule(1, levels[-1:])
@@ -247,7 +252,8 @@ class SummedRowFunction(RowFunction):
         """Return expectations, times 1, zeta and zeta^2 - 1, given u, (3, n_nodes, n_rows)."""
         result = np.empty((3, *middle.shape))
         nodes, own = along.nodes[:, :, None], [d[None] for d in data]
-        for at in row_slices(len(middle), max(1, _STREAMED // (len(nodes) * middle.shape[1]))):
+        at_a_time = getattr(self.of_sum, "at_a_time", _STREAMED)
+        for at in row_slices(len(middle), max(1, at_a_time // (len(nodes) * middle.shape[1]))):
             sums = nodes * sd[at]
             sums += middle[at]
             beside = [points[a][None, at] for a in self.beside]

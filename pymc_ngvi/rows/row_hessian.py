@@ -48,8 +48,9 @@ class SecondDerivatives:
 
     def add(self, eta: Array, total: Array) -> None:
         """Add the sums over draws to a total, (n_pairs, n_rows); ``eta`` is (n_draws, n_predictors)."""
-        n_rows = min(len(self.index), _CACHED)  # rows of one draw lie side by side
-        size = max(1, _CACHED // n_rows)
+        at_a_time = getattr(self.function, "at_a_time", _CACHED)
+        n_rows = min(len(self.index), at_a_time)  # rows of one draw lie side by side
+        size = max(1, at_a_time // n_rows)
         for draws in (slice(start, start + size) for start in range(0, len(eta), size)):
             for rows in (slice(start, start + n_rows) for start in range(0, len(self.index), n_rows)):
                 columns = [c[rows] if a >= self.n_shared else c[:1] for a, c in enumerate(self.index.T)]

@@ -15,8 +15,10 @@ from pymc_ngvi.rows.programs.operations import OPERATIONS
 from pymc_ngvi.rows.programs.program import RowProgram
 from pymc_ngvi.rows.programs.writer import CannotFollow
 
-#: Values for which NumPy takes no longer than it takes to call a function of JAX.
-_FEW = 2**13
+#: Values for which NumPy takes no longer than it takes to call a function of JAX, and values to ask for at a time: as
+#: many as the cache of a processor holds, on a GPU as many as make up for the call and for the copies there and back.
+_FEW, _AT_A_TIME = 2**13, 2**15
+_FEW_ON_GPU, _AT_A_TIME_ON_GPU = 2**14, 2**20
 #: Operations in which JAX has far fewer right digits than SciPy where they are small.
 _LESS_EXACT = ("gammainc", "gammaincc", "betainc", "owens_t")
 
@@ -34,11 +36,18 @@ class OnJax:
     ------
     CannotFollow
         If JAX lacks an operation, or is less exact in it than SciPy.
+
+    Attributes
+    ----------
+    at_a_time : int
+        Values to ask for at a time.
     """
 
     def __init__(self, program: RowProgram) -> None:
         import jax
 
+        is_processor = jax.default_backend() == "cpu"
+        self._few, self.at_a_time = (_FEW, _AT_A_TIME) if is_processor else (_FEW_ON_GPU, _AT_A_TIME_ON_GPU)
         functions = [_function(call.name) for call in program.calls]
 
         def traced(*inputs: Any) -> list[Any]:
@@ -52,7 +61,7 @@ class OnJax:
     def __call__(self, *inputs: AnyArray) -> list[AnyArray]:
         """Return the outputs at inputs, floats or booleans, that broadcast, all with as many axes."""
         shape = np.broadcast_shapes(*[x.shape for x in inputs])
-        if math.prod(shape) < _FEW:
+        if math.prod(shape) < self._few:
             return self._run_few(*inputs)
         with in_float64():
             outputs = self._run(*[filled_up(x, 2, x.ndim) for x in inputs])
