@@ -16,7 +16,7 @@ FLOORS = (
     "core", "families", "estimators", "updates",
     "graphs", "rows", "ops", "reading", "rows.engines", "density",
     "steps.schedule", "steps.adaptive", "steps.stochastic", "steps", "reparam", "mixtures.finite",
-    "mixtures.student_t", "mixtures", "marginal", "nested", "posteriors.plan", "fitting", "posteriors", "results.costs",
+    "mixtures.student_t", "mixtures", "marginal", "nested", "moves", "posteriors.plan", "fitting", "posteriors", "results.costs",
     "results.row_words", "results.structure", "results.convert", "results.components",
     "results.posterior", "results.distributions", "results.corrections", "results.diagnosis", "results.sampling",
     "results.moments", "results.marginal_likelihood", "results.sites", "results.samplers", "results.plotting",

@@ -142,7 +142,7 @@ class PoolState:
         known = _KNOWN.get(int(params["number"][0]))
         if known is None:
             raise ValueError(
-                "No exact or nested posterior has this number: arrays alone don't tell it. Keep, or pickle, the "
+                "No exact, nested or moved posterior has this number: arrays alone don't tell it. Keep, or pickle, the "
                 "approximation that they come from."
             )
         return known

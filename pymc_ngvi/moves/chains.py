@@ -85,7 +85,9 @@ class Chains:
 
     def run(self, n: int, *, n_adapting: int = 0) -> Stretch:
         """Return the draws of ``n`` iterations but for the first ``n_adapting``, in which the step size is adapted."""
-        kept = Stretch(np.empty((n - n_adapting, *self._points.x.shape)), np.empty((n - n_adapting, len(self._points.x))))
+        kept = Stretch(
+            np.empty((n - n_adapting, *self._points.x.shape)), np.empty((n - n_adapting, len(self._points.x)))
+        )
         accepted = np.zeros(n)
         for i in range(n):
             accepted[i] = self._iterate()

@@ -14,7 +14,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from pymc_ngvi.core.types import Array, Density
+from pymc_ngvi.core.types import Array, Density, GaussianState
 
 
 class Metric(Protocol):
@@ -25,6 +25,32 @@ class Metric(Protocol):
 
     def slope(self, grad: Array) -> Array:
         """Return whitened gradients, (n_points, n_dim)."""
+
+
+class Whitened(NamedTuple):
+    """Velocities drawn from a Gaussian.
+
+    Parameters
+    ----------
+    gaussian : GaussianState
+    centre : ndarray, shape (n_dim,)
+    """
+
+    gaussian: GaussianState
+    centre: Array
+
+    @classmethod
+    def by(cls, gaussian: GaussianState) -> "Whitened":
+        """Return those of a Gaussian."""
+        return cls(gaussian, gaussian.mean())
+
+    def velocity(self, momenta: Array) -> Array:
+        """Return C p, (n_points, n_dim)."""
+        return self.gaussian.draws(momenta) - self.centre
+
+    def slope(self, grad: Array) -> Array:
+        """Return C^T times gradients, (n_points, n_dim)."""
+        return self.gaussian.whiten(grad)
 
 
 @dataclass

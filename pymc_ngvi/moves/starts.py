@@ -25,7 +25,7 @@ def starts_of(target: Density, fits: Sequence[GaussianState], n: int, rng: np.ra
     missing, spread = np.arange(n), _SPREAD
     for _ in range(_TRIES):
         z = spread * rng.standard_normal((len(missing), x.shape[1]))
-        drawn = np.array([fits[i % len(fits)].draws(z[None, at])[0] for at, i in enumerate(missing)])
+        drawn = np.array([fits[i % len(fits)].draws(z[None, at])[0] for at, i in enumerate(missing.tolist())])
         usable = np.isfinite(drawn).all(axis=1)
         drawn[~usable] = fits[0].mean()
         logp, grad = target.logp_grad(drawn)
