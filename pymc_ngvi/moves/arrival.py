@@ -55,12 +55,6 @@ class Mixing(NamedTuple):
         """Return that of these quantities and of others."""
         return Mixing(*(np.concatenate(both) for both in zip(self, other, strict=True)))
 
-    @property
-    def worth(self) -> float:
-        """Independent draws that a superchain is worth, in the median of quantities."""
-        rhat = self.rhat[np.isfinite(self.rhat)]
-        return float(1.0 / np.median(np.maximum(rhat**2 - 1.0, 1e-6))) if len(rhat) else 0.0
-
 
 def nested_rhat(values: Array, n_starts: int) -> Array:
     """Return nested R-hat, (n_quantities,).
@@ -85,6 +79,21 @@ def nested_rhat(values: Array, n_starts: int) -> Array:
     with np.errstate(divide="ignore", invalid="ignore"):
         rhat: Array = np.sqrt(1.0 + between / (chains.var(axis=1, ddof=1).mean(axis=0) + within))
     return rhat
+
+
+def effective_size_of(values: Array, n_starts: int) -> float:
+    """Return how many independent draws chains are worth, roughly: two of each superchain at least.
+
+    Means of superchains differ by as much as means of so many draws do, in the median of quantities.
+
+    Parameters
+    ----------
+    values : ndarray, shape (n_draws, n_chains, n_quantities)
+    n_starts : int
+    """
+    rhat = nested_rhat(values, n_starts)
+    square = float(np.median(rhat[np.isfinite(rhat)] ** 2 - 1.0)) if np.isfinite(rhat).any() else np.inf
+    return float(np.clip(n_starts / max(square, 1e-9), 2.0 * n_starts, values.shape[0] * values.shape[1]))
 
 
 def mixing_of(values: Array, n_starts: int) -> Mixing:

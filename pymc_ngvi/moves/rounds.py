@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pymc_ngvi.core.types import Array, Density, GaussianState
-from pymc_ngvi.moves.arrival import Mixing, effective_sizes, mixing_of, most_trend
+from pymc_ngvi.moves.arrival import Mixing, effective_size_of, effective_sizes, mixing_of, most_trend
 from pymc_ngvi.moves.chains import Chains, Stretch
 from pymc_ngvi.moves.coordinates import Coordinates
 from pymc_ngvi.moves.starts import starts_of
@@ -83,14 +83,14 @@ def moved_until_arrived(
         n_adapting = min(int(_ADAPTING * n), _MOST_ADAPTING) if done else n // 2
         rounds = [*rounds[-1:], chains.run(n, n_adapting=n_adapting)]
         done += 1
-        ended = _ended(rounds, chains, quantities, label)
         n = int(_GROWTH * n)
-        following = chains.n_gradients + n * n_chains * chains.n_steps
-        if (done > _UNJUDGED and ended.checks.is_exact) or not may_go_on(following):
-            return ended
+        goes_on = may_go_on(chains.n_gradients + n * n_chains * chains.n_steps)
+        if done > _UNJUDGED or not goes_on:
+            ended = _ended(rounds, chains, quantities, label)
+            if ended.checks.is_exact or not goes_on:
+                return ended
         last = rounds[-1].x
-        size = N_STARTS * max(mixing_of(last, N_STARTS).worth, 2.0)
-        chains.refit(last.reshape(-1, last.shape[2]), min(size, float(last.shape[0] * n_chains)))
+        chains.refit(last.reshape(-1, last.shape[2]), effective_size_of(last, N_STARTS))
 
 
 def _ended(rounds: list[Stretch], chains: Chains, quantities: Quantities | None, label: Callable[[int], str]) -> Ended:
